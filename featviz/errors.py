@@ -1,0 +1,43 @@
+"""The errors that end a command with one clear line; this module knows nothing of the rest."""
+
+from __future__ import annotations
+
+
+class FeatvizError(Exception):
+    """Something the user can mend: a message with the value, and a hint with the remedy.
+
+    `exit_code` is what the command line ends with when the error reaches it.
+    """
+
+    exit_code = 1
+
+    def __init__(self, message: str, hint: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+
+
+class UsageError(FeatvizError):
+    """A bad option or argument: no such model, layer, file or value."""
+
+    exit_code = 2
+
+
+class LoadError(FeatvizError):
+    """A model file or factory from which no model could be made."""
+
+
+class ImageError(FeatvizError):
+    """An image that could not be read; the other images go on."""
+
+
+class ForwardError(FeatvizError):
+    """The model raised while an image went through it; the other images go on."""
+
+
+class LayoutError(FeatvizError):
+    """A tensor that no layout can turn into maps; it is skipped with this reason."""
+
+
+class StoreError(FeatvizError):
+    """The run directory cannot be written or read."""

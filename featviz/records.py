@@ -1,0 +1,213 @@
+"""The passive data that stages hand to each other: frozen, with shapes and units on the fields."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+Bytes = NDArray[np.uint8]
+Floats = NDArray[np.float32]
+
+STAT_COLUMNS = ("min", "max", "mean", "std", "zero_fraction", "nonfinite")
+"""The columns of every array in `stats.npz`."""
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A module of the model, as selectors see it."""
+
+    index: int
+    """Position in `model.named_modules()`; 0 is the model itself."""
+    name: str
+    """Qualified name, `layer1.0.conv1`; empty for the model itself."""
+    type: str
+    """Class name, `Conv2d`."""
+    classes: tuple[str, ...] = ()
+    """Class names along the MRO, most derived first, without `object`."""
+    aliases: tuple[str, ...] = ()
+    """Further qualified names of the same (shared) module."""
+
+    @property
+    def label(self) -> str:
+        """The name for people: the model itself has no qualified name, so its class stands in."""
+        return self.name or self.type
+
+
+@dataclass(frozen=True)
+class Site:
+    """Where a tensor was met: the file `KIND[.callN][.KEY]` of a layer."""
+
+    layer: Layer
+    kind: str
+    """What of the layer it is: `output`."""
+    call: int
+    """0 for the first call of the module with this image."""
+    key: str
+    """Path inside a tuple, list or dict (`0`, `boxes`, `0.feat`); empty for a plain tensor."""
+
+    @property
+    def stem(self) -> str:
+        """File name without extension: `output`, `output.call1`, `output.call1.boxes`."""
+        call = f".call{self.call}" if self.call else ""
+        return f"{self.kind}{call}" + (f".{self.key}" if self.key else "")
+
+    @property
+    def stats_key(self) -> str:
+        """Key of this tensor's statistics in `stats.npz`."""
+        return f"{self.layer.name}|{self.kind}|{self.call}|{self.key}"
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One image to show to the model."""
+
+    name: str
+    """Unique, relative, with forward slashes: the image's folder in the run directory."""
+    path: Path
+
+
+@dataclass(frozen=True)
+class DrawOptions:
+    """How maps become a picture; names and meanings are torchvision's where it has the option."""
+
+    normalize: str = "map"
+    """map, layer, none, range:LO,HI, symmetric or percentile:LO,HI."""
+    cmap: str = "grey"
+    """`grey`, or the name of a matplotlib colormap."""
+    nrow: int | None = None
+    """Maps in a row (as in make_grid); None makes the picture about square."""
+    padding: int = 2
+    """Pixels between tiles and around them."""
+    pad_value: float = 0.0
+    """Grey of the padding, 0..1."""
+    scale: int | None = None
+    """Whole factor by which maps are enlarged; None enlarges small maps to `min_tile`."""
+    min_tile: int = 32
+    """Pixels that the longer side of a tile should have, for `scale=None`."""
+    max_maps: int | None = None
+    """At most so many maps are drawn; None draws all."""
+    pick: Literal["first", "top", "spread"] = "first"
+    """Which maps `max_maps` keeps: the first, the strongest (by mean), or evenly spread ones."""
+    format: Literal["png", "webp", "jpg"] = "png"
+    tensors: Literal["npy"] | None = None
+    """Keep the raw tensor beside the picture."""
+
+
+@dataclass(frozen=True)
+class GridPlan:
+    """The geometry of a picture, in pixels; tiles run row by row."""
+
+    maps: int
+    columns: int
+    """Tiles in a row; make_grid calls it nrow."""
+    rows: int
+    map_size: tuple[int, int]
+    """Height and width of one map, before it is enlarged."""
+    scale: tuple[int, int]
+    """Whole factors by which a map is enlarged, down and across."""
+    padding: int
+
+    @property
+    def tile(self) -> tuple[int, int]:
+        """Height and width of one drawn tile without its padding."""
+        return self.map_size[0] * self.scale[0], self.map_size[1] * self.scale[1]
+
+    @property
+    def height(self) -> int:
+        """Height of the picture."""
+        return self.rows * (self.tile[0] + self.padding) + self.padding
+
+    @property
+    def width(self) -> int:
+        """Width of the picture."""
+        return self.columns * (self.tile[1] + self.padding) + self.padding
+
+    @property
+    def pixels(self) -> int:
+        """Pixels of the picture."""
+        return self.height * self.width
+
+
+@dataclass(frozen=True)
+class Capture:
+    """One drawn tensor: a row of `captures` in a manifest (the design names the fields)."""
+
+    layer: str
+    type: str
+    index: int
+    kind: str
+    call: int
+    key: str
+    shape: list[int]
+    """Of the tensor as the layer gave it."""
+    layout: str
+    maps: int
+    """Maps that the tensor holds; `channels` lists those that were drawn, where not all were."""
+    file: str
+    """Relative to the image's folder."""
+    grid: dict[str, object]
+    """nrow, padding, tile [height, width] and scale, in pixels."""
+    normalize: str
+    """The scale that was used; one-number maps share the layer's even under `map`."""
+    range: list[float | None] | None
+    """Values drawn darkest and brightest; None where each map has its own (see `stats.npz`)."""
+    min: float | None
+    max: float | None
+    mean: float | None
+    std: float | None
+    zero_fraction: float
+    nonfinite: int
+    channels: list[int] | None = None
+    """The drawn channels in tile order, where `max_maps` left some out."""
+    tensor: str | None = None
+    """File of the raw tensor, relative to the image's folder."""
+
+
+@dataclass(frozen=True)
+class Skip:
+    """Something a selected layer gave that could not be drawn: a row of `skipped`."""
+
+    layer: str
+    type: str
+    index: int
+    kind: str
+    call: int
+    key: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class ImageResult:
+    """What became of one image; `error` is None for a complete one."""
+
+    image: str
+    folder: str
+    captures: tuple[Capture, ...] = ()
+    skipped: tuple[Skip, ...] = ()
+    never_ran: tuple[str, ...] = ()
+    error: str | None = None
+    hint: str | None = None
+
+
+@dataclass(frozen=True)
+class RunResult:
+    """What became of a run."""
+
+    out: Path
+    images: tuple[ImageResult, ...] = field(default=())
+
+    @property
+    def failures(self) -> tuple[ImageResult, ...]:
+        """The images that failed."""
+        return tuple(image for image in self.images if image.error is not None)
+
+    @property
+    def exit_code(self) -> int:
+        """0 all complete, 3 some failed, 1 all failed."""
+        if not self.failures:
+            return 0
+        return 3 if len(self.failures) < len(self.images) else 1
