@@ -1,0 +1,251 @@
+"""IMAGE arguments to samples, and files to pictures as a person would see them."""
+
+from __future__ import annotations
+
+import glob
+import hashlib
+import io
+import logging
+import os
+import struct
+import sys
+import zlib
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path, PurePath
+from typing import BinaryIO
+
+import numpy as np
+from PIL import Image, ImageColor, ImageOps, UnidentifiedImageError
+
+from featviz.errors import ImageError, UsageError
+from featviz.records import Sample
+
+log = logging.getLogger(__name__)
+
+SUFFIXES = frozenset(
+    [
+        ".jpg",
+        ".jpeg",
+        ".png",
+        ".webp",
+        ".bmp",
+        ".gif",
+        ".tif",
+        ".tiff",
+        ".ppm",
+        ".pgm",
+        ".pbm",
+        ".pnm",
+        ".tga",
+        ".jp2",
+        ".avif",
+        ".jfif",
+    ]
+)
+"""What counts as an image in a folder; a file that is named is tried whatever it is called."""
+
+_BROKEN = (
+    OSError,
+    SyntaxError,
+    ValueError,
+    EOFError,
+    IndexError,
+    TypeError,
+    KeyError,
+    struct.error,
+    zlib.error,
+    Image.DecompressionBombError,
+    MemoryError,
+)
+"""What Pillow's decoders raise on broken files."""
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A decoded image: mode L or RGB, upright, and what identifies its file."""
+
+    image: Image.Image
+    sha256: str
+    size: tuple[int, int]
+    """Width and height in pixels, as decoded."""
+
+
+def find_samples(
+    arguments: Sequence[str], stdin: BinaryIO | None = None, nul_separated: bool = False
+) -> list[Sample]:
+    """Turn files, folders (recursively), globs and `-` (a list on stdin) into named samples.
+
+    A sample is called by its path relative to the argument; names that clash are told apart by
+    as many parent folders as it takes.
+
+    Raises:
+        UsageError: nothing there, or nothing in it.
+    """
+    found: list[tuple[str, Path]] = []
+    for argument in arguments:
+        found += _expand(argument, stdin, nul_separated)
+    unique = {os.path.realpath(path): (name, path) for name, path in reversed(found)}
+    if len(unique) < len(found):
+        log.info("%d images were named more than once", len(found) - len(unique))
+    kept = sorted(unique.values(), key=lambda pair: found.index(pair))
+    return _name_apart(kept)
+
+
+def decode(sample: Sample, exif: bool = True, background: str = "white") -> Picture:
+    """Read an image as it is meant to be seen.
+
+    EXIF orientation is applied (unless `exif` is false), alpha is composited on `background`, 16
+    bits are scaled by their range, CMYK and palettes become RGB, and of an animation the first
+    frame is taken, with a warning.
+
+    Raises:
+        ImageError: no file, no image, truncated, or too large; names the file.
+    """
+    try:
+        if not sample.path.is_file():
+            raise ImageError(f"{sample.path} is no file", None)
+        data = sample.path.read_bytes()
+        with Image.open(io.BytesIO(data)) as opened:
+            _warn_of_frames(sample, opened)
+            opened.load()
+            upright = ImageOps.exif_transpose(opened) if exif else opened
+            image = _flatten(upright, background)
+    except UnidentifiedImageError as error:
+        raise ImageError(f"{sample.path} is no image that Pillow can read", None) from error
+    except _BROKEN as error:
+        reason = str(error) or type(error).__name__
+        raise ImageError(f"{sample.path} cannot be read: {reason}", None) from error
+    return Picture(image, hashlib.sha256(data).hexdigest(), image.size)
+
+
+def check_background(color: str) -> None:
+    """Say so early where the background is no colour.
+
+    Raises:
+        UsageError: the name or code is none that Pillow knows.
+    """
+    try:
+        ImageColor.getrgb(color)
+    except ValueError:
+        raise UsageError(
+            f"--background {color!r} is no colour", "for example white or #808080"
+        ) from None
+
+
+def _expand(argument: str, stdin: BinaryIO | None, nul: bool) -> list[tuple[str, Path]]:
+    if argument == "-":
+        return [(path.name, path) for path in _listed(stdin or sys.stdin.buffer, nul)]
+    path = Path(argument)
+    if path.is_dir():
+        return _in_folder(path)
+    if path.exists():
+        return [(path.name, path)]
+    if glob.has_magic(argument):
+        return _globbed(argument)
+    raise UsageError(f"no image {argument!r}: no such file or folder", "check the path")
+
+
+def _listed(stdin: BinaryIO, nul: bool) -> list[Path]:
+    separator = b"\0" if nul else b"\n"
+    lines = (line.rstrip(b"\r") if not nul else line for line in stdin.read().split(separator))
+    paths = [Path(os.fsdecode(line)) for line in lines if line]
+    if not paths:
+        raise UsageError("stdin lists no images", "one path a line, or NUL-separated with -0")
+    return paths
+
+
+def _in_folder(folder: Path) -> list[tuple[str, Path]]:
+    files = sorted(
+        path.relative_to(folder)
+        for path in folder.rglob("*")
+        if path.suffix.lower() in SUFFIXES
+        and not any(part.startswith(".") for part in path.parts[1:])
+    )
+    images = [(file.as_posix(), folder / file) for file in files if not (folder / file).is_dir()]
+    if not images:
+        raise UsageError(
+            f"no images in folder {str(folder)!r}", f"it has no {' '.join(sorted(SUFFIXES))} files"
+        )
+    return images
+
+
+def _globbed(pattern: str) -> list[tuple[str, Path]]:
+    parts = PurePath(pattern).parts
+    fixed = next(i for i, part in enumerate(parts) if glob.has_magic(part))
+    base = Path(*parts[:fixed])
+    paths = [Path(p) for p in sorted(glob.glob(pattern, recursive=True))]
+    files = [path for path in paths if path.is_file()]
+    if not files:
+        raise UsageError(f"no image matches {pattern!r}", "check the pattern")
+    return [(path.relative_to(base).as_posix(), path) for path in files]
+
+
+def _name_apart(found: Iterable[tuple[str, Path]]) -> list[Sample]:
+    groups: dict[str, list[tuple[str, Path]]] = defaultdict(list)
+    pairs = list(found)
+    for name, path in pairs:
+        groups[name.casefold()].append((name, path))
+    names: dict[Path, str] = {}
+    for group in groups.values():
+        names |= {path: name for name, path in group} if len(group) == 1 else _tails(group)
+    return [Sample(names[path], path) for _, path in pairs]
+
+
+def _tails(group: Sequence[tuple[str, Path]]) -> dict[Path, str]:
+    """The shortest ends of the real paths that tell all of them apart."""
+    parts = {path: Path(os.path.realpath(path)).parts[1:] for _, path in group}
+    length = 1
+    while len({"/".join(p[-length:]).casefold() for p in parts.values()}) < len(group):
+        length += 1
+        if length > max(map(len, parts.values())):
+            return {path: f"{i}/{name}" for i, (name, path) in enumerate(group)}
+    return {path: "/".join(p[-length:]) for path, p in parts.items()}
+
+
+def _warn_of_frames(sample: Sample, image: Image.Image) -> None:
+    frames = getattr(image, "n_frames", 1)
+    if frames > 1 and image.format != "MPO":
+        log.warning("%s has %d frames; the first is taken", sample.path, frames)
+
+
+def _flatten(image: Image.Image, background: str) -> Image.Image:
+    """Any mode to L or RGB of 8 bits."""
+    if image.mode.startswith(("I", "F")):
+        return _from_wide(image)
+    if image.mode in ("L", "RGB"):
+        return image.copy()
+    if image.mode == "1":
+        return image.convert("L")
+    if image.has_transparency_data:
+        return _composite(image, background)
+    return image.convert("RGB")
+
+
+def _composite(image: Image.Image, background: str) -> Image.Image:
+    grey = image.mode in ("LA", "La")
+    ground = Image.new("RGBA", image.size, ImageColor.getrgb(background)[:3])
+    over = Image.alpha_composite(ground, image.convert("RGBA")).convert("RGB")
+    channels = ImageColor.getrgb(background)[:3]
+    return over.convert("L") if grey and len(set(channels)) == 1 else over
+
+
+def _from_wide(image: Image.Image) -> Image.Image:
+    """16-bit integers are scaled by 65535, 32-bit ones by their own range's power of two, floats
+    in 0..1 by 255; other floats by their minimum and maximum."""
+    values = np.asarray(image).astype(np.float64)
+    if not np.isfinite(values).all():
+        raise ValueError("it holds NaN or infinite values")
+    low, high = _wide_range(image.mode, values)
+    scaled = (values - low) * (255.0 / (high - low))
+    return Image.fromarray(np.clip(scaled + 0.5, 0, 255).astype(np.uint8))
+
+
+def _wide_range(mode: str, values: np.ndarray) -> tuple[float, float]:
+    least, most = float(values.min()), float(values.max())
+    if mode.startswith("I"):
+        return 0.0, 65535.0 if most <= 65535 else 2.0**31 - 1
+    if least >= 0 and most <= 1:
+        return 0.0, 1.0
+    return least, most if most > least else least + 1

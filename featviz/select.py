@@ -1,0 +1,166 @@
+"""Selectors: which layers does `Conv2d,layer1.*,!*.downsample.*` take? Pure, knows no torch."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+
+from featviz.errors import UsageError
+from featviz.records import Layer
+
+_INDEX = re.compile(r"(?P<body>.*)#(?P<index>-?\d+|-?\d*:-?\d*(:-?\d*)?)$")
+_OPENING, _CLOSING = "([{", ")]}"
+
+
+@dataclass(frozen=True)
+class Selector:
+    """One selector: what it matches, an index or slice into that, and whether it takes away."""
+
+    text: str
+    matches: Callable[[Layer], bool]
+    index: int | slice | None = None
+    negative: bool = False
+
+    def pick(self, layers: Sequence[Layer]) -> list[Layer]:
+        """The layers this selector speaks of, in model order."""
+        found = [layer for layer in layers if self.matches(layer)]
+        if isinstance(self.index, slice):
+            return found[self.index]
+        if self.index is None:
+            return found
+        return [found[self.index]] if -len(found) <= self.index < len(found) else []
+
+
+def parse(text: str) -> list[Selector]:
+    """Read selectors separated by commas; commas inside brackets belong to a regular expression.
+
+    Raises:
+        UsageError: an empty list, or a selector that cannot be read.
+    """
+    selectors = [_parse_one(part.strip()) for part in _split(text) if part.strip()]
+    if not selectors:
+        raise UsageError(
+            f"--layers {text!r} holds no selector", "for example --layers Conv2d,ReLU or 'layer1.*'"
+        )
+    return selectors
+
+
+def select(layers: Sequence[Layer], selectors: Sequence[Selector]) -> list[Layer]:
+    """Take a layer if some positive selector matches it and no negative one does.
+
+    Only negative selectors mean: everything but these.
+    """
+    positive = [s for s in selectors if not s.negative]
+    taken = {x.index for s in positive for x in s.pick(layers)}
+    if not positive:
+        taken = {layer.index for layer in layers}
+    taken -= {x.index for s in selectors if s.negative for x in s.pick(layers)}
+    return [layer for layer in layers if layer.index in taken]
+
+
+def idle(layers: Sequence[Layer], selectors: Sequence[Selector]) -> list[str]:
+    """Texts of the selectors that match no layer at all."""
+    return [s.text for s in selectors if not s.pick(layers)]
+
+
+def types_present(layers: Iterable[Layer]) -> str:
+    """Class names with their counts, commonest first: `Conv2d 20, BatchNorm2d 20, ReLU 9`."""
+    counts = Counter(layer.type for layer in layers if layer.name)
+    return ", ".join(f"{name} {count}" for name, count in counts.most_common())
+
+
+def nearest(layers: Iterable[Layer], selectors: Iterable[Selector]) -> list[str]:
+    """Class and layer names that a misspelt selector may have meant."""
+    names = {name for layer in layers for name in (layer.type, layer.name, *layer.aliases) if name}
+    by_lower = {name.lower(): name for name in sorted(names)}
+    wanted = [re.split(r"[@#]", s.text.lstrip("!").removeprefix("re:"))[0] for s in selectors]
+    close = [difflib.get_close_matches(w.lower(), by_lower, 2, cutoff=0.7) for w in wanted]
+    return [by_lower[name] for group in close for name in group]
+
+
+def _split(text: str) -> list[str]:
+    parts, depth = [""], 0
+    for char in text:
+        depth += (char in _OPENING) - (char in _CLOSING)
+        if char == "," and depth <= 0:
+            parts.append("")
+        else:
+            parts[-1] += char
+    return parts
+
+
+def _parse_one(text: str) -> Selector:
+    body = text.removeprefix("!")
+    index: int | slice | None = None
+    if found := _INDEX.fullmatch(body):
+        body, index = found["body"], _parse_index(found["index"])
+    if not body:
+        raise UsageError(
+            f"selector {text!r} names no layer", "for example Conv2d, layer1.* or re:^layer[34]"
+        )
+    return Selector(text, _matcher(body, text), index, negative=text.startswith("!"))
+
+
+def _parse_index(text: str) -> int | slice:
+    parts = [int(part) if part else None for part in text.split(":")]
+    if len(parts) == 1 and parts[0] is not None:
+        return parts[0]
+    if parts[2:] == [0]:
+        raise UsageError(
+            f"slice #{text} has a step of 0", "use for example #::2 for every second one"
+        )
+    return slice(*parts)
+
+
+def _matcher(body: str, text: str) -> Callable[[Layer], bool]:
+    if body.startswith("re:"):
+        return _regex(body.removeprefix("re:"), text)
+    class_name, at, pattern = body.partition("@")
+    if at:
+        by_name = _matcher(pattern, text) if pattern.startswith("re:") else _glob(pattern)
+        return lambda layer: class_name in layer.classes and by_name(layer)
+    by_name = _glob(body)
+    return lambda layer: body in layer.classes or by_name(layer)
+
+
+def _glob(pattern: str) -> Callable[[Layer], bool]:
+    return lambda layer: any(fnmatchcase(name, pattern) for name in (layer.name, *layer.aliases))
+
+
+def _regex(pattern: str, text: str) -> Callable[[Layer], bool]:
+    try:
+        compiled = re.compile(pattern)
+    except re.error as error:
+        raise UsageError(
+            f"selector {text!r} is no regular expression: {error}", "for example re:^layer[34]"
+        ) from error
+    return lambda layer: any(compiled.search(name) for name in (layer.name, *layer.aliases))
+
+
+def stages(outputs: Iterable[tuple[Layer, Sequence[int]]]) -> list[Layer]:
+    """The layers of a first look: the first convolution, and the last layer at each resolution.
+
+    Args:
+        outputs: (layer, shape) in the order in which layers finished; a layer finishes after
+            those inside it, so of two that give the same tensor the outer one is taken.
+    """
+    taken: dict[object, Layer] = {}
+    for layer, shape in outputs:
+        if layer.index == 0 or len(shape) != 4 or shape[0] != 1 or shape[2] * shape[3] == 1:
+            continue
+        if "first" not in taken and any(name.startswith("Conv") for name in layer.classes):
+            taken["first"] = layer
+        taken[shape[2], shape[3]] = layer
+    if not taken:
+        return _vectors(outputs)
+    return sorted(set(taken.values()), key=lambda layer: layer.index)
+
+
+def _vectors(outputs: Iterable[tuple[Layer, Sequence[int]]]) -> list[Layer]:
+    """For a model without maps: the layers that give vectors."""
+    found = {layer for layer, shape in outputs if layer.index and len(shape) == 2 and shape[0] == 1}
+    return sorted(found, key=lambda layer: layer.index)
