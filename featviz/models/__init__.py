@@ -1,0 +1,1 @@
+"""MODEL strings to modules, and how to feed them."""

@@ -1,0 +1,187 @@
+"""From a MODEL string to a module on its device."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from featviz.errors import UsageError
+from featviz.models import checkpoint, factory, zoo
+from featviz.models.preprocess import InputOptions, Preprocess, choose_preprocess
+
+
+@dataclass(frozen=True)
+class ModelOptions:
+    """Which model, and how it is loaded."""
+
+    spec: str
+    """MODEL: a torchvision name, a file, or `pkg.mod:factory` / `file.py:factory`."""
+    arch: str | None = None
+    """For a file of weights: any other form of MODEL."""
+    weights: str | None = None
+    """`default`, a weights entry, a file, or `none`."""
+    seed: int = 0
+    """Seeds the initialisation of random weights."""
+    model_args: Mapping[str, Any] = field(default_factory=dict)
+    """Keyword arguments of a factory or a torchvision builder."""
+    allow_globals: tuple[str, ...] = ()
+    """Names that a pickled model may use beside the classes of torch and torchvision."""
+    unsafe_load: bool = False
+    """Let a pickled model run whatever it holds."""
+    device: str = "auto"
+    """auto, cpu, cuda, cuda:N or mps."""
+
+
+@dataclass(frozen=True)
+class LoadedModel:
+    """A module on its device, and how to feed it."""
+
+    module: nn.Module
+    preprocess: Preprocess
+    device: torch.device
+    source: Mapping[str, Any]
+    """What it is and where from, for run.json: no absolute path."""
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """What a source gives: the module, the weights entry if it is torchvision's, and a record."""
+
+    module: nn.Module
+    entry: Any = None
+    source: Mapping[str, Any] = field(default_factory=dict)
+
+
+def load_model(options: ModelOptions, inputs: InputOptions) -> LoadedModel:
+    """Load a model, ready to be run.
+
+    Raises:
+        UsageError: no such name, file or device.
+        LoadError: there is something, but no model can be made of it.
+    """
+    device = pick_device(options.device)
+    loaded = _load(options)
+    module = loaded.module.to(device)
+    return LoadedModel(
+        module, choose_preprocess(module, loaded.entry, inputs), device, loaded.source
+    )
+
+
+def adopt(module: nn.Module, inputs: InputOptions) -> LoadedModel:
+    """Take a module that the caller already has, where it is."""
+    tensor = next(iter([*module.parameters(), *module.buffers()]), torch.empty(0))
+    source = {"kind": "module", "type": type(module).__name__}
+    return LoadedModel(module, choose_preprocess(module, None, inputs), tensor.device, source)
+
+
+def pick_device(name: str) -> torch.device:
+    """`auto` takes cuda, then mps, then the CPU.
+
+    Raises:
+        UsageError: no such device here.
+    """
+    if name == "auto":
+        best = "mps" if torch.backends.mps.is_available() else "cpu"
+        return torch.device("cuda" if torch.cuda.is_available() else best)
+    if not re.fullmatch(r"cpu|mps|cuda(:\d+)?", name):
+        raise UsageError(f"--device {name!r} is no device", "one of auto, cpu, cuda, cuda:N, mps")
+    device = torch.device(name)
+    count = {"cpu": 1, "mps": int(torch.backends.mps.is_available())}.get(
+        device.type, torch.cuda.device_count()
+    )
+    if (device.index or 0) >= count:
+        raise UsageError(
+            f"--device {name}: this machine has {count} {device.type} devices", "try --device auto"
+        )
+    return device
+
+
+def _load(options: ModelOptions) -> Loaded:
+    kind = kind_of(options.spec)
+    if options.arch and kind != "file":
+        raise UsageError(
+            f"--arch is for files of weights, and {options.spec!r} is none",
+            f"leave it out, or give the weights: --weights FILE with MODEL {options.arch}",
+        )
+    return SOURCES[kind](options)
+
+
+def kind_of(spec: str) -> str:
+    """Which of SOURCES a MODEL string belongs to: torchvision, file or factory.
+
+    Raises:
+        UsageError: it looks like a file, and there is none.
+    """
+    if spec.startswith("torchvision:"):
+        return "torchvision"
+    path = Path(spec)
+    if path.is_file():
+        return "file"
+    if factory.is_spec(spec):
+        return "factory"
+    if path.suffix.lower() in checkpoint.SUFFIXES or "/" in spec or path.exists():
+        raise UsageError(f"no model file {spec!r}", "check the path")
+    return "torchvision"
+
+
+def _from_torchvision(options: ModelOptions) -> Loaded:
+    name = options.spec.removeprefix("torchvision:")
+    weights = options.weights or "default"
+    if Path(weights).is_file():
+        module, entry = zoo.build(name, None, options.seed, options.model_args)
+        checkpoint.load_weights(module, Path(weights), options.spec)
+        return Loaded(module, entry, _record("torchvision", name, checkpoint.record(Path(weights))))
+    module, entry = zoo.build(name, weights, options.seed, options.model_args)
+    seed = {"seed": options.seed} if weights == "none" else {}
+    return Loaded(module, entry, _record("torchvision", name, {"weights": weights, **seed}))
+
+
+def _from_factory(options: ModelOptions) -> Loaded:
+    with torch.random.fork_rng(devices=()):
+        torch.manual_seed(options.seed)
+        module = factory.build(options.spec, options.model_args)
+    record: Mapping[str, Any] = {"seed": options.seed}
+    if options.weights not in (None, "none"):
+        path = Path(str(options.weights))
+        if not path.is_file():
+            raise UsageError(
+                f"no weights file {options.weights!r}", "a factory takes a file, or none"
+            )
+        checkpoint.load_weights(module, path, options.spec)
+        record = checkpoint.record(path)
+    return Loaded(module, None, _record("factory", factory.label(options.spec), record))
+
+
+def _from_file(options: ModelOptions) -> Loaded:
+    path = Path(options.spec)
+    if options.weights:
+        raise UsageError(
+            f"--weights does not go with a model file ({path.name})",
+            "the file has the weights itself",
+        )
+    if options.arch is None:
+        module = checkpoint.load_module(path, options.allow_globals, options.unsafe_load)
+        return Loaded(module, None, {"kind": "file", **checkpoint.record(path)})
+    if kind_of(options.arch) == "file":
+        raise UsageError(
+            f"--arch {options.arch!r} is a file of its own", "give a name or a factory"
+        )
+    base = _load(replace(options, spec=options.arch, arch=None, weights=str(path)))
+    return replace(base, source={"kind": "file", "arch": options.arch, **checkpoint.record(path)})
+
+
+def _record(kind: str, name: str, more: Mapping[str, Any]) -> dict[str, Any]:
+    return {"kind": kind, "name": name, **more}
+
+
+SOURCES: dict[str, Callable[[ModelOptions], Loaded]] = {
+    "torchvision": _from_torchvision,
+    "file": _from_file,
+    "factory": _from_factory,
+}

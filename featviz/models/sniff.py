@@ -1,0 +1,80 @@
+"""What a file is, by its first bytes: so that an error can say what it looks like."""
+
+from __future__ import annotations
+
+import zipfile
+from pathlib import Path
+
+_MAGIC = {
+    b"\x89PNG": "a PNG image",
+    b"\xff\xd8\xff": "a JPEG image",
+    b"GIF8": "a GIF image",
+    b"%PDF": "a PDF document",
+    b"\x89HDF": "an HDF5 file (Keras?)",
+    b"\x1f\x8b": "a gzip archive; unpack it first",
+    b"BZh": "a bzip2 archive; unpack it first",
+    b"\xfd7zXZ": "an xz archive; unpack it first",
+    b"version https://git-lfs": "a Git LFS pointer, not the file itself (git lfs pull)",
+    b"\x08\x03\x12": "an ONNX model",
+    b"\x08\x04\x12": "an ONNX model",
+    b"\x08\x07\x12": "an ONNX model",
+    b"\x08\x08\x12": "an ONNX model",
+}
+
+ZIP, PICKLE, SAFETENSORS, TORCHSCRIPT, EXPORTED = (
+    "zip",
+    "pickle",
+    "safetensors",
+    "torchscript",
+    "pt2",
+)
+
+
+def sniff(path: Path) -> str:
+    """One of the kinds above, or words for people that say what the file looks like.
+
+    Raises:
+        OSError: the file cannot be read.
+    """
+    with path.open("rb") as file:
+        head = file.read(512)
+    if not head:
+        return "empty"
+    if head.startswith(b"PK\x03\x04"):
+        return _zip_kind(path)
+    if head[:1] == b"\x80" and head[1:2] in b"\x02\x03\x04\x05":
+        return PICKLE
+    for magic, words in _MAGIC.items():
+        if head.startswith(magic):
+            return words
+    if head[8:9] == b"{" and int.from_bytes(head[:8], "little") < 2**40:
+        return SAFETENSORS
+    return _text_kind(head)
+
+
+def _zip_kind(path: Path) -> str:
+    try:
+        with zipfile.ZipFile(path) as archive:
+            names = archive.namelist()
+    except (zipfile.BadZipFile, OSError, ValueError):
+        return "a zip archive that is truncated or damaged"
+    if any(name.endswith("/constants.pkl") or name.startswith("constants.pkl") for name in names):
+        return TORCHSCRIPT
+    if any(
+        name.endswith(("/archive_format", "serialized_exported_program.json")) for name in names
+    ):
+        return EXPORTED
+    if any(name.endswith("/data.pkl") for name in names):
+        return ZIP
+    return "a zip archive that is no checkpoint"
+
+
+def _text_kind(head: bytes) -> str:
+    start = head.lstrip().lower()
+    if start.startswith((b"<!doctype", b"<html", b"<?xml", b"<head")):
+        return "a web page"
+    if start.startswith((b"{", b"[")):
+        return "a JSON file"
+    if all(byte in b"\t\r\n" or 32 <= byte < 127 for byte in head):
+        return "a text file"
+    return "no format that featviz knows"
