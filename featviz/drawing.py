@@ -1,0 +1,160 @@
+"""One tensor's way to a picture: layout, stats, scale, grid; then encode and write."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import BinaryIO
+
+import numpy as np
+from PIL import Image
+from torch import Tensor
+
+from featviz import layout, mosaic, palette, png, scale, stats
+from featviz.errors import LayoutError
+from featviz.layout import Maps
+from featviz.palette import Palette
+from featviz.records import Bytes, Capture, DrawOptions, Floats, GridPlan, Site
+from featviz.scale import Limits, Scale
+
+LARGEST_SIDE = {"png": 2**31 - 1, "webp": 16_383, "jpg": 65_535}
+"""Pixels that a format can hold in one direction."""
+
+
+@dataclass(frozen=True)
+class Drawing:
+    """A picture ready to be encoded; nothing in it refers to the tensor any more."""
+
+    maps: Maps
+    plan: GridPlan
+    tiles: Bytes
+    palette: Palette
+    limits: Limits
+    stats: Floats
+    """[channels, 6], of all maps, drawn or not."""
+    channels: list[int] | None
+    """The drawn channels, where not all are."""
+
+
+def draw(tensor: Tensor, options: DrawOptions, mode: Scale) -> Drawing:
+    """Turn a tensor into tiles and statistics, on its device.
+
+    Raises:
+        LayoutError: no layout fits, or the picture is larger than its format can hold.
+    """
+    maps = layout.to_maps(tensor)
+    numbers = stats.channel_stats(maps.data)
+    channels = mosaic.pick_maps(numbers[:, stats.MEAN].tolist(), options)
+    limits = scale.limits(mode, maps.data, numbers[:, stats.MIN], numbers[:, stats.MAX])
+    drawn = maps.data if channels is None else maps.data[channels]
+    if channels is not None and limits.shared is None:
+        limits = Limits(limits.low[channels], limits.high[channels], limits.mode)
+    plan = plan_for(drawn.shape, maps.strip, options)
+    colors = _palette(options, bool(numbers[:, stats.NONFINITE].any()))
+    tiles = scale.to_tiles(drawn, limits, colors.levels, colors.nonfinite)
+    shell = Maps(maps.layout, maps.data[:0], maps.strip)
+    return Drawing(shell, plan, tiles, colors, limits, numbers, channels)
+
+
+def plan_for(shape: Sequence[int], strip: bool, options: DrawOptions) -> GridPlan:
+    """The geometry for maps of shape [N, H, W].
+
+    Raises:
+        LayoutError: the picture is larger than its format can hold.
+    """
+    count, height, width = shape
+    plan = mosaic.plan(count, height, width, options, strip)
+    most = LARGEST_SIDE[options.format]
+    if max(plan.height, plan.width) > most:
+        raise LayoutError(
+            f"its picture of {plan.width}×{plan.height} pixels is more than {options.format} holds "
+            f"({most} a side); --format png, or --max-maps and --nrow"
+        )
+    return plan
+
+
+def describe(drawing: Drawing, site: Site, shape: Sequence[int], file: str) -> Capture:
+    """The manifest's row for a drawing."""
+    plan, limits = drawing.plan, drawing.limits
+    down, across = plan.scale
+    return Capture(
+        layer=site.layer.name,
+        type=site.layer.type,
+        index=site.layer.index,
+        kind=site.kind,
+        call=site.call,
+        key=site.key,
+        shape=list(shape),
+        layout=drawing.maps.layout,
+        maps=len(drawing.stats),
+        file=file,
+        grid={
+            "nrow": plan.columns,
+            "padding": plan.padding,
+            "tile": list(plan.tile),
+            "scale": down if down == across else [down, across],
+        },
+        normalize=limits.mode,
+        range=None if limits.shared is None else list(limits.shared),
+        channels=drawing.channels,
+        **stats.overall(drawing.stats, plan.map_size[0] * plan.map_size[1]),  # type: ignore[arg-type]
+    )
+
+
+def encode(drawing: Drawing, file: BinaryIO, format: str, text: dict[str, str]) -> None:
+    """Write the picture to an open file: PNG by our own encoder, other formats through Pillow."""
+    if format == "png":
+        plan, colors = drawing.plan, drawing.palette
+        pieces = mosaic.strips(plan, drawing.tiles, colors.pad, lead=1)
+        png.write_png(file, (plan.height, plan.width), pieces, colors=colors.colors, text=text)
+    elif format == "webp":
+        to_image(drawing).convert("RGB").save(file, "webp", lossless=True)
+    else:
+        image = to_image(drawing)
+        image = image if image.mode == "L" else image.convert("RGB")
+        image.save(file, "jpeg", quality=95, comment=_comment(text))
+
+
+def to_image(drawing: Drawing) -> Image.Image:
+    """The picture as a Pillow image of mode L, or P with its palette."""
+    colors = drawing.palette
+    image = Image.fromarray(mosaic.compose(drawing.plan, drawing.tiles, colors.pad))
+    if colors.colors is not None:
+        image.putpalette(colors.colors)
+    return image
+
+
+def caption(capture: Capture) -> dict[str, str]:
+    """What a picture says of itself, in its text chunks."""
+    drawn = capture.channels
+    limits = "each map its own" if capture.range is None else "{} to {}".format(*capture.range)
+    count = f"{capture.maps} of {capture.maps}"
+    if drawn is not None:
+        count = f"{len(drawn)} of {capture.maps} (--max-maps)"
+    return {
+        "Software": "featviz",
+        "Layer": f"{capture.layer} ({capture.type})",
+        "Call": f"{capture.call} {capture.kind} {capture.key}".rstrip(),
+        "Channels": _ranges(drawn if drawn is not None else range(capture.maps)),
+        "Maps": count,
+        "Range": f"{capture.normalize}: {limits}",
+    }
+
+
+def _palette(options: DrawOptions, nonfinite: bool) -> Palette:
+    if options.cmap in palette.GREYS and not nonfinite:
+        return palette.plain_grey(options.pad_value)
+    colors = palette.colored(options.cmap, options.pad_value)
+    return colors if nonfinite else Palette(colors.levels, colors.pad, None, colors.colors)
+
+
+def _comment(text: dict[str, str]) -> bytes:
+    return "; ".join(f"{key}: {value}" for key, value in text.items()).encode()[:65_000]
+
+
+def _ranges(numbers: Sequence[int]) -> str:
+    """0, 1, 2, 5 to `0-2,5`."""
+    array = np.asarray(numbers)
+    breaks = np.flatnonzero(np.diff(array) != 1) + 1
+    runs = np.split(array, breaks)
+    return ",".join(f"{r[0]}-{r[-1]}" if len(r) > 1 else f"{r[0]}" for r in runs)

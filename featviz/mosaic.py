@@ -1,0 +1,115 @@
+"""From tiles to one picture, in make_grid's arrangement, row of tiles by row of tiles."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from featviz.records import Bytes, DrawOptions, GridPlan
+
+PIECE_BYTES = 2**18
+"""About so many pixels of a picture are made at a time: they stay in a core's cache."""
+
+STRIP_WIDTH = 1024
+"""Pixels that a strip of numbers should at most be wide when its cells are enlarged."""
+
+
+def plan(
+    count: int, height: int, width: int, options: DrawOptions, strip: bool = False
+) -> GridPlan:
+    """Lay out `count` maps of `height` × `width` pixels.
+
+    As in make_grid, fewer maps than `nrow` make a narrower picture, and a single map gets no
+    padding. A strip is one row without padding, unless `nrow` says otherwise.
+    """
+    scale = _strip_scale(count, options) if strip else _scale(height, width, options)
+    padding = 0 if strip or count == 1 else options.padding
+    if options.nrow is not None:
+        columns = min(options.nrow, count)
+    else:
+        tile = (height * scale[0] + padding, width * scale[1] + padding)
+        columns = count if strip else _square(count, *tile)
+    return GridPlan(count, columns, -(-count // columns), (height, width), scale, padding)
+
+
+def pick_maps(means: Sequence[float], options: DrawOptions) -> list[int] | None:
+    """The maps to draw, in channel order, by their `means`; None where all are drawn."""
+    count, limit = len(means), options.max_maps
+    if limit is None or count <= limit:
+        return None
+    if options.pick == "first":
+        return list(range(limit))
+    if options.pick == "spread":
+        return sorted({round(i) for i in np.linspace(0, count - 1, limit)})
+    strongest = sorted(range(count), key=lambda i: (-np.nan_to_num(means[i], nan=-np.inf), i))
+    return sorted(strongest[:limit])
+
+
+def strips(plan: GridPlan, tiles: Bytes, pad: int, lead: int = 0) -> Iterator[Bytes]:
+    """Yield the picture from top to bottom in pieces [rows, lead + width], never the whole.
+
+    Args:
+        tiles: uint8 [maps, h, w], not yet enlarged.
+        pad: the index between and around tiles, and where the last row has none.
+        lead: zeros before each row, for an encoder that puts something there.
+    """
+    if plan.padding:
+        yield _blank(plan, plan.padding, pad, lead)
+    at_a_time = max(1, PIECE_BYTES // (plan.width * (plan.tile[0] + plan.padding)))
+    for row in range(0, plan.rows, at_a_time):
+        count = min(at_a_time, plan.rows - row)
+        own = tiles[row * plan.columns : (row + count) * plan.columns]
+        yield _rows_of_tiles(plan, own, count, pad, lead)
+
+
+def compose(plan: GridPlan, tiles: Bytes, pad: int) -> Bytes:
+    """The whole picture at once, uint8 [height, width]."""
+    return np.concatenate(list(strips(plan, tiles, pad)))
+
+
+def _rows_of_tiles(plan: GridPlan, tiles: Bytes, rows: int, pad: int, lead: int) -> Bytes:
+    (height, width), padding = plan.tile, plan.padding
+    for axis, factor in zip((1, 2), plan.scale, strict=True):
+        tiles = np.repeat(tiles, factor, axis) if factor > 1 else tiles
+    piece = _blank(plan, rows * (height + padding), pad, lead)
+    slots = piece[:, lead + padding :].reshape(
+        rows, height + padding, plan.columns, width + padding
+    )
+    slots = slots[:, :height, :, :width]
+    full = len(tiles) // plan.columns
+    whole = tiles[: full * plan.columns].reshape(full, plan.columns, height, width)
+    slots[:full] = whole.transpose(0, 2, 1, 3)
+    rest = tiles[full * plan.columns :]
+    slots[full:, :, : len(rest)] = rest.transpose(1, 0, 2)
+    return piece
+
+
+def _blank(plan: GridPlan, rows: int, pad: int, lead: int) -> Bytes:
+    blank = np.full((rows, lead + plan.width), pad, np.uint8)
+    blank[:, :lead] = 0
+    return blank
+
+
+def _scale(height: int, width: int, options: DrawOptions) -> tuple[int, int]:
+    factor = options.scale or max(1, -(-options.min_tile // max(height, width)))
+    return factor, factor
+
+
+def _strip_scale(count: int, options: DrawOptions) -> tuple[int, int]:
+    """Cells of a strip grow to `min_tile`, but narrower where the strip would get too wide."""
+    if options.scale:
+        return options.scale, options.scale
+    return options.min_tile, min(options.min_tile, max(1, STRIP_WIDTH // count))
+
+
+def _square(count: int, tile_height: int, tile_width: int) -> int:
+    """Columns for which the picture's longer side is shortest; of equals, the wider picture."""
+    guess = max(1, math.isqrt(count * tile_height // tile_width))
+    near = range(max(1, guess - 1), min(count, guess + 2) + 1)
+
+    def cost(columns: int) -> tuple[int, int]:
+        return max(columns * tile_width, -(-count // columns) * tile_height), -columns
+
+    return min(near or (count,), key=cost)

@@ -1,0 +1,92 @@
+"""A PNG encoder for pictures that arrive piece by piece: 8-bit grey, palette or RGB.
+
+Deflate is ISA-L's (package `isal`) at level 1 behind the sub filter. Measured on feature maps of
+resnet18, resnet50 and vgg16 (`benchmarks/encode.py`): 15 times as fast as zlib's level 6 and within
+2 % of its size; the filter costs a tenth of the deflating and saves 2 to 15 % of the bytes, as much
+as up and average do; paeth would save 5 % more for as much time as the deflating itself. Levels 2
+and 3 take longer for the same bytes.
+The format is the PNG specification's, third edition (https://www.w3.org/TR/png-3/).
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable, Mapping
+from typing import BinaryIO
+
+import numpy as np
+from isal import isal_zlib
+
+from featviz.records import Bytes
+
+LEVEL = 1
+MAX_PIXELS = 178_956_970
+"""Pillow refuses to open larger pictures without a word from the user."""
+_SIGNATURE = b"\x89PNG\r\n\x1a\n"
+_GREY, _RGB, _PALETTE = 0, 2, 3
+_SUB = 1
+
+
+def write_png(
+    file: BinaryIO,
+    size: tuple[int, int],
+    pieces: Iterable[Bytes],
+    *,
+    colors: bytes | None = None,
+    text: Mapping[str, str] | None = None,
+) -> None:
+    """Write a PNG.
+
+    Args:
+        size: height and width in pixels.
+        pieces: uint8 [rows, 1 + width], or [rows, 1 + 3 · width] for RGB, from top to bottom.
+            The first column is left to the encoder.
+        colors: RGB triples of a palette; without one an index is its grey.
+        text: keywords (at most 79 Latin-1 characters) and texts.
+    """
+    iterator = iter(pieces)
+    first = next(iterator)
+    if colors is not None:
+        color_type = _PALETTE
+    else:
+        color_type = _GREY if first.shape[1] == size[1] + 1 else _RGB
+    file.write(_SIGNATURE)
+    _chunk(file, b"IHDR", struct.pack(">IIBBBBB", size[1], size[0], 8, color_type, 0, 0, 0))
+    for keyword, value in (text or {}).items():
+        _chunk(file, *_text(keyword, value))
+    if color_type == _PALETTE:
+        _chunk(file, b"PLTE", colors or b"")
+    channels = 3 if color_type == _RGB else 1
+    deflate = isal_zlib.compressobj(LEVEL)
+    for piece in (first, *iterator):
+        _data(file, deflate.compress(_filtered(piece, channels)))
+    _data(file, deflate.flush())
+    _chunk(file, b"IEND", b"")
+
+
+def _filtered(piece: Bytes, step: int) -> memoryview:
+    """Filter each row by sub: what is left of each byte beside the pixel before."""
+    rows = np.empty_like(piece)
+    rows[:, 0] = _SUB
+    rows[:, 1 : 1 + step] = piece[:, 1 : 1 + step]
+    np.subtract(piece[:, 1 + step :], piece[:, 1:-step], out=rows[:, 1 + step :])
+    return rows.reshape(-1).data
+
+
+def _data(file: BinaryIO, data: bytes) -> None:
+    if data:
+        _chunk(file, b"IDAT", data)
+
+
+def _text(keyword: str, value: str) -> tuple[bytes, bytes]:
+    """A tEXt chunk, or iTXt where Latin-1 cannot hold the text."""
+    key = keyword.encode("latin-1") + b"\0"
+    try:
+        return b"tEXt", key + value.encode("latin-1")
+    except UnicodeEncodeError:
+        return b"iTXt", key + b"\0\0\0\0" + value.encode("utf-8", "replace")
+
+
+def _chunk(file: BinaryIO, kind: bytes, data: bytes) -> None:
+    checksum = isal_zlib.crc32(data, isal_zlib.crc32(kind))
+    file.write(b"".join((struct.pack(">I", len(data)), kind, data, struct.pack(">I", checksum))))
