@@ -1,0 +1,142 @@
+"""The public functions: small, for notebooks and for use inside other programs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import fields
+from pathlib import Path
+from typing import Any, TypeVar
+
+from PIL import Image
+from torch import Tensor, nn
+
+from featviz import drawing, pipeline, select
+from featviz.errors import UsageError
+from featviz.hooks import hooked, list_layers
+from featviz.models.load import ModelOptions, adopt
+from featviz.models.preprocess import InputOptions
+from featviz.pipeline import RunOptions
+from featviz.records import DrawOptions, RunResult, Site
+
+T = TypeVar("T")
+
+
+@contextmanager
+def capture(model: nn.Module, layers: str) -> Iterator[Mapping[str, list[Tensor]]]:
+    """Keep what layers give while the block runs.
+
+    Args:
+        model: any module; the caller runs it, in the mode that the caller chose.
+        layers: selectors, as for `--layers`: `"Conv2d,layer1.*,!*.downsample.*"`.
+
+    Yields:
+        A mapping that fills as the model runs: qualified name (with `:KEY` behind it for what
+        stands in a tuple, list or dict) to one tensor for each call. The tensors are detached
+        copies, so a later in-place operation does not change them.
+
+    Raises:
+        UsageError: no layer matches.
+
+    Example:
+        >>> import torch, featviz
+        >>> model = torch.nn.Sequential(torch.nn.Conv2d(1, 4, 3), torch.nn.ReLU(inplace=True))
+        >>> with featviz.capture(model, "Conv2d,ReLU") as maps:
+        ...     _ = model(torch.zeros(1, 1, 8, 8))
+        >>> {name: [list(t.shape) for t in tensors] for name, tensors in maps.items()}
+        {'0': [[1, 4, 6, 6]], '1': [[1, 4, 6, 6]]}
+    """
+    found: dict[str, list[Tensor]] = {}
+    everything = list_layers(model)
+    chosen = select.select(everything, select.parse(layers))
+    if not chosen:
+        raise UsageError(
+            f"no layer matches {layers!r}", f"types here: {select.types_present(everything)}"
+        )
+
+    def keep(site: Site, tensor: Tensor) -> None:
+        name = site.layer.name + (f":{site.key}" if site.key else "")
+        found.setdefault(name, []).append(tensor.clone())
+
+    with hooked(model, chosen, keep):
+        yield found
+
+
+def grid(tensor: Tensor, **options: Any) -> Image.Image:
+    """Draw one tensor as `featviz run` would.
+
+    Args:
+        tensor: [1, C, H, W], or a vector [1, F].
+        options: fields of `featviz.records.DrawOptions`: normalize, cmap, nrow, padding,
+            pad_value, scale, min_tile, max_maps, pick.
+
+    Returns:
+        An image of mode L, or P for a colormap or where values are NaN or infinite.
+
+    Raises:
+        UsageError: an option that does not exist, or a bad value.
+        LayoutError: a shape that cannot be drawn.
+
+    Example:
+        >>> import torch, featviz
+        >>> featviz.grid(torch.arange(32.0).reshape(1, 2, 4, 4), scale=1).size
+        (14, 8)
+    """
+    draw = _fill(DrawOptions, options)
+    mode = pipeline.check_options(RunOptions(draw=draw))
+    return drawing.to_image(drawing.draw(tensor.detach(), draw, mode))
+
+
+def run(
+    model: str | nn.Module,
+    images: str | Path | Sequence[str | Path],
+    layers: str | None = None,
+    out: str | Path = "featviz-out",
+    *,
+    overwrite: bool = False,
+    **options: Any,
+) -> RunResult:
+    """Draw the feature maps of images into a run directory, like `featviz run`.
+
+    Args:
+        model: a MODEL string (`"resnet18"`, a file, `"file.py:factory"`), or a module, which is
+            given back as it was.
+        images: files, folders or globs.
+        layers: selectors; None takes one layer for each stage.
+        out: the run directory.
+        overwrite: replace a run that is there.
+        options: fields of DrawOptions, InputOptions and ModelOptions by name: normalize, cmap,
+            nrow, padding, scale, max_maps, size, crop, mean, std, weights, arch, seed, device, ...
+
+    Returns:
+        What became of each image; `failures` and `exit_code` sum it up.
+
+    Raises:
+        FeatvizError: nothing could be begun, or the run directory cannot be written.
+    """
+    model_names = {f.name for f in fields(ModelOptions)} - {"spec"}
+    draw_names = {f.name for f in fields(DrawOptions)}
+    draw = _fill(DrawOptions, {k: v for k, v in options.items() if k in draw_names})
+    for_model = {k: v for k, v in options.items() if k in model_names}
+    rest = {k: v for k, v in options.items() if k not in model_names | draw_names}
+    inputs = _fill(InputOptions, rest)
+    if isinstance(model, nn.Module) and for_model:
+        raise UsageError(f"{', '.join(for_model)} is for a MODEL string, and a module was given")
+    source = (
+        adopt(model, inputs) if isinstance(model, nn.Module) else ModelOptions(model, **for_model)
+    )
+    paths = [images] if isinstance(images, (str, Path)) else images
+    return pipeline.run(
+        source,
+        [str(path) for path in paths],
+        RunOptions(layers, Path(out), overwrite, draw=draw, inputs=inputs),
+    )
+
+
+def _fill(kind: type[T], options: Mapping[str, Any]) -> T:
+    try:
+        return kind(**options)
+    except TypeError:
+        known = [f.name for f in fields(kind)]  # type: ignore[arg-type]
+        wrong = [name for name in options if name not in known]
+        raise UsageError(f"no option {', '.join(wrong)}", f"there is {', '.join(known)}") from None

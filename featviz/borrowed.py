@@ -1,0 +1,75 @@
+"""A model on loan: run it in eval mode, and give it back exactly as it was."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+
+import torch
+from torch import Tensor, nn
+
+
+@contextmanager
+def borrowed(model: nn.Module) -> Iterator[None]:
+    """Put the model into eval and inference mode for a while.
+
+    Training flags, buffers, RNG state and nn.MultiheadAttention's fast path (which would run past
+    the hooks of its submodules) are as before afterwards, also when the block raised.
+    """
+    with ExitStack() as stack:
+        for keep in (_flags, _buffers):
+            stack.enter_context(keep(model))
+        for keep_global in (_rng, _no_attention_fast_path, torch.inference_mode):
+            stack.enter_context(keep_global())
+        model.eval()
+        yield
+
+
+@contextmanager
+def _flags(model: nn.Module) -> Iterator[None]:
+    before = [(module, module.training) for module in model.modules()]
+    try:
+        yield
+    finally:
+        for module, training in before:
+            module.training = training
+
+
+@contextmanager
+def _buffers(model: nn.Module) -> Iterator[None]:
+    before = [
+        (module, name, buffer, buffer.clone())
+        for module in model.modules()
+        for name, buffer in module._buffers.items()
+        if buffer is not None
+    ]
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for module, name, buffer, value in before:
+                _put_back(module, name, buffer, value)
+
+
+def _put_back(module: nn.Module, name: str, buffer: Tensor, value: Tensor) -> None:
+    if module._buffers.get(name) is not buffer:
+        module._buffers[name] = buffer
+    if not torch.equal(buffer, value):
+        buffer.copy_(value)
+
+
+@contextmanager
+def _rng() -> Iterator[None]:
+    devices = range(torch.cuda.device_count()) if torch.cuda.is_available() else ()
+    with torch.random.fork_rng(devices=devices):
+        yield
+
+
+@contextmanager
+def _no_attention_fast_path() -> Iterator[None]:
+    before = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(before)

@@ -1,0 +1,106 @@
+"""The story of `layers`: every module with its type, parameters, output shape and calls."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from torch import nn
+from torch.nn.parameter import UninitializedParameter
+
+from featviz.errors import ForwardError
+from featviz.hooks import list_layers
+from featviz.models.load import ModelOptions, load_model
+from featviz.models.preprocess import InputOptions
+from featviz.probe import Probe, choose_layers, probe
+from featviz.records import Layer
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Row:
+    """One module."""
+
+    index: int
+    name: str
+    type: str
+    aliases: tuple[str, ...]
+    parameters: int
+    """Of the module itself, without those inside it."""
+    output_shape: list[int] | None
+    """First tensor of the first call; None where it gave none or did not run."""
+    calls: int | None
+    """None where the model could not be run."""
+    selected: bool
+
+
+@dataclass(frozen=True)
+class Listing:
+    """All modules of a model."""
+
+    rows: tuple[Row, ...]
+    total_parameters: int
+
+    @property
+    def footer(self) -> str:
+        """The last line of the table."""
+        chosen = sum(row.selected for row in self.rows)
+        return (
+            f"{len(self.rows)} modules, {self.total_parameters:,} parameters; "
+            f"* {chosen} taken by the selectors"
+        )
+
+    def as_json(self) -> dict[str, Any]:
+        """For programs."""
+        return {
+            "layers": [asdict(row) for row in self.rows],
+            "total_parameters": self.total_parameters,
+        }
+
+
+def list_model(options: ModelOptions, inputs: InputOptions, selectors: str | None) -> Listing:
+    """List a model's modules; one that cannot be run on zeros is listed without shapes.
+
+    Raises:
+        FeatvizError: no such model, or no layer matches.
+    """
+    model = load_model(options, inputs)
+    blank = model.preprocess.blank()
+    try:
+        seen: Probe | None = probe(model, blank)
+    except ForwardError as error:
+        log.warning("no shapes: %s (%s)", error.message, error.hint)
+        seen = None
+    taken: set[Layer] = set()
+    if selectors is not None or seen is not None:
+        taken = set(choose_layers(model, selectors, blank))
+    modules = dict(model.module.named_modules())
+    rows = [
+        _row(layer, modules[layer.name], seen, layer in taken)
+        for layer in list_layers(model.module)
+    ]
+    return Listing(tuple(rows), _count(model.module, True))
+
+
+def _row(layer: Layer, module: nn.Module, seen: Probe | None, selected: bool) -> Row:
+    return Row(
+        index=layer.index,
+        name=layer.name,
+        type=layer.type,
+        aliases=layer.aliases,
+        parameters=_count(module, False),
+        output_shape=seen.shape(layer) if seen else None,
+        calls=seen.calls[layer.index] if seen else None,
+        selected=selected,
+    )
+
+
+def _count(module: nn.Module, recurse: bool) -> int:
+    """Parameters, each shared one once; lazy ones have no size yet."""
+    return sum(
+        parameter.numel()
+        for parameter in module.parameters(recurse=recurse)
+        if not isinstance(parameter, UninitializedParameter)
+    )

@@ -1,0 +1,216 @@
+"""One run under way: images visit the model one by one, while encoders finish the one before."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from featviz import drawing, hooks, images, png
+from featviz.background import Background
+from featviz.errors import ForwardError, ImageError
+from featviz.images import Picture
+from featviz.models.load import LoadedModel
+from featviz.models.preprocess import InputOptions
+from featviz.records import (
+    Bytes,
+    Capture,
+    DrawOptions,
+    Floats,
+    ImageResult,
+    Layer,
+    Sample,
+    Site,
+)
+from featviz.scale import Scale
+from featviz.store import ImageFolder, RunDirectory, manifest_rows
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Drawer:
+    """How tensors are drawn: the options, with the scale already read."""
+
+    options: DrawOptions
+    scale: Scale
+
+
+class Session:
+    """Visits an image while the encoders finish the one before; reports each when it is done."""
+
+    def __init__(
+        self,
+        model: LoadedModel,
+        layers: Sequence[Layer],
+        drawer: Drawer,
+        inputs: InputOptions,
+        store: RunDirectory,
+        report: Callable[[ImageResult], None],
+    ) -> None:
+        self.model, self.layers, self.drawer, self.inputs = model, layers, drawer, inputs
+        self.store, self.report = store, report
+        self._pending: Visit | None = None
+
+    def visit(self, sample: Sample, background: Background) -> None:
+        """Show one image to the model; write what its layers make of it."""
+        visit = Visit(sample, self.store.image(sample.name), self.drawer, background)
+        try:
+            with _cleared_on_failure(visit):
+                self._show(sample, visit)
+        except (ImageError, ForwardError) as error:
+            self.settle()
+            folder = visit.folder.name
+            self.report(ImageResult(sample.name, folder, error=error.message, hint=error.hint))
+            log.debug("%s failed", sample.name, exc_info=error)
+        else:
+            self.settle()
+            self._pending = visit
+
+    def settle(self) -> None:
+        """Wait for the files of the last image, and write its manifest."""
+        if self._pending is not None:
+            visit, self._pending = self._pending, None
+            self.report(visit.settle())
+
+    def _show(self, sample: Sample, visit: Visit) -> None:
+        model, preprocess = self.model, self.model.preprocess
+        picture = images.decode(sample, self.inputs.exif, self.inputs.background)
+        tensor = preprocess(picture.image)
+        visit.save_input(preprocess.undo(tensor))
+        with hooks.hooked(model.module, self.layers, visit.take) as recorder:
+            hooks.forward(model.module, [tensor.to(model.device)], recorder)
+        visit.close(picture, tensor, preprocess.words, recorder)
+
+
+class Visit:
+    """One image in a model: collects captures in the hooks, then the files they became."""
+
+    def __init__(
+        self, sample: Sample, folder: ImageFolder, drawer: Drawer, background: Background
+    ) -> None:
+        self.sample, self.folder, self.background = sample, folder, background
+        self.draw, self.scale = drawer.options, drawer.scale
+        self.futures: list[Future[None]] = []
+        self.captures: list[Capture] = []
+        self.stats: dict[str, Floats] = {}
+        self._manifest: dict[str, Any] = {}
+        self._result: ImageResult | None = None
+
+    def take(self, site: Site, tensor: Tensor) -> None:
+        """The sink of the hooks: draw the tensor now, leave encoding to the background."""
+        picture = drawing.draw(tensor, self.draw, self.scale)
+        _warn_of(picture, site, self.sample)
+        file = self.folder.file(site.layer, f"{site.stem}.{self.draw.format}")
+        row = drawing.describe(picture, site, tensor.shape, file)
+        if self.draw.tensors == "npy":
+            row = replace(row, tensor=self.folder.file(site.layer, f"{site.stem}.npy"))
+            self._later(_to_numpy(tensor), partial(_save_tensor, self.folder, str(row.tensor)))
+        encode = partial(_save_picture, self.folder, file, picture, row, self.draw.format)
+        self.futures.append(self.background.submit(picture.tiles.nbytes, encode))
+        self.captures.append(row)
+        self.stats[site.stats_key] = picture.stats
+
+    def save_input(self, shown: Tensor) -> None:
+        """Draw what the model saw, [1, C, H, W] in 0..1."""
+        pixels = (shown[0] * 255 + 0.5).to(torch.uint8).permute(1, 2, 0).numpy()
+        self._later(pixels, partial(_save_input, self.folder))
+
+    def close(self, picture: Picture, tensor: Tensor, words: str, recorder: hooks.Recorder) -> None:
+        """Note the rest of the manifest; the model is done with this image."""
+        never = tuple(layer.name for layer in recorder.never_ran)
+        width, height = picture.size
+        self._manifest = {
+            "image": {
+                "path": self.sample.name,
+                "sha256": picture.sha256,
+                "size": {"width": width, "height": height},
+            },
+            "input": {"shape": list(tensor.shape), "preprocessing": words},
+            **manifest_rows(self.captures, recorder.skipped),
+            "never_ran": list(never),
+        }
+        self._result = ImageResult(
+            self.sample.name,
+            self.folder.name,
+            tuple(self.captures),
+            tuple(recorder.skipped),
+            never,
+        )
+
+    def settle(self) -> ImageResult:
+        """Wait for the files, then write the manifest.
+
+        Raises:
+            StoreError: a file could not be written.
+        """
+        for future in self.futures:
+            future.result()
+        self.folder.finish(self._manifest, self.stats)
+        assert self._result is not None
+        return self._result
+
+    def abandon(self) -> None:
+        """Wait for what is under way and remove it: a failed image leaves no files."""
+        for future in self.futures:
+            future.cancel() or future.exception()
+        self.folder.discard()
+
+    def _later(self, array: np.ndarray, task: Callable[[np.ndarray], None]) -> None:
+        self.futures.append(self.background.submit(array.nbytes, partial(task, array)))
+
+
+@contextmanager
+def _cleared_on_failure(visit: Visit) -> Iterator[None]:
+    try:
+        yield
+    except BaseException:
+        visit.abandon()
+        raise
+
+
+def _save_picture(
+    folder: ImageFolder, name: str, picture: drawing.Drawing, row: Capture, format: str
+) -> None:
+    with folder.writing(name) as file:
+        drawing.encode(picture, file, format, drawing.caption(row))
+
+
+def _save_tensor(folder: ImageFolder, name: str, array: np.ndarray) -> None:
+    with folder.writing(name) as file:
+        np.save(file, array)
+
+
+def _save_input(folder: ImageFolder, pixels: Bytes) -> None:
+    height, width, channels = pixels.shape
+    rows = np.pad(pixels.reshape(height, width * channels), ((0, 0), (1, 0)))
+    with folder.writing("input.png") as file:
+        png.write_png(file, (height, width), [rows])
+
+
+def _to_numpy(tensor: Tensor) -> np.ndarray:
+    """A copy that no later operation can change; bfloat16, which numpy lacks, becomes float32."""
+    if tensor.dtype == torch.bfloat16:
+        tensor = tensor.float()
+    return np.array(tensor.cpu().numpy(), copy=True)
+
+
+def _warn_of(picture: drawing.Drawing, site: Site, sample: Sample) -> None:
+    where = f"{site.layer.label} {site.stem} of {sample.name}"
+    nonfinite = int(picture.stats[:, 5].sum())
+    if nonfinite:
+        log.warning("%s holds %d NaN or infinite values, shown in magenta", where, nonfinite)
+    if picture.plan.pixels > png.MAX_PIXELS:
+        log.warning(
+            "%s makes a picture of %d megapixels, more than Pillow opens; --max-maps, --scale 1",
+            where,
+            picture.plan.pixels // 1_000_000,
+        )
