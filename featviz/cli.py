@@ -1,0 +1,119 @@
+"""The command group, the one error boundary, and where messages go."""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import os
+import sys
+import traceback
+from typing import Any
+
+import click
+
+from featviz import __version__
+from featviz.errors import FeatvizError
+
+COMMANDS = {
+    "run": ("featviz.commands.run", "Draw feature maps into a run directory."),
+    "layers": ("featviz.commands.layers", "List the modules of a model."),
+}
+"""Module of each command, and its line in --help."""
+
+INTERRUPTED = 130
+
+
+class LazyGroup(click.Group):
+    """A group whose commands are imported when they are used."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Names, in the order of COMMANDS."""
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Import the command, or None where there is no such."""
+        if cmd_name not in COMMANDS:
+            return None
+        command: click.Command = importlib.import_module(COMMANDS[cmd_name][0]).command
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """List the commands without importing them."""
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, help) for name, (_, help) in COMMANDS.items()])
+
+
+@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="featviz")
+def group() -> None:
+    """See what each layer of a PyTorch vision model makes of your images.
+
+    \b
+    Examples:
+      featviz run resnet18 cat.jpg
+      featviz run model.pth photos/ --layers Conv2d,ReLU --out maps
+      featviz layers resnet18 --layers 'layer1.*'
+
+    `featviz COMMAND --help` tells all about a command.
+    """
+
+
+def main() -> None:
+    """Entry point: run a command, and turn what went wrong into one line and an exit code."""
+    sys.exit(guarded(sys.argv[1:]))
+
+
+def guarded(arguments: list[str]) -> int:
+    """Run a command line and return its exit code."""
+    _listen(arguments)
+    try:
+        result = group.main(arguments, prog_name="featviz", standalone_mode=False)
+        return result if isinstance(result, int) else 0
+    except FeatvizError as error:
+        return _say(error.message, error.hint, error.exit_code, error)
+    except click.ClickException as error:
+        return _say(error.format_message(), _click_hint(error), error.exit_code, error)
+    except (KeyboardInterrupt, click.Abort):
+        return _say("interrupted", None, INTERRUPTED, None)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+
+
+def _listen(arguments: list[str]) -> None:
+    """Send warnings to stderr; -v adds details and tracebacks, -q leaves errors alone."""
+    level = logging.INFO
+    if any(a in ("-v", "--verbose") for a in arguments):
+        level = logging.DEBUG
+    elif any(a in ("-q", "--quiet") for a in arguments):
+        level = logging.ERROR
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(_Formatter())
+    logger = logging.getLogger("featviz")
+    logger.handlers = [handler]
+    logger.setLevel(level)
+    logger.propagate = False
+
+
+class _Formatter(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        line = record.getMessage()
+        if record.levelno != logging.INFO:
+            line = f"{record.levelname.lower()}: {line}"
+        if record.exc_info and record.exc_info[0] is not None:
+            line += "\n" + self.formatException(record.exc_info)
+        return line
+
+
+def _say(message: str, hint: str | None, code: int, error: BaseException | None) -> int:
+    click.echo(f"error: {message}", err=True)
+    if hint:
+        click.echo(f"hint: {hint}", err=True)
+    if error is not None and logging.getLogger("featviz").isEnabledFor(logging.DEBUG):
+        traceback.print_exception(error, file=sys.stderr)
+    return code
+
+
+def _click_hint(error: click.ClickException) -> str | None:
+    ctx: Any = getattr(error, "ctx", None)
+    return f"{ctx.command_path} --help tells all" if ctx is not None else None

@@ -1,0 +1,71 @@
+"""`featviz layers`."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import click
+
+from featviz.commands import options as opts
+from featviz.commands.run import input_options, layer_option, model_options
+
+
+@click.command("layers")
+@click.argument("model", required=False)
+@layer_option
+@click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout.")
+@opts.input_options
+@opts.model_options
+@opts.config_option
+@opts.verbosity_options
+@click.pass_context
+def command(ctx: click.Context, /, model: str | None, **given: Any) -> int:
+    """List the modules of a model, and which of them the selectors take.
+
+    Output shapes and calls come from one forward pass on zeros.
+
+    \b
+    Examples:
+      featviz layers resnet18 --weights none
+      featviz layers model.pth --layers 'Conv2d@layer3.*'
+      featviz layers vit_b_16 --weights none --json | jq '.layers[].type'
+    """
+    model = opts.given_or_config(ctx, "model", model)
+    from featviz.requirements import require_torch
+
+    require_torch()
+    from featviz import listing
+
+    found = listing.list_model(
+        model_options(str(model), given), input_options(given), ",".join(given["layers"]) or None
+    )
+    if given["as_json"]:
+        click.echo(json.dumps(found.as_json(), indent=1))
+    else:
+        _table(found)
+    return 0
+
+
+def _table(found: Any) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False)
+    for name, justify in (("", "left"), ("index", "right"), ("name", "left"), ("type", "left")):
+        table.add_column(name, justify=justify, overflow="fold")  # type: ignore[arg-type]
+    for name in ("parameters", "output shape", "calls"):
+        table.add_column(name, justify="right")
+    for row in found.rows:
+        table.add_row(
+            "*" if row.selected else "",
+            str(row.index),
+            row.name + (f" (also {', '.join(row.aliases)})" if row.aliases else ""),
+            row.type,
+            f"{row.parameters:,}",
+            "×".join(map(str, row.output_shape)) if row.output_shape else "",
+            "" if row.calls is None else str(row.calls),
+        )
+    console = Console()
+    console.print(table)
+    console.print(found.footer, markup=False, highlight=False)

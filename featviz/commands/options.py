@@ -1,0 +1,217 @@
+"""Options that several commands share, and the values they parse into."""
+
+from __future__ import annotations
+
+import ast
+import difflib
+import tomllib
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+if TYPE_CHECKING:  # generic from click 8.4 on, and only for type checkers
+    _ParamType = click.ParamType[Any]
+else:
+    _ParamType = click.ParamType
+
+
+def stacked(options: Sequence[Callable[[F], F]]) -> Callable[[F], F]:
+    """One decorator for a list of options, in the order in which --help shows them."""
+
+    def decorate(function: F) -> F:
+        for option in reversed(options):
+            function = option(function)
+        return function
+
+    return decorate
+
+
+class SizeType(_ParamType):
+    """`224`, or `HEIGHTxWIDTH`."""
+
+    name = "N|HxW"
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> int | tuple[int, int]:
+        """Read pixels."""
+        if not isinstance(value, str):
+            return value if isinstance(value, int) else tuple(value)
+        try:
+            sides = [int(side) for side in value.lower().split("x")]
+        except ValueError:
+            sides = []
+        if len(sides) not in (1, 2) or min(sides) < 1:
+            self.fail(f"{value!r} is no size: a number of pixels, or HEIGHTxWIDTH", param, ctx)
+        return sides[0] if len(sides) == 1 else (sides[0], sides[1])
+
+
+class NumbersType(_ParamType):
+    """Numbers separated by commas."""
+
+    name = "N,N,N"
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> tuple[float, ...]:
+        """Read floats."""
+        if not isinstance(value, str):
+            return tuple(value) if isinstance(value, (list, tuple)) else (float(value),)
+        try:
+            return tuple(float(part) for part in value.split(","))
+        except ValueError:
+            self.fail(f"{value!r} is not numbers separated by commas", param, ctx)
+
+
+class AutoInt(_ParamType):
+    """A whole number, or `auto` (None)."""
+
+    name = "N|auto"
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> Any:
+        """Read a number; `auto` stays a word until `no_auto`, since click takes None for unset."""
+        if value == "auto" or isinstance(value, int):
+            return value
+        try:
+            return int(value)
+        except ValueError:
+            self.fail(f"{value!r} is neither a whole number nor auto", param, ctx)
+
+
+def no_auto(value: Any) -> Any:
+    """`auto` is None in the records."""
+    return None if value == "auto" else value
+
+
+def key_values(pairs: Sequence[str]) -> dict[str, Any]:
+    """`key=value` strings to keyword arguments; values are Python literals, else strings."""
+    found = {}
+    for pair in pairs:
+        key, equals, value = pair.partition("=")
+        if not equals or not key.isidentifier():
+            raise click.BadParameter(f"{pair!r} is not KEY=VALUE", param_hint="--model-arg")
+        try:
+            found[key] = ast.literal_eval(value)
+        except (ValueError, SyntaxError):
+            found[key] = value
+    return found
+
+
+def read_config(ctx: click.Context, param: click.Parameter, path: Path | None) -> Path | None:
+    """Take values of options from a TOML file: top-level keys, or those in a table of the command.
+
+    A key is an option's long name without dashes in front; `model` and `images` stand for the
+    arguments. Values are what one would type, paths included; the command line wins over them.
+    """
+    if path is None:
+        return None
+    try:
+        content = tomllib.loads(path.read_text("utf-8"))
+    except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise click.BadParameter(f"{path} cannot be read: {error}") from error
+    flat = {key: value for key, value in content.items() if not isinstance(value, dict)}
+    flat |= content.get(str(ctx.info_name), {})
+    params = {name: p for p in ctx.command.params for name in _config_names(p)}
+    defaults = {}
+    for key, value in flat.items():
+        name = key.replace("_", "-")
+        if name not in params:
+            close = difflib.get_close_matches(name, params, 1)
+            hint = f"did you mean {close[0]}?" if close else f"one of {', '.join(sorted(params))}"
+            raise click.BadParameter(f"{path} has {key!r}, which {ctx.command_path} lacks; {hint}")
+        defaults[str(params[name].name)] = _as_typed(params[name], value)
+    ctx.default_map = {**(ctx.default_map or {}), **defaults}
+    return path
+
+
+def _config_names(param: click.Parameter) -> list[str]:
+    if isinstance(param, click.Argument):
+        return [str(param.name)]
+    return [opt.removeprefix("--") for opt in param.opts if opt.startswith("--")]
+
+
+def _as_typed(param: click.Parameter, value: Any) -> Any:
+    """A TOML list is a list for repeatable options, and one comma-separated value for others."""
+    many = param.multiple if isinstance(param, click.Option) else param.nargs == -1
+    if isinstance(value, list) and not many:
+        return ",".join(str(item) for item in value)
+    return [value] if many and not isinstance(value, list) else value
+
+
+def given_or_config(ctx: click.Context, name: str, value: Any) -> Any:
+    """An argument's value, or the config file's; a usage error where neither has it."""
+    found = value or (ctx.default_map or {}).get(name)
+    if not found:
+        raise click.UsageError(f"Missing argument '{name.upper()}'.", ctx)
+    return found
+
+
+config_option = click.option(
+    "--config",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    callback=read_config,
+    is_eager=True,
+    expose_value=False,
+    help="TOML file with values for any option; the command line wins.",
+)
+
+verbosity_options = stacked(
+    [
+        click.option(
+            "-q", "--quiet", is_flag=True, expose_value=False, help="Only errors on stderr."
+        ),
+        click.option(
+            "-v",
+            "--verbose",
+            is_flag=True,
+            expose_value=False,
+            help="More details, and tracebacks.",
+        ),
+    ]
+)
+
+model_options = stacked(
+    [
+        click.option("--arch", metavar="MODEL", help="What a file of weights belongs to."),
+        click.option(
+            "--weights",
+            metavar="W",
+            help="default (torchvision's), an entry like IMAGENET1K_V1, a file, or none (random).",
+        ),
+        click.option("--seed", type=int, default=0, show_default=True, help="For random weights."),
+        click.option(
+            "--model-arg",
+            multiple=True,
+            metavar="KEY=VALUE",
+            help="Argument of a factory; repeatable.",
+        ),
+        click.option(
+            "--allow-global",
+            multiple=True,
+            metavar="PKG.NAME",
+            help="A class or function that a pickled model may use; repeatable.",
+        ),
+        click.option(
+            "--unsafe-load", is_flag=True, help="Let a pickled model run whatever it holds."
+        ),
+        click.option(
+            "--device", default="auto", show_default=True, help="auto, cpu, cuda, cuda:N or mps."
+        ),
+    ]
+)
+
+input_options = stacked(
+    [
+        click.option("--size", type=SizeType(), help="Resize: the shorter side, or HxW."),
+        click.option("--crop", type=SizeType(), help="Centre crop after resizing."),
+        click.option("--mean", type=NumbersType(), help="Subtracted from each channel of 0..1."),
+        click.option("--std", type=NumbersType(), help="Divides each channel."),
+        click.option("--channels", type=click.Choice(["1", "3"]), help="1: grey, 3: RGB."),
+        click.option(
+            "--exif/--no-exif", default=True, help="Apply the EXIF orientation (default)."
+        ),
+        click.option(
+            "--background", default="white", show_default=True, help="Under transparent images."
+        ),
+    ]
+)
