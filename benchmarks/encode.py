@@ -1,0 +1,109 @@
+"""Which filter and deflate level? Bytes and milliseconds of each, on real feature maps.
+
+    python benchmarks/encode.py [--models resnet18,resnet50,vgg16]
+
+The grids are those of `benchmarks/run.py`; PNG's filters none, sub, up, average and paeth, ISA-L's
+levels 0, 1 and 3, and zlib's level 6 for comparison. One thread; the filters are timed apart, in
+numpy, since that is what featviz would run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import time
+import zlib
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from isal import isal_zlib
+from run import INPUTS, LAYERS, SCENES
+from torchvision import models
+
+from featviz import drawing, mosaic, select
+from featviz.hooks import hooked, list_layers
+from featviz.images import decode
+from featviz.models.load import adopt
+from featviz.records import Bytes, DrawOptions, Sample
+from featviz.scale import parse_scale
+
+FILTERS = ("none", "sub", "up", "average", "paeth")
+
+
+def filtered(grid: Bytes, kind: str) -> Bytes:
+    """A grid's rows behind their filter byte (PNG specification, section 9)."""
+    left, up, corner = (np.zeros_like(grid) for _ in range(3))
+    left[:, 1:], up[1:], corner[1:, 1:] = grid[:, :-1], grid[:-1], grid[:-1, :-1]
+    guess: dict[str, Callable[[], np.ndarray]] = {
+        "none": lambda: np.zeros_like(grid),
+        "sub": lambda: left,
+        "up": lambda: up,
+        "average": lambda: ((left.astype(np.uint16) + up) >> 1).astype(np.uint8),
+        "paeth": lambda: paeth(left, up, corner),
+    }
+    rows = np.empty((grid.shape[0], grid.shape[1] + 1), np.uint8)
+    rows[:, 0] = FILTERS.index(kind)
+    np.subtract(grid, guess[kind](), out=rows[:, 1:])
+    return rows
+
+
+def paeth(left: Bytes, up: Bytes, corner: Bytes) -> Bytes:
+    """The neighbour nearest to left + up - corner."""
+    a, b, c = (values.astype(np.int16) for values in (left, up, corner))
+    near = [abs(b - c), abs(a - c), abs(a + b - 2 * c)]
+    picked: Bytes = np.where(
+        (near[0] <= near[1]) & (near[0] <= near[2]), left, np.where(near[1] <= near[2], up, corner)
+    )
+    return picked
+
+
+def grids(name: str, file: Path) -> list[Bytes]:
+    """Every grid of a model with random weights, at scale 1."""
+    torch.manual_seed(0)
+    module = models.get_model(name, weights=None).eval()
+    tensor = adopt(module, INPUTS).preprocess(decode(Sample(file.name, file)).image)
+    found: list[Bytes] = []
+    mode, options = parse_scale("map"), DrawOptions(scale=1)
+
+    def sink(site: object, maps: torch.Tensor) -> None:
+        if maps.dim() == 4:
+            picture = drawing.draw(maps, options, mode)
+            found.append(mosaic.compose(picture.plan, picture.tiles, 0))
+
+    layers = select.select(list_layers(module), select.parse(LAYERS))
+    with torch.inference_mode(), hooked(module, layers, sink):
+        module(tensor)
+    return found
+
+
+def report(label: str, pictures: Sequence[Bytes], deflate: Callable[[Bytes], bytes]) -> None:
+    """Print the time to deflate all pictures, and the bytes."""
+    start = time.perf_counter()
+    size = sum(len(deflate(rows)) for rows in pictures)
+    print(f"  {label:22s}{(time.perf_counter() - start) * 1e3:7.0f} ms{size / 1e6:8.2f} MB")
+
+
+def main() -> None:
+    """Print the table."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--models", default="resnet18,resnet50,vgg16")
+    logging.getLogger("featviz").setLevel(logging.ERROR)
+    for name in parser.parse_args().models.split(","):
+        pictures = [g for file in sorted(SCENES.iterdir())[:2] for g in grids(name, file)]
+        print(f"{name}: {sum(p.size for p in pictures) / 1e6:.1f} MB of pixels in two images")
+        for kind in FILTERS:
+            start = time.perf_counter()
+            rows = [filtered(picture, kind) for picture in pictures]
+            print(f" {kind}: filtered in {(time.perf_counter() - start) * 1e3:.0f} ms")
+            for level in (0, 1, 3):
+                report(f"ISA-L {level}", rows, lambda r, level=level: isal_zlib.compress(r, level))
+            if kind == "sub":
+                report("zlib 6", rows, lambda r: zlib.compress(r, 6))
+
+
+if __name__ == "__main__":
+    main()
