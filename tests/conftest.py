@@ -1,0 +1,95 @@
+"""Small models, pictures and ways to run the command line, for all tests."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch import nn
+
+from featviz import cli
+
+ROOT = Path(__file__).parent.parent
+SCENES = ROOT / "sample_images" / "scenes"
+DIGITS = ROOT / "sample_images" / "digits"
+DIGITS_MODEL = ROOT / "configs" / "digits_cnn.pth"
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a command line gave."""
+
+    code: int
+    out: str
+    err: str
+
+
+@pytest.fixture
+def featviz(capfd: pytest.CaptureFixture[str]) -> Callable[..., Outcome]:
+    """Run a command line in this process, through the error boundary; captures the streams."""
+
+    def invoke(*arguments: object) -> Outcome:
+        capfd.readouterr()
+        code = cli.guarded([str(argument) for argument in arguments])
+        streams = capfd.readouterr()
+        return Outcome(code, streams.out, streams.err)
+
+    return invoke
+
+
+@pytest.fixture
+def shell() -> Callable[..., Outcome]:
+    """Run `python -m featviz.cli`-like commands in a process of their own."""
+
+    def invoke(*arguments: object, stdin: bytes = b"", cwd: Path | None = None) -> Outcome:
+        code = "from featviz.cli import main; main()"
+        done = subprocess.run(
+            [sys.executable, "-c", code, *map(str, arguments)],
+            input=stdin,
+            capture_output=True,
+            cwd=cwd,
+            env={**os.environ, "COLUMNS": "200"},
+            check=False,
+        )
+        return Outcome(done.returncode, done.stdout.decode(), done.stderr.decode())
+
+    return invoke
+
+
+@pytest.fixture
+def tiny() -> nn.Module:
+    """Convolution, in-place ReLU, pooling, linear: three channels in, five classes out."""
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Conv2d(3, 4, 3, padding=1),
+        nn.ReLU(inplace=True),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+        nn.Linear(4, 5),
+    ).eval()
+
+
+@pytest.fixture
+def tiny_file(tiny: nn.Module, tmp_path: Path) -> Path:
+    """The tiny model, saved whole."""
+    path = tmp_path / "tiny.pth"
+    torch.save(tiny, path)
+    return path
+
+
+@pytest.fixture
+def picture(tmp_path: Path) -> Path:
+    """A small RGB picture with structure, 24 × 20."""
+    y, x = np.mgrid[0:20, 0:24]
+    pixels = np.stack([x * 10, y * 12, (x + y) * 5], axis=-1).astype(np.uint8)
+    path = tmp_path / "picture.png"
+    Image.fromarray(pixels).save(path)
+    return path

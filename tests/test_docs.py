@@ -1,0 +1,154 @@
+"""What the documents say works as it stands: commands of the README, configs, docstrings."""
+
+from __future__ import annotations
+
+import doctest
+import importlib.util
+import re
+import shlex
+import shutil
+import tomllib
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+import pytest
+import torch
+from conftest import ROOT, SCENES, Outcome
+from torch import nn
+
+from featviz import api, store
+
+README = (ROOT / "README.md").read_text()
+
+
+@pytest.fixture
+def clone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with what a clone has, to run the README's commands in."""
+    for name in ("configs", "sample_images"):
+        shutil.copytree(ROOT / name, tmp_path / name)
+    shutil.copy(SCENES / "spheres.jpg", tmp_path / "photo.jpg")
+    shutil.copytree(SCENES, tmp_path / "photos")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def commands(marker: str) -> list[str]:
+    """The lines of the code block behind a marker, without their comments."""
+    block = README.split(marker, 1)[1].split("```sh\n", 1)[1].split("```", 1)[0]
+    return [line.split("  #")[0].strip() for line in block.splitlines() if line.strip()]
+
+
+def test_readme_demo_command_draws_the_digits(clone: Path, featviz: Callable[..., Outcome]) -> None:
+    """The featviz half of the set-up command draws 20 folders into out-digits."""
+    (line,) = commands("<!-- demo command -->")
+    install, run = line.split(" && ")
+    assert install == "pip install ."
+    assert featviz(*shlex.split(run)[1:]).code == 0
+    assert len([p for p in (clone / "out-digits").iterdir() if p.is_dir()]) == 20
+
+
+def test_ci_runs_the_readmes_test_command() -> None:
+    """.ci/run finds the command in the README, so a missing install step cannot hide."""
+    (line,) = commands("<!-- test command -->")
+    assert line == "pip install -e '.[test]' && python -m pytest"
+    assert "README.md" in (ROOT / ".ci" / "run").read_text()
+
+
+def test_readme_use_commands_work(clone: Path, featviz: Callable[..., Outcome]) -> None:
+    """Each command under Use, with random weights where it would download some."""
+    torch.save(nn.Sequential(nn.Conv2d(3, 2, 3), nn.ReLU()), clone / "model.pth")
+    save_weights(clone / "weights.safetensors")
+    (clone / "net.py").write_text(
+        "from torch import nn\ndef make_net(width):\n    return nn.Conv2d(1, width, 3)\n"
+    )
+    lines = [line for line in commands("## Use") if line.startswith("featviz")]
+    assert len(lines) == 5
+    for index, line in enumerate(lines):
+        words = shlex.split(line.replace("scan.png", "photo.jpg"))[1:]
+        if "resnet18" in words:
+            words += ["--weights", "none"]
+        if words[0] == "run" and "--out" not in words:
+            words += ["--out", f"out{index}"]
+        assert featviz(*words).code == 0, line
+
+
+def save_weights(path: Path) -> None:
+    from safetensors.torch import save_file
+    from torchvision import models
+
+    save_file(models.resnet50().state_dict(), path)
+
+
+@pytest.mark.parametrize("line", commands("working examples:"))
+def test_config_commands_work(line: str, clone: Path, featviz: Callable[..., Outcome]) -> None:
+    """The configurations that the README shows run as they are shown."""
+    done = featviz(*shlex.split(line)[1:])
+    assert done.code == 0, done.err
+
+
+def test_every_config_is_valid_and_shown() -> None:
+    """Each file in configs/ is named in the README's commands or its set-up."""
+    for path in (ROOT / "configs").glob("*.toml"):
+        tomllib.loads(path.read_text())
+        assert f"configs/{path.name}" in README
+
+
+def test_stages_config_draws_what_it_says(clone: Path, featviz: Callable[..., Outcome]) -> None:
+    """resnet18_stages: five layers, at most 64 maps, one range a layer, in colour."""
+    done = featviz("run", "--config", "configs/resnet18_stages.toml", "--weights", "none")
+    assert done.code == 0
+    for manifest in (clone / "out-resnet18").rglob("manifest.json"):
+        rows = store.read_json(manifest)["captures"]
+        assert [row["layer"] for row in rows] == ["conv1", "layer1", "layer2", "layer3", "layer4"]
+        assert all(
+            row["normalize"] == "layer" and len(row.get("channels", [0] * 64)) == 64 for row in rows
+        )
+
+
+def test_docstring_examples() -> None:
+    """The examples of the public API give what they show."""
+    assert doctest.testmod(api).attempted >= 5
+    assert doctest.testmod(api).failed == 0
+
+
+def test_readme_exit_codes_match_the_errors() -> None:
+    """The README's table has the codes that the errors carry."""
+    from featviz.errors import FeatvizError, UsageError
+
+    codes = {int(code) for code in re.findall(r"^\| (\d+) \|", README, re.MULTILINE)}
+    assert {0, FeatvizError.exit_code, UsageError.exit_code, 3, 130} == codes
+
+
+def train_script() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("train", ROOT / "configs/train_digits_cnn.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_shipped_model_is_what_the_script_makes() -> None:
+    """Same architecture, one Sequential, and at most 400 KB."""
+    path = ROOT / "configs" / "digits_cnn.pth"
+    shipped = torch.load(path, weights_only=False)
+    assert str(shipped) == str(train_script().build_model(32))
+    assert path.stat().st_size <= 400 * 1024
+
+
+@pytest.mark.slow
+def test_retraining_a_tiny_version_learns(tmp_path: Path) -> None:
+    """A few hundred steps at an eighth of the width beat guessing by far."""
+    script = train_script()
+    threads = torch.get_num_threads()
+    code = script.main(
+        ["--train-size", "3000", "--epochs", "6", "--width", "8", "--test-size", "300",
+         "--out", str(tmp_path / "tiny.pth")]
+    )  # fmt: skip
+    torch.set_num_threads(threads)
+    assert code in (0, None)
+    model = torch.load(tmp_path / "tiny.pth", weights_only=False)
+    images, labels = script.render_digits(200, np.random.default_rng(99))
+    found = model(torch.as_tensor(images)).argmax(1)
+    assert (found == torch.as_tensor(labels)).float().mean() > 0.5

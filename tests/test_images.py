@@ -1,0 +1,406 @@
+"""Files to pictures as a person would see them, and arguments to samples."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import logging
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image, features
+
+from featviz import images
+from featviz.errors import ImageError, UsageError
+from featviz.records import Sample
+
+
+@pytest.fixture
+def heard(caplog: pytest.LogCaptureFixture) -> Iterator[pytest.LogCaptureFixture]:
+    """caplog hears featviz even after the command line kept its messages to itself."""
+    logger = logging.getLogger("featviz")
+    propagate, logger.propagate = logger.propagate, True
+    yield caplog
+    logger.propagate = propagate
+
+
+@pytest.fixture
+def scene() -> np.ndarray:
+    """uint8 [6, 8, 3]: red at the left, blue at the right, brighter towards the bottom."""
+    pixels = np.zeros((6, 8, 3), np.uint8)
+    pixels[:, :4, 0] = pixels[:, 4:, 2] = np.arange(100, 220, 20)[:, None]
+    return pixels
+
+
+def decoded(path: Path, **options: object) -> np.ndarray:
+    """The pixels of a file."""
+    return np.asarray(images.decode(Sample(path.name, path), **options).image)  # type: ignore[arg-type]
+
+
+def test_plain_picture_is_what_the_file_holds(tmp_path: Path, scene: np.ndarray) -> None:
+    """RGB stays as it is; size and hash are those of the file."""
+    path = tmp_path / "plain.png"
+    Image.fromarray(scene).save(path)
+    picture = images.decode(Sample("plain.png", path))
+    assert np.array_equal(np.asarray(picture.image), scene)
+    assert (picture.image.mode, picture.size) == ("RGB", (8, 6))
+    assert picture.sha256 == hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_exif_orientation(tmp_path: Path, scene: np.ndarray, orientation: int) -> None:
+    """Each of the eight orientations is turned upright, unless exif is off."""
+    path = tmp_path / "turned.png"
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    Image.fromarray(scene).save(path, exif=exif)
+    upright = {
+        1: scene,
+        2: scene[:, ::-1],
+        3: scene[::-1, ::-1],
+        4: scene[::-1],
+        5: scene.transpose(1, 0, 2),
+        6: np.rot90(scene, -1),
+        7: scene[::-1, ::-1].transpose(1, 0, 2),
+        8: np.rot90(scene),
+    }[orientation]
+    assert np.array_equal(decoded(path), upright)
+    assert np.array_equal(decoded(path, exif=False), scene)
+
+
+def transparent(mode: str) -> tuple[Image.Image, dict[str, object]]:
+    """A picture [4, 4] whose upper half is a hidden green (or grey 90), and how to save it."""
+    shape = (4, 4, 4)
+    rgba = np.full(shape, (40, 40, 40, 255), np.uint8)
+    rgba[:2] = (0, 200, 0, 0)
+    opaque, hidden = Image.fromarray(rgba[..., :3]), (0, 200, 0)
+    if mode == "RGBA":
+        return Image.fromarray(rgba), {}
+    if mode == "LA":
+        grey = np.full((4, 4, 2), (40, 255), np.uint8)
+        grey[:2] = (90, 0)
+        return Image.fromarray(grey, "LA"), {}
+    if mode == "L":
+        return Image.fromarray(np.repeat([[90], [90], [40], [40]], 4, 1).astype(np.uint8)), {
+            "transparency": 90
+        }
+    if mode == "P":
+        indexed = opaque.quantize(2)
+        return indexed, {"transparency": indexed.getpixel((0, 0))}
+    return opaque, {"transparency": hidden}
+
+
+@pytest.mark.filterwarnings("ignore:'mode' parameter is deprecated:DeprecationWarning")
+@pytest.mark.parametrize("mode", ["RGBA", "LA", "P", "RGB", "L"])
+@pytest.mark.parametrize(
+    ("background", "color"),
+    [("white", (255, 255, 255)), ("#ff8000", (255, 128, 0)), ("red", (255, 0, 0))],
+)
+def test_transparency_shows_the_background(
+    tmp_path: Path, mode: str, background: str, color: tuple[int, int, int]
+) -> None:
+    """Colours hidden under alpha or a transparent colour do not show (trap 28)."""
+    image, options = transparent(mode)
+    image.save(tmp_path / "hidden.png", **options)
+    picture = images.decode(Sample("h", tmp_path / "hidden.png"), background=background).image
+    pixels = np.asarray(picture.convert("RGB"))
+    assert (pixels[:2] == color).all()
+    assert (pixels[2:] == 40).all()
+
+
+def test_half_transparency_is_mixed(tmp_path: Path) -> None:
+    """Alpha mixes the colour with the background in proportion."""
+    path = tmp_path / "half.png"
+    Image.new("RGBA", (2, 2), (200, 0, 100, 51)).save(path)
+    mixed = decoded(path, background="black").astype(int)
+    assert np.abs(mixed - (40, 0, 20)).max() <= 1
+
+
+def test_sixteen_bits_are_scaled_by_their_range(tmp_path: Path) -> None:
+    """A 16-bit ramp becomes the 8-bit ramp, not white (trap 28)."""
+    ramp = np.linspace(0, 65535, 256).astype(np.uint16).reshape(16, 16)
+    path = tmp_path / "deep.png"
+    Image.fromarray(ramp).save(path)
+    with Image.open(path) as opened:
+        assert opened.mode == "I;16"
+    assert np.array_equal(decoded(path), np.arange(256, dtype=np.uint8).reshape(16, 16))
+
+
+def test_sixteen_bit_tiff_of_either_byte_order(tmp_path: Path) -> None:
+    """The order of the bytes in the file does not matter."""
+    values = np.array([[0, 257, 32896, 65535]], np.uint16)
+    for order in ("<u2", ">u2"):
+        path = tmp_path / f"{order[0] == '<'}.tif"
+        Image.fromarray(values.astype(order)).save(path)
+        assert decoded(path).tolist() == [[0, 1, 128, 255]]
+
+
+@pytest.mark.parametrize(
+    ("values", "greys"),
+    [
+        ([0.0, 0.5, 1.0], [0, 128, 255]),
+        ([0.25, 0.25, 0.25], [64, 64, 64]),
+        ([-2.0, 0.0, 2.0], [0, 128, 255]),
+        ([0.0, 50.0, 200.0], [0, 64, 255]),
+        ([7.0, 7.0, 7.0], [0, 0, 0]),
+    ],
+)
+def test_float_tiff(tmp_path: Path, values: list[float], greys: list[int]) -> None:
+    """Floats within 0..1 are scaled by 255, others by their own minimum and maximum."""
+    path = tmp_path / "float.tif"
+    Image.fromarray(np.array([values], np.float32)).save(path)
+    assert decoded(path).tolist() == [greys]
+
+
+def test_float_tiff_with_nan_is_refused(tmp_path: Path) -> None:
+    """NaN has no grey."""
+    path = tmp_path / "nan.tif"
+    Image.fromarray(np.array([[0, np.nan]], np.float32)).save(path)
+    with pytest.raises(ImageError, match=r"nan\.tif cannot be read: it holds NaN"):
+        decoded(path)
+
+
+def test_cmyk_jpeg_is_not_inverted(tmp_path: Path, scene: np.ndarray) -> None:
+    """A CMYK JPEG shows the colours of the RGB picture it was made of (trap 28)."""
+    path = tmp_path / "print.jpg"
+    large = Image.fromarray(scene).resize((64, 48), Image.Resampling.NEAREST)
+    large.convert("CMYK").save(path, quality=95)
+    assert np.abs(decoded(path).astype(int) - np.asarray(large)).mean() < 6
+
+
+def test_palette_and_one_bit_files(tmp_path: Path, scene: np.ndarray) -> None:
+    """A palette becomes its colours, one bit becomes black and white."""
+    Image.fromarray(scene).quantize(64).save(tmp_path / "palette.png")
+    assert np.abs(decoded(tmp_path / "palette.png").astype(int) - scene).max() < 20
+    bits = np.arange(48).reshape(6, 8) % 3 == 0
+    Image.fromarray(bits).save(tmp_path / "bits.png")
+    assert np.array_equal(decoded(tmp_path / "bits.png"), bits * 255)
+
+
+def test_first_frame_of_an_animation(tmp_path: Path, heard: pytest.LogCaptureFixture) -> None:
+    """Of an animated GIF the first frame is taken, and a warning says how many there are."""
+    path = tmp_path / "moving.gif"
+    frames = [Image.new("RGB", (4, 4), color) for color in ("red", "lime", "blue")]
+    frames[0].save(path, save_all=True, append_images=frames[1:])
+    assert (decoded(path) == (255, 0, 0)).all()
+    assert [r.levelname for r in heard.records] == ["WARNING"]
+    assert "moving.gif has 3 frames; the first is taken" in heard.text
+
+
+def test_still_picture_makes_no_warning(picture: Path, heard: pytest.LogCaptureFixture) -> None:
+    """One frame is nothing to warn about."""
+    decoded(picture)
+    assert not heard.records
+
+
+def broken(kind: str, path: Path) -> None:
+    """Make a file that only looks like an image."""
+    if kind == "folder":
+        path.mkdir()
+        return
+    data = io.BytesIO()
+    noise = np.random.default_rng(0).integers(0, 256, (50, 50, 3), dtype=np.uint8)
+    format = "jpeg" if kind == "truncated jpeg" else "png"
+    Image.fromarray(noise).save(data, format)
+    whole = data.getvalue()
+    contents = {"empty": b"", "text": b"not an image\n", "header": whole[:20], "missing": None}
+    content = contents.get(kind, whole[: len(whole) // 2])
+    if content is not None:
+        path.write_bytes(content)
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        ("truncated png", "cannot be read: .*truncated"),
+        ("truncated jpeg", "cannot be read: .*truncated"),
+        ("header", "cannot be read|no image"),
+        ("empty", "is no image that Pillow can read"),
+        ("text", "is no image that Pillow can read"),
+        ("folder", "is no file"),
+        ("missing", "is no file"),
+    ],
+)
+def test_broken_file_is_named(tmp_path: Path, kind: str, message: str) -> None:
+    """What cannot be read is an ImageError that names the file, never another exception."""
+    path = tmp_path / "fine.png"
+    broken(kind, path)
+    with pytest.raises(ImageError, match=rf"fine\.png.*({message})"):
+        decoded(path)
+
+
+@pytest.mark.skipif(not features.check("avif"), reason="this Pillow reads no AVIF")
+def test_broken_avif_is_named(tmp_path: Path, scene: np.ndarray) -> None:
+    """The AVIF decoder raises RuntimeError, which is an ImageError too."""
+    path = tmp_path / "bad.avif"
+    Image.fromarray(scene).resize((64, 64)).save(path)
+    data = bytearray(path.read_bytes())
+    start = data.index(b"mdat") + 4
+    data[start:] = b"\xff" * (len(data) - start)
+    path.write_bytes(data)
+    with pytest.raises(ImageError, match=r"bad\.avif cannot be read"):
+        decoded(path)
+
+
+def test_unknown_background_is_a_usage_error() -> None:
+    """A background that is no colour is refused before any work."""
+    images.check_background("#808080")
+    with pytest.raises(UsageError, match="--background 'blak' is no colour"):
+        images.check_background("blak")
+
+
+# Samples
+
+
+@pytest.fixture
+def tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The working directory, to be filled with files that are only named."""
+    root = tmp_path / "tree"
+    root.mkdir()
+    monkeypatch.chdir(root)
+    return root
+
+
+def touch(*paths: str) -> None:
+    """Make empty files, each with its own folder."""
+    for path in map(Path, paths):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+
+
+def names(*arguments: str, stdin: bytes = b"", nul: bool = False) -> list[str]:
+    """Names of the samples, each of which must name its own file."""
+    found = images.find_samples(arguments, io.BytesIO(stdin), nul)
+    assert len({sample.path for sample in found}) == len(found)
+    return [sample.name for sample in found]
+
+
+def test_folder_is_searched_recursively_in_order(tree: Path) -> None:
+    """Images of all depths, sorted, by their paths within the folder; nothing else."""
+    touch("in/b.jpg", "in/a.PNG", "in/sub/deep/c.webp", "in/notes.txt", "in/sub.png/x.tif")
+    expected = ["a.PNG", "b.jpg", "sub/deep/c.webp", "sub.png/x.tif"]
+    assert names("in") == names("in/") == names(str(tree / "in")) == expected
+
+
+@pytest.mark.parametrize("argument", [".", "../tree", "in/..", "ABSOLUTE"])
+def test_hidden_files_are_left_out(tree: Path, argument: str) -> None:
+    """Files and folders within the argument that begin with a dot are left out."""
+    touch("x.png", ".h.png", ".cache/y.png", "sub/.z.png", "sub/w.png", "in/v.png")
+    argument = str(tree) if argument == "ABSOLUTE" else argument
+    assert names(argument) == ["in/v.png", "sub/w.png", "x.png"]
+
+
+@pytest.mark.parametrize("argument", [".cache/photos", "ABSOLUTE", "../.cache/photos", "."])
+def test_where_the_folder_lies_does_not_hide_it(
+    tree: Path, monkeypatch: pytest.MonkeyPatch, argument: str
+) -> None:
+    """A folder that is named is searched, wherever it lies and however it is reached."""
+    touch(".cache/photos/x.png", ".cache/photos/sub/y.png", "w/z")
+    if argument != ".cache/photos":
+        monkeypatch.chdir("w" if argument.startswith("..") else ".cache/photos")
+    argument = str(tree / ".cache/photos") if argument == "ABSOLUTE" else argument
+    assert names(argument) == ["sub/y.png", "x.png"]
+
+
+def test_folder_two_levels_up(tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The dots of `../..` hide nothing."""
+    touch("photos/x.png", "a/b/c")
+    monkeypatch.chdir("a/b")
+    assert names("../../photos") == ["x.png"]
+
+
+def test_glob_names_are_relative_to_its_fixed_part(tree: Path) -> None:
+    """A quoted glob finds files in order, named from where its magic begins."""
+    touch("in/a/1.png", "in/b/2.png", "in/b/3.jpg", "in/b/c/4.png", "5.png")
+    assert names("in/*/*.png") == ["a/1.png", "b/2.png"]
+    assert names("in/**/*.png") == ["a/1.png", "b/2.png", "b/c/4.png"]
+    assert names("in/b/[23].*") == ["2.png", "3.jpg"]
+    assert names("./*.png") == ["5.png"]
+    assert names(str(tree / "in" / "b" / "*.png")) == ["2.png"]
+
+
+def test_file_whose_name_looks_like_a_glob(tree: Path) -> None:
+    """A file that exists is taken by its name, brackets or not."""
+    touch("img[1].jpg", "img1.jpg")
+    assert names("img[1].jpg") == ["img[1].jpg"]
+
+
+@pytest.mark.parametrize(
+    ("stdin", "nul"),
+    [
+        (b"in/a.png\nin/b.png\n", False),
+        (b"in/a.png\r\n\r\nin/b.png", False),
+        (b"in/a.png\0in/b.png\0", True),
+    ],
+)
+def test_list_on_stdin(tree: Path, stdin: bytes, nul: bool) -> None:
+    """`-` reads paths, one a line or NUL-separated, in their order among the arguments."""
+    touch("in/a.png", "in/b.png", "c.png")
+    assert names("c.png", "-", stdin=stdin, nul=nul) == ["c.png", "a.png", "b.png"]
+
+
+def test_spaces_belong_to_a_name(tree: Path) -> None:
+    """Only the line break is taken off a line of the list."""
+    touch("in/ a .png ", "in/b.png")
+    assert names("-", stdin=b"in/ a .png \nin/b.png\n") == [" a .png ", "b.png"]
+
+
+def test_nul_separated_names_may_hold_line_breaks(tree: Path) -> None:
+    """With NUL, a line break is part of a name; bytes that are no UTF-8 come through."""
+    found = images.find_samples(["-"], io.BytesIO(b"a\nb.png\0\xff.png\0"), True)
+    assert [os.fsencode(sample.path) for sample in found] == [b"a\nb.png", b"\xff.png"]
+
+
+def test_three_images_of_the_same_name(tree: Path) -> None:
+    """`a/x.jpg`, `b/x.jpg` and `a/x.png` are three images (trap 30)."""
+    touch("a/x.jpg", "b/x.jpg", "a/x.png")
+    assert names("a/x.jpg", "b/x.jpg", "a/x.png") == ["a/x.jpg", "b/x.jpg", "x.png"]
+    assert names("a", "b") == ["a/x.jpg", "x.png", "b/x.jpg"]
+
+
+def test_clashes_take_as_many_folders_as_they_need(tree: Path) -> None:
+    """Names that agree in their last folders too are told apart by those above."""
+    touch("p/a/x.jpg", "q/a/x.jpg", "y.jpg")
+    assert names("p/a/x.jpg", "y.jpg", "q/a/x.jpg") == ["p/a/x.jpg", "y.jpg", "q/a/x.jpg"]
+
+
+def test_a_longer_name_does_not_clash_in_turn(tree: Path) -> None:
+    """What a clash is renamed to is not the name of another image."""
+    touch("a/x.jpg", "b/x.jpg", "c/a/x.jpg")
+    found = names("a/x.jpg", "b/x.jpg", "c")
+    assert len({name.casefold() for name in found}) == 3
+
+
+def test_names_that_differ_by_case_only_are_told_apart(tree: Path) -> None:
+    """On a system that ignores case, two such names would be one folder."""
+    touch("x.jpg", "d/X.JPG")
+    if not Path("X.jpg").exists():
+        touch("X.jpg")
+        assert len({name.casefold() for name in names(".")}) == 3
+    assert len({name.casefold() for name in names("x.jpg", "d")}) == 2
+
+
+def test_same_file_named_twice_is_one_sample(tree: Path) -> None:
+    """However often and by whatever way a file is named, it comes once, where it came first."""
+    touch("in/a.png", "in/b.png")
+    Path("link.png").symlink_to("in/a.png")
+    assert names("in/b.png", "in", "in/*.png", "./in/a.png", "link.png") == ["b.png", "a.png"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["nowhere.png"], "no image 'nowhere.png': no such file or folder"),
+        (["in/*.png"], r"no image matches 'in/\*\.png'"),
+        (["empty"], "no images in folder 'empty'"),
+        (["-"], "stdin lists no images"),
+    ],
+)
+def test_nothing_there_is_a_usage_error(tree: Path, arguments: list[str], message: str) -> None:
+    """An argument that gives no image is named."""
+    touch("empty/notes.txt", "in/only.jpg")
+    with pytest.raises(UsageError, match=message):
+        names(*arguments, stdin=b"\n\n")
