@@ -10,6 +10,7 @@ import traceback
 from typing import Any
 
 import click
+from click.shell_completion import CompletionItem
 
 from featviz import __version__
 from featviz.errors import FeatvizError
@@ -36,6 +37,15 @@ class LazyGroup(click.Group):
             return None
         command: click.Command = importlib.import_module(COMMANDS[cmd_name][0]).command
         return command
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        """Complete names without importing the commands."""
+        names = [
+            CompletionItem(name, help=help)
+            for name, (_, help) in COMMANDS.items()
+            if name.startswith(incomplete)
+        ]
+        return names + click.Command.shell_complete(self, ctx, incomplete)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """List the commands without importing them."""
@@ -65,7 +75,7 @@ def main() -> None:
 
 def guarded(arguments: list[str]) -> int:
     """Run a command line and return its exit code."""
-    _listen(arguments)
+    _listen()
     try:
         result = group.main(arguments, prog_name="featviz", standalone_mode=False)
         return result if isinstance(result, int) else 0
@@ -76,22 +86,26 @@ def guarded(arguments: list[str]) -> int:
     except (KeyboardInterrupt, click.Abort):
         return _say("interrupted", None, INTERRUPTED, None)
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
+        return _closed_pipe()
+    except SystemExit as error:  # click's own answer to a closed pipe, beside a program's sys.exit
+        if "PacifyFlush" in type(sys.stdout).__name__:
+            return _closed_pipe()
+        return error.code if isinstance(error.code, int) else 1
 
 
-def _listen(arguments: list[str]) -> None:
-    """Send warnings to stderr; -v adds details and tracebacks, -q leaves errors alone."""
-    level = logging.INFO
-    if any(a in ("-v", "--verbose") for a in arguments):
-        level = logging.DEBUG
-    elif any(a in ("-q", "--quiet") for a in arguments):
-        level = logging.ERROR
+def _closed_pipe() -> int:
+    """Nobody reads on (`| head -1`): that is no error."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    return 0
+
+
+def _listen() -> None:
+    """Send messages to stderr; the options -q and -v change the level."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(_Formatter())
     logger = logging.getLogger("featviz")
     logger.handlers = [handler]
-    logger.setLevel(level)
+    logger.setLevel(logging.INFO)
     logger.propagate = False
 
 

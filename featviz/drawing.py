@@ -17,7 +17,7 @@ from featviz.palette import Palette
 from featviz.records import Bytes, Capture, DrawOptions, Floats, GridPlan, Site
 from featviz.scale import Limits, Scale
 
-LARGEST_SIDE = {"png": 2**31 - 1, "webp": 16_383, "jpg": 65_535}
+LARGEST_SIDE = {"png": 2**31 - 1, "webp": 16_383, "jpg": 65_500}
 """Pixels that a format can hold in one direction."""
 
 

@@ -10,8 +10,8 @@ import os
 import struct
 import sys
 import zlib
-from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePath
 from typing import BinaryIO
@@ -48,6 +48,7 @@ SUFFIXES = frozenset(
 
 _BROKEN = (
     OSError,
+    RuntimeError,
     SyntaxError,
     ValueError,
     EOFError,
@@ -105,7 +106,7 @@ def decode(sample: Sample, exif: bool = True, background: str = "white") -> Pict
     """
     try:
         if not sample.path.is_file():
-            raise ImageError(f"{sample.path} is no file", None)
+            raise ImageError(f"{sample.name} is no file", None)
         data = sample.path.read_bytes()
         with Image.open(io.BytesIO(data)) as opened:
             _warn_of_frames(sample, opened)
@@ -113,10 +114,10 @@ def decode(sample: Sample, exif: bool = True, background: str = "white") -> Pict
             upright = ImageOps.exif_transpose(opened) if exif else opened
             image = _flatten(upright, background)
     except UnidentifiedImageError as error:
-        raise ImageError(f"{sample.path} is no image that Pillow can read", None) from error
+        raise ImageError(f"{sample.name} is no image that Pillow can read", None) from error
     except _BROKEN as error:
         reason = str(error) or type(error).__name__
-        raise ImageError(f"{sample.path} cannot be read: {reason}", None) from error
+        raise ImageError(f"{sample.name} cannot be read: {reason}", None) from error
     return Picture(image, hashlib.sha256(data).hexdigest(), image.size)
 
 
@@ -157,18 +158,19 @@ def _listed(stdin: BinaryIO, nul: bool) -> list[Path]:
 
 
 def _in_folder(folder: Path) -> list[tuple[str, Path]]:
-    files = sorted(
-        path.relative_to(folder)
-        for path in folder.rglob("*")
-        if path.suffix.lower() in SUFFIXES
-        and not any(part.startswith(".") for part in path.parts[1:])
-    )
-    images = [(file.as_posix(), folder / file) for file in files if not (folder / file).is_dir()]
-    if not images:
+    inside = sorted(path.relative_to(folder) for path in folder.rglob("*"))
+    files = [
+        file
+        for file in inside
+        if file.suffix.lower() in SUFFIXES
+        and not any(part.startswith(".") for part in file.parts)
+        and not (folder / file).is_dir()
+    ]
+    if not files:
         raise UsageError(
             f"no images in folder {str(folder)!r}", f"it has no {' '.join(sorted(SUFFIXES))} files"
         )
-    return images
+    return [(file.as_posix(), folder / file) for file in files]
 
 
 def _globbed(pattern: str) -> list[tuple[str, Path]]:
@@ -183,25 +185,23 @@ def _globbed(pattern: str) -> list[tuple[str, Path]]:
 
 
 def _name_apart(found: Iterable[tuple[str, Path]]) -> list[Sample]:
-    groups: dict[str, list[tuple[str, Path]]] = defaultdict(list)
-    pairs = list(found)
-    for name, path in pairs:
-        groups[name.casefold()].append((name, path))
-    names: dict[Path, str] = {}
-    for group in groups.values():
-        names |= {path: name for name, path in group} if len(group) == 1 else _tails(group)
-    return [Sample(names[path], path) for _, path in pairs]
+    """Lengthen names that clash (also on file systems without case) by one real parent a round;
+    where only case tells real paths apart, number them."""
+    names = {path: name for name, path in found}
+    parts = {path: Path(os.path.realpath(path)).parts[1:] for path in names}
+    while clashing := _clashing(names):
+        for index, path in enumerate(clashing):
+            length = names[path].count("/") + 2
+            if length > len(parts[path]):
+                names[path] = f"{index}/{names[path]}"
+            else:
+                names[path] = "/".join(parts[path][-length:])
+    return [Sample(name, path) for path, name in names.items()]
 
 
-def _tails(group: Sequence[tuple[str, Path]]) -> dict[Path, str]:
-    """The shortest ends of the real paths that tell all of them apart."""
-    parts = {path: Path(os.path.realpath(path)).parts[1:] for _, path in group}
-    length = 1
-    while len({"/".join(p[-length:]).casefold() for p in parts.values()}) < len(group):
-        length += 1
-        if length > max(map(len, parts.values())):
-            return {path: f"{i}/{name}" for i, (name, path) in enumerate(group)}
-    return {path: "/".join(p[-length:]) for path, p in parts.items()}
+def _clashing(names: Mapping[Path, str]) -> list[Path]:
+    counts = Counter(name.casefold() for name in names.values())
+    return [path for path, name in names.items() if counts[name.casefold()] > 1]
 
 
 def _warn_of_frames(sample: Sample, image: Image.Image) -> None:
@@ -214,17 +214,15 @@ def _flatten(image: Image.Image, background: str) -> Image.Image:
     """Any mode to L or RGB of 8 bits."""
     if image.mode.startswith(("I", "F")):
         return _from_wide(image)
-    if image.mode in ("L", "RGB"):
-        return image.copy()
-    if image.mode == "1":
-        return image.convert("L")
     if image.has_transparency_data:
         return _composite(image, background)
-    return image.convert("RGB")
+    if image.mode in ("L", "RGB"):
+        return image.copy()
+    return image.convert("L" if image.mode == "1" else "RGB")
 
 
 def _composite(image: Image.Image, background: str) -> Image.Image:
-    grey = image.mode in ("LA", "La")
+    grey = image.mode in ("1", "L", "LA", "La")
     ground = Image.new("RGBA", image.size, ImageColor.getrgb(background)[:3])
     over = Image.alpha_composite(ground, image.convert("RGBA")).convert("RGB")
     channels = ImageColor.getrgb(background)[:3]

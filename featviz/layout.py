@@ -67,4 +67,4 @@ def _real(tensor: Tensor) -> Tensor:
         tensor = tensor.dequantize()
     if tensor.layout != torch.strided:
         raise LayoutError(f"is stored as {tensor.layout}, not as a dense tensor")
-    return tensor.float()
+    return tensor.float().resolve_neg()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 
 import numpy as np
@@ -105,11 +105,16 @@ def _strip_scale(count: int, options: DrawOptions) -> tuple[int, int]:
 
 
 def _square(count: int, tile_height: int, tile_width: int) -> int:
-    """Columns for which the picture's longer side is shortest; of equals, the wider picture."""
-    guess = max(1, math.isqrt(count * tile_height // tile_width))
-    near = range(max(1, guess - 1), min(count, guess + 2) + 1)
+    """Columns for which the picture's longer side is shortest; of equals, the wider picture.
 
-    def cost(columns: int) -> tuple[int, int]:
-        return max(columns * tile_width, -(-count // columns) * tile_height), -columns
+    With more columns the width grows and the height does not: the best lies where they cross.
+    """
 
-    return min(near or (count,), key=cost)
+    def height(columns: int) -> int:
+        return -(-count // columns) * tile_height
+
+    crossing = 1 + bisect_left(
+        range(1, count), True, key=lambda columns: columns * tile_width >= height(columns)
+    )
+    near = {max(1, crossing - 1), crossing}
+    return min(near, key=lambda columns: (max(columns * tile_width, height(columns)), -columns))

@@ -148,6 +148,7 @@ def stages(outputs: Iterable[tuple[Layer, Sequence[int]]]) -> list[Layer]:
         outputs: (layer, shape) in the order in which layers finished; a layer finishes after
             those inside it, so of two that give the same tensor the outer one is taken.
     """
+    outputs = list(outputs)
     taken: dict[object, Layer] = {}
     for layer, shape in outputs:
         if layer.index == 0 or len(shape) != 4 or shape[0] != 1 or shape[2] * shape[3] == 1:

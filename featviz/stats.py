@@ -27,9 +27,10 @@ def channel_stats(maps: Tensor) -> Floats:
     rows = maps.flatten(1)
     norm = torch.linalg.vector_norm(rows, dim=1)
     sums = torch.stack([rows.amin(1), rows.amax(1), rows.mean(1), norm])
-    low, high, mean, length = sums.cpu().numpy().astype(np.float64)
-    if not np.isfinite(low + high).all():
+    columns = sums.cpu().numpy()
+    if not np.isfinite(columns).all():
         return _masked_stats(rows)
+    low, high, mean, length = columns.astype(np.float64)
     variance = np.maximum(length**2 / rows.shape[1] - mean**2, 0)
     steep = mean**2 > _CANCELLATION * variance
     if rows.shape[1] == 1:
@@ -66,7 +67,7 @@ def overall(stats: Floats, values: int) -> dict[str, float | int | None]:
 
 
 def _masked_stats(rows: Tensor) -> Floats:
-    """The slow way, taken only where a value is NaN or infinite."""
+    """The slow way, taken only where a value, or a sum of squares, is not finite."""
     finite = torch.isfinite(rows)
     count = finite.sum(1)
     nothing = count == 0

@@ -96,6 +96,9 @@ class ImageFolder:
         """Remove what was written of an image that failed, with folders that this empties."""
         with _reported(self.path):
             shutil.rmtree(self.path, ignore_errors=True)
+            for parent in list(self.path.parents)[: self.name.count("/")]:
+                if parent.is_dir() and not any(parent.iterdir()):
+                    parent.rmdir()
 
 
 def manifest_rows(captures: Sequence[Capture], skipped: Sequence[Skip]) -> dict[str, Any]:
@@ -155,6 +158,8 @@ def read_json(path: Path) -> dict[str, Any]:
         raise StoreError(f"{path.parent} is no run directory: it has no {path.name}") from None
     except (ValueError, KeyError, TypeError, OSError) as error:
         raise StoreError(f"{path} cannot be read: {error}") from error
+    if not isinstance(version, int):
+        raise StoreError(f"{path} cannot be read: its schema_version is {version!r}")
     if version > SCHEMA_VERSION:
         raise StoreError(
             f"{path} has schema version {version}, this featviz reads up to {SCHEMA_VERSION}",
@@ -204,6 +209,6 @@ def _reported(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise StoreError(
-            f"{error.filename or path} cannot be written: {error.strerror or error}",
+            f"{path} cannot be written: {error.strerror or error}",
             "what is complete stays complete; choose another --out or make room",
         ) from error

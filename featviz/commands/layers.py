@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import json
+import sys
 from typing import Any
 
 import click
 
 from featviz.commands import options as opts
-from featviz.commands.run import input_options, layer_option, model_options
 
 
 @click.command("layers")
 @click.argument("model", required=False)
-@layer_option
+@opts.layer_option
 @click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout.")
 @opts.input_options
 @opts.model_options
@@ -38,7 +38,9 @@ def command(ctx: click.Context, /, model: str | None, **given: Any) -> int:
     from featviz import listing
 
     found = listing.list_model(
-        model_options(str(model), given), input_options(given), ",".join(given["layers"]) or None
+        opts.to_model_options(str(model), given),
+        opts.to_input_options(given),
+        ",".join(given["layers"]) or None,
     )
     if given["as_json"]:
         click.echo(json.dumps(found.as_json(), indent=1))
@@ -53,7 +55,7 @@ def _table(found: Any) -> None:
 
     table = Table(box=None, pad_edge=False)
     for name, justify in (("", "left"), ("index", "right"), ("name", "left"), ("type", "left")):
-        table.add_column(name, justify=justify, overflow="fold")  # type: ignore[arg-type]
+        table.add_column(name, justify=justify, overflow="fold", no_wrap=not sys.stdout.isatty())  # type: ignore[arg-type]
     for name in ("parameters", "output shape", "calls"):
         table.add_column(name, justify="right")
     for row in found.rows:
@@ -67,5 +69,7 @@ def _table(found: Any) -> None:
             "" if row.calls is None else str(row.calls),
         )
     console = Console()
+    if not console.is_terminal:  # for grep and awk: a line is a line
+        console = Console(width=max(console.width, 400))
     console.print(table)
     console.print(found.footer, markup=False, highlight=False)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import difflib
+import logging
 import tomllib
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -12,6 +13,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 F = TypeVar("F", bound=Callable[..., Any])
+
+if TYPE_CHECKING:
+    from featviz.models.load import ModelOptions
+    from featviz.models.preprocess import InputOptions
 
 if TYPE_CHECKING:  # generic from click 8.4 on, and only for type checkers
     _ParamType = click.ParamType[Any]
@@ -155,19 +160,42 @@ config_option = click.option(
     help="TOML file with values for any option; the command line wins.",
 )
 
+
+def _level(level: int) -> Callable[[click.Context, click.Parameter, bool], None]:
+    def set_level(ctx: click.Context, param: click.Parameter, given: bool) -> None:
+        if given:
+            logging.getLogger("featviz").setLevel(level)
+
+    return set_level
+
+
 verbosity_options = stacked(
     [
         click.option(
-            "-q", "--quiet", is_flag=True, expose_value=False, help="Only errors on stderr."
+            "-q",
+            "--quiet",
+            is_flag=True,
+            expose_value=False,
+            callback=_level(logging.ERROR),
+            help="Only errors on stderr.",
         ),
         click.option(
             "-v",
             "--verbose",
             is_flag=True,
             expose_value=False,
+            callback=_level(logging.DEBUG),
             help="More details, and tracebacks.",
         ),
     ]
+)
+
+layer_option = click.option(
+    "--layers",
+    multiple=True,
+    metavar="SELECTORS",
+    help="Class names, globs, re:REGEX, Class@glob, #index, !not; separated by commas. "
+    "Without it, one layer for each stage.",
 )
 
 model_options = stacked(
@@ -215,3 +243,25 @@ input_options = stacked(
         ),
     ]
 )
+
+
+def to_model_options(model: str, given: dict[str, Any]) -> ModelOptions:
+    """The options of the model, as a record."""
+    from featviz.models.load import ModelOptions
+
+    names = ("arch", "weights", "seed", "unsafe_load", "device")
+    return ModelOptions(
+        model,
+        model_args=key_values(given["model_arg"]),
+        allow_globals=tuple(given["allow_global"]),
+        **{name: given[name] for name in names},
+    )
+
+
+def to_input_options(given: dict[str, Any]) -> InputOptions:
+    """The options of the input, as a record."""
+    from featviz.models.preprocess import InputOptions
+
+    names = ("size", "crop", "mean", "std", "exif", "background")
+    channels = int(given["channels"]) if given["channels"] else None
+    return InputOptions(channels=channels, **{name: given[name] for name in names})

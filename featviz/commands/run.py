@@ -25,14 +25,6 @@ DRAW = DrawOptions()
 _NAMED = 3
 """Layers without a picture that are named on stderr; the manifests have them all."""
 
-layer_option = click.option(
-    "--layers",
-    multiple=True,
-    metavar="SELECTORS",
-    help="Class names, globs, re:REGEX, Class@glob, #index, !not; separated by commas. "
-    "Without it, one layer for each stage.",
-)
-
 draw_options = opts.stacked(
     [
         click.option(
@@ -102,7 +94,7 @@ draw_options = opts.stacked(
 @click.command("run")
 @click.argument("model", required=False)
 @click.argument("images", nargs=-1, metavar="IMAGE...")
-@layer_option
+@opts.layer_option
 @click.option(
     "--out",
     type=click.Path(path_type=Path),
@@ -144,7 +136,7 @@ def command(ctx: click.Context, /, model: str | None, images: Sequence[str], **g
     require_torch()
     from featviz import estimate, pipeline
 
-    source, options = model_options(str(model), given), _run_options(given)
+    source, options = opts.to_model_options(str(model), given), _run_options(given)
     if given["dry_run"]:
         click.echo(estimate.dry_run(source, images, options).render(given["as_json"]))
         return 0
@@ -152,19 +144,6 @@ def command(ctx: click.Context, /, model: str | None, images: Sequence[str], **g
         result = pipeline.run(source, images, options, progress)
     _summarise(result)
     return result.exit_code
-
-
-def model_options(model: str, given: dict[str, Any]) -> Any:
-    """The options of the model, as a record."""
-    from featviz.models.load import ModelOptions
-
-    names = ("arch", "weights", "seed", "unsafe_load", "device")
-    return ModelOptions(
-        model,
-        model_args=opts.key_values(given["model_arg"]),
-        allow_globals=tuple(given["allow_global"]),
-        **{name: given[name] for name in names},
-    )
 
 
 def _run_options(given: dict[str, Any]) -> Any:
@@ -176,21 +155,12 @@ def _run_options(given: dict[str, Any]) -> Any:
         overwrite=given["overwrite"],
         nul_separated=given["nul"],
         draw=_draw_options(given),
-        inputs=input_options(given),
+        inputs=opts.to_input_options(given),
     )
 
 
 def _draw_options(given: dict[str, Any]) -> DrawOptions:
     return DrawOptions(**{f.name: opts.no_auto(given[f.name]) for f in fields(DrawOptions)})
-
-
-def input_options(given: dict[str, Any]) -> Any:
-    """The options of the input, as a record."""
-    from featviz.models.preprocess import InputOptions
-
-    names = ("size", "crop", "mean", "std", "exif", "background")
-    channels = int(given["channels"]) if given["channels"] else None
-    return InputOptions(channels=channels, **{name: given[name] for name in names})
 
 
 @contextmanager
@@ -239,8 +209,9 @@ def _summarise(result: RunResult) -> None:
     done = [image for image in result.images if image.error is None]
     _warn("never ran", {name: "" for image in done for name in image.never_ran})
     _warn("skipped", {skip.layer: skip.reason for image in done for skip in image.skipped})
-    pictures = sum(len(image.captures) for image in done)
-    log.info("%d pictures of %d images in %s", pictures, len(done), result.out)
+    if done:
+        pictures = sum(len(image.captures) for image in done)
+        log.info("%d pictures of %d images in %s", pictures, len(done), result.out)
 
 
 def _warn(what: str, layers: Mapping[str, str]) -> None:

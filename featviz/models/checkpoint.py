@@ -46,13 +46,15 @@ def load_module(path: Path, allow: Sequence[str] = (), unsafe: bool = False) -> 
     )
 
 
-def load_weights(module: nn.Module, path: Path, arch: str) -> None:
+def load_weights(
+    module: nn.Module, path: Path, arch: str, allow: Sequence[str] = (), unsafe: bool = False
+) -> None:
     """Load a file's weights into a module, every one of them.
 
     Raises:
         LoadError: no weights in it, or they do not fit; names missing and unexpected keys.
     """
-    content = _read(path, (), False)
+    content = _read(path, allow, unsafe)
     if isinstance(content, nn.Module):
         content = content.state_dict()
     if not isinstance(content, Mapping) or not all(isinstance(v, Tensor) for v in content.values()):
@@ -127,6 +129,12 @@ def _read_safetensors(path: Path, allow: Sequence[str], unsafe: bool) -> Any:
 
 
 def _damaged(path: Path, error: Exception) -> LoadError:
+    if "persistent_load of storage" in str(error):
+        return LoadError(
+            f"{path.name} is a whole model in torch's format before 1.6, which cannot be read "
+            "without running it",
+            "save it again with a newer torch, or its state_dict(); --unsafe-load if you trust it",
+        )
     line = (str(error).strip() or type(error).__name__).splitlines()[0]
     return LoadError(
         f"{path.name} cannot be loaded: {line}", "is the file whole, and from this torch or older?"

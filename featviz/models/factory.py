@@ -74,11 +74,11 @@ def _import(where: str, spec: str) -> ModuleType:
                 f"no module {where!r} for {spec!r}",
                 "run where it can be imported, or name the .py file",
             ) from error
-        raise _raised(f"importing {where} failed", error) from error
+        raise _raised(f"importing {where} failed:", error) from error
     except FeatvizImportError as error:
         raise UsageError(f"no file {where!r} for {spec!r}", "check the path") from error
-    except Exception as error:
-        raise _raised(f"importing {where} failed", error) from error
+    except (Exception, SystemExit) as error:
+        raise _raised(f"importing {where} failed:", error) from error
 
 
 class FeatvizImportError(Exception):
@@ -113,5 +113,5 @@ def _attribute(module: ModuleType, dotted: str, spec: str) -> Any:
     return target
 
 
-def _raised(what: str, error: Exception) -> LoadError:
+def _raised(what: str, error: BaseException) -> LoadError:
     return LoadError(f"{what} {type(error).__name__}: {error}", "-v shows the traceback")

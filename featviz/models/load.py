@@ -135,7 +135,7 @@ def _from_torchvision(options: ModelOptions) -> Loaded:
     weights = options.weights or "default"
     if Path(weights).is_file():
         module, entry = zoo.build(name, None, options.seed, options.model_args)
-        checkpoint.load_weights(module, Path(weights), options.spec)
+        _load_weights(module, Path(weights), options)
         return Loaded(module, entry, _record("torchvision", name, checkpoint.record(Path(weights))))
     module, entry = zoo.build(name, weights, options.seed, options.model_args)
     seed = {"seed": options.seed} if weights == "none" else {}
@@ -153,7 +153,7 @@ def _from_factory(options: ModelOptions) -> Loaded:
             raise UsageError(
                 f"no weights file {options.weights!r}", "a factory takes a file, or none"
             )
-        checkpoint.load_weights(module, path, options.spec)
+        _load_weights(module, path, options)
         record = checkpoint.record(path)
     return Loaded(module, None, _record("factory", factory.label(options.spec), record))
 
@@ -172,8 +172,14 @@ def _from_file(options: ModelOptions) -> Loaded:
         raise UsageError(
             f"--arch {options.arch!r} is a file of its own", "give a name or a factory"
         )
+    arch = factory.label(options.arch) if kind_of(options.arch) == "factory" else options.arch
     base = _load(replace(options, spec=options.arch, arch=None, weights=str(path)))
-    return replace(base, source={"kind": "file", "arch": options.arch, **checkpoint.record(path)})
+    return replace(base, source={"kind": "file", "arch": arch, **checkpoint.record(path)})
+
+
+def _load_weights(module: nn.Module, path: Path, options: ModelOptions) -> None:
+    allowed = (options.allow_globals, options.unsafe_load)
+    checkpoint.load_weights(module, path, options.spec, *allowed)
 
 
 def _record(kind: str, name: str, more: Mapping[str, Any]) -> dict[str, Any]:

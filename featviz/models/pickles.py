@@ -7,6 +7,7 @@ that nothing in a file can call a downloader; and of nothing else than what the 
 
 from __future__ import annotations
 
+import _compat_pickle  # the standard library's own tables
 import functools
 import importlib
 import pickletools
@@ -24,6 +25,15 @@ from featviz.models.factory import import_user_module
 _PACKAGES = ("torch.nn.", "torch.ao.nn.", "torchvision.")
 _HARMLESS = {"functools.partial": functools.partial}
 """ViT keeps its norm layer as partial(nn.LayerNorm, eps=...); what it holds is vetted too."""
+
+_CONTAINERS = (
+    "builtins.set",
+    "collections.Counter",
+    "collections.OrderedDict",
+    "torch.Size",
+    "torch.device",
+    "torch.nn.parameter.Parameter",
+)
 
 _LEGACY_PICKLES = 5
 """torch's format before 1.6: magic number, protocol, system, the object, the storages' keys."""
@@ -96,7 +106,7 @@ def _globals(file: BinaryIO) -> set[str]:
                 if isinstance(argument, str) and opcode.name != "GLOBAL":
                     strings.append(argument)
                 if opcode.name == "GLOBAL":
-                    names.add(str(argument).replace(" ", "."))
+                    names.add(_today(*str(argument).split(" ", 1)))
                 if opcode.name == "STACK_GLOBAL":
                     names.add(".".join(strings[-2:]))
         except ValueError:
@@ -104,9 +114,15 @@ def _globals(file: BinaryIO) -> set[str]:
     return names
 
 
+def _today(module: str, name: str) -> str:
+    """Names of Python 2, which pickles of protocol 2 keep to, as the unpickler maps them."""
+    module, name = _compat_pickle.NAME_MAPPING.get((module, name), (module, name))
+    return f"{_compat_pickle.IMPORT_MAPPING.get(module, module)}.{name}"
+
+
 def _on_torchs_list(name: str) -> bool:
     """Names of tensors, storages and containers; that list itself is torch.load's to enforce."""
     module, _, attribute = name.rpartition(".")
     rebuild = module in ("torch._utils", "torch._tensor") and attribute.startswith("_rebuild")
     storage = module == "torch" and attribute.endswith("Storage")
-    return rebuild or storage or name in ("collections.OrderedDict", "torch.nn.parameter.Parameter")
+    return rebuild or storage or name in _CONTAINERS

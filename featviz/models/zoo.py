@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import logging
+import pickle
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -77,7 +78,7 @@ def _build(name: str, entry: Any, arguments: Mapping[str, Any]) -> nn.Module:
         quiet["weights_backbone"] = None
     try:
         module: nn.Module = models.get_model(name, **quiet, **arguments)
-    except (URLError, OSError, EOFError) as error:
+    except (URLError, OSError, EOFError, pickle.UnpicklingError) as error:
         raise _not_downloaded(name, entry, error) from error
     except RuntimeError as error:
         if entry is None:
