@@ -6,6 +6,9 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from threading import Condition
 from types import TracebackType
+from typing import TypeVar
+
+T = TypeVar("T")
 
 
 class Background:
@@ -20,7 +23,7 @@ class Background:
         self._room = Condition()
         self._held = 0
 
-    def submit(self, size: int, task: Callable[[], None]) -> Future[None]:
+    def submit(self, size: int, task: Callable[[], T]) -> Future[T]:
         """Run `task`, which holds `size` bytes; one larger than the bound goes alone."""
         with self._room:
             self._room.wait_for(lambda: not self._held or self._held + size <= self.max_bytes)

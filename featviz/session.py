@@ -29,6 +29,7 @@ from featviz.records import (
     Layer,
     Sample,
     Site,
+    Skip,
 )
 from featviz.scale import Scale
 from featviz.store import ImageFolder, RunDirectory, manifest_rows
@@ -99,24 +100,23 @@ class Visit:
     ) -> None:
         self.sample, self.folder, self.background = sample, folder, background
         self.draw, self.scale = drawer.options, drawer.scale
-        self.futures: list[Future[None]] = []
-        self.captures: list[Capture] = []
+        self.files: list[Future[None]] = []
+        self.rows: list[Future[Capture]] = []
         self.stats: dict[str, Floats] = {}
-        self._manifest: dict[str, Any] = {}
-        self._result: ImageResult | None = None
+        self._image: dict[str, Any] = {}
+        self._skipped: tuple[Skip, ...] = ()
+        self._never_ran: tuple[str, ...] = ()
 
     def take(self, site: Site, tensor: Tensor) -> None:
-        """The sink of the hooks: draw the tensor now, leave encoding to the background."""
+        """The sink of the hooks: draw the tensor now, leave the rest to the background."""
         picture = drawing.draw(tensor, self.draw, self.scale)
-        _warn_of(picture, site, self.sample)
-        file = self.folder.file(site.layer, f"{site.stem}.{self.draw.format}")
-        row = drawing.describe(picture, site, tensor.shape, file)
-        if self.draw.tensors == "npy":
-            row = replace(row, tensor=self.folder.file(site.layer, f"{site.stem}.npy"))
-            self._later(_to_numpy(tensor), partial(_save_tensor, self.folder, str(row.tensor)))
-        encode = partial(_save_picture, self.folder, file, picture, row, self.draw.format)
-        self.futures.append(self.background.submit(picture.tiles.nbytes, encode))
-        self.captures.append(row)
+        name = f"{site.stem}.{self.draw.format}"
+        kept = f"{site.stem}.npy" if self.draw.tensors == "npy" else None
+        if kept is not None:
+            file = self.folder.file(site.layer, kept)
+            self._later(_to_numpy(tensor), partial(_save_tensor, self.folder, file))
+        work = partial(self._finish_picture, picture, site, tensor.shape, name, kept)
+        self.rows.append(self.background.submit(picture.tiles.nbytes, work))
         self.stats[site.stats_key] = picture.stats
 
     def save_input(self, shown: Tensor) -> None:
@@ -126,25 +126,17 @@ class Visit:
 
     def close(self, picture: Picture, tensor: Tensor, words: str, recorder: hooks.Recorder) -> None:
         """Note the rest of the manifest; the model is done with this image."""
-        never = tuple(layer.name for layer in recorder.never_ran)
         width, height = picture.size
-        self._manifest = {
+        self._image = {
             "image": {
                 "path": self.sample.name,
                 "sha256": picture.sha256,
                 "size": {"width": width, "height": height},
             },
             "input": {"shape": list(tensor.shape), "preprocessing": words},
-            **manifest_rows(self.captures, recorder.skipped),
-            "never_ran": list(never),
         }
-        self._result = ImageResult(
-            self.sample.name,
-            self.folder.name,
-            tuple(self.captures),
-            tuple(recorder.skipped),
-            never,
-        )
+        self._skipped = tuple(recorder.skipped)
+        self._never_ran = tuple(layer.name for layer in recorder.never_ran)
 
     def settle(self) -> ImageResult:
         """Wait for the files, then write the manifest.
@@ -152,20 +144,45 @@ class Visit:
         Raises:
             StoreError: a file could not be written.
         """
-        for future in self.futures:
+        for future in self.files:
             future.result()
-        self.folder.finish(self._manifest, self.stats)
-        assert self._result is not None
-        return self._result
+        rows = tuple(future.result() for future in self.rows)
+        manifest = {
+            **self._image,
+            **manifest_rows(rows, self._skipped),
+            "never_ran": list(self._never_ran),
+        }
+        self.folder.finish(manifest, self.stats)
+        name, folder = self.sample.name, self.folder.name
+        return ImageResult(name, folder, rows, self._skipped, self._never_ran)
 
     def abandon(self) -> None:
         """Wait for what is under way and remove it: a failed image leaves no files."""
-        for future in self.futures:
+        futures: list[Future[Any]] = [*self.files, *self.rows]
+        for future in futures:
             future.cancel() or future.exception()
         self.folder.discard()
 
     def _later(self, array: np.ndarray, task: Callable[[np.ndarray], None]) -> None:
-        self.futures.append(self.background.submit(array.nbytes, partial(task, array)))
+        self.files.append(self.background.submit(array.nbytes, partial(task, array)))
+
+    def _finish_picture(
+        self,
+        picture: drawing.Drawing,
+        site: Site,
+        shape: Sequence[int],
+        name: str,
+        kept: str | None,
+    ) -> Capture:
+        """In the background: the manifest's row, then the file."""
+        _warn_of(picture, site, self.sample)
+        file = self.folder.file(site.layer, name)
+        row = drawing.describe(picture, site, shape, file)
+        if kept is not None:
+            row = replace(row, tensor=self.folder.file(site.layer, kept))
+        with self.folder.writing(file) as opened:
+            drawing.encode(picture, opened, self.draw.format, drawing.caption(row))
+        return row
 
 
 @contextmanager
@@ -175,13 +192,6 @@ def _cleared_on_failure(visit: Visit) -> Iterator[None]:
     except BaseException:
         visit.abandon()
         raise
-
-
-def _save_picture(
-    folder: ImageFolder, name: str, picture: drawing.Drawing, row: Capture, format: str
-) -> None:
-    with folder.writing(name) as file:
-        drawing.encode(picture, file, format, drawing.caption(row))
 
 
 def _save_tensor(folder: ImageFolder, name: str, array: np.ndarray) -> None:
