@@ -87,11 +87,12 @@ def find_samples(
     found: list[tuple[str, Path]] = []
     for argument in arguments:
         found += _expand(argument, stdin, nul_separated)
-    unique = {os.path.realpath(path): (name, path) for name, path in reversed(found)}
+    unique: dict[str, tuple[str, Path]] = {}
+    for name, path in found:
+        unique.setdefault(os.path.realpath(path), (name, path))
     if len(unique) < len(found):
         log.info("%d images were named more than once", len(found) - len(unique))
-    kept = sorted(unique.values(), key=lambda pair: found.index(pair))
-    return _name_apart(kept)
+    return _name_apart(unique.values())
 
 
 def decode(sample: Sample, exif: bool = True, background: str = "white") -> Picture:
@@ -186,16 +187,16 @@ def _globbed(pattern: str) -> list[tuple[str, Path]]:
 
 def _name_apart(found: Iterable[tuple[str, Path]]) -> list[Sample]:
     """Lengthen names that clash (also on file systems without case) by one real parent a round;
-    where only case tells real paths apart, number them."""
-    names = {path: name for name, path in found}
-    parts = {path: Path(os.path.realpath(path)).parts[1:] for path in names}
+    files that only case tells apart are numbered."""
+    first = {path: name for name, path in found}
+    parts = {path: Path(os.path.realpath(path)).parts[1:] for path in first}
+    alike = set(_clashing({path: "/".join(parts[path]) for path in first}))
+    names, turn = dict(first), 0
     while clashing := _clashing(names):
+        turn += 1
         for index, path in enumerate(clashing):
-            length = names[path].count("/") + 2
-            if length > len(parts[path]):
-                names[path] = f"{index}/{names[path]}"
-            else:
-                names[path] = "/".join(parts[path][-length:])
+            tail = parts[path][-(first[path].count("/") + 1 + turn) :]
+            names[path] = f"{index + turn}/{first[path]}" if path in alike else "/".join(tail)
     return [Sample(name, path) for path, name in names.items()]
 
 

@@ -78,10 +78,11 @@ def limits(scale: Scale, maps: Tensor, low: Floats, high: Floats) -> Limits:
 def to_tiles(maps: Tensor, limits: Limits, levels: int, nonfinite: int | None) -> Bytes:
     """Turn float32 maps [N, H, W] into levels 0..`levels`-1, rounded to the nearest.
 
-    The arithmetic is torchvision's (`make_grid(normalize=True)`, then `save_image`) but for maps
-    that are constant: it draws them all black, whatever their value; here zero is black and any
-    other value the middle level, which no other map shows everywhere. Values outside the limits
-    are clipped.
+    The arithmetic is torchvision's (`make_grid(normalize=True)`, then `save_image`) but for two
+    kinds of maps. It draws all constant ones black, whatever their value; here zero is black and
+    any other value the middle level, which no other map shows everywhere. It divides by at least
+    1e-5, so that maps of tiny values come out dark; here they are drawn like all others. Values
+    outside the limits are clipped.
 
     Args:
         nonfinite: the index drawn for NaN and infinite values; None where there are none.

@@ -383,6 +383,16 @@ def test_names_that_differ_by_case_only_are_told_apart(tree: Path) -> None:
     assert len({name.casefold() for name in names("x.jpg", "d")}) == 2
 
 
+def test_no_name_holds_the_way_to_the_working_directory(tree: Path) -> None:
+    """Names that no parent tells apart are numbered: an absolute path is in no file (design 3)."""
+    touch("in/x.jpg", "in/X.jpg", "0/x.jpg")
+    if len(list(Path("in").iterdir())) < 2:
+        pytest.skip("this file system ignores case")
+    found = names("in", "0/x.jpg")
+    assert len({name.casefold() for name in found}) == 3
+    assert not any(tree.name in name.split("/") for name in found)
+
+
 def test_same_file_named_twice_is_one_sample(tree: Path) -> None:
     """However often and by whatever way a file is named, it comes once, where it came first."""
     touch("in/a.png", "in/b.png")
