@@ -222,6 +222,12 @@ model_options = stacked(
         click.option(
             "--unsafe-load", is_flag=True, help="Let a pickled model run whatever it holds."
         ),
+        click.option("--key", metavar="KEY", help="Where in a checkpoint the weights are."),
+        click.option("--strip-prefix", metavar="P", help="What to take off their names."),
+        click.option(
+            "--ema/--no-ema", default=None, help="Averaged weights, or plain ones (default)."
+        ),
+        click.option("--partial", is_flag=True, help="Load what fits of weights that fit in part."),
         click.option(
             "--device", default="auto", show_default=True, help="auto, cpu, cuda, cuda:N or mps."
         ),
@@ -249,7 +255,17 @@ def to_model_options(model: str, given: dict[str, Any]) -> ModelOptions:
     """The options of the model, as a record."""
     from featviz.models.load import ModelOptions
 
-    names = ("arch", "weights", "seed", "unsafe_load", "device")
+    names = [
+        "arch",
+        "weights",
+        "seed",
+        "unsafe_load",
+        "device",
+        "key",
+        "strip_prefix",
+        "ema",
+        "partial",
+    ]
     return ModelOptions(
         model,
         model_args=key_values(given["model_arg"]),

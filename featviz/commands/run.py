@@ -123,7 +123,7 @@ def command(ctx: click.Context, /, model: str | None, images: Sequence[str], **g
     Examples:
       featviz run resnet18 cat.jpg
       featviz run model.pth photos/ --layers Conv2d,ReLU --out maps
-      featviz run weights.safetensors cat.jpg --arch resnet50 --layers 're:^layer[34]'
+      featviz run weights.safetensors cat.jpg --layers 're:^layer[34]'
       featviz run net.py:make_net scan.png --channels 1 --size 256 --cmap viridis
       find . -name '*.png' -print0 | featviz run resnet18 - -0 --json
 

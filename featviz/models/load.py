@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -11,9 +12,13 @@ from typing import Any
 import torch
 from torch import nn
 
-from featviz.errors import UsageError
-from featviz.models import checkpoint, factory, zoo
+from featviz.errors import LoadError, UsageError
+from featviz.models import checkpoint, factory, identify, zoo
 from featviz.models.preprocess import InputOptions, Preprocess, choose_preprocess
+from featviz.models.unwrap import strip, stripped_forms, unwrap
+from featviz.models.weights import in_full_precision, put_into
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -34,6 +39,14 @@ class ModelOptions:
     """Names that a pickled model may use beside the classes of torch and torchvision."""
     unsafe_load: bool = False
     """Let a pickled model run whatever it holds."""
+    key: str | None = None
+    """Where in a checkpoint the weights are; None looks in the usual places."""
+    strip_prefix: str | None = None
+    """What to take off the names of weights; None takes off the usual prefixes."""
+    ema: bool | None = None
+    """Averaged weights (True) or plain ones (False); None takes plain ones if there are any."""
+    partial: bool = False
+    """Load what fits of weights that fit in part."""
     device: str = "auto"
     """auto, cpu, cuda, cuda:N or mps."""
 
@@ -67,7 +80,7 @@ def load_model(options: ModelOptions, inputs: InputOptions) -> LoadedModel:
     """
     device = pick_device(options.device)
     loaded = _load(options)
-    module = loaded.module.to(device)
+    module = in_full_precision(loaded.module, device).to(device)
     return LoadedModel(
         module, choose_preprocess(module, loaded.entry, inputs), device, loaded.source
     )
@@ -135,8 +148,8 @@ def _from_torchvision(options: ModelOptions) -> Loaded:
     weights = options.weights or "default"
     if Path(weights).is_file():
         module, entry = zoo.build(name, None, options.seed, options.model_args)
-        _load_weights(module, Path(weights), options)
-        return Loaded(module, entry, _record("torchvision", name, checkpoint.record(Path(weights))))
+        record = _load_weights(module, Path(weights), options)
+        return Loaded(module, entry, _record("torchvision", name, record))
     module, entry = zoo.build(name, weights, options.seed, options.model_args)
     seed = {"seed": options.seed} if weights == "none" else {}
     return Loaded(module, entry, _record("torchvision", name, {"weights": weights, **seed}))
@@ -153,8 +166,7 @@ def _from_factory(options: ModelOptions) -> Loaded:
             raise UsageError(
                 f"no weights file {options.weights!r}", "a factory takes a file, or none"
             )
-        _load_weights(module, path, options)
-        record = checkpoint.record(path)
+        record = _load_weights(module, path, options)
     return Loaded(module, None, _record("factory", factory.label(options.spec), record))
 
 
@@ -166,20 +178,67 @@ def _from_file(options: ModelOptions) -> Loaded:
             "the file has the weights itself",
         )
     if options.arch is None:
-        module = checkpoint.load_module(path, options.allow_globals, options.unsafe_load)
-        return Loaded(module, None, {"kind": "file", **checkpoint.record(path)})
+        return _from_content(path, options)
     if kind_of(options.arch) == "file":
         raise UsageError(
             f"--arch {options.arch!r} is a file of its own", "give a name or a factory"
         )
     arch = factory.label(options.arch) if kind_of(options.arch) == "factory" else options.arch
     base = _load(replace(options, spec=options.arch, arch=None, weights=str(path)))
-    return replace(base, source={"kind": "file", "arch": arch, **checkpoint.record(path)})
+    return replace(base, source={**base.source, "kind": "file", "arch": arch})
 
 
-def _load_weights(module: nn.Module, path: Path, options: ModelOptions) -> None:
-    allowed = (options.allow_globals, options.unsafe_load)
-    checkpoint.load_weights(module, path, options.spec, *allowed)
+def _from_content(path: Path, options: ModelOptions) -> Loaded:
+    """A whole model as it is; weights in the architecture that they say they belong to."""
+    content = _read(path, options)
+    record = {"kind": "file", **checkpoint.record(path)}
+    if isinstance(content, nn.Module) and options.key is None:
+        return Loaded(content, None, record)
+    found = unwrap(content, options.key, options.strip_prefix, options.ema, path.name)
+    if found.module is not None:
+        return Loaded(found.module, None, {**record, "taken": list(found.steps)})
+    known = identify.identify_forms(stripped_forms(found))
+    if known.name is None:
+        known = _nearest(path, known, options.partial)
+    classes = {} if known.num_classes is None else {"num_classes": known.num_classes}
+    module, entry = zoo.build(
+        str(known.name), None, options.seed, {**classes, **options.model_args}
+    )
+    log.info("%s: %s", path.name, "; ".join((*known.form.steps, known.words)))
+    fit = put_into(
+        module, known.form.tensors, f"{path.name} does not fit {known.name}", options.partial
+    )
+    taken = [*known.form.steps, f"loaded {fit.fitting} of {fit.total}"]
+    return Loaded(module, entry, {**record, "arch": known.name, **classes, "taken": taken})
+
+
+def _nearest(path: Path, known: identify.Known, partial: bool) -> identify.Known:
+    """With --partial the nearest architecture; else an error that lists the nearest."""
+    near = known.nearest
+    if partial and near:
+        return replace(known, names=(near[0].name,))
+    raise LoadError(
+        f"{path.name} holds weights of an architecture that torchvision has not"
+        + (f"; nearest: {', '.join(n.words for n in near)}" if near else ""),
+        "--arch says what they belong to (a name, or file.py:factory)"
+        + ("; --partial loads what fits into the nearest" if near else ""),
+    )
+
+
+def _load_weights(module: nn.Module, path: Path, options: ModelOptions) -> dict[str, Any]:
+    """Load a file's weights into a module; returns what run.json says of them."""
+    found = unwrap(_read(path, options), options.key, options.strip_prefix, options.ema, path.name)
+    fitting = strip(found, module.state_dict())
+    if fitting.steps:
+        log.info("%s: %s", path.name, "; ".join(fitting.steps))
+    what = f"{path.name} does not fit {options.spec}"
+    fit = put_into(module, fitting.tensors, what, options.partial)
+    taken = [*fitting.steps, f"loaded {fit.fitting} of {fit.total}"]
+    return {**checkpoint.record(path), "taken": taken}
+
+
+def _read(path: Path, options: ModelOptions) -> Any:
+    return checkpoint.read(path, options.allow_globals, options.unsafe_load)
 
 
 def _record(kind: str, name: str, more: Mapping[str, Any]) -> dict[str, Any]:

@@ -21,10 +21,11 @@ _MAGIC = {
     b"\x08\x08\x12": "an ONNX model",
 }
 
-ZIP, PICKLE, SAFETENSORS, TORCHSCRIPT, EXPORTED = (
+ZIP, PICKLE, SAFETENSORS, SHARDS, TORCHSCRIPT, EXPORTED = (
     "zip",
     "pickle",
     "safetensors",
+    "shards",
     "torchscript",
     "pt2",
 )
@@ -49,6 +50,8 @@ def sniff(path: Path) -> str:
             return words
     if head[8:9] == b"{" and int.from_bytes(head[:8], "little") < 2**40:
         return SAFETENSORS
+    if path.name.endswith(".index.json"):
+        return SHARDS
     return _text_kind(head)
 
 

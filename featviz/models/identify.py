@@ -1,0 +1,131 @@
+"""Which torchvision architecture do these tensors belong to? By their names and shapes.
+
+The index that ships with featviz (`scripts/make_architectures.py` writes it) holds every builder of
+torchvision; the head is left out of the comparison, and the number of classes is read from it.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from featviz.models.unwrap import Unwrapped
+
+INDEX = Path(__file__).with_name("architectures.json.gz")
+_NEAREST = 3
+_COUNTERS = "num_batches_tracked"
+"""BatchNorm's step counter; old checkpoints lack it."""
+
+Shapes = Mapping[str, Sequence[int]]
+
+
+@dataclass(frozen=True)
+class Near:
+    """An architecture, and how many of its tensors the file has in the right shape."""
+
+    name: str
+    fitting: int
+    total: int
+
+    @property
+    def words(self) -> str:
+        """For people."""
+        return f"{self.name} ({self.fitting} of {self.total} tensors fit)"
+
+
+@dataclass(frozen=True)
+class Known:
+    """What was found: `names` fit entirely (twins share a signature), `nearest` in part."""
+
+    form: Unwrapped
+    """The tensors as they fit, with what was done to their names."""
+    names: tuple[str, ...]
+    num_classes: int | None
+    nearest: tuple[Near, ...]
+
+    @property
+    def name(self) -> str | None:
+        """The plain one of those that fit."""
+        return self.names[0] if self.names else None
+
+    @property
+    def best(self) -> float:
+        """Share of the nearest architecture's tensors that fit."""
+        return self.nearest[0].fitting / self.nearest[0].total if self.nearest else 0.0
+
+    @property
+    def words(self) -> str:
+        """For people."""
+        if not self.names:
+            return f"nearest: {', '.join(near.words for near in self.nearest) or 'nothing'}"
+        classes = "" if self.num_classes is None else f" with {self.num_classes} classes"
+        twins = f" (or {', '.join(self.names[1:])}, of the same shapes)" if self.names[1:] else ""
+        return f"it is {self.name}{classes}{twins}"
+
+
+def identify_forms(forms: Iterable[Unwrapped]) -> Known:
+    """Of several forms of the same tensors (with and without prefixes), the one that fits best."""
+    found = [identify(form) for form in forms]
+    whole = [known for known in found if known.names]
+    return (whole or sorted(found, key=lambda known: -known.best))[0]
+
+
+def identify(form: Unwrapped) -> Known:
+    """Find the architecture of a state dict from its keys and shapes."""
+    shapes = {key: list(tensor.shape) for key, tensor in form.tensors.items()}
+    own = {key: shape for key, shape in shapes.items() if not key.endswith(_COUNTERS)}
+    exact = [name for name, entry in _index().items() if _fits(own, entry)]
+    exact.sort(key=_plain_first)
+    if exact:
+        return Known(form, tuple(exact), _classes(own, _index()[exact[0]]), ())
+    near = [_near(own, name, entry) for name, entry in _index().items()]
+    near.sort(key=lambda n: (-n.fitting / n.total, -n.fitting, _plain_first(n.name)))
+    return Known(form, (), None, tuple(n for n in near[:_NEAREST] if n.fitting))
+
+
+def _plain_first(name: str) -> tuple[bool, int, str]:
+    return name.startswith("quantized_"), len(name), name
+
+
+@cache
+def _index() -> dict[str, dict[str, Any]]:
+    index: dict[str, dict[str, Any]] = json.loads(gzip.decompress(INDEX.read_bytes()))
+    return index
+
+
+def _fits(own: Shapes, entry: Mapping[str, Any]) -> bool:
+    expected, head = entry["tensors"], entry["head"]
+    if len(own) != len(expected) or own.keys() != expected.keys():
+        return False
+    return all(
+        shape == expected[key] or (key in head and _same_but(shape, expected[key], head[key][0]))
+        for key, shape in own.items()
+    )
+
+
+def _same_but(shape: Sequence[int], expected: Sequence[int], axis: int) -> bool:
+    """Whether two shapes differ at most along an axis."""
+    return len(shape) == len(expected) and all(
+        a == b or i == axis for i, (a, b) in enumerate(zip(shape, expected, strict=True))
+    )
+
+
+def _classes(own: Shapes, entry: Mapping[str, Any]) -> int | None:
+    for key, (axis, factor, offset) in entry["head"].items():
+        return int((own[key][axis] - offset) // factor)
+    return None
+
+
+def _near(own: Shapes, name: str, entry: Mapping[str, Any]) -> Near:
+    expected, head = entry["tensors"], entry["head"]
+    fitting = sum(
+        own.get(key) == shape
+        or (key in head and key in own and _same_but(own[key], shape, head[key][0]))
+        for key, shape in expected.items()
+    )
+    return Near(name, fitting, len(expected))

@@ -1,0 +1,104 @@
+"""Putting tensors into a module: all of them, or as many as fit where that was asked for."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from featviz.errors import LoadError
+
+log = logging.getLogger(__name__)
+
+_SHOWN = 4
+"""Keys that an error names before it says how many more there are."""
+
+_OPTIONAL = "num_batches_tracked"
+"""BatchNorm's step counter: old checkpoints lack it, and nothing depends on it here."""
+
+
+@dataclass(frozen=True)
+class Fit:
+    """How a state dict fits a module's own."""
+
+    total: int
+    missing: tuple[str, ...]
+    unexpected: tuple[str, ...]
+    other: tuple[str, ...]
+    """Keys whose shapes differ, with both shapes in words."""
+
+    @property
+    def fitting(self) -> int:
+        """Tensors of the module that the state dict has in the right shape."""
+        return self.total - len(self.missing) - len(self.other)
+
+    @property
+    def words(self) -> str:
+        """What does not fit, for people."""
+        parts = [
+            f"missing {_some(self.missing)}" if self.missing else "",
+            f"unexpected {_some(self.unexpected)}" if self.unexpected else "",
+            _some(self.other) if self.other else "",
+        ]
+        return "; ".join(part for part in parts if part)
+
+
+def compare(module: nn.Module, tensors: Mapping[str, Tensor]) -> Fit:
+    """Hold tensors against a module's own names and shapes."""
+    own = {k: v for k, v in module.state_dict().items() if isinstance(v, Tensor)}
+    counted = [key for key in own if key in tensors or not key.endswith(_OPTIONAL)]
+    return Fit(
+        total=len(counted),
+        missing=tuple(key for key in counted if key not in tensors),
+        unexpected=tuple(key for key in tensors if key not in own),
+        other=tuple(
+            f"{key} is {list(tensors[key].shape)}, not {list(own[key].shape)}"
+            for key in counted
+            if key in tensors and tensors[key].shape != own[key].shape
+        ),
+    )
+
+
+def put_into(
+    module: nn.Module, tensors: Mapping[str, Tensor], what: str, partial: bool = False
+) -> Fit:
+    """Load tensors into a module; half precision is cast to the module's own.
+
+    Args:
+        what: begins the message: `net.pth does not fit resnet18`.
+        partial: load what fits, and say how much that is.
+
+    Raises:
+        LoadError: something is missing, unexpected or of another shape (not with `partial`), or
+            nothing fits at all.
+    """
+    fit = compare(module, tensors)
+    if fit.words and not (partial and fit.fitting):
+        raise LoadError(
+            f"{what}: {fit.fitting} of {fit.total} tensors; {fit.words}",
+            "another --arch, --model-arg (for example num_classes=10), or --partial for what fits",
+        )
+    own = module.state_dict()
+    chosen = {k: v for k, v in tensors.items() if k in own and own[k].shape == v.shape}
+    module.load_state_dict(chosen, strict=False)
+    if fit.words:
+        log.warning("loaded %d of %d tensors (--partial): %s", fit.fitting, fit.total, fit.words)
+    return fit
+
+
+def in_full_precision(module: nn.Module, device: torch.device) -> nn.Module:
+    """Half and bfloat16 become float32 on a CPU, where many operations lack them."""
+    halves = (torch.float16, torch.bfloat16)
+    tensors: Sequence[Tensor] = [*module.parameters(), *module.buffers()]
+    if device.type == "cpu" and any(tensor.dtype in halves for tensor in tensors):
+        log.info("half precision is cast to float32 on the CPU")
+        return module.float()
+    return module
+
+
+def _some(keys: Sequence[str]) -> str:
+    more = f" and {len(keys) - _SHOWN} more" if len(keys) > _SHOWN else ""
+    return ", ".join(keys[:_SHOWN]) + more
