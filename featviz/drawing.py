@@ -36,13 +36,20 @@ class Drawing:
     """The drawn channels, where not all are."""
 
 
-def draw(tensor: Tensor, options: DrawOptions, mode: Scale) -> Drawing:
+def draw(
+    tensor: Tensor,
+    options: DrawOptions,
+    mode: Scale,
+    input_size: tuple[int, int] | None = None,
+) -> Drawing:
     """Turn a tensor into tiles and statistics, on its device.
+
+    `input_size` is the height and width of the model's input, for guessing the layout.
 
     Raises:
         LayoutError: no layout fits, or the picture is larger than its format can hold.
     """
-    maps = layout.to_maps(tensor)
+    maps = layout.to_maps(tensor, input_size)
     numbers = stats.channel_stats(maps.data)
     channels = mosaic.pick_maps(numbers[:, stats.MEAN].tolist(), options)
     limits = scale.limits(mode, maps.data, numbers[:, stats.MIN], numbers[:, stats.MAX])

@@ -94,7 +94,7 @@ def dry_run(model: ModelOptions, arguments: Sequence[str], options: pipeline.Run
     files: list[PlannedFile] = []
 
     def sink(site: Site, tensor: Tensor) -> None:
-        files.append(_planned(site, tensor, options.draw))
+        files.append(_planned(site, tensor, options.draw, (blank.shape[2], blank.shape[3])))
 
     with borrowed(loaded.module), hooked(loaded.module, layers, sink) as recorder:
         forward(loaded.module, [blank.to(loaded.device)], recorder)
@@ -103,8 +103,10 @@ def dry_run(model: ModelOptions, arguments: Sequence[str], options: pipeline.Run
     return DryRun(len(samples), tuple(files), tuple(skipped))
 
 
-def _planned(site: Site, tensor: Tensor, draw: DrawOptions) -> PlannedFile:
-    maps = layout.to_maps(tensor)
+def _planned(
+    site: Site, tensor: Tensor, draw: DrawOptions, input_size: tuple[int, int]
+) -> PlannedFile:
+    maps = layout.to_maps(tensor, input_size)
     count = min(len(maps.data), draw.max_maps or len(maps.data))
     plan = drawing.plan_for((count, *maps.data.shape[1:]), maps.strip, draw)
     return PlannedFile(

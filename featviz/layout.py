@@ -6,7 +6,7 @@ a reason instead.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -25,15 +25,21 @@ class Maps:
     """Drawn as one row without padding: the numbers of a vector."""
 
 
-def to_maps(tensor: Tensor) -> Maps:
+Size = tuple[int, int]
+
+
+def to_maps(tensor: Tensor, input_size: Size | None = None) -> Maps:
     """Find the layout of a tensor and turn it into maps.
+
+    Args:
+        input_size: height and width of the model's input, which tell channels-first from
+            channels-last; without it [1, A, B, C] is taken as [1, C, H, W].
 
     Raises:
         LayoutError: complex, sparse or empty tensors, and shapes that no layout knows.
     """
     values = _real(tensor)
-    layout = _guess(values)
-    return LAYOUTS[layout](values)
+    return LAYOUTS[guess(list(values.shape), input_size)](values)
 
 
 def nchw(tensor: Tensor) -> Maps:
@@ -46,18 +52,46 @@ def vector(tensor: Tensor) -> Maps:
     return Maps("vector", tensor.reshape(-1, 1, 1), strip=True)
 
 
-LAYOUTS: dict[str, Callable[[Tensor], Maps]] = {"nchw": nchw, "vector": vector}
+def nhwc(tensor: Tensor) -> Maps:
+    """[1, H, W, C], as in Swin, to C maps [H, W]."""
+    return Maps("nhwc", tensor[0].permute(2, 0, 1).contiguous())
 
 
-def _guess(tensor: Tensor) -> str:
-    shape = list(tensor.shape)
-    if tensor.numel() == 0:
-        raise LayoutError(f"shape {shape} holds no values")
-    if tensor.dim() == 1:
+LAYOUTS: dict[str, Callable[[Tensor], Maps]] = {"nchw": nchw, "nhwc": nhwc, "vector": vector}
+
+
+def guess(shape: Sequence[int], input_size: Size | None = None) -> str:
+    """The layout of a shape.
+
+    Channels-last is told by proportion: its first two sizes have the input's, as maps do, and its
+    last two have not.
+
+    Raises:
+        LayoutError: no values, or no layout that fits.
+    """
+    if 0 in shape:
+        raise LayoutError(f"shape {list(shape)} holds no values")
+    if len(shape) == 1 or (len(shape) == 2 and shape[0] == 1):
         return "vector"
-    if tensor.dim() in (2, 4) and shape[0] == 1:
-        return "nchw" if tensor.dim() == 4 else "vector"
-    raise LayoutError(f"shape {shape} is neither [1, C, H, W] nor [1, F]")
+    if len(shape) == 4 and shape[0] == 1:
+        last = _in_proportion(shape[1], shape[2], input_size)
+        return "nhwc" if last and not _in_proportion(shape[2], shape[3], input_size) else "nchw"
+    raise LayoutError(f"shape {list(shape)} is neither [1, C, H, W] nor [1, F]")
+
+
+def channels_first(shape: Sequence[int], input_size: Size | None) -> list[int]:
+    """A shape as [1, C, H, W], whichever of the two it is; others as they are."""
+    known = len(shape) == 4 and shape[0] == 1 and 0 not in shape
+    if known and guess(shape, input_size) == "nhwc":
+        return [1, shape[3], shape[1], shape[2]]
+    return list(shape)
+
+
+def _in_proportion(height: int, width: int, input_size: Size | None) -> bool:
+    """Whether a map has the input's proportions, but for a pixel of rounding."""
+    if input_size is None:
+        return False
+    return abs(width - height * input_size[1] / input_size[0]) <= 1
 
 
 def _real(tensor: Tensor) -> Tensor:

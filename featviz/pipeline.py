@@ -82,8 +82,12 @@ def run(
     try:
         session = Session(loaded, layers, drawer, options.inputs, store, report)
         with borrowed(loaded.module), _shared_cores() as background:
-            for sample in samples:
-                session.visit(sample, background)
+            try:
+                for sample in samples:
+                    session.visit(sample, background)
+            except KeyboardInterrupt:
+                session.settle()  # the image before this one is complete but for its manifest
+                raise
             session.settle()
     finally:
         note()

@@ -12,6 +12,7 @@ from featviz.borrowed import borrowed
 from featviz.errors import ForwardError, UsageError
 from featviz.functions import count_functions, like_module
 from featviz.hooks import forward, hooked, list_layers
+from featviz.layout import channels_first
 from featviz.models.load import LoadedModel
 from featviz.records import Layer, Site
 
@@ -57,7 +58,9 @@ def choose_layers(model: LoadedModel, text: str | None, blank: Tensor) -> list[L
     """
     layers = list_layers(model.module)
     if text is None:
-        return select.stages(probe(model, blank).outputs)
+        size = (blank.shape[2], blank.shape[3])
+        outputs = probe(model, blank).outputs
+        return select.stages((at, channels_first(shape, size)) for at, shape in outputs)
     selectors = select.parse(text)
     chosen = select.select(layers, selectors)
     if not chosen:

@@ -103,13 +103,14 @@ class Visit:
         self.files: list[Future[None]] = []
         self.rows: list[Future[Capture]] = []
         self.stats: dict[str, Floats] = {}
+        self._input_size: tuple[int, int] | None = None
         self._image: dict[str, Any] = {}
         self._skipped: tuple[Skip, ...] = ()
         self._never_ran: tuple[str, ...] = ()
 
     def take(self, site: Site, tensor: Tensor) -> None:
         """The sink of the hooks: draw the tensor now, leave the rest to the background."""
-        picture = drawing.draw(tensor, self.draw, self.scale)
+        picture = drawing.draw(tensor, self.draw, self.scale, self._input_size)
         name = f"{site.stem}.{self.draw.format}"
         kept = f"{site.stem}.npy" if self.draw.tensors == "npy" else None
         if kept is not None:
@@ -120,7 +121,8 @@ class Visit:
         self.stats[site.stats_key] = picture.stats
 
     def save_input(self, shown: Tensor) -> None:
-        """Draw what the model saw, [1, C, H, W] in 0..1."""
+        """Draw what the model saw, [1, C, H, W] in 0..1, and remember its size."""
+        self._input_size = (shown.shape[2], shown.shape[3])
         pixels = (shown[0] * 255 + 0.5).to(torch.uint8).permute(1, 2, 0).numpy()
         self._later(pixels, partial(_save_input, self.folder))
 

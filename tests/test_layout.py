@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 
@@ -87,3 +88,29 @@ def test_lazily_negated_tensor_can_leave_torch() -> None:
     """The imaginary part of a conjugate is a lazy negation; its maps are plain numbers."""
     tensor = torch.complex(torch.zeros(1, 2, 3, 3), torch.ones(1, 2, 3, 3)).conj().imag
     assert (layout.to_maps(tensor).data.numpy() == -1).all()
+
+
+@pytest.mark.parametrize(
+    ("shape", "size", "name"),
+    [
+        ((1, 96, 56, 56), (224, 224), "nchw"),
+        ((1, 56, 56, 96), (224, 224), "nhwc"),
+        ((1, 14, 20, 7), (224, 320), "nhwc"),
+        ((1, 7, 14, 20), (224, 320), "nchw"),
+        ((1, 56, 56, 56), (224, 224), "nchw"),
+        ((1, 512, 1, 1), (224, 320), "nchw"),
+        ((1, 1, 1, 512), (224, 320), "nhwc"),
+        ((1, 35, 17, 17), (299, 299), "nchw"),
+        ((1, 8, 50, 50), (224, 320), "nchw"),
+        ((1, 56, 56, 96), None, "nchw"),
+    ],
+)
+def test_channels_last_is_told_by_proportion(
+    shape: tuple[int, ...], size: tuple[int, int] | None, name: str
+) -> None:
+    """[1, H, W, C] has the input's proportions in front, [1, C, H, W] behind (trap 8)."""
+    tensor = torch.arange(float(np.prod(shape))).reshape(shape)
+    maps = layout.to_maps(tensor, size)
+    assert maps.layout == name
+    want = tensor[0] if name == "nchw" else tensor[0].permute(2, 0, 1)
+    assert torch.equal(maps.data, want)

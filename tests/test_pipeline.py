@@ -295,6 +295,27 @@ def test_full_disk_ends_the_run_and_keeps_what_is_complete(
     assert not list((tmp_path / "out").rglob("*.part"))
 
 
+def test_interrupt_keeps_the_image_before(
+    tiny: nn.Module, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ctrl-C during the second image: the first is complete, the second leaves nothing."""
+    calls = []
+
+    def interrupt(module: nn.Module, args: Any, output: Any) -> None:
+        calls.append(1)
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+
+    tiny[4].register_forward_hook(interrupt)
+    files = [SCENES / "spheres.jpg", SCENES / "landscape.jpg"]
+    with pytest.raises(KeyboardInterrupt):
+        fv.run(tiny, files, "Conv2d", tmp_path / "out", **INPUTS)
+    assert (tmp_path / "out" / "spheres.jpg" / "manifest.json").is_file()
+    assert not (tmp_path / "out" / "landscape.jpg").exists()
+    run = store.read_json(tmp_path / "out" / "run.json")
+    assert run["images"] == {"total": 2, "complete": ["spheres.jpg"]}
+
+
 def test_default_layers_are_one_for_each_stage(tmp_path: Path) -> None:
     """Without selectors: the first convolution and the last layer at each resolution."""
     run = fv.run("resnet18", SCENES / "spheres.jpg", out=tmp_path / "out", weights="none", scale=1)
@@ -324,6 +345,26 @@ def test_api_names_unknown_options(tiny: nn.Module, tmp_path: Path) -> None:
         fv.run(tiny, SCENES, out=tmp_path / "out", arch="resnet18")
     with pytest.raises(UsageError, match="no option rows"):
         fv.grid(torch.zeros(1, 2, 3, 3), rows=3)
+
+
+@pytest.mark.slow
+def test_swin_is_not_drawn_as_noise(tmp_path: Path) -> None:
+    """Swin gives [1, H, W, C]: each map is one channel, also for a picture that is not square."""
+    model = models.swin_t().eval()
+    inputs = {**INPUTS, "size": (96, 160), "crop": (96, 160)}
+    options = {"tensors": "npy", "scale": 1, "padding": 0, "nrow": 8}
+    result = fv.run(model, SCENES / "landscape.jpg", out=tmp_path / "out", **options, **inputs)
+    rows = {row.layer: row for row in result.images[0].captures}
+    assert set(rows) == {"features.0.0", "features.1", "features.3", "features.5", "permute"}
+    row, folder = rows["features.1"], tmp_path / "out" / "landscape.jpg"
+    assert (row.layout, row.shape, row.maps) == ("nhwc", [1, 24, 40, 96], 96)
+    picture = np.asarray(Image.open(folder / row.file)).astype(float)
+    kept = np.load(folder / str(row.tensor))
+    for channel in (0, 9, 95):
+        y, x = divmod(channel, 8)
+        values = kept[0, :, :, channel]
+        want = (values - values.min()) / np.ptp(values) * 255
+        assert np.abs(picture[y * 24 : y * 24 + 24, x * 40 : x * 40 + 40] - want).max() <= 1
 
 
 @pytest.mark.slow

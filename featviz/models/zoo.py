@@ -6,6 +6,7 @@ import difflib
 import logging
 import pickle
 import sys
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -77,7 +78,10 @@ def _build(name: str, entry: Any, arguments: Mapping[str, Any]) -> nn.Module:
     if entry is None and "weights_backbone" not in arguments and _has_backbone(name):
         quiet["weights_backbone"] = None
     try:
-        module: nn.Module = models.get_model(name, **quiet, **arguments)
+        with warnings.catch_warnings():
+            # about how inception and googlenet initialise; nothing that a user here could act on
+            warnings.simplefilter("ignore", FutureWarning)
+            module: nn.Module = models.get_model(name, **quiet, **arguments)
     except (URLError, OSError, EOFError, pickle.UnpicklingError) as error:
         raise _not_downloaded(name, entry, error) from error
     except RuntimeError as error:
