@@ -83,9 +83,11 @@ def nearest(layers: Iterable[Layer], selectors: Iterable[Selector]) -> list[str]
 
 
 def _split(text: str) -> list[str]:
-    parts, depth = [""], 0
+    parts, depth, escaped = [""], 0, False
     for char in text:
-        depth += (char in _OPENING) - (char in _CLOSING)
+        if not escaped:
+            depth += (char in _OPENING) - (char in _CLOSING)
+        escaped = char == "\\" and not escaped
         if char == "," and depth <= 0:
             parts.append("")
         else:
@@ -94,7 +96,7 @@ def _split(text: str) -> list[str]:
 
 
 def _parse_one(text: str) -> Selector:
-    body = text.removeprefix("!")
+    body = text.removeprefix("!").strip()
     index: int | slice | None = None
     if found := _INDEX.fullmatch(body):
         body, index = found["body"], _parse_index(found["index"])

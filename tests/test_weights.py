@@ -20,7 +20,7 @@ from torchvision import models
 
 from featviz.errors import LoadError
 from featviz.models.identify import INDEX, identify, identify_forms
-from featviz.models.load import ModelOptions, load_model
+from featviz.models.load import ModelOptions, adopt, load_model
 from featviz.models.preprocess import InputOptions
 from featviz.models.unwrap import Unwrapped, strip, stripped_forms, unwrap
 from featviz.models.weights import compare, put_into
@@ -139,6 +139,17 @@ def test_half_modules_run_in_float_on_a_cpu(tiny: nn.Module, tmp_path: Path) -> 
     torch.save(tiny.bfloat16(), tmp_path / "a.pt")
     loaded = load_model(ModelOptions(str(tmp_path / "a.pt"), device="cpu"), InputOptions(size=8))
     assert {p.dtype for p in loaded.module.parameters()} == {torch.float32}
+
+
+@pytest.mark.slow
+def test_wrapped_modules_are_taken_out(tiny: nn.Module) -> None:
+    """A compiled module ignores later hooks, DataParallel changes the names (trap 26)."""
+    for wrapped in (
+        nn.DataParallel(tiny),
+        torch.compile(tiny),
+        torch.compile(nn.DataParallel(tiny)),
+    ):
+        assert adopt(wrapped, InputOptions(size=8, crop=8)).module is tiny
 
 
 def test_replaced_head_gives_the_nearest(resnet: nn.Module, tmp_path: Path) -> None:

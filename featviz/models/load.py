@@ -87,10 +87,23 @@ def load_model(options: ModelOptions, inputs: InputOptions) -> LoadedModel:
 
 
 def adopt(module: nn.Module, inputs: InputOptions) -> LoadedModel:
-    """Take a module that the caller already has, where it is."""
+    """Take a module that the caller already has, where it is.
+
+    A compiled one (which ignores hooks that come later) and one in DataParallel or
+    DistributedDataParallel are taken out of their wrapping.
+    """
+    module = unwrapped(module)
     tensor = next(iter([*module.parameters(), *module.buffers()]), torch.empty(0))
     source = {"kind": "module", "type": type(module).__name__}
     return LoadedModel(module, choose_preprocess(module, None, inputs), tensor.device, source)
+
+
+def unwrapped(module: nn.Module) -> nn.Module:
+    """The module inside torch.compile's, DataParallel's or DistributedDataParallel's wrapper."""
+    inner = getattr(module, "_orig_mod", None)
+    if inner is None and isinstance(module, (nn.DataParallel, nn.parallel.DistributedDataParallel)):
+        inner = module.module
+    return unwrapped(inner) if isinstance(inner, nn.Module) else module
 
 
 def pick_device(name: str) -> torch.device:
