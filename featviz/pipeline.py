@@ -140,7 +140,7 @@ def _shared_cores() -> Iterator[Background]:
 
     torch gets the others for as long as this lasts: where its threads and the encoders together
     outnumber the cores, each of its operations waits for the slowest of them (measured on two
-    cores with resnet50: 2.1 times the time).
+    cores with resnet50: about twice the time).
     """
     cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
     writers, threads = max(1, cores // 4), torch.get_num_threads()

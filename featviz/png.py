@@ -1,10 +1,10 @@
 """A PNG encoder for pictures that arrive piece by piece: 8-bit grey, palette or RGB.
 
 Deflate is ISA-L's (package `isal`) at level 1 behind the sub filter. Measured on feature maps of
-resnet18, resnet50 and vgg16 (`benchmarks/encode.py`): 15 times as fast as zlib's level 6 and within
-2 % of its size; the filter costs a tenth of the deflating and saves 2 to 15 % of the bytes, as much
-as up and average do; paeth would save 5 % more for as much time as the deflating itself. Levels 2
-and 3 take longer for the same bytes.
+resnet18, resnet50 and vgg16 (`benchmarks/encode.py`): 11 to 17 times as fast as zlib's level 6 and
+within 3 % of its size; the filter costs a tenth of the deflating and saves 2 to 15 % of the bytes,
+as much as up and average do; paeth would save 5 % more for as much time as the deflating itself.
+Levels 2 and 3 take longer for the same bytes.
 The format is the PNG specification's, third edition (https://www.w3.org/TR/png-3/).
 """
 
