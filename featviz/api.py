@@ -13,11 +13,12 @@ from torch import Tensor, nn
 
 from featviz import drawing, pipeline, select
 from featviz.errors import UsageError
+from featviz.hints import read_told
 from featviz.hooks import hooked, list_layers
 from featviz.models.load import ModelOptions, adopt
 from featviz.models.preprocess import InputOptions
 from featviz.pipeline import RunOptions
-from featviz.records import DrawOptions, RunResult, Site
+from featviz.records import DrawOptions, Hints, RunResult, Site
 
 T = TypeVar("T")
 
@@ -66,9 +67,10 @@ def grid(tensor: Tensor, **options: Any) -> Image.Image:
     """Draw one tensor as `featviz run` would.
 
     Args:
-        tensor: [1, C, H, W], or a vector [1, F].
+        tensor: [1, C, H, W], a vector [1, F], a batch [N, C, H, W] or a clip [1, C, T, H, W]; other
+            shapes with `tensor_layout="tokens:14x14+1"`, `"nhwc"`, ... (see `--tensor-layout`).
         options: fields of `featviz.records.DrawOptions`: normalize, cmap, nrow, padding,
-            pad_value, scale, min_tile, max_maps, pick.
+            pad_value, scale, min_tile, max_maps, max_slices, pick, tensor_layout.
 
     Returns:
         An image of mode L, or P for a colormap or where values are NaN or infinite.
@@ -84,7 +86,9 @@ def grid(tensor: Tensor, **options: Any) -> Image.Image:
     """
     draw = _fill(DrawOptions, options)
     mode = pipeline.check_options(RunOptions(draw=draw))
-    return drawing.to_image(drawing.draw(tensor.detach(), draw, mode))
+    layout = read_told(draw.tensor_layout[0])[1] if draw.tensor_layout else None
+    parts = drawing.draw(tensor.detach(), draw, mode, Hints(layout=layout))
+    return drawing.to_image(parts[""])
 
 
 def run(
@@ -134,6 +138,8 @@ def run(
 
 
 def _fill(kind: type[T], options: Mapping[str, Any]) -> T:
+    if isinstance(options.get("tensor_layout"), str):
+        options = {**options, "tensor_layout": (options["tensor_layout"],)}
     try:
         return kind(**options)
     except TypeError:

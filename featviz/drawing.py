@@ -10,11 +10,11 @@ import numpy as np
 from PIL import Image
 from torch import Tensor
 
-from featviz import layout, mosaic, palette, png, scale, stats
+from featviz import mosaic, palette, png, scale, stats
 from featviz.errors import LayoutError
-from featviz.layout import Maps
+from featviz.layout import Maps, to_maps
 from featviz.palette import Palette
-from featviz.records import Bytes, Capture, DrawOptions, Floats, GridPlan, Site
+from featviz.records import Bytes, Capture, DrawOptions, Floats, GridPlan, Hints, Site
 from featviz.scale import Limits, Scale
 
 LARGEST_SIDE = {"png": 2**31 - 1, "webp": 16_383, "jpg": 65_500}
@@ -25,7 +25,7 @@ LARGEST_SIDE = {"png": 2**31 - 1, "webp": 16_383, "jpg": 65_500}
 class Drawing:
     """A picture ready to be encoded; nothing in it refers to the tensor any more."""
 
-    maps: Maps
+    layout: str
     plan: GridPlan
     tiles: Bytes
     palette: Palette
@@ -34,43 +34,52 @@ class Drawing:
     """[channels, 6], of all maps, drawn or not."""
     channels: list[int] | None
     """The drawn channels, where not all are."""
+    slices: tuple[int, int]
+    """Tiles of each channel: drawn, and held by the tensor."""
 
 
 def draw(
-    tensor: Tensor,
-    options: DrawOptions,
-    mode: Scale,
-    input_size: tuple[int, int] | None = None,
-) -> Drawing:
+    tensor: Tensor, options: DrawOptions, mode: Scale, hints: Hints | None = None
+) -> dict[str, Drawing]:
     """Turn a tensor into tiles and statistics, on its device.
 
-    `input_size` is the height and width of the model's input, for guessing the layout.
+    Returns:
+        The tensor's maps under the empty key; tokens beside the grid under their names.
 
     Raises:
-        LayoutError: no layout fits, or the picture is larger than its format can hold.
+        LayoutError: no layout fits, or a picture is larger than its format can hold.
     """
-    maps = layout.to_maps(tensor, input_size)
-    numbers = stats.channel_stats(maps.data)
-    channels = mosaic.pick_maps(numbers[:, stats.MEAN].tolist(), options)
-    limits = scale.limits(mode, maps.data, numbers[:, stats.MIN], numbers[:, stats.MAX])
-    drawn = maps.data if channels is None else maps.data[channels]
-    if channels is not None and limits.shared is None:
-        limits = Limits(limits.low[channels], limits.high[channels], limits.mode)
-    plan = plan_for(drawn.shape, maps.strip, options)
-    colors = _palette(options, bool(numbers[:, stats.NONFINITE].any()))
-    tiles = scale.to_tiles(drawn, limits, colors.levels, colors.nonfinite)
-    shell = Maps(maps.layout, maps.data[:0], maps.strip)
-    return Drawing(shell, plan, tiles, colors, limits, numbers, channels)
+    parts = to_maps(tensor, hints or Hints())
+    return {key: draw_maps(maps, options, mode) for key, maps in parts.items()}
 
 
-def plan_for(shape: Sequence[int], strip: bool, options: DrawOptions) -> GridPlan:
-    """The geometry for maps of shape [N, H, W].
+def draw_maps(maps: Maps, options: DrawOptions, mode: Scale) -> Drawing:
+    """Turn maps into tiles and statistics.
 
     Raises:
         LayoutError: the picture is larger than its format can hold.
     """
-    count, height, width = shape
-    plan = mosaic.plan(count, height, width, options, strip)
+    numbers = stats.channel_stats(maps.data)
+    channels = mosaic.pick_maps(numbers[:, stats.MEAN].tolist(), options)
+    mode = Scale("layer") if maps.strip and mode.mode == "map" else mode
+    limits = scale.limits(mode, maps.data, numbers[:, stats.MIN], numbers[:, stats.MAX])
+    held = maps.data.shape[1]
+    drawn = (maps.data if channels is None else maps.data[channels])[:, : options.max_slices]
+    limits = _for_tiles(limits, channels, drawn.shape[1])
+    plan = plan_for(drawn.shape, maps.strip, options)
+    colors = _palette(options, bool(numbers[:, stats.NONFINITE].any()))
+    tiles = scale.to_tiles(drawn.flatten(0, 1), limits, colors.levels, colors.nonfinite)
+    slices = (drawn.shape[1], held)
+    return Drawing(maps.layout, plan, tiles, colors, limits, numbers, channels, slices)
+
+
+def plan_for(shape: Sequence[int], strip: bool, options: DrawOptions) -> GridPlan:
+    """The geometry for maps of shape [C, S, H, W].
+
+    Raises:
+        LayoutError: the picture is larger than its format can hold.
+    """
+    plan = mosaic.plan(shape, options, strip)
     most = LARGEST_SIDE[options.format]
     if max(plan.height, plan.width) > most:
         raise LayoutError(
@@ -78,6 +87,14 @@ def plan_for(shape: Sequence[int], strip: bool, options: DrawOptions) -> GridPla
             f"({most} a side); --format png, or --max-maps and --nrow"
         )
     return plan
+
+
+def _for_tiles(limits: Limits, channels: list[int] | None, slices: int) -> Limits:
+    """The limits of each tile, from those of each channel."""
+    if limits.shared is not None:
+        return limits
+    low, high = (v if channels is None else v[channels] for v in (limits.low, limits.high))
+    return Limits(np.repeat(low, slices), np.repeat(high, slices), limits.mode)
 
 
 def describe(drawing: Drawing, site: Site, shape: Sequence[int], file: str) -> Capture:
@@ -92,7 +109,7 @@ def describe(drawing: Drawing, site: Site, shape: Sequence[int], file: str) -> C
         call=site.call,
         key=site.key,
         shape=list(shape),
-        layout=drawing.maps.layout,
+        layout=drawing.layout,
         maps=len(drawing.stats),
         file=file,
         grid={
@@ -104,7 +121,8 @@ def describe(drawing: Drawing, site: Site, shape: Sequence[int], file: str) -> C
         normalize=limits.mode,
         range=None if limits.shared is None else list(limits.shared),
         channels=drawing.channels,
-        **stats.overall(drawing.stats, plan.map_size[0] * plan.map_size[1]),  # type: ignore[arg-type]
+        slices=list(drawing.slices) if drawing.slices[1] > 1 else None,
+        **stats.overall(drawing.stats, plan.map_size[0] * plan.map_size[1] * drawing.slices[1]),  # type: ignore[arg-type]
     )
 
 
@@ -138,12 +156,19 @@ def caption(capture: Capture) -> dict[str, str]:
     count = f"{capture.maps} of {capture.maps}"
     if drawn is not None:
         count = f"{len(drawn)} of {capture.maps} (--max-maps)"
+    slices = {}
+    if capture.slices is not None:
+        side, held = capture.slices
+        slices["Slices"] = f"{side} of {held} side by side for each channel" + (
+            " (--max-slices)" if side < held else ""
+        )
     return {
         "Software": "featviz",
         "Layer": f"{capture.layer} ({capture.type})",
         "Call": f"{capture.call} {capture.kind} {capture.key}".rstrip(),
         "Channels": _ranges(drawn if drawn is not None else range(capture.maps)),
         "Maps": count,
+        **slices,
         "Range": f"{capture.normalize}: {limits}",
     }
 

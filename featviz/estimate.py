@@ -9,9 +9,11 @@ from typing import Any
 
 from torch import Tensor
 
-from featviz import drawing, images, layout, pipeline
+from featviz import drawing, images, pipeline
 from featviz.borrowed import borrowed
+from featviz.hints import HintBook
 from featviz.hooks import forward, hooked
+from featviz.layout import Maps, to_maps
 from featviz.models.load import ModelOptions, load_model
 from featviz.probe import choose_layers
 from featviz.records import DrawOptions, GridPlan, Site
@@ -88,28 +90,30 @@ def dry_run(model: ModelOptions, arguments: Sequence[str], options: pipeline.Run
         FeatvizError: what `run` would raise before it begins.
     """
     pipeline.check_options(options)
-    samples = images.find_samples(arguments, None, options.nul_separated)
+    found = images.find_samples(arguments, None, options.nul_separated)
     loaded = load_model(model, options.inputs)
+    samples = pipeline.grouped(found, loaded.preprocess)
     blank = pipeline.blank_input(loaded, samples, options.inputs)
-    layers = choose_layers(loaded, options.layers, blank)
+    layers = choose_layers(loaded, options.layers, blank, options.draw.tensor_layout)
+    book = HintBook(loaded.module, blank[0].shape, options.draw.tensor_layout)
     files: list[PlannedFile] = []
 
     def sink(site: Site, tensor: Tensor) -> None:
-        files.append(_planned(site, tensor, options.draw, (blank.shape[2], blank.shape[3])))
+        for key, maps in to_maps(tensor, book.of(site.layer)).items():
+            files.append(_planned(site.inside(key), maps, options.draw))
 
     with borrowed(loaded.module), hooked(loaded.module, layers, sink) as recorder:
-        forward(loaded.module, [blank.to(loaded.device)], recorder)
+        forward(loaded.module, [arg.to(loaded.device) for arg in blank], recorder)
     skipped = [(skip.layer, skip.reason) for skip in recorder.skipped]
     skipped += [(layer.name, "did not run") for layer in recorder.never_ran]
     return DryRun(len(samples), tuple(files), tuple(skipped))
 
 
-def _planned(
-    site: Site, tensor: Tensor, draw: DrawOptions, input_size: tuple[int, int]
-) -> PlannedFile:
-    maps = layout.to_maps(tensor, input_size)
-    count = min(len(maps.data), draw.max_maps or len(maps.data))
-    plan = drawing.plan_for((count, *maps.data.shape[1:]), maps.strip, draw)
+def _planned(site: Site, maps: Maps, draw: DrawOptions) -> PlannedFile:
+    channels, slices, *size = maps.data.shape
+    count = min(channels, draw.max_maps or channels)
+    shape = (count, min(slices, draw.max_slices), *size)
+    plan = drawing.plan_for(shape, maps.strip, draw)
     return PlannedFile(
         layer=site.layer.name,
         type=site.layer.type,

@@ -11,7 +11,8 @@ import struct
 import sys
 import zlib
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path, PurePath
 from typing import BinaryIO
@@ -65,12 +66,16 @@ _BROKEN = (
 
 @dataclass(frozen=True)
 class Picture:
-    """A decoded image: mode L or RGB, upright, and what identifies its file."""
+    """A decoded sample: its images, mode L or RGB, upright, and what identifies its files."""
 
-    image: Image.Image
+    images: tuple[Image.Image, ...]
     sha256: str
-    size: tuple[int, int]
-    """Width and height in pixels, as decoded."""
+    """Of the file's bytes; of several files, one after the other."""
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """Width and height in pixels, as decoded; of several images, those of the first."""
+        return self.images[0].size
 
 
 def find_samples(
@@ -95,31 +100,76 @@ def find_samples(
     return _name_apart(unique.values())
 
 
-def decode(sample: Sample, exif: bool = True, background: str = "white") -> Picture:
-    """Read an image as it is meant to be seen.
+def decode(
+    sample: Sample, exif: bool = True, background: str = "white", frames: int | None = None
+) -> Picture:
+    """Read a sample's images as they are meant to be seen.
 
     EXIF orientation is applied (unless `exif` is false), alpha is composited on `background`, 16
-    bits are scaled by their range, CMYK and palettes become RGB, and of an animation the first
-    frame is taken, with a warning.
+    bits are scaled by their range, and CMYK and palettes become RGB.
+
+    Args:
+        frames: take so many images, evenly spread over the sample's files or over an animation
+            (some twice where there are fewer). Without it every file, and of an animation the
+            first frame, with a warning.
 
     Raises:
         ImageError: no file, no image, truncated, or too large; names the file.
     """
-    try:
-        if not sample.path.is_file():
-            raise ImageError(f"{sample.name} is no file", None)
-        data = sample.path.read_bytes()
-        with Image.open(io.BytesIO(data)) as opened:
-            _warn_of_frames(sample, opened)
-            opened.load()
-            upright = ImageOps.exif_transpose(opened) if exif else opened
-            image = _flatten(upright, background)
-    except UnidentifiedImageError as error:
-        raise ImageError(f"{sample.name} is no image that Pillow can read", None) from error
-    except _BROKEN as error:
-        reason = str(error) or type(error).__name__
-        raise ImageError(f"{sample.name} cannot be read: {reason}", None) from error
-    return Picture(image, hashlib.sha256(data).hexdigest(), image.size)
+    files = [_Encoded(sample, path) for path in sample.paths]
+    digest = hashlib.sha256()
+    for file in files:
+        digest.update(file.data)
+    if len(files) == 1:
+        found = files[0].images(exif, background, frames)
+    else:
+        chosen = range(len(files)) if frames is None else _spread(len(files), frames)
+        found = [files[i].images(exif, background, None)[0] for i in chosen]
+    return Picture(tuple(found), digest.hexdigest())
+
+
+class _Encoded:
+    """The bytes of one file."""
+
+    def __init__(self, sample: Sample, path: Path) -> None:
+        self.path = path
+        self.name = sample.name if len(sample.paths) == 1 else f"{sample.name}: {path.name}"
+        with self._blamed():
+            if not path.is_file():
+                raise ImageError(f"{self.name} is no file", None)
+            self.data = path.read_bytes()
+
+    def images(self, exif: bool, background: str, frames: int | None) -> list[Image.Image]:
+        """The image; with `frames`, so many of the animation that it is."""
+        with self._blamed(), Image.open(io.BytesIO(self.data)) as opened:
+            held = 1 if opened.format == "MPO" else getattr(opened, "n_frames", 1)
+            if frames is None and held > 1:
+                log.warning("%s has %d frames; the first is taken", self.path, held)
+            return [
+                self._one(opened, index, exif, background)
+                for index in ([0] if frames is None else _spread(held, frames))
+            ]
+
+    def _one(self, opened: Image.Image, index: int, exif: bool, background: str) -> Image.Image:
+        if index:
+            opened.seek(index)
+        opened.load()
+        return _flatten(ImageOps.exif_transpose(opened) if exif else opened, background)
+
+    @contextmanager
+    def _blamed(self) -> Iterator[None]:
+        try:
+            yield
+        except UnidentifiedImageError as error:
+            raise ImageError(f"{self.name} is no image that Pillow can read", None) from error
+        except _BROKEN as error:
+            reason = str(error) or type(error).__name__
+            raise ImageError(f"{self.name} cannot be read: {reason}", None) from error
+
+
+def _spread(held: int, count: int) -> list[int]:
+    """`count` indices into `held` images, evenly spread, the first and the last among them."""
+    return [round(index) for index in np.linspace(0, held - 1, count)]
 
 
 def check_background(color: str) -> None:
@@ -197,18 +247,12 @@ def _name_apart(found: Iterable[tuple[str, Path]]) -> list[Sample]:
         for index, path in enumerate(clashing):
             tail = parts[path][-(first[path].count("/") + 1 + turn) :]
             names[path] = f"{index + turn}/{first[path]}" if path in alike else "/".join(tail)
-    return [Sample(name, path) for path, name in names.items()]
+    return [Sample(name, (path,)) for path, name in names.items()]
 
 
 def _clashing(names: Mapping[Path, str]) -> list[Path]:
     counts = Counter(name.casefold() for name in names.values())
     return [path for path, name in names.items() if counts[name.casefold()] > 1]
-
-
-def _warn_of_frames(sample: Sample, image: Image.Image) -> None:
-    frames = getattr(image, "n_frames", 1)
-    if frames > 1 and image.format != "MPO":
-        log.warning("%s has %d frames; the first is taken", sample.path, frames)
 
 
 def _flatten(image: Image.Image, background: str) -> Image.Image:

@@ -9,11 +9,13 @@ from typing import Any
 from torch import nn
 from torch.nn.parameter import UninitializedParameter
 
+from featviz import select
 from featviz.errors import ForwardError
 from featviz.hooks import list_layers
 from featviz.models.load import ModelOptions, load_model
 from featviz.models.preprocess import InputOptions
 from featviz.probe import Probe, choose_layers, probe
+from featviz.probe import functions as called_functions
 from featviz.records import Layer
 
 log = logging.getLogger(__name__)
@@ -47,8 +49,10 @@ class Listing:
     def footer(self) -> str:
         """The last line of the table."""
         chosen = sum(row.selected for row in self.rows)
+        functions = sum(row.type.startswith("fn:") for row in self.rows)
+        modules, called = len(self.rows) - functions, f", {functions} functions" * bool(functions)
         return (
-            f"{len(self.rows)} modules, {self.total_parameters:,} parameters; "
+            f"{modules} modules{called}, {self.total_parameters:,} parameters; "
             f"* {chosen} taken by the selectors"
         )
 
@@ -60,16 +64,24 @@ class Listing:
         }
 
 
-def list_model(options: ModelOptions, inputs: InputOptions, selectors: str | None) -> Listing:
+def list_model(
+    options: ModelOptions, inputs: InputOptions, selectors: str | None, functions: bool = False
+) -> Listing:
     """List a model's modules; one that cannot be run on zeros is listed without shapes.
+
+    Args:
+        functions: list the functions that modules call as well.
 
     Raises:
         FeatvizError: no such model, or no layer matches.
     """
     model = load_model(options, inputs)
     blank = model.preprocess.blank()
+    layers = list_layers(model.module)
+    functions |= selectors is not None and select.wants_functions(select.parse(selectors))
     try:
-        seen: Probe | None = probe(model, blank)
+        layers += called_functions(model, blank) if functions else []
+        seen: Probe | None = probe(model, blank, layers)
     except ForwardError as error:
         log.warning("no shapes: %s (%s)", error.message, error.hint)
         seen = None
@@ -77,22 +89,20 @@ def list_model(options: ModelOptions, inputs: InputOptions, selectors: str | Non
     if selectors is not None or seen is not None:
         taken = set(choose_layers(model, selectors, blank))
     modules = dict(model.module.named_modules())
-    rows = [
-        _row(layer, modules[layer.name], seen, layer in taken)
-        for layer in list_layers(model.module)
-    ]
+    layers.sort(key=lambda layer: layer.index)  # functions behind their module
+    rows = [_row(layer, modules.get(layer.name), seen, layer in taken) for layer in layers]
     return Listing(tuple(rows), _count(model.module, True))
 
 
-def _row(layer: Layer, module: nn.Module, seen: Probe | None, selected: bool) -> Row:
+def _row(layer: Layer, module: nn.Module | None, seen: Probe | None, selected: bool) -> Row:
     return Row(
         index=layer.index,
         name=layer.name,
         type=layer.type,
         aliases=layer.aliases,
-        parameters=_count(module, False),
+        parameters=_count(module, False) if module is not None else 0,
         output_shape=seen.shape(layer) if seen else None,
-        calls=seen.calls[layer.index] if seen else None,
+        calls=seen.calls[layer.name] if seen else None,
         selected=selected,
     )
 

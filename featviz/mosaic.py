@@ -16,21 +16,21 @@ STRIP_WIDTH = 1024
 """Pixels that a strip of numbers should at most be wide when its cells are enlarged."""
 
 
-def plan(
-    count: int, height: int, width: int, options: DrawOptions, strip: bool = False
-) -> GridPlan:
-    """Lay out `count` maps of `height` × `width` pixels.
+def plan(shape: Sequence[int], options: DrawOptions, strip: bool = False) -> GridPlan:
+    """Lay out the tiles of maps [C, S, H, W], S of them side by side for each channel.
 
     As in make_grid, fewer maps than `nrow` make a narrower picture, and a single map gets no
     padding. A strip is one row without padding, unless `nrow` says otherwise.
     """
-    scale = _strip_scale(count, options) if strip else _scale(height, width, options)
+    channels, slices, height, width = shape
+    count = channels * slices
+    scale = _strip_scale(count, height, options) if strip else _scale(height, width, options)
     padding = 0 if strip or count == 1 else options.padding
     if options.nrow is not None:
         columns = min(options.nrow, count)
     else:
         tile = (height * scale[0] + padding, width * scale[1] + padding)
-        columns = count if strip else _square(count, *tile)
+        columns = count if strip else _square(channels, tile[0], tile[1] * slices) * slices
     return GridPlan(count, columns, -(-count // columns), (height, width), scale, padding)
 
 
@@ -97,11 +97,11 @@ def _scale(height: int, width: int, options: DrawOptions) -> tuple[int, int]:
     return factor, factor
 
 
-def _strip_scale(count: int, options: DrawOptions) -> tuple[int, int]:
-    """Cells of a strip grow to `min_tile`, but narrower where the strip would get too wide."""
+def _strip_scale(count: int, rows: int, options: DrawOptions) -> tuple[int, int]:
+    """A strip grows to the height of `min_tile`, its cells narrower where it would get too wide."""
     if options.scale:
         return options.scale, options.scale
-    return options.min_tile, min(options.min_tile, max(1, STRIP_WIDTH // count))
+    return -(-options.min_tile // rows), min(options.min_tile, max(1, STRIP_WIDTH // count))
 
 
 def _square(count: int, tile_height: int, tile_width: int) -> int:

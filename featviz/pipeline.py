@@ -15,12 +15,13 @@ import torch
 import torchvision
 from torch import Tensor
 
-from featviz import __version__, hooks, images, palette, scale, select
+from featviz import __version__, grouping, images, palette, scale
 from featviz.background import Background
 from featviz.borrowed import borrowed
 from featviz.errors import ImageError, UsageError
+from featviz.hints import read_told
 from featviz.models.load import LoadedModel, ModelOptions, load_model
-from featviz.models.preprocess import InputOptions
+from featviz.models.preprocess import InputOptions, Preprocess
 from featviz.probe import choose_layers
 from featviz.records import DrawOptions, ImageResult, Layer, RunResult, Sample
 from featviz.session import Drawer, Session
@@ -64,10 +65,11 @@ def run(
             one image is in its result instead.
     """
     drawer = Drawer(options.draw, check_options(options))
-    samples = images.find_samples(arguments, stdin, options.nul_separated)
+    found = images.find_samples(arguments, stdin, options.nul_separated)
     loaded = load_model(model, options.inputs) if isinstance(model, ModelOptions) else model
-    layers = choose_layers(loaded, options.layers, blank_input(loaded, samples, options.inputs))
-    warn_of_idle_selectors(loaded, options.layers)
+    samples = grouped(found, loaded.preprocess)
+    blank = blank_input(loaded, samples, options.inputs)
+    layers = choose_layers(loaded, options.layers, blank, options.draw.tensor_layout)
     store = RunDirectory.create(options.out, options.overwrite)
     results: list[ImageResult] = []
 
@@ -101,7 +103,7 @@ def check_options(options: RunOptions) -> scale.Scale:
         UsageError: names the option, its value and what it takes.
     """
     draw = options.draw
-    for name in ("nrow", "scale", "min_tile", "max_maps"):
+    for name in ("nrow", "scale", "min_tile", "max_maps", "max_slices"):
         value = getattr(draw, name)
         if value is not None and value < 1:
             raise UsageError(
@@ -111,27 +113,41 @@ def check_options(options: RunOptions) -> scale.Scale:
         raise UsageError(f"--padding {draw.padding} is below 0", "give pixels")
     if not 0 <= draw.pad_value <= 1:
         raise UsageError(f"--pad-value {draw.pad_value} is outside 0..1", "0 is black, 1 white")
+    for told in draw.tensor_layout:
+        read_told(told)
     palette.check_cmap(draw.cmap)
     images.check_background(options.inputs.background)
+    for name in ("frames", "inputs"):
+        value = getattr(options.inputs, name)
+        if value is not None and value < 1:
+            raise UsageError(f"--{name} {value} is below 1", "give a whole number")
     return scale.parse_scale(draw.normalize)
 
 
-def blank_input(loaded: LoadedModel, samples: Sequence[Sample], inputs: InputOptions) -> Tensor:
-    """Zeros in the shape of the first readable image's input."""
-    for sample in samples if loaded.preprocess.own_size else ():
+def grouped(samples: list[Sample], preprocess: Preprocess) -> list[Sample]:
+    """Samples as the model takes them: images, clips, or several images at once.
+
+    Raises:
+        UsageError: images are left over.
+    """
+    if preprocess.frames is not None:
+        return grouping.clips(samples)
+    return samples if preprocess.inputs == 1 else grouping.together(samples, preprocess.inputs)
+
+
+def blank_input(
+    loaded: LoadedModel, samples: Sequence[Sample], inputs: InputOptions
+) -> list[Tensor]:
+    """Zeros in the shapes of the first readable sample's inputs."""
+    preprocess = loaded.preprocess
+    for sample in samples if preprocess.own_size else ():
         try:
-            picture = images.decode(sample, inputs.exif, inputs.background)
+            picture = images.decode(sample, inputs.exif, inputs.background, preprocess.frames)
+            args = preprocess(picture.images)
         except ImageError:
             continue
-        return torch.zeros_like(loaded.preprocess(picture.image))
-    return loaded.preprocess.blank()
-
-
-def warn_of_idle_selectors(loaded: LoadedModel, text: str | None) -> None:
-    """Say which of several selectors match nothing."""
-    if text is not None:
-        for idle in select.idle(hooks.list_layers(loaded.module), select.parse(text)):
-            log.warning("selector %r matches no layer", idle)
+        return [torch.zeros_like(arg) for arg in args]
+    return preprocess.blank()
 
 
 @contextmanager

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
@@ -18,10 +18,10 @@ STAT_COLUMNS = ("min", "max", "mean", "std", "zero_fraction", "nonfinite")
 
 @dataclass(frozen=True)
 class Layer:
-    """A module of the model, as selectors see it."""
+    """A module of the model, or a function that a module calls, as selectors see it."""
 
     index: int
-    """Position in `model.named_modules()`; 0 is the model itself."""
+    """Position in `model.named_modules()`, of a function that of its module; 0 is the model."""
     name: str
     """Qualified name, `layer1.0.conv1`; empty for the model itself."""
     type: str
@@ -30,6 +30,16 @@ class Layer:
     """Class names along the MRO, most derived first, without `object`."""
     aliases: tuple[str, ...] = ()
     """Further qualified names of the same (shared) module."""
+
+    @property
+    def is_function(self) -> bool:
+        """Whether it is a function called inside a module: `layer1.0/fn:add`, of type `fn:add`."""
+        return self.type.startswith("fn:")
+
+    @property
+    def owner(self) -> str:
+        """Qualified name of the module; of a function, of the module that calls it."""
+        return self.name.rpartition("fn:")[0].rstrip("/") if self.is_function else self.name
 
     @property
     def label(self) -> str:
@@ -55,6 +65,10 @@ class Site:
         call = f".call{self.call}" if self.call else ""
         return f"{self.kind}{call}" + (f".{self.key}" if self.key else "")
 
+    def inside(self, key: str) -> Site:
+        """A part of this tensor, by name; the tensor itself for an empty one."""
+        return replace(self, key=f"{self.key}.{key}".lstrip(".")) if key else self
+
     @property
     def stats_key(self) -> str:
         """Key of this tensor's statistics in `stats.npz`."""
@@ -62,12 +76,47 @@ class Site:
 
 
 @dataclass(frozen=True)
+class Windows:
+    """How a block cuts a map into windows before attention."""
+
+    size: tuple[int, int]
+    """Height and width of a window, in tokens."""
+    strided: bool = False
+    """A window takes every n-th token of the map (MaxViT's grid attention), not neighbours."""
+    shift: tuple[int, int] = (0, 0)
+    """Tokens by which the map was rolled up and to the left before it was cut (Swin)."""
+
+
+@dataclass(frozen=True)
+class Hints:
+    """What a tensor's shape does not say of its layout."""
+
+    input_size: tuple[int, int] | None = None
+    """Height and width of the model's input."""
+    time: int | None = None
+    """Time steps of a clip behind the first convolution."""
+    prefix: tuple[str, ...] = ()
+    """Names of the tokens in front of the grid, in their order: `class_token`, ..."""
+    windows: Windows | None = None
+    """Set inside a block that cuts windows."""
+    attention: bool = False
+    """Whether the layer is an attention, or inside one."""
+    layout: str | None = None
+    """What the user said it is: a name of `layout.LAYOUTS`, `tokens:14x20+1`."""
+
+
+@dataclass(frozen=True)
 class Sample:
-    """One image to show to the model."""
+    """What the model is shown at once: an image, the frames of a clip, or several images."""
 
     name: str
     """Unique, relative, with forward slashes: the image's folder in the run directory."""
-    path: Path
+    paths: tuple[Path, ...]
+
+    @property
+    def path(self) -> Path:
+        """The file, or the first of several."""
+        return self.paths[0]
 
 
 @dataclass(frozen=True)
@@ -90,11 +139,15 @@ class DrawOptions:
     """Pixels that the longer side of a tile should have, for `scale=None`."""
     max_maps: int | None = None
     """At most so many maps are drawn; None draws all."""
+    max_slices: int = 16
+    """At most so many time steps of a clip, or regions of a batch, are drawn of each channel."""
     pick: Literal["first", "top", "spread"] = "first"
     """Which maps `max_maps` keeps: the first, the strongest (by mean), or evenly spread ones."""
     format: Literal["png", "webp", "jpg"] = "png"
     tensors: Literal["npy"] | None = None
     """Keep the raw tensor beside the picture."""
+    tensor_layout: tuple[str, ...] = ()
+    """What the guess of the layout should be instead: `LAYOUT` or `SELECTORS=LAYOUT`."""
 
 
 @dataclass(frozen=True)
@@ -163,6 +216,9 @@ class Capture:
     nonfinite: int
     channels: list[int] | None = None
     """The drawn channels in tile order, where `max_maps` left some out."""
+    slices: list[int] | None = None
+    """[drawn, held] tiles of each channel, side by side, where it holds several: the time steps of
+    a clip, the regions of a batch."""
     tensor: str | None = None
     """File of the raw tensor, relative to the image's folder."""
 

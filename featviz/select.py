@@ -55,11 +55,16 @@ def select(layers: Sequence[Layer], selectors: Sequence[Selector]) -> list[Layer
     Only negative selectors mean: everything but these.
     """
     positive = [s for s in selectors if not s.negative]
-    taken = {x.index for s in positive for x in s.pick(layers)}
+    taken = {x.name for s in positive for x in s.pick(layers)}
     if not positive:
-        taken = {layer.index for layer in layers}
-    taken -= {x.index for s in selectors if s.negative for x in s.pick(layers)}
-    return [layer for layer in layers if layer.index in taken]
+        taken = {layer.name for layer in layers if not layer.is_function}
+    taken -= {x.name for s in selectors if s.negative for x in s.pick(layers)}
+    return [layer for layer in layers if layer.name in taken]
+
+
+def wants_functions(selectors: Iterable[Selector]) -> bool:
+    """Whether a selector speaks of functions: then they must be listed beside the modules."""
+    return any(s.text.lstrip("!").startswith("fn:") for s in selectors)
 
 
 def idle(layers: Sequence[Layer], selectors: Sequence[Selector]) -> list[str]:
@@ -120,17 +125,20 @@ def _parse_index(text: str) -> int | slice:
 
 def _matcher(body: str, text: str) -> Callable[[Layer], bool]:
     if body.startswith("re:"):
-        return _regex(body.removeprefix("re:"), text)
+        named = _regex(body.removeprefix("re:"), text)
+        return lambda layer: not layer.is_function and named(layer)
     class_name, at, pattern = body.partition("@")
     if at:
-        by_name = _matcher(pattern, text) if pattern.startswith("re:") else _glob(pattern)
+        by_name = _regex(pattern[3:], text) if pattern.startswith("re:") else _glob(pattern)
         return lambda layer: class_name in layer.classes and by_name(layer)
+    if body.startswith("fn:"):
+        return lambda layer: body in layer.classes
     by_name = _glob(body)
-    return lambda layer: body in layer.classes or by_name(layer)
+    return lambda layer: not layer.is_function and (body in layer.classes or by_name(layer))
 
 
 def _glob(pattern: str) -> Callable[[Layer], bool]:
-    return lambda layer: any(fnmatchcase(name, pattern) for name in (layer.name, *layer.aliases))
+    return lambda layer: any(fnmatchcase(name, pattern) for name in (layer.owner, *layer.aliases))
 
 
 def _regex(pattern: str, text: str) -> Callable[[Layer], bool]:
@@ -140,30 +148,47 @@ def _regex(pattern: str, text: str) -> Callable[[Layer], bool]:
         raise UsageError(
             f"selector {text!r} is no regular expression: {error}", "for example re:^layer[34]"
         ) from error
-    return lambda layer: any(compiled.search(name) for name in (layer.name, *layer.aliases))
+    return lambda layer: any(compiled.search(name) for name in (layer.owner, *layer.aliases))
 
 
-def stages(outputs: Iterable[tuple[Layer, Sequence[int]]]) -> list[Layer]:
-    """The layers of a first look: the first convolution, and the last layer at each resolution.
+MapSize = tuple[str, int, int]
+"""Layout, height and width of a layer's maps."""
+
+
+def stages(outputs: Iterable[tuple[Layer, MapSize | None]]) -> list[Layer]:
+    """The layers of a first look: the first convolution, the last layer at each resolution, and
+    of a transformer the end of each block.
 
     Args:
-        outputs: (layer, shape) in the order in which layers finished; a layer finishes after
-            those inside it, so of two that give the same tensor the outer one is taken.
+        outputs: (layer, size of its maps, or None where it gives none) in the order in which
+            layers finished; a layer finishes after those inside it, so of two that give the same
+            tensor the outer one is taken.
     """
-    outputs = list(outputs)
+    found = [(x, size) for x, size in outputs if x.index and size and size[1] * size[2] > 1]
+    blocks = _blocks([layer for layer, (layout, *_) in found if layout == "tokens"])
     taken: dict[object, Layer] = {}
-    for layer, shape in outputs:
-        if layer.index == 0 or len(shape) != 4 or shape[0] != 1 or shape[2] * shape[3] == 1:
-            continue
+    for layer, (layout, *size) in found:
         if "first" not in taken and any(name.startswith("Conv") for name in layer.classes):
             taken["first"] = layer
-        taken[shape[2], shape[3]] = layer
-    if not taken:
-        return _vectors(outputs)
-    return sorted(set(taken.values()), key=lambda layer: layer.index)
+        if layout != "tokens" or not blocks:
+            taken[tuple(size)] = layer
+    return sorted({*taken.values(), *blocks}, key=lambda layer: layer.index)
 
 
-def _vectors(outputs: Iterable[tuple[Layer, Sequence[int]]]) -> list[Layer]:
-    """For a model without maps: the layers that give vectors."""
+def _blocks(layers: Sequence[Layer]) -> list[Layer]:
+    """The outermost modules that stand in a row with others of their class, and hold modules."""
+    parents = {layer.name.rpartition(".")[0] for layer in layers}
+    holders = [layer for layer in dict.fromkeys(layers) if layer.name in parents]
+    rows = Counter((layer.name.rpartition(".")[0], layer.type) for layer in holders)
+    blocks: list[Layer] = []
+    for layer in sorted(holders, key=lambda layer: layer.index):
+        inside = any(layer.name.startswith(f"{block.name}.") for block in blocks)
+        if rows[layer.name.rpartition(".")[0], layer.type] > 1 and not inside:
+            blocks.append(layer)
+    return blocks
+
+
+def vectors(outputs: Iterable[tuple[Layer, Sequence[int]]]) -> list[Layer]:
+    """The first look at a model without maps: the layers that give vectors."""
     found = {layer for layer, shape in outputs if layer.index and len(shape) == 2 and shape[0] == 1}
     return sorted(found, key=lambda layer: layer.index)

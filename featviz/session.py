@@ -17,6 +17,7 @@ from torch import Tensor
 from featviz import drawing, hooks, images, png
 from featviz.background import Background
 from featviz.errors import ForwardError, ImageError
+from featviz.hints import HintBook
 from featviz.images import Picture
 from featviz.models.load import LoadedModel
 from featviz.models.preprocess import InputOptions
@@ -60,6 +61,7 @@ class Session:
         self.model, self.layers, self.drawer, self.inputs = model, layers, drawer, inputs
         self.store, self.report = store, report
         self._pending: Visit | None = None
+        self._books: dict[tuple[int, ...], HintBook] = {}
 
     def visit(self, sample: Sample, background: Background) -> None:
         """Show one image to the model; write what its layers make of it."""
@@ -84,12 +86,20 @@ class Session:
 
     def _show(self, sample: Sample, visit: Visit) -> None:
         model, preprocess = self.model, self.model.preprocess
-        picture = images.decode(sample, self.inputs.exif, self.inputs.background)
-        tensor = preprocess(picture.image)
-        visit.save_input(preprocess.undo(tensor))
+        options = self.inputs
+        picture = images.decode(sample, options.exif, options.background, preprocess.frames)
+        args = preprocess(picture.images)
+        visit.begin(preprocess.shown(args), self._hints(tuple(args[0].shape)))
         with hooks.hooked(model.module, self.layers, visit.take) as recorder:
-            hooks.forward(model.module, [tensor.to(model.device)], recorder)
-        visit.close(picture, tensor, preprocess.words, recorder)
+            hooks.forward(model.module, [arg.to(model.device) for arg in args], recorder)
+        visit.close(picture, args, preprocess.words, recorder)
+
+    def _hints(self, shape: tuple[int, ...]) -> HintBook:
+        """Read once for each shape of the input."""
+        if shape not in self._books:
+            told = self.drawer.options.tensor_layout
+            self._books[shape] = HintBook(self.model.module, shape, told)
+        return self._books[shape]
 
 
 class Visit:
@@ -103,30 +113,34 @@ class Visit:
         self.files: list[Future[None]] = []
         self.rows: list[Future[Capture]] = []
         self.stats: dict[str, Floats] = {}
-        self._input_size: tuple[int, int] | None = None
+        self.hints: HintBook | None = None
         self._image: dict[str, Any] = {}
         self._skipped: tuple[Skip, ...] = ()
         self._never_ran: tuple[str, ...] = ()
 
     def take(self, site: Site, tensor: Tensor) -> None:
         """The sink of the hooks: draw the tensor now, leave the rest to the background."""
-        picture = drawing.draw(tensor, self.draw, self.scale, self._input_size)
-        name = f"{site.stem}.{self.draw.format}"
+        hints = self.hints.of(site.layer) if self.hints else None
+        parts = drawing.draw(tensor, self.draw, self.scale, hints)
         kept = f"{site.stem}.npy" if self.draw.tensors == "npy" else None
         if kept is not None:
             file = self.folder.file(site.layer, kept)
             self._later(_to_numpy(tensor), partial(_save_tensor, self.folder, file))
-        work = partial(self._finish_picture, picture, site, tensor.shape, name, kept)
-        self.rows.append(self.background.submit(picture.tiles.nbytes, work))
-        self.stats[site.stats_key] = picture.stats
+        for key, picture in parts.items():
+            at = site.inside(key)
+            work = partial(self._finish_picture, picture, at, tensor.shape, kept)
+            self.rows.append(self.background.submit(picture.tiles.nbytes, work))
+            self.stats[at.stats_key] = picture.stats
 
-    def save_input(self, shown: Tensor) -> None:
-        """Draw what the model saw, [1, C, H, W] in 0..1, and remember its size."""
-        self._input_size = (shown.shape[2], shown.shape[3])
+    def begin(self, shown: Tensor, hints: HintBook) -> None:
+        """Draw what the model saw, [1, C, H, W] in 0..1, and note what is known of the layers."""
+        self.hints = hints
         pixels = (shown[0] * 255 + 0.5).to(torch.uint8).permute(1, 2, 0).numpy()
         self._later(pixels, partial(_save_input, self.folder))
 
-    def close(self, picture: Picture, tensor: Tensor, words: str, recorder: hooks.Recorder) -> None:
+    def close(
+        self, picture: Picture, args: Sequence[Tensor], words: str, recorder: hooks.Recorder
+    ) -> None:
         """Note the rest of the manifest; the model is done with this image."""
         width, height = picture.size
         self._image = {
@@ -135,8 +149,10 @@ class Visit:
                 "sha256": picture.sha256,
                 "size": {"width": width, "height": height},
             },
-            "input": {"shape": list(tensor.shape), "preprocessing": words},
+            "input": {"shape": _shape(args), "preprocessing": words},
         }
+        if len(self.sample.paths) > 1:
+            self._image["image"]["files"] = [path.name for path in self.sample.paths]
         self._skipped = tuple(recorder.skipped)
         self._never_ran = tuple(layer.name for layer in recorder.never_ran)
 
@@ -173,12 +189,11 @@ class Visit:
         picture: drawing.Drawing,
         site: Site,
         shape: Sequence[int],
-        name: str,
         kept: str | None,
     ) -> Capture:
         """In the background: the manifest's row, then the file."""
         _warn_of(picture, site, self.sample)
-        file = self.folder.file(site.layer, name)
+        file = self.folder.file(site.layer, f"{site.stem}.{self.draw.format}")
         row = drawing.describe(picture, site, shape, file)
         if kept is not None:
             row = replace(row, tensor=self.folder.file(site.layer, kept))
@@ -194,6 +209,12 @@ def _cleared_on_failure(visit: Visit) -> Iterator[None]:
     except BaseException:
         visit.abandon()
         raise
+
+
+def _shape(args: Sequence[Tensor]) -> list[int] | list[list[int]]:
+    """Of the input; a list of shapes where the model takes several images."""
+    shapes = [list(arg.shape) for arg in args]
+    return shapes[0] if len(shapes) == 1 else shapes
 
 
 def _save_tensor(folder: ImageFolder, name: str, array: np.ndarray) -> None:

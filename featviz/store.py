@@ -103,7 +103,7 @@ class ImageFolder:
 
 def manifest_rows(captures: Sequence[Capture], skipped: Sequence[Skip]) -> dict[str, Any]:
     """`captures` and `skipped` as the manifest has them; optional fields only where set."""
-    optional = ("channels", "tensor")
+    optional = ("channels", "slices", "tensor")
     rows = [
         {name: value for name, value in vars(capture).items() if name not in optional or value}
         for capture in captures

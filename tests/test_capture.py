@@ -246,11 +246,11 @@ def test_recorder_tells_skipped_and_never_ran() -> None:
         x = torch.randn(1, 3, 4)
         forward(model, [x, x, x], recorder)
         forward(model, [x, x, x], recorder)
-        assert recorder.calls[0] == 2
+        assert recorder.calls[""] == 2
         recorder.restart()
         model(x, x, x, need_weights=False)
     assert [layer.name for layer in recorder.never_ran] == ["out_proj"]
-    assert [(s.key, s.reason) for s in recorder.skipped] == [("1", "is None, not a tensor")]
+    assert recorder.skipped == []  # a hooked attention gives its weights
 
 
 def test_capture_refuses_what_matches_nothing(tiny: nn.Module) -> None:

@@ -37,16 +37,16 @@ def scene() -> np.ndarray:
 
 def decoded(path: Path, **options: object) -> np.ndarray:
     """The pixels of a file."""
-    return np.asarray(images.decode(Sample(path.name, path), **options).image)  # type: ignore[arg-type]
+    return np.asarray(images.decode(Sample(path.name, (path,)), **options).images[0])  # type: ignore[arg-type]
 
 
 def test_plain_picture_is_what_the_file_holds(tmp_path: Path, scene: np.ndarray) -> None:
     """RGB stays as it is; size and hash are those of the file."""
     path = tmp_path / "plain.png"
     Image.fromarray(scene).save(path)
-    picture = images.decode(Sample("plain.png", path))
-    assert np.array_equal(np.asarray(picture.image), scene)
-    assert (picture.image.mode, picture.size) == ("RGB", (8, 6))
+    picture = images.decode(Sample("plain.png", (path,)))
+    assert np.array_equal(np.asarray(picture.images[0]), scene)
+    assert (picture.images[0].mode, picture.size) == ("RGB", (8, 6))
     assert picture.sha256 == hashlib.sha256(path.read_bytes()).hexdigest()
 
 
@@ -105,7 +105,9 @@ def test_transparency_shows_the_background(
     """Colours hidden under alpha or a transparent colour do not show (trap 28)."""
     image, options = transparent(mode)
     image.save(tmp_path / "hidden.png", **options)
-    picture = images.decode(Sample("h", tmp_path / "hidden.png"), background=background).image
+    picture = images.decode(Sample("h", (tmp_path / "hidden.png",)), background=background).images[
+        0
+    ]
     pixels = np.asarray(picture.convert("RGB"))
     assert (pixels[:2] == color).all()
     assert (pixels[2:] == 40).all()

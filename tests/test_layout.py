@@ -8,15 +8,16 @@ import torch
 
 from featviz import layout
 from featviz.errors import LayoutError
+from featviz.records import Hints
 
 
 def test_nchw_is_the_permuted_view() -> None:
     """Maps are the rows of torchvision's [C, 1, H, W], without a copy and without a change."""
     tensor = torch.randn(1, 5, 3, 4)
     before = tensor.clone()
-    maps = layout.to_maps(tensor)
+    maps = layout.to_maps(tensor)[""]
     assert (maps.layout, maps.strip) == ("nchw", False)
-    assert torch.equal(maps.data, tensor.permute(1, 0, 2, 3)[:, 0])
+    assert torch.equal(maps.data, tensor.permute(1, 0, 2, 3))
     assert maps.data.data_ptr() == tensor.data_ptr()
     assert torch.equal(tensor, before)
 
@@ -24,9 +25,9 @@ def test_nchw_is_the_permuted_view() -> None:
 @pytest.mark.parametrize("shape", [(7,), (1, 7)])
 def test_vector_is_a_strip_of_single_numbers(shape: tuple[int, ...]) -> None:
     """[F] and [1, F] become F maps of one number each, in order."""
-    maps = layout.to_maps(torch.arange(7.0).reshape(shape))
+    maps = layout.to_maps(torch.arange(7.0).reshape(shape))[""]
     assert (maps.layout, maps.strip) == ("vector", True)
-    assert maps.data.shape == (7, 1, 1)
+    assert maps.data.shape == (7, 1, 1, 1)
     assert maps.data.flatten().tolist() == list(range(7))
 
 
@@ -37,16 +38,16 @@ def test_vector_is_a_strip_of_single_numbers(shape: tuple[int, ...]) -> None:
 def test_every_real_dtype_becomes_float32(dtype: torch.dtype) -> None:
     """Half, bfloat16, double, integers and booleans keep their values as float32."""
     values = [[[[0, 1], [1, 0]], [[1, 1], [0, 1]]]]
-    maps = layout.to_maps(torch.tensor(values, dtype=dtype))
+    maps = layout.to_maps(torch.tensor(values, dtype=dtype))[""]
     assert maps.data.dtype == torch.float32
-    assert maps.data.tolist() == values[0]
+    assert maps.data[:, 0].tolist() == values[0]
 
 
 @pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor:UserWarning")
 def test_quantized_tensor_shows_its_real_values() -> None:
     """A quantized tensor is dequantized, not shown as its integers."""
     quantized = torch.quantize_per_tensor(torch.tensor([[0.0, 0.5, 1.0]]), 0.5, 3, torch.quint8)
-    assert layout.to_maps(quantized).data.flatten().tolist() == [0.0, 0.5, 1.0]
+    assert layout.to_maps(quantized)[""].data.flatten().tolist() == [0.0, 0.5, 1.0]
 
 
 @pytest.mark.parametrize(
@@ -60,7 +61,7 @@ def test_quantized_tensor_shows_its_real_values() -> None:
 )
 def test_strides_do_not_matter(tensor: torch.Tensor) -> None:
     """Views of any strides give the same maps as their contiguous copies."""
-    assert torch.equal(layout.to_maps(tensor).data, tensor.contiguous()[0])
+    assert torch.equal(layout.to_maps(tensor)[""].data[:, 0], tensor.contiguous()[0])
 
 
 @pytest.mark.parametrize(
@@ -71,10 +72,10 @@ def test_strides_do_not_matter(tensor: torch.Tensor) -> None:
         (torch.zeros(1, 0, 3, 3), r"shape \[1, 0, 3, 3\] holds no values"),
         (torch.zeros(0), r"shape \[0\] holds no values"),
         (torch.zeros(()), r"shape \[\] is neither"),
-        (torch.zeros(2, 3), r"shape \[2, 3\] is neither \[1, C, H, W\] nor \[1, F\]"),
         (torch.zeros(1, 3, 4), r"shape \[1, 3, 4\] is neither"),
-        (torch.zeros(2, 3, 4, 4), r"shape \[2, 3, 4, 4\] is neither"),
-        (torch.zeros(1, 3, 2, 4, 4), r"shape \[1, 3, 2, 4, 4\] is neither"),
+        (torch.zeros(2, 3, 4), r"shape \[2, 3, 4\] is neither"),
+        (torch.zeros(2, 3, 2, 4, 4), r"shape \[2, 3, 2, 4, 4\] is neither"),
+        (torch.zeros(1, 1, 3, 2, 4, 4), r"shape \[1, 1, 3, 2, 4, 4\] is neither"),
     ],
     ids=lambda value: value if isinstance(value, str) else str(list(value.shape)),
 )
@@ -87,7 +88,7 @@ def test_what_no_layout_knows_is_refused_with_the_reason(tensor: torch.Tensor, r
 def test_lazily_negated_tensor_can_leave_torch() -> None:
     """The imaginary part of a conjugate is a lazy negation; its maps are plain numbers."""
     tensor = torch.complex(torch.zeros(1, 2, 3, 3), torch.ones(1, 2, 3, 3)).conj().imag
-    assert (layout.to_maps(tensor).data.numpy() == -1).all()
+    assert (layout.to_maps(tensor)[""].data.numpy() == -1).all()
 
 
 @pytest.mark.parametrize(
@@ -110,7 +111,7 @@ def test_channels_last_is_told_by_proportion(
 ) -> None:
     """[1, H, W, C] has the input's proportions in front, [1, C, H, W] behind (trap 8)."""
     tensor = torch.arange(float(np.prod(shape))).reshape(shape)
-    maps = layout.to_maps(tensor, size)
+    maps = layout.to_maps(tensor, Hints(input_size=size))[""]
     assert maps.layout == name
     want = tensor[0] if name == "nchw" else tensor[0].permute(2, 0, 1)
-    assert torch.equal(maps.data, want)
+    assert torch.equal(maps.data[:, 0], want)

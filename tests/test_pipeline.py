@@ -44,7 +44,9 @@ def independent(model: nn.Module, image: Path, types: tuple[type, ...]) -> dict[
         for name, module in model.named_modules()
         if isinstance(module, types)
     ]
-    tensor = adopt(model, InputOptions(**INPUTS)).preprocess(decode(Sample("x", image)).image)
+    tensor = adopt(model, InputOptions(**INPUTS)).preprocess.tensor(
+        decode(Sample("x", (image,))).images[0]
+    )
     threads = torch.get_num_threads()
     torch.set_num_threads(max(1, threads - max(1, len(os.sched_getaffinity(0)) // 4)))
     with torch.inference_mode():
@@ -137,7 +139,7 @@ def test_digits_are_recognised() -> None:
     model = torch.load(DIGITS_MODEL, weights_only=False)
     preprocess = adopt(model, InputOptions()).preprocess
     for file in DIGITS.iterdir():
-        tensor = preprocess(decode(Sample(file.name, file)).image)
+        tensor = preprocess.tensor(decode(Sample(file.name, (file,))).images[0])
         assert int(model(tensor).argmax()) == int(file.stem[-1])
 
 
@@ -201,7 +203,7 @@ class Odd(nn.Module):
     def forward(self, x: Tensor) -> dict[str, Any]:
         left, _ = self.pair(x)
         self.words(x)
-        return {"out": left, "boxes": torch.zeros(2, 3, 4, 4), "count": 3}
+        return {"out": left, "boxes": torch.zeros(2, 3, 4, 4, 4), "count": 3}
 
 
 class Pair(nn.Module):
@@ -224,7 +226,8 @@ def test_nothing_is_lost_without_a_word(tmp_path: Path) -> None:
     assert skipped == {
         ("pair", "1"): "is None, not a tensor",
         ("words", ""): "is a str, not a tensor",
-        ("", "boxes"): "shape [2, 3, 4, 4] is neither [1, C, H, W] nor [1, F]",
+        ("", "boxes"): "shape [2, 3, 4, 4, 4] is neither a map, a vector nor a grid of tokens of "
+        "one image; see --tensor-layout",
         ("", "count"): "is a int, not a tensor",
     }
     assert manifest["never_ran"] == ["unused"]

@@ -64,14 +64,14 @@ ENTRIES = [
 def test_an_entry_prepares_as_its_own_transforms(entry: Any, size: tuple[int, int]) -> None:
     """The tensor equals weights.transforms() of the same picture, bit for bit."""
     image = noise(*size)
-    ours = choose_preprocess(RGB, entry, InputOptions())(image)
+    ours = choose_preprocess(RGB, entry, InputOptions()).tensor(image)
     theirs = entry.transforms()(image)
     assert torch.equal(ours, theirs if theirs.ndim == 4 else theirs[None])
 
 
 def test_a_grey_picture_becomes_rgb_for_an_rgb_model() -> None:
     """A grey picture gives three equal channels before they are normalised."""
-    tensor = Preprocess(None, None, None, None)(noise(5, 4, "L"))
+    tensor = Preprocess(None, None, None, None).tensor(noise(5, 4, "L"))
     assert tensor.shape == (1, 3, 4, 5)
     assert torch.equal(tensor[:, 0], tensor[:, 1]) and torch.equal(tensor[:, 0], tensor[:, 2])
 
@@ -90,7 +90,7 @@ def test_a_grey_picture_becomes_rgb_for_an_rgb_model() -> None:
 def test_size_and_crop_override_the_entry(options: dict[str, Any], shape: tuple[int, int]) -> None:
     """--size alone drops the entry's crop; --crop alone keeps its size."""
     chosen = choose_preprocess(RGB, RESNET, InputOptions(**options))
-    assert chosen(noise(300, 200)).shape == (1, 3, *shape)
+    assert chosen.tensor(noise(300, 200)).shape == (1, 3, *shape)
 
 
 def test_mean_and_std_override_the_entry() -> None:
@@ -98,7 +98,7 @@ def test_mean_and_std_override_the_entry() -> None:
     image = noise(300, 200)
     chosen = choose_preprocess(RGB, RESNET, InputOptions(mean=(0.5, 0.4, 0.3), std=(0.2, 0.3, 0.5)))
     plain = RESNET.transforms(mean=(0.5, 0.4, 0.3), std=(0.2, 0.3, 0.5))(image)[None]
-    assert torch.equal(chosen(image), plain)
+    assert torch.equal(chosen.tensor(image), plain)
 
 
 def test_mean_alone_keeps_the_entrys_std_and_the_other_way_round() -> None:
@@ -120,7 +120,7 @@ def test_a_one_channel_model_sees_the_picture_in_grey_as_it_is(
     """Own size, values 0..1, no normalisation, and nothing to warn of."""
     image = noise(37, 23)
     chosen = choose_preprocess(GREY, entry, InputOptions())
-    assert torch.equal(chosen(image), F.to_tensor(image.convert("L"))[None])
+    assert torch.equal(chosen.tensor(image), F.to_tensor(image.convert("L"))[None])
     assert chosen.own_size
     assert messages.text == ""
 
@@ -129,7 +129,7 @@ def test_a_one_channel_model_sees_the_picture_in_grey_as_it_is(
 def test_channels_may_be_told(channels: int) -> None:
     """--channels wins over what the first convolution says."""
     chosen = choose_preprocess(nn.Conv2d(4, 2, 1), None, InputOptions(channels=channels))
-    assert chosen(noise(300, 200)).shape[1] == channels
+    assert chosen.tensor(noise(300, 200)).shape[1] == channels
 
 
 def test_an_unknown_model_gets_imagenets_with_one_warning(
@@ -139,7 +139,7 @@ def test_an_unknown_model_gets_imagenets_with_one_warning(
     chosen = choose_preprocess(RGB, None, InputOptions())
     assert chosen == Preprocess(256, 224, IMAGENET_MEAN, IMAGENET_STD)
     image = noise(300, 200)
-    assert torch.equal(chosen(image), RESNET.transforms()(image)[None])
+    assert torch.equal(chosen.tensor(image), RESNET.transforms()(image)[None])
     (record,) = messages.records
     assert record.levelno == logging.WARNING
     assert "preprocessing is a guess" in record.getMessage()
@@ -218,25 +218,25 @@ def test_undo_is_the_inverse_of_normalising(options: dict[str, Any]) -> None:
     """undo gives the resized and cropped picture in 0..1 back."""
     image = noise(300, 200)
     chosen = choose_preprocess(RGB, RESNET, InputOptions(**options))
-    plain = Preprocess(chosen.resize, chosen.crop, None, None)(image)
-    tensor = chosen(image)
+    plain = Preprocess(chosen.resize, chosen.crop, None, None).tensor(image)
+    tensor = chosen.tensor(image)
     before = tensor.clone()
-    assert torch.allclose(chosen.undo(tensor), plain, atol=1e-6)
+    assert torch.allclose(chosen.shown([tensor]), plain, atol=1e-6)
     assert torch.equal(tensor, before)
 
 
 def test_undo_without_normalisation_changes_nothing() -> None:
     """A grey input in 0..1 is what the model saw."""
-    tensor = Preprocess(None, None, None, None, channels=1)(noise(9, 7))
-    assert torch.equal(Preprocess(None, None, None, None, 1).undo(tensor), tensor)
+    tensor = Preprocess(None, None, None, None, channels=1).tensor(noise(9, 7))
+    assert torch.equal(Preprocess(None, None, None, None, 1).shown([tensor]), tensor)
 
 
 @pytest.mark.parametrize("entry", ENTRIES, ids=str)
 def test_blank_has_the_shape_of_a_square_picture(entry: Any) -> None:
     """Zeros of the shape that a square picture gives, so probing sees what a run sees."""
     chosen = choose_preprocess(RGB, entry, InputOptions())
-    blank = chosen.blank()
-    assert blank.shape == chosen(noise(600, 600)).shape
+    blank = chosen.blank()[0]
+    assert blank.shape == chosen.tensor(noise(600, 600)).shape
     assert not blank.any() and blank.dtype == torch.float32
 
 
@@ -252,7 +252,7 @@ def test_blank_has_the_shape_of_a_square_picture(entry: Any) -> None:
 )
 def test_blank_and_own_size(preprocess: Preprocess, shape: tuple[int, ...], own: bool) -> None:
     """Where the picture decides the size, blank is 224 or the resized side."""
-    assert preprocess.blank().shape == (1, *shape)
+    assert preprocess.blank()[0].shape == (1, *shape)
     assert preprocess.own_size is own
 
 

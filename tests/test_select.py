@@ -160,13 +160,13 @@ def test_stages_are_the_first_convolution_and_the_last_of_each_resolution() -> N
     pool, fc = layer(5, "pool", "AdaptiveAvgPool2d"), layer(6, "fc", "Linear")
     model = layer(0, "", "Net")
     outputs = [
-        (conv, [1, 8, 16, 16]),
-        (relu, [1, 8, 16, 16]),
-        (inner, [1, 8, 8, 8]),
-        (block, [1, 8, 8, 8]),
-        (pool, [1, 8, 1, 1]),
-        (fc, [1, 10]),
-        (model, [1, 8, 4, 4]),
+        (conv, ("nchw", 16, 16)),
+        (relu, ("nchw", 16, 16)),
+        (inner, ("nchw", 8, 8)),
+        (block, ("nchw", 8, 8)),
+        (pool, ("nchw", 1, 1)),
+        (fc, None),
+        (model, ("nchw", 4, 4)),
     ]
     assert select.stages(outputs) == [conv, relu, block]
 
@@ -175,5 +175,5 @@ def test_stages_of_a_model_without_maps_are_its_vectors() -> None:
     """A model of linear layers shows all of these; batches and the model itself are left out."""
     first, second, batched = (layer(i, f"fc{i}", "Linear") for i in (1, 2, 3))
     outputs = [(first, [1, 4]), (second, [1, 2]), (batched, [5, 2]), (layer(0, "", "N"), [1, 2])]
-    assert select.stages(outputs) == [first, second]
-    assert select.stages(iter(outputs)) == [first, second]
+    assert select.vectors(outputs) == [first, second]
+    assert select.vectors(iter(outputs)) == [first, second]

@@ -14,6 +14,7 @@ from featviz.commands import options as opts
 @click.command("layers")
 @click.argument("model", required=False)
 @opts.layer_option
+@click.option("--functions", is_flag=True, help="List the functions that modules call as well.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout.")
 @opts.input_options
 @opts.model_options
@@ -29,6 +30,7 @@ def command(ctx: click.Context, /, model: str | None, **given: Any) -> int:
     Examples:
       featviz layers resnet18 --weights none
       featviz layers model.pth --layers 'Conv2d@layer3.*'
+      featviz layers inception_v3 --weights none --functions
       featviz layers vit_b_16 --weights none --json | jq '.layers[].type'
     """
     model = opts.given_or_config(ctx, "model", model)
@@ -41,6 +43,7 @@ def command(ctx: click.Context, /, model: str | None, **given: Any) -> int:
         opts.to_model_options(str(model), given),
         opts.to_input_options(given),
         ",".join(given["layers"]) or None,
+        given["functions"],
     )
     if given["as_json"]:
         click.echo(json.dumps(found.as_json(), indent=1))

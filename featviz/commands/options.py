@@ -247,6 +247,12 @@ input_options = stacked(
         click.option(
             "--background", default="white", show_default=True, help="Under transparent images."
         ),
+        click.option(
+            "--frames", type=int, default=16, show_default=True, help="Of a clip, for video models."
+        ),
+        click.option(
+            "--inputs", type=int, help="Images that the model takes at once (it says so itself)."
+        ),
     ]
 )
 
@@ -278,6 +284,6 @@ def to_input_options(given: dict[str, Any]) -> InputOptions:
     """The options of the input, as a record."""
     from featviz.models.preprocess import InputOptions
 
-    names = ("size", "crop", "mean", "std", "exif", "background")
+    names = ("size", "crop", "mean", "std", "exif", "background", "frames", "inputs")
     channels = int(given["channels"]) if given["channels"] else None
     return InputOptions(channels=channels, **{name: given[name] for name in names})

@@ -73,6 +73,20 @@ draw_options = opts.stacked(
         ),
         click.option("--max-maps", type=int, help="Draw at most so many maps of a layer."),
         click.option(
+            "--max-slices",
+            type=int,
+            default=DRAW.max_slices,
+            show_default=True,
+            help="Of clips and batches, draw at most so many steps or regions of each map.",
+        ),
+        click.option(
+            "--tensor-layout",
+            multiple=True,
+            metavar="[SELECTORS=]LAYOUT",
+            help="Instead of the guess: nchw, nhwc, tokens, tokens:14x20+1, ncl, heads, "
+            "attention, vector, batch, ncthw or nthwc; repeatable.",
+        ),
+        click.option(
             "--pick",
             type=click.Choice(["first", "top", "spread"]),
             default=DRAW.pick,

@@ -1,5 +1,7 @@
 """Hooks: hand every tensor that a layer gives to a sink, the moment the layer gives it.
 
+Layers are modules, or functions that modules call.
+
 A later in-place operation may overwrite the tensor, so the sink must be done with it when it
 returns; nothing here keeps a reference. The hooks return nothing, since a value that a forward
 hook returns would replace the layer's output.
@@ -10,12 +12,13 @@ from __future__ import annotations
 import dataclasses
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from torch import Tensor, nn
 
 from featviz.errors import FeatvizError, ForwardError, LayoutError
+from featviz.hooks.functions import watching
 from featviz.records import Layer, Site, Skip
 
 Sink = Callable[[Site, Tensor], None]
@@ -39,13 +42,38 @@ def list_layers(model: nn.Module) -> list[Layer]:
     ]
 
 
+def list_functions(model: nn.Module, args: Sequence[Any]) -> dict[Layer, int]:
+    """The functions that modules call in one forward pass, in the order of their first calls.
+
+    Returns:
+        Layers named `layer1.0/fn:add`, each with the number of its calls.
+    """
+    indices = {name: index for index, (name, _) in enumerate(model.named_modules())}
+    found: Counter[Layer] = Counter()
+
+    def seen(owner: str, function: str, result: Any) -> None:
+        kind = f"fn:{function}"
+        found[Layer(indices[owner], function_name(owner, function), kind, (kind,))] += 1
+
+    with watching(model, seen):
+        model(*args)
+    return dict(found)
+
+
+def function_name(owner: str, function: str) -> str:
+    """The name of a function that the module `owner` calls: `layer1.0/fn:add`."""
+    return f"{owner}/fn:{function}" if owner else f"fn:{function}"
+
+
 class Recorder:
     """Counts the calls of hooked layers and passes what they give to the sink."""
 
     def __init__(self, layers: Sequence[Layer], sink: Sink) -> None:
         self.layers = layers
         self.sink = sink
-        self.calls: Counter[int] = Counter()
+        self._functions = {layer.name: layer for layer in layers if layer.is_function}
+        self.calls: Counter[str] = Counter()
+        """By name of the layer."""
         self.skipped: list[Skip] = []
         self.fault: Exception | None = None
         """What the sink raised, to tell a fault of ours from one of the model."""
@@ -59,18 +87,26 @@ class Recorder:
     @property
     def never_ran(self) -> list[Layer]:
         """Hooked layers that did not fire since the last restart."""
-        return [layer for layer in self.layers if not self.calls[layer.index]]
+        return [layer for layer in self.layers if not self.calls[layer.name]]
 
     def output_hook(self, layer: Layer) -> Callable[[nn.Module, Any, Any], None]:
         """A forward hook that takes the layer's output."""
 
         def hook(module: nn.Module, args: Any, output: Any) -> None:
-            call = self.calls[layer.index]
-            self.calls[layer.index] += 1
-            for key, value in leaves(output):
-                self._take(Site(layer, "output", call, key), value)
+            self._take_output(layer, output)
 
         return hook
+
+    def take_function(self, owner: str, function: str, result: Any) -> None:
+        """Take what a function gave, if it is one of the layers."""
+        if (layer := self._functions.get(function_name(owner, function))) is not None:
+            self._take_output(layer, result)
+
+    def _take_output(self, layer: Layer, output: Any) -> None:
+        call = self.calls[layer.name]
+        self.calls[layer.name] += 1
+        for key, value in leaves(output):
+            self._take(Site(layer, "output", call, key), value)
 
     def _take(self, site: Site, value: Any) -> None:
         if not isinstance(value, Tensor):
@@ -96,15 +132,35 @@ def hooked(model: nn.Module, layers: Sequence[Layer], sink: Sink) -> Iterator[Re
     """Hook the layers of a model for a while; every hook is removed, whatever happens."""
     recorder = Recorder(layers, sink)
     modules = dict(model.named_modules())
-    handles = []
-    try:
+    with ExitStack() as stack:
         for layer in layers:
-            hook = recorder.output_hook(layer)
-            handles.append(modules[layer.name].register_forward_hook(hook))
+            if not layer.is_function:
+                module, hook = modules[layer.name], recorder.output_hook(layer)
+                stack.callback(module.register_forward_hook(hook).remove)
+                stack.enter_context(_weights_of(module))
+        if any(layer.is_function for layer in layers):
+            stack.enter_context(watching(model, recorder.take_function))
         yield recorder
+
+
+@contextmanager
+def _weights_of(module: nn.Module) -> Iterator[None]:
+    """Let a hooked nn.MultiheadAttention give its weights [1, heads, T, T], where its caller says
+    `need_weights=False`; its other result is the same but for rounding."""
+    if not isinstance(module, nn.MultiheadAttention):
+        yield
+        return
+
+    def ask(module: nn.Module, args: Any, kwargs: dict[str, Any]) -> Any:
+        if kwargs.get("need_weights") is False:
+            return args, {**kwargs, "need_weights": True, "average_attn_weights": False}
+        return None
+
+    handle = module.register_forward_pre_hook(ask, with_kwargs=True)
+    try:
+        yield
     finally:
-        for handle in handles:
-            handle.remove()
+        handle.remove()
 
 
 def forward(model: nn.Module, args: Sequence[Any], recorder: Recorder | None = None) -> Any:
@@ -113,8 +169,17 @@ def forward(model: nn.Module, args: Sequence[Any], recorder: Recorder | None = N
     Raises:
         ForwardError: the model raised; the message names the innermost module at fault.
     """
-    try:
+    with faults(model, args, recorder):
         return model(*args)
+
+
+@contextmanager
+def faults(
+    model: nn.Module, args: Sequence[Any], recorder: Recorder | None = None
+) -> Iterator[None]:
+    """Turn what the model raises in the block into a ForwardError."""
+    try:
+        yield
     except FeatvizError:
         raise
     except Exception as error:

@@ -1,0 +1,65 @@
+"""Samples of several files: the frames of clips, and images that a model takes together."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path, PurePosixPath
+
+from PIL import Image
+
+from featviz.errors import UsageError
+from featviz.records import Sample
+
+
+def clips(samples: Sequence[Sample]) -> list[Sample]:
+    """Stills of one folder are the frames of one clip, in the order of the numbers in their
+    names; an animation is a clip of its own."""
+    folders: dict[Path, list[Sample]] = {}
+    found: list[Sample] = []
+    for sample in samples:
+        if _is_animated(sample.path):
+            found.append(sample)
+        else:
+            folders.setdefault(sample.path.parent, []).append(sample)
+    return found + [_clip(folder, frames) for folder, frames in folders.items()]
+
+
+def together(samples: Sequence[Sample], count: int) -> list[Sample]:
+    """Consecutive images in groups of `count`, named `a.png+b.png`.
+
+    Raises:
+        UsageError: some are left over.
+    """
+    if len(samples) % count:
+        raise UsageError(
+            f"the model takes {count} images at once, and there are {len(samples)}",
+            f"give a multiple of {count}; --inputs says otherwise",
+        )
+    return [_join(samples[i : i + count]) for i in range(0, len(samples), count)]
+
+
+def _clip(folder: Path, frames: Sequence[Sample]) -> Sample:
+    ordered = sorted(frames, key=lambda frame: _natural(frame.path.name))
+    name = PurePosixPath(frames[0].name).parent
+    own = frames[0].name if len(frames) == 1 else folder.resolve().name
+    return Sample(str(name if name.name else own) or "clip", tuple(f.path for f in ordered))
+
+
+def _join(group: Sequence[Sample]) -> Sample:
+    names = [group[0].name, *(PurePosixPath(sample.name).name for sample in group[1:])]
+    return Sample("+".join(names), tuple(path for sample in group for path in sample.paths))
+
+
+def _natural(name: str) -> list[tuple[int, str]]:
+    """`frame2` before `frame10`."""
+    parts = re.findall(r"\d+|\D+", name)
+    return [(int(part), "") if part.isdigit() else (-1, part) for part in parts]
+
+
+def _is_animated(path: Path) -> bool:
+    try:
+        with Image.open(path) as image:
+            return getattr(image, "n_frames", 1) > 1 and image.format != "MPO"
+    except Exception:  # whatever is wrong with it, reading it will say so
+        return False

@@ -1,0 +1,61 @@
+"""Where a layer's tensor stands: what the model says of it, and what the user says."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from torch import nn
+
+from featviz import arrangement, layout, select
+from featviz.errors import LayoutError, UsageError
+from featviz.records import Hints, Layer
+
+
+class HintBook:
+    """The hints for each layer of a model that sees inputs of one shape."""
+
+    def __init__(
+        self, model: nn.Module, input_shape: Sequence[int], told: Sequence[str] = ()
+    ) -> None:
+        """Read the model.
+
+        Args:
+            input_shape: [1, C, H, W], or [1, C, T, H, W] for a clip.
+            told: `--tensor-layout` values: `LAYOUT` or `SELECTORS=LAYOUT`.
+
+        Raises:
+            UsageError: no such layout, or a selector that cannot be read.
+        """
+        frames = input_shape[2] if len(input_shape) == 5 else None
+        self._arrangement = arrangement.read(model, frames)
+        self._size = (input_shape[-2], input_shape[-1])
+        self._told = [read_told(text) for text in told]
+        self._known: dict[str, Hints] = {}
+
+    def of(self, layer: Layer) -> Hints:
+        """What is known of a layer's tensors."""
+        if layer.name not in self._known:
+            self._known[layer.name] = self._look_up(layer)
+        return self._known[layer.name]
+
+    def _look_up(self, layer: Layer) -> Hints:
+        found = replace(self._arrangement.hints(layer.owner), input_size=self._size)
+        for selectors, name in self._told:
+            if selectors is None or select.select([layer], selectors):
+                found = replace(found, layout=name)
+        return found
+
+
+def read_told(text: str) -> tuple[list[select.Selector] | None, str]:
+    """Read `LAYOUT` (for all layers: None) or `SELECTORS=LAYOUT`.
+
+    Raises:
+        UsageError: no such layout, or a selector that cannot be read.
+    """
+    selectors, equals, name = text.rpartition("=")
+    try:
+        layout.check_layout(name)
+    except LayoutError as error:
+        raise UsageError(f"--tensor-layout {text!r}: {error.message}", error.hint) from None
+    return (select.parse(selectors) if equals else None), name

@@ -1,0 +1,42 @@
+"""From a layer's tensor to maps [C, S, H, W].
+
+A wrong guess would draw noise without complaint, so a shape that no layout knows is refused with
+a reason instead.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from featviz.errors import LayoutError
+from featviz.layout.families import FAMILIES, Maps, beside
+from featviz.layout.guess import check_layout, map_size, recognise
+from featviz.records import Hints
+
+__all__ = ["Maps", "check_layout", "map_size", "recognise", "to_maps"]
+
+
+def to_maps(tensor: Tensor, hints: Hints | None = None) -> dict[str, Maps]:
+    """Find the layout of a tensor and turn it into maps.
+
+    Returns:
+        The maps under the empty key; tokens that are not part of the grid, drawn as vectors,
+        under their names (`class_token`).
+
+    Raises:
+        LayoutError: complex, sparse or empty tensors, and shapes that no layout knows.
+    """
+    values = _real(tensor)
+    form = recognise(list(values.shape), hints or Hints())
+    return {"": FAMILIES[form.layout](values, form), **beside(values, form)}
+
+
+def _real(tensor: Tensor) -> Tensor:
+    if tensor.is_complex():
+        raise LayoutError(f"holds complex numbers ({tensor.dtype})")
+    if tensor.is_quantized:
+        tensor = tensor.dequantize()
+    if tensor.layout != torch.strided:
+        raise LayoutError(f"is stored as {tensor.layout}, not as a dense tensor")
+    return tensor.float().resolve_neg()
