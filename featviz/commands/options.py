@@ -194,8 +194,8 @@ layer_option = click.option(
     "--layers",
     multiple=True,
     metavar="SELECTORS",
-    help="Class names, globs, re:REGEX, Class@glob, #index, !not; separated by commas. "
-    "Without it, one layer for each stage.",
+    help="Class names, globs, re:REGEX, Class@glob, fn:FUNCTION, #index, !not; separated by "
+    "commas. Without it, one layer for each stage.",
 )
 
 model_options = stacked(
