@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import BinaryIO
 
 import numpy as np
+import torch
 from PIL import Image
 from torch import Tensor
 
@@ -28,6 +29,7 @@ class Drawing:
     maps: Maps
     plan: GridPlan
     tiles: Bytes
+    """[N, H, W], or [N, H, W, 3] for RGB."""
     palette: Palette
     limits: Limits
     stats: Floats
@@ -63,6 +65,31 @@ def draw(
     return Drawing(shell, plan, tiles, colors, limits, numbers, channels)
 
 
+def draw_tiles(data: Tensor, layout: str, options: DrawOptions, mode: Scale) -> Drawing:
+    """Draw what is maps already: float32 [C, S, K, H, W], S tiles for each channel in K colours.
+
+    The tiles of a channel share its limits. Where K is 3, so do the colours, which makes equal
+    values grey; the colormap is then not used, and a pixel that is not finite in some colour is
+    magenta. Statistics are those of a channel's tiles.
+
+    Raises:
+        LayoutError: the picture is larger than its format can hold.
+    """
+    count, slices, colours, height, width = data.shape
+    rows = data.reshape(count, slices * colours * height, width)
+    numbers = stats.channel_stats(rows)
+    channels = mosaic.pick_maps(numbers[:, stats.MEAN].tolist(), options)
+    limits = scale.limits(mode, rows, numbers[:, stats.MIN], numbers[:, stats.MAX])
+    if channels is not None:
+        rows = rows[channels]
+        if limits.shared is None:
+            limits = Limits(limits.low[channels], limits.high[channels], limits.mode)
+    plan = plan_for((len(rows) * slices, height, width), False, options)
+    paint = _rgb_tiles if colours == 3 else _level_tiles
+    tiles, colors = paint(rows, height, limits, options, bool(numbers[:, stats.NONFINITE].any()))
+    return Drawing(Maps(layout, data[:0, 0, 0]), plan, tiles, colors, limits, numbers, channels)
+
+
 def plan_for(shape: Sequence[int], strip: bool, options: DrawOptions) -> GridPlan:
     """The geometry for maps of shape [N, H, W].
 
@@ -80,8 +107,10 @@ def plan_for(shape: Sequence[int], strip: bool, options: DrawOptions) -> GridPla
     return plan
 
 
-def describe(drawing: Drawing, site: Site, shape: Sequence[int], file: str) -> Capture:
-    """The manifest's row for a drawing."""
+def describe(
+    drawing: Drawing, site: Site, shape: Sequence[int], file: str, values: int | None = None
+) -> Capture:
+    """The manifest's row for a drawing; `values` of a channel, where they are not a map's."""
     plan, limits = drawing.plan, drawing.limits
     down, across = plan.scale
     return Capture(
@@ -104,7 +133,7 @@ def describe(drawing: Drawing, site: Site, shape: Sequence[int], file: str) -> C
         normalize=limits.mode,
         range=None if limits.shared is None else list(limits.shared),
         channels=drawing.channels,
-        **stats.overall(drawing.stats, plan.map_size[0] * plan.map_size[1]),  # type: ignore[arg-type]
+        **stats.overall(drawing.stats, values or plan.map_size[0] * plan.map_size[1]),  # type: ignore[arg-type]
     )
 
 
@@ -112,8 +141,9 @@ def encode(drawing: Drawing, file: BinaryIO, format: str, text: dict[str, str]) 
     """Write the picture to an open file: PNG by our own encoder, other formats through Pillow."""
     if format == "png":
         plan, colors = drawing.plan, drawing.palette
-        pieces = mosaic.strips(plan, drawing.tiles, colors.pad, lead=1)
-        png.write_png(file, (plan.height, plan.width), pieces, colors=colors.colors, text=text)
+        png.write_png(
+            file, (plan.height, plan.width), _png_rows(drawing), colors=colors.colors, text=text
+        )
     elif format == "webp":
         to_image(drawing).convert("RGB").save(file, "webp", lossless=True)
     else:
@@ -123,9 +153,9 @@ def encode(drawing: Drawing, file: BinaryIO, format: str, text: dict[str, str]) 
 
 
 def to_image(drawing: Drawing) -> Image.Image:
-    """The picture as a Pillow image of mode L, or P with its palette."""
+    """The picture as a Pillow image of mode L, P with its palette, or RGB."""
     colors = drawing.palette
-    image = Image.fromarray(mosaic.compose(drawing.plan, drawing.tiles, colors.pad))
+    image = Image.fromarray(_pixels(drawing))
     if colors.colors is not None:
         image.putpalette(colors.colors)
     return image
@@ -153,6 +183,42 @@ def _palette(options: DrawOptions, nonfinite: bool) -> Palette:
         return palette.plain_grey(options.pad_value)
     colors = palette.colored(options.cmap, options.pad_value)
     return colors if nonfinite else Palette(colors.levels, colors.pad, None, colors.colors)
+
+
+def _level_tiles(
+    rows: Tensor, height: int, limits: Limits, options: DrawOptions, nonfinite: bool
+) -> tuple[Bytes, Palette]:
+    """[C, S·H, W] to levels [C·S, H, W]."""
+    colors = _palette(options, nonfinite)
+    levels = scale.to_tiles(rows, limits, colors.levels, colors.nonfinite)
+    return levels.reshape(-1, height, levels.shape[2]), colors
+
+
+def _rgb_tiles(
+    rows: Tensor, height: int, limits: Limits, options: DrawOptions, nonfinite: bool
+) -> tuple[Bytes, Palette]:
+    """[C, S·3·H, W] to pixels [C·S, H, W, 3]."""
+    colors = palette.plain_grey(options.pad_value)
+    levels = scale.to_tiles(rows, limits, colors.levels, 0 if nonfinite else None)
+    shape = (-1, 3, height, levels.shape[2])
+    tiles = levels.reshape(shape).transpose(0, 2, 3, 1).copy()
+    tiles[~torch.isfinite(rows).reshape(shape).all(1).cpu().numpy()] = palette.MAGENTA
+    return tiles, colors
+
+
+def _pixels(drawing: Drawing) -> Bytes:
+    """The whole picture, [height, width] or [height, width, 3]."""
+    plan, tiles, pad = drawing.plan, drawing.tiles, drawing.palette.pad
+    if tiles.ndim == 3:
+        return mosaic.compose(plan, tiles, pad)
+    return np.stack([mosaic.compose(plan, tiles[..., c], pad) for c in range(3)], axis=-1)
+
+
+def _png_rows(drawing: Drawing) -> Iterable[Bytes]:
+    """The picture as the encoder takes it: a column in front, RGB side by side."""
+    if drawing.tiles.ndim == 3:
+        return mosaic.strips(drawing.plan, drawing.tiles, drawing.palette.pad, lead=1)
+    return [np.pad(_pixels(drawing).reshape(drawing.plan.height, -1), ((0, 0), (1, 0)))]
 
 
 def _comment(text: dict[str, str]) -> bytes:

@@ -33,6 +33,8 @@ STAGES = [
     "hooks",
     "borrowed",
     "functions",
+    "meter",
+    "filters",
 ]
 TORCHLESS = ["store", "records", "errors", "select", "png", "mosaic", "palette", "images"]
 BELOW = {"featviz.records", "featviz.errors"}
