@@ -149,7 +149,7 @@ def encode(drawing: Drawing, file: BinaryIO, format: str, text: dict[str, str]) 
     else:
         image = to_image(drawing)
         image = image if image.mode == "L" else image.convert("RGB")
-        image.save(file, "jpeg", quality=95, comment=_comment(text))
+        image.save(file, "jpeg", quality=95, subsampling=0, comment=_comment(text))
 
 
 def to_image(drawing: Drawing) -> Image.Image:

@@ -120,8 +120,9 @@ def _read(
 def _choose(loaded: LoadedModel, selectors: str | None) -> list[Layer]:
     """What the selectors take; without any, all convolutions."""
     if selectors is not None:
+        chosen = choose_layers(loaded, selectors, loaded.preprocess.blank())
         warn_of_idle_selectors(loaded, selectors)
-        return choose_layers(loaded, selectors, loaded.preprocess.blank())
+        return chosen
     modules = dict(loaded.module.named_modules())
     layers = list_layers(loaded.module)
     return [layer for layer in layers if filters.is_convolution(modules[layer.name])]
