@@ -100,9 +100,9 @@ draw_options = opts.stacked(
             show_default=True,
             help="Of the pictures.",
         ),
-        click.option("--tensors", type=click.Choice(["npy"]), help="Keep the raw tensors as well."),
     ]
 )
+"""Those of DrawOptions that say how a picture looks; `kernels` takes them too."""
 
 
 @click.command("run")
@@ -121,6 +121,7 @@ draw_options = opts.stacked(
 @click.option("--json", "as_json", is_flag=True, help="One JSON line for each image on stdout.")
 @click.option("--dry-run", is_flag=True, help="Say what would be written, and write nothing.")
 @draw_options
+@click.option("--tensors", type=click.Choice(["npy"]), help="Keep the raw tensors as well.")
 @opts.input_options
 @opts.model_options
 @opts.config_option
