@@ -13,8 +13,8 @@ import torch
 from torch import nn
 
 from featviz.errors import LoadError, UsageError
-from featviz.models import checkpoint, factory, identify, zoo
-from featviz.models.preprocess import InputOptions, Preprocess, choose_preprocess
+from featviz.models import checkpoint, factory, identify, programs, sniff, zoo
+from featviz.models.preprocess import FixedInput, InputOptions, Preprocess, choose_preprocess
 from featviz.models.unwrap import strip, stripped_forms, unwrap
 from featviz.models.weights import in_full_precision, put_into
 
@@ -64,11 +64,14 @@ class LoadedModel:
 
 @dataclass(frozen=True)
 class Loaded:
-    """What a source gives: the module, the weights entry if it is torchvision's, and a record."""
+    """What a source gives: a module, how to feed it where that is known, and a record."""
 
     module: nn.Module
     entry: Any = None
+    """torchvision's weights entry, or the Preprocess."""
     source: Mapping[str, Any] = field(default_factory=dict)
+    fixed: FixedInput | None = None
+    """What the module leaves no choice in."""
 
 
 def load_model(options: ModelOptions, inputs: InputOptions) -> LoadedModel:
@@ -81,9 +84,8 @@ def load_model(options: ModelOptions, inputs: InputOptions) -> LoadedModel:
     device = pick_device(options.device)
     loaded = _load(options)
     module = in_full_precision(loaded.module, device).to(device)
-    return LoadedModel(
-        module, choose_preprocess(module, loaded.entry, inputs), device, loaded.source
-    )
+    preprocess = choose_preprocess(module, loaded.entry, inputs, loaded.fixed)
+    return LoadedModel(module, preprocess, device, loaded.source)
 
 
 def adopt(module: nn.Module, inputs: InputOptions) -> LoadedModel:
@@ -203,8 +205,11 @@ def _from_file(options: ModelOptions) -> Loaded:
 
 def _from_content(path: Path, options: ModelOptions) -> Loaded:
     """A whole model as it is; weights in the architecture that they say they belong to."""
-    content = _read(path, options)
     record = {"kind": "file", **checkpoint.record(path)}
+    if sniff.sniff(path) == sniff.EXPORTED:
+        program = programs.read(path, options.unsafe_load, pick_device(options.device))
+        return Loaded(program.module, None, record, program.fixed)
+    content = _read(path, options)
     if isinstance(content, nn.Module) and options.key is None:
         return Loaded(content, None, record)
     found = unwrap(content, options.key, options.strip_prefix, options.ema, path.name)

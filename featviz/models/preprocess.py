@@ -108,16 +108,37 @@ class Preprocess:
         return ", ".join(steps)
 
 
-def choose_preprocess(module: nn.Module, entry: Any, options: InputOptions) -> Preprocess:
+@dataclass(frozen=True)
+class FixedInput:
+    """What a model leaves no choice in; None leaves it free."""
+
+    channels: int | None
+    size: tuple[int, int] | None
+    """(height, width) in pixels."""
+
+
+def choose_preprocess(
+    module: nn.Module, entry: Any, options: InputOptions, fixed: FixedInput | None = None
+) -> Preprocess:
     """The weights' own transforms, else what fits the first convolution; then the user's wishes.
+
+    Args:
+        entry: torchvision's weights entry, or the Preprocess itself, or None where none is known.
+        fixed: what the model takes, where it takes nothing else.
 
     Raises:
         UsageError: the model takes neither one nor three channels, or mean and std do not fit.
     """
-    base = _from_entry(entry) if entry is not None else None
-    channels = options.channels or first_channels(module)
+    fixed = fixed or FixedInput(None, None)
+    if isinstance(entry, Preprocess):
+        base: Preprocess | None = entry
+        own = entry.channels
+    else:
+        base = _from_entry(entry) if entry is not None else None
+        own = fixed.channels or first_channels(module)
+    channels = options.channels or own
     if base is None or base.channels != channels:
-        base = _by_channels(channels, options)
+        base = _by_channels(channels, options, fixed.size)
     return _checked(_overridden(base, options))
 
 
@@ -144,21 +165,29 @@ def _from_entry(entry: Any) -> Preprocess | None:
     )
 
 
-def _by_channels(channels: int, options: InputOptions) -> Preprocess:
+def _by_channels(
+    channels: int, options: InputOptions, size: tuple[int, int] | None = None
+) -> Preprocess:
     if channels == 1:
-        return Preprocess(None, None, None, None, channels=1)
+        return Preprocess(size, None, None, None, channels=1)
     if channels != 3:
         raise UsageError(
             f"the first convolution takes {channels} channels, and an image gives 1 or 3",
             "--channels 1 or --channels 3, if that is not where the image goes in",
         )
-    found = Preprocess(256, 224, IMAGENET_MEAN, IMAGENET_STD)
+    found = Preprocess(*_resize_and_crop(size), IMAGENET_MEAN, IMAGENET_STD)
     if None in (options.size or options.crop, options.mean, options.std):
         log.warning(
             "preprocessing is a guess, ImageNet's: %s (--size, --crop, --mean, --std change it)",
             _overridden(found, options).words,
         )
     return found
+
+
+def _resize_and_crop(size: tuple[int, int] | None) -> tuple[Size, Size | None]:
+    """ImageNet's 256 and 224, or in this proportion to a square; other shapes are not cropped."""
+    height, width = size or _FALLBACK_SIZE
+    return (round(height * 256 / 224), height) if height == width else ((height, width), None)
 
 
 def _overridden(base: Preprocess, options: InputOptions) -> Preprocess:
