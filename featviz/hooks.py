@@ -184,7 +184,7 @@ def _where(model: nn.Module, error: BaseException) -> str:
     found, trace = class_names(model)[0], error.__traceback__
     while trace is not None:
         owner = trace.tb_frame.f_locals.get("self")
-        if names.get(id(owner)):
+        if isinstance(owner, nn.Module) and names.get(id(owner)):
             found = f"{names[id(owner)]} ({class_names(owner)[0]})"
         trace = trace.tb_next
     return found

@@ -66,13 +66,11 @@ _OPERATOR = re.compile(
 
 _TREE_TYPES = (None, "builtins.tuple", "builtins.list", "builtins.dict", "collections.OrderedDict")
 
-_SIZE_NAMES = frozenset(
-    """
-    Symbol Integer Float Rational Add Mul Pow Max Min Mod Abs Eq Ne And Or Not
-    Equality Unequality StrictLessThan LessThan StrictGreaterThan GreaterThan
-    FloorDiv ModularIndexing Where PythonMod CleanDiv CeilToInt FloorToInt CeilDiv PowByNatural
-    FloatPow FloatTrueDiv IntTrueDiv TruncToFloat TruncToInt RoundToInt ToFloat Identity
-    """.split()
+_SIZE_NAME = re.compile(
+    "Symbol|Integer|Float|Rational|Add|Mul|Pow|Max|Min|Mod|Abs|Eq|Ne|And|Or|Not"
+    "|Equality|Unequality|StrictLessThan|LessThan|StrictGreaterThan|GreaterThan"
+    "|FloorDiv|ModularIndexing|Where|PythonMod|CleanDiv|CeilToInt|FloorToInt|CeilDiv|PowByNatural"
+    "|FloatPow|FloatTrueDiv|IntTrueDiv|TruncToFloat|TruncToInt|RoundToInt|ToFloat|Identity"
 )
 """Functions of sympy and of torch's own in sizes, as `sympy.srepr` writes them."""
 
@@ -210,9 +208,9 @@ def _is_size(text: str) -> bool:
 
 def _is_size_node(node: ast.AST) -> bool:
     if isinstance(node, ast.Call):
-        return isinstance(node.func, ast.Name) and node.func.id in _SIZE_NAMES
+        return isinstance(node.func, ast.Name) and bool(_SIZE_NAME.fullmatch(node.func.id))
     if isinstance(node, ast.Name):
-        return node.id in _SIZE_NAMES or _SIZE_SYMBOL.fullmatch(node.id) is not None
+        return bool(_SIZE_NAME.fullmatch(node.id) or _SIZE_SYMBOL.fullmatch(node.id))
     if isinstance(node, ast.Constant) and isinstance(node.value, str):
         return _SIZE_TEXT.fullmatch(node.value) is not None
     return True

@@ -21,7 +21,11 @@ log = logging.getLogger(__name__)
 Shape = tuple[int | None, ...]
 """Sizes of an input; None where any will do."""
 
-_TRAINING_FLAG = {"aten.batch_norm.default": 5, "aten.dropout.default": 2, "aten.dropout_.default": 2}
+_TRAINING_FLAG = {
+    "aten.batch_norm.default": 5,
+    "aten.dropout.default": 2,
+    "aten.dropout_.default": 2,
+}
 """Position of the argument that says whether an operator works as in training."""
 
 
