@@ -22,7 +22,7 @@ from torchvision import models
 from featviz.borrowed import borrowed
 from featviz.errors import LoadError
 from featviz.hooks import hooked, list_layers
-from featviz.models import archives
+from featviz.models import archives, programs
 from featviz.models.load import LoadedModel, ModelOptions, load_model
 from featviz.models.preprocess import InputOptions
 from featviz.records import Site
@@ -221,6 +221,20 @@ def test_a_dynamic_program_takes_any_size(tmp_path: Path) -> None:
     model = load(path, InputOptions(size=(40, 30)))
     assert captured(model.module, model.preprocess.blank())["", 0, ""].shape == (1, 2, 38, 28)
     assert load(path).preprocess.blank().shape == (1, 3, 224, 224)
+
+
+class Ramp(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x + torch.arange(20, device=x.device)
+
+
+def test_a_program_runs_on_another_device(tmp_path: Path) -> None:
+    """Devices written into the program move with it; meta stands in for a GPU here."""
+    path, device = export(Ramp(), tmp_path / "m.pt2"), torch.device("meta")
+    module = programs.read(path, device=device).module
+    assert module(torch.zeros(1, 3, 16, 20, device=device)).device == device
+    with pytest.raises(RuntimeError, match="device"):
+        programs.read(path).module(torch.zeros(1, 3, 16, 20, device=device))
 
 
 class Two(nn.Module):

@@ -104,6 +104,7 @@ def check(path: Path) -> None:
         faults = list(_faults(_reader(path)))
     except (RuntimeError, AssertionError, ValueError, KeyError, TypeError, RecursionError) as error:
         line = (str(error).strip() or type(error).__name__).splitlines()[0]
+        line = line.partition("  (Could this error message")[0]
         raise LoadError(f"{path.name} cannot be loaded: {line}", "is the file whole?") from error
     if faults:
         more = f" and {len(faults) - _SHOWN} more" if len(faults) > _SHOWN else ""

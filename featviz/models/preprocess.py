@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -140,6 +141,37 @@ def choose_preprocess(
     if base is None or base.channels != channels:
         base = _by_channels(channels, options, fixed.size)
     return _checked(_overridden(base, options))
+
+
+def from_timm(config: Mapping[str, Any]) -> Preprocess:
+    """timm's evaluation transform, from what `timm.data.resolve_model_data_config` gives.
+
+    The same steps as `timm.data.create_transform(**config)` takes (timm 1.0,
+    `transforms_imagenet_eval`), pixel for pixel, but for `crop_mode` `border` and `center` with an
+    input that is not square: there the whole image is squashed to the input, with a warning.
+
+    Raises:
+        UsageError: the model takes neither one nor three channels.
+    """
+    channels, height, width = config["input_size"]
+    if channels not in (1, 3):
+        raise UsageError(
+            f"the model takes {channels} channels, and an image gives 1 or 3",
+            "--model-arg in_chans=1 or in_chans=3",
+        )
+    own = {name: tuple(float(value) for value in config[name]) for name in ("mean", "std")}
+    if len(own["mean"]) != channels:
+        own = {name: (sum(values) / len(values),) * channels for name, values in own.items()}
+    tall, wide = (math.floor(side / config["crop_pct"]) for side in (height, width))
+    crop: Size | None = height if height == width else (height, width)
+    resize: Size = (tall, wide)
+    if config["crop_mode"] == "center" and height == width:
+        resize = tall
+    elif config["crop_mode"] != "squash":
+        log.warning("timm's crop mode %s is drawn as squash", config["crop_mode"])
+        resize, crop = (height, width), None
+    mode = InterpolationMode(config["interpolation"])
+    return Preprocess(resize, crop, own["mean"], own["std"], channels, mode)
 
 
 def first_channels(module: nn.Module) -> int:
