@@ -9,6 +9,7 @@ import logging
 import os
 import sys
 import zipfile
+from collections import OrderedDict
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -65,8 +66,7 @@ def exported(tiny: nn.Module, tmp_path: Path) -> Path:
     "name",
     [
         "resnet18",
-        "mobilenet_v3_small",
-        *(pytest.param(n, marks=pytest.mark.slow) for n in ["swin_t"]),
+        *(pytest.param(n, marks=pytest.mark.slow) for n in ("mobilenet_v3_small", "swin_t")),
     ],
 )
 def test_every_call_of_every_layer_is_the_eager_models(name: str, tmp_path: Path) -> None:
@@ -125,6 +125,14 @@ def test_calls_that_export_keeps_apart_are_layers_of_one_name(tmp_path: Path) ->
     torch.testing.assert_close(found["head@1", 0, ""], expected["head", 1, ""])
     aliases = {layer.name: layer.aliases for layer in list_layers(module)}
     assert aliases["head@1"] == ("head",)
+
+
+def test_names_that_are_no_identifiers(tmp_path: Path) -> None:
+    """RegNet calls its blocks block1-0; numbers and signs in names are no code."""
+    inner = nn.Sequential(OrderedDict({"block1-0": nn.Conv2d(3, 2, 1), "c+1": nn.ReLU()}))
+    module = load(export(nn.Sequential(inner).eval(), tmp_path / "m.pt2")).module
+    sites = captured(module, torch.zeros(1, 3, 16, 20))
+    assert [name for name, _, _ in sites] == ["0.block1-0", "0.c+1", "0", ""]
 
 
 def test_a_class_that_is_not_imported_keeps_its_name(tmp_path: Path) -> None:

@@ -49,7 +49,7 @@ _PLAIN = re.compile(r"[\w.@+-]*", re.ASCII)
 _PAYLOAD = re.compile(r"(weight|tensor)_\d+", re.ASCII)
 """Files of plain tensors; `custom_obj_N` and `opaque_obj_N` are pickles."""
 
-_STACK_ITEM = r"[\w.@\[\]'\"]*,[\w.@+-]*,[\w.@<>]*"
+_STACK_ITEM = r"[\w.@+\[\]'\"-]*,[\w.@+-]*,[\w.@<>]*"
 _STACK = re.compile(f"{_STACK_ITEM}(;{_STACK_ITEM})*", re.ASCII)
 """`key,qualified name,class`, one for each module around an operation."""
 

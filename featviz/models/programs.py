@@ -18,6 +18,18 @@ from featviz.models.preprocess import FixedInput
 
 log = logging.getLogger(__name__)
 
+_FAILURES = (
+    RuntimeError,
+    AssertionError,
+    ValueError,
+    LookupError,
+    TypeError,
+    AttributeError,
+    ImportError,
+    OSError,
+)
+"""What torch.export raises for a program that it cannot read."""
+
 Shape = tuple[int | None, ...]
 """Sizes of an input; None where any will do."""
 
@@ -59,14 +71,7 @@ def read(path: Path, unsafe: bool = False, device: torch.device | None = None) -
     """
     if not unsafe:
         archives.check(path)
-    try:
-        with _silent():
-            program = _load(path, device)
-            module = torch.export.unflatten(program)
-    except (RuntimeError, AssertionError, ValueError, LookupError, TypeError) as error:
-        raise _unreadable(path, error) from error
-    except (AttributeError, NotImplementedError, ImportError, OSError) as error:
-        raise _unreadable(path, error) from error
+    program, module = _unflattened(path, device)
     shape = _input_shape(path, program)
     module.register_forward_pre_hook(_refuse_others(shape))
     if _trains(program):
@@ -76,6 +81,19 @@ def read(path: Path, unsafe: bool = False, device: torch.device | None = None) -
             path.name,
         )
     return Program(module, shape)
+
+
+def _unflattened(path: Path, device: torch.device | None) -> tuple[Any, nn.Module]:
+    try:
+        with _silent():
+            program = _load(path, device)
+            return program, torch.export.unflatten(program)
+    except _FAILURES as error:
+        line = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise LoadError(
+            f"{path.name} cannot be loaded: {line}",
+            "is the file whole, and from this torch or older?",
+        ) from error
 
 
 def _load(path: Path, device: torch.device | None) -> Any:
@@ -134,13 +152,6 @@ def _trains(program: Any) -> bool:
         str(node.target) in _TRAINING_FLAG
         and (*node.args, *([False] * 6))[_TRAINING_FLAG[str(node.target)]] is True
         for node in program.graph.nodes
-    )
-
-
-def _unreadable(path: Path, error: Exception) -> LoadError:
-    line = (str(error).strip() or type(error).__name__).splitlines()[0]
-    return LoadError(
-        f"{path.name} cannot be loaded: {line}", "is the file whole, and from this torch or older?"
     )
 
 
