@@ -18,6 +18,7 @@ from featviz.errors import FeatvizError
 COMMANDS = {
     "run": ("featviz.commands.run", "Draw feature maps into a run directory."),
     "layers": ("featviz.commands.layers", "List the modules of a model."),
+    "audit": ("featviz.commands.audit", "Count dead, constant and non-finite channels."),
     "identify": ("featviz.commands.identify", "Say which architecture a file of weights is."),
 }
 """Module of each command, and its line in --help."""

@@ -13,8 +13,9 @@ MIN, MAX, MEAN, STD, ZEROS, NONFINITE = range(6)
 _BLOCK = 65_536
 """Values looked at a time where zeros are counted on a CPU."""
 
-_CANCELLATION = 100.0
-"""Where mean² exceeds the variance by this factor, E[x²] - mean² loses digits: take two passes."""
+_CANCELLATION = 9.0
+"""Where mean² exceeds the variance by this factor, E[x²] - mean² loses digits (the variance of
+12,544 values is off by up to 7e-6 at 9, by 5e-5 at 100): take two passes."""
 
 
 def channel_stats(maps: Tensor) -> Floats:

@@ -33,8 +33,23 @@ STAGES = [
     "hooks",
     "borrowed",
     "functions",
+    "activations",
+    "calls",
+    "channels",
+    "charts",
+    "findings",
+    "follows",
+    "gates",
+    "junit",
+    "staging",
 ]
-TORCHLESS = ["store", "records", "errors", "select", "png", "mosaic", "palette", "images"]
+TORCHLESS = ["store", "records", "errors", "select", "png", "mosaic", "palette", "images"] + [
+    "charts",
+    "findings",
+    "gates",
+    "junit",
+    "staging",
+]
 BELOW = {"featviz.records", "featviz.errors"}
 COMMANDS = [name for name in FILES if name.startswith("featviz.commands.")]
 MODELS = [name for name in FILES if name.startswith("featviz.models")]
