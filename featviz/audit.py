@@ -96,6 +96,7 @@ def audit(
     baseline = None if options.baseline is None else read_baseline(options.baseline)
     staging.check_free(options.out, options.overwrite, (AUDIT_FILE, MODELS_FILE))
     samples = images.find_samples(arguments, stdin, options.nul_separated)
+    sources: Sequence[ModelOptions | LoadedModel]
     sources = [models] if isinstance(models, LoadedModel) else _expanded(models)
     labels = _labels(sources)
     if options.prune_out is not None and len(sources) > 1:
@@ -171,11 +172,10 @@ def _expanded(models: Sequence[ModelOptions]) -> list[ModelOptions]:
 
 
 def _labels(sources: Sequence[ModelOptions | LoadedModel]) -> list[str]:
+    """Names of the models; of two that are called the same, the later is numbered."""
     names = [_label(source) for source in sources]
-    return [
-        f"{name} ({names[:n].count(name) + 1})" if names.count(name) > 1 else name
-        for n, name in enumerate(names)
-    ]
+    counts = [names[:n].count(name) for n, name in enumerate(names)]
+    return [f"{name} ({n + 1})" if n else name for name, n in zip(names, counts, strict=True)]
 
 
 def _label(source: ModelOptions | LoadedModel) -> str:

@@ -50,7 +50,7 @@ def to_rows(tensor: Tensor, axis: int, images: int) -> Tensor:
     values = tensor.dequantize() if tensor.is_quantized else tensor.float()
     values = values.movedim(axis, 1).flatten(2) if values.dim() > 2 else values[..., None]
     if len(values) != images:  # windows, regions: several rows to an image
-        values = values.unflatten(0, (images, -1)).movedim(2, 1).flatten(2)
+        values = values.reshape(images, -1, *values.shape[1:]).movedim(2, 1).flatten(2)
     return values
 
 

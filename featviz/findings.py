@@ -66,7 +66,9 @@ def judge(evidence: Evidence, thresholds: Thresholds) -> dict[str, list[int]]:
 
 def dead(evidence: Evidence, thresholds: Thresholds) -> Flags | None:
     """Never above eps behind the ReLU or ReLU6: in no image, at no position."""
-    return None if evidence.ceiling is None else evidence.ceiling <= thresholds.eps
+    if evidence.ceiling is None:
+        return None
+    return np.asarray(evidence.ceiling <= thresholds.eps)
 
 
 def constant(evidence: Evidence, thresholds: Thresholds) -> Flags | None:
@@ -74,25 +76,25 @@ def constant(evidence: Evidence, thresholds: Thresholds) -> Flags | None:
     size = np.maximum(abs(evidence.low), abs(evidence.high))
     with np.errstate(invalid="ignore"):
         flat = evidence.high - evidence.low <= np.maximum(thresholds.eps, _ROUNDING * size)
-    return flat & (evidence.count > 1)
+    return np.asarray(flat & (evidence.count > 1))
 
 
 def saturated(evidence: Evidence, thresholds: Thresholds) -> Flags | None:
     """At a bound of the activation for more than this share of values."""
     if evidence.saturated is None:
         return None
-    return evidence.saturated > thresholds.saturated_at
+    return np.asarray(evidence.saturated > thresholds.saturated_at)
 
 
 def nonfinite(evidence: Evidence, thresholds: Thresholds) -> Flags | None:
     """NaN or infinite somewhere."""
-    return evidence.nonfinite > 0
+    return np.asarray(evidence.nonfinite > 0)
 
 
 def redundant(evidence: Evidence, thresholds: Thresholds) -> Flags | None:
     """Correlated with another channel above the threshold; ten values at least were seen."""
     linked = _linked(evidence, thresholds)
-    return None if linked is None else linked.any(1)
+    return None if linked is None else np.asarray(linked.any(1))
 
 
 def groups(evidence: Evidence, thresholds: Thresholds) -> list[list[int]]:

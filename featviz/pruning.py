@@ -53,7 +53,8 @@ def find(plan: Plan, dead: Dead) -> Pruning:
             refused[at.label] = found.reason
         else:
             behind[graph.nodes[found.node].call] = at, set(own)
-    layers, forced = {}, {}
+    layers: dict[str, list[int]] = {}
+    forced: dict[Call, list[int]] = {}
     for name, own_calls in _by_name(plan, behind).items():
         common = sorted(set.intersection(*(behind[call][1] for call in own_calls)))
         if common:

@@ -45,15 +45,22 @@ def replacing(root: Path) -> Iterator[Path]:
     """
     final = root.resolve()
     fresh = final.with_name(f".{final.name}.{os.getpid()}.part")
-    try:
+    with _reported(root):
         fresh.mkdir(parents=True)
-        try:
-            yield fresh
+    try:
+        yield fresh
+        with _reported(root):
             if final.exists():
                 shutil.rmtree(final)
             fresh.replace(final)
-        finally:
-            shutil.rmtree(fresh, ignore_errors=True)
+    finally:
+        shutil.rmtree(fresh, ignore_errors=True)
+
+
+@contextmanager
+def _reported(root: Path) -> Iterator[None]:
+    try:
+        yield
     except OSError as error:
         raise StoreError(
             f"{root} cannot be written: {error.strerror or error}",

@@ -245,7 +245,7 @@ def _colored(values: np.ndarray, limits: tuple[float, float]) -> Image.Image:
     low, span = limits[0], (limits[1] - limits[0]) or 1.0
     finite = np.isfinite(values)
     levels = np.where(finite, (values - low) / span * (colors.levels - 1) + 0.5, 0)
-    indices = np.where(finite, levels, colors.nonfinite).astype(np.uint8)
+    indices = np.where(finite, levels, colors.nonfinite or 0).astype(np.uint8)
     image = Image.fromarray(indices)
     image.putpalette(colors.colors or b"")
     return image.convert("RGB")

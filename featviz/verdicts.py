@@ -30,7 +30,10 @@ def expected(target: Target, thresholds: Thresholds) -> Row:
     nothing = np.zeros(0)
     bounded = target.spot.activation is not None and bool(target.spot.activation.bounds)
     evidence = Evidence(
-        *[nothing] * 4,
+        count=nothing,
+        low=nothing,
+        high=nothing,
+        nonfinite=nothing,
         saturated=nothing if bounded else None,
         ceiling=None if target.dead_at is None else nothing,
         correlation=None if thresholds.redundant_at is None else np.zeros((0, 0)),

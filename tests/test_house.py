@@ -43,7 +43,15 @@ STAGES = [
     "junit",
     "staging",
 ]
-TORCHLESS = ["store", "records", "errors", "select", "png", "mosaic", "palette", "images"] + [
+TORCHLESS = [
+    "store",
+    "records",
+    "errors",
+    "select",
+    "png",
+    "mosaic",
+    "palette",
+    "images",
     "charts",
     "findings",
     "gates",
