@@ -269,7 +269,7 @@ class Mixed(nn.Module):
         self.a, self.norm = nn.Conv2d(3, 4, 1), nn.GroupNorm(1, 4)
         self.b, self.relu = nn.Conv2d(3, 4, 1), nn.ReLU()
         with torch.no_grad():
-            self.norm.bias[1] = -100
+            self.norm.bias.fill_(5.0)[1] = -100
         wake(self.b)
         kill(self.b, [2])
 
