@@ -92,25 +92,26 @@ def audit(
         FeatvizError: nothing could be begun, or the results could not be written. What goes wrong
             with one image is in the result instead.
     """
-    options = _checked(options)
+    asked = _checked(options)
     baseline = None if options.baseline is None else read_baseline(options.baseline)
     staging.check_free(options.out, options.overwrite, (AUDIT_FILE, MODELS_FILE))
     samples = images.find_samples(arguments, stdin, options.nul_separated)
     sources: Sequence[ModelOptions | LoadedModel]
     sources = [models] if isinstance(models, LoadedModel) else _expanded(models)
-    labels = _labels(sources)
     if options.prune_out is not None and len(sources) > 1:
         raise UsageError("--prune-out is for one model", f"here are {len(sources)}")
+    labels = _labels(sources)
     found: list[Audited] = []
     with staging.replacing(options.out) as folder:
         for number, (label, source) in enumerate(zip(labels, sources, strict=True)):
             own = folder / store.safe_name(f"{number:02d}_{label}") if len(sources) > 1 else folder
-            result = examine.examine(_loaded(source, options), samples, options.asked, progress)
-            found.append(_concluded(label, result, options, baseline))
-            _write(own, result, found[-1])
+            model = source if isinstance(source, LoadedModel) else load_model(source, asked.inputs)
+            result = examine.examine(model, samples, asked, progress)
+            _write(own, result)
+            found.append(Audited(label, result.document, _judge(result, asked, baseline)))
         if len(found) > 1:
             _write_models(folder, found)
-    _write_asked(options, found, result)
+    _write_asked(options, found)
     return AuditResult(options.out, tuple(found))
 
 
@@ -139,7 +140,7 @@ def natural_key(text: str) -> list[tuple[int, str]]:
     return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", text)]
 
 
-def _checked(options: AuditOptions) -> AuditOptions:
+def _checked(options: AuditOptions) -> Asked:
     """Refuse bad values before any work, and read the gates."""
     asked = options.asked
     limits = asked.thresholds
@@ -154,7 +155,7 @@ def _checked(options: AuditOptions) -> AuditOptions:
             raise UsageError(f"--{name}-at {value:g} is not between 0 and 1", "for example 0.98")
     images.check_background(asked.inputs.background)
     read = tuple(gates.parse(text, findings.RULES) for text in options.fail_on)
-    return replace(options, asked=replace(asked, gates=read))
+    return replace(asked, gates=read)
 
 
 def _expanded(models: Sequence[ModelOptions]) -> list[ModelOptions]:
@@ -184,27 +185,21 @@ def _label(source: ModelOptions | LoadedModel) -> str:
     return Path(source.spec).name
 
 
-def _loaded(source: ModelOptions | LoadedModel, options: AuditOptions) -> LoadedModel:
-    return source if isinstance(source, LoadedModel) else load_model(source, options.asked.inputs)
-
-
-def _concluded(
-    label: str,
-    result: Examined,
-    options: AuditOptions,
-    baseline: Sequence[Mapping[str, Any]] | None,
-) -> Audited:
+def _judge(
+    result: Examined, asked: Asked, baseline: Sequence[Mapping[str, Any]] | None
+) -> tuple[Verdict, ...]:
+    """Hold the gates and the baseline against a model."""
     layers = result.document["layers"]
-    verdicts = [gates.check(gate, layers) for gate in options.asked.gates]
+    verdicts = [gates.check(gate, layers) for gate in asked.gates]
     if baseline is not None:
         verdicts.append(gates.worse(layers, baseline))
         unknown = gates.incomparable(layers, baseline)
         if unknown:
             log.warning("the baseline lacks %d layers, %s first", len(unknown), unknown[0])
-    return Audited(label, result.document, tuple(verdicts))
+    return tuple(verdicts)
 
 
-def _write(folder: Path, result: Examined, audited: Audited) -> None:
+def _write(folder: Path, result: Examined) -> None:
     """audit.json, channels.npz, the chart of APoZ and the pictures of the suspects."""
     drawn = []
     for sheet, picture in result.pictures:
@@ -214,18 +209,19 @@ def _write(folder: Path, result: Examined, audited: Audited) -> None:
         drawn.append({**sheet.as_json(), "file": name})
     with store.atomic(folder / "channels.npz") as file:
         np.savez(file, **result.tables)  # type: ignore[arg-type]
-    _write_chart(folder, audited.document)
-    content = {"schema_version": SCHEMA_VERSION, **audited.document, "drawn": drawn}
+    _write_chart(folder, result.document)
+    content = {"schema_version": SCHEMA_VERSION, **result.document, "drawn": drawn}
     store.write_json(folder / AUDIT_FILE, content)
 
 
 def _write_chart(folder: Path, document: Mapping[str, Any]) -> None:
-    bars = [
-        (row["label"], row["apoz"], len(row["findings"].get("dead", ())) / row["channels"])
-        for row in document["layers"]
+    """A bar for each activation that gives zeros, however many layers are judged by it."""
+    by_activation = {
+        row["dead_at"]: (row["label"], row["apoz"], len(row["findings"]["dead"]) / row["channels"])
+        for row in reversed(document["layers"])
         if row["apoz"] is not None
-    ]
-    if bars:
+    }
+    if bars := list(reversed(by_activation.values())):
         title = f"Average percentage of zeros, {document['images']['seen']} images"
         with store.atomic(folder / "apoz.png") as file:
             file.write(charts.apoz_chart(bars, title))
@@ -250,12 +246,10 @@ def _share(total: Mapping[str, Any], name: str) -> float | None:
     return total["findings"][name] / channels if channels else None
 
 
-def _write_asked(options: AuditOptions, found: Sequence[Audited], last: Examined) -> None:
+def _write_asked(options: AuditOptions, found: Sequence[Audited]) -> None:
     """The files that have a place of their own: prune.json and the JUnit report."""
     if options.prune_out is not None:
-        with store.atomic(options.prune_out) as file:
-            text = json.dumps(last.pruning.layers, indent=1)
-            file.write(f"{text}\n".encode())
+        store.write_json(options.prune_out, found[0].document["prune"])
     if options.junit is not None:
         report = junit.document({model.label: model.verdicts for model in found})
         with store.atomic(options.junit) as file:

@@ -24,7 +24,7 @@ from featviz.pipeline import blank_input
 from featviz.pruning import Pruning, Verification
 from featviz.records import Sample
 from featviz.suspects import Sheet
-from featviz.targets import Plan
+from featviz.targets import Plan, Target
 from featviz.verdicts import Row
 
 log = logging.getLogger(__name__)
@@ -62,7 +62,6 @@ class Examined:
     tables: Mapping[str, Doubles]
     """The arrays of channels.npz: a call's label to [C, 8]."""
     pictures: Sequence[tuple[Sheet, Image.Image]]
-    pruning: Pruning
 
 
 @dataclass
@@ -162,10 +161,9 @@ def examine(
         "verify": visit.verify(plan, cut) if asked.verify else None,
     }
     tables = {call.label: tally.stats.table() for call, tally in counted.tallies.items()}
-    by_call = {target.spot.call: row["findings"] for target, row in rows.items()}
-    sheets = suspects.line_up(plan, by_call, counted.tallies, asked.max_suspects)
+    sheets = _line_up(plan, counted, rows, asked.max_suspects)
     drawn = list(suspects.draw(model, plan, sheets, samples, asked.inputs))
-    return Examined(document, tables, drawn, cut)
+    return Examined(document, tables, drawn)
 
 
 def _record(model: LoadedModel, asked: Asked) -> dict[str, Any]:
@@ -206,6 +204,20 @@ def _warn(plan: Plan, counted: Census, layers: Sequence[Row]) -> None:
     _name("never ran", plan.never_ran)
     _name("not judged for dead", refused)
     _name("calls that a blank image does not cause, not counted", sorted(counted.unforeseen))
+
+
+def _line_up(
+    plan: Plan, counted: Census, rows: Mapping[Target, Row], limit: int
+) -> Sequence[Sheet]:
+    """What is drawn of the suspects; says so where it is not all."""
+    found = {target.spot.call: row["findings"] for target, row in rows.items()}
+    sheets = suspects.line_up(plan, found, counted.tallies, limit)
+    drawn = sum(len(sheet.suspects) for sheet in sheets)
+    every = sum(verdicts.suspicious(row) for row in rows.values())
+    if drawn < every:
+        most = f"at most {suspects.PER_LAYER} of a layer, and --max-suspects {limit} in all"
+        log.info("%d of %d suspects are drawn: %s", drawn, every, most)
+    return sheets
 
 
 def _name(what: str, layers: Sequence[str]) -> None:

@@ -78,6 +78,11 @@ class Graph:
             if id(output) in self._owner:
                 self.given_by[call] = self._owner[id(output)]
 
+    def release(self) -> None:
+        """The pass is over: let go of its tensors."""
+        self._owner.clear()
+        self._alive.clear()
+
     def activation_after(self, start: int) -> Found:
         """The activation that the tensor of a node reaches, itself included.
 

@@ -24,7 +24,7 @@ PER_LAYER = 8
 
 _TILE = 88
 """Pixels of an image, and of a map, on its longer side."""
-_LABEL, _GAP, _TEXT = 190, 6, 12
+_LABEL, _GAP, _TEXT = 150, 6, 12
 _FINDINGS = ("nonfinite", "dead", "saturated", "constant", "redundant")
 """Worst first: the order in which suspects are drawn."""
 
@@ -139,22 +139,13 @@ def _look_again(
     samples: Sequence[Sample],
     inputs: InputOptions,
 ) -> Views:
-    views = Views()
-    wanted: dict[int, dict[Call, tuple[Spot, set[int]]]] = {}
-    for sheet in sheets:
-        for suspect in sheet.suspects:
-            for number in suspect.images:
-                spots = wanted.setdefault(number, {})
-                spots.setdefault(sheet.source.call, (sheet.source, set()))[1].add(suspect.channel)
+    views, wanted = Views(), _wanted(sheets)
     names = frozenset(sheet.source.call.name for sheet in sheets)
-    numbers = sorted(wanted)
-    current = 0
+    numbers, current = sorted(wanted), 0
 
     def sink(call: Call, args: Any, kwargs: Any, output: Any) -> None:
-        if isinstance(output, Tensor) and call in wanted[current]:
-            spot, own = wanted[current][call]
-            for channel in own:
-                views.maps[call, channel, current] = _map(output, spot.axis, channel)
+        for axis, channel in wanted[current].get(call, ()):
+            views.maps[call, channel, current] = _map(output, axis, channel)
 
     readable = [samples[number] for number in numbers]
     batches = census.batches(readable, model, inputs, 1, lambda number, error: None)
@@ -164,6 +155,17 @@ def _look_again(
             views.images[current] = _thumbnail(model.preprocess.undo(batch.inputs)[0])
             forward(model.module, [batch.inputs.to(model.device)])
     return views
+
+
+def _wanted(sheets: Sequence[Sheet]) -> dict[int, dict[Call, set[tuple[int, int]]]]:
+    """By image and call, the (axis, channel) of the maps to draw."""
+    wanted: dict[int, dict[Call, set[tuple[int, int]]]] = {}
+    for sheet in sheets:
+        for suspect in sheet.suspects:
+            for number in suspect.images:
+                own = wanted.setdefault(number, {}).setdefault(sheet.source.call, set())
+                own.add((sheet.source.axis, suspect.channel))
+    return wanted
 
 
 def _map(output: Tensor, axis: int, channel: int) -> np.ndarray:
@@ -222,15 +224,16 @@ def _compose(sheet: Sheet, views: Views, samples: Sequence[Sample]) -> Image.Ima
 
 def _title(sheet: Sheet) -> str:
     call, source = sheet.target.spot.call, sheet.source.call
-    what = "its map" if source == call else f"what {source.label} feeds to it"
-    return (
-        f"{call.label} ({call.type}): {len(sheet.suspects)} of {sheet.total} suspects\n"
-        f"with the images that excite each most, and {what}"
-    )
+    what = "with the images that excite each most, and its map"
+    if source != call:
+        what = (
+            f"no image excites these; the first ones, and what {source.label} gives to {call.label}"
+        )
+    return f"{call.label} ({call.type}): {len(sheet.suspects)} of {sheet.total} suspects\n{what}"
 
 
 def _label(suspect: Suspect, limits: tuple[float, float]) -> str:
-    return f"channel {suspect.channel}\n{suspect.finding}\n{limits[0]:.4g} to {limits[1]:.4g}"
+    return f"channel {suspect.channel}\n{suspect.finding}\nfrom {limits[0]:.4g} to {limits[1]:.4g}"
 
 
 def _limits(maps: Sequence[np.ndarray]) -> tuple[float, float]:

@@ -102,6 +102,7 @@ def trace(model: LoadedModel, blank: Tensor) -> Trace:
     atoms = frozenset(name for name, part in parts.items() if part is not None)
     with borrowed(model.module), calls.watching(model.module, sink, atoms=atoms):
         forward(model.module, [blank.to(model.device)])
+    graph.release()
     layers = [*list_layers(model.module), *_functions(graph, len(modules))]
     return Trace(graph, tuple(layers), (blank.shape[2], blank.shape[3]), atoms, gave)
 
