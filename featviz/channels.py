@@ -226,6 +226,8 @@ class TopImages:
 
     def add(self, images: Integers, maxima: Doubles) -> TopImages:
         """With images [B] and each channel's maximum in them [B, C]; of equals, the first stay."""
+        if not (maxima > self.values[:, -1]).any():
+            return self
         values = np.concatenate([self.values, maxima.T], axis=1)
         numbers = np.broadcast_to(images, maxima.T.shape)
         order = np.argsort(-values, axis=1, kind="stable")[:, : self.values.shape[1]]
