@@ -281,6 +281,6 @@ def _proof(proof: Mapping[str, Any]) -> str:
         return "nothing to verify: no channel can be cut out"
     change = proof["largest_change"]
     return (
-        f"without the {proof['channels']} channels of prune.json the output changes by "
+        f"without the {proof['channels']} channels that can be cut out the output changes by "
         f"{'another shape' if change is None else f'{change:g}'} at most ({proof['images']} images)"
     )
