@@ -93,6 +93,7 @@ def test_exactly_what_was_planted_is_found(
     assert found(content) == {first: planted.FIRST, second: planted.SECOND}
     assert content["layers"][0]["groups"] == [[2, 3]]
     assert content["images"]["seen"] == 6
+    assert [row["values"] for row in content["layers"]] == [6 * 120] * 2
 
 
 @pytest.mark.parametrize("way", LABELS)
@@ -261,6 +262,28 @@ def test_a_layer_that_runs_twice_loses_what_is_dead_both_times(tmp_path: Path) -
     assert content["prune"] == {"conv": [2]}
 
 
+class Forked(nn.Module):
+    """One convolution that runs twice, with a ReLU behind its first call only."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.relu = nn.Conv2d(3, 3, 1), nn.ReLU()
+        wake(self.conv)
+        kill(self.conv, [1])
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.conv(self.relu(self.conv(x)))
+
+
+def test_a_layer_whose_other_call_is_used_as_it_is_loses_nothing(
+    noise: Path, tmp_path: Path
+) -> None:
+    """Its dead channel is -3 in the output of the second call: cutting it out would show."""
+    content = document(Forked(), noise, tmp_path)
+    assert found(content)["relu"]["dead"] == [1]
+    assert content["prune"] == {}
+
+
 class Mixed(nn.Module):
     """What a chain from a convolution to its ReLU must not hold, for pruning to be safe."""
 
@@ -341,14 +364,14 @@ def test_each_activation_is_asked_its_own_question(
 
 
 def test_channels_last_is_told_by_the_layer_before(tmp_path: Path) -> None:
-    """Linear on [B, H, W, 3] has its channels last, even where H and W would pass for them."""
+    """Linear gives [B, 12, 10, 8]: channels last, although 10 × 8 has the input's proportions."""
 
     class Last(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.linear, self.relu = nn.Linear(3, 12), nn.ReLU()
+            self.linear, self.relu = nn.Linear(3, 8), nn.ReLU()
             wake(self.linear)
-            kill(self.linear, [5, 11])
+            kill(self.linear, [5, 7])
 
         def forward(self, x: Tensor) -> Tensor:
             return self.relu(self.linear(x.permute(0, 2, 3, 1)))
@@ -356,8 +379,8 @@ def test_channels_last_is_told_by_the_layer_before(tmp_path: Path) -> None:
     path = tmp_path / "x.png"
     Image.effect_noise((12, 12), 90).convert("RGB").save(path)
     content = document(Last(), path, tmp_path)
-    assert content["layers"][0]["channels"] == 12
-    assert content["prune"] == {"linear": [5, 11]}
+    assert content["layers"][0]["channels"] == 8
+    assert content["prune"] == {"linear": [5, 7]}
 
 
 def test_images_of_other_shapes_fall_into_other_batches(tmp_path: Path) -> None:
@@ -487,16 +510,15 @@ def test_the_same_command_writes_the_same_bytes(featviz: Run, noise: Path, tmp_p
 def test_suspects_are_drawn_with_the_images_that_excite_them_most(
     featviz: Run, tmp_path: Path
 ) -> None:
-    """A constant channel's row shows the brightest images; its maps are one colour each."""
+    """The row of a saturated channel shows the four brightest of six images, best first."""
     folder = tmp_path / "reds"
     folder.mkdir()
     for value in (40, 250, 120, 200, 80, 160):
         solid(folder / f"{value:03d}.png", (value, 0, 0))
-    torch.save(nn.Sequential(nn.Conv2d(3, 1, 1), nn.ReLU()), tmp_path / "m.pth")
-    model = nn.Sequential(nn.Conv2d(3, 1, 1), nn.Sigmoid())
-    with torch.no_grad():
-        model[0].weight.copy_(torch.tensor([1.0, 0, 0]).view(1, 3, 1, 1))
-        model[0].bias.fill_(7.0)
+    model = nn.Sequential(nn.Conv2d(3, 2, 1), nn.Sigmoid())
+    with torch.no_grad():  # channel 0 is sound, and excited most by the darkest
+        model[0].weight.copy_(torch.tensor([[-1.0, 0, 0], [1, 0, 0]])[:, :, None, None])
+        model[0].bias.copy_(torch.tensor([0.0, 7.0]))
     torch.save(model, tmp_path / "m.pth")
     out = tmp_path / "out"
     done = featviz(
@@ -505,7 +527,7 @@ def test_suspects_are_drawn_with_the_images_that_excite_them_most(
     assert done.code == 0, done.err
     (drawn,) = json.loads((out / "audit.json").read_text())["drawn"]
     assert drawn == {
-        "layer": "1", "shown": "1", "channels": [0], "suspects": 1, "file": "suspects/1.png",
+        "layer": "1", "shown": "1", "channels": [1], "suspects": 1, "file": "suspects/1.png",
     }  # fmt: skip
     pixels = np.asarray(Image.open(out / drawn["file"]))
     reds = [v for v in (250, 200, 160, 120) if (pixels == (v, 0, 0)).all(-1).sum() > 2000]

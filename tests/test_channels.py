@@ -11,9 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from featviz import channels, stats
+from featviz import channels, findings, stats
 from featviz.channels import ChannelStats, Covariance, TopImages
 from featviz.errors import LayoutError
+from featviz.findings import Evidence, Thresholds
 
 KINDS = {
     "normal": lambda g, n: g.normal(0, 1, n),
@@ -168,3 +169,43 @@ def test_values_at_a_bound() -> None:
     assert channels.at_bounds(rows, (1.0,), 0.0).tolist() == [[1]]
     assert channels.at_bounds(rows, (0.0, 1.0), 0.0).tolist() == [[2]]
     assert channels.at_bounds(rows, (0.0, 1.0), 0.0011).tolist() == [[4]]
+
+
+def evidence(low: list[float], high: list[float], **more: list[float]) -> Evidence:
+    """Of 100 finite values in each channel, unless `more` says otherwise."""
+    count = [100.0] * len(low)
+    given = {"count": count, "nonfinite": [0.0] * len(low), "low": low, "high": high, **more}
+    return Evidence(**{name: np.array(values, float) for name, values in given.items()})
+
+
+def test_a_channel_with_nan_is_judged_for_nothing_else() -> None:
+    """All else about it may look dead, constant and saturated."""
+    seen = evidence([0, 0], [0, 0], ceiling=[0, 0], saturated=[1, 1], nonfinite=[1, 0])
+    assert findings.judge(seen, Thresholds()) == {
+        "dead": [1], "constant": [], "saturated": [1], "nonfinite": [0],
+    }  # fmt: skip
+
+
+def test_thresholds_of_dead_and_constant() -> None:
+    """eps is inclusive; without it constant allows for rounding, and one value is no verdict."""
+    seen = evidence([0, 0, 5], [0.1, 0.2, 5.000001], ceiling=[0.1, 0.2, 5])
+    assert findings.judge(seen, Thresholds(eps=0.1))["dead"] == [0]
+    assert findings.judge(seen, Thresholds())["dead"] == []
+    assert findings.judge(seen, Thresholds())["constant"] == [2]
+    once = evidence([5], [5], count=[1])
+    assert findings.judge(once, Thresholds())["constant"] == []
+
+
+def test_redundant_channels_come_in_connected_components() -> None:
+    """0-1-2 is a chain whose ends do not correlate; 3 and 4 are a pair; 5 is alone."""
+    links = np.eye(6)
+    for a, b in ((0, 1), (1, 2), (3, 4)):
+        links[a, b] = links[b, a] = 0.99
+    links[5, 0] = links[0, 5] = 0.98  # not above
+    limits = Thresholds(redundant_at=0.98)
+    seen = Evidence(*np.ones((4, 6)) * [[100], [0], [1], [0]], correlation=links)
+    assert findings.groups(seen, limits) == [[0, 1, 2], [3, 4]]
+    assert findings.judge(seen, limits)["redundant"] == [0, 1, 2, 3, 4]
+    few = Evidence(*np.ones((4, 6)) * [[9], [0], [1], [0]], correlation=links)
+    assert findings.judge(few, limits)["redundant"] == []
+    assert "redundant" not in findings.judge(seen, Thresholds())
