@@ -36,8 +36,31 @@ STAGES = [
     "borrowed",
     "meter",
     "filters",
+    "activations",
+    "calls",
+    "channels",
+    "charts",
+    "findings",
+    "follows",
+    "gates",
+    "junit",
+    "staging",
 ]
-TORCHLESS = ["store", "records", "errors", "select", "png", "mosaic", "palette", "images"]
+TORCHLESS = [
+    "store",
+    "records",
+    "errors",
+    "select",
+    "png",
+    "mosaic",
+    "palette",
+    "images",
+    "charts",
+    "findings",
+    "gates",
+    "junit",
+    "staging",
+]
 BELOW = {"featviz.records", "featviz.errors"}
 COMMANDS = [name for name in FILES if name.startswith("featviz.commands.")]
 MODELS = [name for name in FILES if name.startswith("featviz.models")]
