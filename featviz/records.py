@@ -95,6 +95,8 @@ class Hints:
     """Height and width of the model's input."""
     time: int | None = None
     """Time steps of a clip behind the first convolution."""
+    patch: tuple[int, int] | None = None
+    """Height and width in pixels of the patches that become tokens, where the model cuts such."""
     prefix: tuple[str, ...] = ()
     """Names of the tokens in front of the grid, in their order: `class_token`, ..."""
     windows: Windows | None = None

@@ -44,7 +44,7 @@ def parse(text: str) -> list[Selector]:
     selectors = [_parse_one(part.strip()) for part in _split(text) if part.strip()]
     if not selectors:
         raise UsageError(
-            f"--layers {text!r} holds no selector", "for example --layers Conv2d,ReLU or 'layer1.*'"
+            f"the list {text!r} holds no selector", "for example Conv2d,ReLU or layer1.*"
         )
     return selectors
 
@@ -64,7 +64,7 @@ def select(layers: Sequence[Layer], selectors: Sequence[Selector]) -> list[Layer
 
 def wants_functions(selectors: Iterable[Selector]) -> bool:
     """Whether a selector speaks of functions: then they must be listed beside the modules."""
-    return any(s.text.lstrip("!").startswith("fn:") for s in selectors)
+    return any(s.text.lstrip("! ").startswith("fn:") for s in selectors)
 
 
 def idle(layers: Sequence[Layer], selectors: Sequence[Selector]) -> list[str]:
