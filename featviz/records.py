@@ -29,7 +29,7 @@ class Layer:
     classes: tuple[str, ...] = ()
     """Class names along the MRO, most derived first, without `object`."""
     aliases: tuple[str, ...] = ()
-    """Further qualified names of the same (shared) module."""
+    """Further qualified names of the same (shared) module; of a function, those of its module."""
 
     @property
     def is_function(self) -> bool:
