@@ -558,6 +558,7 @@ def leftovers(model: nn.Module) -> int:
     return hooks_left + len(_get_current_function_mode_stack())
 
 
+@pytest.mark.filterwarnings("error")  # a hook of ours that fails behind theirs warns
 @pytest.mark.parametrize("at", ["layer1.1.conv", "layer2.0.relu"])
 def test_a_failing_forward_leaves_nothing_behind(at: str, net: nn.Module) -> None:
     """After an exception inside forward no hook and no mode is left, and the next pass works
