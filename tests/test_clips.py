@@ -23,7 +23,8 @@ from torchvision.utils import make_grid
 import featviz as fv
 from featviz import cli, grouping, images
 from featviz.errors import UsageError
-from featviz.models.preprocess import InputOptions, choose_preprocess, required_arguments
+from featviz.models.preprocess import InputOptions
+from featviz.models.presets import choose_preprocess, required_arguments
 from featviz.records import Sample
 
 AS_IS: dict[str, Any] = {"mean": (0.0,) * 3, "std": (1.0,) * 3}

@@ -24,7 +24,8 @@ from featviz.borrowed import borrowed
 from featviz.errors import UsageError
 from featviz.hooks.functions import name_of
 from featviz.models.load import LoadedModel
-from featviz.models.preprocess import InputOptions, choose_preprocess
+from featviz.models.preprocess import InputOptions
+from featviz.models.presets import choose_preprocess
 from featviz.probe import choose_layers
 from featviz.records import Layer
 

@@ -194,8 +194,8 @@ layer_option = click.option(
     "--layers",
     multiple=True,
     metavar="SELECTORS",
-    help="Class names, globs, re:REGEX, Class@glob, #index, !not; separated by commas. "
-    "Without it, one layer for each stage.",
+    help="Class names, globs, re:REGEX, Class@glob, fn:FUNCTION, #index, !not; separated by "
+    "commas. Without it, one layer for each stage.",
 )
 
 model_options = stacked(
@@ -204,14 +204,14 @@ model_options = stacked(
         click.option(
             "--weights",
             metavar="W",
-            help="default (torchvision's), an entry like IMAGENET1K_V1, a file, or none (random).",
+            help="default, an entry (IMAGENET1K_V1; timm: a1_in1k), a file, or none (random).",
         ),
         click.option("--seed", type=int, default=0, show_default=True, help="For random weights."),
         click.option(
             "--model-arg",
             multiple=True,
             metavar="KEY=VALUE",
-            help="Argument of a factory; repeatable.",
+            help="Argument of a factory or builder; repeatable.",
         ),
         click.option(
             "--allow-global",

@@ -100,9 +100,9 @@ draw_options = opts.stacked(
             show_default=True,
             help="Of the pictures.",
         ),
-        click.option("--tensors", type=click.Choice(["npy"]), help="Keep the raw tensors as well."),
     ]
 )
+"""Those of DrawOptions that say how a picture looks; `kernels` takes them too."""
 
 
 @click.command("run")
@@ -121,6 +121,7 @@ draw_options = opts.stacked(
 @click.option("--json", "as_json", is_flag=True, help="One JSON line for each image on stdout.")
 @click.option("--dry-run", is_flag=True, help="Say what would be written, and write nothing.")
 @draw_options
+@click.option("--tensors", type=click.Choice(["npy"]), help="Keep the raw tensors as well.")
 @opts.input_options
 @opts.model_options
 @opts.config_option
@@ -131,7 +132,7 @@ def command(ctx: click.Context, /, model: str | None, images: Sequence[str], **g
 
     MODEL is a torchvision name, a file (.pth .pt .ckpt .bin .safetensors), or a factory
     (pkg.mod:factory, file.py:factory). IMAGE is a file, a folder, a quoted glob, or - for a list
-    of paths on stdin.
+    of paths on stdin. For a video model the stills of a folder, or an animation, are a clip.
 
     \b
     Examples:
@@ -139,6 +140,8 @@ def command(ctx: click.Context, /, model: str | None, images: Sequence[str], **g
       featviz run model.pth photos/ --layers Conv2d,ReLU --out maps
       featviz run weights.safetensors cat.jpg --layers 're:^layer[34]'
       featviz run net.py:make_net scan.png --channels 1 --size 256 --cmap viridis
+      featviz run inception_v3 cat.jpg --layers 'fn:relu@Mixed_5*'
+      featviz run raft_small left.png right.png --layers 'Conv2d@*flow_head*'
       find . -name '*.png' -print0 | featviz run resnet18 - -0 --json
 
     Exit codes: 0 done, 1 failed, 2 usage, 3 some images failed.
@@ -222,7 +225,10 @@ def _line(result: ImageResult) -> dict[str, Any]:
 def _summarise(result: RunResult) -> None:
     done = [image for image in result.images if image.error is None]
     _warn("never ran", {name: "" for image in done for name in image.never_ran})
-    _warn("skipped", {skip.layer: skip.reason for image in done for skip in image.skipped})
+    _warn(
+        "skipped",
+        {skip.layer or skip.type: skip.reason for image in done for skip in image.skipped},
+    )
     if done:
         pictures = sum(len(image.captures) for image in done)
         log.info("%d pictures of %d images in %s", pictures, len(done), result.out)

@@ -10,6 +10,8 @@ hook returns would replace the layer's output.
 from __future__ import annotations
 
 import dataclasses
+import re
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -27,18 +29,21 @@ Sink = Callable[[Site, Tensor], None]
 Wanted = Callable[[Layer], bool]
 """Whether a function is to be captured."""
 
+_CALL = re.compile(r"@\d+")
+"""What torch.export.unflatten puts behind the name of a module at its second and later calls."""
+
 
 def list_layers(model: nn.Module) -> list[Layer]:
     """Every module once, in `named_modules()` order, with all names of a shared one."""
-    names: dict[int, list[str]] = {}
+    names: dict[int, dict[str, None]] = {}
     for name, module in model.named_modules(remove_duplicate=False):
-        names.setdefault(id(module), []).append(name)
+        names.setdefault(id(module), {}).update(dict.fromkeys((name, _CALL.sub("", name))))
     return [
         Layer(
             index=index,
             name=name,
-            type=type(module).__name__,
-            classes=tuple(c.__name__ for c in type(module).__mro__ if c is not object),
+            type=class_names(module)[0],
+            classes=class_names(module),
             aliases=tuple(alias for alias in names[id(module)] if alias != name),
         )
         for index, (name, module) in enumerate(model.named_modules())
@@ -59,6 +64,21 @@ def list_functions(model: nn.Module, args: Sequence[Any]) -> dict[Layer, int]:
     with watching(model, list_layers(model), seen):
         model(*args)
     return dict(found)
+
+
+def class_names(module: nn.Module) -> tuple[str, ...]:
+    """Names of the module's class and its bases.
+
+    A module of torch.export's unflattened programs knows the class that it stands for by name;
+    that class is looked up among the modules already imported, and nothing is imported for it.
+    """
+    found: Any = type(module)
+    if found.__module__ == "torch.export.unflatten" and (original := module.type_name()):  # type: ignore[operator]
+        home, _, name = original.rpartition(".")
+        found = vars(sys.modules.get(home, object)).get(name)
+        if not isinstance(found, type):
+            return (name, nn.Module.__name__)
+    return tuple(c.__name__ for c in found.__mro__ if c is not object)
 
 
 class Recorder:
@@ -235,11 +255,11 @@ def _describe(value: Any) -> str:
 def _where(model: nn.Module, error: BaseException) -> str:
     """Name the innermost module on the traceback; costs nothing as long as nothing fails."""
     names = {id(module): name for name, module in model.named_modules()}
-    found, trace = f"{type(model).__name__}", error.__traceback__
+    found, trace = class_names(model)[0], error.__traceback__
     while trace is not None:
         owner = trace.tb_frame.f_locals.get("self")
-        if names.get(id(owner)):
-            found = f"{names[id(owner)]} ({type(owner).__name__})"
+        if isinstance(owner, nn.Module) and names.get(id(owner)):
+            found = f"{names[id(owner)]} ({class_names(owner)[0]})"
         trace = trace.tb_next
     return found
 
