@@ -552,6 +552,23 @@ class TestWhoCalls:
         assert torch.equal(got, want[0] if isinstance(want, tuple) else want)
 
 
+def test_functions_of_an_exported_program(net: nn.Module) -> None:
+    """The operators of an exported program have the names of the functions they were, and what
+    stands for torch's own modules keeps its functions to itself."""
+    image = torch.randn(1, 3, 6, 8)
+    program = torch.export.unflatten(torch.export.export(net, (image,)))
+    found = hooks.list_functions(program, [image])
+    names = [layer.name for layer in found]
+    assert set(SUMS) | {"fn:sub", "fn:relu", "fn:cat"} <= set(names)
+    assert not [name for name in names if ".conv/" in name or ".relu/" in name or ".T" in name]
+    assert {x.name: calls for x, calls in found.items()}["fn:relu"] == 3
+    want = grab(net, "fn:add", image)
+    with torch.inference_mode(), fv.capture(program, "fn:add") as got:
+        program(image)
+    assert list(got) == SUMS
+    assert all(torch.allclose(got[name][0], want[name][0], atol=1e-6) for name in SUMS)
+
+
 def leftovers(model: nn.Module) -> int:
     """Hooks and function modes that are still there."""
     modules = list(model.modules())

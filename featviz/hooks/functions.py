@@ -36,10 +36,11 @@ def name_of(function: Callable[..., Any]) -> str:
     """One name for a function, its tensor method, its in-place variant and its operator.
 
     `torch.relu`, `torch.nn.functional.relu`, `Tensor.relu_` are all `relu`; `+`, `+=` and
-    `Tensor.add_` are `add`. Properties such as `Tensor.shape` have none.
+    `Tensor.add_` are `add`, and so is `aten.add.Tensor` in an exported program. Properties such as
+    `Tensor.shape` have none.
     """
     raw = getattr(function, "__name__", "")
-    name = "" if raw == "__get__" else raw.strip("_")
+    name = "" if raw == "__get__" else raw.partition(".")[0].strip("_")
     return _SAME.get(name, name)
 
 
@@ -108,8 +109,12 @@ def _holds_tensors(result: Any) -> bool:
 
 
 def _is_torchs(module: nn.Module) -> bool:
-    """Whether the module's forward is one of torch's own, inherited or not."""
-    return type(module).forward.__module__.startswith(("torch.nn.", "torch.ao.nn."))
+    """Whether the module's forward is one of torch's own, inherited or not; in an exported
+    program, whether the module stands for a class of torch's."""
+    home = type(module).forward.__module__
+    if home == "torch.export.unflatten":
+        home = module.type_name() or ""  # type: ignore[operator]
+    return home.startswith(("torch.nn.", "torch.ao.nn."))
 
 
 def _entering(stack: list[Layer | None], layer: Layer | None) -> Callable[[nn.Module, Any], None]:
