@@ -40,14 +40,15 @@ def read(model: nn.Module, frames: int | None = None) -> Arrangement:
     Args:
         frames: time steps of the clip that the model is shown; None for a picture.
     """
-    time = None if frames is None else -(-frames // _temporal_stride(model))
-    base = Hints(time=time, prefix=_prefix(model))
+    first = next((m for m in model.modules() if isinstance(m, (nn.Conv2d, nn.Conv3d))), None)
+    time = None if frames is None else -(-frames // _temporal_stride(first))
+    base = Hints(time=time, patch=_patch(first), prefix=_prefix(model))
     found: dict[str, Hints] = {}
     windows: dict[str, Windows | None] = {}
     for name, module in model.named_modules(remove_duplicate=False):
         parent, _, own = name.rpartition(".")
         inherited = windows.get(parent) if name else None
-        windows[name] = _cut_by(module) or inherited
+        windows[name] = _inside(module, inherited)
         at = _before_swap(model, parent, own) or inherited
         hints = found.get(parent, base) if name else base
         attention = hints.attention or _is_attention(own, module)
@@ -69,13 +70,28 @@ def _rows(parameter: Tensor) -> int:
     return parameter.shape[-2] if parameter.ndim > 1 else 1
 
 
-def _temporal_stride(model: nn.Module) -> int:
-    first = next((m for m in model.modules() if isinstance(m, nn.Conv3d)), None)
-    return 1 if first is None else first.stride[0]
+def _temporal_stride(first: nn.Conv2d | nn.Conv3d | None) -> int:
+    return first.stride[0] if isinstance(first, nn.Conv3d) else 1
+
+
+def _patch(first: nn.Conv2d | nn.Conv3d | None) -> tuple[int, int] | None:
+    """Sides of the patches that a first convolution cuts; None if its windows overlap."""
+    if first is None or first.stride != first.kernel_size:
+        return None
+    return first.stride[-2], first.stride[-1]
 
 
 def _is_attention(name: str, module: nn.Module) -> bool:
     return "Attention" in type(module).__name__ or "attn" in name or "attention" in name
+
+
+def _inside(module: nn.Module, inherited: Windows | None) -> Windows | None:
+    """How what is inside this module sees its map: as the module cuts it, else as around it.
+
+    Swin's attention repeats its block's window size; only the block knows the shift.
+    """
+    repeats = inherited is not None and not hasattr(module, "shift_size")
+    return inherited if repeats else _cut_by(module) or inherited
 
 
 def _cut_by(module: nn.Module) -> Windows | None:

@@ -56,6 +56,16 @@ def read_told(text: str) -> tuple[list[select.Selector] | None, str]:
     selectors, equals, name = text.rpartition("=")
     try:
         layout.check_layout(name)
-    except LayoutError as error:
+        return (_anywhere(selectors) if equals else None), name
+    except (LayoutError, UsageError) as error:
         raise UsageError(f"--tensor-layout {text!r}: {error.message}", error.hint) from None
-    return (select.parse(selectors) if equals else None), name
+
+
+def _anywhere(text: str) -> list[select.Selector]:
+    """Selectors that say of one layer, without the others, whether they match it."""
+    selectors = select.parse(text)
+    if indexed := [selector.text for selector in selectors if selector.index is not None]:
+        raise UsageError(
+            f"selector {indexed[0]!r} takes no index here", "name the layers, for example layer1.*"
+        )
+    return selectors

@@ -29,7 +29,7 @@ class Layer:
     classes: tuple[str, ...] = ()
     """Class names along the MRO, most derived first, without `object`."""
     aliases: tuple[str, ...] = ()
-    """Further qualified names of the same (shared) module."""
+    """Further qualified names of the same (shared) module; of a function, those of its module."""
 
     @property
     def is_function(self) -> bool:
@@ -95,6 +95,8 @@ class Hints:
     """Height and width of the model's input."""
     time: int | None = None
     """Time steps of a clip behind the first convolution."""
+    patch: tuple[int, int] | None = None
+    """Height and width in pixels of the patches that become tokens, where the model cuts such."""
     prefix: tuple[str, ...] = ()
     """Names of the tokens in front of the grid, in their order: `class_token`, ..."""
     windows: Windows | None = None

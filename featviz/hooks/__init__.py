@@ -26,6 +26,9 @@ from featviz.records import Layer, Site, Skip
 Sink = Callable[[Site, Tensor], None]
 """Takes a tensor while it is true; raises LayoutError for one that cannot be drawn."""
 
+Wanted = Callable[[Layer], bool]
+"""Whether a function is to be captured."""
+
 _CALL = re.compile(r"@\d+")
 """What torch.export.unflatten puts behind the name of a module at its second and later calls."""
 
@@ -53,21 +56,14 @@ def list_functions(model: nn.Module, args: Sequence[Any]) -> dict[Layer, int]:
     Returns:
         Layers named `layer1.0/fn:add`, each with the number of its calls.
     """
-    indices = {name: index for index, (name, _) in enumerate(model.named_modules())}
     found: Counter[Layer] = Counter()
 
-    def seen(owner: str, function: str, result: Any) -> None:
-        kind = f"fn:{function}"
-        found[Layer(indices[owner], function_name(owner, function), kind, (kind,))] += 1
+    def seen(layer: Layer, result: Any) -> None:
+        found[layer] += 1
 
-    with watching(model, seen):
+    with watching(model, list_layers(model), seen):
         model(*args)
     return dict(found)
-
-
-def function_name(owner: str, function: str) -> str:
-    """The name of a function that the module `owner` calls: `layer1.0/fn:add`."""
-    return f"{owner}/fn:{function}" if owner else f"fn:{function}"
 
 
 def class_names(module: nn.Module) -> tuple[str, ...]:
@@ -88,10 +84,12 @@ def class_names(module: nn.Module) -> tuple[str, ...]:
 class Recorder:
     """Counts the calls of hooked layers and passes what they give to the sink."""
 
-    def __init__(self, layers: Sequence[Layer], sink: Sink) -> None:
+    def __init__(self, layers: Sequence[Layer], sink: Sink, wanted: Wanted) -> None:
         self.layers = layers
         self.sink = sink
-        self._functions = {layer.name: layer for layer in layers if layer.is_function}
+        self.wanted = wanted
+        self._drawing = False
+        """While the sink works: what it calls is no function of the model."""
         self.calls: Counter[str] = Counter()
         """By name of the layer."""
         self.skipped: list[Skip] = []
@@ -117,9 +115,9 @@ class Recorder:
 
         return hook
 
-    def take_function(self, owner: str, function: str, result: Any) -> None:
-        """Take what a function gave, if it is one of the layers."""
-        if (layer := self._functions.get(function_name(owner, function))) is not None:
+    def take_function(self, layer: Layer, result: Any) -> None:
+        """Take what a function gave, if it is wanted."""
+        if not self._drawing and self.wanted(layer):
             self._take_output(layer, result)
 
     def _take_output(self, layer: Layer, output: Any) -> None:
@@ -132,6 +130,7 @@ class Recorder:
         if not isinstance(value, Tensor):
             self._skip(site, f"is {_describe(value)}, not a tensor")
             return
+        self._drawing = True
         try:
             self.sink(site, value.detach())
         except LayoutError as error:
@@ -139,6 +138,8 @@ class Recorder:
         except Exception as error:
             self.fault = error
             raise
+        finally:
+            self._drawing = False
 
     def _skip(self, site: Site, reason: str) -> None:
         at = site.layer
@@ -148,9 +149,17 @@ class Recorder:
 
 
 @contextmanager
-def hooked(model: nn.Module, layers: Sequence[Layer], sink: Sink) -> Iterator[Recorder]:
-    """Hook the layers of a model for a while; every hook is removed, whatever happens."""
-    recorder = Recorder(layers, sink)
+def hooked(
+    model: nn.Module, layers: Sequence[Layer], sink: Sink, wanted: Wanted | None = None
+) -> Iterator[Recorder]:
+    """Hook the layers of a model for a while; every hook is removed, whatever happens.
+
+    Args:
+        wanted: asked at each call of a function, where it is not known beforehand which functions
+            there are; otherwise those among `layers` are.
+    """
+    functions = {layer.name for layer in layers if layer.is_function}
+    recorder = Recorder(layers, sink, wanted or (lambda layer: layer.name in functions))
     modules = dict(model.named_modules())
     with ExitStack() as stack:
         for layer in layers:
@@ -158,8 +167,8 @@ def hooked(model: nn.Module, layers: Sequence[Layer], sink: Sink) -> Iterator[Re
                 module, hook = modules[layer.name], recorder.output_hook(layer)
                 stack.callback(module.register_forward_hook(hook).remove)
                 stack.enter_context(_weights_of(module))
-        if any(layer.is_function for layer in layers):
-            stack.enter_context(watching(model, recorder.take_function))
+        if functions or wanted:
+            stack.enter_context(watching(model, list_layers(model), recorder.take_function))
         yield recorder
 
 

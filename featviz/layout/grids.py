@@ -38,7 +38,9 @@ def parse(text: str) -> Grid:
     """
     found = re.fullmatch(r"([1-9]\d*)x([1-9]\d*)(?:\+(\d+))?", text)
     if found is None:
-        raise LayoutError(f"{text!r} is no grid, for example 14x20 or 14x20+1")
+        raise LayoutError(
+            f"{text!r} is no grid", "rows and columns of tokens, for example 14x20 or 14x20+1"
+        )
     height, width, extra = (int(number or 0) for number in found.groups())
     return Grid(height, width, prefix=("extra_token",) * extra)
 
@@ -55,6 +57,14 @@ def find(length: int, hints: Hints) -> Grid | None:
                 if in_step(height, width, hints.input_size):
                     return Grid(height, width, hints.time or 1, prefix)
     return None
+
+
+def is_of_patches(grid: Grid, hints: Hints) -> bool:
+    """Whether a grid has a token for each patch of the input."""
+    if hints.input_size is None or hints.patch is None:
+        return False
+    sides = zip((grid.height, grid.width), hints.input_size, hints.patch, strict=True)
+    return all(count == side // patch for count, side, patch in sides)
 
 
 def _prefixes(known: tuple[str, ...]) -> Iterator[tuple[str, ...]]:

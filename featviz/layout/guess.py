@@ -127,9 +127,10 @@ def _three(shape: Sequence[int], hints: Hints) -> Form | None:
 def _four(shape: Sequence[int], hints: Hints) -> Form | None:
     if shape[0] != 1:
         return Form("batch")
-    if hints.attention and shape[2] == shape[3] > 1:
-        return Form("attention")
     first, last = (grids.in_proportion(shape[i], shape[i + 1], hints.input_size) for i in (1, 2))
+    square = hints.attention and shape[2] == shape[3] > 1
+    if square and (not last or grids.find(shape[2], hints) is not None):
+        return Form("attention")
     if first and not last:
         return Form("nhwc")
     if hints.attention and not last:
@@ -154,10 +155,11 @@ _BY_DIMENSIONS: dict[int, Callable[[Sequence[int], Hints], Form | None]] = {
 
 
 def _tokens(shape: Sequence[int], hints: Hints, axes: dict[str, int]) -> Form | None:
-    for layout, axis in axes.items():
-        if (grid := grids.find(shape[axis], hints)) is not None:
-            return Form(layout, grid)
-    return None
+    """The first axis that makes a grid; of several, rather the one that makes the patches' own."""
+    found = {layout: grids.find(shape[axis], hints) for layout, axis in axes.items()}
+    forms = [Form(layout, grid) for layout, grid in found.items() if grid is not None]
+    own = [form for form in forms if form.grid and grids.is_of_patches(form.grid, hints)]
+    return next(iter(own + forms), None)
 
 
 def _windowed(shape: Sequence[int], hints: Hints) -> Form | None:
