@@ -1,0 +1,172 @@
+"""Windows and reordered tokens are put back where the model itself puts them, or took them from.
+
+Each model holds a layer that sees a map cut into pieces and one that sees the map whole, with the
+same values: their pictures must be the same, to the bit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torchvision.models.detection.transform import GeneralizedRCNNTransform
+from torchvision.models.maxvit import MaxVit
+
+from featviz import arrangement, layout
+from featviz.borrowed import borrowed
+from featviz.hints import HintBook
+from featviz.hooks import hooked, list_layers
+from featviz.records import Site
+
+Pairs = list[tuple[str, str]]
+
+
+def maps_of(model: nn.Module, size: tuple[int, int]) -> dict[str, tuple[str, Tensor]]:
+    """Layout and maps [C, S, H, W] of the first call of each layer."""
+    image = torch.randn(1, 3, *size, generator=torch.Generator().manual_seed(1))
+    book = HintBook(model, image.shape)
+    found: dict[str, tuple[str, Tensor]] = {}
+
+    def sink(site: Site, tensor: Tensor) -> None:
+        if site.call == 0 and not site.key:
+            maps = layout.to_maps(tensor, book.of(site.layer))[""]
+            found[site.layer.name] = (maps.layout, maps.data.clone())
+
+    with borrowed(model), hooked(model, list_layers(model), sink):
+        model(image)
+    return found
+
+
+def swin() -> tuple[nn.Module, Pairs]:
+    """12 × 15 tokens in windows of 5 × 5, padded to 15 × 15; every second block is shifted."""
+    timm = pytest.importorskip("timm.models.swin_transformer")
+    model = timm.SwinTransformer(
+        (48, 60), 4, embed_dim=8, depths=(2,), num_heads=(2,), window_size=5
+    )
+    blocks = [f"layers.0.blocks.{i}" for i in (0, 1)]
+    assert any(model.layers[0].blocks[1].shift_size)
+    return model, [
+        (f"{block}.{inner}", f"{block}.drop_path1")
+        for block in blocks
+        for inner in ("attn", "attn.proj_drop")
+    ]
+
+
+def davit() -> tuple[nn.Module, Pairs]:
+    """12 × 15 tokens in windows of 5 × 5, padded."""
+    timm = pytest.importorskip("timm.models.davit")
+    model = timm.DaVit(depths=(1,), embed_dims=(8,), num_heads=(2,), window_size=5)
+    return model, [("stages.0.blocks.0.0.attn", "stages.0.blocks.0.0.drop_path1")]
+
+
+def maxvit_of_timm() -> tuple[nn.Module, Pairs]:
+    """Windows of 3 × 4 neighbours, and a grid of every so many-th token."""
+    timm = pytest.importorskip("timm")
+    model = timm.create_model("maxvit_rmlp_pico_rw_256", img_size=(96, 128))
+    inside = "stages.0.blocks.0"
+    return model, [(f"{inside}.{a}.attn", f"{inside}.{a}.ls1") for a in ("attn_block", "attn_grid")]
+
+
+def maxvit_of_torchvision() -> tuple[nn.Module, Pairs]:
+    """12 × 12 tokens in windows of 3 × 3, behind the image's axis."""
+    model = MaxVit(
+        input_size=(48, 48),
+        stem_channels=8,
+        partition_size=3,
+        block_channels=[8],
+        block_layers=[1],
+        head_dim=4,
+        stochastic_depth_prob=0.0,
+    )
+    inside = "blocks.0.layers.0.layers"
+    grid, window = f"{inside}.grid_attention", f"{inside}.window_attention"
+    return model, [
+        (f"{window}.partition_swap", f"{inside}.MBconv"),
+        (f"{window}.departition_swap", f"{window}.departition_op"),
+        (f"{grid}.partition_op", window),
+        (f"{grid}.partition_swap", window),
+        (f"{grid}.departition_swap", f"{grid}.departition_op"),
+    ]
+
+
+def nest() -> tuple[nn.Module, Pairs]:
+    """Four blocks of 4 × 4 tokens behind the image's axis, then one."""
+    timm = pytest.importorskip("timm.models.nest")
+    model = timm.Nest(32, num_levels=2, embed_dims=(8, 8), num_heads=(2, 2), depths=(1, 1))
+    return model, [(f"levels.{i}.transformer_encoder", f"levels.{i}") for i in (0, 1)]
+
+
+def mobilevit(name: str) -> tuple[nn.Module, Pairs]:
+    """Patches of 2 × 2 tokens; the transformer sees places in a patch by patches."""
+    timm = pytest.importorskip("timm")
+    model = timm.create_model(name)
+    block = model.stages[2][1]
+    block.transformer[0].norm1 = nn.Identity()
+    return model, [("stages.2.1.transformer.0.norm1", "stages.2.1.conv_1x1")]
+
+
+def hiera() -> tuple[nn.Module, Pairs]:
+    """16 × 24 tokens, in the order in which they are pooled."""
+    timm = pytest.importorskip("timm.models.hiera")
+    model = timm.Hiera(img_size=(64, 96), embed_dim=8, num_heads=1, stages=(1, 1, 1, 1))
+    nn.init.zeros_(model.pos_embed)
+    return model, [("unroll", "patch_embed")]
+
+
+MODELS: dict[str, tuple[Callable[[], tuple[nn.Module, Pairs]], tuple[int, int]]] = {
+    "swin": (swin, (48, 60)),
+    "davit": (davit, (48, 60)),
+    "maxvit_of_timm": (maxvit_of_timm, (96, 128)),
+    "maxvit_of_torchvision": (maxvit_of_torchvision, (48, 48)),
+    "nest": (nest, (32, 32)),
+    "mobilevit": (lambda: mobilevit("mobilevit_xxs"), (64, 96)),
+    "mobilevit_v2": (lambda: mobilevit("mobilevitv2_050"), (64, 96)),
+    "hiera": (hiera, (64, 96)),
+}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_pieces_are_put_together_as_the_model_does(name: str) -> None:
+    """The map of a layer that sees pieces is that of the neighbour that sees the whole."""
+    build, size = MODELS[name]
+    torch.manual_seed(0)
+    model, pairs = build()
+    found = maps_of(model, size)
+    for cut, whole in pairs:
+        assert torch.equal(found[cut][1], found[whole][1]), (cut, whole)
+
+
+def test_pooled_tokens_stand_as_hiera_itself_puts_them() -> None:
+    """At each stage the maps are what timm's own Reroll makes of the tokens."""
+    model, _ = hiera()
+    model.eval()
+    image = torch.randn(1, 3, 64, 96)
+    with torch.no_grad():
+        wanted = model.forward_intermediates(image, intermediates_only=True, output_fmt="NCHW")
+    book = HintBook(model, image.shape)
+    maps: list[Tensor] = []
+
+    def sink(site: Site, tensor: Tensor) -> None:
+        maps.append(layout.to_maps(tensor, book.of(site.layer))[""].data[:, 0].clone())
+
+    blocks = [at for at in list_layers(model) if at.type == "HieraBlock"]
+    with borrowed(model), hooked(model, blocks, sink):
+        model(image)
+    assert [tuple(m.shape[1:]) for m in maps] == [(16, 24), (8, 12), (4, 6), (2, 3)]
+    for have, want in zip(maps, wanted, strict=True):
+        assert torch.equal(have, want[0])
+
+
+@pytest.mark.parametrize("size", [(64, 96), (480, 641), (1000, 300), (33, 57)])
+@pytest.mark.parametrize("options", [{}, {"size_divisible": 1, "fixed_size": (320, 300)}])
+def test_detectors_resize_before_the_first_layer(
+    size: tuple[int, int], options: dict[str, Any]
+) -> None:
+    """Layouts are told by the size that torchvision's transform gives to the layers."""
+    transform = GeneralizedRCNNTransform(200, 333, [0.0] * 3, [1.0] * 3, **options).eval()
+    model = nn.Sequential(transform)
+    seen = transform([torch.zeros(3, *size)])[0].tensors.shape[-2:]
+    assert arrangement.read(model, (1, 3, *size)).hints("0").input_size == tuple(seen)
