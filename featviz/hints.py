@@ -40,7 +40,7 @@ class HintBook:
     def _look_up(self, layer: Layer) -> Hints:
         found = self._arrangement.hints(layer.owner)
         if layer.is_function:
-            found = replace(found, channels_first=False)
+            found = replace(found, channels=None)
         for selectors, name in self._told:
             if selectors is None or select.select([layer], selectors):
                 found = replace(found, layout=name)

@@ -109,9 +109,9 @@ class Hints:
     unrolled: tuple[int, int] | None = None
     """Height and width of the grid that is left when tokens that stand in the order of their
     pooling have all been pooled (Hiera)."""
-    channels_first: bool = False
-    """Whether the layer is one of torch's own that have channels behind the batch: a convolution,
-    a batch normalisation, a pooling."""
+    channels: Literal["first", "last"] | None = None
+    """Where a layer has its channels, if that is certain: behind the batch in torch's own
+    convolutions, normalisations and poolings."""
     layout: str | None = None
     """What the user said it is: a name of `layout.LAYOUTS`, `tokens:14x20+1`."""
 

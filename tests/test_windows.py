@@ -7,6 +7,7 @@ same values: their pictures must be the same, to the bit.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -17,9 +18,10 @@ from torchvision.models.maxvit import MaxVit
 
 from featviz import arrangement, layout
 from featviz.borrowed import borrowed
+from featviz.errors import LayoutError
 from featviz.hints import HintBook
 from featviz.hooks import hooked, list_layers
-from featviz.records import Site
+from featviz.records import Hints, Site, Windows
 
 Pairs = list[tuple[str, str]]
 
@@ -170,3 +172,79 @@ def test_detectors_resize_before_the_first_layer(
     model = nn.Sequential(transform)
     seen = transform([torch.zeros(3, *size)])[0].tensors.shape[-2:]
     assert arrangement.read(model, (1, 3, *size)).hints("0").input_size == tuple(seen)
+
+
+def hints_for(model: nn.Module, name: str, size: tuple[int, int]) -> Hints:
+    return arrangement.read(model, (1, 3, *size)).hints(name)
+
+
+def test_convolutions_have_their_channels_first_whatever_the_proportions() -> None:
+    """[1, 12, 16, 24] of a convolution is no channels-last map of a 3:4 input (RPN heads)."""
+    model = nn.Sequential(nn.Conv2d(3, 12, 1), nn.ReLU(), nn.Conv1d(12, 9, 1), nn.Conv3d(3, 4, 1))
+    shapes = {"0": [1, 12, 16, 24], "1": [1, 12, 16, 24], "2": [1, 36, 48], "3": [2, 4, 3, 6, 8]}
+    layouts = [
+        layout.recognise(shape, hints_for(model, name, (96, 128))).layout
+        for name, shape in shapes.items()
+    ]
+    assert layouts == ["nchw", "nhwc", "ncl", "batch"]
+
+
+def test_batches_of_clips_stand_image_by_image() -> None:
+    """[N, C, T, H, W] of a convolution gives N · T tiles for each channel."""
+    tensor = torch.arange(2 * 3 * 4 * 5 * 6.0).reshape(2, 3, 4, 5, 6)
+    maps = layout.to_maps(tensor, Hints(channels="first"))[""]
+    assert maps.layout == "batch"
+    assert torch.equal(maps.data[1], torch.cat([tensor[0, 1], tensor[1, 1]]))
+
+
+@pytest.mark.parametrize(
+    ("shape", "size"),
+    [
+        ([1, 3234, 4], (96, 128)),
+        ([1, 3234, 91], (96, 128)),
+        ([1, 512, 91], (128, 192)),
+        ([1, 512, 4], (128, 192)),
+        ([1, 8732, 4], (300, 300)),
+        ([1, 4608, 91], (128, 192)),
+    ],
+)
+def test_boxes_of_detectors_are_no_tokens(shape: list[int], size: tuple[int, int]) -> None:
+    """The outputs of SSD's, FCOS's and RetinaNet's heads are boxes of several maps in one row."""
+    with pytest.raises(LayoutError, match="is no grid of tokens"):
+        layout.recognise(shape, Hints(input_size=size))
+
+
+@pytest.mark.parametrize(
+    ("shape", "hints", "name"),
+    [
+        ([1, 64, 64, 96], Hints(windows=Windows((8, 8))), "nhwc"),
+        ([1, 16, 49, 49], Hints(windows=Windows((7, 7)), attention=True), "attention"),
+        ([1, 320, 320, 4], Hints(attention=True, input_size=(256, 320)), "attention"),
+        ([1, 8, 1025, 19], Hints(), "heads"),
+        ([1, 512, 1, 26], Hints(), "nchw"),
+        ([1, 64, 16, 1], Hints(), "nchw"),
+        ([1, 2, 64], Hints(prefix=("class_token", "distillation_token")), "vector"),
+        ([1, 15, 15, 512], Hints(channels="last", attention=True), "nhwc"),
+    ],
+)
+def test_what_looks_like_something_else(shape: list[int], hints: Hints, name: str) -> None:
+    """Shapes that two layouts could claim, as they occur in SAM2, GCViT, CaiT, CoaT, CRNN, PiT."""
+    hints = replace(hints, input_size=hints.input_size or (256, 256))
+    assert layout.recognise(shape, hints).layout == name
+
+
+def test_only_the_tokens_that_a_mixer_has_are_tokens() -> None:
+    """Hidden units of the network that mixes 49 tokens make no grid, though 256 is 16 × 16."""
+    model = nn.ModuleDict({"mlp_tokens": nn.Sequential(nn.Linear(49, 256), nn.Linear(256, 49))})
+    hints = hints_for(model, "mlp_tokens.1", (224, 224))
+    assert layout.recognise([1, 512, 49], hints).layout == "ncl"
+    with pytest.raises(LayoutError, match="is no grid of tokens"):
+        layout.recognise([1, 512, 256], hints)
+
+
+def test_heads_last_weights_are_drawn_head_by_head() -> None:
+    """[1, T, T, heads] gives the same maps as [1, heads, T, T]."""
+    hints = Hints(attention=True, input_size=(256, 320))
+    weights = torch.rand(1, 3, 320, 320)
+    last = layout.to_maps(weights.permute(0, 2, 3, 1), hints)[""].data
+    assert torch.equal(last, layout.to_maps(weights, hints)[""].data)

@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from math import ceil, prod
-from typing import Any
+from typing import Any, Literal
 
 from torch import Tensor, nn
 
@@ -38,6 +38,9 @@ _CHANNELS_FIRST = (
 
 _ATTENTION = ("attn", "attention", "crpe")
 """In the names of attentions, and of CoaT's positional encoding, which takes what they do."""
+
+_POSITION_NETWORK = re.compile(r"(cpb_|rel_pos\.)mlp")
+"""In the names of networks that turn offsets between tokens, [1, h, w, 2], into biases."""
 
 
 @dataclass(frozen=True)
@@ -70,7 +73,7 @@ def read(model: nn.Module, input_shape: tuple[int, ...]) -> Arrangement:
             attention=parent.attention or _is_attention(name, module),
             tokens=_mixed(name, module) or parent.tokens,
             unrolled=_unrolled(model, name) or parent.unrolled,
-            channels_first=isinstance(module, _CHANNELS_FIRST),
+            channels=_channels(name, module),
         )
     return Arrangement(found)
 
@@ -116,6 +119,12 @@ def _temporal_stride(model: nn.Module) -> int:
 def _is_attention(name: str, module: nn.Module) -> bool:
     own = name.rpartition(".")[2]
     return "Attention" in type(module).__name__ or any(word in own for word in _ATTENTION)
+
+
+def _channels(name: str, module: nn.Module) -> Literal["first", "last"] | None:
+    if isinstance(module, _CHANNELS_FIRST):
+        return "first"
+    return "last" if _POSITION_NETWORK.search(name) else None
 
 
 def _mixed(name: str, module: nn.Module) -> int | None:

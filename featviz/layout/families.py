@@ -81,8 +81,9 @@ def attention(tensor: Tensor, form: Form) -> Maps:
 
 
 def batch(tensor: Tensor, form: Form) -> Maps:
-    """[N, C, H, W], as behind RoI pooling: N tiles side by side for each of the C channels."""
-    return Maps(form.layout, tensor.transpose(0, 1).contiguous())
+    """[N, C, H, W], as behind RoI pooling: N tiles side by side for each of the C channels; of
+    [N, C, T, H, W] N · T tiles."""
+    return Maps(form.layout, tensor.transpose(0, 1).flatten(1, -3).contiguous())
 
 
 def ncthw(tensor: Tensor, form: Form) -> Maps:

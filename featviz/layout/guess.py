@@ -31,7 +31,7 @@ AXES: dict[str, tuple[tuple[int, ...], int | None]] = {
     "heads": ((4,), 2),
     "attention": ((3, 4), None),
     "vector": ((1, 2, 3), None),
-    "batch": ((4,), None),
+    "batch": ((4, 5), None),
     "ncthw": ((5,), None),
     "nthwc": ((5,), None),
 }
@@ -40,6 +40,8 @@ AXES: dict[str, tuple[tuple[int, ...], int | None]] = {
 _SPATIAL = {"nchw": (2, 3), "nhwc": (1, 2), "ncthw": (3, 4), "nthwc": (2, 3)}
 _OF_MANY = ("batch", "vector")
 """Layouts whose first axis may be more than 1."""
+_FEW_TOKENS = 16
+"""Fewer are not taken for channels-first tokens: boxes [1, N, 4] are none."""
 _MANY_TOKENS = 36
 """A map may be high and narrow for other reasons than that its rows are tokens; above so many rows
 that make a grid, outside attention, they are taken for tokens."""
@@ -124,13 +126,13 @@ def _three(shape: Sequence[int], hints: Hints) -> Form | None:
         return None
     if shape[1] in (1, len(hints.prefix)):
         return Form("vector")
-    if hints.channels_first:
+    if hints.channels == "first":
         return _tokens(shape, hints, {"ncl": 2})
     if hints.unrolled is not None:
         return _unrolled(shape[1], hints, hints.unrolled)
     if hints.attention and shape[1] == shape[2]:
         return Form("attention")
-    return _tokens(shape, hints, {"tokens": 1, "ncl": 2})
+    return _tokens(shape, hints, {"tokens": 1, **({"ncl": 2} if shape[2] >= _FEW_TOKENS else {})})
 
 
 def _four(shape: Sequence[int], hints: Hints) -> Form | None:
@@ -138,8 +140,8 @@ def _four(shape: Sequence[int], hints: Hints) -> Form | None:
     [1, heads, T, T] or [1, T, T, heads], or [N, C, H, W]."""
     if shape[0] != 1:
         return Form("batch")
-    if hints.channels_first:
-        return Form("nchw")
+    if hints.channels is not None:
+        return Form("nchw" if hints.channels == "first" else "nhwc")
     if _weights(shape[2:], hints):
         return Form("attention")
     first, last = (grids.in_proportion(shape[i], shape[i + 1], hints.input_size) for i in (1, 2))
@@ -166,7 +168,7 @@ def _column(height: int, width: int, hints: Hints) -> bool:
 
 def _five(shape: Sequence[int], hints: Hints) -> Form | None:
     if shape[0] != 1:
-        return None
+        return Form("batch") if hints.channels == "first" else None
     middle, last = (grids.in_proportion(shape[i], shape[i + 1], hints.input_size) for i in (2, 3))
     return Form("nthwc" if middle and not last else "ncthw")
 
