@@ -12,6 +12,11 @@ from typing import Any
 
 import pytest
 import torch
+from timm import create_model
+from timm.models.davit import DaVit
+from timm.models.hiera import Hiera
+from timm.models.nest import Nest
+from timm.models.swin_transformer import SwinTransformer
 from torch import Tensor, nn
 from torchvision.models.detection.transform import GeneralizedRCNNTransform
 from torchvision.models.maxvit import MaxVit
@@ -44,10 +49,7 @@ def maps_of(model: nn.Module, size: tuple[int, int]) -> dict[str, tuple[str, Ten
 
 def swin() -> tuple[nn.Module, Pairs]:
     """12 × 15 tokens in windows of 5 × 5, padded to 15 × 15; every second block is shifted."""
-    timm = pytest.importorskip("timm.models.swin_transformer")
-    model = timm.SwinTransformer(
-        (48, 60), 4, embed_dim=8, depths=(2,), num_heads=(2,), window_size=5
-    )
+    model = SwinTransformer((48, 60), 4, embed_dim=8, depths=(2,), num_heads=(2,), window_size=5)
     blocks = [f"layers.0.blocks.{i}" for i in (0, 1)]
     assert any(model.layers[0].blocks[1].shift_size)
     return model, [
@@ -59,15 +61,13 @@ def swin() -> tuple[nn.Module, Pairs]:
 
 def davit() -> tuple[nn.Module, Pairs]:
     """12 × 15 tokens in windows of 5 × 5, padded."""
-    timm = pytest.importorskip("timm.models.davit")
-    model = timm.DaVit(depths=(1,), embed_dims=(8,), num_heads=(2,), window_size=5)
+    model = DaVit(depths=(1,), embed_dims=(8,), num_heads=(2,), window_size=5)
     return model, [("stages.0.blocks.0.0.attn", "stages.0.blocks.0.0.drop_path1")]
 
 
 def maxvit_of_timm() -> tuple[nn.Module, Pairs]:
     """Windows of 3 × 4 neighbours, and a grid of every so many-th token."""
-    timm = pytest.importorskip("timm")
-    model = timm.create_model("maxvit_rmlp_pico_rw_256", img_size=(96, 128))
+    model = create_model("maxvit_rmlp_pico_rw_256", img_size=(96, 128))
     inside = "stages.0.blocks.0"
     return model, [(f"{inside}.{a}.attn", f"{inside}.{a}.ls1") for a in ("attn_block", "attn_grid")]
 
@@ -96,15 +96,13 @@ def maxvit_of_torchvision() -> tuple[nn.Module, Pairs]:
 
 def nest() -> tuple[nn.Module, Pairs]:
     """Four blocks of 4 × 4 tokens behind the image's axis, then one."""
-    timm = pytest.importorskip("timm.models.nest")
-    model = timm.Nest(32, num_levels=2, embed_dims=(8, 8), num_heads=(2, 2), depths=(1, 1))
+    model = Nest(32, num_levels=2, embed_dims=(8, 8), num_heads=(2, 2), depths=(1, 1))
     return model, [(f"levels.{i}.transformer_encoder", f"levels.{i}") for i in (0, 1)]
 
 
 def mobilevit(name: str) -> tuple[nn.Module, Pairs]:
     """Patches of 2 × 2 tokens; the transformer sees places in a patch by patches."""
-    timm = pytest.importorskip("timm")
-    model = timm.create_model(name)
+    model = create_model(name)
     block = model.stages[2][1]
     block.transformer[0].norm1 = nn.Identity()
     return model, [("stages.2.1.transformer.0.norm1", "stages.2.1.conv_1x1")]
@@ -112,8 +110,7 @@ def mobilevit(name: str) -> tuple[nn.Module, Pairs]:
 
 def hiera() -> tuple[nn.Module, Pairs]:
     """16 × 24 tokens, in the order in which they are pooled."""
-    timm = pytest.importorskip("timm.models.hiera")
-    model = timm.Hiera(img_size=(64, 96), embed_dim=8, num_heads=1, stages=(1, 1, 1, 1))
+    model = Hiera(img_size=(64, 96), embed_dim=8, num_heads=1, stages=(1, 1, 1, 1))
     nn.init.zeros_(model.pos_embed)
     return model, [("unroll", "patch_embed")]
 
