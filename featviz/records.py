@@ -83,6 +83,9 @@ class Windows:
     """Height and width of a window, in tokens."""
     strided: bool = False
     """A window takes every n-th token of the map (MaxViT's grid attention), not neighbours."""
+    axes: str = ""
+    """How a tensor of windows stands, where not in one of the usual ways: a letter for each axis, n
+    the windows, s the places in a window, c the channels, 1 the image."""
     shift: tuple[int, int] = (0, 0)
     """Tokens by which the map was rolled up and to the left before it was cut (Swin)."""
 
@@ -92,7 +95,7 @@ class Hints:
     """What a tensor's shape does not say of its layout."""
 
     input_size: tuple[int, int] | None = None
-    """Height and width of the model's input."""
+    """Height and width of what the layers see: of the input, unless the model resizes it."""
     time: int | None = None
     """Time steps of a clip behind the first convolution."""
     patch: tuple[int, int] | None = None
@@ -103,6 +106,14 @@ class Hints:
     """Set inside a block that cuts windows."""
     attention: bool = False
     """Whether the layer is an attention, or inside one."""
+    tokens: int | None = None
+    """The only number of tokens that there can be."""
+    unrolled: tuple[int, int] | None = None
+    """Height and width of the grid that is left when tokens that stand in the order of their
+    pooling have all been pooled (Hiera)."""
+    channels: Literal["first", "last"] | None = None
+    """Where a layer has its channels, if that is certain: behind the batch in torch's own
+    convolutions, normalisations and poolings."""
     layout: str | None = None
     """What the user said it is: a name of `layout.LAYOUTS`, `tokens:14x20+1`."""
 
