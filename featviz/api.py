@@ -12,6 +12,7 @@ from PIL import Image
 from torch import Tensor, nn
 
 from featviz import drawing, pipeline, select
+from featviz.drawing import Drawer
 from featviz.errors import UsageError
 from featviz.hints import read_told
 from featviz.hooks import hooked, list_layers
@@ -85,9 +86,9 @@ def grid(tensor: Tensor, **options: Any) -> Image.Image:
         (14, 8)
     """
     draw = _fill(DrawOptions, options)
-    mode = pipeline.check_options(RunOptions(draw=draw))
+    pipeline.check_options(RunOptions(draw=draw))
     layout = read_told(draw.tensor_layout[0])[1] if draw.tensor_layout else None
-    parts = drawing.draw(tensor.detach(), draw, mode, Hints(layout=layout))
+    parts = drawing.draw(tensor.detach(), *Drawer(draw).of("output"), Hints(layout=layout))
     return drawing.to_image(parts[""])
 
 

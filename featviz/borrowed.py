@@ -10,8 +10,9 @@ from torch import Tensor, nn
 
 
 @contextmanager
-def borrowed(model: nn.Module) -> Iterator[None]:
-    """Put the model into eval and inference mode for a while.
+def borrowed(model: nn.Module, gradients: bool = False) -> Iterator[None]:
+    """Put the model into eval mode, and into inference mode unless gradients are wanted, for a
+    while.
 
     Training flags, buffers, RNG state and nn.MultiheadAttention's fast path (which would run past
     the hooks of its submodules) are as before afterwards, also when the block raised.
@@ -19,7 +20,8 @@ def borrowed(model: nn.Module) -> Iterator[None]:
     with ExitStack() as stack:
         for keep in (_flags, _buffers):
             stack.enter_context(keep(model))
-        for keep_global in (_rng, _no_attention_fast_path, torch.inference_mode):
+        mode = torch.enable_grad if gradients else torch.inference_mode
+        for keep_global in (_rng, _no_attention_fast_path, mode):
             stack.enter_context(keep_global())
         model.eval()
         yield

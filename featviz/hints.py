@@ -39,8 +39,12 @@ class HintBook:
             self._known[layer.name] = self._look_up(layer)
         return self._known[layer.name]
 
+    def of_name(self, name: str) -> Hints:
+        """What the model says of the module with this name."""
+        return replace(self._arrangement.hints(name), input_size=self._size)
+
     def _look_up(self, layer: Layer) -> Hints:
-        found = replace(self._arrangement.hints(layer.owner), input_size=self._size)
+        found = self.of_name(layer.owner)
         for selectors, name in self._told:
             if selectors is None or select.select([layer], selectors):
                 found = replace(found, layout=name)

@@ -123,10 +123,11 @@ class Sample:
 class DrawOptions:
     """How maps become a picture; names and meanings are torchvision's where it has the option."""
 
-    normalize: str = "map"
-    """map, layer, none, range:LO,HI, symmetric or percentile:LO,HI."""
-    cmap: str = "grey"
-    """`grey`, or the name of a matplotlib colormap."""
+    normalize: str = "auto"
+    """auto (map; for gradients symmetric), map, layer, none, range:LO,HI, symmetric or
+    percentile:LO,HI."""
+    cmap: str = "auto"
+    """`auto` (grey; for gradients coolwarm), `grey`, or the name of a matplotlib colormap."""
     nrow: int | None = None
     """Maps in a row (as in make_grid); None makes the picture about square."""
     padding: int = 2
@@ -148,6 +149,58 @@ class DrawOptions:
     """Keep the raw tensor beside the picture."""
     tensor_layout: tuple[str, ...] = ()
     """What the guess of the layout should be instead: `LAYOUT` or `SELECTORS=LAYOUT`."""
+
+
+@dataclass(frozen=True)
+class PassOptions:
+    """What happens while an image goes through the model, and back."""
+
+    capture: tuple[str, ...] = ("output",)
+    """Of each layer: output, input, grad (at its output), grad-input."""
+    target: str | None = None
+    """What is differentiated: top1, class:N, sum, mean, norm, output[KEY]:..., layer:NAME[:C]."""
+    grad_rule: Literal["plain", "guided", "deconv"] = "plain"
+    """How gradients pass a ReLU."""
+    interventions: tuple[tuple[str, str], ...] = ()
+    """Changes of what layers give, in order: (kind, `SELECTORS:numbers`)."""
+    seed: int = 0
+    """Of the noise."""
+
+    @property
+    def gradients(self) -> bool:
+        """Whether a backward pass is wanted."""
+        return any(kind.startswith("grad") for kind in self.capture)
+
+
+@dataclass(frozen=True)
+class Guess:
+    """One of the classes that a model thinks most likely."""
+
+    index: int
+    name: str | None
+    """None where the weights have no names."""
+    score: float
+    """The model's output for the class."""
+    probability: float
+    """Its softmax, 0..1."""
+
+    @property
+    def words(self) -> str:
+        """For people: `tabby 43.1 %`."""
+        return f"{self.name or f'class {self.index}'} {100 * self.probability:.1f} %"
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What the model said of an input."""
+
+    prediction: tuple[Guess, ...] = ()
+    before: tuple[Guess, ...] = ()
+    """The prediction without the interventions."""
+    largest_change: float | None = None
+    """Of the model's output, by the interventions."""
+    target: float | None = None
+    """What was differentiated."""
 
 
 @dataclass(frozen=True)
@@ -247,6 +300,7 @@ class ImageResult:
     never_ran: tuple[str, ...] = ()
     error: str | None = None
     hint: str | None = None
+    outcome: Outcome = field(default_factory=lambda: Outcome())
 
 
 @dataclass(frozen=True)

@@ -7,14 +7,14 @@ import logging
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import fields
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from featviz.commands import options as opts
-from featviz.records import DrawOptions, ImageResult, RunResult
+from featviz.records import DrawOptions, Guess, ImageResult, PassOptions, RunResult
 
 if TYPE_CHECKING:
     from featviz.pipeline import Progress
@@ -32,13 +32,14 @@ draw_options = opts.stacked(
             default=DRAW.normalize,
             show_default=True,
             metavar="MODE",
-            help="map, layer, none, range:LO,HI, symmetric or percentile:LO,HI.",
+            help="auto (map; symmetric for gradients), map, layer, none, range:LO,HI, symmetric or "
+            "percentile:LO,HI.",
         ),
         click.option(
             "--cmap",
             default=DRAW.cmap,
             show_default=True,
-            help="grey, or a colormap of matplotlib.",
+            help="auto (grey; coolwarm for gradients), grey, or a colormap of matplotlib.",
         ),
         click.option(
             "--nrow", type=opts.AutoInt(), default="auto", show_default=True, help="Maps in a row."
@@ -105,6 +106,49 @@ draw_options = opts.stacked(
 )
 
 
+pass_options = opts.stacked(
+    [
+        click.option(
+            "--capture",
+            default="output",
+            show_default=True,
+            metavar="KINDS",
+            help="Of each layer: output, input, grad (the gradient at its output), grad-input; "
+            "separated by commas.",
+        ),
+        click.option(
+            "--target",
+            metavar="T",
+            help="What gradients are of: top1 (default), class:N, class:NAME, sum, mean, norm, "
+            "output[KEY]:sum|mean|norm, layer:NAME, layer:NAME:CHANNEL.",
+        ),
+        click.option(
+            "--grad-rule",
+            type=click.Choice(["plain", "guided", "deconv"]),
+            default="plain",
+            show_default=True,
+            help="How gradients pass a ReLU.",
+        ),
+        click.option(
+            "--ablate", multiple=True, metavar="L:C,C", help="Set channels of layers to zero."
+        ),
+        click.option(
+            "--scale-channel", multiple=True, metavar="L:C=F", help="Multiply channels by a factor."
+        ),
+        click.option("--clamp", multiple=True, metavar="L:LO,HI", help="Limit what layers give."),
+        click.option(
+            "--noise",
+            multiple=True,
+            metavar="L:STD",
+            help="Add Gaussian noise to what layers give (--seed).",
+        ),
+        click.option(
+            "--grad-scale", multiple=True, metavar="L:F", help="Multiply the gradient at layers."
+        ),
+    ]
+)
+
+
 @click.command("run")
 @click.argument("model", required=False)
 @click.argument("images", nargs=-1, metavar="IMAGE...")
@@ -120,6 +164,7 @@ draw_options = opts.stacked(
 @click.option("-0", "--null", "nul", is_flag=True, help="With IMAGE -: paths end with NUL.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON line for each image on stdout.")
 @click.option("--dry-run", is_flag=True, help="Say what would be written, and write nothing.")
+@pass_options
 @draw_options
 @opts.input_options
 @opts.model_options
@@ -140,6 +185,8 @@ def command(ctx: click.Context, /, model: str | None, images: Sequence[str], **g
       featviz run weights.safetensors cat.jpg --layers 're:^layer[34]'
       featviz run net.py:make_net scan.png --channels 1 --size 256 --cmap viridis
       featviz run inception_v3 cat.jpg --layers 'fn:relu@Mixed_5*'
+      featviz run resnet18 cat.jpg --layers layer4 --capture output,grad --target 'class:tabby'
+      featviz run resnet18 cat.jpg --ablate 'layer4.1:5,17' --layers layer4
       featviz run raft_small left.png right.png --layers 'Conv2d@*flow_head*'
       find . -name '*.png' -print0 | featviz run resnet18 - -0 --json
 
@@ -172,11 +219,25 @@ def _run_options(given: dict[str, Any]) -> Any:
         nul_separated=given["nul"],
         draw=_draw_options(given),
         inputs=opts.to_input_options(given),
+        passes=_pass_options(given),
+    )
+
+
+def _pass_options(given: dict[str, Any]) -> PassOptions:
+    kinds = dict.fromkeys(kind.strip() for kind in given["capture"].split(",") if kind.strip())
+    changes = [
+        (kind, text)
+        for kind in ("ablate", "scale-channel", "clamp", "noise", "grad-scale")
+        for text in given[kind.replace("-", "_")]
+    ]
+    return PassOptions(
+        tuple(kinds), given["target"], given["grad_rule"], tuple(changes), given["seed"]
     )
 
 
 def _draw_options(given: dict[str, Any]) -> DrawOptions:
-    return DrawOptions(**{f.name: opts.no_auto(given[f.name]) for f in fields(DrawOptions)})
+    values = {f.name: given[f.name] for f in fields(DrawOptions)}
+    return DrawOptions(**{**values, **{k: opts.no_auto(values[k]) for k in ("nrow", "scale")}})
 
 
 @contextmanager
@@ -186,6 +247,7 @@ def _progress(as_json: bool) -> Iterator[Progress]:
 
         def report(result: ImageResult, total: int) -> None:
             advance(total)
+            _say(result)
             if result.error is not None:
                 click.echo(f"error: {result.image}: {result.error}", err=True)
                 if result.hint:
@@ -218,7 +280,23 @@ def _line(result: ImageResult) -> dict[str, Any]:
         "files": [capture.file for capture in result.captures],
         "skipped": len(result.skipped),
         "never_ran": list(result.never_ran),
+        "prediction": [asdict(guess) for guess in result.outcome.prediction],
     }
+
+
+def _say(result: ImageResult) -> None:
+    """The prediction, and what interventions made of it."""
+    found = result.outcome
+    if found.largest_change is not None:
+        if found.before:
+            log.info("%s before: %s", result.image, _words(found.before))
+        log.info("%s: the output changed by at most %.4g", result.image, found.largest_change)
+    if found.prediction:
+        log.info("%s: %s", result.image, _words(found.prediction))
+
+
+def _words(guesses: Sequence[Guess]) -> str:
+    return ", ".join(guess.words for guess in guesses)
 
 
 def _summarise(result: RunResult) -> None:

@@ -60,6 +60,8 @@ class LoadedModel:
     device: torch.device
     source: Mapping[str, Any]
     """What it is and where from, for run.json: no absolute path."""
+    categories: tuple[str, ...] = ()
+    """Names of the classes, where the weights have them."""
 
 
 @dataclass(frozen=True)
@@ -81,9 +83,15 @@ def load_model(options: ModelOptions, inputs: InputOptions) -> LoadedModel:
     device = pick_device(options.device)
     loaded = _load(options)
     module = in_full_precision(loaded.module, device).to(device)
-    return LoadedModel(
-        module, choose_preprocess(module, loaded.entry, inputs), device, loaded.source
-    )
+    preprocess = choose_preprocess(module, loaded.entry, inputs)
+    return LoadedModel(module, preprocess, device, loaded.source, _categories(loaded))
+
+
+def _categories(loaded: Loaded) -> tuple[str, ...]:
+    """torchvision's names of the classes; random weights have none."""
+    if loaded.entry is None or loaded.source.get("weights") == "none":
+        return ()
+    return tuple(loaded.entry.meta.get("categories", ()))
 
 
 def adopt(module: nn.Module, inputs: InputOptions) -> LoadedModel:

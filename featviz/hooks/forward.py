@@ -1,0 +1,64 @@
+"""Calling a model, with errors that name the module in which it failed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from torch import Tensor, nn
+
+from featviz.errors import FeatvizError, ForwardError
+from featviz.hooks.recorder import Recorder
+from featviz.hooks.structure import leaves
+
+
+def forward(model: nn.Module, args: Sequence[Any], recorder: Recorder | None = None) -> Any:
+    """Call the model.
+
+    Raises:
+        ForwardError: the model raised; the message names the innermost module at fault.
+    """
+    with faults(model, args, recorder):
+        return model(*args)
+
+
+@contextmanager
+def faults(
+    model: nn.Module, args: Sequence[Any], recorder: Recorder | None = None
+) -> Iterator[None]:
+    """Turn what the model raises in the block into a ForwardError."""
+    try:
+        yield
+    except FeatvizError:
+        raise
+    except Exception as error:
+        if recorder is not None and recorder.fault is error:
+            raise
+        raise ForwardError(
+            f"the model failed in {_where(model, error)}: {_first_line(error)}",
+            f"the input was {_shapes(args)}; --size, --crop and --channels change it, "
+            "-v shows the traceback",
+        ) from error
+
+
+def _where(model: nn.Module, error: BaseException) -> str:
+    """Name the innermost module on the traceback; costs nothing as long as nothing fails."""
+    names = {id(module): name for name, module in model.named_modules()}
+    found, trace = f"{type(model).__name__}", error.__traceback__
+    while trace is not None:
+        owner = trace.tb_frame.f_locals.get("self")
+        if names.get(id(owner)):
+            found = f"{names[id(owner)]} ({type(owner).__name__})"
+        trace = trace.tb_next
+    return found
+
+
+def _first_line(error: BaseException) -> str:
+    text = str(error).strip() or type(error).__name__
+    return text.splitlines()[0]
+
+
+def _shapes(args: Sequence[Any]) -> str:
+    tensors = [value for _, value in leaves(list(args)) if isinstance(value, Tensor)]
+    return ", ".join(str(list(tensor.shape)) for tensor in tensors)
