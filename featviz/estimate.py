@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
-from featviz import drawing, images, passes, pipeline
+from featviz import drawing, images, passes, pipeline, plans
 from featviz.borrowed import borrowed
 from featviz.hints import HintBook
 from featviz.layout import Maps, to_maps
@@ -101,7 +101,7 @@ def dry_run(model: ModelOptions, arguments: Sequence[str], options: pipeline.Run
         for key, maps in to_maps(tensor, book.of(site.layer)).items():
             files.append(_planned(site.inside(key), maps, options.draw))
 
-    plan = passes.plan(loaded, options.passes)
+    plan = plans.plan(loaded, options.passes)
     with borrowed(loaded.module, options.passes.gradients):
         _, recorder = passes.run(loaded, plan, blank, book, layers, sink)
     skipped = [(skip.layer, skip.reason) for skip in recorder.skipped]

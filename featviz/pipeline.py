@@ -15,12 +15,12 @@ import torch
 import torchvision
 from torch import Tensor
 
-from featviz import __version__, grouping, images, palette, passes, scale
+from featviz import __version__, grouping, images, palette, passes, plans, scale
 from featviz.background import Background
 from featviz.borrowed import borrowed
 from featviz.drawing import Drawer
 from featviz.errors import ImageError, UsageError
-from featviz.hints import read_told
+from featviz.hints import HintBook, read_told
 from featviz.models.load import LoadedModel, ModelOptions, load_model
 from featviz.models.preprocess import InputOptions, Preprocess
 from featviz.probe import choose_layers
@@ -72,8 +72,9 @@ def run(
     samples = grouped(found, loaded.preprocess)
     blank = blank_input(loaded, samples, options.inputs)
     layers = choose_layers(loaded, options.layers, blank, options.draw.tensor_layout)
-    plan = passes.plan(loaded, options.passes)
-    passes.try_out(loaded, plan, blank)
+    plan = plans.plan(loaded, options.passes)
+    book = HintBook(loaded.module, blank[0].shape, options.draw.tensor_layout)
+    passes.try_out(loaded, plan, blank, book)
     store = RunDirectory.create(options.out, options.overwrite)
     results: list[ImageResult] = []
 
@@ -128,7 +129,7 @@ def check_options(options: RunOptions) -> None:
         if value is not None and value < 1:
             raise UsageError(f"--{name} {value} is below 1", "give a whole number")
     scale.parse_scale(draw.normalize)
-    passes.check_options(options.passes)
+    plans.check_options(options.passes)
 
 
 def grouped(samples: list[Sample], preprocess: Preprocess) -> list[Sample]:

@@ -151,6 +151,10 @@ class DrawOptions:
     """What the guess of the layout should be instead: `LAYOUT` or `SELECTORS=LAYOUT`."""
 
 
+INTERVENTIONS = ("ablate", "scale-channel", "clamp", "noise", "grad-scale")
+"""Changes of what layers give, in the order in which they are made at one layer."""
+
+
 @dataclass(frozen=True)
 class PassOptions:
     """What happens while an image goes through the model, and back."""
@@ -162,7 +166,7 @@ class PassOptions:
     grad_rule: Literal["plain", "guided", "deconv"] = "plain"
     """How gradients pass a ReLU."""
     interventions: tuple[tuple[str, str], ...] = ()
-    """Changes of what layers give, in order: (kind, `SELECTORS:numbers`)."""
+    """Changes of what layers give, in order: (one of INTERVENTIONS, `SELECTORS:numbers`)."""
     seed: int = 0
     """Of the noise."""
 
@@ -197,10 +201,14 @@ class Outcome:
     prediction: tuple[Guess, ...] = ()
     before: tuple[Guess, ...] = ()
     """The prediction without the interventions."""
+    intervened: bool = False
+    """Whether interventions changed what layers give."""
     largest_change: float | None = None
-    """Of the model's output, by the interventions."""
+    """Of the model's output, by the interventions; None where they changed its shape."""
     target: float | None = None
     """What was differentiated."""
+    idle: tuple[str, ...] = ()
+    """What was asked for and changed nothing, in words."""
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from featviz.errors import ForwardError, ImageError
 from featviz.hints import HintBook
 from featviz.models.load import LoadedModel
 from featviz.models.preprocess import InputOptions
-from featviz.passes import Plan
+from featviz.plans import Plan
 from featviz.records import ImageResult, Layer, Sample
 from featviz.store import RunDirectory
 from featviz.visit import Visit

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import asdict, replace
@@ -13,12 +14,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from featviz import drawing, hooks, png
+from featviz import drawing, flow, hooks, png
 from featviz.background import Background
 from featviz.drawing import Drawer
 from featviz.hints import HintBook
 from featviz.images import Picture
-from featviz.passes import Plan
+from featviz.plans import Plan
 from featviz.records import Bytes, Capture, Floats, ImageResult, Outcome, Sample, Site, Skip
 from featviz.store import ImageFolder, manifest_rows
 
@@ -88,15 +89,16 @@ class Visit:
         if plan.options.gradients:
             self._image["target"] = {
                 "of": plan.target.text,
-                "value": outcome.target,
+                "value": _finite(outcome.target),
                 "grad_rule": plan.options.grad_rule,
             }
         if plan.changes:
             self._image["interventions"] = [
                 {"kind": kind, "what": what} for kind, what in plan.options.interventions
             ]
+        if outcome.intervened:
             self._image["effect"] = {
-                "largest_change": outcome.largest_change,
+                "largest_change": _finite(outcome.largest_change),
                 "before": [asdict(guess) for guess in outcome.before],
             }
 
@@ -109,6 +111,8 @@ class Visit:
         for future in self.files:
             future.result()
         rows = tuple(future.result() for future in self.rows)
+        if line := flow.report(rows):
+            log.debug("%s: %s", self.sample.name, line)
         manifest = {
             **self._image,
             **manifest_rows(rows, self._skipped),
@@ -151,6 +155,11 @@ class Visit:
         with self.folder.writing(file) as opened:
             drawing.encode(picture, opened, self.draw.format, drawing.caption(row))
         return row
+
+
+def _finite(value: float | None) -> float | None:
+    """JSON has neither NaN nor infinity."""
+    return value if value is not None and math.isfinite(value) else None
 
 
 def _shape(args: Sequence[Tensor]) -> list[int] | list[list[int]]:

@@ -34,8 +34,23 @@ STAGES = [
     "select",
     "hooks",
     "borrowed",
+    "targets",
+    "interventions",
+    "gradient_rules",
+    "prediction",
+    "flow",
 ]
-TORCHLESS = ["store", "records", "errors", "select", "png", "mosaic", "palette", "images"]
+TORCHLESS = [
+    "store",
+    "records",
+    "errors",
+    "select",
+    "png",
+    "mosaic",
+    "palette",
+    "images",
+    "flow",
+]
 BELOW = {"featviz.records", "featviz.errors"}
 COMMANDS = [name for name in FILES if name.startswith("featviz.commands.")]
 MODELS = [name for name in FILES if name.startswith("featviz.models")]

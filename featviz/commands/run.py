@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from featviz.commands import options as opts
-from featviz.records import DrawOptions, Guess, ImageResult, PassOptions, RunResult
+from featviz.commands import passing
+from featviz.records import DrawOptions, Guess, ImageResult, RunResult
 
 if TYPE_CHECKING:
     from featviz.pipeline import Progress
@@ -106,49 +107,6 @@ draw_options = opts.stacked(
 )
 
 
-pass_options = opts.stacked(
-    [
-        click.option(
-            "--capture",
-            default="output",
-            show_default=True,
-            metavar="KINDS",
-            help="Of each layer: output, input, grad (the gradient at its output), grad-input; "
-            "separated by commas.",
-        ),
-        click.option(
-            "--target",
-            metavar="T",
-            help="What gradients are of: top1 (default), class:N, class:NAME, sum, mean, norm, "
-            "output[KEY]:sum|mean|norm, layer:NAME, layer:NAME:CHANNEL.",
-        ),
-        click.option(
-            "--grad-rule",
-            type=click.Choice(["plain", "guided", "deconv"]),
-            default="plain",
-            show_default=True,
-            help="How gradients pass a ReLU.",
-        ),
-        click.option(
-            "--ablate", multiple=True, metavar="L:C,C", help="Set channels of layers to zero."
-        ),
-        click.option(
-            "--scale-channel", multiple=True, metavar="L:C=F", help="Multiply channels by a factor."
-        ),
-        click.option("--clamp", multiple=True, metavar="L:LO,HI", help="Limit what layers give."),
-        click.option(
-            "--noise",
-            multiple=True,
-            metavar="L:STD",
-            help="Add Gaussian noise to what layers give (--seed).",
-        ),
-        click.option(
-            "--grad-scale", multiple=True, metavar="L:F", help="Multiply the gradient at layers."
-        ),
-    ]
-)
-
-
 @click.command("run")
 @click.argument("model", required=False)
 @click.argument("images", nargs=-1, metavar="IMAGE...")
@@ -164,7 +122,7 @@ pass_options = opts.stacked(
 @click.option("-0", "--null", "nul", is_flag=True, help="With IMAGE -: paths end with NUL.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON line for each image on stdout.")
 @click.option("--dry-run", is_flag=True, help="Say what would be written, and write nothing.")
-@pass_options
+@passing.pass_options
 @draw_options
 @opts.input_options
 @opts.model_options
@@ -211,6 +169,7 @@ def command(ctx: click.Context, /, model: str | None, images: Sequence[str], **g
 
 def _run_options(given: dict[str, Any]) -> Any:
     from featviz.pipeline import RunOptions
+    from featviz.plans import read_options
 
     return RunOptions(
         layers=",".join(given["layers"]) or None,
@@ -219,19 +178,7 @@ def _run_options(given: dict[str, Any]) -> Any:
         nul_separated=given["nul"],
         draw=_draw_options(given),
         inputs=opts.to_input_options(given),
-        passes=_pass_options(given),
-    )
-
-
-def _pass_options(given: dict[str, Any]) -> PassOptions:
-    kinds = dict.fromkeys(kind.strip() for kind in given["capture"].split(",") if kind.strip())
-    changes = [
-        (kind, text)
-        for kind in ("ablate", "scale-channel", "clamp", "noise", "grad-scale")
-        for text in given[kind.replace("-", "_")]
-    ]
-    return PassOptions(
-        tuple(kinds), given["target"], given["grad_rule"], tuple(changes), given["seed"]
+        passes=read_options(given),
     )
 
 
@@ -274,25 +221,39 @@ def _bar() -> Iterator[Callable[[int], None]]:
 def _line(result: ImageResult) -> dict[str, Any]:
     if result.error is not None:
         return {"image": result.image, "error": result.error}
+    found = result.outcome
+    effect = {"largest_change": found.largest_change, "before": _rows(found.before)}
     return {
         "image": result.image,
         "folder": result.folder,
         "files": [capture.file for capture in result.captures],
         "skipped": len(result.skipped),
         "never_ran": list(result.never_ran),
-        "prediction": [asdict(guess) for guess in result.outcome.prediction],
+        "prediction": _rows(found.prediction),
+        **({"effect": effect} if found.intervened else {}),
     }
+
+
+def _rows(guesses: Sequence[Guess]) -> list[dict[str, Any]]:
+    return [asdict(guess) for guess in guesses]
 
 
 def _say(result: ImageResult) -> None:
     """The prediction, and what interventions made of it."""
     found = result.outcome
-    if found.largest_change is not None:
-        if found.before:
-            log.info("%s before: %s", result.image, _words(found.before))
-        log.info("%s: the output changed by at most %.4g", result.image, found.largest_change)
+    if found.before:
+        log.info("%s before: %s", result.image, _words(found.before))
     if found.prediction:
-        log.info("%s: %s", result.image, _words(found.prediction))
+        after = " after" if found.intervened else ""
+        log.info("%s%s: %s", result.image, after, _words(found.prediction))
+    if found.intervened:
+        log.info("%s: %s", result.image, _change(found.largest_change))
+
+
+def _change(largest: float | None) -> str:
+    if largest is None:
+        return "the shape of the output changed"
+    return f"the output changed by at most {largest:.4g}"
 
 
 def _words(guesses: Sequence[Guess]) -> str:

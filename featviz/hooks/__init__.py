@@ -13,8 +13,8 @@ from typing import Any
 
 from torch import nn
 
-from featviz.hooks.forward import faults, forward
-from featviz.hooks.functions import function_name, watching
+from featviz.hooks.forward import back, faults, forward
+from featviz.hooks.functions import function_name, unwatched, watching
 from featviz.hooks.recorder import KINDS, Recorder, Sink
 from featviz.hooks.structure import leaves
 from featviz.records import Layer
@@ -23,12 +23,14 @@ __all__ = [
     "KINDS",
     "Recorder",
     "Sink",
+    "back",
     "faults",
     "forward",
     "hooked",
     "leaves",
     "list_functions",
     "list_layers",
+    "unwatched",
 ]
 
 
@@ -80,6 +82,7 @@ def hooked(
     recorder = Recorder(layers, sink, kinds)
     modules = dict(model.named_modules())
     with ExitStack() as stack:
+        stack.callback(recorder.release)
         for layer in layers:
             if not layer.is_function:
                 stack.enter_context(_hooks_on(modules[layer.name], layer, recorder))

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from featviz.errors import FeatvizError, ForwardError
@@ -40,6 +41,33 @@ def faults(
             f"the input was {_shapes(args)}; --size, --crop and --channels change it, "
             "-v shows the traceback",
         ) from error
+
+
+def back(target: Tensor, inputs: Sequence[Tensor], recorder: Recorder) -> None:
+    """Go back from a target to the inputs; hooks on tensors take the gradients.
+
+    What hangs on parameters only (a table of positions, say) is not on the way to the inputs, and
+    takes a second way back.
+
+    Raises:
+        ForwardError: the backward pass raised.
+    """
+    recorder.turn()
+    try:
+        torch.autograd.grad(target, inputs, retain_graph=True, allow_unused=True)
+        aside = recorder.awaited
+        if aside:
+            recorder.arrive(
+                aside, torch.autograd.grad(target, list(aside.values()), allow_unused=True)
+            )
+    except Exception as error:
+        if recorder.fault is error:
+            raise
+        raise ForwardError(
+            f"the backward pass failed: {_first_line(error)}",
+            "without grad and grad-input in --capture none is needed; -v shows the traceback",
+        ) from error
+    recorder.close()
 
 
 def _where(model: nn.Module, error: BaseException) -> str:

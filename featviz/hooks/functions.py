@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
@@ -69,6 +70,12 @@ def watching(model: nn.Module, seen: Seen, entering: Entering | None = None) -> 
     finally:
         for handle in handles:
             handle.remove()
+
+
+def unwatched() -> AbstractContextManager[None]:
+    """A block that belongs to no module: what hooks compute is not reported."""
+    block: AbstractContextManager[None] = torch._C.DisableTorchFunction()
+    return block
 
 
 class _Watch:
