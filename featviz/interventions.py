@@ -27,6 +27,11 @@ class Intervention:
     channels: tuple[int, ...] = ()
     numbers: tuple[float, ...] = ()
 
+    @property
+    def option(self) -> str:
+        """For messages: `--ablate 'conv1:5'`."""
+        return f"--{self.kind} {self.text!r}"
+
 
 def parse(kind: str, text: str) -> Intervention:
     """Read `SELECTORS:5,17`, `SELECTORS:3=2.0` or `SELECTORS:0,6`.
@@ -149,7 +154,7 @@ def applied(
     def hook(module: Any, args: Any, output: Any) -> Any:
         for change in changes:
             _check_tensor(change, output, layer)
-            axis = axis_of(output, what=_option(change)) if change.channels else -1
+            axis = axis_of(output, what=change.option) if change.channels else -1
             _check_channels(change, output.shape[axis] if change.channels else 0, layer)
             output = KINDS[change.kind](change, output, axis, noise)
         return output
@@ -157,20 +162,14 @@ def applied(
     return hook
 
 
-def _option(change: Intervention) -> str:
-    return f"--{change.kind} {change.text!r}"
-
-
 def _check_tensor(change: Intervention, output: Any, layer: str) -> None:
     if not isinstance(output, Tensor):
-        raise UsageError(
-            f"{_option(change)}: {layer} gives a {type(output).__name__}, not a tensor"
-        )
+        raise UsageError(f"{change.option}: {layer} gives a {type(output).__name__}, not a tensor")
     if output.is_quantized:
-        raise UsageError(f"{_option(change)}: {layer} gives a quantized tensor")
+        raise UsageError(f"{change.option}: {layer} gives a quantized tensor")
 
 
 def _check_channels(change: Intervention, count: int, layer: str) -> None:
     if wrong := [channel for channel in change.channels if channel >= count]:
         named = ", ".join(map(str, wrong[:3])) + (", ..." if wrong[3:] else "")
-        raise UsageError(f"{_option(change)}: {layer} has channels 0 to {count - 1}, not {named}")
+        raise UsageError(f"{change.option}: {layer} has channels 0 to {count - 1}, not {named}")

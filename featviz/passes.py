@@ -97,7 +97,7 @@ def _there_and_back(
     value = _value(model, plan, output, kept, book)
     if not value.requires_grad:
         raise UsageError(
-            f"--target {plan.target.text}: no gradient flows back from it",
+            f"--target {plan.target.text!r}: no gradient flows back from it",
             "the model is quantized, or detaches it, or computes it under torch.no_grad",
         )
     back(value, inputs, recorder)
@@ -109,13 +109,13 @@ def _value(model: LoadedModel, plan: Plan, output: Any, kept: list[Any], book: H
     if layer is None:
         return target.value(output, model.categories)
     if not kept:
-        raise UsageError(f"--target {target.text}: the layer does not run")
+        raise UsageError(f"--target {target.text!r}: the layer does not run")
     found = kept[-1]
     if target.channel is not None and isinstance(found, Tensor):
-        axis = _axis(found, book, layer, f"--target {target.text}")
+        axis = _axis(found, book, layer, f"--target {target.text!r}")
         if target.channel >= found.shape[axis]:
             raise UsageError(
-                f"--target {target.text}: the layer has channels 0 to {found.shape[axis] - 1}"
+                f"--target {target.text!r}: the layer has channels 0 to {found.shape[axis] - 1}"
             )
         found = found.select(axis, target.channel)
     return target.value(found)
@@ -183,9 +183,13 @@ def _idle(plan: Plan, ran: set[str], rule: Rule | None) -> Iterator[str]:
     """What was asked for and changed nothing."""
     if rule is not None and not rule.met:
         yield f"--grad-rule {plan.options.grad_rule} changes nothing: the model calls no ReLU"
+    idle: dict[str, list[str]] = {}
     for name, (layer, changes) in plan.changes.items():
         for change in changes if name not in ran else ():
-            yield f"--{change.kind} {change.text!r}: {layer.label} does not run"
+            idle.setdefault(change.option, []).append(layer.label)
+    for option, layers in idle.items():
+        more = f" and {len(layers) - 1} more layers" if layers[1:] else ""
+        yield f"{option}: {layers[0]}{more} did not run"
 
 
 def _axis(tensor: Tensor, book: HintBook, layer: Layer, what: str) -> int:

@@ -117,13 +117,11 @@ def _refuse_needless(options: PassOptions, changes: Sequence[Intervention]) -> N
 def _selected(change: Intervention, layers: Sequence[Layer]) -> list[Layer]:
     selectors = select.parse(change.selectors)
     if select.wants_functions(selectors):
-        raise UsageError(
-            f"--{change.kind} {change.text!r}: functions cannot be changed, only modules"
-        )
+        raise UsageError(f"{change.option}: functions cannot be changed, only modules")
     found = select.select(layers, selectors)
     if not found:
         raise UsageError(
-            f"--{change.kind} {change.text!r}: no layer matches {change.selectors!r}",
+            f"{change.option}: no layer matches {change.selectors!r}",
             f"types here: {select.types_present(layers)}",
         )
     return found
@@ -137,7 +135,7 @@ def _target_layer(target: Target, layers: Sequence[Layer]) -> Layer | None:
             return layer
     close = select.nearest(layers, select.parse(target.layer))
     raise UsageError(
-        f"--target {target.text}: no layer is called {target.layer!r}",
+        f"--target {target.text!r}: no layer is called {target.layer!r}",
         f"did you mean {' or '.join(close)}?" if close else "featviz layers MODEL lists them",
     )
 

@@ -54,17 +54,16 @@ class Target:
         if not isinstance(found, Tensor):
             raise self._no_tensor(output)
         if not found.is_floating_point():
-            raise UsageError(f"--target {self.text}: it holds {found.dtype}, and has no gradient")
+            raise UsageError(f"--target {self.text!r}: it holds {found.dtype}, and has no gradient")
         return found
 
     def _no_tensor(self, output: Any) -> UsageError:
         if self.layer is not None:
-            return UsageError(f"--target {self.text}: the layer gives {outline(output)}")
+            return UsageError(f"--target {self.text!r}: the layer gives {outline(output)}")
         here = "no tensor there" if self.keys else "no tensor"
-        paths = [path for path, tensor in _paths(output) if tensor.is_floating_point()]
         return UsageError(
-            f"--target {self.text}: the output is {here}; the model gives {outline(output)}",
-            f"name one: --target '{paths[0]}:mean'" if paths else None,
+            f"--target {self.text!r}: the output is {here}; the model gives {outline(output)}",
+            _instead(output),
         )
 
 
@@ -106,6 +105,13 @@ def outline(output: Any) -> str:
     return ", ".join(found[:_NAMED] + more) or f"a {type(output).__name__} without tensors"
 
 
+def _instead(output: Any) -> str | None:
+    if isinstance(output, Tensor):
+        return "it is one tensor: top1, class:N, sum, mean or norm"
+    paths = [path for path, tensor in _paths(output) if tensor.is_floating_point()]
+    return f"name one: --target '{paths[0]}:mean'" if paths else None
+
+
 def _paths(value: Any, path: str = "output") -> Iterator[tuple[str, Tensor]]:
     """Every tensor of an output, with the way to it as `output[KEY][KEY]`."""
     items: Sequence[tuple[Any, Any]] = ()
@@ -133,7 +139,7 @@ def _classes(target: Target, tensor: Tensor) -> Tensor:
     """The scores [K] of an output [1, K]."""
     if tensor.ndim != 2 or tensor.shape[0] != 1 or tensor.shape[1] == 0:
         raise UsageError(
-            f"--target {target.text} needs scores of classes [1, K], and there is "
+            f"--target {target.text!r} needs scores of classes [1, K], and there is "
             f"{outline(tensor)}",
             _EXAMPLES,
         )
@@ -154,7 +160,7 @@ def _index(target: Target, count: int, categories: Sequence[str]) -> int:
     if target.argument.isdecimal():
         if int(target.argument) < count:
             return int(target.argument)
-        raise UsageError(f"--target {target.text}: there are {count} classes, 0 to {count - 1}")
+        raise UsageError(f"--target {target.text!r}: there are {count} classes, 0 to {count - 1}")
     names = [name.lower() for name in categories] if len(categories) == count else []
     if target.argument.lower() in names:
         return names.index(target.argument.lower())
@@ -163,7 +169,7 @@ def _index(target: Target, count: int, categories: Sequence[str]) -> int:
         hint = f"did you mean {', '.join(close)}?"
     else:
         hint = "give its number" if names else "these weights have no names; give its number"
-    raise UsageError(f"--target {target.text}: no class has this name", hint)
+    raise UsageError(f"--target {target.text!r}: no class has this name", hint)
 
 
 def _sum(target: Target, tensor: Tensor, categories: Sequence[str]) -> Tensor:

@@ -45,6 +45,7 @@ class Recorder:
         self._entered: Counter[str] = Counter()
         self.skipped: list[Skip] = []
         self._awaited: dict[Site, GradientEdge] = {}
+        self._views: set[Site] = set()
         self._handles: list[RemovableHandle] = []
         self._forward = True
         self.fault: Exception | None = None
@@ -110,7 +111,8 @@ class Recorder:
     def close(self) -> None:
         """The backward pass is over: gradients that did not come never will."""
         for site in self._awaited:
-            self._skip(site, "has no gradient: the target does not depend on it")
+            view = ", or it is a view that was changed in place" if site in self._views else ""
+            self._skip(site, f"has no gradient: the target does not depend on it{view}")
         self._awaited.clear()
 
     def release(self) -> None:
@@ -132,6 +134,8 @@ class Recorder:
             self._skip(site, _why_none(tensor))
             return
         self._awaited[site] = get_gradient_edge(tensor)
+        if tensor._is_view():  # a change in place takes a view out of the graph
+            self._views.add(site)
         if not tensor.is_leaf:  # parameters stay without hooks
             hook = partial(self._arrived, site)
             self._handles.append(tensor.register_hook(hook))  # type: ignore[no-untyped-call]
