@@ -94,7 +94,8 @@ def autograd(
 def _entering(seen: list[Any], counts: Counter[Any], name: str) -> Callable[..., None]:
     def enter(module: nn.Module, args: Any, kwargs: Any) -> None:
         items = dict(_tensors({**dict(enumerate(args)), **kwargs}))
-        items = {"": next(iter(items.values()))} if len(items) == 1 else items
+        if len({key.partition(".")[0] for key in items}) == 1:  # one argument needs no name
+            items = {key.partition(".")[2]: tensor for key, tensor in items.items()}
         _keep(seen, counts, name, "input", items)
 
     return enter
@@ -135,6 +136,6 @@ def assert_close(got: Tensor, want: Tensor, what: object = "") -> None:
 
 def assert_all_close(got: Tensors, want: Tensors) -> None:
     """Every tensor of the oracle is there, and close."""
-    assert set(want) <= set(got), set(want) - set(got)
+    assert not sorted(set(want) - set(got))[:5]
     for key, tensor in want.items():
         assert_close(got[key], tensor, key)

@@ -158,7 +158,7 @@ def test_torchvision_gradients_equal_autograds(name: str, tmp_path: Path) -> Non
     want = {key: t for key, t in want.items() if key[1].startswith("grad")}
     options = {"capture": "grad,grad-input", "max_maps": 1, "scale": 1}
     got = drawn(model, tmp_path / "out", 96, **options)
-    assert len(want) > 100
+    assert len(want) > 80
     assert_all_close(got, want)
 
 
