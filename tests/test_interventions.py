@@ -137,9 +137,7 @@ def test_channels_of_tokens_and_channels_last(kind: str, tmp_path: Path) -> None
         model = models.vit_b_32(image_size=64, num_classes=3)
         model.encoder.layers = model.encoder.layers[:1]
     else:
-        model = models.swin_transformer.SwinTransformer(
-            [4, 4], 16, [1, 1], [2, 2], [4, 4], num_classes=2
-        )
+        model = models.SwinTransformer([4, 4], 12, [1, 1], [2, 2], [4, 4], num_classes=2)
     options = {"tensors": "npy", **inputs(64)}
     fv.run(model, SPHERES, names[kind], tmp_path / "out", ablate=f"{names[kind]}:1", **options)
     (got,) = saved(tmp_path / "out" / "spheres.jpg").values()

@@ -212,7 +212,7 @@ def test_a_model_that_undoes_its_graph_in_place_is_told_by_torchs_words(tmp_path
 
 
 def test_nothing_of_a_graph_outlives_its_image(tmp_path: Path) -> None:
-    """After the eighth image there are as many tensors as after the third (trap 11)."""
+    """After the eighth image there are no more tensors than after the third (trap 11)."""
     torch.manual_seed(0)
     model = nn.Sequential(
         nn.Conv2d(3, 8, 3),
@@ -240,7 +240,7 @@ def test_nothing_of_a_graph_outlives_its_image(tmp_path: Path) -> None:
     drawn = RunOptions("*", tmp_path / "out", inputs=options, passes=passes)
     run(adopt(model, options), [str(tmp_path / "*.jpg")], drawn, count)
     assert len(alive) == 2
-    assert alive[1] == alive[0]
+    assert alive[1] <= alive[0]
 
 
 @pytest.mark.slow
@@ -551,7 +551,7 @@ def test_optical_flow(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"output\[0\] \[1, 2, 128, 128\].* and 4 more"):
         fv.run("raft_small", files, "*flow_head", tmp_path / "out", **options)
     result = fv.run(
-        "raft_small", files, "*.flow_head.conv2,*.convgru.convq", tmp_path / "out",
+        "raft_small", files, "*.flow_head.conv2,*.convgru1.convq", tmp_path / "out",
         target="output[11]:mean", **options,
     )  # fmt: skip
     calls = [row.layer.rpartition(".")[2] for row in result.images[0].captures]
