@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+import math
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
@@ -194,6 +195,11 @@ class Guess:
         return f"{self.name or f'class {self.index}'} {100 * self.probability:.1f} %"
 
 
+def finite(value: float | None) -> float | None:
+    """The value for JSON, which has neither NaN nor infinity."""
+    return value if value is not None and math.isfinite(value) else None
+
+
 @dataclass(frozen=True)
 class Outcome:
     """What the model said of an input."""
@@ -209,6 +215,12 @@ class Outcome:
     """What was differentiated."""
     idle: tuple[str, ...] = ()
     """What was asked for and changed nothing, in words."""
+
+    @property
+    def effect(self) -> dict[str, object]:
+        """What the interventions did, for manifests and JSON lines."""
+        before = [asdict(guess) for guess in self.before]
+        return {"largest_change": finite(self.largest_change), "before": before}
 
 
 @dataclass(frozen=True)

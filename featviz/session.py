@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from featviz import images, passes
 from featviz.background import Background
 from featviz.drawing import Drawer
-from featviz.errors import ForwardError, ImageError
+from featviz.errors import ForwardError, ImageError, UsageError
 from featviz.hints import HintBook
 from featviz.models.load import LoadedModel
 from featviz.models.preprocess import InputOptions
@@ -49,7 +49,7 @@ class Session:
         try:
             with _cleared_on_failure(visit):
                 self._show(sample, visit)
-        except (ImageError, ForwardError) as error:
+        except (ImageError, ForwardError, UsageError) as error:
             self.settle()
             folder = visit.folder.name
             self.report(ImageResult(sample.name, folder, error=error.message, hint=error.hint))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import asdict, replace
@@ -20,7 +19,7 @@ from featviz.drawing import Drawer
 from featviz.hints import HintBook
 from featviz.images import Picture
 from featviz.plans import Plan
-from featviz.records import Bytes, Capture, Floats, ImageResult, Outcome, Sample, Site, Skip
+from featviz.records import Bytes, Capture, Floats, ImageResult, Outcome, Sample, Site, Skip, finite
 from featviz.store import ImageFolder, manifest_rows
 
 log = logging.getLogger(__name__)
@@ -89,7 +88,7 @@ class Visit:
         if plan.options.gradients:
             self._image["target"] = {
                 "of": plan.target.text,
-                "value": _finite(outcome.target),
+                "value": finite(outcome.target),
                 "grad_rule": plan.options.grad_rule,
             }
         if plan.changes:
@@ -97,10 +96,7 @@ class Visit:
                 {"kind": kind, "what": what} for kind, what in plan.options.interventions
             ]
         if outcome.intervened:
-            self._image["effect"] = {
-                "largest_change": _finite(outcome.largest_change),
-                "before": [asdict(guess) for guess in outcome.before],
-            }
+            self._image["effect"] = outcome.effect
 
     def settle(self) -> ImageResult:
         """Wait for the files, then write the manifest.
@@ -155,11 +151,6 @@ class Visit:
         with self.folder.writing(file) as opened:
             drawing.encode(picture, opened, self.draw.format, drawing.caption(row))
         return row
-
-
-def _finite(value: float | None) -> float | None:
-    """JSON has neither NaN nor infinity."""
-    return value if value is not None and math.isfinite(value) else None
 
 
 def _shape(args: Sequence[Tensor]) -> list[int] | list[list[int]]:

@@ -136,7 +136,8 @@ def test_the_model_is_as_before_whatever_happens(
         result = fv.run(model, SPHERES, "*,fn:mean", tmp_path / "out", **options, **inputs(12))
         assert result.exit_code == 0
         skipped = [(skip.layer, skip.kind) for skip in result.images[0].skipped]
-        assert skipped == [("given", "grad"), ("", "grad")]  # behind the target
+        none = [("given", "input"), ("given", "grad-input")]
+        assert skipped == [*none, ("given", "grad"), ("", "grad")]  # the last are behind the target
         assert model.features._backward_hooks in (None, {})
     else:
         with pytest.raises(expected[0], match=expected[1]):
@@ -187,6 +188,92 @@ def test_a_failing_image_leaves_nothing_and_the_others_go_on(
     assert store.read_json(tmp_path / "out" / "run.json")["failures"] == [
         {"image": "b.png", "error": "the backward pass failed: too bright"}
     ]
+
+
+class Moody(nn.Module):
+    """Gives scores of dark pictures, and two maps of bright ones."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.act = nn.Conv2d(1, 3, 1), Shy()
+
+    def forward(self, x: Tensor) -> Any:
+        x = self.act(self.conv(x))
+        return x.mean((2, 3)) if x.mean() < 100 else {"maps": x}
+
+
+class Shy(nn.Module):
+    """Multiplies by a hundred what is bright."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x if x.max() < 0.9 else x * 1000
+
+
+def test_an_output_that_fits_for_some_images_fails_for_the_others(tmp_path: Path) -> None:
+    """The trial on zeros cannot know: exit code 3, and the others are complete."""
+    model = Moody()
+    nn.init.ones_(model.conv.weight)
+    nn.init.zeros_(model.conv.bias)
+    for name, level in (("a.png", 10), ("b.png", 255), ("c.png", 20)):
+        Image.new("L", (5, 5), level).save(tmp_path / name)
+    result = fv.run(model, str(tmp_path / "*.png"), "conv", tmp_path / "out", capture="grad")
+    assert result.exit_code == 3
+    assert [image.error for image in result.images] == [
+        None,
+        "--target 'top1': the output is no tensor; the model gives output[maps] [1, 3, 5, 5]",
+        None,
+    ]
+    assert not (tmp_path / "out" / "b.png").exists()
+
+
+class Wordy(nn.Module):
+    """Gives a word beside its scores."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = Words()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.inner(x)[0]
+
+
+class Words(nn.Module):
+    """A tensor and a word."""
+
+    def forward(self, x: Tensor) -> tuple[Tensor, str]:
+        return x.mean((2, 3)), "word"
+
+
+def test_what_is_no_tensor_is_skipped_for_each_kind(tmp_path: Path) -> None:
+    """Also where only gradients are captured, nothing is lost without a word."""
+    result = fv.run(
+        Wordy(), SPHERES, "inner", tmp_path / "out", capture="output,grad", **inputs(8)
+    )  # fmt: skip
+    found = [(skip.kind, skip.key, skip.reason) for skip in result.images[0].skipped]
+    assert found == [(kind, "1", "is a str, not a tensor") for kind in ("output", "grad")]
+    assert [row.kind for row in result.images[0].captures] == ["output", "grad"]
+
+
+def test_nan_effects_are_json(tmp_path: Path, featviz: Callable[..., Outcome]) -> None:
+    """An intervention that turns the output into NaN: null in JSON, nan on stderr."""
+    code = (
+        "import torch\nfrom torch import nn\n"
+        "class Net(nn.Module):\n"
+        "    def __init__(self):\n"
+        "        super().__init__()\n"
+        "        self.one = nn.Identity()\n"
+        "    def forward(self, x):\n"
+        "        x = self.one(x * 0 + 1).mean((2, 3))\n"
+        "        return x / x\n"
+    )
+    (tmp_path / "nan_nets.py").write_text(code)
+    done = featviz(
+        "run", f"{tmp_path}/nan_nets.py:Net", SPHERES, "--layers", "one", "--ablate", "one:0",
+        "--size", "8x8", "--mean", "0,0,0", "--std", "1,1,1", "--out", tmp_path / "out", "--json",
+    )  # fmt: skip
+    assert done.code == 0
+    assert json.loads(done.out, parse_constant=pytest.fail)["effect"]["largest_change"] is None
+    assert "spheres.jpg: the output changed by at most nan\n" in done.err
 
 
 def test_a_model_that_undoes_its_graph_in_place_is_told_by_torchs_words(tmp_path: Path) -> None:

@@ -222,20 +222,15 @@ def _line(result: ImageResult) -> dict[str, Any]:
     if result.error is not None:
         return {"image": result.image, "error": result.error}
     found = result.outcome
-    effect = {"largest_change": found.largest_change, "before": _rows(found.before)}
     return {
         "image": result.image,
         "folder": result.folder,
         "files": [capture.file for capture in result.captures],
         "skipped": len(result.skipped),
         "never_ran": list(result.never_ran),
-        "prediction": _rows(found.prediction),
-        **({"effect": effect} if found.intervened else {}),
+        "prediction": [asdict(guess) for guess in found.prediction],
+        **({"effect": found.effect} if found.intervened else {}),
     }
-
-
-def _rows(guesses: Sequence[Guess]) -> list[dict[str, Any]]:
-    return [asdict(guess) for guess in guesses]
 
 
 def _say(result: ImageResult) -> None:

@@ -69,6 +69,8 @@ class Recorder:
         call = self._entered[layer.name]
         self._entered[layer.name] += 1
         found = _tensors({**dict(enumerate(args)), **kwargs})
+        if not found:
+            self._nothing_in(layer, call)
         if len({key.partition(".")[0] for key, _ in found}) == 1:
             found = [(key.partition(".")[2], value) for key, value in found]
         for key, value in found:
@@ -121,16 +123,21 @@ class Recorder:
         for handle in self._handles:
             handle.remove()
 
+    def _nothing_in(self, layer: Layer, call: int) -> None:
+        for kind in ("input", "grad-input"):
+            if kind in self.kinds:
+                self._skip(Site(layer, kind, call, ""), "takes no tensor")
+
     def _take_both(self, site: Site, value: Any) -> None:
         with unwatched():
             if site.kind in self.kinds:
                 self._take(site, value)
             kind = "grad" if site.kind == "output" else "grad-input"
-            if kind in self.kinds and isinstance(value, Tensor):
+            if kind in self.kinds:
                 self._await(replace(site, kind=kind), value)
 
-    def _await(self, site: Site, tensor: Tensor) -> None:
-        if not tensor.requires_grad:
+    def _await(self, site: Site, tensor: Any) -> None:
+        if not isinstance(tensor, Tensor) or not tensor.requires_grad:
             self._skip(site, _why_none(tensor))
             return
         self._awaited[site] = get_gradient_edge(tensor)
@@ -146,7 +153,7 @@ class Recorder:
 
     def _take(self, site: Site, value: Any) -> None:
         if not isinstance(value, Tensor):
-            self._skip(site, f"is {describe(value)}, not a tensor")
+            self._skip(site, _why_none(value))
             return
         try:
             self.sink(site, value.detach())
@@ -167,7 +174,9 @@ def _tensors(given: Any) -> list[tuple[str, Tensor]]:
     return [(key, value) for key, value in leaves(given) if isinstance(value, Tensor)]
 
 
-def _why_none(tensor: Tensor) -> str:
+def _why_none(tensor: Any) -> str:
+    if not isinstance(tensor, Tensor):
+        return f"is {describe(tensor)}, not a tensor"
     if not tensor.is_floating_point():
         return f"has no gradient: it holds {tensor.dtype}"
     return (
