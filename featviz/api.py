@@ -12,13 +12,15 @@ from PIL import Image
 from torch import Tensor, nn
 
 from featviz import drawing, pipeline, select
+from featviz.drawing import Drawer
 from featviz.errors import UsageError
 from featviz.hints import read_told
 from featviz.hooks import hooked, list_layers
 from featviz.models.load import ModelOptions, adopt
 from featviz.models.preprocess import InputOptions
 from featviz.pipeline import RunOptions
-from featviz.records import DrawOptions, Hints, Layer, RunResult, Site
+from featviz.plans import read_options
+from featviz.records import INTERVENTIONS, DrawOptions, Hints, Layer, RunResult, Site
 
 T = TypeVar("T")
 
@@ -59,7 +61,7 @@ def capture(model: nn.Module, layers: str) -> Iterator[Mapping[str, list[Tensor]
         name = site.layer.name + (f":{site.key}" if site.key else "")
         found.setdefault(name, []).append(tensor.clone())
 
-    with hooked(model, chosen, keep, functions):
+    with hooked(model, chosen, keep, wanted=functions):
         yield found
     if functions is not None and functions.seen and not found:
         raise _no_match(layers, functions.seen)
@@ -115,9 +117,9 @@ def grid(tensor: Tensor, **options: Any) -> Image.Image:
         (14, 8)
     """
     draw = _fill(DrawOptions, options)
-    mode = pipeline.check_options(RunOptions(draw=draw))
+    pipeline.check_options(RunOptions(draw=draw))
     layout = read_told(draw.tensor_layout[0])[1] if draw.tensor_layout else None
-    parts = drawing.draw(tensor.detach(), draw, mode, Hints(layout=layout))
+    parts = drawing.draw(tensor.detach(), *Drawer(draw).of("output"), Hints(layout=layout))
     return drawing.to_image(parts[""])
 
 
@@ -139,8 +141,13 @@ def run(
         layers: selectors; None takes one layer for each stage.
         out: the run directory.
         overwrite: replace a run that is there.
-        options: fields of DrawOptions, InputOptions and ModelOptions by name: normalize, cmap,
-            nrow, padding, scale, max_maps, size, crop, mean, std, weights, arch, seed, device, ...
+        options: as on the command line, with underscores. Fields of DrawOptions, InputOptions and
+            ModelOptions: normalize, cmap, nrow, padding, scale, max_maps, size, crop, mean, std,
+            weights, arch, seed, device, ... What goes in and what flows back: capture
+            (`"output,grad"`, or a sequence), target (`"class:281"`), grad_rule. Interventions, each
+            a string or a sequence of them: ablate (`"layer3.*.relu:5,17"`), scale_channel
+            (`"conv1:3=2.0"`), clamp (`"relu:0,6"`), noise (`"conv1:0.1"`, drawn from `seed`),
+            grad_scale (`"layer4:0.5"`).
 
     Returns:
         What became of each image; `failures` and `exit_code` sum it up.
@@ -148,23 +155,36 @@ def run(
     Raises:
         FeatvizError: nothing could be begun, or the run directory cannot be written.
     """
-    model_names = {f.name for f in fields(ModelOptions)} - {"spec"}
-    draw_names = {f.name for f in fields(DrawOptions)}
-    draw = _fill(DrawOptions, {k: v for k, v in options.items() if k in draw_names})
-    for_model = {k: v for k, v in options.items() if k in model_names}
-    rest = {k: v for k, v in options.items() if k not in model_names | draw_names}
-    inputs = _fill(InputOptions, rest)
-    if isinstance(model, nn.Module) and for_model:
+    own = isinstance(model, nn.Module)
+    passing = {"capture": "output", **_taken(options, _PASSING)}
+    seed = options.pop("seed", 0) if own and "noise" in passing else options.get("seed", 0)
+    draw = _fill(DrawOptions, _taken(options, _names(DrawOptions)))
+    for_model = _taken(options, _names(ModelOptions) - {"spec"})
+    inputs = _fill(InputOptions, options)
+    if own and for_model:
         raise UsageError(f"{', '.join(for_model)} is for a MODEL string, and a module was given")
     source = (
         adopt(model, inputs) if isinstance(model, nn.Module) else ModelOptions(model, **for_model)
     )
-    paths = [images] if isinstance(images, (str, Path)) else images
+    passes = read_options({**passing, "seed": seed})
     return pipeline.run(
         source,
-        [str(path) for path in paths],
-        RunOptions(layers, Path(out), overwrite, draw=draw, inputs=inputs),
+        [str(path) for path in ([images] if isinstance(images, (str, Path)) else images)],
+        RunOptions(layers, Path(out), overwrite, draw=draw, inputs=inputs, passes=passes),
     )
+
+
+_PASSING = {"capture", "target", "grad_rule", *(kind.replace("-", "_") for kind in INTERVENTIONS)}
+"""The options of run that are gradients and interventions."""
+
+
+def _taken(options: dict[str, Any], names: set[str]) -> dict[str, Any]:
+    """Those of the options that have these names; they are removed."""
+    return {name: options.pop(name) for name in list(options) if name in names}
+
+
+def _names(kind: Any) -> set[str]:
+    return {f.name for f in fields(kind)}
 
 
 def _fill(kind: type[T], options: Mapping[str, Any]) -> T:

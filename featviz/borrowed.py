@@ -11,8 +11,9 @@ from torch.nn.parameter import UninitializedBuffer
 
 
 @contextmanager
-def borrowed(model: nn.Module) -> Iterator[None]:
-    """Put the model into eval and inference mode for a while.
+def borrowed(model: nn.Module, gradients: bool = False) -> Iterator[None]:
+    """Put the model into eval mode, and into inference mode unless gradients are wanted, for a
+    while.
 
     Training flags, buffers, RNG state and nn.MultiheadAttention's fast path (which would run past
     the hooks of its submodules) are as before afterwards, also when the block raised.
@@ -20,8 +21,10 @@ def borrowed(model: nn.Module) -> Iterator[None]:
     with ExitStack() as stack:
         for keep in (_flags, _buffers):
             stack.enter_context(keep(model))
-        for keep_global in (_rng, _no_attention_fast_path, torch.inference_mode):
+        for keep_global in (kept_rng, _no_attention_fast_path):
             stack.enter_context(keep_global())
+        stack.enter_context(torch.inference_mode(not gradients))
+        stack.enter_context(torch.set_grad_enabled(gradients))
         model.eval()
         yield
 
@@ -65,7 +68,8 @@ def _put_back(module: nn.Module, name: str, buffer: Tensor, value: Tensor) -> No
 
 
 @contextmanager
-def _rng() -> Iterator[None]:
+def kept_rng() -> Iterator[None]:
+    """Put the state of the random number generators back after the block."""
     devices = range(torch.cuda.device_count()) if torch.cuda.is_available() else ()
     with torch.random.fork_rng(devices=devices):
         yield

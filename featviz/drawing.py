@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import BinaryIO
 
 import numpy as np
@@ -18,8 +18,30 @@ from featviz.palette import Palette
 from featviz.records import Bytes, Capture, DrawOptions, Floats, GridPlan, Hints, Site
 from featviz.scale import Limits, Scale
 
+GRADIENTS = {"normalize": "symmetric", "cmap": "coolwarm"}
+"""How gradients are drawn where `auto` stands: zero in the middle, and a colour for either sign."""
+
 LARGEST_SIDE = {"png": 2**31 - 1, "webp": 16_383, "jpg": 65_500}
 """Pixels that a format can hold in one direction."""
+
+
+class Drawer:
+    """How tensors are drawn: the options, with the scales read, for gradients and all else."""
+
+    def __init__(self, options: DrawOptions) -> None:
+        """Read the options.
+
+        Raises:
+            UsageError: no such scale.
+        """
+        self.options = options
+        autos = {k: v for k, v in GRADIENTS.items() if getattr(options, k) == "auto"}
+        ways = {False: options, True: replace(options, **autos)}  # type: ignore[arg-type]
+        self._ways = {key: (way, scale.parse_scale(way.normalize)) for key, way in ways.items()}
+
+    def of(self, kind: str) -> tuple[DrawOptions, Scale]:
+        """The options for tensors of a kind: output, input, grad or grad-input."""
+        return self._ways[kind.startswith("grad")]
 
 
 @dataclass(frozen=True)

@@ -9,10 +9,9 @@ from typing import Any
 
 from torch import Tensor
 
-from featviz import drawing, images, pipeline
+from featviz import drawing, images, passes, pipeline, plans
 from featviz.borrowed import borrowed
 from featviz.hints import HintBook
-from featviz.hooks import forward, hooked
 from featviz.layout import Maps, to_maps
 from featviz.models.load import ModelOptions, load_model
 from featviz.probe import choose_layers
@@ -102,8 +101,9 @@ def dry_run(model: ModelOptions, arguments: Sequence[str], options: pipeline.Run
         for key, maps in to_maps(tensor, book.of(site.layer)).items():
             files.append(_planned(site.inside(key), maps, options.draw))
 
-    with borrowed(loaded.module), hooked(loaded.module, layers, sink) as recorder:
-        forward(loaded.module, [arg.to(loaded.device) for arg in blank], recorder)
+    plan = plans.plan(loaded, options.passes)
+    with borrowed(loaded.module, options.passes.gradients):
+        _, recorder = passes.run(loaded, plan, blank, book, layers, sink)
     skipped = [(skip.layer, skip.reason) for skip in recorder.skipped]
     skipped += [(layer.name, "did not run") for layer in recorder.never_ran]
     return DryRun(len(samples), tuple(files), tuple(skipped))

@@ -37,8 +37,12 @@ class HintBook:
             self._known[layer.name] = self._look_up(layer)
         return self._known[layer.name]
 
+    def of_name(self, name: str) -> Hints:
+        """What the model says of the module with this name."""
+        return self._arrangement.hints(name)
+
     def _look_up(self, layer: Layer) -> Hints:
-        found = self._arrangement.hints(layer.owner)
+        found = self.of_name(layer.owner)
         if layer.is_function:
             found = replace(found, channels=None)
         for selectors, name in self._told:

@@ -10,7 +10,8 @@ import numpy as np
 from featviz.errors import UsageError
 
 MAGENTA = (255, 0, 255)
-GREYS = ("grey", "gray")
+GREYS = ("grey", "gray", "auto")
+"""`auto` is grey but for gradients."""
 _SPARE = 2
 """Indices at the end of a palette that are no level: the padding, then non-finite values."""
 

@@ -15,16 +15,17 @@ import torch
 import torchvision
 from torch import Tensor
 
-from featviz import __version__, grouping, images, palette, scale
+from featviz import __version__, grouping, images, palette, passes, plans, scale
 from featviz.background import Background
 from featviz.borrowed import borrowed
+from featviz.drawing import Drawer
 from featviz.errors import ImageError, UsageError
-from featviz.hints import read_told
+from featviz.hints import HintBook, read_told
 from featviz.models.load import LoadedModel, ModelOptions, load_model
 from featviz.models.preprocess import InputOptions, Preprocess
 from featviz.probe import choose_layers
-from featviz.records import DrawOptions, ImageResult, Layer, RunResult, Sample
-from featviz.session import Drawer, Session
+from featviz.records import DrawOptions, ImageResult, Layer, PassOptions, RunResult, Sample
+from featviz.session import Session, Task
 from featviz.store import RunDirectory
 
 log = logging.getLogger(__name__)
@@ -45,6 +46,7 @@ class RunOptions:
     """`-` reads NUL-separated paths."""
     draw: DrawOptions = field(default_factory=DrawOptions)
     inputs: InputOptions = field(default_factory=InputOptions)
+    passes: PassOptions = field(default_factory=PassOptions)
 
 
 Progress = Callable[[ImageResult, int], None]
@@ -64,12 +66,15 @@ def run(
         FeatvizError: nothing could be begun, or the run directory failed. What goes wrong with
             one image is in its result instead.
     """
-    drawer = Drawer(options.draw, check_options(options))
+    check_options(options)
     found = images.find_samples(arguments, stdin, options.nul_separated)
     loaded = load_model(model, options.inputs) if isinstance(model, ModelOptions) else model
     samples = grouped(found, loaded.preprocess)
     blank = blank_input(loaded, samples, options.inputs)
     layers = choose_layers(loaded, options.layers, blank, options.draw.tensor_layout)
+    plan = plans.plan(loaded, options.passes)
+    book = HintBook(loaded.module, blank[0].shape, options.draw.tensor_layout)
+    passes.try_out(loaded, plan, blank, book)
     store = RunDirectory.create(options.out, options.overwrite)
     results: list[ImageResult] = []
 
@@ -82,8 +87,10 @@ def run(
 
     note()
     try:
-        session = Session(loaded, layers, drawer, options.inputs, store, report)
-        with borrowed(loaded.module), _shared_cores() as background:
+        task = Task(loaded, layers, plan, Drawer(options.draw), options.inputs)
+        session = Session(task, store, report)
+        gradients = options.passes.gradients
+        with borrowed(loaded.module, gradients), _shared_cores() as background:
             try:
                 for sample in samples:
                     session.visit(sample, background)
@@ -96,7 +103,7 @@ def run(
     return RunResult(options.out, tuple(results))
 
 
-def check_options(options: RunOptions) -> scale.Scale:
+def check_options(options: RunOptions) -> None:
     """Refuse bad values before any work.
 
     Raises:
@@ -121,7 +128,8 @@ def check_options(options: RunOptions) -> scale.Scale:
         value = getattr(options.inputs, name)
         if value is not None and value < 1:
             raise UsageError(f"--{name} {value} is below 1", "give a whole number")
-    return scale.parse_scale(draw.normalize)
+    scale.parse_scale(draw.normalize)
+    plans.check_options(options.passes)
 
 
 def grouped(samples: list[Sample], preprocess: Preprocess) -> list[Sample]:
@@ -184,7 +192,12 @@ def run_record(
         "model": model.source,
         "preprocessing": model.preprocess.words,
         "layers": [layer.name for layer in layers],
-        "options": {"layers": options.layers, **asdict(options.draw), **asdict(options.inputs)},
+        "options": {
+            "layers": options.layers,
+            **asdict(options.draw),
+            **asdict(options.inputs),
+            **asdict(options.passes),
+        },
         "images": {"total": total, "complete": [r.image for r in results if r.error is None]},
         "failures": [{"image": r.image, "error": r.error} for r in results if r.error],
     }

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+import math
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
@@ -136,10 +137,11 @@ class Sample:
 class DrawOptions:
     """How maps become a picture; names and meanings are torchvision's where it has the option."""
 
-    normalize: str = "map"
-    """map, layer, none, range:LO,HI, symmetric or percentile:LO,HI."""
-    cmap: str = "grey"
-    """`grey`, or the name of a matplotlib colormap."""
+    normalize: str = "auto"
+    """auto (map; for gradients symmetric), map, layer, none, range:LO,HI, symmetric or
+    percentile:LO,HI."""
+    cmap: str = "auto"
+    """`auto` (grey; for gradients coolwarm), `grey`, or the name of a matplotlib colormap."""
     nrow: int | None = None
     """Maps in a row (as in make_grid); None makes the picture about square."""
     padding: int = 2
@@ -161,6 +163,77 @@ class DrawOptions:
     """Keep the raw tensor beside the picture."""
     tensor_layout: tuple[str, ...] = ()
     """What the guess of the layout should be instead: `LAYOUT` or `SELECTORS=LAYOUT`."""
+
+
+INTERVENTIONS = ("ablate", "scale-channel", "clamp", "noise", "grad-scale")
+"""Changes of what layers give, in the order in which they are made at one layer."""
+
+
+@dataclass(frozen=True)
+class PassOptions:
+    """What happens while an image goes through the model, and back."""
+
+    capture: tuple[str, ...] = ("output",)
+    """Of each layer: output, input, grad (at its output), grad-input."""
+    target: str | None = None
+    """What is differentiated: top1, class:N, sum, mean, norm, output[KEY]:..., layer:NAME[:C]."""
+    grad_rule: Literal["plain", "guided", "deconv"] = "plain"
+    """How gradients pass a ReLU."""
+    interventions: tuple[tuple[str, str], ...] = ()
+    """Changes of what layers give, in order: (one of INTERVENTIONS, `SELECTORS:numbers`)."""
+    seed: int = 0
+    """Of the noise."""
+
+    @property
+    def gradients(self) -> bool:
+        """Whether a backward pass is wanted."""
+        return any(kind.startswith("grad") for kind in self.capture)
+
+
+@dataclass(frozen=True)
+class Guess:
+    """One of the classes that a model thinks most likely."""
+
+    index: int
+    name: str | None
+    """None where the weights have no names."""
+    score: float
+    """The model's output for the class."""
+    probability: float
+    """Its softmax, 0..1."""
+
+    @property
+    def words(self) -> str:
+        """For people: `tabby 43.1 %`."""
+        return f"{self.name or f'class {self.index}'} {100 * self.probability:.1f} %"
+
+
+def finite(value: float | None) -> float | None:
+    """The value for JSON, which has neither NaN nor infinity."""
+    return value if value is not None and math.isfinite(value) else None
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What the model said of an input."""
+
+    prediction: tuple[Guess, ...] = ()
+    before: tuple[Guess, ...] = ()
+    """The prediction without the interventions."""
+    intervened: bool = False
+    """Whether interventions changed what layers give."""
+    largest_change: float | None = None
+    """Of the model's output, by the interventions; None where they changed its shape."""
+    target: float | None = None
+    """What was differentiated."""
+    idle: tuple[str, ...] = ()
+    """What was asked for and changed nothing, in words."""
+
+    @property
+    def effect(self) -> dict[str, object]:
+        """What the interventions did, for manifests and JSON lines."""
+        before = [asdict(guess) for guess in self.before]
+        return {"largest_change": finite(self.largest_change), "before": before}
 
 
 @dataclass(frozen=True)
@@ -260,6 +333,7 @@ class ImageResult:
     never_ran: tuple[str, ...] = ()
     error: str | None = None
     hint: str | None = None
+    outcome: Outcome = field(default_factory=lambda: Outcome())
 
 
 @dataclass(frozen=True)

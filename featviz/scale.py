@@ -50,12 +50,13 @@ class Limits:
 
 
 def parse_scale(text: str) -> Scale:
-    """Read `map`, `layer`, `none`, `symmetric`, `range:LO,HI` or `percentile:LO,HI`.
+    """Read `map`, `layer`, `none`, `symmetric`, `range:LO,HI` or `percentile:LO,HI`; `auto` is
+    `map`, which gradients have replaced before.
 
     Raises:
         UsageError: anything else, LO not below HI, or percentiles outside 0..100.
     """
-    mode, _, tail = text.partition(":")
+    mode, _, tail = ("map" if text == "auto" else text).partition(":")
     if mode not in MODES or (bool(tail) != (mode in _NUMBERS)):
         raise UsageError(
             f"--normalize {text!r} is no scale",

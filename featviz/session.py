@@ -4,72 +4,52 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from functools import partial
-from typing import Any
+from dataclasses import dataclass
 
-import numpy as np
-import torch
-from torch import Tensor
-
-from featviz import drawing, hooks, images, png
+from featviz import images, passes
 from featviz.background import Background
-from featviz.errors import ForwardError, ImageError
+from featviz.drawing import Drawer
+from featviz.errors import ForwardError, ImageError, UsageError
 from featviz.hints import HintBook
-from featviz.images import Picture
 from featviz.models.load import LoadedModel
 from featviz.models.preprocess import InputOptions
-from featviz.records import (
-    Bytes,
-    Capture,
-    DrawOptions,
-    Floats,
-    ImageResult,
-    Layer,
-    Sample,
-    Site,
-    Skip,
-)
-from featviz.scale import Scale
-from featviz.store import ImageFolder, RunDirectory, manifest_rows
+from featviz.plans import Plan
+from featviz.records import ImageResult, Layer, Sample
+from featviz.store import RunDirectory
+from featviz.visit import Visit
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Drawer:
-    """How tensors are drawn: the options, with the scale already read."""
+class Task:
+    """What is to be done with each image."""
 
-    options: DrawOptions
-    scale: Scale
+    model: LoadedModel
+    layers: Sequence[Layer]
+    plan: Plan
+    drawer: Drawer
+    inputs: InputOptions
 
 
 class Session:
     """Visits an image while the encoders finish the one before; reports each when it is done."""
 
     def __init__(
-        self,
-        model: LoadedModel,
-        layers: Sequence[Layer],
-        drawer: Drawer,
-        inputs: InputOptions,
-        store: RunDirectory,
-        report: Callable[[ImageResult], None],
+        self, task: Task, store: RunDirectory, report: Callable[[ImageResult], None]
     ) -> None:
-        self.model, self.layers, self.drawer, self.inputs = model, layers, drawer, inputs
-        self.store, self.report = store, report
+        self.task, self.store, self.report = task, store, report
         self._pending: Visit | None = None
         self._books: dict[tuple[int, ...], HintBook] = {}
 
     def visit(self, sample: Sample, background: Background) -> None:
         """Show one image to the model; write what its layers make of it."""
-        visit = Visit(sample, self.store.image(sample.name), self.drawer, background)
+        visit = Visit(sample, self.store.image(sample.name), self.task.drawer, background)
         try:
             with _cleared_on_failure(visit):
                 self._show(sample, visit)
-        except (ImageError, ForwardError) as error:
+        except (ImageError, ForwardError, UsageError) as error:
             self.settle()
             folder = visit.folder.name
             self.report(ImageResult(sample.name, folder, error=error.message, hint=error.hint))
@@ -85,121 +65,21 @@ class Session:
             self.report(visit.settle())
 
     def _show(self, sample: Sample, visit: Visit) -> None:
-        model, preprocess = self.model, self.model.preprocess
-        options = self.inputs
+        task, options, preprocess = self.task, self.task.inputs, self.task.model.preprocess
         picture = images.decode(sample, options.exif, options.background, preprocess.frames)
         args = preprocess(picture.images)
-        visit.begin(preprocess.shown(args), self._hints(tuple(args[0].shape)))
-        with hooks.hooked(model.module, self.layers, visit.take) as recorder:
-            hooks.forward(model.module, [arg.to(model.device) for arg in args], recorder)
+        book = self._hints(tuple(args[0].shape))
+        visit.begin(preprocess.shown(args), book)
+        outcome, recorder = passes.run(task.model, task.plan, args, book, task.layers, visit.take)
         visit.close(picture, args, preprocess.words, recorder)
+        visit.note(outcome, task.plan)
 
     def _hints(self, shape: tuple[int, ...]) -> HintBook:
         """Read once for each shape of the input."""
         if shape not in self._books:
-            told = self.drawer.options.tensor_layout
-            self._books[shape] = HintBook(self.model.module, shape, told)
+            told = self.task.drawer.options.tensor_layout
+            self._books[shape] = HintBook(self.task.model.module, shape, told)
         return self._books[shape]
-
-
-class Visit:
-    """One image in a model: collects captures in the hooks, then the files they became."""
-
-    def __init__(
-        self, sample: Sample, folder: ImageFolder, drawer: Drawer, background: Background
-    ) -> None:
-        self.sample, self.folder, self.background = sample, folder, background
-        self.draw, self.scale = drawer.options, drawer.scale
-        self.files: list[Future[None]] = []
-        self.rows: list[Future[Capture]] = []
-        self.stats: dict[str, Floats] = {}
-        self.hints: HintBook | None = None
-        self._image: dict[str, Any] = {}
-        self._skipped: tuple[Skip, ...] = ()
-        self._never_ran: tuple[str, ...] = ()
-
-    def take(self, site: Site, tensor: Tensor) -> None:
-        """The sink of the hooks: draw the tensor now, leave the rest to the background."""
-        hints = self.hints.of(site.layer) if self.hints else None
-        parts = drawing.draw(tensor, self.draw, self.scale, hints)
-        kept = f"{site.stem}.npy" if self.draw.tensors == "npy" else None
-        if kept is not None:
-            file = self.folder.file(site.layer, kept)
-            self._later(_to_numpy(tensor), partial(_save_tensor, self.folder, file))
-        for key, picture in parts.items():
-            at = site.inside(key)
-            work = partial(self._finish_picture, picture, at, tensor.shape, kept)
-            self.rows.append(self.background.submit(picture.tiles.nbytes, work))
-            self.stats[at.stats_key] = picture.stats
-
-    def begin(self, shown: Tensor, hints: HintBook) -> None:
-        """Draw what the model saw, [1, C, H, W] in 0..1, and note what is known of the layers."""
-        self.hints = hints
-        pixels = (shown[0] * 255 + 0.5).to(torch.uint8).permute(1, 2, 0).numpy()
-        self._later(pixels, partial(_save_input, self.folder))
-
-    def close(
-        self, picture: Picture, args: Sequence[Tensor], words: str, recorder: hooks.Recorder
-    ) -> None:
-        """Note the rest of the manifest; the model is done with this image."""
-        width, height = picture.size
-        self._image = {
-            "image": {
-                "path": self.sample.name,
-                "sha256": picture.sha256,
-                "size": {"width": width, "height": height},
-            },
-            "input": {"shape": _shape(args), "preprocessing": words},
-        }
-        if len(self.sample.paths) > 1:
-            self._image["image"]["files"] = [path.name for path in self.sample.paths]
-        self._skipped = tuple(recorder.skipped)
-        self._never_ran = tuple(layer.name for layer in recorder.never_ran)
-
-    def settle(self) -> ImageResult:
-        """Wait for the files, then write the manifest.
-
-        Raises:
-            StoreError: a file could not be written.
-        """
-        for future in self.files:
-            future.result()
-        rows = tuple(future.result() for future in self.rows)
-        manifest = {
-            **self._image,
-            **manifest_rows(rows, self._skipped),
-            "never_ran": list(self._never_ran),
-        }
-        self.folder.finish(manifest, self.stats)
-        name, folder = self.sample.name, self.folder.name
-        return ImageResult(name, folder, rows, self._skipped, self._never_ran)
-
-    def abandon(self) -> None:
-        """Wait for what is under way and remove it: a failed image leaves no files."""
-        futures: list[Future[Any]] = [*self.files, *self.rows]
-        for future in futures:
-            future.cancel() or future.exception()
-        self.folder.discard()
-
-    def _later(self, array: np.ndarray, task: Callable[[np.ndarray], None]) -> None:
-        self.files.append(self.background.submit(array.nbytes, partial(task, array)))
-
-    def _finish_picture(
-        self,
-        picture: drawing.Drawing,
-        site: Site,
-        shape: Sequence[int],
-        kept: str | None,
-    ) -> Capture:
-        """In the background: the manifest's row, then the file."""
-        _warn_of(picture, site, self.sample)
-        file = self.folder.file(site.layer, f"{site.stem}.{self.draw.format}")
-        row = drawing.describe(picture, site, shape, file)
-        if kept is not None:
-            row = replace(row, tensor=self.folder.file(site.layer, kept))
-        with self.folder.writing(file) as opened:
-            drawing.encode(picture, opened, self.draw.format, drawing.caption(row))
-        return row
 
 
 @contextmanager
@@ -209,41 +89,3 @@ def _cleared_on_failure(visit: Visit) -> Iterator[None]:
     except BaseException:
         visit.abandon()
         raise
-
-
-def _shape(args: Sequence[Tensor]) -> list[int] | list[list[int]]:
-    """Of the input; a list of shapes where the model takes several images."""
-    shapes = [list(arg.shape) for arg in args]
-    return shapes[0] if len(shapes) == 1 else shapes
-
-
-def _save_tensor(folder: ImageFolder, name: str, array: np.ndarray) -> None:
-    with folder.writing(name) as file:
-        np.save(file, array)
-
-
-def _save_input(folder: ImageFolder, pixels: Bytes) -> None:
-    height, width, channels = pixels.shape
-    rows = np.pad(pixels.reshape(height, width * channels), ((0, 0), (1, 0)))
-    with folder.writing("input.png") as file:
-        png.write_png(file, (height, width), [rows])
-
-
-def _to_numpy(tensor: Tensor) -> np.ndarray:
-    """A copy that no later operation can change; bfloat16, which numpy lacks, becomes float32."""
-    if tensor.dtype == torch.bfloat16:
-        tensor = tensor.float()
-    return np.array(tensor.cpu().numpy(), copy=True)
-
-
-def _warn_of(picture: drawing.Drawing, site: Site, sample: Sample) -> None:
-    where = f"{site.layer.label} {site.stem} of {sample.name}"
-    nonfinite = int(picture.stats[:, 5].sum())
-    if nonfinite:
-        log.warning("%s holds %d NaN or infinite values, shown in magenta", where, nonfinite)
-    if picture.plan.pixels > png.MAX_PIXELS:
-        log.warning(
-            "%s makes a picture of %d megapixels, more than Pillow opens; --max-maps, --scale 1",
-            where,
-            picture.plan.pixels // 1_000_000,
-        )

@@ -407,9 +407,9 @@ def test_json_is_one_line_for_each_image_and_nothing_else(
     lines = [json.loads(line) for line in outcome.out.splitlines()]
     assert [line["image"] for line in lines] == ["a.png", "b.png", "c.png"]
     assert [sorted(line) for line in lines] == [
-        ["files", "folder", "image", "never_ran", "skipped"],
+        ["files", "folder", "image", "never_ran", "prediction", "skipped"],
         ["error", "image"],
-        ["files", "folder", "image", "never_ran", "skipped"],
+        ["files", "folder", "image", "never_ran", "prediction", "skipped"],
     ]
     assert all((out / line["folder"] / f).is_file() for line in lines[::2] for f in line["files"])
 

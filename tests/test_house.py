@@ -45,6 +45,11 @@ STAGES = [
     "gates",
     "junit",
     "staging",
+    "targets",
+    "interventions",
+    "gradient_rules",
+    "prediction",
+    "flow",
 ]
 TORCHLESS = [
     "store",
@@ -60,6 +65,7 @@ TORCHLESS = [
     "gates",
     "junit",
     "staging",
+    "flow",
 ]
 BELOW = {"featviz.records", "featviz.errors"}
 COMMANDS = [name for name in FILES if name.startswith("featviz.commands.")]

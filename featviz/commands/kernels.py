@@ -79,7 +79,8 @@ def command(ctx: click.Context, /, model: str | None, **given: Any) -> int:
 
 def _draw_options(given: dict[str, Any]) -> DrawOptions:
     names = [field.name for field in fields(DrawOptions) if field.name in given]
-    return DrawOptions(**{name: opts.no_auto(given[name]) for name in names})
+    values = {name: given[name] for name in names}
+    return DrawOptions(**{**values, **{k: opts.no_auto(values[k]) for k in ("nrow", "scale")}})
 
 
 def _say(result: KernelsResult) -> None:

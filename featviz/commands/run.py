@@ -6,14 +6,15 @@ import json
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import fields
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from featviz.commands import options as opts
-from featviz.records import DrawOptions, ImageResult, RunResult
+from featviz.commands import passing
+from featviz.records import DrawOptions, Guess, ImageResult, RunResult
 
 if TYPE_CHECKING:
     from featviz.pipeline import Progress
@@ -31,13 +32,14 @@ draw_options = opts.stacked(
             default=DRAW.normalize,
             show_default=True,
             metavar="MODE",
-            help="map, layer, none, range:LO,HI, symmetric or percentile:LO,HI.",
+            help="auto (map; symmetric for gradients), map, layer, none, range:LO,HI, symmetric or "
+            "percentile:LO,HI.",
         ),
         click.option(
             "--cmap",
             default=DRAW.cmap,
             show_default=True,
-            help="grey, or a colormap of matplotlib.",
+            help="auto (grey; coolwarm for gradients), grey, or a colormap of matplotlib.",
         ),
         click.option(
             "--nrow", type=opts.AutoInt(), default="auto", show_default=True, help="Maps in a row."
@@ -119,6 +121,7 @@ draw_options = opts.stacked(
 @click.option("-0", "--null", "nul", is_flag=True, help="With IMAGE -: paths end with NUL.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON line for each image on stdout.")
 @click.option("--dry-run", is_flag=True, help="Say what would be written, and write nothing.")
+@passing.pass_options
 @draw_options
 @click.option("--tensors", type=click.Choice(["npy"]), help="Keep the raw tensors as well.")
 @opts.input_options
@@ -140,6 +143,8 @@ def command(ctx: click.Context, /, model: str | None, images: Sequence[str], **g
       featviz run weights.safetensors cat.jpg --layers 're:^layer[34]'
       featviz run net.py:make_net scan.png --channels 1 --size 256 --cmap viridis
       featviz run inception_v3 cat.jpg --layers 'fn:relu@Mixed_5*'
+      featviz run resnet18 cat.jpg --layers layer4 --capture output,grad --target 'class:tabby'
+      featviz run resnet18 cat.jpg --ablate 'layer4.1:5,17' --layers layer4
       featviz run raft_small left.png right.png --layers 'Conv2d@*flow_head*'
       find . -name '*.png' -print0 | featviz run resnet18 - -0 --json
 
@@ -164,6 +169,7 @@ def command(ctx: click.Context, /, model: str | None, images: Sequence[str], **g
 
 def _run_options(given: dict[str, Any]) -> Any:
     from featviz.pipeline import RunOptions
+    from featviz.plans import read_options
 
     return RunOptions(
         layers=",".join(given["layers"]) or None,
@@ -172,11 +178,13 @@ def _run_options(given: dict[str, Any]) -> Any:
         nul_separated=given["nul"],
         draw=_draw_options(given),
         inputs=opts.to_input_options(given),
+        passes=read_options(given),
     )
 
 
 def _draw_options(given: dict[str, Any]) -> DrawOptions:
-    return DrawOptions(**{f.name: opts.no_auto(given[f.name]) for f in fields(DrawOptions)})
+    values = {f.name: given[f.name] for f in fields(DrawOptions)}
+    return DrawOptions(**{**values, **{k: opts.no_auto(values[k]) for k in ("nrow", "scale")}})
 
 
 @contextmanager
@@ -186,6 +194,7 @@ def _progress(as_json: bool) -> Iterator[Progress]:
 
         def report(result: ImageResult, total: int) -> None:
             advance(total)
+            _say(result)
             if result.error is not None:
                 click.echo(f"error: {result.image}: {result.error}", err=True)
                 if result.hint:
@@ -199,13 +208,38 @@ def _progress(as_json: bool) -> Iterator[Progress]:
 def _line(result: ImageResult) -> dict[str, Any]:
     if result.error is not None:
         return {"image": result.image, "error": result.error}
+    found = result.outcome
     return {
         "image": result.image,
         "folder": result.folder,
         "files": [capture.file for capture in result.captures],
         "skipped": len(result.skipped),
         "never_ran": list(result.never_ran),
+        "prediction": [asdict(guess) for guess in found.prediction],
+        **({"effect": found.effect} if found.intervened else {}),
     }
+
+
+def _say(result: ImageResult) -> None:
+    """The prediction, and what interventions made of it."""
+    found = result.outcome
+    if found.before:
+        log.info("%s before: %s", result.image, _words(found.before))
+    if found.prediction:
+        after = " after" if found.intervened else ""
+        log.info("%s%s: %s", result.image, after, _words(found.prediction))
+    if found.intervened:
+        log.info("%s: %s", result.image, _change(found.largest_change))
+
+
+def _change(largest: float | None) -> str:
+    if largest is None:
+        return "the shape of the output changed"
+    return f"the output changed by at most {largest:.4g}"
+
+
+def _words(guesses: Sequence[Guess]) -> str:
+    return ", ".join(guess.words for guess in guesses)
 
 
 def _summarise(result: RunResult) -> None:

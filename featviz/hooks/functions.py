@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
@@ -13,6 +14,8 @@ from featviz.records import Layer
 
 Seen = Callable[[Layer, Any], None]
 """Takes a function as a layer, `layer1.0/fn:add`, and what this call of it gave."""
+Entering = Callable[[Layer, Any, Any], None]
+"""The same before the call, with its arguments."""
 
 _SAME = {
     "iadd": "add",
@@ -57,7 +60,9 @@ def function_of(module: Layer, function: str) -> Layer:
 
 
 @contextmanager
-def watching(model: nn.Module, modules: Sequence[Layer], seen: Seen) -> Iterator[None]:
+def watching(
+    model: nn.Module, modules: Sequence[Layer], seen: Seen, entering: Entering | None = None
+) -> Iterator[None]:
     """Report every call of a torch function or tensor method that gives tensors.
 
     What torch's own modules call is theirs (a ReLU module is hooked as a module), and what a
@@ -68,11 +73,6 @@ def watching(model: nn.Module, modules: Sequence[Layer], seen: Seen) -> Iterator
     """
     stack: list[Layer | None] = []
     layers = {layer.name: layer for layer in modules}
-
-    def report(name: str, result: Any) -> None:
-        if stack and stack[-1] is not None:
-            seen(function_of(stack[-1], name), result)
-
     with ExitStack() as hooks:
         for name, module in model.named_modules():
             push = _entering(stack, None if _is_torchs(module) else layers[name])
@@ -80,14 +80,20 @@ def watching(model: nn.Module, modules: Sequence[Layer], seen: Seen) -> Iterator
             hooks.callback(before.remove)
             pop = module.register_forward_hook(_leaving(stack), always_call=True)
             hooks.callback(pop.remove)
-        with _Mode(report):
+        with _Mode(stack, seen, entering):
             yield
 
 
+def unwatched() -> AbstractContextManager[None]:
+    """A block that belongs to no module: what hooks compute is not reported."""
+    block: AbstractContextManager[None] = torch._C.DisableTorchFunction()
+    return block
+
+
 class _Mode(TorchFunctionMode):
-    def __init__(self, report: Callable[[str, Any], None]) -> None:
+    def __init__(self, stack: list[Layer | None], seen: Seen, entering: Entering | None) -> None:
         super().__init__()
-        self.report = report
+        self.stack, self.seen, self.entering = stack, seen, entering
 
     def __torch_function__(
         self,
@@ -96,10 +102,14 @@ class _Mode(TorchFunctionMode):
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
+        owner = self.stack[-1] if self.stack else None
+        name = name_of(func) if owner is not None else ""
+        layer = function_of(owner, name) if owner is not None and name else None
+        if layer is not None and self.entering is not None:
+            self.entering(layer, args, kwargs or {})
         result = func(*args, **(kwargs or {}))
-        name = name_of(func)
-        if name and _holds_tensors(result):
-            self.report(name, result)
+        if layer is not None and _holds_tensors(result):
+            self.seen(layer, result)
         return result
 
 

@@ -11,10 +11,10 @@ from torch import Tensor
 
 from featviz.errors import LayoutError
 from featviz.layout.families import FAMILIES, Maps, beside
-from featviz.layout.guess import check_layout, map_size, recognise
+from featviz.layout.guess import channel_axis, check_layout, map_size, recognise
 from featviz.records import Hints
 
-__all__ = ["Maps", "check_layout", "map_size", "recognise", "to_maps"]
+__all__ = ["Maps", "channel_axis", "check_layout", "map_size", "recognise", "to_maps"]
 
 
 def to_maps(tensor: Tensor, hints: Hints | None = None) -> dict[str, Maps]:

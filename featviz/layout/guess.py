@@ -38,6 +38,17 @@ AXES: dict[str, tuple[tuple[int, ...], int | None]] = {
 """The layouts that one can ask for: how many axes they have, and which of them counts tokens."""
 
 _SPATIAL = {"nchw": (2, 3), "nhwc": (1, 2), "ncthw": (3, 4), "nthwc": (2, 3)}
+_CHANNELS = {
+    "nchw": 1,
+    "nhwc": 3,
+    "tokens": -1,
+    "ncl": 1,
+    "windows": -1,
+    "vector": -1,
+    "batch": 1,
+    "ncthw": 1,
+    "nthwc": 4,
+}
 _OF_MANY = ("batch", "vector")
 """Layouts whose first axis may be more than 1."""
 _FEW_TOKENS = 16
@@ -78,6 +89,14 @@ def map_size(shape: Sequence[int], hints: Hints) -> tuple[str, int, int] | None:
         return form.layout, form.grid.height, form.grid.width
     axes = _SPATIAL.get(form.layout)
     return None if axes is None else (form.layout, shape[axes[0]], shape[axes[1]])
+
+
+def channel_axis(shape: Sequence[int], hints: Hints) -> int | None:
+    """Which axis of a shape counts channels; None where no axis does."""
+    try:
+        return _CHANNELS.get(recognise(shape, hints).layout)
+    except LayoutError:
+        return None
 
 
 def check_layout(text: str) -> None:

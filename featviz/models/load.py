@@ -61,6 +61,8 @@ class LoadedModel:
     device: torch.device
     source: Mapping[str, Any]
     """What it is and where from, for run.json: no absolute path."""
+    categories: tuple[str, ...] = ()
+    """Names of the classes, where the weights have them."""
 
 
 @dataclass(frozen=True)
@@ -86,7 +88,14 @@ def load_model(options: ModelOptions, inputs: InputOptions) -> LoadedModel:
     loaded = _load(options)
     module = in_full_precision(loaded.module, device).to(device)
     preprocess = choose_preprocess(module, loaded.entry, inputs, loaded.fixed)
-    return LoadedModel(module, preprocess, device, loaded.source)
+    return LoadedModel(module, preprocess, device, loaded.source, _categories(loaded))
+
+
+def _categories(loaded: Loaded) -> tuple[str, ...]:
+    """torchvision's names of the classes; random weights have none."""
+    if loaded.entry is None or loaded.source.get("weights") == "none":
+        return ()
+    return tuple(getattr(loaded.entry, "meta", {}).get("categories", ()))
 
 
 def adopt(module: nn.Module, inputs: InputOptions) -> LoadedModel:
