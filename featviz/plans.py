@@ -11,6 +11,7 @@ from torch import nn
 
 from featviz import interventions, select, targets
 from featviz.errors import UsageError
+from featviz.gradient_rules import RULES
 from featviz.hooks import KINDS, list_layers
 from featviz.interventions import Intervention
 from featviz.models.load import LoadedModel
@@ -66,17 +67,14 @@ def check_options(options: PassOptions) -> None:
         raise UsageError(f"--capture {wrong[0]!r} is nothing to capture", kinds)
     if not options.capture:
         raise UsageError("--capture is empty", kinds)
-    if options.grad_rule not in GRAD_RULES:
+    if options.grad_rule not in RULES:
         raise UsageError(
-            f"--grad-rule {options.grad_rule!r} is no rule", f"one of {', '.join(GRAD_RULES)}"
+            f"--grad-rule {options.grad_rule!r} is no rule", f"one of {', '.join(RULES)}"
         )
     targets.parse(options.target)
     changes = [interventions.parse(kind, text) for kind, text in options.interventions]
     if not options.gradients:
         _refuse_needless(options, changes)
-
-
-GRAD_RULES = ("plain", "guided", "deconv")
 
 
 def plan(model: LoadedModel, options: PassOptions) -> Plan:

@@ -395,7 +395,6 @@ def test_predictions_have_names_only_of_their_own_classes() -> None:
     assert [prediction.top_classes(output) for output in nothing] == [()] * 6
 
 
-@pytest.mark.slow
 def test_torchvisions_names_come_with_its_weights(tmp_path: Path) -> None:
     """Random weights have no names of classes, and the built entry has a thousand."""
     from featviz.models.load import Loaded, _categories
