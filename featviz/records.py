@@ -108,7 +108,7 @@ class Hints:
     attention: bool = False
     """Whether the layer is an attention, or inside one."""
     tokens: int | None = None
-    """The only number of tokens that there can be."""
+    """The only number of tokens that there can be; 0 where there are none."""
     unrolled: tuple[int, int] | None = None
     """Height and width of the grid that is left when tokens that stand in the order of their
     pooling have all been pooled (Hiera)."""

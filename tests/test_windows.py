@@ -211,6 +211,16 @@ def test_boxes_of_detectors_are_no_tokens(shape: list[int], size: tuple[int, int
         layout.recognise(shape, Hints(input_size=size))
 
 
+def test_heads_of_detectors_have_no_tokens_their_backbones_may() -> None:
+    """322 boxes are no 14 × 23 grid of a 96 × 160 input, whatever their number."""
+    transform = GeneralizedRCNNTransform(96, 160, [0.0] * 3, [1.0] * 3)
+    parts = {"transform": transform, "backbone": nn.ReLU(), "head": nn.ReLU()}
+    model = nn.ModuleDict(parts)
+    assert layout.recognise([1, 322, 8], hints_for(model, "backbone", (96, 160))).layout == "tokens"
+    with pytest.raises(LayoutError, match="is no grid of tokens for an input of 96×160"):
+        layout.recognise([1, 322, 8], hints_for(model, "head", (96, 160)))
+
+
 @pytest.mark.parametrize(
     ("shape", "hints", "name"),
     [

@@ -63,7 +63,13 @@ def read(model: nn.Module, input_shape: tuple[int, ...]) -> Arrangement:
     first = next((m for m in model.modules() if isinstance(m, (nn.Conv2d, nn.Conv3d))), None)
     time = -(-input_shape[2] // _temporal_stride(first)) if len(input_shape) == 5 else None
     size = _seen_size(model, (input_shape[-2], input_shape[-1]))
-    base = Hints(input_size=size, time=time, patch=_patch(first), prefix=_prefix(model))
+    base = Hints(
+        input_size=size,
+        time=time,
+        patch=_patch(first),
+        prefix=_prefix(model),
+        tokens=_none_in_heads(model),
+    )
     cuts = windows.read(model)
     found: dict[str, Hints] = {}
     for name, module in model.named_modules(remove_duplicate=False):
@@ -72,19 +78,28 @@ def read(model: nn.Module, input_shape: tuple[int, ...]) -> Arrangement:
             parent,
             windows=cuts[name],
             attention=parent.attention or _is_attention(name, module),
-            tokens=_mixed(name, module) or parent.tokens,
+            tokens=None if name == "backbone" else _mixed(name, module) or parent.tokens,
             unrolled=_unrolled(model, name) or parent.unrolled,
             channels=_channels(name, module),
         )
     return Arrangement(found)
 
 
+def _detector(model: nn.Module) -> nn.Module | None:
+    """What torchvision's detectors do to an image first: they resize and pad it."""
+    name = "GeneralizedRCNNTransform"
+    return next((part for part in model.children() if type(part).__name__ == name), None)
+
+
+def _none_in_heads(model: nn.Module) -> int | None:
+    """A detector's heads give rows of boxes, [1, N, 4], which are no tokens."""
+    return None if _detector(model) is None else 0
+
+
 def _seen_size(model: nn.Module, size: tuple[int, int]) -> tuple[int, int]:
-    """Height and width of what the layers see: torchvision's detectors resize and pad."""
-    for part in model.children():
-        if type(part).__name__ == "GeneralizedRCNNTransform":
-            return _as_detectors_resize(part, size)
-    return size
+    """Height and width of what the layers see."""
+    transform = _detector(model)
+    return size if transform is None else _as_detectors_resize(transform, size)
 
 
 def _as_detectors_resize(transform: Any, size: tuple[int, int]) -> tuple[int, int]:

@@ -85,13 +85,13 @@ def map_sizes(size: Size) -> tuple[Size, ...]:
     """Sizes of the maps that strides of whole pixels make of an input, the likelier ones first.
 
     With a stride p, H pixels give ceil(H / p) rows where the border is padded, floor(H / p) where
-    it is not, and one less where the kernel is larger than the stride. A square input gives
-    square maps only.
+    it is not, and one less where the kernel is larger than the stride; several strides of 2 in a
+    row may round rows up and columns down. A square input gives square maps only.
     """
     found: dict[Size, None] = {}
     for stride in STRIDES:
         rows, columns = (_sides(side, stride) for side in size)
-        mixed = product(rows[:2], columns[:2])
+        mixed = product(rows[:2], columns[:2]) if stride in _USUAL_STRIDES else ()
         for pair in (*zip(rows, columns, strict=True), *mixed):
             if min(pair) > 0 and (size[0] != size[1] or pair[0] == pair[1]):
                 found[pair] = None
