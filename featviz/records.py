@@ -267,3 +267,13 @@ class RunResult:
         if not self.failures:
             return 0
         return 3 if len(self.failures) < len(self.images) else 1
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Whether a gate held, with its figure in words."""
+
+    gate: str
+    """As it was written: `dead>5%`."""
+    held: bool
+    words: str

@@ -36,8 +36,27 @@ STAGES = [
     "borrowed",
     "meter",
     "filters",
+    "junit",
+    "staging",
+    "diff.comparing",
+    "diff.readback",
 ]
-TORCHLESS = ["store", "records", "errors", "select", "png", "mosaic", "palette", "images"]
+TORCHLESS = [
+    "store",
+    "records",
+    "errors",
+    "select",
+    "png",
+    "mosaic",
+    "palette",
+    "images",
+    "junit",
+    "staging",
+    "runs",
+    "merge",
+    "diff",
+    *(name.removeprefix("featviz.") for name in FILES if name.startswith("featviz.diff.")),
+]
 BELOW = {"featviz.records", "featviz.errors"}
 COMMANDS = [name for name in FILES if name.startswith("featviz.commands.")]
 MODELS = [name for name in FILES if name.startswith("featviz.models")]
