@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import re
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -16,13 +16,11 @@ from featviz.errors import CompareError, StoreError, UsageError
 from featviz.runs import ReadImage, ReadRun, read_run, same_content
 from featviz.store import MANIFEST_FILE, RUN_FILE, RunDirectory
 
-log = logging.getLogger(__name__)
-
 _PART = re.compile(r"\..*\.part")
 """Files that were being written when their run was killed."""
 
-_OWN = ("images", "failures")
-"""Of run.json: what parts of one run do not share."""
+_OWN = ("images", "failures", "schema_version")
+"""Of run.json: what is not of the parts in common, or is written anew."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +63,8 @@ def merge(parts: Sequence[Path], out: Path, overwrite: bool = False) -> MergeRes
         RunDirectory(fresh).write_run(record)
     lost = sorted({name for run in runs for name in run.incomplete} - set(images))
     failures = tuple(row["image"] for row in record["failures"])
-    return MergeResult(out, tuple(images), failures, tuple(lost), record["images"]["total"])
+    complete, total = record["images"]["complete"], record["images"]["total"]
+    return MergeResult(out, tuple(complete), failures, tuple(lost), total)
 
 
 def _check_apart(parts: Sequence[Path], out: Path) -> None:
@@ -108,7 +107,7 @@ def _flat(record: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _images(runs: Sequence[ReadRun]) -> dict[str, ReadImage]:
-    """All complete images, in the order of the whole run.
+    """All complete images.
 
     Raises:
         CompareError: parts have the same image with different results.
@@ -122,37 +121,56 @@ def _images(runs: Sequence[ReadRun]) -> dict[str, ReadImage]:
                     f"{name} is not the same in {earlier.path} and {image.path}",
                     "take it out of one of them",
                 )
-    return {name: found[name] for name in _ordered([list(run.images) for run in runs])}
+    return found
 
 
 def _same(one: ReadImage, other: ReadImage) -> bool:
     return one is other or same_content(one.path / MANIFEST_FILE, other.path / MANIFEST_FILE)
 
 
-def _ordered(names: Sequence[Sequence[str]]) -> list[str]:
-    """Names of several parts in the order of the whole.
-
-    A folder's images come in the order of their paths; where each part is in that order, so is
-    the whole. Images that were listed otherwise stay as they are, one part after the other.
-    """
-    found = list(dict.fromkeys(name for part in names for name in part))
-    if all(list(part) == sorted(part, key=PurePosixPath) for part in names):
-        return sorted(found, key=PurePosixPath)
-    return found
-
-
-def _record(runs: Sequence[ReadRun], images: Mapping[str, ReadImage]) -> dict[str, Any]:
+def _record(runs: Sequence[ReadRun], complete: Collection[str]) -> dict[str, Any]:
     """The content of run.json: an image that failed in one part and is complete in another is
     complete."""
-    failed = _ordered([list(run.failures) for run in runs])
+    parts = [_names(run) for run in runs]
+    order = _in_order(parts)
     errors = {name: error for run in reversed(runs) for name, error in run.failures.items()}
-    failures = [{"image": n, "error": errors[n]} for n in failed if n not in images]
-    named = sum(len({*run.images, *run.failures}) for run in runs)
-    twice = named - len(images) - len(failures)
-    total = sum(int(run.record["images"]["total"]) for run in runs) - twice
-    own = {"images": {"total": total, "complete": list(images)}, "failures": failures}
-    shared = {name: value for name, value in runs[0].record.items() if name != "schema_version"}
-    return {**shared, **own}
+    failed = [name for name in order if name in errors and name not in complete]
+    twice = sum(map(len, parts)) - len(order)
+    images = {
+        "total": sum(int(run.record["images"]["total"]) for run in runs) - twice,
+        "complete": [name for name in order if name in complete],
+    }
+    if any("missing" in run.record["images"] for run in runs):
+        images["missing"] = [n for n in order if n not in complete and n not in errors]
+    shared = {name: value for name, value in runs[0].record.items() if name not in _OWN}
+    failures = [{"image": name, "error": errors[name]} for name in failed]
+    return {**shared, "images": images, "failures": failures}
+
+
+def _names(run: ReadRun) -> list[str]:
+    """All images that a part knows of, as far as it tells in their order."""
+    missing = run.record["images"].get("missing", [])
+    names = list(dict.fromkeys([*run.images, *run.failures, *missing]))
+    return sorted(names, key=PurePosixPath) if _is_sorted(list(run.images)) else names
+
+
+def _in_order(parts: Sequence[Sequence[str]]) -> list[str]:
+    """The names of all parts, in the order in which one run would have come to them.
+
+    A folder's images come in the order of their paths, and the parts' too. Where images were
+    listed otherwise, the parts are taken for every n-th image each, in the order of the parts, if
+    their lengths are those of such parts; else one follows the other.
+    """
+    if all(map(_is_sorted, parts)) and max(map(len, parts)) > 1:
+        return sorted({name for part in parts for name in part}, key=PurePosixPath)
+    counts = [len(part) for part in parts]
+    dealt = sorted(counts, reverse=True) == counts and counts[0] - counts[-1] <= 1
+    rows = zip_longest(*parts) if dealt else parts
+    return list(dict.fromkeys(name for row in rows for name in row if name is not None))
+
+
+def _is_sorted(names: Sequence[str]) -> bool:
+    return list(names) == sorted(names, key=PurePosixPath)
 
 
 def _bring(source: Path, target: Path) -> None:

@@ -37,6 +37,11 @@ class Change:
         differing: np.ndarray = (self.relative > tolerance) | (self.unlike > 0)
         return differing
 
+    def worst_first(self, among: np.ndarray) -> list[int]:
+        """Channels of a mask, the most changed first."""
+        order = np.lexsort((-self.relative, -self.unlike))
+        return [int(i) for i in order if among[i]]
+
 
 def scale_of(*stats: Floats) -> float:
     """The largest finite magnitude among statistics [channels, 6] of several sides."""

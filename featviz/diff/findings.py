@@ -102,7 +102,8 @@ class LayerFindings:
         )
 
     def over_images(self) -> Change:
-        """The worst of each channel over the images that could be compared; may be empty."""
+        """The worst of each channel over the images that could be compared, of the channels that
+        all of these have; may be empty."""
         changes = [one.change for one in self.findings if one.reason is None]
         count = min((len(change.relative) for change in changes), default=0)
         columns = {
@@ -117,11 +118,12 @@ class LayerFindings:
         )
 
     def most_changed(self) -> list[int]:
-        """The channels that changed most, worst first."""
+        """The channels that differ, the most changed first."""
+        if self.reason is not None:
+            return []
         change = self.over_images()
-        order = np.lexsort((-change.relative, -change.unlike))
-        changed = (change.relative > 0) | (change.unlike > 0)
-        return [int(i) for i in order if changed[i]][:_MOST_CHANGED]
+        differs = np.any([one.differs[: len(change.relative)] for one in self.findings], axis=0)
+        return change.worst_first(differs)[:_MOST_CHANGED]
 
 
 @dataclass(frozen=True)

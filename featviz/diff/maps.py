@@ -9,10 +9,10 @@ from pathlib import Path
 import numpy as np
 
 from featviz import mosaic, palette, png, store
-from featviz.diff import readback
 from featviz.diff.comparing import scale_of, signed
 from featviz.diff.findings import Finding, LayerFindings, Map
 from featviz.diff.pairing import Pair
+from featviz.diff.readback import held, is_spatial
 from featviz.diff.sides import Sides, slack_of
 from featviz.palette import Palette
 from featviz.records import Bytes, DrawOptions
@@ -67,24 +67,25 @@ def _worst(layers: Sequence[LayerFindings]) -> list[LayerFindings]:
     differing = [layer for layer in layers if layer.differing and not layer.reason]
     ranked = sorted(differing[1:], key=lambda layer: layer.worst.severity, reverse=True)
     chosen = [*differing[:1], *ranked][:_PICTURES]
-    return [layer for layer in differing if layer in chosen]
+    places = {layer.place for layer in chosen}
+    return [layer for layer in differing if layer.place in places]
 
 
 def _sketch(layer: LayerFindings, base: ReadRun, new: ReadRun) -> Sketch | None:
-    """None where the pictures do not show what was compared."""
+    """None where the pictures do not show what differs."""
     worst = layer.worst
     sides = Sides.of(base.images[worst.image], new.images[worst.image])
     row = sides.base.captures[worst.place]
     pair = Pair(worst.image, worst.place, row, sides.new.captures[worst.place])
-    values = sides.tensors(pair) if readback.is_spatial(row) else None
-    source, (slices, height, width) = KEPT, readback.held(row)
+    values = sides.tensors(pair) if is_spatial(row) else None
+    source, (slices, height, width) = KEPT, held(row)
     if values is None:
         source, values = DRAWN, sides.pixels(pair)
         slices = row.slices[0] if row.slices else 1
-    if values is None:
-        return None
     strip = row.layout == "vector"
-    ids = _most_changed(worst, values[0].ids, strip)
+    ids = [] if values is None else _to_draw(worst, values[0].ids, strip)
+    if values is None or not ids:
+        return None
     chosen = values[0].only(ids), values[1].only(ids)
     scale = scale_of(*sides.stats(pair))
     data = signed(chosen[0].data, chosen[1].data, scale, slack_of(chosen))
@@ -92,14 +93,11 @@ def _sketch(layer: LayerFindings, base: ReadRun, new: ReadRun) -> Sketch | None:
     return Sketch(worst, layer.label, data, tuple(ids), source, strip)
 
 
-def _most_changed(finding: Finding, ids: Sequence[int], whole: bool) -> list[int]:
-    """The channels to draw, the most changed first; of a vector all, in their order."""
-    if whole:
-        return list(ids)
-    change = finding.change
-    order = np.lexsort((-change.relative, -change.unlike))
-    changed = (change.relative > 0) | (change.unlike > 0)
-    return [int(i) for i in order if changed[i] and i in set(ids)][:_CHANNELS] or list(ids[:1])
+def _to_draw(finding: Finding, ids: Sequence[int], whole: bool) -> list[int]:
+    """Those of these channels that differ, the most changed first; of a vector all."""
+    differing = finding.change.worst_first(finding.differs)
+    changed = [channel for channel in differing if channel in set(ids)]
+    return list(ids) if whole and changed else changed[:_CHANNELS]
 
 
 def _write(sketch: Sketch, limit: float, number: int, folder: Path) -> Map:

@@ -18,6 +18,10 @@ LEVELS = {"L": 256, "P": 254}
 finite."""
 _NONFINITE = 255
 
+_HALF = 0.501
+"""Of a level: how far a value may be from the one drawn; the rest is float32's rounding when it was
+drawn."""
+
 
 @dataclass(frozen=True)
 class Values:
@@ -98,7 +102,7 @@ def from_picture(levels: Bytes, mode: str, row: Capture, stats: Floats) -> Value
     data = low[:, None] + drawn * step[:, None]
     if mode == "P":
         data[drawn == _NONFINITE] = np.nan
-    return Values(data, step / 2, channels)
+    return Values(data, step * _HALF, channels)
 
 
 def _tiles(levels: Bytes, row: Capture, count: int) -> Bytes | None:

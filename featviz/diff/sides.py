@@ -7,11 +7,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from featviz.diff import readback
 from featviz.diff.comparing import Change, compare, compare_stats, joined, no_change, scale_of
 from featviz.diff.findings import PIXELS, STATISTICS, TENSORS, Finding
 from featviz.diff.pairing import Pair
-from featviz.diff.readback import Values
+from featviz.diff.readback import Values, from_picture, from_tensor, is_part
 from featviz.records import Capture, Floats
 from featviz.runs import ReadImage, same_content
 
@@ -58,7 +57,7 @@ class Sides:
         found = []
         for image, row in ((self.base, pair.base), (self.new, pair.new)):
             array = image.tensor(row)
-            values = None if array is None else readback.from_tensor(array, row)
+            values = None if array is None else from_tensor(array, row)
             if values is None:
                 return None
             found.append(values)
@@ -72,7 +71,7 @@ class Sides:
             (self.base, self.new), (pair.base, pair.new), self.stats(pair), strict=True
         ):
             picture = image.levels(row.file)
-            values = None if picture is None else readback.from_picture(*picture, row, stats)
+            values = None if picture is None else from_picture(*picture, row, stats)
             if values is None:
                 return None
             found.append(values)
@@ -104,7 +103,7 @@ def slack_of(values: tuple[Values, Values]) -> np.ndarray | None:
 
 
 def _keeps(row: Capture) -> bool:
-    return row.tensor is not None and not readback.is_part(row)
+    return row.tensor is not None and not is_part(row)
 
 
 def _why_not(base: Capture, new: Capture) -> str | None:
