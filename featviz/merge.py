@@ -149,9 +149,10 @@ def _record(runs: Sequence[ReadRun], complete: Collection[str]) -> dict[str, Any
 
 def _names(run: ReadRun) -> list[str]:
     """All images that a part knows of, as far as it tells in their order."""
-    missing = run.record["images"].get("missing", [])
-    names = list(dict.fromkeys([*run.images, *run.failures, *missing]))
-    return sorted(names, key=PurePosixPath) if _is_sorted(list(run.images)) else names
+    listed = run.record["images"]
+    complete = dict.fromkeys([*listed["complete"], *run.images])
+    names = list(complete | dict.fromkeys([*run.failures, *listed.get("missing", [])]))
+    return sorted(names, key=PurePosixPath) if _is_sorted(list(complete)) else names
 
 
 def _in_order(parts: Sequence[Sequence[str]]) -> list[str]:

@@ -169,6 +169,11 @@ def read_run(root: Path) -> ReadRun:
     """
     path = root / RUN_FILE
     record = read_json(path)
+    if "kind" in record:
+        raise StoreError(
+            f"{root} holds {record['kind']}, not the feature maps of a run",
+            "give a folder that featviz run wrote",
+        )
     with _blamed(path):
         order = [str(name) for name in record["images"]["complete"]]
         failures = {str(row["image"]): str(row["error"]) for row in record["failures"]}

@@ -446,6 +446,10 @@ def test_usage(featviz: CLI, run: Run, tmp_path: Path) -> None:
     done = featviz("diff", base, tmp_path / "empty")
     assert done.code == 1
     assert "empty is no run directory: it has no run.json" in done.err
+    featviz("kernels", tmp_path / "model.pth", "--out", tmp_path / "kernels")
+    done = featviz("diff", base, tmp_path / "kernels")
+    assert done.code == 1
+    assert "holds kernels, not the feature maps of a run" in done.err
 
 
 def test_incomplete_images_are_named(featviz: CLI, run: Run) -> None:
