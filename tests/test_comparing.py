@@ -60,7 +60,7 @@ def test_equal_is_no_change() -> None:
     values[2, ::3] = np.nan
     values[3, ::3] = -np.inf
     change = compare(values, values.copy(), 5.0)
-    for name, column in vars(no_change(5)).items():
+    for name, column in vars(no_change(5, 700_000)).items():
         np.testing.assert_allclose(getattr(change, name), column, rtol=1e-12, err_msg=name)
     assert not change.differs(0.0).any()
 
@@ -76,6 +76,12 @@ def test_cosine_is_torchs() -> None:
     )
     np.testing.assert_allclose(compare(base, new, 1e200).cosine, oracle, atol=1e-12)
     assert compare(base, new, 1e200).cosine[3] == pytest.approx(-1)
+
+
+def test_the_cosine_of_single_numbers_is_none() -> None:
+    """A logit that crosses zero is no opposite; nor are equal ones more than equal."""
+    assert np.isnan(compare(np.array([[1e-6]]), np.array([[-1e-6]]), 1.0).cosine).all()
+    assert np.isnan(no_change(3, 1).cosine).all()
 
 
 def test_slack_takes_off_what_nobody_can_know() -> None:

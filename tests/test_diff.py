@@ -119,6 +119,8 @@ def test_the_same_run_twice_is_equal(featviz: CLI, run: Run, kept: tuple[str, ..
     assert document["channels"] == {"differing": 0, "total": 2 * (4 * 8 + 6), "ratio": 0.0}
     assert all(set(layer["channels"]["absolute"]) == {0.0} for layer in document["layers"])
     assert all(set(layer["channels"]["cosine"]) == {1.0} for layer in document["layers"])
+    by = "tensors" if kept else "statistics and pixels"
+    assert all(layer["by"] == [by] for layer in document["layers"])
 
 
 @pytest.mark.parametrize("kept", [(), ("--tensors", "npy")], ids=["pixels", "tensors"])
@@ -537,6 +539,7 @@ class Page(HTMLParser):
 
 
 HOSTILE = "<img src=x onerror=alert(1)> & 'b'.png"
+LOST = "<u onclick=alert(2)>.png"
 
 
 def test_the_page(featviz: CLI, run: Run, photos: Path, tmp_path: Path) -> None:
@@ -544,7 +547,8 @@ def test_the_page(featviz: CLI, run: Run, photos: Path, tmp_path: Path) -> None:
     from urllib.parse import unquote
 
     (photos / "b.png").rename(photos / HOSTILE)
-    base, new = run("base", images=photos / HOSTILE), run("new", change=one_weight)
+    (photos / "a.png").rename(photos / LOST)
+    base, new = run("base", images=photos / HOSTILE), run("<i>new", change=one_weight)
     html = tmp_path / "pages" / "a diff#1.html"
     done = featviz("diff", base, new, "--html", html)
     assert done.code == 4
@@ -552,12 +556,14 @@ def test_the_page(featviz: CLI, run: Run, photos: Path, tmp_path: Path) -> None:
     assert not page.tags & {"script", "style", "iframe"}
     assert page.attributes <= {"lang", "charset", "rel", "href", "src", "alt"}
     assert len(page.links) == 4  # the style sheet and three layers
+    assert not any(set(link) & set(" #") for link in page.links)
     for link in page.links:
         assert (html.parent / unquote(link)).is_file(), link
     text = "".join(page.words)
     assert HOSTILE in text
     assert "first at 2 (Conv2d)" in text
-    assert "image a.png (not there)" in text
+    assert f"image {LOST} (not there)" in text
+    assert str(new) in text
 
 
 def drawn(folder: Path) -> dict[str, Image.Image]:
@@ -597,8 +603,8 @@ def test_difference_maps(featviz: CLI, run: Run, tmp_path: Path) -> None:
 
 
 def tile_of(pixels: np.ndarray, one: dict[str, Any], size: tuple[int, ...]) -> np.ndarray:
-    """The first map of a picture, at its own size: 48 pixels are enough, padding is 2."""
-    factor = -(-48 // max(size))
+    """The first map of a picture, at its own size: 96 pixels are enough, padding is 2."""
+    factor = -(-96 // max(size))
     at = 0 if len(one["channels"]) == 1 else 2
     return pixels[at : at + size[0] * factor : factor, at : at + size[1] * factor : factor]
 
@@ -732,3 +738,27 @@ def test_fifty_images_of_twenty_layers(featviz: CLI, tmp_path: Path) -> None:
         assert document["channels"]["total"] == 50 * 20 * 32
         print(f"kept={kept}: {elapsed:.2f} s")
         assert elapsed < 30
+
+
+def test_vectors(featviz: CLI, photos: Path, tmp_path: Path) -> None:
+    """The logits of a Linear layer: exact by statistics, the most changed drawn as cells."""
+    for name, by in (("base", 0.0), ("new", 0.5)):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(12, 40))
+        with torch.no_grad():
+            model[2].bias[[7, 30]] += torch.tensor([by, -by / 2])
+        torch.save(model, tmp_path / "model.pth")
+        options = ("--size", "32", "--layers", "Linear", "--out", tmp_path / name, "-q")
+        assert featviz("run", tmp_path / "model.pth", photos / "a.png", *options).code == 0
+    pair = tmp_path / "base", tmp_path / "new"
+    code, document = documented(featviz, *pair, "--out", tmp_path / "maps")
+    assert code == 4
+    found = document["layers"][0]["channels"]
+    np.testing.assert_allclose(np.flatnonzero(found["absolute"]), [7, 30])
+    np.testing.assert_allclose(np.array(found["absolute"])[[7, 30]], [0.5, 0.25], atol=1e-6)
+    assert found["cosine"] == [None] * 40
+    assert document["maps"][0]["channels"] == [7, 30]
+    pixels = np.asarray(drawn(tmp_path / "maps")["2 (Linear)"].convert("RGB"))
+    width = pixels.shape[1] // 2
+    assert (pixels[:, :width, 0] > pixels[:, :width, 2]).all()  # 7 rose: red
+    assert (pixels[:, width:, 2] > pixels[:, width:, 0]).all()  # 30 fell: blue

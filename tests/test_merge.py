@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import json
 import os
-import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -278,5 +277,8 @@ def test_a_part_that_was_killed(featviz: CLI, run: Run, photos: list[Path], tmp_
     path.write_text(json.dumps(record))
     assert featviz("merge", *parts, "--out", tmp_path / "merged").code == 0
     assert tree(tmp_path / "merged") == tree(whole)
-    shutil.rmtree(parts[1] / "d.png")
-    assert featviz("merge", *parts, "--out", tmp_path / "fewer").code == 3
+    (parts[1] / "d.png" / "manifest.json").unlink()
+    done = featviz("merge", *parts, "--out", tmp_path / "fewer")
+    assert done.code == 3
+    assert "d.png is incomplete" in done.err
+    assert not (tmp_path / "fewer" / "d.png").exists()

@@ -28,7 +28,7 @@ class Change:
     """Largest |new - base| / (max(|new|, |base|) + scale), 0..1: see `compare`."""
     cosine: np.ndarray
     """Cosine similarity over the values that are finite on both sides, -1..1; 1 where both are
-    zero; NaN where it is not known."""
+    zero; NaN where it is not known, or where a channel is a single number."""
     unlike: np.ndarray
     """Values that are NaN or infinite on one side, and something else on the other."""
 
@@ -49,10 +49,10 @@ def scale_of(*stats: Floats) -> float:
     return float(np.max(extremes, initial=0.0, where=np.isfinite(extremes)))
 
 
-def no_change(channels: int) -> Change:
-    """Of two equal tensors."""
-    zeros = np.zeros(channels)
-    return Change(zeros, zeros, np.ones(channels), np.zeros(channels, np.int64))
+def no_change(channels: int, values: int) -> Change:
+    """Of two equal tensors with so many values in a channel."""
+    zeros, cosine = np.zeros(channels), np.full(channels, 1.0 if values > 1 else np.nan)
+    return Change(zeros, zeros, cosine, np.zeros(channels, np.int64))
 
 
 def compare(
@@ -83,12 +83,13 @@ def compare_stats(base: Floats, new: Floats, scale: float) -> Change:
 
 
 def joined(whole: Change, part: Change, channels: Sequence[int]) -> Change:
-    """Both findings: `part` is of these channels of `whole`; the larger difference counts."""
+    """Both findings: `part` is of these channels of `whole`; the larger difference counts, and the
+    cosine of `part`."""
     at = list(channels)
     columns = {name: column.copy() for name, column in vars(whole).items()}
     for name in ("absolute", "relative", "unlike"):
         columns[name][at] = np.maximum(columns[name][at], getattr(part, name))
-    columns["cosine"][at] = np.fmin(columns["cosine"][at], part.cosine)
+    columns["cosine"][at] = part.cosine
     return Change(**columns)
 
 
@@ -130,6 +131,8 @@ def _differences(base: np.ndarray, new: np.ndarray) -> tuple[np.ndarray, np.ndar
 
 def _cosine(base: np.ndarray, new: np.ndarray) -> np.ndarray:
     """Of rows; their largest values are made 1 first, so that no square overflows."""
+    if base.shape[1] == 1:
+        return np.full(len(base), np.nan)
     finite = np.isfinite(base) & np.isfinite(new)
     base, new = (_unit(np.where(finite, values, 0.0)) for values in (base, new))
     dot = np.einsum("ij,ij->i", base, new)

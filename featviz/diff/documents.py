@@ -56,7 +56,7 @@ def verdict_words(result: DiffResult) -> str:
     first = result.first
     where = "" if first is None else f", first at {first.label} ({first.type})"
     found = f"{differing} of {total} channels differ ({result.ratio:.2%}){where}"
-    scope = f"{len(result.layers)} layers of {len(result.images)} images"
+    scope = f"{len(result.layers)} tensors of {len(result.images)} images"
     return f"{'equal' if result.equal else 'different'}: {scope} compared, {found}"
 
 

@@ -24,8 +24,8 @@ KEPT, DRAWN = "kept tensors", "pixels"
 _PICTURES = 8
 """Layers that are drawn at most, each in its worst image."""
 _CHANNELS = 16
-"""Maps of a picture at most; a vector is drawn whole."""
-_OPTIONS = DrawOptions(min_tile=48)
+"""Maps of a picture at most."""
+_OPTIONS = DrawOptions(min_tile=96)
 
 
 @dataclass(frozen=True)
@@ -82,22 +82,21 @@ def _sketch(layer: LayerFindings, base: ReadRun, new: ReadRun) -> Sketch | None:
     if values is None:
         source, values = DRAWN, sides.pixels(pair)
         slices = row.slices[0] if row.slices else 1
-    strip = row.layout == "vector"
-    ids = [] if values is None else _to_draw(worst, values[0].ids, strip)
+    ids = [] if values is None else _to_draw(worst, values[0].ids)
     if values is None or not ids:
         return None
     chosen = values[0].only(ids), values[1].only(ids)
     scale = scale_of(*sides.stats(pair))
     data = signed(chosen[0].data, chosen[1].data, scale, slack_of(chosen))
     data = data.reshape(len(ids), slices, height, width)[:, : _OPTIONS.max_slices]
-    return Sketch(worst, layer.label, data, tuple(ids), source, strip)
+    return Sketch(worst, layer.label, data, tuple(ids), source, row.layout == "vector")
 
 
-def _to_draw(finding: Finding, ids: Sequence[int], whole: bool) -> list[int]:
-    """Those of these channels that differ, the most changed first; of a vector all."""
+def _to_draw(finding: Finding, ids: Sequence[int]) -> list[int]:
+    """Those of these channels that differ, the most changed first."""
+    known = set(ids)
     differing = finding.change.worst_first(finding.differs)
-    changed = [channel for channel in differing if channel in set(ids)]
-    return list(ids) if whole and changed else changed[:_CHANNELS]
+    return [channel for channel in differing if channel in known][:_CHANNELS]
 
 
 def _write(sketch: Sketch, limit: float, number: int, folder: Path) -> Map:

@@ -47,8 +47,8 @@ class Pairing:
 
     images: tuple[str, ...]
     """Those that both have, in the order of BASE."""
-    order: Mapping[Place, int]
-    """Places in the order in which the model came to them."""
+    order: tuple[Place, ...]
+    """Places of BASE in the order in which the model came to them."""
     only_in_base: OnlyIn
     only_in_new: OnlyIn
 
@@ -65,11 +65,8 @@ def pair_up(base: ReadRun, new: ReadRun) -> Pairing:
             f"no image is in both runs: BASE has {_few(base.images)}, NEW has {_few(new.images)}",
             "compare runs of the same images",
         )
-    order: dict[Place, int] = {}
-    for name in images:
-        for place in base.images[name].captures:
-            order.setdefault(place, len(order))
-    both = {place for name in images for place in new.images[name].captures} & set(order)
+    order = _places(base, images)
+    both = set(_places(new, images)) & set(order)
     if not both:
         raise CompareError(
             f"no layer is in both runs: BASE has {_few(_layers(base, images))}, "
@@ -159,8 +156,12 @@ def _reason(image: ReadImage, place: Place) -> str:
     return "never ran" if place.layer in image.never_ran else "not there"
 
 
+def _places(run: ReadRun, images: Sequence[str]) -> tuple[Place, ...]:
+    return tuple(dict.fromkeys(p for name in images for p in run.images[name].captures))
+
+
 def _layers(run: ReadRun, images: Sequence[str]) -> list[str]:
-    return list(dict.fromkeys(p.layer for name in images for p in run.images[name].captures))
+    return list(dict.fromkeys(place.layer for place in _places(run, images)))
 
 
 def _few(names: Iterable[str]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -10,7 +11,7 @@ import numpy as np
 from featviz.diff.comparing import Change, compare, compare_stats, joined, no_change, scale_of
 from featviz.diff.findings import PIXELS, STATISTICS, TENSORS, Finding
 from featviz.diff.pairing import Pair
-from featviz.diff.readback import Values, from_picture, from_tensor, is_part
+from featviz.diff.readback import Values, from_picture, from_tensor, held, is_part
 from featviz.records import Capture, Floats
 from featviz.runs import ReadImage, same_content
 
@@ -43,7 +44,7 @@ class Sides:
         row = pair.base
         reason = _why_not(row, pair.new)
         if reason is not None:
-            by, change = STATISTICS, no_change(row.maps)
+            by, change = STATISTICS, no_change(row.maps, 1)
             differs = np.ones(row.maps, np.bool_)
         else:
             by, change = self._change(pair)
@@ -81,7 +82,7 @@ class Sides:
         base, new = self.stats(pair)
         kept = _keeps(pair.base) and _keeps(pair.new)
         if np.array_equal(base, new, equal_nan=True) and self._same_file(pair, kept):
-            return TENSORS if kept else PIXELS, no_change(len(base))
+            return TENSORS if kept else PIXELS, no_change(len(base), math.prod(held(pair.base)))
         scale = scale_of(base, new)
         if (values := self.tensors(pair)) is not None:
             return TENSORS, compare(values[0].data, values[1].data, scale)
