@@ -30,14 +30,15 @@ HEADINGS = (
 
 
 def cells(layer: LayerFindings) -> tuple[str, ...]:
-    """One layer, for people: how many images and channels differ, and by how much at most."""
+    """One layer, for people: how many images and channels differ, and by how much at most; the
+    cosine is the smallest of these channels."""
     differing, total = layer.channels
     names = (layer.label, layer.type, layer.place.stem)
     counts = (f"{len(layer.differing)}/{len(layer.findings)}", f"{differing}/{total}")
     if layer.reason is not None:
         return (*names, *counts, "", "", "", layer.reason, "")
     change = layer.over_images()
-    cosine = np.fmin.reduce(change.cosine)
+    cosine = np.fmin.reduce(change.cosine[layer.differs], initial=np.nan)
     unlike = f" ({change.unlike.max()} not finite)" if change.unlike.any() else ""
     return (
         *names,

@@ -101,6 +101,13 @@ class LayerFindings:
             sum(len(one.differs) for one in self.findings),
         )
 
+    @property
+    def differs(self) -> np.ndarray:
+        """Channels, bool, that differ in some image, of those that all images have."""
+        count = min(len(one.differs) for one in self.findings)
+        differing: np.ndarray = np.any([one.differs[:count] for one in self.findings], axis=0)
+        return differing
+
     def over_images(self) -> Change:
         """The worst of each channel over the images that could be compared, of the channels that
         all of these have; may be empty."""
@@ -121,9 +128,7 @@ class LayerFindings:
         """The channels that differ, the most changed first."""
         if self.reason is not None:
             return []
-        change = self.over_images()
-        differs = np.any([one.differs[: len(change.relative)] for one in self.findings], axis=0)
-        return change.worst_first(differs)[:_MOST_CHANGED]
+        return self.over_images().worst_first(self.differs)[:_MOST_CHANGED]
 
 
 @dataclass(frozen=True)

@@ -14,9 +14,9 @@ _LAYERS = 50
 """Rows of the table at most; the JSON document has them all."""
 
 STYLE = """\
-body { font: 15px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 72rem; padding: 0 1rem }
+body { font: 14px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 80rem; padding: 0 1rem }
 table { border-collapse: collapse }
-th, td { border-bottom: 1px solid #ddd; padding: .25rem .75rem; text-align: left }
+th, td { border-bottom: 1px solid #ddd; padding: .2rem .5rem; text-align: left }
 figure { margin: 1.5rem 0 }
 img { image-rendering: pixelated; max-width: 100% }
 """
@@ -32,6 +32,7 @@ def document(result: DiffResult, maps: str) -> str:
         *_head(maps),
         f"<p>{escape(verdict_words(result))}</p>",
         _table(("", "run"), [("BASE", str(result.base)), ("NEW", str(result.new))]),
+        *_figures(result.maps, maps),
         *_layers(result),
         *_listed("Only in BASE", only_words(result.only_in_base)),
         *_listed("Only in NEW", only_words(result.only_in_new)),
@@ -40,7 +41,6 @@ def document(result: DiffResult, maps: str) -> str:
             for side, names in result.incomplete.items()
             for line in _listed(f"Incomplete in {side.upper()}", names)
         ),
-        *_figures(result.maps, maps),
         "</body>",
         "</html>",
     ]
