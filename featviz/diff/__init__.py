@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -16,7 +15,7 @@ from featviz.diff.pairing import Pairing, check_alike, pair_up, pairs
 from featviz.diff.sides import Sides
 from featviz.errors import UsageError
 from featviz.runs import Place, ReadRun, read_run
-from featviz.store import atomic
+from featviz.store import atomic, write_json
 
 log = logging.getLogger(__name__)
 
@@ -111,19 +110,18 @@ def _write(result: DiffResult, base: ReadRun, new: ReadRun, outputs: Outputs) ->
     if outputs.folder is not None:
         with staging.replacing(outputs.folder) as fresh:
             result = replace(result, maps=tuple(maps.draw(result.layers, base, new, fresh)))
-            content = json.dumps(documents.as_json(result), indent=1, ensure_ascii=False)
-            _files(fresh, {_DOCUMENT: content + "\n", "style.css": page.STYLE})
+            write_json(fresh / _DOCUMENT, documents.as_json(result))
+            _file(fresh / "style.css", page.STYLE)
     if outputs.html is not None and outputs.folder is not None:
         beside = os.path.relpath(outputs.folder, outputs.html.parent)
         text = page.document(result, Path(beside).as_posix())
-        _files(outputs.html.parent, {outputs.html.name: text})
+        _file(outputs.html, text)
     if outputs.junit is not None:
         with atomic(outputs.junit) as file:
             file.write(junit.document({str(result.new): documents.verdicts(result)}, "diff"))
     return result
 
 
-def _files(folder: Path, contents: Mapping[str, str]) -> None:
-    for name, text in contents.items():
-        with atomic(folder / name) as file:
-            file.write(text.encode("utf-8", "replace"))
+def _file(path: Path, text: str) -> None:
+    with atomic(path) as file:
+        file.write(text.encode("utf-8", "replace"))
