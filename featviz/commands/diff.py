@@ -77,7 +77,7 @@ def command(base: Path, new: Path, as_json: bool, **given: Any) -> int:
     if as_json:
         from featviz.diff.documents import as_json as document
 
-        click.echo(json.dumps(document(result), indent=1, ensure_ascii=False))
+        click.echo(json.dumps(document(result), indent=1))
     else:
         _table(result)
     return result.exit_code
