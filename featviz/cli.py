@@ -21,6 +21,8 @@ COMMANDS = {
     "summary": ("featviz.commands.summary", "Count parameters, MACs and memory of a model."),
     "kernels": ("featviz.commands.kernels", "Draw the kernels of a model's convolutions."),
     "audit": ("featviz.commands.audit", "Count dead, constant and non-finite channels."),
+    "diff": ("featviz.commands.diff", "Compare two run directories."),
+    "merge": ("featviz.commands.merge", "Join parts of a run that were made apart."),
     "identify": ("featviz.commands.identify", "Say which architecture a file of weights is."),
 }
 """Module of each command, and its line in --help."""

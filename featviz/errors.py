@@ -44,3 +44,7 @@ class LayoutError(FeatvizError):
 
 class StoreError(FeatvizError):
     """The run directory cannot be written or read."""
+
+
+class CompareError(FeatvizError):
+    """Runs that cannot be set side by side, since they did not do the same."""

@@ -41,20 +41,21 @@ def replacing(root: Path) -> Iterator[Path]:
     """A folder beside `root` to write into, which takes its place if the block succeeds.
 
     Raises:
-        StoreError: it cannot be made or moved; names the path.
+        StoreError: it cannot be made, written into or moved; names `root`.
     """
     final = root.resolve()
     fresh = final.with_name(f".{final.name}.{os.getpid()}.part")
-    with _reported(root):
-        fresh.mkdir(parents=True)
+    old = fresh.with_suffix(".old")
     try:
-        yield fresh
         with _reported(root):
+            fresh.mkdir(parents=True)
+            yield fresh
             if final.exists():
-                shutil.rmtree(final)
+                final.replace(old)
             fresh.replace(final)
     finally:
         shutil.rmtree(fresh, ignore_errors=True)
+        shutil.rmtree(old, ignore_errors=True)
 
 
 @contextmanager
@@ -64,5 +65,5 @@ def _reported(root: Path) -> Iterator[None]:
     except OSError as error:
         raise StoreError(
             f"{root} cannot be written: {error.strerror or error}",
-            "choose another --out or make room",
+            "choose another place with --out, or make room",
         ) from error

@@ -50,6 +50,8 @@ STAGES = [
     "gradient_rules",
     "prediction",
     "flow",
+    "diff.comparing",
+    "diff.readback",
 ]
 TORCHLESS = [
     "store",
@@ -66,6 +68,10 @@ TORCHLESS = [
     "junit",
     "staging",
     "flow",
+    "runs",
+    "merge",
+    "diff",
+    *(name.removeprefix("featviz.") for name in FILES if name.startswith("featviz.diff.")),
 ]
 BELOW = {"featviz.records", "featviz.errors"}
 COMMANDS = [name for name in FILES if name.startswith("featviz.commands.")]
