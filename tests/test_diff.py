@@ -389,7 +389,7 @@ def test_another_scale_is_refused(featviz: CLI, run: Run) -> None:
     """With both scale modes."""
     done = featviz("diff", run("base"), run("new", "--normalize", "layer"))
     assert done.code == 1
-    assert "the scale mode is 'map' in BASE and 'layer' in NEW" in done.err
+    assert "the scale mode is 'auto' in BASE and 'layer' in NEW" in done.err
 
 
 def test_another_image_of_that_name_is_refused(featviz: CLI, run: Run, photos: Path) -> None:

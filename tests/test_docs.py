@@ -76,6 +76,13 @@ def test_readme_use_commands_work(clone: Path, featviz: Callable[..., Outcome]) 
         assert featviz(*words).code == 0, line
 
 
+@pytest.mark.parametrize("line", commands("<!-- gradients -->"))
+def test_gradient_commands_work(line: str, clone: Path, featviz: Callable[..., Outcome]) -> None:
+    """The commands of the section draw what it says, with random weights."""
+    done = featviz(*shlex.split(line)[1:], "--weights", "none")
+    assert done.code == 0, done.err
+
+
 @pytest.mark.parametrize("line", commands("<!-- audit in CI -->"))
 def test_audit_command_works(line: str, clone: Path, featviz: Callable[..., Outcome]) -> None:
     """The gates of the README's example hold, and the proof says that nothing changes."""

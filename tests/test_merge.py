@@ -118,7 +118,7 @@ def test_files_are_linked_where_they_can_be(
 @pytest.mark.parametrize(
     ("options", "named"),
     [
-        (("--normalize", "layer"), "options.normalize is 'map' in the first and 'layer' in the"),
+        (("--normalize", "layer"), "options.normalize is 'auto' in the first and 'layer' in the"),
         (("--layers", "Conv2d"), "layers is ['0', '1'] in the first"),
         (("--size", "40"), "preprocessing is "),
     ],
