@@ -7,6 +7,7 @@ from contextlib import ExitStack, contextmanager
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import UninitializedBuffer
 
 
 @contextmanager
@@ -43,7 +44,7 @@ def _buffers(model: nn.Module) -> Iterator[None]:
         (module, name, buffer, buffer.clone())
         for module in model.modules()
         for name, buffer in module._buffers.items()
-        if buffer is not None
+        if buffer is not None and _has_values(buffer)
     ]
     try:
         yield
@@ -51,6 +52,11 @@ def _buffers(model: nn.Module) -> Iterator[None]:
         with torch.no_grad():
             for module, name, buffer, value in before:
                 _put_back(module, name, buffer, value)
+
+
+def _has_values(buffer: Tensor) -> bool:
+    """A lazy module's buffer has no shape yet, and one on the meta device no values."""
+    return not isinstance(buffer, UninitializedBuffer) and not buffer.is_meta
 
 
 def _put_back(module: nn.Module, name: str, buffer: Tensor, value: Tensor) -> None:

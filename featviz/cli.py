@@ -18,6 +18,8 @@ from featviz.errors import FeatvizError
 COMMANDS = {
     "run": ("featviz.commands.run", "Draw feature maps into a run directory."),
     "layers": ("featviz.commands.layers", "List the modules of a model."),
+    "summary": ("featviz.commands.summary", "Count parameters, MACs and memory of a model."),
+    "kernels": ("featviz.commands.kernels", "Draw the kernels of a model's convolutions."),
     "identify": ("featviz.commands.identify", "Say which architecture a file of weights is."),
 }
 """Module of each command, and its line in --help."""

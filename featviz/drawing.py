@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import BinaryIO
 
 import numpy as np
+import torch
 from PIL import Image
 from torch import Tensor
 
@@ -50,6 +51,7 @@ class Drawing:
     layout: str
     plan: GridPlan
     tiles: Bytes
+    """[N, H, W], or [N, H, W, 3] for RGB."""
     palette: Palette
     limits: Limits
     stats: Floats
@@ -73,6 +75,31 @@ def draw(
     """
     parts = to_maps(tensor, hints or Hints())
     return {key: draw_maps(maps, options, mode) for key, maps in parts.items()}
+
+
+def draw_tiles(data: Tensor, layout: str, options: DrawOptions, mode: Scale) -> Drawing:
+    """Draw what is maps already: float32 [C, S, K, H, W], S tiles for each channel in K colours.
+
+    The tiles of a channel share its limits. Where K is 3, so do the colours, which makes equal
+    values grey; the colormap is then not used, and a pixel that is not finite in some colour is
+    magenta. Statistics are those of a channel's tiles.
+
+    Raises:
+        LayoutError: the picture is larger than its format can hold.
+    """
+    count, slices, colours, height, width = data.shape
+    rows = data.reshape(count, slices * colours * height, width)
+    numbers = stats.channel_stats(rows)
+    channels = mosaic.pick_maps(numbers[:, stats.MEAN].tolist(), options)
+    limits = scale.limits(mode, rows, numbers[:, stats.MIN], numbers[:, stats.MAX])
+    if channels is not None:
+        rows = rows[channels]
+        if limits.shared is None:
+            limits = Limits(limits.low[channels], limits.high[channels], limits.mode)
+    plan = plan_for((len(rows), slices, height, width), False, options)
+    paint = _rgb_tiles if colours == 3 else _level_tiles
+    tiles, colors = paint(rows, height, limits, options, bool(numbers[:, stats.NONFINITE].any()))
+    return Drawing(layout, plan, tiles, colors, limits, numbers, channels, (slices, slices))
 
 
 def draw_maps(maps: Maps, options: DrawOptions, mode: Scale) -> Drawing:
@@ -119,10 +146,12 @@ def _for_tiles(limits: Limits, channels: list[int] | None, slices: int) -> Limit
     return Limits(np.repeat(low, slices), np.repeat(high, slices), limits.mode)
 
 
-def describe(drawing: Drawing, site: Site, shape: Sequence[int], file: str) -> Capture:
-    """The manifest's row for a drawing."""
+def describe(
+    drawing: Drawing, site: Site, shape: Sequence[int], file: str, values: int | None = None
+) -> Capture:
+    """The manifest's row for a drawing; `values` of a channel, where they are not a map's."""
     plan, limits = drawing.plan, drawing.limits
-    down, across = plan.scale
+    (down, across), area = plan.scale, plan.map_size[0] * plan.map_size[1]
     return Capture(
         layer=site.layer.name,
         type=site.layer.type,
@@ -144,7 +173,7 @@ def describe(drawing: Drawing, site: Site, shape: Sequence[int], file: str) -> C
         range=None if limits.shared is None else list(limits.shared),
         channels=drawing.channels,
         slices=list(drawing.slices) if drawing.slices[1] > 1 else None,
-        **stats.overall(drawing.stats, plan.map_size[0] * plan.map_size[1] * drawing.slices[1]),  # type: ignore[arg-type]
+        **stats.overall(drawing.stats, values or area * drawing.slices[1]),  # type: ignore[arg-type]
     )
 
 
@@ -152,20 +181,21 @@ def encode(drawing: Drawing, file: BinaryIO, format: str, text: dict[str, str]) 
     """Write the picture to an open file: PNG by our own encoder, other formats through Pillow."""
     if format == "png":
         plan, colors = drawing.plan, drawing.palette
-        pieces = mosaic.strips(plan, drawing.tiles, colors.pad, lead=1)
-        png.write_png(file, (plan.height, plan.width), pieces, colors=colors.colors, text=text)
+        png.write_png(
+            file, (plan.height, plan.width), _png_rows(drawing), colors=colors.colors, text=text
+        )
     elif format == "webp":
         to_image(drawing).convert("RGB").save(file, "webp", lossless=True)
     else:
         image = to_image(drawing)
         image = image if image.mode == "L" else image.convert("RGB")
-        image.save(file, "jpeg", quality=95, comment=_comment(text))
+        image.save(file, "jpeg", quality=95, subsampling=0, comment=_comment(text))
 
 
 def to_image(drawing: Drawing) -> Image.Image:
-    """The picture as a Pillow image of mode L, or P with its palette."""
+    """The picture as a Pillow image of mode L, P with its palette, or RGB."""
     colors = drawing.palette
-    image = Image.fromarray(mosaic.compose(drawing.plan, drawing.tiles, colors.pad))
+    image = Image.fromarray(_pixels(drawing))
     if colors.colors is not None:
         image.putpalette(colors.colors)
     return image
@@ -200,6 +230,42 @@ def _palette(options: DrawOptions, nonfinite: bool) -> Palette:
         return palette.plain_grey(options.pad_value)
     colors = palette.colored(options.cmap, options.pad_value)
     return colors if nonfinite else Palette(colors.levels, colors.pad, None, colors.colors)
+
+
+def _level_tiles(
+    rows: Tensor, height: int, limits: Limits, options: DrawOptions, nonfinite: bool
+) -> tuple[Bytes, Palette]:
+    """[C, S·H, W] to levels [C·S, H, W]."""
+    colors = _palette(options, nonfinite)
+    levels = scale.to_tiles(rows, limits, colors.levels, colors.nonfinite)
+    return levels.reshape(-1, height, levels.shape[2]), colors
+
+
+def _rgb_tiles(
+    rows: Tensor, height: int, limits: Limits, options: DrawOptions, nonfinite: bool
+) -> tuple[Bytes, Palette]:
+    """[C, S·3·H, W] to pixels [C·S, H, W, 3]."""
+    colors = palette.plain_grey(options.pad_value)
+    levels = scale.to_tiles(rows, limits, colors.levels, 0 if nonfinite else None)
+    shape = (-1, 3, height, levels.shape[2])
+    tiles = levels.reshape(shape).transpose(0, 2, 3, 1).copy()
+    tiles[~torch.isfinite(rows).reshape(shape).all(1).cpu().numpy()] = palette.MAGENTA
+    return tiles, colors
+
+
+def _pixels(drawing: Drawing) -> Bytes:
+    """The whole picture, [height, width] or [height, width, 3]."""
+    plan, tiles, pad = drawing.plan, drawing.tiles, drawing.palette.pad
+    if tiles.ndim == 3:
+        return mosaic.compose(plan, tiles, pad)
+    return np.stack([mosaic.compose(plan, tiles[..., c], pad) for c in range(3)], axis=-1)
+
+
+def _png_rows(drawing: Drawing) -> Iterable[Bytes]:
+    """The picture as the encoder takes it: a column in front, RGB side by side."""
+    if drawing.tiles.ndim == 3:
+        return mosaic.strips(drawing.plan, drawing.tiles, drawing.palette.pad, lead=1)
+    return [np.pad(_pixels(drawing).reshape(drawing.plan.height, -1), ((0, 0), (1, 0)))]
 
 
 def _comment(text: dict[str, str]) -> bytes:

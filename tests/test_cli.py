@@ -135,11 +135,13 @@ def modules_after(*arguments: str, **environment: str) -> tuple[str, set[str]]:
         (["--version"], set()),
         (["run", "--help"], {"numpy"}),
         (["layers", "--help"], set()),
+        (["summary", "--help"], set()),
+        (["kernels", "--help"], {"numpy"}),
     ],
     ids=" ".join,
 )
 def test_help_imports_nothing_heavy(arguments: list[str], allowed: set[str]) -> None:
-    """Help and version come at once; run's help may have numpy, through the records."""
+    """Help and version come at once; what draws may have numpy, through the records."""
     printed, heavy = modules_after(*arguments)
     assert printed
     assert heavy <= allowed
@@ -162,7 +164,9 @@ def test_version(featviz: Run) -> None:
     assert featviz("--version") == Outcome(0, f"featviz, version {__version__}\n", "")
 
 
-@pytest.mark.parametrize("command", [[], ["run"], ["layers"]], ids=["group", "run", "layers"])
+@pytest.mark.parametrize(
+    "command", [[], ["run"], ["layers"], ["summary"], ["kernels"]], ids=" ".join
+)
 def test_help_has_examples(command: list[str], featviz: Run) -> None:
     """Every help has an example of a whole command line, and tells of both verbosities."""
     text = featviz(*command, "--help").out

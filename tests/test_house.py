@@ -34,6 +34,8 @@ STAGES = [
     "select",
     "hooks",
     "borrowed",
+    "meter",
+    "filters",
 ]
 TORCHLESS = ["store", "records", "errors", "select", "png", "mosaic", "palette", "images"]
 BELOW = {"featviz.records", "featviz.errors"}

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import sys
 from typing import Any
 
 import click
 
 from featviz.commands import options as opts
+from featviz.commands import tables
 
 
 @click.command("layers")
@@ -53,26 +53,18 @@ def command(ctx: click.Context, /, model: str | None, **given: Any) -> int:
 
 
 def _table(found: Any) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table(box=None, pad_edge=False)
-    for name, justify in (("", "left"), ("index", "right"), ("name", "left"), ("type", "left")):
-        table.add_column(name, justify=justify, overflow="fold", no_wrap=not sys.stdout.isatty())  # type: ignore[arg-type]
-    for name in ("parameters", "output shape", "calls"):
-        table.add_column(name, justify="right")
-    for row in found.rows:
-        table.add_row(
+    rows = (
+        (
             "*" if row.selected else "",
             str(row.index),
             row.name + (f" (also {', '.join(row.aliases)})" if row.aliases else ""),
             row.type,
             f"{row.parameters:,}",
-            "×".join(map(str, row.output_shape)) if row.output_shape else "",
+            tables.shape(row.output_shape),
             "" if row.calls is None else str(row.calls),
         )
-    console = Console()
-    if not console.is_terminal:  # for grep and awk: a line is a line
-        console = Console(width=max(console.width, 400))
-    console.print(table)
-    console.print(found.footer, markup=False, highlight=False)
+        for row in found.rows
+    )
+    headings = ("", "index", "name", "type", "parameters", "output shape", "calls")
+    numbers = ("index", "parameters", "output shape", "calls")
+    tables.print_table(headings, numbers, rows, [found.footer])

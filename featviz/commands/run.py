@@ -101,9 +101,9 @@ draw_options = opts.stacked(
             show_default=True,
             help="Of the pictures.",
         ),
-        click.option("--tensors", type=click.Choice(["npy"]), help="Keep the raw tensors as well."),
     ]
 )
+"""Those of DrawOptions that say how a picture looks; `kernels` takes them too."""
 
 
 pass_options = opts.stacked(
@@ -166,6 +166,7 @@ pass_options = opts.stacked(
 @click.option("--dry-run", is_flag=True, help="Say what would be written, and write nothing.")
 @pass_options
 @draw_options
+@click.option("--tensors", type=click.Choice(["npy"]), help="Keep the raw tensors as well.")
 @opts.input_options
 @opts.model_options
 @opts.config_option

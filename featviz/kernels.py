@@ -1,0 +1,206 @@
+"""The story of `kernels`: from a model's convolutions to a folder of pictures."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+import torchvision
+
+from featviz import __version__, drawing, filters, mosaic, png, stats
+from featviz.errors import LayoutError, UsageError
+from featviz.filters import Filters, Tiles
+from featviz.hooks import list_layers
+from featviz.models.load import LoadedModel, ModelOptions, load_model
+from featviz.models.preprocess import InputOptions
+from featviz.pipeline import RunOptions, check_options
+from featviz.probe import choose_layers
+from featviz.records import DrawOptions, GridPlan, Layer, Site, Skip
+from featviz.scale import Scale
+from featviz.select import types_present
+from featviz.store import ImageFolder, RunDirectory, manifest_rows
+
+log = logging.getLogger(__name__)
+
+NO_IMAGE = InputOptions(channels=1)
+"""Kernels need no input; with this, none is guessed from the first convolution."""
+
+AUTO_PIXELS = 2**26
+"""`--scale auto` enlarges no kernels beyond a picture of so many pixels."""
+
+
+@dataclass(frozen=True)
+class KernelOptions:
+    """Everything that `kernels` can be told beside the model."""
+
+    layers: str | None = None
+    """Selectors; None takes all convolutions."""
+    out: Path = Path("featviz-kernels")
+    overwrite: bool = False
+    all_slices: bool = False
+    """A tile for each input of each kernel, instead of one for each kernel."""
+    draw: DrawOptions = field(default_factory=lambda: DrawOptions(normalize="symmetric"))
+
+
+@dataclass(frozen=True)
+class KernelsResult:
+    """What was drawn."""
+
+    out: Path
+    rows: tuple[dict[str, Any], ...]
+    """As in the manifest."""
+    skipped: tuple[Skip, ...]
+
+    def as_json(self) -> dict[str, Any]:
+        """For programs."""
+        return {
+            "out": str(self.out),
+            "captures": list(self.rows),
+            "skipped": [asdict(skip) for skip in self.skipped],
+        }
+
+
+@dataclass(frozen=True)
+class _Drawn:
+    row: dict[str, Any]
+    stats_key: str
+    numbers: Any
+    """[output channels, 6], of all weights of each."""
+
+
+def draw_kernels(model: ModelOptions, options: KernelOptions) -> KernelsResult:
+    """Draw a model's kernels, one picture for each layer, into a folder like a run's image.
+
+    Raises:
+        FeatvizError: a bad option, no such model, nothing to draw, or the folder failed.
+    """
+    mode = check_options(RunOptions(draw=options.draw))
+    loaded = load_model(model, NO_IMAGE)
+    found, skipped = _read(loaded, options.layers)
+    store = RunDirectory.create(options.out, options.overwrite)
+    store.write_run(_record(loaded, [layer for layer, _ in found], options))
+    folder = ImageFolder(store.root, "")
+    drawn: list[_Drawn] = []
+    for layer, kernels in found:
+        try:
+            drawn.append(_draw(layer, kernels, folder, options, mode))
+        except LayoutError as error:
+            skipped.append(_skip(layer, error))
+    rows = tuple(one.row for one in drawn)
+    manifest = {"captures": list(rows), "skipped": manifest_rows((), skipped)["skipped"]}
+    folder.finish(manifest, {one.stats_key: one.numbers for one in drawn})
+    return KernelsResult(options.out, rows, tuple(skipped))
+
+
+def _read(
+    loaded: LoadedModel, selectors: str | None
+) -> tuple[list[tuple[Layer, Filters]], list[Skip]]:
+    """The kernels of the chosen layers, and which of these have none.
+
+    Raises:
+        UsageError: none has.
+    """
+    modules = dict(loaded.module.eval().named_modules())
+    found, skipped = [], []
+    with torch.no_grad():
+        for layer in _choose(loaded, selectors):
+            try:
+                found.append((layer, filters.read_filters(modules[layer.name])))
+            except LayoutError as error:
+                skipped.append(_skip(layer, error))
+    if not found:
+        raise _nothing(loaded, skipped)
+    return found, skipped
+
+
+def _choose(loaded: LoadedModel, selectors: str | None) -> list[Layer]:
+    """What the selectors take; without any, all convolutions."""
+    if selectors is not None:
+        return choose_layers(loaded, selectors, loaded.preprocess.blank())
+    modules = dict(loaded.module.named_modules())
+    layers = list_layers(loaded.module)
+    return [layer for layer in layers if filters.is_convolution(modules[layer.name])]
+
+
+def _nothing(loaded: LoadedModel, skipped: Sequence[Skip]) -> UsageError:
+    present = f"types here: {types_present(list_layers(loaded.module))}"
+    if not skipped:
+        return UsageError("the model has no convolutions", present)
+    first = skipped[0]
+    return UsageError(
+        f"none of {len(skipped)} layers has kernels to draw: {first.layer or first.type}: "
+        f"{first.reason}",
+        present,
+    )
+
+
+def _draw(
+    layer: Layer, kernels: Filters, folder: ImageFolder, options: KernelOptions, mode: Scale
+) -> _Drawn:
+    tiles = filters.to_tiles(kernels, options.all_slices)
+    draw = _geometry(tiles, options.draw, options.all_slices)
+    picture = drawing.draw_tiles(tiles.data, tiles.layout, draw, mode)
+    numbers = stats.channel_stats(kernels.data.flatten(1)[:, :, None])
+    site = Site(layer, "kernel", 0, "")
+    file = folder.file(layer, f"{site.stem}.{draw.format}")
+    values = kernels.data[0].numel()
+    row = drawing.describe(replace(picture, stats=numbers), site, kernels.shape, file, values)
+    _warn_of(layer, row.nonfinite, picture.plan)
+    with folder.writing(file) as opened:
+        text = {**drawing.caption(row), "Tile": tiles.words}
+        drawing.encode(picture, opened, draw.format, text)
+    (entry,) = manifest_rows([row], ())["captures"]
+    more = {"groups": kernels.groups, "transposed": kernels.transposed}
+    slices = {"slices": tiles.data.shape[1], "tiles": tiles.words}
+    return _Drawn({**entry, **more, **slices}, site.stats_key, numbers)
+
+
+def _geometry(tiles: Tiles, options: DrawOptions, all_slices: bool) -> DrawOptions:
+    """Settle what is `auto`: a channel's tiles stay in one row, and no picture grows huge.
+
+    With all slices a row of the picture is an output channel and a column an input.
+    """
+    channels, slices, _, height, width = tiles.data.shape
+    shape = (min(channels, options.max_maps or channels), slices, height, width)
+    plan = mosaic.plan(shape, options)
+    if options.nrow is None and slices > 1:
+        beside = 1 if all_slices else max(1, plan.columns // slices)
+        options = replace(options, nrow=beside * slices)
+    factor = plan.scale[0]
+    while options.scale is None and factor > 1 and plan.pixels > AUTO_PIXELS:
+        factor -= 1
+        plan = mosaic.plan(shape, replace(options, scale=factor))
+    return replace(options, scale=factor)
+
+
+def _warn_of(layer: Layer, nonfinite: int, plan: GridPlan) -> None:
+    if nonfinite:
+        log.warning("%s holds %d NaN or infinite weights, shown in magenta", layer.label, nonfinite)
+    if plan.pixels > png.MAX_PIXELS:
+        log.warning(
+            "%s makes a picture of %d megapixels, more than Pillow opens; --max-maps, --scale 1",
+            layer.label,
+            plan.pixels // 1_000_000,
+        )
+
+
+def _skip(layer: Layer, error: LayoutError) -> Skip:
+    return Skip(layer.name, layer.type, layer.index, "kernel", 0, "", error.message)
+
+
+def _record(model: LoadedModel, layers: Sequence[Layer], options: KernelOptions) -> dict[str, Any]:
+    """The content of run.json; nothing of when and where."""
+    draw = {name: value for name, value in asdict(options.draw).items() if name != "tensors"}
+    return {
+        "kind": "kernels",
+        "featviz": __version__,
+        "torch": torch.__version__,
+        "torchvision": torchvision.__version__,
+        "model": model.source,
+        "layers": [layer.name for layer in layers],
+        "options": {"layers": options.layers, "all_slices": options.all_slices, **draw},
+    }

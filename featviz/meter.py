@@ -1,0 +1,177 @@
+"""What a forward pass takes: multiply-accumulates and activation memory, module by module.
+
+torch's FlopCounterMode counts operators; what it has counted when a module is entered and when it
+is left tells the module's share, whatever the module does in place. It does not see inside
+nn.MultiheadAttention's fast path, which must be off.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import FlopCounterMode, flop_registry
+
+from featviz.records import Layer
+
+TensorsOf = Callable[[Any], list[Tensor]]
+"""Finds the tensors in what a module takes or gives."""
+
+FLOPS_PER_MAC = 2
+"""One multiplication and one addition; FlopCounterMode leaves the addition of a bias out."""
+
+_MOVES = """
+    _local_scalar_dense _to_copy _unsafe_index _unsafe_view alias arange as_strided bernoulli cat
+    clone col2im constant_pad_nd copy detach embedding empty empty_like empty_strided eye fill flip
+    full full_like gather im2col index index_fill index_put index_select lift_fresh linspace
+    masked_fill narrow_copy native_channel_shuffle new_empty new_empty_strided new_full new_ones
+    new_zeros nonzero normal ones ones_like pixel_shuffle pixel_unshuffle rand rand_like randint
+    randn randn_like randperm reflection_pad1d reflection_pad2d reflection_pad3d repeat
+    repeat_interleave replication_pad1d replication_pad2d replication_pad3d resize roll
+    scalar_tensor scatter select_scatter slice_scatter split_with_sizes_copy stack take tril triu
+    uniform upsample_nearest1d upsample_nearest2d upsample_nearest3d where zero zeros zeros_like
+"""
+MOVES = frozenset(_MOVES.split())
+"""Operators that make, move or choose values without computing with them, in place or not."""
+
+
+@dataclass(frozen=True)
+class Usage:
+    """What the calls of one module took together, modules inside it included."""
+
+    calls: int = 0
+    macs: int = 0
+    own_macs: int = 0
+    """Without those of the modules that it called."""
+    memory: int = 0
+    """Bytes given by the calls inside which no other module ran, the module's own if it is one."""
+    input_shape: list[int] | None = None
+    """Of the first tensor that the first call took; None where it took none."""
+    output_shape: list[int] | None = None
+
+
+@dataclass
+class _Frame:
+    """A module that is running: the counts when it was entered, and what ran inside it."""
+
+    macs: int
+    memory: int
+    macs_inside: int = 0
+    alone: bool = True
+    input_shapes: list[list[int]] = field(default_factory=list)
+
+
+class Meter:
+    """Reads the counts at every module's entry and exit."""
+
+    def __init__(self, tensors: TensorsOf) -> None:
+        self.usage: dict[int, Usage] = {}
+        """By layer index; a layer that did not run is not in it."""
+        self.memory = 0
+        """Bytes given so far by calls inside which no other module ran."""
+        self.flops = FlopCounterMode(display=False)
+        self.operators = _Uncounted()
+        self._tensors = tensors
+        self._running: list[_Frame] = []
+
+    @property
+    def macs(self) -> int:
+        """Multiply-accumulates so far."""
+        total: int = self.flops.get_total_flops()
+        return total // FLOPS_PER_MAC
+
+    @property
+    def uncounted(self) -> Mapping[str, int]:
+        """Operators that compute and have no formula, with their calls, most frequent first."""
+        return dict(sorted(self.operators.calls.items(), key=lambda item: (-item[1], item[0])))
+
+    def enter(self, module: nn.Module, args: Any, kwargs: Any) -> None:
+        """A forward pre-hook."""
+        if self._running:
+            self._running[-1].alone = False
+        shapes = [list(tensor.shape) for tensor in self._tensors([args, kwargs])]
+        self._running.append(_Frame(self.macs, self.memory, input_shapes=shapes))
+
+    def leave(self, index: int, output: Any) -> None:
+        """The work of a forward hook."""
+        frame, tensors = self._running.pop(), self._tensors(output)
+        if frame.alone:
+            self.memory += sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+        macs = self.macs - frame.macs
+        if self._running:
+            self._running[-1].macs_inside += macs
+        before = self.usage.get(index) or _first_usage(frame, tensors)
+        self.usage[index] = replace(
+            before,
+            calls=before.calls + 1,
+            macs=before.macs + macs,
+            own_macs=before.own_macs + macs - frame.macs_inside,
+            memory=before.memory + self.memory - frame.memory,
+        )
+
+    def exit_hook(self, index: int) -> Callable[[nn.Module, Any, Any], None]:
+        """A forward hook for the layer of this index; it gives nothing back."""
+
+        def hook(module: nn.Module, args: Any, output: Any) -> None:
+            self.leave(index, output)
+
+        return hook
+
+
+@contextmanager
+def metered(model: nn.Module, layers: Sequence[Layer], tensors: TensorsOf) -> Iterator[Meter]:
+    """Measure what the layers of a model take; every hook is removed, whatever happens."""
+    meter = Meter(tensors)
+    modules = dict(model.named_modules())
+    handles = []
+    try:
+        for layer in layers:
+            module, leave = modules[layer.name], meter.exit_hook(layer.index)
+            handles += [
+                module.register_forward_pre_hook(meter.enter, prepend=True, with_kwargs=True),
+                module.register_forward_hook(leave),
+            ]
+        with meter.operators, meter.flops:  # the inner one decomposes what the outer one sees
+            yield meter
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+class _Uncounted(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Counts operators that compute and have no formula."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.calls: Counter[str] = Counter()
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        if func._overloadpacket not in flop_registry and _computes(func):
+            self.calls[_name(func)] += 1
+        return func(*args, **(kwargs or {}))
+
+
+def _computes(func: Any) -> bool:
+    moves = func.namespace == "prim" or _name(func) in MOVES
+    return not (func.is_view or moves)
+
+
+def _name(func: Any) -> str:
+    """`relu` for `aten::relu` and `aten::relu_`, `torchvision::deform_conv2d` as it is."""
+    name = str(func._overloadpacket.__name__).rstrip("_")
+    return name if func.namespace == "aten" else f"{func.namespace}::{name}"
+
+
+def _first_usage(frame: _Frame, outputs: Sequence[Tensor]) -> Usage:
+    """Nothing but the shapes, which are those of the first call."""
+    given = list(outputs[0].shape) if outputs else None
+    return Usage(
+        input_shape=frame.input_shapes[0] if frame.input_shapes else None, output_shape=given
+    )
