@@ -187,7 +187,7 @@ def required_arguments(module: nn.Module) -> int:
 def first_channels(module: nn.Module) -> int:
     """Input channels of the first convolution; 3 where there is none."""
     first = _first_convolution(module)
-    return 3 if first is None else first.in_channels
+    return getattr(first, "in_channels", 0) or 3  # a lazy one does not know yet
 
 
 Convolution = nn.Conv1d | nn.Conv2d | nn.Conv3d
