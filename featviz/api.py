@@ -18,7 +18,7 @@ from featviz.hints import read_told
 from featviz.hooks import hooked, list_layers
 from featviz.models.load import ModelOptions, adopt
 from featviz.models.preprocess import InputOptions
-from featviz.pipeline import RunOptions
+from featviz.preparation import RunOptions, check_options
 from featviz.records import DrawOptions, Hints, RunResult, Site
 
 T = TypeVar("T")
@@ -86,7 +86,7 @@ def grid(tensor: Tensor, **options: Any) -> Image.Image:
         (14, 8)
     """
     draw = _fill(DrawOptions, options)
-    pipeline.check_options(RunOptions(draw=draw))
+    check_options(RunOptions(draw=draw))
     layout = read_told(draw.tensor_layout[0])[1] if draw.tensor_layout else None
     parts = drawing.draw(tensor.detach(), *Drawer(draw).of("output"), Hints(layout=layout))
     return drawing.to_image(parts[""])

@@ -9,13 +9,13 @@ from typing import Any
 
 from torch import Tensor
 
-from featviz import drawing, images, passes, pipeline
+from featviz import drawing, limits, passes
 from featviz.borrowed import borrowed
 from featviz.hints import HintBook
 from featviz.layout import Maps, to_maps
-from featviz.models.load import ModelOptions, load_model
-from featviz.probe import choose_layers
-from featviz.records import DrawOptions, GridPlan, Site
+from featviz.models.load import ModelOptions
+from featviz.preparation import Prepared, RunOptions, prepare
+from featviz.records import DrawOptions, GridPlan, Limits, Site, Written
 
 BYTES_PER_VALUE = 0.8
 """PNG bytes for each value of a map at scale 1, on the safe side: over the sample scenes, with
@@ -24,6 +24,8 @@ ENLARGED = 1.5
 """Enlarged maps take somewhat more, though not as much as their pixels suggest: with this factor
 the estimate for the default scale was 8 % (resnet18) and 40 % (vgg16) above what was written."""
 TENSOR_BYTES = 4
+OWN_FILES = 3
+"""Beside the pictures an image has input.png, stats.npz and manifest.json."""
 
 
 @dataclass(frozen=True)
@@ -82,18 +84,35 @@ class DryRun:
         return "\n".join(rows)
 
 
-def dry_run(model: ModelOptions, arguments: Sequence[str], options: pipeline.RunOptions) -> DryRun:
+def dry_run(model: ModelOptions, arguments: Sequence[str], options: RunOptions) -> DryRun:
     """Plan a run without writing anything.
 
     Raises:
         FeatvizError: what `run` would raise before it begins.
     """
-    pipeline.check_options(options)
-    found = images.find_samples(arguments, None, options.nul_separated)
-    loaded = load_model(model, options.inputs)
-    samples = pipeline.grouped(found, loaded.preprocess)
-    blank = pipeline.blank_input(loaded, samples, options.inputs)
-    layers = choose_layers(loaded, options.layers, blank, options.draw.tensor_layout)
+    prepared = prepare(model, arguments, options)
+    files, skipped = _plan(prepared, options)
+    return DryRun(len(prepared.samples), tuple(files), tuple(skipped))
+
+
+def check_limits(prepared: Prepared, images: int, options: RunOptions) -> None:
+    """Hold what a run of so many images would write against its limits.
+
+    Raises:
+        UsageError: it would write more than it may.
+    """
+    if options.limits == Limits():
+        return
+    files, _ = _plan(prepared, options)
+    size = sum(file.bytes for file in files) * images
+    limits.check_plan(options.limits, Written((len(files) + OWN_FILES) * images, size))
+
+
+def _plan(
+    prepared: Prepared, options: RunOptions
+) -> tuple[list[PlannedFile], list[tuple[str, str]]]:
+    """The pictures of one image, and what would be skipped, from a pass on zeros."""
+    loaded, blank = prepared.model, prepared.blank
     book = HintBook(loaded.module, blank[0].shape, options.draw.tensor_layout)
     files: list[PlannedFile] = []
 
@@ -101,12 +120,11 @@ def dry_run(model: ModelOptions, arguments: Sequence[str], options: pipeline.Run
         for key, maps in to_maps(tensor, book.of(site.layer)).items():
             files.append(_planned(site.inside(key), maps, options.draw))
 
-    plan = passes.plan(loaded, options.passes)
     with borrowed(loaded.module, options.passes.gradients):
-        _, recorder = passes.run(loaded, plan, blank, book, layers, sink)
+        _, recorder = passes.run(loaded, prepared.plan, blank, book, prepared.layers, sink)
     skipped = [(skip.layer, skip.reason) for skip in recorder.skipped]
     skipped += [(layer.name, "did not run") for layer in recorder.never_ran]
-    return DryRun(len(samples), tuple(files), tuple(skipped))
+    return files, skipped
 
 
 def _planned(site: Site, maps: Maps, draw: DrawOptions) -> PlannedFile:

@@ -17,10 +17,10 @@ from featviz.filters import Filters, Tiles
 from featviz.hooks import list_layers
 from featviz.models.load import LoadedModel, ModelOptions, load_model
 from featviz.models.preprocess import InputOptions
-from featviz.pipeline import RunOptions, check_options
+from featviz.preparation import RunOptions, check_options
 from featviz.probe import choose_layers
 from featviz.records import DrawOptions, GridPlan, Layer, Site, Skip
-from featviz.scale import Scale
+from featviz.scale import parse_scale
 from featviz.select import types_present
 from featviz.store import ImageFolder, RunDirectory, manifest_rows
 
@@ -78,7 +78,7 @@ def draw_kernels(model: ModelOptions, options: KernelOptions) -> KernelsResult:
     Raises:
         FeatvizError: a bad option, no such model, nothing to draw, or the folder failed.
     """
-    mode = check_options(RunOptions(draw=options.draw))
+    check_options(RunOptions(draw=options.draw))
     loaded = load_model(model, NO_IMAGE)
     found, skipped = _read(loaded, options.layers)
     store = RunDirectory.create(options.out, options.overwrite)
@@ -87,7 +87,7 @@ def draw_kernels(model: ModelOptions, options: KernelOptions) -> KernelsResult:
     drawn: list[_Drawn] = []
     for layer, kernels in found:
         try:
-            drawn.append(_draw(layer, kernels, folder, options, mode))
+            drawn.append(_draw(layer, kernels, folder, options))
         except LayoutError as error:
             skipped.append(_skip(layer, error))
     rows = tuple(one.row for one in drawn)
@@ -138,12 +138,10 @@ def _nothing(loaded: LoadedModel, skipped: Sequence[Skip]) -> UsageError:
     )
 
 
-def _draw(
-    layer: Layer, kernels: Filters, folder: ImageFolder, options: KernelOptions, mode: Scale
-) -> _Drawn:
+def _draw(layer: Layer, kernels: Filters, folder: ImageFolder, options: KernelOptions) -> _Drawn:
     tiles = filters.to_tiles(kernels, options.all_slices)
     draw = _geometry(tiles, options.draw, options.all_slices)
-    picture = drawing.draw_tiles(tiles.data, tiles.layout, draw, mode)
+    picture = drawing.draw_tiles(tiles.data, tiles.layout, draw, parse_scale(draw.normalize))
     numbers = stats.channel_stats(kernels.data.flatten(1)[:, :, None])
     site = Site(layer, "kernel", 0, "")
     file = folder.file(layer, f"{site.stem}.{draw.format}")

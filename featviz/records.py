@@ -152,6 +152,30 @@ class DrawOptions:
 
 
 @dataclass(frozen=True)
+class Shard:
+    """A part of the images: every `count`-th, from the one at `index` on."""
+
+    index: int = 0
+    count: int = 1
+
+
+@dataclass
+class Written:
+    """What a run has put into its folder."""
+
+    files: int = 0
+    bytes: int = 0
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a run may put into its folder; None is no limit."""
+
+    bytes: int | None = None
+    files: int | None = None
+
+
+@dataclass(frozen=True)
 class PassOptions:
     """What happens while an image goes through the model, and back."""
 
@@ -300,7 +324,9 @@ class ImageResult:
     never_ran: tuple[str, ...] = ()
     error: str | None = None
     hint: str | None = None
-    outcome: Outcome = field(default_factory=lambda: Outcome())
+    outcome: Outcome = field(default_factory=Outcome)
+    kept: bool = False
+    """It was complete before, and `--resume` left it as it was."""
 
 
 @dataclass(frozen=True)
@@ -309,6 +335,10 @@ class RunResult:
 
     out: Path
     images: tuple[ImageResult, ...] = field(default=())
+    missing: tuple[str, ...] = ()
+    """Images that were not reached: the run was stopped."""
+    interrupted: bool = False
+    """By SIGINT or SIGTERM."""
 
     @property
     def failures(self) -> tuple[ImageResult, ...]:
@@ -317,7 +347,9 @@ class RunResult:
 
     @property
     def exit_code(self) -> int:
-        """0 all complete, 3 some failed, 1 all failed."""
+        """0 all complete, 3 some failed, 1 all failed, 130 interrupted."""
+        if self.interrupted:
+            return 130
         if not self.failures:
             return 0
         return 3 if len(self.failures) < len(self.images) else 1

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from featviz import images, passes
+from featviz import images, journal, passes
 from featviz.background import Background
 from featviz.drawing import Drawer
 from featviz.errors import ForwardError, ImageError
@@ -31,6 +31,8 @@ class Task:
     plan: Plan
     drawer: Drawer
     inputs: InputOptions
+    fingerprint: str
+    """Of the model and the options, for the manifests."""
 
 
 class Session:
@@ -58,6 +60,18 @@ class Session:
             self.settle()
             self._pending = visit
 
+    def keep(self, sample: Sample) -> bool:
+        """Leave an image as it is if an earlier run has completed it; else clear what it left."""
+        result = journal.kept(self.store, sample, self.task.fingerprint)
+        folder = self.store.image(sample.name)
+        if result is None:
+            folder.discard()
+            return False
+        self.settle()
+        self.store.count(folder)
+        self.report(result)
+        return True
+
     def settle(self) -> None:
         """Wait for the files of the last image, and write its manifest."""
         if self._pending is not None:
@@ -72,7 +86,7 @@ class Session:
         visit.begin(preprocess.shown(args), book)
         outcome, recorder = passes.run(task.model, task.plan, args, book, task.layers, visit.take)
         visit.close(picture, args, preprocess.words, recorder)
-        visit.note(outcome, task.plan)
+        visit.note(outcome, task.plan, task.fingerprint)
 
     def _hints(self, shape: tuple[int, ...]) -> HintBook:
         """Read once for each shape of the input."""

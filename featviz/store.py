@@ -11,15 +11,17 @@ import json
 import os
 import re
 import shutil
+import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from threading import Lock
 from typing import Any, BinaryIO
 
 import numpy as np
 
 from featviz.errors import StoreError
-from featviz.records import Capture, Floats, Layer, Skip
+from featviz.records import Capture, Floats, Layer, Skip, Written
 
 SCHEMA_VERSION = 1
 """Of run.json and manifest.json. 1: first release."""
@@ -30,6 +32,9 @@ STATS_FILE = "stats.npz"
 
 _BUFFER = 2**20
 """Bytes of a file's write buffer: most pictures go to the system at once."""
+
+_EPOCH = (1980, 1, 1, 0, 0, 0)
+"""The earliest time that a zip file can hold: no time of ours is in it."""
 
 _LONGEST = 100
 """Characters of one file or folder name; the rest is cut and a hash put in its place."""
@@ -42,6 +47,7 @@ class RunDirectory:
 
     def __init__(self, root: Path) -> None:
         self.root = root
+        self.written = Written()
 
     @classmethod
     def create(cls, root: Path, overwrite: bool = False) -> RunDirectory:
@@ -60,7 +66,14 @@ class RunDirectory:
 
     def image(self, name: str) -> ImageFolder:
         """The folder of the image with this relative name."""
-        return ImageFolder(self.root, "/".join(safe_name(part) for part in name.split("/")))
+        safe = "/".join(safe_name(part) for part in name.split("/"))
+        return ImageFolder(self.root, safe, self.written)
+
+    def count(self, folder: ImageFolder) -> None:
+        """Count the files of an image that was there before."""
+        for path in folder.path.rglob("*"):
+            if path.is_file():
+                _count(self.written, path)
 
     def write_run(self, content: Mapping[str, Any]) -> None:
         """Write run.json."""
@@ -70,7 +83,8 @@ class RunDirectory:
 class ImageFolder:
     """The folder of one image."""
 
-    def __init__(self, root: Path, name: str) -> None:
+    def __init__(self, root: Path, name: str, written: Written | None = None) -> None:
+        self.written = written or Written()
         self.name = name
         """Relative to the run directory, with forward slashes."""
         self.path = root / name
@@ -85,12 +99,14 @@ class ImageFolder:
         """Open a file of this folder for atomic writing."""
         with atomic(self.path / relative) as file:
             yield file
+        _count(self.written, self.path / relative)
 
     def finish(self, manifest: Mapping[str, Any], stats: Mapping[str, Floats]) -> None:
         """Write the statistics, then the manifest: from now on the image is complete."""
         with self.writing(STATS_FILE) as file:
             np.savez(file, **stats)  # type: ignore[arg-type]
         _write_json(self.path / MANIFEST_FILE, {"schema_version": SCHEMA_VERSION, **manifest})
+        _count(self.written, self.path / MANIFEST_FILE)
 
     def discard(self) -> None:
         """Remove what was written of an image that failed, with folders that this empties."""
@@ -99,6 +115,36 @@ class ImageFolder:
             for parent in list(self.path.parents)[: self.name.count("/")]:
                 if parent.is_dir() and not any(parent.iterdir()):
                     parent.rmdir()
+
+
+_counting = Lock()
+
+
+def _count(written: Written, path: Path) -> None:
+    """Writers run in threads."""
+    with _reported(path):
+        size = path.stat().st_size
+    with _counting:
+        written.files += 1
+        written.bytes += size
+
+
+def pack(root: Path, archive: Path) -> None:
+    """Pack a folder into a zip file; the same content gives the same bytes.
+
+    Pictures are compressed already and stored as they are.
+
+    Raises:
+        StoreError: it cannot be written.
+    """
+    with atomic(archive) as file, zipfile.ZipFile(file, "w") as packed:
+        for path in sorted(path for path in root.rglob("*") if path.is_file()):
+            name = path.relative_to(root).as_posix()
+            info = zipfile.ZipInfo(name, _EPOCH)
+            text = path.suffix in (".json", ".npz", ".npy")
+            info.compress_type = zipfile.ZIP_DEFLATED if text else zipfile.ZIP_STORED
+            info.external_attr = 0o644 << 16
+            packed.writestr(info, path.read_bytes())
 
 
 def manifest_rows(captures: Sequence[Capture], skipped: Sequence[Skip]) -> dict[str, Any]:

@@ -282,7 +282,7 @@ def test_a_corrupt_image_in_a_folder_leaves_the_others_complete(
     assert "Traceback" not in outcome.err
     run = json.loads((out / "run.json").read_text())
     assert [failure["image"] for failure in run["failures"]] == ["b.png"]
-    assert run["images"] == {"total": 3, "complete": ["a.png", "c.png"]}
+    assert run["images"] == {"total": 3, "complete": ["a.png", "c.png"], "missing": []}
     assert images_done(out) == ["a.png", "c.png"] and not (out / "b.png").exists()
 
 

@@ -22,7 +22,11 @@ TREES = {name: ast.parse(path.read_text("utf-8")) for name, path in FILES.items(
 STAGES = [
     "layout",
     "arrangement",
-    "grouping",
+    "limits",
+    "stopping",
+    "targets",
+    "gradient_rules",
+    "interventions",
     "stats",
     "scale",
     "palette",

@@ -83,6 +83,22 @@ class AutoInt(_ParamType):
             self.fail(f"{value!r} is neither a whole number nor auto", param, ctx)
 
 
+class BytesType(_ParamType):
+    """`500MB`, `2GB`, or a number of bytes."""
+
+    name = "SIZE"
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> int:
+        """Read bytes."""
+        from featviz.errors import UsageError
+        from featviz.limits import parse_bytes
+
+        try:
+            return value if isinstance(value, int) else parse_bytes(value)
+        except UsageError as error:
+            self.fail(f"{error.message}; {error.hint}", param, ctx)
+
+
 def no_auto(value: Any) -> Any:
     """`auto` is None in the records."""
     return None if value == "auto" else value

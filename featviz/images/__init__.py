@@ -21,6 +21,7 @@ import numpy as np
 from PIL import Image, ImageColor, ImageOps, UnidentifiedImageError
 
 from featviz.errors import ImageError, UsageError
+from featviz.images import archives
 from featviz.records import Sample
 
 log = logging.getLogger(__name__)
@@ -60,6 +61,7 @@ _BROKEN = (
     zlib.error,
     Image.DecompressionBombError,
     MemoryError,
+    *archives.DAMAGED,
 )
 """What Pillow's decoders raise on broken files."""
 
@@ -128,6 +130,18 @@ def decode(
     return Picture(tuple(found), digest.hexdigest())
 
 
+def digest(sample: Sample) -> str:
+    """sha256 of a sample's files, as `decode` gives it.
+
+    Raises:
+        ImageError: a file cannot be read.
+    """
+    found = hashlib.sha256()
+    for path in sample.paths:
+        found.update(_Encoded(sample, path).data)
+    return found.hexdigest()
+
+
 class _Encoded:
     """The bytes of one file."""
 
@@ -135,9 +149,9 @@ class _Encoded:
         self.path = path
         self.name = sample.name if len(sample.paths) == 1 else f"{sample.name}: {path.name}"
         with self._blamed():
-            if not path.is_file():
+            if not archives.exists(path):
                 raise ImageError(f"{self.name} is no file", None)
-            self.data = path.read_bytes()
+            self.data = archives.read(path)
 
     def images(self, exif: bool, background: str, frames: int | None) -> list[Image.Image]:
         """The image; with `frames`, so many of the animation that it is."""
@@ -192,6 +206,10 @@ def _expand(argument: str, stdin: BinaryIO | None, nul: bool) -> list[tuple[str,
     path = Path(argument)
     if path.is_dir():
         return _in_folder(path)
+    if archives.is_member(path):
+        return _in_archive(path, archives.SEPARATOR)
+    if archives.is_archive(path) and path.exists():
+        return _whole_archive(path)
     if path.exists():
         return [(path.name, path)]
     if glob.has_magic(argument):
@@ -222,6 +240,32 @@ def _in_folder(folder: Path) -> list[tuple[str, Path]]:
             f"no images in folder {str(folder)!r}", f"it has no {' '.join(sorted(SUFFIXES))} files"
         )
     return [(file.as_posix(), folder / file) for file in files]
+
+
+def _whole_archive(path: Path) -> list[tuple[str, Path]]:
+    try:
+        names = archives.members(path)
+    except (OSError, *archives.DAMAGED) as error:
+        raise UsageError(
+            f"archive {str(path)!r} cannot be read: {error}", "is it whole?"
+        ) from error
+    images = [name for name in names if PurePath(name).suffix.lower() in SUFFIXES]
+    if not images:
+        raise UsageError(f"no images in archive {str(path)!r}", f"it has {len(names)} other files")
+    return [(_tidy(name), archives.member(path, name)) for name in images]
+
+
+def _in_archive(path: Path, separator: str) -> list[tuple[str, Path]]:
+    archive, _, name = str(path).partition(separator)
+    if not Path(archive).is_file():
+        raise UsageError(f"no archive {archive!r} for {str(path)!r}", "check the path")
+    return [(_tidy(name), path)]
+
+
+def _tidy(name: str) -> str:
+    """A member's name without what would lead out of the run directory."""
+    parts = [part for part in name.replace("\\", "/").split("/") if part not in ("", ".", "..")]
+    return "/".join(parts) or "image"
 
 
 def _globbed(pattern: str) -> list[tuple[str, Path]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import re
 from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
@@ -9,6 +10,7 @@ from pathlib import Path, PurePosixPath
 from PIL import Image
 
 from featviz.errors import UsageError
+from featviz.images import archives
 from featviz.records import Sample
 
 
@@ -59,7 +61,7 @@ def _natural(name: str) -> list[tuple[int, str]]:
 
 def _is_animated(path: Path) -> bool:
     try:
-        with Image.open(path) as image:
+        with Image.open(io.BytesIO(archives.read(path))) as image:
             return getattr(image, "n_frames", 1) > 1 and image.format != "MPO"
     except Exception:  # whatever is wrong with it, reading it will say so
         return False

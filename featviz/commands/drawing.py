@@ -1,0 +1,155 @@
+"""Options for what is captured and how it is drawn, and the records they parse into."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from typing import Any
+
+import click
+
+from featviz.commands import options as opts
+from featviz.records import DrawOptions, PassOptions
+
+DRAW = DrawOptions()
+
+draw_options = opts.stacked(
+    [
+        click.option(
+            "--normalize",
+            default=DRAW.normalize,
+            show_default=True,
+            metavar="MODE",
+            help="auto (map; symmetric for gradients), map, layer, none, range:LO,HI, symmetric or "
+            "percentile:LO,HI.",
+        ),
+        click.option(
+            "--cmap",
+            default=DRAW.cmap,
+            show_default=True,
+            help="auto (grey; coolwarm for gradients), grey, or a colormap of matplotlib.",
+        ),
+        click.option(
+            "--nrow", type=opts.AutoInt(), default="auto", show_default=True, help="Maps in a row."
+        ),
+        click.option(
+            "--padding",
+            type=int,
+            default=DRAW.padding,
+            show_default=True,
+            help="Pixels around maps.",
+        ),
+        click.option(
+            "--pad-value",
+            type=float,
+            default=DRAW.pad_value,
+            show_default=True,
+            help="Its grey, 0..1.",
+        ),
+        click.option(
+            "--scale",
+            type=opts.AutoInt(),
+            default="auto",
+            show_default=True,
+            help="Factor by which maps are enlarged; auto enlarges small ones.",
+        ),
+        click.option(
+            "--min-tile",
+            type=int,
+            default=DRAW.min_tile,
+            show_default=True,
+            help="Pixels below which --scale auto enlarges a map.",
+        ),
+        click.option("--max-maps", type=int, help="Draw at most so many maps of a layer."),
+        click.option(
+            "--max-slices",
+            type=int,
+            default=DRAW.max_slices,
+            show_default=True,
+            help="Of clips and batches, draw at most so many steps or regions of each map.",
+        ),
+        click.option(
+            "--tensor-layout",
+            multiple=True,
+            metavar="[SELECTORS=]LAYOUT",
+            help="Instead of the guess: nchw, nhwc, tokens, tokens:14x20+1, ncl, heads, "
+            "attention, vector, batch, ncthw or nthwc; repeatable.",
+        ),
+        click.option(
+            "--pick",
+            type=click.Choice(["first", "top", "spread"]),
+            default=DRAW.pick,
+            show_default=True,
+            help="Which ones: the first, those of highest mean, or evenly spread.",
+        ),
+        click.option(
+            "--format",
+            type=click.Choice(["png", "webp", "jpg"]),
+            default=DRAW.format,
+            show_default=True,
+            help="Of the pictures.",
+        ),
+    ]
+)
+"""Those of DrawOptions that say how a picture looks; `kernels` takes them too."""
+
+
+pass_options = opts.stacked(
+    [
+        click.option(
+            "--capture",
+            default="output",
+            show_default=True,
+            metavar="KINDS",
+            help="Of each layer: output, input, grad (the gradient at its output), grad-input; "
+            "separated by commas.",
+        ),
+        click.option(
+            "--target",
+            metavar="T",
+            help="What gradients are of: top1 (default), class:N, class:NAME, sum, mean, norm, "
+            "output[KEY]:sum|mean|norm, layer:NAME, layer:NAME:CHANNEL.",
+        ),
+        click.option(
+            "--grad-rule",
+            type=click.Choice(["plain", "guided", "deconv"]),
+            default="plain",
+            show_default=True,
+            help="How gradients pass a ReLU.",
+        ),
+        click.option(
+            "--ablate", multiple=True, metavar="L:C,C", help="Set channels of layers to zero."
+        ),
+        click.option(
+            "--scale-channel", multiple=True, metavar="L:C=F", help="Multiply channels by a factor."
+        ),
+        click.option("--clamp", multiple=True, metavar="L:LO,HI", help="Limit what layers give."),
+        click.option(
+            "--noise",
+            multiple=True,
+            metavar="L:STD",
+            help="Add Gaussian noise to what layers give (--seed).",
+        ),
+        click.option(
+            "--grad-scale", multiple=True, metavar="L:F", help="Multiply the gradient at layers."
+        ),
+    ]
+)
+
+
+def to_draw_options(given: dict[str, Any]) -> DrawOptions:
+    """How maps become a picture, as a record; options that a command lacks keep their defaults."""
+    values = {f.name: given[f.name] for f in fields(DrawOptions) if f.name in given}
+    return DrawOptions(**{**values, **{k: opts.no_auto(values[k]) for k in ("nrow", "scale")}})
+
+
+def to_pass_options(given: dict[str, Any]) -> PassOptions:
+    """What happens in the model, as a record."""
+    kinds = dict.fromkeys(kind.strip() for kind in given["capture"].split(",") if kind.strip())
+    changes = [
+        (kind, text)
+        for kind in ("ablate", "scale-channel", "clamp", "noise", "grad-scale")
+        for text in given[kind.replace("-", "_")]
+    ]
+    return PassOptions(
+        tuple(kinds), given["target"], given["grad_rule"], tuple(changes), given["seed"]
+    )

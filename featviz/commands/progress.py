@@ -1,0 +1,112 @@
+"""What `run` says while it goes on, and at its end."""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from featviz.records import Guess, ImageResult, RunResult
+
+if TYPE_CHECKING:
+    from featviz.pipeline import Progress
+
+log = logging.getLogger(__name__)
+
+_NAMED = 3
+"""Layers without a picture that are named on stderr; the manifests have them all."""
+
+
+@contextmanager
+def shown_progress(as_json: bool) -> Iterator[Progress]:
+    """JSON lines on stdout if asked for; failures on stderr; a bar only on a terminal."""
+    with _bar() as advance:
+
+        def report(result: ImageResult, total: int) -> None:
+            advance(total)
+            _say(result)
+            if result.error is not None:
+                click.echo(f"error: {result.image}: {result.error}", err=True)
+                if result.hint:
+                    click.echo(f"hint: {result.hint}", err=True)
+            if as_json:
+                click.echo(json.dumps(_line(result), ensure_ascii=False))
+
+        yield report
+
+
+@contextmanager
+def _bar() -> Iterator[Callable[[int], None]]:
+    if not sys.stderr.isatty():
+        yield lambda total: None
+        return
+    from rich.console import Console
+    from rich.progress import Progress as RichProgress
+
+    with RichProgress(console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("images", total=None)
+        yield lambda total: bar.update(task, total=total, advance=1)
+
+
+def _line(result: ImageResult) -> dict[str, Any]:
+    if result.error is not None:
+        return {"image": result.image, "error": result.error}
+    return {
+        "image": result.image,
+        "folder": result.folder,
+        "files": [capture.file for capture in result.captures],
+        "skipped": len(result.skipped),
+        "never_ran": list(result.never_ran),
+        "prediction": [asdict(guess) for guess in result.outcome.prediction],
+    }
+
+
+def _say(result: ImageResult) -> None:
+    """The prediction, and what interventions made of it."""
+    found = result.outcome
+    if found.largest_change is not None:
+        if found.before:
+            log.info("%s before: %s", result.image, _words(found.before))
+        log.info("%s: the output changed by at most %.4g", result.image, found.largest_change)
+    if found.prediction:
+        log.info("%s: %s", result.image, _words(found.prediction))
+
+
+def _words(guesses: Sequence[Guess]) -> str:
+    return ", ".join(guess.words for guess in guesses)
+
+
+def summarise(result: RunResult) -> None:
+    """Say on stderr what gave no picture, what is missing, and what was written."""
+    done = [image for image in result.images if image.error is None]
+    _warn("never ran", {name: "" for image in done for name in image.never_ran})
+    _warn(
+        "skipped",
+        {skip.layer or skip.type: skip.reason for image in done for skip in image.skipped},
+    )
+    if result.missing:
+        why = "interrupted" if result.interrupted else "stopped"
+        log.warning(
+            "%s: %d images are missing, %d are complete; --resume goes on",
+            why,
+            len(result.missing),
+            len(done),
+        )
+    if done:
+        pictures = sum(len(image.captures) for image in done)
+        log.info("%d pictures of %d images in %s", pictures, len(done), result.out)
+
+
+def _warn(what: str, layers: Mapping[str, str]) -> None:
+    """Name the first few layers that gave no picture, and how many there are."""
+    if not layers:
+        return
+    named = [f"{name} ({reason})" if reason else name for name, reason in layers.items()]
+    more = f" and {len(named) - _NAMED} more" if len(named) > _NAMED else ""
+    log.warning("%s: %s%s", what, ", ".join(named[:_NAMED]), more)
