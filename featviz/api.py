@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -19,7 +19,7 @@ from featviz.hooks import hooked, list_layers
 from featviz.models.load import ModelOptions, adopt
 from featviz.models.preprocess import InputOptions
 from featviz.preparation import RunOptions, check_options
-from featviz.records import DrawOptions, Hints, RunResult, Site
+from featviz.records import DrawOptions, Hints, ImageResult, RunResult, Site
 
 T = TypeVar("T")
 
@@ -99,6 +99,7 @@ def run(
     out: str | Path = "featviz-out",
     *,
     overwrite: bool = False,
+    resume: bool = False,
     **options: Any,
 ) -> RunResult:
     """Draw the feature maps of images into a run directory, like `featviz run`.
@@ -110,6 +111,7 @@ def run(
         layers: selectors; None takes one layer for each stage.
         out: the run directory.
         overwrite: replace a run that is there.
+        resume: go on with the same run that is there.
         options: fields of DrawOptions, InputOptions and ModelOptions by name: normalize, cmap,
             nrow, padding, scale, max_maps, size, crop, mean, std, weights, arch, seed, device, ...
 
@@ -131,11 +133,14 @@ def run(
         adopt(model, inputs) if isinstance(model, nn.Module) else ModelOptions(model, **for_model)
     )
     paths = [images] if isinstance(images, (str, Path)) else images
-    return pipeline.run(
+    found: list[ImageResult] = []
+    result = pipeline.run(
         source,
         [str(path) for path in paths],
-        RunOptions(layers, Path(out), overwrite, draw=draw, inputs=inputs),
+        RunOptions(layers, Path(out), overwrite, resume, draw=draw, inputs=inputs),
+        lambda image, total: found.append(image),
     )
+    return replace(result, images=tuple(found))
 
 
 def _fill(kind: type[T], options: Mapping[str, Any]) -> T:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -14,8 +14,8 @@ import torchvision
 from featviz import __version__, images
 from featviz.errors import ImageError, StoreError
 from featviz.preparation import Prepared, RunOptions
-from featviz.records import Capture, ImageResult, Sample, Skip
-from featviz.store import MANIFEST_FILE, RUN_FILE, RunDirectory, read_json
+from featviz.records import Capture, Guess, ImageResult, Outcome, Sample, Skip
+from featviz.store import MANIFEST_FILE, RUN_FILE, ImageFolder, RunDirectory, read_json
 
 _GROWING = ("images", "failures", "schema_version")
 """What of run.json changes while a run goes on."""
@@ -25,10 +25,13 @@ class Journal:
     """Writes run.json: what runs, and what became of the images."""
 
     def __init__(self, record: Mapping[str, Any], samples: Sequence[Sample]) -> None:
+        """`samples` are those of the whole run, whichever process or shard takes them."""
         self.record = dict(record)
         self.names = [sample.name for sample in samples]
         self.errors: dict[str, str | None] = {}
         """By image: what went wrong, or None."""
+        self.missing: Collection[str] = ()
+        """Images of which nothing is known at the end."""
 
     @property
     def fingerprint(self) -> str:
@@ -36,26 +39,43 @@ class Journal:
         text = json.dumps(self.record, sort_keys=True, default=str)
         return hashlib.sha256(text.encode("utf-8", "backslashreplace")).hexdigest()
 
-    @property
-    def missing(self) -> list[str]:
-        """Images that were not reached."""
-        return [name for name in self.names if name not in self.errors]
-
     def add(self, result: ImageResult) -> None:
         """Note what became of an image."""
         self.errors[result.image] = result.error
 
-    def write(self, store: RunDirectory) -> None:
-        """Write run.json; images in their order, whatever order they came in."""
-        failed = {name: error for name, error in self.errors.items() if error is not None}
-        seen = [name for name in self.names if name in self.errors]
+    def write(self, store: RunDirectory) -> list[str]:
+        """Write run.json, the images in their order, and return those that are missing.
+
+        Of an image that did not come by here, an earlier run or another shard may have left the
+        manifest, or the failure in run.json.
+
+        Raises:
+            StoreError: it cannot be written.
+        """
+        errors = {**_left(store, set(self.names) - self.errors.keys()), **self.errors}
+        seen = [name for name in self.names if name in errors]
+        missing = [name for name in self.names if name not in errors]
         images = {
             "total": len(self.names),
-            "complete": [name for name in seen if name not in failed],
-            "missing": self.missing,
+            "complete": [name for name in seen if errors[name] is None],
+            "missing": missing,
         }
-        failures = [{"image": name, "error": failed[name]} for name in seen if name in failed]
+        failures = [
+            {"image": name, "error": errors[name]} for name in seen if errors[name] is not None
+        ]
         store.write_run({**self.record, "images": images, "failures": failures})
+        return missing
+
+
+def _left(store: RunDirectory, names: Collection[str]) -> dict[str, str | None]:
+    """What stands in the folder of images that did not come by here: as Journal.errors."""
+    try:
+        rows = read_json(store.root / RUN_FILE)["failures"]
+        failed = {row["image"]: row["error"] for row in rows}
+    except (StoreError, KeyError, TypeError):
+        failed = {}
+    found = {name: failed[name] for name in names if name in failed}
+    return found | {name: None for name in names if store.image(name).is_complete}
 
 
 def run_record(prepared: Prepared, options: RunOptions) -> dict[str, Any]:
@@ -111,21 +131,28 @@ def _short(value: Any) -> str:
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
-def kept(store: RunDirectory, sample: Sample, fingerprint: str) -> ImageResult | None:
+def kept(folder: ImageFolder, sample: Sample, fingerprint: str) -> ImageResult | None:
     """An image that is complete: its manifest is there, and fits the run and the file."""
-    folder = store.image(sample.name)
-    path = folder.path / MANIFEST_FILE
-    if not path.is_file():
+    if not folder.is_complete:
         return None
     try:
-        manifest = read_json(path)
-        same = manifest["image"]["sha256"] == images.digest(sample)
-        if manifest["fingerprint"] != fingerprint or not same:
+        manifest = read_json(folder.path / MANIFEST_FILE)
+        if manifest["fingerprint"] != fingerprint:
             return None
-        captures = tuple(Capture(**row) for row in manifest["captures"])
-        skipped = tuple(Skip(**row) for row in manifest["skipped"])
+        same = manifest["image"]["sha256"] == images.digest(sample)
+        return _read_back(manifest, sample, folder) if same else None
     except (StoreError, ImageError, KeyError, TypeError):
         return None
+
+
+def _read_back(manifest: Mapping[str, Any], sample: Sample, folder: ImageFolder) -> ImageResult:
+    guesses = tuple(Guess(**row) for row in manifest.get("prediction", ()))
     return ImageResult(
-        sample.name, folder.name, captures, skipped, tuple(manifest["never_ran"]), kept=True
+        sample.name,
+        folder.name,
+        tuple(Capture(**row) for row in manifest["captures"]),
+        tuple(Skip(**row) for row in manifest["skipped"]),
+        tuple(manifest["never_ran"]),
+        outcome=Outcome(guesses),
+        kept=True,
     )

@@ -38,18 +38,27 @@ def check_plan(limits: Limits, planned: Written) -> None:
             )
 
 
-def check_written(limits: Limits, written: Written, done: int, total: int) -> None:
+def check_written(limits: Limits, written: Written, image: str) -> None:
     """Stop while it runs.
 
     Raises:
-        StoreError: the run has written as much as it may.
+        StoreError: with this image, the run has written more than it may.
     """
     for option, most, count, unit in _pairs(limits, written):
-        if most is not None and count >= most and done < total:
+        if most is not None and count > most:
             raise StoreError(
-                f"{option} {_words(most, unit)} is reached after {done} of {total} images",
+                f"{image} would take the run over {option} {_words(most, unit)}",
                 "what is complete stays complete; --resume with a larger limit goes on",
             )
+
+
+def part(limits: Limits, share: int, total: int) -> Limits:
+    """The limits of a process that does `share` of `total` images of the run."""
+    size, files = (
+        None if most is None else most * share // max(total, 1)
+        for most in (limits.bytes, limits.files)
+    )
+    return Limits(size, files)
 
 
 def _pairs(limits: Limits, counted: Written) -> list[tuple[str, int | None, int, str]]:

@@ -4,30 +4,29 @@ from __future__ import annotations
 
 import logging
 import os
+import shutil
 import sys
-import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
-from pathlib import Path
+from functools import partial
 from typing import BinaryIO
 
 import torch
 
-from featviz import estimate, journal
+from featviz import estimate, limits, store
 from featviz.background import Background
 from featviz.borrowed import borrowed
 from featviz.drawing import Drawer
-from featviz.errors import StoreError
-from featviz.journal import Journal
-from featviz.limits import check_written
+from featviz.errors import FeatvizError
+from featviz.journal import Journal, open_store, run_record
 from featviz.models.load import LoadedModel, ModelOptions
-from featviz.preparation import Prepared, RunOptions, prepare
-from featviz.records import ImageResult, RunResult, Sample
+from featviz.preparation import Prepared, RunOptions, find, prepare
+from featviz.records import ImageResult, Limits, RunResult, Sample
 from featviz.session import Session, Task
 from featviz.stopping import stop_requests
-from featviz.store import RunDirectory, pack
-from featviz.workers import World, world
+from featviz.store import RunDirectory
+from featviz.workers import ALONE, World
 
 log = logging.getLogger(__name__)
 
@@ -44,108 +43,153 @@ def run(
     options: RunOptions,
     progress: Progress = lambda image, total: None,
     stdin: BinaryIO | None = None,
+    team: World = ALONE,
 ) -> RunResult:
     """Draw the feature maps of images into a run directory.
+
+    Args:
+        progress: called with all there is to know of each image, in their order. The result has
+            only their names and errors, so that it does not grow with every picture.
+        team: the processes that divide the images among them; this is one of them.
 
     Raises:
         FeatvizError: nothing could be begun, or the run directory failed. What goes wrong with
             one image is in its result instead.
     """
-    prepared = prepare(model, arguments, options, stdin)
-    with world() as team, _destination(options) as options:
-        share = options.shard or team.shard
-        samples = prepared.samples[share.index :: share.count]
+    share = team.share(options.shard)
+    found = team.at_first(partial(find, arguments, options, stdin))
+    prepared = prepare(model, found, options)
+    samples = share.of(prepared.samples)
+    allowed = _check_limits(prepared, samples, options, team)
+    with _destination(options, team) as options:
+        log_book = Journal(run_record(prepared, options), prepared.samples)
+        folder = team.at_first(partial(_begin, options, log_book))
+        seen = _Seen(log_book, progress, len(samples))
+        with _in_any_case(partial(_end, log_book, folder, team)):
+            task = _task(prepared, options, allowed, log_book.fingerprint)
+            interrupted = _visit_all(Session(task, folder, seen), samples, options, seen)
+    return RunResult(
+        options.archive or options.out,
+        tuple(seen.results),
+        tuple(sample.name for sample in samples if sample.name in log_book.missing),
+        interrupted,
+        seen.pictures,
+    )
+
+
+class _Seen:
+    """Notes the images as they are finished, and passes them on."""
+
+    def __init__(self, log_book: Journal, progress: Progress, total: int) -> None:
+        self.log_book, self.progress, self.total = log_book, progress, total
+        self.results: list[ImageResult] = []
+        self.pictures = 0
+
+    def __call__(self, result: ImageResult) -> None:
+        brief = ImageResult(result.image, result.folder, error=result.error, kept=result.kept)
+        self.results.append(brief)
+        self.pictures += len(result.captures)
+        self.log_book.add(result)
+        self.progress(result, self.total)
+
+    @property
+    def last_failed(self) -> bool:
+        """Whether the image that was finished last has failed."""
+        return bool(self.results) and self.results[-1].error is not None
+
+
+def _check_limits(
+    prepared: Prepared, samples: Sequence[Sample], options: RunOptions, team: World
+) -> Limits:
+    """What this process may write; a team shares the limits as it shares the images."""
+    if team.size == 1:
         estimate.check_limits(prepared, len(samples), options)
-        log_book = Journal(
-            journal.run_record(prepared, options), prepared.samples if team.size > 1 else samples
-        )
-        store = _open(team, options, log_book)
-        results, stopped = _visit_all(prepared, samples, options, log_book, store, progress)
-        _close(team, log_book, store)
-    missing = [sample.name for sample in samples if sample.name in log_book.missing]
-    return RunResult(options.archive or options.out, tuple(results), tuple(missing), stopped)
+        return options.limits
+    estimate.check_limits(prepared, len(prepared.samples), options)
+    return limits.part(options.limits, len(samples), len(prepared.samples))
 
 
-def _open(team: World, options: RunOptions, log_book: Journal) -> RunDirectory:
-    """The first process makes the run directory; the others find it."""
-
-    def begin() -> RunDirectory:
-        store = journal.open_store(options, log_book.record)
-        log_book.write(store)
-        return store
-
-    return team.at_first(begin) or RunDirectory(options.out)
+def _begin(options: RunOptions, log_book: Journal) -> RunDirectory:
+    folder = open_store(options, log_book.record)
+    log_book.write(folder)
+    return folder
 
 
-def _close(team: World, log_book: Journal, store: RunDirectory) -> None:
-    """The first process writes what became of the images of all."""
-    for errors in team.gather(log_book.errors):
+def _end(log_book: Journal, folder: RunDirectory, team: World) -> None:
+    """The first process writes what became of the images of all; the others wait for it."""
+    try:
+        shared = team.gather(log_book.errors)
+    except FeatvizError:
+        if team.first:
+            log_book.write(folder)
+        raise
+    for errors in shared:
         log_book.errors |= errors
-    if team.first:
-        log_book.write(store)
+    log_book.missing = team.at_first(partial(log_book.write, folder))
 
 
-def _visit_all(
-    prepared: Prepared,
-    samples: Sequence[Sample],
-    options: RunOptions,
-    log_book: Journal,
-    store: RunDirectory,
-    progress: Progress,
-) -> tuple[list[ImageResult], bool]:
-    """Show the images to the model, one by one, until they end or a signal ends them."""
-    results: list[ImageResult] = []
-
-    def report(result: ImageResult) -> None:
-        results.append(result)
-        log_book.add(result)
-        progress(result, len(samples))
-
-    task = Task(
+def _task(prepared: Prepared, options: RunOptions, allowed: Limits, fingerprint: str) -> Task:
+    return Task(
         prepared.model,
         prepared.layers,
         prepared.plan,
         Drawer(options.draw),
         options.inputs,
-        log_book.fingerprint,
+        fingerprint,
+        allowed,
     )
-    session = Session(task, store, report)
-    gradients = options.passes.gradients
-    try:
-        with (
-            borrowed(prepared.model.module, gradients),
-            _shared_cores(options.jobs) as background,
-            stop_requests() as stop,
-        ):
-            for sample in samples:
-                if stop.is_set() or (options.fail_fast and results and results[-1].error):
-                    break
-                check_written(options.limits, store.written, len(results), len(samples))
-                if options.resume and session.keep(sample):
-                    continue
+
+
+def _visit_all(
+    session: Session, samples: Sequence[Sample], options: RunOptions, seen: _Seen
+) -> bool:
+    """Show the images to the model, one by one, until they end, or a signal ends them (True)."""
+    module, gradients = session.task.model.module, options.passes.gradients
+    with (
+        borrowed(module, gradients),
+        _shared_cores(options.jobs) as background,
+        stop_requests() as stop,
+        _in_any_case(session.settle),
+    ):
+        for sample in samples:
+            if stop.is_set() or (options.fail_fast and seen.last_failed):
+                break
+            if not (options.resume and session.keep(sample)):
                 session.visit(sample, background)
-            session.settle()
-    except BaseException:
-        session.settle()  # the image before is complete but for its manifest
-        log_book.write(store)
-        raise
-    return results, stop.is_set()
+    return stop.is_set()
 
 
 @contextmanager
-def _destination(options: RunOptions) -> Iterator[RunOptions]:
-    """A folder of its own for a run that becomes an archive."""
+def _destination(options: RunOptions, team: World) -> Iterator[RunOptions]:
+    """A folder of its own for a run that becomes an archive, of whatever it holds at the end."""
     if options.archive is None:
         yield options
         return
-    if options.archive.exists() and not options.overwrite:
-        raise StoreError(f"--archive {options.archive} exists", "--overwrite replaces it")
-    with tempfile.TemporaryDirectory(
-        dir=options.archive.absolute().parent, prefix=f".{options.archive.name}."
-    ) as folder:
-        out = Path(folder) / "run"
-        yield replace(options, out=out, overwrite=False)
-        pack(out, options.archive)
+    room = team.at_first(partial(store.room_for_archive, options.archive, options.overwrite))
+    inside = replace(options, out=room / "run", overwrite=False)
+    try:
+        with _in_any_case(partial(_pack, inside) if team.first else lambda: None):
+            yield inside
+    finally:
+        if team.first:
+            shutil.rmtree(room, ignore_errors=True)
+
+
+def _pack(inside: RunOptions) -> None:
+    if inside.archive is not None and (inside.out / store.RUN_FILE).is_file():
+        store.pack(inside.out, inside.archive)
+
+
+@contextmanager
+def _in_any_case(task: Callable[[], object]) -> Iterator[None]:
+    """Do something at the end; of a block that failed, what fails here is no news."""
+    try:
+        yield
+    except BaseException:
+        with suppress(FeatvizError, BrokenPipeError):
+            task()
+        raise
+    task()
 
 
 @contextmanager

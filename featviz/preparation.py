@@ -41,7 +41,7 @@ class RunOptions:
     """Encoder threads; None takes a quarter of the cores."""
     limits: Limits = field(default_factory=Limits)
     shard: Shard | None = None
-    """This process's share of the images; None is all, or torchrun's."""
+    """The share of the images that is done; None is all, or torchrun's."""
     draw: DrawOptions = field(default_factory=DrawOptions)
     inputs: InputOptions = field(default_factory=InputOptions)
     passes: PassOptions = field(default_factory=PassOptions)
@@ -61,18 +61,13 @@ class Prepared:
 
 
 def prepare(
-    model: ModelOptions | LoadedModel,
-    arguments: Sequence[str],
-    options: RunOptions,
-    stdin: BinaryIO | None = None,
+    model: ModelOptions | LoadedModel, found: Sequence[Sample], options: RunOptions
 ) -> Prepared:
-    """Check the options, find the images, load the model, choose the layers.
+    """Load the model, group the images that were found as it takes them, choose the layers.
 
     Raises:
         FeatvizError: something of this cannot be had; nothing was written.
     """
-    check_options(options)
-    found = images.find_samples(arguments, stdin, options.nul_separated)
     loaded = load_model(model, options.inputs) if isinstance(model, ModelOptions) else model
     samples = grouped(found, loaded.preprocess)
     blank = blank_input(loaded, samples, options.inputs)
@@ -80,6 +75,18 @@ def prepare(
     plan = passes.plan(loaded, options.passes)
     passes.try_out(loaded, plan, blank)
     return Prepared(loaded, tuple(samples), blank, layers, plan)
+
+
+def find(
+    arguments: Sequence[str], options: RunOptions, stdin: BinaryIO | None = None
+) -> list[Sample]:
+    """Check the options and find the images.
+
+    Raises:
+        UsageError: a bad option, or no images.
+    """
+    check_options(options)
+    return images.find_samples(arguments, stdin, options.nul_separated, options.out)
 
 
 def check_options(options: RunOptions) -> None:
@@ -120,15 +127,17 @@ def _check_drawing(draw: DrawOptions) -> None:
     scale.parse_scale(draw.normalize)
 
 
-def grouped(samples: list[Sample], preprocess: Preprocess) -> list[Sample]:
+def grouped(samples: Sequence[Sample], preprocess: Preprocess) -> list[Sample]:
     """Samples as the model takes them: images, clips, or several images at once.
 
     Raises:
         UsageError: images are left over.
     """
     if preprocess.frames is not None:
-        return grouping.clips(samples)
-    return samples if preprocess.inputs == 1 else grouping.together(samples, preprocess.inputs)
+        samples = grouping.clips(samples)
+    elif preprocess.inputs > 1:
+        samples = grouping.together(samples, preprocess.inputs)
+    return grouping.unnested(samples)
 
 
 def blank_input(

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
-import numpy as np
-from numpy.typing import NDArray
+if TYPE_CHECKING:  # completion of a shell imports this, and has no time for numpy
+    import numpy as np
+    from numpy.typing import NDArray
 
-Bytes = NDArray[np.uint8]
-Floats = NDArray[np.float32]
+Bytes: TypeAlias = "NDArray[np.uint8]"
+Floats: TypeAlias = "NDArray[np.float32]"
 
 STAT_COLUMNS = ("min", "max", "mean", "std", "zero_fraction", "nonfinite")
 """The columns of every array in `stats.npz`."""
@@ -158,13 +160,20 @@ class Shard:
     index: int = 0
     count: int = 1
 
+    def of(self, samples: Sequence[Sample]) -> Sequence[Sample]:
+        """The samples of this part: none are in two parts, and all parts together are all."""
+        return samples[self.index :: self.count]
 
-@dataclass
+
+@dataclass(frozen=True)
 class Written:
-    """What a run has put into its folder."""
+    """What a run has put into its folder, or would put there."""
 
     files: int = 0
     bytes: int = 0
+
+    def __add__(self, other: Written) -> Written:
+        return Written(self.files + other.files, self.bytes + other.bytes)
 
 
 @dataclass(frozen=True)
@@ -339,6 +348,8 @@ class RunResult:
     """Images that were not reached: the run was stopped."""
     interrupted: bool = False
     """By SIGINT or SIGTERM."""
+    pictures: int = 0
+    """Of all images together."""
 
     @property
     def failures(self) -> tuple[ImageResult, ...]:
@@ -347,9 +358,9 @@ class RunResult:
 
     @property
     def exit_code(self) -> int:
-        """0 all complete, 3 some failed, 1 all failed, 130 interrupted."""
+        """0 all complete, 3 some failed, 1 all failed or stopped at one, 130 interrupted."""
         if self.interrupted:
             return 130
         if not self.failures:
             return 0
-        return 3 if len(self.failures) < len(self.images) else 1
+        return 3 if len(self.failures) < len(self.images) and not self.missing else 1

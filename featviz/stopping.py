@@ -18,13 +18,16 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM)
 def stop_requests() -> Iterator[Event]:
     """An event that the first of these signals sets, while the block runs.
 
-    Only the main thread can take signals; in any other the event is never set.
+    The same signal once more raises KeyboardInterrupt (torchrun and schedulers follow one signal
+    with another). Only the main thread can take signals; in any other the event is never set.
     """
     event = Event()
+    seen: set[int] = set()
 
     def stop(number: int, frame: FrameType | None) -> None:
-        if event.is_set():
+        if number in seen:
             raise KeyboardInterrupt
+        seen.add(number)
         event.set()
         log.warning("stopping after this image; once more to stop at once")
 

@@ -15,7 +15,6 @@ import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from threading import Lock
 from typing import Any, BinaryIO
 
 import numpy as np
@@ -47,7 +46,6 @@ class RunDirectory:
 
     def __init__(self, root: Path) -> None:
         self.root = root
-        self.written = Written()
 
     @classmethod
     def create(cls, root: Path, overwrite: bool = False) -> RunDirectory:
@@ -59,7 +57,7 @@ class RunDirectory:
         with _reported(root):
             if root.exists() and not root.is_dir():
                 raise StoreError(f"--out {root} is a file, not a folder", "name another with --out")
-            if root.is_dir() and any(root.iterdir()):
+            if root.is_dir() and set(root.iterdir()) - {_part(root / RUN_FILE)}:
                 _make_way(root, overwrite)
             root.mkdir(parents=True, exist_ok=True)
         return cls(root)
@@ -67,13 +65,7 @@ class RunDirectory:
     def image(self, name: str) -> ImageFolder:
         """The folder of the image with this relative name."""
         safe = "/".join(safe_name(part) for part in name.split("/"))
-        return ImageFolder(self.root, safe, self.written)
-
-    def count(self, folder: ImageFolder) -> None:
-        """Count the files of an image that was there before."""
-        for path in folder.path.rglob("*"):
-            if path.is_file():
-                _count(self.written, path)
+        return ImageFolder(self.root, safe)
 
     def write_run(self, content: Mapping[str, Any]) -> None:
         """Write run.json."""
@@ -83,8 +75,7 @@ class RunDirectory:
 class ImageFolder:
     """The folder of one image."""
 
-    def __init__(self, root: Path, name: str, written: Written | None = None) -> None:
-        self.written = written or Written()
+    def __init__(self, root: Path, name: str) -> None:
         self.name = name
         """Relative to the run directory, with forward slashes."""
         self.path = root / name
@@ -99,34 +90,53 @@ class ImageFolder:
         """Open a file of this folder for atomic writing."""
         with atomic(self.path / relative) as file:
             yield file
-        _count(self.written, self.path / relative)
 
     def finish(self, manifest: Mapping[str, Any], stats: Mapping[str, Floats]) -> None:
         """Write the statistics, then the manifest: from now on the image is complete."""
         with self.writing(STATS_FILE) as file:
             np.savez(file, **stats)  # type: ignore[arg-type]
         _write_json(self.path / MANIFEST_FILE, {"schema_version": SCHEMA_VERSION, **manifest})
-        _count(self.written, self.path / MANIFEST_FILE)
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the manifest is there."""
+        return (self.path / MANIFEST_FILE).is_file()
+
+    @property
+    def size(self) -> Written:
+        """Its files, and their bytes."""
+        with _reported(self.path):
+            sizes = [path.stat().st_size for path in self.path.rglob("*") if path.is_file()]
+        return Written(len(sizes), sum(sizes))
 
     def discard(self) -> None:
-        """Remove what was written of an image that failed, with folders that this empties."""
+        """Remove what was written of an image that failed, with folders that this empties.
+
+        The manifest goes first: killed in between, this leaves an incomplete image.
+        """
         with _reported(self.path):
+            (self.path / MANIFEST_FILE).unlink(missing_ok=True)
             shutil.rmtree(self.path, ignore_errors=True)
             for parent in list(self.path.parents)[: self.name.count("/")]:
                 if parent.is_dir() and not any(parent.iterdir()):
                     parent.rmdir()
 
 
-_counting = Lock()
+def room_for_archive(archive: Path, overwrite: bool) -> Path:
+    """Make a hidden folder beside an archive for the run that it will hold, and return it.
 
+    What a killed run left there is removed.
 
-def _count(written: Written, path: Path) -> None:
-    """Writers run in threads."""
-    with _reported(path):
-        size = path.stat().st_size
-    with _counting:
-        written.files += 1
-        written.bytes += size
+    Raises:
+        StoreError: there is such an archive already, or the folder cannot be made.
+    """
+    with _reported(archive):
+        if archive.exists() and not overwrite:
+            raise StoreError(f"--archive {archive} exists", "--overwrite replaces it")
+        room = archive.absolute().with_name(f".{archive.name}.run")
+        shutil.rmtree(room, ignore_errors=True)
+        room.mkdir(parents=True)
+    return room
 
 
 def pack(root: Path, archive: Path) -> None:
@@ -144,7 +154,11 @@ def pack(root: Path, archive: Path) -> None:
             text = path.suffix in (".json", ".npz", ".npy")
             info.compress_type = zipfile.ZIP_DEFLATED if text else zipfile.ZIP_STORED
             info.external_attr = 0o644 << 16
-            packed.writestr(info, path.read_bytes())
+            info.file_size = (
+                path.stat().st_size
+            )  # tells whether it takes the fields for large files
+            with path.open("rb") as source, packed.open(info, "w") as target:
+                shutil.copyfileobj(source, target, _BUFFER)
 
 
 def manifest_rows(captures: Sequence[Capture], skipped: Sequence[Skip]) -> dict[str, Any]:
@@ -179,7 +193,7 @@ def atomic(path: Path) -> Iterator[BinaryIO]:
     Raises:
         StoreError: the file cannot be written; names it.
     """
-    part = path.with_name(f".{path.name}.part")
+    part = _part(path)
     with _reported(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
@@ -189,6 +203,10 @@ def atomic(path: Path) -> Iterator[BinaryIO]:
         except BaseException:
             part.unlink(missing_ok=True)
             raise
+
+
+def _part(path: Path) -> Path:
+    return path.with_name(f".{path.name}.part")
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -224,7 +242,19 @@ def _make_way(root: Path, overwrite: bool) -> None:
         raise StoreError(
             f"--out {root} holds another run", "--overwrite replaces it, --out names another folder"
         )
-    shutil.rmtree(root)
+    _empty(root)
+
+
+def _empty(root: Path) -> None:
+    """Remove a run: manifests first and run.json last, so that what is left of it when this is
+    killed neither passes for complete nor for something else."""
+    for manifest in root.rglob(MANIFEST_FILE):
+        manifest.unlink()
+    for path in sorted(root.iterdir(), key=lambda path: path.name == RUN_FILE):
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink()
 
 
 def _write_json(path: Path, content: Mapping[str, Any]) -> None:
@@ -256,5 +286,5 @@ def _reported(path: Path) -> Iterator[None]:
     except OSError as error:
         raise StoreError(
             f"{path} cannot be written: {error.strerror or error}",
-            "what is complete stays complete; choose another --out or make room",
+            "what is complete stays complete; make room and --resume, or choose another --out",
         ) from error

@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from featviz.commands import options as opts
+from featviz.commands.values import AutoInt, no_auto
 from featviz.records import DrawOptions, PassOptions
 
 DRAW = DrawOptions()
@@ -29,7 +30,7 @@ draw_options = opts.stacked(
             help="auto (grey; coolwarm for gradients), grey, or a colormap of matplotlib.",
         ),
         click.option(
-            "--nrow", type=opts.AutoInt(), default="auto", show_default=True, help="Maps in a row."
+            "--nrow", type=AutoInt(), default="auto", show_default=True, help="Maps in a row."
         ),
         click.option(
             "--padding",
@@ -47,7 +48,7 @@ draw_options = opts.stacked(
         ),
         click.option(
             "--scale",
-            type=opts.AutoInt(),
+            type=AutoInt(),
             default="auto",
             show_default=True,
             help="Factor by which maps are enlarged; auto enlarges small ones.",
@@ -139,7 +140,7 @@ pass_options = opts.stacked(
 def to_draw_options(given: dict[str, Any]) -> DrawOptions:
     """How maps become a picture, as a record; options that a command lacks keep their defaults."""
     values = {f.name: given[f.name] for f in fields(DrawOptions) if f.name in given}
-    return DrawOptions(**{**values, **{k: opts.no_auto(values[k]) for k in ("nrow", "scale")}})
+    return DrawOptions(**{**values, **{k: no_auto(values[k]) for k in ("nrow", "scale")}})
 
 
 def to_pass_options(given: dict[str, Any]) -> PassOptions:

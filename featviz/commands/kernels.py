@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from featviz.commands import completing
 from featviz.commands import options as opts
 from featviz.commands.drawing import draw_options, to_draw_options
 
@@ -19,7 +20,7 @@ log = logging.getLogger(__name__)
 
 
 @click.command("kernels", context_settings={"default_map": {"normalize": "symmetric"}})
-@click.argument("model", required=False)
+@click.argument("model", required=False, shell_complete=completing.models)
 @click.option(
     "--layers",
     multiple=True,

@@ -7,7 +7,7 @@ import logging
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -23,18 +23,29 @@ _NAMED = 3
 """Layers without a picture that are named on stderr; the manifests have them all."""
 
 
+@dataclass
+class Unpictured:
+    """Layers that gave no picture, over all images."""
+
+    never_ran: dict[str, str] = field(default_factory=dict)
+    skipped: dict[str, str] = field(default_factory=dict)
+    """By layer: the reason."""
+
+    def add(self, result: ImageResult) -> None:
+        """Note those of one image."""
+        self.never_ran |= dict.fromkeys(result.never_ran, "")
+        self.skipped |= {skip.layer or skip.type: skip.reason for skip in result.skipped}
+
+
 @contextmanager
-def shown_progress(as_json: bool) -> Iterator[Progress]:
+def shown_progress(as_json: bool, unpictured: Unpictured) -> Iterator[Progress]:
     """JSON lines on stdout if asked for; failures on stderr; a bar only on a terminal."""
     with _bar() as advance:
 
         def report(result: ImageResult, total: int) -> None:
             advance(total)
+            unpictured.add(result)
             _say(result)
-            if result.error is not None:
-                click.echo(f"error: {result.image}: {result.error}", err=True)
-                if result.hint:
-                    click.echo(f"hint: {result.hint}", err=True)
             if as_json:
                 click.echo(json.dumps(_line(result), ensure_ascii=False))
 
@@ -64,17 +75,22 @@ def _line(result: ImageResult) -> dict[str, Any]:
         "skipped": len(result.skipped),
         "never_ran": list(result.never_ran),
         "prediction": [asdict(guess) for guess in result.outcome.prediction],
+        **({"kept": True} if result.kept else {}),
     }
 
 
 def _say(result: ImageResult) -> None:
-    """The prediction, and what interventions made of it."""
+    """What went wrong; the prediction, and what interventions made of it."""
+    if result.error is not None:
+        click.echo(f"error: {result.image}: {result.error}", err=True)
+        if result.hint:
+            click.echo(f"hint: {result.hint}", err=True)
     found = result.outcome
     if found.largest_change is not None:
         if found.before:
             log.info("%s before: %s", result.image, _words(found.before))
         log.info("%s: the output changed by at most %.4g", result.image, found.largest_change)
-    if found.prediction:
+    if found.prediction and not result.kept:
         log.info("%s: %s", result.image, _words(found.prediction))
 
 
@@ -82,14 +98,11 @@ def _words(guesses: Sequence[Guess]) -> str:
     return ", ".join(guess.words for guess in guesses)
 
 
-def summarise(result: RunResult) -> None:
+def summarise(result: RunResult, unpictured: Unpictured) -> None:
     """Say on stderr what gave no picture, what is missing, and what was written."""
     done = [image for image in result.images if image.error is None]
-    _warn("never ran", {name: "" for image in done for name in image.never_ran})
-    _warn(
-        "skipped",
-        {skip.layer or skip.type: skip.reason for image in done for skip in image.skipped},
-    )
+    _warn("never ran", unpictured.never_ran)
+    _warn("skipped", unpictured.skipped)
     if result.missing:
         why = "interrupted" if result.interrupted else "stopped"
         log.warning(
@@ -99,8 +112,9 @@ def summarise(result: RunResult) -> None:
             len(done),
         )
     if done:
-        pictures = sum(len(image.captures) for image in done)
-        log.info("%d pictures of %d images in %s", pictures, len(done), result.out)
+        kept = sum(image.kept for image in done)
+        before = f" ({kept} were complete before)" if kept else ""
+        log.info("%d pictures of %d images in %s%s", result.pictures, len(done), result.out, before)
 
 
 def _warn(what: str, layers: Mapping[str, str]) -> None:

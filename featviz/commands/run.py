@@ -8,15 +8,17 @@ from typing import Any
 
 import click
 
+from featviz.commands import completing
 from featviz.commands import options as opts
 from featviz.commands.drawing import draw_options, pass_options, to_draw_options, to_pass_options
-from featviz.commands.progress import shown_progress, summarise
+from featviz.commands.progress import Unpictured, shown_progress, summarise
+from featviz.commands.values import BytesType
 from featviz.records import Limits
 
 
 @click.command("run")
-@click.argument("model", required=False)
-@click.argument("images", nargs=-1, metavar="IMAGE...")
+@click.argument("model", required=False, shell_complete=completing.models)
+@click.argument("images", nargs=-1, metavar="IMAGE...", shell_complete=completing.paths)
 @opts.layer_option
 @click.option(
     "--out",
@@ -33,9 +35,7 @@ from featviz.records import Limits
     help="Write the run as one zip file, and no folder.",
 )
 @click.option("--fail-fast", is_flag=True, help="Stop at the first image that fails.")
-@click.option(
-    "--max-output-size", type=opts.BytesType(), help="Do not write more than so much (500MB)."
-)
+@click.option("--max-output-size", type=BytesType(), help="Do not write more than so much (500MB).")
 @click.option("--max-files", type=click.IntRange(0), help="Do not write more files than that.")
 @click.option("--shard", metavar="I/N", help="Only the I-th of N parts of the images.")
 @click.option("--jobs", type=int, help="Encoder threads; a quarter of the cores by default.")
@@ -77,15 +77,16 @@ def command(ctx: click.Context, /, model: str | None, images: Sequence[str], **g
     from featviz.requirements import require_torch
 
     require_torch()
-    from featviz import estimate, pipeline
+    from featviz import estimate, pipeline, workers
 
     source, options = opts.to_model_options(str(model), given), _run_options(given)
     if given["dry_run"]:
         click.echo(estimate.dry_run(source, images, options).render(given["as_json"]))
         return 0
-    with shown_progress(given["as_json"]) as progress:
-        result = pipeline.run(source, images, options, progress)
-    summarise(result)
+    unpictured = Unpictured()
+    with shown_progress(given["as_json"], unpictured) as progress, workers.world() as team:
+        result = pipeline.run(source, images, options, progress, team=team)
+    summarise(result, unpictured)
     return result.exit_code
 
 

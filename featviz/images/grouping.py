@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path, PurePosixPath
 
 from PIL import Image
@@ -39,6 +40,24 @@ def together(samples: Sequence[Sample], count: int) -> list[Sample]:
             f"give a multiple of {count}; --inputs says otherwise",
         )
     return [_join(samples[i : i + count]) for i in range(0, len(samples), count)]
+
+
+def unnested(samples: Sequence[Sample]) -> list[Sample]:
+    """No folder of a sample inside that of another: `a` beside `a/b` is called `a~`."""
+    names = {sample.name.casefold() for sample in samples}
+    above = {str(parent) for name in names for parent in PurePosixPath(name).parents}
+    return [
+        replace(sample, name=_free(sample.name, names))
+        if sample.name.casefold() in above
+        else sample
+        for sample in samples
+    ]
+
+
+def _free(name: str, taken: set[str]) -> str:
+    while name.casefold() in taken:
+        name += "~"
+    return name
 
 
 def _clip(folder: Path, frames: Sequence[Sample]) -> Sample:
