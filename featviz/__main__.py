@@ -1,4 +1,4 @@
-"""`python -m featviz`, and `torchrun -m featviz`."""
+"""`python -m featviz`, and with it `torchrun -m featviz`."""
 
 from featviz.cli import main
 

@@ -109,7 +109,7 @@ def open_store(options: RunOptions, record: Mapping[str, Any]) -> RunDirectory:
     before = read_json(options.out / RUN_FILE)
     plain = json.loads(json.dumps(record, default=str))
     old = {key: value for key, value in before.items() if key not in _GROWING}
-    if differences := list(_differences(old, plain)):
+    if differences := sorted(_differences(old, plain), key=lambda words: "options" not in words):
         raise StoreError(
             f"--resume: {options.out} holds another run; {differences[0]}",
             "give the same model and options, or another --out"
