@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import gzip
+import bz2
 import io
 import json
+import lzma
 import os
 import shutil
 import signal
@@ -12,6 +13,7 @@ import tarfile
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 from conftest import Outcome
@@ -20,6 +22,7 @@ from runs import SMALL, complete, make_photos, packed_tree, tree
 from featviz import images
 from featviz.errors import ImageError, StoreError, UsageError
 from featviz.images import archives
+from featviz.store import ImageFolder
 
 Run = Callable[..., Outcome]
 
@@ -34,7 +37,7 @@ def photos(tmp_path: Path) -> Path:
 def packed(photos: Path, name: str) -> Path:
     """The content of the folder in an archive beside it, with the kind that the name says."""
     path = photos.parent / name
-    if name.endswith(".zip"):
+    if name.lower().endswith(".zip"):
         with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
             for relative in tree(photos):
                 archive.write(photos / relative, relative)
@@ -104,29 +107,30 @@ def test_members_may_come_in_a_list(
     assert complete(tmp_path / "out") == ["01.png", "02.png"]
 
 
-@pytest.mark.parametrize("name", ["p.tar.gz", "p.tar.xz"])
-def test_a_compressed_tar_is_unpacked_from_its_start_only_once_more(
-    name: str, photos: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("name", "module", "factory"),
+    [("p.tar.xz", lzma, "LZMADecompressor"), ("p.tar.bz2", bz2, "BZ2Decompressor")],
+)
+def test_a_compressed_tar_is_not_unpacked_from_its_start_for_each_image(
+    name: str, module: ModuleType, factory: str, photos: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Once for the list, once for the images; with --resume each image is read twice in a row."""
-    import _compression
-
+    """A list of the members, then one more pass for all of them, even if each is read twice."""
     make_photos(photos / "many", 40, (64, 64))
+    starts: list[object] = []
+    real = getattr(module, factory)
+
+    def started(*arguments: object, **named: object) -> object:
+        starts.append(real(*arguments, **named))
+        return starts[-1]
+
     archive = packed(photos, name)
-    starts: list[int] = []
-    for reader in (_compression.DecompressReader, gzip._GzipReader):  # type: ignore[attr-defined]
-        real = reader._rewind
-
-        def rewind(self: object, real: Callable[[object], None] = real) -> None:
-            starts.append(1)
-            real(self)
-
-        monkeypatch.setattr(reader, "_rewind", rewind)
+    monkeypatch.setattr(module, factory, started)
     samples = images.find_samples([str(archive)])
+    listed = len(starts)
     for sample in samples:
         images.digest(sample)
         images.decode(sample)
-    assert len(samples) == 45 and 1 <= len(set(range(len(starts)))) <= 2 * len({name})
+    assert len(samples) == 45 and listed >= 1 and len(starts) == listed + 1
 
 
 def make_tar(path: Path, members: dict[str, bytes | str]) -> Path:
@@ -189,7 +193,7 @@ def test_of_two_members_with_one_name_the_later_counts(
 
 
 def test_links_are_left_out_aloud(
-    photos: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, featviz: Run, tiny_file: Path
+    featviz: Run, tiny_file: Path, photos: Path, tmp_path: Path
 ) -> None:
     """A link could lead anywhere, or to itself: none is followed, and stderr says how many."""
     content = (photos / "a" / "00.png").read_bytes()
@@ -242,7 +246,9 @@ def test_an_encrypted_zip_says_so(photos: Path, tmp_path: Path) -> None:
             content[at + offset] |= 1
             at = content.find(signature, at + 1)
     path.write_bytes(content)
-    with pytest.raises(ImageError, match="a/00.png cannot be read: .*encrypted, password required"):
+    with pytest.raises(
+        ImageError, match=r"a/00.png cannot be read: .*encrypted, password required"
+    ):
         images.decode(images.find_samples([str(path)])[0])
 
 
@@ -314,8 +320,9 @@ def test_an_archive_without_images(kind: str, tmp_path: Path) -> None:
     """A usage error that says what is there instead."""
     (tmp_path / "texts").mkdir()
     (tmp_path / "texts" / "a.txt").write_text("a")
-    with pytest.raises(UsageError, match=r"no images in archive '.*': ?|it has 1 other files"):
+    with pytest.raises(UsageError, match="no images in archive") as caught:
         names(packed(tmp_path / "texts", f"x.{kind}"))
+    assert caught.value.hint == "it has 1 other files"
 
 
 # --archive
@@ -393,9 +400,6 @@ def test_an_archive_of_a_run_that_fails(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The error is the run's, and what was complete before it is in the archive."""
-    real = fv_finish = images.archives  # noqa: F841
-    from featviz.store import ImageFolder
-
     finish = ImageFolder.finish
 
     def full(self: ImageFolder, *more: object) -> None:

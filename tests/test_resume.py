@@ -147,21 +147,11 @@ def test_another_model_is_refused(
 
 def test_model_arguments_are_part_of_the_run(featviz: Run, photos: Path, tmp_path: Path) -> None:
     """Random torchvision weights of another head are another model."""
-    base = [
-        "run",
-        "squeezenet1_1",
-        photos / "00.png",
-        "--weights",
-        "none",
-        "--layers",
-        "features.0",
-    ]
-    base += ["--out", tmp_path / "out"]
+    base = ["run", "squeezenet1_1", photos / "00.png", "--weights", "none", "--out"]
+    base += [tmp_path / "out", "--layers", "features.0"]
     assert featviz(*base, "--model-arg", "num_classes=4").code == 0
     done = featviz(*base, "--resume", "--model-arg", "num_classes=5")
-    assert done.code == 1 and "its model.arguments.num_classes is \"'4'\"" in done.err.replace(
-        '"4"', "\"'4'\""
-    )
+    assert done.code == 1 and 'its model.arguments.num_classes is "4"' in done.err
 
 
 def test_from_python(tiny: nn.Module, photos: Path, tmp_path: Path) -> None:
