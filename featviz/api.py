@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -18,9 +18,17 @@ from featviz.hints import read_told
 from featviz.hooks import hooked, list_layers
 from featviz.models.load import ModelOptions, adopt
 from featviz.models.preprocess import InputOptions
-from featviz.pipeline import RunOptions
 from featviz.plans import read_options
-from featviz.records import INTERVENTIONS, DrawOptions, Hints, Layer, RunResult, Site
+from featviz.preparation import RunOptions, check_options
+from featviz.records import (
+    INTERVENTIONS,
+    DrawOptions,
+    Hints,
+    ImageResult,
+    Layer,
+    RunResult,
+    Site,
+)
 
 T = TypeVar("T")
 
@@ -117,7 +125,7 @@ def grid(tensor: Tensor, **options: Any) -> Image.Image:
         (14, 8)
     """
     draw = _fill(DrawOptions, options)
-    pipeline.check_options(RunOptions(draw=draw))
+    check_options(RunOptions(draw=draw))
     layout = read_told(draw.tensor_layout[0])[1] if draw.tensor_layout else None
     parts = drawing.draw(tensor.detach(), *Drawer(draw).of("output"), Hints(layout=layout))
     return drawing.to_image(parts[""])
@@ -130,6 +138,7 @@ def run(
     out: str | Path = "featviz-out",
     *,
     overwrite: bool = False,
+    resume: bool = False,
     **options: Any,
 ) -> RunResult:
     """Draw the feature maps of images into a run directory, like `featviz run`.
@@ -141,6 +150,7 @@ def run(
         layers: selectors; None takes one layer for each stage.
         out: the run directory.
         overwrite: replace a run that is there.
+        resume: go on with the same run that is there.
         options: as on the command line, with underscores. Fields of DrawOptions, InputOptions and
             ModelOptions: normalize, cmap, nrow, padding, scale, max_maps, size, crop, mean, std,
             weights, arch, seed, device, ... What goes in and what flows back: capture
@@ -167,11 +177,14 @@ def run(
         adopt(model, inputs) if isinstance(model, nn.Module) else ModelOptions(model, **for_model)
     )
     passes = read_options({**passing, "seed": seed})
-    return pipeline.run(
+    found: list[ImageResult] = []
+    result = pipeline.run(
         source,
         [str(path) for path in ([images] if isinstance(images, (str, Path)) else images)],
-        RunOptions(layers, Path(out), overwrite, draw=draw, inputs=inputs, passes=passes),
+        RunOptions(layers, Path(out), overwrite, resume, draw=draw, inputs=inputs, passes=passes),
+        lambda image, total: found.append(image),
     )
+    return replace(result, images=tuple(found))
 
 
 _PASSING = {"capture", "target", "grad_rule", *(kind.replace("-", "_") for kind in INTERVENTIONS)}

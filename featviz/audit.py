@@ -17,7 +17,7 @@ from featviz import charts, examine, findings, gates, images, junit, staging, st
 from featviz.errors import CHECK_FAILED, UsageError
 from featviz.examine import Asked, Examined, Progress
 from featviz.models.load import LoadedModel, ModelOptions, load_model
-from featviz.pipeline import grouped
+from featviz.preparation import grouped
 from featviz.records import Verdict
 
 log = logging.getLogger(__name__)

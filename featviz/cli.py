@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import logging
 import os
+import signal
 import sys
 import traceback
 from typing import Any
@@ -24,6 +25,7 @@ COMMANDS = {
     "diff": ("featviz.commands.diff", "Compare two run directories."),
     "merge": ("featviz.commands.merge", "Join parts of a run that were made apart."),
     "identify": ("featviz.commands.identify", "Say which architecture a file of weights is."),
+    "completion": ("featviz.commands.completion", "Print the completion script of a shell."),
 }
 """Module of each command, and its line in --help."""
 
@@ -76,6 +78,7 @@ def group() -> None:
 
 def main() -> None:
     """Entry point: run a command, and turn what went wrong into one line and an exit code."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends like Ctrl-C, and tidies up
     sys.exit(guarded(sys.argv[1:]))
 
 

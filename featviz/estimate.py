@@ -9,13 +9,21 @@ from typing import Any
 
 from torch import Tensor
 
-from featviz import drawing, images, passes, pipeline, plans
+from featviz import drawing, limits, passes
 from featviz.borrowed import borrowed
 from featviz.hints import HintBook
 from featviz.layout import Maps, to_maps
-from featviz.models.load import ModelOptions, load_model
-from featviz.probe import choose_layers
-from featviz.records import DrawOptions, GridPlan, Site
+from featviz.models.load import ModelOptions
+from featviz.preparation import Prepared, RunOptions, find, prepare
+from featviz.records import (
+    STAT_COLUMNS,
+    DrawOptions,
+    GridPlan,
+    Limits,
+    Shard,
+    Site,
+    Written,
+)
 
 BYTES_PER_VALUE = 0.8
 """PNG bytes for each value of a map at scale 1, on the safe side: over the sample scenes, with
@@ -24,6 +32,11 @@ ENLARGED = 1.5
 """Enlarged maps take somewhat more, though not as much as their pixels suggest: with this factor
 the estimate for the default scale was 8 % (resnet18) and 40 % (vgg16) above what was written."""
 TENSOR_BYTES = 4
+OWN_FILES = 3
+"""Beside the pictures an image has input.png, stats.npz and manifest.json."""
+ROW_BYTES = 1000
+"""What a picture takes in manifest.json and as an array in stats.npz, beside its numbers."""
+CHANNEL_BYTES = 4 * len(STAT_COLUMNS)
 
 
 @dataclass(frozen=True)
@@ -48,6 +61,8 @@ class DryRun:
     files: tuple[PlannedFile, ...]
     skipped: tuple[tuple[str, str], ...]
     """(layer, reason)."""
+    beside: Written
+    """For each image: input.png, stats.npz, manifest.json, and the tensors that are kept."""
 
     @property
     def totals(self) -> dict[str, Any]:
@@ -59,8 +74,16 @@ class DryRun:
             "files": len(self.files) * self.images,
             "maps": sum(file.maps for file in self.files) * self.images,
             "megapixels": round(pixels * self.images / 1e6, 3),
-            "estimated_bytes": sum(file.bytes for file in self.files) * self.images,
+            "all_files": self.written.files,
+            "estimated_bytes": self.written.bytes,
         }
+
+    @property
+    def written(self) -> Written:
+        """Everything that would be in the folders of the images."""
+        files = len(self.files) + self.beside.files
+        size = sum(file.bytes for file in self.files) + self.beside.bytes
+        return Written(files * self.images, size * self.images)
 
     def render(self, as_json: bool) -> str:
         """One JSON document, or a table for people."""
@@ -77,36 +100,53 @@ class DryRun:
         rows.append(
             f"{total['images']} images: {total['files']} files of {total['layers']} layers, "
             f"{total['maps']} maps, {total['megapixels']:.1f} megapixels, "
-            f"about {total['estimated_bytes'] / 1e6:.1f} MB"
+            f"about {total['estimated_bytes'] / 1e6:.1f} MB in {total['all_files']} files in all"
         )
         return "\n".join(rows)
 
 
-def dry_run(model: ModelOptions, arguments: Sequence[str], options: pipeline.RunOptions) -> DryRun:
+def dry_run(model: ModelOptions, arguments: Sequence[str], options: RunOptions) -> DryRun:
     """Plan a run without writing anything.
 
     Raises:
         FeatvizError: what `run` would raise before it begins.
     """
-    pipeline.check_options(options)
-    found = images.find_samples(arguments, None, options.nul_separated)
-    loaded = load_model(model, options.inputs)
-    samples = pipeline.grouped(found, loaded.preprocess)
-    blank = pipeline.blank_input(loaded, samples, options.inputs)
-    layers = choose_layers(loaded, options.layers, blank, options.draw.tensor_layout)
+    prepared = prepare(model, find(arguments, options), options)
+    share = options.shard or Shard()
+    return _plan(prepared, len(share.of(prepared.samples)), options)
+
+
+def check_limits(prepared: Prepared, images: int, options: RunOptions) -> None:
+    """Hold what a run of so many images would write against its limits.
+
+    Where a model takes images in their own size the first one stands for all.
+
+    Raises:
+        UsageError: it would write more than it may.
+    """
+    if options.limits != Limits():
+        limits.check_plan(options.limits, _plan(prepared, images, options).written)
+
+
+def _plan(prepared: Prepared, images: int, options: RunOptions) -> DryRun:
+    """What so many images would give, from a pass on zeros."""
+    loaded, blank = prepared.model, prepared.blank
     book = HintBook(loaded.module, blank[0].shape, options.draw.tensor_layout)
     files: list[PlannedFile] = []
+    beside = [Written(OWN_FILES, int(blank[0].numel() * BYTES_PER_VALUE))]
 
     def sink(site: Site, tensor: Tensor) -> None:
+        if options.draw.tensors:
+            beside.append(Written(1, tensor.numel() * TENSOR_BYTES))
         for key, maps in to_maps(tensor, book.of(site.layer)).items():
             files.append(_planned(site.inside(key), maps, options.draw))
+            beside.append(Written(0, ROW_BYTES + CHANNEL_BYTES * maps.data.shape[0]))
 
-    plan = plans.plan(loaded, options.passes)
     with borrowed(loaded.module, options.passes.gradients):
-        _, recorder = passes.run(loaded, plan, blank, book, layers, sink)
+        _, recorder = passes.run(loaded, prepared.plan, blank, book, prepared.layers, sink)
     skipped = [(skip.layer, skip.reason) for skip in recorder.skipped]
     skipped += [(layer.name, "did not run") for layer in recorder.never_ran]
-    return DryRun(len(samples), tuple(files), tuple(skipped))
+    return DryRun(images, tuple(files), tuple(skipped), sum(beside, Written()))
 
 
 def _planned(site: Site, maps: Maps, draw: DrawOptions) -> PlannedFile:
@@ -121,11 +161,10 @@ def _planned(site: Site, maps: Maps, draw: DrawOptions) -> PlannedFile:
         maps=plan.maps,
         width=plan.width,
         height=plan.height,
-        bytes=_bytes(plan, draw, maps.data.numel()),
+        bytes=_bytes(plan),
     )
 
 
-def _bytes(plan: GridPlan, draw: DrawOptions, values: int) -> int:
+def _bytes(plan: GridPlan) -> int:
     drawn = plan.maps * plan.map_size[0] * plan.map_size[1]
-    picture = drawn * BYTES_PER_VALUE * (ENLARGED if plan.scale > (1, 1) else 1)
-    return int(picture) + (values * TENSOR_BYTES if draw.tensors else 0)
+    return int(drawn * BYTES_PER_VALUE * (ENLARGED if plan.scale > (1, 1) else 1))

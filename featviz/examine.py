@@ -20,7 +20,7 @@ from featviz.errors import FeatvizError
 from featviz.findings import Thresholds
 from featviz.models.load import LoadedModel
 from featviz.models.preprocess import InputOptions
-from featviz.pipeline import blank_input
+from featviz.preparation import blank_input
 from featviz.pruning import Pruning, Verification
 from featviz.records import Sample
 from featviz.suspects import Sheet

@@ -17,7 +17,7 @@ from featviz.filters import Filters, Tiles
 from featviz.hooks import list_layers
 from featviz.models.load import LoadedModel, ModelOptions, load_model
 from featviz.models.preprocess import InputOptions
-from featviz.pipeline import RunOptions, check_options
+from featviz.preparation import RunOptions, check_options
 from featviz.probe import choose_layers
 from featviz.records import DrawOptions, GridPlan, Layer, Site, Skip
 from featviz.scale import parse_scale

@@ -4,50 +4,34 @@ from __future__ import annotations
 
 import logging
 import os
+import shutil
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
-from pathlib import Path
-from typing import Any, BinaryIO
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from functools import partial
+from typing import BinaryIO
 
 import torch
-import torchvision
-from torch import Tensor
 
-from featviz import __version__, grouping, images, palette, passes, plans, scale
+from featviz import estimate, limits, store
 from featviz.background import Background
 from featviz.borrowed import borrowed
 from featviz.drawing import Drawer
-from featviz.errors import ImageError, UsageError
-from featviz.hints import HintBook, read_told
-from featviz.models.load import LoadedModel, ModelOptions, load_model
-from featviz.models.preprocess import InputOptions, Preprocess
-from featviz.probe import choose_layers
-from featviz.records import DrawOptions, ImageResult, Layer, PassOptions, RunResult, Sample
+from featviz.errors import FeatvizError
+from featviz.journal import Journal, open_store, run_record
+from featviz.models.load import LoadedModel, ModelOptions
+from featviz.preparation import Prepared, RunOptions, find, prepare
+from featviz.records import ImageResult, Limits, RunResult, Sample
 from featviz.session import Session, Task
+from featviz.stopping import stop_requests
 from featviz.store import RunDirectory
+from featviz.workers import ALONE, World
 
 log = logging.getLogger(__name__)
 
 QUEUE_BYTES = 64 * 2**20
 """Tiles that may wait for an encoder."""
-
-
-@dataclass(frozen=True)
-class RunOptions:
-    """Everything that `run` can be told beside the model and the images."""
-
-    layers: str | None = None
-    """Selectors; None takes one layer for each stage."""
-    out: Path = Path("featviz-out")
-    overwrite: bool = False
-    nul_separated: bool = False
-    """`-` reads NUL-separated paths."""
-    draw: DrawOptions = field(default_factory=DrawOptions)
-    inputs: InputOptions = field(default_factory=InputOptions)
-    passes: PassOptions = field(default_factory=PassOptions)
-
 
 Progress = Callable[[ImageResult, int], None]
 """Called with each finished image and how many there are in all."""
@@ -59,145 +43,168 @@ def run(
     options: RunOptions,
     progress: Progress = lambda image, total: None,
     stdin: BinaryIO | None = None,
+    team: World = ALONE,
 ) -> RunResult:
     """Draw the feature maps of images into a run directory.
+
+    Args:
+        progress: called with all there is to know of each image, in their order. The result has
+            only their names and errors, so that it does not grow with every picture.
+        team: the processes that divide the images among them; this is one of them.
 
     Raises:
         FeatvizError: nothing could be begun, or the run directory failed. What goes wrong with
             one image is in its result instead.
     """
-    check_options(options)
-    found = images.find_samples(arguments, stdin, options.nul_separated)
-    loaded = load_model(model, options.inputs) if isinstance(model, ModelOptions) else model
-    samples = grouped(found, loaded.preprocess)
-    blank = blank_input(loaded, samples, options.inputs)
-    layers = choose_layers(loaded, options.layers, blank, options.draw.tensor_layout)
-    plan = plans.plan(loaded, options.passes)
-    book = HintBook(loaded.module, blank[0].shape, options.draw.tensor_layout)
-    passes.try_out(loaded, plan, blank, book)
-    store = RunDirectory.create(options.out, options.overwrite)
-    results: list[ImageResult] = []
+    share = team.share(options.shard)
+    found = team.at_first(partial(find, arguments, options, stdin))
+    prepared = prepare(model, found, options)
+    samples = share.of(prepared.samples)
+    allowed = _check_limits(prepared, samples, options, team)
+    with _destination(options, team) as options:
+        log_book = Journal(run_record(prepared, options), prepared.samples)
+        folder = team.at_first(partial(_begin, options, log_book))
+        seen = _Seen(log_book, progress, len(samples))
+        with _in_any_case(partial(_end, log_book, folder, team)):
+            task = _task(prepared, options, allowed, log_book.fingerprint)
+            interrupted = _visit_all(Session(task, folder, seen), samples, options, seen)
+    return RunResult(
+        options.archive or options.out,
+        tuple(seen.results),
+        tuple(sample.name for sample in samples if sample.name in log_book.missing),
+        interrupted,
+        seen.pictures,
+    )
 
-    def report(result: ImageResult) -> None:
-        results.append(result)
-        progress(result, len(samples))
 
-    def note() -> None:
-        store.write_run(run_record(loaded, layers, options, results, len(samples)))
+class _Seen:
+    """Notes the images as they are finished, and passes them on."""
 
-    note()
+    def __init__(self, log_book: Journal, progress: Progress, total: int) -> None:
+        self.log_book, self.progress, self.total = log_book, progress, total
+        self.results: list[ImageResult] = []
+        self.pictures = 0
+
+    def __call__(self, result: ImageResult) -> None:
+        brief = ImageResult(result.image, result.folder, error=result.error, kept=result.kept)
+        self.results.append(brief)
+        self.pictures += len(result.captures)
+        self.log_book.add(result)
+        self.progress(result, self.total)
+
+    @property
+    def last_failed(self) -> bool:
+        """Whether the image that was finished last has failed."""
+        return bool(self.results) and self.results[-1].error is not None
+
+
+def _check_limits(
+    prepared: Prepared, samples: Sequence[Sample], options: RunOptions, team: World
+) -> Limits:
+    """What this process may write; a team shares the limits as it shares the images."""
+    if team.size == 1:
+        estimate.check_limits(prepared, len(samples), options)
+        return options.limits
+    estimate.check_limits(prepared, len(prepared.samples), options)
+    return limits.part(options.limits, len(samples), len(prepared.samples))
+
+
+def _begin(options: RunOptions, log_book: Journal) -> RunDirectory:
+    folder = open_store(options, log_book.record)
+    log_book.write(folder)
+    return folder
+
+
+def _end(log_book: Journal, folder: RunDirectory, team: World) -> None:
+    """The first process writes what became of the images of all; the others wait for it."""
     try:
-        task = Task(loaded, layers, plan, Drawer(options.draw), options.inputs)
-        session = Session(task, store, report)
-        gradients = options.passes.gradients
-        with borrowed(loaded.module, gradients), _shared_cores() as background:
-            try:
-                for sample in samples:
-                    session.visit(sample, background)
-            except KeyboardInterrupt:
-                session.settle()  # the image before this one is complete but for its manifest
-                raise
-            session.settle()
-    finally:
-        note()
-    return RunResult(options.out, tuple(results))
+        shared = team.gather(log_book.errors)
+    except FeatvizError:
+        if team.first:
+            log_book.write(folder)
+        raise
+    for errors in shared:
+        log_book.errors |= errors
+    log_book.missing = team.at_first(partial(log_book.write, folder))
 
 
-def check_options(options: RunOptions) -> None:
-    """Refuse bad values before any work.
-
-    Raises:
-        UsageError: names the option, its value and what it takes.
-    """
-    draw = options.draw
-    for name in ("nrow", "scale", "min_tile", "max_maps", "max_slices"):
-        value = getattr(draw, name)
-        if value is not None and value < 1:
-            raise UsageError(
-                f"--{name.replace('_', '-')} {value} is below 1", "give a whole number"
-            )
-    if draw.padding < 0:
-        raise UsageError(f"--padding {draw.padding} is below 0", "give pixels")
-    if not 0 <= draw.pad_value <= 1:
-        raise UsageError(f"--pad-value {draw.pad_value} is outside 0..1", "0 is black, 1 white")
-    for told in draw.tensor_layout:
-        read_told(told)
-    palette.check_cmap(draw.cmap)
-    images.check_background(options.inputs.background)
-    for name in ("frames", "inputs"):
-        value = getattr(options.inputs, name)
-        if value is not None and value < 1:
-            raise UsageError(f"--{name} {value} is below 1", "give a whole number")
-    scale.parse_scale(draw.normalize)
-    plans.check_options(options.passes)
+def _task(prepared: Prepared, options: RunOptions, allowed: Limits, fingerprint: str) -> Task:
+    return Task(
+        prepared.model,
+        prepared.layers,
+        prepared.plan,
+        Drawer(options.draw),
+        options.inputs,
+        fingerprint,
+        allowed,
+    )
 
 
-def grouped(samples: list[Sample], preprocess: Preprocess) -> list[Sample]:
-    """Samples as the model takes them: images, clips, or several images at once.
-
-    Raises:
-        UsageError: images are left over.
-    """
-    if preprocess.frames is not None:
-        return grouping.clips(samples)
-    return samples if preprocess.inputs == 1 else grouping.together(samples, preprocess.inputs)
-
-
-def blank_input(
-    loaded: LoadedModel, samples: Sequence[Sample], inputs: InputOptions
-) -> list[Tensor]:
-    """Zeros in the shapes of the first readable sample's inputs."""
-    preprocess = loaded.preprocess
-    for sample in samples if preprocess.own_size else ():
-        try:
-            picture = images.decode(sample, inputs.exif, inputs.background, preprocess.frames)
-            args = preprocess(picture.images)
-        except ImageError:
-            continue
-        return [torch.zeros_like(arg) for arg in args]
-    return preprocess.blank()
+def _visit_all(
+    session: Session, samples: Sequence[Sample], options: RunOptions, seen: _Seen
+) -> bool:
+    """Show the images to the model, one by one, until they end, or a signal ends them (True)."""
+    module, gradients = session.task.model.module, options.passes.gradients
+    with (
+        borrowed(module, gradients),
+        _shared_cores(options.jobs) as background,
+        stop_requests() as stop,
+        _in_any_case(session.settle),
+    ):
+        for sample in samples:
+            if stop.is_set() or (options.fail_fast and seen.last_failed):
+                break
+            if not (options.resume and session.keep(sample)):
+                session.visit(sample, background)
+    return stop.is_set()
 
 
 @contextmanager
-def _shared_cores() -> Iterator[Background]:
-    """Encoders beside the model: a quarter of the cores, at least one, is theirs.
+def _destination(options: RunOptions, team: World) -> Iterator[RunOptions]:
+    """A folder of its own for a run that becomes an archive, of whatever it holds at the end."""
+    if options.archive is None:
+        yield options
+        return
+    room = team.at_first(partial(store.room_for_archive, options.archive, options.overwrite))
+    inside = replace(options, out=room / "run", overwrite=False)
+    try:
+        with _in_any_case(partial(_pack, inside) if team.first else lambda: None):
+            yield inside
+    finally:
+        if team.first:
+            shutil.rmtree(room, ignore_errors=True)
 
-    torch gets the others for as long as this lasts: where its threads and the encoders together
-    outnumber the cores, each of its operations waits for the slowest of them (measured on two
-    cores with resnet50: about twice the time).
+
+def _pack(inside: RunOptions) -> None:
+    if inside.archive is not None and (inside.out / store.RUN_FILE).is_file():
+        store.pack(inside.out, inside.archive)
+
+
+@contextmanager
+def _in_any_case(task: Callable[[], object]) -> Iterator[None]:
+    """Do something at the end; of a block that failed, what fails here is no news."""
+    try:
+        yield
+    except BaseException:
+        with suppress(FeatvizError, BrokenPipeError):
+            task()
+        raise
+    task()
+
+
+@contextmanager
+def _shared_cores(jobs: int | None) -> Iterator[Background]:
+    """Encoders beside the model: `jobs` threads, or a quarter of the cores, at least one.
+
+    torch gets the other cores for as long as this lasts: where its threads and the encoders
+    together outnumber the cores, each of its operations waits for the slowest of them (measured on
+    two cores with resnet50: about twice the time).
     """
     cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
-    writers, threads = max(1, cores // 4), torch.get_num_threads()
-    torch.set_num_threads(max(1, min(threads, cores - writers)))
+    share, threads = max(1, cores // 4), torch.get_num_threads()
+    torch.set_num_threads(max(1, min(threads, cores - share)))
     try:
-        with Background(writers, QUEUE_BYTES) as background:
+        with Background(jobs or share, QUEUE_BYTES) as background:
             yield background
     finally:
         torch.set_num_threads(threads)
-
-
-def run_record(
-    model: LoadedModel,
-    layers: Sequence[Layer],
-    options: RunOptions,
-    results: Sequence[ImageResult],
-    total: int,
-) -> dict[str, Any]:
-    """The content of run.json, with what is known by now; nothing of when and where."""
-    return {
-        "featviz": __version__,
-        "torch": torch.__version__,
-        "torchvision": torchvision.__version__,
-        "device": model.device.type,
-        "model": model.source,
-        "preprocessing": model.preprocess.words,
-        "layers": [layer.name for layer in layers],
-        "options": {
-            "layers": options.layers,
-            **asdict(options.draw),
-            **asdict(options.inputs),
-            **asdict(options.passes),
-        },
-        "images": {"total": total, "complete": [r.image for r in results if r.error is None]},
-        "failures": [{"image": r.image, "error": r.error} for r in results if r.error],
-    }

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
-import numpy as np
-from numpy.typing import NDArray
+if TYPE_CHECKING:  # completion of a shell imports this, and has no time for numpy
+    import numpy as np
+    from numpy.typing import NDArray
 
-Bytes = NDArray[np.uint8]
-Floats = NDArray[np.float32]
+Bytes: TypeAlias = "NDArray[np.uint8]"
+Floats: TypeAlias = "NDArray[np.float32]"
 
 STAT_COLUMNS = ("min", "max", "mean", "std", "zero_fraction", "nonfinite")
 """The columns of every array in `stats.npz`."""
@@ -167,6 +169,37 @@ class DrawOptions:
 
 INTERVENTIONS = ("ablate", "scale-channel", "clamp", "noise", "grad-scale")
 """Changes of what layers give, in the order in which they are made at one layer."""
+
+
+@dataclass(frozen=True)
+class Shard:
+    """A part of the images: every `count`-th, from the one at `index` on."""
+
+    index: int = 0
+    count: int = 1
+
+    def of(self, samples: Sequence[Sample]) -> Sequence[Sample]:
+        """The samples of this part: none are in two parts, and all parts together are all."""
+        return samples[self.index :: self.count]
+
+
+@dataclass(frozen=True)
+class Written:
+    """What a run has put into its folder, or would put there."""
+
+    files: int = 0
+    bytes: int = 0
+
+    def __add__(self, other: Written) -> Written:
+        return Written(self.files + other.files, self.bytes + other.bytes)
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a run may put into its folder; None is no limit."""
+
+    bytes: int | None = None
+    files: int | None = None
 
 
 @dataclass(frozen=True)
@@ -333,7 +366,9 @@ class ImageResult:
     never_ran: tuple[str, ...] = ()
     error: str | None = None
     hint: str | None = None
-    outcome: Outcome = field(default_factory=lambda: Outcome())
+    outcome: Outcome = field(default_factory=Outcome)
+    kept: bool = False
+    """It was complete before, and `--resume` left it as it was."""
 
 
 @dataclass(frozen=True)
@@ -342,6 +377,12 @@ class RunResult:
 
     out: Path
     images: tuple[ImageResult, ...] = field(default=())
+    missing: tuple[str, ...] = ()
+    """Images that were not reached: the run was stopped."""
+    interrupted: bool = False
+    """By SIGINT or SIGTERM."""
+    pictures: int = 0
+    """Of all images together."""
 
     @property
     def failures(self) -> tuple[ImageResult, ...]:
@@ -350,10 +391,12 @@ class RunResult:
 
     @property
     def exit_code(self) -> int:
-        """0 all complete, 3 some failed, 1 all failed."""
+        """0 all complete, 3 some failed, 1 all failed or stopped at one, 130 interrupted."""
+        if self.interrupted:
+            return 130
         if not self.failures:
             return 0
-        return 3 if len(self.failures) < len(self.images) else 1
+        return 3 if len(self.failures) < len(self.images) and not self.missing else 1
 
 
 @dataclass(frozen=True)

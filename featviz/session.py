@@ -7,16 +7,17 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from featviz import images, passes
+from featviz import images, journal, passes
 from featviz.background import Background
 from featviz.drawing import Drawer
 from featviz.errors import ForwardError, ImageError, UsageError
 from featviz.hints import HintBook
+from featviz.limits import check_written
 from featviz.models.load import LoadedModel
 from featviz.models.preprocess import InputOptions
 from featviz.plans import Plan
-from featviz.records import ImageResult, Layer, Sample
-from featviz.store import RunDirectory
+from featviz.records import ImageResult, Layer, Limits, Sample, Written
+from featviz.store import ImageFolder, RunDirectory
 from featviz.visit import Visit
 
 log = logging.getLogger(__name__)
@@ -31,6 +32,9 @@ class Task:
     plan: Plan
     drawer: Drawer
     inputs: InputOptions
+    fingerprint: str
+    """Of the model and the options, for the manifests."""
+    limits: Limits
 
 
 class Session:
@@ -41,6 +45,7 @@ class Session:
     ) -> None:
         self.task, self.store, self.report = task, store, report
         self._pending: Visit | None = None
+        self._written = Written()
         self._books: dict[tuple[int, ...], HintBook] = {}
 
     def visit(self, sample: Sample, background: Background) -> None:
@@ -55,14 +60,45 @@ class Session:
             self.report(ImageResult(sample.name, folder, error=error.message, hint=error.hint))
             log.debug("%s failed", sample.name, exc_info=error)
         else:
-            self.settle()
-            self._pending = visit
+            before, self._pending = self._pending, visit
+            self._finish(before)
+
+    def keep(self, sample: Sample) -> bool:
+        """Leave an image as it is if an earlier run has completed it; else clear what it left."""
+        folder = self.store.image(sample.name)
+        result = journal.kept(folder, sample, self.task.fingerprint)
+        if result is None:
+            folder.discard()
+            return False
+        self.settle()
+        self._count(folder)
+        self.report(result)
+        return True
 
     def settle(self) -> None:
         """Wait for the files of the last image, and write its manifest."""
-        if self._pending is not None:
-            visit, self._pending = self._pending, None
-            self.report(visit.settle())
+        last, self._pending = self._pending, None
+        self._finish(last)
+
+    def _finish(self, visit: Visit | None) -> None:
+        if visit is not None:
+            with _cleared_on_failure(visit, self._drop):
+                result = visit.settle()
+                self._count(visit.folder)
+            self.report(result)
+
+    def _drop(self) -> None:
+        """Where one image could not be written, the next one has no better chance."""
+        last, self._pending = self._pending, None
+        if last is not None:
+            last.abandon()
+
+    def _count(self, folder: ImageFolder) -> None:
+        """Hold what the run has written against its limits, image by image: so the same run stops
+        at the same image, whatever is under way."""
+        if self.task.limits != Limits():
+            self._written += folder.size
+            check_written(self.task.limits, self._written, folder.name)
 
     def _show(self, sample: Sample, visit: Visit) -> None:
         task, options, preprocess = self.task, self.task.inputs, self.task.model.preprocess
@@ -72,7 +108,7 @@ class Session:
         visit.begin(preprocess.shown(args), book)
         outcome, recorder = passes.run(task.model, task.plan, args, book, task.layers, visit.take)
         visit.close(picture, args, preprocess.words, recorder)
-        visit.note(outcome, task.plan)
+        visit.note(outcome, task.plan, task.fingerprint)
 
     def _hints(self, shape: tuple[int, ...]) -> HintBook:
         """Read once for each shape of the input."""
@@ -83,9 +119,10 @@ class Session:
 
 
 @contextmanager
-def _cleared_on_failure(visit: Visit) -> Iterator[None]:
+def _cleared_on_failure(visit: Visit, then: Callable[[], None] = lambda: None) -> Iterator[None]:
     try:
         yield
     except BaseException:
         visit.abandon()
+        then()
         raise

@@ -11,6 +11,7 @@ import json
 import os
 import re
 import shutil
+import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,7 +20,7 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from featviz.errors import StoreError
-from featviz.records import Capture, Floats, Layer, Skip
+from featviz.records import Capture, Floats, Layer, Skip, Written
 
 SCHEMA_VERSION = 1
 """Of run.json and manifest.json. 1: first release."""
@@ -30,6 +31,9 @@ STATS_FILE = "stats.npz"
 
 _BUFFER = 2**20
 """Bytes of a file's write buffer: most pictures go to the system at once."""
+
+_EPOCH = (1980, 1, 1, 0, 0, 0)
+"""The earliest time that a zip file can hold: no time of ours is in it."""
 
 _LONGEST = 100
 """Characters of one file or folder name; the rest is cut and a hash put in its place."""
@@ -53,14 +57,15 @@ class RunDirectory:
         with _reported(root):
             if root.exists() and not root.is_dir():
                 raise StoreError(f"--out {root} is a file, not a folder", "name another with --out")
-            if root.is_dir() and any(root.iterdir()):
+            if root.is_dir() and set(root.iterdir()) - {_part(root / RUN_FILE)}:
                 _make_way(root, overwrite)
             root.mkdir(parents=True, exist_ok=True)
         return cls(root)
 
     def image(self, name: str) -> ImageFolder:
         """The folder of the image with this relative name."""
-        return ImageFolder(self.root, "/".join(safe_name(part) for part in name.split("/")))
+        safe = "/".join(safe_name(part) for part in name.split("/"))
+        return ImageFolder(self.root, safe)
 
     def write_run(self, content: Mapping[str, Any]) -> None:
         """Write run.json."""
@@ -92,13 +97,68 @@ class ImageFolder:
             np.savez(file, **stats)  # type: ignore[arg-type]
         write_json(self.path / MANIFEST_FILE, {"schema_version": SCHEMA_VERSION, **manifest})
 
-    def discard(self) -> None:
-        """Remove what was written of an image that failed, with folders that this empties."""
+    @property
+    def is_complete(self) -> bool:
+        """Whether the manifest is there."""
+        return (self.path / MANIFEST_FILE).is_file()
+
+    @property
+    def size(self) -> Written:
+        """Its files, and their bytes."""
         with _reported(self.path):
+            sizes = [path.stat().st_size for path in self.path.rglob("*") if path.is_file()]
+        return Written(len(sizes), sum(sizes))
+
+    def discard(self) -> None:
+        """Remove what was written of an image that failed, with folders that this empties.
+
+        The manifest goes first: killed in between, this leaves an incomplete image.
+        """
+        with _reported(self.path):
+            (self.path / MANIFEST_FILE).unlink(missing_ok=True)
             shutil.rmtree(self.path, ignore_errors=True)
             for parent in list(self.path.parents)[: self.name.count("/")]:
                 if parent.is_dir() and not any(parent.iterdir()):
                     parent.rmdir()
+
+
+def room_for_archive(archive: Path, overwrite: bool) -> Path:
+    """Make a hidden folder beside an archive for the run that it will hold, and return it.
+
+    What a killed run left there is removed.
+
+    Raises:
+        StoreError: there is such an archive already, or the folder cannot be made.
+    """
+    with _reported(archive):
+        if archive.exists() and not overwrite:
+            raise StoreError(f"--archive {archive} exists", "--overwrite replaces it")
+        room = archive.absolute().with_name(f".{archive.name}.run")
+        shutil.rmtree(room, ignore_errors=True)
+        room.mkdir(parents=True)
+    return room
+
+
+def pack(root: Path, archive: Path) -> None:
+    """Pack a folder into a zip file; the same content gives the same bytes.
+
+    Pictures are compressed already and stored as they are.
+
+    Raises:
+        StoreError: it cannot be written.
+    """
+    with atomic(archive) as file, zipfile.ZipFile(file, "w") as packed:
+        for path in sorted(path for path in root.rglob("*") if path.is_file()):
+            name = path.relative_to(root).as_posix()
+            info = zipfile.ZipInfo(name, _EPOCH)
+            text = path.suffix in (".json", ".npz", ".npy")
+            info.compress_type = zipfile.ZIP_DEFLATED if text else zipfile.ZIP_STORED
+            info.external_attr = 0o644 << 16
+            info.file_size = (
+                path.stat().st_size
+            )  # tells whether it takes the fields for large files
+            with path.open("rb") as source, packed.open(info, "w") as target:
+                shutil.copyfileobj(source, target, _BUFFER)
 
 
 def manifest_rows(captures: Sequence[Capture], skipped: Sequence[Skip]) -> dict[str, Any]:
@@ -133,7 +193,7 @@ def atomic(path: Path) -> Iterator[BinaryIO]:
     Raises:
         StoreError: the file cannot be written; names it.
     """
-    part = path.with_name(f".{path.name}.part")
+    part = _part(path)
     with _reported(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
@@ -143,6 +203,10 @@ def atomic(path: Path) -> Iterator[BinaryIO]:
         except BaseException:
             part.unlink(missing_ok=True)
             raise
+
+
+def _part(path: Path) -> Path:
+    return path.with_name(f".{path.name}.part")
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -178,7 +242,19 @@ def _make_way(root: Path, overwrite: bool) -> None:
         raise StoreError(
             f"--out {root} holds another run", "--overwrite replaces it, --out names another folder"
         )
-    shutil.rmtree(root)
+    _empty(root)
+
+
+def _empty(root: Path) -> None:
+    """Remove a run: manifests first and run.json last, so that what is left of it when this is
+    killed neither passes for complete nor for something else."""
+    for manifest in root.rglob(MANIFEST_FILE):
+        manifest.unlink()
+    for path in sorted(root.iterdir(), key=lambda path: path.name == RUN_FILE):
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink()
 
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
@@ -210,5 +286,5 @@ def _reported(path: Path) -> Iterator[None]:
     except OSError as error:
         raise StoreError(
             f"{path} cannot be written: {error.strerror or error}",
-            "what is complete stays complete; choose another --out or make room",
+            "what is complete stays complete; make room and --resume, or choose another --out",
         ) from error

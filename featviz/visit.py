@@ -80,9 +80,10 @@ class Visit:
         self._skipped = tuple(recorder.skipped)
         self._never_ran = tuple(layer.name for layer in recorder.never_ran)
 
-    def note(self, outcome: Outcome, plan: Plan) -> None:
+    def note(self, outcome: Outcome, plan: Plan, fingerprint: str) -> None:
         """Note what the model said, and what was done to it."""
         self._outcome = outcome
+        self._image["fingerprint"] = fingerprint
         if outcome.prediction:
             self._image["prediction"] = [asdict(guess) for guess in outcome.prediction]
         if plan.options.gradients:

@@ -1,5 +1,7 @@
 """Write featviz/models/architectures.json.gz: tensors of every torchvision model, by shape.
 
+Beside it names.txt, for the completion of shells.
+
     python scripts/make_architectures.py [--out FILE] [NAME ...]
 
 Each model is built twice on the meta device, with two numbers of classes; what differs between
@@ -71,6 +73,9 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=OUT)
     args = parser.parse_args()
     write(args.out, args.names or models.list_models())
+    if not args.names:
+        names = "".join(f"{name}\n" for name in models.list_models())
+        args.out.with_name("names.txt").write_text(names, "utf-8")
 
 
 if __name__ == "__main__":

@@ -294,7 +294,11 @@ def test_full_disk_ends_the_run_and_keeps_what_is_complete(
     with pytest.raises(StoreError, match=r"output\.png cannot be written: No space left"):
         fv.run(tiny, files, "Conv2d", tmp_path / "out", **INPUTS)
     run = store.read_json(tmp_path / "out" / "run.json")
-    assert run["images"] == {"total": 3, "complete": ["spheres.jpg"]}
+    assert run["images"] == {
+        "total": 3,
+        "complete": ["spheres.jpg"],
+        "missing": ["landscape.jpg", "statue-grey.png"],
+    }
     assert (tmp_path / "out" / "spheres.jpg" / "manifest.json").is_file()
     assert not (tmp_path / "out" / "landscape.jpg" / "manifest.json").exists()
     assert not list((tmp_path / "out").rglob("*.part"))
@@ -318,7 +322,11 @@ def test_interrupt_keeps_the_image_before(
     assert (tmp_path / "out" / "spheres.jpg" / "manifest.json").is_file()
     assert not (tmp_path / "out" / "landscape.jpg").exists()
     run = store.read_json(tmp_path / "out" / "run.json")
-    assert run["images"] == {"total": 2, "complete": ["spheres.jpg"]}
+    assert run["images"] == {
+        "total": 2,
+        "complete": ["spheres.jpg"],
+        "missing": ["landscape.jpg"],
+    }
 
 
 def test_default_layers_are_one_for_each_stage(tmp_path: Path) -> None:

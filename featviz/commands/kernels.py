@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import json
 import logging
-from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from featviz.commands import completing
 from featviz.commands import options as opts
-from featviz.commands.run import draw_options
-from featviz.records import DrawOptions
+from featviz.commands.drawing import draw_options, to_draw_options
 
 if TYPE_CHECKING:
     from featviz.kernels import KernelsResult
@@ -21,7 +20,7 @@ log = logging.getLogger(__name__)
 
 
 @click.command("kernels", context_settings={"default_map": {"normalize": "symmetric"}})
-@click.argument("model", required=False)
+@click.argument("model", required=False, shell_complete=completing.models)
 @click.option(
     "--layers",
     multiple=True,
@@ -68,19 +67,13 @@ def command(ctx: click.Context, /, model: str | None, **given: Any) -> int:
         out=given["out"],
         overwrite=given["overwrite"],
         all_slices=given["all_slices"],
-        draw=_draw_options(given),
+        draw=to_draw_options(given),
     )
     result = draw_kernels(opts.to_model_options(str(model), given), options)
     _say(result)
     if given["as_json"]:
         click.echo(json.dumps(result.as_json(), indent=1, ensure_ascii=False))
     return 0
-
-
-def _draw_options(given: dict[str, Any]) -> DrawOptions:
-    names = [field.name for field in fields(DrawOptions) if field.name in given]
-    values = {name: given[name] for name in names}
-    return DrawOptions(**{**values, **{k: opts.no_auto(values[k]) for k in ("nrow", "scale")}})
 
 
 def _say(result: KernelsResult) -> None:

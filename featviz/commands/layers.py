@@ -7,12 +7,12 @@ from typing import Any
 
 import click
 
+from featviz.commands import completing, tables
 from featviz.commands import options as opts
-from featviz.commands import tables
 
 
 @click.command("layers")
-@click.argument("model", required=False)
+@click.argument("model", required=False, shell_complete=completing.models)
 @opts.layer_option
 @click.option("--functions", is_flag=True, help="List the functions that modules call as well.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout.")

@@ -14,16 +14,14 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from featviz.commands import completing
+from featviz.commands.values import NumbersType, SizeType
+
 F = TypeVar("F", bound=Callable[..., Any])
 
 if TYPE_CHECKING:
     from featviz.models.load import ModelOptions
     from featviz.models.preprocess import InputOptions
-
-if TYPE_CHECKING:  # generic from click 8.4 on, and only for type checkers
-    _ParamType = click.ParamType[Any]
-else:
-    _ParamType = click.ParamType
 
 
 def stacked(options: Sequence[Callable[[F], F]]) -> Callable[[F], F]:
@@ -35,59 +33,6 @@ def stacked(options: Sequence[Callable[[F], F]]) -> Callable[[F], F]:
         return function
 
     return decorate
-
-
-class SizeType(_ParamType):
-    """`224`, or `HEIGHTxWIDTH`."""
-
-    name = "N|HxW"
-
-    def convert(self, value: Any, param: Any, ctx: Any) -> int | tuple[int, int]:
-        """Read pixels."""
-        if not isinstance(value, str):
-            return value if isinstance(value, int) else tuple(value)
-        try:
-            sides = [int(side) for side in value.lower().split("x")]
-        except ValueError:
-            sides = []
-        if len(sides) not in (1, 2) or min(sides) < 1:
-            self.fail(f"{value!r} is no size: a number of pixels, or HEIGHTxWIDTH", param, ctx)
-        return sides[0] if len(sides) == 1 else (sides[0], sides[1])
-
-
-class NumbersType(_ParamType):
-    """Numbers separated by commas."""
-
-    name = "N,N,N"
-
-    def convert(self, value: Any, param: Any, ctx: Any) -> tuple[float, ...]:
-        """Read floats."""
-        if not isinstance(value, str):
-            return tuple(value) if isinstance(value, (list, tuple)) else (float(value),)
-        try:
-            return tuple(float(part) for part in value.split(","))
-        except ValueError:
-            self.fail(f"{value!r} is not numbers separated by commas", param, ctx)
-
-
-class AutoInt(_ParamType):
-    """A whole number, or `auto` (None)."""
-
-    name = "N|auto"
-
-    def convert(self, value: Any, param: Any, ctx: Any) -> Any:
-        """Read a number; `auto` stays a word until `no_auto`, since click takes None for unset."""
-        if value == "auto" or isinstance(value, int):
-            return value
-        try:
-            return int(value)
-        except ValueError:
-            self.fail(f"{value!r} is neither a whole number nor auto", param, ctx)
-
-
-def no_auto(value: Any) -> Any:
-    """`auto` is None in the records."""
-    return None if value == "auto" else value
 
 
 def key_values(pairs: Sequence[str]) -> dict[str, Any]:
@@ -196,16 +141,23 @@ layer_option = click.option(
     "--layers",
     multiple=True,
     metavar="SELECTORS",
+    shell_complete=completing.layers,
     help="Class names, globs, re:REGEX, Class@glob, fn:FUNCTION, #index, !not; separated by "
     "commas. Without it, one layer for each stage.",
 )
 
 model_options = stacked(
     [
-        click.option("--arch", metavar="MODEL", help="What a file of weights belongs to."),
+        click.option(
+            "--arch",
+            metavar="MODEL",
+            shell_complete=completing.models,
+            help="What a file of weights belongs to.",
+        ),
         click.option(
             "--weights",
             metavar="W",
+            shell_complete=completing.paths,
             help="default, an entry (IMAGENET1K_V1; timm: a1_in1k), a file, or none (random).",
         ),
         click.option("--seed", type=int, default=0, show_default=True, help="For random weights."),

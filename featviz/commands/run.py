@@ -2,113 +2,23 @@
 
 from __future__ import annotations
 
-import json
-import logging
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import asdict, fields
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
+from featviz.commands import completing, passing
 from featviz.commands import options as opts
-from featviz.commands import passing
-from featviz.records import DrawOptions, Guess, ImageResult, RunResult
-
-if TYPE_CHECKING:
-    from featviz.pipeline import Progress
-
-log = logging.getLogger(__name__)
-
-DRAW = DrawOptions()
-_NAMED = 3
-"""Layers without a picture that are named on stderr; the manifests have them all."""
-
-draw_options = opts.stacked(
-    [
-        click.option(
-            "--normalize",
-            default=DRAW.normalize,
-            show_default=True,
-            metavar="MODE",
-            help="auto (map; symmetric for gradients), map, layer, none, range:LO,HI, symmetric or "
-            "percentile:LO,HI.",
-        ),
-        click.option(
-            "--cmap",
-            default=DRAW.cmap,
-            show_default=True,
-            help="auto (grey; coolwarm for gradients), grey, or a colormap of matplotlib.",
-        ),
-        click.option(
-            "--nrow", type=opts.AutoInt(), default="auto", show_default=True, help="Maps in a row."
-        ),
-        click.option(
-            "--padding",
-            type=int,
-            default=DRAW.padding,
-            show_default=True,
-            help="Pixels around maps.",
-        ),
-        click.option(
-            "--pad-value",
-            type=float,
-            default=DRAW.pad_value,
-            show_default=True,
-            help="Its grey, 0..1.",
-        ),
-        click.option(
-            "--scale",
-            type=opts.AutoInt(),
-            default="auto",
-            show_default=True,
-            help="Factor by which maps are enlarged; auto enlarges small ones.",
-        ),
-        click.option(
-            "--min-tile",
-            type=int,
-            default=DRAW.min_tile,
-            show_default=True,
-            help="Pixels below which --scale auto enlarges a map.",
-        ),
-        click.option("--max-maps", type=int, help="Draw at most so many maps of a layer."),
-        click.option(
-            "--max-slices",
-            type=int,
-            default=DRAW.max_slices,
-            show_default=True,
-            help="Of clips and batches, draw at most so many steps or regions of each map.",
-        ),
-        click.option(
-            "--tensor-layout",
-            multiple=True,
-            metavar="[SELECTORS=]LAYOUT",
-            help="Instead of the guess: nchw, nhwc, tokens, tokens:14x20+1, ncl, heads, "
-            "attention, vector, batch, ncthw or nthwc; repeatable.",
-        ),
-        click.option(
-            "--pick",
-            type=click.Choice(["first", "top", "spread"]),
-            default=DRAW.pick,
-            show_default=True,
-            help="Which ones: the first, those of highest mean, or evenly spread.",
-        ),
-        click.option(
-            "--format",
-            type=click.Choice(["png", "webp", "jpg"]),
-            default=DRAW.format,
-            show_default=True,
-            help="Of the pictures.",
-        ),
-    ]
-)
-"""Those of DrawOptions that say how a picture looks; `kernels` takes them too."""
+from featviz.commands.drawing import draw_options, to_draw_options
+from featviz.commands.progress import Unpictured, shown_progress, summarise
+from featviz.commands.values import BytesType
+from featviz.records import Limits
 
 
 @click.command("run")
-@click.argument("model", required=False)
-@click.argument("images", nargs=-1, metavar="IMAGE...")
+@click.argument("model", required=False, shell_complete=completing.models)
+@click.argument("images", nargs=-1, metavar="IMAGE...", shell_complete=completing.paths)
 @opts.layer_option
 @click.option(
     "--out",
@@ -118,6 +28,17 @@ draw_options = opts.stacked(
     help="The run directory.",
 )
 @click.option("--overwrite", is_flag=True, help="Replace the run in --out.")
+@click.option("--resume", is_flag=True, help="Go on with the run in --out where it stopped.")
+@click.option(
+    "--archive",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Write the run as one zip file, and no folder.",
+)
+@click.option("--fail-fast", is_flag=True, help="Stop at the first image that fails.")
+@click.option("--max-output-size", type=BytesType(), help="Do not write more than so much (500MB).")
+@click.option("--max-files", type=click.IntRange(0), help="Do not write more files than that.")
+@click.option("--shard", metavar="I/N", help="Only the I-th of N parts of the images.")
+@click.option("--jobs", type=int, help="Encoder threads; a quarter of the cores by default.")
 @click.option("-0", "--null", "nul", is_flag=True, help="With IMAGE -: paths end with NUL.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON line for each image on stdout.")
 @click.option("--dry-run", is_flag=True, help="Say what would be written, and write nothing.")
@@ -146,6 +67,7 @@ def command(ctx: click.Context, /, model: str | None, images: Sequence[str], **g
       featviz run resnet18 cat.jpg --layers layer4 --capture output,grad --target 'class:tabby'
       featviz run resnet18 cat.jpg --ablate 'layer4.1:5,17' --layers layer4
       featviz run raft_small left.png right.png --layers 'Conv2d@*flow_head*'
+      featviz run resnet18 photos.tar --resume --max-output-size 2GB
       find . -name '*.png' -print0 | featviz run resnet18 - -0 --json
 
     Exit codes: 0 done, 1 failed, 2 usage, 3 some images failed.
@@ -155,109 +77,36 @@ def command(ctx: click.Context, /, model: str | None, images: Sequence[str], **g
     from featviz.requirements import require_torch
 
     require_torch()
-    from featviz import estimate, pipeline
+    from featviz import estimate, pipeline, workers
 
     source, options = opts.to_model_options(str(model), given), _run_options(given)
     if given["dry_run"]:
         click.echo(estimate.dry_run(source, images, options).render(given["as_json"]))
         return 0
-    with _progress(given["as_json"]) as progress:
-        result = pipeline.run(source, images, options, progress)
-    _summarise(result)
+    unpictured = Unpictured()
+    with shown_progress(given["as_json"], unpictured) as progress, workers.world() as team:
+        result = pipeline.run(source, images, options, progress, team=team)
+    summarise(result, unpictured)
     return result.exit_code
 
 
 def _run_options(given: dict[str, Any]) -> Any:
-    from featviz.pipeline import RunOptions
     from featviz.plans import read_options
+    from featviz.preparation import RunOptions
+    from featviz.workers import parse_shard
 
     return RunOptions(
         layers=",".join(given["layers"]) or None,
         out=given["out"],
         overwrite=given["overwrite"],
+        resume=given["resume"],
+        archive=given["archive"],
         nul_separated=given["nul"],
-        draw=_draw_options(given),
+        fail_fast=given["fail_fast"],
+        jobs=given["jobs"],
+        limits=Limits(given["max_output_size"], given["max_files"]),
+        shard=parse_shard(given["shard"]) if given["shard"] else None,
+        draw=to_draw_options(given),
         inputs=opts.to_input_options(given),
         passes=read_options(given),
     )
-
-
-def _draw_options(given: dict[str, Any]) -> DrawOptions:
-    values = {f.name: given[f.name] for f in fields(DrawOptions)}
-    return DrawOptions(**{**values, **{k: opts.no_auto(values[k]) for k in ("nrow", "scale")}})
-
-
-@contextmanager
-def _progress(as_json: bool) -> Iterator[Progress]:
-    """JSON lines on stdout if asked for; failures on stderr; a bar only on a terminal."""
-    with opts.bar() as advance:
-
-        def report(result: ImageResult, total: int) -> None:
-            advance(total)
-            _say(result)
-            if result.error is not None:
-                click.echo(f"error: {result.image}: {result.error}", err=True)
-                if result.hint:
-                    click.echo(f"hint: {result.hint}", err=True)
-            if as_json:
-                click.echo(json.dumps(_line(result), ensure_ascii=False))
-
-        yield report
-
-
-def _line(result: ImageResult) -> dict[str, Any]:
-    if result.error is not None:
-        return {"image": result.image, "error": result.error}
-    found = result.outcome
-    return {
-        "image": result.image,
-        "folder": result.folder,
-        "files": [capture.file for capture in result.captures],
-        "skipped": len(result.skipped),
-        "never_ran": list(result.never_ran),
-        "prediction": [asdict(guess) for guess in found.prediction],
-        **({"effect": found.effect} if found.intervened else {}),
-    }
-
-
-def _say(result: ImageResult) -> None:
-    """The prediction, and what interventions made of it."""
-    found = result.outcome
-    if found.before:
-        log.info("%s before: %s", result.image, _words(found.before))
-    if found.prediction:
-        after = " after" if found.intervened else ""
-        log.info("%s%s: %s", result.image, after, _words(found.prediction))
-    if found.intervened:
-        log.info("%s: %s", result.image, _change(found.largest_change))
-
-
-def _change(largest: float | None) -> str:
-    if largest is None:
-        return "the shape of the output changed"
-    return f"the output changed by at most {largest:.4g}"
-
-
-def _words(guesses: Sequence[Guess]) -> str:
-    return ", ".join(guess.words for guess in guesses)
-
-
-def _summarise(result: RunResult) -> None:
-    done = [image for image in result.images if image.error is None]
-    _warn("never ran", {name: "" for image in done for name in image.never_ran})
-    _warn(
-        "skipped",
-        {skip.layer or skip.type: skip.reason for image in done for skip in image.skipped},
-    )
-    if done:
-        pictures = sum(len(image.captures) for image in done)
-        log.info("%d pictures of %d images in %s", pictures, len(done), result.out)
-
-
-def _warn(what: str, layers: Mapping[str, str]) -> None:
-    """Name the first few layers that gave no picture, and how many there are."""
-    if not layers:
-        return
-    named = [f"{name} ({reason})" if reason else name for name, reason in layers.items()]
-    more = f" and {len(named) - _NAMED} more" if len(named) > _NAMED else ""
-    log.warning("%s: %s%s", what, ", ".join(named[:_NAMED]), more)

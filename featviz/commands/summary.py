@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from featviz.commands import completing, tables
 from featviz.commands import options as opts
-from featviz.commands import tables
 
 if TYPE_CHECKING:
     from featviz.summary import Row, Summary
@@ -19,7 +19,7 @@ _NAMED = 6
 
 
 @click.command("summary")
-@click.argument("model", required=False)
+@click.argument("model", required=False, shell_complete=completing.models)
 @click.option(
     "--layers", multiple=True, metavar="SELECTORS", help="Show only these; the totals stay whole."
 )

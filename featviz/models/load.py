@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -17,7 +18,7 @@ from featviz.models import checkpoint, factory, identify, programs, sniff, timm_
 from featviz.models.preprocess import InputOptions, Preprocess
 from featviz.models.presets import FixedInput, choose_preprocess
 from featviz.models.unwrap import Unwrapped, strip, stripped_forms, unwrap
-from featviz.models.weights import in_full_precision, put_into
+from featviz.models.weights import digest, in_full_precision, put_into
 
 log = logging.getLogger(__name__)
 
@@ -88,7 +89,9 @@ def load_model(options: ModelOptions, inputs: InputOptions) -> LoadedModel:
     loaded = _load(options)
     module = in_full_precision(loaded.module, device).to(device)
     preprocess = choose_preprocess(module, loaded.entry, inputs, loaded.fixed)
-    return LoadedModel(module, preprocess, device, loaded.source, _categories(loaded))
+    arguments = {name: repr(value) for name, value in options.model_args.items()}
+    source = {**loaded.source, **({"arguments": arguments} if arguments else {})}
+    return LoadedModel(module, preprocess, device, source, _categories(loaded))
 
 
 def _categories(loaded: Loaded) -> tuple[str, ...]:
@@ -106,8 +109,8 @@ def adopt(module: nn.Module, inputs: InputOptions) -> LoadedModel:
     """
     module = unwrapped(module)
     tensor = next(iter([*module.parameters(), *module.buffers()]), torch.empty(0))
-    source = {"kind": "module", "type": type(module).__name__}
-    return LoadedModel(module, choose_preprocess(module, None, inputs), tensor.device, source)
+    record = {"kind": "module", "type": type(module).__name__, "parameters": digest(module)}
+    return LoadedModel(module, choose_preprocess(module, None, inputs), tensor.device, record)
 
 
 def unwrapped(module: nn.Module) -> nn.Module:
@@ -119,14 +122,17 @@ def unwrapped(module: nn.Module) -> nn.Module:
 
 
 def pick_device(name: str) -> torch.device:
-    """`auto` takes cuda, then mps, then the CPU.
+    """`auto` takes cuda, then mps, then the CPU; of processes that torchrun started on one machine,
+    each takes a GPU of its own, as long as there are some.
 
     Raises:
         UsageError: no such device here.
     """
+    if name == "auto" and torch.cuda.is_available():
+        rank = os.environ.get("LOCAL_RANK")
+        return torch.device(f"cuda:{int(rank) % torch.cuda.device_count()}" if rank else "cuda")
     if name == "auto":
-        best = "mps" if torch.backends.mps.is_available() else "cpu"
-        return torch.device("cuda" if torch.cuda.is_available() else best)
+        return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
     if not re.fullmatch(r"cpu|mps|cuda(:\d+)?", name):
         raise UsageError(f"--device {name!r} is no device", "one of auto, cpu, cuda, cuda:N, mps")
     device = torch.device(name)
@@ -213,6 +219,7 @@ def _from_factory(options: ModelOptions) -> Loaded:
                 f"no weights file {options.weights!r}", "a factory takes a file, or none"
             )
         record = _load_weights(module, path, options)
+    record = {**record, "parameters": digest(module)}
     return Loaded(module, None, _record("factory", factory.label(options.spec), record))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
@@ -9,6 +10,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from featviz.errors import LoadError
 from featviz.models.sniff import quoted
@@ -111,3 +113,29 @@ def in_full_precision(module: nn.Module, device: torch.device) -> nn.Module:
 def _some(keys: Sequence[str]) -> str:
     more = f" and {len(keys) - _SHOWN} more" if len(keys) > _SHOWN else ""
     return ", ".join(quoted(key) for key in keys[:_SHOWN]) + more
+
+
+def digest(module: nn.Module) -> str:
+    """sha256 of a module: names and classes of what it consists of, parameters and buffers.
+
+    Takes about a second for each gigabyte.
+    """
+    found = hashlib.sha256()
+    for name, part in module.named_modules():
+        found.update(f"{name}: {type(part).__qualname__}\n".encode())
+    for name, tensor in [*module.named_parameters(), *module.named_buffers()]:
+        found.update(f"{name}: {tensor.dtype}\n".encode())
+        if not (is_lazy(tensor) or tensor.is_meta):
+            found.update(f"{list(tensor.shape)}\n".encode())
+            found.update(_plain(tensor).numpy().data)
+    return found.hexdigest()
+
+
+def _plain(tensor: Tensor) -> Tensor:
+    """The bytes of a tensor, uint8 [N]."""
+    tensor = tensor.detach().cpu()
+    if tensor.is_quantized:
+        tensor = tensor.int_repr()
+    if tensor.layout != torch.strided:
+        tensor = tensor.to_dense()
+    return tensor.contiguous().reshape(-1).view(torch.uint8)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import re
 from collections import Counter
 from collections.abc import Sequence
@@ -11,6 +12,7 @@ from pathlib import Path, PurePosixPath
 from PIL import Image
 
 from featviz.errors import UsageError
+from featviz.images import archives
 from featviz.records import Sample
 
 
@@ -39,6 +41,24 @@ def together(samples: Sequence[Sample], count: int) -> list[Sample]:
             f"give a multiple of {count}; --inputs says otherwise",
         )
     return [_join(samples[i : i + count]) for i in range(0, len(samples), count)]
+
+
+def unnested(samples: Sequence[Sample]) -> list[Sample]:
+    """No folder of a sample inside that of another: `a` beside `a/b` is called `a~`."""
+    names = {sample.name.casefold() for sample in samples}
+    above = {str(parent) for name in names for parent in PurePosixPath(name).parents}
+    return [
+        replace(sample, name=_free(sample.name, names))
+        if sample.name.casefold() in above
+        else sample
+        for sample in samples
+    ]
+
+
+def _free(name: str, taken: set[str]) -> str:
+    while name.casefold() in taken:
+        name += "~"
+    return name
 
 
 def _clip(folder: Path, frames: Sequence[Sample]) -> Sample:
@@ -79,7 +99,7 @@ def _natural(name: str) -> list[tuple[int, str]]:
 
 def _is_animated(path: Path) -> bool:
     try:
-        with Image.open(path) as image:
+        with Image.open(io.BytesIO(archives.read(path))) as image:
             return getattr(image, "n_frames", 1) > 1 and image.format != "MPO"
     except Exception:  # whatever is wrong with it, reading it will say so
         return False

@@ -2,50 +2,25 @@
 
 from __future__ import annotations
 
-import glob
 import hashlib
 import io
 import logging
-import os
 import struct
-import sys
 import zlib
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path, PurePath
-from typing import BinaryIO
+from pathlib import Path
 
 import numpy as np
 from PIL import Image, ImageColor, ImageOps, UnidentifiedImageError
 
 from featviz.errors import ImageError, UsageError
+from featviz.images import archives
+from featviz.images.finding import find_samples as find_samples
 from featviz.records import Sample
 
 log = logging.getLogger(__name__)
-
-SUFFIXES = frozenset(
-    [
-        ".jpg",
-        ".jpeg",
-        ".png",
-        ".webp",
-        ".bmp",
-        ".gif",
-        ".tif",
-        ".tiff",
-        ".ppm",
-        ".pgm",
-        ".pbm",
-        ".pnm",
-        ".tga",
-        ".jp2",
-        ".avif",
-        ".jfif",
-    ]
-)
-"""What counts as an image in a folder; a file that is named is tried whatever it is called."""
 
 _BROKEN = (
     OSError,
@@ -60,6 +35,7 @@ _BROKEN = (
     zlib.error,
     Image.DecompressionBombError,
     MemoryError,
+    *archives.DAMAGED,
 )
 """What Pillow's decoders raise on broken files."""
 
@@ -76,28 +52,6 @@ class Picture:
     def size(self) -> tuple[int, int]:
         """Width and height in pixels, as decoded; of several images, those of the first."""
         return self.images[0].size
-
-
-def find_samples(
-    arguments: Sequence[str], stdin: BinaryIO | None = None, nul_separated: bool = False
-) -> list[Sample]:
-    """Turn files, folders (recursively), globs and `-` (a list on stdin) into named samples.
-
-    A sample is called by its path relative to the argument; names that clash are told apart by
-    as many parent folders as it takes.
-
-    Raises:
-        UsageError: nothing there, or nothing in it.
-    """
-    found: list[tuple[str, Path]] = []
-    for argument in arguments:
-        found += _expand(argument, stdin, nul_separated)
-    unique: dict[str, tuple[str, Path]] = {}
-    for name, path in found:
-        unique.setdefault(os.path.realpath(path), (name, path))
-    if len(unique) < len(found):
-        log.info("%d images were named more than once", len(found) - len(unique))
-    return _name_apart(unique.values())
 
 
 def decode(
@@ -128,6 +82,18 @@ def decode(
     return Picture(tuple(found), digest.hexdigest())
 
 
+def digest(sample: Sample) -> str:
+    """sha256 of a sample's files, as `decode` gives it.
+
+    Raises:
+        ImageError: a file cannot be read.
+    """
+    found = hashlib.sha256()
+    for path in sample.paths:
+        found.update(_Encoded(sample, path).data)
+    return found.hexdigest()
+
+
 class _Encoded:
     """The bytes of one file."""
 
@@ -135,9 +101,9 @@ class _Encoded:
         self.path = path
         self.name = sample.name if len(sample.paths) == 1 else f"{sample.name}: {path.name}"
         with self._blamed():
-            if not path.is_file():
+            if not archives.exists(path):
                 raise ImageError(f"{self.name} is no file", None)
-            self.data = path.read_bytes()
+            self.data = archives.read(path)
 
     def images(self, exif: bool, background: str, frames: int | None) -> list[Image.Image]:
         """The image; with `frames`, so many of the animation that it is."""
@@ -184,75 +150,6 @@ def check_background(color: str) -> None:
         raise UsageError(
             f"--background {color!r} is no colour", "for example white or #808080"
         ) from None
-
-
-def _expand(argument: str, stdin: BinaryIO | None, nul: bool) -> list[tuple[str, Path]]:
-    if argument == "-":
-        return [(path.name, path) for path in _listed(stdin or sys.stdin.buffer, nul)]
-    path = Path(argument)
-    if path.is_dir():
-        return _in_folder(path)
-    if path.exists():
-        return [(path.name, path)]
-    if glob.has_magic(argument):
-        return _globbed(argument)
-    raise UsageError(f"no image {argument!r}: no such file or folder", "check the path")
-
-
-def _listed(stdin: BinaryIO, nul: bool) -> list[Path]:
-    separator = b"\0" if nul else b"\n"
-    lines = (line.rstrip(b"\r") if not nul else line for line in stdin.read().split(separator))
-    paths = [Path(os.fsdecode(line)) for line in lines if line]
-    if not paths:
-        raise UsageError("stdin lists no images", "one path a line, or NUL-separated with -0")
-    return paths
-
-
-def _in_folder(folder: Path) -> list[tuple[str, Path]]:
-    inside = sorted(path.relative_to(folder) for path in folder.rglob("*"))
-    files = [
-        file
-        for file in inside
-        if file.suffix.lower() in SUFFIXES
-        and not any(part.startswith(".") for part in file.parts)
-        and not (folder / file).is_dir()
-    ]
-    if not files:
-        raise UsageError(
-            f"no images in folder {str(folder)!r}", f"it has no {' '.join(sorted(SUFFIXES))} files"
-        )
-    return [(file.as_posix(), folder / file) for file in files]
-
-
-def _globbed(pattern: str) -> list[tuple[str, Path]]:
-    parts = PurePath(pattern).parts
-    fixed = next(i for i, part in enumerate(parts) if glob.has_magic(part))
-    base = Path(*parts[:fixed])
-    paths = [Path(p) for p in sorted(glob.glob(pattern, recursive=True))]
-    files = [path for path in paths if path.is_file()]
-    if not files:
-        raise UsageError(f"no image matches {pattern!r}", "check the pattern")
-    return [(path.relative_to(base).as_posix(), path) for path in files]
-
-
-def _name_apart(found: Iterable[tuple[str, Path]]) -> list[Sample]:
-    """Lengthen names that clash (also on file systems without case) by one real parent a round;
-    files that only case tells apart are numbered."""
-    first = {path: name for name, path in found}
-    parts = {path: Path(os.path.realpath(path)).parts[1:] for path in first}
-    alike = set(_clashing({path: "/".join(parts[path]) for path in first}))
-    names, turn = dict(first), 0
-    while clashing := _clashing(names):
-        turn += 1
-        for index, path in enumerate(clashing):
-            tail = parts[path][-(first[path].count("/") + 1 + turn) :]
-            names[path] = f"{index + turn}/{first[path]}" if path in alike else "/".join(tail)
-    return [Sample(name, (path,)) for path, name in names.items()]
-
-
-def _clashing(names: Mapping[Path, str]) -> list[Path]:
-    counts = Counter(name.casefold() for name in names.values())
-    return [path for path, name in names.items() if counts[name.casefold()] > 1]
 
 
 def _flatten(image: Image.Image, background: str) -> Image.Image:

@@ -1,0 +1,100 @@
+"""Options for what is captured and how it is drawn, and the records they parse into."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from typing import Any
+
+import click
+
+from featviz.commands import options as opts
+from featviz.commands.values import AutoInt, no_auto
+from featviz.records import DrawOptions
+
+DRAW = DrawOptions()
+
+draw_options = opts.stacked(
+    [
+        click.option(
+            "--normalize",
+            default=DRAW.normalize,
+            show_default=True,
+            metavar="MODE",
+            help="auto (map; symmetric for gradients), map, layer, none, range:LO,HI, symmetric or "
+            "percentile:LO,HI.",
+        ),
+        click.option(
+            "--cmap",
+            default=DRAW.cmap,
+            show_default=True,
+            help="auto (grey; coolwarm for gradients), grey, or a colormap of matplotlib.",
+        ),
+        click.option(
+            "--nrow", type=AutoInt(), default="auto", show_default=True, help="Maps in a row."
+        ),
+        click.option(
+            "--padding",
+            type=int,
+            default=DRAW.padding,
+            show_default=True,
+            help="Pixels around maps.",
+        ),
+        click.option(
+            "--pad-value",
+            type=float,
+            default=DRAW.pad_value,
+            show_default=True,
+            help="Its grey, 0..1.",
+        ),
+        click.option(
+            "--scale",
+            type=AutoInt(),
+            default="auto",
+            show_default=True,
+            help="Factor by which maps are enlarged; auto enlarges small ones.",
+        ),
+        click.option(
+            "--min-tile",
+            type=int,
+            default=DRAW.min_tile,
+            show_default=True,
+            help="Pixels below which --scale auto enlarges a map.",
+        ),
+        click.option("--max-maps", type=int, help="Draw at most so many maps of a layer."),
+        click.option(
+            "--max-slices",
+            type=int,
+            default=DRAW.max_slices,
+            show_default=True,
+            help="Of clips and batches, draw at most so many steps or regions of each map.",
+        ),
+        click.option(
+            "--tensor-layout",
+            multiple=True,
+            metavar="[SELECTORS=]LAYOUT",
+            help="Instead of the guess: nchw, nhwc, tokens, tokens:14x20+1, ncl, heads, "
+            "attention, vector, batch, ncthw or nthwc; repeatable.",
+        ),
+        click.option(
+            "--pick",
+            type=click.Choice(["first", "top", "spread"]),
+            default=DRAW.pick,
+            show_default=True,
+            help="Which ones: the first, those of highest mean, or evenly spread.",
+        ),
+        click.option(
+            "--format",
+            type=click.Choice(["png", "webp", "jpg"]),
+            default=DRAW.format,
+            show_default=True,
+            help="Of the pictures.",
+        ),
+    ]
+)
+"""Those of DrawOptions that say how a picture looks; `kernels` takes them too."""
+
+
+def to_draw_options(given: dict[str, Any]) -> DrawOptions:
+    """How maps become a picture, as a record; options that a command lacks keep their defaults."""
+    values = {f.name: given[f.name] for f in fields(DrawOptions) if f.name in given}
+    return DrawOptions(**{**values, **{k: no_auto(values[k]) for k in ("nrow", "scale")}})

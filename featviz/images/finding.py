@@ -1,0 +1,184 @@
+"""IMAGE arguments to samples: files, folders, globs, archives and lists on stdin."""
+
+from __future__ import annotations
+
+import glob
+import logging
+import os
+import sys
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path, PurePath
+from typing import BinaryIO
+
+from featviz.errors import UsageError
+from featviz.images import archives
+from featviz.records import Sample
+
+log = logging.getLogger(__name__)
+
+_PHOTOGRAPHS = {".jpg", ".jpeg", ".jfif", ".webp", ".avif", ".jp2", ".tif", ".tiff"}
+_GRAPHICS = {".png", ".gif", ".bmp", ".tga", ".ppm", ".pgm", ".pbm", ".pnm"}
+SUFFIXES = frozenset(_PHOTOGRAPHS | _GRAPHICS)
+"""What counts as an image in a folder or an archive; a file that is named is tried whatever it is
+called."""
+
+
+def find_samples(
+    arguments: Sequence[str],
+    stdin: BinaryIO | None = None,
+    nul_separated: bool = False,
+    outside: Path | None = None,
+) -> list[Sample]:
+    """Turn files, folders (recursively), archives, globs and `-` (a list on stdin) into samples.
+
+    A sample is called by its path relative to the argument; names that clash are told apart by
+    as many parent folders as it takes.
+
+    Args:
+        outside: a folder that is passed over where it lies in one that is searched: the run
+            directory, whose pictures would else be images of the next run.
+
+    Raises:
+        UsageError: nothing there, or nothing in it.
+    """
+    found: list[tuple[str, Path]] = []
+    for argument in arguments:
+        found += _expand(argument, stdin, nul_separated, outside)
+    unique: dict[str, tuple[str, Path]] = {}
+    for name, path in found:
+        unique.setdefault(_identity(path), (name, path))
+    if len(unique) < len(found):
+        log.info("%d images were named more than once", len(found) - len(unique))
+    return _name_apart(unique.values())
+
+
+def _identity(path: Path) -> str:
+    """One spelling for one file."""
+    place = archives.split(path)
+    if place is None:
+        return os.path.realpath(path)
+    return f"{os.path.realpath(place[0])}/{place[1]}"
+
+
+def _expand(
+    argument: str, stdin: BinaryIO | None, nul: bool, outside: Path | None
+) -> list[tuple[str, Path]]:
+    if argument == "-":
+        return [(_own_name(path), path) for path in _listed(stdin or sys.stdin.buffer, nul)]
+    path = Path(argument)
+    if path.is_dir():
+        return _in_folder(path, outside)
+    if (place := archives.split(path)) is not None:
+        return _in_archive(argument, *place)
+    if archives.is_archive(path) and path.exists():
+        return _whole_archive(path)
+    if path.exists():
+        return [(path.name, path)]
+    if glob.has_magic(argument):
+        return _globbed(argument)
+    raise UsageError(f"no image {argument!r}: no such file or folder", "check the path")
+
+
+def _own_name(path: Path) -> str:
+    place = archives.split(path)
+    return path.name if place is None else _tidy(place[1]).rpartition("/")[2]
+
+
+def _listed(stdin: BinaryIO, nul: bool) -> list[Path]:
+    separator = b"\0" if nul else b"\n"
+    lines = (line.rstrip(b"\r") if not nul else line for line in stdin.read().split(separator))
+    paths = [Path(os.fsdecode(line)) for line in lines if line]
+    if not paths:
+        raise UsageError("stdin lists no images", "one path a line, or NUL-separated with -0")
+    return paths
+
+
+def _in_folder(folder: Path, outside: Path | None) -> list[tuple[str, Path]]:
+    inside = sorted(path.relative_to(folder) for path in folder.rglob("*"))
+    files = [
+        file
+        for file in _beyond(folder, inside, outside)
+        if file.suffix.lower() in SUFFIXES
+        and not any(part.startswith(".") for part in file.parts)
+        and not (folder / file).is_dir()
+    ]
+    if not files:
+        raise UsageError(
+            f"no images in folder {str(folder)!r}", f"it has no {' '.join(sorted(SUFFIXES))} files"
+        )
+    return [(file.as_posix(), folder / file) for file in files]
+
+
+def _beyond(folder: Path, inside: Sequence[Path], outside: Path | None) -> Iterator[Path]:
+    """What of a folder's content does not lie in `outside`, a folder below it."""
+    base, apart = Path(os.path.realpath(folder)), Path(os.path.realpath(outside or folder))
+    below = apart != base and apart.is_relative_to(base)
+    for path in inside:
+        if not (below and path.is_relative_to(apart.relative_to(base))):
+            yield path
+
+
+def _whole_archive(path: Path) -> list[tuple[str, Path]]:
+    names = _members(path)
+    images = [name for name in names if PurePath(name).suffix.lower() in SUFFIXES]
+    if not images:
+        raise UsageError(f"no images in archive {str(path)!r}", f"it has {len(names)} other files")
+    return [(_tidy(name), archives.member(path, name)) for name in images]
+
+
+def _in_archive(argument: str, archive: Path, name: str) -> list[tuple[str, Path]]:
+    if not archive.is_file():
+        raise UsageError(f"no archive {str(archive)!r} for {argument!r}", "check the path")
+    path = archives.member(archive, name)
+    if name not in _members(archive) and not archives.exists(path):
+        raise UsageError(
+            f"no image {argument!r}: nothing in the archive is called so",
+            f"{str(archive)!r} alone takes all its images",
+        )
+    return [(_tidy(name), path)]
+
+
+def _members(path: Path) -> list[str]:
+    try:
+        return archives.members(path)
+    except (OSError, *archives.DAMAGED) as error:
+        raise UsageError(
+            f"archive {str(path)!r} cannot be read: {error}", "is it whole?"
+        ) from error
+
+
+def _tidy(name: str) -> str:
+    """A name without what would lead out of the run directory."""
+    return "/".join(part for part in name.split("/") if part not in ("", "..")) or "image"
+
+
+def _globbed(pattern: str) -> list[tuple[str, Path]]:
+    parts = PurePath(pattern).parts
+    fixed = next(i for i, part in enumerate(parts) if glob.has_magic(part))
+    base = Path(*parts[:fixed])
+    paths = [Path(p) for p in sorted(glob.glob(pattern, recursive=True))]
+    files = [path for path in paths if path.is_file()]
+    if not files:
+        raise UsageError(f"no image matches {pattern!r}", "check the pattern")
+    return [(path.relative_to(base).as_posix(), path) for path in files]
+
+
+def _name_apart(found: Iterable[tuple[str, Path]]) -> list[Sample]:
+    """Lengthen names that clash (also on file systems without case) by one real parent a round;
+    files that only case tells apart are numbered."""
+    first = {path: name for name, path in found}
+    parts = {path: PurePath(_tidy(_identity(path))).parts for path in first}
+    alike = set(_clashing({path: "/".join(parts[path]) for path in first}))
+    names, turn = dict(first), 0
+    while clashing := _clashing(names):
+        turn += 1
+        for index, path in enumerate(clashing):
+            tail = parts[path][-(first[path].count("/") + 1 + turn) :]
+            names[path] = f"{index + turn}/{first[path]}" if path in alike else "/".join(tail)
+    return [Sample(name, (path,)) for path, name in names.items()]
+
+
+def _clashing(names: Mapping[Path, str]) -> list[Path]:
+    counts = Counter(name.casefold() for name in names.values())
+    return [path for path, name in names.items() if counts[name.casefold()] > 1]

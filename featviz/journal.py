@@ -1,0 +1,158 @@
+"""run.json as it grows, and what of an earlier run can be kept."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+import torch
+import torchvision
+
+from featviz import __version__, images
+from featviz.errors import ImageError, StoreError
+from featviz.preparation import Prepared, RunOptions
+from featviz.records import Capture, Guess, ImageResult, Outcome, Sample, Skip
+from featviz.store import MANIFEST_FILE, RUN_FILE, ImageFolder, RunDirectory, read_json
+
+_GROWING = ("images", "failures", "schema_version")
+"""What of run.json changes while a run goes on."""
+
+
+class Journal:
+    """Writes run.json: what runs, and what became of the images."""
+
+    def __init__(self, record: Mapping[str, Any], samples: Sequence[Sample]) -> None:
+        """`samples` are those of the whole run, whichever process or shard takes them."""
+        self.record = dict(record)
+        self.names = [sample.name for sample in samples]
+        self.errors: dict[str, str | None] = {}
+        """By image: what went wrong, or None."""
+        self.missing: Collection[str] = ()
+        """Images of which nothing is known at the end."""
+
+    @property
+    def fingerprint(self) -> str:
+        """Of the model and the options: what has the same was drawn in the same way."""
+        text = json.dumps(self.record, sort_keys=True, default=str)
+        return hashlib.sha256(text.encode("utf-8", "backslashreplace")).hexdigest()
+
+    def add(self, result: ImageResult) -> None:
+        """Note what became of an image."""
+        self.errors[result.image] = result.error
+
+    def write(self, store: RunDirectory) -> list[str]:
+        """Write run.json, the images in their order, and return those that are missing.
+
+        Of an image that did not come by here, an earlier run or another shard may have left the
+        manifest, or the failure in run.json.
+
+        Raises:
+            StoreError: it cannot be written.
+        """
+        errors = {**_left(store, set(self.names) - self.errors.keys()), **self.errors}
+        seen = [name for name in self.names if name in errors]
+        missing = [name for name in self.names if name not in errors]
+        images = {
+            "total": len(self.names),
+            "complete": [name for name in seen if errors[name] is None],
+            "missing": missing,
+        }
+        failures = [
+            {"image": name, "error": errors[name]} for name in seen if errors[name] is not None
+        ]
+        store.write_run({**self.record, "images": images, "failures": failures})
+        return missing
+
+
+def _left(store: RunDirectory, names: Collection[str]) -> dict[str, str | None]:
+    """What stands in the folder of images that did not come by here: as Journal.errors."""
+    try:
+        rows = read_json(store.root / RUN_FILE)["failures"]
+        failed = {row["image"]: row["error"] for row in rows}
+    except (StoreError, KeyError, TypeError):
+        failed = {}
+    found = {name: failed[name] for name in names if name in failed}
+    return found | {name: None for name in names if store.image(name).is_complete}
+
+
+def run_record(prepared: Prepared, options: RunOptions) -> dict[str, Any]:
+    """What decides what is drawn; nothing of when, where and how it was got there."""
+    model = prepared.model
+    return {
+        "featviz": __version__,
+        "torch": torch.__version__,
+        "torchvision": torchvision.__version__,
+        "device": model.device.type,
+        "model": model.source,
+        "preprocessing": model.preprocess.words,
+        "layers": [layer.name for layer in prepared.layers],
+        "options": {
+            "layers": options.layers,
+            **asdict(options.draw),
+            **asdict(options.inputs),
+            **asdict(options.passes),
+        },
+    }
+
+
+def open_store(options: RunOptions, record: Mapping[str, Any]) -> RunDirectory:
+    """The run directory: a new one, or with `resume` the one that is there.
+
+    Raises:
+        StoreError: it holds another run, or something that is none, or cannot be written.
+    """
+    if not options.resume or not (options.out / RUN_FILE).is_file():
+        return RunDirectory.create(options.out, options.overwrite)
+    before = read_json(options.out / RUN_FILE)
+    plain = json.loads(json.dumps(record, default=str))
+    old = {key: value for key, value in before.items() if key not in _GROWING}
+    if differences := sorted(_differences(old, plain), key=lambda words: "options" not in words):
+        raise StoreError(
+            f"--resume: {options.out} holds another run; {differences[0]}",
+            "give the same model and options, or another --out"
+            + (f" (and {len(differences) - 1} more differences)" if differences[1:] else ""),
+        )
+    return RunDirectory(options.out)
+
+
+def _differences(old: Any, new: Any, where: str = "") -> list[str]:
+    if isinstance(old, dict) and isinstance(new, dict):
+        keys = [*old, *(key for key in new if key not in old)]
+        at = [(f"{where}.{k}" if where else k, old.get(k), new.get(k)) for k in keys]
+        return [words for name, a, b in at for words in _differences(a, b, name)]
+    return [] if old == new else [f"its {where} is {_short(old)}, this one's {_short(new)}"]
+
+
+def _short(value: Any) -> str:
+    text = json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def kept(folder: ImageFolder, sample: Sample, fingerprint: str) -> ImageResult | None:
+    """An image that is complete: its manifest is there, and fits the run and the file."""
+    if not folder.is_complete:
+        return None
+    try:
+        manifest = read_json(folder.path / MANIFEST_FILE)
+        if manifest["fingerprint"] != fingerprint:
+            return None
+        same = manifest["image"]["sha256"] == images.digest(sample)
+        return _read_back(manifest, sample, folder) if same else None
+    except (StoreError, ImageError, KeyError, TypeError):
+        return None
+
+
+def _read_back(manifest: Mapping[str, Any], sample: Sample, folder: ImageFolder) -> ImageResult:
+    guesses = tuple(Guess(**row) for row in manifest.get("prediction", ()))
+    return ImageResult(
+        sample.name,
+        folder.name,
+        tuple(Capture(**row) for row in manifest["captures"]),
+        tuple(Skip(**row) for row in manifest["skipped"]),
+        tuple(manifest["never_ran"]),
+        outcome=Outcome(guesses),
+        kept=True,
+    )

@@ -1,0 +1,156 @@
+"""What `run` and `--dry-run` do before any image goes through the model."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import BinaryIO
+
+import torch
+from torch import Tensor
+
+from featviz import images, palette, passes, plans, scale
+from featviz.errors import ImageError, UsageError
+from featviz.hints import HintBook, read_told
+from featviz.images import grouping
+from featviz.models.load import LoadedModel, ModelOptions, load_model
+from featviz.models.preprocess import InputOptions, Preprocess
+from featviz.plans import Plan
+from featviz.probe import choose_layers
+from featviz.records import DrawOptions, Layer, Limits, PassOptions, Sample, Shard
+
+
+@dataclass(frozen=True)
+class RunOptions:
+    """Everything that `run` can be told beside the model and the images."""
+
+    layers: str | None = None
+    """Selectors; None takes one layer for each stage."""
+    out: Path = Path("featviz-out")
+    overwrite: bool = False
+    resume: bool = False
+    """Go on with the run that `out` holds."""
+    archive: Path | None = None
+    """Pack the run into this zip file, and leave no folder."""
+    nul_separated: bool = False
+    """`-` reads NUL-separated paths."""
+    fail_fast: bool = False
+    """Stop at the first image that fails."""
+    jobs: int | None = None
+    """Encoder threads; None takes a quarter of the cores."""
+    limits: Limits = field(default_factory=Limits)
+    shard: Shard | None = None
+    """The share of the images that is done; None is all, or torchrun's."""
+    draw: DrawOptions = field(default_factory=DrawOptions)
+    inputs: InputOptions = field(default_factory=InputOptions)
+    passes: PassOptions = field(default_factory=PassOptions)
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """All that is known before the first image."""
+
+    model: LoadedModel
+    samples: tuple[Sample, ...]
+    """Of all shards."""
+    blank: list[Tensor]
+    """Zeros in the shapes of the model's inputs."""
+    layers: list[Layer]
+    plan: Plan
+
+
+def prepare(
+    model: ModelOptions | LoadedModel, found: Sequence[Sample], options: RunOptions
+) -> Prepared:
+    """Load the model, group the images that were found as it takes them, choose the layers.
+
+    Raises:
+        FeatvizError: something of this cannot be had; nothing was written.
+    """
+    loaded = load_model(model, options.inputs) if isinstance(model, ModelOptions) else model
+    samples = grouped(found, loaded.preprocess)
+    blank = blank_input(loaded, samples, options.inputs)
+    layers = choose_layers(loaded, options.layers, blank, options.draw.tensor_layout)
+    plan = plans.plan(loaded, options.passes)
+    book = HintBook(loaded.module, blank[0].shape, options.draw.tensor_layout)
+    passes.try_out(loaded, plan, blank, book)
+    return Prepared(loaded, tuple(samples), blank, layers, plan)
+
+
+def find(
+    arguments: Sequence[str], options: RunOptions, stdin: BinaryIO | None = None
+) -> list[Sample]:
+    """Check the options and find the images.
+
+    Raises:
+        UsageError: a bad option, or no images.
+    """
+    check_options(options)
+    return images.find_samples(arguments, stdin, options.nul_separated, options.out)
+
+
+def check_options(options: RunOptions) -> None:
+    """Refuse bad values before any work.
+
+    Raises:
+        UsageError: names the option, its value and what it takes.
+    """
+    _check_drawing(options.draw)
+    images.check_background(options.inputs.background)
+    for name, value in (
+        ("--frames", options.inputs.frames),
+        ("--inputs", options.inputs.inputs),
+        ("--jobs", options.jobs),
+    ):
+        if value is not None and value < 1:
+            raise UsageError(f"{name} {value} is below 1", "give a whole number")
+    plans.check_options(options.passes)
+    if options.resume and (options.overwrite or options.archive):
+        other = "--overwrite" if options.overwrite else "--archive"
+        raise UsageError(f"--resume and {other} exclude each other", "give one of them")
+
+
+def _check_drawing(draw: DrawOptions) -> None:
+    for name in ("nrow", "scale", "min_tile", "max_maps", "max_slices"):
+        value = getattr(draw, name)
+        if value is not None and value < 1:
+            raise UsageError(
+                f"--{name.replace('_', '-')} {value} is below 1", "give a whole number"
+            )
+    if draw.padding < 0:
+        raise UsageError(f"--padding {draw.padding} is below 0", "give pixels")
+    if not 0 <= draw.pad_value <= 1:
+        raise UsageError(f"--pad-value {draw.pad_value} is outside 0..1", "0 is black, 1 white")
+    for told in draw.tensor_layout:
+        read_told(told)
+    palette.check_cmap(draw.cmap)
+    scale.parse_scale(draw.normalize)
+
+
+def grouped(samples: Sequence[Sample], preprocess: Preprocess) -> list[Sample]:
+    """Samples as the model takes them: images, clips, or several images at once.
+
+    Raises:
+        UsageError: images are left over.
+    """
+    if preprocess.frames is not None:
+        samples = grouping.clips(samples)
+    elif preprocess.inputs > 1:
+        samples = grouping.together(samples, preprocess.inputs)
+    return grouping.unnested(samples)
+
+
+def blank_input(
+    loaded: LoadedModel, samples: Sequence[Sample], inputs: InputOptions
+) -> list[Tensor]:
+    """Zeros in the shapes of the first readable sample's inputs."""
+    preprocess = loaded.preprocess
+    for sample in samples if preprocess.own_size else ():
+        try:
+            picture = images.decode(sample, inputs.exif, inputs.background, preprocess.frames)
+            args = preprocess(picture.images)
+        except ImageError:
+            continue
+        return [torch.zeros_like(arg) for arg in args]
+    return preprocess.blank()

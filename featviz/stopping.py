@@ -1,0 +1,42 @@
+"""SIGINT and SIGTERM: the first ends the run after the current image, the second at once."""
+
+from __future__ import annotations
+
+import logging
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from threading import Event, current_thread, main_thread
+from types import FrameType
+
+log = logging.getLogger(__name__)
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+@contextmanager
+def stop_requests() -> Iterator[Event]:
+    """An event that the first of these signals sets, while the block runs.
+
+    The same signal once more raises KeyboardInterrupt (torchrun and schedulers follow one signal
+    with another). Only the main thread can take signals; in any other the event is never set.
+    """
+    event = Event()
+    seen: set[int] = set()
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        if number in seen:
+            raise KeyboardInterrupt
+        seen.add(number)
+        event.set()
+        log.warning("stopping after this image; once more to stop at once")
+
+    if current_thread() is not main_thread():
+        yield event
+        return
+    before = {number: signal.signal(number, stop) for number in SIGNALS}
+    try:
+        yield event
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,0 +1,68 @@
+"""Pictures to run on, and run directories to compare: for the tests of whole runs."""
+
+from __future__ import annotations
+
+import json
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+SMALL = ("--layers", "Conv2d,ReLU", "--size", "16")
+"""Options that make short work of the tiny model."""
+
+
+def make_photos(folder: Path, count: int, size: tuple[int, int] = (18, 16)) -> Path:
+    """`00.png`, `01.png`, ... in a folder, no two alike."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for index in range(count):
+        pixels = np.random.default_rng(index).integers(0, 256, (*size[::-1], 3), np.uint8)
+        Image.fromarray(pixels).save(folder / f"{index:02d}.png")
+    return folder
+
+
+def tree(folder: Path) -> dict[str, bytes]:
+    """Every file of a folder, with its bytes."""
+    return {
+        path.relative_to(folder).as_posix(): path.read_bytes()
+        for path in sorted(folder.rglob("*"))
+        if path.is_file()
+    }
+
+
+def packed_tree(archive: Path) -> dict[str, bytes]:
+    """Every file of a zip file, with its bytes."""
+    with zipfile.ZipFile(archive) as opened:
+        return {name: opened.read(name) for name in opened.namelist()}
+
+
+def run_json(out: Path) -> dict[str, Any]:
+    content: dict[str, Any] = json.loads((out / "run.json").read_text())
+    return content
+
+
+def complete(out: Path) -> list[str]:
+    """Names of the images that have a manifest."""
+    return sorted(p.parent.relative_to(out).as_posix() for p in out.rglob("manifest.json"))
+
+
+def check_whole(out: Path) -> None:
+    """No half file has a final name, and what is complete has all its pictures."""
+    for path in out.rglob("*"):
+        if path.name.startswith("."):
+            continue
+        if path.suffix == ".png" and path.is_file():
+            with Image.open(path) as image:
+                image.load()
+        elif path.suffix == ".json":
+            json.loads(path.read_text())
+        elif path.suffix == ".npz":
+            with np.load(path) as arrays:
+                assert all(arrays[key].shape[1] == 6 for key in arrays)
+    for path in out.rglob("manifest.json"):
+        manifest = json.loads(path.read_text())
+        files = [row["file"] for row in manifest["captures"]]
+        missing = [f for f in [*files, "input.png", "stats.npz"] if not (path.parent / f).is_file()]
+        assert files and not missing, (path, missing)
