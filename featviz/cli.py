@@ -20,6 +20,7 @@ COMMANDS = {
     "layers": ("featviz.commands.layers", "List the modules of a model."),
     "summary": ("featviz.commands.summary", "Count parameters, MACs and memory of a model."),
     "kernels": ("featviz.commands.kernels", "Draw the kernels of a model's convolutions."),
+    "report": ("featviz.commands.report", "Make a gallery in HTML of a run."),
     "identify": ("featviz.commands.identify", "Say which architecture a file of weights is."),
 }
 """Module of each command, and its line in --help."""

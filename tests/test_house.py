@@ -36,8 +36,20 @@ STAGES = [
     "borrowed",
     "meter",
     "filters",
+    "staging",
 ]
-TORCHLESS = ["store", "records", "errors", "select", "png", "mosaic", "palette", "images"]
+TORCHLESS = [
+    "store",
+    "records",
+    "errors",
+    "select",
+    "png",
+    "mosaic",
+    "palette",
+    "images",
+    "staging",
+    *(name.removeprefix("featviz.") for name in FILES if name.startswith("featviz.report")),
+]
 BELOW = {"featviz.records", "featviz.errors"}
 COMMANDS = [name for name in FILES if name.startswith("featviz.commands.")]
 MODELS = [name for name in FILES if name.startswith("featviz.models")]
