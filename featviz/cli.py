@@ -21,6 +21,7 @@ COMMANDS = {
     "summary": ("featviz.commands.summary", "Count parameters, MACs and memory of a model."),
     "kernels": ("featviz.commands.kernels", "Draw the kernels of a model's convolutions."),
     "report": ("featviz.commands.report", "Make a gallery in HTML of a run."),
+    "sheet": ("featviz.commands.sheet", "Make one picture of a layer: images by channels."),
     "identify": ("featviz.commands.identify", "Say which architecture a file of weights is."),
 }
 """Module of each command, and its line in --help."""

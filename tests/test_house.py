@@ -48,6 +48,7 @@ TORCHLESS = [
     "palette",
     "images",
     "staging",
+    "sheet",
     *(name.removeprefix("featviz.") for name in FILES if name.startswith("featviz.report")),
 ]
 BELOW = {"featviz.records", "featviz.errors"}
