@@ -121,6 +121,7 @@ draw_options = opts.stacked(
 @click.option("--json", "as_json", is_flag=True, help="One JSON line for each image on stdout.")
 @click.option("--dry-run", is_flag=True, help="Say what would be written, and write nothing.")
 @draw_options
+@click.option("--report", is_flag=True, help="Make a gallery in HTML of it at the end.")
 @click.option("--tensors", type=click.Choice(["npy"]), help="Keep the raw tensors as well.")
 @opts.input_options
 @opts.model_options
@@ -160,7 +161,15 @@ def command(ctx: click.Context, /, model: str | None, images: Sequence[str], **g
     with _progress(given["as_json"]) as progress:
         result = pipeline.run(source, images, options, progress)
     _summarise(result)
+    if given["report"]:
+        _report(result.out)
     return result.exit_code
+
+
+def _report(out: Path) -> None:
+    from featviz.report import ReportOptions, build_report
+
+    log.info("report in %s", build_report(out, ReportOptions()).page)
 
 
 def _run_options(given: dict[str, Any]) -> Any:
