@@ -18,7 +18,7 @@ from featviz.hooks import hooked, list_layers
 from featviz.models.load import ModelOptions, adopt
 from featviz.models.preprocess import InputOptions
 from featviz.pipeline import RunOptions
-from featviz.records import DrawOptions, Hints, RunResult, Site
+from featviz.records import DrawOptions, Hints, Layer, RunResult, Site
 
 T = TypeVar("T")
 
@@ -29,7 +29,8 @@ def capture(model: nn.Module, layers: str) -> Iterator[Mapping[str, list[Tensor]
 
     Args:
         model: any module; the caller runs it, in the mode that the caller chose.
-        layers: selectors, as for `--layers`: `"Conv2d,layer1.*,!*.downsample.*"`.
+        layers: selectors, as for `--layers`: `"Conv2d,layer1.*,!*.downsample.*"`, `"fn:add"`.
+            Functions are found as they are called, so an index into them counts from the first.
 
     Yields:
         A mapping that fills as the model runs: qualified name (with `:KEY` behind it for what
@@ -37,7 +38,7 @@ def capture(model: nn.Module, layers: str) -> Iterator[Mapping[str, list[Tensor]
         copies, so a later in-place operation does not change them.
 
     Raises:
-        UsageError: no layer matches.
+        UsageError: no layer matches; where functions are asked for, at the end of the block.
 
     Example:
         >>> import torch, featviz
@@ -48,19 +49,48 @@ def capture(model: nn.Module, layers: str) -> Iterator[Mapping[str, list[Tensor]
         {'0': [[1, 4, 6, 6]], '1': [[1, 4, 6, 6]]}
     """
     found: dict[str, list[Tensor]] = {}
-    everything = list_layers(model)
-    chosen = select.select(everything, select.parse(layers))
-    if not chosen:
-        raise UsageError(
-            f"no layer matches {layers!r}", f"types here: {select.types_present(everything)}"
-        )
+    everything, selectors = list_layers(model), select.parse(layers)
+    chosen = select.select(everything, selectors)
+    functions = _AsCalled(selectors) if select.wants_functions(selectors) else None
+    if not chosen and functions is None:
+        raise _no_match(layers, everything)
 
     def keep(site: Site, tensor: Tensor) -> None:
         name = site.layer.name + (f":{site.key}" if site.key else "")
         found.setdefault(name, []).append(tensor.clone())
 
-    with hooked(model, chosen, keep):
+    with hooked(model, chosen, keep, functions):
         yield found
+    if functions is not None and functions.seen and not found:
+        raise _no_match(layers, functions.seen)
+
+
+class _AsCalled:
+    """Which functions selectors take, asked as the model calls them."""
+
+    def __init__(self, selectors: list[select.Selector]) -> None:
+        if late := [s.text for s in selectors if s.of_functions and s.from_the_end]:
+            raise UsageError(
+                f"selector {late[0]!r} counts from the end, and functions are found as they are "
+                "called",
+                "count from the first, for example fn:relu#0",
+            )
+        self._selectors = selectors
+        self._taken: dict[Layer, bool] = {}
+
+    @property
+    def seen(self) -> list[Layer]:
+        """Every function, in the order of the first calls."""
+        return list(self._taken)
+
+    def __call__(self, layer: Layer) -> bool:
+        if layer not in self._taken:
+            self._taken[layer] = layer in select.select([*self._taken, layer], self._selectors)
+        return self._taken[layer]
+
+
+def _no_match(text: str, layers: list[Layer]) -> UsageError:
+    return UsageError(f"no layer matches {text!r}", f"types here: {select.types_present(layers)}")
 
 
 def grid(tensor: Tensor, **options: Any) -> Image.Image:

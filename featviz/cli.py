@@ -22,6 +22,7 @@ COMMANDS = {
     "kernels": ("featviz.commands.kernels", "Draw the kernels of a model's convolutions."),
     "report": ("featviz.commands.report", "Make a gallery in HTML of a run."),
     "sheet": ("featviz.commands.sheet", "Make one picture of a layer: images by channels."),
+    "audit": ("featviz.commands.audit", "Count dead, constant and non-finite channels."),
     "identify": ("featviz.commands.identify", "Say which architecture a file of weights is."),
 }
 """Module of each command, and its line in --help."""

@@ -41,21 +41,32 @@ def replacing(root: Path) -> Iterator[Path]:
     """A folder beside `root` to write into, which takes its place if the block succeeds.
 
     Raises:
-        StoreError: it cannot be made, written into or moved; names `root`.
+        StoreError: it cannot be made or moved; names the path.
     """
     final = root.resolve()
     fresh = final.with_name(f".{final.name}.{os.getpid()}.part")
-    old = fresh.with_suffix(".old")
+    with _reported(root):
+        fresh.mkdir(parents=True)
     try:
+        yield fresh
         with _reported(root):
-            fresh.mkdir(parents=True)
-            yield fresh
-            if final.exists():
-                final.replace(old)
-            fresh.replace(final)
+            _swap(fresh, final)
     finally:
         shutil.rmtree(fresh, ignore_errors=True)
-        shutil.rmtree(old, ignore_errors=True)
+
+
+def _swap(fresh: Path, final: Path) -> None:
+    """Put one folder in the place of another, which is gone only when that has succeeded."""
+    old = fresh.with_suffix(".old")
+    if final.exists():
+        final.replace(old)
+    try:
+        fresh.replace(final)
+    except OSError:
+        if old.exists():
+            old.replace(final)
+        raise
+    shutil.rmtree(old, ignore_errors=True)
 
 
 @contextmanager

@@ -7,9 +7,11 @@ import json
 import re
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import BinaryIO
 from urllib.parse import unquote
 
 import numpy as np
@@ -23,7 +25,7 @@ from featviz import report
 from featviz.errors import StoreError
 from featviz.report import ReportOptions, build_report
 from featviz.report.reading import read_run, read_stats
-from featviz.store import RunDirectory
+from featviz.store import RunDirectory, atomic
 
 MIDDLE = colormaps["coolwarm"](127 / 253, bytes=True)
 HOSTILE = "<img src=x onerror=alert(1)>.png"
@@ -258,11 +260,14 @@ def test_a_failed_report_leaves_the_old_one(root: Path, monkeypatch: pytest.Monk
     build_report(root, ReportOptions())
     before = (root / "report" / "index.html").read_bytes()
 
-    def broken(*_: object) -> None:
-        yield "index.html", "new"
-        raise OSError(28, "No space left on device")
+    @contextmanager
+    def full(path: Path) -> Iterator[BinaryIO]:
+        if path.name == "layer-001.html":
+            raise StoreError(f"{path} cannot be written: No space left on device")
+        with atomic(path) as file:
+            yield file
 
-    monkeypatch.setattr(report.pages, "render_folder", broken)
+    monkeypatch.setattr(report.store, "atomic", full)
     with pytest.raises(StoreError, match="No space left on device"):
         build_report(root, ReportOptions())
     assert (root / "report" / "index.html").read_bytes() == before
@@ -338,6 +343,26 @@ AUDIT = {
         }
     ],
 }
+
+
+def test_a_report_that_cannot_be_moved_brings_the_old_one_back(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The earlier one is gone only when the new one is in its place."""
+    build_report(root, ReportOptions())
+    moved, real = [], Path.replace
+
+    def stuck(path: Path, target: Path) -> Path:
+        moved.append(path.name)
+        if path.name.endswith(".part") and target.name == "report":
+            raise OSError(1, "Operation not permitted")
+        return real(path, target)
+
+    monkeypatch.setattr(Path, "replace", stuck)
+    with pytest.raises(StoreError, match="report cannot be written: Operation not permitted"):
+        build_report(root, ReportOptions())
+    assert "report" in moved and (root / "report" / "index.html").is_file()
+    assert not [path for path in root.iterdir() if path.name.startswith(".")]
 
 
 @pytest.mark.parametrize("where", ["run", "given"])

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
-import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import fields
 from pathlib import Path
@@ -192,7 +191,7 @@ def _draw_options(given: dict[str, Any]) -> DrawOptions:
 @contextmanager
 def _progress(as_json: bool) -> Iterator[Progress]:
     """JSON lines on stdout if asked for; failures on stderr; a bar only on a terminal."""
-    with _bar() as advance:
+    with opts.bar() as advance:
 
         def report(result: ImageResult, total: int) -> None:
             advance(total)
@@ -204,19 +203,6 @@ def _progress(as_json: bool) -> Iterator[Progress]:
                 click.echo(json.dumps(_line(result), ensure_ascii=False))
 
         yield report
-
-
-@contextmanager
-def _bar() -> Iterator[Callable[[int], None]]:
-    if not sys.stderr.isatty():
-        yield lambda total: None
-        return
-    from rich.console import Console
-    from rich.progress import Progress as RichProgress
-
-    with RichProgress(console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("images", total=None)
-        yield lambda total: bar.update(task, total=total, advance=1)
 
 
 def _line(result: ImageResult) -> dict[str, Any]:

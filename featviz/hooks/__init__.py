@@ -10,6 +10,8 @@ hook returns would replace the layer's output.
 from __future__ import annotations
 
 import dataclasses
+import re
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -24,18 +26,24 @@ from featviz.records import Layer, Site, Skip
 Sink = Callable[[Site, Tensor], None]
 """Takes a tensor while it is true; raises LayoutError for one that cannot be drawn."""
 
+Wanted = Callable[[Layer], bool]
+"""Whether a function is to be captured."""
+
+_CALL = re.compile(r"@\d+")
+"""What torch.export.unflatten puts behind the name of a module at its second and later calls."""
+
 
 def list_layers(model: nn.Module) -> list[Layer]:
     """Every module once, in `named_modules()` order, with all names of a shared one."""
-    names: dict[int, list[str]] = {}
+    names: dict[int, dict[str, None]] = {}
     for name, module in model.named_modules(remove_duplicate=False):
-        names.setdefault(id(module), []).append(name)
+        names.setdefault(id(module), {}).update(dict.fromkeys((name, _CALL.sub("", name))))
     return [
         Layer(
             index=index,
             name=name,
-            type=type(module).__name__,
-            classes=tuple(c.__name__ for c in type(module).__mro__ if c is not object),
+            type=class_names(module)[0],
+            classes=class_names(module),
             aliases=tuple(alias for alias in names[id(module)] if alias != name),
         )
         for index, (name, module) in enumerate(model.named_modules())
@@ -48,30 +56,40 @@ def list_functions(model: nn.Module, args: Sequence[Any]) -> dict[Layer, int]:
     Returns:
         Layers named `layer1.0/fn:add`, each with the number of its calls.
     """
-    indices = {name: index for index, (name, _) in enumerate(model.named_modules())}
     found: Counter[Layer] = Counter()
 
-    def seen(owner: str, function: str, result: Any) -> None:
-        kind = f"fn:{function}"
-        found[Layer(indices[owner], function_name(owner, function), kind, (kind,))] += 1
+    def seen(layer: Layer, result: Any) -> None:
+        found[layer] += 1
 
-    with watching(model, seen):
+    with watching(model, list_layers(model), seen):
         model(*args)
     return dict(found)
 
 
-def function_name(owner: str, function: str) -> str:
-    """The name of a function that the module `owner` calls: `layer1.0/fn:add`."""
-    return f"{owner}/fn:{function}" if owner else f"fn:{function}"
+def class_names(module: nn.Module) -> tuple[str, ...]:
+    """Names of the module's class and its bases.
+
+    A module of torch.export's unflattened programs knows the class that it stands for by name;
+    that class is looked up among the modules already imported, and nothing is imported for it.
+    """
+    found: Any = type(module)
+    if found.__module__ == "torch.export.unflatten" and (original := module.type_name()):  # type: ignore[operator]
+        home, _, name = original.rpartition(".")
+        found = vars(sys.modules.get(home, object)).get(name)
+        if not isinstance(found, type):
+            return (name, nn.Module.__name__)
+    return tuple(c.__name__ for c in found.__mro__ if c is not object)
 
 
 class Recorder:
     """Counts the calls of hooked layers and passes what they give to the sink."""
 
-    def __init__(self, layers: Sequence[Layer], sink: Sink) -> None:
+    def __init__(self, layers: Sequence[Layer], sink: Sink, wanted: Wanted) -> None:
         self.layers = layers
         self.sink = sink
-        self._functions = {layer.name: layer for layer in layers if layer.is_function}
+        self.wanted = wanted
+        self._drawing = False
+        """While the sink works: what it calls is no function of the model."""
         self.calls: Counter[str] = Counter()
         """By name of the layer."""
         self.skipped: list[Skip] = []
@@ -97,9 +115,9 @@ class Recorder:
 
         return hook
 
-    def take_function(self, owner: str, function: str, result: Any) -> None:
-        """Take what a function gave, if it is one of the layers."""
-        if (layer := self._functions.get(function_name(owner, function))) is not None:
+    def take_function(self, layer: Layer, result: Any) -> None:
+        """Take what a function gave, if it is wanted."""
+        if not self._drawing and self.wanted(layer):
             self._take_output(layer, result)
 
     def _take_output(self, layer: Layer, output: Any) -> None:
@@ -112,6 +130,7 @@ class Recorder:
         if not isinstance(value, Tensor):
             self._skip(site, f"is {_describe(value)}, not a tensor")
             return
+        self._drawing = True
         try:
             self.sink(site, value.detach())
         except LayoutError as error:
@@ -119,6 +138,8 @@ class Recorder:
         except Exception as error:
             self.fault = error
             raise
+        finally:
+            self._drawing = False
 
     def _skip(self, site: Site, reason: str) -> None:
         at = site.layer
@@ -128,9 +149,17 @@ class Recorder:
 
 
 @contextmanager
-def hooked(model: nn.Module, layers: Sequence[Layer], sink: Sink) -> Iterator[Recorder]:
-    """Hook the layers of a model for a while; every hook is removed, whatever happens."""
-    recorder = Recorder(layers, sink)
+def hooked(
+    model: nn.Module, layers: Sequence[Layer], sink: Sink, wanted: Wanted | None = None
+) -> Iterator[Recorder]:
+    """Hook the layers of a model for a while; every hook is removed, whatever happens.
+
+    Args:
+        wanted: asked at each call of a function, where it is not known beforehand which functions
+            there are; otherwise those among `layers` are.
+    """
+    functions = {layer.name for layer in layers if layer.is_function}
+    recorder = Recorder(layers, sink, wanted or (lambda layer: layer.name in functions))
     modules = dict(model.named_modules())
     with ExitStack() as stack:
         for layer in layers:
@@ -138,8 +167,8 @@ def hooked(model: nn.Module, layers: Sequence[Layer], sink: Sink) -> Iterator[Re
                 module, hook = modules[layer.name], recorder.output_hook(layer)
                 stack.callback(module.register_forward_hook(hook).remove)
                 stack.enter_context(_weights_of(module))
-        if any(layer.is_function for layer in layers):
-            stack.enter_context(watching(model, recorder.take_function))
+        if functions or wanted:
+            stack.enter_context(watching(model, list_layers(model), recorder.take_function))
         yield recorder
 
 
@@ -226,11 +255,11 @@ def _describe(value: Any) -> str:
 def _where(model: nn.Module, error: BaseException) -> str:
     """Name the innermost module on the traceback; costs nothing as long as nothing fails."""
     names = {id(module): name for name, module in model.named_modules()}
-    found, trace = f"{type(model).__name__}", error.__traceback__
+    found, trace = class_names(model)[0], error.__traceback__
     while trace is not None:
         owner = trace.tb_frame.f_locals.get("self")
-        if names.get(id(owner)):
-            found = f"{names[id(owner)]} ({type(owner).__name__})"
+        if isinstance(owner, nn.Module) and names.get(id(owner)):
+            found = f"{names[id(owner)]} ({class_names(owner)[0]})"
         trace = trace.tb_next
     return found
 

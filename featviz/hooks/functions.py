@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-Seen = Callable[[str, str, Any], None]
-"""Takes the qualified name of the module that is running, the function's name, and its result."""
+from featviz.records import Layer
+
+Seen = Callable[[Layer, Any], None]
+"""Takes a function as a layer, `layer1.0/fn:add`, and what this call of it gave."""
 
 _SAME = {
     "iadd": "add",
@@ -24,6 +26,8 @@ _SAME = {
     "rdiv": "div",
     "rtruediv": "div",
     "rmatmul": "matmul",
+    "ipow": "pow",
+    "rpow": "pow",
 }
 """Operators under the name of the function that does the same."""
 
@@ -32,10 +36,11 @@ def name_of(function: Callable[..., Any]) -> str:
     """One name for a function, its tensor method, its in-place variant and its operator.
 
     `torch.relu`, `torch.nn.functional.relu`, `Tensor.relu_` are all `relu`; `+`, `+=` and
-    `Tensor.add_` are `add`. Properties such as `Tensor.shape` have none.
+    `Tensor.add_` are `add`, and so is `aten.add.Tensor` in an exported program. Properties such as
+    `Tensor.shape` have none.
     """
     raw = getattr(function, "__name__", "")
-    name = "" if raw == "__get__" else raw.strip("_")
+    name = "" if raw == "__get__" else raw.partition(".")[0].strip("_")
     return _SAME.get(name, name)
 
 
@@ -44,31 +49,39 @@ def like_module(function: str, class_name: str) -> bool:
     return function.replace("_", "").lower() == class_name.replace("_", "").lower()
 
 
+def function_of(module: Layer, function: str) -> Layer:
+    """A function that a module calls, as a layer."""
+    kind = f"fn:{function}"
+    name = f"{module.name}/{kind}" if module.name else kind
+    return Layer(module.index, name, kind, (kind,), module.aliases)
+
+
 @contextmanager
-def watching(model: nn.Module, seen: Seen) -> Iterator[None]:
+def watching(model: nn.Module, modules: Sequence[Layer], seen: Seen) -> Iterator[None]:
     """Report every call of a torch function or tensor method that gives tensors.
 
     What torch's own modules call is theirs (a ReLU module is hooked as a module), and what a
     function calls inside is the function's: neither is reported.
+
+    Args:
+        modules: all layers of the model that are modules.
     """
-    stack: list[str] = []
-    own = {name for name, m in model.named_modules() if _is_torchs(m)}
+    stack: list[Layer | None] = []
+    layers = {layer.name: layer for layer in modules}
 
     def report(name: str, result: Any) -> None:
-        if stack and stack[-1] not in own:
-            seen(stack[-1], name, result)
+        if stack and stack[-1] is not None:
+            seen(function_of(stack[-1], name), result)
 
-    handles = []
-    try:
+    with ExitStack() as hooks:
         for name, module in model.named_modules():
-            push, pop = _entering(stack, name), _leaving(stack)
-            handles.append(module.register_forward_pre_hook(push))
-            handles.append(module.register_forward_hook(pop, always_call=True))
+            push = _entering(stack, None if _is_torchs(module) else layers[name])
+            before = module.register_forward_pre_hook(push, prepend=True)  # others may raise
+            hooks.callback(before.remove)
+            pop = module.register_forward_hook(_leaving(stack), always_call=True)
+            hooks.callback(pop.remove)
         with _Mode(report):
             yield
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 class _Mode(TorchFunctionMode):
@@ -96,19 +109,23 @@ def _holds_tensors(result: Any) -> bool:
 
 
 def _is_torchs(module: nn.Module) -> bool:
-    return type(module).__module__.startswith("torch.nn.modules.")
+    """Whether the module's forward is one of torch's own, inherited or not; in an exported
+    program, whether the module stands for a class of torch's."""
+    home = type(module).forward.__module__
+    if home == "torch.export.unflatten":
+        home = module.type_name() or ""  # type: ignore[operator]
+    return home.startswith(("torch.nn.", "torch.ao.nn."))
 
 
-def _entering(stack: list[str], name: str) -> Callable[[nn.Module, Any], None]:
+def _entering(stack: list[Layer | None], layer: Layer | None) -> Callable[[nn.Module, Any], None]:
     def push(module: nn.Module, args: Any) -> None:
-        stack.append(name)
+        stack.append(layer)
 
     return push
 
 
-def _leaving(stack: list[str]) -> Callable[[nn.Module, Any, Any], None]:
+def _leaving(stack: list[Layer | None]) -> Callable[[nn.Module, Any, Any], None]:
     def pop(module: nn.Module, args: Any, output: Any) -> None:
-        if stack:  # a forward pass that failed half way may have left it shorter
-            stack.pop()
+        stack.pop()
 
     return pop

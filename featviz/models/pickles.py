@@ -11,7 +11,7 @@ import _compat_pickle  # the standard library's own tables
 import functools
 import importlib
 import pickletools
-import zipfile
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -20,6 +20,7 @@ import torch
 from torch import nn
 
 from featviz.errors import LoadError, UsageError
+from featviz.models import sniff
 from featviz.models.factory import import_user_module
 
 _PACKAGES = ("torch.nn.", "torch.ao.nn.", "torchvision.")
@@ -34,6 +35,9 @@ _CONTAINERS = (
     "torch.device",
     "torch.nn.parameter.Parameter",
 )
+
+_SHOWN = 20
+"""Names that a message lists before it says how many more there are."""
 
 _LEGACY_PICKLES = 5
 """torch's format before 1.6: magic number, protocol, system, the object, the storages' keys."""
@@ -55,13 +59,19 @@ def vetted(path: Path, allow: Sequence[str]) -> list[Any]:
         else:
             chosen.append((target, name))
     if refused:
-        raise LoadError(
-            f"{path.name} needs {', '.join(refused)}, which could run any code; "
-            "nothing was executed",
-            f"if you trust the file: {' '.join(f'--allow-global {name}' for name in refused)}"
-            " (or --unsafe-load for all it holds)",
-        )
+        raise _refusal(path, refused)
     return chosen
+
+
+def _refusal(path: Path, names: Sequence[str]) -> LoadError:
+    shown = [sniff.quoted(name) for name in names[:_SHOWN]]
+    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    options = " ".join(f"--allow-global {shlex.quote(name)}" for name in shown)
+    return LoadError(
+        f"{path.name} needs {', '.join(shown)}{more}, which could run any code; "
+        "nothing was executed",
+        f"if you trust the file: {options} (or --unsafe-load for all it holds)",
+    )
 
 
 def _find(name: str) -> Any:
@@ -84,13 +94,16 @@ def _module_class(name: str) -> type[nn.Module] | None:
         found = getattr(importlib.import_module(module), attribute, None)
     except ImportError:
         return None
-    own = isinstance(found, type) and issubclass(found, nn.Module) and found.__module__ == module
-    return found if own else None
+    if not isinstance(found, type) or not issubclass(found, nn.Module):
+        return None
+    if issubclass(found, torch.fx.GraphModule):  # makes itself anew by exec of its source
+        return None
+    return found if found.__module__ == module else None
 
 
 def _named_in(path: Path) -> set[str]:
     """Global names in the file that are not on torch's own list."""
-    if zipfile.is_zipfile(path):
+    if sniff.sniff(path) == sniff.ZIP:
         return set(torch.serialization.get_unsafe_globals_in_checkpoint(str(path)))
     with path.open("rb") as file:
         return {name for name in _globals(file) if not _on_torchs_list(name)}
@@ -109,7 +122,7 @@ def _globals(file: BinaryIO) -> set[str]:
                     names.add(_today(*str(argument).split(" ", 1)))
                 if opcode.name == "STACK_GLOBAL":
                     names.add(".".join(strings[-2:]))
-        except ValueError:
+        except (ValueError, MemoryError):  # no pickle, or one that claims to be huge
             break
     return names
 

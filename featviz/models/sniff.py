@@ -21,6 +21,12 @@ _MAGIC = {
     b"\x08\x08\x12": "an ONNX model",
 }
 
+_MOST_UNPACKED = 20
+"""A zip that unpacks to more times its size is a bomb; torch.save does not compress at all."""
+
+_LONGEST = 160
+"""Characters of a file's own words that a message has room for."""
+
 ZIP, PICKLE, SAFETENSORS, SHARDS, TORCHSCRIPT, EXPORTED = (
     "zip",
     "pickle",
@@ -37,13 +43,17 @@ def sniff(path: Path) -> str:
     Raises:
         OSError: the file cannot be read.
     """
+    if not path.is_file():
+        return "no regular file"
     with path.open("rb") as file:
         head = file.read(512)
     if not head:
         return "empty"
     if head.startswith(b"PK\x03\x04"):
         return _zip_kind(path)
-    if head[:1] == b"\x80" and head[1:2] in b"\x02\x03\x04\x05":
+    if head[257:262] == b"ustar":
+        return "a tar archive; unpack it first"
+    if head[:1] == b"\x80" and head[1:2] in (b"\x02", b"\x03", b"\x04", b"\x05"):
         return PICKLE
     for magic, words in _MAGIC.items():
         if head.startswith(magic):
@@ -55,12 +65,20 @@ def sniff(path: Path) -> str:
     return _text_kind(head)
 
 
+def quoted(words: str) -> str:
+    """Words from a file as a message may show them: printable, on one line, not too long."""
+    shown = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in words[: _LONGEST + 1])
+    return shown if len(words) <= _LONGEST else f"{shown[:_LONGEST]}…"
+
+
 def _zip_kind(path: Path) -> str:
     try:
         with zipfile.ZipFile(path) as archive:
-            names = archive.namelist()
-    except (zipfile.BadZipFile, OSError, ValueError):
+            names, unpacked = archive.namelist(), sum(i.file_size for i in archive.filelist)
+    except (zipfile.BadZipFile, OSError, ValueError, NotImplementedError):
         return "a zip archive that is truncated or damaged"
+    if unpacked > _MOST_UNPACKED * path.stat().st_size:
+        return f"a zip archive that would unpack to {unpacked:,} bytes"
     if any(name.endswith("/constants.pkl") or name.startswith("constants.pkl") for name in names):
         return TORCHSCRIPT
     if any(

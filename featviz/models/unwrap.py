@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor, nn
 
 from featviz.errors import LoadError
+from featviz.models.sniff import quoted
 
 PLAIN = ("state_dict", "model_state_dict", "model", "net", "network", "module", "weights", "params")
 AVERAGED = ("state_dict_ema", "model_ema", "ema_state_dict", "ema_model", "ema", "params_ema")
@@ -102,12 +103,20 @@ def _dig(content: Any, ema: bool | None, steps: list[str], depth: int) -> Any:
     return content
 
 
-def _holds_more(inner: Any, than: int, depth: int = _DEEPEST) -> bool:
+def _holds_more(inner: Any, than: int) -> bool:
     """Whether there are more tensors inside than beside it (a loss, a running mean)."""
-    if len(_tensors(inner)) > than:
-        return True
-    nested = inner.values() if isinstance(inner, Mapping) and depth else ()
-    return any(_holds_more(value, than, depth - 1) for value in nested)
+    return any(len(_tensors(value)) > than for value in nested(inner))
+
+
+def nested(content: Any) -> Iterator[Any]:
+    """A mapping and all that is in it, at any depth; each object once, as it may hold itself."""
+    found, seen = [content], {id(content)}
+    for value in found:
+        yield value
+        for inner in value.values() if isinstance(value, Mapping) else ():
+            if id(inner) not in seen:
+                found.append(inner)
+                seen.add(id(inner))
 
 
 def _at(content: Any, key: str, steps: list[str]) -> Any:
@@ -150,5 +159,10 @@ def _without(tensors: Mapping[str, Tensor], prefix: str, steps: list[str]) -> di
 
 def _describe(content: Any) -> str:
     if isinstance(content, Mapping):
-        return f"keys {', '.join(map(repr, [*content][:8]))}" if content else "nothing"
+        return f"keys {', '.join(map(_label, [*content][:8]))}" if content else "nothing"
     return f"a {type(content).__name__}"
+
+
+def _label(key: object) -> str:
+    """A key of a checkpoint, which may be anything, in words."""
+    return quoted(repr(key)) if isinstance(key, (str, int)) else f"a {type(key).__name__}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -10,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from featviz.errors import LoadError
+from featviz.models.sniff import quoted
 
 log = logging.getLogger(__name__)
 
@@ -82,8 +84,15 @@ def put_into(
             "another --arch, --model-arg (for example num_classes=10), or --partial for what fits",
         )
     own = module.state_dict()
-    chosen = {k: v for k, v in tensors.items() if k in own and own[k].shape == v.shape}
-    module.load_state_dict(chosen, strict=False)
+    chosen = OrderedDict((k, v) for k, v in tensors.items() if k in own and own[k].shape == v.shape)
+    vars(chosen)["_metadata"] = getattr(own, "_metadata", {})  # MNASNet loads no unknown version
+    try:
+        module.load_state_dict(chosen, strict=False)
+    except RuntimeError as error:  # sparse and quantized tensors, which cannot be copied in
+        raise LoadError(
+            f"{what}: {quoted(str(error).strip().splitlines()[-1].strip())}",
+            "save the weights as plain dense tensors",
+        ) from error
     if fit.words:
         log.warning("loaded %d of %d tensors (--partial): %s", fit.fitting, fit.total, fit.words)
     return fit
@@ -101,4 +110,4 @@ def in_full_precision(module: nn.Module, device: torch.device) -> nn.Module:
 
 def _some(keys: Sequence[str]) -> str:
     more = f" and {len(keys) - _SHOWN} more" if len(keys) > _SHOWN else ""
-    return ", ".join(keys[:_SHOWN]) + more
+    return ", ".join(quoted(key) for key in keys[:_SHOWN]) + more

@@ -84,7 +84,8 @@ def _write_folder(arranged: views.Views, options: ReportOptions) -> tuple[Path, 
     written = []
     with staging.replacing(out) as folder:
         for name, text in pages.render_folder(arranged, out.absolute()):
-            (folder / name).write_bytes(text.encode("utf-8"))
+            with store.atomic(folder / name) as file:
+                file.write(text.encode("utf-8"))
             written.append(out / name)
     return out / "index.html", written
 
