@@ -50,12 +50,22 @@ def replacing(root: Path) -> Iterator[Path]:
         with _reported(root):
             fresh.mkdir(parents=True)
             yield fresh
-            if final.exists():
-                final.replace(old)
-            fresh.replace(final)
+            _swap(fresh, final, old)
     finally:
         shutil.rmtree(fresh, ignore_errors=True)
         shutil.rmtree(old, ignore_errors=True)
+
+
+def _swap(fresh: Path, final: Path, old: Path) -> None:
+    """Put one folder in the place of another, which is gone only when that has succeeded."""
+    if final.exists():
+        final.replace(old)
+    try:
+        fresh.replace(final)
+    except OSError:
+        if old.exists():
+            old.replace(final)
+        raise
 
 
 @contextmanager

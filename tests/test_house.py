@@ -76,6 +76,8 @@ TORCHLESS = [
     "merge",
     "diff",
     *(name.removeprefix("featviz.") for name in FILES if name.startswith("featviz.diff.")),
+    "sheet",
+    *(name.removeprefix("featviz.") for name in FILES if name.startswith("featviz.report")),
 ]
 BELOW = {"featviz.records", "featviz.errors"}
 COMMANDS = [name for name in FILES if name.startswith("featviz.commands.")]

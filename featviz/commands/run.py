@@ -44,6 +44,7 @@ from featviz.records import Limits
 @click.option("--dry-run", is_flag=True, help="Say what would be written, and write nothing.")
 @passing.pass_options
 @draw_options
+@click.option("--report", is_flag=True, help="Make a gallery in HTML of it at the end.")
 @click.option("--tensors", type=click.Choice(["npy"]), help="Keep the raw tensors as well.")
 @opts.input_options
 @opts.model_options
@@ -80,14 +81,27 @@ def command(ctx: click.Context, /, model: str | None, images: Sequence[str], **g
     from featviz import estimate, pipeline, workers
 
     source, options = opts.to_model_options(str(model), given), _run_options(given)
+    if given["report"] and given["archive"]:
+        raise click.UsageError("--report goes into a folder, and --archive leaves none.", ctx)
     if given["dry_run"]:
         click.echo(estimate.dry_run(source, images, options).render(given["as_json"]))
         return 0
     unpictured = Unpictured()
     with shown_progress(given["as_json"], unpictured) as progress, workers.world() as team:
         result = pipeline.run(source, images, options, progress, team=team)
+        first = team.first
     summarise(result, unpictured)
+    if given["report"] and first:
+        _report(result.out)
     return result.exit_code
+
+
+def _report(out: Path) -> None:
+    import logging
+
+    from featviz.report import ReportOptions, build_report
+
+    logging.getLogger(__name__).info("report in %s", build_report(out, ReportOptions()).page)
 
 
 def _run_options(given: dict[str, Any]) -> Any:
