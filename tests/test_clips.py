@@ -21,8 +21,9 @@ from torchvision.transforms import functional as F
 from torchvision.utils import make_grid
 
 import featviz as fv
-from featviz import cli, grouping, images
+from featviz import cli, images
 from featviz.errors import UsageError
+from featviz.images import grouping
 from featviz.models.preprocess import InputOptions
 from featviz.models.presets import choose_preprocess, required_arguments
 from featviz.records import Sample
