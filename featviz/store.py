@@ -286,5 +286,5 @@ def _reported(path: Path) -> Iterator[None]:
     except OSError as error:
         raise StoreError(
             f"{path} cannot be written: {error.strerror or error}",
-            "what is complete stays complete; make room and --resume, or choose another --out",
+            "what is complete stays complete; --resume when it works, or another --out",
         ) from error

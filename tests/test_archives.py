@@ -246,9 +246,7 @@ def test_an_encrypted_zip_says_so(photos: Path, tmp_path: Path) -> None:
             content[at + offset] |= 1
             at = content.find(signature, at + 1)
     path.write_bytes(content)
-    with pytest.raises(
-        ImageError, match=r"a/00.png cannot be read: .*encrypted, password required"
-    ):
+    with pytest.raises(ImageError, match=r"a/00.png cannot be read: .*encrypted"):
         images.decode(images.find_samples([str(path)])[0])
 
 

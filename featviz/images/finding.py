@@ -54,10 +54,10 @@ def find_samples(
 
 
 def _identity(path: Path) -> str:
-    """One spelling for one file."""
+    """One spelling for one file; links that lead nowhere are as many failures."""
     place = archives.split(path)
     if place is None:
-        return os.path.realpath(path)
+        return os.path.realpath(path) if path.exists() else str(path.absolute())
     return f"{os.path.realpath(place[0])}/{place[1]}"
 
 
