@@ -175,8 +175,9 @@ def run_all_layers(loaded: LoadedModel, images: list[str], folder: Path) -> Imag
     """Hook every module, draw as little of each as possible, and give what became of the image."""
     draw = DrawOptions(scale=1, max_maps=2, max_slices=2)
     options = pipeline.RunOptions("re:.", folder / "out", draw=draw)
-    result = pipeline.run(loaded, images, options)
-    (image,) = result.images
+    found: list[ImageResult] = []
+    result = pipeline.run(loaded, images, options, lambda image, total: found.append(image))
+    (image,) = found
     assert (result.exit_code, image.error) == (0, None)
     assert all((folder / "out" / image.folder / c.file).stat().st_size for c in image.captures)
     return image
