@@ -18,8 +18,17 @@ from featviz.hints import read_told
 from featviz.hooks import hooked, list_layers
 from featviz.models.load import ModelOptions, adopt
 from featviz.models.preprocess import InputOptions
+from featviz.plans import read_options
 from featviz.preparation import RunOptions, check_options
-from featviz.records import DrawOptions, Hints, ImageResult, RunResult, Site
+from featviz.records import (
+    INTERVENTIONS,
+    DrawOptions,
+    Hints,
+    ImageResult,
+    Layer,
+    RunResult,
+    Site,
+)
 
 T = TypeVar("T")
 
@@ -30,7 +39,8 @@ def capture(model: nn.Module, layers: str) -> Iterator[Mapping[str, list[Tensor]
 
     Args:
         model: any module; the caller runs it, in the mode that the caller chose.
-        layers: selectors, as for `--layers`: `"Conv2d,layer1.*,!*.downsample.*"`.
+        layers: selectors, as for `--layers`: `"Conv2d,layer1.*,!*.downsample.*"`, `"fn:add"`.
+            Functions are found as they are called, so an index into them counts from the first.
 
     Yields:
         A mapping that fills as the model runs: qualified name (with `:KEY` behind it for what
@@ -38,7 +48,7 @@ def capture(model: nn.Module, layers: str) -> Iterator[Mapping[str, list[Tensor]
         copies, so a later in-place operation does not change them.
 
     Raises:
-        UsageError: no layer matches.
+        UsageError: no layer matches; where functions are asked for, at the end of the block.
 
     Example:
         >>> import torch, featviz
@@ -49,19 +59,48 @@ def capture(model: nn.Module, layers: str) -> Iterator[Mapping[str, list[Tensor]
         {'0': [[1, 4, 6, 6]], '1': [[1, 4, 6, 6]]}
     """
     found: dict[str, list[Tensor]] = {}
-    everything = list_layers(model)
-    chosen = select.select(everything, select.parse(layers))
-    if not chosen:
-        raise UsageError(
-            f"no layer matches {layers!r}", f"types here: {select.types_present(everything)}"
-        )
+    everything, selectors = list_layers(model), select.parse(layers)
+    chosen = select.select(everything, selectors)
+    functions = _AsCalled(selectors) if select.wants_functions(selectors) else None
+    if not chosen and functions is None:
+        raise _no_match(layers, everything)
 
     def keep(site: Site, tensor: Tensor) -> None:
         name = site.layer.name + (f":{site.key}" if site.key else "")
         found.setdefault(name, []).append(tensor.clone())
 
-    with hooked(model, chosen, keep):
+    with hooked(model, chosen, keep, wanted=functions):
         yield found
+    if functions is not None and functions.seen and not found:
+        raise _no_match(layers, functions.seen)
+
+
+class _AsCalled:
+    """Which functions selectors take, asked as the model calls them."""
+
+    def __init__(self, selectors: list[select.Selector]) -> None:
+        if late := [s.text for s in selectors if s.of_functions and s.from_the_end]:
+            raise UsageError(
+                f"selector {late[0]!r} counts from the end, and functions are found as they are "
+                "called",
+                "count from the first, for example fn:relu#0",
+            )
+        self._selectors = selectors
+        self._taken: dict[Layer, bool] = {}
+
+    @property
+    def seen(self) -> list[Layer]:
+        """Every function, in the order of the first calls."""
+        return list(self._taken)
+
+    def __call__(self, layer: Layer) -> bool:
+        if layer not in self._taken:
+            self._taken[layer] = layer in select.select([*self._taken, layer], self._selectors)
+        return self._taken[layer]
+
+
+def _no_match(text: str, layers: list[Layer]) -> UsageError:
+    return UsageError(f"no layer matches {text!r}", f"types here: {select.types_present(layers)}")
 
 
 def grid(tensor: Tensor, **options: Any) -> Image.Image:
@@ -112,8 +151,13 @@ def run(
         out: the run directory.
         overwrite: replace a run that is there.
         resume: go on with the same run that is there.
-        options: fields of DrawOptions, InputOptions and ModelOptions by name: normalize, cmap,
-            nrow, padding, scale, max_maps, size, crop, mean, std, weights, arch, seed, device, ...
+        options: as on the command line, with underscores. Fields of DrawOptions, InputOptions and
+            ModelOptions: normalize, cmap, nrow, padding, scale, max_maps, size, crop, mean, std,
+            weights, arch, seed, device, ... What goes in and what flows back: capture
+            (`"output,grad"`, or a sequence), target (`"class:281"`), grad_rule. Interventions, each
+            a string or a sequence of them: ablate (`"layer3.*.relu:5,17"`), scale_channel
+            (`"conv1:3=2.0"`), clamp (`"relu:0,6"`), noise (`"conv1:0.1"`, drawn from `seed`),
+            grad_scale (`"layer4:0.5"`).
 
     Returns:
         What became of each image; `failures` and `exit_code` sum it up.
@@ -121,26 +165,39 @@ def run(
     Raises:
         FeatvizError: nothing could be begun, or the run directory cannot be written.
     """
-    model_names = {f.name for f in fields(ModelOptions)} - {"spec"}
-    draw_names = {f.name for f in fields(DrawOptions)}
-    draw = _fill(DrawOptions, {k: v for k, v in options.items() if k in draw_names})
-    for_model = {k: v for k, v in options.items() if k in model_names}
-    rest = {k: v for k, v in options.items() if k not in model_names | draw_names}
-    inputs = _fill(InputOptions, rest)
-    if isinstance(model, nn.Module) and for_model:
+    own = isinstance(model, nn.Module)
+    passing = {"capture": "output", **_taken(options, _PASSING)}
+    seed = options.pop("seed", 0) if own and "noise" in passing else options.get("seed", 0)
+    draw = _fill(DrawOptions, _taken(options, _names(DrawOptions)))
+    for_model = _taken(options, _names(ModelOptions) - {"spec"})
+    inputs = _fill(InputOptions, options)
+    if own and for_model:
         raise UsageError(f"{', '.join(for_model)} is for a MODEL string, and a module was given")
     source = (
         adopt(model, inputs) if isinstance(model, nn.Module) else ModelOptions(model, **for_model)
     )
-    paths = [images] if isinstance(images, (str, Path)) else images
+    passes = read_options({**passing, "seed": seed})
     found: list[ImageResult] = []
     result = pipeline.run(
         source,
-        [str(path) for path in paths],
-        RunOptions(layers, Path(out), overwrite, resume, draw=draw, inputs=inputs),
+        [str(path) for path in ([images] if isinstance(images, (str, Path)) else images)],
+        RunOptions(layers, Path(out), overwrite, resume, draw=draw, inputs=inputs, passes=passes),
         lambda image, total: found.append(image),
     )
     return replace(result, images=tuple(found))
+
+
+_PASSING = {"capture", "target", "grad_rule", *(kind.replace("-", "_") for kind in INTERVENTIONS)}
+"""The options of run that are gradients and interventions."""
+
+
+def _taken(options: dict[str, Any], names: set[str]) -> dict[str, Any]:
+    """Those of the options that have these names; they are removed."""
+    return {name: options.pop(name) for name in list(options) if name in names}
+
+
+def _names(kind: Any) -> set[str]:
+    return {f.name for f in fields(kind)}
 
 
 def _fill(kind: type[T], options: Mapping[str, Any]) -> T:

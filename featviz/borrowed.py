@@ -21,9 +21,10 @@ def borrowed(model: nn.Module, gradients: bool = False) -> Iterator[None]:
     with ExitStack() as stack:
         for keep in (_flags, _buffers):
             stack.enter_context(keep(model))
-        mode = torch.enable_grad if gradients else torch.inference_mode
-        for keep_global in (_rng, _no_attention_fast_path, mode):
+        for keep_global in (kept_rng, _no_attention_fast_path):
             stack.enter_context(keep_global())
+        stack.enter_context(torch.inference_mode(not gradients))
+        stack.enter_context(torch.set_grad_enabled(gradients))
         model.eval()
         yield
 
@@ -67,7 +68,8 @@ def _put_back(module: nn.Module, name: str, buffer: Tensor, value: Tensor) -> No
 
 
 @contextmanager
-def _rng() -> Iterator[None]:
+def kept_rng() -> Iterator[None]:
+    """Put the state of the random number generators back after the block."""
     devices = range(torch.cuda.device_count()) if torch.cuda.is_available() else ()
     with torch.random.fork_rng(devices=devices):
         yield

@@ -21,6 +21,11 @@ COMMANDS = {
     "layers": ("featviz.commands.layers", "List the modules of a model."),
     "summary": ("featviz.commands.summary", "Count parameters, MACs and memory of a model."),
     "kernels": ("featviz.commands.kernels", "Draw the kernels of a model's convolutions."),
+    "report": ("featviz.commands.report", "Make a gallery in HTML of a run."),
+    "sheet": ("featviz.commands.sheet", "Make one picture of a layer: images by channels."),
+    "audit": ("featviz.commands.audit", "Count dead, constant and non-finite channels."),
+    "diff": ("featviz.commands.diff", "Compare two run directories."),
+    "merge": ("featviz.commands.merge", "Join parts of a run that were made apart."),
     "identify": ("featviz.commands.identify", "Say which architecture a file of weights is."),
     "completion": ("featviz.commands.completion", "Print the completion script of a shell."),
 }

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+CHECK_FAILED = 4
+"""Exit code where a check that was asked for did not hold: no error, the command did its work."""
+
 
 class FeatvizError(Exception):
     """Something the user can mend: a message with the value, and a hint with the remedy.
@@ -41,3 +44,7 @@ class LayoutError(FeatvizError):
 
 class StoreError(FeatvizError):
     """The run directory cannot be written or read."""
+
+
+class CompareError(FeatvizError):
+    """Runs that cannot be set side by side, since they did not do the same."""

@@ -10,8 +10,8 @@ is not touched. With x the ReLU's input and g the gradient at its output:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -50,10 +50,14 @@ class _Deconv(_Rule):
     guided = False
 
 
-class _AtRelu(TorchFunctionMode):
-    def __init__(self, rule: type[_Rule]) -> None:
+class Rule(TorchFunctionMode):
+    """A rule in force."""
+
+    def __init__(self, function: type[_Rule]) -> None:
         super().__init__()
-        self.rule = rule
+        self.function = function
+        self.met = 0
+        """Calls of ReLU."""
 
     def __torch_function__(
         self,
@@ -65,15 +69,25 @@ class _AtRelu(TorchFunctionMode):
         kwargs = kwargs or {}
         if getattr(func, "__name__", "") not in ("relu", "relu_"):
             return func(*args, **kwargs)
+        self.met += 1
         x = args[0] if args else kwargs["input"]
         inplace = func.__name__ == "relu_" or kwargs.get("inplace", args[1] if args[1:] else False)
-        return self.rule.apply(x, bool(inplace))
+        return self.function.apply(x, bool(inplace))
 
 
 RULES: dict[str, type[_Rule] | None] = {"plain": None, "guided": _Guided, "deconv": _Deconv}
 
 
-def rule(name: str) -> AbstractContextManager[Any]:
-    """A block in which gradients pass every ReLU by a rule of RULES."""
-    found = RULES[name]
-    return nullcontext() if found is None else _AtRelu(found)
+@contextmanager
+def rule(name: str) -> Iterator[Rule | None]:
+    """Let gradients pass every ReLU by a rule of RULES, while the block runs.
+
+    Enter it before whatever else watches functions, which then sees the ReLU and not what the rule
+    makes of it.
+    """
+    function = RULES[name]
+    if function is None:
+        yield None
+    else:
+        with Rule(function) as found:
+            yield found

@@ -27,9 +27,7 @@ class HintBook:
         Raises:
             UsageError: no such layout, or a selector that cannot be read.
         """
-        frames = input_shape[2] if len(input_shape) == 5 else None
-        self._arrangement = arrangement.read(model, frames)
-        self._size = (input_shape[-2], input_shape[-1])
+        self._arrangement = arrangement.read(model, tuple(input_shape))
         self._told = [read_told(text) for text in told]
         self._known: dict[str, Hints] = {}
 
@@ -41,10 +39,12 @@ class HintBook:
 
     def of_name(self, name: str) -> Hints:
         """What the model says of the module with this name."""
-        return replace(self._arrangement.hints(name), input_size=self._size)
+        return self._arrangement.hints(name)
 
     def _look_up(self, layer: Layer) -> Hints:
         found = self.of_name(layer.owner)
+        if layer.is_function:
+            found = replace(found, channels=None)
         for selectors, name in self._told:
             if selectors is None or select.select([layer], selectors):
                 found = replace(found, layout=name)
@@ -60,6 +60,16 @@ def read_told(text: str) -> tuple[list[select.Selector] | None, str]:
     selectors, equals, name = text.rpartition("=")
     try:
         layout.check_layout(name)
-    except LayoutError as error:
+        return (_anywhere(selectors) if equals else None), name
+    except (LayoutError, UsageError) as error:
         raise UsageError(f"--tensor-layout {text!r}: {error.message}", error.hint) from None
-    return (select.parse(selectors) if equals else None), name
+
+
+def _anywhere(text: str) -> list[select.Selector]:
+    """Selectors that say of one layer, without the others, whether they match it."""
+    selectors = select.parse(text)
+    if indexed := [selector.text for selector in selectors if selector.index is not None]:
+        raise UsageError(
+            f"selector {indexed[0]!r} takes no index here", "name the layers, for example layer1.*"
+        )
+    return selectors

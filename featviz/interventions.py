@@ -8,12 +8,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Generator, Tensor
 
 from featviz.errors import UsageError
 
-Change = Callable[[Tensor, int], Tensor]
-"""Takes a layer's output and its channel axis, and returns what the layer gives instead."""
+_MOST_CHANNELS = 1_000_000
 
 
 @dataclass(frozen=True)
@@ -28,19 +27,10 @@ class Intervention:
     channels: tuple[int, ...] = ()
     numbers: tuple[float, ...] = ()
 
-    def apply(self, tensor: Tensor, axis: int, seed: int) -> Tensor:
-        """What the layer gives instead; the tensor itself is left as it is.
-
-        Raises:
-            UsageError: the layer has no such channel.
-        """
-        count = tensor.shape[axis]
-        if wrong := [c for c in self.channels if c >= count]:
-            raise UsageError(
-                f"--{self.kind} {self.text!r}: the layer has channels 0 to {count - 1}, "
-                f"not {', '.join(map(str, wrong))}"
-            )
-        return KINDS[self.kind](self, tensor, axis, seed)
+    @property
+    def option(self) -> str:
+        """For messages: `--ablate 'conv1:5'`."""
+        return f"--{self.kind} {self.text!r}"
 
 
 def parse(kind: str, text: str) -> Intervention:
@@ -51,10 +41,12 @@ def parse(kind: str, text: str) -> Intervention:
     """
     selectors, _, tail = text.rpartition(":")
     found = _FORMS[kind].fullmatch(tail.replace(" ", ""))
-    if not selectors or found is None:
-        raise UsageError(f"--{kind} {text!r} cannot be read", f"for example {_EXAMPLES[kind]}")
+    if not selectors.strip() or found is None:
+        raise _unreadable(kind, text)
     channels = _channels(found.groupdict().get("channels") or "")
     numbers = tuple(float(n) for n in (found.groupdict().get("numbers") or "").split(",") if n)
+    if channels is None:
+        raise _unreadable(kind, text)
     if kind == "clamp" and numbers[0] > numbers[1]:
         raise UsageError(f"--clamp {text!r}: {numbers[0]:g} is above {numbers[1]:g}", "LOW,HIGH")
     return Intervention(kind, text, selectors, channels, numbers)
@@ -63,11 +55,11 @@ def parse(kind: str, text: str) -> Intervention:
 _NUMBER = r"[-+]?(?:\d+\.?\d*|\.\d+)(?:e[-+]?\d+)?"
 _LIST = r"(?P<channels>\d+(?:-\d+)?(?:,\d+(?:-\d+)?)*)"
 _FORMS = {
-    "ablate": re.compile(_LIST),
-    "scale-channel": re.compile(rf"{_LIST}=(?P<numbers>{_NUMBER})"),
-    "clamp": re.compile(rf"(?P<numbers>{_NUMBER},{_NUMBER})"),
-    "noise": re.compile(rf"(?P<numbers>{_NUMBER})"),
-    "grad-scale": re.compile(rf"(?P<numbers>{_NUMBER})"),
+    "ablate": re.compile(_LIST, re.ASCII),
+    "scale-channel": re.compile(rf"{_LIST}=(?P<numbers>{_NUMBER})", re.ASCII | re.IGNORECASE),
+    "clamp": re.compile(rf"(?P<numbers>{_NUMBER},{_NUMBER})", re.ASCII | re.IGNORECASE),
+    "noise": re.compile(rf"(?!-)(?P<numbers>{_NUMBER})", re.ASCII | re.IGNORECASE),
+    "grad-scale": re.compile(rf"(?P<numbers>{_NUMBER})", re.ASCII | re.IGNORECASE),
 }
 _EXAMPLES = {
     "ablate": "'layer3.*.relu:5,17' or 'conv1:0-3'",
@@ -78,74 +70,106 @@ _EXAMPLES = {
 }
 
 
-def _channels(text: str) -> tuple[int, ...]:
+def _unreadable(kind: str, text: str) -> UsageError:
+    return UsageError(f"--{kind} {text!r} cannot be read", f"for example {_EXAMPLES[kind]}")
+
+
+def _channels(text: str) -> tuple[int, ...] | None:
+    """`5,17` and `0-3` to numbers; None for a range that runs backwards or without end."""
     found: list[int] = []
     for part in text.split(",") if text else ():
         first, _, last = part.partition("-")
-        found += range(int(first), int(last or first) + 1)
+        numbers = range(int(first), int(last or first) + 1)
+        if not 0 < len(numbers) <= _MOST_CHANNELS:
+            return None
+        found += numbers
     return tuple(dict.fromkeys(found))
 
 
-def _ablate(change: Intervention, tensor: Tensor, axis: int, seed: int) -> Tensor:
-    return tensor * _mask(change, tensor, axis, 0.0)
+def _ablate(change: Intervention, tensor: Tensor, axis: int, noise: Generator) -> Tensor:
+    """Zero, also where the channel held NaN."""
+    return tensor.index_fill(axis, _places(change, tensor), 0)
 
 
-def _scale_channel(change: Intervention, tensor: Tensor, axis: int, seed: int) -> Tensor:
-    return tensor * _mask(change, tensor, axis, change.numbers[0])
-
-
-def _mask(change: Intervention, tensor: Tensor, axis: int, value: float) -> Tensor:
-    factors = tensor.new_ones(tensor.shape[axis])
-    factors[list(change.channels)] = value
+def _scale_channel(change: Intervention, tensor: Tensor, axis: int, noise: Generator) -> Tensor:
     shape = [1] * tensor.ndim
     shape[axis] = -1
-    return factors.view(shape)
+    factors = tensor.new_ones(tensor.shape[axis])
+    factors[_places(change, tensor)] = change.numbers[0]
+    return tensor * factors.view(shape)
 
 
-def _clamp(change: Intervention, tensor: Tensor, axis: int, seed: int) -> Tensor:
+def _places(change: Intervention, tensor: Tensor) -> Tensor:
+    return torch.tensor(change.channels, device=tensor.device)
+
+
+def _clamp(change: Intervention, tensor: Tensor, axis: int, noise: Generator) -> Tensor:
     return tensor.clamp(*change.numbers)
 
 
-def _noise(change: Intervention, tensor: Tensor, axis: int, seed: int) -> Tensor:
-    """Gaussian, of the given standard deviation; the same for each image."""
-    generator = torch.Generator().manual_seed(seed)
-    drawn = torch.randn(tensor.shape, generator=generator)
+def _noise(change: Intervention, tensor: Tensor, axis: int, noise: Generator) -> Tensor:
+    """Gaussian, of the given standard deviation."""
+    drawn = torch.randn(tensor.shape, generator=noise)
     return tensor + change.numbers[0] * drawn.to(tensor)
 
 
-def _grad_scale(change: Intervention, tensor: Tensor, axis: int, seed: int) -> Tensor:
-    """The value stays; the gradient at it is multiplied."""
-    if tensor.requires_grad:
-        factor = change.numbers[0]
-        tensor.register_hook(lambda gradient: gradient * factor)  # type: ignore[no-untyped-call]
-    return tensor
+def _grad_scale(change: Intervention, tensor: Tensor, axis: int, noise: Generator) -> Tensor:
+    """The value stays, in a tensor of its own; the gradient at it is multiplied."""
+    if not tensor.requires_grad:
+        return tensor
+    own = tensor.clone()
+    factor = change.numbers[0]
+    own.register_hook(lambda gradient: gradient * factor)  # type: ignore[no-untyped-call]
+    return own
 
 
-KINDS: dict[str, Callable[[Intervention, Tensor, int, int], Tensor]] = {
+KINDS: dict[str, Callable[[Intervention, Tensor, int, Generator], Tensor]] = {
     "ablate": _ablate,
     "scale-channel": _scale_channel,
     "clamp": _clamp,
     "noise": _noise,
     "grad-scale": _grad_scale,
 }
+"""What each makes of a tensor with this channel axis; the tensor itself is left as it is."""
 
 
-def applied(changes: Sequence[Intervention], axis_of: Callable[[Tensor], int], seed: int) -> Any:
+def applied(
+    changes: Sequence[Intervention],
+    layer: str,
+    axis_of: Callable[..., int],
+    noise: Generator,
+) -> Any:
     """A forward hook that makes these changes to a layer's tensor, in their order.
 
+    Args:
+        layer: its name, for messages.
+        axis_of: which axis of a tensor counts channels; takes the tensor and `what`, the option
+            that asks.
+        noise: where noise is drawn from, in the order in which layers run.
+
     Raises:
-        UsageError: (when it runs) the layer gives no tensor of channels.
+        UsageError: (when it runs) the layer gives no tensor of channels, or not as many.
     """
 
     def hook(module: Any, args: Any, output: Any) -> Any:
-        if not isinstance(output, Tensor):
-            raise UsageError(
-                f"--{changes[0].kind} {changes[0].text!r}: the layer gives a "
-                f"{type(output).__name__}, not a tensor"
-            )
         for change in changes:
-            axis = axis_of(output) if change.channels else -1
-            output = change.apply(output, axis, seed)
+            _check_tensor(change, output, layer)
+            axis = axis_of(output, what=change.option) if change.channels else -1
+            _check_channels(change, output.shape[axis] if change.channels else 0, layer)
+            output = KINDS[change.kind](change, output, axis, noise)
         return output
 
     return hook
+
+
+def _check_tensor(change: Intervention, output: Any, layer: str) -> None:
+    if not isinstance(output, Tensor):
+        raise UsageError(f"{change.option}: {layer} gives a {type(output).__name__}, not a tensor")
+    if output.is_quantized:
+        raise UsageError(f"{change.option}: {layer} gives a quantized tensor")
+
+
+def _check_channels(change: Intervention, count: int, layer: str) -> None:
+    if wrong := [channel for channel in change.channels if channel >= count]:
+        named = ", ".join(map(str, wrong[:3])) + (", ..." if wrong[3:] else "")
+        raise UsageError(f"{change.option}: {layer} has channels 0 to {count - 1}, not {named}")

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from torch import Tensor
 
-from featviz.hooks import leaves
 from featviz.records import Guess
 
 
@@ -27,15 +26,11 @@ def top_classes(
     )
 
 
-def largest_change(before: Any, after: Any) -> float | None:
-    """Largest absolute difference between two outputs; None where their shapes differ."""
-    pairs = list(zip(_tensors(before), _tensors(after), strict=False))
-    if not pairs or any(a.shape != b.shape for a, b in pairs):
+def largest_change(before: Sequence[Tensor], after: Sequence[Tensor]) -> float | None:
+    """Largest absolute difference between the tensors of two outputs; None where their number or
+    shapes differ, or there are none."""
+    if [t.shape for t in before] != [t.shape for t in after]:
         return None
-    return max(float((a - b).abs().max()) if a.numel() else 0.0 for a, b in pairs)
-
-
-def _tensors(output: Any) -> Iterator[Tensor]:
-    for _, value in leaves(output):
-        if isinstance(value, Tensor):
-            yield value.detach().double()
+    pairs = zip(before, after, strict=True)
+    changes = [(a.cpu().double() - b.cpu().double()).abs() for a, b in pairs if a.numel()]
+    return max((float(change.max()) for change in changes), default=None)

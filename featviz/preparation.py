@@ -10,13 +10,13 @@ from typing import BinaryIO
 import torch
 from torch import Tensor
 
-from featviz import images, palette, passes, scale
+from featviz import images, palette, passes, plans, scale
 from featviz.errors import ImageError, UsageError
-from featviz.hints import read_told
+from featviz.hints import HintBook, read_told
 from featviz.images import grouping
 from featviz.models.load import LoadedModel, ModelOptions, load_model
 from featviz.models.preprocess import InputOptions, Preprocess
-from featviz.passes import Plan
+from featviz.plans import Plan
 from featviz.probe import choose_layers
 from featviz.records import DrawOptions, Layer, Limits, PassOptions, Sample, Shard
 
@@ -72,8 +72,9 @@ def prepare(
     samples = grouped(found, loaded.preprocess)
     blank = blank_input(loaded, samples, options.inputs)
     layers = choose_layers(loaded, options.layers, blank, options.draw.tensor_layout)
-    plan = passes.plan(loaded, options.passes)
-    passes.try_out(loaded, plan, blank)
+    plan = plans.plan(loaded, options.passes)
+    book = HintBook(loaded.module, blank[0].shape, options.draw.tensor_layout)
+    passes.try_out(loaded, plan, blank, book)
     return Prepared(loaded, tuple(samples), blank, layers, plan)
 
 
@@ -104,7 +105,7 @@ def check_options(options: RunOptions) -> None:
     ):
         if value is not None and value < 1:
             raise UsageError(f"{name} {value} is below 1", "give a whole number")
-    passes.check_options(options.passes)
+    plans.check_options(options.passes)
     if options.resume and (options.overwrite or options.archive):
         other = "--overwrite" if options.overwrite else "--archive"
         raise UsageError(f"--resume and {other} exclude each other", "give one of them")

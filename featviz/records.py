@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
@@ -31,7 +32,7 @@ class Layer:
     classes: tuple[str, ...] = ()
     """Class names along the MRO, most derived first, without `object`."""
     aliases: tuple[str, ...] = ()
-    """Further qualified names of the same (shared) module."""
+    """Further qualified names of the same (shared) module; of a function, those of its module."""
 
     @property
     def is_function(self) -> bool:
@@ -85,6 +86,9 @@ class Windows:
     """Height and width of a window, in tokens."""
     strided: bool = False
     """A window takes every n-th token of the map (MaxViT's grid attention), not neighbours."""
+    axes: str = ""
+    """How a tensor of windows stands, where not in one of the usual ways: a letter for each axis, n
+    the windows, s the places in a window, c the channels, 1 the image."""
     shift: tuple[int, int] = (0, 0)
     """Tokens by which the map was rolled up and to the left before it was cut (Swin)."""
 
@@ -94,15 +98,25 @@ class Hints:
     """What a tensor's shape does not say of its layout."""
 
     input_size: tuple[int, int] | None = None
-    """Height and width of the model's input."""
+    """Height and width of what the layers see: of the input, unless the model resizes it."""
     time: int | None = None
     """Time steps of a clip behind the first convolution."""
+    patch: tuple[int, int] | None = None
+    """Height and width in pixels of the patches that become tokens, where the model cuts such."""
     prefix: tuple[str, ...] = ()
     """Names of the tokens in front of the grid, in their order: `class_token`, ..."""
     windows: Windows | None = None
     """Set inside a block that cuts windows."""
     attention: bool = False
     """Whether the layer is an attention, or inside one."""
+    tokens: int | None = None
+    """The only number of tokens that there can be; 0 where there are none."""
+    unrolled: tuple[int, int] | None = None
+    """Height and width of the grid that is left when tokens that stand in the order of their
+    pooling have all been pooled (Hiera)."""
+    channels: Literal["first", "last"] | None = None
+    """Where a layer has its channels, if that is certain: behind the batch in torch's own
+    convolutions, normalisations and poolings."""
     layout: str | None = None
     """What the user said it is: a name of `layout.LAYOUTS`, `tokens:14x20+1`."""
 
@@ -153,6 +167,10 @@ class DrawOptions:
     """What the guess of the layout should be instead: `LAYOUT` or `SELECTORS=LAYOUT`."""
 
 
+INTERVENTIONS = ("ablate", "scale-channel", "clamp", "noise", "grad-scale")
+"""Changes of what layers give, in the order in which they are made at one layer."""
+
+
 @dataclass(frozen=True)
 class Shard:
     """A part of the images: every `count`-th, from the one at `index` on."""
@@ -195,7 +213,7 @@ class PassOptions:
     grad_rule: Literal["plain", "guided", "deconv"] = "plain"
     """How gradients pass a ReLU."""
     interventions: tuple[tuple[str, str], ...] = ()
-    """Changes of what layers give, in order: (kind, `SELECTORS:numbers`)."""
+    """Changes of what layers give, in order: (one of INTERVENTIONS, `SELECTORS:numbers`)."""
     seed: int = 0
     """Of the noise."""
 
@@ -223,6 +241,11 @@ class Guess:
         return f"{self.name or f'class {self.index}'} {100 * self.probability:.1f} %"
 
 
+def finite(value: float | None) -> float | None:
+    """The value for JSON, which has neither NaN nor infinity."""
+    return value if value is not None and math.isfinite(value) else None
+
+
 @dataclass(frozen=True)
 class Outcome:
     """What the model said of an input."""
@@ -230,10 +253,20 @@ class Outcome:
     prediction: tuple[Guess, ...] = ()
     before: tuple[Guess, ...] = ()
     """The prediction without the interventions."""
+    intervened: bool = False
+    """Whether interventions changed what layers give."""
     largest_change: float | None = None
-    """Of the model's output, by the interventions."""
+    """Of the model's output, by the interventions; None where they changed its shape."""
     target: float | None = None
     """What was differentiated."""
+    idle: tuple[str, ...] = ()
+    """What was asked for and changed nothing, in words."""
+
+    @property
+    def effect(self) -> dict[str, object]:
+        """What the interventions did, for manifests and JSON lines."""
+        before = [asdict(guess) for guess in self.before]
+        return {"largest_change": finite(self.largest_change), "before": before}
 
 
 @dataclass(frozen=True)
@@ -364,3 +397,57 @@ class RunResult:
         if not self.failures:
             return 0
         return 3 if len(self.failures) < len(self.images) and not self.missing else 1
+
+
+@dataclass(frozen=True)
+class Call:
+    """One call of a module or a function in a forward pass."""
+
+    name: str
+    """`layer1.0.relu` for a module, `layer1.0/fn:relu` for a function that layer1.0 calls."""
+    type: str
+    """Class name, or `fn:relu`."""
+    index: int = 0
+    """0 for the first call with this name in a forward pass."""
+
+    @property
+    def label(self) -> str:
+        """For people: `layer1.0.relu`, and `layer1.0.relu.call1` for its second call."""
+        return (self.name or self.type) + (f".call{self.index}" if self.index else "")
+
+
+@dataclass(frozen=True)
+class Activation:
+    """What can be asked of an activation function's output."""
+
+    zero: bool = False
+    """Gives exact zeros below a threshold, and nothing below zero: it can be dead."""
+    bounds: tuple[float, ...] = ()
+    """Values at which it saturates."""
+    margin: float = 0.0
+    """A value this near to a bound, or beyond it, is at it."""
+
+
+Role = Literal["maker", "activation", "channelwise", "mixing", "other"]
+"""maker: a convolution or linear module. channelwise: output channel i depends on input channel i
+alone. mixing: channel i stays channel i, but the others have a say (GroupNorm)."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """What a module or function is to the channels that pass through it."""
+
+    role: Role
+    axis: int | None = None
+    """Where the channels are in its output; None where its input decides."""
+    activation: Activation | None = None
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Whether a gate held, with its figure in words."""
+
+    gate: str
+    """As it was written: `dead>5%`."""
+    held: bool
+    words: str

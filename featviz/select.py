@@ -25,6 +25,18 @@ class Selector:
     index: int | slice | None = None
     negative: bool = False
 
+    @property
+    def of_functions(self) -> bool:
+        """Whether it speaks of functions, not of modules."""
+        return self.text.lstrip("! ").startswith("fn:")
+
+    @property
+    def from_the_end(self) -> bool:
+        """Whether its index cannot be told before everything that it matches is known."""
+        index = self.index
+        parts = (index.start, index.stop, index.step) if isinstance(index, slice) else (index,)
+        return any(part is not None and part < 0 for part in parts)
+
     def pick(self, layers: Sequence[Layer]) -> list[Layer]:
         """The layers this selector speaks of, in model order."""
         found = [layer for layer in layers if self.matches(layer)]
@@ -44,7 +56,7 @@ def parse(text: str) -> list[Selector]:
     selectors = [_parse_one(part.strip()) for part in _split(text) if part.strip()]
     if not selectors:
         raise UsageError(
-            f"--layers {text!r} holds no selector", "for example --layers Conv2d,ReLU or 'layer1.*'"
+            f"the list {text!r} holds no selector", "for example Conv2d,ReLU or layer1.*"
         )
     return selectors
 
@@ -64,7 +76,7 @@ def select(layers: Sequence[Layer], selectors: Sequence[Selector]) -> list[Layer
 
 def wants_functions(selectors: Iterable[Selector]) -> bool:
     """Whether a selector speaks of functions: then they must be listed beside the modules."""
-    return any(s.text.lstrip("!").startswith("fn:") for s in selectors)
+    return any(s.of_functions for s in selectors)
 
 
 def idle(layers: Sequence[Layer], selectors: Sequence[Selector]) -> list[str]:

@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from featviz import images, journal, passes
 from featviz.background import Background
 from featviz.drawing import Drawer
-from featviz.errors import ForwardError, ImageError
+from featviz.errors import ForwardError, ImageError, UsageError
 from featviz.hints import HintBook
 from featviz.limits import check_written
 from featviz.models.load import LoadedModel
 from featviz.models.preprocess import InputOptions
-from featviz.passes import Plan
+from featviz.plans import Plan
 from featviz.records import ImageResult, Layer, Limits, Sample, Written
 from featviz.store import ImageFolder, RunDirectory
 from featviz.visit import Visit
@@ -54,7 +54,7 @@ class Session:
         try:
             with _cleared_on_failure(visit):
                 self._show(sample, visit)
-        except (ImageError, ForwardError) as error:
+        except (ImageError, ForwardError, UsageError) as error:
             self.settle()
             folder = visit.folder.name
             self.report(ImageResult(sample.name, folder, error=error.message, hint=error.hint))

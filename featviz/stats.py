@@ -13,8 +13,14 @@ MIN, MAX, MEAN, STD, ZEROS, NONFINITE = range(6)
 _BLOCK = 65_536
 """Values looked at a time where zeros are counted on a CPU."""
 
-_CANCELLATION = 100.0
-"""Where mean² exceeds the variance by this factor, E[x²] - mean² loses digits: take two passes."""
+_CANCELLATION = 4.0
+"""Where mean² exceeds the variance by this factor, E[x²] - mean² loses digits (the variance of
+12,544 values is off by up to 7e-6 at 4, by 5e-5 at 100): take two passes."""
+
+_ALONE = 2**20
+"""Values of a tensor on a CPU up to which numpy is used instead of torch: on one thread both take
+the same time, and to wake torch's threads for each reduction costs more than they save (measured
+on two busy cores: 2.6 times as long)."""
 
 
 def channel_stats(maps: Tensor) -> Floats:
@@ -25,9 +31,7 @@ def channel_stats(maps: Tensor) -> Floats:
         the count). A map without a finite value has NaN for min, max, mean and std.
     """
     rows = maps.flatten(1)
-    norm = torch.linalg.vector_norm(rows, dim=1)
-    sums = torch.stack([rows.amin(1), rows.amax(1), rows.mean(1), norm])
-    columns = sums.cpu().numpy()
+    columns = _reduced(rows)
     if not np.isfinite(columns).all():
         return _masked_stats(rows)
     low, high, mean, length = columns.astype(np.float64)
@@ -64,6 +68,17 @@ def overall(stats: Floats, values: int) -> dict[str, float | int | None]:
     numbers["zero_fraction"] = float(zeros.sum() / len(zeros))
     numbers["nonfinite"] = int(nonfinite.sum())
     return numbers
+
+
+def _reduced(rows: Tensor) -> np.ndarray:
+    """[4, N]: minimum, maximum, mean and Euclidean norm of each row, float32."""
+    if rows.device.type == "cpu" and rows.numel() <= _ALONE:
+        values = rows.numpy()
+        with np.errstate(all="ignore"):
+            squares = np.einsum("np,np->n", values, values)
+            return np.stack([values.min(1), values.max(1), values.mean(1), np.sqrt(squares)])
+    norm = torch.linalg.vector_norm(rows, dim=1)
+    return torch.stack([rows.amin(1), rows.amax(1), rows.mean(1), norm]).cpu().numpy()
 
 
 def _masked_stats(rows: Tensor) -> Floats:

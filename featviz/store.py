@@ -69,7 +69,7 @@ class RunDirectory:
 
     def write_run(self, content: Mapping[str, Any]) -> None:
         """Write run.json."""
-        _write_json(self.root / RUN_FILE, {"schema_version": SCHEMA_VERSION, **content})
+        write_json(self.root / RUN_FILE, {"schema_version": SCHEMA_VERSION, **content})
 
 
 class ImageFolder:
@@ -95,7 +95,7 @@ class ImageFolder:
         """Write the statistics, then the manifest: from now on the image is complete."""
         with self.writing(STATS_FILE) as file:
             np.savez(file, **stats)  # type: ignore[arg-type]
-        _write_json(self.path / MANIFEST_FILE, {"schema_version": SCHEMA_VERSION, **manifest})
+        write_json(self.path / MANIFEST_FILE, {"schema_version": SCHEMA_VERSION, **manifest})
 
     @property
     def is_complete(self) -> bool:
@@ -257,7 +257,7 @@ def _empty(root: Path) -> None:
             path.unlink()
 
 
-def _write_json(path: Path, content: Mapping[str, Any]) -> None:
+def write_json(path: Path, content: Mapping[str, Any]) -> None:
     """Write JSON with a line for each entry and for each item of a list of objects.
 
     A tenth of the time of `indent`, for which the standard library leaves its C encoder, and a

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import difflib
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,8 +14,10 @@ from torch import Tensor
 
 from featviz.errors import UsageError
 
-_EXAMPLES = "for example top1, class:281, mean, 'output[out]:mean' or layer:layer4.1:17"
+_EXAMPLES = "for example class:281, mean, 'output[out]:mean' or layer:layer4.1:17"
 _OUTPUT = re.compile(r"output((?:\[[^\]]+\])+)(?::(.+))?")
+_NAMED = 8
+"""Tensors of an output that an error lists."""
 
 
 @dataclass(frozen=True)
@@ -32,27 +35,35 @@ class Target:
     """A layer whose mean activation is the target, in place of the output."""
     channel: int | None = None
 
-    def value(self, output: Any, categories: Sequence[str] | None = None) -> Tensor:
+    def value(self, output: Any, categories: Sequence[str] = ()) -> Tensor:
         """The number to differentiate.
 
         Args:
             output: what the model gave; for a target with a layer, what that layer gave.
+            categories: names of the classes.
 
         Raises:
             UsageError: the output is not of the kind that this target needs.
         """
-        tensor = self._tensor(output)
-        return REDUCTIONS[self.reduction](self, tensor, categories)
+        return REDUCTIONS[self.reduction](self, self._tensor(output), categories)
 
     def _tensor(self, output: Any) -> Tensor:
         found = output
         for key in self.keys:
             found = _inside(found, key)
-        if isinstance(found, Tensor) and found.is_floating_point():
-            return found
-        raise UsageError(
-            f"--target {self.text}: the output has no tensor there; it is {outline(output)}",
-            "name one: --target 'output[KEY]:mean'",
+        if not isinstance(found, Tensor):
+            raise self._no_tensor(output)
+        if not found.is_floating_point():
+            raise UsageError(f"--target {self.text!r}: it holds {found.dtype}, and has no gradient")
+        return found
+
+    def _no_tensor(self, output: Any) -> UsageError:
+        if self.layer is not None:
+            return UsageError(f"--target {self.text!r}: the layer gives {outline(output)}")
+        here = "no tensor there" if self.keys else "no tensor"
+        return UsageError(
+            f"--target {self.text!r}: the output is {here}; the model gives {outline(output)}",
+            _instead(output),
         )
 
 
@@ -71,95 +82,110 @@ def parse(text: str | None) -> Target:
     if found := _OUTPUT.fullmatch(text):
         keys = tuple(re.findall(r"\[([^\]]+)\]", found[1]))
         rest = found[2] or "mean"
-    reduction, colon, argument = rest.partition(":")
-    if (
-        reduction not in REDUCTIONS
-        or bool(argument) != (reduction == "class")
-        or (colon and not argument)
-    ):
+    reduction, _, argument = rest.partition(":")
+    wants = reduction == "class"
+    if reduction not in REDUCTIONS or bool(argument) != wants or (":" in rest and not wants):
         raise UsageError(f"--target {text!r} cannot be read", _EXAMPLES)
     return Target(text, keys, reduction, argument)
 
 
 def _layer_target(text: str) -> Target:
     name, _, channel = text.removeprefix("layer:").partition(":")
-    if not name or (channel and not channel.isdigit()):
+    if not name or (channel and not channel.isdecimal()):
         raise UsageError(f"--target {text!r} cannot be read", "layer:NAME or layer:NAME:CHANNEL")
     return Target(text, (), "mean", "", name, int(channel) if channel else None)
 
 
 def outline(output: Any) -> str:
-    """What a model gives, in words: `a dict of out [1, 21, 64, 64], aux [1, 21, 64, 64]`."""
+    """What a model gives, in words: `output[out] [1, 21, 64, 64], output[aux] [1, 21, 64, 64]`."""
     if isinstance(output, Tensor):
         return f"a tensor {list(output.shape)}"
-    items: list[tuple[Any, Any]] = []
-    if isinstance(output, Mapping):
-        items = list(output.items())
-    elif isinstance(output, (tuple, list)):
-        items = list(enumerate(output))
-    kind = type(output).__name__
-    inside = [f"{k} {list(v.shape) if isinstance(v, Tensor) else outline(v)}" for k, v in items]
-    return f"a {kind} of {', '.join(inside)}" if inside else f"a {kind}"
+    found = [f"{path} {list(tensor.shape)}" for path, tensor in _paths(output)]
+    more = [f"and {len(found) - _NAMED} more"] if len(found) > _NAMED else []
+    return ", ".join(found[:_NAMED] + more) or f"a {type(output).__name__} without tensors"
+
+
+def _instead(output: Any) -> str | None:
+    if isinstance(output, Tensor):
+        return "it is one tensor: top1, class:N, sum, mean or norm"
+    paths = [path for path, tensor in _paths(output) if tensor.is_floating_point()]
+    return f"name one: --target '{paths[0]}:mean'" if paths else None
+
+
+def _paths(value: Any, path: str = "output") -> Iterator[tuple[str, Tensor]]:
+    """Every tensor of an output, with the way to it as `output[KEY][KEY]`."""
+    items: Sequence[tuple[Any, Any]] = ()
+    if isinstance(value, Tensor):
+        yield path, value
+    elif isinstance(value, Mapping):
+        items = list(value.items())
+    elif isinstance(value, (tuple, list)):
+        items = list(enumerate(value))
+    elif dataclasses.is_dataclass(value):
+        items = list(vars(value).items())
+    for key, item in items:
+        yield from _paths(item, f"{path}[{key}]")
 
 
 def _inside(value: Any, key: str) -> Any:
     if isinstance(value, Mapping):
         return next((item for name, item in value.items() if str(name) == key), None)
-    if isinstance(value, (tuple, list)) and key.lstrip("-").isdigit():
+    if isinstance(value, (tuple, list)) and key.removeprefix("-").isdecimal():
         return value[int(key)] if -len(value) <= int(key) < len(value) else None
-    return getattr(value, key, None)
+    return None if isinstance(value, Tensor) else getattr(value, key, None)
 
 
 def _classes(target: Target, tensor: Tensor) -> Tensor:
     """The scores [K] of an output [1, K]."""
-    if tensor.ndim != 2 or tensor.shape[0] != 1:
+    if tensor.ndim != 2 or tensor.shape[0] != 1 or tensor.shape[1] == 0:
         raise UsageError(
-            f"--target {target.text} needs scores of classes [1, K], and the output is "
+            f"--target {target.text!r} needs scores of classes [1, K], and there is "
             f"{outline(tensor)}",
             _EXAMPLES,
         )
     return tensor[0]
 
 
-def _top1(target: Target, tensor: Tensor, categories: Sequence[str] | None) -> Tensor:
-    return _classes(target, tensor).max()
+def _top1(target: Target, tensor: Tensor, categories: Sequence[str]) -> Tensor:
+    scores = _classes(target, tensor)
+    return scores[scores.argmax()]
 
 
-def _class(target: Target, tensor: Tensor, categories: Sequence[str] | None) -> Tensor:
+def _class(target: Target, tensor: Tensor, categories: Sequence[str]) -> Tensor:
     scores = _classes(target, tensor)
     return scores[_index(target, len(scores), categories)]
 
 
-def _index(target: Target, count: int, categories: Sequence[str] | None) -> int:
-    if target.argument.isdigit():
+def _index(target: Target, count: int, categories: Sequence[str]) -> int:
+    if target.argument.isdecimal():
         if int(target.argument) < count:
             return int(target.argument)
-        raise UsageError(f"--target {target.text}: there are {count} classes", "0 is the first")
-    lower = [name.lower() for name in categories or ()]
-    if target.argument.lower() in lower:
-        return lower.index(target.argument.lower())
-    close = difflib.get_close_matches(target.argument.lower(), lower, 3)
-    names = f"did you mean {', '.join(close)}?" if close else "give its number"
-    raise UsageError(
-        f"--target {target.text}: the weights name no such class",
-        names if categories else "these weights have no names of classes; give its number",
-    )
+        raise UsageError(f"--target {target.text!r}: there are {count} classes, 0 to {count - 1}")
+    names = [name.lower() for name in categories] if len(categories) == count else []
+    if target.argument.lower() in names:
+        return names.index(target.argument.lower())
+    close = difflib.get_close_matches(target.argument.lower(), names, 3)
+    if close:
+        hint = f"did you mean {', '.join(close)}?"
+    else:
+        hint = "give its number" if names else "these weights have no names; give its number"
+    raise UsageError(f"--target {target.text!r}: no class has this name", hint)
 
 
-def _sum(target: Target, tensor: Tensor, categories: Sequence[str] | None) -> Tensor:
+def _sum(target: Target, tensor: Tensor, categories: Sequence[str]) -> Tensor:
     return tensor.sum()
 
 
-def _mean(target: Target, tensor: Tensor, categories: Sequence[str] | None) -> Tensor:
+def _mean(target: Target, tensor: Tensor, categories: Sequence[str]) -> Tensor:
     return tensor.mean()
 
 
-def _norm(target: Target, tensor: Tensor, categories: Sequence[str] | None) -> Tensor:
+def _norm(target: Target, tensor: Tensor, categories: Sequence[str]) -> Tensor:
     length: Tensor = torch.linalg.vector_norm(tensor)
     return length
 
 
-REDUCTIONS: dict[str, Callable[[Target, Tensor, Sequence[str] | None], Tensor]] = {
+REDUCTIONS: dict[str, Callable[[Target, Tensor, Sequence[str]], Tensor]] = {
     "top1": _top1,
     "class": _class,
     "sum": _sum,

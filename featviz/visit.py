@@ -13,13 +13,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from featviz import drawing, hooks, png
+from featviz import drawing, flow, hooks, png
 from featviz.background import Background
 from featviz.drawing import Drawer
 from featviz.hints import HintBook
 from featviz.images import Picture
-from featviz.passes import Plan
-from featviz.records import Bytes, Capture, Floats, ImageResult, Outcome, Sample, Site, Skip
+from featviz.plans import Plan
+from featviz.records import Bytes, Capture, Floats, ImageResult, Outcome, Sample, Site, Skip, finite
 from featviz.store import ImageFolder, manifest_rows
 
 log = logging.getLogger(__name__)
@@ -89,17 +89,15 @@ class Visit:
         if plan.options.gradients:
             self._image["target"] = {
                 "of": plan.target.text,
-                "value": outcome.target,
+                "value": finite(outcome.target),
                 "grad_rule": plan.options.grad_rule,
             }
         if plan.changes:
             self._image["interventions"] = [
                 {"kind": kind, "what": what} for kind, what in plan.options.interventions
             ]
-            self._image["effect"] = {
-                "largest_change": outcome.largest_change,
-                "before": [asdict(guess) for guess in outcome.before],
-            }
+        if outcome.intervened:
+            self._image["effect"] = outcome.effect
 
     def settle(self) -> ImageResult:
         """Wait for the files, then write the manifest.
@@ -110,6 +108,8 @@ class Visit:
         for future in self.files:
             future.result()
         rows = tuple(future.result() for future in self.rows)
+        if line := flow.report(rows):
+            log.debug("%s: %s", self.sample.name, line)
         manifest = {
             **self._image,
             **manifest_rows(rows, self._skipped),

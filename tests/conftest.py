@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,6 +22,15 @@ ROOT = Path(__file__).parent.parent
 SCENES = ROOT / "sample_images" / "scenes"
 DIGITS = ROOT / "sample_images" / "digits"
 DIGITS_MODEL = ROOT / "configs" / "digits_cnn.pth"
+
+
+@pytest.fixture(autouse=True)
+def _no_handlers_left() -> Iterator[None]:
+    """A command line run in this process sends messages to the stderr of its own test only."""
+    yield
+    logger = logging.getLogger("featviz")
+    logger.handlers, logger.propagate = [], True
+    logger.setLevel(logging.NOTSET)
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import doctest
 import importlib.util
+import json
 import re
 import shlex
 import shutil
@@ -37,7 +38,8 @@ def clone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def commands(marker: str) -> list[str]:
     """The lines of the code block behind a marker, without their comments."""
     block = README.split(marker, 1)[1].split("```sh\n", 1)[1].split("```", 1)[0]
-    return [line.split("  #")[0].strip() for line in block.splitlines() if line.strip()]
+    whole = block.replace("\\\n", " ")
+    return [line.split("  #")[0].strip() for line in whole.splitlines() if line.strip()]
 
 
 def test_readme_demo_command_draws_the_digits(clone: Path, featviz: Callable[..., Outcome]) -> None:
@@ -64,7 +66,7 @@ def test_readme_use_commands_work(clone: Path, featviz: Callable[..., Outcome]) 
         "from torch import nn\ndef make_net(width):\n    return nn.Conv2d(1, width, 3)\n"
     )
     lines = [line for line in commands("## Use") if line.startswith("featviz")]
-    assert len(lines) == 6
+    assert len(lines) == 9
     for index, line in enumerate(lines):
         words = shlex.split(line.replace("scan.png", "photo.jpg"))[1:]
         if "resnet18" in words:
@@ -72,6 +74,23 @@ def test_readme_use_commands_work(clone: Path, featviz: Callable[..., Outcome]) 
         if words[0] == "run" and "--out" not in words:
             words += ["--out", f"out{index}"]
         assert featviz(*words).code == 0, line
+
+
+@pytest.mark.parametrize("line", commands("<!-- gradients -->"))
+def test_gradient_commands_work(line: str, clone: Path, featviz: Callable[..., Outcome]) -> None:
+    """The commands of the section draw what it says, with random weights."""
+    done = featviz(*shlex.split(line)[1:], "--weights", "none")
+    assert done.code == 0, done.err
+
+
+@pytest.mark.parametrize("line", commands("<!-- audit in CI -->"))
+def test_audit_command_works(line: str, clone: Path, featviz: Callable[..., Outcome]) -> None:
+    """The gates of the README's example hold, and the proof says that nothing changes."""
+    done = featviz(*shlex.split(line)[1:])
+    assert done.code == 0, done.err
+    verified = json.loads((clone / "audit" / "audit.json").read_text())["verify"]
+    assert verified["largest_change"] == 0
+    assert json.loads((clone / "prune.json").read_text()) == {}
 
 
 def save_weights(path: Path) -> None:
@@ -115,10 +134,10 @@ def test_docstring_examples() -> None:
 
 def test_readme_exit_codes_match_the_errors() -> None:
     """The README's table has the codes that the errors carry."""
-    from featviz.errors import FeatvizError, UsageError
+    from featviz.errors import CHECK_FAILED, FeatvizError, UsageError
 
     codes = {int(code) for code in re.findall(r"^\| (\d+) \|", README, re.MULTILINE)}
-    assert {0, FeatvizError.exit_code, UsageError.exit_code, 3, 130} == codes
+    assert {0, FeatvizError.exit_code, UsageError.exit_code, 3, CHECK_FAILED, 130} == codes
 
 
 def train_script() -> ModuleType:

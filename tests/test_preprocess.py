@@ -17,14 +17,8 @@ from torchvision.transforms import InterpolationMode
 from torchvision.transforms import functional as F
 
 from featviz.errors import UsageError
-from featviz.models.preprocess import (
-    IMAGENET_MEAN,
-    IMAGENET_STD,
-    InputOptions,
-    Preprocess,
-    choose_preprocess,
-    first_channels,
-)
+from featviz.models.preprocess import InputOptions, Preprocess
+from featviz.models.presets import IMAGENET_MEAN, IMAGENET_STD, choose_preprocess, first_channels
 
 RGB = nn.Conv2d(3, 2, 1)
 GREY = nn.Conv2d(1, 2, 1)

@@ -9,7 +9,7 @@ import click
 
 from featviz.commands import options as opts
 from featviz.commands.values import AutoInt, no_auto
-from featviz.records import DrawOptions, PassOptions
+from featviz.records import DrawOptions
 
 DRAW = DrawOptions()
 
@@ -94,63 +94,7 @@ draw_options = opts.stacked(
 """Those of DrawOptions that say how a picture looks; `kernels` takes them too."""
 
 
-pass_options = opts.stacked(
-    [
-        click.option(
-            "--capture",
-            default="output",
-            show_default=True,
-            metavar="KINDS",
-            help="Of each layer: output, input, grad (the gradient at its output), grad-input; "
-            "separated by commas.",
-        ),
-        click.option(
-            "--target",
-            metavar="T",
-            help="What gradients are of: top1 (default), class:N, class:NAME, sum, mean, norm, "
-            "output[KEY]:sum|mean|norm, layer:NAME, layer:NAME:CHANNEL.",
-        ),
-        click.option(
-            "--grad-rule",
-            type=click.Choice(["plain", "guided", "deconv"]),
-            default="plain",
-            show_default=True,
-            help="How gradients pass a ReLU.",
-        ),
-        click.option(
-            "--ablate", multiple=True, metavar="L:C,C", help="Set channels of layers to zero."
-        ),
-        click.option(
-            "--scale-channel", multiple=True, metavar="L:C=F", help="Multiply channels by a factor."
-        ),
-        click.option("--clamp", multiple=True, metavar="L:LO,HI", help="Limit what layers give."),
-        click.option(
-            "--noise",
-            multiple=True,
-            metavar="L:STD",
-            help="Add Gaussian noise to what layers give (--seed).",
-        ),
-        click.option(
-            "--grad-scale", multiple=True, metavar="L:F", help="Multiply the gradient at layers."
-        ),
-    ]
-)
-
-
 def to_draw_options(given: dict[str, Any]) -> DrawOptions:
     """How maps become a picture, as a record; options that a command lacks keep their defaults."""
     values = {f.name: given[f.name] for f in fields(DrawOptions) if f.name in given}
     return DrawOptions(**{**values, **{k: no_auto(values[k]) for k in ("nrow", "scale")}})
-
-
-def to_pass_options(given: dict[str, Any]) -> PassOptions:
-    """What happens in the model, as a record."""
-    kinds = dict.fromkeys(kind.strip() for kind in given["capture"].split(",") if kind.strip())
-    changes = [
-        (kind, text)
-        for kind in ("ablate", "scale-channel", "clamp", "noise", "grad-scale")
-        for text in given[kind.replace("-", "_")]
-    ]
-    return PassOptions(
-        tuple(kinds), given["target"], given["grad_rule"], tuple(changes), given["seed"]
-    )

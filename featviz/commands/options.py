@@ -5,8 +5,10 @@ from __future__ import annotations
 import ast
 import difflib
 import logging
+import sys
 import tomllib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -156,14 +158,14 @@ model_options = stacked(
             "--weights",
             metavar="W",
             shell_complete=completing.paths,
-            help="default (torchvision's), an entry like IMAGENET1K_V1, a file, or none (random).",
+            help="default, an entry (IMAGENET1K_V1; timm: a1_in1k), a file, or none (random).",
         ),
         click.option("--seed", type=int, default=0, show_default=True, help="For random weights."),
         click.option(
             "--model-arg",
             multiple=True,
             metavar="KEY=VALUE",
-            help="Argument of a factory; repeatable.",
+            help="Argument of a factory or builder; repeatable.",
         ),
         click.option(
             "--allow-global",
@@ -239,3 +241,17 @@ def to_input_options(given: dict[str, Any]) -> InputOptions:
     names = ("size", "crop", "mean", "std", "exif", "background", "frames", "inputs")
     channels = int(given["channels"]) if given["channels"] else None
     return InputOptions(channels=channels, **{name: given[name] for name in names})
+
+
+@contextmanager
+def bar() -> Iterator[Callable[[int], None]]:
+    """A progress bar over images, on a terminal only; call it with how many there are in all."""
+    if not sys.stderr.isatty():
+        yield lambda total: None
+        return
+    from rich.console import Console
+    from rich.progress import Progress as RichProgress
+
+    with RichProgress(console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("images", total=None)
+        yield lambda total: bar.update(task, total=total, advance=1)

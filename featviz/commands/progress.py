@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 import logging
-import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from featviz.commands import options as opts
 from featviz.records import Guess, ImageResult, RunResult
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ class Unpictured:
 @contextmanager
 def shown_progress(as_json: bool, unpictured: Unpictured) -> Iterator[Progress]:
     """JSON lines on stdout if asked for; failures on stderr; a bar only on a terminal."""
-    with _bar() as advance:
+    with opts.bar() as advance:
 
         def report(result: ImageResult, total: int) -> None:
             advance(total)
@@ -52,29 +52,18 @@ def shown_progress(as_json: bool, unpictured: Unpictured) -> Iterator[Progress]:
         yield report
 
 
-@contextmanager
-def _bar() -> Iterator[Callable[[int], None]]:
-    if not sys.stderr.isatty():
-        yield lambda total: None
-        return
-    from rich.console import Console
-    from rich.progress import Progress as RichProgress
-
-    with RichProgress(console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("images", total=None)
-        yield lambda total: bar.update(task, total=total, advance=1)
-
-
 def _line(result: ImageResult) -> dict[str, Any]:
     if result.error is not None:
         return {"image": result.image, "error": result.error}
+    found = result.outcome
     return {
         "image": result.image,
         "folder": result.folder,
         "files": [capture.file for capture in result.captures],
         "skipped": len(result.skipped),
         "never_ran": list(result.never_ran),
-        "prediction": [asdict(guess) for guess in result.outcome.prediction],
+        "prediction": [asdict(guess) for guess in found.prediction],
+        **({"effect": found.effect} if found.intervened else {}),
         **({"kept": True} if result.kept else {}),
     }
 
@@ -86,12 +75,19 @@ def _say(result: ImageResult) -> None:
         if result.hint:
             click.echo(f"hint: {result.hint}", err=True)
     found = result.outcome
-    if found.largest_change is not None:
-        if found.before:
-            log.info("%s before: %s", result.image, _words(found.before))
-        log.info("%s: the output changed by at most %.4g", result.image, found.largest_change)
+    if found.before:
+        log.info("%s before: %s", result.image, _words(found.before))
     if found.prediction and not result.kept:
-        log.info("%s: %s", result.image, _words(found.prediction))
+        after = " after" if found.intervened else ""
+        log.info("%s%s: %s", result.image, after, _words(found.prediction))
+    if found.intervened:
+        log.info("%s: %s", result.image, _change(found.largest_change))
+
+
+def _change(largest: float | None) -> str:
+    if largest is None:
+        return "the shape of the output changed"
+    return f"the output changed by at most {largest:.4g}"
 
 
 def _words(guesses: Sequence[Guess]) -> str:

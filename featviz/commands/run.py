@@ -8,9 +8,9 @@ from typing import Any
 
 import click
 
-from featviz.commands import completing
+from featviz.commands import completing, passing
 from featviz.commands import options as opts
-from featviz.commands.drawing import draw_options, pass_options, to_draw_options, to_pass_options
+from featviz.commands.drawing import draw_options, to_draw_options
 from featviz.commands.progress import Unpictured, shown_progress, summarise
 from featviz.commands.values import BytesType
 from featviz.records import Limits
@@ -42,8 +42,9 @@ from featviz.records import Limits
 @click.option("-0", "--null", "nul", is_flag=True, help="With IMAGE -: paths end with NUL.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON line for each image on stdout.")
 @click.option("--dry-run", is_flag=True, help="Say what would be written, and write nothing.")
-@pass_options
+@passing.pass_options
 @draw_options
+@click.option("--report", is_flag=True, help="Make a gallery in HTML of it at the end.")
 @click.option("--tensors", type=click.Choice(["npy"]), help="Keep the raw tensors as well.")
 @opts.input_options
 @opts.model_options
@@ -80,17 +81,31 @@ def command(ctx: click.Context, /, model: str | None, images: Sequence[str], **g
     from featviz import estimate, pipeline, workers
 
     source, options = opts.to_model_options(str(model), given), _run_options(given)
+    if given["report"] and given["archive"]:
+        raise click.UsageError("--report goes into a folder, and --archive leaves none.", ctx)
     if given["dry_run"]:
         click.echo(estimate.dry_run(source, images, options).render(given["as_json"]))
         return 0
     unpictured = Unpictured()
     with shown_progress(given["as_json"], unpictured) as progress, workers.world() as team:
         result = pipeline.run(source, images, options, progress, team=team)
+        first = team.first
     summarise(result, unpictured)
+    if given["report"] and first:
+        _report(result.out)
     return result.exit_code
 
 
+def _report(out: Path) -> None:
+    import logging
+
+    from featviz.report import ReportOptions, build_report
+
+    logging.getLogger(__name__).info("report in %s", build_report(out, ReportOptions()).page)
+
+
 def _run_options(given: dict[str, Any]) -> Any:
+    from featviz.plans import read_options
     from featviz.preparation import RunOptions
     from featviz.workers import parse_shard
 
@@ -107,5 +122,5 @@ def _run_options(given: dict[str, Any]) -> Any:
         shard=parse_shard(given["shard"]) if given["shard"] else None,
         draw=to_draw_options(given),
         inputs=opts.to_input_options(given),
-        passes=to_pass_options(given),
+        passes=read_options(given),
     )

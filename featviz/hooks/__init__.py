@@ -6,6 +6,7 @@ forward hook returns would replace the layer's output.
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -13,9 +14,10 @@ from typing import Any
 
 from torch import nn
 
-from featviz.hooks.forward import faults, forward
-from featviz.hooks.functions import function_name, watching
-from featviz.hooks.recorder import KINDS, Recorder, Sink
+from featviz.hooks.forward import back, faults, forward
+from featviz.hooks.functions import unwatched, watching
+from featviz.hooks.naming import class_names
+from featviz.hooks.recorder import KINDS, Recorder, Sink, Wanted
 from featviz.hooks.structure import leaves
 from featviz.records import Layer
 
@@ -23,26 +25,33 @@ __all__ = [
     "KINDS",
     "Recorder",
     "Sink",
+    "back",
+    "class_names",
     "faults",
     "forward",
     "hooked",
     "leaves",
     "list_functions",
     "list_layers",
+    "unwatched",
 ]
+
+
+_CALL = re.compile(r"@\d+")
+"""What torch.export.unflatten puts behind the name of a module at its second and later calls."""
 
 
 def list_layers(model: nn.Module) -> list[Layer]:
     """Every module once, in `named_modules()` order, with all names of a shared one."""
-    names: dict[int, list[str]] = {}
+    names: dict[int, dict[str, None]] = {}
     for name, module in model.named_modules(remove_duplicate=False):
-        names.setdefault(id(module), []).append(name)
+        names.setdefault(id(module), {}).update(dict.fromkeys((name, _CALL.sub("", name))))
     return [
         Layer(
             index=index,
             name=name,
-            type=type(module).__name__,
-            classes=tuple(c.__name__ for c in type(module).__mro__ if c is not object),
+            type=class_names(module)[0],
+            classes=class_names(module),
             aliases=tuple(alias for alias in names[id(module)] if alias != name),
         )
         for index, (name, module) in enumerate(model.named_modules())
@@ -55,36 +64,44 @@ def list_functions(model: nn.Module, args: Sequence[Any]) -> dict[Layer, int]:
     Returns:
         Layers named `layer1.0/fn:add`, each with the number of its calls.
     """
-    indices = {name: index for index, (name, _) in enumerate(model.named_modules())}
     found: Counter[Layer] = Counter()
 
-    def seen(owner: str, function: str, result: Any) -> None:
-        kind = f"fn:{function}"
-        found[Layer(indices[owner], function_name(owner, function), kind, (kind,))] += 1
+    def seen(layer: Layer, result: Any) -> None:
+        found[layer] += 1
 
-    with watching(model, seen):
+    with watching(model, list_layers(model), seen):
         model(*args)
     return dict(found)
 
 
 @contextmanager
 def hooked(
-    model: nn.Module, layers: Sequence[Layer], sink: Sink, kinds: Sequence[str] = ("output",)
+    model: nn.Module,
+    layers: Sequence[Layer],
+    sink: Sink,
+    kinds: Sequence[str] = ("output",),
+    wanted: Wanted | None = None,
 ) -> Iterator[Recorder]:
     """Hook the layers of a model for a while; every hook is removed, whatever happens.
 
     Args:
         kinds: what to take of each layer, of KINDS. Gradients come when the caller runs a
             backward pass.
+        wanted: asked at each call of a function, where it is not known beforehand which functions
+            there are; otherwise those among `layers` are.
     """
-    recorder = Recorder(layers, sink, kinds)
+    functions = {layer.name for layer in layers if layer.is_function}
+    by_name: Wanted = lambda layer: layer.name in functions  # noqa: E731
+    recorder = Recorder(layers, sink, kinds, wanted or by_name)
     modules = dict(model.named_modules())
     with ExitStack() as stack:
+        stack.callback(recorder.release)
         for layer in layers:
             if not layer.is_function:
                 stack.enter_context(_hooks_on(modules[layer.name], layer, recorder))
-        if any(layer.is_function for layer in layers):
-            stack.enter_context(watching(model, recorder.leave_function, recorder.enter_function))
+        if functions or wanted:
+            take = (recorder.leave_function, recorder.enter_function)
+            stack.enter_context(watching(model, list_layers(model), *take))
         yield recorder
 
 

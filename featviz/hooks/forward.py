@@ -6,9 +6,11 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from featviz.errors import FeatvizError, ForwardError
+from featviz.hooks.naming import class_names
 from featviz.hooks.recorder import Recorder
 from featviz.hooks.structure import leaves
 
@@ -42,14 +44,41 @@ def faults(
         ) from error
 
 
+def back(target: Tensor, inputs: Sequence[Tensor], recorder: Recorder) -> None:
+    """Go back from a target to the inputs; hooks on tensors take the gradients.
+
+    What hangs on parameters only (a table of positions, say) is not on the way to the inputs, and
+    takes a second way back.
+
+    Raises:
+        ForwardError: the backward pass raised.
+    """
+    recorder.turn()
+    try:
+        torch.autograd.grad(target, inputs, retain_graph=True, allow_unused=True)
+        aside = recorder.awaited
+        if aside:
+            recorder.arrive(
+                aside, torch.autograd.grad(target, list(aside.values()), allow_unused=True)
+            )
+    except Exception as error:
+        if recorder.fault is error:
+            raise
+        raise ForwardError(
+            f"the backward pass failed: {_first_line(error)}",
+            "without grad and grad-input in --capture none is needed; -v shows the traceback",
+        ) from error
+    recorder.close()
+
+
 def _where(model: nn.Module, error: BaseException) -> str:
     """Name the innermost module on the traceback; costs nothing as long as nothing fails."""
     names = {id(module): name for name, module in model.named_modules()}
-    found, trace = f"{type(model).__name__}", error.__traceback__
+    found, trace = class_names(model)[0], error.__traceback__
     while trace is not None:
         owner = trace.tb_frame.f_locals.get("self")
-        if names.get(id(owner)):
-            found = f"{names[id(owner)]} ({type(owner).__name__})"
+        if isinstance(owner, nn.Module) and names.get(id(owner)):
+            found = f"{names[id(owner)]} ({class_names(owner)[0]})"
         trace = trace.tb_next
     return found
 

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-Seen = Callable[[str, str, Any], None]
-"""Takes the qualified name of the module that is running, the function's name, and its result."""
-Entering = Callable[[str, str, Any, Any], None]
-"""The same before the call, with the function's arguments."""
+from featviz.records import Layer
+
+Seen = Callable[[Layer, Any], None]
+"""Takes a function as a layer, `layer1.0/fn:add`, and what this call of it gave."""
+Entering = Callable[[Layer, Any, Any], None]
+"""The same before the call, with its arguments."""
 
 _SAME = {
     "iadd": "add",
@@ -26,6 +29,8 @@ _SAME = {
     "rdiv": "div",
     "rtruediv": "div",
     "rmatmul": "matmul",
+    "ipow": "pow",
+    "rpow": "pow",
 }
 """Operators under the name of the function that does the same."""
 
@@ -34,16 +39,12 @@ def name_of(function: Callable[..., Any]) -> str:
     """One name for a function, its tensor method, its in-place variant and its operator.
 
     `torch.relu`, `torch.nn.functional.relu`, `Tensor.relu_` are all `relu`; `+`, `+=` and
-    `Tensor.add_` are `add`. Properties such as `Tensor.shape` have none.
+    `Tensor.add_` are `add`, and so is `aten.add.Tensor` in an exported program. Properties such as
+    `Tensor.shape` have none.
     """
     raw = getattr(function, "__name__", "")
-    name = "" if raw == "__get__" else raw.strip("_")
+    name = "" if raw == "__get__" else raw.partition(".")[0].strip("_")
     return _SAME.get(name, name)
-
-
-def function_name(owner: str, function: str) -> str:
-    """The name of a function that the module `owner` calls: `layer1.0/fn:add`."""
-    return f"{owner}/fn:{function}" if owner else f"fn:{function}"
 
 
 def like_module(function: str, class_name: str) -> bool:
@@ -51,61 +52,48 @@ def like_module(function: str, class_name: str) -> bool:
     return function.replace("_", "").lower() == class_name.replace("_", "").lower()
 
 
+def function_of(module: Layer, function: str) -> Layer:
+    """A function that a module calls, as a layer."""
+    kind = f"fn:{function}"
+    name = f"{module.name}/{kind}" if module.name else kind
+    return Layer(module.index, name, kind, (kind,), module.aliases)
+
+
 @contextmanager
-def watching(model: nn.Module, seen: Seen, entering: Entering | None = None) -> Iterator[None]:
+def watching(
+    model: nn.Module, modules: Sequence[Layer], seen: Seen, entering: Entering | None = None
+) -> Iterator[None]:
     """Report every call of a torch function or tensor method that gives tensors.
 
     What torch's own modules call is theirs (a ReLU module is hooked as a module), and what a
     function calls inside is the function's: neither is reported.
+
+    Args:
+        modules: all layers of the model that are modules.
     """
-    watch = _Watch(model, seen, entering)
-    handles = []
-    try:
+    stack: list[Layer | None] = []
+    layers = {layer.name: layer for layer in modules}
+    with ExitStack() as hooks:
         for name, module in model.named_modules():
-            handles.append(module.register_forward_pre_hook(watch.pushing(name)))
-            handles.append(module.register_forward_hook(watch.popping(), always_call=True))
-        with _Mode(watch):
+            push = _entering(stack, None if _is_torchs(module) else layers[name])
+            before = module.register_forward_pre_hook(push, prepend=True)  # others may raise
+            hooks.callback(before.remove)
+            pop = module.register_forward_hook(_leaving(stack), always_call=True)
+            hooks.callback(pop.remove)
+        with _Mode(stack, seen, entering):
             yield
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
-class _Watch:
-    """Knows which module is running."""
-
-    def __init__(self, model: nn.Module, seen: Seen, entering: Entering | None) -> None:
-        self.stack: list[str] = []
-        self.seen, self.entering = seen, entering
-        self.torchs = {name for name, module in model.named_modules() if _is_torchs(module)}
-
-    @property
-    def owner(self) -> str | None:
-        """The module whose functions count now."""
-        return self.stack[-1] if self.stack and self.stack[-1] not in self.torchs else None
-
-    def pushing(self, name: str) -> Callable[[nn.Module, Any], None]:
-        """A forward pre-hook."""
-
-        def push(module: nn.Module, args: Any) -> None:
-            self.stack.append(name)
-
-        return push
-
-    def popping(self) -> Callable[[nn.Module, Any, Any], None]:
-        """A forward hook."""
-
-        def pop(module: nn.Module, args: Any, output: Any) -> None:
-            if self.stack:  # a forward pass that failed half way may have left it shorter
-                self.stack.pop()
-
-        return pop
+def unwatched() -> AbstractContextManager[None]:
+    """A block that belongs to no module: what hooks compute is not reported."""
+    block: AbstractContextManager[None] = torch._C.DisableTorchFunction()
+    return block
 
 
 class _Mode(TorchFunctionMode):
-    def __init__(self, watch: _Watch) -> None:
+    def __init__(self, stack: list[Layer | None], seen: Seen, entering: Entering | None) -> None:
         super().__init__()
-        self.watch = watch
+        self.stack, self.seen, self.entering = stack, seen, entering
 
     def __torch_function__(
         self,
@@ -114,12 +102,14 @@ class _Mode(TorchFunctionMode):
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        name, owner = name_of(func), self.watch.owner
-        if name and owner is not None and self.watch.entering is not None:
-            self.watch.entering(owner, name, args, kwargs or {})
+        owner = self.stack[-1] if self.stack else None
+        name = name_of(func) if owner is not None else ""
+        layer = function_of(owner, name) if owner is not None and name else None
+        if layer is not None and self.entering is not None:
+            self.entering(layer, args, kwargs or {})
         result = func(*args, **(kwargs or {}))
-        if name and owner is not None and _holds_tensors(result):
-            self.watch.seen(owner, name, result)
+        if layer is not None and _holds_tensors(result):
+            self.seen(layer, result)
         return result
 
 
@@ -129,4 +119,23 @@ def _holds_tensors(result: Any) -> bool:
 
 
 def _is_torchs(module: nn.Module) -> bool:
-    return type(module).__module__.startswith("torch.nn.modules.")
+    """Whether the module's forward is one of torch's own, inherited or not; in an exported
+    program, whether the module stands for a class of torch's."""
+    home = type(module).forward.__module__
+    if home == "torch.export.unflatten":
+        home = module.type_name() or ""  # type: ignore[operator]
+    return home.startswith(("torch.nn.", "torch.ao.nn."))
+
+
+def _entering(stack: list[Layer | None], layer: Layer | None) -> Callable[[nn.Module, Any], None]:
+    def push(module: nn.Module, args: Any) -> None:
+        stack.append(layer)
+
+    return push
+
+
+def _leaving(stack: list[Layer | None]) -> Callable[[nn.Module, Any, Any], None]:
+    def pop(module: nn.Module, args: Any, output: Any) -> None:
+        stack.pop()
+
+    return pop

@@ -9,19 +9,25 @@ runs: they belong to the value that the tensor has at that moment, so a later in
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from torch import Tensor
+from torch.autograd.graph import GradientEdge, get_gradient_edge
+from torch.utils.hooks import RemovableHandle
 
 from featviz.errors import LayoutError
-from featviz.hooks.functions import function_name
+from featviz.hooks.functions import unwatched
 from featviz.hooks.structure import describe, leaves
 from featviz.records import Layer, Site, Skip
 
 Sink = Callable[[Site, Tensor], None]
 """Takes a tensor while it is true; raises LayoutError for one that cannot be drawn."""
+
+Wanted = Callable[[Layer], bool]
+"""Whether a function is to be captured."""
 
 KINDS = ("output", "input", "grad", "grad-input")
 """What can be taken of a layer."""
@@ -31,17 +37,24 @@ class Recorder:
     """Counts the calls of hooked layers and passes what they give, and get, to the sink."""
 
     def __init__(
-        self, layers: Sequence[Layer], sink: Sink, kinds: Sequence[str] = ("output",)
+        self,
+        layers: Sequence[Layer],
+        sink: Sink,
+        kinds: Sequence[str],
+        wanted: Wanted,
     ) -> None:
         self.layers = layers
         self.sink = sink
+        self.wanted = wanted
         self.kinds = frozenset(kinds)
-        self._functions = {layer.name: layer for layer in layers if layer.is_function}
         self.calls: Counter[str] = Counter()
         """By name of the layer."""
         self._entered: Counter[str] = Counter()
         self.skipped: list[Skip] = []
-        self._awaited: dict[Site, None] = {}
+        self._awaited: dict[Site, GradientEdge] = {}
+        self._views: set[Site] = set()
+        self._handles: list[RemovableHandle] = []
+        self._forward = True
         self.fault: Exception | None = None
         """What the sink raised, to tell a fault of ours from one of the model."""
 
@@ -56,61 +69,98 @@ class Recorder:
         return bool(self.kinds & {"input", "grad-input"})
 
     def enter(self, layer: Layer, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-        """Take what goes into a layer: a single argument under the empty key, else by position
-        or name; what is no tensor is left out."""
+        """Take what goes into a layer: under the empty key where one argument holds tensors, else
+        by position or name; what is no tensor is left out."""
+        if not self._forward:
+            return
         call = self._entered[layer.name]
         self._entered[layer.name] += 1
-        given: Any = {**dict(enumerate(args)), **kwargs}
-        if len(given) == 1:
-            (given,) = given.values()
-        for key, value in leaves(given):
-            if isinstance(value, Tensor):
-                self._take_both(Site(layer, "input", call, key), value)
+        found = _tensors({**dict(enumerate(args)), **kwargs})
+        if not found:
+            self._nothing_in(layer, call)
+        if len({key.partition(".")[0] for key, _ in found}) == 1:
+            found = [(key.partition(".")[2], value) for key, value in found]
+        for key, value in found:
+            self._take_both(Site(layer, "input", call, key), value)
 
     def leave(self, layer: Layer, output: Any) -> None:
         """Take what a layer gives."""
+        if not self._forward:
+            return
         call = self.calls[layer.name]
         self.calls[layer.name] += 1
         for key, value in leaves(output):
             self._take_both(Site(layer, "output", call, key), value)
 
-    def enter_function(self, owner: str, function: str, args: Any, kwargs: Any) -> None:
-        """Take what goes into a function, if it is one of the layers."""
-        if (layer := self._functions.get(function_name(owner, function))) is not None:
+    def enter_function(self, layer: Layer, args: Any, kwargs: Any) -> None:
+        """Take what goes into a function, if it is wanted."""
+        if self.takes_inputs and self.wanted(layer):
             self.enter(layer, args, kwargs)
 
-    def leave_function(self, owner: str, function: str, result: Any) -> None:
-        """Take what a function gave, if it is one of the layers."""
-        if (layer := self._functions.get(function_name(owner, function))) is not None:
+    def leave_function(self, layer: Layer, result: Any) -> None:
+        """Take what a function gave, if it is wanted."""
+        if self.wanted(layer):
             self.leave(layer, result)
+
+    @property
+    def awaited(self) -> dict[Site, GradientEdge]:
+        """Gradients that have not come, and where in the graph they would."""
+        return dict(self._awaited)
+
+    def turn(self) -> None:
+        """The forward pass is over: layers that run from now on are recomputed for the backward
+        pass (activation checkpointing), and have been seen."""
+        self._forward = False
+
+    def arrive(self, sites: Iterable[Site], gradients: Iterable[Tensor | None]) -> None:
+        """Take gradients that no hook brought."""
+        for site, gradient in zip(sites, gradients, strict=True):
+            self._arrived(site, gradient)
 
     def close(self) -> None:
         """The backward pass is over: gradients that did not come never will."""
         for site in self._awaited:
-            self._skip(site, "has no gradient: the target does not depend on it")
+            view = ", or it is a view that was changed in place" if site in self._views else ""
+            self._skip(site, f"has no gradient: the target does not depend on it{view}")
         self._awaited.clear()
 
+    def release(self) -> None:
+        """Take the hooks off the tensors, of which the model may keep some."""
+        self._awaited.clear()
+        for handle in self._handles:
+            handle.remove()
+
+    def _nothing_in(self, layer: Layer, call: int) -> None:
+        for kind in ("input", "grad-input"):
+            if kind in self.kinds:
+                self._skip(Site(layer, kind, call, ""), "takes no tensor")
+
     def _take_both(self, site: Site, value: Any) -> None:
-        if site.kind in self.kinds:
-            self._take(site, value)
-        kind = "grad" if site.kind == "output" else "grad-input"
-        if kind in self.kinds and isinstance(value, Tensor):
-            self._await(Site(site.layer, kind, site.call, site.key), value)
+        with unwatched():
+            if site.kind in self.kinds:
+                self._take(site, value)
+            kind = "grad" if site.kind == "output" else "grad-input"
+            if kind in self.kinds:
+                self._await(replace(site, kind=kind), value)
 
-    def _await(self, site: Site, tensor: Tensor) -> None:
-        if not tensor.requires_grad:
-            self._skip(site, "has no gradient: it does not depend on the input")
+    def _await(self, site: Site, tensor: Any) -> None:
+        if not isinstance(tensor, Tensor) or not tensor.requires_grad:
+            self._skip(site, _why_none(tensor))
             return
-        self._awaited[site] = None
-        tensor.register_hook(partial(self._arrived, site))  # type: ignore[no-untyped-call]
+        self._awaited[site] = get_gradient_edge(tensor)
+        if tensor._is_view():  # a change in place takes a view out of the graph
+            self._views.add(site)
+        if not tensor.is_leaf:  # parameters stay without hooks
+            hook = partial(self._arrived, site)
+            self._handles.append(tensor.register_hook(hook))  # type: ignore[no-untyped-call]
 
-    def _arrived(self, site: Site, gradient: Tensor) -> None:
-        self._awaited.pop(site, None)
-        self._take(site, gradient)
+    def _arrived(self, site: Site, gradient: Tensor | None) -> None:
+        if gradient is not None and self._awaited.pop(site, None) is not None:
+            self._take(site, gradient)
 
     def _take(self, site: Site, value: Any) -> None:
         if not isinstance(value, Tensor):
-            self._skip(site, f"is {describe(value)}, not a tensor")
+            self._skip(site, _why_none(value))
             return
         try:
             self.sink(site, value.detach())
@@ -125,3 +175,17 @@ class Recorder:
         self.skipped.append(
             Skip(at.name, at.type, at.index, site.kind, site.call, site.key, reason)
         )
+
+
+def _tensors(given: Any) -> list[tuple[str, Tensor]]:
+    return [(key, value) for key, value in leaves(given) if isinstance(value, Tensor)]
+
+
+def _why_none(tensor: Any) -> str:
+    if not isinstance(tensor, Tensor):
+        return f"is {describe(tensor)}, not a tensor"
+    if not tensor.is_floating_point():
+        return f"has no gradient: it holds {tensor.dtype}"
+    return (
+        "has no gradient: it does not depend on the input, or is cut off from it (detach, no_grad)"
+    )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import re
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
@@ -24,8 +25,8 @@ def clips(samples: Sequence[Sample]) -> list[Sample]:
         if _is_animated(sample.path):
             found.append(sample)
         else:
-            folders.setdefault(sample.path.parent, []).append(sample)
-    return found + [_clip(folder, frames) for folder, frames in folders.items()]
+            folders.setdefault(sample.path.resolve().parent, []).append(sample)
+    return _told_apart(found + [_clip(folder, frames) for folder, frames in folders.items()])
 
 
 def together(samples: Sequence[Sample], count: int) -> list[Sample]:
@@ -63,8 +64,26 @@ def _free(name: str, taken: set[str]) -> str:
 def _clip(folder: Path, frames: Sequence[Sample]) -> Sample:
     ordered = sorted(frames, key=lambda frame: _natural(frame.path.name))
     name = PurePosixPath(frames[0].name).parent
-    own = frames[0].name if len(frames) == 1 else folder.resolve().name
+    own = frames[0].name if len(frames) == 1 else folder.name
     return Sample(str(name if name.name else own) or "clip", tuple(f.path for f in ordered))
+
+
+def _told_apart(samples: Sequence[Sample]) -> list[Sample]:
+    """Names that clash get parent folders in front; what only case tells apart gets a number."""
+    counts = Counter(sample.name.casefold() for sample in samples)
+    longer = [s if counts[s.name.casefold()] == 1 else _longer(s) for s in samples]
+    if all(count == 1 for count in counts.values()):
+        return list(samples)
+    if longer == list(samples):
+        return [replace(s, name=f"{i}/{s.name}") for i, s in enumerate(samples)]
+    return _told_apart(longer)
+
+
+def _longer(sample: Sample) -> Sample:
+    """By one real parent folder, if there is one more."""
+    path = sample.path.resolve()
+    place = path.parent if len(sample.paths) > 1 else path
+    return replace(sample, name="/".join(place.parts[1:][-(sample.name.count("/") + 2) :]))
 
 
 def _join(group: Sequence[Sample]) -> Sample:

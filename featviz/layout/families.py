@@ -61,6 +61,8 @@ def _from_channels(channels: Tensor, form: Form) -> Maps:
     grid = form.grid
     assert grid is not None
     own = channels[:, len(grid.prefix) :].contiguous()
+    if form.unrolled is not None:
+        own = grids.reroll(own, form.unrolled)
     return Maps(form.layout, own.view(len(own), grid.time, grid.height, grid.width))
 
 
@@ -71,13 +73,17 @@ def windows(tensor: Tensor, form: Form) -> Maps:
 
 
 def attention(tensor: Tensor, form: Form) -> Maps:
-    """[1, heads, T, T] or [1, T, T]: one map for each head, a row for each query."""
+    """[1, heads, T, T], [1, T, T] or [1, T, T, heads]: one map for each head, a row for each
+    query."""
+    if tensor.shape[-2] != tensor.shape[-1]:
+        return Maps(form.layout, tensor[0].permute(2, 0, 1).contiguous()[:, None])
     return Maps(form.layout, tensor[0].reshape(-1, 1, *tensor.shape[-2:]))
 
 
 def batch(tensor: Tensor, form: Form) -> Maps:
-    """[N, C, H, W], as behind RoI pooling: N tiles side by side for each of the C channels."""
-    return Maps(form.layout, tensor.transpose(0, 1).contiguous())
+    """[N, C, H, W], as behind RoI pooling: N tiles side by side for each of the C channels; of
+    [N, C, T, H, W] N · T tiles."""
+    return Maps(form.layout, tensor.transpose(0, 1).flatten(1, -3).contiguous())
 
 
 def ncthw(tensor: Tensor, form: Form) -> Maps:

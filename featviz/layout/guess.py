@@ -19,6 +19,8 @@ class Form:
     grid: Grid | None = None
     """For tokens and windows: the grid that they make."""
     windows: Windows | None = None
+    unrolled: tuple[int, int] | None = None
+    """For tokens in the order of their pooling: the grid that is left of them at the end."""
 
 
 AXES: dict[str, tuple[tuple[int, ...], int | None]] = {
@@ -29,7 +31,7 @@ AXES: dict[str, tuple[tuple[int, ...], int | None]] = {
     "heads": ((4,), 2),
     "attention": ((3, 4), None),
     "vector": ((1, 2, 3), None),
-    "batch": ((4,), None),
+    "batch": ((4, 5), None),
     "ncthw": ((5,), None),
     "nthwc": ((5,), None),
 }
@@ -49,6 +51,11 @@ _CHANNELS = {
 }
 _OF_MANY = ("batch", "vector")
 """Layouts whose first axis may be more than 1."""
+_FEW_TOKENS = 16
+"""Fewer are not taken for channels-first tokens: boxes [1, N, 4] are none."""
+_MANY_TOKENS = 36
+"""A map may be high and narrow for other reasons than that its rows are tokens; above so many rows
+that make a grid, outside attention, they are taken for tokens."""
 
 
 def recognise(shape: Sequence[int], hints: Hints) -> Form:
@@ -136,29 +143,51 @@ def _three(shape: Sequence[int], hints: Hints) -> Form | None:
     """[1, T, D], [1, D, T] or, averaged over heads, attention weights [1, T, T]."""
     if shape[0] != 1:
         return None
-    if shape[1] == 1:
+    if shape[1] in (1, len(hints.prefix)):
         return Form("vector")
+    if hints.channels == "first":
+        return _tokens(shape, hints, {"ncl": 2})
+    if hints.unrolled is not None:
+        return _unrolled(shape[1], hints, hints.unrolled)
     if hints.attention and shape[1] == shape[2]:
         return Form("attention")
-    return _tokens(shape, hints, {"tokens": 1, "ncl": 2})
+    return _tokens(shape, hints, {"tokens": 1, **({"ncl": 2} if shape[2] >= _FEW_TOKENS else {})})
 
 
 def _four(shape: Sequence[int], hints: Hints) -> Form | None:
+    """[1, C, H, W], [1, H, W, C], [1, heads, T, D], [1, T, heads, D], attention weights of tokens
+    [1, heads, T, T] or [1, T, T, heads], or [N, C, H, W]."""
     if shape[0] != 1:
         return Form("batch")
-    if hints.attention and shape[2] == shape[3] > 1:
+    if hints.channels is not None:
+        return Form("nchw" if hints.channels == "first" else "nhwc")
+    if _weights(shape[2:], hints):
         return Form("attention")
     first, last = (grids.in_proportion(shape[i], shape[i + 1], hints.input_size) for i in (1, 2))
     if first and not last:
         return Form("nhwc")
-    if hints.attention and not last:
+    if _weights(shape[1:3], hints) and shape[3] < shape[1]:
+        return Form("attention")
+    if not last and (hints.attention or _column(shape[2], shape[3], hints)):
         return _tokens(shape, hints, {"heads": 2, "tokens": 1}) or Form("nchw")
     return Form("nchw")
 
 
+def _weights(sides: Sequence[int], hints: Hints) -> bool:
+    """Whether these are two axes of an attention's weights: of tokens by tokens."""
+    square = hints.attention and sides[0] == sides[1] > 1
+    return square and grids.find(sides[0], hints) is not None
+
+
+def _column(height: int, width: int, hints: Hints) -> bool:
+    """Whether it is no map, but many tokens below one another."""
+    narrow = grids.far_from_proportion(height, width, hints.input_size)
+    return narrow and height >= _MANY_TOKENS and width > 1
+
+
 def _five(shape: Sequence[int], hints: Hints) -> Form | None:
     if shape[0] != 1:
-        return None
+        return Form("batch") if hints.channels == "first" else None
     middle, last = (grids.in_proportion(shape[i], shape[i + 1], hints.input_size) for i in (2, 3))
     return Form("nthwc" if middle and not last else "ncthw")
 
@@ -173,23 +202,30 @@ _BY_DIMENSIONS: dict[int, Callable[[Sequence[int], Hints], Form | None]] = {
 
 
 def _tokens(shape: Sequence[int], hints: Hints, axes: dict[str, int]) -> Form | None:
-    for layout, axis in axes.items():
-        if (grid := grids.find(shape[axis], hints)) is not None:
-            return Form(layout, grid)
-    return None
+    """The first axis that makes a grid; of several, rather the one that makes the patches' own."""
+    found = {layout: grids.find(shape[axis], hints) for layout, axis in axes.items()}
+    forms = [Form(layout, grid) for layout, grid in found.items() if grid is not None]
+    own = [form for form in forms if form.grid and grids.is_of_patches(form.grid, hints)]
+    return next(iter(own + forms), None)
+
+
+def _unrolled(length: int, hints: Hints, last: tuple[int, int]) -> Form | None:
+    grid = grids.find(length, hints)
+    count, rest = divmod(length, last[0] * last[1])
+    times = 2 ** (count.bit_length() // 2)
+    if grid is None or rest or (grid.height, grid.width) != (last[0] * times, last[1] * times):
+        return None
+    return Form("tokens", grid, unrolled=last)
 
 
 def _windowed(shape: Sequence[int], hints: Hints) -> Form | None:
-    """[n, a·b, C], [n, a, b, C], [n, C, a, b] or [1, n, a·b, C] in a block that cuts windows."""
+    """Windows in a block that cuts them: [n, a·b, C], [n, a, b, C], [n, C, a, b], or as it says."""
     windows, size = hints.windows, hints.input_size
     count = grids.windows_in(shape, windows) if windows is not None else 0
-    if windows is None or size is None or count < 2:
+    if windows is None or size is None or count == 0:
         return None
-    height, width = windows.size
-    for rows, columns in grids.factors(count):
-        if grids.in_step(rows * height, columns * width, size):
-            return Form("windows", Grid(rows * height, columns * width), windows)
-    return None
+    found = grids.map_of_windows(count, windows, size)
+    return None if found is None else Form("windows", Grid(*found), windows)
 
 
 def _why_not(shape: Sequence[int], hints: Hints) -> str:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from featviz.errors import FeatvizError, LoadError
-from featviz.models import pickles, sniff
+from featviz.models import pickles, programs, sniff
 from featviz.models.unwrap import nested
 
 SUFFIXES = frozenset((".pth", ".pt", ".ckpt", ".bin", ".safetensors", ".pt2"))
@@ -52,9 +52,11 @@ def read(path: Path, allow: Sequence[str] = (), unsafe: bool = False) -> Any:
         kind = sniff.sniff(path)
     except OSError as error:
         raise LoadError(f"{path} cannot be read: {error.strerror}", None) from error
-    if kind in _REFUSED:
+    if kind == sniff.TORCHSCRIPT:
         raise LoadError(
-            f"{path.name} {_REFUSED[kind]}", "save the nn.Module or its state dict instead"
+            f"{path.name} is TorchScript, which takes no hooks on its layers",
+            "give the Python model that it was made from, with its weights: "
+            "torch.save(torch.jit.load(FILE).state_dict(), 'weights.pth') and --arch MODEL",
         )
     if kind not in _READERS:
         raise LoadError(
@@ -138,6 +140,10 @@ def _read_safetensors(path: Path, allow: Sequence[str], unsafe: bool) -> Any:
         raise _damaged(path, error) from error
 
 
+def _read_program(path: Path, allow: Sequence[str], unsafe: bool) -> Any:
+    return programs.read(path, unsafe).module
+
+
 def _read_shards(path: Path, allow: Sequence[str], unsafe: bool) -> Any:
     """The files that an index.json names, which must lie beside it."""
     try:
@@ -194,8 +200,5 @@ _READERS: dict[str, Callable[[Path, Sequence[str], bool], Any]] = {
     sniff.PICKLE: _read_torch,
     sniff.SAFETENSORS: _read_safetensors,
     sniff.SHARDS: _read_shards,
-}
-_REFUSED = {
-    sniff.TORCHSCRIPT: "is TorchScript, which takes no hooks on its layers",
-    sniff.EXPORTED: "is a torch.export program, which this version does not read",
+    sniff.EXPORTED: _read_program,
 }

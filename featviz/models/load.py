@@ -14,9 +14,10 @@ import torch
 from torch import nn
 
 from featviz.errors import LoadError, UsageError
-from featviz.models import checkpoint, factory, identify, zoo
-from featviz.models.preprocess import InputOptions, Preprocess, choose_preprocess
-from featviz.models.unwrap import strip, stripped_forms, unwrap
+from featviz.models import checkpoint, factory, identify, programs, sniff, timm_zoo, zoo
+from featviz.models.preprocess import InputOptions, Preprocess
+from featviz.models.presets import FixedInput, choose_preprocess
+from featviz.models.unwrap import Unwrapped, strip, stripped_forms, unwrap
 from featviz.models.weights import digest, in_full_precision, put_into
 
 log = logging.getLogger(__name__)
@@ -27,15 +28,15 @@ class ModelOptions:
     """Which model, and how it is loaded."""
 
     spec: str
-    """MODEL: a torchvision name, a file, or `pkg.mod:factory` / `file.py:factory`."""
+    """MODEL: a torchvision name, `timm:NAME`, a file, or a factory (`pkg.mod:f`, `file.py:f`)."""
     arch: str | None = None
     """For a file of weights: any other form of MODEL."""
     weights: str | None = None
-    """`default`, a weights entry, a file, or `none`."""
+    """`default`, a weights entry (timm: a tag), a file, or `none`."""
     seed: int = 0
     """Seeds the initialisation of random weights."""
     model_args: Mapping[str, Any] = field(default_factory=dict)
-    """Keyword arguments of a factory or a torchvision builder."""
+    """Keyword arguments of a factory, a torchvision builder or `timm.create_model`."""
     allow_globals: tuple[str, ...] = ()
     """Names that a pickled model may use beside the classes of torch and torchvision."""
     unsafe_load: bool = False
@@ -67,11 +68,14 @@ class LoadedModel:
 
 @dataclass(frozen=True)
 class Loaded:
-    """What a source gives: the module, the weights entry if it is torchvision's, and a record."""
+    """What a source gives: a module, how to feed it where that is known, and a record."""
 
     module: nn.Module
     entry: Any = None
+    """torchvision's weights entry, or the Preprocess."""
     source: Mapping[str, Any] = field(default_factory=dict)
+    fixed: FixedInput | None = None
+    """What the module leaves no choice in."""
 
 
 def load_model(options: ModelOptions, inputs: InputOptions) -> LoadedModel:
@@ -84,7 +88,7 @@ def load_model(options: ModelOptions, inputs: InputOptions) -> LoadedModel:
     device = pick_device(options.device)
     loaded = _load(options)
     module = in_full_precision(loaded.module, device).to(device)
-    preprocess = choose_preprocess(module, loaded.entry, inputs)
+    preprocess = choose_preprocess(module, loaded.entry, inputs, loaded.fixed)
     arguments = {name: repr(value) for name, value in options.model_args.items()}
     source = {**loaded.source, **({"arguments": arguments} if arguments else {})}
     return LoadedModel(module, preprocess, device, source, _categories(loaded))
@@ -94,7 +98,7 @@ def _categories(loaded: Loaded) -> tuple[str, ...]:
     """torchvision's names of the classes; random weights have none."""
     if loaded.entry is None or loaded.source.get("weights") == "none":
         return ()
-    return tuple(loaded.entry.meta.get("categories", ()))
+    return tuple(getattr(loaded.entry, "meta", {}).get("categories", ()))
 
 
 def adopt(module: nn.Module, inputs: InputOptions) -> LoadedModel:
@@ -153,13 +157,14 @@ def _load(options: ModelOptions) -> Loaded:
 
 
 def kind_of(spec: str) -> str:
-    """Which of SOURCES a MODEL string belongs to: torchvision, file or factory.
+    """Which of SOURCES a MODEL string belongs to: torchvision, timm, file or factory.
 
     Raises:
         UsageError: it looks like a file, and there is none.
     """
-    if spec.startswith("torchvision:"):
-        return "torchvision"
+    prefix, colon, _ = spec.partition(":")
+    if colon and prefix in ("torchvision", "timm"):
+        return prefix
     path = Path(spec)
     if path.is_file():
         return "file"
@@ -180,6 +185,26 @@ def _from_torchvision(options: ModelOptions) -> Loaded:
     module, entry = zoo.build(name, weights, options.seed, options.model_args)
     seed = {"seed": options.seed} if weights == "none" else {}
     return Loaded(module, entry, _record("torchvision", name, {"weights": weights, **seed}))
+
+
+def _from_timm(options: ModelOptions) -> Loaded:
+    name = options.spec.removeprefix("timm:")
+    weights = options.weights or "default"
+    if Path(weights).is_file():
+        return _timm_with(name, Path(weights), options)
+    module, preprocess = timm_zoo.build(name, weights, options.seed, options.model_args)
+    seed = {"seed": options.seed} if weights == "none" else {}
+    return Loaded(module, preprocess, _record("timm", name, {"weights": weights, **seed}))
+
+
+def _timm_with(name: str, path: Path, options: ModelOptions) -> Loaded:
+    """A timm model with a file's weights, which say how many classes and channels it has."""
+    found = unwrap(_read(path, options), options.key, options.strip_prefix, options.ema, path.name)
+    read = timm_zoo.arguments_of(name, [form.tensors for form in stripped_forms(found)])
+    arguments = {**read, **options.model_args}
+    module, preprocess = timm_zoo.build(name, None, options.seed, arguments)
+    record = {**checkpoint.record(path), **_put(module, found, path, options)}
+    return Loaded(module, preprocess, _record("timm", name, {**read, **record}))
 
 
 def _from_factory(options: ModelOptions) -> Loaded:
@@ -205,6 +230,9 @@ def _from_file(options: ModelOptions) -> Loaded:
             f"--weights does not go with a model file ({path.name})",
             "the file has the weights itself",
         )
+    if options.arch is None and (beside := timm_zoo.named_beside(path)):
+        log.info("%s: config.json beside it says timm:%s", path.name, beside)
+        options = replace(options, arch=f"timm:{beside}")
     if options.arch is None:
         return _from_content(path, options)
     if kind_of(options.arch) == "file":
@@ -218,8 +246,11 @@ def _from_file(options: ModelOptions) -> Loaded:
 
 def _from_content(path: Path, options: ModelOptions) -> Loaded:
     """A whole model as it is; weights in the architecture that they say they belong to."""
-    content = _read(path, options)
     record = {"kind": "file", **checkpoint.record(path)}
+    if sniff.sniff(path) == sniff.EXPORTED:
+        program = programs.read(path, options.unsafe_load, pick_device(options.device))
+        return Loaded(program.module, None, record, program.fixed)
+    content = _read(path, options)
     if isinstance(content, nn.Module) and options.key is None:
         return Loaded(content, None, record)
     found = unwrap(content, options.key, options.strip_prefix, options.ema, path.name)
@@ -248,7 +279,7 @@ def _nearest(path: Path, known: identify.Known, partial: bool) -> identify.Known
     raise LoadError(
         f"{path.name} holds weights of an architecture that torchvision has not"
         + (f"; nearest: {', '.join(n.words for n in near)}" if near else ""),
-        "--arch says what they belong to (a name, or file.py:factory)"
+        "--arch says what they belong to (a name, timm:NAME, or file.py:factory)"
         + ("; --partial loads what fits into the nearest" if near else ""),
     )
 
@@ -256,13 +287,16 @@ def _nearest(path: Path, known: identify.Known, partial: bool) -> identify.Known
 def _load_weights(module: nn.Module, path: Path, options: ModelOptions) -> dict[str, Any]:
     """Load a file's weights into a module; returns what run.json says of them."""
     found = unwrap(_read(path, options), options.key, options.strip_prefix, options.ema, path.name)
+    return {**checkpoint.record(path), **_put(module, found, path, options)}
+
+
+def _put(module: nn.Module, found: Unwrapped, path: Path, options: ModelOptions) -> dict[str, Any]:
     fitting = strip(found, module.state_dict())
     if fitting.steps:
         log.info("%s: %s", path.name, "; ".join(fitting.steps))
     what = f"{path.name} does not fit {options.spec}"
     fit = put_into(module, fitting.tensors, what, options.partial)
-    taken = [*fitting.steps, f"loaded {fit.fitting} of {fit.total}"]
-    return {**checkpoint.record(path), "taken": taken}
+    return {"taken": [*fitting.steps, f"loaded {fit.fitting} of {fit.total}"]}
 
 
 def _read(path: Path, options: ModelOptions) -> Any:
@@ -275,6 +309,7 @@ def _record(kind: str, name: str, more: Mapping[str, Any]) -> dict[str, Any]:
 
 SOURCES: dict[str, Callable[[ModelOptions], Loaded]] = {
     "torchvision": _from_torchvision,
+    "timm": _from_timm,
     "file": _from_file,
     "factory": _from_factory,
 }

@@ -2,26 +2,20 @@
 
 from __future__ import annotations
 
-import inspect
-import logging
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from PIL import Image
-from torch import Tensor, nn
+from torch import Tensor
 from torchvision.transforms import InterpolationMode
 from torchvision.transforms import functional as F
 from torchvision.transforms.functional import pad
 
-from featviz.errors import ImageError, UsageError
+from featviz.errors import ImageError
 
-log = logging.getLogger(__name__)
-
-IMAGENET_MEAN = (0.485, 0.456, 0.406)
-IMAGENET_STD = (0.229, 0.224, 0.225)
-_FALLBACK_SIZE = (224, 224)
+FALLBACK_SIZE = (224, 224)
 """Input size for a forward pass on zeros where the image's own size decides."""
 
 Size = int | tuple[int, int]
@@ -129,7 +123,7 @@ class Preprocess:
 
     def blank(self) -> list[Tensor]:
         """Zeros of the shapes that images would have; where their own size decides, 224 × 224."""
-        size = self.crop or self.resize or _FALLBACK_SIZE
+        size = self.crop or self.resize or FALLBACK_SIZE
         height, width = (size, size) if isinstance(size, int) else size
         time = [] if self.frames is None else [self.frames]
         return [torch.zeros(1, self.channels, *time, height, width)] * self.inputs
@@ -147,7 +141,7 @@ class Preprocess:
         elif self.multiple > 1:
             steps.append(f"centre crop to multiples of {self.multiple}")
         if self.mean is not None and self.std is not None:
-            steps.append(f"normalise by mean {_list(self.mean)} and std {_list(self.std)}")
+            steps.append(f"normalise by mean {listed(self.mean)} and std {listed(self.std)}")
         else:
             steps.append("values 0..1")
         if self.frames is not None:
@@ -157,148 +151,10 @@ class Preprocess:
         return ", ".join(steps)
 
 
-def choose_preprocess(module: nn.Module, entry: Any, options: InputOptions) -> Preprocess:
-    """The weights' own transforms, else what fits the first convolution; then the user's wishes.
-
-    Raises:
-        UsageError: the model takes neither one nor three channels, or mean and std do not fit.
-    """
-    base = _from_entry(entry) if entry is not None else None
-    base = base or _of_kind(module)
-    channels = options.channels or first_channels(module)
-    if base is None or base.channels != channels:
-        base = _by_channels(channels, options)
-    first = _first_convolution(module)
-    return replace(
-        _checked(_overridden(base, options)),
-        frames=options.frames if isinstance(first, nn.Conv3d) else None,
-        inputs=options.inputs or required_arguments(module),
-    )
-
-
-def required_arguments(module: nn.Module) -> int:
-    """How many arguments the module's forward cannot do without; at least 1."""
-    parameters = inspect.signature(module.forward).parameters.values()
-    positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    needed = [p for p in parameters if p.kind in positional and p.default is p.empty]
-    return max(1, len(needed))
-
-
-def first_channels(module: nn.Module) -> int:
-    """Input channels of the first convolution; 3 where there is none."""
-    first = _first_convolution(module)
-    return getattr(first, "in_channels", 0) or 3  # a lazy one does not know yet
-
-
-Convolution = nn.Conv1d | nn.Conv2d | nn.Conv3d
-
-
-def _first_convolution(module: nn.Module) -> Convolution | None:
-    return next((part for part in module.modules() if isinstance(part, Convolution)), None)
-
-
-def _of_kind(module: nn.Module) -> Preprocess | None:
-    """torchvision's detectors resize and normalise by themselves, and its RAFT wants its own."""
-    kinds = {type(part).__name__ for part in module.modules()}
-    name = next((name for name in _PRESETS if name in kinds), None)
-    return None if name is None else _PRESETS[name]({})
-
-
-def _from_entry(entry: Any) -> Preprocess | None:
-    """Read one of torchvision's presets."""
-    preset = entry.transforms()
-    read = _PRESETS.get(type(preset).__name__)
-    return None if read is None else read(vars(preset))
-
-
-def _standard(fields: Mapping[str, Any]) -> Preprocess:
-    return Preprocess(
-        resize=_size(fields["resize_size"]),
-        crop=_size(fields.get("crop_size")),
-        mean=tuple(fields["mean"]),
-        std=tuple(fields["std"]),
-        interpolation=fields["interpolation"],
-    )
-
-
-def _video(fields: Mapping[str, Any]) -> Preprocess:
-    return replace(_standard(fields), antialias=False)
-
-
-def _detection(fields: Mapping[str, Any]) -> Preprocess:
-    return Preprocess(None, None, None, None)
-
-
-def _optical_flow(fields: Mapping[str, Any]) -> Preprocess:
-    """Values to -1..1; RAFT takes sides that are multiples of 8."""
-    return Preprocess(None, None, (0.5,) * 3, (0.5,) * 3, multiple=8)
-
-
-_PRESETS: dict[str, Callable[[Mapping[str, Any]], Preprocess]] = {
-    "ImageClassification": _standard,
-    "SemanticSegmentation": _standard,
-    "VideoClassification": _video,
-    "ObjectDetection": _detection,
-    "GeneralizedRCNNTransform": _detection,
-    "OpticalFlow": _optical_flow,
-    "RAFT": _optical_flow,
-}
-"""By the name of torchvision's preset, or of a module that tells the model's kind."""
-
-
-def _by_channels(channels: int, options: InputOptions) -> Preprocess:
-    if channels == 1:
-        return Preprocess(None, None, None, None, channels=1)
-    if channels != 3:
-        raise UsageError(
-            f"the first convolution takes {channels} channels, and an image gives 1 or 3",
-            "--channels 1 or --channels 3, if that is not where the image goes in",
-        )
-    found = Preprocess(256, 224, IMAGENET_MEAN, IMAGENET_STD)
-    if None in (options.size or options.crop, options.mean, options.std):
-        log.warning(
-            "preprocessing is a guess, ImageNet's: %s (--size, --crop, --mean, --std change it)",
-            _overridden(found, options).words,
-        )
-    return found
-
-
-def _overridden(base: Preprocess, options: InputOptions) -> Preprocess:
-    if options.size is not None:
-        base = replace(base, resize=options.size, crop=None)
-    if options.crop is not None:
-        base = replace(base, crop=options.crop)
-    if options.mean is not None:
-        base = replace(
-            base, mean=options.mean, std=options.std or base.std or (1.0,) * base.channels
-        )
-    if options.std is not None:
-        base = replace(base, std=options.std, mean=base.mean or (0.0,) * base.channels)
-    return base
-
-
-def _checked(chosen: Preprocess) -> Preprocess:
-    for name, values in (("--mean", chosen.mean), ("--std", chosen.std)):
-        if values is not None and len(values) != chosen.channels:
-            raise UsageError(
-                f"{name} has {len(values)} numbers for {chosen.channels} channels",
-                f"give {chosen.channels}, separated by commas",
-            )
-    if chosen.std is not None and 0 in chosen.std:
-        raise UsageError(f"--std {_list(chosen.std)} divides by zero", "give positive numbers")
-    return chosen
-
-
-def _size(value: Any) -> Size | None:
-    if value is None or isinstance(value, int):
-        return value
-    sides = tuple(int(side) for side in value)
-    return sides[0] if len(sides) == 1 else (sides[0], sides[1])
-
-
 def _by(size: Size) -> str:
     return f"{size}×{size}" if isinstance(size, int) else f"{size[0]}×{size[1]}"
 
 
-def _list(values: tuple[float, ...]) -> str:
+def listed(values: tuple[float, ...]) -> str:
+    """Numbers for people: `[0.5, 0.25]`."""
     return "[" + ", ".join(f"{value:g}" for value in values) + "]"

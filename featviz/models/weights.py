@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -85,7 +86,8 @@ def put_into(
             "another --arch, --model-arg (for example num_classes=10), or --partial for what fits",
         )
     own = module.state_dict()
-    chosen = {k: v for k, v in tensors.items() if k in own and own[k].shape == v.shape}
+    chosen = OrderedDict((k, v) for k, v in tensors.items() if k in own and own[k].shape == v.shape)
+    vars(chosen)["_metadata"] = getattr(own, "_metadata", {})  # MNASNet loads no unknown version
     try:
         module.load_state_dict(chosen, strict=False)
     except RuntimeError as error:  # sparse and quantized tensors, which cannot be copied in

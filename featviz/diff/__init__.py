@@ -1,0 +1,127 @@
+"""The story of `diff`: two run directories, set side by side."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from featviz import junit, staging
+from featviz.diff import documents, maps, page
+from featviz.diff.findings import Asked, DiffResult, Finding, LayerFindings
+from featviz.diff.pairing import Pairing, check_alike, pair_up, pairs
+from featviz.diff.sides import Sides
+from featviz.errors import UsageError
+from featviz.runs import Place, ReadRun, read_run
+from featviz.store import atomic, write_json
+
+log = logging.getLogger(__name__)
+
+__all__ = ["Asked", "DiffResult", "Outputs", "diff"]
+
+_DOCUMENT = "diff.json"
+
+
+@dataclass(frozen=True)
+class Outputs:
+    """Files to write beside the result."""
+
+    out: Path | None = None
+    """Folder of the difference maps, with the result as diff.json; beside the page, where only
+    that is asked for."""
+    html: Path | None = None
+    junit: Path | None = None
+
+    @property
+    def folder(self) -> Path | None:
+        """Where the maps go; None where nobody asked for them."""
+        if self.out is not None or self.html is None:
+            return self.out
+        return self.html.with_name(f"{self.html.stem}-maps")
+
+
+def diff(base: Path, new: Path, asked: Asked, outputs: Outputs) -> DiffResult:
+    """Compare two run directories.
+
+    Raises:
+        FeatvizError: they cannot be read, or not be compared; a file cannot be written.
+    """
+    check_asked(asked)
+    if outputs.folder is not None:
+        staging.check_free(outputs.folder, True, [_DOCUMENT])
+    before, after = (_read(side, path) for side, path in (("BASE", base), ("NEW", new)))
+    pairing = pair_up(before, after)
+    check_alike(before, after)
+    result = DiffResult(
+        base,
+        new,
+        asked,
+        pairing.images,
+        _layers(before, after, pairing, asked.tolerance),
+        pairing.only_in_base,
+        pairing.only_in_new,
+        {"base": before.incomplete, "new": after.incomplete},
+    )
+    return _write(result, before, after, outputs)
+
+
+def check_asked(asked: Asked) -> None:
+    """Refuse bad values before any work.
+
+    Raises:
+        UsageError: names the option, its value and what it takes.
+    """
+    for name, value in (("tolerance", asked.tolerance), ("max-diff-ratio", asked.max_diff_ratio)):
+        if not 0 <= value <= 1:
+            raise UsageError(f"--{name} {value:g} is outside 0..1", "0 takes no difference at all")
+
+
+def _read(side: str, path: Path) -> ReadRun:
+    """Read a run, and name what is not whole in it."""
+    run = read_run(path)
+    for name in run.incomplete:
+        log.warning("%s: %s is incomplete (no manifest), and left out", side, name)
+    if run.missing:
+        log.warning("%s: the run did not come to %d more images", side, run.missing)
+    return run
+
+
+def _layers(
+    base: ReadRun, new: ReadRun, pairing: Pairing, tolerance: float
+) -> tuple[LayerFindings, ...]:
+    """What both have, compared, in the order in which the model came to it."""
+    found: dict[Place, list[Finding]] = {place: [] for place in pairing.order}
+    for name in pairing.images:
+        for finding in _findings(base, new, name, tolerance):
+            found[finding.place].append(finding)
+    return tuple(LayerFindings(tuple(own)) for own in found.values() if own)
+
+
+def _findings(base: ReadRun, new: ReadRun, image: str, tolerance: float) -> Iterator[Finding]:
+    sides = Sides.of(base.images[image], new.images[image])
+    for pair in pairs(sides.base, sides.new):
+        yield sides.measure(pair, tolerance)
+
+
+def _write(result: DiffResult, base: ReadRun, new: ReadRun, outputs: Outputs) -> DiffResult:
+    """Draw the maps, then write what was asked for."""
+    if outputs.folder is not None:
+        with staging.replacing(outputs.folder) as fresh:
+            result = replace(result, maps=tuple(maps.draw(result.layers, base, new, fresh)))
+            write_json(fresh / _DOCUMENT, documents.as_json(result))
+            _file(fresh / "style.css", page.STYLE)
+    if outputs.html is not None and outputs.folder is not None:
+        beside = os.path.relpath(outputs.folder, outputs.html.parent)
+        text = page.document(result, Path(beside).as_posix())
+        _file(outputs.html, text)
+    if outputs.junit is not None:
+        with atomic(outputs.junit) as file:
+            file.write(junit.document({str(result.new): documents.verdicts(result)}, "diff"))
+    return result
+
+
+def _file(path: Path, text: str) -> None:
+    with atomic(path) as file:
+        file.write(text.encode("utf-8", "replace"))

@@ -1,0 +1,179 @@
+"""What a comparison found, in words, as JSON and as verdicts for JUnit."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from featviz.diff.findings import DiffResult, Finding, LayerFindings
+from featviz.diff.pairing import OnlyIn
+from featviz.records import Verdict
+
+SCHEMA_VERSION = 1
+"""Of the JSON document. 1: first release."""
+
+HEADINGS = (
+    "layer",
+    "type",
+    "tensor",
+    "images",
+    "channels",
+    "absolute",
+    "relative",
+    "cosine",
+    "most changed",
+    "by",
+)
+"""Of a table of layers; `cells` are its rows."""
+
+
+def cells(layer: LayerFindings) -> tuple[str, ...]:
+    """One layer, for people: how many images and channels differ, and by how much at most; the
+    cosine is the smallest of these channels."""
+    differing, total = layer.channels
+    names = (layer.label, layer.type, layer.place.stem)
+    counts = (f"{len(layer.differing)}/{len(layer.findings)}", f"{differing}/{total}")
+    if layer.reason is not None:
+        return (*names, *counts, "", "", "", layer.reason, "")
+    change = layer.over_images()
+    cosine = np.fmin.reduce(change.cosine[layer.differs], initial=np.nan)
+    unlike = f" ({change.unlike.max()} not finite)" if change.unlike.any() else ""
+    return (
+        *names,
+        *counts,
+        f"{change.absolute.max():.3g}{unlike}",
+        f"{change.relative.max():.3g}",
+        f"{cosine:.6f}" if math.isfinite(cosine) else "",
+        ", ".join(map(str, layer.most_changed())),
+        " or ".join(sorted({one.by for one in layer.findings})),
+    )
+
+
+def verdict_words(result: DiffResult) -> str:
+    """The whole result in a line."""
+    differing, total = result.channels
+    first = result.first
+    where = "" if first is None else f", first at {first.label} ({first.type})"
+    found = f"{differing} of {total} channels differ ({result.ratio:.2%}){where}"
+    scope = f"{len(result.layers)} tensors of {len(result.images)} images"
+    return f"{'equal' if result.equal else 'different'}: {scope} compared, {found}"
+
+
+def verdicts(result: DiffResult) -> list[Verdict]:
+    """One for each layer, and one each for what only one run has."""
+    ignored = result.asked.ignore_added
+    return [
+        *(
+            Verdict(_title(layer), result.within or not layer.differing, layer_words(layer))
+            for layer in result.layers
+        ),
+        _one_sided("only in BASE", result.only_in_base, False),
+        _one_sided("only in NEW", result.only_in_new, ignored),
+    ]
+
+
+def _title(layer: LayerFindings) -> str:
+    return f"{layer.label} {layer.place.stem}"
+
+
+def _one_sided(name: str, side: OnlyIn, ignored: bool) -> Verdict:
+    return Verdict(name, ignored or not side, "; ".join(only_words(side)) or "nothing")
+
+
+def layer_words(layer: LayerFindings) -> str:
+    """One line on a layer."""
+    differing, total = layer.channels
+    if layer.reason:
+        return f"{differing} of {total} channels differ: {layer.reason}"
+    worst = layer.over_images()
+    return (
+        f"{differing} of {total} channels differ; largest difference {worst.absolute.max():.3g} "
+        f"({worst.relative.max():.3g} relative)"
+    )
+
+
+def only_words(side: OnlyIn) -> list[str]:
+    """A line for each image and layer that the other run lacks."""
+    images = [f"image {name} ({reason})" for name, reason in side.images.items()]
+    return images + [
+        f"layer {place.layer or type} {place.stem} ({reason})"
+        for (place, type), reason in side.places.items()
+    ]
+
+
+def finite(value: float) -> float | None:
+    """A number for JSON, which has no NaN."""
+    return float(value) if math.isfinite(value) else None
+
+
+def as_json(result: DiffResult) -> dict[str, Any]:
+    """The whole result, for JSON."""
+    differing, total = result.channels
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "base": str(result.base),
+        "new": str(result.new),
+        **vars(result.asked),
+        "equal": result.equal,
+        "images": list(result.images),
+        "channels": {"differing": differing, "total": total, "ratio": result.ratio},
+        "first_divergence": None if result.first is None else _where(result.first),
+        "layers": [_layer(layer) for layer in result.layers],
+        "only_in_base": _only(result.only_in_base),
+        "only_in_new": _only(result.only_in_new),
+        "incomplete": {side: list(names) for side, names in result.incomplete.items()},
+        "maps": [vars(one) | {"channels": list(one.channels)} for one in result.maps],
+    }
+
+
+def _where(layer: LayerFindings) -> dict[str, Any]:
+    first = layer.findings[0]
+    return {
+        "layer": layer.place.layer,
+        "type": layer.type,
+        "index": first.index,
+        **{name: getattr(layer.place, name) for name in ("kind", "call", "key")},
+        "image": layer.worst.image,
+    }
+
+
+def _layer(layer: LayerFindings) -> dict[str, Any]:
+    change, (differing, total) = layer.over_images(), layer.channels
+    return {
+        **_where(layer),
+        "by": sorted({one.by for one in layer.findings}),
+        "reason": layer.reason,
+        "images": {one.image: _numbers(one) for one in layer.findings},
+        "differing": differing,
+        "total": total,
+        "most_changed": layer.most_changed(),
+        "channels": {
+            "absolute": change.absolute.tolist(),
+            "relative": change.relative.tolist(),
+            "cosine": [finite(value) for value in change.cosine],
+            "unlike": change.unlike.tolist(),
+        },
+    }
+
+
+def _numbers(one: Finding) -> dict[str, Any]:
+    if one.reason is not None:
+        return {"differing": len(one.differs), "absolute": None, "relative": None, "cosine": None}
+    return {
+        "differing": int(one.differs.sum()),
+        "absolute": float(one.change.absolute.max()),
+        "relative": float(one.change.relative.max()),
+        "cosine": finite(np.fmin.reduce(one.change.cosine)),
+    }
+
+
+def _only(side: OnlyIn) -> dict[str, Any]:
+    return {
+        "images": dict(side.images),
+        "layers": [
+            {**place._asdict(), "type": type, "reason": reason}
+            for (place, type), reason in side.places.items()
+        ],
+    }

@@ -1,0 +1,36 @@
+"""JUnit XML, as CI servers read it: a suite for each model, a test case for each gate."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from xml.etree import ElementTree
+
+from featviz.records import Verdict
+
+
+def document(verdicts: Mapping[str, Sequence[Verdict]], command: str = "audit") -> bytes:
+    """The report on the gates of each model, UTF-8; nothing of when and where."""
+    root = ElementTree.Element("testsuites", name=f"featviz {command}")
+    for model, own in verdicts.items():
+        failures = str(sum(not verdict.held for verdict in own))
+        counts = {"tests": str(len(own)), "failures": failures, "errors": "0", "skipped": "0"}
+        suite = ElementTree.SubElement(root, "testsuite", {"name": _legal(model), **counts})
+        for verdict in own:
+            _case(suite, f"featviz.{command}.{model}", verdict)
+    ElementTree.indent(root)
+    return bytes(ElementTree.tostring(root, "utf-8", xml_declaration=True)) + b"\n"
+
+
+def _case(suite: ElementTree.Element, where: str, verdict: Verdict) -> None:
+    name = {"classname": _legal(where), "name": _legal(verdict.gate)}
+    case = ElementTree.SubElement(suite, "testcase", name)
+    words = _legal(verdict.words)
+    if verdict.held:
+        ElementTree.SubElement(case, "system-out").text = words
+    else:
+        ElementTree.SubElement(case, "failure", message=words).text = words
+
+
+def _legal(text: str) -> str:
+    """Without the characters that XML 1.0 cannot hold (file names may)."""
+    return "".join(c if c.isprintable() or c in "\t\n\r" else "�" for c in text)

@@ -1,0 +1,220 @@
+"""Which preprocessing a model wants: torchvision's presets, timm's configuration, or a guess."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from torch import nn
+from torchvision.transforms import InterpolationMode
+
+from featviz.errors import UsageError
+from featviz.models.preprocess import FALLBACK_SIZE, InputOptions, Preprocess, Size, listed
+
+log = logging.getLogger(__name__)
+
+IMAGENET_MEAN = (0.485, 0.456, 0.406)
+IMAGENET_STD = (0.229, 0.224, 0.225)
+
+
+@dataclass(frozen=True)
+class FixedInput:
+    """What a model leaves no choice in; None leaves it free."""
+
+    channels: int | None
+    size: tuple[int, int] | None
+    """(height, width) in pixels."""
+
+
+def choose_preprocess(
+    module: nn.Module, entry: Any, options: InputOptions, fixed: FixedInput | None = None
+) -> Preprocess:
+    """The weights' own transforms, else what fits the first convolution; then the user's wishes.
+
+    Args:
+        entry: torchvision's weights entry, or the Preprocess itself, or None where none is known.
+        fixed: what the model takes, where it takes nothing else.
+
+    Raises:
+        UsageError: the model takes neither one nor three channels, or mean and std do not fit.
+    """
+    fixed = fixed or FixedInput(None, None)
+    if isinstance(entry, Preprocess):
+        base: Preprocess | None = entry
+        own = entry.channels
+    else:
+        base = _from_entry(entry) if entry is not None else None
+        base = base or _of_kind(module)
+        own = fixed.channels or first_channels(module)
+    channels = options.channels or own
+    if base is None or base.channels != channels:
+        base = _by_channels(channels, options, fixed.size)
+    first = _first_convolution(module)
+    return replace(
+        _checked(_overridden(base, options)),
+        frames=options.frames if isinstance(first, nn.Conv3d) else None,
+        inputs=options.inputs or required_arguments(module),
+    )
+
+
+def required_arguments(module: nn.Module) -> int:
+    """How many arguments the module's forward cannot do without; at least 1."""
+    parameters = inspect.signature(module.forward).parameters.values()
+    positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    needed = [p for p in parameters if p.kind in positional and p.default is p.empty]
+    return max(1, len(needed))
+
+
+def from_timm(config: Mapping[str, Any]) -> Preprocess:
+    """timm's evaluation transform, from what `timm.data.resolve_model_data_config` gives.
+
+    The same steps as `timm.data.create_transform(**config)` takes (timm 1.0,
+    `transforms_imagenet_eval`), pixel for pixel, but for `crop_mode` `border` and `center` with an
+    input that is not square: there the whole image is squashed to the input, with a warning.
+
+    Raises:
+        UsageError: the model takes neither one nor three channels.
+    """
+    channels, height, width = config["input_size"]
+    if channels not in (1, 3):
+        raise UsageError(
+            f"the model takes {channels} channels, and an image gives 1 or 3",
+            "--model-arg in_chans=1 or in_chans=3",
+        )
+    own = {name: tuple(float(value) for value in config[name]) for name in ("mean", "std")}
+    if len(own["mean"]) != channels:
+        own = {name: (sum(values) / len(values),) * channels for name, values in own.items()}
+    tall, wide = (math.floor(side / config["crop_pct"]) for side in (height, width))
+    crop: Size | None = height if height == width else (height, width)
+    resize: Size = (tall, wide)
+    if config["crop_mode"] == "center" and height == width:
+        resize = tall
+    elif config["crop_mode"] != "squash":
+        log.warning("timm's crop mode %s is drawn as squash", config["crop_mode"])
+        resize, crop = (height, width), None
+    mode = InterpolationMode(config["interpolation"])
+    return Preprocess(resize, crop, own["mean"], own["std"], channels, mode)
+
+
+def first_channels(module: nn.Module) -> int:
+    """Input channels of the first convolution; 3 where there is none."""
+    first = _first_convolution(module)
+    return getattr(first, "in_channels", 0) or 3  # a lazy one does not know yet
+
+
+Convolution = nn.Conv1d | nn.Conv2d | nn.Conv3d
+
+
+def _first_convolution(module: nn.Module) -> Convolution | None:
+    return next((part for part in module.modules() if isinstance(part, Convolution)), None)
+
+
+def _of_kind(module: nn.Module) -> Preprocess | None:
+    """torchvision's detectors resize and normalise by themselves, and its RAFT wants its own."""
+    kinds = {type(part).__name__ for part in module.modules()}
+    name = next((name for name in _PRESETS if name in kinds), None)
+    return None if name is None else _PRESETS[name]({})
+
+
+def _from_entry(entry: Any) -> Preprocess | None:
+    """Read one of torchvision's presets."""
+    preset = entry.transforms()
+    read = _PRESETS.get(type(preset).__name__)
+    return None if read is None else read(vars(preset))
+
+
+def _standard(fields: Mapping[str, Any]) -> Preprocess:
+    return Preprocess(
+        resize=_size(fields["resize_size"]),
+        crop=_size(fields.get("crop_size")),
+        mean=tuple(fields["mean"]),
+        std=tuple(fields["std"]),
+        interpolation=fields["interpolation"],
+    )
+
+
+def _video(fields: Mapping[str, Any]) -> Preprocess:
+    return replace(_standard(fields), antialias=False)
+
+
+def _detection(fields: Mapping[str, Any]) -> Preprocess:
+    return Preprocess(None, None, None, None)
+
+
+def _optical_flow(fields: Mapping[str, Any]) -> Preprocess:
+    """Values to -1..1; RAFT takes sides that are multiples of 8."""
+    return Preprocess(None, None, (0.5,) * 3, (0.5,) * 3, multiple=8)
+
+
+_PRESETS: dict[str, Callable[[Mapping[str, Any]], Preprocess]] = {
+    "ImageClassification": _standard,
+    "SemanticSegmentation": _standard,
+    "VideoClassification": _video,
+    "ObjectDetection": _detection,
+    "GeneralizedRCNNTransform": _detection,
+    "OpticalFlow": _optical_flow,
+    "RAFT": _optical_flow,
+}
+"""By the name of torchvision's preset, or of a module that tells the model's kind."""
+
+
+def _by_channels(
+    channels: int, options: InputOptions, size: tuple[int, int] | None = None
+) -> Preprocess:
+    if channels == 1:
+        return Preprocess(size, None, None, None, channels=1)
+    if channels != 3:
+        raise UsageError(
+            f"the first convolution takes {channels} channels, and an image gives 1 or 3",
+            "--channels 1 or --channels 3, if that is not where the image goes in",
+        )
+    found = Preprocess(*_resize_and_crop(size), IMAGENET_MEAN, IMAGENET_STD)
+    if None in (options.size or options.crop, options.mean, options.std):
+        log.warning(
+            "preprocessing is a guess, ImageNet's: %s (--size, --crop, --mean, --std change it)",
+            _overridden(found, options).words,
+        )
+    return found
+
+
+def _resize_and_crop(size: tuple[int, int] | None) -> tuple[Size, Size | None]:
+    """ImageNet's 256 and 224, or in this proportion to a square; other shapes are not cropped."""
+    height, width = size or FALLBACK_SIZE
+    return (round(height * 256 / 224), height) if height == width else ((height, width), None)
+
+
+def _overridden(base: Preprocess, options: InputOptions) -> Preprocess:
+    if options.size is not None:
+        base = replace(base, resize=options.size, crop=None)
+    if options.crop is not None:
+        base = replace(base, crop=options.crop)
+    if options.mean is not None:
+        base = replace(
+            base, mean=options.mean, std=options.std or base.std or (1.0,) * base.channels
+        )
+    if options.std is not None:
+        base = replace(base, std=options.std, mean=base.mean or (0.0,) * base.channels)
+    return base
+
+
+def _checked(chosen: Preprocess) -> Preprocess:
+    for name, values in (("--mean", chosen.mean), ("--std", chosen.std)):
+        if values is not None and len(values) != chosen.channels:
+            raise UsageError(
+                f"{name} has {len(values)} numbers for {chosen.channels} channels",
+                f"give {chosen.channels}, separated by commas",
+            )
+    if chosen.std is not None and 0 in chosen.std:
+        raise UsageError(f"--std {listed(chosen.std)} divides by zero", "give positive numbers")
+    return chosen
+
+
+def _size(value: Any) -> Size | None:
+    if value is None or isinstance(value, int):
+        return value
+    sides = tuple(int(side) for side in value)
+    return sides[0] if len(sides) == 1 else (sides[0], sides[1])

@@ -1,0 +1,43 @@
+"""Geometry and statistics of grids as a JavaScript file, which works from file:// where fetching
+JSON does not."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Iterable, Mapping
+
+from featviz.report.views import Figure, Group
+
+
+def figures(groups: Iterable[Group]) -> Iterable[Figure]:
+    """All figures of some groups."""
+    return (figure for group in groups for figure in group.figures)
+
+
+def entries(groups: Iterable[Group]) -> dict[str, str]:
+    """The grids of all figures as JSON, by the pictures' ids."""
+    return {figure.picture.id: _entry(figure) for figure in figures(groups)}
+
+
+def script(known: Mapping[str, str], groups: Iterable[Group]) -> str:
+    """A script that puts the grids of these groups into `window.FEATVIZ`."""
+    ids = [figure.picture.id for figure in figures(groups)]
+    lines = ",\n".join(f'"{id}":{known[id]}' for id in ids)
+    return f"window.FEATVIZ = {{ grids: {{\n{lines}\n}} }};\n"
+
+
+def _entry(figure: Figure) -> str:
+    """One grid. `stats` is base64 of little-endian float32 [maps, 6], row by row."""
+    grid, plan = figure.grid, figure.grid.plan
+    entry = {
+        "nrow": plan.columns,
+        "padding": plan.padding,
+        "tile": plan.tile,
+        "size": figure.picture.size,
+        "slices": grid.slices,
+        "channels": grid.capture.channels,
+        "maps": grid.capture.maps,
+        "stats": base64.b64encode(grid.stats.astype("<f4").tobytes()).decode(),
+    }
+    return json.dumps(entry, separators=(",", ":"))

@@ -1,0 +1,175 @@
+"""From views to HTML, by Jinja templates that escape whatever they are given."""
+
+from __future__ import annotations
+
+import base64
+import mimetypes
+import os
+from collections.abc import Iterator, Sequence
+from importlib.resources import files
+from pathlib import Path
+from typing import Any, Protocol
+from urllib.parse import quote
+
+import jinja2
+from markupsafe import Markup
+
+from featviz import __version__
+from featviz.report import data, words
+from featviz.report.legend import legend
+from featviz.report.views import ImagePage, LayerPage, Picture, Views
+
+ASSETS = ("style.css", "tiles.js", "report.js", "icon.svg")
+RUN_PAGE = "index"
+
+
+class Links(Protocol):
+    """Where pages and pictures are."""
+
+    inline: bool
+    """Whether all pages are one file, in which a picture stands only on its image's page."""
+
+    def page(self, id: str) -> str:
+        """The address of a page."""
+
+    def picture(self, own: Picture) -> str:
+        """The address of a picture."""
+
+
+class FolderLinks:
+    """Pages are files in a folder, and pictures stay where they are."""
+
+    inline = False
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._ways: dict[Path, str] = {}
+
+    def page(self, id: str) -> str:
+        """`image-004.html`."""
+        return f"{id}.html"
+
+    def picture(self, own: Picture) -> str:
+        """Relative to the folder, quoted."""
+        path = own.path
+        above = path.parent.parent
+        if above not in self._ways:
+            way = Path(os.path.relpath(above, self.folder)).as_posix()
+            self._ways[above] = quote(way)
+        return f"{self._ways[above]}/{quote('/'.join(path.parts[-2:]))}"
+
+
+class InlineLinks:
+    """Everything is one file."""
+
+    inline = True
+
+    def page(self, id: str) -> str:
+        """`#image-004`."""
+        return f"#{id}"
+
+    def picture(self, own: Picture) -> str:
+        """The picture itself, in base64."""
+        path = own.path
+        kind = mimetypes.guess_type(path.name)[0] or "image/png"
+        return f"data:{kind};base64,{base64.b64encode(path.read_bytes()).decode()}"
+
+
+def render_folder(views: Views, folder: Path) -> Iterator[tuple[str, str]]:
+    """Yield the name and text of each file of a report that will stand in `folder`."""
+    write = _Writer(views, FolderLinks(folder))
+    known = data.entries(group for page in views.images for group in page.groups)
+    for name in ASSETS:
+        yield name, asset(name)
+    yield f"{RUN_PAGE}.html", write.document(RUN_PAGE, [write.run()])
+    for page, article in write.pages():
+        yield f"{page.id}.js", data.script(known, page.groups)
+        yield f"{page.id}.html", write.document(page.id, [article])
+
+
+def render_single(views: Views) -> str:
+    """The report as one HTML document with everything inside."""
+    write = _Writer(views, InlineLinks())
+    groups = [group for page in views.images for group in page.groups]
+    articles = [write.run(), *(article for _, article in write.pages())]
+    inside = {name: Markup(asset(name)) for name in ASSETS}  # our own files, not to be escaped
+    inside["data"] = Markup(data.script(data.entries(groups), groups))
+    return write.document(RUN_PAGE, articles, inside)
+
+
+def asset(name: str) -> str:
+    """The text of a file that all reports have."""
+    return (files("featviz.report") / "assets" / name).read_text("utf-8")
+
+
+class _Writer:
+    """Fills the templates of one report."""
+
+    def __init__(self, views: Views, links: Links) -> None:
+        self.views, self.links = views, links
+        self._pictures: dict[tuple[str, bool], Markup] = {}
+        loader = jinja2.PackageLoader("featviz.report")
+        self.templates = jinja2.Environment(
+            loader=loader,
+            autoescape=True,
+            trim_blocks=True,
+            lstrip_blocks=True,
+            undefined=jinja2.StrictUndefined,
+        )
+        self.templates.globals |= {
+            "links": links,
+            "title": words.model_name(views.run),
+            "labels": views.labels,
+            "words": words,
+            "version": __version__,
+            "home": links.page(RUN_PAGE),
+        }
+        macros: Any = self.templates.get_template("picture.html").module
+        self._draw = macros.picture
+        self.templates.globals["picture"] = self.picture
+
+    def document(
+        self, id: str, articles: Sequence[str], inside: dict[str, Markup] | None = None
+    ) -> str:
+        """A whole HTML document around pages."""
+        return self._fill("document", id=id, articles=articles, inside=inside)
+
+    def picture(self, own: Picture, page: str) -> Markup:
+        """A picture on a page.
+
+        In a report of one file a picture stands on its image's page; elsewhere the script shows it.
+        """
+        elsewhere = self.links.inline and own.home != page
+        key = (own.id, elsewhere)
+        if key not in self._pictures:
+            self._pictures[key] = self._draw(own, elsewhere)
+        return self._pictures[key]
+
+    def run(self) -> Markup:
+        """The page of the run."""
+        views, run = self.views, self.views.run
+        pages = {page.name: page.id for page in views.layers}
+        return self._fill("run", views=views, run=run, pages=pages, facts=words.run_facts(run))
+
+    def pages(self) -> Iterator[tuple[ImagePage | LayerPage, Markup]]:
+        """The pages of the images, then those of the layers."""
+        for n, image in enumerate(self.views.images):
+            yield image, self._page("image", image, _around(self.views.images, n))
+        for n, layer in enumerate(self.views.layers):
+            yield layer, self._page("layer", layer, _around(self.views.layers, n))
+
+    def _page(self, kind: str, page: ImagePage | LayerPage, around: Any) -> Markup:
+        return self._fill(kind, page=page, around=around, legend=self._legend(page))
+
+    def _legend(self, page: ImagePage | LayerPage) -> Any:
+        captures = (figure.grid.capture for figure in data.figures(page.groups))
+        return legend(self.views.run, captures)
+
+    def _fill(self, name: str, **values: Any) -> Markup:
+        """The template has escaped everything; its text must not be escaped again."""
+        return Markup(self.templates.get_template(f"{name}.html").render(values))
+
+
+def _around(pages: Sequence[Any], n: int) -> tuple[Any, Any]:
+    """The pages before and after, None at the ends."""
+    return (pages[n - 1] if n else None), (pages[n + 1] if n + 1 < len(pages) else None)

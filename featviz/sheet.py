@@ -1,0 +1,275 @@
+"""The story of `sheet`: one picture of one layer, images by channels, cut from a run's grids."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from PIL import Image as Pillow
+from PIL import ImageDraw, ImageFont
+
+from featviz import store
+from featviz.errors import StoreError, UsageError
+from featviz.png import MAX_PIXELS
+from featviz.records import Floats
+from featviz.report.reading import Grid, Image, Run, read_run
+
+_MARGIN, _GAP, _TEXT = 12, 4, 13
+"""Pixels around the sheet, between cells and of its letters."""
+_SMALLEST = 32
+"""Pixels that the picture of what the model saw has at least, on its longer side."""
+_INPUT = "input"
+_PAPER, _INK, _NO_PICTURE = (255, 255, 255), (27, 33, 41), (223, 227, 232)
+_LONGEST_NAME = 28
+"""Letters of an image's name; the middle of a longer one is left out."""
+
+
+@dataclass(frozen=True)
+class SheetOptions:
+    """Everything that `sheet` can be told beside the run."""
+
+    layer: str
+    stem: str = "output"
+    """Which of its tensors: `output`, `output.call1`, `grad`."""
+    channels: str | None = None
+    """`0-31`, `3,7,12-15`; None takes all that are drawn."""
+    sort: str = "index"
+    transpose: bool = False
+    """A row for each image, instead of a column."""
+    out: Path | None = None
+    """None is `sheet-LAYER.png` in the current folder."""
+
+
+@dataclass(frozen=True)
+class SheetResult:
+    """What was drawn."""
+
+    path: Path
+    images: tuple[str, ...]
+    channels: tuple[int, ...]
+    """In the order of the rows."""
+
+
+Cell = Pillow.Image | None
+"""A tile; None where an image does not have the channel."""
+
+
+def make_sheet(root: Path, options: SheetOptions) -> SheetResult:
+    """Draw a layer's maps of all images of a run into one picture.
+
+    Tiles look as in the grids they are cut from: each map by the scale with which it was drawn.
+
+    Raises:
+        StoreError: no run, or the picture cannot be written.
+        UsageError: no such layer, tensor or channels, or too large a picture.
+    """
+    run = read_run(root)
+    columns = _find(run, options)
+    grids = [grid for _, grid in columns]
+    channels = sort_channels(grids, _wanted(options.channels, grids), options.sort)
+    _check_size(grids, channels)
+    lines = [_column(image, grid, channels) for image, grid in columns]
+    names = [image.name for image, _ in columns]
+    picture = _compose(lines, [_short(name) for name in names], channels, options.transpose)
+    out = options.out or Path(store.safe_name(f"sheet-{options.layer}.png"))
+    with store.atomic(out) as file:
+        picture.save(file, "png")
+    return SheetResult(out, tuple(names), tuple(channels))
+
+
+def tile(picture: Pillow.Image, grid: Grid, channel: int) -> Pillow.Image:
+    """Cut a channel's tile out of its grid, with all its slices side by side; RGB."""
+    plan, first = grid.plan, grid.channels.index(channel) * grid.slices
+    height, width = plan.tile
+    strip = Pillow.new("RGB", (width * grid.slices, height))
+    for n in range(grid.slices):
+        row, column = divmod(first + n, plan.columns)
+        left = plan.padding + column * (width + plan.padding)
+        top = plan.padding + row * (height + plan.padding)
+        cut = picture.crop((left, top, left + width, top + height))
+        strip.paste(cut.convert("RGB"), (n * width, 0))
+    return strip
+
+
+def parse_channels(text: str) -> list[int]:
+    """`0-3,7` to 0, 1, 2, 3, 7.
+
+    Raises:
+        UsageError: it is something else.
+    """
+    found: dict[int, None] = {}
+    for part in text.split(","):
+        ends = re.fullmatch(r"\s*(\d+)(?:-(\d+))?\s*", part)
+        first, last = (int(ends[1]), int(ends[2] or ends[1])) if ends else (1, 0)
+        if first > last:
+            raise UsageError(
+                f"--channels {text!r}: {part!r} is no channel or range", "0-31, 3,7,12"
+            )
+        found |= dict.fromkeys(range(first, last + 1))
+    return list(found)
+
+
+def sort_channels(grids: Sequence[Grid], channels: Sequence[int], by: str) -> list[int]:
+    """Order channels by a statistic, its mean over the images; the largest comes first.
+
+    Channels without a finite value come last, equal ones in their order.
+    """
+    if by == "index":
+        return sorted(channels)
+    stats = [grid.stats for grid in grids]
+    return sorted(channels, key=lambda channel: (_rank(stats, channel, ORDERS[by]), channel))
+
+
+def _rank(stats: Sequence[Floats], channel: int, order: Callable[[Floats], float]) -> float:
+    values = [order(own[channel]) for own in stats if channel < len(own)]
+    finite = [value for value in values if np.isfinite(value)]
+    return -float(np.mean(finite)) if finite else np.inf
+
+
+ORDERS: dict[str, Callable[[Floats], float]] = {
+    "mean": lambda row: float(row[2]),
+    "max": lambda row: float(row[1]),
+    "variance": lambda row: float(row[3]) ** 2,
+    "zeros": lambda row: float(row[4]),
+}
+"""By what channels are sorted, of a row of stats.npz; `index` is their own order."""
+
+
+def _find(run: Run, options: SheetOptions) -> list[tuple[Image, Grid]]:
+    """The grid of each image that has it."""
+    found = [
+        (image, grid)
+        for image in run.images
+        for grid in image.grids
+        if grid.site.layer.label == options.layer and grid.site.stem == options.stem
+    ]
+    if found:
+        return found
+    if not run.images:
+        raise StoreError(f"{run.root} has no complete image", "its run.json says why")
+    grids = [grid for image in run.images for grid in image.grids]
+    stems = {g.site.stem: None for g in grids if g.site.layer.label == options.layer}
+    if stems:
+        raise UsageError(
+            f"{options.layer} has no {options.stem!r}", f"it has {', '.join(stems)}; see --tensor"
+        )
+    layers = {grid.site.layer.label: None for grid in grids}
+    raise UsageError(f"the run has no layer {options.layer!r}", f"it has {', '.join(layers)}")
+
+
+def _wanted(text: str | None, grids: Sequence[Grid]) -> list[int]:
+    drawn = sorted({channel for grid in grids for channel in grid.channels})
+    if text is None:
+        return drawn
+    wanted = parse_channels(text)
+    missing = sorted(set(wanted) - set(drawn))
+    if missing:
+        raise UsageError(
+            f"--channels {text}: channel {missing[0]} was not drawn",
+            f"{len(drawn)} channels were, from {drawn[0]} to {drawn[-1]}",
+        )
+    return wanted
+
+
+def _check_size(grids: Sequence[Grid], channels: Sequence[int]) -> None:
+    areas = [g.plan.tile[0] * g.plan.tile[1] * g.slices for g in grids]
+    pixels = len(channels) * sum(areas)
+    if pixels > MAX_PIXELS:
+        raise UsageError(
+            f"the sheet would have {pixels // 1_000_000} megapixels, more than Pillow opens",
+            "--channels takes fewer rows",
+        )
+
+
+def _column(image: Image, grid: Grid, channels: Sequence[int]) -> list[Cell]:
+    """What the model saw, about as large as a tile, then the tiles of an image."""
+    drawn, picture = set(grid.channels), _open(grid.path)
+    seen = _open(image.input).convert("RGB")
+    height, width = grid.plan.tile
+    seen.thumbnail((max(width * grid.slices, _SMALLEST), max(height, _SMALLEST)))
+    return [seen, *(tile(picture, grid, c) if c in drawn else None for c in channels)]
+
+
+def _open(path: Path) -> Pillow.Image:
+    try:
+        with Pillow.open(path) as picture:
+            picture.load()
+            return picture
+    except (OSError, Pillow.DecompressionBombError) as error:
+        raise StoreError(f"{path} cannot be read: {error}") from error
+
+
+@dataclass(frozen=True)
+class _Table:
+    """Cells in rows and columns, with names above and to the left."""
+
+    heads: Sequence[str]
+    sides: Sequence[str]
+    cells: Sequence[Sequence[Cell]]
+    font: ImageFont.FreeTypeFont | ImageFont.ImageFont
+
+    def draw(self) -> Pillow.Image:
+        """The table as a picture."""
+        widths = [max(_size(row[n])[0] for row in self.cells) for n in range(len(self.heads))]
+        heights = [max(_size(cell)[1] for cell in row) for row in self.cells]
+        heads = [self._text(head, max(widths)) for head in self.heads]
+        sides = [self._text(side) for side in self.sides]
+        lefts = _offsets(max(side.width for side in sides), widths)
+        tops = _offsets(max(head.height for head in heads), heights)
+        sheet = Pillow.new("RGB", (lefts[-1] + _MARGIN, tops[-1] + _MARGIN), _PAPER)
+        for left, head in zip(lefts, heads, strict=False):
+            sheet.paste(head, (left, tops[0] - 2 * _GAP - head.height))
+        for row, side, top, height in zip(self.cells, sides, tops, heights, strict=False):
+            sheet.paste(side, (lefts[0] - 2 * _GAP - side.width, top + (height - side.height) // 2))
+            for cell, left, width in zip(row, lefts, widths, strict=False):
+                sheet.paste(cell or _NO_PICTURE, _box(cell, left, top, width, height))
+        return sheet
+
+    def _text(self, text: str, room: int | None = None) -> Pillow.Image:
+        """A line of text; upright where names need more room than there is."""
+        left, _, right, _ = self.font.getbbox(text)
+        height = self.font.getbbox("Ag")[3] + 1
+        line = Pillow.new("RGB", (max(1, round(right - left)), round(height)), _PAPER)
+        ImageDraw.Draw(line).text((-left, 0), text, _INK, self.font)
+        wide = room is not None and self._widest() > room
+        return line.transpose(Pillow.Transpose.ROTATE_90) if wide else line
+
+    def _widest(self) -> float:
+        return max(self.font.getlength(head) for head in self.heads)
+
+
+def _size(cell: Cell) -> tuple[int, int]:
+    return (1, 1) if cell is None else cell.size
+
+
+def _box(cell: Cell, left: int, top: int, width: int, height: int) -> tuple[int, int, int, int]:
+    """Where a cell is pasted; where there is none, all of its place."""
+    wide, high = (width, height) if cell is None else cell.size
+    return left, top, left + wide, top + high
+
+
+def _offsets(names: int, sizes: Sequence[int]) -> list[int]:
+    """Where each row or column begins, and the end of the last."""
+    at = [_MARGIN + names + 2 * _GAP]
+    for size in sizes:
+        at.append(at[-1] + size + _GAP)
+    return [*at[:-1], at[-1] - _GAP]
+
+
+def _short(name: str) -> str:
+    half = _LONGEST_NAME // 2
+    return name if len(name) <= _LONGEST_NAME else f"{name[: half - 1]}…{name[-half:]}"
+
+
+def _compose(
+    lines: Sequence[Sequence[Cell]], names: Sequence[str], channels: Sequence[int], transpose: bool
+) -> Pillow.Image:
+    """Lay the images' cells out in columns, or in rows."""
+    numbers = [_INPUT, *map(str, channels)]
+    font = ImageFont.load_default(_TEXT)
+    if transpose:
+        return _Table(numbers, names, lines, font).draw()
+    return _Table(names, numbers, list(zip(*lines, strict=True)), font).draw()

@@ -1,0 +1,152 @@
+"""Run directories of known numbers and pixels, written without a model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from featviz.records import GridPlan, Layer
+from featviz.store import ImageFolder, RunDirectory
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """A tensor of a layer; tile t of a grid is filled with grey `t + shade`."""
+
+    layer: str
+    maps: int = 6
+    index: int = 1
+    type: str = "ReLU"
+    kind: str = "output"
+    call: int = 0
+    key: str = ""
+    nrow: int = 3
+    padding: int = 2
+    tile: tuple[int, int] = (8, 10)
+    scale: int | tuple[int, int] = 2
+    channels: list[int] | None = None
+    slices: tuple[int, int] | None = None
+    shade: int = 20
+    stats: np.ndarray | None = None
+    """[maps, 6]; by default channel c has mean c."""
+    more: Mapping[str, Any] = field(default_factory=dict)
+    """Further entries of the manifest's row."""
+
+    @property
+    def plan(self) -> GridPlan:
+        """The geometry."""
+        count = len(self.channels) if self.channels else self.maps
+        count *= self.slices[0] if self.slices else 1
+        scale = (self.scale, self.scale) if isinstance(self.scale, int) else self.scale
+        size = (self.tile[0] // scale[0], self.tile[1] // scale[1])
+        return GridPlan(count, self.nrow, -(-count // self.nrow), size, scale, self.padding)
+
+    @property
+    def numbers(self) -> np.ndarray:
+        """float32 [maps, 6]."""
+        if self.stats is not None:
+            return self.stats.astype(np.float32)
+        c = np.arange(self.maps, dtype=np.float32)
+        return np.stack([c - 1, c + 1, c, c / 2 + 0.1, c / 100, 0 * c], axis=1)
+
+    def pixels(self) -> np.ndarray:
+        """The grid, uint8 [height, width], tile by tile."""
+        plan = self.plan
+        picture = np.zeros((plan.height, plan.width), np.uint8)
+        for t in range(plan.maps):
+            row, column = divmod(t, plan.columns)
+            top = plan.padding + row * (plan.tile[0] + plan.padding)
+            left = plan.padding + column * (plan.tile[1] + plan.padding)
+            tile = np.full(plan.tile, (t + self.shade) % 256, np.uint8)
+            tile[0, 0] = 255 - t  # tells a tile that is turned round
+            picture[top : top + plan.tile[0], left : left + plan.tile[1]] = tile
+        return picture
+
+    def write(self, folder: ImageFolder) -> dict[str, Any]:
+        """Write the grid; returns the manifest's row."""
+        stem = self.kind + (f".call{self.call}" if self.call else "")
+        stem += f".{self.key}" if self.key else ""
+        file = folder.file(Layer(self.index, self.layer, self.type), f"{stem}.png")
+        (folder.path / file).parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(self.pixels()).save(folder.path / file)
+        numbers = np.nan_to_num(self.numbers)
+        names = ("layer", "type", "index", "kind", "call", "key", "maps")
+        return {
+            **{name: getattr(self, name) for name in names},
+            "shape": [1, self.maps, *self.plan.map_size],
+            "layout": "nchw",
+            "file": file,
+            "grid": {
+                "nrow": self.nrow,
+                "padding": self.padding,
+                "tile": list(self.tile),
+                "scale": self.scale if isinstance(self.scale, int) else list(self.scale),
+            },
+            "normalize": "map",
+            "range": None,
+            **{name: float(numbers[:, n].mean()) for n, name in enumerate(("min", "max", "mean"))},
+            "std": 1.0,
+            "zero_fraction": float(numbers[:, 4].mean()),
+            "nonfinite": int(numbers[:, 5].sum()),
+            **({"channels": self.channels} if self.channels else {}),
+            **({"slices": list(self.slices)} if self.slices else {}),
+            **self.more,
+        }
+
+
+def write_image(
+    store: RunDirectory,
+    name: str,
+    drawn: Sequence[Drawn],
+    skipped: Sequence[Mapping[str, Any]] = (),
+    never_ran: Sequence[str] = (),
+) -> Path:
+    """Write a complete image."""
+    folder = store.image(name)
+    folder.path.mkdir(parents=True)
+    rows = [own.write(folder) for own in drawn]
+    seen = np.random.default_rng(len(name)).integers(0, 255, (20, 24, 3), dtype=np.uint8)
+    Image.fromarray(seen).save(folder.path / "input.png")
+    image = {"path": name, "sha256": "0" * 64, "size": {"width": 24, "height": 20}}
+    manifest = {
+        "image": image,
+        "input": {"shape": [1, 3, 20, 24], "preprocessing": "RGB, as it is"},
+        "captures": rows,
+        "skipped": list(skipped),
+        "never_ran": list(never_ran),
+    }
+    keys = [f"{d.layer}|{d.kind}|{d.call}|{d.key}" for d in drawn]
+    folder.finish(manifest, {key: d.numbers for key, d in zip(keys, drawn, strict=True)})
+    return folder.path
+
+
+def write_run(
+    root: Path,
+    drawn: Mapping[str, Sequence[Drawn]],
+    failures: Mapping[str, str] | None = None,
+    /,
+    **record: Any,
+) -> Path:
+    """Write a run directory of complete images."""
+    store = RunDirectory.create(root)
+    for name, own in drawn.items():
+        write_image(store, name, own)
+    failures = failures or {}
+    content = {
+        "featviz": "0.1.0",
+        "torch": "2.15.0",
+        "device": "cpu",
+        "model": {"kind": "torchvision", "name": "resnet18", "weights": "none", "seed": 0},
+        "preprocessing": "RGB, as it is",
+        "layers": ["conv1", "relu"],
+        "options": {"layers": None, "normalize": "map", "cmap": "grey", "nrow": None},
+        "images": {"total": len(drawn) + len(failures), "complete": list(drawn)},
+        "failures": [{"image": name, "error": error} for name, error in failures.items()],
+    }
+    store.write_run({**content, **record})
+    return root

@@ -1,0 +1,429 @@
+"""The report in a real browser: Chromium, from file:// and under a CI host's policy."""
+
+from __future__ import annotations
+
+import functools
+import http.server
+import shutil
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from rundirs import Drawn, write_run
+
+from featviz.report import ReportOptions, build_report
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
+DRIVER = shutil.which("chromedriver")
+pytestmark = [
+    pytest.mark.skipif(not (CHROMIUM and DRIVER), reason="no chromium with chromedriver here"),
+    pytest.mark.slow,
+]
+JENKINS = "default-src 'none'; img-src 'self'; style-src 'self'"
+HOSTILE = "<img src=x onerror=alert(1)>.png"
+STATS = np.random.default_rng(1).normal(size=(6, 6)).astype(np.float32)
+STATS[:, 3] = abs(STATS[:, 3])
+STATS[:, 4:] = 0
+DARK = np.zeros((6, 6), np.float32)
+DARK[:, 1] = np.arange(6)
+DARK[0, 4] = DARK[4, 4] = 1
+DARK[0, 1] = DARK[4, 1] = 0
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of four images, one of which is called like an attack, and its report."""
+    drawn = [
+        Drawn("conv1", index=1, type="Conv2d", stats=STATS, tile=(60, 70), scale=10),
+        Drawn("relu", index=2, stats=DARK, tile=(60, 70), scale=10, maps=6),
+        Drawn(
+            "clip", index=3, type="Conv3d", maps=3, nrow=4, slices=(2, 2), tile=(40, 40), scale=4
+        ),
+    ]
+    names = ["a.png", "deep/b#1 %.png", HOSTILE, "ü.png"]
+    root = write_run(tmp_path_factory.mktemp("run") / "out", dict.fromkeys(names, drawn))
+    other = write_run(root.parent / "other", {"a.png": [drawn[0]]})
+    build_report(root, ReportOptions(compare=other))
+    build_report(root, ReportOptions(single_file=True))
+    return root
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    """Chromium without a window, 1200 pixels wide."""
+    from selenium import webdriver
+    from selenium.webdriver.chrome.service import Service
+
+    options = webdriver.ChromeOptions()
+    options.binary_location = str(CHROMIUM)
+    for flag in ("headless=new", "no-sandbox", "disable-dev-shm-usage", "window-size=1200,900"):
+        options.add_argument(f"--{flag}")
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
+    driver = webdriver.Chrome(options=options, service=Service(str(DRIVER)))
+    yield driver
+    driver.quit()
+
+
+@pytest.fixture
+def page(browser: Any, run: Path) -> Page:
+    """Opens pages of the report from file://; no message on the console is expected."""
+    browser.get_log("browser")
+    opened = Page(browser, run)
+    yield opened
+    assert browser.get_log("browser") == []
+
+
+class Page:
+    """A page of the report in the browser."""
+
+    def __init__(self, browser: Any, run: Path) -> None:
+        self.browser, self.run = browser, run
+
+    def open(self, name: str) -> Page:
+        """Load a page of the folder."""
+        self.browser.get((self.run / "report" / name).as_uri())
+        return self
+
+    def js(self, code: str, *arguments: Any) -> Any:
+        """What a piece of JavaScript returns."""
+        return self.browser.execute_script(code, *arguments)
+
+    def all(self, css: str) -> list[Any]:
+        """Elements, in the page's order."""
+        return self.browser.find_elements("css selector", css)
+
+    def one(self, css: str) -> Any:
+        """The first element."""
+        return self.browser.find_element("css selector", css)
+
+    def shown(self, css: str) -> list[Any]:
+        """Those that are seen."""
+        return [element for element in self.all(css) if element.is_displayed()]
+
+    def at(self, frame: Any, place: int, click: bool = False) -> None:
+        """Move the pointer to the middle of the n-th tile of a grid 3 tiles wide."""
+        from selenium.webdriver import ActionChains
+
+        self.js("arguments[0].scrollIntoView({block: 'center'})", frame)
+        self.js("return arguments[0].querySelector('img').decode()", frame)
+        box = frame.rect
+        x, y = (place % 3 + 0.5) / 3 - 0.5, (place // 3 + 0.5) / 2 - 0.5
+        chain = ActionChains(self.browser)
+        chain.move_to_element_with_offset(frame, x * box["width"], y * box["height"])
+        (chain.click() if click else chain).perform()
+
+    def keys(self, *keys: str) -> None:
+        """Press keys where the focus is."""
+        from selenium.webdriver import ActionChains
+
+        for key in keys:
+            ActionChains(self.browser).send_keys(key).perform()
+
+    def choose(self, css: str, value: str) -> None:
+        """Choose in a list, as a person would."""
+        from selenium.webdriver.support.select import Select
+
+        Select(self.one(css)).select_by_value(value)
+
+    def grey(self, frame: Any, place: int) -> int:
+        """The grey that a sorted grid shows at a place: pixels of a screenshot, no canvas read."""
+        import io
+
+        from PIL import Image
+
+        self.at(frame, place)
+        self.js("document.activeElement.blur()")
+        self.js("arguments[0].dispatchEvent(new PointerEvent('pointerleave'))", frame)
+        picture = Image.open(io.BytesIO(frame.screenshot_as_png)).convert("L")
+        x = (place % 3 + 0.5) / 3 * picture.width
+        y = (place // 3 + 0.5) / 2 * picture.height
+        return int(picture.getpixel((int(x), int(y))))
+
+
+def names(run: Path) -> list[str]:
+    """All pages."""
+    return sorted(path.name for path in (run / "report").glob("*.html"))
+
+
+def missing_pictures(page: Page) -> list[str]:
+    """Pictures without pixels after everything was scrolled through."""
+    return page.browser.execute_async_script(
+        """
+        const done = arguments[arguments.length - 1];
+        (async () => {
+          const images = [...document.images].filter((i) => i.offsetParent);
+          for (const image of images) {
+            image.scrollIntoView();
+            for (let n = 0; n < 100 && !image.complete; n++)
+              await new Promise((go) => setTimeout(go, 20));
+          }
+          done(images.filter((i) => !i.naturalWidth).map((i) => i.src || i.alt));
+        })();
+        """
+    )
+
+
+def test_from_a_file_nothing_is_missing_and_the_console_is_silent(page: Page, run: Path) -> None:
+    """Every page, every picture; the fixture looks at the console."""
+    assert len(names(run)) == 1 + 4 + 3
+    for name in names(run):
+        page.open(name)
+        assert page.all("img"), name
+        assert missing_pictures(page) == [], name
+
+
+def test_under_the_policy_of_a_ci_host_all_pictures_are_there(browser: Any, run: Path) -> None:
+    """`default-src 'none'` stops the scripts; pictures, styles and text are all there."""
+
+    class Handler(http.server.SimpleHTTPRequestHandler):
+        def end_headers(self) -> None:
+            self.send_header("Content-Security-Policy", JENKINS)
+            super().end_headers()
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    handler = functools.partial(Handler, directory=str(run.parent))
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        page = Page(browser, run)
+        for name in names(run):
+            page.browser.get(f"http://127.0.0.1:{server.server_port}/out/report/{name}")
+            assert page.js("return typeof Grid") == "undefined"
+            assert missing_pictures(page) == [], name
+            assert page.js("return getComputedStyle(document.body).margin") == "0px"
+            assert not page.shown(".control"), "controls that cannot work are not shown"
+        server.shutdown()
+    messages = [entry["message"] for entry in browser.get_log("browser")]
+    assert messages and all("script" in message for message in messages)
+
+
+def test_the_hostile_name_is_text(page: Page) -> None:
+    """It is there to read, and ran nothing."""
+    page.open("image-002.html")
+    assert page.one("h1").text == HOSTILE
+    assert page.js("return document.querySelectorAll('[onerror]').length") == 0
+
+
+def test_pictures_keep_their_place_before_they_are_loaded(page: Page) -> None:
+    """Width and height stand in the page, so nothing jumps."""
+    page.open("layer-000.html")
+    assert all(image.get_attribute("loading") == "lazy" for image in page.all(".frame img"))
+    sizes = page.js("return [...document.querySelectorAll('.frame img')].map("
+                    "i => [+i.getAttribute('width'), +i.getAttribute('height')])")  # fmt: skip
+    page.js("document.querySelectorAll('.frame img').forEach(i => i.scrollIntoView())")
+    assert sizes[0] == [3 * 72 + 2, 2 * 62 + 2]
+
+
+def test_hover_tells_the_channel_and_its_numbers(page: Page) -> None:
+    """Channel, min, max, mean and zeros are those of stats.npz."""
+    page.open("image-001.html")
+    page.at(page.all(".frame")[0], 4)
+    (tip,) = page.shown(".tip")
+    low, high, mean = (float(f"{value:.4g}") for value in STATS[4, :3])
+    words = f"channel 4\nmin {low:g} · max {high:g} · mean {mean:g} · zeros 0.0 %"
+    assert tip.text == words.replace("-", "−")
+    page.at(page.all(".frame")[1], 4)
+    assert "zeros 100.0 %" in page.shown(".tip")[0].text
+
+
+def test_click_enlarges_a_tile_beside_the_input(page: Page) -> None:
+    """A dialog with both pictures; its buttons and arrows go on; Escape closes it."""
+    from selenium.webdriver import Keys
+
+    page.open("image-001.html")
+    page.at(page.all(".frame")[0], 2, click=True)
+    dialog = page.one("dialog.viewer")
+    assert (
+        dialog.get_attribute("open") and dialog.find_element("tag name", "h2").text == "Channel 2"
+    )
+    assert page.js("return arguments[0].querySelector('img').naturalWidth", dialog) == 24
+    assert page.js("const c = arguments[0].querySelector('canvas'); return [c.width, c.height]",
+                   dialog) == [70, 60]  # fmt: skip
+    page.keys(Keys.ARROW_RIGHT)
+    assert dialog.find_element("tag name", "h2").text == "Channel 3"
+    page.keys(Keys.ESCAPE)
+    assert not page.shown("dialog")
+
+
+def test_slices_are_enlarged_together(page: Page) -> None:
+    """A channel of two time steps is twice as wide."""
+    page.open("image-001.html")
+    page.js("const f = frames.get(document.querySelectorAll('.frame')[2]); viewer.open(f, 2)")
+    canvas = page.one("dialog.viewer canvas")
+    assert page.js("return [arguments[0].width, arguments[0].height]", canvas) == [80, 40]
+
+
+def test_tiles_padding_and_emptiness_are_told_apart(page: Page) -> None:
+    """Two tiles a channel, four a row: the fourth is channel 1's, the seventh place is empty."""
+    page.open("image-001.html")
+    centre = "const f = frames.get(document.querySelectorAll('.frame')[2]); "
+    at = centre + "return f.grid.channelAt(arguments[0], arguments[1])"
+    step, half = 42, 2 + 20
+    places = [(n % 4 * step + half, n // 4 * step + half) for n in range(8)]
+    assert [page.js(at, *place) for place in places] == [0, 0, 1, 1, 2, 2, None, None]
+    assert [page.js(at, *place) for place in ((1, half), (half, 1), (step + 1, half))] == [None] * 3
+
+
+@pytest.mark.parametrize(
+    ("by", "key"),
+    [("mean", STATS[:, 2]), ("max", STATS[:, 1]), ("variance", STATS[:, 3] ** 2)],
+)
+def test_sorting_moves_the_tiles(page: Page, by: str, key: np.ndarray) -> None:
+    """The pixels at each place are those of the channel whose turn it is, largest first."""
+    page.open("image-001.html")
+    page.choose("[data-sort]", by)
+    frame = page.all(".frame")[0]
+    expected = np.argsort(-key)
+    assert [page.grey(frame, place) for place in range(6)] == [20 + c for c in expected]
+    page.choose("[data-sort]", "index")
+    assert [page.grey(frame, place) for place in (0, 5)] == [20, 25]
+
+
+def test_sorting_by_similarity_goes_from_the_chosen_channel(page: Page) -> None:
+    """The chosen one is first; then by the distance of standardised statistics (numpy)."""
+    from selenium.webdriver import Keys
+
+    page.open("image-001.html")
+    frame = page.all(".frame")[0]
+    page.at(frame, 3, click=True)
+    page.keys(Keys.ESCAPE)
+    page.choose("[data-sort]", "similarity")
+    own = STATS[:, :5].astype(np.float64)
+    spread = own.std(0)
+    spread[spread == 0] = 1
+    distance = (((own - own[3]) / spread) ** 2).sum(1)
+    expected = np.argsort(distance)
+    assert expected[0] == 3
+    assert [page.grey(frame, place) for place in range(6)] == [20 + c for c in expected]
+
+
+def test_all_zero_channels_stand_out_over_all_images(page: Page) -> None:
+    """On a layer's page the outline is on the channels that are dark in every image."""
+    page.open("layer-001.html")
+    assert "2 channels all zero in every one of 4 images: 0, 4" in page.one(".dark").text
+    page.one("[data-outline]").click()
+    marks = page.js("return frames.get(document.querySelector('.frame')).group.marks")
+    assert marks == [0, 4]
+    canvases = page.js("return [...document.querySelectorAll('.frame canvas')].map(c => c.width)")
+    assert canvases[0] > 0
+
+
+def test_filter_leaves_what_matches_by_name_or_type(page: Page) -> None:
+    """On an image's page the layers, on a layer's page the images, on the run's page both."""
+    page.open("image-001.html")
+    page.one("[data-filter]").send_keys("conv2D")
+    assert [e.get_attribute("data-item") for e in page.shown(".group")] == ["conv1 Conv2d"]
+    page.open("layer-000.html")
+    page.one("[data-filter]").send_keys("deep")
+    assert [e.get_attribute("data-item") for e in page.shown("figure")] == ["deep/b#1 %.png"]
+    page.open("index.html")
+    fields = page.all("[data-filter]")
+    fields[0].send_keys("relu")
+    assert [row.text.split()[:2] for row in page.shown("tbody tr")] == [["relu", "ReLU"]]
+    assert len(page.shown(".gallery li")) == 4
+
+
+def test_slider_between_two_runs_and_two_images(page: Page) -> None:
+    """The range moves the edge; the lists say which pictures are above and below."""
+    page.open("image-000.html")
+    page.one("[data-compare]").click()
+    sources = page.js("return [...document.querySelectorAll('.stage img')].map(i => i.src)")
+    assert "/other/a.png/" in sources[0] and "/out/a.png/" in sources[1]
+    page.one("dialog.slider [type=range]").send_keys("\ue012" * 10)  # arrow left
+    assert page.one(".stage .over").value_of_css_property("clip-path") == "inset(0px 60% 0px 0px)"
+    page.open("layer-001.html")
+    page.one("[data-compare]").click()
+    page.choose("dialog.slider label:last-of-type select", "3")
+    assert page.js("return decodeURI(document.querySelector('.stage img').src)").count("/ü.png/")
+    assert page.js("return document.querySelector('.stage img').naturalWidth") == 3 * 72 + 2
+
+
+def test_keyboard_reaches_everything(page: Page) -> None:
+    """j, arrows, Enter, Escape, /, ?, ] and the order of the Tab key."""
+    from selenium.webdriver import Keys
+
+    page.open("image-000.html")
+    page.keys("j", Keys.ARROW_RIGHT, Keys.ARROW_RIGHT, Keys.ARROW_DOWN)
+    assert page.shown(".tip")[0].text.startswith("channel 4\n")
+    assert page.one("[aria-live]").get_attribute("textContent").startswith("Channel 4:")
+    page.keys(Keys.ENTER)
+    assert page.one("dialog.viewer h2").text == "Channel 4"
+    page.keys(Keys.ESCAPE, "?")
+    assert page.one("dialog.help").is_displayed()
+    page.keys(Keys.ESCAPE, "/")
+    assert page.browser.switch_to.active_element.get_attribute("type") == "search"
+    page.js("document.activeElement.blur()")
+    page.keys("]")
+    assert page.browser.current_url.endswith("image-001.html")
+    page.keys(Keys.TAB)
+    assert page.browser.switch_to.active_element.get_attribute("class") == "skip"
+
+
+def test_one_file_shows_one_page_and_all_pictures(page: Page, run: Path) -> None:
+    """Links inside it change the page; pictures of layers' pages come from the images' ones."""
+    page.browser.get((run / "report.html").as_uri())
+    assert len(page.shown("article")) == 1 and page.one("h1").text == "resnet18"
+    page.browser.get((run / "report.html").as_uri() + "#layer-001")
+    page.browser.refresh()
+    assert [a.get_attribute("id") for a in page.shown("article")] == ["layer-001"]
+    assert missing_pictures(page) == []
+    page.at(page.shown(".frame")[0], 4)
+    assert page.shown(".tip")[0].text.startswith("channel 4")
+
+
+def _luminance(color: str) -> float:
+    rgb = np.array([int(part) for part in color.split("(")[1].split(")")[0].split(",")[:3]]) / 255
+    linear = np.where(rgb <= 0.04045, rgb / 12.92, ((rgb + 0.055) / 1.055) ** 2.4)
+    return float(linear @ [0.2126, 0.7152, 0.0722])
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_text_has_contrast_in_both_schemes(page: Page, scheme: str) -> None:
+    """At least 4.5:1 (WCAG 2.2, 1.4.3) for every text that is seen."""
+    features = [{"name": "prefers-color-scheme", "value": scheme}]
+    page.browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": features})
+    grounds = set()
+    for name in ("index.html", "image-001.html", "layer-001.html"):
+        page.open(name)
+        pairs = page.js(
+            """
+            const ground = (e) => {
+              for (; e; e = e.parentElement) {
+                const color = getComputedStyle(e).backgroundColor;
+                if (color !== "rgba(0, 0, 0, 0)") return color;
+              }
+            };
+            const texts = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+            const found = new Set();
+            while (texts.nextNode()) {
+              const e = texts.currentNode.parentElement;
+              if (texts.currentNode.data.trim() && e.offsetParent)
+                found.add(getComputedStyle(e).color + "|" + ground(e));
+            }
+            return [...found];
+            """
+        )
+        assert len(pairs) >= 3
+        for pair in pairs:
+            text, ground = pair.split("|")
+            light, dark = sorted((_luminance(text), _luminance(ground)), reverse=True)
+            assert (light + 0.05) / (dark + 0.05) >= 4.5, (name, pair)
+            grounds.add(_luminance(ground) > 0.5)
+    assert (scheme == "light") in grounds
+    page.browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": []})
+
+
+def test_narrow_screens_need_no_sideways_scrolling(page: Page) -> None:
+    """At 400 pixels nothing sticks out."""
+    size = {"width": 400, "height": 800, "deviceScaleFactor": 1, "mobile": False}
+    page.browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+    try:
+        for name in ("index.html", "image-002.html", "layer-001.html"):
+            page.open(name)
+            assert page.js("return document.documentElement.scrollWidth") <= 400, name
+    finally:
+        page.browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
