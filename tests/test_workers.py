@@ -62,6 +62,23 @@ def test_more_shards_than_images(
     assert done.code == 0 and done.out == "" and complete(out) == []
 
 
+@pytest.mark.parametrize("order", ["sorted", "listed"])
+def test_shards_merged_are_one_run(
+    order: str, featviz: Run, tiny_file: Path, tmp_path: Path
+) -> None:
+    """`featviz merge` of the folders of all shards gives the tree of a single run, also where
+    images were listed in another order than that of their names."""
+    photos = sorted(make_photos(tmp_path / "photos", 7).iterdir())
+    listed = photos if order == "sorted" else [photos[i] for i in (4, 0, 6, 2, 5, 1, 3)]
+    base = ["run", tiny_file, *listed, *SMALL, "--out"]
+    assert featviz(*base, tmp_path / "single").code == 0
+    parts = [tmp_path / f"part{index}" for index in (1, 2, 3)]
+    for index, part in enumerate(parts):
+        assert featviz(*base, part, "--shard", f"{index + 1}/3").code == 0
+    assert featviz("merge", *parts, "--out", tmp_path / "whole").code == 0
+    assert tree(tmp_path / "whole") == tree(tmp_path / "single")
+
+
 def test_alone() -> None:
     """One process does it all, and waits for nobody."""
     assert ALONE.first and ALONE.share(None) == Shard() and ALONE.gather(5) == [5]
