@@ -132,7 +132,7 @@ def _record(runs: Sequence[ReadRun], complete: Collection[str]) -> dict[str, Any
     """The content of run.json: an image that failed in one part and is complete in another is
     complete."""
     parts = [_names(run) for run in runs]
-    order = _in_order(parts)
+    order = _in_order(parts, [set(run.record["images"].get("missing", [])) for run in runs])
     errors = {name: error for run in reversed(runs) for name, error in run.failures.items()}
     failed = [name for name in order if name in errors and name not in complete]
     twice = sum(map(len, parts)) - len(order)
@@ -155,19 +155,23 @@ def _names(run: ReadRun) -> list[str]:
     return sorted(names, key=PurePosixPath) if _is_sorted(list(complete)) else names
 
 
-def _in_order(parts: Sequence[Sequence[str]]) -> list[str]:
+def _in_order(parts: Sequence[Sequence[str]], missing: Sequence[Collection[str]]) -> list[str]:
     """The names of all parts, in the order in which one run would have come to them.
 
     A folder's images come in the order of their paths, and the parts' too. Where images were
     listed otherwise, the parts are taken for every n-th image each, in the order of the parts, if
-    their lengths are those of such parts; else one follows the other.
+    their lengths are those of such parts; else one follows the other. What a part lists as missing,
+    it may just have left to another.
     """
     if all(map(_is_sorted, parts)) and max(map(len, parts)) > 1:
         return sorted({name for part in parts for name in part}, key=PurePosixPath)
-    counts = [len(part) for part in parts]
+    pairs = zip(parts, missing, strict=True)
+    own = [[name for name in part if name not in absent] for part, absent in pairs]
+    counts = [len(part) for part in own]
     dealt = sorted(counts, reverse=True) == counts and counts[0] - counts[-1] <= 1
-    rows = zip_longest(*parts) if dealt else parts
-    return list(dict.fromkeys(name for row in rows for name in row if name is not None))
+    rows = zip_longest(*own) if dealt else own
+    found = [name for row in rows for name in row if name is not None]
+    return list(dict.fromkeys([*found, *(name for part in parts for name in part)]))
 
 
 def _is_sorted(names: Sequence[str]) -> bool:

@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -336,7 +337,9 @@ def break_in_ten_ways(folder: Path) -> dict[str, str]:
             case "cut header":
                 path.write_bytes(data[:20])
             case "huge":
-                path.write_bytes(data[:16] + b"\x00\x0f\xff\xff\x00\x0f\xff\xff" + data[24:])
+                header = data[12:16] + b"\x00\x0f\xff\xff" * 2 + data[24:29]
+                checksum = zlib.crc32(header).to_bytes(4, "big")
+                path.write_bytes(data[:12] + header + checksum + data[33:])
             case "dead link":
                 path.unlink()
                 path.symlink_to(folder / "nowhere.png")

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.core import ParameterSource
 
+from featviz.commands import completing
 from featviz.commands import options as opts
 from featviz.errors import FeatvizError
 
@@ -95,8 +96,8 @@ audit_options = opts.stacked(
 
 
 @click.command("audit")
-@click.argument("model", required=False)
-@click.argument("images", nargs=-1, metavar="IMAGE...")
+@click.argument("model", required=False, shell_complete=completing.models)
+@click.argument("images", nargs=-1, metavar="IMAGE...", shell_complete=completing.paths)
 @opts.layer_option
 @click.option(
     "--out",

@@ -1,0 +1,110 @@
+"""The CI files in docs/ci: their featviz commands run as they stand, and gate what they say."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import ROOT, Outcome
+from runs import complete, make_photos, tree
+from torch import nn
+
+Run = Callable[..., Outcome]
+
+FILES = sorted((ROOT / "docs" / "ci").glob("*.yml"))
+GATED = [ROOT / "docs" / "ci" / name for name in ("github.yml", "gitlab.yml")]
+
+
+def commands(path: Path) -> list[list[str]]:
+    """The featviz commands of a CI file, in order."""
+    lines = re.findall(r"^\s*(?:- |run: )?featviz (.+)$", path.read_text(), re.MULTILINE)
+    return [shlex.split(line) for line in lines]
+
+
+def make_model(path: Path, seed: int = 0, value: float | None = None) -> None:
+    """Two channels, both alive on noise; or one of them with a value of its own as weights."""
+    torch.manual_seed(seed)
+    model = nn.Sequential(nn.Conv2d(3, 2, 3), nn.ReLU())
+    nn.init.constant_(model[0].bias, 1.0)  # type: ignore[arg-type]
+    if value is not None:
+        nn.init.constant_(model[0].weight[0], value)  # type: ignore[index]
+    path.parent.mkdir(exist_ok=True)
+    torch.save(model, path)
+
+
+@pytest.fixture
+def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """What the files expect: a model, images, and a checkout of the base branch."""
+    make_photos(tmp_path / "fixtures", 4, (32, 32))
+    make_model(tmp_path / "model.pth")
+    shutil.copytree(tmp_path, tmp_path / "base")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_the_files_are_found() -> None:
+    """Each has commands, and together they use these."""
+    used = {words[0] for path in FILES for words in commands(path)}
+    assert used == {"run", "audit", "diff", "report", "merge"} and len(FILES) == 3
+    assert all(len(commands(path)) == 5 for path in GATED)
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_they_are_yaml(path: Path) -> None:
+    """A parser reads them, and sees the commands where a runner looks for them."""
+    yaml = pytest.importorskip("yaml", reason="PyYAML is not installed")
+    content = yaml.safe_load(path.read_text())
+    jobs = content.get("jobs") or {"job": content["feature maps"]}
+    steps = [
+        line
+        for job in jobs.values()
+        for step in job.get("steps", [*job.get("script", []), *job.get("after_script", [])])
+        for line in (step.get("run", "") if isinstance(step, dict) else step).splitlines()
+    ]
+    found = [shlex.split(line)[1:] for line in steps if line.startswith("featviz ")]
+    assert found == commands(path)
+
+
+@pytest.mark.parametrize("path", GATED, ids=lambda path: path.stem)
+def test_a_branch_that_changes_nothing_passes(path: Path, featviz: Run, repository: Path) -> None:
+    """All commands end with 0, and what the artifacts name is there."""
+    for words in commands(path):
+        done = featviz(*words)
+        assert done.code == 0, (words, done.err)
+    for name in ("report.html", "maps", "audit", "diff", "audit.xml", "diff.xml"):
+        assert name in path.read_text() and (repository / name).exists()
+    assert complete(repository / "maps") == [f"0{i}.png" for i in range(4)]
+
+
+@pytest.mark.parametrize("path", GATED, ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    ("value", "broken"),
+    [(-9.0, {"diff"}), (float("nan"), {"audit", "diff"})],
+    ids=["changed", "not finite"],
+)
+def test_a_branch_that_changes_the_model_is_held(
+    value: float, broken: set[str], path: Path, featviz: Run, repository: Path
+) -> None:
+    """Other weights break the comparison, NaN the audit as well; the rest still runs."""
+    make_model(repository / "model.pth", value=value)
+    codes = {words[0]: featviz(*words).code for words in commands(path)}
+    assert {name for name, code in codes.items() if code == 4} == broken
+    assert {code for name, code in codes.items() if name not in broken} == {0}
+    assert (repository / "report.html").is_file()
+
+
+def test_a_matrix_gives_what_one_job_gives(featviz: Run, repository: Path) -> None:
+    """The parts of all jobs, joined: the tree of a single run."""
+    part, join, report = commands(ROOT / "docs" / "ci" / "github-matrix.yml")
+    part = shlex.split(" ".join(part).replace("${{ matrix.part }}", "PART"))
+    for index in "1234":
+        assert featviz(*(word.replace("PART", index) for word in part)).code == 0
+    assert featviz(*join).code == 0
+    assert featviz("run", "model.pth", "fixtures", "--layers", "Conv2d", "--out", "one").code == 0
+    assert tree(repository / "maps") == tree(repository / "one")
+    assert featviz(*report).code == 0
