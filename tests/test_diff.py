@@ -690,6 +690,7 @@ def test_junit_of_what_is_lost(featviz: CLI, run: Run, tmp_path: Path) -> None:
     assert ElementTree.parse(path).getroot()[0].get("failures") == "0"
 
 
+@pytest.mark.slow
 def test_no_torch(run: Run, tmp_path: Path) -> None:
     """diff and merge read run directories on machines that have no torch."""
     base, new = run("base"), run("new", change=one_weight)
@@ -765,6 +766,7 @@ def test_vectors(featviz: CLI, photos: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems refuse such names")
+@pytest.mark.slow
 def test_names_that_are_no_text(
     run: Run, photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

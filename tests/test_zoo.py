@@ -67,16 +67,7 @@ CASES = {
 }
 """By how a name begins; all other models take 64 × 96."""
 
-QUICK = {
-    "resnet18",
-    "squeezenet1_1",
-    "mobilenet_v3_small",
-    "quantized_shufflenet_v2_x0_5",
-    "lraspp_mobilenet_v3_large",
-    "ssdlite320_mobilenet_v3_large",
-    "mc3_18",
-    "swin_t",
-}
+QUICK = {"squeezenet1_1", "quantized_shufflenet_v2_x0_5"}
 
 
 def case_of(name: str) -> Case:
@@ -336,7 +327,7 @@ TIMM: dict[str, tuple[int, int]] = {
 }
 """Of each family the smallest, and the input it takes."""
 
-QUICK_TIMM = {"convnext_atto", "efficientvit_m0", "mobilevit_xxs"}
+QUICK_TIMM = {"efficientvit_m0"}
 
 
 def timm_cases() -> list[Any]:
