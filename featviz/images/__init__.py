@@ -15,8 +15,8 @@ from pathlib import Path
 import numpy as np
 from PIL import Image, ImageColor, ImageOps, UnidentifiedImageError
 
+import featviz.images.archives as archives
 from featviz.errors import ImageError, UsageError
-from featviz.images import archives
 from featviz.images.finding import find_samples as find_samples
 from featviz.records import Sample
 

@@ -11,8 +11,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path, PurePath
 from typing import BinaryIO
 
+import featviz.images.archives as archives
 from featviz.errors import UsageError
-from featviz.images import archives
 from featviz.records import Sample
 
 log = logging.getLogger(__name__)

@@ -11,8 +11,8 @@ from pathlib import Path, PurePosixPath
 
 from PIL import Image
 
+import featviz.images.archives as archives
 from featviz.errors import UsageError
-from featviz.images import archives
 from featviz.records import Sample
 
 

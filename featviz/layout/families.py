@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from featviz.layout import grids
+import featviz.layout.grids as grids
 from featviz.layout.guess import AXES, Form
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import featviz.layout.grids as grids
 from featviz.errors import LayoutError
-from featviz.layout import grids
 from featviz.layout.grids import Grid
 from featviz.records import Hints, Windows
 

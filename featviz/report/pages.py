@@ -14,8 +14,9 @@ from urllib.parse import quote
 import jinja2
 from markupsafe import Markup
 
+import featviz.report.data as data
+import featviz.report.words as words
 from featviz import __version__
-from featviz.report import data, words
 from featviz.report.legend import legend
 from featviz.report.views import ImagePage, LayerPage, Picture, Views
 

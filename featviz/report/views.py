@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from featviz.report import words
+import featviz.report.words as words
 from featviz.report.reading import Grid, Image, Run
 from featviz.report.words import Facts
 
