@@ -124,7 +124,7 @@ def test_the_sources_are_seen() -> None:
     """The reader below finds the package and the imports that are known to be there."""
     assert {"featviz.cli", "featviz.pipeline", "featviz.models.load"} <= set(FILES)
     assert "featviz.pipeline" in own("featviz.commands.run")
-    assert "featviz.models.zoo" in own("featviz.models.load")
+    assert "featviz.models.zoo" in own("featviz.models.sources")
     assert "torch" in roots("featviz.hooks")
     assert set(STAGES) <= {name.removeprefix("featviz.") for name in FILES}
 

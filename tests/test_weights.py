@@ -284,3 +284,15 @@ def test_index_is_that_of_the_installed_torchvision(tmp_path: Path) -> None:
     for name in ("resnet18", "ssd300_vgg16", "vit_b_16", "deeplabv3_resnet50", "r3d_18"):
         entry = json.loads(json.dumps(script.entry(name)))
         assert shipped[name] == entry
+
+
+@pytest.mark.slow
+def test_a_vision_transformer_says_its_size(tmp_path: Path) -> None:
+    """Weights for another input size name the architecture, and the image is prepared for it."""
+    weights = models.vit_b_32(image_size=96, num_classes=7).state_dict()
+    torch.save(weights, tmp_path / "vit.pth")
+    loaded = load_model(ModelOptions(str(tmp_path / "vit.pth"), device="cpu"), InputOptions())
+    assert loaded.source["arch"] == "vit_b_32"
+    assert (loaded.source["image_size"], loaded.source["num_classes"]) == (96, 7)
+    assert loaded.preprocess.blank()[0].shape == (1, 3, 96, 96)
+    assert loaded.module.eval()(loaded.preprocess.blank()[0]).shape == (1, 7)

@@ -139,6 +139,25 @@ def test_pieces_are_put_together_as_the_model_does(name: str) -> None:
         assert torch.equal(found[cut][1], found[whole][1]), (cut, whole)
 
 
+@pytest.mark.parametrize(
+    ("shape", "windows", "axis"),
+    [
+        ([16, 9, 7], Windows((3, 3)), 2),
+        ([16, 3, 3, 7], Windows((3, 3)), 3),
+        ([16, 7, 3, 3], Windows((3, 3)), 1),
+        ([1, 16, 9, 7], Windows((3, 3), axes="1nsc"), 3),
+        ([9, 16, 7], Windows((3, 3), axes="snc"), 2),
+        ([1, 7, 9, 16], Windows((3, 3), axes="1csn"), 1),
+    ],
+)
+def test_channels_of_windows_are_found(shape: list[int], windows: Windows, axis: int) -> None:
+    """In whatever order windows, their places and channels stand."""
+    hints = Hints(input_size=(48, 48), windows=windows)
+    assert layout.recognise(shape, hints).layout == "windows"
+    assert layout.channel_axis(shape, hints) == axis
+    assert layout.to_maps(torch.zeros(shape), hints)[""].data.shape == (7, 1, 12, 12)
+
+
 def test_pooled_tokens_stand_as_hiera_itself_puts_them() -> None:
     """At each stage the maps are what timm's own Reroll makes of the tokens."""
     model, _ = hiera()

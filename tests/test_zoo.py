@@ -7,6 +7,7 @@ of every leaf and every tensor that it gave.
 from __future__ import annotations
 
 import inspect
+import json
 import math
 import shutil
 from collections import Counter
@@ -29,7 +30,8 @@ from featviz import pipeline
 from featviz.models.identify import _index
 from featviz.models.load import LoadedModel, ModelOptions, load_model
 from featviz.models.preprocess import InputOptions
-from featviz.records import DrawOptions, ImageResult
+from featviz.preparation import RunOptions
+from featviz.records import DrawOptions
 
 LANDSCAPE, SPHERES = SCENES / "landscape.jpg", SCENES / "spheres.jpg"
 CLIP_FRAMES = 4
@@ -162,41 +164,50 @@ def named_leaves(module: nn.Module) -> dict[str, nn.Module]:
     return {n: m for n, m in module.named_modules() if n and not list(m.children())}
 
 
-def run_all_layers(loaded: LoadedModel, images: list[str], folder: Path) -> ImageResult:
-    """Hook every module, draw as little of each as possible, and give what became of the image."""
+@dataclass(frozen=True)
+class Manifest:
+    """What the run directory says of the image."""
+
+    captures: list[dict[str, Any]]
+    skipped: list[dict[str, Any]]
+    never_ran: list[str]
+
+
+def run_all_layers(loaded: LoadedModel, images: list[str], folder: Path) -> Manifest:
+    """Hook every module, draw as little of each as possible, and read what became of it."""
     draw = DrawOptions(scale=1, max_maps=2, max_slices=2)
-    options = pipeline.RunOptions("re:.", folder / "out", draw=draw)
-    found: list[ImageResult] = []
-    result = pipeline.run(loaded, images, options, lambda image, total: found.append(image))
-    (image,) = found
+    result = pipeline.run(loaded, images, RunOptions("re:.", folder / "out", draw=draw))
+    (image,) = result.images
     assert (result.exit_code, image.error) == (0, None)
-    assert all((folder / "out" / image.folder / c.file).stat().st_size for c in image.captures)
-    return image
+    home = folder / "out" / image.folder
+    content = json.loads((home / "manifest.json").read_text("utf-8"))
+    assert all((home / row["file"]).stat().st_size for row in content["captures"])
+    return Manifest(content["captures"], content["skipped"], content["never_ran"])
 
 
-def check_nothing_is_lost(module: nn.Module, image: ImageResult, count: Count) -> None:
+def check_nothing_is_lost(module: nn.Module, image: Manifest, count: Count) -> None:
     """Each call of each leaf is there once, and what did not run is named."""
-    found = named_leaves(module)
+    found, rows = named_leaves(module), [*image.captures, *image.skipped]
     beside = ("class_token", "distillation_token", "register_tokens", "extra_token")
     given = Counter(
-        (row.layer, row.call)
-        for row in (*image.captures, *image.skipped)
-        if row.layer in found and row.key.rpartition(".")[2] not in beside
+        (row["layer"], row["call"])
+        for row in rows
+        if row["layer"] in found and row["key"].rpartition(".")[2] not in beside
     )
     assert given == count.given
     assert set(image.never_ran) & set(found) == set(found) - set(count.calls)
-    assert not set(image.never_ran) & {row.layer for row in (*image.captures, *image.skipped)}
-    assert all(skip.reason for skip in image.skipped)
+    assert not set(image.never_ran) & {row["layer"] for row in rows}
+    assert all(row["reason"] for row in image.skipped)
     for row in image.captures:
-        assert not (row.type.endswith("Head") and len(row.shape) == 3), row  # rows of boxes
-        if isinstance(found.get(row.layer), nn.Conv2d) and row.layout != "windows":
-            assert row.layout == ("nchw" if row.shape[0] == 1 else "batch"), row
+        assert not (row["type"].endswith("Head") and len(row["shape"]) == 3), row  # rows of boxes
+        if isinstance(found.get(row["layer"]), nn.Conv2d) and row["layout"] != "windows":
+            assert row["layout"] == ("nchw" if row["shape"][0] == 1 else "batch"), row
 
 
-def report(name: str, image: ImageResult) -> None:
+def report(name: str, image: Manifest) -> None:
     """For `pytest -s`: how many outputs were drawn in which layout, and why others were not."""
-    drawn = Counter(row.layout for row in image.captures)
-    skipped = Counter(f"{skip.type} {skip.reason}" for skip in image.skipped)
+    drawn = Counter(row["layout"] for row in image.captures)
+    skipped = Counter(f"{row['type']} {row['reason']}" for row in image.skipped)
     print(f"\n{name}: {dict(drawn)}, never ran: {len(image.never_ran)}, skipped: {dict(skipped)}")
 
 

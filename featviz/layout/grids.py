@@ -129,6 +129,13 @@ def windows_in(shape: Sequence[int], windows: Windows) -> int:
     return 0
 
 
+def channels_of_windows(shape: Sequence[int], windows: Windows) -> int:
+    """Which axis of a tensor of windows counts channels."""
+    if windows.axes:
+        return windows.axes.index("c")
+    return 1 if len(shape) == 4 and tuple(shape[1:3]) != windows.size else len(shape) - 1
+
+
 def map_of_windows(count: int, windows: Windows, input_size: Size) -> Size | None:
     """The size of the map that was cut into so many windows, without what padded it."""
     height, width = windows.size

@@ -43,7 +43,6 @@ _CHANNELS = {
     "nhwc": 3,
     "tokens": -1,
     "ncl": 1,
-    "windows": -1,
     "vector": -1,
     "batch": 1,
     "ncthw": 1,
@@ -94,9 +93,12 @@ def map_size(shape: Sequence[int], hints: Hints) -> tuple[str, int, int] | None:
 def channel_axis(shape: Sequence[int], hints: Hints) -> int | None:
     """Which axis of a shape counts channels; None where no axis does."""
     try:
-        return _CHANNELS.get(recognise(shape, hints).layout)
+        form = recognise(shape, hints)
     except LayoutError:
         return None
+    if form.windows is not None:
+        return grids.channels_of_windows(shape, form.windows)
+    return _CHANNELS.get(form.layout)
 
 
 def check_layout(text: str) -> None:

@@ -11,6 +11,7 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from math import isqrt
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,9 @@ INDEX = Path(__file__).with_name("architectures.json.gz")
 _NEAREST = 3
 _COUNTERS = "num_batches_tracked"
 """BatchNorm's step counter; old checkpoints lack it."""
+
+_POSITIONS = "encoder.pos_embedding"
+"""torchvision's vision transformers: [1, tokens, channels], by the size of the input."""
 
 Shapes = Mapping[str, Sequence[int]]
 
@@ -47,6 +51,14 @@ class Known:
     names: tuple[str, ...]
     num_classes: int | None
     nearest: tuple[Near, ...]
+    image_size: int | None = None
+    """Pixels of a side of a vision transformer's input, from its table of positions."""
+
+    @property
+    def arguments(self) -> dict[str, int]:
+        """What the builder must be told beside the name."""
+        told = {"num_classes": self.num_classes, "image_size": self.image_size}
+        return {name: value for name, value in told.items() if value is not None}
 
     @property
     def name(self) -> str | None:
@@ -82,7 +94,8 @@ def identify(form: Unwrapped) -> Known:
     exact = [name for name, entry in _index().items() if _fits(own, entry)]
     exact.sort(key=_plain_first)
     if exact:
-        return Known(form, tuple(exact), _classes(own, _index()[exact[0]]), ())
+        classes = _classes(own, _index()[exact[0]])
+        return Known(form, tuple(exact), classes, (), _image_size(own, _index()[exact[0]]))
     near = [_near(own, name, entry) for name, entry in _index().items()]
     near.sort(key=lambda n: (-n.fitting / n.total, -n.fitting, _plain_first(n.name)))
     return Known(form, (), None, tuple(n for n in near[:_NEAREST] if n.fitting))
@@ -103,9 +116,18 @@ def _fits(own: Shapes, entry: Mapping[str, Any]) -> bool:
     if len(own) != len(expected) or own.keys() != expected.keys():
         return False
     return all(
-        shape == expected[key] or (key in head and _same_but(shape, expected[key], head[key][0]))
+        shape == expected[key]
+        or (key in head and _same_but(shape, expected[key], head[key][0]))
+        or (key == _POSITIONS and _same_but(shape, expected[key], 1))
         for key, shape in own.items()
     )
+
+
+def _image_size(own: Shapes, entry: Mapping[str, Any]) -> int | None:
+    """Of a vision transformer for another size than the builder's own."""
+    if _POSITIONS not in own or own[_POSITIONS] == entry["tensors"][_POSITIONS]:
+        return None
+    return isqrt(own[_POSITIONS][1] - 1) * own["conv_proj.weight"][-1]
 
 
 def _same_but(shape: Sequence[int], expected: Sequence[int], axis: int) -> bool:

@@ -48,7 +48,7 @@ def choose_preprocess(
         own = entry.channels
     else:
         base = _from_entry(entry) if entry is not None else None
-        base = base or _of_kind(module)
+        base = _at_own_size(base, module) if base is not None else _of_kind(module)
         own = fixed.channels or first_channels(module)
     channels = options.channels or own
     if base is None or base.channels != channels:
@@ -59,6 +59,14 @@ def choose_preprocess(
         frames=options.frames if isinstance(first, nn.Conv3d) else None,
         inputs=options.inputs or required_arguments(module),
     )
+
+
+def _at_own_size(base: Preprocess, module: nn.Module) -> Preprocess:
+    """A vision transformer takes one size, which need not be that of the weights' entry."""
+    size = getattr(module, "image_size", None)
+    if isinstance(size, int) and isinstance(base.crop, int) and base.crop != size:
+        return replace(base, resize=size, crop=size)
+    return base
 
 
 def required_arguments(module: nn.Module) -> int:

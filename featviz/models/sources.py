@@ -182,16 +182,14 @@ def _from_content(path: Path, options: ModelOptions) -> Loaded:
     known = identify.identify_forms(stripped_forms(found))
     if known.name is None:
         known = _nearest(path, known, options.partial)
-    classes = {} if known.num_classes is None else {"num_classes": known.num_classes}
-    module, entry = zoo.build(
-        str(known.name), None, options.seed, {**classes, **options.model_args}
-    )
+    own = known.arguments
+    module, entry = zoo.build(str(known.name), None, options.seed, {**own, **options.model_args})
     log.info("%s: %s", path.name, "; ".join((*known.form.steps, known.words)))
     fit = put_into(
         module, known.form.tensors, f"{path.name} does not fit {known.name}", options.partial
     )
     taken = [*known.form.steps, f"loaded {fit.fitting} of {fit.total}"]
-    return Loaded(module, entry, {**record, "arch": known.name, **classes, "taken": taken})
+    return Loaded(module, entry, {**record, "arch": known.name, **own, "taken": taken})
 
 
 def _nearest(path: Path, known: identify.Known, partial: bool) -> identify.Known:
