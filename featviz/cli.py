@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import io
 import logging
 import os
 import signal
@@ -81,6 +82,8 @@ def group() -> None:
 def main() -> None:
     """Entry point: run a command, and turn what went wrong into one line and an exit code."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends like Ctrl-C, and tidies up
+    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
+        sys.stdout.reconfigure(errors="backslashreplace")  # for names of files that are no UTF-8
     sys.exit(guarded(sys.argv[1:]))
 
 

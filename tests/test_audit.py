@@ -97,6 +97,7 @@ def test_exactly_what_was_planted_is_found(
 
 
 @pytest.mark.parametrize("way", LABELS)
+@pytest.mark.slow
 def test_convolutions_are_judged_at_the_activation_that_follows(
     way: str, noise: Path, tmp_path: Path
 ) -> None:
@@ -452,6 +453,7 @@ def test_no_layers_at_all_and_none_that_ran(noise: Path, tmp_path: Path) -> None
     assert "spare never ran" in str(error.value.hint)
 
 
+@pytest.mark.slow
 def test_without_activations_convolutions_are_asked_whether_they_vary(
     noise: Path, tmp_path: Path
 ) -> None:
@@ -497,6 +499,7 @@ def test_json_on_stdout_is_the_file(featviz: Run, noise: Path, tmp_path: Path) -
     assert printed == {key: value for key, value in written.items() if key != "drawn"}
 
 
+@pytest.mark.slow
 def test_the_same_command_writes_the_same_bytes(featviz: Run, noise: Path, tmp_path: Path) -> None:
     """Twice, into two folders: every file is equal."""
     trees = []
@@ -537,6 +540,7 @@ def test_suspects_are_drawn_with_the_images_that_excite_them_most(
     assert columns == sorted(columns)
 
 
+@pytest.mark.slow
 def test_the_number_of_suspects_is_limited_and_said(
     featviz: Run, noise: Path, tmp_path: Path
 ) -> None:
@@ -565,6 +569,7 @@ def test_a_broken_image_is_named_and_the_others_count(
     assert not (tmp_path / "none").exists()
 
 
+@pytest.mark.slow
 def test_the_output_folder_is_not_taken_from_others(
     featviz: Run, noise: Path, tmp_path: Path
 ) -> None:
@@ -584,6 +589,7 @@ def test_the_output_folder_is_not_taken_from_others(
     assert not (tmp_path / "out" / "old.txt").exists()
 
 
+@pytest.mark.slow
 def test_interrupted_it_leaves_the_old_results(
     featviz: Run, noise: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -614,6 +620,7 @@ def test_prune_out_and_verify(featviz: Run, noise: Path, tmp_path: Path) -> None
     assert "without the 2 channels that can be cut out the output changes by 0 at most" in done.err
 
 
+@pytest.mark.slow
 def test_several_models_share_a_table(featviz: Run, noise: Path, tmp_path: Path) -> None:
     """A glob in natural order and --model: a column for each, and a folder of its own."""
     torch.manual_seed(0)
@@ -678,6 +685,7 @@ def test_natural_order() -> None:
     assert sorted(names, key=natural_key) == ["9", "10", "a", "e_1b2", "e_1b10", "e_9", "e_10"]
 
 
+@pytest.mark.slow
 def test_config_supplies_models_and_gates(featviz: Run, noise: Path, tmp_path: Path) -> None:
     """Lists in a TOML file stand for repeated options; a MODEL on the command line wins."""
     torch.save(nn.Sequential(nn.Conv2d(3, 4, 1), nn.ReLU()), tmp_path / "m.pth")
@@ -698,6 +706,7 @@ def test_config_supplies_models_and_gates(featviz: Run, noise: Path, tmp_path: P
 # The demonstration, and memory
 
 
+@pytest.mark.slow
 def test_digits_demonstration(featviz: Run, tmp_path: Path) -> None:
     """The shipped network has no dead channel on its own samples; one that is killed is found,
     made by its convolution, and not missed."""

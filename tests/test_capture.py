@@ -25,6 +25,7 @@ def grab(model: nn.Module, layers: str, tensor: Tensor) -> dict[str, list[Tensor
     return dict(maps)
 
 
+@pytest.mark.slow
 def test_conv_before_in_place_relu_keeps_negative_values() -> None:
     """An in-place ReLU does not overwrite what was captured of the convolution (trap 1)."""
     model = models.vgg11().eval()
@@ -33,6 +34,7 @@ def test_conv_before_in_place_relu_keeps_negative_values() -> None:
     assert all(bool((tensors[0] < 0).any()) for tensors in maps.values())
 
 
+@pytest.mark.slow
 def test_functional_in_place_relu_keeps_negative_values() -> None:
     """densenet's F.relu(inplace=True) does not reach what was captured of its features."""
     model = models.densenet121().eval()

@@ -21,8 +21,9 @@ from torchvision.transforms import functional as F
 from torchvision.utils import make_grid
 
 import featviz as fv
-from featviz import cli, grouping, images
+from featviz import cli, images
 from featviz.errors import UsageError
+from featviz.images import grouping
 from featviz.models.preprocess import InputOptions
 from featviz.models.presets import choose_preprocess, required_arguments
 from featviz.records import Sample
@@ -259,6 +260,7 @@ class TestClips:
         told = np.asarray(fv.grid(last, scale=1, nrow=6, tensor_layout="nthwc"))
         assert np.array_equal(told, got)
 
+    @pytest.mark.slow
     def test_dry_run_plans_a_clip(self, tmp_path: Path, featviz: Callable[..., Outcome]) -> None:
         """--dry-run counts clips, not frames, and knows the sizes of their pictures."""
         folder_of(tmp_path / "all" / "run", 6, height=64, width=64)
@@ -635,6 +637,7 @@ class TestDetectors:
 
 
 @pytest.mark.parametrize(("name", "count"), [("raft_small", 2), ("r3d_18", 1)])
+@pytest.mark.slow
 def test_layers_lists_models_of_several_images(
     name: str, count: int, featviz: Callable[..., Outcome]
 ) -> None:

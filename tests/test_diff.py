@@ -690,6 +690,7 @@ def test_junit_of_what_is_lost(featviz: CLI, run: Run, tmp_path: Path) -> None:
     assert ElementTree.parse(path).getroot()[0].get("failures") == "0"
 
 
+@pytest.mark.slow
 def test_no_torch(run: Run, tmp_path: Path) -> None:
     """diff and merge read run directories on machines that have no torch."""
     base, new = run("base"), run("new", change=one_weight)
@@ -762,3 +763,23 @@ def test_vectors(featviz: CLI, photos: Path, tmp_path: Path) -> None:
     width = pixels.shape[1] // 2
     assert (pixels[:, :width, 0] > pixels[:, :width, 2]).all()  # 7 rose: red
     assert (pixels[:, width:, 2] > pixels[:, width:, 0]).all()  # 30 fell: blue
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems refuse such names")
+@pytest.mark.slow
+def test_names_that_are_no_text(
+    run: Run, photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An image named in bytes that are no UTF-8 is told on stdout and in documents."""
+    one = run("one", images=photos / "a.png")
+    os.rename(photos / "b.png", os.fsencode(photos) + b"/b\xff.png")  # noqa: PTH104, bytes
+    both = run("both")
+    monkeypatch.setenv("PYTHONIOENCODING", "utf-8:strict")
+    code = "from featviz.cli import main; main()"
+    for more in ((), ("--json",), ("--html", tmp_path / "d.html", "--junit", tmp_path / "d.xml")):
+        command = [sys.executable, "-c", code, "diff", both, one, *more]
+        done = subprocess.run(list(map(str, command)), capture_output=True, check=False)
+        assert (done.returncode, done.stderr) == (4, b"")
+        assert rb"b\udcff.png" in done.stdout
+    assert "b?.png" in (tmp_path / "d.html").read_text("utf-8")
+    assert "b\N{REPLACEMENT CHARACTER}.png" in (tmp_path / "d.xml").read_text("utf-8")

@@ -58,6 +58,7 @@ def test_ci_runs_the_readmes_test_command() -> None:
     assert "README.md" in (ROOT / ".ci" / "run").read_text()
 
 
+@pytest.mark.slow
 def test_readme_use_commands_work(clone: Path, featviz: Callable[..., Outcome]) -> None:
     """Each command under Use, with random weights where it would download some."""
     torch.save(nn.Sequential(nn.Conv2d(3, 2, 3), nn.ReLU()), clone / "model.pth")
@@ -76,6 +77,20 @@ def test_readme_use_commands_work(clone: Path, featviz: Callable[..., Outcome]) 
         assert featviz(*words).code == 0, line
 
 
+@pytest.mark.slow
+def test_gallery_and_diff_commands_work(clone: Path, featviz: Callable[..., Outcome]) -> None:
+    """The gallery's and diff's commands work on the demonstration's run and on two parts of one."""
+    (line,) = commands("<!-- demo command -->")
+    assert featviz(*shlex.split(line.split(" && ")[1])[1:]).code == 0
+    for part in (1, 2):
+        words = ["configs/digits_cnn.pth", "sample_images/digits", "--shard", f"{part}/2"]
+        assert featviz("run", *words, "--out", f"part{part}").code == 0
+    for line in commands("<!-- gallery -->") + commands("<!-- diff -->"):
+        done = featviz(*shlex.split(line)[1:])
+        assert done.code == 0, (line, done.err)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("line", commands("<!-- gradients -->"))
 def test_gradient_commands_work(line: str, clone: Path, featviz: Callable[..., Outcome]) -> None:
     """The commands of the section draw what it says, with random weights."""

@@ -69,6 +69,7 @@ def exported(tiny: nn.Module, tmp_path: Path) -> Path:
         *(pytest.param(n, marks=pytest.mark.slow) for n in ("mobilenet_v3_small", "swin_t")),
     ],
 )
+@pytest.mark.slow
 def test_every_call_of_every_layer_is_the_eager_models(name: str, tmp_path: Path) -> None:
     """Names, classes, aliases, calls and feature maps are those of the model that was exported."""
     torch.manual_seed(0)
@@ -85,6 +86,7 @@ def test_every_call_of_every_layer_is_the_eager_models(name: str, tmp_path: Path
         assert (layer.type, layer.classes) == (original.type, original.classes)
 
 
+@pytest.mark.slow
 def test_the_shared_relus_of_a_resnet_are_nine_modules_and_seventeen_calls(tmp_path: Path) -> None:
     """Calls of a shared module stay calls of one layer."""
     module = load(export(models.resnet18(weights=None).eval(), tmp_path / "m.pt2")).module
@@ -177,6 +179,7 @@ def test_layers_lists_shapes_and_calls(exported: Path, featviz: Callable[..., An
     assert rows[""]["type"] == "Sequential"
 
 
+@pytest.mark.slow
 def test_weights_of_a_program_go_into_an_arch(tmp_path: Path) -> None:
     """--arch with a program takes its weights."""
     eager = models.squeezenet1_1(weights=None)

@@ -196,6 +196,7 @@ def test_bad_gates_end_before_any_image_is_read(
     assert not Path(str(call[-2])).exists()
 
 
+@pytest.mark.slow
 def test_baseline_fails_on_what_got_worse(featviz: Run, call: list[object], tmp_path: Path) -> None:
     """The same model against its own audit holds; against a healthier one it names channels."""
     baseline = tmp_path / "baseline.json"

@@ -469,6 +469,7 @@ def test_rules_equal_a_backward_pass_by_hand(rule: str, kind: str, tmp_path: Pat
 
 
 @pytest.mark.parametrize("rule", ["guided", "deconv"])
+@pytest.mark.slow
 def test_rules_equal_backward_hooks_on_relu_modules(rule: str, tmp_path: Path) -> None:
     """The usual way, full backward hooks at the ReLUs of an out-of-place ResNet."""
     torch.manual_seed(5)
@@ -542,6 +543,7 @@ def test_vanishing_and_exploding_layers_are_named(
     )
 
 
+@pytest.mark.slow
 def test_norms_count_every_slice_and_token(tmp_path: Path) -> None:
     """The norm from the manifest is the tensor's, with class tokens beside the grid, vectors and
     enlarged maps; of several calls it is the last one's."""

@@ -14,6 +14,7 @@ from featviz.models.unwrap import stripped_forms, unwrap
 
 @pytest.mark.parametrize("prefix", ["", "module.model."])
 @pytest.mark.parametrize("name", ["resnet152", "efficientnet_v2_l", "maskrcnn_resnet50_fpn_v2"])
+@pytest.mark.slow
 def test_identification_takes_at_most_0_3_seconds(name: str, prefix: str) -> None:
     """Unwrapping, reading the index and comparing, as in a fresh process; the best of five."""
     backbone = {"weights_backbone": None} if "rcnn" in name else {}

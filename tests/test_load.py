@@ -93,6 +93,7 @@ def same_weights(one: nn.Module, other: nn.Module | dict[str, Tensor]) -> bool:
 
 
 @pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.slow
 def test_a_whole_torchvision_model_loads_safely(name: str, tmp_path: Path) -> None:
     """torch.save(model) of every family loads without running code, modules and weights equal."""
     module = skeleton(name)

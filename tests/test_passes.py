@@ -298,6 +298,7 @@ def test_a_model_that_undoes_its_graph_in_place_is_told_by_torchs_words(tmp_path
 # --- memory
 
 
+@pytest.mark.slow
 def test_nothing_of_a_graph_outlives_its_image(tmp_path: Path) -> None:
     """After the eighth image there are no more tensors than after the third (trap 11)."""
     torch.manual_seed(0)

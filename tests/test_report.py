@@ -290,6 +290,7 @@ def test_one_file_has_everything_inside(root: Path, tmp_path: Path) -> None:
         assert "src" in image or image["data-same"] in ids
 
 
+@pytest.mark.slow
 def test_one_file_that_would_be_too_large(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Refused with its size, before and after the pictures are read."""
     noise = np.random.default_rng(0).integers(0, 255, (3000, 7000), dtype=np.uint8)

@@ -167,7 +167,7 @@ def test_full_disk_names_the_path(tmp_path: Path) -> None:
         file.write(b"half")
         raise OSError(errno.ENOSPC, "No space left on device")
     assert caught.value.message == f"{path} cannot be written: No space left on device"
-    assert "make room" in str(caught.value.hint)
+    assert "--resume" in str(caught.value.hint)
     assert not list(tmp_path.iterdir())
 
 

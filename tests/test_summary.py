@@ -176,6 +176,7 @@ def flops_with_grad(model: nn.Module, size: int) -> int:
         pytest.param("densenet121", marks=pytest.mark.slow),
     ],
 )
+@pytest.mark.slow
 def test_the_command_agrees_with_autograd_on(name: str, featviz: Run) -> None:
     """The whole command gives FlopCounterMode's total of a plain forward pass, MAC and FLOP."""
     entry = models.get_model_weights(name).DEFAULT
@@ -200,6 +201,7 @@ def test_attention_is_counted_since_its_fast_path_is_off(featviz: Run, nets: Any
 # Layer by layer -----------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_convolutions_follow_the_formula(featviz: Run) -> None:
     """MACs of each convolution are out_h · out_w · weights, those of Linear in · out."""
     found = summarised(featviz, "mobilenet_v2", "--weights", "none")
@@ -213,6 +215,7 @@ def test_convolutions_follow_the_formula(featviz: Run) -> None:
 
 
 @pytest.mark.parametrize("name", ["resnet18", "squeezenet1_1", "googlenet", "shufflenet_v2_x0_5"])
+@pytest.mark.slow
 def test_a_container_is_the_sum_of_its_inside(name: str, featviz: Run) -> None:
     """MACs and memory of each module: its own and those of its children."""
     rows = by_name(summarised(featviz, name, "--weights", "none"))
@@ -285,6 +288,7 @@ def test_operators_are_counted_in_place_or_not(featviz: Run) -> None:
     assert found == {norm: 20, "relu": 17, "add": 8, pool: 1, "mean": 1}
 
 
+@pytest.mark.slow
 def test_the_footer_names_a_few(featviz: Run) -> None:
     """swin_v2_t uses more kinds of operators than fit in a line."""
     out = featviz("summary", "swin_v2_t", "--weights", "none", "--depth", "0").out
@@ -335,6 +339,7 @@ def test_a_model_that_fails_is_one_line(featviz: Run, nets: Any) -> None:
 # Options ------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_depth_and_layers_limit_rows_not_totals(featviz: Run) -> None:
     """--depth 1 has the model and its children; --layers only what it takes; totals stay."""
     whole = summarised(featviz, "resnet18", "--weights", "none")
@@ -353,6 +358,7 @@ def test_depth_and_layers_limit_rows_not_totals(featviz: Run) -> None:
     ("sort", "key"),
     [("params", "parameters"), ("macs", "macs"), ("memory", "activation_bytes")],
 )
+@pytest.mark.slow
 def test_sort_puts_the_largest_first(sort: str, key: str, featviz: Run) -> None:
     """Falling figures; of equals the one that comes first in the model."""
     rows = summarised(featviz, "squeezenet1_1", "--weights", "none", "--sort", sort)["layers"]
@@ -360,6 +366,7 @@ def test_sort_puts_the_largest_first(sort: str, key: str, featviz: Run) -> None:
     assert order == sorted(order) and order[0][0] < order[-1][0]
 
 
+@pytest.mark.slow
 def test_size_decides_the_macs(featviz: Run) -> None:
     """Half the side, a quarter of the convolutions' MACs."""
     rows = [
@@ -411,6 +418,7 @@ def test_unknown_models_are_a_usage_error(featviz: Run) -> None:
     assert done.code == 2 and "torchvision has no model 'resnet81'" in done.err
 
 
+@pytest.mark.slow
 def test_measuring_twice_gives_the_same() -> None:
     """Nothing is left over from one summary to the next."""
     options = ModelOptions("squeezenet1_1", weights="none")

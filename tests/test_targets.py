@@ -367,7 +367,7 @@ def test_weights_names_reach_the_target(tmp_path: Path) -> None:
     from dataclasses import replace
 
     from featviz import pipeline
-    from featviz.records import PassOptions
+    from featviz.records import ImageResult, PassOptions
 
     model = Heads(plain).eval()
     options = InputOptions(**inputs(8))
@@ -375,7 +375,8 @@ def test_weights_names_reach_the_target(tmp_path: Path) -> None:
     run = pipeline.RunOptions(
         "conv", tmp_path / "out", inputs=options, passes=PassOptions(("grad",), "class:D")
     )
-    result = pipeline.run(loaded, [str(SPHERES)], run)
+    found: list[ImageResult] = []
+    pipeline.run(loaded, [str(SPHERES)], run, lambda image, total: found.append(image))
     scores = model(input_of(model, SPHERES, inputs(8)))[0].detach()
-    assert result.images[0].outcome.target == pytest.approx(float(scores[3]))
-    assert {guess.name for guess in result.images[0].outcome.prediction} == set("abcde")
+    assert found[0].outcome.target == pytest.approx(float(scores[3]))
+    assert {guess.name for guess in found[0].outcome.prediction} == set("abcde")

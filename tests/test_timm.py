@@ -154,6 +154,7 @@ def test_img_size_is_the_size_of_the_input() -> None:
     assert found.module.eval()(found.preprocess.blank()[0]).shape == (1, 1000)
 
 
+@pytest.mark.slow
 def test_a_fixed_size_is_named(picture: Path, tmp_path: Path, featviz: Callable[..., Any]) -> None:
     """--size on a model of fixed size ends in one line with both; dynamic_img_size lifts it."""
     common = ("run", "timm:vit_tiny_patch16_224", picture, "--weights", "none", "--size", "96x64")
@@ -202,6 +203,7 @@ def test_a_file_of_weights(
 
 
 @pytest.mark.parametrize("name", ["vit_tiny_patch16_224", SMALL, "test_efficientnet"])
+@pytest.mark.slow
 def test_the_file_says_how_many_classes_and_channels(name: str, tmp_path: Path) -> None:
     """Fine-tuned weights of 7 classes for grey images need no --model-arg."""
     tuned = timm.create_model(name, num_classes=7, in_chans=1)
@@ -225,6 +227,7 @@ def test_a_file_of_another_model(tmp_path: Path) -> None:
         load(tmp_path / "w.pth", arch=f"timm:{SMALL}")
 
 
+@pytest.mark.slow
 def test_config_json_beside_the_file_names_the_model(
     own: nn.Module, tmp_path: Path, featviz: Callable[..., Any]
 ) -> None:

@@ -653,6 +653,7 @@ def test_attention_weights_are_softmax_of_queries_and_keys(
     assert manifest(folder)["skipped"] == []
 
 
+@pytest.mark.slow
 def test_asking_for_weights_changes_the_output_by_rounding_only() -> None:
     """With the attentions hooked the model gives what it gives alone, within 1e-5."""
     model, image = small_vit(), torch.randn(1, 3, 32, 32)

@@ -60,6 +60,7 @@ WRAPPINGS: dict[str, Callable[[State], Any]] = {
 
 
 @pytest.mark.parametrize("wrapping", WRAPPINGS)
+@pytest.mark.slow
 def test_weights_load_without_arch_however_they_are_wrapped(
     wrapping: str, resnet: nn.Module, tmp_path: Path
 ) -> None:
@@ -77,6 +78,7 @@ def test_weights_load_without_arch_however_they_are_wrapped(
 
 
 @pytest.mark.parametrize("wrapping", ["module.", "lightning", "any order and depth"])
+@pytest.mark.slow
 def test_wrapped_weights_fit_a_named_architecture(
     wrapping: str, resnet: nn.Module, tmp_path: Path
 ) -> None:

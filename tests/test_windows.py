@@ -128,6 +128,7 @@ MODELS: dict[str, tuple[Callable[[], tuple[nn.Module, Pairs]], tuple[int, int]]]
 
 
 @pytest.mark.parametrize("name", MODELS)
+@pytest.mark.slow
 def test_pieces_are_put_together_as_the_model_does(name: str) -> None:
     """The map of a layer that sees pieces is that of the neighbour that sees the whole."""
     build, size = MODELS[name]
