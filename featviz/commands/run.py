@@ -35,9 +35,15 @@ from featviz.records import Limits
     help="Write the run as one zip file, and no folder.",
 )
 @click.option("--fail-fast", is_flag=True, help="Stop at the first image that fails.")
-@click.option("--max-output-size", type=BytesType(), help="Do not write more than so much (500MB).")
-@click.option("--max-files", type=click.IntRange(0), help="Do not write more files than that.")
-@click.option("--shard", metavar="I/N", help="Only the I-th of N parts of the images.")
+@click.option(
+    "--max-output-size",
+    type=BytesType(),
+    help="Refuse a run that would write more (500MB), and stop one that does.",
+)
+@click.option("--max-files", type=click.IntRange(0), help="The same for the number of files.")
+@click.option(
+    "--shard", metavar="I/N", help="Only the I-th of N parts of the images; merge joins them."
+)
 @click.option("--jobs", type=int, help="Encoder threads; a quarter of the cores by default.")
 @click.option("-0", "--null", "nul", is_flag=True, help="With IMAGE -: paths end with NUL.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON line for each image on stdout.")
@@ -55,8 +61,9 @@ def command(ctx: click.Context, /, model: str | None, images: Sequence[str], **g
     """Draw the feature maps of images into a run directory.
 
     MODEL is a torchvision name, a file (.pth .pt .ckpt .bin .safetensors), or a factory
-    (pkg.mod:factory, file.py:factory). IMAGE is a file, a folder, a quoted glob, or - for a list
-    of paths on stdin. For a video model the stills of a folder, or an animation, are a clip.
+    (pkg.mod:factory, file.py:factory). IMAGE is a file, a folder, an archive (photos.tar, .tar.gz,
+    .zip), one of its images (photos.tar::a/b.jpg), a quoted glob, or - for a list of paths on
+    stdin. For a video model the stills of a folder, or an animation, are a clip.
 
     \b
     Examples:
@@ -70,8 +77,9 @@ def command(ctx: click.Context, /, model: str | None, images: Sequence[str], **g
       featviz run raft_small left.png right.png --layers 'Conv2d@*flow_head*'
       featviz run resnet18 photos.tar --resume --max-output-size 2GB
       find . -name '*.png' -print0 | featviz run resnet18 - -0 --json
+      torchrun --nproc-per-node 4 -m featviz run resnet18 photos/    # each takes its share
 
-    Exit codes: 0 done, 1 failed, 2 usage, 3 some images failed.
+    Exit codes: 0 done, 1 failed, 2 usage, 3 some images failed, 130 interrupted.
     """
     model = opts.given_or_config(ctx, "model", model)
     images = opts.given_or_config(ctx, "images", images)
