@@ -8,6 +8,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any, TypeVar
 
+import numpy as np
 from PIL import Image
 from torch import Tensor, nn
 
@@ -19,7 +20,7 @@ from featviz.hooks import hooked, list_layers
 from featviz.models.load import ModelOptions, adopt
 from featviz.models.preprocess import InputOptions
 from featviz.preparation import RunOptions, check_options
-from featviz.records import DrawOptions, Hints, RunResult, Site
+from featviz.records import DrawOptions, Hints, Layer, RunResult, Site
 
 T = TypeVar("T")
 
@@ -64,20 +65,23 @@ def capture(model: nn.Module, layers: str) -> Iterator[Mapping[str, list[Tensor]
         yield found
 
 
-def grid(tensor: Tensor, **options: Any) -> Image.Image:
+def grid(tensor: Tensor, *, image: Image.Image | None = None, **options: Any) -> Image.Image:
     """Draw one tensor as `featviz run` would.
 
     Args:
         tensor: [1, C, H, W], a vector [1, F], a batch [N, C, H, W] or a clip [1, C, T, H, W]; other
             shapes with `tensor_layout="tokens:14x14+1"`, `"nhwc"`, ... (see `--tensor-layout`).
+        image: what the model saw, for `overlay`; the tiles get its size.
         options: fields of `featviz.records.DrawOptions`: normalize, cmap, nrow, padding,
-            pad_value, scale, min_tile, max_maps, max_slices, pick, tensor_layout.
+            pad_value, scale, min_tile, max_maps, max_slices, pick, order, collapse, labels, reduce,
+            overlay, tensor_layout.
 
     Returns:
-        An image of mode L, or P for a colormap or where values are NaN or infinite.
+        An image of mode L, or P for a colormap or where values are NaN or infinite, or RGB for
+        `reduce="pca"` and overlays.
 
     Raises:
-        UsageError: an option that does not exist, or a bad value.
+        UsageError: an option that does not exist, a bad value, or an overlay without an image.
         LayoutError: a shape that cannot be drawn.
 
     Example:
@@ -87,8 +91,14 @@ def grid(tensor: Tensor, **options: Any) -> Image.Image:
     """
     draw = _fill(DrawOptions, options)
     check_options(RunOptions(draw=draw))
+    if draw.figure or draw.shared_basis:
+        raise UsageError("a figure and a shared basis are for runs", "featviz.run draws them")
+    if (draw.overlay is None) != (image is None):
+        raise UsageError("an overlay and its image go together", "overlay=0.5, image=picture")
     layout = read_told(draw.tensor_layout[0])[1] if draw.tensor_layout else None
-    parts = drawing.draw(tensor.detach(), *Drawer(draw).of("output"), Hints(layout=layout))
+    ground = [] if image is None else [np.asarray(image.convert("RGB"))]
+    site = Site(Layer(0, "tensor", "Tensor"), "output", 0, "")
+    parts = Drawer(draw).draw(site, tensor.detach(), Hints(layout=layout), ground)
     return drawing.to_image(parts[""])
 
 
@@ -99,6 +109,7 @@ def run(
     out: str | Path = "featviz-out",
     *,
     overwrite: bool = False,
+    tensorboard: str | Path | None = None,
     **options: Any,
 ) -> RunResult:
     """Draw the feature maps of images into a run directory, like `featviz run`.
@@ -110,8 +121,10 @@ def run(
         layers: selectors; None takes one layer for each stage.
         out: the run directory.
         overwrite: replace a run that is there.
+        tensorboard: folder for TensorBoard's events (extra `featviz[tensorboard]`).
         options: fields of DrawOptions, InputOptions and ModelOptions by name: normalize, cmap,
-            nrow, padding, scale, max_maps, size, crop, mean, std, weights, arch, seed, device, ...
+            nrow, padding, scale, max_maps, order, collapse, labels, overlay, reduce, figure, size,
+            crop, mean, std, weights, arch, seed, device, ...
 
     Returns:
         What became of each image; `failures` and `exit_code` sum it up.
@@ -131,10 +144,11 @@ def run(
         adopt(model, inputs) if isinstance(model, nn.Module) else ModelOptions(model, **for_model)
     )
     paths = [images] if isinstance(images, (str, Path)) else images
+    board = None if tensorboard is None else Path(tensorboard)
     return pipeline.run(
         source,
         [str(path) for path in paths],
-        RunOptions(layers, Path(out), overwrite, draw=draw, inputs=inputs),
+        RunOptions(layers, Path(out), overwrite, tensorboard=board, draw=draw, inputs=inputs),
     )
 
 

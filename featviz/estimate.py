@@ -9,8 +9,9 @@ from typing import Any
 
 from torch import Tensor
 
-from featviz import drawing, limits, passes
+from featviz import dressing, limits, painting, passes
 from featviz.borrowed import borrowed
+from featviz.figures import Geometry
 from featviz.hints import HintBook
 from featviz.layout import Maps, to_maps
 from featviz.models.load import ModelOptions
@@ -23,6 +24,8 @@ random weights, resnet18 took 0.72 and vgg16 0.57."""
 ENLARGED = 1.5
 """Enlarged maps take somewhat more, though not as much as their pixels suggest: with this factor
 the estimate for the default scale was 8 % (resnet18) and 40 % (vgg16) above what was written."""
+FIGURE = 0.15
+"""Bytes for each pixel of a figure."""
 TENSOR_BYTES = 4
 OWN_FILES = 3
 """Beside the pictures an image has input.png, stats.npz and manifest.json."""
@@ -118,7 +121,7 @@ def _plan(
 
     def sink(site: Site, tensor: Tensor) -> None:
         for key, maps in to_maps(tensor, book.of(site.layer)).items():
-            files.append(_planned(site.inside(key), maps, options.draw))
+            files.extend(_planned(site.inside(key), maps, options.draw, blank[0].shape[-2:]))
 
     with borrowed(loaded.module, options.passes.gradients):
         _, recorder = passes.run(loaded, prepared.plan, blank, book, prepared.layers, sink)
@@ -127,23 +130,27 @@ def _plan(
     return files, skipped
 
 
-def _planned(site: Site, maps: Maps, draw: DrawOptions) -> PlannedFile:
+def _planned(site: Site, maps: Maps, draw: DrawOptions, shown: Sequence[int]) -> list[PlannedFile]:
+    """The picture of some maps, and its figure; near-equal maps are not known yet, and counted."""
     channels, slices, *size = maps.data.shape
-    count = min(channels, draw.max_maps or channels)
-    shape = (count, min(slices, draw.max_slices), *size)
-    plan = drawing.plan_for(shape, maps.strip, draw)
-    return PlannedFile(
-        layer=site.layer.name,
-        type=site.layer.type,
-        file=f"{site.stem}.{draw.format}",
-        maps=plan.maps,
-        width=plan.width,
-        height=plan.height,
-        bytes=_bytes(plan, draw, maps.data.numel()),
-    )
+    reduced = draw.reduce is not None and not maps.strip
+    count = 1 if reduced else min(channels, draw.max_maps or channels)
+    laid_over = draw.overlay is not None and dressing.lies_over(maps.layout, maps.strip)
+    shape = (count, min(slices, draw.max_slices), *(shown if laid_over else size))
+    plan = painting.plan_for(shape, maps.strip, painting.for_one(draw) if reduced else draw)
+    bytes = _bytes(plan, draw, maps.data.numel(), 3 if laid_over or draw.reduce == "pca" else 1)
+    of = (site.layer.name, site.layer.type)
+    picture = f"{site.stem}.{draw.format}"
+    found = [PlannedFile(*of, picture, plan.maps, plan.width, plan.height, bytes)]
+    if draw.figure:
+        panels = 1 if maps.strip else dressing.shown_first(draw, count)
+        height, width = Geometry(panels, "own").pixels
+        file = f"{site.stem}.figure.png"
+        found.append(PlannedFile(*of, file, panels, width, height, int(width * height * FIGURE)))
+    return found
 
 
-def _bytes(plan: GridPlan, draw: DrawOptions, values: int) -> int:
-    drawn = plan.maps * plan.map_size[0] * plan.map_size[1]
+def _bytes(plan: GridPlan, draw: DrawOptions, values: int, colours: int) -> int:
+    drawn = plan.maps * plan.map_size[0] * plan.map_size[1] * colours
     picture = drawn * BYTES_PER_VALUE * (ENLARGED if plan.scale > (1, 1) else 1)
     return int(picture) + (values * TENSOR_BYTES if draw.tensors else 0)

@@ -14,8 +14,9 @@ from typing import BinaryIO
 
 import torch
 
-from featviz import estimate, journal
+from featviz import bases, boards, estimate, journal, kernels
 from featviz.background import Background
+from featviz.boards import Board
 from featviz.borrowed import borrowed
 from featviz.drawing import Drawer
 from featviz.errors import StoreError
@@ -59,19 +60,22 @@ def run(
         log_book = Journal(
             journal.run_record(prepared, options), prepared.samples if team.size > 1 else samples
         )
-        store = _open(team, options, log_book)
-        results, stopped = _visit_all(prepared, samples, options, log_book, store, progress)
+        store = _open(team, options, log_book, prepared)
+        with boards.opened(options.tensorboard) as board:
+            task = _task(prepared, options, log_book, store, board)
+            results, stopped = _visit_all(task, samples, options, log_book, store, progress)
         _close(team, log_book, store)
     missing = [sample.name for sample in samples if sample.name in log_book.missing]
     return RunResult(options.archive or options.out, tuple(results), tuple(missing), stopped)
 
 
-def _open(team: World, options: RunOptions, log_book: Journal) -> RunDirectory:
+def _open(team: World, options: RunOptions, log_book: Journal, prepared: Prepared) -> RunDirectory:
     """The first process makes the run directory; the others find it."""
 
     def begin() -> RunDirectory:
         store = journal.open_store(options, log_book.record)
         log_book.write(store)
+        bases.settle(store, prepared, options)
         return store
 
     return team.at_first(begin) or RunDirectory(options.out)
@@ -85,8 +89,29 @@ def _close(team: World, log_book: Journal, store: RunDirectory) -> None:
         log_book.write(store)
 
 
-def _visit_all(
+def _task(
     prepared: Prepared,
+    options: RunOptions,
+    log_book: Journal,
+    store: RunDirectory,
+    board: Board | None,
+) -> Task:
+    if board is not None:
+        kernels.post_kernels(prepared.model, prepared.layers, board)
+    return Task(
+        prepared.model,
+        prepared.layers,
+        prepared.plan,
+        Drawer(options.draw, bases.read(store, options)),
+        options.inputs,
+        log_book.fingerprint,
+        board,
+        {sample.name: step for step, sample in enumerate(prepared.samples)},
+    )
+
+
+def _visit_all(
+    task: Task,
     samples: Sequence[Sample],
     options: RunOptions,
     log_book: Journal,
@@ -101,19 +126,11 @@ def _visit_all(
         log_book.add(result)
         progress(result, len(samples))
 
-    task = Task(
-        prepared.model,
-        prepared.layers,
-        prepared.plan,
-        Drawer(options.draw),
-        options.inputs,
-        log_book.fingerprint,
-    )
     session = Session(task, store, report)
     gradients = options.passes.gradients
     try:
         with (
-            borrowed(prepared.model.module, gradients),
+            borrowed(task.model.module, gradients),
             _shared_cores(options.jobs) as background,
             stop_requests() as stop,
         ):

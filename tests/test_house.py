@@ -40,8 +40,26 @@ STAGES = [
     "borrowed",
     "meter",
     "filters",
+    "ordering",
+    "reduction",
+    "overlay",
+    "stamps",
+    "figures",
+    "boards",
 ]
-TORCHLESS = ["store", "records", "errors", "select", "png", "mosaic", "palette", "images"]
+TORCHLESS = [
+    "store",
+    "records",
+    "errors",
+    "select",
+    "png",
+    "mosaic",
+    "palette",
+    "images",
+    "overlay",
+    "stamps",
+    "figures",
+]
 BELOW = {"featviz.records", "featviz.errors"}
 COMMANDS = [name for name in FILES if name.startswith("featviz.commands.")]
 MODELS = [name for name in FILES if name.startswith("featviz.models")]
