@@ -21,7 +21,7 @@ REDUCED = {
     "mean": "mean",
     "max": "maximum",
     "l2": "L2 norm",
-    "pca": "principal components 1 to 3",
+    "pca": "components 1 to 3",
 }
 """Titles of reductions."""
 

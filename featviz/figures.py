@@ -19,6 +19,8 @@ _GAP, _HEAD, _BAR, _TICKS = 0.15, 0.28, 0.08, 0.5
 _TITLE = 0.45
 _FIRST = 2 * _CELL + 2 * _GAP
 """Inches from the left to the first panel."""
+_POINTS = 115
+"""A title of n letters fits a line of i inches at no more than _POINTS · i / n points."""
 _STRIP = 8
 """A panel that is so many times as long as it is wide is stretched to fill its cell."""
 _MAGENTA = (1.0, 0.0, 1.0)
@@ -46,9 +48,15 @@ class Geometry:
         return -(-self.panels // self.columns)
 
     @property
+    def side(self) -> float:
+        """Of a panel's picture; one alone is as large as the input."""
+        return 2 * _CELL if self.panels == 1 else _CELL
+
+    @property
     def cell(self) -> tuple[float, float]:
         """Of a panel, across and down, with what stands around it."""
-        return _CELL + _GAP + (self.bars == "own") * (_BAR + _TICKS), _CELL + _HEAD + _GAP
+        bar = (self.bars == "own") * (_BAR + _TICKS)
+        return self.side + _GAP + bar, self.side + _HEAD + _GAP
 
     @property
     def inches(self) -> tuple[float, float]:
@@ -123,19 +131,20 @@ def _lay_out(figure: Any, sheet: Sheet) -> None:
 
     at = sheet.geometry
     cmap = colormaps[sheet.cmap].with_extremes(bad=_MAGENTA)
-    middle = 1 - _TITLE / 2 / at.inches[1]
-    figure.text(0.5, middle, sheet.title, ha="center", va="center", parse_math=False)
+    size = min(10.0, _POINTS * at.inches[0] / max(len(sheet.title), 1))
+    where = {"ha": "center", "va": "center", "y": 1 - _TITLE / 2 / at.inches[1]}
+    figure.text(x=0.5, s=sheet.title, fontsize=size, parse_math=False, **where)
     axes = _axes(figure, at, _GAP, _TITLE + _HEAD, 2 * _CELL, 2 * _CELL)
     grey = sheet.shown.shape[2] == 1
     axes.imshow(sheet.shown[..., 0] if grey else sheet.shown, cmap="gray", vmin=0, vmax=255)
     axes.set_title("input", fontsize=8)
     for place, panel in enumerate(sheet.panels):
         left, top = at.corner(place)
-        image = _draw(_axes(figure, at, left, top, _CELL, _CELL), panel, cmap)
+        image = _draw(_axes(figure, at, left, top, at.side, at.side), panel, cmap)
         if at.bars == "own":
-            _bar(figure, image, _axes(figure, at, left + _CELL + 0.05, top, _BAR, _CELL))
+            _bar(figure, image, _axes(figure, at, left + at.side + 0.05, top, _BAR, at.side))
     if at.bars == "shared":
-        left, height = at.corner(at.columns - 1)[0] + _CELL + 0.1, at.rows * at.cell[1] - _HEAD
+        left, height = at.corner(at.columns - 1)[0] + at.side + 0.1, at.rows * at.cell[1] - _HEAD
         _bar(figure, image, _axes(figure, at, left, _TITLE + _HEAD, _BAR, height - _GAP))
 
 
