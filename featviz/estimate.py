@@ -24,8 +24,11 @@ random weights, resnet18 took 0.72 and vgg16 0.57."""
 ENLARGED = 1.5
 """Enlarged maps take somewhat more, though not as much as their pixels suggest: with this factor
 the estimate for the default scale was 8 % (resnet18) and 40 % (vgg16) above what was written."""
-FIGURE = 0.15
-"""Bytes for each pixel of a figure."""
+BLENDED = 0.6
+"""Maps laid over the input, for each byte of their RGB, as a share of BYTES_PER_VALUE: resnet18's
+over the sample scenes took 0.42 bytes, or 0.53 of it."""
+FIGURE = 0.5
+"""PNG bytes for each pixel of a figure: 0.31 with 16 maps, 0.47 with 4, over the sample scenes."""
 TENSOR_BYTES = 4
 OWN_FILES = 3
 """Beside the pictures an image has input.png, stats.npz and manifest.json."""
@@ -138,7 +141,8 @@ def _planned(site: Site, maps: Maps, draw: DrawOptions, shown: Sequence[int]) ->
     laid_over = draw.overlay is not None and dressing.lies_over(maps.layout, maps.strip)
     shape = (count, min(slices, draw.max_slices), *(shown if laid_over else size))
     plan = painting.plan_for(shape, maps.strip, painting.for_one(draw) if reduced else draw)
-    bytes = _bytes(plan, draw, maps.data.numel(), 3 if laid_over or draw.reduce == "pca" else 1)
+    share = 3 * BLENDED if laid_over else 3 if reduced and draw.reduce == "pca" else 1
+    bytes = _bytes(plan, draw, maps.data.numel(), share)
     of = (site.layer.name, site.layer.type)
     picture = f"{site.stem}.{draw.format}"
     found = [PlannedFile(*of, picture, plan.maps, plan.width, plan.height, bytes)]
@@ -150,7 +154,8 @@ def _planned(site: Site, maps: Maps, draw: DrawOptions, shown: Sequence[int]) ->
     return found
 
 
-def _bytes(plan: GridPlan, draw: DrawOptions, values: int, colours: int) -> int:
-    drawn = plan.maps * plan.map_size[0] * plan.map_size[1] * colours
+def _bytes(plan: GridPlan, draw: DrawOptions, values: int, share: float) -> int:
+    """An estimate; a value of a map counts `share` times."""
+    drawn = plan.maps * plan.map_size[0] * plan.map_size[1] * share
     picture = drawn * BYTES_PER_VALUE * (ENLARGED if plan.scale > (1, 1) else 1)
     return int(picture) + (values * TENSOR_BYTES if draw.tensors else 0)

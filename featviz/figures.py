@@ -70,7 +70,7 @@ class Geometry:
     def pixels(self) -> tuple[int, int]:
         """Height and width of the figure."""
         width, height = self.inches
-        return int(height * DPI), int(width * DPI)
+        return round(height * DPI), round(width * DPI)
 
     def corner(self, place: int) -> tuple[float, float]:
         """Left and top of a panel."""

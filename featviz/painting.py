@@ -80,17 +80,17 @@ def choose(data: Tensor, numbers: Floats, options: DrawOptions) -> Choice:
     Args:
         data: maps [C, ...] with their statistics `numbers` [C, 6].
     """
-    channels = ordering.Channels(
-        data.flatten(1),
-        numbers[:, stats.MEAN],
-        scale.is_flat(numbers[:, stats.MIN], numbers[:, stats.MAX]),
-        numbers[:, stats.NONFINITE] == 0,
-    )
+    means = numbers[:, stats.MEAN].tolist()
+    if options.order == "index" and options.collapse is None:
+        return Choice(mosaic.pick_maps(means, options))
+    flat = scale.is_flat(numbers[:, stats.MIN], numbers[:, stats.MAX])
+    finite = numbers[:, stats.NONFINITE] == 0
+    channels = ordering.Channels(data.flatten(1), numbers[:, stats.MEAN], flat, finite)
     groups = {}
     if options.collapse is not None:
         groups = ordering.collapse(channels, options.collapse)
     ids = list(groups) or list(range(len(data)))
-    picked = mosaic.pick_maps([float(channels.means[i]) for i in ids], options)
+    picked = mosaic.pick_maps([means[i] for i in ids], options)
     ids = ids if picked is None else [ids[i] for i in picked]
     if options.order != "index":
         ids = [ids[i] for i in ordering.ORDERS[options.order](channels.part(ids))]
@@ -119,15 +119,8 @@ def draw_tiles(data: Tensor, layout: str, options: DrawOptions, mode: Scale) -> 
     paint = _rgb_tiles if colours == 3 else _level_tiles
     tiles, colors = paint(rows, height, limits, options, bool(numbers[:, stats.NONFINITE].any()))
     return Drawing(
-        layout,
-        plan,
-        tiles,
-        colors,
-        limits,
-        numbers,
-        choice.channels,
-        (slices, slices),
-        data[0].numel(),
+        *(layout, plan, tiles, colors, limits, numbers, choice.channels, (slices, slices)),
+        values=data[0].numel(),
         groups=choice.groups,
         labels=options.labels,
     )
@@ -143,36 +136,33 @@ def draw_maps(maps: Maps, options: DrawOptions, mode: Scale, basis: Basis | None
         LayoutError: the picture is larger than its format can hold.
     """
     numbers = stats.channel_stats(maps.data)
-    if options.reduce is not None and not maps.strip:
+    if maps.strip:
+        plain = replace(options, order="index", collapse=None)
+        mode = Scale("layer") if mode.mode == "map" else mode
+        return _draw_chosen(maps, numbers, choose(maps.data, numbers, plain), options, mode)
+    if options.reduce is not None:
         return _draw_reduced(maps, numbers, options, mode, basis)
-    choice = Choice(mosaic.pick_maps(numbers[:, stats.MEAN].tolist(), options))
-    if not maps.strip:
-        choice = choose(maps.data, numbers, options)
-    channels = choice.channels
-    mode = Scale("layer") if maps.strip and mode.mode == "map" else mode
+    return _draw_chosen(maps, numbers, choose(maps.data, numbers, options), options, mode)
+
+
+def _draw_chosen(
+    maps: Maps, numbers: Floats, choice: Choice, options: DrawOptions, mode: Scale
+) -> Drawing:
+    """A tile for each channel that was chosen, and each of its slices."""
+    chosen, held = choice.channels, maps.data.shape[1]
     limits = scale.limits(mode, maps.data, numbers[:, stats.MIN], numbers[:, stats.MAX])
-    drawn = (maps.data if channels is None else maps.data[channels])[:, : options.max_slices]
-    limits = _for_tiles(limits, channels, drawn.shape[1])
-    tiles, colors = _level_tiles(
-        drawn.flatten(0, 1),
-        drawn.shape[2],
-        limits,
-        options,
-        bool(numbers[:, stats.NONFINITE].any()),
-    )
+    drawn = (maps.data if chosen is None else maps.data[chosen])[:, : options.max_slices]
+    _, slices, height, _ = drawn.shape
+    limits = _for_tiles(limits, chosen, slices)
+    plan = plan_for(drawn.shape, maps.strip, options)
+    holes = bool(numbers[:, stats.NONFINITE].any())
+    tiles, colors = _level_tiles(drawn.flatten(0, 1), height, limits, options, holes)
     return Drawing(
-        maps.layout,
-        plan_for(drawn.shape, maps.strip, options),
-        tiles,
-        colors,
-        limits,
-        numbers,
-        channels,
-        (drawn.shape[1], maps.data.shape[1]),
-        maps.data[0].numel(),
-        maps.strip,
-        choice.groups,
-        options.labels,
+        *(maps.layout, plan, tiles, colors, limits, numbers, chosen, (slices, held)),
+        values=maps.data[0].numel(),
+        strip=maps.strip,
+        groups=choice.groups,
+        labels=options.labels,
     )
 
 
@@ -183,7 +173,9 @@ def _draw_reduced(
     assert options.reduce is not None
     data = maps.data[:, : options.max_slices]
     if options.reduce == "pca":
-        data = (basis or reduction.basis_of(maps.data)).project(data)
+        if basis is None or len(basis.mean) != len(data):
+            basis = reduction.basis_of(maps.data)
+        data = basis.project(data)
         one = data.transpose(0, 1)[None]
         mode = Scale("range", (-PCA_SPAN, PCA_SPAN))
     else:
