@@ -103,7 +103,8 @@ def _beside(drawing: Drawing, part: slice) -> tuple[Floats | Bytes, tuple[float,
     """The slices of a channel side by side, with its limits; colours stand for no value."""
     limits = drawing.limits
     place = part.start if limits.shared is None else 0
-    own = (float(limits.low[place]), float(limits.high[place]))
+    low, high = np.nan_to_num([limits.low[place], limits.high[place]])
+    own = (float(low), float(high))
     if drawing.levels:
         return np.concatenate(list(_values(drawing, part)), axis=1), own
     plain = drawing.overlay is not None and drawing.reduce != "pca"
@@ -116,8 +117,7 @@ def _values(drawing: Drawing, part: slice) -> Floats:
     shared = limits.shared is not None
     low, high = (v if shared else v[part] for v in (limits.low, limits.high))
     span = (high - low)[:, None, None] / (colors.levels - 1)
-    flat = scale.is_flat(low, high)[:, None, None] & (limits.mode in ("map", "layer"))
-    values = np.where(flat, 0, tiles) * span + low[:, None, None]
+    values = tiles * span + low[:, None, None]
     if colors.nonfinite is not None:
         values[tiles == colors.nonfinite] = np.nan
     found: Floats = values.astype(np.float32)
@@ -140,11 +140,7 @@ def as_make_grid(drawing: Drawing, options: DrawOptions) -> Drawing:
 
 def stamper(drawing: Drawing) -> stamps.Stamps | None:
     """What is written on the tiles; None where nothing is."""
-    side = drawing.slices[0]
-    corner, count, marks = _texts(drawing), {}, _marks(drawing)
-    for place, channel in enumerate(drawing.drawn if drawing.groups else ()):
-        if channel in drawing.groups:
-            count[place * side + side - 1] = f"×{len(drawing.groups[channel])}"
+    corner, count, marks = _labels(drawing), _counts(drawing), _marks(drawing)
     if not (corner or count or marks):
         return None
     colors = drawing.palette
@@ -153,15 +149,28 @@ def stamper(drawing: Drawing) -> stamps.Stamps | None:
 
 def labels_fit(drawing: Drawing) -> bool:
     """Whether all labels have room on their tiles."""
-    return all(stamps.fits(text, drawing.plan.tile) for text in _texts(drawing).values())
+    texts = [*_labels(drawing).values(), *_counts(drawing).values()]
+    return all(stamps.fits(text, drawing.plan.tile) for text in texts)
 
 
-def _texts(drawing: Drawing) -> dict[int, str]:
-    """Labels, on the first tile of each channel."""
+def _labels(drawing: Drawing) -> dict[int, str]:
+    """Channels, on the first tile of each."""
     if not drawing.labels:
         return {}
     side = drawing.slices[0]
     return {place * side: str(channel) for place, channel in enumerate(drawing.drawn)}
+
+
+def _counts(drawing: Drawing) -> dict[int, str]:
+    """How many channels share a tile, on the last tile of those that several do."""
+    if not drawing.groups:
+        return {}
+    side = drawing.slices[0]
+    return {
+        place * side + side - 1: f"×{len(drawing.groups[channel])}"
+        for place, channel in enumerate(drawing.drawn)
+        if channel in drawing.groups
+    }
 
 
 def _marks(drawing: Drawing) -> dict[int, str]:

@@ -15,8 +15,8 @@ from featviz.records import Bytes
 class Overlay:
     """RGB tiles [N, H, W, 3] of the input's size.
 
-    A map is resized bilinearly (Pillow's, half a pixel of a map's border is half a pixel of the
-    input's scaled up), coloured, and mixed in by `alpha`: 0 is the input, 1 the map.
+    A map covers the whole input: it is resized bilinearly (by Pillow, for which pixels are areas,
+    not points), coloured, and mixed in by `alpha`: 0 is the input, 1 the map.
     """
 
     maps: Bytes

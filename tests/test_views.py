@@ -81,7 +81,7 @@ def test_overlay_is_input_and_coloured_map(shape: tuple[int, ...], cmap: str) ->
         assert np.abs(found[1.0][channel] - over).max() <= 6  # a level of a map of 254
         assert (found[1.0][channel] == over).mean() > 0.95
         mixed = np.floor(0.7 * ground + 0.3 * found[1.0][channel] + 0.5)
-        assert np.abs(found[0.3][channel] - mixed).max() <= 1
+        assert np.array_equal(found[0.3][channel], mixed)
 
 
 def test_overlay_is_viridis_unless_told() -> None:
@@ -434,6 +434,19 @@ def test_figures_from_threads_are_the_same() -> None:
     alone = [written(sheet) for sheet in sheets]
     with ThreadPoolExecutor(4) as pool:
         assert list(pool.map(written, sheets * 2)) == alone * 2
+
+
+@pytest.mark.filterwarnings("error")
+def test_figure_of_extremes() -> None:
+    """Maps without a finite value, constants and huge values are drawn."""
+    tensor = noise(1, 5, 6, 6)
+    tensor[0, 0], tensor[0, 1], tensor[0, 2] = NAN, 0, -7.5
+    tensor[0, 3] *= 1e37
+    for normalize in ("map", "layer"):
+        picture = drawing.draw(tensor, DrawOptions(), scale.parse_scale(normalize))[""]
+        sheet = dressing.sheet(picture, DrawOptions(), "t", np.zeros((4, 4, 1), np.uint8))
+        pixels = np.asarray(Image.open(io.BytesIO(written(sheet))).convert("RGB"))
+        assert (pixels == (255, 0, 255)).all(-1).sum() > 100 * 100
 
 
 @pytest.mark.slow
