@@ -8,6 +8,7 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
+import numpy as np
 from PIL import Image
 from torch import Tensor, nn
 
@@ -103,20 +104,23 @@ def _no_match(text: str, layers: list[Layer]) -> UsageError:
     return UsageError(f"no layer matches {text!r}", f"types here: {select.types_present(layers)}")
 
 
-def grid(tensor: Tensor, **options: Any) -> Image.Image:
+def grid(tensor: Tensor, *, image: Image.Image | None = None, **options: Any) -> Image.Image:
     """Draw one tensor as `featviz run` would.
 
     Args:
         tensor: [1, C, H, W], a vector [1, F], a batch [N, C, H, W] or a clip [1, C, T, H, W]; other
             shapes with `tensor_layout="tokens:14x14+1"`, `"nhwc"`, ... (see `--tensor-layout`).
+        image: what the model saw, for `overlay`; the tiles get its size.
         options: fields of `featviz.records.DrawOptions`: normalize, cmap, nrow, padding,
-            pad_value, scale, min_tile, max_maps, max_slices, pick, tensor_layout.
+            pad_value, scale, min_tile, max_maps, max_slices, pick, order, collapse, labels, reduce,
+            overlay, tensor_layout.
 
     Returns:
-        An image of mode L, or P for a colormap or where values are NaN or infinite.
+        An image of mode L, or P for a colormap or where values are NaN or infinite, or RGB for
+        `reduce="pca"` and overlays.
 
     Raises:
-        UsageError: an option that does not exist, or a bad value.
+        UsageError: an option that does not exist, a bad value, or an overlay without an image.
         LayoutError: a shape that cannot be drawn.
 
     Example:
@@ -126,8 +130,14 @@ def grid(tensor: Tensor, **options: Any) -> Image.Image:
     """
     draw = _fill(DrawOptions, options)
     check_options(RunOptions(draw=draw))
+    if draw.figure or draw.shared_basis:
+        raise UsageError("a figure and a shared basis are for runs", "featviz.run draws them")
+    if (draw.overlay is None) != (image is None):
+        raise UsageError("an overlay and its image go together", "overlay=0.5, image=picture")
     layout = read_told(draw.tensor_layout[0])[1] if draw.tensor_layout else None
-    parts = drawing.draw(tensor.detach(), *Drawer(draw).of("output"), Hints(layout=layout))
+    ground = [] if image is None else [np.asarray(image.convert("RGB"))]
+    site = Site(Layer(0, "tensor", "Tensor"), "output", 0, "")
+    parts = Drawer(draw).draw(site, tensor.detach(), Hints(layout=layout), ground)
     return drawing.to_image(parts[""])
 
 
@@ -139,6 +149,7 @@ def run(
     *,
     overwrite: bool = False,
     resume: bool = False,
+    tensorboard: str | Path | None = None,
     **options: Any,
 ) -> RunResult:
     """Draw the feature maps of images into a run directory, like `featviz run`.
@@ -151,8 +162,10 @@ def run(
         out: the run directory.
         overwrite: replace a run that is there.
         resume: go on with the same run that is there.
+        tensorboard: folder for TensorBoard's events (extra `featviz[tensorboard]`).
         options: as on the command line, with underscores. Fields of DrawOptions, InputOptions and
-            ModelOptions: normalize, cmap, nrow, padding, scale, max_maps, size, crop, mean, std,
+            ModelOptions: normalize, cmap, nrow, padding, scale, max_maps, order,
+            collapse, labels, overlay, reduce, figure, size, crop, mean, std,
             weights, arch, seed, device, ... What goes in and what flows back: capture
             (`"output,grad"`, or a sequence), target (`"class:281"`), grad_rule. Interventions, each
             a string or a sequence of them: ablate (`"layer3.*.relu:5,17"`), scale_channel
@@ -178,10 +191,21 @@ def run(
     )
     passes = read_options({**passing, "seed": seed})
     found: list[ImageResult] = []
+    board = None if tensorboard is None else Path(tensorboard)
+    paths = [images] if isinstance(images, (str, Path)) else images
     result = pipeline.run(
         source,
-        [str(path) for path in ([images] if isinstance(images, (str, Path)) else images)],
-        RunOptions(layers, Path(out), overwrite, resume, draw=draw, inputs=inputs, passes=passes),
+        [str(path) for path in paths],
+        RunOptions(
+            layers,
+            Path(out),
+            overwrite,
+            resume,
+            tensorboard=board,
+            draw=draw,
+            inputs=inputs,
+            passes=passes,
+        ),
         lambda image, total: found.append(image),
     )
     return replace(result, images=tuple(found))

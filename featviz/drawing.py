@@ -2,70 +2,91 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+import io
+import logging
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import BinaryIO
 
 import numpy as np
-import torch
 from PIL import Image
 from torch import Tensor
 
-from featviz import mosaic, palette, png, scale, stats
-from featviz.errors import LayoutError
-from featviz.layout import Maps, to_maps
-from featviz.palette import Palette
-from featviz.records import Bytes, Capture, DrawOptions, Floats, GridPlan, Hints, Site
-from featviz.scale import Limits, Scale
+from featviz import dressing, mosaic, painting, palette, png, scale, stats
+from featviz.layout import to_maps
+from featviz.painting import Drawing
+from featviz.records import Bytes, Capture, DrawOptions, Hints, Site
+from featviz.reduction import Basis
+from featviz.scale import Scale
+
+log = logging.getLogger(__name__)
 
 GRADIENTS = {"normalize": "symmetric", "cmap": "coolwarm"}
 """How gradients are drawn where `auto` stands: zero in the middle, and a colour for either sign."""
-
-LARGEST_SIDE = {"png": 2**31 - 1, "webp": 16_383, "jpg": 65_500}
-"""Pixels that a format can hold in one direction."""
 
 
 class Drawer:
     """How tensors are drawn: the options, with the scales read, for gradients and all else."""
 
-    def __init__(self, options: DrawOptions) -> None:
+    def __init__(self, options: DrawOptions, bases: Mapping[str, Basis] | None = None) -> None:
         """Read the options.
+
+        Args:
+            bases: of principal components, by `Site.stats_key`.
 
         Raises:
             UsageError: no such scale.
         """
         self.options = options
+        self.bases = bases or {}
+        self._said = False
         autos = {k: v for k, v in GRADIENTS.items() if getattr(options, k) == "auto"}
-        ways = {False: options, True: replace(options, **autos)}  # type: ignore[arg-type]
+        plain = options
+        if options.overlay is not None and options.cmap == "auto":
+            plain = replace(options, cmap=palette.OVER_INPUT)
+        ways = {False: plain, True: replace(options, **autos)}  # type: ignore[arg-type]
         self._ways = {key: (way, scale.parse_scale(way.normalize)) for key, way in ways.items()}
 
     def of(self, kind: str) -> tuple[DrawOptions, Scale]:
         """The options for tensors of a kind: output, input, grad or grad-input."""
         return self._ways[kind.startswith("grad")]
 
+    def draw(
+        self, site: Site, tensor: Tensor, hints: Hints | None, ground: Sequence[Bytes] = ()
+    ) -> dict[str, Drawing]:
+        """Draw what was met at a site; see `draw` and `dressing.lay_over`."""
+        options, mode = self.of(site.kind)
+        parts = draw(tensor, options, mode, hints, self.bases.get(site.stats_key))
+        found = {key: dressing.lay_over(part, ground, options) for key, part in parts.items()}
+        for drawing in found.values():
+            self._check_labels(site, drawing)
+        return found
 
-@dataclass(frozen=True)
-class Drawing:
-    """A picture ready to be encoded; nothing in it refers to the tensor any more."""
-
-    layout: str
-    plan: GridPlan
-    tiles: Bytes
-    """[N, H, W], or [N, H, W, 3] for RGB."""
-    palette: Palette
-    limits: Limits
-    stats: Floats
-    """[channels, 6], of all maps, drawn or not."""
-    channels: list[int] | None
-    """The drawn channels, where not all are."""
-    slices: tuple[int, int]
-    """Tiles of each channel: drawn, and held by the tensor."""
+    def _check_labels(self, site: Site, drawing: Drawing) -> None:
+        """Say once where labels are left out."""
+        if not self._said and not dressing.labels_fit(drawing):
+            self._said = True
+            height, width = drawing.plan.tile
+            log.warning(
+                "labels do not all fit the tiles of %d×%d pixels of %s, and are left out there; "
+                "--scale or --min-tile makes tiles larger",
+                width,
+                height,
+                site.layer.label,
+            )
 
 
 def draw(
-    tensor: Tensor, options: DrawOptions, mode: Scale, hints: Hints | None = None
+    tensor: Tensor,
+    options: DrawOptions,
+    mode: Scale,
+    hints: Hints | None = None,
+    basis: Basis | None = None,
 ) -> dict[str, Drawing]:
     """Turn a tensor into tiles and statistics, on its device.
+
+    Args:
+        basis: of the principal components of the tensor's maps, for `reduce="pca"`.
 
     Returns:
         The tensor's maps under the empty key; tokens beside the grid under their names.
@@ -74,76 +95,7 @@ def draw(
         LayoutError: no layout fits, or a picture is larger than its format can hold.
     """
     parts = to_maps(tensor, hints or Hints())
-    return {key: draw_maps(maps, options, mode) for key, maps in parts.items()}
-
-
-def draw_tiles(data: Tensor, layout: str, options: DrawOptions, mode: Scale) -> Drawing:
-    """Draw what is maps already: float32 [C, S, K, H, W], S tiles for each channel in K colours.
-
-    The tiles of a channel share its limits. Where K is 3, so do the colours, which makes equal
-    values grey; the colormap is then not used, and a pixel that is not finite in some colour is
-    magenta. Statistics are those of a channel's tiles.
-
-    Raises:
-        LayoutError: the picture is larger than its format can hold.
-    """
-    count, slices, colours, height, width = data.shape
-    rows = data.reshape(count, slices * colours * height, width)
-    numbers = stats.channel_stats(rows)
-    channels = mosaic.pick_maps(numbers[:, stats.MEAN].tolist(), options)
-    limits = scale.limits(mode, rows, numbers[:, stats.MIN], numbers[:, stats.MAX])
-    if channels is not None:
-        rows = rows[channels]
-        if limits.shared is None:
-            limits = Limits(limits.low[channels], limits.high[channels], limits.mode)
-    plan = plan_for((len(rows), slices, height, width), False, options)
-    paint = _rgb_tiles if colours == 3 else _level_tiles
-    tiles, colors = paint(rows, height, limits, options, bool(numbers[:, stats.NONFINITE].any()))
-    return Drawing(layout, plan, tiles, colors, limits, numbers, channels, (slices, slices))
-
-
-def draw_maps(maps: Maps, options: DrawOptions, mode: Scale) -> Drawing:
-    """Turn maps into tiles and statistics.
-
-    Raises:
-        LayoutError: the picture is larger than its format can hold.
-    """
-    numbers = stats.channel_stats(maps.data)
-    channels = mosaic.pick_maps(numbers[:, stats.MEAN].tolist(), options)
-    mode = Scale("layer") if maps.strip and mode.mode == "map" else mode
-    limits = scale.limits(mode, maps.data, numbers[:, stats.MIN], numbers[:, stats.MAX])
-    held = maps.data.shape[1]
-    drawn = (maps.data if channels is None else maps.data[channels])[:, : options.max_slices]
-    limits = _for_tiles(limits, channels, drawn.shape[1])
-    plan = plan_for(drawn.shape, maps.strip, options)
-    colors = _palette(options, bool(numbers[:, stats.NONFINITE].any()))
-    tiles = scale.to_tiles(drawn.flatten(0, 1), limits, colors.levels, colors.nonfinite)
-    slices = (drawn.shape[1], held)
-    return Drawing(maps.layout, plan, tiles, colors, limits, numbers, channels, slices)
-
-
-def plan_for(shape: Sequence[int], strip: bool, options: DrawOptions) -> GridPlan:
-    """The geometry for maps of shape [C, S, H, W].
-
-    Raises:
-        LayoutError: the picture is larger than its format can hold.
-    """
-    plan = mosaic.plan(shape, options, strip)
-    most = LARGEST_SIDE[options.format]
-    if max(plan.height, plan.width) > most:
-        raise LayoutError(
-            f"its picture of {plan.width}×{plan.height} pixels is more than {options.format} holds "
-            f"({most} a side); --format png, or --max-maps and --nrow"
-        )
-    return plan
-
-
-def _for_tiles(limits: Limits, channels: list[int] | None, slices: int) -> Limits:
-    """The limits of each tile, from those of each channel."""
-    if limits.shared is not None:
-        return limits
-    low, high = (v if channels is None else v[channels] for v in (limits.low, limits.high))
-    return Limits(np.repeat(low, slices), np.repeat(high, slices), limits.mode)
+    return {key: painting.draw_maps(maps, options, mode, basis) for key, maps in parts.items()}
 
 
 def describe(
@@ -151,7 +103,7 @@ def describe(
 ) -> Capture:
     """The manifest's row for a drawing; `values` of a channel, where they are not a map's."""
     plan, limits = drawing.plan, drawing.limits
-    (down, across), area = plan.scale, plan.map_size[0] * plan.map_size[1]
+    down, across = plan.scale
     return Capture(
         layer=site.layer.name,
         type=site.layer.type,
@@ -173,7 +125,10 @@ def describe(
         range=None if limits.shared is None else list(limits.shared),
         channels=drawing.channels,
         slices=list(drawing.slices) if drawing.slices[1] > 1 else None,
-        **stats.overall(drawing.stats, values or area * drawing.slices[1]),  # type: ignore[arg-type]
+        collapsed={str(leader): group for leader, group in drawing.groups.items()} or None,
+        reduce=drawing.reduce,
+        overlay=drawing.overlay,
+        **stats.overall(drawing.stats, values or drawing.values),  # type: ignore[arg-type]
     )
 
 
@@ -192,10 +147,18 @@ def encode(drawing: Drawing, file: BinaryIO, format: str, text: dict[str, str]) 
         image.save(file, "jpeg", quality=95, subsampling=0, comment=_comment(text))
 
 
+def to_png(drawing: Drawing) -> bytes:
+    """The picture as the bytes of a PNG."""
+    file = io.BytesIO()
+    encode(drawing, file, "png", {})
+    return file.getvalue()
+
+
 def to_image(drawing: Drawing) -> Image.Image:
     """The picture as a Pillow image of mode L, P with its palette, or RGB."""
     colors = drawing.palette
-    image = Image.fromarray(_pixels(drawing))
+    stamper = dressing.stamper(drawing)
+    image = Image.fromarray(mosaic.compose(drawing.plan, drawing.tiles, colors.pad, stamper))
     if colors.colors is not None:
         image.putpalette(colors.colors)
     return image
@@ -203,69 +166,51 @@ def to_image(drawing: Drawing) -> Image.Image:
 
 def caption(capture: Capture) -> dict[str, str]:
     """What a picture says of itself, in its text chunks."""
-    drawn = capture.channels
-    limits = "each map its own" if capture.range is None else "{} to {}".format(*capture.range)
-    count = f"{capture.maps} of {capture.maps}"
-    if drawn is not None:
-        count = f"{len(drawn)} of {capture.maps} (--max-maps)"
-    slices = {}
-    if capture.slices is not None:
-        side, held = capture.slices
-        slices["Slices"] = f"{side} of {held} side by side for each channel" + (
-            " (--max-slices)" if side < held else ""
-        )
+    drawn, limits = capture.channels, "each map its own"
+    if capture.range is not None:
+        limits = "{} to {}".format(*capture.range)
     return {
         "Software": "featviz",
         "Layer": f"{capture.layer} ({capture.type})",
         "Call": f"{capture.call} {capture.kind} {capture.key}".rstrip(),
         "Channels": _ranges(drawn if drawn is not None else range(capture.maps)),
-        "Maps": count,
-        **slices,
+        "Maps": _counted(capture),
+        **_more(capture),
         "Range": f"{capture.normalize}: {limits}",
     }
 
 
-def _palette(options: DrawOptions, nonfinite: bool) -> Palette:
-    if options.cmap in palette.GREYS and not nonfinite:
-        return palette.plain_grey(options.pad_value)
-    colors = palette.colored(options.cmap, options.pad_value)
-    return colors if nonfinite else Palette(colors.levels, colors.pad, None, colors.colors)
+def _counted(capture: Capture) -> str:
+    """`16 of 64 (--max-maps)`; what shares a tile is drawn too."""
+    drawn = capture.maps if capture.channels is None else len(capture.channels)
+    hidden = sum(len(group) - 1 for group in (capture.collapsed or {}).values())
+    reasons = ["--max-maps"] if drawn + hidden < capture.maps else []
+    reasons += ["--collapse"] if hidden else []
+    return f"{drawn} of {capture.maps}" + (f" ({', '.join(reasons)})" if reasons else "")
 
 
-def _level_tiles(
-    rows: Tensor, height: int, limits: Limits, options: DrawOptions, nonfinite: bool
-) -> tuple[Bytes, Palette]:
-    """[C, S·H, W] to levels [C·S, H, W]."""
-    colors = _palette(options, nonfinite)
-    levels = scale.to_tiles(rows, limits, colors.levels, colors.nonfinite)
-    return levels.reshape(-1, height, levels.shape[2]), colors
-
-
-def _rgb_tiles(
-    rows: Tensor, height: int, limits: Limits, options: DrawOptions, nonfinite: bool
-) -> tuple[Bytes, Palette]:
-    """[C, S·3·H, W] to pixels [C·S, H, W, 3]."""
-    colors = palette.plain_grey(options.pad_value)
-    levels = scale.to_tiles(rows, limits, colors.levels, 0 if nonfinite else None)
-    shape = (-1, 3, height, levels.shape[2])
-    tiles = levels.reshape(shape).transpose(0, 2, 3, 1).copy()
-    tiles[~torch.isfinite(rows).reshape(shape).all(1).cpu().numpy()] = palette.MAGENTA
-    return tiles, colors
-
-
-def _pixels(drawing: Drawing) -> Bytes:
-    """The whole picture, [height, width] or [height, width, 3]."""
-    plan, tiles, pad = drawing.plan, drawing.tiles, drawing.palette.pad
-    if tiles.ndim == 3:
-        return mosaic.compose(plan, tiles, pad)
-    return np.stack([mosaic.compose(plan, tiles[..., c], pad) for c in range(3)], axis=-1)
+def _more(capture: Capture) -> dict[str, str]:
+    """What not every picture has."""
+    found = {}
+    if capture.slices is not None:
+        side, held = capture.slices
+        found["Slices"] = f"{side} of {held} side by side for each channel" + (
+            " (--max-slices)" if side < held else ""
+        )
+    if capture.collapsed:
+        groups = (f"{leader}: {_ranges(ids)}" for leader, ids in capture.collapsed.items())
+        found["Collapsed"] = "; ".join(groups)
+    if capture.reduce:
+        found["Reduce"] = f"{capture.reduce} of all channels"
+    if capture.overlay is not None:
+        found["Overlay"] = f"{capture.overlay:g} over the input"
+    return found
 
 
 def _png_rows(drawing: Drawing) -> Iterable[Bytes]:
     """The picture as the encoder takes it: a column in front, RGB side by side."""
-    if drawing.tiles.ndim == 3:
-        return mosaic.strips(drawing.plan, drawing.tiles, drawing.palette.pad, lead=1)
-    return [np.pad(_pixels(drawing).reshape(drawing.plan.height, -1), ((0, 0), (1, 0)))]
+    pad, stamper = drawing.palette.pad, dressing.stamper(drawing)
+    return mosaic.strips(drawing.plan, drawing.tiles, pad, lead=1, stamper=stamper)
 
 
 def _comment(text: dict[str, str]) -> bytes:

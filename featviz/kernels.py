@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -11,12 +13,14 @@ from typing import Any
 import torch
 import torchvision
 
-from featviz import __version__, drawing, filters, mosaic, png, stats
+from featviz import __version__, boards, drawing, filters, mosaic, painting, png, stats
+from featviz.boards import Board, Post
 from featviz.errors import LayoutError, UsageError
 from featviz.filters import Filters, Tiles
 from featviz.hooks import list_layers
 from featviz.models.load import LoadedModel, ModelOptions, load_model
 from featviz.models.preprocess import InputOptions
+from featviz.painting import Drawing
 from featviz.preparation import RunOptions, check_options
 from featviz.probe import choose_layers
 from featviz.records import DrawOptions, GridPlan, Layer, Site, Skip
@@ -28,6 +32,9 @@ log = logging.getLogger(__name__)
 
 NO_IMAGE = InputOptions(channels=1)
 """Kernels need no input; with this, none is guessed from the first convolution."""
+
+_FOR_MAPS = ("tensors", "overlay", "reduce", "shared_basis", "figure", "first")
+"""Fields of DrawOptions that kernels have no use for."""
 
 AUTO_PIXELS = 2**26
 """`--scale auto` enlarges no kernels beyond a picture of so many pixels."""
@@ -43,6 +50,8 @@ class KernelOptions:
     overwrite: bool = False
     all_slices: bool = False
     """A tile for each input of each kernel, instead of one for each kernel."""
+    tensorboard: Path | None = None
+    """Folder for TensorBoard's events."""
     draw: DrawOptions = field(default_factory=lambda: DrawOptions(normalize="symmetric"))
 
 
@@ -78,18 +87,19 @@ def draw_kernels(model: ModelOptions, options: KernelOptions) -> KernelsResult:
     Raises:
         FeatvizError: a bad option, no such model, nothing to draw, or the folder failed.
     """
-    check_options(RunOptions(draw=options.draw))
+    check_options(RunOptions(draw=options.draw, tensorboard=options.tensorboard))
     loaded = load_model(model, NO_IMAGE)
     found, skipped = _read(loaded, options.layers)
     store = RunDirectory.create(options.out, options.overwrite)
     store.write_run(_record(loaded, [layer for layer, _ in found], options))
     folder = ImageFolder(store.root, "")
     drawn: list[_Drawn] = []
-    for layer, kernels in found:
-        try:
-            drawn.append(_draw(layer, kernels, folder, options))
-        except LayoutError as error:
-            skipped.append(_skip(layer, error))
+    with boards.opened(options.tensorboard) as board:
+        for layer, kernels in found:
+            try:
+                drawn.append(_draw(layer, kernels, folder, options, board))
+            except LayoutError as error:
+                skipped.append(_skip(layer, error))
     rows = tuple(one.row for one in drawn)
     manifest = {"captures": list(rows), "skipped": manifest_rows((), skipped)["skipped"]}
     folder.finish(manifest, {one.stats_key: one.numbers for one in drawn})
@@ -138,23 +148,55 @@ def _nothing(loaded: LoadedModel, skipped: Sequence[Skip]) -> UsageError:
     )
 
 
-def _draw(layer: Layer, kernels: Filters, folder: ImageFolder, options: KernelOptions) -> _Drawn:
-    tiles = filters.to_tiles(kernels, options.all_slices)
-    draw = _geometry(tiles, options.draw, options.all_slices)
-    picture = drawing.draw_tiles(tiles.data, tiles.layout, draw, parse_scale(draw.normalize))
+def post_kernels(model: LoadedModel, layers: Sequence[Layer], board: Board) -> None:
+    """Show the kernels of those layers that have some, as `featviz kernels` draws them."""
+    modules = dict(model.module.eval().named_modules())
+    for layer in layers:
+        with suppress(LayoutError), torch.no_grad():
+            if layer.name in modules and filters.is_convolution(modules[layer.name]):
+                kernels = filters.read_filters(modules[layer.name])
+                _post(board, layer, kernels, _picture(kernels, KernelOptions())[1])
+
+
+def _draw(
+    layer: Layer,
+    kernels: Filters,
+    folder: ImageFolder,
+    options: KernelOptions,
+    board: Board | None,
+) -> _Drawn:
+    tiles, picture = _picture(kernels, options)
     numbers = stats.channel_stats(kernels.data.flatten(1)[:, :, None])
     site = Site(layer, "kernel", 0, "")
-    file = folder.file(layer, f"{site.stem}.{draw.format}")
+    file = folder.file(layer, f"{site.stem}.{options.draw.format}")
     values = kernels.data[0].numel()
     row = drawing.describe(replace(picture, stats=numbers), site, kernels.shape, file, values)
     _warn_of(layer, row.nonfinite, picture.plan)
     with folder.writing(file) as opened:
         text = {**drawing.caption(row), "Tile": tiles.words}
-        drawing.encode(picture, opened, draw.format, text)
+        drawing.encode(picture, opened, options.draw.format, text)
+    if board is not None:
+        _post(board, layer, kernels, picture)
     (entry,) = manifest_rows([row], ())["captures"]
     more = {"groups": kernels.groups, "transposed": kernels.transposed}
     slices = {"slices": tiles.data.shape[1], "tiles": tiles.words}
     return _Drawn({**entry, **more, **slices}, site.stats_key, numbers)
+
+
+def _picture(kernels: Filters, options: KernelOptions) -> tuple[Tiles, Drawing]:
+    tiles = filters.to_tiles(kernels, options.all_slices)
+    draw = _geometry(tiles, options.draw, options.all_slices)
+    mode = parse_scale(draw.normalize)
+    return tiles, painting.draw_tiles(tiles.data, tiles.layout, draw, mode)
+
+
+def _post(board: Board, layer: Layer, kernels: Filters, picture: Drawing) -> None:
+    encoded: Future[bytes] = Future()
+    encoded.set_result(drawing.to_png(picture))
+    size = (picture.plan.height, picture.plan.width)
+    counts = boards.histogram(kernels.data)
+    site = Site(layer, "kernel", 0, "")
+    board.post(Post(site, encoded, size, picture.stats, picture.values, counts), 0)
 
 
 def _geometry(tiles: Tiles, options: DrawOptions, all_slices: bool) -> DrawOptions:
@@ -192,7 +234,7 @@ def _skip(layer: Layer, error: LayoutError) -> Skip:
 
 def _record(model: LoadedModel, layers: Sequence[Layer], options: KernelOptions) -> dict[str, Any]:
     """The content of run.json; nothing of when and where."""
-    draw = {name: value for name, value in asdict(options.draw).items() if name != "tensors"}
+    draw = {name: value for name, value in asdict(options.draw).items() if name not in _FOR_MAPS}
     return {
         "kind": "kernels",
         "featviz": __version__,

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
-from featviz.records import Bytes, DrawOptions, GridPlan
+from featviz.records import Bytes, DrawOptions, GridPlan, Tiles
 
 PIECE_BYTES = 2**18
 """About so many pixels of a picture are made at a time: they stay in a core's cache."""
 
 STRIP_WIDTH = 1024
 """Pixels that a strip of numbers should at most be wide when its cells are enlarged."""
+
+
+Stamper = Callable[[int, Bytes], None]
+"""Writes on the tile with a number, uint8 [height, width, depth], a view into the picture."""
 
 
 def plan(shape: Sequence[int], options: DrawOptions, strip: bool = False) -> GridPlan:
@@ -47,35 +51,57 @@ def pick_maps(means: Sequence[float], options: DrawOptions) -> list[int] | None:
     return sorted(strongest[:limit])
 
 
-def strips(plan: GridPlan, tiles: Bytes, pad: int, lead: int = 0) -> Iterator[Bytes]:
-    """Yield the picture from top to bottom in pieces [rows, lead + width], never the whole.
+def strips(
+    plan: GridPlan, tiles: Tiles, pad: int, lead: int = 0, stamper: Stamper | None = None
+) -> Iterator[Bytes]:
+    """Yield the picture from top to bottom in pieces, never the whole.
 
     Args:
-        tiles: uint8 [maps, h, w], not yet enlarged.
-        pad: the index between and around tiles, and where the last row has none.
+        tiles: uint8 [maps, h, w] or [maps, h, w, 3], not yet enlarged.
+        pad: the index (or the grey) between and around tiles, and where the last row has none.
         lead: zeros before each row, for an encoder that puts something there.
+        stamper: what is written on the tiles once they are enlarged.
+
+    Yields:
+        uint8 [rows, lead + width], or [rows, lead + 3 · width] with the colours side by side.
     """
+    depth = _depth(tiles)
     if plan.padding:
-        yield _blank(plan, plan.padding, pad, lead)
-    at_a_time = max(1, PIECE_BYTES // (plan.width * (plan.tile[0] + plan.padding)))
+        yield _blank(plan, plan.padding, pad, lead, depth)
+    at_a_time = max(1, PIECE_BYTES // (depth * plan.width * (plan.tile[0] + plan.padding)))
     for row in range(0, plan.rows, at_a_time):
         count = min(at_a_time, plan.rows - row)
-        own = tiles[row * plan.columns : (row + count) * plan.columns]
-        yield _rows_of_tiles(plan, own, count, pad, lead)
+        first, last = row * plan.columns, (row + count) * plan.columns
+        piece, slots = _rows_of_tiles(plan, tiles[first:last], count, pad, lead)
+        if stamper is not None:
+            _stamp(plan, slots, range(first, min(last, plan.maps)), depth, stamper)
+        yield piece
 
 
-def compose(plan: GridPlan, tiles: Bytes, pad: int) -> Bytes:
-    """The whole picture at once, uint8 [height, width]."""
-    return np.concatenate(list(strips(plan, tiles, pad)))
+def compose(plan: GridPlan, tiles: Tiles, pad: int, stamper: Stamper | None = None) -> Bytes:
+    """The whole picture at once, uint8 [height, width] or [height, width, 3]."""
+    whole = np.concatenate(list(strips(plan, tiles, pad, stamper=stamper)))
+    return whole if _depth(tiles) == 1 else whole.reshape(plan.height, plan.width, 3)
 
 
-def _rows_of_tiles(plan: GridPlan, tiles: Bytes, rows: int, pad: int, lead: int) -> Bytes:
-    (height, width), padding = plan.tile, plan.padding
+def _depth(tiles: Tiles) -> int:
+    """Bytes of a pixel."""
+    return 3 if len(tiles.shape) == 4 else 1
+
+
+def _rows_of_tiles(
+    plan: GridPlan, tiles: Bytes, rows: int, pad: int, lead: int
+) -> tuple[Bytes, Bytes]:
+    """Some rows of tiles as a piece of the picture, and the piece's slots for them as a view
+    [rows, height, columns, width · depth]."""
+    depth = _depth(tiles)
     for axis, factor in zip((1, 2), plan.scale, strict=True):
         tiles = np.repeat(tiles, factor, axis) if factor > 1 else tiles
-    piece = _blank(plan, rows * (height + padding), pad, lead)
-    slots = piece[:, lead + padding :].reshape(
-        rows, height + padding, plan.columns, width + padding
+    tiles = tiles.reshape(*tiles.shape[:2], -1)
+    height, width, across = plan.tile[0], plan.tile[1] * depth, plan.padding * depth
+    piece = _blank(plan, rows * (height + plan.padding), pad, lead, depth)
+    slots = piece[:, lead + across :].reshape(
+        rows, height + plan.padding, plan.columns, width + across
     )
     slots = slots[:, :height, :, :width]
     full = len(tiles) // plan.columns
@@ -83,11 +109,17 @@ def _rows_of_tiles(plan: GridPlan, tiles: Bytes, rows: int, pad: int, lead: int)
     slots[:full] = whole.transpose(0, 2, 1, 3)
     rest = tiles[full * plan.columns :]
     slots[full:, :, : len(rest)] = rest.transpose(1, 0, 2)
-    return piece
+    return piece, slots
 
 
-def _blank(plan: GridPlan, rows: int, pad: int, lead: int) -> Bytes:
-    blank = np.full((rows, lead + plan.width), pad, np.uint8)
+def _stamp(plan: GridPlan, slots: Bytes, numbers: range, depth: int, stamper: Stamper) -> None:
+    for place, number in enumerate(numbers):
+        row, column = divmod(place, plan.columns)
+        stamper(number, slots[row, :, column].reshape(*plan.tile, depth))
+
+
+def _blank(plan: GridPlan, rows: int, pad: int, lead: int, depth: int) -> Bytes:
+    blank = np.full((rows, lead + plan.width * depth), pad, np.uint8)
     blank[:, :lead] = 0
     return blank
 

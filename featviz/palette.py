@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import difflib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from featviz.errors import UsageError
+from featviz.records import Bytes
 
 MAGENTA = (255, 0, 255)
 GREYS = ("grey", "gray", "auto")
 """`auto` is grey but for gradients."""
-_SPARE = 2
-"""Indices at the end of a palette that are no level: the padding, then non-finite values."""
+OVER_INPUT = "viridis"
+"""What `auto` is where a map lies over the input: a grey map over a grey picture says little."""
 
 
 @dataclass(frozen=True)
@@ -25,6 +26,9 @@ class Palette:
     nonfinite: int | None
     colors: bytes | None
     """256 RGB triples; None means that an index is its grey."""
+    dark: int = 0
+    light: int = 255
+    """Indices of the ground and the ink of labels."""
 
 
 def plain_grey(pad_value: float) -> Palette:
@@ -32,11 +36,33 @@ def plain_grey(pad_value: float) -> Palette:
     return Palette(256, _grey(pad_value), None, None)
 
 
-def colored(cmap: str, pad_value: float) -> Palette:
-    """254 levels of a colormap, one index for the padding (grey) and one in magenta."""
-    levels = 256 - _SPARE
-    table = np.vstack([_table(cmap, levels), [[_grey(pad_value)] * 3, MAGENTA]])
-    return Palette(levels, levels, levels + 1, table.astype(np.uint8).tobytes())
+def colored(cmap: str, pad_value: float, labelled: bool = False) -> Palette:
+    """Levels of a colormap, then one index for the padding (grey) and one in magenta.
+
+    There are 254 levels, and 252 of a colormap under labels, which take black and white.
+    """
+    grey = cmap in GREYS
+    ink = [(0, 0, 0), (255, 255, 255)] if labelled and not grey else []
+    levels = 254 - len(ink)
+    spare = [[_grey(pad_value)] * 3, MAGENTA, *ink]
+    table = np.vstack([_table(cmap, levels), spare]).astype(np.uint8).tobytes()
+    dark, light = (levels + 2, levels + 3) if ink else (0, levels - 1)
+    return Palette(levels, levels, levels + 1, table, dark, light)
+
+
+def chosen(cmap: str, pad_value: float, nonfinite: bool, labelled: bool = False) -> Palette:
+    """Plain greys where they serve; without the magenta where nothing needs it."""
+    if cmap in GREYS and not nonfinite:
+        return plain_grey(pad_value)
+    colors = colored(cmap, pad_value, labelled)
+    return colors if nonfinite else replace(colors, nonfinite=None)
+
+
+def table(colors: Palette) -> Bytes:
+    """The colour of each index, [256, 3]."""
+    if colors.colors is None:
+        return np.arange(256, dtype=np.uint8)[:, None].repeat(3, axis=1)
+    return np.frombuffer(colors.colors, np.uint8).reshape(256, 3)
 
 
 def check_cmap(name: str) -> None:

@@ -14,8 +14,9 @@ from typing import BinaryIO
 
 import torch
 
-from featviz import estimate, limits, store
+from featviz import bases, boards, estimate, kernels, limits, store
 from featviz.background import Background
+from featviz.boards import Board
 from featviz.borrowed import borrowed
 from featviz.drawing import Drawer
 from featviz.errors import FeatvizError
@@ -63,10 +64,13 @@ def run(
     allowed = _check_limits(prepared, samples, options, team)
     with _destination(options, team) as options:
         log_book = Journal(run_record(prepared, options), prepared.samples)
-        folder = team.at_first(partial(_begin, options, log_book))
+        folder = team.at_first(partial(_begin, options, log_book, prepared))
         seen = _Seen(log_book, progress, len(samples))
-        with _in_any_case(partial(_end, log_book, folder, team)):
-            task = _task(prepared, options, allowed, log_book.fingerprint)
+        with (
+            _in_any_case(partial(_end, log_book, folder, team)),
+            boards.opened(options.tensorboard) as board,
+        ):
+            task = _task(prepared, options, allowed, log_book.fingerprint, folder, board)
             interrupted = _visit_all(Session(task, folder, seen), samples, options, seen)
     return RunResult(
         options.archive or options.out,
@@ -109,9 +113,10 @@ def _check_limits(
     return limits.part(options.limits, len(samples), len(prepared.samples))
 
 
-def _begin(options: RunOptions, log_book: Journal) -> RunDirectory:
+def _begin(options: RunOptions, log_book: Journal, prepared: Prepared) -> RunDirectory:
     folder = open_store(options, log_book.record)
     log_book.write(folder)
+    bases.settle(folder, prepared, options)
     return folder
 
 
@@ -128,15 +133,26 @@ def _end(log_book: Journal, folder: RunDirectory, team: World) -> None:
     log_book.missing = team.at_first(partial(log_book.write, folder))
 
 
-def _task(prepared: Prepared, options: RunOptions, allowed: Limits, fingerprint: str) -> Task:
+def _task(
+    prepared: Prepared,
+    options: RunOptions,
+    allowed: Limits,
+    fingerprint: str,
+    folder: RunDirectory,
+    board: Board | None,
+) -> Task:
+    if board is not None:
+        kernels.post_kernels(prepared.model, prepared.layers, board)
     return Task(
         prepared.model,
         prepared.layers,
         prepared.plan,
-        Drawer(options.draw),
+        Drawer(options.draw, bases.read(folder, options)),
         options.inputs,
         fingerprint,
         allowed,
+        board,
+        {sample.name: step for step, sample in enumerate(prepared.samples)},
     )
 
 

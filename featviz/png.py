@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterable, Mapping
+from itertools import chain
 from typing import BinaryIO
 
 import numpy as np
@@ -58,7 +59,7 @@ def write_png(
         _chunk(file, b"PLTE", colors or b"")
     channels = 3 if color_type == _RGB else 1
     deflate = isal_zlib.compressobj(LEVEL)
-    for piece in (first, *iterator):
+    for piece in chain([first], iterator):
         _data(file, deflate.compress(_filtered(piece, channels)))
     _data(file, deflate.flush())
     _chunk(file, b"IEND", b"")

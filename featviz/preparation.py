@@ -10,7 +10,7 @@ from typing import BinaryIO
 import torch
 from torch import Tensor
 
-from featviz import images, palette, passes, plans, scale
+from featviz import boards, images, ordering, palette, passes, plans, reduction, scale
 from featviz.errors import ImageError, UsageError
 from featviz.hints import HintBook, read_told
 from featviz.images import grouping
@@ -39,6 +39,8 @@ class RunOptions:
     """Stop at the first image that fails."""
     jobs: int | None = None
     """Encoder threads; None takes a quarter of the cores."""
+    tensorboard: Path | None = None
+    """Folder for TensorBoard's events."""
     limits: Limits = field(default_factory=Limits)
     shard: Shard | None = None
     """The share of the images that is done; None is all, or torchrun's."""
@@ -106,13 +108,15 @@ def check_options(options: RunOptions) -> None:
         if value is not None and value < 1:
             raise UsageError(f"{name} {value} is below 1", "give a whole number")
     plans.check_options(options.passes)
+    if options.tensorboard is not None:
+        boards.require()
     if options.resume and (options.overwrite or options.archive):
         other = "--overwrite" if options.overwrite else "--archive"
         raise UsageError(f"--resume and {other} exclude each other", "give one of them")
 
 
 def _check_drawing(draw: DrawOptions) -> None:
-    for name in ("nrow", "scale", "min_tile", "max_maps", "max_slices"):
+    for name in ("nrow", "scale", "min_tile", "max_maps", "max_slices", "first"):
         value = getattr(draw, name)
         if value is not None and value < 1:
             raise UsageError(
@@ -126,6 +130,51 @@ def _check_drawing(draw: DrawOptions) -> None:
         read_told(told)
     palette.check_cmap(draw.cmap)
     scale.parse_scale(draw.normalize)
+    _check_views(draw)
+
+
+def _check_views(draw: DrawOptions) -> None:
+    """Numbers out of range, names of nothing, and options that do not go together."""
+    if draw.collapse is not None and not 0 < draw.collapse <= 1:
+        raise UsageError(
+            f"--collapse {draw.collapse:g} is no correlation above 0", "0.98, or 1 for equal maps"
+        )
+    if draw.overlay is not None and not 0 <= draw.overlay <= 1:
+        raise UsageError(
+            f"--overlay {draw.overlay:g} is outside 0..1", "0 is the input alone, 1 the map"
+        )
+    for name, value, known in (
+        ("order", draw.order, ("index", *ordering.ORDERS)),
+        ("reduce", draw.reduce, (None, *reduction.REDUCTIONS, "pca")),
+    ):
+        if value not in known:
+            raise UsageError(f"--{name} {value!r} is none", f"of {', '.join(filter(None, known))}")
+    needless = _needless(draw)
+    if needless:
+        raise UsageError(*needless[0])
+
+
+def _needless(draw: DrawOptions) -> list[tuple[str, str]]:
+    """What would do nothing, and why."""
+    alone = [("--order", draw.order != "index"), ("--collapse", draw.collapse is not None)]
+    alone += [("--labels", draw.labels), ("--max-maps", draw.max_maps is not None)]
+    own = [("--normalize", draw.normalize != "auto"), ("--cmap", draw.cmap != "auto")]
+    pca, none = draw.reduce == "pca", draw.reduce is None
+    found = [
+        (f"{name} and --reduce exclude each other", "--reduce leaves one tile of all channels")
+        for name, given in alone
+        if given and not none
+    ]
+    found += [
+        (f"{name} and --reduce pca exclude each other", "three components are three colours")
+        for name, given in own
+        if given and pca
+    ]
+    if draw.shared_basis and not pca:
+        found.append(("--shared-basis is for --reduce pca", "add it, or leave this out"))
+    if draw.first is not None and not draw.figure:
+        found.append(("--first is for --figure", "--max-maps limits the maps of the grids"))
+    return found
 
 
 def grouped(samples: Sequence[Sample], preprocess: Preprocess) -> list[Sample]:

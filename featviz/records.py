@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias
 
 if TYPE_CHECKING:  # completion of a shell imports this, and has no time for numpy
     import numpy as np
@@ -17,6 +17,25 @@ Floats: TypeAlias = "NDArray[np.float32]"
 
 STAT_COLUMNS = ("min", "max", "mean", "std", "zero_fraction", "nonfinite")
 """The columns of every array in `stats.npz`."""
+
+
+class Tiles(Protocol):
+    """The tiles of a picture, uint8 [N, h, w] or [N, h, w, 3]: an array, or what makes them as they
+    are asked for."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of the whole array."""
+        ...
+
+    @property
+    def nbytes(self) -> int:
+        """What is held in memory."""
+        ...
+
+    def __getitem__(self, part: slice, /) -> Bytes:
+        """Some of the tiles."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -160,6 +179,22 @@ class DrawOptions:
     """At most so many time steps of a clip, or regions of a batch, are drawn of each channel."""
     pick: Literal["first", "top", "spread"] = "first"
     """Which maps `max_maps` keeps: the first, the strongest (by mean), or evenly spread ones."""
+    order: Literal["index", "mean", "similarity"] = "index"
+    """Of the tiles: by channel, by mean (largest first), or like beside like."""
+    collapse: float | None = None
+    """Correlation, 0..1, from which on maps count as alike and share one tile."""
+    labels: bool = False
+    """Write the channel on each tile."""
+    overlay: float | None = None
+    """Lay each map over the input: 0 shows the input alone, 1 the map alone."""
+    reduce: Literal["mean", "max", "l2", "pca"] | None = None
+    """Make one tile of all channels."""
+    shared_basis: bool = False
+    """One PCA basis for each layer for all images of a run."""
+    figure: bool = False
+    """Draw a titled figure with the input and a colour bar beside each picture."""
+    first: int | None = None
+    """Maps in a figure; None takes 16."""
     format: Literal["png", "webp", "jpg"] = "png"
     tensors: Literal["npy"] | None = None
     """Keep the raw tensor beside the picture."""
@@ -334,12 +369,20 @@ class Capture:
     zero_fraction: float
     nonfinite: int
     channels: list[int] | None = None
-    """The drawn channels in tile order, where `max_maps` left some out."""
+    """The drawn channels in tile order, where they are not simply all."""
     slices: list[int] | None = None
     """[drawn, held] tiles of each channel, side by side, where it holds several: the time steps of
     a clip, the regions of a batch."""
     tensor: str | None = None
     """File of the raw tensor, relative to the image's folder."""
+    collapsed: dict[str, list[int]] | None = None
+    """Of each tile that stands for several channels, by its own: all of them."""
+    reduce: str | None = None
+    """How all channels became one tile."""
+    overlay: float | None = None
+    """How much of the map lies over the input, 0..1, where it does."""
+    figure: str | None = None
+    """File of the figure, relative to the image's folder."""
 
 
 @dataclass(frozen=True)

@@ -76,6 +76,12 @@ def limits(scale: Scale, maps: Tensor, low: Floats, high: Floats) -> Limits:
     return MODES[mode](Scale(mode, scale.numbers), maps, low, high)
 
 
+def is_flat(low: Floats, high: Floats) -> np.ndarray:
+    """bool [N]: which maps are constant but for rounding; one without finite values is not."""
+    found: np.ndarray = high - low <= FLAT * np.maximum(abs(high), abs(low))
+    return found
+
+
 def to_tiles(maps: Tensor, limits: Limits, levels: int, nonfinite: int | None) -> Bytes:
     """Turn float32 maps [N, H, W] into levels 0..`levels`-1, rounded to the nearest.
 
@@ -92,7 +98,7 @@ def to_tiles(maps: Tensor, limits: Limits, levels: int, nonfinite: int | None) -
     if nonfinite is not None:  # a map without any finite value has no limits
         low, high = np.nan_to_num(low), np.nan_to_num(high)
     own = limits.mode in ("map", "layer")
-    flat = own & (high - low <= FLAT * np.maximum(abs(high), abs(low)))
+    flat = own & is_flat(low, high)
     span = np.maximum(np.where(flat, 1, high - low), _TINY).astype(np.float32)
     far = bool((abs(low) > _FAR * span).any())
     half = 0 if far else span * np.float32(0.5 / (levels - 1))

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from featviz import images, journal, passes
 from featviz.background import Background
+from featviz.boards import Board
 from featviz.drawing import Drawer
 from featviz.errors import ForwardError, ImageError, UsageError
 from featviz.hints import HintBook
@@ -35,6 +36,10 @@ class Task:
     fingerprint: str
     """Of the model and the options, for the manifests."""
     limits: Limits
+    board: Board | None = None
+    """TensorBoard's, if asked for."""
+    steps: Mapping[str, int] = field(default_factory=dict)
+    """Position of each image among all, by name."""
 
 
 class Session:
@@ -50,14 +55,14 @@ class Session:
 
     def visit(self, sample: Sample, background: Background) -> None:
         """Show one image to the model; write what its layers make of it."""
-        visit = Visit(sample, self.store.image(sample.name), self.task.drawer, background)
+        task, folder = self.task, self.store.image(sample.name)
+        visit = Visit(sample, folder, task.drawer, background, task.board is not None)
         try:
             with _cleared_on_failure(visit):
                 self._show(sample, visit)
         except (ImageError, ForwardError, UsageError) as error:
             self.settle()
-            folder = visit.folder.name
-            self.report(ImageResult(sample.name, folder, error=error.message, hint=error.hint))
+            self.report(ImageResult(sample.name, folder.name, error=error.message, hint=error.hint))
             log.debug("%s failed", sample.name, exc_info=error)
         else:
             before, self._pending = self._pending, visit
@@ -72,6 +77,9 @@ class Session:
             return False
         self.settle()
         self._count(folder)
+        if self.task.board is not None:
+            for key, stats in folder.stats().items():
+                self.task.board.remember(key, stats)
         self.report(result)
         return True
 
@@ -86,6 +94,9 @@ class Session:
                 result = visit.settle()
                 self._count(visit.folder)
             self.report(result)
+            if self.task.board is not None:
+                for post in visit.posts:
+                    self.task.board.post(post, self.task.steps[visit.sample.name])
 
     def _drop(self) -> None:
         """Where one image could not be written, the next one has no better chance."""
@@ -105,7 +116,9 @@ class Session:
         picture = images.decode(sample, options.exif, options.background, preprocess.frames)
         args = preprocess(picture.images)
         book = self._hints(tuple(args[0].shape))
-        visit.begin(preprocess.shown(args), book)
+        pictures = preprocess.pictures(args)
+        ground = pictures if preprocess.frames else pictures[:1]
+        visit.begin(preprocess.shown(args), ground, book)
         outcome, recorder = passes.run(task.model, task.plan, args, book, task.layers, visit.take)
         visit.close(picture, args, preprocess.words, recorder)
         visit.note(outcome, task.plan, task.fingerprint)

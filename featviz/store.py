@@ -25,6 +25,9 @@ from featviz.records import Capture, Floats, Layer, Skip, Written
 SCHEMA_VERSION = 1
 """Of run.json and manifest.json. 1: first release."""
 
+OPTIONAL = ("channels", "slices", "tensor", "collapsed", "reduce", "overlay", "figure")
+"""Fields of a row of `captures` that are there only where they have a value."""
+
 RUN_FILE = "run.json"
 MANIFEST_FILE = "manifest.json"
 STATS_FILE = "stats.npz"
@@ -109,6 +112,14 @@ class ImageFolder:
             sizes = [path.stat().st_size for path in self.path.rglob("*") if path.is_file()]
         return Written(len(sizes), sum(sizes))
 
+    def stats(self) -> dict[str, Floats]:
+        """The statistics of a complete image.
+
+        Raises:
+            StoreError: they cannot be read.
+        """
+        return read_arrays(self.path / STATS_FILE)
+
     def discard(self) -> None:
         """Remove what was written of an image that failed, with folders that this empties.
 
@@ -163,9 +174,12 @@ def pack(root: Path, archive: Path) -> None:
 
 def manifest_rows(captures: Sequence[Capture], skipped: Sequence[Skip]) -> dict[str, Any]:
     """`captures` and `skipped` as the manifest has them; optional fields only where set."""
-    optional = ("channels", "slices", "tensor")
     rows = [
-        {name: value for name, value in vars(capture).items() if name not in optional or value}
+        {
+            name: value
+            for name, value in vars(capture).items()
+            if name not in OPTIONAL or value is not None
+        }
         for capture in captures
     ]
     return {"captures": rows, "skipped": [vars(skip) for skip in skipped]}
@@ -207,6 +221,19 @@ def atomic(path: Path) -> Iterator[BinaryIO]:
 
 def _part(path: Path) -> Path:
     return path.with_name(f".{path.name}.part")
+
+
+def read_arrays(path: Path) -> dict[str, np.ndarray]:
+    """Read an npz file of a run directory.
+
+    Raises:
+        StoreError: it cannot be read.
+    """
+    try:
+        with np.load(path) as held:
+            return {key: held[key] for key in held.files}
+    except (OSError, ValueError, zipfile.BadZipFile) as error:
+        raise StoreError(f"{path} cannot be read: {error}") from error
 
 
 def read_json(path: Path) -> dict[str, Any]:

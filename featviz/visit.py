@@ -13,11 +13,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from featviz import drawing, flow, hooks, png
+from featviz import drawing, dressing, figures, flow, hooks, png
 from featviz.background import Background
+from featviz.boards import Post, histogram
 from featviz.drawing import Drawer
 from featviz.hints import HintBook
 from featviz.images import Picture
+from featviz.painting import Drawing
 from featviz.plans import Plan
 from featviz.records import Bytes, Capture, Floats, ImageResult, Outcome, Sample, Site, Skip, finite
 from featviz.store import ImageFolder, manifest_rows
@@ -29,14 +31,23 @@ class Visit:
     """One image in a model: collects captures in the hooks, then the files they became."""
 
     def __init__(
-        self, sample: Sample, folder: ImageFolder, drawer: Drawer, background: Background
+        self,
+        sample: Sample,
+        folder: ImageFolder,
+        drawer: Drawer,
+        background: Background,
+        boarded: bool = False,
     ) -> None:
         self.sample, self.folder, self.background = sample, folder, background
-        self.drawer, self.draw = drawer, drawer.options
+        self.drawer, self.draw, self.boarded = drawer, drawer.options, boarded
         self.files: list[Future[None]] = []
         self.rows: list[Future[Capture]] = []
+        self.posts: list[Post] = []
+        """For TensorBoard, in the order in which the layers ran."""
         self.stats: dict[str, Floats] = {}
         self.hints: HintBook | None = None
+        self._shown: Bytes = np.zeros((0, 0, 3), np.uint8)
+        self._ground: tuple[Bytes, ...] = ()
         self._image: dict[str, Any] = {}
         self._skipped: tuple[Skip, ...] = ()
         self._never_ran: tuple[str, ...] = ()
@@ -45,7 +56,7 @@ class Visit:
     def take(self, site: Site, tensor: Tensor) -> None:
         """The sink of the hooks: draw the tensor now, leave the rest to the background."""
         hints = self.hints.of(site.layer) if self.hints else None
-        parts = drawing.draw(tensor, *self.drawer.of(site.kind), hints)
+        parts = self.drawer.draw(site, tensor, hints, self._ground)
         kept = f"{site.stem}.npy" if self.draw.tensors == "npy" else None
         if kept is not None:
             file = self.folder.file(site.layer, kept)
@@ -55,12 +66,20 @@ class Visit:
             work = partial(self._finish_picture, picture, at, tensor.shape, kept)
             self.rows.append(self.background.submit(picture.tiles.nbytes, work))
             self.stats[at.stats_key] = picture.stats
+            if self.boarded:
+                self._post(picture, at, None if key else tensor)
 
-    def begin(self, shown: Tensor, hints: HintBook) -> None:
-        """Draw what the model saw, [1, C, H, W] in 0..1, and note what is known of the layers."""
-        self.hints = hints
-        pixels = (shown[0] * 255 + 0.5).to(torch.uint8).permute(1, 2, 0).numpy()
-        self._later(pixels, partial(_save_input, self.folder))
+    def begin(self, shown: Tensor, pictures: Sequence[Tensor], hints: HintBook) -> None:
+        """Draw what the model saw, and note what is known of the layers.
+
+        Args:
+            shown: [1, C, H, W] in 0..1.
+            pictures: the same for the maps to lie over: one, or the frames of a clip.
+        """
+        self.hints, self._shown = hints, _pixels(shown)
+        if self.draw.overlay is not None:
+            self._ground = tuple(_in_colour(_pixels(picture)) for picture in pictures)
+        self._later(self._shown, partial(_save_input, self.folder))
 
     def close(
         self, picture: Picture, args: Sequence[Tensor], words: str, recorder: hooks.Recorder
@@ -128,7 +147,7 @@ class Visit:
 
     def abandon(self) -> None:
         """Wait for what is under way and remove it: a failed image leaves no files."""
-        futures: list[Future[Any]] = [*self.files, *self.rows]
+        futures: list[Future[Any]] = [*self.files, *self.rows, *(p.picture for p in self.posts)]
         for future in futures:
             future.cancel() or future.exception()
         self.folder.discard()
@@ -136,9 +155,17 @@ class Visit:
     def _later(self, array: np.ndarray, task: Callable[[np.ndarray], None]) -> None:
         self.files.append(self.background.submit(array.nbytes, partial(task, array)))
 
+    def _post(self, picture: Drawing, site: Site, tensor: Tensor | None) -> None:
+        """For TensorBoard: the grid, with a histogram of the whole tensor."""
+        board = dressing.as_make_grid(picture, self.draw)
+        counts = None if tensor is None else histogram(tensor)
+        future = self.background.submit(picture.tiles.nbytes, partial(drawing.to_png, board))
+        size = (board.plan.height, board.plan.width)
+        self.posts.append(Post(site, future, size, picture.stats, picture.values, counts))
+
     def _finish_picture(
         self,
-        picture: drawing.Drawing,
+        picture: Drawing,
         site: Site,
         shape: Sequence[int],
         kept: str | None,
@@ -151,7 +178,16 @@ class Visit:
             row = replace(row, tensor=self.folder.file(site.layer, kept))
         with self.folder.writing(file) as opened:
             drawing.encode(picture, opened, self.draw.format, drawing.caption(row))
-        return row
+        return self._add_figure(picture, site, row) if self.draw.figure else row
+
+    def _add_figure(self, picture: Drawing, site: Site, row: Capture) -> Capture:
+        """Write the figure beside the picture, and name it in the manifest's row."""
+        title = f"{self.sample.name}   {site.layer.label} ({site.layer.type})   {site.stem}"
+        sheet = dressing.sheet(picture, self.drawer.of(site.kind)[0], title, self._shown)
+        file = self.folder.file(site.layer, f"{site.stem}.figure.png")
+        with self.folder.writing(file) as opened:
+            figures.write_figure(opened, sheet, drawing.caption(row))
+        return replace(row, figure=file)
 
 
 def _shape(args: Sequence[Tensor]) -> list[int] | list[list[int]]:
@@ -163,6 +199,16 @@ def _shape(args: Sequence[Tensor]) -> list[int] | list[list[int]]:
 def _save_tensor(folder: ImageFolder, name: str, array: np.ndarray) -> None:
     with folder.writing(name) as file:
         np.save(file, array)
+
+
+def _pixels(picture: Tensor) -> Bytes:
+    """[1, C, H, W] in 0..1 to [H, W, C] in 0..255."""
+    pixels: Bytes = (picture[0] * 255 + 0.5).to(torch.uint8).permute(1, 2, 0).cpu().numpy()
+    return pixels
+
+
+def _in_colour(pixels: Bytes) -> Bytes:
+    return np.repeat(pixels, 3, axis=2) if pixels.shape[2] == 1 else pixels
 
 
 def _save_input(folder: ImageFolder, pixels: Bytes) -> None:
@@ -179,7 +225,7 @@ def _to_numpy(tensor: Tensor) -> np.ndarray:
     return np.array(tensor.cpu().numpy(), copy=True)
 
 
-def _warn_of(picture: drawing.Drawing, site: Site, sample: Sample) -> None:
+def _warn_of(picture: Drawing, site: Site, sample: Sample) -> None:
     where = f"{site.layer.label} {site.stem} of {sample.name}"
     nonfinite = int(picture.stats[:, 5].sum())
     if nonfinite:

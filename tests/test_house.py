@@ -56,6 +56,12 @@ STAGES = [
     "flow",
     "diff.comparing",
     "diff.readback",
+    "ordering",
+    "reduction",
+    "overlay",
+    "stamps",
+    "figures",
+    "boards",
 ]
 TORCHLESS = [
     "store",
@@ -78,6 +84,9 @@ TORCHLESS = [
     *(name.removeprefix("featviz.") for name in FILES if name.startswith("featviz.diff.")),
     "sheet",
     *(name.removeprefix("featviz.") for name in FILES if name.startswith("featviz.report")),
+    "overlay",
+    "stamps",
+    "figures",
 ]
 BELOW = {"featviz.records", "featviz.errors"}
 COMMANDS = [name for name in FILES if name.startswith("featviz.commands.")]

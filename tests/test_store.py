@@ -304,9 +304,7 @@ def test_manifest_comes_back_with_its_floats(tmp_path: Path) -> None:
     """Floats come back to the last bit, None as null; fields that are not set are left out."""
     found = read_json(finished(tmp_path / "out") / "manifest.json")
     row = found["captures"][0]
-    assert row == {
-        k: v for k, v in vars(CAPTURE).items() if k not in ("channels", "slices", "tensor")
-    }
+    assert row == {k: v for k, v in vars(CAPTURE).items() if k not in store.OPTIONAL}
     assert row["range"] == [-0.1, 1 / 3] and row["std"] == 1e-45 and row["mean"] is None
     assert found["skipped"][0]["reason"] == "is None"
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import fields
+from pathlib import Path
 from typing import Any
 
 import click
@@ -83,6 +84,20 @@ draw_options = opts.stacked(
             help="Which ones: the first, those of highest mean, or evenly spread.",
         ),
         click.option(
+            "--order",
+            type=click.Choice(["index", "mean", "similarity"]),
+            default=DRAW.order,
+            show_default=True,
+            help="Of the tiles: by channel, by mean (largest first), or like beside like.",
+        ),
+        click.option(
+            "--collapse",
+            type=float,
+            metavar="R",
+            help="Maps whose correlation is at least R (0.98) share one tile, marked ×N.",
+        ),
+        click.option("--labels", is_flag=True, help="Write the channel on each tile."),
+        click.option(
             "--format",
             type=click.Choice(["png", "webp", "jpg"]),
             default=DRAW.format,
@@ -92,6 +107,40 @@ draw_options = opts.stacked(
     ]
 )
 """Those of DrawOptions that say how a picture looks; `kernels` takes them too."""
+
+
+view_options = opts.stacked(
+    [
+        click.option(
+            "--reduce",
+            type=click.Choice(["mean", "max", "l2", "pca"]),
+            help="One picture of all channels; pca: three components as red, green and blue.",
+        ),
+        click.option(
+            "--shared-basis", is_flag=True, help="One basis a layer for all images (--reduce pca)."
+        ),
+        click.option(
+            "--overlay",
+            type=float,
+            metavar="ALPHA",
+            help="Lay each map over the input: 0 the input alone, 1 the map alone.",
+        ),
+        click.option(
+            "--figure",
+            is_flag=True,
+            help="Also draw a titled figure with the input and a colour bar.",
+        ),
+        click.option("--first", type=int, metavar="N", help="Maps in a figure (16)."),
+    ]
+)
+"""Views of feature maps, beside the grid."""
+
+tensorboard_option = click.option(
+    "--tensorboard",
+    type=click.Path(path_type=Path, file_okay=False),
+    metavar="LOGDIR",
+    help="Also write grids, scalars and histograms for TensorBoard.",
+)
 
 
 def to_draw_options(given: dict[str, Any]) -> DrawOptions:

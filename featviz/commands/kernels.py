@@ -11,7 +11,7 @@ import click
 
 from featviz.commands import completing
 from featviz.commands import options as opts
-from featviz.commands.drawing import draw_options, to_draw_options
+from featviz.commands.drawing import draw_options, tensorboard_option, to_draw_options
 
 if TYPE_CHECKING:
     from featviz.kernels import KernelsResult
@@ -38,6 +38,7 @@ log = logging.getLogger(__name__)
 @click.option("--overwrite", is_flag=True, help="Replace what featviz wrote in --out.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout.")
 @draw_options
+@tensorboard_option
 @opts.model_options
 @opts.config_option
 @opts.verbosity_options
@@ -67,6 +68,7 @@ def command(ctx: click.Context, /, model: str | None, **given: Any) -> int:
         out=given["out"],
         overwrite=given["overwrite"],
         all_slices=given["all_slices"],
+        tensorboard=given["tensorboard"],
         draw=to_draw_options(given),
     )
     result = draw_kernels(opts.to_model_options(str(model), given), options)

@@ -10,7 +10,12 @@ import click
 
 from featviz.commands import completing, passing
 from featviz.commands import options as opts
-from featviz.commands.drawing import draw_options, to_draw_options
+from featviz.commands.drawing import (
+    draw_options,
+    tensorboard_option,
+    to_draw_options,
+    view_options,
+)
 from featviz.commands.progress import Unpictured, shown_progress, summarise
 from featviz.commands.values import BytesType
 from featviz.records import Limits
@@ -50,6 +55,8 @@ from featviz.records import Limits
 @click.option("--dry-run", is_flag=True, help="Say what would be written, and write nothing.")
 @passing.pass_options
 @draw_options
+@view_options
+@tensorboard_option
 @click.option("--report", is_flag=True, help="Make a gallery in HTML of it at the end.")
 @click.option("--tensors", type=click.Choice(["npy"]), help="Keep the raw tensors as well.")
 @opts.input_options
@@ -73,6 +80,9 @@ def command(ctx: click.Context, /, model: str | None, images: Sequence[str], **g
       featviz run net.py:make_net scan.png --channels 1 --size 256 --cmap viridis
       featviz run inception_v3 cat.jpg --layers 'fn:relu@Mixed_5*'
       featviz run resnet18 cat.jpg --layers layer4 --capture output,grad --target 'class:tabby'
+      featviz run resnet18 cat.jpg --order similarity --collapse 0.98 --labels
+      featviz run vit_b_16 cat.jpg --reduce pca --overlay 0.6
+      featviz run resnet18 photos/ --figure --first 4 --tensorboard runs/resnet18
       featviz run resnet18 cat.jpg --ablate 'layer4.1:5,17' --layers layer4
       featviz run raft_small left.png right.png --layers 'Conv2d@*flow_head*'
       featviz run resnet18 photos.tar --resume --max-output-size 2GB
@@ -127,6 +137,7 @@ def _run_options(given: dict[str, Any]) -> Any:
         fail_fast=given["fail_fast"],
         jobs=given["jobs"],
         limits=Limits(given["max_output_size"], given["max_files"]),
+        tensorboard=given["tensorboard"],
         shard=parse_shard(given["shard"]) if given["shard"] else None,
         draw=to_draw_options(given),
         inputs=opts.to_input_options(given),

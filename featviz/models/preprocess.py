@@ -103,10 +103,15 @@ class Preprocess:
     def shown(self, args: Sequence[Tensor]) -> Tensor:
         """The inputs before normalising, clipped to 0..1: [1, C, H, W], frames and several images
         side by side."""
-        pictures = [p for arg in args for p in (arg.unbind(2) if arg.ndim == 5 else (arg,))]
+        pictures = self.pictures(args)
         height = max(picture.shape[2] for picture in pictures)
-        padded = [pad(self._undo(p), [0, 0, 0, height - p.shape[2]]) for p in pictures]
+        padded = [pad(p, [0, 0, 0, height - p.shape[2]]) for p in pictures]
         return torch.cat(padded, dim=3)
+
+    def pictures(self, args: Sequence[Tensor]) -> list[Tensor]:
+        """The same, each image and each frame by itself."""
+        pictures = [p for arg in args for p in (arg.unbind(2) if arg.ndim == 5 else (arg,))]
+        return [self._undo(picture) for picture in pictures]
 
     def _undo(self, tensor: Tensor) -> Tensor:
         if self.mean is not None and self.std is not None:

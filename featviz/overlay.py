@@ -1,0 +1,73 @@
+"""Maps laid over what the model saw, one tile after the other, as they are asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from PIL import Image
+
+from featviz.records import Bytes
+
+
+@dataclass(frozen=True)
+class Overlay:
+    """RGB tiles [N, H, W, 3] of the input's size.
+
+    A map covers the whole input: it is resized bilinearly (by Pillow, for which pixels are areas,
+    not points), coloured, and mixed in by `alpha`: 0 is the input, 1 the map.
+    """
+
+    maps: Bytes
+    """Levels [N, h, w], or RGB [N, h, w, 3]."""
+    colors: Bytes
+    """[256, 3]: the colours of the levels."""
+    nonfinite: int | None
+    """The level that is none: it is not mixed with its neighbours when a map is resized."""
+    ground: Sequence[Bytes]
+    """What the model saw, [H, W, 3]: one picture, or the frames of a clip."""
+    frames: Sequence[int]
+    """Of each tile, which of them."""
+    alpha: float
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """[N, H, W, 3]"""
+        return (len(self.maps), *self.ground[0].shape)
+
+    @property
+    def nbytes(self) -> int:
+        """Of the maps, and of the input under them."""
+        return self.maps.nbytes + sum(picture.nbytes for picture in self.ground)
+
+    def __getitem__(self, part: slice) -> Bytes:
+        """Some of the tiles, uint8 [n, H, W, 3]."""
+        tiles = np.empty((len(self.maps[part]), *self.shape[1:]), np.uint8)
+        for place, number in enumerate(range(*part.indices(len(self.maps)))):
+            tiles[place] = self._tile(number)
+        return tiles
+
+    def _tile(self, number: int) -> Bytes:
+        ground = self.ground[self.frames[number]]
+        over = self._colored(self.maps[number], (ground.shape[1], ground.shape[0]))
+        mixed = (1 - self.alpha) * ground + self.alpha * over + 0.5
+        return mixed.astype(np.uint8)
+
+    def _colored(self, tile: Bytes, size: tuple[int, int]) -> Bytes:
+        """RGB [H, W, 3] for a size (width, height)."""
+        if tile.ndim == 3:
+            return _resized(tile, size)
+        if self.nonfinite is None:
+            return self.colors[_resized(tile, size)]
+        holes = tile == self.nonfinite
+        colored = self.colors[_resized(np.where(holes, 0, tile).astype(np.uint8), size)]
+        where = _resized(holes.astype(np.uint8), size, Image.Resampling.NEAREST) > 0
+        colored[where] = self.colors[self.nonfinite]
+        return colored
+
+
+def _resized(
+    tile: Bytes, size: tuple[int, int], how: Image.Resampling = Image.Resampling.BILINEAR
+) -> Bytes:
+    return np.asarray(Image.fromarray(tile).resize(size, how))

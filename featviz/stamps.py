@@ -1,0 +1,93 @@
+"""What is written on tiles: channel numbers, how many share one, marks on constant maps."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+from PIL import ImageFont
+
+from featviz.records import Bytes
+
+ZERO, CONSTANT = "zero", "constant"
+"""Marks: a cross on a map of nothing but zeros, a stroke on a map of another single value."""
+
+SMALLEST = 5
+"""Pixels below which a tile has no room for a mark."""
+
+_STROKE = 48
+"""A mark's line is a pixel wide for every so many pixels of the tile's longer side, at least 1."""
+
+
+@dataclass(frozen=True)
+class Stamps:
+    """Calling it with a tile's number and its pixels [h, w, depth] writes on these."""
+
+    corner: Mapping[int, str]
+    """Texts at the upper left, by tile."""
+    count: Mapping[int, str]
+    """Texts at the lower right, by tile."""
+    marks: Mapping[int, str]
+    """ZERO or CONSTANT, by tile."""
+    dark: int
+    light: int
+    """The index or grey of a text's ground, and of its ink."""
+    levels: int
+    """Levels of a tile; a mark is half of them away from what it is drawn on."""
+
+    def __call__(self, number: int, tile: Bytes) -> None:
+        """Write on one tile."""
+        size = (tile.shape[0], tile.shape[1])
+        if (mark := self.marks.get(number)) and min(size) >= SMALLEST:
+            ground, half = int(tile[0, 0, 0]), self.levels // 2
+            tile[_mark(mark, size)] = ground + half if ground < half else ground - half
+        corner, count = self.corner.get(number, ""), self.count.get(number, "")
+        if fits(corner, size):
+            height, width = extent(corner)
+            self._write(corner, tile[:height, :width])
+        if fits(count, size) and not _meet(corner, count, size):
+            height, width = extent(count)
+            self._write(count, tile[size[0] - height :, size[1] - width :])
+
+    def _write(self, text: str, box: Bytes) -> None:
+        if text:
+            box[:] = np.where(_glyphs(text), self.light, self.dark)[..., None]
+
+
+def extent(text: str) -> tuple[int, int]:
+    """Height and width of a text's box in pixels."""
+    return _glyphs(text).shape if text else (0, 0)
+
+
+def fits(text: str, tile: tuple[int, int]) -> bool:
+    """Whether a text's box is no larger than a tile (height, width)."""
+    height, width = extent(text)
+    return height <= tile[0] and width <= tile[1]
+
+
+def _meet(corner: str, count: str, tile: tuple[int, int]) -> bool:
+    """Whether two texts in opposite corners would cover each other."""
+    (above, left), (below, right) = extent(corner), extent(count)
+    return fits(corner, tile) and above + below > tile[0] and left + right > tile[1]
+
+
+@lru_cache(4096)
+def _glyphs(text: str) -> np.ndarray:
+    """bool [height, width]: the ink of a text in Pillow's bitmap font, one pixel of ground around
+    (its digits fill rows 2 to 8 of 11, and the last column of a letter is empty)."""
+    mask = ImageFont.load_default_imagefont().getmask(text, mode="1")
+    ink = np.asarray(mask, np.uint8).reshape(mask.size[::-1])[1:10] > 0
+    return np.pad(ink, ((0, 0), (1, 0)))
+
+
+@lru_cache(64)
+def _mark(mark: str, size: tuple[int, int]) -> np.ndarray:
+    """bool [height, width]: the diagonal that rises, and for ZERO the other one too."""
+    height, width = size
+    y, x = np.mgrid[0:height, 0:width]
+    reach = max(1, max(size) // _STROKE) * max(size) / 2
+    rising = abs((height - 1 - y) * (width - 1) - x * (height - 1)) < reach
+    found: np.ndarray = rising | rising[:, ::-1] if mark == ZERO else rising
+    return found
