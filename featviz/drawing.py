@@ -12,7 +12,7 @@ import numpy as np
 from PIL import Image
 from torch import Tensor
 
-from featviz import dressing, mosaic, painting, palette, png, scale, stats
+from featviz import dressing, mosaic, painting, png, scale, stats
 from featviz.layout import to_maps
 from featviz.painting import Drawing
 from featviz.records import Bytes, Capture, DrawOptions, Hints, Site
@@ -41,10 +41,7 @@ class Drawer:
         self.bases = bases or {}
         self._said = False
         autos = {k: v for k, v in GRADIENTS.items() if getattr(options, k) == "auto"}
-        plain = options
-        if options.overlay is not None and options.cmap == "auto":
-            plain = replace(options, cmap=palette.OVER_INPUT)
-        ways = {False: plain, True: replace(options, **autos)}  # type: ignore[arg-type]
+        ways = {False: options, True: replace(options, **autos)}  # type: ignore[arg-type]
         self._ways = {key: (way, scale.parse_scale(way.normalize)) for key, way in ways.items()}
 
     def of(self, kind: str) -> tuple[DrawOptions, Scale]:
@@ -94,8 +91,10 @@ def draw(
     Raises:
         LayoutError: no layout fits, or a picture is larger than its format can hold.
     """
-    parts = to_maps(tensor, hints or Hints())
-    return {key: painting.draw_maps(maps, options, mode, basis) for key, maps in parts.items()}
+    return {
+        key: painting.draw_maps(maps, dressing.coloured(options, maps), mode, basis)
+        for key, maps in to_maps(tensor, hints or Hints()).items()
+    }
 
 
 def describe(

@@ -10,6 +10,7 @@ import numpy as np
 
 from featviz import mosaic, palette, scale, stamps, stats
 from featviz.figures import Panel, Sheet
+from featviz.layout import Maps
 from featviz.overlay import Overlay
 from featviz.painting import Drawing, for_one, plan_for
 from featviz.records import Bytes, DrawOptions, Floats
@@ -34,6 +35,13 @@ UNALIGNED = ("vector", "attention", "batch")
 def lies_over(layout: str, strip: bool) -> bool:
     """Whether maps of a layout are pictures of the input."""
     return not strip and layout not in UNALIGNED
+
+
+def coloured(options: DrawOptions, maps: Maps) -> DrawOptions:
+    """With the colormap that `auto` is for maps that will lie over the input."""
+    if options.overlay is None or options.cmap != "auto" or not lies_over(maps.layout, maps.strip):
+        return options
+    return replace(options, cmap=palette.OVER_INPUT)
 
 
 def lay_over(drawing: Drawing, ground: Sequence[Bytes], options: DrawOptions) -> Drawing:
