@@ -63,7 +63,7 @@ def grids(name: str, file: Path) -> list[Bytes]:
     """Every grid of a model with random weights, at scale 1."""
     torch.manual_seed(0)
     module = models.get_model(name, weights=None).eval()
-    tensor = adopt(module, INPUTS).preprocess(decode(Sample(file.name, file)).image)
+    tensor = adopt(module, INPUTS).preprocess.tensor(decode(Sample(file.name, (file,))).images[0])
     found: list[Bytes] = []
     mode, options = parse_scale("map"), DrawOptions(scale=1)
 

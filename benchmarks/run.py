@@ -119,7 +119,9 @@ def measure(name: str, files: Sequence[Path], rounds: int) -> dict[str, float]:
     torch.manual_seed(0)
     module = models.get_model(name, weights=None).eval()
     model = adopt(module, INPUTS)
-    tensors = [model.preprocess(decode(Sample(file.name, file)).image) for file in files]
+    tensors = [
+        model.preprocess.tensor(decode(Sample(file.name, (file,))).images[0]) for file in files
+    ]
     floors = [Floor(module, tensor) for tensor in tensors]
     times: dict[str, list[float]] = {key: [] for key in "abcd"}
     sizes: dict[str, float] = {}
