@@ -69,7 +69,7 @@ def grids(name: str, file: Path) -> list[Bytes]:
 
     def sink(site: object, maps: torch.Tensor) -> None:
         if maps.dim() == 4:
-            picture = drawing.draw(maps, options, mode)
+            picture = drawing.draw(maps, options, mode)[""]
             found.append(mosaic.compose(picture.plan, picture.tiles, 0))
 
     layers = select.select(list_layers(module), select.parse(LAYERS))

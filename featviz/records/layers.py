@@ -1,0 +1,123 @@
+"""What is looked at: layers, where a tensor was met, what is known of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A module of the model, or a function that a module calls, as selectors see it."""
+
+    index: int
+    """Position in `model.named_modules()`, of a function that of its module; 0 is the model."""
+    name: str
+    """Qualified name, `layer1.0.conv1`; empty for the model itself."""
+    type: str
+    """Class name, `Conv2d`."""
+    classes: tuple[str, ...] = ()
+    """Class names along the MRO, most derived first, without `object`."""
+    aliases: tuple[str, ...] = ()
+    """Further qualified names of the same (shared) module; of a function, those of its module."""
+
+    @property
+    def is_function(self) -> bool:
+        """Whether it is a function called inside a module: `layer1.0/fn:add`, of type `fn:add`."""
+        return self.type.startswith("fn:")
+
+    @property
+    def owner(self) -> str:
+        """Qualified name of the module; of a function, of the module that calls it."""
+        return self.name.rpartition("fn:")[0].rstrip("/") if self.is_function else self.name
+
+    @property
+    def label(self) -> str:
+        """The name for people: the model itself has no qualified name, so its class stands in."""
+        return self.name or self.type
+
+
+@dataclass(frozen=True)
+class Site:
+    """Where a tensor was met: the file `KIND[.callN][.KEY]` of a layer."""
+
+    layer: Layer
+    kind: str
+    """What of the layer it is: `output`."""
+    call: int
+    """0 for the first call of the module with this image."""
+    key: str
+    """Path inside a tuple, list or dict (`0`, `boxes`, `0.feat`); empty for a plain tensor."""
+
+    @property
+    def stem(self) -> str:
+        """File name without extension: `output`, `output.call1`, `output.call1.boxes`."""
+        call = f".call{self.call}" if self.call else ""
+        return f"{self.kind}{call}" + (f".{self.key}" if self.key else "")
+
+    def inside(self, key: str) -> Site:
+        """A part of this tensor, by name; the tensor itself for an empty one."""
+        return replace(self, key=f"{self.key}.{key}".lstrip(".")) if key else self
+
+    @property
+    def stats_key(self) -> str:
+        """Key of this tensor's statistics in `stats.npz`."""
+        return f"{self.layer.name}|{self.kind}|{self.call}|{self.key}"
+
+
+@dataclass(frozen=True)
+class Windows:
+    """How a block cuts a map into windows before attention."""
+
+    size: tuple[int, int]
+    """Height and width of a window, in tokens."""
+    strided: bool = False
+    """A window takes every n-th token of the map (MaxViT's grid attention), not neighbours."""
+    axes: str = ""
+    """How a tensor of windows stands, where not in one of the usual ways: a letter for each axis, n
+    the windows, s the places in a window, c the channels, 1 the image."""
+    shift: tuple[int, int] = (0, 0)
+    """Tokens by which the map was rolled up and to the left before it was cut (Swin)."""
+
+
+@dataclass(frozen=True)
+class Hints:
+    """What a tensor's shape does not say of its layout."""
+
+    input_size: tuple[int, int] | None = None
+    """Height and width of what the layers see: of the input, unless the model resizes it."""
+    time: int | None = None
+    """Time steps of a clip behind the first convolution."""
+    patch: tuple[int, int] | None = None
+    """Height and width in pixels of the patches that become tokens, where the model cuts such."""
+    prefix: tuple[str, ...] = ()
+    """Names of the tokens in front of the grid, in their order: `class_token`, ..."""
+    windows: Windows | None = None
+    """Set inside a block that cuts windows."""
+    attention: bool = False
+    """Whether the layer is an attention, or inside one."""
+    tokens: int | None = None
+    """The only number of tokens that there can be; 0 where there are none."""
+    unrolled: tuple[int, int] | None = None
+    """Height and width of the grid that is left when tokens that stand in the order of their
+    pooling have all been pooled (Hiera)."""
+    channels: Literal["first", "last"] | None = None
+    """Where a layer has its channels, if that is certain: behind the batch in torch's own
+    convolutions, normalisations and poolings."""
+    layout: str | None = None
+    """What the user said it is: a name of `layout.LAYOUTS`, `tokens:14x20+1`."""
+
+
+@dataclass(frozen=True)
+class Sample:
+    """What the model is shown at once: an image, the frames of a clip, or several images."""
+
+    name: str
+    """Unique, relative, with forward slashes: the image's folder in the run directory."""
+    paths: tuple[Path, ...]
+
+    @property
+    def path(self) -> Path:
+        """The file, or the first of several."""
+        return self.paths[0]
