@@ -389,8 +389,8 @@ def test_an_audit_that_is_none(root: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("normalize", "cmap", "words", "color"),
     [
-        ("map", "grey", "all of a map: zero everywhere", "#000000"),
-        ("map", "grey", "all of a map: constant, not zero", "#808080"),
+        ("map", "grey", "all of a map, crossed out: zero everywhere", "#000000"),
+        ("map", "grey", "all of a map, with a stroke: constant", "#808080"),
         ("layer", "viridis", "one scale for all maps: the smallest value", "#440154"),
         ("symmetric", "coolwarm", "zero", "#{:02x}{:02x}{:02x}".format(*MIDDLE[:3])),
         ("none", "grey", "1 or more", "#ffffff"),

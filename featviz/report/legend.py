@@ -13,7 +13,10 @@ _AUTO = {"grad": "coolwarm", "grad-input": "coolwarm"}
 """Colormaps of `--cmap auto`, by kind; the others are grey."""
 
 _WORDS: dict[str, tuple[tuple[int, str], ...]] = {
-    "map": ((0, "all of a map: zero everywhere"), (128, "all of a map: constant, not zero")),
+    "map": (
+        (0, "all of a map, crossed out: zero everywhere"),
+        (128, "all of a map, with a stroke: constant"),
+    ),
     "layer": ((0, "one scale for all maps: the smallest value"), (255, "the largest")),
     "none": ((0, "0 or less"), (255, "1 or more")),
     "range": ((0, "the lower limit or less"), (255, "the upper limit or more")),
