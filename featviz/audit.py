@@ -7,6 +7,7 @@ import json
 import logging
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -18,7 +19,8 @@ from featviz.errors import CHECK_FAILED, UsageError
 from featviz.examine import Asked, Examined, Progress
 from featviz.models.load import LoadedModel, ModelOptions, load_model
 from featviz.preparation import grouped
-from featviz.records import Verdict
+from featviz.records import Sample, Verdict
+from featviz.workers import ALONE, World
 
 log = logging.getLogger(__name__)
 
@@ -86,8 +88,11 @@ def audit(
     options: AuditOptions,
     progress: Progress = lambda image, error, total: None,
     stdin: BinaryIO | None = None,
+    team: World = ALONE,
 ) -> AuditResult:
     """Audit one model, or several one after the other, on the same images.
+
+    Of a team each process counts its share of the images; the first one judges and writes.
 
     Raises:
         FeatvizError: nothing could be begun, or the results could not be written. What goes wrong
@@ -95,25 +100,31 @@ def audit(
     """
     asked = _checked(options)
     baseline = None if options.baseline is None else read_baseline(options.baseline)
-    staging.check_free(options.out, options.overwrite, (AUDIT_FILE, MODELS_FILE))
-    samples = images.find_samples(arguments, stdin, options.nul_separated)
+
+    def begin() -> list[Sample]:
+        staging.check_free(options.out, options.overwrite, (AUDIT_FILE, MODELS_FILE))
+        return images.find_samples(arguments, stdin, options.nul_separated)
+
+    samples = team.at_first(begin)
     sources: Sequence[ModelOptions | LoadedModel]
     sources = [models] if isinstance(models, LoadedModel) else _expanded(models)
     if options.prune_out is not None and len(sources) > 1:
         raise UsageError("--prune-out is for one model", f"here are {len(sources)}")
     labels = _labels(sources)
     found: list[Audited] = []
-    with staging.replacing(options.out) as folder:
+    with staging.replacing(options.out) if team.first else nullcontext(options.out) as folder:
         for number, (label, source) in enumerate(zip(labels, sources, strict=True)):
             own = folder / store.safe_name(f"{number:02d}_{label}") if len(sources) > 1 else folder
             model = source if isinstance(source, LoadedModel) else load_model(source, asked.inputs)
             taken = grouped(samples, model.preprocess)
-            result = examine.examine(model, taken, asked, progress)
-            _write(own, result)
-            found.append(Audited(label, result.document, _judge(result, asked, baseline)))
+            result = examine.examine(model, taken, asked, progress, team)
+            if result is not None:
+                _write(own, result)
+                found.append(Audited(label, result.document, _judge(result, asked, baseline)))
         if len(found) > 1:
             _write_models(folder, found)
-    _write_asked(options, found)
+    if team.first:
+        _write_asked(options, found)
     return AuditResult(options.out, tuple(found))
 
 

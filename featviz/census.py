@@ -46,6 +46,12 @@ class Tally:
     top: TopImages
     covariance: Covariance | None = None
 
+    def merge(self, other: Tally) -> Tally:
+        """What both know, of different images."""
+        parts = [c for c in (self.covariance, other.covariance) if c is not None]
+        covariance = parts[0].merge(parts[1]) if len(parts) == 2 else next(iter(parts), None)
+        return Tally(self.stats.merge(other.stats), self.top.merge(other.top), covariance)
+
 
 @dataclass
 class Census:
@@ -76,6 +82,14 @@ class Census:
         for count in self._pending:
             count()
         self._pending.clear()
+
+    def absorb(self, other: Census) -> None:
+        """Add what another process has counted, of other images."""
+        for call, tally in other.tallies.items():
+            known = self.tallies.get(call)
+            self.tallies[call] = tally if known is None else known.merge(tally)
+        self.faults = {**other.faults, **self.faults}
+        self.unforeseen |= other.unforeseen
 
     def take(self, call: Call, args: Sequence[Any], kwargs: Mapping[str, Any], out: Any) -> None:
         """The sink of the hooks: measure the tensor now, count it when the image is through."""
@@ -134,10 +148,15 @@ def batches(
     inputs: InputOptions,
     size: int,
     failed: Failed,
+    numbers: Sequence[int] | None = None,
 ) -> Iterator[Batch]:
-    """Decode and prepare images; neighbours of the same input shape go together, `size` at most."""
+    """Decode and prepare images; neighbours of the same input shape go together, `size` at most.
+
+    Args:
+        numbers: by which the images are known; their positions by default.
+    """
     held: list[tuple[int, list[Tensor]]] = []
-    for number, sample in enumerate(samples):
+    for number, sample in zip(numbers or range(len(samples)), samples, strict=True):
         try:
             frames = model.preprocess.frames
             picture = images.decode(sample, inputs.exif, inputs.background, frames)

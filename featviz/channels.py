@@ -234,6 +234,15 @@ class TopImages:
         every = np.concatenate([self.images, numbers], axis=1)
         return TopImages(np.take_along_axis(values, order, 1), np.take_along_axis(every, order, 1))
 
+    def merge(self, other: TopImages) -> TopImages:
+        """What both saw; of equals, the earlier images stay."""
+        values = np.concatenate([self.values, other.values], axis=1)
+        numbers = np.concatenate([self.images, other.images], axis=1)
+        order = np.lexsort((numbers, -values), axis=1)[:, : self.values.shape[1]]
+        return TopImages(
+            np.take_along_axis(values, order, 1), np.take_along_axis(numbers, order, 1)
+        )
+
 
 def _ratio(above: Doubles, below: Doubles) -> Doubles:
     """Quotients; 0 where the divisor is 0."""

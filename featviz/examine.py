@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import torch
@@ -26,6 +26,7 @@ from featviz.records import Sample
 from featviz.suspects import Sheet
 from featviz.verdicts import Row
 from featviz.watched import Plan, Target
+from featviz.workers import ALONE, World
 
 log = logging.getLogger(__name__)
 
@@ -72,6 +73,7 @@ class Visit:
     samples: Sequence[Sample]
     asked: Asked
     progress: Progress
+    team: World = ALONE
     seen: list[int] = field(default_factory=list)
     """Numbers of the images that went through."""
     failures: dict[int, FeatvizError] = field(default_factory=dict)
@@ -89,14 +91,33 @@ class Visit:
             borrowed(self.model.module),
             census.watching(self.model.module, plan, names, counted.take),
         ):
-            for batch in self._batches(self.samples):
+            own = range(len(self.samples))[self.team.rank :: self.team.size]
+            for batch in self._batches([self.samples[number] for number in own], own):
                 census.run_batch(self.model, batch, counted, self._failed, self._passed)
+        counted = self._joined(counted)
         if not self.seen:
             first = next(iter(self.failures.values()))
             raise FeatvizError(
                 f"not one of {len(self.samples)} images went through: {first.message}", first.hint
             )
         return counted
+
+    def _joined(self, counted: Census) -> Census:
+        """What all processes have counted; merged in the order of their ranks, so all agree."""
+        if self.team.size == 1:
+            return counted
+        alone = replace(counted, known=(), spots={}, _pending=[])  # what another process needs
+        parts = self.team.gather((alone, self.seen, self.failures))
+        joined = Census(counted.spots, counted.correlate, counted.known)
+        seen: list[int] = []
+        failures: dict[int, FeatvizError] = {}
+        for part, passed, failed in parts:
+            joined.absorb(part)
+            seen += passed
+            failures |= failed
+        self.seen = seen
+        self.failures = failures
+        return joined
 
     def verify(self, plan: Plan, cut: Pruning) -> dict[str, Any]:
         """Run the images again, with and without the channels that could be cut out."""
@@ -121,9 +142,11 @@ class Visit:
     def _correlating(self) -> bool:
         return self.asked.thresholds.redundant_at is not None
 
-    def _batches(self, samples: Sequence[Sample]) -> Iterable[census.Batch]:
-        asked = self.asked
-        return census.batches(samples, self.model, asked.inputs, asked.batch_size, self._failed)
+    def _batches(
+        self, samples: Sequence[Sample], numbers: Sequence[int] | None = None
+    ) -> Iterable[census.Batch]:
+        asked, size = self.asked, self.asked.batch_size
+        return census.batches(samples, self.model, asked.inputs, size, self._failed, numbers)
 
     def _failed(self, number: int, error: FeatvizError) -> None:
         log.debug("%s failed", self.samples[number].name, exc_info=error)
@@ -136,9 +159,16 @@ class Visit:
 
 
 def examine(
-    model: LoadedModel, samples: Sequence[Sample], asked: Asked, progress: Progress
-) -> Examined:
+    model: LoadedModel,
+    samples: Sequence[Sample],
+    asked: Asked,
+    progress: Progress,
+    team: World = ALONE,
+) -> Examined | None:
     """Audit a model.
+
+    Of a team each process counts its share of the images; the first judges for all, and the others
+    get None.
 
     Raises:
         FeatvizError: nothing to look at, a gate that speaks of nothing, or not one image went
@@ -147,8 +177,10 @@ def examine(
     plan = watched.choose(model, asked.layers, blank_input(model, samples, asked.inputs))
     for gate in asked.gates:
         gates.covered(gate, [verdicts.expected(t, asked.thresholds) for t in plan.targets])
-    visit = Visit(model, samples, asked, progress)
+    visit = Visit(model, samples, asked, progress, team)
     counted = visit.count(plan)
+    if not team.first:
+        return None
     rows = verdicts.rows(plan, counted, asked.thresholds)
     _warn(plan, counted, list(rows.values()))
     cut = pruning.find(plan, [(t, row["findings"].get("dead", ())) for t, row in rows.items()])

@@ -12,10 +12,13 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from conftest import Outcome
+from PIL import Image
 from runs import SMALL, check_whole, complete, make_photos, run_json, tree
+from torch import nn
 
 from featviz import workers
 from featviz.errors import FeatvizError, StoreError, UsageError
@@ -165,6 +168,42 @@ def alone(*arguments: object) -> subprocess.CompletedProcess[str]:
         env={**os.environ, "OMP_NUM_THREADS": "1"},
         check=False,
     )
+
+
+@pytest.mark.slow
+def test_torchrun_audits_as_one_process_does(tmp_path: Path) -> None:
+    """Three processes count shares of 13 images: findings, images and numbers are those of one."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(3, 6, 3), nn.ReLU(inplace=True), nn.Conv2d(6, 4, 3), nn.ReLU())
+    with torch.no_grad():
+        model[0].weight[2], model[0].bias[2] = 0, -1
+    torch.save(model, tmp_path / "net.pth")
+    (tmp_path / "photos").mkdir()
+    for index in range(12):
+        noise = np.random.default_rng(index).integers(0, 255, (12, 14, 3), np.uint8)
+        Image.fromarray(noise).save(tmp_path / "photos" / f"{index:02d}.png")
+    (tmp_path / "photos" / "broken.png").write_bytes(b"no image")
+    base = ["audit", tmp_path / "net.pth", tmp_path / "photos", "--size", "12x14", "--verify"]
+    base += ["--redundant-at", "0.99", "--out"]
+    one = alone(*base, tmp_path / "one")
+    with torchrun(*base, tmp_path / "team", count=3) as process:
+        out, err = process.communicate(timeout=200)
+    assert (one.returncode, process.returncode) == (3, 1), err  # torchrun's own code for a failure
+    documents = [json.loads((tmp_path / d / "audit.json").read_text()) for d in ("one", "team")]
+    assert documents[0]["images"] == documents[1]["images"]
+    assert documents[0]["images"]["seen"] == 12
+    for row, other in zip(*(d["layers"] for d in documents), strict=True):
+        assert row["findings"] == other["findings"] and row["apoz"] == pytest.approx(other["apoz"])
+    assert documents[0]["prune"] == documents[1]["prune"] == {"0": [2]}
+    assert documents[1]["verify"]["largest_change"] == 0
+    with (
+        np.load(tmp_path / "one" / "channels.npz") as a,
+        np.load(tmp_path / "team" / "channels.npz") as b,
+    ):
+        assert set(a.files) == set(b.files)
+        for key in a.files:
+            np.testing.assert_allclose(a[key], b[key], rtol=1e-6, atol=1e-9)
+    assert out.count("total ") == 1  # one table
 
 
 @pytest.mark.slow

@@ -138,6 +138,7 @@ def command(ctx: click.Context, /, model: str | None, images: Sequence[str], **g
       featviz audit model.pth photos/ --prune-out prune.json --verify
       featviz audit new.pth photos/ --baseline featviz-audit/audit.json --out new
       featviz audit 'runs/epoch_*.pth' photos/ --out history
+      torchrun --nproc-per-node 4 -m featviz audit resnet18 photos/   # each counts its share
 
     Exit codes: 0 done, 1 failed, 2 usage, 3 some images failed, 4 a gate is broken.
     """
@@ -146,11 +147,13 @@ def command(ctx: click.Context, /, model: str | None, images: Sequence[str], **g
     from featviz.requirements import require_torch
 
     require_torch()
-    from featviz import audit
+    from featviz import audit, workers
 
     sources = [opts.to_model_options(name, given) for name in models]
-    with _progress() as progress:
-        result = audit.audit(sources, images, _audit_options(given), progress)
+    with _progress() as progress, workers.world() as team:
+        result = audit.audit(sources, images, _audit_options(given), progress, team=team)
+        if not team.first:
+            return 0
     if given["as_json"]:
         click.echo(json.dumps(result.as_json(), indent=1, ensure_ascii=False))
     else:
