@@ -152,22 +152,6 @@ class ChannelStats:
         columns = (self.count, low, high, mean, variance, zeros, self.nonfinite, saturated)
         return np.stack(columns, axis=1)
 
-    @classmethod
-    def from_table(cls, table: Doubles) -> ChannelStats:
-        """Read `table` back, to go on with or to merge."""
-        count, low, high, mean, variance, zeros, nonfinite, saturated = table.T
-        values, nothing = count + nonfinite, count == 0
-        return cls(
-            count,
-            np.where(nothing, np.inf, low),
-            np.where(nothing, -np.inf, high),
-            np.where(nothing, 0, mean),
-            np.where(nothing, 0, variance * count),
-            np.where(values > 0, np.rint(zeros * values), 0),
-            nonfinite,
-            np.where(values > 0, np.rint(saturated * values), 0),
-        )
-
 
 @dataclass
 class Covariance:

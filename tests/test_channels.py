@@ -91,16 +91,6 @@ def test_nonfinite_values_are_counted_and_left_out() -> None:
     assert table[0, 6] == 3 and table[1, 6] == 4 * 99 and table[1, 0] == 0
 
 
-def test_the_table_can_be_gone_on_with() -> None:
-    """What channels.npz holds merges like the accumulators themselves."""
-    tensor = outputs()
-    tensor[3, 2] = torch.nan
-    first, second = (of(part) for part in split(tensor, {5}))
-    resumed = ChannelStats.from_table(first.table()).merge(second)
-    np.testing.assert_allclose(resumed.table(), first.merge(second).table(), rtol=1e-12)
-    assert np.array_equal(ChannelStats.from_table(first.table()).zeros, first.zeros)
-
-
 def test_nothing_seen_is_no_number() -> None:
     """An empty accumulator merges without a trace, and its table says NaN."""
     table = ChannelStats.empty(2).table()
