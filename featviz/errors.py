@@ -26,6 +26,10 @@ class UsageError(FeatvizError):
     exit_code = 2
 
 
+class FileError(FeatvizError):
+    """A file that somebody else wrote and that cannot be used: names it and says why."""
+
+
 class LoadError(FeatvizError):
     """A model file or factory from which no model could be made."""
 

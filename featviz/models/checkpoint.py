@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from featviz.errors import FeatvizError, LoadError
 from featviz.models import pickles, programs, sniff
 from featviz.models.unwrap import nested
+from featviz.text import quoted
 
 SUFFIXES = frozenset((".pth", ".pt", ".ckpt", ".bin", ".safetensors", ".pt2"))
 
@@ -153,7 +154,7 @@ def _read_shards(path: Path, allow: Sequence[str], unsafe: bool) -> Any:
         raise LoadError(f"{path.name} is no index of shards", "it lacks a weight_map") from error
     found: dict[str, Any] = {}
     for shard in shards:
-        name = sniff.quoted(shard.name)
+        name = quoted(shard.name)
         if not _is_shard(shard):
             raise LoadError(f"{path.name} names {name}, which is not beside it", "fetch it")
         part = read(shard, allow, unsafe)
@@ -188,7 +189,7 @@ def _reason(error: BaseException) -> str:
     """The first sentence of what went wrong."""
     if isinstance(error, pickle.UnpicklingError) and error.__context__ is not None:
         error = error.__context__  # the same without torch's advice to load the file unsafely
-    words = sniff.quoted(re.split(r"(?<=\w)\. |\n", str(error).strip())[0])
+    words = quoted(re.split(r"(?<=\w)\. |\n", str(error).strip())[0])
     if isinstance(error, _PICKLE_ERRORS):
         words = f"{type(error).__name__}: {words}".removesuffix(": ")
         return f"its pickle is broken, or not as torch.save writes it ({words})"

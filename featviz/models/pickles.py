@@ -22,6 +22,7 @@ from torch import nn
 from featviz.errors import LoadError, UsageError
 from featviz.models import sniff
 from featviz.models.factory import import_user_module
+from featviz.text import quoted
 
 _PACKAGES = ("torch.nn.", "torch.ao.nn.", "torchvision.")
 _HARMLESS = {"functools.partial": functools.partial}
@@ -64,7 +65,7 @@ def vetted(path: Path, allow: Sequence[str]) -> list[Any]:
 
 
 def _refusal(path: Path, names: Sequence[str]) -> LoadError:
-    shown = [sniff.quoted(name) for name in names[:_SHOWN]]
+    shown = [quoted(name) for name in names[:_SHOWN]]
     more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
     options = " ".join(f"--allow-global {shlex.quote(name)}" for name in shown)
     return LoadError(

@@ -24,9 +24,6 @@ _MAGIC = {
 _MOST_UNPACKED = 20
 """A zip that unpacks to more times its size is a bomb; torch.save does not compress at all."""
 
-_LONGEST = 160
-"""Characters of a file's own words that a message has room for."""
-
 ZIP, PICKLE, SAFETENSORS, SHARDS, TORCHSCRIPT, EXPORTED = (
     "zip",
     "pickle",
@@ -63,12 +60,6 @@ def sniff(path: Path) -> str:
     if path.name.endswith(".index.json"):
         return SHARDS
     return _text_kind(head)
-
-
-def quoted(words: str) -> str:
-    """Words from a file as a message may show them: printable, on one line, not too long."""
-    shown = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in words[: _LONGEST + 1])
-    return shown if len(words) <= _LONGEST else f"{shown[:_LONGEST]}…"
 
 
 def _zip_kind(path: Path) -> str:

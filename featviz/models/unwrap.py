@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from featviz.errors import LoadError
-from featviz.models.sniff import quoted
+from featviz.text import quoted
 
 PLAIN = ("state_dict", "model_state_dict", "model", "net", "network", "module", "weights", "params")
 AVERAGED = ("state_dict_ema", "model_ema", "ema_state_dict", "ema_model", "ema", "params_ema")

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from featviz.errors import LoadError
-from featviz.models.sniff import quoted
+from featviz.text import quoted
 
 log = logging.getLogger(__name__)
 

@@ -1,0 +1,180 @@
+"""Files that somebody else wrote: opened only if they are regular, small enough, and where they
+should be. Nothing here needs torch."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import re
+import stat
+from pathlib import Path, PurePosixPath
+from typing import Any, BinaryIO
+
+from featviz.errors import FileError
+from featviz.text import quoted
+
+SMALL = 16 * 2**20
+"""Bytes of a JSON or TOML file that is read unless the caller says otherwise."""
+
+DEEPEST = 100
+"""Levels of lists and objects inside one another that a JSON document may have."""
+
+_BRACKETS = re.compile(r'"(?:[^"\\]++|\\.)*+(?:"|\Z)|[\[{\]}]', re.DOTALL)
+"""Strings, also one that does not end, and the brackets between them."""
+
+_READ = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0)
+"""O_NONBLOCK: a FIFO that takes the file's place after the check does not block either."""
+
+_IRREGULAR = "it is no regular file"
+_LINKED = "it, or a folder on the way to it, is a symbolic link"
+_LINK_ERRORS = (errno.ELOOP, errno.ENOTDIR)
+"""What the system says of a link, or of a link to a folder, that it may not follow."""
+
+_NOFOLLOW = getattr(os, "O_NOFOLLOW", 0)
+_DIRECTORY = getattr(os, "O_DIRECTORY", 0)
+
+
+def open_regular(path: Path, below: Path | None = None) -> BinaryIO:
+    """Open a regular file for reading; no FIFO, device, socket or folder.
+
+    Args:
+        below: a folder that the path must lie in. Then no component of the path below this folder
+            may be a symbolic link, nor the file itself; links on the way to `below` are the
+            user's own and are followed.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        FileError: it is something else, it cannot be opened, or it is reached through a link.
+    """
+    try:
+        descriptor = _open_anywhere(path) if below is None else _open_below(path, below)
+    except FileNotFoundError:
+        raise
+    except (OSError, ValueError) as error:
+        raise FileError(f"{_name(path)} cannot be read: {_reason(error)}") from error
+    return os.fdopen(descriptor, "rb")
+
+
+def read_bytes(path: Path, most: int = SMALL, below: Path | None = None) -> bytes:
+    """Read a regular file of at most `most` bytes (see `open_regular`).
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        FileError: it is no regular file, too large, or cannot be read.
+    """
+    with open_regular(path, below) as file:
+        try:
+            content = file.read(most + 1)
+        except OSError as error:
+            raise FileError(f"{_name(path)} cannot be read: {_reason(error)}") from error
+    if len(content) > most:
+        raise FileError(f"{_name(path)} has more than the {most:,} bytes that are read of it")
+    return content
+
+
+def read_text(path: Path, most: int = SMALL, below: Path | None = None) -> str:
+    """Read a UTF-8 file of at most `most` bytes (see `open_regular`).
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        FileError: it is no regular file, too large, not UTF-8, or cannot be read.
+    """
+    try:
+        return read_bytes(path, most, below).decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise FileError(f"{_name(path)} is not UTF-8: byte {error.start}") from error
+
+
+def read_json(path: Path, most: int = SMALL, below: Path | None = None) -> Any:
+    """Read a JSON file of at most `most` bytes and DEEPEST levels (see `open_regular`).
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        FileError: it is no regular file, too large, not UTF-8, no JSON, too deep, or holds a number
+            that JSON has not (NaN, Infinity) or of more digits than Python reads.
+    """
+    try:
+        return parse_json(read_text(path, most, below))
+    except ValueError as error:
+        raise FileError(f"{_name(path)} is no JSON: {quoted(str(error))}") from error
+
+
+def parse_json(text: str) -> Any:
+    """Parse a JSON document of at most DEEPEST levels.
+
+    Raises:
+        ValueError: it is none, is deeper, or holds a number that JSON has not (NaN, Infinity) or of
+            more digits than Python reads.
+    """
+    if _is_too_deep(text):
+        raise ValueError(f"more than {DEEPEST} levels inside one another")
+    return json.loads(text, parse_constant=_refuse_constant)
+
+
+def _refuse_constant(text: str) -> Any:
+    raise ValueError(f"JSON has no number {text}")
+
+
+def _is_too_deep(text: str) -> bool:
+    """Whether lists and objects nest deeper than DEEPEST; brackets inside strings do not count."""
+    depth = 0
+    for found in _BRACKETS.finditer(text):
+        depth += (found[0] in "[{") - (found[0] in "]}")
+        if depth > DEEPEST:
+            return True
+    return False
+
+
+def _open_anywhere(path: Path) -> int:
+    """Look before opening, since opening a device can do something, and look again afterwards."""
+    if not stat.S_ISREG(path.stat().st_mode):
+        raise OSError(_IRREGULAR)
+    return _only_regular(os.open(path, _READ))
+
+
+def _open_below(path: Path, below: Path) -> int:
+    """Open component by component, each relative to the folder before it, following no link."""
+    parts = PurePosixPath(os.path.relpath(path, below).replace(os.sep, "/")).parts
+    if not parts or ".." in parts:
+        raise OSError(f"it lies outside {below}")
+    if os.open not in os.supports_dir_fd:  # pragma: no cover - Windows
+        return _open_checked(path, below, parts)
+    folder = os.open(below, os.O_RDONLY | _DIRECTORY)
+    try:
+        for part in parts[:-1]:
+            inner = os.open(part, os.O_RDONLY | _DIRECTORY | _NOFOLLOW, dir_fd=folder)
+            os.close(folder)
+            folder = inner
+        mode = os.stat(parts[-1], dir_fd=folder, follow_symlinks=False).st_mode
+        if not stat.S_ISREG(mode):
+            raise OSError(_LINKED if stat.S_ISLNK(mode) else _IRREGULAR)
+        return _only_regular(os.open(parts[-1], _READ | _NOFOLLOW, dir_fd=folder))
+    finally:
+        os.close(folder)
+
+
+def _open_checked(path: Path, below: Path, parts: tuple[str, ...]) -> int:  # pragma: no cover
+    for count in range(1, len(parts) + 1):
+        if Path(below, *parts[:count]).is_symlink():
+            raise OSError(_LINKED)
+    return _only_regular(os.open(path, _READ))
+
+
+def _only_regular(descriptor: int) -> int:
+    if stat.S_ISREG(os.fstat(descriptor).st_mode):
+        return descriptor
+    os.close(descriptor)
+    raise OSError(_IRREGULAR)
+
+
+def _name(path: Path) -> str:
+    return quoted(str(path))
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, OSError) and error.strerror:
+        if error.errno in _LINK_ERRORS:
+            return _LINKED
+        return error.strerror
+    return quoted(str(error)) or type(error).__name__

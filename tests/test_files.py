@@ -1,0 +1,108 @@
+"""Files and words from outside: what is opened, what is refused, what a terminal gets to see."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from featviz import files, text
+from featviz.errors import FileError
+
+
+def test_a_regular_file_is_read(tmp_path: Path) -> None:
+    """The bytes, the text and the JSON value of a plain file, also below a folder."""
+    path = tmp_path / "a" / "b.json"
+    path.parent.mkdir()
+    path.write_text('{"ä": [1, 2.5, null]}', "utf-8")
+    assert files.read_bytes(path) == path.read_bytes()
+    assert files.read_text(path, below=tmp_path) == '{"ä": [1, 2.5, null]}'
+    assert files.read_json(path, below=tmp_path) == {"ä": [1, 2.5, None]}
+
+
+def test_a_missing_file_is_told_apart(tmp_path: Path) -> None:
+    """FileNotFoundError, so that the caller can say what it means."""
+    for below in (None, tmp_path):
+        with pytest.raises(FileNotFoundError):
+            files.read_bytes(tmp_path / "none", below=below)
+
+
+def test_a_fifo_does_not_block(tmp_path: Path) -> None:
+    """A FIFO is named as no regular file, at once, and so are a folder and a device."""
+    os.mkfifo(tmp_path / "fifo")
+    (tmp_path / "folder").mkdir()
+    for path in (tmp_path / "fifo", tmp_path / "folder", Path("/dev/zero")):
+        with pytest.raises(FileError, match="it is no regular file"):
+            files.read_bytes(path)
+    for name in ("fifo", "folder"):
+        with pytest.raises(FileError, match="it is no regular file"):
+            files.read_bytes(tmp_path / name, below=tmp_path)
+
+
+def test_links_below_a_folder_are_not_followed(tmp_path: Path) -> None:
+    """Neither a linked file nor a linked folder on the way; a link above the folder is followed."""
+    (tmp_path / "secret").mkdir()
+    (tmp_path / "secret" / "key").write_text("x")
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / "file").symlink_to(tmp_path / "secret" / "key")
+    (run / "folder").symlink_to(tmp_path / "secret")
+    (run / "own").write_text("mine")
+    for name in ("file", "folder/key"):
+        with pytest.raises(FileError, match="symbolic link"):
+            files.read_bytes(run / name, below=run)
+    (tmp_path / "linked").symlink_to(run)
+    assert files.read_bytes(tmp_path / "linked" / "own", below=tmp_path / "linked") == b"mine"
+
+
+def test_a_path_outside_is_refused(tmp_path: Path) -> None:
+    """`..` and an absolute path lead nowhere."""
+    (tmp_path / "run").mkdir()
+    (tmp_path / "key").write_text("x")
+    for path in (tmp_path / "run" / ".." / "key", Path("/etc/passwd")):
+        with pytest.raises(FileError, match="outside"):
+            files.read_bytes(path, below=tmp_path / "run")
+
+
+def test_a_large_file_is_refused(tmp_path: Path) -> None:
+    """One byte too many is named with the bound; the bound itself is read."""
+    (tmp_path / "a").write_bytes(b"12345")
+    assert files.read_bytes(tmp_path / "a", 5) == b"12345"
+    with pytest.raises(FileError, match="more than the 4 bytes"):
+        files.read_bytes(tmp_path / "a", 4)
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (b"[" * 100_000, "levels inside one another"),
+        (b'{"a":' * 101 + b"1" + b"}" * 101, "levels inside one another"),
+        (b'{"a": NaN}', "JSON has no number NaN"),
+        (b"[-Infinity]", "JSON has no number -Infinity"),
+        (b"[" + b"9" * 10_000 + b"]", "digits"),
+        (b"\xff\xfe", "not UTF-8"),
+        (b'"' + b'\\"' * 500_000, "no JSON"),
+        (b"", "no JSON"),
+    ],
+)
+def test_what_is_no_plain_json_is_named(tmp_path: Path, content: bytes, words: str) -> None:
+    """One clear error for each: never RecursionError, never a hang."""
+    (tmp_path / "a.json").write_bytes(content)
+    with pytest.raises(FileError, match=words):
+        files.read_json(tmp_path / "a.json")
+
+
+def test_brackets_in_strings_are_no_depth() -> None:
+    """A string of brackets, escaped quotes among them, is one value; 100 levels are read."""
+    value = ['[{"' * 200, "\\" * 3]
+    assert files.parse_json(json.dumps(value)) == value
+    assert files.parse_json("[" * 100 + "]" * 100) is not None
+
+
+def test_control_characters_are_escaped() -> None:
+    """A title sequence, a line break, a bidi override and a lone surrogate become visible."""
+    assert text.printable("a\x1b]0;x\x07\n\u202e\udcff") == "a\\x1b]0;x\\x07\\n\\u202e\\udcff"
+    assert text.printable("Größe 7×7") == "Größe 7×7"
+    assert text.quoted("ab\n" * 100, 6) == "ab\\nab\\n…"
