@@ -11,6 +11,7 @@ from typing import Any
 
 from torch import nn
 
+from featviz.naming import class_names, operation
 from featviz.records import Activation, Part
 
 _NEAR = 1e-3
@@ -122,6 +123,9 @@ FUNCTION_PARTS: dict[str, Part] = {
     "adaptive_avg_pool2d": _CHANNELWISE,
     "adaptive_max_pool2d": _CHANNELWISE,
     "interpolate": _CHANNELWISE,
+    "upsample_nearest2d": _CHANNELWISE,
+    "upsample_bilinear2d": _CHANNELWISE,
+    "upsample_bicubic2d": _CHANNELWISE,
     "contiguous": _CHANNELWISE,
     "clone": _CHANNELWISE,
     "detach": _CHANNELWISE,
@@ -139,11 +143,11 @@ def of_module(module: nn.Module) -> Part | None:
     none that is known)."""
     if next(module.children(), None) is not None:
         return None
-    for cls in type(module).__mro__:
-        if cls.__name__ in MODULES:
-            return Part("activation", activation=_with_own_ends(module, MODULES[cls.__name__]))
-        if cls.__name__ in PARTS:
-            return PARTS[cls.__name__]
+    for name in class_names(module):
+        if name in MODULES:
+            return Part("activation", activation=_with_own_ends(module, MODULES[name]))
+        if name in PARTS:
+            return PARTS[name]
     return None
 
 
@@ -161,4 +165,6 @@ def of_function(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Pa
 def _with_own_ends(module: nn.Module, activation: Activation) -> Activation:
     if isinstance(module, nn.Hardtanh):
         return clipped(float(module.min_val), float(module.max_val))
+    if activation == TANH and (own := operation(module, "hardtanh")) is not None:
+        return clipped(float(own.arguments["min_val"]), float(own.arguments["max_val"]))
     return activation

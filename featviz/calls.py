@@ -16,6 +16,7 @@ from typing import Any
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
+from featviz.naming import class_names, function_name, gives_tensors
 from featviz.records import Call
 
 Sink = Callable[[Call, Sequence[Any], Mapping[str, Any], Any], None]
@@ -78,9 +79,9 @@ class _Watch:
     ) -> None:
         if self.busy or not self.scopes or self.scopes[-1] in self.atoms:
             return
-        own = getattr(func, "__name__", "")
-        own = own if own.endswith("__") else own.rstrip("_")
-        scope = self.scopes[-1]
+        if not gives_tensors(out):
+            return
+        own, scope = function_name(func), self.scopes[-1]
         name = f"{scope}/{_FUNCTION}{own}" if scope else f"{_FUNCTION}{own}"
         if self._wants(name):
             self._hand_on(name, f"{_FUNCTION}{own}", args, kwargs, out)
@@ -95,7 +96,7 @@ class _Watch:
         if self.functions:
             self.scopes.pop()
         if self._wants(name):
-            self._hand_on(name, type(module).__name__, args, kwargs, output)
+            self._hand_on(name, class_names(module)[0], args, kwargs, output)
 
     def _wants(self, name: str) -> bool:
         return self.wanted is None or name in self.wanted

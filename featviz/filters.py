@@ -9,12 +9,22 @@ from torch.nn.parameter import UninitializedParameter
 from torch.nn.utils.prune import BasePruningMethod
 from torch.nn.utils.spectral_norm import SpectralNorm
 from torch.nn.utils.weight_norm import WeightNorm
-from torchvision.ops import DeformConv2d
 
 from featviz.errors import LayoutError
+from featviz.naming import class_names, constant, is_exported, operation
 
-TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
-CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, DeformConv2d, *TRANSPOSED)
+_TRANSPOSED = "_ConvTransposeNd"
+_CONVOLUTIONS = frozenset({"_ConvNd", "DeformConv2d"})
+"""Classes of modules with kernels; all of torch's convolutions are `_ConvNd`."""
+
+_OPERATORS = (
+    *(f"conv{dimensions}d" for dimensions in (1, 2, 3)),
+    *(f"conv_transpose{dimensions}d" for dimensions in (1, 2, 3)),
+    "convolution",
+    "deform_conv2d",
+)
+"""What a convolution is in the graph of an exported program."""
+
 _RECOMPUTED = (BasePruningMethod, SpectralNorm, WeightNorm)
 """Hooks that set the effective weight before each forward pass; until then it may be stale."""
 
@@ -44,9 +54,25 @@ class Tiles:
     """What one tile is."""
 
 
+@dataclass(frozen=True)
+class _Weight:
+    """A convolution's weight as the module holds it, and what says which axis is which."""
+
+    data: Tensor
+    groups: int
+    transposed: bool
+
+
 def is_convolution(module: nn.Module) -> bool:
-    """Whether a module has kernels."""
-    return isinstance(module, CONVOLUTIONS)
+    """Whether a module has kernels.
+
+    Of an exported one its class tells; where nothing but the name of that is known, whether it
+    convolves.
+    """
+    classes = class_names(module)
+    if is_exported(module) and len(classes) == 2:
+        return operation(module, *_OPERATORS) is not None
+    return not _CONVOLUTIONS.isdisjoint(classes)
 
 
 def read_filters(module: nn.Module) -> Filters:
@@ -58,19 +84,43 @@ def read_filters(module: nn.Module) -> Filters:
     Raises:
         LayoutError: no convolution, or one without values.
     """
+    name = class_names(module)[0]
     if not is_convolution(module):
-        raise LayoutError(f"{type(module).__name__} has no convolution kernels")
+        raise LayoutError(f"{name} has no convolution kernels")
+    found = _exported_weight(module) if is_exported(module) else _own_weight(module)
+    weight = found.data
+    if isinstance(weight, UninitializedParameter):
+        raise LayoutError(f"its weight has no size yet: the {name} saw no input")
+    if weight.is_complex():
+        raise LayoutError(f"its kernels hold complex numbers ({weight.dtype})")
+    by_output = _by_output(weight, found.groups) if found.transposed else weight
+    data = _with_time(by_output.detach().float())
+    return Filters(data, list(weight.shape), found.groups, found.transposed)
+
+
+def _own_weight(module: nn.Module) -> _Weight:
     for hook in module._forward_pre_hooks.values():
         if isinstance(hook, _RECOMPUTED):
             hook(module, ())
     weight: Tensor = module.weight  # type: ignore[assignment]
-    if isinstance(weight, UninitializedParameter):
-        raise LayoutError(f"its weight has no size yet: the {type(module).__name__} saw no input")
-    if weight.is_complex():
-        raise LayoutError(f"its kernels hold complex numbers ({weight.dtype})")
-    groups, transposed = int(module.groups), isinstance(module, TRANSPOSED)  # type: ignore[arg-type]
-    by_output = _by_output(weight, groups) if transposed else weight
-    return Filters(_with_time(by_output.detach().float()), list(weight.shape), groups, transposed)
+    groups = int(module.groups)  # type: ignore[arg-type]
+    return _Weight(weight, groups, _TRANSPOSED in class_names(module))
+
+
+def _exported_weight(module: nn.Module) -> _Weight:
+    """The weight that the program's convolution takes, computed where it is not a parameter."""
+    found = operation(module, *_OPERATORS)
+    if found is None:
+        raise LayoutError("the exported program calls no convolution in it")
+    given = found.arguments
+    try:
+        weight = constant(module, given["weight"])
+    except ValueError:
+        raise LayoutError(
+            "its kernels are computed from its input, so they have no values"
+        ) from None
+    transposed = bool(given.get("transposed", found.name.startswith("conv_transpose")))
+    return _Weight(weight, int(given.get("groups", 1)), transposed)
 
 
 def to_tiles(filters: Filters, all_slices: bool) -> Tiles:

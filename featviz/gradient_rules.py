@@ -18,6 +18,8 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
+from featviz.naming import function_name, is_in_place
+
 
 class _Rule(torch.autograd.Function):
     """ReLU, with a backward pass of another rule."""
@@ -67,11 +69,11 @@ class Rule(TorchFunctionMode):
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         kwargs = kwargs or {}
-        if getattr(func, "__name__", "") not in ("relu", "relu_"):
+        if function_name(func) != "relu":
             return func(*args, **kwargs)
         self.met += 1
-        x = args[0] if args else kwargs["input"]
-        inplace = func.__name__ == "relu_" or kwargs.get("inplace", args[1] if args[1:] else False)
+        x = args[0] if args else kwargs.get("input", kwargs.get("self"))
+        inplace = is_in_place(func) or kwargs.get("inplace", args[1] if args[1:] else False)
         return self.function.apply(x, bool(inplace))
 
 

@@ -22,10 +22,10 @@ import featviz as fv
 from featviz import hooks
 from featviz.borrowed import borrowed
 from featviz.errors import UsageError
-from featviz.hooks.functions import name_of
 from featviz.models.load import LoadedModel
 from featviz.models.preprocess import InputOptions
 from featviz.models.presets import choose_preprocess
+from featviz.naming import function_name
 from featviz.probe import choose_layers
 from featviz.records import Layer
 
@@ -508,12 +508,12 @@ class TestWhoCalls:
             (Tensor.__matmul__, "matmul"),
             (F.max_pool2d, "max_pool2d"),
             (F.scaled_dot_product_attention, "scaled_dot_product_attention"),
-            (Tensor.shape.__get__, ""),
+            (Tensor.shape.__get__, "shape"),
         ],
     )
     def test_one_name_for_all_forms(self, function: Callable[..., Any], name: str) -> None:
         """A function, its method, its in-place form and its operator have one name."""
-        assert name_of(function) == name
+        assert function_name(function) == name
 
     @pytest.mark.parametrize(
         ("call", "name"),

@@ -88,7 +88,11 @@ TORCHLESS = [
     "stamps",
     "figures",
 ]
-BELOW = {"featviz.errors", *(name for name in FILES if name.startswith("featviz.records"))}
+BELOW = {
+    "featviz.errors",
+    "featviz.naming",
+    *(name for name in FILES if name.startswith("featviz.records")),
+}
 COMMANDS = [name for name in FILES if name.startswith("featviz.commands.")]
 ABOVE = ("featviz.cli", "featviz.__main__", *COMMANDS)
 MODELS = [name for name in FILES if name.startswith("featviz.models")]

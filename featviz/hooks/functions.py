@@ -7,44 +7,16 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.overrides import TorchFunctionMode
 
+from featviz.naming import function_name, gives_tensors, home_of
 from featviz.records import Layer
 
 Seen = Callable[[Layer, Any], None]
 """Takes a function as a layer, `layer1.0/fn:add`, and what this call of it gave."""
 Entering = Callable[[Layer, Any, Any], None]
 """The same before the call, with its arguments."""
-
-_SAME = {
-    "iadd": "add",
-    "radd": "add",
-    "isub": "sub",
-    "rsub": "sub",
-    "imul": "mul",
-    "rmul": "mul",
-    "itruediv": "div",
-    "truediv": "div",
-    "rdiv": "div",
-    "rtruediv": "div",
-    "rmatmul": "matmul",
-    "ipow": "pow",
-    "rpow": "pow",
-}
-"""Operators under the name of the function that does the same."""
-
-
-def name_of(function: Callable[..., Any]) -> str:
-    """One name for a function, its tensor method, its in-place variant and its operator.
-
-    `torch.relu`, `torch.nn.functional.relu`, `Tensor.relu_` are all `relu`; `+`, `+=` and
-    `Tensor.add_` are `add`, and so is `aten.add.Tensor` in an exported program. Properties such as
-    `Tensor.shape` have none.
-    """
-    raw = getattr(function, "__name__", "")
-    name = "" if raw == "__get__" else raw.partition(".")[0].strip("_")
-    return _SAME.get(name, name)
 
 
 def like_module(function: str, class_name: str) -> bool:
@@ -103,28 +75,20 @@ class _Mode(TorchFunctionMode):
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         owner = self.stack[-1] if self.stack else None
-        name = name_of(func) if owner is not None else ""
+        name = function_name(func) if owner is not None else ""
         layer = function_of(owner, name) if owner is not None and name else None
         if layer is not None and self.entering is not None:
             self.entering(layer, args, kwargs or {})
         result = func(*args, **(kwargs or {}))
-        if layer is not None and _holds_tensors(result):
+        if layer is not None and gives_tensors(result):
             self.seen(layer, result)
         return result
-
-
-def _holds_tensors(result: Any) -> bool:
-    items = result if isinstance(result, (tuple, list)) else (result,)
-    return any(isinstance(item, Tensor) for item in items)
 
 
 def _is_torchs(module: nn.Module) -> bool:
     """Whether the module's forward is one of torch's own, inherited or not; in an exported
     program, whether the module stands for a class of torch's."""
-    home = type(module).forward.__module__
-    if home == "torch.export.unflatten":
-        home = module.type_name() or ""  # type: ignore[operator]
-    return home.startswith(("torch.nn.", "torch.ao.nn."))
+    return home_of(module).startswith(("torch.nn.", "torch.ao.nn."))
 
 
 def _entering(stack: list[Layer | None], layer: Layer | None) -> Callable[[nn.Module, Any], None]:
