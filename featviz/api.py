@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from tempfile import TemporaryDirectory
+from typing import Any
 
 import numpy as np
+import torch
 from PIL import Image
 from torch import Tensor, nn
 
-from featviz import drawing, pipeline, select
+from featviz import drawing, inmemory, pipeline, select
+from featviz.checking import filled, no_option
 from featviz.drawing import Drawer
-from featviz.errors import UsageError
+from featviz.errors import LayoutError, UsageError
 from featviz.hints import read_told
 from featviz.hooks import hooked, list_layers
-from featviz.models.load import ModelOptions, adopt
+from featviz.layout import recognise
+from featviz.limits import parse_bytes
+from featviz.models.load import LoadedModel, ModelOptions, adopt
 from featviz.models.preprocess import InputOptions
 from featviz.plans import read_options
 from featviz.preparation import RunOptions, check_options
@@ -27,21 +32,29 @@ from featviz.records import (
     Hints,
     ImageResult,
     Layer,
+    Limits,
+    PassOptions,
     RunResult,
     Site,
 )
+from featviz.workers import parse_shard
 
-T = TypeVar("T")
+Layers = str | type[nn.Module] | Sequence[str | type[nn.Module]]
+"""Selectors as text, classes of modules, or a list of these."""
+
+Picture = str | Path | Image.Image | np.ndarray | Tensor
+"""A path, or an image in memory."""
 
 
 @contextmanager
-def capture(model: nn.Module, layers: str) -> Iterator[Mapping[str, list[Tensor]]]:
+def capture(model: nn.Module, layers: Layers) -> Iterator[Mapping[str, list[Tensor]]]:
     """Keep what layers give while the block runs.
 
     Args:
         model: any module; the caller runs it, in the mode that the caller chose.
-        layers: selectors, as for `--layers`: `"Conv2d,layer1.*,!*.downsample.*"`, `"fn:add"`.
-            Functions are found as they are called, so an index into them counts from the first.
+        layers: selectors, as for `--layers`: `"Conv2d,layer1.*,!*.downsample.*"`, `"fn:add"`; a
+            class of modules, `torch.nn.Conv2d`; or a list of these. Functions are found as they
+            are called, so an index into them counts from the first.
 
     Yields:
         A mapping that fills as the model runs: qualified name (with `:KEY` behind it for what
@@ -59,12 +72,14 @@ def capture(model: nn.Module, layers: str) -> Iterator[Mapping[str, list[Tensor]
         >>> {name: [list(t.shape) for t in tensors] for name, tensors in maps.items()}
         {'0': [[1, 4, 6, 6]], '1': [[1, 4, 6, 6]]}
     """
+    _refuse_what_takes_no_hooks(model)
+    text = _selectors(layers) or ""
     found: dict[str, list[Tensor]] = {}
-    everything, selectors = list_layers(model), select.parse(layers)
+    everything, selectors = list_layers(model), select.parse(text)
     chosen = select.select(everything, selectors)
     functions = _AsCalled(selectors) if select.wants_functions(selectors) else None
     if not chosen and functions is None:
-        raise _no_match(layers, everything)
+        raise _no_match(text, everything)
 
     def keep(site: Site, tensor: Tensor) -> None:
         name = site.layer.name + (f":{site.key}" if site.key else "")
@@ -73,7 +88,7 @@ def capture(model: nn.Module, layers: str) -> Iterator[Mapping[str, list[Tensor]
     with hooked(model, chosen, keep, wanted=functions):
         yield found
     if functions is not None and functions.seen and not found:
-        raise _no_match(layers, functions.seen)
+        raise _no_match(text, functions.seen)
 
 
 class _AsCalled:
@@ -104,13 +119,18 @@ def _no_match(text: str, layers: list[Layer]) -> UsageError:
     return UsageError(f"no layer matches {text!r}", f"types here: {select.types_present(layers)}")
 
 
-def grid(tensor: Tensor, *, image: Image.Image | None = None, **options: Any) -> Image.Image:
+def grid(
+    tensor: Tensor | np.ndarray, *, image: Picture | None = None, **options: Any
+) -> Image.Image:
     """Draw one tensor as `featviz run` would.
 
     Args:
-        tensor: [1, C, H, W], a vector [1, F], a batch [N, C, H, W] or a clip [1, C, T, H, W]; other
-            shapes with `tensor_layout="tokens:14x14+1"`, `"nhwc"`, ... (see `--tensor-layout`).
-        image: what the model saw, for `overlay`; the tiles get its size.
+        tensor: maps [C, H, W] or [1, C, H, W], a vector [1, F], a batch [N, C, H, W] or a clip
+            [1, C, T, H, W], as tensor or array; other shapes with
+            `tensor_layout="tokens:14x14+1"`, `"nhwc"`, ... (see `--tensor-layout`). What starts
+            with 1, [1, T, D], is taken for the tokens of one image where T makes a grid.
+        image: what the model saw, for `overlay`; the tiles get its size. A PIL image, or an array
+            or tensor as for `featviz.run`.
         options: fields of `featviz.records.DrawOptions`: normalize, cmap, nrow, padding,
             pad_value, scale, min_tile, max_maps, max_slices, pick, order, collapse, labels, reduce,
             overlay, tensor_layout.
@@ -128,23 +148,54 @@ def grid(tensor: Tensor, *, image: Image.Image | None = None, **options: Any) ->
         >>> featviz.grid(torch.arange(32.0).reshape(1, 2, 4, 4), scale=1).size
         (14, 8)
     """
-    draw = _fill(DrawOptions, options)
+    draw = filled(DrawOptions, options)
     check_options(RunOptions(draw=draw))
     if draw.figure or draw.shared_basis:
         raise UsageError("a figure and a shared basis are for runs", "featviz.run draws them")
+    if draw.tensors is not None or draw.format != DrawOptions.format:
+        raise UsageError("--tensors and --format are for runs", "save the image that grid returns")
     if (draw.overlay is None) != (image is None):
         raise UsageError("an overlay and its image go together", "overlay=0.5, image=picture")
     layout = read_told(draw.tensor_layout[0])[1] if draw.tensor_layout else None
-    ground = [] if image is None else [np.asarray(image.convert("RGB"))]
+    hints = Hints(layout=layout)
+    ground = [] if image is None else [np.asarray(_one_image(image).convert("RGB"))]
     site = Site(Layer(0, "tensor", "Tensor"), "output", 0, "")
-    parts = Drawer(draw).draw(site, tensor.detach(), Hints(layout=layout), ground)
+    parts = Drawer(draw).draw(site, _of_one_image(_as_tensor(tensor), hints), hints, ground)
     return drawing.to_image(parts[""])
 
 
+def _as_tensor(value: Any) -> Tensor:
+    if isinstance(value, Tensor):
+        return value.detach()
+    if isinstance(value, np.ndarray):
+        with suppress(TypeError, ValueError):
+            return torch.from_numpy(np.array(value))
+    kind = f"array of {value.dtype}" if isinstance(value, np.ndarray) else type(value).__name__
+    raise UsageError(f"grid draws a tensor or an array of numbers, not {kind!r}", "[C, H, W]")
+
+
+def _of_one_image(tensor: Tensor, hints: Hints) -> Tensor:
+    """Maps [C, H, W] get the axis of the batch that a layer's output would have."""
+    if tensor.ndim != 3 or hints.layout is not None:
+        return tensor
+    try:
+        recognise(list(tensor.shape), hints)
+    except LayoutError:
+        return tensor[None]
+    return tensor
+
+
+def _one_image(image: Any) -> Image.Image:
+    found = inmemory.to_images(image)
+    if len(found) != 1:
+        raise UsageError(f"an overlay takes one image, not {len(found)}", "give one of them")
+    return found[0]
+
+
 def run(
-    model: str | nn.Module,
-    images: str | Path | Sequence[str | Path],
-    layers: str | None = None,
+    model: str | Path | nn.Module,
+    images: Picture | Sequence[Picture],
+    layers: Layers | None = None,
     out: str | Path = "featviz-out",
     *,
     overwrite: bool = False,
@@ -157,8 +208,13 @@ def run(
     Args:
         model: a MODEL string (`"resnet18"`, a file, `"file.py:factory"`), or a module, which is
             given back as it was.
-        images: files, folders or globs.
-        layers: selectors; None takes one layer for each stage.
+        images: files, folders or globs; PIL images; arrays [H, W] or [H, W, C]; tensors [H, W],
+            [C, H, W] or [1, C, H, W]; or a list of these. What is in memory is an image before any
+            preprocessing: uint8, or floats in 0..1 (as for
+            `torchvision.transforms.functional.to_pil_image`), and is called `image-0.png`,
+            `image-1.png`, ... in the run.
+        layers: selectors; a class of modules (`torch.nn.Conv2d`); or a list of these. None takes
+            one layer for each stage.
         out: the run directory.
         overwrite: replace a run that is there.
         resume: go on with the same run that is there.
@@ -166,7 +222,8 @@ def run(
         options: as on the command line, with underscores. Fields of DrawOptions, InputOptions and
             ModelOptions: normalize, cmap, nrow, padding, scale, max_maps, order,
             collapse, labels, overlay, reduce, figure, size, crop, mean, std,
-            weights, arch, seed, device, ... What goes in and what flows back: capture
+            weights, arch, seed, device, ... Of the run: archive, fail_fast, jobs, shard,
+            max_output_size, max_files. What goes in and what flows back: capture
             (`"output,grad"`, or a sequence), target (`"class:281"`), grad_rule. Interventions, each
             a string or a sequence of them: ablate (`"layer3.*.relu:5,17"`), scale_channel
             (`"conv1:3=2.0"`), clamp (`"relu:0,6"`), noise (`"conv1:0.1"`, drawn from `seed`),
@@ -179,40 +236,121 @@ def run(
         FeatvizError: nothing could be begun, or the run directory cannot be written.
     """
     own = isinstance(model, nn.Module)
-    passing = {"capture": "output", **_taken(options, _PASSING)}
-    seed = options.pop("seed", 0) if own and "noise" in passing else options.get("seed", 0)
-    draw = _fill(DrawOptions, _taken(options, _names(DrawOptions)))
-    for_model = _taken(options, _names(ModelOptions) - {"spec"})
-    inputs = _fill(InputOptions, options)
+    for_noise = {"seed"} if own and "noise" in options else set()
+    for_model = _taken(options, _names(ModelOptions) - {"spec", *for_noise})
     if own and for_model:
         raise UsageError(f"{', '.join(for_model)} is for a MODEL string, and a module was given")
-    source = (
-        adopt(model, inputs) if isinstance(model, nn.Module) else ModelOptions(model, **for_model)
-    )
-    passes = read_options({**passing, "seed": seed})
+    given = {"out": out, "overwrite": overwrite, "resume": resume, "tensorboard": tensorboard}
+    asked = _asked({"seed": for_model.get("seed", 0), **options}, layers, given)
     found: list[ImageResult] = []
-    board = None if tensorboard is None else Path(tensorboard)
-    paths = [images] if isinstance(images, (str, Path)) else images
-    result = pipeline.run(
-        source,
-        [str(path) for path in paths],
-        RunOptions(
-            layers,
-            Path(out),
-            overwrite,
-            resume,
-            tensorboard=board,
-            draw=draw,
-            inputs=inputs,
-            passes=passes,
-        ),
-        lambda image, total: found.append(image),
-    )
+    with TemporaryDirectory(prefix="featviz-") as folder:
+        result = pipeline.run(
+            _source(model, for_model, asked.inputs),
+            inmemory.to_files(_several(images), Path(folder)),
+            asked,
+            lambda image, total: found.append(image),
+        )
     return replace(result, images=tuple(found))
 
 
+_OF_THE_RUN = {"archive", "fail_fast", "jobs"}
+_LIMITS = {"max_output_size": "bytes", "max_files": "files"}
 _PASSING = {"capture", "target", "grad_rule", *(kind.replace("-", "_") for kind in INTERVENTIONS)}
 """The options of run that are gradients and interventions."""
+
+
+def _asked(options: dict[str, Any], layers: Any, given: Mapping[str, Any]) -> RunOptions:
+    """What a run is told, from keywords.
+
+    Raises:
+        UsageError: a keyword that does not exist, or a bad value.
+    """
+    seed, passing = options.pop("seed"), {"capture": "output", **_taken(options, _PASSING)}
+    records = {
+        "draw": filled(DrawOptions, _taken(options, _names(DrawOptions))),
+        "inputs": filled(InputOptions, _taken(options, _names(InputOptions))),
+        "passes": filled(PassOptions, _record_of(read_options({**passing, "seed": seed}))),
+        "limits": filled(Limits, _limits(_taken(options, set(_LIMITS)))),
+    }
+    run = _taken(options, _OF_THE_RUN)
+    shard = options.pop("shard", None)
+    if options:
+        raise no_option(options, {*_PASSING, *_OPTIONS})
+    asked = filled(RunOptions, {**given, **run, **records, "layers": _selectors(layers)})
+    return replace(asked, shard=parse_shard(str(shard)) if shard is not None else None)
+
+
+_OPTIONS = {
+    *_OF_THE_RUN,
+    *_LIMITS,
+    "shard",
+    *(f.name for kind in (DrawOptions, InputOptions, ModelOptions) for f in fields(kind)),
+} - {"spec"}
+"""Every keyword of run but those of _PASSING."""
+
+
+def _limits(given: Mapping[str, Any]) -> dict[str, Any]:
+    found = {_LIMITS[name]: value for name, value in given.items()}
+    if isinstance(found.get("bytes"), str):
+        found["bytes"] = parse_bytes(found["bytes"])
+    return found
+
+
+def _record_of(record: Any) -> dict[str, Any]:
+    return {f.name: getattr(record, f.name) for f in fields(record)}
+
+
+def _source(
+    model: Any, options: Mapping[str, Any], inputs: InputOptions
+) -> ModelOptions | LoadedModel:
+    """A MODEL string with its options, or a module that is there."""
+    if isinstance(model, nn.Module):
+        _refuse_what_takes_no_hooks(model)
+        return adopt(model, inputs)
+    if not isinstance(model, (str, Path)):
+        raise UsageError(
+            f"the model is {type(model).__name__!r}, and neither a MODEL string nor a module",
+            "of an exported program, torch.export.unflatten makes a module",
+        )
+    if isinstance(options.get("device"), torch.device):
+        options = {**options, "device": str(options["device"])}
+    return filled(ModelOptions, {"spec": model, **options})
+
+
+def _refuse_what_takes_no_hooks(model: Any) -> None:
+    if isinstance(model, torch.jit.ScriptModule):
+        raise UsageError(
+            "the model is TorchScript, which takes no hooks on its layers",
+            "give the module that it was made from, or export that with torch.export (.pt2)",
+        )
+    if not isinstance(model, nn.Module):
+        raise UsageError(f"the model is {type(model).__name__!r}, not a module", "an nn.Module")
+
+
+def _selectors(layers: Any) -> str | None:
+    """Selectors as text."""
+    if layers is None:
+        return None
+    many = layers if isinstance(layers, (list, tuple)) else [layers]
+    return ",".join(map(_selector, many))
+
+
+def _selector(layer: Any) -> str:
+    if isinstance(layer, type) and issubclass(layer, nn.Module):
+        return layer.__name__
+    if isinstance(layer, str):
+        return layer
+    raise UsageError(
+        f"layers {layer!r} is neither a selector nor a class of modules",
+        "for example 'Conv2d,layer1.*', torch.nn.Conv2d, or a list of these",
+    )
+
+
+def _several(images: Any) -> Sequence[Any]:
+    found = images if isinstance(images, (list, tuple)) else [images]
+    if not found:
+        raise UsageError("there are no images", "give paths or images")
+    return found
 
 
 def _taken(options: dict[str, Any], names: set[str]) -> dict[str, Any]:
@@ -222,14 +360,3 @@ def _taken(options: dict[str, Any], names: set[str]) -> dict[str, Any]:
 
 def _names(kind: Any) -> set[str]:
     return {f.name for f in fields(kind)}
-
-
-def _fill(kind: type[T], options: Mapping[str, Any]) -> T:
-    if isinstance(options.get("tensor_layout"), str):
-        options = {**options, "tensor_layout": (options["tensor_layout"],)}
-    try:
-        return kind(**options)
-    except TypeError:
-        known = [f.name for f in fields(kind)]  # type: ignore[arg-type]
-        wrong = [name for name in options if name not in known]
-        raise UsageError(f"no option {', '.join(wrong)}", f"there is {', '.join(known)}") from None

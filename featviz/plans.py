@@ -10,8 +10,8 @@ from typing import Any
 from torch import nn
 
 from featviz import interventions, select, targets
+from featviz.checking import read_texts
 from featviz.errors import UsageError
-from featviz.gradient_rules import RULES
 from featviz.hooks import KINDS, list_layers
 from featviz.interventions import Intervention
 from featviz.models.load import LoadedModel
@@ -41,11 +41,11 @@ def read_options(given: Mapping[str, Any]) -> PassOptions:
     """Options as one types them, by name with underscores; several values as a sequence, or for
     `capture` separated by commas."""
     capture, target = given.get("capture") or (), given.get("target")
-    kinds = capture.split(",") if isinstance(capture, str) else capture
+    kinds = ",".join(read_texts("--capture", capture)).split(",")
     changes = [
         (kind, text)
         for kind in INTERVENTIONS
-        for text in _several(given.get(kind.replace("-", "_")))
+        for text in read_texts(f"--{kind}", given.get(kind.replace("-", "_")))
     ]
     return PassOptions(
         tuple(dict.fromkeys(kind.strip() for kind in kinds if kind.strip())),
@@ -67,10 +67,6 @@ def check_options(options: PassOptions) -> None:
         raise UsageError(f"--capture {wrong[0]!r} is nothing to capture", kinds)
     if not options.capture:
         raise UsageError("--capture is empty", kinds)
-    if options.grad_rule not in RULES:
-        raise UsageError(
-            f"--grad-rule {options.grad_rule!r} is no rule", f"one of {', '.join(RULES)}"
-        )
     targets.parse(options.target)
     changes = [interventions.parse(kind, text) for kind, text in options.interventions]
     if not options.gradients:
@@ -94,10 +90,6 @@ def plan(model: LoadedModel, options: PassOptions) -> Plan:
         _check_gradients(model.module)
     target = targets.parse(options.target)
     return Plan(options, target, _target_layer(target, layers), changes)
-
-
-def _several(value: str | Sequence[str] | None) -> Sequence[str]:
-    return (value,) if isinstance(value, str) else value or ()
 
 
 def _refuse_needless(options: PassOptions, changes: Sequence[Intervention]) -> None:

@@ -10,7 +10,8 @@ from typing import BinaryIO
 import torch
 from torch import Tensor
 
-from featviz import boards, images, ordering, palette, passes, plans, reduction, scale
+from featviz import boards, images, palette, passes, plans, scale
+from featviz.checking import check
 from featviz.errors import ImageError, UsageError
 from featviz.hints import HintBook, read_told
 from featviz.images import grouping
@@ -18,7 +19,7 @@ from featviz.models.load import LoadedModel, ModelOptions, load_model
 from featviz.models.preprocess import InputOptions, Preprocess
 from featviz.plans import Plan
 from featviz.probe import choose_layers
-from featviz.records import DrawOptions, Layer, Limits, PassOptions, Sample, Shard
+from featviz.records import Count, DrawOptions, Layer, Limits, PassOptions, Sample, Shard
 
 
 @dataclass(frozen=True)
@@ -37,7 +38,7 @@ class RunOptions:
     """`-` reads NUL-separated paths."""
     fail_fast: bool = False
     """Stop at the first image that fails."""
-    jobs: int | None = None
+    jobs: Count | None = None
     """Encoder threads; None takes a quarter of the cores."""
     tensorboard: Path | None = None
     """Folder for TensorBoard's events."""
@@ -98,15 +99,9 @@ def check_options(options: RunOptions) -> None:
     Raises:
         UsageError: names the option, its value and what it takes.
     """
+    check(options)
     _check_drawing(options.draw)
     images.check_background(options.inputs.background)
-    for name, value in (
-        ("--frames", options.inputs.frames),
-        ("--inputs", options.inputs.inputs),
-        ("--jobs", options.jobs),
-    ):
-        if value is not None and value < 1:
-            raise UsageError(f"{name} {value} is below 1", "give a whole number")
     plans.check_options(options.passes)
     if options.tensorboard is not None:
         boards.require()
@@ -116,16 +111,6 @@ def check_options(options: RunOptions) -> None:
 
 
 def _check_drawing(draw: DrawOptions) -> None:
-    for name in ("nrow", "scale", "min_tile", "max_maps", "max_slices", "first"):
-        value = getattr(draw, name)
-        if value is not None and value < 1:
-            raise UsageError(
-                f"--{name.replace('_', '-')} {value} is below 1", "give a whole number"
-            )
-    if draw.padding < 0:
-        raise UsageError(f"--padding {draw.padding} is below 0", "give pixels")
-    if not 0 <= draw.pad_value <= 1:
-        raise UsageError(f"--pad-value {draw.pad_value} is outside 0..1", "0 is black, 1 white")
     for told in draw.tensor_layout:
         read_told(told)
     palette.check_cmap(draw.cmap)
@@ -134,21 +119,11 @@ def _check_drawing(draw: DrawOptions) -> None:
 
 
 def _check_views(draw: DrawOptions) -> None:
-    """Numbers out of range, names of nothing, and options that do not go together."""
+    """A threshold that is none, and options that do not go together."""
     if draw.collapse is not None and not 0 < draw.collapse <= 1:
         raise UsageError(
             f"--collapse {draw.collapse:g} is no correlation above 0", "0.98, or 1 for equal maps"
         )
-    if draw.overlay is not None and not 0 <= draw.overlay <= 1:
-        raise UsageError(
-            f"--overlay {draw.overlay:g} is outside 0..1", "0 is the input alone, 1 the map"
-        )
-    for name, value, known in (
-        ("order", draw.order, ("index", *ordering.ORDERS)),
-        ("reduce", draw.reduce, (None, *reduction.REDUCTIONS, "pca")),
-    ):
-        if value not in known:
-            raise UsageError(f"--{name} {value!r} is none", f"of {', '.join(filter(None, known))}")
     needless = _needless(draw)
     if needless:
         raise UsageError(*needless[0])

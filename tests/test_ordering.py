@@ -241,9 +241,8 @@ def test_collapse_outside_its_range(value: float) -> None:
 
 def test_unknown_order_from_python() -> None:
     """A wrong name is refused with those that there are."""
-    with pytest.raises(UsageError, match="--order 'size'") as caught:
+    with pytest.raises(UsageError, match="--order 'size' is not one of 'index', 'mean', 'sim"):
         fv.grid(noise(1, 3, 4, 4), order="size")
-    assert caught.value.hint == "of index, mean, similarity"
 
 
 def test_board_geometry_is_make_grids() -> None:

@@ -529,7 +529,7 @@ def test_dry_run_foretells_views(
         ({"reduce": "pca", "max_maps": 3}, "--max-maps and --reduce exclude each other"),
         ({"reduce": "pca", "cmap": "magma"}, "--cmap and --reduce pca exclude each other"),
         ({"reduce": "pca", "normalize": "layer"}, "--normalize and --reduce pca exclude"),
-        ({"reduce": "l1"}, "--reduce 'l1' is none"),
+        ({"reduce": "l1"}, "--reduce 'l1' is not one of 'mean', 'max', 'l2', 'pca'"),
         ({"shared_basis": True}, "--shared-basis is for --reduce pca"),
         ({"first": 3}, "--first is for --figure"),
         ({"figure": True, "first": 0}, "--first 0 is below 1"),

@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from featviz.checking import choices
 from featviz.commands import options as opts
 from featviz.commands.values import AutoInt, no_auto
 from featviz.records import DrawOptions
@@ -78,14 +79,14 @@ draw_options = opts.stacked(
         ),
         click.option(
             "--pick",
-            type=click.Choice(["first", "top", "spread"]),
+            type=click.Choice(choices(DrawOptions, "pick")),
             default=DRAW.pick,
             show_default=True,
             help="Which ones: the first, those of highest mean, or evenly spread.",
         ),
         click.option(
             "--order",
-            type=click.Choice(["index", "mean", "similarity"]),
+            type=click.Choice(choices(DrawOptions, "order")),
             default=DRAW.order,
             show_default=True,
             help="Of the tiles: by channel, by mean (largest first), or like beside like.",
@@ -99,7 +100,7 @@ draw_options = opts.stacked(
         click.option("--labels", is_flag=True, help="Write the channel on each tile."),
         click.option(
             "--format",
-            type=click.Choice(["png", "webp", "jpg"]),
+            type=click.Choice(choices(DrawOptions, "format")),
             default=DRAW.format,
             show_default=True,
             help="Of the pictures.",
@@ -113,7 +114,7 @@ view_options = opts.stacked(
     [
         click.option(
             "--reduce",
-            type=click.Choice(["mean", "max", "l2", "pca"]),
+            type=click.Choice(choices(DrawOptions, "reduce")),
             help="One picture of all channels; pca: three components as red, green and blue.",
         ),
         click.option(

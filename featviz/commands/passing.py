@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import click
 
+from featviz.checking import choices
 from featviz.commands import options as opts
+from featviz.records import PassOptions
 
 pass_options = opts.stacked(
     [
@@ -24,7 +26,7 @@ pass_options = opts.stacked(
         ),
         click.option(
             "--grad-rule",
-            type=click.Choice(["plain", "guided", "deconv"]),
+            type=click.Choice(choices(PassOptions, "grad_rule")),
             default="plain",
             show_default=True,
             help="How gradients pass a ReLU.",

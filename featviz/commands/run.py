@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from featviz.checking import choices
 from featviz.commands import completing, passing
 from featviz.commands import options as opts
 from featviz.commands.drawing import (
@@ -18,7 +19,7 @@ from featviz.commands.drawing import (
 )
 from featviz.commands.progress import Unpictured, shown_progress, summarise
 from featviz.commands.values import BytesType
-from featviz.records import Limits
+from featviz.records import DrawOptions, Limits
 
 
 @click.command("run")
@@ -58,7 +59,11 @@ from featviz.records import Limits
 @view_options
 @tensorboard_option
 @click.option("--report", is_flag=True, help="Make a gallery in HTML of it at the end.")
-@click.option("--tensors", type=click.Choice(["npy"]), help="Keep the raw tensors as well.")
+@click.option(
+    "--tensors",
+    type=click.Choice(choices(DrawOptions, "tensors")),
+    help="Keep the raw tensors as well.",
+)
 @opts.input_options
 @opts.model_options
 @opts.config_option

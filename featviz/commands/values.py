@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from featviz.checking import read_numbers, read_size
+
 if TYPE_CHECKING:  # generic from click 8.4 on, and only for type checkers
     _ParamType = click.ParamType[Any]
 else:
@@ -19,15 +21,9 @@ class SizeType(_ParamType):
 
     def convert(self, value: Any, param: Any, ctx: Any) -> int | tuple[int, int]:
         """Read pixels."""
-        if not isinstance(value, str):
-            return value if isinstance(value, int) else tuple(value)
-        try:
-            sides = [int(side) for side in value.lower().split("x")]
-        except ValueError:
-            sides = []
-        if len(sides) not in (1, 2) or min(sides) < 1:
+        if (found := read_size(value)) is None:
             self.fail(f"{value!r} is no size: a number of pixels, or HEIGHTxWIDTH", param, ctx)
-        return sides[0] if len(sides) == 1 else (sides[0], sides[1])
+        return found
 
 
 class NumbersType(_ParamType):
@@ -37,12 +33,9 @@ class NumbersType(_ParamType):
 
     def convert(self, value: Any, param: Any, ctx: Any) -> tuple[float, ...]:
         """Read floats."""
-        if not isinstance(value, str):
-            return tuple(value) if isinstance(value, (list, tuple)) else (float(value),)
-        try:
-            return tuple(float(part) for part in value.split(","))
-        except ValueError:
+        if (found := read_numbers(value)) is None:
             self.fail(f"{value!r} is not numbers separated by commas", param, ctx)
+        return found
 
 
 class AutoInt(_ParamType):

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from featviz.checking import check
 from featviz.models.devices import pick_device
 from featviz.models.preprocess import InputOptions, Preprocess
 from featviz.models.presets import choose_preprocess
@@ -35,9 +36,10 @@ def load_model(options: ModelOptions, inputs: InputOptions) -> LoadedModel:
     """Load a model, ready to be run.
 
     Raises:
-        UsageError: no such name, file or device.
+        UsageError: no such name, file or device, or a bad option.
         LoadError: there is something, but no model can be made of it.
     """
+    check(options)
     device = pick_device(options.device)
     loaded = load_source(options)
     module = in_full_precision(loaded.module, device).to(device)

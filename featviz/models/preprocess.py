@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from PIL import Image
@@ -14,6 +14,7 @@ from torchvision.transforms import functional as F
 from torchvision.transforms.functional import pad
 
 from featviz.errors import ImageError
+from featviz.records import Count, Within
 
 FALLBACK_SIZE = (224, 224)
 """Input size for a forward pass on zeros where the image's own size decides."""
@@ -33,15 +34,15 @@ class InputOptions:
     """Subtracted from each channel of the 0..1 image."""
     std: tuple[float, ...] | None = None
     """Divides each channel."""
-    channels: int | None = None
+    channels: Annotated[int, Within(among=(1, 3), hint="1 is grey, 3 RGB")] | None = None
     """1: grey, 3: RGB."""
     exif: bool = True
     """Apply the EXIF orientation."""
     background: str = "white"
     """Colour under transparent images."""
-    frames: int = 16
+    frames: Count = 16
     """Time steps of a clip, for models of clips."""
-    inputs: int | None = None
+    inputs: Count | None = None
     """Images that the model takes at once; None asks its forward."""
 
 

@@ -17,6 +17,7 @@ from featviz.models.devices import pick_device
 from featviz.models.presets import FixedInput
 from featviz.models.unwrap import Unwrapped, strip, stripped_forms, unwrap
 from featviz.models.weights import digest, put_into
+from featviz.records import Seed
 
 log = logging.getLogger(__name__)
 
@@ -31,7 +32,7 @@ class ModelOptions:
     """For a file of weights: any other form of MODEL."""
     weights: str | None = None
     """`default`, a weights entry (timm: a tag), a file, or `none`."""
-    seed: int = 0
+    seed: Seed = 0
     """Seeds the initialisation of random weights."""
     model_args: Mapping[str, Any] = field(default_factory=dict)
     """Keyword arguments of a factory, a torchvision builder or `timm.create_model`."""

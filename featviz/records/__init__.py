@@ -2,7 +2,18 @@
 
 from featviz.records.channels import Activation, Call, Part, Role, Verdict
 from featviz.records.layers import Hints, Layer, Sample, Site, Windows
-from featviz.records.options import INTERVENTIONS, DrawOptions, Limits, PassOptions, Shard, Written
+from featviz.records.options import (
+    AUTO,
+    INTERVENTIONS,
+    Count,
+    DrawOptions,
+    Limits,
+    PassOptions,
+    Seed,
+    Shard,
+    Within,
+    Written,
+)
 from featviz.records.results import (
     STAT_COLUMNS,
     Bytes,
@@ -19,12 +30,14 @@ from featviz.records.results import (
 )
 
 __all__ = [
+    "AUTO",
     "INTERVENTIONS",
     "STAT_COLUMNS",
     "Activation",
     "Bytes",
     "Call",
     "Capture",
+    "Count",
     "DrawOptions",
     "Floats",
     "GridPlan",
@@ -39,12 +52,14 @@ __all__ = [
     "Role",
     "RunResult",
     "Sample",
+    "Seed",
     "Shard",
     "Site",
     "Skip",
     "Tiles",
     "Verdict",
     "Windows",
+    "Within",
     "Written",
     "finite",
 ]

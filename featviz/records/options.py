@@ -4,9 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 from featviz.records.layers import Sample
+
+
+@dataclass(frozen=True)
+class Within:
+    """What a number may be, as an annotation of a field."""
+
+    least: float = 0
+    most: float | None = None
+    hint: str = "give a whole number"
+    """What to give instead."""
+    among: tuple[int, ...] = ()
+    """The only values, if there are such."""
+
+
+AUTO = "auto"
+"""An annotation of a field whose None is called `auto`."""
+
+Count = Annotated[int, Within(1)]
+Seed = Annotated[int, Within(-(2**63), 2**64 - 1, "give a number that torch.manual_seed takes")]
 
 
 @dataclass(frozen=True)
@@ -18,19 +37,19 @@ class DrawOptions:
     percentile:LO,HI."""
     cmap: str = "auto"
     """`auto` (grey; for gradients coolwarm), `grey`, or the name of a matplotlib colormap."""
-    nrow: int | None = None
+    nrow: Annotated[Count | None, AUTO] = None
     """Maps in a row (as in make_grid); None makes the picture about square."""
-    padding: int = 2
+    padding: Annotated[int, Within(0, hint="give pixels")] = 2
     """Pixels between tiles and around them."""
-    pad_value: float = 0.0
+    pad_value: Annotated[float, Within(0, 1, "0 is black, 1 white")] = 0.0
     """Grey of the padding, 0..1."""
-    scale: int | None = None
+    scale: Annotated[Count | None, AUTO] = None
     """Whole factor by which maps are enlarged; None enlarges small maps to `min_tile`."""
-    min_tile: int = 32
+    min_tile: Count = 32
     """Pixels that the longer side of a tile should have, for `scale=None`."""
-    max_maps: int | None = None
+    max_maps: Count | None = None
     """At most so many maps are drawn; None draws all."""
-    max_slices: int = 16
+    max_slices: Count = 16
     """At most so many time steps of a clip, or regions of a batch, are drawn of each channel."""
     pick: Literal["first", "top", "spread"] = "first"
     """Which maps `max_maps` keeps: the first, the strongest (by mean), or evenly spread ones."""
@@ -40,7 +59,7 @@ class DrawOptions:
     """Correlation, 0..1, from which on maps count as alike and share one tile."""
     labels: bool = False
     """Write the channel on each tile."""
-    overlay: float | None = None
+    overlay: Annotated[float, Within(0, 1, "0 is the input alone, 1 the map")] | None = None
     """Lay each map over the input: 0 shows the input alone, 1 the map alone."""
     reduce: Literal["mean", "max", "l2", "pca"] | None = None
     """Make one tile of all channels."""
@@ -48,7 +67,7 @@ class DrawOptions:
     """One PCA basis for each layer for all images of a run."""
     figure: bool = False
     """Draw a titled figure with the input and a colour bar beside each picture."""
-    first: int | None = None
+    first: Count | None = None
     """Maps in a figure; None takes 16."""
     format: Literal["png", "webp", "jpg"] = "png"
     tensors: Literal["npy"] | None = None
@@ -73,7 +92,7 @@ class PassOptions:
     """How gradients pass a ReLU."""
     interventions: tuple[tuple[str, str], ...] = ()
     """Changes of what layers give, in order: (one of INTERVENTIONS, `SELECTORS:numbers`)."""
-    seed: int = 0
+    seed: Seed = 0
     """Of the noise."""
 
     @property
@@ -109,5 +128,5 @@ class Written:
 class Limits:
     """What a run may put into its folder; None is no limit."""
 
-    bytes: int | None = None
-    files: int | None = None
+    bytes: Annotated[int, Within(0)] | None = None
+    files: Annotated[int, Within(0)] | None = None

@@ -1,0 +1,251 @@
+"""Option records held against what they say of themselves: types, choices and ranges.
+
+The annotation of a field says what it takes. The command line and the Python API both ask here, so
+they refuse the same values, with click's words where click has some.
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+import numbers
+import types
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import fields, is_dataclass
+from pathlib import Path, PurePath
+from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+
+from featviz.errors import UsageError
+from featviz.records import AUTO, Within
+
+T = TypeVar("T")
+
+_FLAGS = {
+    "bytes": "--max-output-size",
+    "files": "--max-files",
+    "nul_separated": "--null",
+    "model_args": "--model-arg",
+    "allow_globals": "--allow-global",
+    "spec": "MODEL",
+}
+"""Options whose field has another name."""
+
+
+def filled(kind: type[T], given: Mapping[str, Any]) -> T:
+    """A record of plain values from options as one gives them in Python, lists and numpy's numbers
+    included.
+
+    Raises:
+        UsageError: an option that does not exist, or a value that it does not take.
+    """
+    hints = _hints(kind)
+    if wrong := [name for name in given if name not in hints]:
+        raise no_option(wrong, hints)
+    return kind(**{name: _read(hints[name], flag(name), value) for name, value in given.items()})
+
+
+def no_option(wrong: Iterable[str], known: Iterable[str]) -> UsageError:
+    """What to say of keywords that do not exist."""
+    names, there = list(wrong), sorted(known)
+    close = difflib.get_close_matches(names[0], there, 1)
+    meant = f"did you mean {close[0]}? " if close else ""
+    return UsageError(f"no option {', '.join(names)}", f"{meant}there is {', '.join(there)}")
+
+
+def check(record: Any) -> None:
+    """Refuse bad values of a record, and of the records in it.
+
+    Raises:
+        UsageError: names the option, its value and what it takes.
+    """
+    hints = _hints(type(record))
+    for field in fields(record):
+        value = getattr(record, field.name)
+        if is_dataclass(hints[field.name]) and is_dataclass(value):
+            check(value)
+        else:
+            _read(hints[field.name], flag(field.name), value)
+
+
+def choices(kind: type, name: str) -> list[str]:
+    """The words that a field takes."""
+    return [str(choice) for choice in _choices(_hints(kind)[name])]
+
+
+def flag(name: str) -> str:
+    """What an option is called on the command line."""
+    return _FLAGS.get(name, f"--{name.replace('_', '-')}")
+
+
+def read_size(value: Any) -> int | tuple[int, int] | None:
+    """Pixels: `224`, (height, width), `"HEIGHTxWIDTH"`; None for what is no size."""
+    if isinstance(value, str):
+        value = [int(side) if side.isdecimal() else 0 for side in value.lower().split("x")]
+    sides = list(value) if isinstance(value, (list, tuple)) else [value]
+    if len(sides) not in (1, 2) or not all(_is_whole(side) and side >= 1 for side in sides):
+        return None
+    return int(sides[0]) if len(sides) == 1 else (int(sides[0]), int(sides[1]))
+
+
+def read_numbers(value: Any) -> tuple[float, ...] | None:
+    """Numbers: `0.5`, a sequence, `"0.5,0.25"`; None where it is none."""
+    if isinstance(value, str):
+        value = value.split(",")
+    try:
+        found = tuple(float(number) for number in ([value] if _is_real(value) else value))
+    except (TypeError, ValueError):
+        return None
+    return found if all(map(math.isfinite, found)) else None
+
+
+def read_texts(option: str, value: Any) -> tuple[str, ...]:
+    """One text, or a sequence of them; None is none.
+
+    Raises:
+        UsageError: it is something else.
+    """
+    found = () if value is None else (value,) if isinstance(value, str) else value
+    if not isinstance(found, (list, tuple)) or not all(isinstance(text, str) for text in found):
+        raise UsageError(f"{option} {value!r} is not a text", "give one, or a list of them")
+    return tuple(found)
+
+
+def _hints(kind: type) -> dict[str, Any]:
+    return get_type_hints(kind, include_extras=True)
+
+
+def _choices(hint: Any) -> list[Any]:
+    if get_origin(hint) is Literal:
+        return list(get_args(hint))
+    return [choice for part in get_args(hint) for choice in _choices(part)]
+
+
+def _read(hint: Any, option: str, value: Any) -> Any:
+    """The value as the record holds it."""
+    origin, inside = get_origin(hint), get_args(hint)
+    if origin is Annotated:
+        return _bounded(inside[0], inside[1:], option, value)
+    if origin in (Union, types.UnionType):
+        return _optional(hint, option, value)
+    if origin is Literal:
+        if not isinstance(value, str) or value not in inside:
+            words = ", ".join(map(repr, inside))
+            raise UsageError(
+                f"{option} {value!r} is not one of {words}", "--help tells what each of them does"
+            )
+        return value
+    if origin is Mapping and not isinstance(value, Mapping):
+        raise UsageError(f"{option} {value!r} is no mapping", "{'key': value}")
+    if origin is tuple:
+        return _tuple(inside[0], option, value)
+    read = _PLAIN.get(hint)
+    return value if read is None else read(option, value)
+
+
+def _bounded(hint: Any, rules: Sequence[Any], option: str, value: Any) -> Any:
+    if AUTO in rules:
+        if value is None or value == "auto":
+            return None
+        if not _is_whole(value):
+            raise UsageError(
+                f"{option} {value!r} is neither a whole number nor auto", "for example 4"
+            )
+    found = _read(hint, option, value)
+    for rule in rules:
+        if isinstance(rule, Within) and found is not None:
+            _within(rule, option, found)
+    return found
+
+
+def _within(rule: Within, option: str, value: Any) -> None:
+    if rule.among and value not in rule.among:
+        words = ", ".join(map(repr, rule.among))
+        raise UsageError(f"{option} {value!r} is not one of {words}", rule.hint)
+    if rule.most is None and not value >= rule.least:
+        raise UsageError(f"{option} {value} is below {rule.least}", rule.hint)
+    if rule.most is not None and not rule.least <= value <= rule.most:
+        raise UsageError(f"{option} {value} is outside {rule.least}..{rule.most}", rule.hint)
+
+
+def _optional(hint: Any, option: str, value: Any) -> Any:
+    """None, or the other kind of value; sizes and numbers have two forms."""
+    parts = [part for part in get_args(hint) if part is not type(None)]
+    if value is None and len(parts) < len(get_args(hint)):
+        return None
+    if int in parts and len(parts) > 1:
+        return _size(option, value)
+    return _read(parts[0], option, value)
+
+
+def _size(option: str, value: Any) -> int | tuple[int, int]:
+    found = read_size(value)
+    if found is None:
+        raise UsageError(
+            f"{option} {value!r} is no size: a number of pixels, or HEIGHTxWIDTH",
+            "for example 224, or 224x320",
+        )
+    sides = (found,) if isinstance(found, int) else found
+    if max(sides) > _LONGEST_SIDE:
+        raise UsageError(f"{option} {max(sides)} is above {_LONGEST_SIDE}", "give pixels")
+    return found
+
+
+_LONGEST_SIDE = 2**16
+"""Pixels; no image is larger, and its tensor would not fit into memory."""
+
+
+def _tuple(hint: Any, option: str, value: Any) -> Any:
+    if hint is float:
+        if (found := read_numbers(value)) is None:
+            raise UsageError(
+                f"{option} {value!r} is not numbers separated by commas", "for example 0.5,0.5,0.5"
+            )
+        return found
+    if hint is str:
+        return read_texts(option, value)
+    return tuple(value)
+
+
+def _whole(option: str, value: Any) -> int:
+    if not _is_whole(value):
+        raise UsageError(f"{option} {value!r} is not a valid integer", "give a whole number")
+    return int(value)
+
+
+def _real(option: str, value: Any) -> float:
+    if not _is_real(value):
+        raise UsageError(f"{option} {value!r} is not a valid float", "give a number")
+    return float(value)
+
+
+def _truth(option: str, value: Any) -> bool:
+    if not isinstance(value, bool) and type(value).__name__ != "bool":  # numpy's
+        raise UsageError(f"{option} {value!r} is not a valid boolean", "True or False")
+    return bool(value)
+
+
+def _text(option: str, value: Any) -> str:
+    if not isinstance(value, (str, PurePath)):
+        raise UsageError(f"{option} {value!r} is not a text", "give it in quotes")
+    return str(value)
+
+
+def _path(option: str, value: Any) -> Path:
+    return Path(_text(option, value))
+
+
+_PLAIN: dict[Any, Callable[[str, Any], Any]] = {
+    int: _whole,
+    float: _real,
+    bool: _truth,
+    str: _text,
+    Path: _path,
+}
+
+
+def _is_whole(value: Any) -> bool:
+    return isinstance(value, numbers.Integral) and not isinstance(value, bool)
+
+
+def _is_real(value: Any) -> bool:
+    return isinstance(value, numbers.Real) and not isinstance(value, bool)

@@ -1,0 +1,130 @@
+"""Images that a program holds in memory: as Pillow sees them, and as files for a run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path, PurePath
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+
+from featviz.errors import UsageError
+
+_COLOURS = (1, 3, 4)
+"""Channels of grey, RGB and RGBA."""
+
+_AS_PNG = frozenset({"1", "L", "LA", "P", "RGB", "RGBA", "I;16"})
+_AS_TIFF = frozenset({"I", "F"})
+_WITH_ALPHA = {"La": "LA", "RGBa": "RGBA", "PA": "RGBA"}
+
+
+def to_images(value: Any, name: str = "image") -> list[Image.Image]:
+    """The images that a value is.
+
+    Args:
+        value: a PIL image; a tensor [H, W], [C, H, W] or [N, C, H, W]; an array [H, W], [H, W, C]
+            or [N, H, W, C]. C is 1, 3 or 4 (grey, RGB, RGBA). Values are uint8, bool or floats in
+            0..1, as for `torchvision.transforms.functional.to_pil_image`; grey arrays also uint16.
+        name: what to call it in messages.
+
+    Raises:
+        UsageError: it is no image.
+    """
+    if isinstance(value, Image.Image):
+        return [value]
+    if isinstance(value, Tensor):
+        value = _from_tensor(value, name)
+    if not isinstance(value, np.ndarray):
+        raise UsageError(
+            f"{name} is a {type(value).__name__}, not an image",
+            "give a path, a PIL image, an array [H, W, C] or a tensor [C, H, W]",
+        )
+    levels = _levels(value, name)
+    return [_from_levels(one) for one in (levels if levels.ndim == 4 else levels[None])]
+
+
+def to_files(images: Iterable[Any], folder: Path) -> list[str]:
+    """Paths as they are; images in memory as files `image-0.png`, ... of a folder, without loss.
+
+    Raises:
+        UsageError: something is neither a path nor an image.
+    """
+    found: list[str] = []
+    count = 0
+    for number, value in enumerate(images):
+        if isinstance(value, (str, PurePath)):
+            found.append(str(value))
+            continue
+        for image in to_images(value, f"image {number}"):
+            found.append(_saved(image, folder / f"image-{count}", f"image {number}"))
+            count += 1
+    return found
+
+
+def _from_tensor(tensor: Tensor, name: str) -> np.ndarray:
+    """[..., C, H, W] to [..., H, W, C]."""
+    if tensor.layout != torch.strided or tensor.is_quantized or tensor.is_complex():
+        raise _no_values(name, tensor.dtype)
+    dense = tensor.detach().cpu()
+    if dense.dtype.is_floating_point:
+        dense = dense.float()
+    if dense.ndim > 2:
+        dense = dense.movedim(-3, -1)
+    return np.asarray(dense.resolve_neg().numpy())
+
+
+def _levels(array: np.ndarray, name: str) -> np.ndarray:
+    """An array [H, W], [H, W, C] or [N, H, W, C] as integers that Pillow takes."""
+    shape, dtype = array.shape, array.dtype
+    if not array.size or len(shape) not in (2, 3, 4) or (shape[2:] and shape[-1] not in _COLOURS):
+        raise UsageError(
+            f"{name} of height, width and channels {list(shape)} is no image",
+            "an array is [H, W] or [H, W, C], a tensor [H, W] or [C, H, W]; C is 1, 3 or 4",
+        )
+    if dtype == np.uint8 or (dtype == np.uint16 and shape[2:] in ((), (1,))):
+        return array
+    if dtype == np.bool_:
+        return array.astype(np.uint8) * np.uint8(255)
+    if not np.issubdtype(dtype, np.floating):
+        raise _no_values(name, dtype)
+    low, high = float(array.min()), float(array.max())
+    if not (low >= 0 and high <= 1):
+        raise UsageError(
+            f"{name} has values from {low:g} to {high:g}, and floats of an image are 0..1",
+            "give it before it is normalised; --mean and --std of the run do that",
+        )
+    return np.asarray((array.astype(np.float32) * 255).round().astype(np.uint8))
+
+
+def _from_levels(levels: np.ndarray) -> Image.Image:
+    if levels.ndim == 3 and levels.shape[-1] == 1:
+        levels = levels[..., 0]
+    return Image.fromarray(np.ascontiguousarray(levels))
+
+
+def _no_values(name: str, dtype: Any) -> UsageError:
+    return UsageError(
+        f"{name} holds {dtype}, which are no values of an image", "uint8, or floats in 0..1"
+    )
+
+
+def _saved(image: Image.Image, stem: Path, name: str) -> str:
+    """Write an image in a format that keeps all of it; its EXIF, too."""
+    path = stem.with_suffix(".tiff" if image.mode in _AS_TIFF else ".png")
+    options: dict[str, Any] = {} if image.mode in _AS_TIFF else {"compress_level": 1}
+    try:
+        if not image.width * image.height:
+            raise ValueError("it has no pixels")
+        if exif := image.getexif():
+            options["exif"] = exif
+        if image.mode not in _AS_PNG | _AS_TIFF:
+            image = image.convert(_WITH_ALPHA.get(image.mode, "RGB"))
+        image.save(path, **options)
+    except (OSError, ValueError, SyntaxError) as error:
+        raise UsageError(
+            f"{name} cannot be read: {error}", "is its file whole and open?"
+        ) from error
+    return str(path)
