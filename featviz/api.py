@@ -127,8 +127,8 @@ def grid(
     Args:
         tensor: maps [C, H, W] or [1, C, H, W], a vector [1, F], a batch [N, C, H, W] or a clip
             [1, C, T, H, W], as tensor or array; other shapes with
-            `tensor_layout="tokens:14x14+1"`, `"nhwc"`, ... (see `--tensor-layout`). What starts
-            with 1, [1, T, D], is taken for the tokens of one image where T makes a grid.
+            `tensor_layout="tokens:14x14+1"`, `"nhwc"`, ... (see `--tensor-layout`). So the tokens
+            [1, T, D] of an image are one map [T, D], unless `tensor_layout` says what they are.
         image: what the model saw, for `overlay`; the tiles get its size. A PIL image, or an array
             or tensor as for `featviz.run`.
         options: fields of `featviz.records.DrawOptions`: normalize, cmap, nrow, padding,
@@ -169,14 +169,16 @@ def _as_tensor(value: Any) -> Tensor:
         return value.detach()
     if isinstance(value, np.ndarray):
         with suppress(TypeError, ValueError):
-            return torch.from_numpy(np.array(value))
+            return torch.from_numpy(value.astype(value.dtype.newbyteorder("=")))
     kind = f"array of {value.dtype}" if isinstance(value, np.ndarray) else type(value).__name__
-    raise UsageError(f"grid draws a tensor or an array of numbers, not {kind!r}", "[C, H, W]")
+    raise UsageError(
+        f"grid draws a tensor or an array of numbers, not {kind!r}", "give maps [C, H, W]"
+    )
 
 
 def _of_one_image(tensor: Tensor, hints: Hints) -> Tensor:
     """Maps [C, H, W] get the axis of the batch that a layer's output would have."""
-    if tensor.ndim != 3 or hints.layout is not None:
+    if tensor.is_nested or tensor.ndim != 3 or hints.layout is not None:
         return tensor
     try:
         recognise(list(tensor.shape), hints)
@@ -244,9 +246,11 @@ def run(
     asked = _asked({"seed": for_model.get("seed", 0), **options}, layers, given)
     found: list[ImageResult] = []
     with TemporaryDirectory(prefix="featviz-") as folder:
+        room = Path(folder) / "in-memory"
+        room.mkdir()
         result = pipeline.run(
             _source(model, for_model, asked.inputs),
-            inmemory.to_files(_several(images), Path(folder)),
+            inmemory.to_files(_several(images), room),
             asked,
             lambda image, total: found.append(image),
         )
@@ -341,7 +345,7 @@ def _selector(layer: Any) -> str:
     if isinstance(layer, str):
         return layer
     raise UsageError(
-        f"layers {layer!r} is neither a selector nor a class of modules",
+        f"layers has a {type(layer).__name__!r}, which is neither text nor a class of modules",
         "for example 'Conv2d,layer1.*', torch.nn.Conv2d, or a list of these",
     )
 

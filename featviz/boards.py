@@ -127,7 +127,7 @@ def _group(kind: str) -> str:
 
 
 def histogram(tensor: Tensor) -> Histogram | None:
-    """Count a tensor's finite values in bins; None where it has none."""
+    """Count the finite values of a dense float tensor in bins; None where it has none."""
     values = tensor.detach().flatten().float()
     wide = torch.float32 if values.device.type == "mps" else torch.float64
     if not torch.isfinite(values.sum(dtype=wide)):  # a tenth of the time of looking at each

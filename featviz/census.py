@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from featviz import calls, channels, images, stats
+from featviz import calls, channels, images, layout, stats
 from featviz.channels import ChannelStats, Covariance, TopImages
 from featviz.errors import FeatvizError, ForwardError, ImageError, LayoutError
 from featviz.hooks import forward
@@ -108,7 +108,7 @@ class Census:
     def _measured(self, spot: Spot, out: Any) -> Callable[[], None]:
         if not isinstance(out, Tensor):
             raise LayoutError(f"gives a {type(out).__name__}, not a tensor")
-        rows = channels.to_rows(out.detach(), spot.axis, len(self._batch))
+        rows = channels.to_rows(layout.to_floats(out.detach()), spot.axis, len(self._batch))
         count, width, positions = rows.shape
         numbers = stats.channel_stats(rows.reshape(-1, positions))
         numbers = numbers.reshape(count, width, len(STAT_COLUMNS))

@@ -10,7 +10,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -34,21 +33,19 @@ all values, and NaN where the layer cannot saturate or nothing was seen."""
 
 
 def to_rows(tensor: Tensor, axis: int, images: int) -> Tensor:
-    """A layer's output as float32 [images, channels, positions].
+    """A layer's output as [images, channels, positions].
 
     Args:
+        tensor: dense, float32 (`layout.to_floats`).
         axis: where the channels are.
         images: how many went in as one batch; the first axis holds so many, or a multiple.
 
     Raises:
-        LayoutError: complex or sparse numbers, no values, or an axis that is no batch.
+        LayoutError: no values, or an axis that is no batch.
     """
-    if tensor.is_complex() or tensor.layout != torch.strided:
-        raise LayoutError(f"holds {tensor.dtype} as {tensor.layout}, not dense real numbers")
     if tensor.numel() == 0 or tensor.dim() < 2 or tensor.shape[0] % images:
         raise LayoutError(f"shape {list(tensor.shape)} is no batch of {images}: --batch-size 1")
-    values = tensor.dequantize() if tensor.is_quantized else tensor.float()
-    values = values.movedim(axis, 1).flatten(2) if values.dim() > 2 else values[..., None]
+    values = tensor.movedim(axis, 1).flatten(2) if tensor.dim() > 2 else tensor[..., None]
     if len(values) != images:  # windows, regions: several rows to an image
         values = values.reshape(images, -1, *values.shape[1:]).movedim(2, 1).flatten(2)
     return values

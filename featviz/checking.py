@@ -17,6 +17,7 @@ from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 
 from featviz.errors import UsageError
 from featviz.records import AUTO, Within
+from featviz.text import quoted
 
 T = TypeVar("T")
 
@@ -106,7 +107,7 @@ def read_texts(option: str, value: Any) -> tuple[str, ...]:
     """
     found = () if value is None else (value,) if isinstance(value, str) else value
     if not isinstance(found, (list, tuple)) or not all(isinstance(text, str) for text in found):
-        raise UsageError(f"{option} {value!r} is not a text", "give one, or a list of them")
+        raise UsageError(f"{option} {_shown(value)} is not a text", "give one, or a list of them")
     return tuple(found)
 
 
@@ -129,13 +130,13 @@ def _read(hint: Any, option: str, value: Any) -> Any:
         return _optional(hint, option, value)
     if origin is Literal:
         if not isinstance(value, str) or value not in inside:
-            words = ", ".join(map(repr, inside))
             raise UsageError(
-                f"{option} {value!r} is not one of {words}", "--help tells what each of them does"
+                f"{option} {_shown(value)} is not {_one_of(inside)}",
+                "--help tells what it is for",
             )
         return value
     if origin is Mapping and not isinstance(value, Mapping):
-        raise UsageError(f"{option} {value!r} is no mapping", "{'key': value}")
+        raise UsageError(f"{option} {_shown(value)} is no mapping", "{'key': value}")
     if origin is tuple:
         return _tuple(inside[0], option, value)
     read = _PLAIN.get(hint)
@@ -148,7 +149,7 @@ def _bounded(hint: Any, rules: Sequence[Any], option: str, value: Any) -> Any:
             return None
         if not _is_whole(value):
             raise UsageError(
-                f"{option} {value!r} is neither a whole number nor auto", "for example 4"
+                f"{option} {_shown(value)} is neither a whole number nor auto", "for example 4"
             )
     found = _read(hint, option, value)
     for rule in rules:
@@ -159,12 +160,15 @@ def _bounded(hint: Any, rules: Sequence[Any], option: str, value: Any) -> Any:
 
 def _within(rule: Within, option: str, value: Any) -> None:
     if rule.among and value not in rule.among:
-        words = ", ".join(map(repr, rule.among))
-        raise UsageError(f"{option} {value!r} is not one of {words}", rule.hint)
+        raise UsageError(f"{option} {_shown(value)} is not {_one_of(rule.among)}", rule.hint)
     if rule.most is None and not value >= rule.least:
         raise UsageError(f"{option} {value} is below {rule.least}", rule.hint)
     if rule.most is not None and not rule.least <= value <= rule.most:
         raise UsageError(f"{option} {value} is outside {rule.least}..{rule.most}", rule.hint)
+
+
+def _one_of(values: Sequence[Any]) -> str:
+    return ("one of " if len(values) > 1 else "") + ", ".join(map(repr, values))
 
 
 def _optional(hint: Any, option: str, value: Any) -> Any:
@@ -181,7 +185,7 @@ def _size(option: str, value: Any) -> int | tuple[int, int]:
     found = read_size(value)
     if found is None:
         raise UsageError(
-            f"{option} {value!r} is no size: a number of pixels, or HEIGHTxWIDTH",
+            f"{option} {_shown(value)} is no size: a number of pixels, or HEIGHTxWIDTH",
             "for example 224, or 224x320",
         )
     sides = (found,) if isinstance(found, int) else found
@@ -198,7 +202,8 @@ def _tuple(hint: Any, option: str, value: Any) -> Any:
     if hint is float:
         if (found := read_numbers(value)) is None:
             raise UsageError(
-                f"{option} {value!r} is not numbers separated by commas", "for example 0.5,0.5,0.5"
+                f"{option} {_shown(value)} is not numbers separated by commas",
+                "for example 0.5,0.5,0.5",
             )
         return found
     if hint is str:
@@ -208,25 +213,25 @@ def _tuple(hint: Any, option: str, value: Any) -> Any:
 
 def _whole(option: str, value: Any) -> int:
     if not _is_whole(value):
-        raise UsageError(f"{option} {value!r} is not a valid integer", "give a whole number")
+        raise UsageError(f"{option} {_shown(value)} is not a valid integer", "give a whole number")
     return int(value)
 
 
 def _real(option: str, value: Any) -> float:
     if not _is_real(value):
-        raise UsageError(f"{option} {value!r} is not a valid float", "give a number")
+        raise UsageError(f"{option} {_shown(value)} is not a valid float", "give a number")
     return float(value)
 
 
 def _truth(option: str, value: Any) -> bool:
     if not isinstance(value, bool) and type(value).__name__ != "bool":  # numpy's
-        raise UsageError(f"{option} {value!r} is not a valid boolean", "True or False")
+        raise UsageError(f"{option} {_shown(value)} is not a valid boolean", "True or False")
     return bool(value)
 
 
 def _text(option: str, value: Any) -> str:
     if not isinstance(value, (str, PurePath)):
-        raise UsageError(f"{option} {value!r} is not a text", "give it in quotes")
+        raise UsageError(f"{option} {_shown(value)} is not a text", "give it in quotes")
     return str(value)
 
 
@@ -241,6 +246,11 @@ _PLAIN: dict[Any, Callable[[str, Any], Any]] = {
     str: _text,
     Path: _path,
 }
+
+
+def _shown(value: Any) -> str:
+    """A value in a message: on one line, and not too long."""
+    return quoted(repr(value))
 
 
 def _is_whole(value: Any) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from torch import Tensor, nn
 from torch.nn.parameter import UninitializedParameter
@@ -93,6 +94,8 @@ def read_filters(module: nn.Module) -> Filters:
         raise LayoutError(f"its weight has no size yet: the {name} saw no input")
     if weight.is_complex():
         raise LayoutError(f"its kernels hold complex numbers ({weight.dtype})")
+    if weight.is_quantized:
+        weight = weight.dequantize()
     by_output = _by_output(weight, found.groups) if found.transposed else weight
     data = _with_time(by_output.detach().float())
     return Filters(data, list(weight.shape), found.groups, found.transposed)
@@ -102,8 +105,12 @@ def _own_weight(module: nn.Module) -> _Weight:
     for hook in module._forward_pre_hooks.values():
         if isinstance(hook, _RECOMPUTED):
             hook(module, ())
-    weight: Tensor = module.weight  # type: ignore[assignment]
-    groups = int(module.groups)  # type: ignore[arg-type]
+    weight: Any = getattr(module, "weight", None)
+    if callable(weight) and not isinstance(weight, Tensor):  # torch.ao.nn.quantized
+        weight = weight()
+    if not isinstance(weight, Tensor):
+        raise LayoutError("it has no weight that is a tensor")
+    groups = int(getattr(module, "groups", 1))
     return _Weight(weight, groups, _TRANSPOSED in class_names(module))
 
 

@@ -73,7 +73,7 @@ class Graph:
 
     def note_outer(self, call: Call, output: Any) -> None:
         """Write down a module with others inside: what it gives, one of them gave."""
-        if isinstance(output, Tensor):
+        if isinstance(output, Tensor) and not output.is_nested:
             self.shapes[call] = tuple(output.shape)
             if id(output) in self._owner:
                 self.given_by[call] = self._owner[id(output)]

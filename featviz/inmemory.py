@@ -39,7 +39,7 @@ def to_images(value: Any, name: str = "image") -> list[Image.Image]:
         value = _from_tensor(value, name)
     if not isinstance(value, np.ndarray):
         raise UsageError(
-            f"{name} is a {type(value).__name__}, not an image",
+            f"{name} is of type {type(value).__name__!r}, which is no image",
             "give a path, a PIL image, an array [H, W, C] or a tensor [C, H, W]",
         )
     levels = _levels(value, name)
@@ -66,7 +66,9 @@ def to_files(images: Iterable[Any], folder: Path) -> list[str]:
 
 def _from_tensor(tensor: Tensor, name: str) -> np.ndarray:
     """[..., C, H, W] to [..., H, W, C]."""
-    if tensor.layout != torch.strided or tensor.is_quantized or tensor.is_complex():
+    if tensor.layout != torch.strided or tensor.is_nested or tensor.is_meta:
+        raise UsageError(f"{name} is no dense tensor with values", "uint8, or floats in 0..1")
+    if tensor.is_quantized or tensor.is_complex():
         raise _no_values(name, tensor.dtype)
     dense = tensor.detach().cpu()
     if dense.dtype.is_floating_point:

@@ -46,7 +46,8 @@ def probe(model: LoadedModel, blank: Sequence[Tensor], layers: Sequence[Layer]) 
     found = Probe()
 
     def sink(site: Site, tensor: Tensor) -> None:
-        found.outputs.append((site.layer, list(tensor.shape)))
+        if not tensor.is_nested:  # has no shape
+            found.outputs.append((site.layer, list(tensor.shape)))
 
     with borrowed(model.module), hooked(model.module, layers, sink) as recorder:
         forward(model.module, _on_device(model, blank), recorder)

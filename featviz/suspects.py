@@ -11,7 +11,7 @@ import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
-from featviz import census, channels, palette
+from featviz import census, channels, layout, palette
 from featviz.borrowed import borrowed
 from featviz.hooks import forward
 from featviz.models.load import LoadedModel
@@ -170,7 +170,8 @@ def _wanted(sheets: Sequence[Sheet]) -> dict[int, dict[Call, set[tuple[int, int]
 
 def _map(output: Tensor, axis: int, channel: int) -> np.ndarray:
     """One channel's map of the first image, float32 [h, w], thinned out to about a tile's size."""
-    values = channels.to_rows(output.detach(), axis, 1)[0, channel].cpu().numpy().copy()
+    rows = channels.to_rows(layout.to_floats(output.detach()), axis, 1)
+    values = rows[0, channel].cpu().numpy().copy()
     shape = list(output.shape[1:])
     del shape[axis - 1 if axis > 0 else axis]
     if len(shape) != 2 or shape[0] * shape[1] != values.size:

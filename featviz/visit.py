@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from featviz import drawing, dressing, figures, flow, hooks, png
+from featviz import drawing, dressing, figures, flow, hooks, layout, png
 from featviz.background import Background
 from featviz.boards import Post, histogram
 from featviz.drawing import Drawer
@@ -158,7 +158,7 @@ class Visit:
     def _post(self, picture: Drawing, site: Site, tensor: Tensor | None) -> None:
         """For TensorBoard: the grid, with a histogram of the whole tensor."""
         board = dressing.as_make_grid(picture, self.draw)
-        counts = None if tensor is None else histogram(tensor)
+        counts = None if tensor is None else histogram(layout.to_floats(tensor))
         future = self.background.submit(picture.tiles.nbytes, partial(drawing.to_png, board))
         size = (board.plan.height, board.plan.width)
         self.posts.append(Post(site, future, size, picture.stats, picture.values, counts))
@@ -219,10 +219,12 @@ def _save_input(folder: ImageFolder, pixels: Bytes) -> None:
 
 
 def _to_numpy(tensor: Tensor) -> np.ndarray:
-    """A copy that no later operation can change; bfloat16, which numpy lacks, becomes float32."""
-    if tensor.dtype == torch.bfloat16:
-        tensor = tensor.float()
-    return np.array(tensor.cpu().numpy(), copy=True)
+    """A copy that no later operation can change; what numpy lacks (bfloat16, float8) becomes
+    float32, and so do quantised values."""
+    try:
+        return np.array(tensor.cpu().resolve_neg().numpy(), copy=True)
+    except (TypeError, RuntimeError):
+        return np.array(layout.to_floats(tensor).cpu().numpy(), copy=True)
 
 
 def _warn_of(picture: Drawing, site: Site, sample: Sample) -> None:

@@ -88,7 +88,8 @@ def trace(model: LoadedModel, blank: Sequence[Tensor]) -> Trace:
     graph, gave = Graph(), dict[Call, str]()
 
     def sink(call: Call, args: Sequence[Any], kwargs: Mapping[str, Any], output: Any) -> None:
-        gave[call] = type(output).__name__
+        nested = isinstance(output, Tensor) and output.is_nested
+        gave[call] = "nested tensor" if nested else type(output).__name__
         part = parts.get(call.name)
         if (function := calls.function_of(call.name)) is not None:
             part = activations.of_function(function, args, kwargs)
