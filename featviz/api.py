@@ -127,8 +127,8 @@ def grid(
     Args:
         tensor: maps [C, H, W] or [1, C, H, W], a vector [1, F], a batch [N, C, H, W] or a clip
             [1, C, T, H, W], as tensor or array; other shapes with
-            `tensor_layout="tokens:14x14+1"`, `"nhwc"`, ... (see `--tensor-layout`). So the tokens
-            [1, T, D] of an image are one map [T, D], unless `tensor_layout` says what they are.
+            `tensor_layout="tokens:14x14+1"`, `"nhwc"`, ... (see `--tensor-layout`). [1, X, Y] may
+            be one map or tokens: a map is `tensor[None]`, and tokens take `tensor_layout`.
         image: what the model saw, for `overlay`; the tiles get its size. A PIL image, or an array
             or tensor as for `featviz.run`.
         options: fields of `featviz.records.DrawOptions`: normalize, cmap, nrow, padding,
@@ -177,13 +177,19 @@ def _as_tensor(value: Any) -> Tensor:
 
 
 def _of_one_image(tensor: Tensor, hints: Hints) -> Tensor:
-    """Maps [C, H, W] get the axis of the batch that a layer's output would have."""
+    """Maps [C, H, W] get the axis of the batch that a layer's output would have.
+
+    Raises:
+        LayoutError: [1, H, W] may be one map, or the tokens [1, T, D] of an image.
+    """
     if tensor.is_nested or tensor.ndim != 3 or hints.layout is not None:
         return tensor
+    if len(tensor) != 1:
+        return tensor[None]
     try:
         recognise(list(tensor.shape), hints)
-    except LayoutError:
-        return tensor[None]
+    except LayoutError as error:
+        raise LayoutError(error.message, "one map is [1, 1, H, W]: tensor[None]") from None
     return tensor
 
 

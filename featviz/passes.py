@@ -18,6 +18,7 @@ from featviz.gradient_rules import Rule
 from featviz.hints import HintBook
 from featviz.hooks import Recorder, Sink, back, forward, hooked, leaves, unwatched
 from featviz.models.load import LoadedModel
+from featviz.naming import class_names, is_exported
 from featviz.plans import Plan
 from featviz.records import Layer, Outcome, Site
 
@@ -68,6 +69,7 @@ def run(
             output, value = _there_and_back(model, plan, given, book, recorder)
         else:
             output, value = forward(model.module, given, recorder), None
+        _check_rule(model, plan, rule)
     outcome = Outcome(
         prediction=prediction.top_classes(output, model.categories),
         before=prediction.top_classes(before, model.categories),
@@ -77,6 +79,20 @@ def run(
         idle=tuple(_idle(plan, ran, rule)),
     )
     return outcome, recorder
+
+
+def _check_rule(model: LoadedModel, plan: Plan, rule: Rule | None) -> None:
+    """Refuse gradients that a rule should have changed and could not: a program may compute a ReLU
+    by another operator, if somebody decomposed it."""
+    if rule is None or rule.met:
+        return
+    relus = [name for name, part in model.module.named_modules() if "ReLU" in class_names(part)]
+    if any(is_exported(model.module.get_submodule(name)) for name in relus):
+        raise UsageError(
+            f"--grad-rule {plan.options.grad_rule}: the exported program has {len(relus)} ReLU "
+            "modules and calls no relu in them",
+            "export it without decompositions of relu, or leave the rule out",
+        )
 
 
 def _there_and_back(

@@ -234,6 +234,25 @@ def test_run_takes_what_means_the_same(
     json.loads((tmp_path / "out" / "run.json").read_text())
 
 
+@pytest.mark.parametrize("command", ["layers", "summary", "audit"])
+@pytest.mark.parametrize(
+    ("flag", "words"),
+    [
+        ("--frames=0", "--frames 0 is below 1"),
+        ("--inputs=0", "--inputs 0 is below 1"),
+        ("--size=99999", "--size 99999 is above 65536"),
+        (f"--seed={2**64}", f"--seed {2**64} is outside"),
+    ],
+)
+def test_every_command_that_loads_a_model_checks_its_options(
+    command: str, flag: str, words: str, tiny_file: Path, picture: Path, featviz: Callable[..., Any]
+) -> None:
+    """Not only `run`."""
+    images = [picture] if command == "audit" else []
+    done = featviz(command, tiny_file, *images, flag)
+    assert done.code == 2 and words in done.err and "Traceback" not in done.err
+
+
 def test_choices_have_one_source() -> None:
     """The command line reads its choices from the records."""
     from featviz.commands.run import command
@@ -485,10 +504,12 @@ def test_grid_draws_maps_in_every_form(form: Callable[[Tensor], Any]) -> None:
     assert np.array_equal(np.asarray(fv.grid(form(maps))), np.asarray(fv.grid(maps[None])))
 
 
-def test_grid_draws_one_map_and_what_it_is_told() -> None:
-    """[1, H, W] is one map, where `tensor_layout` says nothing else; [1, 1, F] is a vector."""
+def test_grid_guesses_not_between_a_map_and_tokens() -> None:
+    """[1, X, Y] is refused with the way to say which; [1, 1, F] is a vector."""
     one = torch.rand(1, 16, 8)
-    assert np.array_equal(np.asarray(fv.grid(one)), np.asarray(fv.grid(one[None])))
+    with pytest.raises(LayoutError, match=r"shape \[1, 16, 8\]") as caught:
+        fv.grid(one)
+    assert caught.value.hint == "one map is [1, 1, H, W]: tensor[None]"
     told = fv.grid(one, tensor_layout="tokens:4x4")
     maps = one.reshape(1, 4, 4, 8).permute(0, 3, 1, 2)
     assert np.array_equal(np.asarray(told), np.asarray(fv.grid(maps)))

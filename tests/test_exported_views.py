@@ -319,6 +319,20 @@ def test_guided_pictures_of_a_program(
         np.testing.assert_allclose(own, kept, rtol=1e-4, atol=1e-6)
 
 
+def test_a_rule_that_finds_no_relu_in_a_program_that_has_some(
+    noises: Path, tmp_path: Path, featviz: Callable[..., Any]
+) -> None:
+    """A program whose relu was decomposed ends in one line, not in plain gradients."""
+    module = nn.Sequential(nn.Conv2d(3, 2, 1), nn.ReLU()).eval()
+    program = torch.export.export(module, (torch.zeros(1, 3, 16, 16),))
+    path, clamped = tmp_path / "m.pt2", {torch.ops.aten.relu.default: lambda x: x.clamp_min(0)}
+    torch.export.save(program.run_decompositions(clamped), path)
+    rule = ("--capture", "grad", "--target", "mean", "--grad-rule", "guided", "--layers", "Conv2d")
+    done = featviz("run", path, noises / "0.png", *rule, "--out", tmp_path / "out")
+    assert done.code == 2
+    assert "the exported program has 1 ReLU modules and calls no relu in them" in done.err
+
+
 # Whole networks -----------------------------------------------------------------------------
 
 

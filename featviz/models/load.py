@@ -40,6 +40,7 @@ def load_model(options: ModelOptions, inputs: InputOptions) -> LoadedModel:
         LoadError: there is something, but no model can be made of it.
     """
     check(options)
+    check(inputs)
     device = pick_device(options.device)
     loaded = load_source(options)
     module = in_full_precision(loaded.module, device).to(device)
