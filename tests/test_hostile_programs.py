@@ -747,6 +747,10 @@ BROKEN: dict[str, tuple[Change, str]] = {
         _of_graph(lambda graph: graph["inputs"].append(graph["inputs"][0])),
         "4 inputs where 3",
     ),
+    "no signature": (
+        _program(lambda d: d["graph_module"]["module_call_graph"][0].update(signature=None)),
+        "it lacks the signature of its own call",
+    ),
     "a value of a negative size": (
         _of_graph(lambda g: g["tensor_values"]["conv2d"].update(sizes=_ints(1, -2, 4, 4))),
         "'conv2d' has the shape",

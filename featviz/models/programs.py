@@ -112,7 +112,7 @@ def _input_shape(path: Path, program: Any) -> Shape:
     values = {n.name: n.meta.get("val") for n in program.graph.nodes if n.op == "placeholder"}
     names = program.graph_signature.user_inputs
     one = torch.utils._pytree.tree_structure(((0,), {}))
-    if program.module_call_graph[0].signature.in_spec != one:
+    if program.module_call_graph[0].signature.in_spec != one or len(names) != 1:
         raise LoadError(
             f"{path.name} takes {', '.join(map(str, names)) or 'no input'}, not one image",
             "export it with one positional argument, the image",

@@ -481,6 +481,8 @@ def _settle(document: dict[str, Any]) -> None:
             specs = module["signature"][f"{ends}_specs"]
             if len(values) != len(specs):
                 raise BrokenError(f"{len(values)} {ends}s where {len(specs)} are described")
+        if not (module["module_call_graph"] and module["module_call_graph"][0].get("signature")):
+            raise BrokenError("it lacks the signature of its own call")
         image = _image(module["signature"]["input_specs"])
         live = _settle_graph(module["graph"], image)
         ranges = document["range_constraints"]
