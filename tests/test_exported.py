@@ -1,12 +1,9 @@
-""".pt2 files: the original's layers and pictures, and nothing that a hostile archive could run."""
+""".pt2 files: the original's layers and pictures."""
 
 from __future__ import annotations
 
-import contextlib
-import io
 import json
 import logging
-import os
 import sys
 import zipfile
 from collections import OrderedDict
@@ -16,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from exported import PROGRAM, WEIGHTS, export, packed, records
 from PIL import Image
 from torch import Tensor, nn
 from torchvision import models
@@ -23,23 +21,15 @@ from torchvision import models
 from featviz.borrowed import borrowed
 from featviz.errors import LoadError
 from featviz.hooks import hooked, list_layers
-from featviz.models import archives, programs
+from featviz.models import programs
 from featviz.models.load import LoadedModel, ModelOptions, load_model
 from featviz.models.preprocess import InputOptions
 from featviz.records import Site
-
-Records = dict[str, bytes]
 
 
 def load(path: object, inputs: InputOptions | None = None, **options: Any) -> LoadedModel:
     chosen = ModelOptions(str(path), device="cpu", **options)
     return load_model(chosen, inputs or InputOptions())
-
-
-def export(module: nn.Module, path: Path, *shape: int, dynamic: Any = None) -> Path:
-    example = (torch.zeros(shape or (1, 3, 16, 20)),)
-    torch.export.save(torch.export.export(module, example, dynamic_shapes=dynamic), path)
-    return path
 
 
 def captured(module: nn.Module, image: Tensor) -> dict[tuple[str, int, str], Tensor]:
@@ -283,320 +273,6 @@ def test_a_program_in_training_mode_is_told(
     assert ("exported in training mode" in caplog.text) is train
 
 
-# Hostile archives --------------------------------------------------------------------------
-
-
-class Net(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.conv = nn.Conv2d(3, 2, 1)
-
-    def forward(self, image: Tensor) -> Tensor:
-        y: Tensor = self.conv(image)
-        return y
-
-
-@pytest.fixture
-def victim(tmp_path: Path) -> Path:
-    """A program whose input has a name of its own."""
-    return export(Net().eval(), tmp_path / "net.pt2")
-
-
-def _rewritten(path: Path, change: Callable[[Records, Path], None], folder: Path) -> Path:
-    """The archive with some records changed; ROOT stands for the folder that all are in."""
-    with zipfile.ZipFile(path) as archive:
-        root = archive.namelist()[0].split("/")[0]
-        records = {n.removeprefix(f"{root}/"): archive.read(n) for n in archive.namelist()}
-    change(records, folder / "marker")
-    target = path.with_name("evil.pt2")
-    with zipfile.ZipFile(target, "w") as archive:
-        for name, content in records.items():
-            archive.writestr(f"{root}/{name}", content)
-    return target
-
-
-class Mkdir:
-    """Pickles as a call of os.mkdir."""
-
-    def __init__(self, marker: Path) -> None:
-        self.marker = marker
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return os.mkdir, (str(self.marker),)
-
-
-def _pickled(marker: Path) -> bytes:
-    file = io.BytesIO()
-    torch.save(((Mkdir(marker),), {}), file)
-    return file.getvalue()
-
-
-def _edit(records: Records, name: str, change: Callable[[Any], None]) -> None:
-    document = json.loads(records[name])
-    change(document)
-    records[name] = json.dumps(document).encode()
-
-
-PROGRAM = "models/model.json"
-WEIGHTS = "data/weights/model_weights_config.json"
-CONSTANTS = "data/constants/model_constants_config.json"
-
-
-def _inputs(records: Records, marker: Path) -> None:
-    records["data/sample_inputs/model.pt"] = _pickled(marker)
-
-
-def _weight(records: Records, marker: Path) -> None:
-    _edit(records, WEIGHTS, lambda d: d["config"]["conv.weight"].update(use_pickle=True))
-    records["data/weights/weight_0"] = _pickled(marker)
-
-
-def _old_weights(records: Records, marker: Path) -> None:
-    records["data/weights/model.pt"] = _pickled(marker)
-
-
-def _opaque(records: Records, marker: Path) -> None:
-    import pickle
-
-    own = json.loads(records[WEIGHTS])["config"]["conv.weight"]
-    entry = {**own, "path_name": "opaque_obj_0", "use_pickle": True}
-    _edit(records, CONSTANTS, lambda d: d["config"].update(evil=entry))
-    records["data/constants/opaque_obj_0"] = pickle.dumps(Mkdir(marker))
-
-
-def _graph(change: Callable[[Any], None]) -> Callable[[Any], None]:
-    return lambda document: change(document["graph_module"]["graph"])
-
-
-def _size(records: Records, marker: Path) -> None:
-    size = {"as_expr": {"expr_str": f"__import__('os').mkdir({str(marker)!r})", "hint": None}}
-
-    def change(graph: Any) -> None:
-        graph["tensor_values"]["image"]["sizes"][2] = size
-
-    _edit(records, PROGRAM, _graph(change))
-
-
-def _enumeration(records: Records, marker: Path) -> None:
-    marker.with_name("evil_module.py").write_text(f"import os\nos.mkdir({str(marker)!r})\n")
-    context = json.dumps({"__enum__": True, "fqn": "evil_module:X", "name": "Y"})
-    tree = {"type": "builtins.dict", "context": context, "children_spec": []}
-
-    def change(document: Any) -> None:
-        document["graph_module"]["module_call_graph"][0]["signature"]["out_spec"] = json.dumps(
-            [1, tree]
-        )
-
-    _edit(records, PROGRAM, change)
-
-
-def _call(target: str, **arguments: Any) -> Callable[[Records, Path], None]:
-    """A node that calls `target` for the convolution's input; MARKER stands for the path."""
-
-    def make(records: Records, marker: Path) -> None:
-        inputs = [
-            {"name": name, "arg": _argument(str(marker) if a == "MARKER" else a), "kind": 2}
-            for name, a in arguments.items()
-        ]
-        outputs = [{"as_tensor": {"name": "evil"}}]
-
-        def insert(graph: Any) -> None:
-            new = {"target": target, "inputs": inputs, "outputs": outputs, "name": "evil"}
-            graph["nodes"].insert(0, {**graph["nodes"][0], **new})
-            graph["tensor_values"]["evil"] = graph["tensor_values"]["conv2d"]
-            graph["nodes"][1]["inputs"][0]["arg"]["as_tensor"]["name"] = "evil"
-
-        _edit(records, PROGRAM, _graph(insert))
-
-    return make
-
-
-def _argument(value: Any) -> Any:
-    kinds = {bool: "as_bool", int: "as_int", str: "as_string"}
-    return {kinds[type(value)]: value}
-
-
-def _name(records: Records, marker: Path) -> None:
-    """The image's own name becomes code with a default that is evaluated."""
-    evil = json.dumps(f"x=__import__('os').mkdir({str(marker)!r})").encode()
-    records[PROGRAM] = records[PROGRAM].replace(b'"image"', evil)
-
-
-HOSTILE = {
-    "example inputs": (_inputs, "objects in data/sample_inputs/model.pt"),
-    "a pickled weight": (_weight, "a pickle for 'conv.weight'"),
-    "weights as before 2.9": (_old_weights, "objects in data/weights/model.pt"),
-    "an opaque constant": (_opaque, "a pickle for 'evil'"),
-    "a size": (_size, "expr_str"),
-    "an enumeration": (_enumeration, "out_spec"),
-    "a file": (
-        _call("torch.ops.aten.from_file.default", filename="MARKER", shared=True, size=4),
-        "target 'torch.ops.aten.from_file.default'",
-    ),
-    "a name": (_name, "the name"),
-}
-
-
-def _careless(path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(folder)
-    with contextlib.suppress(Exception):
-        torch.export.unflatten(torch.export.load(path))(torch.zeros(1, 3, 16, 20))
-
-
-@pytest.mark.parametrize("name", HOSTILE)
-def test_the_hostile_archives_are_armed(
-    name: str, victim: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Each of them does leave its marker where it is loaded and run without care."""
-    _careless(_rewritten(victim, HOSTILE[name][0], tmp_path), tmp_path, monkeypatch)
-    assert (tmp_path / "marker").exists()
-
-
-@pytest.mark.parametrize("name", HOSTILE)
-def test_nothing_in_a_hostile_archive_runs(
-    name: str, victim: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """One line says what it holds and the way out; nothing has run, and nothing is imported."""
-    make, what = HOSTILE[name]
-    path = _rewritten(victim, make, tmp_path)
-    monkeypatch.syspath_prepend(tmp_path)
-    for options in ({}, {"arch": "squeezenet1_1"}):
-        with pytest.raises(LoadError) as caught:
-            load(path, **options)
-        assert what in caught.value.message
-        assert "nothing was executed" in caught.value.message
-        assert caught.value.message.count("\n") == 0
-        assert "--unsafe-load" in str(caught.value.hint)
-    assert not (tmp_path / "marker").exists()
-
-
-def test_unsafe_load_skips_the_check(victim: Path, tmp_path: Path) -> None:
-    """With --unsafe-load torch reads what it will: here it runs the example inputs."""
-    path = _rewritten(victim, _inputs, tmp_path)
-    assert load(path, unsafe_load=True).module is not None
-    assert (tmp_path / "marker").exists()
-
-
-def test_a_renamed_hostile_archive_is_read_as_carefully(victim: Path, tmp_path: Path) -> None:
-    """What a file is decides how it is read, not what it is called."""
-    path = _rewritten(victim, _inputs, tmp_path)
-    with pytest.raises(LoadError, match="objects in data/sample_inputs"):
-        load(path.rename(path.with_suffix(".pth")))
-    assert not (tmp_path / "marker").exists()
-
-
-def _swapped(key: str, value: str) -> Callable[[Records, Path], None]:
-    """The first string under a key anywhere in the program, replaced."""
-
-    def make(records: Records, marker: Path) -> None:
-        document = json.loads(records[PROGRAM])
-        assert _swap(document, key, value)
-        records[PROGRAM] = json.dumps(document).encode()
-
-    return make
-
-
-def _swap(value: Any, key: str, new: str) -> bool:
-    items = value.items() if isinstance(value, dict) else enumerate(value)
-    for name, item in items:
-        if name == key and isinstance(item, str):
-            value[name] = new
-            return True
-        if isinstance(item, (dict, list)) and _swap(item, key, new):
-            return True
-    return False
-
-
-@pytest.mark.parametrize(
-    ("key", "value"),
-    [
-        ("target", "torch.serialization.os.mkdir"),
-        ("target", "torch.ops.load_library"),
-        ("target", "torch.ops.aten.save.default"),
-        ("target", "torch.ops.image.write_file.default"),
-        ("target", "torch.ops.higher_order.flat_apply"),
-        ("target", "torch.ops.aten.relu.default.__call__"),
-        ("target", "torchX.hub.load"),
-        ("target", "_operator.call"),
-        ("target", "_operator.attrgetter"),
-        ("target", "_operatorX.call"),
-        ("target", "math.__loader__.load_module"),
-        ("target", "#evil:op"),
-        ("parameter_name", 'conv.weight")+print("x'),
-        ("name", "x = 1\nimport os"),
-        ("name", "x;y"),
-        ("nn_module_stack", 'L__self__,,a;L__self__x,x"),evil("x,b'),
-        ("nn_module_stack", "L__self__,a\\b,c"),
-        ("stack_trace", "# x\revil()"),
-        (
-            "in_spec",
-            '[1, {"type": "collections.namedtuple", "context": "null", "children_spec": []}]',
-        ),
-        ("in_spec", '[1, {"type": "builtins.dict", "context": "[{}]", "children_spec": []}]'),
-        ("in_spec", "[2, 3]"),
-        ("in_spec", "nonsense"),
-    ],
-)
-def test_one_string_out_of_place_refuses_the_archive(
-    key: str, value: str, victim: Path, tmp_path: Path
-) -> None:
-    """Each string is held against what torch.export.save writes under its key."""
-    path = _rewritten(victim, _swapped(key, value), tmp_path)
-    with pytest.raises(LoadError, match="nothing was executed"):
-        archives.check(path)
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "exec",
-        "exec(1)",
-        "Symbol('s0').__class__",
-        "s0.a",
-        "s0[0]",
-        "(lambda: 0)()",
-        "[s0]",
-        "Add('exec(1)')",
-        "Add('a.b')",
-        "Symbol(f'{s0}')",
-        "(s0 := 1)",
-        "Integer(1)(2)",
-        "s0 if s0 else s0",
-        "s0; s0",
-        "",
-    ],
-)
-def test_sizes_that_are_no_arithmetic(text: str) -> None:
-    """Sizes are evaluated as Python by sympy, so nothing but arithmetic on symbols passes."""
-    assert not archives._is_size(text)
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "s0",
-        "2*s77 + 1",
-        "Symbol('s77', positive=True, integer=True)",
-        "Add(FloorDiv(Add(Symbol('s0', integer=True), Integer(-1)), Integer(8)), Integer(1))",
-        "Pow(Max(Integer(1), Symbol('u0')), Integer(2))",
-        "Float('0.5', precision=53)",
-    ],
-)
-def test_sizes_that_torch_writes(text: str) -> None:
-    """Expressions of programs with dynamic shapes, of this torch and of older ones."""
-    assert archives._is_size(text)
-
-
-def test_no_other_operator_of_aten_takes_a_file() -> None:
-    """Of all operators with a string argument, the two that name files are the two refused."""
-    schemas = [s for s in torch._C._jit_get_all_schemas() if s.name.startswith("aten::")]
-    names = {s.name.removeprefix("aten::") for s in schemas if "file" in str(s)}
-    assert names == {"from_file", "save"}
-    for name in names:
-        assert not archives._is_operator(f"torch.ops.aten.{name}.default")
-    assert archives._is_operator("torch.ops.aten.conv2d.default")
-
-
 # Files that are no such programs -------------------------------------------------------------
 
 
@@ -609,10 +285,12 @@ def test_a_truncated_program(exported: Path) -> None:
 
 @pytest.mark.parametrize("gone", [PROGRAM, WEIGHTS, "data/weights/weight_0", "archive_version"])
 def test_a_program_that_lacks_a_part(
-    gone: str, victim: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    gone: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """One line, and none of torch's own tracebacks on stderr."""
-    path = _rewritten(victim, lambda records, marker: records.pop(gone) and None, tmp_path)
+    contents = records()
+    del contents[gone]
+    path = packed(tmp_path / "evil.pt2", contents)
     with pytest.raises(LoadError, match=r"evil\.pt2 cannot be loaded: .+") as caught:
         load(path)
     assert caught.value.message.count("\n") == 0
@@ -629,14 +307,12 @@ def test_the_format_before_torch_2_8_is_refused(tmp_path: Path) -> None:
         load(path)
 
 
-def test_compiled_code_is_refused(victim: Path, tmp_path: Path) -> None:
+def test_compiled_code_is_refused(tmp_path: Path) -> None:
     """An AOTInductor package is machine code; loading it would run it."""
 
-    def add(records: Records, marker: Path) -> None:
-        records["data/aotinductor/model/x.so"] = b""
-
+    contents = {**records(), "data/aotinductor/model/x.so": b""}
     with pytest.raises(LoadError, match="compiled by AOTInductor"):
-        load(_rewritten(victim, add, tmp_path))
+        load(packed(tmp_path / "evil.pt2", contents))
 
 
 @pytest.mark.parametrize(

@@ -471,7 +471,7 @@ OLD = _saved({"weight": torch.zeros(5000)}, _use_new_zipfile_serialization=False
         (_zip(a__data___pkl="x"), "it is a zip archive that is no checkpoint"),
         ((2**20).to_bytes(8, "little") + b'{"a": 1}', "cannot be loaded"),
         ((8).to_bytes(8, "little") + b'{"a": 1}', "cannot be loaded"),
-        (_zip(m__archive_format="pt2"), r"cannot be loaded: Expected"),
+        (_zip(m__archive_format="pt2"), r"cannot be loaded: it lacks the record 'archive_version'"),
         (_saved(torch.zeros(3)), "holds no weights: a Tensor"),
         (_saved([1, 2]), "holds no weights: a list"),
     ],

@@ -7,28 +7,17 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import torch
 from torch import nn
 
-from featviz.errors import LoadError
+from featviz.errors import FeatvizError, LoadError
 from featviz.models import archives
 from featviz.models.presets import FixedInput
+from featviz.text import quoted
 
 log = logging.getLogger(__name__)
-
-_FAILURES = (
-    RuntimeError,
-    AssertionError,
-    ValueError,
-    LookupError,
-    TypeError,
-    AttributeError,
-    ImportError,
-    OSError,
-)
-"""What torch.export raises for a program that it cannot read."""
 
 Shape = tuple[int | None, ...]
 """Sizes of an input; None where any will do."""
@@ -57,7 +46,7 @@ class Program:
 
 
 def read(path: Path, unsafe: bool = False, device: torch.device | None = None) -> Program:
-    """Read a .pt2 file; its archive is checked first, unless `unsafe`.
+    """Read a .pt2 file; torch sees a new archive with what is safe of it, unless `unsafe`.
 
     The modules are torch.export's InterpreterModules in the original's tree, with the original's
     names; each call of a shared module is a call of its one InterpreterModule, or, where the calls
@@ -69,9 +58,7 @@ def read(path: Path, unsafe: bool = False, device: torch.device | None = None) -
     Raises:
         LoadError: it could run code, cannot be read, or takes something else than one image.
     """
-    if not unsafe:
-        archives.check(path)
-    program, module = _unflattened(path, device)
+    program, module = _unflattened(path, unsafe, device)
     shape = _input_shape(path, program)
     module.register_forward_pre_hook(_refuse_others(shape))
     if _trains(program):
@@ -83,27 +70,37 @@ def read(path: Path, unsafe: bool = False, device: torch.device | None = None) -
     return Program(module, shape)
 
 
-def _unflattened(path: Path, device: torch.device | None) -> tuple[Any, nn.Module]:
+def _unflattened(path: Path, unsafe: bool, device: torch.device | None) -> tuple[Any, nn.Module]:
     try:
-        with _silent():
-            program = _load(path, device)
+        with path.open("rb") if unsafe else archives.rewritten(path) as file, _silent():
+            program = _moved(torch.export.load(file) if unsafe else _loaded(file), device)
             return program, torch.export.unflatten(program)
-    except _FAILURES as error:
-        line = (str(error).strip() or type(error).__name__).splitlines()[0]
+    except FeatvizError:
+        raise
+    except Exception as error:  # what is wrong with the file decides what torch raises
+        cause: BaseException = error
+        while cause.__cause__ is not None:  # torch says last what it was doing, with a traceback
+            cause = cause.__cause__
+        line = (str(cause).strip() or type(cause).__name__).splitlines()[0]
         raise LoadError(
-            f"{path.name} cannot be loaded: {line}",
+            f"{quoted(path.name)} cannot be loaded: {quoted(line)}",
             "is the file whole, and from this torch or older?",
         ) from error
 
 
-def _load(path: Path, device: torch.device | None) -> Any:
-    with path.open("rb") as file:  # a name that does not end in .pt2 is as good
-        program = torch.export.load(file)
-    if device is not None and device.type != "cpu":
-        from torch.export.passes import move_to_device_pass
+def _loaded(file: BinaryIO) -> Any:
+    """What `torch.export.load` does, but for its way back to a format that is all pickles."""
+    from torch.export.pt2_archive._package import load_pt2
 
-        return move_to_device_pass(program, device)
-    return program
+    return load_pt2(file).exported_programs["model"]
+
+
+def _moved(program: Any, device: torch.device | None) -> Any:
+    if device is None or device.type == "cpu":
+        return program
+    from torch.export.passes import move_to_device_pass
+
+    return move_to_device_pass(program, device)
 
 
 def _input_shape(path: Path, program: Any) -> Shape:
@@ -115,7 +112,7 @@ def _input_shape(path: Path, program: Any) -> Shape:
     values = {n.name: n.meta.get("val") for n in program.graph.nodes if n.op == "placeholder"}
     names = program.graph_signature.user_inputs
     one = torch.utils._pytree.tree_structure(((0,), {}))
-    if program.module_call_graph[0].signature.in_spec != one:
+    if program.module_call_graph[0].signature.in_spec != one or len(names) != 1:
         raise LoadError(
             f"{path.name} takes {', '.join(map(str, names)) or 'no input'}, not one image",
             "export it with one positional argument, the image",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 import zipfile
 from pathlib import Path
 
@@ -23,6 +24,9 @@ _MAGIC = {
 
 _MOST_UNPACKED = 20
 """A zip that unpacks to more times its size is a bomb; torch.save does not compress at all."""
+
+_EXPORTED_NAMES = ("/archive_format", "serialized_exported_program.json")
+"""In lower case: torch's reader of archives makes no difference, so no other reader gets these."""
 
 ZIP, PICKLE, SAFETENSORS, SHARDS, TORCHSCRIPT, EXPORTED = (
     "zip",
@@ -66,15 +70,13 @@ def _zip_kind(path: Path) -> str:
     try:
         with zipfile.ZipFile(path) as archive:
             names, unpacked = archive.namelist(), sum(i.file_size for i in archive.filelist)
-    except (zipfile.BadZipFile, OSError, ValueError, NotImplementedError):
+    except (zipfile.BadZipFile, OSError, ValueError, NotImplementedError, struct.error):
         return "a zip archive that is truncated or damaged"
     if unpacked > _MOST_UNPACKED * path.stat().st_size:
         return f"a zip archive that would unpack to {unpacked:,} bytes"
     if any(name.endswith("/constants.pkl") or name.startswith("constants.pkl") for name in names):
         return TORCHSCRIPT
-    if any(
-        name.endswith(("/archive_format", "serialized_exported_program.json")) for name in names
-    ):
+    if any(name.casefold().endswith(_EXPORTED_NAMES) for name in names):
         return EXPORTED
     if any(name.endswith("/data.pkl") for name in names):
         return ZIP
