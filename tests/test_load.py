@@ -105,12 +105,11 @@ def test_a_whole_torchvision_model_loads_safely(name: str, tmp_path: Path) -> No
     assert same_weights(found, module)
 
 
-def test_a_whole_model_in_the_legacy_format_is_refused(tmp_path: Path) -> None:
-    """Before torch 1.6 a module was kept with its source, which would have to run."""
+def test_a_whole_model_in_the_legacy_format_loads(tmp_path: Path) -> None:
+    """Before torch 1.6 a model was kept with the source of its classes, which nobody runs."""
     module = skeleton("resnet18")
     torch.save(module, tmp_path / "old.pth", _use_new_zipfile_serialization=False)
-    with pytest.raises(LoadError, match=r"old\.pth is a whole model in torch's format before 1\.6"):
-        load(tmp_path / "old.pth")
+    assert same_weights(load(tmp_path / "old.pth"), module)
     assert same_weights(load(tmp_path / "old.pth", unsafe_load=True), module)
 
 
@@ -465,7 +464,7 @@ OLD = _saved({"weight": torch.zeros(5000)}, _use_new_zipfile_serialization=False
         (b"version https://git-lfs.github.com/spec/v1\noid sha256:0\n", "it is a Git LFS pointer"),
         (b"\x00\x01\x02\x03" * 9, "no format that featviz knows"),
         (WHOLE[: len(WHOLE) // 2], "it is a zip archive that is truncated or damaged"),
-        (OLD[: len(OLD) // 2], "cannot be loaded"),
+        (OLD[: len(OLD) // 2], "refers to more data than it holds"),
         (OLD[:9], "cannot be loaded"),
         (_zip(readme="hello"), "it is a zip archive that is no checkpoint"),
         (_zip(a__data___pkl="x"), "it is a zip archive that is no checkpoint"),
