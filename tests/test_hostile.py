@@ -601,12 +601,18 @@ BROKEN: dict[str, tuple[Maker, str]] = {
     ),
     "pickle.dump of protocol 0": (_bytes(pickle.dumps(WEIGHTS, protocol=0)), UNKNOWN),
     "pickle.dump of numbers": (_bytes(pickle.dumps({"a": 1})), PICKLE),
-    "more elements than bytes": (_lying(b"K\x10t", b"M\x10\x27t"), "holds 64 bytes of a tensor's data, expected 40,000"),
+    "more elements than bytes": (
+        _lying(b"K\x10t", b"M\x10\x27t"),
+        "holds 64 bytes of a tensor's data, expected 40,000",
+    ),
     "size beyond the storage": (
         _lying(b"K\x10\x85", b"J\xff\xff\xff\x7f\x85"),
         "that lies outside of its data",
     ),
-    "negative size": (_lying(b"K\x10\x85", b"J\xff\xff\xff\xff\x85"), "holds a tensor with sizes, strides or an offset that no tensor has"),
+    "negative size": (
+        _lying(b"K\x10\x85", b"J\xff\xff\xff\xff\x85"),
+        "holds a tensor with sizes, strides or an offset that no tensor has",
+    ),
     "negative stride": (
         _lying(b"K\x01\x85", b"J\xff\xff\xff\xff\x85"),
         "holds a tensor with sizes, strides or an offset that no tensor has",
@@ -615,7 +621,10 @@ BROKEN: dict[str, tuple[Maker, str]] = {
         _lying(b"QK\x00", b"QJ\xff\xff\xff\x7f"),
         "that lies outside of its data",
     ),
-    "negative offset": (_lying(b"QK\x00", b"QJ\xff\xff\xff\xff"), "holds a tensor with sizes, strides or an offset that no tensor has"),
+    "negative offset": (
+        _lying(b"QK\x00", b"QJ\xff\xff\xff\xff"),
+        "holds a tensor with sizes, strides or an offset that no tensor has",
+    ),
     "storage of no type": (
         _lying(b"torch\nFloatStorage", b"collections\nCounter"),
         f"{PICKLE} (UnpicklingError",
