@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import difflib
 import logging
+import re
 import sys
 import tomllib
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -20,8 +21,14 @@ from featviz.errors import FileError
 from featviz.files import read_text
 from featviz.text import quoted
 
-_LARGEST_CONFIG = 2**20
+_LARGEST_CONFIG = 2**16
 """Bytes of a TOML file."""
+
+_LONG_KEY = re.compile(
+    r"""(?<![\w-]) (?: (?: [\w-]++ | "[^"\n]*+" | '[^'\n]*+' ) [ \t]*+ \. [ \t]*+ ){50}""",
+    re.VERBOSE,
+)
+"""A dotted key of more than 50 parts: Python's reader takes the square of their number."""
 
 _LONGEST_NAME = 80
 """Letters of a name that are compared with others."""
@@ -82,7 +89,10 @@ def read_config(ctx: click.Context, param: click.Parameter, path: Path | None) -
 
 def _read_toml(path: Path) -> dict[str, Any]:
     try:
-        return tomllib.loads(read_text(path, _LARGEST_CONFIG))
+        text = read_text(path, _LARGEST_CONFIG)
+        if _LONG_KEY.search(text):
+            raise ValueError("a key of more than 50 parts")
+        return tomllib.loads(text)
     except (OSError, FileError, ValueError, RecursionError) as error:
         words = "too many levels" if isinstance(error, RecursionError) else quoted(str(error))
         raise click.BadParameter(f"{quoted(str(path))} cannot be read: {words}") from error
