@@ -471,6 +471,90 @@ HOSTILE: dict[str, tuple[Maker, str]] = {
         zipped(b"N0" * 5_000_000, zipfile.ZIP_DEFLATED),
         "would unpack to 10,000,",
     ),
+    "encode one text often": (
+        zipped(
+            value("x" * 500_000)
+            + put(9)
+            + b"0("
+            + (name("_codecs:encode") + get(9) + value("latin1") + b"\x86R") * 3000
+            + b"t"
+        ),
+        "copies more bytes",
+    ),
+    "sort one list of pairs often": (
+        zipped(
+            value([[n, None] for n in range(20_000)])
+            + put(9)
+            + b"0("
+            + (name(ORDERED) + get(9) + b"\x85R") * 5000
+            + b"t"
+        ),
+        MANY,
+    ),
+    "count one dict often": (
+        zipped(
+            value(dict.fromkeys(range(20000), 1))
+            + put(9)
+            + b"0("
+            + (name("collections:Counter") + get(9) + b"\x85R") * 5000
+            + b"t"
+        ),
+        MANY,
+    ),
+    "one large state for many": (
+        zipped(
+            value({f"a{n}": None for n in range(20_000)})
+            + put(9)
+            + b"0("
+            + (name(RELU) + b")\x81" + get(9) + b"b") * 5000
+            + b"t"
+        ),
+        MANY,
+    ),
+    "one large dict of parameters for many": (
+        zipped(
+            value({f"a{n}": None for n in range(20_000)})
+            + put(9)
+            + b"0("
+            + module(_parameters=get(9)) * 400
+            + b"t"
+        ),
+        MANY,
+    ),
+    "one large dict of flags for many": (
+        zipped(
+            value(dict.fromkeys(range(20000), True))
+            + put(9)
+            + b"0("
+            + module(_forward_hooks_with_kwargs=get(9)) * 400
+            + b"t"
+        ),
+        MANY,
+    ),
+    "one large partial for many": (
+        zipped(_partial(**{f"a{n}": 1 for n in range(1000)})),
+        "more arguments than a layer has",
+    ),
+    "scales that double": (
+        zipped(_quantised((2,), "per_channel_affine", _doubled(40, b"e"), [0, 0], 0)),
+        WRONG,
+    ),
+    "thousands of names to import": (
+        zipped(b"(" + b"".join(name(f"torchvision.a{n}:B") for n in range(30_000)) + b"t"),
+        "and 29980 more, which could run any code",
+    ),
+    "a chain of unknown calls": (
+        zipped(
+            b"("
+            + b"".join(name(f"m{n}:f") for n in range(5000))
+            + b"t"
+            + put(9)
+            + b"0"
+            + name("os:system")
+            + (get(9) + b"R") * 50_000
+        ),
+        NAMES,
+    ),
     "a tensor on no device": (
         zipped(
             call(

@@ -57,6 +57,9 @@ _VALUES = (
 )
 """Functions and classes that models keep; kept here too, and never called while loading."""
 
+_MOST_IMPORTS = 2000
+"""Names that are looked up in torch and torchvision, which may be slow."""
+
 _SHOWN = 20
 """Names that a message lists before it says how many more there are."""
 
@@ -64,8 +67,10 @@ _SHOWN = 20
 class Unknown:
     """Stands for a name that may not be used, and for all that a file would make of it."""
 
-    def __init__(self, names: Iterable[str]) -> None:
-        self.names = frozenset(names)
+    def __init__(self, name: str | None, parts: tuple[Any, ...] = ()) -> None:
+        self.name = name
+        self.parts = parts
+        """What the file would call, and with what."""
 
 
 class Vocabulary:
@@ -99,10 +104,13 @@ class Vocabulary:
     def _look_up(self, name: str) -> Any:
         if name in self.allowed:
             return self.allowed[name]
+        if len(self._met) > _MOST_IMPORTS:
+            self.unknown.add(name)
+            return Unknown(name)
         found = MAKERS.get(name) or TYPES.get(name) or _module_class(name) or _listed(name)
         if found is None:
             self.unknown.add(name)
-            return Unknown([name])
+            return Unknown(name)
         return found
 
 

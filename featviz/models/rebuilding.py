@@ -20,14 +20,15 @@ _TIMES = 4
 _BESIDE = 64 * 2**20
 """A file may ask for so many times its size, and for so many bytes beside."""
 
-_MOST_DIMENSIONS = 64
+_MOST_DIMENSIONS = 16
 _LARGEST = 2**48
 """Elements along a dimension, and strides; beyond it products overflow in torch."""
 
-_MOST_IN_KEY = 1000
+_MOST_IN_KEY = 50
 """Values in a tuple that is a key: hashing walks through all of them, with repetitions."""
 
 _DEEPEST_TUPLE = 100
+_MOST_ARGUMENTS = 50
 
 _set_bits: Any = torch._utils.set_tensor_metadata
 _rebuild_quantised: Any = torch._utils._rebuild_qtensor
@@ -67,11 +68,17 @@ class Budget:
         if self.bytes < 0:
             raise RefusedError(f"holds a tensor of shape {list(size)} without its data")
 
-    def take_object(self) -> None:
-        """Pay for a container."""
-        self.objects -= 1
+    def take_object(self, items: int = 0) -> None:
+        """Pay for a container, and for items that are copied into it."""
+        self.objects -= 1 + items
         if self.objects < 0:
             raise RefusedError("makes more objects than a file of its size needs")
+
+    def take_copy(self, count: int) -> None:
+        """Pay for bytes that are copied."""
+        self.bytes -= count
+        if self.bytes < 0:
+            raise RefusedError("copies more bytes than a file of its size needs")
 
     def take_module(self) -> None:
         """Pay for a module."""
@@ -222,8 +229,11 @@ def _quantised(
     kind = _expect(Storage, storage).dtype
     _check_extent(storage, offset, size, stride, kind.itemsize)
     budget.take_tensor(size, kind.itemsize)
-    for value in _expect(tuple, parameters)[1:]:
-        _expect((int, float, list, Tensor), value)
+    for value in _expect(tuple, parameters)[1:5]:
+        if isinstance(_expect((int, float, list, Tensor), value), list):
+            budget.take_object(len(value))
+            for number in value:
+                _expect((int, float), number)
     typed = _typed_storage(wrap_storage=storage.untyped, dtype=kind, _internal=True)
     sizes = (tuple(size), tuple(stride))
     found: Tensor = _rebuild_quantised(typed, offset, *sizes, parameters, False, OrderedDict())
@@ -296,18 +306,22 @@ def check_sparse(tensor: Tensor) -> None:
 
 def _ordered(budget: Budget, pairs: Sequence[Sequence[Any]] = ()) -> OrderedDict[Any, Any]:
     found = OrderedDict()
-    for key, value in _expect((list, tuple), pairs):
+    budget.take_object(len(_expect((list, tuple), pairs)))
+    for key, value in pairs:
         check_key(key)
         found[key] = value
     return found
 
 
 def _counted(budget: Budget, counts: Mapping[Any, int] | None = None) -> Counter[Any]:
-    return Counter(_expect(dict, {} if counts is None else counts))
+    found = _expect(dict, {} if counts is None else counts)
+    budget.take_object(len(found))
+    return Counter(found)
 
 
 def _set(budget: Budget, items: Sequence[Any] = ()) -> set[Any]:
-    for item in _expect((list, tuple), items):
+    budget.take_object(len(_expect((list, tuple), items)))
+    for item in items:
         check_key(item)
     return set(items)
 
@@ -317,7 +331,9 @@ def _size(budget: Budget, sizes: Sequence[int] = ()) -> torch.Size:
     return torch.Size(sizes)
 
 
-def _device(budget: Budget, kind: str, index: int = 0) -> torch.device:
+def _device(budget: Budget, kind: str, index: int | None = None) -> torch.device:
+    if index is None:
+        return torch.device(_expect(str, kind))
     return torch.device(_expect(str, kind), _expect(int, index))
 
 
@@ -330,13 +346,16 @@ def _encoded(budget: Budget, text: str, encoding: str) -> Any:
     """Bytes, which pickles of protocol 2 write as text."""
     if encoding not in ("latin1", "latin-1"):
         raise RefusedError("encodes text in a way that no pickle does")
-    return _expect(str, text).encode("latin-1")
+    budget.take_copy(len(_expect(str, text)))
+    return text.encode("latin-1")
 
 
 def _bytes(budget: Budget, content: bytes | str = b"", encoding: str = "latin-1") -> bytearray:
     if isinstance(content, str):
         content = _encoded(budget, content, encoding)
-    return bytearray(_expect(bytes, content))
+    plain: bytes = _expect(bytes, content)
+    budget.take_copy(len(plain))
+    return bytearray(plain)
 
 
 def _complex(budget: Budget, real: float, imaginary: float) -> complex:
@@ -357,7 +376,9 @@ def fill_partial(partial: functools.partial[Any], state: Any) -> None:
         RefusedError: it would call something else, or with something else.
     """
     kind, arguments, keywords, attributes = _expect(tuple, state)
-    values = [*_expect(tuple, arguments), *_expect(dict, keywords).values()]
+    if len(_expect(tuple, arguments)) + len(_expect(dict, keywords)) > _MOST_ARGUMENTS:
+        raise RefusedError("holds a functools.partial with more arguments than a layer has")
+    values = [*arguments, *keywords.values()]
     if kind is not partial.func or attributes or not all(type(v) in _PLAIN for v in values):
         raise RefusedError("holds a functools.partial with other arguments than plain values")
     partial.__setstate__((kind, arguments, keywords, {}))  # type: ignore[attr-defined]

@@ -27,6 +27,9 @@ _MOST_VISITS = 100_000
 _FRESH = vars(nn.Module())
 _CONTENTS = {"_parameters": (Tensor,), "_buffers": (Tensor,), "_modules": (nn.Module,)}
 _HOOKS = {n for n, v in _FRESH.items() if isinstance(v, dict)} - set(_CONTENTS)
+_FLAGS = ("_with_kwargs", "_always_called")
+"""Ends of the names of dicts that say of hooks how they are called."""
+
 _PLAIN = (bool, int, float, str, type(None))
 
 
@@ -42,7 +45,7 @@ def check(content: Any, made: Sequence[Any], vocabulary: Vocabulary, budget: Bud
     """
     for item in made:
         if isinstance(item, nn.Module):
-            _check_state(item, vocabulary)
+            _check_state(item, vocabulary, budget)
         elif not isinstance(item, functools.partial):
             _check_names(item, vocabulary)
     _check_depth(content)
@@ -76,11 +79,13 @@ def _broken(module: nn.Module) -> RefusedError:
     )
 
 
-def _check_state(module: nn.Module, vocabulary: Vocabulary) -> None:
+def _check_state(module: nn.Module, vocabulary: Vocabulary, budget: Budget) -> None:
     own = vars(module)
     _check_names(module, vocabulary)
     for name, kinds in _CONTENTS.items():
         items = own.get(name, 0)
+        if isinstance(items, dict):
+            budget.take_object(len(items))  # it may be shared with many others
         if type(items) not in (dict, OrderedDict) or not all(
             type(key) is str and (value is None or isinstance(value, kinds))
             for key, value in items.items()
@@ -90,7 +95,9 @@ def _check_state(module: nn.Module, vocabulary: Vocabulary) -> None:
         hooks = own[name]
         if type(hooks) not in (dict, OrderedDict):
             raise _broken(module)
-        if not all(type(v) is bool or vocabulary.trusts(v) for v in hooks.values()):
+        budget.take_object(len(hooks))
+        flags = bool if name.endswith(_FLAGS) else ()
+        if not all(isinstance(v, flags) or vocabulary.trusts(v) for v in hooks.values()):
             raise RefusedError(
                 f"holds a {type(module).__name__} with {name}, which would call what the file says"
             )

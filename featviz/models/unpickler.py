@@ -105,8 +105,8 @@ class Unpickler:
         names: set[str] = set()
         found, seen = [content], {id(content)}
         for value in found:
-            if isinstance(value, Unknown):
-                names |= value.names
+            if isinstance(value, Unknown) and value.name is not None:
+                names.add(value.name)
             for inner in parts(value):
                 if id(inner) not in seen:
                     seen.add(id(inner))
@@ -148,14 +148,14 @@ class Unpickler:
         if type(arguments) is not tuple:
             raise UnpicklingError("arguments are no tuple")
         if isinstance(function, Unknown):
-            return Unknown(function.names | unknown_among(arguments))
+            return Unknown(None, (function, arguments))
         self._budget.take_object()
         if isinstance(function, Maker):
             self._compiled |= function is MAKERS[COMPILED]
             return self._noted(function.make(self._budget, *arguments))
         if self._vocabulary.trusts(function):
             if self._vocabulary.unknown:
-                return Unknown(unknown_among(arguments))
+                return Unknown(None, (arguments,))
             return self._vocabulary.trust(function(*arguments))
         name = getattr(function, "__name__", type(function).__name__)
         raise RefusedError(f"calls {name}, which torch.save only keeps: it could run code")
@@ -173,10 +173,9 @@ class Unpickler:
         if isinstance(kind, (Maker, Unknown)):
             self._stack.append(self._called(kind, arguments))
         elif self._vocabulary.trusts(kind):
-            unknown = self._vocabulary.unknown
             self._stack.append(
-                Unknown(unknown)
-                if unknown
+                Unknown(None, (arguments,))
+                if self._vocabulary.unknown
                 else self._vocabulary.trust(kind.__new__(kind, *arguments))
             )
         elif (is_module_class(kind) or is_helper(kind)) and arguments == ():
@@ -199,6 +198,7 @@ class Unpickler:
         elif id(target) in self._fillable:
             if type(state) is not dict or not all(type(name) is str for name in state):
                 raise RefusedError(f"holds a broken {type(target).__name__}: its state is no dict")
+            self._budget.take_object(len(state))
             vars(target).update(state)
         elif self._vocabulary.trusts(target):
             if not self._vocabulary.unknown:
@@ -293,14 +293,11 @@ def parts(value: Any) -> list[Any]:
         return list(value.values())
     if isinstance(value, (list, tuple, set)):
         return list(value)
+    if isinstance(value, Unknown):
+        return list(value.parts)
     if is_module_class(type(value)) or is_helper(type(value)):
         return list(vars(value).values())
     return []
-
-
-def unknown_among(values: tuple[Any, ...]) -> frozenset[str]:
-    """The names behind those values that stand for something unknown."""
-    return frozenset[str]().union(*(v.names for v in values if isinstance(v, Unknown)))
 
 
 def _fill_as_pickle_does(target: Any, state: Any) -> None:
