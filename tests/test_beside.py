@@ -117,8 +117,8 @@ def test_a_toml_file_that_is_no_small_file(
         ("[featviz]\nsize = 8", "a table [featviz], and there is no such command; one of audit, "),
         ("[run.size]\na = 8", "a table 'size', expected a value"),
         ("[run]\nsiez = 8", "'siez', which featviz run lacks; did you mean size?"),
-        ("run = 5", "a value 'run', expected a table [run]"),
-        ("[[run]]\nsize = 8", "a value 'run', expected a table [run]"),
+        ("run = 5", "has 'run', which featviz run lacks"),
+        ("[[run]]\nsize = 8", "has 'run', which featviz run lacks"),
         ('["a\\u001b]0;b"]\nsize = 8', "a table [a\\x1b]0;b]"),
     ],
 )

@@ -106,17 +106,11 @@ def _flat(content: dict[str, Any], path: Path, ctx: click.Context) -> dict[str, 
     group = ctx.parent.command if ctx.parent else None
     commands = group.list_commands(ctx) if isinstance(group, click.Group) else []
     own = str(ctx.info_name)
-    found = {}
-    for key, value in content.items():
-        if key in (own, *commands):
-            if not isinstance(value, dict):
-                raise click.BadParameter(f"{path} has a value {key!r}, expected a table [{key}]")
-        elif isinstance(value, dict):
-            lacks = f"{path} has a table [{quoted(key)}], and there is no such command"
-            raise click.BadParameter(f"{lacks}; {_meant(key, commands or [own])}")
-        else:
-            found[key] = value
-    return {**found, **content.get(own, {})}
+    found = {key: value for key, value in content.items() if not isinstance(value, dict)}
+    for key in sorted(content.keys() - found.keys() - {own, *commands}):
+        lacks = f"{path} has a table [{quoted(key)}], and there is no such command"
+        raise click.BadParameter(f"{lacks}; {_meant(key, commands or [own])}")
+    return {**found, **(content[own] if own in content.keys() - found.keys() else {})}
 
 
 def _meant(name: str, names: Iterable[str]) -> str:
