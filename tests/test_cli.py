@@ -524,7 +524,7 @@ def test_a_table_is_for_the_command_of_its_name(
     featviz: Run, tiny_file: Path, picture: Path, tmp_path: Path, out: Path
 ) -> None:
     """[run] applies to run and wins over the top level; another's table does not concern it."""
-    file = config(tmp_path, 'layers = "ReLU"\n[run]\nnrow = 7\nlayers = "Conv2d"\n[other]\nx = 1\n')
+    file = config(tmp_path, 'layers = "ReLU"\n[run]\nnrow = 7\nlayers = "Conv2d"\n[audit]\nx = 1\n')
     outcome = featviz("run", tiny_file, picture, "--out", out, "--config", file)
     assert outcome.code == 0, outcome.err
     assert (options_used(out)["nrow"], options_used(out)["layers"]) == (7, "Conv2d")

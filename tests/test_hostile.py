@@ -323,7 +323,7 @@ HOSTILE: dict[str, tuple[Maker, str]] = {
     **{f"{name}, legacy": (_saved(name, False), words) for name, (_, words) in PAYLOADS.items()},
     "name from the memo": (_stack_global, "which could run any code"),
     "INST": (_instance, "Unsupported operand"),
-    "two pickles in a zip": (_two_pickles, "posix.system"),
+    "two pickles in a zip": (_two_pickles, "holds two records of one name"),
     "zip behind a pickle": (_zip_behind_a_pickle, "posix.system"),
     "tar": (_tar("sys"), "it is a tar archive"),
     "tar that begins like a pickle": (_tar("\x80\x02]."), "it is a tar archive"),
@@ -557,10 +557,10 @@ BROKEN: dict[str, tuple[Maker, str]] = {
         "it is a zip archive that is no checkpoint",
     ),
     "zip without data.pkl": (_without("data.pkl"), "it is a zip archive that is no checkpoint"),
-    "zip without a tensor's data": (_without("data/0"), "data/0: file not found"),
+    "zip without a tensor's data": (_without("data/0"), "lacks its record 'data/0'"),
     "zip with half of a tensor": (
         _with("data/0", bytes(32)),
-        "record size (32 bytes) does not match expected size (64 bytes",
+        "holds 32 bytes of a tensor's data, expected 64",
     ),
     "zip of a later version": (
         _bytes(WHOLE.replace(b"PK\x01\x02\0\0\0\0", b"PK\x01\x02\0\0\xff\0")),
@@ -570,7 +570,7 @@ BROKEN: dict[str, tuple[Maker, str]] = {
     "zip that climbs out": (_around(b"\x80\x02}.", **{"a/../../../marker": b"x"}), NOTHING),
     "zip rooted above": (
         lambda f: _zip(f, {"../../data.pkl": b"\x80\x02}.", "../marker": b""}),
-        "cannot be loaded: ",
+        "holds 0 records data.pkl, expected 1",
     ),
     "empty pickle": (_with("data.pkl", b""), f"{PICKLE} (EOFError)"),
     "pickle of garbage": (_with("data.pkl", b"garbage"), PICKLE),
@@ -578,7 +578,7 @@ BROKEN: dict[str, tuple[Maker, str]] = {
     "pickle with nothing on the stack": (_with("data.pkl", b"\x80\x02."), f"{PICKLE} (IndexError"),
     "pickle with a strange reference": (
         _with("data.pkl", b"\x80\x02K\x01Q."),
-        f"{PICKLE} (AssertionError",
+        f"{PICKLE} (UnpicklingError",
     ),
     "pickle with an odd reference": (
         _with("data.pkl", b"\x80\x02X\x01\0\0\0aQ."),
@@ -586,18 +586,14 @@ BROKEN: dict[str, tuple[Maker, str]] = {
     ),
     "pickle that asks for much memory": (
         _with("data.pkl", b"\x80\x02cbuiltins\nbytearray\n\x8a\x08" + bytes(6) + b"\xff\x00\x85R."),
-        "cannot be loaded: MemoryError",
+        "has a int where torch.save writes something else",
     ),
     "byte order of its own": (
         _rezipped(lambda m: {**m, "archive/byteorder": b"middle"}),
-        "Unknown endianness type: middle",
-    ),
-    "zip with protocol 4": (
-        _content(lambda: WEIGHTS, pickle_protocol=4),
-        f"{PICKLE} (UnpicklingError",
+        "is of an unknown byte order",
     ),
     "legacy cut in the middle": (_bytes(OLD[: len(OLD) // 2]), PICKLE),
-    "legacy cut at the end": (_bytes(OLD[:-8]), "unexpected EOF, expected 8 more bytes"),
+    "legacy cut at the end": (_bytes(OLD[:-8]), "ends 8 bytes too early"),
     "legacy with a huge string": (_bytes(b"\x80\x04\x8e" + (2**62).to_bytes(8, "little")), PICKLE),
     "pickle.dump of weights": (
         _bytes(pickle.dumps(WEIGHTS)),
@@ -605,24 +601,33 @@ BROKEN: dict[str, tuple[Maker, str]] = {
     ),
     "pickle.dump of protocol 0": (_bytes(pickle.dumps(WEIGHTS, protocol=0)), UNKNOWN),
     "pickle.dump of numbers": (_bytes(pickle.dumps({"a": 1})), PICKLE),
-    "more elements than bytes": (_lying(b"K\x10t", b"M\x10\x27t"), "does not match expected size"),
+    "more elements than bytes": (
+        _lying(b"K\x10t", b"M\x10\x27t"),
+        "holds 64 bytes of a tensor's data, expected 40,000",
+    ),
     "size beyond the storage": (
         _lying(b"K\x10\x85", b"J\xff\xff\xff\x7f\x85"),
-        "cannot be loaded: Trying to resize storage",
+        "that lies outside of its data",
     ),
-    "negative size": (_lying(b"K\x10\x85", b"J\xff\xff\xff\xff\x85"), "cannot be loaded: numel"),
+    "negative size": (
+        _lying(b"K\x10\x85", b"J\xff\xff\xff\xff\x85"),
+        "holds a tensor with sizes, strides or an offset that no tensor has",
+    ),
     "negative stride": (
         _lying(b"K\x01\x85", b"J\xff\xff\xff\xff\x85"),
-        "cannot be loaded: Storage size calculation overflowed",
+        "holds a tensor with sizes, strides or an offset that no tensor has",
     ),
     "offset beyond the storage": (
         _lying(b"QK\x00", b"QJ\xff\xff\xff\x7f"),
-        "cannot be loaded: Trying to resize storage",
+        "that lies outside of its data",
     ),
-    "negative offset": (_lying(b"QK\x00", b"QJ\xff\xff\xff\xff"), "invalid storage offset -1"),
+    "negative offset": (
+        _lying(b"QK\x00", b"QJ\xff\xff\xff\xff"),
+        "holds a tensor with sizes, strides or an offset that no tensor has",
+    ),
     "storage of no type": (
         _lying(b"torch\nFloatStorage", b"collections\nCounter"),
-        f"{PICKLE} (AttributeError",
+        f"{PICKLE} (UnpicklingError",
     ),
     "directory": (_directory, ""),
     "FIFO": (_fifo, ""),
@@ -817,6 +822,7 @@ GOOD: dict[str, tuple[Maker, str]] = {
         _content(_weights, _use_new_zipfile_serialization=False),
         "it is squeezenet1_1",
     ),
+    "protocol 4": (_content(_weights, pickle_protocol=4), "it is squeezenet1_1"),
     "nested state dict": (_content(lambda: {"epoch": 1, "model": _weights()}), "took 'model'"),
     "safetensors": (_saved_safely, "it is squeezenet1_1"),
     "shards": (_sharded, "it is squeezenet1_1"),

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import importlib
+import inspect
 import io
 import logging
 import os
@@ -10,6 +12,7 @@ import pickle
 import sys
 import zipfile
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 from urllib.error import URLError
@@ -25,6 +28,7 @@ from torchvision import models
 from featviz import requirements
 from featviz.commands.options import key_values
 from featviz.errors import FeatvizError, LoadError, UsageError
+from featviz.models import checkpoint, rebuilding
 from featviz.models.load import ModelOptions, load_model, pick_device
 from featviz.models.preprocess import InputOptions
 
@@ -92,25 +96,180 @@ def same_weights(one: nn.Module, other: nn.Module | dict[str, Tensor]) -> bool:
 # Whole models ------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+def repeated(name: str) -> nn.Module:
+    """A torchvision model whose tensors repeat one number: its file is small."""
+    parameters = inspect.signature(models.get_model_builder(name)).parameters
+    options: dict[str, Any] = {"weights": None}
+    options |= {"weights_backbone": None} if "weights_backbone" in parameters else {}
+    options |= {"init_weights": False} if "inception" in name or "googlenet" in name else {}
+    with _uninitialised() if "regnet" in name or "raft" in name else torch.device("meta"):
+        module = models.get_model(name, **options)
+    for part in module.modules():
+        for key, tensor in part._parameters.items():
+            if tensor is not None:
+                one = torch.zeros((), dtype=tensor.dtype).expand(tensor.shape)
+                part._parameters[key] = nn.Parameter(one, tensor.requires_grad)
+        for key, tensor in part._buffers.items():
+            if tensor is not None:
+                part._buffers[key] = torch.ones((), dtype=tensor.dtype).expand(tensor.shape)
+    return module
+
+
+@contextmanager
+def _uninitialised() -> Iterator[None]:
+    """Initialisers that copy out of meta need a CPU; RegNet's largest are 2.6 GB untouched."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("normal_", "ones_", "zeros_", "kaiming_normal_", "kaiming_uniform_"):
+            patch.setattr(nn.init, name, lambda tensor, *args, **more: tensor)
+        yield
+
+
 @pytest.mark.slow
-def test_a_whole_torchvision_model_loads_safely(name: str, tmp_path: Path) -> None:
-    """torch.save(model) of every family loads without running code, modules and weights equal."""
-    module = skeleton(name)
+@pytest.mark.parametrize("name", models.list_models())
+def test_a_whole_torchvision_model_loads_safely(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """torch.save(model) of every builder loads without flags, modules and tensors equal."""
+    monkeypatch.setattr(rebuilding, "_BESIDE", 2**40)  # the file repeats one number
+    module = repeated(name)
     torch.save(module, tmp_path / "whole.pth")
     found = load(tmp_path / "whole.pth")
     assert [(n, type(m)) for n, m in found.named_modules()] == [
         (n, type(m)) for n, m in module.named_modules()
     ]
-    assert same_weights(found, module)
+    own = module.state_dict()
+    assert {k: (v.shape, v.dtype) for k, v in found.state_dict().items()} == {
+        k: (v.shape, v.dtype) for k, v in own.items()
+    }
+    assert not found._forward_hooks and "forward" not in vars(found)
 
 
-def test_a_whole_model_in_the_legacy_format_is_refused(tmp_path: Path) -> None:
-    """Before torch 1.6 a module was kept with its source, which would have to run."""
+@pytest.mark.slow
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_whole_model_keeps_its_numbers(name: str, tmp_path: Path) -> None:
+    """Tensors of a whole model are those that were saved."""
+    module = skeleton(name)
+    torch.save(module, tmp_path / "whole.pth")
+    assert same_weights(load(tmp_path / "whole.pth"), module)
+
+
+def _tied() -> nn.Module:
+    first, second = nn.Linear(3, 3), nn.Linear(3, 3)
+    second.weight = first.weight
+    return nn.Sequential(first, second)
+
+
+def _buffered() -> nn.Module:
+    layer = nn.Conv2d(3, 2, 1)
+    layer.register_buffer("scale", nn.Buffer(torch.ones(2)))
+    layer.weight.note = "kept by torch, of no use here"  # type: ignore[attr-defined]
+    return layer
+
+
+WHOLE_MODELS: dict[str, Callable[[], nn.Module]] = {
+    "averaged": lambda: torch.optim.swa_utils.AveragedModel(nn.Conv2d(3, 2, 1)),
+    "transformer": lambda: nn.Transformer(8, 2, 1, 1, activation=nn.functional.gelu),
+    "recurrent": lambda: nn.LSTM(3, 4, 2, bidirectional=True),
+    "parallel": lambda: nn.DataParallel(nn.Conv2d(3, 2, 1)),
+    "tied": _tied,
+    "buffered": _buffered,
+    "half": lambda: nn.Conv2d(3, 2, 1).half(),
+    "spectral": lambda: nn.Sequential(nn.Conv2d(3, 2, 1), nn.Upsample(scale_factor=2)),
+}
+
+
+@pytest.mark.parametrize("old", [False, True], ids=["zip", "legacy"])
+@pytest.mark.parametrize("kind", WHOLE_MODELS)
+def test_whole_models_of_torch_load_without_flags(kind: str, old: bool, tmp_path: Path) -> None:
+    """What torch.nn and its helpers make, in both formats."""
+    module = WHOLE_MODELS[kind]()
+    torch.save(module, tmp_path / "whole.pth", _use_new_zipfile_serialization=not old)
+    found, expected = checkpoint.read(tmp_path / "whole.pth"), module.state_dict()
+    assert type(found) is type(module) and list(found.state_dict()) == list(expected)
+    assert all(torch.equal(v, expected[k]) for k, v in found.state_dict().items())
+    if kind == "tied":
+        assert found[0].weight is found[1].weight
+
+
+@pytest.mark.parametrize("unsafe", [False, True])
+@pytest.mark.parametrize("depth", ["alone", "in a dict"])
+def test_a_compiled_whole_model_is_taken_out_of_its_wrapping(
+    unsafe: bool, depth: str, tiny: nn.Module, tmp_path: Path
+) -> None:
+    """torch.compile's wrapper ignores hooks; the module inside it is what is looked at."""
+    compiled = torch.compile(tiny)
+    content = compiled if depth == "alone" else {"epoch": 3, "model": compiled}
+    torch.save(content, tmp_path / "compiled.pth")
+    found = load(tmp_path / "compiled.pth", unsafe_load=unsafe)
+    assert type(found) is nn.Sequential
+    assert same_weights(found, tiny)
+
+
+def test_a_factory_may_compile(tmp_path: Path) -> None:
+    """A model that a factory compiled is taken out of its wrapping, too."""
+    (tmp_path / "user_compiled.py").write_text(
+        "import torch\ndef make():\n    return torch.compile(torch.nn.Conv2d(3, 2, 1))\n"
+    )
+    assert type(load(f"{tmp_path / 'user_compiled.py'}:make")) is nn.Conv2d
+
+
+def test_detection_models_that_ran_load(tmp_path: Path) -> None:
+    """A forward pass leaves a LevelMapper behind; the model still loads, and says the same."""
+    module = models.get_model(
+        "fasterrcnn_mobilenet_v3_large_320_fpn", weights=None, weights_backbone=None
+    ).eval()
+    with torch.inference_mode():
+        expected = module([torch.ones(3, 64, 64)])
+    torch.save(module, tmp_path / "ran.pth")
+    with torch.inference_mode():
+        found = load(tmp_path / "ran.pth").eval()([torch.ones(3, 64, 64)])
+    assert torch.equal(found[0]["boxes"], expected[0]["boxes"])
+
+
+def test_hooks_of_classes_that_the_user_allows_load(tmp_path: Path) -> None:
+    """weight_norm keeps an object of its class as a hook; --allow-global lets it in."""
+    module = nn.utils.weight_norm(nn.Conv2d(3, 2, 1))
+    torch.save(nn.Sequential(module), tmp_path / "norm.pth")
+    with pytest.raises(LoadError, match=r"needs torch\.nn\.utils\.weight_norm\.WeightNorm"):
+        load(tmp_path / "norm.pth")
+    found = load(tmp_path / "norm.pth", allow_globals=("torch.nn.utils.weight_norm.WeightNorm",))
+    image = torch.rand(1, 3, 4, 4)
+    assert torch.equal(found(image), module(image))
+
+
+@pytest.mark.parametrize("unsafe", [False, True])
+def test_a_whole_quantised_model_gets_one_line(unsafe: bool, tmp_path: Path) -> None:
+    """torch writes statically quantised convolutions in a way that it cannot read."""
+    from torch.ao import quantization
+
+    module = nn.Sequential(quantization.QuantStub(), nn.Conv2d(3, 2, 1)).eval()
+    module.qconfig = quantization.get_default_qconfig("x86")
+    prepared = quantization.prepare(module)
+    prepared(torch.rand(1, 3, 4, 4))
+    torch.save(quantization.convert(prepared), tmp_path / "static.pth")
+    with pytest.raises(
+        LoadError, match=r"static\.pth is a .*quantised model saved whole"
+    ) as caught:
+        load(tmp_path / "static.pth", unsafe_load=unsafe)
+    assert "state_dict()" in str(caught.value.hint)
+
+
+def test_checksums_may_be_left_out(tmp_path: Path) -> None:
+    """torch.save can leave out the sums over records, and torch.load does not look at them."""
+    before = torch.serialization.get_crc32_options()
+    torch.serialization.set_crc32_options(False)
+    try:
+        torch.save(nn.Conv2d(3, 2, 1), tmp_path / "a.pth")
+    finally:
+        torch.serialization.set_crc32_options(before)
+    assert load(tmp_path / "a.pth").out_channels == 2
+
+
+def test_a_whole_model_in_the_legacy_format_loads(tmp_path: Path) -> None:
+    """Before torch 1.6 a model was kept with the source of its classes, which nobody runs."""
     module = skeleton("resnet18")
     torch.save(module, tmp_path / "old.pth", _use_new_zipfile_serialization=False)
-    with pytest.raises(LoadError, match=r"old\.pth is a whole model in torch's format before 1\.6"):
-        load(tmp_path / "old.pth")
+    assert same_weights(load(tmp_path / "old.pth"), module)
     assert same_weights(load(tmp_path / "old.pth", unsafe_load=True), module)
 
 
@@ -309,6 +468,65 @@ def test_allowances_hold_for_weights_too(users_file: Path, tmp_path: Path) -> No
     assert same_weights(found, torch.load(users_file, weights_only=False))
 
 
+@pytest.fixture
+def beside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A whole model of a class whose module lies beside it, and is imported from nowhere else."""
+    folder, elsewhere = tmp_path / "models", tmp_path / "elsewhere"
+    folder.mkdir()
+    elsewhere.mkdir()
+    (folder / "user_beside.py").write_text(
+        "from torch import nn\nclass Net(nn.Sequential):\n    pass\n"
+    )
+    with monkeypatch.context() as patch:
+        patch.syspath_prepend(folder)
+        import user_beside
+
+        torch.save(user_beside.Net(nn.Conv2d(3, 2, 1)), folder / "net.pth")
+    del sys.modules["user_beside"]
+    importlib.invalidate_caches()
+    monkeypatch.chdir(elsewhere)
+    return folder
+
+
+@pytest.mark.parametrize("place", ["beside the file", "current folder"])
+@pytest.mark.parametrize(
+    "options", [{"unsafe_load": True}, {"allow_globals": ("user_beside.Net",)}]
+)
+def test_modules_are_found_here_and_beside_the_file(
+    options: dict[str, Any], place: str, beside: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both options find the class in the current folder and in the folder of the file."""
+    if place == "current folder":
+        (beside / "user_beside.py").rename(Path.cwd() / "user_beside.py")
+    found = load(beside / "net.pth", **options)
+    assert type(found).__name__ == "Net" and found[0].out_channels == 2
+
+
+@pytest.mark.parametrize(
+    ("options", "kind"),
+    [({"unsafe_load": True}, LoadError), ({"allow_globals": ("user_beside.Net",)}, UsageError)],
+)
+def test_a_module_that_is_not_found_is_named_with_where_it_was_looked_for(
+    options: dict[str, Any], kind: type[FeatvizError], beside: Path
+) -> None:
+    """The module, both folders and PYTHONPATH; sys.path is as before."""
+    (beside / "user_beside.py").unlink()
+    before = list(sys.path)
+    with pytest.raises(kind, match="user_beside") as caught:
+        load(beside / "net.pth", **options)
+    hint = str(caught.value.hint)
+    assert all(word in hint for word in (str(beside), str(Path.cwd()), "PYTHONPATH"))
+    assert sys.path == before
+
+
+def test_what_is_installed_wins_over_what_lies_beside_a_file(beside: Path) -> None:
+    """A module beside a file does not take the place of one that is installed."""
+    (beside / "colorsys.py").write_text("raise RuntimeError('the wrong one')")
+    sys.modules.pop("colorsys", None)
+    with pytest.raises(LoadError, match="needs user_beside"):
+        load(beside / "net.pth", allow_globals=("colorsys.rgb_to_hls",))
+
+
 # Weights -----------------------------------------------------------------------------------
 
 
@@ -465,7 +683,7 @@ OLD = _saved({"weight": torch.zeros(5000)}, _use_new_zipfile_serialization=False
         (b"version https://git-lfs.github.com/spec/v1\noid sha256:0\n", "it is a Git LFS pointer"),
         (b"\x00\x01\x02\x03" * 9, "no format that featviz knows"),
         (WHOLE[: len(WHOLE) // 2], "it is a zip archive that is truncated or damaged"),
-        (OLD[: len(OLD) // 2], "cannot be loaded"),
+        (OLD[: len(OLD) // 2], "refers to more data than it holds"),
         (OLD[:9], "cannot be loaded"),
         (_zip(readme="hello"), "it is a zip archive that is no checkpoint"),
         (_zip(a__data___pkl="x"), "it is a zip archive that is no checkpoint"),
@@ -637,6 +855,37 @@ def test_factory_files_that_cannot_be_imported(code: str, message: str, tmp_path
     with pytest.raises(LoadError, match=f"importing .*user_bad.py failed.*{message}") as caught:
         load(f"{tmp_path / 'user_bad.py'}:make")
     assert "\n" not in caught.value.message
+
+
+def test_two_factories_of_one_name_are_two_modules(tmp_path: Path) -> None:
+    """The second net.py does not take the place of the first, whose classes still pickle."""
+    made = []
+    for width in (2, 5):
+        folder = tmp_path / str(width)
+        folder.mkdir()
+        (folder / "net.py").write_text(
+            "from torch import nn\n"
+            "class Net(nn.Conv2d):\n"
+            f"    def __init__(self):\n        super().__init__(3, {width}, 1)\n"
+        )
+        made.append(load(f"{folder / 'net.py'}:Net"))
+    assert [module.out_channels for module in made] == [2, 5]
+    for module in made:
+        assert sys.modules[type(module).__module__].Net is type(module)
+        assert type(pickle.loads(pickle.dumps(module))) is type(module)
+
+
+def test_a_failed_import_leaves_nothing_behind(tmp_path: Path) -> None:
+    """Neither a half-loaded module nor its folder on sys.path; mended, the file loads."""
+    path = tmp_path / "user_half.py"
+    path.write_text("import torch\nmake = torch.nn.ReLU\n1 / 0\n")
+    before, modules = list(sys.path), set(sys.modules)
+    with pytest.raises(LoadError, match="division by zero"):
+        load(f"{path}:make")
+    assert sys.path == before
+    assert set(sys.modules) == modules
+    path.write_text("import torch\nmake = torch.nn.ReLU\n")
+    assert type(load(f"{path}:make")) is nn.ReLU
 
 
 @pytest.mark.parametrize(

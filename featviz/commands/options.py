@@ -5,9 +5,10 @@ from __future__ import annotations
 import ast
 import difflib
 import logging
+import re
 import sys
 import tomllib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -16,6 +17,21 @@ import click
 
 from featviz.commands import completing
 from featviz.commands.values import NumbersType, SizeType
+from featviz.errors import FileError
+from featviz.files import read_text
+from featviz.text import quoted
+
+_LARGEST_CONFIG = 2**16
+"""Bytes of a TOML file."""
+
+_LONG_KEY = re.compile(
+    r"""(?<![\w-]) (?: (?: [\w-]++ | "[^"\n]*+" | '[^'\n]*+' ) [ \t]*+ \. [ \t]*+ ){50}""",
+    re.VERBOSE,
+)
+"""A dotted key of more than 50 parts: Python's reader takes the square of their number."""
+
+_LONGEST_NAME = 80
+"""Letters of a name that are compared with others."""
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -57,23 +73,49 @@ def read_config(ctx: click.Context, param: click.Parameter, path: Path | None) -
     """
     if path is None:
         return None
-    try:
-        content = tomllib.loads(path.read_text("utf-8"))
-    except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise click.BadParameter(f"{path} cannot be read: {error}") from error
-    flat = {key: value for key, value in content.items() if not isinstance(value, dict)}
-    flat |= content.get(str(ctx.info_name), {})
     params = {name: p for p in ctx.command.params for name in _config_names(p)}
     defaults = {}
-    for key, value in flat.items():
+    for key, value in _flat(_read_toml(path), path, ctx).items():
         name = key.replace("_", "-")
         if name not in params:
-            close = difflib.get_close_matches(name, params, 1)
-            hint = f"did you mean {close[0]}?" if close else f"one of {', '.join(sorted(params))}"
-            raise click.BadParameter(f"{path} has {key!r}, which {ctx.command_path} lacks; {hint}")
+            lacks = f"{path} has {quoted(repr(key))}, which {ctx.command_path} lacks"
+            raise click.BadParameter(f"{lacks}; {_meant(name, params)}")
+        if isinstance(value, dict):
+            raise click.BadParameter(f"{path} has a table {quoted(repr(key))}, expected a value")
         defaults[str(params[name].name)] = _as_typed(params[name], value)
     ctx.default_map = {**(ctx.default_map or {}), **defaults}
     return path
+
+
+def _read_toml(path: Path) -> dict[str, Any]:
+    try:
+        text = read_text(path, _LARGEST_CONFIG)
+        if _LONG_KEY.search(text):
+            raise ValueError("a key of more than 50 parts")
+        return tomllib.loads(text)
+    except (OSError, FileError, ValueError, RecursionError) as error:
+        words = "too many levels" if isinstance(error, RecursionError) else quoted(str(error))
+        raise click.BadParameter(f"{quoted(str(path))} cannot be read: {words}") from error
+
+
+def _flat(content: dict[str, Any], path: Path, ctx: click.Context) -> dict[str, Any]:
+    """The keys outside of tables, and over them those of the command's own table.
+
+    Tables of other commands are for them; a table of no command is a mistake.
+    """
+    group = ctx.parent.command if ctx.parent else None
+    commands = group.list_commands(ctx) if isinstance(group, click.Group) else []
+    own = str(ctx.info_name)
+    found = {key: value for key, value in content.items() if not isinstance(value, dict)}
+    for key in sorted(content.keys() - found.keys() - {own, *commands}):
+        lacks = f"{path} has a table [{quoted(key)}], and there is no such command"
+        raise click.BadParameter(f"{lacks}; {_meant(key, commands or [own])}")
+    return {**found, **(content[own] if own in content.keys() - found.keys() else {})}
+
+
+def _meant(name: str, names: Iterable[str]) -> str:
+    close = difflib.get_close_matches(name[:_LONGEST_NAME], list(names), 1)
+    return f"did you mean {close[0]}?" if close else f"one of {', '.join(sorted(names))}"
 
 
 def _config_names(param: click.Parameter) -> list[str]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import pickle
 import re
 import struct
@@ -13,17 +12,17 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from featviz.errors import FeatvizError, LoadError
-from featviz.models import pickles, programs, sniff
-from featviz.models.unwrap import nested
+from featviz.errors import FeatvizError, FileError, LoadError
+from featviz.files import read_json
+from featviz.models import pickles, programs, sniff, soundness, torchfiles
+from featviz.models.factory import importable, where_looked
+from featviz.models.rebuilding import RefusedError
+from featviz.models.unwrap import nested, unwrapped
 from featviz.text import quoted
 
 SUFFIXES = frozenset((".pth", ".pt", ".ckpt", ".bin", ".safetensors", ".pt2"))
-
-_MOST_REPEATED = 2**30
-"""Bytes that a tensor may repeat the same few to (`expand`): no weights need more."""
 
 _PICKLE_ERRORS = (
     pickle.UnpicklingError,
@@ -67,68 +66,71 @@ def read(path: Path, allow: Sequence[str] = (), unsafe: bool = False) -> Any:
 
 
 def _read_torch(path: Path, allow: Sequence[str], unsafe: bool) -> Any:
-    try:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # about old ways to save, which a reader cannot change
         if unsafe:
-            return torch.load(path, map_location="cpu", weights_only=False)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # about old ways to save, which a reader cannot change
-            return _checked(path, _load_safely(path, allow))
+            return _read_unsafely(path)
+        return _read_safely(path, allow)
+
+
+def _read_safely(path: Path, allow: Sequence[str]) -> Any:
+    allowed = pickles.allowed(allow, path)
+    try:
+        return _checked(path, torchfiles.load(path, allowed))
     except FeatvizError:
         raise
+    except RefusedError as error:
+        raise LoadError(
+            f"{path.name} {error}",
+            "save the state_dict() of a model that runs, with a newer torch; "
+            "--unsafe-load if you trust the file",
+        ) from error
     except Exception as error:  # a broken pickle decides itself what it makes torch raise
         raise _damaged(path, error) from error
 
 
-def _load_safely(path: Path, allow: Sequence[str]) -> Any:
-    with torch.serialization.safe_globals(pickles.vetted(path, allow)):
-        return torch.load(path, map_location="cpu", weights_only=True)
-
-
-def _checked(path: Path, content: Any) -> Any:
-    """Refuse what can be read, though no model can be made of it."""
-    for value in nested(content):
-        tensors = [value]
-        if isinstance(value, nn.Module):
-            _check_parts(path, value)
-            tensors = [*value.parameters(), *value.buffers()]
-        for tensor in tensors:
-            if isinstance(tensor, Tensor) and _lacks_data(tensor):
-                raise LoadError(
-                    f"{path.name} holds a tensor of shape {list(tensor.shape)} without its data",
-                    "save the model again, with its weights on the CPU",
-                )
+def _read_unsafely(path: Path) -> Any:
+    try:
+        with importable(path.parent):
+            content = torch.load(path, map_location="cpu", weights_only=False)
+    except ModuleNotFoundError as error:
+        raise LoadError(
+            f"{path.name} needs the module {str(error.name)!r}, which cannot be found",
+            where_looked(str(error.name), path.parent),
+        ) from error
+    except Exception as error:
+        raise _damaged(path, error) from error
+    if isinstance(content, nn.Module) and not isinstance(content, torch.jit.ScriptModule):
+        content = unwrapped(content)
+        for part in content.modules():
+            if not soundness.is_sound(part):
+                raise _broken(path, part)
     return content
 
 
-def _check_parts(path: Path, module: nn.Module) -> None:
-    if not _is_sound(module):
-        raise LoadError(
-            f"{path.name} holds a broken {type(module).__name__}: it lacks parts of an nn.Module, "
-            "or contains itself",
-            "save a model that runs, or its state dict",
+def _checked(path: Path, content: Any) -> Any:
+    """Refuse a module that torch itself could not use, though each part of it is right."""
+    for value in nested(content):
+        if isinstance(value, nn.Module):
+            try:
+                value.state_dict()
+                value.to(non_blocking=False)  # goes through all tensors as any .to, changing none
+            except Exception as error:  # whatever a state that a file made up leads to
+                raise _broken(path, value) from error
+    return content
+
+
+def _broken(path: Path, module: nn.Module) -> LoadError:
+    if "quantized" in type(module).__module__:
+        return LoadError(
+            f"{path.name} is a quantised model saved whole, which torch cannot load again",
+            "save its state_dict(), or the float model that it was made from",
         )
-
-
-def _is_sound(module: nn.Module) -> bool:
-    """Whether all that nn.Module keeps is there and of its kind, in every submodule."""
-    kept = vars(nn.Module()).items()
-    kinds = {name: k for name, value in kept for k in (bool, dict, set) if isinstance(value, k)}
-    try:
-        module.state_dict()
-        module.to(non_blocking=False)  # goes through all tensors as any .to does, changing none
-    except Exception:  # whatever a state that a file made up leads to
-        return False
-    return all(
-        isinstance(vars(part).get(name), kind)
-        for part in module.modules()
-        for name, kind in kinds.items()
+    return LoadError(
+        f"{path.name} holds a broken {type(module).__name__}: it lacks parts of an nn.Module, "
+        "or contains itself",
+        "save a model that runs, or its state dict",
     )
-
-
-def _lacks_data(tensor: Tensor) -> bool:
-    """A tensor on no device, or one that repeats a few bytes to more than _MOST_REPEATED."""
-    size = tensor.numel() * tensor.element_size()
-    return tensor.is_meta or (size > _MOST_REPEATED and size > tensor.untyped_storage().nbytes())
 
 
 def _read_safetensors(path: Path, allow: Sequence[str], unsafe: bool) -> Any:
@@ -148,9 +150,12 @@ def _read_program(path: Path, allow: Sequence[str], unsafe: bool) -> Any:
 def _read_shards(path: Path, allow: Sequence[str], unsafe: bool) -> Any:
     """The files that an index.json names, which must lie beside it."""
     try:
-        names = sorted(set(json.loads(path.read_text("utf-8"))["weight_map"].values()))
-        shards = [path.with_name(Path(str(name)).name) for name in names]
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        weights = dict.fromkeys(read_json(path)["weight_map"].values())
+        names = sorted({Path(str(name)).name for name in weights})
+        shards = [path.with_name(name) for name in names]
+    except FileError as error:
+        raise LoadError(f"{path.name} is no index of shards: {error}", None) from error
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise LoadError(f"{path.name} is no index of shards", "it lacks a weight_map") from error
     found: dict[str, Any] = {}
     for shard in shards:
@@ -173,12 +178,6 @@ def _is_shard(path: Path) -> bool:
 
 
 def _damaged(path: Path, error: Exception) -> LoadError:
-    if "persistent_load of storage" in str(error):
-        return LoadError(
-            f"{path.name} is a whole model in torch's format before 1.6, which cannot be read "
-            "without running it",
-            "save it again with a newer torch, or its state_dict(); --unsafe-load if you trust it",
-        )
     return LoadError(
         f"{path.name} cannot be loaded: {_reason(error)}",
         "is the file whole, and from this torch or older?",

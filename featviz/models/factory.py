@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib
 import importlib.util
+import os
 import re
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -56,16 +59,42 @@ def build(spec: str, arguments: Mapping[str, Any]) -> nn.Module:
     return module
 
 
-def import_user_module(name: str) -> ModuleType:
-    """Import a module of the user's; the current folder counts, as with `python -m`."""
+@contextmanager
+def importable(*folders: Path) -> Iterator[None]:
+    """Let modules of the user's be imported: from the current folder first, as with `python -m`,
+    and from `folders` where nothing installed has the name.
+
+    What was imported may import more when it runs, so the folders stay on sys.path; where the
+    import fails, sys.path is as it was.
+    """
+    before = list(sys.path)
     here = str(Path.cwd())
     if here not in sys.path:
         sys.path.insert(0, here)
-    return importlib.import_module(name)
+    sys.path.extend(name for name in (str(f.resolve()) for f in folders) if name not in sys.path)
+    try:
+        yield
+    except BaseException:
+        sys.path[:] = before
+        raise
+
+
+def where_looked(module: str, *folders: Path) -> str:
+    """A hint for a module that `importable` did not find."""
+    places = ", ".join(dict.fromkeys(str(f.resolve()) for f in (Path.cwd(), *folders)))
+    return (
+        f"{module!r} was looked for in {places} and among installed packages; "
+        f"PYTHONPATH=FOLDER adds the folder that has it"
+    )
+
+
+def _import_module(name: str) -> ModuleType:
+    with importable():
+        return importlib.import_module(name)
 
 
 def _import(where: str, spec: str) -> ModuleType:
-    load: Callable[[str], ModuleType] = _from_path if where.endswith(".py") else import_user_module
+    load: Callable[[str], ModuleType] = _from_path if where.endswith(".py") else _import_module
     try:
         return load(where)
     except ModuleNotFoundError as error:
@@ -86,16 +115,26 @@ class FeatvizImportError(Exception):
 
 
 def _from_path(where: str) -> ModuleType:
+    """Run a file as a module of its own; two files of one name are two modules."""
     path = Path(where)
     if not path.is_file():
         raise FeatvizImportError(where)
-    name = f"featviz_user_{path.stem}"
+    place = hashlib.sha256(os.fsencode(path.resolve())).hexdigest()[:12]
+    name = f"featviz_user_{path.stem}_{place}"
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
+    known, before = sys.modules.get(name), list(sys.path)
     sys.modules[name] = module
     sys.path.insert(0, str(path.parent.resolve()))
-    spec.loader.exec_module(module)
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        sys.path[:] = before
+        del sys.modules[name]
+        if known is not None:
+            sys.modules[name] = known
+        raise
     return module
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import gzip
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from math import isqrt
 from pathlib import Path
@@ -19,11 +19,25 @@ from featviz.models.unwrap import Unwrapped
 
 INDEX = Path(__file__).with_name("architectures.json.gz")
 _NEAREST = 3
+_LEAST_NEAR = 1 / 3
+"""Share of an architecture's tensors that must fit for it to be named a neighbour."""
+
+_AUXILIARY = {
+    "aux_classifier.": "aux_loss",
+    "aux1.": "aux_logits",
+    "aux2.": "aux_logits",
+    "AuxLogits.": "aux_logits",
+}
+"""Heads that only training uses, and the builders' argument that says whether they are there."""
+
 _COUNTERS = "num_batches_tracked"
 """BatchNorm's step counter; old checkpoints lack it."""
 
 _POSITIONS = "encoder.pos_embedding"
 """torchvision's vision transformers: [1, tokens, channels], by the size of the input."""
+
+_HEADS = {"aux_loss": "its auxiliary head", "aux_logits": "its auxiliary heads"}
+"""The arguments above, in words."""
 
 Shapes = Mapping[str, Sequence[int]]
 
@@ -53,11 +67,13 @@ class Known:
     nearest: tuple[Near, ...]
     image_size: int | None = None
     """Pixels of a side of a vision transformer's input, from its table of positions."""
+    auxiliary: Mapping[str, bool] = field(default_factory=dict)
+    """`aux_loss` or `aux_logits`, where the file differs from what the builder makes unasked."""
 
     @property
     def arguments(self) -> dict[str, int]:
         """What the builder must be told beside the name."""
-        told = {"num_classes": self.num_classes, "image_size": self.image_size}
+        told = {"num_classes": self.num_classes, "image_size": self.image_size, **self.auxiliary}
         return {name: value for name, value in told.items() if value is not None}
 
     @property
@@ -76,8 +92,12 @@ class Known:
         if not self.names:
             return f"nearest: {', '.join(near.words for near in self.nearest) or 'nothing'}"
         classes = "" if self.num_classes is None else f" with {self.num_classes} classes"
+        heads = "".join(
+            f" {'with' if there else 'without'} {_HEADS[name]}"
+            for name, there in self.auxiliary.items()
+        )
         twins = f" (or {', '.join(self.names[1:])}, of the same shapes)" if self.names[1:] else ""
-        return f"it is {self.name}{classes}{twins}"
+        return f"it is {self.name}{classes}{heads}{twins}"
 
 
 def identify_forms(forms: Iterable[Unwrapped]) -> Known:
@@ -92,13 +112,16 @@ def identify(form: Unwrapped) -> Known:
     shapes = {key: list(tensor.shape) for key, tensor in form.tensors.items()}
     own = {key: shape for key, shape in shapes.items() if not key.endswith(_COUNTERS)}
     exact = [name for name, entry in _index().items() if _fits(own, entry)]
+    exact = exact or [name for name, entry in _index().items() if _fits_but_heads(own, entry)]
     exact.sort(key=_plain_first)
     if exact:
-        classes = _classes(own, _index()[exact[0]])
-        return Known(form, tuple(exact), classes, (), _image_size(own, _index()[exact[0]]))
+        entry = _index()[exact[0]]
+        classes, size = _classes(own, entry), _image_size(own, entry)
+        return Known(form, tuple(exact), classes, (), size, _auxiliary(own, entry))
     near = [_near(own, name, entry) for name, entry in _index().items()]
     near.sort(key=lambda n: (-n.fitting / n.total, -n.fitting, _plain_first(n.name)))
-    return Known(form, (), None, tuple(n for n in near[:_NEAREST] if n.fitting))
+    close = (n for n in near[:_NEAREST] if n.fitting >= _LEAST_NEAR * n.total)
+    return Known(form, (), None, tuple(close))
 
 
 def _plain_first(name: str) -> tuple[bool, int, str]:
@@ -123,6 +146,31 @@ def _fits(own: Shapes, entry: Mapping[str, Any]) -> bool:
     )
 
 
+def _fits_but_heads(own: Shapes, entry: Mapping[str, Any]) -> bool:
+    """Whether all but the auxiliary heads fit, which one of the two lacks."""
+    if not _auxiliary(own, entry):
+        return False
+    main = {key: shape for key, shape in entry["tensors"].items() if not _is_auxiliary(key)}
+    rest = {key: shape for key, shape in own.items() if not _is_auxiliary(key)}
+    return _fits(rest, {**entry, "tensors": main})
+
+
+def _auxiliary(own: Shapes, entry: Mapping[str, Any]) -> dict[str, bool]:
+    """Arguments of the auxiliary heads that the file has and the builder does not make, or the
+    other way round."""
+    expected = entry["tensors"]
+    return {
+        argument: any(key.startswith(prefix) for key in own)
+        for prefix, argument in _AUXILIARY.items()
+        if any(key.startswith(prefix) for key in own)
+        != any(key.startswith(prefix) for key in expected)
+    }
+
+
+def _is_auxiliary(key: str) -> bool:
+    return key.startswith(tuple(_AUXILIARY))
+
+
 def _image_size(own: Shapes, entry: Mapping[str, Any]) -> int | None:
     """Of a vision transformer for another size than the builder's own."""
     if _POSITIONS not in own or own[_POSITIONS] == entry["tensors"][_POSITIONS]:
@@ -139,6 +187,8 @@ def _same_but(shape: Sequence[int], expected: Sequence[int], axis: int) -> bool:
 
 def _classes(own: Shapes, entry: Mapping[str, Any]) -> int | None:
     for key, (axis, factor, offset) in entry["head"].items():
+        if key not in own:
+            continue
         return int((own[key][axis] - offset) // factor)
     return None
 

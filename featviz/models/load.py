@@ -14,6 +14,7 @@ from featviz.models.devices import pick_device
 from featviz.models.preprocess import InputOptions, Preprocess
 from featviz.models.presets import choose_preprocess
 from featviz.models.sources import Loaded, ModelOptions, load_source
+from featviz.models.unwrap import unwrapped
 from featviz.models.weights import digest, in_full_precision
 
 __all__ = ["Loaded", "LoadedModel", "ModelOptions", "adopt", "load_model", "pick_device"]
@@ -43,7 +44,7 @@ def load_model(options: ModelOptions, inputs: InputOptions) -> LoadedModel:
     check(inputs)
     device = pick_device(options.device)
     loaded = load_source(options)
-    module = in_full_precision(loaded.module, device).to(device)
+    module = in_full_precision(unwrapped(loaded.module), device).to(device)
     preprocess = choose_preprocess(module, loaded.entry, inputs, loaded.fixed)
     arguments = {name: repr(value) for name, value in options.model_args.items()}
     source = {**loaded.source, **({"arguments": arguments} if arguments else {})}
@@ -67,11 +68,3 @@ def adopt(module: nn.Module, inputs: InputOptions) -> LoadedModel:
     tensor = next(iter([*module.parameters(), *module.buffers()]), torch.empty(0))
     record = {"kind": "module", "type": type(module).__name__, "parameters": digest(module)}
     return LoadedModel(module, choose_preprocess(module, None, inputs), tensor.device, record)
-
-
-def unwrapped(module: nn.Module) -> nn.Module:
-    """The module inside torch.compile's, DataParallel's or DistributedDataParallel's wrapper."""
-    inner = getattr(module, "_orig_mod", None)
-    if inner is None and isinstance(module, (nn.DataParallel, nn.parallel.DistributedDataParallel)):
-        inner = module.module
-    return unwrapped(inner) if isinstance(inner, nn.Module) else module

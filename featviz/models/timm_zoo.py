@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import json
 import logging
 import socket
 from collections.abc import Mapping, Sequence
@@ -17,7 +16,8 @@ from urllib.request import getproxies
 import torch
 from torch import Tensor, nn
 
-from featviz.errors import LoadError, UsageError
+from featviz.errors import FileError, LoadError, UsageError
+from featviz.files import read_json
 from featviz.models.preprocess import Preprocess
 from featviz.models.presets import from_timm
 
@@ -84,9 +84,14 @@ def arguments_of(name: str, forms: Sequence[Mapping[str, Tensor]]) -> dict[str, 
 def named_beside(path: Path) -> str | None:
     """The timm model that a `config.json` beside a file of weights names, as timm's hub has it."""
     try:
-        config = json.loads(path.with_name("config.json").read_text("utf-8"))
+        config = read_json(path.with_name("config.json"))
         arch, tag = config["architecture"], config.get("pretrained_cfg", {}).get("tag", "")
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+    except FileNotFoundError:
+        return None
+    except FileError as error:
+        log.warning("%s; %s is loaded without it", error.message, path.name)
+        return None
+    except (KeyError, TypeError, AttributeError):
         return None
     try:
         timm = _timm()

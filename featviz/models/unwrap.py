@@ -65,6 +65,17 @@ def unwrap(
     return Unwrapped(tensors, tuple(steps), found if isinstance(found, nn.Module) else None)
 
 
+def unwrapped(module: nn.Module) -> nn.Module:
+    """The module inside torch.compile's, DataParallel's or DistributedDataParallel's wrapper.
+
+    A compiled one ignores hooks that come later, or traces them into its graph.
+    """
+    inner = getattr(module, "_orig_mod", None)
+    if inner is None and isinstance(module, (nn.DataParallel, nn.parallel.DistributedDataParallel)):
+        inner = module.module
+    return unwrapped(inner) if isinstance(inner, nn.Module) else module
+
+
 def strip(found: Unwrapped, own: Iterable[str]) -> Unwrapped:
     """Take usual prefixes away as long as that makes more names fit `own`."""
     wanted, best = set(own), found
