@@ -5,6 +5,7 @@ from __future__ import annotations
 import glob
 import logging
 import os
+import stat
 import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -14,6 +15,7 @@ from typing import BinaryIO
 import featviz.images.archives as archives
 from featviz.errors import UsageError
 from featviz.records import Sample
+from featviz.text import quoted
 
 log = logging.getLogger(__name__)
 
@@ -102,12 +104,24 @@ def _in_folder(folder: Path, outside: Path | None) -> list[tuple[str, Path]]:
         if file.suffix.lower() in SUFFIXES
         and not any(part.startswith(".") for part in file.parts)
         and not (folder / file).is_dir()
+        and not _is_special(folder / file)
     ]
     if not files:
         raise UsageError(
             f"no images in folder {str(folder)!r}", f"it has no {' '.join(sorted(SUFFIXES))} files"
         )
     return [(file.as_posix(), folder / file) for file in files]
+
+
+def _is_special(path: Path) -> bool:
+    """Whether what stands there is a FIFO, device or socket: no image, and not even opened."""
+    try:
+        special = not stat.S_ISREG(path.stat().st_mode)
+    except OSError:  # a link that leads nowhere is an image that fails
+        return False
+    if special:
+        log.warning("%s is no regular file, and left out", quoted(str(path)))
+    return special
 
 
 def _beyond(folder: Path, inside: Sequence[Path], outside: Path | None) -> Iterator[Path]:
