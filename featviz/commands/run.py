@@ -102,7 +102,8 @@ def command(ctx: click.Context, /, model: str | None, images: Sequence[str], **g
     if given["report"] and given["archive"]:
         raise click.UsageError("--report goes into a folder, and --archive leaves none.", ctx)
     if given["dry_run"]:
-        click.echo(estimate.dry_run(source, images, options).render(given["as_json"]))
+        if workers.speaks():
+            click.echo(estimate.dry_run(source, images, options).render(given["as_json"]))
         return 0
     unpictured = Unpictured()
     with shown_progress(given["as_json"], unpictured) as progress, workers.world() as team:
