@@ -164,7 +164,7 @@ def require() -> Any:
 
 
 @contextmanager
-def opened(folder: Path | None, below: Path) -> Iterator[Board | None]:
+def opened(folder: Path | None, below: Path | None = None) -> Iterator[Board | None]:
     """A board in a folder, flushed and closed at the end; None without one.
 
     Args:
@@ -177,9 +177,9 @@ def opened(folder: Path | None, below: Path) -> Iterator[Board | None]:
     if folder is None:
         yield None
         return
-    way = os.path.relpath(folder.absolute(), below.absolute()).replace(os.sep, "/")
-    if not way.startswith(os.pardir):
-        writing.refuse_links(below, [way])
+    if below is not None:
+        way = os.path.relpath(folder.absolute(), below.absolute()).replace(os.sep, "/")
+        writing.refuse_links(below, [] if way.startswith(os.pardir) else [way])
     kind = require()
     try:
         folder.mkdir(parents=True, exist_ok=True)

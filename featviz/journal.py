@@ -18,6 +18,7 @@ from featviz.errors import ImageError, StoreError
 from featviz.models import checkpoint
 from featviz.models.load import LoadedModel, ModelOptions
 from featviz.models.sources import kind_of
+from featviz.ownership import of_run
 from featviz.preparation import Prepared, RunOptions
 from featviz.records import Capture, Guess, ImageResult, Outcome, Sample, Skip
 from featviz.store import (
@@ -131,7 +132,7 @@ def check_destination(model: ModelOptions | LoadedModel, options: RunOptions) ->
     """
     if options.archive is not None:
         check_archive(options.archive, options.overwrite)
-    elif not options.resume:
+    elif not options.resume or of_run(options.out) is None:
         known, certain = _foretold(model)
         record = {**_versions(), "model": known, "options": _options(options)}
         check_free(options.out, options.overwrite, record, besides(options), certain)
@@ -149,7 +150,7 @@ def open_store(options: RunOptions, record: Mapping[str, Any]) -> RunDirectory:
         StoreError: it holds another run, or something that is none, or cannot be written.
     """
     apart = besides(options)
-    if not options.resume or not (options.out / RUN_FILE).is_file():
+    if not options.resume or of_run(options.out) is None:
         return RunDirectory.create(options.out, options.overwrite, record, apart)
     before = read_json(options.out / RUN_FILE)
     plain = json.loads(json.dumps(record, default=str))

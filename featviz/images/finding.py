@@ -59,7 +59,7 @@ def _identity(path: Path) -> str:
     """One spelling for one file; links that lead nowhere are as many failures."""
     place = archives.split(path)
     if place is None:
-        return os.path.realpath(path) if path.exists() else str(path.absolute())
+        return os.path.realpath(path) if _is_there(path) else str(path.absolute())
     return f"{os.path.realpath(place[0])}/{place[1]}"
 
 
@@ -69,17 +69,25 @@ def _expand(
     if argument == "-":
         return [(_own_name(path), path) for path in _listed(stdin or sys.stdin.buffer, nul)]
     path = Path(argument)
-    if path.is_dir():
+    if _is_there(path) and path.is_dir():
         return _in_folder(path, outside)
     if (place := archives.split(path)) is not None:
         return _in_archive(argument, *place)
-    if archives.is_archive(path) and path.exists():
+    if archives.is_archive(path) and _is_there(path):
         return _whole_archive(path)
-    if path.exists():
+    if _is_there(path):
         return [(path.name, path)]
     if glob.has_magic(argument):
         return _globbed(argument)
     raise UsageError(f"no image {argument!r}: no such file or folder", "check the path")
+
+
+def _is_there(path: Path) -> bool:
+    """Whether there is such a file or folder; no name is too long to be asked for."""
+    try:
+        return path.exists()
+    except (OSError, ValueError):
+        return False
 
 
 def _own_name(path: Path) -> str:

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from typing import BinaryIO
 
-from PIL import Image, UnidentifiedImageError, features
+from PIL import Image, UnidentifiedImageError
 
-FORMATS = (
-    *("PNG", "JPEG", "GIF", "BMP", "PPM", "MPO", "DIB", "TIFF", "WEBP", "JPEG2000"),
-    *(("AVIF",) if features.check("avif") else ()),
-    *("ICO", "PCX", "QOI", "SGI", "TGA"),
-)
-"""Pillow's names. Of those it knows and that are not here, EPS starts Ghostscript, and the rest are
-of fonts, films, screens and telescopes. TGA has no mark by which it is known, and comes last."""
+_COMMON = ("PNG", "JPEG", "GIF", "BMP", "PPM")
+_OTHER = ("DIB", "TIFF", "WEBP", "JPEG2000", "AVIF", "ICO", "PCX", "QOI", "SGI", "TGA")
+FORMATS = _COMMON + _OTHER
+"""Pillow's names, as far as this Pillow has them. Of those that are not here EPS starts
+Ghostscript, and the rest are of fonts, films, screens and telescopes. TGA has no mark by which it
+is known, and comes last."""
 
 _LOOKS = (
     (b"%!PS", "PostScript"),
@@ -43,7 +42,7 @@ def open_image(file: BinaryIO) -> Image.Image:
     head = file.read(_HEAD)
     file.seek(0)
     try:
-        return Image.open(file, formats=FORMATS)
+        return _open(file)
     except UnidentifiedImageError:
         looks = looks_like(head)
         if looks is None:
@@ -51,6 +50,15 @@ def open_image(file: BinaryIO) -> Image.Image:
         raise UnidentifiedImageError(
             f"is no image that featviz reads: it looks like {looks}"
         ) from None
+
+
+def _open(file: BinaryIO) -> Image.Image:
+    """The common ones first: for the others Pillow imports all its plugins."""
+    try:
+        return Image.open(file, formats=_COMMON)
+    except UnidentifiedImageError:
+        Image.init()
+        return Image.open(file, formats=[name for name in _OTHER if name in Image.OPEN])
 
 
 def looks_like(head: bytes) -> str | None:
