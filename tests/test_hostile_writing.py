@@ -941,7 +941,9 @@ def test_links_and_devices_in_a_tar_are_no_images(tmp_path: Path) -> None:
 # What was found on the way
 
 
-@pytest.mark.parametrize("text", ["²/4", "1/²", "٣/4", "1/" + "9" * 5000, "0/4", "5/4", "1/0", "/"])
+@pytest.mark.parametrize(
+    "text", ["²/4", "1/²", "٣/4", "1/" + "9" * 5000, "0/4", "5/4", "1/0", "/", ""]
+)
 def test_odd_shards_are_usage_errors(
     text: str, featviz: Run, tiny_file: Path, photos: Path, tmp_path: Path
 ) -> None:

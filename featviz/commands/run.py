@@ -139,7 +139,7 @@ def _run_options(given: dict[str, Any]) -> Any:
         jobs=given["jobs"],
         limits=Limits(given["max_output_size"], given["max_files"]),
         tensorboard=given["tensorboard"],
-        shard=parse_shard(given["shard"]) if given["shard"] else None,
+        shard=None if given["shard"] is None else parse_shard(given["shard"]),
         draw=to_draw_options(given),
         inputs=opts.to_input_options(given),
         passes=read_options(given),
