@@ -14,17 +14,17 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from featviz import charts, examine, findings, gates, images, junit, staging, store
+from featviz import apart, charts, examine, findings, gates, images, junit, staging, store
 from featviz.errors import CHECK_FAILED, UsageError
 from featviz.examine import Asked, Examined, Progress
 from featviz.models.load import LoadedModel, ModelOptions, load_model
+from featviz.ownership import AUDIT_FILE, MODELS_FILE, of_audit
 from featviz.preparation import grouped
 from featviz.records import Sample, Verdict
 from featviz.workers import ALONE, World
 
 log = logging.getLogger(__name__)
 
-AUDIT_FILE, MODELS_FILE = "audit.json", "models.json"
 SCHEMA_VERSION = 1
 """Of audit.json and models.json. 1: first release."""
 
@@ -102,9 +102,13 @@ def audit(
     baseline = None if options.baseline is None else read_baseline(options.baseline)
 
     def begin() -> list[Sample]:
-        staging.check_free(options.out, options.overwrite, (AUDIT_FILE, MODELS_FILE))
-        return images.find_samples(arguments, stdin, options.nul_separated)
+        marks = (AUDIT_FILE, MODELS_FILE)
+        found = images.find_samples(arguments, stdin, options.nul_separated, options.out)
+        _check_apart(models, found, options)
+        staging.check_free(options.out, options.overwrite, of_audit, marks, besides)
+        return found
 
+    besides = [path for path in (options.junit, options.prune_out) if path is not None]
     samples = team.at_first(begin)
     sources: Sequence[ModelOptions | LoadedModel]
     sources = [models] if isinstance(models, LoadedModel) else _expanded(models)
@@ -112,20 +116,37 @@ def audit(
         raise UsageError("--prune-out is for one model", f"here are {len(sources)}")
     labels = _labels(sources)
     found: list[Audited] = []
-    with staging.replacing(options.out) if team.first else nullcontext(options.out) as folder:
+    place = staging.replacing(options.out, of_audit, besides) if team.first else nullcontext()
+    with place as folder:
         for number, (label, source) in enumerate(zip(labels, sources, strict=True)):
-            own = folder / store.safe_name(f"{number:02d}_{label}") if len(sources) > 1 else folder
+            own = store.safe_name(f"{number:02d}_{label}") if len(sources) > 1 else ""
             model = source if isinstance(source, LoadedModel) else load_model(source, asked.inputs)
             taken = grouped(samples, model.preprocess)
             result = examine.examine(model, taken, asked, progress, team)
-            if result is not None:
-                _write(own, result)
+            if result is not None and folder is not None:
+                _write(folder / own, result)
                 found.append(Audited(label, result.document, _judge(result, asked, baseline)))
-        if len(found) > 1:
+        if len(found) > 1 and folder is not None:
             _write_models(folder, found)
     if team.first:
         _write_asked(options, found)
     return AuditResult(options.out, tuple(found))
+
+
+def _check_apart(
+    models: Sequence[ModelOptions] | LoadedModel, found: Sequence[Sample], options: AuditOptions
+) -> None:
+    """Whether no file that is written is, or holds, one that is read."""
+    inputs = images.files_of(found)
+    for model in () if isinstance(models, LoadedModel) else _expanded(models):
+        inputs += apart.model_files(model.spec, model.arch, model.weights)
+    for option, path in (
+        ("--out", options.out),
+        ("--junit", options.junit),
+        ("--prune-out", options.prune_out),
+    ):
+        if path is not None:
+            apart.check_apart(path, option, inputs)
 
 
 def read_baseline(path: Path) -> list[Mapping[str, Any]]:

@@ -16,23 +16,21 @@ from featviz.layout import to_maps
 from featviz.preparation import Prepared, RunOptions
 from featviz.records import Sample, Site
 from featviz.reduction import Basis, Moments
-from featviz.store import RunDirectory, atomic, read_arrays
-
-BASES_FILE = "bases.npz"
-"""In the run directory: for each layer float64 [4, C], the mean and three loadings."""
+from featviz.store import BASES_FILE, RunDirectory, atomic, read_arrays
 
 MOST_IMAGES = 16
 """Images, evenly spread over those of a run, from which a shared basis is made."""
 
 
 def settle(store: RunDirectory, prepared: Prepared, options: RunOptions) -> None:
-    """Put the bases into the run directory, if they are wanted and not there: a run that is
+    """Put the bases (for each layer float64 [4, C]: the mean and three loadings) into the run
+    directory, if they are wanted and not there: a run that is
     resumed goes on with those it began with, whatever images were added."""
     path = store.root / BASES_FILE
     if options.draw.shared_basis and not path.is_file():
         found = learn(prepared, options)
         tables = {key: np.vstack([basis.mean, basis.loadings]) for key, basis in found.items()}
-        with atomic(path) as file:
+        with atomic(path, store.root) as file:
             np.savez(file, **tables)  # type: ignore[arg-type]
 
 

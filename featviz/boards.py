@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 from collections.abc import Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
@@ -14,11 +15,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from featviz import writing
 from featviz.errors import StoreError, UsageError
 from featviz.records import STAT_COLUMNS, Floats, Site
 
 BINS = 64
 """Of a histogram, of equal width between the smallest and the largest value."""
+
+EVENTS = "events.out.tfevents.*"
+"""Names of the files that TensorBoard's writer makes."""
 
 _MAX, _MEAN, _STD, _ZEROS, _NONFINITE = (
     STAT_COLUMNS.index(name) for name in ("max", "mean", "std", "zero_fraction", "nonfinite")
@@ -159,8 +164,11 @@ def require() -> Any:
 
 
 @contextmanager
-def opened(folder: Path | None) -> Iterator[Board | None]:
+def opened(folder: Path | None, below: Path | None = None) -> Iterator[Board | None]:
     """A board in a folder, flushed and closed at the end; None without one.
+
+    Args:
+        below: the run directory; where the folder lies in it, it may not do so by a link.
 
     Raises:
         UsageError: the package tensorboard is not installed.
@@ -169,6 +177,9 @@ def opened(folder: Path | None) -> Iterator[Board | None]:
     if folder is None:
         yield None
         return
+    if below is not None:
+        way = os.path.relpath(folder.absolute(), below.absolute()).replace(os.sep, "/")
+        writing.refuse_links(below, [] if way.startswith(os.pardir) else [way])
     kind = require()
     try:
         folder.mkdir(parents=True, exist_ok=True)

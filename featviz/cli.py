@@ -34,6 +34,9 @@ COMMANDS = {
 
 INTERRUPTED = 130
 
+_NO_ARGUMENTS: Any = getattr(click.exceptions, "NoArgsIsHelpError", ())
+"""click before 8.2 has none: it prints the help by itself."""
+
 
 class LazyGroup(click.Group):
     """A group whose commands are imported when they are used."""
@@ -95,6 +98,9 @@ def guarded(arguments: list[str]) -> int:
         return result if isinstance(result, int) else 0
     except FeatvizError as error:
         return _say(error.message, error.hint, error.exit_code, error)
+    except _NO_ARGUMENTS as error:  # the help is the answer, not what went wrong
+        error.show()
+        return int(error.exit_code)
     except click.ClickException as error:
         return _say(error.format_message(), _click_hint(error), error.exit_code, error)
     except (KeyboardInterrupt, click.Abort):

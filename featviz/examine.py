@@ -122,9 +122,9 @@ class Visit:
     def verify(self, plan: Plan, cut: Pruning) -> dict[str, Any]:
         """Run the images again, with and without the channels that could be cut out."""
         proof = Verification(self.model, plan, cut)
-        good = [self.samples[number] for number in sorted(self.seen)]
+        good = sorted(self.seen) if cut.channels else []
         with borrowed(self.model.module):
-            for batch in self._batches(good if cut.channels else ()):
+            for batch in self._batches([self.samples[number] for number in good], good):
                 proof.show(batch)
         finite = math.isfinite(proof.largest)
         change = proof.largest if finite else None

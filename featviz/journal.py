@@ -5,17 +5,32 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
+from pathlib import Path
 from typing import Any
 
 import torch
 import torchvision
 
 from featviz import __version__, images
+from featviz.boards import EVENTS
 from featviz.errors import ImageError, StoreError
+from featviz.models import checkpoint
+from featviz.models.load import LoadedModel, ModelOptions
+from featviz.models.sources import kind_of
+from featviz.ownership import of_run
 from featviz.preparation import Prepared, RunOptions
 from featviz.records import Capture, Guess, ImageResult, Outcome, Sample, Skip
-from featviz.store import MANIFEST_FILE, RUN_FILE, ImageFolder, RunDirectory, read_json
+from featviz.store import (
+    MANIFEST_FILE,
+    RUN_FILE,
+    ImageFolder,
+    RunDirectory,
+    check_archive,
+    check_free,
+    differences,
+    read_json,
+)
 
 _GROWING = ("images", "failures", "schema_version")
 """What of run.json changes while a run goes on."""
@@ -82,20 +97,50 @@ def run_record(prepared: Prepared, options: RunOptions) -> dict[str, Any]:
     """What decides what is drawn; nothing of when, where and how it was got there."""
     model = prepared.model
     return {
-        "featviz": __version__,
-        "torch": torch.__version__,
-        "torchvision": torchvision.__version__,
+        **_versions(),
         "device": model.device.type,
         "model": model.source,
         "preprocessing": model.preprocess.words,
         "layers": [layer.name for layer in prepared.layers],
-        "options": {
-            "layers": options.layers,
-            **asdict(options.draw),
-            **asdict(options.inputs),
-            **asdict(options.passes),
-        },
+        "options": _options(options),
     }
+
+
+def _versions() -> dict[str, Any]:
+    return {
+        "featviz": __version__,
+        "torch": torch.__version__,
+        "torchvision": torchvision.__version__,
+    }
+
+
+def _options(options: RunOptions) -> dict[str, Any]:
+    return {
+        "layers": options.layers,
+        **asdict(options.draw),
+        **asdict(options.inputs),
+        **asdict(options.passes),
+    }
+
+
+def check_destination(model: ModelOptions | LoadedModel, options: RunOptions) -> None:
+    """Say before the model is loaded that `out`, or the archive, cannot be written.
+
+    Raises:
+        StoreError: it holds another run, or something that featviz did not write.
+        UsageError: there is no such model.
+    """
+    if options.archive is not None:
+        check_archive(options.archive, options.overwrite)
+    elif not options.resume or of_run(options.out) is None:
+        known, certain = _foretold(model)
+        record = {**_versions(), "model": known, "options": _options(options)}
+        check_free(options.out, options.overwrite, record, besides(options), certain)
+
+
+def besides(options: RunOptions) -> list[Path]:
+    """Files that the user has named to be written beside the run, or that a board goes on with."""
+    return [] if options.tensorboard is None else list(options.tensorboard.glob(EVENTS))
 
 
 def open_store(options: RunOptions, record: Mapping[str, Any]) -> RunDirectory:
@@ -104,31 +149,34 @@ def open_store(options: RunOptions, record: Mapping[str, Any]) -> RunDirectory:
     Raises:
         StoreError: it holds another run, or something that is none, or cannot be written.
     """
-    if not options.resume or not (options.out / RUN_FILE).is_file():
-        return RunDirectory.create(options.out, options.overwrite)
+    apart = besides(options)
+    if not options.resume or of_run(options.out) is None:
+        return RunDirectory.create(options.out, options.overwrite, record, apart)
     before = read_json(options.out / RUN_FILE)
     plain = json.loads(json.dumps(record, default=str))
     old = {key: value for key, value in before.items() if key not in _GROWING}
-    if differences := sorted(_differences(old, plain), key=lambda words: "options" not in words):
+    if found := differences(old, plain):
         raise StoreError(
-            f"--resume: {options.out} holds another run; {differences[0]}",
+            f"--resume: {options.out} holds another run; {found[0]}",
             "give the same model and options, or another --out"
-            + (f" (and {len(differences) - 1} more differences)" if differences[1:] else ""),
+            + (f" (and {len(found) - 1} more differences)" if found[1:] else ""),
         )
-    return RunDirectory(options.out)
+    return RunDirectory(options.out).cleared()
 
 
-def _differences(old: Any, new: Any, where: str = "") -> list[str]:
-    if isinstance(old, dict) and isinstance(new, dict):
-        keys = [*old, *(key for key in new if key not in old)]
-        at = [(f"{where}.{k}" if where else k, old.get(k), new.get(k)) for k in keys]
-        return [words for name, a, b in at for words in _differences(a, b, name)]
-    return [] if old == new else [f"its {where} is {_short(old)}, this one's {_short(new)}"]
-
-
-def _short(value: Any) -> str:
-    text = json.dumps(value, ensure_ascii=False)
-    return text if len(text) <= 60 else f"{text[:57]}..."
+def _foretold(model: ModelOptions | LoadedModel) -> tuple[dict[str, Any], bool]:
+    """What run.json will say of a model, as far as it is known before it is loaded, and whether
+    that tells it from all others."""
+    if isinstance(model, LoadedModel):
+        return dict(model.source), True
+    kind = kind_of(model.spec)
+    file = next((name for name in (model.weights, model.spec) if name and Path(name).is_file()), "")
+    known = checkpoint.record(Path(file)) if file else {}
+    if kind in ("torchvision", "timm"):
+        known |= {"name": model.spec.removeprefix(f"{kind}:")}
+        known |= {} if file else {"weights": model.weights or "default"}
+    plain = replace(ModelOptions(model.spec, weights=model.weights), device=model.device)
+    return {"kind": kind, **known}, kind != "factory" and model == plain
 
 
 def kept(folder: ImageFolder, sample: Sample, fingerprint: str) -> ImageResult | None:

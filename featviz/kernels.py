@@ -13,7 +13,7 @@ from typing import Any
 import torch
 import torchvision
 
-from featviz import __version__, boards, drawing, filters, mosaic, painting, png, stats
+from featviz import __version__, apart, boards, drawing, filters, mosaic, painting, png, stats
 from featviz.boards import Board, Post
 from featviz.errors import LayoutError, UsageError
 from featviz.filters import Filters, Tiles
@@ -26,7 +26,7 @@ from featviz.probe import choose_layers
 from featviz.records import DrawOptions, GridPlan, Layer, Site, Skip
 from featviz.scale import parse_scale
 from featviz.select import types_present
-from featviz.store import ImageFolder, RunDirectory, manifest_rows
+from featviz.store import ImageFolder, RunDirectory, check_free, manifest_rows
 
 log = logging.getLogger(__name__)
 
@@ -88,13 +88,18 @@ def draw_kernels(model: ModelOptions, options: KernelOptions) -> KernelsResult:
         FeatvizError: a bad option, no such model, nothing to draw, or the folder failed.
     """
     check_options(RunOptions(draw=options.draw, tensorboard=options.tensorboard))
+    apart.check_apart(
+        options.out, "--out", apart.model_files(model.spec, model.arch, model.weights)
+    )
+    besides = [] if options.tensorboard is None else list(options.tensorboard.glob(boards.EVENTS))
+    check_free(options.out, options.overwrite, None, besides)
     loaded = load_model(model, NO_IMAGE)
     found, skipped = _read(loaded, options.layers)
-    store = RunDirectory.create(options.out, options.overwrite)
+    store = RunDirectory.create(options.out, options.overwrite, None, besides)
     store.write_run(_record(loaded, [layer for layer, _ in found], options))
     folder = ImageFolder(store.root, "")
     drawn: list[_Drawn] = []
-    with boards.opened(options.tensorboard) as board:
+    with boards.opened(options.tensorboard, options.out) as board:
         for layer, kernels in found:
             try:
                 drawn.append(_draw(layer, kernels, folder, options, board))

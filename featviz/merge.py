@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import shutil
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,11 +12,10 @@ from typing import Any
 
 from featviz import staging
 from featviz.errors import CompareError, StoreError, UsageError
+from featviz.ownership import of_run
 from featviz.runs import ReadImage, ReadRun, read_run, same_content
 from featviz.store import MANIFEST_FILE, RUN_FILE, RunDirectory
-
-_PART = re.compile(r"\..*\.part")
-"""Files that were being written when their run was killed."""
+from featviz.writing import part_of
 
 _OWN = ("images", "failures", "schema_version")
 """Of run.json: what is not of the parts in common, or is written anew."""
@@ -51,13 +49,13 @@ def merge(parts: Sequence[Path], out: Path, overwrite: bool = False) -> MergeRes
             or written. Then nothing is left under `out`.
     """
     _check_apart(parts, out)
-    staging.check_free(out, overwrite, [RUN_FILE])
+    staging.check_free(out, overwrite, of_run, [RUN_FILE])
     runs = [read_run(part) for part in parts]
     for run in runs[1:]:
         _check_alike(runs[0], run)
     images = _images(runs)
     record = _record(runs, images)
-    with staging.replacing(out) as fresh:
+    with staging.replacing(out, of_run) as fresh:
         for image in images.values():
             _bring(image.path, fresh / image.folder)
         RunDirectory(fresh).write_run(record)
@@ -191,7 +189,7 @@ def _bring(source: Path, target: Path) -> None:
 
 def _files(folder: Path) -> Iterator[Path]:
     for place, _, files in os.walk(folder):
-        yield from (Path(place) / name for name in files if not _PART.fullmatch(name))
+        yield from (Path(place) / name for name in files if part_of(name) is None)
 
 
 def _link_or_copy(source: Path, target: Path) -> None:

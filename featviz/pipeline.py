@@ -14,13 +14,13 @@ from typing import BinaryIO
 
 import torch
 
-from featviz import bases, boards, estimate, kernels, limits, store
+from featviz import apart, bases, boards, estimate, images, kernels, limits, store
 from featviz.background import Background
 from featviz.boards import Board
 from featviz.borrowed import borrowed
 from featviz.drawing import Drawer
 from featviz.errors import FeatvizError
-from featviz.journal import Journal, open_store, run_record
+from featviz.journal import Journal, check_destination, open_store, run_record
 from featviz.models.load import LoadedModel, ModelOptions
 from featviz.preparation import Prepared, RunOptions, find, prepare
 from featviz.records import ImageResult, Limits, RunResult, Sample
@@ -58,7 +58,7 @@ def run(
             one image is in its result instead.
     """
     share = team.share(options.shard)
-    found = team.at_first(partial(find, arguments, options, stdin))
+    found = team.at_first(partial(_find, model, arguments, options, stdin))
     prepared = prepare(model, found, options)
     samples = share.of(prepared.samples)
     allowed = _check_limits(prepared, samples, options, team)
@@ -68,7 +68,7 @@ def run(
         seen = _Seen(log_book, progress, len(samples))
         with (
             _in_any_case(partial(_end, log_book, folder, team)),
-            boards.opened(options.tensorboard) as board,
+            boards.opened(options.tensorboard, options.out) as board,
         ):
             task = _task(prepared, options, allowed, log_book.fingerprint, folder, board)
             interrupted = _visit_all(Session(task, folder, seen), samples, options, seen)
@@ -79,6 +79,21 @@ def run(
         interrupted,
         seen.pictures,
     )
+
+
+def _find(
+    model: ModelOptions | LoadedModel,
+    arguments: Sequence[str],
+    options: RunOptions,
+    stdin: BinaryIO | None,
+) -> list[Sample]:
+    """The images; and what can be known to be wrong before the model is loaded, said."""
+    found = find(arguments, options, stdin)
+    names = (None,) if isinstance(model, LoadedModel) else (model.spec, model.arch, model.weights)
+    place = (options.out, "--out") if options.archive is None else (options.archive, "--archive")
+    apart.check_apart(*place, [*images.files_of(found), *apart.model_files(*names)])
+    check_destination(model, options)
+    return found
 
 
 class _Seen:
@@ -115,6 +130,7 @@ def _check_limits(
 
 def _begin(options: RunOptions, log_book: Journal, prepared: Prepared) -> RunDirectory:
     folder = open_store(options, log_book.record)
+    folder.refuse_links(log_book.names)
     log_book.write(folder)
     bases.settle(folder, prepared, options)
     return folder
@@ -182,7 +198,7 @@ def _destination(options: RunOptions, team: World) -> Iterator[RunOptions]:
         yield options
         return
     room = team.at_first(partial(store.room_for_archive, options.archive, options.overwrite))
-    inside = replace(options, out=room / "run", overwrite=False)
+    inside = replace(options, out=room / store.ROOM, overwrite=False)
     try:
         with _in_any_case(partial(_pack, inside) if team.first else lambda: None):
             yield inside

@@ -10,9 +10,11 @@ from pathlib import Path
 import numpy as np
 from PIL import Image as Pillow
 from PIL import ImageDraw, ImageFont
+from PIL.PngImagePlugin import PngInfo
 
 from featviz import store
-from featviz.errors import StoreError, UsageError
+from featviz.errors import FileError, StoreError, UsageError
+from featviz.files import open_regular
 from featviz.png import MAX_PIXELS
 from featviz.records import Floats
 from featviz.report.reading import Grid, Image, Run, read_run
@@ -23,6 +25,9 @@ _SMALLEST = 32
 """Pixels that the picture of what the model saw has at least, on its longer side."""
 _INPUT = "input"
 _PAPER, _INK, _NO_PICTURE = (255, 255, 255), (27, 33, 41), (223, 227, 232)
+_SOFTWARE = "featviz sheet"
+_MARK = PngInfo()
+_MARK.add_text("Software", _SOFTWARE)
 _LONGEST_NAME = 28
 """Letters of an image's name; the middle of a longer one is left out."""
 
@@ -75,9 +80,29 @@ def make_sheet(root: Path, options: SheetOptions) -> SheetResult:
     names = [image.name for image, _ in columns]
     picture = _compose(lines, [_short(name) for name in names], channels, options.transpose)
     out = options.out or Path(store.safe_name(f"sheet-{options.layer}.png"))
+    _check_free(out)
     with store.atomic(out) as file:
-        picture.save(file, "png")
+        picture.save(file, "png", pnginfo=_MARK)
     return SheetResult(out, tuple(names), tuple(channels))
+
+
+def _check_free(out: Path) -> None:
+    """Whether nothing, or an earlier sheet, is in the picture's place.
+
+    Raises:
+        StoreError: something else is.
+    """
+    if not out.exists():
+        return
+    try:
+        with open_regular(out) as file, Pillow.open(file, formats=["PNG"]) as opened:
+            ours = opened.info.get("Software") == _SOFTWARE
+    except (OSError, FileError, ValueError, SyntaxError):
+        ours = False
+    if not ours:
+        raise StoreError(
+            f"--out {out} is there and is no sheet of featviz", "name another file with --out"
+        )
 
 
 def tile(picture: Pillow.Image, grid: Grid, channel: int) -> Pillow.Image:

@@ -4,29 +4,45 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from featviz import writing
 from featviz.errors import StoreError
+from featviz.ownership import Claim
+
+ClaimOf = Callable[[Path], Claim | None]
+"""One of `ownership`'s: the result that a folder holds, None where there is none of ours."""
 
 
-def check_free(root: Path, overwrite: bool, marks: Sequence[str]) -> None:
+def check_free(
+    root: Path,
+    overwrite: bool,
+    claim_of: ClaimOf,
+    marks: Sequence[str],
+    besides: Collection[Path] = (),
+) -> None:
     """Say before the work that a folder cannot become the result's.
 
     Args:
-        marks: files of which a folder that may be replaced has one.
+        marks: the records of which a folder that may be replaced has one.
+        besides: files that the user has named for this command to write.
 
     Raises:
-        StoreError: it is a file, holds something else, or an earlier result without `overwrite`.
+        StoreError: it is a file, holds something that featviz did not write, or an earlier result
+            without `overwrite`.
     """
     if root.exists() and not root.is_dir():
         raise StoreError(f"--out {root} is a file, not a folder", "name another with --out")
     if not root.is_dir() or not any(root.iterdir()):
         return
-    if not any((root / mark).is_file() for mark in marks):
+    earlier = claim_of(root)
+    if earlier is None:
+        there = [mark for mark in marks if (root / mark).exists()]
         raise StoreError(
-            f"--out {root} is not empty and holds no {' or '.join(marks)}",
+            f"--out {root} is not empty and holds no {' or '.join(marks)}"
+            + (" that featviz wrote" if there else ""),
             "name another folder with --out",
         )
     if not overwrite:
@@ -34,26 +50,53 @@ def check_free(root: Path, overwrite: bool, marks: Sequence[str]) -> None:
             f"--out {root} holds another result",
             "--overwrite replaces it, --out names another folder",
         )
+    earlier.check(besides)
 
 
 @contextmanager
-def replacing(root: Path) -> Iterator[Path]:
+def replacing(root: Path, claim_of: ClaimOf, besides: Collection[Path] = ()) -> Iterator[Path]:
     """A folder beside `root` to write into, which takes its place if the block succeeds.
 
     Raises:
-        StoreError: it cannot be made, written into or moved; names `root`.
+        StoreError: it cannot be made, written into or moved, or `root` has come to hold something
+            that featviz did not write; names `root`.
     """
     final = root.resolve()
-    fresh = final.with_name(f".{final.name}.{os.getpid()}.part")
+    fresh = final.with_name(writing.part_name(final.name))
     old = fresh.with_suffix(".old")
     try:
         with _reported(root):
             fresh.mkdir(parents=True)
             yield fresh
+            ways = _to_go(final, claim_of, besides)
             _swap(fresh, final, old)
+            _carry(old, final, besides)
+            writing.remove(old, ways)
+            writing.remove_empty(old)
     finally:
         shutil.rmtree(fresh, ignore_errors=True)
-        shutil.rmtree(old, ignore_errors=True)
+
+
+def _to_go(final: Path, claim_of: ClaimOf, besides: Collection[Path]) -> list[str]:
+    """The files of an earlier result, looked for anew: the work before may have taken hours."""
+    if not final.is_dir() or not any(final.iterdir()):
+        return []
+    earlier = claim_of(final)
+    if earlier is None:
+        raise StoreError(
+            f"--out {final} has come to hold files that featviz did not write",
+            "name another folder with --out",
+        )
+    return earlier.files(besides)
+
+
+def _carry(old: Path, final: Path, besides: Collection[Path]) -> None:
+    """Keep those files of the old folder that this command has yet to write, or goes on with."""
+    for path in besides:
+        way = os.path.relpath(os.path.realpath(path), final)
+        if not way.startswith(os.pardir) and (old / way).is_file():
+            (final / way).parent.mkdir(parents=True, exist_ok=True)
+            (old / way).replace(final / way)
 
 
 def _swap(fresh: Path, final: Path, old: Path) -> None:

@@ -6,21 +6,36 @@ last, so what has a manifest is complete. Nothing here needs torch.
 
 from __future__ import annotations
 
-import hashlib
 import json
-import os
-import re
 import shutil
 import zipfile
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
 
+from featviz import ownership, writing
 from featviz.errors import StoreError
+from featviz.ownership import BASES_FILE, MANIFEST_FILE, RUN_FILE, STATS_FILE, Claim
 from featviz.records import Capture, Floats, Layer, Skip, Written
+from featviz.text import quoted
+from featviz.writing import atomic, reported, safe_name, safe_way
+
+__all__ = [
+    "BASES_FILE",
+    "MANIFEST_FILE",
+    "RUN_FILE",
+    "STATS_FILE",
+    "ImageFolder",
+    "RunDirectory",
+    "atomic",
+    "read_arrays",
+    "read_json",
+    "safe_name",
+    "write_json",
+]
 
 SCHEMA_VERSION = 1
 """Of run.json and manifest.json. 1: first release."""
@@ -28,20 +43,14 @@ SCHEMA_VERSION = 1
 OPTIONAL = ("channels", "slices", "tensor", "collapsed", "reduce", "overlay", "figure")
 """Fields of a row of `captures` that are there only where they have a value."""
 
-RUN_FILE = "run.json"
-MANIFEST_FILE = "manifest.json"
-STATS_FILE = "stats.npz"
+ROOM = "run"
+"""In the hidden folder beside an archive: the run that it will hold."""
 
 _BUFFER = 2**20
-"""Bytes of a file's write buffer: most pictures go to the system at once."""
+"""Bytes that are copied into an archive at a time."""
 
 _EPOCH = (1980, 1, 1, 0, 0, 0)
 """The earliest time that a zip file can hold: no time of ours is in it."""
-
-_LONGEST = 100
-"""Characters of one file or folder name; the rest is cut and a hash put in its place."""
-_UNPORTABLE = re.compile(r'[<>:"/\\|?*\x00-\x1f\x7f\ud800-\udfff]|[. ]$')
-_RESERVED = re.compile(r"(con|prn|aux|nul|com\d|lpt\d)(\..*)?", re.IGNORECASE)
 
 
 class RunDirectory:
@@ -51,34 +60,61 @@ class RunDirectory:
         self.root = root
 
     @classmethod
-    def create(cls, root: Path, overwrite: bool = False) -> RunDirectory:
-        """Make the folder, or empty the run that it holds where `overwrite` says so.
+    def create(
+        cls,
+        root: Path,
+        overwrite: bool = False,
+        record: Mapping[str, Any] | None = None,
+        besides: Collection[Path] = (),
+    ) -> RunDirectory:
+        """Make the folder, or empty the run that it holds: where `overwrite` says so, or where
+        none of its images is complete.
+
+        Args:
+            record: what run.json will say, to tell the same run from another.
+            besides: files that the user has named for this command to write.
 
         Raises:
-            StoreError: it holds another run, or something that is none, or cannot be written.
+            StoreError: it holds another run, or something that featviz did not write, or cannot be
+                written.
         """
-        with _reported(root):
-            if root.exists() and not root.is_dir():
-                raise StoreError(f"--out {root} is a file, not a folder", "name another with --out")
-            if root.is_dir() and set(root.iterdir()) - {_part(root / RUN_FILE)}:
-                _make_way(root, overwrite)
+        with reported(root):
+            earlier = check_free(root, overwrite, record, besides)
+            if earlier is not None:
+                _empty(earlier, besides)
             root.mkdir(parents=True, exist_ok=True)
-        return cls(root)
+        return cls(root).cleared()
+
+    def cleared(self) -> RunDirectory:
+        """Remove what killed runs left of files that were being written into the root."""
+        names = [path.name for path in self.root.iterdir() if path.is_file()]
+        own = (RUN_FILE, BASES_FILE)
+        writing.remove(self.root, [name for name in names if writing.part_of(name) in own])
+        return self
 
     def image(self, name: str) -> ImageFolder:
         """The folder of the image with this relative name."""
-        safe = "/".join(safe_name(part) for part in name.split("/"))
-        return ImageFolder(self.root, safe)
+        return ImageFolder(self.root, safe_way(name))
+
+    def refuse_links(self, names: Iterable[str]) -> None:
+        """Say before the work that the folder of one of these images is a link, or lies behind one.
+
+        Raises:
+            StoreError: names the link.
+        """
+        writing.refuse_links(self.root, map(safe_way, names))
 
     def write_run(self, content: Mapping[str, Any]) -> None:
         """Write run.json."""
-        write_json(self.root / RUN_FILE, {"schema_version": SCHEMA_VERSION, **content})
+        content = {"schema_version": SCHEMA_VERSION, **content}
+        write_json(self.root / RUN_FILE, content, self.root)
 
 
 class ImageFolder:
     """The folder of one image."""
 
     def __init__(self, root: Path, name: str) -> None:
+        self.root = root
         self.name = name
         """Relative to the run directory, with forward slashes."""
         self.path = root / name
@@ -90,15 +126,16 @@ class ImageFolder:
 
     @contextmanager
     def writing(self, relative: str) -> Iterator[BinaryIO]:
-        """Open a file of this folder for atomic writing."""
-        with atomic(self.path / relative) as file:
+        """Open a file of this folder for atomic writing, through no link below the run."""
+        with atomic(self.path / relative, self.root) as file:
             yield file
 
     def finish(self, manifest: Mapping[str, Any], stats: Mapping[str, Floats]) -> None:
         """Write the statistics, then the manifest: from now on the image is complete."""
         with self.writing(STATS_FILE) as file:
             np.savez(file, **stats)  # type: ignore[arg-type]
-        write_json(self.path / MANIFEST_FILE, {"schema_version": SCHEMA_VERSION, **manifest})
+        content = {"schema_version": SCHEMA_VERSION, **manifest}
+        write_json(self.path / MANIFEST_FILE, content, self.root)
 
     @property
     def is_complete(self) -> bool:
@@ -108,7 +145,7 @@ class ImageFolder:
     @property
     def size(self) -> Written:
         """Its files, and their bytes."""
-        with _reported(self.path):
+        with reported(self.path):
             sizes = [path.stat().st_size for path in self.path.rglob("*") if path.is_file()]
         return Written(len(sizes), sum(sizes))
 
@@ -123,14 +160,29 @@ class ImageFolder:
     def discard(self) -> None:
         """Remove what was written of an image that failed, with folders that this empties.
 
-        The manifest goes first: killed in between, this leaves an incomplete image.
+        The manifest goes first: killed in between, this leaves an incomplete image. Files that
+        have no name of ours stay.
         """
-        with _reported(self.path):
-            (self.path / MANIFEST_FILE).unlink(missing_ok=True)
-            shutil.rmtree(self.path, ignore_errors=True)
-            for parent in list(self.path.parents)[: self.name.count("/")]:
-                if parent.is_dir() and not any(parent.iterdir()):
-                    parent.rmdir()
+        with reported(self.path):
+            writing.remove(self.root, ownership.left_of_image(self.root, self.name))
+            writing.remove_empty(self.path)
+
+
+def check_archive(archive: Path, overwrite: bool) -> None:
+    """Say before the work that a run cannot become this file.
+
+    Raises:
+        StoreError: there is such a file already, and it is not to be replaced or holds no run.
+    """
+    if not archive.exists():
+        return
+    if not overwrite:
+        raise StoreError(f"--archive {archive} exists", "--overwrite replaces a run in a zip file")
+    if not ownership.is_archive_of_run(archive):
+        raise StoreError(
+            f"--archive {archive} exists and holds no run of featviz",
+            "name another file with --archive",
+        )
 
 
 def room_for_archive(archive: Path, overwrite: bool) -> Path:
@@ -141,13 +193,26 @@ def room_for_archive(archive: Path, overwrite: bool) -> Path:
     Raises:
         StoreError: there is such an archive already, or the folder cannot be made.
     """
-    with _reported(archive):
-        if archive.exists() and not overwrite:
-            raise StoreError(f"--archive {archive} exists", "--overwrite replaces it")
-        room = archive.absolute().with_name(f".{archive.name}.run")
-        shutil.rmtree(room, ignore_errors=True)
-        room.mkdir(parents=True)
+    check_archive(archive, overwrite)
+    with reported(archive):
+        place = archive.absolute().parent
+        place.mkdir(parents=True, exist_ok=True)
+        for path in place.iterdir():
+            if writing.part_of(path.name) == archive.name:
+                _clear_room(path)
+        room = place / writing.part_name(archive.name)
+        room.mkdir()
     return room
+
+
+def _clear_room(room: Path) -> None:
+    """Remove a killed run from the hidden folder in which it was to become an archive; a folder in
+    which there is anything else stays."""
+    with suppress(StoreError, OSError):
+        earlier = None if room.is_symlink() else ownership.of_run(room / ROOM)
+        if earlier is not None:
+            writing.remove(room / ROOM, earlier.files())
+            writing.remove_empty(room)
 
 
 def pack(root: Path, archive: Path) -> None:
@@ -183,44 +248,6 @@ def manifest_rows(captures: Sequence[Capture], skipped: Sequence[Skip]) -> dict[
         for capture in captures
     ]
     return {"captures": rows, "skipped": [vars(skip) for skip in skipped]}
-
-
-def safe_name(name: str) -> str:
-    """A file name that every system takes; what had to be changed gets 8 hex digits of a hash."""
-    clean = _UNPORTABLE.sub("_", name)
-    if _RESERVED.fullmatch(clean):
-        clean = f"_{clean}"
-    if clean == name and len(clean) <= _LONGEST and len(os.fsencode(clean)) <= 2 * _LONGEST:
-        return clean
-    digest = hashlib.sha256(name.encode("utf-8", "surrogatepass")).hexdigest()[:8]
-    stem, dot, suffix = clean.rpartition(".")
-    if not dot or len(suffix) > 5:
-        stem, dot, suffix = clean, "", ""
-    short = stem.encode()[: _LONGEST - 16].decode(errors="ignore")
-    return f"{short}-{digest}{dot}{suffix}"
-
-
-@contextmanager
-def atomic(path: Path) -> Iterator[BinaryIO]:
-    """Open a file beside its final name; move it there if the block succeeds.
-
-    Raises:
-        StoreError: the file cannot be written; names it.
-    """
-    part = _part(path)
-    with _reported(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            with part.open("wb", buffering=_BUFFER) as file:
-                yield file
-            part.replace(path)
-        except BaseException:
-            part.unlink(missing_ok=True)
-            raise
-
-
-def _part(path: Path) -> Path:
-    return path.with_name(f".{path.name}.part")
 
 
 def read_arrays(path: Path) -> dict[str, np.ndarray]:
@@ -259,39 +286,115 @@ def read_json(path: Path) -> dict[str, Any]:
     return content
 
 
-def _make_way(root: Path, overwrite: bool) -> None:
-    if not (root / RUN_FILE).is_file():
+def check_free(
+    root: Path,
+    overwrite: bool,
+    record: Mapping[str, Any] | None = None,
+    besides: Collection[Path] = (),
+    certain: bool = True,
+) -> Claim | None:
+    """Say before the work that a folder cannot become a run's.
+
+    Args:
+        record: what is known of the run that run.json will tell, to tell the same from another.
+        besides: files that the user has named for this command to write.
+        certain: whether the record says all that makes a run the same.
+
+    Returns:
+        The run of which the folder is to be emptied; None where there is none.
+
+    Raises:
+        StoreError: it is a file, holds another run, or something that featviz did not write.
+    """
+    if root.exists() and not root.is_dir():
+        raise StoreError(f"--out {root} is a file, not a folder", "name another with --out")
+    if not root.is_dir() or _is_free(root, besides):
+        return None
+    earlier = ownership.of_run(root)
+    if earlier is None:
+        written = (root / RUN_FILE).exists()
         raise StoreError(
-            f"--out {root} is not empty and holds no run of featviz",
+            f"--out {root} is not empty and holds no run of featviz"
+            + (f": its {RUN_FILE} is none that featviz wrote" if written else ""),
             "name another folder with --out",
         )
-    if not overwrite:
-        raise StoreError(
-            f"--out {root} holds another run", "--overwrite replaces it, --out names another folder"
+    if earlier.complete and not overwrite:
+        raise _taken(root, earlier, record, certain)
+    earlier.check(besides)
+    return earlier
+
+
+def differences(old: Any, new: Any, where: str = "") -> list[str]:
+    """In words, what of two records is not the same; options come first."""
+    return sorted(_differences(old, new, where), key=lambda words: "options" not in words)
+
+
+def _differences(old: Any, new: Any, where: str) -> list[str]:
+    if isinstance(old, dict) and isinstance(new, dict):
+        keys = [*old, *(key for key in new if key not in old)]
+        at = [(f"{where}.{k}" if where else k, old.get(k), new.get(k)) for k in keys]
+        return [words for name, a, b in at for words in _differences(a, b, name)]
+    return [] if old == new else [f"its {where} is {_short(old)}, this one's {_short(new)}"]
+
+
+def _short(value: Any) -> str:
+    text = json.dumps(value, ensure_ascii=False)
+    return quoted(text if len(text) <= 60 else f"{text[:57]}...")
+
+
+def _taken(
+    root: Path, earlier: Claim, record: Mapping[str, Any] | None, certain: bool
+) -> StoreError:
+    """The refusal of a folder that holds a run with complete images."""
+    ways = "--overwrite replaces it, --out names another folder"
+    if record is None or "kind" in record or "kind" in earlier.record:
+        return StoreError(f"--out {root} holds another run", ways)
+    plain = json.loads(json.dumps(record, default=str))
+    if found := differences(_common(earlier.record, plain), plain):
+        return StoreError(
+            f"--out {root} holds another run; {found[0]}", f"{ways}; --resume takes the same run"
         )
-    _empty(root)
+    name = "the same run" if certain else "a run with the same options"
+    count = f"{earlier.complete} image{'s' if earlier.complete > 1 else ''} complete"
+    return StoreError(f"--out {root} holds {name}, {count}", f"--resume goes on with it, {ways}")
 
 
-def _empty(root: Path) -> None:
+def _common(old: Any, new: Any) -> Any:
+    """Of a record what the other one speaks of, too."""
+    if not isinstance(old, dict) or not isinstance(new, dict):
+        return old
+    return {key: _common(old[key], new[key]) for key in old if key in new}
+
+
+def _is_free(root: Path, besides: Collection[Path]) -> bool:
+    """Whether a folder holds nothing but what this command will write itself."""
+    apart = {path.resolve() for path in besides}
+    own = (RUN_FILE, BASES_FILE)
+    return all(
+        writing.part_of(path.name) in own or path.resolve() in apart for path in root.iterdir()
+    )
+
+
+def _empty(earlier: Claim, besides: Collection[Path]) -> None:
     """Remove a run: manifests first and run.json last, so that what is left of it when this is
     killed neither passes for complete nor for something else."""
-    for manifest in root.rglob(MANIFEST_FILE):
-        manifest.unlink()
-    for path in sorted(root.iterdir(), key=lambda path: path.name == RUN_FILE):
-        if path.is_dir() and not path.is_symlink():
-            shutil.rmtree(path)
-        else:
-            path.unlink()
+    ways = earlier.files(besides)
+    if earlier.unlisted:  # without their manifests nothing else would know of these images
+        images = {**earlier.record["images"], "complete": []}
+        names = [*earlier.record["images"]["complete"], *images.get("missing", [])]
+        images["missing"] = [*names, *earlier.unlisted]
+        write_json(earlier.root / RUN_FILE, {**earlier.record, "images": images}, earlier.root)
+    writing.remove(earlier.root, ways)
 
 
-def write_json(path: Path, content: Mapping[str, Any]) -> None:
+def write_json(path: Path, content: Mapping[str, Any], below: Path | None = None) -> None:
     """Write JSON with a line for each entry and for each item of a list of objects.
 
     A tenth of the time of `indent`, for which the standard library leaves its C encoder, and a
     diff of two manifests still shows the captures that differ.
     """
     entries = ",\n".join(f" {_dump(key)}: {_value(value)}" for key, value in content.items())
-    with atomic(path) as file:
+    with atomic(path, below) as file:
         file.write(f"{{\n{entries}\n}}\n".encode("utf-8", "backslashreplace"))
 
 
@@ -303,15 +406,3 @@ def _value(value: Any) -> str:
 
 def _dump(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False, allow_nan=False)
-
-
-@contextmanager
-def _reported(path: Path) -> Iterator[None]:
-    """Turn what the system says of a path into a StoreError that names it."""
-    try:
-        yield
-    except OSError as error:
-        raise StoreError(
-            f"{path} cannot be written: {error.strerror or error}",
-            "what is complete stays complete; --resume when it works, or another --out",
-        ) from error

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ import torch.distributed as dist
 
 from featviz.errors import FeatvizError, UsageError
 from featviz.records import Shard
+from featviz.text import quoted
 
 T = TypeVar("T")
 
@@ -26,10 +28,18 @@ def parse_shard(text: str) -> Shard:
     Raises:
         UsageError: it is not 1 <= I <= N.
     """
-    index, slash, count = text.partition("/")
-    if slash and index.isdigit() and count.isdigit() and 1 <= int(index) <= int(count):
-        return Shard(int(index) - 1, int(count))
-    raise UsageError(f"--shard {text!r} is no part of a whole", "I/N with I from 1 to N: 2/8")
+    found = re.fullmatch(r"([0-9]{1,9})/([0-9]{1,9})", text)
+    if found and 1 <= int(found[1]) <= int(found[2]):
+        return Shard(int(found[1]) - 1, int(found[2]))
+    raise UsageError(
+        f"--shard {quoted(text)!r} is no part of a whole", "I/N with I from 1 to N: 2/8"
+    )
+
+
+def speaks() -> bool:
+    """Whether this is the process that speaks where torchrun started several: the first, known
+    without joining the others."""
+    return os.environ.get("RANK", "0") == "0" or os.environ.get("WORLD_SIZE", "1") == "1"
 
 
 @dataclass(frozen=True)

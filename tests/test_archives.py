@@ -344,12 +344,27 @@ def test_an_archive_is_replaced_only_if_told(
 ) -> None:
     """What stands there stays, and the message names --overwrite."""
     base = ["run", tiny_file, photos / "a", *SMALL, "--archive", tmp_path / "x.zip"]
-    (tmp_path / "x.zip").write_text("mine")
+    assert featviz(*base).code == 0
+    before = (tmp_path / "x.zip").read_bytes()
     done = featviz(*base)
-    assert done.code == 1 and "--overwrite replaces it" in done.err
-    assert (tmp_path / "x.zip").read_text() == "mine"
-    assert featviz(*base, "--overwrite").code == 0
+    assert done.code == 1 and "--overwrite replaces a run in a zip file" in done.err
+    assert featviz(*base, "--cmap", "viridis", "--overwrite").code == 0
     assert len(packed_tree(tmp_path / "x.zip")) > 3
+    assert (tmp_path / "x.zip").read_bytes() != before
+
+
+def test_an_archive_that_is_no_run_is_never_replaced(
+    featviz: Run, tiny_file: Path, photos: Path, tmp_path: Path
+) -> None:
+    """Neither a file of another kind nor somebody's zip file, whatever is told."""
+    packed(photos, "photos.zip")
+    (tmp_path / "notes.zip").write_text("mine")
+    before = tree(tmp_path)
+    for name in ("photos.zip", "notes.zip"):
+        base = ["run", tiny_file, photos / "a", *SMALL, "--archive", tmp_path / name]
+        done = featviz(*base, "--overwrite")
+        assert done.code == 1 and "exists and holds no run of featviz" in done.err
+    assert tree(tmp_path) == before
 
 
 def test_an_archive_of_a_run_with_failures(
@@ -416,10 +431,15 @@ def test_an_archive_of_a_run_that_fails(
 def test_what_a_killed_run_left_of_an_archive_is_cleared(
     featviz: Run, tiny_file: Path, photos: Path, tmp_path: Path
 ) -> None:
-    """Its hidden folder does not get into the next archive, and goes."""
-    stray = tmp_path / "new" / ".x.zip.run" / "run" / "stray.txt"
+    """Its hidden folder goes if it holds a run; what else lies in one of such a name stays."""
+    base = ["run", tiny_file, photos, *SMALL]
+    left = tmp_path / "new" / ".x.zip.0123456789abcdef.part" / "run"
+    assert featviz(*base, "--out", left).code == 0
+    (left / "a" / "01.png" / "manifest.json").unlink()
+    stray = tmp_path / "new" / ".x.zip.0123456789abcdee.part" / "run" / "stray.txt"
     stray.parent.mkdir(parents=True)
-    stray.write_text("left")
-    assert featviz("run", tiny_file, photos, *SMALL, "--archive", tmp_path / "new/x.zip").code == 0
+    stray.write_text("mine")
+    assert featviz(*base, "--archive", tmp_path / "new/x.zip").code == 0
     assert "stray.txt" not in packed_tree(tmp_path / "new" / "x.zip")
-    assert [path.name for path in (tmp_path / "new").iterdir()] == ["x.zip"]
+    names = sorted(path.name for path in (tmp_path / "new").iterdir())
+    assert names == [stray.parent.parent.name, "x.zip"] and stray.read_text() == "mine"

@@ -209,7 +209,7 @@ def test_the_group_lists_every_command(featviz: Run) -> None:
         (["run", "MODEL", "PICTURE", "--channels", "2"], 2, ".*'2' is not one of"),
         (["run", "MODEL", "PICTURE", "--device", "gpu"], 2, "--device 'gpu' is no device"),
         (["run", "MODEL", "PICTURE", "--model-arg", "3"], 2, ".*'3' is not KEY=VALUE"),
-        (["run", "MODEL", "PICTURE", "--out", "PICTURE"], 1, r"--out .*picture\.png is a file"),
+        (["run", "MODEL", "PICTURE", "--out", "PICTURE"], 2, r"--out .*picture\.png is the input"),
         (["layers", "NETS:stubborn"], 2, "the first convolution takes 4 channels"),
         (["layers", "NETS:absent"], 2, "there is no 'absent'"),
         (["run", "MODEL", "PICTURE", "--nor"], 2, "No such option.*--nor"),

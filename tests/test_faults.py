@@ -14,13 +14,14 @@ import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 from conftest import Outcome
 from PIL import Image
 from runs import SMALL, check_whole, complete, make_photos, run_json, tree
 
-from featviz import images, pipeline, session, stopping, store
+from featviz import images, pipeline, session, stopping, store, writing
 from featviz.models.load import ModelOptions
 from featviz.models.preprocess import InputOptions
 from featviz.preparation import RunOptions
@@ -208,14 +209,14 @@ def test_a_write_that_fails(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Whichever file it is: its image leaves nothing, those before are complete."""
-    real = Path.replace
+    real = writing._move
 
-    def full(self: Path, target: Path) -> Path:
+    def full(place: Any, part: str, target: Path) -> None:
         if "02.png" in target.parts and target.name == name:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(target))
-        return real(self, target)
+        real(place, part, target)
 
-    monkeypatch.setattr(Path, "replace", full)
+    monkeypatch.setattr(writing, "_move", full)
     done = featviz("run", tiny_file, photos, *SMALL, "--out", tmp_path / "out")
     assert done.code == 1 and f"{name} cannot be written: No space left" in done.err
     assert {p.name for p in (tmp_path / "out").iterdir()} == {"00.png", "01.png", "run.json"}
@@ -230,16 +231,16 @@ def test_a_run_json_that_cannot_be_written_hides_no_other_error(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The message is that of the first failure, not of the attempt to note it."""
-    real = Path.replace
+    real = writing._move
     begun: list[Path] = []
 
-    def full(self: Path, target: Path) -> Path:
+    def full(place: Any, part: str, target: Path) -> None:
         if target.name == "manifest.json" or (target.name == "run.json" and begun):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(target))
         begun.append(target)
-        return real(self, target)
+        real(place, part, target)
 
-    monkeypatch.setattr(Path, "replace", full)
+    monkeypatch.setattr(writing, "_move", full)
     done = featviz("run", tiny_file, photos, *SMALL, "--out", tmp_path / "out")
     assert done.code == 1 and "manifest.json cannot be written: No space left" in done.err
     assert run_json(tmp_path / "out")["images"]["missing"] == [f"0{i}.png" for i in range(4)]

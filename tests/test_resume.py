@@ -11,6 +11,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -347,20 +348,27 @@ def test_an_overwrite_that_is_killed_leaves_nothing_that_looks_complete(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """However far the removal got: no manifest without its files, and --resume makes it whole."""
+    """However far the removal got: no manifest without its files, and --resume makes it whole, or
+    the same command, without --overwrite."""
     before = tree(whole)
+    unlink = os.unlink
+    for count, again in ((4, "--resume"), (5, ""), (12, "--resume"), (20, "")):
+        left = [count]
 
-    def killed(path: Path) -> None:
-        (path / "input.png").unlink()
-        raise SystemExit(9)
+        def killed(*arguments: Any, left: list[int] = left, **named: Any) -> None:
+            left[0] -= 1
+            if left[0] < 0:
+                raise SystemExit(9)
+            unlink(*arguments, **named)
 
-    with monkeypatch.context() as patched, pytest.raises(SystemExit):
-        patched.setattr("featviz.store.shutil.rmtree", killed)
-        store.RunDirectory.create(whole, overwrite=True)
-    check_whole(whole)
-    assert complete(whole) == []
-    assert featviz("run", tiny_file, photos, "--out", whole, *SMALL, "--resume").code == 0
-    assert tree(whole) == before
+        with monkeypatch.context() as patched, pytest.raises(SystemExit):
+            patched.setattr(os, "unlink", killed)
+            store.RunDirectory.create(whole, overwrite=True)
+        check_whole(whole)
+        assert complete(whole) == [] and (whole / "run.json").is_file()
+        base = ["run", tiny_file, photos, "--out", whole, *SMALL]
+        assert featviz(*base, *filter(None, [again])).code == 0
+        assert tree(whole) == before
 
 
 KILLER = """

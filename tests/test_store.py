@@ -6,6 +6,7 @@ import errno
 import hashlib
 import io
 import json
+import os
 import time
 from pathlib import Path
 
@@ -178,10 +179,10 @@ def test_no_permission_names_the_path(
     """Whichever step is refused, the message names what the user knows: no hidden part."""
     path = tmp_path / "sub" / "f.bin"
 
-    def refuse(self: Path, *args: object, **options: object) -> None:
-        raise PermissionError(errno.EACCES, "Permission denied", str(self))
+    def refuse(*args: object, **options: object) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied", str(args[0]))
 
-    monkeypatch.setattr(Path, method, refuse)
+    monkeypatch.setattr(os, method, refuse)
     denied = r"sub.* cannot be written: Permission denied"
     with pytest.raises(StoreError, match=denied) as caught, atomic(path) as file:
         file.write(b"x")
@@ -200,11 +201,25 @@ def test_a_file_where_a_folder_should_be(tmp_path: Path) -> None:
 # Making the directory
 
 
+RECORD = {
+    "featviz": "0.1.0",
+    "torch": "2.6.0",
+    "model": {"kind": "torchvision", "name": "resnet18"},
+    "layers": ["conv1"],
+    "options": {"layers": None},
+    "images": {"total": 1, "complete": ["cat.jpg"]},
+    "failures": [],
+}
+
+
 def old_run(root: Path) -> Path:
-    """A run directory with one file of an image."""
-    RunDirectory.create(root).write_run({"n": 1})
-    (root / "cat.jpg").mkdir()
-    (root / "cat.jpg" / "input.png").write_bytes(b"png")
+    """A run directory with one complete image."""
+    run = RunDirectory.create(root)
+    run.write_run(RECORD)
+    folder = run.image("cat.jpg")
+    with folder.writing("input.png") as file:
+        file.write(b"png")
+    folder.finish({"image": {"path": "cat.jpg"}, "captures": []}, {})
     return root
 
 

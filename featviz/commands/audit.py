@@ -98,7 +98,7 @@ audit_options = opts.stacked(
 @click.command("audit")
 @click.argument("model", required=False, shell_complete=completing.models)
 @click.argument("images", nargs=-1, metavar="IMAGE...", shell_complete=completing.paths)
-@opts.layer_option
+@opts.layer_options("all activations, functions included")
 @click.option(
     "--out",
     type=click.Path(path_type=Path),

@@ -179,14 +179,20 @@ verbosity_options = stacked(
     ]
 )
 
-layer_option = click.option(
-    "--layers",
-    multiple=True,
-    metavar="SELECTORS",
-    shell_complete=completing.layers,
-    help="Class names, globs, re:REGEX, Class@glob, fn:FUNCTION, #index, !not; separated by "
-    "commas. Without it, one layer for each stage.",
-)
+
+def layer_options(default: str) -> Callable[[F], F]:
+    """`--layers`; `default` says in the help what is taken without it."""
+    return click.option(
+        "--layers",
+        multiple=True,
+        metavar="SELECTORS",
+        shell_complete=completing.layers,
+        help="Class names, globs, re:REGEX, Class@glob, fn:FUNCTION, #index, !not; separated by "
+        f"commas. Without it, {default}.",
+    )
+
+
+layer_option = layer_options("one layer for each stage")
 
 model_options = stacked(
     [

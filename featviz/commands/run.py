@@ -107,7 +107,8 @@ def command(ctx: click.Context, /, model: str | None, images: Sequence[str], **g
     if given["report"] and given["archive"]:
         raise click.UsageError("--report goes into a folder, and --archive leaves none.", ctx)
     if given["dry_run"]:
-        click.echo(estimate.dry_run(source, images, options).render(given["as_json"]))
+        if workers.speaks():
+            click.echo(estimate.dry_run(source, images, options).render(given["as_json"]))
         return 0
     unpictured = Unpictured()
     with shown_progress(given["as_json"], unpictured) as progress, workers.world() as team:
@@ -143,7 +144,7 @@ def _run_options(given: dict[str, Any]) -> Any:
         jobs=given["jobs"],
         limits=Limits(given["max_output_size"], given["max_files"]),
         tensorboard=given["tensorboard"],
-        shard=parse_shard(given["shard"]) if given["shard"] else None,
+        shard=None if given["shard"] is None else parse_shard(given["shard"]),
         draw=to_draw_options(given),
         inputs=opts.to_input_options(given),
         passes=read_options(given),

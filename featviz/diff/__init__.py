@@ -8,20 +8,19 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from featviz import junit, staging
+from featviz import apart, junit, staging
 from featviz.diff import documents, maps, page
 from featviz.diff.findings import Asked, DiffResult, Finding, LayerFindings
 from featviz.diff.pairing import Pairing, check_alike, pair_up, pairs
 from featviz.diff.sides import Sides
 from featviz.errors import UsageError
+from featviz.ownership import DIFF_FILE, of_diff
 from featviz.runs import Place, ReadRun, read_run
 from featviz.store import atomic, write_json
 
 log = logging.getLogger(__name__)
 
 __all__ = ["Asked", "DiffResult", "Outputs", "diff"]
-
-_DOCUMENT = "diff.json"
 
 
 @dataclass(frozen=True)
@@ -41,6 +40,11 @@ class Outputs:
             return self.out
         return self.html.with_name(f"{self.html.stem}-maps")
 
+    @property
+    def named(self) -> list[Path]:
+        """The files that have a place of their own, be it in the folder."""
+        return [path for path in (self.html, self.junit) if path is not None]
+
 
 def diff(base: Path, new: Path, asked: Asked, outputs: Outputs) -> DiffResult:
     """Compare two run directories.
@@ -49,8 +53,12 @@ def diff(base: Path, new: Path, asked: Asked, outputs: Outputs) -> DiffResult:
         FeatvizError: they cannot be read, or not be compared; a file cannot be written.
     """
     check_asked(asked)
+    named = ("--out", outputs.folder), ("--html", outputs.html), ("--junit", outputs.junit)
+    for option, path in named:
+        if path is not None:
+            apart.check_apart(path, option, (base, new))
     if outputs.folder is not None:
-        staging.check_free(outputs.folder, True, [_DOCUMENT])
+        staging.check_free(outputs.folder, True, of_diff, [DIFF_FILE], outputs.named)
     before, after = (_read(side, path) for side, path in (("BASE", base), ("NEW", new)))
     pairing = pair_up(before, after)
     check_alike(before, after)
@@ -108,9 +116,9 @@ def _findings(base: ReadRun, new: ReadRun, image: str, tolerance: float) -> Iter
 def _write(result: DiffResult, base: ReadRun, new: ReadRun, outputs: Outputs) -> DiffResult:
     """Draw the maps, then write what was asked for."""
     if outputs.folder is not None:
-        with staging.replacing(outputs.folder) as fresh:
+        with staging.replacing(outputs.folder, of_diff, outputs.named) as fresh:
             result = replace(result, maps=tuple(maps.draw(result.layers, base, new, fresh)))
-            write_json(fresh / _DOCUMENT, documents.as_json(result))
+            write_json(fresh / DIFF_FILE, documents.as_json(result))
             _file(fresh / "style.css", page.STYLE)
     if outputs.html is not None and outputs.folder is not None:
         beside = os.path.relpath(outputs.folder, outputs.html.parent)

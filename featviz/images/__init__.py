@@ -5,10 +5,11 @@ from __future__ import annotations
 import hashlib
 import io
 import logging
+import stat
 import struct
 import zlib
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,8 +17,9 @@ import numpy as np
 from PIL import Image, ImageColor, ImageOps, UnidentifiedImageError
 
 import featviz.images.archives as archives
-from featviz.errors import ImageError, UsageError
+from featviz.errors import FileError, ImageError, UsageError
 from featviz.images.finding import find_samples as find_samples
+from featviz.images.formats import open_image
 from featviz.records import Sample
 
 log = logging.getLogger(__name__)
@@ -35,6 +37,7 @@ _BROKEN = (
     zlib.error,
     Image.DecompressionBombError,
     MemoryError,
+    FileError,
     *archives.DAMAGED,
 )
 """What Pillow's decoders raise on broken files."""
@@ -102,12 +105,12 @@ class _Encoded:
         self.name = sample.name if len(sample.paths) == 1 else f"{sample.name}: {path.name}"
         with self._blamed():
             if not archives.exists(path):
-                raise ImageError(f"{self.name} is no file", None)
+                raise ImageError(f"{self.name} is no file{_what_else(path)}", None)
             self.data = archives.read(path)
 
     def images(self, exif: bool, background: str, frames: int | None) -> list[Image.Image]:
         """The image; with `frames`, so many of the animation that it is."""
-        with self._blamed(), Image.open(io.BytesIO(self.data)) as opened:
+        with self._blamed(), open_image(io.BytesIO(self.data)) as opened:
             held = 1 if opened.format == "MPO" else getattr(opened, "n_frames", 1)
             if frames is None and held > 1:
                 log.warning("%s has %d frames; the first is taken", self.path, held)
@@ -127,10 +130,27 @@ class _Encoded:
         try:
             yield
         except UnidentifiedImageError as error:
-            raise ImageError(f"{self.name} is no image that Pillow can read", None) from error
+            raise ImageError(f"{self.name} {error}", None) from error
         except _BROKEN as error:
             reason = str(error) or type(error).__name__
             raise ImageError(f"{self.name} cannot be read: {reason}", None) from error
+
+
+def files_of(samples: Iterable[Sample]) -> list[Path]:
+    """The files on disk that hold samples: their own, or the archives in which they are."""
+    paths = dict.fromkeys(path for sample in samples for path in sample.paths)
+    places = ((path, archives.split(path)) for path in paths)
+    return list(dict.fromkeys(path if place is None else place[0] for path, place in places))
+
+
+def _what_else(path: Path) -> str:
+    """What stands in a file's place, where a person may not see it."""
+    with suppress(OSError, ValueError):
+        mode = path.stat().st_mode
+        kinds = {stat.S_IFIFO: "FIFO", stat.S_IFCHR: "device", stat.S_IFBLK: "device"}
+        kind = kinds.get(stat.S_IFMT(mode))
+        return f", but a {kind}" if kind else ""
+    return ""
 
 
 def _spread(held: int, count: int) -> list[int]:

@@ -6,16 +6,23 @@ a member is read into memory when its turn comes.
 
 from __future__ import annotations
 
+import bz2
+import gzip
+import io
 import logging
 import lzma
+import os
 import re
 import tarfile
 import zipfile
 import zlib
-from collections.abc import Mapping
-from functools import lru_cache
+from collections.abc import Callable, Mapping
+from functools import lru_cache, partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, BinaryIO, Protocol, cast
+
+from featviz import files
+from featviz.errors import FileError
 
 log = logging.getLogger(__name__)
 
@@ -27,8 +34,27 @@ _MEMBER = re.compile(rf"(.+?{_SUFFIX}){SEPARATOR}(.+)", re.IGNORECASE | re.DOTAL
 MAX_MEMBER_BYTES = 512 * 2**20
 """A member that unpacks to more is no picture, but a bomb."""
 
+MAX_FILE_BYTES = 2**30
+"""A larger file is no picture that Pillow would open."""
+
+MAX_UNPACKED_BYTES = 2**30
+"""A compressed tar may unpack to this beside MOST_TIMES its own size."""
+MOST_TIMES = 200
+MAX_MEMBERS = 100_000
+"""A compressed tar may have so many beside one for each kilobyte of its size."""
+
 _BLOCK = 512
 """Bytes of a header in a tar file."""
+_COMPRESSED: Mapping[bytes, Callable[..., Any]] = {
+    b"\x1f\x8b": gzip.open,
+    b"BZ": bz2.open,
+    b"\xfd7": lzma.open,
+}
+"""By the first two bytes."""
+_SLOW = (zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA)
+"""Methods whose readers unpack all of a piece, however much it becomes."""
+_PIECE = 4096
+"""Bytes of such a piece."""
 
 DAMAGED = (
     tarfile.TarError,
@@ -38,6 +64,8 @@ DAMAGED = (
     EOFError,
     NotImplementedError,
     RuntimeError,
+    ValueError,
+    FileError,
 )
 """What the readers raise, beside OSError, on files that are broken, encrypted, or compressed in
 a way that Python lacks."""
@@ -86,7 +114,7 @@ def exists(path: Path) -> bool:
     """
     place = split(path)
     if place is None:
-        return path.is_file()
+        return os.path.isfile(path)  # noqa: PTH113 - no name is too long for it
     return place[0].is_file() and place[1] in _open(place[0]).members
 
 
@@ -94,11 +122,17 @@ def read(path: Path) -> bytes:
     """The bytes of a file, on its own or in an archive.
 
     Raises:
-        OSError: or one of DAMAGED, if it cannot be read, or unpacks to more than
-            MAX_MEMBER_BYTES.
+        OSError: or one of DAMAGED, if it cannot be read, has more than MAX_FILE_BYTES, or unpacks
+            to more than MAX_MEMBER_BYTES.
     """
     place = split(path)
-    return path.read_bytes() if place is None else _open(place[0]).read(place[1])
+    if place is not None:
+        return _open(place[0]).read(place[1])
+    with files.open_regular(path) as file:
+        size = os.fstat(file.fileno()).st_size
+        if size > MAX_FILE_BYTES:
+            raise OSError(f"it has {size} bytes, more than the {MAX_FILE_BYTES} of any image")
+        return file.read(MAX_FILE_BYTES)
 
 
 def _normal(name: str) -> str:
@@ -115,15 +149,19 @@ class _Tar:
     """Of two members with one name the later one counts, as when tar unpacks them."""
 
     def __init__(self, path: Path) -> None:
-        self.file = tarfile.open(path)  # noqa: SIM115 - stays open as long as it is cached
+        stream, most = _unpacked(path)
+        self.file = tarfile.open(fileobj=stream, mode="r:")  # noqa: SIM115 - stays as long as cached
         self.members: dict[str, tarfile.TarInfo] = {}
-        infos = self.file.getmembers()
-        for info in infos:
+        links = 0
+        for count, info in enumerate(self.file):
+            if most is not None and count > most:
+                raise tarfile.ReadError(f"it has more than {most} members, packed into a few bytes")
+            links += info.issym() or info.islnk()
             if info.isfile():
                 self.members.pop(_normal(info.name), None)
                 self.members[_normal(info.name)] = info
         self._check_end()
-        if links := sum(info.issym() or info.islnk() for info in infos):
+        if links:
             log.warning("%s: %d links are left out", path, links)
         self._last: tuple[str, bytes] = ("", b"")
 
@@ -145,15 +183,68 @@ class _Tar:
         return self._last[1]
 
 
+class _Bounded(io.RawIOBase):
+    """What a compressed file unpacks to, as far as it is not too much of it."""
+
+    def __init__(self, stream: BinaryIO, most: int) -> None:
+        self.stream, self.most = stream, most
+
+    def seekable(self) -> bool:
+        """It goes back by starting anew."""
+        return True
+
+    def readable(self) -> bool:
+        """Always."""
+        return True
+
+    def tell(self) -> int:
+        """Bytes from the start."""
+        return self.stream.tell()
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        """Go to a place."""
+        if whence == os.SEEK_SET:
+            self._check(offset)
+        return self.stream.seek(offset, whence)
+
+    def read(self, size: int | None = -1) -> bytes:
+        """Read so many bytes."""
+        size = self.most if size is None or size < 0 else size
+        self._check(self.tell() + size if size > MAX_MEMBER_BYTES else self.tell())
+        return self.stream.read(size)
+
+    def _check(self, place: int) -> None:
+        if place > self.most:
+            raise tarfile.ReadError(
+                f"it unpacks to more than {self.most} bytes, far beyond its size"
+            )
+
+
+def _unpacked(path: Path) -> tuple[BinaryIO, int | None]:
+    """The tar file in a file, and how many members it may have; a plain one has no more than its
+    size allows."""
+    file = files.open_regular(path)
+    opener = _COMPRESSED.get(file.read(2))
+    file.seek(0)
+    if opener is None:
+        return file, None
+    size = os.fstat(file.fileno()).st_size
+    stream = _Bounded(opener(file, "rb"), MAX_UNPACKED_BYTES + MOST_TIMES * size)
+    return cast(BinaryIO, stream), MAX_MEMBERS + size // 1000
+
+
 class _Zip:
     def __init__(self, path: Path) -> None:
-        self.file = zipfile.ZipFile(path)
+        self.file = zipfile.ZipFile(files.open_regular(path))
         infos = [info for info in self.file.infolist() if not info.is_dir()]
         self.members = {_normal(info.filename): info for info in infos}
 
     def read(self, name: str) -> bytes:
-        _check_size(self.members[name].file_size)
-        return self.file.read(self.members[name])
+        info = self.members[name]
+        _check_size(info.file_size)
+        step = _PIECE if info.compress_type in _SLOW else 2**20
+        with self.file.open(info) as opened:
+            return b"".join(iter(partial(opened.read, step), b""))
 
 
 def _check_size(size: int) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import glob
 import logging
 import os
+import stat
 import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -14,6 +15,7 @@ from typing import BinaryIO
 import featviz.images.archives as archives
 from featviz.errors import UsageError
 from featviz.records import Sample
+from featviz.text import quoted
 
 log = logging.getLogger(__name__)
 
@@ -57,7 +59,7 @@ def _identity(path: Path) -> str:
     """One spelling for one file; links that lead nowhere are as many failures."""
     place = archives.split(path)
     if place is None:
-        return os.path.realpath(path) if path.exists() else str(path.absolute())
+        return os.path.realpath(path) if _is_there(path) else str(path.absolute())
     return f"{os.path.realpath(place[0])}/{place[1]}"
 
 
@@ -67,17 +69,25 @@ def _expand(
     if argument == "-":
         return [(_own_name(path), path) for path in _listed(stdin or sys.stdin.buffer, nul)]
     path = Path(argument)
-    if path.is_dir():
+    if _is_there(path) and path.is_dir():
         return _in_folder(path, outside)
     if (place := archives.split(path)) is not None:
         return _in_archive(argument, *place)
-    if archives.is_archive(path) and path.exists():
+    if archives.is_archive(path) and _is_there(path):
         return _whole_archive(path)
-    if path.exists():
+    if _is_there(path):
         return [(path.name, path)]
     if glob.has_magic(argument):
         return _globbed(argument)
     raise UsageError(f"no image {argument!r}: no such file or folder", "check the path")
+
+
+def _is_there(path: Path) -> bool:
+    """Whether there is such a file or folder; no name is too long to be asked for."""
+    try:
+        return path.exists()
+    except (OSError, ValueError):
+        return False
 
 
 def _own_name(path: Path) -> str:
@@ -102,12 +112,24 @@ def _in_folder(folder: Path, outside: Path | None) -> list[tuple[str, Path]]:
         if file.suffix.lower() in SUFFIXES
         and not any(part.startswith(".") for part in file.parts)
         and not (folder / file).is_dir()
+        and not _is_special(folder / file)
     ]
     if not files:
         raise UsageError(
             f"no images in folder {str(folder)!r}", f"it has no {' '.join(sorted(SUFFIXES))} files"
         )
     return [(file.as_posix(), folder / file) for file in files]
+
+
+def _is_special(path: Path) -> bool:
+    """Whether what stands there is a FIFO, device or socket: no image, and not even opened."""
+    try:
+        special = not stat.S_ISREG(path.stat().st_mode)
+    except OSError:  # a link that leads nowhere is an image that fails
+        return False
+    if special:
+        log.warning("%s is no regular file, and left out", quoted(str(path)))
+    return special
 
 
 def _beyond(folder: Path, inside: Sequence[Path], outside: Path | None) -> Iterator[Path]:

@@ -9,11 +9,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
 
-from PIL import Image
-
 import featviz.images.archives as archives
 from featviz.errors import UsageError
+from featviz.images.formats import open_image
 from featviz.records import Sample
+from featviz.writing import safe_way
 
 
 def clips(samples: Sequence[Sample]) -> list[Sample]:
@@ -44,19 +44,29 @@ def together(samples: Sequence[Sample], count: int) -> list[Sample]:
 
 
 def unnested(samples: Sequence[Sample]) -> list[Sample]:
-    """No folder of a sample inside that of another: `a` beside `a/b` is called `a~`."""
-    names = {sample.name.casefold() for sample in samples}
-    above = {str(parent) for name in names for parent in PurePosixPath(name).parents}
-    return [
-        replace(sample, name=_free(sample.name, names))
-        if sample.name.casefold() in above
-        else sample
-        for sample in samples
-    ]
+    """No folder of a sample inside that of another, or the same as that of another: `a` beside
+    `a/b` is called `a~`."""
+    taken = {_folder(sample.name) for sample in samples}
+    above = {str(parent) for way in taken for parent in PurePosixPath(way).parents}
+    found: list[Sample] = []
+    seen: set[str] = set()
+    for sample in samples:
+        way = _folder(sample.name)
+        if way in above or way in seen:
+            sample = replace(sample, name=_free(sample.name, taken))
+            taken.add(_folder(sample.name))
+        seen.add(way)
+        found.append(sample)
+    return found
+
+
+def _folder(name: str) -> str:
+    """The folder that a sample's name leads to, on any system."""
+    return safe_way(name).casefold()
 
 
 def _free(name: str, taken: set[str]) -> str:
-    while name.casefold() in taken:
+    while _folder(name) in taken:
         name += "~"
     return name
 
@@ -99,7 +109,7 @@ def _natural(name: str) -> list[tuple[int, str]]:
 
 def _is_animated(path: Path) -> bool:
     try:
-        with Image.open(io.BytesIO(archives.read(path))) as image:
+        with open_image(io.BytesIO(archives.read(path))) as image:
             return getattr(image, "n_frames", 1) > 1 and image.format != "MPO"
     except Exception:  # whatever is wrong with it, reading it will say so
         return False

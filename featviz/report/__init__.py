@@ -10,15 +10,13 @@ from pathlib import Path
 
 from featviz import staging, store
 from featviz.errors import StoreError
+from featviz.ownership import is_page, of_report
 from featviz.report import pages, views
 from featviz.report.reading import Run, read_run
 
 LARGEST_SINGLE = 25_000_000
 """Bytes of a report in one file: what usual mail servers take."""
 
-_GENERATOR = b'<meta name="generator" content="featviz'
-_HEAD = 1000
-"""Bytes at the beginning of a page in which its generator stands."""
 _OVERHEAD = 4 / 3
 """Base64."""
 
@@ -79,10 +77,13 @@ def _uncollected() -> Iterator[None]:
 
 def _write_folder(arranged: views.Views, options: ReportOptions) -> tuple[Path, list[Path]]:
     out = options.out or arranged.run.root / "report"
-    if out.exists() and not (out.is_dir() and (_is_empty(out) or _is_report(out / "index.html"))):
-        raise _in_the_way(out)
+    if out.exists() and not (out.is_dir() and _is_empty(out)):
+        earlier = of_report(out) if out.is_dir() else None
+        if earlier is None:
+            raise _in_the_way(out)
+        earlier.check()
     written = []
-    with staging.replacing(out) as folder:
+    with staging.replacing(out, of_report) as folder:
         for name, text in pages.render_folder(arranged, out.absolute()):
             with store.atomic(folder / name) as file:
                 file.write(text.encode("utf-8"))
@@ -92,7 +93,7 @@ def _write_folder(arranged: views.Views, options: ReportOptions) -> tuple[Path, 
 
 def _write_single(arranged: views.Views, options: ReportOptions) -> tuple[Path, list[Path]]:
     out = options.out or arranged.run.root / "report.html"
-    if out.exists() and not _is_report(out):
+    if out.exists() and not is_page(out):
         raise _in_the_way(out)
     _check_size(_picture_bytes(arranged))
     content = pages.render_single(arranged).encode("utf-8")
@@ -121,14 +122,6 @@ def _check_size(size: int) -> None:
 
 def _is_empty(folder: Path) -> bool:
     return not any(folder.iterdir())
-
-
-def _is_report(page: Path) -> bool:
-    """Whether featviz wrote this page."""
-    if not page.is_file():
-        return False
-    with page.open("rb") as file:
-        return _GENERATOR in file.read(_HEAD)
 
 
 def _in_the_way(out: Path) -> StoreError:
