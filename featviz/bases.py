@@ -16,7 +16,8 @@ from featviz.layout import to_maps
 from featviz.preparation import Prepared, RunOptions
 from featviz.records import Sample, Site
 from featviz.reduction import Basis, Moments
-from featviz.store import RunDirectory, atomic, read_arrays
+from featviz.rundir.read import read_arrays
+from featviz.store import RunDirectory, atomic
 
 BASES_FILE = "bases.npz"
 """In the run directory: for each layer float64 [4, C], the mean and three loadings."""
