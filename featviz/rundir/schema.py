@@ -450,7 +450,7 @@ def _value(content: Any, path: str) -> Any:
 
 def _expected(what: str) -> str:
     if limit := _LIMIT.fullmatch(what):
-        count = _SIGNS[limit["sign"]].format(limit["limit"])
+        count = _SIGNS[limit["sign"]].format(limit["limit"].removesuffix(".0"))
         unit = "entries" if limit["kind"] == "array" else "characters"
         return f"{count} {unit}" if limit["length"] else count
     if kinds := re.match(r"Expected `(.+?)`, got", what):
