@@ -17,7 +17,7 @@ from click.shell_completion import CompletionItem
 from featviz import __version__
 from featviz.commands import echo
 from featviz.errors import FeatvizError
-from featviz.text import printable, printable_lines
+from featviz.text import indented, printable
 
 COMMANDS = {
     "run": ("featviz.commands.run", "Draw feature maps into a run directory."),
@@ -131,14 +131,14 @@ class _Formatter(logging.Formatter):
         if record.levelno != logging.INFO:
             line = f"{record.levelname.lower()}: {line}"
         if record.exc_info and record.exc_info[0] is not None:
-            line += "\n" + printable_lines(self.formatException(record.exc_info))
+            line += "\n" + indented(self.formatException(record.exc_info))
         return line
 
 
 def _say(message: str, hint: str | None, code: int, error: BaseException | None) -> int:
     echo.error(message, hint)
     if error is not None and logging.getLogger("featviz").isEnabledFor(logging.DEBUG):
-        click.echo(printable_lines("".join(traceback.format_exception(error))), err=True, nl=False)
+        click.echo(indented("".join(traceback.format_exception(error))), err=True, nl=False)
     return code
 
 

@@ -24,9 +24,9 @@ def printable(words: str) -> str:
     return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in words)
 
 
-def printable_lines(text: str) -> str:
-    """The same for a text whose line breaks are ours."""
-    return "\n".join(map(printable, text.split("\n")))
+def indented(text: str) -> str:
+    """Lines of a traceback, tame: none looks like a message, whatever an exception says."""
+    return "\n".join(f"  {printable(line)}".rstrip() for line in text.split("\n"))
 
 
 def printable_json(content: Any, indent: int | None = None) -> str:
