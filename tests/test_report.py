@@ -515,3 +515,95 @@ def test_reading_a_run_imports_no_torch(root: Path) -> None:
         f"{str(root / 's.png')!r}]) == 0"
     )
     subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
+
+
+def shown_by(
+    featviz: Callable[..., Outcome], model: Path, out: Path, *options: object
+) -> tuple[str, dict[str, object]]:
+    """The text of an image's page, and the script's first grid, of a run with these options."""
+    done = featviz(
+        "run", model, SCENES / "spheres.jpg", "--layers", "0", "--size", 24, "--crop", 24,
+        "--out", out, "--report", *options,
+    )  # fmt: skip
+    assert done.code == 0, done.err
+    return " ".join(pages(out)["image-000.html"].text.split()), scripts(out, "image-000.js")["p0-0"]
+
+
+@pytest.mark.parametrize(
+    ("way", "words"),
+    [
+        ("pca", "4, as one tile: their principal components 1 to 3 (--reduce pca)"),
+        ("mean", "4, as one tile: their mean (--reduce mean)"),
+    ],
+)
+def test_one_tile_of_all_channels_is_called_that(
+    featviz: Callable[..., Outcome], tiny_file: Path, tmp_path: Path, way: str, words: str
+) -> None:
+    """No channel's numbers are its; the numbers that are told are those of all channels."""
+    text, grid = shown_by(featviz, tiny_file, tmp_path / "out", "--reduce", way)
+    assert f"Maps{words}" in text and ", of all channelsMean" in text
+    assert grid["channels"] == [] and "crossed out" not in text
+    components = "much of the first principal component" in text
+    assert components == (way == "pca") and ("standard deviations" in text) == (way == "pca")
+    alt = f"of 4 feature maps of 0, output, of {'spheres.jpg'}"
+    assert any(alt in str(i["alt"]) for i in pages(tmp_path / "out")["image-000.html"].of("img"))
+    sheet = tmp_path / "sheet.png"
+    done = featviz("sheet", tmp_path / "out", "--layer", "0", "--out", sheet, "--json")
+    assert done.code == 0 and json.loads(done.out)["channels"] == []
+    (drawn,) = tmp_path.rglob("output.png")
+    with Image.open(drawn) as one, Image.open(sheet) as all:
+        tile = np.asarray(one.convert("RGB"))
+        windows = np.lib.stride_tricks.sliding_window_view(np.asarray(all), tile.shape)[:, :, 0]
+        assert (windows == tile).all((2, 3, 4)).any()
+    done = featviz("sheet", tmp_path / "out", "--layer", "0", "--channels", "0")
+    assert done.code == 2 and f"all channels of 0 are one tile ({way})" in done.err
+
+
+def test_an_overlay_has_no_marks(
+    featviz: Callable[..., Outcome], tiny_file: Path, tmp_path: Path
+) -> None:
+    """Its legend says what the colours over the input are, which are those of --cmap auto."""
+    text, grid = shown_by(featviz, tiny_file, tmp_path / "out", "--overlay", "0.6")
+    assert "each map by its own range, 60.0 % over the input (--overlay)" in text
+    assert "over the input: the smallest value of a map" in text and "crossed out" not in text
+    assert grid["over"] is True
+    low, high = (colormaps["viridis"](end, bytes=True)[:3] for end in (0.0, 1.0))
+    page = (tmp_path / "out" / "report" / "image-000.html").read_text()
+    for color in (low, high):
+        assert 'fill="#{:02x}{:02x}{:02x}"'.format(*color) in page
+
+
+def test_the_option_that_left_maps_out_is_named(tmp_path: Path) -> None:
+    """--collapse, --max-maps with --pick, or both; who shares a tile; and the order."""
+    shared = {"collapsed": {"1": [1, 2, 4]}}
+    drawn = [
+        Drawn("alike", index=1, channels=[3, 0, 5, 1], nrow=2, more=shared),
+        Drawn("picked", index=2, channels=[0, 3], nrow=2),
+        Drawn("both", index=3, channels=[1, 5], nrow=2, more=shared),
+        Drawn("all", index=4),
+    ]
+    options = {"pick": "top", "order": "similarity"}
+    root = write_run(tmp_path / "out", {"a.png": drawn}, options=options)
+    build_report(root, ReportOptions())
+    text = " ".join(pages(root)["image-000.html"].text.split())
+    assert "Maps4 of 6 (--collapse)Share a tile1 for 1–2, 4Orderby similarity (--order)" in text
+    assert "Maps2 of 6 (--max-maps --pick top)Drawn" in text
+    assert "Maps2 of 6 (--max-maps --pick top, --collapse)Share a tile" in text
+    assert "Maps6Drawn" in text
+    assert scripts(root, "image-000.js")["p0-0"]["collapsed"] == {"1": [1, 2, 4]}
+
+
+def test_an_unknown_colormap_has_no_colours(tmp_path: Path) -> None:
+    """A run of a later matplotlib: the legend leaves out what it cannot show."""
+    root = write_run(tmp_path / "out", {"a.png": [Drawn("x")]}, options={"cmap": "no such"})
+    build_report(root, ReportOptions())
+    assert "NaN or infinite" in pages(root)["image-000.html"].text
+
+
+def test_scripts_hold_no_markup() -> None:
+    """What ends a script, or a line of it for some parsers, is escaped; the values stay."""
+    from featviz.report.data import _in_script
+
+    text = json.dumps("</script><!--&\u2028\u2029é", ensure_ascii=False)
+    assert not set(_in_script(text)) & set("<>&\u2028\u2029")
+    assert json.loads(_in_script(text)) == json.loads(text)

@@ -10,7 +10,7 @@ const tip = {
   show(frame, channel, x, y) {
     this.box.hidden = channel === null;
     if (channel === null) return;
-    this.box.replaceChildren(make("b", {}, frame.grid.title(channel)), frame.grid.sentence(channel));
+    this.box.replaceChildren(make("b", {}, frame.grid.title(channel).replace("C", "c")), frame.grid.sentence(channel));
     const { offsetWidth: width, offsetHeight: height } = this.box;
     this.box.style.left = `${Math.max(4, Math.min(x + 14, innerWidth - width - 8))}px`;
     this.box.style.top = `${y + 18 + height > innerHeight ? Math.max(4, y - height - 12) : y + 18}px`;
@@ -66,7 +66,7 @@ const viewer = {
   show(channel) {
     const { grid, image, group } = this.frame;
     this.channel = group.chosen = channel;
-    this.title.textContent = grid.title(channel).replace("c", "C");
+    this.title.textContent = grid.title(channel);
     this.input.src = this.frame.input.src;
     this.input.alt = this.frame.input.alt;
     this.caption.textContent = grid.over ? "map over the input" : "map";

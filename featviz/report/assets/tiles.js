@@ -80,7 +80,7 @@ class Grid {
   /** What a channel's tile is called, with the channels that share it. */
   title(channel) {
     const others = (this.collapsed?.[channel] || []).filter((other) => other !== channel);
-    return `channel ${channel}` + (others.length ? `, and ${others.join(", ")} like it` : "");
+    return `Channel ${channel}` + (others.length ? `, and ${others.join(", ")} like it` : "");
   }
 
   sentence(channel) {
