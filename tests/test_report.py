@@ -295,10 +295,14 @@ def test_one_file_that_would_be_too_large(root: Path, monkeypatch: pytest.Monkey
     """Refused with its size, before and after the pictures are read."""
     noise = np.random.default_rng(0).integers(0, 255, (3000, 7000), dtype=np.uint8)
     Image.fromarray(noise).save(root / "a.png" / "input.png")
+    manifest = root / "a.png" / "manifest.json"
+    before = manifest.read_text()
+    manifest.write_text(before.replace("[1, 3, 20, 24]", "[1, 3, 3000, 7000]"))
     with pytest.raises(StoreError, match=r"one file of 28 MB, more than 25 MB"):
         build_report(root, ReportOptions(single_file=True))
     assert not (root / "report.html").exists()
     (root / "a.png" / "input.png").write_bytes((root / "half.png" / "input.png").read_bytes())
+    manifest.write_text(before)
     monkeypatch.setattr(report, "LARGEST_SINGLE", 20_000)
     with pytest.raises(StoreError, match=r"more than 0 MB"):
         build_report(root, ReportOptions(single_file=True))
