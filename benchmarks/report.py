@@ -21,6 +21,9 @@ from PIL import Image
 from featviz.report import ReportOptions, build_report
 from featviz.store import RunDirectory
 
+SEEN = (28, 28)
+"""Width and height of the picture that stands for what the model saw."""
+
 
 def make_run(root: Path, images: int, layers: int, channels: int) -> None:
     """Write a run directory; all its grids are one picture of `channels` maps of 14 × 14."""
@@ -43,7 +46,13 @@ def make_run(root: Path, images: int, layers: int, channels: int) -> None:
         (folder.path / "input.png").write_bytes(seen.read_bytes())
         numbers = rng.random((layers, channels, 6), dtype=np.float32)
         stats = {f"{row['layer']}|output|0|": own for row, own in zip(rows_, numbers, strict=True)}
-        manifest = {"image": {"path": name}, "captures": rows_, "skipped": [], "never_ran": []}
+        manifest = {
+            "image": {"path": name, "sha256": ""},
+            "input": {"shape": [1, 3, *SEEN[::-1]], "preprocessing": ""},
+            "captures": rows_,
+            "skipped": [],
+            "never_ran": [],
+        }
         folder.finish(manifest, stats)
     store.write_run({"images": {"total": images, "complete": names}, "failures": []})
 

@@ -16,7 +16,8 @@ from featviz.layout import to_maps
 from featviz.preparation import Prepared, RunOptions
 from featviz.records import Sample, Site
 from featviz.reduction import Basis, Moments
-from featviz.store import BASES_FILE, RunDirectory, atomic, read_arrays
+from featviz.rundir.read import read_arrays
+from featviz.store import BASES_FILE, RunDirectory, atomic
 
 MOST_IMAGES = 16
 """Images, evenly spread over those of a run, from which a shared basis is made."""

@@ -15,7 +15,9 @@ import click
 from click.shell_completion import CompletionItem
 
 from featviz import __version__
+from featviz.commands import echo
 from featviz.errors import FeatvizError
+from featviz.text import indented, printable
 
 COMMANDS = {
     "run": ("featviz.commands.run", "Draw feature maps into a run directory."),
@@ -131,20 +133,18 @@ def _listen() -> None:
 
 class _Formatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
-        line = record.getMessage()
+        line = printable(record.getMessage())
         if record.levelno != logging.INFO:
             line = f"{record.levelname.lower()}: {line}"
         if record.exc_info and record.exc_info[0] is not None:
-            line += "\n" + self.formatException(record.exc_info)
+            line += "\n" + indented(self.formatException(record.exc_info))
         return line
 
 
 def _say(message: str, hint: str | None, code: int, error: BaseException | None) -> int:
-    click.echo(f"error: {message}", err=True)
-    if hint:
-        click.echo(f"hint: {hint}", err=True)
+    echo.error(message, hint)
     if error is not None and logging.getLogger("featviz").isEnabledFor(logging.DEBUG):
-        traceback.print_exception(error, file=sys.stderr)
+        click.echo(indented("".join(traceback.format_exception(error))), err=True, nl=False)
     return code
 
 

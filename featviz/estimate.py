@@ -25,6 +25,7 @@ from featviz.records import (
     Site,
     Written,
 )
+from featviz.text import printable
 
 BYTES_PER_VALUE = 0.8
 """PNG bytes for each value of a map at scale 1, on the safe side: over the sample scenes, with
@@ -108,7 +109,7 @@ class DryRun:
             f"{total['maps']} maps, {total['megapixels']:.1f} megapixels, "
             f"about {total['estimated_bytes'] / 1e6:.1f} MB in {total['all_files']} files in all"
         )
-        return "\n".join(rows)
+        return "\n".join(map(printable, rows))
 
 
 def dry_run(model: ModelOptions, arguments: Sequence[str], options: RunOptions) -> DryRun:

@@ -20,16 +20,16 @@ from featviz.models.load import LoadedModel, ModelOptions
 from featviz.models.sources import kind_of
 from featviz.ownership import of_run
 from featviz.preparation import Prepared, RunOptions
-from featviz.records import Capture, Guess, ImageResult, Outcome, Sample, Skip
+from featviz.records import ImageResult, Outcome, Sample
+from featviz.rundir.read import read_json, read_kept
+from featviz.rundir.schema import Manifest, check_failures
 from featviz.store import (
-    MANIFEST_FILE,
     RUN_FILE,
     ImageFolder,
     RunDirectory,
     check_archive,
     check_free,
     differences,
-    read_json,
 )
 
 _GROWING = ("images", "failures", "schema_version")
@@ -85,9 +85,9 @@ class Journal:
 def _left(store: RunDirectory, names: Collection[str]) -> dict[str, str | None]:
     """What stands in the folder of images that did not come by here: as Journal.errors."""
     try:
-        rows = read_json(store.root / RUN_FILE)["failures"]
-        failed = {row["image"]: row["error"] for row in rows}
-    except (StoreError, KeyError, TypeError):
+        rows = check_failures(read_json(store.root / RUN_FILE).get("failures"))
+        failed = {row.image: row.error for row in rows}
+    except (StoreError, ValueError):
         failed = {}
     found = {name: failed[name] for name in names if name in failed}
     return found | {name: None for name in names if store.image(name).is_complete}
@@ -184,23 +184,21 @@ def kept(folder: ImageFolder, sample: Sample, fingerprint: str) -> ImageResult |
     if not folder.is_complete:
         return None
     try:
-        manifest = read_json(folder.path / MANIFEST_FILE)
-        if manifest["fingerprint"] != fingerprint:
+        manifest = read_kept(folder.root, folder.name)
+        if manifest.fingerprint != fingerprint or manifest.image.sha256 != images.digest(sample):
             return None
-        same = manifest["image"]["sha256"] == images.digest(sample)
-        return _read_back(manifest, sample, folder) if same else None
-    except (StoreError, ImageError, KeyError, TypeError):
+        return _read_back(manifest, sample, folder)
+    except (StoreError, ImageError):
         return None
 
 
-def _read_back(manifest: Mapping[str, Any], sample: Sample, folder: ImageFolder) -> ImageResult:
-    guesses = tuple(Guess(**row) for row in manifest.get("prediction", ()))
+def _read_back(manifest: Manifest, sample: Sample, folder: ImageFolder) -> ImageResult:
     return ImageResult(
         sample.name,
         folder.name,
-        tuple(Capture(**row) for row in manifest["captures"]),
-        tuple(Skip(**row) for row in manifest["skipped"]),
-        tuple(manifest["never_ran"]),
-        outcome=Outcome(guesses),
+        tuple(manifest.captures),
+        tuple(manifest.skipped),
+        tuple(manifest.never_ran),
+        outcome=Outcome(tuple(manifest.prediction)),
         kept=True,
     )

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Any, BinaryIO
 
 from featviz import staging
 from featviz.errors import CompareError, StoreError, UsageError
 from featviz.ownership import of_run
-from featviz.runs import ReadImage, ReadRun, read_run, same_content
+from featviz.rundir.read import ReadImage, ReadRun, read_run, same_content
 from featviz.store import MANIFEST_FILE, RUN_FILE, RunDirectory
-from featviz.writing import part_of
+from featviz.text import quoted
 
 _OWN = ("images", "failures", "schema_version")
 """Of run.json: what is not of the parts in common, or is written anew."""
@@ -50,14 +50,14 @@ def merge(parts: Sequence[Path], out: Path, overwrite: bool = False) -> MergeRes
     """
     _check_apart(parts, out)
     staging.check_free(out, overwrite, of_run, [RUN_FILE])
-    runs = [read_run(part) for part in parts]
+    runs = [_read(part) for part in parts]
     for run in runs[1:]:
         _check_alike(runs[0], run)
     images = _images(runs)
     record = _record(runs, images)
     with staging.replacing(out, of_run) as fresh:
         for image in images.values():
-            _bring(image.path, fresh / image.folder)
+            _bring(image, fresh / image.folder)
         RunDirectory(fresh).write_run(record)
     lost = sorted({name for run in runs for name in run.incomplete} - set(images))
     failures = tuple(row["image"] for row in record["failures"])
@@ -75,6 +75,18 @@ def _check_apart(parts: Sequence[Path], out: Path) -> None:
         if out.resolve().is_relative_to(where) or where.is_relative_to(out.resolve()):
             raise UsageError(f"--out {out} and the part {part} overlap", "name another --out")
         seen[where] = part
+
+
+def _read(part: Path) -> ReadRun:
+    """Read a part, all of whose complete images must be whole: a merged run takes their place.
+
+    Raises:
+        StoreError: it is no run, or names the first image that does not fit its manifest.
+    """
+    run = read_run(part)
+    for reason in run.damaged.values():
+        raise StoreError(f"{quoted(str(part))}: {reason}", "take this image out, or run it again")
+    return run
 
 
 def _check_alike(first: ReadRun, other: ReadRun) -> None:
@@ -123,7 +135,7 @@ def _images(runs: Sequence[ReadRun]) -> dict[str, ReadImage]:
 
 
 def _same(one: ReadImage, other: ReadImage) -> bool:
-    return one is other or same_content(one.path / MANIFEST_FILE, other.path / MANIFEST_FILE)
+    return one is other or same_content((one, MANIFEST_FILE), (other, MANIFEST_FILE))
 
 
 def _record(runs: Sequence[ReadRun], complete: Collection[str]) -> dict[str, Any]:
@@ -176,25 +188,28 @@ def _is_sorted(names: Sequence[str]) -> bool:
     return list(names) == sorted(names, key=PurePosixPath)
 
 
-def _bring(source: Path, target: Path) -> None:
-    """An image's folder, with everything in it."""
-    for path in _files(source):
-        goal = target / path.relative_to(source)
-        try:
-            goal.parent.mkdir(parents=True, exist_ok=True)
-            _link_or_copy(path, goal)
-        except OSError as error:
-            raise StoreError(f"{path} cannot be brought to {goal}: {error.strerror}") from error
+def _bring(image: ReadImage, target: Path) -> None:
+    """An image's files, as far as its manifest names them."""
+    for name in image.files:
+        goal = target / name
+        with image.open(name) as source:
+            try:
+                goal.parent.mkdir(parents=True, exist_ok=True)
+                _link_or_copy(image.path / name, source, goal)
+            except OSError as error:
+                path = quoted(str(image.path / name))
+                raise StoreError(f"{path} cannot be brought to {goal}: {error.strerror}") from error
 
 
-def _files(folder: Path) -> Iterator[Path]:
-    for place, _, files in os.walk(folder):
-        yield from (Path(place) / name for name in files if part_of(name) is None)
-
-
-def _link_or_copy(source: Path, target: Path) -> None:
-    """A hard link; a copy where there are none (another disk, a file system without)."""
+def _link_or_copy(path: Path, source: BinaryIO, target: Path) -> None:
+    """A hard link to the file that is open; a copy where there are none (another disk, a file
+    system without), or where something else has taken the file's place."""
     try:
-        os.link(source, target)
+        os.link(path, target, follow_symlinks=False)
+        if os.path.samestat(target.lstat(), os.fstat(source.fileno())):
+            return
+        target.unlink()
     except OSError:
-        shutil.copyfile(source, target)
+        pass
+    with target.open("xb") as copy:
+        shutil.copyfileobj(source, copy)

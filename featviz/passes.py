@@ -70,11 +70,13 @@ def run(
         else:
             output, value = forward(model.module, given, recorder), None
         _check_rule(model, plan, rule)
+    largest, nonfinite = prediction.largest_change(_tensors(before), _tensors(output))
     outcome = Outcome(
         prediction=prediction.top_classes(output, model.categories),
         before=prediction.top_classes(before, model.categories),
         intervened=plan.changes_values,
-        largest_change=prediction.largest_change(_tensors(before), _tensors(output)),
+        largest_change=largest,
+        nonfinite=nonfinite,
         target=value,
         idle=tuple(_idle(plan, ran, rule)),
     )

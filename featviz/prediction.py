@@ -26,11 +26,20 @@ def top_classes(
     )
 
 
-def largest_change(before: Sequence[Tensor], after: Sequence[Tensor]) -> float | None:
-    """Largest absolute difference between the tensors of two outputs; None where their number or
-    shapes differ, or there are none."""
+def largest_change(before: Sequence[Tensor], after: Sequence[Tensor]) -> tuple[float | None, int]:
+    """Largest absolute difference between the tensors of two outputs, of the values that are
+    finite in both; None where their number or shapes differ, or there are none. And how many values
+    are NaN or infinite in one of them, and something else in the other."""
     if [t.shape for t in before] != [t.shape for t in after]:
-        return None
+        return None, 0
     pairs = zip(before, after, strict=True)
-    changes = [(a.cpu().double() - b.cpu().double()).abs() for a, b in pairs if a.numel()]
-    return max((float(change.max()) for change in changes), default=None)
+    found = [_difference(a.cpu().double(), b.cpu().double()) for a, b in pairs if a.numel()]
+    largest = max((change for change, _ in found), default=None)
+    return largest, sum(unlike for _, unlike in found)
+
+
+def _difference(before: Tensor, after: Tensor) -> tuple[float, int]:
+    finite = before.isfinite() & after.isfinite()
+    same = (before == after) | (before.isnan() & after.isnan())
+    change = (before - after).abs()[finite]
+    return float(change.max()) if len(change) else 0.0, int((~finite & ~same).sum())

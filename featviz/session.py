@@ -18,6 +18,7 @@ from featviz.models.load import LoadedModel
 from featviz.models.preprocess import InputOptions
 from featviz.plans import Plan
 from featviz.records import ImageResult, Layer, Limits, Sample, Written
+from featviz.rundir.read import read_stats
 from featviz.store import ImageFolder, RunDirectory
 from featviz.visit import Visit
 
@@ -78,7 +79,7 @@ class Session:
         self.settle()
         self._count(folder)
         if self.task.board is not None:
-            for key, stats in folder.stats().items():
+            for key, stats in read_stats(folder.root, folder.name).items():
                 self.task.board.remember(key, stats)
         self.report(result)
         return True

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,7 +17,7 @@ from featviz.errors import FileError, StoreError, UsageError
 from featviz.files import open_regular
 from featviz.png import MAX_PIXELS
 from featviz.records import Floats
-from featviz.report.reading import Grid, Image, Run, read_run
+from featviz.rundir.read import INPUT_FILE, DamagedError, Grid, ReadImage, ReadRun, read_run
 
 _MARGIN, _GAP, _TEXT = 12, 4, 13
 """Pixels around the sheet, between cells and of its letters."""
@@ -55,8 +55,13 @@ class SheetResult:
     path: Path
     images: tuple[str, ...]
     channels: tuple[int, ...]
-    """In the order of the rows."""
+    """In the order of the rows; none where all channels are one tile."""
+    left_out: Mapping[str, str]
+    """Images that are not whole, and why."""
 
+
+ALL = -1
+"""Stands for the one tile that all channels became (`run --reduce`)."""
 
 Cell = Pillow.Image | None
 """A tile; None where an image does not have the channel."""
@@ -71,19 +76,20 @@ def make_sheet(root: Path, options: SheetOptions) -> SheetResult:
         StoreError: no run, or the picture cannot be written.
         UsageError: no such layer, tensor or channels, or too large a picture.
     """
-    run = read_run(root)
+    run = read_run(root, hold=True)
     columns = _find(run, options)
     grids = [grid for _, grid in columns]
-    channels = sort_channels(grids, _wanted(options.channels, grids), options.sort)
+    channels = sort_channels(grids, _wanted(options, grids), options.sort)
     _check_size(grids, channels)
-    lines = [_column(image, grid, channels) for image, grid in columns]
-    names = [image.name for image, _ in columns]
-    picture = _compose(lines, [_short(name) for name in names], channels, options.transpose)
+    lines, left_out = _cut(columns, channels, run.left_out)
+    picture = _compose(
+        list(lines.values()), [_short(name) for name in lines], channels, options.transpose
+    )
     out = options.out or Path(store.safe_name(f"sheet-{options.layer}.png"))
     _check_free(out)
     with store.atomic(out) as file:
         picture.save(file, "png", pnginfo=_MARK)
-    return SheetResult(out, tuple(names), tuple(channels))
+    return SheetResult(out, tuple(lines), tuple(c for c in channels if c != ALL), left_out)
 
 
 def _check_free(out: Path) -> None:
@@ -107,7 +113,7 @@ def _check_free(out: Path) -> None:
 
 def tile(picture: Pillow.Image, grid: Grid, channel: int) -> Pillow.Image:
     """Cut a channel's tile out of its grid, with all its slices side by side; RGB."""
-    plan, first = grid.plan, grid.channels.index(channel) * grid.slices
+    plan, first = grid.plan, _drawn(grid).index(channel) * grid.slices
     height, width = plan.tile
     strip = Pillow.new("RGB", (width * grid.slices, height))
     for n in range(grid.slices):
@@ -163,32 +169,45 @@ ORDERS: dict[str, Callable[[Floats], float]] = {
 """By what channels are sorted, of a row of stats.npz; `index` is their own order."""
 
 
-def _find(run: Run, options: SheetOptions) -> list[tuple[Image, Grid]]:
+def _find(run: ReadRun, options: SheetOptions) -> list[tuple[ReadImage, Grid]]:
     """The grid of each image that has it."""
     found = [
         (image, grid)
-        for image in run.images
+        for image in run.images.values()
         for grid in image.grids
-        if grid.site.layer.label == options.layer and grid.site.stem == options.stem
+        if grid.label == options.layer and grid.stem == options.stem
     ]
     if found:
         return found
     if not run.images:
-        raise StoreError(f"{run.root} has no complete image", "its run.json says why")
-    grids = [grid for image in run.images for grid in image.grids]
-    stems = {g.site.stem: None for g in grids if g.site.layer.label == options.layer}
+        reason = next(iter(run.left_out.values()), "its run.json says why")
+        raise StoreError(f"{run.root} has no complete image", reason)
+    grids = [grid for image in run.images.values() for grid in image.grids]
+    stems = {g.stem: None for g in grids if g.label == options.layer}
     if stems:
         raise UsageError(
             f"{options.layer} has no {options.stem!r}", f"it has {', '.join(stems)}; see --tensor"
         )
-    layers = {grid.site.layer.label: None for grid in grids}
+    layers = {grid.label: None for grid in grids}
     raise UsageError(f"the run has no layer {options.layer!r}", f"it has {', '.join(layers)}")
 
 
-def _wanted(text: str | None, grids: Sequence[Grid]) -> list[int]:
-    drawn = sorted({channel for grid in grids for channel in grid.channels})
+def _drawn(grid: Grid) -> list[int]:
+    """The channels that have a tile; ALL where they have one together."""
+    return grid.channels or [ALL]
+
+
+def _wanted(options: SheetOptions, grids: Sequence[Grid]) -> list[int]:
+    drawn = sorted({channel for grid in grids for channel in _drawn(grid)})
+    text = options.channels
     if text is None:
         return drawn
+    if drawn == [ALL]:
+        raise UsageError(
+            f"--channels {text}: all channels of {options.layer} are one tile "
+            f"({grids[0].capture.reduce})",
+            "leave out --channels, or run without --reduce",
+        )
     wanted = parse_channels(text)
     missing = sorted(set(wanted) - set(drawn))
     if missing:
@@ -209,22 +228,32 @@ def _check_size(grids: Sequence[Grid], channels: Sequence[int]) -> None:
         )
 
 
-def _column(image: Image, grid: Grid, channels: Sequence[int]) -> list[Cell]:
+def _cut(
+    columns: Sequence[tuple[ReadImage, Grid]], channels: Sequence[int], left_out: dict[str, str]
+) -> tuple[dict[str, list[Cell]], dict[str, str]]:
+    """The cells of each image, and why others are left out.
+
+    Raises:
+        DamagedError: no picture can be read.
+    """
+    lines, errors = {}, []
+    for image, grid in columns:
+        try:
+            lines[image.name] = _column(image, grid, channels)
+        except DamagedError as error:
+            errors.append(error)
+    if errors and not lines:
+        raise errors[0]
+    return lines, left_out | {error.image.name: error.message for error in errors}
+
+
+def _column(image: ReadImage, grid: Grid, channels: Sequence[int]) -> list[Cell]:
     """What the model saw, about as large as a tile, then the tiles of an image."""
-    drawn, picture = set(grid.channels), _open(grid.path)
-    seen = _open(image.input).convert("RGB")
+    drawn, picture = set(_drawn(grid)), image.picture(grid.capture.file)
+    seen = image.picture(INPUT_FILE).convert("RGB")
     height, width = grid.plan.tile
     seen.thumbnail((max(width * grid.slices, _SMALLEST), max(height, _SMALLEST)))
     return [seen, *(tile(picture, grid, c) if c in drawn else None for c in channels)]
-
-
-def _open(path: Path) -> Pillow.Image:
-    try:
-        with Pillow.open(path) as picture:
-            picture.load()
-            return picture
-    except (OSError, Pillow.DecompressionBombError) as error:
-        raise StoreError(f"{path} cannot be read: {error}") from error
 
 
 @dataclass(frozen=True)
@@ -293,7 +322,7 @@ def _compose(
     lines: Sequence[Sequence[Cell]], names: Sequence[str], channels: Sequence[int], transpose: bool
 ) -> Pillow.Image:
     """Lay the images' cells out in columns, or in rows."""
-    numbers = [_INPUT, *map(str, channels)]
+    numbers = [_INPUT, *("all" if channel == ALL else str(channel) for channel in channels)]
     font = ImageFont.load_default(_TEXT)
     if transpose:
         return _Table(numbers, names, lines, font).draw()

@@ -1,4 +1,4 @@
-"""The run directory: names, atomic writes, manifests, reading back.
+"""The run directory: names, atomic writes, manifests.
 
 Every file is written beside its final name and moved there, and an image's manifest is written
 last, so what has a manifest is complete. Nothing here needs torch.
@@ -31,8 +31,6 @@ __all__ = [
     "ImageFolder",
     "RunDirectory",
     "atomic",
-    "read_arrays",
-    "read_json",
     "safe_name",
     "write_json",
 ]
@@ -114,9 +112,8 @@ class ImageFolder:
     """The folder of one image."""
 
     def __init__(self, root: Path, name: str) -> None:
-        self.root = root
-        self.name = name
-        """Relative to the run directory, with forward slashes."""
+        self.root, self.name = root, name
+        """The run directory, and relative to it, with forward slashes, the folder."""
         self.path = root / name
 
     def file(self, layer: Layer, name: str) -> str:
@@ -148,14 +145,6 @@ class ImageFolder:
         with reported(self.path):
             sizes = [path.stat().st_size for path in self.path.rglob("*") if path.is_file()]
         return Written(len(sizes), sum(sizes))
-
-    def stats(self) -> dict[str, Floats]:
-        """The statistics of a complete image.
-
-        Raises:
-            StoreError: they cannot be read.
-        """
-        return read_arrays(self.path / STATS_FILE)
 
     def discard(self) -> None:
         """Remove what was written of an image that failed, with folders that this empties.
@@ -248,42 +237,6 @@ def manifest_rows(captures: Sequence[Capture], skipped: Sequence[Skip]) -> dict[
         for capture in captures
     ]
     return {"captures": rows, "skipped": [vars(skip) for skip in skipped]}
-
-
-def read_arrays(path: Path) -> dict[str, np.ndarray]:
-    """Read an npz file of a run directory.
-
-    Raises:
-        StoreError: it cannot be read.
-    """
-    try:
-        with np.load(path) as held:
-            return {key: held[key] for key in held.files}
-    except (OSError, ValueError, zipfile.BadZipFile) as error:
-        raise StoreError(f"{path} cannot be read: {error}") from error
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """Read run.json or a manifest back.
-
-    Raises:
-        StoreError: no such file, no JSON, or written by a later featviz.
-    """
-    try:
-        content: dict[str, Any] = json.loads(path.read_text("utf-8"))
-        version = content["schema_version"]
-    except FileNotFoundError:
-        raise StoreError(f"{path.parent} is no run directory: it has no {path.name}") from None
-    except (ValueError, KeyError, TypeError, OSError) as error:
-        raise StoreError(f"{path} cannot be read: {error}") from error
-    if not isinstance(version, int):
-        raise StoreError(f"{path} cannot be read: its schema_version is {version!r}")
-    if version > SCHEMA_VERSION:
-        raise StoreError(
-            f"{path} has schema version {version}, this featviz reads up to {SCHEMA_VERSION}",
-            "install a newer featviz",
-        )
-    return content
 
 
 def check_free(

@@ -18,6 +18,7 @@ from featviz.models.load import LoadedModel, ModelOptions, load_model
 from featviz.models.preprocess import InputOptions
 from featviz.probe import choose_layers
 from featviz.records import Layer
+from featviz.text import printable
 
 
 @dataclass(frozen=True)
@@ -88,7 +89,7 @@ class Summary:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(field.name for field in fields(Row))
         for row in self.rows:
-            writer.writerow(_cells(row))
+            writer.writerow([printable(c) if isinstance(c, str) else c for c in _cells(row)])
         return file.getvalue()
 
 

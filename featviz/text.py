@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+from typing import Any
+
 LONGEST = 160
 """Characters of a file's own words that a message has room for."""
 
@@ -19,6 +22,24 @@ def printable(words: str) -> str:
     if words.isprintable():
         return words
     return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in words)
+
+
+def indented(text: str) -> str:
+    """Lines of a traceback, tame: none looks like a message, whatever an exception says."""
+    return "\n".join(f"  {printable(line)}".rstrip() for line in text.split("\n"))
+
+
+def printable_json(content: Any, indent: int | None = None) -> str:
+    r"""A JSON document that can be shown: what `printable` escapes, JSON escapes too.
+
+    Example:
+        >>> printable_json(["ä\x9b"])
+        '["ä\\u009b"]'
+    """
+    text = json.dumps(content, indent=indent, ensure_ascii=False)
+    if text.replace("\n", "").isprintable():
+        return text
+    return "".join(c if c.isprintable() or c == "\n" else json.dumps(c)[1:-1] for c in text)
 
 
 def quoted(words: str, longest: int = LONGEST) -> str:

@@ -12,11 +12,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from featviz import store
 from featviz.images import decode
 from featviz.models.load import adopt
 from featviz.models.preprocess import InputOptions
 from featviz.records import Sample
+from featviz.rundir.read import read_json
 
 Tensors = dict[tuple[str, str], Tensor]
 """By layer and file stem: ("conv1", "grad-input.call1.0")."""
@@ -54,7 +54,7 @@ class Weighted(nn.Module):
 
 def saved(folder: Path) -> Tensors:
     """The raw tensors that a run kept of an image."""
-    rows = store.read_json(folder / "manifest.json")["captures"]
+    rows = read_json(folder / "manifest.json")["captures"]
     names = {(row["layer"], row["tensor"]) for row in rows}
     return {
         (layer, Path(name).name.removesuffix(".npy")): torch.from_numpy(np.load(folder / name))

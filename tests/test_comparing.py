@@ -62,7 +62,9 @@ def test_equal_is_no_change() -> None:
     values[3, ::3] = -np.inf
     change = compare(values, values.copy(), 5.0)
     for name, column in vars(no_change(5, 700_000)).items():
-        np.testing.assert_allclose(getattr(change, name), column, rtol=1e-12, err_msg=name)
+        if name != "products":
+            np.testing.assert_allclose(getattr(change, name), column, rtol=1e-12, err_msg=name)
+    assert change.layer_cosine == pytest.approx(no_change(5, 700_000).layer_cosine) == 1
     assert not change.differs(0.0).any()
 
 
@@ -77,6 +79,23 @@ def test_cosine_is_torchs() -> None:
     )
     np.testing.assert_allclose(compare(base, new, 1e200).cosine, oracle, atol=1e-12)
     assert compare(base, new, 1e200).cosine[3] == pytest.approx(-1)
+
+
+@pytest.mark.parametrize("size", [1e-200, 1.0, 1e200])
+@pytest.mark.parametrize("width", [1, 5])
+def test_the_cosine_of_a_layer_is_that_of_all_its_values(size: float, width: int) -> None:
+    """numpy's, over all channels; one that was zero before does not make it 0."""
+    rng = np.random.default_rng(0)
+    base = rng.normal(size=(8, width))
+    new = base + 0.1 * rng.normal(size=(8, width))
+    base[3] = 0
+    new[3] = 1e-6
+    oracle = (base * new).sum() / np.linalg.norm(base) / np.linalg.norm(new)
+    found = compare(base * size, new * size, size)
+    assert found.layer_cosine == pytest.approx(oracle) and oracle > 0.98
+    assert width == 1 or found.cosine[3] == 0
+    assert np.isnan(compare_stats(*np.ones((2, 3, 6), np.float32), 1.0).layer_cosine)
+    assert compare(base * 0, new, 1.0).layer_cosine == 0
 
 
 def test_the_cosine_of_single_numbers_is_none() -> None:

@@ -22,7 +22,8 @@ from matplotlib import colormaps
 from PIL import Image
 from torch import nn
 
-from featviz.runs import Place, read_run
+from featviz.rundir.read import read_run
+from featviz.rundir.schema import Place
 
 Run = Callable[..., Path]
 CLI = Callable[..., Outcome]
@@ -406,10 +407,10 @@ def test_another_input_shape_is_refused(featviz: CLI, run: Run) -> None:
     """Where the words are the same, the shapes in the manifests tell."""
     base, new = run("base"), run("new")
     path = new / "b.png" / "manifest.json"
-    path.write_text(path.read_text().replace("[1, 3, 32, 32]", "[1, 3, 32, 64]"))
+    path.write_text(path.read_text().replace("[1, 3, 32, 32]", "[1, 4, 32, 32]"))
     done = featviz("diff", base, new)
     assert done.code == 1
-    assert "the input made of b.png is 1×3×32×32 in BASE and 1×3×32×64 in NEW" in done.err
+    assert "the input made of b.png is 1×3×32×32 in BASE and 1×4×32×32 in NEW" in done.err
 
 
 def test_other_pixels_are_refused(featviz: CLI, run: Run, tmp_path: Path) -> None:
@@ -460,7 +461,7 @@ def test_incomplete_images_are_named(featviz: CLI, run: Run) -> None:
     (new / "b.png" / "manifest.json").unlink()
     done = featviz("diff", base, new)
     assert done.code == 4
-    assert "warning: NEW: b.png is incomplete (no manifest)" in done.err
+    assert "warning: NEW: b.png is incomplete (it has no manifest.json)" in done.err
     assert "only in BASE: image b.png (incomplete)" in done.out
     _, document = documented(featviz, base, new)
     assert document["incomplete"] == {"base": [], "new": ["b.png"]}
@@ -469,53 +470,57 @@ def test_incomplete_images_are_named(featviz: CLI, run: Run) -> None:
 
 
 def broken(root: Path, what: str) -> str:
-    """Break something in a run; gives what the message must name."""
+    """Break something in a run; gives what the message must say."""
     folder = root / "a.png"
     manifest = folder / "manifest.json"
     if what == "tensor":
         path = folder / "003_2" / "output.npy"
         path.write_bytes(path.read_bytes()[:200])
-        return "003_2/output.npy"
+        return "a.png/003_2/output.npy cannot be read: it has 72 bytes, not those of float32"
     if what == "statistics":
-        np.savez(folder / "stats.npz", other=np.zeros((1, 6), np.float32))
-        return "stats.npz"
+        np.savez(folder / "stats.npz", other=np.zeros((99, 6), np.float32))
+        return "a.png/stats.npz cannot be read: it has no 0|output|0|"
     if what == "archive":
-        (folder / "stats.npz").write_bytes(b"no zip")
-        return "stats.npz"
+        (folder / "stats.npz").write_bytes(b"no zip" * 200)
+        return "a.png/stats.npz cannot be read: File is not a zip file"
     if what == "input":
         (folder / "input.png").unlink()
-        return "input.png is missing"
+        return "a.png/input.png is missing"
+    if what == "pixels":
+        (folder / "input.png").write_bytes((folder / "input.png").read_bytes()[:60])
+        return "a.png/input.png cannot be read: "
+    if what == "picture":
+        (folder / "003_2" / "output.png").unlink()
+        return "a.png/003_2/output.png is missing"
     if what == "json":
         manifest.write_text("{")
-        return "manifest.json"
+        return "a.png/manifest.json: cannot be read: Expecting property name"
     if what == "entry":
         manifest.write_text(manifest.read_text().replace('"captures"', '"other"'))
-        return "manifest.json"
+        return "a.png/manifest.json: captures is missing"
     manifest.write_text(manifest.read_text().replace("003_2/output.npy", "../../secret.npy"))
-    return "names '../../secret.npy', outside its folder"
+    return (
+        'a.png/manifest.json: captures[2].tensor is "../../secret.npy", expected a file inside '
+        "the image's folder"
+    )
 
 
 @pytest.mark.parametrize(
-    "what", ["tensor", "statistics", "archive", "input", "json", "entry", "outside"]
+    "what",
+    ["tensor", "statistics", "archive", "input", "pixels", "picture", "json", "entry", "outside"],
 )
-def test_broken_runs_end_in_one_line(featviz: CLI, run: Run, what: str) -> None:
-    """That names the file."""
+def test_a_broken_image_is_left_out_and_the_others_are_compared(
+    featviz: CLI, run: Run, what: str
+) -> None:
+    """With one line that says what is wrong with which file."""
     base = run("base", "--tensors", "npy")
     new = run("new", "--tensors", "npy", change=one_weight)
-    named = broken(new, what)
+    said = broken(new, what)
     done = featviz("diff", base, new)
-    assert done.code == 1
-    assert named in done.err
-    assert "Traceback" not in done.err
-
-
-def test_a_missing_picture_is_named(featviz: CLI, run: Run) -> None:
-    """Where the comparison needs it."""
-    base, new = run("base"), run("new", change=one_weight)
-    (base / "a.png" / "003_2" / "output.png").unlink()
-    done = featviz("diff", base, new)
-    assert done.code == 1
-    assert "003_2/output.png is missing" in done.err
+    assert done.code == 4
+    assert f"warning: NEW: a.png is incomplete ({said}" in done.err
+    assert "only in BASE: image a.png (incomplete)" in done.out
+    assert " of 1 images compared" in done.out
 
 
 class Page(HTMLParser):

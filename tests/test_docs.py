@@ -19,7 +19,8 @@ import torch
 from conftest import ROOT, SCENES, Outcome
 from torch import nn
 
-from featviz import api, store
+from featviz import api
+from featviz.rundir.read import read_json
 
 README = (ROOT / "README.md").read_text()
 
@@ -134,7 +135,7 @@ def test_stages_config_draws_what_it_says(clone: Path, featviz: Callable[..., Ou
     done = featviz("run", "--config", "configs/resnet18_stages.toml", "--weights", "none")
     assert done.code == 0
     for manifest in (clone / "out-resnet18").rglob("manifest.json"):
-        rows = store.read_json(manifest)["captures"]
+        rows = read_json(manifest)["captures"]
         assert [row["layer"] for row in rows] == ["conv1", "layer1", "layer2", "layer3", "layer4"]
         assert all(
             row["normalize"] == "layer" and len(row.get("channels", [0] * 64)) == 64 for row in rows

@@ -26,6 +26,7 @@ from featviz.models.load import ModelOptions
 from featviz.models.preprocess import InputOptions
 from featviz.preparation import RunOptions
 from featviz.records import ImageResult, Sample
+from featviz.rundir.read import read_json
 
 Run = Callable[..., Outcome]
 
@@ -281,7 +282,7 @@ def test_an_image_that_vanishes_or_changes_while_listed(
     assert done.code == 3 and "error: 01.png: 01.png is no file" in done.err
     assert complete(tmp_path / "out") == ["00.png", "02.png", "03.png"]
     (found,) = images.find_samples([str(photos / "02.png")])
-    manifest = store.read_json(tmp_path / "out" / "02.png" / "manifest.json")
+    manifest = read_json(tmp_path / "out" / "02.png" / "manifest.json")
     assert manifest["image"]["sha256"] == images.digest(found)
     with Image.open(tmp_path / "out" / "02.png" / "input.png") as seen:
         assert seen.getpixel((8, 8)) == (255, 0, 0)

@@ -29,8 +29,9 @@ from torch.utils.checkpoint import checkpoint
 from torchvision import models
 
 import featviz as fv
-from featviz import flow, store
+from featviz import flow
 from featviz.records import Capture
+from featviz.rundir.read import read_json
 
 ALL = "output,input,grad,grad-input"
 SPHERES = SCENES / "spheres.jpg"
@@ -209,7 +210,7 @@ def test_files_statistics_and_pictures_of_gradients(tmp_path: Path) -> None:
     std = flat.std(1, correction=0)
     columns = [flat.amin(1), flat.amax(1), flat.mean(1), std, (flat == 0).double().mean(1)]
     assert np.allclose(numbers[:, :5], torch.stack(columns, 1), rtol=1e-5, atol=1e-7)
-    rows = {row["kind"]: row for row in store.read_json(folder / "manifest.json")["captures"]}
+    rows = {row["kind"]: row for row in read_json(folder / "manifest.json")["captures"]}
     assert {kind: row["normalize"] for kind, row in rows.items()} == {
         "output": "map", "input": "map", "grad": "symmetric", "grad-input": "symmetric",
     }  # fmt: skip
@@ -219,7 +220,7 @@ def test_files_statistics_and_pictures_of_gradients(tmp_path: Path) -> None:
     assert modes == {"output": "L", "input": "L", "grad": "P", "grad-input": "P"}
     told = {"normalize": "map", "cmap": "grey"}
     drawn(model, tmp_path / "told", layers="0", **told)
-    rows = store.read_json(tmp_path / "told" / "spheres.jpg" / "manifest.json")["captures"]
+    rows = read_json(tmp_path / "told" / "spheres.jpg" / "manifest.json")["captures"]
     assert {row["normalize"] for row in rows} == {"map"}
 
 
@@ -336,7 +337,7 @@ def test_a_view_that_is_changed_in_place_is_no_silent_zero(tmp_path: Path) -> No
     out = model.conv(tensor)
     (want,) = torch.autograd.grad(torch.cat([out[:, :2].relu(), out[:, 2:]], 1).sum(), out)
     assert_close(got["conv", "grad"], want)
-    skipped = store.read_json(tmp_path / "out/spheres.jpg/manifest.json")["skipped"]
+    skipped = read_json(tmp_path / "out/spheres.jpg/manifest.json")["skipped"]
     reason = (
         "has no gradient: the target does not depend on it, or it is a view that was changed in "
         "place"
@@ -563,7 +564,7 @@ def test_norms_count_every_slice_and_token(tmp_path: Path) -> None:
     torch.manual_seed(3)
     fv.run(Shared(), SPHERES, "relu", tmp_path / "s", capture="grad", target="sum", tensors="npy",
            **inputs(12))  # fmt: skip
-    rows = store.read_json(tmp_path / "s/spheres.jpg/manifest.json")["captures"]
+    rows = read_json(tmp_path / "s/spheres.jpg/manifest.json")["captures"]
     rows = [Capture(**row) for row in rows]
     last = saved(tmp_path / "s/spheres.jpg")["relu", "grad.call2"]
     assert flow.norms(rows)["relu"] == pytest.approx(float(last.norm()), rel=1e-4)

@@ -16,9 +16,10 @@ from torch import Tensor, nn
 from torchvision import models
 
 import featviz as fv
-from featviz import interventions, store
+from featviz import interventions
 from featviz.errors import UsageError
 from featviz.records import RunResult
+from featviz.rundir.read import read_json
 
 SPHERES = SCENES / "spheres.jpg"
 
@@ -248,7 +249,7 @@ def test_grad_scale_multiplies_what_flows_back(tmp_path: Path) -> None:
         if key[1].startswith("output"):
             assert torch.equal(got[key], plain[key])
     assert not result.images[0].outcome.intervened
-    manifest = store.read_json(tmp_path / "out/spheres.jpg/manifest.json")
+    manifest = read_json(tmp_path / "out/spheres.jpg/manifest.json")
     assert manifest["interventions"] == [{"kind": "grad-scale", "what": "b:-0.5"}]
     assert "effect" not in manifest
 
@@ -256,7 +257,7 @@ def test_grad_scale_multiplies_what_flows_back(tmp_path: Path) -> None:
 def test_manifest_lists_interventions_and_their_effect(tmp_path: Path) -> None:
     """What was done, in the order in which it was done, the prediction before and after."""
     _, result = changed(tmp_path / "out", noise="a:0.1", ablate=["relu:1", "a:0"])
-    manifest = store.read_json(tmp_path / "out" / "spheres.jpg" / "manifest.json")
+    manifest = read_json(tmp_path / "out" / "spheres.jpg" / "manifest.json")
     assert manifest["interventions"] == [
         {"kind": "ablate", "what": "relu:1"},
         {"kind": "ablate", "what": "a:0"},
@@ -345,7 +346,11 @@ def test_output_of_another_shape_is_said_to_be_one(shown: Callable[..., Outcome]
     """Where the number of findings changes there is no largest difference."""
     done = shown("Boxes", "--layers", "conv", "--ablate", "conv:0", "--json")
     assert "spheres.jpg: the shape of the output changed" in done.err
-    assert json.loads(done.out)["effect"] == {"largest_change": None, "before": []}
+    assert json.loads(done.out)["effect"] == {
+        "largest_change": None,
+        "nonfinite": 0,
+        "before": [],
+    }
 
 
 def test_layers_that_do_not_run_are_warned_of(shown: Callable[..., Outcome]) -> None:

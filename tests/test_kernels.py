@@ -22,6 +22,7 @@ from featviz import filters, kernels, store
 from featviz.errors import LayoutError
 from featviz.models.load import ModelOptions
 from featviz.records import DrawOptions
+from featviz.rundir.read import read_json
 
 Run = Callable[..., Outcome]
 
@@ -112,7 +113,7 @@ class Drawn:
 
     def __init__(self, out: Path, done: Outcome) -> None:
         self.out, self.done = out, done
-        self.manifest = store.read_json(out / "manifest.json")
+        self.manifest = read_json(out / "manifest.json")
         self.rows = {row["layer"]: row for row in self.manifest["captures"]}
 
     def image(self, layer: str) -> Image.Image:
@@ -327,7 +328,7 @@ def test_channels_are_those_of_the_feature_maps(
         out = tmp_path / command[0]
         code = featviz(*command, "--layers", "first", "--nrow", 4, "--out", out, "--scale", 1).code
         assert code == 0
-    row = store.read_json(tmp_path / "run/picture.png/manifest.json")["captures"][0]
+    row = read_json(tmp_path / "run/picture.png/manifest.json")["captures"][0]
     kernel = Drawn(tmp_path / "kernels", found.done)
     maps = Drawn.__new__(Drawn)
     maps.out, maps.rows = tmp_path / "run/picture.png", {"first": {**row, "slices": 1}}
@@ -608,7 +609,7 @@ def test_the_same_command_writes_the_same_bytes(drawn: Any) -> None:
 def test_run_json_says_what_ran(drawn: Any) -> None:
     """Kind, model, layers and the options that decide what is drawn; nothing of the machine."""
     found = drawn("colour", "--layers", "first", "--all-slices")
-    run = store.read_json(found.out / "run.json")
+    run = read_json(found.out / "run.json")
     assert run["kind"] == "kernels" and run["layers"] == ["first"]
     assert run["options"]["all_slices"] is True and run["options"]["normalize"] == "symmetric"
     assert run["model"]["name"] == "kernel_nets.py:colour"

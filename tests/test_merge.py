@@ -106,7 +106,7 @@ def test_files_are_linked_where_they_can_be(
     file = "a.png/manifest.json"
     assert (tmp_path / "linked" / file).samefile(parts[0] / file)
 
-    def no_links(source: object, target: object) -> None:
+    def no_links(source: object, target: object, **options: object) -> None:
         raise OSError(errno.EXDEV, "Invalid cross-device link")
 
     monkeypatch.setattr(os, "link", no_links)

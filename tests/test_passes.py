@@ -19,12 +19,13 @@ from torch import Tensor, nn
 from torchvision import models
 
 import featviz as fv
-from featviz import prediction, store
+from featviz import prediction
 from featviz.errors import ForwardError, UsageError
 from featviz.models.load import adopt
 from featviz.models.preprocess import InputOptions
 from featviz.pipeline import RunOptions, run
 from featviz.records import PassOptions
+from featviz.rundir.read import read_json
 
 SPHERES = SCENES / "spheres.jpg"
 
@@ -185,7 +186,7 @@ def test_a_failing_image_leaves_nothing_and_the_others_go_on(
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [
         "a.png", "c.png", "run.json",
     ]  # fmt: skip
-    assert store.read_json(tmp_path / "out" / "run.json")["failures"] == [
+    assert read_json(tmp_path / "out" / "run.json")["failures"] == [
         {"image": "b.png", "error": "the backward pass failed: too bright"}
     ]
 
@@ -255,7 +256,7 @@ def test_what_is_no_tensor_is_skipped_for_each_kind(tmp_path: Path) -> None:
 
 
 def test_nan_effects_are_json(tmp_path: Path, featviz: Callable[..., Outcome]) -> None:
-    """An intervention that turns the output into NaN: null in JSON, nan on stderr."""
+    """An intervention that turns the output into NaN: null would say that its shape changed."""
     code = (
         "import torch\nfrom torch import nn\n"
         "class Net(nn.Module):\n"
@@ -272,8 +273,12 @@ def test_nan_effects_are_json(tmp_path: Path, featviz: Callable[..., Outcome]) -
         "--size", "8x8", "--mean", "0,0,0", "--std", "1,1,1", "--out", tmp_path / "out", "--json",
     )  # fmt: skip
     assert done.code == 0
-    assert json.loads(done.out, parse_constant=pytest.fail)["effect"]["largest_change"] is None
-    assert "spheres.jpg: the output changed by at most nan\n" in done.err
+    effect = json.loads(done.out, parse_constant=pytest.fail)["effect"]
+    assert (effect["largest_change"], effect["nonfinite"]) == (0.0, 1)
+    assert (
+        "spheres.jpg: the output changed by at most 0, and 1 of its values became NaN or infinite, "
+        "or ceased to be\n"
+    ) in done.err
 
 
 def test_a_model_that_undoes_its_graph_in_place_is_told_by_torchs_words(tmp_path: Path) -> None:
@@ -374,7 +379,7 @@ def test_predictions_are_softmax_and_topk(tmp_path: Path, featviz: Callable[...,
         assert [g["score"] for g in line["prediction"]] == pytest.approx(
             scores[order].tolist(), rel=1e-4
         )
-        manifest = store.read_json(tmp_path / "out" / file.name / "manifest.json")
+        manifest = read_json(tmp_path / "out" / file.name / "manifest.json")
         assert manifest["prediction"] == line["prediction"]
         words = ", ".join(
             f"class {i} {100 * share:.1f} %"
@@ -488,7 +493,7 @@ def test_options_come_from_a_config_file(
         "run", "--config", tmp_path / "c.toml", tiny_file, SPHERES, "--out", tmp_path / "out"
     )
     assert done.code == 0
-    manifest = store.read_json(tmp_path / "out" / "spheres.jpg" / "manifest.json")
+    manifest = read_json(tmp_path / "out" / "spheres.jpg" / "manifest.json")
     assert manifest["target"]["of"] == "class:2"
     assert manifest["target"]["grad_rule"] == "guided"
     assert [row["what"] for row in manifest["interventions"]] == ["0:1", "0:2"]
@@ -543,7 +548,7 @@ def test_clips_have_gradients(tmp_path: Path) -> None:
     weights[1] = 0
     want = torch.nn.grad.conv3d_input((1, 3, 4, 8, 8), weights, gradient, padding=1)
     assert_close(got["conv", "grad-input"], want.detach())
-    row = store.read_json(tmp_path / "out" / "clip" / "manifest.json")["captures"][0]
+    row = read_json(tmp_path / "out" / "clip" / "manifest.json")["captures"][0]
     assert (row["layout"], row["slices"]) == ("ncthw", [4, 4])
 
 
@@ -613,7 +618,7 @@ def test_segmentation_and_detection(tmp_path: Path, featviz: Callable[..., Outco
         "--layers", "classifier.low_classifier",
     )  # fmt: skip
     assert done.code == 0
-    rows = store.read_json(tmp_path / "out" / "spheres.jpg" / "manifest.json")["captures"]
+    rows = read_json(tmp_path / "out" / "spheres.jpg" / "manifest.json")["captures"]
     assert [(row["layer"], row["shape"]) for row in rows] == [
         ("classifier.low_classifier", [1, 21, 8, 8])
     ]

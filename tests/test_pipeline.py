@@ -18,12 +18,12 @@ from torchvision import models
 from torchvision.utils import save_image
 
 import featviz as fv
-from featviz import store
 from featviz.errors import StoreError, UsageError
 from featviz.images import decode
 from featviz.models.load import adopt
 from featviz.models.preprocess import InputOptions
 from featviz.records import Sample
+from featviz.rundir.read import read_json
 
 INPUTS: dict[str, Any] = {
     "size": 96,
@@ -101,7 +101,7 @@ def test_grids_equal_torchvisions(
     grid = {"normalize": mode, "nrow": nrow, "padding": padding, "pad_value": pad_value}
     layers = "Conv2d#::9,ReLU#::9"
     fv.run(model, image, layers, tmp_path / "out", scale=1, **grid, **INPUTS)
-    manifest = store.read_json(tmp_path / "out" / "landscape.jpg" / "manifest.json")
+    manifest = read_json(tmp_path / "out" / "landscape.jpg" / "manifest.json")
     options = {"nrow": nrow, "padding": padding, "pad_value": pad_value}
     if mode != "none":
         options |= {"normalize": True, "scale_each": mode == "map"}
@@ -158,7 +158,7 @@ def test_kept_tensors_and_statistics_agree(tiny: nn.Module, tmp_path: Path) -> N
     folder = tmp_path / "out" / "spheres.jpg"
     seen = independent(tiny, SCENES / "spheres.jpg", (nn.Conv2d, nn.Linear))
     stats = np.load(folder / "stats.npz")
-    for row in store.read_json(folder / "manifest.json")["captures"]:
+    for row in read_json(folder / "manifest.json")["captures"]:
         kept = np.load(folder / row["tensor"])
         np.testing.assert_array_equal(kept, seen[row["layer"]][0].numpy())
         maps = kept.reshape(kept.shape[1], -1).astype(np.float64)
@@ -228,7 +228,7 @@ class Words(nn.Module):
 def test_nothing_is_lost_without_a_word(tmp_path: Path) -> None:
     """Each matched layer is drawn, skipped with a reason, or named as never run."""
     fv.run(Odd(), SCENES / "spheres.jpg", "*", tmp_path / "out", **INPUTS)
-    manifest = store.read_json(tmp_path / "out" / "spheres.jpg" / "manifest.json")
+    manifest = read_json(tmp_path / "out" / "spheres.jpg" / "manifest.json")
     drawn = {(row["layer"], row["key"]) for row in manifest["captures"]}
     skipped = {(row["layer"], row["key"]): row["reason"] for row in manifest["skipped"]}
     assert drawn == {("pair", "0"), ("", "out")}
@@ -266,7 +266,7 @@ def test_nan_is_drawn_counted_and_warned_about(
     )  # fmt: skip
     assert done.code == 0
     assert "inner output of picture.png holds 1 NaN or infinite values" in done.err
-    row = store.read_json(out / "picture.png" / "manifest.json")["captures"][0]
+    row = read_json(out / "picture.png" / "manifest.json")["captures"][0]
     assert row["nonfinite"] == 1
     image = Image.open(out / "picture.png" / row["file"]).convert("RGB")
     pixels = np.asarray(image).reshape(-1, 3)
@@ -302,7 +302,7 @@ def test_full_disk_ends_the_run_and_keeps_what_is_complete(
     files = [SCENES / "spheres.jpg", SCENES / "landscape.jpg", SCENES / "statue-grey.png"]
     with pytest.raises(StoreError, match=r"output\.png cannot be written: No space left"):
         fv.run(tiny, files, "Conv2d", tmp_path / "out", **INPUTS)
-    run = store.read_json(tmp_path / "out" / "run.json")
+    run = read_json(tmp_path / "out" / "run.json")
     assert run["images"] == {
         "total": 3,
         "complete": ["spheres.jpg"],
@@ -330,7 +330,7 @@ def test_interrupt_keeps_the_image_before(
         fv.run(tiny, files, "Conv2d", tmp_path / "out", **INPUTS)
     assert (tmp_path / "out" / "spheres.jpg" / "manifest.json").is_file()
     assert not (tmp_path / "out" / "landscape.jpg").exists()
-    run = store.read_json(tmp_path / "out" / "run.json")
+    run = read_json(tmp_path / "out" / "run.json")
     assert run["images"] == {
         "total": 2,
         "complete": ["spheres.jpg"],
@@ -351,7 +351,7 @@ def test_manifest_says_what_was_limited(tiny: nn.Module, tmp_path: Path) -> None
         tiny, SCENES / "spheres.jpg", "Conv2d", tmp_path / "out", max_maps=2, pick="top", **INPUTS
     )
     folder = tmp_path / "out" / "spheres.jpg"
-    row = store.read_json(folder / "manifest.json")["captures"][0]
+    row = read_json(folder / "manifest.json")["captures"][0]
     means = np.load(folder / "stats.npz")["0|output|0|"][:, 2]
     assert row["channels"] == sorted(np.argsort(-means)[:2].tolist())
     assert row["maps"] == 4

@@ -25,7 +25,7 @@ from rundirs import Drawn, write_image, write_run
 from featviz import report
 from featviz.errors import StoreError
 from featviz.report import ReportOptions, build_report
-from featviz.report.reading import read_run, read_stats
+from featviz.rundir.read import read_run, read_stats
 from featviz.store import RunDirectory, atomic
 
 MIDDLE = colormaps["coolwarm"](127 / 253, bytes=True)
@@ -155,7 +155,7 @@ def test_all_layers_and_failures_are_named(root: Path) -> None:
         assert words in text
     assert "half.png" in text and "incomplete: it has no manifest.json" in text
     assert "3 complete of 4, 1 failed, 1 incomplete" in text
-    assert result.incomplete == ("half.png",)
+    assert result.incomplete == {"half.png": "it has no manifest.json"}
 
 
 def test_skipped_and_silent_layers_are_named(tmp_path: Path) -> None:
@@ -222,7 +222,7 @@ def test_geometry_of_the_script_is_the_manifests(tmp_path: Path) -> None:
 def test_stats_are_read_as_numpy_reads_them(root: Path) -> None:
     """The quick reader against np.load."""
     path = root / "a.png" / "stats.npz"
-    own = read_stats(path)
+    own = read_stats(root, "a.png")
     with np.load(path) as stats:
         assert set(own) == set(stats.files)
         assert all(np.array_equal(own[name], stats[name]) for name in stats.files)
@@ -296,10 +296,14 @@ def test_one_file_that_would_be_too_large(root: Path, monkeypatch: pytest.Monkey
     """Refused with its size, before and after the pictures are read."""
     noise = np.random.default_rng(0).integers(0, 255, (3000, 7000), dtype=np.uint8)
     Image.fromarray(noise).save(root / "a.png" / "input.png")
+    manifest = root / "a.png" / "manifest.json"
+    before = manifest.read_text()
+    manifest.write_text(before.replace("[1, 3, 20, 24]", "[1, 3, 3000, 7000]"))
     with pytest.raises(StoreError, match=r"one file of 28 MB, more than 25 MB"):
         build_report(root, ReportOptions(single_file=True))
     assert not (root / "report.html").exists()
     (root / "a.png" / "input.png").write_bytes((root / "half.png" / "input.png").read_bytes())
+    manifest.write_text(before)
     monkeypatch.setattr(report, "LARGEST_SINGLE", 20_000)
     with pytest.raises(StoreError, match=r"more than 0 MB"):
         build_report(root, ReportOptions(single_file=True))
@@ -383,7 +387,7 @@ def test_an_audit_that_is_none(root: Path, tmp_path: Path) -> None:
     """Named, with the remedy."""
     wrong = tmp_path / "audit.json"
     wrong.write_text('{"layers": [{"label": "relu"}]}')
-    with pytest.raises(StoreError, match=r"audit\.json is no audit\.json: 'channels'"):
+    with pytest.raises(StoreError, match=r"audit\.json is no audit\.json: .*missing"):
         build_report(root, ReportOptions(audit=wrong))
 
 
@@ -416,19 +420,25 @@ def test_images_and_layers_may_be_deep_and_many(tmp_path: Path) -> None:
     names = ["z.png", "a/b/c.png", "a/d.png"]
     root = write_run(tmp_path / "out", {name: [Drawn("x")] for name in names})
     (root / ".report.1.part" / "x").mkdir(parents=True)
-    assert [image.name for image in read_run(root).images] == names
+    assert list(read_run(root).images) == names
 
 
 @pytest.mark.parametrize(
     ("damage", "words"),
     [
-        (lambda p: (p / "stats.npz").write_bytes(b"PK"), r"its stats\.npz cannot be read"),
-        (lambda p: (p / "stats.npz").unlink(), r"its stats\.npz cannot be read"),
-        (lambda p: (p / "manifest.json").write_text("{"), r"cannot be read"),
-        (lambda p: (p / "manifest.json").write_text('{"schema_version": 1}'), "'captures'"),
-        (lambda p: (p / "001_conv1" / "output.png").unlink(), "001_conv1/output.png is missing"),
-        (lambda p: (p / "input.png").write_bytes(b""), r"its input\.png cannot be read"),
-        (lambda p: p.rename(p.with_name(".gone")), "its folder is missing"),
+        (lambda p: (p / "stats.npz").write_bytes(b"PK"), "a.png/stats.npz has 2 bytes, too few"),
+        (lambda p: (p / "stats.npz").unlink(), "a.png/stats.npz is missing"),
+        (lambda p: (p / "manifest.json").write_text("{"), "a.png/manifest.json: cannot be read"),
+        (
+            lambda p: (p / "manifest.json").write_text('{"schema_version": 1}'),
+            "a.png/manifest.json: image is missing",
+        ),
+        (
+            lambda p: (p / "001_conv1" / "output.png").unlink(),
+            "a.png/001_conv1/output.png is missing",
+        ),
+        (lambda p: (p / "input.png").write_bytes(b""), "a.png/input.png cannot be read: it is no"),
+        (lambda p: p.rename(p.parent.with_name("gone")), "its folder is missing"),
     ],
 )
 def test_a_damaged_image_is_named_and_the_others_are_shown(
@@ -439,9 +449,9 @@ def test_a_damaged_image_is_named_and_the_others_are_shown(
     build_report(root, ReportOptions())
     text = pages(root)["index.html"].text
     assert "2 complete of 4" in text
-    (reason,) = [v for k, v in read_run(root).incomplete.items() if k == "a.png"]
+    reason = read_run(root).left_out["a.png"]
     assert reason in text
-    assert words.replace("\\", "") in reason
+    assert words in reason
 
 
 def test_an_interrupted_run_says_what_was_not_reached(tmp_path: Path) -> None:
@@ -469,7 +479,7 @@ def test_what_is_no_run_directory(featviz: Callable[..., Outcome], tmp_path: Pat
     assert outcome.code == 1 and "holds kernels, not the feature maps of a run" in outcome.err
     strange = write_run(tmp_path / "strange", {}, images={})
     outcome = featviz("report", strange)
-    assert outcome.code == 1 and "it has no list of images" in outcome.err
+    assert outcome.code == 1 and "run.json: images.total is missing" in outcome.err
 
 
 def test_the_command_line_prints_paths(featviz: Callable[..., Outcome], root: Path) -> None:
@@ -510,3 +520,95 @@ def test_reading_a_run_imports_no_torch(root: Path) -> None:
         f"{str(root / 's.png')!r}]) == 0"
     )
     subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
+
+
+def shown_by(
+    featviz: Callable[..., Outcome], model: Path, out: Path, *options: object
+) -> tuple[str, dict[str, object]]:
+    """The text of an image's page, and the script's first grid, of a run with these options."""
+    done = featviz(
+        "run", model, SCENES / "spheres.jpg", "--layers", "0", "--size", 24, "--crop", 24,
+        "--out", out, "--report", *options,
+    )  # fmt: skip
+    assert done.code == 0, done.err
+    return " ".join(pages(out)["image-000.html"].text.split()), scripts(out, "image-000.js")["p0-0"]
+
+
+@pytest.mark.parametrize(
+    ("way", "words"),
+    [
+        ("pca", "4, as one tile: their principal components 1 to 3 (--reduce pca)"),
+        ("mean", "4, as one tile: their mean (--reduce mean)"),
+    ],
+)
+def test_one_tile_of_all_channels_is_called_that(
+    featviz: Callable[..., Outcome], tiny_file: Path, tmp_path: Path, way: str, words: str
+) -> None:
+    """No channel's numbers are its; the numbers that are told are those of all channels."""
+    text, grid = shown_by(featviz, tiny_file, tmp_path / "out", "--reduce", way)
+    assert f"Maps{words}" in text and ", of all channelsMean" in text
+    assert grid["channels"] == [] and "crossed out" not in text
+    components = "much of the first principal component" in text
+    assert components == (way == "pca") and ("standard deviations" in text) == (way == "pca")
+    alt = f"of 4 feature maps of 0, output, of {'spheres.jpg'}"
+    assert any(alt in str(i["alt"]) for i in pages(tmp_path / "out")["image-000.html"].of("img"))
+    sheet = tmp_path / "sheet.png"
+    done = featviz("sheet", tmp_path / "out", "--layer", "0", "--out", sheet, "--json")
+    assert done.code == 0 and json.loads(done.out)["channels"] == []
+    (drawn,) = tmp_path.rglob("output.png")
+    with Image.open(drawn) as one, Image.open(sheet) as all:
+        tile = np.asarray(one.convert("RGB"))
+        windows = np.lib.stride_tricks.sliding_window_view(np.asarray(all), tile.shape)[:, :, 0]
+        assert (windows == tile).all((2, 3, 4)).any()
+    done = featviz("sheet", tmp_path / "out", "--layer", "0", "--channels", "0")
+    assert done.code == 2 and f"all channels of 0 are one tile ({way})" in done.err
+
+
+def test_an_overlay_has_no_marks(
+    featviz: Callable[..., Outcome], tiny_file: Path, tmp_path: Path
+) -> None:
+    """Its legend says what the colours over the input are, which are those of --cmap auto."""
+    text, grid = shown_by(featviz, tiny_file, tmp_path / "out", "--overlay", "0.6")
+    assert "each map by its own range, 60.0 % over the input (--overlay)" in text
+    assert "over the input: the smallest value of a map" in text and "crossed out" not in text
+    assert grid["over"] is True
+    low, high = (colormaps["viridis"](end, bytes=True)[:3] for end in (0.0, 1.0))
+    page = (tmp_path / "out" / "report" / "image-000.html").read_text()
+    for color in (low, high):
+        assert 'fill="#{:02x}{:02x}{:02x}"'.format(*color) in page
+
+
+def test_the_option_that_left_maps_out_is_named(tmp_path: Path) -> None:
+    """--collapse, --max-maps with --pick, or both; who shares a tile; and the order."""
+    shared = {"collapsed": {"1": [1, 2, 4]}}
+    drawn = [
+        Drawn("alike", index=1, channels=[3, 0, 5, 1], nrow=2, more=shared),
+        Drawn("picked", index=2, channels=[0, 3], nrow=2),
+        Drawn("both", index=3, channels=[1, 5], nrow=2, more=shared),
+        Drawn("all", index=4),
+    ]
+    options = {"pick": "top", "order": "similarity"}
+    root = write_run(tmp_path / "out", {"a.png": drawn}, options=options)
+    build_report(root, ReportOptions())
+    text = " ".join(pages(root)["image-000.html"].text.split())
+    assert "Maps4 of 6 (--collapse)Share a tile1 for 1–2, 4Orderby similarity (--order)" in text
+    assert "Maps2 of 6 (--max-maps --pick top)Drawn" in text
+    assert "Maps2 of 6 (--max-maps --pick top, --collapse)Share a tile" in text
+    assert "Maps6Drawn" in text
+    assert scripts(root, "image-000.js")["p0-0"]["collapsed"] == {"1": [1, 2, 4]}
+
+
+def test_an_unknown_colormap_has_no_colours(tmp_path: Path) -> None:
+    """A run of a later matplotlib: the legend leaves out what it cannot show."""
+    root = write_run(tmp_path / "out", {"a.png": [Drawn("x")]}, options={"cmap": "no such"})
+    build_report(root, ReportOptions())
+    assert "NaN or infinite" in pages(root)["image-000.html"].text
+
+
+def test_scripts_hold_no_markup() -> None:
+    """What ends a script, or a line of it for some parsers, is escaped; the values stay."""
+    from featviz.report.data import _in_script
+
+    text = json.dumps("</script><!--&\u2028\u2029é", ensure_ascii=False)
+    assert not set(_in_script(text)) & set("<>&\u2028\u2029")
+    assert json.loads(_in_script(text)) == json.loads(text)

@@ -432,3 +432,38 @@ def test_killed_at_thirty_random_moments(tiny_file: Path, tmp_path: Path) -> Non
     kills = [done for state, done in seen if state == "killed"]
     assert killer.returncode == 0 and len(kills) == 30, (seed, seen)
     assert len({done for done in kills if 0 < done < 60}) >= 3, "not killed while it drew"
+
+
+@pytest.mark.parametrize(
+    "harm",
+    [
+        lambda folder: rewrite(folder / "manifest.json", '"nrow": 2', '"nrow": "2"'),
+        lambda folder: rewrite(folder / "manifest.json", "/output.png", "/../../../secret.png"),
+        lambda folder: (folder / "manifest.json").write_text("[" * 10_000),
+        lambda folder: next(folder.rglob("output.png")).unlink(),
+        lambda folder: (folder / "stats.npz").write_bytes(b"PK"),
+    ],
+    ids=["type", "outside", "deep", "picture", "statistics"],
+)
+def test_an_image_that_does_not_fit_its_manifest_is_drawn_again(
+    harm: Callable[[Path], object],
+    featviz: Run,
+    tiny_file: Path,
+    photos: Path,
+    whole: Path,
+    tmp_path: Path,
+) -> None:
+    """--resume believes a manifest as little as report does, and ends in the same tree."""
+    out = tmp_path / "harmed"
+    shutil.copytree(whole, out)
+    harm(out / "01.png")
+    assert tree(out) != tree(whole)
+    done = featviz("run", tiny_file, photos, "--out", out, *SMALL, "--resume")
+    assert done.code == 0 and "(3 were complete before)" in done.err
+    assert tree(out) == tree(whole)
+
+
+def rewrite(path: Path, old: str, new: str) -> None:
+    text = path.read_text()
+    assert old in text
+    path.write_text(text.replace(old, new))

@@ -13,7 +13,7 @@ from PIL import Image
 from rundirs import Drawn, write_run
 
 from featviz.errors import StoreError, UsageError
-from featviz.report.reading import Grid, read_run
+from featviz.rundir.read import Grid, read_run
 from featviz.sheet import ORDERS, SheetOptions, make_sheet, parse_channels, sort_channels
 
 PAPER = 255
@@ -118,7 +118,9 @@ def test_order_is_numpys(tmp_path: Path, by: str, column: int) -> None:
     tables[:, 5] = np.nan
     tables[1, 2, :4] = np.nan
     images = {f"{n}.png": [Drawn("relu", maps=8, stats=own)] for n, own in enumerate(tables)}
-    grids: list[Grid] = [i.grids[0] for i in read_run(write_run(tmp_path / "o", images)).images]
+    grids: list[Grid] = [
+        i.grids[0] for i in read_run(write_run(tmp_path / "o", images)).images.values()
+    ]
     values = tables.astype(np.float32)[..., column].astype(np.float64)
     values = values**2 if by == "variance" else values
     means = np.array([own[~np.isnan(own)].mean() if (own == own).any() else -9 for own in values.T])
@@ -176,9 +178,24 @@ def test_refusals(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.undo()
     with pytest.raises(StoreError, match="no complete image"):
         sheet_of(write_run(tmp_path / "empty", {}, {"a.png": "truncated"}))
-    (root / "a.png" / "001_relu" / "output.png").write_bytes(b"no picture")
-    with pytest.raises(StoreError, match=r"output\.png cannot be read"):
+    broken = [root / name / "001_relu" / "output.png" for name in ("a.png", "b.png")]
+    for path in broken:
+        path.write_bytes(path.read_bytes()[:-30])
+    with pytest.raises(StoreError, match=r"a\.png/001_relu/output\.png cannot be read"):
         sheet_of(root)
+
+
+@pytest.mark.parametrize("damage", [lambda b: b"no picture", lambda b: b[:-30]])
+def test_what_is_broken_is_left_out_by_name(
+    root: Path, damage: Callable[[bytes], bytes], featviz: Callable[..., Outcome]
+) -> None:
+    """A picture that is none, or half of one, does not take the others with it."""
+    path = root / "a.png" / "001_relu" / "output.png"
+    path.write_bytes(damage(path.read_bytes()))
+    out = root.parent / "sheet.png"
+    done = featviz("sheet", root, "--layer", "relu", "--out", out, "--json")
+    assert done.code == 0 and json.loads(done.out)["images"] == ["b.png"]
+    assert "warning: a.png is incomplete (a.png/001_relu/output.png cannot be read" in done.err
 
 
 def test_command_line(

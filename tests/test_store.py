@@ -16,7 +16,8 @@ import pytest
 from featviz import store
 from featviz.errors import StoreError
 from featviz.records import Capture, Layer, Skip
-from featviz.store import RunDirectory, atomic, read_json, safe_name
+from featviz.rundir.read import read_json
+from featviz.store import RunDirectory, atomic, safe_name
 
 CAPTURE = Capture(
     layer="conv",

@@ -15,10 +15,11 @@ from oracle import assert_close, input_of, inputs, saved
 from torch import Tensor, nn
 
 import featviz as fv
-from featviz import store, targets
+from featviz import targets
 from featviz.errors import UsageError
 from featviz.models.load import adopt
 from featviz.models.preprocess import InputOptions
+from featviz.rundir.read import read_json
 
 SPHERES = SCENES / "spheres.jpg"
 Pair = namedtuple("Pair", ["left", "right"])
@@ -63,7 +64,7 @@ def gradient(model: nn.Module, target: str | None, out: Path) -> tuple[Tensor, d
     fv.run(
         model, SPHERES, "conv", out, capture="grad", target=target, tensors="npy", **inputs(8)
     )  # fmt: skip
-    manifest = store.read_json(out / "spheres.jpg" / "manifest.json")
+    manifest = read_json(out / "spheres.jpg" / "manifest.json")
     return saved(out / "spheres.jpg")["conv", "grad"], manifest["target"]
 
 
@@ -357,7 +358,7 @@ def test_nan_scores_have_a_gradient_and_a_manifest(tmp_path: Path) -> None:
     got, said = gradient(model, "sum", tmp_path / "out")
     assert said["value"] is None
     assert got.isnan().any()
-    manifest = store.read_json(tmp_path / "out/spheres.jpg/manifest.json")
+    manifest = read_json(tmp_path / "out/spheres.jpg/manifest.json")
     assert manifest["captures"][0]["nonfinite"] == got.isnan().sum()
     assert "prediction" not in manifest
 

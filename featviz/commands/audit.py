@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.core import ParameterSource
 
-from featviz.commands import completing
+from featviz.commands import completing, echo, tables
 from featviz.commands import options as opts
 from featviz.errors import FeatvizError
 
@@ -155,7 +154,7 @@ def command(ctx: click.Context, /, model: str | None, images: Sequence[str], **g
         if not team.first:
             return 0
     if given["as_json"]:
-        click.echo(json.dumps(result.as_json(), indent=1, ensure_ascii=False))
+        echo.document(result.as_json())
     else:
         _table(result)
     _conclude(result)
@@ -197,9 +196,7 @@ def _progress() -> Iterator[Progress]:
         def report(image: str, error: FeatvizError | None, total: int) -> None:
             advance(total)
             if error is not None:
-                click.echo(f"error: {image}: {error.message}", err=True)
-                if error.hint:
-                    click.echo(f"hint: {error.hint}", err=True)
+                echo.error(f"{image}: {error.message}", error.hint)
 
         yield report
 
@@ -215,7 +212,7 @@ def _table(result: AuditResult) -> None:
     console = Console()
     if not console.is_terminal:  # for grep and awk: a line is a line
         console = Console(width=max(console.width, 400))
-    console.print(table, markup=False)
+    console.print(table)
 
 
 def _one_model(table: Any, result: AuditResult) -> None:
@@ -226,7 +223,8 @@ def _one_model(table: Any, result: AuditResult) -> None:
     for name in ("channels", "APoZ", *asked):
         table.add_column(name, justify="right")
     for row in document["layers"]:
-        table.add_row(row["label"], row["type"], *_cells(row, row["findings"], asked))
+        cells = (row["label"], row["type"], *_cells(row, row["findings"], asked))
+        table.add_row(*map(tables.cell, cells))
     counts = {name: range(count) for name, count in total["findings"].items()}
     table.add_row("total", "", *_cells(total, counts, asked), style="bold")
 
@@ -244,10 +242,11 @@ def _several_models(table: Any, result: AuditResult) -> None:
     """A column for each model: how many channels of a layer have which finding."""
     columns = []
     for model in result.models:
-        table.add_column(model.label)
+        table.add_column(tables.cell(model.label))
         columns.append({row["label"]: row for row in model.document["layers"]})
     for label in dict.fromkeys(label for column in columns for label in column):
-        table.add_row(label, *(_words(column.get(label)) for column in columns))
+        cells = (label, *(_words(column.get(label)) for column in columns))
+        table.add_row(*map(tables.cell, cells))
     totals = [model.document["total"] for model in result.models]
     for name in _FINDINGS:
         if any(name in total["findings"] for total in totals):

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from featviz.commands import echo, tables
 from featviz.commands import options as opts
-from featviz.commands import tables
 
 if TYPE_CHECKING:
     from featviz.diff import DiffResult
@@ -77,7 +76,7 @@ def command(base: Path, new: Path, as_json: bool, **given: Any) -> int:
     if as_json:
         from featviz.diff.documents import as_json as document
 
-        click.echo(json.dumps(document(result), indent=1))
+        echo.document(document(result))
     else:
         _table(result)
     return result.exit_code
@@ -92,7 +91,8 @@ def _table(result: DiffResult) -> None:
         documents.verdict_words(result),
     ]
     if not result.differing:
-        click.echo("\n".join(footer))
+        for line in footer:
+            echo.line(line)
         return
     numbers = {"images", "channels", "absolute", "relative", "cosine"}
     tables.print_table(documents.HEADINGS, numbers, map(documents.cells, result.differing), footer)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import click
 
+from featviz.commands import echo
 from featviz.commands import options as opts
 
 
@@ -34,5 +34,8 @@ def command(file: Path, as_json: bool, **given: Any) -> int:
     from featviz import identification
 
     found = identification.identify_file(file, given["key"], given["strip_prefix"], given["ema"])
-    click.echo(json.dumps(found.as_json(), indent=1) if as_json else found.words)
+    if as_json:
+        echo.document(found.as_json())
+    else:
+        echo.line(found.words)
     return 0 if found.known else 1

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from featviz.commands import completing
+from featviz.commands import completing, echo
 from featviz.commands import options as opts
 from featviz.commands.drawing import draw_options, tensorboard_option, to_draw_options
 
@@ -74,7 +73,7 @@ def command(ctx: click.Context, /, model: str | None, **given: Any) -> int:
     result = draw_kernels(opts.to_model_options(str(model), given), options)
     _say(result)
     if given["as_json"]:
-        click.echo(json.dumps(result.as_json(), indent=1, ensure_ascii=False))
+        echo.document(result.as_json())
     return 0
 
 

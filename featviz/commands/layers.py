@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import click
 
-from featviz.commands import completing, tables
+from featviz.commands import completing, echo, tables
 from featviz.commands import options as opts
 
 
@@ -46,7 +45,7 @@ def command(ctx: click.Context, /, model: str | None, **given: Any) -> int:
         given["functions"],
     )
     if given["as_json"]:
-        click.echo(json.dumps(found.as_json(), indent=1))
+        echo.document(found.as_json())
     else:
         _table(found)
     return 0

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Sequence
 from pathlib import Path
 
 import click
 
+from featviz.commands import echo
 from featviz.commands import options as opts
 
 log = logging.getLogger(__name__)
@@ -55,5 +55,5 @@ def command(parts: Sequence[Path], out: Path, overwrite: bool, as_json: bool) ->
     if as_json:
         names = ("images", "failures", "incomplete")
         lists = {name: list(getattr(result, name)) for name in names}
-        click.echo(json.dumps({"out": str(result.out), "total": result.total, **lists}, indent=1))
+        echo.document({"out": str(result.out), "total": result.total, **lists})
     return result.exit_code

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
-import click
-
+from featviz.commands import echo
 from featviz.commands import options as opts
-from featviz.records import Guess, ImageResult, RunResult
+from featviz.records import Guess, ImageResult, Outcome, RunResult
 
 if TYPE_CHECKING:
     from featviz.pipeline import Progress
@@ -47,7 +45,7 @@ def shown_progress(as_json: bool, unpictured: Unpictured) -> Iterator[Progress]:
             unpictured.add(result)
             _say(result)
             if as_json:
-                click.echo(json.dumps(_line(result), ensure_ascii=False))
+                echo.document(_line(result), indent=None)
 
         yield report
 
@@ -71,9 +69,7 @@ def _line(result: ImageResult) -> dict[str, Any]:
 def _say(result: ImageResult) -> None:
     """What went wrong; the prediction, and what interventions made of it."""
     if result.error is not None:
-        click.echo(f"error: {result.image}: {result.error}", err=True)
-        if result.hint:
-            click.echo(f"hint: {result.hint}", err=True)
+        echo.error(f"{result.image}: {result.error}", result.hint)
     found = result.outcome
     if found.before:
         log.info("%s before: %s", result.image, _words(found.before))
@@ -81,13 +77,16 @@ def _say(result: ImageResult) -> None:
         after = " after" if found.intervened else ""
         log.info("%s%s: %s", result.image, after, _words(found.prediction))
     if found.intervened:
-        log.info("%s: %s", result.image, _change(found.largest_change))
+        log.info("%s: %s", result.image, _change(found))
 
 
-def _change(largest: float | None) -> str:
-    if largest is None:
+def _change(found: Outcome) -> str:
+    if found.largest_change is None:
         return "the shape of the output changed"
-    return f"the output changed by at most {largest:.4g}"
+    words = f"the output changed by at most {found.largest_change:.4g}"
+    if found.nonfinite:
+        words += f", and {found.nonfinite} of its values became NaN or infinite, or ceased to be"
+    return words
 
 
 def _words(guesses: Sequence[Guess]) -> str:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from pathlib import Path
 from typing import Any
 
 import click
 
+from featviz.commands import echo
 from featviz.commands import options as opts
 
 log = logging.getLogger(__name__)
@@ -51,11 +51,11 @@ def command(run: Path, as_json: bool, **given: Any) -> int:
     from featviz.report import ReportOptions, build_report
 
     result = build_report(run, ReportOptions(**given))
-    for name in result.incomplete:
-        log.warning("%s is incomplete; it is named in the report but not shown", name)
+    for name, reason in result.incomplete.items():
+        log.warning("%s is incomplete (%s); the report names it but does not show it", name, reason)
     if as_json:
         paths = {"page": str(result.page), "files": [str(path) for path in result.files]}
-        click.echo(json.dumps(paths, indent=1, ensure_ascii=False))
+        echo.document(paths)
     else:
         log.info("report in %s", result.page)
     return 0

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from pathlib import Path
 from typing import Any
 
 import click
 
+from featviz.commands import echo
 from featviz.commands import options as opts
 
 log = logging.getLogger(__name__)
@@ -55,14 +55,18 @@ def command(run: Path, as_json: bool, **given: Any) -> int:
     from featviz.sheet import SheetOptions, make_sheet
 
     result = make_sheet(run, SheetOptions(**given))
+    for name, reason in result.left_out.items():
+        log.warning("%s is incomplete (%s), and left out", name, reason)
     if as_json:
         content = {
             "file": str(result.path),
             "images": list(result.images),
             "channels": list(result.channels),
         }
-        click.echo(json.dumps(content, indent=1, ensure_ascii=False))
+        echo.document(content)
     else:
-        images, channels = len(result.images), len(result.channels)
-        log.info("%d channels of %d images in %s", channels, images, result.path)
+        count = (
+            f"{len(result.channels)} channels" if result.channels else "the tile of all channels"
+        )
+        log.info("%s of %d images in %s", count, len(result.images), result.path)
     return 0

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from featviz.commands import completing, tables
+from featviz.commands import completing, echo, tables
 from featviz.commands import options as opts
 
 if TYPE_CHECKING:
@@ -74,7 +73,7 @@ def command(ctx: click.Context, /, model: str | None, **given: Any) -> int:
         given["sort"],
     )
     if given["as_json"]:
-        click.echo(json.dumps(found.as_json(), indent=1))
+        echo.document(found.as_json())
     elif given["as_csv"]:
         click.echo(found.as_csv(), nl=False)
     else:

@@ -3,6 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
+from typing import TYPE_CHECKING
+
+from featviz.text import printable
+
+if TYPE_CHECKING:
+    from rich.text import Text
 
 
 def print_table(
@@ -19,7 +25,6 @@ def print_table(
     """
     from rich.console import Console
     from rich.table import Table
-    from rich.text import Text
 
     console = Console()
     piped = not console.is_terminal
@@ -32,10 +37,17 @@ def print_table(
         else:
             table.add_column(name, overflow="fold", no_wrap=piped)
     for row in rows:
-        table.add_row(*map(Text, row))  # Text: brackets in a name are no markup
+        table.add_row(*map(cell, row))
     console.print(table)
     for line in footer:
-        console.print(line, markup=False, highlight=False)
+        console.print(printable(line), markup=False, highlight=False)
+
+
+def cell(words: str) -> Text:
+    """A cell of a table: brackets in a name are no markup, and control characters are escaped."""
+    from rich.text import Text
+
+    return Text(printable(words))
 
 
 def shape(sizes: Sequence[int] | None) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -15,7 +15,8 @@ from featviz.diff.pairing import Pairing, check_alike, pair_up, pairs
 from featviz.diff.sides import Sides
 from featviz.errors import UsageError
 from featviz.ownership import DIFF_FILE, of_diff
-from featviz.runs import Place, ReadRun, read_run
+from featviz.rundir.read import DamagedError, ReadRun, read_run
+from featviz.rundir.schema import Place
 from featviz.store import atomic, write_json
 
 log = logging.getLogger(__name__)
@@ -61,16 +62,25 @@ def diff(base: Path, new: Path, asked: Asked, outputs: Outputs) -> DiffResult:
         staging.check_free(outputs.folder, True, of_diff, [DIFF_FILE], outputs.named)
     before, after = (_read(side, path) for side, path in (("BASE", base), ("NEW", new)))
     pairing = pair_up(before, after)
-    check_alike(before, after)
+    damage = check_alike(before, after)
+    found: dict[str, list[Finding]] = {}
+    for name in pairing.images:
+        try:
+            found[name] = list(_findings(before, after, name, asked.tolerance))
+        except DamagedError as error:
+            damage.append(error)
+    if damage:
+        before, after = _without("BASE", before, damage), _without("NEW", after, damage)
+        pairing = pair_up(before, after)
     result = DiffResult(
         base,
         new,
         asked,
         pairing.images,
-        _layers(before, after, pairing, asked.tolerance),
+        _layers(pairing, found),
         pairing.only_in_base,
         pairing.only_in_new,
-        {"base": before.incomplete, "new": after.incomplete},
+        {"base": tuple(before.left_out), "new": tuple(after.left_out)},
     )
     return _write(result, before, after, outputs)
 
@@ -89,22 +99,34 @@ def check_asked(asked: Asked) -> None:
 def _read(side: str, path: Path) -> ReadRun:
     """Read a run, and name what is not whole in it."""
     run = read_run(path)
-    for name in run.incomplete:
-        log.warning("%s: %s is incomplete (no manifest), and left out", side, name)
+    for name, reason in run.left_out.items():
+        _warn(side, name, reason)
     if run.missing:
         log.warning("%s: the run did not come to %d more images", side, run.missing)
     return run
 
 
-def _layers(
-    base: ReadRun, new: ReadRun, pairing: Pairing, tolerance: float
-) -> tuple[LayerFindings, ...]:
+def _without(side: str, run: ReadRun, damage: Sequence[DamagedError]) -> ReadRun:
+    """Without the images of which a file turned out to be broken; they are named."""
+    own = {id(image): name for name, image in run.images.items()}
+    broken = {own[id(e.image)]: e.message for e in damage if id(e.image) in own}
+    for name, reason in broken.items():
+        _warn(side, name, reason)
+    left = {name: image for name, image in run.images.items() if name not in broken}
+    return replace(run, images=left, damaged={**run.damaged, **broken})
+
+
+def _warn(side: str, name: str, reason: str) -> None:
+    log.warning("%s: %s is incomplete (%s), and left out", side, name, reason)
+
+
+def _layers(pairing: Pairing, found: Mapping[str, list[Finding]]) -> tuple[LayerFindings, ...]:
     """What both have, compared, in the order in which the model came to it."""
-    found: dict[Place, list[Finding]] = {place: [] for place in pairing.order}
+    layers: dict[Place, list[Finding]] = {place: [] for place in pairing.order}
     for name in pairing.images:
-        for finding in _findings(base, new, name, tolerance):
-            found[finding.place].append(finding)
-    return tuple(LayerFindings(tuple(own)) for own in found.values() if own)
+        for finding in found[name]:
+            layers[finding.place].append(finding)
+    return tuple(LayerFindings(tuple(own)) for own in layers.values() if own)
 
 
 def _findings(base: ReadRun, new: ReadRun, image: str, tolerance: float) -> Iterator[Finding]:

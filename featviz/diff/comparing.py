@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -31,6 +32,22 @@ class Change:
     zero; NaN where it is not known, or where a channel is a single number."""
     unlike: np.ndarray
     """Values that are NaN or infinite on one side, and something else on the other."""
+    products: np.ndarray
+    """[channels, 3]: base · new, base · base and new · new over the values that are finite on both
+    sides, in one unit for all channels; NaN where they are not known."""
+
+    @property
+    def layer_cosine(self) -> float:
+        """Cosine similarity over all channels together, whatever a channel by itself has: one that
+        is zero on one side alone says little of a layer. 1 where both sides are zero, NaN where it
+        is not known."""
+        known = self.products[~np.isnan(self.products).any(1)]
+        if not len(known):
+            return math.nan
+        dot, base, new = map(float, known.sum(0))
+        if base == 0 or new == 0:
+            return 1.0 if base == new else 0.0
+        return min(1.0, max(-1.0, dot / (math.sqrt(base) * math.sqrt(new))))
 
     def differs(self, tolerance: float) -> np.ndarray:
         """Channels, bool, with a value beyond the tolerance, or one that is finite on one side."""
@@ -52,7 +69,7 @@ def scale_of(*stats: Floats) -> float:
 def no_change(channels: int, values: int) -> Change:
     """Of two equal tensors with so many values in a channel."""
     zeros, cosine = np.zeros(channels), np.full(channels, 1.0 if values > 1 else np.nan)
-    return Change(zeros, zeros, cosine, np.zeros(channels, np.int64))
+    return Change(zeros, zeros, cosine, np.zeros(channels, np.int64), np.ones((channels, 3)))
 
 
 def compare(
@@ -79,17 +96,18 @@ def compare_stats(base: Floats, new: Floats, scale: float) -> Change:
     found = compare(base[:, :_COMPARED], new[:, :_COMPARED], scale)
     unlike = np.abs(new[:, _NONFINITE] - base[:, _NONFINITE]).astype(np.int64)
     unknown = np.full(len(base), np.nan)
-    return Change(found.absolute, found.relative, unknown, np.maximum(found.unlike, unlike))
+    unlike, products = np.maximum(found.unlike, unlike), np.full((len(base), 3), np.nan)
+    return Change(found.absolute, found.relative, unknown, unlike, products)
 
 
 def joined(whole: Change, part: Change, channels: Sequence[int]) -> Change:
     """Both findings: `part` is of these channels of `whole`; the larger difference counts, and the
-    cosine of `part`."""
+    cosine and the products of `part`."""
     at = list(channels)
     columns = {name: column.copy() for name, column in vars(whole).items()}
     for name in ("absolute", "relative", "unlike"):
         columns[name][at] = np.maximum(columns[name][at], getattr(part, name))
-    columns["cosine"][at] = part.cosine
+    columns["cosine"][at], columns["products"][at] = part.cosine, part.products
     return Change(**columns)
 
 
@@ -117,7 +135,8 @@ def _compare(
     difference, unlike = _differences(base, new)
     absolute = np.maximum(np.abs(difference).max(1) - slack, 0)
     relative = np.nan_to_num(np.abs(signed(base, new, scale, slack))).max(1)
-    return absolute, relative, _cosine(base, new), unlike.sum(1)
+    cosine, products = _cosine(base, new, scale)
+    return absolute, relative, cosine, unlike.sum(1), products
 
 
 def _differences(base: np.ndarray, new: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -129,23 +148,29 @@ def _differences(base: np.ndarray, new: np.ndarray) -> tuple[np.ndarray, np.ndar
     return difference, ~finite & ~((base == new) | (np.isnan(base) & np.isnan(new)))
 
 
-def _cosine(base: np.ndarray, new: np.ndarray) -> np.ndarray:
-    """Of rows; their largest values are made 1 first, so that no square overflows."""
-    if base.shape[1] == 1:
-        return np.full(len(base), np.nan)
+def _cosine(base: np.ndarray, new: np.ndarray, scale: float) -> tuple[np.ndarray, np.ndarray]:
+    """Of rows, and their products in units of `scale`; the largest values of rows are made 1 first,
+    so that no square overflows."""
     finite = np.isfinite(base) & np.isfinite(new)
-    base, new = (_unit(np.where(finite, values, 0.0)) for values in (base, new))
+    (base, one), (new, other) = (_unit(np.where(finite, values, 0.0)) for values in (base, new))
     dot = np.einsum("ij,ij->i", base, new)
-    norms = np.linalg.norm(base, axis=1) * np.linalg.norm(new, axis=1)
+    lengths = [np.linalg.norm(values, axis=1) for values in (base, new)]
+    norms = lengths[0] * lengths[1]
     cosine = np.zeros(len(base))
     cosine[~base.any(1) & ~new.any(1)] = 1.0
     np.divide(dot, norms, out=cosine, where=norms > 0)
-    return cosine.clip(-1.0, 1.0)
+    if base.shape[1] == 1:
+        cosine[:] = np.nan
+    one, other = one / (scale or 1.0), other / (scale or 1.0)
+    products = (dot * one * other, (lengths[0] * one) ** 2, (lengths[1] * other) ** 2)
+    return cosine.clip(-1.0, 1.0), np.stack(products, axis=1)
 
 
-def _unit(rows: np.ndarray) -> np.ndarray:
+def _unit(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Rows whose largest magnitude is 1, and what they were divided by."""
     largest = np.abs(rows).max(1, keepdims=True)
-    return rows / np.where(largest > 0, largest, 1.0)
+    factor = np.where(largest > 0, largest, 1.0)
+    return rows / factor, factor[:, 0]
 
 
 def _blocks(count: int, width: int) -> Iterator[slice]:

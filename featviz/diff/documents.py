@@ -5,8 +5,6 @@ from __future__ import annotations
 import math
 from typing import Any
 
-import numpy as np
-
 from featviz.diff.findings import DiffResult, Finding, LayerFindings
 from featviz.diff.pairing import OnlyIn
 from featviz.records import Verdict
@@ -31,21 +29,20 @@ HEADINGS = (
 
 def cells(layer: LayerFindings) -> tuple[str, ...]:
     """One layer, for people: how many images and channels differ, and by how much at most; the
-    cosine is the smallest of these channels."""
+    cosine is that of the layer in the image in which it is smallest."""
     differing, total = layer.channels
     names = (layer.label, layer.type, layer.place.stem)
     counts = (f"{len(layer.differing)}/{len(layer.findings)}", f"{differing}/{total}")
     if layer.reason is not None:
         return (*names, *counts, "", "", "", layer.reason, "")
     change = layer.over_images()
-    cosine = np.fmin.reduce(change.cosine[layer.differs], initial=np.nan)
     unlike = f" ({change.unlike.max()} not finite)" if change.unlike.any() else ""
     return (
         *names,
         *counts,
         f"{change.absolute.max():.3g}{unlike}",
         f"{change.relative.max():.3g}",
-        f"{cosine:.6f}" if math.isfinite(cosine) else "",
+        f"{layer.cosine:.6f}" if math.isfinite(layer.cosine) else "",
         ", ".join(map(str, layer.most_changed())),
         " or ".join(sorted({one.by for one in layer.findings})),
     )
@@ -165,7 +162,7 @@ def _numbers(one: Finding) -> dict[str, Any]:
         "differing": int(one.differs.sum()),
         "absolute": float(one.change.absolute.max()),
         "relative": float(one.change.relative.max()),
-        "cosine": finite(np.fmin.reduce(one.change.cosine)),
+        "cosine": finite(one.change.layer_cosine),
     }
 
 

@@ -11,7 +11,7 @@ import numpy as np
 from featviz.diff.comparing import Change
 from featviz.diff.pairing import OnlyIn
 from featviz.errors import CHECK_FAILED
-from featviz.runs import Place
+from featviz.rundir.schema import Place
 
 TENSORS, PIXELS, STATISTICS = "tensors", "statistics and pixels", "statistics"
 """What two tensors were compared by."""
@@ -122,7 +122,15 @@ class LayerFindings:
             np.max(columns["relative"], 0),
             np.fmin.reduce(columns["cosine"], 0),
             np.max(columns["unlike"], 0),
+            np.full((count, 3), np.nan),
         )
+
+    @property
+    def cosine(self) -> float:
+        """The smallest over the images in which it differs, each of the layer as a whole; NaN where
+        it is not known."""
+        own = [one.change.layer_cosine for one in self.differing if one.reason is None]
+        return float(np.fmin.reduce(own, initial=np.nan))
 
     def most_changed(self) -> list[int]:
         """The channels that differ, the most changed first."""

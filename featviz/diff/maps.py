@@ -16,7 +16,7 @@ from featviz.diff.readback import held, is_spatial
 from featviz.diff.sides import Sides, slack_of
 from featviz.palette import Palette
 from featviz.records import Bytes, DrawOptions
-from featviz.runs import ReadRun
+from featviz.rundir.read import ReadRun
 
 COLORMAP = "coolwarm"
 KEPT, DRAWN = "kept tensors", "pixels"

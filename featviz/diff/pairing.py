@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from featviz.errors import CompareError
-from featviz.records import Capture
-from featviz.runs import Place, ReadImage, ReadRun
+from featviz.rundir.read import DamagedError, ReadImage, ReadRun
+from featviz.rundir.schema import Place, Row
 
 _NAMED = 3
 """Images that a refusal names."""
@@ -24,8 +24,8 @@ class Pair:
 
     image: str
     place: Place
-    base: Capture
-    new: Capture
+    base: Row
+    new: Row
 
 
 @dataclass(frozen=True)
@@ -83,17 +83,22 @@ def pairs(base: ReadImage, new: ReadImage) -> Iterator[Pair]:
             yield Pair(base.name, place, row, new.captures[place])
 
 
-def check_alike(base: ReadRun, new: ReadRun) -> None:
+def check_alike(base: ReadRun, new: ReadRun) -> list[DamagedError]:
     """Whether two runs showed their models the same, and drew it on the same scale.
+
+    Returns:
+        What was said of images whose input.png cannot be read; of these it is not known.
 
     Raises:
         CompareError: they did not; with the reason.
     """
-    for reason in (*_unlike_options(base, new), *_unlike_images(base, new)):
+    damage: list[DamagedError] = []
+    for reason in (*_unlike_options(base, new), *_unlike_images(base, new, damage)):
         raise CompareError(
             f"these runs cannot be compared: {reason}",
             "run both with the same images, preprocessing and --normalize",
         )
+    return damage
 
 
 def _unlike_options(base: ReadRun, new: ReadRun) -> Iterator[str]:
@@ -104,24 +109,31 @@ def _unlike_options(base: ReadRun, new: ReadRun) -> Iterator[str]:
 
 
 def _option(run: ReadRun, name: str) -> object:
-    return run.record.get(name, run.record.get("options", {}).get(name))
+    found: object = run.record.get(name, (run.record.get("options") or {}).get(name))
+    return found
 
 
-def _unlike_images(base: ReadRun, new: ReadRun) -> Iterator[str]:
+def _unlike_images(base: ReadRun, new: ReadRun, damage: list[DamagedError]) -> Iterator[str]:
     """The reason of the first kind that holds, with the images for which it does."""
     both = [(one, new.images[name]) for name, one in base.images.items() if name in new.images]
-    other = [a.name for a, b in both if a.sha256 != b.sha256]
+    other = [a.name for a, b in both if a.manifest.image.sha256 != b.manifest.image.sha256]
     if other:
         yield f"{_few(other)} is another file in NEW (its sha256 differs)"
     for a, b in both:
-        if a.input_shape != b.input_shape:
+        old, now = a.manifest.input, b.manifest.input
+        if old.shape != now.shape:
             yield f"the input made of {a.name} is {_shape(a)} in BASE and {_shape(b)} in NEW"
-        if a.preprocessing != b.preprocessing:
+        if old.preprocessing != now.preprocessing:
             yield (
-                f"the preprocessing of {a.name} is {a.preprocessing!r} in BASE "
-                f"and {b.preprocessing!r} in NEW"
+                f"the preprocessing of {a.name} is {old.preprocessing!r} in BASE "
+                f"and {now.preprocessing!r} in NEW"
             )
-        if _unlike_pixels(a.shown(), b.shown()):
+        try:
+            unlike = _unlike_pixels(a.shown(), b.shown())
+        except DamagedError as error:
+            damage.append(error)
+            continue
+        if unlike:
             yield f"what the model saw of {a.name} (input.png) has other pixels in NEW"
 
 
@@ -146,14 +158,14 @@ def _only_in(one: ReadRun, other: ReadRun, images: Iterable[str]) -> OnlyIn:
 def _fate(run: ReadRun, image: str) -> str:
     if image in run.failures:
         return f"failed: {run.failures[image]}"
-    return "incomplete" if image in run.incomplete else "not there"
+    return "incomplete" if image in run.left_out else "not there"
 
 
 def _reason(image: ReadImage, place: Place) -> str:
-    for skip in image.skipped:
+    for skip in image.manifest.skipped:
         if (skip.layer, skip.kind, skip.call) == (place.layer, place.kind, place.call):
             return f"skipped: {skip.reason}"
-    return "never ran" if place.layer in image.never_ran else "not there"
+    return "never ran" if place.layer in image.manifest.never_ran else "not there"
 
 
 def _places(run: ReadRun, images: Sequence[str]) -> tuple[Place, ...]:
@@ -171,4 +183,4 @@ def _few(names: Iterable[str]) -> str:
 
 
 def _shape(image: ReadImage) -> str:
-    return "×".join(map(str, image.input_shape))
+    return "×".join(map(str, image.manifest.input.shape))

@@ -13,7 +13,7 @@ from featviz.diff.findings import PIXELS, STATISTICS, TENSORS, Finding
 from featviz.diff.pairing import Pair
 from featviz.diff.readback import Values, from_picture, from_tensor, held, is_part
 from featviz.records import Capture, Floats
-from featviz.runs import ReadImage, same_content
+from featviz.rundir.read import ReadImage, same_content
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ class Sides:
         for image, row, stats in zip(
             (self.base, self.new), (pair.base, pair.new), self.stats(pair), strict=True
         ):
-            picture = image.levels(row.file)
+            picture = image.levels(row)
             values = None if picture is None else from_picture(*picture, row, stats)
             if values is None:
                 return None
@@ -94,7 +94,7 @@ class Sides:
 
     def _same_file(self, pair: Pair, kept: bool) -> bool:
         names = (pair.base.tensor, pair.new.tensor) if kept else (pair.base.file, pair.new.file)
-        return same_content(self.base.file(str(names[0])), self.new.file(str(names[1])))
+        return same_content((self.base, str(names[0])), (self.new, str(names[1])))
 
 
 def slack_of(values: tuple[Values, Values]) -> np.ndarray | None:

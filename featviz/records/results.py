@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, TypeAlias
@@ -108,7 +109,11 @@ class Outcome:
     intervened: bool = False
     """Whether interventions changed what layers give."""
     largest_change: float | None = None
-    """Of the model's output, by the interventions; None where they changed its shape."""
+    """Of the finite values of the model's output, by the interventions; None where they changed its
+    shape."""
+    nonfinite: int = 0
+    """Values of the output that are NaN or infinite with the interventions or without, but not
+    alike in both."""
     target: float | None = None
     """What was differentiated."""
     idle: tuple[str, ...] = ()
@@ -118,7 +123,8 @@ class Outcome:
     def effect(self) -> dict[str, object]:
         """What the interventions did, for manifests and JSON lines."""
         before = [asdict(guess) for guess in self.before]
-        return {"largest_change": finite(self.largest_change), "before": before}
+        change = finite(self.largest_change)
+        return {"largest_change": change, "nonfinite": self.nonfinite, "before": before}
 
 
 @dataclass(frozen=True)
@@ -138,7 +144,7 @@ class Capture:
     """Maps that the tensor holds; `channels` lists those that were drawn, where not all were."""
     file: str
     """Relative to the image's folder."""
-    grid: dict[str, object]
+    grid: Mapping[str, object]
     """nrow, padding, tile [height, width] and scale, in pixels."""
     normalize: str
     """The scale that was used; one-number maps share the layer's even under `map`."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +12,7 @@ from featviz import staging, store
 from featviz.errors import StoreError
 from featviz.ownership import is_page, of_report
 from featviz.report import pages, views
-from featviz.report.reading import Run, read_run
+from featviz.rundir.read import INPUT_FILE, ReadRun, read_audit, read_run
 
 LARGEST_SINGLE = 25_000_000
 """Bytes of a report in one file: what usual mail servers take."""
@@ -41,8 +41,8 @@ class ReportResult:
     page: Path
     """The page to open first."""
     files: tuple[Path, ...]
-    incomplete: tuple[str, ...]
-    """Images that the report names but cannot show."""
+    incomplete: Mapping[str, str]
+    """Images that the report names but cannot show, and why."""
 
 
 def build_report(root: Path, options: ReportOptions) -> ReportResult:
@@ -53,12 +53,12 @@ def build_report(root: Path, options: ReportOptions) -> ReportResult:
             written, or a single file would be too large.
     """
     with _uncollected():
-        run = read_run(root, options.audit)
-        other = None if options.compare is None else read_run(options.compare)
-        arranged = views.arrange(run, other)
+        run = read_run(root, hold=True)
+        other = None if options.compare is None else read_run(options.compare, hold=True)
+        arranged = views.arrange(run, other, read_audit(root, options.audit))
         write = _write_single if options.single_file else _write_folder
         page, written = write(arranged, options)
-    return ReportResult(page, tuple(written), tuple(run.incomplete))
+    return ReportResult(page, tuple(written), run.left_out)
 
 
 @contextmanager
@@ -86,7 +86,7 @@ def _write_folder(arranged: views.Views, options: ReportOptions) -> tuple[Path, 
     with staging.replacing(out, of_report) as folder:
         for name, text in pages.render_folder(arranged, out.absolute()):
             with store.atomic(folder / name) as file:
-                file.write(text.encode("utf-8"))
+                file.write(_encoded(text))
             written.append(out / name)
     return out / "index.html", written
 
@@ -96,19 +96,24 @@ def _write_single(arranged: views.Views, options: ReportOptions) -> tuple[Path, 
     if out.exists() and not is_page(out):
         raise _in_the_way(out)
     _check_size(_picture_bytes(arranged))
-    content = pages.render_single(arranged).encode("utf-8")
+    content = _encoded(pages.render_single(arranged))
     _check_size(len(content))
     with store.atomic(out) as file:
         file.write(content)
     return out, [out]
 
 
+def _encoded(text: str) -> bytes:
+    """UTF-8; a byte of a name that is none stands as it does in the manifest."""
+    return text.encode("utf-8", "backslashreplace")
+
+
 def _picture_bytes(arranged: views.Views) -> int:
     """What the pictures alone would take, known before anything is read."""
-    runs: list[Run] = [run for run in (arranged.run, arranged.other) if run is not None]
-    images = [image for run in runs for image in run.images]
-    paths = [path for image in images for path in (image.input, *(g.path for g in image.grids))]
-    return int(sum(path.stat().st_size for path in paths) * _OVERHEAD)
+    runs: list[ReadRun] = [run for run in (arranged.run, arranged.other) if run is not None]
+    images = [image for run in runs for image in run.images.values()]
+    names = [(i, name) for i in images for name in (INPUT_FILE, *(g.capture.file for g in i.grids))]
+    return int(sum(image.sizes[name] for image, name in names) * _OVERHEAD)
 
 
 def _check_size(size: int) -> None:

@@ -5,9 +5,12 @@ from __future__ import annotations
 
 import base64
 import json
+import re
 from collections.abc import Iterable, Mapping
 
 from featviz.report.views import Figure, Group
+
+_ENDING = re.compile("[<>&\u2028\u2029]")
 
 
 def figures(groups: Iterable[Group]) -> Iterable[Figure]:
@@ -36,8 +39,16 @@ def _entry(figure: Figure) -> str:
         "tile": plan.tile,
         "size": figure.picture.size,
         "slices": grid.slices,
-        "channels": grid.capture.channels,
+        "channels": [] if grid.capture.reduce is not None else grid.capture.channels,
+        "collapsed": grid.capture.collapsed,
+        "over": grid.capture.overlay is not None,
         "maps": grid.capture.maps,
         "stats": base64.b64encode(grid.stats.astype("<f4").tobytes()).decode(),
     }
-    return json.dumps(entry, separators=(",", ":"))
+    return _in_script(json.dumps(entry, separators=(",", ":")))
+
+
+def _in_script(text: str) -> str:
+    """JSON as a script may hold it: without anything that ends the script, or that another parser
+    takes for the end of a line (https://html.spec.whatwg.org/#restrictions-for-contents-of-script-elements)."""
+    return _ENDING.sub(lambda found: f"\\u{ord(found[0]):04x}", text)

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from featviz.palette import GREYS, MAGENTA, colored
-from featviz.records import Capture
-from featviz.report.reading import Run
+from featviz.palette import GREYS, MAGENTA, OVER_INPUT, colored
+from featviz.rundir.read import ReadRun
+from featviz.rundir.schema import Row
 
 _AUTO = {"grad": "coolwarm", "grad-input": "coolwarm"}
 """Colormaps of `--cmap auto`, by kind; the others are grey."""
 
-_WORDS: dict[str, tuple[tuple[int, str], ...]] = {
+_WORDS: dict[str, tuple[tuple[int | str, str], ...]] = {
     "map": (
         (0, "all of a map, crossed out: zero everywhere"),
         (128, "all of a map, with a stroke: constant"),
@@ -21,9 +21,19 @@ _WORDS: dict[str, tuple[tuple[int, str], ...]] = {
     "none": ((0, "0 or less"), (255, "1 or more")),
     "range": ((0, "the lower limit or less"), (255, "the upper limit or more")),
     "symmetric": ((0, "most negative"), (128, "zero"), (255, "most positive")),
+    "over": (
+        (0, "over the input: the smallest value of a map"),
+        (255, "over the input: the largest value of a map"),
+    ),
+    "pca": (
+        ("#ff0000", "much of the first principal component"),
+        ("#00ff00", "much of the second"),
+        ("#0000ff", "much of the third"),
+    ),
     "percentile": ((0, "the lower percentile or less"), (255, "the upper percentile or more")),
 }
-"""By the mode of the scale: grey levels 0..255, and what they stand for."""
+"""By the mode of the scale, or what else decides: grey levels 0..255, or colours, and what they
+stand for."""
 
 
 @dataclass(frozen=True)
@@ -35,26 +45,40 @@ class Entry:
     words: str
 
 
-def legend(run: Run, captures: Iterable[Capture]) -> list[Entry]:
+def legend(run: ReadRun, captures: Iterable[Row]) -> list[Entry]:
     """The entries that hold for these pictures."""
-    own = str(run.record.get("options", {}).get("cmap", "grey"))
-    used = {(_cmap(own, c.kind), c.normalize): None for c in captures}
+    own = (run.record.get("options") or {}).get("cmap") or "grey"
+    used = {(_cmap(str(own), row), _mode(row)): None for row in captures}
     entries = {
-        Entry(_color(cmap, level), meaning): None
+        Entry(color, meaning): None
         for cmap, mode in used
         for level, meaning in _WORDS.get(mode, ())
+        if (color := level if isinstance(level, str) else _color(cmap, level)) is not None
     }
     return [*entries, Entry(_hex(MAGENTA), "NaN or infinite")]
 
 
-def _cmap(own: str, kind: str) -> str:
-    return _AUTO.get(kind, "grey") if own == "auto" else own
+def _mode(row: Row) -> str:
+    """Of `_WORDS`. Only maps by themselves are marked: no overlay, and no tile of all channels."""
+    if row.reduce == "pca":
+        return "pca"
+    return "over" if row.overlay is not None and row.normalize == "map" else row.normalize
 
 
-def _color(cmap: str, level: int) -> str:
+def _cmap(own: str, row: Row) -> str:
+    """What `auto` was for this picture."""
+    over = "grey" if row.overlay is None else OVER_INPUT
+    return _AUTO.get(row.kind, over) if own == "auto" else own
+
+
+def _color(cmap: str, level: int) -> str | None:
+    """Of a level; None for a colormap that is not known here."""
     if cmap in GREYS:
         return _hex((level, level, level))
-    palette = colored(cmap, 0.0)
+    try:
+        palette = colored(cmap, 0.0)
+    except KeyError:
+        return None
     at = 3 * round(level * (palette.levels - 1) / 255)
     return _hex(tuple((palette.colors or b"")[at : at + 3]))
 

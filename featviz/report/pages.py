@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import base64
-import mimetypes
 import os
 from collections.abc import Iterator, Sequence
 from importlib.resources import files
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any, Protocol
 from urllib.parse import quote
 
@@ -22,6 +21,8 @@ from featviz.report.views import ImagePage, LayerPage, Picture, Views
 
 ASSETS = ("style.css", "tiles.js", "report.js", "icon.svg")
 RUN_PAGE = "index"
+_KINDS = {".png": "image/png", ".webp": "image/webp", ".jpg": "image/jpeg"}
+"""MIME types, by the ending of a picture."""
 
 
 class Links(Protocol):
@@ -56,8 +57,8 @@ class FolderLinks:
         above = path.parent.parent
         if above not in self._ways:
             way = Path(os.path.relpath(above, self.folder)).as_posix()
-            self._ways[above] = quote(way)
-        return f"{self._ways[above]}/{quote('/'.join(path.parts[-2:]))}"
+            self._ways[above] = quote(os.fsencode(way))
+        return f"{self._ways[above]}/{quote(os.fsencode('/'.join(path.parts[-2:])))}"
 
 
 class InlineLinks:
@@ -71,9 +72,8 @@ class InlineLinks:
 
     def picture(self, own: Picture) -> str:
         """The picture itself, in base64."""
-        path = own.path
-        kind = mimetypes.guess_type(path.name)[0] or "image/png"
-        return f"data:{kind};base64,{base64.b64encode(path.read_bytes()).decode()}"
+        kind = _KINDS[PurePosixPath(own.file).suffix]
+        return f"data:{kind};base64,{base64.b64encode(own.image.content(own.file)).decode()}"
 
 
 def render_folder(views: Views, folder: Path) -> Iterator[tuple[str, str]]:

@@ -9,8 +9,9 @@ from functools import cached_property
 from pathlib import Path
 
 import featviz.report.words as words
-from featviz.report.reading import Grid, Image, Run
 from featviz.report.words import Facts
+from featviz.rundir.read import INPUT_FILE, Grid, ReadImage, ReadRun
+from featviz.rundir.schema import Audit
 
 _WIDE = 3.0
 """Pictures wider than so many heights get a row of their own."""
@@ -22,12 +23,19 @@ class Picture:
 
     id: str
     """Unique in the report."""
-    path: Path
+    image: ReadImage
+    file: str
+    """Relative to the image's folder."""
     size: tuple[int, int]
     """Width and height in pixels."""
     alt: str
     home: str
     """The page of its image."""
+
+    @property
+    def path(self) -> Path:
+        """Where it is."""
+        return self.image.path / self.file
 
 
 @dataclass(frozen=True)
@@ -146,11 +154,12 @@ class Silence:
 class Views:
     """All pages."""
 
-    run: Run
-    other: Run | None
+    run: ReadRun
+    other: ReadRun | None
     images: tuple[ImagePage, ...]
     layers: tuple[LayerPage, ...]
     silent: tuple[Silence, ...]
+    audit: Audit | None = None
 
     @property
     def labels(self) -> tuple[str, str | None]:
@@ -166,71 +175,73 @@ Key = tuple[int, str, str]
 """Of a tensor: the layer's position, its name, and the file's stem."""
 
 
-def arrange(run: Run, other: Run | None = None) -> Views:
-    """Sort a run, and one to compare it with, into pages."""
+def arrange(run: ReadRun, other: ReadRun | None = None, audit: Audit | None = None) -> Views:
+    """Sort a run, one to compare it with, and an audit into pages."""
     layer_ids = _layer_ids(run)
     figures = [
-        {key: [f] for key, f in _figures(image, n, "p")} for n, image in enumerate(run.images)
+        {key: [f] for key, f in _figures(run, image, n, "p")}
+        for n, image in enumerate(run.images.values())
     ]
     if other is not None:
         _add_other(figures, run, other)
     images = tuple(
         _image_page(n, image, own, layer_ids)
-        for n, (image, own) in enumerate(zip(run.images, figures, strict=True))
+        for n, (image, own) in enumerate(zip(run.images.values(), figures, strict=True))
     )
-    return Views(run, other, images, tuple(_layer_pages(figures, layer_ids)), _silent(run))
+    layers = tuple(_layer_pages(figures, layer_ids))
+    return Views(run, other, images, layers, _silent(run), audit)
 
 
 def _key(grid: Grid) -> Key:
-    return grid.capture.index, grid.capture.layer, grid.site.stem
+    return grid.capture.index, grid.capture.layer, grid.stem
 
 
-def _layer_ids(run: Run) -> dict[tuple[int, str], str]:
+def _layer_ids(run: ReadRun) -> dict[tuple[int, str], str]:
     """Pages of the layers, in the model's order."""
-    found = {_key(grid)[:2]: None for image in run.images for grid in image.grids}
+    grids = (grid for image in run.images.values() for grid in image.grids)
+    found = {_key(grid)[:2]: None for grid in grids}
     order = sorted(found, key=lambda layer: layer[0])
     return {layer: f"layer-{n:03d}" for n, layer in enumerate(order)}
 
 
-def _figures(image: Image, number: int, prefix: str) -> Iterator[tuple[Key, Figure]]:
+def _figures(
+    run: ReadRun, image: ReadImage, number: int, prefix: str
+) -> Iterator[tuple[Key, Figure]]:
     home = f"image-{number:03d}"
     shown = _input(image, number, prefix)
     for n, grid in enumerate(image.grids):
-        alt = (
-            f"{words.counted(len(grid.channels), 'feature map')} of {grid.site.layer.label}, "
-            f"{grid.site.stem}, of {image.name}"
-        )
+        alt = f"{words.tiles(grid)} of {grid.label}, {grid.stem}, of {image.name}"
         size = (grid.plan.width, grid.plan.height)
-        picture = Picture(f"{prefix}{number}-{n}", grid.path, size, alt, home)
+        picture = Picture(f"{prefix}{number}-{n}", image, grid.capture.file, size, alt, home)
         dark = words.all_zero(grid.stats)
-        facts = words.grid_facts(grid, dark)
+        facts = words.grid_facts(grid, dark, run.record.get("options") or {})
         yield _key(grid), Figure(picture, shown, grid, image.name, facts, dark, prefix != "p")
 
 
-def _input(image: Image, number: int, prefix: str) -> Picture:
+def _input(image: ReadImage, number: int, prefix: str) -> Picture:
     alt = f"What the model saw of {image.name}"
-    return Picture(f"{prefix}{number}-i", image.input, image.input_size, alt, f"image-{number:03d}")
+    id, home = f"{prefix}{number}-i", f"image-{number:03d}"
+    return Picture(id, image, INPUT_FILE, image.input_size, alt, home)
 
 
-def _add_other(figures: Sequence[dict[Key, list[Figure]]], run: Run, other: Run) -> None:
+def _add_other(figures: Sequence[dict[Key, list[Figure]]], run: ReadRun, other: ReadRun) -> None:
     """Put the other run's figure of the same tensor of the same image behind this run's."""
-    theirs = {image.name: image for image in other.images}
-    for n, (image, own) in enumerate(zip(run.images, figures, strict=True)):
-        if image.name not in theirs:
+    for n, (name, own) in enumerate(zip(run.images, figures, strict=True)):
+        if name not in other.images:
             continue
-        found = {key[1:]: figure for key, figure in _figures(theirs[image.name], n, "o")}
+        found = {key[1:]: figure for key, figure in _figures(other, other.images[name], n, "o")}
         for key, pair in own.items():
             pair += [found[key[1:]]] if key[1:] in found else []
 
 
 def _group(id: str, key: Key, figures: Sequence[Figure], page: str) -> Group:
-    layer = figures[0].grid.site.layer
-    return Group(id, layer.label, layer.type, key[2], page, tuple(figures))
+    first = figures[0].grid
+    return Group(id, first.label, first.capture.type, key[2], page, tuple(figures))
 
 
 def _image_page(
     number: int,
-    image: Image,
+    image: ReadImage,
     figures: Mapping[Key, list[Figure]],
     layer_ids: Mapping[tuple[int, str], str],
 ) -> ImagePage:
@@ -239,8 +250,8 @@ def _image_page(
         _group(f"{id}-{n}", key, own, layer_ids[key[:2]])
         for n, (key, own) in enumerate(figures.items())
     )
-    silent = [(skip.layer or skip.type, skip.reason) for skip in image.skipped]
-    silent += [(name, "never ran") for name in image.never_ran]
+    silent = [(skip.layer or skip.type, skip.reason) for skip in image.manifest.skipped]
+    silent += [(name, "never ran") for name in image.manifest.never_ran]
     inputs = {f.other: f.input for group in groups for f in group.figures}
     return ImagePage(
         id,
@@ -267,11 +278,12 @@ def _layer_pages(
         yield LayerPage(id, groups[0].layer, groups[0].type, groups)
 
 
-def _silent(run: Run) -> tuple[Silence, ...]:
+def _silent(run: ReadRun) -> tuple[Silence, ...]:
     """Layers that were skipped or never ran, over all images."""
     counts: Counter[tuple[str, str]] = Counter()
-    for image in run.images:
-        skips = ((skip.layer or skip.type, skip.reason) for skip in image.skipped)
+    for image in run.images.values():
+        own = image.manifest
+        skips = ((skip.layer or skip.type, skip.reason) for skip in own.skipped)
         counts.update(dict.fromkeys(skips, 1))
-        counts.update((name, "never ran") for name in image.never_ran)
+        counts.update((name, "never ran") for name in own.never_ran)
     return tuple(Silence(layer, reason, n) for (layer, reason), n in counts.items())

@@ -9,11 +9,19 @@ from typing import Any
 import numpy as np
 
 from featviz.records import Floats
-from featviz.report.reading import Grid, Run
+from featviz.rundir.read import Grid, ReadRun
+from featviz.rundir.schema import Class, Manifest
 
 Facts = list[tuple[str, str]]
 """Terms and what is to be said of them."""
 
+_REDUCED = {
+    "mean": "mean",
+    "max": "maximum",
+    "l2": "L2 norm",
+    "pca": "principal components 1 to 3",
+}
+"""What one tile of all channels shows, by `reduce`."""
 _LISTED = 24
 """Runs of channels that are written out; of more, how many there are is said."""
 
@@ -61,21 +69,39 @@ def shape(sizes: Iterable[int]) -> str:
     return "×".join(map(str, sizes))
 
 
-def grid_facts(grid: Grid, dark: Sequence[int]) -> Facts:
-    """What is to be said of one picture, `dark` of whose channels are all zero."""
+def tiles(grid: Grid) -> str:
+    """`64 feature maps`; what all of them became where they share one tile."""
     own = grid.capture
-    drawn = len(grid.channels)
-    facts = [
-        ("Shape", f"{shape(own.shape)} ({own.layout})"),
-        ("Maps", f"{own.maps}" if drawn == own.maps else f"{drawn} of {own.maps} (--max-maps)"),
-    ]
+    if own.reduce is not None:
+        return f"{reduced(own.reduce)} of {counted(own.maps, 'feature map')}"
+    return counted(len(grid.channels), "feature map")
+
+
+def reduced(way: str) -> str:
+    """What one tile of all channels shows."""
+    return _REDUCED.get(way, way)
+
+
+def grid_facts(grid: Grid, dark: Sequence[int], options: Mapping[str, Any]) -> Facts:
+    """What is to be said of one picture, `dark` of whose channels are all zero.
+
+    Args:
+        options: of its run.
+    """
+    own = grid.capture
+    facts = [("Shape", f"{shape(own.shape)} ({own.layout})"), ("Maps", _maps(grid, options))]
+    if own.collapsed:
+        facts.append(("Share a tile", _shared(own.collapsed)))
+    if grid.channels != sorted(grid.channels) and (order := options.get("order")):
+        facts.append(("Order", f"by {setting(order)} (--order)"))
     if own.slices and own.slices[1] > 1:
         facts.append(("Side by side", "{} of {} for each channel".format(*own.slices)))
-    facts.append(("Drawn", "each map by its own range" if own.range is None else _drawn(grid)))
+    facts.append(("Drawn", _drawn(grid)))
+    whole = ", of all channels" if own.reduce is not None else ""
     if own.mean is not None:
-        facts.append(("Range", f"{number(own.min)} to {number(own.max)}"))
-        facts.append(("Mean", f"{number(own.mean)} ± {number(own.std)}"))
-    facts.append(("Zeros", percent(own.zero_fraction)))
+        facts.append(("Range", f"{number(own.min)} to {number(own.max)}{whole}"))
+        facts.append(("Mean", f"{number(own.mean)} ± {number(own.std)}{whole}"))
+    facts.append(("Zeros", percent(own.zero_fraction) + whole))
     if own.nonfinite:
         facts.append(("NaN or infinite", counted(own.nonfinite, "value")))
     if dark:
@@ -83,24 +109,56 @@ def grid_facts(grid: Grid, dark: Sequence[int]) -> Facts:
     return facts
 
 
+def _maps(grid: Grid, options: Mapping[str, Any]) -> str:
+    """How many maps there are, how many are drawn, and which options left the others out."""
+    own = grid.capture
+    if own.reduce is not None:
+        return f"{own.maps}, as one tile: their {reduced(own.reduce)} (--reduce {own.reduce})"
+    drawn = len(grid.channels)
+    if drawn == own.maps:
+        return f"{own.maps}"
+    alike = sum(len(group) - 1 for group in (own.collapsed or {}).values())
+    pick = options.get("pick")
+    picked = f" --pick {setting(pick)}" if pick not in (None, "first") else ""
+    reasons = [f"--max-maps{picked}"] if drawn + alike < own.maps else []
+    reasons += ["--collapse"] if alike else []
+    return f"{drawn} of {own.maps} ({', '.join(reasons)})"
+
+
+def _shared(collapsed: Mapping[str, Sequence[int]]) -> str:
+    """Which channels stand for which others."""
+    groups = [f"{leader} for {channel_list(sorted(ids))}" for leader, ids in collapsed.items()]
+    more = f" and {len(groups) - _LISTED} more" if len(groups) > _LISTED else ""
+    return "; ".join(groups[:_LISTED]) + more
+
+
 def _drawn(grid: Grid) -> str:
-    low, high = grid.capture.range or (None, None)
-    return f"{number(low)} to {number(high)} ({grid.capture.normalize})"
+    own = grid.capture
+    low, high = own.range or (None, None)
+    if own.reduce == "pca":
+        words = f"each component from {number(low)} to {number(high)} standard deviations"
+    elif own.range is None:
+        words = "each map by its own range"
+    else:
+        words = f"{number(low)} to {number(high)} ({own.normalize})"
+    if own.overlay is not None:
+        words += f", {percent(own.overlay)} over the input (--overlay)"
+    return words
 
 
-def model_name(run: Run) -> str:
+def model_name(run: ReadRun) -> str:
     """What the model is called."""
     model = run.record.get("model") or {}
     return str(model.get("name") or model.get("file") or model.get("class") or "model")
 
 
-def run_facts(run: Run) -> Facts:
+def run_facts(run: ReadRun) -> Facts:
     """What is to be said of a run."""
     record = run.record
     told = {k: v for k, v in (record.get("model") or {}).items() if v is not None}
     model = {k: v for k, v in told.items() if k not in ("kind", "name", "file")}
     versions = ("featviz", "torch", "torchvision")
-    grids = sum(len(image.grids) for image in run.images)
+    grids = sum(len(image.grids) for image in run.images.values())
     return [
         ("Model", ", ".join([model_name(run), *([settings(model)] if model else [])])),
         ("Images", _image_count(run)),
@@ -111,12 +169,12 @@ def run_facts(run: Run) -> Facts:
     ]
 
 
-def _image_count(run: Run) -> str:
+def _image_count(run: ReadRun) -> str:
     total = run.record["images"].get("total", len(run.images))
-    rest = total - len(run.images) - len(run.failures) - len(run.incomplete)
+    rest = total - len(run.images) - len(run.failures) - len(run.left_out)
     parts = [f"{len(run.images):,} complete of {total:,}"]
     parts += [f"{len(run.failures):,} failed"] if run.failures else []
-    parts += [f"{len(run.incomplete):,} incomplete"] if run.incomplete else []
+    parts += [f"{len(run.left_out):,} incomplete"] if run.left_out else []
     parts += [f"{rest:,} not reached"] if rest > 0 else []
     return ", ".join(parts)
 
@@ -139,26 +197,25 @@ def setting(value: Any) -> str:
     return str(value)
 
 
-def image_facts(manifest: Mapping[str, Any]) -> Facts:
+def image_facts(manifest: Manifest) -> Facts:
     """What is to be said of an image."""
-    image, seen = manifest["image"], manifest.get("input", {})
+    image = manifest.image
     facts = []
-    if size := image.get("size"):
-        facts.append(("File", f"{size['width']}×{size['height']} pixels"))
-    if files := image.get("files"):
-        facts.append(("Files", ", ".join(files)))
-    if sizes := seen.get("shape"):
-        several = isinstance(sizes[0], list)
-        facts.append(("Input", ", ".join(map(shape, sizes)) if several else shape(sizes)))
-    facts.append(("Prepared", seen.get("preprocessing", "")))
-    if guesses := manifest.get("prediction"):
-        facts.append(("Prediction", ", ".join(map(_guess, guesses))))
-    if target := manifest.get("target"):
-        facts.append(("Gradient", settings(target)))
-    if changes := manifest.get("interventions"):
-        facts.append(("Changed", ", ".join(f"{row['kind']} {row['what']}" for row in changes)))
+    if image.size:
+        facts.append(("File", f"{image.size.width}×{image.size.height} pixels"))
+    if image.files:
+        facts.append(("Files", ", ".join(image.files)))
+    if manifest.input.shape:
+        facts.append(("Input", ", ".join(map(shape, manifest.input.shapes))))
+    facts.append(("Prepared", manifest.input.preprocessing))
+    if manifest.prediction:
+        facts.append(("Prediction", ", ".join(map(_guess, manifest.prediction))))
+    if target := manifest.target:
+        facts.append(("Gradient", settings(vars(target))))
+    if changes := manifest.interventions:
+        facts.append(("Changed", ", ".join(f"{row.kind} {row.what}" for row in changes)))
     return facts
 
 
-def _guess(row: Mapping[str, Any]) -> str:
-    return f"{row.get('name') or 'class {}'.format(row['index'])} {percent(row['probability'])}"
+def _guess(row: Class) -> str:
+    return f"{row.name or f'class {row.index}'} {percent(row.probability)}"

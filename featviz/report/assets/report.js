@@ -10,7 +10,7 @@ const tip = {
   show(frame, channel, x, y) {
     this.box.hidden = channel === null;
     if (channel === null) return;
-    this.box.replaceChildren(make("b", {}, `channel ${channel}`), frame.grid.sentence(channel));
+    this.box.replaceChildren(make("b", {}, frame.grid.title(channel).replace("C", "c")), frame.grid.sentence(channel));
     const { offsetWidth: width, offsetHeight: height } = this.box;
     this.box.style.left = `${Math.max(4, Math.min(x + 14, innerWidth - width - 8))}px`;
     this.box.style.top = `${y + 18 + height > innerHeight ? Math.max(4, y - height - 12) : y + 18}px`;
@@ -36,7 +36,9 @@ const viewer = {
 
   build() {
     const side = (what, text) => make("figure", {}, what, make("figcaption", {}, text));
-    const pair = make("div", { className: "sides" }, side(this.canvas, "map"), side(this.input, "input"));
+    const map = side(this.canvas, "map");
+    this.caption = map.lastChild;
+    const pair = make("div", { className: "sides" }, map, side(this.input, "input"));
     const nav = make("div", { className: "bar" }, this.previous, this.next);
     Object.assign(this, dialog("viewer", pair, this.facts, nav));
     this.previous.addEventListener("click", () => this.step(-1));
@@ -64,9 +66,10 @@ const viewer = {
   show(channel) {
     const { grid, image, group } = this.frame;
     this.channel = group.chosen = channel;
-    this.title.textContent = `Channel ${channel}`;
+    this.title.textContent = grid.title(channel);
     this.input.src = this.frame.input.src;
     this.input.alt = this.frame.input.alt;
+    this.caption.textContent = grid.over ? "map over the input" : "map";
     this.facts.textContent = `${grid.sentence(channel)} · std ${digits(grid.stat(channel, "std"))}`;
     const [height, width] = grid.tile;
     Object.assign(this.canvas, { width: width * grid.slices, height });

@@ -77,6 +77,12 @@ class Grid {
     return this.stat(channel, "zeros") === 1 && this.stat(channel, "nonfinite") === 0;
   }
 
+  /** What a channel's tile is called, with the channels that share it. */
+  title(channel) {
+    const others = (this.collapsed?.[channel] || []).filter((other) => other !== channel);
+    return `Channel ${channel}` + (others.length ? `, and ${others.join(", ")} like it` : "");
+  }
+
   sentence(channel) {
     const own = (name) => digits(this.stat(channel, name));
     const bad = this.stat(channel, "nonfinite");
@@ -101,7 +107,8 @@ class Frame {
     element.tabIndex = 0;
     element.setAttribute("role", "application");
     element.setAttribute("aria-roledescription", "grid of feature maps");
-    element.setAttribute("aria-label", `${this.image.alt}. Arrow keys move, Enter enlarges.`);
+    const keys = this.grid.channels.length ? " Arrow keys move, Enter enlarges." : "";
+    element.setAttribute("aria-label", `${this.image.alt}.${keys}`);
     this.listen();
   }
 
@@ -159,13 +166,14 @@ class Frame {
   }
 
   cursor(place) {
+    if (!this.grid.channels.length) return; // one tile of all channels
     const channel = this.grid.channelOf(place);
     this.group.activate(this, channel);
     const [x, y, , height] = this.grid.place(place * this.grid.slices);
     const box = this.image.getBoundingClientRect();
     const zoom = box.width / this.grid.size[0];
     tip.show(this, channel, box.left + x * zoom, box.top + (y + height) * zoom);
-    announce(`Channel ${channel}: ${this.grid.sentence(channel)}`);
+    announce(`${this.grid.title(channel)}: ${this.grid.sentence(channel)}`);
   }
 
   /** Draw what is to be drawn, at the size at which it is seen; nothing while out of sight. */
@@ -248,13 +256,15 @@ class Group {
     for (const { grid } of this.frames) {
       const value = (slot) => score.get(grid.channels[slot]);
       const slots = grid.channels.map((_, slot) => slot);
-      grid.order = by === "index" ? null : slots.sort((a, b) => value(a) - value(b) || a - b);
+      const whole = by === "drawn" || !slots.length; // nothing to sort in one tile of all channels
+      grid.order = whole ? null : slots.sort((a, b) => value(a) - value(b) || a - b);
     }
     this.paint();
   }
 
   /** By channel, less the larger its statistic is on average; what is no number comes last. */
   means(by) {
+    if (by === "index") return new Map(this.channels.map((c) => [c, c]));
     const one = (grid, c) => (by === "variance" ? grid.stat(c, "std") ** 2 : grid.stat(c, by));
     return new Map(this.channels.map((c) => {
       const own = this.frames.map(({ grid }) => one(grid, c)).filter(Number.isFinite);

@@ -1,0 +1,1 @@
+"""The run directory: what its files hold (`schema`), and how they are read back (`read`)."""

@@ -1,0 +1,520 @@
+"""What the files of a run directory may hold. Whoever reads one has it from somebody else.
+
+msgspec checks types, ranges and lengths while it decodes, in a third of the time of json and
+dataclasses; what one field says of another is checked here.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Annotated, Any, NamedTuple, TypedDict, TypeVar
+
+import msgspec
+from msgspec import Meta
+
+from featviz.files import is_inside, parse_json
+from featviz.records import Capture, GridPlan, Guess, Skip
+from featviz.store import SCHEMA_VERSION
+from featviz.text import quoted
+
+_T = TypeVar("_T")
+
+MOST_MAPS = 2**24
+"""Maps of a tensor: 400 MB of statistics."""
+_LARGEST = 2**31 - 1
+"""Pixels a side of a picture: what PNG holds."""
+PICTURES = (".png", ".webp", ".jpg")
+"""Endings of grids."""
+
+_Text = Annotated[str, Meta(max_length=4096)]
+"""A name, or a few words."""
+_Reason = Annotated[str, Meta(max_length=100_000)]
+_Count = Annotated[int, Meta(ge=0, le=2**53)]
+_Pixels = Annotated[int, Meta(ge=1, le=_LARGEST)]
+_Two = Meta(min_length=2, max_length=2)
+_Channel = Annotated[int, Meta(ge=0, lt=MOST_MAPS)]
+_Channels = Annotated[list[_Channel], Meta(min_length=1)]
+
+
+class Place(NamedTuple):
+    """Where in a run's image a tensor was met: what two runs are matched by."""
+
+    layer: str
+    kind: str
+    call: int
+    key: str
+
+    @property
+    def stats_key(self) -> str:
+        """Its key in stats.npz."""
+        return "|".join(map(str, self))
+
+    @property
+    def stem(self) -> str:
+        """`output`, `output.call1`, `output.call1.boxes`."""
+        call = f".call{self.call}" if self.call else ""
+        return f"{self.kind}{call}" + (f".{self.key}" if self.key else "")
+
+
+class Geometry(TypedDict):
+    """`grid` of a row of `captures`."""
+
+    nrow: _Pixels
+    padding: Annotated[int, Meta(ge=0, le=_LARGEST)]
+    tile: Annotated[list[_Pixels], _Two]
+    """Height and width."""
+    scale: _Pixels | Annotated[list[_Pixels], _Two]
+
+
+@dataclass(frozen=True)
+class Row(Capture):
+    """A row of `captures`, with what its fields may be."""
+
+    layer: _Text
+    type: _Text
+    index: _Count
+    kind: Annotated[str, Meta(pattern=r"\A[a-z][a-z-]{0,30}\Z")]
+    call: _Count
+    key: _Text
+    shape: Annotated[list[_Count], Meta(max_length=64)]
+    layout: _Text
+    maps: Annotated[int, Meta(ge=1, le=MOST_MAPS)]
+    file: _Text
+    grid: Geometry
+    normalize: _Text
+    range: Annotated[list[float | None], _Two] | None
+    min: float | None
+    max: float | None
+    mean: float | None
+    std: float | None
+    zero_fraction: Annotated[float, Meta(ge=0, le=1)]
+    nonfinite: _Count
+    channels: _Channels | None = None
+    slices: Annotated[list[Annotated[int, Meta(ge=1, le=_LARGEST)]], _Two] | None = None
+    tensor: _Text | None = None
+    collapsed: dict[_Text, _Channels] | None = None
+    reduce: _Text | None = None
+    overlay: Annotated[float, Meta(ge=0, le=1)] | None = None
+    figure: _Text | None = None
+
+    @cached_property
+    def place(self) -> Place:
+        """What it is matched by."""
+        return Place(self.layer, self.kind, self.call, self.key)
+
+    @property
+    def label(self) -> str:
+        """`layer1.0.conv1`; its class for the model itself."""
+        return self.layer or self.type
+
+    @cached_property
+    def drawn(self) -> list[int]:
+        """The channels that have a tile of their own, in tile order; none where all channels
+        became one tile."""
+        if self.reduce is not None:
+            return []
+        return [*range(self.maps)] if self.channels is None else self.channels
+
+    @property
+    def side(self) -> int:
+        """Tiles side by side for each channel."""
+        return self.slices[0] if self.slices else 1
+
+    @cached_property
+    def plan(self) -> GridPlan:
+        """The geometry of its picture."""
+        grid: Any = self.grid
+        tiles = 1 if self.reduce is not None else len(self.channels or ()) or self.maps
+        tiles *= self.side
+        scale = grid["scale"]
+        down, across = (scale, scale) if isinstance(scale, int) else scale
+        (height, width), columns = grid["tile"], grid["nrow"]
+        size = (height // down, width // across)
+        return GridPlan(tiles, columns, -(-tiles // columns), size, (down, across), grid["padding"])
+
+    @property
+    def files(self) -> list[str]:
+        """The picture, and the tensor and figure where there are some."""
+        return [name for name in (self.file, self.tensor, self.figure) if name is not None]
+
+
+@dataclass(frozen=True)
+class Skipped(Skip):
+    """A row of `skipped`."""
+
+    layer: _Text
+    type: _Text
+    index: _Count
+    kind: _Text
+    call: _Count
+    key: _Text
+    reason: _Reason
+
+
+@dataclass(frozen=True)
+class Class(Guess):
+    """A row of `prediction`."""
+
+    index: _Count
+    name: _Text | None
+    score: float
+    probability: Annotated[float, Meta(ge=0, le=1)]
+
+
+@dataclass(frozen=True)
+class Size:
+    """Of an image file."""
+
+    width: _Count
+    height: _Count
+
+
+@dataclass(frozen=True)
+class Source:
+    """`image` of a manifest."""
+
+    path: Annotated[str, Meta(min_length=1, max_length=4096)]
+    """Relative to the argument that it came from; it is a name, and nothing is opened by it."""
+    sha256: _Text
+    size: Size | None = None
+    files: list[_Text] | None = None
+    """Of a clip, or of several images."""
+
+
+@dataclass(frozen=True)
+class Input:
+    """`input` of a manifest."""
+
+    shape: Annotated[
+        list[_Count | Annotated[list[_Count], Meta(max_length=64)]], Meta(max_length=4096)
+    ]
+    """[1, C, H, W], or several of these."""
+    preprocessing: _Text
+
+    @property
+    def shapes(self) -> list[list[int]]:
+        """One for each input of the model."""
+        own = [size for size in self.shape if isinstance(size, list)]
+        return own or [[size for size in self.shape if isinstance(size, int)]]
+
+    @property
+    def shown(self) -> tuple[int, int] | None:
+        """Width and height of input.png: frames and several images stand side by side; None where
+        an input is no picture."""
+        if not all(len(shape) in (4, 5) for shape in self.shapes):
+            return None
+        frames = [math.prod(shape[2:-2]) for shape in self.shapes]
+        width = sum(n * shape[-1] for n, shape in zip(frames, self.shapes, strict=True))
+        return width, max(shape[-2] for shape in self.shapes)
+
+
+@dataclass(frozen=True)
+class Target:
+    """`target` of a manifest."""
+
+    of: _Text | None
+    value: float | None
+    grad_rule: _Text
+
+
+@dataclass(frozen=True)
+class Intervention:
+    """A row of `interventions`."""
+
+    kind: _Text
+    what: _Text
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """manifest.json; fields of a later featviz are left out."""
+
+    schema_version: Annotated[int, Meta(ge=1)]
+    image: Source
+    input: Input
+    captures: list[Row]
+    skipped: list[Skipped]
+    never_ran: list[_Text]
+    fingerprint: _Text | None = None
+    prediction: list[Class] = field(default_factory=list)
+    target: Target | None = None
+    interventions: list[Intervention] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Images:
+    """`images` of run.json."""
+
+    total: _Count
+    complete: list[_Text]
+    missing: list[_Text] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A row of `failures`."""
+
+    image: _Text
+    error: _Reason
+
+
+@dataclass(frozen=True)
+class RunRecord:
+    """run.json, as far as it is looked at."""
+
+    images: Images
+    failures: list[Failure]
+    featviz: _Text | None = None
+    torch: _Text | None = None
+    torchvision: _Text | None = None
+    device: _Text | None = None
+    model: dict[_Text, Any] | None = None
+    preprocessing: _Text | None = None
+    layers: list[_Text] | None = None
+    options: dict[_Text, Any] | None = None
+
+
+@dataclass(frozen=True)
+class Seen:
+    """`images` of audit.json."""
+
+    seen: _Count
+
+
+@dataclass(frozen=True)
+class AuditRow:
+    """A row of `layers` of audit.json."""
+
+    label: _Text
+    channels: _Count
+    findings: dict[_Text, list[_Channel]]
+    """Channels, by what was found."""
+    layer: _Text | None = None
+    type: _Text = ""
+
+
+@dataclass(frozen=True)
+class Audit:
+    """audit.json, as far as a report shows it."""
+
+    images: Seen
+    layers: list[AuditRow]
+
+
+_MANIFESTS = msgspec.json.Decoder(Manifest)
+
+
+def read_manifest(data: bytes) -> Manifest:
+    """A manifest that can be trusted to be one.
+
+    Raises:
+        ValueError: `captures[3].grid.nrow is 0, expected 1 or more`; or it is no JSON.
+    """
+    manifest = _decode(data)
+    for found in _contradictions(manifest):
+        raise ValueError(found)
+    return manifest
+
+
+def check_record(content: Any) -> RunRecord:
+    """The content of run.json, if it is one.
+
+    Raises:
+        ValueError: `images.total is -1, expected 0 or more`.
+    """
+    return _convert(content, RunRecord)
+
+
+def check_failures(content: Any) -> list[Failure]:
+    """`failures` of a run.json of which nothing else needs to fit.
+
+    Raises:
+        ValueError: it is none.
+    """
+    return _convert(content, list[Failure])
+
+
+def check_audit(content: Any) -> Audit:
+    """The content of audit.json, if it is one.
+
+    Raises:
+        ValueError: `layers[0].channels is missing`.
+    """
+    return _convert(content, Audit)
+
+
+def check_version(content: Any) -> None:
+    """Whether a document has a version that this featviz reads.
+
+    Raises:
+        ValueError: it has none, or a later one.
+    """
+    version = content.get("schema_version") if isinstance(content, dict) else None
+    if not isinstance(version, int) or isinstance(version, bool):
+        raise ValueError(f"cannot be read: its schema_version is {quoted(repr(version))}")
+    if version > SCHEMA_VERSION:
+        raise ValueError(
+            f"has schema version {version}, this featviz reads up to {SCHEMA_VERSION}; "
+            "install a newer one"
+        )
+
+
+def _decode(data: bytes) -> Manifest:
+    """Names that are no UTF-8 are written as lone surrogates, which only Python's own JSON reads;
+    of what does not fit, it tells the value too."""
+    try:
+        manifest = _MANIFESTS.decode(data)
+        if manifest.schema_version <= SCHEMA_VERSION:
+            return manifest
+    except (msgspec.MsgspecError, ValueError, RecursionError):
+        pass
+    try:
+        content = parse_json(data.decode("utf-8"))
+    except ValueError as error:
+        raise ValueError(f"cannot be read: {quoted(str(error))}") from None
+    check_version(content)
+    return _convert(content, Manifest)
+
+
+def _convert(content: Any, kind: type[_T]) -> _T:
+    try:
+        return msgspec.convert(content, kind)
+    except msgspec.ValidationError as error:
+        raise ValueError(_words(str(error), content)) from None
+
+
+# What does not fit, in words
+
+_KINDS = {
+    "int": "a whole number",
+    "float": "a number",
+    "str": "text",
+    "array": "a list",
+    "object": "an object",
+    "bool": "true or false",
+    "null": "null",
+}
+_ERROR = re.compile(r"(?P<what>.*?)(?: - at `\$(?P<at>.*)`)?", re.DOTALL)
+_LIMIT = re.compile(
+    r"Expected `(?P<kind>\w+)`(?P<length> of length)? (?P<sign>[<>]=?) (?P<limit>.+)"
+)
+_SIGNS = {">=": "{} or more", "<=": "{} or less", ">": "more than {}", "<": "less than {}"}
+_SHOWN = 60
+"""Characters of a value in a message."""
+
+
+def _words(error: str, content: Any) -> str:
+    """`captures[3].grid.nrow is 0, expected 1 or more`, from msgspec's words."""
+    parts = _ERROR.fullmatch(error)
+    what, at = (parts["what"], parts["at"] or "") if parts else (error, "")
+    where = at.removeprefix(".")
+    if missing := re.fullmatch(r"Object missing required field `(.*)`", what):
+        return f"{where}.{missing[1]} is missing".removeprefix(".")
+    return misfit(where or "the document", _value(content, at), _expected(what))
+
+
+def misfit(where: str, value: Any, expected: str) -> str:
+    """`captures[3].grid.nrow is 0, expected 1 or more`."""
+    shown = "" if value is _UNKNOWN else f" is {quoted(_json(value), _SHOWN)}"
+    return f"{quoted(where)}{shown}, expected {expected}"
+
+
+def _json(value: Any) -> str:
+    if isinstance(value, (list, dict)) and len(value) > _SHOWN:
+        return f"{'a list' if isinstance(value, list) else 'an object'} of {len(value)}"
+    try:
+        return json.dumps(value, ensure_ascii=False)
+    except ValueError:  # an integer of more digits than Python writes
+        return "a number of too many digits"
+
+
+_UNKNOWN = object()
+
+
+def _value(content: Any, path: str) -> Any:
+    """What stands at `.captures[3].grid`; for an entry of a mapping msgspec says `[...]`."""
+    for name, index in re.findall(r"\.(\w+)|\[(\d+|\.\.\.)\]", path):
+        if index == "...":
+            return _UNKNOWN
+        try:
+            content = content[name] if name else content[int(index)]
+        except (KeyError, IndexError, TypeError):
+            return _UNKNOWN
+    return content
+
+
+def _expected(what: str) -> str:
+    if limit := _LIMIT.fullmatch(what):
+        count = _SIGNS[limit["sign"]].format(limit["limit"].removesuffix(".0"))
+        unit = "entries" if limit["kind"] == "array" else "characters"
+        return f"{count} {unit}" if limit["length"] else count
+    if kinds := re.match(r"Expected `(.+?)`, got", what):
+        return " or ".join(_KINDS.get(kind, kind) for kind in kinds[1].split(" | "))
+    if pattern := re.fullmatch(r"Expected `str` matching regex (.*)", what):
+        return f"text like {pattern[1]}"
+    return f"something else ({quoted(what)})"
+
+
+# What one field says of another
+
+
+def _contradictions(manifest: Manifest) -> Iterator[str]:
+    """In words, with the path of the field."""
+    for n, row in enumerate(manifest.captures):
+        for where, value, expected in _of_row(row):
+            yield misfit(f"captures[{n}].{where}", value, expected)
+    seen: dict[Place, int] = {}
+    for n, row in enumerate(manifest.captures):
+        if (first := seen.setdefault(row.place, n)) != n:
+            yield f"captures[{n}] is the same tensor as captures[{first}]"
+
+
+def _of_row(row: Row) -> Iterator[tuple[str, Any, str]]:
+    yield from _of_name("file", row.file, PICTURES)
+    if row.tensor is not None:
+        yield from _of_name("tensor", row.tensor, (".npy",))
+    if row.figure is not None:
+        yield from _of_name("figure", row.figure, (".png",))
+    if row.channels is not None:
+        yield from _of_channels(row, row.channels)
+    if row.slices is not None and row.slices[0] > row.slices[1]:
+        yield "slices", row.slices, "no more drawn than there are"
+    yield from _of_collapsed(row, row.collapsed or {})
+    yield from _of_grid(row)
+
+
+def _of_name(field: str, name: str, ends: tuple[str, ...]) -> Iterator[tuple[str, Any, str]]:
+    if not is_inside(name):
+        yield field, name, "a file inside the image's folder"
+    elif not name.endswith(ends):
+        yield field, name, f"a name that ends in {' or '.join(ends)}"
+
+
+def _of_channels(row: Row, channels: list[int]) -> Iterator[tuple[str, Any, str]]:
+    if max(channels) >= row.maps:
+        yield "channels", max(channels), f"less than maps ({row.maps})"
+    elif len(set(channels)) < len(channels):
+        yield "channels", channels, "each channel once"
+
+
+def _of_collapsed(row: Row, collapsed: Mapping[str, list[int]]) -> Iterator[tuple[str, Any, str]]:
+    drawn = set(row.drawn) if collapsed else set()
+    for leader, group in collapsed.items():
+        if not (leader.isascii() and leader.isdecimal() and int(leader[:9]) in drawn):
+            yield "collapsed", leader, "drawn channels as names"
+        elif max(group) >= row.maps:
+            yield "collapsed", max(group), f"less than maps ({row.maps})"
+
+
+def _of_grid(row: Row) -> Iterator[tuple[str, Any, str]]:
+    plan, grid = row.plan, row.grid
+    if 0 in plan.map_size:
+        yield "grid.scale", grid["scale"], f"no more than the tile {grid['tile']}"
+    if max(plan.width, plan.height) > _LARGEST:
+        sides = f"{plan.width}×{plan.height}"
+        yield "grid", sides, f"a picture of at most {_LARGEST} pixels a side"

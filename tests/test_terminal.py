@@ -1,0 +1,148 @@
+"""Names from outside reach a terminal tame: no control character, no forged line, on no stream."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from conftest import Outcome
+from PIL import Image
+from rundirs import Drawn, write_run
+
+CLI = Callable[..., Outcome]
+EVIL = "a\x1b]0;owned\x07\nerror: forged\u202eb\x9b31m"
+SHOWN = r"a\x1b]0;owned\x07\nerror: forged\u202eb\x9b31m"
+NET = f"""
+from torch import nn
+
+class Net(nn.Sequential):
+    pass
+
+def make():
+    net = Net()
+    net.add_module({EVIL!r}, nn.Conv2d(3, 4, 3))
+    net.add_module("act" + {EVIL!r}, nn.ReLU())
+    return net
+"""
+
+
+@pytest.fixture
+def net(tmp_path: Path) -> str:
+    """A model whose layers' names are attacks on a terminal."""
+    (tmp_path / "evil_net.py").write_text(NET)
+    return f"{tmp_path / 'evil_net.py'}:make"
+
+
+@pytest.fixture
+def photos(tmp_path: Path) -> Path:
+    """Two images with such names, one of which is broken."""
+    folder = tmp_path / "photos"
+    folder.mkdir()
+    pixels = np.random.default_rng(0).integers(0, 256, (12, 12, 3), np.uint8)
+    Image.fromarray(pixels).save(folder / f"{EVIL}.png", format="png")
+    (folder / f"broken{EVIL}.png").write_bytes(b"\x89PNG\r\n\x1a\n")
+    return folder
+
+
+def check_tame(done: Outcome, *, named: bool = True) -> None:
+    """Nothing but printable characters and our own line ends; the name is there, escaped."""
+    for stream in (done.out, done.err):
+        wild = {c for c in stream if not c.isprintable() and c != "\n"}
+        assert not wild, (wild, stream)
+        assert not [line for line in stream.split("\n") if line.startswith("error: forged")]
+    assert not named or SHOWN in done.out + done.err, (done.out, done.err)
+
+
+@pytest.mark.parametrize("json_too", [False, True])
+def test_names_of_layers(featviz: CLI, net: str, tmp_path: Path, json_too: bool) -> None:
+    """In tables and in JSON, whose strings are the names."""
+    options = ["--json"] if json_too else []
+    for command in ("layers", "summary"):
+        done = featviz(command, net, "--size", "12", *options)
+        assert done.code == 0
+        check_tame(done, named=not json_too)
+        if json_too:
+            assert EVIL in {row["name"] for row in json.loads(done.out)["layers"]}
+    check_tame(featviz("summary", net, "--size", "12", "--csv"))
+    check_tame(featviz("layers", net, "--size", "12", "--layers", f"no{EVIL}"))
+    done = featviz("kernels", net, "--out", tmp_path / "kernels", *options)
+    check_tame(done, named=False)
+    assert not json_too or EVIL in {row["layer"] for row in json.loads(done.out)["captures"]}
+
+
+def test_run_and_what_reads_it(featviz: CLI, net: str, photos: Path, tmp_path: Path) -> None:
+    """Every command that a run goes through, with names of images and of layers."""
+    runs = [tmp_path / "one", tmp_path / "two"]
+    for seed, out in enumerate(runs):
+        command = ("run", net, photos, "--size", "12", "--layers", "*", "--seed", seed)
+        done = featviz(*command, "--out", out, "--tensors", "npy", "-v")
+        assert done.code == 3
+        check_tame(done)
+    check_tame(featviz("run", net, photos, "--size", "12", "--out", tmp_path / "x", "--dry-run"))
+    done = featviz("run", net, photos, "--size", "12", "--out", tmp_path / "y", "--json")
+    check_tame(done, named=False)
+    assert {json.loads(line)["image"] for line in done.out.splitlines()} >= {f"{EVIL}.png"}
+    check_tame(featviz("diff", *runs))
+    check_tame(featviz("diff", *runs, "--json"), named=False)
+    (folder,) = (path for path in runs[1].iterdir() if path.is_dir())
+    (folder / "manifest.json").rename(folder / "stats.npz")
+    check_tame(featviz("report", runs[1]))
+    check_tame(featviz("report", runs[1], "--json"))
+    check_tame(featviz("sheet", runs[1], "--layer", EVIL), named=False)
+    check_tame(featviz("sheet", runs[0], "--layer", f"no{EVIL}"))
+    check_tame(featviz("sheet", runs[0], "--layer", EVIL, "--json", "--out", tmp_path / "s.png"),
+               named=False)  # fmt: skip
+    check_tame(featviz("merge", runs[1], "--out", tmp_path / "merged", "--json"))
+
+
+def test_audit(featviz: CLI, net: str, photos: Path, tmp_path: Path) -> None:
+    """Its table, of one model and of two, and its messages."""
+    options = ("--size", "12", "--out", tmp_path / "audit", "--overwrite")
+    check_tame(featviz("audit", net, photos, *options))
+    check_tame(featviz("audit", net, photos, "--model", net, *options))
+    check_tame(featviz("audit", net, photos, *options, "--json"))
+
+
+def test_identify(featviz: CLI, tmp_path: Path) -> None:
+    """The name of a file, and of what is in it."""
+    path = tmp_path / f"{EVIL}.pth"
+    torch.save({f"{EVIL}.weight": torch.zeros(3)}, path)
+    check_tame(featviz("identify", path))
+    check_tame(featviz("identify", path, "--json"), named=False)
+    check_tame(featviz("identify", path, "--key", EVIL))
+    check_tame(featviz("layers", path))
+
+
+def test_a_name_that_is_not_utf8(featviz: CLI, tiny_file: Path, tmp_path: Path) -> None:
+    """Works in run, report, sheet, diff and merge alike, on pages as in one file."""
+    name = os.fsdecode(b"caf\xe9.png")
+    photo = tmp_path / "photos" / name
+    photo.parent.mkdir()
+    Image.fromarray(np.zeros((12, 12, 3), np.uint8)).save(photo, format="png")
+    out = tmp_path / os.fsdecode(b"out\xff")
+    layers = ("--layers", "Conv2d", "--size", "12")
+    assert featviz("run", tiny_file, photo.parent, *layers, "--out", out).code == 0
+    for options in ((), ("--single-file",)):
+        done = featviz("report", out, *options, "--out", tmp_path / f"r{len(options)}")
+        assert done.code == 0, done.err
+    page = (tmp_path / "r0" / "image-000.html").read_text("utf-8")
+    assert r"caf\udce9.png" in page and "../out%FF/caf" in page
+    assert featviz("report", out, "--compare", out).code == 0
+    assert featviz("sheet", out, "--layer", "0", "--out", tmp_path / "s.png").code == 0
+    assert featviz("diff", out, out, "--html", tmp_path / "d.html").code == 0
+    assert featviz("merge", out, "--out", tmp_path / "merged").code == 0
+    done = featviz("run", tiny_file, photo.parent, *layers, "--out", out, "--resume")
+    assert done.code == 0 and "(1 were complete before)" in done.err
+    check_tame(done, named=False)
+
+
+def test_a_report_of_hostile_names_prints_none_raw(featviz: CLI, tmp_path: Path) -> None:
+    """An image that does not fit is named by a manifest from elsewhere."""
+    root = write_run(tmp_path / "run", {f"{EVIL}.png": [Drawn("x", more={"maps": EVIL})]})
+    check_tame(featviz("report", root))
+    check_tame(featviz("merge", root, "--out", tmp_path / "merged"), named=False)
