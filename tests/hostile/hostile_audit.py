@@ -10,6 +10,7 @@ and after, which does see it.
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import sys
 from collections.abc import Callable
@@ -166,6 +167,8 @@ def _inside(rules: Rules, path: Any) -> str | None:
     if not isinstance(path, (str, bytes, os.PathLike)) or os.fsdecode(path).startswith("<"):
         return None  # `<string>` and its like
     real = os.path.realpath(os.fsdecode(path))
+    if real.endswith(".pyc"):
+        real = importlib.util.source_from_cache(real)
     if real.startswith(rules.sandbox + os.sep) and real not in rules.own_code:
         return f"foreign code: {real}"
     return None

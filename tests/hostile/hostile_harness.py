@@ -53,7 +53,7 @@ _RAW_MARKUP = (f"<script>{MARKER}", f"onerror={MARKER}()>")
 _CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 _LINKS = re.compile(rf'(?:href|src)\s*=\s*["\'][^"\']*{SECRET_NAME}|url\([^)]*{SECRET_NAME}')
 _PAGES = (".html", ".htm", ".svg")
-_NO_MEMORY = re.compile(r"MemoryError|allocate memory|bad_alloc|[Uu]nable to allocate")
+_NO_MEMORY = re.compile(r"MemoryError|allocate memory|bad_alloc|[Uu]nable to allocate|alloc_cpu")
 _WINDOW = 8
 """Pixels in a row by which the secret picture is known."""
 
@@ -245,7 +245,7 @@ def attempt(worker: Worker, attack: Attack, box: Sandbox) -> list[str]:
         words = command.split() if isinstance(command, str) else list(command)
         words = [box.filled(word.replace("{n}", str(number))) for word in words]
         before = snapshot(box.root)
-        outcome = run(worker, box, words, attack)
+        outcome = run(worker, box, words, attack, fresh=number == 0)
         outcome.faults += changed(before, snapshot(box.root), attack)
         if not attack.shares_secret:
             outcome.faults += leaks(box, attack, before)
@@ -289,11 +289,17 @@ def judged(outcome: Outcome, expect: str, as_json: bool = False) -> list[str]:
         faults.append(f"TRACEBACK {_last_line(outcome.err)}")
     elif found := _NO_MEMORY.search(outcome.err):
         faults.append(f"MEMORY {found[0]}")
-    elif outcome.code in (1, 2) and _error_lines(outcome.err) != 1:
+    elif outcome.code in (1, 2) and not _is_told(outcome):
         faults.append(f"{_error_lines(outcome.err)} error lines: {outcome.err[:200]!r}")
     if outcome.grown > MEMORY:
         faults.append(f"MEMORY {outcome.grown:,} bytes")
     return [*faults, *_streams(outcome, as_json), *_unexpected(outcome, expect)]
+
+
+def _is_told(outcome: Outcome) -> bool:
+    """One `error:` line; or an answer on stdout, as identify's "nearest: nothing"."""
+    lines = _error_lines(outcome.err)
+    return lines == 1 or (lines == 0 and outcome.code == 1 and "nearest: " in outcome.out)
 
 
 def _error_lines(err: str) -> int:
@@ -324,7 +330,7 @@ def _streams(outcome: Outcome, as_json: bool) -> Iterator[str]:
 def _unexpected(outcome: Outcome, expect: str) -> Iterator[str]:
     if expect == "good" and outcome.code != 0:
         yield f"honest input refused: {_last_line(outcome.err)}"
-    if expect == "refused" and outcome.code not in (1, 2):
+    if expect == "refused" and (outcome.code not in (1, 2) or not _error_lines(outcome.err)):
         yield f"TAKEN: exit code {outcome.code}"
     if outcome.code not in (0, 1, 2, 3, 4):
         yield f"exit code {outcome.code}"

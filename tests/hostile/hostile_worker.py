@@ -2,7 +2,8 @@
 
 Requests and replies are lines of JSON on stdin and stdout; `hostile_harness.py` is the other side.
 A child runs under the audit hook, with RLIMIT_AS and RLIMIT_CPU; the server kills it when the wall
-clock has run out. Without `fresh` one child serves many requests, until one of them ends it.
+clock has run out. A child serves requests until one of them ends it, or the next asks for a
+`fresh` one.
 """
 
 from __future__ import annotations
@@ -142,6 +143,8 @@ def _run(request: dict[str, Any]) -> int:
     except FeatvizError as error:
         print(f"error: {error.message}", file=sys.stderr)
         return error.exit_code
+    except SystemExit as error:
+        return int(error.code or 0)
     return 0
 
 
@@ -163,6 +166,8 @@ def warm(folder: Path) -> None:
 
     from featviz import cli
 
+    with contextlib.suppress(ImportError):
+        importlib.import_module("timm")  # asks the system for libraries
     torch.set_num_threads(1)
     torch.manual_seed(0)
     net = nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU()).eval()
@@ -203,18 +208,11 @@ def main() -> None:
         child: Child | None = None
         for line in sys.stdin:
             request = json.loads(line)
-            if (
-                child is None
-                or not child.pid
-                or request["fresh"]
-                or child.memory != (request["memory"])
-            ):
-                if child is not None:
-                    child.end()
+            if child is not None and (request["fresh"] or child.memory != request["memory"]):
+                child.end()
+            if child is None or not child.pid:
                 child = Child(Path(folder), request["memory"])
             found = child.ask(request)
-            if request["fresh"]:
-                child.end()
             print(json.dumps(found), file=replies, flush=True)
 
 
