@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 from hostile_audit import MARKER
 
@@ -143,3 +144,97 @@ def says_nothing() -> None:
 def well() -> None:
     """Does what it should."""
     Path("fine.txt").write_text("fine")
+
+
+# Uses of the API that must mean something, or end in one FeatvizError ---------------------------
+
+
+def _net() -> Any:
+    import torch
+    from torch import nn
+
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), nn.ReLU()).eval()
+
+
+def api_run(photo: str, **options: Any) -> None:
+    """`featviz.run` with options that the command line would check."""
+    import featviz
+
+    options = {"out": Path("api-out"), **options}
+    featviz.run(_net(), photo, **options)
+
+
+def api_format(photo: str) -> None:
+    """An unknown format."""
+    api_run(photo, format="gif")
+
+
+def api_pick(photo: str) -> None:
+    """An unknown choice."""
+    api_run(photo, max_maps=2, pick="best")
+
+
+def api_tensors(photo: str) -> None:
+    """An unknown kind of tensor files."""
+    api_run(photo, tensors="npz")
+
+
+def api_layers_of_nothing(photo: str) -> None:
+    """A number for selectors."""
+    api_run(photo, layers=5)
+
+
+def api_no_image(photo: str) -> None:
+    """No image at all, but a dict."""
+    api_run({"a": photo})  # type: ignore[arg-type]
+
+
+def api_null_in_path(photo: str) -> None:
+    """A path that no system takes."""
+    api_run(f"{photo}\0")
+
+
+def api_scripted(photo: str) -> None:
+    """A scripted module, which takes no hooks of Python."""
+    import featviz
+    import torch
+
+    featviz.run(torch.jit.script(_net()), photo, out=Path("api-out"))
+
+
+def api_picture(photo: str) -> None:
+    """A PIL image in place of a path."""
+    from PIL import Image
+
+    with Image.open(photo) as opened:
+        api_run(opened)  # type: ignore[arg-type]
+
+
+def api_array(photo: str) -> None:
+    """An array in place of a path."""
+    import numpy as np
+    from PIL import Image
+
+    with Image.open(photo) as opened:
+        api_run(np.asarray(opened))  # type: ignore[arg-type]
+
+
+def api_class(photo: str) -> None:
+    """A class in place of a selector."""
+    from torch import nn
+
+    api_run(photo, layers=nn.Conv2d)
+
+
+def api_list(photo: str) -> None:
+    """A list of selectors."""
+    api_run(photo, layers=["Conv2d", "ReLU"])
+
+
+def api_grid() -> None:
+    """An array in place of a tensor."""
+    import featviz
+    import numpy as np
+
+    featviz.grid(np.zeros((4, 8, 8), np.float32))

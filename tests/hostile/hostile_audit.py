@@ -159,6 +159,9 @@ def _changing(rules: Rules, path: Any, dir_fd: int, follows: bool = False) -> st
         real = os.path.join(os.path.realpath(folder), last)  # noqa: PTH118
     if any(real == own or real.startswith(own + os.sep) for own in rules.writable):
         return None
+    beside = {os.path.join(os.path.dirname(w), f".{os.path.basename(w)}") for w in rules.writable}  # noqa: PTH118, PTH119, PTH120
+    if any(real.startswith(own) for own in beside):  # what is swapped in when it is whole
+        return None
     return f"outside the destination: {real}"
 
 

@@ -251,6 +251,8 @@ def attempt(worker: Worker, attack: Attack, box: Sandbox) -> list[str]:
             outcome.faults += leaks(box, attack, before)
         if outcome.faults:
             faults.append(f"{' '.join(words)}: {'; '.join(outcome.faults)}")
+        if outcome.late or outcome.signal == signal.SIGXCPU:
+            break  # the others would take as long
     return faults
 
 
@@ -272,12 +274,19 @@ def run(
         fresh=fresh,
         **call,
     )
-    outcome.faults = judged(outcome, attack.expect, "--json" in words)
+    several = words[0] in ("run", "audit") and not refused
+    outcome.faults = judged(outcome, attack.expect, "--json" in words, several)
     return outcome
 
 
-def judged(outcome: Outcome, expect: str, as_json: bool = False) -> list[str]:
-    """What is wrong with an exit and its streams."""
+def judged(
+    outcome: Outcome, expect: str, as_json: bool = False, several: bool = False
+) -> list[str]:
+    """What is wrong with an exit and its streams.
+
+    Args:
+        several: there may be an `error:` line for each image that failed, before the last one.
+    """
     faults = [f"VIOLATION {line}" for line in dict.fromkeys(outcome.violations)]
     if outcome.late:
         return [*faults, f"HANG: no answer in {SECONDS} s"]
@@ -289,17 +298,21 @@ def judged(outcome: Outcome, expect: str, as_json: bool = False) -> list[str]:
         faults.append(f"TRACEBACK {_last_line(outcome.err)}")
     elif found := _NO_MEMORY.search(outcome.err):
         faults.append(f"MEMORY {found[0]}")
-    elif outcome.code in (1, 2) and not _is_told(outcome):
+    elif outcome.code in (1, 2) and not _is_told(outcome, several):
         faults.append(f"{_error_lines(outcome.err)} error lines: {outcome.err[:200]!r}")
     if outcome.grown > MEMORY:
         faults.append(f"MEMORY {outcome.grown:,} bytes")
     return [*faults, *_streams(outcome, as_json), *_unexpected(outcome, expect)]
 
 
-def _is_told(outcome: Outcome) -> bool:
+def _is_told(outcome: Outcome, several: bool) -> bool:
     """One `error:` line; or an answer on stdout, as identify's "nearest: nothing"."""
     lines = _error_lines(outcome.err)
-    return lines == 1 or (lines == 0 and outcome.code == 1 and "nearest: " in outcome.out)
+    return (
+        lines == 1
+        or (lines > 1 and several)
+        or (lines == 0 and outcome.code == 1 and "nearest: " in outcome.out)
+    )
 
 
 def _error_lines(err: str) -> int:

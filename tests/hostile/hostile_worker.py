@@ -137,7 +137,7 @@ def _run(request: dict[str, Any]) -> int:
         return cli.guarded(request["argv"])
     from featviz.errors import FeatvizError
 
-    module, _, name = request["call"].partition(":")
+    module, name = request["call"].split(":")
     try:
         getattr(importlib.import_module(module), name)(*request["argv"])
     except FeatvizError as error:
