@@ -197,8 +197,9 @@ def api_null_in_path(photo: str) -> None:
 
 def api_scripted(photo: str) -> None:
     """A scripted module, which takes no hooks of Python."""
-    import featviz
     import torch
+
+    import featviz
 
     featviz.run(torch.jit.script(_net()), photo, out=Path("api-out"))
 
@@ -234,7 +235,8 @@ def api_list(photo: str) -> None:
 
 def api_grid() -> None:
     """An array in place of a tensor."""
-    import featviz
     import numpy as np
+
+    import featviz
 
     featviz.grid(np.zeros((4, 8, 8), np.float32))

@@ -10,6 +10,8 @@ and after, which does see it.
 
 from __future__ import annotations
 
+# ruff: noqa: PTH - a hook should do as little as it can
+
 import importlib.util
 import os
 import sys
@@ -66,7 +68,7 @@ _ONE_PATH = {
 """Events that change one path, the first argument; the position of its dir_fd."""
 
 
-class Violation(Exception):
+class ViolationError(Exception):
     """Raised in place of what was tried."""
 
 
@@ -100,7 +102,7 @@ class Watch:
             self._busy = False
         if fault is not None:
             self.report(f"{event}: {fault}")
-            raise Violation(fault)
+            raise ViolationError(fault)
 
 
 def _fault(rules: Rules, event: str, args: tuple[Any, ...]) -> str | None:
@@ -151,15 +153,15 @@ def _changing(rules: Rules, path: Any, dir_fd: int, follows: bool = False) -> st
         return None
     name = os.fsdecode(path)
     if dir_fd >= 0 and not os.path.isabs(name):
-        name = os.path.join(os.readlink(f"/proc/self/fd/{dir_fd}"), name)  # noqa: PTH118
+        name = os.path.join(os.readlink(f"/proc/self/fd/{dir_fd}"), name)
     if follows:
         real = os.path.realpath(name)
     else:
-        folder, last = os.path.split(os.path.abspath(name))  # noqa: PTH100
-        real = os.path.join(os.path.realpath(folder), last)  # noqa: PTH118
+        folder, last = os.path.split(os.path.abspath(name))
+        real = os.path.join(os.path.realpath(folder), last)
     if any(real == own or real.startswith(own + os.sep) for own in rules.writable):
         return None
-    beside = {os.path.join(os.path.dirname(w), f".{os.path.basename(w)}") for w in rules.writable}  # noqa: PTH118, PTH119, PTH120
+    beside = {os.path.join(os.path.dirname(w), f".{os.path.basename(w)}") for w in rules.writable}
     if any(real.startswith(own) for own in beside):  # what is swapped in when it is whole
         return None
     return f"outside the destination: {real}"

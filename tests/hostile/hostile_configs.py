@@ -119,9 +119,10 @@ ARGUMENTS: dict[str, list[str]] = {
 """Values that a CI job may take from outside and put on the command line."""
 
 
-API = (
-    "format pick tensors layers_of_nothing no_image null_in_path scripted picture array class list"
-).split()
+API = [
+    *("format", "pick", "tensors", "layers_of_nothing", "no_image", "null_in_path"),
+    *("scripted", "picture", "array", "class", "list"),
+]
 """Functions of hostile_api.py."""
 
 

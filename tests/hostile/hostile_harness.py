@@ -329,7 +329,7 @@ def _streams(outcome: Outcome, as_json: bool) -> Iterator[str]:
         if SECRET in text:
             yield f"LEAK the secret is on {name}"
         if found := _CONTROLS.search(text):
-            yield f"TERMINAL {ascii(found[0])} on {name}"
+            yield f"TERMINAL {found[0]!a} on {name}"
     if as_json and outcome.code == 0:
         try:
             [json.loads(line) for line in outcome.out.splitlines() or [outcome.out]]

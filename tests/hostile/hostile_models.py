@@ -1,4 +1,4 @@
-"""Hostile model files: exported programs, pickles, safetensors, shards, and what lies beside them."""
+"""Hostile model files: programs, pickles, safetensors, shards, and what lies beside them."""
 
 from __future__ import annotations
 

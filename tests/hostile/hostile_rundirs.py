@@ -1,4 +1,4 @@
-"""Hostile run directories: an honest run with one thing changed, in every command that reads one."""
+"""Hostile run directories: an honest run with one thing changed, in every command that reads it."""
 
 from __future__ import annotations
 
@@ -34,6 +34,8 @@ READING = [
     "merge {given}/run {given}/other --out out{n}",
     "report {given}/other --compare {given}/run --out out{n}",
 ]
+BRIEFLY = [READING[0], READING[2], READING[4], READING[6]]
+"""One command for each reader, where a field has several bad values."""
 RESUMING = [
     ["run", "{given}/net.pth", "{given}/photos", *DRAWING, "--out", "{given}/run", "--resume"]
 ]

@@ -1,4 +1,4 @@
-"""Destinations that are not what they look like: links, folders of others, names that are guessed."""
+"""Destinations that are not what they look like: links, folders of others, guessed names."""
 
 from __future__ import annotations
 

@@ -9,7 +9,6 @@ import hostile_harness as harness
 import pytest
 from hostile_harness import SHARED, Attack, Sandbox
 
-
 PLANTED = {
     "system {root}/featviz_hostile": "VIOLATION os.system",
     "swallowed {root}/featviz_hostile": "VIOLATION subprocess.Popen",
