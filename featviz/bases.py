@@ -44,7 +44,7 @@ def read(store: RunDirectory, options: RunOptions) -> dict[str, Basis]:
     if not options.draw.shared_basis:
         return {}
     held = read_arrays(store.root / BASES_FILE)
-    tables = {key: torch.from_numpy(table) for key, table in held.items()}
+    tables = {key: torch.tensor(table) for key, table in held.items()}
     return {key: Basis(table[0], table[1:]) for key, table in tables.items()}
 
 

@@ -198,7 +198,8 @@ def read_bytes(path: Path, most: int = SMALL, below: Path | None = None) -> byte
     """
     with open_regular(path, below) as file:
         try:
-            content = file.read(most + 1)
+            size = os.fstat(file.fileno()).st_size  # to read more would allocate more
+            content = file.read(min(size, most) + 1)
         except OSError as error:
             raise FileError(f"{_name(path)} cannot be read: {_reason(error)}") from error
     if len(content) > most:

@@ -421,7 +421,7 @@ def test_a_line_for_each_image_as_it_completes(
         lines.append((line["image"], done))
 
     monkeypatch.setattr(
-        "featviz.commands.progress.click.echo",
+        "featviz.commands.echo.click.echo",
         lambda text, err=False: None if err else written(text),
     )
     featviz("run", tiny_file, photos, *SMALL, "--out", tmp_path / "out", "--json")
@@ -442,7 +442,7 @@ def test_a_reader_that_leaves_costs_no_image(
         if not err:
             raise BrokenPipeError
 
-    monkeypatch.setattr("featviz.commands.progress.click.echo", gone)
+    monkeypatch.setattr("featviz.commands.echo.click.echo", gone)
     monkeypatch.setattr("featviz.cli._closed_pipe", lambda: 0)
     done = featviz("run", tiny_file, photos, *SMALL, "--out", tmp_path / "out", "--json")
     assert done.code == 0 and "error" not in done.err

@@ -18,6 +18,7 @@ from torchvision import models
 from torchvision.utils import save_image
 
 import featviz as fv
+from featviz import writing
 from featviz.errors import StoreError, UsageError
 from featviz.images import decode
 from featviz.models.load import adopt
@@ -291,14 +292,14 @@ def test_full_disk_ends_the_run_and_keeps_what_is_complete(
     tiny: nn.Module, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """No space left: one error that names the path; earlier images stay complete, none is half."""
-    real = Path.replace
+    real = writing._move
 
-    def full(self: Path, target: Path) -> Path:
+    def full(place: Any, part: str, target: Path) -> None:
         if "landscape" in str(target) and target.name == "output.png":
             raise OSError(28, "No space left on device", str(target))
-        return real(self, target)
+        real(place, part, target)
 
-    monkeypatch.setattr(Path, "replace", full)
+    monkeypatch.setattr(writing, "_move", full)
     files = [SCENES / "spheres.jpg", SCENES / "landscape.jpg", SCENES / "statue-grey.png"]
     with pytest.raises(StoreError, match=r"output\.png cannot be written: No space left"):
         fv.run(tiny, files, "Conv2d", tmp_path / "out", **INPUTS)

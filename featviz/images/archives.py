@@ -132,7 +132,7 @@ def read(path: Path) -> bytes:
         size = os.fstat(file.fileno()).st_size
         if size > MAX_FILE_BYTES:
             raise OSError(f"it has {size} bytes, more than the {MAX_FILE_BYTES} of any image")
-        return file.read(MAX_FILE_BYTES)
+        return file.read(size)
 
 
 def _normal(name: str) -> str:

@@ -3,17 +3,19 @@
 The hook raises, so that nothing happens, and reports, so that code which swallows the exception is
 found out all the same. An audit hook cannot be taken away again: it belongs in a child process.
 
-What the hook cannot see: `os.open(name, dir_fd=...)` does not say which folder it means, so such a
-name is taken for one in the current folder. The harness compares all files of the sandbox before
-and after, which does see it.
+The event of `os.open(name, dir_fd=...)` does not say which folder it means, so `os.open` is wrapped
+to remember it. Whoever opens past the wrapper is taken to mean the current folder; the harness
+compares all files of the sandbox before and after, which sees that too.
 """
 
 from __future__ import annotations
 
 # ruff: noqa: PTH100, PTH115, PTH117, PTH118, PTH119, PTH120
+import functools
 import importlib.util
 import os
 import sys
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import CodeType
@@ -140,7 +142,7 @@ def _opening(rules: Rules, path: Any, mode: Any, flags: Any) -> str | None:
     flags = flags if isinstance(flags, int) else 0
     if flags & _WRITING:
         follows = not flags & (os.O_NOFOLLOW | os.O_EXCL)
-        return _changing(rules, path, -1, follows)
+        return _changing(rules, path, _folder.fd, follows)
     name = os.fsdecode(path) if isinstance(path, (str, bytes, os.PathLike)) else ""
     if name.endswith((".py", ".pyc", ".so")):
         return _inside(rules, name)
@@ -227,8 +229,31 @@ def _shown(args: tuple[Any, ...]) -> str:
     return repr(args)[:200]
 
 
+class _Folder(threading.local):
+    """The dir_fd of the `os.open` that is under way in this thread."""
+
+    fd = -1
+
+
+_folder = _Folder()
+
+
+def _remembering(opened: Callable[..., int]) -> Callable[..., int]:
+    @functools.wraps(opened)
+    def wrapper(path: Any, flags: int, mode: int = 0o777, *, dir_fd: int | None = None) -> int:
+        _folder.fd = -1 if dir_fd is None else dir_fd
+        try:
+            return opened(path, flags, mode, dir_fd=dir_fd)
+        finally:
+            _folder.fd = -1
+
+    return wrapper
+
+
 def install(report: Callable[[str], None]) -> Watch:
     """Add the hook to this process, for good."""
     watch = Watch(report)
+    os.open = _remembering(os.open)  # type: ignore[assignment]
+    os.supports_dir_fd.add(os.open)
     sys.addaudithook(watch)
     return watch
