@@ -29,8 +29,8 @@ from torch import nn
 from torchvision import models
 
 from featviz.audit import AuditOptions, audit
-from featviz.census import batches
-from featviz.examine import Asked
+from featviz.audit.counting import batches
+from featviz.audit.model_audit import Asked
 from featviz.images import find_samples
 from featviz.models.load import LoadedModel, adopt
 from featviz.models.preprocess import InputOptions

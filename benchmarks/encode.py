@@ -22,12 +22,13 @@ from isal import isal_zlib
 from run import INPUTS, LAYERS, SCENES
 from torchvision import models
 
-from featviz import drawing, mosaic, select
-from featviz.hooks import hooked, list_layers
+from featviz.drawing import draw
+from featviz.drawing import grid as mosaic
+from featviz.drawing.normalize import parse_scale
+from featviz.hooks import hooked, list_layers, selectors
 from featviz.images import decode
 from featviz.models.load import adopt
 from featviz.records import Bytes, DrawOptions, Sample
-from featviz.scale import parse_scale
 
 FILTERS = ("none", "sub", "up", "average", "paeth")
 
@@ -69,10 +70,10 @@ def grids(name: str, file: Path) -> list[Bytes]:
 
     def sink(site: object, maps: torch.Tensor) -> None:
         if maps.dim() == 4:
-            picture = drawing.draw(maps, options, mode)[""]
+            picture = draw.draw(maps, options, mode)[""]
             found.append(mosaic.compose(picture.plan, picture.tiles, 0))
 
-    layers = select.select(list_layers(module), select.parse(LAYERS))
+    layers = selectors.select(list_layers(module), selectors.parse(LAYERS))
     with torch.inference_mode(), hooked(module, layers, sink):
         module(tensor)
     return found

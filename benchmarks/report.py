@@ -19,7 +19,7 @@ import numpy as np
 from PIL import Image
 
 from featviz.report import ReportOptions, build_report
-from featviz.store import RunDirectory
+from featviz.rundir.write import RunDirectory
 
 SEEN = (28, 28)
 """Width and height of the picture that stands for what the model saw."""

@@ -33,11 +33,11 @@ from torch import Tensor, nn
 from torchvision import models
 from torchvision.utils import save_image
 
+from featviz.drawing.png import LEVEL
 from featviz.images import decode
 from featviz.models.load import LoadedModel, adopt
 from featviz.models.preprocess import InputOptions
 from featviz.pipeline import RunOptions, run
-from featviz.png import LEVEL
 from featviz.records import DrawOptions, Sample
 
 SCENES = Path(__file__).parent.parent / "sample_images" / "scenes"

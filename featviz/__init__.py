@@ -11,7 +11,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-__version__ = "0.1.0"
+from featviz.version import __version__
+
 __all__ = ["__version__", "capture", "grid", "run"]
 
 if TYPE_CHECKING:
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module 'featviz' has no attribute {name!r}")
-    from featviz.requirements import require_torch
+    from featviz.models.requirements import require_torch
 
     require_torch()
     from featviz import api

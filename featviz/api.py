@@ -14,18 +14,21 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
-from featviz import drawing, inmemory, pipeline, select
-from featviz.checking import filled, no_option
-from featviz.drawing import Drawer
+from featviz import pipeline
+from featviz.drawing import draw as drawing
+from featviz.drawing.draw import Drawer
 from featviz.errors import LayoutError, UsageError
-from featviz.hints import read_told
+from featviz.gradients.options import read_options
 from featviz.hooks import hooked, list_layers
+from featviz.hooks import selectors as select
+from featviz.images import memory
 from featviz.layout import recognise
-from featviz.limits import parse_bytes
+from featviz.layout.overrides import read_told
 from featviz.models.load import LoadedModel, ModelOptions, adopt
 from featviz.models.preprocess import InputOptions
-from featviz.plans import read_options
-from featviz.preparation import RunOptions, check_options
+from featviz.pipeline.limits import parse_bytes
+from featviz.pipeline.prepare import RunOptions, check_options
+from featviz.pipeline.processes import parse_shard
 from featviz.records import (
     INTERVENTIONS,
     DrawOptions,
@@ -37,7 +40,7 @@ from featviz.records import (
     RunResult,
     Site,
 )
-from featviz.workers import parse_shard
+from featviz.records.checking import filled, no_option
 
 Layers = str | type[nn.Module] | Sequence[str | type[nn.Module]]
 """Selectors as text, classes of modules, or a list of these."""
@@ -194,7 +197,7 @@ def _of_one_image(tensor: Tensor, hints: Hints) -> Tensor:
 
 
 def _one_image(image: Any) -> Image.Image:
-    found = inmemory.to_images(image)
+    found = memory.to_images(image)
     if len(found) != 1:
         raise UsageError(f"an overlay takes one image, not {len(found)}", "give one of them")
     return found[0]
@@ -256,7 +259,7 @@ def run(
         room.mkdir()
         result = pipeline.run(
             _source(model, for_model, asked.inputs),
-            inmemory.to_files(_several(images), room),
+            memory.to_files(_several(images), room),
             asked,
             lambda image, total: found.append(image),
         )

@@ -1,8 +1,11 @@
-"""Text that somebody else wrote, made fit for a message, a table or a terminal."""
+"""Text that somebody else wrote, made fit for a message, a terminal, or the name of a file."""
 
 from __future__ import annotations
 
+import hashlib
 import json
+import os
+import re
 from typing import Any
 
 LONGEST = 160
@@ -45,3 +48,45 @@ def printable_json(content: Any, indent: int | None = None) -> str:
 def quoted(words: str, longest: int = LONGEST) -> str:
     """Words from a file as a message may show them: printable, on one line, not too long."""
     return printable(words[:longest]) + ("…" if len(words) > longest else "")
+
+
+_LONGEST_NAME = 100
+"""Characters of one file or folder name; the rest is cut and a hash put in its place."""
+_LONGEST_WAY, _DEEPEST = 1000, 32
+"""Bytes and folders of an image's way within a run; a longer one becomes one name."""
+_UNPORTABLE = re.compile(r'[<>:"/\\|?*\x00-\x1f\x7f\ud800-\udfff]|[. ]$')
+_RESERVED = re.compile(
+    r"(con|prn|aux|nul|com\d|lpt\d)(\..*)?"  # on Windows
+    r"|run\.json|manifest\.json|audit\.json|stats\.npz|bases\.npz"  # our own
+    r"|\..*",  # hidden, as only what is not finished is
+    re.IGNORECASE | re.DOTALL,
+)
+
+
+def safe_name(name: str) -> str:
+    """A file name that every system takes, that is none of our own, and not hidden; what had to be
+    changed gets 8 hex digits of a hash."""
+    clean = _UNPORTABLE.sub("_", name)
+    if _RESERVED.fullmatch(clean):
+        clean = f"_{clean}"
+    if (
+        clean == name
+        and len(clean) <= _LONGEST_NAME
+        and len(os.fsencode(clean)) <= 2 * _LONGEST_NAME
+    ):
+        return clean
+    digest = hashlib.sha256(name.encode("utf-8", "surrogatepass")).hexdigest()[:8]
+    stem, dot, suffix = clean.rpartition(".")
+    if not dot or len(suffix) > 5:
+        stem, dot, suffix = clean, "", ""
+    short = stem.encode()[: _LONGEST_NAME - 16].decode(errors="ignore")
+    return f"{short}-{digest}{dot}{suffix}"
+
+
+def safe_way(name: str) -> str:
+    """The folder of an image with this relative name: each part by `safe_name`, with forward
+    slashes; one name where the way would be too long for the system."""
+    way = "/".join(safe_name(part) for part in name.split("/"))
+    if way.count("/") < _DEEPEST and len(way.encode()) <= _LONGEST_WAY:
+        return way
+    return safe_name(name)

@@ -11,7 +11,7 @@ import numpy as np
 from PIL import Image
 
 from featviz.records import GridPlan, Layer
-from featviz.store import ImageFolder, RunDirectory
+from featviz.rundir.write import ImageFolder, RunDirectory
 
 
 @dataclass(frozen=True)

@@ -15,10 +15,10 @@ from PIL import Image
 from torch import Tensor, nn
 
 import featviz as fv
-from featviz import inmemory
-from featviz.checking import choices
 from featviz.errors import FeatvizError, LayoutError, UsageError
+from featviz.images import memory
 from featviz.records import DrawOptions, ImageResult, PassOptions
+from featviz.records.checking import choices
 
 AS_IT_IS = {"size": (20, 24), "mean": (0, 0, 0), "std": (1, 1, 1)}
 NAN = float("nan")
@@ -255,7 +255,7 @@ def test_every_command_that_loads_a_model_checks_its_options(
 
 def test_choices_have_one_source() -> None:
     """The command line reads its choices from the records."""
-    from featviz.commands.run import command
+    from featviz.cli.commands.run import command
 
     offered = {p.name: p.type.choices for p in command.params if hasattr(p.type, "choices")}
     for kind, names in (
@@ -346,7 +346,7 @@ def test_pil_images_of_every_mode(mode: str, tmp_path: Path) -> None:
     pixels = np.arange(48, dtype=np.uint8).reshape(6, 8)
     grey = Image.fromarray(pixels)
     image = Image.fromarray(pixels.astype(np.uint16)) if mode == "I;16" else grey.convert(mode)
-    (path,) = inmemory.to_files([image], tmp_path)
+    (path,) = memory.to_files([image], tmp_path)
     with Image.open(path) as found:
         kept = image.convert("RGB") if mode in ("CMYK", "HSV") else image
         assert found.mode == kept.mode
@@ -359,7 +359,7 @@ def test_the_exif_of_an_opened_photograph_is_kept(tmp_path: Path) -> None:
     exif[274] = 6
     Image.new("RGB", (8, 4)).save(tmp_path / "photo.jpg", exif=exif)
     with Image.open(tmp_path / "photo.jpg") as photo:
-        (path,) = inmemory.to_files([photo], tmp_path)
+        (path,) = memory.to_files([photo], tmp_path)
     with Image.open(path) as found:
         assert found.size == (8, 4) and found.getexif()[274] == 6
 
@@ -369,11 +369,11 @@ def test_grey_and_bool_tensors() -> None:
     values = torch.linspace(0, 1, 12).reshape(3, 4)
     expected = (values * 255).round().to(torch.uint8).numpy()
     for tensor in (values, values[None], values[None, None]):
-        (found,) = inmemory.to_images(tensor)
+        (found,) = memory.to_images(tensor)
         assert found.mode == "L" and np.array_equal(np.asarray(found), expected)
-    (found,) = inmemory.to_images(values > 0.5)
+    (found,) = memory.to_images(values > 0.5)
     assert np.array_equal(np.asarray(found), (values > 0.5).numpy() * np.uint8(255))
-    (found,) = inmemory.to_images(values.half())
+    (found,) = memory.to_images(values.half())
     assert np.abs(np.asarray(found).astype(int) - expected).max() <= 1
 
 
@@ -681,7 +681,7 @@ def test_what_cannot_be_drawn_is_skipped_with_the_reason(
 @pytest.mark.filterwarnings("ignore::UserWarning")
 def test_audit_counts_or_skips_tensors_of_every_kind(kind: str, picture: Path) -> None:
     """A layer with real values is counted; another is named with the reason."""
-    from featviz.examine import Asked, examine
+    from featviz.audit.model_audit import Asked, examine
     from featviz.images import find_samples
     from featviz.models.load import adopt
     from featviz.models.preprocess import InputOptions
@@ -703,7 +703,7 @@ def test_audit_counts_or_skips_tensors_of_every_kind(kind: str, picture: Path) -
 @pytest.mark.filterwarnings("ignore")
 def test_kernels_of_a_quantised_convolution(tmp_path: Path) -> None:
     """They are drawn as the values that they stand for."""
-    from featviz.filters import is_convolution, read_filters
+    from featviz.drawing.filters import is_convolution, read_filters
 
     conv = torch.ao.nn.quantized.Conv2d(3, 2, 3)
     weight = torch.quantize_per_tensor(torch.rand(2, 3, 3, 3), 0.01, 0, torch.qint8)
@@ -722,6 +722,6 @@ def test_hash_is_of_the_file_that_the_image_becomes(
         json.loads((tmp_path / "out" / i.folder / "manifest.json").read_text())["image"]["sha256"]
         for i in found
     ]
-    (path,) = inmemory.to_files([pixels], tmp_path)
+    (path,) = memory.to_files([pixels], tmp_path)
     assert sums[0] == sums[2] != sums[1]
     assert sums[0] == hashlib.sha256(Path(path).read_bytes()).hexdigest()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -19,91 +20,40 @@ FILES = {
 }
 TREES = {name: ast.parse(path.read_text("utf-8")) for name, path in FILES.items()}
 
-STAGES = [
-    "layout",
-    "arrangement",
-    "limits",
-    "stopping",
-    "targets",
-    "gradient_rules",
-    "interventions",
-    "stats",
-    "scale",
-    "palette",
-    "mosaic",
-    "png",
-    "store",
-    "background",
-    "images",
-    "select",
-    "hooks",
-    "borrowed",
-    "meter",
-    "filters",
-    "activations",
-    "calls",
-    "channels",
-    "charts",
-    "findings",
-    "follows",
-    "gates",
-    "junit",
-    "staging",
-    "apart",
-    "targets",
-    "interventions",
-    "gradient_rules",
-    "prediction",
-    "flow",
-    "diff.comparing",
-    "diff.readback",
-    "ordering",
-    "reduction",
-    "overlay",
-    "stamps",
-    "figures",
-    "boards",
-]
+FLOORS = (
+    "__init__ __main__",
+    "cli api",
+    "audit diff report inspection",
+    "pipeline",
+    "drawing gradients",
+    "rundir layout",
+    "hooks models images",
+    "records errors files text version",
+)
+"""From the roof down: a file imports from its own wing and from floors below. On the ground, which
+is the last line, each may know the others."""
+
+FLOOR = {wing: floor for floor, wings in enumerate(FLOORS) for wing in wings.split()}
+GROUND = len(FLOORS) - 1
+
+
+def wing(name: str) -> str:
+    """`drawing` of `featviz.drawing.grid`."""
+    return (*name.split("."), "__init__")[1]
+
+
+def _inside(*wings: str) -> list[str]:
+    return [name for name in FILES if wing(name) in wings]
+
+
 TORCHLESS = [
-    "store",
-    "records",
-    "errors",
-    "select",
-    "png",
-    "mosaic",
-    "palette",
-    "images",
-    "charts",
-    "findings",
-    "gates",
-    "junit",
-    "staging",
-    "ownership",
-    "writing",
-    "flow",
-    "rundir",
-    *(name.removeprefix("featviz.") for name in FILES if name.startswith("featviz.rundir.")),
-    "merge",
-    "diff",
-    *(name.removeprefix("featviz.") for name in FILES if name.startswith("featviz.diff.")),
-    "sheet",
-    *(name.removeprefix("featviz.") for name in FILES if name.startswith("featviz.report")),
-    "overlay",
-    "stamps",
-    "figures",
+    *_inside("rundir", "report", "diff", *FLOORS[GROUND].split()),
+    *(f"featviz.drawing.{name}" for name in ("png", "grid", "colormap", "overlay", "labels")),
+    *(f"featviz.audit.{name}" for name in ("charts", "findings", "gates")),
+    *("featviz.drawing.figure", "featviz.gradients.norms", "featviz.hooks.selectors"),
+    *("featviz.images", "featviz.images.find", "featviz.images.archives", "featviz.images.formats"),
 ]
-BELOW = {
-    "featviz.errors",
-    "featviz.files",
-    "featviz.ownership",
-    "featviz.text",
-    "featviz.writing",
-    "featviz.naming",
-    *(name for name in FILES if name.startswith("featviz.records")),
-}
-COMMANDS = [name for name in FILES if name.startswith("featviz.commands.")]
-ABOVE = ("featviz.cli", "featviz.__main__", *COMMANDS)
-MODELS = [name for name in FILES if name.startswith("featviz.models")]
+COMMANDS = [name for name in FILES if name.startswith("featviz.cli.commands.")]
 
 
 def _nodes(tree: ast.AST, typing: bool) -> Iterator[ast.AST]:
@@ -126,14 +76,14 @@ def imported(name: str, typing: bool = True) -> set[str]:
             assert node.level == 0 and node.module, f"{name}: relative import"
             for alias in node.names:
                 full = f"{node.module}.{alias.name}"
-                own_module = full in FILES or (node.module, alias.name) == ("matplotlib", "pyplot")
-                found.add(full if own_module else node.module)
+                is_module = full in FILES or (node.module, alias.name) == ("matplotlib", "pyplot")
+                found.add(full if is_module else node.module)
     return found
 
 
-def own(name: str, typing: bool = True) -> set[str]:
-    """The modules of featviz among them; `from featviz import __version__` is none."""
-    return {m for m in imported(name, typing) if m.startswith("featviz.")}
+def of_featviz(name: str, typing: bool = True) -> set[str]:
+    """The modules of featviz among them."""
+    return {module for module in imported(name, typing) if module.split(".")[0] == "featviz"}
 
 
 def roots(name: str) -> set[str]:
@@ -142,39 +92,55 @@ def roots(name: str) -> set[str]:
 
 
 def test_the_sources_are_seen() -> None:
-    """The reader below finds the package and the imports that are known to be there."""
+    """The reader above finds the package and the imports that are known to be there."""
     assert {"featviz.cli", "featviz.pipeline", "featviz.models.load"} <= set(FILES)
-    assert "featviz.pipeline" in own("featviz.commands.run")
-    assert "featviz.models.zoo" in own("featviz.models.sources")
+    assert "featviz.pipeline" in of_featviz("featviz.cli.commands.run")
+    assert "featviz.models.sources.timm" in of_featviz("featviz.models.sources")
     assert "torch" in roots("featviz.hooks")
-    assert set(STAGES) <= {name.removeprefix("featviz.") for name in FILES}
+    assert set(TORCHLESS) <= set(FILES)
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_imports_go_down(name: str) -> None:
+    """A file imports from its own wing and from floors below; no exceptions."""
+    floor = FLOOR[wing(name)]
+    for other in of_featviz(name):
+        below = FLOOR[wing(other)] > floor or floor == GROUND == FLOOR[wing(other)]
+        assert below or wing(other) == wing(name), f"{name} imports {other}"
 
 
 def test_no_import_cycles() -> None:
-    """Imports go one way, those inside functions included."""
+    """Imports go one way inside a wing, too, those inside functions included."""
     done: set[str] = set()
 
     def visit(name: str, trail: tuple[str, ...]) -> None:
         assert name not in trail, " -> ".join((*trail, name))
         if name not in done:
-            for other in sorted(own(name, typing=False) & set(FILES)):
+            for other in sorted(of_featviz(name, typing=False) & set(FILES)):
                 visit(other, (*trail, name))
             done.add(name)
 
     for name in FILES:
-        if name not in ("featviz", "featviz.models"):
-            visit(name, ())
+        visit(name, ())
 
 
-@pytest.mark.parametrize("stage", STAGES)
-def test_stages_import_no_other_stage(stage: str) -> None:
-    """A stage knows the records and the errors, and only the story files compose stages."""
-    inside = {name for name in FILES if name.startswith(f"featviz.{stage}.")}
-    for name in {f"featviz.{stage}", *inside}:
-        assert own(name) <= BELOW | inside, name
+def test_the_roof_is_low() -> None:
+    """At most eight files stand beside the wings, and a wing has a guessable number of files."""
+    assert len([path for path in PACKAGE.iterdir() if path.is_file()]) <= 8
 
 
-@pytest.mark.parametrize("name", [n for n in FILES if n not in ABOVE])
+def test_no_class_name_stands_twice() -> None:
+    """A class that is found by its name is the one that is meant."""
+    names = Counter(
+        node.name
+        for tree in TREES.values()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ClassDef)
+    )
+    assert [name for name, count in names.items() if count > 1] == []
+
+
+@pytest.mark.parametrize("name", [n for n in FILES if wing(n) != "cli"])
 def test_click_stays_in_the_command_line(name: str) -> None:
     """What is below the commands knows nothing of click."""
     assert "click" not in roots(name)
@@ -183,7 +149,7 @@ def test_click_stays_in_the_command_line(name: str) -> None:
 @pytest.mark.parametrize("name", TORCHLESS)
 def test_what_reads_a_run_directory_needs_no_torch(name: str) -> None:
     """Neither torch nor torchvision, not even inside a function."""
-    assert not roots(f"featviz.{name}") & {"torch", "torchvision"}
+    assert not roots(name) & {"torch", "torchvision"}
 
 
 @pytest.mark.parametrize("name", FILES)
@@ -196,24 +162,6 @@ def test_pyplot_is_used_nowhere(name: str) -> None:
 def test_commands_have_no_tensors(name: str) -> None:
     """A command parses, calls and echoes."""
     assert not roots(name) & {"torch", "torchvision", "numpy"}
-
-
-@pytest.mark.parametrize("name", [n for n in FILES if n not in ABOVE])
-def test_nothing_below_knows_the_command_line(name: str) -> None:
-    """Neither the group nor a command is imported from below."""
-    assert not own(name) & {"featviz.cli", "featviz.commands", *COMMANDS}
-
-
-@pytest.mark.parametrize("name", MODELS)
-def test_loading_knows_nothing_of_running(name: str) -> None:
-    """Under models/ nothing imports the story of run."""
-    assert not own(name) & {"featviz.pipeline", "featviz.probe", "featviz.listing", "featviz.api"}
-
-
-@pytest.mark.parametrize("name", sorted(BELOW))
-def test_the_ground_floor_imports_nothing_of_the_package(name: str) -> None:
-    """Records, errors and the files of others know nobody but each other."""
-    assert own(name) <= BELOW
 
 
 def _public(body: list[ast.stmt], prefix: str) -> Iterator[tuple[str, ast.AST]]:

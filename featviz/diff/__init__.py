@@ -8,16 +8,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from featviz import apart, junit, staging
 from featviz.diff import documents, maps, page
 from featviz.diff.findings import Asked, DiffResult, Finding, LayerFindings
 from featviz.diff.pairing import Pairing, check_alike, pair_up, pairs
 from featviz.diff.sides import Sides
 from featviz.errors import UsageError
-from featviz.ownership import DIFF_FILE, of_diff
+from featviz.rundir import apart, junit, staging
+from featviz.rundir.ownership import DIFF_FILE, of_diff
 from featviz.rundir.read import DamagedError, ReadRun, read_run
 from featviz.rundir.schema import Place
-from featviz.store import atomic, write_json
+from featviz.rundir.write import atomic, write_json
 
 log = logging.getLogger(__name__)
 

@@ -8,15 +8,17 @@ from pathlib import Path
 
 import numpy as np
 
-from featviz import mosaic, palette, png, store
 from featviz.diff.comparing import scale_of, signed
 from featviz.diff.findings import Finding, LayerFindings, Map
 from featviz.diff.pairing import Pair
 from featviz.diff.readback import held, is_spatial
 from featviz.diff.sides import Sides, slack_of
-from featviz.palette import Palette
+from featviz.drawing import colormap, grid, png
+from featviz.drawing.colormap import Palette
 from featviz.records import Bytes, DrawOptions
+from featviz.rundir import write
 from featviz.rundir.read import ReadRun
+from featviz.text import safe_name
 
 COLORMAP = "coolwarm"
 KEPT, DRAWN = "kept tensors", "pixels"
@@ -101,13 +103,13 @@ def _to_draw(finding: Finding, ids: Sequence[int]) -> list[int]:
 
 def _write(sketch: Sketch, limit: float, number: int, folder: Path) -> Map:
     place, image = sketch.finding.place, sketch.finding.image
-    name = store.safe_name(f"{number:02d}_{sketch.label}.{place.stem}.png")
+    name = safe_name(f"{number:02d}_{sketch.label}.{place.stem}.png")
     found = Map(name, image, sketch.label, place.stem, sketch.channels, sketch.source, limit)
-    colors = palette.colored(COLORMAP, 0.0)
-    plan = mosaic.plan(sketch.data.shape, _OPTIONS, sketch.strip)
+    colors = colormap.colored(COLORMAP, 0.0)
+    plan = grid.plan(sketch.data.shape, _OPTIONS, sketch.strip)
     tiles = _to_levels(sketch.data, limit, colors).reshape(-1, *sketch.data.shape[2:])
-    pieces = mosaic.strips(plan, tiles, colors.pad, lead=1)
-    with store.atomic(folder / name) as file:
+    pieces = grid.strips(plan, tiles, colors.pad, lead=1)
+    with write.atomic(folder / name) as file:
         size = plan.height, plan.width
         png.write_png(file, size, pieces, colors=colors.colors, text=_caption(found, sketch))
     return found

@@ -14,11 +14,11 @@ from typing import Any
 
 from torch import nn
 
+from featviz.hooks.containers import leaves
 from featviz.hooks.forward import back, faults, forward
 from featviz.hooks.functions import unwatched, watching
+from featviz.hooks.naming import class_names
 from featviz.hooks.recorder import KINDS, Recorder, Sink, Wanted
-from featviz.hooks.structure import leaves
-from featviz.naming import class_names
 from featviz.records import Layer
 
 __all__ = [

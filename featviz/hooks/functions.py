@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
-from featviz.naming import function_name, gives_tensors, home_of
+from featviz.hooks.naming import function_name, gives_tensors, home_of
 from featviz.records import Layer
 
 Seen = Callable[[Layer, Any], None]

@@ -19,8 +19,8 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.utils.hooks import RemovableHandle
 
 from featviz.errors import LayoutError
+from featviz.hooks.containers import describe, leaves
 from featviz.hooks.functions import unwatched
-from featviz.hooks.structure import describe, leaves
 from featviz.records import Layer, Site, Skip
 
 Sink = Callable[[Site, Tensor], None]

@@ -18,7 +18,7 @@ from PIL import Image, ImageColor, ImageOps, UnidentifiedImageError
 
 import featviz.images.archives as archives
 from featviz.errors import FileError, ImageError, UsageError
-from featviz.images.finding import find_samples as find_samples
+from featviz.images.find import find_samples as find_samples
 from featviz.images.formats import open_image
 from featviz.records import Sample
 

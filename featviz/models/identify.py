@@ -15,7 +15,7 @@ from math import isqrt
 from pathlib import Path
 from typing import Any
 
-from featviz.models.unwrap import Unwrapped
+from featviz.models.files.state_dict import Unwrapped
 
 INDEX = Path(__file__).with_name("architectures.json.gz")
 _NEAREST = 3

@@ -9,13 +9,13 @@ from typing import Any
 import torch
 from torch import nn
 
-from featviz.checking import check
 from featviz.models.devices import pick_device
+from featviz.models.files.state_dict import unwrapped
 from featviz.models.preprocess import InputOptions, Preprocess
 from featviz.models.presets import choose_preprocess
 from featviz.models.sources import Loaded, ModelOptions, load_source
-from featviz.models.unwrap import unwrapped
 from featviz.models.weights import digest, in_full_precision
+from featviz.records.checking import check
 
 __all__ = ["Loaded", "LoadedModel", "ModelOptions", "adopt", "load_model", "pick_device"]
 

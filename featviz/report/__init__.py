@@ -8,10 +8,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from featviz import staging, store
 from featviz.errors import StoreError
-from featviz.ownership import is_page, of_report
 from featviz.report import pages, views
+from featviz.rundir import staging
+from featviz.rundir import write as store
+from featviz.rundir.ownership import is_page, of_report
 from featviz.rundir.read import INPUT_FILE, ReadRun, read_audit, read_run
 
 LARGEST_SINGLE = 25_000_000

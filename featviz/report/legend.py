@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from featviz.palette import GREYS, MAGENTA, OVER_INPUT, colored
+from featviz.drawing.colormap import GREYS, MAGENTA, OVER_INPUT, colored
 from featviz.rundir.read import ReadRun
 from featviz.rundir.schema import Row
 

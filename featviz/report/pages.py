@@ -15,9 +15,9 @@ from markupsafe import Markup
 
 import featviz.report.data as data
 import featviz.report.words as words
-from featviz import __version__
 from featviz.report.legend import legend
 from featviz.report.views import ImagePage, LayerPage, Picture, Views
+from featviz.version import __version__
 
 ASSETS = ("style.css", "tiles.js", "report.js", "icon.svg")
 RUN_PAGE = "index"

@@ -31,8 +31,8 @@ from featviz.files import Folder
 from featviz.records import STAT_COLUMNS, Bytes, Floats, GridPlan
 from featviz.rundir import schema
 from featviz.rundir.schema import Audit, Manifest, Place, Row, RunRecord
-from featviz.store import MANIFEST_FILE, RUN_FILE, STATS_FILE, safe_name
-from featviz.text import quoted
+from featviz.rundir.write import MANIFEST_FILE, RUN_FILE, STATS_FILE
+from featviz.text import quoted, safe_way
 
 INPUT_FILE = "input.png"
 AUDIT_FILE = "audit.json"
@@ -324,7 +324,7 @@ def read_run(root: Path, hold: bool = False) -> ReadRun:
         StoreError: it is none, or its run.json does not fit; names the file.
     """
     record, known = _read_record(root)
-    folders = {_folder_of(name): name for name in known.images.complete}
+    folders = {safe_way(name): name for name in known.images.complete}
     found: dict[str, ReadImage] = {}
     incomplete: dict[str, str] = {}
     damaged: dict[str, str] = {}
@@ -475,11 +475,6 @@ def _read_record(root: Path) -> tuple[dict[str, Any], RunRecord]:
         return content, schema.check_record(content)
     except ValueError as error:
         raise StoreError(f"{quoted(str(root / RUN_FILE))}: {error}") from error
-
-
-def _folder_of(name: str) -> str:
-    """Where the image with this name is."""
-    return "/".join(safe_name(part) for part in name.split("/"))
 
 
 def _folders(root: Path, listed: Mapping[str, str]) -> Iterator[tuple[str, str | None]]:

@@ -19,7 +19,7 @@ from msgspec import Meta
 
 from featviz.files import is_inside, parse_json
 from featviz.records import Capture, GridPlan, Guess, Skip
-from featviz.store import SCHEMA_VERSION
+from featviz.rundir.write import SCHEMA_VERSION
 from featviz.text import quoted
 
 _T = TypeVar("_T")

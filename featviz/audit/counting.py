@@ -1,0 +1,215 @@
+"""Counting: what the watched calls give, image after image, into running statistics."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from featviz import images, layout
+from featviz.audit import running_stats
+from featviz.audit.running_stats import ChannelStats, Covariance, TopImages
+from featviz.audit.targets import Plan, Spot
+from featviz.drawing import stats
+from featviz.errors import FeatvizError, ForwardError, ImageError, LayoutError
+from featviz.hooks import calls, forward
+from featviz.models.load import LoadedModel
+from featviz.models.preprocess import InputOptions
+from featviz.records import STAT_COLUMNS, Call, Sample
+
+TOP = 4
+"""Images kept for each channel: those that excite it most."""
+
+Failed = Callable[[int, FeatvizError], None]
+"""Told of an image that failed, by its number."""
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Images of one input shape."""
+
+    images: tuple[int, ...]
+    """Their numbers among the samples."""
+    inputs: list[Tensor]
+    """What the model takes, each [B, C, H, W] (or [B, C, T, H, W]), on the CPU."""
+
+
+@dataclass
+class Tally:
+    """What is known of one watched call so far."""
+
+    stats: ChannelStats
+    top: TopImages
+    covariance: Covariance | None = None
+
+    def merge(self, other: Tally) -> Tally:
+        """What both know, of different images."""
+        parts = [c for c in (self.covariance, other.covariance) if c is not None]
+        covariance = parts[0].merge(parts[1]) if len(parts) == 2 else next(iter(parts), None)
+        return Tally(self.stats.merge(other.stats), self.top.merge(other.top), covariance)
+
+
+@dataclass
+class Census:
+    """Statistics of every spot over all images; of an image that failed, nothing stays."""
+
+    spots: Mapping[Call, Spot]
+    correlate: frozenset[Call] = frozenset()
+    """Calls whose covariance is streamed, too."""
+    known: Container[Call] = frozenset()
+    """All calls of the trace."""
+    tallies: dict[Call, Tally] = field(default_factory=dict)
+    faults: dict[Call, str] = field(default_factory=dict)
+    """Calls that gave something that cannot be counted, with the reason."""
+    unforeseen: set[str] = field(default_factory=set)
+    """Calls of watched layers that the trace had not."""
+    fault: Exception | None = None
+    """A bug of ours, to tell it from a fault of the model."""
+    _batch: tuple[int, ...] = ()
+    _pending: list[Callable[[], None]] = field(default_factory=list)
+
+    def begin(self, images: tuple[int, ...]) -> None:
+        """The next tensors come from these images."""
+        self._batch = images
+        self._pending.clear()
+
+    def commit(self) -> None:
+        """The model is through with them: count what they gave."""
+        for count in self._pending:
+            count()
+        self._pending.clear()
+
+    def absorb(self, other: Census) -> None:
+        """Add what another process has counted, of other images."""
+        for call, tally in other.tallies.items():
+            known = self.tallies.get(call)
+            self.tallies[call] = tally if known is None else known.merge(tally)
+        self.faults = {**other.faults, **self.faults}
+        self.unforeseen |= other.unforeseen
+
+    def take(self, call: Call, args: Sequence[Any], kwargs: Mapping[str, Any], out: Any) -> None:
+        """The sink of the hooks: measure the tensor now, count it when the image is through."""
+        if call not in self.spots:
+            if call not in self.known:
+                self.unforeseen.add(call.label)
+            return
+        try:
+            self._pending.append(self._measured(self.spots[call], out))
+        except LayoutError as error:
+            self.faults.setdefault(call, error.message)
+        except Exception as error:
+            self.fault = error
+            raise
+
+    def _measured(self, spot: Spot, out: Any) -> Callable[[], None]:
+        if not isinstance(out, Tensor):
+            raise LayoutError(f"gives a {type(out).__name__}, not a tensor")
+        rows = running_stats.to_rows(layout.to_floats(out.detach()), spot.axis, len(self._batch))
+        count, width, positions = rows.shape
+        numbers = stats.channel_stats(rows.reshape(-1, positions))
+        numbers = numbers.reshape(count, width, len(STAT_COLUMNS))
+        saturated = None
+        if spot.activation is not None and spot.activation.bounds:
+            saturated = running_stats.at_bounds(
+                rows, spot.activation.bounds, spot.activation.margin
+            )
+        seen = ChannelStats.of_maps(numbers, positions, saturated)
+        covariance = Covariance.of_rows(rows) if spot.call in self.correlate else None
+        maxima = np.where(numbers[..., stats.NONFINITE] > 0, np.inf, numbers[..., stats.MAX])
+        return partial(self._count, spot.call, seen, np.array(self._batch), maxima, covariance)
+
+    def _count(
+        self,
+        call: Call,
+        seen: ChannelStats,
+        images: running_stats.Integers,
+        maxima: running_stats.Doubles,
+        covariance: Covariance | None,
+    ) -> None:
+        width = len(seen.count)
+        tally = self.tallies.setdefault(
+            call, Tally(ChannelStats.empty(width), TopImages.empty(width, TOP))
+        )
+        if len(tally.stats.count) != width:
+            self.faults[call] = f"has {len(tally.stats.count)} channels, then {width}"
+            return
+        tally.stats = tally.stats.merge(seen)
+        tally.top = tally.top.add(images, maxima)
+        if covariance is not None:
+            before = tally.covariance or Covariance.empty(width)
+            tally.covariance = before.merge(covariance)
+
+
+def batches(
+    samples: Sequence[Sample],
+    model: LoadedModel,
+    inputs: InputOptions,
+    size: int,
+    failed: Failed,
+    numbers: Sequence[int] | None = None,
+) -> Iterator[Batch]:
+    """Decode and prepare images; neighbours of the same input shape go together, `size` at most.
+
+    Args:
+        numbers: by which the images are known; their positions by default.
+    """
+    held: list[tuple[int, list[Tensor]]] = []
+    for number, sample in zip(numbers or range(len(samples)), samples, strict=True):
+        try:
+            frames = model.preprocess.frames
+            picture = images.decode(sample, inputs.exif, inputs.background, frames)
+            args = model.preprocess(picture.images)
+        except ImageError as error:
+            failed(number, error)
+            continue
+        if held and (len(held) == size or _shapes(held[0][1]) != _shapes(args)):
+            yield _together(held)
+            held = []
+        held.append((number, args))
+    if held:
+        yield _together(held)
+
+
+def watching(
+    module: nn.Module, plan: Plan, names: frozenset[str], sink: calls.Sink
+) -> AbstractContextManager[None]:
+    """Watch the calls of some layers, functions only where one of them is one."""
+    functions = any(calls.function_of(name) is not None for name in names)
+    return calls.watching(module, sink, names, plan.trace.atoms, functions)
+
+
+def run_batch(
+    model: LoadedModel, batch: Batch, census: Census, failed: Failed, seen: Callable[[int], None]
+) -> None:
+    """Show a batch to the model; where that fails, its images one by one, to find the guilty."""
+    census.begin(batch.images)
+    try:
+        forward(model.module, [arg.to(model.device) for arg in batch.inputs])
+    except ForwardError as error:
+        if census.fault is not None:
+            raise census.fault from None
+        if len(batch.images) == 1:
+            failed(batch.images[0], error)
+        for at, number in enumerate(batch.images):
+            if len(batch.images) > 1:
+                alone = [arg[at : at + 1] for arg in batch.inputs]
+                run_batch(model, Batch((number,), alone), census, failed, seen)
+    else:
+        census.commit()
+        for number in batch.images:
+            seen(number)
+
+
+def _shapes(args: Sequence[Tensor]) -> list[torch.Size]:
+    return [arg.shape for arg in args]
+
+
+def _together(held: Sequence[tuple[int, list[Tensor]]]) -> Batch:
+    inputs = [torch.cat(args) for args in zip(*(args for _, args in held), strict=True)]
+    return Batch(tuple(number for number, _ in held), inputs)

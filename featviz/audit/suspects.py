@@ -1,0 +1,270 @@
+"""Pictures of the suspects only: each channel with the images that excite it most."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any
+
+import numpy as np
+from PIL import Image, ImageDraw, ImageFont
+from torch import Tensor
+
+from featviz import layout
+from featviz.audit import counting, running_stats
+from featviz.audit.targets import Plan, Spot, Target
+from featviz.drawing import colormap
+from featviz.hooks import forward
+from featviz.hooks.eval_mode import borrowed
+from featviz.models.load import LoadedModel
+from featviz.models.preprocess import InputOptions
+from featviz.records import Call, Sample
+
+PER_LAYER = 8
+"""Suspects that are drawn of one layer at most."""
+
+_TILE = 88
+"""Pixels of an image, and of a map, on its longer side."""
+_LABEL, _GAP, _TEXT = 150, 6, 12
+_FINDINGS = ("nonfinite", "dead", "saturated", "constant", "redundant")
+"""Worst first: the order in which suspects are drawn."""
+
+
+@dataclass(frozen=True)
+class Suspect:
+    """A channel with a finding."""
+
+    target: Target
+    finding: str
+    channel: int
+    images: tuple[int, ...]
+    """Numbers of the images that excite it most, best first."""
+
+
+@dataclass(frozen=True)
+class Sheet:
+    """The suspects of one layer that are drawn."""
+
+    target: Target
+    suspects: tuple[Suspect, ...]
+    total: int
+    """All suspects of the layer."""
+    source: Spot
+    """What is drawn: the layer's own output; of a dead activation, what reaches it."""
+
+    @property
+    def stem(self) -> str:
+        """Name of its file without the extension."""
+        dead = self.source.call != self.target.spot.call
+        return self.target.spot.call.label + (".dead" if dead else "")
+
+    def as_json(self) -> dict[str, Any]:
+        """A row of `drawn` in audit.json."""
+        return {
+            "layer": self.target.spot.call.label,
+            "shown": self.source.call.label,
+            "channels": [suspect.channel for suspect in self.suspects],
+            "suspects": self.total,
+        }
+
+
+@dataclass
+class Views:
+    """Maps and images as they will be drawn, by number of the image."""
+
+    maps: dict[tuple[Call, int, int], np.ndarray] = field(default_factory=dict)
+    """(call, channel, image) to float32 [h, w]."""
+    images: dict[int, Image.Image] = field(default_factory=dict)
+
+
+def line_up(
+    plan: Plan,
+    findings: Mapping[Call, Mapping[str, Sequence[int]]],
+    tallies: Mapping[Call, counting.Tally],
+    limit: int,
+) -> list[Sheet]:
+    """Choose what is drawn: PER_LAYER suspects of a layer and `limit` in all, worst first."""
+    sheets, left = [], limit
+    for target in plan.targets:
+        own = findings.get(target.spot.call, {})
+        every = [(name, channel) for name in _FINDINGS for channel in own.get(name, ())]
+        for source, chosen in _by_source(plan, target, every[: min(PER_LAYER, left)]):
+            top = tallies[target.spot.call].top.images
+            suspects = tuple(
+                Suspect(target, name, channel, tuple(int(i) for i in top[channel] if i >= 0))
+                for name, channel in chosen
+            )
+            left -= len(suspects)
+            sheets.append(Sheet(target, suspects, len(every), source))
+    return sheets
+
+
+def draw(
+    model: LoadedModel,
+    plan: Plan,
+    sheets: Sequence[Sheet],
+    samples: Sequence[Sample],
+    inputs: InputOptions,
+) -> Iterator[tuple[Sheet, Image.Image]]:
+    """Show the images that are needed to the model once more, and draw the sheets."""
+    views = _look_again(model, plan, sheets, samples, inputs)
+    for sheet in sheets:
+        yield sheet, _compose(sheet, views, samples)
+
+
+def _by_source(
+    plan: Plan, target: Target, chosen: Sequence[tuple[str, int]]
+) -> Iterator[tuple[Spot, list[tuple[str, int]]]]:
+    """Dead channels of an activation are black: what reaches it is drawn instead."""
+    dead = [item for item in chosen if item[0] == "dead"]
+    rest = [item for item in chosen if item[0] != "dead"]
+    if dead:
+        yield _before(plan, target), dead
+    if rest:
+        yield target.spot, rest
+
+
+def _before(plan: Plan, target: Target) -> Spot:
+    graph = plan.trace.graph
+    node = graph.given_by[target.spot.call]
+    sources = graph.nodes[node].sources
+    if target.spot.activation is None or len(sources) != 1:
+        return target.spot
+    return Spot(graph.nodes[sources[0]].call, target.spot.axis)
+
+
+def _look_again(
+    model: LoadedModel,
+    plan: Plan,
+    sheets: Sequence[Sheet],
+    samples: Sequence[Sample],
+    inputs: InputOptions,
+) -> Views:
+    views, wanted = Views(), _wanted(sheets)
+    names = frozenset(sheet.source.call.name for sheet in sheets)
+    numbers, current = sorted(wanted), 0
+
+    def sink(call: Call, args: Any, kwargs: Any, output: Any) -> None:
+        for axis, channel in wanted[current].get(call, ()):
+            views.maps[call, channel, current] = _map(output, axis, channel)
+
+    readable = [samples[number] for number in numbers]
+    batches = counting.batches(readable, model, inputs, 1, lambda number, error: None)
+    with borrowed(model.module), counting.watching(model.module, plan, names, sink):
+        for batch in batches:
+            current = numbers[batch.images[0]]
+            views.images[current] = _thumbnail(model.preprocess.shown(batch.inputs)[0])
+            forward(model.module, [arg.to(model.device) for arg in batch.inputs])
+    return views
+
+
+def _wanted(sheets: Sequence[Sheet]) -> dict[int, dict[Call, set[tuple[int, int]]]]:
+    """By image and call, the (axis, channel) of the maps to draw."""
+    wanted: dict[int, dict[Call, set[tuple[int, int]]]] = {}
+    for sheet in sheets:
+        for suspect in sheet.suspects:
+            for number in suspect.images:
+                own = wanted.setdefault(number, {}).setdefault(sheet.source.call, set())
+                own.add((sheet.source.axis, suspect.channel))
+    return wanted
+
+
+def _map(output: Tensor, axis: int, channel: int) -> np.ndarray:
+    """One channel's map of the first image, float32 [h, w], thinned out to about a tile's size."""
+    rows = running_stats.to_rows(layout.to_floats(output.detach()), axis, 1)
+    values = rows[0, channel].cpu().numpy().copy()
+    shape = list(output.shape[1:])
+    del shape[axis - 1 if axis > 0 else axis]
+    if len(shape) != 2 or shape[0] * shape[1] != values.size:
+        values, shape = _folded(values)
+    step = -(-max(shape) // _TILE)
+    return np.asarray(values.reshape(shape)[::step, ::step])
+
+
+def _folded(values: np.ndarray) -> tuple[np.ndarray, list[int]]:
+    """Tokens as a square, without the class token; else one row."""
+    for first in (0, 1):
+        side = round((values.size - first) ** 0.5)
+        if side * side == values.size - first:
+            return values[first:], [side, side]
+    return values, [1, values.size]
+
+
+def _thumbnail(pixels: Tensor) -> Image.Image:
+    array = (pixels * 255 + 0.5).byte().permute(1, 2, 0).cpu().numpy()
+    image = Image.fromarray(array[..., 0] if array.shape[2] == 1 else array).convert("RGB")
+    return _fitted(image)
+
+
+def _fitted(image: Image.Image) -> Image.Image:
+    factor = _TILE / max(image.size)
+    size = tuple(max(1, round(side * factor)) for side in image.size)
+    kind = Image.Resampling.NEAREST if factor > 1 else Image.Resampling.BILINEAR
+    return image.resize((size[0], size[1]), kind)
+
+
+def _compose(sheet: Sheet, views: Views, samples: Sequence[Sample]) -> Image.Image:
+    columns = max(len(suspect.images) for suspect in sheet.suspects)
+    cell, row = 2 * _TILE + 3 * _GAP, _TILE + _TEXT + 2 * _GAP
+    top = 2 * (_TEXT + _GAP) + _GAP
+    size = (_LABEL + columns * cell, top + len(sheet.suspects) * row)
+    picture = Image.new("RGB", size, "white")
+    _write(picture, (_GAP, _GAP), _title(sheet))
+    for index, suspect in enumerate(sheet.suspects):
+        y = top + index * row
+        maps = [views.maps.get((sheet.source.call, suspect.channel, n)) for n in suspect.images]
+        limits = _limits([m for m in maps if m is not None])
+        _write(picture, (_GAP, y), _label(suspect, limits))
+        for column, (number, own) in enumerate(zip(suspect.images, maps, strict=True)):
+            at = (_LABEL + column * cell, y)
+            if number in views.images and own is not None:
+                picture.paste(views.images[number], at)
+                picture.paste(_fitted(_colored(own, limits)), (at[0] + _TILE + _GAP, y))
+            _write(picture, (at[0], y + _TILE + 1), _short(samples[number].name))
+    return picture
+
+
+def _title(sheet: Sheet) -> str:
+    call, source = sheet.target.spot.call, sheet.source.call
+    what = "with the images that excite each most, and its map"
+    if source != call:
+        what = (
+            f"no image excites these; the first ones, and what {source.label} gives to {call.label}"
+        )
+    return f"{call.label} ({call.type}): {len(sheet.suspects)} of {sheet.total} suspects\n{what}"
+
+
+def _label(suspect: Suspect, limits: tuple[float, float]) -> str:
+    return f"channel {suspect.channel}\n{suspect.finding}\nfrom {limits[0]:.4g} to {limits[1]:.4g}"
+
+
+def _limits(maps: Sequence[np.ndarray]) -> tuple[float, float]:
+    """Extremes of a channel's finite values over its maps, zero among them."""
+    finite = [m[np.isfinite(m)] for m in maps]
+    values = np.concatenate([np.zeros(1, np.float32), *finite])
+    return float(values.min()), float(values.max())
+
+
+def _colored(values: np.ndarray, limits: tuple[float, float]) -> Image.Image:
+    colors = colormap.colored("viridis", 0.0)
+    low, span = limits[0], (limits[1] - limits[0]) or 1.0
+    finite = np.isfinite(values)
+    levels = np.where(finite, (values - low) / span * (colors.levels - 1) + 0.5, 0)
+    indices = np.where(finite, levels, colors.nonfinite or 0).astype(np.uint8)
+    image = Image.fromarray(indices)
+    image.putpalette(colors.colors or b"")
+    return image.convert("RGB")
+
+
+def _short(name: str) -> str:
+    return name if len(name) <= 28 else "…" + name[-27:]
+
+
+def _write(picture: Image.Image, at: tuple[int, int], text: str) -> None:
+    ImageDraw.Draw(picture).multiline_text(at, text, fill="#222222", font=_font(), spacing=4)
+
+
+@cache
+def _font() -> Any:
+    return ImageFont.load_default(_TEXT - 1)

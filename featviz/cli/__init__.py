@@ -1,0 +1,153 @@
+"""The command group, the one error boundary, and where messages go."""
+
+from __future__ import annotations
+
+import importlib
+import io
+import logging
+import os
+import signal
+import sys
+import traceback
+from typing import Any
+
+import click
+from click.shell_completion import CompletionItem
+
+from featviz.cli import echo
+from featviz.errors import FeatvizError
+from featviz.text import indented, printable
+from featviz.version import __version__
+
+COMMANDS = {
+    "run": ("featviz.cli.commands.run", "Draw feature maps into a run directory."),
+    "layers": ("featviz.cli.commands.layers", "List the modules of a model."),
+    "summary": ("featviz.cli.commands.summary", "Count parameters, MACs and memory of a model."),
+    "kernels": ("featviz.cli.commands.kernels", "Draw the kernels of a model's convolutions."),
+    "report": ("featviz.cli.commands.report", "Make a gallery in HTML of a run."),
+    "sheet": ("featviz.cli.commands.sheet", "Make one picture of a layer: images by channels."),
+    "audit": ("featviz.cli.commands.audit", "Count dead, constant and non-finite channels."),
+    "diff": ("featviz.cli.commands.diff", "Compare two run directories."),
+    "merge": ("featviz.cli.commands.merge", "Join parts of a run that were made apart."),
+    "identify": ("featviz.cli.commands.identify", "Say which architecture a file of weights is."),
+    "completion": ("featviz.cli.commands.completion", "Print the completion script of a shell."),
+}
+"""Module of each command, and its line in --help."""
+
+INTERRUPTED = 130
+
+_NO_ARGUMENTS: Any = getattr(click.exceptions, "NoArgsIsHelpError", ())
+"""click before 8.2 has none: it prints the help by itself."""
+
+
+class LazyGroup(click.Group):
+    """A group whose commands are imported when they are used."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Names, in the order of COMMANDS."""
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Import the command, or None where there is no such."""
+        if cmd_name not in COMMANDS:
+            return None
+        command: click.Command = importlib.import_module(COMMANDS[cmd_name][0]).command
+        return command
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        """Complete names without importing the commands."""
+        names = [
+            CompletionItem(name, help=help)
+            for name, (_, help) in COMMANDS.items()
+            if name.startswith(incomplete)
+        ]
+        return names + click.Command.shell_complete(self, ctx, incomplete)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """List the commands without importing them."""
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, help) for name, (_, help) in COMMANDS.items()])
+
+
+@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="featviz")
+def group() -> None:
+    """See what each layer of a PyTorch vision model makes of your images.
+
+    \b
+    Examples:
+      featviz run resnet18 cat.jpg
+      featviz run model.pth photos/ --layers Conv2d,ReLU --out maps
+      featviz layers resnet18 --layers 'layer1.*'
+
+    `featviz COMMAND --help` tells all about a command.
+    """
+
+
+def main() -> None:
+    """Entry point: run a command, and turn what went wrong into one line and an exit code."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends like Ctrl-C, and tidies up
+    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
+        sys.stdout.reconfigure(errors="backslashreplace")  # for names of files that are no UTF-8
+    sys.exit(guarded(sys.argv[1:]))
+
+
+def guarded(arguments: list[str]) -> int:
+    """Run a command line and return its exit code."""
+    _listen()
+    try:
+        result = group.main(arguments, prog_name="featviz", standalone_mode=False)
+        return result if isinstance(result, int) else 0
+    except FeatvizError as error:
+        return _say(error.message, error.hint, error.exit_code, error)
+    except _NO_ARGUMENTS as error:  # the help is the answer, not what went wrong
+        error.show()
+        return int(error.exit_code)
+    except click.ClickException as error:
+        return _say(error.format_message(), _click_hint(error), error.exit_code, error)
+    except (KeyboardInterrupt, click.Abort):
+        return _say("interrupted", None, INTERRUPTED, None)
+    except BrokenPipeError:
+        return _closed_pipe()
+    except SystemExit as error:  # click's own answer to a closed pipe, beside a program's sys.exit
+        if "PacifyFlush" in type(sys.stdout).__name__:
+            return _closed_pipe()
+        return error.code if isinstance(error.code, int) else 1
+
+
+def _closed_pipe() -> int:
+    """Nobody reads on (`| head -1`): that is no error."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    return 0
+
+
+def _listen() -> None:
+    """Send messages to stderr; the options -q and -v change the level."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(_Formatter())
+    logger = logging.getLogger("featviz")
+    logger.handlers = [handler]
+    logger.setLevel(logging.INFO)
+    logger.propagate = False
+
+
+class _Formatter(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        line = printable(record.getMessage())
+        if record.levelno != logging.INFO:
+            line = f"{record.levelname.lower()}: {line}"
+        if record.exc_info and record.exc_info[0] is not None:
+            line += "\n" + indented(self.formatException(record.exc_info))
+        return line
+
+
+def _say(message: str, hint: str | None, code: int, error: BaseException | None) -> int:
+    echo.error(message, hint)
+    if error is not None and logging.getLogger("featviz").isEnabledFor(logging.DEBUG):
+        click.echo(indented("".join(traceback.format_exception(error))), err=True, nl=False)
+    return code
+
+
+def _click_hint(error: click.ClickException) -> str | None:
+    ctx: Any = getattr(error, "ctx", None)
+    return f"{ctx.command_path} --help tells all" if ctx is not None else None

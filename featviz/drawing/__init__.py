@@ -1,0 +1,1 @@
+"""Maps to a picture and its file: statistics, levels, tiles, grid, encoders."""

@@ -1,0 +1,1 @@
+"""Gradients: what is differentiated, how it flows back, what is changed on the way."""

@@ -1,0 +1,230 @@
+"""One input's way through the model and, where gradients are wanted, back."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from featviz import layout
+from featviz.errors import UsageError
+from featviz.gradients import interventions, predictions, relu_rules
+from featviz.gradients.options import Plan
+from featviz.gradients.relu_rules import Rule
+from featviz.hooks import Recorder, Sink, back, forward, hooked, leaves, unwatched
+from featviz.hooks.eval_mode import borrowed, kept_rng
+from featviz.hooks.naming import class_names, is_exported
+from featviz.layout.overrides import HintBook
+from featviz.models.load import LoadedModel
+from featviz.records import Layer, Outcome, Site
+
+log = logging.getLogger(__name__)
+
+
+def try_out(model: LoadedModel, plan: Plan, blank: Sequence[Tensor], book: HintBook) -> None:
+    """Go there and back once on zeros, so that what cannot work is said before anything is
+    written; warn of options that change nothing.
+
+    Raises:
+        UsageError: the target does not fit the output, or a layer has no such channel.
+        ForwardError: the model cannot take the input, or its backward pass fails.
+    """
+    if plan.options.gradients or plan.changes:
+        with borrowed(model.module, plan.options.gradients):
+            outcome, _ = run(model, plan, blank, book, [], _ignore)
+        for words in outcome.idle:
+            log.warning("%s", words)
+
+
+def run(
+    model: LoadedModel,
+    plan: Plan,
+    args: Sequence[Tensor],
+    book: HintBook,
+    layers: Sequence[Layer],
+    sink: Sink,
+) -> tuple[Outcome, Recorder]:
+    """Run the model on an input, with its interventions, and back from the target.
+
+    Args:
+        args: what the model's forward takes, on any device.
+        layers: what to capture, into `sink`.
+
+    Raises:
+        UsageError: the target does not fit the output.
+        ForwardError: the model raised.
+    """
+    given = [arg.to(model.device) for arg in args]
+    before = _undisturbed(model, plan, given)
+    with (
+        _intervened(model, plan, book) as ran,
+        relu_rules.rule(plan.options.grad_rule) as rule,
+        hooked(model.module, layers, sink, plan.options.capture) as recorder,
+    ):
+        if plan.options.gradients:
+            output, value = _there_and_back(model, plan, given, book, recorder)
+        else:
+            output, value = forward(model.module, given, recorder), None
+        _check_rule(model, plan, rule)
+    largest, nonfinite = predictions.largest_change(_tensors(before), _tensors(output))
+    outcome = Outcome(
+        prediction=predictions.top_classes(output, model.categories),
+        before=predictions.top_classes(before, model.categories),
+        intervened=plan.changes_values,
+        largest_change=largest,
+        nonfinite=nonfinite,
+        target=value,
+        idle=tuple(_idle(plan, ran, rule)),
+    )
+    return outcome, recorder
+
+
+def _check_rule(model: LoadedModel, plan: Plan, rule: Rule | None) -> None:
+    """Refuse gradients that a rule should have changed and could not: a program may compute a ReLU
+    by another operator, if somebody decomposed it."""
+    if rule is None or rule.met:
+        return
+    relus = [name for name, part in model.module.named_modules() if "ReLU" in class_names(part)]
+    if any(is_exported(model.module.get_submodule(name)) for name in relus):
+        raise UsageError(
+            f"--grad-rule {plan.options.grad_rule}: the exported program has {len(relus)} ReLU "
+            "modules and calls no relu in them",
+            "export it without decompositions of relu, or leave the rule out",
+        )
+
+
+def _there_and_back(
+    model: LoadedModel,
+    plan: Plan,
+    given: Sequence[Tensor],
+    book: HintBook,
+    recorder: Recorder,
+) -> tuple[Any, float]:
+    """Forward and backward; hooks on tensors take the gradients. Parameters get none.
+
+    The input requires gradients, so that a frozen model has a graph; the model gets a copy of it,
+    since an in-place operation is not allowed on the input itself.
+    """
+    inputs = [arg.clone().requires_grad_() for arg in given]
+    with _kept(model, plan) as kept:
+        output = forward(model.module, [arg.clone() for arg in inputs], recorder)
+    value = _value(model, plan, output, kept, book)
+    if not value.requires_grad:
+        raise UsageError(
+            f"--target {plan.target.text!r}: no gradient flows back from it",
+            "the model is quantized, or detaches it, or computes it under torch.no_grad",
+        )
+    back(value, inputs, recorder)
+    return output, float(value.detach())
+
+
+def _value(model: LoadedModel, plan: Plan, output: Any, kept: list[Any], book: HintBook) -> Tensor:
+    target, layer = plan.target, plan.target_layer
+    if layer is None:
+        return target.value(output, model.categories)
+    if not kept:
+        raise UsageError(f"--target {target.text!r}: the layer does not run")
+    found = kept[-1]
+    if target.channel is not None and isinstance(found, Tensor):
+        axis = _axis(found, book, layer, f"--target {target.text!r}")
+        if target.channel >= found.shape[axis]:
+            raise UsageError(
+                f"--target {target.text!r}: the layer has channels 0 to {found.shape[axis] - 1}"
+            )
+        found = found.select(axis, target.channel)
+    return target.value(found)
+
+
+def _undisturbed(model: LoadedModel, plan: Plan, given: Sequence[Tensor]) -> Any:
+    """The output without interventions, from the same random numbers; None where there are
+    none."""
+    if not plan.changes_values:
+        return None
+    with torch.no_grad(), kept_rng():
+        return forward(model.module, [arg.clone() for arg in given])
+
+
+@contextmanager
+def _intervened(model: LoadedModel, plan: Plan, book: HintBook) -> Iterator[set[str]]:
+    """Let the interventions change what layers give, while the block runs.
+
+    Yields:
+        The names of the layers whose output was changed, as they run.
+    """
+    modules, ran = dict(model.module.named_modules()), set[str]()
+    noise = torch.Generator().manual_seed(plan.options.seed)
+    with ExitStack() as stack:
+        for name, (layer, changes) in plan.changes.items():
+            axis_of = partial(_axis, book=book, layer=layer)
+            change = interventions.applied(changes, layer.label, axis_of, noise)
+            hook = _unseen(change, partial(ran.add, name))
+            stack.callback(modules[name].register_forward_hook(hook).remove)
+        yield ran
+
+
+def _unseen(change: Callable[..., Any], note: Callable[[], None]) -> Callable[..., Any]:
+    def hook(module: Any, args: Any, output: Any) -> Any:
+        with unwatched():
+            changed = change(module, args, output)
+        note()
+        return changed
+
+    return hook
+
+
+@contextmanager
+def _kept(model: LoadedModel, plan: Plan) -> Iterator[list[Any]]:
+    """What the layer gives that is the target, call by call."""
+    found: list[Any] = []
+    if plan.target_layer is None:
+        yield found
+        return
+
+    def keep(module: Any, args: Any, output: Any) -> None:
+        # a copy, since a later in-place operation would change what the target is
+        with unwatched():
+            found.append(output.clone() if isinstance(output, Tensor) else output)
+
+    module = model.module.get_submodule(plan.target_layer.name)
+    handle = module.register_forward_hook(keep)
+    try:
+        yield found
+    finally:
+        handle.remove()
+
+
+def _idle(plan: Plan, ran: set[str], rule: Rule | None) -> Iterator[str]:
+    """What was asked for and changed nothing."""
+    if rule is not None and not rule.met:
+        yield f"--grad-rule {plan.options.grad_rule} changes nothing: the model calls no ReLU"
+    idle: dict[str, list[str]] = {}
+    for name, (layer, changes) in plan.changes.items():
+        for change in changes if name not in ran else ():
+            idle.setdefault(change.option, []).append(layer.label)
+    for option, layers in idle.items():
+        more = f" and {len(layers) - 1} more layers" if layers[1:] else ""
+        yield f"{option}: {layers[0]}{more} did not run"
+
+
+def _axis(tensor: Tensor, book: HintBook, layer: Layer, what: str) -> int:
+    axis = layout.channel_axis(list(tensor.shape), book.of(layer))
+    if axis is None:
+        raise UsageError(
+            f"{what}: it is unknown which axis of {layer.label} {list(tensor.shape)} counts "
+            "channels",
+            "--tensor-layout says it",
+        )
+    return axis
+
+
+def _tensors(output: Any) -> list[Tensor]:
+    return [value.detach() for _, value in leaves(output) if isinstance(value, Tensor)]
+
+
+def _ignore(site: Site, tensor: Tensor) -> None:
+    pass

@@ -1,0 +1,141 @@
+"""What is to happen while an image goes through the model: options, read and held against it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import chain
+from typing import Any
+
+from torch import nn
+
+from featviz.errors import UsageError
+from featviz.gradients import interventions, targets
+from featviz.gradients.interventions import Intervention
+from featviz.gradients.targets import Target
+from featviz.hooks import KINDS, list_layers
+from featviz.hooks import selectors as select
+from featviz.models.load import LoadedModel
+from featviz.records import INTERVENTIONS, Layer, PassOptions
+from featviz.records.checking import read_texts
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The options of a pass, read and held against a model."""
+
+    options: PassOptions
+    target: Target
+    target_layer: Layer | None = None
+    """Where the target is a layer's mean activation."""
+    changes: dict[str, tuple[Layer, list[Intervention]]] = field(default_factory=dict)
+    """By layer name, in the order in which they were given."""
+
+    @property
+    def changes_values(self) -> bool:
+        """Whether some intervention changes what a layer gives, not only gradients."""
+        found = chain.from_iterable(changes for _, changes in self.changes.values())
+        return any(change.kind != "grad-scale" for change in found)
+
+
+def read_options(given: Mapping[str, Any]) -> PassOptions:
+    """Options as one types them, by name with underscores; several values as a sequence, or for
+    `capture` separated by commas."""
+    capture, target = given.get("capture") or (), given.get("target")
+    kinds = ",".join(read_texts("--capture", capture)).split(",")
+    changes = [
+        (kind, text)
+        for kind in INTERVENTIONS
+        for text in read_texts(f"--{kind}", given.get(kind.replace("-", "_")))
+    ]
+    return PassOptions(
+        tuple(dict.fromkeys(kind.strip() for kind in kinds if kind.strip())),
+        None if target is None else str(target),
+        given.get("grad_rule", "plain"),
+        tuple(changes),
+        given.get("seed", 0),
+    )
+
+
+def check_options(options: PassOptions) -> None:
+    """Refuse bad values before any work.
+
+    Raises:
+        UsageError: names the option, its value and what it takes.
+    """
+    kinds = f"give some of {', '.join(KINDS)}, separated by commas"
+    if wrong := [kind for kind in options.capture if kind not in KINDS]:
+        raise UsageError(f"--capture {wrong[0]!r} is nothing to capture", kinds)
+    if not options.capture:
+        raise UsageError("--capture is empty", kinds)
+    targets.parse(options.target)
+    changes = [interventions.parse(kind, text) for kind, text in options.interventions]
+    if not options.gradients:
+        _refuse_needless(options, changes)
+
+
+def plan(model: LoadedModel, options: PassOptions) -> Plan:
+    """Hold the options against a model.
+
+    Raises:
+        UsageError: a selector of an intervention, or the target's layer, matches nothing, or the
+            model can have no gradients.
+    """
+    layers = list_layers(model.module)
+    changes: dict[str, tuple[Layer, list[Intervention]]] = {}
+    for kind, text in options.interventions:
+        change = interventions.parse(kind, text)
+        for layer in _selected(change, layers):
+            changes.setdefault(layer.name, (layer, []))[1].append(change)
+    if options.gradients:
+        _check_gradients(model.module)
+    target = targets.parse(options.target)
+    return Plan(options, target, _target_layer(target, layers), changes)
+
+
+def _refuse_needless(options: PassOptions, changes: Sequence[Intervention]) -> None:
+    """What is for gradients does nothing without them."""
+    asked = {
+        "--target": options.target is not None,
+        "--grad-rule": options.grad_rule != "plain",
+        "--grad-scale": any(change.kind == "grad-scale" for change in changes),
+    }
+    for name, given in asked.items():
+        if given:
+            raise UsageError(f"{name} does nothing without gradients", "add --capture output,grad")
+
+
+def _selected(change: Intervention, layers: Sequence[Layer]) -> list[Layer]:
+    selectors = select.parse(change.selectors)
+    if select.wants_functions(selectors):
+        raise UsageError(f"{change.option}: functions cannot be changed, only modules")
+    found = select.select(layers, selectors)
+    if not found:
+        raise UsageError(
+            f"{change.option}: no layer matches {change.selectors!r}",
+            f"types here: {select.types_present(layers)}",
+        )
+    return found
+
+
+def _target_layer(target: Target, layers: Sequence[Layer]) -> Layer | None:
+    if target.layer is None:
+        return None
+    for layer in layers:
+        if target.layer in (layer.name, *layer.aliases):
+            return layer
+    close = select.nearest(layers, select.parse(target.layer))
+    raise UsageError(
+        f"--target {target.text!r}: no layer is called {target.layer!r}",
+        f"did you mean {' or '.join(close)}?" if close else "featviz layers MODEL lists them",
+    )
+
+
+def _check_gradients(model: nn.Module) -> None:
+    """Tensors that were made in inference mode cannot take part in a backward pass."""
+    for name, tensor in chain(model.named_parameters(), model.named_buffers()):
+        if tensor.is_inference():
+            raise UsageError(
+                f"there are no gradients: {name} was made under torch.inference_mode",
+                "make or load the model outside of it",
+            )

@@ -1,0 +1,115 @@
+"""Samples of several files: the frames of clips, and images that a model takes together."""
+
+from __future__ import annotations
+
+import io
+import re
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path, PurePosixPath
+
+import featviz.images.archives as archives
+from featviz.errors import UsageError
+from featviz.images.formats import open_image
+from featviz.records import Sample
+from featviz.text import safe_way
+
+
+def clips(samples: Sequence[Sample]) -> list[Sample]:
+    """Stills of one folder are the frames of one clip, in the order of the numbers in their
+    names; an animation is a clip of its own."""
+    folders: dict[Path, list[Sample]] = {}
+    found: list[Sample] = []
+    for sample in samples:
+        if _is_animated(sample.path):
+            found.append(sample)
+        else:
+            folders.setdefault(sample.path.resolve().parent, []).append(sample)
+    return _told_apart(found + [_clip(folder, frames) for folder, frames in folders.items()])
+
+
+def together(samples: Sequence[Sample], count: int) -> list[Sample]:
+    """Consecutive images in groups of `count`, named `a.png+b.png`.
+
+    Raises:
+        UsageError: some are left over.
+    """
+    if len(samples) % count:
+        raise UsageError(
+            f"the model takes {count} images at once, and there are {len(samples)}",
+            f"give a multiple of {count}; --inputs says otherwise",
+        )
+    return [_join(samples[i : i + count]) for i in range(0, len(samples), count)]
+
+
+def unnested(samples: Sequence[Sample]) -> list[Sample]:
+    """No folder of a sample inside that of another, or the same as that of another: `a` beside
+    `a/b` is called `a~`."""
+    taken = {_folder(sample.name) for sample in samples}
+    above = {str(parent) for way in taken for parent in PurePosixPath(way).parents}
+    found: list[Sample] = []
+    seen: set[str] = set()
+    for sample in samples:
+        way = _folder(sample.name)
+        if way in above or way in seen:
+            sample = replace(sample, name=_free(sample.name, taken))
+            taken.add(_folder(sample.name))
+        seen.add(way)
+        found.append(sample)
+    return found
+
+
+def _folder(name: str) -> str:
+    """The folder that a sample's name leads to, on any system."""
+    return safe_way(name).casefold()
+
+
+def _free(name: str, taken: set[str]) -> str:
+    while _folder(name) in taken:
+        name += "~"
+    return name
+
+
+def _clip(folder: Path, frames: Sequence[Sample]) -> Sample:
+    ordered = sorted(frames, key=lambda frame: _natural(frame.path.name))
+    name = PurePosixPath(frames[0].name).parent
+    own = frames[0].name if len(frames) == 1 else folder.name
+    return Sample(str(name if name.name else own) or "clip", tuple(f.path for f in ordered))
+
+
+def _told_apart(samples: Sequence[Sample]) -> list[Sample]:
+    """Names that clash get parent folders in front; what only case tells apart gets a number."""
+    counts = Counter(sample.name.casefold() for sample in samples)
+    longer = [s if counts[s.name.casefold()] == 1 else _longer(s) for s in samples]
+    if all(count == 1 for count in counts.values()):
+        return list(samples)
+    if longer == list(samples):
+        return [replace(s, name=f"{i}/{s.name}") for i, s in enumerate(samples)]
+    return _told_apart(longer)
+
+
+def _longer(sample: Sample) -> Sample:
+    """By one real parent folder, if there is one more."""
+    path = sample.path.resolve()
+    place = path.parent if len(sample.paths) > 1 else path
+    return replace(sample, name="/".join(place.parts[1:][-(sample.name.count("/") + 2) :]))
+
+
+def _join(group: Sequence[Sample]) -> Sample:
+    names = [group[0].name, *(PurePosixPath(sample.name).name for sample in group[1:])]
+    return Sample("+".join(names), tuple(path for sample in group for path in sample.paths))
+
+
+def _natural(name: str) -> list[tuple[int, str]]:
+    """`frame2` before `frame10`."""
+    parts = re.findall(r"\d+|\D+", name)
+    return [(int(part), "") if part.isdigit() else (-1, part) for part in parts]
+
+
+def _is_animated(path: Path) -> bool:
+    try:
+        with open_image(io.BytesIO(archives.read(path))) as image:
+            return getattr(image, "n_frames", 1) > 1 and image.format != "MPO"
+    except Exception:  # whatever is wrong with it, reading it will say so
+        return False

@@ -1,0 +1,1 @@
+"""What a model is, without an image: its layers, its cost, its kernels."""

@@ -1,0 +1,205 @@
+"""The story of `kernels`: from a model's convolutions to a folder of pictures."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+import torchvision
+
+from featviz.drawing import draw as drawing
+from featviz.drawing import filters, png, stats
+from featviz.drawing import tensorboard as boards
+from featviz.drawing.filters import Filters
+from featviz.drawing.kernels import DRAW, draw_filters, post_filters
+from featviz.drawing.tensorboard import Board
+from featviz.errors import LayoutError, UsageError
+from featviz.hooks import list_layers
+from featviz.hooks.selectors import types_present
+from featviz.models.load import LoadedModel, ModelOptions, load_model
+from featviz.models.preprocess import InputOptions
+from featviz.pipeline.dry_pass import choose_layers
+from featviz.pipeline.prepare import RunOptions, check_options
+from featviz.records import DrawOptions, GridPlan, Layer, Site, Skip
+from featviz.rundir import apart
+from featviz.rundir.write import ImageFolder, RunDirectory, check_free, manifest_rows
+from featviz.version import __version__
+
+log = logging.getLogger(__name__)
+
+NO_IMAGE = InputOptions(channels=1)
+"""Kernels need no input; with this, none is guessed from the first convolution."""
+
+_FOR_MAPS = ("tensors", "overlay", "reduce", "shared_basis", "figure", "first")
+"""Fields of DrawOptions that kernels have no use for."""
+
+
+@dataclass(frozen=True)
+class KernelOptions:
+    """Everything that `kernels` can be told beside the model."""
+
+    layers: str | None = None
+    """Selectors; None takes all convolutions."""
+    out: Path = Path("featviz-kernels")
+    overwrite: bool = False
+    all_slices: bool = False
+    """A tile for each input of each kernel, instead of one for each kernel."""
+    tensorboard: Path | None = None
+    """Folder for TensorBoard's events."""
+    draw: DrawOptions = DRAW
+
+
+@dataclass(frozen=True)
+class KernelsResult:
+    """What was drawn."""
+
+    out: Path
+    rows: tuple[dict[str, Any], ...]
+    """As in the manifest."""
+    skipped: tuple[Skip, ...]
+
+    def as_json(self) -> dict[str, Any]:
+        """For programs."""
+        return {
+            "out": str(self.out),
+            "captures": list(self.rows),
+            "skipped": [asdict(skip) for skip in self.skipped],
+        }
+
+
+@dataclass(frozen=True)
+class _Drawn:
+    row: dict[str, Any]
+    stats_key: str
+    numbers: Any
+    """[output channels, 6], of all weights of each."""
+
+
+def draw_kernels(model: ModelOptions, options: KernelOptions) -> KernelsResult:
+    """Draw a model's kernels, one picture for each layer, into a folder like a run's image.
+
+    Raises:
+        FeatvizError: a bad option, no such model, nothing to draw, or the folder failed.
+    """
+    check_options(RunOptions(draw=options.draw, tensorboard=options.tensorboard))
+    apart.check_apart(
+        options.out, "--out", apart.model_files(model.spec, model.arch, model.weights)
+    )
+    besides = [] if options.tensorboard is None else list(options.tensorboard.glob(boards.EVENTS))
+    check_free(options.out, options.overwrite, None, besides)
+    loaded = load_model(model, NO_IMAGE)
+    found, skipped = _read(loaded, options.layers)
+    store = RunDirectory.create(options.out, options.overwrite, None, besides)
+    store.write_run(_record(loaded, [layer for layer, _ in found], options))
+    folder = ImageFolder(store.root, "")
+    drawn: list[_Drawn] = []
+    with boards.opened(options.tensorboard, options.out) as board:
+        for layer, kernels in found:
+            try:
+                drawn.append(_draw(layer, kernels, folder, options, board))
+            except LayoutError as error:
+                skipped.append(_skip(layer, error))
+    rows = tuple(one.row for one in drawn)
+    manifest = {"captures": list(rows), "skipped": manifest_rows((), skipped)["skipped"]}
+    folder.finish(manifest, {one.stats_key: one.numbers for one in drawn})
+    return KernelsResult(options.out, rows, tuple(skipped))
+
+
+def _read(
+    loaded: LoadedModel, selectors: str | None
+) -> tuple[list[tuple[Layer, Filters]], list[Skip]]:
+    """The kernels of the chosen layers, and which of these have none.
+
+    Raises:
+        UsageError: none has.
+    """
+    modules = dict(loaded.module.eval().named_modules())
+    found, skipped = [], []
+    with torch.no_grad():
+        for layer in _choose(loaded, selectors):
+            try:
+                found.append((layer, filters.read_filters(modules[layer.name])))
+            except LayoutError as error:
+                skipped.append(_skip(layer, error))
+    if not found:
+        raise _nothing(loaded, skipped)
+    return found, skipped
+
+
+def _choose(loaded: LoadedModel, selectors: str | None) -> list[Layer]:
+    """What the selectors take; without any, all convolutions."""
+    if selectors is not None:
+        return choose_layers(loaded, selectors, loaded.preprocess.blank())
+    modules = dict(loaded.module.named_modules())
+    layers = list_layers(loaded.module)
+    return [layer for layer in layers if filters.is_convolution(modules[layer.name])]
+
+
+def _nothing(loaded: LoadedModel, skipped: Sequence[Skip]) -> UsageError:
+    present = f"types here: {types_present(list_layers(loaded.module))}"
+    if not skipped:
+        return UsageError("the model has no convolutions", present)
+    first = skipped[0]
+    return UsageError(
+        f"none of {len(skipped)} layers has kernels to draw: {first.layer or first.type}: "
+        f"{first.reason}",
+        present,
+    )
+
+
+def _draw(
+    layer: Layer,
+    kernels: Filters,
+    folder: ImageFolder,
+    options: KernelOptions,
+    board: Board | None,
+) -> _Drawn:
+    tiles, picture = draw_filters(kernels, options.draw, options.all_slices)
+    numbers = stats.channel_stats(kernels.data.flatten(1)[:, :, None])
+    site = Site(layer, "kernel", 0, "")
+    file = folder.file(layer, f"{site.stem}.{options.draw.format}")
+    values = kernels.data[0].numel()
+    row = drawing.describe(replace(picture, stats=numbers), site, kernels.shape, file, values)
+    _warn_of(layer, row.nonfinite, picture.plan)
+    with folder.writing(file) as opened:
+        text = {**drawing.caption(row), "Tile": tiles.words}
+        drawing.encode(picture, opened, options.draw.format, text)
+    if board is not None:
+        post_filters(board, layer, kernels, picture)
+    (entry,) = manifest_rows([row], ())["captures"]
+    more = {"groups": kernels.groups, "transposed": kernels.transposed}
+    slices = {"slices": tiles.data.shape[1], "tiles": tiles.words}
+    return _Drawn({**entry, **more, **slices}, site.stats_key, numbers)
+
+
+def _warn_of(layer: Layer, nonfinite: int, plan: GridPlan) -> None:
+    if nonfinite:
+        log.warning("%s holds %d NaN or infinite weights, shown in magenta", layer.label, nonfinite)
+    if plan.pixels > png.MAX_PIXELS:
+        log.warning(
+            "%s makes a picture of %d megapixels, more than Pillow opens; --max-maps, --scale 1",
+            layer.label,
+            plan.pixels // 1_000_000,
+        )
+
+
+def _skip(layer: Layer, error: LayoutError) -> Skip:
+    return Skip(layer.name, layer.type, layer.index, "kernel", 0, "", error.message)
+
+
+def _record(model: LoadedModel, layers: Sequence[Layer], options: KernelOptions) -> dict[str, Any]:
+    """The content of run.json; nothing of when and where."""
+    draw = {name: value for name, value in asdict(options.draw).items() if name not in _FOR_MAPS}
+    return {
+        "kind": "kernels",
+        "featviz": __version__,
+        "torch": torch.__version__,
+        "torchvision": torchvision.__version__,
+        "model": model.source,
+        "layers": [layer.name for layer in layers],
+        "options": {"layers": options.layers, "all_slices": options.all_slices, **draw},
+    }

@@ -1,0 +1,116 @@
+"""The story of `layers`: every module with its type, parameters, output shape and calls."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from torch import nn
+from torch.nn.parameter import UninitializedParameter
+
+from featviz.errors import ForwardError
+from featviz.hooks import list_layers
+from featviz.hooks import selectors as select
+from featviz.models.load import ModelOptions, load_model
+from featviz.models.preprocess import InputOptions
+from featviz.pipeline.dry_pass import Probe, choose_layers, probe
+from featviz.pipeline.dry_pass import functions as called_functions
+from featviz.records import Layer
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Row:
+    """One module."""
+
+    index: int
+    name: str
+    type: str
+    aliases: tuple[str, ...]
+    parameters: int
+    """Of the module itself, without those inside it."""
+    output_shape: list[int] | None
+    """First tensor of the first call; None where it gave none or did not run."""
+    calls: int | None
+    """None where the model could not be run."""
+    selected: bool
+
+
+@dataclass(frozen=True)
+class Listing:
+    """All modules of a model."""
+
+    rows: tuple[Row, ...]
+    total_parameters: int
+
+    @property
+    def footer(self) -> str:
+        """The last line of the table."""
+        chosen = sum(row.selected for row in self.rows)
+        functions = sum(row.type.startswith("fn:") for row in self.rows)
+        modules, called = len(self.rows) - functions, f", {functions} functions" * bool(functions)
+        return (
+            f"{modules} modules{called}, {self.total_parameters:,} parameters; "
+            f"* {chosen} taken by the selectors"
+        )
+
+    def as_json(self) -> dict[str, Any]:
+        """For programs."""
+        return {
+            "layers": [asdict(row) for row in self.rows],
+            "total_parameters": self.total_parameters,
+        }
+
+
+def list_model(
+    options: ModelOptions, inputs: InputOptions, selectors: str | None, functions: bool = False
+) -> Listing:
+    """List a model's modules; one that cannot be run on zeros is listed without shapes.
+
+    Args:
+        functions: list the functions that modules call as well.
+
+    Raises:
+        FeatvizError: no such model, or no layer matches.
+    """
+    model = load_model(options, inputs)
+    blank = model.preprocess.blank()
+    layers = list_layers(model.module)
+    functions |= selectors is not None and select.wants_functions(select.parse(selectors))
+    try:
+        layers += called_functions(model, blank) if functions else []
+        seen: Probe | None = probe(model, blank, layers)
+    except ForwardError as error:
+        log.warning("no shapes: %s (%s)", error.message, error.hint)
+        seen = None
+    taken: set[Layer] = set()
+    if selectors is not None or seen is not None:
+        taken = set(choose_layers(model, selectors, blank))
+    modules = dict(model.module.named_modules())
+    layers.sort(key=lambda layer: layer.index)  # functions behind their module
+    rows = [_row(layer, modules.get(layer.name), seen, layer in taken) for layer in layers]
+    return Listing(tuple(rows), _count(model.module, True))
+
+
+def _row(layer: Layer, module: nn.Module | None, seen: Probe | None, selected: bool) -> Row:
+    return Row(
+        index=layer.index,
+        name=layer.name,
+        type=layer.type,
+        aliases=layer.aliases,
+        parameters=_count(module, False) if module is not None else 0,
+        output_shape=seen.shape(layer) if seen else None,
+        calls=seen.calls[layer.name] if seen else None,
+        selected=selected,
+    )
+
+
+def _count(module: nn.Module, recurse: bool) -> int:
+    """Parameters, each shared one once; lazy ones have no size yet."""
+    return sum(
+        parameter.numel()
+        for parameter in module.parameters(recurse=recurse)
+        if not isinstance(parameter, UninitializedParameter)
+    )

@@ -1,0 +1,474 @@
+"""torch.export archives (.pt2), read by featviz and written anew for torch to load.
+
+`torch.export.load` unpickles example inputs and whatever constants are no plain tensors, and its
+reader of archives finds records that a checker with another reader does not (it ignores case). So
+nothing of a file reaches torch as it is: the records of a list of exact names are read, each once,
+their JSON is checked and built anew (`serialized`), weights are held against the bytes that are
+there, and torch loads the archive that is written of this.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+import pickletools
+import re
+import struct
+import tempfile
+import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Any, BinaryIO
+
+import torch
+from torch import Tensor
+
+from featviz.errors import FeatvizError, LoadError
+from featviz.files import open_regular
+from featviz.models.files import exported_json
+from featviz.text import quoted
+
+_UNREADABLE = (
+    zipfile.BadZipFile,
+    struct.error,
+    EOFError,
+    NotImplementedError,
+    ValueError,
+    KeyError,
+)
+"""What a broken archive, or a document that is none, raises here."""
+
+_SHOWN = 3
+"""Faults that an error names before it says how many more there are."""
+
+_IN_MEMORY = 64 * 2**20
+"""Bytes of the new archive that are kept in memory; beyond, it is a private temporary file."""
+
+_MOST_JSON = 64 * 2**20
+"""Bytes of a program's graph; the largest of torchvision have two million."""
+
+_SHORT = 20
+"""Bytes of the records that name the format and its version."""
+
+_MOST_REPEATED, _ALWAYS_REPEATED = 4, 16 * 2**20
+"""Tensors may be as large as this many times the archive, and these bytes (`expand`)."""
+
+_PROGRAM = "models/model.json"
+_STATE, _CONSTANTS = "data/weights/", "data/constants/"
+_CONFIGS = {
+    _STATE: f"{_STATE}model_weights_config.json",
+    _CONSTANTS: f"{_CONSTANTS}model_constants_config.json",
+}
+_PICKLES = {_STATE: f"{_STATE}model.pt", _CONSTANTS: f"{_CONSTANTS}model.pt"}
+"""Weights and constants as torch 2.8 wrote them."""
+
+_PAYLOAD = re.compile(r"(weight|tensor)_\d{1,9}", re.ASCII)
+"""Records of plain tensors; `custom_obj_N` and `opaque_obj_N` are pickles."""
+
+_PREFIXES = {_STATE: "weight_", _CONSTANTS: "tensor_"}
+
+_RECORDS = re.compile(
+    r"archive_format|archive_version|byteorder|version|\.data/(version|serialization_id)"
+    r"|models/model\.json|data/sample_inputs/model\.pt|extra/.+"
+    r"|data/weights/(model_weights_config\.json|model\.pt|weight_\d{1,9})"
+    r"|data/constants/(model_constants_config\.json|model\.pt|(tensor|custom_obj|opaque_obj)_\d{1,9})",
+    re.ASCII,
+)
+"""What torch.export.save writes. Of these, example inputs and extra files are never read."""
+
+_INNER_RECORDS = re.compile(
+    r"data\.pkl|data/\d{1,9}|version|byteorder|\.format_version|\.storage_alignment"
+    r"|\.data/serialization_id",
+    re.ASCII,
+)
+"""What torch.save writes."""
+
+_PLAIN_GLOBALS = re.compile(
+    r"torch\._utils (_rebuild_tensor_v2|_rebuild_parameter)|collections OrderedDict"
+    r"|torch \w+Storage",
+    re.ASCII,
+)
+"""What a pickle of named tensors needs."""
+
+_PLAIN_OPCODES = frozenset(
+    [
+        "PROTO",
+        "STOP",
+        "MARK",
+        "GLOBAL",
+        "REDUCE",
+        "BUILD",
+        "BINPERSID",
+        "BINUNICODE",
+        "EMPTY_DICT",
+        "SETITEM",
+        "SETITEMS",
+        "EMPTY_TUPLE",
+        "TUPLE",
+        "TUPLE1",
+        "TUPLE2",
+        "TUPLE3",
+        "NONE",
+        "NEWTRUE",
+        "NEWFALSE",
+        "BININT",
+        "BININT1",
+        "BININT2",
+        "LONG1",
+        "BINPUT",
+        "LONG_BINPUT",
+        "BINGET",
+        "LONG_BINGET",
+    ]
+)
+"""How torch.save writes it."""
+
+_ENCRYPTED = 0x1 | 0x40 | 0x2000
+
+
+class Records:
+    """The records of an archive: each there once, uncompressed, under a name that is expected."""
+
+    def __init__(self, file: IO[bytes], expected: re.Pattern[str]) -> None:
+        """
+        Raises:
+            ValueError: the archive is not as torch writes it.
+            zipfile.BadZipFile: it is damaged.
+        """
+        self._archive = zipfile.ZipFile(file)
+        self.size = file.seek(0, io.SEEK_END)
+        infos = self._archive.infolist()
+        self._root = infos[0].filename.partition("/")[0] + "/" if infos else ""
+        self._infos: dict[str, zipfile.ZipInfo] = {}
+        for info in infos:
+            name = self._relative(info, expected)
+            if name in self._infos:
+                raise ValueError(f"the record {_named(info)} is there twice")
+            self._infos[name] = info
+        self._check_places(infos)
+
+    def _relative(self, info: zipfile.ZipInfo, expected: re.Pattern[str]) -> str:
+        name = info.filename.removeprefix(self._root)
+        if info.filename != info.orig_filename or not info.filename.startswith(self._root):
+            raise ValueError(f"the record {_named(info)} is not in {_quoted(self._root)}")
+        if not expected.fullmatch(name):
+            raise ValueError(f"the record {_named(info)} is none that torch writes")
+        if info.flag_bits & _ENCRYPTED:
+            raise ValueError(f"the record {_named(info)} is encrypted")
+        if info.compress_type != zipfile.ZIP_STORED or info.compress_size != info.file_size:
+            raise ValueError(f"the record {_named(info)} is compressed")
+        return name
+
+    def _check_places(self, infos: list[zipfile.ZipInfo]) -> None:
+        """Records lie one behind the other, from the first byte on."""
+        end = 0
+        for info in sorted(infos, key=lambda info: info.header_offset):
+            if info.header_offset < end or (end == 0 and info.header_offset):
+                raise ValueError(f"the record {_named(info)} lies where another one does")
+            end = info.header_offset + 30 + len(info.orig_filename) + info.file_size
+        if end > self.size or self._archive.comment:
+            raise ValueError("something follows its records")
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._infos
+
+    def length(self, name: str) -> int:
+        """Bytes of a record.
+
+        Raises:
+            ValueError: there is none of this name.
+        """
+        if name not in self._infos:
+            raise ValueError(f"it lacks the record {_quoted(name)}")
+        return self._infos[name].file_size
+
+    def read(self, name: str) -> bytes:
+        """Read a record; what its own header calls it and its checksum are checked.
+
+        Raises:
+            ValueError: there is none of this name.
+            zipfile.BadZipFile: it is damaged.
+        """
+        self.length(name)
+        return self._archive.read(self._infos[name])
+
+    def text(self, name: str) -> str:
+        """Read a record of JSON.
+
+        Raises:
+            ValueError: there is none of this name, it is too large, or no UTF-8.
+        """
+        if self.length(name) > _MOST_JSON:
+            raise ValueError(f"{_quoted(name)} has {self.length(name):,} bytes")
+        return self.read(name).decode("utf-8")
+
+
+def _named(info: zipfile.ZipInfo) -> str:
+    return _quoted(info.orig_filename)
+
+
+def _quoted(name: str) -> str:
+    return f"'{quoted(name, 80)}'"
+
+
+@contextmanager
+def rewritten(path: Path) -> Iterator[BinaryIO]:
+    """An archive for `torch.export.load` that holds what is safe of the file, built anew.
+
+    Its example inputs, extra files and the notes on its operations are left out. Memory: the
+    largest weight, and up to 64 MB; a larger archive is in a temporary file until it is loaded.
+
+    Raises:
+        LoadError: no archive that torch can read, compiled code, torch's format before 2.8, or
+            something that could run code; nothing of it has been executed.
+    """
+    try:
+        with open_regular(path) as file, tempfile.SpooledTemporaryFile(_IN_MEMORY) as target:
+            _rewrite(path, file, target)
+            target.seek(0)
+            yield target  # type: ignore[misc]
+    except OSError as error:
+        raise LoadError(
+            f"{quoted(path.name)} cannot be loaded: {error.strerror or quoted(str(error))}",
+            f"a copy of its weights is made in {tempfile.gettempdir()}; TMPDIR names another place",
+        ) from error
+
+
+def _rewrite(path: Path, file: IO[bytes], target: IO[bytes]) -> None:
+    _check_format(path, file)
+    writer_class = _writer()
+    try:
+        records = Records(file, _RECORDS)
+        _check_version(records)
+        program = exported_json.program(records.text(_PROGRAM))
+        states = [_State(records, folder) for folder in _CONFIGS]
+        faults = [*program.faults, *(fault for state in states for fault in state.faults)]
+        if not faults:
+            _check_sizes(records, states)
+    except FeatvizError:
+        raise
+    except _UNREADABLE as error:
+        line = quoted(str(error)) or type(error).__name__
+        raise LoadError(
+            f"{quoted(path.name)} cannot be loaded: {line}; nothing was executed",
+            "is the file whole, and as torch.export.save wrote it? "
+            "if you trust the file: --unsafe-load",
+        ) from error
+    if faults:
+        raise _refusal(path, faults)
+    with writer_class(target) as writer:
+        writer.write_bytes(_PROGRAM, json.dumps(program.value).encode())
+        writer.write_bytes("data/sample_inputs/model.pt", b"")  # as save writes it for none
+        for state in states:
+            state.write(writer)
+
+
+def _refusal(path: Path, faults: list[str]) -> LoadError:
+    more = f" and {len(faults) - _SHOWN} more" if len(faults) > _SHOWN else ""
+    return LoadError(
+        f"{quoted(path.name)} holds {', '.join(faults[:_SHOWN])}{more}, which could run any code; "
+        "nothing was executed",
+        "if you trust the file: --unsafe-load",
+    )
+
+
+def _check_format(path: Path, file: IO[bytes]) -> None:
+    try:
+        names = [name.casefold() for name in zipfile.ZipFile(file).namelist()]
+    except _UNREADABLE as error:
+        raise LoadError(f"{quoted(path.name)} is truncated or damaged", None) from error
+    if "version" in names:  # torch.export.load falls back to this format, which is all pickles
+        raise LoadError(
+            f"{quoted(path.name)} is a torch.export program in the format before torch 2.8",
+            "save it again with a newer torch (torch.export.load, then torch.export.save), "
+            "or --unsafe-load if you trust it",
+        )
+    if any("/data/aotinductor/" in name for name in names):
+        raise LoadError(
+            f"{quoted(path.name)} is compiled by AOTInductor: machine code, which takes no hooks "
+            "on layers",
+            "the program as torch.export.save wrote it, or the model itself",
+        )
+
+
+def _check_version(records: Records) -> None:
+    from torch.export.pt2_archive import constants
+
+    for name, expected in (
+        (constants.ARCHIVE_FORMAT_PATH, constants.ARCHIVE_FORMAT_VALUE),
+        (constants.ARCHIVE_VERSION_PATH, constants.ARCHIVE_VERSION_VALUE),
+    ):
+        if records.length(name) > _SHORT or records.read(name).decode("ascii") != expected:
+            raise ValueError(f"{_quoted(name)} is not {expected!r}")
+
+
+def _writer() -> Any:
+    try:
+        from torch.export.pt2_archive._package import PT2ArchiveWriter
+    except ImportError as error:
+        raise LoadError(
+            f"torch {torch.__version__} writes no .pt2 archives as featviz needs them",
+            "torch 2.8 or newer, or --unsafe-load if you trust the file",
+        ) from error
+    return PT2ArchiveWriter
+
+
+# Weights and constants ----------------------------------------------------------------------
+
+
+class _State:
+    """Weights or constants: where each lies, and the bytes there."""
+
+    def __init__(self, records: Records, folder: str) -> None:
+        self.folder, self.faults = folder, list[str]()
+        self._records = records
+        self._own: dict[str, bytes] = {}
+        if _PICKLES[folder] in records:
+            tensors = _unpickled(_PICKLES[folder], records.read(_PICKLES[folder]), self.faults)
+            self._config, self._own = _unshared(tensors, _PREFIXES[folder])
+        else:
+            checked = exported_json.payload(records.text(_CONFIGS[folder]))
+            self.faults += checked.faults
+            self._config = checked.value["config"]
+        for name, entry in self._config.items():
+            if entry["use_pickle"] is not False or not _PAYLOAD.fullmatch(entry["path_name"]):
+                self.faults.append(f"a pickle for {exported_json.shown(name)}")
+
+    def views(self) -> Iterator[tuple[str, dict[str, Any], int]]:
+        """Name of each tensor, what is said of it, and the bytes of its record."""
+        for name, entry in self._config.items():
+            record = entry["path_name"]
+            own = self._own.get(record)
+            length = self._records.length(self.folder + record) if own is None else len(own)
+            yield name, entry, length
+
+    def write(self, writer: Any) -> None:
+        for record in dict.fromkeys(entry["path_name"] for entry in self._config.values()):
+            name = self.folder + record
+            writer.write_bytes(name, self._own.get(record) or self._records.read(name))
+        writer.write_bytes(_CONFIGS[self.folder], json.dumps({"config": self._config}).encode())
+
+
+def _check_sizes(records: Records, states: list[_State]) -> None:
+    """Hold each tensor against the bytes of its record, and all against the archive.
+
+    Raises:
+        ValueError: a tensor reaches beyond its record, or they repeat few bytes to many.
+    """
+    sizes: dict[tuple[object, ...], int] = {}
+    dtypes: dict[str, int] = {}
+    for state in states:
+        for name, entry, length in state.views():
+            meta, record = entry["tensor_meta"], state.folder + entry["path_name"]
+            shape, strides, offset = _layout(name, meta)
+            if dtypes.setdefault(record, meta["dtype"]) != meta["dtype"]:
+                raise ValueError(f"two types of numbers are in {_quoted(record)}")
+            count, width = math.prod(shape), _width(meta["dtype"])
+            last = sum((n - 1) * s for n, s in zip(shape, strides, strict=True)) + offset
+            if length % width or (count and (last + 1) * width > length):
+                raise ValueError(
+                    f"{exported_json.shown(name)} of shape {exported_json.shown(str(shape))} lies "
+                    f"beyond the {length:,} bytes of {_quoted(record)}"
+                )
+            sizes[record, shape, strides, offset] = count * width
+    if sum(sizes.values()) > _MOST_REPEATED * records.size + _ALWAYS_REPEATED:
+        raise ValueError(f"its tensors would take {sum(sizes.values()):,} bytes")
+
+
+def _layout(name: str, meta: Any) -> tuple[tuple[int, ...], tuple[int, ...], int]:
+    """Sizes, strides and offset, in elements; none of them negative, dense in memory."""
+    if meta is None or meta["layout"] != 7 or meta["device"]["type"] == "meta":
+        raise ValueError(f"{exported_json.shown(name)} is no plain tensor with its data")
+    values = [[v.get("as_int", -1) for v in meta[key]] for key in ("sizes", "strides")]
+    offset = meta["storage_offset"].get("as_int", -1)
+    shape, strides = (tuple(v) for v in values)
+    if len(shape) != len(strides) or min((*shape, *strides, offset)) < 0:
+        raise ValueError(f"{exported_json.shown(name)} has no shape")
+    return shape, strides, offset
+
+
+def _width(dtype: int) -> int:
+    """Bytes of a number, by torch's number of the type.
+
+    Raises:
+        KeyError: none that torch serialises.
+    """
+    from torch._export.serde.serialize import _SERIALIZE_TO_TORCH_DTYPE
+
+    return int(_SERIALIZE_TO_TORCH_DTYPE[dtype].itemsize)
+
+
+# Torch 2.8 ----------------------------------------------------------------------------------
+
+
+def _unpickled(name: str, content: bytes, faults: list[str]) -> dict[str, Tensor]:
+    """Named plain tensors that torch.save wrote; anything else is a fault."""
+    if not content:
+        return {}
+    inner = Records(io.BytesIO(content), _INNER_RECORDS)
+    for opcode, argument, _ in pickletools.genops(inner.read("data.pkl")):
+        unknown = opcode.name == "GLOBAL" and not _PLAIN_GLOBALS.fullmatch(str(argument))
+        if unknown or opcode.name not in _PLAIN_OPCODES:
+            faults.append(f"objects in {name}")
+            return {}
+    try:
+        found = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
+    except Exception as error:  # a broken pickle decides itself what it makes torch raise
+        raise ValueError(f"{_quoted(name)} is no pickle of tensors") from error
+    named = isinstance(found, dict) and all(
+        isinstance(key, str) and exported_json.is_state(key) and _is_plain(value)
+        for key, value in found.items()
+    )
+    if not named:
+        faults.append(f"objects in {name}")
+    return found if named else {}
+
+
+def _is_plain(value: object) -> bool:
+    return (
+        isinstance(value, Tensor)
+        and type(value) in (Tensor, torch.nn.Parameter)
+        and value.layout == torch.strided
+    )
+
+
+def _unshared(
+    tensors: dict[str, Tensor], prefix: str
+) -> tuple[dict[str, dict[str, Any]], dict[str, bytes]]:
+    """Tensors as the format of today has them: a record for each storage, and where each lies."""
+
+    records: dict[int, str] = {}
+    config: dict[str, dict[str, Any]] = {}
+    contents: dict[str, bytes] = {}
+    for name, tensor in tensors.items():
+        storage = tensor.untyped_storage()
+        record = records.setdefault(
+            storage.data_ptr() or -len(records) - 1, f"{prefix}{len(records)}"
+        )
+        if record not in contents:
+            flat = torch.empty(0, dtype=torch.uint8).set_(storage)
+            contents[record] = flat.numpy().tobytes()
+        config[name] = {
+            "path_name": record,
+            "is_param": isinstance(tensor, torch.nn.Parameter),
+            "use_pickle": False,
+            "tensor_meta": _meta(tensor),
+        }
+    return config, contents
+
+
+def _meta(tensor: Tensor) -> dict[str, Any]:
+    """What torch's schema says of a tensor on the CPU."""
+    from torch._export.serde.serialize import _TORCH_TO_SERIALIZE_DTYPE
+
+    return {
+        "dtype": int(_TORCH_TO_SERIALIZE_DTYPE[tensor.dtype]),
+        "sizes": [{"as_int": size} for size in tensor.shape],
+        "strides": [{"as_int": stride} for stride in tensor.stride()],
+        "storage_offset": {"as_int": tensor.storage_offset()},
+        "requires_grad": tensor.requires_grad,
+        "device": {"type": "cpu", "index": None},
+        "layout": 7,
+    }

@@ -1,0 +1,600 @@
+"""The JSON of torch.export programs: checked value by value, and built anew.
+
+`torch.export.load` evaluates sizes as Python, resolves operators attribute by attribute, imports
+the modules that enumerations name, writes names into code that it executes, and sets attributes by
+names (torch 2.15: `torch/_export/serde/serialize.py`, `torch/export/unflatten.py`). So each value
+is held against the type that torch's own schema gives it and against what `torch.export.save`
+writes there; what is not needed to run the program is left out.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import keyword
+import math
+import re
+import types
+import typing
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, fields, is_dataclass
+from enum import IntEnum
+from typing import Any
+
+import torch
+from torch import nn
+
+from featviz.files import parse_json
+from featviz.models.files import sizes
+
+_LENGTH = 60
+"""Characters of a fault that are shown."""
+
+_MOST_DIMENSIONS = 64
+"""Dimensions of a tensor; torch's own iterators take no more."""
+
+_MOST_ELEMENTS = 2**50
+"""Numbers in a tensor: more than any memory holds."""
+
+_DEEPEST = 64
+"""Modules inside one another: beyond, what goes through them recursively fails."""
+
+_MOST_CALLS = 1_000
+"""Calls of one module that export keeps apart; torch compares each with each."""
+
+_PLAIN = re.compile(r"[\w.@+-]*", re.ASCII)
+"""Names of devices, verifiers, versions; nothing that could be more than a name in code."""
+
+_IDENTIFIER = re.compile(r"[A-Za-z_]\w*", re.ASCII)
+"""Names of nodes, which torch writes into code."""
+
+_COMPONENT = re.compile(r"(?!__)[\w+-]+(@\d{1,6})?", re.ASCII)
+"""One name in the path of a module, and which call of it."""
+
+_KEY = re.compile(r"[\w.@+\[\]'\"-]*", re.ASCII)
+_TYPE = re.compile(r"[\w.@<>]*", re.ASCII)
+"""Parts of `key,path,class`, one for each module around an operation."""
+
+_RESERVED = frozenset((*dir(nn.Module()), "_ty"))
+"""Attributes of every module: a path through `forward` or `_modules` would change them."""
+
+_OPERATOR = re.compile(
+    r"torch\.ops\.(aten|torchvision)\.(?!(from_file|save|_print|warn)\.)\w+\.\w+"
+    r"|torch\.ops\.higher_order\.wrap_with_(set_grad_enabled|autocast)"
+    r"|_operator\.(getitem|eq|ne|le|ge|lt|gt|neg|pos|mul|add|sub|floordiv|mod|pow|truediv|and_|or_)"
+    r"|math\.(trunc|ceil|floor)"
+    r"|torch\.sym_(float|int|ite|max|min|not|sqrt|sum)",
+    re.ASCII,
+)
+"""Operators on tensors and sizes. `aten.from_file` and `aten.save` reach the file system, and
+`_operator.call` with `_operator.attrgetter` anything at all."""
+
+_FOREIGN = re.compile(
+    r"\b(t|t1|t2|tVal|Any|AnyEnumType|Dict|Future|RRef|Storage|Stream|__torch__)\b", re.ASCII
+)
+"""Types of arguments that no operator has which torch.export writes."""
+
+_ABOUT_SIZES = (
+    "aten::sym_constrain_range",
+    "aten::sym_constrain_range_for_size",
+    "aten::_assert_scalar",
+)
+"""Operators without tensors that torch.export writes."""
+
+_DEVICES = ("cpu", "cuda", "mps", "xpu", "meta")
+
+_TREE_TYPES = (None, "builtins.tuple", "builtins.list", "builtins.dict", "collections.OrderedDict")
+
+_KEPT_METADATA = ("nn_module_stack", "torch_fn")
+"""What is kept of a node's metadata: in which module it is, and which function it was."""
+
+_EMPTIED: dict[str, Any] = {
+    "guards_code": list,
+    "treespec_namedtuple_fields": dict,
+    "custom_obj_values": dict,
+}
+"""Fields that a program runs without; torch would evaluate the first."""
+
+_REFUSED = ("as_custom_obj", "custom_obj", "as_string_to_argument", "token")
+"""Kinds of arguments that only pickled objects and other people's operators take."""
+
+_WORDS = ("Infinity", "-Infinity", "NaN")
+"""How torch writes the floats that JSON has not."""
+
+_UNKNOWN_SIZE = 2
+"""Stands for a size that is known only when the program runs."""
+
+
+class BrokenError(ValueError):
+    """The document is not of the form that torch.export.save writes."""
+
+
+@dataclass
+class Checked:
+    """A document built anew, and what could not be taken over."""
+
+    value: Any
+    faults: list[str] = field(default_factory=list)
+    """Strings out of place, in words for people; with any, the document must not be loaded."""
+
+
+def program(text: str) -> Checked:
+    """Check a program (`models/NAME.json`).
+
+    Raises:
+        ValueError: no JSON, or not of the form that torch's schema describes.
+    """
+    checked = _checked(text, "ExportedProgram")
+    if not checked.faults:
+        _settle(checked.value)
+        _check_calls(checked.value)
+    return checked
+
+
+def payload(text: str) -> Checked:
+    """Check which record each weight or constant lies in (`..._config.json`).
+
+    Raises:
+        ValueError: no JSON, or not of the form that torch's schema describes.
+    """
+    return _checked(text, "PayloadConfig")
+
+
+def shown(text: str) -> str:
+    """A string from a file, in quotes, short and printable."""
+    return ascii(text[:_LENGTH] + ("…" if len(text) > _LENGTH else ""))
+
+
+def _checked(text: str, name: str) -> Checked:
+    from torch._export.serde import schema
+
+    found = Checked(None)
+    try:
+        found.value = _Reader(found.faults).read(_form(getattr(schema, name)), parse_json(text), "")
+    except RecursionError as error:
+        raise BrokenError("too deep") from error
+    return found
+
+
+# Values against torch's schema --------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Form:
+    """What a place in the document may hold."""
+
+    kind: str
+    """record, union, list, dict, optional, enum, int, float, bool or str."""
+    name: str = ""
+    inner: Callable[[], Any] = lambda: None
+    """Forms of what lies inside: of each field, or of each item."""
+
+
+@functools.cache
+def _form(annotation: Any) -> _Form:
+    """torch's annotation as a form; forms refer to each other, so inner ones come late."""
+    from torch._export.serde import schema
+    from torch._export.serde.union import _Union
+
+    origin, args = typing.get_origin(annotation), typing.get_args(annotation)
+    if origin in (typing.Union, types.UnionType):
+        inner = next(arg for arg in args if arg is not type(None))
+        return _Form("optional", "", lambda: _form(inner))
+    if origin in (list, dict):
+        return _Form(origin.__name__, "", lambda: _form(args[-1]))
+    if isinstance(annotation, type) and is_dataclass(annotation):
+        names = [f.name for f in fields(annotation)]
+
+        @functools.cache
+        def forms() -> dict[str, _Form]:
+            hints = typing.get_type_hints(annotation, globalns=vars(schema))
+            return {name: _form(hints[name]) for name in names}
+
+        kind = "union" if issubclass(annotation, _Union) else "record"
+        return _Form(kind, annotation.__name__, forms)
+    if isinstance(annotation, type) and issubclass(annotation, IntEnum):
+        values = frozenset(int(value) for value in annotation)
+        return _Form("enum", annotation.__name__, lambda: values)
+    return _Form(annotation.__name__)
+
+
+class _Reader:
+    """Builds a document anew, and collects its faults."""
+
+    def __init__(self, faults: list[str]) -> None:
+        self.faults = faults
+
+    def read(self, form: _Form, value: Any, key: str) -> Any:
+        return _KINDS[form.kind](self, form, value, key)
+
+    def optional(self, form: _Form, value: Any, key: str) -> Any:
+        return None if value is None else self.read(form.inner(), value, key)
+
+    def record(self, form: _Form, value: Any, key: str) -> Any:
+        _expect(isinstance(value, dict), key, form.name, value)
+        if form.name == "GraphModule":
+            value = {**value, "metadata": {}}
+        forms = form.inner()
+        keys = {"name": "argument"} if form.name == "NamedArgument" else {}
+        found = {
+            name: _EMPTIED[name]()
+            if name in _EMPTIED
+            else self.read(forms[name], item, keys.get(name, name))
+            for name, item in value.items()
+            if name in forms
+        }
+        if form.name == "TensorMeta":
+            _check_tensor(found)
+        return found
+
+    def union(self, form: _Form, value: Any, key: str) -> Any:
+        forms = form.inner()
+        _expect(isinstance(value, dict) and len(value) == 1, key, form.name, value)
+        ((name, item),) = value.items()
+        _expect(name in forms, key, form.name, name)
+        if name in _REFUSED:
+            self.faults.append(f"{name} for {shown(key)}")
+            return {"as_none": True}
+        return {name: self.read(forms[name], item, name)}
+
+    def items(self, form: _Form, value: Any, key: str) -> Any:
+        _expect(isinstance(value, list), key, "a list", value)
+        inner = form.inner()
+        return [self.read(inner, item, key) for item in value]
+
+    def mapping(self, form: _Form, value: Any, key: str) -> Any:
+        _expect(isinstance(value, dict), key, "an object", value)
+        inner, found = form.inner(), {}
+        named = _NAMES.get(key, _is_identifier)
+        for name, item in value.items():
+            if key == "range_constraints" and not _is_symbol(name):
+                continue  # bounds of an expression: those of its symbols do
+            if not named(name):
+                self.faults.append(f"the name {shown(name)}")
+            elif key == "metadata" and name not in _KEPT_METADATA:
+                self.text(str(item), name)
+            else:
+                found[name] = self.read(inner, item, name)
+        return found
+
+    def member(self, form: _Form, value: Any, key: str) -> Any:
+        _expect(type(value) is int and value in form.inner(), key, form.name, value)
+        return value
+
+    def whole(self, form: _Form, value: Any, key: str) -> Any:
+        _expect(type(value) is int and -(2**63) <= value < 2**64, key, "a whole number", value)
+        return value
+
+    def decimal(self, form: _Form, value: Any, key: str) -> Any:
+        number = type(value) in (int, float) and abs(value) < 2**1024
+        _expect(number or value in _WORDS, key, "a number", value)
+        return value
+
+    def flag(self, form: _Form, value: Any, key: str) -> Any:
+        _expect(isinstance(value, bool), key, "true or false", value)
+        return value
+
+    def words(self, form: _Form, value: Any, key: str) -> Any:
+        _expect(isinstance(value, str), key, "text", value)
+        return self.text(value, key)
+
+    def text(self, value: str, key: str) -> Any:
+        """A string as it may be taken over."""
+        try:
+            return _RULES.get(key, _plain)(value)
+        except (ValueError, TypeError, KeyError, AttributeError):
+            self.faults.append(f"{key} {shown(value)}")
+            return ""
+
+
+_KINDS: dict[str, Callable[[_Reader, _Form, Any, str], Any]] = {
+    "record": _Reader.record,
+    "union": _Reader.union,
+    "optional": _Reader.optional,
+    "list": _Reader.items,
+    "dict": _Reader.mapping,
+    "enum": _Reader.member,
+    "int": _Reader.whole,
+    "float": _Reader.decimal,
+    "bool": _Reader.flag,
+    "str": _Reader.words,
+}
+
+
+def _expect(fits: bool, key: str, what: str, value: Any) -> None:
+    if not fits:
+        raise BrokenError(f"{key or 'the document'} is {shown(repr(value))}, not {what}")
+
+
+def _check_tensor(meta: dict[str, Any]) -> None:
+    for key in ("sizes", "strides"):
+        _expect(len(meta.get(key, ())) <= _MOST_DIMENSIONS, key, "a shape", meta.get(key))
+
+
+# Strings and names --------------------------------------------------------------------------
+
+
+def _holds(rule: Callable[[str], bool]) -> Callable[[str], str]:
+    """A rule that takes a string over as it is, or not at all."""
+
+    def take(text: str) -> str:
+        if not rule(text):
+            raise BrokenError("out of place")
+        return text
+
+    return take
+
+
+def _is_plain(text: str) -> bool:
+    return _PLAIN.fullmatch(text) is not None
+
+
+_plain = _holds(_is_plain)
+
+
+def _is_identifier(text: str) -> bool:
+    return _IDENTIFIER.fullmatch(text) is not None and not keyword.iskeyword(text)
+
+
+def _is_argument(text: str) -> bool:
+    """Names of operators' arguments, where `from` is one, and none is one too."""
+    return text == "" or _IDENTIFIER.fullmatch(text) is not None
+
+
+def _is_path(text: str) -> bool:
+    """Whether it names a module, or something in one; each name will be an attribute."""
+    if text == "":
+        return True
+    parts = text.split(".")
+    return len(parts) <= _DEEPEST and all(
+        _COMPONENT.fullmatch(part) and part.partition("@")[0] not in _RESERVED for part in parts
+    )
+
+
+def is_state(text: str) -> bool:
+    """Whether a string names a parameter, a buffer or a constant, for all calls of its module."""
+    return text != "" and "@" not in text and _is_path(text)
+
+
+def _is_stack(text: str) -> bool:
+    return all(_is_stack_item(item.split(",")) for item in text.split(";"))
+
+
+def _is_stack_item(parts: list[str]) -> bool:
+    return (
+        len(parts) == 3
+        and _KEY.fullmatch(parts[0]) is not None
+        and _is_path(parts[1])
+        and _TYPE.fullmatch(parts[2]) is not None
+    )
+
+
+def _is_note(text: str) -> bool:
+    """What torch keeps as it is, or writes into code only as a quoted string or a comment."""
+    return text.replace("\n", "").isprintable()
+
+
+@functools.lru_cache(4096)
+def _is_operator(text: str) -> bool:
+    """Whether torch finds an operator under the name, or nothing at all."""
+    if not _OPERATOR.fullmatch(text):
+        return False
+    if not text.startswith(("torch.ops.aten.", "torch.ops.torchvision.")):
+        return True
+    _, _, space, name, overload = text.split(".")
+    found = getattr(getattr(getattr(torch.ops, space), name, None), overload, None)
+    return found is None or (isinstance(found, torch._ops.OpOverload) and _takes_tensors(found))
+
+
+def _takes_tensors(operator: torch._ops.OpOverload) -> bool:
+    """Whether it computes with tensors; those on lists, texts or settings are TorchScript's."""
+    schema = operator._schema
+    types = {str(value.real_type) for value in (*schema.arguments, *schema.returns)}
+    return not any(map(_FOREIGN.search, types)) and (
+        any("Tensor" in kind for kind in types) or schema.name in _ABOUT_SIZES
+    )
+
+
+def _is_symbol(text: str) -> bool:
+    return sizes.SYMBOL.fullmatch(text) is not None
+
+
+def _tree(text: str) -> str:
+    """How inputs or outputs are built of tuples, lists and dicts with plain keys."""
+    protocol, tree = parse_json(text)
+    if protocol != 1:
+        raise BrokenError("an unknown protocol")
+    return json.dumps([1, _tree_node(tree)])
+
+
+def _tree_node(tree: dict[str, Any]) -> dict[str, Any]:
+    kind, context = tree["type"], tree["context"]
+    keys = parse_json(context) if context is not None else None
+    named = isinstance(keys, list) and all(isinstance(k, str) and _is_plain(k) for k in keys)
+    if kind not in _TREE_TYPES or not (keys is None or named):
+        raise BrokenError("an unknown type")
+    return {
+        "type": kind,
+        "context": None if context is None else json.dumps(keys),
+        "children_spec": [_tree_node(child) for child in tree["children_spec"]],
+    }
+
+
+def _device(text: str) -> str:
+    if text not in _DEVICES:
+        raise BrokenError("an unknown device")
+    return text
+
+
+_node, _state, _path = _holds(_is_identifier), _holds(is_state), _holds(_is_path)
+_note = _holds(_is_note)
+
+_RULES: dict[str, Callable[[str], str]] = {
+    "target": _holds(_is_operator),
+    "as_operator": _holds(_is_operator),
+    "expr_str": sizes.rewritten,
+    "in_spec": _tree,
+    "out_spec": _tree,
+    "type": _device,
+    "argument": _holds(_is_argument),
+    "name": _node,
+    "as_name": _node,
+    "user_input_name": _node,
+    "forward_arg_names": _node,
+    "fqn": _path,
+    "parameter_name": _state,
+    "buffer_name": _state,
+    "tensor_constant_name": _state,
+    "nn_module_stack": _holds(_is_stack),
+    "stack_trace": _note,
+    "torch_fn": _note,
+    "source_fn_stack": _note,
+    "custom": _note,
+    "from_node": _note,
+    "as_string": _note,
+    "as_strings": _note,
+}
+"""What the strings under a key may be; other strings are plain names."""
+
+_NAMES: dict[str, Callable[[str], bool]] = {
+    "config": is_state,
+    "metadata": _is_plain,
+    "opset_version": _is_plain,
+    "range_constraints": lambda name: True,
+}
+"""What the names in an object may be; those of other objects are names of nodes."""
+
+
+# A whole program ----------------------------------------------------------------------------
+
+
+def _settle(document: dict[str, Any]) -> None:
+    """Put numbers for all sizes but those of the one input.
+
+    torch needs them only to describe values inside the program, and has sympy work on them.
+    """
+    try:
+        module = document["graph_module"]
+        for ends in ("input", "output"):
+            values = module["graph"][f"{ends}s"]
+            specs = module["signature"][f"{ends}_specs"]
+            if len(values) != len(specs):
+                raise BrokenError(f"{len(values)} {ends}s where {len(specs)} are described")
+        if not (module["module_call_graph"] and module["module_call_graph"][0].get("signature")):
+            raise BrokenError("it lacks the signature of its own call")
+        image = _image(module["signature"]["input_specs"])
+        live = _settle_graph(module["graph"], image)
+        ranges = document["range_constraints"]
+        document["range_constraints"] = {name: ranges[name] for name in live if name in ranges}
+    except KeyError as error:
+        raise BrokenError(f"it lacks {error}") from error
+
+
+def _image(specs: list[dict[str, Any]]) -> str | None:
+    """The name of the one tensor that the program takes; None if it takes more or others."""
+    taken = [spec["user_input"]["arg"] for spec in specs if "user_input" in spec]
+    if len(taken) == 1 and "as_tensor" in taken[0]:
+        return str(taken[0]["as_tensor"]["name"])
+    return None
+
+
+def _settle_graph(graph: dict[str, Any], image: str | None) -> list[str]:
+    """Put numbers for sizes, in graphs inside too; gives the symbols that are left."""
+    left: list[str] = []
+    for name, meta in graph["tensor_values"].items():
+        texts = list(_expressions(meta))
+        if name == image and all(map(sizes.is_quick, texts)) and len(meta["sizes"]) <= 8:
+            left = sorted(set().union(*map(sizes.symbols, texts)))
+        else:
+            for key in ("sizes", "strides"):
+                meta[key] = [_settled(value, "as_int", _UNKNOWN_SIZE) for value in meta[key]]
+        meta["storage_offset"] = _settled(meta["storage_offset"], "as_int", 0)
+        known = [value.get("as_int", 1) for value in meta["sizes"]]
+        if min(known, default=0) < 0 or math.prod(known) > _MOST_ELEMENTS:
+            raise BrokenError(f"{shown(name)} has the shape {shown(str(known))}")
+    for key, kind, unknown in _SYMBOLIC:
+        values = graph.get(key, {})
+        values.update({name: _settled(v, kind, unknown) for name, v in values.items()})
+    for node in graph["nodes"]:
+        for inner in _graphs(node):
+            _settle_graph(inner, None)
+    return left
+
+
+def _graphs(node: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Graphs that an operation takes as arguments."""
+    for argument in node["inputs"]:
+        if "as_graph" in argument["arg"]:
+            yield argument["arg"]["as_graph"]["graph"]
+
+
+def _nodes(graph: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Operations, those of graphs inside too."""
+    for node in graph["nodes"]:
+        yield node
+        for inner in _graphs(node):
+            yield from _nodes(inner)
+
+
+_SYMBOLIC: tuple[tuple[str, str, Any], ...] = (
+    ("sym_int_values", "as_int", _UNKNOWN_SIZE),
+    ("sym_float_values", "as_float", 1.0),
+    ("sym_bool_values", "as_bool", True),
+)
+
+
+def _expressions(meta: dict[str, Any]) -> Iterator[str]:
+    for value in (*meta["sizes"], *meta["strides"]):
+        if "as_expr" in value:
+            yield value["as_expr"]["expr_str"]
+
+
+def _settled(value: dict[str, Any], kind: str, unknown: Any) -> dict[str, Any]:
+    """The size that it had when the program was exported."""
+    if "as_expr" not in value:
+        return value
+    hint = value["as_expr"].get("hint") or {}
+    return {kind: hint.get(kind, unknown)}
+
+
+def _check_calls(document: dict[str, Any]) -> None:
+    """Bound how many modules torch makes: a parameter goes into each call of its module.
+
+    Raises:
+        BrokenError: there are more than any program of this many operations has.
+    """
+    calls: dict[str, set[str]] = defaultdict(set)
+    nodes = list(_nodes(document["graph_module"]["graph"]))
+    paths = {
+        item.split(",")[1]
+        for node in nodes
+        if (stack := node.get("metadata", {}).get("nn_module_stack"))
+        for item in stack.split(";")
+    }
+    for path in paths:
+        base = ""
+        for part in path.split("."):
+            base += f".{part.partition('@')[0]}"
+            calls[base].add(part)
+    most = max(map(len, calls.values()), default=0)
+    made = sum(_copies(name, calls) for name in _states(document))
+    if most > _MOST_CALLS or made > 10_000 + 16 * len(nodes):
+        raise BrokenError(f"{max(most, made):,} calls of modules for {len(nodes):,} operations")
+
+
+def _copies(name: str, calls: dict[str, set[str]]) -> int:
+    """Modules that a parameter goes into: each call of each module around it."""
+    copies, base = 1, ""
+    for part in name.split(".")[:-1]:
+        base += f".{part}"
+        copies *= max(1, len(calls.get(base, ())))
+    return copies
+
+
+def _states(document: dict[str, Any]) -> Iterator[str]:
+    for spec in document["graph_module"]["signature"]["input_specs"]:
+        for value in spec.values():
+            for key in ("parameter_name", "buffer_name", "tensor_constant_name"):
+                if isinstance(value.get(key), str):
+                    yield value[key]

@@ -1,0 +1,202 @@
+"""What the names in a pickled model stand for, and which of them may be used at all.
+
+Nothing that a file names is called. Classes of modules are those of nn.Module in torch and
+torchvision, made empty and filled with their state; a few functions and classes, listed here one by
+one, may be kept as values; what `rebuilding` has makes tensors and containers. Of anything else
+exactly as much is used as the user allows.
+"""
+
+from __future__ import annotations
+
+import _compat_pickle  # the standard library's own tables
+import importlib
+import shlex
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from featviz.errors import LoadError, UsageError
+from featviz.models.files.rebuilding import MAKERS, TYPES
+from featviz.models.sources.factory import importable, where_looked
+from featviz.text import quoted
+
+_PACKAGES = ("torch.nn.", "torch.ao.nn.", "torchvision.")
+_MODULES = (
+    "torch.optim.swa_utils.AveragedModel",
+    "torch.ao.quantization.stubs.DeQuantStub",
+    "torch.ao.quantization.stubs.QuantStub",
+    "torch.ao.quantization.stubs.QuantWrapper",
+)
+"""Classes of modules outside the packages above."""
+
+_SETTERS = ("module", "activation", "conv", "pooling", "rnn", "transformer", "upsampling")
+"""Files of torch.nn.modules whose `__setstate__` was read: they only fill in what old files lack.
+Those of recurrent modules count up to `num_layers`, which `soundness` bounds first."""
+
+_HELPERS = (
+    "torchvision.models.detection._utils.BalancedPositiveNegativeSampler",
+    "torchvision.models.detection._utils.BoxCoder",
+    "torchvision.models.detection._utils.BoxLinearCoder",
+    "torchvision.models.detection._utils.Matcher",
+    "torchvision.models.detection._utils.SSDMatcher",
+    "torchvision.ops.poolers.LevelMapper",
+)
+"""Plain classes: their instances hold numbers, and are made empty and filled as modules are."""
+
+_VALUES = (
+    "torch.Tensor",
+    "torch._C._nn.gelu",
+    "torch.nn.functional.gelu",
+    "torch.nn.functional.relu",
+    "torch.nn.functional.silu",
+    "torchvision.models.optical_flow.raft._pass_through_h",
+    "torchvision.ops.boxes.box_iou",
+)
+"""Functions and classes that models keep; kept here too, and never called while loading."""
+
+_MOST_IMPORTS = 2000
+"""Names that are looked up in torch and torchvision, which may be slow."""
+
+_SHOWN = 20
+"""Names that a message lists before it says how many more there are."""
+
+
+class Unknown:
+    """Stands for a name that may not be used, and for all that a file would make of it."""
+
+    def __init__(self, name: str | None, parts: tuple[Any, ...] = ()) -> None:
+        self.name = name
+        self.parts = parts
+        """What the file would call, and with what."""
+
+
+class Vocabulary:
+    """The names that a file may use: those of this program, and those that the user allows."""
+
+    def __init__(self, allowed: Mapping[str, Any]) -> None:
+        self.allowed = allowed
+        self.unknown: set[str] = set()
+        """Names met that may not be used."""
+        self._met: dict[str, Any] = {}
+        self._trusted = {id(value) for value in allowed.values()}
+        self._made: list[Any] = []
+
+    def find(self, module: str, name: str) -> Any:
+        """What a name in a file stands for, an Unknown included."""
+        full = _today(module, name)
+        if full not in self._met:
+            self._met[full] = self._look_up(full)
+        return self._met[full]
+
+    def trusts(self, value: Any) -> bool:
+        """Whether the user allowed this very value, its class, or the call that made it."""
+        return id(value) in self._trusted or id(type(value)) in self._trusted
+
+    def trust(self, value: Any) -> Any:
+        """Remember what a call made that the user allows."""
+        self._made.append(value)  # kept, so that nothing else gets its id
+        self._trusted.add(id(value))
+        return value
+
+    def _look_up(self, name: str) -> Any:
+        if name in self.allowed:
+            return self.allowed[name]
+        if len(self._met) > _MOST_IMPORTS:
+            self.unknown.add(name)
+            return Unknown(name)
+        found = MAKERS.get(name) or TYPES.get(name) or _module_class(name) or _listed(name)
+        if found is None:
+            self.unknown.add(name)
+            return Unknown(name)
+        return found
+
+
+def is_module_class(value: Any) -> bool:
+    """Whether a value is a class of modules, to be made empty."""
+    return isinstance(value, type) and issubclass(value, nn.Module)
+
+
+def is_helper(value: Any) -> bool:
+    """Whether a value is one of torchvision's plain classes, to be made empty."""
+    return isinstance(value, type) and f"{value.__module__}.{value.__qualname__}" in _HELPERS
+
+
+def allowed(names: Sequence[str], path: Path) -> dict[str, Any]:
+    """What the user allows by name, imported; the folder of the model file counts.
+
+    Raises:
+        UsageError: there is no such module, or nothing of that name in it.
+    """
+    return {name: _import(name, path) for name in names}
+
+
+def refusal(path: Path, names: Iterable[str]) -> LoadError:
+    """The error for names that may not be used, with the options that would allow them."""
+    ordered = sorted(names)
+    if any(_is_packed(name) for name in ordered):
+        return LoadError(
+            f"{path.name} is a statically quantised model saved whole, which torch cannot load",
+            "save its state_dict(), or the float model that it was made from",
+        )
+    shown = [quoted(name) for name in ordered[:_SHOWN]]
+    more = f" and {len(ordered) - _SHOWN} more" if len(ordered) > _SHOWN else ""
+    options = " ".join(f"--allow-global {shlex.quote(name)}" for name in shown)
+    return LoadError(
+        f"{path.name} needs {', '.join(shown)}{more}, which could run any code; "
+        "nothing was executed",
+        f"if you trust the file: {options} (or --unsafe-load for all it holds)",
+    )
+
+
+def _import(name: str, path: Path) -> Any:
+    module, _, attribute = name.rpartition(".")
+    try:
+        with importable(path.parent):
+            return getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError, ValueError) as error:
+        hint = "pkg.mod.Class"
+        if isinstance(error, ModuleNotFoundError):
+            hint = where_looked(str(error.name), path.parent)
+        raise UsageError(f"--allow-global {name!r} cannot be found: {error}", hint) from error
+
+
+def _module_class(name: str) -> type[nn.Module] | None:
+    """The nn.Module class of torch or torchvision with this very name, else None."""
+    found = _class_named(name) if name.startswith(_PACKAGES) or name in _MODULES else None
+    if found is None or not issubclass(found, nn.Module):
+        return None
+    setter = found.__setstate__.__module__
+    read = setter.rpartition(".")[0] == "torch.nn.modules" and setter.endswith(_SETTERS)
+    plain = found.__new__ is object.__new__ and not issubclass(found, torch.fx.GraphModule)
+    return found if read and plain and found.__module__ != "torch.nn.cpp" else None
+
+
+def _class_named(name: str) -> type[Any] | None:
+    module, _, attribute = name.rpartition(".")
+    try:
+        found = getattr(importlib.import_module(module), attribute, None)
+    except ImportError:
+        return None
+    return found if isinstance(found, type) and found.__module__ == module else None
+
+
+def _is_packed(name: str) -> bool:
+    """Quantised convolutions, whose `__setstate__` sets attributes that torch never made."""
+    return name.startswith("torch.ao.nn.") and ".quantized." in name and "Conv" in name
+
+
+def _listed(name: str) -> Any:
+    if name not in _HELPERS and name not in _VALUES:
+        return None
+    module, _, attribute = name.rpartition(".")
+    return getattr(importlib.import_module(module), attribute, None)
+
+
+def _today(module: str, name: str) -> str:
+    """Names of Python 2, which pickles of protocol 2 keep to, as the unpickler maps them."""
+    module, name = _compat_pickle.NAME_MAPPING.get((module, name), (module, name))
+    module = _compat_pickle.IMPORT_MAPPING.get(module, module)
+    return f"{'torch._tensor' if module == 'torch.tensor' else module}.{name}"

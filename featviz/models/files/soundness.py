@@ -1,0 +1,203 @@
+"""Whether modules from a file are what their classes are: state that calls nothing, in bounds.
+
+Their attributes were put in place as they are in the file; no method of a module has run before
+`check` has looked at all of them.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections import OrderedDict
+from collections.abc import Sequence
+from typing import Any
+
+from torch import Tensor, nn
+
+from featviz.models.files.pickles import Vocabulary
+from featviz.models.files.rebuilding import Budget, RefusedError
+from featviz.models.files.unpickler import parts
+from featviz.text import quoted
+
+_DEEPEST = 200
+"""Containers inside one another; a module and its dict of modules are two."""
+
+_MOST_VISITS = 100_000
+"""Modules that a walk over a model may meet, a shared one each time."""
+
+_FRESH = vars(nn.Module())
+_CONTENTS = {"_parameters": (Tensor,), "_buffers": (Tensor,), "_modules": (nn.Module,)}
+_HOOKS = {n for n, v in _FRESH.items() if isinstance(v, dict)} - set(_CONTENTS)
+_FLAGS = ("_with_kwargs", "_always_called")
+"""Ends of the names of dicts that say of hooks how they are called."""
+
+_PLAIN = (bool, int, float, str, type(None))
+
+
+def check(content: Any, made: Sequence[Any], vocabulary: Vocabulary, budget: Budget) -> None:
+    """Hold what a file made against what its classes make, then let the classes finish it.
+
+    Args:
+        made: modules and helpers whose attributes were put in place.
+
+    Raises:
+        RefusedError: state that would call something, a module without its parts, or a model that
+            takes more memory or time than its file.
+    """
+    for item in made:
+        if isinstance(item, nn.Module):
+            _check_state(item, vocabulary, budget)
+        elif not isinstance(item, functools.partial):
+            _check_names(item, vocabulary)
+    _check_depth(content)
+    trees = _Trees()
+    for item in made:
+        if isinstance(item, nn.Module):
+            _finish(item)
+            trees.check(item, budget)
+    for item in made:
+        if isinstance(item, nn.Module) and not is_sound(item):
+            raise _broken(item)
+
+
+def is_sound(module: nn.Module) -> bool:
+    """Whether all that nn.Module keeps is there, and of its kind."""
+    own = vars(module)
+    return all(
+        name in own and (not isinstance(value, (bool, dict, set)) or type(own[name]) in _kin(value))
+        for name, value in _FRESH.items()
+    )
+
+
+def _kin(value: Any) -> tuple[type, ...]:
+    return (dict, OrderedDict) if isinstance(value, dict) else (type(value),)
+
+
+def _broken(module: nn.Module) -> RefusedError:
+    return RefusedError(
+        f"holds a broken {type(module).__name__}: it lacks parts of an nn.Module, "
+        "or contains itself"
+    )
+
+
+def _check_state(module: nn.Module, vocabulary: Vocabulary, budget: Budget) -> None:
+    own = vars(module)
+    _check_names(module, vocabulary)
+    for name, kinds in _CONTENTS.items():
+        items = own.get(name, 0)
+        if isinstance(items, dict):
+            budget.take_object(len(items))  # it may be shared with many others
+        if type(items) not in (dict, OrderedDict) or not all(
+            type(key) is str and (value is None or isinstance(value, kinds))
+            for key, value in items.items()
+        ):
+            raise _broken(module)
+    for name in _HOOKS & own.keys():
+        hooks = own[name]
+        if type(hooks) not in (dict, OrderedDict):
+            raise _broken(module)
+        budget.take_object(len(hooks))
+        flags = bool if name.endswith(_FLAGS) else ()
+        if not all(isinstance(v, flags) or vocabulary.trusts(v) for v in hooks.values()):
+            raise RefusedError(
+                f"holds a {type(module).__name__} with {name}, which would call what the file says"
+            )
+    for name in ("training", "_is_full_backward_hook"):
+        if name in own and own[name] is not None and type(own[name]) is not bool:
+            raise _broken(module)
+    if isinstance(module, nn.RNNBase):
+        _check_recurrent(module)
+
+
+def _check_names(item: Any, vocabulary: Vocabulary) -> None:
+    """No attribute takes the place of what the class defines."""
+    for name, value in vars(item).items():
+        owner = next((kind for kind in type(item).__mro__ if name in vars(kind)), None)
+        if owner is None and not name.startswith("__"):
+            continue
+        found = None if owner is None else vars(owner)[name]
+        harmless = owner and not callable(found) and not hasattr(type(found), "__get__")
+        if (harmless and type(value) in _PLAIN) or vocabulary.trusts(value):
+            continue
+        if name == "all_weights" and isinstance(item, nn.RNNBase):  # of torch before 1.0
+            continue
+        raise RefusedError(
+            f"holds a {type(item).__name__} whose state replaces its {quoted(name)}: "
+            "it could run code"
+        )
+
+
+def _check_recurrent(module: nn.RNNBase) -> None:
+    """`__setstate__` counts up to `num_layers` in files of old versions."""
+    own = vars(module)
+    layers, names = own.get("num_layers"), own.get("_flat_weights_names", [])
+    sound = type(layers) is int and 0 < layers <= max(1, len(own.get("_parameters", ())))
+    if not sound or type(names) is not list or not all(type(name) is str for name in names):
+        raise _broken(module)
+
+
+def _finish(module: nn.Module) -> None:
+    """Let the class add what files of older versions lack."""
+    try:
+        module.__setstate__(dict(vars(module)))  # type: ignore[no-untyped-call]
+    except Exception as error:  # whatever a state that a file made up leads to
+        raise _broken(module) from error
+
+
+def _check_depth(content: Any) -> None:
+    """Refuse containers too deep inside one another; what lies inside itself counts once."""
+    depths: dict[int, int] = {}
+    path = [(content, iter(parts(content)), 1)]
+    open_now = {id(content)}
+    while path:
+        value, inner, depth = path[-1]
+        for item in inner:
+            if id(item) in depths:
+                depth = max(depth, 1 + depths[id(item)])
+            elif id(item) not in open_now and (more := parts(item)):
+                path[-1] = value, inner, depth
+                path.append((item, iter(more), 1))
+                open_now.add(id(item))
+                break
+        else:
+            path.pop()
+            open_now.discard(id(value))
+            depths[id(value)] = depth
+            if path:
+                above, rest, so_far = path[-1]
+                path[-1] = above, rest, max(so_far, 1 + depth)
+        if depth > _DEEPEST or len(path) > _DEEPEST:
+            raise RefusedError(
+                f"holds more than {_DEEPEST} levels of containers inside one another"
+            )
+
+
+class _Trees:
+    """What a walk over a module meets: torch walks into a shared module each time."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, tuple[int, int] | None] = {}
+
+    def check(self, module: nn.Module, budget: Budget) -> None:
+        """Refuse a module that contains itself, or that is larger than its file can be."""
+        visits, size = self._measure(module)
+        if visits > _MOST_VISITS or size > budget.most:
+            raise RefusedError(
+                f"holds a {type(module).__name__} that repeats its parts beyond all bounds"
+            )
+
+    def _measure(self, module: nn.Module) -> tuple[int, int]:
+        """Modules, and bytes of parameters and buffers; those of a shared one each time."""
+        if id(module) not in self._known:
+            self._known[id(module)] = None
+            tensors = [*module._parameters.values(), *module._buffers.values()]
+            size = sum(t.numel() * max(4, t.element_size()) for t in tensors if t is not None)
+            visits = 1
+            for child in module._modules.values():
+                if child is not None:
+                    more, bytes_below = self._measure(child)
+                    visits, size = visits + more, size + bytes_below
+            self._known[id(module)] = visits, size
+        found = self._known[id(module)]
+        if found is None:
+            raise _broken(module)
+        return found

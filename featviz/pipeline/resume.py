@@ -1,0 +1,205 @@
+"""run.json as it grows, and what of an earlier run can be kept."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+import torchvision
+
+from featviz import images
+from featviz.drawing.tensorboard import EVENTS
+from featviz.errors import ImageError, StoreError
+from featviz.models.files import checkpoint
+from featviz.models.load import LoadedModel, ModelOptions
+from featviz.models.sources import kind_of
+from featviz.pipeline.prepare import Prepared, RunOptions
+from featviz.records import ImageResult, Outcome, Sample
+from featviz.rundir.ownership import of_run
+from featviz.rundir.read import read_json, read_kept
+from featviz.rundir.schema import Manifest, check_failures
+from featviz.rundir.write import (
+    RUN_FILE,
+    ImageFolder,
+    RunDirectory,
+    check_archive,
+    check_free,
+    differences,
+)
+from featviz.version import __version__
+
+_GROWING = ("images", "failures", "schema_version")
+"""What of run.json changes while a run goes on."""
+
+
+class Journal:
+    """Writes run.json: what runs, and what became of the images."""
+
+    def __init__(self, record: Mapping[str, Any], samples: Sequence[Sample]) -> None:
+        """`samples` are those of the whole run, whichever process or shard takes them."""
+        self.record = dict(record)
+        self.names = [sample.name for sample in samples]
+        self.errors: dict[str, str | None] = {}
+        """By image: what went wrong, or None."""
+        self.missing: Collection[str] = ()
+        """Images of which nothing is known at the end."""
+
+    @property
+    def fingerprint(self) -> str:
+        """Of the model and the options: what has the same was drawn in the same way."""
+        text = json.dumps(self.record, sort_keys=True, default=str)
+        return hashlib.sha256(text.encode("utf-8", "backslashreplace")).hexdigest()
+
+    def add(self, result: ImageResult) -> None:
+        """Note what became of an image."""
+        self.errors[result.image] = result.error
+
+    def write(self, store: RunDirectory) -> list[str]:
+        """Write run.json, the images in their order, and return those that are missing.
+
+        Of an image that did not come by here, an earlier run or another shard may have left the
+        manifest, or the failure in run.json.
+
+        Raises:
+            StoreError: it cannot be written.
+        """
+        errors = {**_left(store, set(self.names) - self.errors.keys()), **self.errors}
+        seen = [name for name in self.names if name in errors]
+        missing = [name for name in self.names if name not in errors]
+        images = {
+            "total": len(self.names),
+            "complete": [name for name in seen if errors[name] is None],
+            "missing": missing,
+        }
+        failures = [
+            {"image": name, "error": errors[name]} for name in seen if errors[name] is not None
+        ]
+        store.write_run({**self.record, "images": images, "failures": failures})
+        return missing
+
+
+def _left(store: RunDirectory, names: Collection[str]) -> dict[str, str | None]:
+    """What stands in the folder of images that did not come by here: as Journal.errors."""
+    try:
+        rows = check_failures(read_json(store.root / RUN_FILE).get("failures"))
+        failed = {row.image: row.error for row in rows}
+    except (StoreError, ValueError):
+        failed = {}
+    found = {name: failed[name] for name in names if name in failed}
+    return found | {name: None for name in names if store.image(name).is_complete}
+
+
+def run_record(prepared: Prepared, options: RunOptions) -> dict[str, Any]:
+    """What decides what is drawn; nothing of when, where and how it was got there."""
+    model = prepared.model
+    return {
+        **_versions(),
+        "device": model.device.type,
+        "model": model.source,
+        "preprocessing": model.preprocess.words,
+        "layers": [layer.name for layer in prepared.layers],
+        "options": _options(options),
+    }
+
+
+def _versions() -> dict[str, Any]:
+    return {
+        "featviz": __version__,
+        "torch": torch.__version__,
+        "torchvision": torchvision.__version__,
+    }
+
+
+def _options(options: RunOptions) -> dict[str, Any]:
+    return {
+        "layers": options.layers,
+        **asdict(options.draw),
+        **asdict(options.inputs),
+        **asdict(options.passes),
+    }
+
+
+def check_destination(model: ModelOptions | LoadedModel, options: RunOptions) -> None:
+    """Say before the model is loaded that `out`, or the archive, cannot be written.
+
+    Raises:
+        StoreError: it holds another run, or something that featviz did not write.
+        UsageError: there is no such model.
+    """
+    if options.archive is not None:
+        check_archive(options.archive, options.overwrite)
+    elif not options.resume or of_run(options.out) is None:
+        known, certain = _foretold(model)
+        record = {**_versions(), "model": known, "options": _options(options)}
+        check_free(options.out, options.overwrite, record, besides(options), certain)
+
+
+def besides(options: RunOptions) -> list[Path]:
+    """Files that the user has named to be written beside the run, or that a board goes on with."""
+    return [] if options.tensorboard is None else list(options.tensorboard.glob(EVENTS))
+
+
+def open_store(options: RunOptions, record: Mapping[str, Any]) -> RunDirectory:
+    """The run directory: a new one, or with `resume` the one that is there.
+
+    Raises:
+        StoreError: it holds another run, or something that is none, or cannot be written.
+    """
+    apart = besides(options)
+    if not options.resume or of_run(options.out) is None:
+        return RunDirectory.create(options.out, options.overwrite, record, apart)
+    before = read_json(options.out / RUN_FILE)
+    plain = json.loads(json.dumps(record, default=str))
+    old = {key: value for key, value in before.items() if key not in _GROWING}
+    if found := differences(old, plain):
+        raise StoreError(
+            f"--resume: {options.out} holds another run; {found[0]}",
+            "give the same model and options, or another --out"
+            + (f" (and {len(found) - 1} more differences)" if found[1:] else ""),
+        )
+    return RunDirectory(options.out).cleared()
+
+
+def _foretold(model: ModelOptions | LoadedModel) -> tuple[dict[str, Any], bool]:
+    """What run.json will say of a model, as far as it is known before it is loaded, and whether
+    that tells it from all others."""
+    if isinstance(model, LoadedModel):
+        return dict(model.source), True
+    kind = kind_of(model.spec)
+    file = next((name for name in (model.weights, model.spec) if name and Path(name).is_file()), "")
+    known = checkpoint.record(Path(file)) if file else {}
+    if kind in ("torchvision", "timm"):
+        known |= {"name": model.spec.removeprefix(f"{kind}:")}
+        known |= {} if file else {"weights": model.weights or "default"}
+    plain = replace(ModelOptions(model.spec, weights=model.weights), device=model.device)
+    return {"kind": kind, **known}, kind != "factory" and model == plain
+
+
+def kept(folder: ImageFolder, sample: Sample, fingerprint: str) -> ImageResult | None:
+    """An image that is complete: its manifest is there, and fits the run and the file."""
+    if not folder.is_complete:
+        return None
+    try:
+        manifest = read_kept(folder.root, folder.name)
+        if manifest.fingerprint != fingerprint or manifest.image.sha256 != images.digest(sample):
+            return None
+        return _read_back(manifest, sample, folder)
+    except (StoreError, ImageError):
+        return None
+
+
+def _read_back(manifest: Manifest, sample: Sample, folder: ImageFolder) -> ImageResult:
+    return ImageResult(
+        sample.name,
+        folder.name,
+        tuple(manifest.captures),
+        tuple(manifest.skipped),
+        tuple(manifest.never_ran),
+        outcome=Outcome(tuple(manifest.prediction)),
+        kept=True,
+    )

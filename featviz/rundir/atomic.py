@@ -1,0 +1,209 @@
+"""Files that we write: their names, and how they come to stand where they stand.
+
+A file is written under an unguessable name beside its final one and moved there. Nothing is written
+through a symbolic link below the folder that the user named. Nothing here needs torch.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import secrets
+import stat
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path, PurePosixPath
+from typing import BinaryIO, NamedTuple
+
+from featviz.errors import StoreError
+from featviz.text import quoted
+
+PART = re.compile(r"\.(.+?)(?:\.[0-9a-f]{16})?\.part", re.DOTALL)
+"""Names of what is being written: `.NAME.<16 hex digits>.part` beside NAME (`.NAME.part` up to
+0.1.0). Where one is left, the process that wrote it was killed."""
+
+_BUFFER = 2**20
+"""Bytes of a file's write buffer: most pictures go to the system at once."""
+
+_LONGEST = 200
+"""Bytes of a file's name that its hidden name keeps."""
+_DIRECTORY = os.O_RDONLY | getattr(os, "O_DIRECTORY", 0) | getattr(os, "O_CLOEXEC", 0)
+_NOFOLLOW = getattr(os, "O_NOFOLLOW", 0)
+_NEW = (
+    os.O_WRONLY
+    | os.O_CREAT
+    | os.O_EXCL
+    | _NOFOLLOW
+    | getattr(os, "O_CLOEXEC", 0)
+    | getattr(os, "O_BINARY", 0)
+)
+_HAS_PLACES = {os.open, os.mkdir, os.stat, os.unlink, os.rmdir} <= os.supports_dir_fd
+"""Whether the system opens files relative to a folder that is open (Windows does not)."""
+
+
+class _Place(NamedTuple):
+    """A folder that is open: what is done by it happens in this folder, whatever is put in its
+    place meanwhile."""
+
+    path: Path
+    fd: int | None
+    """None where the system has no such thing."""
+
+    def name(self, own: str) -> str:
+        return own if self.fd is not None else str(self.path / own)
+
+
+@contextmanager
+def atomic(path: Path, below: Path | None = None) -> Iterator[BinaryIO]:
+    """Open a file beside its final name; move it there if the block succeeds.
+
+    Folders that are missing are made. A link in the file's place is replaced, not followed.
+
+    Args:
+        below: a folder that the path lies in. Then no folder on the way from it to the file may be
+            a symbolic link.
+
+    Raises:
+        StoreError: the file cannot be written; names it.
+    """
+    with reported(path), _opened(path.parent, below) as place:
+        part = part_name(path.name)
+        descriptor = os.open(place.name(part), _NEW, 0o666, dir_fd=place.fd)
+        try:
+            with os.fdopen(descriptor, "wb", buffering=_BUFFER) as file:
+                yield file
+            _move(place, part, path)
+        except BaseException:
+            with suppress(FileNotFoundError):
+                os.unlink(place.name(part), dir_fd=place.fd)
+            raise
+
+
+def part_name(name: str) -> str:
+    """An unguessable name for what is being written and will have this one; a very long name is
+    cut, so that the system takes it."""
+    short = os.fsdecode(os.fsencode(name)[:_LONGEST])
+    return f".{short}.{secrets.token_hex(8)}.part"
+
+
+def part_of(name: str) -> str | None:
+    """The name of the file that was being written under a hidden one; None for any other name."""
+    found = PART.fullmatch(name)
+    return None if found is None else found[1]
+
+
+def refuse_links(root: Path, ways: Iterable[str]) -> None:
+    """Say before the work that something below a folder is a symbolic link.
+
+    Args:
+        ways: paths relative to the folder, with forward slashes; what is not there is no link.
+
+    Raises:
+        StoreError: names the first link.
+    """
+    seen: set[Path] = set()
+    for way in ways:
+        path = root
+        for part in PurePosixPath(way).parts:
+            path = path / part
+            if path not in seen and path.is_symlink():
+                raise _through_link(path)
+            seen.add(path)
+
+
+def remove(root: Path, ways: Iterable[str]) -> None:
+    """Remove files below a folder, in this order, then the folders that this has emptied; what is
+    gone already, or has become a folder, is passed over.
+
+    Raises:
+        StoreError: a file cannot be removed, or has come to lie behind a link; names it.
+    """
+    folders: dict[Path, None] = {}
+    for way in ways:
+        path = root / way
+        with reported(path), suppress(FileNotFoundError, IsADirectoryError, NotADirectoryError):
+            with _opened(path.parent, root, make=False) as place:
+                os.unlink(place.name(path.name), dir_fd=place.fd)
+            folders |= dict.fromkeys(root.joinpath(*parts) for parts in _above(way))
+    for folder in sorted(folders, key=lambda folder: len(folder.parts), reverse=True):
+        with suppress(OSError), _opened(folder.parent, root, make=False) as place:
+            os.rmdir(place.name(folder.name), dir_fd=place.fd)
+
+
+def remove_empty(folder: Path) -> None:
+    """Remove a folder and those below it, as far as they hold no files."""
+    if not folder.is_symlink():
+        for place, _, _ in os.walk(folder, topdown=False):
+            with suppress(OSError):
+                Path(place).rmdir()
+
+
+def _above(way: str) -> Iterator[tuple[str, ...]]:
+    parts = PurePosixPath(way).parts
+    return (parts[:count] for count in range(1, len(parts)))
+
+
+def _move(place: _Place, part: str, path: Path) -> None:
+    """Give a finished file its name."""
+    own = place.name(path.name)
+    os.replace(place.name(part), own, src_dir_fd=place.fd, dst_dir_fd=place.fd)
+
+
+@contextmanager
+def _opened(folder: Path, below: Path | None, make: bool = True) -> Iterator[_Place]:
+    """Open a folder; what lies below `below` component by component, following no link."""
+    base = folder if below is None else below
+    parts = PurePosixPath(os.path.relpath(folder, base).replace(os.sep, "/")).parts
+    if ".." in parts:
+        raise OSError(errno.EINVAL, f"it lies outside {base}")
+    if make:
+        base.mkdir(parents=True, exist_ok=True)
+    place = _Place(base, os.open(base, _DIRECTORY) if _HAS_PLACES else None)
+    try:
+        for part in parts:
+            inner = _enter(place, part, make)
+            if place.fd is not None:
+                os.close(place.fd)
+            place = inner
+        yield place
+    finally:
+        if place.fd is not None:
+            os.close(place.fd)
+
+
+def _enter(place: _Place, part: str, make: bool) -> _Place:
+    """Open a folder in a folder; a link is refused."""
+    path = place.path / part
+    if make:
+        with suppress(FileExistsError):
+            os.mkdir(place.name(part), dir_fd=place.fd)
+    mode = os.stat(place.name(part), dir_fd=place.fd, follow_symlinks=False).st_mode
+    if stat.S_ISLNK(mode):
+        raise _through_link(path)
+    if place.fd is None:
+        return _Place(path, None)
+    return _Place(path, os.open(part, _DIRECTORY | _NOFOLLOW, dir_fd=place.fd))
+
+
+def _through_link(path: Path) -> StoreError:
+    return StoreError(
+        f"{quoted(str(path))} is a symbolic link, and nothing is written through one",
+        "remove it, or name another folder with --out",
+    )
+
+
+@contextmanager
+def reported(path: Path) -> Iterator[None]:
+    """Turn what the system says of a path into a StoreError that names it.
+
+    Raises:
+        StoreError: the block raised an OSError.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise StoreError(
+            f"{path} cannot be written: {error.strerror or error}",
+            "what is complete stays complete; --resume when it works, or another --out",
+        ) from error

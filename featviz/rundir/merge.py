@@ -1,0 +1,215 @@
+"""The story of `merge`: parts of a run that were made apart, as one run directory."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import zip_longest
+from pathlib import Path, PurePosixPath
+from typing import Any, BinaryIO
+
+from featviz.errors import CompareError, StoreError, UsageError
+from featviz.rundir import staging
+from featviz.rundir.ownership import of_run
+from featviz.rundir.read import ReadImage, ReadRun, read_run, same_content
+from featviz.rundir.write import MANIFEST_FILE, RUN_FILE, RunDirectory
+from featviz.text import quoted
+
+_OWN = ("images", "failures", "schema_version")
+"""Of run.json: what is not of the parts in common, or is written anew."""
+
+
+@dataclass(frozen=True)
+class MergeResult:
+    """What was joined."""
+
+    out: Path
+    images: tuple[str, ...]
+    failures: tuple[str, ...]
+    incomplete: tuple[str, ...]
+    """Named in the parts, but without a manifest there: left out."""
+    total: int
+    """Images that the run was to have."""
+
+    @property
+    def exit_code(self) -> int:
+        """0 where all images are there, else 3."""
+        return 0 if len(self.images) == self.total else 3
+
+
+def merge(parts: Sequence[Path], out: Path, overwrite: bool = False) -> MergeResult:
+    """Join parts of a run; the result is what one run over all their images writes.
+
+    Files are hard links to those of the parts where the file system has them, else copies.
+
+    Raises:
+        FeatvizError: the parts are not of one run, or disagree on an image; a file cannot be read
+            or written. Then nothing is left under `out`.
+    """
+    _check_apart(parts, out)
+    staging.check_free(out, overwrite, of_run, [RUN_FILE])
+    runs = [_read(part) for part in parts]
+    for run in runs[1:]:
+        _check_alike(runs[0], run)
+    images = _images(runs)
+    record = _record(runs, images)
+    with staging.replacing(out, of_run) as fresh:
+        for image in images.values():
+            _bring(image, fresh / image.folder)
+        RunDirectory(fresh).write_run(record)
+    lost = sorted({name for run in runs for name in run.incomplete} - set(images))
+    failures = tuple(row["image"] for row in record["failures"])
+    complete, total = record["images"]["complete"], record["images"]["total"]
+    return MergeResult(out, tuple(complete), failures, tuple(lost), total)
+
+
+def _check_apart(parts: Sequence[Path], out: Path) -> None:
+    """Whether no folder is named twice, or would be written into."""
+    seen: dict[Path, Path] = {}
+    for part in parts:
+        where = part.resolve()
+        if where in seen:
+            raise UsageError(f"{seen[where]} and {part} are one folder", "name each part once")
+        if out.resolve().is_relative_to(where) or where.is_relative_to(out.resolve()):
+            raise UsageError(f"--out {out} and the part {part} overlap", "name another --out")
+        seen[where] = part
+
+
+def _read(part: Path) -> ReadRun:
+    """Read a part, all of whose complete images must be whole: a merged run takes their place.
+
+    Raises:
+        StoreError: it is no run, or names the first image that does not fit its manifest.
+    """
+    run = read_run(part)
+    for reason in run.damaged.values():
+        raise StoreError(f"{quoted(str(part))}: {reason}", "take this image out, or run it again")
+    return run
+
+
+def _check_alike(first: ReadRun, other: ReadRun) -> None:
+    """Whether two parts are of one run.
+
+    Raises:
+        CompareError: names the first entry of run.json that differs.
+    """
+    one, two = _flat(first.record), _flat(other.record)
+    for name in one | two:
+        if one.get(name) != two.get(name):
+            raise CompareError(
+                f"{first.root} and {other.root} are not parts of one run: {name} is "
+                f"{one.get(name)!r} in the first and {two.get(name)!r} in the second",
+                "run the parts with the same model, layers and options",
+            )
+
+
+def _flat(record: Mapping[str, Any]) -> dict[str, Any]:
+    """`options.normalize` and the like, to their values."""
+    found: dict[str, Any] = {}
+    for name, value in record.items():
+        if isinstance(value, dict) and name not in _OWN:
+            found |= {f"{name}.{key}": inner for key, inner in value.items()}
+        elif name not in _OWN:
+            found[name] = value
+    return found
+
+
+def _images(runs: Sequence[ReadRun]) -> dict[str, ReadImage]:
+    """All complete images.
+
+    Raises:
+        CompareError: parts have the same image with different results.
+    """
+    found: dict[str, ReadImage] = {}
+    for run in runs:
+        for name, image in run.images.items():
+            earlier = found.setdefault(name, image)
+            if not _same(earlier, image):
+                raise CompareError(
+                    f"{name} is not the same in {earlier.path} and {image.path}",
+                    "take it out of one of them",
+                )
+    return found
+
+
+def _same(one: ReadImage, other: ReadImage) -> bool:
+    return one is other or same_content((one, MANIFEST_FILE), (other, MANIFEST_FILE))
+
+
+def _record(runs: Sequence[ReadRun], complete: Collection[str]) -> dict[str, Any]:
+    """The content of run.json: an image that failed in one part and is complete in another is
+    complete."""
+    parts = [_names(run) for run in runs]
+    order = _in_order(parts, [set(run.record["images"].get("missing", [])) for run in runs])
+    errors = {name: error for run in reversed(runs) for name, error in run.failures.items()}
+    failed = [name for name in order if name in errors and name not in complete]
+    twice = sum(map(len, parts)) - len(order)
+    images = {
+        "total": sum(int(run.record["images"]["total"]) for run in runs) - twice,
+        "complete": [name for name in order if name in complete],
+    }
+    if any("missing" in run.record["images"] for run in runs):
+        images["missing"] = [n for n in order if n not in complete and n not in errors]
+    shared = {name: value for name, value in runs[0].record.items() if name not in _OWN}
+    failures = [{"image": name, "error": errors[name]} for name in failed]
+    return {**shared, "images": images, "failures": failures}
+
+
+def _names(run: ReadRun) -> list[str]:
+    """All images that a part knows of, as far as it tells in their order."""
+    listed = run.record["images"]
+    complete = dict.fromkeys([*listed["complete"], *run.images])
+    names = list(complete | dict.fromkeys([*run.failures, *listed.get("missing", [])]))
+    return sorted(names, key=PurePosixPath) if _is_sorted(list(complete)) else names
+
+
+def _in_order(parts: Sequence[Sequence[str]], missing: Sequence[Collection[str]]) -> list[str]:
+    """The names of all parts, in the order in which one run would have come to them.
+
+    A folder's images come in the order of their paths, and the parts' too. Where images were
+    listed otherwise, the parts are taken for every n-th image each, in the order of the parts, if
+    their lengths are those of such parts; else one follows the other. What a part lists as missing,
+    it may just have left to another.
+    """
+    if all(map(_is_sorted, parts)) and max(map(len, parts)) > 1:
+        return sorted({name for part in parts for name in part}, key=PurePosixPath)
+    pairs = zip(parts, missing, strict=True)
+    own = [[name for name in part if name not in absent] for part, absent in pairs]
+    counts = [len(part) for part in own]
+    dealt = sorted(counts, reverse=True) == counts and counts[0] - counts[-1] <= 1
+    rows = zip_longest(*own) if dealt else own
+    found = [name for row in rows for name in row if name is not None]
+    return list(dict.fromkeys([*found, *(name for part in parts for name in part)]))
+
+
+def _is_sorted(names: Sequence[str]) -> bool:
+    return list(names) == sorted(names, key=PurePosixPath)
+
+
+def _bring(image: ReadImage, target: Path) -> None:
+    """An image's files, as far as its manifest names them."""
+    for name in image.files:
+        goal = target / name
+        with image.open(name) as source:
+            try:
+                goal.parent.mkdir(parents=True, exist_ok=True)
+                _link_or_copy(image.path / name, source, goal)
+            except OSError as error:
+                path = quoted(str(image.path / name))
+                raise StoreError(f"{path} cannot be brought to {goal}: {error.strerror}") from error
+
+
+def _link_or_copy(path: Path, source: BinaryIO, target: Path) -> None:
+    """A hard link to the file that is open; a copy where there are none (another disk, a file
+    system without), or where something else has taken the file's place."""
+    try:
+        os.link(path, target, follow_symlinks=False)
+        if os.path.samestat(target.lstat(), os.fstat(source.fileno())):
+            return
+        target.unlink()
+    except OSError:
+        pass
+    with target.open("xb") as copy:
+        shutil.copyfileobj(source, copy)

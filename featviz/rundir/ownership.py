@@ -1,0 +1,359 @@
+"""Which files of a folder featviz wrote: what `--overwrite` may remove, and what stops it.
+
+A folder is ours if our record in it parses and says what our writers always say; a file is ours if
+that record, or the manifest of one of its images, lists it. An image without a manifest was being
+written when its run was killed: in its folder those files are ours that have the names that featviz
+gives. Nothing here needs torch.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+import zipfile
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from featviz import files
+from featviz.errors import FileError, StoreError
+from featviz.rundir import atomic
+from featviz.text import quoted, safe_name, safe_way
+
+RUN_FILE, MANIFEST_FILE, STATS_FILE = "run.json", "manifest.json", "stats.npz"
+INPUT_FILE, BASES_FILE = "input.png", "bases.npz"
+AUDIT_FILE, MODELS_FILE, DIFF_FILE = "audit.json", "models.json", "diff.json"
+REPORT, REPORT_FILE, INDEX_FILE = "report", "report.html", "index.html"
+
+GENERATOR = b'<meta name="generator" content="featviz'
+"""Stands at the beginning of every page of a report."""
+
+_HEAD = 1000
+"""Bytes of a page in which its generator stands."""
+_LARGEST = 2**28
+"""Bytes of a record: a manifest has about 500 for a picture."""
+_SHOWN = 3
+"""Foreign files that a message names."""
+
+_LAYER_FILE = re.compile(
+    r"\d{3,}_[^/]+/(output|input|grad|grad-input|grad-output|kernel)([.-][^/]*)?"
+    r"\.(png|webp|jpg|npy)"
+)
+"""A file of a layer in an image's folder: the only names that a manifest can list."""
+_REPORT_FILE = re.compile(r"(image|layer)-\d+\.(html|js)|index\.(html|js)")
+_ASSETS = ("style.css", "tiles.js", "report.js", "icon.svg")
+_SCRIPT = b"window.FEATVIZ"
+
+Owns = Callable[[str], bool]
+"""Whether a file, by its way relative to the folder, with forward slashes, was written by us."""
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A result of featviz in a folder, as its own record tells it."""
+
+    root: Path
+    record: Mapping[str, Any]
+    owns: Owns
+    complete: int = 1
+    """Images that are whole; 0 where replacing it loses nothing."""
+    first: tuple[str, ...] = ()
+    """Files that go first when it is removed: without them nothing looks complete."""
+    last: str = ""
+    """The record, which goes last: until then the rest is known to be ours."""
+    unlisted: tuple[str, ...] = ()
+    """Names of images that only their own manifests know of."""
+
+    def strangers(self, besides: Collection[Path] = ()) -> list[str]:
+        """Files below the folder that featviz did not write, folders of nothing else as `src/`.
+
+        Args:
+            besides: files that the user has named for this command to write.
+        """
+        ours, others = self._sorted(besides)
+        tops = {PurePosixPath(way).parts[0] for way in ours}
+        shown: dict[str, None] = {}
+        for way in others:
+            first, *deeper = PurePosixPath(way).parts
+            shown[f"{first}/" if deeper and first not in tops else way] = None
+        return list(shown)
+
+    def check(self, besides: Collection[Path] = ()) -> None:
+        """Refuse to replace what is not ours.
+
+        Raises:
+            StoreError: names some of the files.
+        """
+        if others := self.strangers(besides):
+            names = ", ".join(quoted(name, 80) for name in others[:_SHOWN])
+            more = f" (and {len(others) - _SHOWN} more)" if others[_SHOWN:] else ""
+            raise StoreError(
+                f"--out {self.root} holds files that featviz did not write: {names}{more}",
+                "move them away, or name another folder with --out",
+            )
+
+    def files(self, besides: Collection[Path] = ()) -> list[str]:
+        """What is ours, in the order in which it is to go: the record last.
+
+        Raises:
+            StoreError: something in the folder is not ours.
+        """
+        self.check(besides)
+        ours, _ = self._sorted(besides)
+        order = dict.fromkeys(self.first, 0) | {self.last: 3}
+        return sorted(ours, key=lambda way: order.get(way, 2 if way.endswith(INDEX_FILE) else 1))
+
+    def _sorted(self, besides: Collection[Path]) -> tuple[list[str], list[str]]:
+        """All files below the folder: ours, and the others; without those besides."""
+        root = os.path.realpath(self.root)
+        apart = {os.path.relpath(os.path.realpath(p), root).replace(os.sep, "/") for p in besides}
+        ours: list[str] = []
+        others: list[str] = []
+        for way, regular in _walk(self.root):
+            if way not in apart:
+                (ours if regular and self._is_ours(way) else others).append(way)
+        return ours, others
+
+    def _is_ours(self, way: str) -> bool:
+        """A file that is listed, or was being written in the place of one."""
+        path = PurePosixPath(way)
+        meant = atomic.part_of(path.name)
+        return self.owns(way if meant is None else str(path.with_name(meant)))
+
+
+def of_run(root: Path) -> Claim | None:
+    """The run, or the kernels, that a folder holds; None where there is none of featviz."""
+    record = _record(root, RUN_FILE)
+    if record is None or not _is_run(record):
+        return None
+    report = _report_files(root / REPORT)
+    bases = bool(record["options"].get("shared_basis"))
+    own = {RUN_FILE, *([BASES_FILE] if bases else [])}
+    if _is_page(root, REPORT_FILE):
+        own.add(REPORT_FILE)
+    images = _Images(root, record)
+
+    def owns(way: str) -> bool:
+        inside = way.removeprefix(f"{REPORT}/")
+        return way in own or (inside != way and report(inside)) or images.own(way)
+
+    manifests = tuple(str(PurePosixPath(way) / MANIFEST_FILE) for way in images.complete)
+    return Claim(
+        root, record, owns, len(images.complete), manifests, RUN_FILE, tuple(images.unlisted)
+    )
+
+
+def of_audit(root: Path) -> Claim | None:
+    """The audit that a folder holds, of one model or of several."""
+    listed = _audit_files(root)
+    if (several := _record(root, MODELS_FILE)) is not None and "models" in several:
+        rows = several["models"]
+        labels = [row.get("model") for row in rows] if _are_dicts(rows) else []
+        own = [safe_name(f"{n:02d}_{label}") for n, label in enumerate(labels)]
+        inside = {f"{name}/{way}" for name in own for way in _audit_files(root / name)}
+        listed |= {MODELS_FILE, "models.png", *inside}
+    return Claim(root, {}, listed.__contains__) if listed else None
+
+
+def of_diff(root: Path) -> Claim | None:
+    """The difference of two runs that a folder holds."""
+    record = _record(root, DIFF_FILE)
+    if record is None or not {"base", "new", "tolerance", "equal", "layers"} <= record.keys():
+        return None
+    maps = _listed(record.get("maps"), "file")
+    listed = {DIFF_FILE, "style.css", *(way for way in maps if re.fullmatch(r"\d\d_[^/]+", way))}
+    return Claim(root, record, listed.__contains__)
+
+
+def of_report(root: Path) -> Claim | None:
+    """The report that a folder holds: its pages say who wrote them."""
+    return Claim(root, {}, _report_files(root)) if _is_page(root, INDEX_FILE) else None
+
+
+def left_of_image(root: Path, way: str) -> list[str]:
+    """Files of ours in the folder of an image that is not complete, the manifest first; relative
+    to the run directory, as the folder."""
+    found = [inside for inside, regular in _walk(root / way) if regular and _is_left(inside)]
+    found.sort(key=lambda inside: inside != MANIFEST_FILE)
+    return [f"{way}/{inside}" if way else inside for inside in found]
+
+
+def is_archive_of_run(path: Path) -> bool:
+    """Whether a file is a zip file with a run of featviz."""
+    broken = (OSError, FileError, ValueError, KeyError, RuntimeError, zipfile.BadZipFile)
+    with suppress(*broken), files.open_regular(path) as file, zipfile.ZipFile(file) as packed:
+        with packed.open(RUN_FILE) as record:
+            content = files.parse_json(record.read(_LARGEST).decode("utf-8"))
+        return _is_record(content) and _is_run(content)
+    return False
+
+
+def is_page(path: Path) -> bool:
+    """Whether a file is a page that featviz wrote."""
+    return _is_page(path.parent, path.name)
+
+
+class _Images:
+    """The folders of a run's images."""
+
+    def __init__(self, root: Path, record: Mapping[str, Any]) -> None:
+        self.root = root
+        alone = record.get("kind") is not None  # kernels stand in the root
+        self.folders = {""} if alone else {safe_way(name) for name in _names(record)}
+        self.complete = _manifests(root)
+        self.unlisted = []
+        for way in () if alone else [way for way in self.complete if way not in self.folders]:
+            if (name := self._name_of(way)) is None:
+                self.complete.remove(way)
+            else:
+                self.unlisted.append(name)
+        self.folders |= set(self.complete)
+        self._listed: dict[str, Collection[str] | None] = {}
+
+    def own(self, way: str) -> bool:
+        """Whether a file lies in an image's folder, and its manifest lists it; without a manifest,
+        whether it has a name that featviz gives."""
+        for above in PurePosixPath(way).parents:
+            folder = "" if str(above) == "." else str(above)
+            if folder in self.folders:
+                listed = self._what_is_in(folder)
+                inside = way[len(folder) + 1 :] if folder else way
+                return _is_own_name(inside) if listed is None else inside in listed
+        return False
+
+    def _what_is_in(self, folder: str) -> Collection[str] | None:
+        """What the manifest lists; None where it cannot tell."""
+        if folder not in self._listed:
+            content = _record(self.root / folder, MANIFEST_FILE, self.root)
+            rows = None if content is None else content.get("captures")
+            self._listed[folder] = _in_manifest(rows) if _are_dicts(rows) else None
+        return self._listed[folder]
+
+    def _name_of(self, way: str) -> str | None:
+        """The image that a manifest speaks of, if it stands where this image's folder is."""
+        content = _record(self.root / way, MANIFEST_FILE, self.root)
+        image = content.get("image") if content is not None else None
+        name = image.get("path") if isinstance(image, dict) else None
+        return name if isinstance(name, str) and safe_way(name) == way else None
+
+
+def _in_manifest(rows: Any) -> Collection[str]:
+    """The files of an image, as its manifest lists them."""
+    named = [way for kind in ("file", "tensor", "figure") for way in _listed(rows, kind)]
+    pictures = (way for way in named if _LAYER_FILE.fullmatch(way))
+    return {MANIFEST_FILE, STATS_FILE, INPUT_FILE, *pictures}
+
+
+def _is_left(inside: str) -> bool:
+    """Whether a file in an image's folder is ours, or was being written in the place of one."""
+    path = PurePosixPath(inside)
+    meant = atomic.part_of(path.name)
+    return _is_own_name(inside if meant is None else str(path.with_name(meant)))
+
+
+def _is_own_name(inside: str) -> bool:
+    plain = (MANIFEST_FILE, STATS_FILE, INPUT_FILE)
+    return inside in plain or _LAYER_FILE.fullmatch(inside) is not None
+
+
+def _is_run(record: Mapping[str, Any]) -> bool:
+    """Whether a run.json has what ours have had from the first."""
+    texts = all(isinstance(record.get(name), str) for name in ("featviz", "torch"))
+    tables = all(isinstance(record.get(name), dict) for name in ("model", "options"))
+    if not texts or not tables or not isinstance(record.get("layers"), list):
+        return False
+    if record.get("kind") is not None:
+        return bool(record["kind"] == "kernels")
+    images = record.get("images")
+    listed = isinstance(images, dict) and isinstance(images.get("complete"), list)
+    return listed and _are_dicts(record.get("failures"))
+
+
+def _names(record: Mapping[str, Any]) -> list[str]:
+    """The images that a run.json knows of."""
+    images = record["images"]
+    missing = images.get("missing", [])
+    names = [*images["complete"], *(missing if isinstance(missing, list) else [])]
+    names += _listed(record["failures"], "image")
+    return [name for name in names if isinstance(name, str) and name]
+
+
+def _audit_files(root: Path) -> set[str]:
+    """What the audit of one model lists; nothing where there is none."""
+    record = _record(root, AUDIT_FILE)
+    if record is None or not {"featviz", "model", "options", "layers", "total"} <= record.keys():
+        return set()
+    drawn = _listed(record.get("drawn"), "file")
+    pictures = {way for way in drawn if re.fullmatch(r"suspects/[^/]+\.png", way)}
+    return {AUDIT_FILE, "channels.npz", "apoz.png", *pictures}
+
+
+def _report_files(root: Path) -> Owns:
+    """Files of a report, by name, and by how they begin."""
+
+    def owns(way: str) -> bool:
+        if way in _ASSETS:
+            return _is_page(root, INDEX_FILE)
+        if _REPORT_FILE.fullmatch(way) is None:
+            return False
+        return (
+            _is_page(root, way) if way.endswith(".html") else _head(root, way).startswith(_SCRIPT)
+        )
+
+    return owns
+
+
+def _is_page(root: Path, name: str) -> bool:
+    return GENERATOR in _head(root, name)
+
+
+def _head(root: Path, name: str) -> bytes:
+    with suppress(OSError, FileError), files.open_regular(root / name, below=root) as file:
+        return file.read(_HEAD)
+    return b""
+
+
+def _record(folder: Path, name: str, below: Path | None = None) -> dict[str, Any] | None:
+    """One of our records; None where it is another program's, or cannot be read."""
+    with suppress(OSError, FileError):
+        found = files.read_json(folder / name, _LARGEST, below or folder)
+        if _is_record(found):
+            return dict(found)
+    return None
+
+
+def _is_record(content: Any) -> bool:
+    version = content.get("schema_version") if isinstance(content, dict) else None
+    return isinstance(version, int) and not isinstance(version, bool) and version >= 1
+
+
+def _are_dicts(rows: object) -> bool:
+    return isinstance(rows, list) and all(isinstance(row, dict) for row in rows)
+
+
+def _listed(rows: Any, name: str) -> list[str]:
+    """One text of each row, where it has it."""
+    if not isinstance(rows, list):
+        return []
+    found = [row.get(name) for row in rows if isinstance(row, dict)]
+    return [text for text in found if isinstance(text, str)]
+
+
+def _walk(root: Path) -> Iterator[tuple[str, bool]]:
+    """All files below a folder, links and the like among them, and whether they are regular."""
+    for place, folders, names in os.walk(root):
+        links = [name for name in folders if Path(place, name).is_symlink()]
+        for name in sorted([*names, *links]):
+            path = Path(place, name)
+            with suppress(FileNotFoundError):
+                yield path.relative_to(root).as_posix(), stat.S_ISREG(path.lstat().st_mode)
+
+
+def _manifests(root: Path) -> list[str]:
+    """Folders below a run directory that have a manifest, however deep; its own is ""."""
+    ways = [PurePosixPath(way) for way, regular in _walk(root) if regular]
+    folders = [str(way.parent) for way in ways if way.name == MANIFEST_FILE]
+    return ["" if folder == "." else folder for folder in folders]

@@ -1,0 +1,253 @@
+"""Gates, the baseline and the JUnit report: what breaks, with which figure and exit code."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import numpy as np
+import planted
+import pytest
+from conftest import Outcome
+from PIL import Image
+
+from featviz.audit import gates
+from featviz.audit.findings import RULES
+from featviz.errors import UsageError
+from featviz.records import Verdict
+from featviz.rundir import junit
+
+PLANTED = Path(planted.__file__)
+Run = Callable[..., Outcome]
+
+
+def layer(name: str, channels: int, call: int = 0, type: str = "ReLU", **found: Any) -> Any:
+    label = f"{name}.call{call}" if call else name
+    return {"layer": name, "label": label, "type": type, "channels": channels, "findings": found}
+
+
+LAYERS = [
+    layer("layer1.relu", 20, dead=[3], constant=[], nonfinite=[]),
+    layer("layer1.relu", 20, call=1, dead=[0, 1], constant=[5], nonfinite=[]),
+    layer("layer3/fn:relu", 60, type="fn:relu", dead=[], constant=[1, 2, 3], nonfinite=[]),
+    layer("layer4.act", 100, type="GELU", constant=[], nonfinite=[7]),
+]
+
+
+@pytest.mark.parametrize(
+    ("text", "held", "words"),
+    [
+        ("dead>3", True, "3 of 100 channels dead (3.00 %)"),  # layer4.act is not judged for it
+        ("dead>2", False, "3 of 100 channels dead (3.00 %)"),
+        ("dead>=3", False, "3 of 100 channels dead (3.00 %)"),
+        ("dead>3%", True, "3 of 100 channels dead (3.00 %)"),
+        ("dead>=3%", False, "3 of 100 channels dead (3.00 %)"),
+        ("dead>2.9%", False, "3 of 100 channels dead (3.00 %)"),
+        (" dead > 2.9 % ", False, "3 of 100 channels dead (3.00 %)"),
+        ("constant>2%", True, "4 of 200 channels constant (2.00 %)"),
+        ("nonfinite>0", False, "1 of 200 channels nonfinite (0.50 %)"),
+        ("layer3*:constant>2", False, "3 of 60 channels constant (5.00 %)"),
+        ("layer1.*:constant>1", True, "1 of 40 channels constant (2.50 %)"),
+        ("layer1.relu.call1:dead>1", False, "2 of 20 channels dead (10.00 %)"),
+        ("layer3/fn:relu:dead>0", True, "0 of 60 channels dead (0.00 %)"),
+        ("fn:relu:constant>2", False, "3 of 60 channels constant (5.00 %)"),
+        ("GELU:nonfinite>0", False, "1 of 100 channels nonfinite (1.00 %)"),
+    ],
+)
+def test_gates_count_what_they_say(text: str, held: bool, words: str) -> None:
+    """A percentage is a share of the channels that are judged, a plain number a count."""
+    assert gates.check(gates.parse(text, RULES), LAYERS) == Verdict(text.strip(), held, words)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("dead", "is no gate"),
+        ("dead<5", "is no gate"),
+        ("dead>five", "is no gate"),
+        ("dead>-1", "is no gate"),
+        ("dead>5%%", "is no gate"),
+        ("ded>5%", "there is no finding 'ded'"),
+        ("dead>101%", "can never break"),
+    ],
+)
+def test_what_is_no_gate(text: str, message: str) -> None:
+    """The value and what was expected."""
+    with pytest.raises(UsageError, match=message):
+        gates.parse(text, RULES)
+
+
+@pytest.mark.parametrize(
+    ("text", "message", "hint"),
+    [
+        ("layer9.*:dead>0", "no audited layer is called 'layer9.*'", "layer1.relu"),
+        ("layer4.*:dead>0", "no layer here can be judged for dead", "constant suits"),
+        ("redundant>0", "can be judged for redundant", "--redundant-at 0.98"),
+    ],
+)
+def test_a_gate_that_could_never_break_is_refused(text: str, message: str, hint: str) -> None:
+    """A misspelt layer would otherwise hold for ever."""
+    with pytest.raises(UsageError) as error:
+        gates.check(gates.parse(text, RULES), LAYERS)
+    assert message in error.value.message and hint in str(error.value.hint)
+
+
+def replaced(index: int, **found: Sequence[int]) -> list[Any]:
+    changed = [dict(row) for row in LAYERS]
+    changed[index]["findings"] = {**changed[index]["findings"], **found}
+    return changed
+
+
+def test_worse_than_the_baseline_names_the_new_channels() -> None:
+    """More of a finding in a layer is worse, wherever else it got better; fewer is not."""
+    assert gates.worse(LAYERS, LAYERS).held
+    assert gates.worse(replaced(0, dead=[4]), LAYERS).held  # another channel, but no more
+    assert gates.worse(replaced(0, dead=[]), LAYERS).held
+    verdict = gates.worse(replaced(1, dead=[], constant=[5, 8, 9]), LAYERS)
+    assert not verdict.held
+    assert verdict.words == ("layer1.relu.call1: 3 constant, 1 in the baseline (new: 8, 9)")
+    many = gates.worse(replaced(3, nonfinite=list(range(50))), LAYERS).words
+    assert "new: 0, 1, 2, 3, 4, 5, 6, 8 and 41 more" in many
+
+
+def test_only_what_both_have_is_compared() -> None:
+    """A new layer is named as not comparable; a finding the baseline was not asked is left out."""
+    before = [layer("layer1.relu", 20, dead=[3])]
+    assert gates.worse(LAYERS, before).held
+    assert gates.incomparable(LAYERS, before) == [
+        "layer1.relu.call1",
+        "layer3/fn:relu",
+        "layer4.act",
+    ]
+
+
+def test_junit_has_a_case_for_each_gate() -> None:
+    """What a CI server reads: names, counts, and the figure in the failure."""
+    verdicts = [Verdict("dead>5%", True, "fine"), Verdict("a<b&c", False, 'it is "broken" <here>')]
+    report = junit.document({"m.pth": verdicts, "n.pth": verdicts[:1]})
+    root = ElementTree.fromstring(report)
+    assert root.tag == "testsuites"
+    first, second = root
+    assert first.attrib == {
+        "name": "m.pth", "tests": "2", "failures": "1", "errors": "0", "skipped": "0",
+    }  # fmt: skip
+    assert second.attrib["failures"] == "0"
+    held, broken = first
+    assert held.attrib == {"classname": "featviz.audit.m.pth", "name": "dead>5%"}
+    assert held.find("failure") is None
+    failure = broken.find("failure")
+    assert failure is not None and broken.attrib["name"] == "a<b&c"
+    assert failure.attrib["message"] == failure.text == 'it is "broken" <here>'
+
+
+# ---------------------------------------------------------------------------------------------
+# The command line
+
+
+@pytest.fixture
+def call(tmp_path: Path) -> list[object]:
+    """An audit of the planted model on two pictures of noise."""
+    folder = tmp_path / "noise"
+    folder.mkdir()
+    generator = np.random.default_rng(0)
+    for index in range(2):
+        pixels = generator.integers(1, 256, (12, 10, 3), dtype=np.uint8)
+        Image.fromarray(pixels).save(folder / f"{index}.png")
+    return [
+        "audit", f"{PLANTED}:make", folder, "--size", "12x10", "--mean", "0,0,0",
+        "--std", "1,1,1", "--out", tmp_path / "out", "--overwrite",
+    ]  # fmt: skip
+
+
+def test_exit_code_4_and_the_gate_on_stderr(featviz: Run, call: list[object]) -> None:
+    """Every broken gate with its figure; those that hold are not named; results are written."""
+    done = featviz(
+        *call, "--fail-on", "dead>5%", "--fail-on", "dead>50%", "--fail-on", "act2:constant>1"
+    )
+    assert done.code == 4
+    assert "error: gate dead>5% is broken: 2 of 16 channels dead (12.50 %)" in done.err
+    assert "gate act2:constant>1 is broken: 2 of 8 channels constant (25.00 %)" in done.err
+    assert "dead>50%" not in done.err
+    assert "act2" in done.out
+    assert (Path(str(call[-2])) / "audit.json").is_file()
+
+
+def test_exit_code_0_where_all_hold(featviz: Run, call: list[object]) -> None:
+    """Limits that are not passed."""
+    assert featviz(*call, "--fail-on", "dead>2", "--fail-on", "nonfinite>20%").code == 0
+
+
+def test_a_broken_gate_outweighs_a_broken_image(featviz: Run, call: list[object]) -> None:
+    """3 with a broken image alone, 4 with a broken gate as well."""
+    (Path(str(call[2])) / "bad.png").write_bytes(b"")
+    assert featviz(*call, "--fail-on", "dead>2").code == 3
+    assert featviz(*call, "--fail-on", "dead>1").code == 4
+
+
+@pytest.mark.parametrize("gate", ["dead>>1", "nope:dead>1", "redundant>0", "act:ded>1"])
+def test_bad_gates_end_before_any_image_is_read(
+    gate: str, featviz: Run, call: list[object]
+) -> None:
+    """Exit code 2, and no results."""
+    done = featviz(*call, "--fail-on", gate)
+    assert done.code == 2 and f"--fail-on {gate!r}" in done.err
+    assert not Path(str(call[-2])).exists()
+
+
+@pytest.mark.slow
+def test_baseline_fails_on_what_got_worse(featviz: Run, call: list[object], tmp_path: Path) -> None:
+    """The same model against its own audit holds; against a healthier one it names channels."""
+    baseline = tmp_path / "baseline.json"
+    assert featviz(*call).code == 0
+    baseline.write_text((Path(str(call[-2])) / "audit.json").read_text())
+    assert featviz(*call, "--baseline", baseline).code == 0
+    content = json.loads(baseline.read_text())
+    content["layers"][1]["findings"]["constant"] = []
+    baseline.write_text(json.dumps(content))
+    done = featviz(*call, "--baseline", baseline)
+    assert done.code == 4
+    assert (
+        "error: gate baseline is broken: act2: 2 constant, 0 in the baseline (new: 0, 1)"
+        in done.err
+    )
+    del content["layers"][1]
+    baseline.write_text(json.dumps(content))
+    done = featviz(*call, "--baseline", baseline)
+    assert done.code == 0 and "the baseline lacks 1 layers, act2 first" in done.err
+
+
+@pytest.mark.parametrize(
+    "content", [None, "", "[]", '{"layers": []}', '{"layers": [{}], "schema_version": 1}',
+                '{"layers": [], "schema_version": 99}'],
+)  # fmt: skip
+def test_what_is_no_baseline(
+    content: str | None, featviz: Run, call: list[object], tmp_path: Path
+) -> None:
+    """A missing file, no JSON, or JSON of something else: exit code 2, with the path."""
+    path = tmp_path / "baseline.json"
+    if content is not None:
+        path.write_text(content)
+    done = featviz(*call, "--baseline", path)
+    assert done.code == 2 and f"--baseline {path} is no audit.json" in done.err
+
+
+def test_junit_is_written_whether_gates_hold_or_not(
+    featviz: Run, call: list[object], tmp_path: Path
+) -> None:
+    """The verdicts of the command line, the baseline's among them."""
+    report, baseline = tmp_path / "ci" / "audit.xml", tmp_path / "b.json"
+    featviz(*call)
+    baseline.write_text((Path(str(call[-2])) / "audit.json").read_text())
+    done = featviz(
+        *call, "--junit", report, "--fail-on", "dead>1", "--fail-on", "dead>2",
+        "--baseline", baseline,
+    )  # fmt: skip
+    assert done.code == 4
+    (suite,) = ElementTree.parse(report).getroot()
+    broken = {case.attrib["name"]: case.find("failure") is not None for case in suite}
+    assert broken == {"dead>1": True, "dead>2": False, "baseline": False}
+    assert suite.attrib["name"] == "planted.py:make"
+    assert [path.name for path in report.parent.iterdir()] == ["audit.xml"]

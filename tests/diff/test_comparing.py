@@ -1,0 +1,271 @@
+"""The numbers of `diff`: differences of arrays, and what a run's files say of the values."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import array_shapes, arrays
+from PIL import Image
+from torch import Tensor
+
+from featviz.diff.comparing import compare, compare_stats, joined, no_change, scale_of, signed
+from featviz.diff.readback import from_picture, from_tensor, is_part
+from featviz.drawing import draw as drawing
+from featviz.drawing import normalize
+from featviz.records import Capture, DrawOptions, Hints, Layer, Site, Windows
+
+NUMBERS = st.floats(-1e6, 1e6, width=32) | st.sampled_from([np.nan, np.inf, -np.inf, 0.0, -0.0])
+PAIRS = array_shapes(min_dims=2, max_dims=2, max_side=6).flatmap(
+    lambda shape: st.tuples(*[arrays(np.float32, shape, elements=NUMBERS)] * 2)
+)
+
+
+def unlike(base: np.ndarray, new: np.ndarray) -> np.ndarray:
+    """Values that are no number on one side and something else on the other."""
+    equal = (base == new) | (np.isnan(base) & np.isnan(new))
+    return ~equal & ~(np.isfinite(base) & np.isfinite(new))
+
+
+@settings(max_examples=300, deadline=None)
+@given(PAIRS, st.floats(0, 1e6), st.floats(0, 1))
+@pytest.mark.slow
+def test_a_channel_differs_as_allclose_says(
+    pair: tuple[np.ndarray, np.ndarray], size: float, tolerance: float
+) -> None:
+    """numpy.isclose(rtol=tolerance, atol=tolerance * scale), on the larger of both values."""
+    base, new = pair
+    size += max(abs(values[np.isfinite(values)]).max(initial=0) for values in pair)
+    change = compare(base, new, size)
+    b, n = base.astype(np.float64), new.astype(np.float64)
+    with np.errstate(all="ignore"):
+        larger, gap = np.maximum(abs(b), abs(n)), abs(n - b)
+        beyond = gap > tolerance * larger + tolerance * size
+        near = np.isclose(gap, tolerance * (larger + size), rtol=1e-9)
+    finite = np.isfinite(b) & np.isfinite(n)
+    expected = (beyond & finite).any(1) | unlike(b, n).any(1)
+    sure = ~(near & finite).any(1)
+    np.testing.assert_array_equal(change.differs(tolerance)[sure], expected[sure])
+    np.testing.assert_array_equal(change.unlike, unlike(b, n).sum(1))
+    assert ((change.relative >= 0) & (change.relative <= 1)).all()
+
+
+def test_equal_is_no_change() -> None:
+    """Not by one bit, whatever the values; two zero channels are alike."""
+    values = np.random.default_rng(0).normal(size=(5, 700_000)).astype(np.float32)
+    values[1] = 0
+    values[2, ::3] = np.nan
+    values[3, ::3] = -np.inf
+    change = compare(values, values.copy(), 5.0)
+    for name, column in vars(no_change(5, 700_000)).items():
+        if name != "products":
+            np.testing.assert_allclose(getattr(change, name), column, rtol=1e-12, err_msg=name)
+    assert change.layer_cosine == pytest.approx(no_change(5, 700_000).layer_cosine) == 1
+    assert not change.differs(0.0).any()
+
+
+def test_cosine_is_torchs() -> None:
+    """Over all blocks of a large channel; a zero channel against another gives 0."""
+    rng = np.random.default_rng(0)
+    base, new = rng.normal(size=(2, 4, 200_000)) * 1e200
+    base[2] = 0
+    new[3] = -base[3]
+    oracle = torch.nn.functional.cosine_similarity(
+        torch.from_numpy(base / 1e200), torch.from_numpy(new / 1e200), dim=1
+    )
+    np.testing.assert_allclose(compare(base, new, 1e200).cosine, oracle, atol=1e-12)
+    assert compare(base, new, 1e200).cosine[3] == pytest.approx(-1)
+
+
+@pytest.mark.parametrize("size", [1e-200, 1.0, 1e200])
+@pytest.mark.parametrize("width", [1, 5])
+def test_the_cosine_of_a_layer_is_that_of_all_its_values(size: float, width: int) -> None:
+    """numpy's, over all channels; one that was zero before does not make it 0."""
+    rng = np.random.default_rng(0)
+    base = rng.normal(size=(8, width))
+    new = base + 0.1 * rng.normal(size=(8, width))
+    base[3] = 0
+    new[3] = 1e-6
+    oracle = (base * new).sum() / np.linalg.norm(base) / np.linalg.norm(new)
+    found = compare(base * size, new * size, size)
+    assert found.layer_cosine == pytest.approx(oracle) and oracle > 0.98
+    assert width == 1 or found.cosine[3] == 0
+    assert np.isnan(compare_stats(*np.ones((2, 3, 6), np.float32), 1.0).layer_cosine)
+    assert compare(base * 0, new, 1.0).layer_cosine == 0
+
+
+def test_the_cosine_of_single_numbers_is_none() -> None:
+    """A logit that crosses zero is no opposite; nor are equal ones more than equal."""
+    assert np.isnan(compare(np.array([[1e-6]]), np.array([[-1e-6]]), 1.0).cosine).all()
+    assert np.isnan(no_change(3, 1).cosine).all()
+
+
+def test_slack_takes_off_what_nobody_can_know() -> None:
+    """Each channel has its own."""
+    base, new = np.zeros((2, 3)), np.array([[0.5, 0, 0], [0, -0.5, 0]])
+    change = compare(base, new, 1.0, np.array([0.5, 0.4]))
+    np.testing.assert_allclose(change.absolute, [0, 0.1])
+    np.testing.assert_allclose(change.relative, [0, 0.1 / 1.5])
+    found = signed(base, new, 1.0, np.array([0.5, 0.4]))
+    np.testing.assert_allclose(found, [[0, 0, 0], [0, -0.1 / 1.5, 0]])
+
+
+def test_signed_has_the_sign_of_new_minus_base() -> None:
+    """NaN where only one side is a number, 0 where both are none."""
+    base = np.array([[1.0, 2.0, np.nan, np.nan, np.inf, np.inf]])
+    new = np.array([[2.0, 1.0, np.nan, 1.0, np.inf, -np.inf]])
+    np.testing.assert_allclose(signed(base, new, 2.0), [[0.25, -0.25, 0, np.nan, 0, np.nan]])
+
+
+def test_statistics() -> None:
+    """The four moments count and so do values that are not finite; zeros do not."""
+    base = np.array([[-1, 2, 0.5, 1, 0.25, 0]] * 4, np.float32)
+    new = base.copy()
+    new[1, 4] = 0.5
+    new[2, 3] = 1.5
+    new[3, 5] = 7
+    change = compare_stats(base, new, scale_of(base, new))
+    np.testing.assert_array_equal(change.differs(1e-4), [False, False, True, True])
+    np.testing.assert_allclose(change.absolute, [0, 0, 0.5, 0])
+    np.testing.assert_allclose(change.relative, [0, 0, 0.5 / 3.5, 0])
+    np.testing.assert_array_equal(change.unlike, [0, 0, 0, 7])
+    assert np.isnan(change.cosine).all()
+
+
+def test_the_scale_is_the_largest_finite_magnitude() -> None:
+    """Of both sides; 0 where nothing is finite."""
+    one = np.array([[-3, 2, 0, 0, 0, 0], [np.nan] * 4 + [0, 9]], np.float32)
+    two = np.array([[-1, 2.5, 0, 0, 0, 0], [-np.inf, np.inf, 0, 0, 0, 9]], np.float32)
+    assert scale_of(one, two) == 3
+    assert scale_of(one[1:]) == 0
+
+
+def test_joined_takes_the_larger_difference() -> None:
+    """Of the channels that a second look was taken at."""
+    whole = compare_stats(np.zeros((3, 6), np.float32), np.zeros((3, 6), np.float32), 1.0)
+    part = compare(np.zeros((1, 2)), np.array([[0.0, 0.5]]), 1.0)
+    found = joined(whole, part, [2])
+    np.testing.assert_allclose(found.absolute, [0, 0, 0.5])
+    np.testing.assert_array_equal(np.isnan(found.cosine), [True, True, False])
+    assert whole.absolute[2] == 0  # what was joined is left as it was
+
+
+def captured(
+    tensor: Tensor, hints: Hints, **options: Any
+) -> dict[str, tuple[Capture, Image.Image, np.ndarray]]:
+    """What `run` writes of a tensor: the manifest's rows, the pictures as read back, statistics."""
+    draw = DrawOptions(**options)
+    mode = normalize.parse_scale(draw.normalize)
+    found = {}
+    for key, picture in drawing.draw(tensor, draw, mode, hints).items():
+        site = Site(Layer(1, "layer", "Layer"), "output", 0, "").inside(key)
+        row = drawing.describe(picture, site, tensor.shape, "output.png")
+        file = io.BytesIO()
+        drawing.encode(picture, file, "png", {})
+        found[key] = row, Image.open(file), picture.stats
+    return found
+
+
+SHAPES: dict[str, tuple[tuple[int, ...], Hints]] = {
+    "nchw": ((1, 5, 6, 9), Hints()),
+    "nhwc": ((1, 6, 9, 5), Hints(layout="nhwc")),
+    "tokens": ((1, 55, 7), Hints(layout="tokens:6x9+1")),
+    "ncl": ((1, 7, 54), Hints(layout="ncl:6x9")),
+    "heads": ((1, 3, 55, 4), Hints(layout="heads:6x9+1")),
+    "attention": ((1, 3, 8, 8), Hints(layout="attention")),
+    "vector": ((1, 11), Hints()),
+    "rows": ((4, 11), Hints()),
+    "batch": ((3, 5, 6, 9), Hints(layout="batch")),
+    "ncthw": ((1, 5, 3, 6, 9), Hints(layout="ncthw")),
+    "nthwc": ((1, 3, 6, 9, 5), Hints(layout="nthwc")),
+    "windows": ((6, 4, 5), Hints(input_size=(16, 24), windows=Windows((2, 2)))),
+}
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_kept_tensors_have_the_channels_of_the_manifest(name: str) -> None:
+    """Least, largest and mean value of each channel are those of stats.npz."""
+    shape, hints = SHAPES[name]
+    tensor = torch.randn(shape, generator=torch.Generator().manual_seed(0))
+    row, _, stats = captured(tensor, hints)[""]
+    assert not is_part(row)
+    values = from_tensor(tensor.numpy(), row)
+    assert values is not None
+    assert values.ids == tuple(range(row.maps))
+    np.testing.assert_array_equal(values.data.min(1), stats[:, 0])
+    np.testing.assert_array_equal(values.data.max(1), stats[:, 1])
+    np.testing.assert_allclose(values.data.mean(1), stats[:, 2], atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"cmap": "viridis"},
+        {"normalize": "layer"},
+        {"normalize": "symmetric", "cmap": "coolwarm"},
+        {"normalize": "range:-5,5"},
+        {"scale": 3, "padding": 0, "nrow": 2},
+        {"scale": 1, "padding": 5, "pad_value": 1.0},
+        {"max_maps": 3, "pick": "top"},
+        {"max_slices": 2},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("name", [name for name in SHAPES if name != "windows"])
+def test_pictures_give_values_back_within_half_a_level(name: str, options: dict[str, Any]) -> None:
+    """Of the drawn channels and slices, in the order of the maps."""
+    shape, hints = SHAPES[name]
+    tensor = torch.randn(shape, generator=torch.Generator().manual_seed(0))
+    row, picture, stats = captured(tensor, hints, **options)[""]
+    found = from_picture(np.asarray(picture), picture.mode, row, stats)
+    kept = from_tensor(tensor.numpy(), row)
+    assert found is not None
+    assert found.slack is not None
+    assert kept is not None
+    assert found.ids == (tuple(row.channels) if row.channels else tuple(range(row.maps)))
+    exact = kept.only(found.ids).data[:, : found.data.shape[1]]
+    assert (abs(found.data - exact) <= found.slack[:, None]).all()
+    spans = stats[list(found.ids), 1] - stats[list(found.ids), 0]
+    whole = {"normalize": 10} if options.get("normalize", "") == "range:-5,5" else {}
+    most = np.maximum(spans.max(), whole.get("normalize", 2 * abs(stats[:, :2]).max()))
+    assert (found.slack <= 0.51 * most / 253).all()
+
+
+def test_pictures_show_what_is_not_finite() -> None:
+    """As NaN, in its place; a map without any number is all NaN, a constant one its value."""
+    tensor = torch.randn(1, 4, 6, 9)
+    tensor[0, 1, 2, 3] = torch.inf
+    tensor[0, 2] = torch.nan
+    tensor[0, 3] = 7.0
+    row, picture, stats = captured(tensor, Hints())[""]
+    found = from_picture(np.asarray(picture), picture.mode, row, stats)
+    assert found is not None
+    expected = ~torch.isfinite(tensor[0]).flatten(1).numpy()
+    np.testing.assert_array_equal(np.isnan(found.data), expected)
+    np.testing.assert_array_equal(found.data[3], 7.0)
+
+
+def test_class_tokens_are_apart() -> None:
+    """Their row holds a part of the kept tensor, and the grid's values leave them out."""
+    tensor = torch.randn(1, 55, 7)
+    tensor[0, 0] = 100.0
+    found = captured(tensor, Hints(input_size=(96, 144), prefix=("class_token",)))
+    assert [is_part(row) for row, _, _ in found.values()] == [False, True]
+    values = from_tensor(tensor.numpy(), found[""][0])
+    assert values is not None
+    np.testing.assert_array_equal(values.data, tensor[0, 1:].T)
+
+
+def test_a_picture_of_another_size_gives_nothing() -> None:
+    """Rather than tiles cut in the wrong place; so does a tensor of another layout."""
+    tensor = torch.randn(1, 5, 6, 9)
+    row, picture, stats = captured(tensor, Hints())[""]
+    assert from_picture(np.asarray(picture)[:-1], picture.mode, row, stats) is None
+    assert from_tensor(tensor.permute(0, 2, 3, 1).numpy(), row) is None
+    assert from_tensor(tensor[0, 0].numpy(), row) is None

@@ -1,0 +1,246 @@
+"""What is written on tiles: labels against Pillow's own text, marks of constant maps."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from conftest import Outcome
+from matplotlib import colormaps
+from PIL import Image, ImageDraw, ImageFont
+from torch import Tensor, nn
+from torchvision.utils import make_grid
+
+import featviz as fv
+from featviz.drawing import draw, labels
+from featviz.drawing import normalize as scale
+from featviz.drawing import tiles as painting
+from featviz.records import DrawOptions
+
+PLAIN = DrawOptions(scale=1, padding=0)
+LABELLED = replace(PLAIN, labels=True)
+INFINITE = float("inf")
+
+
+def noise(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+def tiles(tensor: Tensor, options: DrawOptions) -> np.ndarray:
+    """RGB tiles [N, h, w, 3] of a picture without padding, one column."""
+    options = replace(options, nrow=1)
+    picture = draw.draw(tensor, options, scale.parse_scale(options.normalize))[""]
+    whole = np.asarray(draw.to_image(picture).convert("RGB"))
+    return whole.reshape(picture.plan.maps, *picture.plan.tile, 3)
+
+
+def pillows(text: str) -> np.ndarray:
+    """A text as Pillow draws it in its bitmap font, white on black: bool [rows, columns] of ink."""
+    image = Image.new("1", (100, 20))
+    ImageDraw.Draw(image).text((0, 0), text, fill=1, font=ImageFont.load_default_imagefont())
+    ink = np.asarray(image)
+    rows, columns = np.flatnonzero(ink.any(1)), np.flatnonzero(ink.any(0))
+    return ink[rows[0] : rows[-1] + 1, columns[0] : columns[-1] + 1]
+
+
+@pytest.mark.parametrize("cmap", ["grey", "viridis", "coolwarm"])
+def test_label_is_pillows_text_in_white_on_black(cmap: str) -> None:
+    """The channel stands in the upper left of its tile, one pixel of ground around it; all
+    other pixels are those of the map."""
+    tensor = noise(1, 12, 24, 30)
+    plain = tiles(tensor, replace(PLAIN, cmap=cmap)).astype(int)
+    found = tiles(tensor, replace(LABELLED, cmap=cmap)).astype(int)
+    for channel, (tile, before) in enumerate(zip(found, plain, strict=True)):
+        height, width = labels.extent(str(channel))
+        assert (height, width) == (9, 6 * len(str(channel)) + 1)
+        box = tile[:height, :width]
+        assert set(np.unique(box)) == {0, 255}
+        ink = box[..., 0] == 255
+        wanted = pillows(str(channel))
+        where = np.argwhere(ink).min(0)
+        inside = ink[where[0] : where[0] + wanted.shape[0], where[1] : where[1] + wanted.shape[1]]
+        assert np.array_equal(inside, wanted) and inside.sum() == ink.sum()
+        assert where.min() >= 1
+        rest = np.ones(tile.shape[:2], bool)
+        rest[:height, :width] = False
+        assert np.abs(tile - before)[rest].max() <= (0 if cmap == "grey" else 8)
+
+
+def test_labelled_colormap_is_still_matplotlibs() -> None:
+    """Black and white take two of its levels, and what is left spans the whole map."""
+    ramp = torch.linspace(0, 1, 252).reshape(1, 1, 1, 252).expand(1, 1, 40, 252)
+    found = tiles(ramp, replace(LABELLED, cmap="viridis"))[0, -1]
+    assert np.array_equal(found, colormaps["viridis"](np.linspace(0, 1, 252), bytes=True)[:, :3])
+
+
+def test_label_names_the_channel_not_the_place() -> None:
+    """Where max_maps left some out, labels are the channels that are drawn."""
+    tensor = noise(1, 30, 20, 20)
+    found = tiles(tensor, replace(LABELLED, max_maps=3, pick="spread"))
+    every = tiles(tensor, LABELLED)
+    for tile, channel in zip(found, (0, 14, 29), strict=True):
+        assert np.array_equal(tile, every[channel])
+
+
+def test_clip_is_labelled_once_for_each_channel() -> None:
+    """Of tiles side by side the first has the label."""
+    tensor = noise(1, 2, 3, 20, 20)
+    changed = (tiles(tensor, LABELLED) != tiles(tensor, PLAIN)).any(axis=(1, 2, 3))
+    assert changed.tolist() == [True, False, False, True, False, False]
+
+
+def test_rgb_tiles_are_labelled(tmp_path: Path, featviz: Callable[..., Outcome]) -> None:
+    """Kernels in colour have black and white labels."""
+    torch.manual_seed(0)
+    torch.save(nn.Sequential(nn.Conv2d(3, 4, 5)), tmp_path / "net.pth")
+    base = ("kernels", tmp_path / "net.pth", "--nrow", 4, "--padding", 0, "-q")
+    for name, extra in (("plain", ()), ("labelled", ("--labels",))):
+        assert featviz(*base, "--out", tmp_path / name, *extra).code == 0
+    plain, labelled = (
+        np.asarray(Image.open(tmp_path / name / "001_0" / "kernel.png"))
+        for name in ("plain", "labelled")
+    )
+    assert labelled.shape == plain.shape and labelled.ndim == 3
+    side = labelled.shape[1] // 4
+    for channel in range(4):
+        box = labelled[:9, channel * side : channel * side + 7]
+        assert set(np.unique(box)) == {0, 255}
+    assert np.array_equal(labelled[9:], plain[9:])
+
+
+def test_label_larger_than_its_tile_is_left_out_with_one_warning(
+    featviz: Callable[..., Outcome], tmp_path: Path, picture: Path
+) -> None:
+    """Tiles of 12 pixels hold one digit: the others stay plain, and one line says so."""
+    torch.manual_seed(0)
+    torch.save(nn.Sequential(nn.Conv2d(3, 12, 1), nn.Conv2d(12, 12, 1)), tmp_path / "net.pth")
+    base = ("run", tmp_path / "net.pth", picture, "--layers", "Conv2d", "--size", "12x12")
+    base += ("--scale", 1, "--padding", 0, "--nrow", 12)
+    plain = featviz(*base, "--out", tmp_path / "plain")
+    done = featviz(*base, "--out", tmp_path / "labelled", "--labels")
+    assert (plain.code, done.code) == (0, 0) and "labels" not in plain.err
+    assert done.err.count("labels do not all fit the tiles of 12×12 pixels of 0,") == 1
+    assert done.err.count("labels") == 1
+    before, after = (
+        np.asarray(Image.open(tmp_path / name / "picture.png" / "001_0" / "output.png"))
+        for name in ("plain", "labelled")
+    )
+    changed = (before != after).reshape(12, 12, 12).any(axis=(0, 2))
+    assert changed.tolist() == [True] * 10 + [False] * 2
+
+
+def test_two_texts_never_cover_each_other() -> None:
+    """In a tile too small for the channel and `×N`, the channel stays."""
+    tensor = noise(1, 3, 9, 14)
+    tensor[0, 1] = tensor[0, 0]
+    found = tiles(tensor, replace(LABELLED, collapse=0.9))
+    alone = tiles(tensor[:, [0, 2]], LABELLED)
+    assert np.array_equal(found[0], alone[0])
+    wide = noise(1, 2, 9, 30)
+    wide[0, 1] = wide[0, 0]
+    both = tiles(wide, replace(LABELLED, collapse=0.9))[0]
+    assert set(np.unique(both[:, :7])) == {0, 255} and set(np.unique(both[:, -13:])) == {0, 255}
+
+
+@pytest.mark.parametrize("size", [(28, 28), (7, 7), (56, 40)])
+@pytest.mark.parametrize("cmap", ["grey", "viridis"])
+def test_zero_constant_dark_and_nonfinite_maps_differ(size: tuple[int, int], cmap: str) -> None:
+    """Crossed out: nothing but zeros. A stroke: one other value. Neither: one bright pixel."""
+    maps = noise(6, *size).abs()
+    maps[0], maps[1], maps[2], maps[3], maps[4] = 0, 7.0, -3.0, 0, INFINITE
+    maps[3, 2, 1] = 1.0
+    found = tiles(maps[None], replace(PLAIN, cmap=cmap))
+    zero, seven, minus, dark, magenta = (tile.astype(int) for tile in found[:5])
+    assert (magenta == (255, 0, 255)).all()
+    levels = colormaps[cmap](np.linspace(0, 1, 254), bytes=True)[:, :3] if cmap != "grey" else None
+    lowest = levels[0] if levels is not None else np.zeros(3)
+    cross = (zero != lowest).any(-1)
+    assert np.array_equal(cross, cross[::-1]) and np.array_equal(cross, cross[:, ::-1])
+    assert cross[0, 0] and cross[-1, 0] and 0 < cross.mean() < 0.5
+    stroke = (seven != seven[0, 0]).any(-1)
+    assert np.array_equal(seven, minus) and stroke[-1, 0] and stroke[0, -1] and not stroke[0, 0]
+    assert np.array_equal(stroke, stroke[::-1, ::-1]) and 0 < stroke.mean() < 0.3
+    if size[0] == size[1] and cmap == "grey":
+        assert np.array_equal(stroke[::-1], np.eye(size[0], dtype=bool))
+    assert ((dark != lowest).any(-1)).sum() == 1
+    assert np.abs(zero[cross][0] - lowest).max() > 60
+
+
+def test_other_maps_of_the_grid_stay_torchvisions() -> None:
+    """Beside constant and NaN maps all others are make_grid's within one grey level, and
+    without NaN they are what they are without the constant ones."""
+    maps = noise(9, 30, 30)
+    maps[2], maps[5] = 0, 4.0
+    wanted = [make_grid(m[None, None], normalize=True)[0].mul(255).add(0.5).byte() for m in maps]
+    kept = [0, 1, 3, 4, 6, 7, 8]
+    found = tiles(maps[None], PLAIN)[..., 0]
+    assert np.array_equal(found[kept], tiles(maps[None, kept], PLAIN)[..., 0])
+    maps[7, 3, 3] = float("nan")
+    holed = tiles(maps[None], PLAIN)[..., 0]
+    for place in (0, 1, 3, 4, 6, 8):
+        assert np.abs(found[place].astype(int) - wanted[place].numpy()).max() <= 1
+        assert np.abs(holed[place].astype(int) - wanted[place].numpy()).max() <= 1
+
+
+@pytest.mark.parametrize("normalize", ["layer", "none", "symmetric", "range:-5,5"])
+def test_marks_under_a_shared_scale(normalize: str) -> None:
+    """The ground keeps the level of its value, which tells more than a middle grey."""
+    maps = noise(4, 20, 20)
+    maps[1], maps[2] = 0, 0.75
+    found = tiles(maps[None], replace(PLAIN, normalize=normalize))[..., 0].astype(int)
+    values = torch.stack([maps[0], torch.full((20, 20), 0.0), torch.full((20, 20), 0.75), maps[3]])
+    values[1:3] += torch.eye(20)[None] * 1e-3  # not constant any more, with the same levels
+    plain = tiles(values[None], replace(PLAIN, normalize=normalize))[..., 0].astype(int)
+    for place in (1, 2):
+        ground = found[place] == found[place, 0, 1]
+        assert abs(found[place, 0, 1] - plain[place, 0, 1]) <= 1
+        assert 0.8 < ground.mean() < 1
+    assert np.abs(found[[0, 3]] - plain[[0, 3]]).max() <= 1
+
+
+def test_what_is_constant_by_nature_has_no_marks() -> None:
+    """Maps of one number, vectors, and one tile of all channels."""
+    for tensor in (torch.zeros(1, 4, 1, 1), torch.zeros(1, 6), torch.full((1, 4, 1, 1), 3.0)):
+        options = replace(PLAIN, scale=20)
+        assert len(np.unique(tiles(tensor, options))) == 1
+    one = tiles(torch.zeros(1, 4, 20, 20), replace(PLAIN, reduce="mean"))
+    assert len(np.unique(one)) == 1
+
+
+def test_a_mark_needs_five_pixels() -> None:
+    """Tiny tiles at scale 1 stay plain; enlarged ones are marked."""
+    tensor = torch.zeros(1, 3, 4, 4)
+    assert len(np.unique(tiles(tensor, PLAIN))) == 1
+    assert len(np.unique(tiles(tensor, replace(PLAIN, scale=2)))) == 2
+
+
+def test_nan_beside_one_value_is_not_constant() -> None:
+    """A map of one value and a NaN shows the NaN, without a stroke that would hide where."""
+    maps = torch.full((2, 12, 12), 5.0)
+    maps[0, 3, 4] = float("nan")
+    found = tiles(maps[None], PLAIN)
+    magenta = (found[0] == (255, 0, 255)).all(-1)
+    assert magenta.sum() == 1 and magenta[3, 4]
+    assert len(np.unique(found[0][~magenta], axis=0)) == 1
+
+
+def test_grid_from_python_takes_labels(caplog: pytest.LogCaptureFixture) -> None:
+    """`featviz.grid(labels=True)` writes them, and says where they do not fit."""
+    logging.getLogger("featviz").propagate = True
+    assert fv.grid(noise(1, 2, 20, 20), labels=True, padding=0).getpixel((0, 0)) == 0
+    with caplog.at_level(logging.WARNING, "featviz"):
+        fv.grid(noise(1, 2, 4, 4), labels=True, scale=1)
+    assert "labels do not all fit" in caplog.text
+
+
+def test_stamper_is_none_for_plain_pictures() -> None:
+    """A picture without labels, groups and constants costs nothing more."""
+    from featviz.drawing import dress
+
+    picture = draw.draw(noise(1, 4, 8, 8), PLAIN, scale.Scale("map"))[""]
+    assert isinstance(picture, painting.Drawing) and dress.stamper(picture) is None

@@ -1,0 +1,395 @@
+"""Tiles in a picture: make_grid's arrangement, decoded by Pillow from the file as written."""
+
+from __future__ import annotations
+
+import io
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from matplotlib import colormaps
+from PIL import Image
+from torch import Tensor
+from torchvision.utils import save_image
+
+from featviz.drawing import draw, grid
+from featviz.drawing import normalize as scale
+from featviz.errors import LayoutError
+from featviz.records import Capture, DrawOptions, Layer, Site
+
+PLAIN = DrawOptions(scale=1)
+SITE = Site(Layer(4, "layer1.0.conv1", "Conv2d"), "output", 1, "")
+
+
+def drawn(tensor: Tensor, options: DrawOptions = PLAIN) -> draw.Drawing:
+    """A tensor drawn under the options' own scale."""
+    return draw.draw(tensor, options, scale.parse_scale(options.normalize))[""]
+
+
+def written(tensor: Tensor, options: DrawOptions = PLAIN) -> Image.Image:
+    """The picture as Pillow reads it back from the encoded file."""
+    picture = drawn(tensor, options)
+    row = draw.describe(picture, SITE, tensor.shape, "output.png")
+    file = io.BytesIO()
+    draw.encode(picture, file, options.format, draw.caption(row))
+    image = Image.open(io.BytesIO(file.getvalue()))
+    image.load()
+    return image
+
+
+def described(tensor: Tensor, options: DrawOptions = PLAIN) -> Capture:
+    """The manifest's row of a drawing."""
+    return draw.describe(drawn(tensor, options), SITE, tensor.shape, "output.png")
+
+
+def torchvision_picture(tensor: Tensor, nrow: int, padding: int, pad_value: float) -> np.ndarray:
+    """One channel of what make_grid and save_image write for a layer's output."""
+    file = io.BytesIO()
+    save_image(
+        tensor.permute(1, 0, 2, 3),
+        file,
+        format="png",
+        nrow=nrow,
+        padding=padding,
+        pad_value=pad_value,
+        normalize=True,
+        scale_each=True,
+    )
+    return np.asarray(Image.open(file))[..., 0]
+
+
+@settings(max_examples=120, deadline=None)
+@given(
+    st.integers(1, 40),
+    st.integers(1, 12),
+    st.integers(2, 12),
+    st.integers(1, 45),
+    st.integers(0, 4),
+    st.sampled_from([0.0, 0.1, 0.5, 0.7, 1.0]),
+    st.integers(0, 2**32 - 1),
+)
+def test_picture_equals_make_grid_and_save_image(
+    count: int, height: int, width: int, nrow: int, padding: int, pad_value: float, seed: int
+) -> None:
+    """With scale 1 and grey the decoded PNG is torchvision's, within one grey level."""
+    tensor = torch.randn(1, count, height, width, generator=torch.Generator().manual_seed(seed))
+    options = replace(PLAIN, nrow=nrow, padding=padding, pad_value=pad_value)
+    found = written(tensor, options)
+    expected = torchvision_picture(tensor, nrow, padding, pad_value)
+    assert found.mode == "L"
+    assert found.size == expected.shape[::-1]
+    assert np.abs(np.asarray(found).astype(int) - expected).max() <= 1
+
+
+@pytest.mark.parametrize("shape", [(64, 112, 112), (512, 14, 14), (256, 9, 1)])
+def test_large_picture_equals_torchvisions_nearly_everywhere(shape: tuple[int, int, int]) -> None:
+    """Pictures of several pieces agree with torchvision in at least 99.9 % of the pixels."""
+    tensor = torch.randn(1, *shape, generator=torch.Generator().manual_seed(0)) * 3 + 1
+    found = np.asarray(written(tensor, replace(PLAIN, nrow=16, padding=3, pad_value=0.4)))
+    expected = torchvision_picture(tensor, 16, 3, 0.4)
+    difference = np.abs(found.astype(int) - expected)
+    assert difference.max() <= 1 and (difference == 0).mean() >= 0.999
+
+
+def tiles_of(picture: np.ndarray, plan: draw.GridPlan) -> list[np.ndarray]:
+    """The tiles of a picture, cut out by the geometry alone."""
+    (height, width), padding = plan.tile, plan.padding
+    corners = [divmod(i, plan.columns) for i in range(plan.maps)]
+    tops = [(padding + y * (height + padding), padding + x * (width + padding)) for y, x in corners]
+    return [picture[top : top + height, left : left + width] for top, left in tops]
+
+
+def test_permuted_channels_permute_the_tiles() -> None:
+    """Channel i is tile i, row by row; each channel's picture goes with it."""
+    tensor = torch.randn(1, 11, 5, 6, generator=torch.Generator().manual_seed(1))
+    order = torch.randperm(11, generator=torch.Generator().manual_seed(2))
+    options = replace(PLAIN, nrow=4)
+    plan = drawn(tensor, options).plan
+    before = tiles_of(np.asarray(written(tensor, options)), plan)
+    after = tiles_of(np.asarray(written(tensor[:, order], options)), plan)
+    for place, channel in enumerate(order):
+        assert np.array_equal(after[place], before[channel])
+
+
+@pytest.mark.parametrize("factor", [2, 3, 7])
+def test_scale_is_nearest_neighbour(factor: int) -> None:
+    """Enlarging repeats pixels and leaves the padding as wide as it is."""
+    tensor = torch.randn(1, 5, 3, 4, generator=torch.Generator().manual_seed(3))
+    options = replace(PLAIN, nrow=2, padding=1, pad_value=1.0)
+    small, large = drawn(tensor, options), drawn(tensor, replace(options, scale=factor))
+    found = tiles_of(np.asarray(written(tensor, replace(options, scale=factor))), large.plan)
+    originals = tiles_of(np.asarray(written(tensor, options)), small.plan)
+    for tile, original in zip(found, originals, strict=True):
+        assert np.array_equal(tile, np.kron(original, np.ones((factor, factor), np.uint8)))
+    assert (large.plan.height, large.plan.width) == (3 * 3 * factor + 4, 2 * 4 * factor + 3)
+
+
+@pytest.mark.parametrize(
+    ("height", "width", "factor"), [(7, 7, 5), (1, 4, 8), (31, 16, 2), (32, 1, 1), (56, 56, 1)]
+)
+def test_small_maps_grow_to_min_tile(height: int, width: int, factor: int) -> None:
+    """`scale=None` takes the least whole factor by which the longer side reaches min_tile."""
+    plan = grid.plan((6, 1, height, width), DrawOptions())
+    assert plan.scale == (factor, factor)
+    assert max(plan.tile) >= 32 > (factor - 1) * max(height, width)
+
+
+def test_2048_maps_of_7_by_7_are_about_square() -> None:
+    """No strip of 74 × 2306 (trap 17)."""
+    plan = grid.plan((2048, 1, 7, 7), PLAIN)
+    assert (plan.width, plan.height) != (74, 2306)
+    assert 0.9 < plan.width / plan.height < 1.1
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.integers(1, 300), st.integers(1, 120), st.integers(1, 120), st.integers(0, 3))
+def test_auto_nrow_makes_the_longer_side_shortest(
+    count: int, height: int, width: int, padding: int
+) -> None:
+    """No other number of columns makes a picture with a shorter longer side."""
+    options = replace(PLAIN, padding=padding)
+    found = grid.plan((count, 1, height, width), options)
+    others = (
+        grid.plan((count, 1, height, width), replace(options, nrow=n)) for n in range(1, count + 1)
+    )
+    assert max(found.height, found.width) == min(max(p.height, p.width) for p in others)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.integers(1, 60),
+    st.integers(1, 90),
+    st.integers(1, 90),
+    st.integers(1, 9),
+    st.integers(0, 3),
+    st.integers(1, 3),
+    st.integers(0, 4),
+)
+def test_strips_make_up_the_whole(
+    count: int, height: int, width: int, nrow: int, padding: int, factor: int, lead: int
+) -> None:
+    """The pieces, one below the other, are the picture; a lead is zeros before each row."""
+    plan = grid.plan(
+        (count, 1, height, width), DrawOptions(nrow=nrow, padding=padding, scale=factor)
+    )
+    tiles = np.random.default_rng(count).integers(0, 200, (count, height, width), dtype=np.uint8)
+    before = tiles.copy()
+    whole = grid.compose(plan, tiles, pad=201)
+    assert whole.shape == (plan.height, plan.width)
+    found = np.concatenate(list(grid.strips(plan, tiles, pad=201, lead=lead)))
+    assert np.array_equal(found[:, lead:], whole)
+    assert not found[:, :lead].any()
+    for tile, original in zip(tiles_of(whole, plan), tiles, strict=True):
+        assert np.array_equal(tile, np.kron(original, np.ones((factor, factor), np.uint8)))
+    assert (whole == 201).sum() == plan.pixels - count * plan.tile[0] * plan.tile[1]
+    assert np.array_equal(tiles, before)
+
+
+def test_pieces_are_far_smaller_than_a_large_picture() -> None:
+    """A large picture is made in pieces, never as a whole."""
+    plan = grid.plan((400, 1, 60, 60), replace(PLAIN, nrow=20))
+    pieces = [p.nbytes for p in grid.strips(plan, np.zeros((400, 60, 60), np.uint8), 0)]
+    assert sum(pieces) == plan.pixels and max(pieces) <= 2**19
+
+
+def test_vector_is_one_strip_without_padding() -> None:
+    """[1, F] is one row of F cells, side by side, on one shared scale."""
+    tensor = torch.tensor([[0.0, 10.0, 5.0, 2.5]])
+    assert np.asarray(written(tensor)).tolist() == [[0, 255, 128, 64]]
+    row = described(tensor)
+    assert (row.layout, row.normalize, row.range) == ("vector", "layer", [0.0, 10.0])
+    grown = np.asarray(written(tensor, DrawOptions()))
+    assert np.array_equal(grown, np.kron([[0, 255, 128, 64]], np.ones((32, 32), int)))
+
+
+@pytest.mark.parametrize(("count", "across"), [(10, 32), (100, 10), (1000, 1), (4096, 1)])
+def test_long_vector_gets_narrow_cells(count: int, across: int) -> None:
+    """Cells of a strip stay as high, but get narrower, so that a strip is not too wide."""
+    plan = grid.plan((count, 1, 1, 1), DrawOptions(), strip=True)
+    assert plan.scale == (32, across)
+    assert (plan.height, plan.width, plan.padding) == (32, count * across, 0)
+    row = described(torch.arange(float(count))[None], DrawOptions())
+    assert row.grid["scale"] == (32 if across == 32 else [32, across])
+
+
+def test_vector_in_rows() -> None:
+    """`nrow` breaks a strip into rows."""
+    found = written(torch.arange(6.0)[None], replace(PLAIN, nrow=3))
+    assert np.asarray(found).tolist() == [[0, 51, 102], [153, 204, 255]]
+
+
+@pytest.mark.parametrize(
+    ("pick", "limit", "channels"),
+    [
+        ("first", 3, [0, 1, 2]),
+        ("first", 1, [0]),
+        ("spread", 3, [0, 2, 5]),
+        ("spread", 5, [0, 1, 2, 4, 5]),
+        ("spread", 1, [0]),
+        ("top", 3, [1, 3, 5]),
+        ("top", 1, [3]),
+        ("top", 5, [0, 1, 3, 4, 5]),
+        ("first", 6, None),
+        ("top", 9, None),
+        ("first", None, None),
+    ],
+)
+def test_pick_maps(pick: str, limit: int | None, channels: list[int] | None) -> None:
+    """The first, the strongest or evenly spread maps, in channel order; None means all."""
+    means = [0.0, 4.0, float("nan"), 9.0, -7.0, 2.0]
+    options = DrawOptions(max_maps=limit, pick=pick)  # type: ignore[arg-type]
+    assert grid.pick_maps(means, options) == channels
+
+
+def test_maps_without_a_mean_are_the_weakest() -> None:
+    """A map of NaN is picked last, wherever it is."""
+    nan = float("nan")
+    options = DrawOptions(max_maps=2, pick="top")
+    assert grid.pick_maps([nan, -5.0, nan, -7.0, nan], options) == [1, 3]
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(2, 500), st.integers(1, 499))
+def test_spread_maps_are_as_many_as_asked_for(count: int, limit: int) -> None:
+    """Spread picks exactly `max_maps` different channels, from the first to the last."""
+    found = grid.pick_maps([0.0] * count, DrawOptions(max_maps=limit, pick="spread"))
+    if limit >= count:
+        assert found is None
+        return
+    assert found is not None and len(set(found)) == limit and found == sorted(found)
+    assert found[0] == 0 and (limit == 1 or found[-1] == count - 1)
+
+
+@pytest.mark.parametrize("pick", ["first", "top", "spread"])
+@pytest.mark.parametrize("normalize", ["map", "layer"])
+def test_max_maps_draws_those_maps_and_says_so(pick: str, normalize: str) -> None:
+    """A limited picture has the tiles of the full one; manifest and text say what is left out."""
+    tensor = torch.randn(1, 20, 6, 6, generator=torch.Generator().manual_seed(4))
+    tensor[0, 13] += 9
+    full = replace(PLAIN, normalize=normalize)
+    few = replace(full, max_maps=4, pick=pick)  # type: ignore[arg-type]
+    row, picture = described(tensor, few), written(tensor, few)
+    assert row.channels is not None and (row.maps, len(row.channels)) == (20, 4)
+    assert pick != "top" or 13 in row.channels
+    all_tiles = tiles_of(np.asarray(written(tensor, full)), drawn(tensor, full).plan)
+    tiles = tiles_of(np.asarray(picture), drawn(tensor, few).plan)
+    for channel, tile in zip(row.channels, tiles, strict=True):
+        assert np.array_equal(tile, all_tiles[channel])
+    assert picture.info["Maps"] == "4 of 20 (--max-maps)"
+
+
+def test_text_chunks_tell_what_the_picture_shows() -> None:
+    """Layer, call, channels and range are in the file (design 4)."""
+    tensor = torch.tensor([[[[0.0, 1.0]], [[-2.0, 6.0]], [[1.0, 1.0]]]])
+    text = written(tensor, replace(PLAIN, normalize="layer")).info
+    assert text["Layer"] == "layer1.0.conv1 (Conv2d)"
+    assert text["Call"] == "1 output"
+    assert text["Channels"] == "0-2"
+    assert text["Maps"] == "3 of 3"
+    assert text["Range"] == "layer: -2.0 to 6.0"
+    few = replace(PLAIN, max_maps=2, pick="top")
+    assert written(tensor, few).info["Channels"] == "1-2"
+    assert written(tensor).info["Range"] == "map: each map its own"
+    spread = written(torch.randn(1, 30, 2, 2), replace(PLAIN, max_maps=3, pick="spread"))
+    assert spread.info["Channels"] == "0,14,29"
+
+
+def test_manifest_row_tells_geometry_and_numbers() -> None:
+    """The row has the grid in pixels, and the numbers of all values."""
+    tensor = torch.arange(24.0).reshape(1, 4, 2, 3)
+    row = described(tensor, DrawOptions(nrow=3, padding=1, scale=5))
+    assert row.grid == {"nrow": 3, "padding": 1, "tile": [10, 15], "scale": 5}
+    assert (row.shape, row.layout, row.maps) == ([1, 4, 2, 3], "nchw", 4)
+    assert (row.layer, row.index, row.call) == ("layer1.0.conv1", 4, 1)
+    assert (row.min, row.max, row.mean, row.nonfinite) == (0, 23, 11.5, 0)
+    assert row.std == pytest.approx(np.arange(24).std()) and row.channels is None
+    assert row.zero_fraction == pytest.approx(1 / 24)
+
+
+@pytest.mark.parametrize("cmap", ["viridis", "coolwarm", "tab10"])
+@pytest.mark.parametrize("format", ["png", "webp"])
+def test_colormap_is_matplotlibs(cmap: str, format: str) -> None:
+    """A colormap PNG has a palette, never RGB, and its colours are matplotlib's (design 4)."""
+    tensor = torch.linspace(0, 1, 254).reshape(1, 1, 1, 254)
+    found = written(tensor, replace(PLAIN, cmap=cmap, format=format))  # type: ignore[arg-type]
+    assert found.mode == ("P" if format == "png" else "RGB")
+    expected = colormaps[cmap](np.linspace(0, 1, 254), bytes=True)[:, :3]
+    assert np.array_equal(np.asarray(found.convert("RGB"))[0], expected)
+
+
+@pytest.mark.parametrize("cmap", ["grey", "viridis"])
+@pytest.mark.parametrize("pad_value", [0.0, 0.5, 1.0])
+def test_nonfinite_values_are_magenta(cmap: str, pad_value: float) -> None:
+    """NaN and Inf show as (255, 0, 255) and nothing else does; the padding stays grey."""
+    tensor = torch.rand(1, 4, 5, 6, generator=torch.Generator().manual_seed(5))
+    tensor[0, 1, 2, 3], tensor[0, 3, 0, 0] = float("nan"), float("-inf")
+    options = replace(PLAIN, cmap=cmap, pad_value=pad_value)
+    image = written(tensor, options)
+    assert image.mode == "P"
+    pixels = np.asarray(image.convert("RGB"))
+    assert (pixels[0] == int(pad_value * 255 + 0.5)).all()
+    magenta = (pixels == (255, 0, 255)).all(axis=-1)
+    tiles = np.stack(tiles_of(magenta, drawn(tensor, options).plan))
+    assert np.array_equal(tiles, ~np.isfinite(tensor[0].numpy()))
+    assert magenta.sum() == 2
+
+
+def test_nan_changes_no_other_grey_by_much() -> None:
+    """One NaN does not make the grid black (trap 14): the other tiles keep their greys."""
+    tensor = torch.rand(1, 4, 8, 8, generator=torch.Generator().manual_seed(6))
+    clean = np.asarray(written(tensor)).astype(int)
+    place = torch.argsort(tensor[0, 2].flatten())[30]
+    tensor[0, 2].view(-1)[place] = float("nan")
+    pixels = np.asarray(written(tensor).convert("RGB")).astype(int)
+    finite = (pixels != (255, 0, 255)).any(axis=-1)
+    assert (~finite).sum() == 1
+    assert np.abs(pixels - clean[..., None])[finite].max() <= 2
+
+
+def test_finite_grey_picture_needs_no_palette() -> None:
+    """A grey picture without NaN is plain grey with all 256 levels."""
+    image = written(torch.arange(256.0).reshape(1, 1, 16, 16))
+    assert image.mode == "L"
+    assert np.array_equal(np.asarray(image).ravel(), np.arange(256))
+
+
+@pytest.mark.parametrize("cmap", ["grey", "magma"])
+def test_webp_is_lossless_and_jpeg_near(cmap: str) -> None:
+    """WebP holds the very pixels of the PNG, JPEG nearly."""
+    ramp = torch.linspace(0, 1, 32)
+    tensor = torch.stack([ramp.repeat(32, 1), ramp.repeat(32, 1).T])[None]
+    options = replace(PLAIN, cmap=cmap, pad_value=0.5)
+    png = np.asarray(written(tensor, options).convert("RGB")).astype(int)
+    webp = written(tensor, replace(options, format="webp"))
+    assert webp.format == "WEBP" and np.array_equal(np.asarray(webp.convert("RGB")), png)
+    jpeg = written(tensor, replace(options, format="jpg"))
+    assert jpeg.format == "JPEG"
+    assert np.abs(np.asarray(jpeg.convert("RGB")) - png).mean() < 4
+    assert b"Layer: layer1.0.conv1 (Conv2d)" in jpeg.info["comment"]
+
+
+@pytest.mark.parametrize(("format", "most"), [("webp", 16_383), ("jpg", 65_500)])
+@pytest.mark.parametrize("upright", [True, False])
+def test_picture_larger_than_its_format_is_refused(format: str, most: int, upright: bool) -> None:
+    """The largest side that a format holds can be written; one pixel more is refused by name."""
+    shape = (1, 1, most, 1) if upright else (1, 1, 1, most)
+    options = replace(PLAIN, format=format)  # type: ignore[arg-type]
+    assert max(written(torch.zeros(shape), options).size) == most
+    larger = [side + (side == most) for side in shape]
+    with pytest.raises(LayoutError, match=rf"{most + 1}.*more than {format} holds \({most} a side"):
+        drawn(torch.zeros(larger), options)
+
+
+def test_drawing_keeps_nothing_of_the_tensor() -> None:
+    """What happens to the tensor later does not change the picture (trap 1)."""
+    tensor = torch.randn(1, 3, 4, 4, generator=torch.Generator().manual_seed(7))
+    before = tensor.clone()
+    picture = drawn(tensor)
+    assert torch.equal(tensor, before)
+    tiles, numbers = picture.tiles.copy(), picture.stats.copy()
+    tensor.fill_(5)
+    assert np.array_equal(picture.tiles, tiles) and np.array_equal(picture.stats, numbers)
+    assert True

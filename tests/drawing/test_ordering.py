@@ -1,0 +1,257 @@
+"""Which tile stands where: orders, and one tile for near-equal maps, against numpy."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from conftest import Outcome
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+import featviz as fv
+from featviz.drawing import draw, dress, grid, stats
+from featviz.drawing import normalize as scale
+from featviz.drawing import order as ordering
+from featviz.errors import UsageError
+from featviz.records import DrawOptions, Layer, Site
+
+PLAIN = DrawOptions(scale=1)
+SITE = Site(Layer(1, "conv", "Conv2d"), "output", 0, "")
+NAN = float("nan")
+
+
+def channels_of(maps: Tensor) -> ordering.Channels:
+    """Maps [N, H, W] as they are compared."""
+    numbers = stats.channel_stats(maps)
+    flat = scale.is_flat(numbers[:, stats.MIN], numbers[:, stats.MAX])
+    finite = numbers[:, stats.NONFINITE] == 0
+    return ordering.Channels(maps.flatten(1), numbers[:, stats.MEAN], flat, finite)
+
+
+def drawn(tensor: Tensor, options: DrawOptions) -> draw.Drawing:
+    return draw.draw(tensor, options, scale.parse_scale(options.normalize))[""]
+
+
+def tiles(picture: draw.Drawing) -> list[np.ndarray]:
+    """The tiles of the composed picture, cut out by its geometry."""
+    plan = picture.plan
+    whole = np.asarray(draw.to_image(picture).convert("RGB"))
+    step = (plan.tile[0] + plan.padding, plan.tile[1] + plan.padding)
+    corners = [divmod(place, plan.columns) for place in range(plan.maps)]
+    tops = [(plan.padding + y * step[0], plan.padding + x * step[1]) for y, x in corners]
+    return [whole[y : y + plan.tile[0], x : x + plan.tile[1]] for y, x in tops]
+
+
+def noise(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+def test_correlations_are_numpys() -> None:
+    """Pearson's coefficients, with 0 for a constant map."""
+    maps = noise(9, 50) * 3 + 7
+    assert np.abs(ordering.correlations(maps) - np.corrcoef(maps.numpy())).max() < 1e-5
+    maps[4] = 2.5
+    found = ordering.correlations(maps)
+    assert np.abs(found[4]).max() < 1e-3 and np.abs(found[:, 4]).max() < 1e-3
+
+
+def test_by_mean_is_descending_and_without_a_mean_last() -> None:
+    """Largest first, equal ones by index, NaN at the end."""
+    means = torch.tensor([1.0, 5.0, NAN, -3.0, 5.0])
+    found = ordering.by_mean(channels_of(means[:, None, None].expand(-1, 4, 4).clone()))
+    assert found == [1, 4, 0, 3, 2]
+
+
+def test_similarity_restores_a_sequence() -> None:
+    """A blob that wanders: shuffled, but for the first, its steps come back in their order."""
+    x = torch.arange(60.0)
+    steps = torch.stack([torch.exp(-(((x - at) / 4) ** 2)) for at in range(5, 55, 3)])
+    shuffle = [0, *(1 + torch.randperm(16, generator=torch.Generator().manual_seed(3))).tolist()]
+    found = ordering.by_similarity(channels_of(steps[shuffle].reshape(17, 6, 10)))
+    assert [shuffle[place] for place in found] == list(range(17))
+
+
+def test_similarity_puts_constants_and_nonfinite_maps_last() -> None:
+    """Constants by value, the largest first; a map with NaN at the very end."""
+    maps = noise(7, 5, 5)
+    maps[0], maps[2], maps[4] = -1.0, 3.0, 0.0
+    maps[1, 2, 2] = NAN
+    found = ordering.by_similarity(channels_of(maps))
+    assert found[0] == 3 and set(found[:3]) == {3, 5, 6} and found[3:] == [2, 4, 0, 1]
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(1, 40), st.integers(1, 6), st.integers(0, 9999), st.floats(0.05, 1.0))
+def test_orders_and_groups_are_partitions(
+    count: int, side: int, seed: int, threshold: float
+) -> None:
+    """Every channel has exactly one place, and one group, led by its lowest index."""
+    maps = noise(count, side, side, seed=seed).round()
+    if seed % 3 == 0:
+        maps[seed % count, 0, 0] = NAN
+    channels = channels_of(maps)
+    for order in ordering.ORDERS.values():
+        assert sorted(order(channels)) == list(range(count))
+    groups = ordering.collapse(channels, threshold)
+    assert sorted(c for group in groups.values() for c in group) == list(range(count))
+    assert all(leader == group[0] == min(group) for leader, group in groups.items())
+    assert list(groups) == sorted(groups)
+
+
+def test_collapse_joins_copies_and_near_copies() -> None:
+    """Scaled and shifted copies are alike, negatives and strangers are not; noise counts."""
+    base = noise(16, 16)
+    near = base + 0.1 * noise(16, 16, seed=1)
+    maps = torch.stack([base, noise(16, 16, seed=2), 3 * base + 5, -base, near])
+    wanted = float(np.corrcoef(base.flatten(), near.flatten())[0, 1])
+    channels = channels_of(maps)
+    assert ordering.collapse(channels, 1.0) == {0: [0, 2], 1: [1], 3: [3], 4: [4]}
+    assert ordering.collapse(channels, wanted - 1e-3) == {0: [0, 2, 4], 1: [1], 3: [3]}
+    assert ordering.collapse(channels, wanted + 1e-3)[0] == [0, 2]
+
+
+def test_constants_are_alike_only_if_equal() -> None:
+    """Zeros join zeros, sevens sevens; NaN joins nothing, not even itself."""
+    maps = torch.stack([torch.full((3, 3), v) for v in (0.0, 7.0, 0.0, NAN, 7.0, NAN, 7.5)])
+    found = ordering.collapse(channels_of(maps), 0.5)
+    assert found == {0: [0, 2], 1: [1, 4], 3: [3], 5: [5], 6: [6]}
+
+
+@pytest.mark.parametrize("normalize", ["map", "layer"])
+@pytest.mark.parametrize("order", ["mean", "similarity"])
+def test_manifest_names_the_channel_of_each_tile(order: str, normalize: str) -> None:
+    """The tile at place p is that of channel `channels[p]` in the plain grid."""
+    tensor = noise(1, 12, 6, 7) + torch.arange(12).mul(5).remainder(7)[None, :, None, None]
+    plain = replace(PLAIN, normalize=normalize)
+    picture = drawn(tensor, replace(plain, order=order))  # type: ignore[arg-type]
+    row = draw.describe(picture, SITE, tensor.shape, "output.png")
+    assert row.channels is not None and sorted(row.channels) == list(range(12))
+    if order == "mean":
+        assert row.channels == np.argsort(-tensor.mean((0, 2, 3)).numpy(), kind="stable").tolist()
+    before = tiles(drawn(tensor, plain))
+    for channel, tile in zip(row.channels, tiles(picture), strict=True):
+        assert np.array_equal(tile, before[channel])
+
+
+def test_index_order_lists_no_channels() -> None:
+    """The plain grid is what it was: no list of channels, no groups."""
+    row = draw.describe(drawn(noise(1, 5, 4, 4), PLAIN), SITE, [1, 5, 4, 4], "output.png")
+    assert row.channels is None and row.collapsed is None
+
+
+def test_collapse_pick_and_order_work_together() -> None:
+    """First groups, of which max_maps picks, and then the order."""
+    tensor = noise(1, 8, 9, 9)
+    tensor[0, 5], tensor[0, 6], tensor[0, 7] = 2 * tensor[0, 1], tensor[0, 0], tensor[0, 0]
+    tensor += torch.tensor([0.0, 9, 1, 8, 2, 3, 0, 0])[None, :, None, None]
+    options = replace(PLAIN, collapse=0.99, max_maps=3, pick="top", order="mean")
+    picture = drawn(tensor, options)
+    row = draw.describe(picture, SITE, tensor.shape, "output.png")
+    assert row.channels == [1, 3, 4]
+    assert row.collapsed == {"1": [1, 5]}
+    text = draw.caption(row)
+    assert text["Maps"] == "3 of 8 (--max-maps, --collapse)"
+    assert text["Channels"] == "1,3-4" and text["Collapsed"] == "1: 1,5"
+    whole = draw.describe(
+        drawn(tensor, replace(PLAIN, collapse=0.99)), SITE, tensor.shape, "output.png"
+    )
+    assert whole.channels == [0, 1, 2, 3, 4]
+    assert whole.collapsed == {"0": [0, 6, 7], "1": [1, 5]}
+    assert draw.caption(whole)["Maps"] == "5 of 8 (--collapse)"
+
+
+def test_shared_tile_is_marked_in_its_corner_alone() -> None:
+    """`×3` changes the lower right of one tile; all other pixels stay."""
+    tensor = noise(1, 4, 40, 40)
+    tensor[0, 2], tensor[0, 3] = tensor[0, 0], tensor[0, 0]
+    found = tiles(drawn(tensor, replace(PLAIN, collapse=0.99)))
+    plain = tiles(drawn(tensor, PLAIN))
+    assert len(found) == 2 and np.array_equal(found[1], plain[1])
+    different = (found[0] != plain[0]).any(-1)
+    assert different.any() and not different[:-9].any() and not different[:, :-13].any()
+
+
+def test_vectors_keep_their_order() -> None:
+    """The numbers of a vector stand by index, and none is left out."""
+    tensor = torch.tensor([[255.0, 255.0, 0.0, 90.0]])
+    picture = drawn(tensor, replace(PLAIN, order="mean", collapse=0.9))
+    assert picture.channels is None and picture.groups == {}
+    assert np.asarray(draw.to_image(picture)).tolist() == [[255, 255, 0, 90]]
+
+
+def test_clips_stay_together() -> None:
+    """The time steps of a channel move with it, side by side."""
+    tensor = noise(1, 3, 4, 5, 5) + torch.tensor([0.0, 9, 5])[None, :, None, None, None]
+    found = tiles(drawn(tensor, replace(PLAIN, order="mean")))
+    plain = tiles(drawn(tensor, PLAIN))
+    places = [4 * c + step for c in (1, 2, 0) for step in range(4)]
+    assert all(
+        np.array_equal(tile, plain[place]) for tile, place in zip(found, places, strict=True)
+    )
+
+
+def test_2048_maps_are_ordered_in_seconds() -> None:
+    """The largest layers of ResNets take no noticeable time (measured: 0.1 s)."""
+    import time
+
+    channels = channels_of(noise(2048, 7, 7))
+    start = time.perf_counter()
+    ordering.by_similarity(channels)
+    ordering.collapse(channels, 0.98)
+    assert time.perf_counter() - start < 3
+
+
+def test_run_writes_order_and_groups(
+    featviz: Callable[..., Outcome], tmp_path: Path, picture: Path
+) -> None:
+    """Through the command line: a layer with copied kernels, in the manifest of the image."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(3, 6, 3))
+    with torch.no_grad():
+        model[0].weight[4] = model[0].weight[1] * 2
+        model[0].weight[5] = model[0].weight[1]
+    path = tmp_path / "copies.pth"
+    torch.save(model, path)
+    out = tmp_path / "out"
+    done = featviz(
+        "run", path, picture, "--out", out, "--order", "mean", "--collapse", "0.999", "--size", "20"
+    )
+    assert done.code == 0
+    (row,) = json.loads((out / "picture.png" / "manifest.json").read_text())["captures"]
+    assert row["collapsed"]["1"] == [1, 4, 5]
+    assert sorted(row["channels"]) == [0, 1, 2, 3] and row["maps"] == 6
+    numbers = np.load(out / "picture.png" / "stats.npz")["0|output|0|"]
+    means = numbers[row["channels"], 2]
+    assert (np.diff(means) <= 0).all() and len(numbers) == 6
+    options = json.loads((out / "run.json").read_text())["options"]
+    assert (options["order"], options["collapse"]) == ("mean", 0.999)
+
+
+@pytest.mark.parametrize("value", [0.0, -0.5, 1.01, NAN])
+def test_collapse_outside_its_range(value: float) -> None:
+    """A threshold that is no correlation above 0 is refused with its value."""
+    with pytest.raises(UsageError, match=f"--collapse {value:g}"):
+        fv.grid(noise(1, 3, 4, 4), collapse=value)
+
+
+def test_unknown_order_from_python() -> None:
+    """A wrong name is refused with those that there are."""
+    with pytest.raises(UsageError, match="--order 'size' is not one of 'index', 'mean', 'sim"):
+        fv.grid(noise(1, 3, 4, 4), order="size")
+
+
+def test_board_geometry_is_make_grids() -> None:
+    """`as_make_grid` keeps the tiles and takes int(sqrt(C)) columns at scale 1."""
+    picture = drawn(noise(1, 11, 5, 5), DrawOptions())
+    board = dress.as_make_grid(picture, DrawOptions())
+    assert (board.plan.columns, board.plan.scale, board.plan.padding) == (3, (1, 1), 2)
+    assert board.tiles is picture.tiles
+    told = dress.as_make_grid(picture, DrawOptions(nrow=5, scale=2, padding=1))
+    assert told.plan == grid.plan((11, 1, 5, 5), DrawOptions(nrow=5, scale=2, padding=1))

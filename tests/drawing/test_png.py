@@ -1,0 +1,138 @@
+"""The PNG encoder, read back by Pillow and chunk by chunk."""
+
+from __future__ import annotations
+
+import io
+import struct
+import zlib
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image
+
+from featviz.drawing import png
+
+
+def encoded(
+    pixels: np.ndarray,
+    cuts: int = 1,
+    colors: bytes | None = None,
+    text: dict[str, str] | None = None,
+) -> bytes:
+    """A PNG of pixels [H, W] or [H, W, 3] that arrive in `cuts` pieces."""
+    height, width = pixels.shape[:2]
+    rows = np.pad(pixels.reshape(height, -1), ((0, 0), (1, 0)))
+    file = io.BytesIO()
+    pieces = [piece for piece in np.array_split(rows, cuts) if len(piece)]
+    png.write_png(file, (height, width), iter(pieces), colors=colors, text=text)
+    return file.getvalue()
+
+
+def opened(data: bytes) -> Image.Image:
+    """The picture, decoded; Pillow checks the checksums."""
+    image = Image.open(io.BytesIO(data))
+    image.load()
+    return image
+
+
+def chunks(data: bytes) -> Iterator[tuple[bytes, bytes]]:
+    """Kind and content of each chunk; every checksum must be right."""
+    assert data[:8] == b"\x89PNG\r\n\x1a\n"
+    at = 8
+    while at < len(data):
+        (length,) = struct.unpack_from(">I", data, at)
+        kind, content = data[at + 4 : at + 8], data[at + 8 : at + 8 + length]
+        assert struct.unpack_from(">I", data, at + 8 + length) == (zlib.crc32(kind + content),)
+        yield kind, content
+        at += 12 + length
+
+
+@settings(max_examples=80, deadline=None)
+@given(
+    st.integers(1, 60),
+    st.integers(1, 60),
+    st.sampled_from([1, 3]),
+    st.integers(1, 6),
+    st.integers(0, 2**32 - 1),
+)
+def test_pixels_come_back_exactly(
+    height: int, width: int, channels: int, cuts: int, seed: int
+) -> None:
+    """Grey and RGB pictures of any size, in any number of pieces, decode to the same pixels."""
+    shape = (height, width) if channels == 1 else (height, width, 3)
+    pixels = np.random.default_rng(seed).integers(0, 256, shape, dtype=np.uint8)
+    image = opened(encoded(pixels, cuts))
+    assert image.mode == ("L" if channels == 1 else "RGB")
+    assert np.array_equal(np.asarray(image), pixels)
+
+
+def test_pieces_are_left_as_they_were() -> None:
+    """Filtering does not write into the caller's pieces."""
+    rows = np.random.default_rng(0).integers(0, 256, (5, 8), dtype=np.uint8)
+    before = rows.copy()
+    png.write_png(io.BytesIO(), (5, 7), [rows])
+    assert np.array_equal(rows, before)
+
+
+def test_large_noise_comes_back_exactly() -> None:
+    """A megabyte that hardly compresses, in pieces of many sizes, is complete."""
+    pixels = np.random.default_rng(1).integers(0, 256, (1000, 1000), dtype=np.uint8)
+    assert np.array_equal(np.asarray(opened(encoded(pixels, 13))), pixels)
+
+
+def test_smooth_picture_is_small() -> None:
+    """A ramp costs next to nothing: it is filtered and deflated."""
+    pixels = np.tile(np.arange(256, dtype=np.uint8), (256, 1))
+    assert len(encoded(pixels)) < 0.05 * pixels.nbytes
+
+
+def test_chunks_are_in_order_and_whole() -> None:
+    """Header first, then text and palette, data together, end last; every checksum is right."""
+    pixels = np.zeros((4, 4), np.uint8)
+    kinds = [k for k, _ in chunks(encoded(pixels, 2, colors=bytes(768), text={"Layer": "conv"}))]
+    data = [kind for kind in kinds if kind == b"IDAT"]
+    assert kinds == [b"IHDR", b"tEXt", b"PLTE", *data, b"IEND"] and data
+
+
+def test_palette_gives_the_colors() -> None:
+    """Indices stay indices (mode P), and each shows its triple."""
+    colors = np.random.default_rng(2).integers(0, 256, (256, 3), dtype=np.uint8)
+    pixels = np.arange(256, dtype=np.uint8).reshape(16, 16)
+    image = opened(encoded(pixels, colors=colors.tobytes()))
+    assert image.mode == "P"
+    assert np.array_equal(np.asarray(image), pixels)
+    assert np.array_equal(np.asarray(image.convert("RGB")), colors[pixels])
+
+
+@pytest.mark.parametrize(
+    ("value", "kind"),
+    [
+        ("layer1.0.conv1 (Conv2d)", b"tEXt"),
+        ("", b"tEXt"),
+        ("café ±3 µ", b"tEXt"),
+        ("層1.畳み込み → Größe", b"iTXt"),
+        ("two\nlines", b"tEXt"),
+        ("x" * 100_000, b"tEXt"),
+    ],
+    ids=["ascii", "empty", "latin1", "unicode", "lines", "long"],
+)
+def test_text_is_read_back(value: str, kind: bytes) -> None:
+    """Latin-1 goes to tEXt, other text to iTXt, and Pillow reads both back."""
+    data = encoded(np.zeros((2, 2), np.uint8), text={"Layer": value, "Software": "featviz"})
+    assert opened(data).info == {"Layer": value, "Software": "featviz"}
+    assert next(k for k, content in chunks(data) if content.startswith(b"Layer\0")) == kind
+
+
+def test_text_that_is_no_unicode_is_still_a_picture() -> None:
+    """A lone surrogate, as in a file name of odd bytes, does not stop the encoder."""
+    image = opened(encoded(np.zeros((2, 2), np.uint8), text={"Layer": "\udcff.conv"}))
+    assert image.info["Layer"].endswith(".conv")
+
+
+def test_same_pixels_give_the_same_bytes() -> None:
+    """No time and nothing else that changes is in the file (design 3)."""
+    pixels = np.random.default_rng(3).integers(0, 256, (40, 40), dtype=np.uint8)
+    assert encoded(pixels, 3, text={"a": "b"}) == encoded(pixels, 3, text={"a": "b"})

@@ -1,0 +1,327 @@
+"""TensorBoard's events, read back with its own reader: tags, steps, numbers and pixels."""
+
+from __future__ import annotations
+
+import io
+import subprocess
+import sys
+from collections.abc import Callable
+from math import isqrt
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from conftest import ROOT, Outcome
+from PIL import Image
+from torch import Tensor, nn
+from torchvision.utils import make_grid
+
+import featviz as fv
+from featviz.drawing import tensorboard
+from featviz.errors import StoreError, UsageError
+
+pytest.importorskip("tensorboard")
+
+RAW: dict[str, Any] = {"mean": (0.0,) * 3, "std": (1.0,) * 3, "channels": 3, "size": (16, 20)}
+NAMES = ["0.png", "1.png", "2.png"]
+
+
+class Events:
+    """A folder of events."""
+
+    def __init__(self, folder: Path) -> None:
+        from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+        keep = dict.fromkeys(("images", "scalars", "histograms"), 0)
+        self.held = EventAccumulator(str(folder), size_guidance=keep)
+        self.held.Reload()
+
+    def tags(self, kind: str) -> set[str]:
+        return set(self.held.Tags()[kind])
+
+    def images(self, tag: str) -> dict[int, np.ndarray]:
+        """RGB pixels by step; the size written beside an image is that of its pixels."""
+        found = {}
+        for event in self.held.Images(tag):
+            image = Image.open(io.BytesIO(event.encoded_image_string))
+            assert (event.width, event.height) == image.size
+            found[event.step] = np.asarray(image.convert("RGB")).astype(int)
+        return found
+
+    def scalars(self, tag: str) -> dict[int, float]:
+        return {event.step: event.value for event in self.held.Scalars(tag)}
+
+
+@pytest.fixture
+def net() -> nn.Module:
+    """Two convolutions with a ReLU that is called twice; channel 3 is never above zero."""
+
+    class Twice(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv = nn.Conv2d(3, 7, 3)
+            self.relu = nn.ReLU()
+            self.last = nn.Conv2d(7, 5, 1)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.relu(self.last(self.relu(self.conv(x))))  # type: ignore[no-any-return]
+
+    torch.manual_seed(0)
+    model = Twice()
+    with torch.no_grad():
+        model.conv.bias[3] = -9
+    return model.eval()
+
+
+@pytest.fixture
+def pictures(tmp_path: Path) -> Path:
+    (tmp_path / "in").mkdir()
+    for seed, name in enumerate(NAMES):
+        pixels = np.random.default_rng(seed).integers(0, 256, (16, 20, 3), dtype=np.uint8)
+        Image.fromarray(pixels).save(tmp_path / "in" / name)
+    return tmp_path / "in"
+
+
+def outputs(net: nn.Module, path: Path) -> dict[str, Tensor]:
+    """What the layers give, by plain hooks."""
+    pixels = np.asarray(Image.open(path)).astype(np.float32) / 255
+    found: dict[str, Tensor] = {}
+
+    def hook(name: str) -> Any:
+        def keep(module: Any, args: Any, output: Tensor) -> None:
+            found[f"{name}.call1" if name in found else name] = output.clone()
+
+        return keep
+
+    handles = [m.register_forward_hook(hook(n)) for n, m in net.named_modules() if n]
+    with torch.no_grad():
+        net(torch.from_numpy(pixels).permute(2, 0, 1)[None])
+    for handle in handles:
+        handle.remove()
+    return found
+
+
+def torchvisions(output: Tensor) -> np.ndarray:
+    """The grid that scripts log: make_grid(normalize=True, scale_each=True)."""
+    maps = output.permute(1, 0, 2, 3)
+    grid = make_grid(maps, normalize=True, scale_each=True, nrow=isqrt(len(maps)))
+    return grid.mul(255).add(0.5).clamp(0, 255).byte().permute(1, 2, 0).numpy().astype(int)
+
+
+def test_grids_are_make_grids_one_tag_a_layer(
+    net: nn.Module, pictures: Path, tmp_path: Path
+) -> None:
+    """Tags by layer and call, the image's position as step, and torchvision's pixels."""
+    fv.run(net, pictures, "conv,relu,last", tmp_path / "out", tensorboard=tmp_path / "tb", **RAW)
+    events = Events(tmp_path / "tb")
+    layers = {"conv", "relu", "relu.call1", "last"}
+    assert events.tags("images") == {f"output/{name}" for name in layers} | {
+        "kernel/conv",
+        "kernel/last",
+    }
+    for step, name in enumerate(NAMES):
+        for layer, output in outputs(net, pictures / name).items():
+            shown = events.images(f"output/{layer}")
+            assert sorted(shown) == [0, 1, 2]
+            wanted = torchvisions(output)
+            assert shown[step].shape == wanted.shape
+            different = np.abs(shown[step] - wanted).max(-1) > 1
+            for channel in np.flatnonzero((output[0] == 0).flatten(1).all(1)):
+                y, x = divmod(int(channel), isqrt(output.shape[1]))
+                cross = different[2 + 16 * y :, 2 + 20 * x :][:14, :18]
+                assert cross[0, 0] and cross[0, -1] and cross.mean() < 0.3
+                cross[:] = False
+            assert not different.any()
+    assert (outputs(net, pictures / "0.png")["relu"][0, 3] == 0).all()
+    assert events.images("kernel/conv").keys() == {0}
+
+
+def test_scalars_and_histograms_are_the_tensors(
+    net: nn.Module, pictures: Path, tmp_path: Path
+) -> None:
+    """Zero fractions, channels never above zero so far, and counts of all values."""
+    fv.run(net, pictures, "conv,relu", tmp_path / "out", tensorboard=tmp_path / "tb", **RAW)
+    events = Events(tmp_path / "tb")
+    layers = {"conv", "relu", "relu.call1"}
+    assert events.tags("scalars") == {
+        f"{what}/{name}" for name in layers for what in ("zero_fraction", "dead_channels")
+    }
+    peak: dict[str, Tensor] = {}
+    for step, name in enumerate(NAMES):
+        for layer, output in outputs(net, pictures / name).items():
+            if layer == "last":
+                continue
+            zeros = float((output == 0).float().mean())
+            assert events.scalars(f"zero_fraction/{layer}")[step] == pytest.approx(zeros, rel=1e-5)
+            now = output[0].flatten(1).amax(1)
+            peak[layer] = torch.maximum(peak.get(layer, now), now)
+            dead = int((peak[layer] <= 0).sum())
+            assert events.scalars(f"dead_channels/{layer}")[step] == dead
+            found = events.held.Histograms(f"histogram/{layer}")[step]
+            value = found.histogram_value
+            assert (found.step, value.num) == (step, output.numel())
+            assert (value.min, value.max) == (float(output.min()), float(output.max()))
+            assert value.sum == pytest.approx(float(output.double().sum()), rel=1e-5, abs=1e-4)
+            assert value.sum_squares == pytest.approx(float(output.double().square().sum()))
+            counts = np.histogram(output.double().numpy(), tensorboard.BINS)[0]
+            assert np.abs(np.array(value.bucket) - counts).sum() <= 4
+            assert sum(value.bucket) == output.numel()
+    assert events.scalars("dead_channels/relu")[2] == 1
+    assert "histogram-kernel/conv" in events.tags("histograms")
+
+
+def test_gradients_have_norms_and_tags_of_their_own(
+    featviz: Callable[..., Outcome], tmp_path: Path, tiny_file: Path, picture: Path
+) -> None:
+    """The Euclidean norm of each gradient, at outputs and at inputs."""
+    done = featviz(
+        "run", tiny_file, picture, "--layers", "0,1", "--capture", "output,grad,grad-input",
+        "--tensors", "npy", "--out", tmp_path / "out", "--tensorboard", tmp_path / "tb",
+        "--size", "20",
+    )  # fmt: skip
+    assert done.code == 0
+    events = Events(tmp_path / "tb")
+    assert {"grad/0", "grad-input/1", "output/0"} <= events.tags("images")
+    folders = {"0": "001_0", "1": "002_1"}
+    for tag, layer, kind in (
+        ("grad_norm/0", "0", "grad"),
+        ("grad_norm/1", "1", "grad"),
+        ("grad_norm-input/1", "1", "grad-input"),
+    ):
+        array = np.load(tmp_path / "out" / "picture.png" / folders[layer] / f"{kind}.npy")
+        assert events.scalars(tag)[0] == pytest.approx(np.linalg.norm(array), rel=1e-4)
+    assert {"histogram-grad/0", "histogram-grad-input/1"} <= events.tags("histograms")
+    assert not any("zero_fraction-grad" in tag for tag in events.tags("scalars"))
+
+
+@pytest.mark.parametrize(
+    "told", [{"cmap": "viridis"}, {"nrow": 4, "padding": 1, "scale": 2}, {"normalize": "layer"}]
+)
+def test_what_is_told_holds_for_the_board_too(
+    net: nn.Module, pictures: Path, tmp_path: Path, told: dict[str, Any]
+) -> None:
+    """Options change the board's grid as they change the file's."""
+    folder = pictures / "0.png"
+    fv.run(net, folder, "conv", tmp_path / "out", tensorboard=tmp_path / "tb", **RAW, **told)
+    fv.run(net, folder, "conv", tmp_path / "as-file", **RAW, **{"nrow": 2, "scale": 1, **told})
+    wanted = Image.open(tmp_path / "as-file" / "0.png" / "001_conv" / "output.png").convert("RGB")
+    assert np.array_equal(Events(tmp_path / "tb").images("output/conv")[0], wanted)
+
+
+def test_run_directory_is_the_same_with_a_board(
+    net: nn.Module, pictures: Path, tmp_path: Path
+) -> None:
+    """Where events go is not what is drawn."""
+    for name, more in (("plain", {}), ("boarded", {"tensorboard": tmp_path / "tb"})):
+        fv.run(net, pictures, "conv", tmp_path / name, **RAW, **more)
+    plain, boarded = (
+        {p.relative_to(root).as_posix(): p.read_bytes() for p in root.rglob("*") if p.is_file()}
+        for root in (tmp_path / "plain", tmp_path / "boarded")
+    )
+    assert plain == boarded
+
+
+def test_failed_image_keeps_its_step_and_posts_nothing(
+    net: nn.Module, pictures: Path, tmp_path: Path
+) -> None:
+    """Steps are positions among all images, so runs over the same folder can be compared."""
+    (pictures / "1.png").write_bytes(b"broken")
+    result = fv.run(net, pictures, "conv", tmp_path / "out", tensorboard=tmp_path / "tb", **RAW)
+    assert result.exit_code == 3
+    assert sorted(Events(tmp_path / "tb").images("output/conv")) == [0, 2]
+
+
+def test_resumed_run_remembers_dead_channels(
+    featviz: Callable[..., Outcome], pictures: Path, tmp_path: Path
+) -> None:
+    """What an earlier run saw above zero is not dead, though this run did not see it."""
+    model = nn.Sequential(nn.Conv2d(1, 2, 1), nn.ReLU())
+    with torch.no_grad():
+        model[0].weight.fill_(1)
+        model[0].bias.copy_(torch.tensor([-0.5, -2.0]))
+    torch.save(model, tmp_path / "net.pth")
+    for name, level in zip(NAMES, (255, 0, 0), strict=True):
+        Image.new("L", (8, 8), level).save(pictures / name)
+    base = ["run", tmp_path / "net.pth", pictures, "--layers", "1", "--out", tmp_path / "out", "-q"]
+    assert featviz(*base, "--tensorboard", tmp_path / "first").code == 0
+    assert Events(tmp_path / "first").scalars("dead_channels/1") == {0: 1, 1: 1, 2: 1}
+    (tmp_path / "out" / "2.png" / "manifest.json").unlink()
+    assert featviz(*base, "--resume", "--tensorboard", tmp_path / "second").code == 0
+    assert Events(tmp_path / "second").scalars("dead_channels/1") == {2: 1}
+
+
+def test_kernels_go_to_a_board(
+    featviz: Callable[..., Outcome], net: nn.Module, tmp_path: Path
+) -> None:
+    """`featviz kernels --tensorboard`: the file's picture, and a histogram of the weights."""
+    model = nn.Sequential(nn.Conv2d(3, 6, 5), nn.ReLU(), nn.Conv2d(6, 4, 3))
+    torch.save(model, tmp_path / "net.pth")
+    done = featviz(
+        "kernels", tmp_path / "net.pth", "--out", tmp_path / "out", "--tensorboard", tmp_path / "tb"
+    )
+    assert done.code == 0
+    events = Events(tmp_path / "tb")
+    assert events.tags("images") == {"kernel/0", "kernel/2"} and not events.tags("scalars")
+    for layer, folder in (("0", "001_0"), ("2", "003_2")):
+        file = Image.open(tmp_path / "out" / folder / "kernel.png").convert("RGB")
+        assert np.array_equal(events.images(f"kernel/{layer}")[0], file)
+    (event,) = events.held.Histograms("histogram-kernel/2")
+    assert event.histogram_value.num == 4 * 6 * 9
+    assert event.histogram_value.max == float(model[2].weight.detach().max())
+
+
+def test_histogram_leaves_nonfinite_values_out() -> None:
+    """Finite values are counted; one value alone has a bin; none gives none."""
+    values = torch.tensor([1.0, 2.0, float("nan"), float("inf"), 2.0])
+    found = tensorboard.histogram(values)
+    assert found is not None and (found.low, found.high, sum(found.counts)) == (1.0, 2.0, 3)
+    assert (found.counts[0], found.counts[-1]) == (1, 2)
+    same = tensorboard.histogram(torch.full((5,), 7.0))
+    assert same is not None and sum(same.counts) == 5 and same.edges[-1] == 7.5
+    assert tensorboard.histogram(torch.full((3,), float("nan"))) is None
+
+
+def test_without_the_package_one_line_says_how_to_get_it(
+    featviz: Callable[..., Outcome],
+    tmp_path: Path,
+    tiny_file: Path,
+    picture: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Before anything is loaded or written."""
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
+    for command in (["run", tiny_file, picture], ["kernels", tiny_file]):
+        out = tmp_path / "out"
+        done = featviz(*command, "--out", out, "--tensorboard", tmp_path / "tb")
+        assert done.code == 2 and not out.exists() and not (tmp_path / "tb").exists()
+        assert "--tensorboard needs the package tensorboard" in done.err
+        assert "pip install 'featviz[tensorboard]'" in done.err and len(done.err.splitlines()) == 2
+
+
+def test_folder_that_cannot_be_written(tmp_path: Path) -> None:
+    """A file in its place is named."""
+    (tmp_path / "file").write_text("x")
+    with (
+        pytest.raises(StoreError, match=r"--tensorboard .*file.* cannot be written"),
+        tensorboard.opened(tmp_path / "file" / "tb"),
+    ):
+        pass
+    with tensorboard.opened(None) as board:
+        assert board is None
+
+
+def test_bad_package_is_a_usage_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From Python it is the same error."""
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
+    with pytest.raises(UsageError, match="needs the package tensorboard"):
+        tensorboard.require()
+
+
+@pytest.mark.slow
+def test_runs_without_a_board_do_not_import_tensorboard() -> None:
+    """Its import takes seconds."""
+    code = "import sys, featviz.pipeline; assert 'tensorboard' not in sys.modules"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False)
+    assert done.returncode == 0

@@ -1,0 +1,560 @@
+"""Overlays, reductions and figures, against Pillow, numpy and matplotlib."""
+
+from __future__ import annotations
+
+import io
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from conftest import ROOT, Outcome
+from matplotlib import colormaps
+from PIL import Image
+from torch import Tensor, nn
+
+import featviz as fv
+from featviz.drawing import draw, dress, figure, reduce
+from featviz.drawing import normalize as scale
+from featviz.drawing.draw import Drawer
+from featviz.errors import UsageError
+from featviz.records import DrawOptions, Hints, Layer, Site
+
+SITE = Site(Layer(1, "conv", "Conv2d"), "output", 0, "")
+NAN = float("nan")
+RAW: dict[str, Any] = {"mean": (0.0,) * 3, "std": (1.0,) * 3, "channels": 3}
+"""An input whose values are the picture's, 0..1."""
+
+
+def noise(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+def photo(height: int, width: int, seed: int = 0) -> Image.Image:
+    pixels = np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8)
+    return Image.fromarray(pixels)
+
+
+def tiles(picture: Image.Image, size: tuple[int, int], padding: int = 2) -> list[np.ndarray]:
+    """Tiles (height, width) of a grid, row by row."""
+    pixels, (height, width) = np.asarray(picture.convert("RGB")).astype(int), size
+    rows, columns = (
+        (side - padding) // (tile + padding)
+        for side, tile in zip(pixels.shape[:2], size, strict=True)
+    )
+    tops = [
+        (padding + r * (height + padding), padding + c * (width + padding))
+        for r in range(rows)
+        for c in range(columns)
+    ]
+    return [pixels[top : top + height, left : left + width] for top, left in tops]
+
+
+def coloured(values: np.ndarray, size: tuple[int, int], cmap: str) -> np.ndarray:
+    """What a map should look like: its 254 levels, resized by Pillow, coloured by matplotlib."""
+    low, high = values.min(), values.max()
+    levels = np.round((values - low) / (high - low) * 253).astype(np.uint8)
+    grown = np.asarray(Image.fromarray(levels).resize(size[::-1], Image.Resampling.BILINEAR))
+    return colormaps[cmap](grown / 253, bytes=True)[..., :3].astype(int)
+
+
+@pytest.mark.parametrize(("shape", "cmap"), [((1, 5, 7, 9), "viridis"), ((1, 3, 90, 60), "magma")])
+def test_overlay_is_input_and_coloured_map(shape: tuple[int, ...], cmap: str) -> None:
+    """Alpha 0 is the input and alpha 1 the map, exactly; between them it is their mixture."""
+    tensor, image = noise(*shape), photo(48, 36)
+    ground = np.asarray(image).astype(int)
+    found = {
+        alpha: tiles(
+            fv.grid(tensor, overlay=alpha, image=image, cmap=cmap, scale=1, nrow=2), (48, 36)
+        )
+        for alpha in (0.0, 0.3, 1.0)
+    }
+    for channel in range(shape[1]):
+        over = coloured(tensor[0, channel].numpy(), (48, 36), cmap)
+        assert np.array_equal(found[0.0][channel], ground)
+        assert np.abs(found[1.0][channel] - over).max() <= 6  # a level of a map of 254
+        assert (found[1.0][channel] == over).mean() > 0.95
+        mixed = np.floor(0.7 * ground + 0.3 * found[1.0][channel] + 0.5)
+        assert np.array_equal(found[0.3][channel], mixed)
+
+
+def test_overlay_is_viridis_unless_told() -> None:
+    """`auto` colours what lies over a picture; grey can be asked for."""
+    tensor, image = noise(1, 1, 6, 6), photo(36, 36)
+    auto = fv.grid(tensor, overlay=1.0, image=image, scale=1)
+    assert np.array_equal(auto, fv.grid(tensor, overlay=1.0, image=image, scale=1, cmap="viridis"))
+    grey = np.asarray(fv.grid(tensor, overlay=1.0, image=image, scale=1, cmap="grey"))
+    assert (grey[..., 0] == grey[..., 1]).all() and (grey[..., 0] == grey[..., 2]).all()
+
+
+def test_nonfinite_values_stay_magenta_and_sharp() -> None:
+    """NaN is not mixed with its neighbours, and changes none of the others' limits."""
+    tensor = noise(1, 1, 6, 6)
+    tensor[0, 0, 2, 3] = NAN
+    found = np.asarray(fv.grid(tensor, overlay=1.0, image=photo(36, 36), scale=1))
+    magenta = (found == (255, 0, 255)).all(-1)
+    assert magenta[12:18, 18:24].all() and magenta.sum() == 36
+
+
+class Shrunk(nn.Module):
+    """Brightness in cells of 4 × 4 pixels, as maps, tokens, a vector and a batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 2, 4, stride=4, bias=False)
+        self.conv.weight.data.fill_(1 / 48)
+        self.vector = nn.Flatten()
+        self.regions = nn.Identity()
+
+    def forward(self, x: Tensor) -> Tensor:
+        maps = self.conv(x)
+        self.regions(torch.cat([maps, maps]))
+        flat: Tensor = self.vector(maps)
+        return flat
+
+
+@pytest.fixture
+def corner(tmp_path: Path) -> Path:
+    """Black, 96 × 64, but for what is the lower right corner after resizing to 48 × 32 and
+    cropping 32 × 32 from the middle."""
+    pixels = np.zeros((64, 96, 3), np.uint8)
+    pixels[48:, 64:80] = 255
+    path = tmp_path / "corner.png"
+    Image.fromarray(pixels).save(path)
+    return path
+
+
+def captured(out: Path, image: str, layer: str) -> dict[str, Any]:
+    manifest = json.loads((out / image / "manifest.json").read_text())
+    (row,) = [row for row in manifest["captures"] if row["layer"] == layer and not row["key"]]
+    return dict(row)
+
+
+def test_overlay_lies_over_what_the_model_saw(corner: Path, tmp_path: Path) -> None:
+    """One bright corner: after resize and crop, input, map and overlay are bright in the same."""
+    result = fv.run(
+        Shrunk(), corner, "conv,vector,regions", tmp_path / "out",
+        overlay=0.5, size=32, crop=32, scale=1, nrow=2, **RAW,
+    )  # fmt: skip
+    assert result.exit_code == 0
+    folder = tmp_path / "out" / "corner.png"
+    row = captured(tmp_path / "out", "corner.png", "conv")
+    assert row["grid"] == {"nrow": 2, "padding": 2, "tile": [32, 32], "scale": 1}
+    assert row["overlay"] == 0.5
+    shown = np.asarray(Image.open(folder / "input.png")).astype(int)
+    assert (shown[24:, 24:] > 200).mean() > 0.9 and shown[:20].max() == 0 == shown[:, :20].max()
+    first, second = tiles(Image.open(folder / row["file"]), (32, 32))
+    low, high = (np.array(colormaps["viridis"](x, bytes=True)[:3], int) for x in (0.0, 1.0))
+    assert np.array_equal(first, second)
+    assert np.abs(first[:20, :20] - low / 2).max() <= 1
+    assert np.abs(first[27:30, 27:30] - (shown[27:30, 27:30] + high) / 2).max() <= 6
+    bright = first.sum(-1) > 400
+    assert bright[24:, 24:].mean() > 0.7 and not bright[:20].any() and not bright[:, :20].any()
+    for layer in ("vector", "regions"):
+        other = captured(tmp_path / "out", "corner.png", layer)
+        assert "overlay" not in other
+        assert Image.open(folder / other["file"]).mode == "L"
+
+
+def test_overlay_of_frames_shows_each_its_own(tmp_path: Path) -> None:
+    """At alpha 0 the tiles of a clip are the frames in the middle of each time step."""
+    frames = [photo(16, 16, seed) for seed in range(8)]
+    (tmp_path / "clip").mkdir()
+    for place, frame in enumerate(frames):
+        frame.save(tmp_path / "clip" / f"{place}.png")
+    model = nn.Sequential(nn.Conv3d(3, 2, 1), nn.AvgPool3d((4, 2, 2)))
+    fv.run(
+        model, tmp_path / "clip", "0,1", tmp_path / "out",
+        overlay=0.0, frames=8, size=(16, 16), scale=1, nrow=8, **RAW,
+    )  # fmt: skip
+    for layer, shown in (("0", list(range(8))), ("1", [2, 6])):
+        row = captured(tmp_path / "out", "clip", layer)
+        picture = Image.open(tmp_path / "out" / "clip" / row["file"])
+        found = tiles(picture, (16, 16))[: 2 * len(shown)]
+        for tile, frame in zip(found, shown * 2, strict=True):
+            assert np.array_equal(tile, np.asarray(frames[frame]))
+
+
+def test_overlay_of_many_maps_is_made_piece_by_piece() -> None:
+    """Tiles are blended row by row of the picture: memory does not grow with the maps."""
+    import tracemalloc
+
+    image = photo(128, 128)
+    options = DrawOptions(overlay=0.5, scale=1)
+    picture = Drawer(options).draw(SITE, noise(1, 400, 4, 4), Hints(), [np.asarray(image)])[""]
+    assert picture.tiles.nbytes < 100_000
+    tracemalloc.start()
+    with Path("/dev/null").open("wb") as file:
+        draw.encode(picture, file, "png", {})
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert picture.plan.pixels * 3 > 20e6 and peak < 12e6
+
+
+@pytest.mark.parametrize(
+    ("name", "oracle"),
+    [
+        ("mean", lambda x: x.mean(0)),
+        ("max", lambda x: x.max(0)),
+        ("l2", lambda x: np.sqrt((x * x).sum(0))),
+    ],
+)
+def test_reduction_is_numpys(name: str, oracle: Callable[[np.ndarray], np.ndarray]) -> None:
+    """One tile of all channels, scaled by its own range; the statistics stay the channels'."""
+    tensor = noise(1, 7, 9, 11)
+    values = oracle(tensor[0].numpy())
+    found = np.asarray(fv.grid(tensor, reduce=name, scale=1)).astype(int)
+    span = values.max() - values.min()
+    assert np.abs(found - 255 * (values - values.min()) / span).max() <= 1
+    picture = Drawer(DrawOptions(reduce=name)).draw(SITE, tensor, Hints())[""]  # type: ignore[arg-type]
+    row = draw.describe(picture, SITE, tensor.shape, "output.png")
+    assert row.reduce == name and row.maps == 7 and row.channels is None
+    assert row.range == pytest.approx([values.min(), values.max()], rel=1e-5)
+    assert (row.min, row.max) == (tensor.min(), tensor.max())
+    assert row.grid == {"nrow": 1, "padding": 0, "tile": [189, 231], "scale": 21}
+    text = draw.caption(row)
+    assert text["Reduce"] == f"{name} of all channels" and text["Maps"] == "7 of 7"
+
+
+def test_reduction_shows_where_a_channel_is_not_finite() -> None:
+    """A NaN in one of the channels is magenta in the picture of all."""
+    tensor = noise(1, 5, 6, 6)
+    tensor[0, 3, 1, 2] = NAN
+    for name in ("mean", "max", "l2", "pca"):
+        found = np.asarray(fv.grid(tensor, reduce=name, scale=1).convert("RGB"))
+        magenta = (found == (255, 0, 255)).all(-1)
+        assert magenta[1, 2] and magenta.sum() == 1, name
+
+
+def by_svd(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """numpy's components [3, C] and scores [3, P] in standard deviations, signs fixed."""
+    centred = values - values.mean(1, keepdims=True)
+    u, _, vt = np.linalg.svd(centred, full_matrices=False)
+    sign = np.sign(u[np.abs(u).argmax(0), range(u.shape[1])])
+    return (u * sign).T[:3], (vt * sign[:, None])[:3] * np.sqrt(values.shape[1])
+
+
+@pytest.mark.parametrize(("channels", "side"), [(6, 20), (40, 5), (3, 8), (300, 4)])
+def test_pca_is_numpys_svd(channels: int, side: int) -> None:
+    """Three components as red, green, blue: 2.5 standard deviations to either side of mid-grey,
+    whether there are more channels or more pixels."""
+    mixing = noise(channels, channels, seed=1) * torch.linspace(3, 0.2, channels)
+    values = (mixing @ noise(channels, side * side, seed=2)).double().numpy() + 5
+    components, scores = by_svd(values)
+    basis = reduce.basis_of(torch.from_numpy(values))
+    lengths = torch.linalg.vector_norm(basis.loadings, dim=1, keepdim=True)
+    assert np.abs((basis.loadings / lengths).numpy() - components).max() < 1e-6
+    tensor = torch.from_numpy(values).float().reshape(1, channels, side, side)
+    found = np.asarray(fv.grid(tensor, reduce="pca", scale=1)).astype(float)
+    wanted = np.clip((scores + 2.5) / 5 * 255, 0, 255).reshape(3, side, side)
+    assert np.abs(found - wanted.transpose(1, 2, 0)).max() <= 1
+    assert (np.abs(found - wanted.transpose(1, 2, 0)) <= 0.51).mean() > 0.98
+
+
+def test_pca_of_little_variation() -> None:
+    """One direction gives one colour that varies; none gives mid-grey."""
+    line = noise(1, 1, 8, 8) * torch.tensor([1.0, -2.0])[None, :, None, None]
+    found = np.asarray(fv.grid(line, reduce="pca", scale=1)).astype(int)
+    assert np.ptp(found[..., 0]) > 100 and set(np.unique(found[..., 1:])) <= {127, 128}
+    flat = np.asarray(fv.grid(torch.full((1, 4, 8, 8), 3.0), reduce="pca", scale=1))
+    assert set(np.unique(flat)) <= {127, 128}
+
+
+def test_pca_leaves_vectors_as_they_are() -> None:
+    """Numbers without a place are no pixels: a vector stays its strip."""
+    tensor = torch.tensor([[0.0, 255.0, 51.0]])
+    assert np.asarray(fv.grid(tensor, reduce="pca", scale=1)).tolist() == [[0, 255, 51]]
+
+
+def test_reduced_picture_lies_over_the_input() -> None:
+    """Alpha 1 is the colours of the components, resized by Pillow."""
+    tensor, image = noise(1, 9, 6, 6), photo(48, 48)
+    alone = fv.grid(tensor, reduce="pca", scale=1)
+    over = fv.grid(tensor, reduce="pca", overlay=1.0, image=image, scale=1)
+    assert np.array_equal(over, alone.resize((48, 48), Image.Resampling.BILINEAR))
+    nothing = fv.grid(tensor, reduce="l2", overlay=0.0, image=image, scale=1)
+    assert np.array_equal(nothing, image)
+
+
+@pytest.fixture
+def several(tmp_path: Path) -> Path:
+    """Five pictures in a folder."""
+    (tmp_path / "in").mkdir()
+    for seed in range(5):
+        photo(12 + seed, 16, seed).save(tmp_path / "in" / f"{seed}.png")
+    return tmp_path / "in"
+
+
+def files(root: Path) -> dict[str, bytes]:
+    return {
+        str(p.relative_to(root)): p.read_bytes() for p in sorted(root.rglob("*")) if p.is_file()
+    }
+
+
+def test_shared_basis_is_of_all_pixels_of_all_images(several: Path, tmp_path: Path) -> None:
+    """Components, means and deviations are those of numpy over the pixels of every image, and
+    each picture is drawn by them."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(3, 6, 3))
+    out = tmp_path / "out"
+    options: dict[str, Any] = {"reduce": "pca", "shared_basis": True, "scale": 1, **RAW}
+    fv.run(model, several, "0", out, size=10, crop=10, tensors="npy", **options)
+    names = [f"{seed}.png" for seed in range(5)]
+    maps = [np.load(out / n / "001_0" / "output.npy")[0].reshape(6, -1) for n in names]
+    components, scores = by_svd(np.concatenate(maps, axis=1).astype(np.float64))
+    held = np.load(out / "bases.npz")["0|output|0|"]
+    lengths = np.linalg.norm(held[1:], axis=1, keepdims=True)
+    assert np.abs(held[1:] / lengths - components).max() < 1e-6
+    assert np.abs(held[0] - np.concatenate(maps, axis=1).mean(1)).max() < 1e-6
+    wanted = np.clip((scores + 2.5) / 5 * 255, 0, 255).reshape(3, 5, 8, 8)
+    for place, name in enumerate(names):
+        found = np.asarray(Image.open(out / name / "001_0" / "output.png")).astype(float)
+        assert np.abs(found - wanted[:, place].transpose(1, 2, 0)).max() <= 1
+    alone = tmp_path / "alone"
+    fv.run(model, several / "0.png", "0", alone, size=10, crop=10, reduce="pca", scale=1, **RAW)
+    own = Image.open(alone / "0.png" / "001_0" / "output.png")
+    assert not np.array_equal(own, Image.open(out / "0.png" / "001_0" / "output.png"))
+
+
+def test_shared_basis_survives_a_resume(
+    several: Path, tmp_path: Path, tiny_file: Path, featviz: Callable[..., Outcome]
+) -> None:
+    """A resumed run gives the same bytes, and with images added it keeps the basis it has."""
+    base = ["run", tiny_file, several, "--layers", "0", "--reduce", "pca", "--shared-basis", "-q"]
+    assert featviz(*base, "--out", tmp_path / "whole").code == 0
+    assert featviz(*base, "--out", tmp_path / "cut").code == 0
+    before = files(tmp_path / "whole")
+    assert files(tmp_path / "cut") == before and "bases.npz" in before
+    (tmp_path / "cut" / "3.png" / "manifest.json").unlink()
+    assert featviz(*base, "--out", tmp_path / "cut", "--resume").code == 0
+    assert files(tmp_path / "cut") == before
+    photo(30, 30, 99).save(several / "9.png")
+    assert featviz(*base, "--out", tmp_path / "cut", "--resume").code == 0
+    after = files(tmp_path / "cut")
+    assert "9.png/001_0/output.png" in after
+    assert {k: v for k, v in after.items() if k in before and k != "run.json"} == {
+        k: v for k, v in before.items() if k != "run.json"
+    }
+
+
+def test_shared_basis_leaves_broken_images_out(
+    several: Path, tmp_path: Path, tiny_file: Path, featviz: Callable[..., Outcome]
+) -> None:
+    """An unreadable image is reported once, and the others have a basis."""
+    (several / "2.png").write_bytes(b"nothing")
+    base = ["run", tiny_file, several, "--layers", "0", "--reduce", "pca", "--shared-basis"]
+    done = featviz(*base, "--out", tmp_path / "out", "-q")
+    assert done.code == 3 and done.err.count("error:") == 1
+    assert (tmp_path / "out" / "bases.npz").is_file()
+
+
+def panel_values(picture: draw.Drawing, first: int | None = None) -> list[figure.Panel]:
+    options = DrawOptions(figure=True, first=first)
+    shown = np.zeros((4, 4, 3), np.uint8)
+    return list(dress.sheet(picture, options, "title", shown).panels)
+
+
+@pytest.mark.parametrize("normalize", ["map", "layer", "symmetric"])
+def test_panels_hold_the_values(normalize: str) -> None:
+    """What a figure shows is the maps' values to within a 255th of their range."""
+    tensor = noise(1, 20, 6, 5)
+    tensor[0, 3], tensor[0, 4] = 0, 2.5
+    mode = scale.parse_scale(normalize)
+    picture = draw.draw(tensor, DrawOptions(), mode)[""]
+    panels = panel_values(picture)
+    assert len(panels) == 16 and len(panel_values(picture, 4)) == 4
+    for channel, panel in enumerate(panels):
+        assert panel.limits is not None
+        step = max(panel.limits[1] - panel.limits[0], 1e-6) / 255
+        assert np.abs(panel.pixels - tensor[0, channel].numpy()).max() <= 0.51 * step
+    titles = [panel.title for panel in panels[:5]]
+    assert titles[2:] == ["channel 2", "channel 3 (all zero)", "channel 4 (constant)"]
+    own = {panel.limits for panel in panels}
+    assert len(own) == (1 if normalize != "map" else 16)
+
+
+def test_panels_name_channels_and_hide_nothing() -> None:
+    """NaN is NaN, groups say how many, and a vector is one panel."""
+    tensor = noise(1, 6, 6, 5)
+    tensor[0, 2] = 3 * tensor[0, 1]
+    tensor[0, 4, 1, 1] = NAN
+    options = DrawOptions(collapse=0.99, order="mean")
+    picture = draw.draw(tensor, options, scale.Scale("map"))[""]
+    panels = {panel.title: panel for panel in panel_values(picture)}
+    assert [int(t.split()[1]) for t in panels] == list(picture.drawn)
+    assert "channel 1 ×2" in panels
+    holes = np.isnan(panels["channel 4"].pixels)
+    assert holes[1, 1] and holes.sum() == 1
+    strip = draw.draw(torch.arange(10.0)[None], DrawOptions(), scale.Scale("map"))[""]
+    (panel,) = panel_values(strip)
+    assert np.abs(panel.pixels - np.arange(10)).max() < 0.02
+
+
+def written(sheet: figure.Sheet) -> bytes:
+    file = io.BytesIO()
+    figure.write_figure(file, sheet, {"Software": "featviz"})
+    return file.getvalue()
+
+
+def example(count: int = 4, **options: Any) -> figure.Sheet:
+    tensor = torch.linspace(-1, 1, 64).reshape(1, 1, 8, 8).expand(1, count, 8, 8)
+    picture = draw.draw(tensor, DrawOptions(), scale.Scale("map"))[""]
+    shown = np.full((8, 8, 3), (10, 200, 30), np.uint8)
+    return dress.sheet(picture, DrawOptions(**options), "a $title$ of 猫", shown)
+
+
+def test_figure_shows_input_maps_and_bars() -> None:
+    """The input's colour, viridis from end to end, a title and ticks, in the size foretold."""
+    sheet = example()
+    image = Image.open(io.BytesIO(written(sheet)))
+    assert image.size == sheet.geometry.pixels[::-1]
+    assert image.info["Software"] == "featviz"
+    pixels = np.asarray(image.convert("RGB"))
+    shown = (pixels == (10, 200, 30)).all(-1)
+    assert np.count_nonzero(shown) > 300 * 300
+    assert shown.any(0).nonzero()[0].max() < pixels.shape[1] / 2
+    for x in (0.0, 1.0):
+        colour = colormaps["viridis"](x, bytes=True)[:3]
+        where = (pixels == colour).all(-1)
+        assert np.count_nonzero(where[:, : pixels.shape[1] // 3]) == 0
+        assert np.count_nonzero(where) > 4 * 20 * 20
+    title = pixels[:40]
+    assert (title < 100).any() and (pixels[-3:] == 255).all()
+
+
+def test_figures_from_threads_are_the_same() -> None:
+    """Encoders are threads: figures made side by side have the bytes of one made alone."""
+    sheets = [example(1), example(2)]
+    alone = [written(sheet) for sheet in sheets]
+    with ThreadPoolExecutor(4) as pool:
+        assert list(pool.map(written, sheets * 2)) == alone * 2
+
+
+@pytest.mark.filterwarnings("error")
+def test_figure_of_extremes() -> None:
+    """Maps without a finite value, constants and huge values are drawn."""
+    tensor = noise(1, 5, 6, 6)
+    tensor[0, 0], tensor[0, 1], tensor[0, 2] = NAN, 0, -7.5
+    tensor[0, 3] *= 1e36
+    for normalize in ("map", "layer"):
+        picture = draw.draw(tensor, DrawOptions(), scale.parse_scale(normalize))[""]
+        sheet = dress.sheet(picture, DrawOptions(), "t", np.zeros((4, 4, 1), np.uint8))
+        pixels = np.asarray(Image.open(io.BytesIO(written(sheet))).convert("RGB"))
+        assert (pixels == (255, 0, 255)).all(-1).sum() > 100 * 100
+
+
+@pytest.mark.slow
+def test_figure_needs_no_pyplot() -> None:
+    """matplotlib's global state stays out, and no window system is asked for."""
+    code = (
+        "import sys, torch, numpy as np; from featviz import dressing, drawing, figures, scale\n"
+        "from featviz.records import DrawOptions as D\n"
+        "p = drawing.draw(torch.rand(1, 2, 4, 4), D(), scale.Scale('map'))['']\n"
+        "s = dressing.sheet(p, D(), 't', np.zeros((4, 4, 3), np.uint8))\n"
+        "figures.write_figure(open('/dev/null', 'wb'), s, {})\n"
+        "assert 'matplotlib.figure' in sys.modules and 'matplotlib.pyplot' not in sys.modules"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, check=False)
+    assert done.returncode == 0, done.stderr.decode()
+
+
+def test_run_writes_a_figure_beside_each_picture(
+    featviz: Callable[..., Outcome], tmp_path: Path, tiny_file: Path, picture: Path
+) -> None:
+    """The classic look: --figure --first 4; the manifest names the file; the grid is unchanged."""
+    base = ("run", tiny_file, picture, "--layers", "0,4", "-q")
+    assert featviz(*base, "--out", tmp_path / "plain").code == 0
+    assert featviz(*base, "--out", tmp_path / "figure", "--figure", "--first", 4).code == 0
+    plain, found = files(tmp_path / "plain"), files(tmp_path / "figure")
+    extra = {name for name in found if name not in plain}
+    assert extra == {f"picture.png/{folder}/output.figure.png" for folder in ("001_0", "005_4")}
+    grid = "picture.png/001_0/output.png"
+    assert found[grid] == plain[grid]
+    row = captured(tmp_path / "figure", "picture.png", "0")
+    assert row["figure"] == "001_0/output.figure.png"
+    text = Image.open(tmp_path / "figure" / "picture.png" / row["figure"]).info
+    assert text["Layer"] == "0 (Conv2d)"
+
+
+@pytest.mark.parametrize(
+    "extra",
+    [
+        ("--overlay", "0.5"),
+        ("--reduce", "l2"),
+        ("--reduce", "pca", "--overlay", "0.4"),
+        ("--figure", "--first", "3"),
+        ("--labels", "--order", "mean", "--max-maps", "2"),
+    ],
+)
+def test_dry_run_foretells_views(
+    featviz: Callable[..., Outcome],
+    tmp_path: Path,
+    tiny_file: Path,
+    picture: Path,
+    extra: Sequence[str],
+) -> None:
+    """Files and pixels of --dry-run are those of the run."""
+    base = ("run", tiny_file, picture, "--layers", "0,2,4", "--size", "20x24", "-q", *extra)
+    told = json.loads(featviz(*base, "--dry-run", "--json").out)
+    assert featviz(*base, "--out", tmp_path / "out").code == 0
+    made = {
+        p.relative_to(tmp_path / "out" / "picture.png").as_posix(): Image.open(p).size
+        for p in (tmp_path / "out" / "picture.png").rglob("*_*/*.png")
+    }
+    foretold = {
+        f"{file['layer']}/{file['file']}": (file["width"], file["height"])
+        for file in told["per_image"]
+    }
+    assert len(made) == told["files"]
+    for name, size in made.items():
+        key = name.split("_", 1)[1]
+        if "figure" in name:  # whether panels share a colour bar is known only afterwards
+            assert foretold[key][1] == size[1] and foretold[key][0] >= size[0]
+        else:
+            assert foretold[key] == size, name
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"reduce": "l2", "order": "mean"}, "--order and --reduce exclude each other"),
+        ({"reduce": "l2", "collapse": 0.9}, "--collapse and --reduce exclude each other"),
+        ({"reduce": "l2", "labels": True}, "--labels and --reduce exclude each other"),
+        ({"reduce": "pca", "max_maps": 3}, "--max-maps and --reduce exclude each other"),
+        ({"reduce": "pca", "cmap": "magma"}, "--cmap and --reduce pca exclude each other"),
+        ({"reduce": "pca", "normalize": "layer"}, "--normalize and --reduce pca exclude"),
+        ({"reduce": "l1"}, "--reduce 'l1' is not one of 'mean', 'max', 'l2', 'pca'"),
+        ({"shared_basis": True}, "--shared-basis is for --reduce pca"),
+        ({"first": 3}, "--first is for --figure"),
+        ({"figure": True, "first": 0}, "--first 0 is below 1"),
+        ({"overlay": 1.5}, "--overlay 1.5 is outside 0..1"),
+        ({"overlay": NAN}, "--overlay nan is outside 0..1"),
+        ({"overlay": 0.5}, "an overlay and its image go together"),
+        ({"figure": True}, "a figure and a shared basis are for runs"),
+    ],
+)
+def test_what_does_not_go_together(options: dict[str, Any], message: str) -> None:
+    """One line names the options, and the hint says what to do."""
+    with pytest.raises(UsageError, match=message) as caught:
+        fv.grid(noise(1, 4, 4, 4), **options)
+    assert caught.value.hint
+
+
+def test_gradients_under_an_overlay_keep_their_colours(tmp_path: Path, picture: Path) -> None:
+    """coolwarm around zero, laid over the input: where the gradient is zero it is light grey."""
+    options = replace(DrawOptions(), overlay=1.0, scale=1)
+    site = Site(SITE.layer, "grad", 0, "")
+    tensor = torch.zeros(1, 1, 4, 4)
+    tensor[0, 0, 0, 0], tensor[0, 0, 3, 3] = 1.0, -1.0
+    ground = [np.zeros((4, 4, 3), np.uint8)]
+    found = np.asarray(draw.to_image(Drawer(options).draw(site, tensor, Hints(), ground)[""]))
+    ends = [colormaps["coolwarm"](x, bytes=True)[:3] for x in (1.0, 0.0, 0.5)]
+    for pixel, colour in zip((found[0, 0], found[3, 3], found[1, 2]), ends, strict=True):
+        assert np.abs(pixel.astype(int) - colour).max() <= 2

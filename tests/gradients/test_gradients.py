@@ -1,0 +1,587 @@
+"""Gradients, inputs and rules at ReLU, against torch.autograd.grad and hand-written backwards."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from conftest import SCENES
+from oracle import (
+    Tensors,
+    Weighted,
+    assert_all_close,
+    assert_close,
+    autograd,
+    input_of,
+    inputs,
+    saved,
+)
+from PIL import Image
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
+from torchvision import models
+
+import featviz as fv
+from featviz.gradients import norms as flow
+from featviz.records import Capture
+from featviz.rundir.read import read_json
+
+ALL = "output,input,grad,grad-input"
+SPHERES = SCENES / "spheres.jpg"
+
+
+def drawn(model: nn.Module, out: Path, size: int = 12, **options: Any) -> Tensors:
+    """Run with everything captured and kept; the raw tensors."""
+    options = {"layers": "*", "capture": ALL, "target": "sum", **options}
+    layers = options.pop("layers")
+    fv.run(model, SPHERES, layers, out, tensors="npy", **options, **inputs(size))
+    return saved(out / "spheres.jpg")
+
+
+class Shared(nn.Module):
+    """One in-place ReLU called three times, a sum in place, a branch of two inputs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Conv2d(3, 4, 3, padding=1), nn.Conv2d(4, 4, 3, padding=1)
+        self.relu, self.mix = nn.ReLU(inplace=True), Mix()
+        self.norm = nn.BatchNorm2d(4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.relu(self.a(x))
+        y = self.norm(self.b(x))
+        y += x
+        y = self.relu(y)
+        return self.relu(self.mix(y, other=x))
+
+
+class Mix(nn.Module):
+    """Two inputs, one by name."""
+
+    def forward(self, x: Tensor, other: Tensor) -> Tensor:
+        return x - other * 2
+
+
+class Functional(nn.Module):
+    """ReLU as a function: in place, as a method, in place as a method."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Conv2d(3, 4, 3), nn.Conv2d(4, 4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.relu(self.a(x), inplace=True)
+        return self.b(x).relu_() + 1
+
+
+class Views(nn.Module):
+    """Views that are changed in place."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.act, self.flat = nn.Conv2d(3, 4, 3), nn.ReLU(inplace=True), nn.Flatten()
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.a(x)
+        left, right = x[:, :2], x[:, 2:]
+        left.mul_(2)
+        return self.flat(self.act(torch.cat([left * 3, right], 1)))
+
+
+SMALL: dict[str, Callable[[], nn.Module]] = {
+    "shared": Shared,
+    "functional": Functional,
+    "views": Views,
+    "in place on the input": lambda: nn.Sequential(nn.ReLU(inplace=True), nn.Conv2d(3, 2, 3)),
+    "activations": lambda: nn.Sequential(
+        nn.Conv2d(3, 4, 3),
+        nn.SiLU(inplace=True),
+        nn.Conv2d(4, 4, 3),
+        nn.Hardswish(inplace=True),
+        nn.Dropout(0.5, inplace=True),
+        nn.MaxPool2d(2),
+        nn.LeakyReLU(0.1, inplace=True),
+    ),
+}
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+@pytest.mark.parametrize("name", SMALL)
+def test_every_tensor_and_gradient_equals_autograds(
+    name: str, frozen: bool, tmp_path: Path
+) -> None:
+    """Inputs, outputs and both gradients of every call, of in-place and frozen models in train
+    mode, as autograd gives them for an out-of-place copy (traps 1, 2, 12, 13)."""
+    torch.manual_seed(3)
+    model = SMALL[name]()
+    tensor = input_of(model, SPHERES, inputs(12))
+    with torch.no_grad():
+        shape = copy.deepcopy(model).eval()(tensor.clone()).shape
+    model = Weighted(model, tuple(shape)).train()
+    model.requires_grad_(not frozen)
+    want = autograd(model, tensor)
+    assert {stem.split(".")[0] for _, stem in want} == set(ALL.split(","))
+    assert_all_close(drawn(model, tmp_path / "out"), want)
+
+
+def test_calls_of_a_shared_relu_have_their_own_gradients(tmp_path: Path) -> None:
+    """Three calls, three gradients, none like another; the inputs keep negative values."""
+    torch.manual_seed(3)
+    got = drawn(Shared(), tmp_path / "out", layers="relu,mix")
+    calls = [got["relu", f"grad{call}"] for call in ("", ".call1", ".call2")]
+    assert not any(torch.equal(calls[i], calls[j]) for i, j in ((0, 1), (0, 2), (1, 2)))
+    assert (got["relu", "input"] < 0).any()
+    assert (got["relu", "input.call2"] < 0).any()
+    assert {stem for name, stem in got if name == "mix" and "input" in stem} == {
+        "input.0", "input.other", "grad-input.0", "grad-input.other",
+    }  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "name",
+    ["resnet18", "vgg16", "densenet121", "mobilenet_v3_small", "convnext_tiny", "vit_b_32"],
+)
+def test_torchvision_gradients_equal_autograds(name: str, tmp_path: Path) -> None:
+    """The same for the families, every second of them frozen, with a randomly weighted sum."""
+    torch.manual_seed(1)
+    options = {"image_size": 96} if name == "vit_b_32" else {}
+    inner = models.get_model(name, weights=None, **options)
+    model = Weighted(inner, (1, 1000)).requires_grad_(name in ("resnet18", "densenet121"))
+    want = autograd(model, input_of(model, SPHERES, inputs(96)))
+    want = {key: t for key, t in want.items() if key[1].startswith("grad")}
+    options = {"capture": "grad,grad-input", "max_maps": 1, "scale": 1}
+    got = drawn(model, tmp_path / "out", 96, **options)
+    assert len(want) > 80
+    assert_all_close(got, want)
+
+
+def test_worked_example_of_the_textbook(tmp_path: Path) -> None:
+    """A 3×3 convolution with weights 1 and 2 on 4×4 ones: maps of 9 and of 18, pooled the same;
+    backwards each map's first maximum gets 1, and the input 3 under it."""
+    model = nn.Sequential(nn.Conv2d(1, 2, 3), nn.MaxPool2d(2))
+    with torch.no_grad():
+        model[0].weight.copy_(torch.tensor([1.0, 2.0]).view(2, 1, 1, 1).expand(2, 1, 3, 3))
+        model[0].bias.zero_()
+    Image.new("L", (4, 4), 255).save(tmp_path / "ones.png")
+    fv.run(
+        model,
+        tmp_path / "ones.png",
+        "*",
+        tmp_path / "out",
+        capture=ALL,
+        target="sum",
+        tensors="npy",
+    )
+    got = saved(tmp_path / "out" / "ones.png")
+    ones = torch.ones(1, 1, 4, 4)
+    nine = torch.tensor([9.0, 18.0]).view(1, 2, 1, 1)
+    assert torch.equal(got["0", "input"], ones)
+    assert torch.equal(got["0", "output"], nine.expand(1, 2, 2, 2))
+    assert torch.equal(got["1", "input"], nine.expand(1, 2, 2, 2))
+    assert torch.equal(got["1", "output"], nine)
+    assert torch.equal(got["1", "grad"], torch.ones(1, 2, 1, 1))
+    first = torch.zeros(1, 2, 2, 2)
+    first[..., 0, 0] = 1
+    assert torch.equal(got["0", "grad"], first)
+    expected = torch.zeros(1, 1, 4, 4)
+    expected[..., :3, :3] = 3
+    assert torch.equal(got["0", "grad-input"], expected)
+
+
+def test_files_statistics_and_pictures_of_gradients(tmp_path: Path) -> None:
+    """Named by kind; numbers in stats.npz; symmetric and coloured, unless told otherwise."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(3, 2, 3), nn.ReLU(inplace=True))
+    got = drawn(model, tmp_path / "out", layers="0")
+    folder = tmp_path / "out" / "spheres.jpg"
+    names = {f"{kind}.{end}" for kind in ALL.split(",") for end in ("png", "npy")}
+    assert {path.name for path in (folder / "001_0").iterdir()} == names
+    gradient = got["0", "grad"]
+    numbers = np.load(folder / "stats.npz")["0|grad|0|"]
+    flat = gradient[0].flatten(1).double()
+    std = flat.std(1, correction=0)
+    columns = [flat.amin(1), flat.amax(1), flat.mean(1), std, (flat == 0).double().mean(1)]
+    assert np.allclose(numbers[:, :5], torch.stack(columns, 1), rtol=1e-5, atol=1e-7)
+    rows = {row["kind"]: row for row in read_json(folder / "manifest.json")["captures"]}
+    assert {kind: row["normalize"] for kind, row in rows.items()} == {
+        "output": "map", "input": "map", "grad": "symmetric", "grad-input": "symmetric",
+    }  # fmt: skip
+    low, high = rows["grad"]["range"]
+    assert high == -low == pytest.approx(float(gradient.abs().max()))
+    modes = {kind: Image.open(folder / rows[kind]["file"]).mode for kind in rows}
+    assert modes == {"output": "L", "input": "L", "grad": "P", "grad-input": "P"}
+    told = {"normalize": "map", "cmap": "grey"}
+    drawn(model, tmp_path / "told", layers="0", **told)
+    rows = read_json(tmp_path / "told" / "spheres.jpg" / "manifest.json")["captures"]
+    assert {row["normalize"] for row in rows} == {"map"}
+
+
+def test_colours_of_a_gradient_tell_its_sign(tmp_path: Path) -> None:
+    """Blue below zero, red above, a light grey at zero."""
+    model = nn.Conv2d(1, 1, 1, bias=False)
+    torch.nn.init.ones_(model.weight)
+    Image.new("L", (3, 1)).save(tmp_path / "x.png")
+    sign = Signed(model)
+    fv.run(
+        sign, tmp_path / "x.png", "model", tmp_path / "out", capture="grad", target="sum", scale=1
+    )
+    picture = Image.open(tmp_path / "out/x.png/001_model/grad.png").convert("RGB")
+    left, middle, right = (picture.getpixel((x, 0)) for x in range(3))
+    assert left[2] > left[0] + 50
+    assert max(middle) - min(middle) < 5
+    assert right[0] > right[2] + 50
+
+
+class Signed(nn.Module):
+    """Weighs three pixels by -1, 0 and 1."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.model(x) * torch.tensor([-1.0, 0.0, 1.0])
+
+
+class Aside(nn.Module):
+    """A table of positions that does not depend on the image, and a branch that leads nowhere."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.table = nn.Conv2d(3, 4, 3), nn.Linear(2, 4)
+        self.lost, self.cut = nn.Conv2d(3, 1, 1), nn.Conv2d(3, 4, 3)
+        self.given, self.index = Given(), Index()
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.lost(x)
+        self.index(x)
+        with torch.no_grad():
+            cut = self.cut(x)
+        bias = self.table(self.given()).view(1, 4, 1, 1)
+        return self.conv(x) * bias + cut
+
+
+class Given(nn.Module):
+    """Gives its parameter itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.value = nn.Parameter(torch.randn(1, 2))
+
+    def forward(self) -> Tensor:
+        return self.value
+
+
+class Index(nn.Module):
+    """Gives whole numbers."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.argmax(1, keepdim=True)
+
+
+def test_what_hangs_on_parameters_only_has_its_gradient(tmp_path: Path) -> None:
+    """It is not on the way from the target to the image, and yet autograd gives it."""
+    torch.manual_seed(0)
+    model = Aside()
+    want = autograd(model, input_of(model, SPHERES, inputs(12)))
+    assert {("table", "grad"), ("table", "grad-input"), ("given", "grad")} <= set(want)
+    assert_all_close(drawn(model, tmp_path / "out"), want)
+    assert all(p._backward_hooks is None and p.grad is None for p in model.parameters())
+
+
+def test_what_has_no_gradient_is_skipped_with_the_reason(tmp_path: Path) -> None:
+    """Nothing hooked is lost without a word."""
+    result = fv.run(
+        Aside().requires_grad_(False), SPHERES, "*", tmp_path / "out", capture="grad",
+        target="sum", **inputs(12),
+    )  # fmt: skip
+    reasons = {skip.layer: skip.reason for skip in result.images[0].skipped}
+    off = (
+        "has no gradient: it does not depend on the input, or is cut off from it (detach, no_grad)"
+    )
+    assert reasons == {
+        "lost": "has no gradient: the target does not depend on it",
+        "index": "has no gradient: it holds torch.int64",
+        "cut": off, "table": off, "given": off,
+    }  # fmt: skip
+    assert {row.layer for row in result.images[0].captures} == {"", "conv"}
+
+
+class Halved(nn.Module):
+    """A module that changes a view in place."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.act = nn.Conv2d(3, 4, 3), nn.ReLU(inplace=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.conv(x)
+        self.act(x[:, :2])
+        return x
+
+
+def test_a_view_that_is_changed_in_place_is_no_silent_zero(tmp_path: Path) -> None:
+    """It is taken out of the graph, which its reason says; what is around it is right."""
+    torch.manual_seed(0)
+    model = Halved()
+    got = drawn(model, tmp_path / "out")
+    tensor = input_of(model, SPHERES, inputs(12))
+    out = model.conv(tensor)
+    (want,) = torch.autograd.grad(torch.cat([out[:, :2].relu(), out[:, 2:]], 1).sum(), out)
+    assert_close(got["conv", "grad"], want)
+    skipped = read_json(tmp_path / "out/spheres.jpg/manifest.json")["skipped"]
+    reason = (
+        "has no gradient: the target does not depend on it, or it is a view that was changed in "
+        "place"
+    )
+    assert {(row["layer"], row["kind"], row["reason"]) for row in skipped} == {
+        ("act", "grad-input", reason),
+        ("act", "grad", reason),
+    }
+
+
+class Recomputed(nn.Module):
+    """Activation checkpointing: the first half runs again in the backward pass."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Conv2d(3, 4, 3), nn.Conv2d(4, 2, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = checkpoint(lambda y: F.relu(self.a(y)), x, use_reentrant=False)
+        return self.b(x)
+
+
+def test_recomputed_layers_are_not_a_second_call(tmp_path: Path) -> None:
+    """What a checkpoint runs again in the backward pass has been seen."""
+    torch.manual_seed(0)
+    model = Recomputed()
+    want = autograd(model, input_of(model, SPHERES, inputs(12)))
+    want = {key: tensor for key, tensor in want.items() if "call1" not in key[1]}
+    got = drawn(model, tmp_path / "out", grad_rule="plain")
+    assert not [stem for _, stem in got if "call" in stem]
+    assert_all_close(got, want)
+    guided = drawn(model, tmp_path / "guided", grad_rule="guided")
+    assert not torch.equal(guided["a", "grad"], got["a", "grad"])
+
+
+def test_gradients_of_functions(tmp_path: Path) -> None:
+    """`fn:` layers have inputs and gradients too; those of a method in place are right."""
+    torch.manual_seed(0)
+    model = Functional()
+    got = drawn(model, tmp_path / "out", layers="fn:relu,fn:add")
+    tensor = input_of(model, SPHERES, inputs(12)).requires_grad_()
+    a = model.a(tensor)
+    b = model.b(a.relu())
+    want = torch.autograd.grad(b.relu().sum(), [a, b])
+    assert_close(got["fn:relu", "grad-input"], want[0])
+    assert_close(got["fn:relu", "grad-input.call1"], want[1])
+    assert torch.equal(got["fn:relu", "input"], a.detach())
+    assert torch.equal(got["fn:relu", "input.call1"], b.detach())
+    assert torch.equal(got["fn:add", "grad"], torch.ones(1, 4, 8, 8))
+
+
+def test_what_hooks_compute_is_no_call_of_the_model(tmp_path: Path) -> None:
+    """Drawing a block takes means, which are not the block's own `fn:mean`."""
+    got = drawn(nn.Sequential(Means()), tmp_path / "out", layers="Means,fn:mean,fn:clamp",
+                clamp="Means:-1,1")  # fmt: skip
+    assert not [stem for _, stem in got if "call" in stem]
+    assert {name for name, _ in got} == {"0", "0/fn:mean"}
+
+
+class Means(nn.Module):
+    """Calls mean once."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.mean((2, 3))
+
+
+# --- guided backpropagation and deconvnet
+
+
+class Rectified(nn.Module):
+    """Two convolutions with the kinds of ReLU in turn."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.a, self.b = nn.Conv2d(3, 6, 3), nn.Conv2d(6, 5, 3)
+        self.relu = nn.ReLU(inplace="in place" in kind)
+        self.kind = kind
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self._act(self.a(x))
+        return self._act(self.b(x)).mean((2, 3))
+
+    def _act(self, x: Tensor) -> Tensor:
+        if "module" in self.kind:
+            return self.relu(x)
+        if "method" in self.kind:
+            return x.relu_() if "in place" in self.kind else x.relu()
+        return F.relu(x, "in place" in self.kind)
+
+
+def by_hand(model: Rectified, image: Tensor, weights: Tensor, rule: str) -> Tensors:
+    """The backward pass written out with torch.nn.grad."""
+    a = model.a(image)
+    b = model.b(a.relu())
+    passing: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+        "plain": lambda x, g: g * (x > 0),
+        "guided": lambda x, g: g * (x > 0) * (g > 0),
+        "deconv": lambda x, g: g * (g > 0),
+    }
+    top = weights.view(1, 5, 1, 1).expand_as(b) / b[0, 0].numel()
+    at_b = passing[rule](b, top)
+    at_relu = torch.nn.grad.conv2d_input(list(a.shape), model.b.weight, at_b)
+    at_a = passing[rule](a, at_relu)
+    at_image = torch.nn.grad.conv2d_input(list(image.shape), model.a.weight, at_a)
+    return {("b", "grad"): at_b, ("b", "grad-input"): at_relu, ("a", "grad"): at_a,
+            ("a", "grad-input"): at_image}  # fmt: skip
+
+
+KINDS = [
+    f"{kind}{place}" for kind in ("module", "function", "method") for place in ("", " in place")
+]
+
+
+@pytest.mark.parametrize("rule", ["plain", "guided", "deconv"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_rules_equal_a_backward_pass_by_hand(rule: str, kind: str, tmp_path: Path) -> None:
+    """Springenberg's and Zeiler's rules at modules, functions and methods, in place or not."""
+    torch.manual_seed(5)
+    inner = Rectified(kind)
+    model = Weighted(inner, (1, 5))
+    with torch.no_grad():
+        image = input_of(inner, SPHERES, inputs(12))
+        want = by_hand(inner, image, model.weighting, rule)
+        before = inner(image)
+    got = drawn(model, tmp_path / "out", layers="Conv2d", grad_rule=rule)
+    for (name, stem), tensor in want.items():
+        assert_close(got[f"model.{name}", stem], tensor, (name, stem))
+    with torch.no_grad():
+        assert torch.equal(inner(image), before)  # nothing of the rule stays behind
+
+
+@pytest.mark.parametrize("rule", ["guided", "deconv"])
+@pytest.mark.slow
+def test_rules_equal_backward_hooks_on_relu_modules(rule: str, tmp_path: Path) -> None:
+    """The usual way, full backward hooks at the ReLUs of an out-of-place ResNet."""
+    torch.manual_seed(5)
+    inner = models.resnet18(num_classes=4)
+    model = Weighted(inner, (1, 4)).eval()
+    twin = copy.deepcopy(model)
+
+    def hook(module: nn.Module, to_input: Any, to_output: Any) -> Any:
+        return ((to_input if rule == "guided" else to_output)[0].clamp(min=0),)
+
+    for module in twin.modules():
+        if isinstance(module, nn.ReLU):
+            module.inplace = False
+            module.register_full_backward_hook(hook)
+    image = input_of(model, SPHERES, inputs(32)).requires_grad_()
+    (want,) = torch.autograd.grad(twin(image).sum(), image)
+    got = drawn(model, tmp_path / "out", 32, layers="model", grad_rule=rule, capture="grad-input")
+    assert_close(got["model", "grad-input"], want)
+    plain = drawn(model, tmp_path / "plain", 32, layers="model", capture="grad-input")
+    assert (plain["model", "grad-input"] - want).abs().max() > 0.1 * want.abs().max()
+
+
+def test_functions_are_found_under_a_rule(tmp_path: Path) -> None:
+    """`fn:relu` still sees the ReLU, not what the rule makes of it."""
+    torch.manual_seed(0)
+    got = drawn(Functional(), tmp_path / "out", layers="fn:relu", grad_rule="guided")
+    gradients = [got["fn:relu", "grad-input"], got["fn:relu", "grad-input.call1"]]
+    assert all((g >= 0).all() and (g > 0).any() for g in gradients)
+
+
+def test_a_rule_without_relu_is_warned_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """GELU networks have no ReLU at which a rule could do something."""
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.GELU())
+    drawn(model, tmp_path / "out", layers="0", grad_rule="guided")
+    assert "--grad-rule guided changes nothing: the model calls no ReLU" in caplog.messages
+
+
+# --- vanishing and exploding
+
+
+def sigmoids(scale: float) -> nn.Module:
+    """Twelve layers, of which each multiplies the gradient by about a quarter of `scale`."""
+    torch.manual_seed(0)
+    layers: list[nn.Module] = []
+    for _ in range(6):
+        conv = nn.Conv2d(3, 3, 1, bias=False)
+        torch.nn.init.dirac_(conv.weight)
+        conv.weight.data *= scale
+        layers += [conv, nn.Sigmoid() if scale < 10 else nn.Identity()]
+    return nn.Sequential(*layers)
+
+
+@pytest.mark.parametrize(("scale", "word"), [(0.1, "vanishing"), (20.0, "exploding")])
+def test_vanishing_and_exploding_layers_are_named(
+    scale: float, word: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """With -v, the ratio of the norms of gradients along the depth, as autograd gives them."""
+    model = sigmoids(scale)
+    want = autograd(model, input_of(model, SPHERES, inputs(12)))
+    with caplog.at_level("DEBUG", "featviz"):
+        drawn(model, tmp_path / "out", layers="Conv2d", capture="grad")
+    (line,) = [text for text in caplog.messages if "gradient norms" in text]
+    lengths = {name: float(want[name, "grad"].norm()) for name in ("0", "2", "4", "6", "8", "10")}
+    ratios = {name: length / lengths["10"] for name, length in lengths.items()}
+    bad = {n: r for n, r in ratios.items() if (r < 1e-3 if word == "vanishing" else r > 1e3)}
+    assert 0 < len(bad) < 6
+    named = ", ".join(f"{name} ({ratio:.2g})" for name, ratio in bad.items())
+    least, most = min(ratios.values()), max(ratios.values())
+    assert line == (
+        f"spheres.jpg: gradient norms are {least:.2g} to {most:.2g} of that at 10; {word}: {named}"
+    )
+
+
+@pytest.mark.slow
+def test_norms_count_every_slice_and_token(tmp_path: Path) -> None:
+    """The norm from the manifest is the tensor's, with class tokens beside the grid, vectors and
+    enlarged maps; of several calls it is the last one's."""
+    torch.manual_seed(0)
+    model = models.vit_b_32(image_size=64, num_classes=3)
+    model.encoder.layers = model.encoder.layers[:2]
+    result = fv.run(
+        model, SPHERES, "Encoder*,heads,conv_proj", tmp_path / "out", capture="grad,output",
+        tensors="npy", target="class:1", **inputs(64),
+    )  # fmt: skip
+    got = saved(tmp_path / "out" / "spheres.jpg")
+    norms = flow.norms(result.images[0].captures)
+    assert next(iter(norms)) == "conv_proj"
+    assert list(norms)[-1] == "heads"
+    for name, norm in norms.items():
+        assert norm == pytest.approx(float(got[name, "grad"].norm()), rel=1e-4)
+    torch.manual_seed(3)
+    fv.run(Shared(), SPHERES, "relu", tmp_path / "s", capture="grad", target="sum", tensors="npy",
+           **inputs(12))  # fmt: skip
+    rows = read_json(tmp_path / "s/spheres.jpg/manifest.json")["captures"]
+    rows = [Capture(**row) for row in rows]
+    last = saved(tmp_path / "s/spheres.jpg")["relu", "grad.call2"]
+    assert flow.norms(rows)["relu"] == pytest.approx(float(last.norm()), rel=1e-4)
+
+
+def test_report_says_where_nothing_is_wrong_and_where_nothing_can_be_said() -> None:
+    """No layer named; None for a single layer, for zero gradients, and without gradients."""
+    row = Capture(
+        "a", "Conv2d", 1, "grad", 0, "", [1, 1, 2, 2], "nchw", 1, "f",
+        {"tile": [4, 4], "scale": 2}, "symmetric", None, -1, 1, 0.0, 1.0, 0.0, 0,
+    )  # fmt: skip
+    other = replace(row, layer="b", std=2.0)
+    assert flow.report([other, row]) == (
+        "gradient norms are 0.5 to 1 of that at b; none vanishes or explodes"
+    )
+    assert flow.report([row]) is None
+    assert flow.report([replace(row, std=0.0), replace(other, std=0.0)]) is None
+    assert flow.report([replace(row, kind="output"), replace(other, kind="output")]) is None
+    dead = flow.report([row, replace(other, std=0.0)])
+    assert dead == "gradient norms are 0 to 1 of that at a; vanishing: b (0)"

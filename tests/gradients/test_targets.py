@@ -1,0 +1,383 @@
+"""Targets: what gradients are of, against autograd of the same number, and every refusal."""
+
+from __future__ import annotations
+
+from collections import namedtuple
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from conftest import SCENES, Outcome
+from oracle import assert_close, input_of, inputs, saved
+from torch import Tensor, nn
+
+import featviz as fv
+from featviz.errors import UsageError
+from featviz.gradients import targets
+from featviz.models.load import adopt
+from featviz.models.preprocess import InputOptions
+from featviz.rundir.read import read_json
+
+SPHERES = SCENES / "spheres.jpg"
+Pair = namedtuple("Pair", ["left", "right"])
+
+
+@dataclass
+class Answer:
+    """A dataclass-like output."""
+
+    logits: Tensor
+    note: str = "fine"
+
+
+class Heads(nn.Module):
+    """A convolution, and whatever output is asked for."""
+
+    def __init__(self, output: Callable[[Tensor], Any]) -> None:
+        super().__init__()
+        torch.manual_seed(2)
+        self.conv, self.act, self.fc = nn.Conv2d(3, 4, 3), nn.ReLU(inplace=True), nn.Linear(4, 5)
+        self.output = output
+
+    def forward(self, x: Tensor) -> Any:
+        return self.output(self.fc(self.act(self.conv(x)).mean((2, 3))))
+
+
+def plain(scores: Tensor) -> Tensor:
+    return scores
+
+
+def nested(scores: Tensor) -> Any:
+    return {
+        "out": scores.view(1, 5, 1, 1) * 2,
+        "aux": [scores, Pair(scores * 3, (scores, None))],
+        "whole": scores.argmax(1),
+        3: Answer(scores + 1),
+    }
+
+
+def gradient(model: nn.Module, target: str | None, out: Path) -> tuple[Tensor, dict[str, Any]]:
+    """The gradient at the convolution, and the manifest's word on the target."""
+    fv.run(
+        model, SPHERES, "conv", out, capture="grad", target=target, tensors="npy", **inputs(8)
+    )  # fmt: skip
+    manifest = read_json(out / "spheres.jpg" / "manifest.json")
+    return saved(out / "spheres.jpg")["conv", "grad"], manifest["target"]
+
+
+VALUES: dict[str | None, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
+    None: lambda conv, act, scores: scores.max(),
+    "top1": lambda conv, act, scores: scores.max(),
+    "class:2": lambda conv, act, scores: scores[0, 2],
+    "sum": lambda conv, act, scores: scores.sum(),
+    "mean": lambda conv, act, scores: scores.mean(),
+    "norm": lambda conv, act, scores: scores.square().sum().sqrt(),
+    "layer:fc": lambda conv, act, scores: scores.mean(),
+    "layer:fc:3": lambda conv, act, scores: scores[0, 3],
+    "layer:conv": lambda conv, act, scores: conv.mean(),
+    "layer:conv:1": lambda conv, act, scores: conv[0, 1].mean(),
+    "layer:act:1": lambda conv, act, scores: act[0, 1].mean(),
+}
+
+
+@pytest.mark.parametrize("target", VALUES)
+def test_gradients_are_of_the_number_asked_for(target: str | None, tmp_path: Path) -> None:
+    """Each target's value and gradient; a layer's is its own, before a later in-place ReLU."""
+    model = Heads(plain).eval()
+    got, said = gradient(model, target, tmp_path / "out")
+    conv = model.conv(input_of(model, SPHERES, inputs(8)))
+    act = conv.relu()
+    value = VALUES[target](conv, act, model.fc(act.mean((2, 3))))
+    assert_close(got, torch.autograd.grad(value, conv)[0])
+    assert said["value"] == pytest.approx(float(value.detach()), rel=1e-5)
+    assert (said["of"], said["grad_rule"]) == (target or "top1", "plain")
+
+
+@pytest.mark.parametrize(
+    ("target", "value"),
+    [
+        ("output[out]", lambda s: s.mul(2).mean()),
+        ("output[out]:mean", lambda s: s.mul(2).mean()),
+        ("output[out]:sum", lambda s: s.mul(2).sum()),
+        ("output[aux][0]:top1", lambda s: s.max()),
+        ("output[aux][0]:class:4", lambda s: s[0, 4]),
+        ("output[aux][-1][left]:norm", lambda s: s.mul(3).norm()),
+        ("output[aux][1][0]:norm", lambda s: s.mul(3).norm()),
+        ("output[aux][1][1][0]", lambda s: s.mean()),
+        ("output[3][logits]:sum", lambda s: (s + 1).sum()),
+    ],
+)
+def test_targets_reach_into_dicts_tuples_and_objects(
+    target: str, value: Callable[[Tensor], Tensor], tmp_path: Path
+) -> None:
+    """Keys, positions from either end, names of fields."""
+    model = Heads(nested).eval()
+    got, said = gradient(model, target, tmp_path / "out")
+    conv = model.conv(input_of(model, SPHERES, inputs(8)))
+    want = value(model.fc(conv.relu().mean((2, 3))))
+    assert_close(got, torch.autograd.grad(want, conv)[0])
+    assert said["value"] == pytest.approx(float(want.detach()), rel=1e-5)
+
+
+def test_a_shared_layer_as_target_is_its_last_call(tmp_path: Path) -> None:
+    """So are further names of it."""
+    torch.manual_seed(0)
+    conv = nn.Conv2d(3, 3, 1)
+    model = nn.Sequential(conv, conv)
+    image = input_of(model, SPHERES, inputs(8))
+    for name in ("0", "1"):
+        fv.run(
+            model, SPHERES, "0", tmp_path / name, capture="grad-input", target=f"layer:{name}:2",
+            tensors="npy", **inputs(8),
+        )  # fmt: skip
+        once = conv(image)
+        (want,) = torch.autograd.grad(conv(once)[0, 2].mean(), once)
+        got = saved(tmp_path / name / "spheres.jpg")
+        assert_close(got["0", "grad-input.call1"], want)
+
+
+def test_channel_of_a_token_layer_is_its_last_axis() -> None:
+    """[1, T, D] counts channels last; the mean is over tokens."""
+    torch.manual_seed(0)
+    target = targets.parse("layer:x:1")
+    assert (target.layer, target.channel) == ("x", 1)
+    tensor = torch.randn(1, 5, 8)
+    assert torch.equal(target.value(tensor.select(-1, 1)), tensor[..., 1].mean())
+
+
+def test_names_of_classes(tmp_path: Path) -> None:
+    """A name in any case; a near one is suggested; names of another head are not used."""
+    names = ("tabby", "tiger cat", "Egyptian cat")
+    scores = torch.tensor([[1.0, 2.0, 3.0]])
+    assert targets.parse("class:Tiger Cat").value(scores, names) == 2
+    assert targets.parse("class:egyptian cat").value(scores, names) == 3
+    with pytest.raises(UsageError, match="class:tigercat': no class has this name") as caught:
+        targets.parse("class:tigercat").value(scores, names)
+    assert caught.value.hint == "did you mean tiger cat?"
+    with pytest.raises(UsageError) as caught:
+        targets.parse("class:tabby").value(torch.zeros(1, 4), names)
+    assert caught.value.hint == "these weights have no names; give its number"
+    with pytest.raises(UsageError) as caught:
+        targets.parse("class:zebra").value(scores, names)
+    assert caught.value.hint == "give its number"
+
+
+UNREADABLE = [
+    *("", "top2", "class", "class:", "sum:3", "mean:", "output", "output:mean", "output[]"),
+    *("output[a", "output[a]:", "output[a]:max", "layer:", "layer:conv:x", "layer::3"),
+    *("layer:conv:-1", "layer:conv:²"),
+]
+
+
+@pytest.mark.parametrize("text", UNREADABLE)
+def test_unreadable_targets_are_refused(text: str, featviz: Callable[..., Outcome]) -> None:
+    """Before any model is loaded, with an example."""
+    done = featviz(
+        "run", "no_such_model", SPHERES, "--capture", "grad", "--target", text, "--out", "o"
+    )
+    assert (done.code, done.err.splitlines()[0]) == (2, f"error: --target {text!r} cannot be read")
+    assert done.err.splitlines()[1].startswith("hint: ")
+
+
+REFUSED: list[tuple[Callable[[Tensor], Any], str | None, str, str | None]] = [
+    (
+        nested,
+        None,
+        "--target 'top1': the output is no tensor; the model gives output[out] [1, 5, 1, 1], "
+        "output[aux][0] [1, 5], output[aux][1][0] [1, 5], output[aux][1][1][0] [1, 5], "
+        "output[whole] [1], output[3][logits] [1, 5]",
+        "name one: --target 'output[out]:mean'",
+    ),
+    (
+        nested,
+        "output[whole]:sum",
+        "--target 'output[whole]:sum': it holds torch.int64, and has no gradient",
+        None,
+    ),
+    (
+        lambda scores: [scores.argmax(1)],
+        None,
+        "--target 'top1': the output is no tensor; the model gives output[0] [1]",
+        None,
+    ),
+    (
+        lambda scores: [scores] * 11,
+        "output[11]",
+        "--target 'output[11]': the output is no tensor there; the model gives "
+        + ", ".join(f"output[{i}] [1, 5]" for i in range(8))
+        + ", and 3 more",
+        "name one: --target 'output[0]:mean'",
+    ),
+    (
+        plain,
+        "output[logits]:mean",
+        "--target 'output[logits]:mean': the output is no tensor there; the model gives a tensor "
+        "[1, 5]",
+        "it is one tensor: top1, class:N, sum, mean or norm",
+    ),
+    (
+        lambda scores: "words",
+        None,
+        "--target 'top1': the output is no tensor; the model gives a str without tensors",
+        None,
+    ),
+    (
+        lambda scores: scores.view(1, 5, 1),
+        None,
+        "--target 'top1' needs scores of classes [1, K], and there is a tensor [1, 5, 1]",
+        "for example class:281, mean, 'output[out]:mean' or layer:layer4.1:17",
+    ),
+    (
+        lambda scores: scores.expand(2, 5),
+        "class:3",
+        "--target 'class:3' needs scores of classes [1, K], and there is a tensor [2, 5]",
+        "for example class:281, mean, 'output[out]:mean' or layer:layer4.1:17",
+    ),
+    (plain, "class:5", "--target 'class:5': there are 5 classes, 0 to 4", None),
+    (
+        plain,
+        "class:cat",
+        "--target 'class:cat': no class has this name",
+        "these weights have no names; give its number",
+    ),
+    (
+        plain,
+        "layer:con",
+        "--target 'layer:con': no layer is called 'con'",
+        "did you mean conv?",
+    ),
+    (
+        plain,
+        "layer:zzz",
+        "--target 'layer:zzz': no layer is called 'zzz'",
+        "featviz layers MODEL lists them",
+    ),
+    (plain, "layer:conv:4", "--target 'layer:conv:4': the layer has channels 0 to 3", None),
+    (
+        lambda scores: scores.detach(),
+        None,
+        "--target 'top1': no gradient flows back from it",
+        "the model is quantized, or detaches it, or computes it under torch.no_grad",
+    ),
+]
+
+
+@pytest.mark.parametrize(("output", "target", "message", "hint"), REFUSED)
+def test_targets_that_do_not_fit_are_refused_before_anything_is_written(
+    output: Callable[[Tensor], Any], target: str | None, message: str, hint: str | None,
+    tmp_path: Path,
+) -> None:  # fmt: skip
+    """One line that lists what there is; no output folder."""
+    with pytest.raises(UsageError) as caught:
+        gradient(Heads(output), target, tmp_path / "out")
+    assert (caught.value.message, caught.value.hint) == (message, hint)
+    assert caught.value.exit_code == 2
+    assert not (tmp_path / "out").exists()
+
+
+class Forked(nn.Module):
+    """A layer that gives a tuple, one that does not run, attention weights."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.both, self.idle, self.conv = Both(), nn.Conv2d(3, 1, 1), nn.Conv2d(3, 1, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.conv(self.both(x)[0])
+
+
+class Both(nn.Module):
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        return x * 2, x * 3
+
+
+@pytest.mark.parametrize(
+    ("target", "message"),
+    [
+        ("layer:both", "--target 'layer:both': the layer gives output[0] [1, 3, 8, 8], "
+         "output[1] [1, 3, 8, 8]"),
+        ("layer:idle", "--target 'layer:idle': the layer does not run"),
+    ],
+)  # fmt: skip
+def test_layers_that_are_no_target(target: str, message: str, tmp_path: Path) -> None:
+    """A layer without one tensor has no mean activation."""
+    with pytest.raises(UsageError) as caught:
+        gradient(Forked(), target, tmp_path / "out")
+    assert caught.value.message == message
+
+
+@pytest.mark.parametrize("context", [torch.no_grad, torch.inference_mode])
+def test_callers_modes_do_not_matter(context: Callable[[], Any], tmp_path: Path) -> None:
+    """Under the caller's own no_grad or inference_mode, gradients are what they are outside."""
+    model = Heads(plain)
+    want, _ = gradient(model, "sum", tmp_path / "outside")
+    with context():
+        got, _ = gradient(model, "sum", tmp_path / "inside")
+        assert not torch.is_grad_enabled()
+    assert torch.equal(got, want)
+
+
+def test_parameters_made_in_inference_mode_are_named(tmp_path: Path) -> None:
+    """They can have no graph."""
+    with torch.inference_mode():
+        model = nn.Sequential(nn.Conv2d(3, 1, 1))
+    with pytest.raises(UsageError) as caught:
+        fv.run(model, SPHERES, "0", tmp_path / "out", capture="grad", target="sum", **inputs(8))
+    assert caught.value.message == (
+        "there are no gradients: 0.weight was made under torch.inference_mode"
+    )
+    assert not (tmp_path / "out").exists()
+    fv.run(model, SPHERES, "0", tmp_path / "out", **inputs(8))  # without gradients it is fine
+
+
+class Uninvolved(nn.Module):
+    """Computes under no_grad, and has parameters whose gradient would flow."""
+
+    def __init__(self, wraps: Any) -> None:
+        super().__init__()
+        self.conv, self.wraps = nn.Conv2d(3, 2, 3), wraps
+
+    def forward(self, x: Tensor) -> Tensor:
+        with self.wraps():
+            return self.conv(x).mean((2, 3))
+
+
+@pytest.mark.parametrize("wraps", [torch.no_grad, torch.inference_mode])
+def test_models_without_a_graph_say_so(wraps: Any, tmp_path: Path) -> None:
+    """no_grad or inference_mode inside forward."""
+    with pytest.raises(UsageError, match="no gradient flows back from it"):
+        gradient(Uninvolved(wraps), None, tmp_path / "out")
+
+
+def test_nan_scores_have_a_gradient_and_a_manifest(tmp_path: Path) -> None:
+    """NaN is no JSON: the target's value is null there, and there is no prediction."""
+    model = Heads(lambda scores: scores * float("nan"))
+    got, said = gradient(model, "sum", tmp_path / "out")
+    assert said["value"] is None
+    assert got.isnan().any()
+    manifest = read_json(tmp_path / "out/spheres.jpg/manifest.json")
+    assert manifest["captures"][0]["nonfinite"] == got.isnan().sum()
+    assert "prediction" not in manifest
+
+
+def test_weights_names_reach_the_target(tmp_path: Path) -> None:
+    """The loaded model's categories are what class:NAME is looked up in."""
+    from dataclasses import replace
+
+    from featviz import pipeline
+    from featviz.records import ImageResult, PassOptions
+
+    model = Heads(plain).eval()
+    options = InputOptions(**inputs(8))
+    loaded = replace(adopt(model, options), categories=("a", "b", "c", "d", "e"))
+    run = pipeline.RunOptions(
+        "conv", tmp_path / "out", inputs=options, passes=PassOptions(("grad",), "class:D")
+    )
+    found: list[ImageResult] = []
+    pipeline.run(loaded, [str(SPHERES)], run, lambda image, total: found.append(image))
+    scores = model(input_of(model, SPHERES, inputs(8)))[0].detach()
+    assert found[0].outcome.target == pytest.approx(float(scores[3]))
+    assert {guess.name for guess in found[0].outcome.prediction} == set("abcde")

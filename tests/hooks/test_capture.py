@@ -1,0 +1,255 @@
+"""True capture: every call, before anything overwrites it; the model is given back as it was."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from borrowed import assert_same, state_of
+from torch import Tensor, nn
+from torchvision import models
+from torchvision.models.feature_extraction import create_feature_extractor, get_graph_node_names
+
+import featviz
+from featviz.errors import ForwardError, UsageError
+from featviz.hooks import forward, hooked, leaves, list_layers
+from featviz.hooks.eval_mode import borrowed
+from featviz.records import Layer, Site
+
+
+def grab(model: nn.Module, layers: str, tensor: Tensor) -> dict[str, list[Tensor]]:
+    with borrowed(model), featviz.capture(model, layers) as maps:
+        model(tensor)
+    return dict(maps)
+
+
+@pytest.mark.slow
+def test_conv_before_in_place_relu_keeps_negative_values() -> None:
+    """An in-place ReLU does not overwrite what was captured of the convolution (trap 1)."""
+    model = models.vgg11().eval()
+    maps = grab(model, "Conv2d", torch.randn(1, 3, 64, 64))
+    assert len(maps) == 8
+    assert all(bool((tensors[0] < 0).any()) for tensors in maps.values())
+
+
+@pytest.mark.slow
+def test_functional_in_place_relu_keeps_negative_values() -> None:
+    """densenet's F.relu(inplace=True) does not reach what was captured of its features."""
+    model = models.densenet121().eval()
+    maps = grab(model, "features,features.norm5", torch.randn(1, 3, 64, 64))
+    assert all(bool((tensors[0] < 0).any()) for tensors in maps.values())
+
+
+def test_every_call_of_a_shared_module_is_captured() -> None:
+    """ResNet-18 has 9 ReLU modules and 17 calls (trap 2)."""
+    maps = grab(models.resnet18(), "ReLU", torch.randn(1, 3, 64, 64))
+    assert (len(maps), sum(len(calls) for calls in maps.values())) == (9, 17)
+
+
+def test_selector_on_an_alias_matches() -> None:
+    """A module under two names is found by either (trap 3)."""
+    model = nn.Sequential(nn.Conv2d(3, 2, 1), nn.ReLU())
+    model.add_module("again", model[0])
+    layers = list_layers(model)
+    assert layers[1].aliases == ("again",)
+    with featviz.capture(model, "again") as maps, pytest.raises(RuntimeError):
+        model(torch.randn(1, 3, 4, 4))  # two channels do not fit the second call
+    assert [list(t.shape) for t in maps["0"]] == [[1, 2, 4, 4]]
+
+
+def out_of_place(model: nn.Module) -> nn.Module:
+    twin = copy.deepcopy(model)
+    for module in twin.modules():
+        if hasattr(module, "inplace"):
+            module.inplace = False
+    return twin
+
+
+def expected_outputs(model: nn.Module, tensor: Tensor) -> dict[str, list[Tensor]]:
+    """What torchvision's extractor gives for each call of each leaf, by qualified name."""
+    twin = out_of_place(model).eval()
+    names = {name for name, module in twin.named_modules() if name and not list(module.children())}
+    nodes = [n for n in get_graph_node_names(twin)[1] if _owner(n, names)]
+    values = create_feature_extractor(twin, return_nodes={n: n for n in nodes})(tensor)
+    found: dict[str, list[Tensor]] = {}
+    for node in nodes:
+        found.setdefault(str(_owner(node, names)), []).append(values[node])
+    return found
+
+
+def _owner(node: str, names: set[str]) -> str | None:
+    if node in names:
+        return node
+    stem, _, count = node.rpartition("_")
+    return stem if count.isdigit() and stem in names else None
+
+
+def spoiled(name: str, model: nn.Module, seen: dict[str, list[Tensor]]) -> Tensor | None:
+    """Recompute what a functional in-place ReLU spoils in the extractor's own values."""
+    if name.endswith(".bn") and name.removesuffix(".bn") + ".conv" in seen:
+        return model.get_submodule(name)(seen[name.removesuffix(".bn") + ".conv"][0])
+    return None
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "name", ["resnet18", "vgg16", "densenet121", "inception_v3", "mobilenet_v2"]
+)
+def test_captures_equal_the_feature_extractors(name: str) -> None:
+    """Every captured tensor is what create_feature_extractor gives for that node."""
+    torch.manual_seed(0)
+    model = models.get_model(name, weights=None, **_quiet(name)).eval()
+    tensor = torch.randn(1, 3, 96, 96)
+    with torch.inference_mode():
+        expected = expected_outputs(model, tensor)
+        seen = grab(model, "*", tensor)
+        assert len(expected) > 15
+        for layer, tensors in expected.items():
+            again = spoiled(layer, model, seen) if name == "inception_v3" else None
+            if (name, layer) == ("densenet121", "features.norm5"):
+                again = model.features[:-1](tensor)
+                again = model.features.norm5(again)
+            for got, want in zip(
+                seen[layer], [again] if again is not None else tensors, strict=True
+            ):
+                assert torch.equal(got, want), layer
+
+
+def _quiet(name: str) -> dict[str, Any]:
+    return {"init_weights": True} if name == "inception_v3" else {}
+
+
+def test_hooks_change_nothing_of_the_output(tiny: nn.Module) -> None:
+    """A hook returns nothing, so the model's output is bit for bit the same (trap 9)."""
+    tensor = torch.randn(1, 3, 8, 8)
+    plain = tiny(tensor)
+    with featviz.capture(tiny, "*"):
+        assert torch.equal(tiny(tensor), plain)
+
+
+class Careless(nn.Module):
+    """Changes a buffer, swaps another, draws random numbers, and may raise."""
+
+    def __init__(self, fails: bool) -> None:
+        super().__init__()
+        self.conv, self.norm = nn.Conv2d(3, 2, 1), nn.BatchNorm2d(2)
+        self.register_buffer("count", torch.zeros(1))
+        self.register_buffer("last", torch.zeros(1))
+        self.fails = fails
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.count += 1
+        self.last = torch.ones(1)
+        x = self.norm(self.conv(x)) + torch.rand(1)
+        if self.fails:
+            raise ValueError("no\nsuch thing")
+        return x
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_everything_borrowed_goes_back(fails: bool) -> None:
+    """Flags of each module, buffers, RNG, hooks, fast path: as before, also after a raise (10)."""
+    model = Careless(fails)
+    model.train()
+    model.norm.eval()
+    next(model.parameters()).requires_grad_(False)
+    before = state_of(model)
+    try:
+        with borrowed(model), hooked(model, list_layers(model), lambda site, tensor: None) as r:
+            assert not model.training
+            assert torch.is_inference_mode_enabled()
+            forward(model, [torch.randn(1, 3, 4, 4)], r)
+    except ForwardError:
+        assert fails
+    assert_same(before, state_of(model))
+
+
+def test_failure_names_the_innermost_module() -> None:
+    """The message says which module raised, with the first line of what it said."""
+    model = nn.Sequential(nn.Identity(), nn.Sequential(nn.Conv2d(3, 2, 1), Careless(True)))
+    with pytest.raises(ForwardError, match=r"failed in 1\.1\.conv \(Conv2d\): .*channels"):
+        forward(model, [torch.randn(1, 3, 4, 4)])
+    model = nn.Sequential(Careless(True))
+    with pytest.raises(ForwardError, match=r"failed in 0 \(Careless\): no$"):
+        forward(model, [torch.randn(1, 3, 4, 4)])
+
+
+def test_fault_of_the_sink_is_not_blamed_on_the_model(tiny: nn.Module) -> None:
+    """A bug behind the hooks comes out as it is, not as a failure of the model."""
+
+    def broken(site: Site, tensor: Tensor) -> None:
+        raise ZeroDivisionError("ours")
+
+    with (
+        hooked(tiny, list_layers(tiny), broken) as recorder,
+        pytest.raises(ZeroDivisionError, match="ours"),
+    ):
+        forward(tiny, [torch.randn(1, 3, 8, 8)], recorder)
+
+
+def test_attention_submodules_fire_when_the_fast_path_is_off() -> None:
+    """The encoder layer's fast path would run past the hooks of what is inside it (trap 6)."""
+    model = nn.TransformerEncoderLayer(8, 2, batch_first=True).eval()
+    maps = grab(model, "Linear,LayerNorm", torch.randn(1, 5, 8))
+    assert {"linear1", "linear2", "norm1", "norm2"} <= set(maps)
+
+
+@dataclass
+class Answer:
+    logits: Tensor
+    note: str = "fine"
+
+
+def test_leaves_walks_tuples_dicts_and_dataclasses() -> None:
+    """Each thing inside an output has a path; empty containers and None are leaves (trap 7)."""
+    one = torch.zeros(1)
+    value = {"out": one, "aux": [one, (None, Answer(one))], "none": ()}
+    found = [(key, type(item).__name__) for key, item in leaves(value)]
+    assert found == [
+        ("out", "Tensor"),
+        ("aux.0", "Tensor"),
+        ("aux.1.0", "NoneType"),
+        ("aux.1.1.logits", "Tensor"),
+        ("aux.1.1.note", "str"),
+        ("none", "tuple"),
+    ]
+
+
+def test_recorder_tells_skipped_and_never_ran() -> None:
+    """What gives no tensor is skipped with a reason; what does not fire is named (traps 5, 7)."""
+    model = nn.MultiheadAttention(4, 2, batch_first=True)
+    layers = list_layers(model)
+    with borrowed(model), hooked(model, layers, lambda site, tensor: None) as recorder:
+        x = torch.randn(1, 3, 4)
+        forward(model, [x, x, x], recorder)
+        forward(model, [x, x, x], recorder)
+        assert recorder.calls[""] == 2
+        model(x, x, x, need_weights=False)
+    assert [layer.name for layer in recorder.never_ran] == ["out_proj"]
+    assert recorder.skipped == []  # a hooked attention gives its weights
+
+
+def test_capture_refuses_what_matches_nothing(tiny: nn.Module) -> None:
+    """A selector without a layer is an error that lists the types present (trap 4)."""
+    with (
+        pytest.raises(UsageError, match="no layer matches 'Conv3d'"),
+        featviz.capture(tiny, "Conv3d"),
+    ):
+        pass
+
+
+def test_list_layers_follows_named_modules() -> None:
+    """Index, name and class are those of named_modules()."""
+    model = models.resnet18()
+    expected = [
+        (i, name, type(module).__name__) for i, (name, module) in enumerate(model.named_modules())
+    ]
+    assert [(x.index, x.name, x.type) for x in list_layers(model)] == expected
+
+
+def test_layer_label_is_the_class_for_the_model_itself() -> None:
+    """The model has no qualified name; its class stands in."""
+    assert Layer(0, "", "ResNet").label == "ResNet"

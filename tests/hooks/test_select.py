@@ -1,0 +1,180 @@
+"""Selectors: each form of the design's table, and what is said when one cannot be read."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from featviz import hooks
+from featviz.errors import UsageError
+from featviz.hooks import selectors as select
+from featviz.records import Layer
+
+
+class OwnConv(nn.Conv2d):
+    """A convolution of a class of its own."""
+
+
+@pytest.fixture
+def layers() -> list[Layer]:
+    """A model of seven modules (0 is the model), `layer1.conv2` being of a subclass."""
+    torch.manual_seed(0)
+    block = nn.Sequential()
+    block.add_module("conv1", nn.Conv2d(1, 1, 1))
+    block.add_module("relu", nn.ReLU())
+    block.add_module("conv2", OwnConv(1, 1, 1))
+    model = nn.Sequential()
+    model.add_module("stem", nn.Conv2d(1, 1, 1))
+    model.add_module("layer1", block)
+    model.add_module("fc", nn.Linear(1, 1))
+    return hooks.list_layers(model)
+
+
+def taken(layers: list[Layer], text: str) -> list[str]:
+    """Names of the layers that selectors take."""
+    return [layer.name for layer in select.select(layers, select.parse(text))]
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        ("Conv2d", ["stem", "layer1.conv1", "layer1.conv2"]),
+        ("OwnConv", ["layer1.conv2"]),
+        ("conv2d", []),
+        (r"re:no\(t,Linear", ["fc"]),
+        ("*1.*,! OwnConv", ["layer1.conv1", "layer1.relu"]),
+        ("_ConvNd,Linear", ["stem", "layer1.conv1", "layer1.conv2", "fc"]),
+        ("layer1.conv?", ["layer1.conv1", "layer1.conv2"]),
+        ("layer1", ["layer1"]),
+        ("layer1.conv[!1]", ["layer1.conv2"]),
+        ("LAYER1.*", []),
+        ("re:^layer1$", ["layer1"]),
+        ("re:conv", ["layer1.conv1", "layer1.conv2"]),
+        ("re:^[a-z]{2,4}$", ["stem", "fc"]),
+        ("re:conv(1,|2)", ["layer1.conv2"]),
+        ("Conv2d@layer1.*", ["layer1.conv1", "layer1.conv2"]),
+        ("Conv2d@layer1", []),
+        ("Conv2d@re:1$", ["layer1.conv1"]),
+        ("Conv2d#0", ["stem"]),
+        ("Conv2d#-1", ["layer1.conv2"]),
+        ("Conv2d#3", []),
+        ("Conv2d#-4", []),
+        ("Conv2d#::2", ["stem", "layer1.conv2"]),
+        ("Conv2d#1:", ["layer1.conv1", "layer1.conv2"]),
+        ("Conv2d#:-1", ["stem", "layer1.conv1"]),
+        ("Conv2d#::-1", ["stem", "layer1.conv1", "layer1.conv2"]),
+        ("Conv2d@layer1.*#0", ["layer1.conv1"]),
+        ("re:conv#-1", ["layer1.conv2"]),
+        ("Conv2d,!layer1.*", ["stem"]),
+        ("!layer1.*,Conv2d", ["stem"]),
+        ("Conv2d,!Conv2d#0", ["layer1.conv1", "layer1.conv2"]),
+        ("Conv2d,!re:1$", ["stem", "layer1.conv2"]),
+        ("fc, stem", ["stem", "fc"]),
+        ("stem,,Conv2d,stem,", ["stem", "layer1.conv1", "layer1.conv2"]),
+    ],
+)
+def test_selector_takes(layers: list[Layer], text: str, names: list[str]) -> None:
+    """Each form takes its layers, once, and in model order."""
+    assert taken(layers, text) == names
+
+
+def test_only_negative_selectors_leave_the_rest(layers: list[Layer]) -> None:
+    """Without a positive selector, everything but the negative ones is taken."""
+    kept = [layer.name for layer in layers if layer.name not in ("fc", "stem")]
+    assert taken(layers, "!fc,!stem") == kept
+
+
+def test_every_alias_of_a_shared_module_matches() -> None:
+    """A name that named_modules() drops selects the module that it shares (trap 3)."""
+    model = nn.Sequential()
+    model.add_module("first", nn.ReLU())
+    model.add_module("again", model[0])
+    model.add_module("other", nn.ReLU())
+    layers = hooks.list_layers(model)
+    for text in ("again", "ag*", "re:^again$", "ReLU@again", "ReLU@re:gai", "first"):
+        assert taken(layers, text) == ["first"], text
+    assert taken(layers, "ReLU,!again") == ["other"]
+
+
+@pytest.mark.parametrize(
+    ("text", "message", "hint"),
+    [
+        ("", "holds no selector", "Conv2d,ReLU"),
+        (" , ,", "holds no selector", "Conv2d,ReLU"),
+        ("!", "'!' names no layer", "for example"),
+        ("Conv2d,#2", "'#2' names no layer", "for example"),
+        ("re:[", r"'re:\[' is no regular expression", "re:"),
+        ("Conv2d@re:(", r"'Conv2d@re:\(' is no regular expression", "re:"),
+        ("Conv2d#::0", "slice #::0 has a step of 0", "#::2"),
+    ],
+)
+def test_unreadable_selector_is_named(text: str, message: str, hint: str) -> None:
+    """What cannot be read is a usage error with the selector and a working example."""
+    with pytest.raises(UsageError, match=message) as caught:
+        select.parse(text)
+    assert hint in str(caught.value.hint)
+
+
+def test_idle_names_the_selectors_without_a_layer(layers: list[Layer]) -> None:
+    """Of several selectors, those that match nothing are told, negative ones too."""
+    selectors = select.parse("Conv2d,BatchNorm2d,!*.downsample,Conv2d#9")
+    assert select.idle(layers, selectors) == ["BatchNorm2d", "!*.downsample", "Conv2d#9"]
+
+
+def test_types_present_counts_all_but_the_model(layers: list[Layer]) -> None:
+    """Types come commonest first; the model itself is none of them."""
+    text = select.types_present(layers)
+    assert text.startswith("Conv2d 2, ")
+    assert sorted(text.split(", ")) == sorted(
+        ["Conv2d 2", "Sequential 1", "ReLU 1", "OwnConv 1", "Linear 1"]
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        ("Conv2D", ["Conv2d"]),
+        ("Relu@layer1.*", ["relu"]),
+        ("!Linaer", ["Linear"]),
+        ("re:layer1.cnv1", ["layer1.conv1", "layer1.conv2"]),
+        ("Conv2D#0", ["Conv2d"]),
+        ("xyzzy", []),
+    ],
+)
+def test_nearest_guesses_what_was_meant(layers: list[Layer], text: str, names: list[str]) -> None:
+    """A misspelt class or layer finds its neighbours whatever the case; nonsense finds none."""
+    found = select.nearest(layers, select.parse(text))
+    assert [name.lower() for name in names] == [name.lower() for name in found][: len(names)]
+    assert bool(found) == bool(names)
+
+
+def layer(index: int, name: str, *classes: str) -> Layer:
+    """A layer as `stages` sees it."""
+    return Layer(index, name, classes[0], classes)
+
+
+def test_stages_are_the_first_convolution_and_the_last_of_each_resolution() -> None:
+    """Without selectors: the first convolution, and what came last at each resolution."""
+    conv = layer(1, "conv", "Conv2d", "_ConvNd")
+    relu, block, inner = layer(2, "relu", "ReLU"), layer(3, "b", "Block"), layer(4, "b.c", "Conv2d")
+    pool, fc = layer(5, "pool", "AdaptiveAvgPool2d"), layer(6, "fc", "Linear")
+    model = layer(0, "", "Net")
+    outputs = [
+        (conv, ("nchw", 16, 16)),
+        (relu, ("nchw", 16, 16)),
+        (inner, ("nchw", 8, 8)),
+        (block, ("nchw", 8, 8)),
+        (pool, ("nchw", 1, 1)),
+        (fc, None),
+        (model, ("nchw", 4, 4)),
+    ]
+    assert select.stages(outputs) == [conv, relu, block]
+
+
+def test_stages_of_a_model_without_maps_are_its_vectors() -> None:
+    """A model of linear layers shows all of these; batches and the model itself are left out."""
+    first, second, batched = (layer(i, f"fc{i}", "Linear") for i in (1, 2, 3))
+    outputs = [(first, [1, 4]), (second, [1, 2]), (batched, [5, 2]), (layer(0, "", "N"), [1, 2])]
+    assert select.vectors(outputs) == [first, second]
+    assert select.vectors(iter(outputs)) == [first, second]

@@ -1,0 +1,362 @@
+"""audit, kernels and gradient rules say of a .pt2 what they say of the model it was made from."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from PIL import Image
+from torch import Tensor, nn
+from torch.nn.utils import parametrizations, prune
+from torchvision import models
+from torchvision.ops import DeformConv2d
+
+from featviz.audit import targets
+from featviz.drawing import filters
+from featviz.errors import LayoutError
+from featviz.gradients import relu_rules
+from featviz.hooks import list_functions, list_layers
+from featviz.hooks.eval_mode import borrowed
+from featviz.hooks.naming import class_names, operation
+from featviz.models.files import exported
+from featviz.models.load import LoadedModel, adopt
+from featviz.models.preprocess import InputOptions
+
+
+class Mixed(nn.Module):
+    """Activations as modules, in place, and as functions; one operator of each awkward kind."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(3, 6, 3, padding=1)
+        self.norm = nn.BatchNorm2d(6)
+        self.relu = nn.ReLU(inplace=True)
+        self.conv2 = nn.Conv2d(6, 8, 3, groups=2)
+        self.silu = nn.SiLU()
+        self.conv3 = nn.Conv2d(8, 8, 1)
+        self.up = nn.ConvTranspose2d(8, 8, 2, groups=4)
+        self.clip = nn.Hardtanh(0.0, 0.5)
+        self.conv4 = nn.Conv2d(8, 8, 1)
+        self.head = nn.Linear(8, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.relu(self.norm(self.conv1(x)))
+        x = 1 - self.silu(self.conv2(x))
+        x = F.hardswish(self.conv3(F.relu(x)))
+        x = self.clip(self.up(x))
+        x = torch.relu_(self.conv4(x))
+        pooled: Tensor = self.head(F.adaptive_avg_pool2d(x, 1).flatten(1))
+        return pooled
+
+
+def _mixed() -> nn.Module:
+    torch.manual_seed(0)
+    module = Mixed()
+    module.norm.running_mean.normal_()  # type: ignore[operator, union-attr]
+    module.norm.running_var.uniform_(0.5, 2)  # type: ignore[operator, union-attr]
+    return module.eval()
+
+
+def _exported(module: nn.Module, folder: Path, *shape: int, decomposed: bool = False) -> Path:
+    program = torch.export.export(module.eval(), (torch.zeros(shape or (1, 3, 16, 16)),))
+    path = folder / "program.pt2"
+    torch.export.save(program.run_decompositions() if decomposed else program, path)
+    return path
+
+
+def _read(path: Path) -> nn.Module:
+    return exported.read(path).module.eval()
+
+
+def _both(module: nn.Module, folder: Path, *shape: int) -> tuple[LoadedModel, LoadedModel]:
+    """The eager model, and what was exported from it."""
+    inputs = InputOptions(size=shape[2:] or (16, 16))  # type: ignore[arg-type]
+    program = _read(_exported(module, folder, *shape))
+    return adopt(module.eval(), inputs), adopt(program, inputs)
+
+
+@pytest.fixture
+def noises(tmp_path: Path) -> Path:
+    """Three pictures of noise, 16 × 16."""
+    folder, random = tmp_path / "noises", np.random.default_rng(0)
+    folder.mkdir()
+    for number in range(3):
+        pixels = random.integers(0, 255, (16, 16, 3), np.uint8)
+        Image.fromarray(pixels).save(folder / f"{number}.png")
+    return folder
+
+
+@pytest.fixture
+def sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, list[Any]]:
+    """MODEL arguments for the eager net and for its program."""
+    module = _mixed()
+    torch.save(module.state_dict(), tmp_path / "net.pth")
+    monkeypatch.syspath_prepend(Path(__file__).parent)
+    eager = [tmp_path / "net.pth", "--arch", f"{Path(__file__)}:Mixed"]
+    return {"eager": eager, "program": [_exported(module, tmp_path)]}
+
+
+# audit -------------------------------------------------------------------------------------
+
+
+def test_audit_of_a_program_is_the_eager_models(
+    sources: dict[str, list[Any]], noises: Path, tmp_path: Path, featviz: Callable[..., Any]
+) -> None:
+    """The same activations, verdicts, numbers and prunable channels, functions included."""
+    found = {}
+    for kind, model in sources.items():
+        out = tmp_path / kind
+        options = ("--size", "16x16", "--redundant-at", "0.9", "--verify", "--out", out)
+        done = featviz("audit", *model, noises, *options)
+        assert done.code == 0, done.err
+        found[kind] = json.loads((out / "audit.json").read_text())
+        found[kind].pop("model")
+    assert found["program"] == found["eager"]
+    assert [layer["label"] for layer in found["program"]["layers"]] == [
+        "relu", "silu", "fn:relu", "fn:hardswish", "clip", "fn:relu.call1",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("ends", [(0.0, 6.0), (0.0, 3.0), (-1.0, 1.0), (-2.0, 2.0)])
+def test_a_hardtanh_keeps_its_own_ends(ends: tuple[float, float], tmp_path: Path) -> None:
+    """Where an exported activation saturates is read from its operator."""
+    plans = [
+        targets.choose(model, None, [torch.zeros(1, 3, 16, 16)])
+        for model in _both(nn.Sequential(nn.Conv2d(3, 2, 1), nn.Hardtanh(*ends)), tmp_path)
+    ]
+    eager, program = ([t.spot.activation for t in plan.targets] for plan in plans)
+    assert program == eager and eager[0] is not None
+
+
+# Names --------------------------------------------------------------------------------------
+
+
+class Operators(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        x = 1 - x
+        x = 2 + x
+        x = 3 * x
+        x = x / 2
+        x += 1
+        x -= 1
+        x *= 2
+        x /= 2
+        x = 2**x
+        x = x @ x
+        x = x // 2
+        x = x % 3
+        x = -x
+        x = torch.subtract(x, 1)
+        return torch.clip(x, 0, 1)
+
+
+def test_an_operator_has_one_name_everywhere(tmp_path: Path) -> None:
+    """`1 - x` is fn:sub in `run` as in `audit`, of a model as of a program."""
+    image = torch.rand(1, 3, 16, 16)
+    seen = []
+    for model in _both(nn.Sequential(Operators()), tmp_path):
+        with borrowed(model.module):
+            seen.append(list(list_functions(model.module, [image])))
+        calls = targets.trace(model, [image]).gave
+        assert {x.name for x in seen[-1]} == {c.name for c in calls if "fn:" in c.name}
+    assert [x.name for x in seen[0]] == [x.name for x in seen[1]]
+    assert [x.type.removeprefix("fn:") for x in seen[0]] == [
+        "sub", "add", "mul", "div", "pow", "matmul", "floor_divide", "remainder", "neg", "clamp",
+    ]  # fmt: skip
+
+
+def test_a_torch_function_called_rand_is_no_operator() -> None:
+    """`rand` is not `__rand__`."""
+    from featviz.hooks.naming import function_name
+
+    assert function_name(torch.rand) == "rand"
+    assert function_name(Tensor.__rand__) == "bitwise_and"
+
+
+# kernels ------------------------------------------------------------------------------------
+
+
+def test_kernels_of_a_program_are_the_eager_models(
+    sources: dict[str, list[Any]], tmp_path: Path, featviz: Callable[..., Any]
+) -> None:
+    """The same layers, groups, statistics and pixels; a transposed one included."""
+    for kind, model in sources.items():
+        assert featviz("kernels", *model, "--out", tmp_path / kind).code == 0
+    files = {
+        kind: {p.relative_to(tmp_path / kind): p for p in (tmp_path / kind).rglob("*.png")}
+        for kind in sources
+    }
+    assert len(files["eager"]) == 5 and files["eager"].keys() == files["program"].keys()
+    for name, path in files["eager"].items():
+        assert path.read_bytes() == files["program"][name].read_bytes()
+    manifests = [json.loads((tmp_path / kind / "manifest.json").read_text()) for kind in sources]
+    assert manifests[0]["captures"] == manifests[1]["captures"]
+
+
+class Deformed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.offset = nn.Conv2d(3, 18, 3)
+        self.conv = DeformConv2d(3, 4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.conv(x, self.offset(x))
+        return y
+
+
+def _pruned() -> nn.Module:
+    module = nn.Conv2d(3, 4, 3)
+    prune.l1_unstructured(module, "weight", 0.5)  # type: ignore[no-untyped-call]
+    return module
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: nn.Sequential(nn.ConvTranspose2d(3, 6, 3, groups=3)),
+        lambda: nn.Sequential(nn.Conv2d(3, 4, 3, padding=1, padding_mode="reflect")),
+        lambda: nn.Sequential(nn.Conv2d(3, 4, 3, padding="same")),
+        lambda: nn.Sequential(parametrizations.weight_norm(nn.Conv2d(3, 4, 3))),
+        lambda: nn.Sequential(parametrizations.spectral_norm(nn.Conv2d(3, 4, 3))),
+        lambda: nn.Sequential(_pruned()),
+        Deformed,
+    ],
+)
+@pytest.mark.parametrize("decomposed", [False, True])
+def test_effective_kernels_are_read_from_a_program(
+    make: Callable[[], nn.Module], decomposed: bool, tmp_path: Path
+) -> None:
+    """Normalised, pruned, transposed and deformable ones; also of a program in core operators."""
+    torch.manual_seed(0)
+    eager = make().eval()
+    program = dict(_read(_exported(eager, tmp_path, decomposed=decomposed)).named_modules())
+    found = {name for name, module in program.items() if filters.is_convolution(module)}
+    assert found == {n for n, m in eager.named_modules() if filters.is_convolution(m)} != set()
+    for name in found:
+        own, kept = (filters.read_filters(m) for m in (program[name], eager.get_submodule(name)))
+        torch.testing.assert_close(own.data, kept.data)
+        assert (own.shape, own.groups, own.transposed) == (kept.shape, kept.groups, kept.transposed)
+
+
+class Own(nn.Conv2d):
+    """A convolution of the user's."""
+
+
+def test_a_convolution_of_a_class_that_is_not_imported(tmp_path: Path) -> None:
+    """Where only the name of the class is known, what the module calls tells."""
+    module = _read(_exported(nn.Sequential(Own(3, 2, 1), nn.ReLU()), tmp_path))
+    for part in module.modules():
+        if part._ty and part._ty.startswith(__name__):  # type: ignore[union-attr, operator]
+            part._ty = "nowhere.Own"
+    assert class_names(module.get_submodule("0")) == ("Own", "Module")
+    kinds = {name: filters.is_convolution(part) for name, part in module.named_modules()}
+    assert kinds == {"": False, "0": True, "1": False}
+
+
+class Dynamic(nn.Conv2d):
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = F.conv2d(x, self.weight * x.mean(), self.bias)
+        return y
+
+
+def test_kernels_that_depend_on_the_input_are_refused_with_the_reason(tmp_path: Path) -> None:
+    """Kernels made from the input have no values before there is one."""
+    module = _read(_exported(nn.Sequential(Dynamic(3, 2, 1)), tmp_path))
+    with pytest.raises(LayoutError, match="its kernels are computed from its input"):
+        filters.read_filters(module.get_submodule("0"))
+
+
+def test_operators_of_an_eager_module_are_not_read() -> None:
+    """Only a program has a graph of operators."""
+    assert operation(nn.Conv2d(3, 2, 1), "conv2d") is None
+
+
+# Gradient rules -----------------------------------------------------------------------------
+
+
+def _gradient(module: nn.Module, rule: str, image: Tensor) -> tuple[Tensor, int]:
+    """Of the sum of the output at the input, and how many ReLUs the rule met."""
+    given = image.clone().requires_grad_()
+    with borrowed(module, True), relu_rules.rule(rule) as found:
+        (gradient,) = torch.autograd.grad(module(given).sum(), given)
+    return gradient, 0 if found is None else found.met
+
+
+@pytest.mark.parametrize("rule", ["plain", "guided", "deconv"])
+@pytest.mark.parametrize("decomposed", [False, True])
+def test_gradients_of_a_program_follow_the_rule(
+    rule: str, decomposed: bool, tmp_path: Path
+) -> None:
+    """Guided and deconvnet gradients are the eager model's, and not the plain ones."""
+    eager = _mixed()
+    program = _read(_exported(eager, tmp_path, decomposed=decomposed))
+    image = torch.randn(1, 3, 16, 16)
+    expected, met = _gradient(eager, rule, image)
+    gradient, met_in_program = _gradient(program, rule, image)
+    torch.testing.assert_close(gradient, expected, rtol=1e-4, atol=1e-6)
+    assert met == met_in_program == (0 if rule == "plain" else 3)
+    plain, _ = _gradient(program, "plain", image)
+    assert torch.equal(gradient, plain) is (rule == "plain")
+
+
+def test_guided_pictures_of_a_program(
+    sources: dict[str, list[Any]], noises: Path, tmp_path: Path, featviz: Callable[..., Any]
+) -> None:
+    """`run x.pt2 --grad-rule guided` draws what it draws of the model, and warns of nothing."""
+    ways = ("--capture", "output,grad", "--grad-rule", "guided", "--layers", "Conv2d,fn:relu")
+    options = ("--size", "16x16", "--mean", "0,0,0", "--std", "1,1,1", "--tensors", "npy")
+    for kind, model in sources.items():
+        done = featviz("run", *model, noises, *ways, *options, "--out", tmp_path / kind)
+        assert done.code == 0 and "no ReLU" not in done.err
+    names = sorted(p.relative_to(tmp_path / "eager") for p in (tmp_path / "eager").rglob("*.npy"))
+    assert len(names) == 3 * 2 * 6
+    for name in names:
+        own, kept = (np.load(tmp_path / kind / name) for kind in ("program", "eager"))
+        np.testing.assert_allclose(own, kept, rtol=1e-4, atol=1e-6)
+
+
+def test_a_rule_that_finds_no_relu_in_a_program_that_has_some(
+    noises: Path, tmp_path: Path, featviz: Callable[..., Any]
+) -> None:
+    """A program whose relu was decomposed ends in one line, not in plain gradients."""
+    module = nn.Sequential(nn.Conv2d(3, 2, 1), nn.ReLU()).eval()
+    program = torch.export.export(module, (torch.zeros(1, 3, 16, 16),))
+    path, clamped = tmp_path / "m.pt2", {torch.ops.aten.relu.default: lambda x: x.clamp_min(0)}
+    torch.export.save(program.run_decompositions(clamped), path)
+    rule = ("--capture", "grad", "--target", "mean", "--grad-rule", "guided", "--layers", "Conv2d")
+    done = featviz("run", path, noises / "0.png", *rule, "--out", tmp_path / "out")
+    assert done.code == 2
+    assert "the exported program has 1 ReLU modules and calls no relu in them" in done.err
+
+
+# Whole networks -----------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["resnet18", "mobilenet_v3_small"])
+def test_a_whole_network(name: str, tmp_path: Path) -> None:
+    """Spots, activations, kernels and guided gradients of torchvision's own networks."""
+    torch.manual_seed(0)
+    eager, program = _both(models.get_model(name, weights=None), tmp_path, 1, 3, 64, 64)
+    image = torch.randn(1, 3, 64, 64)
+    kept, own = (targets.choose(model, None, [image]).targets for model in (eager, program))
+    assert own == kept and len(own) > 10
+    modules = dict(program.module.named_modules())
+    for layer in list_layers(eager.module):
+        found = filters.is_convolution(modules[layer.name]) if layer.name in modules else False
+        assert found == filters.is_convolution(eager.module.get_submodule(layer.name))
+        if found:
+            theirs = filters.read_filters(eager.module.get_submodule(layer.name))
+            assert torch.equal(filters.read_filters(modules[layer.name]).data, theirs.data)
+    for rule in ("guided", "deconv"):
+        (expected, met), (gradient, again) = (
+            _gradient(model.module, rule, image) for model in (eager, program)
+        )
+        assert met == again > 0
+        torch.testing.assert_close(gradient, expected, rtol=1e-3, atol=1e-5)

@@ -1,0 +1,278 @@
+"""Windows and reordered tokens are put back where the model itself puts them, or took them from.
+
+Each model holds a layer that sees a map cut into pieces and one that sees the map whole, with the
+same values: their pictures must be the same, to the bit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from timm import create_model
+from timm.models.davit import DaVit
+from timm.models.hiera import Hiera
+from timm.models.nest import Nest
+from timm.models.swin_transformer import SwinTransformer
+from torch import Tensor, nn
+from torchvision.models.detection.transform import GeneralizedRCNNTransform
+from torchvision.models.maxvit import MaxVit
+
+from featviz import layout
+from featviz.errors import LayoutError
+from featviz.hooks import hooked, list_layers
+from featviz.hooks.eval_mode import borrowed
+from featviz.layout import model_hints
+from featviz.layout.overrides import HintBook
+from featviz.records import Hints, Site, Windows
+
+Pairs = list[tuple[str, str]]
+
+
+def maps_of(model: nn.Module, size: tuple[int, int]) -> dict[str, tuple[str, Tensor]]:
+    """Layout and maps [C, S, H, W] of the first call of each layer."""
+    image = torch.randn(1, 3, *size, generator=torch.Generator().manual_seed(1))
+    book = HintBook(model, image.shape)
+    found: dict[str, tuple[str, Tensor]] = {}
+
+    def sink(site: Site, tensor: Tensor) -> None:
+        if site.call == 0 and not site.key:
+            maps = layout.to_maps(tensor, book.of(site.layer))[""]
+            found[site.layer.name] = (maps.layout, maps.data.clone())
+
+    with borrowed(model), hooked(model, list_layers(model), sink):
+        model(image)
+    return found
+
+
+def swin() -> tuple[nn.Module, Pairs]:
+    """12 × 15 tokens in windows of 5 × 5, padded to 15 × 15; every second block is shifted."""
+    model = SwinTransformer((48, 60), 4, embed_dim=8, depths=(2,), num_heads=(2,), window_size=5)
+    blocks = [f"layers.0.blocks.{i}" for i in (0, 1)]
+    assert any(model.layers[0].blocks[1].shift_size)
+    return model, [
+        (f"{block}.{inner}", f"{block}.drop_path1")
+        for block in blocks
+        for inner in ("attn", "attn.proj_drop")
+    ]
+
+
+def davit() -> tuple[nn.Module, Pairs]:
+    """12 × 15 tokens in windows of 5 × 5, padded."""
+    model = DaVit(depths=(1,), embed_dims=(8,), num_heads=(2,), window_size=5)
+    return model, [("stages.0.blocks.0.0.attn", "stages.0.blocks.0.0.drop_path1")]
+
+
+def maxvit_of_timm() -> tuple[nn.Module, Pairs]:
+    """Windows of 3 × 4 neighbours, and a grid of every so many-th token."""
+    model = create_model("maxvit_rmlp_pico_rw_256", img_size=(96, 128))
+    inside = "stages.0.blocks.0"
+    return model, [(f"{inside}.{a}.attn", f"{inside}.{a}.ls1") for a in ("attn_block", "attn_grid")]
+
+
+def maxvit_of_torchvision() -> tuple[nn.Module, Pairs]:
+    """12 × 12 tokens in windows of 3 × 3, behind the image's axis."""
+    model = MaxVit(
+        input_size=(48, 48),
+        stem_channels=8,
+        partition_size=3,
+        block_channels=[8],
+        block_layers=[1],
+        head_dim=4,
+        stochastic_depth_prob=0.0,
+    )
+    inside = "blocks.0.layers.0.layers"
+    grid, window = f"{inside}.grid_attention", f"{inside}.window_attention"
+    return model, [
+        (f"{window}.partition_swap", f"{inside}.MBconv"),
+        (f"{window}.departition_swap", f"{window}.departition_op"),
+        (f"{grid}.partition_op", window),
+        (f"{grid}.partition_swap", window),
+        (f"{grid}.departition_swap", f"{grid}.departition_op"),
+    ]
+
+
+def nest() -> tuple[nn.Module, Pairs]:
+    """Four blocks of 4 × 4 tokens behind the image's axis, then one."""
+    model = Nest(32, num_levels=2, embed_dims=(8, 8), num_heads=(2, 2), depths=(1, 1))
+    return model, [(f"levels.{i}.transformer_encoder", f"levels.{i}") for i in (0, 1)]
+
+
+def mobilevit(name: str) -> tuple[nn.Module, Pairs]:
+    """Patches of 2 × 2 tokens; the transformer sees places in a patch by patches."""
+    model = create_model(name)
+    block = model.stages[2][1]
+    block.transformer[0].norm1 = nn.Identity()
+    return model, [("stages.2.1.transformer.0.norm1", "stages.2.1.conv_1x1")]
+
+
+def hiera() -> tuple[nn.Module, Pairs]:
+    """16 × 24 tokens, in the order in which they are pooled."""
+    model = Hiera(img_size=(64, 96), embed_dim=8, num_heads=1, stages=(1, 1, 1, 1))
+    nn.init.zeros_(model.pos_embed)
+    return model, [("unroll", "patch_embed")]
+
+
+MODELS: dict[str, tuple[Callable[[], tuple[nn.Module, Pairs]], tuple[int, int]]] = {
+    "swin": (swin, (48, 60)),
+    "davit": (davit, (48, 60)),
+    "maxvit_of_timm": (maxvit_of_timm, (96, 128)),
+    "maxvit_of_torchvision": (maxvit_of_torchvision, (48, 48)),
+    "nest": (nest, (32, 32)),
+    "mobilevit": (lambda: mobilevit("mobilevit_xxs"), (64, 96)),
+    "mobilevit_v2": (lambda: mobilevit("mobilevitv2_050"), (64, 96)),
+    "hiera": (hiera, (64, 96)),
+}
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.slow
+def test_pieces_are_put_together_as_the_model_does(name: str) -> None:
+    """The map of a layer that sees pieces is that of the neighbour that sees the whole."""
+    build, size = MODELS[name]
+    torch.manual_seed(0)
+    model, pairs = build()
+    found = maps_of(model, size)
+    for cut, whole in pairs:
+        assert torch.equal(found[cut][1], found[whole][1]), (cut, whole)
+
+
+@pytest.mark.parametrize(
+    ("shape", "windows", "axis"),
+    [
+        ([16, 9, 7], Windows((3, 3)), 2),
+        ([16, 3, 3, 7], Windows((3, 3)), 3),
+        ([16, 7, 3, 3], Windows((3, 3)), 1),
+        ([1, 16, 9, 7], Windows((3, 3), axes="1nsc"), 3),
+        ([9, 16, 7], Windows((3, 3), axes="snc"), 2),
+        ([1, 7, 9, 16], Windows((3, 3), axes="1csn"), 1),
+    ],
+)
+def test_channels_of_windows_are_found(shape: list[int], windows: Windows, axis: int) -> None:
+    """In whatever order windows, their places and channels stand."""
+    hints = Hints(input_size=(48, 48), windows=windows)
+    assert layout.recognise(shape, hints).layout == "windows"
+    assert layout.channel_axis(shape, hints) == axis
+    assert layout.to_maps(torch.zeros(shape), hints)[""].data.shape == (7, 1, 12, 12)
+
+
+def test_pooled_tokens_stand_as_hiera_itself_puts_them() -> None:
+    """At each stage the maps are what timm's own Reroll makes of the tokens."""
+    model, _ = hiera()
+    model.eval()
+    image = torch.randn(1, 3, 64, 96)
+    with torch.no_grad():
+        wanted = model.forward_intermediates(image, intermediates_only=True, output_fmt="NCHW")
+    book = HintBook(model, image.shape)
+    maps: list[Tensor] = []
+
+    def sink(site: Site, tensor: Tensor) -> None:
+        maps.append(layout.to_maps(tensor, book.of(site.layer))[""].data[:, 0].clone())
+
+    blocks = [at for at in list_layers(model) if at.type == "HieraBlock"]
+    with borrowed(model), hooked(model, blocks, sink):
+        model(image)
+    assert [tuple(m.shape[1:]) for m in maps] == [(16, 24), (8, 12), (4, 6), (2, 3)]
+    for have, want in zip(maps, wanted, strict=True):
+        assert torch.equal(have, want[0])
+
+
+@pytest.mark.parametrize("size", [(64, 96), (480, 641), (1000, 300), (33, 57)])
+@pytest.mark.parametrize("options", [{}, {"size_divisible": 1, "fixed_size": (320, 300)}])
+def test_detectors_resize_before_the_first_layer(
+    size: tuple[int, int], options: dict[str, Any]
+) -> None:
+    """Layouts are told by the size that torchvision's transform gives to the layers."""
+    transform = GeneralizedRCNNTransform(200, 333, [0.0] * 3, [1.0] * 3, **options).eval()
+    model = nn.Sequential(transform)
+    seen = transform([torch.zeros(3, *size)])[0].tensors.shape[-2:]
+    assert model_hints.read(model, (1, 3, *size)).hints("0").input_size == tuple(seen)
+
+
+def hints_for(model: nn.Module, name: str, size: tuple[int, int]) -> Hints:
+    return model_hints.read(model, (1, 3, *size)).hints(name)
+
+
+def test_convolutions_have_their_channels_first_whatever_the_proportions() -> None:
+    """[1, 12, 16, 24] of a convolution is no channels-last map of a 3:4 input (RPN heads)."""
+    model = nn.Sequential(nn.Conv2d(3, 12, 1), nn.ReLU(), nn.Conv1d(12, 9, 1), nn.Conv3d(3, 4, 1))
+    shapes = {"0": [1, 12, 16, 24], "1": [1, 12, 16, 24], "2": [1, 36, 48], "3": [2, 4, 3, 6, 8]}
+    layouts = [
+        layout.recognise(shape, hints_for(model, name, (96, 128))).layout
+        for name, shape in shapes.items()
+    ]
+    assert layouts == ["nchw", "nhwc", "ncl", "batch"]
+
+
+def test_batches_of_clips_stand_image_by_image() -> None:
+    """[N, C, T, H, W] of a convolution gives N · T tiles for each channel."""
+    tensor = torch.arange(2 * 3 * 4 * 5 * 6.0).reshape(2, 3, 4, 5, 6)
+    maps = layout.to_maps(tensor, Hints(channels="first"))[""]
+    assert maps.layout == "batch"
+    assert torch.equal(maps.data[1], torch.cat([tensor[0, 1], tensor[1, 1]]))
+
+
+@pytest.mark.parametrize(
+    ("shape", "size"),
+    [
+        ([1, 3234, 4], (96, 128)),
+        ([1, 3234, 91], (96, 128)),
+        ([1, 512, 91], (128, 192)),
+        ([1, 512, 4], (128, 192)),
+        ([1, 8732, 4], (300, 300)),
+        ([1, 4608, 91], (128, 192)),
+    ],
+)
+def test_boxes_of_detectors_are_no_tokens(shape: list[int], size: tuple[int, int]) -> None:
+    """The outputs of SSD's, FCOS's and RetinaNet's heads are boxes of several maps in one row."""
+    with pytest.raises(LayoutError, match="is no grid of tokens"):
+        layout.recognise(shape, Hints(input_size=size))
+
+
+def test_heads_of_detectors_have_no_tokens_their_backbones_may() -> None:
+    """322 boxes are no 14 × 23 grid of a 96 × 160 input, whatever their number."""
+    transform = GeneralizedRCNNTransform(96, 160, [0.0] * 3, [1.0] * 3)
+    parts = {"transform": transform, "backbone": nn.ReLU(), "head": nn.ReLU()}
+    model = nn.ModuleDict(parts)
+    assert layout.recognise([1, 322, 8], hints_for(model, "backbone", (96, 160))).layout == "tokens"
+    with pytest.raises(LayoutError, match="is no grid of tokens for an input of 96×160"):
+        layout.recognise([1, 322, 8], hints_for(model, "head", (96, 160)))
+
+
+@pytest.mark.parametrize(
+    ("shape", "hints", "name"),
+    [
+        ([1, 64, 64, 96], Hints(windows=Windows((8, 8))), "nhwc"),
+        ([1, 16, 49, 49], Hints(windows=Windows((7, 7)), attention=True), "attention"),
+        ([1, 320, 320, 4], Hints(attention=True, input_size=(256, 320)), "attention"),
+        ([1, 8, 1025, 19], Hints(), "heads"),
+        ([1, 512, 1, 26], Hints(), "nchw"),
+        ([1, 64, 16, 1], Hints(), "nchw"),
+        ([1, 2, 64], Hints(prefix=("class_token", "distillation_token")), "vector"),
+        ([1, 15, 15, 512], Hints(channels="last", attention=True), "nhwc"),
+    ],
+)
+def test_what_looks_like_something_else(shape: list[int], hints: Hints, name: str) -> None:
+    """Shapes that two layouts could claim, as they occur in SAM2, GCViT, CaiT, CoaT, CRNN, PiT."""
+    hints = replace(hints, input_size=hints.input_size or (256, 256))
+    assert layout.recognise(shape, hints).layout == name
+
+
+def test_only_the_tokens_that_a_mixer_has_are_tokens() -> None:
+    """Hidden units of the network that mixes 49 tokens make no grid, though 256 is 16 × 16."""
+    model = nn.ModuleDict({"mlp_tokens": nn.Sequential(nn.Linear(49, 256), nn.Linear(256, 49))})
+    hints = hints_for(model, "mlp_tokens.1", (224, 224))
+    assert layout.recognise([1, 512, 49], hints).layout == "ncl"
+    with pytest.raises(LayoutError, match="is no grid of tokens"):
+        layout.recognise([1, 512, 256], hints)
+
+
+def test_heads_last_weights_are_drawn_head_by_head() -> None:
+    """[1, T, T, heads] gives the same maps as [1, heads, T, T]."""
+    hints = Hints(attention=True, input_size=(256, 320))
+    weights = torch.rand(1, 3, 320, 320)
+    last = layout.to_maps(weights.permute(0, 2, 3, 1), hints)[""].data
+    assert torch.equal(last, layout.to_maps(weights, hints)[""].data)

@@ -1,0 +1,339 @@
+""".pt2 files: the original's layers and pictures."""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+import zipfile
+from collections import OrderedDict
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from exported import PROGRAM, WEIGHTS, export, packed, records
+from PIL import Image
+from torch import Tensor, nn
+from torchvision import models
+
+from featviz.errors import LoadError
+from featviz.hooks import hooked, list_layers
+from featviz.hooks.eval_mode import borrowed
+from featviz.models.files import exported as programs
+from featviz.models.load import LoadedModel, ModelOptions, load_model
+from featviz.models.preprocess import InputOptions
+from featviz.records import Site
+
+
+def load(path: object, inputs: InputOptions | None = None, **options: Any) -> LoadedModel:
+    chosen = ModelOptions(str(path), device="cpu", **options)
+    return load_model(chosen, inputs or InputOptions())
+
+
+def captured(module: nn.Module, image: Tensor) -> dict[tuple[str, int, str], Tensor]:
+    """What every layer gives, by name, call and key."""
+    found: dict[tuple[str, int, str], Tensor] = {}
+
+    def keep(site: Site, tensor: Tensor) -> None:
+        found[site.layer.name, site.call, site.key] = tensor.clone()
+
+    with borrowed(module), hooked(module, list_layers(module), keep):
+        module(image)
+    return found
+
+
+@pytest.fixture
+def exported(tiny: nn.Module, tmp_path: Path) -> Path:
+    return export(tiny, tmp_path / "tiny.pt2")
+
+
+# The original's layers ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "resnet18",
+        *(pytest.param(n, marks=pytest.mark.slow) for n in ("mobilenet_v3_small", "swin_t")),
+    ],
+)
+@pytest.mark.slow
+def test_every_call_of_every_layer_is_the_eager_models(name: str, tmp_path: Path) -> None:
+    """Names, classes, aliases, calls and feature maps are those of the model that was exported."""
+    torch.manual_seed(0)
+    eager = models.get_model(name, weights=None).eval()
+    module = load(export(eager, tmp_path / "m.pt2", 1, 3, 64, 64)).module
+    image = torch.randn(1, 3, 64, 64)
+    expected, found = captured(eager, image), captured(module, image)
+    layers, originals = ({x.name: x for x in list_layers(m)} for m in (module, eager))
+    idle = {originals[site[0]].type for site in expected.keys() - found.keys()}
+    assert found.keys() <= expected.keys() and idle <= {"StochasticDepth"}  # eval: it does nothing
+    for site, tensor in found.items():
+        torch.testing.assert_close(tensor, expected[site], rtol=1e-4, atol=1e-5)
+        layer, original = layers[site[0]], originals[site[0]]
+        assert (layer.type, layer.classes) == (original.type, original.classes)
+
+
+@pytest.mark.slow
+def test_the_shared_relus_of_a_resnet_are_nine_modules_and_seventeen_calls(tmp_path: Path) -> None:
+    """Calls of a shared module stay calls of one layer."""
+    module = load(export(models.resnet18(weights=None).eval(), tmp_path / "m.pt2")).module
+    relus = {layer.name for layer in list_layers(module) if layer.type == "ReLU"}
+    calls = [site for site in captured(module, torch.zeros(1, 3, 16, 20)) if site[0] in relus]
+    assert (len(relus), len(calls)) == (9, 17)
+
+
+class Twice(nn.Module):
+    """One convolution for two sizes, and reshapes that make its calls differ when exported."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = Head()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(x).sum() + self.head(x[..., ::2]).sum()
+
+
+class Head(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 2, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.conv(x)
+        return y.view(1, 2, x.shape[2] * x.shape[3])
+
+
+def test_calls_that_export_keeps_apart_are_layers_of_one_name(tmp_path: Path) -> None:
+    """Where the calls differ, NAME and NAME@1 are two layers, and a selector NAME takes both."""
+    eager = Twice().eval()
+    module = load(export(eager, tmp_path / "m.pt2")).module
+    image = torch.randn(1, 3, 16, 20)
+    found, expected = captured(module, image), captured(eager, image)
+    assert next(n for n in dict(module.named_modules()) if "@" in n) == "head@1"
+    torch.testing.assert_close(found["head", 0, ""], expected["head", 0, ""])
+    torch.testing.assert_close(found["head@1", 0, ""], expected["head", 1, ""])
+    aliases = {layer.name: layer.aliases for layer in list_layers(module)}
+    assert aliases["head@1"] == ("head",)
+
+
+def test_names_that_are_no_identifiers(tmp_path: Path) -> None:
+    """RegNet calls its blocks block1-0; numbers and signs in names are no code."""
+    inner = nn.Sequential(OrderedDict({"block1-0": nn.Conv2d(3, 2, 1), "c+1": nn.ReLU()}))
+    module = load(export(nn.Sequential(inner).eval(), tmp_path / "m.pt2")).module
+    sites = captured(module, torch.zeros(1, 3, 16, 20))
+    assert [name for name, _, _ in sites] == ["0.block1-0", "0.c+1", "0", ""]
+
+
+def test_a_class_that_is_not_imported_keeps_its_name(tmp_path: Path) -> None:
+    """A user's class is known by name alone, and nothing is imported to know more."""
+    module = load(export(Twice().eval(), tmp_path / "m.pt2")).module
+    for found in module.modules():
+        if getattr(found, "_ty", None):
+            found._ty = found._ty.replace(Twice.__module__, "nowhere.at_all")
+    root = list_layers(module)[0]
+    assert (root.type, root.classes) == ("Twice", ("Twice", "Module"))
+    assert "nowhere" not in sys.modules
+
+
+def test_a_program_is_given_back_as_it_was(exported: Path) -> None:
+    """Training flags and buffers of the unflattened modules survive a run."""
+    module = load(exported).module
+    before = [m.training for m in module.modules()]
+    captured(module, torch.zeros(1, 3, 16, 20))
+    assert [m.training for m in module.modules()] == before
+
+
+def test_selectors_and_run_speak_of_the_original(
+    exported: Path, picture: Path, tmp_path: Path, featviz: Callable[..., Any]
+) -> None:
+    """`run prog.pt2 photo.jpg --layers Conv2d` draws the convolution; nothing else is needed."""
+    out = tmp_path / "out"
+    done = featviz("run", exported, picture, "--layers", "Conv2d", "--out", out)
+    assert done.code == 0, done.err
+    manifest = json.loads((out / "picture.png" / "manifest.json").read_text())
+    assert [(c["layer"], c["type"], c["shape"]) for c in manifest["captures"]] == [
+        ("0", "Conv2d", [1, 4, 16, 20])
+    ]
+    assert manifest["input"]["shape"] == [1, 3, 16, 20]
+
+
+def test_layers_lists_shapes_and_calls(exported: Path, featviz: Callable[..., Any]) -> None:
+    """`layers prog.pt2` runs the program on zeros of the shape that it takes."""
+    done = featviz("layers", exported, "--json", "--layers", "_ConvNd")
+    rows = {row["name"]: row for row in json.loads(done.out)["layers"]}
+    assert (rows["0"]["type"], rows["0"]["output_shape"]) == ("Conv2d", [1, 4, 16, 20])
+    assert (rows["0"]["selected"], rows["1"]["selected"], rows["1"]["calls"]) == (True, False, 1)
+    assert rows[""]["type"] == "Sequential"
+
+
+@pytest.mark.slow
+def test_weights_of_a_program_go_into_an_arch(tmp_path: Path) -> None:
+    """--arch with a program takes its weights."""
+    eager = models.squeezenet1_1(weights=None)
+    path = export(eager.eval(), tmp_path / "m.pt2", 1, 3, 64, 64)
+    module = load(path, arch="squeezenet1_1").module
+    assert type(module) is models.SqueezeNet
+    assert all(torch.equal(v, module.state_dict()[k]) for k, v in eager.state_dict().items())
+
+
+# The input that a program was exported for ---------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("shape", "words"),
+    [
+        ((1, 3, 16, 20), "RGB, resize to 16×20 (bilinear), normalise by"),
+        ((1, 3, 112, 112), "resize shorter side to 128 (bilinear), centre crop 112×112"),
+        ((1, 1, 28, 28), "greyscale, resize to 28×28 (bilinear), values 0..1"),
+    ],
+)
+def test_the_exported_shape_decides_the_size(
+    shape: tuple[int, ...], words: str, tmp_path: Path
+) -> None:
+    """An image of any size becomes what the program takes."""
+    program = export(nn.Conv2d(shape[1], 2, 3), tmp_path / "m.pt2", *shape)
+    preprocess = load(program).preprocess
+    assert words in preprocess.words
+    assert preprocess.tensor(Image.new("RGB", (90, 70))).shape == shape
+    assert preprocess.blank()[0].shape == shape
+
+
+def test_a_users_size_wins_and_fails_with_the_shape(
+    exported: Path, picture: Path, tmp_path: Path, featviz: Callable[..., Any]
+) -> None:
+    """--size goes to the program as it is; the line says which shape it takes."""
+    failed = featviz(
+        "run", exported, picture, "--layers", "Conv2d", "--size", "32x32", "--out", tmp_path / "o"
+    )
+    assert failed.code == 1
+    line = "it was exported for inputs [1, 3, 16, 20], not [1, 3, 32, 32]"
+    assert line in failed.err and "Traceback" not in failed.err
+
+
+def test_a_dynamic_program_takes_any_size(tmp_path: Path) -> None:
+    """Where height and width are free, the usual preprocessing decides."""
+    free = torch.export.Dim.AUTO
+    path = export(
+        nn.Conv2d(3, 2, 3), tmp_path / "m.pt2", 2, 3, 16, 20, dynamic=({0: free, 2: free, 3: free},)
+    )
+    model = load(path, InputOptions(size=(40, 30)))
+    assert captured(model.module, model.preprocess.blank()[0])["", 0, ""].shape == (1, 2, 38, 28)
+    assert load(path).preprocess.blank()[0].shape == (1, 3, 224, 224)
+
+
+class Ramp(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x + torch.arange(20, device=x.device)
+
+
+def test_a_program_runs_on_another_device(tmp_path: Path) -> None:
+    """Devices written into the program move with it; meta stands in for a GPU here."""
+    path, device = export(Ramp(), tmp_path / "m.pt2"), torch.device("meta")
+    module = programs.read(path, device=device).module
+    assert module(torch.zeros(1, 3, 16, 20, device=device)).device == device
+    with pytest.raises(RuntimeError, match="device"):
+        programs.read(path).module(torch.zeros(1, 3, 16, 20, device=device))
+
+
+class Two(nn.Module):
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        return x + y
+
+
+@pytest.mark.parametrize(
+    ("module", "example", "message"),
+    [
+        (Two(), (torch.zeros(1, 3, 4, 4),) * 2, "takes x, y, not one image"),
+        (nn.Conv2d(3, 2, 1), (torch.zeros(8, 3, 4, 4),), r"takes torch.float32 \[8, 3, 4, 4\]"),
+        (nn.Linear(4, 2), (torch.zeros(1, 4),), r"takes torch.float32 \[1, 4\]"),
+        (nn.ReLU(), (torch.zeros(1, 3, 4, 4).half(),), r"takes torch.float16 \[1, 3, 4, 4\]"),
+    ],
+)
+def test_a_program_that_takes_no_image(
+    module: nn.Module, example: Any, message: str, tmp_path: Path, capfd: Any
+) -> None:
+    """It is told when the file is read; torch's own words on stdout never come."""
+    torch.export.save(torch.export.export(module, example), tmp_path / "m.pt2")
+    with pytest.raises(LoadError, match=message):
+        load(tmp_path / "m.pt2")
+    assert capfd.readouterr().out == ""
+
+
+@pytest.mark.parametrize("train", [True, False])
+def test_a_program_in_training_mode_is_told(
+    train: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: Any
+) -> None:
+    """BatchNorm exported without eval() works by the image's own statistics; say so."""
+    monkeypatch.setattr(logging.getLogger("featviz"), "propagate", True)
+    module = nn.Sequential(nn.Conv2d(3, 2, 1), nn.BatchNorm2d(2), nn.Dropout(0.5)).train(train)
+    load(export(module, tmp_path / "m.pt2"))
+    assert ("exported in training mode" in caplog.text) is train
+
+
+# Files that are no such programs -------------------------------------------------------------
+
+
+def test_a_truncated_program(exported: Path) -> None:
+    """Half a file is called damaged."""
+    exported.write_bytes(exported.read_bytes()[: exported.stat().st_size // 2])
+    with pytest.raises(LoadError, match="truncated or damaged"):
+        load(exported)
+
+
+@pytest.mark.parametrize("gone", [PROGRAM, WEIGHTS, "data/weights/weight_0", "archive_version"])
+def test_a_program_that_lacks_a_part(
+    gone: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """One line, and none of torch's own tracebacks on stderr."""
+    contents = records()
+    del contents[gone]
+    path = packed(tmp_path / "evil.pt2", contents)
+    with pytest.raises(LoadError, match=r"evil\.pt2 cannot be loaded: .+") as caught:
+        load(path)
+    assert caught.value.message.count("\n") == 0
+    assert "Traceback" not in capfd.readouterr().err
+
+
+def test_the_format_before_torch_2_8_is_refused(tmp_path: Path) -> None:
+    """It is made of pickles, and torch falls back to it from the new one."""
+    path = tmp_path / "old.pt2"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("serialized_exported_program.json", "{}")
+        archive.writestr("version", "8.1")
+    with pytest.raises(LoadError, match=r"format before torch 2\.8"):
+        load(path)
+
+
+def test_compiled_code_is_refused(tmp_path: Path) -> None:
+    """An AOTInductor package is machine code; loading it would run it."""
+
+    contents = {**records(), "data/aotinductor/model/x.so": b""}
+    with pytest.raises(LoadError, match="compiled by AOTInductor"):
+        load(packed(tmp_path / "evil.pt2", contents))
+
+
+@pytest.mark.parametrize(
+    "make", [torch.jit.script, lambda m: torch.jit.trace(m, torch.zeros(1, 3, 8, 8))]
+)
+@pytest.mark.parametrize("suffix", [".pt", ".pth"])
+def test_torchscript_has_a_way_out(
+    make: Callable[[nn.Module], Any], suffix: str, tiny: nn.Module, tmp_path: Path
+) -> None:
+    """TorchScript takes no hooks; its state dict, saved as the hint says, goes into an --arch."""
+    script, weights = tmp_path / f"script{suffix}", tmp_path / "weights.pth"
+    torch.jit.save(make(tiny), script)
+    with pytest.raises(LoadError, match="is TorchScript, which takes no hooks") as caught:
+        load(script)
+    assert "torch.jit.load(FILE).state_dict()" in str(caught.value.hint)
+    torch.save(torch.jit.load(script).state_dict(), weights)
+    (tmp_path / "user_net.py").write_text(
+        "from torch import nn\n"
+        "def make():\n"
+        "    return nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), nn.ReLU(), "
+        "nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 5))\n"
+    )
+    module = load(weights, arch=f"{tmp_path / 'user_net.py'}:make").module
+    assert all(torch.equal(v, module.state_dict()[k]) for k, v in tiny.state_dict().items())

@@ -1,0 +1,358 @@
+"""timm's models: the same module, weights and input tensor as timm itself gives."""
+
+from __future__ import annotations
+
+import json
+import logging
+import socket
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import timm
+import torch
+from conftest import SCENES
+from huggingface_hub import constants
+from PIL import Image
+from safetensors.torch import save_file
+from timm.data import create_transform, resolve_data_config
+from torch import Tensor, nn
+
+from featviz.errors import LoadError, UsageError
+from featviz.models.load import LoadedModel, ModelOptions, load_model
+from featviz.models.preprocess import InputOptions
+from featviz.models.presets import from_timm
+from featviz.models.sources import timm as timm_models
+
+SMALL = "test_resnet"
+"""Half a million parameters, made by timm for tests."""
+
+
+def load(spec: object, inputs: InputOptions | None = None, **options: Any) -> LoadedModel:
+    chosen = ModelOptions(str(spec), device="cpu", **options)
+    return load_model(chosen, inputs or InputOptions())
+
+
+def same(one: nn.Module, other: nn.Module | dict[str, Tensor]) -> bool:
+    a, b = one.state_dict(), other if isinstance(other, dict) else other.state_dict()
+    return a.keys() == b.keys() and all(torch.equal(a[key], b[key]) for key in a)
+
+
+@pytest.fixture(autouse=True)
+def unconnected(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """No hub to be reached, and nothing fetched before."""
+
+    def refuse(*args: Any, **kwargs: Any) -> Any:
+        raise OSError("no network")
+
+    monkeypatch.setattr(socket, "create_connection", refuse)
+    monkeypatch.setattr(timm_models, "getproxies", dict)
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+
+
+@pytest.fixture
+def own() -> nn.Module:
+    """The small model with weights of its own."""
+    torch.manual_seed(5)
+    return timm.create_model(SMALL).eval()
+
+
+# The input -----------------------------------------------------------------------------------
+
+
+KINDS = {
+    "resnet18.a1_in1k": ("bicubic", "center", 0.95),
+    "resnet18.tv_in1k": ("bilinear", "center", 0.875),
+    "vit_tiny_patch16_224.augreg_in21k_ft_in1k": ("bicubic", "center", 0.9),
+    "convnext_tiny.fb_in1k": ("bicubic", "center", 0.875),
+    "convnext_tiny.fb_in22k_ft_in1k_384": ("bicubic", "squash", 1.0),
+    "test_resnet.r160_in1k": ("bilinear", "center", 0.95),
+    "aimv2_1b_patch14_224.apple_pt": ("bicubic", "center", 1.0),
+    "dm_nfnet_f0.dm_in1k": ("bicubic", "squash", 0.9),
+}
+"""Pretrained models of each kind of preprocessing."""
+
+
+def _config(name: str) -> dict[str, Any]:
+    return resolve_data_config(pretrained_cfg=timm.get_pretrained_cfg(name).to_dict())
+
+
+def _assert_the_input_is_timms(config: dict[str, Any]) -> None:
+    image = Image.open(SCENES / "landscape.jpg").convert("RGB")
+    expected = create_transform(**config, is_training=False)(image)
+    assert torch.equal(from_timm(config).tensor(image)[0], expected), config
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_the_input_is_timms(name: str) -> None:
+    """The tensor that goes in is bit by bit that of timm's own evaluation transform."""
+    config = _config(name)
+    assert (config["interpolation"], config["crop_mode"], config["crop_pct"]) == KINDS[name]
+    _assert_the_input_is_timms(config)
+
+
+@pytest.mark.slow
+def test_the_input_is_timms_for_all_its_pretrained_models() -> None:
+    """Every preprocessing that timm knows, but for `border`."""
+    configs = {repr(config): config for config in map(_config, timm.list_pretrained())}
+    chosen = [config for config in configs.values() if config["crop_mode"] != "border"]
+    assert len(chosen) > 100
+    for config in chosen:
+        _assert_the_input_is_timms(config)
+
+
+@pytest.mark.parametrize(
+    ("mode", "size"), [("border", (3, 64, 64)), ("center", (3, 64, 48)), ("squash", (3, 64, 48))]
+)
+def test_the_input_has_the_size_in_every_mode(
+    mode: str, size: tuple[int, int, int], caplog: Any, monkeypatch: Any
+) -> None:
+    """What featviz does not do as timm does, it says, and gives the size that the model takes."""
+    monkeypatch.setattr(logging.getLogger("featviz"), "propagate", True)
+    config = {**_config("resnet18.a1_in1k"), "crop_mode": mode, "input_size": size, "crop_pct": 0.9}
+    preprocess = from_timm(config)
+    assert preprocess.tensor(Image.new("RGB", (200, 100))).shape == (1, *size)
+    assert preprocess.blank()[0].shape == (1, *size)
+    assert (f"timm's crop mode {mode} is drawn as squash" in caplog.text) is (mode != "squash")
+
+
+def test_one_channel_gets_the_mean_of_three() -> None:
+    """A grey model takes the average of timm's mean and deviation."""
+    model = load("timm:resnet18", weights="none", model_args={"in_chans": 1})
+    assert model.preprocess.mean == pytest.approx([(0.485 + 0.456 + 0.406) / 3])
+    assert model.preprocess.std == pytest.approx([(0.229 + 0.224 + 0.225) / 3])
+    tensor = model.preprocess.tensor(Image.new("RGB", (200, 190)))
+    assert model.module.eval()(tensor).shape == (1, 1000)
+
+
+def test_other_channels_are_refused() -> None:
+    """An image gives one channel or three."""
+    with pytest.raises(UsageError, match="takes 5 channels"):
+        load(f"timm:{SMALL}", weights="none", model_args={"in_chans": 5})
+
+
+def test_a_stem_of_other_channels_does_not_decide() -> None:
+    """TResNet's first convolution takes 48 channels, made of three."""
+    assert load("timm:tresnet_m", weights="none").preprocess.channels == 3
+
+
+def test_a_users_size_wins() -> None:
+    """--size and --mean override timm's, as everywhere."""
+    found = load(f"timm:{SMALL}", InputOptions(size=(32, 48), mean=(0, 0, 0)), weights="none")
+    assert found.preprocess.blank()[0].shape == (1, 3, 32, 48)
+    assert found.preprocess.mean == (0, 0, 0)
+
+
+def test_img_size_is_the_size_of_the_input() -> None:
+    """A model built for another size gets that size."""
+    found = load("timm:test_vit", weights="none", model_args={"img_size": 96})
+    assert found.preprocess.blank()[0].shape == (1, 3, 96, 96)
+    assert found.module.eval()(found.preprocess.blank()[0]).shape == (1, 1000)
+
+
+@pytest.mark.slow
+def test_a_fixed_size_is_named(picture: Path, tmp_path: Path, featviz: Callable[..., Any]) -> None:
+    """--size on a model of fixed size ends in one line with both; dynamic_img_size lifts it."""
+    common = ("run", "timm:vit_tiny_patch16_224", picture, "--weights", "none", "--size", "96x64")
+    failed = featviz(*common, "--layers", "Conv2d", "--out", tmp_path / "a")
+    assert failed.code == 1
+    assert "PatchEmbed): Input height (96) doesn't match model (224)" in failed.err
+    done = featviz(
+        "layers", *common[1:2], *common[3:], "--model-arg", "dynamic_img_size=True", "--json"
+    )
+    rows = {row["name"]: row for row in json.loads(done.out)["layers"]}
+    assert rows["patch_embed"]["output_shape"] == [1, 6, 4, 192]
+
+
+# Weights -------------------------------------------------------------------------------------
+
+
+def test_random_weights_are_timms_under_the_seed(caplog: Any, monkeypatch: Any) -> None:
+    """--weights none --seed 3 gives what timm.create_model gives after that seed, and says so."""
+    monkeypatch.setattr(logging.getLogger("featviz"), "propagate", True)
+    torch.manual_seed(1)
+    before = torch.random.get_rng_state()
+    found = load(f"timm:{SMALL}", weights="none", seed=3)
+    assert torch.equal(torch.random.get_rng_state(), before)
+    torch.manual_seed(3)
+    assert same(found.module, timm.create_model(SMALL))
+    assert "test_resnet has random weights (--weights none, --seed 3)" in caplog.text
+
+
+@pytest.mark.parametrize("suffix", [".pth", ".safetensors"])
+@pytest.mark.parametrize("prefix", ["", "module.", "model._orig_mod."])
+@pytest.mark.parametrize("way", ["arch", "weights"])
+def test_a_file_of_weights(
+    way: str, prefix: str, suffix: str, own: nn.Module, tmp_path: Path
+) -> None:
+    """A file goes in as MODEL with --arch timm:NAME and as --weights, freed of usual prefixes."""
+    path = tmp_path / f"w{suffix}"
+    tensors = {f"{prefix}{k}": v for k, v in own.state_dict().items()}
+    save_file(tensors, path) if suffix == ".safetensors" else torch.save(tensors, path)
+    if way == "arch":
+        found = load(path, arch=f"timm:{SMALL}")
+    else:
+        found = load(f"timm:{SMALL}", weights=str(path))
+    assert same(found.module, own)
+    assert found.source["taken"][-1] == "loaded 92 of 92"
+    assert found.preprocess.crop == 160
+
+
+@pytest.mark.parametrize("name", ["vit_tiny_patch16_224", SMALL, "test_efficientnet"])
+@pytest.mark.slow
+def test_the_file_says_how_many_classes_and_channels(name: str, tmp_path: Path) -> None:
+    """Fine-tuned weights of 7 classes for grey images need no --model-arg."""
+    tuned = timm.create_model(name, num_classes=7, in_chans=1)
+    save_file(tuned.state_dict(), tmp_path / "w.safetensors")
+    found = load(tmp_path / "w.safetensors", arch=f"timm:{name}")
+    assert same(found.module, tuned)
+    assert (found.source["num_classes"], found.preprocess.channels) == (7, 1)
+
+
+def test_a_model_arg_wins_over_the_file(own: nn.Module, tmp_path: Path) -> None:
+    """num_classes=3 with a file of 1000 does not fit, and the message says where."""
+    torch.save(own.state_dict(), tmp_path / "w.pth")
+    with pytest.raises(LoadError, match=r"fc\.weight is \[1000, 96\], not \[3, 96\]"):
+        load(tmp_path / "w.pth", arch=f"timm:{SMALL}", model_args={"num_classes": 3})
+
+
+def test_a_file_of_another_model(tmp_path: Path) -> None:
+    """Weights that do not fit are told by name."""
+    torch.save(timm.create_model("test_vit").state_dict(), tmp_path / "w.pth")
+    with pytest.raises(LoadError, match=rf"w\.pth does not fit timm:{SMALL}: 0 of"):
+        load(tmp_path / "w.pth", arch=f"timm:{SMALL}")
+
+
+@pytest.mark.slow
+def test_config_json_beside_the_file_names_the_model(
+    own: nn.Module, tmp_path: Path, featviz: Callable[..., Any]
+) -> None:
+    """A folder as timm's hub has it needs no --arch; stderr says where the name came from."""
+    save_file(own.state_dict(), tmp_path / "model.safetensors")
+    config = {"architecture": SMALL, "num_classes": 1000, "pretrained_cfg": {"tag": "r160_in1k"}}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert same(load(tmp_path / "model.safetensors").module, own)
+    done = featviz("layers", tmp_path / "model.safetensors")
+    assert "model.safetensors: config.json beside it says timm:test_resnet.r160_in1k" in done.err
+    assert done.code == 0
+
+
+@pytest.mark.parametrize(
+    "content", ["[]", "{", '{"architecture": 3}', '{"architecture": "Nonesuch"}', '{"x": 1}']
+)
+def test_another_config_json_does_not_matter(content: str, own: nn.Module, tmp_path: Path) -> None:
+    """Other programs' config.json, or none that can be read, leave it to --arch."""
+    save_file(own.state_dict(), tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text(content)
+    with pytest.raises(LoadError, match="an architecture that torchvision has not"):
+        load(tmp_path / "model.safetensors")
+
+
+# Pretrained weights --------------------------------------------------------------------------
+
+
+def _cached(tmp_path: Path, name: str, tensors: dict[str, Tensor]) -> None:
+    """A repository of the hub as its client keeps it."""
+    folder = tmp_path / "hub" / f"models--timm--{name}"
+    (folder / "refs").mkdir(parents=True)
+    (folder / "refs" / "main").write_text("abc")
+    (folder / "snapshots" / "abc").mkdir(parents=True)
+    save_file(tensors, folder / "snapshots" / "abc" / "model.safetensors")
+
+
+@pytest.mark.parametrize(
+    ("spec", "weights"),
+    [(SMALL, None), (SMALL, "default"), (f"{SMALL}.r160_in1k", None), (SMALL, "r160_in1k")],
+)
+def test_weights_fetched_before_need_no_network(
+    spec: str, weights: str | None, own: nn.Module, tmp_path: Path
+) -> None:
+    """Unset, `default` and a tag take pretrained weights, out of the hub's cache."""
+    _cached(tmp_path, f"{SMALL}.r160_in1k", own.state_dict())
+    assert same(load(f"timm:{spec}", weights=weights).module, own)
+
+
+def test_another_number_of_classes_is_told(
+    own: nn.Module, tmp_path: Path, caplog: Any, monkeypatch: Any
+) -> None:
+    """num_classes=7 with pretrained weights leaves a random classifier; it says so."""
+    monkeypatch.setattr(logging.getLogger("featviz"), "propagate", True)
+    _cached(tmp_path, f"{SMALL}.r160_in1k", own.state_dict())
+    found = load(f"timm:{SMALL}", model_args={"num_classes": 7}).module
+    assert torch.equal(found.conv1[0].weight, own.conv1[0].weight)
+    assert "is random: its weights have 1000 classes, not 7" in caplog.text
+
+
+def test_weights_that_cannot_be_downloaded(tmp_path: Path) -> None:
+    """Without a connection it ends at once, and says what to put where."""
+    started = time.perf_counter()
+    with pytest.raises(LoadError, match="no connection to huggingface") as caught:
+        load(f"timm:{SMALL}")
+    assert time.perf_counter() - started < 5
+    hint = str(caught.value.hint)
+    for part in ("timm/test_resnet.r160_in1k", str(tmp_path / "hub"), "model.safetensors"):
+        assert part in hint
+    assert "--weights none" in hint and caught.value.exit_code == 1
+
+
+def test_a_model_without_weights() -> None:
+    """Where timm has none, `default` is a usage error."""
+    with pytest.raises(UsageError, match="timm has no weights for botnet50ts_256"):
+        load("timm:botnet50ts_256")
+
+
+# Names ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["resnet181", "ResNet18x", "hf-hub:timm/resnet18", "a/b"])
+def test_an_unknown_name_gives_the_nearest(name: str) -> None:
+    """Exit code 2, with names that timm has."""
+    with pytest.raises(UsageError, match="timm has no model") as caught:
+        load(f"timm:{name}", weights="none")
+    assert caught.value.exit_code == 2
+    assert "timm:resnet18" in str(caught.value.hint)
+
+
+@pytest.mark.parametrize(
+    ("spec", "weights"), [("resnet18.nonesuch", None), ("resnet18", "nonesuch")]
+)
+def test_an_unknown_tag_lists_the_tags(spec: str, weights: str | None) -> None:
+    """A tag that timm has not, in the name or as --weights."""
+    with pytest.raises(UsageError, match="'nonesuch' is neither a file nor weights") as caught:
+        load(f"timm:{spec}", weights=weights)
+    assert "a1_in1k, a2_in1k" in str(caught.value.hint)
+
+
+def test_two_tags_that_differ() -> None:
+    """The name says one, the option another."""
+    with pytest.raises(UsageError, match=r"--weights tv_in1k and timm:resnet18\.a1_in1k differ"):
+        load("timm:resnet18.a1_in1k", weights="tv_in1k")
+
+
+def test_arguments_that_timm_refuses() -> None:
+    """One line, with what timm said."""
+    with pytest.raises(LoadError, match="unexpected keyword argument 'nonesuch'"):
+        load(f"timm:{SMALL}", weights="none", model_args={"nonesuch": 1})
+
+
+def test_without_timm_the_remedy_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The extra that is missing, and how to get it."""
+    monkeypatch.setitem(sys.modules, "timm", None)
+    with pytest.raises(LoadError, match="needs the package timm") as caught:
+        load("timm:resnet18")
+    assert caught.value.hint == "pip install 'featviz[timm]'"
+
+
+def test_run_draws_a_timm_model(picture: Path, tmp_path: Path, featviz: Callable[..., Any]) -> None:
+    """`run timm:NAME` writes the maps, and run.json says what it was."""
+    done = featviz(
+        "run", f"timm:{SMALL}", picture, "--weights", "none", "--layers", "conv1.0", "--out",
+        tmp_path / "out",
+    )  # fmt: skip
+    assert done.code == 0, done.err
+    record = json.loads((tmp_path / "out" / "run.json").read_text())
+    assert record["model"] == {"kind": "timm", "name": SMALL, "weights": "none", "seed": 0}
+    assert "resize shorter side to 168 (bilinear), centre crop 160×160" in record["preprocessing"]

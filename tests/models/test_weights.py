@@ -1,0 +1,298 @@
+"""A checkpoint as people have it: wrapped, prefixed, averaged, halved, sharded, nameless."""
+
+from __future__ import annotations
+
+import importlib.util
+import inspect
+import json
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+from conftest import ROOT, Outcome
+from safetensors.torch import save_file
+from torch import Tensor, nn
+from torchvision import models
+
+from featviz.errors import LoadError
+from featviz.models.files.state_dict import Unwrapped, strip, stripped_forms, unwrap
+from featviz.models.identify import INDEX, identify, identify_forms
+from featviz.models.load import ModelOptions, adopt, load_model
+from featviz.models.preprocess import InputOptions
+from featviz.models.weights import compare, put_into
+
+State = dict[str, Tensor]
+
+
+@pytest.fixture(scope="module")
+def resnet() -> nn.Module:
+    torch.manual_seed(5)
+    return models.resnet18(num_classes=7)
+
+
+def prefixed(state: Mapping[str, Tensor], prefix: str) -> State:
+    return {prefix + key: value for key, value in state.items()}
+
+
+WRAPPINGS: dict[str, Callable[[State], Any]] = {
+    "bare": lambda s: s,
+    "ordered": OrderedDict,
+    "state_dict": lambda s: {"epoch": 3, "state_dict": s, "optimizer": {"lr": 0.1}},
+    "model": lambda s: {"model": s, "args": {"a": 1}},
+    "model_state_dict": lambda s: {"model_state_dict": s, "loss": torch.tensor(1.0)},
+    "net": lambda s: {"net": s},
+    "ema alone": lambda s: {"ema": s},
+    "nested": lambda s: {"checkpoint": 1, "model": {"state_dict": s}},
+    "module.": lambda s: prefixed(s, "module."),
+    "_orig_mod.": lambda s: {"state_dict": prefixed(s, "_orig_mod.")},
+    "lightning": lambda s: {
+        "state_dict": {**prefixed(s, "model."), "criterion.weight": torch.ones(7)},
+        "pytorch-lightning_version": "2.4",
+    },
+    "any order and depth": lambda s: {"model": prefixed(s, "model._orig_mod.module.")},
+    "half": lambda s: {k: v.half() if v.is_floating_point() else v for k, v in s.items()},
+    "no counters": lambda s: {k: v for k, v in s.items() if "num_batches" not in k},
+}
+
+
+@pytest.mark.parametrize("wrapping", WRAPPINGS)
+@pytest.mark.slow
+def test_weights_load_without_arch_however_they_are_wrapped(
+    wrapping: str, resnet: nn.Module, tmp_path: Path
+) -> None:
+    """The architecture, its classes and every weight are found (traps 22 to 24)."""
+    path = tmp_path / "weights.pth"
+    torch.save(WRAPPINGS[wrapping](dict(resnet.state_dict())), path)
+    loaded = load_model(ModelOptions(str(path)), InputOptions())
+    assert (loaded.source["arch"], loaded.source["num_classes"]) == ("resnet18", 7)
+    assert loaded.preprocess.resize == 256
+    for key, value in resnet.state_dict().items():
+        if "num_batches" not in key:
+            close = torch.allclose(loaded.module.state_dict()[key], value, atol=1e-3)
+            exact = torch.equal(loaded.module.state_dict()[key], value)
+            assert close if wrapping == "half" else exact, key
+
+
+@pytest.mark.parametrize("wrapping", ["module.", "lightning", "any order and depth"])
+@pytest.mark.slow
+def test_wrapped_weights_fit_a_named_architecture(
+    wrapping: str, resnet: nn.Module, tmp_path: Path
+) -> None:
+    """With --arch the same prefixes are taken off; what was done is recorded."""
+    path = tmp_path / "weights.pth"
+    torch.save(WRAPPINGS[wrapping](dict(resnet.state_dict())), path)
+    options = ModelOptions(str(path), arch="resnet18", model_args={"num_classes": 7})
+    loaded = load_model(options, InputOptions())
+    assert torch.equal(loaded.module.state_dict()["fc.weight"], resnet.state_dict()["fc.weight"])
+    assert loaded.source["taken"][-1] == "loaded 122 of 122"
+    assert any("stripped" in step for step in loaded.source["taken"])
+
+
+def test_own_names_that_look_like_a_prefix_are_kept() -> None:
+    """A model whose own names begin with `model.` is not stripped when that fits less."""
+    own = nn.ModuleDict({"model": nn.Linear(2, 2)}).state_dict()
+    found = strip(Unwrapped(dict(own)), own)
+    assert set(found.tensors) == set(own)
+    found = strip(Unwrapped(prefixed(own, "module.")), own)
+    assert set(found.tensors) == set(own)
+
+
+def test_averaged_weights_are_taken_when_asked_for(resnet: nn.Module) -> None:
+    """--ema, --no-ema, and plain ones without either."""
+    plain, averaged = {"w": torch.zeros(1)}, {"w": torch.ones(1)}
+    content = {"state_dict": plain, "state_dict_ema": averaged}
+    picked = [float(unwrap(content, ema=ema).tensors["w"]) for ema in (None, False, True)]
+    assert picked == [0.0, 0.0, 1.0]
+    with pytest.raises(LoadError, match=r"the checkpoint holds no weights: keys 'state_dict'"):
+        unwrap({"state_dict": {"state_dict_ema": 1}}, ema=True)
+
+
+def test_key_and_strip_prefix_are_obeyed() -> None:
+    """--key goes where it says, also along dots; --strip-prefix takes off just that."""
+    content = {
+        "nets": {"G": {"gen.w": torch.ones(1), "x": torch.ones(2)}},
+        "a.b": {"v": torch.ones(3)},
+    }
+    found = unwrap(content, key="nets.G", prefix="gen.")
+    assert list(found.tensors) == ["w"]
+    assert found.steps == ("took 'nets.G'", "stripped 'gen.', leaving 1 others out")
+    assert list(unwrap(content, key="a.b").tensors) == ["v"]
+    with pytest.raises(LoadError, match=r"--key 'nets\.D': there is no 'D'") as caught:
+        unwrap(content, key="nets.D")
+    assert caught.value.hint == "there is keys 'G'"
+    with pytest.raises(LoadError, match="--strip-prefix 'no': no name begins with it"):
+        unwrap(content, key="nets.G", prefix="no")
+
+
+def test_module_inside_a_checkpoint_is_taken(tiny: nn.Module, tmp_path: Path) -> None:
+    """{'model': nn.Module, 'epoch': 3} gives the module."""
+    torch.save({"model": tiny, "epoch": 3}, tmp_path / "a.pt")
+    loaded = load_model(ModelOptions(str(tmp_path / "a.pt")), InputOptions(size=8, crop=8))
+    assert isinstance(loaded.module, nn.Sequential)
+    assert loaded.source["taken"] == ["took 'model'"]
+
+
+def test_half_modules_run_in_float_on_a_cpu(tiny: nn.Module, tmp_path: Path) -> None:
+    """A whole model in bfloat16 is cast on the CPU."""
+    torch.save(tiny.bfloat16(), tmp_path / "a.pt")
+    loaded = load_model(ModelOptions(str(tmp_path / "a.pt"), device="cpu"), InputOptions(size=8))
+    assert {p.dtype for p in loaded.module.parameters()} == {torch.float32}
+
+
+@pytest.mark.slow
+def test_wrapped_modules_are_taken_out(tiny: nn.Module) -> None:
+    """A compiled module ignores later hooks, DataParallel changes the names (trap 26)."""
+    for wrapped in (
+        nn.DataParallel(tiny),
+        torch.compile(tiny),
+        torch.compile(nn.DataParallel(tiny)),
+    ):
+        assert adopt(wrapped, InputOptions(size=8, crop=8)).module is tiny
+
+
+def test_replaced_head_gives_the_nearest(resnet: nn.Module, tmp_path: Path) -> None:
+    """Another head: nearest architectures with counts; --partial goes on and says how much."""
+    state = {k: v for k, v in resnet.state_dict().items() if not k.startswith("fc.")}
+    state |= {"fc.0.weight": torch.ones(9, 512), "fc.2.weight": torch.ones(2, 9)}
+    torch.save(state, tmp_path / "a.pth")
+    with pytest.raises(LoadError, match=r"nearest: resnet18 \(100 of 102 tensors fit\)") as caught:
+        load_model(ModelOptions(str(tmp_path / "a.pth")), InputOptions())
+    assert "--partial" in str(caught.value.hint)
+    loaded = load_model(ModelOptions(str(tmp_path / "a.pth"), partial=True), InputOptions())
+    assert loaded.source["taken"] == ["loaded 120 of 122"]
+    assert torch.equal(loaded.module.state_dict()["conv1.weight"], state["conv1.weight"])
+
+
+def test_backbone_alone_gives_the_nearest(tmp_path: Path) -> None:
+    """The features of a network without its classifier are told by what fits."""
+    state = prefixed(models.resnet18().state_dict(), "backbone.")
+    del state["backbone.fc.weight"], state["backbone.fc.bias"]
+    known = identify_forms(stripped_forms(Unwrapped(state)))
+    assert known.name is None
+    assert (known.nearest[0].name, known.nearest[0].fitting) == ("resnet18", 100)
+
+
+def test_sharded_safetensors_load(resnet: nn.Module, tmp_path: Path) -> None:
+    """An index.json stands for the files beside it; one that is missing is named."""
+    state = {k: v.contiguous() for k, v in resnet.state_dict().items()}
+    names = [*state]
+    halves = {"m-1.safetensors": names[:60], "m-2.safetensors": names[60:]}
+    for file, keys in halves.items():
+        save_file({key: state[key] for key in keys}, tmp_path / file)
+    index = {"weight_map": {key: file for file, keys in halves.items() for key in keys}}
+    path = tmp_path / "m.safetensors.index.json"
+    path.write_text(json.dumps(index))
+    loaded = load_model(ModelOptions(str(path)), InputOptions())
+    assert torch.equal(loaded.module.state_dict()["fc.weight"], state["fc.weight"])
+    (tmp_path / "m-2.safetensors").unlink()
+    with pytest.raises(LoadError, match=r"names m-2\.safetensors, which is not beside it"):
+        load_model(ModelOptions(str(path)), InputOptions())
+    path.write_text("{}")
+    with pytest.raises(LoadError, match="is no index of shards"):
+        load_model(ModelOptions(str(path)), InputOptions())
+
+
+def test_shards_outside_the_folder_are_not_read(tmp_path: Path) -> None:
+    """A name with a path in it stands for a file beside the index, nothing else."""
+    save_file({"w": torch.ones(1)}, tmp_path / "secret.safetensors")
+    (tmp_path / "in").mkdir()
+    path = tmp_path / "in" / "m.safetensors.index.json"
+    path.write_text(json.dumps({"weight_map": {"w": "../secret.safetensors"}}))
+    with pytest.raises(LoadError, match=r"names secret\.safetensors, which is not beside it"):
+        load_model(ModelOptions(str(path)), InputOptions())
+
+
+def test_compare_counts_what_fits(tiny: nn.Module) -> None:
+    """Missing, unexpected and other shapes apart; nothing fitting is an error even in part."""
+    state = dict(tiny.state_dict())
+    state["4.bias"] = torch.zeros(9)
+    state["more"] = state.pop("0.weight")
+    fit = compare(tiny, state)
+    assert (fit.fitting, fit.total) == (2, 4)
+    assert fit.words == "missing 0.weight; unexpected more; 4.bias is [9], not [5]"
+    with pytest.raises(LoadError, match="x does not fit y: 0 of 4 tensors"):
+        put_into(tiny, {"q": torch.ones(1)}, "x does not fit y", partial=True)
+
+
+def test_identify_command_says_what_it_is(
+    resnet: nn.Module, tmp_path: Path, featviz: Callable[..., Outcome]
+) -> None:
+    """For people a line, for programs JSON; exit 1 where nothing fits entirely."""
+    torch.save({"state_dict": prefixed(resnet.state_dict(), "module.")}, tmp_path / "a.pth")
+    done = featviz("identify", tmp_path / "a.pth")
+    assert done.code == 0
+    assert "took 'state_dict'; stripped 'module.'" in done.out
+    assert "it is resnet18 with 7 classes (or quantized_resnet18, of the same shapes)" in done.out
+    found = json.loads(featviz("identify", tmp_path / "a.pth", "--json").out)
+    assert (found["architecture"], found["num_classes"]) == ("resnet18", 7)
+    assert found["also"] == ["quantized_resnet18"]
+    torch.save({"w": torch.ones(3)}, tmp_path / "b.pth")
+    done = featviz("identify", tmp_path / "b.pth")
+    assert (done.code, done.out) == (1, "b.pth: 1 tensors; nearest: nothing\n")
+
+
+def make_script() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("make", ROOT / "scripts/make_architectures.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+TWINS = {
+    "fasterrcnn_mobilenet_v3_large_320_fpn": "fasterrcnn_mobilenet_v3_large_fpn",
+}
+"""Two builders of the same shapes; float and quantised ones are told by their names."""
+
+
+def built(name: str, classes: int) -> State:
+    parameters = inspect.signature(models.get_model_builder(name)).parameters
+    options: dict[str, Any] = {"weights": None}
+    options |= {"weights_backbone": None} if "weights_backbone" in parameters else {}
+    options |= {} if name.startswith("raft") else {"num_classes": classes}
+    options |= {"init_weights": False} if "inception" in name or "googlenet" in name else {}
+    try:
+        with torch.device("meta"):
+            return dict(models.get_model(name, **options).state_dict())
+    except NotImplementedError:
+        return dict(models.get_model(name, **options).state_dict())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", models.list_models())
+def test_every_torchvision_builder_is_found_from_its_state_dict(name: str) -> None:
+    """With 1000 and with 7 classes; twins may answer for each other (trap 24)."""
+    for classes in (1000, 7):
+        known = identify(Unwrapped(built(name, classes)))
+        plain = name.removeprefix("quantized_")
+        assert known.name in (plain, TWINS.get(plain)) or name in known.names, known.words
+        assert known.num_classes == (None if name.startswith("raft") else classes)
+
+
+@pytest.mark.slow
+def test_index_is_that_of_the_installed_torchvision(tmp_path: Path) -> None:
+    """The shipped index has every builder, and a few made anew are the same."""
+    import gzip
+
+    shipped = json.loads(gzip.decompress(INDEX.read_bytes()))
+    assert sorted(shipped) == sorted(models.list_models())
+    script = make_script()
+    for name in ("resnet18", "ssd300_vgg16", "vit_b_16", "deeplabv3_resnet50", "r3d_18"):
+        entry = json.loads(json.dumps(script.entry(name)))
+        assert shipped[name] == entry
+
+
+@pytest.mark.slow
+def test_a_vision_transformer_says_its_size(tmp_path: Path) -> None:
+    """Weights for another input size name the architecture, and the image is prepared for it."""
+    weights = models.vit_b_32(image_size=96, num_classes=7).state_dict()
+    torch.save(weights, tmp_path / "vit.pth")
+    loaded = load_model(ModelOptions(str(tmp_path / "vit.pth"), device="cpu"), InputOptions())
+    assert loaded.source["arch"] == "vit_b_32"
+    assert (loaded.source["image_size"], loaded.source["num_classes"]) == (96, 7)
+    assert loaded.preprocess.blank()[0].shape == (1, 3, 96, 96)
+    assert loaded.module.eval()(loaded.preprocess.blank()[0]).shape == (1, 7)

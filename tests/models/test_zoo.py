@@ -1,0 +1,359 @@
+"""All of torchvision, and timm's families: every leaf is drawn, or named with a reason.
+
+An outside count holds each run: plain forward hooks, which know nothing of featviz, note every call
+of every leaf and every tensor that it gave.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import math
+import shutil
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from logging import WARNING
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import pytest
+import torch
+from conftest import SCENES
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
+from torchvision import models
+
+from featviz import pipeline
+from featviz.models.identify import _index
+from featviz.models.load import LoadedModel, ModelOptions, load_model
+from featviz.models.preprocess import InputOptions
+from featviz.pipeline.prepare import RunOptions
+from featviz.records import DrawOptions
+
+LANDSCAPE, SPHERES = SCENES / "landscape.jpg", SCENES / "spheres.jpg"
+CLIP_FRAMES = 4
+
+
+@dataclass(frozen=True)
+class Case:
+    """How a model is fed: as small as it allows."""
+
+    size: tuple[int, int] = (64, 96)
+    frames: int | None = None
+    """Time steps, for a model of clips."""
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+    """For the builder: detectors resize by themselves, and look at many regions."""
+
+
+SMALL = {"min_size": 96, "max_size": 160}
+FEW = {**SMALL, "rpn_post_nms_top_n_test": 8, "box_detections_per_img": 4}
+CASES = {
+    "vit": Case((224, 224)),
+    "maxvit": Case((224, 224)),
+    "inception": Case((96, 128)),
+    "raft": Case((128, 192)),
+    "mvit": Case((224, 224), frames=16),
+    "s3d": Case((224, 224), frames=14),
+    "swin3d": Case(frames=CLIP_FRAMES),
+    "r3d": Case(frames=CLIP_FRAMES),
+    "mc3": Case(frames=CLIP_FRAMES),
+    "r2plus1d": Case(frames=CLIP_FRAMES),
+    "fcos": Case(arguments=SMALL),
+    "retinanet": Case(arguments=SMALL),
+    "fasterrcnn": Case(arguments=FEW),
+    "maskrcnn": Case(arguments=FEW),
+    "keypointrcnn": Case(arguments=FEW),
+}
+"""By how a name begins; all other models take 64 × 96."""
+
+QUICK = {"squeezenet1_1", "quantized_shufflenet_v2_x0_5"}
+
+
+def case_of(name: str) -> Case:
+    name = name.removeprefix("quantized_")
+    fitting = [prefix for prefix in CASES if name.startswith(prefix)]
+    return CASES[max(fitting, key=len)] if fitting else Case()
+
+
+@contextmanager
+def uninitialised() -> Iterator[None]:
+    """Models are built without torch.nn.init, which takes longer than all the rest; every
+    parameter is overwritten afterwards."""
+    names = [name for name in dir(nn.init) if name.endswith("_") and not name.startswith("_")]
+    with pytest.MonkeyPatch.context() as patch:
+        for name in names:
+            patch.setattr(nn.init, name, lambda tensor, *args, **options: tensor)
+        yield
+
+
+def random_weights(module: nn.Module) -> dict[str, Tensor]:
+    """A state dict of random weights, as small as a file as it can be.
+
+    The rows of each weight are overlapping pieces of one random line (which torch.save keeps), so
+    that 2.6 GB of weights need not be written and read again.
+    """
+    generator = torch.Generator().manual_seed(0)
+    state: dict[str, Tensor] = module.state_dict()
+    for name, parameter in module.named_parameters():
+        rows, columns = parameter.shape[0] if parameter.ndim > 1 else 1, math.prod(parameter.shape)
+        columns //= rows
+        if parameter.ndim > 1:
+            line = torch.randn(7 * rows + columns, generator=generator) * columns**-0.5
+            strides = (7, *(math.prod(parameter.shape[i:]) for i in range(2, parameter.ndim + 1)))
+            state[name] = line.as_strided(parameter.shape, strides)
+        elif name.endswith("weight"):
+            state[name] = torch.ones_like(parameter)
+        else:
+            state[name] = torch.randn(parameter.shape, generator=generator) * 0.02
+    return state
+
+
+def bare_file(name: str, folder: Path) -> Path:
+    """A file that holds a torchvision model's state dict and nothing else."""
+    parameters = inspect.signature(models.get_model_builder(name)).parameters
+    options = {key: None for key in ("weights", "weights_backbone") if key in parameters}
+    with uninitialised():
+        module = models.get_model(name, **options)
+    path = folder / "weights.pth"
+    torch.save(random_weights(module), path)
+    return path
+
+
+def pictures(case: Case, inputs: int, folder: Path) -> list[str]:
+    """A scene; a folder of frames for a clip, two scenes for an optical flow."""
+    if case.frames is None:
+        return [str(LANDSCAPE), str(SPHERES)][:inputs]
+    (folder / "clip").mkdir()
+    for number in range(2):
+        shutil.copy((LANDSCAPE, SPHERES)[number], folder / "clip" / f"{number}.jpg")
+    return [str(folder / "clip")]
+
+
+@dataclass
+class Count:
+    """What plain hooks saw of the leaves: calls, and what each of them gave."""
+
+    calls: Counter[str] = field(default_factory=Counter)
+    given: Counter[tuple[str, int]] = field(default_factory=Counter)
+    """Things that a call gave, by leaf and call: tensors, and what is none."""
+
+
+@contextmanager
+def counted(module: nn.Module) -> Iterator[Count]:
+    count = Count()
+
+    def watch(name: str) -> Callable[..., None]:
+        def hook(module: nn.Module, args: Any, output: Any) -> None:
+            count.given[name, count.calls[name]] = len(tree_leaves(output)) or 1
+            count.calls[name] += 1
+
+        return hook
+
+    handles = [m.register_forward_hook(watch(n)) for n, m in named_leaves(module).items()]
+    try:
+        yield count
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def named_leaves(module: nn.Module) -> dict[str, nn.Module]:
+    return {n: m for n, m in module.named_modules() if n and not list(m.children())}
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """What the run directory says of the image."""
+
+    captures: list[dict[str, Any]]
+    skipped: list[dict[str, Any]]
+    never_ran: list[str]
+
+
+def run_all_layers(loaded: LoadedModel, images: list[str], folder: Path) -> Manifest:
+    """Hook every module, draw as little of each as possible, and read what became of it."""
+    draw = DrawOptions(scale=1, max_maps=2, max_slices=2)
+    result = pipeline.run(loaded, images, RunOptions("re:.", folder / "out", draw=draw))
+    (image,) = result.images
+    assert (result.exit_code, image.error) == (0, None)
+    home = folder / "out" / image.folder
+    content = json.loads((home / "manifest.json").read_text("utf-8"))
+    assert all((home / row["file"]).stat().st_size for row in content["captures"])
+    return Manifest(content["captures"], content["skipped"], content["never_ran"])
+
+
+def check_nothing_is_lost(module: nn.Module, image: Manifest, count: Count) -> None:
+    """Each call of each leaf is there once, and what did not run is named."""
+    found, rows = named_leaves(module), [*image.captures, *image.skipped]
+    beside = ("class_token", "distillation_token", "register_tokens", "extra_token")
+    given = Counter(
+        (row["layer"], row["call"])
+        for row in rows
+        if row["layer"] in found and row["key"].rpartition(".")[2] not in beside
+    )
+    assert given == count.given
+    assert set(image.never_ran) & set(found) == set(found) - set(count.calls)
+    assert not set(image.never_ran) & {row["layer"] for row in rows}
+    assert all(row["reason"] for row in image.skipped)
+    for row in image.captures:
+        assert not (row["type"].endswith("Head") and len(row["shape"]) == 3), row  # rows of boxes
+        if isinstance(found.get(row["layer"]), nn.Conv2d) and row["layout"] != "windows":
+            assert row["layout"] == ("nchw" if row["shape"][0] == 1 else "batch"), row
+
+
+def report(name: str, image: Manifest) -> None:
+    """For `pytest -s`: how many outputs were drawn in which layout, and why others were not."""
+    drawn = Counter(row["layout"] for row in image.captures)
+    skipped = Counter(f"{row['type']} {row['reason']}" for row in image.skipped)
+    print(f"\n{name}: {dict(drawn)}, never ran: {len(image.never_ran)}, skipped: {dict(skipped)}")
+
+
+def torchvision_cases() -> list[Any]:
+    return [
+        pytest.param(name, marks=[] if name in QUICK else pytest.mark.slow)
+        for name in models.list_models()
+    ]
+
+
+@pytest.mark.filterwarnings("ignore:The default weight initialization:FutureWarning")
+@pytest.mark.parametrize("name", torchvision_cases())
+def test_no_leaf_of_torchvision_is_lost(name: str, caplog: pytest.LogCaptureFixture) -> None:
+    """From a bare state dict, without --arch: each call of each leaf is drawn or has a reason."""
+    case = case_of(name)
+    inputs = InputOptions(size=case.size, frames=case.frames or 1)
+    with TemporaryDirectory() as temporary:
+        folder = Path(temporary)
+        path = bare_file(name, folder)
+        options = ModelOptions(str(path), device="cpu", model_args=case.arguments)
+        with uninitialised():
+            loaded = load_model(options, inputs)
+        path.unlink()
+        assert same_shapes(str(loaded.source["arch"]), name)
+        images = pictures(case, loaded.preprocess.inputs, folder)
+        with counted(loaded.module) as count:
+            image = run_all_layers(loaded, images, folder)
+    report(name, image)
+    check_nothing_is_lost(loaded.module, image, count)
+    assert not [record.getMessage() for record in caplog.records if record.levelno >= WARNING]
+
+
+def same_shapes(one: str, other: str) -> bool:
+    """Whether they are the same or twins, which a state dict cannot tell apart."""
+    return one == other or bool(_index()[one]["tensors"] == _index()[other]["tensors"])
+
+
+SMALLEST = (64, 96)
+TIMM: dict[str, tuple[int, int]] = {
+    "bat_resnext26ts": (256, 256),
+    "beit_base_patch16_224": (224, 224),
+    "botnet26t_256": (256, 256),
+    "cait_xxs24_224": (224, 224),
+    "caformer_s18": SMALLEST,
+    "coat_tiny": (224, 224),
+    "coatnet_nano_rw_224": (224, 224),
+    "convit_tiny": (224, 224),
+    "convmixer_768_32": SMALLEST,
+    "convnext_atto": SMALLEST,
+    "cs3darknet_s": SMALLEST,
+    "crossvit_tiny_240": (240, 240),
+    "davit_tiny": SMALLEST,
+    "deit_tiny_distilled_patch16_224": (224, 224),
+    "densenet121": SMALLEST,
+    "dla46_c": SMALLEST,
+    "dm_nfnet_f0": SMALLEST,
+    "dpn48b": SMALLEST,
+    "edgenext_xx_small": SMALLEST,
+    "efficientformer_l1": (224, 224),
+    "efficientformerv2_s0": (224, 224),
+    "efficientnet_b0": SMALLEST,
+    "efficientvim_m1": (224, 224),
+    "efficientvit_b0": SMALLEST,
+    "efficientvit_m0": (224, 224),
+    "ese_vovnet19b_slim_dw": SMALLEST,
+    "eva02_tiny_patch14_224": (224, 224),
+    "fasternet_t0": SMALLEST,
+    "fastvit_t8": SMALLEST,
+    "focalnet_tiny_srf": SMALLEST,
+    "gcvit_xxtiny": (224, 224),
+    "ghostnet_050": SMALLEST,
+    "halonet26t": (256, 256),
+    "hgnetv2_b0": SMALLEST,
+    "hiera_tiny_224": (224, 224),
+    "hrnet_w18_small": SMALLEST,
+    "inception_next_atto": SMALLEST,
+    "inception_v4": (160, 192),
+    "iformer_t": (224, 224),
+    "lcnet_050": SMALLEST,
+    "legacy_seresnet18": SMALLEST,
+    "legacy_xception": SMALLEST,
+    "levit_128s": (224, 224),
+    "mambaout_femto": SMALLEST,
+    "maxvit_rmlp_pico_rw_256": (256, 256),
+    "mixer_s32_224": (224, 224),
+    "mobilenetv4_conv_small": SMALLEST,
+    "mobilevit_xxs": SMALLEST,
+    "mobilevitv2_050": SMALLEST,
+    "mvitv2_tiny": (224, 224),
+    "nest_tiny": (224, 224),
+    "nextvit_small": SMALLEST,
+    "nf_regnet_b0": SMALLEST,
+    "pit_ti_distilled_224": (224, 224),
+    "poolformer_s12": SMALLEST,
+    "pvt_v2_b0": SMALLEST,
+    "rdnet_tiny": SMALLEST,
+    "regnetx_002": SMALLEST,
+    "repghostnet_050": SMALLEST,
+    "repvgg_a0": SMALLEST,
+    "repvit_m0_9": SMALLEST,
+    "res2net50_14w_8s": SMALLEST,
+    "resmlp_12_224": (224, 224),
+    "resnest14d": SMALLEST,
+    "resnet18": SMALLEST,
+    "rexnet_100": SMALLEST,
+    "selecsls42": SMALLEST,
+    "sequencer2d_s": (224, 224),
+    "shvit_s1": (224, 224),
+    "skresnet18": SMALLEST,
+    "starnet_s050": SMALLEST,
+    "swiftformer_xs": SMALLEST,
+    "swin_tiny_patch4_window7_224": (224, 224),
+    "swinv2_tiny_window8_256": (256, 256),
+    "tiny_vit_5m_224": (224, 224),
+    "tnt_s_patch16_224": (224, 224),
+    "tresnet_m": SMALLEST,
+    "twins_svt_small": (224, 224),
+    "vgg11": SMALLEST,
+    "visformer_tiny": (224, 224),
+    "vit_little_patch16_reg4_gap_256": (256, 256),
+    "vit_relpos_small_patch16_224": (224, 224),
+    "vit_tiny_patch16_224": (224, 224),
+    "vit_tiny_r_s16_p8_224": (224, 224),
+    "vitamin_small_224": (224, 224),
+    "volo_d1_224": (224, 224),
+    "xception41": SMALLEST,
+    "xcit_nano_12_p16_224": (224, 224),
+}
+"""Of each family the smallest, and the input it takes."""
+
+QUICK_TIMM = {"efficientvit_m0"}
+
+
+def timm_cases() -> list[Any]:
+    return [
+        pytest.param(name, marks=[] if name in QUICK_TIMM else pytest.mark.slow) for name in TIMM
+    ]
+
+
+@pytest.mark.parametrize("name", timm_cases())
+def test_no_leaf_of_timm_is_lost(name: str, tmp_path: Path) -> None:
+    """Each call of each leaf of timm's families is drawn or has a reason."""
+    options = ModelOptions(f"timm:{name}", weights="none", device="cpu")
+    loaded = load_model(options, InputOptions(size=TIMM[name]))
+    with counted(loaded.module) as count:
+        image = run_all_layers(loaded, [str(LANDSCAPE)], tmp_path)
+    report(name, image)
+    check_nothing_is_lost(loaded.module, image, count)
+    shutil.rmtree(tmp_path / "out")

@@ -1,0 +1,143 @@
+"""Worker threads behind a queue that is bounded in bytes."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+
+import pytest
+
+from featviz.pipeline.encoders import Background
+
+SOON = 0.15
+"""Seconds after which something that was to happen at once is taken not to."""
+LONG = 5.0
+"""Seconds after which a test gives up."""
+
+
+@pytest.fixture
+def gate() -> Iterator[threading.Event]:
+    """Tasks wait at it; it opens at the latest when the test ends."""
+    event = threading.Event()
+    yield event
+    event.set()
+
+
+def started(action: Callable[[], object]) -> threading.Event:
+    """Run something in a thread; the event is set when it is done."""
+    done = threading.Event()
+    threading.Thread(target=lambda: (action(), done.set()), daemon=True).start()
+    return done
+
+
+def test_all_tasks_are_run_before_the_block_ends() -> None:
+    """Leaving the block waits for every task, whatever its size."""
+    ran: list[int] = []
+    with Background(2, 100) as background:
+        for i in range(50):
+            background.submit(i, partial(ran.append, i))
+    assert sorted(ran) == list(range(50))
+
+
+def test_submit_waits_until_there_is_room(gate: threading.Event) -> None:
+    """What would exceed the bound blocks until a task gives its bytes back."""
+    with Background(4, 10) as background:
+        background.submit(6, lambda: gate.wait(LONG) and None)
+        assert started(lambda: background.submit(4, lambda: None)).wait(LONG)
+        blocked = started(lambda: background.submit(5, lambda: None))
+        assert not blocked.wait(SOON)
+        gate.set()
+        assert blocked.wait(LONG)
+
+
+def test_bytes_under_way_never_exceed_the_bound() -> None:
+    """With many tasks of many sizes, those not yet finished hold at most the bound."""
+    lock, held, most = threading.Lock(), 0, 0
+
+    def task(size: int) -> None:
+        nonlocal held
+        time.sleep(0.001)
+        with lock:
+            held -= size
+
+    with Background(3, 50) as background:
+        for i in range(150):
+            size = i * 7 % 50 + 1
+            background.submit(size, partial(task, size))
+            with lock:
+                held += size
+                most = max(most, held)
+    assert held == 0 and 40 < most <= 50
+
+
+def test_waiting_tasks_count_as_held(gate: threading.Event) -> None:
+    """Tasks in the queue hold their bytes too: the bound is not on those that run only."""
+    with Background(1, 10) as background:
+        futures = [background.submit(5, lambda: gate.wait(LONG) and None) for _ in range(2)]
+        blocked = started(lambda: background.submit(5, lambda: None))
+        assert not blocked.wait(SOON)
+        assert not any(future.done() for future in futures)
+        gate.set()
+        assert blocked.wait(LONG)
+
+
+def test_task_larger_than_the_bound_goes_alone(gate: threading.Event) -> None:
+    """An oversize task is taken when nothing else is under way, and nothing beside it."""
+    with Background(4, 10) as background:
+        background.submit(1, lambda: gate.wait(LONG) and None)
+        second = threading.Event()
+        big = started(lambda: background.submit(99, lambda: second.wait(LONG) and None))
+        assert not big.wait(SOON)
+        gate.set()
+        assert big.wait(LONG)
+        small = started(lambda: background.submit(1, lambda: None))
+        assert not small.wait(SOON)
+        second.set()
+        assert small.wait(LONG)
+
+
+def test_exception_of_a_task_comes_out_of_its_future() -> None:
+    """A task that fails says so where its result is asked for, and gives its bytes back."""
+
+    def fail() -> None:
+        raise ValueError("no space")
+
+    with Background(1, 10) as background:
+        future = background.submit(10, fail)
+        with pytest.raises(ValueError, match="no space"):
+            future.result(LONG)
+        assert started(lambda: background.submit(10, lambda: None)).wait(LONG)
+
+
+def test_cancelled_task_gives_its_bytes_back(gate: threading.Event) -> None:
+    """A task that is cancelled before it begins makes room."""
+    with Background(1, 10) as background:
+        background.submit(5, lambda: gate.wait(LONG) and None)
+        waiting = background.submit(5, lambda: None)
+        blocked = started(lambda: background.submit(5, lambda: None))
+        assert not blocked.wait(SOON)
+        assert waiting.cancel()
+        assert blocked.wait(LONG)
+        gate.set()
+
+
+def test_tasks_not_begun_are_dropped_after_an_exception() -> None:
+    """An exception in the block ends it: the task under way finishes, the others never begin."""
+    begun, gate, ran = threading.Event(), threading.Event(), []
+
+    def first() -> None:
+        begun.set()
+        gate.wait(LONG)
+        ran.append(0)
+
+    background = Background(1, 100)
+    with pytest.raises(KeyError, match="stop"), background:
+        futures = [background.submit(1, first)]
+        futures += [background.submit(1, partial(ran.append, i)) for i in range(1, 6)]
+        assert begun.wait(LONG)
+        threading.Timer(SOON, gate.set).start()
+        raise KeyError("stop")
+    assert ran == [0]
+    assert [future.cancelled() for future in futures] == [False] + [True] * 5

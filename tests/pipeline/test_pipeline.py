@@ -1,0 +1,425 @@
+"""The whole way: the run directory, its pictures and numbers, against torchvision's own drawing."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from conftest import DIGITS, DIGITS_MODEL, SCENES, Outcome
+from PIL import Image
+from torch import Tensor, nn
+from torchvision import models
+from torchvision.utils import save_image
+
+import featviz as fv
+from featviz.errors import StoreError, UsageError
+from featviz.images import decode
+from featviz.models.load import adopt
+from featviz.models.preprocess import InputOptions
+from featviz.records import Sample
+from featviz.rundir import atomic
+from featviz.rundir.read import read_json
+
+INPUTS: dict[str, Any] = {
+    "size": 96,
+    "crop": 96,
+    "mean": (0.485, 0.456, 0.406),
+    "std": (0.229, 0.224, 0.225),
+    "channels": 3,
+}
+
+
+def independent(model: nn.Module, image: Path, types: tuple[type, ...]) -> dict[str, list[Tensor]]:
+    """Outputs by qualified name from plain hooks that clone."""
+    found: dict[str, list[Tensor]] = {}
+    handles = [
+        module.register_forward_hook(
+            lambda m, a, o, name=name: found.setdefault(name, []).append(o.clone())
+        )
+        for name, module in model.named_modules()
+        if isinstance(module, types)
+    ]
+    tensor = adopt(model, InputOptions(**INPUTS)).preprocess.tensor(
+        decode(Sample("x", (image,))).images[0]
+    )
+    threads = torch.get_num_threads()
+    torch.set_num_threads(max(1, threads - max(1, len(os.sched_getaffinity(0)) // 4)))
+    with torch.inference_mode():
+        model(tensor)
+    torch.set_num_threads(threads)
+    for handle in handles:
+        handle.remove()
+    return found
+
+
+def torchvision_grey(tensor: Tensor, path: Path, **options: Any) -> np.ndarray:
+    save_image(tensor.permute(1, 0, 2, 3), path, **options)
+    return np.asarray(Image.open(path))[..., 0].astype(int)
+
+
+def assert_pixels_agree(got: np.ndarray, want: np.ndarray) -> None:
+    """Within one grey level everywhere, and identical in 99.9 % of the pixels."""
+    assert got.shape == want.shape
+    assert np.abs(got - want).max() <= 1
+    assert (got == want).mean() >= 0.999
+
+
+def without_constants(
+    picture: np.ndarray, tensor: Tensor, nrow: int, padding: int
+) -> tuple[np.ndarray, int]:
+    """The picture with the tiles of constant maps blanked, which featviz marks on purpose, and how
+    many others there are."""
+    maps, (height, width) = tensor[0].flatten(1), tensor.shape[2:]
+    flat = maps.amax(1) - maps.amin(1) <= 2**-20 * maps.abs().amax(1)
+    picture = picture.copy()
+    for index in flat.nonzero().flatten().tolist():
+        top = index // min(nrow, len(maps)) * (height + padding) + padding
+        left = index % min(nrow, len(maps)) * (width + padding) + padding
+        picture[top : top + height, left : left + width] = 0
+    return picture, int((~flat).sum())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["resnet18", "resnet50", "vgg16", "densenet121"])
+@pytest.mark.parametrize(
+    ("mode", "nrow", "padding", "pad_value"),
+    [("map", 8, 2, 0.0), ("layer", 5, 0, 0.0), ("none", 13, 3, 0.7), ("map", 1000, 1, 1.0)],
+)
+def test_grids_equal_torchvisions(
+    name: str, mode: str, nrow: int, padding: int, pad_value: float, tmp_path: Path
+) -> None:
+    """The decoded PNG is what make_grid and save_image write for a tensor captured otherwise."""
+    torch.manual_seed(1)
+    model = models.get_model(name, weights=None).eval()
+    image = SCENES / "landscape.jpg"
+    seen = independent(model, image, (nn.Conv2d, nn.ReLU))
+    grid = {"normalize": mode, "nrow": nrow, "padding": padding, "pad_value": pad_value}
+    layers = "Conv2d#::9,ReLU#::9"
+    fv.run(model, image, layers, tmp_path / "out", scale=1, **grid, **INPUTS)
+    manifest = read_json(tmp_path / "out" / "landscape.jpg" / "manifest.json")
+    options = {"nrow": nrow, "padding": padding, "pad_value": pad_value}
+    if mode != "none":
+        options |= {"normalize": True, "scale_each": mode == "map"}
+    compared = 0
+    for row in manifest["captures"]:
+        tensor = seen[row["layer"]][row["call"]]
+        got = np.asarray(Image.open(tmp_path / "out" / "landscape.jpg" / row["file"])).astype(int)
+        want = torchvision_grey(tensor, tmp_path / "x.png", **options)
+        (ours, maps), (theirs, _) = (
+            without_constants(picture, tensor, nrow, padding) for picture in (got, want)
+        )
+        assert_pixels_agree(ours, theirs)
+        compared += maps
+    assert compared >= 400  # maps, over all layers
+
+
+def test_small_model_equals_torchvision_in_every_map(tiny: nn.Module, tmp_path: Path) -> None:
+    """The same at once for a small model, so that it is held between edits too."""
+    seen = independent(tiny, SCENES / "spheres.jpg", (nn.Conv2d, nn.ReLU))
+    fv.run(tiny, SCENES / "spheres.jpg", "Conv2d,ReLU", tmp_path / "out", scale=1, nrow=3, **INPUTS)
+    for folder, name in (("001_0", "0"), ("002_1", "1")):
+        got = np.asarray(Image.open(tmp_path / "out" / "spheres.jpg" / folder / "output.png"))
+        options = {"nrow": 3, "normalize": True, "scale_each": True}
+        assert_pixels_agree(
+            got.astype(int), torchvision_grey(seen[name][0], tmp_path / "x.png", **options)
+        )
+
+
+def test_digits_demonstration_draws_twenty_folders(tmp_path: Path) -> None:
+    """Twenty digits, four kinds of layers: 20 folders with 9 pictures each, none dark or flat."""
+    result = fv.run(
+        str(DIGITS_MODEL), DIGITS, "Conv2d,ReLU,MaxPool2d,AdaptiveAvgPool2d", tmp_path / "out"
+    )
+    folders = sorted(p.name for p in (tmp_path / "out").iterdir() if p.is_dir())
+    assert folders == sorted(p.name for p in DIGITS.iterdir())
+    assert [len(image.captures) for image in result.images] == [9] * 20
+    for folder in folders:
+        for file in (tmp_path / "out" / folder).rglob("output.png"):
+            assert np.asarray(Image.open(file)).std() > 10
+
+
+def test_digits_are_recognised() -> None:
+    """The shipped network is a trained one: it reads all twenty sample digits."""
+    model = torch.load(DIGITS_MODEL, weights_only=False)
+    preprocess = adopt(model, InputOptions()).preprocess
+    for file in DIGITS.iterdir():
+        tensor = preprocess.tensor(decode(Sample(file.name, (file,))).images[0])
+        assert int(model(tensor).argmax()) == int(file.stem[-1])
+
+
+def test_kept_tensors_and_statistics_agree(tiny: nn.Module, tmp_path: Path) -> None:
+    """The npy file is the tensor; stats.npz and the manifest are its numbers."""
+    fv.run(tiny, SCENES / "spheres.jpg", "Conv2d,Linear", tmp_path / "out", tensors="npy", **INPUTS)
+    folder = tmp_path / "out" / "spheres.jpg"
+    seen = independent(tiny, SCENES / "spheres.jpg", (nn.Conv2d, nn.Linear))
+    stats = np.load(folder / "stats.npz")
+    for row in read_json(folder / "manifest.json")["captures"]:
+        kept = np.load(folder / row["tensor"])
+        np.testing.assert_array_equal(kept, seen[row["layer"]][0].numpy())
+        maps = kept.reshape(kept.shape[1], -1).astype(np.float64)
+        columns = stats[f"{row['layer']}|output|0|"]
+        expected = [maps.min(1), maps.max(1), maps.mean(1), maps.std(1), (maps == 0).mean(1)]
+        np.testing.assert_allclose(columns[:, :5], np.stack(expected, 1), rtol=1e-5, atol=1e-6)
+        assert row["mean"] == pytest.approx(kept.mean(), rel=1e-5, abs=1e-6)
+        assert row["std"] == pytest.approx(kept.std(), rel=1e-5)
+        assert (row["min"], row["max"]) == (kept.min(), kept.max())
+
+
+def test_input_png_is_what_the_model_saw(tiny: nn.Module, tmp_path: Path) -> None:
+    """Resized and cropped, but not normalised."""
+    fv.run(tiny, SCENES / "landscape.jpg", "Conv2d", tmp_path / "out", **INPUTS)
+    got = np.asarray(Image.open(tmp_path / "out" / "landscape.jpg" / "input.png")).astype(int)
+    image = Image.open(SCENES / "landscape.jpg").resize((144, 96), Image.Resampling.BILINEAR)
+    want = np.asarray(image.crop((24, 0, 120, 96))).astype(int)
+    assert got.shape == (96, 96, 3)
+    assert np.abs(got - want).max() <= 2
+
+
+def tree(root: Path) -> dict[str, bytes]:
+    return {str(p.relative_to(root)): p.read_bytes() for p in root.rglob("*") if p.is_file()}
+
+
+def test_same_command_writes_the_same_bytes(tiny: nn.Module, tmp_path: Path) -> None:
+    """Two runs give the same tree, byte for byte; no path of this machine is in it."""
+    for name in ("a", "b"):
+        fv.run(tiny, SCENES, "Conv2d,ReLU", tmp_path / name, tensors="npy", **INPUTS)
+    first = tree(tmp_path / "a")
+    assert first == tree(tmp_path / "b")
+    assert not any(str(tmp_path).encode() in data for data in first.values())
+
+
+def test_run_leaves_threads_and_model_as_they_were(tiny: nn.Module, tmp_path: Path) -> None:
+    """A run in a notebook changes neither torch's threads nor the model's mode."""
+    tiny.train()
+    threads = torch.get_num_threads()
+    fv.run(tiny, SCENES / "spheres.jpg", "Conv2d", tmp_path / "out", **INPUTS)
+    assert (torch.get_num_threads(), tiny.training, tiny[0].training) == (threads, True, True)
+    assert not any(module._forward_hooks for module in tiny.modules())
+
+
+class Odd(nn.Module):
+    """Gives what many models give: tuples, dicts, None, strings, and modules that never run."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pair, self.unused, self.words = Pair(), nn.Conv2d(3, 1, 1), Words()
+
+    def forward(self, x: Tensor) -> dict[str, Any]:
+        left, _ = self.pair(x)
+        self.words(x)
+        return {"out": left, "boxes": torch.zeros(2, 3, 4, 4, 4), "count": 3}
+
+
+class Pair(nn.Module):
+    def forward(self, x: Tensor) -> tuple[Tensor, None]:
+        return x * 2, None
+
+
+class Words(nn.Module):
+    def forward(self, x: Tensor) -> str:
+        return "words"
+
+
+def test_nothing_is_lost_without_a_word(tmp_path: Path) -> None:
+    """Each matched layer is drawn, skipped with a reason, or named as never run."""
+    fv.run(Odd(), SCENES / "spheres.jpg", "*", tmp_path / "out", **INPUTS)
+    manifest = read_json(tmp_path / "out" / "spheres.jpg" / "manifest.json")
+    drawn = {(row["layer"], row["key"]) for row in manifest["captures"]}
+    skipped = {(row["layer"], row["key"]): row["reason"] for row in manifest["skipped"]}
+    assert drawn == {("pair", "0"), ("", "out")}
+    assert skipped == {
+        ("pair", "1"): "is None, not a tensor",
+        ("words", ""): "is a str, not a tensor",
+        ("", "boxes"): "shape [2, 3, 4, 4, 4] is neither a map, a vector nor a grid of tokens of "
+        "one image; see --tensor-layout",
+        ("", "count"): "is a int, not a tensor",
+    }
+    assert manifest["never_ran"] == ["unused"]
+    assert (tmp_path / "out/spheres.jpg/000_Odd/output.out.png").is_file()
+
+
+def test_nan_is_drawn_counted_and_warned_about(
+    tmp_path: Path, featviz: Callable[..., Outcome], picture: Path
+) -> None:
+    """One NaN does not blacken the grid; it is magenta, in the numbers, and on stderr (trap 14)."""
+    code = (
+        "import torch\n"
+        "class Net(torch.nn.Module):\n"
+        "    def __init__(self):\n"
+        "        super().__init__()\n"
+        "        self.inner = torch.nn.Identity()\n"
+        "    def forward(self, x):\n"
+        "        x = x.clone()\n"
+        "        x[0, 1, 2, 3] = float('nan')\n"
+        "        return self.inner(x)\n"
+    )
+    (tmp_path / "net.py").write_text(code)
+    out = tmp_path / "out"
+    done = featviz(
+        "run", f"{tmp_path}/net.py:Net", picture, "--layers", "Identity", "--out", out,
+        "--mean", "0,0,0", "--std", "1,1,1", "--size", "20", "--scale", "1",
+    )  # fmt: skip
+    assert done.code == 0
+    assert "inner output of picture.png holds 1 NaN or infinite values" in done.err
+    row = read_json(out / "picture.png" / "manifest.json")["captures"][0]
+    assert row["nonfinite"] == 1
+    image = Image.open(out / "picture.png" / row["file"]).convert("RGB")
+    pixels = np.asarray(image).reshape(-1, 3)
+    assert (pixels == (255, 0, 255)).all(axis=1).sum() == 1
+    assert pixels[:, 0].std() > 30
+
+
+def test_images_of_one_name_are_told_apart(tiny: nn.Module, tmp_path: Path) -> None:
+    """a/x.png, b/x.png and a/x.jpg are three images with three folders (trap 30)."""
+    image = Image.open(SCENES / "spheres.jpg")
+    paths = [tmp_path / name for name in ("a/x.png", "b/x.png", "a/x.jpg")]
+    for path in paths:
+        path.parent.mkdir(exist_ok=True)
+        image.save(path)
+    result = fv.run(tiny, paths, "Conv2d", tmp_path / "out", **INPUTS)
+    assert [image.folder for image in result.images] == ["a/x.png", "b/x.png", "x.jpg"]
+    for image_result in result.images:
+        assert (tmp_path / "out" / image_result.folder / "manifest.json").is_file()
+
+
+def test_full_disk_ends_the_run_and_keeps_what_is_complete(
+    tiny: nn.Module, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No space left: one error that names the path; earlier images stay complete, none is half."""
+    real = atomic._move
+
+    def full(place: Any, part: str, target: Path) -> None:
+        if "landscape" in str(target) and target.name == "output.png":
+            raise OSError(28, "No space left on device", str(target))
+        real(place, part, target)
+
+    monkeypatch.setattr(atomic, "_move", full)
+    files = [SCENES / "spheres.jpg", SCENES / "landscape.jpg", SCENES / "statue-grey.png"]
+    with pytest.raises(StoreError, match=r"output\.png cannot be written: No space left"):
+        fv.run(tiny, files, "Conv2d", tmp_path / "out", **INPUTS)
+    run = read_json(tmp_path / "out" / "run.json")
+    assert run["images"] == {
+        "total": 3,
+        "complete": ["spheres.jpg"],
+        "missing": ["landscape.jpg", "statue-grey.png"],
+    }
+    assert (tmp_path / "out" / "spheres.jpg" / "manifest.json").is_file()
+    assert not (tmp_path / "out" / "landscape.jpg" / "manifest.json").exists()
+    assert not list((tmp_path / "out").rglob("*.part"))
+
+
+def test_interrupt_keeps_the_image_before(
+    tiny: nn.Module, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ctrl-C during the second image: the first is complete, the second leaves nothing."""
+    calls = []
+
+    def interrupt(module: nn.Module, args: Any, output: Any) -> None:
+        calls.append(1)
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+
+    tiny[4].register_forward_hook(interrupt)
+    files = [SCENES / "spheres.jpg", SCENES / "landscape.jpg"]
+    with pytest.raises(KeyboardInterrupt):
+        fv.run(tiny, files, "Conv2d", tmp_path / "out", **INPUTS)
+    assert (tmp_path / "out" / "spheres.jpg" / "manifest.json").is_file()
+    assert not (tmp_path / "out" / "landscape.jpg").exists()
+    run = read_json(tmp_path / "out" / "run.json")
+    assert run["images"] == {
+        "total": 2,
+        "complete": ["spheres.jpg"],
+        "missing": ["landscape.jpg"],
+    }
+
+
+def test_default_layers_are_one_for_each_stage(tmp_path: Path) -> None:
+    """Without selectors: the first convolution and the last layer at each resolution."""
+    run = fv.run("resnet18", SCENES / "spheres.jpg", out=tmp_path / "out", weights="none", scale=1)
+    drawn = [capture.layer for capture in run.images[0].captures]
+    assert sorted(set(drawn)) == ["conv1", "layer1", "layer2", "layer3", "layer4", "relu"]
+
+
+def test_manifest_says_what_was_limited(tiny: nn.Module, tmp_path: Path) -> None:
+    """--max-maps is never silent: manifest and picture name the channels drawn (trap 19)."""
+    fv.run(
+        tiny, SCENES / "spheres.jpg", "Conv2d", tmp_path / "out", max_maps=2, pick="top", **INPUTS
+    )
+    folder = tmp_path / "out" / "spheres.jpg"
+    row = read_json(folder / "manifest.json")["captures"][0]
+    means = np.load(folder / "stats.npz")["0|output|0|"][:, 2]
+    assert row["channels"] == sorted(np.argsort(-means)[:2].tolist())
+    assert row["maps"] == 4
+    text = Image.open(folder / row["file"]).text
+    assert text["Maps"] == "2 of 4 (--max-maps)"
+
+
+def test_api_names_unknown_options(tiny: nn.Module, tmp_path: Path) -> None:
+    """A misspelt keyword is an error that lists the options."""
+    with pytest.raises(UsageError, match="no option paddign"):
+        fv.run(tiny, SCENES, out=tmp_path / "out", paddign=3)
+    with pytest.raises(UsageError, match="arch is for a MODEL string"):
+        fv.run(tiny, SCENES, out=tmp_path / "out", arch="resnet18")
+    with pytest.raises(UsageError, match="no option rows"):
+        fv.grid(torch.zeros(1, 2, 3, 3), rows=3)
+
+
+@pytest.mark.slow
+def test_swin_is_not_drawn_as_noise(tmp_path: Path) -> None:
+    """Swin gives [1, H, W, C]: each map is one channel, also for a picture that is not square."""
+    model = models.swin_t().eval()
+    inputs = {**INPUTS, "size": (96, 160), "crop": (96, 160)}
+    options = {"tensors": "npy", "scale": 1, "padding": 0, "nrow": 8}
+    result = fv.run(model, SCENES / "landscape.jpg", out=tmp_path / "out", **options, **inputs)
+    rows = {row.layer: row for row in result.images[0].captures}
+    assert set(rows) == {"features.0.0", "features.1", "features.3", "features.5", "permute"}
+    row, folder = rows["features.1"], tmp_path / "out" / "landscape.jpg"
+    assert (row.layout, row.shape, row.maps) == ("nhwc", [1, 24, 40, 96], 96)
+    picture = np.asarray(Image.open(folder / row.file)).astype(float)
+    kept = np.load(folder / str(row.tensor))
+    for channel in (0, 9, 95):
+        y, x = divmod(channel, 8)
+        values = kept[0, :, :, channel]
+        want = (values - values.min()) / np.ptp(values) * 255
+        assert np.abs(picture[y * 24 : y * 24 + 24, x * 40 : x * 40 + 40] - want).max() <= 1
+
+
+@pytest.mark.slow
+def test_memory_stays_flat_over_200_images(tmp_path: Path) -> None:
+    """The process grows by less than 50 MB after the tenth of 200 images (trap 11)."""
+    source = (SCENES / "spheres.jpg").read_bytes()
+    (tmp_path / "in").mkdir()
+    for index in range(200):
+        (tmp_path / "in" / f"{index:03d}.jpg").write_bytes(source)
+    resident: list[int] = []
+
+    def watch(image: object, total: int) -> None:
+        resident.append(int(Path("/proc/self/statm").read_text().split()[1]) * 4096)
+
+    from featviz.pipeline import RunOptions, run
+    from featviz.records import DrawOptions
+
+    model = models.resnet18().eval()
+    inputs = InputOptions(**INPUTS)
+    options = RunOptions("Conv2d,ReLU", tmp_path / "out", draw=DrawOptions(), inputs=inputs)
+    run(adopt(model, inputs), [str(tmp_path / "in")], options, watch)
+    assert len(resident) == 200
+    assert max(resident[10:]) - resident[9] < 50e6
+
+
+def test_run_json_has_no_duration_or_path(tiny: nn.Module, tmp_path: Path) -> None:
+    """run.json: what ran and with which options, and nothing of when and where."""
+    fv.run(tiny, SCENES / "spheres.jpg", "Conv2d", tmp_path / "out", **INPUTS)
+    run = json.loads((tmp_path / "out" / "run.json").read_text())
+    assert run["options"]["layers"] == "Conv2d"
+    assert run["layers"] == ["0"]
+    assert set(run) == {
+        "schema_version", "featviz", "torch", "torchvision", "device", "model", "preprocessing",
+        "layers", "options", "images", "failures",
+    }  # fmt: skip

@@ -1,0 +1,470 @@
+"""Going on with a run: what is complete stays, all else is done again, another run is refused."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from conftest import Outcome
+from PIL import Image
+from runs import SMALL, check_whole, complete, make_photos, run_json, tree
+from torch import nn
+
+import featviz as fv
+from featviz.pipeline import session
+from featviz.rundir import write
+
+Run = Callable[..., Outcome]
+
+
+@pytest.fixture
+def photos(tmp_path: Path) -> Path:
+    return make_photos(tmp_path / "photos", 4)
+
+
+@pytest.fixture
+def whole(featviz: Run, tiny_file: Path, photos: Path, tmp_path: Path) -> Path:
+    """A run that was not interrupted."""
+    assert featviz("run", tiny_file, photos, "--out", tmp_path / "whole", *SMALL).code == 0
+    return tmp_path / "whole"
+
+
+def half(whole: Path, out: Path) -> Path:
+    """What a run leaves that was killed in its third image."""
+    shutil.copytree(whole, out)
+    shutil.rmtree(out / "03.png")
+    (out / "02.png" / "manifest.json").unlink()
+    (out / "02.png" / "000_0" / "x").mkdir(parents=True)
+    (out / "02.png" / "000_0" / ".output.png.part").write_bytes(b"\x89PNG")
+    (out / ".run.json.part").write_bytes(b"{")
+    run = run_json(whole)
+    run["images"] = {"total": 4, "complete": [], "missing": sorted(run["images"]["complete"])}
+    (out / "run.json").write_text(json.dumps(run))
+    return out
+
+
+def test_what_is_complete_is_kept_and_the_rest_is_done(
+    featviz: Run, tiny_file: Path, photos: Path, whole: Path, tmp_path: Path
+) -> None:
+    """The tree ends equal to an uninterrupted one, and complete images were not touched."""
+    out = half(whole, tmp_path / "out")
+    before = (out / "00.png" / "manifest.json").stat().st_mtime_ns
+    done = featviz("run", tiny_file, photos, "--out", out, *SMALL, "--resume", "--json")
+    assert done.code == 0 and "(2 were complete before)" in done.err
+    assert tree(out) == tree(whole)
+    assert (out / "00.png" / "manifest.json").stat().st_mtime_ns == before
+    lines = [json.loads(line) for line in done.out.splitlines()]
+    assert [(line["image"], line.get("kept")) for line in lines] == [
+        ("00.png", True),
+        ("01.png", True),
+        ("02.png", None),
+        ("03.png", None),
+    ]
+    assert lines[0]["prediction"] and set(lines[0]) == {*lines[2], "kept"}
+    assert {**lines[2], "image": "", "folder": "", "prediction": 0} == {
+        **{key: lines[0][key] for key in lines[2]},
+        "image": "",
+        "folder": "",
+        "prediction": 0,
+    }
+
+
+def test_resume_without_a_run_begins_one(
+    featviz: Run, tiny_file: Path, photos: Path, whole: Path, tmp_path: Path
+) -> None:
+    """No folder, an empty one, and one whose run.json was being written: all begin anew."""
+    for index, files in enumerate([None, [], [".run.json.part"]]):
+        out = tmp_path / f"out{index}"
+        if files is not None:
+            out.mkdir()
+            for name in files:
+                (out / name).write_text("{")
+        assert featviz("run", tiny_file, photos, "--out", out, *SMALL, "--resume").code == 0
+        assert tree(out) == tree(whole)
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        (
+            ["--layers", "Conv2d", *SMALL[2:]],
+            'options.layers is "Conv2d,ReLU", this one\'s "Conv2d"',
+        ),
+        ([*SMALL, "--cmap", "viridis"], 'options.cmap is "auto", this one\'s "viridis"'),
+        ([*SMALL[:3], "15"], "options.size is 16, this one's 15"),
+        ([*SMALL, "--max-maps", "2"], "options.max_maps is null, this one's 2"),
+    ],
+    ids=["layers", "cmap", "size", "max_maps"],
+)
+def test_other_options_are_refused_by_name(
+    change: list[str], named: str, featviz: Run, tiny_file: Path, photos: Path, whole: Path
+) -> None:
+    """The message says which option it is, what it was and what it would be."""
+    before = tree(whole)
+    done = featviz("run", tiny_file, photos, "--out", whole, "--resume", *change)
+    assert done.code == 1 and f"holds another run; its {named}" in done.err
+    assert tree(whole) == before
+
+
+def factory(tmp_path: Path, value: float) -> str:
+    (tmp_path / "net.py").write_text(
+        "import torch\nfrom torch import nn\n"
+        "def make(width=2):\n"
+        "    net = nn.Sequential(nn.Conv2d(3, width, 3), nn.ReLU())\n"
+        f"    torch.nn.init.constant_(net[0].weight, {value})\n"
+        "    return net\n"
+    )
+    return f"{tmp_path / 'net.py'}:make"
+
+
+def test_another_model_is_refused(
+    featviz: Run, tiny: nn.Module, tiny_file: Path, photos: Path, tmp_path: Path
+) -> None:
+    """A file with other weights, a factory that makes others or is given other arguments."""
+
+    def run(model: object, *more: object, out: str) -> Outcome:
+        return featviz("run", model, photos, "--out", tmp_path / out, *SMALL, "--resume", *more)
+
+    assert run(tiny_file, out="a").code == 0
+    torch.save(nn.Sequential(*tiny), tiny_file)
+    torch.nn.init.zeros_(tiny[0].weight)  # type: ignore[index, arg-type]
+    torch.save(tiny, tiny_file)
+    assert "its model.sha256 is" in run(tiny_file, out="a").err
+    assert run(factory(tmp_path, 0.5), out="b").code == 0
+    assert run(factory(tmp_path, 0.5), out="b").code == 0
+    assert "its model.parameters is" in run(factory(tmp_path, 0.25), out="b").err
+    refused = run(factory(tmp_path, 0.5), "--model-arg", "width=3", out="b")
+    assert refused.code == 1 and "its model.parameters is" in refused.err
+
+
+def test_model_arguments_are_part_of_the_run(featviz: Run, photos: Path, tmp_path: Path) -> None:
+    """Random torchvision weights of another head are another model."""
+    base = ["run", "squeezenet1_1", photos / "00.png", "--weights", "none", "--out"]
+    base += [tmp_path / "out", "--layers", "features.0"]
+    assert featviz(*base, "--model-arg", "num_classes=4").code == 0
+    done = featviz(*base, "--resume", "--model-arg", "num_classes=5")
+    assert done.code == 1 and 'its model.arguments.num_classes is "4"' in done.err
+
+
+def test_from_python(tiny: nn.Module, photos: Path, tmp_path: Path) -> None:
+    """featviz.run(resume=True) keeps, and refuses a module with other weights."""
+    fv.run(tiny, photos, "Conv2d", tmp_path / "out", size=16)
+    again = fv.run(tiny, photos, "Conv2d", tmp_path / "out", size=16, resume=True)
+    assert [image.kept for image in again.images] == [True] * 4
+    assert [len(image.captures) for image in again.images] == [1] * 4
+    torch.nn.init.zeros_(tiny[0].weight)  # type: ignore[index, arg-type]
+    with pytest.raises(fv.errors.StoreError, match=r"its model\.parameters is"):
+        fv.run(tiny, photos, "Conv2d", tmp_path / "out", size=16, resume=True)
+
+
+def _older(manifest: Path) -> None:
+    content = json.loads(manifest.read_text())
+    del content["fingerprint"]
+    content["captures"] = []
+    manifest.write_text(json.dumps(content))
+
+
+def _damaged(manifest: Path) -> None:
+    manifest.write_bytes(manifest.read_bytes()[:100])
+
+
+def _of_another_run(manifest: Path) -> None:
+    content = json.loads(manifest.read_text())
+    content |= {"fingerprint": "0" * 64, "captures": []}
+    manifest.write_text(json.dumps(content))
+
+
+def _with_odd_rows(manifest: Path) -> None:
+    content = json.loads(manifest.read_text())
+    content["captures"] = [{"colour": 1}]
+    manifest.write_text(json.dumps(content))
+
+
+@pytest.mark.parametrize("change", [_older, _damaged, _of_another_run, _with_odd_rows])
+def test_manifests_that_do_not_fit_are_done_again(
+    change: Callable[[Path], None], featviz: Run, tiny_file: Path, photos: Path, whole: Path
+) -> None:
+    """Written by an older featviz (no fingerprint), cut, or of another run: none is trusted."""
+    before = tree(whole)
+    change(whole / "01.png" / "manifest.json")
+    (whole / "01.png" / "004_left" / "output.png").parent.mkdir()
+    done = featviz("run", tiny_file, photos, "--out", whole, *SMALL, "--resume", "--json")
+    assert [json.loads(line).get("kept") for line in done.out.splitlines()] == [
+        True,
+        None,
+        True,
+        True,
+    ]
+    assert tree(whole) == before and not (whole / "01.png" / "004_left").exists()
+
+
+def test_an_image_that_has_changed_is_done_again(
+    featviz: Run, tiny_file: Path, photos: Path, whole: Path, tmp_path: Path
+) -> None:
+    """Its sha256 tells; the tree is that of a new run."""
+    Image.new("RGB", (30, 20), "red").save(photos / "02.png")
+    assert featviz("run", tiny_file, photos, "--out", whole, *SMALL, "--resume").code == 0
+    assert featviz("run", tiny_file, photos, "--out", tmp_path / "new", *SMALL).code == 0
+    assert tree(whole) == tree(tmp_path / "new")
+
+
+def test_failures_are_tried_again_and_keep_the_exit_code(
+    featviz: Run, tiny_file: Path, photos: Path, tmp_path: Path
+) -> None:
+    """An image that stays broken ends a resumed run with 3; mended, with 0."""
+    good = (photos / "01.png").read_bytes()
+    (photos / "01.png").write_bytes(good[:60])
+    base = ["run", tiny_file, photos, "--out", tmp_path / "out", *SMALL]
+    assert featviz(*base).code == 3
+    before = tree(tmp_path / "out")
+    again = featviz(*base, "--resume")
+    assert again.code == 3 and "error: 01.png: " in again.err
+    assert tree(tmp_path / "out") == before
+    (photos / "01.png").write_bytes(good)
+    assert featviz(*base, "--resume").code == 0
+    assert run_json(tmp_path / "out")["failures"] == []
+
+
+@pytest.mark.parametrize("other", ["--overwrite", "--archive=x.zip"])
+def test_resume_goes_with_nothing_that_begins_anew(
+    other: str, featviz: Run, tiny_file: Path, photos: Path
+) -> None:
+    """A usage error that names both options."""
+    done = featviz("run", tiny_file, photos, "--resume", other)
+    option = other.split("=")[0]
+    assert done.code == 2 and f"--resume and {option} exclude each other" in done.err
+
+
+def test_an_interrupted_resume_does_not_forget_what_was_complete(
+    featviz: Run,
+    tiny_file: Path,
+    photos: Path,
+    whole: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """run.json of a run that was stopped twice lists what is complete, reached or not."""
+    out = half(whole, tmp_path / "out")
+    shutil.rmtree(out / "00.png")
+    real = session.Session.visit
+
+    def visit(self: object, *arguments: object) -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+        real(self, *arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr("featviz.pipeline.session.Session.visit", visit)
+    done = featviz("run", tiny_file, photos, "--out", out, *SMALL, "--resume")
+    assert done.code == 130
+    assert run_json(out)["images"] == {
+        "total": 4,
+        "complete": ["00.png", "01.png"],
+        "missing": ["02.png", "03.png"],
+    }
+
+
+def test_shards_in_one_folder_end_as_one_run(
+    featviz: Run, tiny_file: Path, photos: Path, whole: Path, tmp_path: Path
+) -> None:
+    """--shard with --resume, one after the other: the tree and run.json of a single run."""
+    (photos / "01.png").write_bytes(b"no picture")
+    out, single = tmp_path / "out", tmp_path / "single"
+    base = ["run", tiny_file, photos, *SMALL]
+    featviz(*base, "--out", single)
+    assert featviz(*base, "--out", out, "--shard", "2/2").code == 3
+    assert run_json(out)["images"]["missing"] == ["00.png", "02.png"]
+    assert featviz(*base, "--out", out, "--shard", "1/2", "--resume").code == 0
+    assert tree(out) == tree(single)
+
+
+def test_shards_of_several_machines_are_put_together_by_a_last_resume(
+    featviz: Run, tiny_file: Path, photos: Path, whole: Path, tmp_path: Path
+) -> None:
+    """Folders of shards copied into one: --resume checks each image and writes run.json."""
+    for index in (1, 2, 3):
+        out = tmp_path / f"part{index}"
+        done = featviz("run", tiny_file, photos, *SMALL, "--out", out, "--shard", f"{index}/3")
+        assert done.code == 0
+        shutil.copytree(out, tmp_path / "all", dirs_exist_ok=True)
+    last = featviz("run", tiny_file, photos, *SMALL, "--out", tmp_path / "all", "--resume")
+    assert last.code == 0 and "(4 were complete before)" in last.err
+    assert tree(tmp_path / "all") == tree(whole)
+
+
+def test_an_image_inside_the_folder_of_another(
+    featviz: Run, tiny_file: Path, photos: Path, tmp_path: Path
+) -> None:
+    """`a` and `a/b.png` get folders beside each other: doing one again leaves the other."""
+    inside = tmp_path / "inside"
+    (inside / "a").mkdir(parents=True)
+    shutil.copy(photos / "00.png", inside / "a" / "b.png")
+    shutil.copy(photos / "01.png", tmp_path / "a")
+    base = ["run", tiny_file, tmp_path / "a", inside, "--out", tmp_path / "out", *SMALL]
+    assert featviz(*base).code == 0
+    before = tree(tmp_path / "out")
+    assert complete(tmp_path / "out") == ["a/b.png", "a~"]
+    (tmp_path / "out" / "a~" / "manifest.json").unlink()
+    done = featviz(*base, "--resume", "--json")
+    assert [json.loads(line).get("kept") for line in done.out.splitlines()] == [None, True]
+    assert tree(tmp_path / "out") == before
+
+
+def test_the_run_directory_is_no_source_of_images(
+    featviz: Run, tiny_file: Path, photos: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`featviz run model .` twice: the second time the pictures of the first lie there too."""
+    monkeypatch.chdir(photos)
+    base = ["run", tiny_file, ".", *SMALL, "--out", "maps"]
+    assert featviz(*base).code == 0
+    before = tree(photos / "maps")
+    assert featviz(*base, "--resume").code == 0
+    assert featviz(*base, "--overwrite").code == 0
+    assert tree(photos / "maps") == before
+
+
+@pytest.mark.parametrize("jobs", [1, 3, 8])
+def test_the_same_bytes_whatever_the_number_of_encoders(
+    jobs: int, featviz: Run, tiny_file: Path, photos: Path, whole: Path, tmp_path: Path
+) -> None:
+    """--jobs changes nothing of the tree, and neither does a second run."""
+    out = tmp_path / "out"
+    assert featviz("run", tiny_file, photos, *SMALL, "--out", out, "--jobs", jobs).code == 0
+    assert tree(out) == tree(whole)
+
+
+def test_an_overwrite_that_is_killed_leaves_nothing_that_looks_complete(
+    featviz: Run,
+    tiny_file: Path,
+    photos: Path,
+    whole: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """However far the removal got: no manifest without its files, and --resume makes it whole, or
+    the same command, without --overwrite."""
+    before = tree(whole)
+    unlink = os.unlink
+    for count, again in ((4, "--resume"), (5, ""), (12, "--resume"), (20, "")):
+        left = [count]
+
+        def killed(*arguments: Any, left: list[int] = left, **named: Any) -> None:
+            left[0] -= 1
+            if left[0] < 0:
+                raise SystemExit(9)
+            unlink(*arguments, **named)
+
+        with monkeypatch.context() as patched, pytest.raises(SystemExit):
+            patched.setattr(os, "unlink", killed)
+            write.RunDirectory.create(whole, overwrite=True)
+        check_whole(whole)
+        assert complete(whole) == [] and (whole / "run.json").is_file()
+        base = ["run", tiny_file, photos, "--out", whole, *SMALL]
+        assert featviz(*base, *filter(None, [again])).code == 0
+        assert tree(whole) == before
+
+
+KILLER = """
+import os, random, signal, sys, time
+import torch, featviz.pipeline, featviz.commands.run
+from featviz import cli
+
+def begin(out):
+    child = os.fork()
+    if child:
+        return child
+    sys.stderr = sys.stdout = open(os.devnull, "w")
+    os._exit(cli.guarded(["run", *sys.argv[3:], "--out", out, "--resume"]))
+
+def ended(child):
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+started = time.monotonic()
+assert ended(begin("whole")) == 0
+took, chance, kills, number = time.monotonic() - started, random.Random(int(sys.argv[1])), 0, 0
+while kills < int(sys.argv[2]):
+    child = begin(f"run{number}")
+    time.sleep(chance.uniform(0, took / 3) ** 2 / took * 3)
+    os.kill(child, signal.SIGKILL)
+    code = ended(child)
+    assert code in (0, -signal.SIGKILL), code
+    kills += code != 0
+    print("killed" if code else "done", f"run{number}", flush=True)
+    sys.stdin.readline()
+    number += code == 0
+assert ended(begin(f"run{number}")) == 0
+print("done", f"run{number}", flush=True)
+"""
+"""Forks from a process that has imported torch and begun no threads, so a run begins at once."""
+
+
+@pytest.mark.slow
+def test_killed_at_thirty_random_moments(tiny_file: Path, tmp_path: Path) -> None:
+    """SIGKILL leaves no half file under a final name, and the resumed tree equals a whole one."""
+    make_photos(tmp_path / "photos", 60)
+    seed = random.randrange(10**6)
+    with subprocess.Popen(
+        [sys.executable, "-c", KILLER, str(seed), "30", str(tiny_file), "photos", *SMALL],
+        cwd=tmp_path,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    ) as killer:
+        assert killer.stdin is not None and killer.stdout is not None
+        seen = []
+        for line in killer.stdout:
+            state, name = line.split()
+            check_whole(tmp_path / name)
+            if state == "done":
+                assert tree(tmp_path / name) == tree(tmp_path / "whole"), seed
+            done = len(complete(tmp_path / name))
+            seen.append((state, done))
+            killer.stdin.write("\n")
+            killer.stdin.flush()
+    kills = [done for state, done in seen if state == "killed"]
+    assert killer.returncode == 0 and len(kills) == 30, (seed, seen)
+    assert len({done for done in kills if 0 < done < 60}) >= 3, "not killed while it drew"
+
+
+@pytest.mark.parametrize(
+    "harm",
+    [
+        lambda folder: rewrite(folder / "manifest.json", '"nrow": 2', '"nrow": "2"'),
+        lambda folder: rewrite(folder / "manifest.json", "/output.png", "/../../../secret.png"),
+        lambda folder: (folder / "manifest.json").write_text("[" * 10_000),
+        lambda folder: next(folder.rglob("output.png")).unlink(),
+        lambda folder: (folder / "stats.npz").write_bytes(b"PK"),
+    ],
+    ids=["type", "outside", "deep", "picture", "statistics"],
+)
+def test_an_image_that_does_not_fit_its_manifest_is_drawn_again(
+    harm: Callable[[Path], object],
+    featviz: Run,
+    tiny_file: Path,
+    photos: Path,
+    whole: Path,
+    tmp_path: Path,
+) -> None:
+    """--resume believes a manifest as little as report does, and ends in the same tree."""
+    out = tmp_path / "harmed"
+    shutil.copytree(whole, out)
+    harm(out / "01.png")
+    assert tree(out) != tree(whole)
+    done = featviz("run", tiny_file, photos, "--out", out, *SMALL, "--resume")
+    assert done.code == 0 and "(3 were complete before)" in done.err
+    assert tree(out) == tree(whole)
+
+
+def rewrite(path: Path, old: str, new: str) -> None:
+    text = path.read_text()
+    assert old in text
+    path.write_text(text.replace(old, new))

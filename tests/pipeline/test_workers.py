@@ -1,0 +1,346 @@
+"""Several processes on one run: shares, torchrun, and what happens when one of them ends."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from conftest import Outcome
+from PIL import Image
+from runs import SMALL, check_whole, complete, make_photos, run_json, tree
+from torch import nn
+
+from featviz.errors import FeatvizError, StoreError, UsageError
+from featviz.models.load import pick_device
+from featviz.pipeline import processes
+from featviz.pipeline.processes import ALONE, World, parse_shard
+from featviz.records import Shard
+
+Run = Callable[..., Outcome]
+
+
+@pytest.mark.parametrize(("text", "index", "count"), [("1/1", 0, 1), ("2/8", 1, 8), ("8/8", 7, 8)])
+def test_shards_count_from_one(text: str, index: int, count: int) -> None:
+    """I/N is the I-th of N."""
+    assert parse_shard(text) == Shard(index, count)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "0/2", "3/2", "1", "/2", "1/", "a/b", "-1/2", "1/2/3", "1./2"]
+)
+def test_no_shards(text: str, featviz: Run, tiny_file: Path, picture: Path) -> None:
+    """Named as it is, with an example; a usage error on the command line."""
+    with pytest.raises(UsageError, match="is no part of a whole"):
+        parse_shard(text)
+    done = featviz("run", tiny_file, picture, f"--shard={text}")
+    assert done.code == 2
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 7, 20])
+@pytest.mark.parametrize("images", [0, 1, 5, 7, 20])
+def test_shards_are_a_partition(images: int, count: int) -> None:
+    """Together all images, none twice, and no share is larger than another by more than one."""
+    samples = [f"{i}.png" for i in range(images)]
+    parts = [Shard(index, count).of(samples) for index in range(count)]  # type: ignore[arg-type]
+    assert sorted(s for part in parts for s in part) == sorted(samples)  # type: ignore[type-var]
+    assert max(map(len, parts)) - min(map(len, parts)) <= 1
+
+
+def test_more_shards_than_images(
+    featviz: Run, tiny_file: Path, picture: Path, tmp_path: Path
+) -> None:
+    """An empty share is no error."""
+    out = tmp_path / "out"
+    done = featviz("run", tiny_file, picture, *SMALL, "--out", out, "--shard", "2/2", "--json")
+    assert done.code == 0 and done.out == "" and complete(out) == []
+
+
+@pytest.mark.parametrize("order", ["sorted", "listed"])
+def test_shards_merged_are_one_run(
+    order: str, featviz: Run, tiny_file: Path, tmp_path: Path
+) -> None:
+    """`featviz merge` of the folders of all shards gives the tree of a single run, also where
+    images were listed in another order than that of their names."""
+    photos = sorted(make_photos(tmp_path / "photos", 7).iterdir())
+    listed = photos if order == "sorted" else [photos[i] for i in (4, 0, 6, 2, 5, 1, 3)]
+    base = ["run", tiny_file, *listed, *SMALL, "--out"]
+    assert featviz(*base, tmp_path / "single").code == 0
+    parts = [tmp_path / f"part{index}" for index in (1, 2, 3)]
+    for index, part in enumerate(parts):
+        assert featviz(*base, part, "--shard", f"{index + 1}/3").code == 0
+    assert featviz("merge", *parts, "--out", tmp_path / "whole").code == 0
+    assert tree(tmp_path / "whole") == tree(tmp_path / "single")
+
+
+def test_alone() -> None:
+    """One process does it all, and waits for nobody."""
+    assert ALONE.first and ALONE.share(None) == Shard() and ALONE.gather(5) == [5]
+    assert ALONE.share(Shard(1, 4)) == Shard(1, 4)
+    assert ALONE.at_first(lambda: 7) == 7
+    with pytest.raises(StoreError, match="no room"):
+        ALONE.at_first(_fail)
+
+
+def _fail() -> None:
+    raise StoreError("no room")
+
+
+def test_a_team_takes_no_other_shard() -> None:
+    """torchrun and --shard together would divide twice."""
+    assert World(1, 4).share(None) == Shard(1, 4)
+    with pytest.raises(UsageError, match="--shard divides what torchrun divides already"):
+        World(0, 2).share(Shard(0, 2))
+
+
+@pytest.mark.parametrize("variables", [{}, {"WORLD_SIZE": "1", "RANK": "0"}, {"WORLD_SIZE": "4"}])
+def test_without_torchrun_there_is_no_team(
+    variables: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One process, or variables of some other program."""
+    for name in ("WORLD_SIZE", "RANK"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    with processes.world() as team:
+        assert team == ALONE
+
+
+def test_half_of_torchruns_variables(
+    featviz: Run, tiny_file: Path, picture: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A usage error that says what is missing."""
+    for name, value in {"WORLD_SIZE": "2", "RANK": "0"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.delenv("MASTER_ADDR", raising=False)
+    done = featviz("run", tiny_file, picture)
+    assert done.code == 2 and "MASTER_ADDR" in done.err and "start with torchrun" in done.err
+
+
+def test_each_process_takes_a_gpu_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By local rank, going round where there are fewer; only for `auto`."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
+    monkeypatch.delenv("LOCAL_RANK", raising=False)
+    assert pick_device("auto") == torch.device("cuda")
+    for rank, index in (("0", 0), ("3", 3), ("4", 0), ("6", 2)):
+        monkeypatch.setenv("LOCAL_RANK", rank)
+        assert pick_device("auto") == torch.device(f"cuda:{index}")
+    assert pick_device("cpu") == torch.device("cpu")
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    assert pick_device("auto") == torch.device("cuda:0")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert pick_device("auto").type in ("cpu", "mps")
+
+
+# Under torchrun
+
+
+def torchrun(*arguments: object, count: int = 2, **more: object) -> subprocess.Popen[str]:
+    """One thread a process, as torchrun sets it, so that numbers equal those of one process."""
+    return subprocess.Popen(
+        [
+            *(sys.executable, "-m", "torch.distributed.run", "--standalone"),
+            *(f"--nproc-per-node={count}", "-m", "featviz", *map(str, arguments)),
+        ],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        **more,  # type: ignore[call-overload]
+    )
+
+
+def alone(*arguments: object) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "featviz", *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        check=False,
+    )
+
+
+@pytest.mark.slow
+def test_torchrun_audits_as_one_process_does(tmp_path: Path) -> None:
+    """Three processes count shares of 13 images: findings, images and numbers are those of one."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(3, 6, 3), nn.ReLU(inplace=True), nn.Conv2d(6, 4, 3), nn.ReLU())
+    with torch.no_grad():
+        model[0].weight[2], model[0].bias[2] = 0, -1
+    torch.save(model, tmp_path / "net.pth")
+    (tmp_path / "photos").mkdir()
+    for index in range(12):
+        noise = np.random.default_rng(index).integers(0, 255, (12, 14, 3), np.uint8)
+        Image.fromarray(noise).save(tmp_path / "photos" / f"{index:02d}.png")
+    (tmp_path / "photos" / "broken.png").write_bytes(b"no image")
+    base = ["audit", tmp_path / "net.pth", tmp_path / "photos", "--size", "12x14", "--verify"]
+    base += ["--redundant-at", "0.99", "--out"]
+    one = alone(*base, tmp_path / "one")
+    with torchrun(*base, tmp_path / "team", count=3) as process:
+        out, err = process.communicate(timeout=200)
+    assert (one.returncode, process.returncode) == (3, 1), err  # torchrun's own code for a failure
+    documents = [json.loads((tmp_path / d / "audit.json").read_text()) for d in ("one", "team")]
+    assert documents[0]["images"] == documents[1]["images"]
+    assert documents[0]["images"]["seen"] == 12
+    for row, other in zip(*(d["layers"] for d in documents), strict=True):
+        assert row["findings"] == other["findings"] and row["apoz"] == pytest.approx(other["apoz"])
+    assert documents[0]["prune"] == documents[1]["prune"] == {"0": [2]}
+    assert documents[1]["verify"]["largest_change"] == 0
+    with (
+        np.load(tmp_path / "one" / "channels.npz") as a,
+        np.load(tmp_path / "team" / "channels.npz") as b,
+    ):
+        assert set(a.files) == set(b.files)
+        for key in a.files:
+            np.testing.assert_allclose(a[key], b[key], rtol=1e-6, atol=1e-9)
+    assert out.count("total ") == 1  # one table
+
+
+@pytest.mark.slow
+def test_torchrun_divides_the_images_and_leaves_one_run(tiny_file: Path, tmp_path: Path) -> None:
+    """Union complete, intersection empty, one run.json, and the tree of a single process; the
+    list on stdin is read once; images that fail are in run.json."""
+    photos = make_photos(tmp_path / "photos", 9)
+    (photos / "03.png").write_bytes(b"no picture")
+    base = ["run", tiny_file, *SMALL, "--json", "--out"]
+    single = alone(*base, tmp_path / "single", photos)
+    assert single.returncode == 3
+    listed = "".join(f"{path}\n" for path in sorted(photos.iterdir()))
+    with torchrun(*base, tmp_path / "team", "-", stdin=subprocess.PIPE) as process:
+        out, err = process.communicate(listed)
+    lines = [json.loads(line) for line in out.splitlines()]
+    assert sorted(line["image"] for line in lines) == [f"0{i}.png" for i in range(9)], err
+    assert tree(tmp_path / "team") == tree(tmp_path / "single")
+    assert len(list((tmp_path / "team").rglob("run.json"))) == 1
+    assert [row["image"] for row in run_json(tmp_path / "team")["failures"]] == ["03.png"]
+    assert "error: 03.png: 03.png is no image" in err
+
+
+SLOW = """
+import os, time
+from torch import nn
+
+class Slow(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.Conv2d(3, 2, 3)
+        nn.init.constant_(self.conv.weight, 0.5)
+        nn.init.zeros_(self.conv.bias)
+    def forward(self, x):
+        time.sleep(float(os.environ.get("PAUSE", "0")))
+        return self.conv(x)
+"""
+
+
+def wait_for(count: int, out: Path) -> None:
+    deadline = time.monotonic() + 60
+    while len(complete(out)) < count:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def processes_of(parent: int) -> dict[int, int]:
+    """The workers of a torchrun: rank to process."""
+    found = {}
+    for child in Path(f"/proc/{parent}/task/{parent}/children").read_text().split():
+        environment = Path(f"/proc/{child}/environ").read_bytes().split(b"\0")
+        ranks = [int(v[5:]) for v in environment if v.startswith(b"RANK=")]
+        found |= dict.fromkeys(ranks, int(child))
+    return found
+
+
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    """Numbers as under torchrun."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("one_thread")
+@pytest.mark.parametrize("event", ["SIGTERM", "SIGINT", "first dies", "second dies"])
+def test_a_team_that_is_stopped(
+    event: str, featviz: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By a signal to torchrun, or because one of its processes is killed: complete images are
+    whole, run.json tells (unless who writes it is dead), and --resume makes the tree of one run.
+    With an archive, all that is in the archive."""
+    photos = make_photos(tmp_path / "photos", 16)
+    (tmp_path / "slow.py").write_text(SLOW)
+    base = ["run", f"{tmp_path / 'slow.py'}:Slow", photos, "--layers", "Conv2d", "--size", "16"]
+    out, archive = tmp_path / "out", tmp_path / "x.zip"
+    packed = event == "SIGINT"
+    monkeypatch.setenv("PAUSE", "0.4")
+    with torchrun(*base, *(["--archive", archive] if packed else ["--out", out])) as process:
+        wait_for(3, tmp_path if packed else out)
+        if event.startswith("SIG"):
+            process.send_signal(getattr(signal, event))
+        else:
+            os.kill(processes_of(process.pid)[int(event == "second dies")], signal.SIGKILL)
+        _, err = process.communicate()
+    assert process.returncode != 0
+    if packed:
+        shutil.unpack_archive(archive, out)
+        assert not list(tmp_path.glob(".*"))
+    check_whole(out)
+    done = complete(out)
+    assert 3 <= len(done) < 16
+    if event != "first dies":
+        images = run_json(out)["images"]
+        assert images["complete"] == done, err
+        assert len(images["missing"]) == 16 - len(done)
+        assert "stopping after this image" in err
+    if event == "second dies":
+        assert "error: another process of this run has ended before its time" in err
+    monkeypatch.setenv("PAUSE", "0")
+    assert featviz(*base, "--out", out, "--resume").code == 0
+    assert featviz(*base, "--out", tmp_path / "single").code == 0
+    assert tree(out) == tree(tmp_path / "single")
+
+
+def test_what_fails_in_the_first_process_is_said_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It raises there; the others end with the same code, and without a word."""
+    shared: list[object] = []
+
+    def broadcast(values: list[object], src: int) -> None:
+        if shared:
+            values[:] = shared
+        shared[:] = values
+
+    def refused() -> None:
+        raise UsageError("no such thing")
+
+    monkeypatch.setattr(processes.dist, "broadcast_object_list", broadcast)
+    with pytest.raises(UsageError, match="no such thing"):
+        World(0, 2).at_first(refused)
+    with pytest.raises(SystemExit) as caught:
+        World(1, 2).at_first(refused)
+    assert caught.value.code == 2
+    shared.clear()
+    assert [World(rank, 2).at_first(lambda r=rank: r + 5) for rank in (0, 1)] == [5, 5]
+
+
+def test_a_death_is_one_clear_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What gloo raises when a connection is gone becomes a line that says what to do."""
+
+    def gone(*arguments: object, **more: object) -> None:
+        raise RuntimeError("Connection closed by peer [127.0.0.1]:5")
+
+    monkeypatch.setattr(processes.dist, "all_gather_object", gone)
+    monkeypatch.setattr(processes.dist, "broadcast_object_list", gone)
+    for call in (lambda: World(0, 2).gather(1), lambda: World(1, 2).at_first(lambda: 1)):
+        with pytest.raises(FeatvizError, match="another process of this run") as caught:
+            call()
+        assert "--resume goes on" in str(caught.value.hint)

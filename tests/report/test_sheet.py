@@ -1,0 +1,221 @@
+"""`featviz sheet`: tiles of many grids in one picture, pixel for pixel."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from conftest import Outcome
+from PIL import Image
+from rundirs import Drawn, write_run
+
+from featviz.errors import StoreError, UsageError
+from featviz.report.contact_sheet import (
+    ORDERS,
+    SheetOptions,
+    make_sheet,
+    parse_channels,
+    sort_channels,
+)
+from featviz.rundir.read import Grid, read_run
+
+PAPER = 255
+
+
+def cut(drawn: Drawn, tile: int) -> np.ndarray:
+    """A tile of a grid, by make_grid's arithmetic (torchvision.utils.make_grid)."""
+    height, width = drawn.tile[0] + drawn.padding, drawn.tile[1] + drawn.padding
+    y, x = divmod(tile, drawn.nrow)
+    top, left = y * height + drawn.padding, x * width + drawn.padding
+    return drawn.pixels()[top : top + drawn.tile[0], left : left + drawn.tile[1]]
+
+
+def find(sheet: np.ndarray, tile: np.ndarray) -> tuple[int, int] | None:
+    """Where a tile stands in a sheet; top and left, None where it does not."""
+    windows = np.lib.stride_tricks.sliding_window_view(sheet, tile.shape)
+    places = np.argwhere((windows == tile).all((2, 3)))
+    assert len(places) <= 1, "tiles are told apart by their pixels"
+    return tuple(map(int, places[0])) if len(places) else None
+
+
+def sheet_of(root: Path, **options: object) -> np.ndarray:
+    """A sheet's pixels, grey."""
+    out = root.parent / "sheet.png"
+    make_sheet(root, SheetOptions(**{"layer": "relu", "out": out, **options}))  # type: ignore[arg-type]
+    with Image.open(out) as picture:
+        assert picture.mode == "RGB"
+        pixels = np.asarray(picture)
+    own = pixels[..., 0]
+    return own
+
+
+A, B = Drawn("relu", shade=20), Drawn("relu", shade=120)
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """Two images, six channels."""
+    return write_run(tmp_path / "out", {"a.png": [A], "b.png": [B]})
+
+
+@pytest.mark.parametrize("transpose", [False, True])
+def test_columns_are_images_and_rows_are_channels(root: Path, transpose: bool) -> None:
+    """Every tile is there once, pixel for pixel, at its place; transposed, the other way round."""
+    sheet = sheet_of(root, transpose=transpose)
+    places = np.array([[find(sheet, cut(d, c)) for d in (A, B)] for c in range(6)])
+    rows, columns = places[..., 0], places[..., 1]
+    if transpose:
+        rows, columns = columns, rows
+    assert (rows[:, 0] == rows[:, 1]).all() and (np.diff(rows[:, 0]) > 0).all()
+    assert len(set(columns[:, 0])) == 1 and (columns[:, 1] > columns[:, 0]).all()
+
+
+@pytest.mark.parametrize(
+    "drawn",
+    [
+        Drawn("relu", maps=9, channels=[2, 5, 8], nrow=2),
+        Drawn("relu", maps=3, slices=(4, 9), nrow=5, padding=0),
+        Drawn("relu", maps=1, padding=0, nrow=1),
+        Drawn("relu", maps=10, nrow=10, padding=0, tile=(32, 7), scale=(32, 7)),
+    ],
+    ids=["max-maps", "slices across rows", "one map", "strip"],
+)
+def test_tiles_are_cut_by_the_manifests_geometry(tmp_path: Path, drawn: Drawn) -> None:
+    """Also where maps were left out, where a channel has several tiles, and of a strip."""
+    root = write_run(tmp_path / "out", {"a.png": [drawn]})
+    sheet = sheet_of(root)
+    side = drawn.slices[0] if drawn.slices else 1
+    for n in range(drawn.plan.maps // side):
+        tiles = np.hstack([cut(drawn, n * side + s) for s in range(side)])
+        assert find(sheet, tiles) is not None
+
+
+def test_a_channel_that_one_image_lacks_leaves_its_place_empty(tmp_path: Path) -> None:
+    """--max-maps --pick top draws other channels of each image; rows go by channel."""
+    a = Drawn("relu", maps=6, channels=[0, 3], nrow=2, shade=20)
+    b = Drawn("relu", maps=6, channels=[3, 5], nrow=2, shade=120)
+    root = write_run(tmp_path / "out", {"a.png": [a], "b.png": [b]})
+    sheet = sheet_of(root)
+    (row_a, _), (row_b, left) = find(sheet, cut(a, 1)), find(sheet, cut(b, 0))  # type: ignore[misc]
+    assert row_a == row_b
+    first = find(sheet, cut(a, 0))
+    assert first is not None
+    empty = sheet[first[0] : first[0] + 8, left : left + 10]
+    assert (empty == empty[0, 0]).all() and empty[0, 0] not in (PAPER, 0)
+
+
+def test_channels_are_chosen_and_sorted(root: Path) -> None:
+    """Only those asked for; by the mean the last channel is first, since channel c has mean c."""
+    sheet = sheet_of(root, channels="1-3", sort="mean")
+    rows = {c: find(sheet, cut(A, c)) for c in range(6)}
+    assert rows[0] is rows[4] is rows[5] is None
+    tops = [rows[c][0] for c in (3, 2, 1)]  # type: ignore[index]
+    assert tops == sorted(tops)
+
+
+@pytest.mark.parametrize(("by", "column"), [("mean", 2), ("max", 1), ("variance", 3), ("zeros", 4)])
+def test_order_is_numpys(tmp_path: Path, by: str, column: int) -> None:
+    """The mean over the images, largest first; NaN last, equal ones in their order."""
+    rng = np.random.default_rng(3)
+    tables = rng.random((2, 8, 6)).round(1)
+    tables[:, 5] = np.nan
+    tables[1, 2, :4] = np.nan
+    images = {f"{n}.png": [Drawn("relu", maps=8, stats=own)] for n, own in enumerate(tables)}
+    grids: list[Grid] = [
+        i.grids[0] for i in read_run(write_run(tmp_path / "o", images)).images.values()
+    ]
+    values = tables.astype(np.float32)[..., column].astype(np.float64)
+    values = values**2 if by == "variance" else values
+    means = np.array([own[~np.isnan(own)].mean() if (own == own).any() else -9 for own in values.T])
+    assert sort_channels(grids, range(8), by) == np.argsort(-means, kind="stable").tolist()
+    assert set(ORDERS) == {"mean", "max", "variance", "zeros"}
+
+
+def test_the_input_and_the_names_are_there(root: Path) -> None:
+    """Above the first row is what the model saw; outside tiles there is text on paper."""
+    out = root.parent / "sheet.png"
+    make_sheet(root, SheetOptions("relu", out=out))
+    with Image.open(out) as picture, Image.open(root / "a.png" / "input.png") as seen:
+        sheet, small = np.asarray(picture.convert("RGB")), seen.convert("RGB")
+    windows = np.lib.stride_tricks.sliding_window_view(sheet, (20, 24, 3))[:, :, 0]
+    assert (windows == np.asarray(small)).all((2, 3, 4)).any()
+    left = find(sheet[..., 0], cut(A, 0))
+    assert left is not None
+    assert (sheet[left[0] : left[0] + 8, : left[1] - 1] < 128).any(), "the channel's number"
+    assert (sheet[0] == PAPER).all() and (sheet[:, -1] == PAPER).all()
+
+
+def test_another_tensor_of_the_layer(tmp_path: Path) -> None:
+    """--tensor takes the second call; a wrong one names those that there are."""
+    second = Drawn("relu", call=1, shade=90)
+    root = write_run(tmp_path / "out", {"a.png": [A, second]})
+    assert find(sheet_of(root, stem="output.call1"), cut(second, 2)) is not None
+    with pytest.raises(UsageError, match=r"relu has no 'grad'") as caught:
+        sheet_of(root, stem="grad")
+    assert "output, output.call1" in str(caught.value.hint)
+
+
+@pytest.mark.parametrize(("text", "wanted"), [("0-3", [0, 1, 2, 3]), ("7, 2,2-3", [7, 2, 3])])
+def test_channel_lists(text: str, wanted: list[int]) -> None:
+    """Numbers and ranges, each once."""
+    assert parse_channels(text) == wanted
+
+
+@pytest.mark.parametrize("text", ["", "x", "3-1", "-1", "1,,2"])
+def test_channel_lists_that_are_none(text: str) -> None:
+    """Say which part."""
+    with pytest.raises(UsageError, match=r"is no channel or range"):
+        parse_channels(text)
+
+
+def test_refusals(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No such layer, no such channel, too large, no image, a broken grid: each in one line."""
+    with pytest.raises(UsageError, match="the run has no layer 'conv9'") as caught:
+        sheet_of(root, layer="conv9")
+    assert caught.value.hint == "it has relu"
+    with pytest.raises(UsageError, match="channel 6 was not drawn"):
+        sheet_of(root, channels="4-9")
+    monkeypatch.setattr("featviz.report.contact_sheet.MAX_PIXELS", 100)
+    with pytest.raises(UsageError, match="more than Pillow opens"):
+        sheet_of(root)
+    monkeypatch.undo()
+    with pytest.raises(StoreError, match="no complete image"):
+        sheet_of(write_run(tmp_path / "empty", {}, {"a.png": "truncated"}))
+    broken = [root / name / "001_relu" / "output.png" for name in ("a.png", "b.png")]
+    for path in broken:
+        path.write_bytes(path.read_bytes()[:-30])
+    with pytest.raises(StoreError, match=r"a\.png/001_relu/output\.png cannot be read"):
+        sheet_of(root)
+
+
+@pytest.mark.parametrize("damage", [lambda b: b"no picture", lambda b: b[:-30]])
+def test_what_is_broken_is_left_out_by_name(
+    root: Path, damage: Callable[[bytes], bytes], featviz: Callable[..., Outcome]
+) -> None:
+    """A picture that is none, or half of one, does not take the others with it."""
+    path = root / "a.png" / "001_relu" / "output.png"
+    path.write_bytes(damage(path.read_bytes()))
+    out = root.parent / "sheet.png"
+    done = featviz("sheet", root, "--layer", "relu", "--out", out, "--json")
+    assert done.code == 0 and json.loads(done.out)["images"] == ["b.png"]
+    assert "warning: a.png is incomplete (a.png/001_relu/output.png cannot be read" in done.err
+
+
+def test_command_line(
+    featviz: Callable[..., Outcome], root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The default name is the layer's, in the current folder; --json tells what is where."""
+    monkeypatch.chdir(root.parent)
+    outcome = featviz("sheet", root, "--layer", "relu", "--sort", "mean", "--json")
+    assert outcome.code == 0
+    assert json.loads(outcome.out) == {
+        "file": "sheet-relu.png",
+        "images": ["a.png", "b.png"],
+        "channels": [5, 4, 3, 2, 1, 0],
+    }
+    assert (root.parent / "sheet-relu.png").is_file()
+    assert featviz("sheet", root).code == 2
+    assert featviz("sheet", root.parent, "--layer", "relu").code == 1

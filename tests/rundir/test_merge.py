@@ -1,0 +1,284 @@
+"""`featviz merge`: parts of a run become what one run would have written."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+from conftest import Outcome
+from PIL import Image
+
+from featviz.rundir import merge as story
+from featviz.rundir.write import RunDirectory
+
+CLI = Callable[..., Outcome]
+Run = Callable[..., Path]
+
+
+@pytest.fixture
+def photos(tmp_path: Path) -> list[Path]:
+    """Five pictures, two in a folder of their own."""
+    found = []
+    for seed, name in enumerate(("a.png", "b.png", "inner/c.png", "inner/d.png", "z.png")):
+        path = tmp_path / "photos" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        pixels = np.random.default_rng(seed).integers(0, 256, (20, 24, 3), np.uint8)
+        Image.fromarray(pixels).save(path)
+        found.append(path)
+    return found
+
+
+@pytest.fixture
+def run(featviz: CLI, tiny_file: Path, tmp_path: Path) -> Run:
+    """Run the tiny model on images named relative to the folder of pictures."""
+
+    def make(name: str, images: Sequence[Path], *options: object, code: int = 0) -> Path:
+        out = tmp_path / name
+        base = ("--size", "32", "--layers", "Conv2d,ReLU", "--tensors", "npy", "-q")
+        done = featviz("run", tiny_file, *images, *base, "--out", out, *options)
+        assert done.code == code, done.err
+        return out
+
+    return make
+
+
+def tree(root: Path) -> dict[str, bytes]:
+    """All files of a folder with their bytes."""
+    return {
+        path.relative_to(root).as_posix(): path.read_bytes()
+        for path in sorted(root.rglob("*"))
+        if path.is_file()
+    }
+
+
+def test_parts_become_the_unsplit_run(
+    featviz: CLI, run: Run, photos: list[Path], tmp_path: Path
+) -> None:
+    """Every file, run.json among them, to the byte."""
+    whole = run("whole", photos)
+    parts = [run("one", photos[0::2]), run("two", photos[1::2])]
+    before = [tree(part) for part in parts]
+    done = featviz("merge", *parts, "--out", tmp_path / "merged")
+    assert (done.code, done.out) == (0, "")
+    assert tree(tmp_path / "merged") == tree(whole)
+    assert [tree(part) for part in parts] == before
+    assert featviz("diff", whole, tmp_path / "merged", "--tolerance", "0").code == 0
+
+
+@pytest.mark.parametrize("order", [(4, 1, 0, 3, 2), (1, 0), (2, 0, 1), (0, 1, 2, 3, 4)])
+@pytest.mark.parametrize("count", [2, 3])
+def test_the_order_of_a_list_is_kept(
+    featviz: CLI, run: Run, photos: list[Path], tmp_path: Path, order: tuple[int, ...], count: int
+) -> None:
+    """Images that were listed, every n-th in a part, come back in the order of the list."""
+    listed = [photos[i] for i in order]
+    whole = run("whole", listed)
+    parts = [run(f"part{i}", listed[i::count]) for i in range(count) if listed[i::count]]
+    featviz("merge", *parts, "--out", tmp_path / "merged")
+    assert (tmp_path / "merged" / "run.json").read_text() == (whole / "run.json").read_text()
+
+
+def test_a_folders_order_does_not_depend_on_that_of_the_parts(
+    featviz: CLI, run: Run, photos: list[Path], tmp_path: Path
+) -> None:
+    """Parts given in any order, and of uneven lengths."""
+    whole = run("whole", photos)
+    parts = [run("one", photos[3:]), run("two", photos[:2]), run("three", photos[2:3])]
+    featviz("merge", *parts, "--out", tmp_path / "merged")
+    assert tree(tmp_path / "merged") == tree(whole)
+
+
+def test_files_are_linked_where_they_can_be(
+    featviz: CLI,
+    run: Run,
+    photos: list[Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """On one disk the merged run takes no further room; elsewhere it is a copy."""
+    parts = [run("one", photos[:2]), run("two", photos[2:])]
+    featviz("merge", *parts, "--out", tmp_path / "linked")
+    file = "a.png/manifest.json"
+    assert (tmp_path / "linked" / file).samefile(parts[0] / file)
+
+    def no_links(source: object, target: object, **options: object) -> None:
+        raise OSError(errno.EXDEV, "Invalid cross-device link")
+
+    monkeypatch.setattr(os, "link", no_links)
+    featviz("merge", *parts, "--out", tmp_path / "copied")
+    assert not (tmp_path / "copied" / file).samefile(parts[0] / file)
+    assert tree(tmp_path / "copied") == tree(tmp_path / "linked")
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        (("--normalize", "layer"), "options.normalize is 'auto' in the first and 'layer' in the"),
+        (("--layers", "Conv2d"), "layers is ['0', '1'] in the first"),
+        (("--size", "40"), "preprocessing is "),
+    ],
+)
+def test_parts_of_other_runs_are_refused(
+    featviz: CLI,
+    run: Run,
+    photos: list[Path],
+    tmp_path: Path,
+    options: tuple[str, ...],
+    named: str,
+) -> None:
+    """The message names what differs; nothing is written."""
+    one = run("one", photos[:2])
+    if "--layers" in options:
+        options = (*options, "--layers", "!ReLU")
+    two = run("two", photos[2:], *options)
+    done = featviz("merge", one, two, "--out", tmp_path / "merged")
+    assert done.code == 1
+    assert "are not parts of one run" in done.err
+    assert named in done.err
+    assert not (tmp_path / "merged").exists()
+
+
+def test_another_model_is_refused(
+    featviz: CLI, run: Run, photos: list[Path], tmp_path: Path, tiny_file: Path
+) -> None:
+    """Its sha256 tells, though the file has the same name."""
+    import torch
+
+    one = run("one", photos[:2])
+    model = torch.load(tiny_file, weights_only=False)
+    with torch.no_grad():
+        model[0].bias[0] += 1
+    torch.save(model, tiny_file)
+    done = featviz("merge", one, run("two", photos[2:]), "--out", tmp_path / "merged")
+    assert done.code == 1
+    assert "model.sha256 is " in done.err
+
+
+def test_an_image_in_several_parts(
+    featviz: CLI, run: Run, photos: list[Path], tmp_path: Path
+) -> None:
+    """Counts once where its manifests are the same, and is refused where they are not."""
+    whole = run("whole", photos)
+    one, two = run("one", photos[:3]), run("two", photos[2:])
+    assert featviz("merge", one, two, "--out", tmp_path / "merged").code == 0
+    assert tree(tmp_path / "merged") == tree(whole)
+    manifest = two / "c.png" / "manifest.json"
+    manifest.write_text(manifest.read_text().replace('"nonfinite": 0', '"nonfinite": 1'))
+    done = featviz("merge", one, two, "--out", tmp_path / "other")
+    assert done.code == 1
+    assert "c.png is not the same in " in done.err
+    assert not (tmp_path / "other").exists()
+
+
+def test_failures_are_joined(featviz: CLI, run: Run, photos: list[Path], tmp_path: Path) -> None:
+    """As one run notes them; the exit code is that of the run."""
+    for broken in (photos[1], photos[2]):
+        broken.write_bytes(b"\x89PNG\r\n\x1a\n broken")
+    whole = run("whole", photos, code=3)
+    parts = [run("one", photos[0::2], code=3), run("two", photos[1::2], code=3)]
+    assert featviz("merge", *parts, "--out", tmp_path / "merged").code == 3
+    assert tree(tmp_path / "merged") == tree(whole)
+
+
+def test_what_failed_in_one_part_may_be_complete_in_another(
+    featviz: CLI, run: Run, photos: list[Path], tmp_path: Path
+) -> None:
+    """A part that was made again after a repair mends the whole."""
+    whole, good = run("whole", photos), photos[4].read_bytes()
+    photos[4].write_bytes(b"broken")
+    parts = [run("one", photos[0:3]), run("two", photos[3:], code=3)]
+    photos[4].write_bytes(good)
+    parts.append(run("again", photos[4:]))
+    assert featviz("merge", *parts, "--out", tmp_path / "merged").code == 0
+    assert tree(tmp_path / "merged") == tree(whole)
+
+
+def test_incomplete_images_are_named_and_left_out(
+    featviz: CLI, run: Run, photos: list[Path], tmp_path: Path
+) -> None:
+    """Their files do not come into the result, and the exit code says that some are missing."""
+    parts = [run("one", photos[:2]), run("two", photos[2:])]
+    (parts[0] / "a.png" / "manifest.json").unlink()
+    (parts[1] / "z.png" / ".output.png.part").write_bytes(b"half")
+    done = featviz("merge", *parts, "--out", tmp_path / "merged", "--json")
+    assert done.code == 3
+    assert "a.png is incomplete" in done.err
+    document = json.loads(done.out)
+    assert (document["total"], document["incomplete"]) == (5, ["a.png"])
+    assert document["images"] == ["b.png", "c.png", "d.png", "z.png"]
+    assert not (tmp_path / "merged" / "a.png").exists()
+    assert not list((tmp_path / "merged").rglob(".*"))
+
+
+def test_an_image_that_is_incomplete_in_one_part_is_taken_from_another(
+    featviz: CLI, run: Run, photos: list[Path], tmp_path: Path
+) -> None:
+    """And is no longer incomplete."""
+    whole = run("whole", photos)
+    parts = [run("one", photos[:3]), run("two", photos[2:])]
+    (parts[0] / "c.png" / "manifest.json").unlink()
+    done = featviz("merge", *parts, "--out", tmp_path / "merged")
+    assert done.code == 0
+    assert "incomplete" not in done.err
+    assert tree(tmp_path / "merged") == tree(whole)
+
+
+def test_the_result_appears_whole_or_not_at_all(
+    run: Run, photos: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A failure at the end leaves no folder, and an earlier result as it was."""
+    parts = [run("one", photos[:2]), run("two", photos[2:])]
+    earlier = run("merged", photos[:1])
+    before, names = tree(earlier), sorted(path.name for path in tmp_path.iterdir())
+
+    def fail(self: RunDirectory, content: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(RunDirectory, "write_run", fail)
+    with pytest.raises(KeyboardInterrupt):
+        story.merge(parts, earlier, overwrite=True)
+    assert tree(earlier) == before
+    assert sorted(path.name for path in tmp_path.iterdir()) == names
+
+
+def test_the_output_folder(featviz: CLI, run: Run, photos: list[Path], tmp_path: Path) -> None:
+    """Another run is replaced only by --overwrite; a part, or what is no run, never."""
+    parts = [run("one", photos[:2]), run("two", photos[2:])]
+    out = tmp_path / "merged"
+    assert featviz("merge", *parts, "--out", out).code == 0
+    done = featviz("merge", *parts, "--out", out)
+    assert done.code == 1
+    assert "--overwrite" in done.err
+    assert featviz("merge", *parts, "--out", out, "--overwrite").code == 0
+    done = featviz("merge", *parts, "--out", parts[0], "--overwrite")
+    assert done.code == 2
+    assert "overlap" in done.err
+    assert featviz("merge", *parts, "--out", parts[0] / "inside").code == 2
+    assert "are one folder" in featviz("merge", parts[0], parts[0], "--out", out).err
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "mine.txt").touch()
+    assert featviz("merge", *parts, "--out", tmp_path / "other", "--overwrite").code == 1
+    assert featviz("merge", tmp_path / "other", "--out", tmp_path / "new").code == 1
+    assert featviz("merge").code == 2
+
+
+def test_a_part_that_was_killed(featviz: CLI, run: Run, photos: list[Path], tmp_path: Path) -> None:
+    """Its run.json names no image as complete; what has a manifest is."""
+    whole = run("whole", photos)
+    parts = [run("one", photos[0::2]), run("two", photos[1::2])]
+    path = parts[1] / "run.json"
+    record = json.loads(path.read_text())
+    record["images"]["complete"] = []
+    path.write_text(json.dumps(record))
+    assert featviz("merge", *parts, "--out", tmp_path / "merged").code == 0
+    assert tree(tmp_path / "merged") == tree(whole)
+    (parts[1] / "d.png" / "manifest.json").unlink()
+    done = featviz("merge", *parts, "--out", tmp_path / "fewer")
+    assert done.code == 3
+    assert "d.png is incomplete" in done.err
+    assert not (tmp_path / "fewer" / "d.png").exists()

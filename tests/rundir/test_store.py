@@ -1,0 +1,403 @@
+"""The run directory: names, atomic writes, what is refused, and what comes back."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import io
+import json
+import os
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from featviz.errors import StoreError
+from featviz.records import Capture, Layer, Skip
+from featviz.rundir import write
+from featviz.rundir.read import read_json
+from featviz.rundir.write import RunDirectory, atomic
+from featviz.text import safe_name
+
+CAPTURE = Capture(
+    layer="conv",
+    type="Conv2d",
+    index=1,
+    kind="output",
+    call=0,
+    key="",
+    shape=[1, 2, 3, 3],
+    layout="nchw",
+    maps=2,
+    file="001_conv/output.png",
+    grid={"nrow": 2},
+    normalize="layer",
+    range=[-0.1, 1 / 3],
+    min=-0.1,
+    max=1 / 3,
+    mean=None,
+    std=1e-45,
+    zero_fraction=0.5,
+    nonfinite=0,
+)
+
+ODD = [
+    ".",
+    "..",
+    "con.txt",
+    "CON",
+    "nul.tar.gz",
+    "Com1",
+    "lpt9.png",
+    "<img src=x onerror=alert(1)>.png",
+    "a:b.png",
+    "a*b.png",
+    'a"b.png',
+    "a|b?.png",
+    "a\\b.png",
+    "trailing.",
+    "trailing ",
+    "a\nb.png",
+    "a\x00b.png",
+    "a\x7fb.png",
+    "\udcff\udc80.png",
+    "x" * 300 + ".jpeg",
+    "x" * 301 + ".jpeg",
+    "層" * 90 + ".png",
+    "x" * 50 + "." + "y" * 200,
+]
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "cat.jpg",
+        "img 1 (copy).png",
+        "Größe.png",
+        "日本.jpg",
+        "a'b&c;d.png",
+        "x" * 100,
+        "consul.txt",
+    ],
+)
+def test_portable_names_are_kept(name: str) -> None:
+    """A name that every system takes stays as it is, Unicode included."""
+    assert safe_name(name) == name
+
+
+@pytest.mark.parametrize("name", ODD, ids=lambda name: ascii(name)[:20])
+def test_odd_names_become_portable(tmp_path: Path, name: str) -> None:
+    """What is left is short, ends in a hash (and the extension), and can be made as a file."""
+    found = safe_name(name)
+    assert 0 < len(found) <= 100 and len(found.encode()) <= 200
+    assert not set(found) & set('<>:"/\\|?*\x7f') and min(found) >= " "
+    assert found[-1] not in ". " and found not in (".", "..")
+    stem = found.split(".")[0].lower()
+    assert stem not in {
+        "con",
+        "prn",
+        "aux",
+        "nul",
+        *(f"{p}{i}" for p in ("com", "lpt") for i in "19"),
+    }
+    assert safe_name(found) == found
+    (tmp_path / found).write_bytes(b"")
+    assert [path.name for path in tmp_path.iterdir()] == [found]
+
+
+def test_changed_names_keep_their_extension_and_stay_apart() -> None:
+    """Names that become alike differ by 8 hex digits, and those of any run are the same."""
+    found = [safe_name(name) for name in ODD]
+    assert len({name.casefold() for name in found}) == len(ODD)
+    digest = hashlib.sha256(b"a:b.png").hexdigest()[:8]
+    assert safe_name("a:b.png") == f"a_b-{digest}.png" != safe_name("a*b.png")
+    assert safe_name("x" * 300 + ".jpeg").endswith(".jpeg")
+
+
+def test_paths_of_images_and_layers() -> None:
+    """An image's folder keeps its parents; a layer's has its position, then its name."""
+    folder = RunDirectory(Path("out")).image("sub/cat.jpg")
+    assert (folder.name, folder.path) == ("sub/cat.jpg", Path("out/sub/cat.jpg"))
+    layer = Layer(4, "layer1.0.conv1", "Conv2d")
+    assert folder.file(layer, "output.png") == "004_layer1.0.conv1/output.png"
+    assert folder.file(Layer(0, "", "Net"), "output.png") == "000_Net/output.png"
+    assert folder.file(layer, "output.a/b.png").count("/") == 1
+
+
+@pytest.mark.parametrize("name", ["../x.png", "a/../../x.png", "./x.png"])
+def test_no_name_leaves_the_run_directory(name: str) -> None:
+    """A name cannot climb out of the folder."""
+    path = RunDirectory(Path("/out")).image(name).path
+    assert path.is_relative_to("/out") and ".." not in path.parts and path != Path("/out")
+
+
+# Atomic writes
+
+
+def test_atomic_writes_beside_and_moves(tmp_path: Path) -> None:
+    """Under the final name there is the old content until all of the new one is."""
+    path = tmp_path / "sub" / "f.bin"
+    with atomic(path) as file:
+        file.write(b"old")
+    with atomic(path) as file:
+        file.write(b"new")
+        file.flush()
+        assert path.read_bytes() == b"old"
+    assert path.read_bytes() == b"new"
+    assert [p.name for p in path.parent.iterdir()] == ["f.bin"]
+
+
+@pytest.mark.parametrize("before", [None, b"old"])
+@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
+def test_failure_inside_leaves_nothing_new(
+    tmp_path: Path, before: bytes | None, error: type[BaseException]
+) -> None:
+    """After an exception there is neither a new file nor a part; old content stays."""
+    path = tmp_path / "f.bin"
+    if before is not None:
+        path.write_bytes(before)
+    with pytest.raises(error), atomic(path) as file:
+        file.write(b"half")
+        raise error
+    assert [p.read_bytes() for p in tmp_path.iterdir()] == ([] if before is None else [before])
+
+
+def test_full_disk_names_the_path(tmp_path: Path) -> None:
+    """No space left becomes a StoreError with the path and the reason, and leaves no part."""
+    path = tmp_path / "f.bin"
+    with pytest.raises(StoreError) as caught, atomic(path) as file:
+        file.write(b"half")
+        raise OSError(errno.ENOSPC, "No space left on device")
+    assert caught.value.message == f"{path} cannot be written: No space left on device"
+    assert "--resume" in str(caught.value.hint)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("method", ["open", "replace", "mkdir"])
+def test_no_permission_names_the_path(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str
+) -> None:
+    """Whichever step is refused, the message names what the user knows: no hidden part."""
+    path = tmp_path / "sub" / "f.bin"
+
+    def refuse(*args: object, **options: object) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied", str(args[0]))
+
+    monkeypatch.setattr(os, method, refuse)
+    denied = r"sub.* cannot be written: Permission denied"
+    with pytest.raises(StoreError, match=denied) as caught, atomic(path) as file:
+        file.write(b"x")
+    assert ".part" not in caught.value.message
+    monkeypatch.undo()
+    assert not [p for p in tmp_path.rglob("*") if p.is_file()]
+
+
+def test_a_file_where_a_folder_should_be(tmp_path: Path) -> None:
+    """A path below a file cannot be written."""
+    (tmp_path / "f").write_bytes(b"")
+    with pytest.raises(StoreError, match=r"cannot be written"), atomic(tmp_path / "f" / "x.png"):
+        pytest.fail("there is nothing to write to")
+
+
+# Making the directory
+
+
+RECORD = {
+    "featviz": "0.1.0",
+    "torch": "2.6.0",
+    "model": {"kind": "torchvision", "name": "resnet18"},
+    "layers": ["conv1"],
+    "options": {"layers": None},
+    "images": {"total": 1, "complete": ["cat.jpg"]},
+    "failures": [],
+}
+
+
+def old_run(root: Path) -> Path:
+    """A run directory with one complete image."""
+    run = RunDirectory.create(root)
+    run.write_run(RECORD)
+    folder = run.image("cat.jpg")
+    with folder.writing("input.png") as file:
+        file.write(b"png")
+    folder.finish({"image": {"path": "cat.jpg"}, "captures": []}, {})
+    return root
+
+
+def test_create_makes_folders_and_takes_empty_ones(tmp_path: Path) -> None:
+    """A new or empty folder, at any depth, is taken."""
+    root = tmp_path / "a" / "b"
+    assert RunDirectory.create(root).root == root and root.is_dir()
+    RunDirectory.create(root)
+
+
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_create_refuses_what_is_no_run(tmp_path: Path, overwrite: bool) -> None:
+    """A folder with other things is never emptied, whatever `overwrite` says."""
+    (tmp_path / "thesis.tex").write_text("years of work")
+    with pytest.raises(StoreError, match="is not empty and holds no run of featviz"):
+        RunDirectory.create(tmp_path, overwrite)
+    assert (tmp_path / "thesis.tex").read_text() == "years of work"
+
+
+def test_create_refuses_another_run(tmp_path: Path) -> None:
+    """A run stays as it is, and the hint names the option that replaces it."""
+    root = old_run(tmp_path / "out")
+    with pytest.raises(StoreError, match="holds another run") as caught:
+        RunDirectory.create(root)
+    assert "--overwrite" in str(caught.value.hint)
+    assert (root / "cat.jpg" / "input.png").exists() and (root / "run.json").exists()
+
+
+def test_overwrite_replaces_the_run(tmp_path: Path) -> None:
+    """Nothing of the old run is left."""
+    root = old_run(tmp_path / "out")
+    RunDirectory.create(root, overwrite=True)
+    assert list(root.iterdir()) == []
+
+
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_create_refuses_a_file(tmp_path: Path, overwrite: bool) -> None:
+    """A file as output path is named and left alone."""
+    path = tmp_path / "out"
+    path.write_bytes(b"mine")
+    with pytest.raises(StoreError, match=r"--out .*out is a file, not a folder"):
+        RunDirectory.create(path, overwrite)
+    with pytest.raises(StoreError, match=r"out.* cannot be written"):
+        RunDirectory.create(path / "below", overwrite)
+    assert path.read_bytes() == b"mine"
+
+
+# Reading back
+
+
+def test_run_json_comes_back(tmp_path: Path) -> None:
+    """What is written is read, with the version first; odd characters survive."""
+    run = RunDirectory.create(tmp_path / "out")
+    content = {"model": "Größe 層", "path": "\udcff.png", "floats": [0.1, 1e-45, None], "list": []}
+    run.write_run(content)
+    found = read_json(run.root / "run.json")
+    assert found == {"schema_version": write.SCHEMA_VERSION, **content}
+    assert next(iter(found)) == "schema_version"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (None, "is no run directory: it has no run.json"),
+        ('{"schema_version": 99}', "has schema version 99, this featviz reads up to 1"),
+        ("{", "cannot be read"),
+        ("", "cannot be read"),
+        ("[1]", "cannot be read"),
+        ("3", "cannot be read"),
+        ("{}", "cannot be read.*schema_version"),
+        ('{"schema_version": "2"}', "schema.version"),
+        ('{"schema_version": null}', "schema.version"),
+        ("\udcff", "cannot be read"),
+    ],
+)
+def test_unreadable_run_json(tmp_path: Path, text: str | None, message: str) -> None:
+    """No file, no JSON, no version or a later one is a StoreError that names the path."""
+    path = tmp_path / "run.json"
+    if text is not None:
+        path.write_bytes(text.encode("utf-8", "surrogateescape"))
+    with pytest.raises(StoreError, match=message) as caught:
+        read_json(path)
+    assert str(tmp_path) in caught.value.message
+
+
+def finished(root: Path) -> Path:
+    """A run directory with one complete image."""
+    folder = RunDirectory.create(root).image("cat.jpg")
+    stats = {"b|output|0|": np.eye(3, 6, dtype=np.float32), "a|output|0|": np.ones((2, 6), "f4")}
+    stats["a|output|0|"][0, 0] = np.nan
+    rows = write.manifest_rows([CAPTURE], [Skip("x", "X", 2, "output", 0, "", "is None")])
+    folder.finish({"image": {"path": "cat.jpg"}, **rows, "never_ran": []}, stats)
+    return folder.path
+
+
+def test_manifest_comes_back_with_its_floats(tmp_path: Path) -> None:
+    """Floats come back to the last bit, None as null; fields that are not set are left out."""
+    found = read_json(finished(tmp_path / "out") / "manifest.json")
+    row = found["captures"][0]
+    assert row == {k: v for k, v in vars(CAPTURE).items() if k not in write.OPTIONAL}
+    assert row["range"] == [-0.1, 1 / 3] and row["std"] == 1e-45 and row["mean"] is None
+    assert found["skipped"][0]["reason"] == "is None"
+
+
+def test_every_row_of_a_manifest_has_its_line(tmp_path: Path) -> None:
+    """A line for each capture, so that a diff shows those that differ; plain JSON for others."""
+    rows = write.manifest_rows([CAPTURE, CAPTURE, CAPTURE], [])
+    folder = RunDirectory.create(tmp_path / "out").image("x")
+    folder.finish(rows, {})
+    text = (folder.path / "manifest.json").read_text("utf-8")
+    assert sum('"layer": "conv"' in line for line in text.splitlines()) == 3
+    assert len(json.loads(text)["captures"]) == 3
+
+
+def test_nan_is_no_json(tmp_path: Path) -> None:
+    """A NaN in a manifest would be no JSON: it fails, and leaves no manifest."""
+    folder = RunDirectory.create(tmp_path / "out").image("x")
+    with pytest.raises(ValueError, match="JSON"):
+        folder.finish({"mean": float("nan")}, {})
+    assert not (folder.path / "manifest.json").exists()
+
+
+def test_statistics_come_back(tmp_path: Path) -> None:
+    """stats.npz holds each array under its key, float32, NaN included."""
+    with np.load(finished(tmp_path / "out") / "stats.npz") as found:
+        assert sorted(found) == ["a|output|0|", "b|output|0|"]
+        assert found["b|output|0|"].dtype == np.float32
+        assert np.array_equal(found["b|output|0|"], np.eye(3, 6))
+        assert np.isnan(found["a|output|0|"][0, 0])
+
+
+def test_same_content_gives_the_same_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No clock, and no path of this machine, is in any file (design 3)."""
+    first = finished(tmp_path / "one")
+    monkeypatch.setattr(time, "time", lambda: 2e9)
+    monkeypatch.setattr(time, "localtime", lambda *_: time.gmtime(2e9))
+    second = finished(tmp_path / "elsewhere")
+    for name in ("stats.npz", "manifest.json"):
+        data = (first / name).read_bytes()
+        assert data == (second / name).read_bytes()
+        assert str(tmp_path).encode() not in data
+
+
+def test_manifest_is_written_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An image whose statistics could not be written has no manifest (trap 33)."""
+    folder = RunDirectory.create(tmp_path / "out").image("x")
+
+    def full(file: io.BufferedWriter, **arrays: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(np, "savez", full)
+    with pytest.raises(StoreError, match=r"stats\.npz cannot be written: No space left"):
+        folder.finish({}, {})
+    assert list(folder.path.iterdir()) == []
+
+
+def test_discard_removes_the_image_and_nothing_else(tmp_path: Path) -> None:
+    """A failed image leaves no files; the others and run.json stay."""
+    run = RunDirectory.create(tmp_path / "out")
+    run.write_run({})
+    bad, good = run.image("d/bad.png"), run.image("d/good.png")
+    for folder in (bad, good):
+        with folder.writing("001_conv/output.png") as file:
+            file.write(b"png")
+    bad.discard()
+    assert not bad.path.exists()
+    assert (good.path / "001_conv" / "output.png").read_bytes() == b"png"
+    assert (run.root / "run.json").exists()
+    run.image("never/written.png").discard()
+
+
+def test_discard_removes_folders_that_it_empties(tmp_path: Path) -> None:
+    """The parents of a failed image go with it where they are empty; the run directory stays."""
+    run = RunDirectory.create(tmp_path / "out")
+    bad = run.image("sub/deep/bad.png")
+    with bad.writing("input.png") as file:
+        file.write(b"png")
+    bad.discard()
+    assert run.root.is_dir() and list(run.root.iterdir()) == []
