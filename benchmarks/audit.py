@@ -30,7 +30,7 @@ from torchvision import models
 
 from featviz.audit import AuditOptions, audit
 from featviz.audit.counting import batches
-from featviz.audit.model_audit import Asked
+from featviz.audit.model_audit import AuditRequest
 from featviz.images import find_samples
 from featviz.models.load import LoadedModel, adopt
 from featviz.models.preprocess import InputOptions
@@ -52,7 +52,7 @@ def bare(model: LoadedModel, folder: Path, batch_size: int) -> None:
 def audited(model: LoadedModel, folder: Path, batch_size: int, resident: list[int]) -> None:
     """The audit, noting the resident memory after each image."""
     with tempfile.TemporaryDirectory() as out:
-        asked = Asked(inputs=INPUTS, batch_size=batch_size, max_suspects=0)
+        asked = AuditRequest(inputs=INPUTS, batch_size=batch_size, max_suspects=0)
         audit(
             model,
             [str(folder)],

@@ -681,14 +681,14 @@ def test_what_cannot_be_drawn_is_skipped_with_the_reason(
 @pytest.mark.filterwarnings("ignore::UserWarning")
 def test_audit_counts_or_skips_tensors_of_every_kind(kind: str, picture: Path) -> None:
     """A layer with real values is counted; another is named with the reason."""
-    from featviz.audit.model_audit import Asked, examine
+    from featviz.audit.model_audit import AuditRequest, examine
     from featviz.images import find_samples
     from featviz.models.load import adopt
     from featviz.models.preprocess import InputOptions
 
     make, reason = {**DRAWN, **SKIPPED}[kind]
     inputs = InputOptions(size=(20, 24))
-    asked = Asked("conv,odd", inputs)
+    asked = AuditRequest("conv,odd", inputs)
     samples = find_samples([str(picture)])
     found = examine(adopt(Beside(make).eval(), inputs), samples, asked, lambda *_: None)
     assert found is not None

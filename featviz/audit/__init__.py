@@ -16,7 +16,7 @@ import numpy as np
 
 from featviz import images
 from featviz.audit import charts, findings, gates, model_audit
-from featviz.audit.model_audit import Asked, Examined, Progress
+from featviz.audit.model_audit import AuditRequest, Examined, Progress
 from featviz.errors import CHECK_FAILED, UsageError
 from featviz.models.load import LoadedModel, ModelOptions, load_model
 from featviz.pipeline.prepare import grouped
@@ -36,7 +36,7 @@ SCHEMA_VERSION = 1
 class AuditOptions:
     """Everything that `audit` can be told beside the models and the images."""
 
-    asked: Asked = field(default_factory=Asked)
+    asked: AuditRequest = field(default_factory=AuditRequest)
     out: Path = Path("featviz-audit")
     overwrite: bool = False
     nul_separated: bool = False
@@ -177,7 +177,7 @@ def natural_key(text: str) -> list[tuple[int, str]]:
     return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", text)]
 
 
-def _checked(options: AuditOptions) -> Asked:
+def _checked(options: AuditOptions) -> AuditRequest:
     """Refuse bad values before any work, and read the gates."""
     asked = options.asked
     limits = asked.thresholds
@@ -223,7 +223,7 @@ def _label(source: ModelOptions | LoadedModel) -> str:
 
 
 def _judge(
-    result: Examined, asked: Asked, baseline: Sequence[Mapping[str, Any]] | None
+    result: Examined, asked: AuditRequest, baseline: Sequence[Mapping[str, Any]] | None
 ) -> tuple[Verdict, ...]:
     """Hold the gates and the baseline against a model."""
     layers = result.document["layers"]

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from featviz import images, layout
 from featviz.audit import running_stats
 from featviz.audit.running_stats import ChannelStats, Covariance, TopImages
-from featviz.audit.targets import Plan, Spot
+from featviz.audit.targets import AuditPlan, Spot
 from featviz.drawing import stats
 from featviz.errors import FeatvizError, ForwardError, ImageError, LayoutError
 from featviz.hooks import calls, forward
@@ -177,7 +177,7 @@ def batches(
 
 
 def watching(
-    module: nn.Module, plan: Plan, names: frozenset[str], sink: calls.Sink
+    module: nn.Module, plan: AuditPlan, names: frozenset[str], sink: calls.Sink
 ) -> AbstractContextManager[None]:
     """Watch the calls of some layers, functions only where one of them is one."""
     functions = any(calls.function_of(name) is not None for name in names)

@@ -17,8 +17,8 @@ from featviz.audit.counting import Census
 from featviz.audit.findings import Thresholds
 from featviz.audit.pruning import Pruning, Verification
 from featviz.audit.running_stats import Doubles
-from featviz.audit.suspects import Sheet
-from featviz.audit.targets import Plan, Target
+from featviz.audit.suspects import SuspectSheet
+from featviz.audit.targets import AuditPlan, AuditTarget
 from featviz.audit.verdicts import Row
 from featviz.errors import FeatvizError
 from featviz.hooks.eval_mode import borrowed
@@ -39,7 +39,7 @@ _NAMED = 3
 
 
 @dataclass(frozen=True)
-class Asked:
+class AuditRequest:
     """What is asked of a model."""
 
     layers: str | None = None
@@ -63,23 +63,23 @@ class Examined:
     """The content of audit.json."""
     tables: Mapping[str, Doubles]
     """The arrays of channels.npz: a call's label to [C, 8]."""
-    pictures: Sequence[tuple[Sheet, Image.Image]]
+    pictures: Sequence[tuple[SuspectSheet, Image.Image]]
 
 
 @dataclass
-class Visit:
+class ModelVisit:
     """The images on their way through a model."""
 
     model: LoadedModel
     samples: Sequence[Sample]
-    asked: Asked
+    asked: AuditRequest
     progress: Progress
     team: World = ALONE
     seen: list[int] = field(default_factory=list)
     """Numbers of the images that went through."""
     failures: dict[int, FeatvizError] = field(default_factory=dict)
 
-    def count(self, plan: Plan) -> Census:
+    def count(self, plan: AuditPlan) -> Census:
         """Stream all images through the model.
 
         Raises:
@@ -120,7 +120,7 @@ class Visit:
         self.failures = failures
         return joined
 
-    def verify(self, plan: Plan, cut: Pruning) -> dict[str, Any]:
+    def verify(self, plan: AuditPlan, cut: Pruning) -> dict[str, Any]:
         """Run the images again, with and without the channels that could be cut out."""
         proof = Verification(self.model, plan, cut)
         good = sorted(self.seen) if cut.channels else []
@@ -162,7 +162,7 @@ class Visit:
 def examine(
     model: LoadedModel,
     samples: Sequence[Sample],
-    asked: Asked,
+    asked: AuditRequest,
     progress: Progress,
     team: World = ALONE,
 ) -> Examined | None:
@@ -178,7 +178,7 @@ def examine(
     plan = targets.choose(model, asked.layers, blank_input(model, samples, asked.inputs))
     for gate in asked.gates:
         gates.covered(gate, [verdicts.expected(t, asked.thresholds) for t in plan.targets])
-    visit = Visit(model, samples, asked, progress, team)
+    visit = ModelVisit(model, samples, asked, progress, team)
     counted = visit.count(plan)
     if not team.first:
         return None
@@ -199,7 +199,7 @@ def examine(
     return Examined(document, tables, drawn)
 
 
-def _record(model: LoadedModel, asked: Asked) -> dict[str, Any]:
+def _record(model: LoadedModel, asked: AuditRequest) -> dict[str, Any]:
     """What was audited and how; nothing of when and where."""
     return {
         "featviz": __version__,
@@ -212,7 +212,7 @@ def _record(model: LoadedModel, asked: Asked) -> dict[str, Any]:
     }
 
 
-def _findings(plan: Plan, counted: Census, layers: list[Row]) -> dict[str, Any]:
+def _findings(plan: AuditPlan, counted: Census, layers: list[Row]) -> dict[str, Any]:
     faults = [{"layer": call.label, "reason": why} for call, why in counted.faults.items()]
     skipped = [{"layer": skip.layer, "reason": skip.reason} for skip in plan.skipped]
     return {
@@ -223,7 +223,7 @@ def _findings(plan: Plan, counted: Census, layers: list[Row]) -> dict[str, Any]:
     }
 
 
-def _warn(plan: Plan, counted: Census, layers: Sequence[Row]) -> None:
+def _warn(plan: AuditPlan, counted: Census, layers: Sequence[Row]) -> None:
     """Say what was asked for and could not be looked at, or not be judged."""
     skipped = [f"{skip.layer} ({skip.reason})" for skip in plan.skipped]
     faults = [f"{call.label} ({why})" for call, why in counted.faults.items()]
@@ -240,8 +240,8 @@ def _warn(plan: Plan, counted: Census, layers: Sequence[Row]) -> None:
 
 
 def _line_up(
-    plan: Plan, counted: Census, rows: Mapping[Target, Row], limit: int
-) -> Sequence[Sheet]:
+    plan: AuditPlan, counted: Census, rows: Mapping[AuditTarget, Row], limit: int
+) -> Sequence[SuspectSheet]:
     """What is drawn of the suspects; says so where it is not all."""
     found = {target.spot.call: row["findings"] for target, row in rows.items()}
     sheets = suspects.line_up(plan, found, counted.tallies, limit)

@@ -11,12 +11,12 @@ import torch
 from torch import Tensor
 
 from featviz.audit import counting
-from featviz.audit.targets import Plan, Spot, Target
+from featviz.audit.targets import AuditPlan, AuditTarget, Spot
 from featviz.hooks import forward, leaves
 from featviz.models.load import LoadedModel
 from featviz.records import Call
 
-Dead = Sequence[tuple[Target, Sequence[int]]]
+Dead = Sequence[tuple[AuditTarget, Sequence[int]]]
 """Targets with their dead channels."""
 
 
@@ -37,7 +37,7 @@ class Pruning:
         return sum(len(own) for own in self.layers.values())
 
 
-def find(plan: Plan, dead: Dead) -> Pruning:
+def find(plan: AuditPlan, dead: Dead) -> Pruning:
     """The convolutions and linear layers that make dead channels.
 
     A layer that runs several times loses a channel only if it is dead behind each of its calls.
@@ -63,7 +63,7 @@ def find(plan: Plan, dead: Dead) -> Pruning:
     return Pruning(layers, refused, forced)
 
 
-def _by_name(plan: Plan, behind: Iterable[Call]) -> dict[str, list[Call]]:
+def _by_name(plan: AuditPlan, behind: Iterable[Call]) -> dict[str, list[Call]]:
     """Calls of each layer, where every call of the layer is among them."""
     grouped: defaultdict[str, list[Call]] = defaultdict(list)
     for call in behind:
@@ -77,7 +77,7 @@ class Verification:
     """Compares a model's output with and without the channels, image after image."""
 
     model: LoadedModel
-    plan: Plan
+    plan: AuditPlan
     pruning: Pruning
     images: int = 0
     largest: float = 0.0

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from featviz import layout
 from featviz.audit import counting, running_stats
-from featviz.audit.targets import Plan, Spot, Target
+from featviz.audit.targets import AuditPlan, AuditTarget, Spot
 from featviz.drawing import colormap
 from featviz.hooks import forward
 from featviz.hooks.eval_mode import borrowed
@@ -35,7 +35,7 @@ _FINDINGS = ("nonfinite", "dead", "saturated", "constant", "redundant")
 class Suspect:
     """A channel with a finding."""
 
-    target: Target
+    target: AuditTarget
     finding: str
     channel: int
     images: tuple[int, ...]
@@ -43,10 +43,10 @@ class Suspect:
 
 
 @dataclass(frozen=True)
-class Sheet:
+class SuspectSheet:
     """The suspects of one layer that are drawn."""
 
-    target: Target
+    target: AuditTarget
     suspects: tuple[Suspect, ...]
     total: int
     """All suspects of the layer."""
@@ -70,7 +70,7 @@ class Sheet:
 
 
 @dataclass
-class Views:
+class SuspectViews:
     """Maps and images as they will be drawn, by number of the image."""
 
     maps: dict[tuple[Call, int, int], np.ndarray] = field(default_factory=dict)
@@ -79,11 +79,11 @@ class Views:
 
 
 def line_up(
-    plan: Plan,
+    plan: AuditPlan,
     findings: Mapping[Call, Mapping[str, Sequence[int]]],
     tallies: Mapping[Call, counting.Tally],
     limit: int,
-) -> list[Sheet]:
+) -> list[SuspectSheet]:
     """Choose what is drawn: PER_LAYER suspects of a layer and `limit` in all, worst first."""
     sheets, left = [], limit
     for target in plan.targets:
@@ -96,17 +96,17 @@ def line_up(
                 for name, channel in chosen
             )
             left -= len(suspects)
-            sheets.append(Sheet(target, suspects, len(every), source))
+            sheets.append(SuspectSheet(target, suspects, len(every), source))
     return sheets
 
 
 def draw(
     model: LoadedModel,
-    plan: Plan,
-    sheets: Sequence[Sheet],
+    plan: AuditPlan,
+    sheets: Sequence[SuspectSheet],
     samples: Sequence[Sample],
     inputs: InputOptions,
-) -> Iterator[tuple[Sheet, Image.Image]]:
+) -> Iterator[tuple[SuspectSheet, Image.Image]]:
     """Show the images that are needed to the model once more, and draw the sheets."""
     views = _look_again(model, plan, sheets, samples, inputs)
     for sheet in sheets:
@@ -114,7 +114,7 @@ def draw(
 
 
 def _by_source(
-    plan: Plan, target: Target, chosen: Sequence[tuple[str, int]]
+    plan: AuditPlan, target: AuditTarget, chosen: Sequence[tuple[str, int]]
 ) -> Iterator[tuple[Spot, list[tuple[str, int]]]]:
     """Dead channels of an activation are black: what reaches it is drawn instead."""
     dead = [item for item in chosen if item[0] == "dead"]
@@ -125,7 +125,7 @@ def _by_source(
         yield target.spot, rest
 
 
-def _before(plan: Plan, target: Target) -> Spot:
+def _before(plan: AuditPlan, target: AuditTarget) -> Spot:
     graph = plan.trace.graph
     node = graph.given_by[target.spot.call]
     sources = graph.nodes[node].sources
@@ -136,12 +136,12 @@ def _before(plan: Plan, target: Target) -> Spot:
 
 def _look_again(
     model: LoadedModel,
-    plan: Plan,
-    sheets: Sequence[Sheet],
+    plan: AuditPlan,
+    sheets: Sequence[SuspectSheet],
     samples: Sequence[Sample],
     inputs: InputOptions,
-) -> Views:
-    views, wanted = Views(), _wanted(sheets)
+) -> SuspectViews:
+    views, wanted = SuspectViews(), _wanted(sheets)
     names = frozenset(sheet.source.call.name for sheet in sheets)
     numbers, current = sorted(wanted), 0
 
@@ -159,7 +159,7 @@ def _look_again(
     return views
 
 
-def _wanted(sheets: Sequence[Sheet]) -> dict[int, dict[Call, set[tuple[int, int]]]]:
+def _wanted(sheets: Sequence[SuspectSheet]) -> dict[int, dict[Call, set[tuple[int, int]]]]:
     """By image and call, the (axis, channel) of the maps to draw."""
     wanted: dict[int, dict[Call, set[tuple[int, int]]]] = {}
     for sheet in sheets:
@@ -204,7 +204,7 @@ def _fitted(image: Image.Image) -> Image.Image:
     return image.resize((size[0], size[1]), kind)
 
 
-def _compose(sheet: Sheet, views: Views, samples: Sequence[Sample]) -> Image.Image:
+def _compose(sheet: SuspectSheet, views: SuspectViews, samples: Sequence[Sample]) -> Image.Image:
     columns = max(len(suspect.images) for suspect in sheet.suspects)
     cell, row = 2 * _TILE + 3 * _GAP, _TILE + _TEXT + 2 * _GAP
     top = 2 * (_TEXT + _GAP) + _GAP
@@ -225,7 +225,7 @@ def _compose(sheet: Sheet, views: Views, samples: Sequence[Sample]) -> Image.Ima
     return picture
 
 
-def _title(sheet: Sheet) -> str:
+def _title(sheet: SuspectSheet) -> str:
     call, source = sheet.target.spot.call, sheet.source.call
     what = "with the images that excite each most, and its map"
     if source != call:

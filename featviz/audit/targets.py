@@ -36,7 +36,7 @@ class Spot:
 
 
 @dataclass(frozen=True)
-class Target:
+class AuditTarget:
     """One call of a selected layer."""
 
     spot: Spot
@@ -62,10 +62,10 @@ class Trace:
 
 
 @dataclass(frozen=True)
-class Plan:
+class AuditPlan:
     """What is looked at in a model."""
 
-    targets: tuple[Target, ...]
+    targets: tuple[AuditTarget, ...]
     """In the order in which they finish in a forward pass."""
     skipped: tuple[Skip, ...]
     never_ran: tuple[str, ...]
@@ -110,7 +110,7 @@ def trace(model: LoadedModel, blank: Sequence[Tensor]) -> Trace:
     return Trace(graph, tuple(layers), size, atoms, gave)
 
 
-def choose(model: LoadedModel, text: str | None, blank: Sequence[Tensor]) -> Plan:
+def choose(model: LoadedModel, text: str | None, blank: Sequence[Tensor]) -> AuditPlan:
     """The layers that the selectors take; without any, all activations (modules and functions),
     or, in a model without, its convolutions or linear layers.
 
@@ -134,7 +134,7 @@ def choose(model: LoadedModel, text: str | None, blank: Sequence[Tensor]) -> Pla
             f"none of the {len(names)} selected layers gives a tensor with channels",
             "; ".join([*reasons, *(f"{name} never ran" for name in never_ran[:3])]),
         )
-    return Plan(tuple(targets), tuple(skipped), never_ran, found)
+    return AuditPlan(tuple(targets), tuple(skipped), never_ran, found)
 
 
 def _functions(graph: Graph, first: int) -> list[Layer]:
@@ -173,25 +173,25 @@ def _selected(model: LoadedModel, text: str, blank: Sequence[Tensor], found: Tra
     return names
 
 
-def _target(found: Trace, call: Call) -> Target:
+def _target(found: Trace, call: Call) -> AuditTarget:
     graph = found.graph
     if call not in graph.shapes:
         raise LayoutError(f"gives a {found.gave[call]}, not a tensor")
     node = graph.given_by.get(call)
     spot = _spot(found, call, node)
     if node is None:
-        return Target(spot, None, "no call that was seen makes its output")
+        return AuditTarget(spot, None, "no call that was seen makes its output")
     after = graph.activation_after(node)
     if after.node is None:
-        return Target(spot, None, after.reason)
+        return AuditTarget(spot, None, after.reason)
     at = graph.nodes[after.node]
     judge = _spot(found, at.call, after.node)
     if judge.activation is None or not judge.activation.zero:
         own = after.node == node
-        return Target(spot, None, f"{'it' if own else at.call.label} gives no exact zeros")
+        return AuditTarget(spot, None, f"{'it' if own else at.call.label} gives no exact zeros")
     if _channels(found, judge) != _channels(found, spot):
-        return Target(spot, None, f"{at.call.label}, which follows, has other channels")
-    return Target(spot, judge)
+        return AuditTarget(spot, None, f"{at.call.label}, which follows, has other channels")
+    return AuditTarget(spot, judge)
 
 
 def _spot(found: Trace, call: Call, node: int | None) -> Spot:

@@ -10,13 +10,13 @@ import numpy as np
 from featviz.audit import findings
 from featviz.audit.counting import Census, Tally
 from featviz.audit.findings import Evidence, Thresholds
-from featviz.audit.targets import Plan, Target
+from featviz.audit.targets import AuditPlan, AuditTarget
 
 Row = Mapping[str, Any]
 """One entry of `layers` in audit.json."""
 
 
-def rows(plan: Plan, counted: Census, thresholds: Thresholds) -> dict[Target, Row]:
+def rows(plan: AuditPlan, counted: Census, thresholds: Thresholds) -> dict[AuditTarget, Row]:
     """Judge the targets that gave something to count."""
     return {
         target: _judged(target, counted, thresholds)
@@ -25,7 +25,7 @@ def rows(plan: Plan, counted: Census, thresholds: Thresholds) -> dict[Target, Ro
     }
 
 
-def expected(target: Target, thresholds: Thresholds) -> Row:
+def expected(target: AuditTarget, thresholds: Thresholds) -> Row:
     """The row of a target before anything was counted: its findings are those it is judged for."""
     nothing = np.zeros(0)
     bounded = target.spot.activation is not None and bool(target.spot.activation.bounds)
@@ -63,7 +63,7 @@ def suspicious(row: Row) -> int:
     return sum(len(own) for own in row["findings"].values())
 
 
-def _judged(target: Target, counted: Census, thresholds: Thresholds) -> Row:
+def _judged(target: AuditTarget, counted: Census, thresholds: Thresholds) -> Row:
     tally = counted.tallies[target.spot.call]
     behind = None if target.dead_at is None else counted.tallies.get(target.dead_at.call)
     evidence = _evidence(target, tally, behind)
@@ -74,7 +74,7 @@ def _judged(target: Target, counted: Census, thresholds: Thresholds) -> Row:
     return {**_row(target, len(tally.stats.count), found), **more}
 
 
-def _row(target: Target, channels: int, found: Mapping[str, Sequence[int]]) -> dict[str, Any]:
+def _row(target: AuditTarget, channels: int, found: Mapping[str, Sequence[int]]) -> dict[str, Any]:
     call = target.spot.call
     return {
         "layer": call.name,
@@ -88,7 +88,7 @@ def _row(target: Target, channels: int, found: Mapping[str, Sequence[int]]) -> d
     }
 
 
-def _evidence(target: Target, tally: Tally, behind: Tally | None) -> Evidence:
+def _evidence(target: AuditTarget, tally: Tally, behind: Tally | None) -> Evidence:
     stats = tally.stats
     activation = target.spot.activation
     saturated = None

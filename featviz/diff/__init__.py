@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from featviz.diff import documents, maps, page
-from featviz.diff.findings import Asked, DiffResult, Finding, LayerFindings
+from featviz.diff.findings import DiffResult, DiffThresholds, Finding, LayerFindings
 from featviz.diff.pairing import Pairing, check_alike, pair_up, pairs
 from featviz.diff.sides import Sides
 from featviz.errors import UsageError
@@ -21,7 +21,7 @@ from featviz.rundir.write import atomic, write_json
 
 log = logging.getLogger(__name__)
 
-__all__ = ["Asked", "DiffResult", "Outputs", "diff"]
+__all__ = ["DiffResult", "DiffThresholds", "Outputs", "diff"]
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class Outputs:
         return [path for path in (self.html, self.junit) if path is not None]
 
 
-def diff(base: Path, new: Path, asked: Asked, outputs: Outputs) -> DiffResult:
+def diff(base: Path, new: Path, asked: DiffThresholds, outputs: Outputs) -> DiffResult:
     """Compare two run directories.
 
     Raises:
@@ -85,7 +85,7 @@ def diff(base: Path, new: Path, asked: Asked, outputs: Outputs) -> DiffResult:
     return _write(result, before, after, outputs)
 
 
-def check_asked(asked: Asked) -> None:
+def check_asked(asked: DiffThresholds) -> None:
     """Refuse bad values before any work.
 
     Raises:

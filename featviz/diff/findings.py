@@ -21,7 +21,7 @@ _MOST_CHANGED = 5
 
 
 @dataclass(frozen=True)
-class Asked:
+class DiffThresholds:
     """What counts as a difference."""
 
     tolerance: float = 1e-4
@@ -162,7 +162,7 @@ class DiffResult:
 
     base: Path
     new: Path
-    asked: Asked
+    asked: DiffThresholds
     images: tuple[str, ...]
     layers: tuple[LayerFindings, ...]
     """All that both have, in the order in which the model came to them."""

@@ -12,7 +12,7 @@ import numpy as np
 
 from featviz.errors import CompareError
 from featviz.rundir.read import DamagedError, ReadImage, ReadRun
-from featviz.rundir.schema import Place, Row
+from featviz.rundir.schema import CaptureRow, Place
 
 _NAMED = 3
 """Images that a refusal names."""
@@ -24,8 +24,8 @@ class Pair:
 
     image: str
     place: Place
-    base: Row
-    new: Row
+    base: CaptureRow
+    new: CaptureRow
 
 
 @dataclass(frozen=True)

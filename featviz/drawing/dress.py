@@ -9,7 +9,7 @@ from math import isqrt
 import numpy as np
 
 from featviz.drawing import colormap, grid, labels, normalize, stats
-from featviz.drawing.figure import Panel, Sheet
+from featviz.drawing.figure import FigurePage, Panel
 from featviz.drawing.overlay import Overlay
 from featviz.drawing.tiles import Drawing, for_one, plan_for
 from featviz.layout import Maps
@@ -74,11 +74,13 @@ def lay_over(drawing: Drawing, ground: Sequence[Bytes], options: DrawOptions) ->
     )
 
 
-def sheet(drawing: Drawing, options: DrawOptions, title: str, shown: Bytes) -> Sheet:
+def sheet(drawing: Drawing, options: DrawOptions, title: str, shown: Bytes) -> FigurePage:
     """What the figure of a drawing shows: its first tiles by value, beside the input [H, W, C]."""
     cmap = "viridis" if options.cmap == "auto" else options.cmap
     cmap = "gray" if cmap in colormap.GREYS else cmap
-    return Sheet(title, shown, _panels(drawing, options), cmap, drawing.limits.shared is not None)
+    return FigurePage(
+        title, shown, _panels(drawing, options), cmap, drawing.limits.shared is not None
+    )
 
 
 def shown_first(options: DrawOptions, tiles: int) -> int:

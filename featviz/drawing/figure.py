@@ -30,7 +30,7 @@ _drawing = Lock()
 
 
 @dataclass(frozen=True)
-class Geometry:
+class FigureGeometry:
     """Where things stand, in inches."""
 
     panels: int
@@ -90,7 +90,7 @@ class Panel:
 
 
 @dataclass(frozen=True)
-class Sheet:
+class FigurePage:
     """All that a figure shows."""
 
     title: str
@@ -102,14 +102,14 @@ class Sheet:
     """Whether the panels have one scale, and one colour bar."""
 
     @property
-    def geometry(self) -> Geometry:
+    def geometry(self) -> FigureGeometry:
         """By the panels and their bars."""
         valued = self.panels[0].limits is not None
         bars: Literal["own", "shared"] = "shared" if self.shared else "own"
-        return Geometry(len(self.panels), bars if valued else "none")
+        return FigureGeometry(len(self.panels), bars if valued else "none")
 
 
-def write_figure(file: BinaryIO, sheet: Sheet, text: Mapping[str, str]) -> None:
+def write_figure(file: BinaryIO, sheet: FigurePage, text: Mapping[str, str]) -> None:
     """Write a figure as PNG to an open file, without pyplot and its global state.
 
     Args:
@@ -126,7 +126,7 @@ def write_figure(file: BinaryIO, sheet: Sheet, text: Mapping[str, str]) -> None:
         canvas.print_png(file, metadata=dict(text))  # type: ignore[no-untyped-call]
 
 
-def _lay_out(figure: Any, sheet: Sheet) -> None:
+def _lay_out(figure: Any, sheet: FigurePage) -> None:
     from matplotlib import colormaps
 
     at = sheet.geometry
@@ -167,7 +167,9 @@ def _bar(figure: Any, image: Any, axes: Any) -> None:
     axes.tick_params(labelsize=6, length=2, pad=1)
 
 
-def _axes(figure: Any, at: Geometry, left: float, top: float, width: float, height: float) -> Any:
+def _axes(
+    figure: Any, at: FigureGeometry, left: float, top: float, width: float, height: float
+) -> Any:
     """Axes without ticks at a place in inches from the upper left."""
     across, down = at.inches
     axes = figure.add_axes(

@@ -44,7 +44,7 @@ class Filters:
 
 
 @dataclass(frozen=True)
-class Tiles:
+class FilterTiles:
     """What is drawn of them."""
 
     data: Tensor
@@ -130,7 +130,7 @@ def _exported_weight(module: nn.Module) -> _Weight:
     return _Weight(weight, int(given.get("groups", 1)), transposed)
 
 
-def to_tiles(filters: Filters, all_slices: bool) -> Tiles:
+def to_tiles(filters: Filters, all_slices: bool) -> FilterTiles:
     """RGB for three input channels, else the mean over the inputs; or each input's slice.
 
     Kernels with a time axis give a tile for each step, one after the other.
@@ -141,10 +141,10 @@ def to_tiles(filters: Filters, all_slices: bool) -> Tiles:
     if inputs == 1 or all_slices:
         slices = f", {inputs} inputs a channel" if inputs > 1 else ""
         tiles = data.reshape(outputs, inputs * steps, 1, *data.shape[3:])
-        return Tiles(tiles, "slices", f"one input's kernel{slices}{each}")
+        return FilterTiles(tiles, "slices", f"one input's kernel{slices}{each}")
     if inputs == 3 and filters.groups == 1:
-        return Tiles(data.transpose(1, 2), "rgb", f"RGB of three inputs{each}")
-    return Tiles(data.mean(1)[:, :, None], "mean", f"mean over {inputs} inputs{each}")
+        return FilterTiles(data.transpose(1, 2), "rgb", f"RGB of three inputs{each}")
+    return FilterTiles(data.mean(1)[:, :, None], "mean", f"mean over {inputs} inputs{each}")
 
 
 def _by_output(weight: Tensor, groups: int) -> Tensor:

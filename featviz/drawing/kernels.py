@@ -14,7 +14,7 @@ from featviz.drawing import draw as drawing
 from featviz.drawing import filters, grid
 from featviz.drawing import tensorboard as boards
 from featviz.drawing import tiles as painting
-from featviz.drawing.filters import Filters, Tiles
+from featviz.drawing.filters import Filters, FilterTiles
 from featviz.drawing.normalize import parse_scale
 from featviz.drawing.tensorboard import Board, Post
 from featviz.drawing.tiles import Drawing
@@ -30,7 +30,7 @@ AUTO_PIXELS = 2**26
 
 def draw_filters(
     kernels: Filters, options: DrawOptions, all_slices: bool = False
-) -> tuple[Tiles, Drawing]:
+) -> tuple[FilterTiles, Drawing]:
     """The picture of a layer's kernels, by output channel, and what its tiles are.
 
     Args:
@@ -65,7 +65,7 @@ def post_filters(board: Board, layer: Layer, kernels: Filters, picture: Drawing)
     board.post(Post(site, encoded, size, picture.stats, picture.values, counts), 0)
 
 
-def _geometry(tiles: Tiles, options: DrawOptions, all_slices: bool) -> DrawOptions:
+def _geometry(tiles: FilterTiles, options: DrawOptions, all_slices: bool) -> DrawOptions:
     """Settle what is `auto`: a channel's tiles stay in one row, and no picture grows huge.
 
     With all slices a row of the picture is an output channel and a column an input.

@@ -36,7 +36,7 @@ class Scale:
 
 
 @dataclass(frozen=True)
-class Limits:
+class ValueLimits:
     """Values drawn darkest and brightest, float32 [N] or [1]; which `mode` they came from."""
 
     low: Floats
@@ -65,14 +65,14 @@ def parse_scale(text: str) -> Scale:
     return Scale(mode, _numbers(text, mode, tail) if tail else ())
 
 
-def limits(scale: Scale, maps: Tensor, low: Floats, high: Floats) -> Limits:
+def limits(scale: Scale, maps: Tensor, low: Floats, high: Floats) -> ValueLimits:
     """The limits of each map; `low` and `high` [N] are the finite extremes of each (else NaN).
 
     Maps of one number each share the layer's scale, since by their own all would be alike.
     """
     mode = "layer" if scale.mode == "map" and maps[0].numel() == 1 else scale.mode
     if np.isnan(low).all():
-        return Limits(np.zeros(1, np.float32), np.zeros(1, np.float32), "layer")
+        return ValueLimits(np.zeros(1, np.float32), np.zeros(1, np.float32), "layer")
     return MODES[mode](Scale(mode, scale.numbers), maps, low, high)
 
 
@@ -82,7 +82,7 @@ def is_flat(low: Floats, high: Floats) -> np.ndarray:
     return found
 
 
-def to_tiles(maps: Tensor, limits: Limits, levels: int, nonfinite: int | None) -> Bytes:
+def to_tiles(maps: Tensor, limits: ValueLimits, levels: int, nonfinite: int | None) -> Bytes:
     """Turn float32 maps [N, H, W] into levels 0..`levels`-1, rounded to the nearest.
 
     The arithmetic is torchvision's (`make_grid(normalize=True)`, then `save_image`) but for two
@@ -174,38 +174,38 @@ def _fill_flat(tiles: Bytes, flat: np.ndarray, low: Floats, middle: int) -> None
     tiles[where] = np.broadcast_to(value, len(tiles))[where][:, None, None]
 
 
-def _by_map(scale: Scale, maps: Tensor, low: Floats, high: Floats) -> Limits:
-    return Limits(low, high, "map")
+def _by_map(scale: Scale, maps: Tensor, low: Floats, high: Floats) -> ValueLimits:
+    return ValueLimits(low, high, "map")
 
 
-def _by_layer(scale: Scale, maps: Tensor, low: Floats, high: Floats) -> Limits:
+def _by_layer(scale: Scale, maps: Tensor, low: Floats, high: Floats) -> ValueLimits:
     return _fixed("layer", float(np.nanmin(low)), float(np.nanmax(high)))
 
 
-def _as_is(scale: Scale, maps: Tensor, low: Floats, high: Floats) -> Limits:
+def _as_is(scale: Scale, maps: Tensor, low: Floats, high: Floats) -> ValueLimits:
     return _fixed("none", 0.0, 1.0)
 
 
-def _by_range(scale: Scale, maps: Tensor, low: Floats, high: Floats) -> Limits:
+def _by_range(scale: Scale, maps: Tensor, low: Floats, high: Floats) -> ValueLimits:
     return _fixed("range", *scale.numbers)
 
 
-def _symmetric(scale: Scale, maps: Tensor, low: Floats, high: Floats) -> Limits:
+def _symmetric(scale: Scale, maps: Tensor, low: Floats, high: Floats) -> ValueLimits:
     largest = float(max(np.nanmax(np.abs(low)), np.nanmax(np.abs(high)))) or 1.0
     return _fixed("symmetric", -largest, largest)
 
 
-def _by_percentile(scale: Scale, maps: Tensor, low: Floats, high: Floats) -> Limits:
+def _by_percentile(scale: Scale, maps: Tensor, low: Floats, high: Floats) -> ValueLimits:
     values = maps.cpu().numpy()
     bottom, top = np.percentile(values[np.isfinite(values)], scale.numbers)
     return _fixed("percentile", float(bottom), float(top))
 
 
-def _fixed(mode: str, low: float, high: float) -> Limits:
-    return Limits(np.array([low], np.float32), np.array([high], np.float32), mode)
+def _fixed(mode: str, low: float, high: float) -> ValueLimits:
+    return ValueLimits(np.array([low], np.float32), np.array([high], np.float32), mode)
 
 
-Mode = Callable[[Scale, Tensor, Floats, Floats], Limits]
+Mode = Callable[[Scale, Tensor, Floats, Floats], ValueLimits]
 MODES: dict[str, Mode] = {
     "map": _by_map,
     "layer": _by_layer,

@@ -13,7 +13,7 @@ from featviz.drawing import colormap as palette
 from featviz.drawing import grid, normalize, order, stats
 from featviz.drawing import reduce as reduction
 from featviz.drawing.colormap import Palette
-from featviz.drawing.normalize import Limits, Scale
+from featviz.drawing.normalize import Scale, ValueLimits
 from featviz.drawing.reduce import Basis
 from featviz.errors import LayoutError
 from featviz.layout import Maps
@@ -38,7 +38,7 @@ class Drawing:
     tiles: Tiles
     """[N, H, W], or [N, H, W, 3] for RGB."""
     palette: Palette
-    limits: Limits
+    limits: ValueLimits
     stats: Floats
     """[channels, 6], of all maps, drawn or not."""
     channels: list[int] | None
@@ -213,16 +213,16 @@ def plan_for(shape: Sequence[int], strip: bool, options: DrawOptions) -> GridPla
     return plan
 
 
-def _for_tiles(limits: Limits, channels: list[int] | None, slices: int) -> Limits:
+def _for_tiles(limits: ValueLimits, channels: list[int] | None, slices: int) -> ValueLimits:
     """The limits of each tile, from those of each channel."""
     if limits.shared is not None:
         return limits
     low, high = (v if channels is None else v[channels] for v in (limits.low, limits.high))
-    return Limits(np.repeat(low, slices), np.repeat(high, slices), limits.mode)
+    return ValueLimits(np.repeat(low, slices), np.repeat(high, slices), limits.mode)
 
 
 def _level_tiles(
-    rows: Tensor, height: int, limits: Limits, options: DrawOptions, nonfinite: bool
+    rows: Tensor, height: int, limits: ValueLimits, options: DrawOptions, nonfinite: bool
 ) -> tuple[Bytes, Palette]:
     """[C, S·H, W] to levels [C·S, H, W]."""
     labelled = options.labels or options.collapse is not None
@@ -232,7 +232,7 @@ def _level_tiles(
 
 
 def _rgb_tiles(
-    rows: Tensor, height: int, limits: Limits, options: DrawOptions, nonfinite: bool
+    rows: Tensor, height: int, limits: ValueLimits, options: DrawOptions, nonfinite: bool
 ) -> tuple[Bytes, Palette]:
     """[C, S·3·H, W] to pixels [C·S, H, W, 3]."""
     colors = palette.plain_grey(options.pad_value)

@@ -14,7 +14,7 @@ from torch import Tensor
 from featviz import layout
 from featviz.errors import UsageError
 from featviz.gradients import interventions, predictions, relu_rules
-from featviz.gradients.options import Plan
+from featviz.gradients.options import PassPlan
 from featviz.gradients.relu_rules import Rule
 from featviz.hooks import Recorder, Sink, back, forward, hooked, leaves, unwatched
 from featviz.hooks.eval_mode import borrowed, kept_rng
@@ -26,7 +26,7 @@ from featviz.records import Layer, Outcome, Site
 log = logging.getLogger(__name__)
 
 
-def try_out(model: LoadedModel, plan: Plan, blank: Sequence[Tensor], book: HintBook) -> None:
+def try_out(model: LoadedModel, plan: PassPlan, blank: Sequence[Tensor], book: HintBook) -> None:
     """Go there and back once on zeros, so that what cannot work is said before anything is
     written; warn of options that change nothing.
 
@@ -43,7 +43,7 @@ def try_out(model: LoadedModel, plan: Plan, blank: Sequence[Tensor], book: HintB
 
 def run(
     model: LoadedModel,
-    plan: Plan,
+    plan: PassPlan,
     args: Sequence[Tensor],
     book: HintBook,
     layers: Sequence[Layer],
@@ -84,7 +84,7 @@ def run(
     return outcome, recorder
 
 
-def _check_rule(model: LoadedModel, plan: Plan, rule: Rule | None) -> None:
+def _check_rule(model: LoadedModel, plan: PassPlan, rule: Rule | None) -> None:
     """Refuse gradients that a rule should have changed and could not: a program may compute a ReLU
     by another operator, if somebody decomposed it."""
     if rule is None or rule.met:
@@ -100,7 +100,7 @@ def _check_rule(model: LoadedModel, plan: Plan, rule: Rule | None) -> None:
 
 def _there_and_back(
     model: LoadedModel,
-    plan: Plan,
+    plan: PassPlan,
     given: Sequence[Tensor],
     book: HintBook,
     recorder: Recorder,
@@ -123,7 +123,9 @@ def _there_and_back(
     return output, float(value.detach())
 
 
-def _value(model: LoadedModel, plan: Plan, output: Any, kept: list[Any], book: HintBook) -> Tensor:
+def _value(
+    model: LoadedModel, plan: PassPlan, output: Any, kept: list[Any], book: HintBook
+) -> Tensor:
     target, layer = plan.target, plan.target_layer
     if layer is None:
         return target.value(output, model.categories)
@@ -140,7 +142,7 @@ def _value(model: LoadedModel, plan: Plan, output: Any, kept: list[Any], book: H
     return target.value(found)
 
 
-def _undisturbed(model: LoadedModel, plan: Plan, given: Sequence[Tensor]) -> Any:
+def _undisturbed(model: LoadedModel, plan: PassPlan, given: Sequence[Tensor]) -> Any:
     """The output without interventions, from the same random numbers; None where there are
     none."""
     if not plan.changes_values:
@@ -150,7 +152,7 @@ def _undisturbed(model: LoadedModel, plan: Plan, given: Sequence[Tensor]) -> Any
 
 
 @contextmanager
-def _intervened(model: LoadedModel, plan: Plan, book: HintBook) -> Iterator[set[str]]:
+def _intervened(model: LoadedModel, plan: PassPlan, book: HintBook) -> Iterator[set[str]]:
     """Let the interventions change what layers give, while the block runs.
 
     Yields:
@@ -178,7 +180,7 @@ def _unseen(change: Callable[..., Any], note: Callable[[], None]) -> Callable[..
 
 
 @contextmanager
-def _kept(model: LoadedModel, plan: Plan) -> Iterator[list[Any]]:
+def _kept(model: LoadedModel, plan: PassPlan) -> Iterator[list[Any]]:
     """What the layer gives that is the target, call by call."""
     found: list[Any] = []
     if plan.target_layer is None:
@@ -198,7 +200,7 @@ def _kept(model: LoadedModel, plan: Plan) -> Iterator[list[Any]]:
         handle.remove()
 
 
-def _idle(plan: Plan, ran: set[str], rule: Rule | None) -> Iterator[str]:
+def _idle(plan: PassPlan, ran: set[str], rule: Rule | None) -> Iterator[str]:
     """What was asked for and changed nothing."""
     if rule is not None and not rule.met:
         yield f"--grad-rule {plan.options.grad_rule} changes nothing: the model calls no ReLU"

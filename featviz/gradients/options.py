@@ -21,7 +21,7 @@ from featviz.records.checking import read_texts
 
 
 @dataclass(frozen=True)
-class Plan:
+class PassPlan:
     """The options of a pass, read and held against a model."""
 
     options: PassOptions
@@ -74,7 +74,7 @@ def check_options(options: PassOptions) -> None:
         _refuse_needless(options, changes)
 
 
-def plan(model: LoadedModel, options: PassOptions) -> Plan:
+def plan(model: LoadedModel, options: PassOptions) -> PassPlan:
     """Hold the options against a model.
 
     Raises:
@@ -90,7 +90,7 @@ def plan(model: LoadedModel, options: PassOptions) -> Plan:
     if options.gradients:
         _check_gradients(model.module)
     target = targets.parse(options.target)
-    return Plan(options, target, _target_layer(target, layers), changes)
+    return PassPlan(options, target, _target_layer(target, layers), changes)
 
 
 def _refuse_needless(options: PassOptions, changes: Sequence[Intervention]) -> None:

@@ -44,7 +44,7 @@ _BROKEN = (
 
 
 @dataclass(frozen=True)
-class Picture:
+class DecodedImage:
     """A decoded sample: its images, mode L or RGB, upright, and what identifies its files."""
 
     images: tuple[Image.Image, ...]
@@ -59,7 +59,7 @@ class Picture:
 
 def decode(
     sample: Sample, exif: bool = True, background: str = "white", frames: int | None = None
-) -> Picture:
+) -> DecodedImage:
     """Read a sample's images as they are meant to be seen.
 
     EXIF orientation is applied (unless `exif` is false), alpha is composited on `background`, 16
@@ -82,7 +82,7 @@ def decode(
     else:
         chosen = range(len(files)) if frames is None else _spread(len(files), frames)
         found = [files[i].images(exif, background, None)[0] for i in chosen]
-    return Picture(tuple(found), digest.hexdigest())
+    return DecodedImage(tuple(found), digest.hexdigest())
 
 
 def digest(sample: Sample) -> str:

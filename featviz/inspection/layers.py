@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Row:
+class LayerRow:
     """One module."""
 
     index: int
@@ -42,7 +42,7 @@ class Row:
 class Listing:
     """All modules of a model."""
 
-    rows: tuple[Row, ...]
+    rows: tuple[LayerRow, ...]
     total_parameters: int
 
     @property
@@ -94,8 +94,8 @@ def list_model(
     return Listing(tuple(rows), _count(model.module, True))
 
 
-def _row(layer: Layer, module: nn.Module | None, seen: Probe | None, selected: bool) -> Row:
-    return Row(
+def _row(layer: Layer, module: nn.Module | None, seen: Probe | None, selected: bool) -> LayerRow:
+    return LayerRow(
         index=layer.index,
         name=layer.name,
         type=layer.type,

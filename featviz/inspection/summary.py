@@ -22,7 +22,7 @@ from featviz.text import printable
 
 
 @dataclass(frozen=True)
-class Row:
+class SummaryRow:
     """One module, the modules inside it included."""
 
     index: int
@@ -69,7 +69,7 @@ class Summary:
     """What a forward pass of a model takes."""
 
     input_shape: list[int]
-    rows: tuple[Row, ...]
+    rows: tuple[SummaryRow, ...]
     totals: Totals
     not_counted: Mapping[str, int]
     """Operators that compute and are in no figure, since there is no formula for them: calls."""
@@ -87,13 +87,13 @@ class Summary:
         """A header and a line for each row; shapes as `1x64x56x56`, aliases apart by spaces."""
         file = io.StringIO()
         writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(field.name for field in fields(Row))
+        writer.writerow(field.name for field in fields(SummaryRow))
         for row in self.rows:
             writer.writerow([printable(c) if isinstance(c, str) else c for c in _cells(row)])
         return file.getvalue()
 
 
-SORTS: dict[str, Callable[[Row], int]] = {
+SORTS: dict[str, Callable[[SummaryRow], int]] = {
     "index": lambda row: row.index,
     "params": lambda row: -row.parameters,
     "macs": lambda row: -row.macs,
@@ -151,9 +151,9 @@ def _tensors(value: Any) -> list[Tensor]:
     return [item for _, item in leaves(value) if isinstance(item, Tensor)]
 
 
-def _row(layer: Layer, module: nn.Module, usage: Usage) -> Row:
+def _row(layer: Layer, module: nn.Module, usage: Usage) -> SummaryRow:
     parameters = _initialised(module)
-    return Row(
+    return SummaryRow(
         index=layer.index,
         name=layer.name,
         type=layer.type,
@@ -192,7 +192,7 @@ def _count(parameters: Sequence[Parameter]) -> int:
     return sum(parameter.numel() for parameter in parameters)
 
 
-def _cells(row: Row) -> list[Any]:
+def _cells(row: SummaryRow) -> list[Any]:
     values = asdict(row)
     for name in ("input_shape", "output_shape"):
         values[name] = "x".join(map(str, values[name] or []))

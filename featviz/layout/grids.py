@@ -21,7 +21,7 @@ STRIDES = (*_USUAL_STRIDES, *(p for p in range(1, 64) if p not in _USUAL_STRIDES
 
 
 @dataclass(frozen=True)
-class Grid:
+class TokenGrid:
     """Tokens in rows and columns, of one or several time steps, behind those of the prefix."""
 
     height: int
@@ -36,7 +36,7 @@ class Grid:
         return self.time * self.height * self.width + len(self.prefix)
 
 
-def parse(text: str) -> Grid:
+def parse(text: str) -> TokenGrid:
     """Read `14x20` or `14x20+1`, the number of tokens in front of the grid.
 
     Raises:
@@ -48,10 +48,10 @@ def parse(text: str) -> Grid:
             f"{text!r} is no grid", "rows and columns of tokens, for example 14x20 or 14x20+1"
         )
     height, width, extra = (int(number or 0) for number in found.groups())
-    return Grid(height, width, prefix=("extra_token",) * extra)
+    return TokenGrid(height, width, prefix=("extra_token",) * extra)
 
 
-def find(length: int, hints: Hints) -> Grid | None:
+def find(length: int, hints: Hints) -> TokenGrid | None:
     """The grid that so many tokens make of the input, with the model's prefix, with a part of it,
     or without; None where there is none."""
     if hints.input_size is None:
@@ -61,11 +61,11 @@ def find(length: int, hints: Hints) -> Grid | None:
         if rest == 0 and count > 1 and hints.tokens in (None, count, length):
             for height, width in map_sizes(hints.input_size):
                 if height * width == count:
-                    return Grid(height, width, hints.time or 1, prefix)
+                    return TokenGrid(height, width, hints.time or 1, prefix)
     return None
 
 
-def is_of_patches(grid: Grid, hints: Hints) -> bool:
+def is_of_patches(grid: TokenGrid, hints: Hints) -> bool:
     """Whether a grid has a token for each patch of the input."""
     if hints.input_size is None or hints.patch is None:
         return False
@@ -146,7 +146,7 @@ def map_of_windows(count: int, windows: Windows, input_size: Size) -> Size | Non
     return None
 
 
-def join_windows(tensor: Tensor, windows: Windows, grid: Grid) -> Tensor:
+def join_windows(tensor: Tensor, windows: Windows, grid: TokenGrid) -> Tensor:
     """Put windows back into their map: [C, H, W].
 
     Neighbouring windows stand where they were cut out; strided ones are interleaved. What padded

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import featviz.layout.grids as grids
 from featviz.errors import LayoutError
-from featviz.layout.grids import Grid
+from featviz.layout.grids import TokenGrid
 from featviz.records import Hints, Windows
 
 
@@ -16,7 +16,7 @@ class Form:
     """A layout, and what drawing it needs beside the tensor."""
 
     layout: str
-    grid: Grid | None = None
+    grid: TokenGrid | None = None
     """For tokens and windows: the grid that they make."""
     windows: Windows | None = None
     unrolled: tuple[int, int] | None = None
@@ -227,7 +227,7 @@ def _windowed(shape: Sequence[int], hints: Hints) -> Form | None:
     if windows is None or size is None or count == 0:
         return None
     found = grids.map_of_windows(count, windows, size)
-    return None if found is None else Form("windows", Grid(*found), windows)
+    return None if found is None else Form("windows", TokenGrid(*found), windows)
 
 
 def _why_not(shape: Sequence[int], hints: Hints) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from featviz.drawing import dress, tiles
-from featviz.drawing.figure import Geometry
+from featviz.drawing.figure import FigureGeometry
 from featviz.gradients import forward_backward
 from featviz.hooks.eval_mode import borrowed
 from featviz.layout import Maps, to_maps
@@ -167,7 +167,7 @@ def _planned(site: Site, maps: Maps, draw: DrawOptions, shown: Sequence[int]) ->
     found = [PlannedFile(*of, picture, plan.maps, plan.width, plan.height, bytes)]
     if draw.figure:
         panels = 1 if maps.strip else dress.shown_first(draw, count)
-        height, width = Geometry(panels, "own").pixels
+        height, width = FigureGeometry(panels, "own").pixels
         file = f"{site.stem}.figure.png"
         found.append(PlannedFile(*of, file, panels, width, height, int(width * height * FIGURE)))
     return found

@@ -19,8 +19,8 @@ from featviz.drawing.draw import Drawer
 from featviz.drawing.tensorboard import Post, histogram
 from featviz.drawing.tiles import Drawing
 from featviz.gradients import norms
-from featviz.gradients.options import Plan
-from featviz.images import Picture
+from featviz.gradients.options import PassPlan
+from featviz.images import DecodedImage
 from featviz.layout.overrides import HintBook
 from featviz.pipeline.encoders import Background
 from featviz.records import Bytes, Capture, Floats, ImageResult, Outcome, Sample, Site, Skip, finite
@@ -29,7 +29,7 @@ from featviz.rundir.write import ImageFolder, manifest_rows
 log = logging.getLogger(__name__)
 
 
-class Visit:
+class ImageRun:
     """One image in a model: collects captures in the hooks, then the files they became."""
 
     def __init__(
@@ -84,7 +84,7 @@ class Visit:
         self._later(self._shown, partial(_save_input, self.folder))
 
     def close(
-        self, picture: Picture, args: Sequence[Tensor], words: str, recorder: hooks.Recorder
+        self, picture: DecodedImage, args: Sequence[Tensor], words: str, recorder: hooks.Recorder
     ) -> None:
         """Note the rest of the manifest; the model is done with this image."""
         width, height = picture.size
@@ -101,7 +101,7 @@ class Visit:
         self._skipped = tuple(recorder.skipped)
         self._never_ran = tuple(layer.name for layer in recorder.never_ran)
 
-    def note(self, outcome: Outcome, plan: Plan, fingerprint: str) -> None:
+    def note(self, outcome: Outcome, plan: PassPlan, fingerprint: str) -> None:
         """Note what the model said, and what was done to it."""
         self._outcome = outcome
         self._image["fingerprint"] = fingerprint

@@ -16,7 +16,7 @@ from featviz.drawing import tensorboard as boards
 from featviz.errors import ImageError, UsageError
 from featviz.gradients import forward_backward as passes
 from featviz.gradients import options as plans
-from featviz.gradients.options import Plan
+from featviz.gradients.options import PassPlan
 from featviz.images import group
 from featviz.layout.overrides import HintBook, read_told
 from featviz.models.load import LoadedModel, ModelOptions, load_model
@@ -64,7 +64,7 @@ class Prepared:
     blank: list[Tensor]
     """Zeros in the shapes of the model's inputs."""
     layers: list[Layer]
-    plan: Plan
+    plan: PassPlan
 
 
 def prepare(

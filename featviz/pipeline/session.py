@@ -12,13 +12,13 @@ from featviz.drawing.draw import Drawer
 from featviz.drawing.tensorboard import Board
 from featviz.errors import ForwardError, ImageError, UsageError
 from featviz.gradients import forward_backward
-from featviz.gradients.options import Plan
+from featviz.gradients.options import PassPlan
 from featviz.layout.overrides import HintBook
 from featviz.models.load import LoadedModel
 from featviz.models.preprocess import InputOptions
 from featviz.pipeline import resume
 from featviz.pipeline.encoders import Background
-from featviz.pipeline.image import Visit
+from featviz.pipeline.image import ImageRun
 from featviz.pipeline.limits import check_written
 from featviz.records import ImageResult, Layer, Limits, Sample, Written
 from featviz.rundir.read import read_stats
@@ -33,7 +33,7 @@ class Task:
 
     model: LoadedModel
     layers: Sequence[Layer]
-    plan: Plan
+    plan: PassPlan
     drawer: Drawer
     inputs: InputOptions
     fingerprint: str
@@ -52,14 +52,14 @@ class Session:
         self, task: Task, store: RunDirectory, report: Callable[[ImageResult], None]
     ) -> None:
         self.task, self.store, self.report = task, store, report
-        self._pending: Visit | None = None
+        self._pending: ImageRun | None = None
         self._written = Written()
         self._books: dict[tuple[int, ...], HintBook] = {}
 
     def visit(self, sample: Sample, background: Background) -> None:
         """Show one image to the model; write what its layers make of it."""
         task, folder = self.task, self.store.image(sample.name)
-        visit = Visit(sample, folder, task.drawer, background, task.board is not None)
+        visit = ImageRun(sample, folder, task.drawer, background, task.board is not None)
         try:
             with _cleared_on_failure(visit):
                 self._show(sample, visit)
@@ -91,7 +91,7 @@ class Session:
         last, self._pending = self._pending, None
         self._finish(last)
 
-    def _finish(self, visit: Visit | None) -> None:
+    def _finish(self, visit: ImageRun | None) -> None:
         if visit is not None:
             with _cleared_on_failure(visit, self._drop):
                 result = visit.settle()
@@ -114,7 +114,7 @@ class Session:
             self._written += folder.size
             check_written(self.task.limits, self._written, folder.name)
 
-    def _show(self, sample: Sample, visit: Visit) -> None:
+    def _show(self, sample: Sample, visit: ImageRun) -> None:
         task, options, preprocess = self.task, self.task.inputs, self.task.model.preprocess
         picture = images.decode(sample, options.exif, options.background, preprocess.frames)
         args = preprocess(picture.images)
@@ -137,7 +137,7 @@ class Session:
 
 
 @contextmanager
-def _cleared_on_failure(visit: Visit, then: Callable[[], None] = lambda: None) -> Iterator[None]:
+def _cleared_on_failure(visit: ImageRun, then: Callable[[], None] = lambda: None) -> Iterator[None]:
     try:
         yield
     except BaseException:

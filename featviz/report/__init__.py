@@ -76,7 +76,7 @@ def _uncollected() -> Iterator[None]:
             gc.enable()
 
 
-def _write_folder(arranged: views.Views, options: ReportOptions) -> tuple[Path, list[Path]]:
+def _write_folder(arranged: views.ReportViews, options: ReportOptions) -> tuple[Path, list[Path]]:
     out = options.out or arranged.run.root / "report"
     if out.exists() and not (out.is_dir() and _is_empty(out)):
         earlier = of_report(out) if out.is_dir() else None
@@ -92,7 +92,7 @@ def _write_folder(arranged: views.Views, options: ReportOptions) -> tuple[Path, 
     return out / "index.html", written
 
 
-def _write_single(arranged: views.Views, options: ReportOptions) -> tuple[Path, list[Path]]:
+def _write_single(arranged: views.ReportViews, options: ReportOptions) -> tuple[Path, list[Path]]:
     out = options.out or arranged.run.root / "report.html"
     if out.exists() and not is_page(out):
         raise _in_the_way(out)
@@ -109,7 +109,7 @@ def _encoded(text: str) -> bytes:
     return text.encode("utf-8", "backslashreplace")
 
 
-def _picture_bytes(arranged: views.Views) -> int:
+def _picture_bytes(arranged: views.ReportViews) -> int:
     """What the pictures alone would take, known before anything is read."""
     runs: list[ReadRun] = [run for run in (arranged.run, arranged.other) if run is not None]
     images = [image for run in runs for image in run.images.values()]

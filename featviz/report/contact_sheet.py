@@ -17,7 +17,7 @@ from featviz.errors import FileError, StoreError, UsageError
 from featviz.files import open_regular
 from featviz.records import Floats
 from featviz.rundir import write
-from featviz.rundir.read import INPUT_FILE, DamagedError, Grid, ReadImage, ReadRun, read_run
+from featviz.rundir.read import INPUT_FILE, DamagedError, DrawnGrid, ReadImage, ReadRun, read_run
 from featviz.text import safe_name
 
 _MARGIN, _GAP, _TEXT = 12, 4, 13
@@ -112,7 +112,7 @@ def _check_free(out: Path) -> None:
         )
 
 
-def tile(picture: Pillow.Image, grid: Grid, channel: int) -> Pillow.Image:
+def tile(picture: Pillow.Image, grid: DrawnGrid, channel: int) -> Pillow.Image:
     """Cut a channel's tile out of its grid, with all its slices side by side; RGB."""
     plan, first = grid.plan, _drawn(grid).index(channel) * grid.slices
     height, width = plan.tile
@@ -144,7 +144,7 @@ def parse_channels(text: str) -> list[int]:
     return list(found)
 
 
-def sort_channels(grids: Sequence[Grid], channels: Sequence[int], by: str) -> list[int]:
+def sort_channels(grids: Sequence[DrawnGrid], channels: Sequence[int], by: str) -> list[int]:
     """Order channels by a statistic, its mean over the images; the largest comes first.
 
     Channels without a finite value come last, equal ones in their order.
@@ -170,7 +170,7 @@ ORDERS: dict[str, Callable[[Floats], float]] = {
 """By what channels are sorted, of a row of stats.npz; `index` is their own order."""
 
 
-def _find(run: ReadRun, options: SheetOptions) -> list[tuple[ReadImage, Grid]]:
+def _find(run: ReadRun, options: SheetOptions) -> list[tuple[ReadImage, DrawnGrid]]:
     """The grid of each image that has it."""
     found = [
         (image, grid)
@@ -193,12 +193,12 @@ def _find(run: ReadRun, options: SheetOptions) -> list[tuple[ReadImage, Grid]]:
     raise UsageError(f"the run has no layer {options.layer!r}", f"it has {', '.join(layers)}")
 
 
-def _drawn(grid: Grid) -> list[int]:
+def _drawn(grid: DrawnGrid) -> list[int]:
     """The channels that have a tile; ALL where they have one together."""
     return grid.channels or [ALL]
 
 
-def _wanted(options: SheetOptions, grids: Sequence[Grid]) -> list[int]:
+def _wanted(options: SheetOptions, grids: Sequence[DrawnGrid]) -> list[int]:
     drawn = sorted({channel for grid in grids for channel in _drawn(grid)})
     text = options.channels
     if text is None:
@@ -219,7 +219,7 @@ def _wanted(options: SheetOptions, grids: Sequence[Grid]) -> list[int]:
     return wanted
 
 
-def _check_size(grids: Sequence[Grid], channels: Sequence[int]) -> None:
+def _check_size(grids: Sequence[DrawnGrid], channels: Sequence[int]) -> None:
     areas = [g.plan.tile[0] * g.plan.tile[1] * g.slices for g in grids]
     pixels = len(channels) * sum(areas)
     if pixels > MAX_PIXELS:
@@ -230,7 +230,9 @@ def _check_size(grids: Sequence[Grid], channels: Sequence[int]) -> None:
 
 
 def _cut(
-    columns: Sequence[tuple[ReadImage, Grid]], channels: Sequence[int], left_out: dict[str, str]
+    columns: Sequence[tuple[ReadImage, DrawnGrid]],
+    channels: Sequence[int],
+    left_out: dict[str, str],
 ) -> tuple[dict[str, list[Cell]], dict[str, str]]:
     """The cells of each image, and why others are left out.
 
@@ -248,7 +250,7 @@ def _cut(
     return lines, left_out | {error.image.name: error.message for error in errors}
 
 
-def _column(image: ReadImage, grid: Grid, channels: Sequence[int]) -> list[Cell]:
+def _column(image: ReadImage, grid: DrawnGrid, channels: Sequence[int]) -> list[Cell]:
     """What the model saw, about as large as a tile, then the tiles of an image."""
     drawn, picture = set(_drawn(grid)), image.picture(grid.capture.file)
     seen = image.picture(INPUT_FILE).convert("RGB")

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from featviz.drawing.colormap import GREYS, MAGENTA, OVER_INPUT, colored
 from featviz.rundir.read import ReadRun
-from featviz.rundir.schema import Row
+from featviz.rundir.schema import CaptureRow
 
 _AUTO = {"grad": "coolwarm", "grad-input": "coolwarm"}
 """Colormaps of `--cmap auto`, by kind; the others are grey."""
@@ -45,7 +45,7 @@ class Entry:
     words: str
 
 
-def legend(run: ReadRun, captures: Iterable[Row]) -> list[Entry]:
+def legend(run: ReadRun, captures: Iterable[CaptureRow]) -> list[Entry]:
     """The entries that hold for these pictures."""
     own = (run.record.get("options") or {}).get("cmap") or "grey"
     used = {(_cmap(str(own), row), _mode(row)): None for row in captures}
@@ -58,14 +58,14 @@ def legend(run: ReadRun, captures: Iterable[Row]) -> list[Entry]:
     return [*entries, Entry(_hex(MAGENTA), "NaN or infinite")]
 
 
-def _mode(row: Row) -> str:
+def _mode(row: CaptureRow) -> str:
     """Of `_WORDS`. Only maps by themselves are marked: no overlay, and no tile of all channels."""
     if row.reduce == "pca":
         return "pca"
     return "over" if row.overlay is not None and row.normalize == "map" else row.normalize
 
 
-def _cmap(own: str, row: Row) -> str:
+def _cmap(own: str, row: CaptureRow) -> str:
     """What `auto` was for this picture."""
     over = "grey" if row.overlay is None else OVER_INPUT
     return _AUTO.get(row.kind, over) if own == "auto" else own

@@ -16,7 +16,7 @@ from markupsafe import Markup
 import featviz.report.data as data
 import featviz.report.words as words
 from featviz.report.legend import legend
-from featviz.report.views import ImagePage, LayerPage, Picture, Views
+from featviz.report.views import ImagePage, LayerPage, PictureView, ReportViews
 from featviz.version import __version__
 
 ASSETS = ("style.css", "tiles.js", "report.js", "icon.svg")
@@ -34,7 +34,7 @@ class Links(Protocol):
     def page(self, id: str) -> str:
         """The address of a page."""
 
-    def picture(self, own: Picture) -> str:
+    def picture(self, own: PictureView) -> str:
         """The address of a picture."""
 
 
@@ -51,7 +51,7 @@ class FolderLinks:
         """`image-004.html`."""
         return f"{id}.html"
 
-    def picture(self, own: Picture) -> str:
+    def picture(self, own: PictureView) -> str:
         """Relative to the folder, quoted."""
         path = own.path
         above = path.parent.parent
@@ -70,15 +70,15 @@ class InlineLinks:
         """`#image-004`."""
         return f"#{id}"
 
-    def picture(self, own: Picture) -> str:
+    def picture(self, own: PictureView) -> str:
         """The picture itself, in base64."""
         kind = _KINDS[PurePosixPath(own.file).suffix]
         return f"data:{kind};base64,{base64.b64encode(own.image.content(own.file)).decode()}"
 
 
-def render_folder(views: Views, folder: Path) -> Iterator[tuple[str, str]]:
+def render_folder(views: ReportViews, folder: Path) -> Iterator[tuple[str, str]]:
     """Yield the name and text of each file of a report that will stand in `folder`."""
-    write = _Writer(views, FolderLinks(folder))
+    write = _PageWriter(views, FolderLinks(folder))
     known = data.entries(group for page in views.images for group in page.groups)
     for name in ASSETS:
         yield name, asset(name)
@@ -88,9 +88,9 @@ def render_folder(views: Views, folder: Path) -> Iterator[tuple[str, str]]:
         yield f"{page.id}.html", write.document(page.id, [article])
 
 
-def render_single(views: Views) -> str:
+def render_single(views: ReportViews) -> str:
     """The report as one HTML document with everything inside."""
-    write = _Writer(views, InlineLinks())
+    write = _PageWriter(views, InlineLinks())
     groups = [group for page in views.images for group in page.groups]
     articles = [write.run(), *(article for _, article in write.pages())]
     inside = {name: Markup(asset(name)) for name in ASSETS}  # our own files, not to be escaped
@@ -103,10 +103,10 @@ def asset(name: str) -> str:
     return (files("featviz.report") / "assets" / name).read_text("utf-8")
 
 
-class _Writer:
+class _PageWriter:
     """Fills the templates of one report."""
 
-    def __init__(self, views: Views, links: Links) -> None:
+    def __init__(self, views: ReportViews, links: Links) -> None:
         self.views, self.links = views, links
         self._pictures: dict[tuple[str, bool], Markup] = {}
         loader = jinja2.PackageLoader("featviz.report")
@@ -135,7 +135,7 @@ class _Writer:
         """A whole HTML document around pages."""
         return self._fill("document", id=id, articles=articles, inside=inside)
 
-    def picture(self, own: Picture, page: str) -> Markup:
+    def picture(self, own: PictureView, page: str) -> Markup:
         """A picture on a page.
 
         In a report of one file a picture stands on its image's page; elsewhere the script shows it.

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import featviz.report.words as words
 from featviz.report.words import Facts
-from featviz.rundir.read import INPUT_FILE, Grid, ReadImage, ReadRun
+from featviz.rundir.read import INPUT_FILE, DrawnGrid, ReadImage, ReadRun
 from featviz.rundir.schema import Audit
 
 _WIDE = 3.0
@@ -18,7 +18,7 @@ _WIDE = 3.0
 
 
 @dataclass(frozen=True)
-class Picture:
+class PictureView:
     """A picture on a page."""
 
     id: str
@@ -42,9 +42,9 @@ class Picture:
 class Figure:
     """A grid on a page."""
 
-    picture: Picture
-    input: Picture
-    grid: Grid
+    picture: PictureView
+    input: PictureView
+    grid: DrawnGrid
     image: str
     facts: Facts
     dark: list[int]
@@ -100,8 +100,8 @@ class ImagePage:
 
     id: str
     name: str
-    input: Picture
-    other_input: Picture | None
+    input: PictureView
+    other_input: PictureView | None
     """Of the run that is compared with, where it has the image."""
     facts: Facts
     groups: tuple[Group, ...]
@@ -151,7 +151,7 @@ class Silence:
 
 
 @dataclass(frozen=True)
-class Views:
+class ReportViews:
     """All pages."""
 
     run: ReadRun
@@ -175,7 +175,7 @@ Key = tuple[int, str, str]
 """Of a tensor: the layer's position, its name, and the file's stem."""
 
 
-def arrange(run: ReadRun, other: ReadRun | None = None, audit: Audit | None = None) -> Views:
+def arrange(run: ReadRun, other: ReadRun | None = None, audit: Audit | None = None) -> ReportViews:
     """Sort a run, one to compare it with, and an audit into pages."""
     layer_ids = _layer_ids(run)
     figures = [
@@ -189,10 +189,10 @@ def arrange(run: ReadRun, other: ReadRun | None = None, audit: Audit | None = No
         for n, (image, own) in enumerate(zip(run.images.values(), figures, strict=True))
     )
     layers = tuple(_layer_pages(figures, layer_ids))
-    return Views(run, other, images, layers, _silent(run), audit)
+    return ReportViews(run, other, images, layers, _silent(run), audit)
 
 
-def _key(grid: Grid) -> Key:
+def _key(grid: DrawnGrid) -> Key:
     return grid.capture.index, grid.capture.layer, grid.stem
 
 
@@ -212,16 +212,16 @@ def _figures(
     for n, grid in enumerate(image.grids):
         alt = f"{words.tiles(grid)} of {grid.label}, {grid.stem}, of {image.name}"
         size = (grid.plan.width, grid.plan.height)
-        picture = Picture(f"{prefix}{number}-{n}", image, grid.capture.file, size, alt, home)
+        picture = PictureView(f"{prefix}{number}-{n}", image, grid.capture.file, size, alt, home)
         dark = words.all_zero(grid.stats)
         facts = words.grid_facts(grid, dark, run.record.get("options") or {})
         yield _key(grid), Figure(picture, shown, grid, image.name, facts, dark, prefix != "p")
 
 
-def _input(image: ReadImage, number: int, prefix: str) -> Picture:
+def _input(image: ReadImage, number: int, prefix: str) -> PictureView:
     alt = f"What the model saw of {image.name}"
     id, home = f"{prefix}{number}-i", f"image-{number:03d}"
-    return Picture(id, image, INPUT_FILE, image.input_size, alt, home)
+    return PictureView(id, image, INPUT_FILE, image.input_size, alt, home)
 
 
 def _add_other(figures: Sequence[dict[Key, list[Figure]]], run: ReadRun, other: ReadRun) -> None:

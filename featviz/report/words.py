@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from featviz.records import Floats
-from featviz.rundir.read import Grid, ReadRun
+from featviz.rundir.read import DrawnGrid, ReadRun
 from featviz.rundir.schema import Class, Manifest
 
 Facts = list[tuple[str, str]]
@@ -69,7 +69,7 @@ def shape(sizes: Iterable[int]) -> str:
     return "×".join(map(str, sizes))
 
 
-def tiles(grid: Grid) -> str:
+def tiles(grid: DrawnGrid) -> str:
     """`64 feature maps`; what all of them became where they share one tile."""
     own = grid.capture
     if own.reduce is not None:
@@ -82,7 +82,7 @@ def reduced(way: str) -> str:
     return _REDUCED.get(way, way)
 
 
-def grid_facts(grid: Grid, dark: Sequence[int], options: Mapping[str, Any]) -> Facts:
+def grid_facts(grid: DrawnGrid, dark: Sequence[int], options: Mapping[str, Any]) -> Facts:
     """What is to be said of one picture, `dark` of whose channels are all zero.
 
     Args:
@@ -109,7 +109,7 @@ def grid_facts(grid: Grid, dark: Sequence[int], options: Mapping[str, Any]) -> F
     return facts
 
 
-def _maps(grid: Grid, options: Mapping[str, Any]) -> str:
+def _maps(grid: DrawnGrid, options: Mapping[str, Any]) -> str:
     """How many maps there are, how many are drawn, and which options left the others out."""
     own = grid.capture
     if own.reduce is not None:
@@ -132,7 +132,7 @@ def _shared(collapsed: Mapping[str, Sequence[int]]) -> str:
     return "; ".join(groups[:_LISTED]) + more
 
 
-def _drawn(grid: Grid) -> str:
+def _drawn(grid: DrawnGrid) -> str:
     own = grid.capture
     low, high = own.range or (None, None)
     if own.reduce == "pca":

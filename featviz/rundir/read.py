@@ -30,7 +30,7 @@ from featviz.errors import FileError, StoreError
 from featviz.files import Folder
 from featviz.records import STAT_COLUMNS, Bytes, Floats, GridPlan
 from featviz.rundir import schema
-from featviz.rundir.schema import Audit, Manifest, Place, Row, RunRecord
+from featviz.rundir.schema import Audit, CaptureRow, Manifest, Place, RunRecord
 from featviz.rundir.write import MANIFEST_FILE, RUN_FILE, STATS_FILE
 from featviz.text import quoted, safe_way
 
@@ -95,10 +95,10 @@ class DamagedError(StoreError):
 
 
 @dataclass(frozen=True)
-class Grid:
+class DrawnGrid:
     """One drawn tensor of one image: its picture, geometry and numbers."""
 
-    capture: Row
+    capture: CaptureRow
     stats: Floats
     """[maps, 6], in the order of `records.STAT_COLUMNS`, of all maps, drawn or not."""
     path: Path
@@ -164,16 +164,16 @@ class ReadImage:
         return [*dict.fromkeys([INPUT_FILE, *named, STATS_FILE]), MANIFEST_FILE]
 
     @cached_property
-    def captures(self) -> Mapping[Place, Row]:
+    def captures(self) -> Mapping[Place, CaptureRow]:
         """In the order in which the model came to them."""
         return {row.place: row for row in self.manifest.captures}
 
     @cached_property
-    def grids(self) -> tuple[Grid, ...]:
+    def grids(self) -> tuple[DrawnGrid, ...]:
         """Its pictures, with their statistics."""
         numbers = self.stats()
         return tuple(
-            Grid(row, numbers[place.stats_key], self.path / row.file, self.sizes[row.file])
+            DrawnGrid(row, numbers[place.stats_key], self.path / row.file, self.sizes[row.file])
             for place, row in self.captures.items()
         )
 
@@ -188,7 +188,7 @@ class ReadImage:
         with self._damaged(), Folder(self.root, self.folder) as folder:
             return _read_stats(folder, self.manifest)
 
-    def tensor(self, row: Row) -> np.ndarray | None:
+    def tensor(self, row: CaptureRow) -> np.ndarray | None:
         """The kept tensor, in the shape in which the layer gave it; None where there is none.
 
         Raises:
@@ -199,7 +199,7 @@ class ReadImage:
         with self._at(row.tensor), self.open(row.tensor) as file:
             return _read_tensor(file, row.shape)
 
-    def levels(self, row: Row) -> tuple[Bytes, str] | None:
+    def levels(self, row: CaptureRow) -> tuple[Bytes, str] | None:
         """The pixels of a PNG, uint8 [height, width], and `L` or `P`; None for what has colours
         (other formats among them), or is too large for Pillow.
 

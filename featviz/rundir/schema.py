@@ -61,7 +61,7 @@ class Place(NamedTuple):
         return f"{self.kind}{call}" + (f".{self.key}" if self.key else "")
 
 
-class Geometry(TypedDict):
+class GridFields(TypedDict):
     """`grid` of a row of `captures`."""
 
     nrow: _Pixels
@@ -72,7 +72,7 @@ class Geometry(TypedDict):
 
 
 @dataclass(frozen=True)
-class Row(Capture):
+class CaptureRow(Capture):
     """A row of `captures`, with what its fields may be."""
 
     layer: _Text
@@ -85,7 +85,7 @@ class Row(Capture):
     layout: _Text
     maps: Annotated[int, Meta(ge=1, le=MOST_MAPS)]
     file: _Text
-    grid: Geometry
+    grid: GridFields
     normalize: _Text
     range: Annotated[list[float | None], _Two] | None
     min: float | None
@@ -175,7 +175,7 @@ class Size:
 
 
 @dataclass(frozen=True)
-class Source:
+class ImageFields:
     """`image` of a manifest."""
 
     path: Annotated[str, Meta(min_length=1, max_length=4096)]
@@ -214,7 +214,7 @@ class Input:
 
 
 @dataclass(frozen=True)
-class Target:
+class TargetFields:
     """`target` of a manifest."""
 
     of: _Text | None
@@ -223,7 +223,7 @@ class Target:
 
 
 @dataclass(frozen=True)
-class Intervention:
+class InterventionFields:
     """A row of `interventions`."""
 
     kind: _Text
@@ -235,15 +235,15 @@ class Manifest:
     """manifest.json; fields of a later featviz are left out."""
 
     schema_version: Annotated[int, Meta(ge=1)]
-    image: Source
+    image: ImageFields
     input: Input
-    captures: list[Row]
+    captures: list[CaptureRow]
     skipped: list[Skipped]
     never_ran: list[_Text]
     fingerprint: _Text | None = None
     prediction: list[Class] = field(default_factory=list)
-    target: Target | None = None
-    interventions: list[Intervention] = field(default_factory=list)
+    target: TargetFields | None = None
+    interventions: list[InterventionFields] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -474,7 +474,7 @@ def _contradictions(manifest: Manifest) -> Iterator[str]:
             yield f"captures[{n}] is the same tensor as captures[{first}]"
 
 
-def _of_row(row: Row) -> Iterator[tuple[str, Any, str]]:
+def _of_row(row: CaptureRow) -> Iterator[tuple[str, Any, str]]:
     yield from _of_name("file", row.file, PICTURES)
     if row.tensor is not None:
         yield from _of_name("tensor", row.tensor, (".npy",))
@@ -495,14 +495,16 @@ def _of_name(field: str, name: str, ends: tuple[str, ...]) -> Iterator[tuple[str
         yield field, name, f"a name that ends in {' or '.join(ends)}"
 
 
-def _of_channels(row: Row, channels: list[int]) -> Iterator[tuple[str, Any, str]]:
+def _of_channels(row: CaptureRow, channels: list[int]) -> Iterator[tuple[str, Any, str]]:
     if max(channels) >= row.maps:
         yield "channels", max(channels), f"less than maps ({row.maps})"
     elif len(set(channels)) < len(channels):
         yield "channels", channels, "each channel once"
 
 
-def _of_collapsed(row: Row, collapsed: Mapping[str, list[int]]) -> Iterator[tuple[str, Any, str]]:
+def _of_collapsed(
+    row: CaptureRow, collapsed: Mapping[str, list[int]]
+) -> Iterator[tuple[str, Any, str]]:
     drawn = set(row.drawn) if collapsed else set()
     for leader, group in collapsed.items():
         if not (leader.isascii() and leader.isdecimal() and int(leader[:9]) in drawn):
@@ -511,7 +513,7 @@ def _of_collapsed(row: Row, collapsed: Mapping[str, list[int]]) -> Iterator[tupl
             yield "collapsed", max(group), f"less than maps ({row.maps})"
 
 
-def _of_grid(row: Row) -> Iterator[tuple[str, Any, str]]:
+def _of_grid(row: CaptureRow) -> Iterator[tuple[str, Any, str]]:
     plan, grid = row.plan, row.grid
     if 0 in plan.map_size:
         yield "grid.scale", grid["scale"], f"no more than the tile {grid['tile']}"

@@ -21,7 +21,7 @@ from torch.nn import functional as F
 from featviz import audit as story
 from featviz.audit import AuditOptions, counting, natural_key, targets
 from featviz.audit.findings import Thresholds
-from featviz.audit.model_audit import Asked
+from featviz.audit.model_audit import AuditRequest
 from featviz.errors import UsageError
 from featviz.models.load import LoadedModel, adopt
 from featviz.models.preprocess import InputOptions
@@ -57,7 +57,7 @@ def document(module: nn.Module, images: object, tmp_path: Path, **asked: Any) ->
     """audit.json of a module."""
     out = tmp_path / "audit"
     shutil.rmtree(out, ignore_errors=True)
-    options = AuditOptions(Asked(inputs=PLAIN, **asked), out=out)
+    options = AuditOptions(AuditRequest(inputs=PLAIN, **asked), out=out)
     story.audit(loaded(module), [str(images)], options)
     content: dict[str, Any] = json.loads((out / "audit.json").read_text())
     return content
@@ -424,7 +424,7 @@ def test_the_model_is_given_back_as_it_was(noise: Path, tmp_path: Path) -> None:
     """No hook stays, and training flags return, also when the model raised."""
     model = loaded(planted.Planted("shared"))
     model.module.train()
-    story.audit(model, [str(noise)], AuditOptions(Asked(inputs=PLAIN), out=tmp_path / "a"))
+    story.audit(model, [str(noise)], AuditOptions(AuditRequest(inputs=PLAIN), out=tmp_path / "a"))
     for module in model.module.modules():
         assert not module._forward_hooks and not module._forward_pre_hooks
         assert module.training
@@ -740,7 +740,7 @@ def test_memory_does_not_grow_with_the_images(tmp_path: Path) -> None:
         resident.append(pages * os.sysconf("SC_PAGE_SIZE"))
 
     model = adopt(models.resnet18(), InputOptions(size=(96, 96), mean=(0.5,) * 3, std=(1.0,) * 3))
-    options = AuditOptions(Asked(max_suspects=0, batch_size=2), out=tmp_path / "out")
+    options = AuditOptions(AuditRequest(max_suspects=0, batch_size=2), out=tmp_path / "out")
     story.audit(model, [str(folder)], options, progress)
     assert len(resident) == 200
     assert max(resident[20:]) - resident[19] < 16e6

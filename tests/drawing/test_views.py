@@ -397,13 +397,13 @@ def test_panels_name_channels_and_hide_nothing() -> None:
     assert np.abs(panel.pixels - np.arange(10)).max() < 0.02
 
 
-def written(sheet: figure.Sheet) -> bytes:
+def written(sheet: figure.FigurePage) -> bytes:
     file = io.BytesIO()
     figure.write_figure(file, sheet, {"Software": "featviz"})
     return file.getvalue()
 
 
-def example(count: int = 4, **options: Any) -> figure.Sheet:
+def example(count: int = 4, **options: Any) -> figure.FigurePage:
     tensor = torch.linspace(-1, 1, 64).reshape(1, 1, 8, 8).expand(1, count, 8, 8)
     picture = draw.draw(tensor, DrawOptions(), scale.Scale("map"))[""]
     shown = np.full((8, 8, 3), (10, 200, 30), np.uint8)

@@ -483,7 +483,7 @@ def evil(tmp_path_factory: pytest.TempPathFactory) -> Path:
     build_report(folder / "one", ReportOptions(compare=folder / "two"))
     build_report(folder / "one", ReportOptions(single_file=True))
     outputs = diff.Outputs(html=folder / "one" / "diff.html")
-    diff.diff(folder / "one", folder / "two", diff.Asked(), outputs)
+    diff.diff(folder / "one", folder / "two", diff.DiffThresholds(), outputs)
     return folder / "one"
 
 

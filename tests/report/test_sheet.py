@@ -20,7 +20,7 @@ from featviz.report.contact_sheet import (
     parse_channels,
     sort_channels,
 )
-from featviz.rundir.read import Grid, read_run
+from featviz.rundir.read import DrawnGrid, read_run
 
 PAPER = 255
 
@@ -124,7 +124,7 @@ def test_order_is_numpys(tmp_path: Path, by: str, column: int) -> None:
     tables[:, 5] = np.nan
     tables[1, 2, :4] = np.nan
     images = {f"{n}.png": [Drawn("relu", maps=8, stats=own)] for n, own in enumerate(tables)}
-    grids: list[Grid] = [
+    grids: list[DrawnGrid] = [
         i.grids[0] for i in read_run(write_run(tmp_path / "o", images)).images.values()
     ]
     values = tables.astype(np.float32)[..., column].astype(np.float64)

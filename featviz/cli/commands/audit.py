@@ -177,9 +177,9 @@ def _models(ctx: click.Context, model: str | None, more: Sequence[str]) -> list[
 def _audit_options(given: dict[str, Any]) -> Any:
     from featviz.audit import AuditOptions
     from featviz.audit.findings import Thresholds
-    from featviz.audit.model_audit import Asked
+    from featviz.audit.model_audit import AuditRequest
 
-    asked = Asked(
+    asked = AuditRequest(
         layers=",".join(given["layers"]) or None,
         inputs=opts.to_input_options(given),
         thresholds=Thresholds(given["eps"], given["saturated_at"], given["redundant_at"]),

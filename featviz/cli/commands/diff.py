@@ -68,7 +68,7 @@ def command(base: Path, new: Path, as_json: bool, **given: Any) -> int:
     """
     from featviz import diff
 
-    asked = diff.Asked(
+    asked = diff.DiffThresholds(
         **{name: given[name] for name in ("tolerance", "max_diff_ratio", "ignore_added")}
     )
     outputs = diff.Outputs(**{name: given[name] for name in ("out", "html", "junit")})

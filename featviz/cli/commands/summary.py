@@ -11,7 +11,7 @@ from featviz.cli import complete, echo, tables
 from featviz.cli import options as opts
 
 if TYPE_CHECKING:
-    from featviz.inspection.summary import Row, Summary
+    from featviz.inspection.summary import Summary, SummaryRow
 
 _NAMED = 6
 """Operators without a formula that the footer names; --json has them all."""
@@ -88,7 +88,7 @@ def _table(found: Summary) -> None:
     tables.print_table(headings, {"index", *figures}, rows, ["", *_footer(found)])
 
 
-def _cells(row: Row) -> tuple[str, ...]:
+def _cells(row: SummaryRow) -> tuple[str, ...]:
     return (
         str(row.index),
         row.name + (f" (also {', '.join(row.aliases)})" if row.aliases else ""),

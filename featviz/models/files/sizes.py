@@ -91,7 +91,7 @@ def rewritten(text: str) -> str:
     expression = _parsed(text)
     if _bits(expression, 0) > _MOST_BITS:
         raise ValueError("too large a number")
-    return _Writer().written(expression, 0)
+    return _SizeWriter().written(expression, 0)
 
 
 def is_quick(text: str) -> bool:
@@ -119,7 +119,7 @@ def _parsed(text: str) -> ast.expr:
         raise ValueError("no expression") from error
 
 
-class _Writer:
+class _SizeWriter:
     """Writes one expression; counts its parts on the way."""
 
     def __init__(self) -> None:
