@@ -60,6 +60,14 @@ def open_regular(path: Path, below: Path | None = None) -> BinaryIO:
     return os.fdopen(descriptor, "rb")
 
 
+def real(path: Path) -> Path:
+    """The absolute path without links; of links in a circle, the path as it stands.
+
+    `Path.resolve` raises RuntimeError on a circle.
+    """
+    return Path(os.path.realpath(path))
+
+
 def is_inside(relative: str) -> bool:
     """Whether a name from a file leads to a place below its folder, on every system: relative, with
     forward slashes, without empty, `.` or `..` components, drives and NUL."""

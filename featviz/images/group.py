@@ -11,6 +11,7 @@ from pathlib import Path, PurePosixPath
 
 import featviz.images.archives as archives
 from featviz.errors import UsageError
+from featviz.files import real
 from featviz.images.formats import open_image
 from featviz.records import Sample
 from featviz.text import safe_way
@@ -25,7 +26,7 @@ def clips(samples: Sequence[Sample]) -> list[Sample]:
         if _is_animated(sample.path):
             found.append(sample)
         else:
-            folders.setdefault(sample.path.resolve().parent, []).append(sample)
+            folders.setdefault(real(sample.path).parent, []).append(sample)
     return _told_apart(found + [_clip(folder, frames) for folder, frames in folders.items()])
 
 
@@ -91,7 +92,7 @@ def _told_apart(samples: Sequence[Sample]) -> list[Sample]:
 
 def _longer(sample: Sample) -> Sample:
     """By one real parent folder, if there is one more."""
-    path = sample.path.resolve()
+    path = real(sample.path)
     place = path.parent if len(sample.paths) > 1 else path
     return replace(sample, name="/".join(place.parts[1:][-(sample.name.count("/") + 2) :]))
 

@@ -9,6 +9,7 @@ from functools import cached_property
 from pathlib import Path
 
 import featviz.report.words as words
+from featviz.files import real
 from featviz.report.words import Facts
 from featviz.rundir.read import INPUT_FILE, DrawnGrid, ReadImage, ReadRun
 from featviz.rundir.schema import Audit
@@ -164,10 +165,10 @@ class ReportViews:
     @property
     def labels(self) -> tuple[str, str | None]:
         """What the runs are called."""
-        name = self.run.root.resolve().name
+        name = real(self.run.root).name
         if self.other is None:
             return name, None
-        other = self.other.root.resolve().name
+        other = real(self.other.root).name
         return (name, other) if name != other else (f"{name} (this)", f"{other} (other)")
 
 

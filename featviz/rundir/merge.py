@@ -11,6 +11,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO
 
 from featviz.errors import CompareError, StoreError, UsageError
+from featviz.files import real
 from featviz.rundir import staging
 from featviz.rundir.ownership import of_run
 from featviz.rundir.read import ReadImage, ReadRun, read_run, same_content
@@ -69,10 +70,10 @@ def _check_apart(parts: Sequence[Path], out: Path) -> None:
     """Whether no folder is named twice, or would be written into."""
     seen: dict[Path, Path] = {}
     for part in parts:
-        where = part.resolve()
+        where = real(part)
         if where in seen:
             raise UsageError(f"{seen[where]} and {part} are one folder", "name each part once")
-        if out.resolve().is_relative_to(where) or where.is_relative_to(out.resolve()):
+        if real(out).is_relative_to(where) or where.is_relative_to(real(out)):
             raise UsageError(f"--out {out} and the part {part} overlap", "name another --out")
         seen[where] = part
 

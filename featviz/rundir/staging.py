@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from featviz.errors import StoreError
+from featviz.files import real
 from featviz.rundir import atomic
 from featviz.rundir.ownership import Claim
 
@@ -61,7 +62,7 @@ def replacing(root: Path, claim_of: ClaimOf, besides: Collection[Path] = ()) -> 
         StoreError: it cannot be made, written into or moved, or `root` has come to hold something
             that featviz did not write; names `root`.
     """
-    final = root.resolve()
+    final = real(root)
     fresh = final.with_name(atomic.part_name(final.name))
     old = fresh.with_suffix(".old")
     try:

@@ -17,6 +17,7 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from featviz.errors import StoreError
+from featviz.files import real
 from featviz.records import Capture, Floats, Layer, Skip, Written
 from featviz.rundir import atomic as writing
 from featviz.rundir import ownership
@@ -321,11 +322,9 @@ def _common(old: Any, new: Any) -> Any:
 
 def _is_free(root: Path, besides: Collection[Path]) -> bool:
     """Whether a folder holds nothing but what this command will write itself."""
-    apart = {path.resolve() for path in besides}
+    apart = {real(path) for path in besides}
     own = (RUN_FILE, BASES_FILE)
-    return all(
-        writing.part_of(path.name) in own or path.resolve() in apart for path in root.iterdir()
-    )
+    return all(writing.part_of(path.name) in own or real(path) in apart for path in root.iterdir())
 
 
 def _empty(earlier: Claim, besides: Collection[Path]) -> None:

@@ -583,9 +583,11 @@ def test_the_output_folder_is_not_taken_from_others(
     assert featviz(*call, tmp_path / "out").code == 0
     done = featviz(*call, tmp_path / "out")
     assert done.code == 1 and "--overwrite replaces it" in done.err
-    (tmp_path / "out" / "old.txt").write_text("")
+    (tmp_path / "out" / "mine.txt").write_text("mine")
+    done = featviz(*call, tmp_path / "out", "--overwrite")
+    assert done.code == 1 and "holds files that featviz did not write: mine.txt" in done.err
+    (tmp_path / "out" / "mine.txt").unlink()
     assert featviz(*call, tmp_path / "out", "--overwrite").code == 0
-    assert not (tmp_path / "out" / "old.txt").exists()
 
 
 @pytest.mark.slow

@@ -886,10 +886,10 @@ def _many_nodes(document: Any) -> None:
 
 _CODE = "__import__('os').mkdir('@MARKER')"
 PROGRAMS: dict[str, tuple[Change, str]] = {
+    f"example inputs under their own name {INPUTS}": (_put(INPUTS, evil_inputs, INPUTS), "any"),
     **{
         f"example inputs under the name {name}": (_put(name, evil_inputs, INPUTS), "refused")
         for name in (
-            INPUTS,
             "data/sample_inputs/model.PT",
             "Data/sample_inputs/model.pt",
             "data/Sample_inputs/MODEL.Pt",
@@ -904,7 +904,8 @@ PROGRAMS: dict[str, tuple[Change, str]] = {
         _put("data/sample_inputs/model.PT", evil_inputs),
         "refused",
     ),
-    "a record of no known name": (_put(f"extra/{MARKER}.py", lambda b: b"x"), "refused"),
+    "an extra file that is Python": (_put(f"extra/{MARKER}.py", lambda b: b"x"), "any"),
+    "a record of no known name": (_put(f"data/{MARKER}.py", lambda b: b"x"), "refused"),
     "a record that climbs out": (_put(f"../../{MARKER}", lambda b: b"x"), "refused"),
     "a compiled library": (_put("data/aotinductor/model/x.so", lambda b: b"\x7fELF"), "refused"),
     "a second program": (_put("models/other.json", lambda b: b"{}"), "refused"),

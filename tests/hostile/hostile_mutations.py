@@ -5,6 +5,7 @@ Each strategy gives a function from bytes to bytes, so that one honest file serv
 
 from __future__ import annotations
 
+import copy
 import io
 import json
 import pickletools
@@ -106,13 +107,15 @@ def json_changed(draw: st.DrawFn) -> Mutation:
 
 
 def _places(value: Any) -> list[tuple[Any, Any]]:
-    """Every container and key in it."""
+    """Every container and key in it, however deep."""
     found: list[tuple[Any, Any]] = []
-    keys = value.keys() if isinstance(value, dict) else range(len(value))
-    for key in keys:
-        found.append((value, key))
-        if isinstance(value[key], (dict, list)):
-            found += _places(value[key])
+    left = [value]
+    while left:
+        holder = left.pop()
+        for key in holder.keys() if isinstance(holder, dict) else range(len(holder)):
+            found.append((holder, key))
+            if isinstance(holder[key], (dict, list)):
+                left.append(holder[key])
     return found
 
 
@@ -122,11 +125,11 @@ def _edit(document: Any, kind: str, share: float, value: Any) -> None:
         return
     holder, key = places[int(share * len(places))]
     if kind == "put":
-        holder[key] = value
+        holder[key] = copy.deepcopy(value)
     elif kind == "drop":
         del holder[key]
     elif kind == "double" and isinstance(holder, list):
-        holder.insert(key, holder[key])
+        holder.insert(key, copy.deepcopy(holder[key]))
     elif kind == "wrap":
         holder[key] = [holder[key]]
     elif kind == "rename" and isinstance(holder, dict):

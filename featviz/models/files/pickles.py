@@ -156,7 +156,7 @@ def _import(name: str, path: Path) -> Any:
     try:
         with importable(path.parent):
             return getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError, ValueError) as error:
+    except (ImportError, AttributeError, ValueError, TypeError) as error:
         hint = "pkg.mod.Class"
         if isinstance(error, ModuleNotFoundError):
             hint = where_looked(str(error.name), path.parent)

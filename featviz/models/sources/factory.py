@@ -17,6 +17,7 @@ from typing import Any
 from torch import nn
 
 from featviz.errors import LoadError, UsageError
+from featviz.files import real
 
 _SPEC = re.compile(r"(?P<where>.+\.py|[A-Za-z_][\w.]*):(?P<attribute>[A-Za-z_][\w.]*)")
 
@@ -71,7 +72,7 @@ def importable(*folders: Path) -> Iterator[None]:
     here = str(Path.cwd())
     if here not in sys.path:
         sys.path.insert(0, here)
-    sys.path.extend(name for name in (str(f.resolve()) for f in folders) if name not in sys.path)
+    sys.path.extend(name for name in (str(real(f)) for f in folders) if name not in sys.path)
     try:
         yield
     except BaseException:
@@ -81,7 +82,7 @@ def importable(*folders: Path) -> Iterator[None]:
 
 def where_looked(module: str, *folders: Path) -> str:
     """A hint for a module that `importable` did not find."""
-    places = ", ".join(dict.fromkeys(str(f.resolve()) for f in (Path.cwd(), *folders)))
+    places = ", ".join(dict.fromkeys(str(real(f)) for f in (Path.cwd(), *folders)))
     return (
         f"{module!r} was looked for in {places} and among installed packages; "
         f"PYTHONPATH=FOLDER adds the folder that has it"
@@ -119,14 +120,14 @@ def _from_path(where: str) -> ModuleType:
     path = Path(where)
     if not path.is_file():
         raise FeatvizImportError(where)
-    place = hashlib.sha256(os.fsencode(path.resolve())).hexdigest()[:12]
+    place = hashlib.sha256(os.fsencode(real(path))).hexdigest()[:12]
     name = f"featviz_user_{path.stem}_{place}"
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     known, before = sys.modules.get(name), list(sys.path)
     sys.modules[name] = module
-    sys.path.insert(0, str(path.parent.resolve()))
+    sys.path.insert(0, str(real(path.parent)))
     try:
         spec.loader.exec_module(module)
     except BaseException:
