@@ -55,7 +55,7 @@ def test_readme_demo_command_draws_the_digits(clone: Path, featviz: Callable[...
 def test_ci_runs_the_readmes_test_command() -> None:
     """.ci/run finds the command in the README, so a missing install step cannot hide."""
     (line,) = commands("<!-- test command -->")
-    assert line == "pip install -e '.[test]' && python -m pytest"
+    assert line == "pip install -e '.[test]' && python -m pytest -n 2 --dist worksteal"
     assert "README.md" in (ROOT / ".ci" / "run").read_text()
 
 
