@@ -13,6 +13,7 @@ import featviz.images.archives as archives
 from featviz.errors import UsageError
 from featviz.images.formats import open_image
 from featviz.records import Sample
+from featviz.text import is_number
 from featviz.writing import safe_way
 
 
@@ -104,7 +105,7 @@ def _join(group: Sequence[Sample]) -> Sample:
 def _natural(name: str) -> list[tuple[int, str]]:
     """`frame2` before `frame10`."""
     parts = re.findall(r"\d+|\D+", name)
-    return [(int(part), "") if part.isdigit() else (-1, part) for part in parts]
+    return [(int(part), "") if is_number(part) else (-1, part) for part in parts]
 
 
 def _is_animated(path: Path) -> bool:
