@@ -107,6 +107,8 @@ ARGUMENTS: dict[str, list[str]] = {
     "a size of 5,000 digits": ["--size", "9" * 5_000],
     "an index of 5,000 digits": ["--layers", f"Conv2d#{'9' * 5_000}"],
     "a slice of 5,000 digits": ["--layers", f"Conv2d#:{'9' * 5_000}"],
+    "an archive of 300 letters": ["--archive", f"{'n' * 300}.zip"],
+    "a board of 300 letters": ["--tensorboard", "n" * 300],
     "an amount of bytes of 400 digits": ["--max-output-size", "9" * 400],
     "a share of 10**30": ["--shard", f"1/{10**30}"],
     "a selector that is a title": ["--layers", f"a{TITLE}"],
@@ -150,6 +152,8 @@ def all_attacks() -> Iterator[Attack]:
         yield Attack(f"toml: {name}", _text(data), LINES, expect)
     for name, make in FILES.items():
         yield Attack(f"toml: {name}", _no_file(make), OTHER_LINES, "refused")
+    line = f"layers {'n' * 300}.pth"
+    yield Attack("argument: a model of 300 letters", place, [line], "refused")
     for name, make in BASELINES.items():
         own = _no_file(lambda b, make=make: make(b.given / "old.json"))
         line = "audit {given}/net.pth {given}/photos --baseline {given}/old.json --out out{n}"
