@@ -45,6 +45,12 @@ def printable_json(content: Any, indent: int | None = None) -> str:
     return "".join(c if c.isprintable() or c == "\n" else json.dumps(c)[1:-1] for c in text)
 
 
+def is_number(words: str) -> bool:
+    """Whether these are digits, few enough to be read at once: of `²` and 5,000 digits, which a
+    name may have, Python makes no number."""
+    return words.isdecimal() and len(words) < 1000
+
+
 def quoted(words: str, longest: int = LONGEST) -> str:
     """Words from a file as a message may show them: printable, on one line, not too long."""
     return printable(words[:longest]) + ("…" if len(words) > longest else "")

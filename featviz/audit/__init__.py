@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import glob
-import json
 import logging
 import re
 from collections.abc import Mapping, Sequence
@@ -12,19 +11,20 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, BinaryIO
 
-import numpy as np
-
 from featviz import images
 from featviz.audit import charts, findings, gates, model_audit
 from featviz.audit.model_audit import AuditRequest, Examined, Progress
-from featviz.errors import CHECK_FAILED, UsageError
+from featviz.errors import CHECK_FAILED, FileError, UsageError
+from featviz.files import read_json
 from featviz.models.load import LoadedModel, ModelOptions, load_model
 from featviz.pipeline.prepare import grouped
 from featviz.pipeline.processes import ALONE, World
 from featviz.records import Sample, Verdict
 from featviz.rundir import apart, junit, staging, write
 from featviz.rundir.ownership import AUDIT_FILE, MODELS_FILE, of_audit
-from featviz.text import safe_name
+from featviz.rundir.read import MOST_RECORD
+from featviz.rundir.schema import check_audit
+from featviz.text import is_number, quoted, safe_name
 
 log = logging.getLogger(__name__)
 
@@ -159,22 +159,24 @@ def read_baseline(path: Path) -> list[Mapping[str, Any]]:
         UsageError: no such file, or it is no audit.json of this version.
     """
     try:
-        content = json.loads(path.read_text("utf-8"))
+        content = read_json(path, MOST_RECORD)
+        check_audit(content)
         layers: list[Mapping[str, Any]] = content["layers"]
         if content["schema_version"] != SCHEMA_VERSION:
             raise ValueError(f"schema version {content['schema_version']}, not {SCHEMA_VERSION}")
         for layer in layers:
             _ = layer["label"], [len(own) for own in layer["findings"].values()]
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, FileError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise UsageError(
-            f"--baseline {path} is no audit.json: {error}", "give one that featviz audit wrote"
+            f"--baseline {path} is no audit.json: {quoted(str(error))}",
+            "give one that featviz audit wrote",
         ) from error
     return layers
 
 
 def natural_key(text: str) -> list[tuple[int, str]]:
     """Sorts epoch_2 before epoch_10."""
-    return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", text)]
+    return [(int(part), "") if is_number(part) else (-1, part) for part in re.split(r"(\d+)", text)]
 
 
 def _checked(options: AuditOptions) -> AuditRequest:
@@ -245,7 +247,7 @@ def _write(folder: Path, result: Examined) -> None:
             picture.save(file, "png")
         drawn.append({**sheet.as_json(), "file": name})
     with write.atomic(folder / "channels.npz") as file:
-        np.savez(file, **result.tables)  # type: ignore[arg-type]
+        write.write_arrays(file, result.tables)
     _write_chart(folder, result.document)
     content = {"schema_version": SCHEMA_VERSION, **result.document, "drawn": drawn}
     write.write_json(folder / AUDIT_FILE, content)

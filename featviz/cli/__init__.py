@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import importlib
 import io
 import logging
@@ -16,7 +17,7 @@ from click.shell_completion import CompletionItem
 
 from featviz.cli import echo
 from featviz.errors import FeatvizError
-from featviz.text import indented, printable
+from featviz.text import indented, printable, quoted
 from featviz.version import __version__
 
 COMMANDS = {
@@ -109,6 +110,10 @@ def guarded(arguments: list[str]) -> int:
         return _say("interrupted", None, INTERRUPTED, None)
     except BrokenPipeError:
         return _closed_pipe()
+    except OSError as error:
+        if error.errno != errno.ENAMETOOLONG:
+            raise
+        return _say(f"{quoted(str(error.filename))}: {error.strerror}", None, 2, error)
     except SystemExit as error:  # click's own answer to a closed pipe, beside a program's sys.exit
         if "PacifyFlush" in type(sys.stdout).__name__:
             return _closed_pipe()

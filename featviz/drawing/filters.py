@@ -110,7 +110,9 @@ def _own_weight(module: nn.Module) -> _Weight:
         weight = weight()
     if not isinstance(weight, Tensor):
         raise LayoutError("it has no weight that is a tensor")
-    groups = int(getattr(module, "groups", 1))
+    groups = getattr(module, "groups", 1)
+    if type(groups) is not int or groups < 1:
+        raise LayoutError("its number of groups is none")
     return _Weight(weight, groups, _TRANSPOSED in class_names(module))
 
 

@@ -12,7 +12,7 @@ from fnmatch import fnmatchcase
 from featviz.errors import UsageError
 from featviz.records import Layer
 
-_INDEX = re.compile(r"(?P<body>.*)#(?P<index>-?\d+|-?\d*:-?\d*(:-?\d*)?)$")
+_INDEX = re.compile(r"(?P<body>.*)#(?P<index>-?\d{1,18}|-?\d{,18}:-?\d{,18}(:-?\d{,18})?)$")
 _OPENING, _CLOSING = "([{", ")]}"
 
 

@@ -43,6 +43,9 @@ MOST_TIMES = 200
 MAX_MEMBERS = 100_000
 """A compressed tar may have so many beside one for each kilobyte of its size."""
 
+MAX_HEADER_BYTES = 2**20
+"""A header in a compressed tar has its name and attributes: tarfile reads all of it at once."""
+
 _BLOCK = 512
 """Bytes of a header in a tar file."""
 _COMPRESSED: Mapping[bytes, Callable[..., Any]] = {
@@ -161,6 +164,8 @@ class _Tar:
                 self.members.pop(_normal(info.name), None)
                 self.members[_normal(info.name)] = info
         self._check_end()
+        if isinstance(stream, _Bounded):
+            stream.longest = MAX_MEMBER_BYTES
         if links:
             log.warning("%s: %d links are left out", path, links)
         self._last: tuple[str, bytes] = ("", b"")
@@ -187,7 +192,7 @@ class _Bounded(io.RawIOBase):
     """What a compressed file unpacks to, as far as it is not too much of it."""
 
     def __init__(self, stream: BinaryIO, most: int) -> None:
-        self.stream, self.most = stream, most
+        self.stream, self.most, self.longest = stream, most, MAX_HEADER_BYTES
 
     def seekable(self) -> bool:
         """It goes back by starting anew."""
@@ -209,8 +214,10 @@ class _Bounded(io.RawIOBase):
 
     def read(self, size: int | None = -1) -> bytes:
         """Read so many bytes."""
-        size = self.most if size is None or size < 0 else size
-        self._check(self.tell() + size if size > MAX_MEMBER_BYTES else self.tell())
+        size = self.longest if size is None or size < 0 else size
+        if size > self.longest:
+            raise tarfile.ReadError(f"it has a header of {size} bytes")
+        self._check(self.tell())
         return self.stream.read(size)
 
     def _check(self, place: int) -> None:

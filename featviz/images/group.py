@@ -14,7 +14,7 @@ from featviz.errors import UsageError
 from featviz.files import real
 from featviz.images.formats import open_image
 from featviz.records import Sample
-from featviz.text import safe_way
+from featviz.text import is_number, safe_way
 
 
 def clips(samples: Sequence[Sample]) -> list[Sample]:
@@ -105,7 +105,7 @@ def _join(group: Sequence[Sample]) -> Sample:
 def _natural(name: str) -> list[tuple[int, str]]:
     """`frame2` before `frame10`."""
     parts = re.findall(r"\d+|\D+", name)
-    return [(int(part), "") if part.isdigit() else (-1, part) for part in parts]
+    return [(int(part), "") if is_number(part) else (-1, part) for part in parts]
 
 
 def _is_animated(path: Path) -> bool:

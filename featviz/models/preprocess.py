@@ -16,6 +16,9 @@ from torchvision.transforms.functional import pad
 from featviz.errors import ImageError
 from featviz.records import Count, Within
 
+_MOST_ENLARGED = 2**25
+"""Pixels that an image with fewer may be enlarged to."""
+
 FALLBACK_SIZE = (224, 224)
 """Input size for a forward pass on zeros where the image's own size decides."""
 
@@ -84,6 +87,7 @@ class Preprocess:
         picture: Any = image if self.antialias else F.pil_to_tensor(image)
         if self.resize is not None:
             size = [self.resize] if isinstance(self.resize, int) else list(self.resize)
+            _check_enlarged(image.size, size)
             picture = F.resize(picture, size, self.interpolation, antialias=self.antialias)
         crop = self._crop_of(F.get_dimensions(picture)[1:])
         picture = picture if crop is None else F.center_crop(picture, crop)
@@ -155,6 +159,22 @@ class Preprocess:
         if self.inputs > 1:
             steps.append(f"{self.inputs} images at once")
         return ", ".join(steps)
+
+
+def _check_enlarged(shape: tuple[int, int], size: Sequence[int]) -> None:
+    """Refuse an image so narrow that it would become huge: its shorter side sets the scale.
+
+    Raises:
+        ImageError: it would.
+    """
+    if len(size) == 1:
+        pixels = size[0] ** 2 * max(shape) // min(shape)
+        if pixels > max(_MOST_ENLARGED, shape[0] * shape[1]):
+            raise ImageError(
+                f"it is {shape[0]}×{shape[1]} pixels, and would become {pixels:,} with a shorter "
+                f"side of {size[0]}",
+                "--size HxW brings it to a size",
+            )
 
 
 def _by(size: Size) -> str:

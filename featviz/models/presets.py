@@ -108,10 +108,15 @@ def from_timm(config: Mapping[str, Any]) -> Preprocess:
     return Preprocess(resize, crop, own["mean"], own["std"], channels, mode)
 
 
+_MOST_CHANNELS = 512
+"""Input channels that are believed of a convolution: an input of so many is made to try it."""
+
+
 def first_channels(module: nn.Module) -> int:
     """Input channels of the first convolution; 3 where there is none."""
     first = _first_convolution(module)
-    return getattr(first, "in_channels", 0) or 3  # a lazy one does not know yet
+    found = getattr(first, "in_channels", 0)  # 0 in a lazy one; a file can say anything
+    return found if type(found) is int and 0 < found <= _MOST_CHANNELS else 3
 
 
 Convolution = nn.Conv1d | nn.Conv2d | nn.Conv3d

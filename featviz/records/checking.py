@@ -81,7 +81,8 @@ def flag(name: str) -> str:
 def read_size(value: Any) -> int | tuple[int, int] | None:
     """Pixels: `224`, (height, width), `"HEIGHTxWIDTH"`; None for what is no size."""
     if isinstance(value, str):
-        value = [int(side) if side.isdecimal() else 0 for side in value.lower().split("x")]
+        told = value.lower().split("x")
+        value = [int(side) if side.isdecimal() and len(side) < 10 else 0 for side in told]
     sides = list(value) if isinstance(value, (list, tuple)) else [value]
     if len(sides) not in (1, 2) or not all(_is_whole(side) and side >= 1 for side in sides):
         return None

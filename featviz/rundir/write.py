@@ -131,7 +131,7 @@ class ImageFolder:
     def finish(self, manifest: Mapping[str, Any], stats: Mapping[str, Floats]) -> None:
         """Write the statistics, then the manifest: from now on the image is complete."""
         with self.writing(STATS_FILE) as file:
-            np.savez(file, **stats)  # type: ignore[arg-type]
+            write_arrays(file, stats)
         content = {"schema_version": SCHEMA_VERSION, **manifest}
         write_json(self.path / MANIFEST_FILE, content, self.root)
 
@@ -337,6 +337,14 @@ def _empty(earlier: Claim, besides: Collection[Path]) -> None:
         images["missing"] = [*names, *earlier.unlisted]
         write_json(earlier.root / RUN_FILE, {**earlier.record, "images": images}, earlier.root)
     writing.remove(earlier.root, ways)
+
+
+def write_arrays(file: BinaryIO, arrays: Mapping[str, np.ndarray]) -> None:
+    """An npz file as `np.savez` writes it, which cannot take an array called `file`."""
+    with zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive:
+        for name, array in arrays.items():
+            with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
+                np.lib.format.write_array(member, array, allow_pickle=False)
 
 
 def write_json(path: Path, content: Mapping[str, Any], below: Path | None = None) -> None:

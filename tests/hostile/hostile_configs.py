@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 from hostile_audit import MARKER
 from hostile_harness import TITLE, Attack, Sandbox
@@ -103,6 +104,12 @@ FILES: dict[str, Callable[[Sandbox], object]] = {
 }
 ARGUMENTS: dict[str, list[str]] = {
     "a share of superscripts": ["--shard", "²/4"],
+    "a size of 5,000 digits": ["--size", "9" * 5_000],
+    "an index of 5,000 digits": ["--layers", f"Conv2d#{'9' * 5_000}"],
+    "a slice of 5,000 digits": ["--layers", f"Conv2d#:{'9' * 5_000}"],
+    "an archive of 300 letters": ["--archive", f"{'n' * 300}.zip"],
+    "a board of 300 letters": ["--tensorboard", "n" * 300],
+    "an amount of bytes of 400 digits": ["--max-output-size", "9" * 400],
     "a share of 10**30": ["--shard", f"1/{10**30}"],
     "a selector that is a title": ["--layers", f"a{TITLE}"],
     "a selector of 100,000 commas": ["--layers", "," * 100_000],
@@ -124,6 +131,20 @@ API = [
 """Functions of hostile_api.py."""
 
 
+BASELINES: dict[str, Callable[[Path], object]] = {
+    "100,000 levels": lambda path: path.write_bytes(b"[" * 100_000),
+    "numbers of 1e400": lambda path: path.write_bytes(
+        b'{"schema_version": 1, "layers": [{"label": "0", "findings": {"dead": [1e400]}}]}'
+    ),
+    "labels that are lists": lambda path: path.write_bytes(
+        b'{"schema_version": 1, "layers": [{"label": [0], "findings": {}}]}'
+    ),
+    "a FIFO": os.mkfifo,
+    "a device": lambda path: path.symlink_to("/dev/zero"),
+}
+"""What `--baseline` may name."""
+
+
 def all_attacks() -> Iterator[Attack]:
     """All of this file."""
     for name, data in TEXTS.items():
@@ -131,6 +152,12 @@ def all_attacks() -> Iterator[Attack]:
         yield Attack(f"toml: {name}", _text(data), LINES, expect)
     for name, make in FILES.items():
         yield Attack(f"toml: {name}", _no_file(make), OTHER_LINES, "refused")
+    line = f"layers {'n' * 300}.pth"
+    yield Attack("argument: a model of 300 letters", place, [line], "refused")
+    for name, make in BASELINES.items():
+        own = _no_file(lambda b, make=make: make(b.given / "old.json"))
+        line = "audit {given}/net.pth {given}/photos --baseline {given}/old.json --out out{n}"
+        yield Attack(f"baseline: {name}", own, [line], "refused")
     for name, words in ARGUMENTS.items():
         line = ["run", "{given}/net.pth", "{given}/photos", "--out", "out{n}", *words]
         yield Attack(f"argument: {name}", place, [line])

@@ -382,6 +382,18 @@ CONSTRUCTORS: dict[str, Any] = {
 """Constructors with arguments from the file."""
 
 
+def _conv(**state: Any) -> Build:
+    """A convolution of one pixel, three channels to four."""
+    pair, weight = (1, 1), floats((4, 3, 1, 1), (3, 1, 1, 1))
+    sides = {"kernel_size": pair, "stride": pair, "dilation": pair, "padding": (0, 0)}
+    plain = {"in_channels": 3, "out_channels": 4, "groups": 1, "transposed": False}
+    named = {"padding_mode": "zeros", "_parameters": {"weight": weight, "bias": None}}
+    return module(
+        "torch.nn.modules.conv:Conv2d",
+        **{**sides, **plain, **named, "output_padding": (0, 0), **state},
+    )
+
+
 def _shadow(name: str) -> Callable[[Sandbox], Any]:
     return lambda box: relu(**{name: _mkdir(box)})
 
@@ -426,6 +438,13 @@ STATES: dict[str, Callable[[Sandbox], Any]] = {
         Raw(b"".join((*_ops(NewObj(Global(RELU))), b"q\x07"))),
         {**state_of(nn.ReLU()), "_modules": {"a": Raw(b"h\x07")}},
     ),
+    "groups of a convolution are text": lambda b: _conv(groups=f"a{TITLE}"),
+    "channels of a convolution are 10**6": lambda b: _conv(in_channels=10**6),
+    "channels of a convolution are a tuple doubled 60 times": lambda b: _conv(
+        in_channels=_doubled(60, b"\x86")
+    ),
+    "a child's name is a lone surrogate": lambda b: relu(_modules={"\ud800": relu()}),
+    "a child's name is a file of ours": lambda b: relu(_modules={"run.json": relu()}),
     "a child is a number": lambda b: relu(_modules={"a": 5}),
     "a child's name has dots and controls": lambda b: relu(_modules={f"a.b{TITLE}": 5}),
     "a parameter is a number": lambda b: relu(_parameters={"a": 5}),
@@ -448,7 +467,13 @@ STATES: dict[str, Callable[[Sandbox], Any]] = {
 }
 """States of modules that mean no good. ReLUs alone would else be fine."""
 
-HARMLESS = {"a hook is a module", "a pre-hook is a partial of a class", "the class is replaced"}
+HARMLESS = {
+    "a hook is a module",
+    "a pre-hook is a partial of a class",
+    "the class is replaced",
+    "groups of a convolution are text",
+    "channels of a convolution are 10**6",
+}
 """Of these, nothing but classes of torch's own comes into play."""
 
 

@@ -31,6 +31,7 @@ PARTIAL, LINEAR, RELU = (
     "torch.nn.modules.activation:ReLU",
 )
 BOX_IOU, GELU = "torchvision.ops.boxes:box_iou", "torch._C._nn:gelu"
+CONV = "torch.nn.modules.conv:Conv2d"
 SEQUENTIAL, MATCHER = (
     "torch.nn.modules.container:Sequential",
     "torchvision.models.detection._utils:Matcher",
@@ -59,7 +60,7 @@ def value(what: object) -> bytes:
     if isinstance(what, float):
         return b"G" + struct.pack(">d", what)
     if isinstance(what, str):
-        data = what.encode()
+        data = what.encode("utf-8", "surrogatepass")
         return b"X" + struct.pack("<I", len(data)) + data
     if isinstance(what, tuple):
         return b"(" + b"".join(map(value, what)) + b"t"
@@ -190,6 +191,16 @@ def _doubled(times: int, kind: bytes) -> bytes:
     return made
 
 
+_PRIME = 2**61 - 1
+"""Python's hash of a number is what is left of a division by it."""
+
+
+def _complex_keys(count: int) -> bytes:
+    """Python adds the hash of the imaginary part, 1,000,003 times, to that of the real one."""
+    numbers = ((float(2**52 - 1_000_003 * n), float(n)) for n in range(count))
+    return b"".join(get(9) + value(own) + b"RN" for own in numbers)
+
+
 def _many_views(count: int) -> bytes:
     views = b"".join(value(str(n)) + tensor((250_000,), (1,), 0, get(9)) for n in range(count))
     return storage(250_000) + put(9) + b"0}(" + views + b"u"
@@ -250,6 +261,7 @@ NAMES = "which could run any code; nothing was executed"
 WRONG = "where torch.save writes something else"
 NOT_SAVED = "in a way that torch.save does not"
 KEPT = "which torch.save only keeps"
+IMPOSSIBLE = "with a module of an impossible name"
 BROKEN = "lacks parts of an nn.Module"
 SIZES = "with sizes, strides or an offset that no tensor has"
 
@@ -464,6 +476,43 @@ HOSTILE: dict[str, tuple[Maker, str]] = {
         ),
         BROKEN,
     ),
+    "double lists": (zipped(_doubled(60, b"e")), "holds a list that repeats its parts"),
+    "double tuples": (zipped(_doubled(60, b"\x86")), "holds a tuple that repeats its parts"),
+    "double a number of channels": (
+        zipped(_doubled(60, b"\x86") + put(99) + b"0" + module(CONV, in_channels=get(99))),
+        "holds a tuple that repeats its parts",
+    ),
+    "keys that are numbers of one hash": (
+        zipped(b"}(" + b"".join(value(n * _PRIME) + b"N" for n in range(1, 70_000)) + b"u"),
+        "a key that is too large a number",
+    ),
+    "a set of numbers of one hash": (
+        zipped(b"\x8f(" + b"".join(value(n * _PRIME) for n in range(1, 70_000)) + b"\x90"),
+        "a key that is too large a number",
+    ),
+    "keys that are complex numbers of one hash": (
+        zipped(name("builtins:complex") + put(9) + b"0}(" + _complex_keys(20_000) + b"u"),
+        "more keys that are no texts",
+    ),
+    "keys that are tuples": (
+        zipped(b"}(" + b"".join(value((n,)) + b"N" for n in range(20_000)) + b"u"),
+        "more keys that are no texts",
+    ),
+    "pairs that are a tensor of millions": (
+        zipped(call(ORDERED, (tensor((16_000_000,), (0,)),))),
+        WRONG,
+    ),
+    "a module without a name": (zipped(module(_modules={"": module()})), IMPOSSIBLE),
+    "a module's name with a dot": (zipped(module(_modules={"a.b": module()})), IMPOSSIBLE),
+    "a module's name with a NUL": (zipped(module(_modules={"a\0": module()})), IMPOSSIBLE),
+    "a module's name of half a letter": (
+        zipped(module(_modules={"\ud800": module()})),
+        IMPOSSIBLE,
+    ),
+    "a module's name of 70,000 letters": (
+        zipped(module(_modules={"x" * 70_000: module()})),
+        "under a name of 70,001 characters",
+    ),
     "a million dicts": (zipped(b"(" + b"}" * 900_000 + b"t"), MANY),
     "a million steps": (zipped(b"N0" * 900_000, zipfile.ZIP_DEFLATED), "bytes"),
     "a million modules": (zipped(_shared_state(70_000)), MANY),
@@ -646,6 +695,19 @@ HOSTILE: dict[str, tuple[Maker, str]] = {
         legacy(tensor((4,), (1,), 0, old_storage(4)), ["0"], struct.pack("<q", 10**9)),
         "data of another size",
     ),
+    "older: a view that is a tensor of millions": (
+        legacy(
+            tensor((1,), (1,), 0, old_storage(4, tensor((16_000_000,), (0,), 0, old_storage(4))))
+        ),
+        "a view that is no tuple",
+    ),
+    "older: a list of data that doubles": (
+        legacy(
+            tensor((4,), (1,), 0, old_storage(4)),
+            _doubled(60, b"\x86") + put(98) + b"0" + value([get(98)]),
+        ),
+        "a list of data that is none of names",
+    ),
     "older: data cut": (
         legacy(tensor((4,), (1,), 0, old_storage(4)), ["0"], struct.pack("<q", 4) + bytes(9)),
         "ends 7 bytes too early",
@@ -685,8 +747,6 @@ KEPT_AS_DATA: dict[str, tuple[Maker, str]] = {
         ),
         "holds no weights: a Tensor",
     ),
-    "lists that double": (zipped(_doubled(60, b"e")), "holds no weights: a list"),
-    "tuples that double": (zipped(_doubled(60, b"\x86")), "holds no weights: a tuple"),
     "a pickle in another case beside it": (
         zipped(b"}", **{"a/DATA.PKL": b"\x80\x02" + call("os:mkdir", "marker") + b"."}),
         "holds no weights: nothing",

@@ -899,6 +899,20 @@ def test_a_header_of_many_gigabytes(
         images.find_samples([str(path)])
 
 
+@pytest.mark.parametrize("kind", [tarfile.GNUTYPE_LONGNAME, tarfile.XHDTYPE])
+def test_a_header_of_a_few_megabytes(kind: bytes, tmp_path: Path) -> None:
+    """A header is read at once, and its copies take several times its size: it has to be short."""
+    size = archives.MAX_HEADER_BYTES + 1
+    record = b"%d path=" % size
+    body = record + b"a" * (size - len(record) - 1) + b"\n"
+    path = tmp_path / "x.tar.gz"
+    with gzip.open(path, "wb") as file:
+        file.write(_header("a.png", size, kind) + body + bytes(-size % 512))
+        file.write(_header("b.png", 0) + bytes(1024))
+    with pytest.raises(UsageError, match=r"cannot be read: it has a header of \d+ bytes"):
+        images.find_samples([str(path)])
+
+
 def test_a_million_members_in_a_few_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """They are counted while they are listed."""
     monkeypatch.setattr(archives, "MAX_MEMBERS", 500)

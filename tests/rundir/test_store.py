@@ -369,10 +369,10 @@ def test_manifest_is_written_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     """An image whose statistics could not be written has no manifest (trap 33)."""
     folder = RunDirectory.create(tmp_path / "out").image("x")
 
-    def full(file: io.BufferedWriter, **arrays: object) -> None:
+    def full(file: io.BufferedWriter, arrays: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(np, "savez", full)
+    monkeypatch.setattr(write, "write_arrays", full)
     with pytest.raises(StoreError, match=r"stats\.npz cannot be written: No space left"):
         folder.finish({}, {})
     assert list(folder.path.iterdir()) == []
@@ -401,3 +401,16 @@ def test_discard_removes_folders_that_it_empties(tmp_path: Path) -> None:
         file.write(b"png")
     bad.discard()
     assert run.root.is_dir() and list(run.root.iterdir()) == []
+
+
+def test_arrays_of_any_name_are_written_as_numpy_writes_them(tmp_path: Path) -> None:
+    """`np.savez` takes no array called `file`, which a layer may be."""
+    arrays = {"0|output|0|": np.ones((2, 6), np.float32), "conv": np.zeros((3, 4))}
+    with (tmp_path / "a.npz").open("wb") as file:
+        write.write_arrays(file, arrays)
+    np.savez(tmp_path / "b.npz", **arrays)  # type: ignore[arg-type]
+    assert (tmp_path / "a.npz").read_bytes() == (tmp_path / "b.npz").read_bytes()
+    with (tmp_path / "c.npz").open("wb") as file:
+        write.write_arrays(file, {"file": np.ones(3)})
+    with np.load(tmp_path / "c.npz") as found:
+        assert found["file"].tolist() == [1, 1, 1]

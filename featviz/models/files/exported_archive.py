@@ -27,7 +27,8 @@ from torch import Tensor
 
 from featviz.errors import FeatvizError, LoadError
 from featviz.files import open_regular
-from featviz.models.files import exported_json
+from featviz.models.files import exported_json, torchfiles
+from featviz.models.files.rebuilding import RefusedError
 from featviz.text import quoted
 
 _UNREADABLE = (
@@ -414,8 +415,10 @@ def _unpickled(name: str, content: bytes, faults: list[str]) -> dict[str, Tensor
             faults.append(f"objects in {name}")
             return {}
     try:
-        found = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
-    except Exception as error:  # a broken pickle decides itself what it makes torch raise
+        found = torchfiles.load_record(content)
+    except RefusedError as error:
+        raise ValueError(f"{_quoted(name)} {error}") from error
+    except Exception as error:  # a broken pickle decides itself what it raises
         raise ValueError(f"{_quoted(name)} is no pickle of tensors") from error
     named = isinstance(found, dict) and all(
         isinstance(key, str) and exported_json.is_state(key) and _is_plain(value)

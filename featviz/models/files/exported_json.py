@@ -40,6 +40,9 @@ _MOST_ELEMENTS = 2**50
 _DEEPEST = 64
 """Modules inside one another: beyond, what goes through them recursively fails."""
 
+_LONGEST_PATH = 3_000
+"""Characters of the way to a module, under which results are filed."""
+
 _MOST_CALLS = 1_000
 """Calls of one module that export keeps apart; torch compares each with each."""
 
@@ -347,8 +350,12 @@ def _is_path(text: str) -> bool:
     if text == "":
         return True
     parts = text.split(".")
-    return len(parts) <= _DEEPEST and all(
-        _COMPONENT.fullmatch(part) and part.partition("@")[0] not in _RESERVED for part in parts
+    return (
+        len(text) <= _LONGEST_PATH
+        and len(parts) <= _DEEPEST
+        and all(
+            _COMPONENT.fullmatch(part) and part.partition("@")[0] not in _RESERVED for part in parts
+        )
     )
 
 

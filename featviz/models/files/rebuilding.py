@@ -27,6 +27,11 @@ _LARGEST = 2**48
 _MOST_IN_KEY = 50
 """Values in a tuple that is a key: hashing walks through all of them, with repetitions."""
 
+_LARGEST_KEY = 2**63
+_MOST_ODD_KEYS = 2000
+"""Keys that are neither texts nor whole numbers up to the one above. Hashes of numbers and tuples
+are no secret: a file can choose keys that all have the same one, and each is compared with each."""
+
 _DEEPEST_TUPLE = 100
 _MOST_ARGUMENTS = 50
 
@@ -61,6 +66,8 @@ class Budget:
         """Containers left."""
         self.modules = 1000 + size // 64
         """Modules left."""
+        self.odd_keys = _MOST_ODD_KEYS
+        """Keys of rare types left."""
 
     def take_tensor(self, size: Sequence[int], width: int) -> None:
         """Pay for a tensor; `width` is the bytes of an element."""
@@ -79,6 +86,24 @@ class Budget:
         self.bytes -= count
         if self.bytes < 0:
             raise RefusedError("copies more bytes than a file of its size needs")
+
+    def take_key(self, key: Any) -> None:
+        """Pay for a key of a dict, or an item of a set.
+
+        Raises:
+            RefusedError: it takes long to hash, or too many may have the same hash.
+        """
+        if isinstance(key, (str, bytes)):
+            return
+        if isinstance(key, int):
+            if not -_LARGEST_KEY <= key < _LARGEST_KEY:
+                raise RefusedError("holds a key that is too large a number")
+            return
+        if isinstance(key, tuple):
+            _count_in_key(key, _MOST_IN_KEY)
+        self.odd_keys -= 1
+        if self.odd_keys < 0:
+            raise RefusedError("holds more keys that are no texts than a file needs")
 
     def take_module(self) -> None:
         """Pay for a module."""
@@ -107,16 +132,6 @@ class Maker:
 
     def __init__(self, make: Callable[..., Any]) -> None:
         self.make = make
-
-
-def check_key(key: Any) -> None:
-    """Refuse keys that take long to hash, or that cannot be hashed.
-
-    Raises:
-        RefusedError: a tuple of too many values, those inside its tuples counted each time.
-    """
-    if isinstance(key, tuple):
-        _count_in_key(key, _MOST_IN_KEY)
 
 
 def _count_in_key(key: tuple[Any, ...], left: int) -> int:
@@ -307,8 +322,9 @@ def check_sparse(tensor: Tensor) -> None:
 def _ordered(budget: Budget, pairs: Sequence[Sequence[Any]] = ()) -> OrderedDict[Any, Any]:
     found = OrderedDict()
     budget.take_object(len(_expect((list, tuple), pairs)))
-    for key, value in pairs:
-        check_key(key)
+    for pair in pairs:
+        key, value = _expect((list, tuple), pair)  # a tensor would come apart into its elements
+        budget.take_key(key)
         found[key] = value
     return found
 
@@ -322,7 +338,7 @@ def _counted(budget: Budget, counts: Mapping[Any, int] | None = None) -> Counter
 def _set(budget: Budget, items: Sequence[Any] = ()) -> set[Any]:
     budget.take_object(len(_expect((list, tuple), items)))
     for item in items:
-        check_key(item)
+        budget.take_key(item)
     return set(items)
 
 

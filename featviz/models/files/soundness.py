@@ -7,6 +7,7 @@ Their attributes were put in place as they are in the file; no method of a modul
 from __future__ import annotations
 
 import functools
+import re
 from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Any
@@ -21,6 +22,9 @@ from featviz.text import quoted
 _DEEPEST = 200
 """Containers inside one another; a module and its dict of modules are two."""
 
+_MOST_WRITTEN, _MOST_REPEATED = 10**6, 4
+"""Values that a container may stand for, and this many times all values of the file beside."""
+
 _MOST_VISITS = 100_000
 """Modules that a walk over a model may meet, a shared one each time."""
 
@@ -29,6 +33,12 @@ _CONTENTS = {"_parameters": (Tensor,), "_buffers": (Tensor,), "_modules": (nn.Mo
 _HOOKS = {n for n, v in _FRESH.items() if isinstance(v, dict)} - set(_CONTENTS)
 _FLAGS = ("_with_kwargs", "_always_called")
 """Ends of the names of dicts that say of hooks how they are called."""
+
+_NAME = re.compile(r"[^.\0\ud800-\udfff]+")
+"""Names of modules: torch wants no dots, and results are filed under them."""
+
+_LONGEST_PATH = 3000
+"""Characters of the way to a module, which results are filed under too."""
 
 _PLAIN = (bool, int, float, str, type(None))
 
@@ -91,6 +101,8 @@ def _check_state(module: nn.Module, vocabulary: Vocabulary, budget: Budget) -> N
             for key, value in items.items()
         ):
             raise _broken(module)
+    if not all(_NAME.fullmatch(name) for name in own["_modules"]):
+        raise RefusedError(f"holds a {type(module).__name__} with a module of an impossible name")
     for name in _HOOKS & own.keys():
         hooks = own[name]
         if type(hooks) not in (dict, OrderedDict):
@@ -144,59 +156,81 @@ def _finish(module: nn.Module) -> None:
 
 
 def _check_depth(content: Any) -> None:
-    """Refuse containers too deep inside one another; what lies inside itself counts once."""
+    """Refuse containers too deep inside one another, and few that stand for very many, which
+    would fill the memory where they are written out; what lies inside itself counts once."""
     depths: dict[int, int] = {}
-    path = [(content, iter(parts(content)), 1)]
+    sizes: dict[int, int] = {}
+    held = 0
+    path = [_Open(content)]
     open_now = {id(content)}
     while path:
-        value, inner, depth = path[-1]
-        for item in inner:
+        top = path[-1]
+        for item in top.inner:
+            top.size += sizes.get(id(item), 1)
             if id(item) in depths:
-                depth = max(depth, 1 + depths[id(item)])
-            elif id(item) not in open_now and (more := parts(item)):
-                path[-1] = value, inner, depth
-                path.append((item, iter(more), 1))
+                top.depth = max(top.depth, 1 + depths[id(item)])
+            elif id(item) not in open_now and parts(item):
+                path.append(_Open(item))
                 open_now.add(id(item))
                 break
         else:
             path.pop()
-            open_now.discard(id(value))
-            depths[id(value)] = depth
+            open_now.discard(id(top.value))
+            held += len(parts(top.value))
+            depths[id(top.value)] = top.depth
+            sizes[id(top.value)] = 1 if isinstance(top.value, nn.Module) else top.size
+            if top.size > _MOST_WRITTEN + _MOST_REPEATED * held:
+                raise RefusedError(
+                    f"holds a {type(top.value).__name__} that repeats its parts beyond all bounds"
+                )
             if path:
-                above, rest, so_far = path[-1]
-                path[-1] = above, rest, max(so_far, 1 + depth)
-        if depth > _DEEPEST or len(path) > _DEEPEST:
+                path[-1].depth = max(path[-1].depth, 1 + top.depth)
+                path[-1].size += sizes[id(top.value)]
+        if top.depth > _DEEPEST or len(path) > _DEEPEST:
             raise RefusedError(
                 f"holds more than {_DEEPEST} levels of containers inside one another"
             )
+
+
+class _Open:
+    """A container on the way down: what is left to see of it, how deep it is, and how many values
+    it has, those of a shared one each time."""
+
+    def __init__(self, value: Any) -> None:
+        self.value, self.inner = value, iter(parts(value))
+        self.depth, self.size = 1, 0
 
 
 class _Trees:
     """What a walk over a module meets: torch walks into a shared module each time."""
 
     def __init__(self) -> None:
-        self._known: dict[int, tuple[int, int] | None] = {}
+        self._known: dict[int, tuple[int, int, int] | None] = {}
 
     def check(self, module: nn.Module, budget: Budget) -> None:
         """Refuse a module that contains itself, or that is larger than its file can be."""
-        visits, size = self._measure(module)
+        visits, size, longest = self._measure(module)
+        if longest > _LONGEST_PATH:
+            raise RefusedError(f"holds a module under a name of {longest:,} characters")
         if visits > _MOST_VISITS or size > budget.most:
             raise RefusedError(
                 f"holds a {type(module).__name__} that repeats its parts beyond all bounds"
             )
 
-    def _measure(self, module: nn.Module) -> tuple[int, int]:
-        """Modules, and bytes of parameters and buffers; those of a shared one each time."""
+    def _measure(self, module: nn.Module) -> tuple[int, int, int]:
+        """Modules, and bytes of parameters and buffers, those of a shared one each time; and
+        characters of the longest way to a module."""
         if id(module) not in self._known:
             self._known[id(module)] = None
             tensors = [*module._parameters.values(), *module._buffers.values()]
             size = sum(t.numel() * max(4, t.element_size()) for t in tensors if t is not None)
-            visits = 1
-            for child in module._modules.values():
+            visits, longest = 1, 0
+            for name, child in module._modules.items():
                 if child is not None:
-                    more, bytes_below = self._measure(child)
+                    more, bytes_below, way = self._measure(child)
                     visits, size = visits + more, size + bytes_below
-            self._known[id(module)] = visits, size
+                    longest = max(longest, len(name) + 1 + way)
+            self._known[id(module)] = visits, size, longest
         found = self._known[id(module)]
         if found is None:
             raise _broken(module)

@@ -24,7 +24,6 @@ from featviz.models.files.rebuilding import (
     Maker,
     RefusedError,
     Tuples,
-    check_key,
     check_sparse,
     fill_partial,
 )
@@ -230,7 +229,7 @@ class Unpickler:
         if type(target) not in (dict, OrderedDict, Counter):
             raise UnpicklingError(f"cannot set items of a {type(target).__name__}")
         for key, value in zip(items[::2], items[1::2], strict=True):
-            check_key(key)
+            self._budget.take_key(key)
             target[key] = value
 
     def _set_item(self) -> None:
@@ -242,7 +241,7 @@ class Unpickler:
         if type(target) is not set:
             raise UnpicklingError(f"cannot add to a {type(target).__name__}")
         for item in items:
-            check_key(item)
+            self._budget.take_key(item)
             target.add(item)
 
     def _container(self, value: Any) -> None:
