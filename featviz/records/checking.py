@@ -17,7 +17,7 @@ from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 
 from featviz.errors import UsageError
 from featviz.records import AUTO, Within
-from featviz.text import quoted
+from featviz.text import is_number, quoted
 
 T = TypeVar("T")
 
@@ -81,8 +81,7 @@ def flag(name: str) -> str:
 def read_size(value: Any) -> int | tuple[int, int] | None:
     """Pixels: `224`, (height, width), `"HEIGHTxWIDTH"`; None for what is no size."""
     if isinstance(value, str):
-        told = value.lower().split("x")
-        value = [int(side) if side.isdecimal() and len(side) < 10 else 0 for side in told]
+        value = [int(side) if is_number(side) else 0 for side in value.lower().split("x")]
     sides = list(value) if isinstance(value, (list, tuple)) else [value]
     if len(sides) not in (1, 2) or not all(_is_whole(side) and side >= 1 for side in sides):
         return None
