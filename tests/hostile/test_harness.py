@@ -9,7 +9,7 @@ import hostile_harness as harness
 import pytest
 from hostile_harness import SHARED, Attack, Sandbox
 
-PLANTED = {
+PLANTED: dict[str, str | tuple[str, ...]] = {
     "system {root}/featviz_hostile": "VIOLATION os.system",
     "swallowed {root}/featviz_hostile": "VIOLATION subprocess.Popen",
     "connects": "VIOLATION socket",
@@ -21,7 +21,7 @@ PLANTED = {
     "links {root}/secret/id_secret": "LINK work/link.png was made",
     "evaluates": "VIOLATION compile: foreign source",
     "imports {given}": "VIOLATION open: foreign code",
-    "loops": "TIME",
+    "loops": ("TIME", "HANG"),  # whichever comes first on a busy machine
     "waits": "HANG",
     "swells": "TRACEBACK MemoryError",
     "crashes": "SIGNAL 6",
@@ -53,7 +53,8 @@ def test_a_planted_fault_is_found(
     box = Sandbox.make(tmp_path / "box")
     attack = Attack(line, _innocent, [f"call:hostile_api:{line}"])
     (found,) = harness.attempt(SHARED, attack, box)
-    assert PLANTED[line] in found
+    words = PLANTED[line]
+    assert any(word in found for word in ([words] if isinstance(words, str) else words))
     assert not box.marker.exists() and box.bystander.read_text() == "mine"
 
 
