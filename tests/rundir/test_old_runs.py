@@ -1,4 +1,4 @@
-"""A run directory that earlier code wrote (tests/data/README.md) is read, continued and replaced."""
+"""A run directory that earlier code wrote (see tests/data) is read, continued and replaced."""
 
 from __future__ import annotations
 
