@@ -8,9 +8,10 @@ from typing import Any
 from featviz.diff.findings import DiffResult, Finding, LayerFindings
 from featviz.diff.pairing import OnlyIn
 from featviz.records import Verdict
+from featviz.text import counted
 
 SCHEMA_VERSION = 1
-"""Of the JSON document. 1: first release."""
+"""Version of the JSON document. 1: first release."""
 
 HEADINGS = (
     "layer",
@@ -24,12 +25,12 @@ HEADINGS = (
     "most changed",
     "by",
 )
-"""Of a table of layers; `cells` are its rows."""
+"""Headings of a table of layers; `cells` gives its rows."""
 
 
 def cells(layer: LayerFindings) -> tuple[str, ...]:
-    """One layer, for people: how many images and channels differ, and by how much at most; the
-    cosine is that of the layer in the image in which it is smallest."""
+    """A row of HEADINGS: how many images and channels of a layer differ, and by how much at most;
+    the cosine is the smallest of all images."""
     differing, total = layer.channels
     names = (layer.label, layer.type, layer.place.stem)
     counts = (f"{len(layer.differing)}/{len(layer.findings)}", f"{differing}/{total}")
@@ -53,9 +54,11 @@ def verdict_words(result: DiffResult) -> str:
     differing, total = result.channels
     first = result.first
     where = "" if first is None else f", first at {first.label} ({first.type})"
-    found = f"{differing} of {total} channels differ ({result.ratio:.2%}){where}"
-    scope = f"{len(result.layers)} tensors of {len(result.images)} images"
-    return f"{'equal' if result.equal else 'different'}: {scope} compared, {found}"
+    tensors, images = counted(len(result.layers), "tensor"), counted(len(result.images), "image")
+    return (
+        f"{'equal' if result.equal else 'different'}: {tensors} of {images} compared, "
+        f"{differing} of {counted(total, 'channel')} differ ({result.ratio:.2%}){where}"
+    )
 
 
 def verdicts(result: DiffResult) -> list[Verdict]:
@@ -83,10 +86,10 @@ def layer_words(layer: LayerFindings) -> str:
     """One line on a layer."""
     differing, total = layer.channels
     if layer.reason:
-        return f"{differing} of {total} channels differ: {layer.reason}"
+        return f"{differing} of {counted(total, 'channel')} differ: {layer.reason}"
     worst = layer.over_images()
     return (
-        f"{differing} of {total} channels differ; largest difference {worst.absolute.max():.3g} "
+        f"{differing} of {counted(total, 'channel')} differ; largest difference {worst.absolute.max():.3g} "
         f"({worst.relative.max():.3g} relative)"
     )
 

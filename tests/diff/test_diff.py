@@ -520,7 +520,7 @@ def test_a_broken_image_is_left_out_and_the_others_are_compared(
     assert done.code == 4
     assert f"warning: NEW: a.png is incomplete ({said}" in done.err
     assert "only in BASE: image a.png (incomplete)" in done.out
-    assert " of 1 images compared" in done.out
+    assert " of 1 image compared" in done.out
 
 
 class Page(HTMLParser):

@@ -424,7 +424,7 @@ def test_a_line_for_each_image_as_it_completes(
         lines.append((line["image"], done))
 
     monkeypatch.setattr(
-        "featviz.cli.echo.click.echo",
+        "featviz.cli.output.click.echo",
         lambda text, err=False: None if err else written(text),
     )
     featviz("run", tiny_file, photos, *SMALL, "--out", tmp_path / "out", "--json")
@@ -445,7 +445,7 @@ def test_a_reader_that_leaves_costs_no_image(
         if not err:
             raise BrokenPipeError
 
-    monkeypatch.setattr("featviz.cli.echo.click.echo", gone)
+    monkeypatch.setattr("featviz.cli.output.click.echo", gone)
     monkeypatch.setattr("featviz.cli._closed_pipe", lambda: 0)
     done = featviz("run", tiny_file, photos, *SMALL, "--out", tmp_path / "out", "--json")
     assert done.code == 0 and "error" not in done.err
