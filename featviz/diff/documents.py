@@ -89,8 +89,8 @@ def layer_words(layer: LayerFindings) -> str:
         return f"{differing} of {counted(total, 'channel')} differ: {layer.reason}"
     worst = layer.over_images()
     return (
-        f"{differing} of {counted(total, 'channel')} differ; largest difference {worst.absolute.max():.3g} "
-        f"({worst.relative.max():.3g} relative)"
+        f"{differing} of {counted(total, 'channel')} differ; largest difference "
+        f"{worst.absolute.max():.3g} ({worst.relative.max():.3g} relative)"
     )
 
 

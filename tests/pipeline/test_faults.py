@@ -72,7 +72,7 @@ def test_a_signal_ends_the_run_after_the_current_image(
     done = featviz(*base, tmp_path / "out", "--json")
     assert done.code == 130
     assert "stopping after this image; once more to stop at once" in done.err
-    assert "interrupted: 2 images are missing, 2 are complete; --resume goes on" in done.err
+    assert "interrupted: 2 images missing, 2 complete; --resume goes on" in done.err
     assert [json.loads(line)["image"] for line in done.out.splitlines()] == ["00.png", "01.png"]
     assert run_json(tmp_path / "out")["images"] == {
         "total": 4,
