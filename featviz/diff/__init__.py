@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
-from featviz.diff import documents, maps, page
+from featviz.diff import documents, maps
 from featviz.diff.findings import DiffResult, DiffThresholds, Finding, LayerFindings
 from featviz.diff.pairing import Pairing, check_alike, pair_up, pairs
 from featviz.diff.sides import Sides
@@ -33,6 +34,10 @@ class Outputs:
     that is asked for."""
     html: Path | None = None
     junit: Path | None = None
+    render: Callable[[Mapping[str, Any]], str] | None = None
+    """Turns what `documents.page` says into HTML; needed for `html`."""
+    style: str = ""
+    """The style sheet of the page, which lies with the maps."""
 
     @property
     def folder(self) -> Path | None:
@@ -141,11 +146,10 @@ def _write(result: DiffResult, base: ReadRun, new: ReadRun, outputs: Outputs) ->
         with staging.replacing(outputs.folder, of_diff, outputs.named) as fresh:
             result = replace(result, maps=tuple(maps.draw(result.layers, base, new, fresh)))
             write_json(fresh / DIFF_FILE, documents.as_json(result))
-            _file(fresh / "style.css", page.STYLE)
-    if outputs.html is not None and outputs.folder is not None:
-        beside = os.path.relpath(outputs.folder, outputs.html.parent)
-        text = page.document(result, Path(beside).as_posix())
-        _file(outputs.html, text)
+            _file(fresh / "style.css", outputs.style)
+    if outputs.html is not None and outputs.folder is not None and outputs.render is not None:
+        beside = Path(os.path.relpath(outputs.folder, outputs.html.parent)).as_posix()
+        _file(outputs.html, outputs.render(documents.page(result, beside)))
     if outputs.junit is not None:
         with atomic(outputs.junit) as file:
             file.write(junit.document({str(result.new): documents.verdicts(result)}, "diff"))

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import os
 from typing import Any
+from urllib.parse import quote
 
 from featviz.diff.findings import DiffResult, Finding, LayerFindings
 from featviz.diff.pairing import OnlyIn
@@ -12,6 +14,9 @@ from featviz.text import counted
 
 SCHEMA_VERSION = 1
 """Version of the JSON document. 1: first release."""
+
+_LAYERS = 50
+"""Rows of a page's table at most; the JSON document has them all."""
 
 HEADINGS = (
     "layer",
@@ -101,6 +106,42 @@ def only_words(side: OnlyIn) -> list[str]:
         f"layer {place.layer or type} {place.stem} ({reason})"
         for (place, type), reason in side.places.items()
     ]
+
+
+def page(result: DiffResult, maps: str) -> dict[str, Any]:
+    """What the page of the whole result shows (`featviz/report/templates/diff.html`).
+
+    Args:
+        maps: where the folder of the maps is, seen from the page, with forward slashes.
+    """
+    titles = [f"{one.label} {one.stem}, {one.image}" for one in result.maps]
+    return {
+        "style": _link(maps, "style.css"),
+        "verdict": verdict_words(result),
+        "runs": {"BASE": str(result.base), "NEW": str(result.new)},
+        "limit": f"{result.maps[0].limit:.3g}" if result.maps else None,
+        "figures": [
+            {
+                "link": _link(maps, one.file),
+                "title": title,
+                "caption": f"{title}: channels {', '.join(map(str, one.channels))} "
+                f"(from {one.source})",
+            }
+            for one, title in zip(result.maps, titles, strict=True)
+        ],
+        "headings": HEADINGS,
+        "rows": [cells(layer) for layer in result.differing[:_LAYERS]],
+        "more": len(result.differing[_LAYERS:]),
+        "lists": {
+            "Only in BASE": only_words(result.only_in_base),
+            "Only in NEW": only_words(result.only_in_new),
+            **{f"Incomplete in {side.upper()}": names for side, names in result.incomplete.items()},
+        },
+    }
+
+
+def _link(folder: str, name: str) -> str:
+    return quote(os.fsencode(f"{folder}/{name}"))
 
 
 def finite(value: float) -> float | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from importlib.resources import files
 from pathlib import Path, PurePosixPath
 from typing import Any, Protocol
@@ -13,8 +13,7 @@ from urllib.parse import quote
 import jinja2
 from markupsafe import Markup
 
-import featviz.report.data as data
-import featviz.report.words as words
+from featviz.report import data, words
 from featviz.report.legend import legend
 from featviz.report.views import ImagePage, LayerPage, PictureView, ReportViews
 from featviz.version import __version__
@@ -98,9 +97,29 @@ def render_single(views: ReportViews) -> str:
     return write.document(RUN_PAGE, articles, inside)
 
 
+def render_diff(content: Mapping[str, Any]) -> str:
+    """The page of a comparison of two runs, readable without script and without style.
+
+    Args:
+        content: what `featviz.diff.documents.page` returns.
+    """
+    return _templates().get_template("diff.html").render(content)
+
+
 def asset(name: str) -> str:
     """The text of a file that all reports have."""
     return (files("featviz.report") / "assets" / name).read_text("utf-8")
+
+
+def _templates() -> jinja2.Environment:
+    """Templates that escape what they are given, and raise on what they are not given."""
+    return jinja2.Environment(
+        loader=jinja2.PackageLoader("featviz.report"),
+        autoescape=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        undefined=jinja2.StrictUndefined,
+    )
 
 
 class _PageWriter:
@@ -109,14 +128,7 @@ class _PageWriter:
     def __init__(self, views: ReportViews, links: Links) -> None:
         self.views, self.links = views, links
         self._pictures: dict[tuple[str, bool], Markup] = {}
-        loader = jinja2.PackageLoader("featviz.report")
-        self.templates = jinja2.Environment(
-            loader=loader,
-            autoescape=True,
-            trim_blocks=True,
-            lstrip_blocks=True,
-            undefined=jinja2.StrictUndefined,
-        )
+        self.templates = _templates()
         self.templates.globals |= {
             "links": links,
             "title": words.model_name(views.run),

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-import featviz.report.words as words
 from featviz.files import real
+from featviz.report import words
 from featviz.report.words import Facts
 from featviz.rundir.read import INPUT_FILE, DrawnGrid, ReadImage, ReadRun
 from featviz.rundir.schema import Audit

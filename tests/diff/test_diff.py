@@ -559,7 +559,8 @@ def test_the_page(featviz: CLI, run: Run, photos: Path, tmp_path: Path) -> None:
     assert done.code == 4
     page = Page(html.read_text("utf-8"))
     assert not page.tags & {"script", "style", "iframe"}
-    assert page.attributes <= {"lang", "charset", "rel", "href", "src", "alt"}
+    plain = {"lang", "charset", "name", "content", "rel", "href", "src", "alt", "class", "scope"}
+    assert page.attributes <= plain
     assert len(page.links) == 4  # the style sheet and three layers
     assert not any(set(link) & set(" #") for link in page.links)
     for link in page.links:
