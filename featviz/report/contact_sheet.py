@@ -16,8 +16,9 @@ from featviz.drawing.png import MAX_PIXELS
 from featviz.errors import FileError, StoreError, UsageError
 from featviz.files import open_regular
 from featviz.records import Floats
-from featviz.rundir import write
-from featviz.rundir.read import INPUT_FILE, DamagedError, DrawnGrid, ReadImage, ReadRun, read_run
+from featviz.rundir import INPUT_FILE
+from featviz.rundir.atomic import atomic
+from featviz.rundir.read import DamagedError, DrawnGrid, ReadImage, ReadRun, read_run
 from featviz.text import safe_name
 
 _MARGIN, _GAP, _TEXT = 12, 4, 13
@@ -88,7 +89,7 @@ def make_sheet(root: Path, options: SheetOptions) -> SheetResult:
     )
     out = options.out or Path(safe_name(f"sheet-{options.layer}.png"))
     _check_free(out)
-    with write.atomic(out) as file:
+    with atomic(out) as file:
         picture.save(file, "png", pnginfo=_MARK)
     return SheetResult(out, tuple(lines), tuple(c for c in channels if c != ALL), left_out)
 

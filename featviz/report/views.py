@@ -11,7 +11,8 @@ from pathlib import Path
 from featviz.files import real
 from featviz.report import words
 from featviz.report.words import Facts
-from featviz.rundir.read import INPUT_FILE, DrawnGrid, ReadImage, ReadRun
+from featviz.rundir import INPUT_FILE
+from featviz.rundir.read import DrawnGrid, ReadImage, ReadRun
 from featviz.rundir.schema import Audit
 
 _WIDE = 3.0

@@ -652,7 +652,7 @@ def test_the_folder_of_the_maps(featviz: CLI, run: Run, tmp_path: Path) -> None:
     (tmp_path / "mine" / "thesis.txt").write_text("words")
     done = featviz("diff", base, new, "--out", tmp_path / "mine")
     assert done.code == 1
-    assert "is not empty and holds no diff.json" in done.err
+    assert "is not empty and holds no diff of featviz" in done.err
     assert (tmp_path / "mine" / "thesis.txt").read_text() == "words"
 
 

@@ -142,7 +142,7 @@ def test_an_audit_json_of_another_program(
     (proj / "keep.txt").write_text("mine")
     before = snapshot(proj)
     done = featviz("audit", tiny_file, photos, "--size", "16", "--out", proj, "--overwrite")
-    refused(done, 1, "holds no audit.json or models.json that featviz wrote")
+    refused(done, 1, r"holds no audit of featviz: its (audit|models)\.json is none")
     assert snapshot(proj) == before
 
 
@@ -154,7 +154,11 @@ def test_a_diff_json_of_another_program(text: str, featviz: Run, ran: Path, tmp_
     (proj / "diff.json").write_text(text)
     (proj / "keep.txt").write_text("mine")
     before = snapshot(proj)
-    refused(featviz("diff", ran, ran, "--out", proj), 1, "holds no diff.json that featviz wrote")
+    refused(
+        featviz("diff", ran, ran, "--out", proj),
+        1,
+        r"holds no diff of featviz: its diff\.json is none",
+    )
     assert snapshot(proj) == before
 
 
