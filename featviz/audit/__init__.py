@@ -22,8 +22,7 @@ from featviz.models.load import LoadedModel, ModelOptions, load_model
 from featviz.pipeline.prepare import grouped
 from featviz.pipeline.processes import ALONE, World
 from featviz.records import Sample, Verdict
-from featviz.rundir import AUDIT_FILE, MODELS_FILE, junit, ownership, write
-from featviz.rundir.atomic import replacing
+from featviz.rundir import AUDIT_FILE, MODELS_FILE, destination, junit, write
 from featviz.text import safe_name
 
 log = logging.getLogger(__name__)
@@ -107,7 +106,7 @@ def audit(
     def begin() -> list[Sample]:
         found = images.find_samples(arguments, stdin, options.nul_separated, options.out)
         _check_apart(models, found, options)
-        ownership.check_free(options.out, ownership.AUDIT, options.overwrite, besides)
+        destination.check_free(options.out, destination.AUDIT, options.overwrite, besides)
         return found
 
     besides = [path for path in (options.junit, options.prune_out) if path is not None]
@@ -118,7 +117,11 @@ def audit(
         raise UsageError("--prune-out is for one model", f"here are {len(sources)}")
     labels = _labels(sources)
     found: list[Audited] = []
-    place = replacing(options.out, ownership.AUDIT, besides) if team.first else nullcontext()
+    place = (
+        destination.replacing(options.out, destination.AUDIT, besides)
+        if team.first
+        else nullcontext()
+    )
     with place as folder:
         for number, (label, source) in enumerate(zip(labels, sources, strict=True)):
             own = safe_name(f"{number:02d}_{label}") if len(sources) > 1 else ""
@@ -141,14 +144,14 @@ def _check_apart(
     """Whether no file that is written is, or holds, one that is read."""
     inputs = images.files_of(found)
     for model in () if isinstance(models, LoadedModel) else _expanded(models):
-        inputs += ownership.model_files(model.spec, model.arch, model.weights)
+        inputs += destination.model_files(model.spec, model.arch, model.weights)
     for option, path in (
         ("--out", options.out),
         ("--junit", options.junit),
         ("--prune-out", options.prune_out),
     ):
         if path is not None:
-            ownership.check_apart(path, option, inputs)
+            destination.check_apart(path, option, inputs)
 
 
 def read_baseline(path: Path) -> list[Mapping[str, Any]]:

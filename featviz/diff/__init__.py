@@ -14,8 +14,8 @@ from featviz.diff.findings import DiffResult, DiffThresholds, Finding, LayerFind
 from featviz.diff.pairing import Pairing, check_alike, pair_up, pairs
 from featviz.diff.sides import Sides
 from featviz.errors import UsageError
-from featviz.rundir import DIFF_FILE, junit, ownership
-from featviz.rundir.atomic import atomic, replacing
+from featviz.rundir import DIFF_FILE, destination, junit
+from featviz.rundir.atomic import atomic
 from featviz.rundir.read import DamagedError, ReadRun, read_run
 from featviz.rundir.schema import Place
 from featviz.rundir.write import write_json
@@ -62,9 +62,9 @@ def diff(base: Path, new: Path, asked: DiffThresholds, outputs: Outputs) -> Diff
     named = ("--out", outputs.folder), ("--html", outputs.html), ("--junit", outputs.junit)
     for option, path in named:
         if path is not None:
-            ownership.check_apart(path, option, (base, new))
+            destination.check_apart(path, option, (base, new))
     if outputs.folder is not None:
-        ownership.check_free(outputs.folder, ownership.DIFF, True, outputs.named)
+        destination.check_free(outputs.folder, destination.DIFF, True, outputs.named)
     before, after = (_read(side, path) for side, path in (("BASE", base), ("NEW", new)))
     pairing = pair_up(before, after)
     damage = check_alike(before, after)
@@ -143,7 +143,7 @@ def _findings(base: ReadRun, new: ReadRun, image: str, tolerance: float) -> Iter
 def _write(result: DiffResult, base: ReadRun, new: ReadRun, outputs: Outputs) -> DiffResult:
     """Draw the maps, then write what was asked for."""
     if outputs.folder is not None:
-        with replacing(outputs.folder, ownership.DIFF, outputs.named) as fresh:
+        with destination.replacing(outputs.folder, destination.DIFF, outputs.named) as fresh:
             result = replace(result, maps=tuple(maps.draw(result.layers, base, new, fresh)))
             write_json(fresh / DIFF_FILE, documents.as_json(result))
             _file(fresh / "style.css", outputs.style)

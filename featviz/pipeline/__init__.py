@@ -30,7 +30,7 @@ from featviz.pipeline.resume import Journal, check_destination, open_store, run_
 from featviz.pipeline.session import Session, Task
 from featviz.pipeline.signals import stop_requests
 from featviz.records import ImageResult, Limits, RunResult, Sample
-from featviz.rundir import RUN_FILE, archive, ownership
+from featviz.rundir import RUN_FILE, archive, destination
 from featviz.rundir.write import RunDirectory
 
 log = logging.getLogger(__name__)
@@ -95,7 +95,7 @@ def _find(
     found = find(arguments, options, stdin)
     names = (None,) if isinstance(model, LoadedModel) else (model.spec, model.arch, model.weights)
     place = (options.out, "--out") if options.archive is None else (options.archive, "--archive")
-    ownership.check_apart(*place, [*images.files_of(found), *ownership.model_files(*names)])
+    destination.check_apart(*place, [*images.files_of(found), *destination.model_files(*names)])
     check_destination(model, options)
     return found
 

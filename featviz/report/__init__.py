@@ -10,8 +10,8 @@ from pathlib import Path
 
 from featviz.errors import StoreError
 from featviz.report import pages, views
-from featviz.rundir import INPUT_FILE, ownership
-from featviz.rundir.atomic import atomic, replacing
+from featviz.rundir import INPUT_FILE, destination, ownership
+from featviz.rundir.atomic import atomic
 from featviz.rundir.read import ReadRun, read_audit, read_run
 
 LARGEST_SINGLE = 25_000_000
@@ -77,9 +77,9 @@ def _uncollected() -> Iterator[None]:
 
 def _write_folder(arranged: views.ReportViews, options: ReportOptions) -> tuple[Path, list[Path]]:
     out = options.out or arranged.run.root / "report"
-    ownership.check_free(out, ownership.REPORT_FOLDER, overwrite=True)
+    destination.check_free(out, destination.REPORT_FOLDER, overwrite=True)
     written = []
-    with replacing(out, ownership.REPORT_FOLDER) as folder:
+    with destination.replacing(out, destination.REPORT_FOLDER) as folder:
         for name, text in pages.render_folder(arranged, out.absolute()):
             with atomic(folder / name) as file:
                 file.write(_encoded(text))

@@ -10,19 +10,14 @@ import errno
 import os
 import re
 import secrets
-import shutil
 import stat
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, BinaryIO, NamedTuple
+from typing import BinaryIO, NamedTuple
 
 from featviz.errors import StoreError
-from featviz.files import real
 from featviz.text import quoted
-
-if TYPE_CHECKING:
-    from featviz.rundir.ownership import ResultKind
 
 PART = re.compile(r"\.(.+?)(?:\.[0-9a-f]{16})?\.part", re.DOTALL)
 """Names of what is being written: `.NAME.<16 hex digits>.part` beside NAME (`.NAME.part` up to
@@ -195,65 +190,6 @@ def _through_link(path: Path) -> StoreError:
         f"{quoted(str(path))} is a symbolic link, and nothing is written through one",
         "remove it, or name another folder with --out",
     )
-
-
-@contextmanager
-def replacing(root: Path, kind: ResultKind, besides: Collection[Path] = ()) -> Iterator[Path]:
-    """A folder beside `root` to write into, which takes its place if the block succeeds: the result
-    appears whole or not at all.
-
-    Raises:
-        StoreError: it cannot be made, written into or moved, or `root` has come to hold something
-            that featviz did not write; names `root`.
-    """
-    final = real(root)
-    fresh = final.with_name(part_name(final.name))
-    old = fresh.with_suffix(".old")
-    try:
-        with reported(root, "choose another place with --out, or make room"):
-            fresh.mkdir(parents=True)
-            yield fresh
-            ways = _to_go(final, kind, besides)
-            _swap(fresh, final, old)
-            _carry(old, final, besides)
-            remove(old, ways)
-            remove_empty(old)
-    finally:
-        shutil.rmtree(fresh, ignore_errors=True)
-
-
-def _to_go(final: Path, kind: ResultKind, besides: Collection[Path]) -> list[str]:
-    """The files of an earlier result, looked for anew: the work before may have taken hours."""
-    if not final.is_dir() or kind.is_free(final, besides):
-        return []
-    earlier = kind.claim_of(final)
-    if earlier is None:
-        raise StoreError(
-            f"--out {final} has come to hold files that featviz did not write",
-            "name another folder with --out",
-        )
-    return earlier.files(besides)
-
-
-def _carry(old: Path, final: Path, besides: Collection[Path]) -> None:
-    """Keep those files of the old folder that this command has yet to write, or goes on with."""
-    for path in besides:
-        way = os.path.relpath(os.path.realpath(path), final)
-        if not way.startswith(os.pardir) and (old / way).is_file():
-            (final / way).parent.mkdir(parents=True, exist_ok=True)
-            (old / way).replace(final / way)
-
-
-def _swap(fresh: Path, final: Path, old: Path) -> None:
-    """Put one folder in the place of another, which is gone only when that has succeeded."""
-    if final.exists():
-        final.replace(old)
-    try:
-        fresh.replace(final)
-    except OSError:
-        if old.exists():
-            old.replace(final)
-        raise
 
 
 _GO_ON = "what is complete stays complete; --resume when it works, or another --out"

@@ -12,8 +12,7 @@ from typing import Any, BinaryIO
 
 from featviz.errors import CompareError, StoreError, UsageError
 from featviz.files import real
-from featviz.rundir import MANIFEST_FILE, ownership
-from featviz.rundir.atomic import replacing
+from featviz.rundir import MANIFEST_FILE, destination
 from featviz.rundir.read import ReadImage, ReadRun, read_run, same_content
 from featviz.rundir.write import RunDirectory
 from featviz.text import quoted
@@ -50,13 +49,13 @@ def merge(parts: Sequence[Path], out: Path, overwrite: bool = False) -> MergeRes
             or written. Then nothing is left under `out`.
     """
     _check_apart(parts, out)
-    ownership.check_free(out, ownership.RUN, overwrite)
+    destination.check_free(out, destination.RUN, overwrite)
     runs = [_read(part) for part in parts]
     for run in runs[1:]:
         _check_alike(runs[0], run)
     images = _images(runs)
     record = _record(runs, images)
-    with replacing(out, ownership.RUN) as fresh:
+    with destination.replacing(out, destination.RUN) as fresh:
         for image in images.values():
             _bring(image, fresh / image.folder)
         RunDirectory(fresh).write_run(record)

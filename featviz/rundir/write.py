@@ -17,7 +17,7 @@ import numpy as np
 
 from featviz.errors import StoreError
 from featviz.records import Capture, Floats, Layer, Skip, Written
-from featviz.rundir import BASES_FILE, MANIFEST_FILE, RUN_FILE, STATS_FILE, ownership
+from featviz.rundir import BASES_FILE, MANIFEST_FILE, RUN_FILE, STATS_FILE, destination, ownership
 from featviz.rundir.atomic import atomic, part_of, refuse_links, remove, remove_empty, reported
 from featviz.rundir.ownership import Claim
 from featviz.text import quoted, safe_name, safe_way
@@ -75,7 +75,7 @@ class RunDirectory:
     def cleared(self) -> RunDirectory:
         """Remove what killed runs left of files that were being written into the root."""
         names = [path.name for path in self.root.iterdir() if path.is_file()]
-        remove(self.root, [name for name in names if part_of(name) in ownership.RUN.parts])
+        remove(self.root, [name for name in names if part_of(name) in destination.RUN.parts])
         return self
 
     def image(self, name: str) -> ImageFolder:
@@ -179,7 +179,7 @@ def check_free(
         StoreError: it is a file, holds another run, or something that featviz did not write.
     """
     taken = partial(_taken, record=record, certain=certain)
-    return ownership.check_free(root, ownership.RUN, overwrite, besides, taken)
+    return destination.check_free(root, destination.RUN, overwrite, besides, taken)
 
 
 def differences(old: Any, new: Any, where: str = "") -> list[str]:
