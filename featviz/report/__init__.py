@@ -23,15 +23,15 @@ _OVERHEAD = 4 / 3
 
 @dataclass(frozen=True)
 class ReportOptions:
-    """Everything that `report` can be told beside the run."""
+    """The options of `report`."""
 
     out: Path | None = None
-    """Folder, or file of a single one; None is `report` or `report.html` in the run."""
+    """The folder, or the file of a single-file report; None is `report` or `report.html` in RUN."""
     single_file: bool = False
     compare: Path | None = None
     """Another run, whose pictures are shown beside this one's."""
     audit: Path | None = None
-    """An audit.json or its folder; None takes one that lies in the run."""
+    """An audit.json, or the folder of one; None takes the one in the run, if there is one."""
 
 
 @dataclass(frozen=True)

@@ -36,11 +36,11 @@ _LONGEST_NAME = 28
 
 @dataclass(frozen=True)
 class SheetOptions:
-    """Everything that `sheet` can be told beside the run."""
+    """The options of `sheet`."""
 
     layer: str
     stem: str = "output"
-    """Which of its tensors: `output`, `output.call1`, `grad`."""
+    """The tensor of the layer whose tiles are cut: `output`, `output.call1`, `grad`."""
     channels: str | None = None
     """`0-31`, `3,7,12-15`; None takes all that are drawn."""
     sort: str = "index"
@@ -157,7 +157,7 @@ def sort_channels(grids: Sequence[DrawnGrid], channels: Sequence[int], by: str) 
 
 
 def _rank(stats: Sequence[Floats], channel: int, order: Callable[[Floats], float]) -> float:
-    values = [order(own[channel]) for own in stats if channel < len(own)]
+    values = [order(rows[channel]) for rows in stats if channel < len(rows)]
     finite = [value for value in values if np.isfinite(value)]
     return -float(np.mean(finite)) if finite else np.inf
 
@@ -168,7 +168,7 @@ ORDERS: dict[str, Callable[[Floats], float]] = {
     "variance": lambda row: float(row[3]) ** 2,
     "zeros": lambda row: float(row[4]),
 }
-"""By what channels are sorted, of a row of stats.npz; `index` is their own order."""
+"""Statistics by which channels are sorted, from a row of stats.npz; `index` sorts by number."""
 
 
 def _find(run: ReadRun, options: SheetOptions) -> list[tuple[ReadImage, DrawnGrid]]:

@@ -13,7 +13,8 @@ from urllib.parse import quote
 import jinja2
 from markupsafe import Markup
 
-from featviz.report import data, words
+import featviz.report.data as data
+import featviz.report.words as words
 from featviz.report.legend import legend
 from featviz.report.views import ImagePage, LayerPage, PictureView, ReportViews
 from featviz.version import __version__
@@ -33,7 +34,7 @@ class Links(Protocol):
     def page(self, id: str) -> str:
         """The address of a page."""
 
-    def picture(self, own: PictureView) -> str:
+    def picture(self, view: PictureView) -> str:
         """The address of a picture."""
 
 
@@ -50,9 +51,9 @@ class FolderLinks:
         """`image-004.html`."""
         return f"{id}.html"
 
-    def picture(self, own: PictureView) -> str:
+    def picture(self, view: PictureView) -> str:
         """Relative to the folder, quoted."""
-        path = own.path
+        path = view.path
         above = path.parent.parent
         if above not in self._ways:
             way = Path(os.path.relpath(above, self.folder)).as_posix()
@@ -69,10 +70,10 @@ class InlineLinks:
         """`#image-004`."""
         return f"#{id}"
 
-    def picture(self, own: PictureView) -> str:
+    def picture(self, view: PictureView) -> str:
         """The picture itself, in base64."""
-        kind = _KINDS[PurePosixPath(own.file).suffix]
-        return f"data:{kind};base64,{base64.b64encode(own.image.content(own.file)).decode()}"
+        kind = _KINDS[PurePosixPath(view.file).suffix]
+        return f"data:{kind};base64,{base64.b64encode(view.image.content(view.file)).decode()}"
 
 
 def render_folder(views: ReportViews, folder: Path) -> Iterator[tuple[str, str]]:
@@ -147,15 +148,15 @@ class _PageWriter:
         """A whole HTML document around pages."""
         return self._fill("document", id=id, articles=articles, inside=inside)
 
-    def picture(self, own: PictureView, page: str) -> Markup:
+    def picture(self, view: PictureView, page: str) -> Markup:
         """A picture on a page.
 
         In a report of one file a picture stands on its image's page; elsewhere the script shows it.
         """
-        elsewhere = self.links.inline and own.home != page
-        key = (own.id, elsewhere)
+        elsewhere = self.links.inline and view.home != page
+        key = (view.id, elsewhere)
         if key not in self._pictures:
-            self._pictures[key] = self._draw(own, elsewhere)
+            self._pictures[key] = self._draw(view, elsewhere)
         return self._pictures[key]
 
     def run(self) -> Markup:
