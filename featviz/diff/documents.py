@@ -124,8 +124,8 @@ def page(result: DiffResult, maps: str) -> dict[str, Any]:
             {
                 "link": _link(maps, one.file),
                 "title": title,
-                "caption": f"{title}: channels {', '.join(map(str, one.channels))} "
-                f"(from {one.source})",
+                "caption": f"{title}: channel{'s' if len(one.channels) > 1 else ''} "
+                f"{', '.join(map(str, one.channels))} (from {one.source})",
             }
             for one, title in zip(result.maps, titles, strict=True)
         ],
