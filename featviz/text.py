@@ -96,3 +96,8 @@ def safe_way(name: str) -> str:
     if way.count("/") < _DEEPEST and len(way.encode()) <= _LONGEST_WAY:
         return way
     return safe_name(name)
+
+
+def counted(count: int, noun: str) -> str:
+    """`1 image`, `2,000 images`."""
+    return f"{count:,} {noun}" + ("" if count == 1 else "s")

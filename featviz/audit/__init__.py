@@ -20,8 +20,7 @@ from featviz.models.load import LoadedModel, ModelOptions, load_model
 from featviz.pipeline.prepare import grouped
 from featviz.pipeline.processes import ALONE, World
 from featviz.records import Sample, Verdict
-from featviz.rundir import apart, junit, staging, write
-from featviz.rundir.ownership import AUDIT_FILE, MODELS_FILE, of_audit
+from featviz.rundir import AUDIT_FILE, MODELS_FILE, destination, junit, write
 from featviz.rundir.read import MOST_RECORD
 from featviz.rundir.schema import check_audit
 from featviz.text import is_number, quoted, safe_name
@@ -105,10 +104,9 @@ def audit(
     baseline = None if options.baseline is None else read_baseline(options.baseline)
 
     def begin() -> list[Sample]:
-        marks = (AUDIT_FILE, MODELS_FILE)
         found = images.find_samples(arguments, stdin, options.nul_separated, options.out)
         _check_apart(models, found, options)
-        staging.check_free(options.out, options.overwrite, of_audit, marks, besides)
+        destination.check_free(options.out, destination.AUDIT, options.overwrite, besides)
         return found
 
     besides = [path for path in (options.junit, options.prune_out) if path is not None]
@@ -119,7 +117,11 @@ def audit(
         raise UsageError("--prune-out is for one model", f"here are {len(sources)}")
     labels = _labels(sources)
     found: list[Audited] = []
-    place = staging.replacing(options.out, of_audit, besides) if team.first else nullcontext()
+    place = (
+        destination.replacing(options.out, destination.AUDIT, besides)
+        if team.first
+        else nullcontext()
+    )
     with place as folder:
         for number, (label, source) in enumerate(zip(labels, sources, strict=True)):
             own = safe_name(f"{number:02d}_{label}") if len(sources) > 1 else ""
@@ -142,14 +144,14 @@ def _check_apart(
     """Whether no file that is written is, or holds, one that is read."""
     inputs = images.files_of(found)
     for model in () if isinstance(models, LoadedModel) else _expanded(models):
-        inputs += apart.model_files(model.spec, model.arch, model.weights)
+        inputs += destination.model_files(model.spec, model.arch, model.weights)
     for option, path in (
         ("--out", options.out),
         ("--junit", options.junit),
         ("--prune-out", options.prune_out),
     ):
         if path is not None:
-            apart.check_apart(path, option, inputs)
+            destination.check_apart(path, option, inputs)
 
 
 def read_baseline(path: Path) -> list[Mapping[str, Any]]:

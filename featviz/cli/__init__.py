@@ -15,7 +15,7 @@ from typing import Any
 import click
 from click.shell_completion import CompletionItem
 
-from featviz.cli import echo
+from featviz.cli import output
 from featviz.errors import FeatvizError
 from featviz.text import indented, printable, quoted
 from featviz.version import __version__
@@ -25,15 +25,18 @@ COMMANDS = {
     "layers": ("featviz.cli.commands.layers", "List the modules of a model."),
     "summary": ("featviz.cli.commands.summary", "Count parameters, MACs and memory of a model."),
     "kernels": ("featviz.cli.commands.kernels", "Draw the kernels of a model's convolutions."),
-    "report": ("featviz.cli.commands.report", "Make a gallery in HTML of a run."),
-    "sheet": ("featviz.cli.commands.sheet", "Make one picture of a layer: images by channels."),
+    "report": ("featviz.cli.commands.report", "Build an HTML gallery of a run."),
+    "sheet": ("featviz.cli.commands.sheet", "Draw one picture of a layer: images by channels."),
     "audit": ("featviz.cli.commands.audit", "Count dead, constant and non-finite channels."),
     "diff": ("featviz.cli.commands.diff", "Compare two run directories."),
-    "merge": ("featviz.cli.commands.merge", "Join parts of a run that were made apart."),
-    "identify": ("featviz.cli.commands.identify", "Say which architecture a file of weights is."),
-    "completion": ("featviz.cli.commands.completion", "Print the completion script of a shell."),
+    "merge": ("featviz.cli.commands.merge", "Join parts of a run into one run directory."),
+    "identify": (
+        "featviz.cli.commands.identify",
+        "Name the architecture that a file of weights fits.",
+    ),
+    "completion": ("featviz.cli.commands.completion", "Print a completion script for a shell."),
 }
-"""Module of each command, and its line in --help."""
+"""The module of each command, and its line in --help."""
 
 INTERRUPTED = 130
 
@@ -49,7 +52,7 @@ class LazyGroup(click.Group):
         return list(COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Import the command, or None where there is no such."""
+        """Import a command; None for an unknown name."""
         if cmd_name not in COMMANDS:
             return None
         command: click.Command = importlib.import_module(COMMANDS[cmd_name][0]).command
@@ -81,7 +84,7 @@ def group() -> None:
       featviz run model.pth photos/ --layers Conv2d,ReLU --out maps
       featviz layers resnet18 --layers 'layer1.*'
 
-    `featviz COMMAND --help` tells all about a command.
+    `featviz COMMAND --help` describes a command and its options.
     """
 
 
@@ -121,7 +124,7 @@ def guarded(arguments: list[str]) -> int:
 
 
 def _closed_pipe() -> int:
-    """Nobody reads on (`| head -1`): that is no error."""
+    """The reader of stdout has gone (`| head -1`): that is no error."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     return 0
 
@@ -147,7 +150,7 @@ class _Formatter(logging.Formatter):
 
 
 def _say(message: str, hint: str | None, code: int, error: BaseException | None) -> int:
-    echo.error(message, hint)
+    output.error(message, hint)
     if error is not None and logging.getLogger("featviz").isEnabledFor(logging.DEBUG):
         click.echo(indented("".join(traceback.format_exception(error))), err=True, nl=False)
     return code
@@ -155,4 +158,4 @@ def _say(message: str, hint: str | None, code: int, error: BaseException | None)
 
 def _click_hint(error: click.ClickException) -> str | None:
     ctx: Any = getattr(error, "ctx", None)
-    return f"{ctx.command_path} --help tells all" if ctx is not None else None
+    return f"{ctx.command_path} --help lists all options" if ctx is not None else None

@@ -1,4 +1,4 @@
-"""The options of what happens while an image goes through the model, and back."""
+"""Options for what is captured, and changed, while an image passes through the model."""
 
 from __future__ import annotations
 
@@ -9,43 +9,56 @@ from featviz.records import PassOptions
 from featviz.records.checking import choices
 
 pass_options = opts.stacked(
-    [
-        click.option(
-            "--capture",
-            default="output",
-            show_default=True,
-            metavar="KINDS",
-            help="Of each layer: output, input, grad (the gradient at its output), grad-input; "
-            "separated by commas.",
-        ),
-        click.option(
-            "--target",
-            metavar="T",
-            help="What gradients are of: top1 (default), class:N, class:NAME, sum, mean, norm, "
-            "output[KEY]:sum|mean|norm, layer:NAME, layer:NAME:CHANNEL.",
-        ),
-        click.option(
-            "--grad-rule",
-            type=click.Choice(choices(PassOptions, "grad_rule")),
-            default="plain",
-            show_default=True,
-            help="How gradients pass a ReLU.",
-        ),
-        click.option(
-            "--ablate", multiple=True, metavar="L:C,C", help="Set channels of layers to zero."
-        ),
-        click.option(
-            "--scale-channel", multiple=True, metavar="L:C=F", help="Multiply channels by a factor."
-        ),
-        click.option("--clamp", multiple=True, metavar="L:LO,HI", help="Limit what layers give."),
-        click.option(
-            "--noise",
-            multiple=True,
-            metavar="L:STD",
-            help="Add Gaussian noise to what layers give (--seed).",
-        ),
-        click.option(
-            "--grad-scale", multiple=True, metavar="L:F", help="Multiply the gradient at layers."
-        ),
-    ]
+    click.option(
+        "--capture",
+        default="output",
+        show_default=True,
+        metavar="KINDS",
+        help="Draw these tensors of each layer: output, input, grad (the gradient at the output), "
+        "grad-input (the gradient at the input); commas separate them.",
+    ),
+    click.option(
+        "--target",
+        metavar="TARGET",
+        show_default="top1",
+        help="Take gradients of this value: top1, class:N, class:NAME, sum, mean, norm, "
+        "output[KEY]:sum|mean|norm, layer:NAME or layer:NAME:CHANNEL.",
+    ),
+    click.option(
+        "--grad-rule",
+        type=click.Choice(choices(PassOptions, "grad_rule")),
+        default="plain",
+        show_default=True,
+        help="Let gradients pass ReLUs by this rule.",
+    ),
+    click.option(
+        "--ablate",
+        multiple=True,
+        metavar="SELECTORS:C,C",
+        help="Set these channels of the outputs of layers to zero; repeatable.",
+    ),
+    click.option(
+        "--scale-channel",
+        multiple=True,
+        metavar="SELECTORS:C=FACTOR",
+        help="Multiply this channel of the outputs of layers by a factor; repeatable.",
+    ),
+    click.option(
+        "--clamp",
+        multiple=True,
+        metavar="SELECTORS:LO,HI",
+        help="Limit the outputs of layers to LO..HI; repeatable.",
+    ),
+    click.option(
+        "--noise",
+        multiple=True,
+        metavar="SELECTORS:STD",
+        help="Add Gaussian noise of this deviation to the outputs of layers; repeatable.",
+    ),
+    click.option(
+        "--grad-scale",
+        multiple=True,
+        metavar="SELECTORS:FACTOR",
+        help="Multiply the gradients at the outputs of layers by a factor; repeatable.",
+    ),
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -13,17 +14,21 @@ if TYPE_CHECKING:  # generic from click 8.4 on, and only for type checkers
 else:
     _ParamType = click.ParamType
 
+FILE = click.Path(dir_okay=False, path_type=Path)
+FOLDER = click.Path(file_okay=False, path_type=Path)
+PATH = click.Path(path_type=Path)
+
 
 class SizeType(_ParamType):
     """`224`, or `HEIGHTxWIDTH`."""
 
-    name = "N|HxW"
+    name = "pixels"
 
     def convert(self, value: Any, param: Any, ctx: Any) -> int | tuple[int, int]:
         """Read pixels."""
-        if (found := read_size(value)) is None:
+        if (size := read_size(value)) is None:
             self.fail(f"{value!r} is no size: a number of pixels, or HEIGHTxWIDTH", param, ctx)
-        return found
+        return size
 
 
 class NumbersType(_ParamType):
@@ -33,15 +38,15 @@ class NumbersType(_ParamType):
 
     def convert(self, value: Any, param: Any, ctx: Any) -> tuple[float, ...]:
         """Read floats."""
-        if (found := read_numbers(value)) is None:
+        if (numbers := read_numbers(value)) is None:
             self.fail(f"{value!r} is not numbers separated by commas", param, ctx)
-        return found
+        return numbers
 
 
 class AutoInt(_ParamType):
     """A whole number, or `auto` (None)."""
 
-    name = "N|auto"
+    name = "n"
 
     def convert(self, value: Any, param: Any, ctx: Any) -> Any:
         """Read a number; `auto` stays a word until `no_auto`, since click takes None for unset."""
@@ -56,7 +61,7 @@ class AutoInt(_ParamType):
 class BytesType(_ParamType):
     """`500MB`, `2GB`, or a number of bytes."""
 
-    name = "SIZE"
+    name = "bytes"
 
     def convert(self, value: Any, param: Any, ctx: Any) -> int:
         """Read bytes."""

@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
-from featviz.diff import documents, maps, page
+from featviz.diff import documents, maps
 from featviz.diff.findings import DiffResult, DiffThresholds, Finding, LayerFindings
 from featviz.diff.pairing import Pairing, check_alike, pair_up, pairs
 from featviz.diff.sides import Sides
 from featviz.errors import UsageError
-from featviz.rundir import apart, junit, staging
-from featviz.rundir.ownership import DIFF_FILE, of_diff
+from featviz.rundir import DIFF_FILE, destination, junit
+from featviz.rundir.atomic import atomic
 from featviz.rundir.read import DamagedError, ReadRun, read_run
 from featviz.rundir.schema import Place
-from featviz.rundir.write import atomic, write_json
+from featviz.rundir.write import write_json
 
 log = logging.getLogger(__name__)
 
@@ -33,6 +34,10 @@ class Outputs:
     that is asked for."""
     html: Path | None = None
     junit: Path | None = None
+    render: Callable[[Mapping[str, Any]], str] | None = None
+    """Turns what `documents.page` says into HTML; needed for `html`."""
+    style: str = ""
+    """The style sheet of the page, which lies with the maps."""
 
     @property
     def folder(self) -> Path | None:
@@ -57,9 +62,9 @@ def diff(base: Path, new: Path, asked: DiffThresholds, outputs: Outputs) -> Diff
     named = ("--out", outputs.folder), ("--html", outputs.html), ("--junit", outputs.junit)
     for option, path in named:
         if path is not None:
-            apart.check_apart(path, option, (base, new))
+            destination.check_apart(path, option, (base, new))
     if outputs.folder is not None:
-        staging.check_free(outputs.folder, True, of_diff, [DIFF_FILE], outputs.named)
+        destination.check_free(outputs.folder, destination.DIFF, True, outputs.named)
     before, after = (_read(side, path) for side, path in (("BASE", base), ("NEW", new)))
     pairing = pair_up(before, after)
     damage = check_alike(before, after)
@@ -138,14 +143,13 @@ def _findings(base: ReadRun, new: ReadRun, image: str, tolerance: float) -> Iter
 def _write(result: DiffResult, base: ReadRun, new: ReadRun, outputs: Outputs) -> DiffResult:
     """Draw the maps, then write what was asked for."""
     if outputs.folder is not None:
-        with staging.replacing(outputs.folder, of_diff, outputs.named) as fresh:
+        with destination.replacing(outputs.folder, destination.DIFF, outputs.named) as fresh:
             result = replace(result, maps=tuple(maps.draw(result.layers, base, new, fresh)))
             write_json(fresh / DIFF_FILE, documents.as_json(result))
-            _file(fresh / "style.css", page.STYLE)
-    if outputs.html is not None and outputs.folder is not None:
-        beside = os.path.relpath(outputs.folder, outputs.html.parent)
-        text = page.document(result, Path(beside).as_posix())
-        _file(outputs.html, text)
+            _file(fresh / "style.css", outputs.style)
+    if outputs.html is not None and outputs.folder is not None and outputs.render is not None:
+        beside = Path(os.path.relpath(outputs.folder, outputs.html.parent)).as_posix()
+        _file(outputs.html, outputs.render(documents.page(result, beside)))
     if outputs.junit is not None:
         with atomic(outputs.junit) as file:
             file.write(junit.document({str(result.new): documents.verdicts(result)}, "diff"))

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import math
+import os
 from typing import Any
+from urllib.parse import quote
 
 from featviz.diff.findings import DiffResult, Finding, LayerFindings
 from featviz.diff.pairing import OnlyIn
 from featviz.records import Verdict
+from featviz.text import counted
 
 SCHEMA_VERSION = 1
-"""Of the JSON document. 1: first release."""
+"""Version of the JSON document. 1: first release."""
+
+_LAYERS = 50
+"""Rows of a page's table at most; the JSON document has them all."""
 
 HEADINGS = (
     "layer",
@@ -24,12 +30,12 @@ HEADINGS = (
     "most changed",
     "by",
 )
-"""Of a table of layers; `cells` are its rows."""
+"""Headings of a table of layers; `cells` gives its rows."""
 
 
 def cells(layer: LayerFindings) -> tuple[str, ...]:
-    """One layer, for people: how many images and channels differ, and by how much at most; the
-    cosine is that of the layer in the image in which it is smallest."""
+    """A row of HEADINGS: how many images and channels of a layer differ, and by how much at most;
+    the cosine is the smallest of all images."""
     differing, total = layer.channels
     names = (layer.label, layer.type, layer.place.stem)
     counts = (f"{len(layer.differing)}/{len(layer.findings)}", f"{differing}/{total}")
@@ -53,9 +59,11 @@ def verdict_words(result: DiffResult) -> str:
     differing, total = result.channels
     first = result.first
     where = "" if first is None else f", first at {first.label} ({first.type})"
-    found = f"{differing} of {total} channels differ ({result.ratio:.2%}){where}"
-    scope = f"{len(result.layers)} tensors of {len(result.images)} images"
-    return f"{'equal' if result.equal else 'different'}: {scope} compared, {found}"
+    tensors, images = counted(len(result.layers), "tensor"), counted(len(result.images), "image")
+    return (
+        f"{'equal' if result.equal else 'different'}: {tensors} of {images} compared, "
+        f"{differing} of {counted(total, 'channel')} differ ({result.ratio:.2%}){where}"
+    )
 
 
 def verdicts(result: DiffResult) -> list[Verdict]:
@@ -83,11 +91,11 @@ def layer_words(layer: LayerFindings) -> str:
     """One line on a layer."""
     differing, total = layer.channels
     if layer.reason:
-        return f"{differing} of {total} channels differ: {layer.reason}"
+        return f"{differing} of {counted(total, 'channel')} differ: {layer.reason}"
     worst = layer.over_images()
     return (
-        f"{differing} of {total} channels differ; largest difference {worst.absolute.max():.3g} "
-        f"({worst.relative.max():.3g} relative)"
+        f"{differing} of {counted(total, 'channel')} differ; largest difference "
+        f"{worst.absolute.max():.3g} ({worst.relative.max():.3g} relative)"
     )
 
 
@@ -98,6 +106,42 @@ def only_words(side: OnlyIn) -> list[str]:
         f"layer {place.layer or type} {place.stem} ({reason})"
         for (place, type), reason in side.places.items()
     ]
+
+
+def page(result: DiffResult, maps: str) -> dict[str, Any]:
+    """What the page of the whole result shows (`featviz/report/templates/diff.html`).
+
+    Args:
+        maps: where the folder of the maps is, seen from the page, with forward slashes.
+    """
+    titles = [f"{one.label} {one.stem}, {one.image}" for one in result.maps]
+    return {
+        "style": _link(maps, "style.css"),
+        "verdict": verdict_words(result),
+        "runs": {"BASE": str(result.base), "NEW": str(result.new)},
+        "limit": f"{result.maps[0].limit:.3g}" if result.maps else None,
+        "figures": [
+            {
+                "link": _link(maps, one.file),
+                "title": title,
+                "caption": f"{title}: channel{'s' if len(one.channels) > 1 else ''} "
+                f"{', '.join(map(str, one.channels))} (from {one.source})",
+            }
+            for one, title in zip(result.maps, titles, strict=True)
+        ],
+        "headings": HEADINGS,
+        "rows": [cells(layer) for layer in result.differing[:_LAYERS]],
+        "more": len(result.differing[_LAYERS:]),
+        "lists": {
+            "Only in BASE": only_words(result.only_in_base),
+            "Only in NEW": only_words(result.only_in_new),
+            **{f"Incomplete in {side.upper()}": names for side, names in result.incomplete.items()},
+        },
+    }
+
+
+def _link(folder: str, name: str) -> str:
+    return quote(os.fsencode(f"{folder}/{name}"))
 
 
 def finite(value: float) -> float | None:

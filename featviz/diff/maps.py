@@ -16,7 +16,7 @@ from featviz.diff.sides import Sides, slack_of
 from featviz.drawing import colormap, grid, png
 from featviz.drawing.colormap import Palette
 from featviz.records import Bytes, DrawOptions
-from featviz.rundir import write
+from featviz.rundir.atomic import atomic
 from featviz.rundir.read import ReadRun
 from featviz.text import safe_name
 
@@ -109,7 +109,7 @@ def _write(sketch: Sketch, limit: float, number: int, folder: Path) -> Map:
     plan = grid.plan(sketch.data.shape, _OPTIONS, sketch.strip)
     tiles = _to_levels(sketch.data, limit, colors).reshape(-1, *sketch.data.shape[2:])
     pieces = grid.strips(plan, tiles, colors.pad, lead=1)
-    with write.atomic(folder / name) as file:
+    with atomic(folder / name) as file:
         size = plan.height, plan.width
         png.write_png(file, size, pieces, colors=colors.colors, text=_caption(found, sketch))
     return found

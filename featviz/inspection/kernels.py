@@ -25,7 +25,7 @@ from featviz.models.preprocess import InputOptions
 from featviz.pipeline.dry_pass import choose_layers
 from featviz.pipeline.prepare import RunOptions, check_options
 from featviz.records import DrawOptions, GridPlan, Layer, Site, Skip
-from featviz.rundir import apart
+from featviz.rundir import destination
 from featviz.rundir.write import ImageFolder, RunDirectory, check_free, manifest_rows
 from featviz.version import __version__
 
@@ -86,8 +86,8 @@ def draw_kernels(model: ModelOptions, options: KernelOptions) -> KernelsResult:
         FeatvizError: a bad option, no such model, nothing to draw, or the folder failed.
     """
     check_options(RunOptions(draw=options.draw, tensorboard=options.tensorboard))
-    apart.check_apart(
-        options.out, "--out", apart.model_files(model.spec, model.arch, model.weights)
+    destination.check_apart(
+        options.out, "--out", destination.model_files(model.spec, model.arch, model.weights)
     )
     besides = [] if options.tensorboard is None else list(options.tensorboard.glob(boards.EVENTS))
     check_free(options.out, options.overwrite, None, besides)

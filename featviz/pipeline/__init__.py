@@ -30,7 +30,7 @@ from featviz.pipeline.resume import Journal, check_destination, open_store, run_
 from featviz.pipeline.session import Session, Task
 from featviz.pipeline.signals import stop_requests
 from featviz.records import ImageResult, Limits, RunResult, Sample
-from featviz.rundir import apart, write
+from featviz.rundir import RUN_FILE, archive, destination
 from featviz.rundir.write import RunDirectory
 
 log = logging.getLogger(__name__)
@@ -95,7 +95,7 @@ def _find(
     found = find(arguments, options, stdin)
     names = (None,) if isinstance(model, LoadedModel) else (model.spec, model.arch, model.weights)
     place = (options.out, "--out") if options.archive is None else (options.archive, "--archive")
-    apart.check_apart(*place, [*images.files_of(found), *apart.model_files(*names)])
+    destination.check_apart(*place, [*images.files_of(found), *destination.model_files(*names)])
     check_destination(model, options)
     return found
 
@@ -201,8 +201,8 @@ def _destination(options: RunOptions, team: World) -> Iterator[RunOptions]:
     if options.archive is None:
         yield options
         return
-    room = team.at_first(partial(write.room_for_archive, options.archive, options.overwrite))
-    inside = replace(options, out=room / write.ROOM, overwrite=False)
+    room = team.at_first(partial(archive.room_for_archive, options.archive, options.overwrite))
+    inside = replace(options, out=room / archive.ROOM, overwrite=False)
     try:
         with _in_any_case(partial(_pack, inside) if team.first else lambda: None):
             yield inside
@@ -212,8 +212,8 @@ def _destination(options: RunOptions, team: World) -> Iterator[RunOptions]:
 
 
 def _pack(inside: RunOptions) -> None:
-    if inside.archive is not None and (inside.out / write.RUN_FILE).is_file():
-        write.pack(inside.out, inside.archive)
+    if inside.archive is not None and (inside.out / RUN_FILE).is_file():
+        archive.pack(inside.out, inside.archive)
 
 
 @contextmanager

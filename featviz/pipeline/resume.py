@@ -20,17 +20,12 @@ from featviz.models.load import LoadedModel, ModelOptions
 from featviz.models.sources import kind_of
 from featviz.pipeline.prepare import Prepared, RunOptions
 from featviz.records import ImageResult, Outcome, Sample
+from featviz.rundir import RUN_FILE
+from featviz.rundir.archive import check_archive
 from featviz.rundir.ownership import of_run
 from featviz.rundir.read import read_json, read_kept
 from featviz.rundir.schema import Manifest, check_failures
-from featviz.rundir.write import (
-    RUN_FILE,
-    ImageFolder,
-    RunDirectory,
-    check_archive,
-    check_free,
-    differences,
-)
+from featviz.rundir.write import ImageFolder, RunDirectory, check_free, differences
 from featviz.version import __version__
 
 _GROWING = ("images", "failures", "schema_version")

@@ -10,10 +10,9 @@ from pathlib import Path
 
 from featviz.errors import StoreError
 from featviz.report import pages, views
-from featviz.rundir import staging
-from featviz.rundir import write as store
-from featviz.rundir.ownership import is_page, of_report
-from featviz.rundir.read import INPUT_FILE, ReadRun, read_audit, read_run
+from featviz.rundir import INPUT_FILE, destination, ownership
+from featviz.rundir.atomic import atomic
+from featviz.rundir.read import ReadRun, read_audit, read_run
 
 LARGEST_SINGLE = 25_000_000
 """Bytes of a report in one file: what usual mail servers take."""
@@ -24,15 +23,15 @@ _OVERHEAD = 4 / 3
 
 @dataclass(frozen=True)
 class ReportOptions:
-    """Everything that `report` can be told beside the run."""
+    """The options of `report`."""
 
     out: Path | None = None
-    """Folder, or file of a single one; None is `report` or `report.html` in the run."""
+    """The folder, or the file of a single-file report; None is `report` or `report.html` in RUN."""
     single_file: bool = False
     compare: Path | None = None
     """Another run, whose pictures are shown beside this one's."""
     audit: Path | None = None
-    """An audit.json or its folder; None takes one that lies in the run."""
+    """An audit.json, or the folder of one; None takes the one in the run, if there is one."""
 
 
 @dataclass(frozen=True)
@@ -78,15 +77,11 @@ def _uncollected() -> Iterator[None]:
 
 def _write_folder(arranged: views.ReportViews, options: ReportOptions) -> tuple[Path, list[Path]]:
     out = options.out or arranged.run.root / "report"
-    if out.exists() and not (out.is_dir() and _is_empty(out)):
-        earlier = of_report(out) if out.is_dir() else None
-        if earlier is None:
-            raise _in_the_way(out)
-        earlier.check()
+    destination.check_free(out, destination.REPORT_FOLDER, overwrite=True)
     written = []
-    with staging.replacing(out, of_report) as folder:
+    with destination.replacing(out, destination.REPORT_FOLDER) as folder:
         for name, text in pages.render_folder(arranged, out.absolute()):
-            with store.atomic(folder / name) as file:
+            with atomic(folder / name) as file:
                 file.write(_encoded(text))
             written.append(out / name)
     return out / "index.html", written
@@ -94,12 +89,14 @@ def _write_folder(arranged: views.ReportViews, options: ReportOptions) -> tuple[
 
 def _write_single(arranged: views.ReportViews, options: ReportOptions) -> tuple[Path, list[Path]]:
     out = options.out or arranged.run.root / "report.html"
-    if out.exists() and not is_page(out):
-        raise _in_the_way(out)
+    if out.exists() and not ownership.is_page(out):
+        raise StoreError(
+            f"{out} is there and is no report of featviz", "name another place with --out"
+        )
     _check_size(_picture_bytes(arranged))
     content = _encoded(pages.render_single(arranged))
     _check_size(len(content))
-    with store.atomic(out) as file:
+    with atomic(out) as file:
         file.write(content)
     return out, [out]
 
@@ -124,13 +121,3 @@ def _check_size(size: int) -> None:
             f"{LARGEST_SINGLE / 1e6:.0f} MB",
             "leave out --single-file, or run with fewer layers or images",
         )
-
-
-def _is_empty(folder: Path) -> bool:
-    return not any(folder.iterdir())
-
-
-def _in_the_way(out: Path) -> StoreError:
-    return StoreError(
-        f"{out} is there and is no report of featviz", "name another place with --out"
-    )

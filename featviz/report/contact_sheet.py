@@ -16,8 +16,9 @@ from featviz.drawing.png import MAX_PIXELS
 from featviz.errors import FileError, StoreError, UsageError
 from featviz.files import open_regular
 from featviz.records import Floats
-from featviz.rundir import write
-from featviz.rundir.read import INPUT_FILE, DamagedError, DrawnGrid, ReadImage, ReadRun, read_run
+from featviz.rundir import INPUT_FILE
+from featviz.rundir.atomic import atomic
+from featviz.rundir.read import DamagedError, DrawnGrid, ReadImage, ReadRun, read_run
 from featviz.text import safe_name
 
 _MARGIN, _GAP, _TEXT = 12, 4, 13
@@ -35,11 +36,11 @@ _LONGEST_NAME = 28
 
 @dataclass(frozen=True)
 class SheetOptions:
-    """Everything that `sheet` can be told beside the run."""
+    """The options of `sheet`."""
 
     layer: str
     stem: str = "output"
-    """Which of its tensors: `output`, `output.call1`, `grad`."""
+    """The tensor of the layer whose tiles are cut: `output`, `output.call1`, `grad`."""
     channels: str | None = None
     """`0-31`, `3,7,12-15`; None takes all that are drawn."""
     sort: str = "index"
@@ -88,7 +89,7 @@ def make_sheet(root: Path, options: SheetOptions) -> SheetResult:
     )
     out = options.out or Path(safe_name(f"sheet-{options.layer}.png"))
     _check_free(out)
-    with write.atomic(out) as file:
+    with atomic(out) as file:
         picture.save(file, "png", pnginfo=_MARK)
     return SheetResult(out, tuple(lines), tuple(c for c in channels if c != ALL), left_out)
 
@@ -156,7 +157,7 @@ def sort_channels(grids: Sequence[DrawnGrid], channels: Sequence[int], by: str) 
 
 
 def _rank(stats: Sequence[Floats], channel: int, order: Callable[[Floats], float]) -> float:
-    values = [order(own[channel]) for own in stats if channel < len(own)]
+    values = [order(rows[channel]) for rows in stats if channel < len(rows)]
     finite = [value for value in values if np.isfinite(value)]
     return -float(np.mean(finite)) if finite else np.inf
 
@@ -167,7 +168,7 @@ ORDERS: dict[str, Callable[[Floats], float]] = {
     "variance": lambda row: float(row[3]) ** 2,
     "zeros": lambda row: float(row[4]),
 }
-"""By what channels are sorted, of a row of stats.npz; `index` is their own order."""
+"""Statistics by which channels are sorted, from a row of stats.npz; `index` sorts by number."""
 
 
 def _find(run: ReadRun, options: SheetOptions) -> list[tuple[ReadImage, DrawnGrid]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from importlib.resources import files
 from pathlib import Path, PurePosixPath
 from typing import Any, Protocol
@@ -34,7 +34,7 @@ class Links(Protocol):
     def page(self, id: str) -> str:
         """The address of a page."""
 
-    def picture(self, own: PictureView) -> str:
+    def picture(self, view: PictureView) -> str:
         """The address of a picture."""
 
 
@@ -51,9 +51,9 @@ class FolderLinks:
         """`image-004.html`."""
         return f"{id}.html"
 
-    def picture(self, own: PictureView) -> str:
+    def picture(self, view: PictureView) -> str:
         """Relative to the folder, quoted."""
-        path = own.path
+        path = view.path
         above = path.parent.parent
         if above not in self._ways:
             way = Path(os.path.relpath(above, self.folder)).as_posix()
@@ -70,10 +70,10 @@ class InlineLinks:
         """`#image-004`."""
         return f"#{id}"
 
-    def picture(self, own: PictureView) -> str:
+    def picture(self, view: PictureView) -> str:
         """The picture itself, in base64."""
-        kind = _KINDS[PurePosixPath(own.file).suffix]
-        return f"data:{kind};base64,{base64.b64encode(own.image.content(own.file)).decode()}"
+        kind = _KINDS[PurePosixPath(view.file).suffix]
+        return f"data:{kind};base64,{base64.b64encode(view.image.content(view.file)).decode()}"
 
 
 def render_folder(views: ReportViews, folder: Path) -> Iterator[tuple[str, str]]:
@@ -98,9 +98,29 @@ def render_single(views: ReportViews) -> str:
     return write.document(RUN_PAGE, articles, inside)
 
 
+def render_diff(content: Mapping[str, Any]) -> str:
+    """The page of a comparison of two runs, readable without script and without style.
+
+    Args:
+        content: what `featviz.diff.documents.page` returns.
+    """
+    return _templates().get_template("diff.html").render(content)
+
+
 def asset(name: str) -> str:
     """The text of a file that all reports have."""
     return (files("featviz.report") / "assets" / name).read_text("utf-8")
+
+
+def _templates() -> jinja2.Environment:
+    """Templates that escape what they are given, and raise on what they are not given."""
+    return jinja2.Environment(
+        loader=jinja2.PackageLoader("featviz.report"),
+        autoescape=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        undefined=jinja2.StrictUndefined,
+    )
 
 
 class _PageWriter:
@@ -109,14 +129,7 @@ class _PageWriter:
     def __init__(self, views: ReportViews, links: Links) -> None:
         self.views, self.links = views, links
         self._pictures: dict[tuple[str, bool], Markup] = {}
-        loader = jinja2.PackageLoader("featviz.report")
-        self.templates = jinja2.Environment(
-            loader=loader,
-            autoescape=True,
-            trim_blocks=True,
-            lstrip_blocks=True,
-            undefined=jinja2.StrictUndefined,
-        )
+        self.templates = _templates()
         self.templates.globals |= {
             "links": links,
             "title": words.model_name(views.run),
@@ -135,15 +148,15 @@ class _PageWriter:
         """A whole HTML document around pages."""
         return self._fill("document", id=id, articles=articles, inside=inside)
 
-    def picture(self, own: PictureView, page: str) -> Markup:
+    def picture(self, view: PictureView, page: str) -> Markup:
         """A picture on a page.
 
         In a report of one file a picture stands on its image's page; elsewhere the script shows it.
         """
-        elsewhere = self.links.inline and own.home != page
-        key = (own.id, elsewhere)
+        elsewhere = self.links.inline and view.home != page
+        key = (view.id, elsewhere)
         if key not in self._pictures:
-            self._pictures[key] = self._draw(own, elsewhere)
+            self._pictures[key] = self._draw(view, elsewhere)
         return self._pictures[key]
 
     def run(self) -> Markup:

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import featviz.report.words as words
 from featviz.files import real
-from featviz.report.words import Facts
-from featviz.rundir.read import INPUT_FILE, DrawnGrid, ReadImage, ReadRun
+from featviz.rundir import INPUT_FILE
+from featviz.rundir.read import DrawnGrid, ReadImage, ReadRun
 from featviz.rundir.schema import Audit
 
 _WIDE = 3.0
-"""Pictures wider than so many heights get a row of their own."""
+"""A picture wider than this many times its height gets a row of its own."""
 
 
 @dataclass(frozen=True)
@@ -47,19 +47,19 @@ class Figure:
     input: PictureView
     grid: DrawnGrid
     image: str
-    facts: Facts
+    facts: words.Facts
     dark: list[int]
     """Channels that are all zero."""
     other: bool
-    """Whether it is of the run that is compared with."""
+    """Whether it belongs to the run that this one is compared with."""
 
     @property
     def brief(self) -> str:
-        """Some of the facts."""
-        own = self.grid.capture
-        parts = [f"range {words.number(own.min)} to {words.number(own.max)}"]
-        parts.append(f"zeros {words.percent(own.zero_fraction)}")
-        parts += [f"{own.nonfinite:,} NaN or infinite"] if own.nonfinite else []
+        """Range, zeros and non-finite values, on one line."""
+        row = self.grid.capture
+        parts = [f"range {words.number(row.min)} to {words.number(row.max)}"]
+        parts.append(f"zeros {words.percent(row.zero_fraction)}")
+        parts += [f"{row.nonfinite:,} NaN or infinite"] if row.nonfinite else []
         return " · ".join(parts)
 
     @property
@@ -85,8 +85,7 @@ class Group:
     @cached_property
     def dark(self) -> list[int]:
         """Channels that are all zero in every figure of this run."""
-        own = [set(f.dark) for f in self.figures if not f.other]
-        return sorted(set.intersection(*own))
+        return sorted(set.intersection(*(set(f.dark) for f in self.figures if not f.other)))
 
     @property
     def aligned(self) -> bool:
@@ -103,8 +102,8 @@ class ImagePage:
     name: str
     input: PictureView
     other_input: PictureView | None
-    """Of the run that is compared with, where it has the image."""
-    facts: Facts
+    """The input in the run that this one is compared with; None where that run lacks the image."""
+    facts: words.Facts
     groups: tuple[Group, ...]
     silent: tuple[tuple[str, str], ...]
     """Layers without a picture, and why."""
@@ -127,8 +126,9 @@ class LayerPage:
     @property
     def zeros(self) -> str:
         """Share of zeros, mean over its pictures."""
-        own = [f.grid.capture.zero_fraction for g in self.groups for f in g.figures if not f.other]
-        return words.percent(sum(own) / len(own))
+        figures = [f for g in self.groups for f in g.figures if not f.other]
+        zeros = sum(figure.grid.capture.zero_fraction for figure in figures)
+        return words.percent(zeros / len(figures))
 
     @property
     def dark(self) -> int:
@@ -173,7 +173,7 @@ class ReportViews:
 
 
 Key = tuple[int, str, str]
-"""Of a tensor: the layer's position, its name, and the file's stem."""
+"""What identifies a tensor: the position of its layer, its name, and the stem of its file."""
 
 
 def arrange(run: ReadRun, other: ReadRun | None = None, audit: Audit | None = None) -> ReportViews:
@@ -200,8 +200,8 @@ def _key(grid: DrawnGrid) -> Key:
 def _layer_ids(run: ReadRun) -> dict[tuple[int, str], str]:
     """Pages of the layers, in the model's order."""
     grids = (grid for image in run.images.values() for grid in image.grids)
-    found = {_key(grid)[:2]: None for grid in grids}
-    order = sorted(found, key=lambda layer: layer[0])
+    layers = {_key(grid)[:2]: None for grid in grids}
+    order = sorted(layers, key=lambda layer: layer[0])
     return {layer: f"layer-{n:03d}" for n, layer in enumerate(order)}
 
 
@@ -230,9 +230,9 @@ def _add_other(figures: Sequence[dict[Key, list[Figure]]], run: ReadRun, other: 
     for n, (name, own) in enumerate(zip(run.images, figures, strict=True)):
         if name not in other.images:
             continue
-        found = {key[1:]: figure for key, figure in _figures(other, other.images[name], n, "o")}
+        others = {key[1:]: figure for key, figure in _figures(other, other.images[name], n, "o")}
         for key, pair in own.items():
-            pair += [found[key[1:]]] if key[1:] in found else []
+            pair += [others[key[1:]]] if key[1:] in others else []
 
 
 def _group(id: str, key: Key, figures: Sequence[Figure], page: str) -> Group:
@@ -283,8 +283,8 @@ def _silent(run: ReadRun) -> tuple[Silence, ...]:
     """Layers that were skipped or never ran, over all images."""
     counts: Counter[tuple[str, str]] = Counter()
     for image in run.images.values():
-        own = image.manifest
-        skips = ((skip.layer or skip.type, skip.reason) for skip in own.skipped)
+        manifest = image.manifest
+        skips = ((skip.layer or skip.type, skip.reason) for skip in manifest.skipped)
         counts.update(dict.fromkeys(skips, 1))
-        counts.update((name, "never ran") for name in own.never_ran)
+        counts.update((name, "never ran") for name in manifest.never_ran)
     return tuple(Silence(layer, reason, n) for (layer, reason), n in counts.items())

@@ -11,9 +11,10 @@ import numpy as np
 from featviz.records import Floats
 from featviz.rundir.read import DrawnGrid, ReadRun
 from featviz.rundir.schema import Class, Manifest
+from featviz.text import counted
 
 Facts = list[tuple[str, str]]
-"""Terms and what is to be said of them."""
+"""Pairs of a term and its value, in the order in which they are shown."""
 
 _REDUCED = {
     "mean": "mean",
@@ -23,7 +24,7 @@ _REDUCED = {
 }
 """What one tile of all channels shows, by `reduce`."""
 _LISTED = 24
-"""Runs of channels that are written out; of more, how many there are is said."""
+"""Runs of channels that are written out; of the others only their number is shown."""
 
 
 def number(value: float | None) -> str:
@@ -42,11 +43,6 @@ def percent(share: float) -> str:
     return f"{100 * share:.1f} %"
 
 
-def counted(count: int, noun: str) -> str:
-    """`1 image`, `2 images`."""
-    return f"{count:,} {noun}" + ("" if count == 1 else "s")
-
-
 def channel_list(channels: Sequence[int]) -> str:
     """`0–2, 5`, cut off where it would become long."""
     if not channels:
@@ -60,8 +56,8 @@ def channel_list(channels: Sequence[int]) -> str:
 
 def all_zero(stats: Floats) -> list[int]:
     """Channels that hold nothing but zeros."""
-    own: list[int] = np.flatnonzero((stats[:, 4] == 1) & (stats[:, 5] == 0)).tolist()
-    return own
+    channels: list[int] = np.flatnonzero((stats[:, 4] == 1) & (stats[:, 5] == 0)).tolist()
+    return channels
 
 
 def shape(sizes: Iterable[int]) -> str:
@@ -71,9 +67,9 @@ def shape(sizes: Iterable[int]) -> str:
 
 def tiles(grid: DrawnGrid) -> str:
     """`64 feature maps`; what all of them became where they share one tile."""
-    own = grid.capture
-    if own.reduce is not None:
-        return f"{reduced(own.reduce)} of {counted(own.maps, 'feature map')}"
+    row = grid.capture
+    if row.reduce is not None:
+        return f"{reduced(row.reduce)} of {counted(row.maps, 'feature map')}"
     return counted(len(grid.channels), "feature map")
 
 
@@ -83,27 +79,28 @@ def reduced(way: str) -> str:
 
 
 def grid_facts(grid: DrawnGrid, dark: Sequence[int], options: Mapping[str, Any]) -> Facts:
-    """What is to be said of one picture, `dark` of whose channels are all zero.
+    """Facts about one picture.
 
     Args:
-        options: of its run.
+        dark: its channels that are all zero.
+        options: the options of its run.
     """
-    own = grid.capture
-    facts = [("Shape", f"{shape(own.shape)} ({own.layout})"), ("Maps", _maps(grid, options))]
-    if own.collapsed:
-        facts.append(("Share a tile", _shared(own.collapsed)))
+    row = grid.capture
+    facts = [("Shape", f"{shape(row.shape)} ({row.layout})"), ("Maps", _maps(grid, options))]
+    if row.collapsed:
+        facts.append(("Share a tile", _shared(row.collapsed)))
     if grid.channels != sorted(grid.channels) and (order := options.get("order")):
         facts.append(("Order", f"by {setting(order)} (--order)"))
-    if own.slices and own.slices[1] > 1:
-        facts.append(("Side by side", "{} of {} for each channel".format(*own.slices)))
+    if row.slices and row.slices[1] > 1:
+        facts.append(("Side by side", "{} of {} for each channel".format(*row.slices)))
     facts.append(("Drawn", _drawn(grid)))
-    whole = ", of all channels" if own.reduce is not None else ""
-    if own.mean is not None:
-        facts.append(("Range", f"{number(own.min)} to {number(own.max)}{whole}"))
-        facts.append(("Mean", f"{number(own.mean)} ± {number(own.std)}{whole}"))
-    facts.append(("Zeros", percent(own.zero_fraction) + whole))
-    if own.nonfinite:
-        facts.append(("NaN or infinite", counted(own.nonfinite, "value")))
+    whole = ", of all channels" if row.reduce is not None else ""
+    if row.mean is not None:
+        facts.append(("Range", f"{number(row.min)} to {number(row.max)}{whole}"))
+        facts.append(("Mean", f"{number(row.mean)} ± {number(row.std)}{whole}"))
+    facts.append(("Zeros", percent(row.zero_fraction) + whole))
+    if row.nonfinite:
+        facts.append(("NaN or infinite", counted(row.nonfinite, "value")))
     if dark:
         facts.append(("All zero", channel_list(dark)))
     return facts
@@ -111,18 +108,18 @@ def grid_facts(grid: DrawnGrid, dark: Sequence[int], options: Mapping[str, Any])
 
 def _maps(grid: DrawnGrid, options: Mapping[str, Any]) -> str:
     """How many maps there are, how many are drawn, and which options left the others out."""
-    own = grid.capture
-    if own.reduce is not None:
-        return f"{own.maps}, as one tile: their {reduced(own.reduce)} (--reduce {own.reduce})"
+    row = grid.capture
+    if row.reduce is not None:
+        return f"{row.maps}, as one tile: their {reduced(row.reduce)} (--reduce {row.reduce})"
     drawn = len(grid.channels)
-    if drawn == own.maps:
-        return f"{own.maps}"
-    alike = sum(len(group) - 1 for group in (own.collapsed or {}).values())
+    if drawn == row.maps:
+        return f"{row.maps}"
+    alike = sum(len(group) - 1 for group in (row.collapsed or {}).values())
     pick = options.get("pick")
     picked = f" --pick {setting(pick)}" if pick not in (None, "first") else ""
-    reasons = [f"--max-maps{picked}"] if drawn + alike < own.maps else []
+    reasons = [f"--max-maps{picked}"] if drawn + alike < row.maps else []
     reasons += ["--collapse"] if alike else []
-    return f"{drawn} of {own.maps} ({', '.join(reasons)})"
+    return f"{drawn} of {row.maps} ({', '.join(reasons)})"
 
 
 def _shared(collapsed: Mapping[str, Sequence[int]]) -> str:
@@ -133,16 +130,16 @@ def _shared(collapsed: Mapping[str, Sequence[int]]) -> str:
 
 
 def _drawn(grid: DrawnGrid) -> str:
-    own = grid.capture
-    low, high = own.range or (None, None)
-    if own.reduce == "pca":
+    row = grid.capture
+    low, high = row.range or (None, None)
+    if row.reduce == "pca":
         words = f"each component from {number(low)} to {number(high)} standard deviations"
-    elif own.range is None:
+    elif row.range is None:
         words = "each map by its own range"
     else:
-        words = f"{number(low)} to {number(high)} ({own.normalize})"
-    if own.overlay is not None:
-        words += f", {percent(own.overlay)} over the input (--overlay)"
+        words = f"{number(low)} to {number(high)} ({row.normalize})"
+    if row.overlay is not None:
+        words += f", {percent(row.overlay)} over the input (--overlay)"
     return words
 
 
@@ -153,10 +150,13 @@ def model_name(run: ReadRun) -> str:
 
 
 def run_facts(run: ReadRun) -> Facts:
-    """What is to be said of a run."""
+    """Facts about a run."""
     record = run.record
-    told = {k: v for k, v in (record.get("model") or {}).items() if v is not None}
-    model = {k: v for k, v in told.items() if k not in ("kind", "name", "file")}
+    model = {
+        key: value
+        for key, value in (record.get("model") or {}).items()
+        if value is not None and key not in ("kind", "name", "file")
+    }
     versions = ("featviz", "torch", "torchvision")
     grids = sum(len(image.grids) for image in run.images.values())
     return [
@@ -198,7 +198,7 @@ def setting(value: Any) -> str:
 
 
 def image_facts(manifest: Manifest) -> Facts:
-    """What is to be said of an image."""
+    """Facts about an image."""
     image = manifest.image
     facts = []
     if image.size:

@@ -1,1 +1,6 @@
-"""The run directory: what its files hold (`schema`), and how they are read back (`read`)."""
+"""The run directory: the names of the files that featviz writes."""
+
+RUN_FILE, MANIFEST_FILE, STATS_FILE = "run.json", "manifest.json", "stats.npz"
+INPUT_FILE, BASES_FILE = "input.png", "bases.npz"
+AUDIT_FILE, MODELS_FILE, DIFF_FILE = "audit.json", "models.json", "diff.json"
+REPORT, REPORT_FILE, INDEX_FILE = "report", "report.html", "index.html"

@@ -1,4 +1,4 @@
-"""Files that we write: their names, and how they come to stand where they stand.
+"""Files and folders that featviz writes: how they come to stand under their names.
 
 A file is written under an unguessable name beside its final one and moved there. Nothing is written
 through a symbolic link below the folder that the user named. Nothing here needs torch.
@@ -50,8 +50,8 @@ class _Place(NamedTuple):
     fd: int | None
     """None where the system has no such thing."""
 
-    def name(self, own: str) -> str:
-        return own if self.fd is not None else str(self.path / own)
+    def name(self, file: str) -> str:
+        return file if self.fd is not None else str(self.path / file)
 
 
 @contextmanager
@@ -89,8 +89,8 @@ def part_name(name: str) -> str:
 
 def part_of(name: str) -> str | None:
     """The name of the file that was being written under a hidden one; None for any other name."""
-    found = PART.fullmatch(name)
-    return None if found is None else found[1]
+    part = PART.fullmatch(name)
+    return None if part is None else part[1]
 
 
 def refuse_links(root: Path, ways: Iterable[str]) -> None:
@@ -146,8 +146,7 @@ def _above(way: str) -> Iterator[tuple[str, ...]]:
 
 def _move(place: _Place, part: str, path: Path) -> None:
     """Give a finished file its name."""
-    own = place.name(path.name)
-    os.replace(place.name(part), own, src_dir_fd=place.fd, dst_dir_fd=place.fd)
+    os.replace(place.name(part), place.name(path.name), src_dir_fd=place.fd, dst_dir_fd=place.fd)
 
 
 @contextmanager
@@ -193,8 +192,11 @@ def _through_link(path: Path) -> StoreError:
     )
 
 
+_GO_ON = "what is complete stays complete; --resume when it works, or another --out"
+
+
 @contextmanager
-def reported(path: Path) -> Iterator[None]:
+def reported(path: Path, hint: str = _GO_ON) -> Iterator[None]:
     """Turn what the system says of a path into a StoreError that names it.
 
     Raises:
@@ -203,7 +205,4 @@ def reported(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise StoreError(
-            f"{path} cannot be written: {error.strerror or error}",
-            "what is complete stays complete; --resume when it works, or another --out",
-        ) from error
+        raise StoreError(f"{path} cannot be written: {error.strerror or error}", hint) from error

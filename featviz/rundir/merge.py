@@ -12,14 +12,13 @@ from typing import Any, BinaryIO
 
 from featviz.errors import CompareError, StoreError, UsageError
 from featviz.files import real
-from featviz.rundir import staging
-from featviz.rundir.ownership import of_run
+from featviz.rundir import MANIFEST_FILE, destination
 from featviz.rundir.read import ReadImage, ReadRun, read_run, same_content
-from featviz.rundir.write import MANIFEST_FILE, RUN_FILE, RunDirectory
+from featviz.rundir.write import RunDirectory
 from featviz.text import quoted
 
-_OWN = ("images", "failures", "schema_version")
-"""Of run.json: what is not of the parts in common, or is written anew."""
+_PER_PART = ("images", "failures", "schema_version")
+"""Entries of run.json that parts do not have in common, or that are written anew."""
 
 
 @dataclass(frozen=True)
@@ -50,13 +49,13 @@ def merge(parts: Sequence[Path], out: Path, overwrite: bool = False) -> MergeRes
             or written. Then nothing is left under `out`.
     """
     _check_apart(parts, out)
-    staging.check_free(out, overwrite, of_run, [RUN_FILE])
+    destination.check_free(out, destination.RUN, overwrite)
     runs = [_read(part) for part in parts]
     for run in runs[1:]:
         _check_alike(runs[0], run)
     images = _images(runs)
     record = _record(runs, images)
-    with staging.replacing(out, of_run) as fresh:
+    with destination.replacing(out, destination.RUN) as fresh:
         for image in images.values():
             _bring(image, fresh / image.folder)
         RunDirectory(fresh).write_run(record)
@@ -110,9 +109,9 @@ def _flat(record: Mapping[str, Any]) -> dict[str, Any]:
     """`options.normalize` and the like, to their values."""
     found: dict[str, Any] = {}
     for name, value in record.items():
-        if isinstance(value, dict) and name not in _OWN:
+        if isinstance(value, dict) and name not in _PER_PART:
             found |= {f"{name}.{key}": inner for key, inner in value.items()}
-        elif name not in _OWN:
+        elif name not in _PER_PART:
             found[name] = value
     return found
 
@@ -153,7 +152,7 @@ def _record(runs: Sequence[ReadRun], complete: Collection[str]) -> dict[str, Any
     }
     if any("missing" in run.record["images"] for run in runs):
         images["missing"] = [n for n in order if n not in complete and n not in errors]
-    shared = {name: value for name, value in runs[0].record.items() if name not in _OWN}
+    shared = {name: value for name, value in runs[0].record.items() if name not in _PER_PART}
     failures = [{"image": name, "error": errors[name]} for name in failed]
     return {**shared, "images": images, "failures": failures}
 

@@ -4,6 +4,10 @@ A folder is ours if our record in it parses and says what our writers always say
 that record, or the manifest of one of its images, lists it. An image without a manifest was being
 written when its run was killed: in its folder those files are ours that have the names that featviz
 gives. Nothing here needs torch.
+
+Records are not held against `schema`: a run of which one field does not fit, or that a later
+featviz wrote, cannot be shown, but its owner must be able to replace it. So each field is looked at
+by itself, and only fields that name files or images count.
 """
 
 from __future__ import annotations
@@ -20,13 +24,21 @@ from typing import Any
 
 from featviz import files
 from featviz.errors import FileError, StoreError
-from featviz.rundir import atomic
+from featviz.rundir import (
+    AUDIT_FILE,
+    BASES_FILE,
+    DIFF_FILE,
+    INDEX_FILE,
+    INPUT_FILE,
+    MANIFEST_FILE,
+    MODELS_FILE,
+    REPORT,
+    REPORT_FILE,
+    RUN_FILE,
+    STATS_FILE,
+    atomic,
+)
 from featviz.text import quoted, safe_name, safe_way
-
-RUN_FILE, MANIFEST_FILE, STATS_FILE = "run.json", "manifest.json", "stats.npz"
-INPUT_FILE, BASES_FILE = "input.png", "bases.npz"
-AUDIT_FILE, MODELS_FILE, DIFF_FILE = "audit.json", "models.json", "diff.json"
-REPORT, REPORT_FILE, INDEX_FILE = "report", "report.html", "index.html"
 
 GENERATOR = b'<meta name="generator" content="featviz'
 """Stands at the beginning of every page of a report."""
@@ -131,14 +143,14 @@ def of_run(root: Path) -> Claim | None:
         return None
     report = _report_files(root / REPORT)
     bases = bool(record["options"].get("shared_basis"))
-    own = {RUN_FILE, *([BASES_FILE] if bases else [])}
+    known = {RUN_FILE, *([BASES_FILE] if bases else [])}
     if _is_page(root, REPORT_FILE):
-        own.add(REPORT_FILE)
+        known.add(REPORT_FILE)
     images = _Images(root, record)
 
     def owns(way: str) -> bool:
         inside = way.removeprefix(f"{REPORT}/")
-        return way in own or (inside != way and report(inside)) or images.own(way)
+        return way in known or (inside != way and report(inside)) or images.own(way)
 
     manifests = tuple(str(PurePosixPath(way) / MANIFEST_FILE) for way in images.complete)
     return Claim(
@@ -152,8 +164,8 @@ def of_audit(root: Path) -> Claim | None:
     if (several := _record(root, MODELS_FILE)) is not None and "models" in several:
         rows = several["models"]
         labels = [row.get("model") for row in rows] if _are_dicts(rows) else []
-        own = [safe_name(f"{n:02d}_{label}") for n, label in enumerate(labels)]
-        inside = {f"{name}/{way}" for name in own for way in _audit_files(root / name)}
+        folders = [safe_name(f"{n:02d}_{label}") for n, label in enumerate(labels)]
+        inside = {f"{name}/{way}" for name in folders for way in _audit_files(root / name)}
         listed |= {MODELS_FILE, "models.png", *inside}
     return Claim(root, {}, listed.__contains__) if listed else None
 

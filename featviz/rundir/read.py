@@ -29,13 +29,9 @@ from featviz import files
 from featviz.errors import FileError, StoreError
 from featviz.files import Folder
 from featviz.records import STAT_COLUMNS, Bytes, Floats, GridPlan
-from featviz.rundir import schema
+from featviz.rundir import AUDIT_FILE, INPUT_FILE, MANIFEST_FILE, RUN_FILE, STATS_FILE, schema
 from featviz.rundir.schema import Audit, CaptureRow, Manifest, Place, RunRecord
-from featviz.rundir.write import MANIFEST_FILE, RUN_FILE, STATS_FILE
 from featviz.text import quoted, safe_way
-
-INPUT_FILE = "input.png"
-AUDIT_FILE = "audit.json"
 
 MOST_RECORD = 64 * 2**20
 """Bytes of run.json or of a manifest: half a million images, or rows."""

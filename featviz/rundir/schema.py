@@ -183,7 +183,7 @@ class ImageFields:
     sha256: _Text
     size: Size | None = None
     files: list[_Text] | None = None
-    """Of a clip, or of several images."""
+    """The files of a clip, or of several images."""
 
 
 @dataclass(frozen=True)
@@ -199,8 +199,8 @@ class Input:
     @property
     def shapes(self) -> list[list[int]]:
         """One for each input of the model."""
-        own = [size for size in self.shape if isinstance(size, list)]
-        return own or [[size for size in self.shape if isinstance(size, int)]]
+        several = [size for size in self.shape if isinstance(size, list)]
+        return several or [[size for size in self.shape if isinstance(size, int)]]
 
     @property
     def shown(self) -> tuple[int, int] | None:
@@ -316,8 +316,8 @@ def read_manifest(data: bytes) -> Manifest:
         ValueError: `captures[3].grid.nrow is 0, expected 1 or more`; or it is no JSON.
     """
     manifest = _decode(data)
-    for found in _contradictions(manifest):
-        raise ValueError(found)
+    for contradiction in _contradictions(manifest):
+        raise ValueError(contradiction)
     return manifest
 
 

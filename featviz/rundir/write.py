@@ -7,22 +7,19 @@ last, so what has a manifest is complete. Nothing here needs torch.
 from __future__ import annotations
 
 import json
-import shutil
-import zipfile
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
 
 from featviz.errors import StoreError
-from featviz.files import real
 from featviz.records import Capture, Floats, Layer, Skip, Written
-from featviz.rundir import atomic as writing
-from featviz.rundir import ownership
-from featviz.rundir.atomic import atomic, reported
-from featviz.rundir.ownership import BASES_FILE, MANIFEST_FILE, RUN_FILE, STATS_FILE, Claim
+from featviz.rundir import BASES_FILE, MANIFEST_FILE, RUN_FILE, STATS_FILE, destination, ownership
+from featviz.rundir.atomic import atomic, part_of, refuse_links, remove, remove_empty, reported
+from featviz.rundir.ownership import Claim
 from featviz.text import quoted, safe_name, safe_way
 
 __all__ = [
@@ -41,15 +38,6 @@ SCHEMA_VERSION = 1
 
 OPTIONAL = ("channels", "slices", "tensor", "collapsed", "reduce", "overlay", "figure")
 """Fields of a row of `captures` that are there only where they have a value."""
-
-ROOM = "run"
-"""In the hidden folder beside an archive: the run that it will hold."""
-
-_BUFFER = 2**20
-"""Bytes that are copied into an archive at a time."""
-
-_EPOCH = (1980, 1, 1, 0, 0, 0)
-"""The earliest time that a zip file can hold: no time of ours is in it."""
 
 
 class RunDirectory:
@@ -87,8 +75,7 @@ class RunDirectory:
     def cleared(self) -> RunDirectory:
         """Remove what killed runs left of files that were being written into the root."""
         names = [path.name for path in self.root.iterdir() if path.is_file()]
-        own = (RUN_FILE, BASES_FILE)
-        writing.remove(self.root, [name for name in names if writing.part_of(name) in own])
+        remove(self.root, [name for name in names if part_of(name) in destination.RUN.parts])
         return self
 
     def image(self, name: str) -> ImageFolder:
@@ -101,7 +88,7 @@ class RunDirectory:
         Raises:
             StoreError: names the link.
         """
-        writing.refuse_links(self.root, map(safe_way, names))
+        refuse_links(self.root, map(safe_way, names))
 
     def write_run(self, content: Mapping[str, Any]) -> None:
         """Write run.json."""
@@ -154,77 +141,8 @@ class ImageFolder:
         have no name of ours stay.
         """
         with reported(self.path):
-            writing.remove(self.root, ownership.left_of_image(self.root, self.name))
-            writing.remove_empty(self.path)
-
-
-def check_archive(archive: Path, overwrite: bool) -> None:
-    """Say before the work that a run cannot become this file.
-
-    Raises:
-        StoreError: there is such a file already, and it is not to be replaced or holds no run.
-    """
-    if not archive.exists():
-        return
-    if not overwrite:
-        raise StoreError(f"--archive {archive} exists", "--overwrite replaces a run in a zip file")
-    if not ownership.is_archive_of_run(archive):
-        raise StoreError(
-            f"--archive {archive} exists and holds no run of featviz",
-            "name another file with --archive",
-        )
-
-
-def room_for_archive(archive: Path, overwrite: bool) -> Path:
-    """Make a hidden folder beside an archive for the run that it will hold, and return it.
-
-    What a killed run left there is removed.
-
-    Raises:
-        StoreError: there is such an archive already, or the folder cannot be made.
-    """
-    check_archive(archive, overwrite)
-    with reported(archive):
-        place = archive.absolute().parent
-        place.mkdir(parents=True, exist_ok=True)
-        for path in place.iterdir():
-            if writing.part_of(path.name) == archive.name:
-                _clear_room(path)
-        room = place / writing.part_name(archive.name)
-        room.mkdir()
-    return room
-
-
-def _clear_room(room: Path) -> None:
-    """Remove a killed run from the hidden folder in which it was to become an archive; a folder in
-    which there is anything else stays."""
-    with suppress(StoreError, OSError):
-        earlier = None if room.is_symlink() else ownership.of_run(room / ROOM)
-        if earlier is not None:
-            writing.remove(room / ROOM, earlier.files())
-            writing.remove_empty(room)
-
-
-def pack(root: Path, archive: Path) -> None:
-    """Pack a folder into a zip file; the same content gives the same bytes.
-
-    Pictures are compressed already and stored as they are.
-
-    Raises:
-        StoreError: it cannot be written.
-    """
-    with atomic(archive) as file, zipfile.ZipFile(file, "w") as packed:
-        for path in sorted(path for path in root.rglob("*") if path.is_file()):
-            name = path.relative_to(root).as_posix()
-            info = zipfile.ZipInfo(name, _EPOCH)
-            text = path.suffix in (".json", ".npz", ".npy")
-            info.compress_type = zipfile.ZIP_DEFLATED if text else zipfile.ZIP_STORED
-            info.external_attr = 0o644 << 16
-            info.file_size = (
-                path.stat().st_size
-            )  # tells whether it takes the fields for large files
-            with path.open("rb") as source, packed.open(info, "w") as target:
-                shutil.copyfileobj(source, target, _BUFFER)
+            remove(self.root, ownership.left_of_image(self.root, self.name))
+            remove_empty(self.path)
 
 
 def manifest_rows(captures: Sequence[Capture], skipped: Sequence[Skip]) -> dict[str, Any]:
@@ -260,22 +178,8 @@ def check_free(
     Raises:
         StoreError: it is a file, holds another run, or something that featviz did not write.
     """
-    if root.exists() and not root.is_dir():
-        raise StoreError(f"--out {root} is a file, not a folder", "name another with --out")
-    if not root.is_dir() or _is_free(root, besides):
-        return None
-    earlier = ownership.of_run(root)
-    if earlier is None:
-        written = (root / RUN_FILE).exists()
-        raise StoreError(
-            f"--out {root} is not empty and holds no run of featviz"
-            + (f": its {RUN_FILE} is none that featviz wrote" if written else ""),
-            "name another folder with --out",
-        )
-    if earlier.complete and not overwrite:
-        raise _taken(root, earlier, record, certain)
-    earlier.check(besides)
-    return earlier
+    taken = partial(_taken, record=record, certain=certain)
+    return destination.check_free(root, destination.RUN, overwrite, besides, taken)
 
 
 def differences(old: Any, new: Any, where: str = "") -> list[str]:
@@ -314,17 +218,10 @@ def _taken(
 
 
 def _common(old: Any, new: Any) -> Any:
-    """Of a record what the other one speaks of, too."""
+    """The entries of a record that the other one has, too."""
     if not isinstance(old, dict) or not isinstance(new, dict):
         return old
     return {key: _common(old[key], new[key]) for key in old if key in new}
-
-
-def _is_free(root: Path, besides: Collection[Path]) -> bool:
-    """Whether a folder holds nothing but what this command will write itself."""
-    apart = {real(path) for path in besides}
-    own = (RUN_FILE, BASES_FILE)
-    return all(writing.part_of(path.name) in own or real(path) in apart for path in root.iterdir())
 
 
 def _empty(earlier: Claim, besides: Collection[Path]) -> None:
@@ -336,7 +233,7 @@ def _empty(earlier: Claim, besides: Collection[Path]) -> None:
         names = [*earlier.record["images"]["complete"], *images.get("missing", [])]
         images["missing"] = [*names, *earlier.unlisted]
         write_json(earlier.root / RUN_FILE, {**earlier.record, "images": images}, earlier.root)
-    writing.remove(earlier.root, ways)
+    remove(earlier.root, ways)
 
 
 def write_arrays(file: BinaryIO, arrays: Mapping[str, np.ndarray]) -> None:

@@ -578,7 +578,7 @@ def test_the_output_folder_is_not_taken_from_others(
     other.mkdir()
     (other / "thesis.txt").write_text("mine")
     done = featviz(*call, other, "--overwrite")
-    assert done.code == 1 and "holds no audit.json" in done.err
+    assert done.code == 1 and "holds no audit of featviz" in done.err
     assert (other / "thesis.txt").read_text() == "mine"
     assert featviz(*call, tmp_path / "out").code == 0
     done = featviz(*call, tmp_path / "out")

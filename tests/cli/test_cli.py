@@ -413,7 +413,7 @@ def test_without_json_stdout_is_empty(
     """What is for people goes to stderr."""
     outcome = featviz("run", tiny_file, picture, "--out", out)
     assert (outcome.code, outcome.out) == (0, "")
-    assert "pictures of 1 images in" in outcome.err
+    assert "pictures of 1 image in" in outcome.err
 
 
 @pytest.mark.parametrize("extra", [[], ["--max-maps", "2", "--nrow", "2", "--scale", "3"]])

@@ -137,7 +137,7 @@ def test_a_name_that_is_not_utf8(featviz: CLI, tiny_file: Path, tmp_path: Path) 
     assert featviz("diff", out, out, "--html", tmp_path / "d.html").code == 0
     assert featviz("merge", out, "--out", tmp_path / "merged").code == 0
     done = featviz("run", tiny_file, photo.parent, *layers, "--out", out, "--resume")
-    assert done.code == 0 and "(1 were complete before)" in done.err
+    assert done.code == 0 and "(1 was complete before)" in done.err
     check_tame(done, named=False)
 
 

@@ -520,7 +520,7 @@ def test_a_broken_image_is_left_out_and_the_others_are_compared(
     assert done.code == 4
     assert f"warning: NEW: a.png is incomplete ({said}" in done.err
     assert "only in BASE: image a.png (incomplete)" in done.out
-    assert " of 1 images compared" in done.out
+    assert " of 1 image compared" in done.out
 
 
 class Page(HTMLParser):
@@ -559,7 +559,8 @@ def test_the_page(featviz: CLI, run: Run, photos: Path, tmp_path: Path) -> None:
     assert done.code == 4
     page = Page(html.read_text("utf-8"))
     assert not page.tags & {"script", "style", "iframe"}
-    assert page.attributes <= {"lang", "charset", "rel", "href", "src", "alt"}
+    plain = {"lang", "charset", "name", "content", "rel", "href", "src", "alt", "class", "scope"}
+    assert page.attributes <= plain
     assert len(page.links) == 4  # the style sheet and three layers
     assert not any(set(link) & set(" #") for link in page.links)
     for link in page.links:
@@ -651,7 +652,7 @@ def test_the_folder_of_the_maps(featviz: CLI, run: Run, tmp_path: Path) -> None:
     (tmp_path / "mine" / "thesis.txt").write_text("words")
     done = featviz("diff", base, new, "--out", tmp_path / "mine")
     assert done.code == 1
-    assert "is not empty and holds no diff.json" in done.err
+    assert "is not empty and holds no diff of featviz" in done.err
     assert (tmp_path / "mine" / "thesis.txt").read_text() == "words"
 
 

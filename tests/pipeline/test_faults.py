@@ -72,7 +72,7 @@ def test_a_signal_ends_the_run_after_the_current_image(
     done = featviz(*base, tmp_path / "out", "--json")
     assert done.code == 130
     assert "stopping after this image; once more to stop at once" in done.err
-    assert "interrupted: 2 images are missing, 2 are complete; --resume goes on" in done.err
+    assert "interrupted: 2 images missing, 2 complete; --resume goes on" in done.err
     assert [json.loads(line)["image"] for line in done.out.splitlines()] == ["00.png", "01.png"]
     assert run_json(tmp_path / "out")["images"] == {
         "total": 4,
@@ -424,7 +424,7 @@ def test_a_line_for_each_image_as_it_completes(
         lines.append((line["image"], done))
 
     monkeypatch.setattr(
-        "featviz.cli.echo.click.echo",
+        "featviz.cli.output.click.echo",
         lambda text, err=False: None if err else written(text),
     )
     featviz("run", tiny_file, photos, *SMALL, "--out", tmp_path / "out", "--json")
@@ -445,7 +445,7 @@ def test_a_reader_that_leaves_costs_no_image(
         if not err:
             raise BrokenPipeError
 
-    monkeypatch.setattr("featviz.cli.echo.click.echo", gone)
+    monkeypatch.setattr("featviz.cli.output.click.echo", gone)
     monkeypatch.setattr("featviz.cli._closed_pipe", lambda: 0)
     done = featviz("run", tiny_file, photos, *SMALL, "--out", tmp_path / "out", "--json")
     assert done.code == 0 and "error" not in done.err

@@ -142,7 +142,7 @@ def test_an_audit_json_of_another_program(
     (proj / "keep.txt").write_text("mine")
     before = snapshot(proj)
     done = featviz("audit", tiny_file, photos, "--size", "16", "--out", proj, "--overwrite")
-    refused(done, 1, "holds no audit.json or models.json that featviz wrote")
+    refused(done, 1, f"holds no audit of featviz: its {name} is none that featviz wrote")
     assert snapshot(proj) == before
 
 
@@ -154,7 +154,11 @@ def test_a_diff_json_of_another_program(text: str, featviz: Run, ran: Path, tmp_
     (proj / "diff.json").write_text(text)
     (proj / "keep.txt").write_text("mine")
     before = snapshot(proj)
-    refused(featviz("diff", ran, ran, "--out", proj), 1, "holds no diff.json that featviz wrote")
+    refused(
+        featviz("diff", ran, ran, "--out", proj),
+        1,
+        "holds no diff of featviz: its diff.json is none",
+    )
     assert snapshot(proj) == before
 
 
@@ -996,7 +1000,7 @@ def test_bare_featviz_shows_the_help_and_no_error(featviz: Run) -> None:
 def test_the_help_of_audit_says_one_thing_of_layers(featviz: Run) -> None:
     """Without --layers it looks at all activations, and says so wherever it speaks of it."""
     words = " ".join(featviz("audit", "--help").out.split())
-    assert "Without it, all activations, functions included." in words
+    assert "[default: (all activations, functions included)]" in words
     assert "one layer for each stage" not in words
     assert "one layer for each stage" in " ".join(featviz("run", "--help").out.split())
 

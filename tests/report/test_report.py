@@ -248,7 +248,7 @@ def test_what_is_no_report_is_left_alone(root: Path) -> None:
     mine = root / "report" / "index.html"
     mine.parent.mkdir()
     mine.write_text("<title>mine</title>")
-    with pytest.raises(StoreError, match=r"report is there and is no report of featviz") as caught:
+    with pytest.raises(StoreError, match="report is not empty and holds no report") as caught:
         build_report(root, ReportOptions())
     assert "--out" in str(caught.value.hint) and mine.read_text() == "<title>mine</title>"
     (root / "report.html").write_text("mine")
@@ -268,7 +268,7 @@ def test_a_failed_report_leaves_the_old_one(root: Path, monkeypatch: pytest.Monk
         with atomic(path) as file:
             yield file
 
-    monkeypatch.setattr(report.store, "atomic", full)
+    monkeypatch.setattr(report, "atomic", full)
     with pytest.raises(StoreError, match="No space left on device"):
         build_report(root, ReportOptions())
     assert (root / "report" / "index.html").read_bytes() == before

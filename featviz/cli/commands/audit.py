@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import logging
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 from click.core import ParameterSource
 
-from featviz.cli import complete, echo, tables
+from featviz.cli import config, output
 from featviz.cli import options as opts
+from featviz.cli.types import FILE
 from featviz.errors import FeatvizError
+from featviz.text import counted
 
 if TYPE_CHECKING:
     from featviz.audit import AuditResult
@@ -25,89 +25,86 @@ log = logging.getLogger(__name__)
 _FINDINGS = ("dead", "constant", "saturated", "nonfinite", "redundant")
 
 audit_options = opts.stacked(
-    [
-        click.option(
-            "--model",
-            "more_models",
-            multiple=True,
-            metavar="MODEL",
-            help="A further model; repeatable, or a quoted glob. The table gets a column for each.",
-        ),
-        click.option(
-            "--batch-size",
-            type=int,
-            default=1,
-            show_default=True,
-            help="Images of one shape that go through together.",
-        ),
-        click.option(
-            "--eps",
-            type=float,
-            default=0.0,
-            show_default=True,
-            help="dead: never above this. constant: values no further apart.",
-        ),
-        click.option(
-            "--saturated-at",
-            type=float,
-            default=0.99,
-            show_default=True,
-            help="saturated: more than this share of values at a bound.",
-        ),
-        click.option(
-            "--redundant-at",
-            type=float,
-            help="Look for channels that correlate with another above this.",
-        ),
-        click.option(
-            "--fail-on",
-            multiple=True,
-            metavar="GATE",
-            help="dead>5%, nonfinite>0, 'layer3.*:constant>2'; repeatable. Broken: exit code 4.",
-        ),
-        click.option(
-            "--baseline",
-            type=click.Path(dir_okay=False, path_type=Path),
-            help="An earlier audit.json; what is worse than it: exit code 4.",
-        ),
-        click.option(
-            "--junit",
-            type=click.Path(dir_okay=False, path_type=Path),
-            help="Write the verdicts as JUnit XML.",
-        ),
-        click.option(
-            "--prune-out",
-            type=click.Path(dir_okay=False, path_type=Path),
-            help="Write the channels that can be cut out: {layer: [channels]}.",
-        ),
-        click.option(
-            "--verify", is_flag=True, help="Run again without these, and say what changes."
-        ),
-        click.option(
-            "--max-suspects",
-            type=int,
-            default=48,
-            show_default=True,
-            help="Channels with a finding that are drawn at most.",
-        ),
-    ]
+    click.option(
+        "--model",
+        "more_models",
+        multiple=True,
+        metavar="MODEL",
+        help="Audit this model, too, in a column of its own; repeatable, or a quoted glob.",
+    ),
+    click.option(
+        "--batch-size",
+        type=int,
+        default=1,
+        show_default=True,
+        metavar="N",
+        help="Pass up to N images of one shape through the model together.",
+    ),
+    click.option(
+        "--eps",
+        type=float,
+        default=0.0,
+        show_default=True,
+        metavar="E",
+        help="Take values of at most E for zero, and values no further apart than E for equal.",
+    ),
+    click.option(
+        "--saturated-at",
+        type=float,
+        default=0.99,
+        show_default=True,
+        metavar="SHARE",
+        help="Call a channel saturated where more than this share of its values is at a bound.",
+    ),
+    click.option(
+        "--redundant-at",
+        type=float,
+        metavar="R",
+        help="Look for redundant channels, whose correlation with another is above R.",
+    ),
+    click.option(
+        "--fail-on",
+        multiple=True,
+        metavar="GATE",
+        help="End with exit code 4 where this gate is broken: dead>5%, nonfinite>0, "
+        "'layer3.*:constant>2'; repeatable.",
+    ),
+    click.option(
+        "--baseline",
+        type=FILE,
+        help="End with exit code 4 where findings are worse than in this earlier audit.json.",
+    ),
+    opts.junit_option,
+    click.option(
+        "--prune-out",
+        type=FILE,
+        help="Write the channels that can be cut out into this JSON file: {layer: [channels]}.",
+    ),
+    click.option(
+        "--verify",
+        is_flag=True,
+        help="Run the images again without the channels that can be cut out, and print by how "
+        "much the output changes.",
+    ),
+    click.option(
+        "--max-suspects",
+        type=int,
+        default=48,
+        show_default=True,
+        metavar="N",
+        help="Draw at most N of the channels that have a finding.",
+    ),
 )
 
 
 @click.command("audit")
-@click.argument("model", required=False, shell_complete=complete.models)
-@click.argument("images", nargs=-1, metavar="IMAGE...", shell_complete=complete.paths)
-@opts.layer_options("all activations, functions included")
-@click.option(
-    "--out",
-    type=click.Path(path_type=Path),
-    default=Path("featviz-audit"),
-    show_default=True,
-    help="The folder of the results.",
-)
-@click.option("--overwrite", is_flag=True, help="Replace the audit in --out.")
-@click.option("-0", "--null", "nul", is_flag=True, help="With IMAGE -: paths end with NUL.")
-@click.option("--json", "as_json", is_flag=True, help="audit.json on stdout.")
+@opts.model_argument
+@opts.images_argument
+@opts.layers_option(opts.select_layers, default="all activations, functions included")
+@opts.out_option("Write the results into this folder.", "featviz-audit")
+@opts.overwrite_option("the audit")
+@opts.null_option
+@opts.json_option("audit.json")
 @audit_options
 @opts.input_options
 @opts.model_options
@@ -142,7 +139,7 @@ def command(ctx: click.Context, /, model: str | None, images: Sequence[str], **g
     Exit codes: 0 done, 1 failed, 2 usage, 3 some images failed, 4 a gate is broken.
     """
     models = _models(ctx, model, given["more_models"])
-    images = opts.given_or_config(ctx, "images", images)
+    images = config.given_or_config(ctx, "images", images)
     from featviz.models.requirements import require_torch
 
     require_torch()
@@ -155,7 +152,7 @@ def command(ctx: click.Context, /, model: str | None, images: Sequence[str], **g
         if not team.first:
             return 0
     if given["as_json"]:
-        echo.document(result.as_json())
+        output.document(result.as_json())
     else:
         _table(result)
     _conclude(result)
@@ -166,12 +163,12 @@ def _models(ctx: click.Context, model: str | None, more: Sequence[str]) -> list[
     """The MODEL argument, then those of --model; those of a config file only where none is given
     on the command line."""
     configured = ctx.get_parameter_source("more_models") is ParameterSource.DEFAULT_MAP
-    found = [model] if model else []
-    if not (found and configured):
-        found += more
-    if not found:
+    models = [model] if model else []
+    if not (models and configured):
+        models += more
+    if not models:
         raise click.UsageError("Missing argument 'MODEL'.", ctx)
-    return found
+    return models
 
 
 def _audit_options(given: dict[str, Any]) -> Any:
@@ -180,7 +177,7 @@ def _audit_options(given: dict[str, Any]) -> Any:
     from featviz.audit.model_audit import AuditRequest
 
     asked = AuditRequest(
-        layers=",".join(given["layers"]) or None,
+        layers=opts.selectors(given),
         inputs=opts.to_input_options(given),
         thresholds=Thresholds(given["eps"], given["saturated_at"], given["redundant_at"]),
         **{name: given[name] for name in ("batch_size", "verify", "max_suspects")},
@@ -191,74 +188,62 @@ def _audit_options(given: dict[str, Any]) -> Any:
 
 @contextmanager
 def _progress() -> Iterator[Progress]:
-    """Failures on stderr; a bar only on a terminal."""
-    with opts.bar() as advance:
+    """Print failures on stderr, and a bar on a terminal."""
+    with output.progress_bar() as advance:
 
         def report(image: str, error: FeatvizError | None, total: int) -> None:
             advance(total)
             if error is not None:
-                echo.error(f"{image}: {error.message}", error.hint)
+                output.error(f"{image}: {error.message}", error.hint)
 
         yield report
 
 
 def _table(result: AuditResult) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table(box=None, pad_edge=False)
-    fill = _one_model if len(result.models) == 1 else _several_models
-    table.add_column("layer", overflow="fold", no_wrap=not sys.stdout.isatty())
-    fill(table, result)
-    console = Console()
-    if not console.is_terminal:  # for grep and awk: a line is a line
-        console = Console(width=max(console.width, 400))
-    console.print(table)
+    if len(result.models) == 1:
+        _one_model(result.models[0].document)
+    else:
+        _several_models({model.label: model.document for model in result.models})
 
 
-def _one_model(table: Any, result: AuditResult) -> None:
-    document = result.models[0].document
-    total = document["total"]
-    asked = [name for name in _FINDINGS if name in total["findings"]]
-    table.add_column("type")
-    for name in ("channels", "APoZ", *asked):
-        table.add_column(name, justify="right")
-    for row in document["layers"]:
-        cells = (row["label"], row["type"], *_cells(row, row["findings"], asked))
-        table.add_row(*map(tables.cell, cells))
-    counts = {name: range(count) for name, count in total["findings"].items()}
-    table.add_row("total", "", *_cells(total, counts, asked), style="bold")
+def _one_model(audit: Mapping[str, Any]) -> None:
+    """A column for each finding: how many channels of a layer have it."""
+    total = audit["total"]
+    sought = [name for name in _FINDINGS if name in total["findings"]]
+    figures = ("channels", "APoZ", *sought)
 
+    def cells(row: Mapping[str, Any], counts: Mapping[str, int]) -> Iterator[str]:
+        yield str(row["channels"])
+        yield "-" if row["apoz"] is None else f"{100 * row['apoz']:.1f}%"
+        yield from (str(counts.get(name, "-")) for name in sought)
 
-def _cells(
-    row: Mapping[str, Any], found: Mapping[str, Sequence[int]], asked: Sequence[str]
-) -> list[str]:
-    apoz = "-" if row["apoz"] is None else f"{100 * row['apoz']:.1f}%"
-    return [str(row["channels"]), apoz] + [
-        str(len(found[name])) if name in found else "-" for name in asked
+    rows = [
+        (row["label"], row["type"], *cells(row, {k: len(v) for k, v in row["findings"].items()}))
+        for row in audit["layers"]
     ]
+    totals = [("total", "", *cells(total, total["findings"]))]
+    output.table(("layer", "type", *figures), figures, rows, totals)
 
 
-def _several_models(table: Any, result: AuditResult) -> None:
+def _several_models(audits: Mapping[str, Mapping[str, Any]]) -> None:
     """A column for each model: how many channels of a layer have which finding."""
-    columns = []
-    for model in result.models:
-        table.add_column(tables.cell(model.label))
-        columns.append({row["label"]: row for row in model.document["layers"]})
-    for label in dict.fromkeys(label for column in columns for label in column):
-        cells = (label, *(_words(column.get(label)) for column in columns))
-        table.add_row(*map(tables.cell, cells))
-    totals = [model.document["total"] for model in result.models]
-    for name in _FINDINGS:
-        if any(name in total["findings"] for total in totals):
-            table.add_row(f"total {name}", *(_share(total, name) for total in totals), style="bold")
+    columns = [{row["label"]: row for row in audit["layers"]} for audit in audits.values()]
+    labels = dict.fromkeys(label for column in columns for label in column)
+    rows = [(label, *(_words(column.get(label)) for column in columns)) for label in labels]
+    sums = [audit["total"] for audit in audits.values()]
+    totals = [
+        (f"total {name}", *(_share(total, name) for total in sums))
+        for name in _FINDINGS
+        if any(name in total["findings"] for total in sums)
+    ]
+    output.table(("layer", *audits), (), rows, totals)
 
 
 def _words(row: Mapping[str, Any] | None) -> str:
     if row is None:
         return "-"
-    found = [f"{len(own)} {name}" for name, own in row["findings"].items() if own]
-    return ", ".join(found) or "0"
+    counts = [f"{len(channels)} {name}" for name, channels in row["findings"].items() if channels]
+    return ", ".join(counts) or "0"
 
 
 def _share(total: Mapping[str, Any], name: str) -> str:
@@ -271,7 +256,8 @@ def _conclude(result: AuditResult) -> None:
     for model in result.models:
         named = f"{model.label}: " if len(result.models) > 1 else ""
         images = model.document["images"]
-        log.info("%s%d images seen; the verdicts hold for these images", named, images["seen"])
+        seen = counted(images["seen"], "image")
+        log.info("%s%s seen; the verdicts hold for these images", named, seen)
         if (proof := model.document["verify"]) is not None:
             log.info("%s%s", named, _proof(proof))
         for verdict in model.verdicts:
@@ -285,6 +271,7 @@ def _proof(proof: Mapping[str, Any]) -> str:
         return "nothing to verify: no channel can be cut out"
     change = proof["largest_change"]
     return (
-        f"without the {proof['channels']} channels that can be cut out the output changes by "
-        f"{'another shape' if change is None else f'{change:g}'} at most ({proof['images']} images)"
+        f"without the {counted(proof['channels'], 'channel')} that can be cut out "
+        f"the output changes by {'another shape' if change is None else f'{change:g}'} at most "
+        f"({counted(proof['images'], 'image')})"
     )

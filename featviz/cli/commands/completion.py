@@ -13,7 +13,7 @@ from featviz.cli import options as opts
 @opts.verbosity_options
 @click.pass_context
 def command(ctx: click.Context, shell: str) -> int:
-    """Print the script with which a shell completes commands, options and names.
+    """Print a script with which a shell completes commands, options and names.
 
     MODEL and --arch complete the names of torchvision's models and paths, --layers the names of
     classes. Put the script where the shell reads it:

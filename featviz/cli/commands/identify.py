@@ -7,21 +7,19 @@ from typing import Any
 
 import click
 
-from featviz.cli import echo
 from featviz.cli import options as opts
+from featviz.cli import output
 
 
 @click.command("identify")
 @click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
-@click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout.")
-@click.option("--key", metavar="KEY", help="Where in a checkpoint the weights are.")
-@click.option("--strip-prefix", metavar="P", help="What to take off their names.")
-@click.option("--ema/--no-ema", default=None, help="Averaged weights, or plain ones (default).")
+@opts.json_option()
+@opts.checkpoint_options
 @opts.verbosity_options
 def command(file: Path, as_json: bool, **given: Any) -> int:
-    """Say which torchvision architecture a file of weights belongs to, by names and shapes.
+    """Name the torchvision architecture that a file of weights fits, by names and shapes.
 
-    Exit code 0 if one was found, 1 if none fits entirely.
+    The exit code is 0 if an architecture fits entirely, else 1.
 
     \b
     Examples:
@@ -33,9 +31,11 @@ def command(file: Path, as_json: bool, **given: Any) -> int:
     require_torch()
     from featviz.models import identification
 
-    found = identification.identify_file(file, given["key"], given["strip_prefix"], given["ema"])
+    identified = identification.identify_file(
+        file, given["key"], given["strip_prefix"], given["ema"]
+    )
     if as_json:
-        echo.document(found.as_json())
+        output.document(identified.as_json())
     else:
-        echo.line(found.words)
-    return 0 if found.known else 1
+        output.line(identified.words)
+    return 0 if identified.known else 1

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import logging
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from featviz.cli import complete, echo
+from featviz.cli import config, output
 from featviz.cli import options as opts
 from featviz.cli.draw_options import draw_options, tensorboard_option, to_draw_options
+from featviz.text import counted
 
 if TYPE_CHECKING:
     from featviz.inspection.kernels import KernelsResult
@@ -19,23 +19,19 @@ log = logging.getLogger(__name__)
 
 
 @click.command("kernels", context_settings={"default_map": {"normalize": "symmetric"}})
-@click.argument("model", required=False, shell_complete=complete.models)
-@click.option(
-    "--layers",
-    multiple=True,
-    metavar="SELECTORS",
-    help="Which convolutions, as for run. Without it, all.",
+@opts.model_argument
+@opts.layers_option(
+    "Draw the convolutions that these selectors match, as in `featviz run`.",
+    default="all convolutions",
 )
-@click.option("--all-slices", is_flag=True, help="A tile for each input; a row for each output.")
 @click.option(
-    "--out",
-    type=click.Path(path_type=Path),
-    default=Path("featviz-kernels"),
-    show_default=True,
-    help="The folder to write.",
+    "--all-slices",
+    is_flag=True,
+    help="Draw a tile for each input channel, in a row for each output channel.",
 )
-@click.option("--overwrite", is_flag=True, help="Replace what featviz wrote in --out.")
-@click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout.")
+@opts.out_option("Write the pictures into this folder.", "featviz-kernels")
+@opts.overwrite_option("the kernels")
+@opts.json_option()
 @draw_options
 @tensorboard_option
 @opts.model_options
@@ -56,14 +52,14 @@ def command(ctx: click.Context, /, model: str | None, **given: Any) -> int:
       featviz kernels model.pth --layers 'layer4.*' --all-slices --max-maps 32 --cmap coolwarm
       featviz kernels weights.safetensors --json | jq '.captures[].file'
     """
-    model = opts.given_or_config(ctx, "model", model)
+    model = config.given_or_config(ctx, "model", model)
     from featviz.models.requirements import require_torch
 
     require_torch()
     from featviz.inspection.kernels import KernelOptions, draw_kernels
 
     options = KernelOptions(
-        layers=",".join(given["layers"]) or None,
+        layers=opts.selectors(given),
         out=given["out"],
         overwrite=given["overwrite"],
         all_slices=given["all_slices"],
@@ -73,11 +69,11 @@ def command(ctx: click.Context, /, model: str | None, **given: Any) -> int:
     result = draw_kernels(opts.to_model_options(str(model), given), options)
     _say(result)
     if given["as_json"]:
-        echo.document(result.as_json())
+        output.document(result.as_json())
     return 0
 
 
 def _say(result: KernelsResult) -> None:
     for skip in result.skipped:
         log.warning("skipped: %s: %s", skip.layer or skip.type, skip.reason)
-    log.info("kernels of %d layers in %s", len(result.rows), result.out)
+    log.info("kernels of %s in %s", counted(len(result.rows), "layer"), result.out)

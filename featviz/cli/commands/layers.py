@@ -6,15 +6,18 @@ from typing import Any
 
 import click
 
-from featviz.cli import complete, echo, tables
+from featviz.cli import config, output
 from featviz.cli import options as opts
 
 
 @click.command("layers")
-@click.argument("model", required=False, shell_complete=complete.models)
-@opts.layer_option
-@click.option("--functions", is_flag=True, help="List the functions that modules call as well.")
-@click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout.")
+@opts.model_argument
+@opts.layers_option(
+    "Mark the layers that these selectors match, as in `featviz run`.",
+    default="one layer for each stage",
+)
+@click.option("--functions", is_flag=True, help="Also list the functions that modules call.")
+@opts.json_option()
 @opts.input_options
 @opts.model_options
 @opts.config_option
@@ -32,26 +35,26 @@ def command(ctx: click.Context, /, model: str | None, **given: Any) -> int:
       featviz layers inception_v3 --weights none --functions
       featviz layers vit_b_16 --weights none --json | jq '.layers[].type'
     """
-    model = opts.given_or_config(ctx, "model", model)
+    model = config.given_or_config(ctx, "model", model)
     from featviz.models.requirements import require_torch
 
     require_torch()
     from featviz.inspection import layers
 
-    found = layers.list_model(
+    listed = layers.list_model(
         opts.to_model_options(str(model), given),
         opts.to_input_options(given),
-        ",".join(given["layers"]) or None,
+        opts.selectors(given),
         given["functions"],
     )
     if given["as_json"]:
-        echo.document(found.as_json())
+        output.document(listed.as_json())
     else:
-        _table(found)
+        _table(listed)
     return 0
 
 
-def _table(found: Any) -> None:
+def _table(listed: Any) -> None:
     rows = (
         (
             "*" if row.selected else "",
@@ -59,11 +62,11 @@ def _table(found: Any) -> None:
             row.name + (f" (also {', '.join(row.aliases)})" if row.aliases else ""),
             row.type,
             f"{row.parameters:,}",
-            tables.shape(row.output_shape),
+            output.shape(row.output_shape),
             "" if row.calls is None else str(row.calls),
         )
-        for row in found.rows
+        for row in listed.rows
     )
     headings = ("", "index", "name", "type", "parameters", "output shape", "calls")
     numbers = ("index", "parameters", "output shape", "calls")
-    tables.print_table(headings, numbers, rows, [found.footer])
+    output.table(headings, numbers, rows, footer=[listed.footer])

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import click
 
-from featviz.cli import echo
 from featviz.cli import options as opts
+from featviz.cli import output
+from featviz.text import counted
 
 log = logging.getLogger(__name__)
 
@@ -22,22 +23,17 @@ log = logging.getLogger(__name__)
     metavar="DIR...",
     type=click.Path(exists=True, file_okay=False, path_type=Path),
 )
-@click.option(
-    "--out",
-    type=click.Path(path_type=Path),
-    default=Path("featviz-out"),
-    show_default=True,
-    help="The run directory that they become.",
-)
-@click.option("--overwrite", is_flag=True, help="Replace the run in --out.")
-@click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout.")
+@opts.out_option("Write the joined run into this folder.", "featviz-out")
+@opts.overwrite_option("the run")
+@opts.json_option()
 @opts.config_option
 @opts.verbosity_options
 def command(parts: Sequence[Path], out: Path, overwrite: bool, as_json: bool) -> int:
-    """Join parts of a run that were made apart into one run directory.
+    """Join parts of a run into one run directory.
 
-    The parts must be of one model, with the same layers and options; an image that is in several
-    must be the same in all. The parts stay; on one disk the result takes no further room.
+    The parts must have the same model, layers and options; an image that several parts have must
+    be the same in all of them. The parts stay as they are; on one disk, the result takes no further
+    room.
 
     \b
     Examples:
@@ -50,10 +46,10 @@ def command(parts: Sequence[Path], out: Path, overwrite: bool, as_json: bool) ->
 
     result = merge.merge(parts, out, overwrite)
     for name in result.incomplete:
-        log.warning("%s is incomplete (no manifest), and left out", name)
-    log.info("%d of %d images in %s", len(result.images), result.total, result.out)
+        log.warning("%s is incomplete (it has no manifest), and left out", name)
+    log.info("%d of %s in %s", len(result.images), counted(result.total, "image"), result.out)
     if as_json:
         names = ("images", "failures", "incomplete")
         lists = {name: list(getattr(result, name)) for name in names}
-        echo.document({"out": str(result.out), "total": result.total, **lists})
+        output.document({"out": str(result.out), "total": result.total, **lists})
     return result.exit_code

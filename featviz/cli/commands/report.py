@@ -8,39 +8,41 @@ from typing import Any
 
 import click
 
-from featviz.cli import echo
 from featviz.cli import options as opts
+from featviz.cli import output
+from featviz.cli.types import PATH
 
 log = logging.getLogger(__name__)
 
 
 @click.command("report")
-@click.argument("run", type=click.Path(path_type=Path))
-@click.option(
-    "--out",
-    type=click.Path(path_type=Path),
-    help="Folder to write; a file with --single-file.  [default: RUN/report or RUN/report.html]",
+@click.argument("run", type=PATH)
+@opts.out_option(
+    "Write the report into this folder, or with --single-file into this file.",
+    show_default="RUN/report, or RUN/report.html",
 )
 @click.option(
     "--compare",
-    type=click.Path(path_type=Path),
+    type=PATH,
     metavar="RUN",
-    help="Show the pictures of another run beside those of this one.",
+    help="Show the pictures of this other run beside those of RUN.",
 )
 @click.option(
     "--audit",
     type=click.Path(exists=True, path_type=Path),
     metavar="PATH",
-    help="Findings to show: an audit.json or its folder.  [default: RUN/audit.json]",
+    show_default="RUN/audit.json",
+    help="Show the findings of this audit.json, or of the one in this folder.",
 )
-@click.option("--single-file", is_flag=True, help="One HTML file with everything inside.")
-@click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout.")
+@click.option("--single-file", is_flag=True, help="Write one HTML file that holds everything.")
+@opts.json_option()
 @opts.verbosity_options
 def command(run: Path, as_json: bool, **given: Any) -> int:
-    """Make a gallery in HTML of a run: a page for each image, each layer, and the run.
+    """Build an HTML gallery of a run: a page for the run, each image and each layer.
 
-    RUN is a folder that `featviz run` wrote. Pictures stay where they are, so keep the report with
-    its run; --single-file makes one file of at most 25 MB instead. An earlier report is replaced.
+    RUN is a folder that `featviz run` wrote. The pages show the pictures where they are, so keep
+    the report with its run; --single-file writes one file of at most 25 MB that can be moved. An
+    earlier report is replaced.
 
     \b
     Examples:
@@ -55,7 +57,7 @@ def command(run: Path, as_json: bool, **given: Any) -> int:
         log.warning("%s is incomplete (%s); the report names it but does not show it", name, reason)
     if as_json:
         paths = {"page": str(result.page), "files": [str(path) for path in result.files]}
-        echo.document(paths)
+        output.document(paths)
     else:
         log.info("report in %s", result.page)
     return 0

@@ -2,62 +2,76 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from featviz.cli import complete, pass_options
+from featviz.cli import config, output, pass_options
 from featviz.cli import options as opts
 from featviz.cli.draw_options import draw_options, tensorboard_option, to_draw_options, view_options
-from featviz.cli.progress import Unpictured, shown_progress, summarise
-from featviz.cli.types import BytesType
-from featviz.records import DrawOptions, Limits
+from featviz.cli.types import FILE, BytesType
+from featviz.records import DrawOptions, Guess, ImageResult, Limits, Outcome, RunResult
 from featviz.records.checking import choices
+from featviz.text import counted
+
+if TYPE_CHECKING:
+    from featviz.pipeline import Progress
+
+log = logging.getLogger(__name__)
+
+_NAMED = 3
+"""Layers without a picture that are named on stderr; the manifests name them all."""
 
 
 @click.command("run")
-@click.argument("model", required=False, shell_complete=complete.models)
-@click.argument("images", nargs=-1, metavar="IMAGE...", shell_complete=complete.paths)
-@opts.layer_option
-@click.option(
-    "--out",
-    type=click.Path(path_type=Path),
-    default=Path("featviz-out"),
-    show_default=True,
-    help="The run directory.",
-)
-@click.option("--overwrite", is_flag=True, help="Replace the run in --out.")
-@click.option("--resume", is_flag=True, help="Go on with the run in --out where it stopped.")
-@click.option(
-    "--archive",
-    type=click.Path(path_type=Path, dir_okay=False),
-    help="Write the run as one zip file, and no folder.",
-)
+@opts.model_argument
+@opts.images_argument
+@opts.layers_option(opts.select_layers, default="one layer for each stage")
+@opts.out_option("Write the run into this folder.", "featviz-out")
+@opts.overwrite_option("the run")
+@click.option("--resume", is_flag=True, help="Continue the run in --out where it stopped.")
+@click.option("--archive", type=FILE, help="Write the run as one zip file instead of a folder.")
 @click.option("--fail-fast", is_flag=True, help="Stop at the first image that fails.")
 @click.option(
     "--max-output-size",
     type=BytesType(),
-    help="Refuse a run that would write more (500MB), and stop one that does.",
+    help="Refuse a run that would write more bytes than this (500MB, 2GB), and stop one that does.",
 )
-@click.option("--max-files", type=click.IntRange(0), help="The same for the number of files.")
 @click.option(
-    "--shard", metavar="I/N", help="Only the I-th of N parts of the images; merge joins them."
+    "--max-files",
+    type=click.IntRange(0),
+    metavar="N",
+    help="Refuse a run that would write more than N files, and stop one that does.",
 )
-@click.option("--jobs", type=int, help="Encoder threads; a quarter of the cores by default.")
-@click.option("-0", "--null", "nul", is_flag=True, help="With IMAGE -: paths end with NUL.")
-@click.option("--json", "as_json", is_flag=True, help="One JSON line for each image on stdout.")
-@click.option("--dry-run", is_flag=True, help="Say what would be written, and write nothing.")
+@click.option(
+    "--shard",
+    metavar="I/N",
+    help="Take only part I of N parts of the images; `featviz merge` joins the parts.",
+)
+@click.option(
+    "--jobs",
+    type=int,
+    metavar="N",
+    show_default="a quarter of the cores",
+    help="Encode pictures in N threads.",
+)
+@opts.null_option
+@opts.json_option("one JSON line for each image")
+@click.option("--dry-run", is_flag=True, help="Print what would be written, and write nothing.")
 @pass_options.pass_options
 @draw_options
 @view_options
 @tensorboard_option
-@click.option("--report", is_flag=True, help="Make a gallery in HTML of it at the end.")
+@click.option("--report", is_flag=True, help="Build an HTML gallery of the run at its end.")
 @click.option(
     "--tensors",
     type=click.Choice(choices(DrawOptions, "tensors")),
-    help="Keep the raw tensors as well.",
+    help="Also keep the raw tensors, in this format.",
 )
 @opts.input_options
 @opts.model_options
@@ -70,7 +84,7 @@ def command(ctx: click.Context, /, model: str | None, images: Sequence[str], **g
     MODEL is a torchvision name, a file (.pth .pt .ckpt .bin .safetensors), or a factory
     (pkg.mod:factory, file.py:factory). IMAGE is a file, a folder, an archive (photos.tar, .tar.gz,
     .zip), one of its images (photos.tar::a/b.jpg), a quoted glob, or - for a list of paths on
-    stdin. For a video model the stills of a folder, or an animation, are a clip.
+    stdin. For a video model, the stills of a folder are one clip, and so is an animation.
 
     \b
     Examples:
@@ -91,8 +105,8 @@ def command(ctx: click.Context, /, model: str | None, images: Sequence[str], **g
 
     Exit codes: 0 done, 1 failed, 2 usage, 3 some images failed, 130 interrupted.
     """
-    model = opts.given_or_config(ctx, "model", model)
-    images = opts.given_or_config(ctx, "images", images)
+    model = config.given_or_config(ctx, "model", model)
+    images = config.given_or_config(ctx, "images", images)
     from featviz.models.requirements import require_torch
 
     require_torch()
@@ -107,21 +121,19 @@ def command(ctx: click.Context, /, model: str | None, images: Sequence[str], **g
             click.echo(dry_run.dry_run(source, images, options).render(given["as_json"]))
         return 0
     unpictured = Unpictured()
-    with shown_progress(given["as_json"], unpictured) as progress, processes.world() as team:
+    with _progress(given["as_json"], unpictured) as progress, processes.world() as team:
         result = pipeline.run(source, images, options, progress, team=team)
         first = team.first
-    summarise(result, unpictured)
+    _conclude(result, unpictured)
     if given["report"] and first:
         _report(result.out)
     return result.exit_code
 
 
 def _report(out: Path) -> None:
-    import logging
-
     from featviz.report import ReportOptions, build_report
 
-    logging.getLogger(__name__).info("report in %s", build_report(out, ReportOptions()).page)
+    log.info("report in %s", build_report(out, ReportOptions()).page)
 
 
 def _run_options(given: dict[str, Any]) -> Any:
@@ -130,7 +142,7 @@ def _run_options(given: dict[str, Any]) -> Any:
     from featviz.pipeline.processes import parse_shard
 
     return RunOptions(
-        layers=",".join(given["layers"]) or None,
+        layers=opts.selectors(given),
         out=given["out"],
         overwrite=given["overwrite"],
         resume=given["resume"],
@@ -145,3 +157,100 @@ def _run_options(given: dict[str, Any]) -> Any:
         inputs=opts.to_input_options(given),
         passes=read_options(given),
     )
+
+
+@dataclass
+class Unpictured:
+    """Layers that gave no picture, over all images."""
+
+    never_ran: dict[str, str] = field(default_factory=dict)
+    skipped: dict[str, str] = field(default_factory=dict)
+    """By layer: the reason."""
+
+    def add(self, result: ImageResult) -> None:
+        """Note those of one image."""
+        self.never_ran |= dict.fromkeys(result.never_ran, "")
+        self.skipped |= {skip.layer or skip.type: skip.reason for skip in result.skipped}
+
+
+@contextmanager
+def _progress(as_json: bool, unpictured: Unpictured) -> Iterator[Progress]:
+    """Print JSON lines on stdout if asked for, failures on stderr, and a bar on a terminal."""
+    with output.progress_bar() as advance:
+
+        def report(result: ImageResult, total: int) -> None:
+            advance(total)
+            unpictured.add(result)
+            _say(result)
+            if as_json:
+                output.document(_line(result), indent=None)
+
+        yield report
+
+
+def _line(result: ImageResult) -> dict[str, Any]:
+    if result.error is not None:
+        return {"image": result.image, "error": result.error}
+    outcome = result.outcome
+    return {
+        "image": result.image,
+        "folder": result.folder,
+        "files": [capture.file for capture in result.captures],
+        "skipped": len(result.skipped),
+        "never_ran": list(result.never_ran),
+        "prediction": [asdict(guess) for guess in outcome.prediction],
+        **({"effect": outcome.effect} if outcome.intervened else {}),
+        **({"kept": True} if result.kept else {}),
+    }
+
+
+def _say(result: ImageResult) -> None:
+    """What went wrong; the prediction, and what interventions made of it."""
+    if result.error is not None:
+        output.error(f"{result.image}: {result.error}", result.hint)
+    outcome = result.outcome
+    if outcome.before:
+        log.info("%s before: %s", result.image, _words(outcome.before))
+    if outcome.prediction and not result.kept:
+        after = " after" if outcome.intervened else ""
+        log.info("%s%s: %s", result.image, after, _words(outcome.prediction))
+    if outcome.intervened:
+        log.info("%s: %s", result.image, _change(outcome))
+
+
+def _change(outcome: Outcome) -> str:
+    if outcome.largest_change is None:
+        return "the shape of the output changed"
+    words = f"the output changed by at most {outcome.largest_change:.4g}"
+    if outcome.nonfinite:
+        words += f", and {outcome.nonfinite} of its values became NaN or infinite, or ceased to be"
+    return words
+
+
+def _words(guesses: Sequence[Guess]) -> str:
+    return ", ".join(guess.words for guess in guesses)
+
+
+def _conclude(result: RunResult, unpictured: Unpictured) -> None:
+    """Say on stderr what gave no picture, what is missing, and what was written."""
+    done = [image for image in result.images if image.error is None]
+    _warn("never ran", unpictured.never_ran)
+    _warn("skipped", unpictured.skipped)
+    if result.missing:
+        why = "interrupted" if result.interrupted else "stopped"
+        missing = counted(len(result.missing), "image")
+        log.warning("%s: %s missing, %d complete; --resume goes on", why, missing, len(done))
+    if done:
+        kept = sum(image.kept for image in done)
+        before = f" ({kept} {'was' if kept == 1 else 'were'} complete before)" if kept else ""
+        counts = f"{counted(result.pictures, 'picture')} of {counted(len(done), 'image')}"
+        log.info("%s in %s%s", counts, result.out, before)
+
+
+def _warn(what: str, layers: Mapping[str, str]) -> None:
+    """Name the first few layers that gave no picture, and how many there are."""
+    if not layers:
+        return
+    named = [f"{name} ({reason})" if reason else name for name, reason in layers.items()]
+    more = f" and {len(named) - _NAMED} more" if len(named) > _NAMED else ""
+    log.warning("%s: %s%s", what, ", ".join(named[:_NAMED]), more)

@@ -8,43 +8,51 @@ from typing import Any
 
 import click
 
-from featviz.cli import echo
 from featviz.cli import options as opts
+from featviz.cli import output
+from featviz.cli.types import FILE, PATH
+from featviz.text import counted
 
 log = logging.getLogger(__name__)
 
 
 @click.command("sheet")
-@click.argument("run", type=click.Path(path_type=Path))
-@click.option("--layer", required=True, metavar="NAME", help="Qualified name, as in the run.")
+@click.argument("run", type=PATH)
+@click.option(
+    "--layer", required=True, metavar="NAME", help="Draw the layer of this qualified name."
+)
 @click.option(
     "--tensor",
     "stem",
     default="output",
     show_default=True,
     metavar="FILE",
-    help="Which picture of the layer, without its ending: output.call1, output.boxes.",
+    help="Cut the tiles from this picture of the layer: its file name without the ending, such as "
+    "output.call1 or output.boxes.",
 )
-@click.option("--channels", metavar="LIST", help="0-31 or 3,7,12-15; without it, all drawn ones.")
+@click.option(
+    "--channels",
+    metavar="LIST",
+    show_default="all that the run drew",
+    help="Show these channels, such as 0-31 or 3,7,12-15.",
+)
 @click.option(
     "--sort",
     type=click.Choice(["index", "mean", "max", "variance", "zeros"]),
     default="index",
     show_default=True,
-    help="Order of the channels, largest first, by the mean over the images.",
+    help="Sort channels by number, or by a statistic averaged over the images, largest first.",
 )
-@click.option("--transpose", is_flag=True, help="A row for each image, a column for each channel.")
 @click.option(
-    "--out",
-    type=click.Path(dir_okay=False, path_type=Path),
-    help="The PNG to write.  [default: sheet-NAME.png]",
+    "--transpose", is_flag=True, help="Draw a row for each image and a column for each channel."
 )
-@click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout.")
+@opts.out_option("Write the sheet into this PNG file.", type=FILE, show_default="sheet-NAME.png")
+@opts.json_option()
 @opts.verbosity_options
 def command(run: Path, as_json: bool, **given: Any) -> int:
-    """Make one picture of one layer: a column for each image of a run, a row for each channel.
+    """Draw one picture of a layer: a column for each image of a run, a row for each channel.
 
-    The tiles are those of the run's grids, each drawn by the scale that it had there.
+    The tiles are cut from the pictures of the run, and keep the scale with which they were drawn.
 
     \b
     Examples:
@@ -63,10 +71,9 @@ def command(run: Path, as_json: bool, **given: Any) -> int:
             "images": list(result.images),
             "channels": list(result.channels),
         }
-        echo.document(content)
+        output.document(content)
     else:
-        count = (
-            f"{len(result.channels)} channels" if result.channels else "the tile of all channels"
-        )
-        log.info("%s of %d images in %s", count, len(result.images), result.path)
+        channels = counted(len(result.channels), "channel")
+        what = channels if result.channels else "the tile of all channels"
+        log.info("%s of %s in %s", what, counted(len(result.images), "image"), result.path)
     return 0

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from featviz.cli import complete, echo, tables
+from featviz.cli import config, output
 from featviz.cli import options as opts
 
 if TYPE_CHECKING:
@@ -18,20 +18,26 @@ _NAMED = 6
 
 
 @click.command("summary")
-@click.argument("model", required=False, shell_complete=complete.models)
-@click.option(
-    "--layers", multiple=True, metavar="SELECTORS", help="Show only these; the totals stay whole."
+@opts.model_argument
+@opts.layers_option(
+    "Show the modules that these selectors match, as in `featviz run`; totals count all.",
+    default="all modules",
 )
-@click.option("--depth", type=click.IntRange(min=0), metavar="N", help="Show N levels; 0: totals.")
+@click.option(
+    "--depth",
+    type=click.IntRange(min=0),
+    metavar="N",
+    help="Show N levels of modules inside one another; 0 shows the totals alone.",
+)
 @click.option(
     "--sort",
     type=click.Choice(["index", "params", "macs", "memory"]),
     default="index",
     show_default=True,
-    help="Order of the rows: as in the model, or the largest first.",
+    help="Sort rows by their place in the model, or by a figure with the largest first.",
 )
-@click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout.")
-@click.option("--csv", "as_csv", is_flag=True, help="Comma-separated lines on stdout.")
+@opts.json_option()
+@click.option("--csv", "as_csv", is_flag=True, help="Print comma-separated lines on stdout.")
 @opts.input_options
 @opts.model_options
 @opts.config_option
@@ -40,8 +46,8 @@ _NAMED = 6
 def command(ctx: click.Context, /, model: str | None, **given: Any) -> int:
     """Count a model's parameters, multiply-accumulates and activation memory.
 
-    Figures come from one forward pass on zeros, for one image. Those of a module include the
-    modules inside it.
+    Figures come from one forward pass on zeros, for one image. The figures of a module include
+    those of the modules inside it.
 
     \b
     parameters   a shared one counts once; so do modules that are used twice
@@ -57,7 +63,7 @@ def command(ctx: click.Context, /, model: str | None, **given: Any) -> int:
       featviz summary vit_b_16 --weights none --layers Linear --sort macs
       featviz summary weights.safetensors --json | jq .totals
     """
-    model = opts.given_or_config(ctx, "model", model)
+    model = config.given_or_config(ctx, "model", model)
     if given["as_json"] and given["as_csv"]:
         raise click.UsageError("--json and --csv exclude each other", ctx)
     from featviz.models.requirements import require_torch
@@ -65,27 +71,27 @@ def command(ctx: click.Context, /, model: str | None, **given: Any) -> int:
     require_torch()
     from featviz.inspection import summary
 
-    found = summary.summarise(
+    counts = summary.summarise(
         opts.to_model_options(str(model), given),
         opts.to_input_options(given),
-        ",".join(given["layers"]) or None,
+        opts.selectors(given),
         given["depth"],
         given["sort"],
     )
     if given["as_json"]:
-        echo.document(found.as_json())
+        output.document(counts.as_json())
     elif given["as_csv"]:
-        click.echo(found.as_csv(), nl=False)
+        click.echo(counts.as_csv(), nl=False)
     else:
-        _table(found)
+        _table(counts)
     return 0
 
 
-def _table(found: Summary) -> None:
+def _table(counts: Summary) -> None:
     figures = ("input", "output", "calls", "parameters", "trainable", "MACs", "activations")
     headings = ("index", "name", "type", *figures)
-    rows = map(_cells, found.rows)
-    tables.print_table(headings, {"index", *figures}, rows, ["", *_footer(found)])
+    rows = map(_cells, counts.rows)
+    output.table(headings, {"index", *figures}, rows, footer=["", *_footer(counts)])
 
 
 def _cells(row: SummaryRow) -> tuple[str, ...]:
@@ -93,8 +99,8 @@ def _cells(row: SummaryRow) -> tuple[str, ...]:
         str(row.index),
         row.name + (f" (also {', '.join(row.aliases)})" if row.aliases else ""),
         row.type,
-        tables.shape(row.input_shape),
-        tables.shape(row.output_shape),
+        output.shape(row.input_shape),
+        output.shape(row.output_shape),
         str(row.calls),
         f"{row.parameters:,}",
         f"{row.trainable:,}",
@@ -103,17 +109,17 @@ def _cells(row: SummaryRow) -> tuple[str, ...]:
     )
 
 
-def _footer(found: Summary) -> Iterator[str]:
-    total = found.totals
-    yield f"input        {tables.shape(found.input_shape)}"
+def _footer(counts: Summary) -> Iterator[str]:
+    total = counts.totals
+    yield f"input        {output.shape(counts.input_shape)}"
     yield (
         f"parameters   {total.parameters:,} ({total.trainable:,} trainable), "
         f"{_scaled(total.parameter_bytes, 'B')}"
     )
     yield f"MACs         {_scaled(total.macs)} = {_scaled(total.flops)} FLOPs"
     yield f"activations  {_scaled(total.activation_bytes, 'B')}"
-    if found.not_counted:
-        named = [f"{name} {calls}" for name, calls in found.not_counted.items()]
+    if counts.not_counted:
+        named = [f"{name} {calls}" for name, calls in counts.not_counted.items()]
         more = f" and {len(named) - _NAMED} more (--json)" if len(named) > _NAMED else ""
         yield f"not counted  {', '.join(named[:_NAMED])}{more}"
 

@@ -1,0 +1,103 @@
+"""Values of options from a TOML file."""
+
+from __future__ import annotations
+
+import difflib
+import re
+import tomllib
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import click
+
+from featviz.errors import FileError
+from featviz.files import read_text
+from featviz.text import quoted
+
+_LARGEST_CONFIG = 2**16
+"""Bytes of a TOML file."""
+
+_LONG_KEY = re.compile(
+    r"""(?<![\w-]) (?: (?: [\w-]++ | "[^"\n]*+" | '[^'\n]*+' ) [ \t]*+ \. [ \t]*+ ){50}""",
+    re.VERBOSE,
+)
+"""A dotted key of more than 50 parts: Python's reader takes the square of their number."""
+
+_LONGEST_NAME = 80
+"""Letters of a name that are compared with others."""
+
+
+def read_config(ctx: click.Context, param: click.Parameter, path: Path | None) -> Path | None:
+    """Take values of options from a TOML file: top-level keys, or those in a table of the command.
+
+    A key is an option's long name without dashes in front; `model` and `images` stand for the
+    arguments. Values are what one would type, paths included; the command line wins over them.
+    """
+    if path is None:
+        return None
+    params = {name: p for p in ctx.command.params for name in _config_names(p)}
+    defaults = {}
+    for key, value in _flat(_read_toml(path), path, ctx).items():
+        name = key.replace("_", "-")
+        if name not in params:
+            lacks = f"{path} has {quoted(repr(key))}, which {ctx.command_path} lacks"
+            raise click.BadParameter(f"{lacks}; {_meant(name, params)}")
+        if isinstance(value, dict):
+            raise click.BadParameter(f"{path} has a table {quoted(repr(key))}, expected a value")
+        defaults[str(params[name].name)] = _as_typed(params[name], value)
+    ctx.default_map = {**(ctx.default_map or {}), **defaults}
+    return path
+
+
+def _read_toml(path: Path) -> dict[str, Any]:
+    try:
+        text = read_text(path, _LARGEST_CONFIG)
+        if _LONG_KEY.search(text):
+            raise ValueError("a key of more than 50 parts")
+        return tomllib.loads(text)
+    except (OSError, FileError, ValueError, RecursionError) as error:
+        words = "too many levels" if isinstance(error, RecursionError) else quoted(str(error))
+        raise click.BadParameter(f"{quoted(str(path))} cannot be read: {words}") from error
+
+
+def _flat(content: dict[str, Any], path: Path, ctx: click.Context) -> dict[str, Any]:
+    """The keys outside of tables, and over them those of the command's own table.
+
+    Tables of other commands are for them; a table of no command is a mistake.
+    """
+    group = ctx.parent.command if ctx.parent else None
+    commands = group.list_commands(ctx) if isinstance(group, click.Group) else []
+    command = str(ctx.info_name)
+    plain = {key: value for key, value in content.items() if not isinstance(value, dict)}
+    for key in sorted(content.keys() - plain.keys() - {command, *commands}):
+        lacks = f"{path} has a table [{quoted(key)}], and there is no such command"
+        raise click.BadParameter(f"{lacks}; {_meant(key, commands or [command])}")
+    return {**plain, **(content[command] if command in content.keys() - plain.keys() else {})}
+
+
+def _meant(name: str, names: Iterable[str]) -> str:
+    close = difflib.get_close_matches(name[:_LONGEST_NAME], list(names), 1)
+    return f"did you mean {close[0]}?" if close else f"one of {', '.join(sorted(names))}"
+
+
+def _config_names(param: click.Parameter) -> list[str]:
+    if isinstance(param, click.Argument):
+        return [str(param.name)]
+    return [opt.removeprefix("--") for opt in param.opts if opt.startswith("--")]
+
+
+def _as_typed(param: click.Parameter, value: Any) -> Any:
+    """A TOML list is a list for repeatable options, and one comma-separated value for others."""
+    many = param.multiple if isinstance(param, click.Option) else param.nargs == -1
+    if isinstance(value, list) and not many:
+        return ",".join(str(item) for item in value)
+    return [value] if many and not isinstance(value, list) else value
+
+
+def given_or_config(ctx: click.Context, name: str, value: Any) -> Any:
+    """An argument's value, or the config file's; a usage error where neither has it."""
+    answer = value or (ctx.default_map or {}).get(name)
+    if not answer:
+        raise click.UsageError(f"Missing argument '{name.upper()}'.", ctx)
+    return answer

@@ -1,0 +1,97 @@
+"""What commands print: names from outside never reach a terminal with their control characters."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from featviz.text import printable, printable_json
+
+if TYPE_CHECKING:
+    from rich.text import Text
+
+_PIPED = 10_000
+"""Columns that a table has at least where it does not go to a terminal."""
+
+
+def document(content: Mapping[str, Any], indent: int | None = 1) -> None:
+    """Print one JSON document on stdout; without `indent`, on one line."""
+    click.echo(printable_json(content, indent))
+
+
+def line(words: str) -> None:
+    """Print one line on stdout."""
+    click.echo(printable(words))
+
+
+def error(message: str, hint: str | None = None) -> None:
+    """Print on stderr what went wrong, and what helps."""
+    click.echo(f"error: {printable(message)}", err=True)
+    if hint:
+        click.echo(f"hint: {printable(hint)}", err=True)
+
+
+def table(
+    headings: Sequence[str],
+    numbers: Collection[str],
+    rows: Iterable[Sequence[str]],
+    totals: Iterable[Sequence[str]] = (),
+    footer: Iterable[str] = (),
+) -> None:
+    """Print a table and lines below it on stdout; in a pipe a row is one line, for grep and awk.
+
+    Args:
+        numbers: headings of the columns that are set flush right; the others fold on a narrow
+            terminal.
+        totals: further rows, in bold.
+    """
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console()
+    piped = not console.is_terminal
+    if piped:
+        console = Console(width=max(console.width, _PIPED))
+    drawn = Table(box=None, pad_edge=False)
+    for name in headings:
+        if name in numbers:
+            drawn.add_column(_cell(name), justify="right")
+        else:
+            drawn.add_column(_cell(name), overflow="fold", no_wrap=piped)
+    for row in rows:
+        drawn.add_row(*map(_cell, row))
+    for row in totals:
+        drawn.add_row(*map(_cell, row), style="bold")
+    console.print(drawn)
+    for words in footer:
+        console.print(printable(words), markup=False, highlight=False)
+
+
+def _cell(words: str) -> Text:
+    """Brackets in a name are no markup, and control characters are escaped."""
+    from rich.text import Text
+
+    return Text(printable(words))
+
+
+def shape(sizes: Sequence[int] | None) -> str:
+    """`1×64×56×56`; nothing where there is no shape."""
+    return "×".join(map(str, sizes or ()))
+
+
+@contextmanager
+def progress_bar() -> Iterator[Callable[[int], None]]:
+    """A progress bar over images, on a terminal only; call it with how many there are in all."""
+    if not sys.stderr.isatty():
+        yield lambda total: None
+        return
+    from rich.console import Console
+    from rich.progress import Progress
+
+    with Progress(console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("images", total=None)
+        yield lambda total: bar.update(task, total=total, advance=1)

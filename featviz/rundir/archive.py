@@ -1,0 +1,88 @@
+"""A run in a zip file: written as a folder first, then packed."""
+
+from __future__ import annotations
+
+import shutil
+import zipfile
+from contextlib import suppress
+from pathlib import Path
+
+from featviz.errors import StoreError
+from featviz.rundir import ownership
+from featviz.rundir.atomic import atomic, part_name, part_of, remove, remove_empty, reported
+
+ROOM = "run"
+"""In the hidden folder beside an archive: the run that it will hold."""
+
+_BUFFER = 2**20
+"""Bytes that are copied into an archive at a time."""
+
+_EPOCH = (1980, 1, 1, 0, 0, 0)
+"""The earliest time that a zip file can hold: no time of ours is in it."""
+
+
+def check_archive(archive: Path, overwrite: bool) -> None:
+    """Say before the work that a run cannot become this file.
+
+    Raises:
+        StoreError: there is such a file already, and it is not to be replaced or holds no run.
+    """
+    if not archive.exists():
+        return
+    if not overwrite:
+        raise StoreError(f"--archive {archive} exists", "--overwrite replaces a run in a zip file")
+    if not ownership.is_archive_of_run(archive):
+        raise StoreError(
+            f"--archive {archive} exists and holds no run of featviz",
+            "name another file with --archive",
+        )
+
+
+def room_for_archive(archive: Path, overwrite: bool) -> Path:
+    """Make a hidden folder beside an archive for the run that it will hold, and return it.
+
+    What a killed run left there is removed.
+
+    Raises:
+        StoreError: there is such an archive already, or the folder cannot be made.
+    """
+    check_archive(archive, overwrite)
+    with reported(archive):
+        place = archive.absolute().parent
+        place.mkdir(parents=True, exist_ok=True)
+        for path in place.iterdir():
+            if part_of(path.name) == archive.name:
+                _clear_room(path)
+        room = place / part_name(archive.name)
+        room.mkdir()
+    return room
+
+
+def _clear_room(room: Path) -> None:
+    """Remove a killed run from the hidden folder in which it was to become an archive; a folder in
+    which there is anything else stays."""
+    with suppress(StoreError, OSError):
+        earlier = None if room.is_symlink() else ownership.of_run(room / ROOM)
+        if earlier is not None:
+            remove(room / ROOM, earlier.files())
+            remove_empty(room)
+
+
+def pack(root: Path, archive: Path) -> None:
+    """Pack a folder into a zip file; the same content gives the same bytes.
+
+    Pictures are compressed already and stored as they are.
+
+    Raises:
+        StoreError: it cannot be written.
+    """
+    with atomic(archive) as file, zipfile.ZipFile(file, "w") as packed:
+        for path in sorted(path for path in root.rglob("*") if path.is_file()):
+            name = path.relative_to(root).as_posix()
+            info = zipfile.ZipInfo(name, _EPOCH)
+            text = path.suffix in (".json", ".npz", ".npy")
+            info.compress_type = zipfile.ZIP_DEFLATED if text else zipfile.ZIP_STORED
+            info.external_attr = 0o644 << 16
+            info.file_size = path.stat().st_size  # decides on the fields for large files
+            with path.open("rb") as source, packed.open(info, "w") as target:
+                shutil.copyfileobj(source, target, _BUFFER)

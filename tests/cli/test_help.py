@@ -1,0 +1,84 @@
+"""Help texts: each option is a sentence that is understood alone, in one form everywhere."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import click
+import pytest
+from conftest import Outcome
+
+from featviz import cli
+
+GROUP = click.Context(cli.group)
+OPTIONS = {
+    f"{name} {param.opts[-1]}": param
+    for name in cli.COMMANDS
+    if (command := cli.group.get_command(GROUP, name)) is not None
+    for param in command.params
+    if isinstance(param, click.Option)
+}
+
+FRAGMENTS = (
+    "Its ",
+    "Which ",
+    "What ",
+    "Where ",
+    "Without ",
+    "Under ",
+    "For ",
+    "Those ",
+    "these,",
+    "says so itself",
+    "The same ",
+    "so many",
+)
+"""Beginnings and phrases that need the option above, or that leave out who does what."""
+
+DEFAULTS = re.compile(r"\(default|default\)|by default|\[default|without it", re.IGNORECASE)
+"""Defaults belong in click's `[default: …]`, not in the sentence."""
+
+
+def test_the_options_are_seen() -> None:
+    """The walk over all commands finds options that are known to be there."""
+    assert {"run --normalize", "diff --tolerance", "sheet --layer"} <= set(OPTIONS)
+    assert len(OPTIONS) > 150
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_an_option_is_a_sentence(name: str) -> None:
+    """It begins with a capital, ends with a full stop, and needs no other option's text."""
+    text = OPTIONS[name].help or ""
+    assert re.fullmatch(r"[A-Z].*\.", text, re.DOTALL), text
+    assert not text.startswith("Of ")
+    assert not [words for words in FRAGMENTS if words in text]
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_metavars_and_defaults_have_one_form(name: str) -> None:
+    """Metavars are upper case, also those that come from a type; defaults stand in brackets."""
+    option = OPTIONS[name]
+    metavar = option.metavar or option.type.name.upper()
+    assert metavar == metavar.upper()
+    assert metavar not in {"INTEGER", "INTEGER RANGE", "FLOAT"}, "it has no name of its own"
+    assert not DEFAULTS.search(option.help or "")
+    has_default = isinstance(option.default, (str, int, float, Path)) and not option.is_flag
+    assert option.show_default or not has_default, "its default is not shown"
+
+
+@pytest.mark.parametrize("option", ["--overwrite", "--json", "--null", "--config", "--quiet"])
+def test_a_shared_option_reads_alike_everywhere(option: str) -> None:
+    """One text, up to the noun that names the command's result."""
+    texts = {param.help for name, param in OPTIONS.items() if name.endswith(f" {option}")}
+    assert len({(text or "").split(" ")[0] for text in texts}) == 1
+    assert len(texts) == 1 or option in ("--overwrite", "--json")
+
+
+@pytest.mark.parametrize("name", cli.COMMANDS)
+def test_a_command_is_a_sentence(name: str, featviz: Callable[..., Outcome]) -> None:
+    """Its line in the list of commands and the first line of its own help are sentences."""
+    first = featviz(name, "--help").out.split("\n\n")[1].strip()
+    for text in (cli.COMMANDS[name][1], first):
+        assert re.fullmatch(r"[A-Z].*\.", " ".join(text.split())), text
