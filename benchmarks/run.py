@@ -34,7 +34,7 @@ from torchvision import models
 from torchvision.utils import save_image
 
 from featviz.drawing.png import LEVEL
-from featviz.images import decode
+from featviz.images.decode import decode
 from featviz.models.load import LoadedModel, adopt
 from featviz.models.preprocess import InputOptions
 from featviz.pipeline import RunOptions, run

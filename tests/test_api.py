@@ -682,7 +682,7 @@ def test_what_cannot_be_drawn_is_skipped_with_the_reason(
 def test_audit_counts_or_skips_tensors_of_every_kind(kind: str, picture: Path) -> None:
     """A layer with real values is counted; another is named with the reason."""
     from featviz.audit.model_audit import AuditRequest, examine
-    from featviz.images import find_samples
+    from featviz.images.find import find_samples
     from featviz.models.load import adopt
     from featviz.models.preprocess import InputOptions
 

@@ -51,7 +51,7 @@ TORCHLESS = [
     *(f"featviz.drawing.{name}" for name in ("png", "grid", "colormap", "overlay", "labels")),
     *(f"featviz.audit.{name}" for name in ("charts", "findings", "gates")),
     *("featviz.drawing.figure", "featviz.gradients.norms", "featviz.hooks.selectors"),
-    *("featviz.images", "featviz.images.find", "featviz.images.archives", "featviz.images.formats"),
+    *(f"featviz.images.{name}" for name in ("decode", "find", "group", "archives", "formats")),
 ]
 COMMANDS = [name for name in FILES if name.startswith("featviz.cli.commands.")]
 

@@ -14,10 +14,10 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from featviz import images
 from featviz.audit import charts, findings, gates, model_audit
 from featviz.audit.model_audit import AuditRequest, Examined, Progress
 from featviz.errors import CHECK_FAILED, UsageError
+from featviz.images import decode, find
 from featviz.models.load import LoadedModel, ModelOptions, load_model
 from featviz.pipeline.prepare import grouped
 from featviz.pipeline.processes import ALONE, World
@@ -106,7 +106,7 @@ def audit(
 
     def begin() -> list[Sample]:
         marks = (AUDIT_FILE, MODELS_FILE)
-        found = images.find_samples(arguments, stdin, options.nul_separated, options.out)
+        found = find.find_samples(arguments, stdin, options.nul_separated, options.out)
         _check_apart(models, found, options)
         staging.check_free(options.out, options.overwrite, of_audit, marks, besides)
         return found
@@ -140,7 +140,7 @@ def _check_apart(
     models: Sequence[ModelOptions] | LoadedModel, found: Sequence[Sample], options: AuditOptions
 ) -> None:
     """Whether no file that is written is, or holds, one that is read."""
-    inputs = images.files_of(found)
+    inputs = find.files_of(found)
     for model in () if isinstance(models, LoadedModel) else _expanded(models):
         inputs += apart.model_files(model.spec, model.arch, model.weights)
     for option, path in (
@@ -190,7 +190,7 @@ def _checked(options: AuditOptions) -> AuditRequest:
     for name, value in (("saturated", limits.saturated_at), ("redundant", limits.redundant_at)):
         if value is not None and not 0 < value < 1:
             raise UsageError(f"--{name}-at {value:g} is not between 0 and 1", "for example 0.98")
-    images.check_background(asked.inputs.background)
+    decode.check_background(asked.inputs.background)
     read = tuple(gates.parse(text, findings.RULES) for text in options.fail_on)
     return replace(asked, gates=read)
 

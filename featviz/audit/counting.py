@@ -12,13 +12,14 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from featviz import images, layout
+from featviz import layout
 from featviz.audit import running_stats
 from featviz.audit.running_stats import ChannelStats, Covariance, TopImages
 from featviz.audit.targets import AuditPlan, Spot
 from featviz.drawing import stats
 from featviz.errors import FeatvizError, ForwardError, ImageError, LayoutError
 from featviz.hooks import calls, forward
+from featviz.images import decode
 from featviz.models.load import LoadedModel
 from featviz.models.preprocess import InputOptions
 from featviz.records import STAT_COLUMNS, Call, Sample
@@ -163,7 +164,7 @@ def batches(
     for number, sample in zip(numbers or range(len(samples)), samples, strict=True):
         try:
             frames = model.preprocess.frames
-            picture = images.decode(sample, inputs.exif, inputs.background, frames)
+            picture = decode.decode(sample, inputs.exif, inputs.background, frames)
             args = model.preprocess(picture.images)
         except ImageError as error:
             failed(number, error)

@@ -14,17 +14,17 @@ from typing import BinaryIO
 
 import torch
 
-from featviz import images
 from featviz.drawing import tensorboard
 from featviz.drawing.draw import Drawer
 from featviz.drawing.kernels import post_kernels
 from featviz.drawing.tensorboard import Board
 from featviz.errors import FeatvizError
 from featviz.hooks.eval_mode import borrowed
+from featviz.images import find
 from featviz.models.load import LoadedModel, ModelOptions
 from featviz.pipeline import dry_run, limits, shared_basis
 from featviz.pipeline.encoders import Background
-from featviz.pipeline.prepare import Prepared, RunOptions, find, prepare
+from featviz.pipeline.prepare import Prepared, RunOptions, find_images, prepare
 from featviz.pipeline.processes import ALONE, World
 from featviz.pipeline.resume import Journal, check_destination, open_store, run_record
 from featviz.pipeline.session import Session, Task
@@ -92,10 +92,10 @@ def _find(
     stdin: BinaryIO | None,
 ) -> list[Sample]:
     """The images; and what can be known to be wrong before the model is loaded, said."""
-    found = find(arguments, options, stdin)
+    found = find_images(arguments, options, stdin)
     names = (None,) if isinstance(model, LoadedModel) else (model.spec, model.arch, model.weights)
     place = (options.out, "--out") if options.archive is None else (options.archive, "--archive")
-    apart.check_apart(*place, [*images.files_of(found), *apart.model_files(*names)])
+    apart.check_apart(*place, [*find.files_of(found), *apart.model_files(*names)])
     check_destination(model, options)
     return found
 

@@ -17,7 +17,7 @@ from featviz.layout import Maps, to_maps
 from featviz.layout.overrides import HintBook
 from featviz.models.load import ModelOptions
 from featviz.pipeline import limits
-from featviz.pipeline.prepare import Prepared, RunOptions, find, prepare
+from featviz.pipeline.prepare import Prepared, RunOptions, find_images, prepare
 from featviz.records import STAT_COLUMNS, DrawOptions, GridPlan, Limits, Shard, Site, Written
 from featviz.text import printable
 
@@ -112,7 +112,7 @@ def dry_run(model: ModelOptions, arguments: Sequence[str], options: RunOptions) 
     Raises:
         FeatvizError: what `run` would raise before it begins.
     """
-    prepared = prepare(model, find(arguments, options), options)
+    prepared = prepare(model, find_images(arguments, options), options)
     share = options.shard or Shard()
     return _plan(prepared, len(share.of(prepared.samples)), options)
 

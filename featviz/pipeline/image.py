@@ -20,7 +20,7 @@ from featviz.drawing.tensorboard import Post, histogram
 from featviz.drawing.tiles import Drawing
 from featviz.gradients import norms
 from featviz.gradients.options import PassPlan
-from featviz.images import DecodedImage
+from featviz.images.decode import DecodedImage
 from featviz.layout.overrides import HintBook
 from featviz.pipeline.encoders import Background
 from featviz.records import Bytes, Capture, Floats, ImageResult, Outcome, Sample, Site, Skip, finite

@@ -10,14 +10,13 @@ from typing import BinaryIO
 import torch
 from torch import Tensor
 
-from featviz import images
 from featviz.drawing import colormap, normalize
 from featviz.drawing import tensorboard as boards
 from featviz.errors import ImageError, UsageError
 from featviz.gradients import forward_backward as passes
 from featviz.gradients import options as plans
 from featviz.gradients.options import PassPlan
-from featviz.images import group
+from featviz.images import decode, find, group
 from featviz.layout.overrides import HintBook, read_told
 from featviz.models.load import LoadedModel, ModelOptions, load_model
 from featviz.models.preprocess import InputOptions, Preprocess
@@ -85,7 +84,7 @@ def prepare(
     return Prepared(loaded, tuple(samples), blank, layers, plan)
 
 
-def find(
+def find_images(
     arguments: Sequence[str], options: RunOptions, stdin: BinaryIO | None = None
 ) -> list[Sample]:
     """Check the options and find the images.
@@ -94,7 +93,7 @@ def find(
         UsageError: a bad option, or no images.
     """
     check_options(options)
-    return images.find_samples(arguments, stdin, options.nul_separated, options.out)
+    return find.find_samples(arguments, stdin, options.nul_separated, options.out)
 
 
 def check_options(options: RunOptions) -> None:
@@ -105,7 +104,7 @@ def check_options(options: RunOptions) -> None:
     """
     check(options)
     _check_drawing(options.draw)
-    images.check_background(options.inputs.background)
+    decode.check_background(options.inputs.background)
     plans.check_options(options.passes)
     if options.tensorboard is not None:
         boards.require()
@@ -176,7 +175,7 @@ def blank_input(
     preprocess = loaded.preprocess
     for sample in samples if preprocess.own_size else ():
         try:
-            picture = images.decode(sample, inputs.exif, inputs.background, preprocess.frames)
+            picture = decode.decode(sample, inputs.exif, inputs.background, preprocess.frames)
             args = preprocess(picture.images)
         except ImageError:
             continue

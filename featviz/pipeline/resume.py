@@ -12,9 +12,9 @@ from typing import Any
 import torch
 import torchvision
 
-from featviz import images
 from featviz.drawing.tensorboard import EVENTS
 from featviz.errors import ImageError, StoreError
+from featviz.images import decode
 from featviz.models.files import checkpoint
 from featviz.models.load import LoadedModel, ModelOptions
 from featviz.models.sources import kind_of
@@ -186,7 +186,7 @@ def kept(folder: ImageFolder, sample: Sample, fingerprint: str) -> ImageResult |
         return None
     try:
         manifest = read_kept(folder.root, folder.name)
-        if manifest.fingerprint != fingerprint or manifest.image.sha256 != images.digest(sample):
+        if manifest.fingerprint != fingerprint or manifest.image.sha256 != decode.digest(sample):
             return None
         return _read_back(manifest, sample, folder)
     except (StoreError, ImageError):

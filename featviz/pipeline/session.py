@@ -7,12 +7,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from featviz import images
 from featviz.drawing.draw import Drawer
 from featviz.drawing.tensorboard import Board
 from featviz.errors import ForwardError, ImageError, UsageError
 from featviz.gradients import forward_backward
 from featviz.gradients.options import PassPlan
+from featviz.images import decode
 from featviz.layout.overrides import HintBook
 from featviz.models.load import LoadedModel
 from featviz.models.preprocess import InputOptions
@@ -116,7 +116,7 @@ class Session:
 
     def _show(self, sample: Sample, visit: ImageRun) -> None:
         task, options, preprocess = self.task, self.task.inputs, self.task.model.preprocess
-        picture = images.decode(sample, options.exif, options.background, preprocess.frames)
+        picture = decode.decode(sample, options.exif, options.background, preprocess.frames)
         args = preprocess(picture.images)
         book = self._hints(tuple(args[0].shape))
         pictures = preprocess.pictures(args)

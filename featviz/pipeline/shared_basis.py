@@ -8,11 +8,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from featviz import images
 from featviz.drawing.reduce import Basis, Moments
 from featviz.errors import ForwardError, ImageError
 from featviz.gradients import forward_backward
 from featviz.hooks.eval_mode import borrowed
+from featviz.images import decode
 from featviz.layout import to_maps
 from featviz.layout.overrides import HintBook
 from featviz.pipeline.prepare import Prepared, RunOptions
@@ -71,7 +71,7 @@ def _take_in(
     sample: Sample, prepared: Prepared, options: RunOptions, moments: dict[str, Moments]
 ) -> None:
     model, inputs = prepared.model, options.inputs
-    picture = images.decode(sample, inputs.exif, inputs.background, model.preprocess.frames)
+    picture = decode.decode(sample, inputs.exif, inputs.background, model.preprocess.frames)
     args = model.preprocess(picture.images)
     book = HintBook(model.module, args[0].shape, options.draw.tensor_layout)
 

@@ -19,7 +19,7 @@ from torchvision.utils import save_image
 
 import featviz as fv
 from featviz.errors import StoreError, UsageError
-from featviz.images import decode
+from featviz.images.decode import decode
 from featviz.models.load import adopt
 from featviz.models.preprocess import InputOptions
 from featviz.records import Sample
