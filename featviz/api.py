@@ -27,7 +27,7 @@ from featviz.layout.overrides import read_told
 from featviz.models.load import LoadedModel, ModelOptions, adopt
 from featviz.models.preprocess import InputOptions
 from featviz.pipeline.limits import parse_bytes
-from featviz.pipeline.prepare import RunOptions, check_options
+from featviz.pipeline.options import RunOptions, check_drawing
 from featviz.pipeline.processes import parse_shard
 from featviz.records import (
     INTERVENTIONS,
@@ -152,7 +152,7 @@ def grid(
         (14, 8)
     """
     draw = filled(DrawOptions, options)
-    check_options(RunOptions(draw=draw))
+    check_drawing(draw)
     if draw.figure or draw.shared_basis:
         raise UsageError("a figure and a shared basis are for runs", "featviz.run draws them")
     if draw.tensors is not None or draw.format != DrawOptions.format:

@@ -19,9 +19,9 @@ from featviz.audit.targets import AuditPlan, Spot
 from featviz.drawing import stats
 from featviz.errors import FeatvizError, ForwardError, ImageError, LayoutError
 from featviz.hooks import calls, forward
-from featviz.images import decode
 from featviz.models.load import LoadedModel
 from featviz.models.preprocess import InputOptions
+from featviz.pipeline.prepare import read_input
 from featviz.records import STAT_COLUMNS, Call, Sample
 
 TOP = 4
@@ -163,9 +163,7 @@ def batches(
     held: list[tuple[int, list[Tensor]]] = []
     for number, sample in zip(numbers or range(len(samples)), samples, strict=True):
         try:
-            frames = model.preprocess.frames
-            picture = decode.decode(sample, inputs.exif, inputs.background, frames)
-            args = model.preprocess(picture.images)
+            _, args = read_input(sample, model.preprocess, inputs)
         except ImageError as error:
             failed(number, error)
             continue

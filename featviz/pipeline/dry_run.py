@@ -14,10 +14,10 @@ from featviz.drawing.figure import FigureGeometry
 from featviz.gradients import forward_backward
 from featviz.hooks.eval_mode import borrowed
 from featviz.layout import Maps, to_maps
-from featviz.layout.overrides import HintBook
 from featviz.models.load import ModelOptions
 from featviz.pipeline import limits
-from featviz.pipeline.prepare import Prepared, RunOptions, find_images, prepare
+from featviz.pipeline.options import RunOptions
+from featviz.pipeline.prepare import Prepared, find_images, prepare
 from featviz.records import STAT_COLUMNS, DrawOptions, GridPlan, Limits, Shard, Site, Written
 from featviz.text import printable
 
@@ -114,10 +114,10 @@ def dry_run(model: ModelOptions, arguments: Sequence[str], options: RunOptions) 
     """
     prepared = prepare(model, find_images(arguments, options), options)
     share = options.shard or Shard()
-    return _plan(prepared, len(share.of(prepared.samples)), options)
+    return _plan(prepared, len(share.of(prepared.samples)))
 
 
-def check_limits(prepared: Prepared, images: int, options: RunOptions) -> None:
+def check_limits(prepared: Prepared, images: int) -> None:
     """Hold what a run of so many images would write against its limits.
 
     Where a model takes images in their own size the first one stands for all.
@@ -125,14 +125,15 @@ def check_limits(prepared: Prepared, images: int, options: RunOptions) -> None:
     Raises:
         UsageError: it would write more than it may.
     """
-    if options.limits != Limits():
-        limits.check_plan(options.limits, _plan(prepared, images, options).written)
+    most = prepared.options.limits
+    if most != Limits():
+        limits.check_plan(most, _plan(prepared, images).written)
 
 
-def _plan(prepared: Prepared, images: int, options: RunOptions) -> DryRun:
+def _plan(prepared: Prepared, images: int) -> DryRun:
     """What so many images would give, from a pass on zeros."""
-    loaded, blank = prepared.model, prepared.blank
-    book = HintBook(loaded.module, blank[0].shape, options.draw.tensor_layout)
+    loaded, blank, options = prepared.model, prepared.blank, prepared.options
+    book = prepared.hint_book(blank)
     files: list[PlannedFile] = []
     beside = [Written(OWN_FILES, int(blank[0].numel() * BYTES_PER_VALUE))]
 

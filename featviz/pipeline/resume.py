@@ -18,7 +18,8 @@ from featviz.images import decode
 from featviz.models.files import checkpoint
 from featviz.models.load import LoadedModel, ModelOptions
 from featviz.models.sources import kind_of
-from featviz.pipeline.prepare import Prepared, RunOptions
+from featviz.pipeline.options import RunOptions
+from featviz.pipeline.prepare import Prepared
 from featviz.records import ImageResult, Outcome, Sample
 from featviz.rundir.ownership import of_run
 from featviz.rundir.read import read_json, read_kept
@@ -37,8 +38,8 @@ _GROWING = ("images", "failures", "schema_version")
 """What of run.json changes while a run goes on."""
 
 
-class Journal:
-    """Writes run.json: what runs, and what became of the images."""
+class RunDocument:
+    """The content of run.json: what runs, and what became of the images."""
 
     def __init__(self, record: Mapping[str, Any], samples: Sequence[Sample]) -> None:
         """`samples` are those of the whole run, whichever process or shard takes them."""
@@ -51,7 +52,7 @@ class Journal:
 
     @property
     def fingerprint(self) -> str:
-        """Of the model and the options: what has the same was drawn in the same way."""
+        """sha256 of the model and the options: what has the same was drawn in the same way."""
         text = json.dumps(self.record, sort_keys=True, default=str)
         return hashlib.sha256(text.encode("utf-8", "backslashreplace")).hexdigest()
 
@@ -62,8 +63,8 @@ class Journal:
     def write(self, store: RunDirectory) -> list[str]:
         """Write run.json, the images in their order, and return those that are missing.
 
-        Of an image that did not come by here, an earlier run or another shard may have left the
-        manifest, or the failure in run.json.
+        An earlier run or another shard may have left the manifests of other images, or their
+        failures in run.json.
 
         Raises:
             StoreError: it cannot be written.
@@ -84,7 +85,7 @@ class Journal:
 
 
 def _left(store: RunDirectory, names: Collection[str]) -> dict[str, str | None]:
-    """What stands in the folder of images that did not come by here: as Journal.errors."""
+    """What an earlier run or another shard left of these images, as RunDocument.errors."""
     try:
         rows = check_failures(read_json(store.root / RUN_FILE).get("failures"))
         failed = {row.image: row.error for row in rows}
@@ -94,8 +95,9 @@ def _left(store: RunDirectory, names: Collection[str]) -> dict[str, str | None]:
     return found | {name: None for name in names if store.image(name).is_complete}
 
 
-def run_record(prepared: Prepared, options: RunOptions) -> dict[str, Any]:
-    """What decides what is drawn; nothing of when, where and how it was got there."""
+def run_record(prepared: Prepared) -> dict[str, Any]:
+    """All that decides what is drawn, and nothing else: no time, no place, no number of
+    threads."""
     model = prepared.model
     return {
         **_versions(),
@@ -103,7 +105,7 @@ def run_record(prepared: Prepared, options: RunOptions) -> dict[str, Any]:
         "model": model.source,
         "preprocessing": model.preprocess.words,
         "layers": [layer.name for layer in prepared.layers],
-        "options": _options(options),
+        "options": _options(prepared.options),
     }
 
 

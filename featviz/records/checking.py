@@ -1,7 +1,8 @@
-"""Option records held against what they say of themselves: types, choices and ranges.
+"""Checks of option records: types, choices, ranges, and options that contradict each other.
 
-The annotation of a field says what it takes. The command line and the Python API both ask here, so
-they refuse the same values, with click's words where click has some.
+The annotation of a field says what it takes, and the method `contradictions` of a record, if it has
+one, which values do not go together. The command line and the Python API both check here, so they
+refuse the same values, with click's words where click has some.
 """
 
 from __future__ import annotations
@@ -57,7 +58,8 @@ def check(record: Any) -> None:
     """Refuse bad values of a record, and of the records in it.
 
     Raises:
-        UsageError: names the option, its value and what it takes.
+        UsageError: names the option, its value and what it takes; or two options that do not go
+            together.
     """
     hints = _hints(type(record))
     for field in fields(record):
@@ -66,6 +68,9 @@ def check(record: Any) -> None:
             check(value)
         else:
             _read(hints[field.name], flag(field.name), value)
+    contradictions: Iterable[tuple[str, str]] = getattr(record, "contradictions", tuple)()
+    for message, hint in contradictions:
+        raise UsageError(message, hint)
 
 
 def choices(kind: type, name: str) -> list[str]:

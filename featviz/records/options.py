@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
@@ -73,7 +73,39 @@ class DrawOptions:
     tensors: Literal["npy"] | None = None
     """Keep the raw tensor beside the picture."""
     tensor_layout: tuple[str, ...] = ()
-    """What the guess of the layout should be instead: `LAYOUT` or `SELECTORS=LAYOUT`."""
+    """Layouts that take the place of the guess: `LAYOUT` or `SELECTORS=LAYOUT`."""
+
+    def contradictions(self) -> Iterator[tuple[str, str]]:
+        """Options that cannot be met, or that would do nothing beside the others: each as the
+        message and the hint of an error."""
+        if self.collapse is not None and not 0 < self.collapse <= 1:
+            yield (
+                f"--collapse {self.collapse:g} is no correlation above 0",
+                "0.98, or 1 for equal maps",
+            )
+        maps = {
+            "--order": self.order != "index",
+            "--collapse": self.collapse is not None,
+            "--labels": self.labels,
+            "--max-maps": self.max_maps is not None,
+        }
+        for name, given in maps.items():
+            if given and self.reduce is not None:
+                yield (
+                    f"{name} and --reduce exclude each other",
+                    "--reduce leaves one tile of all channels",
+                )
+        colours = {"--normalize": self.normalize != "auto", "--cmap": self.cmap != "auto"}
+        for name, given in colours.items():
+            if given and self.reduce == "pca":
+                yield (
+                    f"{name} and --reduce pca exclude each other",
+                    "three components are three colours",
+                )
+        if self.shared_basis and self.reduce != "pca":
+            yield "--shared-basis is for --reduce pca", "add it, or leave this out"
+        if self.first is not None and not self.figure:
+            yield "--first is for --figure", "--max-maps limits the maps of the grids"
 
 
 INTERVENTIONS = ("ablate", "scale-channel", "clamp", "noise", "grad-scale")

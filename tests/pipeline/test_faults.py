@@ -27,7 +27,7 @@ from featviz.images import decode, find
 from featviz.models.load import ModelOptions
 from featviz.models.preprocess import InputOptions
 from featviz.pipeline import session, signals
-from featviz.pipeline.prepare import RunOptions
+from featviz.pipeline.options import RunOptions
 from featviz.records import ImageResult, Sample
 from featviz.rundir import atomic, write
 from featviz.rundir.read import read_json

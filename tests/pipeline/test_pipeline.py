@@ -402,7 +402,8 @@ def test_memory_stays_flat_over_200_images(tmp_path: Path) -> None:
     def watch(image: object, total: int) -> None:
         resident.append(int(Path("/proc/self/statm").read_text().split()[1]) * 4096)
 
-    from featviz.pipeline import RunOptions, run
+    from featviz.pipeline import run
+    from featviz.pipeline.options import RunOptions
     from featviz.records import DrawOptions
 
     model = models.resnet18().eval()

@@ -374,7 +374,7 @@ def test_an_overwrite_that_is_killed_leaves_nothing_that_looks_complete(
 
 KILLER = """
 import os, random, signal, sys, time
-import torch, featviz.pipeline, featviz.commands.run
+import torch, featviz.pipeline, featviz.cli.commands.run
 from featviz import cli
 
 def begin(out):

@@ -126,7 +126,7 @@ def _report(out: Path) -> None:
 
 def _run_options(given: dict[str, Any]) -> Any:
     from featviz.gradients.options import read_options
-    from featviz.pipeline.prepare import RunOptions
+    from featviz.pipeline.options import RunOptions
     from featviz.pipeline.processes import parse_shard
 
     return RunOptions(
