@@ -95,7 +95,7 @@ def test_the_sources_are_seen() -> None:
     """The reader above finds the package and the imports that are known to be there."""
     assert {"featviz.cli", "featviz.pipeline", "featviz.models.load"} <= set(FILES)
     assert "featviz.pipeline" in of_featviz("featviz.cli.commands.run")
-    assert "featviz.models.sources.timm" in of_featviz("featviz.models.sources")
+    assert "featviz.models.sources.timm" in of_featviz("featviz.models.sources.file")
     assert "torch" in roots("featviz.hooks")
     assert set(TORCHLESS) <= set(FILES)
 

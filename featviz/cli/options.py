@@ -19,6 +19,7 @@ from featviz.cli import complete
 from featviz.cli.types import NumbersType, SizeType
 from featviz.errors import FileError
 from featviz.files import read_text
+from featviz.models.sources import MODEL_HELP, WEIGHTS_HELP
 from featviz.text import quoted
 
 _LARGEST_CONFIG = 2**16
@@ -49,6 +50,12 @@ def stacked(options: Sequence[Callable[[F], F]]) -> Callable[[F], F]:
         return function
 
     return decorate
+
+
+def model_forms(function: F) -> F:
+    """Put the forms of MODEL into a command's help, where it says {MODEL}."""
+    function.__doc__ = str(function.__doc__).replace("{MODEL}", MODEL_HELP)
+    return function
 
 
 def key_values(pairs: Sequence[str]) -> dict[str, Any]:
@@ -206,7 +213,7 @@ model_options = stacked(
             "--weights",
             metavar="W",
             shell_complete=complete.paths,
-            help="default, an entry (IMAGENET1K_V1; timm: a1_in1k), a file, or none (random).",
+            help=f"{WEIGHTS_HELP}.",
         ),
         click.option("--seed", type=int, default=0, show_default=True, help="For random weights."),
         click.option(

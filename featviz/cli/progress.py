@@ -22,7 +22,7 @@ _NAMED = 3
 
 
 @dataclass
-class Unpictured:
+class LayersLeftOut:
     """Layers that gave no picture, over all images."""
 
     never_ran: dict[str, str] = field(default_factory=dict)
@@ -36,13 +36,13 @@ class Unpictured:
 
 
 @contextmanager
-def shown_progress(as_json: bool, unpictured: Unpictured) -> Iterator[Progress]:
+def shown_progress(as_json: bool, left_out: LayersLeftOut) -> Iterator[Progress]:
     """JSON lines on stdout if asked for; failures on stderr; a bar only on a terminal."""
     with opts.bar() as advance:
 
         def report(result: ImageResult, total: int) -> None:
             advance(total)
-            unpictured.add(result)
+            left_out.add(result)
             _say(result)
             if as_json:
                 echo.document(_line(result), indent=None)
@@ -93,11 +93,11 @@ def _words(guesses: Sequence[Guess]) -> str:
     return ", ".join(guess.words for guess in guesses)
 
 
-def summarise(result: RunResult, unpictured: Unpictured) -> None:
+def summarise(result: RunResult, left_out: LayersLeftOut) -> None:
     """Say on stderr what gave no picture, what is missing, and what was written."""
     done = [image for image in result.images if image.error is None]
-    _warn("never ran", unpictured.never_ran)
-    _warn("skipped", unpictured.skipped)
+    _warn("never ran", left_out.never_ran)
+    _warn("skipped", left_out.skipped)
     if result.missing:
         why = "interrupted" if result.interrupted else "stopped"
         log.warning(

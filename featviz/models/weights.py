@@ -1,4 +1,4 @@
-"""Putting tensors into a module: all of them, or as many as fit where that was asked for."""
+"""Weights of files into modules: all of them, or as many as fit where that was asked for."""
 
 from __future__ import annotations
 
@@ -7,12 +7,17 @@ import logging
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from featviz.errors import LoadError
+from featviz.models.files import checkpoint
+from featviz.models.files.state_dict import Unwrapped, strip, unwrap
+from featviz.models.sources import ModelOptions
 from featviz.text import quoted
 
 log = logging.getLogger(__name__)
@@ -98,6 +103,51 @@ def put_into(
     if fit.words:
         log.warning("loaded %d of %d tensors (--partial): %s", fit.fitting, fit.total, fit.words)
     return fit
+
+
+def load_weights(module: nn.Module, path: Path, options: ModelOptions) -> dict[str, Any]:
+    """Load a file's weights into a module; returns what run.json says of them.
+
+    Raises:
+        LoadError: the file holds no weights, or they do not fit.
+    """
+    return put_weights(module, read_weights(path, options), path, options)
+
+
+def read_file(path: Path, options: ModelOptions) -> Any:
+    """What a file holds: a module, or a mapping with tensors somewhere in it.
+
+    Raises:
+        LoadError: no checkpoint, truncated, or a pickle that needs more than is allowed.
+    """
+    return checkpoint.read(path, options.allow_globals, options.unsafe_load)
+
+
+def read_weights(path: Path, options: ModelOptions) -> Unwrapped:
+    """The tensors of a file by name.
+
+    Raises:
+        LoadError: the file holds no weights.
+    """
+    content = read_file(path, options)
+    return unwrap(content, options.key, options.strip_prefix, options.ema, path.name)
+
+
+def put_weights(
+    module: nn.Module, tensors: Unwrapped, path: Path, options: ModelOptions
+) -> dict[str, Any]:
+    """Load the tensors of a file into a module; returns what run.json says of them.
+
+    Raises:
+        LoadError: they do not fit.
+    """
+    fitting = strip(tensors, module.state_dict())
+    if fitting.steps:
+        log.info("%s: %s", path.name, "; ".join(fitting.steps))
+    what = f"{path.name} does not fit {options.spec}"
+    fit = put_into(module, fitting.tensors, what, options.partial)
+    taken = [*fitting.steps, f"loaded {fit.fitting} of {fit.total}"]
+    return {**checkpoint.record(path), "taken": taken}
 
 
 def in_full_precision(module: nn.Module, device: torch.device) -> nn.Module:

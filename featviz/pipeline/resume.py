@@ -17,7 +17,7 @@ from featviz.errors import ImageError, StoreError
 from featviz.images import decode
 from featviz.models.files import checkpoint
 from featviz.models.load import LoadedModel, ModelOptions
-from featviz.models.sources import kind_of
+from featviz.models.sources import source_of
 from featviz.pipeline.options import RunOptions
 from featviz.pipeline.prepare import Prepared
 from featviz.records import ImageResult, Outcome, Sample
@@ -172,14 +172,11 @@ def _foretold(model: ModelOptions | LoadedModel) -> tuple[dict[str, Any], bool]:
     that tells it from all others."""
     if isinstance(model, LoadedModel):
         return dict(model.source), True
-    kind = kind_of(model.spec)
+    source = source_of(model.spec)
     file = next((name for name in (model.weights, model.spec) if name and Path(name).is_file()), "")
-    known = checkpoint.record(Path(file)) if file else {}
-    if kind in ("torchvision", "timm"):
-        known |= {"name": model.spec.removeprefix(f"{kind}:")}
-        known |= {} if file else {"weights": model.weights or "default"}
+    known = source.record(model) | (checkpoint.record(Path(file)) if file else {})
     plain = replace(ModelOptions(model.spec, weights=model.weights), device=model.device)
-    return {"kind": kind, **known}, kind != "factory" and model == plain
+    return known, source.certain and model == plain
 
 
 def kept(folder: ImageFolder, sample: Sample, fingerprint: str) -> ImageResult | None:

@@ -31,9 +31,9 @@ def command(file: Path, as_json: bool, **given: Any) -> int:
     from featviz.models.requirements import require_torch
 
     require_torch()
-    from featviz.models import identification
+    from featviz.models import identify
 
-    found = identification.identify_file(file, given["key"], given["strip_prefix"], given["ema"])
+    found = identify.identify_file(file, given["key"], given["strip_prefix"], given["ema"])
     if as_json:
         echo.document(found.as_json())
     else:

@@ -11,7 +11,7 @@ import click
 from featviz.cli import complete, pass_options
 from featviz.cli import options as opts
 from featviz.cli.draw_options import draw_options, tensorboard_option, to_draw_options, view_options
-from featviz.cli.progress import Unpictured, shown_progress, summarise
+from featviz.cli.progress import LayersLeftOut, shown_progress, summarise
 from featviz.cli.types import BytesType
 from featviz.records import DrawOptions, Limits
 from featviz.records.checking import choices
@@ -64,11 +64,11 @@ from featviz.records.checking import choices
 @opts.config_option
 @opts.verbosity_options
 @click.pass_context
+@opts.model_forms
 def command(ctx: click.Context, /, model: str | None, images: Sequence[str], **given: Any) -> int:
     """Draw the feature maps of images into a run directory.
 
-    MODEL is a torchvision name, a file (.pth .pt .ckpt .bin .safetensors), or a factory
-    (pkg.mod:factory, file.py:factory). IMAGE is a file, a folder, an archive (photos.tar, .tar.gz,
+    {MODEL} IMAGE is a file, a folder, an archive (photos.tar, .tar.gz,
     .zip), one of its images (photos.tar::a/b.jpg), a quoted glob, or - for a list of paths on
     stdin. For a video model the stills of a folder, or an animation, are a clip.
 
@@ -106,11 +106,11 @@ def command(ctx: click.Context, /, model: str | None, images: Sequence[str], **g
         if processes.speaks():
             click.echo(dry_run.dry_run(source, images, options).render(given["as_json"]))
         return 0
-    unpictured = Unpictured()
-    with shown_progress(given["as_json"], unpictured) as progress, processes.world() as team:
+    left_out = LayersLeftOut()
+    with shown_progress(given["as_json"], left_out) as progress, processes.world() as team:
         result = pipeline.run(source, images, options, progress, team=team)
         first = team.first
-    summarise(result, unpictured)
+    summarise(result, left_out)
     if given["report"] and first:
         _report(result.out)
     return result.exit_code

@@ -19,10 +19,8 @@ from featviz.files import read_json
 from featviz.models.files import exported, pickles, sniff, soundness, torchfiles
 from featviz.models.files.rebuilding import RefusedError
 from featviz.models.files.state_dict import nested, unwrapped
-from featviz.models.sources.factory import importable, where_looked
+from featviz.models.importing import importable, where_looked
 from featviz.text import quoted
-
-SUFFIXES = frozenset((".pth", ".pt", ".ckpt", ".bin", ".safetensors", ".pt2"))
 
 _PICKLE_ERRORS = (
     pickle.UnpicklingError,

@@ -20,7 +20,7 @@ from torch import nn
 
 from featviz.errors import LoadError, UsageError
 from featviz.models.files.rebuilding import MAKERS, TYPES
-from featviz.models.sources.factory import importable, where_looked
+from featviz.models.importing import importable, where_looked
 from featviz.text import quoted
 
 _PACKAGES = ("torch.nn.", "torch.ao.nn.", "torchvision.")
