@@ -48,7 +48,7 @@ class DecodedImage:
 
     images: tuple[Image.Image, ...]
     sha256: str
-    """Of the file's bytes; of several files, one after the other."""
+    """Digest of the bytes of the sample's files, one after the other."""
 
     @property
     def size(self) -> tuple[int, int]:

@@ -40,14 +40,14 @@ def find_samples(
     Raises:
         UsageError: an argument leads to no file, or to a folder, archive or list without images.
     """
-    found: list[tuple[str, Path]] = []
+    named: list[tuple[str, Path]] = []
     for argument in arguments:
-        found += _expand(argument, stdin, nul_separated, outside)
+        named += _expand(argument, stdin, nul_separated, outside)
     unique: dict[str, tuple[str, Path]] = {}
-    for name, path in found:
+    for name, path in named:
         unique.setdefault(_identity(path), (name, path))
-    if len(unique) < len(found):
-        log.info("%d images were named more than once", len(found) - len(unique))
+    if len(unique) < len(named):
+        log.info("%d images were named more than once", len(named) - len(unique))
     return _named_apart(unique.values())
 
 
@@ -189,10 +189,10 @@ def _globbed(pattern: str) -> list[tuple[str, Path]]:
     return [(path.relative_to(base).as_posix(), path) for path in files]
 
 
-def _named_apart(found: Iterable[tuple[str, Path]]) -> list[Sample]:
+def _named_apart(named: Iterable[tuple[str, Path]]) -> list[Sample]:
     """Lengthen names that clash (also on file systems without case) by one real parent a round;
     files that only case tells apart are numbered."""
-    first = {path: name for name, path in found}
+    first = {path: name for name, path in named}
     parts = {path: PurePath(_tidy(_identity(path))).parts for path in first}
     alike = set(_clashing({path: "/".join(parts[path]) for path in first}))
     names, turn = dict(first), 0

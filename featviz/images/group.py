@@ -21,13 +21,13 @@ def clips(samples: Sequence[Sample]) -> list[Sample]:
     """Stills of one folder are the frames of one clip, in the order of the numbers in their
     names; an animation is a clip of its own."""
     folders: dict[Path, list[Sample]] = {}
-    found: list[Sample] = []
+    animations: list[Sample] = []
     for sample in samples:
         if _is_animated(sample.path):
-            found.append(sample)
+            animations.append(sample)
         else:
             folders.setdefault(real(sample.path).parent, []).append(sample)
-    return _told_apart(found + [_clip(folder, frames) for folder, frames in folders.items()])
+    return _told_apart(animations + [_clip(folder, frames) for folder, frames in folders.items()])
 
 
 def together(samples: Sequence[Sample], count: int) -> list[Sample]:
@@ -49,7 +49,7 @@ def unnested(samples: Sequence[Sample]) -> list[Sample]:
     `a/b` becomes `a~`."""
     taken = {_folder(sample.name) for sample in samples}
     above = {str(parent) for way in taken for parent in PurePosixPath(way).parents}
-    found: list[Sample] = []
+    renamed: list[Sample] = []
     seen: set[str] = set()
     for sample in samples:
         way = _folder(sample.name)
@@ -57,8 +57,8 @@ def unnested(samples: Sequence[Sample]) -> list[Sample]:
             sample = replace(sample, name=_free(sample.name, taken))
             taken.add(_folder(sample.name))
         seen.add(way)
-        found.append(sample)
-    return found
+        renamed.append(sample)
+    return renamed
 
 
 def _folder(name: str) -> str:

@@ -31,7 +31,7 @@ _OPTIONAL = "num_batches_tracked"
 
 @dataclass(frozen=True)
 class Fit:
-    """How a state dict fits a module's own."""
+    """How well a state dict fits a module: counts and names of tensors."""
 
     total: int
     missing: tuple[str, ...]
@@ -46,7 +46,7 @@ class Fit:
 
     @property
     def words(self) -> str:
-        """What does not fit, for people."""
+        """The tensors that do not fit, in words; empty if all fit."""
         parts = [
             f"missing {_some(self.missing)}" if self.missing else "",
             f"unexpected {_some(self.unexpected)}" if self.unexpected else "",
@@ -57,16 +57,16 @@ class Fit:
 
 def compare(module: nn.Module, tensors: Mapping[str, Tensor]) -> Fit:
     """Hold tensors against a module's own names and shapes."""
-    own = {k: v for k, v in module.state_dict().items() if isinstance(v, Tensor)}
-    counted = [key for key in own if key in tensors or not key.endswith(_OPTIONAL)]
+    expected = {k: v for k, v in module.state_dict().items() if isinstance(v, Tensor)}
+    counted = [key for key in expected if key in tensors or not key.endswith(_OPTIONAL)]
     return Fit(
         total=len(counted),
         missing=tuple(key for key in counted if key not in tensors),
-        unexpected=tuple(key for key in tensors if key not in own),
+        unexpected=tuple(key for key in tensors if key not in expected),
         other=tuple(
-            f"{key} is {list(tensors[key].shape)}, not {list(own[key].shape)}"
+            f"{key} is {list(tensors[key].shape)}, not {list(expected[key].shape)}"
             for key in counted
-            if key in tensors and tensors[key].shape != own[key].shape
+            if key in tensors and tensors[key].shape != expected[key].shape
         ),
     )
 
@@ -90,9 +90,13 @@ def put_into(
             f"{what}: {fit.fitting} of {fit.total} tensors; {fit.words}",
             "another --arch, --model-arg (for example num_classes=10), or --partial for what fits",
         )
-    own = module.state_dict()
-    chosen = OrderedDict((k, v) for k, v in tensors.items() if k in own and own[k].shape == v.shape)
-    vars(chosen)["_metadata"] = getattr(own, "_metadata", {})  # MNASNet loads no unknown version
+    expected = module.state_dict()
+    chosen = OrderedDict(
+        (k, v) for k, v in tensors.items() if k in expected and expected[k].shape == v.shape
+    )
+    vars(chosen)["_metadata"] = getattr(
+        expected, "_metadata", {}
+    )  # MNASNet loads no unknown version
     try:
         module.load_state_dict(chosen, strict=False)
     except RuntimeError as error:  # sparse and quantized tensors, which cannot be copied in
@@ -170,15 +174,15 @@ def digest(module: nn.Module) -> str:
 
     Takes about a second for each gigabyte.
     """
-    found = hashlib.sha256()
+    sha256 = hashlib.sha256()
     for name, part in module.named_modules():
-        found.update(f"{name}: {type(part).__qualname__}\n".encode())
+        sha256.update(f"{name}: {type(part).__qualname__}\n".encode())
     for name, tensor in [*module.named_parameters(), *module.named_buffers()]:
-        found.update(f"{name}: {tensor.dtype}\n".encode())
+        sha256.update(f"{name}: {tensor.dtype}\n".encode())
         if not (is_lazy(tensor) or tensor.is_meta):
-            found.update(f"{list(tensor.shape)}\n".encode())
-            found.update(_plain(tensor).numpy().data)
-    return found.hexdigest()
+            sha256.update(f"{list(tensor.shape)}\n".encode())
+            sha256.update(_plain(tensor).numpy().data)
+    return sha256.hexdigest()
 
 
 def _plain(tensor: Tensor) -> Tensor:

@@ -122,7 +122,7 @@ def _begin(prepared: Prepared, document: RunDocument) -> RunDirectory:
     folder = open_store(prepared.options, document.record)
     folder.refuse_links(document.names)
     document.write(folder)
-    shared_basis.write(folder, prepared)
+    shared_basis.write_bases(folder, prepared)
     return folder
 
 

@@ -15,7 +15,7 @@ from featviz.gradients import forward_backward
 from featviz.hooks.eval_mode import borrowed
 from featviz.layout import Maps, to_maps
 from featviz.models.load import ModelOptions
-from featviz.pipeline import limits
+from featviz.pipeline.limits import check_plan
 from featviz.pipeline.options import RunOptions
 from featviz.pipeline.prepare import Prepared, find_images, prepare
 from featviz.records import STAT_COLUMNS, DrawOptions, GridPlan, Limits, Shard, Site, Written
@@ -34,9 +34,9 @@ FIGURE = 0.5
 """PNG bytes for each pixel of a figure: 0.31 with 16 maps, 0.47 with 4, over the sample scenes."""
 TENSOR_BYTES = 4
 OWN_FILES = 3
-"""Beside the pictures an image has input.png, stats.npz and manifest.json."""
+"""Files of an image beside its pictures: input.png, stats.npz and manifest.json."""
 ROW_BYTES = 1000
-"""What a picture takes in manifest.json and as an array in stats.npz, beside its numbers."""
+"""Bytes for each picture in manifest.json and stats.npz, without the numbers of its channels."""
 CHANNEL_BYTES = 4 * len(STAT_COLUMNS)
 
 
@@ -63,7 +63,7 @@ class DryRun:
     skipped: tuple[tuple[str, str], ...]
     """(layer, reason)."""
     beside: Written
-    """For each image: input.png, stats.npz, manifest.json, and the tensors that are kept."""
+    """Other files of each image: input.png, stats.npz, manifest.json, and the tensors that are kept."""
 
     @property
     def totals(self) -> dict[str, Any]:
@@ -125,13 +125,13 @@ def check_limits(prepared: Prepared, images: int) -> None:
     Raises:
         UsageError: it would write more than it may.
     """
-    most = prepared.options.limits
-    if most != Limits():
-        limits.check_plan(most, _plan(prepared, images).written)
+    limits = prepared.options.limits
+    if limits != Limits():
+        check_plan(limits, _plan(prepared, images).written)
 
 
 def _plan(prepared: Prepared, images: int) -> DryRun:
-    """What so many images would give, from a pass on zeros."""
+    """The files that a run of so many images would write, from a pass on zeros."""
     loaded, blank, options = prepared.model, prepared.blank, prepared.options
     book = prepared.hint_book(blank)
     files: list[PlannedFile] = []
@@ -165,13 +165,13 @@ def _planned(site: Site, maps: Maps, draw: DrawOptions, shown: Sequence[int]) ->
     bytes = _bytes(plan, share)
     of = (site.layer.name, site.layer.type)
     picture = f"{site.stem}.{draw.format}"
-    found = [PlannedFile(*of, picture, plan.maps, plan.width, plan.height, bytes)]
+    files = [PlannedFile(*of, picture, plan.maps, plan.width, plan.height, bytes)]
     if draw.figure:
         panels = 1 if maps.strip else dress.shown_first(draw, count)
         height, width = FigureGeometry(panels, "own").pixels
         file = f"{site.stem}.figure.png"
-        found.append(PlannedFile(*of, file, panels, width, height, int(width * height * FIGURE)))
-    return found
+        files.append(PlannedFile(*of, file, panels, width, height, int(width * height * FIGURE)))
+    return files
 
 
 def _bytes(plan: GridPlan, share: float) -> int:

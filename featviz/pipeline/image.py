@@ -60,7 +60,7 @@ class ImageWriter:
         self.posts: list[Post] = []
         """For TensorBoard, in the order in which the layers ran."""
         self.stats: dict[str, Floats] = {}
-        """By `Site.stats_key`: float32 [channels, 6]."""
+        """Statistics of the channels by `Site.stats_key`: float32 [channels, 6]."""
         self._shown = _pixels(preprocess.shown(args))
         self._ground: list[Bytes] = []
         if self.draw.overlay is not None:

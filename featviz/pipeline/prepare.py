@@ -37,7 +37,7 @@ class Prepared:
     plan: PassPlan
 
     def hint_book(self, args: Sequence[Tensor]) -> HintBook:
-        """What is known of each layer's layout where the model gets these inputs."""
+        """Hints on the layout of each layer's tensors when the model gets these inputs."""
         return HintBook(self.model.module, args[0].shape, self.options.draw.tensor_layout)
 
 

@@ -1,4 +1,4 @@
-"""run.json as it grows, and what of an earlier run can be kept."""
+"""run.json as it grows, and the images of an earlier run that can be kept."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from featviz.rundir.write import (
 from featviz.version import __version__
 
 _GROWING = ("images", "failures", "schema_version")
-"""What of run.json changes while a run goes on."""
+"""Keys of run.json that change while a run goes on."""
 
 
 class RunDocument:
@@ -46,9 +46,9 @@ class RunDocument:
         self.record = dict(record)
         self.names = [sample.name for sample in samples]
         self.errors: dict[str, str | None] = {}
-        """By image: what went wrong, or None."""
+        """The error of each finished image, by its name; None for one without."""
         self.missing: Collection[str] = ()
-        """Images of which nothing is known at the end."""
+        """Images that are neither complete nor failed at the end."""
 
     @property
     def fingerprint(self) -> str:
@@ -85,14 +85,14 @@ class RunDocument:
 
 
 def _left(store: RunDirectory, names: Collection[str]) -> dict[str, str | None]:
-    """What an earlier run or another shard left of these images, as RunDocument.errors."""
+    """The images that an earlier run or another shard has finished, as RunDocument.errors."""
     try:
         rows = check_failures(read_json(store.root / RUN_FILE).get("failures"))
         failed = {row.image: row.error for row in rows}
     except (StoreError, ValueError):
         failed = {}
-    found = {name: failed[name] for name in names if name in failed}
-    return found | {name: None for name in names if store.image(name).is_complete}
+    failures = {name: failed[name] for name in names if name in failed}
+    return failures | {name: None for name in names if store.image(name).is_complete}
 
 
 def run_record(prepared: Prepared) -> dict[str, Any]:
@@ -158,11 +158,11 @@ def open_store(options: RunOptions, record: Mapping[str, Any]) -> RunDirectory:
     before = read_json(options.out / RUN_FILE)
     plain = json.loads(json.dumps(record, default=str))
     old = {key: value for key, value in before.items() if key not in _GROWING}
-    if found := differences(old, plain):
+    if different := differences(old, plain):
         raise StoreError(
-            f"--resume: {options.out} holds another run; {found[0]}",
+            f"--resume: {options.out} holds another run; {different[0]}",
             "give the same model and options, or another --out"
-            + (f" (and {len(found) - 1} more differences)" if found[1:] else ""),
+            + (f" (and {len(different) - 1} more differences)" if different[1:] else ""),
         )
     return RunDirectory(options.out).cleared()
 

@@ -10,11 +10,12 @@ from featviz.drawing.draw import Drawer
 from featviz.drawing.tensorboard import Board
 from featviz.errors import ForwardError, ImageError, UsageError
 from featviz.layout.overrides import HintBook
-from featviz.pipeline import resume, shared_basis
 from featviz.pipeline.encoders import Background
 from featviz.pipeline.image import ImageRun, ImageWriter, run_image
 from featviz.pipeline.limits import check_written
 from featviz.pipeline.prepare import Prepared, read_input
+from featviz.pipeline.resume import kept
+from featviz.pipeline.shared_basis import read_bases
 from featviz.records import ImageResult, Limits, Sample, Written
 from featviz.rundir.read import read_stats
 from featviz.rundir.write import ImageFolder, RunDirectory
@@ -41,10 +42,10 @@ class Session:
         """
         self.prepared, self.store, self.fingerprint = prepared, store, fingerprint
         self.report, self.board = report, board
-        self._drawer = Drawer(prepared.options.draw, shared_basis.read(store, prepared.options))
+        self._drawer = Drawer(prepared.options.draw, read_bases(store, prepared.options))
         self._steps = {sample.name: step for step, sample in enumerate(prepared.samples)}
         self._books: dict[tuple[int, ...], HintBook] = {}
-        """By shape of the input."""
+        """Hint books by shape of the input."""
         self._pending: ImageRun | None = None
         self._written = Written()
 
@@ -64,7 +65,7 @@ class Session:
     def keep(self, sample: Sample) -> bool:
         """Leave an image as it is if an earlier run has completed it; else clear what it left."""
         folder = self.store.image(sample.name)
-        result = resume.kept(folder, sample, self.fingerprint)
+        result = kept(folder, sample, self.fingerprint)
         if result is None:
             folder.discard()
             return False

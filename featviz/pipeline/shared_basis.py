@@ -23,7 +23,7 @@ MOST_IMAGES = 16
 """Images, evenly spread over those of a run, from which a shared basis is made."""
 
 
-def write(store: RunDirectory, prepared: Prepared) -> None:
+def write_bases(store: RunDirectory, prepared: Prepared) -> None:
     """Put the bases (for each layer float64 [4, C]: the mean and three loadings) into the run
     directory, if they are wanted and not there: a run that is
     resumed goes on with those it began with, whatever images were added."""
@@ -35,7 +35,7 @@ def write(store: RunDirectory, prepared: Prepared) -> None:
             np.savez(file, **tables)  # type: ignore[arg-type]
 
 
-def read(store: RunDirectory, options: RunOptions) -> dict[str, Basis]:
+def read_bases(store: RunDirectory, options: RunOptions) -> dict[str, Basis]:
     """The bases of a run, by `Site.stats_key`; none where each image has its own.
 
     Raises:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ModelOptions:
-    """Which model, and how it is loaded."""
+    """The model, and how it is loaded."""
 
     spec: str
     """MODEL, in one of the forms of SOURCES."""
@@ -71,7 +71,7 @@ class ModelSource:
     """One kind of thing that a MODEL string can name."""
 
     kind: str
-    """As run.json records it; the file of this folder whose `load` makes the model."""
+    """The name in run.json, and of the file in this folder whose `load` makes the model."""
     form: str
     """How MODEL is written, for help."""
     recognises: Callable[[str], bool]
@@ -154,8 +154,8 @@ SOURCES = (
         certain=False,
     ),
 )
-"""In the order of help, and in which they are asked whether a MODEL string is theirs: a file that
-is there comes before a factory."""
+"""Help lists them in this order, and `source_of` asks them in it: a file that exists comes before a
+factory."""
 
 MODEL_HELP = "MODEL is one of: " + ", ".join(source.form for source in SOURCES) + "."
 """A sentence for help."""

@@ -53,9 +53,9 @@ def build(spec: str, arguments: Mapping[str, Any]) -> nn.Module:
         UsageError: no such file, module or attribute.
         LoadError: the code raised, or gave no nn.Module.
     """
-    found = FACTORY_FORM.fullmatch(spec)
-    assert found is not None
-    target = _attribute(_import(found["where"], spec), found["attribute"], spec)
+    match = FACTORY_FORM.fullmatch(spec)
+    assert match is not None
+    target = _attribute(_import(match["where"], spec), match["attribute"], spec)
     if isinstance(target, nn.Module):
         return target
     if not callable(target):

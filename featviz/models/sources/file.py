@@ -54,10 +54,10 @@ def _from_content(path: Path, options: ModelOptions) -> Loaded:
     content = read_file(path, options)
     if isinstance(content, nn.Module) and options.key is None:
         return Loaded(content, None, record)
-    found = unwrap(content, options.key, options.strip_prefix, options.ema, path.name)
-    if found.module is not None:
-        return Loaded(found.module, None, {**record, "taken": list(found.steps)})
-    known = identify.identify_forms(stripped_forms(found))
+    weights = unwrap(content, options.key, options.strip_prefix, options.ema, path.name)
+    if weights.module is not None:
+        return Loaded(weights.module, None, {**record, "taken": list(weights.steps)})
+    known = identify.identify_forms(stripped_forms(weights))
     if known.name is None:
         known = _nearest(path, known, options.partial)
     arguments = known.arguments
@@ -73,7 +73,11 @@ def _from_content(path: Path, options: ModelOptions) -> Loaded:
 
 
 def _nearest(path: Path, known: identify.Known, partial: bool) -> identify.Known:
-    """With --partial the nearest architecture; else an error that lists the nearest."""
+    """The nearest architecture as a match, for --partial.
+
+    Raises:
+        LoadError: without --partial; lists the nearest architectures.
+    """
     near = known.nearest
     if partial and near:
         return replace(known, names=(near[0].name,))

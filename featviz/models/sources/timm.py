@@ -87,7 +87,7 @@ def build(
 
 
 def arguments_of(name: str, forms: Sequence[Mapping[str, Tensor]]) -> dict[str, int]:
-    """What a file of weights says of `num_classes` and `in_chans` where it is not the default.
+    """Read `num_classes` and `in_chans` off the weights of a file, where they are not the default.
 
     Args:
         name: the model.
@@ -95,7 +95,7 @@ def arguments_of(name: str, forms: Sequence[Mapping[str, Tensor]]) -> dict[str, 
     """
     timm = _timm()
     config = timm.get_pretrained_cfg(_tagged(timm, name, None))
-    found = {}
+    arguments = {}
     for argument, layer, axis, default in (
         ("num_classes", config.classifier, 0, config.num_classes),
         ("in_chans", config.first_conv, 1, config.input_size[0]),
@@ -103,8 +103,8 @@ def arguments_of(name: str, forms: Sequence[Mapping[str, Tensor]]) -> dict[str, 
         layer = layer[0] if isinstance(layer, (tuple, list)) and layer else layer
         sizes = [form[f"{layer}.weight"].shape for form in forms if f"{layer}.weight" in form]
         if sizes and len(sizes[-1]) > axis and sizes[-1][axis] != default:
-            found[argument] = int(sizes[-1][axis])
-    return found
+            arguments[argument] = int(sizes[-1][axis])
+    return arguments
 
 
 def named_beside(path: Path) -> str | None:
