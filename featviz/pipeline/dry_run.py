@@ -63,7 +63,7 @@ class DryRun:
     skipped: tuple[tuple[str, str], ...]
     """(layer, reason)."""
     beside: Written
-    """Other files of each image: input.png, stats.npz, manifest.json, and the tensors that are kept."""
+    """Other files of each image: input.png, stats.npz, manifest.json, and raw tensors."""
 
     @property
     def totals(self) -> dict[str, Any]:

@@ -119,7 +119,8 @@ class PassOptions:
     capture: tuple[str, ...] = ("output",)
     """Tensors of each layer to draw: output, input, grad (at its output), grad-input."""
     target: str | None = None
-    """The scalar that is differentiated: top1, class:N, sum, mean, norm, output[KEY]:..., layer:NAME[:C]."""
+    """The scalar that is differentiated: top1, class:N, sum, mean, norm, output[KEY]:...,
+    layer:NAME[:C]."""
     grad_rule: Literal["plain", "guided", "deconv"] = "plain"
     """The rule by which gradients pass a ReLU."""
     interventions: tuple[tuple[str, str], ...] = ()

@@ -416,3 +416,14 @@ def test_nothing_there_is_a_usage_error(tree: Path, arguments: list[str], messag
     touch("empty/notes.txt", "in/only.jpg")
     with pytest.raises(UsageError, match=message):
         names(*arguments, stdin=b"\n\n")
+
+
+def test_a_suffix_is_that_of_a_format_that_is_read() -> None:
+    """Pillow, where it knows a suffix of the table, opens it as the format of that record."""
+    from featviz.images.formats import IMAGE_FORMATS
+
+    Image.init()
+    for known in IMAGE_FORMATS:
+        for suffix in known.suffixes:
+            if known.pillow in Image.OPEN:
+                assert Image.EXTENSION[suffix] == known.pillow, suffix
