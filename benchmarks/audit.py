@@ -31,7 +31,7 @@ from torchvision import models
 from featviz.audit import AuditOptions, audit
 from featviz.audit.counting import batches
 from featviz.audit.model_audit import AuditRequest
-from featviz.images import find_samples
+from featviz.images.find import find_samples
 from featviz.models.load import LoadedModel, adopt
 from featviz.models.preprocess import InputOptions
 

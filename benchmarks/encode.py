@@ -26,7 +26,7 @@ from featviz.drawing import draw
 from featviz.drawing import grid as mosaic
 from featviz.drawing.normalize import parse_scale
 from featviz.hooks import hooked, list_layers, selectors
-from featviz.images import decode
+from featviz.images.decode import decode
 from featviz.models.load import adopt
 from featviz.records import Bytes, DrawOptions, Sample
 

@@ -34,10 +34,11 @@ from torchvision import models
 from torchvision.utils import save_image
 
 from featviz.drawing.png import LEVEL
-from featviz.images import decode
+from featviz.images.decode import decode
 from featviz.models.load import LoadedModel, adopt
 from featviz.models.preprocess import InputOptions
-from featviz.pipeline import RunOptions, run
+from featviz.pipeline import run
+from featviz.pipeline.options import RunOptions
 from featviz.records import DrawOptions, Sample
 
 SCENES = Path(__file__).parent.parent / "sample_images" / "scenes"

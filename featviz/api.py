@@ -27,7 +27,7 @@ from featviz.layout.overrides import read_told
 from featviz.models.load import LoadedModel, ModelOptions, adopt
 from featviz.models.preprocess import InputOptions
 from featviz.pipeline.limits import parse_bytes
-from featviz.pipeline.prepare import RunOptions, check_options
+from featviz.pipeline.options import RunOptions, check_drawing
 from featviz.pipeline.processes import parse_shard
 from featviz.records import (
     INTERVENTIONS,
@@ -77,7 +77,7 @@ def capture(model: nn.Module, layers: Layers) -> Iterator[Mapping[str, list[Tens
     """
     _refuse_what_takes_no_hooks(model)
     text = _selectors(layers) or ""
-    found: dict[str, list[Tensor]] = {}
+    captured: dict[str, list[Tensor]] = {}
     everything, selectors = list_layers(model), select.parse(text)
     chosen = select.select(everything, selectors)
     functions = _AsCalled(selectors) if select.wants_functions(selectors) else None
@@ -86,11 +86,11 @@ def capture(model: nn.Module, layers: Layers) -> Iterator[Mapping[str, list[Tens
 
     def keep(site: Site, tensor: Tensor) -> None:
         name = site.layer.name + (f":{site.key}" if site.key else "")
-        found.setdefault(name, []).append(tensor.clone())
+        captured.setdefault(name, []).append(tensor.clone())
 
     with hooked(model, chosen, keep, wanted=functions):
-        yield found
-    if functions is not None and functions.seen and not found:
+        yield captured
+    if functions is not None and functions.seen and not captured:
         raise _no_match(text, functions.seen)
 
 
@@ -152,7 +152,7 @@ def grid(
         (14, 8)
     """
     draw = filled(DrawOptions, options)
-    check_options(RunOptions(draw=draw))
+    check_drawing(draw)
     if draw.figure or draw.shared_basis:
         raise UsageError("a figure and a shared basis are for runs", "featviz.run draws them")
     if draw.tensors is not None or draw.format != DrawOptions.format:
@@ -197,10 +197,10 @@ def _of_one_image(tensor: Tensor, hints: Hints) -> Tensor:
 
 
 def _one_image(image: Any) -> Image.Image:
-    found = memory.to_images(image)
-    if len(found) != 1:
-        raise UsageError(f"an overlay takes one image, not {len(found)}", "give one of them")
-    return found[0]
+    pictures = memory.to_images(image)
+    if len(pictures) != 1:
+        raise UsageError(f"an overlay takes one image, not {len(pictures)}", "give one of them")
+    return pictures[0]
 
 
 def run(
@@ -246,14 +246,14 @@ def run(
     Raises:
         FeatvizError: nothing could be begun, or the run directory cannot be written.
     """
-    own = isinstance(model, nn.Module)
-    for_noise = {"seed"} if own and "noise" in options else set()
+    is_module = isinstance(model, nn.Module)
+    for_noise = {"seed"} if is_module and "noise" in options else set()
     for_model = _taken(options, _names(ModelOptions) - {"spec", *for_noise})
-    if own and for_model:
+    if is_module and for_model:
         raise UsageError(f"{', '.join(for_model)} is for a MODEL string, and a module was given")
     given = {"out": out, "overwrite": overwrite, "resume": resume, "tensorboard": tensorboard}
     asked = _asked({"seed": for_model.get("seed", 0), **options}, layers, given)
-    found: list[ImageResult] = []
+    finished: list[ImageResult] = []
     with TemporaryDirectory(prefix="featviz-") as folder:
         room = Path(folder) / "in-memory"
         room.mkdir()
@@ -261,9 +261,9 @@ def run(
             _source(model, for_model, asked.inputs),
             memory.to_files(_several(images), room),
             asked,
-            lambda image, total: found.append(image),
+            lambda image, total: finished.append(image),
         )
-    return replace(result, images=tuple(found))
+    return replace(result, images=tuple(finished))
 
 
 _OF_THE_RUN = {"archive", "fail_fast", "jobs"}
@@ -303,10 +303,10 @@ _OPTIONS = {
 
 
 def _limits(given: Mapping[str, Any]) -> dict[str, Any]:
-    found = {_LIMITS[name]: value for name, value in given.items()}
-    if isinstance(found.get("bytes"), str):
-        found["bytes"] = parse_bytes(found["bytes"])
-    return found
+    limits = {_LIMITS[name]: value for name, value in given.items()}
+    if isinstance(limits.get("bytes"), str):
+        limits["bytes"] = parse_bytes(limits["bytes"])
+    return limits
 
 
 def _record_of(record: Any) -> dict[str, Any]:
@@ -360,10 +360,10 @@ def _selector(layer: Any) -> str:
 
 
 def _several(images: Any) -> Sequence[Any]:
-    found = images if isinstance(images, (list, tuple)) else [images]
-    if not found:
+    several = images if isinstance(images, (list, tuple)) else [images]
+    if not several:
         raise UsageError("there are no images", "give paths or images")
-    return found
+    return several
 
 
 def _taken(options: dict[str, Any], names: set[str]) -> dict[str, Any]:

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from featviz.images import decode
+from featviz.images.decode import decode
 from featviz.models.load import adopt
 from featviz.models.preprocess import InputOptions
 from featviz.records import Sample

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -682,7 +683,7 @@ def test_what_cannot_be_drawn_is_skipped_with_the_reason(
 def test_audit_counts_or_skips_tensors_of_every_kind(kind: str, picture: Path) -> None:
     """A layer with real values is counted; another is named with the reason."""
     from featviz.audit.model_audit import AuditRequest, examine
-    from featviz.images import find_samples
+    from featviz.images.find import find_samples
     from featviz.models.load import adopt
     from featviz.models.preprocess import InputOptions
 
@@ -725,3 +726,30 @@ def test_hash_is_of_the_file_that_the_image_becomes(
     (path,) = memory.to_files([pixels], tmp_path)
     assert sums[0] == sums[2] != sums[1]
     assert sums[0] == hashlib.sha256(Path(path).read_bytes()).hexdigest()
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"collapse": 0.0},
+        {"order": "mean", "reduce": "mean"},
+        {"cmap": "viridis", "reduce": "pca"},
+        {"shared_basis": True},
+        {"first": 4},
+    ],
+)
+def test_contradictions_are_refused_in_the_same_words(
+    options: dict[str, Any], tmp_path: Path
+) -> None:
+    """The option records say what does not go together: grid, run and kernels refuse it alike."""
+    from featviz.inspection.kernels import KernelOptions, draw_kernels
+    from featviz.models.load import ModelOptions
+
+    draw = DrawOptions(**options)
+    message, _ = next(draw.contradictions())
+    with pytest.raises(UsageError, match=re.escape(message)):
+        fv.grid(torch.zeros(1, 2, 4, 4), **options)
+    with pytest.raises(UsageError, match=re.escape(message)):
+        fv.run("resnet18", ["x.png"], **options)
+    with pytest.raises(UsageError, match=re.escape(message)):
+        draw_kernels(ModelOptions("resnet18"), KernelOptions(out=tmp_path / "out", draw=draw))

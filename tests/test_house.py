@@ -51,7 +51,7 @@ TORCHLESS = [
     *(f"featviz.drawing.{name}" for name in ("png", "grid", "colormap", "overlay", "labels")),
     *(f"featviz.audit.{name}" for name in ("charts", "findings", "gates")),
     *("featviz.drawing.figure", "featviz.gradients.norms", "featviz.hooks.selectors"),
-    *("featviz.images", "featviz.images.find", "featviz.images.archives", "featviz.images.formats"),
+    *(f"featviz.images.{name}" for name in ("decode", "find", "group", "archives", "formats")),
 ]
 COMMANDS = [name for name in FILES if name.startswith("featviz.cli.commands.")]
 
@@ -95,7 +95,7 @@ def test_the_sources_are_seen() -> None:
     """The reader above finds the package and the imports that are known to be there."""
     assert {"featviz.cli", "featviz.pipeline", "featviz.models.load"} <= set(FILES)
     assert "featviz.pipeline" in of_featviz("featviz.cli.commands.run")
-    assert "featviz.models.sources.timm" in of_featviz("featviz.models.sources")
+    assert "featviz.models.sources.timm" in of_featviz("featviz.models.sources.file")
     assert "torch" in roots("featviz.hooks")
     assert set(TORCHLESS) <= set(FILES)
 

@@ -11,11 +11,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from featviz import images
 from featviz.audit import charts, findings, gates, model_audit
 from featviz.audit.model_audit import AuditRequest, Examined, Progress
 from featviz.errors import CHECK_FAILED, FileError, UsageError
 from featviz.files import read_json
+from featviz.images import decode, find
 from featviz.models.load import LoadedModel, ModelOptions, load_model
 from featviz.pipeline.prepare import grouped
 from featviz.pipeline.processes import ALONE, World
@@ -104,7 +104,7 @@ def audit(
     baseline = None if options.baseline is None else read_baseline(options.baseline)
 
     def begin() -> list[Sample]:
-        found = images.find_samples(arguments, stdin, options.nul_separated, options.out)
+        found = find.find_samples(arguments, stdin, options.nul_separated, options.out)
         _check_apart(models, found, options)
         destination.check_free(options.out, destination.AUDIT, options.overwrite, besides)
         return found
@@ -142,7 +142,7 @@ def _check_apart(
     models: Sequence[ModelOptions] | LoadedModel, found: Sequence[Sample], options: AuditOptions
 ) -> None:
     """Whether no file that is written is, or holds, one that is read."""
-    inputs = images.files_of(found)
+    inputs = find.files_of(found)
     for model in () if isinstance(models, LoadedModel) else _expanded(models):
         inputs += destination.model_files(model.spec, model.arch, model.weights)
     for option, path in (
@@ -194,7 +194,7 @@ def _checked(options: AuditOptions) -> AuditRequest:
     for name, value in (("saturated", limits.saturated_at), ("redundant", limits.redundant_at)):
         if value is not None and not 0 < value < 1:
             raise UsageError(f"--{name}-at {value:g} is not between 0 and 1", "for example 0.98")
-    images.check_background(asked.inputs.background)
+    decode.check_background(asked.inputs.background)
     read = tuple(gates.parse(text, findings.RULES) for text in options.fail_on)
     return replace(asked, gates=read)
 

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from featviz import images, layout
+from featviz import layout
 from featviz.audit import running_stats
 from featviz.audit.running_stats import ChannelStats, Covariance, TopImages
 from featviz.audit.targets import AuditPlan, Spot
@@ -21,6 +21,7 @@ from featviz.errors import FeatvizError, ForwardError, ImageError, LayoutError
 from featviz.hooks import calls, forward
 from featviz.models.load import LoadedModel
 from featviz.models.preprocess import InputOptions
+from featviz.pipeline.prepare import read_input
 from featviz.records import STAT_COLUMNS, Call, Sample
 
 TOP = 4
@@ -162,9 +163,7 @@ def batches(
     held: list[tuple[int, list[Tensor]]] = []
     for number, sample in zip(numbers or range(len(samples)), samples, strict=True):
         try:
-            frames = model.preprocess.frames
-            picture = images.decode(sample, inputs.exif, inputs.background, frames)
-            args = model.preprocess(picture.images)
+            _, args = read_input(sample, model.preprocess, inputs)
         except ImageError as error:
             failed(number, error)
             continue

@@ -7,10 +7,12 @@ from pathlib import Path
 import click
 from click.shell_completion import CompletionItem
 
+from featviz.models.files import sniff
+
 NAMES = Path(__file__).parent.parent / "models" / "names.txt"
 """Names of torchvision's models, one a line."""
 
-_FILES = (".pth", ".pt", ".ckpt", ".bin", ".safetensors", ".pt2", ".py")
+_FILES = (*sniff.SUFFIXES, ".py")
 
 _CLASSES = """
     AdaptiveAvgPool2d AvgPool2d BatchNorm1d BatchNorm2d BatchNorm3d Conv1d Conv2d Conv3d

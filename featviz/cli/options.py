@@ -12,6 +12,7 @@ import click
 
 from featviz.cli import complete, config
 from featviz.cli.types import FILE, PATH, NumbersType, SizeType
+from featviz.models.sources import MODEL_HELP, WEIGHTS_HELP
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -29,6 +30,12 @@ def stacked(*options: Callable[[F], F]) -> Callable[[F], F]:
         return function
 
     return decorate
+
+
+def model_forms(function: F) -> F:
+    """Put the forms of MODEL into a command's help, where it says {MODEL}."""
+    function.__doc__ = str(function.__doc__).replace("{MODEL}", MODEL_HELP)
+    return function
 
 
 def _level(level: int) -> Callable[[click.Context, click.Parameter, bool], None]:
@@ -154,8 +161,7 @@ model_options = stacked(
         "--weights",
         metavar="WEIGHTS",
         shell_complete=complete.paths,
-        help="Load these weights: default, an entry (IMAGENET1K_V1; timm: a1_in1k), a file, or "
-        "none (random ones).",
+        help=f"Load these weights: {WEIGHTS_HELP}.",
     ),
     click.option(
         "--seed",

@@ -53,7 +53,7 @@ _COMPRESSED: Mapping[bytes, Callable[..., Any]] = {
     b"BZ": bz2.open,
     b"\xfd7": lzma.open,
 }
-"""By the first two bytes."""
+"""Readers of compressed tar files, by the first two bytes."""
 _SLOW = (zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA)
 """Methods whose readers unpack all of a piece, however much it becomes."""
 _PIECE = 4096
@@ -77,7 +77,7 @@ a way that Python lacks."""
 class _Archive(Protocol):
     @property
     def members(self) -> Mapping[str, Any]:
-        """By normal name, in the order in which they stand in the file."""
+        """The files by normal name, in their order in the archive."""
 
     def read(self, name: str) -> bytes: ...
 
@@ -89,8 +89,8 @@ def is_archive(path: Path) -> bool:
 
 def split(path: Path) -> tuple[Path, str] | None:
     """The archive and the member that a path leads to; None where it leads to a plain file."""
-    found = _MEMBER.fullmatch(str(path))
-    return None if found is None else (Path(found[1]), _normal(found[2]))
+    match = _MEMBER.fullmatch(str(path))
+    return None if match is None else (Path(match[1]), _normal(match[2]))
 
 
 def member(archive: Path, name: str) -> Path:
@@ -149,7 +149,7 @@ def _is_hidden(name: str) -> bool:
 
 
 class _Tar:
-    """Of two members with one name the later one counts, as when tar unpacks them."""
+    """A tar file. If two members have one name the later one counts, as when tar unpacks them."""
 
     def __init__(self, path: Path) -> None:
         stream, most = _unpacked(path)
@@ -189,7 +189,7 @@ class _Tar:
 
 
 class _Bounded(io.RawIOBase):
-    """What a compressed file unpacks to, as far as it is not too much of it."""
+    """A compressed file that is read unpacked, and refused once it unpacks to too much."""
 
     def __init__(self, stream: BinaryIO, most: int) -> None:
         self.stream, self.most, self.longest = stream, most, MAX_HEADER_BYTES

@@ -12,18 +12,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path, PurePath
 from typing import BinaryIO
 
-import featviz.images.archives as archives
 from featviz.errors import UsageError
+from featviz.images import archives
+from featviz.images.formats import SUFFIXES
 from featviz.records import Sample
 from featviz.text import quoted
 
 log = logging.getLogger(__name__)
-
-_PHOTOGRAPHS = {".jpg", ".jpeg", ".jfif", ".webp", ".avif", ".jp2", ".tif", ".tiff"}
-_GRAPHICS = {".png", ".gif", ".bmp", ".tga", ".ppm", ".pgm", ".pbm", ".pnm"}
-SUFFIXES = frozenset(_PHOTOGRAPHS | _GRAPHICS)
-"""What counts as an image in a folder or an archive; a file that is named is tried whatever it is
-called."""
 
 
 def find_samples(
@@ -34,25 +29,33 @@ def find_samples(
 ) -> list[Sample]:
     """Turn files, folders (recursively), archives, globs and `-` (a list on stdin) into samples.
 
-    A sample is called by its path relative to the argument; names that clash are told apart by
-    as many parent folders as it takes.
+    A sample's name is its path relative to the argument, lengthened by as many parent folders as
+    make it unique. A file that is named is taken whatever its suffix; folders and archives give
+    the files with one of `formats.SUFFIXES`.
 
     Args:
-        outside: a folder that is passed over where it lies in one that is searched: the run
-            directory, whose pictures would else be images of the next run.
+        outside: a folder that is passed over when it lies in a folder that is searched: the run
+            directory, whose pictures would otherwise be images of the next run.
 
     Raises:
-        UsageError: nothing there, or nothing in it.
+        UsageError: an argument leads to no file, or to a folder, archive or list without images.
     """
-    found: list[tuple[str, Path]] = []
+    named: list[tuple[str, Path]] = []
     for argument in arguments:
-        found += _expand(argument, stdin, nul_separated, outside)
+        named += _expand(argument, stdin, nul_separated, outside)
     unique: dict[str, tuple[str, Path]] = {}
-    for name, path in found:
+    for name, path in named:
         unique.setdefault(_identity(path), (name, path))
-    if len(unique) < len(found):
-        log.info("%d images were named more than once", len(found) - len(unique))
-    return _name_apart(unique.values())
+    if len(unique) < len(named):
+        log.info("%d images were named more than once", len(named) - len(unique))
+    return _named_apart(unique.values())
+
+
+def files_of(samples: Iterable[Sample]) -> list[Path]:
+    """The files on disk that hold samples: their own, or the archives in which they are."""
+    paths = dict.fromkeys(path for sample in samples for path in sample.paths)
+    places = ((path, archives.split(path)) for path in paths)
+    return list(dict.fromkeys(path if place is None else place[0] for path, place in places))
 
 
 def _identity(path: Path) -> str:
@@ -67,7 +70,7 @@ def _expand(
     argument: str, stdin: BinaryIO | None, nul: bool, outside: Path | None
 ) -> list[tuple[str, Path]]:
     if argument == "-":
-        return [(_own_name(path), path) for path in _listed(stdin or sys.stdin.buffer, nul)]
+        return [(_file_name(path), path) for path in _listed(stdin or sys.stdin.buffer, nul)]
     path = Path(argument)
     if _is_there(path) and path.is_dir():
         return _in_folder(path, outside)
@@ -90,7 +93,7 @@ def _is_there(path: Path) -> bool:
         return False
 
 
-def _own_name(path: Path) -> str:
+def _file_name(path: Path) -> str:
     place = archives.split(path)
     return path.name if place is None else _tidy(place[1]).rpartition("/")[2]
 
@@ -108,7 +111,7 @@ def _in_folder(folder: Path, outside: Path | None) -> list[tuple[str, Path]]:
     inside = sorted(path.relative_to(folder) for path in folder.rglob("*"))
     files = [
         file
-        for file in _beyond(folder, inside, outside)
+        for file in _without(folder, inside, outside)
         if file.suffix.lower() in SUFFIXES
         and not any(part.startswith(".") for part in file.parts)
         and not (folder / file).is_dir()
@@ -132,8 +135,8 @@ def _is_special(path: Path) -> bool:
     return special
 
 
-def _beyond(folder: Path, inside: Sequence[Path], outside: Path | None) -> Iterator[Path]:
-    """What of a folder's content does not lie in `outside`, a folder below it."""
+def _without(folder: Path, inside: Sequence[Path], outside: Path | None) -> Iterator[Path]:
+    """The folder's content, but for what lies in `outside`, a folder below it."""
     base, apart = Path(os.path.realpath(folder)), Path(os.path.realpath(outside or folder))
     below = apart != base and apart.is_relative_to(base)
     for path in inside:
@@ -186,10 +189,10 @@ def _globbed(pattern: str) -> list[tuple[str, Path]]:
     return [(path.relative_to(base).as_posix(), path) for path in files]
 
 
-def _name_apart(found: Iterable[tuple[str, Path]]) -> list[Sample]:
+def _named_apart(named: Iterable[tuple[str, Path]]) -> list[Sample]:
     """Lengthen names that clash (also on file systems without case) by one real parent a round;
     files that only case tells apart are numbered."""
-    first = {path: name for name, path in found}
+    first = {path: name for name, path in named}
     parts = {path: PurePath(_tidy(_identity(path))).parts for path in first}
     alike = set(_clashing({path: "/".join(parts[path]) for path in first}))
     names, turn = dict(first), 0

@@ -1,17 +1,49 @@
-"""The formats of pictures that are read: none that starts a program or is one."""
+"""The formats of image files that are read: none that starts a program or is one."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import BinaryIO
 
 from PIL import Image, UnidentifiedImageError
 
-_COMMON = ("PNG", "JPEG", "GIF", "BMP", "PPM")
-_OTHER = ("DIB", "TIFF", "WEBP", "JPEG2000", "AVIF", "ICO", "PCX", "QOI", "SGI", "TGA")
-FORMATS = _COMMON + _OTHER
-"""Pillow's names, as far as this Pillow has them. Of those that are not here EPS starts
-Ghostscript, and the rest are of fonts, films, screens and telescopes. TGA has no mark by which it
-is known, and comes last."""
+
+@dataclass(frozen=True)
+class ImageFormat:
+    """A format of image files that is read."""
+
+    pillow: str
+    """Pillow's name; a Pillow that was built without the format leaves it out."""
+    suffixes: tuple[str, ...] = ()
+    """File names by which folders and archives are searched; a format without any is read where a
+    file is named."""
+    common: bool = False
+    """Whether Pillow knows it without importing all of its plugins."""
+
+
+IMAGE_FORMATS = (
+    ImageFormat("PNG", (".png",), common=True),
+    ImageFormat("JPEG", (".jpg", ".jpeg", ".jfif"), common=True),
+    ImageFormat("GIF", (".gif",), common=True),
+    ImageFormat("BMP", (".bmp",), common=True),
+    ImageFormat("PPM", (".ppm", ".pgm", ".pbm", ".pnm"), common=True),
+    ImageFormat("DIB"),
+    ImageFormat("TIFF", (".tif", ".tiff")),
+    ImageFormat("WEBP", (".webp",)),
+    ImageFormat("JPEG2000", (".jp2",)),
+    ImageFormat("AVIF", (".avif",)),
+    ImageFormat("ICO"),
+    ImageFormat("PCX"),
+    ImageFormat("QOI"),
+    ImageFormat("SGI"),
+    ImageFormat("TGA", (".tga",)),
+)
+"""In the order in which they are tried: TGA has no mark by which it is known, and comes last. Of
+Pillow's formats that are not here EPS starts Ghostscript, and the rest are of fonts, films, screens
+and telescopes."""
+
+SUFFIXES = frozenset(suffix for known in IMAGE_FORMATS for suffix in known.suffixes)
+"""File names, in lower case, that count as images in a folder or an archive."""
 
 _LOOKS = (
     (b"%!PS", "PostScript"),
@@ -33,10 +65,10 @@ _HEAD = 64
 
 
 def open_image(file: BinaryIO) -> Image.Image:
-    """Open a picture of one of FORMATS; its pixels are read later.
+    """Open an image in one of IMAGE_FORMATS; its pixels are read later.
 
     Raises:
-        UnidentifiedImageError: it is none, in words that say what it looks like.
+        UnidentifiedImageError: the file is no such image; the message says what it looks like.
         OSError: or whatever else Pillow raises on broken files.
     """
     head = file.read(_HEAD)
@@ -53,16 +85,17 @@ def open_image(file: BinaryIO) -> Image.Image:
 
 
 def _open(file: BinaryIO) -> Image.Image:
-    """The common ones first: for the others Pillow imports all its plugins."""
+    """The common formats first: for the others Pillow imports all its plugins."""
     try:
-        return Image.open(file, formats=_COMMON)
+        return Image.open(file, formats=[known.pillow for known in IMAGE_FORMATS if known.common])
     except UnidentifiedImageError:
         Image.init()
-        return Image.open(file, formats=[name for name in _OTHER if name in Image.OPEN])
+        others = [known.pillow for known in IMAGE_FORMATS if not known.common]
+        return Image.open(file, formats=[name for name in others if name in Image.OPEN])
 
 
 def looks_like(head: bytes) -> str | None:
-    """What a file that is none of FORMATS looks like, by its first bytes."""
+    """What a file that is none of IMAGE_FORMATS looks like, by its first bytes."""
     if head[4:8] == b"ftyp" and head[8:12] in (b"heic", b"heix", b"mif1", b"msf1"):
         return "HEIC, which has to be converted"
     text = head.lstrip(b"\xef\xbb\xbf \t\r\n")

@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
 
-import featviz.images.archives as archives
 from featviz.errors import UsageError
 from featviz.files import real
+from featviz.images import archives
 from featviz.images.formats import open_image
 from featviz.records import Sample
 from featviz.text import is_number, safe_way
@@ -21,13 +21,13 @@ def clips(samples: Sequence[Sample]) -> list[Sample]:
     """Stills of one folder are the frames of one clip, in the order of the numbers in their
     names; an animation is a clip of its own."""
     folders: dict[Path, list[Sample]] = {}
-    found: list[Sample] = []
+    animations: list[Sample] = []
     for sample in samples:
         if _is_animated(sample.path):
-            found.append(sample)
+            animations.append(sample)
         else:
             folders.setdefault(real(sample.path).parent, []).append(sample)
-    return _told_apart(found + [_clip(folder, frames) for folder, frames in folders.items()])
+    return _told_apart(animations + [_clip(folder, frames) for folder, frames in folders.items()])
 
 
 def together(samples: Sequence[Sample], count: int) -> list[Sample]:
@@ -45,11 +45,11 @@ def together(samples: Sequence[Sample], count: int) -> list[Sample]:
 
 
 def unnested(samples: Sequence[Sample]) -> list[Sample]:
-    """No folder of a sample inside that of another, or the same as that of another: `a` beside
-    `a/b` is called `a~`."""
+    """Rename samples whose folder would lie inside another sample's, or be the same: `a` beside
+    `a/b` becomes `a~`."""
     taken = {_folder(sample.name) for sample in samples}
     above = {str(parent) for way in taken for parent in PurePosixPath(way).parents}
-    found: list[Sample] = []
+    renamed: list[Sample] = []
     seen: set[str] = set()
     for sample in samples:
         way = _folder(sample.name)
@@ -57,8 +57,8 @@ def unnested(samples: Sequence[Sample]) -> list[Sample]:
             sample = replace(sample, name=_free(sample.name, taken))
             taken.add(_folder(sample.name))
         seen.add(way)
-        found.append(sample)
-    return found
+        renamed.append(sample)
+    return renamed
 
 
 def _folder(name: str) -> str:
@@ -75,8 +75,10 @@ def _free(name: str, taken: set[str]) -> str:
 def _clip(folder: Path, frames: Sequence[Sample]) -> Sample:
     ordered = sorted(frames, key=lambda frame: _natural(frame.path.name))
     name = PurePosixPath(frames[0].name).parent
-    own = frames[0].name if len(frames) == 1 else folder.name
-    return Sample(str(name if name.name else own) or "clip", tuple(f.path for f in ordered))
+    without_folder = frames[0].name if len(frames) == 1 else folder.name
+    return Sample(
+        str(name if name.name else without_folder) or "clip", tuple(f.path for f in ordered)
+    )
 
 
 def _told_apart(samples: Sequence[Sample]) -> list[Sample]:
@@ -91,7 +93,7 @@ def _told_apart(samples: Sequence[Sample]) -> list[Sample]:
 
 
 def _longer(sample: Sample) -> Sample:
-    """By one real parent folder, if there is one more."""
+    """The sample with one more real parent folder in its name, if there is one."""
     path = real(sample.path)
     place = path.parent if len(sample.paths) > 1 else path
     return replace(sample, name="/".join(place.parts[1:][-(sample.name.count("/") + 2) :]))

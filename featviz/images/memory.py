@@ -52,16 +52,16 @@ def to_files(images: Iterable[Any], folder: Path) -> list[str]:
     Raises:
         UsageError: something is neither a path nor an image.
     """
-    found: list[str] = []
+    files: list[str] = []
     count = 0
     for number, value in enumerate(images):
         if isinstance(value, (str, PurePath)):
-            found.append(str(value))
+            files.append(str(value))
             continue
         for image in to_images(value, f"image {number}"):
-            found.append(_saved(image, folder / f"image-{count}", f"image {number}"))
+            files.append(_saved(image, folder / f"image-{count}", f"image {number}"))
             count += 1
-    return found
+    return files
 
 
 def _from_tensor(tensor: Tensor, name: str) -> np.ndarray:

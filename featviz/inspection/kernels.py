@@ -23,7 +23,7 @@ from featviz.hooks.selectors import types_present
 from featviz.models.load import LoadedModel, ModelOptions, load_model
 from featviz.models.preprocess import InputOptions
 from featviz.pipeline.dry_pass import choose_layers
-from featviz.pipeline.prepare import RunOptions, check_options
+from featviz.pipeline.options import check_drawing
 from featviz.records import DrawOptions, GridPlan, Layer, Site, Skip
 from featviz.rundir import destination
 from featviz.rundir.write import ImageFolder, RunDirectory, check_free, manifest_rows
@@ -85,7 +85,7 @@ def draw_kernels(model: ModelOptions, options: KernelOptions) -> KernelsResult:
     Raises:
         FeatvizError: a bad option, no such model, nothing to draw, or the folder failed.
     """
-    check_options(RunOptions(draw=options.draw, tensorboard=options.tensorboard))
+    check_drawing(options.draw, options.tensorboard)
     destination.check_apart(
         options.out, "--out", destination.model_files(model.spec, model.arch, model.weights)
     )

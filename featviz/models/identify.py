@@ -1,4 +1,5 @@
-"""Which torchvision architecture do these tensors belong to? By their names and shapes.
+"""The story of `identify`: which torchvision architecture the tensors of a file belong to, by
+their names and shapes.
 
 The index that ships with featviz (`scripts/make_architectures.py` writes it) holds every builder of
 torchvision; the head is left out of the comparison, and the number of classes is read from it.
@@ -15,7 +16,8 @@ from math import isqrt
 from pathlib import Path
 from typing import Any
 
-from featviz.models.files.state_dict import Unwrapped
+from featviz.models.files import checkpoint
+from featviz.models.files.state_dict import Unwrapped, stripped_forms, unwrap
 
 INDEX = Path(__file__).with_name("architectures.json.gz")
 _NEAREST = 3
@@ -58,7 +60,8 @@ class Near:
 
 @dataclass(frozen=True)
 class Known:
-    """What was found: `names` fit entirely (twins share a signature), `nearest` in part."""
+    """The architectures that fit tensors: those of `names` entirely (twins have the same shapes),
+    those of `nearest` in part."""
 
     form: Unwrapped
     """The tensors as they fit, with what was done to their names."""
@@ -72,13 +75,13 @@ class Known:
 
     @property
     def arguments(self) -> dict[str, int]:
-        """What the builder must be told beside the name."""
-        told = {"num_classes": self.num_classes, "image_size": self.image_size, **self.auxiliary}
-        return {name: value for name, value in told.items() if value is not None}
+        """Keyword arguments of the builder, where they differ from its defaults."""
+        values = {"num_classes": self.num_classes, "image_size": self.image_size, **self.auxiliary}
+        return {name: value for name, value in values.items() if value is not None}
 
     @property
     def name(self) -> str | None:
-        """The plain one of those that fit."""
+        """The plainest of the architectures that fit."""
         return self.names[0] if self.names else None
 
     @property
@@ -100,25 +103,69 @@ class Known:
         return f"it is {self.name}{classes}{heads}{twins}"
 
 
+@dataclass(frozen=True)
+class Identification:
+    """A file of weights, and the architecture that its tensors belong to."""
+
+    file: str
+    match: Known
+
+    @property
+    def known(self) -> bool:
+        """Whether an architecture fits entirely."""
+        return self.match.name is not None
+
+    @property
+    def words(self) -> str:
+        """For people."""
+        steps = [*self.match.form.steps, f"{len(self.match.form.tensors)} tensors"]
+        return f"{self.file}: {'; '.join([*steps, self.match.words])}"
+
+    def as_json(self) -> dict[str, Any]:
+        """For programs."""
+        match = self.match
+        return {
+            "file": self.file,
+            "steps": list(match.form.steps),
+            "tensors": len(match.form.tensors),
+            "architecture": match.name,
+            "also": list(match.names[1:]),
+            "num_classes": match.num_classes,
+            "nearest": [vars(near) for near in match.nearest],
+        }
+
+
+def identify_file(
+    path: Path, key: str | None = None, prefix: str | None = None, ema: bool | None = None
+) -> Identification:
+    """Identify a file of weights.
+
+    Raises:
+        LoadError: no checkpoint, or no weights in it.
+    """
+    content = unwrap(checkpoint.read(path), key, prefix, ema, path.name)
+    return Identification(path.name, identify_forms(stripped_forms(content)))
+
+
 def identify_forms(forms: Iterable[Unwrapped]) -> Known:
-    """Of several forms of the same tensors (with and without prefixes), the one that fits best."""
-    found = [identify(form) for form in forms]
-    whole = [known for known in found if known.names]
-    return (whole or sorted(found, key=lambda known: -known.best))[0]
+    """The best match among several forms of the same tensors, with and without prefixes."""
+    matches = [identify(form) for form in forms]
+    whole = [known for known in matches if known.names]
+    return (whole or sorted(matches, key=lambda known: -known.best))[0]
 
 
 def identify(form: Unwrapped) -> Known:
     """Find the architecture of a state dict from its keys and shapes."""
     shapes = {key: list(tensor.shape) for key, tensor in form.tensors.items()}
-    own = {key: shape for key, shape in shapes.items() if not key.endswith(_COUNTERS)}
-    exact = [name for name, entry in _index().items() if _fits(own, entry)]
-    exact = exact or [name for name, entry in _index().items() if _fits_but_heads(own, entry)]
+    counted = {key: shape for key, shape in shapes.items() if not key.endswith(_COUNTERS)}
+    exact = [name for name, entry in _index().items() if _fits(counted, entry)]
+    exact = exact or [name for name, entry in _index().items() if _fits_but_heads(counted, entry)]
     exact.sort(key=_plain_first)
     if exact:
         entry = _index()[exact[0]]
-        classes, size = _classes(own, entry), _image_size(own, entry)
-        return Known(form, tuple(exact), classes, (), size, _auxiliary(own, entry))
-    near = [_near(own, name, entry) for name, entry in _index().items()]
+        classes, size = _classes(counted, entry), _image_size(counted, entry)
+        return Known(form, tuple(exact), classes, (), size, _auxiliary(counted, entry))
+    near = [_near(counted, name, entry) for name, entry in _index().items()]
     near.sort(key=lambda n: (-n.fitting / n.total, -n.fitting, _plain_first(n.name)))
     close = (n for n in near[:_NEAREST] if n.fitting >= _LEAST_NEAR * n.total)
     return Known(form, (), None, tuple(close))
@@ -134,35 +181,35 @@ def _index() -> dict[str, dict[str, Any]]:
     return index
 
 
-def _fits(own: Shapes, entry: Mapping[str, Any]) -> bool:
+def _fits(shapes: Shapes, entry: Mapping[str, Any]) -> bool:
     expected, head = entry["tensors"], entry["head"]
-    if len(own) != len(expected) or own.keys() != expected.keys():
+    if len(shapes) != len(expected) or shapes.keys() != expected.keys():
         return False
     return all(
         shape == expected[key]
         or (key in head and _same_but(shape, expected[key], head[key][0]))
         or (key == _POSITIONS and _same_but(shape, expected[key], 1))
-        for key, shape in own.items()
+        for key, shape in shapes.items()
     )
 
 
-def _fits_but_heads(own: Shapes, entry: Mapping[str, Any]) -> bool:
+def _fits_but_heads(shapes: Shapes, entry: Mapping[str, Any]) -> bool:
     """Whether all but the auxiliary heads fit, which one of the two lacks."""
-    if not _auxiliary(own, entry):
+    if not _auxiliary(shapes, entry):
         return False
     main = {key: shape for key, shape in entry["tensors"].items() if not _is_auxiliary(key)}
-    rest = {key: shape for key, shape in own.items() if not _is_auxiliary(key)}
+    rest = {key: shape for key, shape in shapes.items() if not _is_auxiliary(key)}
     return _fits(rest, {**entry, "tensors": main})
 
 
-def _auxiliary(own: Shapes, entry: Mapping[str, Any]) -> dict[str, bool]:
+def _auxiliary(shapes: Shapes, entry: Mapping[str, Any]) -> dict[str, bool]:
     """Arguments of the auxiliary heads that the file has and the builder does not make, or the
     other way round."""
     expected = entry["tensors"]
     return {
-        argument: any(key.startswith(prefix) for key in own)
+        argument: any(key.startswith(prefix) for key in shapes)
         for prefix, argument in _AUXILIARY.items()
-        if any(key.startswith(prefix) for key in own)
+        if any(key.startswith(prefix) for key in shapes)
         != any(key.startswith(prefix) for key in expected)
     }
 
@@ -171,11 +218,11 @@ def _is_auxiliary(key: str) -> bool:
     return key.startswith(tuple(_AUXILIARY))
 
 
-def _image_size(own: Shapes, entry: Mapping[str, Any]) -> int | None:
-    """Of a vision transformer for another size than the builder's own."""
-    if _POSITIONS not in own or own[_POSITIONS] == entry["tensors"][_POSITIONS]:
+def _image_size(shapes: Shapes, entry: Mapping[str, Any]) -> int | None:
+    """The side of a vision transformer's input, if it is not the builder's default."""
+    if _POSITIONS not in shapes or shapes[_POSITIONS] == entry["tensors"][_POSITIONS]:
         return None
-    return isqrt(own[_POSITIONS][1] - 1) * own["conv_proj.weight"][-1]
+    return isqrt(shapes[_POSITIONS][1] - 1) * shapes["conv_proj.weight"][-1]
 
 
 def _same_but(shape: Sequence[int], expected: Sequence[int], axis: int) -> bool:
@@ -185,19 +232,19 @@ def _same_but(shape: Sequence[int], expected: Sequence[int], axis: int) -> bool:
     )
 
 
-def _classes(own: Shapes, entry: Mapping[str, Any]) -> int | None:
+def _classes(shapes: Shapes, entry: Mapping[str, Any]) -> int | None:
     for key, (axis, factor, offset) in entry["head"].items():
-        if key not in own:
+        if key not in shapes:
             continue
-        return int((own[key][axis] - offset) // factor)
+        return int((shapes[key][axis] - offset) // factor)
     return None
 
 
-def _near(own: Shapes, name: str, entry: Mapping[str, Any]) -> Near:
+def _near(shapes: Shapes, name: str, entry: Mapping[str, Any]) -> Near:
     expected, head = entry["tensors"], entry["head"]
     fitting = sum(
-        own.get(key) == shape
-        or (key in head and key in own and _same_but(own[key], shape, head[key][0]))
+        shapes.get(key) == shape
+        or (key in head and key in shapes and _same_but(shapes[key], shape, head[key][0]))
         for key, shape in expected.items()
     )
     return Near(name, fitting, len(expected))

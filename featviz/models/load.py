@@ -28,7 +28,7 @@ class LoadedModel:
     preprocess: Preprocess
     device: torch.device
     source: Mapping[str, Any]
-    """What it is and where from, for run.json: no absolute path."""
+    """The model for run.json: its kind, name or file, and weights; no absolute path."""
     categories: tuple[str, ...] = ()
     """Names of the classes, where the weights have them."""
 

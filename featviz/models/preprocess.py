@@ -27,7 +27,7 @@ Size = int | tuple[int, int]
 
 @dataclass(frozen=True)
 class InputOptions:
-    """What the user says of the input; None leaves it to the model."""
+    """The user's choices for the model's input; None leaves a choice to the model."""
 
     size: Size | None = None
     """Resize: the shorter side, or (height, width), in pixels."""
@@ -60,7 +60,7 @@ class Preprocess:
     channels: int = 3
     interpolation: InterpolationMode = InterpolationMode.BILINEAR
     antialias: bool = True
-    """Off for torchvision's video models, which were trained without."""
+    """Whether resizing smooths; torchvision's video models were trained without."""
     multiple: int = 1
     """Sides are cropped to a multiple of so many pixels."""
     frames: int | None = None
@@ -114,7 +114,7 @@ class Preprocess:
         return torch.cat(padded, dim=3)
 
     def pictures(self, args: Sequence[Tensor]) -> list[Tensor]:
-        """The same, each image and each frame by itself."""
+        """The inputs before normalising, clipped to 0..1: [1, C, H, W] for each image and frame."""
         pictures = [p for arg in args for p in (arg.unbind(2) if arg.ndim == 5 else (arg,))]
         return [self._undo(picture) for picture in pictures]
 
@@ -140,7 +140,7 @@ class Preprocess:
 
     @property
     def words(self) -> str:
-        """What is done, in words, for the manifest."""
+        """The steps in words, for the manifest."""
         steps = ["greyscale" if self.channels == 1 else "RGB"]
         if isinstance(self.resize, int):
             steps.append(f"resize shorter side to {self.resize} ({self.interpolation.value})")

@@ -23,7 +23,7 @@ IMAGENET_STD = (0.229, 0.224, 0.225)
 
 @dataclass(frozen=True)
 class FixedInput:
-    """What a model leaves no choice in; None leaves it free."""
+    """The input that a model takes and no other; None where it takes any."""
 
     channels: int | None
     size: tuple[int, int] | None
@@ -45,12 +45,12 @@ def choose_preprocess(
     fixed = fixed or FixedInput(None, None)
     if isinstance(entry, Preprocess):
         base: Preprocess | None = entry
-        own = entry.channels
+        expected = entry.channels
     else:
         base = _from_entry(entry) if entry is not None else None
         base = _at_own_size(base, module) if base is not None else _of_kind(module)
-        own = fixed.channels or first_channels(module)
-    channels = options.channels or own
+        expected = fixed.channels or first_channels(module)
+    channels = options.channels or expected
     if base is None or base.channels != channels:
         base = _by_channels(channels, options, fixed.size)
     first = _first_convolution(module)
@@ -93,9 +93,11 @@ def from_timm(config: Mapping[str, Any]) -> Preprocess:
             f"the model takes {channels} channels, and an image gives 1 or 3",
             "--model-arg in_chans=1 or in_chans=3",
         )
-    own = {name: tuple(float(value) for value in config[name]) for name in ("mean", "std")}
-    if len(own["mean"]) != channels:
-        own = {name: (sum(values) / len(values),) * channels for name, values in own.items()}
+    statistics = {name: tuple(float(value) for value in config[name]) for name in ("mean", "std")}
+    if len(statistics["mean"]) != channels:
+        statistics = {
+            name: (sum(values) / len(values),) * channels for name, values in statistics.items()
+        }
     tall, wide = (math.floor(side / config["crop_pct"]) for side in (height, width))
     crop: Size | None = height if height == width else (height, width)
     resize: Size = (tall, wide)
@@ -105,7 +107,7 @@ def from_timm(config: Mapping[str, Any]) -> Preprocess:
         log.warning("timm's crop mode %s is drawn as squash", config["crop_mode"])
         resize, crop = (height, width), None
     mode = InterpolationMode(config["interpolation"])
-    return Preprocess(resize, crop, own["mean"], own["std"], channels, mode)
+    return Preprocess(resize, crop, statistics["mean"], statistics["std"], channels, mode)
 
 
 _MOST_CHANNELS = 512
@@ -172,7 +174,8 @@ _PRESETS: dict[str, Callable[[Mapping[str, Any]], Preprocess]] = {
     "OpticalFlow": _optical_flow,
     "RAFT": _optical_flow,
 }
-"""By the name of torchvision's preset, or of a module that tells the model's kind."""
+"""Readers of torchvision's presets, by the preset's name or by the name of a module class that only
+models with this preset have."""
 
 
 def _by_channels(
@@ -185,13 +188,13 @@ def _by_channels(
             f"the first convolution takes {channels} channels, and an image gives 1 or 3",
             "--channels 1 or --channels 3, if that is not where the image goes in",
         )
-    found = Preprocess(*_resize_and_crop(size), IMAGENET_MEAN, IMAGENET_STD)
+    guess = Preprocess(*_resize_and_crop(size), IMAGENET_MEAN, IMAGENET_STD)
     if None in (options.size or options.crop, options.mean, options.std):
         log.warning(
             "preprocessing is a guess, ImageNet's: %s (--size, --crop, --mean, --std change it)",
-            _overridden(found, options).words,
+            _overridden(guess, options).words,
         )
-    return found
+    return guess
 
 
 def _resize_and_crop(size: tuple[int, int] | None) -> tuple[Size, Size | None]:

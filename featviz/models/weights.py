@@ -1,4 +1,4 @@
-"""Putting tensors into a module: all of them, or as many as fit where that was asked for."""
+"""Weights of files into modules: all of them, or as many as fit where that was asked for."""
 
 from __future__ import annotations
 
@@ -7,12 +7,17 @@ import logging
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from featviz.errors import LoadError
+from featviz.models.files import checkpoint
+from featviz.models.files.state_dict import Unwrapped, strip, unwrap
+from featviz.models.sources import ModelOptions
 from featviz.text import quoted
 
 log = logging.getLogger(__name__)
@@ -26,7 +31,7 @@ _OPTIONAL = "num_batches_tracked"
 
 @dataclass(frozen=True)
 class Fit:
-    """How a state dict fits a module's own."""
+    """How well a state dict fits a module: counts and names of tensors."""
 
     total: int
     missing: tuple[str, ...]
@@ -41,7 +46,7 @@ class Fit:
 
     @property
     def words(self) -> str:
-        """What does not fit, for people."""
+        """The tensors that do not fit, in words; empty if all fit."""
         parts = [
             f"missing {_some(self.missing)}" if self.missing else "",
             f"unexpected {_some(self.unexpected)}" if self.unexpected else "",
@@ -52,16 +57,16 @@ class Fit:
 
 def compare(module: nn.Module, tensors: Mapping[str, Tensor]) -> Fit:
     """Hold tensors against a module's own names and shapes."""
-    own = {k: v for k, v in module.state_dict().items() if isinstance(v, Tensor)}
-    counted = [key for key in own if key in tensors or not key.endswith(_OPTIONAL)]
+    expected = {k: v for k, v in module.state_dict().items() if isinstance(v, Tensor)}
+    counted = [key for key in expected if key in tensors or not key.endswith(_OPTIONAL)]
     return Fit(
         total=len(counted),
         missing=tuple(key for key in counted if key not in tensors),
-        unexpected=tuple(key for key in tensors if key not in own),
+        unexpected=tuple(key for key in tensors if key not in expected),
         other=tuple(
-            f"{key} is {list(tensors[key].shape)}, not {list(own[key].shape)}"
+            f"{key} is {list(tensors[key].shape)}, not {list(expected[key].shape)}"
             for key in counted
-            if key in tensors and tensors[key].shape != own[key].shape
+            if key in tensors and tensors[key].shape != expected[key].shape
         ),
     )
 
@@ -85,9 +90,13 @@ def put_into(
             f"{what}: {fit.fitting} of {fit.total} tensors; {fit.words}",
             "another --arch, --model-arg (for example num_classes=10), or --partial for what fits",
         )
-    own = module.state_dict()
-    chosen = OrderedDict((k, v) for k, v in tensors.items() if k in own and own[k].shape == v.shape)
-    vars(chosen)["_metadata"] = getattr(own, "_metadata", {})  # MNASNet loads no unknown version
+    expected = module.state_dict()
+    chosen = OrderedDict(
+        (k, v) for k, v in tensors.items() if k in expected and expected[k].shape == v.shape
+    )
+    vars(chosen)["_metadata"] = getattr(
+        expected, "_metadata", {}
+    )  # MNASNet loads no unknown version
     try:
         module.load_state_dict(chosen, strict=False)
     except RuntimeError as error:  # sparse and quantized tensors, which cannot be copied in
@@ -98,6 +107,51 @@ def put_into(
     if fit.words:
         log.warning("loaded %d of %d tensors (--partial): %s", fit.fitting, fit.total, fit.words)
     return fit
+
+
+def load_weights(module: nn.Module, path: Path, options: ModelOptions) -> dict[str, Any]:
+    """Load a file's weights into a module; returns what run.json says of them.
+
+    Raises:
+        LoadError: the file holds no weights, or they do not fit.
+    """
+    return put_weights(module, read_weights(path, options), path, options)
+
+
+def read_file(path: Path, options: ModelOptions) -> Any:
+    """What a file holds: a module, or a mapping with tensors somewhere in it.
+
+    Raises:
+        LoadError: no checkpoint, truncated, or a pickle that needs more than is allowed.
+    """
+    return checkpoint.read(path, options.allow_globals, options.unsafe_load)
+
+
+def read_weights(path: Path, options: ModelOptions) -> Unwrapped:
+    """The tensors of a file by name.
+
+    Raises:
+        LoadError: the file holds no weights.
+    """
+    content = read_file(path, options)
+    return unwrap(content, options.key, options.strip_prefix, options.ema, path.name)
+
+
+def put_weights(
+    module: nn.Module, tensors: Unwrapped, path: Path, options: ModelOptions
+) -> dict[str, Any]:
+    """Load the tensors of a file into a module; returns what run.json says of them.
+
+    Raises:
+        LoadError: they do not fit.
+    """
+    fitting = strip(tensors, module.state_dict())
+    if fitting.steps:
+        log.info("%s: %s", path.name, "; ".join(fitting.steps))
+    what = f"{path.name} does not fit {options.spec}"
+    fit = put_into(module, fitting.tensors, what, options.partial)
+    taken = [*fitting.steps, f"loaded {fit.fitting} of {fit.total}"]
+    return {**checkpoint.record(path), "taken": taken}
 
 
 def in_full_precision(module: nn.Module, device: torch.device) -> nn.Module:
@@ -120,15 +174,15 @@ def digest(module: nn.Module) -> str:
 
     Takes about a second for each gigabyte.
     """
-    found = hashlib.sha256()
+    sha256 = hashlib.sha256()
     for name, part in module.named_modules():
-        found.update(f"{name}: {type(part).__qualname__}\n".encode())
+        sha256.update(f"{name}: {type(part).__qualname__}\n".encode())
     for name, tensor in [*module.named_parameters(), *module.named_buffers()]:
-        found.update(f"{name}: {tensor.dtype}\n".encode())
+        sha256.update(f"{name}: {tensor.dtype}\n".encode())
         if not (is_lazy(tensor) or tensor.is_meta):
-            found.update(f"{list(tensor.shape)}\n".encode())
-            found.update(_plain(tensor).numpy().data)
-    return found.hexdigest()
+            sha256.update(f"{list(tensor.shape)}\n".encode())
+            sha256.update(_plain(tensor).numpy().data)
+    return sha256.hexdigest()
 
 
 def _plain(tensor: Tensor) -> Tensor:

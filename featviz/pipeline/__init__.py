@@ -14,22 +14,21 @@ from typing import BinaryIO
 
 import torch
 
-from featviz import images
 from featviz.drawing import tensorboard
-from featviz.drawing.draw import Drawer
 from featviz.drawing.kernels import post_kernels
-from featviz.drawing.tensorboard import Board
 from featviz.errors import FeatvizError
 from featviz.hooks.eval_mode import borrowed
+from featviz.images import find
 from featviz.models.load import LoadedModel, ModelOptions
 from featviz.pipeline import dry_run, limits, shared_basis
 from featviz.pipeline.encoders import Background
-from featviz.pipeline.prepare import Prepared, RunOptions, find, prepare
+from featviz.pipeline.options import RunOptions
+from featviz.pipeline.prepare import Prepared, find_images, prepare
 from featviz.pipeline.processes import ALONE, World
-from featviz.pipeline.resume import Journal, check_destination, open_store, run_record
-from featviz.pipeline.session import Session, Task
+from featviz.pipeline.resume import RunDocument, check_destination, open_store, run_record
+from featviz.pipeline.session import Session
 from featviz.pipeline.signals import stop_requests
-from featviz.records import ImageResult, Limits, RunResult, Sample
+from featviz.records import ImageResult, RunResult, Sample
 from featviz.rundir import RUN_FILE, archive, destination
 from featviz.rundir.write import RunDirectory
 
@@ -55,33 +54,37 @@ def run(
     Args:
         progress: called with all there is to know of each image, in their order. The result has
             only their names and errors, so that it does not grow with every picture.
+        stdin: where the list of images is read for the argument `-`; None takes the process's own.
         team: the processes that divide the images among them; this is one of them.
 
     Raises:
-        FeatvizError: nothing could be begun, or the run directory failed. What goes wrong with
-            one image is in its result instead.
+        FeatvizError: nothing could be begun, or the run directory could not be written. What goes
+            wrong with one image is in its result instead.
     """
     share = team.share(options.shard)
-    found = team.at_first(partial(_find, model, arguments, options, stdin))
-    prepared = prepare(model, found, options)
+    images = team.at_first(partial(_find, model, arguments, options, stdin))
+    prepared = prepare(model, images, options)
     samples = share.of(prepared.samples)
-    allowed = _check_limits(prepared, samples, options, team)
+    options = _limited(prepared, samples, team)
     with _destination(options, team) as options:
-        log_book = Journal(run_record(prepared, options), prepared.samples)
-        folder = team.at_first(partial(_begin, options, log_book, prepared))
-        seen = _Seen(log_book, progress, len(samples))
+        prepared = replace(prepared, options=options)
+        document = RunDocument(run_record(prepared), prepared.samples)
+        folder = team.at_first(partial(_begin, prepared, document))
+        finished = _Finished(document, progress, len(samples))
         with (
-            _in_any_case(partial(_end, log_book, folder, team)),
+            _in_any_case(partial(_end, document, folder, team)),
             tensorboard.opened(options.tensorboard, options.out) as board,
         ):
-            task = _task(prepared, options, allowed, log_book.fingerprint, folder, board)
-            interrupted = _visit_all(Session(task, folder, seen), samples, options, seen)
+            if board is not None:
+                post_kernels(prepared.model.module, prepared.layers, board)
+            session = Session(prepared, folder, document.fingerprint, finished.add, board)
+            interrupted = _visit_all(session, samples, finished)
     return RunResult(
         options.archive or options.out,
-        tuple(seen.results),
-        tuple(sample.name for sample in samples if sample.name in log_book.missing),
+        tuple(finished.results),
+        tuple(sample.name for sample in samples if sample.name in document.missing),
         interrupted,
-        seen.pictures,
+        finished.pictures,
     )
 
 
@@ -91,28 +94,53 @@ def _find(
     options: RunOptions,
     stdin: BinaryIO | None,
 ) -> list[Sample]:
-    """The images; and what can be known to be wrong before the model is loaded, said."""
-    found = find(arguments, options, stdin)
+    """Find the images, and refuse what can be known to be wrong before the model is loaded."""
+    samples = find_images(arguments, options, stdin)
     names = (None,) if isinstance(model, LoadedModel) else (model.spec, model.arch, model.weights)
     place = (options.out, "--out") if options.archive is None else (options.archive, "--archive")
-    destination.check_apart(*place, [*images.files_of(found), *destination.model_files(*names)])
+    destination.check_apart(*place, [*find.files_of(samples), *destination.model_files(*names)])
     check_destination(model, options)
-    return found
+    return samples
 
 
-class _Seen:
-    """Notes the images as they are finished, and passes them on."""
+def _limited(prepared: Prepared, samples: Sequence[Sample], team: World) -> RunOptions:
+    """The options with what this process may write: a team divides the limits as it divides the
+    images.
 
-    def __init__(self, log_book: Journal, progress: Progress, total: int) -> None:
-        self.log_book, self.progress, self.total = log_book, progress, total
+    Raises:
+        UsageError: the run would write more than it may.
+    """
+    options = prepared.options
+    if team.size == 1:
+        dry_run.check_limits(prepared, len(samples))
+        return options
+    dry_run.check_limits(prepared, len(prepared.samples))
+    return replace(options, limits=limits.part(options.limits, len(samples), len(prepared.samples)))
+
+
+def _begin(prepared: Prepared, document: RunDocument) -> RunDirectory:
+    folder = open_store(prepared.options, document.record)
+    folder.refuse_links(document.names)
+    document.write(folder)
+    shared_basis.write_bases(folder, prepared)
+    return folder
+
+
+class _Finished:
+    """The images that are finished: noted in run.json's document, and passed on to the caller."""
+
+    def __init__(self, document: RunDocument, progress: Progress, total: int) -> None:
+        self.document, self.progress, self.total = document, progress, total
         self.results: list[ImageResult] = []
+        """Only the names and errors of the images."""
         self.pictures = 0
 
-    def __call__(self, result: ImageResult) -> None:
+    def add(self, result: ImageResult) -> None:
+        """Note an image whose files are written, or which has failed."""
         brief = ImageResult(result.image, result.folder, error=result.error, kept=result.kept)
         self.results.append(brief)
         self.pictures += len(result.captures)
-        self.log_book.add(result)
+        self.document.add(result)
         self.progress(result, self.total)
 
     @property
@@ -121,83 +149,41 @@ class _Seen:
         return bool(self.results) and self.results[-1].error is not None
 
 
-def _check_limits(
-    prepared: Prepared, samples: Sequence[Sample], options: RunOptions, team: World
-) -> Limits:
-    """What this process may write; a team shares the limits as it shares the images."""
-    if team.size == 1:
-        dry_run.check_limits(prepared, len(samples), options)
-        return options.limits
-    dry_run.check_limits(prepared, len(prepared.samples), options)
-    return limits.part(options.limits, len(samples), len(prepared.samples))
-
-
-def _begin(options: RunOptions, log_book: Journal, prepared: Prepared) -> RunDirectory:
-    folder = open_store(options, log_book.record)
-    folder.refuse_links(log_book.names)
-    log_book.write(folder)
-    shared_basis.settle(folder, prepared, options)
-    return folder
-
-
-def _end(log_book: Journal, folder: RunDirectory, team: World) -> None:
-    """The first process writes what became of the images of all; the others wait for it."""
-    try:
-        shared = team.gather(log_book.errors)
-    except FeatvizError:
-        if team.first:
-            log_book.write(folder)
-        raise
-    for errors in shared:
-        log_book.errors |= errors
-    log_book.missing = team.at_first(partial(log_book.write, folder))
-
-
-def _task(
-    prepared: Prepared,
-    options: RunOptions,
-    allowed: Limits,
-    fingerprint: str,
-    folder: RunDirectory,
-    board: Board | None,
-) -> Task:
-    if board is not None:
-        post_kernels(prepared.model.module, prepared.layers, board)
-    return Task(
-        prepared.model,
-        prepared.layers,
-        prepared.plan,
-        Drawer(options.draw, shared_basis.read(folder, options)),
-        options.inputs,
-        fingerprint,
-        allowed,
-        board,
-        {sample.name: step for step, sample in enumerate(prepared.samples)},
-    )
-
-
-def _visit_all(
-    session: Session, samples: Sequence[Sample], options: RunOptions, seen: _Seen
-) -> bool:
-    """Show the images to the model, one by one, until they end, or a signal ends them (True)."""
-    module, gradients = session.task.model.module, options.passes.gradients
+def _visit_all(session: Session, samples: Sequence[Sample], finished: _Finished) -> bool:
+    """Show the images to the model, one by one; True if a signal ended it before the last."""
+    options = session.prepared.options
     with (
-        borrowed(module, gradients),
+        borrowed(session.prepared.model.module, options.passes.gradients),
         _shared_cores(options.jobs) as background,
         stop_requests() as stop,
         _in_any_case(session.settle),
     ):
         for sample in samples:
-            if stop.is_set() or (options.fail_fast and seen.last_failed):
+            if stop.is_set() or (options.fail_fast and finished.last_failed):
                 break
             if not (options.resume and session.keep(sample)):
                 session.visit(sample, background)
     return stop.is_set()
 
 
+def _end(document: RunDocument, folder: RunDirectory, team: World) -> None:
+    """Write run.json in the first process, with what became of the images of all processes; the
+    others wait for it."""
+    try:
+        shared = team.gather(document.errors)
+    except FeatvizError:
+        if team.first:
+            document.write(folder)
+        raise
+    for errors in shared:
+        document.errors |= errors
+    document.missing = team.at_first(partial(document.write, folder))
+
+
 @contextmanager
 def _destination(options: RunOptions, team: World) -> Iterator[RunOptions]:
-    """A folder of its own for a run that becomes an archive, of whatever it holds at the end."""
+    """The options with the folder to write into: a hidden one where the run becomes an archive,
+    which is packed at the end, whatever the folder holds by then."""
     if options.archive is None:
         yield options
         return
@@ -218,7 +204,8 @@ def _pack(inside: RunOptions) -> None:
 
 @contextmanager
 def _in_any_case(task: Callable[[], object]) -> Iterator[None]:
-    """Do something at the end; of a block that failed, what fails here is no news."""
+    """Do something at the end of a block; if the block has failed, errors of the task are left
+    out."""
     try:
         yield
     except BaseException:

@@ -14,10 +14,10 @@ from featviz.drawing.figure import FigureGeometry
 from featviz.gradients import forward_backward
 from featviz.hooks.eval_mode import borrowed
 from featviz.layout import Maps, to_maps
-from featviz.layout.overrides import HintBook
 from featviz.models.load import ModelOptions
-from featviz.pipeline import limits
-from featviz.pipeline.prepare import Prepared, RunOptions, find, prepare
+from featviz.pipeline.limits import check_plan
+from featviz.pipeline.options import RunOptions
+from featviz.pipeline.prepare import Prepared, find_images, prepare
 from featviz.records import STAT_COLUMNS, DrawOptions, GridPlan, Limits, Shard, Site, Written
 from featviz.text import printable
 
@@ -34,9 +34,9 @@ FIGURE = 0.5
 """PNG bytes for each pixel of a figure: 0.31 with 16 maps, 0.47 with 4, over the sample scenes."""
 TENSOR_BYTES = 4
 OWN_FILES = 3
-"""Beside the pictures an image has input.png, stats.npz and manifest.json."""
+"""Files of an image beside its pictures: input.png, stats.npz and manifest.json."""
 ROW_BYTES = 1000
-"""What a picture takes in manifest.json and as an array in stats.npz, beside its numbers."""
+"""Bytes for each picture in manifest.json and stats.npz, without the numbers of its channels."""
 CHANNEL_BYTES = 4 * len(STAT_COLUMNS)
 
 
@@ -63,7 +63,7 @@ class DryRun:
     skipped: tuple[tuple[str, str], ...]
     """(layer, reason)."""
     beside: Written
-    """For each image: input.png, stats.npz, manifest.json, and the tensors that are kept."""
+    """Other files of each image: input.png, stats.npz, manifest.json, and raw tensors."""
 
     @property
     def totals(self) -> dict[str, Any]:
@@ -112,12 +112,12 @@ def dry_run(model: ModelOptions, arguments: Sequence[str], options: RunOptions) 
     Raises:
         FeatvizError: what `run` would raise before it begins.
     """
-    prepared = prepare(model, find(arguments, options), options)
+    prepared = prepare(model, find_images(arguments, options), options)
     share = options.shard or Shard()
-    return _plan(prepared, len(share.of(prepared.samples)), options)
+    return _plan(prepared, len(share.of(prepared.samples)))
 
 
-def check_limits(prepared: Prepared, images: int, options: RunOptions) -> None:
+def check_limits(prepared: Prepared, images: int) -> None:
     """Hold what a run of so many images would write against its limits.
 
     Where a model takes images in their own size the first one stands for all.
@@ -125,14 +125,15 @@ def check_limits(prepared: Prepared, images: int, options: RunOptions) -> None:
     Raises:
         UsageError: it would write more than it may.
     """
-    if options.limits != Limits():
-        limits.check_plan(options.limits, _plan(prepared, images, options).written)
+    limits = prepared.options.limits
+    if limits != Limits():
+        check_plan(limits, _plan(prepared, images).written)
 
 
-def _plan(prepared: Prepared, images: int, options: RunOptions) -> DryRun:
-    """What so many images would give, from a pass on zeros."""
-    loaded, blank = prepared.model, prepared.blank
-    book = HintBook(loaded.module, blank[0].shape, options.draw.tensor_layout)
+def _plan(prepared: Prepared, images: int) -> DryRun:
+    """The files that a run of so many images would write, from a pass on zeros."""
+    loaded, blank, options = prepared.model, prepared.blank, prepared.options
+    book = prepared.hint_book(blank)
     files: list[PlannedFile] = []
     beside = [Written(OWN_FILES, int(blank[0].numel() * BYTES_PER_VALUE))]
 
@@ -164,13 +165,13 @@ def _planned(site: Site, maps: Maps, draw: DrawOptions, shown: Sequence[int]) ->
     bytes = _bytes(plan, share)
     of = (site.layer.name, site.layer.type)
     picture = f"{site.stem}.{draw.format}"
-    found = [PlannedFile(*of, picture, plan.maps, plan.width, plan.height, bytes)]
+    files = [PlannedFile(*of, picture, plan.maps, plan.width, plan.height, bytes)]
     if draw.figure:
         panels = 1 if maps.strip else dress.shown_first(draw, count)
         height, width = FigureGeometry(panels, "own").pixels
         file = f"{site.stem}.figure.png"
-        found.append(PlannedFile(*of, file, panels, width, height, int(width * height * FIGURE)))
-    return found
+        files.append(PlannedFile(*of, file, panels, width, height, int(width * height * FIGURE)))
+    return files
 
 
 def _bytes(plan: GridPlan, share: float) -> int:

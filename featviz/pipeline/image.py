@@ -1,11 +1,11 @@
-"""One image in a model: collects captures in the hooks, then the files they became."""
+"""One image of a run: tensors become tiles in the hooks, and tiles files in the background."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -13,24 +13,27 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from featviz import hooks, layout
+from featviz import layout
 from featviz.drawing import draw, dress, figure, png
 from featviz.drawing.draw import Drawer
 from featviz.drawing.tensorboard import Post, histogram
 from featviz.drawing.tiles import Drawing
-from featviz.gradients import norms
+from featviz.gradients import forward_backward, norms
 from featviz.gradients.options import PassPlan
-from featviz.images import DecodedImage
+from featviz.images.decode import DecodedImage
 from featviz.layout.overrides import HintBook
+from featviz.models.preprocess import Preprocess
 from featviz.pipeline.encoders import Background
+from featviz.pipeline.prepare import Prepared
 from featviz.records import Bytes, Capture, Floats, ImageResult, Outcome, Sample, Site, Skip, finite
 from featviz.rundir.write import ImageFolder, manifest_rows
 
 log = logging.getLogger(__name__)
 
 
-class ImageRun:
-    """One image in a model: collects captures in the hooks, then the files they became."""
+class ImageWriter:
+    """Writes an image's files: its method `take` is the sink of the hooks, and turns tensors into
+    tiles at once; encoders turn the tiles into files while the model goes on."""
 
     def __init__(
         self,
@@ -38,27 +41,37 @@ class ImageRun:
         folder: ImageFolder,
         drawer: Drawer,
         background: Background,
+        hints: HintBook,
+        preprocess: Preprocess,
+        args: Sequence[Tensor],
         boarded: bool = False,
     ) -> None:
+        """Begin with the picture of the input.
+
+        Args:
+            args: what the model's forward gets.
+            boarded: whether the pictures are for TensorBoard as well.
+        """
         self.sample, self.folder, self.background = sample, folder, background
-        self.drawer, self.draw, self.boarded = drawer, drawer.options, boarded
+        self.drawer, self.draw, self.hints = drawer, drawer.options, hints
+        self.boarded = boarded
         self.files: list[Future[None]] = []
         self.rows: list[Future[Capture]] = []
         self.posts: list[Post] = []
         """For TensorBoard, in the order in which the layers ran."""
         self.stats: dict[str, Floats] = {}
-        self.hints: HintBook | None = None
-        self._shown: Bytes = np.zeros((0, 0, 3), np.uint8)
-        self._ground: tuple[Bytes, ...] = ()
-        self._image: dict[str, Any] = {}
-        self._skipped: tuple[Skip, ...] = ()
-        self._never_ran: tuple[str, ...] = ()
-        self._outcome = Outcome()
+        """Statistics of the channels by `Site.stats_key`: float32 [channels, 6]."""
+        self._shown = _pixels(preprocess.shown(args))
+        self._ground: list[Bytes] = []
+        if self.draw.overlay is not None:
+            pictures = preprocess.pictures(args)
+            ground = pictures if preprocess.frames else pictures[:1]
+            self._ground = [_in_colour(_pixels(picture)) for picture in ground]
+        self._later(self._shown, partial(_save_input, folder))
 
     def take(self, site: Site, tensor: Tensor) -> None:
-        """The sink of the hooks: draw the tensor now, leave the rest to the background."""
-        hints = self.hints.of(site.layer) if self.hints else None
-        parts = self.drawer.draw(site, tensor, hints, self._ground)
+        """Draw a tensor now, and leave the rest to the background."""
+        parts = self.drawer.draw(site, tensor, self.hints.of(site.layer), self._ground)
         kept = f"{site.stem}.npy" if self.draw.tensors == "npy" else None
         if kept is not None:
             file = self.folder.file(site.layer, kept)
@@ -71,81 +84,15 @@ class ImageRun:
             if self.boarded:
                 self._post(picture, at, None if key else tensor)
 
-    def begin(self, shown: Tensor, pictures: Sequence[Tensor], hints: HintBook) -> None:
-        """Draw what the model saw, and note what is known of the layers.
-
-        Args:
-            shown: [1, C, H, W] in 0..1.
-            pictures: the same for the maps to lie over: one, or the frames of a clip.
-        """
-        self.hints, self._shown = hints, _pixels(shown)
-        if self.draw.overlay is not None:
-            self._ground = tuple(_in_colour(_pixels(picture)) for picture in pictures)
-        self._later(self._shown, partial(_save_input, self.folder))
-
-    def close(
-        self, picture: DecodedImage, args: Sequence[Tensor], words: str, recorder: hooks.Recorder
-    ) -> None:
-        """Note the rest of the manifest; the model is done with this image."""
-        width, height = picture.size
-        self._image = {
-            "image": {
-                "path": self.sample.name,
-                "sha256": picture.sha256,
-                "size": {"width": width, "height": height},
-            },
-            "input": {"shape": _shape(args), "preprocessing": words},
-        }
-        if len(self.sample.paths) > 1:
-            self._image["image"]["files"] = [path.name for path in self.sample.paths]
-        self._skipped = tuple(recorder.skipped)
-        self._never_ran = tuple(layer.name for layer in recorder.never_ran)
-
-    def note(self, outcome: Outcome, plan: PassPlan, fingerprint: str) -> None:
-        """Note what the model said, and what was done to it."""
-        self._outcome = outcome
-        self._image["fingerprint"] = fingerprint
-        if outcome.prediction:
-            self._image["prediction"] = [asdict(guess) for guess in outcome.prediction]
-        if plan.options.gradients:
-            self._image["target"] = {
-                "of": plan.target.text,
-                "value": finite(outcome.target),
-                "grad_rule": plan.options.grad_rule,
-            }
-        if plan.changes:
-            self._image["interventions"] = [
-                {"kind": kind, "what": what} for kind, what in plan.options.interventions
-            ]
-        if outcome.intervened:
-            self._image["effect"] = outcome.effect
-
-    def settle(self) -> ImageResult:
-        """Wait for the files, then write the manifest.
+    def wait(self) -> tuple[Capture, ...]:
+        """Wait for the files; the manifest's rows of the pictures.
 
         Raises:
             StoreError: a file could not be written.
         """
         for future in self.files:
             future.result()
-        rows = tuple(future.result() for future in self.rows)
-        if line := norms.report(rows):
-            log.debug("%s: %s", self.sample.name, line)
-        manifest = {
-            **self._image,
-            **manifest_rows(rows, self._skipped),
-            "never_ran": list(self._never_ran),
-        }
-        self.folder.finish(manifest, self.stats)
-        name, folder = self.sample.name, self.folder.name
-        return ImageResult(
-            name,
-            folder,
-            rows,
-            self._skipped,
-            self._never_ran,
-            outcome=self._outcome,
-        )
+        return tuple(future.result() for future in self.rows)
 
     def abandon(self) -> None:
         """Wait for what is under way and remove it: a failed image leaves no files."""
@@ -158,11 +105,11 @@ class ImageRun:
         self.files.append(self.background.submit(array.nbytes, partial(task, array)))
 
     def _post(self, picture: Drawing, site: Site, tensor: Tensor | None) -> None:
-        """For TensorBoard: the grid, with a histogram of the whole tensor."""
-        board = dress.as_make_grid(picture, self.draw)
+        """Draw the grid for TensorBoard, with a histogram of the whole tensor."""
+        plain = dress.as_make_grid(picture, self.draw)
         counts = None if tensor is None else histogram(layout.to_floats(tensor))
-        future = self.background.submit(picture.tiles.nbytes, partial(draw.to_png, board))
-        size = (board.plan.height, board.plan.width)
+        future = self.background.submit(picture.tiles.nbytes, partial(draw.to_png, plain))
+        size = (plain.plan.height, plain.plan.width)
         self.posts.append(Post(site, future, size, picture.stats, picture.values, counts))
 
     def _finish_picture(
@@ -172,7 +119,7 @@ class ImageRun:
         shape: Sequence[int],
         kept: str | None,
     ) -> Capture:
-        """In the background: the manifest's row, then the file."""
+        """Make the manifest's row, then write the file; runs in the background."""
         _warn_of(picture, site, self.sample)
         file = self.folder.file(site.layer, f"{site.stem}.{self.draw.format}")
         row = draw.describe(picture, site, shape, file)
@@ -192,10 +139,99 @@ class ImageRun:
         return replace(row, figure=file)
 
 
-def _shape(args: Sequence[Tensor]) -> list[int] | list[list[int]]:
-    """Of the input; a list of shapes where the model takes several images."""
+@dataclass(frozen=True)
+class ImageRun:
+    """An image that has been through the model, and whose files are on their way."""
+
+    writer: ImageWriter
+    about: Mapping[str, Any]
+    """The manifest's words on the image, the input, and what the model said."""
+    outcome: Outcome
+    skipped: tuple[Skip, ...]
+    never_ran: tuple[str, ...]
+
+    def finish(self) -> ImageResult:
+        """Wait for the files, then write the manifest.
+
+        Raises:
+            StoreError: a file could not be written.
+        """
+        sample, folder, rows = self.writer.sample, self.writer.folder, self.writer.wait()
+        if line := norms.report(rows):
+            log.debug("%s: %s", sample.name, line)
+        captures = manifest_rows(rows, self.skipped)
+        manifest = {**self.about, **captures, "never_ran": list(self.never_ran)}
+        folder.finish(manifest, self.writer.stats)
+        return ImageResult(
+            sample.name, folder.name, rows, self.skipped, self.never_ran, outcome=self.outcome
+        )
+
+
+def run_image(
+    prepared: Prepared,
+    writer: ImageWriter,
+    picture: DecodedImage,
+    args: Sequence[Tensor],
+    fingerprint: str,
+) -> ImageRun:
+    """Show one image to the model, and back where gradients are wanted.
+
+    Args:
+        args: what the model's forward gets: the picture, preprocessed.
+        fingerprint: of the model and the options, for the manifest.
+
+    Raises:
+        ForwardError: the model raised.
+        UsageError: the target does not fit the output.
+    """
+    model, plan = prepared.model, prepared.plan
+    outcome, recorder = forward_backward.run(
+        model, plan, args, writer.hints, prepared.layers, writer.take
+    )
+    about = {
+        **_input_words(writer.sample, picture, args, model.preprocess.words),
+        "fingerprint": fingerprint,
+        **_outcome_words(outcome, plan),
+    }
+    never_ran = tuple(layer.name for layer in recorder.never_ran)
+    return ImageRun(writer, about, outcome, tuple(recorder.skipped), never_ran)
+
+
+def _input_words(
+    sample: Sample, picture: DecodedImage, args: Sequence[Tensor], preprocessing: str
+) -> dict[str, Any]:
+    """The manifest's words on the image and the model's input."""
+    width, height = picture.size
+    image = {
+        "path": sample.name,
+        "sha256": picture.sha256,
+        "size": {"width": width, "height": height},
+    }
+    if len(sample.paths) > 1:
+        image["files"] = [path.name for path in sample.paths]
     shapes = [list(arg.shape) for arg in args]
-    return shapes[0] if len(shapes) == 1 else shapes
+    shape = shapes[0] if len(shapes) == 1 else shapes
+    return {"image": image, "input": {"shape": shape, "preprocessing": preprocessing}}
+
+
+def _outcome_words(outcome: Outcome, plan: PassPlan) -> dict[str, Any]:
+    """The manifest's words on what the model said, and on what was done to it."""
+    words: dict[str, Any] = {}
+    if outcome.prediction:
+        words["prediction"] = [asdict(guess) for guess in outcome.prediction]
+    if plan.options.gradients:
+        words["target"] = {
+            "of": plan.target.text,
+            "value": finite(outcome.target),
+            "grad_rule": plan.options.grad_rule,
+        }
+    if plan.changes:
+        words["interventions"] = [
+            {"kind": kind, "what": what} for kind, what in plan.options.interventions
+        ]
+    if outcome.intervened:
+        words["effect"] = outcome.effect
+    return words
 
 
 def _save_tensor(folder: ImageFolder, name: str, array: np.ndarray) -> None:

@@ -16,10 +16,10 @@ def parse_bytes(text: str) -> int:
     Raises:
         UsageError: it is none.
     """
-    found = re.fullmatch(r"(\d{1,18}(?:\.\d{1,18})?)\s*([KMGT]?)B?", text.strip(), re.I | re.A)
-    if found is None:
+    match = re.fullmatch(r"(\d{1,18}(?:\.\d{1,18})?)\s*([KMGT]?)B?", text.strip(), re.I | re.A)
+    if match is None:
         raise UsageError(f"{text!r} is no amount of bytes", "for example 500MB or 2GB")
-    return int(float(found[1]) * _UNITS[found[2].upper()])
+    return int(float(match[1]) * _UNITS[match[2].upper()])
 
 
 def check_plan(limits: Limits, planned: Written) -> None:

@@ -28,9 +28,9 @@ def parse_shard(text: str) -> Shard:
     Raises:
         UsageError: it is not 1 <= I <= N.
     """
-    found = re.fullmatch(r"([0-9]{1,9})/([0-9]{1,9})", text)
-    if found and 1 <= int(found[1]) <= int(found[2]):
-        return Shard(int(found[1]) - 1, int(found[2]))
+    match = re.fullmatch(r"([0-9]{1,9})/([0-9]{1,9})", text)
+    if match and 1 <= int(match[1]) <= int(match[2]):
+        return Shard(int(match[1]) - 1, int(match[2]))
     raise UsageError(
         f"--shard {quoted(text)!r} is no part of a whole", "I/N with I from 1 to N: 2/8"
     )
@@ -49,15 +49,15 @@ class World:
     rank: int = 0
     size: int = 1
 
-    def share(self, told: Shard | None) -> Shard:
+    def share(self, shard: Shard | None) -> Shard:
         """This process's share of the images.
 
         Raises:
-            UsageError: one was told beside that of torchrun.
+            UsageError: `shard` is given, and torchrun divides the images already.
         """
-        if told is not None and self.size > 1:
+        if shard is not None and self.size > 1:
             raise UsageError("--shard divides what torchrun divides already", "leave it out")
-        return told or Shard(self.rank, self.size)
+        return shard or Shard(self.rank, self.size)
 
     @property
     def first(self) -> bool:

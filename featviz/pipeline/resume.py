@@ -1,4 +1,4 @@
-"""run.json as it grows, and what of an earlier run can be kept."""
+"""run.json as it grows, and the images of an earlier run that can be kept."""
 
 from __future__ import annotations
 
@@ -12,13 +12,14 @@ from typing import Any
 import torch
 import torchvision
 
-from featviz import images
 from featviz.drawing.tensorboard import EVENTS
 from featviz.errors import ImageError, StoreError
+from featviz.images import decode
 from featviz.models.files import checkpoint
 from featviz.models.load import LoadedModel, ModelOptions
-from featviz.models.sources import kind_of
-from featviz.pipeline.prepare import Prepared, RunOptions
+from featviz.models.sources import source_of
+from featviz.pipeline.options import RunOptions
+from featviz.pipeline.prepare import Prepared
 from featviz.records import ImageResult, Outcome, Sample
 from featviz.rundir import RUN_FILE
 from featviz.rundir.archive import check_archive
@@ -29,24 +30,24 @@ from featviz.rundir.write import ImageFolder, RunDirectory, check_free, differen
 from featviz.version import __version__
 
 _GROWING = ("images", "failures", "schema_version")
-"""What of run.json changes while a run goes on."""
+"""Keys of run.json that change while a run goes on."""
 
 
-class Journal:
-    """Writes run.json: what runs, and what became of the images."""
+class RunDocument:
+    """The content of run.json: what runs, and what became of the images."""
 
     def __init__(self, record: Mapping[str, Any], samples: Sequence[Sample]) -> None:
         """`samples` are those of the whole run, whichever process or shard takes them."""
         self.record = dict(record)
         self.names = [sample.name for sample in samples]
         self.errors: dict[str, str | None] = {}
-        """By image: what went wrong, or None."""
+        """The error of each finished image, by its name; None for one without."""
         self.missing: Collection[str] = ()
-        """Images of which nothing is known at the end."""
+        """Images that are neither complete nor failed at the end."""
 
     @property
     def fingerprint(self) -> str:
-        """Of the model and the options: what has the same was drawn in the same way."""
+        """sha256 of the model and the options: what has the same was drawn in the same way."""
         text = json.dumps(self.record, sort_keys=True, default=str)
         return hashlib.sha256(text.encode("utf-8", "backslashreplace")).hexdigest()
 
@@ -57,8 +58,8 @@ class Journal:
     def write(self, store: RunDirectory) -> list[str]:
         """Write run.json, the images in their order, and return those that are missing.
 
-        Of an image that did not come by here, an earlier run or another shard may have left the
-        manifest, or the failure in run.json.
+        An earlier run or another shard may have left the manifests of other images, or their
+        failures in run.json.
 
         Raises:
             StoreError: it cannot be written.
@@ -79,18 +80,19 @@ class Journal:
 
 
 def _left(store: RunDirectory, names: Collection[str]) -> dict[str, str | None]:
-    """What stands in the folder of images that did not come by here: as Journal.errors."""
+    """The images that an earlier run or another shard has finished, as RunDocument.errors."""
     try:
         rows = check_failures(read_json(store.root / RUN_FILE).get("failures"))
         failed = {row.image: row.error for row in rows}
     except (StoreError, ValueError):
         failed = {}
-    found = {name: failed[name] for name in names if name in failed}
-    return found | {name: None for name in names if store.image(name).is_complete}
+    failures = {name: failed[name] for name in names if name in failed}
+    return failures | {name: None for name in names if store.image(name).is_complete}
 
 
-def run_record(prepared: Prepared, options: RunOptions) -> dict[str, Any]:
-    """What decides what is drawn; nothing of when, where and how it was got there."""
+def run_record(prepared: Prepared) -> dict[str, Any]:
+    """All that decides what is drawn, and nothing else: no time, no place, no number of
+    threads."""
     model = prepared.model
     return {
         **_versions(),
@@ -98,7 +100,7 @@ def run_record(prepared: Prepared, options: RunOptions) -> dict[str, Any]:
         "model": model.source,
         "preprocessing": model.preprocess.words,
         "layers": [layer.name for layer in prepared.layers],
-        "options": _options(options),
+        "options": _options(prepared.options),
     }
 
 
@@ -151,11 +153,11 @@ def open_store(options: RunOptions, record: Mapping[str, Any]) -> RunDirectory:
     before = read_json(options.out / RUN_FILE)
     plain = json.loads(json.dumps(record, default=str))
     old = {key: value for key, value in before.items() if key not in _GROWING}
-    if found := differences(old, plain):
+    if different := differences(old, plain):
         raise StoreError(
-            f"--resume: {options.out} holds another run; {found[0]}",
+            f"--resume: {options.out} holds another run; {different[0]}",
             "give the same model and options, or another --out"
-            + (f" (and {len(found) - 1} more differences)" if found[1:] else ""),
+            + (f" (and {len(different) - 1} more differences)" if different[1:] else ""),
         )
     return RunDirectory(options.out).cleared()
 
@@ -165,14 +167,11 @@ def _foretold(model: ModelOptions | LoadedModel) -> tuple[dict[str, Any], bool]:
     that tells it from all others."""
     if isinstance(model, LoadedModel):
         return dict(model.source), True
-    kind = kind_of(model.spec)
+    source = source_of(model.spec)
     file = next((name for name in (model.weights, model.spec) if name and Path(name).is_file()), "")
-    known = checkpoint.record(Path(file)) if file else {}
-    if kind in ("torchvision", "timm"):
-        known |= {"name": model.spec.removeprefix(f"{kind}:")}
-        known |= {} if file else {"weights": model.weights or "default"}
+    known = source.record(model) | (checkpoint.record(Path(file)) if file else {})
     plain = replace(ModelOptions(model.spec, weights=model.weights), device=model.device)
-    return {"kind": kind, **known}, kind != "factory" and model == plain
+    return known, source.certain and model == plain
 
 
 def kept(folder: ImageFolder, sample: Sample, fingerprint: str) -> ImageResult | None:
@@ -181,7 +180,7 @@ def kept(folder: ImageFolder, sample: Sample, fingerprint: str) -> ImageResult |
         return None
     try:
         manifest = read_kept(folder.root, folder.name)
-        if manifest.fingerprint != fingerprint or manifest.image.sha256 != images.digest(sample):
+        if manifest.fingerprint != fingerprint or manifest.image.sha256 != decode.digest(sample):
             return None
         return _read_back(manifest, sample, folder)
     except (StoreError, ImageError):

@@ -8,14 +8,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from featviz import images
 from featviz.drawing.reduce import Basis, Moments
 from featviz.errors import ForwardError, ImageError
 from featviz.gradients import forward_backward
 from featviz.hooks.eval_mode import borrowed
 from featviz.layout import to_maps
-from featviz.layout.overrides import HintBook
-from featviz.pipeline.prepare import Prepared, RunOptions
+from featviz.pipeline.options import RunOptions
+from featviz.pipeline.prepare import Prepared, read_input
 from featviz.records import Sample, Site
 from featviz.rundir.read import read_arrays
 from featviz.rundir.write import BASES_FILE, RunDirectory, atomic
@@ -24,19 +23,19 @@ MOST_IMAGES = 16
 """Images, evenly spread over those of a run, from which a shared basis is made."""
 
 
-def settle(store: RunDirectory, prepared: Prepared, options: RunOptions) -> None:
+def write_bases(store: RunDirectory, prepared: Prepared) -> None:
     """Put the bases (for each layer float64 [4, C]: the mean and three loadings) into the run
     directory, if they are wanted and not there: a run that is
     resumed goes on with those it began with, whatever images were added."""
     path = store.root / BASES_FILE
-    if options.draw.shared_basis and not path.is_file():
-        found = learn(prepared, options)
-        tables = {key: np.vstack([basis.mean, basis.loadings]) for key, basis in found.items()}
+    if prepared.options.draw.shared_basis and not path.is_file():
+        bases = learn(prepared)
+        tables = {key: np.vstack([basis.mean, basis.loadings]) for key, basis in bases.items()}
         with atomic(path, store.root) as file:
             np.savez(file, **tables)  # type: ignore[arg-type]
 
 
-def read(store: RunDirectory, options: RunOptions) -> dict[str, Basis]:
+def read_bases(store: RunDirectory, options: RunOptions) -> dict[str, Basis]:
     """The bases of a run, by `Site.stats_key`; none where each image has its own.
 
     Raises:
@@ -44,22 +43,22 @@ def read(store: RunDirectory, options: RunOptions) -> dict[str, Basis]:
     """
     if not options.draw.shared_basis:
         return {}
-    held = read_arrays(store.root / BASES_FILE)
-    tables = {key: torch.tensor(table) for key, table in held.items()}
+    arrays = read_arrays(store.root / BASES_FILE)
+    tables = {key: torch.tensor(table) for key, table in arrays.items()}
     return {key: Basis(table[0], table[1:]) for key, table in tables.items()}
 
 
-def learn(prepared: Prepared, options: RunOptions) -> dict[str, Basis]:
+def learn(prepared: Prepared) -> dict[str, Basis]:
     """Principal components over up to 16 images, evenly spread over those of the run, pixel by
     pixel; images that fail are left out."""
     moments: dict[str, Moments] = {}
-    with borrowed(prepared.model.module, options.passes.gradients):
+    with borrowed(prepared.model.module, prepared.options.passes.gradients):
         for sample in _spread(prepared.samples):
             try:
-                _take_in(sample, prepared, options, moments)
+                _add(sample, prepared, moments)
             except (ImageError, ForwardError):
                 continue
-    return {key: found.basis() for key, found in moments.items()}
+    return {key: sums.basis() for key, sums in moments.items()}
 
 
 def _spread(samples: Sequence[Sample]) -> list[Sample]:
@@ -67,20 +66,18 @@ def _spread(samples: Sequence[Sample]) -> list[Sample]:
     return [samples[round(place)] for place in places]
 
 
-def _take_in(
-    sample: Sample, prepared: Prepared, options: RunOptions, moments: dict[str, Moments]
-) -> None:
-    model, inputs = prepared.model, options.inputs
-    picture = images.decode(sample, inputs.exif, inputs.background, model.preprocess.frames)
-    args = model.preprocess(picture.images)
-    book = HintBook(model.module, args[0].shape, options.draw.tensor_layout)
+def _add(sample: Sample, prepared: Prepared, moments: dict[str, Moments]) -> None:
+    """Add an image's maps to the sums of each layer."""
+    model = prepared.model
+    _, args = read_input(sample, model.preprocess, prepared.options.inputs)
+    book = prepared.hint_book(args)
 
     def sink(site: Site, tensor: Tensor) -> None:
         maps = to_maps(tensor, book.of(site.layer))[""]
         if not maps.strip:
             channels = len(maps.data)
-            found = moments.setdefault(site.stats_key, Moments(channels))
-            if len(found.total) == channels:
-                found.add(maps.data)
+            sums = moments.setdefault(site.stats_key, Moments(channels))
+            if len(sums.total) == channels:
+                sums.add(maps.data)
 
     forward_backward.run(model, prepared.plan, args, book, prepared.layers, sink)

@@ -1,7 +1,8 @@
-"""Option records held against what they say of themselves: types, choices and ranges.
+"""Checks of option records: types, choices, ranges, and options that contradict each other.
 
-The annotation of a field says what it takes. The command line and the Python API both ask here, so
-they refuse the same values, with click's words where click has some.
+The annotation of a field says what it takes, and the method `contradictions` of a record, if it has
+one, which values do not go together. The command line and the Python API both check here, so they
+refuse the same values, with click's words where click has some.
 """
 
 from __future__ import annotations
@@ -57,7 +58,8 @@ def check(record: Any) -> None:
     """Refuse bad values of a record, and of the records in it.
 
     Raises:
-        UsageError: names the option, its value and what it takes.
+        UsageError: names the option, its value and what it takes; or two options that do not go
+            together.
     """
     hints = _hints(type(record))
     for field in fields(record):
@@ -66,6 +68,9 @@ def check(record: Any) -> None:
             check(value)
         else:
             _read(hints[field.name], flag(field.name), value)
+    contradictions: Iterable[tuple[str, str]] = getattr(record, "contradictions", tuple)()
+    for message, hint in contradictions:
+        raise UsageError(message, hint)
 
 
 def choices(kind: type, name: str) -> list[str]:
@@ -93,10 +98,10 @@ def read_numbers(value: Any) -> tuple[float, ...] | None:
     if isinstance(value, str):
         value = value.split(",")
     try:
-        found = tuple(float(number) for number in ([value] if _is_real(value) else value))
+        values = tuple(float(number) for number in ([value] if _is_real(value) else value))
     except (TypeError, ValueError):
         return None
-    return found if all(map(math.isfinite, found)) else None
+    return values if all(map(math.isfinite, values)) else None
 
 
 def read_texts(option: str, value: Any) -> tuple[str, ...]:
@@ -105,10 +110,10 @@ def read_texts(option: str, value: Any) -> tuple[str, ...]:
     Raises:
         UsageError: it is something else.
     """
-    found = () if value is None else (value,) if isinstance(value, str) else value
-    if not isinstance(found, (list, tuple)) or not all(isinstance(text, str) for text in found):
+    texts = () if value is None else (value,) if isinstance(value, str) else value
+    if not isinstance(texts, (list, tuple)) or not all(isinstance(text, str) for text in texts):
         raise UsageError(f"{option} {_shown(value)} is not a text", "give one, or a list of them")
-    return tuple(found)
+    return tuple(texts)
 
 
 def _hints(kind: type) -> dict[str, Any]:
@@ -151,11 +156,11 @@ def _bounded(hint: Any, rules: Sequence[Any], option: str, value: Any) -> Any:
             raise UsageError(
                 f"{option} {_shown(value)} is neither a whole number nor auto", "for example 4"
             )
-    found = _read(hint, option, value)
+    read = _read(hint, option, value)
     for rule in rules:
-        if isinstance(rule, Within) and found is not None:
-            _within(rule, option, found)
-    return found
+        if isinstance(rule, Within) and read is not None:
+            _within(rule, option, read)
+    return read
 
 
 def _within(rule: Within, option: str, value: Any) -> None:
@@ -182,16 +187,16 @@ def _optional(hint: Any, option: str, value: Any) -> Any:
 
 
 def _size(option: str, value: Any) -> int | tuple[int, int]:
-    found = read_size(value)
-    if found is None:
+    size = read_size(value)
+    if size is None:
         raise UsageError(
             f"{option} {_shown(value)} is no size: a number of pixels, or HEIGHTxWIDTH",
             "for example 224, or 224x320",
         )
-    sides = (found,) if isinstance(found, int) else found
+    sides = (size,) if isinstance(size, int) else size
     if max(sides) > _LONGEST_SIDE:
         raise UsageError(f"{option} {max(sides)} is above {_LONGEST_SIDE}", "give pixels")
-    return found
+    return size
 
 
 _LONGEST_SIDE = 2**16
@@ -200,12 +205,12 @@ _LONGEST_SIDE = 2**16
 
 def _tuple(hint: Any, option: str, value: Any) -> Any:
     if hint is float:
-        if (found := read_numbers(value)) is None:
+        if (values := read_numbers(value)) is None:
             raise UsageError(
                 f"{option} {_shown(value)} is not numbers separated by commas",
                 "for example 0.5,0.5,0.5",
             )
-        return found
+        return values
     if hint is str:
         return read_texts(option, value)
     return tuple(value)

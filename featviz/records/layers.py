@@ -1,4 +1,4 @@
-"""What is looked at: layers, where a tensor was met, what is known of it."""
+"""Layers, the places where their tensors are captured, and hints on the layout of tensors."""
 
 from __future__ import annotations
 
@@ -40,11 +40,11 @@ class Layer:
 
 @dataclass(frozen=True)
 class Site:
-    """Where a tensor was met: the file `KIND[.callN][.KEY]` of a layer."""
+    """The place of a captured tensor: the file `KIND[.callN][.KEY]` of a layer."""
 
     layer: Layer
     kind: str
-    """What of the layer it is: `output`."""
+    """One of the capture kinds: `output`, `input`, `grad`, `grad-input`; or `kernel`."""
     call: int
     """0 for the first call of the module with this image."""
     key: str
@@ -83,7 +83,7 @@ class Windows:
 
 @dataclass(frozen=True)
 class Hints:
-    """What a tensor's shape does not say of its layout."""
+    """Facts on a tensor's layout that its shape does not show."""
 
     input_size: tuple[int, int] | None = None
     """Height and width of what the layers see: of the input, unless the model resizes it."""
@@ -94,7 +94,7 @@ class Hints:
     prefix: tuple[str, ...] = ()
     """Names of the tokens in front of the grid, in their order: `class_token`, ..."""
     windows: Windows | None = None
-    """Set inside a block that cuts windows."""
+    """How the windows are cut, inside a block that cuts windows; else None."""
     attention: bool = False
     """Whether the layer is an attention, or inside one."""
     tokens: int | None = None
@@ -106,12 +106,12 @@ class Hints:
     """Where a layer has its channels, if that is certain: behind the batch in torch's own
     convolutions, normalisations and poolings."""
     layout: str | None = None
-    """What the user said it is: a name of `layout.LAYOUTS`, `tokens:14x20+1`."""
+    """The user's choice of the layout: a name of `layout.LAYOUTS`, `tokens:14x20+1`."""
 
 
 @dataclass(frozen=True)
 class Sample:
-    """What the model is shown at once: an image, the frames of a clip, or several images."""
+    """The input of one forward pass: an image, the frames of a clip, or several images."""
 
     name: str
     """Unique, relative, with forward slashes: the image's folder in the run directory."""

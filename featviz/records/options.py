@@ -1,8 +1,8 @@
-"""What can be asked for: drawing, passes, shares and limits."""
+"""Options that several wings share: drawing, passes, shares and limits."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
@@ -11,12 +11,12 @@ from featviz.records.layers import Sample
 
 @dataclass(frozen=True)
 class Within:
-    """What a number may be, as an annotation of a field."""
+    """The range of a number, as an annotation of a field."""
 
     least: float = 0
     most: float | None = None
     hint: str = "give a whole number"
-    """What to give instead."""
+    """The remedy that an error names."""
     among: tuple[int, ...] = ()
     """The only values, if there are such."""
 
@@ -42,7 +42,7 @@ class DrawOptions:
     padding: Annotated[int, Within(0, hint="give pixels")] = 2
     """Pixels between tiles and around them."""
     pad_value: Annotated[float, Within(0, 1, "0 is black, 1 white")] = 0.0
-    """Grey of the padding, 0..1."""
+    """Grey level of the padding, 0 (black) to 1 (white)."""
     scale: Annotated[Count | None, AUTO] = None
     """Whole factor by which maps are enlarged; None enlarges small maps to `min_tile`."""
     min_tile: Count = 32
@@ -52,9 +52,9 @@ class DrawOptions:
     max_slices: Count = 16
     """At most so many time steps of a clip, or regions of a batch, are drawn of each channel."""
     pick: Literal["first", "top", "spread"] = "first"
-    """Which maps `max_maps` keeps: the first, the strongest (by mean), or evenly spread ones."""
+    """The maps that `max_maps` keeps: the first, the strongest (by mean), or evenly spread ones."""
     order: Literal["index", "mean", "similarity"] = "index"
-    """Of the tiles: by channel, by mean (largest first), or like beside like."""
+    """Order of the tiles: by channel, by mean (largest first), or similar maps side by side."""
     collapse: float | None = None
     """Correlation, 0..1, from which on maps count as alike and share one tile."""
     labels: bool = False
@@ -73,11 +73,43 @@ class DrawOptions:
     tensors: Literal["npy"] | None = None
     """Keep the raw tensor beside the picture."""
     tensor_layout: tuple[str, ...] = ()
-    """What the guess of the layout should be instead: `LAYOUT` or `SELECTORS=LAYOUT`."""
+    """Layouts that take the place of the guess: `LAYOUT` or `SELECTORS=LAYOUT`."""
+
+    def contradictions(self) -> Iterator[tuple[str, str]]:
+        """Options that cannot be met, or that would do nothing beside the others: each as the
+        message and the hint of an error."""
+        if self.collapse is not None and not 0 < self.collapse <= 1:
+            yield (
+                f"--collapse {self.collapse:g} is no correlation above 0",
+                "0.98, or 1 for equal maps",
+            )
+        maps = {
+            "--order": self.order != "index",
+            "--collapse": self.collapse is not None,
+            "--labels": self.labels,
+            "--max-maps": self.max_maps is not None,
+        }
+        for name, given in maps.items():
+            if given and self.reduce is not None:
+                yield (
+                    f"{name} and --reduce exclude each other",
+                    "--reduce leaves one tile of all channels",
+                )
+        colours = {"--normalize": self.normalize != "auto", "--cmap": self.cmap != "auto"}
+        for name, given in colours.items():
+            if given and self.reduce == "pca":
+                yield (
+                    f"{name} and --reduce pca exclude each other",
+                    "three components are three colours",
+                )
+        if self.shared_basis and self.reduce != "pca":
+            yield "--shared-basis is for --reduce pca", "add it, or leave this out"
+        if self.first is not None and not self.figure:
+            yield "--first is for --figure", "--max-maps limits the maps of the grids"
 
 
 INTERVENTIONS = ("ablate", "scale-channel", "clamp", "noise", "grad-scale")
-"""Changes of what layers give, in the order in which they are made at one layer."""
+"""Kinds of changes to the outputs of layers, in the order in which they are made at one layer."""
 
 
 @dataclass(frozen=True)
@@ -85,15 +117,16 @@ class PassOptions:
     """What happens while an image goes through the model, and back."""
 
     capture: tuple[str, ...] = ("output",)
-    """Of each layer: output, input, grad (at its output), grad-input."""
+    """Tensors of each layer to draw: output, input, grad (at its output), grad-input."""
     target: str | None = None
-    """What is differentiated: top1, class:N, sum, mean, norm, output[KEY]:..., layer:NAME[:C]."""
+    """The scalar that is differentiated: top1, class:N, sum, mean, norm, output[KEY]:...,
+    layer:NAME[:C]."""
     grad_rule: Literal["plain", "guided", "deconv"] = "plain"
-    """How gradients pass a ReLU."""
+    """The rule by which gradients pass a ReLU."""
     interventions: tuple[tuple[str, str], ...] = ()
-    """Changes of what layers give, in order: (one of INTERVENTIONS, `SELECTORS:numbers`)."""
+    """Changes to the outputs of layers, in order: (one of INTERVENTIONS, `SELECTORS:numbers`)."""
     seed: Seed = 0
-    """Of the noise."""
+    """Seed of the noise that `interventions` add."""
 
     @property
     def gradients(self) -> bool:
@@ -115,7 +148,7 @@ class Shard:
 
 @dataclass(frozen=True)
 class Written:
-    """What a run has put into its folder, or would put there."""
+    """The size of a run directory, written or planned."""
 
     files: int = 0
     bytes: int = 0
@@ -126,7 +159,7 @@ class Written:
 
 @dataclass(frozen=True)
 class Limits:
-    """What a run may put into its folder; None is no limit."""
+    """The largest run directory that may be written; None is no limit."""
 
     bytes: Annotated[int, Within(0)] | None = None
     files: Annotated[int, Within(0)] | None = None

@@ -7,6 +7,7 @@ last, so what has a manifest is complete. Nothing here needs torch.
 from __future__ import annotations
 
 import json
+import zipfile
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial

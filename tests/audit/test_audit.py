@@ -23,6 +23,7 @@ from featviz.audit import AuditOptions, counting, natural_key, targets
 from featviz.audit.findings import Thresholds
 from featviz.audit.model_audit import AuditRequest
 from featviz.errors import UsageError
+from featviz.images.find import find_samples
 from featviz.models.load import LoadedModel, adopt
 from featviz.models.preprocess import InputOptions
 
@@ -389,7 +390,7 @@ def test_images_of_other_shapes_fall_into_other_batches(tmp_path: Path) -> None:
     for index, size in enumerate(sizes):
         Image.new("RGB", size, (index, 0, 0)).save(tmp_path / f"{index}.png")
     model = adopt(nn.Conv2d(1, 1, 1), InputOptions())
-    samples = story.images.find_samples([str(tmp_path)])
+    samples = find_samples([str(tmp_path)])
     made = list(counting.batches(samples, model, InputOptions(), 2, lambda n, e: None))
     assert [batch.images for batch in made] == [(0, 1), (2,), (3,), (4, 5)]
     assert [tuple(batch.inputs[0].shape[2:]) for batch in made] == [(8, 8), (8, 8), (8, 6), (8, 8)]

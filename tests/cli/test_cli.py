@@ -21,8 +21,9 @@ from PIL import Image
 from torch import nn
 from torchvision import models
 
-from featviz import __version__, cli, images
+from featviz import __version__, cli
 from featviz.drawing import draw
+from featviz.images import decode
 
 Run = Callable[..., Outcome]
 
@@ -704,14 +705,14 @@ def test_an_interrupt_is_130_and_leaves_what_is_complete(
     featviz: Run, nets: str, folder: Path, out: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Ctrl-C at the third image: exit 130, one word, the first image stays complete."""
-    decode = images.decode
+    real = decode.decode
 
     def interrupted(sample: Any, *args: Any) -> Any:
         if sample.name == "c.png":
             raise KeyboardInterrupt
-        return decode(sample, *args)
+        return real(sample, *args)
 
-    monkeypatch.setattr(images, "decode", interrupted)
+    monkeypatch.setattr(decode, "decode", interrupted)
     outcome = featviz(
         "run", f"{nets}:grey", folder, "--out", out, "--layers", "Conv2d", "--size", "8", "-q"
     )

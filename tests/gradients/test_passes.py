@@ -23,7 +23,8 @@ from featviz.errors import ForwardError, UsageError
 from featviz.gradients import predictions
 from featviz.models.load import adopt
 from featviz.models.preprocess import InputOptions
-from featviz.pipeline import RunOptions, run
+from featviz.pipeline import run
+from featviz.pipeline.options import RunOptions
 from featviz.records import PassOptions
 from featviz.rundir.read import read_json
 

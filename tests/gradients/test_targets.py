@@ -368,12 +368,13 @@ def test_weights_names_reach_the_target(tmp_path: Path) -> None:
     from dataclasses import replace
 
     from featviz import pipeline
+    from featviz.pipeline.options import RunOptions
     from featviz.records import ImageResult, PassOptions
 
     model = Heads(plain).eval()
     options = InputOptions(**inputs(8))
     loaded = replace(adopt(model, options), categories=("a", "b", "c", "d", "e"))
-    run = pipeline.RunOptions(
+    run = RunOptions(
         "conv", tmp_path / "out", inputs=options, passes=PassOptions(("grad",), "class:D")
     )
     found: list[ImageResult] = []

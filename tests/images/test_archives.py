@@ -19,9 +19,8 @@ import pytest
 from conftest import Outcome
 from runs import SMALL, complete, make_photos, packed_tree, tree
 
-from featviz import images
 from featviz.errors import ImageError, StoreError, UsageError
-from featviz.images import archives
+from featviz.images import archives, decode, find
 from featviz.rundir.write import ImageFolder
 
 Run = Callable[..., Outcome]
@@ -69,7 +68,7 @@ def test_an_archive_gives_what_its_folder_gives(
 
 def names(*arguments: object, stdin: bytes | None = None) -> list[str]:
     listed = None if stdin is None else io.BytesIO(stdin)
-    return [sample.name for sample in images.find_samples([str(a) for a in arguments], listed)]
+    return [sample.name for sample in find.find_samples([str(a) for a in arguments], listed)]
 
 
 @pytest.mark.parametrize("name", ["p.tar", "p.zip"])
@@ -77,10 +76,10 @@ def test_one_image_of_an_archive(name: str, photos: Path) -> None:
     """`photos.tar::a/01.png`, in whatever spelling, is that file; named twice it is one image."""
     archive = packed(photos, name)
     spellings = [f"{archive}::{inside}" for inside in ("a/01.png", "./a/01.png", "/a//01.png")]
-    (sample,) = images.find_samples(spellings)
+    (sample,) = find.find_samples(spellings)
     assert sample.name == "a/01.png"
-    assert images.digest(sample) == images.digest(
-        images.find_samples([str(photos / "a" / "01.png")])[0]
+    assert decode.digest(sample) == decode.digest(
+        find.find_samples([str(photos / "a" / "01.png")])[0]
     )
     assert names(archive, spellings[0]) == names(archive)
 
@@ -125,11 +124,11 @@ def test_a_compressed_tar_is_not_unpacked_from_its_start_for_each_image(
 
     archive = packed(photos, name)
     monkeypatch.setattr(module, factory, started)
-    samples = images.find_samples([str(archive)])
+    samples = find.find_samples([str(archive)])
     listed = len(starts)
     for sample in samples:
-        images.digest(sample)
-        images.decode(sample)
+        decode.digest(sample)
+        decode.decode(sample)
     assert len(samples) == 45 and listed >= 1 and len(starts) == listed + 1
 
 
@@ -247,7 +246,7 @@ def test_an_encrypted_zip_says_so(photos: Path, tmp_path: Path) -> None:
             at = content.find(signature, at + 1)
     path.write_bytes(content)
     with pytest.raises(ImageError, match=r"a/00.png cannot be read: .*encrypted"):
-        images.decode(images.find_samples([str(path)])[0])
+        decode.decode(find.find_samples([str(path)])[0])
 
 
 def _cut(content: bytes) -> bytes:
@@ -268,7 +267,7 @@ def test_a_damaged_archive_loses_nothing_silently(
     path = packed(photos, name)
     path.write_bytes(damage(path.read_bytes()))
     try:
-        samples = images.find_samples([str(path)])
+        samples = find.find_samples([str(path)])
     except UsageError as error:
         assert str(path) in error.message and error.hint == "is it whole?"
         return
@@ -276,7 +275,7 @@ def test_a_damaged_archive_loses_nothing_silently(
     readable = 0
     for sample in samples:
         try:
-            images.decode(sample)
+            decode.decode(sample)
             readable += 1
         except ImageError as error:
             assert sample.name in error.message
@@ -310,7 +309,7 @@ def test_a_file_with_colons_is_a_file(photos: Path) -> None:
     """Two colons lead into archives only."""
     shutil.copy(photos / "a" / "00.png", photos / "x::y.png")
     assert "x::y.png" in names(photos)
-    assert images.digest(images.find_samples([str(photos / "x::y.png")])[0])
+    assert decode.digest(find.find_samples([str(photos / "x::y.png")])[0])
 
 
 @pytest.mark.parametrize("kind", ["tar", "zip"])
@@ -389,15 +388,15 @@ def test_an_archive_of_a_run_that_is_stopped(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Exit code 130; what is complete is in the archive, and nothing is left beside it."""
-    real = images.decode
+    real = decode.decode
 
-    def decode(sample: object, *more: object) -> object:
+    def stopping(sample: object, *more: object) -> object:
         if sample.name == "a/02.png":  # type: ignore[attr-defined]
             for _ in range(presses):
                 os.kill(os.getpid(), signal.SIGTERM)
         return real(sample, *more)  # type: ignore[arg-type]
 
-    monkeypatch.setattr("featviz.pipeline.session.images.decode", decode)
+    monkeypatch.setattr("featviz.images.decode.decode", stopping)
     done = featviz("run", tiny_file, photos, *SMALL, "--archive", tmp_path / "new" / "x.zip")
     run = json.loads(packed_tree(tmp_path / "new" / "x.zip")["run.json"])
     assert done.code == 130

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 from PIL import Image, features
 
-from featviz import images
 from featviz.errors import ImageError, UsageError
+from featviz.images import decode, find
 from featviz.records import Sample
 
 
@@ -37,14 +37,14 @@ def scene() -> np.ndarray:
 
 def decoded(path: Path, **options: object) -> np.ndarray:
     """The pixels of a file."""
-    return np.asarray(images.decode(Sample(path.name, (path,)), **options).images[0])  # type: ignore[arg-type]
+    return np.asarray(decode.decode(Sample(path.name, (path,)), **options).images[0])  # type: ignore[arg-type]
 
 
 def test_plain_picture_is_what_the_file_holds(tmp_path: Path, scene: np.ndarray) -> None:
     """RGB stays as it is; size and hash are those of the file."""
     path = tmp_path / "plain.png"
     Image.fromarray(scene).save(path)
-    picture = images.decode(Sample("plain.png", (path,)))
+    picture = decode.decode(Sample("plain.png", (path,)))
     assert np.array_equal(np.asarray(picture.images[0]), scene)
     assert (picture.images[0].mode, picture.size) == ("RGB", (8, 6))
     assert picture.sha256 == hashlib.sha256(path.read_bytes()).hexdigest()
@@ -105,7 +105,7 @@ def test_transparency_shows_the_background(
     """Colours hidden under alpha or a transparent colour do not show (trap 28)."""
     image, options = transparent(mode)
     image.save(tmp_path / "hidden.png", **options)
-    picture = images.decode(Sample("h", (tmp_path / "hidden.png",)), background=background).images[
+    picture = decode.decode(Sample("h", (tmp_path / "hidden.png",)), background=background).images[
         0
     ]
     pixels = np.asarray(picture.convert("RGB"))
@@ -249,9 +249,9 @@ def test_broken_avif_is_named(tmp_path: Path, scene: np.ndarray) -> None:
 
 def test_unknown_background_is_a_usage_error() -> None:
     """A background that is no colour is refused before any work."""
-    images.check_background("#808080")
+    decode.check_background("#808080")
     with pytest.raises(UsageError, match="--background 'blak' is no colour"):
-        images.check_background("blak")
+        decode.check_background("blak")
 
 
 # Samples
@@ -275,7 +275,7 @@ def touch(*paths: str) -> None:
 
 def names(*arguments: str, stdin: bytes = b"", nul: bool = False) -> list[str]:
     """Names of the samples, each of which must name its own file."""
-    found = images.find_samples(arguments, io.BytesIO(stdin), nul)
+    found = find.find_samples(arguments, io.BytesIO(stdin), nul)
     assert len({sample.path for sample in found}) == len(found)
     return [sample.name for sample in found]
 
@@ -352,7 +352,7 @@ def test_spaces_belong_to_a_name(tree: Path) -> None:
 
 def test_nul_separated_names_may_hold_line_breaks(tree: Path) -> None:
     """With NUL, a line break is part of a name; bytes that are no UTF-8 come through."""
-    found = images.find_samples(["-"], io.BytesIO(b"a\nb.png\0\xff.png\0"), True)
+    found = find.find_samples(["-"], io.BytesIO(b"a\nb.png\0\xff.png\0"), True)
     assert [os.fsencode(sample.path) for sample in found] == [b"a\nb.png", b"\xff.png"]
 
 
@@ -416,3 +416,14 @@ def test_nothing_there_is_a_usage_error(tree: Path, arguments: list[str], messag
     touch("empty/notes.txt", "in/only.jpg")
     with pytest.raises(UsageError, match=message):
         names(*arguments, stdin=b"\n\n")
+
+
+def test_a_suffix_is_that_of_a_format_that_is_read() -> None:
+    """Pillow, where it knows a suffix of the table, opens it as the format of that record."""
+    from featviz.images.formats import IMAGE_FORMATS
+
+    Image.init()
+    for known in IMAGE_FORMATS:
+        for suffix in known.suffixes:
+            if known.pillow in Image.OPEN:
+                assert Image.EXTENSION[suffix] == known.pillow, suffix

@@ -21,9 +21,9 @@ from torchvision.transforms import functional as F
 from torchvision.utils import make_grid
 
 import featviz as fv
-from featviz import cli, images
+from featviz import cli
 from featviz.errors import UsageError
-from featviz.images import group
+from featviz.images import decode, find, group
 from featviz.models.preprocess import InputOptions
 from featviz.models.presets import choose_preprocess, required_arguments
 from featviz.records import Sample
@@ -127,7 +127,7 @@ class TestGrouping:
 
     def test_frames_stand_in_natural_order(self, tmp_path: Path) -> None:
         """frame2 before frame10, whatever the order of the alphabet."""
-        (clip,) = group.clips(images.find_samples([str(folder_of(tmp_path / "walk", 12))]))
+        (clip,) = group.clips(find.find_samples([str(folder_of(tmp_path / "walk", 12))]))
         assert (clip.name, len(clip.paths)) == ("walk", 12)
         assert [path.stem for path in clip.paths] == [f"frame{i}" for i in range(12)]
 
@@ -137,12 +137,12 @@ class TestGrouping:
         another."""
         folder = folder_of(tmp_path / "both", 2)
         animation(folder / f"anim{suffix}", 5)
-        found = group.clips(images.find_samples([str(folder)]))
+        found = group.clips(find.find_samples([str(folder)]))
         assert [(clip.name, len(clip.paths)) for clip in found] == [
             (f"anim{suffix}", 1),
             ("both", 2),
         ]
-        assert numbers(images.decode(found[0], frames=5).images) == [0, 1, 2, 3, 4]
+        assert numbers(decode.decode(found[0], frames=5).images) == [0, 1, 2, 3, 4]
 
     def test_each_folder_is_a_clip(self, tmp_path: Path) -> None:
         """Two folders inside one, or named one by one, are two clips under their names."""
@@ -150,7 +150,7 @@ class TestGrouping:
             folder_of(tmp_path / "all" / name, 3)
         for arguments in (["all"], ["all/run", "all/walk"], ["all/*/*.png"]):
             found = group.clips(
-                images.find_samples([str(tmp_path / argument) for argument in arguments])
+                find.find_samples([str(tmp_path / argument) for argument in arguments])
             )
             assert [(clip.name, len(clip.paths)) for clip in found] == [("run", 3), ("walk", 3)]
 
@@ -162,7 +162,7 @@ class TestGrouping:
             for number in range(2):
                 still(number).save(path / f"{name}{number}.png")
         arguments = [str(tmp_path / name / "frames") for name in ("a", "b")]
-        found = group.clips(images.find_samples(arguments))
+        found = group.clips(find.find_samples(arguments))
         assert [clip.name for clip in found] == ["a/frames", "b/frames"]
 
     def test_one_folder_is_one_clip_however_it_is_spelt(
@@ -171,16 +171,16 @@ class TestGrouping:
         """A relative and an absolute path into one folder name frames of the same clip."""
         folder = folder_of(tmp_path / "walk", 3)
         monkeypatch.chdir(tmp_path)
-        found = images.find_samples(["walk/frame0.png", str(folder / "frame2.png")])
+        found = find.find_samples(["walk/frame0.png", str(folder / "frame2.png")])
         (clip,) = group.clips(found)
         assert (clip.name, [p.name for p in clip.paths]) == ("walk", ["frame0.png", "frame2.png"])
 
     def test_a_single_still_is_a_clip_that_stands(self, tmp_path: Path) -> None:
         """One still keeps its name and is repeated."""
         still(3).save(tmp_path / "one.png")
-        (clip,) = group.clips(images.find_samples([str(tmp_path / "one.png")]))
+        (clip,) = group.clips(find.find_samples([str(tmp_path / "one.png")]))
         assert clip.name == "one.png"
-        assert numbers(images.decode(clip, frames=4).images) == [3, 3, 3, 3]
+        assert numbers(decode.decode(clip, frames=4).images) == [3, 3, 3, 3]
 
     def test_a_broken_file_fails_its_clip_alone(self, tmp_path: Path) -> None:
         """What cannot be read is named; the other clip is complete."""
@@ -206,9 +206,9 @@ class TestGrouping:
             if kind == "folder"
             else animation(tmp_path / f"c{kind}", held)
         )
-        (clip,) = group.clips(images.find_samples([str(path)]))
+        (clip,) = group.clips(find.find_samples([str(path)]))
         want = np.linspace(0, held - 1, asked).round().astype(int).tolist()
-        assert numbers(images.decode(clip, frames=asked).images) == want
+        assert numbers(decode.decode(clip, frames=asked).images) == want
 
 
 class TestClips:

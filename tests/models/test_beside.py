@@ -152,9 +152,9 @@ def test_one_shard_by_many_names_is_read_once(
     torch.save({"w": torch.ones(3)}, tmp_path / "a.pth")
     names = {str(n): f"{'x/' * n}a.pth" for n in range(200)}
     (tmp_path / "m.index.json").write_text(json.dumps({"weight_map": names}))
-    read, calls = checkpoint.torchfiles.load, []
+    read, calls = checkpoint.torch_save.load, []
     monkeypatch.setattr(
-        checkpoint.torchfiles,
+        checkpoint.torch_save,
         "load",
         lambda path, allowed: calls.append(path) or read(path, allowed),
     )

@@ -27,7 +27,7 @@ from torch.utils._pytree import tree_leaves
 from torchvision import models
 
 from featviz.errors import LoadError
-from featviz.models.files import exported, exported_archive, exported_json, sizes
+from featviz.models.files import exported, exported_archive, exported_json, exported_sizes
 
 LONGEST = 20
 """Seconds that any of these may take; each takes well under one on an idle machine."""
@@ -936,7 +936,7 @@ def test_one_string_out_of_place_refuses_the_archive(key: str, value: str, tmp_p
 def test_sizes_that_are_no_arithmetic(text: str) -> None:
     """Sizes are evaluated as Python by sympy, so nothing but arithmetic on symbols passes."""
     with pytest.raises(ValueError, match=r"."):
-        sizes.rewritten(text)
+        exported_sizes.rewritten(text)
 
 
 @pytest.mark.parametrize(
@@ -968,8 +968,8 @@ def test_sizes_that_torch_writes(text: str) -> None:
         found = sympy.sympify(words.replace("//", "/"), locals=known)
         return found.subs({symbol: values[symbol.name] for symbol in found.free_symbols})
 
-    again = sizes.rewritten(text)
-    assert sizes.rewritten(again) == again
+    again = exported_sizes.rewritten(text)
+    assert exported_sizes.rewritten(again) == again
     if "//" not in text:
         assert value(again) == value(text)
 

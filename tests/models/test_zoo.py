@@ -31,7 +31,7 @@ from featviz import pipeline
 from featviz.models.identify import _index
 from featviz.models.load import LoadedModel, ModelOptions, load_model
 from featviz.models.preprocess import InputOptions
-from featviz.pipeline.prepare import RunOptions
+from featviz.pipeline.options import RunOptions
 from featviz.records import DrawOptions
 
 LANDSCAPE, SPHERES = SCENES / "landscape.jpg", SCENES / "spheres.jpg"

@@ -22,11 +22,12 @@ from conftest import Outcome
 from PIL import Image
 from runs import SMALL, check_whole, complete, make_photos, run_json, tree
 
-from featviz import images, pipeline
+from featviz import pipeline
+from featviz.images import decode, find
 from featviz.models.load import ModelOptions
 from featviz.models.preprocess import InputOptions
 from featviz.pipeline import session, signals
-from featviz.pipeline.prepare import RunOptions
+from featviz.pipeline.options import RunOptions
 from featviz.records import ImageResult, Sample
 from featviz.rundir import atomic, write
 from featviz.rundir.read import read_json
@@ -284,9 +285,9 @@ def test_an_image_that_vanishes_or_changes_while_listed(
     done = featviz("run", tiny_file, photos, *SMALL, "--out", tmp_path / "out")
     assert done.code == 3 and "error: 01.png: 01.png is no file" in done.err
     assert complete(tmp_path / "out") == ["00.png", "02.png", "03.png"]
-    (found,) = images.find_samples([str(photos / "02.png")])
+    (found,) = find.find_samples([str(photos / "02.png")])
     manifest = read_json(tmp_path / "out" / "02.png" / "manifest.json")
-    assert manifest["image"]["sha256"] == images.digest(found)
+    assert manifest["image"]["sha256"] == decode.digest(found)
     with Image.open(tmp_path / "out" / "02.png" / "input.png") as seen:
         assert seen.getpixel((8, 8)) == (255, 0, 0)
 

@@ -22,9 +22,8 @@ from PIL import Image
 from runs import SMALL, complete, make_photos, run_json, tree
 from torch import nn
 
-from featviz import images
 from featviz.errors import ImageError, StoreError, UsageError
-from featviz.images import archives
+from featviz.images import archives, decode, find
 from featviz.records import Sample
 from featviz.rundir import atomic, ownership, write
 from featviz.text import safe_name
@@ -720,21 +719,22 @@ def test_a_file_that_is_no_picture_says_what_it_looks_like(
     path.write_bytes(content)
     match = rf"^e\.png is no image that featviz reads: it looks like .*{looks}"
     with pytest.raises(ImageError, match=match):
-        images.decode(Sample("e.png", (path,)))
+        decode.decode(Sample("e.png", (path,)))
 
 
 def test_every_format_on_the_list_is_read(tmp_path: Path) -> None:
     """What is written by Pillow in each of them comes back; EPS is none of them."""
-    from featviz.images.formats import FORMATS
+    from featviz.images.formats import IMAGE_FORMATS
 
     Image.init()
-    assert "EPS" not in FORMATS and set(FORMATS) - {"AVIF"} <= Image.OPEN.keys()
+    names = [known.pillow for known in IMAGE_FORMATS]
+    assert "EPS" not in names and set(names) - {"AVIF"} <= Image.OPEN.keys()
     read = []
-    for name in FORMATS:
+    for name in names:
         if name in Image.SAVE and name in Image.OPEN:
             path = tmp_path / f"{name}.img"
             Image.new("RGB", (16, 16), (200, 100, 50)).save(path, name)
-            pixels = np.asarray(images.decode(Sample("x", (path,))).images[0]).astype(int)
+            pixels = np.asarray(decode.decode(Sample("x", (path,))).images[0]).astype(int)
             assert np.abs(pixels - (200, 100, 50)).max() < 12, name
             read.append(name)
     assert len(read) >= 12
@@ -846,11 +846,11 @@ def test_a_fifo_among_the_stills_of_a_clip(photos: Path) -> None:
     from featviz.images import group
 
     os.mkfifo(photos / "00a.png")
-    (clip,) = group.clips(images.find_samples([str(photos)]))
+    (clip,) = group.clips(find.find_samples([str(photos)]))
     assert [path.name for path in clip.paths] == ["00.png", "01.png"]
-    named = group.clips(images.find_samples([str(photos / "00a.png")]))
+    named = group.clips(find.find_samples([str(photos / "00a.png")]))
     with pytest.raises(ImageError, match=r"00a\.png is no file, but a FIFO"):
-        images.decode(named[0])
+        decode.decode(named[0])
 
 
 def test_a_file_without_end_is_no_picture(tmp_path: Path) -> None:
@@ -859,7 +859,7 @@ def test_a_file_without_end_is_no_picture(tmp_path: Path) -> None:
     with path.open("wb") as file:
         file.truncate(archives.MAX_FILE_BYTES + 1)
     with pytest.raises(ImageError, match=r"huge\.png cannot be read: it has 1073741825 bytes"):
-        images.decode(Sample("huge.png", (path,)))
+        decode.decode(Sample("huge.png", (path,)))
 
 
 def _header(name: str, size: int, kind: bytes = tarfile.REGTYPE) -> bytes:
@@ -887,7 +887,7 @@ def test_a_compressed_tar_that_never_ends(
     _zeros(opener, path, _header("a.png", 2**34), 2**26)
     assert path.stat().st_size < 100_000
     with pytest.raises(UsageError, match=r"cannot be read: it unpacks to more than \d+ bytes"):
-        images.find_samples([str(path)])
+        find.find_samples([str(path)])
 
 
 @pytest.mark.parametrize("kind", [tarfile.GNUTYPE_LONGNAME, tarfile.XHDTYPE])
@@ -900,7 +900,7 @@ def test_a_header_of_many_gigabytes(
     path = tmp_path / "x.tar.gz"
     _zeros(gzip.open, path, _header("a.png", 2**33, kind), 2**26)
     with pytest.raises(UsageError, match=r"cannot be read: "):
-        images.find_samples([str(path)])
+        find.find_samples([str(path)])
 
 
 @pytest.mark.parametrize("kind", [tarfile.GNUTYPE_LONGNAME, tarfile.XHDTYPE])
@@ -914,7 +914,7 @@ def test_a_header_of_a_few_megabytes(kind: bytes, tmp_path: Path) -> None:
         file.write(_header("a.png", size, kind) + body + bytes(-size % 512))
         file.write(_header("b.png", 0) + bytes(1024))
     with pytest.raises(UsageError, match=r"cannot be read: it has a header of \d+ bytes"):
-        images.find_samples([str(path)])
+        find.find_samples([str(path)])
 
 
 def test_a_million_members_in_a_few_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -923,7 +923,7 @@ def test_a_million_members_in_a_few_bytes(tmp_path: Path, monkeypatch: pytest.Mo
     path = tmp_path / "x.tar.gz"
     path.write_bytes(gzip.compress(_header("a.png", 0) * 5000 + bytes(1024)))
     with pytest.raises(UsageError, match=r"it has more than \d+ members, packed into a few bytes"):
-        images.find_samples([str(path)])
+        find.find_samples([str(path)])
 
 
 @pytest.mark.parametrize("method", [zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
@@ -937,9 +937,9 @@ def test_a_zip_that_lies_about_its_sizes(method: int, tmp_path: Path) -> None:
         at = data.index(signature) + offset
         data[at : at + 4] = (100).to_bytes(4, "little")
     path.write_bytes(data)
-    (sample,) = images.find_samples([str(path)])
+    (sample,) = find.find_samples([str(path)])
     with pytest.raises(ImageError, match=r"a\.png"):
-        images.decode(sample)
+        decode.decode(sample)
 
 
 def test_links_and_devices_in_a_tar_are_no_images(tmp_path: Path) -> None:
@@ -955,7 +955,7 @@ def test_links_and_devices_in_a_tar_are_no_images(tmp_path: Path) -> None:
         info = tarfile.TarInfo("good.png")
         info.size = len(content)
         tar.addfile(info, io.BytesIO(content))
-    assert [sample.name for sample in images.find_samples([str(path)])] == ["good.png"]
+    assert [sample.name for sample in find.find_samples([str(path)])] == ["good.png"]
 
 
 # What was found on the way
@@ -1015,15 +1015,15 @@ def test_audit_verify_names_the_image_that_fails(
     with torch.no_grad():
         net[0].bias[1] = -1000.0  # type: ignore[union-attr, index]
     torch.save(net.eval(), tmp_path / "net.pth")
-    real, seen = images.decode, []
+    real, seen = decode.decode, []
 
-    def decode(sample: Sample, *more: Any) -> Any:
+    def vanishing(sample: Sample, *more: Any) -> Any:
         seen.append(sample.name)
         if sample.name == "02.png" and seen.count("02.png") > 1:
             raise ImageError("02.png cannot be read: it vanished", None)
         return real(sample, *more)
 
-    monkeypatch.setattr("featviz.audit.counting.images.decode", decode)
+    monkeypatch.setattr("featviz.images.decode.decode", vanishing)
     base = ["audit", tmp_path / "net.pth", photos, "--size", "16", "--out", tmp_path / "out"]
     done = featviz(*base, "--verify", "--max-suspects", "0")
     assert "error: 02.png: 02.png cannot be read: it vanished" in done.err

@@ -19,7 +19,7 @@ from torchvision.utils import save_image
 
 import featviz as fv
 from featviz.errors import StoreError, UsageError
-from featviz.images import decode
+from featviz.images.decode import decode
 from featviz.models.load import adopt
 from featviz.models.preprocess import InputOptions
 from featviz.records import Sample
@@ -402,7 +402,8 @@ def test_memory_stays_flat_over_200_images(tmp_path: Path) -> None:
     def watch(image: object, total: int) -> None:
         resident.append(int(Path("/proc/self/statm").read_text().split()[1]) * 4096)
 
-    from featviz.pipeline import RunOptions, run
+    from featviz.pipeline import run
+    from featviz.pipeline.options import RunOptions
     from featviz.records import DrawOptions
 
     model = models.resnet18().eval()

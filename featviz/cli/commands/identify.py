@@ -29,11 +29,9 @@ def command(file: Path, as_json: bool, **given: Any) -> int:
     from featviz.models.requirements import require_torch
 
     require_torch()
-    from featviz.models import identification
+    from featviz.models import identify
 
-    identified = identification.identify_file(
-        file, given["key"], given["strip_prefix"], given["ema"]
-    )
+    identified = identify.identify_file(file, given["key"], given["strip_prefix"], given["ema"])
     if as_json:
         output.document(identified.as_json())
     else:

@@ -78,11 +78,11 @@ _NAMED = 3
 @opts.config_option
 @opts.verbosity_options
 @click.pass_context
+@opts.model_forms
 def command(ctx: click.Context, /, model: str | None, images: Sequence[str], **given: Any) -> int:
     """Draw the feature maps of images into a run directory.
 
-    MODEL is a torchvision name, a file (.pth .pt .ckpt .bin .safetensors), or a factory
-    (pkg.mod:factory, file.py:factory). IMAGE is a file, a folder, an archive (photos.tar, .tar.gz,
+    {MODEL} IMAGE is a file, a folder, an archive (photos.tar, .tar.gz,
     .zip), one of its images (photos.tar::a/b.jpg), a quoted glob, or - for a list of paths on
     stdin. For a video model, the stills of a folder are one clip, and so is an animation.
 
@@ -120,11 +120,11 @@ def command(ctx: click.Context, /, model: str | None, images: Sequence[str], **g
         if processes.speaks():
             click.echo(dry_run.dry_run(source, images, options).render(given["as_json"]))
         return 0
-    unpictured = Unpictured()
-    with _progress(given["as_json"], unpictured) as progress, processes.world() as team:
+    left_out = LayersLeftOut()
+    with _progress(given["as_json"], left_out) as progress, processes.world() as team:
         result = pipeline.run(source, images, options, progress, team=team)
         first = team.first
-    _conclude(result, unpictured)
+    _conclude(result, left_out)
     if given["report"] and first:
         _report(result.out)
     return result.exit_code
@@ -138,7 +138,7 @@ def _report(out: Path) -> None:
 
 def _run_options(given: dict[str, Any]) -> Any:
     from featviz.gradients.options import read_options
-    from featviz.pipeline.prepare import RunOptions
+    from featviz.pipeline.options import RunOptions
     from featviz.pipeline.processes import parse_shard
 
     return RunOptions(
@@ -160,7 +160,7 @@ def _run_options(given: dict[str, Any]) -> Any:
 
 
 @dataclass
-class Unpictured:
+class LayersLeftOut:
     """Layers that gave no picture, over all images."""
 
     never_ran: dict[str, str] = field(default_factory=dict)
@@ -174,13 +174,13 @@ class Unpictured:
 
 
 @contextmanager
-def _progress(as_json: bool, unpictured: Unpictured) -> Iterator[Progress]:
+def _progress(as_json: bool, left_out: LayersLeftOut) -> Iterator[Progress]:
     """Print JSON lines on stdout if asked for, failures on stderr, and a bar on a terminal."""
     with output.progress_bar() as advance:
 
         def report(result: ImageResult, total: int) -> None:
             advance(total)
-            unpictured.add(result)
+            left_out.add(result)
             _say(result)
             if as_json:
                 output.document(_line(result), indent=None)
@@ -231,11 +231,11 @@ def _words(guesses: Sequence[Guess]) -> str:
     return ", ".join(guess.words for guess in guesses)
 
 
-def _conclude(result: RunResult, unpictured: Unpictured) -> None:
+def _conclude(result: RunResult, left_out: LayersLeftOut) -> None:
     """Say on stderr what gave no picture, what is missing, and what was written."""
     done = [image for image in result.images if image.error is None]
-    _warn("never ran", unpictured.never_ran)
-    _warn("skipped", unpictured.skipped)
+    _warn("never ran", left_out.never_ran)
+    _warn("skipped", left_out.skipped)
     if result.missing:
         why = "interrupted" if result.interrupted else "stopped"
         missing = counted(len(result.missing), "image")

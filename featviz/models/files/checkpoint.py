@@ -16,13 +16,11 @@ from torch import nn
 
 from featviz.errors import FeatvizError, FileError, LoadError
 from featviz.files import read_json
-from featviz.models.files import exported, pickles, sniff, soundness, torchfiles
+from featviz.models.files import exported, module_state, pickles, sniff, torch_save
 from featviz.models.files.rebuilding import RefusedError
 from featviz.models.files.state_dict import nested, unwrapped
-from featviz.models.sources.factory import importable, where_looked
+from featviz.models.importing import importable, where_looked
 from featviz.text import quoted
-
-SUFFIXES = frozenset((".pth", ".pt", ".ckpt", ".bin", ".safetensors", ".pt2"))
 
 _PICKLE_ERRORS = (
     pickle.UnpicklingError,
@@ -76,7 +74,7 @@ def _read_torch(path: Path, allow: Sequence[str], unsafe: bool) -> Any:
 def _read_safely(path: Path, allow: Sequence[str]) -> Any:
     allowed = pickles.allowed(allow, path)
     try:
-        return _checked(path, torchfiles.load(path, allowed))
+        return _checked(path, torch_save.load(path, allowed))
     except FeatvizError:
         raise
     except RefusedError as error:
@@ -103,7 +101,7 @@ def _read_unsafely(path: Path) -> Any:
     if isinstance(content, nn.Module) and not isinstance(content, torch.jit.ScriptModule):
         content = unwrapped(content)
         for part in content.modules():
-            if not soundness.is_sound(part):
+            if not module_state.is_sound(part):
                 raise _broken(path, part)
     return content
 

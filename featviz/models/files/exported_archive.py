@@ -27,7 +27,7 @@ from torch import Tensor
 
 from featviz.errors import FeatvizError, LoadError
 from featviz.files import open_regular
-from featviz.models.files import exported_json, torchfiles
+from featviz.models.files import exported_json, torch_save
 from featviz.models.files.rebuilding import RefusedError
 from featviz.text import quoted
 
@@ -415,7 +415,7 @@ def _unpickled(name: str, content: bytes, faults: list[str]) -> dict[str, Tensor
             faults.append(f"objects in {name}")
             return {}
     try:
-        found = torchfiles.load_record(content)
+        found = torch_save.load_record(content)
     except RefusedError as error:
         raise ValueError(f"{_quoted(name)} {error}") from error
     except Exception as error:  # a broken pickle decides itself what it raises

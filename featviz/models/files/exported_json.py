@@ -26,7 +26,7 @@ import torch
 from torch import nn
 
 from featviz.files import parse_json
-from featviz.models.files import sizes
+from featviz.models.files import exported_sizes
 
 _LENGTH = 60
 """Characters of a fault that are shown."""
@@ -404,7 +404,7 @@ def _takes_tensors(operator: torch._ops.OpOverload) -> bool:
 
 
 def _is_symbol(text: str) -> bool:
-    return sizes.SYMBOL.fullmatch(text) is not None
+    return exported_sizes.SYMBOL.fullmatch(text) is not None
 
 
 def _tree(text: str) -> str:
@@ -440,7 +440,7 @@ _note = _holds(_is_note)
 _RULES: dict[str, Callable[[str], str]] = {
     "target": _holds(_is_operator),
     "as_operator": _holds(_is_operator),
-    "expr_str": sizes.rewritten,
+    "expr_str": exported_sizes.rewritten,
     "in_spec": _tree,
     "out_spec": _tree,
     "type": _device,
@@ -511,8 +511,8 @@ def _settle_graph(graph: dict[str, Any], image: str | None) -> list[str]:
     left: list[str] = []
     for name, meta in graph["tensor_values"].items():
         texts = list(_expressions(meta))
-        if name == image and all(map(sizes.is_quick, texts)) and len(meta["sizes"]) <= 8:
-            left = sorted(set().union(*map(sizes.symbols, texts)))
+        if name == image and all(map(exported_sizes.is_quick, texts)) and len(meta["sizes"]) <= 8:
+            left = sorted(set().union(*map(exported_sizes.symbols, texts)))
         else:
             for key in ("sizes", "strides"):
                 meta[key] = [_settled(value, "as_int", _UNKNOWN_SIZE) for value in meta[key]]

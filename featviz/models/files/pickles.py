@@ -20,7 +20,7 @@ from torch import nn
 
 from featviz.errors import LoadError, UsageError
 from featviz.models.files.rebuilding import MAKERS, TYPES
-from featviz.models.sources.factory import importable, where_looked
+from featviz.models.importing import importable, where_looked
 from featviz.text import quoted
 
 _PACKAGES = ("torch.nn.", "torch.ao.nn.", "torchvision.")
@@ -34,7 +34,7 @@ _MODULES = (
 
 _SETTERS = ("module", "activation", "conv", "pooling", "rnn", "transformer", "upsampling")
 """Files of torch.nn.modules whose `__setstate__` was read: they only fill in what old files lack.
-Those of recurrent modules count up to `num_layers`, which `soundness` bounds first."""
+Those of recurrent modules count up to `num_layers`, which `module_state` bounds first."""
 
 _HELPERS = (
     "torchvision.models.detection._utils.BalancedPositiveNegativeSampler",

@@ -6,6 +6,9 @@ import struct
 import zipfile
 from pathlib import Path
 
+SUFFIXES = (".pth", ".pt", ".ckpt", ".bin", ".safetensors", ".pt2")
+"""File names of models; a file of another name is read by its content all the same."""
+
 _MAGIC = {
     b"\x89PNG": "a PNG image",
     b"\xff\xd8\xff": "a JPEG image",

@@ -6,31 +6,44 @@ import hashlib
 import importlib
 import importlib.util
 import os
-import re
 import sys
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import torch
 from torch import nn
 
 from featviz.errors import LoadError, UsageError
 from featviz.files import real
-
-_SPEC = re.compile(r"(?P<where>.+\.py|[A-Za-z_][\w.]*):(?P<attribute>[A-Za-z_][\w.]*)")
-
-
-def is_spec(text: str) -> bool:
-    """Whether a MODEL string has the form of a factory."""
-    return _SPEC.fullmatch(text) is not None
+from featviz.models.importing import importable
+from featviz.models.sources import FACTORY_FORM, Loaded, ModelOptions, source_of
+from featviz.models.weights import digest, load_weights
 
 
-def label(spec: str) -> str:
-    """The factory without the folder of its file, for records."""
-    where, _, attribute = spec.rpartition(":")
-    return f"{Path(where).name}:{attribute}" if where.endswith(".py") else spec
+def load(options: ModelOptions) -> Loaded:
+    """Call the factory; give the model the weights of a file, if one is named.
+
+    Raises:
+        UsageError: no such file, module or attribute.
+        LoadError: the code raised, or gave no nn.Module, or the weights do not fit.
+    """
+    with torch.random.fork_rng(devices=()):
+        torch.manual_seed(options.seed)
+        module = build(options.spec, options.model_args)
+    record: Mapping[str, Any] = {"seed": options.seed}
+    if options.weights not in (None, "none"):
+        path = Path(str(options.weights))
+        if not path.is_file():
+            raise UsageError(
+                f"no weights file {options.weights!r}", "a factory takes a file, or none"
+            )
+        record = load_weights(module, path, options)
+    name = source_of(options.spec).name
+    assert name is not None
+    source = {"kind": "factory", "name": name(options.spec), **record}
+    return Loaded(module, None, {**source, "parameters": digest(module)})
 
 
 def build(spec: str, arguments: Mapping[str, Any]) -> nn.Module:
@@ -40,9 +53,9 @@ def build(spec: str, arguments: Mapping[str, Any]) -> nn.Module:
         UsageError: no such file, module or attribute.
         LoadError: the code raised, or gave no nn.Module.
     """
-    found = _SPEC.fullmatch(spec)
-    assert found is not None
-    target = _attribute(_import(found["where"], spec), found["attribute"], spec)
+    match = FACTORY_FORM.fullmatch(spec)
+    assert match is not None
+    target = _attribute(_import(match["where"], spec), match["attribute"], spec)
     if isinstance(target, nn.Module):
         return target
     if not callable(target):
@@ -58,35 +71,6 @@ def build(spec: str, arguments: Mapping[str, Any]) -> nn.Module:
             f"{spec} gave a {type(module).__name__}, not an nn.Module", "return the model"
         )
     return module
-
-
-@contextmanager
-def importable(*folders: Path) -> Iterator[None]:
-    """Let modules of the user's be imported: from the current folder first, as with `python -m`,
-    and from `folders` where nothing installed has the name.
-
-    What was imported may import more when it runs, so the folders stay on sys.path; where the
-    import fails, sys.path is as it was.
-    """
-    before = list(sys.path)
-    here = str(Path.cwd())
-    if here not in sys.path:
-        sys.path.insert(0, here)
-    sys.path.extend(name for name in (str(real(f)) for f in folders) if name not in sys.path)
-    try:
-        yield
-    except BaseException:
-        sys.path[:] = before
-        raise
-
-
-def where_looked(module: str, *folders: Path) -> str:
-    """A hint for a module that `importable` did not find."""
-    places = ", ".join(dict.fromkeys(str(real(f)) for f in (Path.cwd(), *folders)))
-    return (
-        f"{module!r} was looked for in {places} and among installed packages; "
-        f"PYTHONPATH=FOLDER adds the folder that has it"
-    )
 
 
 def _import_module(name: str) -> ModuleType:

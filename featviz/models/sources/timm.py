@@ -18,8 +18,11 @@ from torch import Tensor, nn
 
 from featviz.errors import FileError, LoadError, UsageError
 from featviz.files import read_json
+from featviz.models.files.state_dict import stripped_forms
 from featviz.models.preprocess import Preprocess
 from featviz.models.presets import from_timm
+from featviz.models.sources import Loaded, ModelOptions
+from featviz.models.weights import put_weights, read_weights
 
 log = logging.getLogger(__name__)
 
@@ -28,6 +31,29 @@ _CONNECT_SECONDS = 3.0
 
 _HUB_FILES = ("model.safetensors", "pytorch_model.bin")
 """What timm looks for in a repository of the hub, in this order."""
+
+
+def load(options: ModelOptions) -> Loaded:
+    """Build the model with the weights of timm, of a file, or random ones. A file says how many
+    classes and channels the model has.
+
+    Raises:
+        UsageError: no such model or tag.
+        LoadError: timm is not installed, or the weights cannot be had, or do not fit.
+    """
+    name = options.spec.removeprefix("timm:")
+    weights = options.weights or "default"
+    source = {"kind": "timm", "name": name}
+    if not Path(weights).is_file():
+        module, preprocess = build(name, weights, options.seed, options.model_args)
+        seed = {"seed": options.seed} if weights == "none" else {}
+        return Loaded(module, preprocess, {**source, "weights": weights, **seed})
+    path = Path(weights)
+    tensors = read_weights(path, options)
+    read = arguments_of(name, [form.tensors for form in stripped_forms(tensors)])
+    module, preprocess = build(name, None, options.seed, {**read, **options.model_args})
+    record = put_weights(module, tensors, path, options)
+    return Loaded(module, preprocess, {**source, **read, **record})
 
 
 def build(
@@ -61,7 +87,7 @@ def build(
 
 
 def arguments_of(name: str, forms: Sequence[Mapping[str, Tensor]]) -> dict[str, int]:
-    """What a file of weights says of `num_classes` and `in_chans` where it is not the default.
+    """Read `num_classes` and `in_chans` off the weights of a file, where they are not the default.
 
     Args:
         name: the model.
@@ -69,7 +95,7 @@ def arguments_of(name: str, forms: Sequence[Mapping[str, Tensor]]) -> dict[str, 
     """
     timm = _timm()
     config = timm.get_pretrained_cfg(_tagged(timm, name, None))
-    found = {}
+    arguments = {}
     for argument, layer, axis, default in (
         ("num_classes", config.classifier, 0, config.num_classes),
         ("in_chans", config.first_conv, 1, config.input_size[0]),
@@ -77,8 +103,8 @@ def arguments_of(name: str, forms: Sequence[Mapping[str, Tensor]]) -> dict[str, 
         layer = layer[0] if isinstance(layer, (tuple, list)) and layer else layer
         sizes = [form[f"{layer}.weight"].shape for form in forms if f"{layer}.weight" in form]
         if sizes and len(sizes[-1]) > axis and sizes[-1][axis] != default:
-            found[argument] = int(sizes[-1][axis])
-    return found
+            arguments[argument] = int(sizes[-1][axis])
+    return arguments
 
 
 def named_beside(path: Path) -> str | None:

@@ -18,8 +18,28 @@ from torch import nn
 from torchvision import models
 
 from featviz.errors import FeatvizError, LoadError, UsageError
+from featviz.models.sources import Loaded, ModelOptions
+from featviz.models.weights import load_weights
 
 log = logging.getLogger(__name__)
+
+
+def load(options: ModelOptions) -> Loaded:
+    """Build the model with the weights of torchvision, of a file, or random ones.
+
+    Raises:
+        UsageError: no such model or entry.
+        LoadError: the weights cannot be had, or do not fit.
+    """
+    name = options.spec.removeprefix("torchvision:")
+    weights = options.weights or "default"
+    source = {"kind": "torchvision", "name": name}
+    if Path(weights).is_file():
+        module, entry = build(name, None, options.seed, options.model_args)
+        return Loaded(module, entry, {**source, **load_weights(module, Path(weights), options)})
+    module, entry = build(name, weights, options.seed, options.model_args)
+    seed = {"seed": options.seed} if weights == "none" else {}
+    return Loaded(module, entry, {**source, "weights": weights, **seed})
 
 
 def build(

@@ -17,7 +17,7 @@ from typing import Any, BinaryIO
 import torch
 
 from featviz.files import open_regular
-from featviz.models.files import pickles, soundness
+from featviz.models.files import module_state, pickles
 from featviz.models.files.rebuilding import Budget, RefusedError, Storage, StorageType
 from featviz.models.files.unpickler import Unpickler
 
@@ -54,7 +54,7 @@ def load(path: Path, allowed: Mapping[str, Any]) -> Any:
     if unknown := unpickler.unknown_in(content):
         raise pickles.refusal(path, unknown)
     unpickler.finish()
-    soundness.check(content, unpickler.made, vocabulary, budget)
+    module_state.check(content, unpickler.made, vocabulary, budget)
     return content
 
 
@@ -70,7 +70,7 @@ def load_record(content: bytes) -> Any:
     if vocabulary.unknown:
         raise RefusedError("needs names that could run code")
     unpickler.finish()
-    soundness.check(found, unpickler.made, vocabulary, budget)
+    module_state.check(found, unpickler.made, vocabulary, budget)
     return found
 
 

@@ -1,0 +1,203 @@
+"""Files to pictures of mode L or RGB, as a person sees them."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import logging
+import stat
+import struct
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from PIL import Image, ImageColor, ImageOps, UnidentifiedImageError
+
+from featviz.errors import FileError, ImageError, UsageError
+from featviz.images import archives
+from featviz.images.formats import open_image
+from featviz.records import Sample
+
+log = logging.getLogger(__name__)
+
+_BROKEN = (
+    OSError,
+    RuntimeError,
+    SyntaxError,
+    ValueError,
+    EOFError,
+    IndexError,
+    TypeError,
+    KeyError,
+    struct.error,
+    zlib.error,
+    Image.DecompressionBombError,
+    MemoryError,
+    FileError,
+    *archives.DAMAGED,
+)
+"""What Pillow's decoders raise on broken files."""
+
+
+@dataclass(frozen=True)
+class DecodedImage:
+    """A decoded sample: its images, mode L or RGB, upright, and what identifies its files."""
+
+    images: tuple[Image.Image, ...]
+    sha256: str
+    """Digest of the bytes of the sample's files, one after the other."""
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """Width and height in pixels, as decoded; of several images, those of the first."""
+        return self.images[0].size
+
+
+def decode(
+    sample: Sample, exif: bool = True, background: str = "white", frames: int | None = None
+) -> DecodedImage:
+    """Read a sample's images as they are meant to be seen.
+
+    EXIF orientation is applied (unless `exif` is false), alpha is composited on `background`, 16
+    bits are scaled by their range, and CMYK and palettes become RGB.
+
+    Args:
+        frames: take so many images, evenly spread over the sample's files or over an animation
+            (some twice where there are fewer). Without it every file, and of an animation the
+            first frame, with a warning.
+
+    Raises:
+        ImageError: no file, no image, truncated, or too large; names the file.
+    """
+    files = [_Encoded(sample, path) for path in sample.paths]
+    digest = hashlib.sha256()
+    for file in files:
+        digest.update(file.data)
+    if len(files) == 1:
+        pictures = files[0].images(exif, background, frames)
+    else:
+        chosen = range(len(files)) if frames is None else _spread(len(files), frames)
+        pictures = [files[i].images(exif, background, None)[0] for i in chosen]
+    return DecodedImage(tuple(pictures), digest.hexdigest())
+
+
+def digest(sample: Sample) -> str:
+    """sha256 of a sample's files, without decoding them: as in `DecodedImage`.
+
+    Raises:
+        ImageError: a file cannot be read.
+    """
+    sha256 = hashlib.sha256()
+    for path in sample.paths:
+        sha256.update(_Encoded(sample, path).data)
+    return sha256.hexdigest()
+
+
+class _Encoded:
+    """The bytes of one file of a sample; errors name both."""
+
+    def __init__(self, sample: Sample, path: Path) -> None:
+        self.path = path
+        self.name = sample.name if len(sample.paths) == 1 else f"{sample.name}: {path.name}"
+        with self._errors_named():
+            if not archives.exists(path):
+                raise ImageError(f"{self.name} is no file{_what_else(path)}", None)
+            self.data = archives.read(path)
+
+    def images(self, exif: bool, background: str, frames: int | None) -> list[Image.Image]:
+        """The image; with `frames`, so many of the animation that it is."""
+        with self._errors_named(), open_image(io.BytesIO(self.data)) as opened:
+            count = 1 if opened.format == "MPO" else getattr(opened, "n_frames", 1)
+            if frames is None and count > 1:
+                log.warning("%s has %d frames; the first is taken", self.path, count)
+            return [
+                self._one(opened, index, exif, background)
+                for index in ([0] if frames is None else _spread(count, frames))
+            ]
+
+    def _one(self, opened: Image.Image, index: int, exif: bool, background: str) -> Image.Image:
+        if index:
+            opened.seek(index)
+        opened.load()
+        return _flatten(ImageOps.exif_transpose(opened) if exif else opened, background)
+
+    @contextmanager
+    def _errors_named(self) -> Iterator[None]:
+        try:
+            yield
+        except UnidentifiedImageError as error:
+            raise ImageError(f"{self.name} {error}", None) from error
+        except _BROKEN as error:
+            reason = str(error) or type(error).__name__
+            raise ImageError(f"{self.name} cannot be read: {reason}", None) from error
+
+
+def _what_else(path: Path) -> str:
+    """`, but a FIFO` where no regular file has that name; empty for nothing and for folders."""
+    with suppress(OSError, ValueError):
+        mode = path.stat().st_mode
+        kinds = {stat.S_IFIFO: "FIFO", stat.S_IFCHR: "device", stat.S_IFBLK: "device"}
+        kind = kinds.get(stat.S_IFMT(mode))
+        return f", but a {kind}" if kind else ""
+    return ""
+
+
+def _spread(total: int, count: int) -> list[int]:
+    """`count` indices into `total` images, evenly spread, the first and the last among them."""
+    return [round(index) for index in np.linspace(0, total - 1, count)]
+
+
+def check_background(color: str) -> None:
+    """Refuse a background that is no colour.
+
+    Raises:
+        UsageError: the name or code is none that Pillow knows.
+    """
+    try:
+        ImageColor.getrgb(color)
+    except ValueError:
+        raise UsageError(
+            f"--background {color!r} is no colour", "for example white or #808080"
+        ) from None
+
+
+def _flatten(image: Image.Image, background: str) -> Image.Image:
+    """Any mode to L or RGB of 8 bits."""
+    if image.mode.startswith(("I", "F")):
+        return _from_wide(image)
+    if image.has_transparency_data:
+        return _composite(image, background)
+    if image.mode in ("L", "RGB"):
+        return image.copy()
+    return image.convert("L" if image.mode == "1" else "RGB")
+
+
+def _composite(image: Image.Image, background: str) -> Image.Image:
+    grey = image.mode in ("1", "L", "LA", "La")
+    ground = Image.new("RGBA", image.size, ImageColor.getrgb(background)[:3])
+    over = Image.alpha_composite(ground, image.convert("RGBA")).convert("RGB")
+    channels = ImageColor.getrgb(background)[:3]
+    return over.convert("L") if grey and len(set(channels)) == 1 else over
+
+
+def _from_wide(image: Image.Image) -> Image.Image:
+    """16-bit integers are scaled by 65535, 32-bit ones by their own range's power of two, floats
+    in 0..1 by 255; other floats by their minimum and maximum."""
+    values = np.asarray(image).astype(np.float64)
+    if not np.isfinite(values).all():
+        raise ValueError("it holds NaN or infinite values")
+    low, high = _wide_range(image.mode, values)
+    scaled = (values - low) * (255.0 / (high - low))
+    return Image.fromarray(np.clip(scaled + 0.5, 0, 255).astype(np.uint8))
+
+
+def _wide_range(mode: str, values: np.ndarray) -> tuple[float, float]:
+    least, most = float(values.min()), float(values.max())
+    if mode.startswith("I"):
+        return 0.0, 65535.0 if most <= 65535 else 2.0**31 - 1
+    if least >= 0 and most <= 1:
+        return 0.0, 1.0
+    return least, most if most > least else least + 1

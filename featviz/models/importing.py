@@ -1,0 +1,39 @@
+"""Imports of the user's modules, which factories and pickled models name."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from featviz.files import real
+
+
+@contextmanager
+def importable(*folders: Path) -> Iterator[None]:
+    """Let modules of the user's be imported: from the current folder first, as with `python -m`,
+    and from `folders` where nothing installed has the name.
+
+    What was imported may import more when it runs, so the folders stay on sys.path; where the
+    import fails, sys.path is as it was.
+    """
+    before = list(sys.path)
+    here = str(Path.cwd())
+    if here not in sys.path:
+        sys.path.insert(0, here)
+    sys.path.extend(name for name in (str(real(f)) for f in folders) if name not in sys.path)
+    try:
+        yield
+    except BaseException:
+        sys.path[:] = before
+        raise
+
+
+def where_looked(module: str, *folders: Path) -> str:
+    """A hint for a module that `importable` did not find."""
+    places = ", ".join(dict.fromkeys(str(real(f)) for f in (Path.cwd(), *folders)))
+    return (
+        f"{module!r} was looked for in {places} and among installed packages; "
+        f"PYTHONPATH=FOLDER adds the folder that has it"
+    )

@@ -1,0 +1,89 @@
+"""A file: a whole model, an exported program, or weights and the architecture they belong to."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+from pathlib import Path
+
+from torch import nn
+
+from featviz.errors import LoadError, UsageError
+from featviz.models import identify
+from featviz.models.devices import pick_device
+from featviz.models.files import checkpoint, exported, sniff
+from featviz.models.files.state_dict import stripped_forms, unwrap
+from featviz.models.sources import Loaded, ModelOptions, load_source, source_of
+from featviz.models.sources import timm as timm_models
+from featviz.models.sources import torchvision as torchvision_models
+from featviz.models.weights import put_into, read_file
+
+log = logging.getLogger(__name__)
+
+
+def load(options: ModelOptions) -> Loaded:
+    """Load a file; weights into `options.arch`, else into what a config.json beside the file names,
+    else into the architecture whose tensors they are.
+
+    Raises:
+        UsageError: the architecture is a file, or there is no such name.
+        LoadError: the file holds no model, or weights that fit no known architecture.
+    """
+    path = Path(options.spec)
+    if options.arch is None and (beside := timm_models.named_beside(path)):
+        log.info("%s: config.json beside it says timm:%s", path.name, beside)
+        options = replace(options, arch=f"timm:{beside}")
+    if options.arch is None:
+        return _from_content(path, options)
+    source = source_of(options.arch)
+    if source.kind == "file":
+        raise UsageError(
+            f"--arch {options.arch!r} is a file of its own", "give a name or a factory"
+        )
+    arch = options.arch if source.certain or source.name is None else source.name(options.arch)
+    base = load_source(replace(options, spec=options.arch, arch=None, weights=str(path)))
+    return replace(base, source={**base.source, "kind": "file", "arch": arch})
+
+
+def _from_content(path: Path, options: ModelOptions) -> Loaded:
+    """A whole model as it is; weights in the architecture that they say they belong to."""
+    record = {"kind": "file", **checkpoint.record(path)}
+    if sniff.sniff(path) == sniff.EXPORTED:
+        program = exported.read(path, options.unsafe_load, pick_device(options.device))
+        return Loaded(program.module, None, record, program.fixed)
+    content = read_file(path, options)
+    if isinstance(content, nn.Module) and options.key is None:
+        return Loaded(content, None, record)
+    weights = unwrap(content, options.key, options.strip_prefix, options.ema, path.name)
+    if weights.module is not None:
+        return Loaded(weights.module, None, {**record, "taken": list(weights.steps)})
+    known = identify.identify_forms(stripped_forms(weights))
+    if known.name is None:
+        known = _nearest(path, known, options.partial)
+    arguments = known.arguments
+    module, entry = torchvision_models.build(
+        str(known.name), None, options.seed, {**arguments, **options.model_args}
+    )
+    log.info("%s: %s", path.name, "; ".join((*known.form.steps, known.words)))
+    fit = put_into(
+        module, known.form.tensors, f"{path.name} does not fit {known.name}", options.partial
+    )
+    taken = [*known.form.steps, f"loaded {fit.fitting} of {fit.total}"]
+    return Loaded(module, entry, {**record, "arch": known.name, **arguments, "taken": taken})
+
+
+def _nearest(path: Path, known: identify.Known, partial: bool) -> identify.Known:
+    """The nearest architecture as a match, for --partial.
+
+    Raises:
+        LoadError: without --partial; lists the nearest architectures.
+    """
+    near = known.nearest
+    if partial and near:
+        return replace(known, names=(near[0].name,))
+    raise LoadError(
+        f"{path.name} holds weights of an architecture that torchvision has not"
+        + (f"; nearest: {', '.join(n.words for n in near)}" if near else ""),
+        "--arch says what they belong to (a name, timm:NAME, or file.py:factory)"
+        + ("; --partial loads what fits into the nearest" if near else ""),
+    )

@@ -1,0 +1,79 @@
+"""The options of `run`, and the checks that need to know layouts, colormaps and scales."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from featviz.drawing import colormap, normalize, tensorboard
+from featviz.gradients import options as gradients
+from featviz.images import decode
+from featviz.layout.overrides import read_told
+from featviz.models.preprocess import InputOptions
+from featviz.records import Count, DrawOptions, Limits, PassOptions, Shard
+from featviz.records.checking import check
+
+
+@dataclass(frozen=True)
+class RunOptions:
+    """All options of `run` beside the model and the images."""
+
+    layers: str | None = None
+    """Selectors; None takes one layer for each stage."""
+    out: Path = Path("featviz-out")
+    overwrite: bool = False
+    resume: bool = False
+    """Go on with the run that `out` holds."""
+    archive: Path | None = None
+    """Pack the run into this zip file, and leave no folder."""
+    nul_separated: bool = False
+    """`-` reads NUL-separated paths."""
+    fail_fast: bool = False
+    """Stop at the first image that fails."""
+    jobs: Count | None = None
+    """Encoder threads; None takes a quarter of the cores."""
+    tensorboard: Path | None = None
+    """Folder for TensorBoard's events."""
+    limits: Limits = field(default_factory=Limits)
+    shard: Shard | None = None
+    """The share of the images that this process takes; None takes all, or torchrun's share."""
+    draw: DrawOptions = field(default_factory=DrawOptions)
+    inputs: InputOptions = field(default_factory=InputOptions)
+    passes: PassOptions = field(default_factory=PassOptions)
+
+    def contradictions(self) -> Iterator[tuple[str, str]]:
+        """Options that exclude each other, as the message and the hint of an error."""
+        for other, given in (("--overwrite", self.overwrite), ("--archive", self.archive)):
+            if self.resume and given:
+                yield f"--resume and {other} exclude each other", "give one of them"
+
+
+def check_options(options: RunOptions) -> None:
+    """Refuse bad options of a run before any work.
+
+    Raises:
+        UsageError: names the option, its value and what it takes.
+    """
+    check(options)
+    check_drawing(options.draw, options.tensorboard)
+    decode.check_background(options.inputs.background)
+    gradients.check_options(options.passes)
+
+
+def check_drawing(draw: DrawOptions, board: Path | None = None) -> None:
+    """Refuse bad drawing options, those of `grid` and `kernels` as well.
+
+    Args:
+        board: the folder for TensorBoard's events, if there are to be any.
+
+    Raises:
+        UsageError: names the option, its value and what it takes.
+    """
+    check(draw)
+    for text in draw.tensor_layout:
+        read_told(text)
+    colormap.check_cmap(draw.cmap)
+    normalize.parse_scale(draw.normalize)
+    if board is not None:
+        tensorboard.require()
