@@ -10,6 +10,7 @@ import click
 
 from featviz.cli import options as opts
 from featviz.cli.types import AutoInt, no_auto
+from featviz.layout.layouts import CHOICES
 from featviz.records import DrawOptions
 from featviz.records.checking import choices
 
@@ -74,8 +75,9 @@ draw_options = opts.stacked(
             "--tensor-layout",
             multiple=True,
             metavar="[SELECTORS=]LAYOUT",
-            help="Instead of the guess: nchw, nhwc, tokens, tokens:14x20+1, ncl, heads, "
-            "attention, vector, batch, ncthw or nthwc; repeatable.",
+            help="Read tensors in this layout instead of guessing one: "
+            f"{', '.join(f'{layout.name} {layout.shape}' for layout in CHOICES)}. "
+            "tokens:14x20+1 names the grid of the tokens, behind one other token. Repeatable.",
         ),
         click.option(
             "--pick",

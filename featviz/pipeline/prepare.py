@@ -18,7 +18,7 @@ from featviz.gradients import forward_backward as passes
 from featviz.gradients import options as plans
 from featviz.gradients.options import PassPlan
 from featviz.images import group
-from featviz.layout.overrides import HintBook, read_told
+from featviz.layout.overrides import HintBook, parse_override
 from featviz.models.load import LoadedModel, ModelOptions, load_model
 from featviz.models.preprocess import InputOptions, Preprocess
 from featviz.pipeline.dry_pass import choose_layers
@@ -116,7 +116,7 @@ def check_options(options: RunOptions) -> None:
 
 def _check_drawing(draw: DrawOptions) -> None:
     for told in draw.tensor_layout:
-        read_told(told)
+        parse_override(told)
     colormap.check_cmap(draw.cmap)
     normalize.parse_scale(draw.normalize)
     _check_views(draw)

@@ -106,7 +106,7 @@ class Hints:
     """Where a layer has its channels, if that is certain: behind the batch in torch's own
     convolutions, normalisations and poolings."""
     layout: str | None = None
-    """What the user said it is: a name of `layout.LAYOUTS`, `tokens:14x20+1`."""
+    """What the user said it is: a name of `layouts.LAYOUTS`, or `tokens:14x20+1`."""
 
 
 @dataclass(frozen=True)

@@ -359,7 +359,10 @@ class TestTensorLayout:
         )
         assert self.run("nchw").code == 0
         (first, _) = manifest(self.out / "ramps.png")["skipped"]
-        assert first["reason"] == "shape [1, 281, 3] cannot be read as nchw (--tensor-layout)"
+        assert (
+            first["reason"]
+            == "shape [1, 281, 3] cannot be read as nchw [1, C, H, W] (--tensor-layout)"
+        )
 
     def test_a_map_can_be_told_to_be_channels_last(self) -> None:
         """nhwc for a convolution's [1, 3, 14, 20]: twenty maps of 3 × 14."""
