@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from featviz.diff.findings import DiffResult, Finding, LayerFindings
 from featviz.diff.pairing import OnlyIn
+from featviz.diff.result import DiffResult, Finding, LayerFindings
 from featviz.records import Verdict
 
 SCHEMA_VERSION = 1

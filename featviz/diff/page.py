@@ -8,7 +8,7 @@ from html import escape
 from urllib.parse import quote
 
 from featviz.diff.documents import HEADINGS, cells, only_words, verdict_words
-from featviz.diff.findings import DiffResult, Map
+from featviz.diff.result import DiffResult, Map
 
 _LAYERS = 50
 """Rows of the table at most; the JSON document has them all."""

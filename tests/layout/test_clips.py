@@ -529,7 +529,7 @@ class TestDetectors:
 
     def test_regions_stand_side_by_side(self, seen: Path) -> None:
         """[N, 256, 7, 7]: a row of the first 16 regions for each channel; the manifest has both
-        numbers, and the scale is that of all regions (trap 8)."""
+        numbers, and the scale is that of all regions."""
         row = rows(seen)["roi_heads.box_roi_pool", 0, ""]
         tensor = raw(seen, row)
         held = tensor.shape[0]

@@ -128,7 +128,7 @@ def test_tokens_are_drawn_where_their_patches_lay(
     kind: str, size: tuple[int, int], saved: Callable[..., Path]
 ) -> None:
     """Channel 0 is the picture of rows, 1 of columns: no shift, no transposition; sides that are
-    no multiples of a patch lose what is left over (trap 8)."""
+    no multiples of a patch lose what is left over."""
     names, counts, _ = PREFIXES[kind]
     folder, found = look(PositionViT(*names, counts=counts), saved(*size), "blocks.1", size)
     row = found["blocks.1", 0, ""]
@@ -505,7 +505,7 @@ def raw(folder: Path, row: dict[str, Any]) -> Tensor:
 
 
 def test_windows_of_timms_swin_are_put_and_rolled_back(saved: Callable[..., Path]) -> None:
-    """In plain and in shifted blocks the picture is timm's own window_reverse and roll (trap 8)."""
+    """In plain and in shifted blocks the picture is timm's own window_reverse and roll."""
     model = swin()
     from timm.models.swin_transformer import window_reverse
 
@@ -632,7 +632,7 @@ def test_attention_weights_are_softmax_of_queries_and_keys(
     fast: bool, saved: Callable[..., Path]
 ) -> None:
     """A selected attention gives a map for each head whose rows sum to 1; torch's setting of the
-    fast path is as before (trap 6)."""
+    fast path is as before."""
     model, before = small_vit(), torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(fast)
     try:
