@@ -7,10 +7,9 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from featviz.diff import values
 from featviz.diff.pairing import TensorPair
 from featviz.diff.result import PIXELS, STATISTICS, TENSORS, Change, Finding
-from featviz.diff.values import ImagePair
+from featviz.diff.values import ImagePair, keeps, map_shape, slack_of
 from featviz.records import STAT_COLUMNS, Floats
 from featviz.rundir.schema import CaptureRow
 
@@ -54,15 +53,15 @@ def _change(images: ImagePair, pair: TensorPair) -> tuple[str, Change]:
     """What two tensors were compared by, and how far they are apart."""
     base, new = images.stats(pair)
     if np.array_equal(base, new, equal_nan=True) and images.same_files(pair):
-        by = TENSORS if values.keeps(pair) else PIXELS
-        return by, no_change(len(base), math.prod(values.map_shape(pair.base)))
+        by = TENSORS if keeps(pair) else PIXELS
+        return by, no_change(len(base), math.prod(map_shape(pair.base)))
     scale = scale_of(base, new)
     if (kept := images.tensors(pair)) is not None:
         return TENSORS, compare(kept[0].data, kept[1].data, scale)
     change = compare_stats(base, new, scale)
     if (drawn := images.pixels(pair)) is None:
         return STATISTICS, change
-    part = compare(drawn[0].data, drawn[1].data, scale, values.slack_of(drawn))
+    part = compare(drawn[0].data, drawn[1].data, scale, slack_of(drawn))
     return PIXELS, joined(change, part, drawn[0].ids)
 
 

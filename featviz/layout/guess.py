@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+import featviz.layout.token_grids as token_grids
+import featviz.layout.windows as windows
 from featviz.errors import LayoutError
-from featviz.layout import token_grids, windows
 from featviz.layout.layouts import CHOICES, LAYOUTS, Form
 from featviz.layout.token_grids import TokenGrid
 from featviz.records import Hints

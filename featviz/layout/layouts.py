@@ -10,7 +10,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from featviz.layout import token_grids, windows
+import featviz.layout.token_grids as token_grids
+import featviz.layout.windows as windows
 from featviz.layout.token_grids import TokenGrid
 from featviz.records import Windows
 
