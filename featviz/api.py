@@ -23,7 +23,7 @@ from featviz.hooks import hooked, list_layers
 from featviz.hooks import selectors as select
 from featviz.images import memory
 from featviz.layout import recognise
-from featviz.layout.overrides import read_told
+from featviz.layout.overrides import parse_override
 from featviz.models.load import LoadedModel, ModelOptions, adopt
 from featviz.models.preprocess import InputOptions
 from featviz.pipeline.limits import parse_bytes
@@ -159,7 +159,7 @@ def grid(
         raise UsageError("--tensors and --format are for runs", "save the image that grid returns")
     if (draw.overlay is None) != (image is None):
         raise UsageError("an overlay and its image go together", "overlay=0.5, image=picture")
-    layout = read_told(draw.tensor_layout[0])[1] if draw.tensor_layout else None
+    layout = parse_override(draw.tensor_layout[0])[1] if draw.tensor_layout else None
     hints = Hints(layout=layout)
     ground = [] if image is None else [np.asarray(_one_image(image).convert("RGB"))]
     site = Site(Layer(0, "tensor", "Tensor"), "output", 0, "")

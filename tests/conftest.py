@@ -108,3 +108,12 @@ def picture(tmp_path: Path) -> Path:
     path = tmp_path / "picture.png"
     Image.fromarray(pixels).save(path)
     return path
+
+
+@pytest.fixture
+def messages(caplog: pytest.LogCaptureFixture) -> Iterator[pytest.LogCaptureFixture]:
+    """What featviz logs, also after a command line has set the logger up for itself."""
+    logger = logging.getLogger("featviz")
+    before, logger.propagate = logger.propagate, True
+    yield caplog
+    logger.propagate = before

@@ -61,3 +61,8 @@ def assert_drawn(folder: Path, row: dict[str, Any], maps: Tensor) -> None:
     want = want.reshape(-1, *want.shape[-2:])
     assert got.shape == want.shape
     assert np.abs(got - want).max() <= 1
+
+
+def raw(folder: Path, row: dict[str, Any]) -> Tensor:
+    """The tensor that --tensors npy kept."""
+    return torch.from_numpy(np.load(folder / row["tensor"]))

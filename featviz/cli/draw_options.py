@@ -9,6 +9,7 @@ import click
 
 from featviz.cli import options as opts
 from featviz.cli.types import FOLDER, AutoInt, no_auto
+from featviz.layout.layouts import CHOICES
 from featviz.records import DrawOptions
 from featviz.records.checking import choices
 
@@ -82,9 +83,9 @@ draw_options = opts.stacked(
         "--tensor-layout",
         multiple=True,
         metavar="[SELECTORS=]LAYOUT",
-        help="Read tensors in this layout instead of the guessed one: nchw, nhwc, tokens, "
-        "tokens:14x20+1, ncl, heads, "
-        "attention, vector, batch, ncthw or nthwc; repeatable.",
+        help="Read tensors in this layout instead of the guessed one: "
+        f"{', '.join(f'{layout.name} {layout.shape}' for layout in CHOICES)}. "
+        "tokens:14x20+1 names the grid of the tokens, behind one other token. Repeatable.",
     ),
     click.option(
         "--pick",

@@ -1,4 +1,4 @@
-"""The story of `diff`: two run directories, set side by side."""
+"""The story of `diff`: read two runs, match them, compare what both have, write the result."""
 
 from __future__ import annotations
 
@@ -10,13 +10,14 @@ from pathlib import Path
 from typing import Any
 
 from featviz.diff import documents, maps
-from featviz.diff.findings import DiffResult, DiffThresholds, Finding, LayerFindings
-from featviz.diff.pairing import Pairing, check_alike, pair_up, pairs
-from featviz.diff.sides import Sides
+from featviz.diff.compare import measure
+from featviz.diff.pairing import Pairing, check_alike, pair_up, tensor_pairs
+from featviz.diff.result import DiffResult, DiffThresholds, Finding, LayerFindings
+from featviz.diff.values import ImagePair
 from featviz.errors import UsageError
 from featviz.rundir import DIFF_FILE, destination, junit
 from featviz.rundir.atomic import atomic
-from featviz.rundir.read import DamagedError, ReadRun, read_run
+from featviz.rundir.read import DamagedError, ReadImage, ReadRun, read_run
 from featviz.rundir.schema import Place
 from featviz.rundir.write import write_json
 
@@ -30,10 +31,11 @@ class Outputs:
     """Files to write beside the result."""
 
     out: Path | None = None
-    """Folder of the difference maps, with the result as diff.json; beside the page, where only
-    that is asked for."""
+    """Folder of the difference maps, with the result as diff.json."""
     html: Path | None = None
+    """The page; without `out`, the maps go to a folder beside it."""
     junit: Path | None = None
+    """The verdicts as JUnit XML."""
     render: Callable[[Mapping[str, Any]], str] | None = None
     """Turns what `documents.page` says into HTML; needed for `html`."""
     style: str = ""
@@ -41,37 +43,39 @@ class Outputs:
 
     @property
     def folder(self) -> Path | None:
-        """Where the maps go; None where nobody asked for them."""
+        """The folder of the maps; None where nobody asked for them."""
         if self.out is not None or self.html is None:
             return self.out
         return self.html.with_name(f"{self.html.stem}-maps")
 
     @property
-    def named(self) -> list[Path]:
-        """The files that have a place of their own, be it in the folder."""
+    def files(self) -> list[Path]:
+        """The files that were asked for by name; they may be inside the folder."""
         return [path for path in (self.html, self.junit) if path is not None]
 
 
-def diff(base: Path, new: Path, asked: DiffThresholds, outputs: Outputs) -> DiffResult:
+def diff(base: Path, new: Path, thresholds: DiffThresholds, outputs: Outputs) -> DiffResult:
     """Compare two run directories.
 
     Raises:
-        FeatvizError: they cannot be read, or not be compared; a file cannot be written.
+        FeatvizError: a run cannot be read, the runs cannot be compared, or a file cannot be
+            written.
     """
-    check_asked(asked)
-    named = ("--out", outputs.folder), ("--html", outputs.html), ("--junit", outputs.junit)
-    for option, path in named:
+    check_thresholds(thresholds)
+    options = ("--out", outputs.folder), ("--html", outputs.html), ("--junit", outputs.junit)
+    for option, path in options:
         if path is not None:
             destination.check_apart(path, option, (base, new))
     if outputs.folder is not None:
-        destination.check_free(outputs.folder, destination.DIFF, True, outputs.named)
+        destination.check_free(outputs.folder, destination.DIFF, True, outputs.files)
     before, after = (_read(side, path) for side, path in (("BASE", base), ("NEW", new)))
     pairing = pair_up(before, after)
     damage = check_alike(before, after)
-    found: dict[str, list[Finding]] = {}
+    findings: dict[str, list[Finding]] = {}
     for name in pairing.images:
+        images = before.images[name], after.images[name]
         try:
-            found[name] = list(_findings(before, after, name, asked.tolerance))
+            findings[name] = list(_findings(*images, thresholds.tolerance))
         except DamagedError as error:
             damage.append(error)
     if damage:
@@ -80,9 +84,9 @@ def diff(base: Path, new: Path, asked: DiffThresholds, outputs: Outputs) -> Diff
     result = DiffResult(
         base,
         new,
-        asked,
+        thresholds,
         pairing.images,
-        _layers(pairing, found),
+        _layers(pairing, findings),
         pairing.only_in_base,
         pairing.only_in_new,
         {"base": tuple(before.left_out), "new": tuple(after.left_out)},
@@ -90,19 +94,20 @@ def diff(base: Path, new: Path, asked: DiffThresholds, outputs: Outputs) -> Diff
     return _write(result, before, after, outputs)
 
 
-def check_asked(asked: DiffThresholds) -> None:
+def check_thresholds(thresholds: DiffThresholds) -> None:
     """Refuse bad values before any work.
 
     Raises:
-        UsageError: names the option, its value and what it takes.
+        UsageError: a value is outside its range; names the option, the value and the range.
     """
-    for name, value in (("tolerance", asked.tolerance), ("max-diff-ratio", asked.max_diff_ratio)):
+    tolerance, ratio = thresholds.tolerance, thresholds.max_diff_ratio
+    for name, value in (("tolerance", tolerance), ("max-diff-ratio", ratio)):
         if not 0 <= value <= 1:
             raise UsageError(f"--{name} {value:g} is outside 0..1", "0 takes no difference at all")
 
 
 def _read(side: str, path: Path) -> ReadRun:
-    """Read a run, and name what is not whole in it."""
+    """Read a run, and warn of the images that are incomplete or missing in it."""
     run = read_run(path)
     for name, reason in run.left_out.items():
         _warn(side, name, reason)
@@ -112,9 +117,9 @@ def _read(side: str, path: Path) -> ReadRun:
 
 
 def _without(side: str, run: ReadRun, damage: Sequence[DamagedError]) -> ReadRun:
-    """Without the images of which a file turned out to be broken; they are named."""
-    own = {id(image): name for name, image in run.images.items()}
-    broken = {own[id(e.image)]: e.message for e in damage if id(e.image) in own}
+    """Leave out, with a warning, the images of which a file turned out to be broken."""
+    names = {id(image): name for name, image in run.images.items()}
+    broken = {names[id(e.image)]: e.message for e in damage if id(e.image) in names}
     for name, reason in broken.items():
         _warn(side, name, reason)
     left = {name: image for name, image in run.images.items() if name not in broken}
@@ -125,25 +130,25 @@ def _warn(side: str, name: str, reason: str) -> None:
     log.warning("%s: %s is incomplete (%s), and left out", side, name, reason)
 
 
-def _layers(pairing: Pairing, found: Mapping[str, list[Finding]]) -> tuple[LayerFindings, ...]:
-    """What both have, compared, in the order in which the model came to it."""
+def _layers(pairing: Pairing, by_image: Mapping[str, list[Finding]]) -> tuple[LayerFindings, ...]:
+    """The findings by layer, in the order in which the model came to the layers."""
     layers: dict[Place, list[Finding]] = {place: [] for place in pairing.order}
     for name in pairing.images:
-        for finding in found[name]:
+        for finding in by_image[name]:
             layers[finding.place].append(finding)
-    return tuple(LayerFindings(tuple(own)) for own in layers.values() if own)
+    return tuple(LayerFindings(tuple(group)) for group in layers.values() if group)
 
 
-def _findings(base: ReadRun, new: ReadRun, image: str, tolerance: float) -> Iterator[Finding]:
-    sides = Sides.of(base.images[image], new.images[image])
-    for pair in pairs(sides.base, sides.new):
-        yield sides.measure(pair, tolerance)
+def _findings(base: ReadImage, new: ReadImage, tolerance: float) -> Iterator[Finding]:
+    images = ImagePair.read(base, new)
+    for pair in tensor_pairs(base, new):
+        yield measure(images, pair, tolerance)
 
 
 def _write(result: DiffResult, base: ReadRun, new: ReadRun, outputs: Outputs) -> DiffResult:
-    """Draw the maps, then write what was asked for."""
+    """Draw the maps, then write the files that were asked for."""
     if outputs.folder is not None:
-        with destination.replacing(outputs.folder, destination.DIFF, outputs.named) as fresh:
+        with destination.replacing(outputs.folder, destination.DIFF, outputs.files) as fresh:
             result = replace(result, maps=tuple(maps.draw(result.layers, base, new, fresh)))
             write_json(fresh / DIFF_FILE, documents.as_json(result))
             _file(fresh / "style.css", outputs.style)

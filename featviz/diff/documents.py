@@ -7,8 +7,8 @@ import os
 from typing import Any
 from urllib.parse import quote
 
-from featviz.diff.findings import DiffResult, Finding, LayerFindings
 from featviz.diff.pairing import OnlyIn
+from featviz.diff.result import DiffResult, Finding, LayerFindings
 from featviz.records import Verdict
 from featviz.text import counted
 

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import numpy as np
 
-from featviz.diff.comparing import scale_of, signed
-from featviz.diff.findings import Finding, LayerFindings, Map
-from featviz.diff.pairing import Pair
-from featviz.diff.readback import held, is_spatial
-from featviz.diff.sides import Sides, slack_of
+from featviz.diff.compare import scale_of, signed
+from featviz.diff.pairing import TensorPair
+from featviz.diff.result import Finding, LayerFindings, Map
+from featviz.diff.values import ImagePair, map_shape, slack_of
 from featviz.drawing import colormap, grid, png
 from featviz.drawing.colormap import Palette
+from featviz.layout.layouts import LAYOUTS
 from featviz.records import Bytes, DrawOptions
 from featviz.rundir.atomic import atomic
 from featviz.rundir.read import ReadRun
@@ -24,9 +24,9 @@ COLORMAP = "coolwarm"
 KEPT, DRAWN = "kept tensors", "pixels"
 
 _PICTURES = 8
-"""Layers that are drawn at most, each in its worst image."""
+"""How many layers are drawn at most, each in its worst image."""
 _CHANNELS = 16
-"""Maps of a picture at most."""
+"""How many channels a picture shows at most."""
 _OPTIONS = DrawOptions(min_tile=96)
 
 
@@ -41,7 +41,7 @@ class Sketch:
     channels: tuple[int, ...]
     source: str
     strip: bool
-    """A vector: drawn as one row."""
+    """Whether the maps are drawn as one row, as those of a vector are."""
 
     @property
     def largest(self) -> float:
@@ -65,7 +65,7 @@ def draw(layers: Sequence[LayerFindings], base: ReadRun, new: ReadRun, folder: P
 
 
 def _worst(layers: Sequence[LayerFindings]) -> list[LayerFindings]:
-    """In the order of the model."""
+    """The first layer that differs and the worst of the others, in the order of the model."""
     differing = [layer for layer in layers if layer.differing and not layer.reason]
     ranked = sorted(differing[1:], key=lambda layer: layer.worst.severity, reverse=True)
     chosen = [*differing[:1], *ranked][:_PICTURES]
@@ -74,28 +74,29 @@ def _worst(layers: Sequence[LayerFindings]) -> list[LayerFindings]:
 
 
 def _sketch(layer: LayerFindings, base: ReadRun, new: ReadRun) -> Sketch | None:
-    """None where the pictures do not show what differs."""
+    """The signed differences of a layer; None where no file shows what differs."""
     worst = layer.worst
-    sides = Sides.of(base.images[worst.image], new.images[worst.image])
-    row = sides.base.captures[worst.place]
-    pair = Pair(worst.image, worst.place, row, sides.new.captures[worst.place])
-    values = sides.tensors(pair) if is_spatial(row) else None
-    source, (slices, height, width) = KEPT, held(row)
+    images = ImagePair.read(base.images[worst.image], new.images[worst.image])
+    row = images.base.captures[worst.place]
+    pair = TensorPair(worst.image, worst.place, row, images.new.captures[worst.place])
+    layout = LAYOUTS.get(row.layout)
+    values = images.tensors(pair) if layout is not None and layout.in_map_order else None
+    source, (slices, height, width) = KEPT, map_shape(row)
     if values is None:
-        source, values = DRAWN, sides.pixels(pair)
-        slices = row.slices[0] if row.slices else 1
+        source, values, slices = DRAWN, images.pixels(pair), row.side
     ids = [] if values is None else _to_draw(worst, values[0].ids)
     if values is None or not ids:
         return None
     chosen = values[0].only(ids), values[1].only(ids)
-    scale = scale_of(*sides.stats(pair))
+    scale = scale_of(*images.stats(pair))
     data = signed(chosen[0].data, chosen[1].data, scale, slack_of(chosen))
     data = data.reshape(len(ids), slices, height, width)[:, : _OPTIONS.max_slices]
-    return Sketch(worst, layer.label, data, tuple(ids), source, row.layout == "vector")
+    strip = layout is not None and layout.strip
+    return Sketch(worst, layer.label, data, tuple(ids), source, strip)
 
 
 def _to_draw(finding: Finding, ids: Sequence[int]) -> list[int]:
-    """Those of these channels that differ, the most changed first."""
+    """The channels among `ids` that differ, the most changed first."""
     known = set(ids)
     differing = finding.change.worst_first(finding.differs)
     return [channel for channel in differing if channel in known][:_CHANNELS]
@@ -104,19 +105,19 @@ def _to_draw(finding: Finding, ids: Sequence[int]) -> list[int]:
 def _write(sketch: Sketch, limit: float, number: int, folder: Path) -> Map:
     place, image = sketch.finding.place, sketch.finding.image
     name = safe_name(f"{number:02d}_{sketch.label}.{place.stem}.png")
-    found = Map(name, image, sketch.label, place.stem, sketch.channels, sketch.source, limit)
+    drawn = Map(name, image, sketch.label, place.stem, sketch.channels, sketch.source, limit)
     colors = colormap.colored(COLORMAP, 0.0)
     plan = grid.plan(sketch.data.shape, _OPTIONS, sketch.strip)
     tiles = _to_levels(sketch.data, limit, colors).reshape(-1, *sketch.data.shape[2:])
     pieces = grid.strips(plan, tiles, colors.pad, lead=1)
     with atomic(folder / name) as file:
         size = plan.height, plan.width
-        png.write_png(file, size, pieces, colors=colors.colors, text=_caption(found, sketch))
-    return found
+        png.write_png(file, size, pieces, colors=colors.colors, text=_caption(drawn, sketch))
+    return drawn
 
 
 def _to_levels(data: np.ndarray, limit: float, colors: Palette) -> Bytes:
-    """-limit is the darkest blue, 0 the middle, limit the darkest red."""
+    """Levels of values: -limit is the darkest blue, 0 the middle, limit the darkest red."""
     scaled = (np.nan_to_num(data) / limit + 1) / 2 * (colors.levels - 1)
     levels: Bytes = (scaled + 0.5).clip(0, colors.levels - 1).astype(np.uint8)
     if colors.nonfinite is not None:
@@ -124,12 +125,12 @@ def _to_levels(data: np.ndarray, limit: float, colors: Palette) -> Bytes:
     return levels
 
 
-def _caption(found: Map, sketch: Sketch) -> dict[str, str]:
+def _caption(drawn: Map, sketch: Sketch) -> dict[str, str]:
     return {
         "Software": "featviz",
-        "Layer": f"{found.label} ({sketch.finding.type})",
-        "Image": found.image,
-        "Channels": ",".join(map(str, found.channels)),
-        "Range": f"NEW - BASE, relative: {-found.limit:g} to {found.limit:g}",
-        "Source": found.source,
+        "Layer": f"{drawn.label} ({sketch.finding.type})",
+        "Image": drawn.image,
+        "Channels": ",".join(map(str, drawn.channels)),
+        "Range": f"NEW - BASE, relative: {-drawn.limit:g} to {drawn.limit:g}",
+        "Source": drawn.source,
     }

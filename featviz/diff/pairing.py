@@ -1,4 +1,4 @@
-"""Two runs set side by side: what both have, what only one has, and whether they may be compared.
+"""Match two runs: what both have, what only one has, and whether they may be compared at all.
 
 Images are matched by name, tensors by layer, kind, call and key.
 """
@@ -15,11 +15,11 @@ from featviz.rundir.read import DamagedError, ReadImage, ReadRun
 from featviz.rundir.schema import CaptureRow, Place
 
 _NAMED = 3
-"""Images that a refusal names."""
+"""How many images or layers a refusal names."""
 
 
 @dataclass(frozen=True)
-class Pair:
+class TensorPair:
     """One tensor in both runs."""
 
     image: str
@@ -30,12 +30,12 @@ class Pair:
 
 @dataclass(frozen=True)
 class OnlyIn:
-    """What one run has and the other has not."""
+    """The images and layers that one run has and the other has not."""
 
     images: Mapping[str, str] = field(default_factory=dict)
-    """Names, with what became of them in the other run."""
+    """What became of each image, by name, in the other run."""
     places: Mapping[tuple[Place, str], str] = field(default_factory=dict)
-    """(place, type of the layer), with what became of it in the other run."""
+    """What became of each (place, type of the layer) in the other run."""
 
     def __bool__(self) -> bool:
         return bool(self.images or self.places)
@@ -43,10 +43,10 @@ class OnlyIn:
 
 @dataclass(frozen=True)
 class Pairing:
-    """Both runs, matched."""
+    """The images and places of two runs, matched."""
 
     images: tuple[str, ...]
-    """Those that both have, in the order of BASE."""
+    """Names of the images that both have, in the order of BASE."""
     order: tuple[Place, ...]
     """Places of BASE in the order in which the model came to them."""
     only_in_base: OnlyIn
@@ -76,21 +76,21 @@ def pair_up(base: ReadRun, new: ReadRun) -> Pairing:
     return Pairing(images, order, _only_in(base, new, images), _only_in(new, base, images))
 
 
-def pairs(base: ReadImage, new: ReadImage) -> Iterator[Pair]:
-    """The tensors that both have of an image."""
+def tensor_pairs(base: ReadImage, new: ReadImage) -> Iterator[TensorPair]:
+    """The tensors of an image that both runs have."""
     for place, row in base.captures.items():
         if place in new.captures:
-            yield Pair(base.name, place, row, new.captures[place])
+            yield TensorPair(base.name, place, row, new.captures[place])
 
 
 def check_alike(base: ReadRun, new: ReadRun) -> list[DamagedError]:
-    """Whether two runs showed their models the same, and drew it on the same scale.
+    """Check that two runs showed their models the same pictures, and drew on the same scale.
 
     Returns:
-        What was said of images whose input.png cannot be read; of these it is not known.
+        The errors of images whose input.png cannot be read, and so cannot be checked.
 
     Raises:
-        CompareError: they did not; with the reason.
+        CompareError: the runs differ in one of these; names it.
     """
     damage: list[DamagedError] = []
     for reason in (*_unlike_options(base, new), *_unlike_images(base, new, damage)):
@@ -109,12 +109,12 @@ def _unlike_options(base: ReadRun, new: ReadRun) -> Iterator[str]:
 
 
 def _option(run: ReadRun, name: str) -> object:
-    found: object = run.record.get(name, (run.record.get("options") or {}).get(name))
-    return found
+    value: object = run.record.get(name, (run.record.get("options") or {}).get(name))
+    return value
 
 
 def _unlike_images(base: ReadRun, new: ReadRun, damage: list[DamagedError]) -> Iterator[str]:
-    """The reason of the first kind that holds, with the images for which it does."""
+    """Why images cannot be compared, one reason after the other."""
     both = [(one, new.images[name]) for name, one in base.images.items() if name in new.images]
     other = [a.name for a, b in both if a.manifest.image.sha256 != b.manifest.image.sha256]
     if other:
@@ -138,7 +138,7 @@ def _unlike_images(base: ReadRun, new: ReadRun, damage: list[DamagedError]) -> I
 
 
 def _unlike_pixels(base: np.ndarray, new: np.ndarray) -> bool:
-    """By more than one level, which resizing may move them by on another machine."""
+    """Whether pixels differ by more than the one level that resizing varies by between machines."""
     if base.shape != new.shape:
         return True
     return bool(np.abs(base.astype(np.int16) - new).max(initial=0) > 1)

@@ -13,6 +13,7 @@ from featviz.drawing.figure import FigurePage, Panel
 from featviz.drawing.overlay import Overlay
 from featviz.drawing.tiles import Drawing, for_one, plan_for
 from featviz.layout import Maps
+from featviz.layout.layouts import LAYOUTS
 from featviz.records import Bytes, DrawOptions, Floats
 
 FIRST = 16
@@ -28,18 +29,10 @@ REDUCED = {
 
 FLAT_WORDS = {labels.ZERO: " (all zero)", labels.CONSTANT: " (constant)"}
 
-UNALIGNED = ("vector", "attention", "batch")
-"""Layouts whose maps do not lie over the input."""
-
-
-def lies_over(layout: str, strip: bool) -> bool:
-    """Whether maps of a layout are pictures of the input."""
-    return not strip and layout not in UNALIGNED
-
 
 def coloured(options: DrawOptions, maps: Maps) -> DrawOptions:
     """With the colormap that `auto` is for maps that will lie over the input."""
-    if options.overlay is None or options.cmap != "auto" or not lies_over(maps.layout, maps.strip):
+    if options.overlay is None or options.cmap != "auto" or not LAYOUTS[maps.layout].aligned:
         return options
     return replace(options, cmap=colormap.OVER_INPUT)
 
@@ -54,7 +47,7 @@ def lay_over(drawing: Drawing, ground: Sequence[Bytes], options: DrawOptions) ->
     Raises:
         LayoutError: the picture is larger than its format can hold.
     """
-    if options.overlay is None or not lies_over(drawing.layout, drawing.strip):
+    if options.overlay is None or not LAYOUTS[drawing.layout].aligned:
         return drawing
     side, held = drawing.slices
     count = drawing.tiles.shape[0] // side

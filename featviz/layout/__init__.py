@@ -1,18 +1,20 @@
 """From a layer's tensor to maps [C, S, H, W].
 
-A wrong guess would draw noise without complaint, so a shape that no layout knows is refused with
-a reason instead.
+A wrong guess would draw noise without complaint, so a shape that no layout fits is refused with a
+reason instead.
 """
 
 from __future__ import annotations
 
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from featviz.errors import LayoutError
-from featviz.layout.families import FAMILIES, Maps, beside
 from featviz.layout.guess import channel_axis, check_layout, map_size, recognise
+from featviz.layout.layouts import LAYOUTS, Form, Maps
 from featviz.records import Hints
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 __all__ = ["Maps", "channel_axis", "check_layout", "map_size", "recognise", "to_floats", "to_maps"]
 
@@ -25,11 +27,25 @@ def to_maps(tensor: Tensor, hints: Hints | None = None) -> dict[str, Maps]:
         under their names (`class_token`).
 
     Raises:
-        LayoutError: tensors without real, dense values, and shapes that no layout knows.
+        LayoutError: the tensor has no real, dense values, or no layout fits its shape.
     """
     values = to_floats(tensor)
     form = recognise(list(values.shape), hints or Hints())
-    return {"": FAMILIES[form.layout](values, form), **beside(values, form)}
+    maps = Maps(form.layout, LAYOUTS[form.layout].to_maps(values, form))
+    return {"": maps, **_tokens_before_grid(values, form)}
+
+
+def _tokens_before_grid(tensor: Tensor, form: Form) -> dict[str, Maps]:
+    """The tokens in front of the grid by name: each is a vector, several of a name its rows."""
+    axis = LAYOUTS[form.layout].token_axis
+    if form.grid is None or axis is None:
+        return {}
+    prefix, vectors = form.grid.prefix, {}
+    tokens = tensor.movedim(axis, 1)[0]
+    for name in dict.fromkeys(prefix):
+        rows = tokens[[place for place, other in enumerate(prefix) if other == name]].flatten(1)
+        vectors[name] = Maps("vector", LAYOUTS["vector"].to_maps(rows, Form("vector")))
+    return vectors
 
 
 def to_floats(tensor: Tensor) -> Tensor:
@@ -44,8 +60,8 @@ def to_floats(tensor: Tensor) -> Tensor:
         tensor = tensor.dequantize()
     if tensor.is_nested:
         raise LayoutError("is a nested tensor, not a dense one")
-    if tensor.layout != torch.strided:
-        raise LayoutError(f"is stored as {tensor.layout}, not as a dense tensor")
+    if (storage := str(tensor.layout)) != "torch.strided":
+        raise LayoutError(f"is stored as {storage}, not as a dense tensor")
     if tensor.is_meta:
         raise LayoutError("is on the device meta, where tensors have no values")
     try:

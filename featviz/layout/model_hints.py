@@ -1,15 +1,14 @@
-"""What a model's modules say of the layout of the tensors inside them.
+"""Hints at the layout of tensors, read from a model's modules.
 
-A token is a token: only the model knows whether the first one stands for a class, and only the
-block that cut a map into windows knows how they lie. Attributes are read by the names under which
-torchvision and timm keep them; a module that has none gives no hint.
+Only the model knows whether the first token stands for a class, and only the block that cut a map
+into windows knows how they lie. Attributes are read by the names under which torchvision and timm
+keep them; a module that has none gives no hint.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import ceil, prod
 from typing import Any, Literal
 
@@ -43,19 +42,8 @@ _POSITION_NETWORK = re.compile(r"(cpb_|rel_pos\.)mlp")
 """In the names of networks that turn offsets between tokens, [1, h, w, 2], into biases."""
 
 
-@dataclass(frozen=True)
-class Arrangement:
-    """The hints for every module of a model, by qualified name."""
-
-    by_name: Mapping[str, Hints]
-
-    def hints(self, name: str) -> Hints:
-        """Of the module with this qualified name."""
-        return self.by_name.get(name, Hints())
-
-
-def read(model: nn.Module, input_shape: tuple[int, ...]) -> Arrangement:
-    """Read what a model's modules say.
+def read(model: nn.Module, input_shape: tuple[int, ...]) -> dict[str, Hints]:
+    """Read the hints for every module of a model, by qualified name.
 
     Args:
         input_shape: [1, C, H, W], or [1, C, T, H, W] for a clip.
@@ -71,10 +59,10 @@ def read(model: nn.Module, input_shape: tuple[int, ...]) -> Arrangement:
         tokens=_none_in_heads(model),
     )
     cuts = windows.read(model)
-    found: dict[str, Hints] = {}
+    by_name: dict[str, Hints] = {}
     for name, module in model.named_modules(remove_duplicate=False):
-        parent = found.get(name.rpartition(".")[0], base) if name else base
-        found[name] = replace(
+        parent = by_name.get(name.rpartition(".")[0], base) if name else base
+        by_name[name] = replace(
             parent,
             windows=cuts[name],
             attention=parent.attention or _is_attention(name, module),
@@ -82,22 +70,22 @@ def read(model: nn.Module, input_shape: tuple[int, ...]) -> Arrangement:
             unrolled=_unrolled(model, name) or parent.unrolled,
             channels=_channels(name, module),
         )
-    return Arrangement(found)
+    return by_name
 
 
 def _detector(model: nn.Module) -> nn.Module | None:
-    """What torchvision's detectors do to an image first: they resize and pad it."""
+    """The module of torchvision's detectors that resizes and pads images; None in other models."""
     name = "GeneralizedRCNNTransform"
     return next((part for part in model.children() if type(part).__name__ == name), None)
 
 
 def _none_in_heads(model: nn.Module) -> int | None:
-    """A detector's heads give rows of boxes, [1, N, 4], which are no tokens."""
+    """0 tokens in a detector, whose heads return rows of boxes, [1, N, 4]; else None: unknown."""
     return None if _detector(model) is None else 0
 
 
 def _seen_size(model: nn.Module, size: tuple[int, int]) -> tuple[int, int]:
-    """Height and width of what the layers see."""
+    """Height and width of the image as the layers see it."""
     transform = _detector(model)
     return size if transform is None else _as_detectors_resize(transform, size)
 
@@ -114,6 +102,7 @@ def _as_detectors_resize(transform: Any, size: tuple[int, int]) -> tuple[int, in
 
 
 def _prefix(model: nn.Module) -> tuple[str, ...]:
+    """A name for each token in front of the grid, from the model's parameters."""
     parameters = [(name.rpartition(".")[2].lower(), p) for name, p in model.named_parameters()]
     names: list[str] = []
     for token, pattern in _PREFIX_TOKENS.items():
@@ -123,7 +112,7 @@ def _prefix(model: nn.Module) -> tuple[str, ...]:
 
 
 def _rows(parameter: Tensor) -> int:
-    """Tokens that a parameter [D], [K, D] or [1, K, D] stands for."""
+    """How many tokens a parameter [D], [K, D] or [1, K, D] stands for."""
     return parameter.shape[-2] if parameter.ndim > 1 else 1
 
 
@@ -139,8 +128,8 @@ def _patch(first: nn.Conv2d | nn.Conv3d | None) -> tuple[int, int] | None:
 
 
 def _is_attention(name: str, module: nn.Module) -> bool:
-    own = name.rpartition(".")[2]
-    return "Attention" in type(module).__name__ or any(word in own for word in _ATTENTION)
+    child = name.rpartition(".")[2]
+    return "Attention" in type(module).__name__ or any(word in child for word in _ATTENTION)
 
 
 def _channels(name: str, module: nn.Module) -> Literal["first", "last"] | None:
@@ -158,8 +147,8 @@ def _mixed(name: str, module: nn.Module) -> int | None:
 
 
 def _unrolled(model: nn.Module, name: str) -> tuple[int, int] | None:
-    """Hiera's blocks hold their tokens in the order in which they are pooled: the grid that is
-    left after the last pooling."""
+    """Height and width of the grid that is left after the last pooling, where a module holds tokens
+    in the order in which they are pooled, as Hiera's blocks do; else None."""
     unroll = getattr(model, "unroll", None)
     size, schedule = (getattr(unroll, key, None) for key in ("size", "schedule"))
     if name not in ("unroll", "blocks") or size is None or schedule is None or len(size) != 2:

@@ -1,4 +1,4 @@
-"""Where a layer's tensor stands: what the model says of it, and what the user says."""
+"""The hints for each layer: those of the model, overridden by `--tensor-layout`."""
 
 from __future__ import annotations
 
@@ -7,10 +7,9 @@ from dataclasses import replace
 
 from torch import nn
 
-from featviz import layout
 from featviz.errors import LayoutError, UsageError
-from featviz.hooks import selectors as select
-from featviz.layout import model_hints
+from featviz.hooks import selectors
+from featviz.layout import guess, model_hints
 from featviz.records import Hints, Layer
 
 
@@ -18,60 +17,56 @@ class HintBook:
     """The hints for each layer of a model that sees inputs of one shape."""
 
     def __init__(
-        self, model: nn.Module, input_shape: Sequence[int], told: Sequence[str] = ()
+        self, model: nn.Module, input_shape: Sequence[int], overrides: Sequence[str] = ()
     ) -> None:
-        """Read the model.
+        """Read the hints of a model's modules.
 
         Args:
             input_shape: [1, C, H, W], or [1, C, T, H, W] for a clip.
-            told: `--tensor-layout` values: `LAYOUT` or `SELECTORS=LAYOUT`.
+            overrides: `--tensor-layout` values: `LAYOUT` or `SELECTORS=LAYOUT`.
 
         Raises:
-            UsageError: no such layout, or a selector that cannot be read.
+            UsageError: there is no such layout, or a selector cannot be read.
         """
-        self._arrangement = model_hints.read(model, tuple(input_shape))
-        self._told = [read_told(text) for text in told]
-        self._known: dict[str, Hints] = {}
+        self._by_module = model_hints.read(model, tuple(input_shape))
+        self._overrides = [parse_override(text) for text in overrides]
+        self._by_layer: dict[str, Hints] = {}
 
     def of(self, layer: Layer) -> Hints:
-        """What is known of a layer's tensors."""
-        if layer.name not in self._known:
-            self._known[layer.name] = self._look_up(layer)
-        return self._known[layer.name]
-
-    def of_name(self, name: str) -> Hints:
-        """What the model says of the module with this name."""
-        return self._arrangement.hints(name)
+        """The hints for a layer's tensors."""
+        if layer.name not in self._by_layer:
+            self._by_layer[layer.name] = self._look_up(layer)
+        return self._by_layer[layer.name]
 
     def _look_up(self, layer: Layer) -> Hints:
-        found = self.of_name(layer.owner)
+        hints = self._by_module.get(layer.owner, Hints())
         if layer.is_function:
-            found = replace(found, channels=None)
-        for selectors, name in self._told:
-            if selectors is None or select.select([layer], selectors):
-                found = replace(found, layout=name)
-        return found
+            hints = replace(hints, channels=None)
+        for chosen, name in self._overrides:
+            if chosen is None or selectors.select([layer], chosen):
+                hints = replace(hints, layout=name)
+        return hints
 
 
-def read_told(text: str) -> tuple[list[select.Selector] | None, str]:
-    """Read `LAYOUT` (for all layers: None) or `SELECTORS=LAYOUT`.
+def parse_override(text: str) -> tuple[list[selectors.Selector] | None, str]:
+    """Read `LAYOUT` or `SELECTORS=LAYOUT` into selectors, None for all layers, and a layout.
 
     Raises:
-        UsageError: no such layout, or a selector that cannot be read.
+        UsageError: there is no such layout, or a selector cannot be read.
     """
-    selectors, equals, name = text.rpartition("=")
+    layers, equals, name = text.rpartition("=")
     try:
-        layout.check_layout(name)
-        return (_anywhere(selectors) if equals else None), name
+        guess.check_layout(name)
+        return (_without_index(layers) if equals else None), name
     except (LayoutError, UsageError) as error:
         raise UsageError(f"--tensor-layout {text!r}: {error.message}", error.hint) from None
 
 
-def _anywhere(text: str) -> list[select.Selector]:
-    """Selectors that say of one layer, without the others, whether they match it."""
-    selectors = select.parse(text)
-    if indexed := [selector.text for selector in selectors if selector.index is not None]:
+def _without_index(text: str) -> list[selectors.Selector]:
+    """Selectors that match a layer without knowing the others, as an index would have to."""
+    parsed = selectors.parse(text)
+    if indexed := [selector.text for selector in parsed if selector.index is not None]:
         raise UsageError(
             f"selector {indexed[0]!r} takes no index here", "name the layers, for example layer1.*"
         )
-    return selectors
+    return parsed

@@ -14,6 +14,7 @@ from featviz.drawing.figure import FigureGeometry
 from featviz.gradients import forward_backward
 from featviz.hooks.eval_mode import borrowed
 from featviz.layout import Maps, to_maps
+from featviz.layout.layouts import LAYOUTS
 from featviz.models.load import ModelOptions
 from featviz.pipeline.limits import check_plan
 from featviz.pipeline.options import RunOptions
@@ -158,7 +159,7 @@ def _planned(site: Site, maps: Maps, draw: DrawOptions, shown: Sequence[int]) ->
     channels, slices, *size = maps.data.shape
     reduced = draw.reduce is not None and not maps.strip
     count = 1 if reduced else min(channels, draw.max_maps or channels)
-    laid_over = draw.overlay is not None and dress.lies_over(maps.layout, maps.strip)
+    laid_over = draw.overlay is not None and LAYOUTS[maps.layout].aligned
     shape = (count, min(slices, draw.max_slices), *(shown if laid_over else size))
     plan = tiles.plan_for(shape, maps.strip, tiles.for_one(draw) if reduced else draw)
     share = 3 * BLENDED if laid_over else 3 if reduced and draw.reduce == "pca" else 1

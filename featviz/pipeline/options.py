@@ -9,7 +9,7 @@ from pathlib import Path
 from featviz.drawing import colormap, normalize, tensorboard
 from featviz.gradients import options as gradients
 from featviz.images import decode
-from featviz.layout.overrides import read_told
+from featviz.layout.overrides import parse_override
 from featviz.models.preprocess import InputOptions
 from featviz.records import Count, DrawOptions, Limits, PassOptions, Shard
 from featviz.records.checking import check
@@ -72,7 +72,7 @@ def check_drawing(draw: DrawOptions, board: Path | None = None) -> None:
     """
     check(draw)
     for text in draw.tensor_layout:
-        read_told(text)
+        parse_override(text)
     colormap.check_cmap(draw.cmap)
     normalize.parse_scale(draw.normalize)
     if board is not None:

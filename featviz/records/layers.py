@@ -106,7 +106,7 @@ class Hints:
     """Where a layer has its channels, if that is certain: behind the batch in torch's own
     convolutions, normalisations and poolings."""
     layout: str | None = None
-    """The user's choice of the layout: a name of `layout.LAYOUTS`, `tokens:14x20+1`."""
+    """The user's choice of the layout: a name of `layouts.LAYOUTS`, or `tokens:14x20+1`."""
 
 
 @dataclass(frozen=True)

@@ -80,7 +80,7 @@ def test_strides_do_not_matter(tensor: torch.Tensor) -> None:
     ids=lambda value: value if isinstance(value, str) else str(list(value.shape)),
 )
 def test_what_no_layout_knows_is_refused_with_the_reason(tensor: torch.Tensor, reason: str) -> None:
-    """A wrong guess draws noise (trap 8), so an unknown tensor is refused and its shape named."""
+    """A wrong guess would draw noise, so an unknown tensor is refused and its shape named."""
     with pytest.raises(LayoutError, match=reason):
         layout.to_maps(tensor)
 
@@ -109,7 +109,7 @@ def test_lazily_negated_tensor_can_leave_torch() -> None:
 def test_channels_last_is_told_by_proportion(
     shape: tuple[int, ...], size: tuple[int, int] | None, name: str
 ) -> None:
-    """[1, H, W, C] has the input's proportions in front, [1, C, H, W] behind (trap 8)."""
+    """[1, H, W, C] has the input's proportions in front, [1, C, H, W] behind."""
     tensor = torch.arange(float(np.prod(shape))).reshape(shape)
     maps = layout.to_maps(tensor, Hints(input_size=size))[""]
     assert maps.layout == name

@@ -189,11 +189,11 @@ def test_detectors_resize_before_the_first_layer(
     transform = GeneralizedRCNNTransform(200, 333, [0.0] * 3, [1.0] * 3, **options).eval()
     model = nn.Sequential(transform)
     seen = transform([torch.zeros(3, *size)])[0].tensors.shape[-2:]
-    assert model_hints.read(model, (1, 3, *size)).hints("0").input_size == tuple(seen)
+    assert model_hints.read(model, (1, 3, *size))["0"].input_size == tuple(seen)
 
 
 def hints_for(model: nn.Module, name: str, size: tuple[int, int]) -> Hints:
-    return model_hints.read(model, (1, 3, *size)).hints(name)
+    return model_hints.read(model, (1, 3, *size))[name]
 
 
 def test_convolutions_have_their_channels_first_whatever_the_proportions() -> None:

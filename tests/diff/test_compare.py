@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -14,11 +15,13 @@ from hypothesis.extra.numpy import array_shapes, arrays
 from PIL import Image
 from torch import Tensor
 
-from featviz.diff.comparing import compare, compare_stats, joined, no_change, scale_of, signed
-from featviz.diff.readback import from_picture, from_tensor, is_part
+from featviz.diff.compare import compare, compare_stats, joined, no_change, scale_of, signed
+from featviz.diff.values import from_picture, from_tensor, is_part
 from featviz.drawing import draw as drawing
 from featviz.drawing import normalize
-from featviz.records import Capture, DrawOptions, Hints, Layer, Site, Windows
+from featviz.layout.layouts import LAYOUTS
+from featviz.records import DrawOptions, Hints, Layer, Site, Windows
+from featviz.rundir.schema import CaptureRow
 
 NUMBERS = st.floats(-1e6, 1e6, width=32) | st.sampled_from([np.nan, np.inf, -np.inf, 0.0, -0.0])
 PAIRS = array_shapes(min_dims=2, max_dims=2, max_side=6).flatmap(
@@ -157,7 +160,7 @@ def test_joined_takes_the_larger_difference() -> None:
 
 def captured(
     tensor: Tensor, hints: Hints, **options: Any
-) -> dict[str, tuple[Capture, Image.Image, np.ndarray]]:
+) -> dict[str, tuple[CaptureRow, Image.Image, np.ndarray]]:
     """What `run` writes of a tensor: the manifest's rows, the pictures as read back, statistics."""
     draw = DrawOptions(**options)
     mode = normalize.parse_scale(draw.normalize)
@@ -167,7 +170,7 @@ def captured(
         row = drawing.describe(picture, site, tensor.shape, "output.png")
         file = io.BytesIO()
         drawing.encode(picture, file, "png", {})
-        found[key] = row, Image.open(file), picture.stats
+        found[key] = CaptureRow(**asdict(row)), Image.open(file), picture.stats
     return found
 
 
@@ -269,3 +272,16 @@ def test_a_picture_of_another_size_gives_nothing() -> None:
     assert from_picture(np.asarray(picture)[:-1], picture.mode, row, stats) is None
     assert from_tensor(tensor.permute(0, 2, 3, 1).numpy(), row) is None
     assert from_tensor(tensor[0, 0].numpy(), row) is None
+
+
+def test_every_layout_is_read_back() -> None:
+    """The tests above know a tensor of each layout in the table."""
+    assert set(SHAPES) >= set(LAYOUTS)
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+@pytest.mark.parametrize("shape", [(), (0,), (1, 0, 0), (0, 0, 0, 0), (1, 0, 2, 2, 2), (1,) * 7])
+def test_arrays_that_do_not_fit_give_nothing(name: str, shape: tuple[int, ...]) -> None:
+    """Whatever shape a manifest claims, an array is read or left alone."""
+    row = captured(torch.randn(SHAPES[name][0]), SHAPES[name][1])[""][0]
+    assert from_tensor(np.zeros(shape, np.float32), row) is None

@@ -1,63 +1,68 @@
-"""Two sets of numbers side by side: how far apart, channel by channel."""
+"""How far two tensors are apart, channel by channel."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
+from featviz.diff.pairing import TensorPair
+from featviz.diff.result import PIXELS, STATISTICS, TENSORS, Change, Finding
+from featviz.diff.values import ImagePair, keeps, map_shape, slack_of
 from featviz.records import STAT_COLUMNS, Floats
+from featviz.rundir.schema import CaptureRow
 
 _COMPARED = 4
-"""Columns of the statistics that are compared: min, max, mean, std. The count of exact zeros is
-not: rounding turns a zero into 1e-9."""
+"""Columns of the statistics that are compared, from the first: min, max, mean, std. The count of
+exact zeros is not, because rounding turns a zero into 1e-9."""
 _NONFINITE = STAT_COLUMNS.index("nonfinite")
 
 _BLOCK = 2**17
-"""Values looked at a time: they stay in a core's cache."""
+"""Values compared at a time: they stay in a core's cache."""
 
 
-@dataclass(frozen=True)
-class Change:
-    """How far apart two tensors are, in each channel; all arrays are [channels]."""
+def measure(images: ImagePair, pair: TensorPair, tolerance: float) -> Finding:
+    """Compare a tensor of an image: by the kept tensors, else by statistics and pixels.
 
-    absolute: np.ndarray
-    """Largest absolute difference where both values are finite."""
-    relative: np.ndarray
-    """Largest |new - base| / (max(|new|, |base|) + scale), 0..1: see `compare`."""
-    cosine: np.ndarray
-    """Cosine similarity over the values that are finite on both sides, -1..1; 1 where both are
-    zero; NaN where it is not known, or where a channel is a single number."""
-    unlike: np.ndarray
-    """Values that are NaN or infinite on one side, and something else on the other."""
-    products: np.ndarray
-    """[channels, 3]: base · new, base · base and new · new over the values that are finite on both
-    sides, in one unit for all channels; NaN where they are not known."""
+    Raises:
+        DamagedError: a file is missing or broken.
+    """
+    row = pair.base
+    reason = _why_not(row, pair.new)
+    if reason is not None:
+        by, change = STATISTICS, no_change(row.maps, 1)
+        differs = np.ones(row.maps, np.bool_)
+    else:
+        by, change = _change(images, pair)
+        differs = change.differs(tolerance)
+    return Finding(pair.image, pair.place, row.type, row.index, by, change, differs, reason)
 
-    @property
-    def layer_cosine(self) -> float:
-        """Cosine similarity over all channels together, whatever a channel by itself has: one that
-        is zero on one side alone says little of a layer. 1 where both sides are zero, NaN where it
-        is not known."""
-        known = self.products[~np.isnan(self.products).any(1)]
-        if not len(known):
-            return math.nan
-        dot, base, new = map(float, known.sum(0))
-        if base == 0 or new == 0:
-            return 1.0 if base == new else 0.0
-        return min(1.0, max(-1.0, dot / (math.sqrt(base) * math.sqrt(new))))
 
-    def differs(self, tolerance: float) -> np.ndarray:
-        """Channels, bool, with a value beyond the tolerance, or one that is finite on one side."""
-        differing: np.ndarray = (self.relative > tolerance) | (self.unlike > 0)
-        return differing
+def _why_not(base: CaptureRow, new: CaptureRow) -> str | None:
+    """Why two tensors have no channels in common."""
+    if base.shape != new.shape:
+        old, now = ("×".join(map(str, row.shape)) for row in (base, new))
+        return f"shape {old} in BASE, {now} in NEW"
+    if (base.layout, base.maps) != (new.layout, new.maps):
+        return f"layout {base.layout} in BASE, {new.layout} in NEW"
+    return None
 
-    def worst_first(self, among: np.ndarray) -> list[int]:
-        """Channels of a mask, the most changed first."""
-        order = np.lexsort((-self.relative, -self.unlike))
-        return [int(i) for i in order if among[i]]
+
+def _change(images: ImagePair, pair: TensorPair) -> tuple[str, Change]:
+    """What two tensors were compared by, and how far they are apart."""
+    base, new = images.stats(pair)
+    if np.array_equal(base, new, equal_nan=True) and images.same_files(pair):
+        by = TENSORS if keeps(pair) else PIXELS
+        return by, no_change(len(base), math.prod(map_shape(pair.base)))
+    scale = scale_of(base, new)
+    if (kept := images.tensors(pair)) is not None:
+        return TENSORS, compare(kept[0].data, kept[1].data, scale)
+    change = compare_stats(base, new, scale)
+    if (drawn := images.pixels(pair)) is None:
+        return STATISTICS, change
+    part = compare(drawn[0].data, drawn[1].data, scale, slack_of(drawn))
+    return PIXELS, joined(change, part, drawn[0].ids)
 
 
 def scale_of(*stats: Floats) -> float:
@@ -66,9 +71,9 @@ def scale_of(*stats: Floats) -> float:
     return float(np.max(extremes, initial=0.0, where=np.isfinite(extremes)))
 
 
-def no_change(channels: int, values: int) -> Change:
-    """Of two equal tensors with so many values in a channel."""
-    zeros, cosine = np.zeros(channels), np.full(channels, 1.0 if values > 1 else np.nan)
+def no_change(channels: int, size: int) -> Change:
+    """The change between two equal tensors, with `size` values in a channel."""
+    zeros, cosine = np.zeros(channels), np.full(channels, 1.0 if size > 1 else np.nan)
     return Change(zeros, zeros, cosine, np.zeros(channels, np.int64), np.ones((channels, 3)))
 
 
@@ -92,17 +97,19 @@ def compare(
 
 
 def compare_stats(base: Floats, new: Floats, scale: float) -> Change:
-    """Compare statistics [channels, 6]; the cosine is not known."""
-    found = compare(base[:, :_COMPARED], new[:, :_COMPARED], scale)
+    """Compare statistics [channels, 6], of which no cosine follows."""
+    moments = compare(base[:, :_COMPARED], new[:, :_COMPARED], scale)
     unlike = np.abs(new[:, _NONFINITE] - base[:, _NONFINITE]).astype(np.int64)
     unknown = np.full(len(base), np.nan)
-    unlike, products = np.maximum(found.unlike, unlike), np.full((len(base), 3), np.nan)
-    return Change(found.absolute, found.relative, unknown, unlike, products)
+    unlike, products = np.maximum(moments.unlike, unlike), np.full((len(base), 3), np.nan)
+    return Change(moments.absolute, moments.relative, unknown, unlike, products)
 
 
 def joined(whole: Change, part: Change, channels: Sequence[int]) -> Change:
-    """Both findings: `part` is of these channels of `whole`; the larger difference counts, and the
-    cosine and the products of `part`."""
+    """Join two changes of a tensor, where `part` is that of some channels of `whole`.
+
+    In these channels the larger difference counts, and the cosine and the products of `part`.
+    """
     at = list(channels)
     columns = {name: column.copy() for name, column in vars(whole).items()}
     for name in ("absolute", "relative", "unlike"):
@@ -114,8 +121,12 @@ def joined(whole: Change, part: Change, channels: Sequence[int]) -> Change:
 def signed(
     base: np.ndarray, new: np.ndarray, scale: float, slack: np.ndarray | None = None
 ) -> np.ndarray:
-    """`Change.relative` of each value, with its sign; NaN where one side is not finite and the
-    other is something else. Float64, the shape of the arguments, whose first axis is channels."""
+    """The relative difference of each value, as in `Change.relative`, with its sign.
+
+    Returns:
+        Float64 in the shape of the arguments, whose first axis is channels; -1..1, and NaN where
+        one side is not finite and the other is something else.
+    """
     base, new = base.astype(np.float64), new.astype(np.float64)
     difference, unlike = _differences(base, new)
     if slack is not None:
@@ -140,7 +151,8 @@ def _compare(
 
 
 def _differences(base: np.ndarray, new: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """new - base where both are finite, else 0; and where just one is, or two infinities differ."""
+    """new - base where both are finite, else 0; and which values are NaN or infinite on one side
+    and something else on the other."""
     finite = np.isfinite(base) & np.isfinite(new)
     if finite.all():
         return new - base, np.zeros(base.shape, np.bool_)
@@ -149,12 +161,12 @@ def _differences(base: np.ndarray, new: np.ndarray) -> tuple[np.ndarray, np.ndar
 
 
 def _cosine(base: np.ndarray, new: np.ndarray, scale: float) -> tuple[np.ndarray, np.ndarray]:
-    """Of rows, and their products in units of `scale`; the largest values of rows are made 1 first,
-    so that no square overflows."""
+    """The cosine of each pair of rows, and their products in units of `scale`; the largest value of
+    each row is made 1 first, so that no square overflows."""
     finite = np.isfinite(base) & np.isfinite(new)
-    (base, one), (new, other) = (_unit(np.where(finite, values, 0.0)) for values in (base, new))
+    (base, one), (new, other) = (_unit(np.where(finite, rows, 0.0)) for rows in (base, new))
     dot = np.einsum("ij,ij->i", base, new)
-    lengths = [np.linalg.norm(values, axis=1) for values in (base, new)]
+    lengths = [np.linalg.norm(rows, axis=1) for rows in (base, new)]
     norms = lengths[0] * lengths[1]
     cosine = np.zeros(len(base))
     cosine[~base.any(1) & ~new.any(1)] = 1.0
@@ -167,7 +179,7 @@ def _cosine(base: np.ndarray, new: np.ndarray, scale: float) -> tuple[np.ndarray
 
 
 def _unit(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Rows whose largest magnitude is 1, and what they were divided by."""
+    """Rows whose largest magnitude is 1, and the magnitudes by which they were divided."""
     largest = np.abs(rows).max(1, keepdims=True)
     factor = np.where(largest > 0, largest, 1.0)
     return rows / factor, factor[:, 0]

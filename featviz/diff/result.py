@@ -1,14 +1,14 @@
-"""What a comparison found: the passive data, and how it is summed up."""
+"""The result of a comparison: passive data, and how it is summed up."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 
-from featviz.diff.comparing import Change
 from featviz.diff.pairing import OnlyIn
 from featviz.errors import CHECK_FAILED
 from featviz.rundir.schema import Place
@@ -25,12 +25,54 @@ class DiffThresholds:
     """What counts as a difference."""
 
     tolerance: float = 1e-4
-    """See `comparing.compare`. Threads and oneDNN moved values by up to 3e-6 in the same terms
-    (ten of torchvision's models on two cores)."""
+    """How far a value may change, in the terms of `compare.compare`. Threads and oneDNN moved
+    values by up to 3e-6 (ten of torchvision's models on two cores)."""
     max_diff_ratio: float = 0.0
     """Share of the channels of all layers and images that may differ, 0..1."""
     ignore_added: bool = False
-    """What only NEW has is no difference."""
+    """Whether images and layers that only NEW has count as no difference."""
+
+
+@dataclass(frozen=True)
+class Change:
+    """How far apart two tensors are, in each channel; all arrays are [channels]."""
+
+    absolute: np.ndarray
+    """Largest absolute difference where both values are finite."""
+    relative: np.ndarray
+    """Largest |new - base| / (max(|new|, |base|) + scale), 0..1: see `compare.compare`."""
+    cosine: np.ndarray
+    """Cosine similarity over the values that are finite on both sides, -1..1; 1 where both are
+    zero; NaN where only statistics are known, or where a channel is a single number."""
+    unlike: np.ndarray
+    """Values that are NaN or infinite on one side, and something else on the other."""
+    products: np.ndarray
+    """[channels, 3]: base · new, base · base and new · new over the values that are finite on both
+    sides, in one unit for all channels; NaN where only statistics are known."""
+
+    @property
+    def layer_cosine(self) -> float:
+        """Cosine similarity over all channels together, because a single channel that is zero on
+        one side says little of a layer. 1 where both sides are zero, NaN where only statistics are
+        known."""
+        known = self.products[~np.isnan(self.products).any(1)]
+        if not len(known):
+            return math.nan
+        dot, base, new = map(float, known.sum(0))
+        if base == 0 or new == 0:
+            return 1.0 if base == new else 0.0
+        return min(1.0, max(-1.0, dot / (math.sqrt(base) * math.sqrt(new))))
+
+    def differs(self, tolerance: float) -> np.ndarray:
+        """Which channels, bool, have a value beyond the tolerance, or one that is finite on one
+        side only."""
+        differing: np.ndarray = (self.relative > tolerance) | (self.unlike > 0)
+        return differing
+
+    def worst_first(self, among: np.ndarray) -> list[int]:
+        """The channels of a mask [channels], the most changed first."""
+        order = np.lexsort((-self.relative, -self.unlike))
+        return [int(i) for i in order if among[i]]
 
 
 @dataclass(frozen=True)
@@ -42,15 +84,16 @@ class Finding:
     type: str
     index: int
     by: str
+    """`TENSORS`, `PIXELS` or `STATISTICS`."""
     change: Change
     differs: np.ndarray
-    """Channels, bool."""
+    """Which channels differ, bool [channels]."""
     reason: str | None = None
-    """Why it could not be compared: another shape. All its channels differ then."""
+    """Why the tensor could not be compared, as another shape; all its channels differ then."""
 
     @property
     def severity(self) -> tuple[float, float]:
-        """The larger, the worse."""
+        """The largest difference and the share of channels that differ; the larger, the worse."""
         worst = (
             1.0 if self.reason or self.change.unlike.any() else float(self.change.relative.max())
         )
@@ -65,37 +108,37 @@ class LayerFindings:
 
     @property
     def place(self) -> Place:
-        """Where it is."""
+        """Where in the model the tensors were met."""
         return self.findings[0].place
 
     @property
     def type(self) -> str:
-        """Class name."""
+        """Class name of the layer."""
         return self.findings[0].type
 
     @property
     def label(self) -> str:
-        """`layer1.0.conv1`; its class for the model itself."""
+        """`layer1.0.conv1`; the class name for the model itself."""
         return self.place.layer or self.type
 
     @property
     def differing(self) -> tuple[Finding, ...]:
-        """The images in which it differs."""
+        """The findings of the images in which the layer differs."""
         return tuple(finding for finding in self.findings if finding.differs.any())
 
     @property
     def worst(self) -> Finding:
-        """The image in which it differs most; of equals the first."""
+        """The finding of the image in which the layer differs most; of equals the first."""
         return max(self.findings, key=lambda finding: finding.severity)
 
     @property
     def reason(self) -> str | None:
-        """Why it could not be compared."""
+        """Why the layer could not be compared, in the first image where it could not."""
         return next((one.reason for one in self.findings if one.reason), None)
 
     @property
     def channels(self) -> tuple[int, int]:
-        """Those that differ, and all, over the images."""
+        """How many channels differ, and how many there are, over all images."""
         return (
             sum(int(one.differs.sum()) for one in self.findings),
             sum(len(one.differs) for one in self.findings),
@@ -103,14 +146,14 @@ class LayerFindings:
 
     @property
     def differs(self) -> np.ndarray:
-        """Channels, bool, that differ in some image, of those that all images have."""
+        """Which channels, bool, differ in some image, of those that all images have."""
         count = min(len(one.differs) for one in self.findings)
         differing: np.ndarray = np.any([one.differs[:count] for one in self.findings], axis=0)
         return differing
 
     def over_images(self) -> Change:
-        """The worst of each channel over the images that could be compared, of the channels that
-        all of these have; may be empty."""
+        """The worst change of each channel over the images that could be compared, of the channels
+        that all of these have; may be empty."""
         changes = [one.change for one in self.findings if one.reason is None]
         count = min((len(change.relative) for change in changes), default=0)
         columns = {
@@ -127,10 +170,10 @@ class LayerFindings:
 
     @property
     def cosine(self) -> float:
-        """The smallest over the images in which it differs, each of the layer as a whole; NaN where
-        it is not known."""
-        own = [one.change.layer_cosine for one in self.differing if one.reason is None]
-        return float(np.fmin.reduce(own, initial=np.nan))
+        """The smallest `Change.layer_cosine` over the images in which the layer differs; NaN where
+        only statistics are known."""
+        cosines = [one.change.layer_cosine for one in self.differing if one.reason is None]
+        return float(np.fmin.reduce(cosines, initial=np.nan))
 
     def most_changed(self) -> list[int]:
         """The channels that differ, the most changed first."""
@@ -149,27 +192,27 @@ class Map:
     label: str
     stem: str
     channels: tuple[int, ...]
-    """Drawn, in tile order: the most changed first."""
+    """The drawn channels in tile order: the most changed first."""
     source: str
     """`kept tensors` or `pixels`."""
     limit: float
-    """The colours' ends: a difference of so much, in terms of the tolerance."""
+    """The relative difference at the ends of the colours."""
 
 
 @dataclass(frozen=True)
 class DiffResult:
-    """What a comparison found."""
+    """The result of comparing two runs."""
 
     base: Path
     new: Path
     asked: DiffThresholds
     images: tuple[str, ...]
     layers: tuple[LayerFindings, ...]
-    """All that both have, in the order in which the model came to them."""
+    """The layers that both runs have, in the order in which the model came to them."""
     only_in_base: OnlyIn
     only_in_new: OnlyIn
     incomplete: Mapping[str, Sequence[str]]
-    """Of BASE and NEW."""
+    """Names of images that are left out as incomplete, under `base` and `new`."""
     maps: tuple[Map, ...] = field(default=())
 
     @property
@@ -184,7 +227,7 @@ class DiffResult:
 
     @property
     def channels(self) -> tuple[int, int]:
-        """Those that differ, and all, over layers and images."""
+        """How many channels differ, and how many there are, over all layers and images."""
         counts = [layer.channels for layer in self.layers]
         return sum(differing for differing, _ in counts), sum(total for _, total in counts)
 
@@ -196,12 +239,12 @@ class DiffResult:
 
     @property
     def within(self) -> bool:
-        """Whether no more channels differ than may."""
+        """Whether no more channels differ than the thresholds allow."""
         return self.ratio <= self.asked.max_diff_ratio
 
     @property
     def equal(self) -> bool:
-        """Whether the check holds."""
+        """Whether the runs are equal, as far as the thresholds ask."""
         added = self.only_in_new and not self.asked.ignore_added
         return self.within and not self.only_in_base and not added
 

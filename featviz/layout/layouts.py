@@ -1,0 +1,232 @@
+"""The layouts: how the axes of a tensor stand, and how they become feature maps; a record for each.
+
+Nothing here imports torch or numpy, so that what reads a run directory and what prints help can
+read the table too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import featviz.layout.token_grids as token_grids
+import featviz.layout.windows as windows
+from featviz.layout.token_grids import TokenGrid
+from featviz.records import Windows
+
+if TYPE_CHECKING:
+    import numpy as np
+    from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Form:
+    """The layout of one tensor, with all that turning the tensor into maps takes."""
+
+    layout: str
+    """A name of `LAYOUTS`."""
+    grid: TokenGrid | None = None
+    """The grid that tokens or windows make; None for other layouts."""
+    windows: Windows | None = None
+    unrolled: tuple[int, int] | None = None
+    """Height and width of the grid that is left after all pooling, where tokens stand in the order
+    of their pooling."""
+
+
+@dataclass(frozen=True)
+class Maps:
+    """The maps of one tensor; `data` is float32 [C, S, H, W] and may be a view of the tensor.
+
+    S is 1 but for clips (time steps) and batches (regions, items), whose slices stand side by side.
+    """
+
+    layout: str
+    data: Tensor
+
+    @property
+    def strip(self) -> bool:
+        """Whether the maps are drawn as one row without padding."""
+        return LAYOUTS[self.layout].strip
+
+
+@dataclass(frozen=True)
+class Layout:
+    """All that featviz knows of a layout."""
+
+    name: str
+    shape: str
+    """The axes in words, for help and messages: `[1, C, H, W]`."""
+    dimensions: tuple[int, ...]
+    """How many axes a tensor may have."""
+    to_maps: Callable[[Tensor, Form], Tensor]
+    """Turns a float32 tensor into its maps [C, S, H, W]; a view where that is possible."""
+    rows: Callable[[np.ndarray, int], np.ndarray] | None = None
+    """Turns an array into [channels, N]; takes the number of channels. None where moving the
+    channel axis to the front does. See `channels_first`."""
+    channel_axis: int | None = None
+    """The axis that counts channels; None where several axes make them, or none does."""
+    spatial_axes: tuple[int, int] | None = None
+    """The axes of height and width; None for tokens and for what is no map of the input."""
+    token_axis: int | None = None
+    """The axis that counts tokens; None where no axis does."""
+    allows_many: bool = False
+    """Whether the first axis may be more than 1."""
+    aligned: bool = True
+    """Whether the maps are pictures of the input, so that they can be laid over it."""
+    strip: bool = False
+    """Whether the maps are drawn as one row without padding: the numbers of a vector."""
+    in_map_order: bool = True
+    """Whether `channels_first` gives the values in the order of the maps."""
+    is_choice: bool = True
+    """Whether `--tensor-layout` takes the name: the shape alone says how to draw it."""
+
+    def channels_first(self, array: np.ndarray, channels: int) -> np.ndarray:
+        """Turn an array of this layout into [channels, N], without knowing the model.
+
+        N counts the values of each channel in the order of `to_maps`; those of tokens in front of
+        a grid come first.
+
+        Args:
+            array: a tensor as the layer gave it, with as many axes as `dimensions` says.
+            channels: how many maps the tensor holds; only windows need it.
+
+        Raises:
+            ValueError, IndexError: the array holds no values.
+        """
+        if self.rows is not None:
+            return self.rows(array, channels)
+        assert self.channel_axis is not None
+        return _axis_first(array, self.channel_axis)
+
+
+def _axis_first(array: np.ndarray, axis: int) -> np.ndarray:
+    """Move an axis to the front, and flatten all others into one."""
+    others = [i for i in range(array.ndim) if i != axis % array.ndim]
+    return array.transpose(axis, *others).reshape(array.shape[axis], -1)
+
+
+def _nchw(tensor: Tensor, form: Form) -> Tensor:
+    """torchvision's [C, 1, H, W]."""
+    return tensor[0][:, None]
+
+
+def _nhwc(tensor: Tensor, form: Form) -> Tensor:
+    return tensor[0].permute(2, 0, 1).contiguous()[:, None]
+
+
+def _tokens(tensor: Tensor, form: Form) -> Tensor:
+    """[1, T, D] (or [1, T, heads, D]) to maps of the grid that the tokens make."""
+    return _on_grid(tensor[0].flatten(1).T, form)
+
+
+def _rows_of_tokens(array: np.ndarray, channels: int) -> np.ndarray:
+    return _axis_first(array.reshape(array.shape[1], -1), 1)
+
+
+def _ncl(tensor: Tensor, form: Form) -> Tensor:
+    return _on_grid(tensor[0], form)
+
+
+def _heads(tensor: Tensor, form: Form) -> Tensor:
+    """The channels of one head after those of another."""
+    return _on_grid(tensor[0].permute(0, 2, 1).flatten(0, 1), form)
+
+
+def _rows_of_heads(array: np.ndarray, channels: int) -> np.ndarray:
+    rows: np.ndarray = array[0].swapaxes(1, 2)
+    return rows.reshape(-1, array.shape[2])
+
+
+def _on_grid(channels: Tensor, form: Form) -> Tensor:
+    """[D, T] to maps, without the tokens in front of the grid."""
+    grid = form.grid
+    assert grid is not None
+    tokens = channels[:, len(grid.prefix) :].contiguous()
+    if form.unrolled is not None:
+        tokens = token_grids.reroll(tokens, form.unrolled)
+    return tokens.view(len(tokens), grid.time, grid.height, grid.width)
+
+
+def _windows(tensor: Tensor, form: Form) -> Tensor:
+    """Put windows back into the map from which they were cut."""
+    assert form.grid is not None and form.windows is not None
+    return windows.join(tensor, form.windows, form.grid)[:, None]
+
+
+def _rows_of_windows(array: np.ndarray, channels: int) -> np.ndarray:
+    """[n, C, a, b], or the channels last."""
+    return _axis_first(array, -1 if array.shape[-1] == channels else 1)
+
+
+def _attention(tensor: Tensor, form: Form) -> Tensor:
+    """A map for each head, with a row for each query."""
+    if tensor.shape[-2] != tensor.shape[-1]:
+        return tensor[0].permute(2, 0, 1).contiguous()[:, None]
+    return tensor[0].reshape(-1, 1, *tensor.shape[-2:])
+
+
+def _rows_of_attention(array: np.ndarray, channels: int) -> np.ndarray:
+    if array.shape[-2] != array.shape[-1]:
+        return _axis_first(array, -1)
+    return array.reshape(-1, array.shape[-2] * array.shape[-1])
+
+
+def _vector(tensor: Tensor, form: Form) -> Tensor:
+    """F maps of N numbers each."""
+    return tensor.reshape(-1, tensor.shape[-1]).T.contiguous()[:, None, :, None]
+
+
+def _batch(tensor: Tensor, form: Form) -> Tensor:
+    """N slices side by side for each channel; of [N, C, T, H, W] N · T slices."""
+    return tensor.transpose(0, 1).flatten(1, -3).contiguous()
+
+
+def _ncthw(tensor: Tensor, form: Form) -> Tensor:
+    """T slices side by side for each channel."""
+    return tensor[0]
+
+
+def _nthwc(tensor: Tensor, form: Form) -> Tensor:
+    return tensor[0].permute(3, 0, 1, 2).contiguous()
+
+
+_ALL = (
+    Layout("nchw", "[1, C, H, W]", (4,), _nchw, channel_axis=1, spatial_axes=(2, 3)),
+    Layout("nhwc", "[1, H, W, C]", (4,), _nhwc, channel_axis=3, spatial_axes=(1, 2)),
+    Layout("tokens", "[1, T, D]", (3, 4), _tokens, _rows_of_tokens, channel_axis=-1, token_axis=1),
+    Layout("ncl", "[1, D, T]", (3,), _ncl, channel_axis=1, token_axis=2),
+    Layout("heads", "[1, heads, T, D]", (4,), _heads, _rows_of_heads, token_axis=2),
+    Layout("attention", "[1, heads, T, T]", (3, 4), _attention, _rows_of_attention, aligned=False),
+    Layout(
+        "vector",
+        "[N, F]",
+        (1, 2, 3),
+        _vector,
+        channel_axis=-1,
+        allows_many=True,
+        aligned=False,
+        strip=True,
+    ),
+    Layout(
+        "batch", "[N, C, H, W]", (4, 5), _batch, channel_axis=1, allows_many=True, aligned=False
+    ),
+    Layout("ncthw", "[1, C, T, H, W]", (5,), _ncthw, channel_axis=1, spatial_axes=(3, 4)),
+    Layout("nthwc", "[1, T, H, W, C]", (5,), _nthwc, channel_axis=4, spatial_axes=(2, 3)),
+    Layout(
+        "windows",
+        "[windows, places, C]",
+        (3, 4),
+        _windows,
+        _rows_of_windows,
+        allows_many=True,
+        in_map_order=False,
+        is_choice=False,
+    ),
+)
+
+LAYOUTS = {layout.name: layout for layout in _ALL}
+"""All layouts by name."""
+
+CHOICES = tuple(layout for layout in _ALL if layout.is_choice)
+"""The layouts that `--tensor-layout` takes."""

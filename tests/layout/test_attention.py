@@ -1,0 +1,117 @@
+"""Attention weights: a map for each head, equal to those computed by hand."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+import torch
+from PIL import Image
+from ramps import look, ramps, save
+from tiles import assert_drawn, manifest, raw
+from torch import Tensor, nn
+from torchvision import models
+
+import featviz as fv
+from featviz import layout
+from featviz.hooks.eval_mode import borrowed
+from featviz.records import Hints
+
+
+def small_vit() -> nn.Module:
+    """torchvision's own ViT: 4 × 4 patches, 2 heads, 2 layers."""
+    torch.manual_seed(0)
+    model: nn.Module = models.VisionTransformer(32, 8, 2, 2, 16, 32)
+    nn.init.normal_(model.heads.head.weight)
+    return model.eval()
+
+
+def by_hand(block: nn.Module, tokens: Tensor) -> Tensor:
+    """softmax(Q K^T / sqrt d) of an encoder block whose normalised input is [1, T, D]."""
+    attention = block.self_attention
+    q, k, _ = nn.functional.linear(tokens, attention.in_proj_weight, attention.in_proj_bias).chunk(
+        3, dim=-1
+    )
+    heads, side = attention.num_heads, attention.head_dim
+    q, k = (part.reshape(-1, heads, side).transpose(0, 1).double() for part in (q[0], k[0]))
+    scores = torch.stack([q[h] @ k[h].T / math.sqrt(side) for h in range(heads)])
+    exponents = scores.exp()
+    return exponents / exponents.sum(-1, keepdim=True)
+
+
+@pytest.mark.parametrize("fast", [True, False])
+def test_attention_weights_are_softmax_of_queries_and_keys(fast: bool, tmp_path: Path) -> None:
+    """A selected attention gives a map for each head whose rows sum to 1; torch's setting of the
+    fast path is as before."""
+    model, before = small_vit(), torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(fast)
+    try:
+        folder, found = look(
+            model, save(tmp_path, 32, 32), "MultiheadAttention#0,*_0.ln_1", (32, 32), tensors="npy"
+        )
+        assert torch.backends.mha.get_fastpath_enabled() is fast
+    finally:
+        torch.backends.mha.set_fastpath_enabled(before)
+    name = "encoder.layers.encoder_layer_0"
+    row = found[f"{name}.self_attention", 0, "1"]
+    weights = raw(folder, row)
+    tokens = raw(folder, found[f"{name}.ln_1", 0, ""])
+    want = by_hand(model.get_submodule(name), tokens)
+    assert (row["layout"], row["maps"], row["shape"]) == ("attention", 2, [1, 2, 17, 17])
+    assert torch.allclose(weights[0].double(), want, atol=1e-6)
+    assert torch.allclose(weights.sum(-1), torch.ones(1, 2, 17), atol=1e-5)
+    assert_drawn(folder, row, want)
+    assert found[f"{name}.self_attention", 0, "0"]["layout"] == "tokens"
+    assert (f"{name}.self_attention", 0, "0.class_token") in found
+    assert manifest(folder)["skipped"] == []
+
+
+@pytest.mark.slow
+def test_asking_for_weights_changes_the_output_by_rounding_only() -> None:
+    """With the attentions hooked the model gives what it gives alone, within 1e-5."""
+    model, image = small_vit(), torch.randn(1, 3, 32, 32)
+    with torch.inference_mode():
+        plain = model(image)
+        with fv.capture(model, "MultiheadAttention") as maps:
+            hooked = model(image)
+        again = model(image)
+    assert len(maps) == 4 and bool(plain.abs().max() > 1e-2)
+    assert torch.allclose(plain, hooked, atol=1e-5)
+    assert torch.equal(plain, again)
+
+
+def test_averaged_attention_weights_are_one_map() -> None:
+    """[1, T, T], averaged over heads, is an attention as well."""
+    weights = torch.rand(1, 17, 17).softmax(-1)
+    drawn = layout.to_maps(weights, Hints(input_size=(32, 32), attention=True))[""]
+    assert (drawn.layout, drawn.data.shape) == ("attention", (1, 1, 17, 17))
+    assert torch.equal(drawn.data[0], weights)
+
+
+def test_need_weights_is_put_back_when_the_run_is_over(tmp_path: Path) -> None:
+    """After a run no hook asks for weights any more."""
+    model = small_vit()
+    look(model, save(tmp_path, 32, 32), "MultiheadAttention", (32, 32))
+    attention = model.encoder.layers.encoder_layer_0.self_attention
+    assert not attention._forward_pre_hooks and not attention._forward_hooks
+    with borrowed(model):
+        x = torch.randn(1, 5, 16)
+        assert attention(x, x, x, need_weights=False)[1] is None
+
+
+@pytest.mark.slow
+def test_attention_weights_of_vit_b_16(tmp_path: Path) -> None:
+    """The same for the first attention of vit_b_16, through the command line's selector."""
+    torch.manual_seed(0)
+    model = models.vit_b_16().eval()
+    image = tmp_path / "ramps.png"
+    Image.fromarray(ramps(224, 224)).save(image)
+    layers = "MultiheadAttention#0,*_0.ln_1"
+    folder, found = look(model, image, layers, (224, 224), tensors="npy")
+    name = "encoder.layers.encoder_layer_0"
+    weights = raw(folder, found[f"{name}.self_attention", 0, "1"])
+    tokens = raw(folder, found[f"{name}.ln_1", 0, ""])
+    assert weights.shape == (1, 12, 197, 197)
+    want = by_hand(model.get_submodule(name), tokens)
+    assert torch.allclose(weights[0].double(), want, atol=1e-6)

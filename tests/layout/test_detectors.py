@@ -1,0 +1,162 @@
+"""Detectors and segmentation: regions side by side, boxes and scores as rows, masks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from conftest import SCENES
+from PIL import Image
+from tiles import assert_drawn, levels, manifest, raw, rows, tiles
+from torch import Tensor, nn
+from torchvision.models import detection, segmentation
+from torchvision.transforms import functional as F
+
+import featviz as fv
+from featviz import cli
+from featviz.models.preprocess import InputOptions
+from featviz.models.presets import choose_preprocess
+
+AS_IS: dict[str, Any] = {"mean": (0.0,) * 3, "std": (1.0,) * 3}
+RGB3D = nn.Conv3d(3, 2, 1)
+
+
+@pytest.fixture(scope="module")
+def seen(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of a detector with random weights, as the command line makes it."""
+    out = tmp_path_factory.mktemp("detector") / "out"
+    layers = "FasterRCNN,MultiScaleRoIAlign,roi_heads.box_head.fc6,FeaturePyramidNetwork"
+    line = ["run", "fasterrcnn_mobilenet_v3_large_320_fpn", str(SCENES / "landscape.jpg")]
+    line += ["--weights", "none", "--model-arg", "weights_backbone=None"]
+    line += ["--model-arg", "box_score_thresh=0.0", "--layers", layers, "--max-maps", "16"]
+    line += ["--out", str(out), "--tensors", "npy", "--scale", "1"]
+    assert cli.guarded(line) == 0
+    return out / "landscape.jpg"
+
+
+class TestDetectors:
+    """Regions of interest, and what detectors and segmenters give."""
+
+    def test_regions_stand_side_by_side(self, seen: Path) -> None:
+        """[N, 256, 7, 7]: a row of the first 16 regions for each channel; the manifest has both
+        numbers, and the scale is that of all regions."""
+        row = rows(seen)["roi_heads.box_roi_pool", 0, ""]
+        tensor = raw(seen, row)
+        held = tensor.shape[0]
+        assert held > 16 and tensor.shape[1:] == (256, 7, 7)
+        assert (row["layout"], row["slices"], row["maps"]) == ("batch", [16, held], 256)
+        assert row["grid"]["nrow"] % 16 == 0
+        want = levels(tensor.transpose(0, 1)[:16])[:, :16].reshape(-1, 7, 7).astype(int)
+        assert np.abs(tiles(seen, row).astype(int) - want).max() <= 1
+        kept = np.load(seen / "stats.npz")["roi_heads.box_roi_pool|output|0|"]
+        assert np.allclose(kept[:, 1], tensor.amax((0, 2, 3)).numpy())
+
+    def test_vectors_of_many_regions_are_rows(self, seen: Path) -> None:
+        """[N, 1024] is a strip with a row for each region."""
+        row = rows(seen)["roi_heads.box_head.fc6", 0, ""]
+        tensor = raw(seen, row)
+        assert (row["layout"], row["maps"]) == ("vector", 1024)
+        assert row["grid"]["tile"] == [len(tensor), 1]
+        pixels = np.asarray(Image.open(seen / row["file"])).astype(int)
+        kept = tensor[:, row["channels"]].double()
+        low, high = row["range"]
+        want = ((kept - low) / (high - low) * 255 + 0.5).floor().numpy()
+        assert np.abs(pixels - want).max() <= 1
+
+    def test_boxes_labels_and_scores_of_the_root(self, seen: Path) -> None:
+        """The list of dicts is taken apart: boxes, labels and scores of the image."""
+        found = rows(seen)
+        shapes = {key: row["shape"] for (name, _, key), row in found.items() if name == ""}
+        count = shapes["0.scores"][0]
+        assert shapes == {"0.boxes": [count, 4], "0.labels": [count], "0.scores": [count]}
+        assert count > 1
+        row = found["", 0, "0.boxes"]
+        assert row["file"] == "000_FasterRCNN/output.0.boxes.png"
+        boxes = raw(seen, row)
+        assert row["max"] == pytest.approx(float(boxes.max()))
+        assert np.asarray(Image.open(seen / row["file"])).shape == (count, 4)
+
+    def test_levels_of_a_pyramid_have_their_names(self, seen: Path) -> None:
+        """An ordered dict's keys are file names: 0, 1 and pool."""
+        keys = [key for name, _, key in rows(seen) if name == "backbone.fpn"]
+        assert keys == ["0", "1", "pool"]
+
+    def test_detectors_get_values_of_0_to_1_without_a_guess(
+        self, seen: Path, messages: pytest.LogCaptureFixture
+    ) -> None:
+        """They normalise by themselves: the picture in its own size, known by name or not."""
+        content = manifest(seen)
+        scene = Image.open(SCENES / "landscape.jpg").convert("RGB")
+        assert content["input"] == {
+            "shape": [1, 3, scene.height, scene.width],
+            "preprocessing": "RGB, values 0..1",
+        }
+        with torch.device("meta"):
+            module = detection.fasterrcnn_mobilenet_v3_large_320_fpn(weights_backbone=None)
+        chosen = choose_preprocess(module, None, InputOptions())
+        assert torch.equal(chosen([scene])[0][0], F.to_tensor(scene))
+        assert messages.text == ""
+
+    def test_a_detector_that_finds_nothing(self, tmp_path: Path) -> None:
+        """No box above the threshold: skipped with the reason, and the rest is drawn."""
+        model = detection.fasterrcnn_mobilenet_v3_large_320_fpn(
+            weights_backbone=None, weights=None, box_score_thresh=1.0
+        ).eval()
+        fv.run(model, SCENES / "landscape.jpg", "FasterRCNN,Conv2d#0", tmp_path / "o", max_maps=4)
+        folder = tmp_path / "o" / "landscape.jpg"
+        reasons = {skip["key"]: skip["reason"] for skip in manifest(folder)["skipped"]}
+        assert reasons["0.boxes"] == "shape [0, 4] holds no values"
+        assert len(rows(folder)) == 1
+
+    @pytest.mark.slow
+    def test_masks(self, tmp_path: Path) -> None:
+        """maskrcnn's masks [N, 1, H, W] are N tiles beside each other."""
+        torch.manual_seed(0)
+        model = detection.maskrcnn_resnet50_fpn(
+            weights=None, weights_backbone=None, box_score_thresh=0.0, box_detections_per_img=3,
+            min_size=160,
+        ).eval()  # fmt: skip
+        image = tmp_path / "small.png"
+        Image.open(SCENES / "landscape.jpg").convert("RGB").resize((150, 100)).save(image)
+        fv.run(model, image, "MaskRCNN", tmp_path / "o", tensors="npy", scale=1, normalize="none")
+        folder = tmp_path / "o" / "small.png"
+        row = rows(folder)["", 0, "0.masks"]
+        masks = raw(folder, row)
+        assert (row["layout"], row["slices"], row["maps"]) == ("batch", [3, 3], 1)
+        want = (masks[:, 0].clamp(0, 1).double() * 255 + 0.5).floor().numpy()
+        assert np.abs(tiles(folder, row).astype(int) - want).max() <= 1
+
+    def test_segmentation_gives_out(self, tmp_path: Path) -> None:
+        """The dict's `out` is drawn as output.out.png, a map for each class."""
+        torch.manual_seed(0)
+        model = segmentation.lraspp_mobilenet_v3_large(
+            weights=None, weights_backbone=None, num_classes=5
+        ).eval()
+        options = {"size": (64, 96), "tensors": "npy", "scale": 1, **AS_IS}
+        fv.run(model, SCENES / "landscape.jpg", "LRASPP", tmp_path / "o", **options)
+        folder = tmp_path / "o" / "landscape.jpg"
+        row = rows(folder)["", 0, "out"]
+        assert row["file"] == "000_LRASPP/output.out.png"
+        assert (row["layout"], row["shape"]) == ("nchw", [1, 5, 64, 96])
+        assert_drawn(folder, row, raw(folder, row)[0])
+
+    def test_an_auxiliary_head_is_beside_it(self, tmp_path: Path) -> None:
+        """fcn with its auxiliary head gives out and aux."""
+
+        class Fcn(nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                self.conv = nn.Conv2d(3, 2, 1)
+
+            def forward(self, x: Tensor) -> dict[str, Tensor]:
+                return {"out": self.conv(x), "aux": -self.conv(x)}
+
+        fv.run(Fcn(), SCENES / "landscape.jpg", "Fcn", tmp_path / "o", size=(8, 12), **AS_IS)
+        found = rows(tmp_path / "o" / "landscape.jpg")
+        assert [Path(row["file"]).name for row in found.values()] == [
+            "output.out.png",
+            "output.aux.png",
+        ]
