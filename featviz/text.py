@@ -1,4 +1,5 @@
-"""Text that somebody else wrote, made fit for a message, a terminal, or the name of a file."""
+"""Words of messages: lists, ranges and sizes in one form; and text that somebody else wrote, made
+fit for a message, a terminal, or the name of a file."""
 
 from __future__ import annotations
 
@@ -6,6 +7,7 @@ import hashlib
 import json
 import os
 import re
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 LONGEST = 160
@@ -48,6 +50,71 @@ def printable_json(content: Any, indent: int | None = None) -> str:
 def quoted(words: str, longest: int = LONGEST) -> str:
     """Words from a file as a message may show them: printable, on one line, not too long."""
     return printable(words[:longest]) + ("…" if len(words) > longest else "")
+
+
+def listed(words: Iterable[str], most: int, separator: str = ", ", noun: str = "") -> str:
+    """Some words, and how many more there are.
+
+    Example:
+        >>> listed(["conv1", "conv2", "fc"], 2)
+        'conv1, conv2 and 1 more'
+    """
+    every = list(words)
+    left = len(every) - most
+    more = f" and {left:,} more{noun and f' {noun}'}" if left > 0 else ""
+    return separator.join(every[:most]) + more
+
+
+def by(sizes: Iterable[int]) -> str:
+    """Sizes as one speaks of them.
+
+    Example:
+        >>> by([1, 64, 56, 56])
+        '1×64×56×56'
+    """
+    return "×".join(map(str, sizes))
+
+
+_MOST_NUMBERS = 1_000_000
+
+
+def read_ranges(text: str) -> list[int]:
+    """Numbers and ranges, separated by commas, in their order and each once.
+
+    Raises:
+        ValueError: with the part that is neither, runs backwards, or is longer than a million.
+
+    Example:
+        >>> read_ranges("0-2,5")
+        [0, 1, 2, 5]
+    """
+    numbers: dict[int, None] = {}
+    for part in text.split(","):
+        ends = re.fullmatch(r"\s*(\d{1,18})(?:-(\d{1,18}))?\s*", part, re.ASCII)
+        run = range(int(ends[1]), int(ends[2] or ends[1]) + 1) if ends else range(0)
+        if not 0 < len(run) <= _MOST_NUMBERS:
+            raise ValueError(part)
+        numbers |= dict.fromkeys(run)
+    return list(numbers)
+
+
+def ranges(numbers: Sequence[int], dash: str = "-") -> list[str]:
+    """Runs of successive numbers, each as one text; `read_ranges` reads them back.
+
+    Example:
+        >>> ranges([0, 1, 2, 5])
+        ['0-2', '5']
+    """
+    if isinstance(numbers, range):
+        runs = [(numbers[0], numbers[-1])] if numbers else []
+    else:
+        runs = []
+        for number in numbers:
+            if runs and number == runs[-1][1] + 1:
+                runs[-1] = (runs[-1][0], number)
+            else:
+                runs.append((number, number))
+    return [f"{first}{dash}{last}" if last > first else f"{first}" for first, last in runs]
 
 
 _LONGEST_NAME = 100

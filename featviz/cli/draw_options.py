@@ -10,7 +10,8 @@ import click
 
 from featviz.cli import options as opts
 from featviz.cli.types import AutoInt, no_auto
-from featviz.records import DrawOptions
+from featviz.drawing.normalize import MODES
+from featviz.records import FORMATS, DrawOptions
 from featviz.records.checking import choices
 
 DRAW = DrawOptions()
@@ -22,31 +23,37 @@ draw_options = opts.stacked(
             default=DRAW.normalize,
             show_default=True,
             metavar="MODE",
-            help="auto (map; symmetric for gradients), map, layer, none, range:LO,HI, symmetric or "
-            "percentile:LO,HI.",
+            help="How values become brightness. "
+            + "; ".join(f"{mode.spelling}: {mode.words}" for mode in MODES.values())
+            + "; auto: map, for gradients symmetric.",
         ),
         click.option(
             "--cmap",
             default=DRAW.cmap,
             show_default=True,
-            help="auto (grey; coolwarm for gradients), grey, or a colormap of matplotlib.",
+            help="Colours of the maps: grey, or a colormap of matplotlib; auto: grey, coolwarm for "
+            "gradients, viridis over the input.",
         ),
         click.option(
-            "--nrow", type=AutoInt(), default="auto", show_default=True, help="Maps in a row."
+            "--nrow",
+            type=AutoInt(),
+            default="auto",
+            show_default=True,
+            help="Maps in a row of a picture; auto makes the picture about square.",
         ),
         click.option(
             "--padding",
             type=int,
             default=DRAW.padding,
             show_default=True,
-            help="Pixels around maps.",
+            help="Pixels between maps, and around them.",
         ),
         click.option(
             "--pad-value",
             type=float,
             default=DRAW.pad_value,
             show_default=True,
-            help="Its grey, 0..1.",
+            help="Grey of the padding between maps: 0 is black, 1 white.",
         ),
         click.option(
             "--scale",
@@ -62,13 +69,17 @@ draw_options = opts.stacked(
             show_default=True,
             help="Pixels below which --scale auto enlarges a map.",
         ),
-        click.option("--max-maps", type=int, help="Draw at most so many maps of a layer."),
+        click.option(
+            "--max-maps",
+            type=int,
+            help="Draw at most so many maps of a layer; the others are counted, not drawn.",
+        ),
         click.option(
             "--max-slices",
             type=int,
             default=DRAW.max_slices,
             show_default=True,
-            help="Of clips and batches, draw at most so many steps or regions of each map.",
+            help="Draw at most so many time steps of a clip, or regions of a batch, of each map.",
         ),
         click.option(
             "--tensor-layout",
@@ -82,14 +93,16 @@ draw_options = opts.stacked(
             type=click.Choice(choices(DrawOptions, "pick")),
             default=DRAW.pick,
             show_default=True,
-            help="Which ones: the first, those of highest mean, or evenly spread.",
+            help="Maps that --max-maps keeps: the first, those of highest mean (top), or evenly "
+            "spread ones.",
         ),
         click.option(
             "--order",
             type=click.Choice(choices(DrawOptions, "order")),
             default=DRAW.order,
             show_default=True,
-            help="Of the tiles: by channel, by mean (largest first), or like beside like.",
+            help="Order of a layer's maps: by channel (index), by mean (largest first), or like "
+            "beside like.",
         ),
         click.option(
             "--collapse",
@@ -97,17 +110,19 @@ draw_options = opts.stacked(
             metavar="R",
             help="Maps whose correlation is at least R (0.98) share one tile, marked ×N.",
         ),
-        click.option("--labels", is_flag=True, help="Write the channel on each tile."),
+        click.option("--labels", is_flag=True, help="Write the channel's number on each map."),
         click.option(
             "--format",
             type=click.Choice(choices(DrawOptions, "format")),
             default=DRAW.format,
             show_default=True,
-            help="Of the pictures.",
+            help="Format of the pictures. "
+            + ", ".join(f"{f.name}: {f.words}" for f in FORMATS.values())
+            + ".",
         ),
     ]
 )
-"""Those of DrawOptions that say how a picture looks; `kernels` takes them too."""
+"""Options that say how a picture of maps or kernels looks."""
 
 
 view_options = opts.stacked(
@@ -118,7 +133,9 @@ view_options = opts.stacked(
             help="One picture of all channels; pca: three components as red, green and blue.",
         ),
         click.option(
-            "--shared-basis", is_flag=True, help="One basis a layer for all images (--reduce pca)."
+            "--shared-basis",
+            is_flag=True,
+            help="With --reduce pca: one basis for each layer, for all images.",
         ),
         click.option(
             "--overlay",
@@ -131,7 +148,12 @@ view_options = opts.stacked(
             is_flag=True,
             help="Also draw a titled figure with the input and a colour bar.",
         ),
-        click.option("--first", type=int, metavar="N", help="Maps in a figure (16)."),
+        click.option(
+            "--first",
+            type=int,
+            metavar="N",
+            help="Maps that --figure shows of each layer.  [default: 16]",
+        ),
     ]
 )
 """Views of feature maps, beside the grid."""
@@ -145,6 +167,6 @@ tensorboard_option = click.option(
 
 
 def to_draw_options(given: dict[str, Any]) -> DrawOptions:
-    """How maps become a picture, as a record; options that a command lacks keep their defaults."""
+    """The drawing options as a record; options that a command lacks keep their defaults."""
     values = {f.name: given[f.name] for f in fields(DrawOptions) if f.name in given}
     return DrawOptions(**{**values, **{k: no_auto(values[k]) for k in ("nrow", "scale")}})

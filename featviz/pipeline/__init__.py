@@ -16,7 +16,7 @@ import torch
 
 from featviz import images
 from featviz.drawing import tensorboard
-from featviz.drawing.draw import Drawer
+from featviz.drawing.drawer import Drawer
 from featviz.drawing.kernels import post_kernels
 from featviz.drawing.tensorboard import Board
 from featviz.errors import FeatvizError

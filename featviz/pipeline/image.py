@@ -10,14 +10,13 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from featviz import hooks, layout
-from featviz.drawing import draw, dress, figure, png
-from featviz.drawing.draw import Drawer
-from featviz.drawing.tensorboard import Post, histogram
-from featviz.drawing.tiles import Drawing
+from featviz.drawing import colormap, figure, levels, png
+from featviz.drawing.drawer import Drawer
+from featviz.drawing.picture import GridPicture, caption, describe, encode, to_png
+from featviz.drawing.tensorboard import Post, as_make_grid, histogram
 from featviz.gradients import norms
 from featviz.gradients.options import PassPlan
 from featviz.images import DecodedImage
@@ -78,9 +77,9 @@ class ImageRun:
             shown: [1, C, H, W] in 0..1.
             pictures: the same for the maps to lie over: one, or the frames of a clip.
         """
-        self.hints, self._shown = hints, _pixels(shown)
+        self.hints, self._shown = hints, levels.pixels(shown[0])
         if self.draw.overlay is not None:
-            self._ground = tuple(_in_colour(_pixels(picture)) for picture in pictures)
+            self._ground = tuple(_in_colour(levels.pixels(picture[0])) for picture in pictures)
         self._later(self._shown, partial(_save_input, self.folder))
 
     def close(
@@ -157,17 +156,17 @@ class ImageRun:
     def _later(self, array: np.ndarray, task: Callable[[np.ndarray], None]) -> None:
         self.files.append(self.background.submit(array.nbytes, partial(task, array)))
 
-    def _post(self, picture: Drawing, site: Site, tensor: Tensor | None) -> None:
+    def _post(self, picture: GridPicture, site: Site, tensor: Tensor | None) -> None:
         """For TensorBoard: the grid, with a histogram of the whole tensor."""
-        board = dress.as_make_grid(picture, self.draw)
+        board = as_make_grid(picture, self.draw)
         counts = None if tensor is None else histogram(layout.to_floats(tensor))
-        future = self.background.submit(picture.tiles.nbytes, partial(draw.to_png, board))
+        future = self.background.submit(picture.tiles.nbytes, partial(to_png, board))
         size = (board.plan.height, board.plan.width)
         self.posts.append(Post(site, future, size, picture.stats, picture.values, counts))
 
     def _finish_picture(
         self,
-        picture: Drawing,
+        picture: GridPicture,
         site: Site,
         shape: Sequence[int],
         kept: str | None,
@@ -175,20 +174,21 @@ class ImageRun:
         """In the background: the manifest's row, then the file."""
         _warn_of(picture, site, self.sample)
         file = self.folder.file(site.layer, f"{site.stem}.{self.draw.format}")
-        row = draw.describe(picture, site, shape, file)
+        row = describe(picture, site, shape, file)
         if kept is not None:
             row = replace(row, tensor=self.folder.file(site.layer, kept))
         with self.folder.writing(file) as opened:
-            draw.encode(picture, opened, self.draw.format, draw.caption(row))
+            encode(picture, opened, self.draw.format, caption(row))
         return self._add_figure(picture, site, row) if self.draw.figure else row
 
-    def _add_figure(self, picture: Drawing, site: Site, row: Capture) -> Capture:
+    def _add_figure(self, picture: GridPicture, site: Site, row: Capture) -> Capture:
         """Write the figure beside the picture, and name it in the manifest's row."""
         title = f"{self.sample.name}   {site.layer.label} ({site.layer.type})   {site.stem}"
-        sheet = dress.sheet(picture, self.drawer.of(site.kind)[0], title, self._shown)
+        cmap = colormap.resolved(self.draw.cmap, site.kind, over=True)
+        page = figure.page(picture, cmap, self.draw.first, title, self._shown)
         file = self.folder.file(site.layer, f"{site.stem}.figure.png")
         with self.folder.writing(file) as opened:
-            figure.write_figure(opened, sheet, draw.caption(row))
+            figure.write_figure(opened, page, caption(row))
         return replace(row, figure=file)
 
 
@@ -201,12 +201,6 @@ def _shape(args: Sequence[Tensor]) -> list[int] | list[list[int]]:
 def _save_tensor(folder: ImageFolder, name: str, array: np.ndarray) -> None:
     with folder.writing(name) as file:
         np.save(file, array)
-
-
-def _pixels(picture: Tensor) -> Bytes:
-    """[1, C, H, W] in 0..1 to [H, W, C] in 0..255."""
-    pixels: Bytes = (picture[0] * 255 + 0.5).to(torch.uint8).permute(1, 2, 0).cpu().numpy()
-    return pixels
 
 
 def _in_colour(pixels: Bytes) -> Bytes:
@@ -229,7 +223,7 @@ def _to_numpy(tensor: Tensor) -> np.ndarray:
         return np.array(layout.to_floats(tensor).cpu().numpy(), copy=True)
 
 
-def _warn_of(picture: Drawing, site: Site, sample: Sample) -> None:
+def _warn_of(picture: GridPicture, site: Site, sample: Sample) -> None:
     where = f"{site.layer.label} {site.stem} of {sample.name}"
     nonfinite = int(picture.stats[:, 5].sum())
     if nonfinite:

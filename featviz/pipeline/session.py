@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from featviz import images
-from featviz.drawing.draw import Drawer
+from featviz.drawing.drawer import Drawer
 from featviz.drawing.tensorboard import Board
 from featviz.errors import ForwardError, ImageError, UsageError
 from featviz.gradients import forward_backward

@@ -20,6 +20,7 @@ from typing import Any
 
 from featviz import files
 from featviz.errors import FileError, StoreError
+from featviz.records.formats import FORMATS
 from featviz.rundir import atomic
 from featviz.text import quoted, safe_name, safe_way
 
@@ -40,7 +41,7 @@ _SHOWN = 3
 
 _LAYER_FILE = re.compile(
     r"\d{3,}_[^/]+/(output|input|grad|grad-input|grad-output|kernel)([.-][^/]*)?"
-    r"\.(png|webp|jpg|npy)"
+    rf"\.({'|'.join(FORMATS)}|npy)"
 )
 """A file of a layer in an image's folder: the only names that a manifest can list."""
 _REPORT_FILE = re.compile(r"(image|layer)-\d+\.(html|js)|index\.(html|js)")

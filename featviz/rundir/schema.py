@@ -18,7 +18,7 @@ import msgspec
 from msgspec import Meta
 
 from featviz.files import is_inside, parse_json
-from featviz.records import Capture, GridPlan, Guess, Skip
+from featviz.records import FORMATS, SUFFIXES, Capture, GridPlan, Guess, Skip
 from featviz.rundir.write import SCHEMA_VERSION
 from featviz.text import quoted
 
@@ -26,10 +26,8 @@ _T = TypeVar("_T")
 
 MOST_MAPS = 2**24
 """Maps of a tensor: 400 MB of statistics."""
-_LARGEST = 2**31 - 1
-"""Pixels a side of a picture: what PNG holds."""
-PICTURES = (".png", ".webp", ".jpg")
-"""Endings of grids."""
+_LARGEST = max(format.largest for format in FORMATS.values())
+"""Pixels a side of a picture."""
 
 _Text = Annotated[str, Meta(max_length=4096)]
 """A name, or a few words."""
@@ -475,7 +473,7 @@ def _contradictions(manifest: Manifest) -> Iterator[str]:
 
 
 def _of_row(row: CaptureRow) -> Iterator[tuple[str, Any, str]]:
-    yield from _of_name("file", row.file, PICTURES)
+    yield from _of_name("file", row.file, SUFFIXES)
     if row.tensor is not None:
         yield from _of_name("tensor", row.tensor, (".npy",))
     if row.figure is not None:

@@ -16,8 +16,8 @@ from torch import Tensor
 
 from featviz.diff.comparing import compare, compare_stats, joined, no_change, scale_of, signed
 from featviz.diff.readback import from_picture, from_tensor, is_part
-from featviz.drawing import draw as drawing
-from featviz.drawing import normalize
+from featviz.drawing.drawer import Drawer
+from featviz.drawing.picture import describe, encode
 from featviz.records import Capture, DrawOptions, Hints, Layer, Site, Windows
 
 NUMBERS = st.floats(-1e6, 1e6, width=32) | st.sampled_from([np.nan, np.inf, -np.inf, 0.0, -0.0])
@@ -159,14 +159,12 @@ def captured(
     tensor: Tensor, hints: Hints, **options: Any
 ) -> dict[str, tuple[Capture, Image.Image, np.ndarray]]:
     """What `run` writes of a tensor: the manifest's rows, the pictures as read back, statistics."""
-    draw = DrawOptions(**options)
-    mode = normalize.parse_scale(draw.normalize)
+    site = Site(Layer(1, "layer", "Layer"), "output", 0, "")
     found = {}
-    for key, picture in drawing.draw(tensor, draw, mode, hints).items():
-        site = Site(Layer(1, "layer", "Layer"), "output", 0, "").inside(key)
-        row = drawing.describe(picture, site, tensor.shape, "output.png")
+    for key, picture in Drawer(DrawOptions(**options)).draw(site, tensor, hints).items():
+        row = describe(picture, site.inside(key), tensor.shape, "output.png")
         file = io.BytesIO()
-        drawing.encode(picture, file, "png", {})
+        encode(picture, file, "png", {})
         found[key] = row, Image.open(file), picture.stats
     return found
 
