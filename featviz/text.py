@@ -52,20 +52,21 @@ def quoted(words: str, longest: int = LONGEST) -> str:
     return printable(words[:longest]) + ("…" if len(words) > longest else "")
 
 
-def listed(words: Iterable[str], most: int, separator: str = ", ", noun: str = "") -> str:
-    """Some words, and how many more there are.
+def listed(words: Sequence[str], most: int, separator: str = ", ", left: int | None = None) -> str:
+    """The first words, and how many more there are.
+
+    Args:
+        left: how many there are after `most` words, if a word stands for several.
 
     Example:
         >>> listed(["conv1", "conv2", "fc"], 2)
         'conv1, conv2 and 1 more'
     """
-    every = list(words)
-    left = len(every) - most
-    more = f" and {left:,} more{noun and f' {noun}'}" if left > 0 else ""
-    return separator.join(every[:most]) + more
+    left = max(0, len(words) - most) if left is None else left
+    return separator.join(words[:most]) + (f" and {left} more" if left else "")
 
 
-def by(sizes: Iterable[int]) -> str:
+def by(sizes: Iterable[object]) -> str:
     """Sizes as one speaks of them.
 
     Example:
@@ -98,23 +99,27 @@ def read_ranges(text: str) -> list[int]:
     return list(numbers)
 
 
-def ranges(numbers: Sequence[int], dash: str = "-") -> list[str]:
-    """Runs of successive numbers, each as one text; `read_ranges` reads them back.
+def ranges(
+    numbers: Iterable[int], most: int | None = None, *, comma: str = ",", dash: str = "-"
+) -> str:
+    """Numbers with those that follow one another as ranges; `read_ranges` reads them back.
+
+    Args:
+        most: ranges that are written out; of the rest it says how many numbers they hold.
 
     Example:
         >>> ranges([0, 1, 2, 5])
-        ['0-2', '5']
+        '0-2,5'
     """
-    if isinstance(numbers, range):
-        runs = [(numbers[0], numbers[-1])] if numbers else []
-    else:
-        runs = []
-        for number in numbers:
-            if runs and number == runs[-1][1] + 1:
-                runs[-1] = (runs[-1][0], number)
-            else:
-                runs.append((number, number))
-    return [f"{first}{dash}{last}" if last > first else f"{first}" for first, last in runs]
+    runs: list[range] = []
+    for number in numbers:
+        if runs and number == runs[-1].stop:
+            runs[-1] = range(runs[-1].start, number + 1)
+        else:
+            runs.append(range(number, number + 1))
+    words = [f"{run[0]}{dash}{run[-1]}" if len(run) > 1 else f"{run[0]}" for run in runs]
+    most = len(words) if most is None else most
+    return listed(words, most, comma, sum(map(len, runs[most:])))
 
 
 _LONGEST_NAME = 100

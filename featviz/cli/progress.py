@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from featviz.cli import echo
 from featviz.cli import options as opts
 from featviz.records import Guess, ImageResult, Outcome, RunResult
+from featviz.text import listed
 
 if TYPE_CHECKING:
     from featviz.pipeline import Progress
@@ -117,5 +118,4 @@ def _warn(what: str, layers: Mapping[str, str]) -> None:
     if not layers:
         return
     named = [f"{name} ({reason})" if reason else name for name, reason in layers.items()]
-    more = f" and {len(named) - _NAMED} more" if len(named) > _NAMED else ""
-    log.warning("%s: %s%s", what, ", ".join(named[:_NAMED]), more)
+    log.warning("%s: %s", what, listed(named, _NAMED))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from featviz.text import printable
+from featviz.text import by, printable
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -52,4 +52,4 @@ def cell(words: str) -> Text:
 
 def shape(sizes: Sequence[int] | None) -> str:
     """`1×64×56×56`; nothing where there is no shape."""
-    return "×".join(map(str, sizes or ()))
+    return by(sizes or ())

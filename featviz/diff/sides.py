@@ -14,6 +14,7 @@ from featviz.diff.pairing import Pair
 from featviz.diff.readback import Values, from_picture, from_tensor, held, is_part
 from featviz.records import Capture, Floats
 from featviz.rundir.read import ReadImage, same_content
+from featviz.text import by
 
 
 @dataclass(frozen=True)
@@ -110,14 +111,10 @@ def _keeps(row: Capture) -> bool:
 def _why_not(base: Capture, new: Capture) -> str | None:
     """Why two tensors have no channels in common."""
     if base.shape != new.shape:
-        return f"shape {_shape(base)} in BASE, {_shape(new)} in NEW"
+        return f"shape {by(base.shape)} in BASE, {by(new.shape)} in NEW"
     if (base.layout, base.maps) != (new.layout, new.maps):
         return f"layout {base.layout} in BASE, {new.layout} in NEW"
     return None
-
-
-def _shape(row: Capture) -> str:
-    return "×".join(map(str, row.shape))
 
 
 def _of_both(base: Values, new: Values) -> tuple[Values, Values] | None:

@@ -192,7 +192,7 @@ def caption(capture: Capture) -> dict[str, str]:
         "Software": "featviz",
         "Layer": f"{capture.layer} ({capture.type})",
         "Call": f"{capture.call} {capture.kind} {capture.key}".rstrip(),
-        "Channels": ",".join(ranges(every)),
+        "Channels": ranges(every),
         "Maps": f"{len(every)} of {capture.maps}" + (f" ({', '.join(reasons)})" if reasons else ""),
     }
     if capture.slices is not None:
@@ -201,7 +201,7 @@ def caption(capture: Capture) -> dict[str, str]:
             " (--max-slices)" if side < every_slice else ""
         )
     if capture.collapsed:
-        groups = (f"{leader}: {','.join(ranges(g))}" for leader, g in capture.collapsed.items())
+        groups = (f"{leader}: {ranges(ids)}" for leader, ids in capture.collapsed.items())
         text["Collapsed"] = "; ".join(groups)
     if capture.reduce:
         text["Reduce"] = f"{capture.reduce} of all channels"

@@ -9,6 +9,7 @@ import featviz.layout.grids as grids
 from featviz.errors import LayoutError
 from featviz.layout.grids import TokenGrid
 from featviz.records import Hints, Windows
+from featviz.text import by
 
 
 @dataclass(frozen=True)
@@ -232,5 +233,5 @@ def _windowed(shape: Sequence[int], hints: Hints) -> Form | None:
 
 def _why_not(shape: Sequence[int], hints: Hints) -> str:
     if len(shape) == 3 and shape[0] == 1 and hints.input_size is not None:
-        return "is no grid of tokens for an input of {}×{}".format(*hints.input_size)
+        return f"is no grid of tokens for an input of {by(hints.input_size)}"
     return "is neither a map, a vector nor a grid of tokens of one image"

@@ -15,6 +15,7 @@ from torchvision.transforms.functional import pad
 
 from featviz.errors import ImageError
 from featviz.records import Count, Within
+from featviz.text import by
 
 FALLBACK_SIZE = (224, 224)
 """Input size for a forward pass on zeros where the image's own size decides."""
@@ -158,7 +159,7 @@ class Preprocess:
 
 
 def _by(size: Size) -> str:
-    return f"{size}×{size}" if isinstance(size, int) else f"{size[0]}×{size[1]}"
+    return by((size, size) if isinstance(size, int) else size)
 
 
 def listed(values: tuple[float, ...]) -> str:

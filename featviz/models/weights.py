@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from featviz.errors import LoadError
-from featviz.text import quoted
+from featviz.text import listed, quoted
 
 log = logging.getLogger(__name__)
 
@@ -111,8 +111,7 @@ def in_full_precision(module: nn.Module, device: torch.device) -> nn.Module:
 
 
 def _some(keys: Sequence[str]) -> str:
-    more = f" and {len(keys) - _SHOWN} more" if len(keys) > _SHOWN else ""
-    return ", ".join(quoted(key) for key in keys[:_SHOWN]) + more
+    return listed([quoted(key) for key in keys], _SHOWN)
 
 
 def digest(module: nn.Module) -> str:

@@ -22,7 +22,7 @@ from featviz import files
 from featviz.errors import FileError, StoreError
 from featviz.records.formats import FORMATS
 from featviz.rundir import atomic
-from featviz.text import quoted, safe_name, safe_way
+from featviz.text import listed, quoted, safe_name, safe_way
 
 RUN_FILE, MANIFEST_FILE, STATS_FILE = "run.json", "manifest.json", "stats.npz"
 INPUT_FILE, BASES_FILE = "input.png", "bases.npz"
@@ -89,10 +89,9 @@ class Claim:
             StoreError: names some of the files.
         """
         if others := self.strangers(besides):
-            names = ", ".join(quoted(name, 80) for name in others[:_SHOWN])
-            more = f" (and {len(others) - _SHOWN} more)" if others[_SHOWN:] else ""
+            names = listed([quoted(name, 80) for name in others], _SHOWN)
             raise StoreError(
-                f"--out {self.root} holds files that featviz did not write: {names}{more}",
+                f"--out {self.root} holds files that featviz did not write: {names}",
                 "move them away, or name another folder with --out",
             )
 

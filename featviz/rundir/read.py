@@ -32,7 +32,7 @@ from featviz.records import FORMATS, STAT_COLUMNS, Bytes, Floats, GridPlan, Pict
 from featviz.rundir import schema
 from featviz.rundir.schema import Audit, CaptureRow, Manifest, Place, RunRecord
 from featviz.rundir.write import MANIFEST_FILE, RUN_FILE, STATS_FILE
-from featviz.text import quoted, safe_way
+from featviz.text import by, quoted, safe_way
 
 INPUT_FILE = "input.png"
 AUDIT_FILE = "audit.json"
@@ -582,9 +582,8 @@ def _other_size(folder: Folder, name: str) -> tuple[tuple[int, int], int]:
 def _wrong_size(
     folder: Folder, name: str, found: tuple[int, int], expected: tuple[int, int]
 ) -> StoreError:
-    one, other = ("×".join(map(str, size)) for size in (found, expected))
     where = quoted(f"{folder.name}/{name}")
-    return StoreError(f"{where} has {one} pixels, by its {MANIFEST_FILE} {other}")
+    return StoreError(f"{where} has {by(found)} pixels, by its {MANIFEST_FILE} {by(expected)}")
 
 
 def _read_stats(folder: Folder, manifest: Manifest) -> dict[str, Floats]:

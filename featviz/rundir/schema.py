@@ -20,7 +20,7 @@ from msgspec import Meta
 from featviz.files import is_inside, parse_json
 from featviz.records import FORMATS, SUFFIXES, Capture, GridPlan, Guess, Skip
 from featviz.rundir.write import SCHEMA_VERSION
-from featviz.text import quoted
+from featviz.text import by, quoted
 
 _T = TypeVar("_T")
 
@@ -516,5 +516,8 @@ def _of_grid(row: CaptureRow) -> Iterator[tuple[str, Any, str]]:
     if 0 in plan.map_size:
         yield "grid.scale", grid["scale"], f"no more than the tile {grid['tile']}"
     if max(plan.width, plan.height) > _LARGEST:
-        sides = f"{plan.width}×{plan.height}"
-        yield "grid", sides, f"a picture of at most {_LARGEST} pixels a side"
+        yield (
+            "grid",
+            by((plan.width, plan.height)),
+            f"a picture of at most {_LARGEST} pixels a side",
+        )

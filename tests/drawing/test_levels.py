@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torchvision.utils import make_grid
 
+from featviz.cli.commands.run import command
 from featviz.drawing import levels, normalize, stats
 from featviz.drawing.levels import Affine
 from featviz.drawing.normalize import Scale
@@ -277,3 +278,21 @@ def test_no_scale_is_a_usage_error(text: str, message: str) -> None:
     with pytest.raises(UsageError, match=message) as caught:
         normalize.parse_scale(text)
     assert caught.value.hint
+
+
+@pytest.mark.parametrize("mode", normalize.MODES.values(), ids=normalize.MODES)
+def test_a_scale_is_one_record(mode: normalize.ScaleMode) -> None:
+    """A mode's help, message, limits and legend all come from its record: each can be drawn by its
+    spelling, is in the help and in what is said of a wrong scale, and has words for its ends."""
+    text = mode.example or mode.name
+    assert normalize.parse_scale(text).mode == mode.name
+    maps = random_maps(6, 4, 5, 5)
+    rows = stats.channel_stats(maps)
+    found = levels.limits(normalize.parse_scale(text), maps, rows[:, 0], rows[:, 1])
+    assert (found.shared is not None) == mode.shared and found.mode == mode.name
+    with pytest.raises(UsageError) as caught:
+        normalize.parse_scale("?")
+    assert mode.spelling in str(caught.value.hint)
+    option = next(p for p in command.params if p.name == "normalize")
+    assert f"{mode.spelling}: {mode.words}" in option.help
+    assert mode.legend and all(0 <= level <= 255 and words for level, words in mode.legend)

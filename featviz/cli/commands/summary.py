@@ -9,6 +9,7 @@ import click
 
 from featviz.cli import complete, echo, tables
 from featviz.cli import options as opts
+from featviz.text import listed
 
 if TYPE_CHECKING:
     from featviz.inspection.summary import Summary, SummaryRow
@@ -114,8 +115,7 @@ def _footer(found: Summary) -> Iterator[str]:
     yield f"activations  {_scaled(total.activation_bytes, 'B')}"
     if found.not_counted:
         named = [f"{name} {calls}" for name, calls in found.not_counted.items()]
-        more = f" and {len(named) - _NAMED} more (--json)" if len(named) > _NAMED else ""
-        yield f"not counted  {', '.join(named[:_NAMED])}{more}"
+        yield f"not counted  {listed(named, _NAMED)}{' (--json)' if named[_NAMED:] else ''}"
 
 
 def _scaled(value: int, unit: str = "") -> str:
