@@ -7,12 +7,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, BinaryIO
 
+import PIL
 from PIL import Image
 
 from featviz.drawing import grid, labels, levels, png, stats
 from featviz.drawing.colormap import Palette
 from featviz.drawing.labels import Stamps
 from featviz.drawing.levels import ValueLimits
+from featviz.errors import UsageError
 from featviz.records import FORMATS, Capture, Floats, GridPlan, Site, Tiles
 from featviz.text import ranges
 
@@ -104,6 +106,22 @@ class GridPicture:
         """Whether all labels have room on their tiles."""
         texts = [*self.numbers.values(), *self.counts.values()]
         return all(labels.fits(text, self.plan.tile) for text in texts)
+
+
+def check_format(name: str) -> None:
+    """Say so early where Pillow cannot write a format of `records.FORMATS`.
+
+    Raises:
+        UsageError: with what is needed.
+    """
+    kind = FORMATS[name]
+    if kind.save is not None and kind.pillow not in Image.SAVE:
+        Image.init()
+        if kind.pillow not in Image.SAVE:
+            raise UsageError(
+                f"--format {name}: Pillow {PIL.__version__} cannot write {kind.pillow} here",
+                f"{kind.needs or 'install another build of it'}, or choose another format",
+            )
 
 
 def to_image(picture: GridPicture) -> Image.Image:

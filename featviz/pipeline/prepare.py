@@ -13,6 +13,7 @@ from torch import Tensor
 from featviz import images
 from featviz.drawing import colormap, normalize
 from featviz.drawing import tensorboard as boards
+from featviz.drawing.picture import check_format
 from featviz.errors import ImageError, UsageError
 from featviz.gradients import forward_backward as passes
 from featviz.gradients import options as plans
@@ -119,6 +120,7 @@ def _check_drawing(draw: DrawOptions) -> None:
         read_told(told)
     colormap.check_cmap(draw.cmap)
     normalize.parse_scale(draw.normalize)
+    check_format(draw.format)
     _check_views(draw)
 
 
