@@ -12,8 +12,6 @@ class PictureFormat:
 
     name: str
     """What `--format` takes, and the ending of its files."""
-    words: str
-    """For help texts."""
     pillow: str
     """Pillow's name of it."""
     mime: str
@@ -21,6 +19,7 @@ class PictureFormat:
     """Pixels that a picture may have in one direction."""
     save: Mapping[str, object] | None
     """Options with which Pillow writes it; None for PNG, which our own encoder writes."""
+    lossless: bool = True
     grey: bool = True
     """Whether a picture of greys is written as such, instead of as RGB."""
     levels: bool = False
@@ -35,22 +34,29 @@ class PictureFormat:
         """`.png`"""
         return f".{self.name}"
 
+    @property
+    def words(self) -> str:
+        """For help texts."""
+        return "lossless" if self.lossless else "with losses"
+
 
 _LISTED = (
-    PictureFormat("png", "lossless", "PNG", "image/png", 2**31 - 1, save=None, levels=True),
+    PictureFormat("png", "PNG", "image/png", 2**31 - 1, save=None, levels=True),
     PictureFormat(
-        *("webp", "lossless", "WEBP", "image/webp", 16_383),
+        *("webp", "WEBP", "image/webp", 16_383),
         save={"lossless": True},
         grey=False,
     ),
     PictureFormat(
-        *("jpg", "small, with losses", "JPEG", "image/jpeg", 65_500),
+        *("jpg", "JPEG", "image/jpeg", 65_500),
         save={"quality": 95, "subsampling": 0},
+        lossless=False,
         comment="comment",
     ),
     PictureFormat(
-        *("avif", "smallest, with losses", "AVIF", "image/avif", 32_768),  # what libavif reads
+        *("avif", "AVIF", "image/avif", 32_768),  # what libavif reads
         save={"quality": 95, "subsampling": "4:4:4", "speed": 8},
+        lossless=False,
         needs="pip install 'pillow>=11.3'",
     ),
 )
