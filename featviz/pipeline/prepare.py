@@ -11,8 +11,7 @@ import torch
 from torch import Tensor
 
 from featviz import images
-from featviz.drawing import colormap, normalize
-from featviz.drawing import tensorboard as boards
+from featviz.drawing import colormap, normalize, tensorboard
 from featviz.drawing.picture import check_format
 from featviz.errors import ImageError, UsageError
 from featviz.gradients import forward_backward as passes
@@ -109,7 +108,7 @@ def check_options(options: RunOptions) -> None:
     images.check_background(options.inputs.background)
     plans.check_options(options.passes)
     if options.tensorboard is not None:
-        boards.require()
+        tensorboard.require()
     if options.resume and (options.overwrite or options.archive):
         other = "--overwrite" if options.overwrite else "--archive"
         raise UsageError(f"--resume and {other} exclude each other", "give one of them")
