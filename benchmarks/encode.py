@@ -22,13 +22,12 @@ from isal import isal_zlib
 from run import INPUTS, LAYERS, SCENES
 from torchvision import models
 
-from featviz.drawing import draw
-from featviz.drawing import grid as mosaic
-from featviz.drawing.normalize import parse_scale
+from featviz.drawing import grid
+from featviz.drawing.drawer import Drawer
 from featviz.hooks import hooked, list_layers, selectors
 from featviz.images.decode import decode
 from featviz.models.load import adopt
-from featviz.records import Bytes, DrawOptions, Sample
+from featviz.records import Bytes, DrawOptions, Sample, Site
 
 FILTERS = ("none", "sub", "up", "average", "paeth")
 
@@ -66,12 +65,12 @@ def grids(name: str, file: Path) -> list[Bytes]:
     module = models.get_model(name, weights=None).eval()
     tensor = adopt(module, INPUTS).preprocess.tensor(decode(Sample(file.name, (file,))).images[0])
     found: list[Bytes] = []
-    mode, options = parse_scale("map"), DrawOptions(scale=1)
+    drawer = Drawer(DrawOptions(scale=1))
 
-    def sink(site: object, maps: torch.Tensor) -> None:
+    def sink(site: Site, maps: torch.Tensor) -> None:
         if maps.dim() == 4:
-            picture = draw.draw(maps, options, mode)[""]
-            found.append(mosaic.compose(picture.plan, picture.tiles, 0))
+            picture = drawer.draw(site, maps)[""]
+            found.append(grid.compose(picture.plan, picture.tiles, 0))
 
     layers = selectors.select(list_layers(module), selectors.parse(LAYERS))
     with torch.inference_mode(), hooked(module, layers, sink):

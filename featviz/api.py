@@ -15,8 +15,8 @@ from PIL import Image
 from torch import Tensor, nn
 
 from featviz import pipeline
-from featviz.drawing import draw as drawing
-from featviz.drawing.draw import Drawer
+from featviz.drawing.drawer import Drawer
+from featviz.drawing.picture import to_image
 from featviz.errors import LayoutError, UsageError
 from featviz.gradients.options import read_options
 from featviz.hooks import hooked, list_layers
@@ -164,7 +164,7 @@ def grid(
     ground = [] if image is None else [np.asarray(_one_image(image).convert("RGB"))]
     site = Site(Layer(0, "tensor", "Tensor"), "output", 0, "")
     parts = Drawer(draw).draw(site, _of_one_image(_as_tensor(tensor), hints), hints, ground)
-    return drawing.to_image(parts[""])
+    return to_image(parts[""])
 
 
 def _as_tensor(value: Any) -> Tensor:

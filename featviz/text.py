@@ -1,4 +1,5 @@
-"""Text that somebody else wrote, made fit for a message, a terminal, or the name of a file."""
+"""Words of messages: lists, ranges and sizes in one form; and text that somebody else wrote, made
+fit for a message, a terminal, or the name of a file."""
 
 from __future__ import annotations
 
@@ -6,6 +7,7 @@ import hashlib
 import json
 import os
 import re
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 LONGEST = 160
@@ -54,6 +56,76 @@ def is_number(words: str) -> bool:
 def quoted(words: str, longest: int = LONGEST) -> str:
     """Words from a file as a message may show them: printable, on one line, not too long."""
     return printable(words[:longest]) + ("…" if len(words) > longest else "")
+
+
+def listed(words: Sequence[str], most: int, separator: str = ", ", left: int | None = None) -> str:
+    """The first words, and how many more there are.
+
+    Args:
+        left: how many there are after `most` words, if a word stands for several.
+
+    Example:
+        >>> listed(["conv1", "conv2", "fc"], 2)
+        'conv1, conv2 and 1 more'
+    """
+    left = max(0, len(words) - most) if left is None else left
+    return separator.join(words[:most]) + (f" and {left} more" if left else "")
+
+
+def by(sizes: Iterable[object]) -> str:
+    """Sizes as one speaks of them.
+
+    Example:
+        >>> by([1, 64, 56, 56])
+        '1×64×56×56'
+    """
+    return "×".join(map(str, sizes))
+
+
+_MOST_NUMBERS = 1_000_000
+
+
+def read_ranges(text: str) -> list[int]:
+    """Numbers and ranges, separated by commas, in their order and each once.
+
+    Raises:
+        ValueError: with the part that is neither, runs backwards, or is longer than a million.
+
+    Example:
+        >>> read_ranges("0-2,5")
+        [0, 1, 2, 5]
+    """
+    numbers: dict[int, None] = {}
+    for part in text.split(","):
+        ends = re.fullmatch(r"\s*(\d{1,18})(?:-(\d{1,18}))?\s*", part, re.ASCII)
+        run = range(int(ends[1]), int(ends[2] or ends[1]) + 1) if ends else range(0)
+        if not 0 < len(run) <= _MOST_NUMBERS:
+            raise ValueError(part)
+        numbers |= dict.fromkeys(run)
+    return list(numbers)
+
+
+def ranges(
+    numbers: Iterable[int], most: int | None = None, *, comma: str = ",", dash: str = "-"
+) -> str:
+    """Numbers with those that follow one another as ranges; `read_ranges` reads them back.
+
+    Args:
+        most: ranges that are written out; of the rest it says how many numbers they hold.
+
+    Example:
+        >>> ranges([0, 1, 2, 5])
+        '0-2,5'
+    """
+    runs: list[range] = []
+    for number in numbers:
+        if runs and number == runs[-1].stop:
+            runs[-1] = range(runs[-1].start, number + 1)
+        else:
+            runs.append(range(number, number + 1))
+    words = [f"{run[0]}{dash}{run[-1]}" if len(run) > 1 else f"{run[0]}" for run in runs]
+    most = len(words) if most is None else most
+    return listed(words, most, comma, sum(map(len, runs[most:])))
 
 
 _LONGEST_NAME = 100

@@ -41,7 +41,7 @@ def drawn(model: nn.Module, images: Any, out: Path, layers: Any = "Conv2d", **mo
 # Options ------------------------------------------------------------------------------------
 
 BAD_DRAWING = [
-    ("format", "gif", "--format 'gif' is not one of 'png', 'webp', 'jpg'"),
+    ("format", "gif", "--format 'gif' is not one of 'png', 'webp', 'jpg', 'avif'"),
     ("format", None, "--format None is not one of"),
     ("pick", "best", "--pick 'best' is not one of 'first', 'top', 'spread'"),
     ("tensors", "npz", "--tensors 'npz' is not 'npy'"),
@@ -169,7 +169,7 @@ def test_run_refuses_bad_values_of_a_model(
 @pytest.mark.parametrize(
     ("name", "value", "words"),
     [
-        ("format", "gif", "'gif' is not one of 'png', 'webp', 'jpg'."),
+        ("format", "gif", "'gif' is not one of 'png', 'webp', 'jpg', 'avif'."),
         ("pick", "best", "'best' is not one of 'first', 'top', 'spread'."),
         ("order", "size", "'size' is not one of 'index', 'mean', 'similarity'."),
         ("reduce", "l1", "'l1' is not one of 'mean', 'max', 'l2', 'pca'."),

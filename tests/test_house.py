@@ -49,6 +49,7 @@ def _inside(*wings: str) -> list[str]:
 TORCHLESS = [
     *_inside("rundir", "report", "diff", *FLOORS[GROUND].split()),
     *(f"featviz.drawing.{name}" for name in ("png", "grid", "colormap", "overlay", "labels")),
+    *(f"featviz.drawing.{name}" for name in ("normalize", "picture")),
     *(f"featviz.audit.{name}" for name in ("charts", "findings", "gates")),
     *("featviz.drawing.figure", "featviz.gradients.norms", "featviz.hooks.selectors"),
     *(f"featviz.images.{name}" for name in ("decode", "find", "group", "archives", "formats")),

@@ -15,6 +15,7 @@ from typing import Any
 
 from featviz.errors import UsageError
 from featviz.records import Verdict
+from featviz.text import listed
 
 Layers = Sequence[Mapping[str, Any]]
 
@@ -129,9 +130,8 @@ def incomparable(layers: Layers, baseline: Layers) -> list[str]:
 
 def _more(name: str, now: Sequence[int], before: Sequence[int]) -> str:
     new = sorted(set(now) - set(before))
-    more = f" and {len(new) - _NAMED} more" if len(new) > _NAMED else ""
-    channels = ", ".join(map(str, new[:_NAMED]))
-    return f"{len(now)} {name}, {len(before)} in the baseline (new: {channels}{more})"
+    channels = listed(list(map(str, new)), _NAMED)
+    return f"{len(now)} {name}, {len(before)} in the baseline (new: {channels})"
 
 
 def _matches(pattern: str, layer: Mapping[str, Any]) -> bool:

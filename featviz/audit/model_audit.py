@@ -27,6 +27,7 @@ from featviz.models.preprocess import InputOptions
 from featviz.pipeline.prepare import blank_input
 from featviz.pipeline.processes import ALONE, World
 from featviz.records import Sample
+from featviz.text import listed
 from featviz.version import __version__
 
 log = logging.getLogger(__name__)
@@ -255,5 +256,4 @@ def _line_up(
 
 def _name(what: str, layers: Sequence[str]) -> None:
     if layers:
-        more = f" and {len(layers) - _NAMED} more" if len(layers) > _NAMED else ""
-        log.warning("%s: %s%s", what, ", ".join(layers[:_NAMED]), more)
+        log.warning("%s: %s", what, listed(layers, _NAMED))

@@ -14,7 +14,7 @@ from torch import Tensor
 from featviz import layout
 from featviz.audit import counting, running_stats
 from featviz.audit.targets import AuditPlan, AuditTarget, Spot
-from featviz.drawing import colormap
+from featviz.drawing import colormap, levels
 from featviz.hooks import forward
 from featviz.hooks.eval_mode import borrowed
 from featviz.models.load import LoadedModel
@@ -192,7 +192,7 @@ def _folded(values: np.ndarray) -> tuple[np.ndarray, list[int]]:
 
 
 def _thumbnail(pixels: Tensor) -> Image.Image:
-    array = (pixels * 255 + 0.5).byte().permute(1, 2, 0).cpu().numpy()
+    array = levels.pixels(pixels)
     image = Image.fromarray(array[..., 0] if array.shape[2] == 1 else array).convert("RGB")
     return _fitted(image)
 
@@ -248,11 +248,10 @@ def _limits(maps: Sequence[np.ndarray]) -> tuple[float, float]:
 
 def _colored(values: np.ndarray, limits: tuple[float, float]) -> Image.Image:
     colors = colormap.colored("viridis", 0.0)
-    low, span = limits[0], (limits[1] - limits[0]) or 1.0
-    finite = np.isfinite(values)
-    levels = np.where(finite, (values - low) / span * (colors.levels - 1) + 0.5, 0)
-    indices = np.where(finite, levels, colors.nonfinite or 0).astype(np.uint8)
-    image = Image.fromarray(indices)
+    ends = levels.ValueLimits.fixed(*limits)
+    image = Image.fromarray(
+        levels.to_levels(values[None], ends, colors.levels, colors.nonfinite)[0]
+    )
     image.putpalette(colors.colors or b"")
     return image.convert("RGB")
 

@@ -9,8 +9,9 @@ import click
 
 from featviz.cli import options as opts
 from featviz.cli.types import FOLDER, AutoInt, no_auto
+from featviz.drawing.normalize import MODES
 from featviz.layout.layouts import CHOICES
-from featviz.records import DrawOptions
+from featviz.records import FORMATS, DrawOptions
 from featviz.records.checking import choices
 
 DRAW = DrawOptions()
@@ -21,8 +22,9 @@ draw_options = opts.stacked(
         default=DRAW.normalize,
         show_default=True,
         metavar="MODE",
-        help="Scale values to grey levels in this mode: auto (map; symmetric for gradients), "
-        "map, layer, none, range:LO,HI, symmetric or percentile:LO,HI.",
+        help="Turn values into brightness in this mode. "
+        + "; ".join(f"{mode.spelling}: {mode.words}" for mode in MODES.values())
+        + "; auto: map, for gradients symmetric.",
     ),
     click.option(
         "--cmap",
@@ -113,7 +115,9 @@ draw_options = opts.stacked(
         type=click.Choice(choices(DrawOptions, "format")),
         default=DRAW.format,
         show_default=True,
-        help="Write pictures in this format.",
+        help="Write pictures in this format: "
+        + "; ".join(f"{f.name}, {f.words}" for f in FORMATS.values())
+        + ".",
     ),
 )
 """How a grid of maps looks, in `run` and in `kernels`."""
@@ -157,6 +161,6 @@ tensorboard_option = click.option(
 
 
 def to_draw_options(given: dict[str, Any]) -> DrawOptions:
-    """How maps become a picture, as a record; options that a command lacks keep their defaults."""
+    """The drawing options as a record; options that a command lacks keep their defaults."""
     values = {f.name: given[f.name] for f in fields(DrawOptions) if f.name in given}
     return DrawOptions(**{**values, **{k: no_auto(values[k]) for k in ("nrow", "scale")}})

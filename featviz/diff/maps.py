@@ -13,9 +13,9 @@ from featviz.diff.pairing import TensorPair
 from featviz.diff.result import Finding, LayerFindings, Map
 from featviz.diff.values import ImagePair, map_shape, slack_of
 from featviz.drawing import colormap, grid, png
-from featviz.drawing.colormap import Palette
+from featviz.drawing.levels import ValueLimits, to_levels
 from featviz.layout.layouts import LAYOUTS
-from featviz.records import Bytes, DrawOptions
+from featviz.records import DrawOptions
 from featviz.rundir.atomic import atomic
 from featviz.rundir.read import ReadRun
 from featviz.text import safe_name
@@ -108,21 +108,14 @@ def _write(sketch: Sketch, limit: float, number: int, folder: Path) -> Map:
     drawn = Map(name, image, sketch.label, place.stem, sketch.channels, sketch.source, limit)
     colors = colormap.colored(COLORMAP, 0.0)
     plan = grid.plan(sketch.data.shape, _OPTIONS, sketch.strip)
-    tiles = _to_levels(sketch.data, limit, colors).reshape(-1, *sketch.data.shape[2:])
+    maps = sketch.data.reshape(-1, *sketch.data.shape[2:])
+    ends = ValueLimits.fixed(-limit, limit)
+    tiles = to_levels(maps, ends, colors.levels, colors.nonfinite)
     pieces = grid.strips(plan, tiles, colors.pad, lead=1)
     with atomic(folder / name) as file:
         size = plan.height, plan.width
         png.write_png(file, size, pieces, colors=colors.colors, text=_caption(drawn, sketch))
     return drawn
-
-
-def _to_levels(data: np.ndarray, limit: float, colors: Palette) -> Bytes:
-    """Levels of values: -limit is the darkest blue, 0 the middle, limit the darkest red."""
-    scaled = (np.nan_to_num(data) / limit + 1) / 2 * (colors.levels - 1)
-    levels: Bytes = (scaled + 0.5).clip(0, colors.levels - 1).astype(np.uint8)
-    if colors.nonfinite is not None:
-        levels[np.isnan(data)] = colors.nonfinite
-    return levels
 
 
 def _caption(drawn: Map, sketch: Sketch) -> dict[str, str]:

@@ -13,6 +13,7 @@ import numpy as np
 from featviz.errors import CompareError
 from featviz.rundir.read import DamagedError, ReadImage, ReadRun
 from featviz.rundir.schema import CaptureRow, Place
+from featviz.text import by, listed
 
 _NAMED = 3
 """How many images or layers a refusal names."""
@@ -177,10 +178,8 @@ def _layers(run: ReadRun, images: Sequence[str]) -> list[str]:
 
 
 def _few(names: Iterable[str]) -> str:
-    known = list(names)
-    more = f" and {len(known) - _NAMED} more" if len(known) > _NAMED else ""
-    return ", ".join(known[:_NAMED]) + more or "none"
+    return listed(list(names), _NAMED) or "none"
 
 
 def _shape(image: ReadImage) -> str:
-    return "×".join(map(str, image.manifest.input.shape))
+    return by(image.manifest.input.shape)

@@ -12,9 +12,7 @@ from featviz.records import Bytes
 
 MAGENTA = (255, 0, 255)
 GREYS = ("grey", "gray", "auto")
-"""`auto` is grey but for gradients."""
-OVER_INPUT = "viridis"
-"""What `auto` is where a map lies over the input: a grey map over a grey picture says little."""
+"""Names of the grey colormap; `auto` is it where nothing else is known (see `resolved`)."""
 
 
 @dataclass(frozen=True)
@@ -29,6 +27,19 @@ class Palette:
     dark: int = 0
     light: int = 255
     """Indices of the ground and the ink of labels."""
+
+
+def resolved(cmap: str, kind: str = "output", over: bool = False) -> str:
+    """The colormap that `auto` stands for: coolwarm for gradients, with a colour for either sign;
+    viridis for maps over the input, since a grey map over a grey picture says little; else grey.
+
+    Args:
+        kind: of tensor: output, input, grad, grad-input or kernel.
+        over: whether maps lie over the input.
+    """
+    if cmap != "auto":
+        return cmap
+    return "coolwarm" if kind.startswith("grad") else "viridis" if over else "grey"
 
 
 def plain_grey(pad_value: float) -> Palette:

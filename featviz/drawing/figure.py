@@ -9,7 +9,14 @@ from math import ceil, sqrt
 from threading import Lock
 from typing import Any, BinaryIO, Literal
 
+import numpy as np
+
+from featviz.drawing import colormap, labels
+from featviz.drawing.picture import GridPicture
 from featviz.records import Bytes, Floats
+
+FIRST = 16
+"""Maps in a figure, if not said otherwise."""
 
 DPI = 100
 _CELL = 1.7
@@ -95,7 +102,7 @@ class FigurePage:
 
     title: str
     shown: Bytes
-    """What the model saw, [H, W, 1] or [H, W, 3]."""
+    """What the model saw, uint8 [H, W, 1] or [H, W, 3]."""
     panels: Sequence[Panel]
     cmap: str
     shared: bool
@@ -107,6 +114,76 @@ class FigurePage:
         valued = self.panels[0].limits is not None
         bars: Literal["own", "shared"] = "shared" if self.shared else "own"
         return FigureGeometry(len(self.panels), bars if valued else "none")
+
+
+def shown_first(first: int | None, maps: int) -> int:
+    """How many of a picture's maps its figure shows."""
+    return min(first or FIRST, maps)
+
+
+def page(
+    picture: GridPicture, cmap: str, first: int | None, title: str, shown: Bytes
+) -> FigurePage:
+    """What the figure of a picture shows: its first tiles by value, beside the input.
+
+    Args:
+        cmap: a colormap, `auto` being none.
+        first: maps that are shown; None takes FIRST.
+        shown: what the model saw, uint8 [H, W, C].
+    """
+    shared = picture.limits.shared
+    if picture.strip:
+        values = _values(picture, slice(None))[..., 0].T
+        panels = [Panel(f"{len(picture.drawn)} numbers", values, shared)]
+    else:
+        titles = _titles(picture)
+        side = picture.slices[0]
+        panels = [
+            Panel(title, *_beside(picture, slice(place * side, (place + 1) * side)))
+            for place, title in enumerate(titles[: shown_first(first, len(titles))])
+        ]
+    cmap = "gray" if cmap in colormap.GREYS else cmap
+    return FigurePage(title, shown, panels, cmap, shared is not None)
+
+
+_REDUCED = {"mean": "mean", "max": "maximum", "l2": "L2 norm", "pca": "components 1 to 3"}
+_FLAT = {labels.ZERO: " (all zero)", labels.CONSTANT: " (constant)"}
+
+
+def _titles(picture: GridPicture) -> list[str]:
+    if picture.reduce is not None:
+        return [f"{_REDUCED[picture.reduce]} of {len(picture.stats)} channels"]
+    side, marks, counts = picture.slices[0], picture.marks, picture.counts
+    return [
+        f"channel {channel} {counts.get(place * side + side - 1, '')}".rstrip()
+        + _FLAT.get(marks.get(place * side, ""), "")
+        for place, channel in enumerate(picture.drawn)
+    ]
+
+
+def _beside(picture: GridPicture, part: slice) -> tuple[Floats | Bytes, tuple[float, float] | None]:
+    """The slices of a channel side by side, with its limits; colours stand for no value."""
+    limits = picture.limits
+    place = part.start if limits.shared is None else 0
+    low, high = np.nan_to_num([limits.low[place], limits.high[place]])
+    ends = (float(low), float(high))
+    if picture.levels:
+        return np.concatenate(list(_values(picture, part)), axis=1), ends
+    plain = picture.overlay is not None and picture.reduce != "pca"
+    return np.concatenate(list(picture.tiles[part]), axis=1), ends if plain else None
+
+
+def _values(picture: GridPicture, part: slice) -> Floats:
+    """The numbers that levels stand for, NaN for those that are not finite."""
+    limits, colors, tiles = picture.limits, picture.palette, picture.tiles[part]
+    shared = limits.shared is not None
+    low, high = (v if shared else v[part] for v in (limits.low, limits.high))
+    span = (high - low)[:, None, None] / (colors.levels - 1)
+    values = tiles * span + low[:, None, None]
+    if colors.nonfinite is not None:
+        values[tiles == colors.nonfinite] = np.nan
+    floats: Floats = values.astype(np.float32)
+    return floats
 
 
 def write_figure(file: BinaryIO, sheet: FigurePage, text: Mapping[str, str]) -> None:

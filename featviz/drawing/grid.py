@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 
 import numpy as np
 
-from featviz.records import Bytes, DrawOptions, GridPlan, Tiles
+from featviz.errors import LayoutError
+from featviz.records import FORMATS, Bytes, DrawOptions, GridPlan, Tiles
+from featviz.text import by
 
 PIECE_BYTES = 2**18
 """About so many pixels of a picture are made at a time: they stay in a core's cache."""
@@ -15,6 +18,8 @@ PIECE_BYTES = 2**18
 STRIP_WIDTH = 1024
 """Pixels that a strip of numbers should at most be wide when its cells are enlarged."""
 
+ALONE = 224
+"""Pixels that the longer side of a tile without neighbours should have."""
 
 Stamper = Callable[[int, Bytes], None]
 """Writes on the tile with a number, uint8 [height, width, depth], a view into the picture."""
@@ -36,6 +41,28 @@ def plan(shape: Sequence[int], options: DrawOptions, strip: bool = False) -> Gri
         tile = (height * scale[0] + padding, width * scale[1] + padding)
         columns = count if strip else _square(channels, tile[0], tile[1] * slices) * slices
     return GridPlan(count, columns, -(-count // columns), (height, width), scale, padding)
+
+
+def plan_file(
+    shape: Sequence[int], options: DrawOptions, *, strip: bool = False, alone: bool = False
+) -> GridPlan:
+    """`plan`, for a file in the format of the options.
+
+    Args:
+        alone: the tile of a layer that is reduced to one, which `auto` makes as large as a picture.
+
+    Raises:
+        LayoutError: the picture is larger than its format can hold.
+    """
+    if alone:
+        options = replace(options, min_tile=max(options.min_tile, ALONE))
+    found, most = plan(shape, options, strip), FORMATS[options.format].largest
+    if max(found.height, found.width) > most:
+        raise LayoutError(
+            f"its picture of {by((found.width, found.height))} pixels is more than "
+            f"{options.format} holds ({most} a side); --format png, or --max-maps and --nrow"
+        )
+    return found
 
 
 def pick_maps(means: Sequence[float], options: DrawOptions) -> list[int] | None:

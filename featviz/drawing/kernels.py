@@ -10,14 +10,11 @@ from dataclasses import replace
 import torch
 from torch import nn
 
-from featviz.drawing import draw as drawing
-from featviz.drawing import filters, grid
-from featviz.drawing import tensorboard as boards
-from featviz.drawing import tiles as painting
+from featviz.drawing import filters, grid, tensorboard, tiles
 from featviz.drawing.filters import Filters, FilterTiles
 from featviz.drawing.normalize import parse_scale
+from featviz.drawing.picture import GridPicture, to_png
 from featviz.drawing.tensorboard import Board, Post
-from featviz.drawing.tiles import Drawing
 from featviz.errors import LayoutError
 from featviz.records import DrawOptions, Layer, Site
 
@@ -30,7 +27,7 @@ AUTO_PIXELS = 2**26
 
 def draw_filters(
     kernels: Filters, options: DrawOptions, all_slices: bool = False
-) -> tuple[FilterTiles, Drawing]:
+) -> tuple[FilterTiles, GridPicture]:
     """The picture of a layer's kernels, by output channel, and what its tiles are.
 
     Args:
@@ -39,10 +36,10 @@ def draw_filters(
     Raises:
         LayoutError: the picture is larger than its format can hold.
     """
-    tiles = filters.to_tiles(kernels, all_slices)
-    draw = _geometry(tiles, options, all_slices)
-    mode = parse_scale(draw.normalize)
-    return tiles, painting.draw_tiles(tiles.data, tiles.layout, draw, mode)
+    made = filters.to_tiles(kernels, all_slices)
+    draw = _geometry(made, options, all_slices)
+    scale = parse_scale(draw.normalize)
+    return made, tiles.draw_tiles(made.data, made.layout, draw, scale)
 
 
 def post_kernels(model: nn.Module, layers: Sequence[Layer], board: Board) -> None:
@@ -55,22 +52,23 @@ def post_kernels(model: nn.Module, layers: Sequence[Layer], board: Board) -> Non
                 post_filters(board, layer, kernels, draw_filters(kernels, DRAW)[1])
 
 
-def post_filters(board: Board, layer: Layer, kernels: Filters, picture: Drawing) -> None:
+def post_filters(board: Board, layer: Layer, kernels: Filters, picture: GridPicture) -> None:
     """Show a layer's kernels in TensorBoard, with a histogram of all weights."""
     encoded: Future[bytes] = Future()
-    encoded.set_result(drawing.to_png(picture))
+    encoded.set_result(to_png(picture))
     size = (picture.plan.height, picture.plan.width)
-    counts = boards.histogram(kernels.data)
+    counts = tensorboard.histogram(kernels.data)
     site = Site(layer, "kernel", 0, "")
     board.post(Post(site, encoded, size, picture.stats, picture.values, counts), 0)
 
 
-def _geometry(tiles: FilterTiles, options: DrawOptions, all_slices: bool) -> DrawOptions:
-    """Settle what is `auto`: a channel's tiles stay in one row, and no picture grows huge.
+def _geometry(made: FilterTiles, options: DrawOptions, all_slices: bool) -> DrawOptions:
+    """Settle what is `auto`: a channel's tiles stay in one row and are all drawn, and no picture
+    grows huge.
 
     With all slices a row of the picture is an output channel and a column an input.
     """
-    channels, slices, _, height, width = tiles.data.shape
+    channels, slices, _, height, width = made.data.shape
     shape = (min(channels, options.max_maps or channels), slices, height, width)
     plan = grid.plan(shape, options)
     if options.nrow is None and slices > 1:
@@ -80,4 +78,4 @@ def _geometry(tiles: FilterTiles, options: DrawOptions, all_slices: bool) -> Dra
     while options.scale is None and factor > 1 and plan.pixels > AUTO_PIXELS:
         factor -= 1
         plan = grid.plan(shape, replace(options, scale=factor))
-    return replace(options, scale=factor)
+    return replace(options, scale=factor, max_slices=slices)

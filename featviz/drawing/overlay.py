@@ -3,12 +3,40 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from PIL import Image
 
-from featviz.records import Bytes
+from featviz.drawing import colormap, grid
+from featviz.drawing.picture import GridPicture
+from featviz.records import Bytes, DrawOptions
+
+
+def lay_over(picture: GridPicture, ground: Sequence[Bytes], options: DrawOptions) -> GridPicture:
+    """Lay a picture's maps over what the model saw.
+
+    Args:
+        ground: uint8 [H, W, 3]: the picture, or the frames of a clip, of which each time step gets
+            the one in its middle.
+
+    Raises:
+        LayoutError: the picture is larger than its format can hold.
+    """
+    side, steps = picture.slices
+    count = picture.tiles.shape[0] // side
+    frames = [int((step + 0.5) * len(ground) / steps) for step in range(side)] * count
+    colors, alpha = picture.palette, float(options.overlay or 0)
+    shape, alone = (count, side, *ground[0].shape[:2]), picture.reduce is not None
+    return replace(
+        picture,
+        plan=grid.plan_file(shape, options, alone=alone),
+        tiles=Overlay(
+            picture.tiles[:], colormap.table(colors), colors.nonfinite, ground, frames, alpha
+        ),
+        palette=colormap.plain_grey(options.pad_value),
+        overlay=options.overlay,
+    )
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,8 @@ import os
 from collections.abc import Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from math import isqrt
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +16,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from featviz.drawing import grid
+from featviz.drawing.picture import GridPicture
 from featviz.errors import StoreError, UsageError
-from featviz.records import STAT_COLUMNS, Floats, Site
+from featviz.records import STAT_COLUMNS, DrawOptions, Floats, Site
 from featviz.rundir import atomic
 
 BINS = 64
-"""Of a histogram, of equal width between the smallest and the largest value."""
+"""Bins of a histogram, of equal width between the smallest and the largest value."""
 
 EVENTS = "events.out.tfevents.*"
 """Names of the files that TensorBoard's writer makes."""
@@ -146,6 +149,19 @@ def histogram(tensor: Tensor) -> Histogram | None:
     total = float(values.sum(dtype=wide))
     length = float(torch.linalg.vector_norm(values, dtype=wide))
     return Histogram(low, high, total, length**2, edges.tolist(), counts.tolist())
+
+
+def as_make_grid(picture: GridPicture, options: DrawOptions) -> GridPicture:
+    """The same tiles in the geometry of `make_grid(nrow=int(sqrt(C)))`, but for `nrow` and `scale`
+    where the options name them. A vector stays one strip.
+    """
+    if picture.strip:
+        return picture
+    plan, side = picture.plan, picture.slices[0]
+    channels = plan.maps // side
+    nrow, factor = options.nrow or isqrt(channels) * side, options.scale or 1
+    options = replace(options, nrow=nrow, scale=factor)
+    return replace(picture, plan=grid.plan((channels, side, *plan.map_size), options))
 
 
 def require() -> Any:

@@ -22,6 +22,7 @@ from featviz.hooks.naming import class_names, is_exported
 from featviz.layout.overrides import HintBook
 from featviz.models.load import LoadedModel
 from featviz.records import Layer, Outcome, Site
+from featviz.text import listed
 
 log = logging.getLogger(__name__)
 
@@ -209,8 +210,7 @@ def _idle(plan: PassPlan, ran: set[str], rule: Rule | None) -> Iterator[str]:
         for change in changes if name not in ran else ():
             idle.setdefault(change.option, []).append(layer.label)
     for option, layers in idle.items():
-        more = f" and {len(layers) - 1} more layers" if layers[1:] else ""
-        yield f"{option}: {layers[0]}{more} did not run"
+        yield f"{option}: {listed(layers, 1)} did not run"
 
 
 def _axis(tensor: Tensor, book: HintBook, layer: Layer, what: str) -> int:

@@ -11,8 +11,7 @@ import torch
 from torch import Generator, Tensor
 
 from featviz.errors import UsageError
-
-_MOST_CHANNELS = 1_000_000
+from featviz.text import read_ranges
 
 
 @dataclass(frozen=True)
@@ -43,10 +42,12 @@ def parse(kind: str, text: str) -> Intervention:
     found = _FORMS[kind].fullmatch(tail.replace(" ", ""))
     if not selectors.strip() or found is None:
         raise _unreadable(kind, text)
-    channels = _channels(found.groupdict().get("channels") or "")
     numbers = tuple(float(n) for n in (found.groupdict().get("numbers") or "").split(",") if n)
-    if channels is None:
-        raise _unreadable(kind, text)
+    listed = found.groupdict().get("channels")
+    try:
+        channels = tuple(read_ranges(listed)) if listed else ()
+    except ValueError:
+        raise _unreadable(kind, text) from None
     if kind == "clamp" and numbers[0] > numbers[1]:
         raise UsageError(f"--clamp {text!r}: {numbers[0]:g} is above {numbers[1]:g}", "LOW,HIGH")
     return Intervention(kind, text, selectors, channels, numbers)
@@ -72,18 +73,6 @@ _EXAMPLES = {
 
 def _unreadable(kind: str, text: str) -> UsageError:
     return UsageError(f"--{kind} {text!r} cannot be read", f"for example {_EXAMPLES[kind]}")
-
-
-def _channels(text: str) -> tuple[int, ...] | None:
-    """`5,17` and `0-3` to numbers; None for a range that runs backwards or without end."""
-    found: list[int] = []
-    for part in text.split(",") if text else ():
-        first, _, last = part.partition("-")
-        numbers = range(int(first), int(last or first) + 1)
-        if not 0 < len(numbers) <= _MOST_CHANNELS:
-            return None
-        found += numbers
-    return tuple(dict.fromkeys(found))
 
 
 def _ablate(change: Intervention, tensor: Tensor, axis: int, noise: Generator) -> Tensor:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from featviz.errors import UsageError
+from featviz.text import listed
 
 _EXAMPLES = "for example class:281, mean, 'output[out]:mean' or layer:layer4.1:17"
 _OUTPUT = re.compile(r"output((?:\[[^\]]+\])+)(?::(.+))?")
@@ -101,8 +102,7 @@ def outline(output: Any) -> str:
     if isinstance(output, Tensor):
         return f"a tensor {list(output.shape)}"
     found = [f"{path} {list(tensor.shape)}" for path, tensor in _paths(output)]
-    more = [f"and {len(found) - _NAMED} more"] if len(found) > _NAMED else []
-    return ", ".join(found[:_NAMED] + more) or f"a {type(output).__name__} without tensors"
+    return listed(found, _NAMED) or f"a {type(output).__name__} without tensors"
 
 
 def _instead(output: Any) -> str | None:

@@ -11,11 +11,10 @@ from typing import Any
 import torch
 import torchvision
 
-from featviz.drawing import draw as drawing
-from featviz.drawing import filters, png, stats
-from featviz.drawing import tensorboard as boards
+from featviz.drawing import filters, png, stats, tensorboard
 from featviz.drawing.filters import Filters
 from featviz.drawing.kernels import DRAW, draw_filters, post_filters
+from featviz.drawing.picture import caption, describe, encode
 from featviz.drawing.tensorboard import Board
 from featviz.errors import LayoutError, UsageError
 from featviz.hooks import list_layers
@@ -89,7 +88,9 @@ def draw_kernels(model: ModelOptions, options: KernelOptions) -> KernelsResult:
     destination.check_apart(
         options.out, "--out", destination.model_files(model.spec, model.arch, model.weights)
     )
-    besides = [] if options.tensorboard is None else list(options.tensorboard.glob(boards.EVENTS))
+    besides = (
+        [] if options.tensorboard is None else list(options.tensorboard.glob(tensorboard.EVENTS))
+    )
     check_free(options.out, options.overwrite, None, besides)
     loaded = load_model(model, NO_IMAGE)
     found, skipped = _read(loaded, options.layers)
@@ -97,7 +98,7 @@ def draw_kernels(model: ModelOptions, options: KernelOptions) -> KernelsResult:
     store.write_run(_record(loaded, [layer for layer, _ in found], options))
     folder = ImageFolder(store.root, "")
     drawn: list[_Drawn] = []
-    with boards.opened(options.tensorboard, options.out) as board:
+    with tensorboard.opened(options.tensorboard, options.out) as board:
         for layer, kernels in found:
             try:
                 drawn.append(_draw(layer, kernels, folder, options, board))
@@ -163,11 +164,11 @@ def _draw(
     site = Site(layer, "kernel", 0, "")
     file = folder.file(layer, f"{site.stem}.{options.draw.format}")
     values = kernels.data[0].numel()
-    row = drawing.describe(replace(picture, stats=numbers), site, kernels.shape, file, values)
+    row = describe(replace(picture, stats=numbers), site, kernels.shape, file, values)
     _warn_of(layer, row.nonfinite, picture.plan)
     with folder.writing(file) as opened:
-        text = {**drawing.caption(row), "Tile": tiles.words}
-        drawing.encode(picture, opened, options.draw.format, text)
+        text = {**caption(row), "Tile": tiles.words}
+        encode(picture, opened, options.draw.format, text)
     if board is not None:
         post_filters(board, layer, kernels, picture)
     (entry,) = manifest_rows([row], ())["captures"]

@@ -10,6 +10,7 @@ from featviz.errors import LayoutError
 from featviz.layout.layouts import CHOICES, LAYOUTS, Form
 from featviz.layout.token_grids import TokenGrid
 from featviz.records import Hints
+from featviz.text import by
 
 _FEW_TOKENS = 16
 """The least number of channels-first tokens: boxes [1, N, 4] are no tokens."""
@@ -202,5 +203,5 @@ def _windowed(shape: Sequence[int], hints: Hints) -> Form | None:
 
 def _why_not(shape: Sequence[int], hints: Hints) -> str:
     if len(shape) == 3 and shape[0] == 1 and hints.input_size is not None:
-        return "is no grid of tokens for an input of {}×{}".format(*hints.input_size)
+        return f"is no grid of tokens for an input of {by(hints.input_size)}"
     return "is neither a map, a vector nor a grid of tokens of one image"

@@ -15,6 +15,7 @@ from torchvision.transforms.functional import pad
 
 from featviz.errors import ImageError
 from featviz.records import Count, Within
+from featviz.text import by
 
 _MOST_ENLARGED = 2**25
 """Pixels that an image with fewer may be enlarged to."""
@@ -178,7 +179,7 @@ def _check_enlarged(shape: tuple[int, int], size: Sequence[int]) -> None:
 
 
 def _by(size: Size) -> str:
-    return f"{size}×{size}" if isinstance(size, int) else f"{size[0]}×{size[1]}"
+    return by((size, size) if isinstance(size, int) else size)
 
 
 def listed(values: tuple[float, ...]) -> str:

@@ -18,7 +18,7 @@ from featviz.errors import LoadError
 from featviz.models.files import checkpoint
 from featviz.models.files.state_dict import Unwrapped, strip, unwrap
 from featviz.models.sources import ModelOptions
-from featviz.text import quoted
+from featviz.text import listed, quoted
 
 log = logging.getLogger(__name__)
 
@@ -165,8 +165,7 @@ def in_full_precision(module: nn.Module, device: torch.device) -> nn.Module:
 
 
 def _some(keys: Sequence[str]) -> str:
-    more = f" and {len(keys) - _SHOWN} more" if len(keys) > _SHOWN else ""
-    return ", ".join(quoted(key) for key in keys[:_SHOWN]) + more
+    return listed([quoted(key) for key in keys], _SHOWN)
 
 
 def digest(module: nn.Module) -> str:

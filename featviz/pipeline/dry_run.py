@@ -9,8 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
-from featviz.drawing import dress, tiles
-from featviz.drawing.figure import FigureGeometry
+from featviz.drawing import figure, grid
 from featviz.gradients import forward_backward
 from featviz.hooks.eval_mode import borrowed
 from featviz.layout import Maps, to_maps
@@ -20,7 +19,7 @@ from featviz.pipeline.limits import check_plan
 from featviz.pipeline.options import RunOptions
 from featviz.pipeline.prepare import Prepared, find_images, prepare
 from featviz.records import STAT_COLUMNS, DrawOptions, GridPlan, Limits, Shard, Site, Written
-from featviz.text import printable
+from featviz.text import by, printable
 
 BYTES_PER_VALUE = 0.8
 """PNG bytes for each value of a map at scale 1, on the safe side: over the sample scenes, with
@@ -94,7 +93,8 @@ class DryRun:
             skipped = [{"layer": layer, "reason": reason} for layer, reason in self.skipped]
             return json.dumps({**self.totals, "per_image": files, "skipped": skipped}, indent=1)
         rows = [
-            f"{f.layer}  {f.file}  {f.maps} maps  {f.width}×{f.height}  ~{f.bytes / 1e3:.0f} kB"
+            f"{f.layer}  {f.file}  {f.maps} maps  {by((f.width, f.height))}"
+            f"  ~{f.bytes / 1e3:.0f} kB"
             for f in self.files
         ]
         rows += [f"{layer}  skipped: {reason}" for layer, reason in self.skipped]
@@ -161,15 +161,15 @@ def _planned(site: Site, maps: Maps, draw: DrawOptions, shown: Sequence[int]) ->
     count = 1 if reduced else min(channels, draw.max_maps or channels)
     laid_over = draw.overlay is not None and LAYOUTS[maps.layout].aligned
     shape = (count, min(slices, draw.max_slices), *(shown if laid_over else size))
-    plan = tiles.plan_for(shape, maps.strip, tiles.for_one(draw) if reduced else draw)
+    plan = grid.plan_file(shape, draw, strip=maps.strip, alone=reduced)
     share = 3 * BLENDED if laid_over else 3 if reduced and draw.reduce == "pca" else 1
     bytes = _bytes(plan, share)
     of = (site.layer.name, site.layer.type)
     picture = f"{site.stem}.{draw.format}"
     files = [PlannedFile(*of, picture, plan.maps, plan.width, plan.height, bytes)]
     if draw.figure:
-        panels = 1 if maps.strip else dress.shown_first(draw, count)
-        height, width = FigureGeometry(panels, "own").pixels
+        panels = 1 if maps.strip else figure.shown_first(draw.first, count)
+        height, width = figure.FigureGeometry(panels, "own").pixels
         file = f"{site.stem}.figure.png"
         files.append(PlannedFile(*of, file, panels, width, height, int(width * height * FIGURE)))
     return files

@@ -10,14 +10,13 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from featviz import layout
-from featviz.drawing import draw, dress, figure, png
-from featviz.drawing.draw import Drawer
-from featviz.drawing.tensorboard import Post, histogram
-from featviz.drawing.tiles import Drawing
+from featviz.drawing import colormap, figure, levels, png
+from featviz.drawing.drawer import Drawer
+from featviz.drawing.picture import GridPicture, caption, describe, encode, to_png
+from featviz.drawing.tensorboard import Post, as_make_grid, histogram
 from featviz.gradients import forward_backward, norms
 from featviz.gradients.options import PassPlan
 from featviz.images.decode import DecodedImage
@@ -61,12 +60,12 @@ class ImageWriter:
         """For TensorBoard, in the order in which the layers ran."""
         self.stats: dict[str, Floats] = {}
         """Statistics of the channels by `Site.stats_key`: float32 [channels, 6]."""
-        self._shown = _pixels(preprocess.shown(args))
+        self._shown = levels.pixels(preprocess.shown(args)[0])
         self._ground: list[Bytes] = []
         if self.draw.overlay is not None:
             pictures = preprocess.pictures(args)
             ground = pictures if preprocess.frames else pictures[:1]
-            self._ground = [_in_colour(_pixels(picture)) for picture in ground]
+            self._ground = [_in_colour(levels.pixels(picture[0])) for picture in ground]
         self._later(self._shown, partial(_save_input, folder))
 
     def take(self, site: Site, tensor: Tensor) -> None:
@@ -104,17 +103,17 @@ class ImageWriter:
     def _later(self, array: np.ndarray, task: Callable[[np.ndarray], None]) -> None:
         self.files.append(self.background.submit(array.nbytes, partial(task, array)))
 
-    def _post(self, picture: Drawing, site: Site, tensor: Tensor | None) -> None:
+    def _post(self, picture: GridPicture, site: Site, tensor: Tensor | None) -> None:
         """Draw the grid for TensorBoard, with a histogram of the whole tensor."""
-        plain = dress.as_make_grid(picture, self.draw)
+        plain = as_make_grid(picture, self.draw)
         counts = None if tensor is None else histogram(layout.to_floats(tensor))
-        future = self.background.submit(picture.tiles.nbytes, partial(draw.to_png, plain))
+        future = self.background.submit(picture.tiles.nbytes, partial(to_png, plain))
         size = (plain.plan.height, plain.plan.width)
         self.posts.append(Post(site, future, size, picture.stats, picture.values, counts))
 
     def _finish_picture(
         self,
-        picture: Drawing,
+        picture: GridPicture,
         site: Site,
         shape: Sequence[int],
         kept: str | None,
@@ -122,20 +121,21 @@ class ImageWriter:
         """Make the manifest's row, then write the file; runs in the background."""
         _warn_of(picture, site, self.sample)
         file = self.folder.file(site.layer, f"{site.stem}.{self.draw.format}")
-        row = draw.describe(picture, site, shape, file)
+        row = describe(picture, site, shape, file)
         if kept is not None:
             row = replace(row, tensor=self.folder.file(site.layer, kept))
         with self.folder.writing(file) as opened:
-            draw.encode(picture, opened, self.draw.format, draw.caption(row))
+            encode(picture, opened, self.draw.format, caption(row))
         return self._add_figure(picture, site, row) if self.draw.figure else row
 
-    def _add_figure(self, picture: Drawing, site: Site, row: Capture) -> Capture:
+    def _add_figure(self, picture: GridPicture, site: Site, row: Capture) -> Capture:
         """Write the figure beside the picture, and name it in the manifest's row."""
         title = f"{self.sample.name}   {site.layer.label} ({site.layer.type})   {site.stem}"
-        sheet = dress.sheet(picture, self.drawer.of(site.kind)[0], title, self._shown)
+        cmap = colormap.resolved(self.draw.cmap, site.kind, over=True)
+        page = figure.page(picture, cmap, self.draw.first, title, self._shown)
         file = self.folder.file(site.layer, f"{site.stem}.figure.png")
         with self.folder.writing(file) as opened:
-            figure.write_figure(opened, sheet, draw.caption(row))
+            figure.write_figure(opened, page, caption(row))
         return replace(row, figure=file)
 
 
@@ -239,12 +239,6 @@ def _save_tensor(folder: ImageFolder, name: str, array: np.ndarray) -> None:
         np.save(file, array)
 
 
-def _pixels(picture: Tensor) -> Bytes:
-    """[1, C, H, W] in 0..1 to [H, W, C] in 0..255."""
-    pixels: Bytes = (picture[0] * 255 + 0.5).to(torch.uint8).permute(1, 2, 0).cpu().numpy()
-    return pixels
-
-
 def _in_colour(pixels: Bytes) -> Bytes:
     return np.repeat(pixels, 3, axis=2) if pixels.shape[2] == 1 else pixels
 
@@ -265,7 +259,7 @@ def _to_numpy(tensor: Tensor) -> np.ndarray:
         return np.array(layout.to_floats(tensor).cpu().numpy(), copy=True)
 
 
-def _warn_of(picture: Drawing, site: Site, sample: Sample) -> None:
+def _warn_of(picture: GridPicture, site: Site, sample: Sample) -> None:
     where = f"{site.layer.label} {site.stem} of {sample.name}"
     nonfinite = int(picture.stats[:, 5].sum())
     if nonfinite:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from featviz.drawing import colormap, normalize, tensorboard
+from featviz.drawing.picture import check_format
 from featviz.gradients import options as gradients
 from featviz.images import decode
 from featviz.layout.overrides import parse_override
@@ -75,5 +76,6 @@ def check_drawing(draw: DrawOptions, board: Path | None = None) -> None:
         parse_override(text)
     colormap.check_cmap(draw.cmap)
     normalize.parse_scale(draw.normalize)
+    check_format(draw.format)
     if board is not None:
         tensorboard.require()

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from featviz.drawing.draw import Drawer
+from featviz.drawing.drawer import Drawer
 from featviz.drawing.tensorboard import Board
 from featviz.errors import ForwardError, ImageError, UsageError
 from featviz.layout.overrides import HintBook

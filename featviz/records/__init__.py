@@ -1,6 +1,7 @@
 """The passive data that stages hand to each other: frozen, with shapes and units on the fields."""
 
 from featviz.records.channels import Activation, Call, Part, Role, Verdict
+from featviz.records.formats import FORMATS, SUFFIXES, PictureFormat
 from featviz.records.layers import Hints, Layer, Sample, Site, Windows
 from featviz.records.options import (
     AUTO,
@@ -8,6 +9,7 @@ from featviz.records.options import (
     Count,
     DrawOptions,
     Limits,
+    OneOf,
     PassOptions,
     Seed,
     Shard,
@@ -31,8 +33,10 @@ from featviz.records.results import (
 
 __all__ = [
     "AUTO",
+    "FORMATS",
     "INTERVENTIONS",
     "STAT_COLUMNS",
+    "SUFFIXES",
     "Activation",
     "Bytes",
     "Call",
@@ -46,9 +50,11 @@ __all__ = [
     "ImageResult",
     "Layer",
     "Limits",
+    "OneOf",
     "Outcome",
     "Part",
     "PassOptions",
+    "PictureFormat",
     "Role",
     "RunResult",
     "Sample",

@@ -17,7 +17,7 @@ from pathlib import Path, PurePath
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from featviz.errors import UsageError
-from featviz.records import AUTO, Within
+from featviz.records import AUTO, OneOf, Within
 from featviz.text import is_number, quoted
 
 T = TypeVar("T")
@@ -123,29 +123,36 @@ def _hints(kind: type) -> dict[str, Any]:
 def _choices(hint: Any) -> list[Any]:
     if get_origin(hint) is Literal:
         return list(get_args(hint))
+    if isinstance(hint, OneOf):
+        return list(hint.names)
     return [choice for part in get_args(hint) for choice in _choices(part)]
 
 
 def _read(hint: Any, option: str, value: Any) -> Any:
     """The value as the record holds it."""
     origin, inside = get_origin(hint), get_args(hint)
+    if origin is Annotated and isinstance(inside[1], OneOf):
+        return _word(inside[1].names, option, value)
     if origin is Annotated:
         return _bounded(inside[0], inside[1:], option, value)
     if origin in (Union, types.UnionType):
         return _optional(hint, option, value)
     if origin is Literal:
-        if not isinstance(value, str) or value not in inside:
-            raise UsageError(
-                f"{option} {_shown(value)} is not {_one_of(inside)}",
-                "--help tells what it is for",
-            )
-        return value
+        return _word(inside, option, value)
     if origin is Mapping and not isinstance(value, Mapping):
         raise UsageError(f"{option} {_shown(value)} is no mapping", "{'key': value}")
     if origin is tuple:
         return _tuple(inside[0], option, value)
     read = _PLAIN.get(hint)
     return value if read is None else read(option, value)
+
+
+def _word(words: Sequence[str], option: str, value: Any) -> str:
+    if not isinstance(value, str) or value not in words:
+        raise UsageError(
+            f"{option} {_shown(value)} is not {_one_of(words)}", "--help tells what it is for"
+        )
+    return value
 
 
 def _bounded(hint: Any, rules: Sequence[Any], option: str, value: Any) -> Any:

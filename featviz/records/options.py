@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
+from featviz.records.formats import FORMATS
 from featviz.records.layers import Sample
 
 
@@ -21,6 +22,13 @@ class Within:
     """The only values, if there are such."""
 
 
+@dataclass(frozen=True)
+class OneOf:
+    """Which words a field takes, as an annotation: the names of a table."""
+
+    names: tuple[str, ...]
+
+
 AUTO = "auto"
 """An annotation of a field whose None is called `auto`."""
 
@@ -33,8 +41,8 @@ class DrawOptions:
     """How maps become a picture; names and meanings are torchvision's where it has the option."""
 
     normalize: str = "auto"
-    """auto (map; for gradients symmetric), map, layer, none, range:LO,HI, symmetric or
-    percentile:LO,HI."""
+    """A mode of `drawing.normalize.MODES` as it is spelt there (`range:0,6`), or `auto`: map, for
+    gradients symmetric."""
     cmap: str = "auto"
     """`auto` (grey; for gradients coolwarm), `grey`, or the name of a matplotlib colormap."""
     nrow: Annotated[Count | None, AUTO] = None
@@ -69,7 +77,7 @@ class DrawOptions:
     """Draw a titled figure with the input and a colour bar beside each picture."""
     first: Count | None = None
     """Maps in a figure; None takes 16."""
-    format: Literal["png", "webp", "jpg"] = "png"
+    format: Annotated[str, OneOf(tuple(FORMATS))] = "png"
     tensors: Literal["npy"] | None = None
     """Keep the raw tensor beside the picture."""
     tensor_layout: tuple[str, ...] = ()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +18,7 @@ from featviz.records import Floats
 from featviz.rundir import INPUT_FILE
 from featviz.rundir.atomic import atomic
 from featviz.rundir.read import DamagedError, DrawnGrid, ReadImage, ReadRun, read_run
-from featviz.text import safe_name
+from featviz.text import read_ranges, safe_name
 
 _MARGIN, _GAP, _TEXT = 12, 4, 13
 """Pixels around the sheet, between cells and of its letters."""
@@ -133,16 +132,12 @@ def parse_channels(text: str) -> list[int]:
     Raises:
         UsageError: it is something else.
     """
-    found: dict[int, None] = {}
-    for part in text.split(","):
-        ends = re.fullmatch(r"\s*(\d+)(?:-(\d+))?\s*", part)
-        first, last = (int(ends[1]), int(ends[2] or ends[1])) if ends else (1, 0)
-        if first > last:
-            raise UsageError(
-                f"--channels {text!r}: {part!r} is no channel or range", "0-31, 3,7,12"
-            )
-        found |= dict.fromkeys(range(first, last + 1))
-    return list(found)
+    try:
+        return read_ranges(text)
+    except ValueError as error:
+        raise UsageError(
+            f"--channels {text!r}: {str(error)!r} is no channel or range", "0-31, 3,7,12"
+        ) from None
 
 
 def sort_channels(grids: Sequence[DrawnGrid], channels: Sequence[int], by: str) -> list[int]:

@@ -6,7 +6,7 @@ import base64
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from importlib.resources import files
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any, Protocol
 from urllib.parse import quote
 
@@ -17,12 +17,11 @@ import featviz.report.data as data
 import featviz.report.words as words
 from featviz.report.legend import legend
 from featviz.report.views import ImagePage, LayerPage, PictureView, ReportViews
+from featviz.rundir.read import format_of
 from featviz.version import __version__
 
 ASSETS = ("style.css", "tiles.js", "report.js", "icon.svg")
 RUN_PAGE = "index"
-_KINDS = {".png": "image/png", ".webp": "image/webp", ".jpg": "image/jpeg"}
-"""MIME types, by the ending of a picture."""
 
 
 class Links(Protocol):
@@ -72,7 +71,7 @@ class InlineLinks:
 
     def picture(self, view: PictureView) -> str:
         """The picture itself, in base64."""
-        kind = _KINDS[PurePosixPath(view.file).suffix]
+        kind = format_of(view.file).mime
         return f"data:{kind};base64,{base64.b64encode(view.image.content(view.file)).decode()}"
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,7 +11,7 @@ import numpy as np
 from featviz.records import Floats
 from featviz.rundir.read import DrawnGrid, ReadRun
 from featviz.rundir.schema import Class, Manifest
-from featviz.text import counted
+from featviz.text import by, counted, listed, ranges
 
 Facts = list[tuple[str, str]]
 """Pairs of a term and its value, in the order in which they are shown."""
@@ -45,24 +45,13 @@ def percent(share: float) -> str:
 
 def channel_list(channels: Sequence[int]) -> str:
     """`0–2, 5`, cut off where it would become long."""
-    if not channels:
-        return "none"
-    array = np.asarray(channels)
-    runs = np.split(array, np.flatnonzero(np.diff(array) != 1) + 1)
-    words = [f"{run[0]}–{run[-1]}" if len(run) > 1 else f"{run[0]}" for run in runs]
-    more = f" and {sum(map(len, runs[_LISTED:]))} more" if len(runs) > _LISTED else ""
-    return ", ".join(words[:_LISTED]) + more
+    return ranges(channels, _LISTED, comma=", ", dash="–") or "none"
 
 
 def all_zero(stats: Floats) -> list[int]:
     """Channels that hold nothing but zeros."""
     channels: list[int] = np.flatnonzero((stats[:, 4] == 1) & (stats[:, 5] == 0)).tolist()
     return channels
-
-
-def shape(sizes: Iterable[int]) -> str:
-    """`1×64×56×56`."""
-    return "×".join(map(str, sizes))
 
 
 def tiles(grid: DrawnGrid) -> str:
@@ -86,7 +75,7 @@ def grid_facts(grid: DrawnGrid, dark: Sequence[int], options: Mapping[str, Any])
         options: the options of its run.
     """
     row = grid.capture
-    facts = [("Shape", f"{shape(row.shape)} ({row.layout})"), ("Maps", _maps(grid, options))]
+    facts = [("Shape", f"{by(row.shape)} ({row.layout})"), ("Maps", _maps(grid, options))]
     if row.collapsed:
         facts.append(("Share a tile", _shared(row.collapsed)))
     if grid.channels != sorted(grid.channels) and (order := options.get("order")):
@@ -125,8 +114,7 @@ def _maps(grid: DrawnGrid, options: Mapping[str, Any]) -> str:
 def _shared(collapsed: Mapping[str, Sequence[int]]) -> str:
     """Which channels stand for which others."""
     groups = [f"{leader} for {channel_list(sorted(ids))}" for leader, ids in collapsed.items()]
-    more = f" and {len(groups) - _LISTED} more" if len(groups) > _LISTED else ""
-    return "; ".join(groups[:_LISTED]) + more
+    return listed(groups, _LISTED, "; ")
 
 
 def _drawn(grid: DrawnGrid) -> str:
@@ -202,11 +190,11 @@ def image_facts(manifest: Manifest) -> Facts:
     image = manifest.image
     facts = []
     if image.size:
-        facts.append(("File", f"{image.size.width}×{image.size.height} pixels"))
+        facts.append(("File", f"{by((image.size.width, image.size.height))} pixels"))
     if image.files:
         facts.append(("Files", ", ".join(image.files)))
     if manifest.input.shape:
-        facts.append(("Input", ", ".join(map(shape, manifest.input.shapes))))
+        facts.append(("Input", ", ".join(map(by, manifest.input.shapes))))
     facts.append(("Prepared", manifest.input.preprocessing))
     if manifest.prediction:
         facts.append(("Prediction", ", ".join(map(_guess, manifest.prediction))))

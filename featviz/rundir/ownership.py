@@ -24,6 +24,7 @@ from typing import Any
 
 from featviz import files
 from featviz.errors import FileError, StoreError
+from featviz.records.formats import FORMATS
 from featviz.rundir import (
     AUDIT_FILE,
     BASES_FILE,
@@ -38,7 +39,7 @@ from featviz.rundir import (
     STATS_FILE,
     atomic,
 )
-from featviz.text import quoted, safe_name, safe_way
+from featviz.text import listed, quoted, safe_name, safe_way
 
 GENERATOR = b'<meta name="generator" content="featviz'
 """Stands at the beginning of every page of a report."""
@@ -52,7 +53,7 @@ _SHOWN = 3
 
 _LAYER_FILE = re.compile(
     r"\d{3,}_[^/]+/(output|input|grad|grad-input|grad-output|kernel)([.-][^/]*)?"
-    r"\.(png|webp|jpg|npy)"
+    rf"\.({'|'.join(FORMATS)}|npy)"
 )
 """A file of a layer in an image's folder: the only names that a manifest can list."""
 _REPORT_FILE = re.compile(r"(image|layer)-\d+\.(html|js)|index\.(html|js)")
@@ -100,10 +101,9 @@ class Claim:
             StoreError: names some of the files.
         """
         if others := self.strangers(besides):
-            names = ", ".join(quoted(name, 80) for name in others[:_SHOWN])
-            more = f" (and {len(others) - _SHOWN} more)" if others[_SHOWN:] else ""
+            names = listed([quoted(name, 80) for name in others], _SHOWN)
             raise StoreError(
-                f"--out {self.root} holds files that featviz did not write: {names}{more}",
+                f"--out {self.root} holds files that featviz did not write: {names}",
                 "move them away, or name another folder with --out",
             )
 

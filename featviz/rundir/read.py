@@ -28,10 +28,10 @@ from PIL import Image
 from featviz import files
 from featviz.errors import FileError, StoreError
 from featviz.files import Folder
-from featviz.records import STAT_COLUMNS, Bytes, Floats, GridPlan
+from featviz.records import FORMATS, STAT_COLUMNS, Bytes, Floats, GridPlan, PictureFormat
 from featviz.rundir import AUDIT_FILE, INPUT_FILE, MANIFEST_FILE, RUN_FILE, STATS_FILE, schema
 from featviz.rundir.schema import Audit, CaptureRow, Manifest, Place, RunRecord
-from featviz.text import quoted, safe_way
+from featviz.text import by, quoted, safe_way
 
 MOST_RECORD = 64 * 2**20
 """Bytes of run.json or of a manifest: half a million images, or rows."""
@@ -46,8 +46,6 @@ DEEPEST = 100
 
 _LEVELS = ("L", "P")
 """Pillow's modes of pictures whose pixels are levels."""
-_FORMATS = {".png": "PNG", ".webp": "WEBP", ".jpg": "JPEG"}
-"""Pillow's names; it is told which one to expect, and tries no other."""
 _PNG = b"\x89PNG\r\n\x1a\n\x00\x00\x00\rIHDR"
 """How every PNG begins (https://www.w3.org/TR/png-3/#11IHDR)."""
 _PNG_HEAD = len(_PNG) + 8
@@ -202,12 +200,15 @@ class ReadImage:
         Raises:
             DamagedError: it is missing or broken.
         """
-        if not row.file.endswith(".png"):
+        if not (format := format_of(row.file)).levels:
             return None
         with self._at(row.file), warnings.catch_warnings():
             warnings.simplefilter("error", Image.DecompressionBombWarning)
             try:
-                with self.open(row.file) as file, Image.open(file, formats=["PNG"]) as opened:
+                with (
+                    self.open(row.file) as file,
+                    Image.open(file, formats=[format.pillow]) as opened,
+                ):
                     plain = opened.mode in _LEVELS
                     return (np.asarray(opened), opened.mode) if plain else None
             except (Image.DecompressionBombWarning, Image.DecompressionBombError):
@@ -219,7 +220,7 @@ class ReadImage:
         Raises:
             DamagedError: it is missing, broken or too large.
         """
-        kind = _FORMATS[PurePosixPath(relative).suffix]
+        kind = format_of(relative).pillow
         with self._at(relative), self.open(relative) as file:
             try:
                 with Image.open(file, formats=[kind]) as opened:
@@ -549,6 +550,12 @@ def _check_picture(folder: Folder, name: str, expected: tuple[int, int]) -> int:
     return size
 
 
+def format_of(name: str) -> PictureFormat:
+    """The format of a picture, by the ending of its file's name, which Pillow is told to expect: it
+    tries no other."""
+    return FORMATS[PurePosixPath(name).suffix[1:]]
+
+
 def _png_size(folder: Folder, name: str, head: bytes) -> tuple[int, int]:
     """Width and height, from the first chunk."""
     if len(head) < _PNG_HEAD or not head.startswith(_PNG):
@@ -557,7 +564,7 @@ def _png_size(folder: Folder, name: str, head: bytes) -> tuple[int, int]:
 
 
 def _other_size(folder: Folder, name: str) -> tuple[tuple[int, int], int]:
-    kind = _FORMATS[PurePosixPath(name).suffix]
+    kind = format_of(name).pillow
     with folder.open(name) as file, warnings.catch_warnings():
         warnings.simplefilter("ignore", Image.DecompressionBombWarning)
         try:
@@ -571,9 +578,8 @@ def _other_size(folder: Folder, name: str) -> tuple[tuple[int, int], int]:
 def _wrong_size(
     folder: Folder, name: str, found: tuple[int, int], expected: tuple[int, int]
 ) -> StoreError:
-    one, other = ("×".join(map(str, size)) for size in (found, expected))
     where = quoted(f"{folder.name}/{name}")
-    return StoreError(f"{where} has {one} pixels, by its {MANIFEST_FILE} {other}")
+    return StoreError(f"{where} has {by(found)} pixels, by its {MANIFEST_FILE} {by(expected)}")
 
 
 def _read_stats(folder: Folder, manifest: Manifest) -> dict[str, Floats]:

@@ -18,18 +18,16 @@ import msgspec
 from msgspec import Meta
 
 from featviz.files import is_inside, parse_json
-from featviz.records import Capture, GridPlan, Guess, Skip
+from featviz.records import FORMATS, SUFFIXES, Capture, GridPlan, Guess, Skip
 from featviz.rundir.write import SCHEMA_VERSION
-from featviz.text import quoted
+from featviz.text import by, quoted
 
 _T = TypeVar("_T")
 
 MOST_MAPS = 2**24
 """Maps of a tensor: 400 MB of statistics."""
-_LARGEST = 2**31 - 1
-"""Pixels a side of a picture: what PNG holds."""
-PICTURES = (".png", ".webp", ".jpg")
-"""Endings of grids."""
+_LARGEST = max(format.largest for format in FORMATS.values())
+"""Pixels a side of a picture."""
 
 _Text = Annotated[str, Meta(max_length=4096)]
 """A name, or a few words."""
@@ -475,7 +473,7 @@ def _contradictions(manifest: Manifest) -> Iterator[str]:
 
 
 def _of_row(row: CaptureRow) -> Iterator[tuple[str, Any, str]]:
-    yield from _of_name("file", row.file, PICTURES)
+    yield from _of_name("file", row.file, SUFFIXES)
     if row.tensor is not None:
         yield from _of_name("tensor", row.tensor, (".npy",))
     if row.figure is not None:
@@ -518,5 +516,8 @@ def _of_grid(row: CaptureRow) -> Iterator[tuple[str, Any, str]]:
     if 0 in plan.map_size:
         yield "grid.scale", grid["scale"], f"no more than the tile {grid['tile']}"
     if max(plan.width, plan.height) > _LARGEST:
-        sides = f"{plan.width}×{plan.height}"
-        yield "grid", sides, f"a picture of at most {_LARGEST} pixels a side"
+        yield (
+            "grid",
+            by((plan.width, plan.height)),
+            f"a picture of at most {_LARGEST} pixels a side",
+        )

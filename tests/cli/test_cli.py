@@ -22,7 +22,7 @@ from torch import nn
 from torchvision import models
 
 from featviz import __version__, cli
-from featviz.drawing import draw
+from featviz.drawing.drawer import Drawer
 from featviz.images import decode
 
 Run = Callable[..., Outcome]
@@ -680,7 +680,7 @@ def test_a_bug_is_not_dressed_up(
     def broken(*args: object) -> None:
         raise RuntimeError("a bug of ours")
 
-    monkeypatch.setattr(draw, "draw", broken)
+    monkeypatch.setattr(Drawer, "draw", broken)
     with pytest.raises(RuntimeError, match="a bug of ours"):
         featviz("run", tiny_file, picture, "--layers", "0", "--out", out)
     assert not images_done(out)

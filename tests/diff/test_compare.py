@@ -17,8 +17,8 @@ from torch import Tensor
 
 from featviz.diff.compare import compare, compare_stats, joined, no_change, scale_of, signed
 from featviz.diff.values import from_picture, from_tensor, is_part
-from featviz.drawing import draw as drawing
-from featviz.drawing import normalize
+from featviz.drawing.drawer import Drawer
+from featviz.drawing.picture import describe, encode
 from featviz.layout.layouts import LAYOUTS
 from featviz.records import DrawOptions, Hints, Layer, Site, Windows
 from featviz.rundir.schema import CaptureRow
@@ -162,14 +162,12 @@ def captured(
     tensor: Tensor, hints: Hints, **options: Any
 ) -> dict[str, tuple[CaptureRow, Image.Image, np.ndarray]]:
     """What `run` writes of a tensor: the manifest's rows, the pictures as read back, statistics."""
-    draw = DrawOptions(**options)
-    mode = normalize.parse_scale(draw.normalize)
+    site = Site(Layer(1, "layer", "Layer"), "output", 0, "")
     found = {}
-    for key, picture in drawing.draw(tensor, draw, mode, hints).items():
-        site = Site(Layer(1, "layer", "Layer"), "output", 0, "").inside(key)
-        row = drawing.describe(picture, site, tensor.shape, "output.png")
+    for key, picture in Drawer(DrawOptions(**options)).draw(site, tensor, hints).items():
+        row = describe(picture, site.inside(key), tensor.shape, "output.png")
         file = io.BytesIO()
-        drawing.encode(picture, file, "png", {})
+        encode(picture, file, "png", {})
         found[key] = CaptureRow(**asdict(row)), Image.open(file), picture.stats
     return found
 

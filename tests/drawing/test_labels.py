@@ -17,11 +17,12 @@ from torch import Tensor, nn
 from torchvision.utils import make_grid
 
 import featviz as fv
-from featviz.drawing import draw, labels
-from featviz.drawing import normalize as scale
-from featviz.drawing import tiles as painting
-from featviz.records import DrawOptions
+from featviz.drawing import labels
+from featviz.drawing.drawer import Drawer
+from featviz.drawing.picture import to_image
+from featviz.records import DrawOptions, Layer, Site
 
+SITE = Site(Layer(1, "conv", "Conv2d"), "output", 0, "")
 PLAIN = DrawOptions(scale=1, padding=0)
 LABELLED = replace(PLAIN, labels=True)
 INFINITE = float("inf")
@@ -34,8 +35,8 @@ def noise(*shape: int, seed: int = 0) -> Tensor:
 def tiles(tensor: Tensor, options: DrawOptions) -> np.ndarray:
     """RGB tiles [N, h, w, 3] of a picture without padding, one column."""
     options = replace(options, nrow=1)
-    picture = draw.draw(tensor, options, scale.parse_scale(options.normalize))[""]
-    whole = np.asarray(draw.to_image(picture).convert("RGB"))
+    picture = Drawer(options).draw(SITE, tensor)[""]
+    whole = np.asarray(to_image(picture).convert("RGB"))
     return whole.reshape(picture.plan.maps, *picture.plan.tile, 3)
 
 
@@ -240,7 +241,5 @@ def test_grid_from_python_takes_labels(caplog: pytest.LogCaptureFixture) -> None
 
 def test_stamper_is_none_for_plain_pictures() -> None:
     """A picture without labels, groups and constants costs nothing more."""
-    from featviz.drawing import dress
-
-    picture = draw.draw(noise(1, 4, 8, 8), PLAIN, scale.Scale("map"))[""]
-    assert isinstance(picture, painting.Drawing) and dress.stamper(picture) is None
+    picture = Drawer(PLAIN).draw(SITE, noise(1, 4, 8, 8))[""]
+    assert picture.stamps is None

@@ -1,13 +1,9 @@
-"""Overlays, reductions and figures, against Pillow, numpy and matplotlib."""
+"""Overlays and reductions, against Pillow and numpy."""
 
 from __future__ import annotations
 
-import io
 import json
-import subprocess
-import sys
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,15 +11,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from conftest import ROOT, Outcome
+from conftest import Outcome
 from matplotlib import colormaps
 from PIL import Image
 from torch import Tensor, nn
 
 import featviz as fv
-from featviz.drawing import draw, dress, figure, reduce
-from featviz.drawing import normalize as scale
-from featviz.drawing.draw import Drawer
+from featviz.drawing import reduce
+from featviz.drawing.drawer import Drawer
+from featviz.drawing.picture import caption, describe, encode, to_image
 from featviz.errors import UsageError
 from featviz.records import DrawOptions, Hints, Layer, Site
 
@@ -192,7 +188,7 @@ def test_overlay_of_many_maps_is_made_piece_by_piece() -> None:
     assert picture.tiles.nbytes < 100_000
     tracemalloc.start()
     with Path("/dev/null").open("wb") as file:
-        draw.encode(picture, file, "png", {})
+        encode(picture, file, "png", {})
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert picture.plan.pixels * 3 > 20e6 and peak < 12e6
@@ -214,12 +210,12 @@ def test_reduction_is_numpys(name: str, oracle: Callable[[np.ndarray], np.ndarra
     span = values.max() - values.min()
     assert np.abs(found - 255 * (values - values.min()) / span).max() <= 1
     picture = Drawer(DrawOptions(reduce=name)).draw(SITE, tensor, Hints())[""]  # type: ignore[arg-type]
-    row = draw.describe(picture, SITE, tensor.shape, "output.png")
+    row = describe(picture, SITE, tensor.shape, "output.png")
     assert row.reduce == name and row.maps == 7 and row.channels is None
     assert row.range == pytest.approx([values.min(), values.max()], rel=1e-5)
     assert (row.min, row.max) == (tensor.min(), tensor.max())
     assert row.grid == {"nrow": 1, "padding": 0, "tile": [189, 231], "scale": 21}
-    text = draw.caption(row)
+    text = caption(row)
     assert text["Reduce"] == f"{name} of all channels" and text["Maps"] == "7 of 7"
 
 
@@ -355,134 +351,6 @@ def test_shared_basis_leaves_broken_images_out(
     assert (tmp_path / "out" / "bases.npz").is_file()
 
 
-def panel_values(picture: draw.Drawing, first: int | None = None) -> list[figure.Panel]:
-    options = DrawOptions(figure=True, first=first)
-    shown = np.zeros((4, 4, 3), np.uint8)
-    return list(dress.sheet(picture, options, "title", shown).panels)
-
-
-@pytest.mark.parametrize("normalize", ["map", "layer", "symmetric"])
-def test_panels_hold_the_values(normalize: str) -> None:
-    """What a figure shows is the maps' values to within a 255th of their range."""
-    tensor = noise(1, 20, 6, 5)
-    tensor[0, 3], tensor[0, 4] = 0, 2.5
-    mode = scale.parse_scale(normalize)
-    picture = draw.draw(tensor, DrawOptions(), mode)[""]
-    panels = panel_values(picture)
-    assert len(panels) == 16 and len(panel_values(picture, 4)) == 4
-    for channel, panel in enumerate(panels):
-        assert panel.limits is not None
-        step = max(panel.limits[1] - panel.limits[0], 1e-6) / 255
-        assert np.abs(panel.pixels - tensor[0, channel].numpy()).max() <= 0.51 * step
-    titles = [panel.title for panel in panels[:5]]
-    assert titles[2:] == ["channel 2", "channel 3 (all zero)", "channel 4 (constant)"]
-    own = {panel.limits for panel in panels}
-    assert len(own) == (1 if normalize != "map" else 16)
-
-
-def test_panels_name_channels_and_hide_nothing() -> None:
-    """NaN is NaN, groups say how many, and a vector is one panel."""
-    tensor = noise(1, 6, 6, 5)
-    tensor[0, 2] = 3 * tensor[0, 1]
-    tensor[0, 4, 1, 1] = NAN
-    options = DrawOptions(collapse=0.99, order="mean")
-    picture = draw.draw(tensor, options, scale.Scale("map"))[""]
-    panels = {panel.title: panel for panel in panel_values(picture)}
-    assert [int(t.split()[1]) for t in panels] == list(picture.drawn)
-    assert "channel 1 ×2" in panels
-    holes = np.isnan(panels["channel 4"].pixels)
-    assert holes[1, 1] and holes.sum() == 1
-    strip = draw.draw(torch.arange(10.0)[None], DrawOptions(), scale.Scale("map"))[""]
-    (panel,) = panel_values(strip)
-    assert np.abs(panel.pixels - np.arange(10)).max() < 0.02
-
-
-def written(sheet: figure.FigurePage) -> bytes:
-    file = io.BytesIO()
-    figure.write_figure(file, sheet, {"Software": "featviz"})
-    return file.getvalue()
-
-
-def example(count: int = 4, **options: Any) -> figure.FigurePage:
-    tensor = torch.linspace(-1, 1, 64).reshape(1, 1, 8, 8).expand(1, count, 8, 8)
-    picture = draw.draw(tensor, DrawOptions(), scale.Scale("map"))[""]
-    shown = np.full((8, 8, 3), (10, 200, 30), np.uint8)
-    return dress.sheet(picture, DrawOptions(**options), "a $title$ of 猫", shown)
-
-
-def test_figure_shows_input_maps_and_bars() -> None:
-    """The input's colour, viridis from end to end, a title and ticks, in the size foretold."""
-    sheet = example()
-    image = Image.open(io.BytesIO(written(sheet)))
-    assert image.size == sheet.geometry.pixels[::-1]
-    assert image.info["Software"] == "featviz"
-    pixels = np.asarray(image.convert("RGB"))
-    shown = (pixels == (10, 200, 30)).all(-1)
-    assert np.count_nonzero(shown) > 300 * 300
-    assert shown.any(0).nonzero()[0].max() < pixels.shape[1] / 2
-    for x in (0.0, 1.0):
-        colour = colormaps["viridis"](x, bytes=True)[:3]
-        where = (pixels == colour).all(-1)
-        assert np.count_nonzero(where[:, : pixels.shape[1] // 3]) == 0
-        assert np.count_nonzero(where) > 4 * 20 * 20
-    title = pixels[:40]
-    assert (title < 100).any() and (pixels[-3:] == 255).all()
-
-
-def test_figures_from_threads_are_the_same() -> None:
-    """Encoders are threads: figures made side by side have the bytes of one made alone."""
-    sheets = [example(1), example(2)]
-    alone = [written(sheet) for sheet in sheets]
-    with ThreadPoolExecutor(4) as pool:
-        assert list(pool.map(written, sheets * 2)) == alone * 2
-
-
-@pytest.mark.filterwarnings("error")
-def test_figure_of_extremes() -> None:
-    """Maps without a finite value, constants and huge values are drawn."""
-    tensor = noise(1, 5, 6, 6)
-    tensor[0, 0], tensor[0, 1], tensor[0, 2] = NAN, 0, -7.5
-    tensor[0, 3] *= 1e36
-    for normalize in ("map", "layer"):
-        picture = draw.draw(tensor, DrawOptions(), scale.parse_scale(normalize))[""]
-        sheet = dress.sheet(picture, DrawOptions(), "t", np.zeros((4, 4, 1), np.uint8))
-        pixels = np.asarray(Image.open(io.BytesIO(written(sheet))).convert("RGB"))
-        assert (pixels == (255, 0, 255)).all(-1).sum() > 100 * 100
-
-
-@pytest.mark.slow
-def test_figure_needs_no_pyplot() -> None:
-    """matplotlib's global state stays out, and no window system is asked for."""
-    code = (
-        "import sys, torch, numpy as np; from featviz import dressing, drawing, figures, scale\n"
-        "from featviz.records import DrawOptions as D\n"
-        "p = drawing.draw(torch.rand(1, 2, 4, 4), D(), scale.Scale('map'))['']\n"
-        "s = dressing.sheet(p, D(), 't', np.zeros((4, 4, 3), np.uint8))\n"
-        "figures.write_figure(open('/dev/null', 'wb'), s, {})\n"
-        "assert 'matplotlib.figure' in sys.modules and 'matplotlib.pyplot' not in sys.modules"
-    )
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, check=False)
-    assert done.returncode == 0, done.stderr.decode()
-
-
-def test_run_writes_a_figure_beside_each_picture(
-    featviz: Callable[..., Outcome], tmp_path: Path, tiny_file: Path, picture: Path
-) -> None:
-    """The classic look: --figure --first 4; the manifest names the file; the grid is unchanged."""
-    base = ("run", tiny_file, picture, "--layers", "0,4", "-q")
-    assert featviz(*base, "--out", tmp_path / "plain").code == 0
-    assert featviz(*base, "--out", tmp_path / "figure", "--figure", "--first", 4).code == 0
-    plain, found = files(tmp_path / "plain"), files(tmp_path / "figure")
-    extra = {name for name in found if name not in plain}
-    assert extra == {f"picture.png/{folder}/output.figure.png" for folder in ("001_0", "005_4")}
-    grid = "picture.png/001_0/output.png"
-    assert found[grid] == plain[grid]
-    row = captured(tmp_path / "figure", "picture.png", "0")
-    assert row["figure"] == "001_0/output.figure.png"
-    text = Image.open(tmp_path / "figure" / "picture.png" / row["figure"]).info
-    assert text["Layer"] == "0 (Conv2d)"
-
-
 @pytest.mark.parametrize(
     "extra",
     [
@@ -554,7 +422,7 @@ def test_gradients_under_an_overlay_keep_their_colours(tmp_path: Path, picture: 
     tensor = torch.zeros(1, 1, 4, 4)
     tensor[0, 0, 0, 0], tensor[0, 0, 3, 3] = 1.0, -1.0
     ground = [np.zeros((4, 4, 3), np.uint8)]
-    found = np.asarray(draw.to_image(Drawer(options).draw(site, tensor, Hints(), ground)[""]))
+    found = np.asarray(to_image(Drawer(options).draw(site, tensor, Hints(), ground)[""]))
     ends = [colormaps["coolwarm"](x, bytes=True)[:3] for x in (1.0, 0.0, 0.5)]
     for pixel, colour in zip((found[0, 0], found[3, 3], found[1, 2]), ends, strict=True):
         assert np.abs(pixel.astype(int) - colour).max() <= 2

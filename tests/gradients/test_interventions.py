@@ -357,7 +357,7 @@ def test_layers_that_do_not_run_are_warned_of(shown: Callable[..., Outcome]) -> 
     """An intervention at them changes nothing, and would look as if the layer did not matter."""
     done = shown("Spare", "--layers", "conv", "--ablate", "Conv2d:0", "--noise", "spare:1")
     assert done.code == 0
-    assert "warning: --ablate 'Conv2d:0': spare and 1 more layers did not run" in done.err
+    assert "warning: --ablate 'Conv2d:0': spare and 1 more did not run" in done.err
     assert "warning: --noise 'spare:1': spare did not run" in done.err
 
 

@@ -125,9 +125,9 @@ def test_the_model_is_as_before_whatever_happens(
     model.conv.requires_grad_(False)
     model.fc.weight.grad = torch.ones_like(model.fc.weight)
     if fails == "sink":
-        from featviz.drawing import draw
+        from featviz.drawing.drawer import Drawer
 
-        monkeypatch.setattr(draw, "draw", _broken)
+        monkeypatch.setattr(Drawer, "draw", _broken)
     before = everything_of(model)
     options = {
         "capture": "output,input,grad,grad-input", "target": "layer:fc:1", "grad_rule": rule,

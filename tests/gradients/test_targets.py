@@ -208,7 +208,7 @@ REFUSED: list[tuple[Callable[[Tensor], Any], str | None, str, str | None]] = [
         "output[11]",
         "--target 'output[11]': the output is no tensor there; the model gives "
         + ", ".join(f"output[{i}] [1, 5]" for i in range(8))
-        + ", and 3 more",
+        + " and 3 more",
         "name one: --target 'output[0]:mean'",
     ),
     (

@@ -176,7 +176,7 @@ def test_files_of_others_in_a_run_stop_overwrite(
     (ran / "00.png" / "001_0" / "output.bak.png").write_text("mine")
     before = snapshot(ran)
     done = featviz("run", tiny_file, photos, "--out", ran, "--overwrite", *SMALL)
-    refused(done, 1, "holds files that featviz did not write: ", "a.txt", "src/", "(and 1 more)")
+    refused(done, 1, "holds files that featviz did not write: ", "a.txt", "src/", "and 1 more")
     assert snapshot(ran) == before
 
 

@@ -9,6 +9,7 @@ import click
 
 from featviz.cli import config, output
 from featviz.cli import options as opts
+from featviz.text import listed
 
 if TYPE_CHECKING:
     from featviz.inspection.summary import Summary, SummaryRow
@@ -120,8 +121,7 @@ def _footer(counts: Summary) -> Iterator[str]:
     yield f"activations  {_scaled(total.activation_bytes, 'B')}"
     if counts.not_counted:
         named = [f"{name} {calls}" for name, calls in counts.not_counted.items()]
-        more = f" and {len(named) - _NAMED} more (--json)" if len(named) > _NAMED else ""
-        yield f"not counted  {', '.join(named[:_NAMED])}{more}"
+        yield f"not counted  {listed(named, _NAMED)}{' (--json)' if named[_NAMED:] else ''}"
 
 
 def _scaled(value: int, unit: str = "") -> str:

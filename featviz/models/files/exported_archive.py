@@ -29,7 +29,7 @@ from featviz.errors import FeatvizError, LoadError
 from featviz.files import open_regular
 from featviz.models.files import exported_json, torch_save
 from featviz.models.files.rebuilding import RefusedError
-from featviz.text import quoted
+from featviz.text import listed, quoted
 
 _UNREADABLE = (
     zipfile.BadZipFile,
@@ -267,9 +267,8 @@ def _rewrite(path: Path, file: IO[bytes], target: IO[bytes]) -> None:
 
 
 def _refusal(path: Path, faults: list[str]) -> LoadError:
-    more = f" and {len(faults) - _SHOWN} more" if len(faults) > _SHOWN else ""
     return LoadError(
-        f"{quoted(path.name)} holds {', '.join(faults[:_SHOWN])}{more}, which could run any code; "
+        f"{quoted(path.name)} holds {listed(faults, _SHOWN)}, which could run any code; "
         "nothing was executed",
         "if you trust the file: --unsafe-load",
     )

@@ -21,7 +21,7 @@ from torch import nn
 from featviz.errors import LoadError, UsageError
 from featviz.models.files.rebuilding import MAKERS, TYPES
 from featviz.models.importing import importable, where_looked
-from featviz.text import quoted
+from featviz.text import listed, quoted
 
 _PACKAGES = ("torch.nn.", "torch.ao.nn.", "torchvision.")
 _MODULES = (
@@ -141,11 +141,10 @@ def refusal(path: Path, names: Iterable[str]) -> LoadError:
             f"{path.name} is a statically quantised model saved whole, which torch cannot load",
             "save its state_dict(), or the float model that it was made from",
         )
-    shown = [quoted(name) for name in ordered[:_SHOWN]]
-    more = f" and {len(ordered) - _SHOWN} more" if len(ordered) > _SHOWN else ""
-    options = " ".join(f"--allow-global {shlex.quote(name)}" for name in shown)
+    shown = [quoted(name) for name in ordered]
+    options = " ".join(f"--allow-global {shlex.quote(name)}" for name in shown[:_SHOWN])
     return LoadError(
-        f"{path.name} needs {', '.join(shown)}{more}, which could run any code; "
+        f"{path.name} needs {listed(shown, _SHOWN)}, which could run any code; "
         "nothing was executed",
         f"if you trust the file: {options} (or --unsafe-load for all it holds)",
     )

@@ -16,9 +16,10 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import featviz as fv
-from featviz.drawing import draw, dress, grid, stats
-from featviz.drawing import normalize as scale
-from featviz.drawing import order as ordering
+from featviz.drawing import grid, levels, order, stats
+from featviz.drawing.drawer import Drawer
+from featviz.drawing.picture import GridPicture, caption, describe, to_image
+from featviz.drawing.tensorboard import as_make_grid
 from featviz.errors import UsageError
 from featviz.records import DrawOptions, Layer, Site
 
@@ -27,22 +28,22 @@ SITE = Site(Layer(1, "conv", "Conv2d"), "output", 0, "")
 NAN = float("nan")
 
 
-def channels_of(maps: Tensor) -> ordering.Channels:
+def channels_of(maps: Tensor) -> order.Channels:
     """Maps [N, H, W] as they are compared."""
     numbers = stats.channel_stats(maps)
-    flat = scale.is_flat(numbers[:, stats.MIN], numbers[:, stats.MAX])
+    flat = levels.is_flat(numbers[:, stats.MIN], numbers[:, stats.MAX])
     finite = numbers[:, stats.NONFINITE] == 0
-    return ordering.Channels(maps.flatten(1), numbers[:, stats.MEAN], flat, finite)
+    return order.Channels(maps.flatten(1), numbers[:, stats.MEAN], flat, finite)
 
 
-def drawn(tensor: Tensor, options: DrawOptions) -> draw.Drawing:
-    return draw.draw(tensor, options, scale.parse_scale(options.normalize))[""]
+def drawn(tensor: Tensor, options: DrawOptions) -> GridPicture:
+    return Drawer(options).draw(SITE, tensor)[""]
 
 
-def tiles(picture: draw.Drawing) -> list[np.ndarray]:
+def tiles(picture: GridPicture) -> list[np.ndarray]:
     """The tiles of the composed picture, cut out by its geometry."""
     plan = picture.plan
-    whole = np.asarray(draw.to_image(picture).convert("RGB"))
+    whole = np.asarray(to_image(picture).convert("RGB"))
     step = (plan.tile[0] + plan.padding, plan.tile[1] + plan.padding)
     corners = [divmod(place, plan.columns) for place in range(plan.maps)]
     tops = [(plan.padding + y * step[0], plan.padding + x * step[1]) for y, x in corners]
@@ -56,16 +57,16 @@ def noise(*shape: int, seed: int = 0) -> Tensor:
 def test_correlations_are_numpys() -> None:
     """Pearson's coefficients, with 0 for a constant map."""
     maps = noise(9, 50) * 3 + 7
-    assert np.abs(ordering.correlations(maps) - np.corrcoef(maps.numpy())).max() < 1e-5
+    assert np.abs(order.correlations(maps) - np.corrcoef(maps.numpy())).max() < 1e-5
     maps[4] = 2.5
-    found = ordering.correlations(maps)
+    found = order.correlations(maps)
     assert np.abs(found[4]).max() < 1e-3 and np.abs(found[:, 4]).max() < 1e-3
 
 
 def test_by_mean_is_descending_and_without_a_mean_last() -> None:
     """Largest first, equal ones by index, NaN at the end."""
     means = torch.tensor([1.0, 5.0, NAN, -3.0, 5.0])
-    found = ordering.by_mean(channels_of(means[:, None, None].expand(-1, 4, 4).clone()))
+    found = order.by_mean(channels_of(means[:, None, None].expand(-1, 4, 4).clone()))
     assert found == [1, 4, 0, 3, 2]
 
 
@@ -74,7 +75,7 @@ def test_similarity_restores_a_sequence() -> None:
     x = torch.arange(60.0)
     steps = torch.stack([torch.exp(-(((x - at) / 4) ** 2)) for at in range(5, 55, 3)])
     shuffle = [0, *(1 + torch.randperm(16, generator=torch.Generator().manual_seed(3))).tolist()]
-    found = ordering.by_similarity(channels_of(steps[shuffle].reshape(17, 6, 10)))
+    found = order.by_similarity(channels_of(steps[shuffle].reshape(17, 6, 10)))
     assert [shuffle[place] for place in found] == list(range(17))
 
 
@@ -83,7 +84,7 @@ def test_similarity_puts_constants_and_nonfinite_maps_last() -> None:
     maps = noise(7, 5, 5)
     maps[0], maps[2], maps[4] = -1.0, 3.0, 0.0
     maps[1, 2, 2] = NAN
-    found = ordering.by_similarity(channels_of(maps))
+    found = order.by_similarity(channels_of(maps))
     assert found[0] == 3 and set(found[:3]) == {3, 5, 6} and found[3:] == [2, 4, 0, 1]
 
 
@@ -97,9 +98,9 @@ def test_orders_and_groups_are_partitions(
     if seed % 3 == 0:
         maps[seed % count, 0, 0] = NAN
     channels = channels_of(maps)
-    for order in ordering.ORDERS.values():
-        assert sorted(order(channels)) == list(range(count))
-    groups = ordering.collapse(channels, threshold)
+    for ordered in order.ORDERS.values():
+        assert sorted(ordered(channels)) == list(range(count))
+    groups = order.collapse(channels, threshold)
     assert sorted(c for group in groups.values() for c in group) == list(range(count))
     assert all(leader == group[0] == min(group) for leader, group in groups.items())
     assert list(groups) == sorted(groups)
@@ -112,15 +113,15 @@ def test_collapse_joins_copies_and_near_copies() -> None:
     maps = torch.stack([base, noise(16, 16, seed=2), 3 * base + 5, -base, near])
     wanted = float(np.corrcoef(base.flatten(), near.flatten())[0, 1])
     channels = channels_of(maps)
-    assert ordering.collapse(channels, 1.0) == {0: [0, 2], 1: [1], 3: [3], 4: [4]}
-    assert ordering.collapse(channels, wanted - 1e-3) == {0: [0, 2, 4], 1: [1], 3: [3]}
-    assert ordering.collapse(channels, wanted + 1e-3)[0] == [0, 2]
+    assert order.collapse(channels, 1.0) == {0: [0, 2], 1: [1], 3: [3], 4: [4]}
+    assert order.collapse(channels, wanted - 1e-3) == {0: [0, 2, 4], 1: [1], 3: [3]}
+    assert order.collapse(channels, wanted + 1e-3)[0] == [0, 2]
 
 
 def test_constants_are_alike_only_if_equal() -> None:
     """Zeros join zeros, sevens sevens; NaN joins nothing, not even itself."""
     maps = torch.stack([torch.full((3, 3), v) for v in (0.0, 7.0, 0.0, NAN, 7.0, NAN, 7.5)])
-    found = ordering.collapse(channels_of(maps), 0.5)
+    found = order.collapse(channels_of(maps), 0.5)
     assert found == {0: [0, 2], 1: [1, 4], 3: [3], 5: [5], 6: [6]}
 
 
@@ -131,7 +132,7 @@ def test_manifest_names_the_channel_of_each_tile(order: str, normalize: str) -> 
     tensor = noise(1, 12, 6, 7) + torch.arange(12).mul(5).remainder(7)[None, :, None, None]
     plain = replace(PLAIN, normalize=normalize)
     picture = drawn(tensor, replace(plain, order=order))  # type: ignore[arg-type]
-    row = draw.describe(picture, SITE, tensor.shape, "output.png")
+    row = describe(picture, SITE, tensor.shape, "output.png")
     assert row.channels is not None and sorted(row.channels) == list(range(12))
     if order == "mean":
         assert row.channels == np.argsort(-tensor.mean((0, 2, 3)).numpy(), kind="stable").tolist()
@@ -142,7 +143,7 @@ def test_manifest_names_the_channel_of_each_tile(order: str, normalize: str) -> 
 
 def test_index_order_lists_no_channels() -> None:
     """The plain grid is what it was: no list of channels, no groups."""
-    row = draw.describe(drawn(noise(1, 5, 4, 4), PLAIN), SITE, [1, 5, 4, 4], "output.png")
+    row = describe(drawn(noise(1, 5, 4, 4), PLAIN), SITE, [1, 5, 4, 4], "output.png")
     assert row.channels is None and row.collapsed is None
 
 
@@ -153,18 +154,16 @@ def test_collapse_pick_and_order_work_together() -> None:
     tensor += torch.tensor([0.0, 9, 1, 8, 2, 3, 0, 0])[None, :, None, None]
     options = replace(PLAIN, collapse=0.99, max_maps=3, pick="top", order="mean")
     picture = drawn(tensor, options)
-    row = draw.describe(picture, SITE, tensor.shape, "output.png")
+    row = describe(picture, SITE, tensor.shape, "output.png")
     assert row.channels == [1, 3, 4]
     assert row.collapsed == {"1": [1, 5]}
-    text = draw.caption(row)
+    text = caption(row)
     assert text["Maps"] == "3 of 8 (--max-maps, --collapse)"
     assert text["Channels"] == "1,3-4" and text["Collapsed"] == "1: 1,5"
-    whole = draw.describe(
-        drawn(tensor, replace(PLAIN, collapse=0.99)), SITE, tensor.shape, "output.png"
-    )
+    whole = describe(drawn(tensor, replace(PLAIN, collapse=0.99)), SITE, tensor.shape, "output.png")
     assert whole.channels == [0, 1, 2, 3, 4]
     assert whole.collapsed == {"0": [0, 6, 7], "1": [1, 5]}
-    assert draw.caption(whole)["Maps"] == "5 of 8 (--collapse)"
+    assert caption(whole)["Maps"] == "5 of 8 (--collapse)"
 
 
 def test_shared_tile_is_marked_in_its_corner_alone() -> None:
@@ -183,7 +182,7 @@ def test_vectors_keep_their_order() -> None:
     tensor = torch.tensor([[255.0, 255.0, 0.0, 90.0]])
     picture = drawn(tensor, replace(PLAIN, order="mean", collapse=0.9))
     assert picture.channels is None and picture.groups == {}
-    assert np.asarray(draw.to_image(picture)).tolist() == [[255, 255, 0, 90]]
+    assert np.asarray(to_image(picture)).tolist() == [[255, 255, 0, 90]]
 
 
 def test_clips_stay_together() -> None:
@@ -203,8 +202,8 @@ def test_2048_maps_are_ordered_in_seconds() -> None:
 
     channels = channels_of(noise(2048, 7, 7))
     start = time.perf_counter()
-    ordering.by_similarity(channels)
-    ordering.collapse(channels, 0.98)
+    order.by_similarity(channels)
+    order.collapse(channels, 0.98)
     assert time.perf_counter() - start < 3
 
 
@@ -250,8 +249,8 @@ def test_unknown_order_from_python() -> None:
 def test_board_geometry_is_make_grids() -> None:
     """`as_make_grid` keeps the tiles and takes int(sqrt(C)) columns at scale 1."""
     picture = drawn(noise(1, 11, 5, 5), DrawOptions())
-    board = dress.as_make_grid(picture, DrawOptions())
+    board = as_make_grid(picture, DrawOptions())
     assert (board.plan.columns, board.plan.scale, board.plan.padding) == (3, (1, 1), 2)
     assert board.tiles is picture.tiles
-    told = dress.as_make_grid(picture, DrawOptions(nrow=5, scale=2, padding=1))
+    told = as_make_grid(picture, DrawOptions(nrow=5, scale=2, padding=1))
     assert told.plan == grid.plan((11, 1, 5, 5), DrawOptions(nrow=5, scale=2, padding=1))

@@ -15,26 +15,27 @@ from PIL import Image
 from torch import Tensor
 from torchvision.utils import save_image
 
-from featviz.drawing import draw, grid
-from featviz.drawing import normalize as scale
+from featviz.drawing import grid
+from featviz.drawing.drawer import Drawer
+from featviz.drawing.picture import GridPicture, caption, describe, encode
 from featviz.errors import LayoutError
-from featviz.records import Capture, DrawOptions, Layer, Site
+from featviz.records import Capture, DrawOptions, GridPlan, Layer, Site
 
 PLAIN = DrawOptions(scale=1)
 SITE = Site(Layer(4, "layer1.0.conv1", "Conv2d"), "output", 1, "")
 
 
-def drawn(tensor: Tensor, options: DrawOptions = PLAIN) -> draw.Drawing:
+def drawn(tensor: Tensor, options: DrawOptions = PLAIN) -> GridPicture:
     """A tensor drawn under the options' own scale."""
-    return draw.draw(tensor, options, scale.parse_scale(options.normalize))[""]
+    return Drawer(options).draw(SITE, tensor)[""]
 
 
 def written(tensor: Tensor, options: DrawOptions = PLAIN) -> Image.Image:
     """The picture as Pillow reads it back from the encoded file."""
     picture = drawn(tensor, options)
-    row = draw.describe(picture, SITE, tensor.shape, "output.png")
+    row = describe(picture, SITE, tensor.shape, "output.png")
     file = io.BytesIO()
-    draw.encode(picture, file, options.format, draw.caption(row))
+    encode(picture, file, options.format, caption(row))
     image = Image.open(io.BytesIO(file.getvalue()))
     image.load()
     return image
@@ -42,7 +43,7 @@ def written(tensor: Tensor, options: DrawOptions = PLAIN) -> Image.Image:
 
 def described(tensor: Tensor, options: DrawOptions = PLAIN) -> Capture:
     """The manifest's row of a drawing."""
-    return draw.describe(drawn(tensor, options), SITE, tensor.shape, "output.png")
+    return describe(drawn(tensor, options), SITE, tensor.shape, "output.png")
 
 
 def torchvision_picture(tensor: Tensor, nrow: int, padding: int, pad_value: float) -> np.ndarray:
@@ -94,7 +95,7 @@ def test_large_picture_equals_torchvisions_nearly_everywhere(shape: tuple[int, i
     assert difference.max() <= 1 and (difference == 0).mean() >= 0.999
 
 
-def tiles_of(picture: np.ndarray, plan: draw.GridPlan) -> list[np.ndarray]:
+def tiles_of(picture: np.ndarray, plan: GridPlan) -> list[np.ndarray]:
     """The tiles of a picture, cut out by the geometry alone."""
     (height, width), padding = plan.tile, plan.padding
     corners = [divmod(i, plan.columns) for i in range(plan.maps)]
@@ -138,7 +139,7 @@ def test_small_maps_grow_to_min_tile(height: int, width: int, factor: int) -> No
 
 
 def test_2048_maps_of_7_by_7_are_about_square() -> None:
-    """No strip of 74 × 2306 (trap 17)."""
+    """No strip of 74 × 2306."""
     plan = grid.plan((2048, 1, 7, 7), PLAIN)
     assert (plan.width, plan.height) != (74, 2306)
     assert 0.9 < plan.width / plan.height < 1.1
@@ -282,7 +283,7 @@ def test_max_maps_draws_those_maps_and_says_so(pick: str, normalize: str) -> Non
 
 
 def test_text_chunks_tell_what_the_picture_shows() -> None:
-    """Layer, call, channels and range are in the file (design 4)."""
+    """Layer, call, channels and range are in the file."""
     tensor = torch.tensor([[[[0.0, 1.0]], [[-2.0, 6.0]], [[1.0, 1.0]]]])
     text = written(tensor, replace(PLAIN, normalize="layer")).info
     assert text["Layer"] == "layer1.0.conv1 (Conv2d)"
@@ -312,7 +313,7 @@ def test_manifest_row_tells_geometry_and_numbers() -> None:
 @pytest.mark.parametrize("cmap", ["viridis", "coolwarm", "tab10"])
 @pytest.mark.parametrize("format", ["png", "webp"])
 def test_colormap_is_matplotlibs(cmap: str, format: str) -> None:
-    """A colormap PNG has a palette, never RGB, and its colours are matplotlib's (design 4)."""
+    """A colormap PNG has a palette, never RGB, and its colours are matplotlib's."""
     tensor = torch.linspace(0, 1, 254).reshape(1, 1, 1, 254)
     found = written(tensor, replace(PLAIN, cmap=cmap, format=format))  # type: ignore[arg-type]
     assert found.mode == ("P" if format == "png" else "RGB")
@@ -338,7 +339,7 @@ def test_nonfinite_values_are_magenta(cmap: str, pad_value: float) -> None:
 
 
 def test_nan_changes_no_other_grey_by_much() -> None:
-    """One NaN does not make the grid black (trap 14): the other tiles keep their greys."""
+    """One NaN does not make the grid black: the other tiles keep their greys."""
     tensor = torch.rand(1, 4, 8, 8, generator=torch.Generator().manual_seed(6))
     clean = np.asarray(written(tensor)).astype(int)
     place = torch.argsort(tensor[0, 2].flatten())[30]
@@ -376,7 +377,7 @@ def test_webp_is_lossless_and_jpeg_near(cmap: str) -> None:
 def test_picture_larger_than_its_format_is_refused(format: str, most: int, upright: bool) -> None:
     """The largest side that a format holds can be written; one pixel more is refused by name."""
     shape = (1, 1, most, 1) if upright else (1, 1, 1, most)
-    options = replace(PLAIN, format=format)  # type: ignore[arg-type]
+    options = replace(PLAIN, format=format)
     assert max(written(torch.zeros(shape), options).size) == most
     larger = [side + (side == most) for side in shape]
     with pytest.raises(LayoutError, match=rf"{most + 1}.*more than {format} holds \({most} a side"):
@@ -384,7 +385,7 @@ def test_picture_larger_than_its_format_is_refused(format: str, most: int, uprig
 
 
 def test_drawing_keeps_nothing_of_the_tensor() -> None:
-    """What happens to the tensor later does not change the picture (trap 1)."""
+    """What happens to the tensor later does not change the picture."""
     tensor = torch.randn(1, 3, 4, 4, generator=torch.Generator().manual_seed(7))
     before = tensor.clone()
     picture = drawn(tensor)
@@ -392,4 +393,3 @@ def test_drawing_keeps_nothing_of_the_tensor() -> None:
     tiles, numbers = picture.tiles.copy(), picture.stats.copy()
     tensor.fill_(5)
     assert np.array_equal(picture.tiles, tiles) and np.array_equal(picture.stats, numbers)
-    assert True

@@ -10,8 +10,10 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torchvision.utils import make_grid
 
-from featviz.drawing import normalize, stats
-from featviz.drawing.normalize import Affine, Scale
+from featviz.cli.commands.run import command
+from featviz.drawing import levels, normalize, stats
+from featviz.drawing.levels import Affine
+from featviz.drawing.normalize import Scale
 from featviz.errors import UsageError
 
 NAN, INF = float("nan"), float("inf")
@@ -25,11 +27,11 @@ def random_maps(seed: int, *shape: int) -> Tensor:
     return torch.randn(shape, generator=random) * spread + offset
 
 
-def levels(text: str, maps: Tensor, count: int = 256, nonfinite: int | None = None) -> np.ndarray:
+def drawn(text: str, maps: Tensor, count: int = 256, nonfinite: int | None = None) -> np.ndarray:
     """Maps as levels under a scale."""
     numbers = stats.channel_stats(maps)
-    found = normalize.limits(normalize.parse_scale(text), maps, numbers[:, 0], numbers[:, 1])
-    return normalize.to_tiles(maps, found, count, nonfinite)
+    found = levels.limits(normalize.parse_scale(text), maps, numbers[:, 0], numbers[:, 1])
+    return levels.to_levels(maps, found, count, nonfinite)
 
 
 def torchvision_levels(maps: Tensor, **options: object) -> np.ndarray:
@@ -52,7 +54,7 @@ def test_map_scale_is_torchvisions_scale_each(seed: int, shape: tuple[int, int, 
     """`map` is normalize=True, scale_each=True."""
     maps = random_maps(seed, *shape)
     before = maps.clone()
-    assert_same_greys(levels("map", maps), torchvision_levels(maps, normalize=True))
+    assert_same_greys(drawn("map", maps), torchvision_levels(maps, normalize=True))
     assert torch.equal(maps, before)
 
 
@@ -60,7 +62,7 @@ def test_map_scale_is_torchvisions_scale_each(seed: int, shape: tuple[int, int, 
 def test_map_scale_far_from_zero(offset: float) -> None:
     """An offset many times the spread costs no grey level."""
     maps = random_maps(0, 20, 40, 40) + offset
-    assert_same_greys(levels("map", maps), torchvision_levels(maps, normalize=True))
+    assert_same_greys(drawn("map", maps), torchvision_levels(maps, normalize=True))
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -69,15 +71,15 @@ def test_layer_and_range_scales_are_torchvisions_value_range(seed: int) -> None:
     maps = random_maps(seed, 30, 33, 31)
     low, high = float(maps.min()), float(maps.max())
     shared = torchvision_levels(maps, normalize=True, value_range=(low, high))
-    assert_same_greys(levels("layer", maps), shared)
+    assert_same_greys(drawn("layer", maps), shared)
     cut = torchvision_levels(maps, normalize=True, value_range=(-2.5, 4.0))
-    assert_same_greys(levels("range:-2.5,4", maps), cut)
+    assert_same_greys(drawn("range:-2.5,4", maps), cut)
 
 
 def test_no_scale_takes_values_as_0_to_1() -> None:
     """`none` is save_image without normalize: below 0 is black, above 1 white."""
     maps = random_maps(1, 30, 33, 31) / 3
-    found = levels("none", maps)
+    found = drawn("none", maps)
     assert_same_greys(found, torchvision_levels(maps))
     assert (found[maps.numpy() <= 0] == 0).all() and (found[maps.numpy() >= 1] == 255).all()
 
@@ -87,7 +89,7 @@ def test_no_scale_takes_values_as_0_to_1() -> None:
 def test_symmetric_scale_keeps_zero_in_the_middle(count: int, factor: float) -> None:
     """Zero is the middle level, and the larger extreme reaches its end."""
     maps = torch.tensor([[[0.0, 1.0, -0.25]], [[0.5, -0.5, 0.0]]]) * factor
-    found = levels("symmetric", maps, count)
+    found = drawn("symmetric", maps, count)
     middle = (count - 1) / 2
     assert np.abs(found[[0, 1], 0, [0, 2]] - middle).max() <= 0.5
     assert found[0, 0, 1] == count - 1
@@ -97,7 +99,7 @@ def test_symmetric_scale_keeps_zero_in_the_middle(count: int, factor: float) -> 
 
 def test_symmetric_scale_of_nothing_but_zeros_is_the_middle() -> None:
     """All zeros do not divide by zero."""
-    assert set(levels("symmetric", torch.zeros(2, 3, 3)).flat) <= {127, 128}
+    assert set(drawn("symmetric", torch.zeros(2, 3, 3)).flat) <= {127, 128}
 
 
 @pytest.mark.parametrize("numbers", [(1.0, 99.0), (0.0, 100.0), (25.0, 50.0)])
@@ -108,9 +110,9 @@ def test_percentile_scale_is_numpys(numbers: tuple[float, float]) -> None:
     finite = maps.numpy()[np.isfinite(maps.numpy())]
     bottom, top = np.percentile(finite, numbers)
     rows = stats.channel_stats(maps)
-    found = normalize.limits(Scale("percentile", numbers), maps, rows[:, 0], rows[:, 1])
+    found = levels.limits(Scale("percentile", numbers), maps, rows[:, 0], rows[:, 1])
     assert found.shared == pytest.approx((bottom, top), rel=1e-6)
-    tiles = normalize.to_tiles(maps, found, 254, 255)
+    tiles = levels.to_levels(maps, found, 254, 255)
     values = maps.numpy()
     assert (tiles[values <= bottom - 1e-4] == 0).all()
     assert (tiles[values >= top + 1e-4] == 253).all()
@@ -120,7 +122,7 @@ def test_equal_percentiles_split_dark_from_bright() -> None:
     """Where both percentiles are one value, what lies above it is bright and the rest dark."""
     maps = torch.zeros(1, 10, 10)
     maps[0, 0, 0], maps[0, 0, 1] = 5, -5
-    found = levels("percentile:10,90", maps)[0]
+    found = drawn("percentile:10,90", maps)[0]
     assert found[0, 0] == 255 and found[0, 1] == 0 and set(found[1:].flat) <= {0, 128}
 
 
@@ -129,45 +131,45 @@ def test_equal_percentiles_split_dark_from_bright() -> None:
     ("value", "level"), [(0.0, 0), (7.0, 128), (-3.0, 128), (1e-20, 128), (1e20, 128)]
 )
 def test_constant_map_is_told_from_a_dark_one(mode: str, value: float, level: int) -> None:
-    """A constant map is black only where it is zero; else it has the middle level (trap 15)."""
-    assert (levels(mode, torch.full((2, 4, 4), value)) == level).all()
+    """A constant map is black only where it is zero; else it has the middle level."""
+    assert (drawn(mode, torch.full((2, 4, 4), value)) == level).all()
 
 
 def test_constant_map_among_others_keeps_theirs() -> None:
     """Under `map`, flat maps change nothing for the others; under `layer` they are like others."""
     maps = torch.stack([torch.zeros(2, 2), torch.full((2, 2), 5.0), torch.tensor([[0, 1], [2, 4]])])
-    assert levels("map", maps).reshape(3, 4).tolist() == [[0] * 4, [128] * 4, [0, 64, 128, 255]]
-    assert levels("layer", maps).reshape(3, 4).tolist() == [[0] * 4, [255] * 4, [0, 51, 102, 204]]
+    assert drawn("map", maps).reshape(3, 4).tolist() == [[0] * 4, [128] * 4, [0, 64, 128, 255]]
+    assert drawn("layer", maps).reshape(3, 4).tolist() == [[0] * 4, [255] * 4, [0, 51, 102, 204]]
 
 
 def test_noise_of_rounding_is_constant() -> None:
     """A map that varies only in its last bits shows no pattern."""
     value = np.float32(1234.5)
     noise = np.array([value, np.nextafter(value, np.float32(9e9))], np.float32)
-    found = levels("map", torch.from_numpy(noise.reshape(1, 1, 2)))
+    found = drawn("map", torch.from_numpy(noise.reshape(1, 1, 2)))
     assert (found == 128).all()
 
 
 def test_one_number_maps_share_the_layers_scale() -> None:
-    """Maps of one pixel differ by their values, not all black (trap 15)."""
+    """Maps of one pixel differ by their values, not all black."""
     maps = torch.tensor([0.0, 7.0, -3.0]).reshape(3, 1, 1)
     numbers = stats.channel_stats(maps)
-    found = normalize.limits(Scale("map"), maps, numbers[:, 0], numbers[:, 1])
+    found = levels.limits(Scale("map"), maps, numbers[:, 0], numbers[:, 1])
     assert (found.mode, found.shared) == ("layer", (-3.0, 7.0))
-    assert normalize.to_tiles(maps, found, 256, None).flatten().tolist() == [77, 255, 0]
+    assert levels.to_levels(maps, found, 256, None).flatten().tolist() == [77, 255, 0]
 
 
 @pytest.mark.parametrize("text", ["map", "layer", "symmetric", "none", "range:-1,2"])
 def test_nonfinite_values_change_nothing_for_the_others(text: str) -> None:
-    """NaN and Inf get their own index, and all finite values keep the level they have (trap 14)."""
+    """NaN and Inf get their own index, and all finite values keep the level they have."""
     maps = random_maps(3, 8, 9, 9)
     spots = [(2, 4, 4), (5, 1, 1), (7, 0, 0)]
     for spot in spots:
         maps[spot] = maps[spot[0]].median()  # an extreme would take part in the scale
-    clean = levels(text, maps, 254)
+    clean = drawn(text, maps, 254)
     for spot, value in zip(spots, (NAN, INF, -INF), strict=True):
         maps[spot] = value
-    found = levels(text, maps, 254, nonfinite=255)
+    found = drawn(text, maps, 254, nonfinite=255)
     holes = ~np.isfinite(maps.numpy())
     assert holes.sum() == 3 and (found[holes] == 255).all()
     assert np.array_equal(found[~holes], clean[~holes])
@@ -180,10 +182,10 @@ def test_maps_without_a_finite_value(text: str) -> None:
     """A map of NaN is all non-finite, beside others and alone, whatever the scale."""
     maps = random_maps(4, 3, 5, 5)
     maps[1] = NAN
-    found = levels(text, maps, 254, nonfinite=255)
+    found = drawn(text, maps, 254, nonfinite=255)
     assert (found[1] == 255).all() and (found[[0, 2]] < 254).all()
     assert len(np.unique(found[0])) > 1
-    assert (levels(text, maps[1:2], 254, nonfinite=255) == 255).all()
+    assert (drawn(text, maps[1:2], 254, nonfinite=255) == 255).all()
 
 
 @pytest.mark.parametrize("text", ["map", "none", "symmetric", "range:-3,12", "percentile:2,90"])
@@ -191,7 +193,7 @@ def test_maps_without_a_finite_value(text: str) -> None:
 def test_a_ramp_stays_monotone(text: str, offset: float) -> None:
     """What is larger is never darker."""
     ramp = torch.linspace(-4, 10, 4096).reshape(1, 64, 64) + offset
-    found = levels(text, ramp).ravel().astype(int)
+    found = drawn(text, ramp).ravel().astype(int)
     assert (np.diff(found) >= 0).all()
     if text == "map":
         assert (found[0], found[-1], len(np.unique(found))) == (0, 255, 256)
@@ -221,7 +223,7 @@ def test_blocks_give_what_the_whole_gives(
     affine = Affine(
         low, (254 / (high - low)).astype(np.float32), 0.5 * far, 254.5 if clip else None
     )
-    whole, blocks = normalize.quantise_whole(maps, affine), normalize.quantise_blocks(maps, affine)
+    whole, blocks = (levels.quantise(maps, affine, on_device) for on_device in (True, False))
     assert np.array_equal(whole, blocks)
 
 
@@ -231,10 +233,7 @@ def test_blocks_cover_maps_larger_and_smaller_than_a_block() -> None:
         maps = random_maps(5, *shape)
         numbers = stats.channel_stats(maps)
         affine = Affine(numbers[:, 0], 255 / (numbers[:, 1] - numbers[:, 0]), 0.5, None)
-        whole, blocks = (
-            normalize.quantise_whole(maps, affine),
-            normalize.quantise_blocks(maps, affine),
-        )
+        whole, blocks = (levels.quantise(maps, affine, on_device) for on_device in (True, False))
         assert np.array_equal(whole, blocks)
 
 
@@ -279,3 +278,21 @@ def test_no_scale_is_a_usage_error(text: str, message: str) -> None:
     with pytest.raises(UsageError, match=message) as caught:
         normalize.parse_scale(text)
     assert caught.value.hint
+
+
+@pytest.mark.parametrize("mode", normalize.MODES.values(), ids=normalize.MODES)
+def test_a_scale_is_one_record(mode: normalize.ScaleMode) -> None:
+    """A mode's help, message, limits and legend all come from its record: each can be drawn by its
+    spelling, is in the help and in what is said of a wrong scale, and has words for its ends."""
+    text = mode.example or mode.name
+    assert normalize.parse_scale(text).mode == mode.name
+    maps = random_maps(6, 4, 5, 5)
+    rows = stats.channel_stats(maps)
+    found = levels.limits(normalize.parse_scale(text), maps, rows[:, 0], rows[:, 1])
+    assert (found.shared is not None) == mode.shared and found.mode == mode.name
+    with pytest.raises(UsageError) as caught:
+        normalize.parse_scale("?")
+    assert mode.spelling in str(caught.value.hint)
+    option = next(p for p in command.params if p.name == "normalize")
+    assert f"{mode.spelling}: {mode.words}" in option.help
+    assert mode.legend and all(0 <= level <= 255 and words for level, words in mode.legend)

@@ -1,0 +1,72 @@
+"""The story of one tensor: layout, statistics, levels, tiles, picture."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from torch import Tensor
+
+from featviz.drawing import colormap, normalize, overlay, tiles
+from featviz.drawing.picture import GridPicture
+from featviz.drawing.reduce import Basis
+from featviz.layout import to_maps
+from featviz.layout.layouts import LAYOUTS
+from featviz.records import Bytes, DrawOptions, Hints, Site
+from featviz.text import by
+
+log = logging.getLogger(__name__)
+
+
+class Drawer:
+    """Draws tensors by the options of a run; what is `auto` is settled for each."""
+
+    def __init__(self, options: DrawOptions, bases: Mapping[str, Basis] | None = None) -> None:
+        """Take the options.
+
+        Args:
+            bases: of principal components, by `Site.stats_key`.
+        """
+        self.options = options
+        self.bases = bases or {}
+        self._warned = False
+
+    def draw(
+        self, site: Site, tensor: Tensor, hints: Hints | None = None, ground: Sequence[Bytes] = ()
+    ) -> dict[str, GridPicture]:
+        """Turn a tensor into tiles and statistics, on its device.
+
+        Args:
+            ground: what the maps may lie over, uint8 [H, W, 3]: the picture that the model saw, or
+                the frames of a clip.
+
+        Returns:
+            The picture of the tensor's maps under the empty key; tokens beside the grid under
+            their names.
+
+        Raises:
+            LayoutError: no layout fits, or a picture is larger than its format can hold.
+            UsageError: no such scale.
+        """
+        options, kind = self.options, site.kind
+        scale = normalize.parse_scale(normalize.resolved(options.normalize, kind))
+        pictures = {}
+        for key, maps in to_maps(tensor, hints or Hints()).items():
+            over = options.overlay is not None and LAYOUTS[maps.layout].aligned
+            chosen = replace(options, cmap=colormap.resolved(options.cmap, kind, over))
+            picture = tiles.draw_maps(maps, chosen, scale, self.bases.get(site.stats_key))
+            pictures[key] = overlay.lay_over(picture, ground, chosen) if over else picture
+            self._check_labels(site, pictures[key])
+        return pictures
+
+    def _check_labels(self, site: Site, picture: GridPicture) -> None:
+        """Say once where labels are left out."""
+        if not self._warned and not picture.labels_fit:
+            self._warned = True
+            log.warning(
+                "labels do not all fit the tiles of %s pixels of %s, and are left out there; "
+                "--scale or --min-tile makes tiles larger",
+                by(picture.plan.tile[::-1]),
+                site.layer.label,
+            )

@@ -1,0 +1,175 @@
+"""Titled figures, against the maps' values and matplotlib."""
+
+from __future__ import annotations
+
+import io
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from conftest import ROOT, Outcome
+from matplotlib import colormaps
+from PIL import Image
+from torch import Tensor
+
+from featviz.drawing import figure
+from featviz.drawing.drawer import Drawer
+from featviz.drawing.picture import GridPicture
+from featviz.records import DrawOptions, Layer, Site
+
+SITE = Site(Layer(1, "conv", "Conv2d"), "output", 0, "")
+NAN = float("nan")
+
+
+def noise(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+def files(root: Path) -> dict[str, bytes]:
+    return {
+        str(p.relative_to(root)): p.read_bytes() for p in sorted(root.rglob("*")) if p.is_file()
+    }
+
+
+def captured(out: Path, image: str, layer: str) -> dict[str, Any]:
+    manifest = json.loads((out / image / "manifest.json").read_text())
+    (row,) = [row for row in manifest["captures"] if row["layer"] == layer and not row["key"]]
+    return dict(row)
+
+
+def panel_values(picture: GridPicture, first: int | None = None) -> list[figure.Panel]:
+    shown = np.zeros((4, 4, 3), np.uint8)
+    return list(figure.page(picture, "viridis", first, "title", shown).panels)
+
+
+def drawn(tensor: Tensor, **options: Any) -> GridPicture:
+    return Drawer(DrawOptions(**options)).draw(SITE, tensor)[""]
+
+
+@pytest.mark.parametrize("normalize", ["map", "layer", "symmetric"])
+def test_panels_hold_the_values(normalize: str) -> None:
+    """What a figure shows is the maps' values to within a 255th of their range."""
+    tensor = noise(1, 20, 6, 5)
+    tensor[0, 3], tensor[0, 4] = 0, 2.5
+    picture = drawn(tensor, normalize=normalize)
+    panels = panel_values(picture)
+    assert len(panels) == 16 and len(panel_values(picture, 4)) == 4
+    for channel, panel in enumerate(panels):
+        assert panel.limits is not None
+        step = max(panel.limits[1] - panel.limits[0], 1e-6) / 255
+        assert np.abs(panel.pixels - tensor[0, channel].numpy()).max() <= 0.51 * step
+    titles = [panel.title for panel in panels[:5]]
+    assert titles[2:] == ["channel 2", "channel 3 (all zero)", "channel 4 (constant)"]
+    own = {panel.limits for panel in panels}
+    assert len(own) == (1 if normalize != "map" else 16)
+
+
+def test_panels_name_channels_and_hide_nothing() -> None:
+    """NaN is NaN, groups say how many, and a vector is one panel."""
+    tensor = noise(1, 6, 6, 5)
+    tensor[0, 2] = 3 * tensor[0, 1]
+    tensor[0, 4, 1, 1] = NAN
+    picture = drawn(tensor, collapse=0.99, order="mean")
+    panels = {panel.title: panel for panel in panel_values(picture)}
+    assert [int(t.split()[1]) for t in panels] == list(picture.drawn)
+    assert "channel 1 ×2" in panels
+    holes = np.isnan(panels["channel 4"].pixels)
+    assert holes[1, 1] and holes.sum() == 1
+    strip = drawn(torch.arange(10.0)[None])
+    (panel,) = panel_values(strip)
+    assert np.abs(panel.pixels - np.arange(10)).max() < 0.02
+
+
+def written(sheet: figure.FigurePage) -> bytes:
+    file = io.BytesIO()
+    figure.write_figure(file, sheet, {"Software": "featviz"})
+    return file.getvalue()
+
+
+def example(count: int = 4) -> figure.FigurePage:
+    tensor = torch.linspace(-1, 1, 64).reshape(1, 1, 8, 8).expand(1, count, 8, 8)
+    picture = drawn(tensor)
+    shown = np.full((8, 8, 3), (10, 200, 30), np.uint8)
+    return figure.page(picture, "viridis", None, "a $title$ of 猫", shown)
+
+
+def test_figure_shows_input_maps_and_bars() -> None:
+    """The input's colour, viridis from end to end, a title and ticks, in the size foretold."""
+    sheet = example()
+    image = Image.open(io.BytesIO(written(sheet)))
+    assert image.size == sheet.geometry.pixels[::-1]
+    assert image.info["Software"] == "featviz"
+    pixels = np.asarray(image.convert("RGB"))
+    shown = (pixels == (10, 200, 30)).all(-1)
+    assert np.count_nonzero(shown) > 300 * 300
+    assert shown.any(0).nonzero()[0].max() < pixels.shape[1] / 2
+    for x in (0.0, 1.0):
+        colour = colormaps["viridis"](x, bytes=True)[:3]
+        where = (pixels == colour).all(-1)
+        assert np.count_nonzero(where[:, : pixels.shape[1] // 3]) == 0
+        assert np.count_nonzero(where) > 4 * 20 * 20
+    title = pixels[:40]
+    assert (title < 100).any() and (pixels[-3:] == 255).all()
+
+
+def test_figures_from_threads_are_the_same() -> None:
+    """Encoders are threads: figures made side by side have the bytes of one made alone."""
+    sheets = [example(1), example(2)]
+    alone = [written(sheet) for sheet in sheets]
+    with ThreadPoolExecutor(4) as pool:
+        assert list(pool.map(written, sheets * 2)) == alone * 2
+
+
+@pytest.mark.filterwarnings("error")
+def test_figure_of_extremes() -> None:
+    """Maps without a finite value, constants and huge values are drawn."""
+    tensor = noise(1, 5, 6, 6)
+    tensor[0, 0], tensor[0, 1], tensor[0, 2] = NAN, 0, -7.5
+    tensor[0, 3] *= 1e36
+    for normalize in ("map", "layer"):
+        picture = drawn(tensor, normalize=normalize)
+        sheet = figure.page(picture, "viridis", None, "t", np.zeros((4, 4, 1), np.uint8))
+        pixels = np.asarray(Image.open(io.BytesIO(written(sheet))).convert("RGB"))
+        assert (pixels == (255, 0, 255)).all(-1).sum() > 100 * 100
+
+
+@pytest.mark.slow
+def test_figure_needs_no_pyplot() -> None:
+    """matplotlib's global state stays out, and no window system is asked for."""
+    code = (
+        "import sys, torch, numpy as np; from featviz.drawing import figure\n"
+        "from featviz.drawing.drawer import Drawer\n"
+        "from featviz.records import DrawOptions, Layer, Site\n"
+        "site = Site(Layer(1, 'conv', 'Conv2d'), 'output', 0, '')\n"
+        "p = Drawer(DrawOptions()).draw(site, torch.rand(1, 2, 4, 4))['']\n"
+        "page = figure.page(p, 'viridis', None, 't', np.zeros((4, 4, 3), np.uint8))\n"
+        "figure.write_figure(open('/dev/null', 'wb'), page, {})\n"
+        "assert 'matplotlib.figure' in sys.modules and 'matplotlib.pyplot' not in sys.modules"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, check=False)
+    assert done.returncode == 0, done.stderr.decode()
+
+
+def test_run_writes_a_figure_beside_each_picture(
+    featviz: Callable[..., Outcome], tmp_path: Path, tiny_file: Path, picture: Path
+) -> None:
+    """The classic look: --figure --first 4; the manifest names the file; the grid is unchanged."""
+    base = ("run", tiny_file, picture, "--layers", "0,4", "-q")
+    assert featviz(*base, "--out", tmp_path / "plain").code == 0
+    assert featviz(*base, "--out", tmp_path / "figure", "--figure", "--first", 4).code == 0
+    plain, found = files(tmp_path / "plain"), files(tmp_path / "figure")
+    extra = {name for name in found if name not in plain}
+    assert extra == {f"picture.png/{folder}/output.figure.png" for folder in ("001_0", "005_4")}
+    grid = "picture.png/001_0/output.png"
+    assert found[grid] == plain[grid]
+    row = captured(tmp_path / "figure", "picture.png", "0")
+    assert row["figure"] == "001_0/output.figure.png"
+    text = Image.open(tmp_path / "figure" / "picture.png" / row["figure"]).info
+    assert text["Layer"] == "0 (Conv2d)"

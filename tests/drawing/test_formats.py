@@ -1,0 +1,79 @@
+"""A file format is one record: every command writes, knows and reads each of the table."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from conftest import Outcome
+from PIL import Image
+
+import featviz as fv
+from featviz.errors import UsageError
+from featviz.records import FORMATS, PictureFormat
+
+CLI = Callable[..., Outcome]
+NEAR = 8
+"""Grey levels by which the pixels of a format with losses may miss those of the PNG, on average."""
+
+
+@pytest.mark.parametrize("format", FORMATS.values(), ids=FORMATS)
+def test_every_command_takes_every_format(
+    format: PictureFormat, featviz: CLI, tmp_path: Path, tiny_file: Path, picture: Path
+) -> None:
+    """run, --resume, report, sheet, diff and --overwrite work on pictures of each format, whose
+    pixels are those of the PNG or near them."""
+    Image.init()
+    if format.pillow not in Image.SAVE:
+        pytest.skip(f"this Pillow lacks it: {format.needs}")
+    base = ("run", tiny_file, picture, "--layers", "0", "--cmap", "viridis", "-q")
+    png, out = tmp_path / "png", tmp_path / "out"
+    assert featviz(*base, "--out", png).code == 0
+    command = (*base, "--format", format.name, "--out", out)
+    assert featviz(*command).code == 0
+    (row,) = json.loads((out / "picture.png" / "manifest.json").read_text())["captures"]
+    assert row["file"] == f"001_0/output{format.suffix}"
+    file = out / "picture.png" / row["file"]
+    with Image.open(file) as opened:
+        assert (opened.format, opened.get_format_mimetype()) == (format.pillow, format.mime)
+        found = np.asarray(opened.convert("RGB")).astype(int)
+    with Image.open(png / "picture.png" / "001_0" / "output.png") as opened:
+        wanted = np.asarray(opened.convert("RGB")).astype(int)
+    assert found.shape == wanted.shape
+    assert np.abs(found - wanted).mean() < (1e-9 if format.lossless else NEAR)
+    before = file.read_bytes()
+    assert featviz(*command, "--resume").code == 0 and file.read_bytes() == before
+    assert featviz("report", out, "--single-file").code == 0
+    inside = f"data:{format.mime};base64,{base64.b64encode(before).decode()}"
+    assert inside in (out / "report.html").read_text()
+    assert featviz("sheet", out, "--layer", "0", "--out", tmp_path / "sheet.png").code == 0
+    done = featviz("diff", png, out, "--json")
+    assert done.code == 0
+    (layer,) = json.loads(done.out)["layers"]
+    assert layer["by"] == (["statistics and pixels"] if format.levels else ["statistics"])
+    assert featviz(*command, "--overwrite").code == 0
+
+
+def test_help_and_messages_name_every_format(featviz: CLI) -> None:
+    """The table is what --format takes, and what a wrong one is told."""
+    shown = " ".join(featviz("run", "--help").out.split())
+    assert all(f"{format.name}: {format.words}" in shown for format in FORMATS.values())
+    with pytest.raises(
+        UsageError, match="--format 'gif' is not one of " + ", ".join(map(repr, FORMATS))
+    ):
+        fv.run(None, [], "*", "out", format="gif")
+
+
+def test_a_pillow_without_a_format_is_told_before_anything_is_written(
+    featviz: CLI, tmp_path: Path, tiny_file: Path, picture: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One line says which Pillow it takes."""
+    Image.init()
+    monkeypatch.delitem(Image.SAVE, "AVIF", raising=False)
+    done = featviz("run", tiny_file, picture, "--format", "avif", "--out", tmp_path / "out")
+    assert done.code == 2 and not (tmp_path / "out").exists()
+    assert "--format avif: Pillow" in done.err and "pillow>=11.3" in done.err

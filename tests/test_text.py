@@ -1,0 +1,40 @@
+"""Words of messages: ranges, lists and sizes."""
+
+from __future__ import annotations
+
+import doctest
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from featviz import text
+
+
+@given(st.lists(st.integers(0, 40), unique=True, min_size=1))
+def test_ranges_are_read_back(numbers: list[int]) -> None:
+    """Any numbers, in any order, come back as they were written."""
+    assert text.read_ranges(text.ranges(numbers)) == numbers
+
+
+@pytest.mark.parametrize("wrong", ["", "a", "3-1", "1,,2", "-1", "1-", "0-1000000", "٣", "1 2"])
+def test_what_is_no_range_is_named(wrong: str) -> None:
+    """The error is the part that cannot be read, also where it stands among others."""
+    with pytest.raises(ValueError):
+        text.read_ranges(wrong)
+    with pytest.raises(ValueError, match=r"^3-1$"):
+        text.read_ranges("0-2,3-1")
+
+
+def test_long_lists_say_how_many_numbers_are_left() -> None:
+    """A range that is left out counts with all its numbers."""
+    numbers = [0, 2, 3, 4, 7, 8]
+    assert text.ranges(numbers) == "0,2-4,7-8"
+    assert text.ranges(numbers, 1, comma=", ", dash="–") == "0 and 5 more"
+    assert text.ranges([]) == ""
+
+
+def test_examples_are_true() -> None:
+    """The examples in the docstrings give what they say."""
+    tried = doctest.testmod(text)
+    assert tried.attempted >= 6 and tried.failed == 0
