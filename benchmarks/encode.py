@@ -25,7 +25,9 @@ from torchvision import models
 from featviz.drawing import draw
 from featviz.drawing import grid as mosaic
 from featviz.drawing.normalize import parse_scale
-from featviz.hooks import hooked, list_layers, selectors
+from featviz.hooks import selectors
+from featviz.hooks.capture import hooked
+from featviz.hooks.layers import list_layers
 from featviz.images import decode
 from featviz.models.load import adopt
 from featviz.records import Bytes, DrawOptions, Sample

@@ -19,8 +19,9 @@ from featviz.drawing import draw as drawing
 from featviz.drawing.draw import Drawer
 from featviz.errors import LayoutError, UsageError
 from featviz.gradients.options import read_options
-from featviz.hooks import hooked, list_layers
 from featviz.hooks import selectors as select
+from featviz.hooks.capture import hooked
+from featviz.hooks.layers import list_layers
 from featviz.images import memory
 from featviz.layout import recognise
 from featviz.layout.overrides import read_told

@@ -1,20 +1,24 @@
-"""Which activation follows a layer, and which layer makes an activation's channels.
+"""The calls of a forward pass: which activation follows a layer, and which layer feeds it.
 
-A forward pass is written down as a graph: a node for each call, an edge where one takes the very
-tensor that another gave. Tensors are told by identity and held while the pass lasts, so that no
-address is used twice; an in-place operation gives the tensor it was given, and from then on that
-tensor is its own.
+A forward pass is recorded as a graph: a node for each call, an edge where a call takes the very
+tensor that another one returned. Tensors are compared by identity and kept while the pass lasts, so
+that no address is used twice. An in-place operation returns the tensor that it was given; from then
+on the tensor belongs to the operation.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 
-from featviz.records import Call, Part
+from featviz.hooks.functions import unwatched, watching
+from featviz.hooks.layers import list_layers
+from featviz.records import Call, Layer, Part
 
 _PASSING = ("channelwise", "mixing")
 
@@ -124,6 +128,51 @@ class Graph:
         if part.role in ("activation", *_PASSING) and len(sources) == 1:
             return self.nodes[sources[0]].axis
         return None
+
+
+CallSink = Callable[[Call, Sequence[Any], Mapping[str, Any], Any], None]
+"""Takes a call, its arguments and its result; must be done with the tensors when it returns."""
+
+
+@contextmanager
+def watching_calls(
+    model: nn.Module,
+    sink: CallSink,
+    names: Container[str] | None = None,
+    atoms: Container[str] = frozenset(),
+    functions: bool = True,
+) -> Iterator[None]:
+    """Hand every call of a module or a function to a sink; calls are numbered in each forward pass.
+
+    Args:
+        names: of the modules and functions whose calls are handed on; None for all.
+        atoms: names of modules whose inside is not looked into for functions.
+        functions: watch functions too, which costs some microseconds a call.
+    """
+    counts: Counter[str] = Counter()
+
+    def wanted(layer: Layer) -> bool:
+        return names is None or layer.name in names
+
+    def leave(layer: Layer, args: Sequence[Any], kwargs: Mapping[str, Any], output: Any) -> None:
+        call = Call(layer.name, layer.type, counts[layer.name])
+        counts[layer.name] += 1
+        with unwatched():
+            sink(call, args, kwargs, output)
+
+    first = model.register_forward_pre_hook(lambda module, args: counts.clear())
+    modules = [layer for layer in list_layers(model) if wanted(layer)]
+    try:
+        with watching(
+            model,
+            leave,
+            layers=modules,
+            functions=wanted if functions else None,
+            opaque=lambda name, module: name in atoms,
+        ):
+            yield
+    finally:
+        first.remove()
 
 
 def _tensors(value: Any) -> Iterator[Tensor]:

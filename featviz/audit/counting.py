@@ -14,11 +14,13 @@ from torch import Tensor, nn
 
 from featviz import images, layout
 from featviz.audit import running_stats
+from featviz.audit.call_graph import CallSink, watching_calls
 from featviz.audit.running_stats import ChannelStats, Covariance, TopImages
 from featviz.audit.targets import AuditPlan, Spot
 from featviz.drawing import stats
 from featviz.errors import FeatvizError, ForwardError, ImageError, LayoutError
-from featviz.hooks import calls, forward
+from featviz.hooks.forward import forward
+from featviz.hooks.layers import function_in
 from featviz.models.load import LoadedModel
 from featviz.models.preprocess import InputOptions
 from featviz.records import STAT_COLUMNS, Call, Sample
@@ -177,11 +179,11 @@ def batches(
 
 
 def watching(
-    module: nn.Module, plan: AuditPlan, names: frozenset[str], sink: calls.Sink
+    module: nn.Module, plan: AuditPlan, names: frozenset[str], sink: CallSink
 ) -> AbstractContextManager[None]:
     """Watch the calls of some layers, functions only where one of them is one."""
-    functions = any(calls.function_of(name) is not None for name in names)
-    return calls.watching(module, sink, names, plan.trace.atoms, functions)
+    functions = any(function_in(name) is not None for name in names)
+    return watching_calls(module, sink, names, plan.trace.atoms, functions)
 
 
 def run_batch(

@@ -21,7 +21,7 @@ from featviz.audit.suspects import SuspectSheet
 from featviz.audit.targets import AuditPlan, AuditTarget
 from featviz.audit.verdicts import Row
 from featviz.errors import FeatvizError
-from featviz.hooks.eval_mode import borrowed
+from featviz.hooks.eval_mode import in_eval_mode
 from featviz.models.load import LoadedModel
 from featviz.models.preprocess import InputOptions
 from featviz.pipeline.prepare import blank_input
@@ -89,7 +89,7 @@ class ModelVisit:
         counted = Census(plan.spots, frozenset(correlate), plan.trace.gave.keys())
         names = frozenset(call.name for call in plan.spots)
         with (
-            borrowed(self.model.module),
+            in_eval_mode(self.model.module),
             counting.watching(self.model.module, plan, names, counted.take),
         ):
             own = range(len(self.samples))[self.team.rank :: self.team.size]
@@ -124,7 +124,7 @@ class ModelVisit:
         """Run the images again, with and without the channels that could be cut out."""
         proof = Verification(self.model, plan, cut)
         good = sorted(self.seen) if cut.channels else []
-        with borrowed(self.model.module):
+        with in_eval_mode(self.model.module):
             for batch in self._batches([self.samples[number] for number in good], good):
                 proof.show(batch)
         finite = math.isfinite(proof.largest)

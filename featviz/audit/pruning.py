@@ -12,7 +12,8 @@ from torch import Tensor
 
 from featviz.audit import counting
 from featviz.audit.targets import AuditPlan, AuditTarget, Spot
-from featviz.hooks import forward, leaves
+from featviz.hooks.containers import leaves
+from featviz.hooks.forward import forward
 from featviz.models.load import LoadedModel
 from featviz.records import Call
 

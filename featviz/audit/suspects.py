@@ -15,8 +15,8 @@ from featviz import layout
 from featviz.audit import counting, running_stats
 from featviz.audit.targets import AuditPlan, AuditTarget, Spot
 from featviz.drawing import colormap
-from featviz.hooks import forward
-from featviz.hooks.eval_mode import borrowed
+from featviz.hooks.eval_mode import in_eval_mode
+from featviz.hooks.forward import forward
 from featviz.models.load import LoadedModel
 from featviz.models.preprocess import InputOptions
 from featviz.records import Call, Sample
@@ -151,7 +151,7 @@ def _look_again(
 
     readable = [samples[number] for number in numbers]
     batches = counting.batches(readable, model, inputs, 1, lambda number, error: None)
-    with borrowed(model.module), counting.watching(model.module, plan, names, sink):
+    with in_eval_mode(model.module), counting.watching(model.module, plan, names, sink):
         for batch in batches:
             current = numbers[batch.images[0]]
             views.images[current] = _thumbnail(model.preprocess.shown(batch.inputs)[0])

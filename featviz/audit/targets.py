@@ -10,11 +10,12 @@ from typing import Any
 from torch import Tensor
 
 from featviz.audit import activations
-from featviz.audit.call_graph import Graph
+from featviz.audit.call_graph import Graph, watching_calls
 from featviz.errors import LayoutError, UsageError
-from featviz.hooks import calls, forward, list_layers
-from featviz.hooks import selectors as select
-from featviz.hooks.eval_mode import borrowed
+from featviz.hooks import selectors
+from featviz.hooks.eval_mode import in_eval_mode
+from featviz.hooks.forward import forward
+from featviz.hooks.layers import function_in, list_layers
 from featviz.layout import recognise
 from featviz.models.load import LoadedModel
 from featviz.pipeline.dry_pass import choose_layers
@@ -92,7 +93,7 @@ def trace(model: LoadedModel, blank: Sequence[Tensor]) -> Trace:
         nested = isinstance(output, Tensor) and output.is_nested
         gave[call] = "nested tensor" if nested else type(output).__name__
         part = parts.get(call.name)
-        if (function := calls.function_of(call.name)) is not None:
+        if (function := function_in(call.name)) is not None:
             part = activations.of_function(function, args, kwargs)
         if part is None:
             graph.note_outer(call, output)
@@ -102,7 +103,7 @@ def trace(model: LoadedModel, blank: Sequence[Tensor]) -> Trace:
             graph.note(Call("the model's output", ""), Part("other"), [output], output)
 
     atoms = frozenset(name for name, part in parts.items() if part is not None)
-    with borrowed(model.module), calls.watching(model.module, sink, atoms=atoms):
+    with in_eval_mode(model.module), watching_calls(model.module, sink, atoms=atoms):
         forward(model.module, [arg.to(model.device) for arg in blank])
     graph.release()
     layers = [*list_layers(model.module), *_functions(graph, len(modules))]
@@ -142,7 +143,7 @@ def _functions(graph: Graph, first: int) -> list[Layer]:
     found = {
         node.call.name: node.call.type
         for node in graph.nodes
-        if node.part.activation is not None and calls.function_of(node.call.name) is not None
+        if node.part.activation is not None and function_in(node.call.name) is not None
     }
     return [
         Layer(first + number, name, type, (type,))
@@ -164,11 +165,11 @@ def _default(found: Trace) -> list[str]:
 
 
 def _selected(model: LoadedModel, text: str, blank: Sequence[Tensor], found: Trace) -> list[str]:
-    selectors = select.parse(text)
-    names = [layer.name for layer in select.select(found.layers, selectors)]
+    wanted = selectors.parse(text)
+    names = [layer.name for layer in selectors.select(found.layers, wanted)]
     if not names:
         names = [layer.name for layer in choose_layers(model, text, blank)]
-    for idle in select.idle(found.layers, selectors):
+    for idle in selectors.idle(found.layers, wanted):
         log.warning("selector %r matches no layer", idle)
     return names
 

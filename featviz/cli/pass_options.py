@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from featviz.cli import options as opts
-from featviz.records import PassOptions
+from featviz.records import KINDS, PassOptions
 from featviz.records.checking import choices
 
 pass_options = opts.stacked(
@@ -15,8 +15,8 @@ pass_options = opts.stacked(
             default="output",
             show_default=True,
             metavar="KINDS",
-            help="Of each layer: output, input, grad (the gradient at its output), grad-input; "
-            "separated by commas.",
+            help=f"What to capture of each layer: {', '.join(kind.help for kind in KINDS.values())}; "
+            "several separated by commas.",
         ),
         click.option(
             "--target",

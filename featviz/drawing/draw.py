@@ -17,12 +17,9 @@ from featviz.drawing.normalize import Scale
 from featviz.drawing.reduce import Basis
 from featviz.drawing.tiles import Drawing
 from featviz.layout import to_maps
-from featviz.records import Bytes, Capture, DrawOptions, Hints, Site
+from featviz.records import KINDS, Bytes, Capture, CaptureKind, DrawOptions, Hints, Site
 
 log = logging.getLogger(__name__)
-
-GRADIENTS = {"normalize": "symmetric", "cmap": "coolwarm"}
-"""How gradients are drawn where `auto` stands: zero in the middle, and a colour for either sign."""
 
 
 class Drawer:
@@ -40,13 +37,11 @@ class Drawer:
         self.options = options
         self.bases = bases or {}
         self._said = False
-        autos = {k: v for k, v in GRADIENTS.items() if getattr(options, k) == "auto"}
-        ways = {False: options, True: replace(options, **autos)}  # type: ignore[arg-type]
-        self._ways = {key: (way, normalize.parse_scale(way.normalize)) for key, way in ways.items()}
+        self._ways = {kind.name: _as_drawn(kind, options) for kind in KINDS.values()}
 
     def of(self, kind: str) -> tuple[DrawOptions, Scale]:
-        """The options for tensors of a kind: output, input, grad or grad-input."""
-        return self._ways[kind.startswith("grad")]
+        """The options and the scale for tensors of a kind: a name of `records.KINDS`."""
+        return self._ways[kind]
 
     def draw(
         self, site: Site, tensor: Tensor, hints: Hints | None, ground: Sequence[Bytes] = ()
@@ -71,6 +66,13 @@ class Drawer:
                 height,
                 site.layer.label,
             )
+
+
+def _as_drawn(kind: CaptureKind, options: DrawOptions) -> tuple[DrawOptions, Scale]:
+    """The options with the kind's own normalisation and colormap where `auto` stands."""
+    autos = {k: getattr(kind, k) for k in ("normalize", "cmap") if getattr(options, k) == "auto"}
+    drawn = replace(options, **autos)
+    return drawn, normalize.parse_scale(drawn.normalize)
 
 
 def draw(

@@ -16,8 +16,11 @@ from featviz.errors import UsageError
 from featviz.gradients import interventions, predictions, relu_rules
 from featviz.gradients.options import PassPlan
 from featviz.gradients.relu_rules import Rule
-from featviz.hooks import Recorder, Sink, back, forward, hooked, leaves, unwatched
-from featviz.hooks.eval_mode import borrowed, kept_rng
+from featviz.hooks.capture import Recorder, Sink, hooked
+from featviz.hooks.containers import leaves
+from featviz.hooks.eval_mode import in_eval_mode, kept_rng
+from featviz.hooks.forward import back, forward
+from featviz.hooks.functions import unwatched
 from featviz.hooks.naming import class_names, is_exported
 from featviz.layout.overrides import HintBook
 from featviz.models.load import LoadedModel
@@ -35,7 +38,7 @@ def try_out(model: LoadedModel, plan: PassPlan, blank: Sequence[Tensor], book: H
         ForwardError: the model cannot take the input, or its backward pass fails.
     """
     if plan.options.gradients or plan.changes:
-        with borrowed(model.module, plan.options.gradients):
+        with in_eval_mode(model.module, plan.options.gradients):
             outcome, _ = run(model, plan, blank, book, [], _ignore)
         for words in outcome.idle:
             log.warning("%s", words)

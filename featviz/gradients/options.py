@@ -13,10 +13,10 @@ from featviz.errors import UsageError
 from featviz.gradients import interventions, targets
 from featviz.gradients.interventions import Intervention
 from featviz.gradients.targets import Target
-from featviz.hooks import KINDS, list_layers
-from featviz.hooks import selectors as select
+from featviz.hooks import selectors
+from featviz.hooks.layers import list_layers
 from featviz.models.load import LoadedModel
-from featviz.records import INTERVENTIONS, Layer, PassOptions
+from featviz.records import INTERVENTIONS, KINDS, Layer, PassOptions
 from featviz.records.checking import read_texts
 
 
@@ -106,16 +106,16 @@ def _refuse_needless(options: PassOptions, changes: Sequence[Intervention]) -> N
 
 
 def _selected(change: Intervention, layers: Sequence[Layer]) -> list[Layer]:
-    selectors = select.parse(change.selectors)
-    if select.wants_functions(selectors):
+    wanted = selectors.parse(change.selectors)
+    if selectors.wants_functions(wanted):
         raise UsageError(f"{change.option}: functions cannot be changed, only modules")
-    found = select.select(layers, selectors)
-    if not found:
+    chosen = selectors.select(layers, wanted)
+    if not chosen:
         raise UsageError(
             f"{change.option}: no layer matches {change.selectors!r}",
-            f"types here: {select.types_present(layers)}",
+            f"types here: {selectors.types_present(layers)}",
         )
-    return found
+    return chosen
 
 
 def _target_layer(target: Target, layers: Sequence[Layer]) -> Layer | None:
@@ -124,7 +124,7 @@ def _target_layer(target: Target, layers: Sequence[Layer]) -> Layer | None:
     for layer in layers:
         if target.layer in (layer.name, *layer.aliases):
             return layer
-    close = select.nearest(layers, select.parse(target.layer))
+    close = selectors.nearest(layers, selectors.parse(target.layer))
     raise UsageError(
         f"--target {target.text!r}: no layer is called {target.layer!r}",
         f"did you mean {' or '.join(close)}?" if close else "featviz layers MODEL lists them",

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from featviz.errors import FeatvizError, ForwardError
+from featviz.hooks.capture import Recorder
 from featviz.hooks.containers import leaves
 from featviz.hooks.naming import class_names
-from featviz.hooks.recorder import Recorder
 
 
 def forward(model: nn.Module, args: Sequence[Any], recorder: Recorder | None = None) -> Any:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -93,6 +94,7 @@ def _class_of(module: nn.Module) -> type | str:
     return found if isinstance(found, type) else str(original)
 
 
+@lru_cache(maxsize=1024)
 def function_name(function: Callable[..., Any]) -> str:
     """One name for a function, its tensor method, its in-place variant and its operator.
 
@@ -118,10 +120,11 @@ def is_in_place(function: Callable[..., Any]) -> bool:
 
 
 def gives_tensors(result: Any) -> bool:
-    """Whether a function's result makes its call one of those that have a name: `x.shape` has
-    none."""
-    items = result if isinstance(result, (tuple, list)) else (result,)
-    return any(isinstance(item, Tensor) for item in items)
+    """Whether a function's result is, or holds, tensors: only such calls are reported, and `x.shape`
+    is not."""
+    if isinstance(result, (tuple, list)):
+        return any(isinstance(item, Tensor) for item in result)
+    return isinstance(result, Tensor)
 
 
 @dataclass(frozen=True)

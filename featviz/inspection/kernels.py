@@ -18,7 +18,7 @@ from featviz.drawing.filters import Filters
 from featviz.drawing.kernels import DRAW, draw_filters, post_filters
 from featviz.drawing.tensorboard import Board
 from featviz.errors import LayoutError, UsageError
-from featviz.hooks import list_layers
+from featviz.hooks.layers import list_layers
 from featviz.hooks.selectors import types_present
 from featviz.models.load import LoadedModel, ModelOptions, load_model
 from featviz.models.preprocess import InputOptions

@@ -10,8 +10,8 @@ from torch import nn
 from torch.nn.parameter import UninitializedParameter
 
 from featviz.errors import ForwardError
-from featviz.hooks import list_layers
-from featviz.hooks import selectors as select
+from featviz.hooks.layers import list_layers
+from featviz.hooks.selectors import parse, wants_functions
 from featviz.models.load import ModelOptions, load_model
 from featviz.models.preprocess import InputOptions
 from featviz.pipeline.dry_pass import Probe, choose_layers, probe
@@ -78,7 +78,7 @@ def list_model(
     model = load_model(options, inputs)
     blank = model.preprocess.blank()
     layers = list_layers(model.module)
-    functions |= selectors is not None and select.wants_functions(select.parse(selectors))
+    functions |= selectors is not None and wants_functions(parse(selectors))
     try:
         layers += called_functions(model, blank) if functions else []
         seen: Probe | None = probe(model, blank, layers)

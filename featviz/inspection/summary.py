@@ -11,8 +11,10 @@ from typing import Any
 from torch import Tensor, nn
 from torch.nn.parameter import Parameter, UninitializedParameter
 
-from featviz.hooks import forward, leaves, list_layers
-from featviz.hooks.eval_mode import borrowed
+from featviz.hooks.containers import leaves
+from featviz.hooks.eval_mode import in_eval_mode
+from featviz.hooks.forward import forward
+from featviz.hooks.layers import list_layers
 from featviz.inspection.macs import FLOPS_PER_MAC, Usage, metered
 from featviz.models.load import LoadedModel, ModelOptions, load_model
 from featviz.models.preprocess import InputOptions
@@ -117,7 +119,7 @@ def summarise(
     model = load_model(options, inputs)
     blank = model.preprocess.blank()
     taken = None if selectors is None else set(choose_layers(model, selectors, blank))
-    with borrowed(model.module):
+    with in_eval_mode(model.module):
         found = measure(model, blank)
     rows = [
         row

@@ -20,7 +20,7 @@ from featviz.drawing.draw import Drawer
 from featviz.drawing.kernels import post_kernels
 from featviz.drawing.tensorboard import Board
 from featviz.errors import FeatvizError
-from featviz.hooks.eval_mode import borrowed
+from featviz.hooks.eval_mode import in_eval_mode
 from featviz.models.load import LoadedModel, ModelOptions
 from featviz.pipeline import dry_run, limits, shared_basis
 from featviz.pipeline.encoders import Background
@@ -182,7 +182,7 @@ def _visit_all(
     """Show the images to the model, one by one, until they end, or a signal ends them (True)."""
     module, gradients = session.task.model.module, options.passes.gradients
     with (
-        borrowed(module, gradients),
+        in_eval_mode(module, gradients),
         _shared_cores(options.jobs) as background,
         stop_requests() as stop,
         _in_any_case(session.settle),

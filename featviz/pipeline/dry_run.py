@@ -12,7 +12,7 @@ from torch import Tensor
 from featviz.drawing import dress, tiles
 from featviz.drawing.figure import FigureGeometry
 from featviz.gradients import forward_backward
-from featviz.hooks.eval_mode import borrowed
+from featviz.hooks.eval_mode import in_eval_mode
 from featviz.layout import Maps, to_maps
 from featviz.layout.overrides import HintBook
 from featviz.models.load import ModelOptions
@@ -143,7 +143,7 @@ def _plan(prepared: Prepared, images: int, options: RunOptions) -> DryRun:
             files.extend(_planned(site.inside(key), maps, options.draw, blank[0].shape[-2:]))
             beside.append(Written(0, ROW_BYTES + CHANNEL_BYTES * maps.data.shape[0]))
 
-    with borrowed(loaded.module, options.passes.gradients):
+    with in_eval_mode(loaded.module, options.passes.gradients):
         _, recorder = forward_backward.run(
             loaded, prepared.plan, blank, book, prepared.layers, sink
         )

@@ -13,13 +13,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from featviz import hooks, layout
+from featviz import layout
 from featviz.drawing import draw, dress, figure, png
 from featviz.drawing.draw import Drawer
 from featviz.drawing.tensorboard import Post, histogram
 from featviz.drawing.tiles import Drawing
 from featviz.gradients import norms
 from featviz.gradients.options import PassPlan
+from featviz.hooks.capture import Recorder
 from featviz.images import DecodedImage
 from featviz.layout.overrides import HintBook
 from featviz.pipeline.encoders import Background
@@ -84,7 +85,7 @@ class ImageRun:
         self._later(self._shown, partial(_save_input, self.folder))
 
     def close(
-        self, picture: DecodedImage, args: Sequence[Tensor], words: str, recorder: hooks.Recorder
+        self, picture: DecodedImage, args: Sequence[Tensor], words: str, recorder: Recorder
     ) -> None:
         """Note the rest of the manifest; the model is done with this image."""
         width, height = picture.size

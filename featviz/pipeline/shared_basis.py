@@ -12,7 +12,7 @@ from featviz import images
 from featviz.drawing.reduce import Basis, Moments
 from featviz.errors import ForwardError, ImageError
 from featviz.gradients import forward_backward
-from featviz.hooks.eval_mode import borrowed
+from featviz.hooks.eval_mode import in_eval_mode
 from featviz.layout import to_maps
 from featviz.layout.overrides import HintBook
 from featviz.pipeline.prepare import Prepared, RunOptions
@@ -53,7 +53,7 @@ def learn(prepared: Prepared, options: RunOptions) -> dict[str, Basis]:
     """Principal components over up to 16 images, evenly spread over those of the run, pixel by
     pixel; images that fail are left out."""
     moments: dict[str, Moments] = {}
-    with borrowed(prepared.model.module, options.passes.gradients):
+    with in_eval_mode(prepared.model.module, options.passes.gradients):
         for sample in _spread(prepared.samples):
             try:
                 _take_in(sample, prepared, options, moments)

@@ -1,6 +1,7 @@
 """The passive data that stages hand to each other: frozen, with shapes and units on the fields."""
 
 from featviz.records.channels import Activation, Call, Part, Role, Verdict
+from featviz.records.kinds import KINDS, CaptureKind, is_gradient
 from featviz.records.layers import Hints, Layer, Sample, Site, Windows
 from featviz.records.options import (
     AUTO,
@@ -32,11 +33,13 @@ from featviz.records.results import (
 __all__ = [
     "AUTO",
     "INTERVENTIONS",
+    "KINDS",
     "STAT_COLUMNS",
     "Activation",
     "Bytes",
     "Call",
     "Capture",
+    "CaptureKind",
     "Count",
     "DrawOptions",
     "Floats",
@@ -62,4 +65,5 @@ __all__ = [
     "Within",
     "Written",
     "finite",
+    "is_gradient",
 ]

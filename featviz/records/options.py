@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
+from featviz.records.kinds import is_gradient
 from featviz.records.layers import Sample
 
 
@@ -85,7 +86,7 @@ class PassOptions:
     """What happens while an image goes through the model, and back."""
 
     capture: tuple[str, ...] = ("output",)
-    """Of each layer: output, input, grad (at its output), grad-input."""
+    """What is captured of each layer: names of `KINDS`."""
     target: str | None = None
     """What is differentiated: top1, class:N, sum, mean, norm, output[KEY]:..., layer:NAME[:C]."""
     grad_rule: Literal["plain", "guided", "deconv"] = "plain"
@@ -98,7 +99,7 @@ class PassOptions:
     @property
     def gradients(self) -> bool:
         """Whether a backward pass is wanted."""
-        return any(kind.startswith("grad") for kind in self.capture)
+        return any(is_gradient(kind) for kind in self.capture)
 
 
 @dataclass(frozen=True)

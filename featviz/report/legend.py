@@ -6,11 +6,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from featviz.drawing.colormap import GREYS, MAGENTA, OVER_INPUT, colored
+from featviz.records import KINDS
 from featviz.rundir.read import ReadRun
 from featviz.rundir.schema import CaptureRow
-
-_AUTO = {"grad": "coolwarm", "grad-input": "coolwarm"}
-"""Colormaps of `--cmap auto`, by kind; the others are grey."""
 
 _WORDS: dict[str, tuple[tuple[int | str, str], ...]] = {
     "map": (
@@ -67,8 +65,11 @@ def _mode(row: CaptureRow) -> str:
 
 def _cmap(own: str, row: CaptureRow) -> str:
     """What `auto` was for this picture."""
-    over = "grey" if row.overlay is None else OVER_INPUT
-    return _AUTO.get(row.kind, over) if own == "auto" else own
+    if own == "auto" and row.kind in KINDS:
+        own = KINDS[row.kind].cmap
+    if own == "auto":
+        own = "grey" if row.overlay is None else OVER_INPUT
+    return own
 
 
 def _color(cmap: str, level: int) -> str | None:

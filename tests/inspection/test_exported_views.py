@@ -21,8 +21,9 @@ from featviz.audit import targets
 from featviz.drawing import filters
 from featviz.errors import LayoutError
 from featviz.gradients import relu_rules
-from featviz.hooks import list_functions, list_layers
-from featviz.hooks.eval_mode import borrowed
+from featviz.hooks.eval_mode import in_eval_mode
+from featviz.hooks.functions import list_functions
+from featviz.hooks.layers import list_layers
 from featviz.hooks.naming import class_names, operation
 from featviz.models.files import exported
 from featviz.models.load import LoadedModel, adopt
@@ -161,7 +162,7 @@ def test_an_operator_has_one_name_everywhere(tmp_path: Path) -> None:
     image = torch.rand(1, 3, 16, 16)
     seen = []
     for model in _both(nn.Sequential(Operators()), tmp_path):
-        with borrowed(model.module):
+        with in_eval_mode(model.module):
             seen.append(list(list_functions(model.module, [image])))
         calls = targets.trace(model, [image]).gave
         assert {x.name for x in seen[-1]} == {c.name for c in calls if "fn:" in c.name}
@@ -283,7 +284,7 @@ def test_operators_of_an_eager_module_are_not_read() -> None:
 def _gradient(module: nn.Module, rule: str, image: Tensor) -> tuple[Tensor, int]:
     """Of the sum of the output at the input, and how many ReLUs the rule met."""
     given = image.clone().requires_grad_()
-    with borrowed(module, True), relu_rules.rule(rule) as found:
+    with in_eval_mode(module, True), relu_rules.rule(rule) as found:
         (gradient,) = torch.autograd.grad(module(given).sum(), given)
     return gradient, 0 if found is None else found.met
 

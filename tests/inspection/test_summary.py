@@ -19,7 +19,7 @@ from torchvision import models
 from torchvision.models import regnet
 
 from featviz.errors import ForwardError
-from featviz.hooks.eval_mode import borrowed
+from featviz.hooks.eval_mode import in_eval_mode
 from featviz.inspection import summary
 from featviz.models.load import LoadedModel, ModelOptions, adopt
 from featviz.models.preprocess import InputOptions
@@ -318,7 +318,7 @@ def test_the_model_is_as_before(fails: bool) -> None:
     before, fast = state(model), torch.backends.mha.get_fastpath_enabled()
     loaded = adopt(model, InputOptions(size=64, mean=(0, 0, 0), std=(1, 1, 1)))
     try:
-        with borrowed(model):
+        with in_eval_mode(model):
             summary.measure(loaded, [torch.rand(1, 3, 64, 64)])
         assert not fails
     except ForwardError as error:
