@@ -49,7 +49,7 @@ def _inside(*wings: str) -> list[str]:
 TORCHLESS = [
     *_inside("rundir", "report", "diff", *FLOORS[GROUND].split()),
     *(f"featviz.drawing.{name}" for name in ("png", "grid", "colormap", "overlay", "labels")),
-    *(f"featviz.audit.{name}" for name in ("charts", "findings", "gates")),
+    *(f"featviz.audit.{name}" for name in ("findings", "gates", "output")),
     *("featviz.drawing.figure", "featviz.gradients.norms", "featviz.hooks.selectors"),
     *("featviz.images", "featviz.images.find", "featviz.images.archives", "featviz.images.formats"),
 ]

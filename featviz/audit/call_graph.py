@@ -9,15 +9,20 @@ on the tensor belongs to the operation.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor, nn
 
+from featviz.audit import activations
+from featviz.hooks.containers import tensors
+from featviz.hooks.eval_mode import in_eval_mode
+from featviz.hooks.forward import forward
 from featviz.hooks.functions import unwatched, watching
-from featviz.hooks.layers import list_layers
+from featviz.hooks.layers import function_in, list_layers
+from featviz.models.load import LoadedModel
 from featviz.records import Call, Layer, Part
 
 _PASSING = ("channelwise", "mixing")
@@ -58,11 +63,11 @@ class Graph:
         self._alive: list[Tensor] = []
 
     def note(self, call: Call, part: Part, inputs: Any, output: Any) -> None:
-        """Write down a call; one that gives no tensor (a size, say) is none."""
-        given = list(_tensors(output))
+        """Record a call; one that returns no tensor (a size, say) is left out."""
+        given = tensors(output)
         if not given:
             return
-        known = (self._owner.get(id(tensor)) for tensor in _tensors(inputs))
+        known = (self._owner.get(id(tensor)) for tensor in tensors(inputs))
         sources = tuple(dict.fromkeys(node for node in known if node is not None))
         axis = part.axis if part.axis is not None else self._inherited(part, sources)
         number = len(self.nodes)
@@ -76,7 +81,7 @@ class Graph:
         self.note_outer(call, output)
 
     def note_outer(self, call: Call, output: Any) -> None:
-        """Write down a module with others inside: what it gives, one of them gave."""
+        """Record a module with others inside: one of them made the tensor that it returns."""
         if isinstance(output, Tensor) and not output.is_nested:
             self.shapes[call] = tuple(output.shape)
             if id(output) in self._owner:
@@ -130,6 +135,66 @@ class Graph:
         return None
 
 
+@dataclass(frozen=True)
+class Trace:
+    """One forward pass, recorded."""
+
+    graph: Graph
+    layers: tuple[Layer, ...]
+    """Modules, and activation functions as layers of type `fn:relu`."""
+    size: tuple[int, int]
+    """Height and width of the input."""
+    atoms: frozenset[str]
+    """Modules that are not looked into."""
+    gave: Mapping[Call, str]
+    """Class name of what each call gave, in the order in which they finished."""
+
+
+def trace(model: LoadedModel, blank: Sequence[Tensor]) -> Trace:
+    """Run the model once on `blank` and record every call.
+
+    Raises:
+        ForwardError: the model cannot take it.
+    """
+    modules = dict(model.module.named_modules())
+    parts = {name: activations.of_module(module) for name, module in modules.items()}
+    graph, gave = Graph(), dict[Call, str]()
+
+    def sink(call: Call, args: Sequence[Any], kwargs: Mapping[str, Any], output: Any) -> None:
+        nested = isinstance(output, Tensor) and output.is_nested
+        gave[call] = "nested tensor" if nested else type(output).__name__
+        part = parts.get(call.name)
+        if (function := function_in(call.name)) is not None:
+            part = activations.of_function(function, args, kwargs)
+        if part is None:
+            graph.note_outer(call, output)
+        else:
+            graph.note(call, part, [args, kwargs], output)
+        if not call.name:
+            graph.note(Call("the model's output", ""), Part("other"), [output], output)
+
+    atoms = frozenset(name for name, part in parts.items() if part is not None)
+    with in_eval_mode(model.module), watching_calls(model.module, sink, atoms=atoms):
+        forward(model.module, [arg.to(model.device) for arg in blank])
+    graph.release()
+    layers = [*list_layers(model.module), *_functions(graph, len(modules))]
+    size = (blank[0].shape[-2], blank[0].shape[-1])
+    return Trace(graph, tuple(layers), size, atoms, gave)
+
+
+def _functions(graph: Graph, first: int) -> list[Layer]:
+    """Activation functions that the pass called, as layers."""
+    found = {
+        node.call.name: node.call.type
+        for node in graph.nodes
+        if node.part.activation is not None and function_in(node.call.name) is not None
+    }
+    return [
+        Layer(first + number, name, type, (type,))
+        for number, (name, type) in enumerate(found.items())
+    ]
+
+
 CallSink = Callable[[Call, Sequence[Any], Mapping[str, Any], Any], None]
 """Takes a call, its arguments and its result; must be done with the tensors when it returns."""
 
@@ -138,16 +203,15 @@ CallSink = Callable[[Call, Sequence[Any], Mapping[str, Any], Any], None]
 def watching_calls(
     model: nn.Module,
     sink: CallSink,
-    names: Container[str] | None = None,
+    names: Collection[str] | None = None,
     atoms: Container[str] = frozenset(),
-    functions: bool = True,
 ) -> Iterator[None]:
     """Hand every call of a module or a function to a sink; calls are numbered in each forward pass.
 
     Args:
-        names: of the modules and functions whose calls are handed on; None for all.
+        names: of the modules and functions whose calls are handed on; None for all. Functions are
+            watched only where one of the names is one, as it costs some microseconds a call.
         atoms: names of modules whose inside is not looked into for functions.
-        functions: watch functions too, which costs some microseconds a call.
     """
     counts: Counter[str] = Counter()
 
@@ -162,6 +226,7 @@ def watching_calls(
 
     first = model.register_forward_pre_hook(lambda module, args: counts.clear())
     modules = [layer for layer in list_layers(model) if wanted(layer)]
+    functions = names is None or any(function_in(name) is not None for name in names)
     try:
         with watching(
             model,
@@ -173,14 +238,3 @@ def watching_calls(
             yield
     finally:
         first.remove()
-
-
-def _tensors(value: Any) -> Iterator[Tensor]:
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, Mapping):
-        for item in value.values():
-            yield from _tensors(item)
-    elif isinstance(value, (tuple, list)):
-        for item in value:
-            yield from _tensors(item)

@@ -3,24 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from featviz import images, layout
 from featviz.audit import running_stats
-from featviz.audit.call_graph import CallSink, watching_calls
+from featviz.audit.plan import Spot
 from featviz.audit.running_stats import ChannelStats, Covariance, TopImages
-from featviz.audit.targets import AuditPlan, Spot
 from featviz.drawing import stats
 from featviz.errors import FeatvizError, ForwardError, ImageError, LayoutError
 from featviz.hooks.forward import forward
-from featviz.hooks.layers import function_in
 from featviz.models.load import LoadedModel
 from featviz.models.preprocess import InputOptions
 from featviz.records import STAT_COLUMNS, Call, Sample
@@ -176,14 +173,6 @@ def batches(
         held.append((number, args))
     if held:
         yield _together(held)
-
-
-def watching(
-    module: nn.Module, plan: AuditPlan, names: frozenset[str], sink: CallSink
-) -> AbstractContextManager[None]:
-    """Watch the calls of some layers, functions only where one of them is one."""
-    functions = any(function_in(name) is not None for name in names)
-    return watching_calls(module, sink, names, plan.trace.atoms, functions)
 
 
 def run_batch(

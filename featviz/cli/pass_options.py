@@ -15,8 +15,8 @@ pass_options = opts.stacked(
             default="output",
             show_default=True,
             metavar="KINDS",
-            help=f"What to capture of each layer: {', '.join(kind.help for kind in KINDS.values())}; "
-            "several separated by commas.",
+            help="What to capture of each layer, separated by commas: "
+            f"{', '.join(kind.help for kind in KINDS.values())}.",
         ),
         click.option(
             "--target",

@@ -17,7 +17,7 @@ from featviz.gradients import interventions, predictions, relu_rules
 from featviz.gradients.options import PassPlan
 from featviz.gradients.relu_rules import Rule
 from featviz.hooks.capture import Recorder, Sink, hooked
-from featviz.hooks.containers import leaves
+from featviz.hooks.containers import tensors
 from featviz.hooks.eval_mode import in_eval_mode, kept_rng
 from featviz.hooks.forward import back, forward
 from featviz.hooks.functions import unwatched
@@ -74,7 +74,7 @@ def run(
         else:
             output, value = forward(model.module, given, recorder), None
         _check_rule(model, plan, rule)
-    largest, nonfinite = predictions.largest_change(_tensors(before), _tensors(output))
+    largest, nonfinite = predictions.largest_change(tensors(before), tensors(output))
     outcome = Outcome(
         prediction=predictions.top_classes(output, model.categories),
         before=predictions.top_classes(before, model.categories),
@@ -225,10 +225,6 @@ def _axis(tensor: Tensor, book: HintBook, layer: Layer, what: str) -> int:
             "--tensor-layout says it",
         )
     return axis
-
-
-def _tensors(output: Any) -> list[Tensor]:
-    return [value.detach() for _, value in leaves(output) if isinstance(value, Tensor)]
 
 
 def _ignore(site: Site, tensor: Tensor) -> None:

@@ -55,29 +55,19 @@ def hooked(
     with ExitStack() as stack:
         stack.callback(recorder.release)
         stack.enter_context(watching(model, recorder.leave, enter, chosen, functions))
-        for layer in chosen:
-            stack.enter_context(_attention_weights(modules[layer.name]))
+        for module in (modules[layer.name] for layer in chosen):
+            if isinstance(module, nn.MultiheadAttention):
+                ask = module.register_forward_pre_hook(_ask_for_weights, with_kwargs=True)
+                stack.callback(ask.remove)
         yield recorder
 
 
-@contextmanager
-def _attention_weights(module: nn.Module) -> Iterator[None]:
+def _ask_for_weights(module: nn.Module, args: Any, kwargs: dict[str, Any]) -> Any:
     """Let a hooked nn.MultiheadAttention return its weights [1, heads, T, T], where its caller says
     `need_weights=False`; its other result is the same but for rounding."""
-    if not isinstance(module, nn.MultiheadAttention):
-        yield
-        return
-
-    def ask(module: nn.Module, args: Any, kwargs: dict[str, Any]) -> Any:
-        if kwargs.get("need_weights") is False:
-            return args, {**kwargs, "need_weights": True, "average_attn_weights": False}
-        return None
-
-    handle = module.register_forward_pre_hook(ask, with_kwargs=True)
-    try:
-        yield
-    finally:
-        handle.remove()
+    if kwargs.get("need_weights") is False:
+        return args, {**kwargs, "need_weights": True, "average_attn_weights": False}
+    return None
 
 
 class Recorder:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from featviz.errors import FeatvizError, ForwardError
 from featviz.hooks.capture import Recorder
-from featviz.hooks.containers import leaves
+from featviz.hooks.containers import tensors
 from featviz.hooks.naming import class_names
 
 
@@ -89,5 +89,4 @@ def _first_line(error: BaseException) -> str:
 
 
 def _shapes(args: Sequence[Any]) -> str:
-    tensors = [value for _, value in leaves(list(args)) if isinstance(value, Tensor)]
-    return ", ".join(str(list(tensor.shape)) for tensor in tensors)
+    return ", ".join(str(list(tensor.shape)) for tensor in tensors(list(args)))

@@ -120,8 +120,8 @@ def is_in_place(function: Callable[..., Any]) -> bool:
 
 
 def gives_tensors(result: Any) -> bool:
-    """Whether a function's result is, or holds, tensors: only such calls are reported, and `x.shape`
-    is not."""
+    """Whether a function's result is a tensor or holds some: only such calls are reported, and that
+    of `x.shape` is not."""
     if isinstance(result, (tuple, list)):
         return any(isinstance(item, Tensor) for item in result)
     return isinstance(result, Tensor)

@@ -30,9 +30,9 @@ class LayerRow:
     type: str
     aliases: tuple[str, ...]
     parameters: int
-    """Of the module itself, without those inside it."""
+    """Numbers in the module's own parameters, without those of modules inside it."""
     output_shape: list[int] | None
-    """First tensor of the first call; None where it gave none or did not run."""
+    """Shape of the first tensor of the first call; None where it returned none or did not run."""
     calls: int | None
     """None where the model could not be run."""
     selected: bool

@@ -11,7 +11,6 @@ from typing import Any
 from torch import Tensor, nn
 from torch.nn.parameter import Parameter, UninitializedParameter
 
-from featviz.hooks.containers import leaves
 from featviz.hooks.eval_mode import in_eval_mode
 from featviz.hooks.forward import forward
 from featviz.hooks.layers import list_layers
@@ -32,7 +31,8 @@ class SummaryRow:
     type: str
     aliases: tuple[str, ...]
     input_shape: list[int] | None
-    """First tensor of the first call; None where it took none or did not run."""
+    """Shape of the first tensor of the first call; None where it took none, or a nested one, or did
+    not run."""
     output_shape: list[int] | None
     calls: int
     parameters: int
@@ -55,7 +55,7 @@ class SummaryRow:
 
 @dataclass(frozen=True)
 class Totals:
-    """Of the whole model, whichever rows are shown."""
+    """The figures of the whole model, whichever rows are shown."""
 
     modules: int
     parameters: int
@@ -68,7 +68,7 @@ class Totals:
 
 @dataclass(frozen=True)
 class Summary:
-    """What a forward pass of a model takes."""
+    """Parameters, multiply-accumulates and memory of a model, for one forward pass."""
 
     input_shape: list[int]
     rows: tuple[SummaryRow, ...]
@@ -140,17 +140,13 @@ def measure(model: LoadedModel, blank: Sequence[Tensor]) -> Summary:
         ForwardError: the model cannot take it.
     """
     layers = list_layers(model.module)
-    with metered(model.module, layers, _tensors) as meter:
+    with metered(model.module, layers) as meter:
         forward(model.module, [arg.to(model.device) for arg in blank])
         macs, memory = meter.macs, meter.memory
     modules = dict(model.module.named_modules())
     rows = [_row(at, modules[at.name], meter.usage.get(at.index, Usage())) for at in layers]
     totals = _totals(model.module, len(rows), macs, memory)
     return Summary(list(blank[0].shape), tuple(rows), totals, meter.uncounted)
-
-
-def _tensors(value: Any) -> list[Tensor]:
-    return [item for _, item in leaves(value) if isinstance(item, Tensor)]
 
 
 def _row(layer: Layer, module: nn.Module, usage: Usage) -> SummaryRow:

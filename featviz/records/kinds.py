@@ -39,7 +39,7 @@ KINDS: dict[str, CaptureKind] = {
             "grad-input (the gradient at its input)",
             "symmetric",
             "coolwarm",
-        ),  # fmt: skip
+        ),
     )
 }
 """By name, in the order of help texts. Gradients have zero in the middle of their colours, and a

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
+import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,14 +16,13 @@ from click.core import ParameterSource
 from featviz.cli import complete, echo, tables
 from featviz.cli import options as opts
 from featviz.errors import FeatvizError
+from featviz.records.findings import FINDINGS, Thresholds
 
 if TYPE_CHECKING:
     from featviz.audit import AuditResult
     from featviz.audit.model_audit import Progress
 
 log = logging.getLogger(__name__)
-
-_FINDINGS = ("dead", "constant", "saturated", "nonfinite", "redundant")
 
 audit_options = opts.stacked(
     [
@@ -45,14 +45,14 @@ audit_options = opts.stacked(
             type=float,
             default=0.0,
             show_default=True,
-            help="dead: never above this. constant: values no further apart.",
+            help="A channel is dead if never above this, constant if its values are within it.",
         ),
         click.option(
             "--saturated-at",
             type=float,
             default=0.99,
             show_default=True,
-            help="saturated: more than this share of values at a bound.",
+            help="A channel is saturated if more than this share of its values is at a bound.",
         ),
         click.option(
             "--redundant-at",
@@ -81,7 +81,9 @@ audit_options = opts.stacked(
             help="Write the channels that can be cut out: {layer: [channels]}.",
         ),
         click.option(
-            "--verify", is_flag=True, help="Run again without these, and say what changes."
+            "--verify",
+            is_flag=True,
+            help="Run again without the channels that can be cut out, and say what changes.",
         ),
         click.option(
             "--max-suspects",
@@ -94,7 +96,38 @@ audit_options = opts.stacked(
 )
 
 
-@click.command("audit")
+def _definitions() -> str:
+    """A paragraph of the help, with a finding on each line."""
+    lines = [
+        textwrap.fill(
+            finding.definition, 78, initial_indent=f"{name:<11}", subsequent_indent=" " * 11
+        )
+        for name, finding in FINDINGS.items()
+    ]
+    return "\b\n" + "\n".join(lines)
+
+
+_HELP = f"""Stream images through a model, and find channels that do nothing for them.
+
+Without --layers all activations are looked at, functions included. A verdict holds for these
+images: a channel that is dead on them may live on others.
+
+{_definitions()}
+
+\b
+Examples:
+  featviz audit resnet18 photos/
+  featviz audit model.pth photos/ --fail-on 'dead>5%' --fail-on 'nonfinite>0'
+  featviz audit model.pth photos/ --prune-out prune.json --verify
+  featviz audit new.pth photos/ --baseline featviz-audit/audit.json --out new
+  featviz audit 'runs/epoch_*.pth' photos/ --out history
+  torchrun --nproc-per-node 4 -m featviz audit resnet18 photos/   # each counts its share
+
+Exit codes: 0 done, 1 failed, 2 usage, 3 some images failed, 4 a gate is broken.
+"""
+
+
+@click.command("audit", help=_HELP)
 @click.argument("model", required=False, shell_complete=complete.models)
 @click.argument("images", nargs=-1, metavar="IMAGE...", shell_complete=complete.paths)
 @opts.layer_options("all activations, functions included")
@@ -115,32 +148,7 @@ audit_options = opts.stacked(
 @opts.verbosity_options
 @click.pass_context
 def command(ctx: click.Context, /, model: str | None, images: Sequence[str], **given: Any) -> int:
-    """Stream images through a model, and find channels that do nothing for them.
-
-    Without --layers all activations are looked at, functions included. A verdict holds for these
-    images: a channel that is dead on them may live on others.
-
-    \b
-    dead       never above --eps behind a ReLU or ReLU6; of a layer before one, behind
-               the activation that follows
-    constant   one value over all images and positions (and neither dead nor saturated)
-    saturated  at the bound of ReLU6, Sigmoid, Tanh, Hardsigmoid or Hardtanh for more
-               than --saturated-at of its values
-    nonfinite  NaN or infinite somewhere; such a channel is judged for nothing else
-    redundant  correlates with another above --redundant-at; groups are connected
-               components
-
-    \b
-    Examples:
-      featviz audit resnet18 photos/
-      featviz audit model.pth photos/ --fail-on 'dead>5%' --fail-on 'nonfinite>0'
-      featviz audit model.pth photos/ --prune-out prune.json --verify
-      featviz audit new.pth photos/ --baseline featviz-audit/audit.json --out new
-      featviz audit 'runs/epoch_*.pth' photos/ --out history
-      torchrun --nproc-per-node 4 -m featviz audit resnet18 photos/   # each counts its share
-
-    Exit codes: 0 done, 1 failed, 2 usage, 3 some images failed, 4 a gate is broken.
-    """
+    """Audit the models, print the table, and return the exit code."""
     models = _models(ctx, model, given["more_models"])
     images = opts.given_or_config(ctx, "images", images)
     from featviz.models.requirements import require_torch
@@ -176,7 +184,6 @@ def _models(ctx: click.Context, model: str | None, more: Sequence[str]) -> list[
 
 def _audit_options(given: dict[str, Any]) -> Any:
     from featviz.audit import AuditOptions
-    from featviz.audit.findings import Thresholds
     from featviz.audit.model_audit import AuditRequest
 
     asked = AuditRequest(
@@ -219,7 +226,7 @@ def _table(result: AuditResult) -> None:
 def _one_model(table: Any, result: AuditResult) -> None:
     document = result.models[0].document
     total = document["total"]
-    asked = [name for name in _FINDINGS if name in total["findings"]]
+    asked = [name for name in FINDINGS if name in total["findings"]]
     table.add_column("type")
     for name in ("channels", "APoZ", *asked):
         table.add_column(name, justify="right")
@@ -249,7 +256,7 @@ def _several_models(table: Any, result: AuditResult) -> None:
         cells = (label, *(_words(column.get(label)) for column in columns))
         table.add_row(*map(tables.cell, cells))
     totals = [model.document["total"] for model in result.models]
-    for name in _FINDINGS:
+    for name in FINDINGS:
         if any(name in total["findings"] for total in totals):
             table.add_row(f"total {name}", *(_share(total, name) for total in totals), style="bold")
 
@@ -283,8 +290,11 @@ def _conclude(result: AuditResult) -> None:
 def _proof(proof: Mapping[str, Any]) -> str:
     if not proof["channels"]:
         return "nothing to verify: no channel can be cut out"
-    change = proof["largest_change"]
+    change, nonfinite = proof["largest_change"], proof.get("nonfinite", 0)
+    words = "has another shape" if change is None else f"changes by {change:g} at most"
+    if nonfinite:
+        words += f", and {nonfinite} of its values become, or cease to be, NaN or infinite"
     return (
-        f"without the {proof['channels']} channels that can be cut out the output changes by "
-        f"{'another shape' if change is None else f'{change:g}'} at most ({proof['images']} images)"
+        f"without the {proof['channels']} channels that can be cut out the output {words} "
+        f"({proof['images']} images)"
     )
