@@ -1,4 +1,4 @@
-"""What modules and functions are to channels: activations, and what stands before them.
+"""Activations and other parts: what each module and function does to channels.
 
 Found by class name anywhere in the MRO, and by function name; hand-written, since a wrong guess
 here is a wrong verdict.
@@ -109,6 +109,6 @@ def of_function(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Pa
 def _with_own_ends(module: nn.Module, activation: Activation) -> Activation:
     if isinstance(module, nn.Hardtanh):
         return clipped(float(module.min_val), float(module.max_val))
-    if activation == TANH and (own := operation(module, "hardtanh")) is not None:
-        return clipped(float(own.arguments["min_val"]), float(own.arguments["max_val"]))
+    if activation == TANH and (hardtanh := operation(module, "hardtanh")) is not None:
+        return clipped(float(hardtanh.arguments["min_val"]), float(hardtanh.arguments["max_val"]))
     return activation

@@ -35,7 +35,7 @@ class Node:
     call: Call
     part: Part
     axis: int | None
-    """Where the channels are in its output, if that is known."""
+    """The axis of its output that counts channels, if that is known."""
     sources: tuple[int, ...]
     """Nodes whose tensors it takes."""
 
@@ -58,7 +58,7 @@ class Graph:
         self.given_by: dict[Call, int] = {}
         """The node whose tensor a call gave; of a container, the last one inside it."""
         self.shapes: dict[Call, tuple[int, ...]] = {}
-        """Of the calls that gave one tensor."""
+        """Shapes of the outputs of calls that returned one tensor."""
         self._owner: dict[int, int] = {}
         self._alive: list[Tensor] = []
 

@@ -1,4 +1,4 @@
-"""Counting: what the watched calls give, image after image, into running statistics."""
+"""Counting: the outputs of watched calls, image after image, into running statistics."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ TOP = 4
 """Images kept for each channel: those that excite it most."""
 
 Failed = Callable[[int, FeatvizError], None]
-"""Told of an image that failed, by its number."""
+"""Called with the number of an image that failed."""
 
 
 @dataclass(frozen=True)
@@ -36,19 +36,19 @@ class Batch:
     images: tuple[int, ...]
     """Their numbers among the samples."""
     inputs: list[Tensor]
-    """What the model takes, each [B, C, H, W] (or [B, C, T, H, W]), on the CPU."""
+    """The arguments of the model, each [B, C, H, W] (or [B, C, T, H, W]), on the CPU."""
 
 
 @dataclass
 class Tally:
-    """What is known of one watched call so far."""
+    """The statistics of one watched call so far."""
 
     stats: ChannelStats
     top: TopImages
     covariance: Covariance | None = None
 
     def merge(self, other: Tally) -> Tally:
-        """What both know, of different images."""
+        """The statistics of both, which saw different images."""
         parts = [c for c in (self.covariance, other.covariance) if c is not None]
         covariance = parts[0].merge(parts[1]) if len(parts) == 2 else next(iter(parts), None)
         return Tally(self.stats.merge(other.stats), self.top.merge(other.top), covariance)
@@ -158,7 +158,7 @@ def batches(
     Args:
         numbers: by which the images are known; their positions by default.
     """
-    held: list[tuple[int, list[Tensor]]] = []
+    waiting: list[tuple[int, list[Tensor]]] = []
     for number, sample in zip(numbers or range(len(samples)), samples, strict=True):
         try:
             frames = model.preprocess.frames
@@ -167,12 +167,12 @@ def batches(
         except ImageError as error:
             failed(number, error)
             continue
-        if held and (len(held) == size or _shapes(held[0][1]) != _shapes(args)):
-            yield _together(held)
-            held = []
-        held.append((number, args))
-    if held:
-        yield _together(held)
+        if waiting and (len(waiting) == size or _shapes(waiting[0][1]) != _shapes(args)):
+            yield _together(waiting)
+            waiting = []
+        waiting.append((number, args))
+    if waiting:
+        yield _together(waiting)
 
 
 def run_batch(
@@ -201,6 +201,6 @@ def _shapes(args: Sequence[Tensor]) -> list[torch.Size]:
     return [arg.shape for arg in args]
 
 
-def _together(held: Sequence[tuple[int, list[Tensor]]]) -> Batch:
-    inputs = [torch.cat(args) for args in zip(*(args for _, args in held), strict=True)]
-    return Batch(tuple(number for number, _ in held), inputs)
+def _together(samples: Sequence[tuple[int, list[Tensor]]]) -> Batch:
+    inputs = [torch.cat(args) for args in zip(*(args for _, args in samples), strict=True)]
+    return Batch(tuple(number for number, _ in samples), inputs)

@@ -102,9 +102,9 @@ def check(gate: Gate, layers: Layers) -> Verdict:
     channels = sum(int(layer["channels"]) for layer in judged)
     count = sum(len(layer["findings"][gate.finding]) for layer in judged)
     figure = 100 * count / channels if gate.percent else float(count)
-    held = figure < gate.limit if gate.inclusive else figure <= gate.limit
+    holds = figure < gate.limit if gate.inclusive else figure <= gate.limit
     words = f"{count} of {channels} channels {gate.finding} ({100 * count / channels:.2f} %)"
-    return Verdict(gate.text, held, words)
+    return Verdict(gate.text, holds, words)
 
 
 def worse(layers: Layers, baseline: Layers) -> Verdict:

@@ -92,8 +92,8 @@ class ModelVisit:
             in_eval_mode(self.model.module),
             watching_calls(self.model.module, counted.take, names, chosen.trace.atoms),
         ):
-            own = range(len(self.samples))[self.team.rank :: self.team.size]
-            for batch in self._batches([self.samples[number] for number in own], own):
+            share = range(len(self.samples))[self.team.rank :: self.team.size]
+            for batch in self._batches([self.samples[number] for number in share], share):
                 counting.run_batch(self.model, batch, counted, self._failed, self._passed)
         counted = self._joined(counted)
         if not self.seen:
@@ -104,7 +104,7 @@ class ModelVisit:
         return counted
 
     def _joined(self, counted: Census) -> Census:
-        """What all processes have counted; merged in the order of their ranks, so all agree."""
+        """The counts of all processes, merged in the order of their ranks, so that all agree."""
         if self.team.size == 1:
             return counted
         alone = replace(counted, known=(), spots={}, _pending=[])  # what another process needs
@@ -198,7 +198,7 @@ def examine(
 
 
 def _record(model: LoadedModel, asked: AuditRequest) -> dict[str, Any]:
-    """What was audited and how; nothing of when and where."""
+    """The model and the options for audit.json, without time and place."""
     return {
         "featviz": __version__,
         "torch": torch.__version__,
@@ -225,11 +225,11 @@ def _warn(chosen: AuditPlan, counted: Census, layers: Sequence[Row]) -> None:
     """Say what was asked for and could not be looked at, or not be judged."""
     skipped = [f"{skip.layer} ({skip.reason})" for skip in chosen.skipped]
     faults = [f"{call.label} ({why})" for call, why in counted.faults.items()]
-    own = {t.spot.call.label for t in chosen.targets if t.spot.activation is not None}
+    activations = {t.spot.call.label for t in chosen.targets if t.spot.activation is not None}
     refused = [
         f"{row['label']} ({row['not_judged']['dead']})"
         for row in layers
-        if row["not_judged"] and row["label"] not in own
+        if row["not_judged"] and row["label"] not in activations
     ]
     _name("skipped", [*skipped, *faults])
     _name("never ran", chosen.never_ran)
@@ -240,9 +240,9 @@ def _warn(chosen: AuditPlan, counted: Census, layers: Sequence[Row]) -> None:
 def _line_up(
     chosen: AuditPlan, counted: Census, rows: Mapping[AuditTarget, Row], limit: int
 ) -> Sequence[SuspectSheet]:
-    """What is drawn of the suspects; says so where it is not all."""
-    found = {target.spot.call: row["findings"] for target, row in rows.items()}
-    sheets = suspects.line_up(chosen, found, counted.tallies, limit)
+    """Choose the suspects that are drawn, and say so where they are not all."""
+    by_call = {target.spot.call: row["findings"] for target, row in rows.items()}
+    sheets = suspects.line_up(chosen, by_call, counted.tallies, limit)
     drawn = sum(len(sheet.suspects) for sheet in sheets)
     every = sum(findings.suspicious(row) for row in rows.values())
     if drawn < every:

@@ -134,15 +134,15 @@ def _value(
         return target.value(output, model.categories)
     if not kept:
         raise UsageError(f"--target {target.text!r}: the layer does not run")
-    found = kept[-1]
-    if target.channel is not None and isinstance(found, Tensor):
-        axis = _axis(found, book, layer, f"--target {target.text!r}")
-        if target.channel >= found.shape[axis]:
+    tensor = kept[-1]
+    if target.channel is not None and isinstance(tensor, Tensor):
+        axis = _axis(tensor, book, layer, f"--target {target.text!r}")
+        if target.channel >= tensor.shape[axis]:
             raise UsageError(
-                f"--target {target.text!r}: the layer has channels 0 to {found.shape[axis] - 1}"
+                f"--target {target.text!r}: the layer has channels 0 to {tensor.shape[axis] - 1}"
             )
-        found = found.select(axis, target.channel)
-    return target.value(found)
+        tensor = tensor.select(axis, target.channel)
+    return target.value(tensor)
 
 
 def _undisturbed(model: LoadedModel, plan: PassPlan, given: Sequence[Tensor]) -> Any:
@@ -184,27 +184,27 @@ def _unseen(change: Callable[..., Any], note: Callable[[], None]) -> Callable[..
 
 @contextmanager
 def _kept(model: LoadedModel, plan: PassPlan) -> Iterator[list[Any]]:
-    """What the layer gives that is the target, call by call."""
-    found: list[Any] = []
+    """The outputs of the layer that is the target, one for each call."""
+    outputs: list[Any] = []
     if plan.target_layer is None:
-        yield found
+        yield outputs
         return
 
     def keep(module: Any, args: Any, output: Any) -> None:
         # a copy, since a later in-place operation would change what the target is
         with unwatched():
-            found.append(output.clone() if isinstance(output, Tensor) else output)
+            outputs.append(output.clone() if isinstance(output, Tensor) else output)
 
     module = model.module.get_submodule(plan.target_layer.name)
     handle = module.register_forward_hook(keep)
     try:
-        yield found
+        yield outputs
     finally:
         handle.remove()
 
 
 def _idle(plan: PassPlan, ran: set[str], rule: Rule | None) -> Iterator[str]:
-    """What was asked for and changed nothing."""
+    """Words for each option that changed nothing."""
     if rule is not None and not rule.met:
         yield f"--grad-rule {plan.options.grad_rule} changes nothing: the model calls no ReLU"
     idle: dict[str, list[str]] = {}

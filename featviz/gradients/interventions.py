@@ -1,4 +1,4 @@
-"""Reaching into a model: forward hooks that change what a layer gives, before it is captured."""
+"""Interventions: forward hooks that change a layer's output before it is captured."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Intervention:
     """One of KINDS."""
     text: str
     selectors: str
-    """Which layers."""
+    """Selectors of the layers to change."""
     channels: tuple[int, ...] = ()
     numbers: tuple[float, ...] = ()
 
@@ -40,11 +40,11 @@ def parse(kind: str, text: str) -> Intervention:
         UsageError: it cannot be read.
     """
     selectors, _, tail = text.rpartition(":")
-    found = _FORMS[kind].fullmatch(tail.replace(" ", ""))
-    if not selectors.strip() or found is None:
+    form = _FORMS[kind].fullmatch(tail.replace(" ", ""))
+    if not selectors.strip() or form is None:
         raise _unreadable(kind, text)
-    channels = _channels(found.groupdict().get("channels") or "")
-    numbers = tuple(float(n) for n in (found.groupdict().get("numbers") or "").split(",") if n)
+    channels = _channels(form.groupdict().get("channels") or "")
+    numbers = tuple(float(n) for n in (form.groupdict().get("numbers") or "").split(",") if n)
     if channels is None:
         raise _unreadable(kind, text)
     if kind == "clamp" and numbers[0] > numbers[1]:
@@ -76,14 +76,14 @@ def _unreadable(kind: str, text: str) -> UsageError:
 
 def _channels(text: str) -> tuple[int, ...] | None:
     """`5,17` and `0-3` to numbers; None for a range that runs backwards or without end."""
-    found: list[int] = []
+    channels: list[int] = []
     for part in text.split(",") if text else ():
         first, _, last = part.partition("-")
         numbers = range(int(first), int(last or first) + 1)
         if not 0 < len(numbers) <= _MOST_CHANNELS:
             return None
-        found += numbers
-    return tuple(dict.fromkeys(found))
+        channels += numbers
+    return tuple(dict.fromkeys(channels))
 
 
 def _ablate(change: Intervention, tensor: Tensor, axis: int, noise: Generator) -> Tensor:
@@ -117,10 +117,10 @@ def _grad_scale(change: Intervention, tensor: Tensor, axis: int, noise: Generato
     """The value stays, in a tensor of its own; the gradient at it is multiplied."""
     if not tensor.requires_grad:
         return tensor
-    own = tensor.clone()
+    copy = tensor.clone()
     factor = change.numbers[0]
-    own.register_hook(lambda gradient: gradient * factor)  # type: ignore[no-untyped-call]
-    return own
+    copy.register_hook(lambda gradient: gradient * factor)  # type: ignore[no-untyped-call]
+    return copy
 
 
 KINDS: dict[str, Callable[[Intervention, Tensor, int, Generator], Tensor]] = {
@@ -130,7 +130,7 @@ KINDS: dict[str, Callable[[Intervention, Tensor, int, Generator], Tensor]] = {
     "noise": _noise,
     "grad-scale": _grad_scale,
 }
-"""What each makes of a tensor with this channel axis; the tensor itself is left as it is."""
+"""Functions that return a changed copy of a tensor, given its channel axis."""
 
 
 def applied(

@@ -1,4 +1,4 @@
-"""What is to happen while an image goes through the model: options, read and held against it."""
+"""The options of a pass through the model: read, checked, and matched with the model's layers."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from featviz.records.checking import read_texts
 
 @dataclass(frozen=True)
 class PassPlan:
-    """The options of a pass, read and held against a model."""
+    """The options of a pass, matched with a model's layers."""
 
     options: PassOptions
     target: Target
     target_layer: Layer | None = None
-    """Where the target is a layer's mean activation."""
+    """The layer whose mean activation is the target; None where the output is."""
     changes: dict[str, tuple[Layer, list[Intervention]]] = field(default_factory=dict)
-    """By layer name, in the order in which they were given."""
+    """Interventions by layer name, in the order in which they were given."""
 
     @property
     def changes_values(self) -> bool:
@@ -75,7 +75,7 @@ def check_options(options: PassOptions) -> None:
 
 
 def plan(model: LoadedModel, options: PassOptions) -> PassPlan:
-    """Hold the options against a model.
+    """Match the options with a model's layers.
 
     Raises:
         UsageError: a selector of an intervention, or the target's layer, matches nothing, or the
@@ -94,7 +94,7 @@ def plan(model: LoadedModel, options: PassOptions) -> PassPlan:
 
 
 def _refuse_needless(options: PassOptions, changes: Sequence[Intervention]) -> None:
-    """What is for gradients does nothing without them."""
+    """Refuse options for gradients where no gradients are captured."""
     asked = {
         "--target": options.target is not None,
         "--grad-rule": options.grad_rule != "plain",

@@ -78,7 +78,7 @@ class Recorder:
         self.sink = sink
         self.kinds = frozenset(kinds)
         self.calls: Counter[str] = Counter()
-        """By name of the layer."""
+        """The number of calls by layer name."""
         self._entered: Counter[str] = Counter()
         self.skipped: list[Skip] = []
         self._awaited: dict[Site, GradientEdge] = {}
@@ -86,7 +86,7 @@ class Recorder:
         self._handles: list[RemovableHandle] = []
         self._forward = True
         self.fault: Exception | None = None
-        """What the sink raised, to tell a fault of ours from one of the model."""
+        """The exception that the sink raised, which is not a failure of the model."""
 
     @property
     def never_ran(self) -> list[Layer]:
@@ -105,12 +105,12 @@ class Recorder:
             return
         call = self._entered[layer.name]
         self._entered[layer.name] += 1
-        found = _tensors({**dict(enumerate(args)), **kwargs})
-        if not found:
+        given = _tensors({**dict(enumerate(args)), **kwargs})
+        if not given:
             self._nothing_in(layer, call)
-        if len({key.partition(".")[0] for key, _ in found}) == 1:
-            found = [(key.partition(".")[2], value) for key, value in found]
-        for key, value in found:
+        if len({key.partition(".")[0] for key, _ in given}) == 1:
+            given = [(key.partition(".")[2], value) for key, value in given]
+        for key, value in given:
             self._take_kinds(layer, "input", call, key, value)
 
     def leave(self, layer: Layer, args: Any, kwargs: Any, output: Any) -> None:

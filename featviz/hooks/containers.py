@@ -39,7 +39,7 @@ def _items(value: Any) -> list[tuple[Any, Any]]:
 
 
 def describe(value: Any) -> str:
-    """What stands where a tensor was expected: `None`, `an empty dict`, `a str`."""
+    """Words for a value where a tensor was expected: `None`, `an empty dict`, `a str`."""
     if value is None:
         return "None"
     name = type(value).__name__

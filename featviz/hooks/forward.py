@@ -74,13 +74,13 @@ def back(target: Tensor, inputs: Sequence[Tensor], recorder: Recorder) -> None:
 def _where(model: nn.Module, error: BaseException) -> str:
     """Name the innermost module on the traceback; costs nothing as long as nothing fails."""
     names = {id(module): name for name, module in model.named_modules()}
-    found, trace = class_names(model)[0], error.__traceback__
+    place, trace = class_names(model)[0], error.__traceback__
     while trace is not None:
         owner = trace.tb_frame.f_locals.get("self")
         if isinstance(owner, nn.Module) and names.get(id(owner)):
-            found = f"{names[id(owner)]} ({class_names(owner)[0]})"
+            place = f"{names[id(owner)]} ({class_names(owner)[0]})"
         trace = trace.tb_next
-    return found
+    return place
 
 
 def _first_line(error: BaseException) -> str:

@@ -11,9 +11,7 @@ from typing import Any
 import torch
 import torchvision
 
-from featviz.drawing import draw as drawing
-from featviz.drawing import filters, png, stats
-from featviz.drawing import tensorboard as boards
+from featviz.drawing import draw, filters, png, stats, tensorboard
 from featviz.drawing.filters import Filters
 from featviz.drawing.kernels import DRAW, draw_filters, post_filters
 from featviz.drawing.tensorboard import Board
@@ -55,7 +53,7 @@ class KernelOptions:
 
 @dataclass(frozen=True)
 class KernelsResult:
-    """What was drawn."""
+    """The pictures of a model's kernels."""
 
     out: Path
     rows: tuple[dict[str, Any], ...]
@@ -89,16 +87,18 @@ def draw_kernels(model: ModelOptions, options: KernelOptions) -> KernelsResult:
     apart.check_apart(
         options.out, "--out", apart.model_files(model.spec, model.arch, model.weights)
     )
-    besides = [] if options.tensorboard is None else list(options.tensorboard.glob(boards.EVENTS))
+    besides = (
+        [] if options.tensorboard is None else list(options.tensorboard.glob(tensorboard.EVENTS))
+    )
     check_free(options.out, options.overwrite, None, besides)
     loaded = load_model(model, NO_IMAGE)
-    found, skipped = _read(loaded, options.layers)
+    read, skipped = _read(loaded, options.layers)
     store = RunDirectory.create(options.out, options.overwrite, None, besides)
-    store.write_run(_record(loaded, [layer for layer, _ in found], options))
+    store.write_run(_record(loaded, [layer for layer, _ in read], options))
     folder = ImageFolder(store.root, "")
     drawn: list[_Drawn] = []
-    with boards.opened(options.tensorboard, options.out) as board:
-        for layer, kernels in found:
+    with tensorboard.opened(options.tensorboard, options.out) as board:
+        for layer, kernels in read:
             try:
                 drawn.append(_draw(layer, kernels, folder, options, board))
             except LayoutError as error:
@@ -118,20 +118,20 @@ def _read(
         UsageError: none has.
     """
     modules = dict(loaded.module.eval().named_modules())
-    found, skipped = [], []
+    kernels, skipped = [], []
     with torch.no_grad():
         for layer in _choose(loaded, selectors):
             try:
-                found.append((layer, filters.read_filters(modules[layer.name])))
+                kernels.append((layer, filters.read_filters(modules[layer.name])))
             except LayoutError as error:
                 skipped.append(_skip(layer, error))
-    if not found:
+    if not kernels:
         raise _nothing(loaded, skipped)
-    return found, skipped
+    return kernels, skipped
 
 
 def _choose(loaded: LoadedModel, selectors: str | None) -> list[Layer]:
-    """What the selectors take; without any, all convolutions."""
+    """The layers that the selectors take; without selectors, all convolutions."""
     if selectors is not None:
         return choose_layers(loaded, selectors, loaded.preprocess.blank())
     modules = dict(loaded.module.named_modules())
@@ -163,11 +163,11 @@ def _draw(
     site = Site(layer, "kernel", 0, "")
     file = folder.file(layer, f"{site.stem}.{options.draw.format}")
     values = kernels.data[0].numel()
-    row = drawing.describe(replace(picture, stats=numbers), site, kernels.shape, file, values)
+    row = draw.describe(replace(picture, stats=numbers), site, kernels.shape, file, values)
     _warn_of(layer, row.nonfinite, picture.plan)
     with folder.writing(file) as opened:
-        text = {**drawing.caption(row), "Tile": tiles.words}
-        drawing.encode(picture, opened, options.draw.format, text)
+        text = {**draw.caption(row), "Tile": tiles.words}
+        draw.encode(picture, opened, options.draw.format, text)
     if board is not None:
         post_filters(board, layer, kernels, picture)
     (entry,) = manifest_rows([row], ())["captures"]
@@ -193,7 +193,7 @@ def _skip(layer: Layer, error: LayoutError) -> Skip:
 
 def _record(model: LoadedModel, layers: Sequence[Layer], options: KernelOptions) -> dict[str, Any]:
     """The content of run.json; nothing of when and where."""
-    draw = {name: value for name, value in asdict(options.draw).items() if name not in _FOR_MAPS}
+    drawing = {k: v for k, v in asdict(options.draw).items() if k not in _FOR_MAPS}
     return {
         "kind": "kernels",
         "featviz": __version__,
@@ -201,5 +201,5 @@ def _record(model: LoadedModel, layers: Sequence[Layer], options: KernelOptions)
         "torchvision": torchvision.__version__,
         "model": model.source,
         "layers": [layer.name for layer in layers],
-        "options": {"layers": options.layers, "all_slices": options.all_slices, **draw},
+        "options": {"layers": options.layers, "all_slices": options.all_slices, **drawing},
     }

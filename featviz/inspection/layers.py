@@ -14,8 +14,8 @@ from featviz.hooks.layers import list_layers
 from featviz.hooks.selectors import parse, wants_functions
 from featviz.models.load import ModelOptions, load_model
 from featviz.models.preprocess import InputOptions
+from featviz.pipeline import dry_pass
 from featviz.pipeline.dry_pass import Probe, choose_layers, probe
-from featviz.pipeline.dry_pass import functions as called_functions
 from featviz.records import Layer
 
 log = logging.getLogger(__name__)
@@ -80,7 +80,7 @@ def list_model(
     layers = list_layers(model.module)
     functions |= selectors is not None and wants_functions(parse(selectors))
     try:
-        layers += called_functions(model, blank) if functions else []
+        layers += dry_pass.functions(model, blank) if functions else []
         seen: Probe | None = probe(model, blank, layers)
     except ForwardError as error:
         log.warning("no shapes: %s (%s)", error.message, error.hint)

@@ -1,4 +1,4 @@
-"""What a forward pass takes: multiply-accumulates and activation memory, module by module.
+"""The cost of a forward pass: multiply-accumulates and activation memory of each module.
 
 torch's FlopCounterMode counts operators; what it has counted when a module is entered and when it
 is left tells the module's share, whatever the module does in place. It does not see inside
@@ -40,7 +40,7 @@ MOVES = frozenset(_MOVES.split())
 
 @dataclass(frozen=True)
 class Usage:
-    """What the calls of one module took together, modules inside it included."""
+    """The cost of all calls of one module, modules inside it included."""
 
     calls: int = 0
     macs: int = 0

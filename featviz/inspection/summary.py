@@ -120,14 +120,14 @@ def summarise(
     blank = model.preprocess.blank()
     taken = None if selectors is None else set(choose_layers(model, selectors, blank))
     with in_eval_mode(model.module):
-        found = measure(model, blank)
+        measured = measure(model, blank)
     rows = [
         row
-        for layer, row in zip(list_layers(model.module), found.rows, strict=True)
+        for layer, row in zip(list_layers(model.module), measured.rows, strict=True)
         if (taken is None or layer in taken) and (depth is None or row.depth <= depth)
     ]
     rows.sort(key=SORTS[sort])
-    return Summary(found.input_shape, tuple(rows), found.totals, found.not_counted)
+    return Summary(measured.input_shape, tuple(rows), measured.totals, measured.not_counted)
 
 
 def measure(model: LoadedModel, blank: Sequence[Tensor]) -> Summary:

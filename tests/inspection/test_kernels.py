@@ -623,14 +623,14 @@ def test_the_manifest_is_written_last(
     nets: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A failure at the second layer leaves the first picture whole and no manifest."""
-    real = kernels.drawing.encode
+    real = kernels.draw.encode
 
     def fails(drawing: Any, file: Any, *rest: Any) -> None:
         real(drawing, file, *rest)
         if len(drawing.stats) == 6:
             raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(kernels.drawing, "encode", fails)
+    monkeypatch.setattr(kernels.draw, "encode", fails)
     options = kernels.KernelOptions(out=tmp_path / "out")
     with pytest.raises(write.StoreError, match="No space left"):
         kernels.draw_kernels(ModelOptions(nets("colour")), options)
