@@ -24,7 +24,9 @@ from torchvision import models
 
 from featviz.drawing import grid
 from featviz.drawing.drawer import Drawer
-from featviz.hooks import hooked, list_layers, selectors
+from featviz.hooks import selectors
+from featviz.hooks.capture import hooked
+from featviz.hooks.layers import list_layers
 from featviz.images.decode import decode
 from featviz.models.load import adopt
 from featviz.records import Bytes, DrawOptions, Sample, Site

@@ -19,8 +19,9 @@ from featviz.drawing.drawer import Drawer
 from featviz.drawing.picture import to_image
 from featviz.errors import LayoutError, UsageError
 from featviz.gradients.options import read_options
-from featviz.hooks import hooked, list_layers
 from featviz.hooks import selectors as select
+from featviz.hooks.capture import hooked
+from featviz.hooks.layers import list_layers
 from featviz.images import memory
 from featviz.layout import recognise
 from featviz.layout.overrides import parse_override

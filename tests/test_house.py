@@ -50,7 +50,7 @@ TORCHLESS = [
     *_inside("rundir", "report", "diff", *FLOORS[GROUND].split()),
     *(f"featviz.drawing.{name}" for name in ("png", "grid", "colormap", "overlay", "labels")),
     *(f"featviz.drawing.{name}" for name in ("normalize", "picture")),
-    *(f"featviz.audit.{name}" for name in ("charts", "findings", "gates")),
+    *(f"featviz.audit.{name}" for name in ("findings", "gates", "output")),
     *("featviz.drawing.figure", "featviz.gradients.norms", "featviz.hooks.selectors"),
     *(f"featviz.images.{name}" for name in ("decode", "find", "group", "archives", "formats")),
 ]
@@ -97,7 +97,7 @@ def test_the_sources_are_seen() -> None:
     assert {"featviz.cli", "featviz.pipeline", "featviz.models.load"} <= set(FILES)
     assert "featviz.pipeline" in of_featviz("featviz.cli.commands.run")
     assert "featviz.models.sources.timm" in of_featviz("featviz.models.sources.file")
-    assert "torch" in roots("featviz.hooks")
+    assert "torch" in roots("featviz.hooks.capture")
     assert set(TORCHLESS) <= set(FILES)
 
 

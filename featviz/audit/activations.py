@@ -1,4 +1,4 @@
-"""What modules and functions are to channels: activations, and what stands before them.
+"""Activations and other parts: what each module and function does to channels.
 
 Found by class name anywhere in the MRO, and by function name; hand-written, since a wrong guess
 here is a wrong verdict.
@@ -37,105 +37,49 @@ TANH = bounded(-1.0, 1.0)
 SMOOTH = Activation()
 """Neither exact zeros nor a bound: whether it varies is the right question."""
 
-MODULES: dict[str, Activation] = {
-    "ReLU": RELU,
-    "ReLU6": RELU6,
-    "Sigmoid": UNIT,
-    "Hardsigmoid": UNIT,
-    "HardSigmoid": UNIT,
-    "Tanh": TANH,
-    "Hardtanh": TANH,
-    "SiLU": SMOOTH,
-    "Swish": SMOOTH,
-    "GELU": SMOOTH,
-    "GELUTanh": SMOOTH,
-    "QuickGELU": SMOOTH,
-    "Hardswish": SMOOTH,
-    "HardSwish": SMOOTH,
-    "Mish": SMOOTH,
-    "HardMish": SMOOTH,
-    "LeakyReLU": SMOOTH,
-    "PReLU": SMOOTH,
-    "RReLU": SMOOTH,
-    "ELU": SMOOTH,
-    "CELU": SMOOTH,
-    "SELU": SMOOTH,
-    "Softplus": SMOOTH,
-    "Softsign": SMOOTH,
-    "LogSigmoid": SMOOTH,
-}
-"""Activation modules by class name; torch.nn's, and those that timm and torchvision add."""
+_ACTIVATIONS = (
+    (RELU, "ReLU", "relu"),
+    (RELU6, "ReLU6", "relu6"),
+    (UNIT, "Sigmoid Hardsigmoid HardSigmoid", "sigmoid hardsigmoid"),
+    (TANH, "Tanh Hardtanh", "tanh hardtanh"),
+    (SMOOTH, "SiLU Swish", "silu"),
+    (SMOOTH, "GELU GELUTanh QuickGELU", "gelu"),
+    (SMOOTH, "Hardswish HardSwish", "hardswish"),
+    (SMOOTH, "Mish HardMish", "mish"),
+    (SMOOTH, "LeakyReLU PReLU RReLU", "leaky_relu prelu rrelu"),
+    (SMOOTH, "ELU CELU SELU", "elu celu selu"),
+    (SMOOTH, "Softplus Softsign LogSigmoid", "softplus softsign logsigmoid"),
+)
+"""What can be asked of an activation; its modules by class name (torch.nn's, and those that timm
+and torchvision add), and the same as functions of torch, torch.nn.functional and Tensor."""
 
-FUNCTIONS: dict[str, Activation] = {
-    "relu": RELU,
-    "relu6": RELU6,
-    "sigmoid": UNIT,
-    "hardsigmoid": UNIT,
-    "tanh": TANH,
-    "hardtanh": TANH,
-    "silu": SMOOTH,
-    "gelu": SMOOTH,
-    "hardswish": SMOOTH,
-    "mish": SMOOTH,
-    "leaky_relu": SMOOTH,
-    "prelu": SMOOTH,
-    "rrelu": SMOOTH,
-    "elu": SMOOTH,
-    "celu": SMOOTH,
-    "selu": SMOOTH,
-    "softplus": SMOOTH,
-    "softsign": SMOOTH,
-    "logsigmoid": SMOOTH,
-}
-"""The same as functions of torch, torch.nn.functional and Tensor."""
+MODULES = {name: kind for kind, modules, _ in _ACTIVATIONS for name in modules.split()}
+FUNCTIONS = {name: kind for kind, _, functions in _ACTIVATIONS for name in functions.split()}
 
 _CHANNELS_FIRST = Part("maker", axis=1)
 _CHANNELWISE, _MIXING, _OTHER = Part("channelwise"), Part("mixing"), Part("other")
 
-PARTS: dict[str, Part] = {
-    "_ConvNd": _CHANNELS_FIRST,
-    "Linear": Part("maker", axis=-1),
-    "_BatchNorm": _CHANNELWISE,
-    "FrozenBatchNorm2d": _CHANNELWISE,
-    "_InstanceNorm": _CHANNELWISE,
-    "_DropoutNd": _CHANNELWISE,
-    "StochasticDepth": _CHANNELWISE,
-    "DropPath": _CHANNELWISE,
-    "Identity": _CHANNELWISE,
-    "_MaxPoolNd": _CHANNELWISE,
-    "_AvgPoolNd": _CHANNELWISE,
-    "_AdaptiveMaxPoolNd": _CHANNELWISE,
-    "_AdaptiveAvgPoolNd": _CHANNELWISE,
-    "Upsample": _CHANNELWISE,
-    "GroupNorm": _MIXING,
-    "LayerNorm": _MIXING,
-    "RMSNorm": _MIXING,
-}
+_MODULE_PARTS = (
+    (_CHANNELS_FIRST, "_ConvNd"),
+    (Part("maker", axis=-1), "Linear"),
+    (_CHANNELWISE, "_BatchNorm FrozenBatchNorm2d _InstanceNorm"),
+    (_CHANNELWISE, "_DropoutNd StochasticDepth DropPath Identity Upsample"),
+    (_CHANNELWISE, "_MaxPoolNd _AvgPoolNd _AdaptiveMaxPoolNd _AdaptiveAvgPoolNd"),
+    (_MIXING, "GroupNorm LayerNorm RMSNorm"),
+)
 """Other modules by class name; what is in neither table is looked into, or ends a chain."""
 
-FUNCTION_PARTS: dict[str, Part] = {
-    "batch_norm": _CHANNELWISE,
-    "instance_norm": _CHANNELWISE,
-    "dropout": _CHANNELWISE,
-    "dropout2d": _CHANNELWISE,
-    "max_pool2d": _CHANNELWISE,
-    "avg_pool2d": _CHANNELWISE,
-    "adaptive_avg_pool2d": _CHANNELWISE,
-    "adaptive_max_pool2d": _CHANNELWISE,
-    "interpolate": _CHANNELWISE,
-    "upsample_nearest2d": _CHANNELWISE,
-    "upsample_bilinear2d": _CHANNELWISE,
-    "upsample_bicubic2d": _CHANNELWISE,
-    "contiguous": _CHANNELWISE,
-    "clone": _CHANNELWISE,
-    "detach": _CHANNELWISE,
-    "float": _CHANNELWISE,
-    "to": _CHANNELWISE,
-    "group_norm": _MIXING,
-    "layer_norm": _MIXING,
-    "rms_norm": _MIXING,
-}
+_FUNCTION_PARTS = (
+    (_CHANNELWISE, "batch_norm instance_norm dropout dropout2d"),
+    (_CHANNELWISE, "max_pool2d avg_pool2d adaptive_avg_pool2d adaptive_max_pool2d"),
+    (_CHANNELWISE, "interpolate upsample_nearest2d upsample_bilinear2d upsample_bicubic2d"),
+    (_CHANNELWISE, "contiguous clone detach float to"),
+    (_MIXING, "group_norm layer_norm rms_norm"),
+)
 """Functions that leave channel i channel i."""
+
+PARTS = {name: part for part, names in _MODULE_PARTS for name in names.split()}
+FUNCTION_PARTS = {name: part for part, names in _FUNCTION_PARTS for name in names.split()}
 
 
 def of_module(module: nn.Module) -> Part | None:
@@ -165,6 +109,6 @@ def of_function(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Pa
 def _with_own_ends(module: nn.Module, activation: Activation) -> Activation:
     if isinstance(module, nn.Hardtanh):
         return clipped(float(module.min_val), float(module.max_val))
-    if activation == TANH and (own := operation(module, "hardtanh")) is not None:
-        return clipped(float(own.arguments["min_val"]), float(own.arguments["max_val"]))
+    if activation == TANH and (hardtanh := operation(module, "hardtanh")) is not None:
+        return clipped(float(hardtanh.arguments["min_val"]), float(hardtanh.arguments["max_val"]))
     return activation

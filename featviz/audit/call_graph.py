@@ -1,20 +1,29 @@
-"""Which activation follows a layer, and which layer makes an activation's channels.
+"""The calls of a forward pass: which activation follows a layer, and which layer feeds it.
 
-A forward pass is written down as a graph: a node for each call, an edge where one takes the very
-tensor that another gave. Tensors are told by identity and held while the pass lasts, so that no
-address is used twice; an in-place operation gives the tensor it was given, and from then on that
-tensor is its own.
+A forward pass is recorded as a graph: a node for each call, an edge where a call takes the very
+tensor that another one returned. Tensors are compared by identity and kept while the pass lasts, so
+that no address is used twice. An in-place operation returns the tensor that it was given; from then
+on the tensor belongs to the operation.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Collection, Container, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 
-from featviz.records import Call, Part
+from featviz.audit import activations
+from featviz.hooks.containers import tensors
+from featviz.hooks.eval_mode import in_eval_mode
+from featviz.hooks.forward import forward
+from featviz.hooks.functions import unwatched, watching
+from featviz.hooks.layers import function_in, list_layers
+from featviz.models.load import LoadedModel
+from featviz.records import Call, Layer, Part
 
 _PASSING = ("channelwise", "mixing")
 
@@ -26,7 +35,7 @@ class Node:
     call: Call
     part: Part
     axis: int | None
-    """Where the channels are in its output, if that is known."""
+    """The axis of its output that counts channels, if that is known."""
     sources: tuple[int, ...]
     """Nodes whose tensors it takes."""
 
@@ -49,16 +58,16 @@ class Graph:
         self.given_by: dict[Call, int] = {}
         """The node whose tensor a call gave; of a container, the last one inside it."""
         self.shapes: dict[Call, tuple[int, ...]] = {}
-        """Of the calls that gave one tensor."""
+        """Shapes of the outputs of calls that returned one tensor."""
         self._owner: dict[int, int] = {}
         self._alive: list[Tensor] = []
 
     def note(self, call: Call, part: Part, inputs: Any, output: Any) -> None:
-        """Write down a call; one that gives no tensor (a size, say) is none."""
-        given = list(_tensors(output))
+        """Record a call; one that returns no tensor (a size, say) is left out."""
+        given = tensors(output)
         if not given:
             return
-        known = (self._owner.get(id(tensor)) for tensor in _tensors(inputs))
+        known = (self._owner.get(id(tensor)) for tensor in tensors(inputs))
         sources = tuple(dict.fromkeys(node for node in known if node is not None))
         axis = part.axis if part.axis is not None else self._inherited(part, sources)
         number = len(self.nodes)
@@ -72,7 +81,7 @@ class Graph:
         self.note_outer(call, output)
 
     def note_outer(self, call: Call, output: Any) -> None:
-        """Write down a module with others inside: what it gives, one of them gave."""
+        """Record a module with others inside: one of them made the tensor that it returns."""
         if isinstance(output, Tensor) and not output.is_nested:
             self.shapes[call] = tuple(output.shape)
             if id(output) in self._owner:
@@ -126,12 +135,106 @@ class Graph:
         return None
 
 
-def _tensors(value: Any) -> Iterator[Tensor]:
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, Mapping):
-        for item in value.values():
-            yield from _tensors(item)
-    elif isinstance(value, (tuple, list)):
-        for item in value:
-            yield from _tensors(item)
+@dataclass(frozen=True)
+class Trace:
+    """One forward pass, recorded."""
+
+    graph: Graph
+    layers: tuple[Layer, ...]
+    """Modules, and activation functions as layers of type `fn:relu`."""
+    size: tuple[int, int]
+    """Height and width of the input."""
+    atoms: frozenset[str]
+    """Modules that are not looked into."""
+    gave: Mapping[Call, str]
+    """Class name of what each call gave, in the order in which they finished."""
+
+
+def trace(model: LoadedModel, blank: Sequence[Tensor]) -> Trace:
+    """Run the model once on `blank` and record every call.
+
+    Raises:
+        ForwardError: the model cannot take it.
+    """
+    modules = dict(model.module.named_modules())
+    parts = {name: activations.of_module(module) for name, module in modules.items()}
+    graph, gave = Graph(), dict[Call, str]()
+
+    def sink(call: Call, args: Sequence[Any], kwargs: Mapping[str, Any], output: Any) -> None:
+        nested = isinstance(output, Tensor) and output.is_nested
+        gave[call] = "nested tensor" if nested else type(output).__name__
+        part = parts.get(call.name)
+        if (function := function_in(call.name)) is not None:
+            part = activations.of_function(function, args, kwargs)
+        if part is None:
+            graph.note_outer(call, output)
+        else:
+            graph.note(call, part, [args, kwargs], output)
+        if not call.name:
+            graph.note(Call("the model's output", ""), Part("other"), [output], output)
+
+    atoms = frozenset(name for name, part in parts.items() if part is not None)
+    with in_eval_mode(model.module), watching_calls(model.module, sink, atoms=atoms):
+        forward(model.module, [arg.to(model.device) for arg in blank])
+    graph.release()
+    layers = [*list_layers(model.module), *_functions(graph, len(modules))]
+    size = (blank[0].shape[-2], blank[0].shape[-1])
+    return Trace(graph, tuple(layers), size, atoms, gave)
+
+
+def _functions(graph: Graph, first: int) -> list[Layer]:
+    """Activation functions that the pass called, as layers."""
+    found = {
+        node.call.name: node.call.type
+        for node in graph.nodes
+        if node.part.activation is not None and function_in(node.call.name) is not None
+    }
+    return [
+        Layer(first + number, name, type, (type,))
+        for number, (name, type) in enumerate(found.items())
+    ]
+
+
+CallSink = Callable[[Call, Sequence[Any], Mapping[str, Any], Any], None]
+"""Takes a call, its arguments and its result; must be done with the tensors when it returns."""
+
+
+@contextmanager
+def watching_calls(
+    model: nn.Module,
+    sink: CallSink,
+    names: Collection[str] | None = None,
+    atoms: Container[str] = frozenset(),
+) -> Iterator[None]:
+    """Hand every call of a module or a function to a sink; calls are numbered in each forward pass.
+
+    Args:
+        names: of the modules and functions whose calls are handed on; None for all. Functions are
+            watched only where one of the names is one, as it costs some microseconds a call.
+        atoms: names of modules whose inside is not looked into for functions.
+    """
+    counts: Counter[str] = Counter()
+
+    def wanted(layer: Layer) -> bool:
+        return names is None or layer.name in names
+
+    def leave(layer: Layer, args: Sequence[Any], kwargs: Mapping[str, Any], output: Any) -> None:
+        call = Call(layer.name, layer.type, counts[layer.name])
+        counts[layer.name] += 1
+        with unwatched():
+            sink(call, args, kwargs, output)
+
+    first = model.register_forward_pre_hook(lambda module, args: counts.clear())
+    modules = [layer for layer in list_layers(model) if wanted(layer)]
+    functions = names is None or any(function_in(name) is not None for name in names)
+    try:
+        with watching(
+            model,
+            leave,
+            layers=modules,
+            functions=wanted if functions else None,
+            opaque=lambda name, module: name in atoms,
+        ):
+            yield
+    finally:
+        first.remove()

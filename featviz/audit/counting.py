@@ -1,24 +1,23 @@
-"""Counting: what the watched calls give, image after image, into running statistics."""
+"""Counting: the outputs of watched calls, image after image, into running statistics."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from featviz import layout
 from featviz.audit import running_stats
+from featviz.audit.plan import Spot
 from featviz.audit.running_stats import ChannelStats, Covariance, TopImages
-from featviz.audit.targets import AuditPlan, Spot
 from featviz.drawing import stats
 from featviz.errors import FeatvizError, ForwardError, ImageError, LayoutError
-from featviz.hooks import calls, forward
+from featviz.hooks.forward import forward
 from featviz.models.load import LoadedModel
 from featviz.models.preprocess import InputOptions
 from featviz.pipeline.prepare import read_input
@@ -28,7 +27,7 @@ TOP = 4
 """Images kept for each channel: those that excite it most."""
 
 Failed = Callable[[int, FeatvizError], None]
-"""Told of an image that failed, by its number."""
+"""Called with the number of an image that failed."""
 
 
 @dataclass(frozen=True)
@@ -38,19 +37,19 @@ class Batch:
     images: tuple[int, ...]
     """Their numbers among the samples."""
     inputs: list[Tensor]
-    """What the model takes, each [B, C, H, W] (or [B, C, T, H, W]), on the CPU."""
+    """The arguments of the model, each [B, C, H, W] (or [B, C, T, H, W]), on the CPU."""
 
 
 @dataclass
 class Tally:
-    """What is known of one watched call so far."""
+    """The statistics of one watched call so far."""
 
     stats: ChannelStats
     top: TopImages
     covariance: Covariance | None = None
 
     def merge(self, other: Tally) -> Tally:
-        """What both know, of different images."""
+        """The statistics of both, which saw different images."""
         parts = [c for c in (self.covariance, other.covariance) if c is not None]
         covariance = parts[0].merge(parts[1]) if len(parts) == 2 else next(iter(parts), None)
         return Tally(self.stats.merge(other.stats), self.top.merge(other.top), covariance)
@@ -160,27 +159,19 @@ def batches(
     Args:
         numbers: by which the images are known; their positions by default.
     """
-    held: list[tuple[int, list[Tensor]]] = []
+    waiting: list[tuple[int, list[Tensor]]] = []
     for number, sample in zip(numbers or range(len(samples)), samples, strict=True):
         try:
             _, args = read_input(sample, model.preprocess, inputs)
         except ImageError as error:
             failed(number, error)
             continue
-        if held and (len(held) == size or _shapes(held[0][1]) != _shapes(args)):
-            yield _together(held)
-            held = []
-        held.append((number, args))
-    if held:
-        yield _together(held)
-
-
-def watching(
-    module: nn.Module, plan: AuditPlan, names: frozenset[str], sink: calls.Sink
-) -> AbstractContextManager[None]:
-    """Watch the calls of some layers, functions only where one of them is one."""
-    functions = any(calls.function_of(name) is not None for name in names)
-    return calls.watching(module, sink, names, plan.trace.atoms, functions)
+        if waiting and (len(waiting) == size or _shapes(waiting[0][1]) != _shapes(args)):
+            yield _together(waiting)
+            waiting = []
+        waiting.append((number, args))
+    if waiting:
+        yield _together(waiting)
 
 
 def run_batch(
@@ -209,6 +200,6 @@ def _shapes(args: Sequence[Tensor]) -> list[torch.Size]:
     return [arg.shape for arg in args]
 
 
-def _together(held: Sequence[tuple[int, list[Tensor]]]) -> Batch:
-    inputs = [torch.cat(args) for args in zip(*(args for _, args in held), strict=True)]
-    return Batch(tuple(number for number, _ in held), inputs)
+def _together(samples: Sequence[tuple[int, list[Tensor]]]) -> Batch:
+    inputs = [torch.cat(args) for args in zip(*(args for _, args in samples), strict=True)]
+    return Batch(tuple(number for number, _ in samples), inputs)

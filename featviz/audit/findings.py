@@ -1,134 +1,144 @@
-"""What is wrong with a channel: the findings, each with its definition."""
+"""From counted channels to findings: what audit.json says of each layer, and in total."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-Flags = NDArray[np.bool_]
-Doubles = NDArray[np.float64]
+from featviz.records.findings import FINDINGS, Evidence, Flags, Thresholds, correlated
 
-_ROUNDING = 2.0**-20
-"""Values that differ by less than this share of the largest are equal but for rounding."""
+if TYPE_CHECKING:
+    from featviz.audit.counting import Census, Tally
+    from featviz.audit.plan import AuditPlan, AuditTarget
 
-_FEWEST = 10
-"""Values below which a correlation says nothing."""
-
-
-@dataclass(frozen=True)
-class Thresholds:
-    """What the findings go by."""
-
-    eps: float = 0.0
-    """dead: never above this. constant: values no further apart than this are one."""
-    saturated_at: float = 0.99
-    """Share of values at a bound."""
-    redundant_at: float | None = None
-    """Correlation with another channel; None does not ask."""
-
-
-@dataclass(frozen=True)
-class Evidence:
-    """What is known of a layer's C channels over all images; arrays [C]."""
-
-    count: Doubles
-    """Finite values."""
-    low: Doubles
-    high: Doubles
-    nonfinite: Doubles
-    saturated: Doubles | None = None
-    """Share of values at a bound; None where the layer has none."""
-    ceiling: Doubles | None = None
-    """Largest value at the activation by which `dead` is judged; None where there is none."""
-    correlation: Doubles | None = field(default=None, repr=False)
-    """[C, C]; None where it was not asked for."""
+Row = Mapping[str, Any]
+"""One entry of `layers` in audit.json."""
 
 
 def judge(evidence: Evidence, thresholds: Thresholds) -> dict[str, list[int]]:
-    """The channels of each finding; a finding that cannot be asked of this layer is left out.
-
-    A channel with NaN or infinite values is `nonfinite` and nothing else, and one that is dead or
-    saturated is not called constant as well.
-    """
-    whole = (evidence.nonfinite == 0) & (evidence.count > 0)
+    """The channels of each finding; one for which this layer cannot be judged is left out."""
+    seen = evidence.count + evidence.nonfinite > 0
     flags: dict[str, Flags] = {}
-    for name, rule in RULES.items():
-        if (found := rule(evidence, thresholds)) is not None:
-            flags[name] = found if name == "nonfinite" else found & whole
-    for stronger in ("dead", "saturated"):
-        if stronger in flags:
-            flags["constant"] &= ~flags[stronger]
-    return {name: np.flatnonzero(found).tolist() for name, found in flags.items()}
-
-
-def dead(evidence: Evidence, thresholds: Thresholds) -> Flags | None:
-    """Never above eps behind the ReLU or ReLU6: in no image, at no position."""
-    if evidence.ceiling is None:
-        return None
-    return np.asarray(evidence.ceiling <= thresholds.eps)
-
-
-def constant(evidence: Evidence, thresholds: Thresholds) -> Flags | None:
-    """One value over all images and positions, but for rounding; two values at least were seen."""
-    size = np.maximum(abs(evidence.low), abs(evidence.high))
-    with np.errstate(invalid="ignore"):
-        flat = evidence.high - evidence.low <= np.maximum(thresholds.eps, _ROUNDING * size)
-    return np.asarray(flat & (evidence.count > 1))
-
-
-def saturated(evidence: Evidence, thresholds: Thresholds) -> Flags | None:
-    """At a bound of the activation for more than this share of values."""
-    if evidence.saturated is None:
-        return None
-    return np.asarray(evidence.saturated > thresholds.saturated_at)
-
-
-def nonfinite(evidence: Evidence, thresholds: Thresholds) -> Flags | None:
-    """NaN or infinite somewhere."""
-    return np.asarray(evidence.nonfinite > 0)
-
-
-def redundant(evidence: Evidence, thresholds: Thresholds) -> Flags | None:
-    """Correlated with another channel above the threshold; ten values at least were seen."""
-    linked = _linked(evidence, thresholds)
-    return None if linked is None else np.asarray(linked.any(1))
+    for finding in FINDINGS.values():
+        if (holds := finding.rule(evidence, thresholds)) is not None:
+            flags[finding.name] = holds & seen
+    for name in flags:
+        for stronger in FINDINGS[name].yields_to:
+            if stronger in flags:
+                flags[name] = flags[name] & ~flags[stronger]
+    return {name: np.flatnonzero(holds).tolist() for name, holds in flags.items()}
 
 
 def groups(evidence: Evidence, thresholds: Thresholds) -> list[list[int]]:
     """Redundant channels in connected components: each is linked to some other of its group, not
     to all of them."""
-    linked = _linked(evidence, thresholds)
+    linked = correlated(evidence, thresholds)
     if linked is None:
         return []
-    left, found = set(np.flatnonzero(linked.any(1)).tolist()), []
+    left, components = set(np.flatnonzero(linked.any(1)).tolist()), []
     while left:
         group, edge = set(), {min(left)}
         while edge:
             group |= edge
             edge = set(np.flatnonzero(linked[sorted(edge)].any(0)).tolist()) - group
-        found.append(sorted(group))
+        components.append(sorted(group))
         left -= group
-    return found
+    return components
 
 
-def _linked(evidence: Evidence, thresholds: Thresholds) -> Flags | None:
-    if evidence.correlation is None or thresholds.redundant_at is None:
+def rows(plan: AuditPlan, counted: Census, thresholds: Thresholds) -> dict[AuditTarget, Row]:
+    """Judge the targets of which something was counted."""
+    return {
+        target: _judged(target, counted, thresholds)
+        for target in plan.targets
+        if target.spot.call in counted.tallies and target.spot.call not in counted.faults
+    }
+
+
+def expected(target: AuditTarget, thresholds: Thresholds) -> Row:
+    """The row of a target before anything was counted: its findings are those it is judged for."""
+    nothing = np.zeros(0)
+    bounded = target.spot.activation is not None and bool(target.spot.activation.bounds)
+    evidence = Evidence(
+        count=nothing,
+        low=nothing,
+        high=nothing,
+        nonfinite=nothing,
+        saturated=nothing if bounded else None,
+        ceiling=None if target.dead_at is None else nothing,
+        correlation=None if thresholds.redundant_at is None else np.zeros((0, 0)),
+    )
+    return _row(target, 0, judge(evidence, thresholds))
+
+
+def total(layers: Sequence[Row]) -> dict[str, Any]:
+    """The channels of all layers together, how many have each finding, and the mean APoZ.
+
+    `judged` counts the channels that are judged for a finding; APoZ is the mean over them.
+    """
+    counts, judged_channels = {}, {}
+    for name in FINDINGS:
+        judged = [row for row in layers if name in row["findings"]]
+        if judged:
+            counts[name] = sum(len(row["findings"][name]) for row in judged)
+            judged_channels[name] = sum(row["channels"] for row in judged)
+    zeros = [(row["apoz"], row["channels"]) for row in layers if row["apoz"] is not None]
+    apoz = sum(a * n for a, n in zeros) / sum(n for _, n in zeros) if zeros else None
+    channels = sum(row["channels"] for row in layers)
+    return {"channels": channels, "findings": counts, "judged": judged_channels, "apoz": apoz}
+
+
+def suspicious(row: Row) -> int:
+    """How many findings the channels of a layer have, all kinds together."""
+    return sum(len(channels) for channels in row["findings"].values())
+
+
+def _judged(target: AuditTarget, counted: Census, thresholds: Thresholds) -> Row:
+    tally = counted.tallies[target.spot.call]
+    behind = None if target.dead_at is None else counted.tallies.get(target.dead_at.call)
+    evidence = _evidence(target, tally, behind)
+    more: dict[str, Any] = {"values": int(tally.stats.values.max()), "apoz": _apoz(behind)}
+    if thresholds.redundant_at is not None:
+        more["groups"] = groups(evidence, thresholds)
+    return {**_row(target, len(tally.stats.count), judge(evidence, thresholds)), **more}
+
+
+def _row(
+    target: AuditTarget, channels: int, findings: Mapping[str, Sequence[int]]
+) -> dict[str, Any]:
+    call = target.spot.call
+    return {
+        "layer": call.name,
+        "call": call.index,
+        "label": call.label,
+        "type": call.type,
+        "channels": channels,
+        "dead_at": None if target.dead_at is None else target.dead_at.call.label,
+        "not_judged": {} if target.dead_at is not None else {"dead": target.reason},
+        "findings": dict(findings),
+    }
+
+
+def _evidence(target: AuditTarget, tally: Tally, behind: Tally | None) -> Evidence:
+    stats = tally.stats
+    activation = target.spot.activation
+    saturated = None
+    if activation is not None and activation.bounds:
+        saturated = stats.saturated / stats.values
+    ceiling = None
+    if behind is not None:  # NaN and infinity are not known to stay at zero
+        ceiling = np.where(behind.stats.nonfinite > 0, np.inf, behind.stats.high)
+    correlation = None if tally.covariance is None else tally.covariance.correlation()
+    return Evidence(
+        stats.count, stats.low, stats.high, stats.nonfinite, saturated, ceiling, correlation
+    )
+
+
+def _apoz(behind: Tally | None) -> float | None:
+    """Average percentage of zeros, 0..1: H. Hu, R. Peng, Y.-W. Tai, C.-K. Tang, "Network Trimming",
+    arXiv 1607.03250, equation 1, averaged over the channels."""
+    if behind is None:
         return None
-    linked = evidence.correlation > thresholds.redundant_at
-    np.fill_diagonal(linked, False)
-    asked = (evidence.nonfinite == 0) & (evidence.count >= _FEWEST)
-    return np.asarray(linked & asked[:, None] & asked[None, :])
-
-
-Rule = Callable[[Evidence, Thresholds], Flags | None]
-RULES: Mapping[str, Rule] = {
-    "dead": dead,
-    "constant": constant,
-    "saturated": saturated,
-    "nonfinite": nonfinite,
-    "redundant": redundant,
-}
-"""A finding's name, and the rule that says of each channel whether it holds."""
+    return float((behind.stats.zeros / behind.stats.values).mean())

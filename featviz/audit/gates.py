@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any
 
 from featviz.errors import UsageError
 from featviz.records import Verdict
+from featviz.records.findings import FINDINGS
 from featviz.text import listed
 
 Layers = Sequence[Mapping[str, Any]]
@@ -23,6 +24,8 @@ _FORM = re.compile(
     r"(?:(?P<where>.+):)?(?P<finding>[A-Za-z]+)\s*(?P<sign>>=?)\s*(?P<number>\d+(?:\.\d+)?)"
     r"\s*(?P<percent>%)?"
 )
+EXAMPLES = ", ".join(FINDINGS[name].gate for name in ("dead", "nonfinite", "constant"))
+
 _NAMED = 8
 """Channels of a layer that a message names."""
 
@@ -42,30 +45,30 @@ class Gate:
     """Glob over the layers' names, labels and types."""
 
 
-def parse(text: str, findings: Collection[str]) -> Gate:
+def parse(text: str) -> Gate:
     """Read `[LAYERS:]FINDING>NUMBER[%]`.
 
     Raises:
         UsageError: another form, no such finding, or a share above 100 %.
     """
-    found = _FORM.fullmatch(text.strip())
-    if found is None:
+    parts = _FORM.fullmatch(text.strip())
+    if parts is None:
         raise UsageError(
             f"--fail-on {text!r} is no gate",
-            "for example dead>5%, nonfinite>0, layer3.*:constant>2",
+            f"for example {EXAMPLES}",
         )
-    finding, limit = found["finding"], float(found["number"])
-    if finding not in findings:
-        close = difflib.get_close_matches(finding, findings, 1)
+    finding, limit = parts["finding"], float(parts["number"])
+    if finding not in FINDINGS:
+        close = difflib.get_close_matches(finding, FINDINGS, 1)
         raise UsageError(
             f"--fail-on {text!r}: there is no finding {finding!r}",
-            f"did you mean {close[0]}?" if close else f"one of {', '.join(findings)}",
+            f"did you mean {close[0]}?" if close else f"one of {', '.join(FINDINGS)}",
         )
-    if found["percent"] and limit > 100:
+    if parts["percent"] and limit > 100:
         raise UsageError(f"--fail-on {text!r} can never break", "a share is at most 100%")
     return Gate(
-        text.strip(), finding, limit, bool(found["percent"]), found["sign"] == ">=",
-        found["where"] or "*",
+        text.strip(), finding, limit, bool(parts["percent"]), parts["sign"] == ">=",
+        parts["where"] or "*",
     )  # fmt: skip
 
 
@@ -85,7 +88,7 @@ def covered(gate: Gate, layers: Layers) -> list[Mapping[str, Any]]:
     if not judged:
         raise UsageError(
             f"--fail-on {gate.text!r}: no layer here can be judged for {gate.finding}",
-            _REMEDIES.get(gate.finding, "ask for another finding"),
+            FINDINGS[gate.finding].remedy,
         )
     return judged
 
@@ -100,9 +103,9 @@ def check(gate: Gate, layers: Layers) -> Verdict:
     channels = sum(int(layer["channels"]) for layer in judged)
     count = sum(len(layer["findings"][gate.finding]) for layer in judged)
     figure = 100 * count / channels if gate.percent else float(count)
-    held = figure < gate.limit if gate.inclusive else figure <= gate.limit
+    holds = figure < gate.limit if gate.inclusive else figure <= gate.limit
     words = f"{count} of {channels} channels {gate.finding} ({100 * count / channels:.2f} %)"
-    return Verdict(gate.text, held, words)
+    return Verdict(gate.text, holds, words)
 
 
 def worse(layers: Layers, baseline: Layers) -> Verdict:
@@ -112,14 +115,14 @@ def worse(layers: Layers, baseline: Layers) -> Verdict:
     that are new.
     """
     before = {layer["label"]: layer["findings"] for layer in baseline}
-    told = [
+    worsened = [
         f"{layer['label']}: {_more(name, now, before[layer['label']][name])}"
         for layer in layers
         if layer["label"] in before
         for name, now in layer["findings"].items()
         if name in before[layer["label"]] and len(now) > len(before[layer["label"]][name])
     ]
-    return Verdict("baseline", not told, "; ".join(told) or "nothing got worse")
+    return Verdict("baseline", not worsened, "; ".join(worsened) or "nothing got worse")
 
 
 def incomparable(layers: Layers, baseline: Layers) -> list[str]:
@@ -136,10 +139,3 @@ def _more(name: str, now: Sequence[int], before: Sequence[int]) -> str:
 
 def _matches(pattern: str, layer: Mapping[str, Any]) -> bool:
     return any(fnmatchcase(str(layer[key]), pattern) for key in ("layer", "label", "type"))
-
-
-_REMEDIES = {
-    "dead": "dead is judged at a ReLU or ReLU6; constant suits other activations",
-    "saturated": "it is judged at ReLU6, Sigmoid, Tanh, Hardsigmoid and Hardtanh",
-    "redundant": "--redundant-at 0.98 asks for it",
-}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
@@ -12,21 +11,22 @@ import torch
 import torchvision
 from PIL import Image
 
-from featviz.audit import counting, gates, pruning, suspects, targets, verdicts
+from featviz.audit import counting, findings, gates, plan, pruning, suspects
+from featviz.audit.call_graph import watching_calls
 from featviz.audit.counting import Census
-from featviz.audit.findings import Thresholds
+from featviz.audit.findings import Row
+from featviz.audit.plan import AuditPlan, AuditTarget
 from featviz.audit.pruning import Pruning, Verification
 from featviz.audit.running_stats import Doubles
 from featviz.audit.suspects import SuspectSheet
-from featviz.audit.targets import AuditPlan, AuditTarget
-from featviz.audit.verdicts import Row
 from featviz.errors import FeatvizError
-from featviz.hooks.eval_mode import borrowed
+from featviz.hooks.eval_mode import in_eval_mode
 from featviz.models.load import LoadedModel
 from featviz.models.preprocess import InputOptions
 from featviz.pipeline.prepare import blank_input
 from featviz.pipeline.processes import ALONE, World
 from featviz.records import Sample
+from featviz.records.findings import Thresholds
 from featviz.text import listed
 from featviz.version import __version__
 
@@ -41,24 +41,24 @@ _NAMED = 3
 
 @dataclass(frozen=True)
 class AuditRequest:
-    """What is asked of a model."""
+    """The options of an audit that hold for each model."""
 
     layers: str | None = None
     """Selectors; None takes all activations."""
     inputs: InputOptions = field(default_factory=InputOptions)
     batch_size: int = 1
-    """Images of one shape that go through together, at most."""
+    """The largest number of images of one shape that go through together."""
     thresholds: Thresholds = field(default_factory=Thresholds)
     verify: bool = False
     """Run again with the dead channels forced to zero."""
     max_suspects: int = 48
-    """Channels that are drawn at most."""
+    """The largest number of channels that are drawn."""
     gates: tuple[gates.Gate, ...] = ()
 
 
 @dataclass(frozen=True)
 class Examined:
-    """What was found in a model."""
+    """The results of one model's audit."""
 
     document: Mapping[str, Any]
     """The content of audit.json."""
@@ -80,21 +80,21 @@ class ModelVisit:
     """Numbers of the images that went through."""
     failures: dict[int, FeatvizError] = field(default_factory=dict)
 
-    def count(self, plan: AuditPlan) -> Census:
+    def count(self, chosen: AuditPlan) -> Census:
         """Stream all images through the model.
 
         Raises:
             FeatvizError: not one image went through.
         """
-        correlate = {t.spot.call for t in plan.targets} if self._correlating else ()
-        counted = Census(plan.spots, frozenset(correlate), plan.trace.gave.keys())
-        names = frozenset(call.name for call in plan.spots)
+        correlate = {t.spot.call for t in chosen.targets} if self._correlating else ()
+        counted = Census(chosen.spots, frozenset(correlate), chosen.trace.gave.keys())
+        names = frozenset(call.name for call in chosen.spots)
         with (
-            borrowed(self.model.module),
-            counting.watching(self.model.module, plan, names, counted.take),
+            in_eval_mode(self.model.module),
+            watching_calls(self.model.module, counted.take, names, chosen.trace.atoms),
         ):
-            own = range(len(self.samples))[self.team.rank :: self.team.size]
-            for batch in self._batches([self.samples[number] for number in own], own):
+            share = range(len(self.samples))[self.team.rank :: self.team.size]
+            for batch in self._batches([self.samples[number] for number in share], share):
                 counting.run_batch(self.model, batch, counted, self._failed, self._passed)
         counted = self._joined(counted)
         if not self.seen:
@@ -105,7 +105,7 @@ class ModelVisit:
         return counted
 
     def _joined(self, counted: Census) -> Census:
-        """What all processes have counted; merged in the order of their ranks, so all agree."""
+        """The counts of all processes, merged in the order of their ranks, so that all agree."""
         if self.team.size == 1:
             return counted
         alone = replace(counted, known=(), spots={}, _pending=[])  # what another process needs
@@ -121,16 +121,14 @@ class ModelVisit:
         self.failures = failures
         return joined
 
-    def verify(self, plan: AuditPlan, cut: Pruning) -> dict[str, Any]:
+    def verify(self, chosen: AuditPlan, cut: Pruning) -> dict[str, Any]:
         """Run the images again, with and without the channels that could be cut out."""
-        proof = Verification(self.model, plan, cut)
+        proof = Verification(self.model, chosen, cut)
         good = sorted(self.seen) if cut.channels else []
-        with borrowed(self.model.module):
+        with in_eval_mode(self.model.module):
             for batch in self._batches([self.samples[number] for number in good], good):
                 proof.show(batch)
-        finite = math.isfinite(proof.largest)
-        change = proof.largest if finite else None
-        return {"channels": cut.channels, "images": proof.images, "largest_change": change}
+        return proof.as_json()
 
     def as_json(self) -> dict[str, Any]:
         """`images` of audit.json."""
@@ -169,39 +167,39 @@ def examine(
 ) -> Examined | None:
     """Audit a model.
 
-    Of a team each process counts its share of the images; the first judges for all, and the others
-    get None.
+    Among several processes each one counts its share of the images; the first judges for all, and
+    the others return None.
 
     Raises:
         FeatvizError: nothing to look at, a gate that speaks of nothing, or not one image went
             through.
     """
-    plan = targets.choose(model, asked.layers, blank_input(model, samples, asked.inputs))
+    chosen = plan.choose(model, asked.layers, blank_input(model, samples, asked.inputs))
     for gate in asked.gates:
-        gates.covered(gate, [verdicts.expected(t, asked.thresholds) for t in plan.targets])
+        gates.covered(gate, [findings.expected(t, asked.thresholds) for t in chosen.targets])
     visit = ModelVisit(model, samples, asked, progress, team)
-    counted = visit.count(plan)
+    counted = visit.count(chosen)
     if not team.first:
         return None
-    rows = verdicts.rows(plan, counted, asked.thresholds)
-    _warn(plan, counted, list(rows.values()))
-    cut = pruning.find(plan, [(t, row["findings"].get("dead", ())) for t, row in rows.items()])
+    rows = findings.rows(chosen, counted, asked.thresholds)
+    _warn(chosen, counted, list(rows.values()))
+    cut = pruning.find(chosen, [(t, row["findings"].get("dead", ())) for t, row in rows.items()])
     document = {
         **_record(model, asked),
         "images": visit.as_json(),
-        **_findings(plan, counted, list(rows.values())),
+        **_findings(chosen, counted, list(rows.values())),
         "prune": dict(cut.layers),
         "not_prunable": dict(cut.refused),
-        "verify": visit.verify(plan, cut) if asked.verify else None,
+        "verify": visit.verify(chosen, cut) if asked.verify else None,
     }
     tables = {call.label: tally.stats.table() for call, tally in counted.tallies.items()}
-    sheets = _line_up(plan, counted, rows, asked.max_suspects)
-    drawn = list(suspects.draw(model, plan, sheets, samples, asked.inputs))
+    sheets = _line_up(chosen, counted, rows, asked.max_suspects)
+    drawn = list(suspects.draw(model, chosen, sheets, samples, asked.inputs))
     return Examined(document, tables, drawn)
 
 
 def _record(model: LoadedModel, asked: AuditRequest) -> dict[str, Any]:
-    """What was audited and how; nothing of when and where."""
+    """The model and the options for audit.json, without time and place."""
     return {
         "featviz": __version__,
         "torch": torch.__version__,
@@ -213,41 +211,41 @@ def _record(model: LoadedModel, asked: AuditRequest) -> dict[str, Any]:
     }
 
 
-def _findings(plan: AuditPlan, counted: Census, layers: list[Row]) -> dict[str, Any]:
+def _findings(chosen: AuditPlan, counted: Census, layers: list[Row]) -> dict[str, Any]:
     faults = [{"layer": call.label, "reason": why} for call, why in counted.faults.items()]
-    skipped = [{"layer": skip.layer, "reason": skip.reason} for skip in plan.skipped]
+    skipped = [{"layer": skip.layer, "reason": skip.reason} for skip in chosen.skipped]
     return {
         "layers": layers,
-        "total": verdicts.total(layers),
+        "total": findings.total(layers),
         "skipped": [*skipped, *faults],
-        "never_ran": list(plan.never_ran),
+        "never_ran": list(chosen.never_ran),
     }
 
 
-def _warn(plan: AuditPlan, counted: Census, layers: Sequence[Row]) -> None:
+def _warn(chosen: AuditPlan, counted: Census, layers: Sequence[Row]) -> None:
     """Say what was asked for and could not be looked at, or not be judged."""
-    skipped = [f"{skip.layer} ({skip.reason})" for skip in plan.skipped]
+    skipped = [f"{skip.layer} ({skip.reason})" for skip in chosen.skipped]
     faults = [f"{call.label} ({why})" for call, why in counted.faults.items()]
-    own = {t.spot.call.label for t in plan.targets if t.spot.activation is not None}
+    activations = {t.spot.call.label for t in chosen.targets if t.spot.activation is not None}
     refused = [
         f"{row['label']} ({row['not_judged']['dead']})"
         for row in layers
-        if row["not_judged"] and row["label"] not in own
+        if row["not_judged"] and row["label"] not in activations
     ]
     _name("skipped", [*skipped, *faults])
-    _name("never ran", plan.never_ran)
+    _name("never ran", chosen.never_ran)
     _name("not judged for dead", refused)
     _name("calls that a blank image does not cause, not counted", sorted(counted.unforeseen))
 
 
 def _line_up(
-    plan: AuditPlan, counted: Census, rows: Mapping[AuditTarget, Row], limit: int
+    chosen: AuditPlan, counted: Census, rows: Mapping[AuditTarget, Row], limit: int
 ) -> Sequence[SuspectSheet]:
-    """What is drawn of the suspects; says so where it is not all."""
-    found = {target.spot.call: row["findings"] for target, row in rows.items()}
-    sheets = suspects.line_up(plan, found, counted.tallies, limit)
+    """Choose the suspects that are drawn, and say so where they are not all."""
+    by_call = {target.spot.call: row["findings"] for target, row in rows.items()}
+    sheets = suspects.line_up(chosen, by_call, counted.tallies, limit)
     drawn = sum(len(sheet.suspects) for sheet in sheets)
-    every = sum(verdicts.suspicious(row) for row in rows.values())
+    every = sum(findings.suspicious(row) for row in rows.values())
     if drawn < every:
         most = f"at most {suspects.PER_LAYER} of a layer, and --max-suspects {limit} in all"
         log.info("%d of %d suspects are drawn: %s", drawn, every, most)

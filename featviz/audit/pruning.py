@@ -1,4 +1,4 @@
-"""Which layers make the dead channels, and the proof that the model does not miss them."""
+"""Which layers compute the dead channels, and the proof that the output does without them."""
 
 from __future__ import annotations
 
@@ -8,11 +8,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from featviz.audit import counting
-from featviz.audit.targets import AuditPlan, AuditTarget, Spot
-from featviz.hooks import forward, leaves
+from featviz.audit.call_graph import watching_calls
+from featviz.audit.plan import AuditPlan, AuditTarget, Spot
+from featviz.gradients.predictions import largest_change
+from featviz.hooks.containers import tensors
+from featviz.hooks.forward import forward
 from featviz.models.load import LoadedModel
 from featviz.records import Call
 
@@ -25,16 +27,16 @@ class Pruning:
     """Channels that can be cut out, and where forcing them to zero has the same effect."""
 
     layers: Mapping[str, list[int]]
-    """Of each convolution or linear layer, the output channels."""
+    """Output channels of convolutions and linear layers, by the layer's name."""
     refused: Mapping[str, str] = field(default_factory=dict)
-    """Activations whose dead channels have no layer of their own, with the reason."""
+    """Activations whose dead channels cannot be cut out of one layer, with the reason."""
     forced: Mapping[Call, list[int]] = field(default_factory=dict)
     """Calls of activations, with the channels to force to zero."""
 
     @property
     def channels(self) -> int:
-        """How many in all."""
-        return sum(len(own) for own in self.layers.values())
+        """How many channels can be cut out in all."""
+        return sum(len(channels) for channels in self.layers.values())
 
 
 def find(plan: AuditPlan, dead: Dead) -> Pruning:
@@ -44,22 +46,22 @@ def find(plan: AuditPlan, dead: Dead) -> Pruning:
     """
     graph, refused = plan.trace.graph, {}
     behind: dict[Call, tuple[Call, set[int]]] = {}
-    for target, own in dead:
-        if target.dead_at is None or not own:
+    for target, channels in dead:
+        if target.dead_at is None or not channels:
             continue
         at = target.dead_at.call
-        found = graph.maker_of(graph.given_by[at])
-        if found.node is None:
-            refused[at.label] = found.reason
+        maker = graph.maker_of(graph.given_by[at])
+        if maker.node is None:
+            refused[at.label] = maker.reason
         else:
-            behind[graph.nodes[found.node].call] = at, set(own)
+            behind[graph.nodes[maker.node].call] = at, set(channels)
     layers: dict[str, list[int]] = {}
     forced: dict[Call, list[int]] = {}
-    for name, own_calls in _by_name(plan, behind).items():
-        common = sorted(set.intersection(*(behind[call][1] for call in own_calls)))
+    for name, calls in _by_name(plan, behind).items():
+        common = sorted(set.intersection(*(behind[call][1] for call in calls)))
         if common:
             layers[name] = common
-            forced |= {behind[call][0]: common for call in own_calls}
+            forced |= {behind[call][0]: common for call in calls}
     return Pruning(layers, refused, forced)
 
 
@@ -69,7 +71,7 @@ def _by_name(plan: AuditPlan, behind: Iterable[Call]) -> dict[str, list[Call]]:
     for call in behind:
         grouped[call.name].append(call)
     runs = [node.call.name for node in plan.trace.graph.nodes]
-    return {name: own for name, own in grouped.items() if len(own) == runs.count(name)}
+    return {name: calls for name, calls in grouped.items() if len(calls) == runs.count(name)}
 
 
 @dataclass
@@ -80,8 +82,11 @@ class Verification:
     plan: AuditPlan
     pruning: Pruning
     images: int = 0
-    largest: float = 0.0
-    """Largest change of any number in the output; inf where its shape changed."""
+    largest: float | None = 0.0
+    """Largest change of any finite value of the output; None where its shape changed."""
+    nonfinite: int = 0
+    """Values of the output that are NaN or infinite in one of the two runs, or in both but not
+    alike."""
 
     def show(self, batch: counting.Batch) -> None:
         """Run a batch twice.
@@ -90,12 +95,24 @@ class Verification:
             ForwardError: the model failed.
         """
         inputs = [arg.to(self.model.device) for arg in batch.inputs]
-        plain = [value.clone() for value in _numbers(forward(self.model.module, inputs))]
+        plain = [value.clone() for value in tensors(forward(self.model.module, inputs))]
         names = frozenset(call.name for call in self.pruning.forced)
-        with counting.watching(self.model.module, self.plan, names, self._force):
-            changed = _numbers(forward(self.model.module, inputs))
+        with watching_calls(self.model.module, self._force, names, self.plan.trace.atoms):
+            changed = tensors(forward(self.model.module, inputs))
+        change, nonfinite = largest_change(plain, changed)
         self.images += len(batch.images)
-        self.largest = max(self.largest, _change(plain, changed))
+        self.nonfinite += nonfinite
+        if self.largest is not None:
+            self.largest = None if change is None else max(self.largest, change)
+
+    def as_json(self) -> dict[str, Any]:
+        """`verify` of audit.json; `nonfinite` is in it only where there are such values."""
+        document = {
+            "channels": self.pruning.channels,
+            "images": self.images,
+            "largest_change": self.largest,
+        }
+        return {**document, "nonfinite": self.nonfinite} if self.nonfinite else document
 
     def _force(self, call: Call, args: Any, kwargs: Any, output: Any) -> None:
         """An intervention, in place: the activation's own output, behind which nothing differs
@@ -104,21 +121,3 @@ class Verification:
             spot: Spot = self.plan.spots[call]
             chosen = torch.tensor(self.pruning.forced[call], device=output.device)
             output.index_fill_(spot.axis % output.dim(), chosen, 0)
-
-
-def _numbers(output: Any) -> list[Tensor]:
-    return [value for _, value in leaves(output) if isinstance(value, Tensor)]
-
-
-def _change(before: Sequence[Tensor], after: Sequence[Tensor]) -> float:
-    if [t.shape for t in before] != [t.shape for t in after]:
-        return float("inf")
-    differences = [_largest(a.double(), b.double()) for a, b in zip(before, after, strict=True)]
-    return max(differences, default=0.0)
-
-
-def _largest(before: Tensor, after: Tensor) -> float:
-    """Largest distance; equal values, infinite ones and NaN included, have none."""
-    same = (before == after) | (before.isnan() & after.isnan())
-    distance = torch.where(same, 0.0, (before - after).abs()).nan_to_num(torch.inf, torch.inf)
-    return float(distance.max()) if distance.numel() else 0.0

@@ -118,7 +118,7 @@ class ChannelStats:
         )
 
     def merge(self, other: ChannelStats) -> ChannelStats:
-        """What both saw, by Chan's update (equations 2.1)."""
+        """The statistics of both together, by Chan's update (equations 2.1)."""
         count = self.count + other.count
         delta = other.mean - self.mean
         return ChannelStats(
@@ -178,7 +178,7 @@ class Covariance:
         return cls(values.shape[1], mean.cpu().numpy().astype(np.float64), comoment)
 
     def merge(self, other: Covariance) -> Covariance:
-        """What both saw: Chan's update, with the outer product of the means' difference."""
+        """The covariance of both: Chan's update, by the outer product of the means' difference."""
         count = self.count + other.count
         delta = other.mean - self.mean
         weight = self.count * other.count / max(1, count)
@@ -216,7 +216,7 @@ class TopImages:
         return TopImages(np.take_along_axis(values, order, 1), np.take_along_axis(every, order, 1))
 
     def merge(self, other: TopImages) -> TopImages:
-        """What both saw; of equals, the earlier images stay."""
+        """The best images of both; of equals, the earlier ones stay."""
         values = np.concatenate([self.values, other.values], axis=1)
         numbers = np.concatenate([self.images, other.images], axis=1)
         order = np.lexsort((numbers, -values), axis=1)[:, : self.values.shape[1]]

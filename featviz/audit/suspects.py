@@ -13,13 +13,16 @@ from torch import Tensor
 
 from featviz import layout
 from featviz.audit import counting, running_stats
-from featviz.audit.targets import AuditPlan, AuditTarget, Spot
+from featviz.audit.call_graph import watching_calls
+from featviz.audit.plan import AuditPlan, AuditTarget, Spot
 from featviz.drawing import colormap, levels
-from featviz.hooks import forward
-from featviz.hooks.eval_mode import borrowed
+from featviz.hooks.eval_mode import in_eval_mode
+from featviz.hooks.forward import forward
 from featviz.models.load import LoadedModel
 from featviz.models.preprocess import InputOptions
 from featviz.records import Call, Sample
+from featviz.records.findings import FINDINGS
+from featviz.text import printable
 
 PER_LAYER = 8
 """Suspects that are drawn of one layer at most."""
@@ -27,8 +30,8 @@ PER_LAYER = 8
 _TILE = 88
 """Pixels of an image, and of a map, on its longer side."""
 _LABEL, _GAP, _TEXT = 150, 6, 12
-_FINDINGS = ("nonfinite", "dead", "saturated", "constant", "redundant")
-"""Worst first: the order in which suspects are drawn."""
+_WORST_FIRST = sorted(FINDINGS, key=lambda name: FINDINGS[name].severity)
+"""The findings in the order in which suspects are drawn."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +54,7 @@ class SuspectSheet:
     total: int
     """All suspects of the layer."""
     source: Spot
-    """What is drawn: the layer's own output; of a dead activation, what reaches it."""
+    """The call whose maps are drawn: the layer itself, or for a dead activation what feeds it."""
 
     @property
     def stem(self) -> str:
@@ -87,8 +90,8 @@ def line_up(
     """Choose what is drawn: PER_LAYER suspects of a layer and `limit` in all, worst first."""
     sheets, left = [], limit
     for target in plan.targets:
-        own = findings.get(target.spot.call, {})
-        every = [(name, channel) for name in _FINDINGS for channel in own.get(name, ())]
+        channels = findings.get(target.spot.call, {})
+        every = [(name, channel) for name in _WORST_FIRST for channel in channels.get(name, ())]
         for source, chosen in _by_source(plan, target, every[: min(PER_LAYER, left)]):
             top = tallies[target.spot.call].top.images
             suspects = tuple(
@@ -151,7 +154,7 @@ def _look_again(
 
     readable = [samples[number] for number in numbers]
     batches = counting.batches(readable, model, inputs, 1, lambda number, error: None)
-    with borrowed(model.module), counting.watching(model.module, plan, names, sink):
+    with in_eval_mode(model.module), watching_calls(model.module, sink, names, plan.trace.atoms):
         for batch in batches:
             current = numbers[batch.images[0]]
             views.images[current] = _thumbnail(model.preprocess.shown(batch.inputs)[0])
@@ -165,8 +168,8 @@ def _wanted(sheets: Sequence[SuspectSheet]) -> dict[int, dict[Call, set[tuple[in
     for sheet in sheets:
         for suspect in sheet.suspects:
             for number in suspect.images:
-                own = wanted.setdefault(number, {}).setdefault(sheet.source.call, set())
-                own.add((sheet.source.axis, suspect.channel))
+                maps = wanted.setdefault(number, {}).setdefault(sheet.source.call, set())
+                maps.add((sheet.source.axis, suspect.channel))
     return wanted
 
 
@@ -216,23 +219,27 @@ def _compose(sheet: SuspectSheet, views: SuspectViews, samples: Sequence[Sample]
         maps = [views.maps.get((sheet.source.call, suspect.channel, n)) for n in suspect.images]
         limits = _limits([m for m in maps if m is not None])
         _write(picture, (_GAP, y), _label(suspect, limits))
-        for column, (number, own) in enumerate(zip(suspect.images, maps, strict=True)):
+        for column, (number, values) in enumerate(zip(suspect.images, maps, strict=True)):
             at = (_LABEL + column * cell, y)
-            if number in views.images and own is not None:
+            if number in views.images and values is not None:
                 picture.paste(views.images[number], at)
-                picture.paste(_fitted(_colored(own, limits)), (at[0] + _TILE + _GAP, y))
+                picture.paste(_fitted(_colored(values, limits)), (at[0] + _TILE + _GAP, y))
             _write(picture, (at[0], y + _TILE + 1), _short(samples[number].name))
     return picture
 
 
 def _title(sheet: SuspectSheet) -> str:
     call, source = sheet.target.spot.call, sheet.source.call
+    label = printable(call.label)
     what = "with the images that excite each most, and its map"
     if source != call:
         what = (
-            f"no image excites these; the first ones, and what {source.label} gives to {call.label}"
+            f"no image excites these; the first ones, and what {printable(source.label)} gives to "
+            f"{label}"
         )
-    return f"{call.label} ({call.type}): {len(sheet.suspects)} of {sheet.total} suspects\n{what}"
+    return (
+        f"{label} ({printable(call.type)}): {len(sheet.suspects)} of {sheet.total} suspects\n{what}"
+    )
 
 
 def _label(suspect: Suspect, limits: tuple[float, float]) -> str:
@@ -257,6 +264,7 @@ def _colored(values: np.ndarray, limits: tuple[float, float]) -> Image.Image:
 
 
 def _short(name: str) -> str:
+    name = printable(name)
     return name if len(name) <= 28 else "…" + name[-27:]
 
 

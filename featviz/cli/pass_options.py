@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from featviz.cli import options as opts
-from featviz.records import PassOptions
+from featviz.records import KINDS, PassOptions
 from featviz.records.checking import choices
 
 pass_options = opts.stacked(
@@ -14,8 +14,8 @@ pass_options = opts.stacked(
         default="output",
         show_default=True,
         metavar="KINDS",
-        help="Draw these tensors of each layer: output, input, grad (the gradient at the output), "
-        "grad-input (the gradient at the input); commas separate them.",
+        help="Draw these tensors of each layer: "
+        f"{', '.join(kind.help for kind in KINDS.values())}; commas separate them.",
     ),
     click.option(
         "--target",

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from featviz.errors import UsageError
-from featviz.records import Bytes
+from featviz.records import KINDS, Bytes
 
 MAGENTA = (255, 0, 255)
 GREYS = ("grey", "gray", "auto")
@@ -39,7 +39,8 @@ def resolved(cmap: str, kind: str = "output", over: bool = False) -> str:
     """
     if cmap != "auto":
         return cmap
-    return "coolwarm" if kind.startswith("grad") else "viridis" if over else "grey"
+    auto = KINDS[kind].cmap if kind in KINDS else "auto"
+    return auto if auto != "auto" else "viridis" if over else "grey"
 
 
 def plain_grey(pad_value: float) -> Palette:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from featviz.errors import UsageError
+from featviz.records import KINDS
 
 Limits = tuple[float, float]
 
@@ -147,7 +148,8 @@ def resolved(text: str, kind: str = "output") -> str:
     """
     if text != "auto":
         return text
-    return "symmetric" if kind.startswith("grad") else "map"
+    auto = KINDS[kind].normalize if kind in KINDS else "auto"
+    return "map" if auto == "auto" else auto
 
 
 def parse_scale(text: str) -> Scale:

@@ -19,7 +19,7 @@ from torch import Tensor
 from featviz.drawing import grid
 from featviz.drawing.picture import GridPicture
 from featviz.errors import StoreError, UsageError
-from featviz.records import STAT_COLUMNS, DrawOptions, Floats, Site
+from featviz.records import STAT_COLUMNS, DrawOptions, Floats, Site, is_gradient
 from featviz.rundir import atomic
 
 BINS = 64
@@ -95,7 +95,7 @@ class Board:
 
     def _scalars(self, post: Post) -> Iterator[tuple[str, float]]:
         stats, kind = post.stats.astype(np.float64), post.site.kind
-        if kind.startswith("grad"):
+        if is_gradient(kind):
             count = post.values - stats[:, _NONFINITE]
             power = count * (stats[:, _STD] ** 2 + stats[:, _MEAN] ** 2)
             yield "grad_norm", float(np.sqrt(power[count > 0].sum()))
@@ -131,7 +131,7 @@ class Board:
 
 
 def _group(kind: str) -> str:
-    return "histogram-grad" if kind.startswith("grad") else "histogram"
+    return "histogram-grad" if is_gradient(kind) else "histogram"
 
 
 def histogram(tensor: Tensor) -> Histogram | None:

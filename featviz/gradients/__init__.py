@@ -1,1 +1,1 @@
-"""Gradients: what is differentiated, how it flows back, what is changed on the way."""
+"""Gradients: the target, the rule for ReLU, interventions, and the pass forward and backward."""

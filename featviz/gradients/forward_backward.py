@@ -16,8 +16,11 @@ from featviz.errors import UsageError
 from featviz.gradients import interventions, predictions, relu_rules
 from featviz.gradients.options import PassPlan
 from featviz.gradients.relu_rules import Rule
-from featviz.hooks import Recorder, Sink, back, forward, hooked, leaves, unwatched
-from featviz.hooks.eval_mode import borrowed, kept_rng
+from featviz.hooks.capture import Recorder, Sink, hooked
+from featviz.hooks.containers import tensors
+from featviz.hooks.eval_mode import in_eval_mode, kept_rng
+from featviz.hooks.forward import back, forward
+from featviz.hooks.functions import unwatched
 from featviz.hooks.naming import class_names, is_exported
 from featviz.layout.overrides import HintBook
 from featviz.models.load import LoadedModel
@@ -36,7 +39,7 @@ def try_out(model: LoadedModel, plan: PassPlan, blank: Sequence[Tensor], book: H
         ForwardError: the model cannot take the input, or its backward pass fails.
     """
     if plan.options.gradients or plan.changes:
-        with borrowed(model.module, plan.options.gradients):
+        with in_eval_mode(model.module, plan.options.gradients):
             outcome, _ = run(model, plan, blank, book, [], _ignore)
         for words in outcome.idle:
             log.warning("%s", words)
@@ -72,7 +75,7 @@ def run(
         else:
             output, value = forward(model.module, given, recorder), None
         _check_rule(model, plan, rule)
-    largest, nonfinite = predictions.largest_change(_tensors(before), _tensors(output))
+    largest, nonfinite = predictions.largest_change(tensors(before), tensors(output))
     outcome = Outcome(
         prediction=predictions.top_classes(output, model.categories),
         before=predictions.top_classes(before, model.categories),
@@ -132,15 +135,15 @@ def _value(
         return target.value(output, model.categories)
     if not kept:
         raise UsageError(f"--target {target.text!r}: the layer does not run")
-    found = kept[-1]
-    if target.channel is not None and isinstance(found, Tensor):
-        axis = _axis(found, book, layer, f"--target {target.text!r}")
-        if target.channel >= found.shape[axis]:
+    tensor = kept[-1]
+    if target.channel is not None and isinstance(tensor, Tensor):
+        axis = _axis(tensor, book, layer, f"--target {target.text!r}")
+        if target.channel >= tensor.shape[axis]:
             raise UsageError(
-                f"--target {target.text!r}: the layer has channels 0 to {found.shape[axis] - 1}"
+                f"--target {target.text!r}: the layer has channels 0 to {tensor.shape[axis] - 1}"
             )
-        found = found.select(axis, target.channel)
-    return target.value(found)
+        tensor = tensor.select(axis, target.channel)
+    return target.value(tensor)
 
 
 def _undisturbed(model: LoadedModel, plan: PassPlan, given: Sequence[Tensor]) -> Any:
@@ -182,27 +185,27 @@ def _unseen(change: Callable[..., Any], note: Callable[[], None]) -> Callable[..
 
 @contextmanager
 def _kept(model: LoadedModel, plan: PassPlan) -> Iterator[list[Any]]:
-    """What the layer gives that is the target, call by call."""
-    found: list[Any] = []
+    """The outputs of the layer that is the target, one for each call."""
+    outputs: list[Any] = []
     if plan.target_layer is None:
-        yield found
+        yield outputs
         return
 
     def keep(module: Any, args: Any, output: Any) -> None:
         # a copy, since a later in-place operation would change what the target is
         with unwatched():
-            found.append(output.clone() if isinstance(output, Tensor) else output)
+            outputs.append(output.clone() if isinstance(output, Tensor) else output)
 
     module = model.module.get_submodule(plan.target_layer.name)
     handle = module.register_forward_hook(keep)
     try:
-        yield found
+        yield outputs
     finally:
         handle.remove()
 
 
 def _idle(plan: PassPlan, ran: set[str], rule: Rule | None) -> Iterator[str]:
-    """What was asked for and changed nothing."""
+    """Words for each option that changed nothing."""
     if rule is not None and not rule.met:
         yield f"--grad-rule {plan.options.grad_rule} changes nothing: the model calls no ReLU"
     idle: dict[str, list[str]] = {}
@@ -222,10 +225,6 @@ def _axis(tensor: Tensor, book: HintBook, layer: Layer, what: str) -> int:
             "--tensor-layout says it",
         )
     return axis
-
-
-def _tensors(output: Any) -> list[Tensor]:
-    return [value.detach() for _, value in leaves(output) if isinstance(value, Tensor)]
 
 
 def _ignore(site: Site, tensor: Tensor) -> None:

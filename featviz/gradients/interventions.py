@@ -1,4 +1,4 @@
-"""Reaching into a model: forward hooks that change what a layer gives, before it is captured."""
+"""Interventions: forward hooks that change a layer's output before it is captured."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Intervention:
     """One of KINDS."""
     text: str
     selectors: str
-    """Which layers."""
+    """Selectors of the layers to change."""
     channels: tuple[int, ...] = ()
     numbers: tuple[float, ...] = ()
 
@@ -39,11 +39,11 @@ def parse(kind: str, text: str) -> Intervention:
         UsageError: it cannot be read.
     """
     selectors, _, tail = text.rpartition(":")
-    found = _FORMS[kind].fullmatch(tail.replace(" ", ""))
-    if not selectors.strip() or found is None:
+    form = _FORMS[kind].fullmatch(tail.replace(" ", ""))
+    if not selectors.strip() or form is None:
         raise _unreadable(kind, text)
-    numbers = tuple(float(n) for n in (found.groupdict().get("numbers") or "").split(",") if n)
-    listed = found.groupdict().get("channels")
+    numbers = tuple(float(n) for n in (form.groupdict().get("numbers") or "").split(",") if n)
+    listed = form.groupdict().get("channels")
     try:
         channels = tuple(read_ranges(listed)) if listed else ()
     except ValueError:
@@ -106,10 +106,10 @@ def _grad_scale(change: Intervention, tensor: Tensor, axis: int, noise: Generato
     """The value stays, in a tensor of its own; the gradient at it is multiplied."""
     if not tensor.requires_grad:
         return tensor
-    own = tensor.clone()
+    copy = tensor.clone()
     factor = change.numbers[0]
-    own.register_hook(lambda gradient: gradient * factor)  # type: ignore[no-untyped-call]
-    return own
+    copy.register_hook(lambda gradient: gradient * factor)  # type: ignore[no-untyped-call]
+    return copy
 
 
 KINDS: dict[str, Callable[[Intervention, Tensor, int, Generator], Tensor]] = {
@@ -119,7 +119,7 @@ KINDS: dict[str, Callable[[Intervention, Tensor, int, Generator], Tensor]] = {
     "noise": _noise,
     "grad-scale": _grad_scale,
 }
-"""What each makes of a tensor with this channel axis; the tensor itself is left as it is."""
+"""Functions that return a changed copy of a tensor, given its channel axis."""
 
 
 def applied(

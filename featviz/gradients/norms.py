@@ -1,4 +1,4 @@
-"""How gradients fare along the depth of a model: where they vanish, and where they explode."""
+"""Norms of gradients along the depth of a model: where they vanish, and where they explode."""
 
 from __future__ import annotations
 
@@ -31,18 +31,18 @@ def norms(rows: Iterable[Capture]) -> dict[str, float]:
             calls = squares.setdefault(row.layer or row.type, {})
             length = _values(row) * (row.mean**2 + row.std**2)
             calls[row.call] = calls.get(row.call, 0.0) + length
-    found = {layer: math.sqrt(calls[max(calls)]) for layer, calls in squares.items()}
-    return dict(reversed(found.items()))
+    lengths = {layer: math.sqrt(calls[max(calls)]) for layer, calls in squares.items()}
+    return dict(reversed(lengths.items()))
 
 
 def report(rows: Sequence[Capture]) -> str | None:
     """One line that names vanishing and exploding layers with their ratios; None where fewer than
     two layers have a gradient."""
-    found = norms(rows)
-    last = next((layer for layer in reversed(found) if found[layer] > 0), None)
-    if last is None or len(found) < 2:
+    lengths = norms(rows)
+    last = next((layer for layer in reversed(lengths) if lengths[layer] > 0), None)
+    if last is None or len(lengths) < 2:
         return None
-    ratios = {layer: norm / found[last] for layer, norm in found.items()}
+    ratios = {layer: norm / lengths[last] for layer, norm in lengths.items()}
     parts = [
         _named("vanishing", {k: v for k, v in ratios.items() if v < VANISHING}),
         _named("exploding", {k: v for k, v in ratios.items() if v > EXPLODING}),
@@ -62,5 +62,5 @@ def _values(row: Capture) -> int:
     tile: Any = row.grid["tile"]
     scale: Any = row.grid["scale"]
     down, across = scale if isinstance(scale, list) else (scale, scale)
-    held = row.slices[1] if row.slices else 1
-    return int(row.maps * held * (tile[0] // down) * (tile[1] // across) - row.nonfinite)
+    slices = row.slices[1] if row.slices else 1
+    return int(row.maps * slices * (tile[0] // down) * (tile[1] // across) - row.nonfinite)

@@ -1,4 +1,4 @@
-"""What is to happen while an image goes through the model: options, read and held against it."""
+"""The options of a pass through the model: read, checked, and matched with the model's layers."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from featviz.errors import UsageError
 from featviz.gradients import interventions, targets
 from featviz.gradients.interventions import Intervention
 from featviz.gradients.targets import Target
-from featviz.hooks import KINDS, list_layers
-from featviz.hooks import selectors as select
+from featviz.hooks import selectors
+from featviz.hooks.layers import list_layers
 from featviz.models.load import LoadedModel
-from featviz.records import INTERVENTIONS, Layer, PassOptions
+from featviz.records import INTERVENTIONS, KINDS, Layer, PassOptions
 from featviz.records.checking import read_texts
 
 
 @dataclass(frozen=True)
 class PassPlan:
-    """The options of a pass, read and held against a model."""
+    """The options of a pass, matched with a model's layers."""
 
     options: PassOptions
     target: Target
     target_layer: Layer | None = None
-    """Where the target is a layer's mean activation."""
+    """The layer whose mean activation is the target; None where the output is."""
     changes: dict[str, tuple[Layer, list[Intervention]]] = field(default_factory=dict)
-    """By layer name, in the order in which they were given."""
+    """Interventions by layer name, in the order in which they were given."""
 
     @property
     def changes_values(self) -> bool:
@@ -75,7 +75,7 @@ def check_options(options: PassOptions) -> None:
 
 
 def plan(model: LoadedModel, options: PassOptions) -> PassPlan:
-    """Hold the options against a model.
+    """Match the options with a model's layers.
 
     Raises:
         UsageError: a selector of an intervention, or the target's layer, matches nothing, or the
@@ -94,7 +94,7 @@ def plan(model: LoadedModel, options: PassOptions) -> PassPlan:
 
 
 def _refuse_needless(options: PassOptions, changes: Sequence[Intervention]) -> None:
-    """What is for gradients does nothing without them."""
+    """Refuse options for gradients where no gradients are captured."""
     asked = {
         "--target": options.target is not None,
         "--grad-rule": options.grad_rule != "plain",
@@ -106,16 +106,16 @@ def _refuse_needless(options: PassOptions, changes: Sequence[Intervention]) -> N
 
 
 def _selected(change: Intervention, layers: Sequence[Layer]) -> list[Layer]:
-    selectors = select.parse(change.selectors)
-    if select.wants_functions(selectors):
+    wanted = selectors.parse(change.selectors)
+    if selectors.wants_functions(wanted):
         raise UsageError(f"{change.option}: functions cannot be changed, only modules")
-    found = select.select(layers, selectors)
-    if not found:
+    chosen = selectors.select(layers, wanted)
+    if not chosen:
         raise UsageError(
             f"{change.option}: no layer matches {change.selectors!r}",
-            f"types here: {select.types_present(layers)}",
+            f"types here: {selectors.types_present(layers)}",
         )
-    return found
+    return chosen
 
 
 def _target_layer(target: Target, layers: Sequence[Layer]) -> Layer | None:
@@ -124,7 +124,7 @@ def _target_layer(target: Target, layers: Sequence[Layer]) -> Layer | None:
     for layer in layers:
         if target.layer in (layer.name, *layer.aliases):
             return layer
-    close = select.nearest(layers, select.parse(target.layer))
+    close = selectors.nearest(layers, selectors.parse(target.layer))
     raise UsageError(
         f"--target {target.text!r}: no layer is called {target.layer!r}",
         f"did you mean {' or '.join(close)}?" if close else "featviz layers MODEL lists them",

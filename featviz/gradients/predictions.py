@@ -1,4 +1,4 @@
-"""What a model says of an image: its most likely classes."""
+"""A model's output in words: the most likely classes, and how far two outputs are apart."""
 
 from __future__ import annotations
 
@@ -27,15 +27,19 @@ def top_classes(
 
 
 def largest_change(before: Sequence[Tensor], after: Sequence[Tensor]) -> tuple[float | None, int]:
-    """Largest absolute difference between the tensors of two outputs, of the values that are
-    finite in both; None where their number or shapes differ, or there are none. And how many values
-    are NaN or infinite in one of them, and something else in the other."""
+    """Compare the tensors of two outputs.
+
+    Returns:
+        The largest absolute difference of the values that are finite in both, None where there are
+        no tensors or their shapes differ; and how many values are NaN or infinite in one of the
+        outputs and something else in the other.
+    """
     if [t.shape for t in before] != [t.shape for t in after]:
         return None, 0
     pairs = zip(before, after, strict=True)
-    found = [_difference(a.cpu().double(), b.cpu().double()) for a, b in pairs if a.numel()]
-    largest = max((change for change, _ in found), default=None)
-    return largest, sum(unlike for _, unlike in found)
+    changes = [_difference(a.detach().cpu().double(), b.detach().cpu().double()) for a, b in pairs]
+    largest = max((change for change, _ in changes), default=None)
+    return largest, sum(unlike for _, unlike in changes)
 
 
 def _difference(before: Tensor, after: Tensor) -> tuple[float, int]:

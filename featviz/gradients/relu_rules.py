@@ -16,9 +16,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.overrides import TorchFunctionMode
 
-from featviz.hooks.naming import function_name, is_in_place
+from featviz.hooks.functions import FunctionMode
+from featviz.hooks.naming import is_in_place
 
 
 class _Rule(torch.autograd.Function):
@@ -52,25 +52,18 @@ class _Deconv(_Rule):
     guided = False
 
 
-class Rule(TorchFunctionMode):
-    """A rule in force."""
+class Rule:
+    """A rule in force: computes calls of ReLU in the function's place."""
 
     def __init__(self, function: type[_Rule]) -> None:
-        super().__init__()
         self.function = function
         self.met = 0
         """Calls of ReLU."""
 
-    def __torch_function__(
-        self,
-        func: Callable[..., Any],
-        types: Sequence[type],
-        args: Sequence[Any] = (),
-        kwargs: Mapping[str, Any] | None = None,
+    def __call__(
+        self, func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> Any:
-        kwargs = kwargs or {}
-        if function_name(func) != "relu":
-            return func(*args, **kwargs)
+        """Compute a call of ReLU, with a backward pass by the rule."""
         self.met += 1
         x = args[0] if args else kwargs.get("input", kwargs.get("self"))
         inplace = is_in_place(func) or kwargs.get("inplace", args[1] if args[1:] else False)
@@ -91,5 +84,6 @@ def rule(name: str) -> Iterator[Rule | None]:
     if function is None:
         yield None
     else:
-        with Rule(function) as found:
-            yield found
+        replacement = Rule(function)
+        with FunctionMode(replacements={"relu": replacement}):
+            yield replacement

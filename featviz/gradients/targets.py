@@ -1,4 +1,4 @@
-"""What gradients are the gradients of: one number, made of a model's output or of a layer's."""
+"""Targets of gradients: the number to differentiate, from the output of a model or a layer."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Target:
     reduction: str = "top1"
     """One of REDUCTIONS."""
     argument: str = ""
-    """Of `class:`: an index or a name."""
+    """For the reduction `class`: an index or a name."""
     layer: str | None = None
     """A layer whose mean activation is the target, in place of the output."""
     channel: int | None = None
@@ -49,14 +49,16 @@ class Target:
         return REDUCTIONS[self.reduction](self, self._tensor(output), categories)
 
     def _tensor(self, output: Any) -> Tensor:
-        found = output
+        tensor = output
         for key in self.keys:
-            found = _inside(found, key)
-        if not isinstance(found, Tensor):
+            tensor = _inside(tensor, key)
+        if not isinstance(tensor, Tensor):
             raise self._no_tensor(output)
-        if not found.is_floating_point():
-            raise UsageError(f"--target {self.text!r}: it holds {found.dtype}, and has no gradient")
-        return found
+        if not tensor.is_floating_point():
+            raise UsageError(
+                f"--target {self.text!r}: it holds {tensor.dtype}, and has no gradient"
+            )
+        return tensor
 
     def _no_tensor(self, output: Any) -> UsageError:
         if self.layer is not None:
@@ -80,9 +82,9 @@ def parse(text: str | None) -> Target:
         return _layer_target(text)
     keys: tuple[str, ...] = ()
     rest = text
-    if found := _OUTPUT.fullmatch(text):
-        keys = tuple(re.findall(r"\[([^\]]+)\]", found[1]))
-        rest = found[2] or "mean"
+    if path := _OUTPUT.fullmatch(text):
+        keys = tuple(re.findall(r"\[([^\]]+)\]", path[1]))
+        rest = path[2] or "mean"
     reduction, _, argument = rest.partition(":")
     wants = reduction == "class"
     if reduction not in REDUCTIONS or bool(argument) != wants or (":" in rest and not wants):
@@ -98,11 +100,11 @@ def _layer_target(text: str) -> Target:
 
 
 def outline(output: Any) -> str:
-    """What a model gives, in words: `output[out] [1, 21, 64, 64], output[aux] [1, 21, 64, 64]`."""
+    """A model's output in words: `output[out] [1, 21, 64, 64], output[aux] [1, 21, 64, 64]`."""
     if isinstance(output, Tensor):
         return f"a tensor {list(output.shape)}"
-    found = [f"{path} {list(tensor.shape)}" for path, tensor in _paths(output)]
-    return listed(found, _NAMED) or f"a {type(output).__name__} without tensors"
+    parts = [f"{path} {list(tensor.shape)}" for path, tensor in _paths(output)]
+    return listed(parts, _NAMED) or f"a {type(output).__name__} without tensors"
 
 
 def _instead(output: Any) -> str | None:

@@ -6,6 +6,8 @@ import dataclasses
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from torch import Tensor
+
 
 def leaves(value: Any, key: str = "") -> Iterator[tuple[str, Any]]:
     """Flatten tuples, lists, dicts and dataclasses: pairs of (path, what stands there)."""
@@ -13,6 +15,11 @@ def leaves(value: Any, key: str = "") -> Iterator[tuple[str, Any]]:
         yield from leaves(item, f"{key}.{name}" if key else str(name))
     if not _is_container(value):
         yield key, value
+
+
+def tensors(value: Any) -> list[Tensor]:
+    """The tensors among `leaves`, in their order."""
+    return [item for _, item in leaves(value) if isinstance(item, Tensor)]
 
 
 def _is_container(value: Any) -> bool:
@@ -32,7 +39,7 @@ def _items(value: Any) -> list[tuple[Any, Any]]:
 
 
 def describe(value: Any) -> str:
-    """What stands where a tensor was expected: `None`, `an empty dict`, `a str`."""
+    """Words for a value where a tensor was expected: `None`, `an empty dict`, `a str`."""
     if value is None:
         return "None"
     name = type(value).__name__

@@ -1,4 +1,4 @@
-"""A model on loan: run it in eval mode, and give it back exactly as it was."""
+"""Running a model in eval mode, and giving it back exactly as it was."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch.nn.parameter import UninitializedBuffer
 
 
 @contextmanager
-def borrowed(model: nn.Module, gradients: bool = False) -> Iterator[None]:
+def in_eval_mode(model: nn.Module, gradients: bool = False) -> Iterator[None]:
     """Put the model into eval mode, and into inference mode unless gradients are wanted, for a
     while.
 

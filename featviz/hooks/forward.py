@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from featviz.errors import FeatvizError, ForwardError
-from featviz.hooks.containers import leaves
+from featviz.hooks.capture import Recorder
+from featviz.hooks.containers import tensors
 from featviz.hooks.naming import class_names
-from featviz.hooks.recorder import Recorder
 
 
 def forward(model: nn.Module, args: Sequence[Any], recorder: Recorder | None = None) -> Any:
@@ -74,13 +74,13 @@ def back(target: Tensor, inputs: Sequence[Tensor], recorder: Recorder) -> None:
 def _where(model: nn.Module, error: BaseException) -> str:
     """Name the innermost module on the traceback; costs nothing as long as nothing fails."""
     names = {id(module): name for name, module in model.named_modules()}
-    found, trace = class_names(model)[0], error.__traceback__
+    place, trace = class_names(model)[0], error.__traceback__
     while trace is not None:
         owner = trace.tb_frame.f_locals.get("self")
         if isinstance(owner, nn.Module) and names.get(id(owner)):
-            found = f"{names[id(owner)]} ({class_names(owner)[0]})"
+            place = f"{names[id(owner)]} ({class_names(owner)[0]})"
         trace = trace.tb_next
-    return found
+    return place
 
 
 def _first_line(error: BaseException) -> str:
@@ -89,5 +89,4 @@ def _first_line(error: BaseException) -> str:
 
 
 def _shapes(args: Sequence[Any]) -> str:
-    tensors = [value for _, value in leaves(list(args)) if isinstance(value, Tensor)]
-    return ", ".join(str(list(tensor.shape)) for tensor in tensors)
+    return ", ".join(str(list(tensor.shape)) for tensor in tensors(list(args)))

@@ -1,7 +1,12 @@
-"""Calls of functions inside forward, which module hooks do not see: torch's function mode does."""
+"""Calls of functions inside forward, which module hooks do not see: torch's function mode does.
+
+There is one function mode. Capturing, auditing and listing functions watch calls through it, and
+the rules for ReLU replace functions with it.
+"""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
@@ -10,62 +15,46 @@ import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
+from featviz.hooks.layers import function_layer, list_layers
 from featviz.hooks.naming import function_name, gives_tensors, home_of
 from featviz.records import Layer
 
-Seen = Callable[[Layer, Any], None]
-"""Takes a function as a layer, `layer1.0/fn:add`, and what this call of it gave."""
-Entering = Callable[[Layer, Any, Any], None]
-"""The same before the call, with its arguments."""
+Enter = Callable[[Layer, Sequence[Any], Mapping[str, Any]], None]
+"""Called before a module or function runs, with its arguments."""
+Leave = Callable[[Layer, Sequence[Any], Mapping[str, Any], Any], None]
+"""Called after a module or function ran, with its arguments and its result."""
+Replacement = Callable[[Callable[..., Any], Sequence[Any], Mapping[str, Any]], Any]
+"""Computes the result of a call in the function's place; takes the function and its arguments."""
 
 
-def like_module(function: str, class_name: str) -> bool:
-    """Whether a function does what a module class does: `max_pool2d` and `MaxPool2d`."""
-    return function.replace("_", "").lower() == class_name.replace("_", "").lower()
+def _nobody(layer: Layer, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> None:
+    pass
 
 
-def function_of(module: Layer, function: str) -> Layer:
-    """A function that a module calls, as a layer."""
-    kind = f"fn:{function}"
-    name = f"{module.name}/{kind}" if module.name else kind
-    return Layer(module.index, name, kind, (kind,), module.aliases)
+class FunctionMode(TorchFunctionMode):
+    """Reports the torch functions and tensor methods that modules call, and may replace some."""
 
+    def __init__(
+        self,
+        leave: Leave = _nobody,
+        enter: Enter | None = None,
+        wanted: Callable[[Layer], bool] = lambda layer: True,
+        replacements: Mapping[str, Replacement] | None = None,
+    ) -> None:
+        """Say who hears of calls.
 
-@contextmanager
-def watching(
-    model: nn.Module, modules: Sequence[Layer], seen: Seen, entering: Entering | None = None
-) -> Iterator[None]:
-    """Report every call of a torch function or tensor method that gives tensors.
-
-    What torch's own modules call is theirs (a ReLU module is hooked as a module), and what a
-    function calls inside is the function's: neither is reported.
-
-    Args:
-        modules: all layers of the model that are modules.
-    """
-    stack: list[Layer | None] = []
-    layers = {layer.name: layer for layer in modules}
-    with ExitStack() as hooks:
-        for name, module in model.named_modules():
-            push = _entering(stack, None if _is_torchs(module) else layers[name])
-            before = module.register_forward_pre_hook(push, prepend=True)  # others may raise
-            hooks.callback(before.remove)
-            pop = module.register_forward_hook(_leaving(stack), always_call=True)
-            hooks.callback(pop.remove)
-        with _Mode(stack, seen, entering):
-            yield
-
-
-def unwatched() -> AbstractContextManager[None]:
-    """A block that belongs to no module: what hooks compute is not reported."""
-    block: AbstractContextManager[None] = torch._C.DisableTorchFunction()
-    return block
-
-
-class _Mode(TorchFunctionMode):
-    def __init__(self, stack: list[Layer | None], seen: Seen, entering: Entering | None) -> None:
+        Args:
+            leave: called after each call that returns tensors.
+            enter: called before each call.
+            wanted: asked at each call that `leave` or `enter` would hear of whether they do.
+            replacements: by the name of the function; in force outside of modules as well.
+        """
         super().__init__()
-        self.stack, self.seen, self.entering = stack, seen, entering
+        self.leave, self.enter, self.wanted = leave, enter, wanted
+        self.replacements = replacements or {}
+        self.running: list[Layer | None] = []
+        """Modules that are being run, innermost last; None for one whose calls are not reported."""
+        self._layers: dict[tuple[str, str], Layer] = {}
 
     def __torch_function__(
         self,
@@ -74,32 +63,114 @@ class _Mode(TorchFunctionMode):
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        owner = self.stack[-1] if self.stack else None
-        name = function_name(func) if owner is not None else ""
-        layer = function_of(owner, name) if owner is not None and name else None
-        if layer is not None and self.entering is not None:
-            self.entering(layer, args, kwargs or {})
-        result = func(*args, **(kwargs or {}))
-        if layer is not None and gives_tensors(result):
-            self.seen(layer, result)
+        kwargs = kwargs or {}
+        module = self.running[-1] if self.running else None
+        if module is None and not self.replacements:
+            return func(*args, **kwargs)
+        name = function_name(func)
+        layer = self._layer(module, name) if module is not None and name else None
+        if layer is not None and self.enter is not None and self.wanted(layer):
+            self.enter(layer, args, kwargs)
+        replacement = self.replacements.get(name)
+        result = replacement(func, args, kwargs) if replacement else func(*args, **kwargs)
+        if layer is not None and gives_tensors(result) and self.wanted(layer):
+            self.leave(layer, args, kwargs, result)
         return result
 
+    def _layer(self, module: Layer, function: str) -> Layer:
+        layer = self._layers.get((module.name, function))
+        if layer is None:
+            layer = self._layers[module.name, function] = function_layer(module, function)
+        return layer
 
-def _is_torchs(module: nn.Module) -> bool:
+
+@contextmanager
+def watching(
+    model: nn.Module,
+    leave: Leave,
+    enter: Enter | None = None,
+    layers: Sequence[Layer] = (),
+    functions: Callable[[Layer], bool] | None = None,
+    opaque: Callable[[str, nn.Module], bool] | None = None,
+) -> Iterator[None]:
+    """Report the calls of modules and functions for a while; all hooks are removed afterwards.
+
+    The hooks return nothing, since a value that a forward hook returns replaces the output. What a
+    function calls inside is not reported.
+
+    Args:
+        layers: the modules whose calls are reported.
+        functions: asked at each call of a function whether it is reported; None watches none, which
+            saves some microseconds a call.
+        opaque: takes a module's name and the module, and says whether the functions that it calls
+            are not reported. By default they are not where torch wrote the forward: a ReLU module
+            is reported as a module.
+    """
+    reported = {layer.name: layer for layer in layers}
+    modules = {layer.name: layer for layer in list_layers(model)} if functions else {}
+    opaque = opaque or _is_torchs
+    mode = FunctionMode(leave, enter, functions or (lambda layer: False))
+    with ExitStack() as stack:
+        for name, module in model.named_modules():
+            if name in reported:
+                for handle in _reporting(module, reported[name], leave, enter):
+                    stack.callback(handle.remove)
+            if functions is not None:
+                layer = None if opaque(name, module) else modules[name]
+                for handle in _tracking(module, layer, mode.running):
+                    stack.callback(handle.remove)
+        if functions is not None:
+            stack.enter_context(mode)
+        yield
+
+
+def list_functions(model: nn.Module, args: Sequence[Any]) -> dict[Layer, int]:
+    """The functions that modules call in one forward pass, in the order of their first calls.
+
+    Returns:
+        Layers named `layer1.0/fn:add`, each with the number of its calls.
+    """
+    calls: Counter[Layer] = Counter()
+
+    def count(layer: Layer, args: Any, kwargs: Any, result: Any) -> None:
+        calls[layer] += 1
+
+    with watching(model, count, functions=lambda layer: True):
+        model(*args)
+    return dict(calls)
+
+
+def unwatched() -> AbstractContextManager[None]:
+    """A block that belongs to no module: what hooks compute is not reported."""
+    block: AbstractContextManager[None] = torch._C.DisableTorchFunction()
+    return block
+
+
+def _reporting(module: nn.Module, layer: Layer, leave: Leave, enter: Enter | None) -> Iterator[Any]:
+    def after(module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+        leave(layer, args, kwargs, output)
+
+    yield module.register_forward_hook(after, with_kwargs=True)
+    if enter is not None:
+
+        def before(module: nn.Module, args: Any, kwargs: Any) -> None:
+            enter(layer, args, kwargs)
+
+        yield module.register_forward_pre_hook(before, with_kwargs=True)
+
+
+def _tracking(module: nn.Module, layer: Layer | None, running: list[Layer | None]) -> Iterator[Any]:
+    def push(module: nn.Module, args: Any) -> None:
+        running.append(layer)
+
+    def pop(module: nn.Module, args: Any, output: Any) -> None:
+        running.pop()
+
+    yield module.register_forward_pre_hook(push, prepend=True)  # other hooks may raise
+    yield module.register_forward_hook(pop, always_call=True)
+
+
+def _is_torchs(name: str, module: nn.Module) -> bool:
     """Whether the module's forward is one of torch's own, inherited or not; in an exported
     program, whether the module stands for a class of torch's."""
     return home_of(module).startswith(("torch.nn.", "torch.ao.nn."))
-
-
-def _entering(stack: list[Layer | None], layer: Layer | None) -> Callable[[nn.Module, Any], None]:
-    def push(module: nn.Module, args: Any) -> None:
-        stack.append(layer)
-
-    return push
-
-
-def _leaving(stack: list[Layer | None]) -> Callable[[nn.Module, Any, Any], None]:
-    def pop(module: nn.Module, args: Any, output: Any) -> None:
-        stack.pop()
-
-    return pop

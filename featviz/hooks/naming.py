@@ -1,4 +1,4 @@
-"""What modules and functions are called, in a model as in a program that was exported from one.
+"""Names of modules and functions, the same in a model and in a program exported from one.
 
 A program's modules are torch.export's InterpreterModules, which know by name the class that they
 stand for, and its functions are operators such as `aten.relu_.default`. Whoever asks for a class or
@@ -10,6 +10,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -64,18 +65,18 @@ def class_names(module: nn.Module) -> tuple[str, ...]:
     The class is looked up among the modules already imported, and nothing is imported for it; of
     one that is not there, the name alone is known.
     """
-    found = _class_of(module)
-    if isinstance(found, str):
-        return (found.rpartition(".")[2], nn.Module.__name__)
-    return tuple(c.__name__ for c in found.__mro__ if c is not object)
+    original = _class_of(module)
+    if isinstance(original, str):
+        return (original.rpartition(".")[2], nn.Module.__name__)
+    return tuple(c.__name__ for c in original.__mro__ if c is not object)
 
 
 def home_of(module: nn.Module) -> str:
     """The Python module in which the forward of a module, or of what it stands for, is written."""
-    found = _class_of(module)
-    if isinstance(found, str):
-        return found.rpartition(".")[0]
-    return str(getattr(found, "forward", found).__module__)
+    original = _class_of(module)
+    if isinstance(original, str):
+        return original.rpartition(".")[0]
+    return str(getattr(original, "forward", original).__module__)
 
 
 def is_exported(module: nn.Module) -> bool:
@@ -89,10 +90,11 @@ def _class_of(module: nn.Module) -> type | str:
     if not original:
         return type(module)
     home, _, name = str(original).rpartition(".")
-    found = vars(sys.modules.get(home, object)).get(name)
-    return found if isinstance(found, type) else str(original)
+    imported = vars(sys.modules.get(home, object)).get(name)
+    return imported if isinstance(imported, type) else str(original)
 
 
+@lru_cache(maxsize=1024)
 def function_name(function: Callable[..., Any]) -> str:
     """One name for a function, its tensor method, its in-place variant and its operator.
 
@@ -118,10 +120,11 @@ def is_in_place(function: Callable[..., Any]) -> bool:
 
 
 def gives_tensors(result: Any) -> bool:
-    """Whether a function's result makes its call one of those that have a name: `x.shape` has
-    none."""
-    items = result if isinstance(result, (tuple, list)) else (result,)
-    return any(isinstance(item, Tensor) for item in items)
+    """Whether a function's result is a tensor or holds some: only such calls are reported, and that
+    of `x.shape` is not."""
+    if isinstance(result, (tuple, list)):
+        return any(isinstance(item, Tensor) for item in result)
+    return isinstance(result, Tensor)
 
 
 @dataclass(frozen=True)
@@ -156,11 +159,11 @@ def constant(module: nn.Module, node: fx.Node) -> Any:
     needed = _behind(node)
     if any(each.op == "placeholder" for each in needed):
         raise ValueError(f"{node.name} depends on the module's input")
-    found = fx.Interpreter(module, graph=node.graph)
+    interpreter = fx.Interpreter(module, graph=node.graph)
     for each in node.graph.nodes:
         if each in needed:
-            found.env[each] = found.run_node(each)
-    return found.env[node]
+            interpreter.env[each] = interpreter.run_node(each)
+    return interpreter.env[node]
 
 
 def _by_name(node: fx.Node) -> dict[str, Any]:
@@ -174,10 +177,10 @@ def _by_name(node: fx.Node) -> dict[str, Any]:
 
 def _behind(node: fx.Node) -> set[fx.Node]:
     """The node, and all that it is computed from."""
-    found, waiting = set[fx.Node](), [node]
+    nodes, waiting = set[fx.Node](), [node]
     while waiting:
         at = waiting.pop()
-        if at not in found:
-            found.add(at)
+        if at not in nodes:
+            nodes.add(at)
             waiting += at.all_input_nodes
-    return found
+    return nodes

@@ -39,12 +39,12 @@ class Selector:
 
     def pick(self, layers: Sequence[Layer]) -> list[Layer]:
         """The layers this selector speaks of, in model order."""
-        found = [layer for layer in layers if self.matches(layer)]
+        matching = [layer for layer in layers if self.matches(layer)]
         if isinstance(self.index, slice):
-            return found[self.index]
+            return matching[self.index]
         if self.index is None:
-            return found
-        return [found[self.index]] if -len(found) <= self.index < len(found) else []
+            return matching
+        return [matching[self.index]] if -len(matching) <= self.index < len(matching) else []
 
 
 def parse(text: str) -> list[Selector]:
@@ -115,8 +115,8 @@ def _split(text: str) -> list[str]:
 def _parse_one(text: str) -> Selector:
     body = text.removeprefix("!").strip()
     index: int | slice | None = None
-    if found := _INDEX.fullmatch(body):
-        body, index = found["body"], _parse_index(found["index"])
+    if indexed := _INDEX.fullmatch(body):
+        body, index = indexed["body"], _parse_index(indexed["index"])
     if not body:
         raise UsageError(
             f"selector {text!r} names no layer", "for example Conv2d, layer1.* or re:^layer[34]"
@@ -176,10 +176,10 @@ def stages(outputs: Iterable[tuple[Layer, MapSize | None]]) -> list[Layer]:
             layers finished; a layer finishes after those inside it, so of two that give the same
             tensor the outer one is taken.
     """
-    found = [(x, size) for x, size in outputs if x.index and size and size[1] * size[2] > 1]
-    blocks = _blocks([layer for layer, (layout, *_) in found if layout == "tokens"])
+    maps = [(x, size) for x, size in outputs if x.index and size and size[1] * size[2] > 1]
+    blocks = _blocks([layer for layer, (layout, *_) in maps if layout == "tokens"])
     taken: dict[object, Layer] = {}
-    for layer, (layout, *size) in found:
+    for layer, (layout, *size) in maps:
         if "first" not in taken and any(name.startswith("Conv") for name in layer.classes):
             taken["first"] = layer
         if layout != "tokens" or not blocks:
@@ -202,5 +202,7 @@ def _blocks(layers: Sequence[Layer]) -> list[Layer]:
 
 def vectors(outputs: Iterable[tuple[Layer, Sequence[int]]]) -> list[Layer]:
     """The first look at a model without maps: the layers that give vectors."""
-    found = {layer for layer, shape in outputs if layer.index and len(shape) == 2 and shape[0] == 1}
-    return sorted(found, key=lambda layer: layer.index)
+    layers = {
+        layer for layer, shape in outputs if layer.index and len(shape) == 2 and shape[0] == 1
+    }
+    return sorted(layers, key=lambda layer: layer.index)

@@ -1,1 +1,1 @@
-"""What a model is, without an image: its layers, its cost, its kernels."""
+"""A model without an image: a list of its layers, the cost of a forward pass, its kernels."""

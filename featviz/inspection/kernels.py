@@ -17,7 +17,7 @@ from featviz.drawing.kernels import DRAW, draw_filters, post_filters
 from featviz.drawing.picture import caption, describe, encode
 from featviz.drawing.tensorboard import Board
 from featviz.errors import LayoutError, UsageError
-from featviz.hooks import list_layers
+from featviz.hooks.layers import list_layers
 from featviz.hooks.selectors import types_present
 from featviz.models.load import LoadedModel, ModelOptions, load_model
 from featviz.models.preprocess import InputOptions
@@ -54,7 +54,7 @@ class KernelOptions:
 
 @dataclass(frozen=True)
 class KernelsResult:
-    """What was drawn."""
+    """The pictures of a model's kernels."""
 
     out: Path
     rows: tuple[dict[str, Any], ...]
@@ -93,13 +93,13 @@ def draw_kernels(model: ModelOptions, options: KernelOptions) -> KernelsResult:
     )
     check_free(options.out, options.overwrite, None, besides)
     loaded = load_model(model, NO_IMAGE)
-    found, skipped = _read(loaded, options.layers)
+    read, skipped = _read(loaded, options.layers)
     store = RunDirectory.create(options.out, options.overwrite, None, besides)
-    store.write_run(_record(loaded, [layer for layer, _ in found], options))
+    store.write_run(_record(loaded, [layer for layer, _ in read], options))
     folder = ImageFolder(store.root, "")
     drawn: list[_Drawn] = []
     with tensorboard.opened(options.tensorboard, options.out) as board:
-        for layer, kernels in found:
+        for layer, kernels in read:
             try:
                 drawn.append(_draw(layer, kernels, folder, options, board))
             except LayoutError as error:
@@ -119,20 +119,20 @@ def _read(
         UsageError: none has.
     """
     modules = dict(loaded.module.eval().named_modules())
-    found, skipped = [], []
+    kernels, skipped = [], []
     with torch.no_grad():
         for layer in _choose(loaded, selectors):
             try:
-                found.append((layer, filters.read_filters(modules[layer.name])))
+                kernels.append((layer, filters.read_filters(modules[layer.name])))
             except LayoutError as error:
                 skipped.append(_skip(layer, error))
-    if not found:
+    if not kernels:
         raise _nothing(loaded, skipped)
-    return found, skipped
+    return kernels, skipped
 
 
 def _choose(loaded: LoadedModel, selectors: str | None) -> list[Layer]:
-    """What the selectors take; without any, all convolutions."""
+    """The layers that the selectors take; without selectors, all convolutions."""
     if selectors is not None:
         return choose_layers(loaded, selectors, loaded.preprocess.blank())
     modules = dict(loaded.module.named_modules())
@@ -194,7 +194,7 @@ def _skip(layer: Layer, error: LayoutError) -> Skip:
 
 def _record(model: LoadedModel, layers: Sequence[Layer], options: KernelOptions) -> dict[str, Any]:
     """The content of run.json; nothing of when and where."""
-    draw = {name: value for name, value in asdict(options.draw).items() if name not in _FOR_MAPS}
+    drawing = {k: v for k, v in asdict(options.draw).items() if k not in _FOR_MAPS}
     return {
         "kind": "kernels",
         "featviz": __version__,
@@ -202,5 +202,5 @@ def _record(model: LoadedModel, layers: Sequence[Layer], options: KernelOptions)
         "torchvision": torchvision.__version__,
         "model": model.source,
         "layers": [layer.name for layer in layers],
-        "options": {"layers": options.layers, "all_slices": options.all_slices, **draw},
+        "options": {"layers": options.layers, "all_slices": options.all_slices, **drawing},
     }

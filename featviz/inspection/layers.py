@@ -10,12 +10,12 @@ from torch import nn
 from torch.nn.parameter import UninitializedParameter
 
 from featviz.errors import ForwardError
-from featviz.hooks import list_layers
-from featviz.hooks import selectors as select
+from featviz.hooks.layers import list_layers
+from featviz.hooks.selectors import parse, wants_functions
 from featviz.models.load import ModelOptions, load_model
 from featviz.models.preprocess import InputOptions
+from featviz.pipeline import dry_pass
 from featviz.pipeline.dry_pass import Probe, choose_layers, probe
-from featviz.pipeline.dry_pass import functions as called_functions
 from featviz.records import Layer
 
 log = logging.getLogger(__name__)
@@ -30,9 +30,9 @@ class LayerRow:
     type: str
     aliases: tuple[str, ...]
     parameters: int
-    """Of the module itself, without those inside it."""
+    """Numbers in the module's own parameters, without those of modules inside it."""
     output_shape: list[int] | None
-    """First tensor of the first call; None where it gave none or did not run."""
+    """Shape of the first tensor of the first call; None where it returned none or did not run."""
     calls: int | None
     """None where the model could not be run."""
     selected: bool
@@ -78,9 +78,9 @@ def list_model(
     model = load_model(options, inputs)
     blank = model.preprocess.blank()
     layers = list_layers(model.module)
-    functions |= selectors is not None and select.wants_functions(select.parse(selectors))
+    functions |= selectors is not None and wants_functions(parse(selectors))
     try:
-        layers += called_functions(model, blank) if functions else []
+        layers += dry_pass.functions(model, blank) if functions else []
         seen: Probe | None = probe(model, blank, layers)
     except ForwardError as error:
         log.warning("no shapes: %s (%s)", error.message, error.hint)

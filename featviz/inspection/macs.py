@@ -1,4 +1,4 @@
-"""What a forward pass takes: multiply-accumulates and activation memory, module by module.
+"""The cost of a forward pass: multiply-accumulates and activation memory of each module.
 
 torch's FlopCounterMode counts operators; what it has counted when a module is entered and when it
 is left tells the module's share, whatever the module does in place. It does not see inside
@@ -10,17 +10,15 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode, flop_registry
 
+from featviz.hooks.containers import tensors
 from featviz.records import Layer
-
-TensorsOf = Callable[[Any], list[Tensor]]
-"""Finds the tensors in what a module takes or gives."""
 
 FLOPS_PER_MAC = 2
 """One multiplication and one addition; FlopCounterMode leaves the addition of a bias out."""
@@ -42,17 +40,19 @@ MOVES = frozenset(_MOVES.split())
 
 @dataclass(frozen=True)
 class Usage:
-    """What the calls of one module took together, modules inside it included."""
+    """The cost of all calls of one module, modules inside it included."""
 
     calls: int = 0
     macs: int = 0
     own_macs: int = 0
     """Without those of the modules that it called."""
     memory: int = 0
-    """Bytes given by the calls inside which no other module ran, the module's own if it is one."""
+    """Bytes returned by the calls inside which no other module ran, which may be this one."""
     input_shape: list[int] | None = None
-    """Of the first tensor that the first call took; None where it took none."""
+    """Shape of the first tensor that the first call took; None where it took none, or a nested one,
+    which has no shape."""
     output_shape: list[int] | None = None
+    """Shape of the first tensor that the first call returned."""
 
 
 @dataclass
@@ -61,22 +61,21 @@ class _Frame:
 
     macs: int
     memory: int
+    input_shape: list[int] | None
     macs_inside: int = 0
     alone: bool = True
-    input_shapes: list[list[int]] = field(default_factory=list)
 
 
 class Meter:
     """Reads the counts at every module's entry and exit."""
 
-    def __init__(self, tensors: TensorsOf) -> None:
+    def __init__(self) -> None:
         self.usage: dict[int, Usage] = {}
         """By layer index; a layer that did not run is not in it."""
         self.memory = 0
-        """Bytes given so far by calls inside which no other module ran."""
+        """Bytes returned so far by calls inside which no other module ran."""
         self.flops = FlopCounterMode(display=False)
         self.operators = _Uncounted()
-        self._tensors = tensors
         self._running: list[_Frame] = []
 
     @property
@@ -94,18 +93,20 @@ class Meter:
         """A forward pre-hook."""
         if self._running:
             self._running[-1].alone = False
-        shapes = [list(tensor.shape) for tensor in self._tensors([args, kwargs])]
-        self._running.append(_Frame(self.macs, self.memory, input_shapes=shapes))
+        shape = _shape_of_first(tensors([args, kwargs]))
+        self._running.append(_Frame(self.macs, self.memory, shape))
 
     def leave(self, index: int, output: Any) -> None:
         """The work of a forward hook."""
-        frame, tensors = self._running.pop(), self._tensors(output)
+        frame, given = self._running.pop(), tensors(output)
         if frame.alone:
-            self.memory += sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+            self.memory += sum(_bytes(tensor) for tensor in given)
         macs = self.macs - frame.macs
         if self._running:
             self._running[-1].macs_inside += macs
-        before = self.usage.get(index) or _first_usage(frame, tensors)
+        before = self.usage.get(index) or Usage(
+            input_shape=frame.input_shape, output_shape=_shape_of_first(given)
+        )
         self.usage[index] = replace(
             before,
             calls=before.calls + 1,
@@ -124,9 +125,9 @@ class Meter:
 
 
 @contextmanager
-def metered(model: nn.Module, layers: Sequence[Layer], tensors: TensorsOf) -> Iterator[Meter]:
+def metered(model: nn.Module, layers: Sequence[Layer]) -> Iterator[Meter]:
     """Measure what the layers of a model take; every hook is removed, whatever happens."""
-    meter = Meter(tensors)
+    meter = Meter()
     modules = dict(model.named_modules())
     handles = []
     try:
@@ -169,9 +170,11 @@ def _name(func: Any) -> str:
     return name if func.namespace == "aten" else f"{func.namespace}::{name}"
 
 
-def _first_usage(frame: _Frame, outputs: Sequence[Tensor]) -> Usage:
-    """Nothing but the shapes, which are those of the first call."""
-    given = list(outputs[0].shape) if outputs else None
-    return Usage(
-        input_shape=frame.input_shapes[0] if frame.input_shapes else None, output_shape=given
-    )
+def _shape_of_first(given: Sequence[Tensor]) -> list[int] | None:
+    return list(given[0].shape) if given and not given[0].is_nested else None
+
+
+def _bytes(tensor: Tensor) -> int:
+    """The size of a tensor's values; those of a nested one are counted part by part."""
+    parts = tensor.unbind() if tensor.is_nested else [tensor]
+    return sum(part.numel() * part.element_size() for part in parts)

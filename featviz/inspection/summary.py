@@ -11,8 +11,9 @@ from typing import Any
 from torch import Tensor, nn
 from torch.nn.parameter import Parameter, UninitializedParameter
 
-from featviz.hooks import forward, leaves, list_layers
-from featviz.hooks.eval_mode import borrowed
+from featviz.hooks.eval_mode import in_eval_mode
+from featviz.hooks.forward import forward
+from featviz.hooks.layers import list_layers
 from featviz.inspection.macs import FLOPS_PER_MAC, Usage, metered
 from featviz.models.load import LoadedModel, ModelOptions, load_model
 from featviz.models.preprocess import InputOptions
@@ -30,7 +31,8 @@ class SummaryRow:
     type: str
     aliases: tuple[str, ...]
     input_shape: list[int] | None
-    """First tensor of the first call; None where it took none or did not run."""
+    """Shape of the first tensor of the first call; None where it took none, or a nested one, or did
+    not run."""
     output_shape: list[int] | None
     calls: int
     parameters: int
@@ -53,7 +55,7 @@ class SummaryRow:
 
 @dataclass(frozen=True)
 class Totals:
-    """Of the whole model, whichever rows are shown."""
+    """The figures of the whole model, whichever rows are shown."""
 
     modules: int
     parameters: int
@@ -66,7 +68,7 @@ class Totals:
 
 @dataclass(frozen=True)
 class Summary:
-    """What a forward pass of a model takes."""
+    """Parameters, multiply-accumulates and memory of a model, for one forward pass."""
 
     input_shape: list[int]
     rows: tuple[SummaryRow, ...]
@@ -117,15 +119,15 @@ def summarise(
     model = load_model(options, inputs)
     blank = model.preprocess.blank()
     taken = None if selectors is None else set(choose_layers(model, selectors, blank))
-    with borrowed(model.module):
-        found = measure(model, blank)
+    with in_eval_mode(model.module):
+        measured = measure(model, blank)
     rows = [
         row
-        for layer, row in zip(list_layers(model.module), found.rows, strict=True)
+        for layer, row in zip(list_layers(model.module), measured.rows, strict=True)
         if (taken is None or layer in taken) and (depth is None or row.depth <= depth)
     ]
     rows.sort(key=SORTS[sort])
-    return Summary(found.input_shape, tuple(rows), found.totals, found.not_counted)
+    return Summary(measured.input_shape, tuple(rows), measured.totals, measured.not_counted)
 
 
 def measure(model: LoadedModel, blank: Sequence[Tensor]) -> Summary:
@@ -138,17 +140,13 @@ def measure(model: LoadedModel, blank: Sequence[Tensor]) -> Summary:
         ForwardError: the model cannot take it.
     """
     layers = list_layers(model.module)
-    with metered(model.module, layers, _tensors) as meter:
+    with metered(model.module, layers) as meter:
         forward(model.module, [arg.to(model.device) for arg in blank])
         macs, memory = meter.macs, meter.memory
     modules = dict(model.module.named_modules())
     rows = [_row(at, modules[at.name], meter.usage.get(at.index, Usage())) for at in layers]
     totals = _totals(model.module, len(rows), macs, memory)
     return Summary(list(blank[0].shape), tuple(rows), totals, meter.uncounted)
-
-
-def _tensors(value: Any) -> list[Tensor]:
-    return [item for _, item in leaves(value) if isinstance(item, Tensor)]
 
 
 def _row(layer: Layer, module: nn.Module, usage: Usage) -> SummaryRow:

@@ -17,7 +17,7 @@ import torch
 from featviz.drawing import tensorboard
 from featviz.drawing.kernels import post_kernels
 from featviz.errors import FeatvizError
-from featviz.hooks.eval_mode import borrowed
+from featviz.hooks.eval_mode import in_eval_mode
 from featviz.images import find
 from featviz.models.load import LoadedModel, ModelOptions
 from featviz.pipeline import dry_run, limits, shared_basis
@@ -153,7 +153,7 @@ def _visit_all(session: Session, samples: Sequence[Sample], finished: _Finished)
     """Show the images to the model, one by one; True if a signal ended it before the last."""
     options = session.prepared.options
     with (
-        borrowed(session.prepared.model.module, options.passes.gradients),
+        in_eval_mode(session.prepared.model.module, options.passes.gradients),
         _shared_cores(options.jobs) as background,
         stop_requests() as stop,
         _in_any_case(session.settle),

@@ -10,10 +10,12 @@ from dataclasses import dataclass, field
 from torch import Tensor
 
 from featviz.errors import ForwardError, UsageError
-from featviz.hooks import faults, forward, hooked, list_functions, list_layers
-from featviz.hooks import selectors as select
-from featviz.hooks.eval_mode import borrowed
-from featviz.hooks.functions import like_module
+from featviz.hooks import selectors
+from featviz.hooks.capture import hooked
+from featviz.hooks.eval_mode import in_eval_mode
+from featviz.hooks.forward import faults, forward
+from featviz.hooks.functions import list_functions
+from featviz.hooks.layers import like_module, list_layers
 from featviz.hooks.selectors import Selector
 from featviz.layout import map_size
 from featviz.layout.overrides import HintBook
@@ -25,7 +27,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Probe:
-    """What ran, in the order in which the layers finished."""
+    """What ran on zeros, in the order in which the layers finished."""
 
     outputs: list[tuple[Layer, list[int]]] = field(default_factory=list)
     """Every tensor that a layer gave, with its shape."""
@@ -43,16 +45,16 @@ def probe(model: LoadedModel, blank: Sequence[Tensor], layers: Sequence[Layer]) 
     Raises:
         ForwardError: the model cannot take it.
     """
-    found = Probe()
+    ran = Probe()
 
     def sink(site: Site, tensor: Tensor) -> None:
         if not tensor.is_nested:  # has no shape
-            found.outputs.append((site.layer, list(tensor.shape)))
+            ran.outputs.append((site.layer, list(tensor.shape)))
 
-    with borrowed(model.module), hooked(model.module, layers, sink) as recorder:
+    with in_eval_mode(model.module), hooked(model.module, layers, sink) as recorder:
         forward(model.module, _on_device(model, blank), recorder)
-        found.calls.update(recorder.calls)
-    return found
+        ran.calls.update(recorder.calls)
+    return ran
 
 
 def functions(model: LoadedModel, blank: Sequence[Tensor]) -> dict[Layer, int]:
@@ -62,62 +64,65 @@ def functions(model: LoadedModel, blank: Sequence[Tensor]) -> dict[Layer, int]:
         ForwardError: the model cannot take `blank`.
     """
     args = _on_device(model, blank)
-    with borrowed(model.module), faults(model.module, args):
+    with in_eval_mode(model.module), faults(model.module, args):
         return list_functions(model.module, args)
 
 
 def choose_layers(
-    model: LoadedModel, text: str | None, blank: Sequence[Tensor], told: Sequence[str] = ()
+    model: LoadedModel, text: str | None, blank: Sequence[Tensor], tensor_layout: Sequence[str] = ()
 ) -> list[Layer]:
     """The layers that the selectors take; without any, one for each stage of the model.
 
     A selector that matches nothing beside others that do is warned of.
 
     Args:
-        told: `--tensor-layout` values, which decide what is a map.
+        tensor_layout: `--tensor-layout` values, which decide what is a map.
 
     Raises:
         UsageError: nothing matches; lists the types present, and functions that do the same.
         ForwardError: no selectors or one for functions, and the model cannot take `blank`.
     """
     if text is None:
-        return _first_look(model, blank, told)
-    layers, selectors = list_layers(model.module), select.parse(text)
-    if select.wants_functions(selectors):
+        return _first_look(model, blank, tensor_layout)
+    layers, wanted = list_layers(model.module), selectors.parse(text)
+    if selectors.wants_functions(wanted):
         layers += functions(model, blank)
-    chosen = select.select(layers, selectors)
+    chosen = selectors.select(layers, wanted)
     if not chosen:
-        raise _no_match(model, text, selectors, layers, blank)
-    for idle in select.idle(layers, selectors):
+        raise _no_match(model, text, wanted, layers, blank)
+    for idle in selectors.idle(layers, wanted):
         log.warning("selector %r matches no layer", idle)
     return chosen
 
 
-def _first_look(model: LoadedModel, blank: Sequence[Tensor], told: Sequence[str]) -> list[Layer]:
+def _first_look(
+    model: LoadedModel, blank: Sequence[Tensor], tensor_layout: Sequence[str]
+) -> list[Layer]:
     outputs = probe(model, blank, list_layers(model.module)).outputs
-    book = HintBook(model.module, blank[0].shape, told)
-    chosen = select.stages((at, map_size(shape, book.of(at))) for at, shape in outputs)
-    return chosen or select.vectors(outputs)
+    book = HintBook(model.module, blank[0].shape, tensor_layout)
+    chosen = selectors.stages((at, map_size(shape, book.of(at))) for at, shape in outputs)
+    return chosen or selectors.vectors(outputs)
 
 
 def _no_match(
     model: LoadedModel,
     text: str,
-    selectors: list[Selector],
+    wanted: list[Selector],
     layers: list[Layer],
     blank: Sequence[Tensor],
 ) -> UsageError:
-    close = select.nearest(layers, selectors)
+    close = selectors.nearest(layers, wanted)
     hints = [f"did you mean {' or '.join(close)}?"] if close else []
-    hints += _functions_instead(model, selectors, blank)
-    if select.wants_functions(selectors):
-        hints.append(f"functions here: {select.types_present(x for x in layers if x.is_function)}")
-    hints.append(f"types here: {select.types_present(x for x in layers if not x.is_function)}")
+    hints += _functions_instead(model, wanted, blank)
+    functions, modules = ([x for x in layers if x.is_function is kind] for kind in (True, False))
+    if selectors.wants_functions(wanted):
+        hints.append(f"functions here: {selectors.types_present(functions)}")
+    hints.append(f"types here: {selectors.types_present(modules)}")
     return UsageError(f"no layer matches --layers {text!r}", "; ".join(hints))
 
 
 def _functions_instead(
-    model: LoadedModel, selectors: list[Selector], blank: Sequence[Tensor]
+    model: LoadedModel, wanted: list[Selector], blank: Sequence[Tensor]
 ) -> list[str]:
     try:
         layers = functions(model, blank)
@@ -128,7 +133,7 @@ def _functions_instead(
         names[layer.type.removeprefix("fn:")] += calls
     return [
         f"the model calls the function {name} {count} times, which is no module: --layers fn:{name}"
-        for selector in selectors
+        for selector in wanted
         for name, count in names.items()
         if like_module(name, selector.text)
     ]

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from featviz.drawing import figure, grid
 from featviz.gradients import forward_backward
-from featviz.hooks.eval_mode import borrowed
+from featviz.hooks.eval_mode import in_eval_mode
 from featviz.layout import Maps, to_maps
 from featviz.layout.layouts import LAYOUTS
 from featviz.models.load import ModelOptions
@@ -145,7 +145,7 @@ def _plan(prepared: Prepared, images: int) -> DryRun:
             files.extend(_planned(site.inside(key), maps, options.draw, blank[0].shape[-2:]))
             beside.append(Written(0, ROW_BYTES + CHANNEL_BYTES * maps.data.shape[0]))
 
-    with borrowed(loaded.module, options.passes.gradients):
+    with in_eval_mode(loaded.module, options.passes.gradients):
         _, recorder = forward_backward.run(
             loaded, prepared.plan, blank, book, prepared.layers, sink
         )

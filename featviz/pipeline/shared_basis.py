@@ -11,7 +11,7 @@ from torch import Tensor
 from featviz.drawing.reduce import Basis, Moments
 from featviz.errors import ForwardError, ImageError
 from featviz.gradients import forward_backward
-from featviz.hooks.eval_mode import borrowed
+from featviz.hooks.eval_mode import in_eval_mode
 from featviz.layout import to_maps
 from featviz.pipeline.options import RunOptions
 from featviz.pipeline.prepare import Prepared, read_input
@@ -52,7 +52,7 @@ def learn(prepared: Prepared) -> dict[str, Basis]:
     """Principal components over up to 16 images, evenly spread over those of the run, pixel by
     pixel; images that fail are left out."""
     moments: dict[str, Moments] = {}
-    with borrowed(prepared.model.module, prepared.options.passes.gradients):
+    with in_eval_mode(prepared.model.module, prepared.options.passes.gradients):
         for sample in _spread(prepared.samples):
             try:
                 _add(sample, prepared, moments)

@@ -2,6 +2,7 @@
 
 from featviz.records.channels import Activation, Call, Part, Role, Verdict
 from featviz.records.formats import FORMATS, SUFFIXES, PictureFormat
+from featviz.records.kinds import KINDS, CaptureKind, is_gradient
 from featviz.records.layers import Hints, Layer, Sample, Site, Windows
 from featviz.records.options import (
     AUTO,
@@ -35,12 +36,14 @@ __all__ = [
     "AUTO",
     "FORMATS",
     "INTERVENTIONS",
+    "KINDS",
     "STAT_COLUMNS",
     "SUFFIXES",
     "Activation",
     "Bytes",
     "Call",
     "Capture",
+    "CaptureKind",
     "Count",
     "DrawOptions",
     "Floats",
@@ -68,4 +71,5 @@ __all__ = [
     "Within",
     "Written",
     "finite",
+    "is_gradient",
 ]

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from featviz.records.formats import FORMATS
+from featviz.records.kinds import is_gradient
 from featviz.records.layers import Sample
 
 
@@ -125,7 +126,7 @@ class PassOptions:
     """What happens while an image goes through the model, and back."""
 
     capture: tuple[str, ...] = ("output",)
-    """Tensors of each layer to draw: output, input, grad (at its output), grad-input."""
+    """Tensors of each layer to draw: names of `KINDS`."""
     target: str | None = None
     """The scalar that is differentiated: top1, class:N, sum, mean, norm, output[KEY]:...,
     layer:NAME[:C]."""
@@ -139,7 +140,7 @@ class PassOptions:
     @property
     def gradients(self) -> bool:
         """Whether a backward pass is wanted."""
-        return any(kind.startswith("grad") for kind in self.capture)
+        return any(is_gradient(kind) for kind in self.capture)
 
 
 @dataclass(frozen=True)

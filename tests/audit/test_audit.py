@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,13 +20,13 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from featviz import audit as story
-from featviz.audit import AuditOptions, counting, natural_key, targets
-from featviz.audit.findings import Thresholds
+from featviz.audit import AuditOptions, call_graph, counting, gates, natural_key, output
 from featviz.audit.model_audit import AuditRequest
 from featviz.errors import UsageError
 from featviz.images.find import find_samples
 from featviz.models.load import LoadedModel, adopt
 from featviz.models.preprocess import InputOptions
+from featviz.records.findings import FINDINGS, Thresholds
 
 PLANTED = Path(planted.__file__)
 PLAIN = InputOptions(size=(12, 10), mean=(0.0,) * 3, std=(1.0,) * 3)
@@ -239,6 +240,30 @@ def test_verification_sees_a_channel_that_matters(noise: Path, tmp_path: Path) -
     assert content["verify"]["largest_change"] == pytest.approx(float(expected), rel=1e-5)
 
 
+class SpoiledByCutting(nn.Module):
+    """Divides by a channel that holds 0.001 everywhere."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.relu = nn.Conv2d(3, 2, 1), nn.ReLU()
+        with torch.no_grad():
+            self.conv.weight.zero_()
+            self.conv.bias.copy_(torch.tensor([1e-3, 1.0]))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.relu(self.conv(x))
+        return torch.stack([(y[:, 1] / y[:, 0]).mean((1, 2)), y[:, 1].mean((1, 2))], 1)
+
+
+def test_verification_counts_values_that_become_infinite(noise: Path, tmp_path: Path) -> None:
+    """An output that becomes infinite has its shape still: the change of the others is given."""
+    content = document(
+        SpoiledByCutting(), noise, tmp_path, verify=True, thresholds=Thresholds(eps=0.01)
+    )
+    assert content["prune"] == {"conv": [0]}
+    assert content["verify"] == {"channels": 1, "images": 6, "largest_change": 0.0, "nonfinite": 6}
+
+
 class Twice(nn.Module):
     """One convolution that runs twice, with a ReLU behind each call."""
 
@@ -431,7 +456,7 @@ def test_the_model_is_given_back_as_it_was(noise: Path, tmp_path: Path) -> None:
         assert module.training
     model.module.head = nn.Linear(3, 1)
     with pytest.raises(Exception, match="head"):
-        targets.trace(model, [torch.zeros(1, 3, 4, 4)])
+        call_graph.trace(model, [torch.zeros(1, 3, 4, 4)])
     assert not any(module._forward_hooks for module in model.module.modules())
 
 
@@ -604,7 +629,7 @@ def test_interrupted_it_leaves_the_old_results(
     def interrupt(*args: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(story.charts, "apoz_chart", interrupt)
+    monkeypatch.setattr(story.output, "apoz_chart", interrupt)
     assert featviz(*call, "--overwrite").code == 130
     assert {p: p.read_bytes() for p in out.rglob("*") if p.is_file()} == before
     assert names_in(tmp_path) == ["noise", "out"]
@@ -747,3 +772,21 @@ def test_memory_does_not_grow_with_the_images(tmp_path: Path) -> None:
     story.audit(model, [str(folder)], options, progress)
     assert len(resident) == 200
     assert max(resident[20:]) - resident[19] < 16e6
+
+
+def test_control_characters_in_names_are_escaped_in_charts(tmp_path: Path) -> None:
+    """matplotlib has no glyph for them, and would warn of each."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert output.apoz_chart([("a\x1b[1m\n", 0.5, 0.0)], "title").startswith(b"\x89PNG")
+        assert output.dead_chart(["m\x07.pth"], {"dead": [0.5]}).startswith(b"\x89PNG")
+
+
+def test_every_finding_is_in_the_help_and_has_a_gate(featviz: Run) -> None:
+    """A finding is one record: its definition is in the help, and its example is a gate on it."""
+    words = " ".join(featviz("audit", "--help").out.split())
+    for name, finding in FINDINGS.items():
+        assert f"{name} {finding.definition}" in words
+        assert gates.parse(finding.gate).finding == name
+        assert set(finding.yields_to) < set(FINDINGS) - {name}
+    assert sorted(finding.severity for finding in FINDINGS.values()) == list(range(len(FINDINGS)))

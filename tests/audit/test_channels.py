@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from featviz.audit import findings, running_stats
-from featviz.audit.findings import Evidence, Thresholds
 from featviz.audit.running_stats import ChannelStats, Covariance, TopImages
 from featviz.drawing import stats
 from featviz.errors import LayoutError
+from featviz.records.findings import Evidence, Thresholds
 
 KINDS = {
     "normal": lambda g, n: g.normal(0, 1, n),

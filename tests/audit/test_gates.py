@@ -15,7 +15,6 @@ from conftest import Outcome
 from PIL import Image
 
 from featviz.audit import gates
-from featviz.audit.findings import RULES
 from featviz.errors import UsageError
 from featviz.records import Verdict
 from featviz.rundir import junit
@@ -59,7 +58,7 @@ LAYERS = [
 )
 def test_gates_count_what_they_say(text: str, held: bool, words: str) -> None:
     """A percentage is a share of the channels that are judged, a plain number a count."""
-    assert gates.check(gates.parse(text, RULES), LAYERS) == Verdict(text.strip(), held, words)
+    assert gates.check(gates.parse(text), LAYERS) == Verdict(text.strip(), held, words)
 
 
 @pytest.mark.parametrize(
@@ -77,7 +76,7 @@ def test_gates_count_what_they_say(text: str, held: bool, words: str) -> None:
 def test_what_is_no_gate(text: str, message: str) -> None:
     """The value and what was expected."""
     with pytest.raises(UsageError, match=message):
-        gates.parse(text, RULES)
+        gates.parse(text)
 
 
 @pytest.mark.parametrize(
@@ -91,7 +90,7 @@ def test_what_is_no_gate(text: str, message: str) -> None:
 def test_a_gate_that_could_never_break_is_refused(text: str, message: str, hint: str) -> None:
     """A misspelt layer would otherwise hold for ever."""
     with pytest.raises(UsageError) as error:
-        gates.check(gates.parse(text, RULES), LAYERS)
+        gates.check(gates.parse(text), LAYERS)
     assert message in error.value.message and hint in str(error.value.hint)
 
 

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import SCENES
+from featviz.drawing.draw import Drawer
 from oracle import (
     Tensors,
     Weighted,
@@ -29,8 +30,9 @@ from torch.utils.checkpoint import checkpoint
 from torchvision import models
 
 import featviz as fv
-from featviz.gradients import norms as flow
-from featviz.records import Capture
+from featviz import records
+from featviz.gradients import norms
+from featviz.records import Capture, DrawOptions, PassOptions
 from featviz.rundir.read import read_json
 
 ALL = "output,input,grad,grad-input"
@@ -556,10 +558,10 @@ def test_norms_count_every_slice_and_token(tmp_path: Path) -> None:
         tensors="npy", target="class:1", **inputs(64),
     )  # fmt: skip
     got = saved(tmp_path / "out" / "spheres.jpg")
-    norms = flow.norms(result.images[0].captures)
-    assert next(iter(norms)) == "conv_proj"
-    assert list(norms)[-1] == "heads"
-    for name, norm in norms.items():
+    lengths = norms.norms(result.images[0].captures)
+    assert next(iter(lengths)) == "conv_proj"
+    assert list(lengths)[-1] == "heads"
+    for name, norm in lengths.items():
         assert norm == pytest.approx(float(got[name, "grad"].norm()), rel=1e-4)
     torch.manual_seed(3)
     fv.run(Shared(), SPHERES, "relu", tmp_path / "s", capture="grad", target="sum", tensors="npy",
@@ -567,7 +569,7 @@ def test_norms_count_every_slice_and_token(tmp_path: Path) -> None:
     rows = read_json(tmp_path / "s/spheres.jpg/manifest.json")["captures"]
     rows = [Capture(**row) for row in rows]
     last = saved(tmp_path / "s/spheres.jpg")["relu", "grad.call2"]
-    assert flow.norms(rows)["relu"] == pytest.approx(float(last.norm()), rel=1e-4)
+    assert norms.norms(rows)["relu"] == pytest.approx(float(last.norm()), rel=1e-4)
 
 
 def test_report_says_where_nothing_is_wrong_and_where_nothing_can_be_said() -> None:
@@ -577,11 +579,20 @@ def test_report_says_where_nothing_is_wrong_and_where_nothing_can_be_said() -> N
         {"tile": [4, 4], "scale": 2}, "symmetric", None, -1, 1, 0.0, 1.0, 0.0, 0,
     )  # fmt: skip
     other = replace(row, layer="b", std=2.0)
-    assert flow.report([other, row]) == (
+    assert norms.report([other, row]) == (
         "gradient norms are 0.5 to 1 of that at b; none vanishes or explodes"
     )
-    assert flow.report([row]) is None
-    assert flow.report([replace(row, std=0.0), replace(other, std=0.0)]) is None
-    assert flow.report([replace(row, kind="output"), replace(other, kind="output")]) is None
-    dead = flow.report([row, replace(other, std=0.0)])
+    assert norms.report([row]) is None
+    assert norms.report([replace(row, std=0.0), replace(other, std=0.0)]) is None
+    assert norms.report([replace(row, kind="output"), replace(other, kind="output")]) is None
+    dead = norms.report([row, replace(other, std=0.0)])
     assert dead == "gradient norms are 0 to 1 of that at a; vanishing: b (0)"
+
+
+def test_a_kind_of_capture_is_one_record() -> None:
+    """Whether a kind needs a backward pass, and what `auto` is for it, stand in its record."""
+    drawer = Drawer(DrawOptions())
+    for kind in records.KINDS.values():
+        assert PassOptions(capture=(kind.name,)).gradients is kind.backward
+        options, _ = drawer.of(kind.name)
+        assert (options.normalize, options.cmap) == (kind.normalize, kind.cmap)

@@ -15,13 +15,16 @@ from torchvision.models.feature_extraction import create_feature_extractor, get_
 
 import featviz
 from featviz.errors import ForwardError, UsageError
-from featviz.hooks import forward, hooked, leaves, list_layers
-from featviz.hooks.eval_mode import borrowed
+from featviz.hooks.capture import hooked
+from featviz.hooks.containers import leaves
+from featviz.hooks.eval_mode import in_eval_mode
+from featviz.hooks.forward import forward
+from featviz.hooks.layers import list_layers
 from featviz.records import Layer, Site
 
 
 def grab(model: nn.Module, layers: str, tensor: Tensor) -> dict[str, list[Tensor]]:
-    with borrowed(model), featviz.capture(model, layers) as maps:
+    with in_eval_mode(model), featviz.capture(model, layers) as maps:
         model(tensor)
     return dict(maps)
 
@@ -158,7 +161,7 @@ def test_everything_borrowed_goes_back(fails: bool) -> None:
     next(model.parameters()).requires_grad_(False)
     before = state_of(model)
     try:
-        with borrowed(model), hooked(model, list_layers(model), lambda site, tensor: None) as r:
+        with in_eval_mode(model), hooked(model, list_layers(model), lambda site, tensor: None) as r:
             assert not model.training
             assert torch.is_inference_mode_enabled()
             forward(model, [torch.randn(1, 3, 4, 4)], r)
@@ -222,7 +225,7 @@ def test_recorder_tells_skipped_and_never_ran() -> None:
     """What gives no tensor is skipped with a reason; what does not fire is named (traps 5, 7)."""
     model = nn.MultiheadAttention(4, 2, batch_first=True)
     layers = list_layers(model)
-    with borrowed(model), hooked(model, layers, lambda site, tensor: None) as recorder:
+    with in_eval_mode(model), hooked(model, layers, lambda site, tensor: None) as recorder:
         x = torch.randn(1, 3, 4)
         forward(model, [x, x, x], recorder)
         forward(model, [x, x, x], recorder)

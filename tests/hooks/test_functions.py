@@ -19,9 +19,11 @@ from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
 from torchvision import models
 
 import featviz as fv
-from featviz import hooks
 from featviz.errors import UsageError
-from featviz.hooks.eval_mode import borrowed
+from featviz.hooks.capture import hooked
+from featviz.hooks.eval_mode import in_eval_mode
+from featviz.hooks.forward import forward
+from featviz.hooks.functions import list_functions
 from featviz.hooks.naming import function_name
 from featviz.models.load import LoadedModel
 from featviz.models.preprocess import InputOptions
@@ -33,7 +35,7 @@ AS_IS: dict[str, Any] = {"mean": (0.0,) * 3, "std": (1.0,) * 3}
 
 
 def grab(model: nn.Module, layers: str, *args: Tensor) -> dict[str, list[Tensor]]:
-    with borrowed(model), fv.capture(model, layers) as maps:
+    with in_eval_mode(model), fv.capture(model, layers) as maps:
         model(*args)
     return dict(maps)
 
@@ -411,8 +413,8 @@ class TestWhoCalls:
             nn.Conv2d(3, 3, 1), nn.ReLU(), nn.MaxPool2d(2), Same(3, 3, 1), Other(3, 3, 1),
             nn.MultiheadAttention(4, 2),
         )[:-1]  # fmt: skip
-        with borrowed(model):
-            found = hooks.list_functions(model, [torch.zeros(1, 3, 4, 4)])
+        with in_eval_mode(model):
+            found = list_functions(model, [torch.zeros(1, 3, 4, 4)])
         assert {layer.name: calls for layer, calls in found.items()} == {
             "4/fn:conv2d": 1,
             "4/fn:abs": 1,
@@ -425,7 +427,7 @@ class TestWhoCalls:
             def forward(self, x: Tensor) -> Tensor:
                 return F.group_norm(F.interpolate(x, size=(4, 4)), 1)
 
-        found = hooks.list_functions(One(), [torch.zeros(1, 3, 2, 2)])
+        found = list_functions(One(), [torch.zeros(1, 3, 2, 2)])
         assert [layer.type for layer in found] == ["fn:interpolate", "fn:group_norm"]
 
     def test_a_function_behind_an_inner_module_is_the_outers(self) -> None:
@@ -557,7 +559,7 @@ def test_functions_of_an_exported_program(net: nn.Module) -> None:
     stands for torch's own modules keeps its functions to itself."""
     image = torch.randn(1, 3, 6, 8)
     program = torch.export.unflatten(torch.export.export(net, (image,)))
-    found = hooks.list_functions(program, [image])
+    found = list_functions(program, [image])
     names = [layer.name for layer in found]
     assert set(SUMS) | {"fn:sub", "fn:relu", "fn:cat"} <= set(names)
     assert not [name for name in names if ".conv/" in name or ".relu/" in name or ".T" in name]
@@ -589,7 +591,7 @@ def test_a_failing_forward_leaves_nothing_behind(at: str, net: nn.Module) -> Non
     image = torch.randn(1, 3, 6, 8)
     for attempt in (
         lambda: grab(net, "fn:add,Conv2d", image),
-        lambda: hooks.list_functions(net, [image]),
+        lambda: list_functions(net, [image]),
     ):
         with pytest.raises(RuntimeError, match="on purpose"):
             attempt()
@@ -608,14 +610,14 @@ def test_a_failing_sink_leaves_nothing_behind(net: nn.Module) -> None:
     (layer,) = [x for x in _functions(net) if x.name == "layer2.0/fn:add"]
     with (
         pytest.raises(ZeroDivisionError, match="ours"),
-        hooks.hooked(net, [layer], broken) as recorder,
+        hooked(net, [layer], broken) as recorder,
     ):
-        hooks.forward(net, [torch.randn(1, 3, 6, 8)], recorder)
+        forward(net, [torch.randn(1, 3, 6, 8)], recorder)
     assert leftovers(net) == 0
 
 
 def _functions(model: nn.Module) -> list[Layer]:
-    return list(hooks.list_functions(model, [torch.zeros(1, 3, 6, 8)]))
+    return list(list_functions(model, [torch.zeros(1, 3, 6, 8)]))
 
 
 def test_the_output_is_the_same_bit_for_bit(net: nn.Module) -> None:

@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import nn
 
-from featviz import hooks
 from featviz.errors import UsageError
 from featviz.hooks import selectors as select
+from featviz.hooks.layers import list_layers
 from featviz.records import Layer
 
 
@@ -28,7 +28,7 @@ def layers() -> list[Layer]:
     model.add_module("stem", nn.Conv2d(1, 1, 1))
     model.add_module("layer1", block)
     model.add_module("fc", nn.Linear(1, 1))
-    return hooks.list_layers(model)
+    return list_layers(model)
 
 
 def taken(layers: list[Layer], text: str) -> list[str]:
@@ -91,7 +91,7 @@ def test_every_alias_of_a_shared_module_matches() -> None:
     model.add_module("first", nn.ReLU())
     model.add_module("again", model[0])
     model.add_module("other", nn.ReLU())
-    layers = hooks.list_layers(model)
+    layers = list_layers(model)
     for text in ("again", "ag*", "re:^again$", "ReLU@again", "ReLU@re:gai", "first"):
         assert taken(layers, text) == ["first"], text
     assert taken(layers, "ReLU,!again") == ["other"]

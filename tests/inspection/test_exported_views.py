@@ -17,12 +17,13 @@ from torch.nn.utils import parametrizations, prune
 from torchvision import models
 from torchvision.ops import DeformConv2d
 
-from featviz.audit import targets
+from featviz.audit import call_graph, plan
 from featviz.drawing import filters
 from featviz.errors import LayoutError
 from featviz.gradients import relu_rules
-from featviz.hooks import list_functions, list_layers
-from featviz.hooks.eval_mode import borrowed
+from featviz.hooks.eval_mode import in_eval_mode
+from featviz.hooks.functions import list_functions
+from featviz.hooks.layers import list_layers
 from featviz.hooks.naming import class_names, operation
 from featviz.models.files import exported
 from featviz.models.load import LoadedModel, adopt
@@ -127,7 +128,7 @@ def test_audit_of_a_program_is_the_eager_models(
 def test_a_hardtanh_keeps_its_own_ends(ends: tuple[float, float], tmp_path: Path) -> None:
     """Where an exported activation saturates is read from its operator."""
     plans = [
-        targets.choose(model, None, [torch.zeros(1, 3, 16, 16)])
+        plan.choose(model, None, [torch.zeros(1, 3, 16, 16)])
         for model in _both(nn.Sequential(nn.Conv2d(3, 2, 1), nn.Hardtanh(*ends)), tmp_path)
     ]
     eager, program = ([t.spot.activation for t in plan.targets] for plan in plans)
@@ -161,9 +162,9 @@ def test_an_operator_has_one_name_everywhere(tmp_path: Path) -> None:
     image = torch.rand(1, 3, 16, 16)
     seen = []
     for model in _both(nn.Sequential(Operators()), tmp_path):
-        with borrowed(model.module):
+        with in_eval_mode(model.module):
             seen.append(list(list_functions(model.module, [image])))
-        calls = targets.trace(model, [image]).gave
+        calls = call_graph.trace(model, [image]).gave
         assert {x.name for x in seen[-1]} == {c.name for c in calls if "fn:" in c.name}
     assert [x.name for x in seen[0]] == [x.name for x in seen[1]]
     assert [x.type.removeprefix("fn:") for x in seen[0]] == [
@@ -283,7 +284,7 @@ def test_operators_of_an_eager_module_are_not_read() -> None:
 def _gradient(module: nn.Module, rule: str, image: Tensor) -> tuple[Tensor, int]:
     """Of the sum of the output at the input, and how many ReLUs the rule met."""
     given = image.clone().requires_grad_()
-    with borrowed(module, True), relu_rules.rule(rule) as found:
+    with in_eval_mode(module, True), relu_rules.rule(rule) as found:
         (gradient,) = torch.autograd.grad(module(given).sum(), given)
     return gradient, 0 if found is None else found.met
 
@@ -345,7 +346,7 @@ def test_a_whole_network(name: str, tmp_path: Path) -> None:
     torch.manual_seed(0)
     eager, program = _both(models.get_model(name, weights=None), tmp_path, 1, 3, 64, 64)
     image = torch.randn(1, 3, 64, 64)
-    kept, own = (targets.choose(model, None, [image]).targets for model in (eager, program))
+    kept, own = (plan.choose(model, None, [image]).targets for model in (eager, program))
     assert own == kept and len(own) > 10
     modules = dict(program.module.named_modules())
     for layer in list_layers(eager.module):

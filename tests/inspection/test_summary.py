@@ -19,7 +19,7 @@ from torchvision import models
 from torchvision.models import regnet
 
 from featviz.errors import ForwardError
-from featviz.hooks.eval_mode import borrowed
+from featviz.hooks.eval_mode import in_eval_mode
 from featviz.inspection import summary
 from featviz.models.load import LoadedModel, ModelOptions, adopt
 from featviz.models.preprocess import InputOptions
@@ -53,6 +53,23 @@ class Deform(nn.Module):
         self.conv = DeformConv2d(3, 4, 3)
     def forward(self, x):
         return self.conv(x, torch.zeros(1, 18, x.shape[2] - 2, x.shape[3] - 2)) + 1
+
+class Nest(nn.Module):
+    def __init__(self, layout):
+        super().__init__()
+        self.layout = layout
+    def forward(self, x):
+        return torch.nested.nested_tensor([x[0, 0], x[0, 0, :2]], layout=self.layout)
+
+class Pad(nn.Module):
+    def forward(self, x):
+        return x.to_padded_tensor(0.0)[None]
+
+def strided():
+    return nn.Sequential(Nest(torch.strided), Pad())
+
+def jagged():
+    return nn.Sequential(Nest(torch.jagged), Pad())
 
 class Attend(nn.Module):
     def __init__(self):
@@ -318,7 +335,7 @@ def test_the_model_is_as_before(fails: bool) -> None:
     before, fast = state(model), torch.backends.mha.get_fastpath_enabled()
     loaded = adopt(model, InputOptions(size=64, mean=(0, 0, 0), std=(1, 1, 1)))
     try:
-        with borrowed(model):
+        with in_eval_mode(model):
             summary.measure(loaded, [torch.rand(1, 3, 64, 64)])
         assert not fails
     except ForwardError as error:
@@ -424,3 +441,16 @@ def test_measuring_twice_gives_the_same() -> None:
     options = ModelOptions("squeezenet1_1", weights="none")
     first, second = (summary.summarise(options, InputOptions()) for _ in range(2))
     assert first == second
+
+
+@pytest.mark.parametrize("net", ["strided", "jagged"])
+def test_nested_tensors_have_no_shape_and_count_their_values(
+    net: str, nets: Callable[[str], str], featviz: Run
+) -> None:
+    """A nested tensor's memory is that of its parts; where a shape would stand, there is none."""
+    done = featviz("summary", nets(net), "--size", 8, "--json")
+    assert done.code == 0, done.err
+    model, nest, pad = json.loads(done.out)["layers"]
+    assert (nest["output_shape"], pad["input_shape"]) == (None, None)
+    assert pad["output_shape"] == model["output_shape"] == [1, 2, 8, 8]
+    assert nest["activation_bytes"] == 4 * (8 * 8 + 2 * 8)

@@ -15,7 +15,7 @@ from torchvision import models
 
 import featviz as fv
 from featviz import layout
-from featviz.hooks.eval_mode import borrowed
+from featviz.hooks.eval_mode import in_eval_mode
 from featviz.records import Hints
 
 
@@ -95,7 +95,7 @@ def test_need_weights_is_put_back_when_the_run_is_over(tmp_path: Path) -> None:
     look(model, save(tmp_path, 32, 32), "MultiheadAttention", (32, 32))
     attention = model.encoder.layers.encoder_layer_0.self_attention
     assert not attention._forward_pre_hooks and not attention._forward_hooks
-    with borrowed(model):
+    with in_eval_mode(model):
         x = torch.randn(1, 5, 16)
         assert attention(x, x, x, need_weights=False)[1] is None
 

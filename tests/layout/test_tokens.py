@@ -19,7 +19,7 @@ from torchvision import models
 
 import featviz as fv
 from featviz import layout
-from featviz.hooks import list_layers
+from featviz.hooks.layers import list_layers
 from featviz.layout.overrides import HintBook
 from featviz.records import Hints
 

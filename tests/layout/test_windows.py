@@ -23,8 +23,9 @@ from torchvision.models.maxvit import MaxVit
 
 from featviz import layout
 from featviz.errors import LayoutError
-from featviz.hooks import hooked, list_layers
-from featviz.hooks.eval_mode import borrowed
+from featviz.hooks.capture import hooked
+from featviz.hooks.eval_mode import in_eval_mode
+from featviz.hooks.layers import list_layers
 from featviz.layout import model_hints
 from featviz.layout.overrides import HintBook
 from featviz.records import Hints, Site, Windows
@@ -43,7 +44,7 @@ def maps_of(model: nn.Module, size: tuple[int, int]) -> dict[str, tuple[str, Ten
             maps = layout.to_maps(tensor, book.of(site.layer))[""]
             found[site.layer.name] = (maps.layout, maps.data.clone())
 
-    with borrowed(model), hooked(model, list_layers(model), sink):
+    with in_eval_mode(model), hooked(model, list_layers(model), sink):
         model(image)
     return found
 
@@ -173,7 +174,7 @@ def test_pooled_tokens_stand_as_hiera_itself_puts_them() -> None:
         maps.append(layout.to_maps(tensor, book.of(site.layer))[""].data[:, 0].clone())
 
     blocks = [at for at in list_layers(model) if at.type == "HieraBlock"]
-    with borrowed(model), hooked(model, blocks, sink):
+    with in_eval_mode(model), hooked(model, blocks, sink):
         model(image)
     assert [tuple(m.shape[1:]) for m in maps] == [(16, 24), (8, 12), (4, 6), (2, 3)]
     for have, want in zip(maps, wanted, strict=True):

@@ -19,8 +19,9 @@ from torch import Tensor, nn
 from torchvision import models
 
 from featviz.errors import LoadError
-from featviz.hooks import hooked, list_layers
-from featviz.hooks.eval_mode import borrowed
+from featviz.hooks.capture import hooked
+from featviz.hooks.eval_mode import in_eval_mode
+from featviz.hooks.layers import list_layers
 from featviz.models.files import exported as programs
 from featviz.models.load import LoadedModel, ModelOptions, load_model
 from featviz.models.preprocess import InputOptions
@@ -39,7 +40,7 @@ def captured(module: nn.Module, image: Tensor) -> dict[tuple[str, int, str], Ten
     def keep(site: Site, tensor: Tensor) -> None:
         found[site.layer.name, site.call, site.key] = tensor.clone()
 
-    with borrowed(module), hooked(module, list_layers(module), keep):
+    with in_eval_mode(module), hooked(module, list_layers(module), keep):
         module(image)
     return found
 

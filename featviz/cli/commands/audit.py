@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -14,6 +15,7 @@ from featviz.cli import config, output
 from featviz.cli import options as opts
 from featviz.cli.types import FILE
 from featviz.errors import FeatvizError
+from featviz.records.findings import FINDINGS, Thresholds
 from featviz.text import counted
 
 if TYPE_CHECKING:
@@ -21,8 +23,6 @@ if TYPE_CHECKING:
     from featviz.audit.model_audit import Progress
 
 log = logging.getLogger(__name__)
-
-_FINDINGS = ("dead", "constant", "saturated", "nonfinite", "redundant")
 
 audit_options = opts.stacked(
     click.option(
@@ -97,7 +97,38 @@ audit_options = opts.stacked(
 )
 
 
-@click.command("audit")
+def _definitions() -> str:
+    """A paragraph of the help, with a finding on each line."""
+    lines = [
+        textwrap.fill(
+            finding.definition, 78, initial_indent=f"{name:<11}", subsequent_indent=" " * 11
+        )
+        for name, finding in FINDINGS.items()
+    ]
+    return "\b\n" + "\n".join(lines)
+
+
+_HELP = f"""Stream images through a model, and find channels that do nothing for them.
+
+Without --layers all activations are looked at, functions included. A verdict holds for these
+images: a channel that is dead on them may live on others.
+
+{_definitions()}
+
+\b
+Examples:
+  featviz audit resnet18 photos/
+  featviz audit model.pth photos/ --fail-on 'dead>5%' --fail-on 'nonfinite>0'
+  featviz audit model.pth photos/ --prune-out prune.json --verify
+  featviz audit new.pth photos/ --baseline featviz-audit/audit.json --out new
+  featviz audit 'runs/epoch_*.pth' photos/ --out history
+  torchrun --nproc-per-node 4 -m featviz audit resnet18 photos/   # each counts its share
+
+Exit codes: 0 done, 1 failed, 2 usage, 3 some images failed, 4 a gate is broken.
+"""
+
+
+@click.command("audit", help=_HELP)
 @opts.model_argument
 @opts.images_argument
 @opts.layers_option(opts.select_layers, default="all activations, functions included")
@@ -112,32 +143,7 @@ audit_options = opts.stacked(
 @opts.verbosity_options
 @click.pass_context
 def command(ctx: click.Context, /, model: str | None, images: Sequence[str], **given: Any) -> int:
-    """Stream images through a model, and find channels that do nothing for them.
-
-    Without --layers all activations are looked at, functions included. A verdict holds for these
-    images: a channel that is dead on them may live on others.
-
-    \b
-    dead       never above --eps behind a ReLU or ReLU6; of a layer before one, behind
-               the activation that follows
-    constant   one value over all images and positions (and neither dead nor saturated)
-    saturated  at the bound of ReLU6, Sigmoid, Tanh, Hardsigmoid or Hardtanh for more
-               than --saturated-at of its values
-    nonfinite  NaN or infinite somewhere; such a channel is judged for nothing else
-    redundant  correlates with another above --redundant-at; groups are connected
-               components
-
-    \b
-    Examples:
-      featviz audit resnet18 photos/
-      featviz audit model.pth photos/ --fail-on 'dead>5%' --fail-on 'nonfinite>0'
-      featviz audit model.pth photos/ --prune-out prune.json --verify
-      featviz audit new.pth photos/ --baseline featviz-audit/audit.json --out new
-      featviz audit 'runs/epoch_*.pth' photos/ --out history
-      torchrun --nproc-per-node 4 -m featviz audit resnet18 photos/   # each counts its share
-
-    Exit codes: 0 done, 1 failed, 2 usage, 3 some images failed, 4 a gate is broken.
-    """
+    """Audit the models, print the table, and return the exit code."""
     models = _models(ctx, model, given["more_models"])
     images = config.given_or_config(ctx, "images", images)
     from featviz.models.requirements import require_torch
@@ -173,7 +179,6 @@ def _models(ctx: click.Context, model: str | None, more: Sequence[str]) -> list[
 
 def _audit_options(given: dict[str, Any]) -> Any:
     from featviz.audit import AuditOptions
-    from featviz.audit.findings import Thresholds
     from featviz.audit.model_audit import AuditRequest
 
     asked = AuditRequest(
@@ -209,7 +214,7 @@ def _table(result: AuditResult) -> None:
 def _one_model(audit: Mapping[str, Any]) -> None:
     """A column for each finding: how many channels of a layer have it."""
     total = audit["total"]
-    sought = [name for name in _FINDINGS if name in total["findings"]]
+    sought = [name for name in FINDINGS if name in total["findings"]]
     figures = ("channels", "APoZ", *sought)
 
     def cells(row: Mapping[str, Any], counts: Mapping[str, int]) -> Iterator[str]:
@@ -233,7 +238,7 @@ def _several_models(audits: Mapping[str, Mapping[str, Any]]) -> None:
     sums = [audit["total"] for audit in audits.values()]
     totals = [
         (f"total {name}", *(_share(total, name) for total in sums))
-        for name in _FINDINGS
+        for name in FINDINGS
         if any(name in total["findings"] for total in sums)
     ]
     output.table(("layer", *audits), (), rows, totals)
@@ -269,9 +274,11 @@ def _conclude(result: AuditResult) -> None:
 def _proof(proof: Mapping[str, Any]) -> str:
     if not proof["channels"]:
         return "nothing to verify: no channel can be cut out"
-    change = proof["largest_change"]
+    change, nonfinite = proof["largest_change"], proof.get("nonfinite", 0)
+    words = "has another shape" if change is None else f"changes by {change:g} at most"
+    if nonfinite:
+        words += f", and {nonfinite} of its values become, or cease to be, NaN or infinite"
     return (
-        f"without the {counted(proof['channels'], 'channel')} that can be cut out "
-        f"the output changes by {'another shape' if change is None else f'{change:g}'} at most "
-        f"({counted(proof['images'], 'image')})"
+        f"without the {counted(proof['channels'], 'channel')} that can be cut out the output "
+        f"{words} ({counted(proof['images'], 'image')})"
     )

@@ -1,4 +1,4 @@
-"""What hooks do with a tensor: count the call, name the site, hand it to the sink.
+"""Capturing: hooks hand every tensor that a layer takes or returns to a sink, as it happens.
 
 The sink must be done with the tensor when it returns, since a later in-place operation may
 overwrite it. Gradients are taken by hooks on the tensors themselves, placed while the forward pass
@@ -9,19 +9,19 @@ runs: they belong to the value that the tensor has at that moment, so a later in
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.utils.hooks import RemovableHandle
 
 from featviz.errors import LayoutError
 from featviz.hooks.containers import describe, leaves
-from featviz.hooks.functions import unwatched
-from featviz.records import Layer, Site, Skip
+from featviz.hooks.functions import unwatched, watching
+from featviz.records import KINDS, Layer, Site, Skip
 
 Sink = Callable[[Site, Tensor], None]
 """Takes a tensor while it is true; raises LayoutError for one that cannot be drawn."""
@@ -29,26 +29,56 @@ Sink = Callable[[Site, Tensor], None]
 Wanted = Callable[[Layer], bool]
 """Whether a function is to be captured."""
 
-KINDS = ("output", "input", "grad", "grad-input")
-"""What can be taken of a layer."""
+
+@contextmanager
+def hooked(
+    model: nn.Module,
+    layers: Sequence[Layer],
+    sink: Sink,
+    kinds: Sequence[str] = ("output",),
+    wanted: Wanted | None = None,
+) -> Iterator[Recorder]:
+    """Hook the layers of a model for a while; every hook is removed, whatever happens.
+
+    Args:
+        kinds: what to capture of each layer: names of `records.KINDS`. Gradients come when the
+            caller runs a backward pass.
+        wanted: asked at each call of a function, where it is not known beforehand which functions
+            there are; otherwise those among `layers` are captured.
+    """
+    names = {layer.name for layer in layers if layer.is_function}
+    chosen = [layer for layer in layers if not layer.is_function]
+    functions = wanted or ((lambda layer: layer.name in names) if names else None)
+    recorder = Recorder(layers, sink, kinds)
+    enter = recorder.enter if recorder.takes_inputs else None
+    modules = dict(model.named_modules())
+    with ExitStack() as stack:
+        stack.callback(recorder.release)
+        stack.enter_context(watching(model, recorder.leave, enter, chosen, functions))
+        for module in (modules[layer.name] for layer in chosen):
+            if isinstance(module, nn.MultiheadAttention):
+                ask = module.register_forward_pre_hook(_ask_for_weights, with_kwargs=True)
+                stack.callback(ask.remove)
+        yield recorder
+
+
+def _ask_for_weights(module: nn.Module, args: Any, kwargs: dict[str, Any]) -> Any:
+    """Let a hooked nn.MultiheadAttention return its weights [1, heads, T, T], where its caller says
+    `need_weights=False`; its other result is the same but for rounding."""
+    if kwargs.get("need_weights") is False:
+        return args, {**kwargs, "need_weights": True, "average_attn_weights": False}
+    return None
 
 
 class Recorder:
-    """Counts the calls of hooked layers and passes what they give, and get, to the sink."""
+    """Counts the calls of hooked layers, and passes their inputs, outputs and gradients on."""
 
-    def __init__(
-        self,
-        layers: Sequence[Layer],
-        sink: Sink,
-        kinds: Sequence[str],
-        wanted: Wanted,
-    ) -> None:
+    def __init__(self, layers: Sequence[Layer], sink: Sink, kinds: Sequence[str]) -> None:
         self.layers = layers
         self.sink = sink
-        self.wanted = wanted
         self.kinds = frozenset(kinds)
         self.calls: Counter[str] = Counter()
-        """By name of the layer."""
+        """The number of calls by layer name."""
         self._entered: Counter[str] = Counter()
         self.skipped: list[Skip] = []
         self._awaited: dict[Site, GradientEdge] = {}
@@ -56,7 +86,7 @@ class Recorder:
         self._handles: list[RemovableHandle] = []
         self._forward = True
         self.fault: Exception | None = None
-        """What the sink raised, to tell a fault of ours from one of the model."""
+        """The exception that the sink raised, which is not a failure of the model."""
 
     @property
     def never_ran(self) -> list[Layer]:
@@ -66,41 +96,31 @@ class Recorder:
     @property
     def takes_inputs(self) -> bool:
         """Whether layers must be watched before they run."""
-        return bool(self.kinds & {"input", "grad-input"})
+        return any(KINDS[kind].of == "input" for kind in self.kinds)
 
     def enter(self, layer: Layer, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-        """Take what goes into a layer: under the empty key where one argument holds tensors, else
-        by position or name; what is no tensor is left out."""
+        """Take the arguments of a layer's call: under the empty key where one argument holds
+        tensors, else by position or name; what is no tensor is left out."""
         if not self._forward:
             return
         call = self._entered[layer.name]
         self._entered[layer.name] += 1
-        found = _tensors({**dict(enumerate(args)), **kwargs})
-        if not found:
+        given = _tensors({**dict(enumerate(args)), **kwargs})
+        if not given:
             self._nothing_in(layer, call)
-        if len({key.partition(".")[0] for key, _ in found}) == 1:
-            found = [(key.partition(".")[2], value) for key, value in found]
-        for key, value in found:
-            self._take_both(Site(layer, "input", call, key), value)
+        if len({key.partition(".")[0] for key, _ in given}) == 1:
+            given = [(key.partition(".")[2], value) for key, value in given]
+        for key, value in given:
+            self._take_kinds(layer, "input", call, key, value)
 
-    def leave(self, layer: Layer, output: Any) -> None:
-        """Take what a layer gives."""
+    def leave(self, layer: Layer, args: Any, kwargs: Any, output: Any) -> None:
+        """Take the result of a layer's call."""
         if not self._forward:
             return
         call = self.calls[layer.name]
         self.calls[layer.name] += 1
         for key, value in leaves(output):
-            self._take_both(Site(layer, "output", call, key), value)
-
-    def enter_function(self, layer: Layer, args: Any, kwargs: Any) -> None:
-        """Take what goes into a function, if it is wanted."""
-        if self.takes_inputs and self.wanted(layer):
-            self.enter(layer, args, kwargs)
-
-    def leave_function(self, layer: Layer, result: Any) -> None:
-        """Take what a function gave, if it is wanted."""
-        if self.wanted(layer):
-            self.leave(layer, result)
+            self._take_kinds(layer, "output", call, key, value)
 
     @property
     def awaited(self) -> dict[Site, GradientEdge]:
@@ -131,17 +151,17 @@ class Recorder:
             handle.remove()
 
     def _nothing_in(self, layer: Layer, call: int) -> None:
-        for kind in ("input", "grad-input"):
-            if kind in self.kinds:
-                self._skip(Site(layer, kind, call, ""), "takes no tensor")
+        for kind in KINDS.values():
+            if kind.of == "input" and kind.name in self.kinds:
+                self._skip(Site(layer, kind.name, call, ""), "takes no tensor")
 
-    def _take_both(self, site: Site, value: Any) -> None:
+    def _take_kinds(self, layer: Layer, of: str, call: int, key: str, value: Any) -> None:
+        """Take a layer's output or input, and await its gradient, as far as they are wanted."""
         with unwatched():
-            if site.kind in self.kinds:
-                self._take(site, value)
-            kind = "grad" if site.kind == "output" else "grad-input"
-            if kind in self.kinds:
-                self._await(replace(site, kind=kind), value)
+            for kind in KINDS.values():
+                if kind.of == of and kind.name in self.kinds:
+                    take = self._await if kind.backward else self._take
+                    take(Site(layer, kind.name, call, key), value)
 
     def _await(self, site: Site, tensor: Any) -> None:
         if not isinstance(tensor, Tensor) or not tensor.requires_grad:

@@ -1,0 +1,149 @@
+"""The files of an audit: written, and read back as a baseline.
+
+The charts are drawn from the numbers of audit.json; the same numbers give the same file.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+
+from featviz.errors import FileError, UsageError
+from featviz.files import read_json
+from featviz.records.findings import FINDINGS
+from featviz.rundir import AUDIT_FILE, MODELS_FILE, write
+from featviz.rundir.read import MOST_RECORD
+from featviz.rundir.schema import check_audit
+from featviz.text import printable, quoted, safe_name
+
+if TYPE_CHECKING:
+    from featviz.audit.model_audit import Examined
+
+SCHEMA_VERSION = 1
+"""The version of audit.json and models.json. 1: first release."""
+
+_INK, _BAR, _SUSPECT = "#333333", "#6b8cae", "#c0392b"
+
+
+def write_model(folder: Path, result: Examined) -> None:
+    """audit.json, channels.npz, the chart of APoZ and the pictures of the suspects."""
+    drawn = []
+    for sheet, picture in result.pictures:
+        name = f"suspects/{safe_name(sheet.stem)}.png"
+        with write.atomic(folder / name) as file:
+            picture.save(file, "png")
+        drawn.append({**sheet.as_json(), "file": name})
+    with write.atomic(folder / "channels.npz") as file:
+        write.write_arrays(file, result.tables)
+    _write_chart(folder, result.document)
+    content = {"schema_version": SCHEMA_VERSION, **result.document, "drawn": drawn}
+    write.write_json(folder / AUDIT_FILE, content)
+
+
+def _write_chart(folder: Path, document: Mapping[str, Any]) -> None:
+    """A bar for each activation that gives zeros, however many layers are judged by it."""
+    by_activation = {
+        row["dead_at"]: (row["label"], row["apoz"], len(row["findings"]["dead"]) / row["channels"])
+        for row in reversed(document["layers"])
+        if row["apoz"] is not None
+    }
+    if bars := list(reversed(by_activation.values())):
+        title = f"Average percentage of zeros, {document['images']['seen']} images"
+        with write.atomic(folder / "apoz.png") as file:
+            file.write(apoz_chart(bars, title))
+
+
+def write_models(folder: Path, documents: Mapping[str, Mapping[str, Any]]) -> None:
+    """models.json and the chart over the models, from their documents by label."""
+    rows = [{"model": label, **document["total"]} for label, document in documents.items()]
+    write.write_json(folder / MODELS_FILE, {"schema_version": SCHEMA_VERSION, "models": rows})
+    shares = {
+        name: [_share(row, name) for row in rows]
+        for name in FINDINGS
+        if name == "dead" or any(_share(row, name) for row in rows)
+    }
+    with write.atomic(folder / "models.png") as file:
+        file.write(dead_chart(list(documents), shares))
+
+
+def read_baseline(path: Path) -> list[Mapping[str, Any]]:
+    """The layers of an earlier audit.json.
+
+    Raises:
+        UsageError: no such file, or it is no audit.json of this version.
+    """
+    try:
+        content = read_json(path, MOST_RECORD)
+        check_audit(content)
+        layers: list[Mapping[str, Any]] = content["layers"]
+        if content["schema_version"] != SCHEMA_VERSION:
+            raise ValueError(f"schema version {content['schema_version']}, not {SCHEMA_VERSION}")
+        for layer in layers:
+            _ = layer["label"], [len(channels) for channels in layer["findings"].values()]
+    except (OSError, FileError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise UsageError(
+            f"--baseline {path} is no audit.json: {quoted(str(error))}",
+            "give one that featviz audit wrote",
+        ) from error
+    return layers
+
+
+def apoz_chart(layers: Sequence[tuple[str, float, float]], title: str) -> bytes:
+    """Bars of the average percentage of zeros, one for each layer, from the input down.
+
+    Args:
+        layers: name, APoZ and share of dead channels, both 0..1.
+    """
+    names, apoz, dead = zip(*layers, strict=True)
+    figure = Figure(figsize=(8, 1.4 + 0.24 * len(layers)), layout="constrained")
+    axes = figure.add_subplot()
+    rows = range(len(layers))
+    axes.barh(rows, [100 * v for v in apoz], color=_BAR, height=0.75, label="APoZ")
+    axes.barh(rows, [100 * v for v in dead], color=_SUSPECT, height=0.3, label="dead channels")
+    axes.set_yticks(rows, [printable(name) for name in names])
+    axes.set(xlim=(0, 100), xlabel="per cent", ylim=(len(layers) - 0.4, -0.6))
+    axes.set_title(title, fontsize=10, color=_INK, loc="left")
+    axes.xaxis.grid(True, color="#dddddd")
+    axes.set_axisbelow(True)
+    figure.legend(loc="outside lower right", fontsize=8, ncols=2, frameon=False)
+    return _png_of(figure)
+
+
+def dead_chart(models: Sequence[str], shares: Mapping[str, Sequence[float | None]]) -> bytes:
+    """Lines of the share of channels with a finding over models, in the order given.
+
+    Args:
+        shares: for each finding its share in each model, 0..1; None where it was not judged.
+    """
+    figure = Figure(figsize=(max(6.0, 1.5 + 0.45 * len(models)), 4), layout="constrained")
+    axes = figure.add_subplot()
+    for finding, values in shares.items():
+        heights = [float("nan") if value is None else 100 * value for value in values]
+        axes.plot(range(len(models)), heights, marker="o", markersize=4, label=finding)
+    axes.set_xticks(
+        range(len(models)), [printable(name) for name in models], rotation=45, ha="right"
+    )
+    axes.set_ylim(bottom=0)
+    axes.set_ylabel("channels, per cent")
+    axes.yaxis.grid(True, color="#dddddd")
+    axes.set_axisbelow(True)
+    axes.legend(fontsize=8, frameon=False)
+    return _png_of(figure)
+
+
+def _png_of(figure: Figure) -> bytes:
+    FigureCanvasAgg(figure)
+    file = io.BytesIO()
+    figure.savefig(file, format="png", dpi=110, metadata={"Software": None})
+    return file.getvalue()
+
+
+def _share(total: Mapping[str, Any], name: str) -> float | None:
+    """The share with a finding of the channels that are judged for it, 0..1; None where none is."""
+    channels = total["judged"].get(name, 0)
+    return total["findings"][name] / channels if channels else None

@@ -1,0 +1,166 @@
+"""What can be wrong with a channel over all images: one record for each finding."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, TypeAlias
+
+if TYPE_CHECKING:  # the help of the command line imports this, and has no time for numpy
+    import numpy as np
+    from numpy.typing import NDArray
+
+Flags: TypeAlias = "NDArray[np.bool_]"
+Doubles: TypeAlias = "NDArray[np.float64]"
+
+_ROUNDING = 2.0**-20
+"""Values that differ by less than this share of the largest are equal but for rounding."""
+
+_FEWEST = 10
+"""Values below which a correlation says nothing."""
+
+
+@dataclass(frozen=True)
+class Thresholds:
+    """Limits beyond which a channel has a finding."""
+
+    eps: float = 0.0
+    """dead: never above this. constant: values no further apart than this are one."""
+    saturated_at: float = 0.99
+    """Share of values at a bound, 0..1."""
+    redundant_at: float | None = None
+    """Correlation with another channel, 0..1; None does not look for redundant channels."""
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What is known of a layer's C channels over all images; arrays [C]."""
+
+    count: Doubles
+    """Finite values."""
+    low: Doubles
+    high: Doubles
+    nonfinite: Doubles
+    saturated: Doubles | None = None
+    """Share of values at a bound; None where the layer has none."""
+    ceiling: Doubles | None = None
+    """Largest value at the activation by which `dead` is judged; None where there is none."""
+    correlation: Doubles | None = field(default=None, repr=False)
+    """[C, C]; None where it was not computed."""
+
+
+Rule = Callable[[Evidence, Thresholds], "Flags | None"]
+"""Says of each channel whether a finding holds; None where the layer cannot be judged for it."""
+
+
+@dataclass(frozen=True)
+class ChannelFinding:
+    """One thing that can be wrong with a channel."""
+
+    name: str
+    """As in audit.json, in gates and as the heading of its column in the table."""
+    definition: str
+    """For help texts."""
+    rule: Rule
+    severity: int
+    """Suspects are drawn in this order: 0 is the worst, and drawn first."""
+    gate: str
+    """An example of a gate on it, for help texts and messages."""
+    remedy: str
+    """For a gate on layers that cannot be judged for it."""
+    yields_to: tuple[str, ...] = ("nonfinite",)
+    """A channel that has one of these findings has not this one as well."""
+
+
+def _dead(evidence: Evidence, thresholds: Thresholds) -> Flags | None:
+    return None if evidence.ceiling is None else evidence.ceiling <= thresholds.eps
+
+
+def _constant(evidence: Evidence, thresholds: Thresholds) -> Flags | None:
+    import numpy as np
+
+    size = np.maximum(abs(evidence.low), abs(evidence.high))
+    with np.errstate(invalid="ignore"):
+        flat = evidence.high - evidence.low <= np.maximum(thresholds.eps, _ROUNDING * size)
+    return np.asarray(flat & (evidence.count > 1))
+
+
+def _saturated(evidence: Evidence, thresholds: Thresholds) -> Flags | None:
+    return None if evidence.saturated is None else evidence.saturated > thresholds.saturated_at
+
+
+def _nonfinite(evidence: Evidence, thresholds: Thresholds) -> Flags | None:
+    nonfinite: Flags = evidence.nonfinite > 0
+    return nonfinite
+
+
+def _redundant(evidence: Evidence, thresholds: Thresholds) -> Flags | None:
+    linked = correlated(evidence, thresholds)
+    return None if linked is None else linked.max(axis=1, initial=False)
+
+
+def correlated(evidence: Evidence, thresholds: Thresholds) -> Flags | None:
+    """Which pairs of channels [C, C] correlate above the threshold, of those with finite values
+    only, and ten of them at least; None where that was not asked."""
+    import numpy as np
+
+    if evidence.correlation is None or thresholds.redundant_at is None:
+        return None
+    linked = evidence.correlation > thresholds.redundant_at
+    np.fill_diagonal(linked, False)
+    judged = (evidence.nonfinite == 0) & (evidence.count >= _FEWEST)
+    return np.asarray(linked & judged[:, None] & judged[None, :])
+
+
+FINDINGS: dict[str, ChannelFinding] = {
+    finding.name: finding
+    for finding in (
+        ChannelFinding(
+            name="dead",
+            definition="never above --eps behind a ReLU or ReLU6; of a layer before one, behind "
+            "the activation that follows",
+            rule=_dead,
+            severity=1,
+            gate="dead>5%",
+            remedy="dead is judged at a ReLU or ReLU6; constant suits other activations",
+        ),
+        ChannelFinding(
+            name="constant",
+            definition="one value over all images and positions (and neither dead nor saturated)",
+            rule=_constant,
+            severity=3,
+            gate="layer3.*:constant>2",
+            remedy="ask for another finding",
+            yields_to=("nonfinite", "dead", "saturated"),
+        ),
+        ChannelFinding(
+            name="saturated",
+            definition="at the bound of ReLU6, Sigmoid, Tanh, Hardsigmoid or Hardtanh for more "
+            "than --saturated-at of its values",
+            rule=_saturated,
+            severity=2,
+            gate="saturated>10%",
+            remedy="it is judged at ReLU6, Sigmoid, Tanh, Hardsigmoid and Hardtanh",
+        ),
+        ChannelFinding(
+            name="nonfinite",
+            definition="NaN or infinite somewhere; such a channel is judged for nothing else",
+            rule=_nonfinite,
+            severity=0,
+            gate="nonfinite>0",
+            remedy="ask for another finding",
+            yields_to=(),
+        ),
+        ChannelFinding(
+            name="redundant",
+            definition="correlates with another above --redundant-at; groups are connected "
+            "components",
+            rule=_redundant,
+            severity=4,
+            gate="redundant>20%",
+            remedy="--redundant-at 0.98 asks for it",
+        ),
+    )
+}
+"""By name, in the order of audit.json, of the table and of help texts. Each makes a picture of its
+channels, and gates take each."""
