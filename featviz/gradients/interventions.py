@@ -43,8 +43,9 @@ def parse(kind: str, text: str) -> Intervention:
     form = _FORMS[kind].fullmatch(tail.replace(" ", ""))
     if not selectors.strip() or form is None:
         raise _unreadable(kind, text)
-    channels = _channels(form.groupdict().get("channels") or "")
-    numbers = tuple(float(n) for n in (form.groupdict().get("numbers") or "").split(",") if n)
+    parts = form.groupdict()
+    channels = _channels(parts.get("channels") or "")
+    numbers = tuple(float(n) for n in (parts.get("numbers") or "").split(",") if n)
     if channels is None:
         raise _unreadable(kind, text)
     if kind == "clamp" and numbers[0] > numbers[1]:
