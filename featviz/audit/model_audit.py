@@ -86,7 +86,8 @@ class ModelVisit:
         Raises:
             FeatvizError: not one image went through.
         """
-        correlate = {t.spot.call for t in chosen.targets} if self._correlating else ()
+        correlating = self.asked.thresholds.redundant_at is not None
+        correlate = {t.spot.call for t in chosen.targets} if correlating else ()
         counted = Census(chosen.spots, frozenset(correlate), chosen.trace.gave.keys())
         names = frozenset(call.name for call in chosen.spots)
         with (
@@ -137,10 +138,6 @@ class ModelVisit:
             for number, error in sorted(self.failures.items())
         ]
         return {"total": len(self.samples), "seen": len(self.seen), "failures": failures}
-
-    @property
-    def _correlating(self) -> bool:
-        return self.asked.thresholds.redundant_at is not None
 
     def _batches(
         self, samples: Sequence[Sample], numbers: Sequence[int] | None = None

@@ -24,7 +24,7 @@ from featviz.hooks.functions import unwatched
 from featviz.hooks.naming import class_names, is_exported
 from featviz.layout.overrides import HintBook
 from featviz.models.load import LoadedModel
-from featviz.records import Layer, Outcome, Site
+from featviz.records import Layer, Outcome
 from featviz.text import listed
 
 log = logging.getLogger(__name__)
@@ -40,7 +40,7 @@ def try_out(model: LoadedModel, plan: PassPlan, blank: Sequence[Tensor], book: H
     """
     if plan.options.gradients or plan.changes:
         with in_eval_mode(model.module, plan.options.gradients):
-            outcome, _ = run(model, plan, blank, book, [], _ignore)
+            outcome, _ = run(model, plan, blank, book, [], lambda site, tensor: None)
         for words in outcome.idle:
             log.warning("%s", words)
 
@@ -187,21 +187,17 @@ def _unseen(change: Callable[..., Any], note: Callable[[], None]) -> Callable[..
 def _kept(model: LoadedModel, plan: PassPlan) -> Iterator[list[Any]]:
     """The outputs of the layer that is the target, one for each call."""
     outputs: list[Any] = []
-    if plan.target_layer is None:
-        yield outputs
-        return
 
     def keep(module: Any, args: Any, output: Any) -> None:
         # a copy, since a later in-place operation would change what the target is
         with unwatched():
             outputs.append(output.clone() if isinstance(output, Tensor) else output)
 
-    module = model.module.get_submodule(plan.target_layer.name)
-    handle = module.register_forward_hook(keep)
-    try:
+    with ExitStack() as stack:
+        if plan.target_layer is not None:
+            module = model.module.get_submodule(plan.target_layer.name)
+            stack.callback(module.register_forward_hook(keep).remove)
         yield outputs
-    finally:
-        handle.remove()
 
 
 def _idle(plan: PassPlan, ran: set[str], rule: Rule | None) -> Iterator[str]:
@@ -225,7 +221,3 @@ def _axis(tensor: Tensor, book: HintBook, layer: Layer, what: str) -> int:
             "--tensor-layout says it",
         )
     return axis
-
-
-def _ignore(site: Site, tensor: Tensor) -> None:
-    pass

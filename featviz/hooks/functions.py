@@ -27,16 +27,12 @@ Replacement = Callable[[Callable[..., Any], Sequence[Any], Mapping[str, Any]], A
 """Computes the result of a call in the function's place; takes the function and its arguments."""
 
 
-def _nobody(layer: Layer, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> None:
-    pass
-
-
 class FunctionMode(TorchFunctionMode):
     """Reports the torch functions and tensor methods that modules call, and may replace some."""
 
     def __init__(
         self,
-        leave: Leave = _nobody,
+        leave: Leave = lambda layer, args, kwargs, result: None,
         enter: Enter | None = None,
         wanted: Callable[[Layer], bool] = lambda layer: True,
         replacements: Mapping[str, Replacement] | None = None,

@@ -7,11 +7,11 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from torch import nn
-from torch.nn.parameter import UninitializedParameter
 
 from featviz.errors import ForwardError
 from featviz.hooks.layers import list_layers
 from featviz.hooks.selectors import parse, wants_functions
+from featviz.inspection.summary import count, initialised
 from featviz.models.load import ModelOptions, load_model
 from featviz.models.preprocess import InputOptions
 from featviz.pipeline import dry_pass
@@ -91,7 +91,7 @@ def list_model(
     modules = dict(model.module.named_modules())
     layers.sort(key=lambda layer: layer.index)  # functions behind their module
     rows = [_row(layer, modules.get(layer.name), seen, layer in taken) for layer in layers]
-    return Listing(tuple(rows), _count(model.module, True))
+    return Listing(tuple(rows), count(initialised(model.module)))
 
 
 def _row(layer: Layer, module: nn.Module | None, seen: Probe | None, selected: bool) -> LayerRow:
@@ -100,17 +100,8 @@ def _row(layer: Layer, module: nn.Module | None, seen: Probe | None, selected: b
         name=layer.name,
         type=layer.type,
         aliases=layer.aliases,
-        parameters=_count(module, False) if module is not None else 0,
+        parameters=count(initialised(module, False)) if module is not None else 0,
         output_shape=seen.shape(layer) if seen else None,
         calls=seen.calls[layer.name] if seen else None,
         selected=selected,
-    )
-
-
-def _count(module: nn.Module, recurse: bool) -> int:
-    """Parameters, each shared one once; lazy ones have no size yet."""
-    return sum(
-        parameter.numel()
-        for parameter in module.parameters(recurse=recurse)
-        if not isinstance(parameter, UninitializedParameter)
     )

@@ -150,7 +150,7 @@ def measure(model: LoadedModel, blank: Sequence[Tensor]) -> Summary:
 
 
 def _row(layer: Layer, module: nn.Module, usage: Usage) -> SummaryRow:
-    parameters = _initialised(module)
+    parameters = initialised(module)
     return SummaryRow(
         index=layer.index,
         name=layer.name,
@@ -159,8 +159,8 @@ def _row(layer: Layer, module: nn.Module, usage: Usage) -> SummaryRow:
         input_shape=usage.input_shape,
         output_shape=usage.output_shape,
         calls=usage.calls,
-        parameters=_count(parameters),
-        trainable=_count([p for p in parameters if p.requires_grad]),
+        parameters=count(parameters),
+        trainable=count([p for p in parameters if p.requires_grad]),
         macs=usage.macs,
         own_macs=usage.own_macs,
         flops=usage.macs * FLOPS_PER_MAC,
@@ -169,11 +169,11 @@ def _row(layer: Layer, module: nn.Module, usage: Usage) -> SummaryRow:
 
 
 def _totals(module: nn.Module, modules: int, macs: int, memory: int) -> Totals:
-    parameters = _initialised(module)
+    parameters = initialised(module)
     return Totals(
         modules=modules,
-        parameters=_count(parameters),
-        trainable=_count([p for p in parameters if p.requires_grad]),
+        parameters=count(parameters),
+        trainable=count([p for p in parameters if p.requires_grad]),
         parameter_bytes=sum(p.numel() * p.element_size() for p in parameters),
         macs=macs,
         flops=macs * FLOPS_PER_MAC,
@@ -181,12 +181,13 @@ def _totals(module: nn.Module, modules: int, macs: int, memory: int) -> Totals:
     )
 
 
-def _initialised(module: nn.Module) -> list[Parameter]:
+def initialised(module: nn.Module, recurse: bool = True) -> list[Parameter]:
     """Parameters, each shared one once; lazy ones that saw no input have no size."""
-    return [p for p in module.parameters() if not isinstance(p, UninitializedParameter)]
+    return [p for p in module.parameters(recurse) if not isinstance(p, UninitializedParameter)]
 
 
-def _count(parameters: Sequence[Parameter]) -> int:
+def count(parameters: Sequence[Parameter]) -> int:
+    """The numbers in all of them."""
     return sum(parameter.numel() for parameter in parameters)
 
 

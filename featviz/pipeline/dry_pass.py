@@ -52,7 +52,7 @@ def probe(model: LoadedModel, blank: Sequence[Tensor], layers: Sequence[Layer]) 
             ran.outputs.append((site.layer, list(tensor.shape)))
 
     with in_eval_mode(model.module), hooked(model.module, layers, sink) as recorder:
-        forward(model.module, _on_device(model, blank), recorder)
+        forward(model.module, [arg.to(model.device) for arg in blank], recorder)
         ran.calls.update(recorder.calls)
     return ran
 
@@ -63,7 +63,7 @@ def functions(model: LoadedModel, blank: Sequence[Tensor]) -> dict[Layer, int]:
     Raises:
         ForwardError: the model cannot take `blank`.
     """
-    args = _on_device(model, blank)
+    args = [arg.to(model.device) for arg in blank]
     with in_eval_mode(model.module), faults(model.module, args):
         return list_functions(model.module, args)
 
@@ -137,7 +137,3 @@ def _functions_instead(
         for name, count in names.items()
         if like_module(name, selector.text)
     ]
-
-
-def _on_device(model: LoadedModel, blank: Sequence[Tensor]) -> list[Tensor]:
-    return [arg.to(model.device) for arg in blank]

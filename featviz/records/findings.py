@@ -60,14 +60,14 @@ class ChannelFinding:
     name: str
     """As in audit.json, in gates and as the heading of its column in the table."""
     definition: str
-    """For help texts."""
+    """The words for help texts."""
     rule: Rule
     severity: int
     """Suspects are drawn in this order: 0 is the worst, and drawn first."""
     gate: str
     """An example of a gate on it, for help texts and messages."""
-    remedy: str
-    """For a gate on layers that cannot be judged for it."""
+    remedy: str = "ask for another finding"
+    """The hint of the message about a gate on layers that cannot be judged for this finding."""
     yields_to: tuple[str, ...] = ("nonfinite",)
     """A channel that has one of these findings has not this one as well."""
 
@@ -90,8 +90,7 @@ def _saturated(evidence: Evidence, thresholds: Thresholds) -> Flags | None:
 
 
 def _nonfinite(evidence: Evidence, thresholds: Thresholds) -> Flags | None:
-    nonfinite: Flags = evidence.nonfinite > 0
-    return nonfinite
+    return evidence.nonfinite.astype(bool)
 
 
 def _redundant(evidence: Evidence, thresholds: Thresholds) -> Flags | None:
@@ -130,7 +129,6 @@ FINDINGS: dict[str, ChannelFinding] = {
             rule=_constant,
             severity=3,
             gate="layer3.*:constant>2",
-            remedy="ask for another finding",
             yields_to=("nonfinite", "dead", "saturated"),
         ),
         ChannelFinding(
@@ -148,7 +146,6 @@ FINDINGS: dict[str, ChannelFinding] = {
             rule=_nonfinite,
             severity=0,
             gate="nonfinite>0",
-            remedy="ask for another finding",
             yields_to=(),
         ),
         ChannelFinding(
