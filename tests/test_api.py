@@ -71,7 +71,7 @@ BAD_DRAWING = [
     ("cmap", 5, "--cmap 5 is not a text"),
     ("cmap", "virdis", "--cmap 'virdis' is no colormap"),
     ("normalize", None, "--normalize None is not a text"),
-    ("normalize", "foo", "--normalize 'foo' is no scale"),
+    ("normalize", "foo", "--normalize 'foo' is no normalization mode"),
     ("tensor_layout", 5, "--tensor-layout 5 is not a text"),
     ("tensor_layout", "foo", "'foo' is no layout"),
 ]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import subprocess
+import sys
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -54,6 +56,18 @@ TORCHLESS = [
     *("featviz.drawing.figure", "featviz.gradients.norms", "featviz.hooks.selectors"),
     *(f"featviz.images.{name}" for name in ("decode", "find", "group", "archives", "formats")),
 ]
+FIRST = """
+import importlib, sys
+for name in sys.argv[1:]:
+    for known in [module for module in sys.modules if module.split(".")[0] == "featviz"]:
+        del sys.modules[known]
+    try:
+        importlib.import_module(name)
+    except ImportError as error:
+        print(name, error)
+"""
+"""Imports each module into a process that knows no other of the package."""
+
 COMMANDS = [name for name in FILES if name.startswith("featviz.cli.commands.")]
 
 
@@ -123,6 +137,15 @@ def test_no_import_cycles() -> None:
 
     for name in FILES:
         visit(name, ())
+
+
+def test_every_module_can_be_imported_first() -> None:
+    """No module needs another of the package to be imported before it."""
+    names = [name for name in FILES if name != "featviz.__main__"]
+    done = subprocess.run(
+        [sys.executable, "-c", FIRST, *names], capture_output=True, text=True, check=False
+    )
+    assert (done.stdout, done.returncode) == ("", 0)
 
 
 def test_the_roof_is_low() -> None:

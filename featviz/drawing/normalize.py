@@ -163,7 +163,9 @@ def parse_scale(text: str) -> Scale:
     mode = MODES.get(name)
     if mode is None or bool(tail) != bool(mode.takes):
         spellings = ", ".join(["auto", *(mode.spelling for mode in MODES.values())])
-        raise UsageError(f"--normalize {text!r} is no scale", f"give one of {spellings}")
+        raise UsageError(
+            f"--normalize {text!r} is no normalization mode", f"give one of {spellings}"
+        )
     if not tail:
         return Scale(name)
     try:

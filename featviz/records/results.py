@@ -129,7 +129,7 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Capture:
-    """One drawn tensor: a row of `captures` in a manifest (the design names the fields)."""
+    """One drawn tensor: a row of `captures` in a manifest."""
 
     layer: str
     type: str

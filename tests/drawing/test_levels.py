@@ -257,11 +257,11 @@ def test_scale_is_read(text: str, expected: Scale) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", "--normalize '' is no scale"),
-        ("maps", "--normalize 'maps' is no scale"),
-        ("map:1,2", "'map:1,2' is no scale"),
-        ("range", "'range' is no scale"),
-        ("range:", "'range:' is no scale"),
+        ("", "--normalize '' is no normalization mode"),
+        ("maps", "--normalize 'maps' is no normalization mode"),
+        ("map:1,2", "'map:1,2' is no normalization mode"),
+        ("range", "'range' is no normalization mode"),
+        ("range:", "'range:' is no normalization mode"),
         ("range:1", "'1' is not two numbers"),
         ("range:a,b", "'a,b' is not two numbers"),
         ("range:1,2,3", "'1,2,3' is not two numbers"),
@@ -274,7 +274,7 @@ def test_scale_is_read(text: str, expected: Scale) -> None:
     ],
 )
 def test_no_scale_is_a_usage_error(text: str, message: str) -> None:
-    """What is no scale is named with its value, and the hint tells what is one."""
+    """What is no normalization mode is named with its value, and the hint tells what is one."""
     with pytest.raises(UsageError, match=message) as caught:
         normalize.parse_scale(text)
     assert caught.value.hint

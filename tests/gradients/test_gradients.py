@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 import torch
 from conftest import SCENES
-from featviz.drawing.draw import Drawer
 from oracle import (
     Tensors,
     Weighted,
@@ -31,8 +30,9 @@ from torchvision import models
 
 import featviz as fv
 from featviz import records
+from featviz.drawing import colormap, normalize
 from featviz.gradients import norms
-from featviz.records import Capture, DrawOptions, PassOptions
+from featviz.records import Capture, PassOptions
 from featviz.rundir.read import read_json
 
 ALL = "output,input,grad,grad-input"
@@ -120,7 +120,7 @@ def test_every_tensor_and_gradient_equals_autograds(
     name: str, frozen: bool, tmp_path: Path
 ) -> None:
     """Inputs, outputs and both gradients of every call, of in-place and frozen models in train
-    mode, as autograd gives them for an out-of-place copy (traps 1, 2, 12, 13)."""
+    mode, as autograd gives them for an out-of-place copy."""
     torch.manual_seed(3)
     model = SMALL[name]()
     tensor = input_of(model, SPHERES, inputs(12))
@@ -591,8 +591,10 @@ def test_report_says_where_nothing_is_wrong_and_where_nothing_can_be_said() -> N
 
 def test_a_kind_of_capture_is_one_record() -> None:
     """Whether a kind needs a backward pass, and what `auto` is for it, stand in its record."""
-    drawer = Drawer(DrawOptions())
     for kind in records.KINDS.values():
         assert PassOptions(capture=(kind.name,)).gradients is kind.backward
-        options, _ = drawer.of(kind.name)
-        assert (options.normalize, options.cmap) == (kind.normalize, kind.cmap)
+        drawn = normalize.resolved("auto", kind.name), colormap.resolved("auto", kind.name)
+        plain = {"normalize": "map", "cmap": "grey"}
+        assert drawn == tuple(
+            plain[name] if getattr(kind, name) == "auto" else getattr(kind, name) for name in plain
+        )

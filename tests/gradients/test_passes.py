@@ -118,7 +118,7 @@ def test_the_model_is_as_before_whatever_happens(
     fails: str, rule: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Parameters, buffers, requires_grad, .grad, training flags, hooks of modules and tensors,
-    RNG state and modes, after gradients and interventions, also after a raise (trap 10)."""
+    RNG state and modes, after gradients and interventions, also after a raise."""
     torch.manual_seed(0)
     model = Restless(fails).train()
     model.norm.eval()
@@ -306,7 +306,7 @@ def test_a_model_that_undoes_its_graph_in_place_is_told_by_torchs_words(tmp_path
 
 @pytest.mark.slow
 def test_nothing_of_a_graph_outlives_its_image(tmp_path: Path) -> None:
-    """After the eighth image there are no more tensors than after the third (trap 11)."""
+    """After the eighth image there are no more tensors than after the third."""
     torch.manual_seed(0)
     model = nn.Sequential(
         nn.Conv2d(3, 8, 3),

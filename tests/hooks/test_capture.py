@@ -31,7 +31,7 @@ def grab(model: nn.Module, layers: str, tensor: Tensor) -> dict[str, list[Tensor
 
 @pytest.mark.slow
 def test_conv_before_in_place_relu_keeps_negative_values() -> None:
-    """An in-place ReLU does not overwrite what was captured of the convolution (trap 1)."""
+    """An in-place ReLU does not overwrite what was captured of the convolution."""
     model = models.vgg11().eval()
     maps = grab(model, "Conv2d", torch.randn(1, 3, 64, 64))
     assert len(maps) == 8
@@ -47,13 +47,13 @@ def test_functional_in_place_relu_keeps_negative_values() -> None:
 
 
 def test_every_call_of_a_shared_module_is_captured() -> None:
-    """ResNet-18 has 9 ReLU modules and 17 calls (trap 2)."""
+    """ResNet-18 has 9 ReLU modules and 17 calls."""
     maps = grab(models.resnet18(), "ReLU", torch.randn(1, 3, 64, 64))
     assert (len(maps), sum(len(calls) for calls in maps.values())) == (9, 17)
 
 
 def test_selector_on_an_alias_matches() -> None:
-    """A module under two names is found by either (trap 3)."""
+    """A module under two names is found by either."""
     model = nn.Sequential(nn.Conv2d(3, 2, 1), nn.ReLU())
     model.add_module("again", model[0])
     layers = list_layers(model)
@@ -126,7 +126,7 @@ def _quiet(name: str) -> dict[str, Any]:
 
 
 def test_hooks_change_nothing_of_the_output(tiny: nn.Module) -> None:
-    """A hook returns nothing, so the model's output is bit for bit the same (trap 9)."""
+    """A hook returns nothing, so the model's output is bit for bit the same."""
     tensor = torch.randn(1, 3, 8, 8)
     plain = tiny(tensor)
     with featviz.capture(tiny, "*"):
@@ -194,7 +194,7 @@ def test_fault_of_the_sink_is_not_blamed_on_the_model(tiny: nn.Module) -> None:
 
 
 def test_attention_submodules_fire_when_the_fast_path_is_off() -> None:
-    """The encoder layer's fast path would run past the hooks of what is inside it (trap 6)."""
+    """The encoder layer's fast path would run past the hooks of what is inside it."""
     model = nn.TransformerEncoderLayer(8, 2, batch_first=True).eval()
     maps = grab(model, "Linear,LayerNorm", torch.randn(1, 5, 8))
     assert {"linear1", "linear2", "norm1", "norm2"} <= set(maps)
@@ -207,7 +207,7 @@ class Answer:
 
 
 def test_leaves_walks_tuples_dicts_and_dataclasses() -> None:
-    """Each thing inside an output has a path; empty containers and None are leaves (trap 7)."""
+    """Each thing inside an output has a path; empty containers and None are leaves."""
     one = torch.zeros(1)
     value = {"out": one, "aux": [one, (None, Answer(one))], "none": ()}
     found = [(key, type(item).__name__) for key, item in leaves(value)]
@@ -222,7 +222,7 @@ def test_leaves_walks_tuples_dicts_and_dataclasses() -> None:
 
 
 def test_recorder_tells_skipped_and_never_ran() -> None:
-    """What gives no tensor is skipped with a reason; what does not fire is named (traps 5, 7)."""
+    """What gives no tensor is skipped with a reason; what does not fire is named."""
     model = nn.MultiheadAttention(4, 2, batch_first=True)
     layers = list_layers(model)
     with in_eval_mode(model), hooked(model, layers, lambda site, tensor: None) as recorder:
@@ -236,7 +236,7 @@ def test_recorder_tells_skipped_and_never_ran() -> None:
 
 
 def test_capture_refuses_what_matches_nothing(tiny: nn.Module) -> None:
-    """A selector without a layer is an error that lists the types present (trap 4)."""
+    """A selector without a layer is an error that lists the types present."""
     with (
         pytest.raises(UsageError, match="no layer matches 'Conv3d'"),
         featviz.capture(tiny, "Conv3d"),

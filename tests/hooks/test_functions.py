@@ -92,7 +92,7 @@ class TestAgainstForwardsByHand:
     """What is captured is what torchvision's own lines compute."""
 
     def test_the_residual_sums_of_resnet18(self) -> None:
-        """Eight sums, one a block, each before the in-place ReLU overwrites it (traps 1, 4)."""
+        """Eight sums, one a block, each before the in-place ReLU overwrites it."""
         torch.manual_seed(0)
         model, image = models.resnet18().eval(), torch.randn(1, 3, 64, 64)
         seen = grab(model, "fn:add", image)
@@ -111,7 +111,7 @@ class TestAgainstForwardsByHand:
 
     def test_the_relus_of_inception_v3(self) -> None:
         """Each BasicConv2d's functional, in-place ReLU is the ReLU of its normalised output; no
-        BatchNorm is overwritten, and the auxiliary head does not run (traps 1, 4, 5)."""
+        BatchNorm is overwritten, and the auxiliary head does not run."""
         torch.manual_seed(0)
         model = models.inception_v3(init_weights=False, aux_logits=True).eval()
         image = torch.randn(1, 3, 96, 96)
@@ -144,7 +144,7 @@ class TestAgainstForwardsByHand:
             assert torch.equal(seen[name][0], torch.cat(parts, 1))
 
     def test_the_halves_of_shufflenet(self) -> None:
-        """chunk gives two tensors: both are there, under their places in the tuple (trap 7)."""
+        """chunk gives two tensors: both are there, under their places in the tuple."""
         model = models.shufflenet_v2_x0_5().eval()
         seen = grab(model, "fn:chunk,stage2.1.branch2.0,stage2.0", torch.randn(1, 3, 64, 64))
         whole, right = seen["stage2.0"][0], seen["stage2.1/fn:chunk:1"][0]
@@ -226,7 +226,7 @@ class TestInARun:
         assert sorted(stats) == [f"fn:relu|output|{i}|" for i in range(3)]
 
     def test_a_function_that_is_not_called_never_ran(self, picture: Path) -> None:
-        """Called with the blank image, not with this one: named in never_ran (trap 5)."""
+        """Called with the blank image, not with this one: named in never_ran."""
 
         class Fussy(nn.Module):
             def __init__(self) -> None:
@@ -380,7 +380,7 @@ class TestSelectors:
     def test_a_module_name_for_a_function_points_to_it(
         self, net_file: Path, picture: Path, featviz: Callable[..., Outcome]
     ) -> None:
-        """--layers Upsample finds nothing; Interpolate is called as a function (trap 4)."""
+        """--layers Upsample finds nothing; Interpolate is called as a function."""
         got = featviz("run", f"{net_file}:Net", picture, "--layers", "Interpolate", *LINE)
         assert got.code == 2
         assert "the model calls the function interpolate 1 times" in got.err
@@ -581,8 +581,7 @@ def leftovers(model: nn.Module) -> int:
 @pytest.mark.filterwarnings("error")  # a hook of ours that fails behind theirs warns
 @pytest.mark.parametrize("at", ["layer1.1.conv", "layer2.0.relu"])
 def test_a_failing_forward_leaves_nothing_behind(at: str, net: nn.Module) -> None:
-    """After an exception inside forward no hook and no mode is left, and the next pass works
-    (trap 10)."""
+    """After an exception inside forward no hook and no mode is left, and the next pass works."""
 
     def fail(module: nn.Module, args: Any) -> None:
         raise RuntimeError("on purpose")

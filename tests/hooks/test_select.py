@@ -86,7 +86,7 @@ def test_only_negative_selectors_leave_the_rest(layers: list[Layer]) -> None:
 
 
 def test_every_alias_of_a_shared_module_matches() -> None:
-    """A name that named_modules() drops selects the module that it shares (trap 3)."""
+    """A name that named_modules() drops selects the module that it shares."""
     model = nn.Sequential()
     model.add_module("first", nn.ReLU())
     model.add_module("again", model[0])

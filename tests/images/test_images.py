@@ -102,7 +102,7 @@ def transparent(mode: str) -> tuple[Image.Image, dict[str, object]]:
 def test_transparency_shows_the_background(
     tmp_path: Path, mode: str, background: str, color: tuple[int, int, int]
 ) -> None:
-    """Colours hidden under alpha or a transparent colour do not show (trap 28)."""
+    """Colours hidden under alpha or a transparent colour do not show."""
     image, options = transparent(mode)
     image.save(tmp_path / "hidden.png", **options)
     picture = decode.decode(Sample("h", (tmp_path / "hidden.png",)), background=background).images[
@@ -122,7 +122,7 @@ def test_half_transparency_is_mixed(tmp_path: Path) -> None:
 
 
 def test_sixteen_bits_are_scaled_by_their_range(tmp_path: Path) -> None:
-    """A 16-bit ramp becomes the 8-bit ramp, not white (trap 28)."""
+    """A 16-bit ramp becomes the 8-bit ramp, not white."""
     ramp = np.linspace(0, 65535, 256).astype(np.uint16).reshape(16, 16)
     path = tmp_path / "deep.png"
     Image.fromarray(ramp).save(path)
@@ -166,7 +166,7 @@ def test_float_tiff_with_nan_is_refused(tmp_path: Path) -> None:
 
 
 def test_cmyk_jpeg_is_not_inverted(tmp_path: Path, scene: np.ndarray) -> None:
-    """A CMYK JPEG shows the colours of the RGB picture it was made of (trap 28)."""
+    """A CMYK JPEG shows the colours of the RGB picture it was made of."""
     path = tmp_path / "print.jpg"
     large = Image.fromarray(scene).resize((64, 48), Image.Resampling.NEAREST)
     large.convert("CMYK").save(path, quality=95)
@@ -357,7 +357,7 @@ def test_nul_separated_names_may_hold_line_breaks(tree: Path) -> None:
 
 
 def test_three_images_of_the_same_name(tree: Path) -> None:
-    """`a/x.jpg`, `b/x.jpg` and `a/x.png` are three images (trap 30)."""
+    """`a/x.jpg`, `b/x.jpg` and `a/x.png` are three images."""
     touch("a/x.jpg", "b/x.jpg", "a/x.png")
     assert names("a/x.jpg", "b/x.jpg", "a/x.png") == ["a/x.jpg", "b/x.jpg", "x.png"]
     assert names("a", "b") == ["a/x.jpg", "x.png", "b/x.jpg"]

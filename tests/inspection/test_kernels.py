@@ -565,7 +565,7 @@ def test_a_weight_of_complex_numbers_is_refused() -> None:
         ("colour", ("--layers", "ReLU"), "none of 1 layers has kernels to draw: act: ReLU has no"),
         ("colour", ("--layers", "Conv5d"), "no layer matches --layers 'Conv5d'"),
         ("colour", ("--nrow", "0"), "--nrow 0 is below 1"),
-        ("colour", ("--normalize", "hue"), "--normalize 'hue' is no scale"),
+        ("colour", ("--normalize", "hue"), "--normalize 'hue' is no normalization mode"),
         ("colour", ("--cmap", "grene"), "--cmap 'grene' is no colormap"),
     ],
 )

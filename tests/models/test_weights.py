@@ -145,7 +145,7 @@ def test_half_modules_run_in_float_on_a_cpu(tiny: nn.Module, tmp_path: Path) -> 
 
 @pytest.mark.slow
 def test_wrapped_modules_are_taken_out(tiny: nn.Module) -> None:
-    """A compiled module ignores later hooks, DataParallel changes the names (trap 26)."""
+    """A compiled module ignores later hooks, DataParallel changes the names."""
     for wrapped in (
         nn.DataParallel(tiny),
         torch.compile(tiny),
@@ -265,7 +265,7 @@ def built(name: str, classes: int) -> State:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", models.list_models())
 def test_every_torchvision_builder_is_found_from_its_state_dict(name: str) -> None:
-    """With 1000 and with 7 classes; twins may answer for each other (trap 24)."""
+    """With 1000 and with 7 classes; twins may answer for each other."""
     for classes in (1000, 7):
         known = identify(Unwrapped(built(name, classes)))
         plain = name.removeprefix("quantized_")

@@ -247,7 +247,7 @@ def test_nothing_is_lost_without_a_word(tmp_path: Path) -> None:
 def test_nan_is_drawn_counted_and_warned_about(
     tmp_path: Path, featviz: Callable[..., Outcome], picture: Path
 ) -> None:
-    """One NaN does not blacken the grid; it is magenta, in the numbers, and on stderr (trap 14)."""
+    """One NaN does not blacken the grid; it is magenta, in the numbers, and on stderr."""
     code = (
         "import torch\n"
         "class Net(torch.nn.Module):\n"
@@ -276,7 +276,7 @@ def test_nan_is_drawn_counted_and_warned_about(
 
 
 def test_images_of_one_name_are_told_apart(tiny: nn.Module, tmp_path: Path) -> None:
-    """a/x.png, b/x.png and a/x.jpg are three images with three folders (trap 30)."""
+    """a/x.png, b/x.png and a/x.jpg are three images with three folders."""
     image = Image.open(SCENES / "spheres.jpg")
     paths = [tmp_path / name for name in ("a/x.png", "b/x.png", "a/x.jpg")]
     for path in paths:
@@ -347,7 +347,7 @@ def test_default_layers_are_one_for_each_stage(tmp_path: Path) -> None:
 
 
 def test_manifest_says_what_was_limited(tiny: nn.Module, tmp_path: Path) -> None:
-    """--max-maps is never silent: manifest and picture name the channels drawn (trap 19)."""
+    """--max-maps is never silent: manifest and picture name the channels drawn."""
     fv.run(
         tiny, SCENES / "spheres.jpg", "Conv2d", tmp_path / "out", max_maps=2, pick="top", **INPUTS
     )
@@ -392,7 +392,7 @@ def test_swin_is_not_drawn_as_noise(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_memory_stays_flat_over_200_images(tmp_path: Path) -> None:
-    """The process grows by less than 50 MB after the tenth of 200 images (trap 11)."""
+    """The process grows by less than 50 MB after the tenth of 200 images."""
     source = (SCENES / "spheres.jpg").read_bytes()
     (tmp_path / "in").mkdir()
     for index in range(200):

@@ -366,7 +366,7 @@ def test_same_content_gives_the_same_bytes(tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_manifest_is_written_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An image whose statistics could not be written has no manifest (trap 33)."""
+    """An image whose statistics could not be written has no manifest."""
     folder = RunDirectory.create(tmp_path / "out").image("x")
 
     def full(file: io.BufferedWriter, arrays: object) -> None:
