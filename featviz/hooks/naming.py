@@ -86,7 +86,8 @@ def is_exported(module: nn.Module) -> bool:
 
 def _class_of(module: nn.Module) -> type | str:
     """What a module is, or stands for; the full name of a class that is not imported."""
-    original = module.type_name() if is_exported(module) else None  # type: ignore[operator]
+    # (the root of an unflattened program has no type_name before torch 2.10)
+    original = getattr(module, "type_name", lambda: None)() if is_exported(module) else None
     if not original:
         return type(module)
     home, _, name = str(original).rpartition(".")

@@ -253,7 +253,7 @@ def test_a_convolution_of_a_class_that_is_not_imported(tmp_path: Path) -> None:
     """Where only the name of the class is known, what the module calls tells."""
     module = _read(_exported(nn.Sequential(Own(3, 2, 1), nn.ReLU()), tmp_path))
     for part in module.modules():
-        if part._ty and part._ty.startswith(__name__):  # type: ignore[union-attr, operator]
+        if getattr(part, "_ty", None) and part._ty.startswith(__name__):  # type: ignore[union-attr, operator]
             part._ty = "nowhere.Own"
     assert class_names(module.get_submodule("0")) == ("Own", "Module")
     kinds = {name: filters.is_convolution(part) for name, part in module.named_modules()}

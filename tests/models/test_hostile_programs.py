@@ -207,6 +207,8 @@ def test_the_hostile_archives_are_armed(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each of them does leave its marker where it is loaded and run without care."""
+    if name == "an opaque constant" and torch.__version__ < "2.13":
+        pytest.skip("torch 2.12 loads no opaque constants")
     path = _made((HOSTILE | ELSEWHERE)[name][0], tmp_path)
     _careless(path, tmp_path, monkeypatch)
     assert (tmp_path / "marker").exists()

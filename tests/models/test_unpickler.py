@@ -627,7 +627,7 @@ HOSTILE: dict[str, tuple[Maker, str]] = {
     ),
     "a quantised axis outside": (
         zipped(_quantised((4,), "per_channel_affine", [1.0], [0], 7)),
-        "per_channel axis 7 out of range",
+        "per_channel axis 7 is out of range",
     ),
     "a size of a million": (zipped(call("torch:Size", (1,) * 100_000)), "no short list"),
     "a size of 2^400": (zipped(tensor((2**400,), (1,))), SIZES),

@@ -442,6 +442,7 @@ def evil(tmp_path_factory: pytest.TempPathFactory) -> Path:
     import json
 
     from featviz import diff
+    from featviz.report import pages
 
     more = {"layout": EVIL, "collapsed": {"0": [0, 1]}, "shape": [1, 6, 4, 5]}
     drawn = [
@@ -482,7 +483,11 @@ def evil(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "one" / EVIL.replace("/", "") / "manifest.json").write_text(EVIL)
     build_report(folder / "one", ReportOptions(compare=folder / "two"))
     build_report(folder / "one", ReportOptions(single_file=True))
-    outputs = diff.Outputs(html=folder / "one" / "diff.html")
+    outputs = diff.Outputs(
+        html=folder / "one" / "diff.html",
+        render=pages.render_diff,
+        style=pages.asset("style.css"),
+    )
     diff.diff(folder / "one", folder / "two", diff.DiffThresholds(), outputs)
     return folder / "one"
 

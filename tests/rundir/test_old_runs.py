@@ -56,9 +56,14 @@ def files(root: Path) -> dict[str, bytes]:
 
 
 def with_versions_of(root: Path, other: Path) -> None:
-    """Let run.json name the versions that another run names."""
+    """Let run.json name the versions that another run names, and the manifests its fingerprint."""
     versions = {name: record(other)[name] for name in VERSIONS}
     (root / "run.json").write_text(json.dumps(record(root) | versions), "utf-8")
+    for name in NAMES:
+        path, fresh = (folder / name / "manifest.json" for folder in (root, other))
+        fingerprint = json.loads(fresh.read_text("utf-8"))["fingerprint"]
+        content = json.loads(path.read_text("utf-8")) | {"fingerprint": fingerprint}
+        path.write_text(json.dumps(content), "utf-8")
 
 
 def test_a_report_shows_an_old_run(featviz: CLI, old: Path) -> None:

@@ -249,6 +249,12 @@ def _quantised(
             budget.take_object(len(value))
             for number in value:
                 _expect((int, float), number)
+    if len(parameters) == 4:  # per channel: torch before 2.13 believes any axis
+        axis = _expect(int, parameters[3])
+        if not 0 <= axis < len(size):
+            raise RefusedError(
+                f"holds a quantised tensor whose per_channel axis {axis} is out of range"
+            )
     typed = _typed_storage(wrap_storage=storage.untyped, dtype=kind, _internal=True)
     sizes = (tuple(size), tuple(stride))
     found: Tensor = _rebuild_quantised(typed, offset, *sizes, parameters, False, OrderedDict())
