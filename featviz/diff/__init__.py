@@ -41,6 +41,10 @@ class Outputs:
     style: str = ""
     """The style sheet of the page, which lies with the maps."""
 
+    def __post_init__(self) -> None:
+        if self.html is not None and self.render is None:
+            raise ValueError("html needs render, which turns the comparison into a page")
+
     @property
     def folder(self) -> Path | None:
         """The folder of the maps; None where nobody asked for them."""
@@ -152,7 +156,7 @@ def _write(result: DiffResult, base: ReadRun, new: ReadRun, outputs: Outputs) ->
             result = replace(result, maps=tuple(maps.draw(result.layers, base, new, fresh)))
             write_json(fresh / DIFF_FILE, documents.as_json(result))
             _file(fresh / "style.css", outputs.style)
-    if outputs.html is not None and outputs.folder is not None and outputs.render is not None:
+    if outputs.html and outputs.folder and outputs.render:
         beside = Path(os.path.relpath(outputs.folder, outputs.html.parent)).as_posix()
         _file(outputs.html, outputs.render(documents.page(result, beside)))
     if outputs.junit is not None:

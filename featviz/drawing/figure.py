@@ -56,12 +56,12 @@ class FigureGeometry:
 
     @property
     def side(self) -> float:
-        """Of a panel's picture; one alone is as large as the input."""
+        """Inches of a panel's picture; one alone is as large as the input."""
         return 2 * _CELL if self.panels == 1 else _CELL
 
     @property
     def cell(self) -> tuple[float, float]:
-        """Of a panel, across and down, with what stands around it."""
+        """Inches of a panel across and down, with its title and bar."""
         bar = (self.bars == "own") * (_BAR + _TICKS)
         return self.side + _GAP + bar, self.side + _HEAD + _GAP
 

@@ -38,7 +38,7 @@ class Filters:
     """float32 [output channels, input channels in a group, time, height, width]; time and height
     are 1 where the kernel has none."""
     shape: list[int]
-    """Of the weight as the module holds it."""
+    """The shape of the weight as the module holds it."""
     groups: int
     transposed: bool
 

@@ -56,7 +56,7 @@ class Overlay:
     ground: Sequence[Bytes]
     """What the model saw, [H, W, 3]: one picture, or the frames of a clip."""
     frames: Sequence[int]
-    """Of each tile, which of them."""
+    """The index into `ground` for each tile."""
     alpha: float
 
     @property
@@ -66,7 +66,7 @@ class Overlay:
 
     @property
     def nbytes(self) -> int:
-        """Of the maps, and of the input under them."""
+        """Bytes of the maps, and of the input under them."""
         return self.maps.nbytes + sum(picture.nbytes for picture in self.ground)
 
     def __getitem__(self, part: slice) -> Bytes:

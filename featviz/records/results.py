@@ -28,7 +28,7 @@ class Tiles(Protocol):
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of the whole array."""
+        """The shape of the whole array."""
         ...
 
     @property
@@ -109,8 +109,8 @@ class Outcome:
     intervened: bool = False
     """Whether interventions changed what layers give."""
     largest_change: float | None = None
-    """Of the finite values of the model's output, by the interventions; None where they changed its
-    shape."""
+    """The largest change of a finite value of the model's output by the interventions; None where
+    they changed the output's shape."""
     nonfinite: int = 0
     """Values of the output that are NaN or infinite with the interventions or without, but not
     alike in both."""
@@ -138,7 +138,7 @@ class Capture:
     call: int
     key: str
     shape: list[int]
-    """Of the tensor as the layer gave it."""
+    """The shape of the tensor as the layer gave it."""
     layout: str
     maps: int
     """Maps that the tensor holds; `channels` lists those that were drawn, where not all were."""
@@ -164,7 +164,7 @@ class Capture:
     tensor: str | None = None
     """File of the raw tensor, relative to the image's folder."""
     collapsed: dict[str, list[int]] | None = None
-    """Of each tile that stands for several channels, by its own: all of them."""
+    """The channels that share a tile, by the channel that is drawn."""
     reduce: str | None = None
     """How all channels became one tile."""
     overlay: float | None = None
@@ -211,9 +211,9 @@ class RunResult:
     missing: tuple[str, ...] = ()
     """Images that were not reached: the run was stopped."""
     interrupted: bool = False
-    """By SIGINT or SIGTERM."""
+    """Whether SIGINT or SIGTERM ended the run."""
     pictures: int = 0
-    """Of all images together."""
+    """The number of pictures of all images."""
 
     @property
     def failures(self) -> tuple[ImageResult, ...]:

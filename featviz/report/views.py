@@ -186,8 +186,8 @@ def arrange(run: ReadRun, other: ReadRun | None = None, audit: Audit | None = No
     if other is not None:
         _add_other(figures, run, other)
     images = tuple(
-        _image_page(n, image, own, layer_ids)
-        for n, (image, own) in enumerate(zip(run.images.values(), figures, strict=True))
+        _image_page(n, image, of_image, layer_ids)
+        for n, (image, of_image) in enumerate(zip(run.images.values(), figures, strict=True))
     )
     layers = tuple(_layer_pages(figures, layer_ids))
     return ReportViews(run, other, images, layers, _silent(run), audit)
@@ -248,8 +248,8 @@ def _image_page(
 ) -> ImagePage:
     id = f"image-{number:03d}"
     groups = tuple(
-        _group(f"{id}-{n}", key, own, layer_ids[key[:2]])
-        for n, (key, own) in enumerate(figures.items())
+        _group(f"{id}-{n}", key, pair, layer_ids[key[:2]])
+        for n, (key, pair) in enumerate(figures.items())
     )
     silent = [(skip.layer or skip.type, skip.reason) for skip in image.manifest.skipped]
     silent += [(name, "never ran") for name in image.manifest.never_ran]
@@ -269,12 +269,12 @@ def _layer_pages(
     figures: Sequence[Mapping[Key, list[Figure]]], layer_ids: Mapping[tuple[int, str], str]
 ) -> Iterator[LayerPage]:
     sorted_in: dict[str, dict[Key, list[Figure]]] = {id: {} for id in layer_ids.values()}
-    for own in figures:
-        for key, pair in own.items():
+    for of_image in figures:
+        for key, pair in of_image.items():
             sorted_in[layer_ids[key[:2]]].setdefault(key, []).extend(pair)
     for id, tensors in sorted_in.items():
         groups = tuple(
-            _group(f"{id}-{n}", key, own, id) for n, (key, own) in enumerate(tensors.items())
+            _group(f"{id}-{n}", key, pairs, id) for n, (key, pairs) in enumerate(tensors.items())
         )
         yield LayerPage(id, groups[0].layer, groups[0].type, groups)
 

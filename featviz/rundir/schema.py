@@ -166,7 +166,7 @@ class Class(Guess):
 
 @dataclass(frozen=True)
 class Size:
-    """Of an image file."""
+    """Width and height of an image file in pixels."""
 
     width: _Count
     height: _Count

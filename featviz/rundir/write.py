@@ -35,7 +35,7 @@ __all__ = [
 ]
 
 SCHEMA_VERSION = 1
-"""Of run.json and manifest.json. 1: first release."""
+"""The version of run.json and manifest.json. 1: first release."""
 
 OPTIONAL = ("channels", "slices", "tensor", "collapsed", "reduce", "overlay", "figure")
 """Fields of a row of `captures` that are there only where they have a value."""

@@ -39,7 +39,7 @@ _set_bits: Any = torch._utils.set_tensor_metadata
 _rebuild_quantised: Any = torch._utils._rebuild_qtensor
 _typed_storage: Any = torch.storage.TypedStorage
 _named_layout: Any = torch.serialization._get_layout
-"""Of torch, without types."""
+"""Functions of torch that have no type hints."""
 
 _PLAIN = (bool, int, float, complex, str, bytes, type(None))
 
