@@ -101,7 +101,8 @@ class ModelVisit:
         if not self.seen:
             first = next(iter(self.failures.values()))
             raise FeatvizError(
-                f"not one of {len(self.samples)} images went through: {first.message}", first.hint
+                f"no image of {len(self.samples)} went through: {first.message}",
+                first.hint,
             )
         return counted
 

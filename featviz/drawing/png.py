@@ -10,6 +10,7 @@ The format is the PNG specification's, third edition (https://www.w3.org/TR/png-
 
 from __future__ import annotations
 
+import logging
 import struct
 from collections.abc import Iterable, Mapping
 from itertools import chain
@@ -20,12 +21,24 @@ from isal import isal_zlib
 
 from featviz.records import Bytes
 
+log = logging.getLogger(__name__)
+
 LEVEL = 1
 MAX_PIXELS = 178_956_970
 """Pillow refuses to open larger pictures without a word from the user."""
 _SIGNATURE = b"\x89PNG\r\n\x1a\n"
 _GREY, _RGB, _PALETTE = 0, 2, 3
 _SUB = 1
+
+
+def warn_of_size(what: str, pixels: int) -> None:
+    """Say so where a picture has more pixels than Pillow opens."""
+    if pixels > MAX_PIXELS:
+        log.warning(
+            "%s makes a picture of %d megapixels, more than Pillow opens; --max-maps, --scale 1",
+            what,
+            pixels // 1_000_000,
+        )
 
 
 def write_png(

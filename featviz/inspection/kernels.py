@@ -180,12 +180,7 @@ def _draw(
 def _warn_of(layer: Layer, nonfinite: int, plan: GridPlan) -> None:
     if nonfinite:
         log.warning("%s holds %d NaN or infinite weights, shown in magenta", layer.label, nonfinite)
-    if plan.pixels > png.MAX_PIXELS:
-        log.warning(
-            "%s makes a picture of %d megapixels, more than Pillow opens; --max-maps, --scale 1",
-            layer.label,
-            plan.pixels // 1_000_000,
-        )
+    png.warn_of_size(layer.label, plan.pixels)
 
 
 def _skip(layer: Layer, error: LayoutError) -> Skip:

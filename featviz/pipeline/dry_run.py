@@ -19,7 +19,7 @@ from featviz.pipeline.limits import check_plan
 from featviz.pipeline.options import RunOptions
 from featviz.pipeline.prepare import Prepared, find_images, prepare
 from featviz.records import STAT_COLUMNS, DrawOptions, GridPlan, Limits, Shard, Site, Written
-from featviz.text import by, printable
+from featviz.text import by, counted, printable
 
 BYTES_PER_VALUE = 0.8
 """PNG bytes for each value of a map at scale 1, on the safe side: over the sample scenes, with
@@ -100,7 +100,8 @@ class DryRun:
         rows += [f"{layer}  skipped: {reason}" for layer, reason in self.skipped]
         total = self.totals
         rows.append(
-            f"{total['images']} images: {total['files']} files of {total['layers']} layers, "
+            f"{counted(total['images'], 'image')}: {counted(total['files'], 'file')} of "
+            f"{counted(total['layers'], 'layer')}, "
             f"{total['maps']} maps, {total['megapixels']:.1f} megapixels, "
             f"about {total['estimated_bytes'] / 1e6:.1f} MB in {total['all_files']} files in all"
         )

@@ -264,9 +264,4 @@ def _warn_of(picture: GridPicture, site: Site, sample: Sample) -> None:
     nonfinite = int(picture.stats[:, 5].sum())
     if nonfinite:
         log.warning("%s holds %d NaN or infinite values, shown in magenta", where, nonfinite)
-    if picture.plan.pixels > png.MAX_PIXELS:
-        log.warning(
-            "%s makes a picture of %d megapixels, more than Pillow opens; --max-maps, --scale 1",
-            where,
-            picture.plan.pixels // 1_000_000,
-        )
+    png.warn_of_size(where, picture.plan.pixels)
