@@ -197,7 +197,10 @@ def write_figure(file: BinaryIO, sheet: FigurePage, text: Mapping[str, str]) -> 
 
     with _drawing:
         warnings.filterwarnings("ignore", "Glyph .* missing from", UserWarning)
-        figure = Figure(figsize=sheet.geometry.inches, dpi=DPI)
+        height, width = sheet.geometry.pixels
+        # one version of matplotlib rounds the size and another cuts it off: the same for both
+        size = ((width + 0.01) / DPI, (height + 0.01) / DPI)
+        figure = Figure(figsize=size, dpi=DPI)
         canvas = FigureCanvasAgg(figure)
         _lay_out(figure, sheet)
         canvas.print_png(file, metadata=dict(text))  # type: ignore[no-untyped-call]
