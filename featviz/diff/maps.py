@@ -111,7 +111,7 @@ def _write(sketch: Sketch, limit: float, number: int, folder: Path) -> Map:
     maps = sketch.data.reshape(-1, *sketch.data.shape[2:])
     ends = ValueLimits.fixed(-limit, limit)
     tiles = to_levels(maps, ends, colors.levels, colors.nonfinite)
-    pieces = grid.strips(plan, tiles, colors.pad, lead=1)
+    pieces = grid.strips(plan, tiles, colors.pad)
     with atomic(folder / name) as file:
         size = plan.height, plan.width
         png.write_png(file, size, pieces, colors=colors.colors, text=_caption(drawn, sketch))

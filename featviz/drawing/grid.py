@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
 
+from featviz.drawing import scan
+from featviz.drawing.labels import Stamps
 from featviz.errors import LayoutError
 from featviz.records import FORMATS, Bytes, DrawOptions, GridPlan, Tiles
 from featviz.text import by
@@ -20,9 +22,6 @@ STRIP_WIDTH = 1024
 
 ALONE = 224
 """Pixels that the longer side of a tile without neighbours should have."""
-
-Stamper = Callable[[int, Bytes], None]
-"""Writes on the tile with a number, uint8 [height, width, depth], a view into the picture."""
 
 
 def plan(shape: Sequence[int], options: DrawOptions, strip: bool = False) -> GridPlan:
@@ -78,37 +77,36 @@ def pick_maps(means: Sequence[float], options: DrawOptions) -> list[int] | None:
     return sorted(strongest[:limit])
 
 
-def strips(
-    plan: GridPlan, tiles: Tiles, pad: int, lead: int = 0, stamper: Stamper | None = None
-) -> Iterator[Bytes]:
-    """Yield the picture from top to bottom in pieces, never the whole.
+def strips(plan: GridPlan, tiles: Tiles, pad: int, stamps: Stamps | None = None) -> Iterator[Bytes]:
+    """Yield the picture from top to bottom in pieces, never the whole; each is overwritten by the
+    next one.
 
     Args:
         tiles: uint8 [maps, h, w] or [maps, h, w, 3], not yet enlarged.
         pad: the index (or the grey) between and around tiles, and where the last row has none.
-        lead: zeros before each row, for an encoder that puts something there.
-        stamper: what is written on the tiles once they are enlarged.
+        stamps: what is written on the tiles once they are enlarged.
 
     Yields:
-        uint8 [rows, lead + width], or [rows, lead + 3 · width] with the colours side by side.
+        uint8 [rows, width], or [rows, 3 · width] with the colours side by side.
     """
-    depth = _depth(tiles)
+    across = plan.width * _depth(tiles)
     if plan.padding:
-        yield _blank(plan, plan.padding, pad, lead, depth)
-    at_a_time = max(1, PIECE_BYTES // (depth * plan.width * (plan.tile[0] + plan.padding)))
+        yield np.full((plan.padding, across), pad, np.uint8)
+    high = plan.tile[0] + plan.padding
+    at_a_time = min(plan.rows, max(1, PIECE_BYTES // (across * high)))
+    piece = np.empty((at_a_time * high, across), np.uint8)
     for row in range(0, plan.rows, at_a_time):
-        count = min(at_a_time, plan.rows - row)
-        first, last = row * plan.columns, (row + count) * plan.columns
-        piece, slots = _rows_of_tiles(plan, tiles[first:last], count, pad, lead)
-        if stamper is not None:
-            _stamp(plan, slots, range(first, min(last, plan.maps)), depth, stamper)
-        yield piece
+        part = piece[: min(at_a_time, plan.rows - row) * high]
+        _fill(plan, tiles, pad, row, part, stamps)
+        yield part
 
 
-def compose(plan: GridPlan, tiles: Tiles, pad: int, stamper: Stamper | None = None) -> Bytes:
+def compose(plan: GridPlan, tiles: Tiles, pad: int, stamps: Stamps | None = None) -> Bytes:
     """The whole picture at once, uint8 [height, width] or [height, width, 3]."""
-    whole = np.concatenate(list(strips(plan, tiles, pad, stamper=stamper)))
-    return whole if _depth(tiles) == 1 else whole.reshape(plan.height, plan.width, 3)
+    depth = _depth(tiles)
+    whole = np.full((plan.height, plan.width * depth), pad, np.uint8)
+    _fill(plan, tiles, pad, 0, whole[plan.padding :], stamps)
+    return whole if depth == 1 else whole.reshape(plan.height, plan.width, 3)
 
 
 def _depth(tiles: Tiles) -> int:
@@ -116,39 +114,43 @@ def _depth(tiles: Tiles) -> int:
     return 3 if len(tiles.shape) == 4 else 1
 
 
-def _rows_of_tiles(
-    plan: GridPlan, tiles: Bytes, rows: int, pad: int, lead: int
-) -> tuple[Bytes, Bytes]:
-    """Some rows of tiles as a piece of the picture, and the piece's slots for them as a view
-    [rows, height, columns, width · depth]."""
-    depth = _depth(tiles)
-    for axis, factor in zip((1, 2), plan.scale, strict=True):
-        tiles = np.repeat(tiles, factor, axis) if factor > 1 else tiles
-    tiles = tiles.reshape(*tiles.shape[:2], -1)
-    height, width, across = plan.tile[0], plan.tile[1] * depth, plan.padding * depth
-    piece = _blank(plan, rows * (height + plan.padding), pad, lead, depth)
-    slots = piece[:, lead + across :].reshape(
-        rows, height + plan.padding, plan.columns, width + across
-    )
-    slots = slots[:, :height, :, :width]
-    full = len(tiles) // plan.columns
-    whole = tiles[: full * plan.columns].reshape(full, plan.columns, height, width)
-    slots[:full] = whole.transpose(0, 2, 1, 3)
-    rest = tiles[full * plan.columns :]
-    slots[full:, :, : len(rest)] = rest.transpose(1, 0, 2)
-    return piece, slots
+def _fill(
+    plan: GridPlan, tiles: Tiles, pad: int, row: int, piece: Bytes, stamps: Stamps | None
+) -> None:
+    """Fill a piece with rows of tiles from `row` on and the padding below each; write on them."""
+    height, width = plan.tile
+    depth, first = _depth(tiles), row * plan.columns
+    last = min(plan.maps, first + len(piece) // (height + plan.padding) * plan.columns)
+    part = tiles[first:last]
+    _lay(plan, part.reshape(*part.shape[:2], -1), depth, pad, piece)
+    if stamps is None:
+        return
+    for number in stamps.within(first, last):
+        top, left = _corner(plan, number - first)
+        spot = piece[top : top + height, left * depth : (left + width) * depth]
+        stamps.write(number, spot.reshape(height, width, depth))
 
 
-def _stamp(plan: GridPlan, slots: Bytes, numbers: range, depth: int, stamper: Stamper) -> None:
-    for place, number in enumerate(numbers):
-        row, column = divmod(place, plan.columns)
-        stamper(number, slots[row, :, column].reshape(*plan.tile, depth))
+def _lay(plan: GridPlan, tiles: Bytes, depth: int, pad: int, piece: Bytes) -> None:
+    """Fill a piece with tiles [n, h, depth · w], each enlarged."""
+    loops = scan.compiled()
+    if loops is not None:
+        tiles = np.require(tiles, requirements=["C", "W"])
+        loops.lay_tiles(tiles, plan.columns, *plan.scale, depth, plan.padding, pad, piece)
+        return
+    piece[:] = pad
+    (down, across), (height, width) = plan.scale, plan.tile
+    for place, tile in enumerate(tiles.reshape(*tiles.shape[:2], -1, depth)):
+        top, left = _corner(plan, place)
+        enlarged = tile.repeat(down, 0).repeat(across, 1).reshape(height, -1)
+        piece[top : top + height, left * depth : (left + width) * depth] = enlarged
 
 
-def _blank(plan: GridPlan, rows: int, pad: int, lead: int, depth: int) -> Bytes:
-    blank = np.full((rows, lead + plan.width * depth), pad, np.uint8)
-    blank[:, :lead] = 0
-    return blank
+def _corner(plan: GridPlan, place: int) -> tuple[int, int]:
+    """Pixels above and to the left of a tile in a piece."""
+    row, column = divmod(place, plan.columns)
+    height, width = plan.tile
+    return row * (height + plan.padding), plan.padding + column * (width + plan.padding)
 
 
 def _scale(height: int, width: int, options: DrawOptions) -> tuple[int, int]:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 
 import numpy as np
 from PIL import ImageFont
@@ -23,7 +24,7 @@ _STROKE = 48
 
 @dataclass(frozen=True)
 class Stamps:
-    """Calling it with a tile's number and its pixels [h, w, depth] writes on these."""
+    """What is written on the tiles of a picture."""
 
     corner: Mapping[int, str]
     """Texts at the upper left, by tile."""
@@ -37,8 +38,16 @@ class Stamps:
     levels: int
     """Levels of a tile; a mark is half of them away from what it is drawn on."""
 
-    def __call__(self, number: int, tile: Bytes) -> None:
-        """Write on one tile."""
+    @cached_property
+    def _numbers(self) -> list[int]:
+        return sorted({*self.corner, *self.count, *self.marks})
+
+    def within(self, first: int, last: int) -> list[int]:
+        """The tiles from `first` to before `last` on which something is written."""
+        return self._numbers[bisect_left(self._numbers, first) : bisect_left(self._numbers, last)]
+
+    def write(self, number: int, tile: Bytes) -> None:
+        """Write on one tile, uint8 [h, w, depth]."""
         size = (tile.shape[0], tile.shape[1])
         if (mark := self.marks.get(number)) and min(size) >= SMALLEST:
             ground, half = int(tile[0, 0, 0]), self.levels // 2

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from featviz.drawing import scan
 from featviz.drawing.normalize import MODES, Scale
 from featviz.records import Bytes, Floats
 
@@ -20,9 +21,6 @@ FLAT = 2.0**-20
 _FAR = 16.0
 """Where zero lies further below a map than so many of its spans, half a level added to `low` would
 be lost in rounding, and takes a pass of its own."""
-
-_BLOCK = 65_536
-"""Floats that are scaled at a time on a CPU: 256 KiB."""
 
 _TINY = 1e-30
 """Stands for the span where two percentiles are equal: all above is bright, all else dark."""
@@ -159,8 +157,7 @@ def quantise(maps: Tensor | np.ndarray, affine: Affine, on_device: bool | None =
 
     Args:
         on_device: scale a tensor where it is, all at once, and send back only the bytes, as for a
-            GPU; else in blocks that stay in a CPU's cache, which takes half the time there. None
-            goes by the tensor's device.
+            GPU; else by `scan`. None goes by the tensor's device.
     """
     if not isinstance(maps, np.ndarray) and (
         maps.device.type != "cpu" if on_device is None else on_device
@@ -173,21 +170,8 @@ def quantise(maps: Tensor | np.ndarray, affine: Affine, on_device: bool | None =
         sent: Bytes = values.byte().cpu().numpy()
         return sent
     rows = np.asarray(maps).reshape(len(maps), -1)
-    count, width = rows.shape
-    low, factor = (np.broadcast_to(v[:, None], (count, 1)) for v in (affine.low, affine.factor))
-    step = max(1, _BLOCK // width)
-    scratch = np.empty((min(step, count), width), np.float32)
-    tiles = np.empty((count, width), np.uint8)
-    for start in range(0, count, step):
-        part = slice(start, min(start + step, count))
-        scaled = np.subtract(rows[part], low[part], out=scratch[: part.stop - start])
-        np.multiply(scaled, factor[part], out=scaled)
-        if affine.half:
-            scaled += affine.half
-        if affine.top is not None:
-            np.clip(np.nan_to_num(scaled, copy=False), 0, affine.top, out=scaled)
-        np.copyto(tiles[part], scaled, casting="unsafe")
-    return tiles.reshape(maps.shape)
+    levels = scan.quantise(rows, affine.low, affine.factor, affine.half, affine.top)
+    return levels.reshape(maps.shape)
 
 
 def pixels(picture: Tensor) -> Bytes:

@@ -151,7 +151,7 @@ def encode(picture: GridPicture, file: BinaryIO, format: str, text: dict[str, st
     """
     kind, plan, colors = FORMATS[format], picture.plan, picture.palette
     if kind.save is None:
-        pieces = grid.strips(plan, picture.tiles, colors.pad, lead=1, stamper=picture.stamps)
+        pieces = grid.strips(plan, picture.tiles, colors.pad, picture.stamps)
         png.write_png(file, (plan.height, plan.width), pieces, colors=colors.colors, text=text)
         return
     image = to_image(picture)

@@ -12,13 +12,14 @@ from __future__ import annotations
 
 import logging
 import struct
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import chain
 from typing import BinaryIO
 
 import numpy as np
 from isal import isal_zlib
 
+from featviz.drawing import scan
 from featviz.records import Bytes
 
 log = logging.getLogger(__name__)
@@ -28,7 +29,7 @@ MAX_PIXELS = 178_956_970
 """Pillow refuses to open larger pictures without a word from the user."""
 _SIGNATURE = b"\x89PNG\r\n\x1a\n"
 _GREY, _RGB, _PALETTE = 0, 2, 3
-_SUB = 1
+_SUB, _UP = 1, 2
 
 
 def warn_of_size(what: str, pixels: int) -> None:
@@ -53,38 +54,63 @@ def write_png(
 
     Args:
         size: height and width in pixels.
-        pieces: uint8 [rows, 1 + width], or [rows, 1 + 3 · width] for RGB, from top to bottom.
-            The first column is left to the encoder.
+        pieces: uint8 [rows, width], or [rows, 3 · width] for RGB, from top to bottom; each is done
+            with before the next one is asked for.
         colors: RGB triples of a palette; without one an index is its grey.
         text: keywords (at most 79 Latin-1 characters) and texts.
     """
     iterator = iter(pieces)
     first = next(iterator)
-    if colors is not None:
-        color_type = _PALETTE
-    else:
-        color_type = _GREY if first.shape[1] == size[1] + 1 else _RGB
+    depth = first.shape[1] // size[1]
+    color_type = _PALETTE if colors is not None else _GREY if depth == 1 else _RGB
     file.write(_SIGNATURE)
     _chunk(file, b"IHDR", struct.pack(">IIBBBBB", size[1], size[0], 8, color_type, 0, 0, 0))
     for keyword, value in (text or {}).items():
         _chunk(file, *_text(keyword, value))
     if color_type == _PALETTE:
         _chunk(file, b"PLTE", colors or b"")
-    channels = 3 if color_type == _RGB else 1
     deflate = isal_zlib.compressobj(LEVEL)
-    for piece in chain([first], iterator):
-        _data(file, deflate.compress(_filtered(piece, channels)))
+    for rows in _filtered(chain([first], iterator), depth):
+        _data(file, deflate.compress(rows.reshape(-1).data))
     _data(file, deflate.flush())
     _chunk(file, b"IEND", b"")
 
 
-def _filtered(piece: Bytes, step: int) -> memoryview:
-    """Filter each row by sub: what is left of each byte beside the pixel before."""
-    rows = np.empty_like(piece)
-    rows[:, 0] = _SUB
-    rows[:, 1 : 1 + step] = piece[:, 1 : 1 + step]
-    np.subtract(piece[:, 1 + step :], piece[:, 1:-step], out=rows[:, 1 + step :])
-    return rows.reshape(-1).data
+def _filtered(pieces: Iterable[Bytes], depth: int) -> Iterator[Bytes]:
+    """Pieces as PNG has them, each row behind the number of its filter; each is overwritten by the
+    next one."""
+    before = np.empty(0, np.uint8)
+    buffer = np.empty(0, np.uint8)
+    for piece in pieces:
+        height, width = piece.shape
+        if len(buffer) < height * (1 + width):
+            buffer = np.empty(height * (1 + width), np.uint8)
+        rows = buffer[: height * (1 + width)].reshape(height, 1 + width)
+        filter_rows(piece, before, depth, rows)
+        yield rows
+        before = piece[-1].copy()
+
+
+def filter_rows(piece: Bytes, before: Bytes, depth: int, filtered: Bytes) -> None:
+    """Filter rows by `up` where they are equal to the one above, which leaves zeros, else by `sub`:
+    what is left of each byte beside the pixel before.
+
+    Args:
+        piece: uint8 [rows, width].
+        before: the row above the first, uint8 [width]; of the first of all, empty.
+        depth: bytes of a pixel.
+        filtered: uint8 [rows, 1 + width], which is filled.
+    """
+    loops = scan.compiled()
+    if loops is not None:
+        loops.filter_rows(np.require(piece, requirements=["C", "W"]), before, depth, filtered)
+        return
+    filtered[:, 0] = _SUB
+    filtered[:, 1 : 1 + depth] = piece[:, :depth]
+    np.subtract(piece[:, depth:], piece[:, :-depth], out=filtered[:, 1 + depth :])
+    same = (piece[1:] == piece[:-1]).all(1)
+    alike = np.concatenate([[len(before) > 0 and np.array_equal(piece[0], before)], same])
+    filtered[alike, 0], filtered[alike, 1:] = _UP, 0
 
 
 def _data(file: BinaryIO, data: bytes) -> None:

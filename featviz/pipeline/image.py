@@ -245,7 +245,7 @@ def _in_colour(pixels: Bytes) -> Bytes:
 
 def _save_input(folder: ImageFolder, pixels: Bytes) -> None:
     height, width, channels = pixels.shape
-    rows = np.pad(pixels.reshape(height, width * channels), ((0, 0), (1, 0)))
+    rows = pixels.reshape(height, width * channels)
     with folder.writing("input.png") as file:
         png.write_png(file, (height, width), [rows])
 

@@ -15,7 +15,7 @@ from PIL import Image
 from torch import Tensor
 from torchvision.utils import save_image
 
-from featviz.drawing import grid
+from featviz.drawing import grid, scan
 from featviz.drawing.drawer import Drawer
 from featviz.drawing.picture import GridPicture, caption, describe, encode
 from featviz.errors import LayoutError
@@ -167,12 +167,11 @@ def test_auto_nrow_makes_the_longer_side_shortest(
     st.integers(1, 9),
     st.integers(0, 3),
     st.integers(1, 3),
-    st.integers(0, 4),
 )
 def test_strips_make_up_the_whole(
-    count: int, height: int, width: int, nrow: int, padding: int, factor: int, lead: int
+    count: int, height: int, width: int, nrow: int, padding: int, factor: int
 ) -> None:
-    """The pieces, one below the other, are the picture; a lead is zeros before each row."""
+    """The pieces, one below the other, are the picture."""
     plan = grid.plan(
         (count, 1, height, width), DrawOptions(nrow=nrow, padding=padding, scale=factor)
     )
@@ -180,13 +179,26 @@ def test_strips_make_up_the_whole(
     before = tiles.copy()
     whole = grid.compose(plan, tiles, pad=201)
     assert whole.shape == (plan.height, plan.width)
-    found = np.concatenate(list(grid.strips(plan, tiles, pad=201, lead=lead)))
-    assert np.array_equal(found[:, lead:], whole)
-    assert not found[:, :lead].any()
+    pieces = [piece.copy() for piece in grid.strips(plan, tiles, pad=201)]
+    assert np.array_equal(np.concatenate(pieces), whole)
     for tile, original in zip(tiles_of(whole, plan), tiles, strict=True):
         assert np.array_equal(tile, np.kron(original, np.ones((factor, factor), np.uint8)))
     assert (whole == 201).sum() == plan.pixels - count * plan.tile[0] * plan.tile[1]
     assert np.array_equal(tiles, before)
+
+
+@pytest.mark.parametrize("colours", [1, 3])
+@pytest.mark.parametrize("factor", [1, 2, 5])
+def test_numpy_lays_tiles_as_the_compiled_loops_do(
+    factor: int, colours: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same picture, compiled or not: enlarged tiles, padding, places without a tile."""
+    plan = grid.plan((7, 1, 4, 6), DrawOptions(nrow=3, padding=2, scale=factor))
+    shape = (7, 4, 6, 3) if colours == 3 else (7, 4, 6)
+    tiles = np.random.default_rng(factor).integers(0, 200, shape, dtype=np.uint8)
+    compiled = grid.compose(plan, tiles, pad=201)
+    monkeypatch.setattr(scan, "compiled", lambda: None)
+    assert np.array_equal(compiled, grid.compose(plan, tiles, pad=201))
 
 
 def test_pieces_are_far_smaller_than_a_large_picture() -> None:

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from featviz.drawing import png
+from featviz.drawing import png, scan
 
 
 def encoded(
@@ -24,7 +24,7 @@ def encoded(
 ) -> bytes:
     """A PNG of pixels [H, W] or [H, W, 3] that arrive in `cuts` pieces."""
     height, width = pixels.shape[:2]
-    rows = np.pad(pixels.reshape(height, -1), ((0, 0), (1, 0)))
+    rows = pixels.reshape(height, -1)
     file = io.BytesIO()
     pieces = [piece for piece in np.array_split(rows, cuts) if len(piece)]
     png.write_png(file, (height, width), iter(pieces), colors=colors, text=text)
@@ -71,7 +71,7 @@ def test_pixels_come_back_exactly(
 
 def test_pieces_are_left_as_they_were() -> None:
     """Filtering does not write into the caller's pieces."""
-    rows = np.random.default_rng(0).integers(0, 256, (5, 8), dtype=np.uint8)
+    rows = np.random.default_rng(0).integers(0, 256, (5, 7), dtype=np.uint8)
     before = rows.copy()
     png.write_png(io.BytesIO(), (5, 7), [rows])
     assert np.array_equal(rows, before)
@@ -136,3 +136,29 @@ def test_same_pixels_give_the_same_bytes() -> None:
     """No time and nothing else that changes is in the file (design 3)."""
     pixels = np.random.default_rng(3).integers(0, 256, (40, 40), dtype=np.uint8)
     assert encoded(pixels, 3, text={"a": "b"}) == encoded(pixels, 3, text={"a": "b"})
+
+
+@pytest.mark.parametrize("depth", [1, 3])
+def test_numpy_filters_as_the_compiled_loops_do(
+    depth: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows equal to the one above are zeros behind filter 2 (up), others what filter 1 (sub) makes
+    of them, compiled or not."""
+    rng = np.random.default_rng(4)
+    piece = rng.integers(0, 256, (6, 5 * depth), dtype=np.uint8).repeat([1, 3, 1, 1, 2, 1], axis=0)
+    found = []
+    for loops in (scan.compiled(), None):
+        monkeypatch.setattr(scan, "compiled", lambda loops=loops: loops)
+        for before in (np.empty(0, np.uint8), piece[0].copy(), piece[1].copy()):
+            rows = np.empty((9, 1 + 5 * depth), np.uint8)
+            png.filter_rows(piece, before, depth, rows)
+            found.append(rows)
+    assert [rows[:, 0].tolist() for rows in found[:2]] == [
+        [1, 1, 2, 2, 1, 1, 1, 2, 1],
+        [2, 1, 2, 2, 1, 1, 1, 2, 1],
+    ]
+    assert all(np.array_equal(*pair) for pair in zip(found[:3], found[3:], strict=True))
+    left = np.pad(piece, ((0, 0), (depth, 0)))[:, :-depth]
+    sub, up = found[0][:, 0] == 1, found[0][:, 0] == 2
+    assert np.array_equal(found[0][sub, 1:], (piece - left)[sub])
+    assert not found[0][up, 1:].any()

@@ -1,0 +1,102 @@
+"""One pass over float32 values on a CPU: statistics of rows, and their levels.
+
+The loops are compiled (`compiled`); where numba is missing or cannot keep what it compiles, numpy
+does the same several times slower. Nothing here needs torch.
+"""
+
+from __future__ import annotations
+
+import logging
+from functools import cache
+from importlib import import_module
+from types import ModuleType
+
+import numpy as np
+
+from featviz.records import STAT_COLUMNS, Bytes, Floats
+
+log = logging.getLogger(__name__)
+
+_BLOCK = 65_536
+"""Values that numpy looks at a time, so that they stay in a core's cache."""
+
+
+@cache
+def compiled() -> ModuleType | None:
+    """The compiled loops; None where there are none, and numpy serves."""
+    try:
+        return import_module("featviz.drawing.compiled")
+    except Exception as error:  # numba raises RuntimeError where it finds no folder for its cache
+        log.info("numba cannot be used, numpy takes its place and is slower: %s", error)
+        return None
+
+
+def statistics(rows: np.ndarray) -> Floats:
+    """Statistics of each row of float32 [N, W] over its finite values.
+
+    Returns:
+        float32 [N, 6] in the order of `records.STAT_COLUMNS`; the standard deviation is the
+        population's. A row without a finite value has NaN for its first four.
+    """
+    stats = np.empty((len(rows), len(STAT_COLUMNS)), np.float32)
+    loops = compiled()
+    if loops is None:
+        for part in _blocks(rows):
+            stats[part] = _statistics(rows[part])
+    else:
+        rows = _plain(rows)
+        loops.statistics(rows, rows.view(np.int32), stats)
+    return stats
+
+
+def quantise(
+    rows: np.ndarray, low: Floats, factor: Floats, half: float, top: float | None
+) -> Bytes:
+    """(value - low) · factor + half of each row of float32 [N, W], cut to a whole number.
+
+    Args:
+        low: [N] or [1], as `factor`.
+        top: clip to 0..top first, NaN to 0; None where no value can lie outside.
+    """
+    levels = np.empty(rows.shape, np.uint8)
+    low, factor = (_plain(np.broadcast_to(v, len(rows))) for v in (low, factor))
+    loops = compiled()
+    if loops is None:
+        for part in _blocks(rows):
+            levels[part] = _scaled(rows[part], low[part], factor[part], half, top)
+    else:
+        loops.quantise(_plain(rows), low, factor, half, -1.0 if top is None else top, levels)
+    return levels
+
+
+def _plain(array: np.ndarray) -> Floats:
+    """As the compiled loops take it: float32, without gaps, writable."""
+    return np.require(array, np.float32, ["C", "W"])
+
+
+def _blocks(rows: np.ndarray) -> list[slice]:
+    step = max(1, _BLOCK // rows.shape[1])
+    return [slice(start, start + step) for start in range(0, len(rows), step)]
+
+
+def _statistics(rows: np.ndarray) -> np.ndarray:
+    """Two passes in float64, for values that are finite or not."""
+    finite = np.isfinite(rows)
+    count, values = finite.sum(1), np.where(finite, rows, 0.0).astype(np.float64)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        mean = values.sum(1) / count
+        distance = np.where(finite, values - mean[:, None], 0.0)
+        std = np.sqrt(np.square(distance).sum(1) / count)
+    low, high = np.where(finite, rows, np.inf).min(1), np.where(finite, rows, -np.inf).max(1)
+    low, high = (np.where(count, ends, np.nan) for ends in (low, high))
+    zeros = (rows == 0).sum(1) / rows.shape[1]
+    return np.stack([low, high, mean, std, zeros, rows.shape[1] - count], axis=1)
+
+
+def _scaled(
+    rows: np.ndarray, low: Floats, factor: Floats, half: float, top: float | None
+) -> np.ndarray:
+    scaled: np.ndarray = (rows - low[:, None]) * factor[:, None] + np.float32(half)
+    if top is not None:
+        np.clip(np.nan_to_num(scaled, copy=False), 0, top, out=scaled)
+    return scaled

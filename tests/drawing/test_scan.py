@@ -1,0 +1,112 @@
+"""One pass over the values: the compiled loops and numpy against numpy in float64."""
+
+from __future__ import annotations
+
+import sys
+
+import numpy as np
+import pytest
+
+from featviz.drawing import scan
+
+RNG = np.random.default_rng(13)
+
+
+def _normal(*shape: int) -> np.ndarray:
+    return RNG.standard_normal(shape, dtype=np.float32)
+
+
+def _with(rows: np.ndarray, value: float, share: float = 0.1) -> np.ndarray:
+    return np.where(RNG.random(rows.shape) < share, np.float32(value), rows)
+
+
+MAPS = {
+    "normal": _normal(7, 4999),
+    "relu": np.maximum(_normal(64, 49), 0),
+    "one value a row": _normal(5, 1),
+    "a row of two blocks and one": _normal(3, 4097),
+    "constant": np.full((3, 1000), 0.1, np.float32),
+    "zeros of both signs": np.where(_normal(4, 100) > 0, 0.0, -0.0).astype(np.float32),
+    "an outlier first": np.concatenate([np.full((4, 1), 1e4, np.float32), _normal(4, 5000)], 1),
+    "far from zero": _normal(4, 3000) + np.float32(1e5),
+    "nearly constant": np.float32(1) + np.float32(1e-6) * _normal(4, 3000),
+    "denormal": _normal(4, 300) * np.float32(1e-40),
+    "tiny": _normal(4, 300) * np.float32(1e-25),
+    "huge": _normal(4, 300) * np.float32(1e30),
+    "largest": np.array([[3.4e38, -3.4e38, 1.0]], np.float32),
+    "NaN": _with(_normal(6, 500), np.nan),
+    "infinite": _with(_with(_normal(6, 500), np.inf), -np.inf),
+    "first is infinite": np.array([[np.inf, 1, 2, 3], [np.nan, -1, 0, 5]], np.float32),
+    "none finite": np.array([[np.nan, np.inf], [1, 2]], np.float32),
+    "all infinite": np.full((2, 9), np.inf, np.float32),
+    "strided": _normal(64, 9, 40).transpose(1, 0, 2)[:, :, ::2].reshape(9, -1)[:, ::3],
+}
+
+
+@pytest.fixture(params=["compiled", "numpy"])
+def loops(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    if request.param == "numpy":
+        monkeypatch.setattr(scan, "compiled", lambda: None)
+    elif scan.compiled() is None:
+        pytest.skip("numba is not installed")
+
+
+def _expected(rows: np.ndarray) -> np.ndarray:
+    """Each row by itself, its finite values in float64."""
+    numbers = []
+    for row in rows.astype(np.float64):
+        values = row[np.isfinite(row)]
+        four = [np.nan] * 4
+        if len(values):
+            four = [values.min(), values.max(), values.mean(), values.std()]
+        numbers.append([*four, (row == 0).mean(), (~np.isfinite(row)).sum()])
+    return np.array(numbers)
+
+
+@pytest.mark.parametrize("name", MAPS)
+@pytest.mark.usefixtures("loops")
+def test_statistics_are_those_of_float64(name: str) -> None:
+    """Extremes and counts exactly, the deviation within 1e-6, the mean within 1e-6 of both."""
+    rows = MAPS[name]
+    got, expected = scan.statistics(rows), _expected(rows)
+    assert got.dtype == np.float32
+    exact = expected.astype(np.float32)
+    np.testing.assert_array_equal(got[:, [0, 1, 4, 5]], exact[:, [0, 1, 4, 5]])
+    np.testing.assert_allclose(got[:, 3], exact[:, 3], rtol=1e-6, atol=1e-45)
+    off = np.abs(got[:, 2] - exact[:, 2])
+    assert (off <= 1e-6 * (np.abs(exact[:, 2]) + exact[:, 3]))[~np.isnan(off)].all()
+    np.testing.assert_array_equal(np.isnan(off), np.isnan(exact[:, 2]))
+
+
+@pytest.mark.parametrize("name", [name for name in MAPS if np.ptp(MAPS[name]) < np.inf])
+@pytest.mark.parametrize("top", [None, 255.5])
+def test_levels_are_the_same_compiled_or_not(
+    name: str, top: float | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same float32 operations in the same order, so the same bytes."""
+    rows = MAPS[name]
+    low = rows.min(1)
+    span = np.maximum(rows.max(1) - low, np.float32(1e-30))
+    factor = (255 / span).astype(np.float32)
+    got = scan.quantise(rows, low, factor, 0.5, top)
+    monkeypatch.setattr(scan, "compiled", lambda: None)
+    np.testing.assert_array_equal(got, scan.quantise(rows, low, factor, 0.5, top))
+
+
+@pytest.mark.usefixtures("loops")
+def test_values_outside_the_limits_are_clipped_and_nan_is_dark() -> None:
+    rows = np.array([[-9, 0, 1, 2, 9, np.nan, np.inf, -np.inf]], np.float32)
+    one = np.ones(1, np.float32)
+    levels = scan.quantise(rows, 0 * one, 100 * one, 0.5, 200.5)
+    assert levels.tolist() == [[0, 0, 100, 200, 200, 0, 200, 0]]
+
+
+def test_without_numba_numpy_serves(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What numba raises where it finds no folder for its cache is no error of the run."""
+    monkeypatch.setitem(sys.modules, "featviz.drawing.compiled", None)
+    scan.compiled.cache_clear()
+    try:
+        assert scan.compiled() is None
+        assert scan.statistics(np.ones((1, 4), np.float32)).tolist() == [[1, 1, 1, 0, 0, 0]]
+    finally:
+        scan.compiled.cache_clear()
