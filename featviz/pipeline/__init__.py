@@ -121,6 +121,7 @@ def _limited(prepared: Prepared, samples: Sequence[Sample], team: World) -> RunO
 def _begin(prepared: Prepared, document: RunDocument) -> RunDirectory:
     folder = open_store(prepared.options, document.record)
     folder.refuse_links(document.names)
+    folder.clear_images(document.names)
     document.write(folder)
     shared_basis.write_bases(folder, prepared)
     return folder

@@ -90,7 +90,7 @@ class Session:
             self._books[shape] = prepared.hint_book(args)
         writer = ImageWriter(
             sample,
-            self.store.image(sample.name),
+            self.store.new_image(sample.name),
             self._drawer,
             background,
             self._books[shape],

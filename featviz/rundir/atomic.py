@@ -1,7 +1,8 @@
 """Files and folders that featviz writes: how they come to stand under their names.
 
-A file is written under an unguessable name beside its final one and moved there. Nothing is written
-through a symbolic link below the folder that the user named. Nothing here needs torch.
+A file, or a folder with all that is in it, is written under an unguessable name beside its final
+one and moved there. Nothing is written through a symbolic link below the folder that the user
+named. Nothing here needs torch.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import errno
 import os
 import re
 import secrets
+import shutil
 import stat
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
@@ -73,11 +75,104 @@ def atomic(path: Path, below: Path | None = None) -> Iterator[BinaryIO]:
         try:
             with os.fdopen(descriptor, "wb", buffering=_BUFFER) as file:
                 yield file
-            _move(place, part, path)
+            _move(place, part, path.name)
         except BaseException:
             with suppress(FileNotFoundError):
                 os.unlink(place.name(part), dir_fd=place.fd)
             raise
+
+
+class HiddenFolder:
+    """A folder that is written under an unguessable name beside its final one, and moved there when
+    all is in it: one move for all of its files, and under its final name it is whole."""
+
+    def __init__(self, path: Path, below: Path) -> None:
+        """Make it, and the folders that are missing on the way.
+
+        Args:
+            path: where it is to stand.
+            below: a folder that the path lies in. No folder on the way from it to the path may be a
+                symbolic link.
+
+        Raises:
+            StoreError: it cannot be made; names `path`.
+        """
+        self.path, self.below = path, below
+        self._folders: set[str] = set()
+        self._name = part_name(path.name)
+        with reported(path), _opened(path.parent, below) as above:
+            os.mkdir(above.name(self._name), dir_fd=above.fd)
+            self._place = _enter(above, self._name, make=False)
+
+    @contextmanager
+    def writing(self, relative: str) -> Iterator[BinaryIO]:
+        """Open a new file of this folder, `name` or `folder/name`; removed if the block fails.
+
+        Raises:
+            StoreError: it cannot be written; names it.
+        """
+        folder, _, name = relative.rpartition("/")
+        with reported(self.path / relative), self._inside(folder) as place:
+            descriptor = os.open(place.name(name), _NEW, 0o666, dir_fd=place.fd)
+            try:
+                with os.fdopen(descriptor, "wb", buffering=_BUFFER) as file:
+                    yield file
+            except BaseException:
+                with suppress(FileNotFoundError):
+                    os.unlink(place.name(name), dir_fd=place.fd)
+                raise
+
+    def publish(self, last: str) -> None:
+        """Move the folder to its place. What stands there already stays, but files of the same
+        names are replaced.
+
+        Args:
+            last: the file that makes it whole, and comes last where files are moved one by one.
+
+        Raises:
+            StoreError: it cannot be moved, or a link is in its place.
+        """
+        with reported(self.path), _opened(self.path.parent, self.below) as above:
+            self._close()
+            try:
+                _move(above, self._name, self.path.name)
+            except OSError:
+                if not self.path.is_dir() or self.path.is_symlink():
+                    raise
+                self._move_files(above.path / self._name, last)
+                shutil.rmtree(above.name(self._name), dir_fd=above.fd)
+
+    def discard(self) -> None:
+        """Remove it, and the folders above that this has emptied."""
+        self._close()
+        with suppress(FileNotFoundError), _opened(self.path.parent, self.below, False) as above:
+            shutil.rmtree(above.name(self._name), ignore_errors=True, dir_fd=above.fd)
+        _remove_above(self.path, self.below)
+
+    def _close(self) -> None:
+        if self._place.fd is not None:
+            os.close(self._place.fd)
+            self._place = _Place(self._place.path, None)
+
+    @contextmanager
+    def _inside(self, folder: str) -> Iterator[_Place]:
+        """This folder, or one in it, which is made the first time."""
+        if not folder:
+            yield self._place
+            return
+        place = _enter(self._place, folder, make=folder not in self._folders)
+        self._folders.add(folder)
+        try:
+            yield place
+        finally:
+            if place.fd is not None:
+                os.close(place.fd)
+
+    def _move_files(self, hidden: Path, last: str) -> None:
+        ways = [path.relative_to(hidden) for path in hidden.rglob("*") if path.is_file()]
+        for way in sorted(ways, key=lambda way: (str(way) == last, way)):
+            with _opened((self.path / way).parent, self.below) as place:
+                os.replace(hidden / way, place.name(way.name), dst_dir_fd=place.fd)
 
 
 def part_name(name: str) -> str:
@@ -144,9 +239,18 @@ def _above(way: str) -> Iterator[tuple[str, ...]]:
     return (parts[:count] for count in range(1, len(parts)))
 
 
-def _move(place: _Place, part: str, path: Path) -> None:
-    """Give a finished file its name."""
-    os.replace(place.name(part), place.name(path.name), src_dir_fd=place.fd, dst_dir_fd=place.fd)
+def _move(place: _Place, part: str, name: str) -> None:
+    """Give a finished file or folder its name."""
+    os.replace(place.name(part), place.name(name), src_dir_fd=place.fd, dst_dir_fd=place.fd)
+
+
+def _remove_above(path: Path, root: Path) -> None:
+    """Remove the folders between a path and a folder that it lies in, as far as they are empty."""
+    for folder in path.parents:
+        if folder == root or root not in folder.parents:
+            return
+        with suppress(OSError), _opened(folder.parent, root, make=False) as place:
+            os.rmdir(place.name(folder.name), dir_fd=place.fd)
 
 
 @contextmanager

@@ -227,14 +227,21 @@ class _Images:
 
     def own(self, way: str) -> bool:
         """Whether a file lies in an image's folder, and its manifest lists it; without a manifest,
-        whether it has a name that featviz gives."""
+        or in a folder that was being written, whether it has a name that featviz gives."""
         for above in PurePosixPath(way).parents:
             folder = "" if str(above) == "." else str(above)
+            inside = way[len(folder) + 1 :] if folder else way
             if folder in self.folders:
                 listed = self._what_is_in(folder)
-                inside = way[len(folder) + 1 :] if folder else way
                 return _is_own_name(inside) if listed is None else inside in listed
+            if self._is_hidden(above):
+                return _is_own_name(inside)
         return False
+
+    def _is_hidden(self, folder: PurePosixPath) -> bool:
+        """Whether it was being written in the place of an image's folder."""
+        meant = atomic.part_of(folder.name)
+        return meant is not None and str(folder.with_name(meant)) in self.folders
 
     def _what_is_in(self, folder: str) -> Collection[str] | None:
         """What the manifest lists; None where it cannot tell."""

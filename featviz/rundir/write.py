@@ -1,7 +1,7 @@
 """The run directory: names, atomic writes, manifests.
 
-Every file is written beside its final name and moved there, and an image's manifest is written
-last, so what has a manifest is complete. Nothing here needs torch.
+An image's files are written into a hidden folder beside its final one, and moved there at once when
+the manifest, the last of them, is in it: what has a manifest is complete. Nothing here needs torch.
 """
 
 from __future__ import annotations
@@ -9,9 +9,9 @@ from __future__ import annotations
 import json
 import zipfile
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO
 
 import numpy as np
@@ -19,7 +19,15 @@ import numpy as np
 from featviz.errors import StoreError
 from featviz.records import Capture, Floats, Layer, Skip, Written
 from featviz.rundir import BASES_FILE, MANIFEST_FILE, RUN_FILE, STATS_FILE, destination, ownership
-from featviz.rundir.atomic import atomic, part_of, refuse_links, remove, remove_empty, reported
+from featviz.rundir.atomic import (
+    HiddenFolder,
+    atomic,
+    part_of,
+    refuse_links,
+    remove,
+    remove_empty,
+    reported,
+)
 from featviz.rundir.ownership import Claim
 from featviz.text import quoted, safe_name, safe_way
 
@@ -83,6 +91,24 @@ class RunDirectory:
         """The folder of the image with this relative name."""
         return ImageFolder(self.root, safe_way(name))
 
+    def new_image(self, name: str) -> NewImageFolder:
+        """The folder of the image with this relative name, to be written.
+
+        Raises:
+            StoreError: it cannot be made.
+        """
+        return NewImageFolder(self.root, safe_way(name))
+
+    def clear_images(self, names: Iterable[str]) -> None:
+        """Remove the hidden folders that killed runs left beside those of these images."""
+        for above in {PurePosixPath(safe_way(name)).parent for name in names}:
+            with suppress(FileNotFoundError):
+                for path in (self.root / above).iterdir():
+                    if part_of(path.name) is not None:
+                        way = path.relative_to(self.root).as_posix()
+                        remove(self.root, ownership.left_of_image(self.root, way))
+                        remove_empty(path)
+
     def refuse_links(self, names: Iterable[str]) -> None:
         """Say before the work that the folder of one of these images is a link, or lies behind one.
 
@@ -120,8 +146,8 @@ class ImageFolder:
         """Write the statistics, then the manifest: from now on the image is complete."""
         with self.writing(STATS_FILE) as file:
             write_arrays(file, stats)
-        content = {"schema_version": SCHEMA_VERSION, **manifest}
-        write_json(self.path / MANIFEST_FILE, content, self.root)
+        with self.writing(MANIFEST_FILE) as file:
+            file.write(_json({"schema_version": SCHEMA_VERSION, **manifest}))
 
     @property
     def is_complete(self) -> bool:
@@ -144,6 +170,30 @@ class ImageFolder:
         with reported(self.path):
             remove(self.root, ownership.left_of_image(self.root, self.name))
             remove_empty(self.path)
+
+
+class NewImageFolder(ImageFolder):
+    """The folder of an image that is being written; there is none under its name until `finish`."""
+
+    def __init__(self, root: Path, name: str) -> None:
+        super().__init__(root, name)
+        self._hidden = HiddenFolder(self.path, root)
+
+    @contextmanager
+    def writing(self, relative: str) -> Iterator[BinaryIO]:
+        """Open a new file of this folder."""
+        with self._hidden.writing(relative) as file:
+            yield file
+
+    def finish(self, manifest: Mapping[str, Any], stats: Mapping[str, Floats]) -> None:
+        """Write the statistics and the manifest, and give the folder its name."""
+        super().finish(manifest, stats)
+        self._hidden.publish(MANIFEST_FILE)
+
+    def discard(self) -> None:
+        """Remove all that was written."""
+        self._hidden.discard()
+        super().discard()
 
 
 def manifest_rows(captures: Sequence[Capture], skipped: Sequence[Skip]) -> dict[str, Any]:
@@ -251,9 +301,13 @@ def write_json(path: Path, content: Mapping[str, Any], below: Path | None = None
     A tenth of the time of `indent`, for which the standard library leaves its C encoder, and a
     diff of two manifests still shows the captures that differ.
     """
-    entries = ",\n".join(f" {_dump(key)}: {_value(value)}" for key, value in content.items())
     with atomic(path, below) as file:
-        file.write(f"{{\n{entries}\n}}\n".encode("utf-8", "backslashreplace"))
+        file.write(_json(content))
+
+
+def _json(content: Mapping[str, Any]) -> bytes:
+    entries = ",\n".join(f" {_dump(key)}: {_value(value)}" for key, value in content.items())
+    return f"{{\n{entries}\n}}\n".encode("utf-8", "backslashreplace")
 
 
 def _value(value: Any) -> str:
