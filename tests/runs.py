@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 from PIL import Image
 
 SMALL = ("--layers", "Conv2d,ReLU", "--size", "16")
@@ -21,6 +25,21 @@ def make_photos(folder: Path, count: int, size: tuple[int, int] = (18, 16)) -> P
         pixels = np.random.default_rng(index).integers(0, 256, (*size[::-1], 3), np.uint8)
         Image.fromarray(pixels).save(folder / f"{index:02d}.png")
     return folder
+
+
+def fill_disk(monkeypatch: pytest.MonkeyPatch, full: Callable[[Path], bool]) -> None:
+    """Leave no space for the files of which `full` says so: each fails when it is complete and
+    would be given its name."""
+    real = os.replace
+
+    def replace(source: str, target: str, **folders: int | None) -> None:
+        folder = folders.get("dst_dir_fd")
+        path = Path(target if folder is None else f"/proc/self/fd/{folder}/{target}")
+        if full(path.parent.resolve() / path.name):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+        real(source, target, **folders)
+
+    monkeypatch.setattr(os, "replace", replace)
 
 
 def tree(folder: Path) -> dict[str, bytes]:
