@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -28,18 +29,20 @@ def make_photos(folder: Path, count: int, size: tuple[int, int] = (18, 16)) -> P
 
 
 def fill_disk(monkeypatch: pytest.MonkeyPatch, full: Callable[[Path], bool]) -> None:
-    """Leave no space for the files of which `full` says so: each fails when it is complete and
-    would be given its name."""
-    real = os.replace
+    """Leave no space for the files of which `full` says so, by the paths that they are to have:
+    each fails when it would be made."""
+    real = os.open
 
-    def replace(source: str, target: str, **folders: int | None) -> None:
-        folder = folders.get("dst_dir_fd")
-        path = Path(target if folder is None else f"/proc/self/fd/{folder}/{target}")
-        if full(path.parent.resolve() / path.name):
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
-        real(source, target, **folders)
+    def opened(path: Any, flags: int, *mode: int, dir_fd: int | None = None) -> int:
+        if flags & os.O_CREAT:
+            target = Path(path if dir_fd is None else f"/proc/self/fd/{dir_fd}/{path}")
+            target = target.parent.resolve() / target.name
+            parts = [re.sub(r"^\.(.+)\.[0-9a-f]{16}\.part$", r"\1", part) for part in target.parts]
+            if full(Path(*parts)):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+        return real(path, flags, *mode, dir_fd=dir_fd)
 
-    monkeypatch.setattr(os, "replace", replace)
+    monkeypatch.setattr(os, "open", opened)
 
 
 def tree(folder: Path) -> dict[str, bytes]:

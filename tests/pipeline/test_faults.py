@@ -245,14 +245,14 @@ def test_an_encoder_that_dies(
     featviz: Run, tiny_file: Path, photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A bug in a writer thread is not swallowed: it ends the run, and its image is no image."""
-    real = write.ImageFolder.writing
+    real = write.NewImageFolder.writing
 
-    def writing(self: write.ImageFolder, relative: str) -> object:
+    def writing(self: write.NewImageFolder, relative: str) -> object:
         if self.name == "02.png" and relative.endswith("output.png"):
             raise ZeroDivisionError("bug")
         return real(self, relative)
 
-    monkeypatch.setattr(write.ImageFolder, "writing", writing)
+    monkeypatch.setattr(write.NewImageFolder, "writing", writing)
     with pytest.raises(ZeroDivisionError, match="bug"):
         featviz("run", tiny_file, photos, *SMALL, "--out", tmp_path / "out")
     assert complete(tmp_path / "out") == ["00.png", "01.png"]
