@@ -1,101 +1,168 @@
-"""How fast is `featviz run`? Against the bare forward pass, the plain way and the floor.
+"""How fast is `featviz run`? Against the plain way, the bare forward pass and a strict floor.
 
-    python benchmarks/run.py [--models resnet18,resnet50,vgg16] [--rounds 5] [--images 2]
+    python benchmarks/run.py [--models resnet18,resnet50,vgg16] [--rounds 5] [--images 10]
 
-For each model, with random weights, at 224 × 224, every 4-D output of Conv2d and ReLU, in one
-process and interleaved:
+For each model, with random weights, at 224 × 224, every output of Conv2d and ReLU, the sides
+interleaved in rounds:
 
-  a  the bare forward pass
-  b  the plain way: a hook with output.clone().permute(1, 0, 2, 3), then torchvision's
-     save_image(normalize=True, scale_each=True)
-  c  featviz's own pipeline, all files written, --scale 1
-  d  the floor: the forward pass, scaling to uint8 and deflating the same bytes, each alone, added
-     up as core-seconds and divided by the cores
+  plain    a hook with output.clone().permute(1, 0, 2, 3), then torchvision's
+           save_image(normalize=True, scale_each=True)
+  bare     the forward pass alone, with as many threads as torch takes
+  floor    (the forward pass on one thread + one pass that scales the values + ISA-L's level 1 over
+           the very bytes that featviz's pictures hold), each part alone, divided by the cores
+  featviz  what an image more costs the command: the time of `featviz run model.pth folder` with
+           images + 2 copies of a photograph less its time with 2, divided by their difference
 
-Medians over the rounds, in milliseconds an image; the ratios b/c, c/a and c/d; the bytes of the
-pictures; and with --memory how much the process grows over 200 images after the tenth.
+Medians over the rounds in milliseconds an image, the ratios, and the megabytes of the pictures.
 """
 
 from __future__ import annotations
 
 import argparse
-import logging
 import os
+import shutil
 import statistics
+import struct
+import subprocess
+import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+import zlib
+from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import torch
 from isal import isal_zlib
 from torch import Tensor, nn
 from torchvision import models
 from torchvision.utils import save_image
 
+from featviz.drawing import scan
 from featviz.drawing.png import LEVEL
 from featviz.images.decode import decode
-from featviz.models.load import LoadedModel, adopt
+from featviz.models.load import adopt
 from featviz.models.preprocess import InputOptions
-from featviz.pipeline import run
-from featviz.pipeline.options import RunOptions
-from featviz.records import DrawOptions, Sample
+from featviz.records import Sample
 
-SCENES = Path(__file__).parent.parent / "sample_images" / "scenes"
-LAYERS = "Conv2d,ReLU"
+PHOTO = Path(__file__).parent.parent / "sample_images" / "scenes" / "landscape.jpg"
 INPUTS = InputOptions(
     size=256, crop=224, mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225), channels=3
 )
+FEW = 2
+"""Images of the shorter of two runs."""
 
 
-def hooked_forward(module: nn.Module, tensor: Tensor, hook: Callable[..., None]) -> None:
-    """One forward pass with a hook on every Conv2d and ReLU."""
-    parts = [part for part in module.modules() if isinstance(part, (nn.Conv2d, nn.ReLU))]
-    handles = [part.register_forward_hook(hook) for part in parts]
-    module(tensor)
-    for handle in handles:
-        handle.remove()
+class Bench:
+    """One model, and what each side does with it."""
+
+    def __init__(self, name: str, images: int, folder: Path) -> None:
+        torch.manual_seed(0)
+        self.folder, self.images = folder, images
+        self.module = models.get_model(name, weights=None).eval()
+        self.weights = folder / f"{name}.pth"
+        torch.save(self.module.state_dict(), self.weights)
+        for count in (FEW, FEW + images):
+            (folder / str(count)).mkdir()
+            for index in range(count):
+                shutil.copy(PHOTO, folder / str(count) / f"{index:03d}.jpg")
+        model = adopt(self.module, INPUTS)
+        self.tensor = model.preprocess.tensor(decode(Sample("photo", (PHOTO,))).images[0])
+        self.outputs: list[Tensor] = []
+        self._hooked(lambda part, args, output: self.outputs.append(output[0].clone()))
+        self._command(FEW)  # compiles, and fills caches
+        self.rows = _png_rows(folder / "out" / "000.jpg")
+        shutil.rmtree(folder / "out")
+
+    def plain(self) -> float:
+        """The way of the scripts: keep clones, then let torchvision draw them."""
+        kept: list[Tensor] = []
+        out = self.folder / "plain"
+        shutil.rmtree(out, ignore_errors=True)
+        out.mkdir()
+        start = time.perf_counter()
+        self._hooked(lambda p, args, output: kept.append(output.clone().permute(1, 0, 2, 3)))
+        for index, maps in enumerate(kept):
+            save_image(maps, out / f"{index}.png", normalize=True, scale_each=True)
+        return time.perf_counter() - start
+
+    def bare(self) -> float:
+        """The forward pass."""
+        return _timed(lambda: self.module(self.tensor))
+
+    def floor(self) -> float:
+        """Seconds of the parts, each alone on one thread, divided by the cores."""
+        threads = torch.get_num_threads()
+        torch.set_num_threads(1)
+        seconds = self.bare() + _timed(self._scale)
+        seconds += _timed(lambda: [isal_zlib.compress(rows, LEVEL) for rows in self.rows])
+        torch.set_num_threads(threads)
+        return seconds / cores()
+
+    def featviz(self) -> float:
+        """What an image more costs the command."""
+        few, many = (self._command(count) for count in (FEW, FEW + self.images))
+        return (many - few) / self.images
+
+    def megabytes(self) -> tuple[float, float]:
+        """Of one image's pictures, plain and featviz's."""
+        ours = self.folder / "out" / "000.jpg"
+        self._command(FEW)
+        sizes = [p.stat().st_size for p in ours.rglob("*.png") if p.name != "input.png"]
+        return _size(self.folder / "plain"), sum(sizes) / 1e6
+
+    def _hooked(self, hook: Callable[..., object]) -> None:
+        parts = [part for part in self.module.modules() if isinstance(part, (nn.Conv2d, nn.ReLU))]
+
+        def guarded(part: nn.Module, args: object, output: Tensor) -> None:
+            if output.dim() == 4:
+                hook(part, args, output)
+
+        handles = [part.register_forward_hook(guarded) for part in parts]
+        self.module(self.tensor)
+        for handle in handles:
+            handle.remove()
+
+    def _scale(self) -> None:
+        low, factor = np.zeros(1, np.float32), np.ones(1, np.float32)
+        for maps in self.outputs:
+            scan.quantise(maps.flatten(1).numpy(), low, factor, 0.5, 255.5)
+
+    def _command(self, count: int) -> float:
+        """Seconds of `featviz run` over so many images."""
+        shutil.rmtree(self.folder / "out", ignore_errors=True)
+        words = [str(self.weights), str(self.folder / str(count)), "--layers", "Conv2d,ReLU"]
+        command = [sys.executable, "-m", "featviz", "run", *words, "--out", "out", "-q"]
+        return _timed(lambda: subprocess.run(command, cwd=self.folder, check=True))
 
 
-def plain(module: nn.Module, tensor: Tensor, folder: Path) -> None:
-    """The way of the scripts: keep clones, then let torchvision draw them."""
-    kept: list[Tensor] = []
-
-    def hook(part: nn.Module, args: object, output: Tensor) -> None:
-        if output.dim() == 4:
-            kept.append(output.clone().permute(1, 0, 2, 3))
-
-    hooked_forward(module, tensor, hook)
-    for index, maps in enumerate(kept):
-        save_image(maps, folder / f"{index}.png", normalize=True, scale_each=True)
+def _png_rows(folder: Path) -> list[bytes]:
+    """What is deflated in the pictures below a folder: the rows behind their filters."""
+    return [
+        zlib.decompress(b"".join(_data_chunks(path.read_bytes())))
+        for path in folder.rglob("*.png")
+        if path.name != "input.png"
+    ]
 
 
-class Floor:
-    """The work that cannot be left out, each part alone, in core-seconds."""
+def _data_chunks(data: bytes) -> list[bytes]:
+    found, at = [], 8
+    while at < len(data):
+        length, kind = struct.unpack_from(">I4s", data, at)
+        if kind == b"IDAT":
+            found.append(data[at + 8 : at + 8 + length])
+        at += 12 + length
+    return found
 
-    def __init__(self, module: nn.Module, tensor: Tensor) -> None:
-        self.module, self.tensor = module, tensor
-        self.kept: list[Tensor] = []
-        hooked_forward(module, tensor, self._keep)
-        self.bytes = [self._scaled(maps).numpy() for maps in self.kept]
 
-    def seconds(self) -> float:
-        """Core-seconds of the three parts, divided by the cores."""
-        parts = (
-            lambda: self.module(self.tensor),
-            lambda: [self._scaled(maps) for maps in self.kept],
-            lambda: [isal_zlib.compress(data, LEVEL) for data in self.bytes],
-        )
-        return sum(timed(part, time.process_time) for part in parts) / cores()
+def _size(folder: Path) -> float:
+    return sum(path.stat().st_size for path in folder.rglob("*.png")) / 1e6
 
-    def _keep(self, part: nn.Module, args: object, output: Tensor) -> None:
-        if output.dim() == 4:
-            self.kept.append(output[0].clone())
 
-    def _scaled(self, maps: Tensor) -> Tensor:
-        rows = maps.flatten(1)
-        low, high = rows.amin(1, keepdim=True), rows.amax(1, keepdim=True)
-        return ((rows - low) * (255 / (high - low).clamp_min(1e-5)) + 0.5).to(torch.uint8)
+def _timed(work: Callable[[], object]) -> float:
+    start = time.perf_counter()
+    work()
+    return time.perf_counter() - start
 
 
 def cores() -> int:
@@ -103,84 +170,20 @@ def cores() -> int:
     return len(os.sched_getaffinity(0))
 
 
-def timed(work: Callable[[], object], clock: Callable[[], float] = time.perf_counter) -> float:
-    """Seconds that the work takes."""
-    start = clock()
-    work()
-    return clock() - start
-
-
-def folder_bytes(folder: Path) -> int:
-    """Bytes of the layers' pictures in a folder."""
-    return sum(p.stat().st_size for p in folder.rglob("*.png") if p.name != "input.png")
-
-
-def measure(name: str, files: Sequence[Path], rounds: int) -> dict[str, float]:
-    """Median seconds an image of a, b, c and d, and bytes an image of b and c."""
-    torch.manual_seed(0)
-    module = models.get_model(name, weights=None).eval()
-    model = adopt(module, INPUTS)
-    tensors = [
-        model.preprocess.tensor(decode(Sample(file.name, (file,))).images[0]) for file in files
-    ]
-    floors = [Floor(module, tensor) for tensor in tensors]
-    times: dict[str, list[float]] = {key: [] for key in "abcd"}
-    sizes: dict[str, float] = {}
-    for turn in range(rounds + 1):  # the first only warms up
-        with tempfile.TemporaryDirectory() as folder:
-            now = _round(model, files, tensors, floors, Path(folder))
-            sizes = {side: folder_bytes(Path(folder) / side) / len(files) for side in "bc"}
-        for key in times if turn else ():
-            times[key].append(now[key] / len(files))
-    return {key: statistics.median(values) for key, values in times.items()} | {
-        f"bytes_{side}": size for side, size in sizes.items()
-    }
-
-
-def _round(
-    model: LoadedModel,
-    files: Sequence[Path],
-    tensors: Sequence[Tensor],
-    floors: Sequence[Floor],
-    folder: Path,
-) -> dict[str, float]:
-    module = model.module
-    (folder / "b").mkdir()
-    for index in range(len(tensors)):
-        (folder / "b" / str(index)).mkdir()
-    options = RunOptions(layers=LAYERS, out=folder / "c", draw=DrawOptions(scale=1), inputs=INPUTS)
-    return {
-        "a": timed(lambda: [module(tensor) for tensor in tensors]),
-        "c": timed(lambda: run(model, [str(file) for file in files], options)),
-        "b": timed(
-            lambda: [plain(module, t, folder / "b" / str(i)) for i, t in enumerate(tensors)]
-        ),
-        "d": sum(floor.seconds() for floor in floors),
-    }
-
-
-def growth(name: str, file: Path, images: int = 200, after: int = 10) -> float:
-    """MB by which resident memory grows over a run, from one image to the last."""
-    module = models.get_model(name, weights=None).eval()
-    resident: list[int] = []
-    with tempfile.TemporaryDirectory() as folder:
-        paths = [Path(folder) / "in" / f"{index:03d}.jpg" for index in range(images)]
-        paths[0].parent.mkdir()
-        for path in paths:
-            path.write_bytes(file.read_bytes())
-        options = RunOptions(layers=LAYERS, out=Path(folder) / "out", inputs=INPUTS)
-        run(
-            adopt(module, INPUTS),
-            [str(paths[0].parent)],
-            options,
-            lambda image, total: resident.append(_resident()),
-        )
-    return (max(resident[after:]) - resident[after - 1]) / 1e6
-
-
-def _resident() -> int:
-    pages = int(Path("/proc/self/statm").read_text().split()[1])
-    return pages * os.sysconf("SC_PAGE_SIZE")
+def measure(name: str, rounds: int, images: int) -> str:
+    """One line of the table."""
+    with tempfile.TemporaryDirectory() as folder, torch.inference_mode():
+        bench = Bench(name, images, Path(folder))
+        sides = {side: [] for side in ("plain", "bare", "floor", "featviz")}
+        for _ in range(rounds):
+            for side, seconds in sides.items():
+                seconds.append(getattr(bench, side)())
+        plain_mb, ours_mb = bench.megabytes()
+    plain, bare, floor, ours = (statistics.median(seconds) * 1e3 for seconds in sides.values())
+    return (
+        f"{name:9s}{plain:8.0f}{bare:7.0f}{floor:7.0f}{ours:9.0f}{plain / ours:15.1f}"
+        f"{ours / bare:14.2f}{ours / floor:15.2f}{plain_mb:10.1f}{ours_mb:12.1f}"
+    )
 
 
 def main() -> None:
@@ -190,31 +193,15 @@ def main() -> None:
     )
     parser.add_argument("--models", default="resnet18,resnet50,vgg16")
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--images", type=int, default=2)
-    parser.add_argument("--memory", action="store_true", help="also measure growth, 200 images")
+    parser.add_argument("--images", type=int, default=10)
     args = parser.parse_args()
-    logging.getLogger("featviz").setLevel(logging.ERROR)
-    files = sorted(SCENES.iterdir())[: args.images]
-    print(f"torch {torch.__version__}, {cores()} cores, {torch.get_num_threads()} threads")
+    print(f"torch {torch.__version__}, {cores()} cores; milliseconds an image, medians")
     print(
-        "milliseconds an image, medians\n"
-        "model        a      b     c     d    b/c   c/a   c/d  MB b  MB c"
+        "model       plain   bare  floor  featviz  plain/featviz  featviz/bare  featviz/floor"
+        "  MB plain  MB featviz"
     )
     for name in args.models.split(","):
-        with torch.inference_mode():
-            m = measure(name, files, args.rounds)
-        ms = {key: m[key] * 1e3 for key in "abcd"}
-        print(
-            f"{name:9s}{ms['a']:6.0f}{ms['b']:7.0f}{ms['c']:6.0f}{ms['d']:6.0f}"
-            f"{m['b'] / m['c']:7.1f}{m['c'] / m['a']:6.2f}{m['c'] / m['d']:6.2f}"
-            f"{m['bytes_b'] / 1e6:6.1f}{m['bytes_c'] / 1e6:6.1f}",
-            flush=True,
-        )
-    if args.memory:
-        print(
-            "growth over 200 images of resnet18, after the tenth: "
-            f"{growth('resnet18', files[0]):.1f} MB"
-        )
+        print(measure(name, args.rounds, args.images), flush=True)
 
 
 if __name__ == "__main__":

@@ -118,6 +118,8 @@ def ranges(
         '0-2,5'
     """
     runs: list[range] = []
+    if isinstance(numbers, range) and numbers.step == 1 and numbers:
+        runs, numbers = [numbers], ()
     for number in numbers:
         if runs and number == runs[-1].stop:
             runs[-1] = range(runs[-1].start, number + 1)

@@ -92,11 +92,10 @@ def _glyphs(text: str) -> np.ndarray:
 
 
 @lru_cache(64)
-def _mark(mark: str, size: tuple[int, int]) -> np.ndarray:
-    """bool [height, width]: the diagonal that rises, and for ZERO the other one too."""
+def _mark(mark: str, size: tuple[int, int]) -> tuple[np.ndarray, ...]:
+    """Rows and columns of the pixels of the diagonal that rises, and for ZERO the other one too."""
     height, width = size
     y, x = np.mgrid[0:height, 0:width]
     reach = max(1, max(size) // _STROKE) * max(size) / 2
     rising = abs((height - 1 - y) * (width - 1) - x * (height - 1)) < reach
-    found: np.ndarray = rising | rising[:, ::-1] if mark == ZERO else rising
-    return found
+    return np.nonzero(rising | rising[:, ::-1] if mark == ZERO else rising)
