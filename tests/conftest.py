@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -23,6 +24,9 @@ SCENES = ROOT / "sample_images" / "scenes"
 DIGITS = ROOT / "sample_images" / "digits"
 DIGITS_MODEL = ROOT / "configs" / "digits_cnn.pth"
 
+HANGS = 60
+"""Seconds after which a test with a deadline hangs."""
+
 
 def pytest_make_parametrize_id(val: object, argname: str) -> str | None:
     """Bytes give no names: archives hold the time, and all processes must call a test the same."""
@@ -36,6 +40,20 @@ def _no_handlers_left() -> Iterator[None]:
     logger = logging.getLogger("featviz")
     logger.handlers, logger.propagate = [], True
     logger.setLevel(logging.NOTSET)
+
+
+@pytest.fixture
+def deadline() -> Iterator[None]:
+    """Ends a test that hangs; no test comes near it, however busy the machine is."""
+
+    def late(*args: object) -> None:
+        pytest.fail(f"no answer within {HANGS} seconds")
+
+    before = signal.signal(signal.SIGALRM, late)
+    signal.alarm(HANGS)
+    yield
+    signal.alarm(0)
+    signal.signal(signal.SIGALRM, before)
 
 
 @dataclass(frozen=True)
