@@ -56,6 +56,17 @@ def deadline() -> Iterator[None]:
     signal.signal(signal.SIGALRM, before)
 
 
+@pytest.fixture
+def imports_undone(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Importing user code prepends to sys.path and adds modules `user_...`; takes both back."""
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    before = set(sys.modules)
+    yield
+    for name in set(sys.modules) - before:
+        if name.startswith(("user_", "featviz_user_")):
+            del sys.modules[name]
+
+
 @dataclass(frozen=True)
 class Outcome:
     """What a command line gave."""

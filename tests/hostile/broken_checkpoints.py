@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 import torch
-from hostile_payloads import Maker, around, written, zip_file
+from hostile_payloads import Maker, around, saved_bytes, written, zip_file
 from PIL import Image
 from torch import nn
 from torchvision import models
@@ -28,18 +28,12 @@ def _picture(kind: str) -> bytes:
     return file.getvalue()
 
 
-def _torch(content: object, **options: Any) -> bytes:
-    file = io.BytesIO()
-    torch.save(content, file, **options)
-    return file.getvalue()
-
-
 def saved_content(make: Callable[[], object], **options: Any) -> Maker:
-    return lambda folder: written(_torch(make(), **options))(folder)
+    return lambda folder: written(saved_bytes(make(), **options))(folder)
 
 
 WEIGHTS = {"weight": torch.arange(16.0)}
-WHOLE, OLD = _torch(WEIGHTS), _torch(WEIGHTS, _use_new_zipfile_serialization=False)
+WHOLE, OLD = saved_bytes(WEIGHTS), saved_bytes(WEIGHTS, _use_new_zipfile_serialization=False)
 
 
 def _rezipped(change: Callable[[dict[str, bytes]], dict[str, bytes]]) -> Maker:
@@ -354,7 +348,7 @@ BROKEN: dict[str, tuple[Maker, str]] = {
         "names b.index.json, which is not beside it",
     ),
     "shard that is a list": (
-        _shard("a.pth", **{"a.pth": _torch([1, 2])}),
+        _shard("a.pth", **{"a.pth": saved_bytes([1, 2])}),
         "names a.pth, which holds no dict of tensors",
     ),
     "shard that is text": (
@@ -395,7 +389,7 @@ BROKEN: dict[str, tuple[Maker, str]] = {
     "dict within itself 400 times": (saved_content(_mesh), "holds no weights: keys 'state_dict'"),
     "module without its fields": (saved_content(_bare), "holds a broken Linear: it lacks parts"),
     "module without a field of its class": (
-        written(_torch(nn.LSTM(3, 4)).replace(b"_flat_weights_names", b"_flat_weights_other")),
+        written(saved_bytes(nn.LSTM(3, 4)).replace(b"_flat_weights_names", b"_flat_weights_other")),
         "holds a broken LSTM: it lacks parts",
     ),
     "module without a mode": (

@@ -38,6 +38,13 @@ class Call:
         """Only so that pickle takes it for a function."""
 
 
+def saved_bytes(content: object, **options: Any) -> bytes:
+    """What torch.save writes."""
+    file = io.BytesIO()
+    torch.save(content, file, **options)
+    return file.getvalue()
+
+
 class SlyDict(collections.OrderedDict):  # type: ignore[type-arg]
     """Runs code when its state is put back."""
 
@@ -88,6 +95,35 @@ def _hub(folder: Path) -> Call:
     return Call(functools.partial(torch.hub.load, str(folder), "entry", source="local"))
 
 
+def _mkdir(folder: Path) -> Call:
+    return Call(os.mkdir, str(folder / "marker"))
+
+
+def _partial(folder: Path) -> Call:
+    return Call(functools.partial(os.mkdir, str(folder / "marker")))
+
+
+def _evaluated(folder: Path) -> Call:
+    return Call(eval, _open(folder))
+
+
+def _extracted(folder: Path) -> Call:
+    with zipfile.ZipFile(folder / "source.zip", "w") as archive:
+        archive.writestr("marker", "x")
+    function = torchvision.datasets.utils.extract_archive
+    return Call(function, str(folder / "source.zip"), str(folder))
+
+
+CALLS: list[tuple[Callable[[Path], Call], str]] = [
+    (_mkdir, f"{os.mkdir.__module__}.mkdir"),
+    (_evaluated, "builtins.eval"),
+    (_extracted, "torchvision.datasets.utils.extract_archive"),
+    (_hub, "torch.hub.load"),
+    (_partial, f"{os.mkdir.__module__}.mkdir"),
+]
+"""Objects whose pickle calls a function, and the name by which it is refused."""
+
+
 def _downloaded(folder: Path) -> dict[str, Any]:
     (folder / "source").write_text("x")
     url = (folder / "source").as_uri()
@@ -96,9 +132,7 @@ def _downloaded(folder: Path) -> dict[str, Any]:
 
 
 def _inner(folder: Path) -> bytes:
-    file = io.BytesIO()
-    torch.save(Call(os.mkdir, str(folder / "marker")), file)
-    return file.getvalue()
+    return saved_bytes(Call(os.mkdir, str(folder / "marker")))
 
 
 def _load_again(folder: Path) -> Call:
@@ -154,10 +188,7 @@ PAYLOADS: dict[str, tuple[Callable[[Path], Any], str]] = {
     "eval": (lambda f: [{"a": (Call(eval, _open(f)),)}], "builtins.eval"),
     "import and getattr": (_imported_by_name, "builtins.__import__, builtins.getattr"),
     "attrgetter": (_attribute_getter, "operator.attrgetter"),
-    "partial": (
-        lambda f: Call(functools.partial(os.mkdir, str(f / "marker"))),
-        f"{os.mkdir.__module__}.mkdir",
-    ),
+    "partial": (_partial, f"{os.mkdir.__module__}.mkdir"),
     "torch.hub": (_hub, "torch.hub.load"),
     "download as a weight": (_downloaded, "torchvision.datasets.utils.download_url"),
     "torch.load": (_load_again, "torch.serialization.load"),

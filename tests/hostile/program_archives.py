@@ -13,8 +13,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import torch
 from exported import CONSTANTS, INPUTS, PROGRAM, WEIGHTS, Records, edit, packed, records
+from hostile_payloads import Call, saved_bytes
 
 Change = Callable[[Records, Path], object]
 """Makes a harmless program hostile; a payload would make the folder that is named."""
@@ -26,20 +26,8 @@ def made(change: Change, folder: Path, dynamic: bool = False) -> Path:
     return packed(folder / "evil.pt2", contents)
 
 
-class Mkdir:
-    """Pickles as a call of os.mkdir."""
-
-    def __init__(self, marker: Path) -> None:
-        self.marker = marker
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return os.mkdir, (str(self.marker),)
-
-
 def pickled(marker: Path) -> bytes:
-    file = io.BytesIO()
-    torch.save(((Mkdir(marker),), {}), file)
-    return file.getvalue()
+    return saved_bytes(((Call(os.mkdir, str(marker)),), {}))
 
 
 def evil_inputs(contents: Records, marker: Path) -> None:
@@ -59,7 +47,7 @@ def _opaque(contents: Records, marker: Path) -> None:
     weight = json.loads(contents[WEIGHTS])["config"]["conv.weight"]
     entry = {**weight, "path_name": "opaque_obj_0", "use_pickle": True}
     edit(contents, CONSTANTS, lambda d: d["config"].update(evil=entry))
-    contents["data/constants/opaque_obj_0"] = pickle.dumps(Mkdir(marker))
+    contents["data/constants/opaque_obj_0"] = pickle.dumps(Call(os.mkdir, str(marker)))
 
 
 def _graph(change: Callable[[Any], None]) -> Callable[[Any], None]:

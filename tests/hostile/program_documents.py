@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from exported import PROGRAM, WEIGHTS, Net, Records, edit
+from hostile_payloads import saved_bytes
 from program_archives import Change, pickled
 
 
@@ -154,12 +155,6 @@ def _state(content: bytes) -> Change:
     return make
 
 
-def saved(content: object) -> bytes:
-    file = io.BytesIO()
-    torch.save(content, file)
-    return file.getvalue()
-
-
 class Reserve:
     """Pickles as a call that torch's careful reader makes: a bytearray of any size."""
 
@@ -247,20 +242,23 @@ BROKEN: dict[str, tuple[Change, str]] = {
     "a pickle by omission": (_weights(use_pickle=None), "use_pickle is 'None', not true or false"),
     # Weights as torch 2.8 wrote them
     "a bytearray of 100 GB": (
-        _state(saved({"conv.weight": Reserve()})),
+        _state(saved_bytes({"conv.weight": Reserve()})),
         "objects in data/weights",
     ),
-    "a compressed pickle": (_state(_deflated(saved(Net().state_dict()))), "is compressed"),
+    "a compressed pickle": (_state(_deflated(saved_bytes(Net().state_dict()))), "is compressed"),
     "a pickle in other letters": (
         _state(
-            _deflated(saved({}), lambda name: name.replace("data.pkl", "DATA.pkl")),
+            _deflated(saved_bytes({}), lambda name: name.replace("data.pkl", "DATA.pkl")),
         ),
         "is none that torch writes",
     ),
-    "a list of weights": (_state(saved([torch.zeros(1)])), "objects in data/weights"),
-    "weights of any name": (_state(saved({"__class__.x": torch.zeros(1)})), "objects in data"),
+    "a list of weights": (_state(saved_bytes([torch.zeros(1)])), "objects in data/weights"),
+    "weights of any name": (
+        _state(saved_bytes({"__class__.x": torch.zeros(1)})),
+        "objects in data",
+    ),
     "expanded weights in a pickle": (
-        _state(saved({"conv.weight": torch.zeros(1).expand(10**5, 10**5)})),
+        _state(saved_bytes({"conv.weight": torch.zeros(1).expand(10**5, 10**5)})),
         "holds a tensor of shape [100000, 100000] without its data",
     ),
     "a pickle that is none": (_state(b"\x80\x02c"), "cannot be loaded"),

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from exported import INPUTS, Net, packed, records
-from program_documents import saved
+from hostile_payloads import saved_bytes
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 from torchvision import models
@@ -88,8 +88,11 @@ def test_weights_as_torch_2_8_wrote_them(tmp_path: Path) -> None:
     contents = records()
     for name in [name for name in contents if name.startswith("data/")]:
         del contents[name]
-    contents |= {"data/weights/model.pt": saved(state), "data/constants/model.pt": saved({})}
-    contents[INPUTS] = saved(((torch.zeros(1, 3, 16, 20),), {}))
+    contents |= {
+        "data/weights/model.pt": saved_bytes(state),
+        "data/constants/model.pt": saved_bytes({}),
+    }
+    contents[INPUTS] = saved_bytes(((torch.zeros(1, 3, 16, 20),), {}))
     rewritten = exported.read(packed(tmp_path / "old.pt2", contents)).module
     image = torch.randn(1, 3, 16, 20)
     assert torch.equal(rewritten(image), module(image))
@@ -103,8 +106,11 @@ def test_weights_as_torch_2_8_wrote_them_are_read_by_our_own_reader(tmp_path: Pa
     for name in [name for name in contents if name.startswith("data/")]:
         del contents[name]
     state = {2**64: torch.zeros(1)}
-    contents |= {"data/weights/model.pt": saved(state), "data/constants/model.pt": saved({})}
-    contents[INPUTS] = saved(((torch.zeros(1, 3, 16, 20),), {}))
+    contents |= {
+        "data/weights/model.pt": saved_bytes(state),
+        "data/constants/model.pt": saved_bytes({}),
+    }
+    contents[INPUTS] = saved_bytes(((torch.zeros(1, 3, 16, 20),), {}))
     with pytest.raises(LoadError, match="holds a key that is too large a number; nothing was"):
         exported.read(packed(tmp_path / "old.pt2", contents))
 
