@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -15,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from runs import SMALL, make_photos
 from torch import nn
 
 from featviz import cli
@@ -23,9 +23,6 @@ ROOT = Path(__file__).parent.parent
 SCENES = ROOT / "sample_images" / "scenes"
 DIGITS = ROOT / "sample_images" / "digits"
 DIGITS_MODEL = ROOT / "configs" / "digits_cnn.pth"
-
-HANGS = 60
-"""Seconds after which a test with a deadline hangs."""
 
 
 def pytest_make_parametrize_id(val: object, argname: str) -> str | None:
@@ -40,31 +37,6 @@ def _no_handlers_left() -> Iterator[None]:
     logger = logging.getLogger("featviz")
     logger.handlers, logger.propagate = [], True
     logger.setLevel(logging.NOTSET)
-
-
-@pytest.fixture
-def deadline() -> Iterator[None]:
-    """Ends a test that hangs; no test comes near it, however busy the machine is."""
-
-    def late(*args: object) -> None:
-        pytest.fail(f"no answer within {HANGS} seconds")
-
-    before = signal.signal(signal.SIGALRM, late)
-    signal.alarm(HANGS)
-    yield
-    signal.alarm(0)
-    signal.signal(signal.SIGALRM, before)
-
-
-@pytest.fixture
-def imports_undone(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Importing user code prepends to sys.path and adds modules `user_...`; takes both back."""
-    monkeypatch.setattr(sys, "path", list(sys.path))
-    before = set(sys.modules)
-    yield
-    for name in set(sys.modules) - before:
-        if name.startswith(("user_", "featviz_user_")):
-            del sys.modules[name]
 
 
 @dataclass(frozen=True)
@@ -137,6 +109,19 @@ def picture(tmp_path: Path) -> Path:
     path = tmp_path / "picture.png"
     Image.fromarray(pixels).save(path)
     return path
+
+
+@pytest.fixture
+def photos(tmp_path: Path) -> Path:
+    """A folder of two pictures."""
+    return make_photos(tmp_path / "photos", 2)
+
+
+@pytest.fixture
+def ran(featviz: Callable[..., Outcome], tiny_file: Path, photos: Path, tmp_path: Path) -> Path:
+    """The directory of a run of the tiny model on two pictures."""
+    assert featviz("run", tiny_file, photos, "--out", tmp_path / "out", *SMALL).code == 0
+    return tmp_path / "out"
 
 
 @pytest.fixture

@@ -14,14 +14,14 @@ from typing import Any
 import pytest
 import torch
 from hostile_payloads import CALLS, Call
-from loading import (
+from torch import nn
+
+from featviz.errors import FeatvizError, LoadError, UsageError
+from models.loading import (
     SMALL,
     load,
     same_weights,
 )
-from torch import nn
-
-from featviz.errors import FeatvizError, LoadError, UsageError
 
 pytestmark = pytest.mark.usefixtures("imports_undone")
 

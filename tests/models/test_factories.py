@@ -9,15 +9,15 @@ from typing import Any
 
 import pytest
 import torch
-from loading import (
-    SMALL,
-    load,
-    same_weights,
-)
 from torch import nn
 
 from featviz.cli.options import key_values
 from featviz.errors import FeatvizError, LoadError, UsageError
+from models.loading import (
+    SMALL,
+    load,
+    same_weights,
+)
 
 pytestmark = pytest.mark.usefixtures("imports_undone")
 

@@ -12,12 +12,6 @@ from typing import Any
 import pytest
 import torch
 from hostile_payloads import saved_bytes
-from loading import (
-    OLD,
-    SMALL,
-    WHOLE,
-    load,
-)
 from PIL import Image
 from torch import nn
 from torchvision import models
@@ -25,6 +19,12 @@ from torchvision import models
 from featviz.errors import LoadError, UsageError
 from featviz.models import requirements
 from featviz.models.load import pick_device
+from models.loading import (
+    OLD,
+    SMALL,
+    WHOLE,
+    load,
+)
 
 pytestmark = pytest.mark.usefixtures("imports_undone")
 

@@ -8,7 +8,12 @@ from urllib.error import URLError
 
 import pytest
 import torch
-from loading import (
+from safetensors.torch import save_file
+from torch import Tensor, nn
+from torchvision import models
+
+from featviz.errors import LoadError, UsageError
+from models.loading import (
     OLD,
     SMALL,
     WHOLE,
@@ -16,11 +21,6 @@ from loading import (
     same_weights,
     skeleton,
 )
-from safetensors.torch import save_file
-from torch import Tensor, nn
-from torchvision import models
-
-from featviz.errors import LoadError, UsageError
 
 pytestmark = pytest.mark.usefixtures("imports_undone")
 

@@ -10,16 +10,16 @@ from typing import Any
 
 import pytest
 import torch
-from loading import (
-    load,
-    same_weights,
-    skeleton,
-)
 from torch import nn
 from torchvision import models
 
 from featviz.errors import LoadError
 from featviz.models.files import checkpoint, rebuilding, torch_save
+from models.loading import (
+    load,
+    same_weights,
+    skeleton,
+)
 
 pytestmark = pytest.mark.usefixtures("imports_undone")
 
