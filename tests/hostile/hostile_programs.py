@@ -13,14 +13,7 @@ from exported import CONSTANTS, INPUTS, PROGRAM, WEIGHTS
 from hostile_audit import MARKER
 from hostile_harness import TITLE, Attack, Sandbox
 from hostile_models import Records, attack, control, unzipped, zipped
-from hostile_nodes import (
-    Global,
-    Reduce,
-    around,
-    dumped,
-    python,
-    system_call,
-)
+from hostile_nodes import Global, Reduce, around, dumped, python, system_call
 from torch import nn
 
 

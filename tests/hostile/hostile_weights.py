@@ -12,13 +12,7 @@ from typing import Any
 import torch
 from hostile_harness import TITLE, Attack, Sandbox
 from hostile_models import attack, everywhere, surroundings
-from hostile_nodes import (
-    LINEAR,
-    Global,
-    Reduce,
-    around,
-    floats,
-)
+from hostile_nodes import LINEAR, Global, Reduce, around, floats
 
 # safetensors, shards, and what lies beside ------------------------------------------------------
 

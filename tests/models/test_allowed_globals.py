@@ -17,11 +17,7 @@ from hostile_payloads import CALLS, Call
 from torch import nn
 
 from featviz.errors import FeatvizError, LoadError, UsageError
-from models.loading import (
-    SMALL,
-    load,
-    same_weights,
-)
+from models.loading import SMALL, load, same_weights
 
 pytestmark = pytest.mark.usefixtures("imports_undone")
 

@@ -13,11 +13,7 @@ from torch import nn
 
 from featviz.cli.options import key_values
 from featviz.errors import FeatvizError, LoadError, UsageError
-from models.loading import (
-    SMALL,
-    load,
-    same_weights,
-)
+from models.loading import SMALL, load, same_weights
 
 pytestmark = pytest.mark.usefixtures("imports_undone")
 

@@ -19,12 +19,7 @@ from torchvision import models
 from featviz.errors import LoadError, UsageError
 from featviz.models import requirements
 from featviz.models.load import pick_device
-from models.loading import (
-    OLD,
-    SMALL,
-    WHOLE,
-    load,
-)
+from models.loading import OLD, SMALL, WHOLE, load
 
 pytestmark = pytest.mark.usefixtures("imports_undone")
 

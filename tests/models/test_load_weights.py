@@ -13,14 +13,7 @@ from torch import Tensor, nn
 from torchvision import models
 
 from featviz.errors import LoadError, UsageError
-from models.loading import (
-    OLD,
-    SMALL,
-    WHOLE,
-    load,
-    same_weights,
-    skeleton,
-)
+from models.loading import OLD, SMALL, WHOLE, load, same_weights, skeleton
 
 pytestmark = pytest.mark.usefixtures("imports_undone")
 

@@ -12,16 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from pickle_assembler import (
-    LINEAR,
-    ORDERED,
-    SEQUENTIAL,
-    call,
-    module,
-    partial,
-    tensor,
-    zipped,
-)
+from pickle_assembler import LINEAR, ORDERED, SEQUENTIAL, call, module, partial, tensor, zipped
 from torch import nn
 from unpickler_bounds import BOUNDS
 from unpickler_calls import CALLS, KEPT_AS_DATA

@@ -15,11 +15,7 @@ from torchvision import models
 
 from featviz.errors import LoadError
 from featviz.models.files import checkpoint, rebuilding, torch_save
-from models.loading import (
-    load,
-    same_weights,
-    skeleton,
-)
+from models.loading import load, same_weights, skeleton
 
 pytestmark = pytest.mark.usefixtures("imports_undone")
 
