@@ -29,6 +29,7 @@ def _picture(kind: str) -> bytes:
 
 
 def saved_content(make: Callable[[], object], **options: Any) -> Maker:
+    """A file that torch.save writes of what `make` gives."""
     return lambda folder: written(saved_bytes(make(), **options))(folder)
 
 
@@ -110,6 +111,8 @@ def _tensor(begin: int, end: int, dtype: str = "F32", shape: list[int] | None = 
 
 
 def index_of_shards(index: object, **others: bytes) -> Maker:
+    """An index, and other files beside it."""
+
     def make(folder: Path) -> Path:
         for name, data in others.items():
             (folder / name).write_bytes(data)
@@ -137,6 +140,8 @@ def _mesh() -> object:
 
 
 def module_with_state(**state: object) -> Callable[[], nn.Module]:
+    """A convolution with some of its fields replaced."""
+
     def make() -> nn.Module:
         layer = nn.Conv2d(3, 2, 1)
         layer.__dict__.update(state)
@@ -169,6 +174,7 @@ def _expanded() -> object:
 
 
 def small_weights() -> dict[str, torch.Tensor]:
+    """The state dict of SMALL, without data."""
     with torch.device("meta"):
         return dict(models.get_model(SMALL, weights=None).state_dict())
 

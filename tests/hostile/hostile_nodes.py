@@ -64,6 +64,7 @@ def dumped(value: Any) -> bytes:
 
 
 def opcodes(value: Any) -> Iterator[bytes]:
+    """The instructions that make a value, nodes included."""
     if isinstance(value, Raw):
         yield value.code
     elif isinstance(value, Global):
@@ -101,6 +102,7 @@ def opcodes(value: Any) -> Iterator[bytes]:
 
 
 def scalar(value: Any) -> Iterator[bytes]:
+    """The instruction that makes a plain value."""
     if value is None:
         yield b"N"
     elif isinstance(value, bool):
@@ -201,10 +203,12 @@ def python(box: Sandbox) -> str:
 
 
 def system_call(box: Sandbox) -> Reduce:
+    """A call of os.system that would leave the marker."""
     return Reduce(Global("posix:system"), (shell(box),))
 
 
 def partial(name: str, *arguments: Any) -> Build:
+    """A functools.partial of what has this name."""
     target = Reduce(Global("functools:partial"), (Global(name),))
     return Build(target, (Global(name), tuple(arguments), {}, None))
 

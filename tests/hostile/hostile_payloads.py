@@ -229,11 +229,13 @@ def _saved(payload: str, zipped: bool) -> Maker:
 
 
 def text_opcode(value: str) -> bytes:
+    """BINUNICODE: a text."""
     data = value.encode()
     return b"X" + len(data).to_bytes(4, "little") + data
 
 
 def global_opcode(name: str) -> bytes:
+    """GLOBAL: a name such as `os:system`."""
     module, _, attribute = name.partition(":")
     return f"c{module}\n{attribute}\n".encode()
 
@@ -245,6 +247,7 @@ def called(name: str, *arguments: str, protocol: int = 2) -> bytes:
 
 
 def zip_file(folder: Path, members: dict[str, bytes], name: str = "model.pth") -> Path:
+    """A zip file of these members."""
     with zipfile.ZipFile(folder / name, "w") as archive:
         for member, data in members.items():
             archive.writestr(member, data)
@@ -257,6 +260,8 @@ def around(pickled: bytes, **more: bytes) -> Maker:
 
 
 def written(data: bytes, name: str = "model.pth") -> Maker:
+    """A file of these bytes."""
+
     def make(folder: Path) -> Path:
         (folder / name).write_bytes(data)
         return folder / name

@@ -12,6 +12,7 @@ from runs import make_photos
 
 
 def photo_bytes(path: Path) -> bytes:
+    """The bytes of a picture, which is written into a folder at `path`."""
     make_photos(path, 1)
     return (path / "00.png").read_bytes()
 
@@ -56,20 +57,24 @@ ODD_MEMBERS = [
 
 
 def fifo(path: Path) -> None:
+    """A FIFO, which nobody writes to."""
     os.mkfifo(path)
 
 
 def device(path: Path) -> None:
+    """A link to a device that never ends."""
     path.symlink_to("/dev/zero")
 
 
 def tar_header(name: str, size: int, kind: bytes = tarfile.REGTYPE) -> bytes:
+    """The header of a member that says it has `size` bytes."""
     info = tarfile.TarInfo(name)
     info.size, info.type = size, kind
     return info.tobuf(tarfile.GNU_FORMAT)
 
 
 def compressed_zeros(opener: Callable[..., Any], path: Path, head: bytes, size: int) -> None:
+    """A compressed file: `head`, and `size` zeros."""
     with opener(path, "wb") as file:
         file.write(head)
         for _ in range(size >> 20):

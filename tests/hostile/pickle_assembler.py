@@ -132,6 +132,7 @@ def old_storage(count: int, view: object = None, key: str = "0") -> bytes:
 
 
 def partial(kind: str = "torch.nn.modules.normalization:LayerNorm", **keywords: object) -> bytes:
+    """A functools.partial of a class, as torch.save writes it."""
     state = value((name(kind), (), keywords, None))
     return call(PARTIAL, name(kind)) + state + b"b"
 

@@ -21,16 +21,19 @@ Change = Callable[[Records, Path], object]
 
 
 def made(change: Change, folder: Path, dynamic: bool = False) -> Path:
+    """The archive of a changed program."""
     contents = records(dynamic)
     change(contents, folder / "marker")
     return packed(folder / "evil.pt2", contents)
 
 
 def pickled(marker: Path) -> bytes:
+    """Example inputs that make the folder `marker` where they are unpickled."""
     return saved_bytes(((Call(os.mkdir, str(marker)),), {}))
 
 
 def evil_inputs(contents: Records, marker: Path) -> None:
+    """Example inputs that run code."""
     contents["data/sample_inputs/model.pt"] = pickled(marker)
 
 

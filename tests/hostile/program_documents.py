@@ -17,10 +17,12 @@ from program_archives import Change, pickled
 
 
 def program_with(change: Callable[[Any], object]) -> Change:
+    """A change of the program's document."""
     return lambda contents, marker: edit(contents, PROGRAM, change)
 
 
 def graph_with(change: Callable[[Any], object]) -> Change:
+    """A change of the program's graph."""
     return program_with(lambda document: change(document["graph_module"]["graph"]))
 
 
@@ -136,6 +138,7 @@ def _calls(count: int, parameters: int) -> Change:
 
 
 def nested(depth: int, start: str = "[", end: str = "]") -> str:
+    """Brackets inside brackets."""
     return start * depth + end * depth
 
 
