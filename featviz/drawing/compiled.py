@@ -168,17 +168,14 @@ def _copy(source, target):
         target[i] = source[i]
 
 
-@_compiled("void(uint8[::1],int64,int64,uint8[::1])")
+@_compiled("void(uint8[:,::1],uint8[:,:,::1])")
 @no_type_check
-def _spread(source, times, depth, target):
-    """Repeat each pixel of `depth` bytes; indices without a sign need no test for -1."""
-    step, width = np.uint64(times * depth), np.uint64(depth)
-    for again in range(times):
-        for colour in range(depth):
-            place, at = np.uint64(again * depth + colour), np.uint64(colour)
-            while at < source.size:
-                target[place] = source[at]
-                place, at = place + step, at + width
+def _spread(pixels, wide):
+    """Repeat pixels [N, depth] in [N, times, depth]."""
+    for again in range(wide.shape[1]):
+        for colour in range(wide.shape[2]):
+            for n in range(pixels.shape[0]):
+                wide[n, again, colour] = pixels[n, colour]
 
 
 @_compiled("void(uint8[:,:,::1],int64,int64,int64,int64,int64,int64,uint8[:,::1])")
@@ -186,7 +183,11 @@ def _spread(source, times, depth, target):
 def lay_tiles(tiles, columns, down, across, depth, padding, pad, piece):
     """Fill a piece of a picture with rows of tiles; see `grid._lay`."""
     count, height, width = tiles.shape
-    step = across * width + padding * depth
+    if across > 1:
+        wide = np.empty((count, height, width * across), np.uint8)
+        _spread(tiles.reshape(-1, depth), wide.reshape(-1, across, depth))
+        tiles, width = wide, width * across
+    step = width + padding * depth
     for row in range(-(-count // columns)):
         top = row * (height * down + padding)
         for y in range(height):
@@ -194,10 +195,7 @@ def lay_tiles(tiles, columns, down, across, depth, padding, pad, piece):
             line[:] = pad
             place = padding * depth
             for n in range(row * columns, min(count, (row + 1) * columns)):
-                if across == 1:
-                    _copy(tiles[n, y], line[place : place + width])
-                else:
-                    _spread(tiles[n, y], across, depth, line[place : place + across * width])
+                _copy(tiles[n, y], line[place : place + width])
                 place += step
             for again in range(1, down):
                 _copy(line, piece[top + y * down + again])
