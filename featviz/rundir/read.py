@@ -193,9 +193,10 @@ class ReadImage:
         with self._at(row.tensor), self.open(row.tensor) as file:
             return _read_tensor(file, row.shape)
 
-    def levels(self, row: CaptureRow) -> tuple[Bytes, str] | None:
-        """The pixels of a PNG, uint8 [height, width], and `L` or `P`; None for what has colours
-        (other formats among them), or is too large for Pillow.
+    def levels(self, row: CaptureRow) -> tuple[Bytes, Bytes | None] | None:
+        """The pixels of a PNG, uint8 [height, width], and its palette, uint8 [colours, 3], or None
+        where it is grey; None for what has colours (other formats among them), or is too large for
+        Pillow.
 
         Raises:
             DamagedError: it is missing or broken.
@@ -209,10 +210,12 @@ class ReadImage:
                     self.open(row.file) as file,
                     Image.open(file, formats=[format.pillow]) as opened,
                 ):
-                    plain = opened.mode in _LEVELS
-                    return (np.asarray(opened), opened.mode) if plain else None
+                    if opened.mode not in _LEVELS:
+                        return None
+                    pixels, colors = np.asarray(opened), opened.getpalette()
             except (Image.DecompressionBombWarning, Image.DecompressionBombError):
                 return None
+            return pixels, None if colors is None else np.array(colors, np.uint8).reshape(-1, 3)
 
     def picture(self, relative: str) -> Image.Image:
         """A picture of this image, decoded.
