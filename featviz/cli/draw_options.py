@@ -11,7 +11,7 @@ from featviz.cli import options as opts
 from featviz.cli.types import FOLDER, AutoInt, no_auto
 from featviz.drawing.normalize import MODES
 from featviz.layout.layouts import CHOICES
-from featviz.records import FORMATS, DrawOptions
+from featviz.records import FORMATS, REDUCTIONS, DrawOptions
 from featviz.records.checking import choices
 
 DRAW = DrawOptions()
@@ -127,8 +127,9 @@ view_options = opts.stacked(
     click.option(
         "--reduce",
         type=click.Choice(choices(DrawOptions, "reduce")),
-        help="Draw one picture of all channels: their mean, maximum or L2 norm, or three "
-        "principal components as red, green and blue.",
+        help="Draw one picture of all channels. "
+        + "; ".join(f"{name}: {reduction.help}" for name, reduction in REDUCTIONS.items())
+        + ".",
     ),
     click.option(
         "--shared-basis",

@@ -11,7 +11,7 @@ import numpy as np
 
 from featviz.diff.pairing import OnlyIn
 from featviz.errors import CHECK_FAILED
-from featviz.rundir.schema import Place
+from featviz.records import Place
 
 TENSORS, PIXELS, STATISTICS = "tensors", "statistics and pixels", "statistics"
 """What two tensors were compared by."""

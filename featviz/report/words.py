@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from featviz.records import Floats
+from featviz.records import REDUCTIONS, Floats
 from featviz.rundir.read import DrawnGrid, ReadRun
 from featviz.rundir.schema import Class, Manifest
 from featviz.text import by, counted, listed, ranges
@@ -16,13 +16,6 @@ from featviz.text import by, counted, listed, ranges
 Facts = list[tuple[str, str]]
 """Pairs of a term and its value, in the order in which they are shown."""
 
-_REDUCED = {
-    "mean": "mean",
-    "max": "maximum",
-    "l2": "L2 norm",
-    "pca": "principal components 1 to 3",
-}
-"""What one tile of all channels shows, by `reduce`."""
 _LISTED = 24
 """Runs of channels that are written out; of the others only their number is shown."""
 
@@ -64,7 +57,7 @@ def tiles(grid: DrawnGrid) -> str:
 
 def reduced(way: str) -> str:
     """What one tile of all channels shows."""
-    return _REDUCED.get(way, way)
+    return REDUCTIONS[way].words if way in REDUCTIONS else way
 
 
 def grid_facts(grid: DrawnGrid, dark: Sequence[int], options: Mapping[str, Any]) -> Facts:
@@ -120,8 +113,9 @@ def _shared(collapsed: Mapping[str, Sequence[int]]) -> str:
 def _drawn(grid: DrawnGrid) -> str:
     row = grid.capture
     low, high = row.range or (None, None)
-    if row.reduce == "pca":
-        words = f"each component from {number(low)} to {number(high)} standard deviations"
+    unit = REDUCTIONS[row.reduce].unit if row.reduce in REDUCTIONS else ""
+    if unit:
+        words = f"each component from {number(low)} to {number(high)} {unit}"
     elif row.range is None:
         words = "each map by its own range"
     else:

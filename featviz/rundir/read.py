@@ -28,9 +28,9 @@ from PIL import Image
 from featviz import files
 from featviz.errors import FileError, StoreError
 from featviz.files import Folder
-from featviz.records import FORMATS, STAT_COLUMNS, Bytes, Floats, GridPlan, PictureFormat
+from featviz.records import FORMATS, STAT_COLUMNS, Bytes, Floats, GridPlan, PictureFormat, Place
 from featviz.rundir import AUDIT_FILE, INPUT_FILE, MANIFEST_FILE, RUN_FILE, STATS_FILE, schema
-from featviz.rundir.schema import Audit, CaptureRow, Manifest, Place, RunRecord
+from featviz.rundir.schema import Audit, CaptureRow, Manifest, RunRecord
 from featviz.text import by, quoted, safe_way
 
 MOST_RECORD = 64 * 2**20

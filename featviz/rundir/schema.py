@@ -12,13 +12,13 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Annotated, Any, NamedTuple, TypedDict, TypeVar
+from typing import Annotated, Any, TypedDict, TypeVar
 
 import msgspec
 from msgspec import Meta
 
 from featviz.files import is_inside, parse_json
-from featviz.records import FORMATS, SUFFIXES, Capture, GridPlan, Guess, Skip
+from featviz.records import FORMATS, SUFFIXES, Capture, GridPlan, Guess, Place, Skip
 from featviz.rundir.write import SCHEMA_VERSION
 from featviz.text import by, quoted
 
@@ -37,26 +37,6 @@ _Pixels = Annotated[int, Meta(ge=1, le=_LARGEST)]
 _Two = Meta(min_length=2, max_length=2)
 _Channel = Annotated[int, Meta(ge=0, lt=MOST_MAPS)]
 _Channels = Annotated[list[_Channel], Meta(min_length=1)]
-
-
-class Place(NamedTuple):
-    """Where in a run's image a tensor was met: what two runs are matched by."""
-
-    layer: str
-    kind: str
-    call: int
-    key: str
-
-    @property
-    def stats_key(self) -> str:
-        """Its key in stats.npz."""
-        return "|".join(map(str, self))
-
-    @property
-    def stem(self) -> str:
-        """`output`, `output.call1`, `output.call1.boxes`."""
-        call = f".call{self.call}" if self.call else ""
-        return f"{self.kind}{call}" + (f".{self.key}" if self.key else "")
 
 
 class GridFields(TypedDict):

@@ -14,8 +14,8 @@ import torch
 from PIL import Image
 from torch import nn
 
+from featviz.records import Place
 from featviz.rundir.read import read_run
-from featviz.rundir.schema import Place
 
 from .changed_network import CHANGED, CLI, Run, documented, drawn, layer_of, nan_bias, one_weight
 
