@@ -17,8 +17,7 @@ from featviz.errors import FileError, UsageError
 from featviz.files import read_json
 from featviz.records.findings import FINDINGS
 from featviz.rundir import AUDIT_FILE, MODELS_FILE, write
-from featviz.rundir.read import MOST_RECORD
-from featviz.rundir.schema import check_audit
+from featviz.rundir.schema import MOST_RECORD, check_audit
 from featviz.text import printable, quoted, safe_name
 
 if TYPE_CHECKING:

@@ -12,7 +12,8 @@ import numpy as np
 
 from featviz.errors import CompareError
 from featviz.records import Place
-from featviz.rundir.read import DamagedError, ReadImage, ReadRun
+from featviz.rundir.image import DamagedError, ReadImage
+from featviz.rundir.read import ReadRun
 from featviz.rundir.schema import CaptureRow
 from featviz.text import by, listed
 

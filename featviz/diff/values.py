@@ -12,7 +12,7 @@ from featviz.diff.pairing import TensorPair
 from featviz.drawing import colormap
 from featviz.layout.layouts import LAYOUTS
 from featviz.records import STAT_COLUMNS, Bytes, Floats, GridPlan
-from featviz.rundir.read import ReadImage, same_content
+from featviz.rundir.image import ReadImage, same_content
 from featviz.rundir.schema import CaptureRow
 
 _MIN, _MAX = STAT_COLUMNS.index("min"), STAT_COLUMNS.index("max")

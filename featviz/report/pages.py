@@ -13,11 +13,10 @@ from urllib.parse import quote
 import jinja2
 from markupsafe import Markup
 
-import featviz.report.data as data
-import featviz.report.words as words
+from featviz.report import data, words
 from featviz.report.legend import legend
 from featviz.report.views import ImagePage, LayerPage, PictureView, ReportViews
-from featviz.rundir.read import format_of
+from featviz.rundir.image import format_of
 from featviz.version import __version__
 
 ASSETS = ("style.css", "tiles.js", "report.js", "icon.svg")

@@ -24,6 +24,8 @@ from featviz.text import by, quoted
 
 _T = TypeVar("_T")
 
+MOST_RECORD = 64 * 2**20
+"""Bytes of run.json or of a manifest: half a million images, or rows."""
 MOST_MAPS = 2**24
 """Maps of a tensor: 400 MB of statistics."""
 _LARGEST = max(format.largest for format in FORMATS.values())

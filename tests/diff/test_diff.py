@@ -234,7 +234,7 @@ def test_labelled_pictures_tell_what_tensors_tell(
     for root in (base, new):
         for grid in (grid for image in read_run(root).images.values() for grid in image.grids):
             span = float(np.nanmax(grid.stats[:, 1] - grid.stats[:, 0], initial=0))
-            spans[grid.label] = max(span, spans.get(grid.label, 0.0))
+            spans[grid.capture.label] = max(span, spans.get(grid.capture.label, 0.0))
     for pixels, tensors in zip(drawn["layers"], exact["layers"], strict=True):
         level = spans[pixels["layer"]] / 251
         a, b = (np.array(one["channels"]["absolute"]) for one in (pixels, tensors))

@@ -22,8 +22,8 @@ from rundirs import Drawn, write_run
 from featviz import report
 from featviz.errors import StoreError
 from featviz.report import ReportOptions, build_report
+from featviz.rundir.atomic import atomic
 from featviz.rundir.read import read_run, read_stats
-from featviz.rundir.write import atomic
 
 from .markup import pages, read
 
