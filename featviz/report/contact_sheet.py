@@ -264,7 +264,8 @@ class _Table:
         """The table as a picture."""
         widths = [max(_size(row[n])[0] for row in self.cells) for n in range(len(self.heads))]
         heights = [max(_size(cell)[1] for cell in row) for row in self.cells]
-        heads = [self._text(head, max(widths)) for head in self.heads]
+        upright = max(self.font.getlength(head) for head in self.heads) > max(widths)
+        heads = [self._text(head, upright) for head in self.heads]
         sides = [self._text(side) for side in self.sides]
         lefts = _offsets(max(side.width for side in sides), widths)
         tops = _offsets(max(head.height for head in heads), heights)
@@ -274,30 +275,21 @@ class _Table:
         for row, side, top, height in zip(self.cells, sides, tops, heights, strict=False):
             sheet.paste(side, (lefts[0] - 2 * _GAP - side.width, top + (height - side.height) // 2))
             for cell, left, width in zip(row, lefts, widths, strict=False):
-                sheet.paste(cell or _NO_PICTURE, _box(cell, left, top, width, height))
+                place = (left, top) if cell else (left, top, left + width, top + height)
+                sheet.paste(cell or _NO_PICTURE, place)
         return sheet
 
-    def _text(self, text: str, room: int | None = None) -> Image.Image:
-        """A line of text; upright where names need more room than there is."""
+    def _text(self, text: str, upright: bool = False) -> Image.Image:
+        """A line of text, or one that runs upwards."""
         left, _, right, _ = self.font.getbbox(text)
         height = self.font.getbbox("Ag")[3] + 1
         line = Image.new("RGB", (max(1, round(right - left)), round(height)), _PAPER)
         ImageDraw.Draw(line).text((-left, 0), text, _INK, self.font)
-        wide = room is not None and self._widest() > room
-        return line.transpose(Image.Transpose.ROTATE_90) if wide else line
-
-    def _widest(self) -> float:
-        return max(self.font.getlength(head) for head in self.heads)
+        return line.transpose(Image.Transpose.ROTATE_90) if upright else line
 
 
 def _size(cell: Cell) -> tuple[int, int]:
     return (1, 1) if cell is None else cell.size
-
-
-def _box(cell: Cell, left: int, top: int, width: int, height: int) -> tuple[int, int, int, int]:
-    """Where a cell is pasted; where there is none, all of its place."""
-    wide, high = (width, height) if cell is None else cell.size
-    return left, top, left + wide, top + high
 
 
 def _offsets(names: int, sizes: Sequence[int]) -> list[int]:
