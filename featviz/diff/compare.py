@@ -12,6 +12,7 @@ from featviz.diff.result import PIXELS, STATISTICS, TENSORS, Change, Finding
 from featviz.diff.values import ImagePair, keeps, map_shape, slack_of
 from featviz.records import STAT_COLUMNS, Floats
 from featviz.rundir.schema import CaptureRow
+from featviz.text import by
 
 _COMPARED = 4
 """Columns of the statistics that are compared, from the first: min, max, mean, std. The count of
@@ -31,19 +32,18 @@ def measure(images: ImagePair, pair: TensorPair, tolerance: float) -> Finding:
     row = pair.base
     reason = _why_not(row, pair.new)
     if reason is not None:
-        by, change = STATISTICS, no_change(row.maps, 1)
+        method, change = STATISTICS, no_change(row.maps, 1)
         differs = np.ones(row.maps, np.bool_)
     else:
-        by, change = _change(images, pair)
+        method, change = _change(images, pair)
         differs = change.differs(tolerance)
-    return Finding(pair.image, pair.place, row.type, row.index, by, change, differs, reason)
+    return Finding(pair.image, pair.place, row.type, row.index, method, change, differs, reason)
 
 
 def _why_not(base: CaptureRow, new: CaptureRow) -> str | None:
     """Why two tensors have no channels in common."""
     if base.shape != new.shape:
-        old, now = ("×".join(map(str, row.shape)) for row in (base, new))
-        return f"shape {old} in BASE, {now} in NEW"
+        return f"shape {by(base.shape)} in BASE, {by(new.shape)} in NEW"
     if (base.layout, base.maps) != (new.layout, new.maps):
         return f"layout {base.layout} in BASE, {new.layout} in NEW"
     return None
@@ -53,8 +53,8 @@ def _change(images: ImagePair, pair: TensorPair) -> tuple[str, Change]:
     """What two tensors were compared by, and how far they are apart."""
     base, new = images.stats(pair)
     if np.array_equal(base, new, equal_nan=True) and images.same_files(pair):
-        by = TENSORS if keeps(pair) else PIXELS
-        return by, no_change(len(base), math.prod(map_shape(pair.base)))
+        method = TENSORS if keeps(pair) else PIXELS
+        return method, no_change(len(base), math.prod(map_shape(pair.base)))
     scale = scale_of(base, new)
     if (kept := images.tensors(pair)) is not None:
         return TENSORS, compare(kept[0].data, kept[1].data, scale)
