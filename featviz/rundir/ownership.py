@@ -35,6 +35,7 @@ from featviz.rundir import (
     MANIFEST_FILE,
     MODELS_FILE,
     REPORT,
+    REPORT_ASSETS,
     REPORT_FILE,
     RUN_FILE,
     STATS_FILE,
@@ -59,7 +60,6 @@ _LAYER_FILE = re.compile(
 _IMAGE_FILES = (MANIFEST_FILE, STATS_FILE, INPUT_FILE)
 """Files in the folder of each image."""
 _REPORT_FILE = re.compile(r"(image|layer)-\d+\.(html|js)|index\.(html|js)")
-_ASSETS = ("style.css", "tiles.js", "report.js", "icon.svg")
 _SCRIPT = b"window.FEATVIZ"
 
 Owns = Callable[[str], bool]
@@ -303,13 +303,12 @@ def _report_files(root: Path) -> Owns:
     """Files of a report, by name, and by how they begin."""
 
     def owns(way: str) -> bool:
-        if way in _ASSETS:
+        if way in REPORT_ASSETS:
             return _is_page(root, INDEX_FILE)
         if _REPORT_FILE.fullmatch(way) is None:
             return False
-        return (
-            _is_page(root, way) if way.endswith(".html") else _head(root, way).startswith(_SCRIPT)
-        )
+        head = _head(root, way)
+        return GENERATOR in head if way.endswith(".html") else head.startswith(_SCRIPT)
 
     return owns
 

@@ -17,10 +17,9 @@ from typing import Any
 from featviz import files
 from featviz.errors import FileError, StoreError
 from featviz.files import Folder
-from featviz.records import Floats
 from featviz.rundir import AUDIT_FILE, INPUT_FILE, MANIFEST_FILE, RUN_FILE, STATS_FILE, schema
 from featviz.rundir.image import ReadImage, read_image
-from featviz.rundir.schema import MOST_RECORD, Audit, Manifest, RunRecord
+from featviz.rundir.schema import MOST_RECORD, Audit, RunRecord
 from featviz.text import quoted, safe_way
 
 MOST_HELD = 8 * 2**30
@@ -125,24 +124,6 @@ def read_json(path: Path) -> dict[str, Any]:
         raise StoreError(f"{quoted(str(path))} {error}") from None
     record: dict[str, Any] = content
     return record
-
-
-def read_kept(root: Path, folder: str) -> Manifest:
-    """The manifest of an image that a run need not draw again, since its files are all there.
-
-    Raises:
-        StoreError: there is no such image, or it is not whole; says why.
-    """
-    return read_image(root, folder).manifest
-
-
-def read_stats(root: Path, folder: str) -> Mapping[str, Floats]:
-    """The statistics of a complete image, float32 [maps, 6] under `Place.stats_key`.
-
-    Raises:
-        StoreError: there is no such image, or it is not whole; says why.
-    """
-    return read_image(root, folder, hold=True).stats()
 
 
 def read_audit(root: Path, given: Path | None) -> Audit | None:

@@ -120,7 +120,7 @@ class CaptureRow(Capture):
     @property
     def files(self) -> list[str]:
         """The picture, and the tensor and figure where there are some."""
-        return [name for name in (self.file, self.tensor, self.figure) if name is not None]
+        return [name for column in _ENDS if (name := getattr(self, column)) is not None]
 
 
 @dataclass(frozen=True)
@@ -445,21 +445,22 @@ def _expected(what: str) -> str:
 
 def _contradictions(manifest: Manifest) -> Iterator[str]:
     """In words, with the path of the field."""
+    seen: dict[Place, int] = {}
     for n, row in enumerate(manifest.captures):
         for where, value, expected in _of_row(row):
             yield misfit(f"captures[{n}].{where}", value, expected)
-    seen: dict[Place, int] = {}
-    for n, row in enumerate(manifest.captures):
         if (first := seen.setdefault(row.place, n)) != n:
             yield f"captures[{n}] is the same tensor as captures[{first}]"
 
 
+_ENDS = {"file": SUFFIXES, "tensor": (".npy",), "figure": (".png",)}
+"""How the names in these fields of a row end."""
+
+
 def _of_row(row: CaptureRow) -> Iterator[tuple[str, Any, str]]:
-    yield from _of_name("file", row.file, SUFFIXES)
-    if row.tensor is not None:
-        yield from _of_name("tensor", row.tensor, (".npy",))
-    if row.figure is not None:
-        yield from _of_name("figure", row.figure, (".png",))
+    for column, ends in _ENDS.items():
+        if (name := getattr(row, column)) is not None:
+            yield from _of_name(column, name, ends)
     if row.channels is not None:
         yield from _of_channels(row, row.channels)
     if row.slices is not None and row.slices[0] > row.slices[1]:
@@ -497,9 +498,5 @@ def _of_grid(row: CaptureRow) -> Iterator[tuple[str, Any, str]]:
     plan, grid = row.plan, row.grid
     if 0 in plan.map_size:
         yield "grid.scale", grid["scale"], f"no more than the tile {grid['tile']}"
-    if max(plan.width, plan.height) > _LARGEST:
-        yield (
-            "grid",
-            by((plan.width, plan.height)),
-            f"a picture of at most {_LARGEST} pixels a side",
-        )
+    if max(size := (plan.width, plan.height)) > _LARGEST:
+        yield "grid", by(size), f"a picture of at most {_LARGEST} pixels a side"
