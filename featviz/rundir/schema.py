@@ -53,7 +53,7 @@ class GridFields(TypedDict):
 
 @dataclass(frozen=True)
 class CaptureRow(Capture):
-    """A row of `captures`, with what its fields may be."""
+    """A row of `captures`: what its fields may be, beyond their types."""
 
     layer: _Text
     type: _Text
@@ -68,10 +68,6 @@ class CaptureRow(Capture):
     grid: GridFields
     normalize: _Text
     range: Annotated[list[float | None], _Two] | None
-    min: float | None
-    max: float | None
-    mean: float | None
-    std: float | None
     zero_fraction: Annotated[float, Meta(ge=0, le=1)]
     nonfinite: _Count
     channels: _Channels | None = None
@@ -142,7 +138,6 @@ class Class(Guess):
 
     index: _Count
     name: _Text | None
-    score: float
     probability: Annotated[float, Meta(ge=0, le=1)]
 
 
