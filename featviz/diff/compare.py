@@ -128,13 +128,8 @@ def signed(
         one side is not finite and the other is something else.
     """
     base, new = base.astype(np.float64), new.astype(np.float64)
-    difference, unlike = _differences(base, new)
-    if slack is not None:
-        beyond = np.abs(difference) - slack.reshape(-1, *[1] * (base.ndim - 1))
-        difference = np.sign(difference) * np.maximum(beyond, 0)
-    size = np.fmax(np.abs(base), np.abs(new)) + scale
-    ratio: np.ndarray = np.zeros_like(base)
-    np.divide(difference, size, out=ratio, where=difference != 0)
+    difference, unlike = _differences(base, new, slack)
+    ratio = _relative(difference, base, new, scale)
     ratio[unlike] = np.nan
     return ratio
 
@@ -143,21 +138,37 @@ def _compare(
     base: np.ndarray, new: np.ndarray, scale: float, slack: np.ndarray
 ) -> tuple[np.ndarray, ...]:
     base, new = base.astype(np.float64), new.astype(np.float64)
-    difference, unlike = _differences(base, new)
-    absolute = np.maximum(np.abs(difference).max(1) - slack, 0)
-    relative = np.nan_to_num(np.abs(signed(base, new, scale, slack))).max(1)
+    difference, unlike = _differences(base, new, slack)
+    relative = _relative(difference, base, new, scale)
     cosine, products = _cosine(base, new, scale)
-    return absolute, relative, cosine, unlike.sum(1), products
+    return abs(difference).max(1), abs(relative).max(1), cosine, unlike.sum(1), products
 
 
-def _differences(base: np.ndarray, new: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """new - base where both are finite, else 0; and which values are NaN or infinite on one side
-    and something else on the other."""
+def _differences(
+    base: np.ndarray, new: np.ndarray, slack: np.ndarray | None
+) -> tuple[np.ndarray, np.ndarray]:
+    """new - base beyond the slack where both are finite, else 0; and which values are NaN or
+    infinite on one side and something else on the other."""
     finite = np.isfinite(base) & np.isfinite(new)
     if finite.all():
-        return new - base, np.zeros(base.shape, np.bool_)
-    difference = np.subtract(new, base, out=np.zeros_like(base), where=finite)
-    return difference, ~finite & ~((base == new) | (np.isnan(base) & np.isnan(new)))
+        difference, unlike = new - base, np.zeros(base.shape, np.bool_)
+    else:
+        difference = np.subtract(new, base, out=np.zeros_like(base), where=finite)
+        unlike = ~finite & ~((base == new) | (np.isnan(base) & np.isnan(new)))
+    if slack is not None and slack.any():
+        beyond = abs(difference) - slack.reshape(-1, *[1] * (base.ndim - 1))
+        difference = np.sign(difference) * np.maximum(beyond, 0)
+    return difference, unlike
+
+
+def _relative(
+    difference: np.ndarray, base: np.ndarray, new: np.ndarray, scale: float
+) -> np.ndarray:
+    """The difference of each value as a share of the larger value and the scale; 0 where there is
+    none."""
+    size = np.fmax(abs(base), abs(new)) + scale
+    ratio: np.ndarray = np.divide(difference, size, out=np.zeros_like(base), where=difference != 0)
+    return ratio
 
 
 def _cosine(base: np.ndarray, new: np.ndarray, scale: float) -> tuple[np.ndarray, np.ndarray]:
