@@ -20,10 +20,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from featviz import audit as story
-from featviz.audit import AuditOptions, call_graph, counting, gates, natural_key, output
+from featviz.audit import AuditOptions, call_graph, counting, gates, output
 from featviz.audit.model_audit import AuditRequest
 from featviz.errors import UsageError
 from featviz.images.find import find_samples
+from featviz.images.group import natural_key
 from featviz.models.load import LoadedModel, adopt
 from featviz.models.preprocess import InputOptions
 from featviz.records.findings import FINDINGS, Thresholds
