@@ -139,27 +139,17 @@ def _samples(
     stdin: BinaryIO | None,
     options: AuditOptions,
 ) -> list[Sample]:
-    """Find the images, and refuse to write where something else lies."""
+    """Find the images, and refuse to write over them, a model, or what something else made."""
     samples = find.find_samples(arguments, stdin, options.nul_separated, options.out)
-    _check_apart(models, samples, options)
-    destination.check_free(options.out, destination.AUDIT, options.overwrite, options.besides)
-    return samples
-
-
-def _check_apart(
-    models: Sequence[ModelOptions] | LoadedModel, samples: Sequence[Sample], options: AuditOptions
-) -> None:
-    """Whether no file that is written is, or holds, one that is read."""
     inputs = find.files_of(samples)
     for model in () if isinstance(models, LoadedModel) else _expanded(models):
         inputs += destination.model_files(model.spec, model.arch, model.weights)
-    for option, path in (
-        ("--out", options.out),
-        ("--junit", options.junit),
-        ("--prune-out", options.prune_out),
-    ):
+    written = {"--out": options.out, "--junit": options.junit, "--prune-out": options.prune_out}
+    for option, path in written.items():
         if path is not None:
             destination.check_apart(path, option, inputs)
+    destination.check_free(options.out, destination.AUDIT, options.overwrite, options.besides)
+    return samples
 
 
 def _checked(options: AuditOptions) -> AuditRequest:

@@ -61,15 +61,10 @@ def expected_row(target: AuditTarget, thresholds: Thresholds) -> Row:
     """The row of a target before anything was counted: its findings are those it is judged for."""
     nothing = np.zeros(0)
     bounded = target.spot.activation is not None and bool(target.spot.activation.bounds)
-    evidence = Evidence(
-        count=nothing,
-        low=nothing,
-        high=nothing,
-        nonfinite=nothing,
-        saturated=nothing if bounded else None,
-        ceiling=None if target.dead_at is None else nothing,
-        correlation=None if thresholds.redundant_at is None else np.zeros((0, 0)),
-    )
+    saturated = nothing if bounded else None
+    ceiling = None if target.dead_at is None else nothing
+    correlation = None if thresholds.redundant_at is None else np.zeros((0, 0))
+    evidence = Evidence(nothing, nothing, nothing, nothing, saturated, ceiling, correlation)
     return _row(target, 0, judge(evidence, thresholds))
 
 

@@ -99,10 +99,8 @@ class ModelVisit:
         counted = self._joined(counted)
         if not self.seen:
             first = next(iter(self.failures.values()))
-            raise FeatvizError(
-                f"no image of {len(self.samples)} went through: {first.message}",
-                first.hint,
-            )
+            words = f"no image of {len(self.samples)} went through: {first.message}"
+            raise FeatvizError(words, first.hint)
         return counted
 
     def _joined(self, counted: Census) -> Census:
@@ -112,14 +110,11 @@ class ModelVisit:
         alone = replace(counted, known=(), spots={}, _pending=[])  # what another process needs
         parts = self.team.gather((alone, self.seen, self.failures))
         joined = Census(counted.spots, counted.correlate, counted.known)
-        seen: list[int] = []
-        failures: dict[int, FeatvizError] = {}
-        for part, passed, failed in parts:
+        self.seen, self.failures = [], {}
+        for part, seen, failures in parts:
             joined.absorb(part)
-            seen += passed
-            failures |= failed
-        self.seen = seen
-        self.failures = failures
+            self.seen += seen
+            self.failures |= failures
         return joined
 
     def verify(self, chosen: AuditPlan, cut: Pruning) -> dict[str, Any]:

@@ -19,14 +19,8 @@ Doubles = NDArray[np.float64]
 Integers = NDArray[np.int64]
 
 COLUMNS = (
-    "count",
-    "min",
-    "max",
-    "mean",
-    "variance",
-    "zero_fraction",
-    "nonfinite",
-    "saturated_fraction",
+    *("count", "min", "max", "mean", "variance"),
+    *("zero_fraction", "nonfinite", "saturated_fraction"),
 )
 """The columns of every array in `channels.npz`, float64. count: finite values. The fractions are of
 all values, and NaN where the layer cannot saturate or nothing was seen."""

@@ -39,7 +39,6 @@ _WORST_FIRST = sorted(FINDINGS, key=lambda name: FINDINGS[name].severity)
 class Suspect:
     """A channel with a finding."""
 
-    target: AuditTarget
     finding: str
     channel: int
     images: tuple[int, ...]
@@ -95,10 +94,7 @@ def line_up(
         every = [(name, channel) for name in _WORST_FIRST for channel in channels.get(name, ())]
         for source, chosen in _by_source(plan, target, every[: min(PER_LAYER, left)]):
             top = tallies[target.spot.call].top.images
-            suspects = tuple(
-                Suspect(target, name, channel, tuple(top[channel].tolist()))
-                for name, channel in chosen
-            )
+            suspects = tuple(Suspect(name, i, tuple(top[i].tolist())) for name, i in chosen)
             left -= len(suspects)
             sheets.append(SuspectSheet(target, suspects, len(every), source))
     return sheets

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from featviz.cli import complete, values
-from featviz.cli.values import FILE, PATH, NumbersType, SizeType
+from featviz.cli.values import EXISTING_FILE, FILE, NUMBERS, PATH, SIZE
 from featviz.models.sources import MODEL_HELP, WEIGHTS_HELP, ModelOptions
 from featviz.records.checking import choices
 
@@ -119,7 +119,7 @@ def json_option(what: str = "one JSON document") -> Callable[[F], F]:
 
 config_option = option(
     "--config",
-    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    type=EXISTING_FILE,
     callback=values.read_config,
     is_eager=True,
     expose_value=False,
@@ -198,18 +198,18 @@ model_options = stacked(
 input_options = stacked(
     option(
         "--size",
-        type=SizeType(),
+        type=SIZE,
         help="Resize the shorter side of each image to N pixels, or the image to HxW.",
     ),
-    option("--crop", type=SizeType(), help="After resizing, crop the centre to NxN or HxW pixels."),
+    option("--crop", type=SIZE, help="After resizing, crop the centre to NxN or HxW pixels."),
     option(
         "--mean",
-        type=NumbersType(),
+        type=NUMBERS,
         help="Subtract these means from the channels, whose values are 0..1.",
     ),
     option(
         "--std",
-        type=NumbersType(),
+        type=NUMBERS,
         help="Divide the channels by these standard deviations, once --mean is subtracted.",
     ),
     option(

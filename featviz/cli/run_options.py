@@ -6,10 +6,11 @@ from functools import partial
 from typing import Any
 
 from featviz.cli.options import field_option, fields_of, option, stacked
-from featviz.cli.values import FOLDER, AutoInt, no_auto
+from featviz.cli.values import AUTO_INT, FOLDER
 from featviz.drawing.normalize import MODES
 from featviz.layout.layouts import CHOICES
 from featviz.records import FORMATS, KINDS, DrawOptions, PassOptions
+from featviz.records.checking import filled
 
 _of_draw = partial(field_option, DrawOptions)
 _repeatable = partial(option, multiple=True)
@@ -75,7 +76,7 @@ draw_options = stacked(
     _of_draw(
         "--nrow",
         "Put N maps in a row; auto makes the picture about square.",
-        type=AutoInt(),
+        type=AUTO_INT,
         default="auto",
     ),
     _of_draw("--padding", "Leave N pixels around each map."),
@@ -87,7 +88,7 @@ draw_options = stacked(
     _of_draw(
         "--scale",
         "Enlarge maps N times; auto enlarges those smaller than --min-tile.",
-        type=AutoInt(),
+        type=AUTO_INT,
         default="auto",
     ),
     _of_draw("--min-tile", "With --scale auto, enlarge maps that are smaller than N pixels."),
@@ -156,5 +157,4 @@ tensorboard_option = option(
 
 def to_draw_options(given: dict[str, Any]) -> DrawOptions:
     """The drawing options as a record; options that a command lacks keep their defaults."""
-    values = fields_of(DrawOptions, given)
-    return DrawOptions(**{**values, **{k: no_auto(values[k]) for k in ("nrow", "scale")}})
+    return filled(DrawOptions, fields_of(DrawOptions, given))

@@ -5,7 +5,8 @@ from __future__ import annotations
 import difflib
 import re
 import tomllib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,45 +25,33 @@ else:
 FILE = click.Path(dir_okay=False, path_type=Path)
 FOLDER = click.Path(file_okay=False, path_type=Path)
 PATH = click.Path(path_type=Path)
+EXISTING_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
+EXISTING_FOLDER = click.Path(exists=True, file_okay=False, path_type=Path)
 
 
-class SizeType(_ParamType):
-    """`224`, or `HEIGHTxWIDTH`."""
+class ReadBy(_ParamType):
+    """What a function reads, which returns None for a value that it cannot read."""
 
-    name = "pixels"
-
-    def convert(self, value: Any, param: Any, ctx: Any) -> int | tuple[int, int]:
-        """Read pixels."""
-        if (size := read_size(value)) is None:
-            self.fail(f"{value!r} is no size: a number of pixels, or HEIGHTxWIDTH", param, ctx)
-        return size
-
-
-class NumbersType(_ParamType):
-    """Numbers separated by commas."""
-
-    name = "N,N,N"
-
-    def convert(self, value: Any, param: Any, ctx: Any) -> tuple[float, ...]:
-        """Read floats."""
-        if (numbers := read_numbers(value)) is None:
-            self.fail(f"{value!r} is not numbers separated by commas", param, ctx)
-        return numbers
-
-
-class AutoInt(_ParamType):
-    """A whole number, or `auto` (None)."""
-
-    name = "n"
+    def __init__(self, name: str, read: Callable[[Any], Any], refusal: str) -> None:
+        self.name, self.read, self.refusal = name, read, refusal
 
     def convert(self, value: Any, param: Any, ctx: Any) -> Any:
-        """Read a number; `auto` stays a word until `no_auto`, since click takes None for unset."""
-        if value == "auto" or isinstance(value, int):
-            return value
-        try:
-            return int(value)
-        except ValueError:
-            self.fail(f"{value!r} is neither a whole number nor auto", param, ctx)
+        """Read a value, or refuse it."""
+        if (read := self.read(value)) is None:
+            self.fail(f"{value!r} is {self.refusal}", param, ctx)
+        return read
+
+
+def _read_auto(value: Any) -> Any:
+    """A whole number, or `auto`, which stays a word: click takes None for unset."""
+    with suppress(ValueError):
+        return value if value == "auto" or isinstance(value, int) else int(value)
+    return None
+
+
+SIZE = ReadBy("pixels", read_size, "no size: a number of pixels, or HEIGHTxWIDTH")
+NUMBERS = ReadBy("N,N,N", read_numbers, "not numbers separated by commas")
+AUTO_INT = ReadBy("n", _read_auto, "neither a whole number nor auto")
 
 
 class BytesType(_ParamType):
@@ -79,11 +68,6 @@ class BytesType(_ParamType):
             return value if isinstance(value, int) else parse_bytes(value)
         except UsageError as error:
             self.fail(f"{error.message}; {error.hint}", param, ctx)
-
-
-def no_auto(value: Any) -> Any:
-    """`auto` is None in the records."""
-    return None if value == "auto" else value
 
 
 _LARGEST_CONFIG = 2**16

@@ -96,5 +96,5 @@ def test_a_command_that_takes_a_model_lists_every_form(
 def test_a_command_is_a_sentence(name: str, featviz: Callable[..., Outcome]) -> None:
     """Its line in the list of commands and the first line of its own help are sentences."""
     first = featviz(name, "--help").out.split("\n\n")[1].strip()
-    for text in (cli.COMMANDS[name][1], first):
+    for text in (cli.COMMANDS[name], first):
         assert re.fullmatch(r"[A-Z].*\.", " ".join(text.split())), text

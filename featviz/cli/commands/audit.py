@@ -39,25 +39,24 @@ audit_options = opts.stacked(
         default=1,
         help="Pass up to N images of one shape through the model together.",
     ),
-    opts.option(
+    opts.field_option(
+        Thresholds,
         "--eps",
-        type=float,
-        default=0.0,
+        "Take values of at most E for zero, and values no further apart than E for equal.",
         metavar="E",
-        help="Take values of at most E for zero, and values no further apart than E for equal.",
     ),
-    opts.option(
+    opts.field_option(
+        Thresholds,
         "--saturated-at",
-        type=float,
-        default=0.99,
+        "Call a channel saturated where more than this share of its values is at a bound.",
         metavar="SHARE",
-        help="Call a channel saturated where more than this share of its values is at a bound.",
     ),
-    opts.option(
+    opts.field_option(
+        Thresholds,
         "--redundant-at",
+        "Look for redundant channels, whose correlation with another is above R.",
         type=float,
         metavar="R",
-        help="Look for redundant channels, whose correlation with another is above R.",
     ),
     opts.option(
         "--fail-on",
@@ -178,7 +177,7 @@ def _audit_options(given: dict[str, Any]) -> Any:
     asked = AuditRequest(
         layers=opts.selectors(given),
         inputs=opts.to_input_options(given),
-        thresholds=Thresholds(given["eps"], given["saturated_at"], given["redundant_at"]),
+        thresholds=Thresholds(**opts.fields_of(Thresholds, given)),
         **{name: given[name] for name in ("batch_size", "verify", "max_suspects")},
     )
     names = ("out", "overwrite", "fail_on", "baseline", "junit", "prune_out")

@@ -9,17 +9,15 @@ import click
 
 from featviz.cli import options as opts
 from featviz.cli import output
-from featviz.cli.values import FILE, FOLDER
+from featviz.cli.values import EXISTING_FOLDER, FILE, FOLDER
 
 if TYPE_CHECKING:
     from featviz.diff import DiffResult
 
-_RUN = click.Path(exists=True, file_okay=False, path_type=Path)
-
 
 @click.command("diff")
-@click.argument("base", type=_RUN)
-@click.argument("new", type=_RUN)
+@click.argument("base", type=EXISTING_FOLDER)
+@click.argument("new", type=EXISTING_FOLDER)
 @opts.option(
     "--tolerance",
     type=float,

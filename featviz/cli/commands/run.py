@@ -15,7 +15,7 @@ from featviz.cli import options as opts
 from featviz.cli import output, run_options
 from featviz.cli.values import FILE, BytesType, given_or_config
 from featviz.records import Guess, ImageResult, Limits, Outcome, RunResult
-from featviz.text import counted
+from featviz.text import counted, listed
 
 if TYPE_CHECKING:
     from featviz.pipeline import Progress
@@ -230,8 +230,6 @@ def _conclude(result: RunResult, left_out: LayersLeftOut) -> None:
 
 def _warn(what: str, layers: Mapping[str, str]) -> None:
     """Name the first few layers that gave no picture, and how many there are."""
-    if not layers:
-        return
-    named = [f"{name} ({reason})" if reason else name for name, reason in layers.items()]
-    more = f" and {len(named) - _NAMED} more" if len(named) > _NAMED else ""
-    log.warning("%s: %s%s", what, ", ".join(named[:_NAMED]), more)
+    if layers:
+        named = [f"{name} ({reason})" if reason else name for name, reason in layers.items()]
+        log.warning("%s: %s", what, listed(named, _NAMED))
