@@ -98,3 +98,18 @@ def test_a_command_is_a_sentence(name: str, featviz: Callable[..., Outcome]) -> 
     first = featviz(name, "--help").out.split("\n\n")[1].strip()
     for text in (cli.COMMANDS[name], first):
         assert re.fullmatch(r"[A-Z].*\.", " ".join(text.split())), text
+
+
+def test_bare_featviz_shows_the_help_and_no_error(featviz: Callable[..., Outcome]) -> None:
+    """It is the answer to the question, as click gives it."""
+    done = featviz()
+    assert done.code in (0, 2) and "error" not in done.out + done.err
+    assert "Usage: featviz" in done.out + done.err and "Commands:" in done.out + done.err
+
+
+def test_the_help_of_audit_says_one_thing_of_layers(featviz: Callable[..., Outcome]) -> None:
+    """Without --layers it looks at all activations, and says so wherever it speaks of it."""
+    words = " ".join(featviz("audit", "--help").out.split())
+    assert "[default: (all activations, functions included)]" in words
+    assert "one layer for each stage" not in words
+    assert "one layer for each stage" in " ".join(featviz("run", "--help").out.split())
