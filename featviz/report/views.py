@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
+import featviz.report.words as words
 from featviz.files import real
-from featviz.report import words
 from featviz.rundir import INPUT_FILE
 from featviz.rundir.image import DrawnGrid, ReadImage
 from featviz.rundir.read import ReadRun
