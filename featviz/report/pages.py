@@ -13,14 +13,14 @@ from urllib.parse import quote
 import jinja2
 from markupsafe import Markup
 
-import featviz.report.data as data
 import featviz.report.words as words
+from featviz.report.data import entries, figures, script
 from featviz.report.legend import legend
 from featviz.report.views import ImagePage, LayerPage, PictureView, ReportViews
-from featviz.rundir.read import format_of
+from featviz.rundir import REPORT_ASSETS
+from featviz.rundir.image import format_of
 from featviz.version import __version__
 
-ASSETS = ("style.css", "tiles.js", "report.js", "icon.svg")
 RUN_PAGE = "index"
 
 
@@ -78,12 +78,12 @@ class InlineLinks:
 def render_folder(views: ReportViews, folder: Path) -> Iterator[tuple[str, str]]:
     """Yield the name and text of each file of a report that will stand in `folder`."""
     write = _PageWriter(views, FolderLinks(folder))
-    known = data.entries(group for page in views.images for group in page.groups)
-    for name in ASSETS:
+    known = entries(group for page in views.images for group in page.groups)
+    for name in REPORT_ASSETS:
         yield name, asset(name)
     yield f"{RUN_PAGE}.html", write.document(RUN_PAGE, [write.run()])
     for page, article in write.pages():
-        yield f"{page.id}.js", data.script(known, page.groups)
+        yield f"{page.id}.js", script(known, page.groups)
         yield f"{page.id}.html", write.document(page.id, [article])
 
 
@@ -92,8 +92,10 @@ def render_single(views: ReportViews) -> str:
     write = _PageWriter(views, InlineLinks())
     groups = [group for page in views.images for group in page.groups]
     articles = [write.run(), *(article for _, article in write.pages())]
-    inside = {name: Markup(asset(name)) for name in ASSETS}  # our own files, not to be escaped
-    inside["data"] = Markup(data.script(data.entries(groups), groups))
+    inside = {
+        name: Markup(asset(name)) for name in REPORT_ASSETS
+    }  # our own files, not to be escaped
+    inside["data"] = Markup(script(entries(groups), groups))
     return write.document(RUN_PAGE, articles, inside)
 
 
@@ -175,7 +177,7 @@ class _PageWriter:
         return self._fill(kind, page=page, around=around, legend=self._legend(page))
 
     def _legend(self, page: ImagePage | LayerPage) -> Any:
-        captures = (figure.grid.capture for figure in data.figures(page.groups))
+        captures = (figure.grid.capture for figure in figures(page.groups))
         return legend(self.views.run, captures)
 
     def _fill(self, name: str, **values: Any) -> Markup:

@@ -14,7 +14,8 @@ from PIL import Image
 from torch import nn
 
 from featviz import audit as story
-from featviz.audit import gates, natural_key, output
+from featviz.audit import gates, output
+from featviz.images.group import natural_key
 from featviz.records.findings import FINDINGS
 
 from .audited import COLOURS, PLANTED, Run, kill, names_in, solid

@@ -78,6 +78,4 @@ def test_help_has_examples(command: list[str], featviz: Run) -> None:
 def test_the_group_lists_every_command(featviz: Run) -> None:
     """--help has each command with its line."""
     text = featviz("--help").out
-    assert all(
-        re.search(rf"^  {n} +{re.escape(h)}$", text, re.M) for n, (_, h) in cli.COMMANDS.items()
-    )
+    assert all(re.search(rf"^  {n} +{re.escape(h)}$", text, re.M) for n, h in cli.COMMANDS.items())

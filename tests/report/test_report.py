@@ -22,8 +22,9 @@ from rundirs import Drawn, write_run
 from featviz import report
 from featviz.errors import StoreError
 from featviz.report import ReportOptions, build_report
-from featviz.rundir.read import read_run, read_stats
-from featviz.rundir.write import atomic
+from featviz.rundir.atomic import atomic
+from featviz.rundir.image import read_image
+from featviz.rundir.read import read_run
 
 from .markup import pages, read
 
@@ -65,7 +66,7 @@ def test_no_inline_style_script_or_data(root: Path) -> None:
 def test_stats_are_read_as_numpy_reads_them(root: Path) -> None:
     """The quick reader against np.load."""
     path = root / "a.png" / "stats.npz"
-    own = read_stats(root, "a.png")
+    own = read_image(root, "a.png").stats()
     with np.load(path) as stats:
         assert set(own) == set(stats.files)
         assert all(np.array_equal(own[name], stats[name]) for name in stats.files)
