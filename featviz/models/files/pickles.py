@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import _compat_pickle  # the standard library's own tables
 import importlib
+import re
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -64,6 +65,9 @@ _SHOWN = 20
 """Names that a message lists before it says how many more there are."""
 
 
+_ANY = re.compile(r".*", re.DOTALL)
+
+
 class Unknown:
     """Stands for a name that may not be used, and for all that a file would make of it."""
 
@@ -76,8 +80,14 @@ class Unknown:
 class Vocabulary:
     """The names that a file may use: those of this program, and those that the user allows."""
 
-    def __init__(self, allowed: Mapping[str, Any]) -> None:
+    def __init__(self, allowed: Mapping[str, Any], among: re.Pattern[str] = _ANY) -> None:
+        """
+        Args:
+            allowed: what the user allows, by name.
+            among: the names of this program that the file may use, where it may not use all.
+        """
         self.allowed = allowed
+        self._among = among
         self.unknown: set[str] = set()
         """Names met that may not be used."""
         self._met: dict[str, Any] = {}
@@ -104,14 +114,13 @@ class Vocabulary:
     def _look_up(self, name: str) -> Any:
         if name in self.allowed:
             return self.allowed[name]
-        if len(self._met) > _MOST_IMPORTS:
+        meaning = None
+        if len(self._met) <= _MOST_IMPORTS and self._among.fullmatch(name):
+            meaning = MAKERS.get(name) or TYPES.get(name) or _module_class(name) or _listed(name)
+        if meaning is None:
             self.unknown.add(name)
             return Unknown(name)
-        found = MAKERS.get(name) or TYPES.get(name) or _module_class(name) or _listed(name)
-        if found is None:
-            self.unknown.add(name)
-            return Unknown(name)
-        return found
+        return meaning
 
 
 def is_module_class(value: Any) -> bool:

@@ -58,20 +58,18 @@ def load(path: Path, allowed: Mapping[str, Any]) -> Any:
     return content
 
 
-def load_record(content: bytes) -> Any:
-    """Read what torch.save wrote into an archive, with this program's own lists alone.
+def load_record(content: bytes, vocabulary: pickles.Vocabulary) -> Any:
+    """Read what torch.save wrote into an archive.
 
     Raises:
         RefusedError: it asks for more than data, or for too much of it.
         Exception: it is broken.
     """
-    vocabulary, budget = pickles.Vocabulary({}), Budget(len(content))
-    unpickler, found = _load_zip(BytesIO(content), vocabulary, budget)
-    if vocabulary.unknown:
-        raise RefusedError("needs names that could run code")
+    budget = Budget(len(content))
+    unpickler, loaded = _load_zip(BytesIO(content), vocabulary, budget)
     unpickler.finish()
-    module_state.check(found, unpickler.made, vocabulary, budget)
-    return found
+    module_state.check(loaded, unpickler.made, vocabulary, budget)
+    return loaded
 
 
 def _is_zip(file: BinaryIO) -> bool:
