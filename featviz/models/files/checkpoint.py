@@ -155,7 +155,7 @@ def _read_shards(path: Path, allow: Sequence[str], unsafe: bool) -> Any:
         raise LoadError(f"{path.name} is no index of shards: {error}", None) from error
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise LoadError(f"{path.name} is no index of shards", "it lacks a weight_map") from error
-    found: dict[str, Any] = {}
+    tensors: dict[str, Any] = {}
     for shard in shards:
         name = quoted(shard.name)
         if not _is_shard(shard):
@@ -163,8 +163,8 @@ def _read_shards(path: Path, allow: Sequence[str], unsafe: bool) -> Any:
         part = read(shard, allow, unsafe)
         if not isinstance(part, dict):
             raise LoadError(f"{path.name} names {name}, which holds no dict of tensors", None)
-        found |= part
-    return found
+        tensors |= part
+    return tensors
 
 
 def _is_shard(path: Path) -> bool:

@@ -344,8 +344,10 @@ def _is_operator(text: str) -> bool:
     if not text.startswith(("torch.ops.aten.", "torch.ops.torchvision.")):
         return True
     _, _, space, name, overload = text.split(".")
-    found = getattr(getattr(getattr(torch.ops, space), name, None), overload, None)
-    return found is None or (isinstance(found, torch._ops.OpOverload) and _takes_tensors(found))
+    operator = getattr(getattr(getattr(torch.ops, space), name, None), overload, None)
+    return operator is None or (
+        isinstance(operator, torch._ops.OpOverload) and _takes_tensors(operator)
+    )
 
 
 def _takes_tensors(operator: torch._ops.OpOverload) -> bool:

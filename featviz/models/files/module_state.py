@@ -71,9 +71,10 @@ def check(content: Any, made: Sequence[Any], vocabulary: Vocabulary, budget: Bud
 
 def is_sound(module: nn.Module) -> bool:
     """Whether all that nn.Module keeps is there, and of its kind."""
-    own = vars(module)
+    attributes = vars(module)
     return all(
-        name in own and (not isinstance(value, (bool, dict, set)) or type(own[name]) in _kin(value))
+        name in attributes
+        and (not isinstance(value, (bool, dict, set)) or type(attributes[name]) in _kin(value))
         for name, value in _FRESH.items()
     )
 
@@ -90,10 +91,10 @@ def _broken(module: nn.Module) -> RefusedError:
 
 
 def _check_state(module: nn.Module, vocabulary: Vocabulary, budget: Budget) -> None:
-    own = vars(module)
+    attributes = vars(module)
     _check_names(module, vocabulary)
     for name, kinds in _CONTENTS.items():
-        items = own.get(name, 0)
+        items = attributes.get(name, 0)
         if isinstance(items, dict):
             budget.take_object(len(items))  # it may be shared with many others
         if type(items) not in (dict, OrderedDict) or not all(
@@ -101,10 +102,10 @@ def _check_state(module: nn.Module, vocabulary: Vocabulary, budget: Budget) -> N
             for key, value in items.items()
         ):
             raise _broken(module)
-    if not all(_NAME.fullmatch(name) for name in own["_modules"]):
+    if not all(_NAME.fullmatch(name) for name in attributes["_modules"]):
         raise RefusedError(f"holds a {type(module).__name__} with a module of an impossible name")
-    for name in _HOOKS & own.keys():
-        hooks = own[name]
+    for name in _HOOKS & attributes.keys():
+        hooks = attributes[name]
         if type(hooks) not in (dict, OrderedDict):
             raise _broken(module)
         budget.take_object(len(hooks))
@@ -114,7 +115,11 @@ def _check_state(module: nn.Module, vocabulary: Vocabulary, budget: Budget) -> N
                 f"holds a {type(module).__name__} with {name}, which would call what the file says"
             )
     for name in ("training", "_is_full_backward_hook"):
-        if name in own and own[name] is not None and type(own[name]) is not bool:
+        if (
+            name in attributes
+            and attributes[name] is not None
+            and type(attributes[name]) is not bool
+        ):
             raise _broken(module)
     if isinstance(module, nn.RNNBase):
         _check_recurrent(module)
@@ -126,8 +131,8 @@ def _check_names(item: Any, vocabulary: Vocabulary) -> None:
         owner = next((kind for kind in type(item).__mro__ if name in vars(kind)), None)
         if owner is None and not name.startswith("__"):
             continue
-        found = None if owner is None else vars(owner)[name]
-        harmless = owner and not callable(found) and not hasattr(type(found), "__get__")
+        default = None if owner is None else vars(owner)[name]
+        harmless = owner and not callable(default) and not hasattr(type(default), "__get__")
         if (harmless and type(value) in _PLAIN) or vocabulary.trusts(value):
             continue
         if name == "all_weights" and isinstance(item, nn.RNNBase):  # of torch before 1.0
@@ -140,9 +145,9 @@ def _check_names(item: Any, vocabulary: Vocabulary) -> None:
 
 def _check_recurrent(module: nn.RNNBase) -> None:
     """`__setstate__` counts up to `num_layers` in files of old versions."""
-    own = vars(module)
-    layers, names = own.get("num_layers"), own.get("_flat_weights_names", [])
-    sound = type(layers) is int and 0 < layers <= max(1, len(own.get("_parameters", ())))
+    attributes = vars(module)
+    layers, names = attributes.get("num_layers"), attributes.get("_flat_weights_names", [])
+    sound = type(layers) is int and 0 < layers <= max(1, len(attributes.get("_parameters", ())))
     if not sound or type(names) is not list or not all(type(name) is str for name in names):
         raise _broken(module)
 
@@ -160,7 +165,7 @@ def _check_depth(content: Any) -> None:
     would fill the memory where they are written out; what lies inside itself counts once."""
     depths: dict[int, int] = {}
     sizes: dict[int, int] = {}
-    held = 0
+    seen = 0
     path = [_Open(content)]
     open_now = {id(content)}
     while path:
@@ -176,10 +181,10 @@ def _check_depth(content: Any) -> None:
         else:
             path.pop()
             open_now.discard(id(top.value))
-            held += len(parts(top.value))
+            seen += len(parts(top.value))
             depths[id(top.value)] = top.depth
             sizes[id(top.value)] = 1 if isinstance(top.value, nn.Module) else top.size
-            if top.size > _MOST_WRITTEN + _MOST_REPEATED * held:
+            if top.size > _MOST_WRITTEN + _MOST_REPEATED * seen:
                 raise RefusedError(
                     f"holds a {type(top.value).__name__} that repeats its parts beyond all bounds"
                 )
@@ -231,7 +236,7 @@ class _Trees:
                     visits, size = visits + more, size + bytes_below
                     longest = max(longest, len(name) + 1 + way)
             self._known[id(module)] = visits, size, longest
-        found = self._known[id(module)]
-        if found is None:
+        measures = self._known[id(module)]
+        if measures is None:
             raise _broken(module)
-        return found
+        return measures

@@ -39,6 +39,7 @@ _set_bits: Any = torch._utils.set_tensor_metadata
 _rebuild_quantised: Any = torch._utils._rebuild_qtensor
 _typed_storage: Any = torch.storage.TypedStorage
 _named_layout: Any = torch.serialization._get_layout
+_storage_names: Any = torch.storage._dtype_to_storage_type_map
 """Functions of torch that have no type hints."""
 
 _PLAIN = (bool, int, float, complex, str, bytes, type(None))
@@ -257,8 +258,8 @@ def _quantised(
             )
     typed = _typed_storage(wrap_storage=storage.untyped, dtype=kind, _internal=True)
     sizes = (tuple(size), tuple(stride))
-    found: Tensor = _rebuild_quantised(typed, offset, *sizes, parameters, False, OrderedDict())
-    return found
+    tensor: Tensor = _rebuild_quantised(typed, offset, *sizes, parameters, False, OrderedDict())
+    return tensor
 
 
 def _sparse(budget: Budget, layout: torch.layout, data: tuple[Any, ...]) -> Tensor:
@@ -326,19 +327,19 @@ def check_sparse(tensor: Tensor) -> None:
 
 
 def _ordered(budget: Budget, pairs: Sequence[Sequence[Any]] = ()) -> OrderedDict[Any, Any]:
-    found = OrderedDict()
+    ordered = OrderedDict()
     budget.take_object(len(_expect((list, tuple), pairs)))
     for pair in pairs:
         key, value = _expect((list, tuple), pair)  # a tensor would come apart into its elements
         budget.take_key(key)
-        found[key] = value
-    return found
+        ordered[key] = value
+    return ordered
 
 
 def _counted(budget: Budget, counts: Mapping[Any, int] | None = None) -> Counter[Any]:
-    found = _expect(dict, {} if counts is None else counts)
-    budget.take_object(len(found))
-    return Counter(found)
+    plain = _expect(dict, {} if counts is None else counts)
+    budget.take_object(len(plain))
+    return Counter(plain)
 
 
 def _set(budget: Budget, items: Sequence[Any] = ()) -> set[Any]:
@@ -360,8 +361,8 @@ def _device(budget: Budget, kind: str, index: int | None = None) -> torch.device
 
 
 def _layout(budget: Budget, name: str) -> torch.layout:
-    found: torch.layout = _named_layout(_expect(str, name))
-    return found
+    layout: torch.layout = _named_layout(_expect(str, name))
+    return layout
 
 
 def _encoded(budget: Budget, text: str, encoding: str) -> Any:
@@ -448,28 +449,7 @@ MAKERS = {name: Maker(make) for name, make in _MAKES.items()}
 
 TYPES: dict[str, Any] = {
     **{str(v): v for v in vars(torch).values() if isinstance(v, (torch.dtype, torch.qscheme))},
-    **{
-        f"torch.{name}Storage": StorageType(dtype)
-        for name, dtype in {
-            "Double": torch.float64,
-            "Float": torch.float32,
-            "Half": torch.float16,
-            "BFloat16": torch.bfloat16,
-            "Long": torch.int64,
-            "Int": torch.int32,
-            "Short": torch.int16,
-            "Char": torch.int8,
-            "Byte": torch.uint8,
-            "Bool": torch.bool,
-            "ComplexDouble": torch.complex128,
-            "ComplexFloat": torch.complex64,
-            "QInt8": torch.qint8,
-            "QUInt8": torch.quint8,
-            "QInt32": torch.qint32,
-            "QUInt4x2": torch.quint4x2,
-            "QUInt2x4": torch.quint2x4,
-        }.items()
-    },
+    **{f"torch.{name}": StorageType(dtype) for dtype, name in _storage_names().items()},
     "torch.storage.UntypedStorage": StorageType(torch.uint8),
 }
 """By the name in a file: types of numbers and of storages, quantisation schemes."""
