@@ -125,9 +125,7 @@ def _broken(path: Path, module: nn.Module) -> LoadError:
             "save its state_dict(), or the float model that it was made from",
         )
     return LoadError(
-        f"{path.name} holds a broken {type(module).__name__}: it lacks parts of an nn.Module, "
-        "or contains itself",
-        "save a model that runs, or its state dict",
+        f"{path.name} {module_state.broken(module)}", "save a model that runs, or its state dict"
     )
 
 

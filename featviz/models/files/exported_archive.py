@@ -18,7 +18,6 @@ import tempfile
 import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, BinaryIO
 
@@ -28,6 +27,7 @@ from torch import Tensor
 from featviz.errors import FeatvizError, LoadError
 from featviz.files import open_regular
 from featviz.models.files import exported_json, pickles, torch_save
+from featviz.models.files.exported_json import shown
 from featviz.models.files.rebuilding import RefusedError
 from featviz.text import listed, quoted
 
@@ -57,6 +57,9 @@ _MOST_REPEATED, _ALWAYS_REPEATED = 4, 16 * 2**20
 """Tensors may be as large as this many times the archive, and these bytes (`expand`)."""
 
 _PROGRAM = "models/model.json"
+_STATES = (("weights", "weight_"), ("constants", "tensor_"))
+"""What an archive has beside the program, and what begins the names of its plain tensors."""
+
 _PAYLOAD = re.compile(r"(weight|tensor)_\d{1,9}", re.ASCII)
 """Records of plain tensors; `custom_obj_N` and `opaque_obj_N` are pickles."""
 
@@ -97,33 +100,31 @@ class Records:
         self._archive = zipfile.ZipFile(file)
         self.size = file.seek(0, io.SEEK_END)
         infos = self._archive.infolist()
-        self._root = infos[0].filename.partition("/")[0] + "/" if infos else ""
         self._infos: dict[str, zipfile.ZipInfo] = {}
+        root = infos[0].filename.partition("/")[0] + "/" if infos else ""
         for info in infos:
-            name = self._relative(info, expected)
-            if name in self._infos:
-                raise ValueError(f"the record {_named(info)} is there twice")
+            name = info.filename.removeprefix(root)
+            outside = info.filename != info.orig_filename or not info.filename.startswith(root)
+            packed = info.compress_type or info.compress_size != info.file_size
+            for wrong, words in (
+                (outside, f"is not in {shown(root)}"),
+                (not expected.fullmatch(name), "is none that torch writes"),
+                (info.flag_bits & _ENCRYPTED, "is encrypted"),
+                (packed, "is compressed"),
+                (name in self._infos, "is there twice"),
+            ):
+                if wrong:
+                    raise ValueError(f"the record {shown(info.orig_filename)} {words}")
             self._infos[name] = info
-        self._check_places(infos)
+        self._check_places()
 
-    def _relative(self, info: zipfile.ZipInfo, expected: re.Pattern[str]) -> str:
-        name = info.filename.removeprefix(self._root)
-        if info.filename != info.orig_filename or not info.filename.startswith(self._root):
-            raise ValueError(f"the record {_named(info)} is not in {_quoted(self._root)}")
-        if not expected.fullmatch(name):
-            raise ValueError(f"the record {_named(info)} is none that torch writes")
-        if info.flag_bits & _ENCRYPTED:
-            raise ValueError(f"the record {_named(info)} is encrypted")
-        if info.compress_type != zipfile.ZIP_STORED or info.compress_size != info.file_size:
-            raise ValueError(f"the record {_named(info)} is compressed")
-        return name
-
-    def _check_places(self, infos: list[zipfile.ZipInfo]) -> None:
+    def _check_places(self) -> None:
         """Records lie one behind the other, from the first byte on."""
         end = 0
-        for info in sorted(infos, key=lambda info: info.header_offset):
+        for info in sorted(self._infos.values(), key=lambda info: info.header_offset):
             if info.header_offset < end or (end == 0 and info.header_offset):
-                raise ValueError(f"the record {_named(info)} lies where another one does")
+                name = shown(info.orig_filename)
+                raise ValueError(f"the record {name} lies where another one does")
             end = info.header_offset + 30 + len(info.orig_filename) + info.file_size
         if end > self.size or self._archive.comment:
             raise ValueError("something follows its records")
@@ -138,7 +139,7 @@ class Records:
             ValueError: there is none of this name.
         """
         if name not in self._infos:
-            raise ValueError(f"it lacks the record {_quoted(name)}")
+            raise ValueError(f"it lacks the record {shown(name)}")
         return self._infos[name].file_size
 
     def read(self, name: str) -> bytes:
@@ -158,16 +159,8 @@ class Records:
             ValueError: there is none of this name, it is too large, or no UTF-8.
         """
         if self.length(name) > _MOST_JSON:
-            raise ValueError(f"{_quoted(name)} has {self.length(name):,} bytes")
+            raise ValueError(f"{shown(name)} has {self.length(name):,} bytes")
         return self.read(name).decode("utf-8")
-
-
-def _named(info: zipfile.ZipInfo) -> str:
-    return _quoted(info.orig_filename)
-
-
-def _quoted(name: str) -> str:
-    return f"'{quoted(name, 80)}'"
 
 
 @contextmanager
@@ -201,7 +194,7 @@ def _rewrite(path: Path, file: IO[bytes], target: IO[bytes]) -> None:
         records = Records(file, _RECORDS)
         _check_version(records)
         program = exported_json.program(records.text(_PROGRAM))
-        states = [_State(records, folder) for folder in _FOLDERS]
+        states = [_State(records, *names) for names in _STATES]
         faults = [*program.faults, *(fault for state in states for fault in state.faults)]
         if not faults:
             _check_sizes(records, states)
@@ -258,65 +251,50 @@ def _check_version(records: Records) -> None:
         (constants.ARCHIVE_VERSION_PATH, constants.ARCHIVE_VERSION_VALUE),
     ):
         if records.length(name) > _SHORT or records.read(name).decode("ascii") != expected:
-            raise ValueError(f"{_quoted(name)} is not {expected!r}")
+            raise ValueError(f"{shown(name)} is not {expected!r}")
 
 
 # Weights and constants ----------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class _Folder:
-    """Where an archive has weights, or constants."""
-
-    path: str
-    prefix: str
-    """Begins the names of plain tensors' records."""
-    config: str
-    """The record that says which record each tensor lies in."""
-    pickle: str
-    """The record that had all tensors in archives of torch 2.8."""
-
-
-_FOLDERS = tuple(
-    _Folder(path, prefix, f"{path}model_{name}_config.json", f"{path}model.pt")
-    for path, prefix, name in (
-        ("data/weights/", "weight_", "weights"),
-        ("data/constants/", "tensor_", "constants"),
-    )
-)
-
-
 class _State:
     """Weights or constants: where each lies, and the bytes there."""
 
-    def __init__(self, records: Records, folder: _Folder) -> None:
+    def __init__(self, records: Records, kind: str, prefix: str) -> None:
+        """
+        Args:
+            kind: `weights` or `constants`.
+            prefix: begins the names of plain tensors' records.
+        """
         self.faults: list[str] = []
-        self._records, self._folder = records, folder
+        self._records, self._folder = records, f"data/{kind}/"
+        self._config_name = f"{self._folder}model_{kind}_config.json"
         self._unpickled: dict[str, bytes] = {}
-        if folder.pickle in records:
-            tensors = _unpickled(folder.pickle, records.read(folder.pickle), self.faults)
-            self._config, self._unpickled = _unshared(tensors, folder)
+        pickled = f"{self._folder}model.pt"  # of torch 2.8
+        if pickled in records:
+            tensors = _unpickled(pickled, records.read(pickled), self.faults)
+            self._config, self._unpickled = _unshared(tensors, prefix)
         else:
-            checked = exported_json.payload(records.text(folder.config))
+            checked = exported_json.payload(records.text(self._config_name))
             self.faults += checked.faults
             self._config = checked.value["config"]
         for name, entry in self._config.items():
             if entry["use_pickle"] is not False or not _PAYLOAD.fullmatch(entry["path_name"]):
-                self.faults.append(f"a pickle for {exported_json.shown(name)}")
+                self.faults.append(f"a pickle for {shown(name)}")
 
     def views(self) -> Iterator[tuple[str, str, Any, int]]:
         """Of each tensor its name, its record, what is said of it, and the bytes of the record."""
         for name, entry in self._config.items():
-            record = self._folder.path + entry["path_name"]
-            content = self._unpickled.get(record)
+            record = self._folder + entry["path_name"]
+            content = self._unpickled.get(entry["path_name"])
             length = self._records.length(record) if content is None else len(content)
             yield name, record, entry["tensor_meta"], length
 
     def write(self, writer: Any) -> None:
-        for record in dict.fromkeys(record for _, record, *_ in self.views()):
-            content = self._unpickled.get(record)
+        for name in dict.fromkeys(entry["path_name"] for entry in self._config.values()):
+            record, content = self._folder + name, self._unpickled.get(name)
             writer.write_bytes(record, self._records.read(record) if content is None else content)
-        writer.write_bytes(self._folder.config, json.dumps({"config": self._config}).encode())
+        writer.write_bytes(self._config_name, json.dumps({"config": self._config}).encode())
 
 
 def _check_sizes(records: Records, states: list[_State]) -> None:
@@ -324,20 +302,23 @@ def _check_sizes(records: Records, states: list[_State]) -> None:
 
     Raises:
         ValueError: a tensor reaches beyond its record, or they repeat few bytes to many.
+        KeyError: a type of numbers that torch serialises no tensor of.
     """
+    from torch._export.serde.serialize import _SERIALIZE_TO_TORCH_DTYPE
+
     sizes: dict[tuple[object, ...], int] = {}
     dtypes: dict[str, int] = {}
     for state in states:
         for name, record, meta, length in state.views():
             shape, strides, offset = _layout(name, meta)
             if dtypes.setdefault(record, meta["dtype"]) != meta["dtype"]:
-                raise ValueError(f"two types of numbers are in {_quoted(record)}")
-            count, width = math.prod(shape), _width(meta["dtype"])
+                raise ValueError(f"two types of numbers are in {shown(record)}")
+            count, width = math.prod(shape), _SERIALIZE_TO_TORCH_DTYPE[meta["dtype"]].itemsize
             last = sum((n - 1) * s for n, s in zip(shape, strides, strict=True)) + offset
             if length % width or (count and (last + 1) * width > length):
                 raise ValueError(
-                    f"{exported_json.shown(name)} of shape {exported_json.shown(str(shape))} lies "
-                    f"beyond the {length:,} bytes of {_quoted(record)}"
+                    f"{shown(name)} of shape {shown(str(shape))} lies beyond the {length:,} bytes "
+                    f"of {shown(record)}"
                 )
             sizes[record, shape, strides, offset] = count * width
     if sum(sizes.values()) > _MOST_REPEATED * records.size + _ALWAYS_REPEATED:
@@ -347,24 +328,13 @@ def _check_sizes(records: Records, states: list[_State]) -> None:
 def _layout(name: str, meta: Any) -> tuple[tuple[int, ...], tuple[int, ...], int]:
     """Sizes, strides and offset, in elements; none of them negative, dense in memory."""
     if meta is None or meta["layout"] != 7 or meta["device"]["type"] == "meta":
-        raise ValueError(f"{exported_json.shown(name)} is no plain tensor with its data")
+        raise ValueError(f"{shown(name)} is no plain tensor with its data")
     values = [[v.get("as_int", -1) for v in meta[key]] for key in ("sizes", "strides")]
     offset = meta["storage_offset"].get("as_int", -1)
     shape, strides = (tuple(v) for v in values)
     if len(shape) != len(strides) or min((*shape, *strides, offset)) < 0:
-        raise ValueError(f"{exported_json.shown(name)} has no shape")
+        raise ValueError(f"{shown(name)} has no shape")
     return shape, strides, offset
-
-
-def _width(dtype: int) -> int:
-    """Bytes of a number, by torch's number of the type.
-
-    Raises:
-        KeyError: none that torch serialises.
-    """
-    from torch._export.serde.serialize import _SERIALIZE_TO_TORCH_DTYPE
-
-    return int(_SERIALIZE_TO_TORCH_DTYPE[dtype].itemsize)
 
 
 # Torch 2.8 ----------------------------------------------------------------------------------
@@ -382,7 +352,7 @@ def _unpickled(name: str, content: bytes, faults: list[str]) -> dict[str, Tensor
     except Exception as error:  # a broken pickle decides itself what it raises
         if not vocabulary.unknown:
             reason = error if isinstance(error, RefusedError) else "is no pickle of tensors"
-            raise ValueError(f"{_quoted(name)} {reason}") from error
+            raise ValueError(f"{shown(name)} {reason}") from error
     if vocabulary.unknown or not _are_tensors(tensors):
         faults.append(f"objects in {name}")
         return {}
@@ -400,7 +370,7 @@ def _are_tensors(content: object) -> bool:
 
 
 def _unshared(
-    tensors: dict[str, Tensor], folder: _Folder
+    tensors: dict[str, Tensor], prefix: str
 ) -> tuple[dict[str, dict[str, Any]], dict[str, bytes]]:
     """Tensors as the format of today has them: a record for each storage, and where each lies."""
     from torch._export.serde import serialize
@@ -413,9 +383,9 @@ def _unshared(
         storage = tensor.untyped_storage()
         address = storage.data_ptr() or name  # empty ones have none
         if address not in names:
-            names[address] = f"{folder.prefix}{len(names)}"
+            names[address] = f"{prefix}{len(names)}"
             flat = torch.empty(0, dtype=torch.uint8).set_(storage)
-            contents[folder.path + names[address]] = flat.numpy().tobytes()
+            contents[names[address]] = flat.numpy().tobytes()
         config[name] = {
             "path_name": names[address],
             "is_param": isinstance(tensor, torch.nn.Parameter),

@@ -10,6 +10,7 @@ writes there; what is not needed to run the program is left out.
 from __future__ import annotations
 
 import functools
+import itertools
 import json
 import keyword
 import math
@@ -27,8 +28,9 @@ from torch import nn
 
 from featviz.files import parse_json
 from featviz.models.files import exported_sizes
+from featviz.models.files.module_state import LONGEST_PATH
 
-_LENGTH = 60
+_LENGTH = 80
 """Characters of a fault that are shown."""
 
 _MOST_DIMENSIONS = 64
@@ -39,9 +41,6 @@ _MOST_ELEMENTS = 2**50
 
 _DEEPEST = 64
 """Modules inside one another: beyond, what goes through them recursively fails."""
-
-_LONGEST_PATH = 3_000
-"""Characters of the way to a module, under which results are filed."""
 
 _MOST_CALLS = 1_000
 """Calls of one module that export keeps apart; torch compares each with each."""
@@ -305,7 +304,7 @@ def _is_path(text: str) -> bool:
         return True
     parts = text.split(".")
     return (
-        len(text) <= _LONGEST_PATH
+        len(text) <= LONGEST_PATH
         and len(parts) <= _DEEPEST
         and all(
             _COMPONENT.fullmatch(part) and part.partition("@")[0] not in _RESERVED for part in parts
@@ -514,9 +513,7 @@ def _check_calls(document: dict[str, Any]) -> None:
         for item in stack.split(";")
     }
     for path in paths:
-        base = ""
-        for part in path.split("."):
-            base += f".{part.partition('@')[0]}"
+        for base, part in zip(_bases(path), path.split("."), strict=True):
             calls[base].add(part)
     most = max(map(len, calls.values()), default=0)
     made = sum(_copies(name, calls) for name in _states(module["signature"]["input_specs"]))
@@ -526,11 +523,13 @@ def _check_calls(document: dict[str, Any]) -> None:
 
 def _copies(name: str, calls: dict[str, set[str]]) -> int:
     """Modules that a parameter goes into: each call of each module around it."""
-    copies, base = 1, ""
-    for part in name.split(".")[:-1]:
-        base += f".{part}"
-        copies *= max(1, len(calls.get(base, ())))
-    return copies
+    return math.prod(max(1, len(calls.get(base, ()))) for base in [*_bases(name)][:-1])
+
+
+def _bases(path: str) -> Iterator[str]:
+    """The way to each module on a path, for all calls of it: `a.b@2.c` has a, a.b and a.b.c."""
+    names = (part.partition("@")[0] for part in path.split("."))
+    return itertools.accumulate(names, "{}.{}".format)
 
 
 def _states(specs: list[dict[str, Any]]) -> Iterator[str]:

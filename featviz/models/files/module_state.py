@@ -37,8 +37,8 @@ _FLAGS = ("_with_kwargs", "_always_called")
 _NAME = re.compile(r"[^.\0\ud800-\udfff]+")
 """Names of modules: torch wants no dots, and results are filed under them."""
 
-_LONGEST_PATH = 3000
-"""Characters of the way to a module, which results are filed under too."""
+LONGEST_PATH = 3000
+"""Characters of the way to a module, which results are filed under."""
 
 _PLAIN = (bool, int, float, str, type(None))
 
@@ -66,7 +66,7 @@ def check(content: Any, made: Sequence[Any], vocabulary: Vocabulary, budget: Bud
             trees.check(item, budget)
     for item in made:
         if isinstance(item, nn.Module) and not is_sound(item):
-            raise _broken(item)
+            raise broken(item)
 
 
 def is_sound(module: nn.Module) -> bool:
@@ -83,7 +83,8 @@ def _kin(value: Any) -> tuple[type, ...]:
     return (dict, OrderedDict) if isinstance(value, dict) else (type(value),)
 
 
-def _broken(module: nn.Module) -> RefusedError:
+def broken(module: nn.Module) -> RefusedError:
+    """The error for a module that torch could not use."""
     return RefusedError(
         f"holds a broken {type(module).__name__}: it lacks parts of an nn.Module, "
         "or contains itself"
@@ -101,13 +102,13 @@ def _check_state(module: nn.Module, vocabulary: Vocabulary, budget: Budget) -> N
             type(key) is str and (value is None or isinstance(value, kinds))
             for key, value in items.items()
         ):
-            raise _broken(module)
+            raise broken(module)
     if not all(_NAME.fullmatch(name) for name in attributes["_modules"]):
         raise RefusedError(f"holds a {type(module).__name__} with a module of an impossible name")
     for name in _HOOKS & attributes.keys():
         hooks = attributes[name]
         if type(hooks) not in (dict, OrderedDict):
-            raise _broken(module)
+            raise broken(module)
         budget.take_object(len(hooks))
         flags = bool if name.endswith(_FLAGS) else ()
         if not all(isinstance(v, flags) or vocabulary.trusts(v) for v in hooks.values()):
@@ -115,12 +116,8 @@ def _check_state(module: nn.Module, vocabulary: Vocabulary, budget: Budget) -> N
                 f"holds a {type(module).__name__} with {name}, which would call what the file says"
             )
     for name in ("training", "_is_full_backward_hook"):
-        if (
-            name in attributes
-            and attributes[name] is not None
-            and type(attributes[name]) is not bool
-        ):
-            raise _broken(module)
+        if type(attributes.get(name)) not in (bool, type(None)):
+            raise broken(module)
     if isinstance(module, nn.RNNBase):
         _check_recurrent(module)
 
@@ -149,7 +146,7 @@ def _check_recurrent(module: nn.RNNBase) -> None:
     layers, names = attributes.get("num_layers"), attributes.get("_flat_weights_names", [])
     sound = type(layers) is int and 0 < layers <= max(1, len(attributes.get("_parameters", ())))
     if not sound or type(names) is not list or not all(type(name) is str for name in names):
-        raise _broken(module)
+        raise broken(module)
 
 
 def _finish(module: nn.Module) -> None:
@@ -157,7 +154,7 @@ def _finish(module: nn.Module) -> None:
     try:
         module.__setstate__(dict(vars(module)))  # type: ignore[no-untyped-call]
     except Exception as error:  # whatever a state that a file made up leads to
-        raise _broken(module) from error
+        raise broken(module) from error
 
 
 def _check_depth(content: Any) -> None:
@@ -215,7 +212,7 @@ class _Trees:
     def check(self, module: nn.Module, budget: Budget) -> None:
         """Refuse a module that contains itself, or that is larger than its file can be."""
         visits, size, longest = self._measure(module)
-        if longest > _LONGEST_PATH:
+        if longest > LONGEST_PATH:
             raise RefusedError(f"holds a module under a name of {longest:,} characters")
         if visits > _MOST_VISITS or size > budget.most:
             raise RefusedError(
@@ -238,5 +235,5 @@ class _Trees:
             self._known[id(module)] = visits, size, longest
         measures = self._known[id(module)]
         if measures is None:
-            raise _broken(module)
+            raise broken(module)
         return measures

@@ -200,8 +200,7 @@ def _typed(
 ) -> Tensor:
     """A view of a storage; hooks, which a file may not have, are left out."""
     kind = _expect(torch.dtype, dtype or _expect(Storage, storage).dtype)
-    _check_extent(storage, offset, size, stride, kind.itemsize)
-    budget.take_tensor(size, kind.itemsize)
+    _check_extent(budget, storage, offset, size, stride, kind.itemsize)
     tensor = torch.empty((0,), dtype=kind)
     tensor.set_(storage.untyped, offset, tuple(size), tuple(stride))
     if metadata and _expect(dict, metadata).keys() <= {"conj", "neg"}:
@@ -210,18 +209,22 @@ def _typed(
 
 
 def _check_extent(
-    storage: Storage, offset: int, size: Sequence[int], stride: Sequence[int], width: int
+    budget: Budget,
+    storage: Storage,
+    offset: int,
+    size: Sequence[int],
+    stride: Sequence[int],
+    width: int,
 ) -> None:
-    _check_sizes(size)
-    _check_sizes(stride)
-    _check_sizes([offset])
+    """Pay for a view of a storage, which must lie inside of it."""
+    for sizes in (size, stride, [offset]):
+        _check_sizes(sizes)
     if len(size) != len(stride):
         raise RefusedError(f"holds a tensor of {len(size)} sizes and {len(stride)} strides")
-    last = (
-        sum((s - 1) * step for s, step in zip(size, stride, strict=True)) + 1 if prod(size) else 0
-    )
-    if (offset + last) * width > storage.untyped.nbytes():
+    reach = sum((n - 1) * step for n, step in zip(size, stride, strict=True)) + 1
+    if (offset + (reach if prod(size) else 0)) * width > storage.untyped.nbytes():
         raise RefusedError(f"holds a tensor of shape {list(size)} that lies outside of its data")
+    budget.take_tensor(size, width)
 
 
 def _check_sizes(sizes: Sequence[int]) -> None:
@@ -243,8 +246,7 @@ def _quantised(
     hooks: object = None,
 ) -> Tensor:
     kind = _expect(Storage, storage).dtype
-    _check_extent(storage, offset, size, stride, kind.itemsize)
-    budget.take_tensor(size, kind.itemsize)
+    _check_extent(budget, storage, offset, size, stride, kind.itemsize)
     for value in _expect(tuple, parameters)[1:5]:
         if isinstance(_expect((int, float, list, Tensor), value), list):
             budget.take_object(len(value))
