@@ -97,7 +97,7 @@ def _check_state(module: nn.Module, vocabulary: Vocabulary, budget: Budget) -> N
     for name, kinds in _CONTENTS.items():
         items = attributes.get(name, 0)
         if isinstance(items, dict):
-            budget.take_object(len(items))  # it may be shared with many others
+            budget.objects.take(1 + len(items))  # it may be shared with many others
         if type(items) not in (dict, OrderedDict) or not all(
             type(key) is str and (value is None or isinstance(value, kinds))
             for key, value in items.items()
@@ -109,7 +109,7 @@ def _check_state(module: nn.Module, vocabulary: Vocabulary, budget: Budget) -> N
         hooks = attributes[name]
         if type(hooks) not in (dict, OrderedDict):
             raise broken(module)
-        budget.take_object(len(hooks))
+        budget.objects.take(1 + len(hooks))
         flags = bool if name.endswith(_FLAGS) else ()
         if not all(isinstance(v, flags) or vocabulary.trusts(v) for v in hooks.values()):
             raise RefusedError(

@@ -49,6 +49,23 @@ class RefusedError(Exception):
     """What a file asks for, in words that follow on its name: `holds a tensor ...`."""
 
 
+class _Purse:
+    """How much of something is left, and what is said of a file that wants more."""
+
+    def __init__(self, left: int, complaint: str) -> None:
+        self.left, self.complaint = left, complaint
+
+    def take(self, count: int = 1, complaint: str = "") -> None:
+        """Pay for so much.
+
+        Raises:
+            RefusedError: there is less left.
+        """
+        self.left -= count
+        if self.left < 0:
+            raise RefusedError(complaint or self.complaint)
+
+
 class Budget:
     """What a file may make this program spend before the first forward pass.
 
@@ -57,36 +74,27 @@ class Budget:
 
     def __init__(self, size: int) -> None:
         self.most = _TIMES * size + _BESIDE
+        """Bytes that the file may stand for."""
         self.pickle = max(2**20, _TIMES * size)
         """Bytes of a pickle once unpacked."""
-        self.bytes = self.most
-        """Bytes of tensors left, in single precision at least."""
-        self.steps = 10**6 + size // 2
-        """Instructions of the pickle left."""
-        self.objects = 500_000 + size // 8
-        """Containers left."""
-        self.modules = 1000 + size // 64
-        """Modules left."""
-        self.odd_keys = _MOST_ODD_KEYS
-        """Keys of rare types left."""
+        self.bytes = _Purse(self.most, "copies more bytes than a file of its size needs")
+        """Bytes of tensors, in single precision at least, and bytes that are copied."""
+        self.steps = _Purse(
+            10**6 + size // 2, "holds a pickle of more instructions than a file of its size needs"
+        )
+        self.objects = _Purse(
+            500_000 + size // 8, "makes more objects than a file of its size needs"
+        )
+        """Containers, and items that are copied into them."""
+        self.modules = _Purse(1000 + size // 64, "makes more modules than a file of its size needs")
+        self.odd_keys = _Purse(
+            _MOST_ODD_KEYS, "holds more keys that are no texts than a file needs"
+        )
 
     def take_tensor(self, size: Sequence[int], width: int) -> None:
         """Pay for a tensor; `width` is the bytes of an element."""
-        self.bytes -= prod(size) * max(width, 4)
-        if self.bytes < 0:
-            raise RefusedError(f"holds a tensor of shape {list(size)} without its data")
-
-    def take_object(self, items: int = 0) -> None:
-        """Pay for a container, and for items that are copied into it."""
-        self.objects -= 1 + items
-        if self.objects < 0:
-            raise RefusedError("makes more objects than a file of its size needs")
-
-    def take_copy(self, count: int) -> None:
-        """Pay for bytes that are copied."""
-        self.bytes -= count
-        if self.bytes < 0:
-            raise RefusedError("copies more bytes than a file of its size needs")
+        complaint = f"holds a tensor of shape {list(size)} without its data"
+        self.bytes.take(prod(size) * max(width, 4), complaint)
 
     def take_key(self, key: Any) -> None:
         """Pay for a key of a dict, or an item of a set.
@@ -102,15 +110,7 @@ class Budget:
             return
         if isinstance(key, tuple):
             _count_in_key(key, _MOST_IN_KEY)
-        self.odd_keys -= 1
-        if self.odd_keys < 0:
-            raise RefusedError("holds more keys that are no texts than a file needs")
-
-    def take_module(self) -> None:
-        """Pay for a module."""
-        self.modules -= 1
-        if self.modules < 0:
-            raise RefusedError("makes more modules than a file of its size needs")
+        self.odd_keys.take()
 
 
 @dataclass(frozen=True, eq=False)
@@ -249,7 +249,7 @@ def _quantised(
     _check_extent(budget, storage, offset, size, stride, kind.itemsize)
     for value in _expect(tuple, parameters)[1:5]:
         if isinstance(_expect((int, float, list, Tensor), value), list):
-            budget.take_object(len(value))
+            budget.objects.take(1 + len(value))
             for number in value:
                 _expect((int, float), number)
     if len(parameters) == 4:  # per channel: torch before 2.13 believes any axis
@@ -330,7 +330,7 @@ def check_sparse(tensor: Tensor) -> None:
 
 def _ordered(budget: Budget, pairs: Sequence[Sequence[Any]] = ()) -> OrderedDict[Any, Any]:
     ordered = OrderedDict()
-    budget.take_object(len(_expect((list, tuple), pairs)))
+    budget.objects.take(1 + len(_expect((list, tuple), pairs)))
     for pair in pairs:
         key, value = _expect((list, tuple), pair)  # a tensor would come apart into its elements
         budget.take_key(key)
@@ -340,12 +340,12 @@ def _ordered(budget: Budget, pairs: Sequence[Sequence[Any]] = ()) -> OrderedDict
 
 def _counted(budget: Budget, counts: Mapping[Any, int] | None = None) -> Counter[Any]:
     plain = _expect(dict, {} if counts is None else counts)
-    budget.take_object(len(plain))
+    budget.objects.take(1 + len(plain))
     return Counter(plain)
 
 
 def _set(budget: Budget, items: Sequence[Any] = ()) -> set[Any]:
-    budget.take_object(len(_expect((list, tuple), items)))
+    budget.objects.take(1 + len(_expect((list, tuple), items)))
     for item in items:
         budget.take_key(item)
     return set(items)
@@ -371,7 +371,7 @@ def _encoded(budget: Budget, text: str, encoding: str) -> Any:
     """Bytes, which pickles of protocol 2 write as text."""
     if encoding not in ("latin1", "latin-1"):
         raise RefusedError("encodes text in a way that no pickle does")
-    budget.take_copy(len(_expect(str, text)))
+    budget.bytes.take(len(_expect(str, text)))
     return text.encode("latin-1")
 
 
@@ -379,7 +379,7 @@ def _bytes(budget: Budget, content: bytes | str = b"", encoding: str = "latin-1"
     if isinstance(content, str):
         content = _encoded(budget, content, encoding)
     plain: bytes = _expect(bytes, content)
-    budget.take_copy(len(plain))
+    budget.bytes.take(len(plain))
     return bytearray(plain)
 
 

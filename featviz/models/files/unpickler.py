@@ -77,11 +77,7 @@ class Unpickler:
         while (key := read(1)) != b".":
             if not key:
                 raise EOFError
-            budget.steps -= 1
-            if budget.steps < 0:
-                raise RefusedError(
-                    "holds a pickle of more instructions than a file of its size needs"
-                )
+            budget.steps.take()
             operation = _OPERATIONS.get(key)
             if operation is None:
                 raise UnpicklingError(f"Unsupported operand {key[0]}")
@@ -152,16 +148,20 @@ class Unpickler:
             raise UnpicklingError("arguments are no tuple")
         if isinstance(function, Unknown):
             return Unknown(None, (function, arguments))
-        self._budget.take_object()
+        self._budget.objects.take()
         if isinstance(function, Maker):
             self._compiled |= function is MAKERS[COMPILED]
             return self._noted(function.make(self._budget, *arguments))
         if self._vocabulary.trusts(function):
-            if self._vocabulary.unknown:
-                return Unknown(None, (arguments,))
-            return self._vocabulary.trust(function(*arguments))
+            return self._trusted(function, arguments)
         name = getattr(function, "__name__", type(function).__name__)
         raise RefusedError(f"calls {name}, which torch.save only keeps: it could run code")
+
+    def _trusted(self, function: Any, arguments: tuple[Any, ...]) -> Any:
+        """What the user allows to be made, unless the file will be refused for another name."""
+        if self._vocabulary.unknown:
+            return Unknown(None, arguments)
+        return self._vocabulary.trust(function(*arguments))
 
     def _noted(self, value: Any) -> Any:
         if isinstance(value, functools.partial):
@@ -176,13 +176,9 @@ class Unpickler:
         if isinstance(kind, (Maker, Unknown)):
             self._stack.append(self._called(kind, arguments))
         elif self._vocabulary.trusts(kind):
-            self._stack.append(
-                Unknown(None, (arguments,))
-                if self._vocabulary.unknown
-                else self._vocabulary.trust(kind.__new__(kind, *arguments))
-            )
+            self._stack.append(self._trusted(kind.__new__, (kind, *arguments)))
         elif (is_module_class(kind) or is_helper(kind)) and arguments == ():
-            self._budget.take_module()
+            self._budget.modules.take()
             self._stack.append(object.__new__(kind))
             self.made.append(self._stack[-1])
             self._fillable.add(id(self._stack[-1]))
@@ -201,7 +197,7 @@ class Unpickler:
         elif id(target) in self._fillable:
             if type(state) is not dict or not all(type(name) is str for name in state):
                 raise RefusedError(f"holds a broken {type(target).__name__}: its state is no dict")
-            self._budget.take_object(len(state))
+            self._budget.objects.take(1 + len(state))
             vars(target).update(state)
         elif self._vocabulary.trusts(target):
             if not self._vocabulary.unknown:
@@ -241,7 +237,7 @@ class Unpickler:
             target.add(item)
 
     def _container(self, value: Any) -> None:
-        self._budget.take_object()
+        self._budget.objects.take()
         self._stack.append(value)
 
     def _tuple(self, items: list[Any]) -> None:
