@@ -1,4 +1,5 @@
-"""Expressions of sizes in torch.export programs: parsed, bounded and written anew.
+"""Expressions of sizes in torch.export programs, as `sympy.srepr` writes them: parsed, bounded and
+written anew.
 
 torch evaluates them with `sympy.sympify`, which is Python's `eval`. What leaves this module is text
 that was built from a tree of known functions, small numbers and symbols.
@@ -50,21 +51,6 @@ _FUNCTIONS = {
 
 _ASSUMPTIONS = {"integer", "positive", "nonnegative", "negative", "real", "finite", "nonzero"}
 
-_OPERATORS: dict[type[ast.AST], str] = {
-    ast.Add: "Add",
-    ast.Mult: "Mul",
-    ast.Pow: "Pow",
-    ast.FloorDiv: "FloorDiv",
-    ast.Mod: "Mod",
-    ast.Eq: "Equality",
-    ast.NotEq: "Unequality",
-    ast.Lt: "StrictLessThan",
-    ast.LtE: "LessThan",
-    ast.Gt: "StrictGreaterThan",
-    ast.GtE: "GreaterThan",
-}
-"""How `str` writes what `srepr` gives a name; older versions of torch saved the former."""
-
 
 def rewritten(text: str) -> str:
     """The same expression, built anew from what is known and bounded in it.
@@ -73,8 +59,8 @@ def rewritten(text: str) -> str:
         ValueError: it is no arithmetic on sizes, or could take long to evaluate.
 
     Example:
-        >>> rewritten("2*s0 + 1")
-        "Add(Mul(Integer(2), Symbol('s0', integer=True, positive=True)), Integer(1))"
+        >>> rewritten("Add(Symbol('s0',integer=True), Integer(1))")
+        "Add(Symbol('s0', integer=True), Integer(1))"
     """
     expression = _SizeWriter().part(_parsed(text))
     if expression.bits > _MOST_BITS:
@@ -131,20 +117,12 @@ class _SizeWriter:
         match node:
             case ast.Constant(value):
                 return _constant(value)
-            case ast.Name(name):
-                return _name(name)
+            case ast.Name("true" | "false" as name):
+                return _Part(name)
             case ast.Call(ast.Name(name)) if name in _ATOMS:
                 return _ATOMS[name](node)
             case ast.Call(ast.Name(name), args, []) if name in _FUNCTIONS:
                 return self._function(name, args, depth + 1)
-            case ast.UnaryOp(ast.USub(), operand):
-                return _negative(self.part(operand, depth + 1))
-            case ast.BinOp(left, ast.Sub(), right):
-                return self._function("Add", [left, ast.UnaryOp(ast.USub(), right)], depth + 1)
-            case ast.BinOp(left, operator, right) if type(operator) in _OPERATORS:
-                return self._function(_OPERATORS[type(operator)], [left, right], depth + 1)
-            case ast.Compare(left, [operator], [right]) if type(operator) in _OPERATORS:
-                return self._function(_OPERATORS[type(operator)], [left, right], depth + 1)
         raise ValueError("no arithmetic")
 
     def _function(self, name: str, args: list[ast.expr], depth: int) -> _Part:
@@ -166,12 +144,6 @@ def _exponent(parts: list[_Part]) -> float:
     return abs(exponent)
 
 
-def _negative(part: _Part) -> _Part:
-    if part.number is not None:
-        return _constant(-part.number)
-    return _Part(f"Mul(Integer(-1), {part.text})", part.bits + 1)
-
-
 def _constant(value: object) -> _Part:
     if value is True or value is False:
         return _Part("true" if value else "false")
@@ -180,15 +152,6 @@ def _constant(value: object) -> _Part:
     if type(value) is float and abs(value) <= _LARGEST:
         return _Part(f"Float('{value!r}', precision=53)", 64, value)
     raise ValueError("no number")
-
-
-def _name(name: str) -> _Part:
-    if name in ("true", "false"):
-        return _Part(name)
-    if not SYMBOL.fullmatch(name):
-        raise ValueError("an unknown name")
-    assumed = {"s": "integer=True, positive=True", "u": "integer=True"}
-    return _Part(f"Symbol('{name}', {assumed.get(name.rstrip('0123456789'), 'real=True')})")
 
 
 # What `sympy.srepr` writes for the leaves of an expression ----------------------------------
