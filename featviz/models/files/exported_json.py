@@ -318,15 +318,14 @@ def is_state(text: str) -> bool:
 
 
 def _is_stack(text: str) -> bool:
-    return all(_is_stack_item(item.split(",")) for item in text.split(";"))
-
-
-def _is_stack_item(parts: list[str]) -> bool:
-    return (
+    """Whether each module around an operation is `key,path,class`."""
+    modules = [module.split(",") for module in text.split(";")]
+    return all(
         len(parts) == 3
-        and _KEY.fullmatch(parts[0]) is not None
+        and _KEY.fullmatch(parts[0])
         and _is_path(parts[1])
-        and _TYPE.fullmatch(parts[2]) is not None
+        and _TYPE.fullmatch(parts[2])
+        for parts in modules
     )
 
 
