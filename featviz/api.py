@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -18,30 +18,18 @@ from featviz import pipeline
 from featviz.drawing.drawer import Drawer
 from featviz.drawing.picture import to_image
 from featviz.errors import LayoutError, UsageError
-from featviz.gradients.options import read_options
-from featviz.hooks import selectors as select
 from featviz.hooks.capture import hooked
 from featviz.hooks.layers import list_layers
+from featviz.hooks.selectors import Selector, parse, select, types_present, wants_functions
 from featviz.images import memory
 from featviz.layout import recognise
 from featviz.layout.overrides import parse_override
 from featviz.models.load import LoadedModel, ModelOptions, adopt
 from featviz.models.preprocess import InputOptions
-from featviz.pipeline.limits import parse_bytes
-from featviz.pipeline.options import RunOptions, check_drawing
-from featviz.pipeline.processes import parse_shard
-from featviz.records import (
-    INTERVENTIONS,
-    DrawOptions,
-    Hints,
-    ImageResult,
-    Layer,
-    Limits,
-    PassOptions,
-    RunResult,
-    Site,
-)
-from featviz.records.checking import filled, no_option
+from featviz.pipeline.keywords import names_of, read_keywords, take
+from featviz.pipeline.options import check_drawing
+from featviz.records import DrawOptions, Hints, ImageResult, Layer, RunResult, Site
+from featviz.records.checking import filled
 
 Layers = str | type[nn.Module] | Sequence[str | type[nn.Module]]
 """Selectors as text, classes of modules, or a list of these."""
@@ -79,9 +67,9 @@ def capture(model: nn.Module, layers: Layers) -> Iterator[Mapping[str, list[Tens
     _refuse_what_takes_no_hooks(model)
     text = _selectors(layers) or ""
     captured: dict[str, list[Tensor]] = {}
-    everything, selectors = list_layers(model), select.parse(text)
-    chosen = select.select(everything, selectors)
-    functions = _AsCalled(selectors) if select.wants_functions(selectors) else None
+    everything, selectors = list_layers(model), parse(text)
+    chosen = select(everything, selectors)
+    functions = _AsCalled(selectors) if wants_functions(selectors) else None
     if not chosen and functions is None:
         raise _no_match(text, everything)
 
@@ -92,13 +80,13 @@ def capture(model: nn.Module, layers: Layers) -> Iterator[Mapping[str, list[Tens
     with hooked(model, chosen, keep, wanted=functions):
         yield captured
     if functions is not None and functions.seen and not captured:
-        raise _no_match(text, functions.seen)
+        raise _no_match(text, list(functions.seen))
 
 
 class _AsCalled:
     """Which functions selectors take, asked as the model calls them."""
 
-    def __init__(self, selectors: list[select.Selector]) -> None:
+    def __init__(self, selectors: list[Selector]) -> None:
         if late := [s.text for s in selectors if s.of_functions and s.from_the_end]:
             raise UsageError(
                 f"selector {late[0]!r} counts from the end, and functions are found as they are "
@@ -106,21 +94,17 @@ class _AsCalled:
                 "count from the first, for example fn:relu#0",
             )
         self._selectors = selectors
-        self._taken: dict[Layer, bool] = {}
-
-    @property
-    def seen(self) -> list[Layer]:
-        """Every function, in the order of the first calls."""
-        return list(self._taken)
+        self.seen: dict[Layer, bool] = {}
+        """Every function in the order of the first calls, and whether it is taken."""
 
     def __call__(self, layer: Layer) -> bool:
-        if layer not in self._taken:
-            self._taken[layer] = layer in select.select([*self._taken, layer], self._selectors)
-        return self._taken[layer]
+        if layer not in self.seen:
+            self.seen[layer] = layer in select([*self.seen, layer], self._selectors)
+        return self.seen[layer]
 
 
-def _no_match(text: str, layers: list[Layer]) -> UsageError:
-    return UsageError(f"no layer matches {text!r}", f"types here: {select.types_present(layers)}")
+def _no_match(text: str, layers: Sequence[Layer]) -> UsageError:
+    return UsageError(f"no layer matches {text!r}", f"types here: {types_present(layers)}")
 
 
 def grid(
@@ -162,7 +146,10 @@ def grid(
         raise UsageError("an overlay and its image go together", "overlay=0.5, image=picture")
     layout = parse_override(draw.tensor_layout[0])[1] if draw.tensor_layout else None
     hints = Hints(layout=layout)
-    ground = [] if image is None else [np.asarray(_one_image(image).convert("RGB"))]
+    pictures = [] if image is None else memory.to_images(image)
+    if len(pictures) > 1:
+        raise UsageError(f"an overlay takes one image, not {len(pictures)}", "give one of them")
+    ground = [np.asarray(picture.convert("RGB")) for picture in pictures]
     site = Site(Layer(0, "tensor", "Tensor"), "output", 0, "")
     parts = Drawer(draw).draw(site, _of_one_image(_as_tensor(tensor), hints), hints, ground)
     return to_image(parts[""])
@@ -197,13 +184,6 @@ def _of_one_image(tensor: Tensor, hints: Hints) -> Tensor:
     return tensor
 
 
-def _one_image(image: Any) -> Image.Image:
-    pictures = memory.to_images(image)
-    if len(pictures) != 1:
-        raise UsageError(f"an overlay takes one image, not {len(pictures)}", "give one of them")
-    return pictures[0]
-
-
 def run(
     model: str | Path | nn.Module,
     images: Picture | Sequence[Picture],
@@ -232,14 +212,13 @@ def run(
         resume: go on with the same run that is there.
         tensorboard: folder for TensorBoard's events (extra `featviz[tensorboard]`).
         options: as on the command line, with underscores. Fields of DrawOptions, InputOptions and
-            ModelOptions: normalize, cmap, nrow, padding, scale, max_maps, order,
-            collapse, labels, overlay, reduce, figure, size, crop, mean, std,
-            weights, arch, seed, device, ... Of the run: archive, fail_fast, jobs, shard,
-            max_output_size, max_files. What goes in and what flows back: capture
-            (`"output,grad"`, or a sequence), target (`"class:281"`), grad_rule. Interventions, each
-            a string or a sequence of them: ablate (`"layer3.*.relu:5,17"`), scale_channel
-            (`"conv1:3=2.0"`), clamp (`"relu:0,6"`), noise (`"conv1:0.1"`, drawn from `seed`),
-            grad_scale (`"layer4:0.5"`).
+            ModelOptions: normalize, cmap, nrow, padding, scale, max_maps, order, collapse, labels,
+            overlay, reduce, figure, size, crop, mean, std, weights, arch, seed, device, ... For the
+            run: archive, fail_fast, jobs, shard, max_output_size, max_files. What goes in and what
+            flows back: capture (`"output,grad"`, or a sequence), target (`"class:281"`), grad_rule.
+            Interventions, each a string or a sequence of them: ablate (`"layer3.*.relu:5,17"`),
+            scale_channel (`"conv1:3=2.0"`), clamp (`"relu:0,6"`), noise (`"conv1:0.1"`, drawn from
+            `seed`), grad_scale (`"layer4:0.5"`).
 
     Returns:
         What became of each image; `failures` and `exit_code` sum it up.
@@ -249,69 +228,26 @@ def run(
     """
     is_module = isinstance(model, nn.Module)
     for_noise = {"seed"} if is_module and "noise" in options else set()
-    for_model = _taken(options, _names(ModelOptions) - {"spec", *for_noise})
+    for_model = take(options, names_of(ModelOptions) - for_noise)
     if is_module and for_model:
         raise UsageError(f"{', '.join(for_model)} is for a MODEL string, and a module was given")
-    given = {"out": out, "overwrite": overwrite, "resume": resume, "tensorboard": tensorboard}
-    asked = _asked({"seed": for_model.get("seed", 0), **options}, layers, given)
+    seed = options.pop("seed", for_model.get("seed", 0))
+    given = {"layers": _selectors(layers), "out": out, "overwrite": overwrite}
+    given |= {"resume": resume, "tensorboard": tensorboard}
+    asked = read_keywords(options, seed, given)
+    if not (pictures := _several(images)):
+        raise UsageError("there are no images", "give paths or images")
     finished: list[ImageResult] = []
     with TemporaryDirectory(prefix="featviz-") as folder:
         room = Path(folder) / "in-memory"
         room.mkdir()
         result = pipeline.run(
             _source(model, for_model, asked.inputs),
-            memory.to_files(_several(images), room),
+            memory.to_files(pictures, room),
             asked,
             lambda image, total: finished.append(image),
         )
     return replace(result, images=tuple(finished))
-
-
-_OF_THE_RUN = {"archive", "fail_fast", "jobs"}
-_LIMITS = {"max_output_size": "bytes", "max_files": "files"}
-_PASSING = {"capture", "target", "grad_rule", *(kind.replace("-", "_") for kind in INTERVENTIONS)}
-"""The options of run that are gradients and interventions."""
-
-
-def _asked(options: dict[str, Any], layers: Any, given: Mapping[str, Any]) -> RunOptions:
-    """What a run is told, from keywords.
-
-    Raises:
-        UsageError: a keyword that does not exist, or a bad value.
-    """
-    seed, passing = options.pop("seed"), {"capture": "output", **_taken(options, _PASSING)}
-    records = {
-        "draw": filled(DrawOptions, _taken(options, _names(DrawOptions))),
-        "inputs": filled(InputOptions, _taken(options, _names(InputOptions))),
-        "passes": filled(PassOptions, _record_of(read_options({**passing, "seed": seed}))),
-        "limits": filled(Limits, _limits(_taken(options, set(_LIMITS)))),
-    }
-    run = _taken(options, _OF_THE_RUN)
-    shard = options.pop("shard", None)
-    if options:
-        raise no_option(options, {*_PASSING, *_OPTIONS})
-    asked = filled(RunOptions, {**given, **run, **records, "layers": _selectors(layers)})
-    return replace(asked, shard=parse_shard(str(shard)) if shard is not None else None)
-
-
-_OPTIONS = {
-    *_OF_THE_RUN,
-    *_LIMITS,
-    "shard",
-    *(f.name for kind in (DrawOptions, InputOptions, ModelOptions) for f in fields(kind)),
-} - {"spec"}
-"""Every keyword of run but those of _PASSING."""
-
-
-def _limits(given: Mapping[str, Any]) -> dict[str, Any]:
-    limits = {_LIMITS[name]: value for name, value in given.items()}
-    if isinstance(limits.get("bytes"), str):
-        limits["bytes"] = parse_bytes(limits["bytes"])
-    return limits
-
-
-def _record_of(record: Any) -> dict[str, Any]:
-    return {f.name: getattr(record, f.name) for f in fields(record)}
 
 
 def _source(
@@ -345,8 +281,7 @@ def _selectors(layers: Any) -> str | None:
     """Selectors as text."""
     if layers is None:
         return None
-    many = layers if isinstance(layers, (list, tuple)) else [layers]
-    return ",".join(map(_selector, many))
+    return ",".join(map(_selector, _several(layers)))
 
 
 def _selector(layer: Any) -> str:
@@ -360,17 +295,5 @@ def _selector(layer: Any) -> str:
     )
 
 
-def _several(images: Any) -> Sequence[Any]:
-    several = images if isinstance(images, (list, tuple)) else [images]
-    if not several:
-        raise UsageError("there are no images", "give paths or images")
-    return several
-
-
-def _taken(options: dict[str, Any], names: set[str]) -> dict[str, Any]:
-    """Those of the options that have these names; they are removed."""
-    return {name: options.pop(name) for name in list(options) if name in names}
-
-
-def _names(kind: Any) -> set[str]:
-    return {f.name for f in fields(kind)}
+def _several(values: Any) -> Sequence[Any]:
+    return values if isinstance(values, (list, tuple)) else [values]

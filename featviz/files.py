@@ -10,7 +10,7 @@ import re
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any, BinaryIO
 
 from featviz.errors import FileError
@@ -39,20 +39,16 @@ _RELATIVE = os.open in os.supports_dir_fd
 """Whether a file can be opened by its name in a folder that is open."""
 
 
-def open_regular(path: Path, below: Path | None = None) -> BinaryIO:
-    """Open a regular file for reading; no FIFO, device, socket or folder.
-
-    Args:
-        below: a folder that the path must lie in. Then no component of the path below this folder
-            may be a symbolic link, nor the file itself; links on the way to `below` are the
-            user's own and are followed.
+def open_regular(path: Path) -> BinaryIO:
+    """Open a regular file for reading; no FIFO, device, socket or folder. Links are followed: the
+    path is the user's own (see `Folder` for names from somebody else).
 
     Raises:
         FileNotFoundError: there is no such file.
-        FileError: it is something else, it cannot be opened, or it is reached through a link.
+        FileError: it is something else, or it cannot be opened.
     """
     try:
-        descriptor = _open_anywhere(path) if below is None else _open_below(path, below)
+        descriptor = _open_anywhere(path)
     except FileNotFoundError:
         raise
     except (OSError, ValueError) as error:
@@ -78,8 +74,8 @@ def is_inside(relative: str) -> bool:
 class Folder:
     """A folder whose files somebody else has named: each is opened without following a link.
 
-    Folders on the way stay open, which makes it faster than `open_regular(below=...)` for many
-    files. Names are relative, with forward slashes (see `is_inside`).
+    Folders on the way stay open, which makes it fast for many files. Names are relative, with
+    forward slashes (see `is_inside`).
 
     Example:
         >>> with Folder(Path("run"), "cat.jpg") as folder:  # doctest: +SKIP
@@ -132,6 +128,15 @@ class Folder:
             raise FileError(f"{quoted(relative)} has more than the {most:,} bytes it may have")
         return content
 
+    def read_json(self, relative: str, most: int) -> Any:
+        """The value of a JSON file of at most `most` bytes; raises as `open` does, and FileError
+        where it is no JSON that `parse_json` takes."""
+        content = self.read(relative, most)
+        try:
+            return parse_json(content.decode("utf-8"))
+        except ValueError as error:
+            raise FileError(f"{quoted(relative)} is no JSON: {quoted(str(error))}") from error
+
     def head(self, relative: str, most: int) -> tuple[bytes, int]:
         """The first bytes of a file, at most `most`, and how many it has; raises as `open` does."""
         with self._said(relative):
@@ -175,8 +180,7 @@ class Folder:
 
     def _enter(self, folders: list[str]) -> None:
         """Open these folders, one in the other; what is open already stays so."""
-        own = [name for name, _ in self._folders[self._base :]]
-        if own == folders:
+        if folders == [name for name, _ in self._folders[self._base :]]:
             return
         while len(self._folders) > self._base:
             os.close(self._folders.pop()[1])
@@ -197,14 +201,14 @@ def _read_up_to(descriptor: int, count: int) -> bytes:
     return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
 
-def read_bytes(path: Path, most: int = SMALL, below: Path | None = None) -> bytes:
+def read_bytes(path: Path, most: int = SMALL) -> bytes:
     """Read a regular file of at most `most` bytes (see `open_regular`).
 
     Raises:
         FileNotFoundError: there is no such file.
         FileError: it is no regular file, too large, or cannot be read.
     """
-    with open_regular(path, below) as file:
+    with open_regular(path) as file:
         try:
             size = os.fstat(file.fileno()).st_size  # to read more would allocate more
             content = file.read(min(size, most) + 1)
@@ -215,7 +219,7 @@ def read_bytes(path: Path, most: int = SMALL, below: Path | None = None) -> byte
     return content
 
 
-def read_text(path: Path, most: int = SMALL, below: Path | None = None) -> str:
+def read_text(path: Path, most: int = SMALL) -> str:
     """Read a UTF-8 file of at most `most` bytes (see `open_regular`).
 
     Raises:
@@ -223,12 +227,12 @@ def read_text(path: Path, most: int = SMALL, below: Path | None = None) -> str:
         FileError: it is no regular file, too large, not UTF-8, or cannot be read.
     """
     try:
-        return read_bytes(path, most, below).decode("utf-8")
+        return read_bytes(path, most).decode("utf-8")
     except UnicodeDecodeError as error:
         raise FileError(f"{_name(path)} is not UTF-8: byte {error.start}") from error
 
 
-def read_json(path: Path, most: int = SMALL, below: Path | None = None) -> Any:
+def read_json(path: Path, most: int = SMALL) -> Any:
     """Read a JSON file of at most `most` bytes and DEEPEST levels (see `open_regular`).
 
     Raises:
@@ -237,7 +241,7 @@ def read_json(path: Path, most: int = SMALL, below: Path | None = None) -> Any:
             that JSON has not (NaN, Infinity) or of more digits than Python reads.
     """
     try:
-        return parse_json(read_text(path, most, below))
+        return parse_json(read_text(path, most))
     except ValueError as error:
         raise FileError(f"{_name(path)} is no JSON: {quoted(str(error))}") from error
 
@@ -261,8 +265,8 @@ def _refuse_constant(text: str) -> Any:
 def _is_too_deep(text: str) -> bool:
     """Whether lists and objects nest deeper than DEEPEST; brackets inside strings do not count."""
     depth = 0
-    for found in _BRACKETS.finditer(text):
-        depth += (found[0] in "[{") - (found[0] in "]}")
+    for token in _BRACKETS.finditer(text):
+        depth += (token[0] in "[{") - (token[0] in "]}")
         if depth > DEEPEST:
             return True
     return False
@@ -273,25 +277,6 @@ def _open_anywhere(path: Path) -> int:
     if not stat.S_ISREG(path.stat().st_mode):
         raise OSError(_IRREGULAR)
     return _only_regular(os.open(path, _READ))
-
-
-def _open_below(path: Path, below: Path) -> int:
-    """Open component by component, each relative to the folder before it, following no link."""
-    parts = PurePosixPath(os.path.relpath(path, below).replace(os.sep, "/")).parts
-    if not parts or ".." in parts:
-        raise OSError(f"it lies outside {below}")
-    if not _RELATIVE:  # pragma: no cover - Windows
-        return _open_checked(path, below, parts)
-    folder = os.open(below, os.O_RDONLY | _DIRECTORY)
-    try:
-        for part in parts[:-1]:
-            inner = os.open(part, os.O_RDONLY | _DIRECTORY | _NOFOLLOW, dir_fd=folder)
-            os.close(folder)
-            folder = inner
-        _check_regular(os.stat(parts[-1], dir_fd=folder, follow_symlinks=False).st_mode)
-        return _only_regular(os.open(parts[-1], _READ | _NOFOLLOW, dir_fd=folder))
-    finally:
-        os.close(folder)
 
 
 def _open_checked(path: Path, below: Path, parts: tuple[str, ...]) -> int:  # pragma: no cover

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from runs import SMALL, make_photos
 from torch import nn
 
 from featviz import cli
@@ -108,6 +109,19 @@ def picture(tmp_path: Path) -> Path:
     path = tmp_path / "picture.png"
     Image.fromarray(pixels).save(path)
     return path
+
+
+@pytest.fixture
+def photos(tmp_path: Path) -> Path:
+    """A folder of two pictures."""
+    return make_photos(tmp_path / "photos", 2)
+
+
+@pytest.fixture
+def ran(featviz: Callable[..., Outcome], tiny_file: Path, photos: Path, tmp_path: Path) -> Path:
+    """The directory of a run of the tiny model on two pictures."""
+    assert featviz("run", tiny_file, photos, "--out", tmp_path / "out", *SMALL).code == 0
+    return tmp_path / "out"
 
 
 @pytest.fixture

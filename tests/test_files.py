@@ -18,15 +18,18 @@ def test_a_regular_file_is_read(tmp_path: Path) -> None:
     path.parent.mkdir()
     path.write_text('{"ä": [1, 2.5, null]}', "utf-8")
     assert files.read_bytes(path) == path.read_bytes()
-    assert files.read_text(path, below=tmp_path) == '{"ä": [1, 2.5, null]}'
-    assert files.read_json(path, below=tmp_path) == {"ä": [1, 2.5, None]}
+    assert files.read_text(path) == '{"ä": [1, 2.5, null]}'
+    assert files.read_json(path) == {"ä": [1, 2.5, None]}
+    with files.Folder(tmp_path) as folder:
+        assert folder.read_json("a/b.json", 100) == {"ä": [1, 2.5, None]}
 
 
 def test_a_missing_file_is_told_apart(tmp_path: Path) -> None:
     """FileNotFoundError, so that the caller can say what it means."""
-    for below in (None, tmp_path):
-        with pytest.raises(FileNotFoundError):
-            files.read_bytes(tmp_path / "none", below=below)
+    with pytest.raises(FileNotFoundError):
+        files.read_bytes(tmp_path / "none")
+    with files.Folder(tmp_path) as folder, pytest.raises(FileNotFoundError):
+        folder.read("none", 100)
 
 
 def test_a_fifo_does_not_block(tmp_path: Path) -> None:
@@ -37,8 +40,9 @@ def test_a_fifo_does_not_block(tmp_path: Path) -> None:
         with pytest.raises(FileError, match="it is no regular file"):
             files.read_bytes(path)
     for name in ("fifo", "folder"):
-        with pytest.raises(FileError, match="it is no regular file"):
-            files.read_bytes(tmp_path / name, below=tmp_path)
+        regular = pytest.raises(FileError, match="it is no regular file")
+        with files.Folder(tmp_path) as folder, regular:
+            folder.read(name, 100)
 
 
 def test_links_below_a_folder_are_not_followed(tmp_path: Path) -> None:
@@ -51,19 +55,20 @@ def test_links_below_a_folder_are_not_followed(tmp_path: Path) -> None:
     (run / "folder").symlink_to(tmp_path / "secret")
     (run / "own").write_text("mine")
     for name in ("file", "folder/key"):
-        with pytest.raises(FileError, match="symbolic link"):
-            files.read_bytes(run / name, below=run)
+        with files.Folder(run) as folder, pytest.raises(FileError, match="symbolic link"):
+            folder.read(name, 100)
     (tmp_path / "linked").symlink_to(run)
-    assert files.read_bytes(tmp_path / "linked" / "own", below=tmp_path / "linked") == b"mine"
+    with files.Folder(tmp_path / "linked") as folder:
+        assert folder.read("own", 100) == b"mine"
 
 
 def test_a_path_outside_is_refused(tmp_path: Path) -> None:
     """`..` and an absolute path lead nowhere."""
     (tmp_path / "run").mkdir()
     (tmp_path / "key").write_text("x")
-    for path in (tmp_path / "run" / ".." / "key", Path("/etc/passwd")):
-        with pytest.raises(FileError, match="outside"):
-            files.read_bytes(path, below=tmp_path / "run")
+    for name in ("../key", "/etc/passwd"):
+        with files.Folder(tmp_path / "run") as folder, pytest.raises(FileError, match="outside"):
+            folder.read(name, 100)
 
 
 def test_a_large_file_is_refused(tmp_path: Path) -> None:

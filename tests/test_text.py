@@ -5,12 +5,13 @@ from __future__ import annotations
 import doctest
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from featviz import text
 
 
+@settings(deadline=None)
 @given(st.lists(st.integers(0, 40), unique=True, min_size=1))
 def test_ranges_are_read_back(numbers: list[int]) -> None:
     """Any numbers, in any order, come back as they were written."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import glob
 import logging
-import re
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
@@ -16,12 +15,13 @@ from featviz.audit.model_audit import AuditRequest, Examined, Progress
 from featviz.audit.output import SCHEMA_VERSION
 from featviz.errors import CHECK_FAILED, UsageError
 from featviz.images import decode, find
+from featviz.images.group import natural_key
 from featviz.models.load import LoadedModel, ModelOptions, load_model
 from featviz.pipeline.prepare import grouped
 from featviz.pipeline.processes import ALONE, World
 from featviz.records import Sample, Verdict
 from featviz.rundir import destination, junit, write
-from featviz.text import is_number, safe_name
+from featviz.text import safe_name
 
 log = logging.getLogger(__name__)
 
@@ -139,32 +139,17 @@ def _samples(
     stdin: BinaryIO | None,
     options: AuditOptions,
 ) -> list[Sample]:
-    """Find the images, and refuse to write where something else lies."""
+    """Find the images, and refuse to write over them, a model, or what something else made."""
     samples = find.find_samples(arguments, stdin, options.nul_separated, options.out)
-    _check_apart(models, samples, options)
-    destination.check_free(options.out, destination.AUDIT, options.overwrite, options.besides)
-    return samples
-
-
-def _check_apart(
-    models: Sequence[ModelOptions] | LoadedModel, samples: Sequence[Sample], options: AuditOptions
-) -> None:
-    """Whether no file that is written is, or holds, one that is read."""
     inputs = find.files_of(samples)
     for model in () if isinstance(models, LoadedModel) else _expanded(models):
         inputs += destination.model_files(model.spec, model.arch, model.weights)
-    for option, path in (
-        ("--out", options.out),
-        ("--junit", options.junit),
-        ("--prune-out", options.prune_out),
-    ):
+    written = {"--out": options.out, "--junit": options.junit, "--prune-out": options.prune_out}
+    for option, path in written.items():
         if path is not None:
             destination.check_apart(path, option, inputs)
-
-
-def natural_key(text: str) -> list[tuple[int, str]]:
-    """Sorts epoch_2 before epoch_10."""
-    return [(int(part), "") if is_number(part) else (-1, part) for part in re.split(r"(\d+)", text)]
+    destination.check_free(options.out, destination.AUDIT, options.overwrite, options.besides)
+    return samples
 
 
 def _checked(options: AuditOptions) -> AuditRequest:

@@ -37,7 +37,13 @@ TANH = bounded(-1.0, 1.0)
 SMOOTH = Activation()
 """Neither exact zeros nor a bound: whether it varies is the right question."""
 
-_ACTIVATIONS = (
+_CHANNELWISE, _MIXING, _OTHER = Part("channelwise"), Part("mixing"), Part("other")
+_DROPOUT = "_DropoutNd StochasticDepth DropPath"
+_POOLS = "_MaxPoolNd _AvgPoolNd _AdaptiveMaxPoolNd _AdaptiveAvgPoolNd"
+_POOL_FUNCTIONS = "max_pool2d avg_pool2d adaptive_avg_pool2d adaptive_max_pool2d"
+_UPSAMPLING = "interpolate upsample_nearest2d upsample_bilinear2d upsample_bicubic2d"
+
+_KNOWN: tuple[tuple[Activation | Part, str, str], ...] = (
     (RELU, "ReLU", "relu"),
     (RELU6, "ReLU6", "relu6"),
     (UNIT, "Sigmoid Hardsigmoid HardSigmoid", "sigmoid hardsigmoid"),
@@ -49,37 +55,26 @@ _ACTIVATIONS = (
     (SMOOTH, "LeakyReLU PReLU RReLU", "leaky_relu prelu rrelu"),
     (SMOOTH, "ELU CELU SELU", "elu celu selu"),
     (SMOOTH, "Softplus Softsign LogSigmoid", "softplus softsign logsigmoid"),
+    (Part("maker", axis=1), "_ConvNd", ""),
+    (Part("maker", axis=-1), "Linear", ""),
+    (_CHANNELWISE, "_BatchNorm FrozenBatchNorm2d _InstanceNorm", "batch_norm instance_norm"),
+    (_CHANNELWISE, _DROPOUT, "dropout dropout2d"),
+    (_CHANNELWISE, _POOLS, _POOL_FUNCTIONS),
+    (_CHANNELWISE, "Upsample", _UPSAMPLING),
+    (_CHANNELWISE, "Identity", "contiguous clone detach float to"),
+    (_MIXING, "GroupNorm LayerNorm RMSNorm", "group_norm layer_norm rms_norm"),
 )
-"""What can be asked of an activation; its modules by class name (torch.nn's, and those that timm
-and torchvision add), and the same as functions of torch, torch.nn.functional and Tensor."""
+"""What can be asked of an activation, or what another part does to channels; its modules by class
+name (torch.nn's, and those that timm and torchvision add), and the same as functions of torch,
+torch.nn.functional and Tensor. A module that is not here is looked into, or ends a chain."""
 
-MODULES = {name: kind for kind, modules, _ in _ACTIVATIONS for name in modules.split()}
-FUNCTIONS = {name: kind for kind, _, functions in _ACTIVATIONS for name in functions.split()}
 
-_CHANNELS_FIRST = Part("maker", axis=1)
-_CHANNELWISE, _MIXING, _OTHER = Part("channelwise"), Part("mixing"), Part("other")
+def _part(known: Activation | Part) -> Part:
+    return known if isinstance(known, Part) else Part("activation", activation=known)
 
-_MODULE_PARTS = (
-    (_CHANNELS_FIRST, "_ConvNd"),
-    (Part("maker", axis=-1), "Linear"),
-    (_CHANNELWISE, "_BatchNorm FrozenBatchNorm2d _InstanceNorm"),
-    (_CHANNELWISE, "_DropoutNd StochasticDepth DropPath Identity Upsample"),
-    (_CHANNELWISE, "_MaxPoolNd _AvgPoolNd _AdaptiveMaxPoolNd _AdaptiveAvgPoolNd"),
-    (_MIXING, "GroupNorm LayerNorm RMSNorm"),
-)
-"""Other modules by class name; what is in neither table is looked into, or ends a chain."""
 
-_FUNCTION_PARTS = (
-    (_CHANNELWISE, "batch_norm instance_norm dropout dropout2d"),
-    (_CHANNELWISE, "max_pool2d avg_pool2d adaptive_avg_pool2d adaptive_max_pool2d"),
-    (_CHANNELWISE, "interpolate upsample_nearest2d upsample_bilinear2d upsample_bicubic2d"),
-    (_CHANNELWISE, "contiguous clone detach float to"),
-    (_MIXING, "group_norm layer_norm rms_norm"),
-)
-"""Functions that leave channel i channel i."""
-
-PARTS = {name: part for part, names in _MODULE_PARTS for name in names.split()}
-FUNCTION_PARTS = {name: part for part, names in _FUNCTION_PARTS for name in names.split()}
+MODULES = {name: _part(known) for known, modules, _ in _KNOWN for name in modules.split()}
+FUNCTIONS = {name: _part(known) for known, _, functions in _KNOWN for name in functions.split()}
 
 
 def of_module(module: nn.Module) -> Part | None:
@@ -87,23 +82,19 @@ def of_module(module: nn.Module) -> Part | None:
     none that is known)."""
     if next(module.children(), None) is not None:
         return None
-    for name in class_names(module):
-        if name in MODULES:
-            return Part("activation", activation=_with_own_ends(module, MODULES[name]))
-        if name in PARTS:
-            return PARTS[name]
-    return None
+    part = next((MODULES[name] for name in class_names(module) if name in MODULES), None)
+    if part is None or part.activation is None:
+        return part
+    return Part("activation", activation=_with_own_ends(module, part.activation))
 
 
 def of_function(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Part:
     """What a function is, by its name and the arguments of the call."""
-    if name not in FUNCTIONS:
-        return FUNCTION_PARTS.get(name, _OTHER)
-    activation = FUNCTIONS[name]
     if name == "hardtanh":
         given = dict(zip(("min_val", "max_val"), args[1:3], strict=False)) | dict(kwargs)
-        activation = clipped(given.get("min_val", -1.0), given.get("max_val", 1.0))
-    return Part("activation", activation=activation)
+        ends = given.get("min_val", -1.0), given.get("max_val", 1.0)
+        return Part("activation", activation=clipped(*ends))
+    return FUNCTIONS.get(name, _OTHER)
 
 
 def _with_own_ends(module: nn.Module, activation: Activation) -> Activation:

@@ -16,7 +16,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from featviz.audit import activations
+from featviz.audit.activations import of_function, of_module
 from featviz.hooks.containers import tensors
 from featviz.hooks.eval_mode import in_eval_mode
 from featviz.hooks.forward import forward
@@ -41,8 +41,8 @@ class Node:
 
 
 @dataclass(frozen=True)
-class Found:
-    """A node, or the reason why there is none."""
+class Reached:
+    """The node to which a way through the graph leads, or the reason why it leads to none."""
 
     node: int | None
     reason: str = ""
@@ -92,7 +92,7 @@ class Graph:
         self._owner.clear()
         self._alive.clear()
 
-    def activation_after(self, start: int) -> Found:
+    def activation_after(self, start: int) -> Reached:
         """The activation that the tensor of a node reaches, itself included.
 
         It goes by the order of calls: of several that take the tensor, the first one. Only what
@@ -101,13 +101,13 @@ class Graph:
         at = start
         while self.nodes[at].part.role != "activation":
             if at != start and self.nodes[at].part.role not in _PASSING:
-                return Found(None, f"{self.nodes[at].call.label} comes before any activation")
+                return Reached(None, f"{self.nodes[at].call.label} comes before any activation")
             if not self.users[at]:
-                return Found(None, "nothing takes its output")
+                return Reached(None, "nothing takes its output")
             at = self.users[at][0]
-        return Found(at)
+        return Reached(at)
 
-    def maker_of(self, activation: int) -> Found:
+    def maker_of(self, activation: int) -> Reached:
         """The convolution or linear module whose channels, and no others, feed an activation.
 
         Between them each channel must go its own way, and nothing else may take a tensor: then a
@@ -118,15 +118,15 @@ class Graph:
             sources = self.nodes[at].sources
             if len(sources) != 1:
                 label = self.nodes[at].call.label
-                return Found(None, f"{label} takes {len(sources)} tensors of other layers")
+                return Reached(None, f"{label} takes {len(sources)} tensors of other layers")
             before = sources[0]
             node = self.nodes[before]
             if self.users[before] != [at]:
-                return Found(None, f"the output of {node.call.label} is used elsewhere, too")
+                return Reached(None, f"the output of {node.call.label} is used elsewhere, too")
             if node.part.role == "maker":
-                return Found(before)
+                return Reached(before)
             if node.part.role != "channelwise":
-                return Found(None, f"{node.call.label} mixes channels or tensors")
+                return Reached(None, f"{node.call.label} mixes channels or tensors")
             at = before
 
     def _inherited(self, part: Part, sources: tuple[int, ...]) -> int | None:
@@ -157,7 +157,7 @@ def trace(model: LoadedModel, blank: Sequence[Tensor]) -> Trace:
         ForwardError: the model cannot take it.
     """
     modules = dict(model.module.named_modules())
-    parts = {name: activations.of_module(module) for name, module in modules.items()}
+    parts = {name: of_module(module) for name, module in modules.items()}
     graph, gave = Graph(), dict[Call, str]()
 
     def sink(call: Call, args: Sequence[Any], kwargs: Mapping[str, Any], output: Any) -> None:
@@ -165,7 +165,7 @@ def trace(model: LoadedModel, blank: Sequence[Tensor]) -> Trace:
         gave[call] = "nested tensor" if nested else type(output).__name__
         part = parts.get(call.name)
         if (function := function_in(call.name)) is not None:
-            part = activations.of_function(function, args, kwargs)
+            part = of_function(function, args, kwargs)
         if part is None:
             graph.note_outer(call, output)
         else:
@@ -184,14 +184,14 @@ def trace(model: LoadedModel, blank: Sequence[Tensor]) -> Trace:
 
 def _functions(graph: Graph, first: int) -> list[Layer]:
     """Activation functions that the pass called, as layers."""
-    found = {
+    types = {
         node.call.name: node.call.type
         for node in graph.nodes
         if node.part.activation is not None and function_in(node.call.name) is not None
     }
     return [
         Layer(first + number, name, type, (type,))
-        for number, (name, type) in enumerate(found.items())
+        for number, (name, type) in enumerate(types.items())
     ]
 
 

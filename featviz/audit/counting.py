@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -12,9 +11,8 @@ import torch
 from torch import Tensor
 
 from featviz import layout
-from featviz.audit import running_stats
 from featviz.audit.plan import Spot
-from featviz.audit.running_stats import ChannelStats, Covariance, TopImages
+from featviz.audit.running_stats import ChannelStats, Covariance, TopImages, at_bounds, to_rows
 from featviz.drawing import stats
 from featviz.errors import FeatvizError, ForwardError, ImageError, LayoutError
 from featviz.hooks.forward import forward
@@ -22,9 +20,6 @@ from featviz.models.load import LoadedModel
 from featviz.models.preprocess import InputOptions
 from featviz.pipeline.prepare import read_input
 from featviz.records import STAT_COLUMNS, Call, Sample
-
-TOP = 4
-"""Images kept for each channel: those that excite it most."""
 
 Failed = Callable[[int, FeatvizError], None]
 """Called with the number of an image that failed."""
@@ -48,10 +43,39 @@ class Tally:
     top: TopImages
     covariance: Covariance | None = None
 
+    @classmethod
+    def of_batch(cls, images: Sequence[int], output: Any, spot: Spot, correlate: bool) -> Tally:
+        """The statistics of what a call gave for these images.
+
+        Raises:
+            LayoutError: it gave no tensor of channels.
+        """
+        if not isinstance(output, Tensor):
+            raise LayoutError(f"gives a {type(output).__name__}, not a tensor")
+        rows = to_rows(layout.to_floats(output.detach()), spot.axis, len(images))
+        count, width, positions = rows.shape
+        numbers = stats.channel_stats(rows.reshape(-1, positions))
+        numbers = numbers.reshape(count, width, len(STAT_COLUMNS))
+        saturated = None
+        if spot.activation is not None and spot.activation.bounds:
+            saturated = at_bounds(rows, spot.activation.bounds, spot.activation.margin)
+        maxima = np.where(numbers[..., stats.NONFINITE] > 0, np.inf, numbers[..., stats.MAX])
+        return cls(
+            ChannelStats.of_maps(numbers, positions, saturated),
+            TopImages.of_batch(np.array(images), maxima),
+            Covariance.of_rows(rows) if correlate else None,
+        )
+
+    @property
+    def channels(self) -> int:
+        """How many channels the call's output has."""
+        return len(self.stats.count)
+
     def merge(self, other: Tally) -> Tally:
         """The statistics of both, which saw different images."""
-        parts = [c for c in (self.covariance, other.covariance) if c is not None]
-        covariance = parts[0].merge(parts[1]) if len(parts) == 2 else next(iter(parts), None)
+        covariance = None
+        if self.covariance is not None and other.covariance is not None:
+            covariance = self.covariance.merge(other.covariance)
         return Tally(self.stats.merge(other.stats), self.top.merge(other.top), covariance)
 
 
@@ -72,7 +96,7 @@ class Census:
     fault: Exception | None = None
     """A bug of ours, to tell it from a fault of the model."""
     _batch: tuple[int, ...] = ()
-    _pending: list[Callable[[], None]] = field(default_factory=list)
+    _pending: list[tuple[Call, Tally]] = field(default_factory=list)
 
     def begin(self, images: tuple[int, ...]) -> None:
         """The next tensors come from these images."""
@@ -81,15 +105,14 @@ class Census:
 
     def commit(self) -> None:
         """The model is through with them: count what they gave."""
-        for count in self._pending:
-            count()
+        for call, tally in self._pending:
+            self._add(call, tally)
         self._pending.clear()
 
     def absorb(self, other: Census) -> None:
         """Add what another process has counted, of other images."""
         for call, tally in other.tallies.items():
-            known = self.tallies.get(call)
-            self.tallies[call] = tally if known is None else known.merge(tally)
+            self._add(call, tally)
         self.faults = {**other.faults, **self.faults}
         self.unforeseen |= other.unforeseen
 
@@ -100,50 +123,22 @@ class Census:
                 self.unforeseen.add(call.label)
             return
         try:
-            self._pending.append(self._measured(self.spots[call], out))
+            tally = Tally.of_batch(self._batch, out, self.spots[call], call in self.correlate)
+            self._pending.append((call, tally))
         except LayoutError as error:
             self.faults.setdefault(call, error.message)
         except Exception as error:
             self.fault = error
             raise
 
-    def _measured(self, spot: Spot, out: Any) -> Callable[[], None]:
-        if not isinstance(out, Tensor):
-            raise LayoutError(f"gives a {type(out).__name__}, not a tensor")
-        rows = running_stats.to_rows(layout.to_floats(out.detach()), spot.axis, len(self._batch))
-        count, width, positions = rows.shape
-        numbers = stats.channel_stats(rows.reshape(-1, positions))
-        numbers = numbers.reshape(count, width, len(STAT_COLUMNS))
-        saturated = None
-        if spot.activation is not None and spot.activation.bounds:
-            saturated = running_stats.at_bounds(
-                rows, spot.activation.bounds, spot.activation.margin
-            )
-        seen = ChannelStats.of_maps(numbers, positions, saturated)
-        covariance = Covariance.of_rows(rows) if spot.call in self.correlate else None
-        maxima = np.where(numbers[..., stats.NONFINITE] > 0, np.inf, numbers[..., stats.MAX])
-        return partial(self._count, spot.call, seen, np.array(self._batch), maxima, covariance)
-
-    def _count(
-        self,
-        call: Call,
-        seen: ChannelStats,
-        images: running_stats.Integers,
-        maxima: running_stats.Doubles,
-        covariance: Covariance | None,
-    ) -> None:
-        width = len(seen.count)
-        tally = self.tallies.setdefault(
-            call, Tally(ChannelStats.empty(width), TopImages.empty(width, TOP))
-        )
-        if len(tally.stats.count) != width:
-            self.faults[call] = f"has {len(tally.stats.count)} channels, then {width}"
-            return
-        tally.stats = tally.stats.merge(seen)
-        tally.top = tally.top.add(images, maxima)
-        if covariance is not None:
-            before = tally.covariance or Covariance.empty(width)
-            tally.covariance = before.merge(covariance)
+    def _add(self, call: Call, tally: Tally) -> None:
+        before = self.tallies.get(call)
+        if before is None:
+            self.tallies[call] = tally
+        elif before.channels != tally.channels:
+            self.faults[call] = f"has {before.channels} channels, then {tally.channels}"
+        else:
+            self.tallies[call] = before.merge(tally)
 
 
 def batches(
@@ -157,12 +152,12 @@ def batches(
     """Decode and prepare images; neighbours of the same input shape go together, `size` at most.
 
     Args:
-        numbers: by which the images are known; their positions by default.
+        numbers: of the samples to take; all by default.
     """
     waiting: list[tuple[int, list[Tensor]]] = []
-    for number, sample in zip(numbers or range(len(samples)), samples, strict=True):
+    for number in range(len(samples)) if numbers is None else numbers:
         try:
-            _, args = read_input(sample, model.preprocess, inputs)
+            _, args = read_input(samples[number], model.preprocess, inputs)
         except ImageError as error:
             failed(number, error)
             continue

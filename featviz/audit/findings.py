@@ -48,7 +48,7 @@ def groups(evidence: Evidence, thresholds: Thresholds) -> list[list[int]]:
     return components
 
 
-def rows(plan: AuditPlan, counted: Census, thresholds: Thresholds) -> dict[AuditTarget, Row]:
+def judged_rows(plan: AuditPlan, counted: Census, thresholds: Thresholds) -> dict[AuditTarget, Row]:
     """Judge the targets of which something was counted."""
     return {
         target: _judged(target, counted, thresholds)
@@ -57,23 +57,18 @@ def rows(plan: AuditPlan, counted: Census, thresholds: Thresholds) -> dict[Audit
     }
 
 
-def expected(target: AuditTarget, thresholds: Thresholds) -> Row:
+def expected_row(target: AuditTarget, thresholds: Thresholds) -> Row:
     """The row of a target before anything was counted: its findings are those it is judged for."""
     nothing = np.zeros(0)
     bounded = target.spot.activation is not None and bool(target.spot.activation.bounds)
-    evidence = Evidence(
-        count=nothing,
-        low=nothing,
-        high=nothing,
-        nonfinite=nothing,
-        saturated=nothing if bounded else None,
-        ceiling=None if target.dead_at is None else nothing,
-        correlation=None if thresholds.redundant_at is None else np.zeros((0, 0)),
-    )
+    saturated = nothing if bounded else None
+    ceiling = None if target.dead_at is None else nothing
+    correlation = None if thresholds.redundant_at is None else np.zeros((0, 0))
+    evidence = Evidence(nothing, nothing, nothing, nothing, saturated, ceiling, correlation)
     return _row(target, 0, judge(evidence, thresholds))
 
 
-def total(layers: Sequence[Row]) -> dict[str, Any]:
+def totals(layers: Sequence[Row]) -> dict[str, Any]:
     """The channels of all layers together, how many have each finding, and the mean APoZ.
 
     `judged` counts the channels that are judged for a finding; APoZ is the mean over them.
@@ -102,7 +97,7 @@ def _judged(target: AuditTarget, counted: Census, thresholds: Thresholds) -> Row
     more: dict[str, Any] = {"values": int(tally.stats.values.max()), "apoz": _apoz(behind)}
     if thresholds.redundant_at is not None:
         more["groups"] = groups(evidence, thresholds)
-    return {**_row(target, len(tally.stats.count), judge(evidence, thresholds)), **more}
+    return {**_row(target, tally.channels, judge(evidence, thresholds)), **more}
 
 
 def _row(

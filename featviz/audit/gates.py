@@ -53,10 +53,7 @@ def parse(text: str) -> Gate:
     """
     parts = _FORM.fullmatch(text.strip())
     if parts is None:
-        raise UsageError(
-            f"--fail-on {text!r} is no gate",
-            f"for example {EXAMPLES}",
-        )
+        raise UsageError(f"--fail-on {text!r} is no gate", f"for example {EXAMPLES}")
     finding, limit = parts["finding"], float(parts["number"])
     if finding not in FINDINGS:
         close = difflib.get_close_matches(finding, FINDINGS, 1)

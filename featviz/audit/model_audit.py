@@ -11,14 +11,14 @@ import torch
 import torchvision
 from PIL import Image
 
-from featviz.audit import counting, findings, gates, plan, pruning, suspects
 from featviz.audit.call_graph import watching_calls
-from featviz.audit.counting import Census
-from featviz.audit.findings import Row
-from featviz.audit.plan import AuditPlan, AuditTarget
-from featviz.audit.pruning import Pruning, Verification
+from featviz.audit.counting import Batch, Census, batches, run_batch
+from featviz.audit.findings import Row, expected_row, judged_rows, suspicious, totals
+from featviz.audit.gates import Gate, covered
+from featviz.audit.plan import AuditPlan, AuditTarget, choose
+from featviz.audit.pruning import Pruning, Verification, find_prunable
 from featviz.audit.running_stats import Doubles
-from featviz.audit.suspects import SuspectSheet
+from featviz.audit.suspects import PER_LAYER, SuspectSheet, draw_suspects, line_up
 from featviz.errors import FeatvizError
 from featviz.hooks.eval_mode import in_eval_mode
 from featviz.models.load import LoadedModel
@@ -53,7 +53,7 @@ class AuditRequest:
     """Run again with the dead channels forced to zero."""
     max_suspects: int = 48
     """The largest number of channels that are drawn."""
-    gates: tuple[gates.Gate, ...] = ()
+    gates: tuple[Gate, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -94,16 +94,13 @@ class ModelVisit:
             in_eval_mode(self.model.module),
             watching_calls(self.model.module, counted.take, names, chosen.trace.atoms),
         ):
-            share = range(len(self.samples))[self.team.rank :: self.team.size]
-            for batch in self._batches([self.samples[number] for number in share], share):
-                counting.run_batch(self.model, batch, counted, self._failed, self._passed)
+            for batch in self._batches(range(self.team.rank, len(self.samples), self.team.size)):
+                run_batch(self.model, batch, counted, self._failed, self._passed)
         counted = self._joined(counted)
         if not self.seen:
             first = next(iter(self.failures.values()))
-            raise FeatvizError(
-                f"no image of {len(self.samples)} went through: {first.message}",
-                first.hint,
-            )
+            words = f"no image of {len(self.samples)} went through: {first.message}"
+            raise FeatvizError(words, first.hint)
         return counted
 
     def _joined(self, counted: Census) -> Census:
@@ -113,22 +110,18 @@ class ModelVisit:
         alone = replace(counted, known=(), spots={}, _pending=[])  # what another process needs
         parts = self.team.gather((alone, self.seen, self.failures))
         joined = Census(counted.spots, counted.correlate, counted.known)
-        seen: list[int] = []
-        failures: dict[int, FeatvizError] = {}
-        for part, passed, failed in parts:
+        self.seen, self.failures = [], {}
+        for part, seen, failures in parts:
             joined.absorb(part)
-            seen += passed
-            failures |= failed
-        self.seen = seen
-        self.failures = failures
+            self.seen += seen
+            self.failures |= failures
         return joined
 
     def verify(self, chosen: AuditPlan, cut: Pruning) -> dict[str, Any]:
         """Run the images again, with and without the channels that could be cut out."""
         proof = Verification(self.model, chosen, cut)
-        good = sorted(self.seen) if cut.channels else []
         with in_eval_mode(self.model.module):
-            for batch in self._batches([self.samples[number] for number in good], good):
+            for batch in self._batches(sorted(self.seen) if cut.channels else []):
                 proof.show(batch)
         return proof.as_json()
 
@@ -140,11 +133,9 @@ class ModelVisit:
         ]
         return {"total": len(self.samples), "seen": len(self.seen), "failures": failures}
 
-    def _batches(
-        self, samples: Sequence[Sample], numbers: Sequence[int] | None = None
-    ) -> Iterable[counting.Batch]:
-        asked, size = self.asked, self.asked.batch_size
-        return counting.batches(samples, self.model, asked.inputs, size, self._failed, numbers)
+    def _batches(self, numbers: Sequence[int]) -> Iterable[Batch]:
+        inputs, size = self.asked.inputs, self.asked.batch_size
+        return batches(self.samples, self.model, inputs, size, self._failed, numbers)
 
     def _failed(self, number: int, error: FeatvizError) -> None:
         log.debug("%s failed", self.samples[number].name, exc_info=error)
@@ -172,27 +163,33 @@ def examine(
         FeatvizError: nothing to look at, a gate that speaks of nothing, or not one image went
             through.
     """
-    chosen = plan.choose(model, asked.layers, blank_input(model, samples, asked.inputs))
+    chosen = choose(model, asked.layers, blank_input(model, samples, asked.inputs))
     for gate in asked.gates:
-        gates.covered(gate, [findings.expected(t, asked.thresholds) for t in chosen.targets])
+        covered(gate, [expected_row(target, asked.thresholds) for target in chosen.targets])
     visit = ModelVisit(model, samples, asked, progress, team)
     counted = visit.count(chosen)
     if not team.first:
         return None
-    rows = findings.rows(chosen, counted, asked.thresholds)
-    _warn(chosen, counted, list(rows.values()))
-    cut = pruning.find(chosen, [(t, row["findings"].get("dead", ())) for t, row in rows.items()])
+    rows = judged_rows(chosen, counted, asked.thresholds)
+    layers = list(rows.values())
+    skipped = [(skip.layer, skip.reason) for skip in chosen.skipped]
+    skipped += [(call.label, reason) for call, reason in counted.faults.items()]
+    _warn(chosen, counted, layers, skipped)
+    cut = find_prunable(chosen, [(t, row["findings"].get("dead", ())) for t, row in rows.items()])
     document = {
         **_record(model, asked),
         "images": visit.as_json(),
-        **_findings(chosen, counted, list(rows.values())),
+        "layers": layers,
+        "total": totals(layers),
+        "skipped": [{"layer": layer, "reason": reason} for layer, reason in skipped],
+        "never_ran": list(chosen.never_ran),
         "prune": dict(cut.layers),
         "not_prunable": dict(cut.refused),
         "verify": visit.verify(chosen, cut) if asked.verify else None,
     }
     tables = {call.label: tally.stats.table() for call, tally in counted.tallies.items()}
     sheets = _line_up(chosen, counted, rows, asked.max_suspects)
-    drawn = list(suspects.draw(model, chosen, sheets, samples, asked.inputs))
+    drawn = list(draw_suspects(model, chosen, sheets, samples, asked.inputs))
     return Examined(document, tables, drawn)
 
 
@@ -209,28 +206,20 @@ def _record(model: LoadedModel, asked: AuditRequest) -> dict[str, Any]:
     }
 
 
-def _findings(chosen: AuditPlan, counted: Census, layers: list[Row]) -> dict[str, Any]:
-    faults = [{"layer": call.label, "reason": why} for call, why in counted.faults.items()]
-    skipped = [{"layer": skip.layer, "reason": skip.reason} for skip in chosen.skipped]
-    return {
-        "layers": layers,
-        "total": findings.total(layers),
-        "skipped": [*skipped, *faults],
-        "never_ran": list(chosen.never_ran),
-    }
-
-
-def _warn(chosen: AuditPlan, counted: Census, layers: Sequence[Row]) -> None:
+def _warn(
+    chosen: AuditPlan,
+    counted: Census,
+    layers: Sequence[Row],
+    skipped: Sequence[tuple[str, str]],
+) -> None:
     """Say what was asked for and could not be looked at, or not be judged."""
-    skipped = [f"{skip.layer} ({skip.reason})" for skip in chosen.skipped]
-    faults = [f"{call.label} ({why})" for call, why in counted.faults.items()]
     activations = {t.spot.call.label for t in chosen.targets if t.spot.activation is not None}
     refused = [
         f"{row['label']} ({row['not_judged']['dead']})"
         for row in layers
         if row["not_judged"] and row["label"] not in activations
     ]
-    _name("skipped", [*skipped, *faults])
+    _name("skipped", [f"{layer} ({reason})" for layer, reason in skipped])
     _name("never ran", chosen.never_ran)
     _name("not judged for dead", refused)
     _name("calls that a blank image does not cause, not counted", sorted(counted.unforeseen))
@@ -241,11 +230,11 @@ def _line_up(
 ) -> Sequence[SuspectSheet]:
     """Choose the suspects that are drawn, and say so where they are not all."""
     by_call = {target.spot.call: row["findings"] for target, row in rows.items()}
-    sheets = suspects.line_up(chosen, by_call, counted.tallies, limit)
+    sheets = line_up(chosen, by_call, counted.tallies, limit)
     drawn = sum(len(sheet.suspects) for sheet in sheets)
-    every = sum(findings.suspicious(row) for row in rows.values())
+    every = sum(suspicious(row) for row in rows.values())
     if drawn < every:
-        most = f"at most {suspects.PER_LAYER} of a layer, and --max-suspects {limit} in all"
+        most = f"at most {PER_LAYER} of a layer, and --max-suspects {limit} in all"
         log.info("%d of %d suspects are drawn: %s", drawn, every, most)
     return sheets
 

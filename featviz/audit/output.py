@@ -17,8 +17,7 @@ from featviz.errors import FileError, UsageError
 from featviz.files import read_json
 from featviz.records.findings import FINDINGS
 from featviz.rundir import AUDIT_FILE, MODELS_FILE, write
-from featviz.rundir.read import MOST_RECORD
-from featviz.rundir.schema import check_audit
+from featviz.rundir.schema import MOST_RECORD, check_audit
 from featviz.text import printable, quoted, safe_name
 
 if TYPE_CHECKING:
@@ -100,8 +99,7 @@ def apoz_chart(layers: Sequence[tuple[str, float, float]], title: str) -> bytes:
         layers: name, APoZ and share of dead channels, both 0..1.
     """
     names, apoz, dead = zip(*layers, strict=True)
-    figure = Figure(figsize=(8, 1.4 + 0.24 * len(layers)), layout="constrained")
-    axes = figure.add_subplot()
+    figure, axes = _chart(8, 1.4 + 0.24 * len(layers))
     rows = range(len(layers))
     axes.barh(rows, [100 * v for v in apoz], color=_BAR, height=0.75, label="APoZ")
     axes.barh(rows, [100 * v for v in dead], color=_SUSPECT, height=0.3, label="dead channels")
@@ -109,7 +107,6 @@ def apoz_chart(layers: Sequence[tuple[str, float, float]], title: str) -> bytes:
     axes.set(xlim=(0, 100), xlabel="per cent", ylim=(len(layers) - 0.4, -0.6))
     axes.set_title(title, fontsize=10, color=_INK, loc="left")
     axes.xaxis.grid(True, color="#dddddd")
-    axes.set_axisbelow(True)
     figure.legend(loc="outside lower right", fontsize=8, ncols=2, frameon=False)
     return _png_of(figure)
 
@@ -120,20 +117,24 @@ def dead_chart(models: Sequence[str], shares: Mapping[str, Sequence[float | None
     Args:
         shares: for each finding its share in each model, 0..1; None where it was not judged.
     """
-    figure = Figure(figsize=(max(6.0, 1.5 + 0.45 * len(models)), 4), layout="constrained")
-    axes = figure.add_subplot()
+    figure, axes = _chart(max(6.0, 1.5 + 0.45 * len(models)), 4)
     for finding, values in shares.items():
         heights = [float("nan") if value is None else 100 * value for value in values]
         axes.plot(range(len(models)), heights, marker="o", markersize=4, label=finding)
-    axes.set_xticks(
-        range(len(models)), [printable(name) for name in models], rotation=45, ha="right"
-    )
-    axes.set_ylim(bottom=0)
-    axes.set_ylabel("channels, per cent")
+    names = [printable(name) for name in models]
+    axes.set_xticks(range(len(models)), names, rotation=45, ha="right")
+    axes.set(ylim=(0, None), ylabel="channels, per cent")
     axes.yaxis.grid(True, color="#dddddd")
-    axes.set_axisbelow(True)
     axes.legend(fontsize=8, frameon=False)
     return _png_of(figure)
+
+
+def _chart(width: float, height: float) -> tuple[Figure, Any]:
+    """A figure of this size in inches, and its axes, whose grid lies below what is drawn."""
+    figure = Figure(figsize=(width, height), layout="constrained")
+    axes = figure.add_subplot()
+    axes.set_axisbelow(True)
+    return figure, axes
 
 
 def _png_of(figure: Figure) -> bytes:

@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
-from featviz.audit import counting
 from featviz.audit.call_graph import watching_calls
+from featviz.audit.counting import Batch
 from featviz.audit.plan import AuditPlan, AuditTarget, Spot
 from featviz.gradients.predictions import largest_change
 from featviz.hooks.containers import tensors
@@ -39,7 +39,7 @@ class Pruning:
         return sum(len(channels) for channels in self.layers.values())
 
 
-def find(plan: AuditPlan, dead: Dead) -> Pruning:
+def find_prunable(plan: AuditPlan, dead: Dead) -> Pruning:
     """The convolutions and linear layers that make dead channels.
 
     A layer that runs several times loses a channel only if it is dead behind each of its calls.
@@ -88,7 +88,7 @@ class Verification:
     """Values of the output that are NaN or infinite in one of the two runs, or in both but not
     alike."""
 
-    def show(self, batch: counting.Batch) -> None:
+    def show(self, batch: Batch) -> None:
         """Run a batch twice.
 
         Raises:

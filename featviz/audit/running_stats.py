@@ -19,17 +19,14 @@ Doubles = NDArray[np.float64]
 Integers = NDArray[np.int64]
 
 COLUMNS = (
-    "count",
-    "min",
-    "max",
-    "mean",
-    "variance",
-    "zero_fraction",
-    "nonfinite",
-    "saturated_fraction",
+    *("count", "min", "max", "mean", "variance"),
+    *("zero_fraction", "nonfinite", "saturated_fraction"),
 )
 """The columns of every array in `channels.npz`, float64. count: finite values. The fractions are of
 all values, and NaN where the layer cannot saturate or nothing was seen."""
+
+TOP = 4
+"""Images kept for each channel: those that excite it most."""
 
 
 def to_rows(tensor: Tensor, axis: int, images: int) -> Tensor:
@@ -82,13 +79,6 @@ class ChannelStats:
     nonfinite: Doubles
     saturated: Doubles
     """Values at a bound; NaN where the layer has none."""
-
-    @classmethod
-    def empty(cls, channels: int) -> ChannelStats:
-        """Nothing seen yet; merging it changes nothing."""
-        zero = np.zeros(channels)
-        high = np.full(channels, -np.inf)
-        return cls(zero, -high, high, zero, zero, zero, zero, zero)
 
     @classmethod
     def of_maps(
@@ -164,11 +154,6 @@ class Covariance:
     """Sum of products of deviations, [C, C]."""
 
     @classmethod
-    def empty(cls, channels: int) -> Covariance:
-        """Nothing seen yet."""
-        return cls(0, np.zeros(channels), np.zeros((channels, channels)))
-
-    @classmethod
     def of_rows(cls, rows: Tensor) -> Covariance:
         """One batch [B, C, P]; products in float32 about the batch's own mean."""
         values = rows.movedim(1, 0).flatten(1).nan_to_num(0.0, 0.0, 0.0)
@@ -193,36 +178,30 @@ class Covariance:
 
 @dataclass
 class TopImages:
-    """For each of C channels the k images with the largest maximum, best first."""
+    """For each of C channels up to TOP images with the largest maximum, best first."""
 
     values: Doubles
-    """[C, k]; -inf where fewer images were seen. A non-finite value counts as inf."""
+    """The maxima [C, k]; a non-finite value counts as inf."""
     images: Integers
-    """[C, k]; -1 where fewer were seen."""
+    """Numbers of the images, [C, k]."""
 
     @classmethod
-    def empty(cls, channels: int, k: int) -> TopImages:
-        """Nothing seen yet."""
-        return cls(np.full((channels, k), -np.inf), np.full((channels, k), -1))
-
-    def add(self, images: Integers, maxima: Doubles) -> TopImages:
-        """With images [B] and each channel's maximum in them [B, C]; of equals, the first stay."""
-        if not (maxima > self.values[:, -1]).any():
-            return self
-        values = np.concatenate([self.values, maxima.T], axis=1)
-        numbers = np.broadcast_to(images, maxima.T.shape)
-        order = np.argsort(-values, axis=1, kind="stable")[:, : self.values.shape[1]]
-        every = np.concatenate([self.images, numbers], axis=1)
-        return TopImages(np.take_along_axis(values, order, 1), np.take_along_axis(every, order, 1))
+    def of_batch(cls, images: Integers, maxima: Doubles) -> TopImages:
+        """Images [B] with each channel's maximum in them, [B, C]."""
+        return cls._best(maxima.T, np.broadcast_to(images, maxima.T.shape))
 
     def merge(self, other: TopImages) -> TopImages:
-        """The best images of both; of equals, the earlier ones stay."""
+        """The best images of both; of equals, those with the lower numbers."""
+        full, later = self.images.shape[1] == TOP, other.images.min() > self.images.max()
+        if full and later and not (other.values > self.values[:, -1:]).any():
+            return self
         values = np.concatenate([self.values, other.values], axis=1)
-        numbers = np.concatenate([self.images, other.images], axis=1)
-        order = np.lexsort((numbers, -values), axis=1)[:, : self.values.shape[1]]
-        return TopImages(
-            np.take_along_axis(values, order, 1), np.take_along_axis(numbers, order, 1)
-        )
+        return self._best(values, np.concatenate([self.images, other.images], axis=1))
+
+    @classmethod
+    def _best(cls, values: Doubles, images: Integers) -> TopImages:
+        order = np.lexsort((images, -values), axis=1)[:, :TOP]
+        return cls(np.take_along_axis(values, order, 1), np.take_along_axis(images, order, 1))
 
 
 def _ratio(above: Doubles, below: Doubles) -> Doubles:

@@ -12,9 +12,10 @@ from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
 from featviz import layout
-from featviz.audit import counting, running_stats
 from featviz.audit.call_graph import watching_calls
+from featviz.audit.counting import Tally, batches
 from featviz.audit.plan import AuditPlan, AuditTarget, Spot
+from featviz.audit.running_stats import to_rows
 from featviz.drawing import colormap, levels
 from featviz.hooks.eval_mode import in_eval_mode
 from featviz.hooks.forward import forward
@@ -38,7 +39,6 @@ _WORST_FIRST = sorted(FINDINGS, key=lambda name: FINDINGS[name].severity)
 class Suspect:
     """A channel with a finding."""
 
-    target: AuditTarget
     finding: str
     channel: int
     images: tuple[int, ...]
@@ -84,7 +84,7 @@ class SuspectViews:
 def line_up(
     plan: AuditPlan,
     findings: Mapping[Call, Mapping[str, Sequence[int]]],
-    tallies: Mapping[Call, counting.Tally],
+    tallies: Mapping[Call, Tally],
     limit: int,
 ) -> list[SuspectSheet]:
     """Choose what is drawn: PER_LAYER suspects of a layer and `limit` in all, worst first."""
@@ -94,16 +94,13 @@ def line_up(
         every = [(name, channel) for name in _WORST_FIRST for channel in channels.get(name, ())]
         for source, chosen in _by_source(plan, target, every[: min(PER_LAYER, left)]):
             top = tallies[target.spot.call].top.images
-            suspects = tuple(
-                Suspect(target, name, channel, tuple(int(i) for i in top[channel] if i >= 0))
-                for name, channel in chosen
-            )
+            suspects = tuple(Suspect(name, i, tuple(top[i].tolist())) for name, i in chosen)
             left -= len(suspects)
             sheets.append(SuspectSheet(target, suspects, len(every), source))
     return sheets
 
 
-def draw(
+def draw_suspects(
     model: LoadedModel,
     plan: AuditPlan,
     sheets: Sequence[SuspectSheet],
@@ -146,17 +143,15 @@ def _look_again(
 ) -> SuspectViews:
     views, wanted = SuspectViews(), _wanted(sheets)
     names = frozenset(sheet.source.call.name for sheet in sheets)
-    numbers, current = sorted(wanted), 0
+    current = 0
 
     def sink(call: Call, args: Any, kwargs: Any, output: Any) -> None:
         for axis, channel in wanted[current].get(call, ()):
             views.maps[call, channel, current] = _map(output, axis, channel)
 
-    readable = [samples[number] for number in numbers]
-    batches = counting.batches(readable, model, inputs, 1, lambda number, error: None)
     with in_eval_mode(model.module), watching_calls(model.module, sink, names, plan.trace.atoms):
-        for batch in batches:
-            current = numbers[batch.images[0]]
+        for batch in batches(samples, model, inputs, 1, lambda *failed: None, sorted(wanted)):
+            (current,) = batch.images
             views.images[current] = _thumbnail(model.preprocess.shown(batch.inputs)[0])
             forward(model.module, [arg.to(model.device) for arg in batch.inputs])
     return views
@@ -175,7 +170,7 @@ def _wanted(sheets: Sequence[SuspectSheet]) -> dict[int, dict[Call, set[tuple[in
 
 def _map(output: Tensor, axis: int, channel: int) -> np.ndarray:
     """One channel's map of the first image, float32 [h, w], thinned out to about a tile's size."""
-    rows = running_stats.to_rows(layout.to_floats(output.detach()), axis, 1)
+    rows = to_rows(layout.to_floats(output.detach()), axis, 1)
     values = rows[0, channel].cpu().numpy().copy()
     shape = list(output.shape[1:])
     del shape[axis - 1 if axis > 0 else axis]

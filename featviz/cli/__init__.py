@@ -21,22 +21,19 @@ from featviz.text import indented, printable, quoted
 from featviz.version import __version__
 
 COMMANDS = {
-    "run": ("featviz.cli.commands.run", "Draw feature maps into a run directory."),
-    "layers": ("featviz.cli.commands.layers", "List the modules of a model."),
-    "summary": ("featviz.cli.commands.summary", "Count parameters, MACs and memory of a model."),
-    "kernels": ("featviz.cli.commands.kernels", "Draw the kernels of a model's convolutions."),
-    "report": ("featviz.cli.commands.report", "Build an HTML gallery of a run."),
-    "sheet": ("featviz.cli.commands.sheet", "Draw one picture of a layer: images by channels."),
-    "audit": ("featviz.cli.commands.audit", "Count dead, constant and non-finite channels."),
-    "diff": ("featviz.cli.commands.diff", "Compare two run directories."),
-    "merge": ("featviz.cli.commands.merge", "Join parts of a run into one run directory."),
-    "identify": (
-        "featviz.cli.commands.identify",
-        "Name the architecture that a file of weights fits.",
-    ),
-    "completion": ("featviz.cli.commands.completion", "Print a completion script for a shell."),
+    "run": "Draw feature maps into a run directory.",
+    "layers": "List the modules of a model.",
+    "summary": "Count parameters, MACs and memory of a model.",
+    "kernels": "Draw the kernels of a model's convolutions.",
+    "report": "Build an HTML gallery of a run.",
+    "sheet": "Draw one picture of a layer: images by channels.",
+    "audit": "Count dead, constant and non-finite channels.",
+    "diff": "Compare two run directories.",
+    "merge": "Join parts of a run into one run directory.",
+    "identify": "Name the architecture that a file of weights fits.",
+    "completion": "Print a completion script for a shell.",
 }
-"""The module of each command, and its line in --help."""
+"""Each command, which is a module in `commands`, and its line in --help."""
 
 INTERRUPTED = 130
 
@@ -55,14 +52,15 @@ class LazyGroup(click.Group):
         """Import a command; None for an unknown name."""
         if cmd_name not in COMMANDS:
             return None
-        command: click.Command = importlib.import_module(COMMANDS[cmd_name][0]).command
+        module = importlib.import_module(f"featviz.cli.commands.{cmd_name}")
+        command: click.Command = module.command
         return command
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
         """Complete names without importing the commands."""
         names = [
             CompletionItem(name, help=help)
-            for name, (_, help) in COMMANDS.items()
+            for name, help in COMMANDS.items()
             if name.startswith(incomplete)
         ]
         return names + click.Command.shell_complete(self, ctx, incomplete)
@@ -70,7 +68,7 @@ class LazyGroup(click.Group):
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """List the commands without importing them."""
         with formatter.section("Commands"):
-            formatter.write_dl([(name, help) for name, (_, help) in COMMANDS.items()])
+            formatter.write_dl(list(COMMANDS.items()))
 
 
 @click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})

@@ -38,12 +38,12 @@ def models(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[
 
 def _here(incomplete: str) -> list[str]:
     hidden = incomplete.startswith(".")
-    found = [
+    names = [
         f"{path.name}/" if path.is_dir() else path.name
         for path in Path().iterdir()
         if path.name.startswith(incomplete) and path.name.startswith(".") == hidden
     ]
-    return sorted(name for name in found if name.endswith(("/", *_FILES)))
+    return sorted(name for name in names if name.endswith(("/", *_FILES)))
 
 
 def layers(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:

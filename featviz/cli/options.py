@@ -1,23 +1,25 @@
-"""Options that several commands share, and the values they parse into."""
+"""Options that several commands share, and the records that they fill."""
 
 from __future__ import annotations
 
 import ast
 import logging
 from collections.abc import Callable, Sequence
+from dataclasses import fields
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from featviz.cli import complete, config
-from featviz.cli.types import FILE, PATH, NumbersType, SizeType
-from featviz.models.sources import MODEL_HELP, WEIGHTS_HELP
+from featviz.cli import complete, values
+from featviz.cli.values import EXISTING_FILE, FILE, NUMBERS, PATH, SIZE
+from featviz.models.sources import MODEL_HELP, WEIGHTS_HELP, ModelOptions
+from featviz.records.checking import choices
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 if TYPE_CHECKING:
-    from featviz.models.load import ModelOptions
     from featviz.models.preprocess import InputOptions
 
 
@@ -32,28 +34,43 @@ def stacked(*options: Callable[[F], F]) -> Callable[[F], F]:
     return decorate
 
 
-def model_forms(function: F) -> F:
-    """Put the forms of MODEL into a command's help, where it says {MODEL}."""
-    function.__doc__ = str(function.__doc__).replace("{MODEL}", MODEL_HELP)
-    return function
+def option(*names: str, **settings: Any) -> Callable[[F], F]:
+    """`click.option`, where help shows every default, and calls a whole number N."""
+    default = settings.get("default")
+    usual: dict[str, Any] = {} if default is None else {"show_default": True}
+    if settings.get("type", type(default)) is int:
+        usual["metavar"] = "N"
+    return click.option(*names, **{**usual, **settings})
 
 
-def _level(level: int) -> Callable[[click.Context, click.Parameter, bool], None]:
-    def set_level(ctx: click.Context, param: click.Parameter, given: bool) -> None:
-        if given:
-            logging.getLogger("featviz").setLevel(level)
-
-    return set_level
+def field_option(record: type, name: str, help: str, **settings: Any) -> Callable[[F], F]:
+    """The option that fills a field of a record, whose default and choices it has."""
+    field = name.removeprefix("--").replace("-", "_")
+    default = getattr(record, field)
+    if isinstance(default, bool):
+        return click.option(name, is_flag=True, help=help)
+    if default is not None and not settings.get("multiple"):
+        settings = {"default": default, **settings}
+    if not {"type", "metavar"} & settings.keys() and (words := choices(record, field)):
+        settings["type"] = click.Choice(words)
+    return option(name, help=help, **settings)
 
 
 # What a command reads and where it writes
 
-model_argument = click.argument("model", required=False, shell_complete=complete.models)
+
+def model_argument(function: F) -> F:
+    """MODEL, whose forms stand in the command's help where it says {MODEL}."""
+    function.__doc__ = str(function.__doc__).replace("{MODEL}", MODEL_HELP)
+    argument = click.argument("model", required=False, shell_complete=complete.models)
+    return argument(function)
+
+
 images_argument = click.argument(
     "images", nargs=-1, metavar="IMAGE...", shell_complete=complete.paths
 )
 
-null_option = click.option(
+null_option = option(
     "-0",
     "--null",
     "nul",
@@ -64,7 +81,7 @@ null_option = click.option(
 
 def layers_option(help: str, default: str | None = None) -> Callable[[F], F]:
     """`--layers`; `default` says which layers are taken without it."""
-    return click.option(
+    return option(
         "--layers",
         multiple=True,
         metavar="SELECTORS",
@@ -83,65 +100,57 @@ select_layers = (
 
 def out_option(help: str, default: str | None = None, **settings: Any) -> Callable[[F], F]:
     """`--out`, a file or folder to write."""
-    known = {"type": PATH, "help": help, **settings}
     if default is not None:
-        known |= {"default": Path(default), "show_default": True}
-    return click.option("--out", **known)
+        settings["default"] = Path(default)
+    return option("--out", **{"type": PATH, "help": help, **settings})
 
 
 def overwrite_option(what: str) -> Callable[[F], F]:
     """`--overwrite`; `what` names the earlier result."""
-    return click.option("--overwrite", is_flag=True, help=f"Replace {what} in --out.")
+    return option("--overwrite", is_flag=True, help=f"Replace {what} in --out.")
 
 
 def json_option(what: str = "one JSON document") -> Callable[[F], F]:
     """`--json`; `what` is printed on stdout."""
-    return click.option("--json", "as_json", is_flag=True, help=f"Print {what} on stdout.")
+    return option("--json", "as_json", is_flag=True, help=f"Print {what} on stdout.")
 
 
 # How a command is set up
 
-config_option = click.option(
+config_option = option(
     "--config",
-    type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    callback=config.read_config,
+    type=EXISTING_FILE,
+    callback=values.read_config,
     is_eager=True,
     expose_value=False,
     help="Read values of options from this TOML file; the command line wins over it.",
 )
 
+
+def _verbosity(short: str, long: str, level: int, help: str) -> Callable[[F], F]:
+    def set_level(ctx: click.Context, param: click.Parameter, given: bool) -> None:
+        if given:
+            logging.getLogger("featviz").setLevel(level)
+
+    return option(short, long, is_flag=True, expose_value=False, callback=set_level, help=help)
+
+
 verbosity_options = stacked(
-    click.option(
-        "-q",
-        "--quiet",
-        is_flag=True,
-        expose_value=False,
-        callback=_level(logging.ERROR),
-        help="Print only errors on stderr.",
-    ),
-    click.option(
-        "-v",
-        "--verbose",
-        is_flag=True,
-        expose_value=False,
-        callback=_level(logging.DEBUG),
-        help="Print more details, and tracebacks, on stderr.",
-    ),
+    _verbosity("-q", "--quiet", logging.ERROR, "Print only errors on stderr."),
+    _verbosity("-v", "--verbose", logging.DEBUG, "Print more details, and tracebacks, on stderr."),
 )
 
-junit_option = click.option(
-    "--junit", type=FILE, help="Write the verdicts as JUnit XML into this file."
-)
+junit_option = option("--junit", type=FILE, help="Write the verdicts as JUnit XML into this file.")
 
 
 # The model and its input
 
+_of_model = partial(field_option, ModelOptions)
+
 checkpoint_options = stacked(
-    click.option("--key", metavar="KEY", help="Take the weights at this key of a checkpoint."),
-    click.option(
-        "--strip-prefix", metavar="PREFIX", help="Remove this prefix from the names of weights."
-    ),
-    click.option(
+    _of_model("--key", "Take the weights at this key of a checkpoint.", metavar="KEY"),
+    _of_model("--strip-prefix", "Remove this prefix from the names of weights.", metavar="PREFIX"),
+    option(
         "--ema/--no-ema",
         default=None,
         show_default="no-ema",
@@ -151,101 +160,76 @@ checkpoint_options = stacked(
 """Where in a checkpoint the weights are."""
 
 model_options = stacked(
-    click.option(
+    _of_model(
         "--arch",
+        "Build this architecture for a MODEL that is a file of weights.",
         metavar="MODEL",
         shell_complete=complete.models,
-        help="Build this architecture for a MODEL that is a file of weights.",
     ),
-    click.option(
+    _of_model(
         "--weights",
+        f"Load these weights: {WEIGHTS_HELP}.",
         metavar="WEIGHTS",
         shell_complete=complete.paths,
-        help=f"Load these weights: {WEIGHTS_HELP}.",
     ),
-    click.option(
-        "--seed",
-        type=int,
-        metavar="N",
-        default=0,
-        show_default=True,
-        help="Seed the random numbers of random weights and of noise.",
-    ),
-    click.option(
+    _of_model("--seed", "Seed the random numbers of random weights and of noise."),
+    option(
         "--model-arg",
         multiple=True,
         metavar="KEY=VALUE",
         help="Pass this argument to the factory or builder of the model; repeatable.",
     ),
-    click.option(
+    option(
         "--allow-global",
         multiple=True,
         metavar="PKG.NAME",
         help="Let a pickled model use this class or function; repeatable.",
     ),
-    click.option("--unsafe-load", is_flag=True, help="Let a pickled model run any code it holds."),
+    _of_model("--unsafe-load", "Let a pickled model run any code it holds."),
     checkpoint_options,
-    click.option(
-        "--partial", is_flag=True, help="Load the weights that fit, although others do not."
-    ),
-    click.option(
+    _of_model("--partial", "Load the weights that fit, although others do not."),
+    _of_model(
         "--device",
+        "Run the model on this device: auto, cpu, cuda, cuda:N or mps.",
         metavar="DEVICE",
-        default="auto",
-        show_default=True,
-        help="Run the model on this device: auto, cpu, cuda, cuda:N or mps.",
     ),
 )
 
 input_options = stacked(
-    click.option(
+    option(
         "--size",
-        type=SizeType(),
+        type=SIZE,
         help="Resize the shorter side of each image to N pixels, or the image to HxW.",
     ),
-    click.option(
-        "--crop", type=SizeType(), help="After resizing, crop the centre to NxN or HxW pixels."
-    ),
-    click.option(
+    option("--crop", type=SIZE, help="After resizing, crop the centre to NxN or HxW pixels."),
+    option(
         "--mean",
-        type=NumbersType(),
+        type=NUMBERS,
         help="Subtract these means from the channels, whose values are 0..1.",
     ),
-    click.option(
+    option(
         "--std",
-        type=NumbersType(),
+        type=NUMBERS,
         help="Divide the channels by these standard deviations, once --mean is subtracted.",
     ),
-    click.option(
-        "--channels",
-        type=click.Choice(["1", "3"]),
-        help="Read images as greyscale (1) or RGB (3).",
+    option(
+        "--channels", type=click.Choice(["1", "3"]), help="Read images as greyscale (1) or RGB (3)."
     ),
-    click.option(
+    option(
         "--exif/--no-exif",
         default=True,
-        show_default=True,
         help="Turn images as their EXIF orientation says, or leave them as they are stored.",
     ),
-    click.option(
+    option(
         "--background",
         metavar="COLOUR",
         default="white",
-        show_default=True,
         help="Put this colour under transparent images.",
     ),
-    click.option(
-        "--frames",
-        type=int,
-        metavar="N",
-        default=16,
-        show_default=True,
-        help="Take N frames of each clip, for video models.",
-    ),
-    click.option(
+    option("--frames", default=16, help="Take N frames of each clip, for video models."),
+    option(
         "--inputs",
         type=int,
-        metavar="N",
         show_default="as the model's forward says",
         help="Pass N images at once to the model.",
     ),
@@ -271,17 +255,25 @@ def selectors(given: dict[str, Any]) -> str | None:
     return ",".join(given["layers"]) or None
 
 
-def to_model_options(model: str, given: dict[str, Any]) -> ModelOptions:
-    """The options of the model, as a record."""
-    from featviz.models.load import ModelOptions
+def fields_of(record: type, given: dict[str, Any]) -> dict[str, Any]:
+    """The options that have the names of a record's fields."""
+    return {field.name: given[field.name] for field in fields(record) if field.name in given}
 
-    names = ["arch", "weights", "seed", "unsafe_load", "device"]
-    names += ["key", "strip_prefix", "ema", "partial"]
+
+def to_model_options(model: str, given: dict[str, Any]) -> ModelOptions:
+    """The options of the model, as a record.
+
+    Raises:
+        FeatvizError: torch or torchvision is missing, or they do not fit each other.
+    """
+    from featviz.models.requirements import require_torch
+
+    require_torch()
     return ModelOptions(
         model,
         model_args=key_values(given["model_arg"]),
         allow_globals=tuple(given["allow_global"]),
-        **{name: given[name] for name in names},
+        **fields_of(ModelOptions, given),
     )
 
 
@@ -289,6 +281,5 @@ def to_input_options(given: dict[str, Any]) -> InputOptions:
     """The options of the input, as a record."""
     from featviz.models.preprocess import InputOptions
 
-    names = ("size", "crop", "mean", "std", "exif", "background", "frames", "inputs")
     channels = int(given["channels"]) if given["channels"] else None
-    return InputOptions(channels=channels, **{name: given[name] for name in names})
+    return InputOptions(**{**fields_of(InputOptions, given), "channels": channels})

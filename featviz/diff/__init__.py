@@ -15,10 +15,11 @@ from featviz.diff.pairing import Pairing, check_alike, pair_up, tensor_pairs
 from featviz.diff.result import DiffResult, DiffThresholds, Finding, LayerFindings
 from featviz.diff.values import ImagePair
 from featviz.errors import UsageError
+from featviz.records import Place
 from featviz.rundir import DIFF_FILE, destination, junit
 from featviz.rundir.atomic import atomic
-from featviz.rundir.read import DamagedError, ReadImage, ReadRun, read_run
-from featviz.rundir.schema import Place
+from featviz.rundir.image import DamagedError, ReadImage
+from featviz.rundir.read import ReadRun, read_run
 from featviz.rundir.write import write_json
 
 log = logging.getLogger(__name__)

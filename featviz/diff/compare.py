@@ -12,6 +12,7 @@ from featviz.diff.result import PIXELS, STATISTICS, TENSORS, Change, Finding
 from featviz.diff.values import ImagePair, keeps, map_shape, slack_of
 from featviz.records import STAT_COLUMNS, Floats
 from featviz.rundir.schema import CaptureRow
+from featviz.text import by
 
 _COMPARED = 4
 """Columns of the statistics that are compared, from the first: min, max, mean, std. The count of
@@ -31,19 +32,18 @@ def measure(images: ImagePair, pair: TensorPair, tolerance: float) -> Finding:
     row = pair.base
     reason = _why_not(row, pair.new)
     if reason is not None:
-        by, change = STATISTICS, no_change(row.maps, 1)
+        method, change = STATISTICS, no_change(row.maps, 1)
         differs = np.ones(row.maps, np.bool_)
     else:
-        by, change = _change(images, pair)
+        method, change = _change(images, pair)
         differs = change.differs(tolerance)
-    return Finding(pair.image, pair.place, row.type, row.index, by, change, differs, reason)
+    return Finding(pair.image, pair.place, row.type, row.index, method, change, differs, reason)
 
 
 def _why_not(base: CaptureRow, new: CaptureRow) -> str | None:
     """Why two tensors have no channels in common."""
     if base.shape != new.shape:
-        old, now = ("×".join(map(str, row.shape)) for row in (base, new))
-        return f"shape {old} in BASE, {now} in NEW"
+        return f"shape {by(base.shape)} in BASE, {by(new.shape)} in NEW"
     if (base.layout, base.maps) != (new.layout, new.maps):
         return f"layout {base.layout} in BASE, {new.layout} in NEW"
     return None
@@ -53,8 +53,8 @@ def _change(images: ImagePair, pair: TensorPair) -> tuple[str, Change]:
     """What two tensors were compared by, and how far they are apart."""
     base, new = images.stats(pair)
     if np.array_equal(base, new, equal_nan=True) and images.same_files(pair):
-        by = TENSORS if keeps(pair) else PIXELS
-        return by, no_change(len(base), math.prod(map_shape(pair.base)))
+        method = TENSORS if keeps(pair) else PIXELS
+        return method, no_change(len(base), math.prod(map_shape(pair.base)))
     scale = scale_of(base, new)
     if (kept := images.tensors(pair)) is not None:
         return TENSORS, compare(kept[0].data, kept[1].data, scale)
@@ -128,13 +128,8 @@ def signed(
         one side is not finite and the other is something else.
     """
     base, new = base.astype(np.float64), new.astype(np.float64)
-    difference, unlike = _differences(base, new)
-    if slack is not None:
-        beyond = np.abs(difference) - slack.reshape(-1, *[1] * (base.ndim - 1))
-        difference = np.sign(difference) * np.maximum(beyond, 0)
-    size = np.fmax(np.abs(base), np.abs(new)) + scale
-    ratio: np.ndarray = np.zeros_like(base)
-    np.divide(difference, size, out=ratio, where=difference != 0)
+    difference, unlike = _differences(base, new, slack)
+    ratio = _relative(difference, base, new, scale)
     ratio[unlike] = np.nan
     return ratio
 
@@ -143,21 +138,37 @@ def _compare(
     base: np.ndarray, new: np.ndarray, scale: float, slack: np.ndarray
 ) -> tuple[np.ndarray, ...]:
     base, new = base.astype(np.float64), new.astype(np.float64)
-    difference, unlike = _differences(base, new)
-    absolute = np.maximum(np.abs(difference).max(1) - slack, 0)
-    relative = np.nan_to_num(np.abs(signed(base, new, scale, slack))).max(1)
+    difference, unlike = _differences(base, new, slack)
+    relative = _relative(difference, base, new, scale)
     cosine, products = _cosine(base, new, scale)
-    return absolute, relative, cosine, unlike.sum(1), products
+    return abs(difference).max(1), abs(relative).max(1), cosine, unlike.sum(1), products
 
 
-def _differences(base: np.ndarray, new: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """new - base where both are finite, else 0; and which values are NaN or infinite on one side
-    and something else on the other."""
+def _differences(
+    base: np.ndarray, new: np.ndarray, slack: np.ndarray | None
+) -> tuple[np.ndarray, np.ndarray]:
+    """new - base beyond the slack where both are finite, else 0; and which values are NaN or
+    infinite on one side and something else on the other."""
     finite = np.isfinite(base) & np.isfinite(new)
     if finite.all():
-        return new - base, np.zeros(base.shape, np.bool_)
-    difference = np.subtract(new, base, out=np.zeros_like(base), where=finite)
-    return difference, ~finite & ~((base == new) | (np.isnan(base) & np.isnan(new)))
+        difference, unlike = new - base, np.zeros(base.shape, np.bool_)
+    else:
+        difference = np.subtract(new, base, out=np.zeros_like(base), where=finite)
+        unlike = ~finite & ~((base == new) | (np.isnan(base) & np.isnan(new)))
+    if slack is not None and slack.any():
+        beyond = abs(difference) - slack.reshape(-1, *[1] * (base.ndim - 1))
+        difference = np.sign(difference) * np.maximum(beyond, 0)
+    return difference, unlike
+
+
+def _relative(
+    difference: np.ndarray, base: np.ndarray, new: np.ndarray, scale: float
+) -> np.ndarray:
+    """The difference of each value as a share of the larger value and the scale; 0 where there is
+    none."""
+    size = np.fmax(abs(base), abs(new)) + scale
+    ratio: np.ndarray = np.divide(difference, size, out=np.zeros_like(base), where=difference != 0)
+    return ratio
 
 
 def _cosine(base: np.ndarray, new: np.ndarray, scale: float) -> tuple[np.ndarray, np.ndarray]:

@@ -9,7 +9,7 @@ from urllib.parse import quote
 
 from featviz.diff.pairing import OnlyIn
 from featviz.diff.result import DiffResult, Finding, LayerFindings
-from featviz.records import Verdict
+from featviz.records import Verdict, finite
 from featviz.text import counted
 
 SCHEMA_VERSION = 1
@@ -144,11 +144,6 @@ def _link(folder: str, name: str) -> str:
     return quote(os.fsencode(f"{folder}/{name}"))
 
 
-def finite(value: float) -> float | None:
-    """A number for JSON, which has no NaN."""
-    return float(value) if math.isfinite(value) else None
-
-
 def as_json(result: DiffResult) -> dict[str, Any]:
     """The whole result, for JSON."""
     differing, total = result.channels
@@ -193,7 +188,7 @@ def _layer(layer: LayerFindings) -> dict[str, Any]:
         "channels": {
             "absolute": change.absolute.tolist(),
             "relative": change.relative.tolist(),
-            "cosine": [finite(value) for value in change.cosine],
+            "cosine": [finite(float(value)) for value in change.cosine],
             "unlike": change.unlike.tolist(),
         },
     }

@@ -11,8 +11,10 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from featviz.errors import CompareError
-from featviz.rundir.read import DamagedError, ReadImage, ReadRun
-from featviz.rundir.schema import CaptureRow, Place
+from featviz.records import Place
+from featviz.rundir.image import DamagedError, ReadImage
+from featviz.rundir.read import ReadRun
+from featviz.rundir.schema import CaptureRow
 from featviz.text import by, listed
 
 _NAMED = 3

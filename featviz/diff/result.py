@@ -11,7 +11,7 @@ import numpy as np
 
 from featviz.diff.pairing import OnlyIn
 from featviz.errors import CHECK_FAILED
-from featviz.rundir.schema import Place
+from featviz.records import Place
 
 TENSORS, PIXELS, STATISTICS = "tensors", "statistics and pixels", "statistics"
 """What two tensors were compared by."""
@@ -156,17 +156,13 @@ class LayerFindings:
         that all of these have; may be empty."""
         changes = [one.change for one in self.findings if one.reason is None]
         count = min((len(change.relative) for change in changes), default=0)
-        columns = {
-            name: [getattr(change, name)[:count] for change in changes] or [np.zeros(0)]
-            for name in ("absolute", "relative", "cosine", "unlike")
-        }
-        return Change(
-            np.max(columns["absolute"], 0),
-            np.max(columns["relative"], 0),
-            np.fmin.reduce(columns["cosine"], 0),
-            np.max(columns["unlike"], 0),
-            np.full((count, 3), np.nan),
-        )
+
+        def by_image(name: str) -> list[np.ndarray]:
+            return [getattr(change, name)[:count] for change in changes] or [np.zeros(0)]
+
+        largest = {name: np.max(by_image(name), 0) for name in ("absolute", "relative", "unlike")}
+        smallest = np.fmin.reduce(by_image("cosine"), 0)
+        return Change(**largest, cosine=smallest, products=np.full((count, 3), np.nan))
 
     @property
     def cosine(self) -> float:

@@ -4,22 +4,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from featviz.diff.pairing import TensorPair
+from featviz.drawing import colormap
 from featviz.layout.layouts import LAYOUTS
 from featviz.records import STAT_COLUMNS, Bytes, Floats, GridPlan
-from featviz.rundir.read import ReadImage, same_content
+from featviz.rundir.image import ReadImage, same_content
 from featviz.rundir.schema import CaptureRow
 
 _MIN, _MAX = STAT_COLUMNS.index("min"), STAT_COLUMNS.index("max")
 
-LEVELS = {"L": 256, "P": 254}
-"""Levels of a picture by Pillow's mode; a palette keeps 254 for the padding, 255 for what is not
-finite."""
-_NONFINITE = 255
+_GREYS = 256
+"""Levels of a picture without a palette."""
 
 _HALF = 0.501
 """How many levels a value may be away from the one drawn: half a level, and float32's rounding when
@@ -36,6 +35,8 @@ class Values:
     """[channels]: how far each value may be off; None where the values are exact."""
     drawn: tuple[int, ...] | None = None
     """The tensor's channels that the rows stand for; None for all of them."""
+    hidden: np.ndarray | None = None
+    """[channels, N]: which values a label covers, where it can be told; None where none is."""
 
     @property
     def ids(self) -> tuple[int, ...]:
@@ -48,8 +49,12 @@ class Values:
             return self
         place = {channel: i for i, channel in enumerate(self.ids)}
         rows = [place[channel] for channel in ids]
-        slack = None if self.slack is None else self.slack[rows]
-        return Values(self.data[rows], slack, tuple(ids))
+        slack, hidden = (None if v is None else v[rows] for v in (self.slack, self.hidden))
+        return Values(self.data[rows], slack, tuple(ids), hidden)
+
+    def without(self, hidden: np.ndarray) -> Values:
+        """The values with NaN where a mask [channels, N] says so."""
+        return replace(self, data=np.where(hidden, np.nan, self.data))
 
 
 def map_shape(row: CaptureRow) -> tuple[int, int, int]:
@@ -84,31 +89,46 @@ def from_tensor(array: np.ndarray, row: CaptureRow) -> Values | None:
     return Values(data[:, data.shape[1] - count :])
 
 
-def from_picture(levels: Bytes, mode: str, row: CaptureRow, stats: Floats) -> Values | None:
-    """Read the values behind a grid's pixels, each within half a level; NaN where not finite.
+def from_picture(
+    levels: Bytes, palette: Bytes | None, row: CaptureRow, stats: Floats
+) -> Values | None:
+    """Read the values behind a grid's pixels, each within half a level; NaN where not finite, and
+    anything where a label covers them.
 
     A level stands for low + level / (levels - 1) · (high - low), where low and high are the
     channel's own minimum and maximum or the range of the manifest.
 
     Args:
         levels: the pixels, [height, width].
-        mode: Pillow's, a key of `LEVELS`.
+        palette: its colours, [colours, 3]; None for a grey picture.
         stats: [channels, 6], of all channels of the tensor.
 
     Returns:
-        None where the picture has not the size that the manifest says, or shows no channels.
+        None where the picture has not the size that the manifest says, shows no channels, or has a
+        palette that featviz does not write.
     """
     channels = tuple(row.channels) if row.channels else tuple(range(row.maps))
     plan = row.plan
+    count = _GREYS if palette is None else _level_count(palette)
     if levels.shape != (plan.height, plan.width) or plan.maps != len(channels) * row.side:
+        return None
+    if count is None:
         return None
     drawn = _to_tiles(levels, plan).reshape(len(channels), -1)
     low, high = _limits(row, stats[list(channels)])
-    step = (high - low) / (LEVELS[mode] - 1)
+    step = (high - low) / (count - 1)
     data = low[:, None] + drawn * step[:, None]
-    if mode == "P":
-        data[drawn == _NONFINITE] = np.nan
-    return Values(data, step * _HALF, channels)
+    data[drawn == count + 1] = np.nan
+    hidden = drawn > count + 1
+    return Values(data, step * _HALF, channels, hidden if hidden.any() else None)
+
+
+def _level_count(palette: Bytes) -> int | None:
+    """How many levels a palette has: its last magenta stands for what is not finite, and the
+    padding lies between it and the levels; the ink of labels may follow (`colormap.colored`). None
+    where there is no magenta in such a place."""
+    magenta = np.flatnonzero((palette == colormap.MAGENTA).all(1))
+    return int(magenta[-1]) - 1 if len(magenta) and magenta[-1] > 2 else None
 
 
 def _to_tiles(levels: Bytes, plan: GridPlan) -> Bytes:
@@ -190,13 +210,22 @@ class ImagePair:
         ids = [i for i in base.ids if i in set(new.ids)]
         if not ids or base.data.shape[1] != new.data.shape[1]:
             return None
-        return base.only(ids), new.only(ids)
+        return _without_labels(base.only(ids), new.only(ids))
 
     def same_files(self, pair: TensorPair) -> bool:
         """Whether the files that hold a tensor's values, kept or drawn, are equal byte by byte."""
         kept = keeps(pair)
         names = [row.tensor if kept else row.file for row in (pair.base, pair.new)]
         return same_content((self.base, str(names[0])), (self.new, str(names[1])))
+
+
+def _without_labels(base: Values, new: Values) -> tuple[Values, Values]:
+    """The values of two sides, both NaN where a label covers one of them."""
+    masks = [values.hidden for values in (base, new) if values.hidden is not None]
+    if not masks:
+        return base, new
+    hidden = np.logical_or.reduce(masks)
+    return base.without(hidden), new.without(hidden)
 
 
 def keeps(pair: TensorPair) -> bool:

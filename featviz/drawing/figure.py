@@ -13,7 +13,7 @@ import numpy as np
 
 from featviz.drawing import colormap, labels
 from featviz.drawing.picture import GridPicture
-from featviz.records import Bytes, Floats
+from featviz.records import REDUCTIONS, Bytes, Floats
 
 FIRST = 16
 """Maps in a figure, if not said otherwise."""
@@ -146,13 +146,12 @@ def page(
     return FigurePage(title, shown, panels, cmap, shared is not None)
 
 
-_REDUCED = {"mean": "mean", "max": "maximum", "l2": "L2 norm", "pca": "components 1 to 3"}
 _FLAT = {labels.ZERO: " (all zero)", labels.CONSTANT: " (constant)"}
 
 
 def _titles(picture: GridPicture) -> list[str]:
     if picture.reduce is not None:
-        return [f"{_REDUCED[picture.reduce]} of {len(picture.stats)} channels"]
+        return [f"{REDUCTIONS[picture.reduce].words} of {len(picture.stats)} channels"]
     side, marks, counts = picture.slices[0], picture.marks, picture.counts
     return [
         f"channel {channel} {counts.get(place * side + side - 1, '')}".rstrip()

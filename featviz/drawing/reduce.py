@@ -8,7 +8,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-COMPONENTS = 3
+from featviz import records
+
+COMPONENTS = len(records.REDUCTIONS["pca"].colors)
 _NOTHING = 1e-6
 """A component whose deviation is below this share of the first one's is rounding, left out."""
 
@@ -30,7 +32,7 @@ def l2(data: Tensor) -> Tensor:
 
 
 REDUCTIONS: dict[str, Callable[[Tensor], Tensor]] = {"mean": mean, "max": maximum, "l2": l2}
-"""`pca` has three components and is not among them."""
+"""Those of `records.REDUCTIONS` with one component; `pca` has three and is not among them."""
 
 
 @dataclass(frozen=True)

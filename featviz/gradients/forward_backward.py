@@ -119,8 +119,8 @@ def _there_and_back(
         output = forward(model.module, [arg.clone() for arg in inputs], recorder)
     value = _value(model, plan, output, kept, book)
     if not value.requires_grad:
-        raise UsageError(
-            f"--target {plan.target.text!r}: no gradient flows back from it",
+        raise plan.target.error(
+            ": no gradient flows back from it",
             "the model is quantized, or detaches it, or computes it under torch.no_grad",
         )
     back(value, inputs, recorder)
@@ -134,14 +134,12 @@ def _value(
     if layer is None:
         return target.value(output, model.categories)
     if not kept:
-        raise UsageError(f"--target {target.text!r}: the layer does not run")
+        raise target.error(": the layer does not run")
     tensor = kept[-1]
     if target.channel is not None and isinstance(tensor, Tensor):
         axis = _axis(tensor, book, layer, f"--target {target.text!r}")
         if target.channel >= tensor.shape[axis]:
-            raise UsageError(
-                f"--target {target.text!r}: the layer has channels 0 to {tensor.shape[axis] - 1}"
-            )
+            raise target.error(f": the layer has channels 0 to {tensor.shape[axis] - 1}")
         tensor = tensor.select(axis, target.channel)
     return target.value(tensor)
 

@@ -39,7 +39,7 @@ def parse(kind: str, text: str) -> Intervention:
         UsageError: it cannot be read.
     """
     selectors, _, tail = text.rpartition(":")
-    form = _FORMS[kind].fullmatch(tail.replace(" ", ""))
+    form = re.fullmatch(KINDS[kind].form, tail.replace(" ", ""), re.ASCII | re.IGNORECASE)
     if not selectors.strip() or form is None:
         raise _unreadable(kind, text)
     numbers = tuple(float(n) for n in (form.groupdict().get("numbers") or "").split(",") if n)
@@ -53,26 +53,8 @@ def parse(kind: str, text: str) -> Intervention:
     return Intervention(kind, text, selectors, channels, numbers)
 
 
-_NUMBER = r"[-+]?(?:\d+\.?\d*|\.\d+)(?:e[-+]?\d+)?"
-_LIST = r"(?P<channels>\d+(?:-\d+)?(?:,\d+(?:-\d+)?)*)"
-_FORMS = {
-    "ablate": re.compile(_LIST, re.ASCII),
-    "scale-channel": re.compile(rf"{_LIST}=(?P<numbers>{_NUMBER})", re.ASCII | re.IGNORECASE),
-    "clamp": re.compile(rf"(?P<numbers>{_NUMBER},{_NUMBER})", re.ASCII | re.IGNORECASE),
-    "noise": re.compile(rf"(?!-)(?P<numbers>{_NUMBER})", re.ASCII | re.IGNORECASE),
-    "grad-scale": re.compile(rf"(?P<numbers>{_NUMBER})", re.ASCII | re.IGNORECASE),
-}
-_EXAMPLES = {
-    "ablate": "'layer3.*.relu:5,17' or 'conv1:0-3'",
-    "scale-channel": "'conv1:3=2.0'",
-    "clamp": "'relu:0,6'",
-    "noise": "'conv1:0.1'",
-    "grad-scale": "'layer4:0.5'",
-}
-
-
 def _unreadable(kind: str, text: str) -> UsageError:
-    return UsageError(f"--{kind} {text!r} cannot be read", f"for example {_EXAMPLES[kind]}")
+    return UsageError(f"--{kind} {text!r} cannot be read", f"for example {KINDS[kind].example}")
 
 
 def _ablate(change: Intervention, tensor: Tensor, axis: int, noise: Generator) -> Tensor:
@@ -92,10 +74,6 @@ def _places(change: Intervention, tensor: Tensor) -> Tensor:
     return torch.tensor(change.channels, device=tensor.device)
 
 
-def _clamp(change: Intervention, tensor: Tensor, axis: int, noise: Generator) -> Tensor:
-    return tensor.clamp(*change.numbers)
-
-
 def _noise(change: Intervention, tensor: Tensor, axis: int, noise: Generator) -> Tensor:
     """Gaussian, of the given standard deviation."""
     drawn = torch.randn(tensor.shape, generator=noise)
@@ -112,14 +90,33 @@ def _grad_scale(change: Intervention, tensor: Tensor, axis: int, noise: Generato
     return copy
 
 
-KINDS: dict[str, Callable[[Intervention, Tensor, int, Generator], Tensor]] = {
-    "ablate": _ablate,
-    "scale-channel": _scale_channel,
-    "clamp": _clamp,
-    "noise": _noise,
-    "grad-scale": _grad_scale,
+@dataclass(frozen=True)
+class InterventionKind:
+    """One kind of change to the outputs of layers."""
+
+    form: str
+    """Regular expression for the text behind the selectors."""
+    example: str
+    """For messages."""
+    change: Callable[[Intervention, Tensor, int, Generator], Tensor]
+    """Returns a changed copy of a tensor, given its channel axis and where noise is drawn from."""
+
+
+_NUMBER = r"[-+]?(?:\d+\.?\d*|\.\d+)(?:e[-+]?\d+)?"
+_ONE = rf"(?P<numbers>{_NUMBER})"
+_LIST = r"(?P<channels>\d+(?:-\d+)?(?:,\d+(?:-\d+)?)*)"
+
+KINDS = {
+    "ablate": InterventionKind(_LIST, "'layer3.*.relu:5,17' or 'conv1:0-3'", _ablate),
+    "scale-channel": InterventionKind(f"{_LIST}={_ONE}", "'conv1:3=2.0'", _scale_channel),
+    "clamp": InterventionKind(
+        rf"(?P<numbers>{_NUMBER},{_NUMBER})",
+        "'relu:0,6'",
+        lambda change, tensor, axis, noise: tensor.clamp(*change.numbers),
+    ),
+    "noise": InterventionKind(f"(?!-){_ONE}", "'conv1:0.1'", _noise),
+    "grad-scale": InterventionKind(_ONE, "'layer4:0.5'", _grad_scale),
 }
-"""Functions that return a changed copy of a tensor, given its channel axis."""
 
 
 def applied(
@@ -145,7 +142,7 @@ def applied(
             _check_tensor(change, output, layer)
             axis = axis_of(output, what=change.option) if change.channels else -1
             _check_channels(change, output.shape[axis] if change.channels else 0, layer)
-            output = KINDS[change.kind](change, output, axis, noise)
+            output = KINDS[change.kind].change(change, output, axis, noise)
         return output
 
     return hook

@@ -34,8 +34,8 @@ class PassPlan:
     @property
     def changes_values(self) -> bool:
         """Whether some intervention changes what a layer gives, not only gradients."""
-        found = chain.from_iterable(changes for _, changes in self.changes.values())
-        return any(change.kind != "grad-scale" for change in found)
+        every = chain.from_iterable(changes for _, changes in self.changes.values())
+        return any(change.kind != "grad-scale" for change in every)
 
 
 def read_options(given: Mapping[str, Any]) -> PassOptions:
@@ -125,8 +125,8 @@ def _target_layer(target: Target, layers: Sequence[Layer]) -> Layer | None:
         if target.layer in (layer.name, *layer.aliases):
             return layer
     close = selectors.nearest(layers, selectors.parse(target.layer))
-    raise UsageError(
-        f"--target {target.text!r}: no layer is called {target.layer!r}",
+    raise target.error(
+        f": no layer is called {target.layer!r}",
         f"did you mean {' or '.join(close)}?" if close else "featviz layers MODEL lists them",
     )
 

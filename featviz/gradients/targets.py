@@ -48,6 +48,10 @@ class Target:
         """
         return REDUCTIONS[self.reduction](self, self._tensor(output), categories)
 
+    def error(self, words: str, hint: str | None = None) -> UsageError:
+        """What is wrong with the target."""
+        return UsageError(f"--target {self.text!r}{words}", hint)
+
     def _tensor(self, output: Any) -> Tensor:
         tensor = output
         for key in self.keys:
@@ -55,19 +59,15 @@ class Target:
         if not isinstance(tensor, Tensor):
             raise self._no_tensor(output)
         if not tensor.is_floating_point():
-            raise UsageError(
-                f"--target {self.text!r}: it holds {tensor.dtype}, and has no gradient"
-            )
+            raise self.error(f": it holds {tensor.dtype}, and has no gradient")
         return tensor
 
     def _no_tensor(self, output: Any) -> UsageError:
         if self.layer is not None:
-            return UsageError(f"--target {self.text!r}: the layer gives {outline(output)}")
+            return self.error(f": the layer gives {outline(output)}")
         here = "no tensor there" if self.keys else "no tensor"
-        return UsageError(
-            f"--target {self.text!r}: the output is {here}; the model gives {outline(output)}",
-            _instead(output),
-        )
+        words = f": the output is {here}; the model gives {outline(output)}"
+        return self.error(words, _instead(output))
 
 
 def parse(text: str | None) -> Target:
@@ -140,11 +140,8 @@ def _inside(value: Any, key: str) -> Any:
 def _classes(target: Target, tensor: Tensor) -> Tensor:
     """The scores [K] of an output [1, K]."""
     if tensor.ndim != 2 or tensor.shape[0] != 1 or tensor.shape[1] == 0:
-        raise UsageError(
-            f"--target {target.text!r} needs scores of classes [1, K], and there is "
-            f"{outline(tensor)}",
-            _EXAMPLES,
-        )
+        words = f" needs scores of classes [1, K], and there is {outline(tensor)}"
+        raise target.error(words, _EXAMPLES)
     return tensor[0]
 
 
@@ -162,7 +159,7 @@ def _index(target: Target, count: int, categories: Sequence[str]) -> int:
     if target.argument.isdecimal():
         if int(target.argument) < count:
             return int(target.argument)
-        raise UsageError(f"--target {target.text!r}: there are {count} classes, 0 to {count - 1}")
+        raise target.error(f": there are {count} classes, 0 to {count - 1}")
     names = [name.lower() for name in categories] if len(categories) == count else []
     if target.argument.lower() in names:
         return names.index(target.argument.lower())
@@ -171,26 +168,13 @@ def _index(target: Target, count: int, categories: Sequence[str]) -> int:
         hint = f"did you mean {', '.join(close)}?"
     else:
         hint = "give its number" if names else "these weights have no names; give its number"
-    raise UsageError(f"--target {target.text!r}: no class has this name", hint)
-
-
-def _sum(target: Target, tensor: Tensor, categories: Sequence[str]) -> Tensor:
-    return tensor.sum()
-
-
-def _mean(target: Target, tensor: Tensor, categories: Sequence[str]) -> Tensor:
-    return tensor.mean()
-
-
-def _norm(target: Target, tensor: Tensor, categories: Sequence[str]) -> Tensor:
-    length: Tensor = torch.linalg.vector_norm(tensor)
-    return length
+    raise target.error(": no class has this name", hint)
 
 
 REDUCTIONS: dict[str, Callable[[Target, Tensor, Sequence[str]], Tensor]] = {
     "top1": _top1,
     "class": _class,
-    "sum": _sum,
-    "mean": _mean,
-    "norm": _norm,
+    "sum": lambda target, tensor, categories: tensor.sum(),
+    "mean": lambda target, tensor, categories: tensor.mean(),
+    "norm": lambda target, tensor, categories: torch.linalg.vector_norm(tensor),
 }

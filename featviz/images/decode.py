@@ -7,8 +7,7 @@ import io
 import logging
 import stat
 import struct
-import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +15,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image, ImageColor, ImageOps, UnidentifiedImageError
 
-from featviz.errors import FileError, ImageError, UsageError
+from featviz.errors import ImageError, UsageError
 from featviz.images import archives
 from featviz.images.formats import open_image
 from featviz.records import Sample
@@ -25,18 +24,13 @@ log = logging.getLogger(__name__)
 
 _BROKEN = (
     OSError,
-    RuntimeError,
     SyntaxError,
-    ValueError,
-    EOFError,
     IndexError,
     TypeError,
     KeyError,
     struct.error,
-    zlib.error,
     Image.DecompressionBombError,
     MemoryError,
-    FileError,
     *archives.DAMAGED,
 )
 """What Pillow's decoders raise on broken files."""
@@ -73,15 +67,12 @@ def decode(
         ImageError: no file, no image, truncated, or too large; names the file.
     """
     files = [_Encoded(sample, path) for path in sample.paths]
-    digest = hashlib.sha256()
-    for file in files:
-        digest.update(file.data)
     if len(files) == 1:
         pictures = files[0].images(exif, background, frames)
     else:
         chosen = range(len(files)) if frames is None else _spread(len(files), frames)
         pictures = [files[i].images(exif, background, None)[0] for i in chosen]
-    return DecodedImage(tuple(pictures), digest.hexdigest())
+    return DecodedImage(tuple(pictures), _sha256(files))
 
 
 def digest(sample: Sample) -> str:
@@ -90,10 +81,7 @@ def digest(sample: Sample) -> str:
     Raises:
         ImageError: a file cannot be read.
     """
-    sha256 = hashlib.sha256()
-    for path in sample.paths:
-        sha256.update(_Encoded(sample, path).data)
-    return sha256.hexdigest()
+    return _sha256(_Encoded(sample, path) for path in sample.paths)
 
 
 class _Encoded:
@@ -133,6 +121,13 @@ class _Encoded:
         except _BROKEN as error:
             reason = str(error) or type(error).__name__
             raise ImageError(f"{self.name} cannot be read: {reason}", None) from error
+
+
+def _sha256(files: Iterable[_Encoded]) -> str:
+    sha256 = hashlib.sha256()
+    for file in files:
+        sha256.update(file.data)
+    return sha256.hexdigest()
 
 
 def _what_else(path: Path) -> str:
@@ -177,9 +172,9 @@ def _flatten(image: Image.Image, background: str) -> Image.Image:
 
 def _composite(image: Image.Image, background: str) -> Image.Image:
     grey = image.mode in ("1", "L", "LA", "La")
-    ground = Image.new("RGBA", image.size, ImageColor.getrgb(background)[:3])
-    over = Image.alpha_composite(ground, image.convert("RGBA")).convert("RGB")
     channels = ImageColor.getrgb(background)[:3]
+    ground = Image.new("RGBA", image.size, channels)
+    over = Image.alpha_composite(ground, image.convert("RGBA")).convert("RGB")
     return over.convert("L") if grey and len(set(channels)) == 1 else over
 
 

@@ -61,6 +61,11 @@ def unnested(samples: Sequence[Sample]) -> list[Sample]:
     return renamed
 
 
+def natural_key(name: str) -> list[tuple[int, str]]:
+    """Sorts `frame2` before `frame10`, and both before `frames`."""
+    return [(int(part), "") if is_number(part) else (-1, part) for part in re.split(r"(\d+)", name)]
+
+
 def _folder(name: str) -> str:
     """The folder that a sample's name leads to, on any system."""
     return safe_way(name).casefold()
@@ -73,7 +78,7 @@ def _free(name: str, taken: set[str]) -> str:
 
 
 def _clip(folder: Path, frames: Sequence[Sample]) -> Sample:
-    ordered = sorted(frames, key=lambda frame: _natural(frame.path.name))
+    ordered = sorted(frames, key=lambda frame: natural_key(frame.path.name))
     name = PurePosixPath(frames[0].name).parent
     without_folder = frames[0].name if len(frames) == 1 else folder.name
     return Sample(
@@ -102,12 +107,6 @@ def _longer(sample: Sample) -> Sample:
 def _join(group: Sequence[Sample]) -> Sample:
     names = [group[0].name, *(PurePosixPath(sample.name).name for sample in group[1:])]
     return Sample("+".join(names), tuple(path for sample in group for path in sample.paths))
-
-
-def _natural(name: str) -> list[tuple[int, str]]:
-    """`frame2` before `frame10`."""
-    parts = re.findall(r"\d+|\D+", name)
-    return [(int(part), "") if is_number(part) else (-1, part) for part in parts]
 
 
 def _is_animated(path: Path) -> bool:

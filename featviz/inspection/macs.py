@@ -8,9 +8,10 @@ nn.MultiheadAttention's fast path, which must be off.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from torch import Tensor, nn
@@ -96,8 +97,8 @@ class Meter:
         shape = _shape_of_first(tensors([args, kwargs]))
         self._running.append(_Frame(self.macs, self.memory, shape))
 
-    def leave(self, index: int, output: Any) -> None:
-        """The work of a forward hook."""
+    def leave(self, index: int, module: nn.Module, args: Any, output: Any) -> None:
+        """A forward hook for the layer of this index."""
         frame, given = self._running.pop(), tensors(output)
         if frame.alone:
             self.memory += sum(_bytes(tensor) for tensor in given)
@@ -115,14 +116,6 @@ class Meter:
             memory=before.memory + self.memory - frame.memory,
         )
 
-    def exit_hook(self, index: int) -> Callable[[nn.Module, Any, Any], None]:
-        """A forward hook for the layer of this index; it gives nothing back."""
-
-        def hook(module: nn.Module, args: Any, output: Any) -> None:
-            self.leave(index, output)
-
-        return hook
-
 
 @contextmanager
 def metered(model: nn.Module, layers: Sequence[Layer]) -> Iterator[Meter]:
@@ -132,10 +125,10 @@ def metered(model: nn.Module, layers: Sequence[Layer]) -> Iterator[Meter]:
     handles = []
     try:
         for layer in layers:
-            module, leave = modules[layer.name], meter.exit_hook(layer.index)
+            module = modules[layer.name]
             handles += [
                 module.register_forward_pre_hook(meter.enter, prepend=True, with_kwargs=True),
-                module.register_forward_hook(leave),
+                module.register_forward_hook(partial(meter.leave, layer.index)),
             ]
         with meter.operators, meter.flops:  # the inner one decomposes what the outer one sees
             yield meter

@@ -142,10 +142,9 @@ def measure(model: LoadedModel, blank: Sequence[Tensor]) -> Summary:
     layers = list_layers(model.module)
     with metered(model.module, layers) as meter:
         forward(model.module, [arg.to(model.device) for arg in blank])
-        macs, memory = meter.macs, meter.memory
     modules = dict(model.module.named_modules())
     rows = [_row(at, modules[at.name], meter.usage.get(at.index, Usage())) for at in layers]
-    totals = _totals(model.module, len(rows), macs, memory)
+    totals = _totals(model.module, rows)
     return Summary(list(blank[0].shape), tuple(rows), totals, meter.uncounted)
 
 
@@ -168,16 +167,13 @@ def _row(layer: Layer, module: nn.Module, usage: Usage) -> SummaryRow:
     )
 
 
-def _totals(module: nn.Module, modules: int, macs: int, memory: int) -> Totals:
-    parameters = initialised(module)
+def _totals(module: nn.Module, rows: Sequence[SummaryRow]) -> Totals:
+    """The figures of the first row, which is the model itself."""
+    names = ("parameters", "trainable", "macs", "flops", "activation_bytes")
     return Totals(
-        modules=modules,
-        parameters=count(parameters),
-        trainable=count([p for p in parameters if p.requires_grad]),
-        parameter_bytes=sum(p.numel() * p.element_size() for p in parameters),
-        macs=macs,
-        flops=macs * FLOPS_PER_MAC,
-        activation_bytes=memory,
+        modules=len(rows),
+        parameter_bytes=sum(p.numel() * p.element_size() for p in initialised(module)),
+        **{name: getattr(rows[0], name) for name in names},
     )
 
 

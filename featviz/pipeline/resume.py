@@ -23,8 +23,9 @@ from featviz.pipeline.prepare import Prepared
 from featviz.records import ImageResult, Outcome, Sample
 from featviz.rundir import RUN_FILE
 from featviz.rundir.archive import check_archive
+from featviz.rundir.image import read_image
 from featviz.rundir.ownership import of_run
-from featviz.rundir.read import read_json, read_kept
+from featviz.rundir.read import read_json
 from featviz.rundir.schema import Manifest, check_failures
 from featviz.rundir.write import ImageFolder, RunDirectory, check_free, differences
 from featviz.version import __version__
@@ -179,7 +180,7 @@ def kept(folder: ImageFolder, sample: Sample, fingerprint: str) -> ImageResult |
     if not folder.is_complete:
         return None
     try:
-        manifest = read_kept(folder.root, folder.name)
+        manifest = read_image(folder.root, folder.name).manifest
         if manifest.fingerprint != fingerprint or manifest.image.sha256 != decode.digest(sample):
             return None
         return _read_back(manifest, sample, folder)

@@ -17,7 +17,7 @@ from featviz.pipeline.prepare import Prepared, read_input
 from featviz.pipeline.resume import kept
 from featviz.pipeline.shared_basis import read_bases
 from featviz.records import ImageResult, Limits, Sample, Written
-from featviz.rundir.read import read_stats
+from featviz.rundir.image import read_image
 from featviz.rundir.write import ImageFolder, RunDirectory
 
 log = logging.getLogger(__name__)
@@ -72,7 +72,8 @@ class Session:
         self.settle()
         self._count(folder)
         if self.board is not None:
-            for key, stats in read_stats(folder.root, folder.name).items():
+            image = read_image(folder.root, folder.name, hold=True)
+            for key, stats in image.stats().items():
                 self.board.remember(key, stats)
         self.report(result)
         return True

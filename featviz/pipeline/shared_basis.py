@@ -16,8 +16,10 @@ from featviz.layout import to_maps
 from featviz.pipeline.options import RunOptions
 from featviz.pipeline.prepare import Prepared, read_input
 from featviz.records import Sample, Site
-from featviz.rundir.read import read_arrays
-from featviz.rundir.write import BASES_FILE, RunDirectory, atomic
+from featviz.rundir import BASES_FILE
+from featviz.rundir.arrays import read_arrays
+from featviz.rundir.atomic import atomic
+from featviz.rundir.write import RunDirectory
 
 MOST_IMAGES = 16
 """Images, evenly spread over those of a run, from which a shared basis is made."""

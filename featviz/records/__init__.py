@@ -3,7 +3,7 @@
 from featviz.records.channels import Activation, Call, Part, Role, Verdict
 from featviz.records.formats import FORMATS, SUFFIXES, PictureFormat
 from featviz.records.kinds import KINDS, CaptureKind, is_gradient
-from featviz.records.layers import Hints, Layer, Sample, Site, Windows
+from featviz.records.layers import Hints, Layer, Place, Sample, Site, Windows
 from featviz.records.options import (
     AUTO,
     INTERVENTIONS,
@@ -17,6 +17,7 @@ from featviz.records.options import (
     Within,
     Written,
 )
+from featviz.records.reductions import REDUCTIONS, Reduction
 from featviz.records.results import (
     STAT_COLUMNS,
     Bytes,
@@ -37,6 +38,7 @@ __all__ = [
     "FORMATS",
     "INTERVENTIONS",
     "KINDS",
+    "REDUCTIONS",
     "STAT_COLUMNS",
     "SUFFIXES",
     "Activation",
@@ -58,6 +60,8 @@ __all__ = [
     "Part",
     "PassOptions",
     "PictureFormat",
+    "Place",
+    "Reduction",
     "Role",
     "RunResult",
     "Sample",

@@ -12,7 +12,7 @@ import math
 import numbers
 import types
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import fields, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path, PurePath
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
@@ -143,8 +143,7 @@ def _read(hint: Any, option: str, value: Any) -> Any:
         raise UsageError(f"{option} {_shown(value)} is no mapping", "{'key': value}")
     if origin is tuple:
         return _tuple(inside[0], option, value)
-    read = _PLAIN.get(hint)
-    return value if read is None else read(option, value)
+    return _PLAIN[hint].read(option, value) if hint in _PLAIN else value
 
 
 def _word(words: Sequence[str], option: str, value: Any) -> str:
@@ -223,43 +222,6 @@ def _tuple(hint: Any, option: str, value: Any) -> Any:
     return tuple(value)
 
 
-def _whole(option: str, value: Any) -> int:
-    if not _is_whole(value):
-        raise UsageError(f"{option} {_shown(value)} is not a valid integer", "give a whole number")
-    return int(value)
-
-
-def _real(option: str, value: Any) -> float:
-    if not _is_real(value):
-        raise UsageError(f"{option} {_shown(value)} is not a valid float", "give a number")
-    return float(value)
-
-
-def _truth(option: str, value: Any) -> bool:
-    if not isinstance(value, bool) and type(value).__name__ != "bool":  # numpy's
-        raise UsageError(f"{option} {_shown(value)} is not a valid boolean", "True or False")
-    return bool(value)
-
-
-def _text(option: str, value: Any) -> str:
-    if not isinstance(value, (str, PurePath)):
-        raise UsageError(f"{option} {_shown(value)} is not a text", "give it in quotes")
-    return str(value)
-
-
-def _path(option: str, value: Any) -> Path:
-    return Path(_text(option, value))
-
-
-_PLAIN: dict[Any, Callable[[str, Any], Any]] = {
-    int: _whole,
-    float: _real,
-    bool: _truth,
-    str: _text,
-    Path: _path,
-}
-
-
 def _shown(value: Any) -> str:
     """A value in a message: on one line, and not too long."""
     return quoted(repr(value))
@@ -271,3 +233,36 @@ def _is_whole(value: Any) -> bool:
 
 def _is_real(value: Any) -> bool:
     return isinstance(value, numbers.Real) and not isinstance(value, bool)
+
+
+def _is_truth(value: Any) -> bool:
+    return isinstance(value, bool) or type(value).__name__ == "bool"  # numpy's
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, (str, PurePath))
+
+
+@dataclass(frozen=True)
+class _PlainKind:
+    """A kind of value without choices or bounds."""
+
+    fits: Callable[[Any], bool]
+    convert: Callable[[Any], Any]
+    words: str
+    hint: str
+
+    def read(self, option: str, value: Any) -> Any:
+        """The value as the record holds it."""
+        if not self.fits(value):
+            raise UsageError(f"{option} {_shown(value)} is not {self.words}", self.hint)
+        return self.convert(value)
+
+
+_PLAIN: dict[Any, _PlainKind] = {
+    int: _PlainKind(_is_whole, int, "a valid integer", "give a whole number"),
+    float: _PlainKind(_is_real, float, "a valid float", "give a number"),
+    bool: _PlainKind(_is_truth, bool, "a valid boolean", "True or False"),
+    str: _PlainKind(_is_text, str, "a text", "give it in quotes"),
+    Path: _PlainKind(_is_text, Path, "a text", "give it in quotes"),
+}

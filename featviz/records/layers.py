@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 
 @dataclass(frozen=True)
@@ -38,6 +38,27 @@ class Layer:
         return self.name or self.type
 
 
+class Place(NamedTuple):
+    """Where in a run's image a tensor was met, by name: what two runs are matched by."""
+
+    layer: str
+    """Qualified name; empty for the model itself."""
+    kind: str
+    call: int
+    key: str
+
+    @property
+    def stats_key(self) -> str:
+        """Its key in stats.npz."""
+        return "|".join(map(str, self))
+
+    @property
+    def stem(self) -> str:
+        """`output`, `output.call1`, `output.call1.boxes`."""
+        call = f".call{self.call}" if self.call else ""
+        return f"{self.kind}{call}" + (f".{self.key}" if self.key else "")
+
+
 @dataclass(frozen=True)
 class Site:
     """The place of a captured tensor: the file `KIND[.callN][.KEY]` of a layer."""
@@ -51,10 +72,14 @@ class Site:
     """Path inside a tuple, list or dict (`0`, `boxes`, `0.feat`); empty for a plain tensor."""
 
     @property
+    def place(self) -> Place:
+        """The same by name."""
+        return Place(self.layer.name, self.kind, self.call, self.key)
+
+    @property
     def stem(self) -> str:
         """File name without extension: `output`, `output.call1`, `output.call1.boxes`."""
-        call = f".call{self.call}" if self.call else ""
-        return f"{self.kind}{call}" + (f".{self.key}" if self.key else "")
+        return self.place.stem
 
     def inside(self, key: str) -> Site:
         """A part of this tensor, by name; the tensor itself for an empty one."""
@@ -63,7 +88,7 @@ class Site:
     @property
     def stats_key(self) -> str:
         """Key of this tensor's statistics in `stats.npz`."""
-        return f"{self.layer.name}|{self.kind}|{self.call}|{self.key}"
+        return self.place.stats_key
 
 
 @dataclass(frozen=True)

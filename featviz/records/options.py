@@ -9,6 +9,7 @@ from typing import Annotated, Literal
 from featviz.records.formats import FORMATS
 from featviz.records.kinds import is_gradient
 from featviz.records.layers import Sample
+from featviz.records.reductions import REDUCTIONS
 
 
 @dataclass(frozen=True)
@@ -70,7 +71,7 @@ class DrawOptions:
     """Write the channel on each tile."""
     overlay: Annotated[float, Within(0, 1, "0 is the input alone, 1 the map")] | None = None
     """Lay each map over the input: 0 shows the input alone, 1 the map alone."""
-    reduce: Literal["mean", "max", "l2", "pca"] | None = None
+    reduce: Annotated[str, OneOf(tuple(REDUCTIONS))] | None = None
     """Make one tile of all channels."""
     shared_basis: bool = False
     """One PCA basis for each layer for all images of a run."""

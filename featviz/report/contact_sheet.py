@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from PIL import Image as Pillow
-from PIL import ImageDraw, ImageFont
+from PIL import Image, ImageDraw, ImageFont
 from PIL.PngImagePlugin import PngInfo
 
 from featviz.drawing.png import MAX_PIXELS
@@ -17,7 +17,8 @@ from featviz.files import open_regular
 from featviz.records import Floats
 from featviz.rundir import INPUT_FILE
 from featviz.rundir.atomic import atomic
-from featviz.rundir.read import DamagedError, DrawnGrid, ReadImage, ReadRun, read_run
+from featviz.rundir.image import DamagedError, DrawnGrid, ReadImage
+from featviz.rundir.read import ReadRun, read_run
 from featviz.text import read_ranges, safe_name
 
 _MARGIN, _GAP, _TEXT = 12, 4, 13
@@ -64,7 +65,7 @@ class SheetResult:
 ALL = -1
 """Stands for the one tile that all channels became (`run --reduce`)."""
 
-Cell = Pillow.Image | None
+Cell = Image.Image | None
 """A tile; None where an image does not have the channel."""
 
 
@@ -102,7 +103,7 @@ def _check_free(out: Path) -> None:
     if not out.exists():
         return
     try:
-        with open_regular(out) as file, Pillow.open(file, formats=["PNG"]) as opened:
+        with open_regular(out) as file, Image.open(file, formats=["PNG"]) as opened:
             ours = opened.info.get("Software") == _SOFTWARE
     except (OSError, FileError, ValueError, SyntaxError):
         ours = False
@@ -112,12 +113,13 @@ def _check_free(out: Path) -> None:
         )
 
 
-def tile(picture: Pillow.Image, grid: DrawnGrid, channel: int) -> Pillow.Image:
+def tile(picture: Image.Image, grid: DrawnGrid, channel: int) -> Image.Image:
     """Cut a channel's tile out of its grid, with all its slices side by side; RGB."""
-    plan, first = grid.plan, _drawn(grid).index(channel) * grid.slices
+    plan, side = grid.capture.plan, grid.capture.side
+    first = _drawn(grid).index(channel) * side
     height, width = plan.tile
-    strip = Pillow.new("RGB", (width * grid.slices, height))
-    for n in range(grid.slices):
+    strip = Image.new("RGB", (width * side, height))
+    for n in range(side):
         row, column = divmod(first + n, plan.columns)
         left = plan.padding + column * (width + plan.padding)
         top = plan.padding + row * (height + plan.padding)
@@ -168,30 +170,25 @@ ORDERS: dict[str, Callable[[Floats], float]] = {
 
 def _find(run: ReadRun, options: SheetOptions) -> list[tuple[ReadImage, DrawnGrid]]:
     """The grid of each image that has it."""
-    found = [
-        (image, grid)
-        for image in run.images.values()
-        for grid in image.grids
-        if grid.label == options.layer and grid.stem == options.stem
-    ]
-    if found:
-        return found
     if not run.images:
         reason = next(iter(run.left_out.values()), "its run.json says why")
         raise StoreError(f"{run.root} has no complete image", reason)
-    grids = [grid for image in run.images.values() for grid in image.grids]
-    stems = {g.stem: None for g in grids if g.label == options.layer}
-    if stems:
+    grids = [(image, grid) for image in run.images.values() for grid in image.grids]
+    of_layer = [column for column in grids if column[1].capture.label == options.layer]
+    columns = [column for column in of_layer if column[1].capture.place.stem == options.stem]
+    if columns:
+        return columns
+    if stems := {grid.capture.place.stem: None for _, grid in of_layer}:
         raise UsageError(
             f"{options.layer} has no {options.stem!r}", f"it has {', '.join(stems)}; see --tensor"
         )
-    layers = {grid.label: None for grid in grids}
+    layers = {grid.capture.label: None for _, grid in grids}
     raise UsageError(f"the run has no layer {options.layer!r}", f"it has {', '.join(layers)}")
 
 
 def _drawn(grid: DrawnGrid) -> list[int]:
     """The channels that have a tile; ALL where they have one together."""
-    return grid.channels or [ALL]
+    return grid.capture.drawn or [ALL]
 
 
 def _wanted(options: SheetOptions, grids: Sequence[DrawnGrid]) -> list[int]:
@@ -216,8 +213,7 @@ def _wanted(options: SheetOptions, grids: Sequence[DrawnGrid]) -> list[int]:
 
 
 def _check_size(grids: Sequence[DrawnGrid], channels: Sequence[int]) -> None:
-    areas = [g.plan.tile[0] * g.plan.tile[1] * g.slices for g in grids]
-    pixels = len(channels) * sum(areas)
+    pixels = len(channels) * sum(math.prod(g.capture.plan.tile) * g.capture.side for g in grids)
     if pixels > MAX_PIXELS:
         raise UsageError(
             f"the sheet would have {pixels // 1_000_000} megapixels, more than Pillow opens",
@@ -250,8 +246,8 @@ def _column(image: ReadImage, grid: DrawnGrid, channels: Sequence[int]) -> list[
     """What the model saw, about as large as a tile, then the tiles of an image."""
     drawn, picture = set(_drawn(grid)), image.picture(grid.capture.file)
     seen = image.picture(INPUT_FILE).convert("RGB")
-    height, width = grid.plan.tile
-    seen.thumbnail((max(width * grid.slices, _SMALLEST), max(height, _SMALLEST)))
+    height, width = grid.capture.plan.tile
+    seen.thumbnail((max(width * grid.capture.side, _SMALLEST), max(height, _SMALLEST)))
     return [seen, *(tile(picture, grid, c) if c in drawn else None for c in channels)]
 
 
@@ -264,44 +260,36 @@ class _Table:
     cells: Sequence[Sequence[Cell]]
     font: ImageFont.FreeTypeFont | ImageFont.ImageFont
 
-    def draw(self) -> Pillow.Image:
+    def draw(self) -> Image.Image:
         """The table as a picture."""
         widths = [max(_size(row[n])[0] for row in self.cells) for n in range(len(self.heads))]
         heights = [max(_size(cell)[1] for cell in row) for row in self.cells]
-        heads = [self._text(head, max(widths)) for head in self.heads]
+        upright = max(self.font.getlength(head) for head in self.heads) > max(widths)
+        heads = [self._text(head, upright) for head in self.heads]
         sides = [self._text(side) for side in self.sides]
         lefts = _offsets(max(side.width for side in sides), widths)
         tops = _offsets(max(head.height for head in heads), heights)
-        sheet = Pillow.new("RGB", (lefts[-1] + _MARGIN, tops[-1] + _MARGIN), _PAPER)
+        sheet = Image.new("RGB", (lefts[-1] + _MARGIN, tops[-1] + _MARGIN), _PAPER)
         for left, head in zip(lefts, heads, strict=False):
             sheet.paste(head, (left, tops[0] - 2 * _GAP - head.height))
         for row, side, top, height in zip(self.cells, sides, tops, heights, strict=False):
             sheet.paste(side, (lefts[0] - 2 * _GAP - side.width, top + (height - side.height) // 2))
             for cell, left, width in zip(row, lefts, widths, strict=False):
-                sheet.paste(cell or _NO_PICTURE, _box(cell, left, top, width, height))
+                place = (left, top) if cell else (left, top, left + width, top + height)
+                sheet.paste(cell or _NO_PICTURE, place)
         return sheet
 
-    def _text(self, text: str, room: int | None = None) -> Pillow.Image:
-        """A line of text; upright where names need more room than there is."""
+    def _text(self, text: str, upright: bool = False) -> Image.Image:
+        """A line of text, or one that runs upwards."""
         left, _, right, _ = self.font.getbbox(text)
         height = self.font.getbbox("Ag")[3] + 1
-        line = Pillow.new("RGB", (max(1, round(right - left)), round(height)), _PAPER)
+        line = Image.new("RGB", (max(1, round(right - left)), round(height)), _PAPER)
         ImageDraw.Draw(line).text((-left, 0), text, _INK, self.font)
-        wide = room is not None and self._widest() > room
-        return line.transpose(Pillow.Transpose.ROTATE_90) if wide else line
-
-    def _widest(self) -> float:
-        return max(self.font.getlength(head) for head in self.heads)
+        return line.transpose(Image.Transpose.ROTATE_90) if upright else line
 
 
 def _size(cell: Cell) -> tuple[int, int]:
     return (1, 1) if cell is None else cell.size
-
-
-def _box(cell: Cell, left: int, top: int, width: int, height: int) -> tuple[int, int, int, int]:
-    """Where a cell is pasted; where there is none, all of its place."""
-    wide, high = (width, height) if cell is None else cell.size
-    return left, top, left + wide, top + high
 
 
 def _offsets(names: int, sizes: Sequence[int]) -> list[int]:
@@ -319,7 +307,7 @@ def _short(name: str) -> str:
 
 def _compose(
     lines: Sequence[Sequence[Cell]], names: Sequence[str], channels: Sequence[int], transpose: bool
-) -> Pillow.Image:
+) -> Image.Image:
     """Lay the images' cells out in columns, or in rows."""
     numbers = [_INPUT, *("all" if channel == ALL else str(channel) for channel in channels)]
     font = ImageFont.load_default(_TEXT)

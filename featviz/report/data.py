@@ -32,18 +32,18 @@ def script(known: Mapping[str, str], groups: Iterable[Group]) -> str:
 
 def _entry(figure: Figure) -> str:
     """One grid. `stats` is base64 of little-endian float32 [maps, 6], row by row."""
-    grid, plan = figure.grid, figure.grid.plan
+    row, plan = figure.grid.capture, figure.grid.capture.plan
     entry = {
         "nrow": plan.columns,
         "padding": plan.padding,
         "tile": plan.tile,
         "size": figure.picture.size,
-        "slices": grid.slices,
-        "channels": [] if grid.capture.reduce is not None else grid.capture.channels,
-        "collapsed": grid.capture.collapsed,
-        "over": grid.capture.overlay is not None,
-        "maps": grid.capture.maps,
-        "stats": base64.b64encode(grid.stats.astype("<f4").tobytes()).decode(),
+        "slices": row.side,
+        "channels": [] if row.reduce is not None else row.channels,
+        "collapsed": row.collapsed,
+        "over": row.overlay is not None,
+        "maps": row.maps,
+        "stats": base64.b64encode(figure.grid.stats.astype("<f4").tobytes()).decode(),
     }
     return _in_script(json.dumps(entry, separators=(",", ":")))
 
@@ -51,4 +51,4 @@ def _entry(figure: Figure) -> str:
 def _in_script(text: str) -> str:
     """JSON as a script may hold it: without anything that ends the script, or that another parser
     takes for the end of a line (https://html.spec.whatwg.org/#restrictions-for-contents-of-script-elements)."""
-    return _ENDING.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
+    return _ENDING.sub(lambda ending: f"\\u{ord(ending[0]):04x}", text)

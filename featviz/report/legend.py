@@ -6,14 +6,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from featviz.drawing import colormap, normalize
+from featviz.records import REDUCTIONS
 from featviz.rundir.read import ReadRun
 from featviz.rundir.schema import CaptureRow
-
-_PCA = (
-    ("#ff0000", "much of the first principal component"),
-    ("#00ff00", "much of the second"),
-    ("#0000ff", "much of the third"),
-)
 
 
 @dataclass(frozen=True)
@@ -44,8 +39,8 @@ def legend(run: ReadRun, captures: Iterable[CaptureRow]) -> list[Entry]:
 def _words(row: CaptureRow) -> tuple[tuple[int | str, str], ...]:
     """Grey levels 0..255, or colours, and what they stand for. Only maps by themselves are marked:
     no overlay, and no tile of all channels."""
-    if row.reduce == "pca":
-        return _PCA
+    if row.reduce in REDUCTIONS and (colors := REDUCTIONS[row.reduce].colors):
+        return colors
     mode = normalize.MODES.get(row.normalize)
     if mode is None:
         return ()

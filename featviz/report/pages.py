@@ -13,14 +13,13 @@ from urllib.parse import quote
 import jinja2
 from markupsafe import Markup
 
-import featviz.report.data as data
-import featviz.report.words as words
+from featviz.report import data, words
 from featviz.report.legend import legend
 from featviz.report.views import ImagePage, LayerPage, PictureView, ReportViews
-from featviz.rundir.read import format_of
+from featviz.rundir import REPORT_ASSETS
+from featviz.rundir.image import format_of
 from featviz.version import __version__
 
-ASSETS = ("style.css", "tiles.js", "report.js", "icon.svg")
 RUN_PAGE = "index"
 
 
@@ -79,7 +78,7 @@ def render_folder(views: ReportViews, folder: Path) -> Iterator[tuple[str, str]]
     """Yield the name and text of each file of a report that will stand in `folder`."""
     write = _PageWriter(views, FolderLinks(folder))
     known = data.entries(group for page in views.images for group in page.groups)
-    for name in ASSETS:
+    for name in REPORT_ASSETS:
         yield name, asset(name)
     yield f"{RUN_PAGE}.html", write.document(RUN_PAGE, [write.run()])
     for page, article in write.pages():
@@ -92,7 +91,9 @@ def render_single(views: ReportViews) -> str:
     write = _PageWriter(views, InlineLinks())
     groups = [group for page in views.images for group in page.groups]
     articles = [write.run(), *(article for _, article in write.pages())]
-    inside = {name: Markup(asset(name)) for name in ASSETS}  # our own files, not to be escaped
+    inside = {
+        name: Markup(asset(name)) for name in REPORT_ASSETS
+    }  # our own files, not to be escaped
     inside["data"] = Markup(data.script(data.entries(groups), groups))
     return write.document(RUN_PAGE, articles, inside)
 

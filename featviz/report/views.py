@@ -8,11 +8,12 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-import featviz.report.words as words
 from featviz.files import real
+from featviz.report import words
 from featviz.rundir import INPUT_FILE
-from featviz.rundir.read import DrawnGrid, ReadImage, ReadRun
-from featviz.rundir.schema import Audit
+from featviz.rundir.image import DrawnGrid, ReadImage
+from featviz.rundir.read import ReadRun
+from featviz.rundir.schema import Audit, Manifest
 
 _WIDE = 3.0
 """A picture wider than this many times its height gets a row of its own."""
@@ -90,7 +91,7 @@ class Group:
     @property
     def aligned(self) -> bool:
         """Whether each tile is at the same place in all figures."""
-        first, *rest = ((f.grid.plan, f.grid.channels) for f in self.figures)
+        first, *rest = ((f.grid.capture.plan, f.grid.capture.drawn) for f in self.figures)
         return all(other == first for other in rest)
 
 
@@ -194,7 +195,7 @@ def arrange(run: ReadRun, other: ReadRun | None = None, audit: Audit | None = No
 
 
 def _key(grid: DrawnGrid) -> Key:
-    return grid.capture.index, grid.capture.layer, grid.stem
+    return grid.capture.index, grid.capture.layer, grid.capture.place.stem
 
 
 def _layer_ids(run: ReadRun) -> dict[tuple[int, str], str]:
@@ -211,11 +212,12 @@ def _figures(
     home = f"image-{number:03d}"
     shown = _input(image, number, prefix)
     for n, grid in enumerate(image.grids):
-        alt = f"{words.tiles(grid)} of {grid.label}, {grid.stem}, of {image.name}"
-        size = (grid.plan.width, grid.plan.height)
-        picture = PictureView(f"{prefix}{number}-{n}", image, grid.capture.file, size, alt, home)
+        row = grid.capture
+        alt = f"{words.tiles(row)} of {row.label}, {row.place.stem}, of {image.name}"
+        size = (row.plan.width, row.plan.height)
+        picture = PictureView(f"{prefix}{number}-{n}", image, row.file, size, alt, home)
         dark = words.all_zero(grid.stats)
-        facts = words.grid_facts(grid, dark, run.record.get("options") or {})
+        facts = words.grid_facts(row, dark, run.record.get("options") or {})
         yield _key(grid), Figure(picture, shown, grid, image.name, facts, dark, prefix != "p")
 
 
@@ -227,17 +229,17 @@ def _input(image: ReadImage, number: int, prefix: str) -> PictureView:
 
 def _add_other(figures: Sequence[dict[Key, list[Figure]]], run: ReadRun, other: ReadRun) -> None:
     """Put the other run's figure of the same tensor of the same image behind this run's."""
-    for n, (name, own) in enumerate(zip(run.images, figures, strict=True)):
+    for n, (name, pairs) in enumerate(zip(run.images, figures, strict=True)):
         if name not in other.images:
             continue
         others = {key[1:]: figure for key, figure in _figures(other, other.images[name], n, "o")}
-        for key, pair in own.items():
+        for key, pair in pairs.items():
             pair += [others[key[1:]]] if key[1:] in others else []
 
 
 def _group(id: str, key: Key, figures: Sequence[Figure], page: str) -> Group:
-    first = figures[0].grid
-    return Group(id, first.label, first.capture.type, key[2], page, tuple(figures))
+    first = figures[0].grid.capture
+    return Group(id, first.label, first.type, key[2], page, tuple(figures))
 
 
 def _image_page(
@@ -251,8 +253,6 @@ def _image_page(
         _group(f"{id}-{n}", key, pair, layer_ids[key[:2]])
         for n, (key, pair) in enumerate(figures.items())
     )
-    silent = [(skip.layer or skip.type, skip.reason) for skip in image.manifest.skipped]
-    silent += [(name, "never ran") for name in image.manifest.never_ran]
     inputs = {f.other: f.input for group in groups for f in group.figures}
     return ImagePage(
         id,
@@ -261,7 +261,7 @@ def _image_page(
         inputs.get(True),
         words.image_facts(image.manifest),
         groups,
-        tuple(silent),
+        tuple(_without_picture(image.manifest)),
     )
 
 
@@ -279,12 +279,15 @@ def _layer_pages(
         yield LayerPage(id, groups[0].layer, groups[0].type, groups)
 
 
+def _without_picture(manifest: Manifest) -> list[tuple[str, str]]:
+    """Layers that an image has no picture of, and why."""
+    skipped = [(skip.layer or skip.type, skip.reason) for skip in manifest.skipped]
+    return skipped + [(name, "never ran") for name in manifest.never_ran]
+
+
 def _silent(run: ReadRun) -> tuple[Silence, ...]:
     """Layers that were skipped or never ran, over all images."""
     counts: Counter[tuple[str, str]] = Counter()
     for image in run.images.values():
-        manifest = image.manifest
-        skips = ((skip.layer or skip.type, skip.reason) for skip in manifest.skipped)
-        counts.update(dict.fromkeys(skips, 1))
-        counts.update((name, "never ran") for name in manifest.never_ran)
+        counts.update(dict.fromkeys(_without_picture(image.manifest), 1))
     return tuple(Silence(layer, reason, n) for (layer, reason), n in counts.items())

@@ -8,21 +8,14 @@ from typing import Any
 
 import numpy as np
 
-from featviz.records import Floats
-from featviz.rundir.read import DrawnGrid, ReadRun
-from featviz.rundir.schema import Class, Manifest
+from featviz.records import REDUCTIONS, Floats
+from featviz.rundir.read import ReadRun
+from featviz.rundir.schema import CaptureRow, Class, Manifest
 from featviz.text import by, counted, listed, ranges
 
 Facts = list[tuple[str, str]]
 """Pairs of a term and its value, in the order in which they are shown."""
 
-_REDUCED = {
-    "mean": "mean",
-    "max": "maximum",
-    "l2": "L2 norm",
-    "pca": "principal components 1 to 3",
-}
-"""What one tile of all channels shows, by `reduce`."""
 _LISTED = 24
 """Runs of channels that are written out; of the others only their number is shown."""
 
@@ -54,35 +47,33 @@ def all_zero(stats: Floats) -> list[int]:
     return channels
 
 
-def tiles(grid: DrawnGrid) -> str:
+def tiles(row: CaptureRow) -> str:
     """`64 feature maps`; what all of them became where they share one tile."""
-    row = grid.capture
     if row.reduce is not None:
         return f"{reduced(row.reduce)} of {counted(row.maps, 'feature map')}"
-    return counted(len(grid.channels), "feature map")
+    return counted(len(row.drawn), "feature map")
 
 
 def reduced(way: str) -> str:
     """What one tile of all channels shows."""
-    return _REDUCED.get(way, way)
+    return REDUCTIONS[way].words if way in REDUCTIONS else way
 
 
-def grid_facts(grid: DrawnGrid, dark: Sequence[int], options: Mapping[str, Any]) -> Facts:
+def grid_facts(row: CaptureRow, dark: Sequence[int], options: Mapping[str, Any]) -> Facts:
     """Facts about one picture.
 
     Args:
         dark: its channels that are all zero.
         options: the options of its run.
     """
-    row = grid.capture
-    facts = [("Shape", f"{by(row.shape)} ({row.layout})"), ("Maps", _maps(grid, options))]
+    facts = [("Shape", f"{by(row.shape)} ({row.layout})"), ("Maps", _maps(row, options))]
     if row.collapsed:
         facts.append(("Share a tile", _shared(row.collapsed)))
-    if grid.channels != sorted(grid.channels) and (order := options.get("order")):
+    if row.drawn != sorted(row.drawn) and (order := options.get("order")):
         facts.append(("Order", f"by {setting(order)} (--order)"))
     if row.slices and row.slices[1] > 1:
         facts.append(("Side by side", "{} of {} for each channel".format(*row.slices)))
-    facts.append(("Drawn", _drawn(grid)))
+    facts.append(("Drawn", _drawn(row)))
     whole = ", of all channels" if row.reduce is not None else ""
     if row.mean is not None:
         facts.append(("Range", f"{number(row.min)} to {number(row.max)}{whole}"))
@@ -95,12 +86,11 @@ def grid_facts(grid: DrawnGrid, dark: Sequence[int], options: Mapping[str, Any])
     return facts
 
 
-def _maps(grid: DrawnGrid, options: Mapping[str, Any]) -> str:
+def _maps(row: CaptureRow, options: Mapping[str, Any]) -> str:
     """How many maps there are, how many are drawn, and which options left the others out."""
-    row = grid.capture
     if row.reduce is not None:
         return f"{row.maps}, as one tile: their {reduced(row.reduce)} (--reduce {row.reduce})"
-    drawn = len(grid.channels)
+    drawn = len(row.drawn)
     if drawn == row.maps:
         return f"{row.maps}"
     alike = sum(len(group) - 1 for group in (row.collapsed or {}).values())
@@ -117,11 +107,11 @@ def _shared(collapsed: Mapping[str, Sequence[int]]) -> str:
     return listed(groups, _LISTED, "; ")
 
 
-def _drawn(grid: DrawnGrid) -> str:
-    row = grid.capture
+def _drawn(row: CaptureRow) -> str:
     low, high = row.range or (None, None)
-    if row.reduce == "pca":
-        words = f"each component from {number(low)} to {number(high)} standard deviations"
+    unit = REDUCTIONS[row.reduce].unit if row.reduce in REDUCTIONS else ""
+    if unit:
+        words = f"each component from {number(low)} to {number(high)} {unit}"
     elif row.range is None:
         words = "each map by its own range"
     else:
@@ -159,11 +149,10 @@ def run_facts(run: ReadRun) -> Facts:
 
 def _image_count(run: ReadRun) -> str:
     total = run.record["images"].get("total", len(run.images))
-    rest = total - len(run.images) - len(run.failures) - len(run.left_out)
     parts = [f"{len(run.images):,} complete of {total:,}"]
     parts += [f"{len(run.failures):,} failed"] if run.failures else []
     parts += [f"{len(run.left_out):,} incomplete"] if run.left_out else []
-    parts += [f"{rest:,} not reached"] if rest > 0 else []
+    parts += [f"{run.missing:,} not reached"] if run.missing else []
     return ", ".join(parts)
 
 

@@ -11,11 +11,11 @@ from featviz.records import Verdict
 def document(verdicts: Mapping[str, Sequence[Verdict]], command: str = "audit") -> bytes:
     """The report on the gates of each model, UTF-8; nothing of when and where."""
     root = ElementTree.Element("testsuites", name=f"featviz {command}")
-    for model, own in verdicts.items():
-        failures = str(sum(not verdict.held for verdict in own))
-        counts = {"tests": str(len(own)), "failures": failures, "errors": "0", "skipped": "0"}
+    for model, rows in verdicts.items():
+        failures = str(sum(not verdict.held for verdict in rows))
+        counts = {"tests": str(len(rows)), "failures": failures, "errors": "0", "skipped": "0"}
         suite = ElementTree.SubElement(root, "testsuite", {"name": _legal(model), **counts})
-        for verdict in own:
+        for verdict in rows:
             _case(suite, f"featviz.{command}.{model}", verdict)
     ElementTree.indent(root)
     return bytes(ElementTree.tostring(root, "utf-8", xml_declaration=True)) + b"\n"

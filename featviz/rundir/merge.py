@@ -13,7 +13,8 @@ from typing import Any, BinaryIO
 from featviz.errors import CompareError, StoreError, UsageError
 from featviz.files import real
 from featviz.rundir import MANIFEST_FILE, destination
-from featviz.rundir.read import ReadImage, ReadRun, read_run, same_content
+from featviz.rundir.image import ReadImage, same_content
+from featviz.rundir.read import ReadRun, read_run
 from featviz.rundir.write import RunDirectory
 from featviz.text import quoted
 
@@ -107,13 +108,13 @@ def _check_alike(first: ReadRun, other: ReadRun) -> None:
 
 def _flat(record: Mapping[str, Any]) -> dict[str, Any]:
     """`options.normalize` and the like, to their values."""
-    found: dict[str, Any] = {}
+    flat: dict[str, Any] = {}
     for name, value in record.items():
         if isinstance(value, dict) and name not in _PER_PART:
-            found |= {f"{name}.{key}": inner for key, inner in value.items()}
+            flat |= {f"{name}.{key}": inner for key, inner in value.items()}
         elif name not in _PER_PART:
-            found[name] = value
-    return found
+            flat[name] = value
+    return flat
 
 
 def _images(runs: Sequence[ReadRun]) -> dict[str, ReadImage]:
@@ -122,16 +123,16 @@ def _images(runs: Sequence[ReadRun]) -> dict[str, ReadImage]:
     Raises:
         CompareError: parts have the same image with different results.
     """
-    found: dict[str, ReadImage] = {}
+    images: dict[str, ReadImage] = {}
     for run in runs:
         for name, image in run.images.items():
-            earlier = found.setdefault(name, image)
+            earlier = images.setdefault(name, image)
             if not _same(earlier, image):
                 raise CompareError(
                     f"{name} is not the same in {earlier.path} and {image.path}",
                     "take it out of one of them",
                 )
-    return found
+    return images
 
 
 def _same(one: ReadImage, other: ReadImage) -> bool:
@@ -176,12 +177,12 @@ def _in_order(parts: Sequence[Sequence[str]], missing: Sequence[Collection[str]]
     if all(map(_is_sorted, parts)) and max(map(len, parts)) > 1:
         return sorted({name for part in parts for name in part}, key=PurePosixPath)
     pairs = zip(parts, missing, strict=True)
-    own = [[name for name in part if name not in absent] for part, absent in pairs]
-    counts = [len(part) for part in own]
+    present = [[name for name in part if name not in absent] for part, absent in pairs]
+    counts = [len(part) for part in present]
     dealt = sorted(counts, reverse=True) == counts and counts[0] - counts[-1] <= 1
-    rows = zip_longest(*own) if dealt else own
-    found = [name for row in rows for name in row if name is not None]
-    return list(dict.fromkeys([*found, *(name for part in parts for name in part)]))
+    rows = zip_longest(*present) if dealt else present
+    order = [name for row in rows for name in row if name is not None]
+    return list(dict.fromkeys([*order, *(name for part in parts for name in part)]))
 
 
 def _is_sorted(names: Sequence[str]) -> bool:

@@ -24,7 +24,8 @@ from typing import Any
 
 from featviz import files
 from featviz.errors import FileError, StoreError
-from featviz.records.formats import FORMATS
+from featviz.files import Folder
+from featviz.records import FORMATS, KINDS
 from featviz.rundir import (
     AUDIT_FILE,
     BASES_FILE,
@@ -34,6 +35,7 @@ from featviz.rundir import (
     MANIFEST_FILE,
     MODELS_FILE,
     REPORT,
+    REPORT_ASSETS,
     REPORT_FILE,
     RUN_FILE,
     STATS_FILE,
@@ -52,12 +54,12 @@ _SHOWN = 3
 """Foreign files that a message names."""
 
 _LAYER_FILE = re.compile(
-    r"\d{3,}_[^/]+/(output|input|grad|grad-input|grad-output|kernel)([.-][^/]*)?"
-    rf"\.({'|'.join(FORMATS)}|npy)"
+    rf"\d{{3,}}_[^/]+/({'|'.join([*KINDS, 'kernel'])})([.-][^/]*)?\.({'|'.join(FORMATS)}|npy)"
 )
 """A file of a layer in an image's folder: the only names that a manifest can list."""
+_IMAGE_FILES = (MANIFEST_FILE, STATS_FILE, INPUT_FILE)
+"""Files in the folder of each image."""
 _REPORT_FILE = re.compile(r"(image|layer)-\d+\.(html|js)|index\.(html|js)")
-_ASSETS = ("style.css", "tiles.js", "report.js", "icon.svg")
 _SCRIPT = b"window.FEATVIZ"
 
 Owns = Callable[[str], bool]
@@ -126,14 +128,8 @@ class Claim:
         others: list[str] = []
         for way, regular in _walk(self.root):
             if way not in apart:
-                (ours if regular and self._is_ours(way) else others).append(way)
+                (ours if regular and self.owns(_final(way)) else others).append(way)
         return ours, others
-
-    def _is_ours(self, way: str) -> bool:
-        """A file that is listed, or was being written in the place of one."""
-        path = PurePosixPath(way)
-        meant = atomic.part_of(path.name)
-        return self.owns(way if meant is None else str(path.with_name(meant)))
 
 
 def of_run(root: Path) -> Claim | None:
@@ -150,7 +146,7 @@ def of_run(root: Path) -> Claim | None:
 
     def owns(way: str) -> bool:
         inside = way.removeprefix(f"{REPORT}/")
-        return way in known or (inside != way and report(inside)) or images.own(way)
+        return way in known or (inside != way and report(inside)) or images.owns(way)
 
     manifests = tuple(str(PurePosixPath(way) / MANIFEST_FILE) for way in images.complete)
     return Claim(
@@ -188,9 +184,10 @@ def of_report(root: Path) -> Claim | None:
 def left_of_image(root: Path, way: str) -> list[str]:
     """Files of ours in the folder of an image that is not complete, the manifest first; relative
     to the run directory, as the folder."""
-    found = [inside for inside, regular in _walk(root / way) if regular and _is_left(inside)]
-    found.sort(key=lambda inside: inside != MANIFEST_FILE)
-    return [f"{way}/{inside}" if way else inside for inside in found]
+    files = [inside for inside, regular in _walk(root / way) if regular]
+    ours = [inside for inside in files if _is_own_name(_final(inside))]
+    ours.sort(key=lambda inside: inside != MANIFEST_FILE)
+    return [f"{way}/{inside}" if way else inside for inside in ours]
 
 
 def is_archive_of_run(path: Path) -> bool:
@@ -225,7 +222,7 @@ class _Images:
         self.folders |= set(self.complete)
         self._listed: dict[str, Collection[str] | None] = {}
 
-    def own(self, way: str) -> bool:
+    def owns(self, way: str) -> bool:
         """Whether a file lies in an image's folder, and its manifest lists it; without a manifest,
         whether it has a name that featviz gives."""
         for above in PurePosixPath(way).parents:
@@ -239,14 +236,14 @@ class _Images:
     def _what_is_in(self, folder: str) -> Collection[str] | None:
         """What the manifest lists; None where it cannot tell."""
         if folder not in self._listed:
-            content = _record(self.root / folder, MANIFEST_FILE, self.root)
+            content = _record(self.root, MANIFEST_FILE, folder)
             rows = None if content is None else content.get("captures")
             self._listed[folder] = _in_manifest(rows) if _are_dicts(rows) else None
         return self._listed[folder]
 
     def _name_of(self, way: str) -> str | None:
         """The image that a manifest speaks of, if it stands where this image's folder is."""
-        content = _record(self.root / way, MANIFEST_FILE, self.root)
+        content = _record(self.root, MANIFEST_FILE, way)
         image = content.get("image") if content is not None else None
         name = image.get("path") if isinstance(image, dict) else None
         return name if isinstance(name, str) and safe_way(name) == way else None
@@ -256,19 +253,18 @@ def _in_manifest(rows: Any) -> Collection[str]:
     """The files of an image, as its manifest lists them."""
     named = [way for kind in ("file", "tensor", "figure") for way in _listed(rows, kind)]
     pictures = (way for way in named if _LAYER_FILE.fullmatch(way))
-    return {MANIFEST_FILE, STATS_FILE, INPUT_FILE, *pictures}
+    return {*_IMAGE_FILES, *pictures}
 
 
-def _is_left(inside: str) -> bool:
-    """Whether a file in an image's folder is ours, or was being written in the place of one."""
-    path = PurePosixPath(inside)
-    meant = atomic.part_of(path.name)
-    return _is_own_name(inside if meant is None else str(path.with_name(meant)))
+def _final(way: str) -> str:
+    """The way of a file; of one that was being written, that of the file it was to become."""
+    path = PurePosixPath(way)
+    name = atomic.part_of(path.name)
+    return way if name is None else str(path.with_name(name))
 
 
 def _is_own_name(inside: str) -> bool:
-    plain = (MANIFEST_FILE, STATS_FILE, INPUT_FILE)
-    return inside in plain or _LAYER_FILE.fullmatch(inside) is not None
+    return inside in _IMAGE_FILES or _LAYER_FILE.fullmatch(inside) is not None
 
 
 def _is_run(record: Mapping[str, Any]) -> bool:
@@ -307,13 +303,12 @@ def _report_files(root: Path) -> Owns:
     """Files of a report, by name, and by how they begin."""
 
     def owns(way: str) -> bool:
-        if way in _ASSETS:
+        if way in REPORT_ASSETS:
             return _is_page(root, INDEX_FILE)
         if _REPORT_FILE.fullmatch(way) is None:
             return False
-        return (
-            _is_page(root, way) if way.endswith(".html") else _head(root, way).startswith(_SCRIPT)
-        )
+        head = _head(root, way)
+        return GENERATOR in head if way.endswith(".html") else head.startswith(_SCRIPT)
 
     return owns
 
@@ -323,17 +318,18 @@ def _is_page(root: Path, name: str) -> bool:
 
 
 def _head(root: Path, name: str) -> bytes:
-    with suppress(OSError, FileError), files.open_regular(root / name, below=root) as file:
-        return file.read(_HEAD)
+    with suppress(OSError, FileError), Folder(root) as folder:
+        return folder.head(name, _HEAD)[0]
     return b""
 
 
-def _record(folder: Path, name: str, below: Path | None = None) -> dict[str, Any] | None:
-    """One of our records; None where it is another program's, or cannot be read."""
-    with suppress(OSError, FileError):
-        found = files.read_json(folder / name, _LARGEST, below or folder)
-        if _is_record(found):
-            return dict(found)
+def _record(root: Path, name: str, way: str = "") -> dict[str, Any] | None:
+    """One of our records in a folder, or in one below it; None where it is another program's, or
+    cannot be read."""
+    with suppress(OSError, FileError), Folder(root, way) as folder:
+        content = folder.read_json(name, _LARGEST)
+        if _is_record(content):
+            return dict(content)
     return None
 
 
@@ -350,8 +346,8 @@ def _listed(rows: Any, name: str) -> list[str]:
     """One text of each row, where it has it."""
     if not isinstance(rows, list):
         return []
-    found = [row.get(name) for row in rows if isinstance(row, dict)]
-    return [text for text in found if isinstance(text, str)]
+    texts = [row.get(name) for row in rows if isinstance(row, dict)]
+    return [text for text in texts if isinstance(text, str)]
 
 
 def _walk(root: Path) -> Iterator[tuple[str, bool]]:

@@ -12,18 +12,20 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Annotated, Any, NamedTuple, TypedDict, TypeVar
+from typing import Annotated, Any, TypedDict, TypeVar
 
 import msgspec
 from msgspec import Meta
 
 from featviz.files import is_inside, parse_json
-from featviz.records import FORMATS, SUFFIXES, Capture, GridPlan, Guess, Skip
+from featviz.records import FORMATS, SUFFIXES, Capture, GridPlan, Guess, Place, Skip
 from featviz.rundir.write import SCHEMA_VERSION
 from featviz.text import by, quoted
 
 _T = TypeVar("_T")
 
+MOST_RECORD = 64 * 2**20
+"""Bytes of run.json or of a manifest: half a million images, or rows."""
 MOST_MAPS = 2**24
 """Maps of a tensor: 400 MB of statistics."""
 _LARGEST = max(format.largest for format in FORMATS.values())
@@ -39,26 +41,6 @@ _Channel = Annotated[int, Meta(ge=0, lt=MOST_MAPS)]
 _Channels = Annotated[list[_Channel], Meta(min_length=1)]
 
 
-class Place(NamedTuple):
-    """Where in a run's image a tensor was met: what two runs are matched by."""
-
-    layer: str
-    kind: str
-    call: int
-    key: str
-
-    @property
-    def stats_key(self) -> str:
-        """Its key in stats.npz."""
-        return "|".join(map(str, self))
-
-    @property
-    def stem(self) -> str:
-        """`output`, `output.call1`, `output.call1.boxes`."""
-        call = f".call{self.call}" if self.call else ""
-        return f"{self.kind}{call}" + (f".{self.key}" if self.key else "")
-
-
 class GridFields(TypedDict):
     """`grid` of a row of `captures`."""
 
@@ -71,7 +53,7 @@ class GridFields(TypedDict):
 
 @dataclass(frozen=True)
 class CaptureRow(Capture):
-    """A row of `captures`, with what its fields may be."""
+    """A row of `captures`: what its fields may be, beyond their types."""
 
     layer: _Text
     type: _Text
@@ -86,10 +68,6 @@ class CaptureRow(Capture):
     grid: GridFields
     normalize: _Text
     range: Annotated[list[float | None], _Two] | None
-    min: float | None
-    max: float | None
-    mean: float | None
-    std: float | None
     zero_fraction: Annotated[float, Meta(ge=0, le=1)]
     nonfinite: _Count
     channels: _Channels | None = None
@@ -138,7 +116,7 @@ class CaptureRow(Capture):
     @property
     def files(self) -> list[str]:
         """The picture, and the tensor and figure where there are some."""
-        return [name for name in (self.file, self.tensor, self.figure) if name is not None]
+        return [name for column in _ENDS if (name := getattr(self, column)) is not None]
 
 
 @dataclass(frozen=True)
@@ -160,7 +138,6 @@ class Class(Guess):
 
     index: _Count
     name: _Text | None
-    score: float
     probability: Annotated[float, Meta(ge=0, le=1)]
 
 
@@ -463,21 +440,22 @@ def _expected(what: str) -> str:
 
 def _contradictions(manifest: Manifest) -> Iterator[str]:
     """In words, with the path of the field."""
+    seen: dict[Place, int] = {}
     for n, row in enumerate(manifest.captures):
         for where, value, expected in _of_row(row):
             yield misfit(f"captures[{n}].{where}", value, expected)
-    seen: dict[Place, int] = {}
-    for n, row in enumerate(manifest.captures):
         if (first := seen.setdefault(row.place, n)) != n:
             yield f"captures[{n}] is the same tensor as captures[{first}]"
 
 
+_ENDS = {"file": SUFFIXES, "tensor": (".npy",), "figure": (".png",)}
+"""How the names in these fields of a row end."""
+
+
 def _of_row(row: CaptureRow) -> Iterator[tuple[str, Any, str]]:
-    yield from _of_name("file", row.file, SUFFIXES)
-    if row.tensor is not None:
-        yield from _of_name("tensor", row.tensor, (".npy",))
-    if row.figure is not None:
-        yield from _of_name("figure", row.figure, (".png",))
+    for column, ends in _ENDS.items():
+        if (name := getattr(row, column)) is not None:
+            yield from _of_name(column, name, ends)
     if row.channels is not None:
         yield from _of_channels(row, row.channels)
     if row.slices is not None and row.slices[0] > row.slices[1]:
@@ -515,9 +493,5 @@ def _of_grid(row: CaptureRow) -> Iterator[tuple[str, Any, str]]:
     plan, grid = row.plan, row.grid
     if 0 in plan.map_size:
         yield "grid.scale", grid["scale"], f"no more than the tile {grid['tile']}"
-    if max(plan.width, plan.height) > _LARGEST:
-        yield (
-            "grid",
-            by((plan.width, plan.height)),
-            f"a picture of at most {_LARGEST} pixels a side",
-        )
+    if max(size := (plan.width, plan.height)) > _LARGEST:
+        yield "grid", by(size), f"a picture of at most {_LARGEST} pixels a side"

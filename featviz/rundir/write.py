@@ -18,21 +18,12 @@ import numpy as np
 
 from featviz.errors import StoreError
 from featviz.records import Capture, Floats, Layer, Skip, Written
-from featviz.rundir import BASES_FILE, MANIFEST_FILE, RUN_FILE, STATS_FILE, destination, ownership
+from featviz.rundir import MANIFEST_FILE, RUN_FILE, STATS_FILE, destination, ownership
 from featviz.rundir.atomic import atomic, part_of, refuse_links, remove, remove_empty, reported
 from featviz.rundir.ownership import Claim
-from featviz.text import quoted, safe_name, safe_way
+from featviz.text import counted, quoted, safe_name, safe_way
 
-__all__ = [
-    "BASES_FILE",
-    "MANIFEST_FILE",
-    "RUN_FILE",
-    "STATS_FILE",
-    "ImageFolder",
-    "RunDirectory",
-    "atomic",
-    "write_json",
-]
+__all__ = ["ImageFolder", "RunDirectory", "atomic", "write_json"]
 
 SCHEMA_VERSION = 1
 """The version of run.json and manifest.json. 1: first release."""
@@ -209,12 +200,12 @@ def _taken(
     if record is None or "kind" in record or "kind" in earlier.record:
         return StoreError(f"--out {root} holds another run", ways)
     plain = json.loads(json.dumps(record, default=str))
-    if found := differences(_common(earlier.record, plain), plain):
+    if unlike := differences(_common(earlier.record, plain), plain):
         return StoreError(
-            f"--out {root} holds another run; {found[0]}", f"{ways}; --resume takes the same run"
+            f"--out {root} holds another run; {unlike[0]}", f"{ways}; --resume takes the same run"
         )
     name = "the same run" if certain else "a run with the same options"
-    count = f"{earlier.complete} image{'s' if earlier.complete > 1 else ''} complete"
+    count = f"{counted(earlier.complete, 'image')} complete"
     return StoreError(f"--out {root} holds {name}, {count}", f"--resume goes on with it, {ways}")
 
 

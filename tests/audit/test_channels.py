@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import reduce
 from itertools import pairwise
 
 import numpy as np
@@ -48,10 +49,7 @@ def split(tensor: Tensor, cuts: set[int]) -> list[Tensor]:
 
 
 def total(parts: list[ChannelStats]) -> ChannelStats:
-    whole = ChannelStats.empty(len(parts[0].count))
-    for part in parts:
-        whole = whole.merge(part)
-    return whole
+    return reduce(ChannelStats.merge, parts)
 
 
 def two_pass(tensor: Tensor) -> np.ndarray:
@@ -93,11 +91,11 @@ def test_nonfinite_values_are_counted_and_left_out() -> None:
 
 
 def test_nothing_seen_is_no_number() -> None:
-    """An empty accumulator merges without a trace, and its table says NaN."""
-    table = ChannelStats.empty(2).table()
-    assert np.isnan(table[:, 1:6]).all() and (table[:, 0] == 0).all()
-    some = of(outputs(3))
-    np.testing.assert_array_equal(some.merge(ChannelStats.empty(7)).table(), some.table())
+    """Where no value is finite the table says NaN, and merging it changes no other column."""
+    nothing, some = of(torch.full((3, 7, 9, 11), torch.nan)), of(outputs(3))
+    table = nothing.table()
+    assert np.isnan(table[:, 1:5]).all() and (table[:, 0] == 0).all()
+    np.testing.assert_array_equal(some.merge(nothing).table()[:, :5], some.table()[:, :5])
 
 
 @pytest.mark.parametrize("cuts", [set(), {1}, {3, 4, 9}, set(range(1, 12))])
@@ -105,9 +103,8 @@ def test_streamed_correlation_equals_numpys(cuts: set[int]) -> None:
     """Pearson's r of every pair as np.corrcoef has it, for means far apart, too."""
     tensor = outputs()
     tensor[:, 4] = tensor[:, 0] * -3 + 7  # a channel that repeats another
-    whole = Covariance.empty(7)
-    for part in split(tensor, cuts):
-        whole = whole.merge(Covariance.of_rows(running_stats.to_rows(part, 1, len(part))))
+    rows = (running_stats.to_rows(part, 1, len(part)) for part in split(tensor, cuts))
+    whole = reduce(Covariance.merge, map(Covariance.of_rows, rows))
     with np.errstate(invalid="ignore"):
         expected = np.corrcoef(tensor.double().movedim(1, 0).flatten(1).numpy())
     np.testing.assert_allclose(whole.correlation(), np.nan_to_num(expected), atol=1e-5)
@@ -117,15 +114,14 @@ def test_top_images_are_the_best_of_all() -> None:
     """In any split the same images as sorting all maxima at once; of equals, the first."""
     generator = np.random.default_rng(1)
     maxima = generator.integers(0, 6, (20, 5)).astype(float)  # with many ties
-    top = TopImages.empty(5, 4)
-    for numbers in np.split(np.arange(20), [3, 4, 11]):
-        top = top.add(numbers, maxima[numbers])
+    batches = np.split(np.arange(20), [3, 4, 11])
+    top = reduce(TopImages.merge, (TopImages.of_batch(n, maxima[n]) for n in batches))
     order = np.argsort(-maxima, axis=0, kind="stable")[:4].T
     assert np.array_equal(top.images, order)
     assert np.array_equal(top.values, np.take_along_axis(maxima.T, order, 1))
-    assert TopImages.empty(1, 4).add(np.array([7]), np.array([[0.5]])).images.tolist() == [
-        [7, -1, -1, -1]
-    ]
+    other_way = reduce(TopImages.merge, (TopImages.of_batch(n, maxima[n]) for n in batches[::-1]))
+    assert np.array_equal(top.images, other_way.images)
+    assert TopImages.of_batch(np.array([7]), np.array([[0.5]])).images.tolist() == [[7]]
 
 
 def test_rows_of_every_layout() -> None:

@@ -11,6 +11,7 @@ import pytest
 from conftest import Outcome
 
 from featviz import cli
+from featviz.models.sources import SOURCES
 
 GROUP = click.Context(cli.group)
 OPTIONS = {
@@ -76,9 +77,39 @@ def test_a_shared_option_reads_alike_everywhere(option: str) -> None:
     assert len(texts) == 1 or option in ("--overwrite", "--json")
 
 
+def _takes_model(name: str) -> bool:
+    command = cli.group.get_command(GROUP, name)
+    return command is not None and "model" in {param.name for param in command.params}
+
+
+@pytest.mark.parametrize("name", [name for name in cli.COMMANDS if _takes_model(name)])
+def test_a_command_that_takes_a_model_lists_every_form(
+    name: str, featviz: Callable[..., Outcome]
+) -> None:
+    """A source that is added to SOURCES appears in the help of each command that takes MODEL."""
+    words = " ".join(featviz(name, "--help").out.split())
+    assert "{MODEL}" not in words
+    assert not [source.form for source in SOURCES if source.form not in words]
+
+
 @pytest.mark.parametrize("name", cli.COMMANDS)
 def test_a_command_is_a_sentence(name: str, featviz: Callable[..., Outcome]) -> None:
     """Its line in the list of commands and the first line of its own help are sentences."""
     first = featviz(name, "--help").out.split("\n\n")[1].strip()
-    for text in (cli.COMMANDS[name][1], first):
+    for text in (cli.COMMANDS[name], first):
         assert re.fullmatch(r"[A-Z].*\.", " ".join(text.split())), text
+
+
+def test_bare_featviz_shows_the_help_and_no_error(featviz: Callable[..., Outcome]) -> None:
+    """It is the answer to the question, as click gives it."""
+    done = featviz()
+    assert done.code in (0, 2) and "error" not in done.out + done.err
+    assert "Usage: featviz" in done.out + done.err and "Commands:" in done.out + done.err
+
+
+def test_the_help_of_audit_says_one_thing_of_layers(featviz: Callable[..., Outcome]) -> None:
+    """Without --layers it looks at all activations, and says so wherever it speaks of it."""
+    words = " ".join(featviz("audit", "--help").out.split())
+    assert "[default: (all activations, functions included)]" in words
+    assert "one layer for each stage" not in words
+    assert "one layer for each stage" in " ".join(featviz("run", "--help").out.split())

@@ -172,6 +172,12 @@ def captured(
     return found
 
 
+def pixels_of(picture: Image.Image) -> tuple[np.ndarray, np.ndarray | None]:
+    """Its levels, and its palette where it has one."""
+    colors = picture.getpalette()
+    return np.asarray(picture), None if colors is None else np.reshape(colors, (-1, 3))
+
+
 SHAPES: dict[str, tuple[tuple[int, ...], Hints]] = {
     "nchw": ((1, 5, 6, 9), Hints()),
     "nhwc": ((1, 6, 9, 5), Hints(layout="nhwc")),
@@ -224,7 +230,7 @@ def test_pictures_give_values_back_within_half_a_level(name: str, options: dict[
     shape, hints = SHAPES[name]
     tensor = torch.randn(shape, generator=torch.Generator().manual_seed(0))
     row, picture, stats = captured(tensor, hints, **options)[""]
-    found = from_picture(np.asarray(picture), picture.mode, row, stats)
+    found = from_picture(*pixels_of(picture), row, stats)
     kept = from_tensor(tensor.numpy(), row)
     assert found is not None
     assert found.slack is not None
@@ -245,11 +251,41 @@ def test_pictures_show_what_is_not_finite() -> None:
     tensor[0, 2] = torch.nan
     tensor[0, 3] = 7.0
     row, picture, stats = captured(tensor, Hints())[""]
-    found = from_picture(np.asarray(picture), picture.mode, row, stats)
+    found = from_picture(*pixels_of(picture), row, stats)
     assert found is not None
     expected = ~torch.isfinite(tensor[0]).flatten(1).numpy()
     np.testing.assert_array_equal(np.isnan(found.data), expected)
     np.testing.assert_array_equal(found.data[3], 7.0)
+
+
+@pytest.mark.parametrize("cmap", ["viridis", "cool"])  # cool ends in magenta itself
+@pytest.mark.parametrize("labels", [False, True])
+def test_the_palette_tells_how_many_levels_there_are(cmap: str, labels: bool) -> None:
+    """Black and white labels take two; beside them values are within half a level all the same."""
+    tensor = torch.randn(1, 3, 24, 24, generator=torch.Generator().manual_seed(0))
+    tensor[0, 1, 20, 20] = torch.nan
+    row, picture, stats = captured(tensor, Hints(), cmap=cmap, labels=labels, scale=1)[""]
+    found = from_picture(*pixels_of(picture), row, stats)
+    assert found is not None
+    assert found.slack is not None
+    assert (found.hidden is not None) is labels
+    seen = ~found.hidden if found.hidden is not None else np.ones(found.data.shape, bool)
+    assert seen.mean() > 0.8
+    exact = tensor[0].flatten(1).numpy()
+    np.testing.assert_array_equal(np.isnan(found.data)[seen], np.isnan(exact)[seen])
+    off = np.nan_to_num(abs(found.data - exact))
+    assert (off <= found.slack[:, None])[seen].all()
+    levels = 252 if labels else 254
+    np.testing.assert_allclose(found.slack, 0.501 * (stats[:, 1] - stats[:, 0]) / (levels - 1))
+
+
+def test_a_palette_that_is_not_ours_gives_nothing() -> None:
+    """Its levels stand for no values."""
+    row, picture, stats = captured(torch.randn(1, 3, 6, 9), Hints(), cmap="viridis")[""]
+    pixels, palette = pixels_of(picture)
+    assert palette is not None
+    assert from_picture(pixels, palette[:-1], row, stats) is None
+    assert from_picture(pixels, palette[:0], row, stats) is None
 
 
 def test_class_tokens_are_apart() -> None:
@@ -267,7 +303,8 @@ def test_a_picture_of_another_size_gives_nothing() -> None:
     """Rather than tiles cut in the wrong place; so does a tensor of another layout."""
     tensor = torch.randn(1, 5, 6, 9)
     row, picture, stats = captured(tensor, Hints())[""]
-    assert from_picture(np.asarray(picture)[:-1], picture.mode, row, stats) is None
+    pixels, palette = pixels_of(picture)
+    assert from_picture(pixels[:-1], palette, row, stats) is None
     assert from_tensor(tensor.permute(0, 2, 3, 1).numpy(), row) is None
     assert from_tensor(tensor[0, 0].numpy(), row) is None
 

@@ -21,7 +21,7 @@ from featviz.drawing import reduce
 from featviz.drawing.drawer import Drawer
 from featviz.drawing.picture import caption, describe, encode, to_image
 from featviz.errors import UsageError
-from featviz.records import DrawOptions, Hints, Layer, Site
+from featviz.records import REDUCTIONS, DrawOptions, Hints, Layer, Site
 
 SITE = Site(Layer(1, "conv", "Conv2d"), "output", 0, "")
 NAN = float("nan")
@@ -209,7 +209,7 @@ def test_reduction_is_numpys(name: str, oracle: Callable[[np.ndarray], np.ndarra
     found = np.asarray(fv.grid(tensor, reduce=name, scale=1)).astype(int)
     span = values.max() - values.min()
     assert np.abs(found - 255 * (values - values.min()) / span).max() <= 1
-    picture = Drawer(DrawOptions(reduce=name)).draw(SITE, tensor, Hints())[""]  # type: ignore[arg-type]
+    picture = Drawer(DrawOptions(reduce=name)).draw(SITE, tensor, Hints())[""]
     row = describe(picture, SITE, tensor.shape, "output.png")
     assert row.reduce == name and row.maps == 7 and row.channels is None
     assert row.range == pytest.approx([values.min(), values.max()], rel=1e-5)
@@ -217,6 +217,12 @@ def test_reduction_is_numpys(name: str, oracle: Callable[[np.ndarray], np.ndarra
     assert row.grid == {"nrow": 1, "padding": 0, "tile": [189, 231], "scale": 21}
     text = caption(row)
     assert text["Reduce"] == f"{name} of all channels" and text["Maps"] == "7 of 7"
+
+
+def test_each_reduction_of_one_component_has_a_function() -> None:
+    """The table that help texts, figures and the report read, and that of the arithmetic agree."""
+    single = [name for name, reduction in REDUCTIONS.items() if not reduction.colors]
+    assert list(reduce.REDUCTIONS) == single == ["mean", "max", "l2"]
 
 
 def test_reduction_shows_where_a_channel_is_not_finite() -> None:

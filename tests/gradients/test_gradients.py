@@ -1,27 +1,16 @@
-"""Gradients, inputs and rules at ReLU, against torch.autograd.grad and hand-written backwards."""
+"""Gradients and inputs of layers, against torch.autograd.grad."""
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from conftest import SCENES
-from oracle import (
-    Tensors,
-    Weighted,
-    assert_all_close,
-    assert_close,
-    autograd,
-    input_of,
-    inputs,
-    saved,
-)
+from gradient_models import ALL, SPHERES, Functional, Shared, drawn
+from oracle import Weighted, assert_all_close, assert_close, autograd, input_of, inputs, saved
 from PIL import Image
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -31,56 +20,8 @@ from torchvision import models
 import featviz as fv
 from featviz import records
 from featviz.drawing import colormap, normalize
-from featviz.gradients import norms
-from featviz.records import Capture, PassOptions
+from featviz.records import PassOptions
 from featviz.rundir.read import read_json
-
-ALL = "output,input,grad,grad-input"
-SPHERES = SCENES / "spheres.jpg"
-
-
-def drawn(model: nn.Module, out: Path, size: int = 12, **options: Any) -> Tensors:
-    """Run with everything captured and kept; the raw tensors."""
-    options = {"layers": "*", "capture": ALL, "target": "sum", **options}
-    layers = options.pop("layers")
-    fv.run(model, SPHERES, layers, out, tensors="npy", **options, **inputs(size))
-    return saved(out / "spheres.jpg")
-
-
-class Shared(nn.Module):
-    """One in-place ReLU called three times, a sum in place, a branch of two inputs."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.a, self.b = nn.Conv2d(3, 4, 3, padding=1), nn.Conv2d(4, 4, 3, padding=1)
-        self.relu, self.mix = nn.ReLU(inplace=True), Mix()
-        self.norm = nn.BatchNorm2d(4)
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.relu(self.a(x))
-        y = self.norm(self.b(x))
-        y += x
-        y = self.relu(y)
-        return self.relu(self.mix(y, other=x))
-
-
-class Mix(nn.Module):
-    """Two inputs, one by name."""
-
-    def forward(self, x: Tensor, other: Tensor) -> Tensor:
-        return x - other * 2
-
-
-class Functional(nn.Module):
-    """ReLU as a function: in place, as a method, in place as a method."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.a, self.b = nn.Conv2d(3, 4, 3), nn.Conv2d(4, 4, 3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = F.relu(self.a(x), inplace=True)
-        return self.b(x).relu_() + 1
 
 
 class Views(nn.Module):
@@ -404,189 +345,6 @@ class Means(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return x.mean((2, 3))
-
-
-# --- guided backpropagation and deconvnet
-
-
-class Rectified(nn.Module):
-    """Two convolutions with the kinds of ReLU in turn."""
-
-    def __init__(self, kind: str) -> None:
-        super().__init__()
-        self.a, self.b = nn.Conv2d(3, 6, 3), nn.Conv2d(6, 5, 3)
-        self.relu = nn.ReLU(inplace="in place" in kind)
-        self.kind = kind
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = self._act(self.a(x))
-        return self._act(self.b(x)).mean((2, 3))
-
-    def _act(self, x: Tensor) -> Tensor:
-        if "module" in self.kind:
-            return self.relu(x)
-        if "method" in self.kind:
-            return x.relu_() if "in place" in self.kind else x.relu()
-        return F.relu(x, "in place" in self.kind)
-
-
-def by_hand(model: Rectified, image: Tensor, weights: Tensor, rule: str) -> Tensors:
-    """The backward pass written out with torch.nn.grad."""
-    a = model.a(image)
-    b = model.b(a.relu())
-    passing: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
-        "plain": lambda x, g: g * (x > 0),
-        "guided": lambda x, g: g * (x > 0) * (g > 0),
-        "deconv": lambda x, g: g * (g > 0),
-    }
-    top = weights.view(1, 5, 1, 1).expand_as(b) / b[0, 0].numel()
-    at_b = passing[rule](b, top)
-    at_relu = torch.nn.grad.conv2d_input(list(a.shape), model.b.weight, at_b)
-    at_a = passing[rule](a, at_relu)
-    at_image = torch.nn.grad.conv2d_input(list(image.shape), model.a.weight, at_a)
-    return {("b", "grad"): at_b, ("b", "grad-input"): at_relu, ("a", "grad"): at_a,
-            ("a", "grad-input"): at_image}  # fmt: skip
-
-
-KINDS = [
-    f"{kind}{place}" for kind in ("module", "function", "method") for place in ("", " in place")
-]
-
-
-@pytest.mark.parametrize("rule", ["plain", "guided", "deconv"])
-@pytest.mark.parametrize("kind", KINDS)
-def test_rules_equal_a_backward_pass_by_hand(rule: str, kind: str, tmp_path: Path) -> None:
-    """Springenberg's and Zeiler's rules at modules, functions and methods, in place or not."""
-    torch.manual_seed(5)
-    inner = Rectified(kind)
-    model = Weighted(inner, (1, 5))
-    with torch.no_grad():
-        image = input_of(inner, SPHERES, inputs(12))
-        want = by_hand(inner, image, model.weighting, rule)
-        before = inner(image)
-    got = drawn(model, tmp_path / "out", layers="Conv2d", grad_rule=rule)
-    for (name, stem), tensor in want.items():
-        assert_close(got[f"model.{name}", stem], tensor, (name, stem))
-    with torch.no_grad():
-        assert torch.equal(inner(image), before)  # nothing of the rule stays behind
-
-
-@pytest.mark.parametrize("rule", ["guided", "deconv"])
-@pytest.mark.slow
-def test_rules_equal_backward_hooks_on_relu_modules(rule: str, tmp_path: Path) -> None:
-    """The usual way, full backward hooks at the ReLUs of an out-of-place ResNet."""
-    torch.manual_seed(5)
-    inner = models.resnet18(num_classes=4)
-    model = Weighted(inner, (1, 4)).eval()
-    twin = copy.deepcopy(model)
-
-    def hook(module: nn.Module, to_input: Any, to_output: Any) -> Any:
-        return ((to_input if rule == "guided" else to_output)[0].clamp(min=0),)
-
-    for module in twin.modules():
-        if isinstance(module, nn.ReLU):
-            module.inplace = False
-            module.register_full_backward_hook(hook)
-    image = input_of(model, SPHERES, inputs(32)).requires_grad_()
-    (want,) = torch.autograd.grad(twin(image).sum(), image)
-    got = drawn(model, tmp_path / "out", 32, layers="model", grad_rule=rule, capture="grad-input")
-    assert_close(got["model", "grad-input"], want)
-    plain = drawn(model, tmp_path / "plain", 32, layers="model", capture="grad-input")
-    assert (plain["model", "grad-input"] - want).abs().max() > 0.1 * want.abs().max()
-
-
-def test_functions_are_found_under_a_rule(tmp_path: Path) -> None:
-    """`fn:relu` still sees the ReLU, not what the rule makes of it."""
-    torch.manual_seed(0)
-    got = drawn(Functional(), tmp_path / "out", layers="fn:relu", grad_rule="guided")
-    gradients = [got["fn:relu", "grad-input"], got["fn:relu", "grad-input.call1"]]
-    assert all((g >= 0).all() and (g > 0).any() for g in gradients)
-
-
-def test_a_rule_without_relu_is_warned_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """GELU networks have no ReLU at which a rule could do something."""
-    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.GELU())
-    drawn(model, tmp_path / "out", layers="0", grad_rule="guided")
-    assert "--grad-rule guided changes nothing: the model calls no ReLU" in caplog.messages
-
-
-# --- vanishing and exploding
-
-
-def sigmoids(scale: float) -> nn.Module:
-    """Twelve layers, of which each multiplies the gradient by about a quarter of `scale`."""
-    torch.manual_seed(0)
-    layers: list[nn.Module] = []
-    for _ in range(6):
-        conv = nn.Conv2d(3, 3, 1, bias=False)
-        torch.nn.init.dirac_(conv.weight)
-        conv.weight.data *= scale
-        layers += [conv, nn.Sigmoid() if scale < 10 else nn.Identity()]
-    return nn.Sequential(*layers)
-
-
-@pytest.mark.parametrize(("scale", "word"), [(0.1, "vanishing"), (20.0, "exploding")])
-def test_vanishing_and_exploding_layers_are_named(
-    scale: float, word: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    """With -v, the ratio of the norms of gradients along the depth, as autograd gives them."""
-    model = sigmoids(scale)
-    want = autograd(model, input_of(model, SPHERES, inputs(12)))
-    with caplog.at_level("DEBUG", "featviz"):
-        drawn(model, tmp_path / "out", layers="Conv2d", capture="grad")
-    (line,) = [text for text in caplog.messages if "gradient norms" in text]
-    lengths = {name: float(want[name, "grad"].norm()) for name in ("0", "2", "4", "6", "8", "10")}
-    ratios = {name: length / lengths["10"] for name, length in lengths.items()}
-    bad = {n: r for n, r in ratios.items() if (r < 1e-3 if word == "vanishing" else r > 1e3)}
-    assert 0 < len(bad) < 6
-    named = ", ".join(f"{name} ({ratio:.2g})" for name, ratio in bad.items())
-    least, most = min(ratios.values()), max(ratios.values())
-    assert line == (
-        f"spheres.jpg: gradient norms are {least:.2g} to {most:.2g} of that at 10; {word}: {named}"
-    )
-
-
-@pytest.mark.slow
-def test_norms_count_every_slice_and_token(tmp_path: Path) -> None:
-    """The norm from the manifest is the tensor's, with class tokens beside the grid, vectors and
-    enlarged maps; of several calls it is the last one's."""
-    torch.manual_seed(0)
-    model = models.vit_b_32(image_size=64, num_classes=3)
-    model.encoder.layers = model.encoder.layers[:2]
-    result = fv.run(
-        model, SPHERES, "Encoder*,heads,conv_proj", tmp_path / "out", capture="grad,output",
-        tensors="npy", target="class:1", **inputs(64),
-    )  # fmt: skip
-    got = saved(tmp_path / "out" / "spheres.jpg")
-    lengths = norms.norms(result.images[0].captures)
-    assert next(iter(lengths)) == "conv_proj"
-    assert list(lengths)[-1] == "heads"
-    for name, norm in lengths.items():
-        assert norm == pytest.approx(float(got[name, "grad"].norm()), rel=1e-4)
-    torch.manual_seed(3)
-    fv.run(Shared(), SPHERES, "relu", tmp_path / "s", capture="grad", target="sum", tensors="npy",
-           **inputs(12))  # fmt: skip
-    rows = read_json(tmp_path / "s/spheres.jpg/manifest.json")["captures"]
-    rows = [Capture(**row) for row in rows]
-    last = saved(tmp_path / "s/spheres.jpg")["relu", "grad.call2"]
-    assert norms.norms(rows)["relu"] == pytest.approx(float(last.norm()), rel=1e-4)
-
-
-def test_report_says_where_nothing_is_wrong_and_where_nothing_can_be_said() -> None:
-    """No layer named; None for a single layer, for zero gradients, and without gradients."""
-    row = Capture(
-        "a", "Conv2d", 1, "grad", 0, "", [1, 1, 2, 2], "nchw", 1, "f",
-        {"tile": [4, 4], "scale": 2}, "symmetric", None, -1, 1, 0.0, 1.0, 0.0, 0,
-    )  # fmt: skip
-    other = replace(row, layer="b", std=2.0)
-    assert norms.report([other, row]) == (
-        "gradient norms are 0.5 to 1 of that at b; none vanishes or explodes"
-    )
-    assert norms.report([row]) is None
-    assert norms.report([replace(row, std=0.0), replace(other, std=0.0)]) is None
-    assert norms.report([replace(row, kind="output"), replace(other, kind="output")]) is None
-    dead = norms.report([row, replace(other, std=0.0)])
-    assert dead == "gradient norms are 0 to 1 of that at a; vanishing: b (0)"
 
 
 def test_a_kind_of_capture_is_one_record() -> None:

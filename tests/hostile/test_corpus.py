@@ -5,15 +5,21 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import hostile_bounds
 import hostile_configs
 import hostile_images
-import hostile_models
+import hostile_pickles
+import hostile_programs
 import hostile_rundirs
+import hostile_weights
 import hostile_writing
 import pytest
 from hostile_harness import SHARED, Attack, Sandbox, attempt
 
-KINDS = (hostile_models, hostile_rundirs, hostile_images, hostile_configs, hostile_writing)
+KINDS = (
+    *(hostile_pickles, hostile_bounds, hostile_programs, hostile_weights),
+    *(hostile_rundirs, hostile_images, hostile_configs, hostile_writing),
+)
 CORPUS = [attack for kind in KINDS for attack in kind.all_attacks()]
 
 QUICK = {

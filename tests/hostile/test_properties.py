@@ -17,6 +17,7 @@ from pathlib import Path
 import hostile_images
 import hostile_models
 import hostile_mutations as mutations
+import hostile_programs
 import hostile_rundirs
 import pytest
 import torch
@@ -85,7 +86,9 @@ def _reading(file: str) -> tuple[str, ...]:
 
 
 KINDS = {
-    "pt2": Kind("x.pt2", hostile_models.program, mutations.any_zip, ("layers {given}/x.pt2",), 400),
+    "pt2": Kind(
+        "x.pt2", hostile_programs.program, mutations.any_zip, ("layers {given}/x.pt2",), 400
+    ),
     "whole pickle": Kind(
         "x.pth", lambda: _saved(_net()), mutations.any_zip, ("layers {given}/x.pth",), 350
     ),

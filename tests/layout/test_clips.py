@@ -1,9 +1,9 @@
-"""Samples of several images: clips and pairs."""
+"""Samples of several frames: clips."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,50 +11,21 @@ import numpy as np
 import pytest
 import torch
 from conftest import SCENES, Outcome
+from frames import AS_IS, animation, folder_of, numbers, still
 from PIL import Image
 from tiles import assert_drawn, manifest, raw, rows, tiles
 from torch import Tensor, nn
 from torchvision import models
-from torchvision.models import optical_flow, video
+from torchvision.models import video
 from torchvision.transforms import functional as F
 from torchvision.utils import make_grid
 
 import featviz as fv
-from featviz.errors import UsageError
 from featviz.images import decode, find, group
 from featviz.models.preprocess import InputOptions
-from featviz.models.presets import choose_preprocess, required_arguments
-from featviz.records import Sample
+from featviz.models.presets import choose_preprocess
 
-AS_IS: dict[str, Any] = {"mean": (0.0,) * 3, "std": (1.0,) * 3}
 RGB3D = nn.Conv3d(3, 2, 1)
-
-
-def still(number: int, height: int = 6, width: int = 8) -> Image.Image:
-    """A frame that shows its number: red is ten times it, green counts columns."""
-    pixels = np.zeros((height, width, 3), np.uint8)
-    pixels[..., 0] = 10 * number
-    pixels[..., 1] = np.arange(width) * 20
-    return Image.fromarray(pixels)
-
-
-def numbers(pictures: Sequence[Image.Image]) -> list[int]:
-    """The frames' own numbers back."""
-    return [round(np.asarray(p.convert("RGB"))[..., 0].mean() / 10) for p in pictures]
-
-
-def folder_of(path: Path, count: int, **size: int) -> Path:
-    path.mkdir(parents=True)
-    for number in range(count):
-        still(number, **size).save(path / f"frame{number}.png")
-    return path
-
-
-def animation(path: Path, count: int) -> Path:
-    options: dict[str, Any] = {"lossless": True} if path.suffix == ".webp" else {}
-    first, *rest = (still(number) for number in range(count))
-    first.save(path, save_all=True, append_images=rest, duration=40, **options)
-    return path
 
 
 class Clip(nn.Module):
@@ -351,168 +322,3 @@ def test_tokens_of_a_clip(tmp_path: Path) -> None:
         assert_drawn(out / "walk", row, maps[:8])
         token = found[f"blocks.{index}", 0, "0.class_token"]
         assert token["max"] == pytest.approx(float(tensor[0, 0].max()), rel=1e-5)
-
-
-class Siamese(nn.Module):
-    """Takes two images and tells them apart."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.body = nn.Conv2d(3, 3, 1, bias=False)
-        self.body.weight = nn.Parameter(torch.eye(3)[:, :, None, None])
-
-    def forward(self, a: Tensor, b: Tensor, steps: int = 1) -> Tensor:
-        return self.body(a) - self.body(b)
-
-
-class TestPairs:
-    """Models that take several images at once."""
-
-    @pytest.fixture
-    def pair(self, tmp_path: Path) -> list[Path]:
-        """Two stills with different numbers, and a third."""
-        paths = [tmp_path / f"{name}.png" for name in "abc"]
-        for number, path in enumerate(paths):
-            still(3 + number * 2).save(path)
-        return paths
-
-    @pytest.mark.parametrize(
-        ("forward", "count"),
-        [
-            (lambda self, x: x, 1),
-            (lambda self, x, y=None: x, 1),
-            (lambda self, x, y: x, 2),
-            (lambda self, x, y, *z, k=1, **rest: x, 2),
-            (lambda self, *x: x, 1),
-            (lambda self, x, y, z, *, k: x, 3),
-        ],
-    )
-    def test_forward_says_how_many(self, forward: Any, count: int) -> None:
-        """Arguments that forward cannot do without are images."""
-        assert required_arguments(type("M", (nn.Module,), {"forward": forward})()) == count
-
-    def test_two_images_are_one_sample(self, pair: list[Path], tmp_path: Path) -> None:
-        """a.png+b.png holds both calls of the shared body, and both images side by side."""
-        out = tmp_path / "out"
-        options = {"size": (6, 8), "tensors": "npy", "scale": 1, "max_maps": 1, **AS_IS}
-        result = fv.run(Siamese(), pair[:2], "body,Siamese", out, **options)
-        assert [image.image for image in result.images] == ["a.png+b.png"]
-        folder = out / "a.png+b.png"
-        found = rows(folder)
-        for call, number in ((0, 3), (1, 5)):
-            tensor = raw(folder, found["body", call, ""])
-            assert torch.allclose(tensor[0, 0], torch.full((6, 8), number * 10 / 255))
-        assert float(raw(folder, found["", 0, ""])[0, 0].mean()) == pytest.approx(-20 / 255)
-        seen = np.asarray(Image.open(folder / "input.png"))
-        assert seen.shape == (6, 16, 3)
-        assert (seen[0, 0, 0], seen[0, 8, 0]) == (30, 50)
-        content = manifest(folder)
-        assert content["image"]["files"] == ["a.png", "b.png"]
-        assert content["input"]["shape"] == [[1, 3, 6, 8]] * 2
-
-    def test_an_odd_number_is_a_usage_error(self, pair: list[Path], tmp_path: Path) -> None:
-        """Nothing is paired with nothing: said before any work, with what there is."""
-        with pytest.raises(UsageError, match="takes 2 images at once, and there are 3") as caught:
-            fv.run(Siamese(), pair, "body", tmp_path / "out", **AS_IS, size=8)
-        assert "--inputs" in str(caught.value.hint)
-        assert not (tmp_path / "out").exists()
-
-    def test_inputs_may_be_told(
-        self, pair: list[Path], tmp_path: Path, featviz: Callable[..., Outcome]
-    ) -> None:
-        """--inputs 3 gives three images to a forward with an optional third."""
-        path = tmp_path / "nets.py"
-        path.write_text(
-            "import torch\n"
-            "class Net(torch.nn.Module):\n"
-            "    def __init__(self):\n"
-            "        super().__init__()\n"
-            "        self.conv = torch.nn.Conv2d(3, 2, 1)\n"
-            "    def forward(self, a, b, c=None):\n"
-            "        return [self.conv(x) for x in (a, b, c) if x is not None]\n"
-        )
-        line = ["run", f"{path}:Net", *pair, "--layers", "conv", "--mean", "0,0,0", "--std"]
-        line += ["1,1,1", "--size", "8", "--out", tmp_path / "out"]
-        got = featviz(*line)
-        assert got.code == 2 and "takes 2 images at once, and there are 3" in got.err
-        assert featviz(*line, "--inputs", "3").code == 0
-        calls = [call for _, call, _ in rows(tmp_path / "out" / "a.png+b.png+c.png")]
-        assert calls == [0, 1, 2]
-        got = featviz(*line, "--inputs", "0")
-        assert got.code == 2 and "--inputs 0 is below 1" in got.err
-
-    def test_pairs_of_a_folder_and_of_different_sizes(self, tmp_path: Path) -> None:
-        """Consecutive images of a folder are pairs; images of a pair may differ in size."""
-        (tmp_path / "all").mkdir()
-        for number in range(4):
-            still(number, height=5 + number).save(tmp_path / "all" / f"{number}.png")
-
-        class Two(Siamese):
-            def forward(self, a: Tensor, b: Tensor) -> Tensor:  # type: ignore[override]
-                return self.body(a).mean() - self.body(b).mean()
-
-        result = fv.run(Two(), tmp_path / "all", "body", tmp_path / "out", size=6, **AS_IS)
-        assert [image.image for image in result.images] == ["0.png+1.png", "2.png+3.png"]
-        assert result.failures == ()
-
-    @pytest.mark.parametrize("size", [(136, 160), (139, 165)], ids=str)
-    def test_raft_is_prepared_as_by_its_own_transforms(self, size: tuple[int, int]) -> None:
-        """Both images are what OpticalFlow's transforms give, cropped to what RAFT takes."""
-        generator = np.random.default_rng(1)
-        a, b = (Image.fromarray(generator.integers(0, 256, (*size, 3), np.uint8)) for _ in range(2))
-        with torch.device("meta"):
-            module = optical_flow.raft_small()
-        entry = optical_flow.Raft_Small_Weights.DEFAULT
-        for known in (entry, None):
-            chosen = choose_preprocess(module, known, InputOptions())
-            assert (chosen.inputs, chosen.frames) == (2, None)
-            for ours, theirs in zip(chosen([a, b]), entry.transforms()(a, b), strict=True):
-                assert torch.equal(ours[0], F.center_crop(theirs, [136, 160]))
-
-    def test_raft(self, tmp_path: Path, featviz: Callable[..., Outcome]) -> None:
-        """raft_small sees both images at once: a batch of two in its feature encoder, every step
-        of its update block, and a list of flows."""
-        scene = Image.open(SCENES / "landscape.jpg").convert("RGB")
-        for name, x in (("a", 0), ("b", 8), ("c", 16)):
-            scene.crop((x, 0, x + 160, 128)).save(tmp_path / f"{name}.png")
-        line = ["run", "raft_small", tmp_path / "a.png", tmp_path / "b.png", "--weights", "none"]
-        line += ["--layers", "RAFT,feature_encoder.convnormrelu.0,update_block"]
-        line += ["--out", tmp_path / "out", "--tensors", "npy", "--scale", "1"]
-        got = featviz(*line)
-        assert got.code == 0 and "guess" not in got.err
-        folder = tmp_path / "out" / "a.png+b.png"
-        found = rows(folder)
-        row = found["feature_encoder.convnormrelu.0", 0, ""]
-        tensor = raw(folder, row)
-        assert (row["layout"], row["slices"], tensor.shape[0]) == ("batch", [2, 2], 2)
-        assert_drawn(folder, row, tensor.transpose(0, 1))
-        flows = [key for name, _, key in found if name == ""]
-        assert flows == [str(i) for i in range(12)]
-        assert found["", 0, "11"]["shape"] == [1, 2, 128, 160]
-        assert len({call for name, call, _ in found if name == "update_block"}) == 12
-        got = featviz(*line, tmp_path / "c.png", "--overwrite")
-        assert got.code == 2
-        assert "the model takes 2 images at once, and there are 3" in got.err
-
-
-@pytest.mark.parametrize(("name", "count"), [("raft_small", 2), ("r3d_18", 1)])
-@pytest.mark.slow
-def test_layers_lists_models_of_several_images(
-    name: str, count: int, featviz: Callable[..., Outcome]
-) -> None:
-    """`featviz layers` feeds them as `run` does, so every shape is known."""
-    got = featviz("layers", name, "--weights", "none", "--frames", "4", "--size", "128", "--json")
-    assert got.code == 0
-    listed = {row["name"]: row for row in json.loads(got.out)["layers"]}
-    first = "feature_encoder.convnormrelu.0" if count == 2 else "stem.0"
-    shape = [2, 32, 64, 64] if count == 2 else [1, 64, 4, 64, 64]
-    assert listed[first]["output_shape"] == shape
-    assert any(row["selected"] for row in listed.values())
-
-
-def test_a_sample_of_one_file_keeps_its_name() -> None:
-    """together() with one image a group changes nothing of the names."""
-    samples = [Sample(f"{i}.png", (Path(f"{i}.png"),)) for i in range(3)]
-    assert group.together(samples, 1) == samples
-    joined = group.together([Sample("d/a.png", (Path("d/a.png"),)), samples[0]], 2)
-    assert joined == [Sample("d/a.png+0.png", (Path("d/a.png"), Path("0.png")))]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 import re
@@ -14,13 +13,12 @@ import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 from conftest import Outcome
 from PIL import Image
-from runs import SMALL, check_whole, complete, make_photos, run_json, tree
+from runs import SMALL, check_whole, complete, fill_disk, make_photos, run_json, tree
 
 from featviz import pipeline
 from featviz.images import decode, find
@@ -29,7 +27,7 @@ from featviz.models.preprocess import InputOptions
 from featviz.pipeline import session, signals
 from featviz.pipeline.options import RunOptions
 from featviz.records import ImageResult, Sample
-from featviz.rundir import atomic, write
+from featviz.rundir import write
 from featviz.rundir.read import read_json
 
 Run = Callable[..., Outcome]
@@ -214,14 +212,7 @@ def test_a_write_that_fails(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Whichever file it is: its image leaves nothing, those before are complete."""
-    real = atomic._move
-
-    def full(place: Any, part: str, target: Path) -> None:
-        if "02.png" in target.parts and target.name == name:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(target))
-        real(place, part, target)
-
-    monkeypatch.setattr(atomic, "_move", full)
+    fill_disk(monkeypatch, lambda path: "02.png" in path.parts and path.name == name)
     done = featviz("run", tiny_file, photos, *SMALL, "--out", tmp_path / "out")
     assert done.code == 1 and f"{name} cannot be written: No space left" in done.err
     assert {p.name for p in (tmp_path / "out").iterdir()} == {"00.png", "01.png", "run.json"}
@@ -236,16 +227,15 @@ def test_a_run_json_that_cannot_be_written_hides_no_other_error(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The message is that of the first failure, not of the attempt to note it."""
-    real = atomic._move
-    begun: list[Path] = []
+    written: list[Path] = []
 
-    def full(place: Any, part: str, target: Path) -> None:
-        if target.name == "manifest.json" or (target.name == "run.json" and begun):
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(target))
-        begun.append(target)
-        real(place, part, target)
+    def full(path: Path) -> bool:
+        if path.name == "manifest.json" or (path.name == "run.json" and written):
+            return True
+        written.append(path)
+        return False
 
-    monkeypatch.setattr(atomic, "_move", full)
+    fill_disk(monkeypatch, full)
     done = featviz("run", tiny_file, photos, *SMALL, "--out", tmp_path / "out")
     assert done.code == 1 and "manifest.json cannot be written: No space left" in done.err
     assert run_json(tmp_path / "out")["images"]["missing"] == [f"0{i}.png" for i in range(4)]
@@ -447,7 +437,6 @@ def test_a_reader_that_leaves_costs_no_image(
             raise BrokenPipeError
 
     monkeypatch.setattr("featviz.cli.output.click.echo", gone)
-    monkeypatch.setattr("featviz.cli._closed_pipe", lambda: 0)
     done = featviz("run", tiny_file, photos, *SMALL, "--out", tmp_path / "out", "--json")
     assert done.code == 0 and "error" not in done.err
     assert complete(tmp_path / "out") == ["00.png", "01.png"]

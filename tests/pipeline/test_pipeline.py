@@ -13,6 +13,7 @@ import pytest
 import torch
 from conftest import DIGITS, DIGITS_MODEL, SCENES, Outcome
 from PIL import Image
+from runs import fill_disk
 from torch import Tensor, nn
 from torchvision import models
 from torchvision.utils import save_image
@@ -23,7 +24,6 @@ from featviz.images.decode import decode
 from featviz.models.load import adopt
 from featviz.models.preprocess import InputOptions
 from featviz.records import Sample
-from featviz.rundir import atomic
 from featviz.rundir.read import read_json
 
 INPUTS: dict[str, Any] = {
@@ -292,14 +292,7 @@ def test_full_disk_ends_the_run_and_keeps_what_is_complete(
     tiny: nn.Module, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """No space left: one error that names the path; earlier images stay complete, none is half."""
-    real = atomic._move
-
-    def full(place: Any, part: str, target: Path) -> None:
-        if "landscape" in str(target) and target.name == "output.png":
-            raise OSError(28, "No space left on device", str(target))
-        real(place, part, target)
-
-    monkeypatch.setattr(atomic, "_move", full)
+    fill_disk(monkeypatch, lambda path: "landscape.jpg" in path.parts and path.name == "output.png")
     files = [SCENES / "spheres.jpg", SCENES / "landscape.jpg", SCENES / "statue-grey.png"]
     with pytest.raises(StoreError, match=r"output\.png cannot be written: No space left"):
         fv.run(tiny, files, "Conv2d", tmp_path / "out", **INPUTS)

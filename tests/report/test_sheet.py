@@ -20,7 +20,8 @@ from featviz.report.contact_sheet import (
     parse_channels,
     sort_channels,
 )
-from featviz.rundir.read import DrawnGrid, read_run
+from featviz.rundir.image import DrawnGrid
+from featviz.rundir.read import read_run
 
 PAPER = 255
 

@@ -16,8 +16,9 @@ import pytest
 from featviz.errors import StoreError
 from featviz.records import Capture, Layer, Skip
 from featviz.rundir import write
+from featviz.rundir.atomic import atomic
 from featviz.rundir.read import read_json
-from featviz.rundir.write import RunDirectory, atomic
+from featviz.rundir.write import RunDirectory
 from featviz.text import safe_name
 
 CAPTURE = Capture(

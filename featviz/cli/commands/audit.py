@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.core import ParameterSource
 
-from featviz.cli import config, output
 from featviz.cli import options as opts
-from featviz.cli.types import FILE
+from featviz.cli import output
+from featviz.cli.values import FILE, given_or_config
 from featviz.errors import FeatvizError
+from featviz.models.sources import MODEL_HELP
 from featviz.records.findings import FINDINGS, Thresholds
 from featviz.text import counted
 
@@ -25,73 +26,66 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 audit_options = opts.stacked(
-    click.option(
+    opts.option(
         "--model",
         "more_models",
         multiple=True,
         metavar="MODEL",
         help="Audit this model, too, in a column of its own; repeatable, or a quoted glob.",
     ),
-    click.option(
+    opts.option(
         "--batch-size",
         type=int,
         default=1,
-        show_default=True,
-        metavar="N",
         help="Pass up to N images of one shape through the model together.",
     ),
-    click.option(
+    opts.field_option(
+        Thresholds,
         "--eps",
-        type=float,
-        default=0.0,
-        show_default=True,
+        "Take values of at most E for zero, and values no further apart than E for equal.",
         metavar="E",
-        help="Take values of at most E for zero, and values no further apart than E for equal.",
     ),
-    click.option(
+    opts.field_option(
+        Thresholds,
         "--saturated-at",
-        type=float,
-        default=0.99,
-        show_default=True,
+        "Call a channel saturated where more than this share of its values is at a bound.",
         metavar="SHARE",
-        help="Call a channel saturated where more than this share of its values is at a bound.",
     ),
-    click.option(
+    opts.field_option(
+        Thresholds,
         "--redundant-at",
+        "Look for redundant channels, whose correlation with another is above R.",
         type=float,
         metavar="R",
-        help="Look for redundant channels, whose correlation with another is above R.",
     ),
-    click.option(
+    opts.option(
         "--fail-on",
         multiple=True,
         metavar="GATE",
         help="End with exit code 4 where this gate is broken: dead>5%, nonfinite>0, "
         "'layer3.*:constant>2'; repeatable.",
     ),
-    click.option(
+    opts.option(
         "--baseline",
         type=FILE,
         help="End with exit code 4 where findings are worse than in this earlier audit.json.",
     ),
     opts.junit_option,
-    click.option(
+    opts.option(
         "--prune-out",
         type=FILE,
         help="Write the channels that can be cut out into this JSON file: {layer: [channels]}.",
     ),
-    click.option(
+    opts.option(
         "--verify",
         is_flag=True,
         help="Run the images again without the channels that can be cut out, and print by how "
         "much the output changes.",
     ),
-    click.option(
+    opts.option(
         "--max-suspects",
         type=int,
         default=48,
-        show_default=True,
-        metavar="N",
         help="Draw at most N of the channels that have a finding.",
     ),
 )
@@ -114,6 +108,8 @@ Without --layers all activations are looked at, functions included. A verdict ho
 images: a channel that is dead on them may live on others.
 
 {_definitions()}
+
+{MODEL_HELP}
 
 \b
 Examples:
@@ -145,14 +141,11 @@ Exit codes: 0 done, 1 failed, 2 usage, 3 some images failed, 4 a gate is broken.
 def command(ctx: click.Context, /, model: str | None, images: Sequence[str], **given: Any) -> int:
     """Audit the models, print the table, and return the exit code."""
     models = _models(ctx, model, given["more_models"])
-    images = config.given_or_config(ctx, "images", images)
-    from featviz.models.requirements import require_torch
-
-    require_torch()
+    images = given_or_config(ctx, "images", images)
+    sources = [opts.to_model_options(name, given) for name in models]
     from featviz import audit
     from featviz.pipeline import processes
 
-    sources = [opts.to_model_options(name, given) for name in models]
     with _progress() as progress, processes.world() as team:
         result = audit.audit(sources, images, _audit_options(given), progress, team=team)
         if not team.first:
@@ -184,7 +177,7 @@ def _audit_options(given: dict[str, Any]) -> Any:
     asked = AuditRequest(
         layers=opts.selectors(given),
         inputs=opts.to_input_options(given),
-        thresholds=Thresholds(given["eps"], given["saturated_at"], given["redundant_at"]),
+        thresholds=Thresholds(**opts.fields_of(Thresholds, given)),
         **{name: given[name] for name in ("batch_size", "verify", "max_suspects")},
     )
     names = ("out", "overwrite", "fail_on", "baseline", "junit", "prune_out")

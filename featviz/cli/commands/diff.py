@@ -9,37 +9,33 @@ import click
 
 from featviz.cli import options as opts
 from featviz.cli import output
-from featviz.cli.types import FILE, FOLDER
+from featviz.cli.values import EXISTING_FOLDER, FILE, FOLDER
 
 if TYPE_CHECKING:
     from featviz.diff import DiffResult
 
-_RUN = click.Path(exists=True, file_okay=False, path_type=Path)
-
 
 @click.command("diff")
-@click.argument("base", type=_RUN)
-@click.argument("new", type=_RUN)
-@click.option(
+@click.argument("base", type=EXISTING_FOLDER)
+@click.argument("new", type=EXISTING_FOLDER)
+@opts.option(
     "--tolerance",
     type=float,
     default=1e-4,
-    show_default=True,
     metavar="SHARE",
     help="Accept a difference up to this share of the sum of a value and its layer's largest.",
 )
-@click.option(
+@opts.option(
     "--max-diff-ratio",
     type=float,
     default=0.0,
-    show_default=True,
     metavar="SHARE",
     help="Accept that up to this share of all channels differs, 0..1.",
 )
-@click.option("--ignore-added", is_flag=True, help="Accept layers and images that only NEW has.")
+@opts.option("--ignore-added", is_flag=True, help="Accept layers and images that only NEW has.")
 @opts.json_option()
 @opts.junit_option
-@click.option("--html", type=FILE, help="Write an HTML page into this file.")
+@opts.option("--html", type=FILE, help="Write an HTML page into this file.")
 @opts.out_option(
     "Write the difference maps and diff.json into this folder.",
     type=FOLDER,

@@ -9,10 +9,11 @@ import click
 
 from featviz.cli import options as opts
 from featviz.cli import output
+from featviz.cli.values import EXISTING_FILE
 
 
 @click.command("identify")
-@click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.argument("file", type=EXISTING_FILE)
 @opts.json_option()
 @opts.checkpoint_options
 @opts.verbosity_options

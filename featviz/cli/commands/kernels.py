@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from featviz.cli import config, output
 from featviz.cli import options as opts
-from featviz.cli.draw_options import draw_options, tensorboard_option, to_draw_options
+from featviz.cli import output, run_options
+from featviz.cli.values import given_or_config
 from featviz.text import counted
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
     "Draw the convolutions that these selectors match, as in `featviz run`.",
     default="all convolutions",
 )
-@click.option(
+@opts.option(
     "--all-slices",
     is_flag=True,
     help="Draw a tile for each input channel, in a row for each output channel.",
@@ -32,8 +32,8 @@ log = logging.getLogger(__name__)
 @opts.out_option("Write the pictures into this folder.", "featviz-kernels")
 @opts.overwrite_option("the kernels")
 @opts.json_option()
-@draw_options
-@tensorboard_option
+@run_options.draw_options
+@run_options.tensorboard_option
 @opts.model_options
 @opts.config_option
 @opts.verbosity_options
@@ -45,6 +45,8 @@ def command(ctx: click.Context, /, model: str | None, **given: Any) -> int:
     colour, others are the mean over their inputs; zero is mid-grey. --all-slices draws each input
     by itself. 1-D kernels are strips; the time steps of 3-D ones stand side by side.
 
+    {MODEL}
+
     \b
     Examples:
       featviz kernels resnet18
@@ -52,21 +54,15 @@ def command(ctx: click.Context, /, model: str | None, **given: Any) -> int:
       featviz kernels model.pth --layers 'layer4.*' --all-slices --max-maps 32 --cmap coolwarm
       featviz kernels weights.safetensors --json | jq '.captures[].file'
     """
-    model = config.given_or_config(ctx, "model", model)
-    from featviz.models.requirements import require_torch
-
-    require_torch()
+    source = opts.to_model_options(given_or_config(ctx, "model", model), given)
     from featviz.inspection.kernels import KernelOptions, draw_kernels
 
     options = KernelOptions(
         layers=opts.selectors(given),
-        out=given["out"],
-        overwrite=given["overwrite"],
-        all_slices=given["all_slices"],
-        tensorboard=given["tensorboard"],
-        draw=to_draw_options(given),
+        draw=run_options.to_draw_options(given),
+        **{name: given[name] for name in ("out", "overwrite", "all_slices", "tensorboard")},
     )
-    result = draw_kernels(opts.to_model_options(str(model), given), options)
+    result = draw_kernels(source, options)
     _say(result)
     if given["as_json"]:
         output.document(result.as_json())

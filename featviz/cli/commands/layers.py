@@ -6,8 +6,9 @@ from typing import Any
 
 import click
 
-from featviz.cli import config, output
 from featviz.cli import options as opts
+from featviz.cli import output
+from featviz.cli.values import given_or_config
 
 
 @click.command("layers")
@@ -16,7 +17,7 @@ from featviz.cli import options as opts
     "Mark the layers that these selectors match, as in `featviz run`.",
     default="one layer for each stage",
 )
-@click.option("--functions", is_flag=True, help="Also list the functions that modules call.")
+@opts.option("--functions", is_flag=True, help="Also list the functions that modules call.")
 @opts.json_option()
 @opts.input_options
 @opts.model_options
@@ -28,6 +29,8 @@ def command(ctx: click.Context, /, model: str | None, **given: Any) -> int:
 
     Output shapes and calls come from one forward pass on zeros.
 
+    {MODEL}
+
     \b
     Examples:
       featviz layers resnet18 --weights none
@@ -35,17 +38,11 @@ def command(ctx: click.Context, /, model: str | None, **given: Any) -> int:
       featviz layers inception_v3 --weights none --functions
       featviz layers vit_b_16 --weights none --json | jq '.layers[].type'
     """
-    model = config.given_or_config(ctx, "model", model)
-    from featviz.models.requirements import require_torch
-
-    require_torch()
+    source = opts.to_model_options(given_or_config(ctx, "model", model), given)
     from featviz.inspection import layers
 
     listed = layers.list_model(
-        opts.to_model_options(str(model), given),
-        opts.to_input_options(given),
-        opts.selectors(given),
-        given["functions"],
+        source, opts.to_input_options(given), opts.selectors(given), given["functions"]
     )
     if given["as_json"]:
         output.document(listed.as_json())

@@ -10,7 +10,7 @@ import click
 
 from featviz.cli import options as opts
 from featviz.cli import output
-from featviz.cli.types import PATH
+from featviz.cli.values import PATH
 
 log = logging.getLogger(__name__)
 
@@ -21,20 +21,20 @@ log = logging.getLogger(__name__)
     "Write the report into this folder, or with --single-file into this file.",
     show_default="RUN/report, or RUN/report.html",
 )
-@click.option(
+@opts.option(
     "--compare",
     type=PATH,
     metavar="RUN",
     help="Show the pictures of this other run beside those of RUN.",
 )
-@click.option(
+@opts.option(
     "--audit",
     type=click.Path(exists=True, path_type=Path),
     metavar="PATH",
     show_default="RUN/audit.json",
     help="Show the findings of this audit.json, or of the one in this folder.",
 )
-@click.option("--single-file", is_flag=True, help="Write one HTML file that holds everything.")
+@opts.option("--single-file", is_flag=True, help="Write one HTML file that holds everything.")
 @opts.json_option()
 @opts.verbosity_options
 def command(run: Path, as_json: bool, **given: Any) -> int:

@@ -11,13 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from featviz.cli import config, output, pass_options
 from featviz.cli import options as opts
-from featviz.cli.draw_options import draw_options, tensorboard_option, to_draw_options, view_options
-from featviz.cli.types import FILE, BytesType
-from featviz.records import DrawOptions, Guess, ImageResult, Limits, Outcome, RunResult
-from featviz.records.checking import choices
-from featviz.text import counted
+from featviz.cli import output, run_options
+from featviz.cli.values import FILE, BytesType, given_or_config
+from featviz.records import Guess, ImageResult, Limits, Outcome, RunResult
+from featviz.text import counted, listed
 
 if TYPE_CHECKING:
     from featviz.pipeline import Progress
@@ -34,51 +32,42 @@ _NAMED = 3
 @opts.layers_option(opts.select_layers, default="one layer for each stage")
 @opts.out_option("Write the run into this folder.", "featviz-out")
 @opts.overwrite_option("the run")
-@click.option("--resume", is_flag=True, help="Continue the run in --out where it stopped.")
-@click.option("--archive", type=FILE, help="Write the run as one zip file instead of a folder.")
-@click.option("--fail-fast", is_flag=True, help="Stop at the first image that fails.")
-@click.option(
+@opts.option("--resume", is_flag=True, help="Continue the run in --out where it stopped.")
+@opts.option("--archive", type=FILE, help="Write the run as one zip file instead of a folder.")
+@opts.option("--fail-fast", is_flag=True, help="Stop at the first image that fails.")
+@opts.option(
     "--max-output-size",
     type=BytesType(),
     help="Refuse a run that would write more bytes than this (500MB, 2GB), and stop one that does.",
 )
-@click.option(
+@opts.option(
     "--max-files",
     type=click.IntRange(0),
     metavar="N",
     help="Refuse a run that would write more than N files, and stop one that does.",
 )
-@click.option(
+@opts.option(
     "--shard",
     metavar="I/N",
     help="Take only part I of N parts of the images; `featviz merge` joins the parts.",
 )
-@click.option(
-    "--jobs",
-    type=int,
-    metavar="N",
-    show_default="a quarter of the cores",
-    help="Encode pictures in N threads.",
+@opts.option(
+    "--jobs", type=int, show_default="a quarter of the cores", help="Encode pictures in N threads."
 )
 @opts.null_option
 @opts.json_option("one JSON line for each image")
-@click.option("--dry-run", is_flag=True, help="Print what would be written, and write nothing.")
-@pass_options.pass_options
-@draw_options
-@view_options
-@tensorboard_option
-@click.option("--report", is_flag=True, help="Build an HTML gallery of the run at its end.")
-@click.option(
-    "--tensors",
-    type=click.Choice(choices(DrawOptions, "tensors")),
-    help="Also keep the raw tensors, in this format.",
-)
+@opts.option("--dry-run", is_flag=True, help="Print what would be written, and write nothing.")
+@run_options.pass_options
+@run_options.draw_options
+@run_options.view_options
+@run_options.tensorboard_option
+@opts.option("--report", is_flag=True, help="Build an HTML gallery of the run at its end.")
+@run_options.tensors_option
 @opts.input_options
 @opts.model_options
 @opts.config_option
 @opts.verbosity_options
 @click.pass_context
-@opts.model_forms
 def command(ctx: click.Context, /, model: str | None, images: Sequence[str], **given: Any) -> int:
     """Draw the feature maps of images into a run directory.
 
@@ -105,15 +94,12 @@ def command(ctx: click.Context, /, model: str | None, images: Sequence[str], **g
 
     Exit codes: 0 done, 1 failed, 2 usage, 3 some images failed, 130 interrupted.
     """
-    model = config.given_or_config(ctx, "model", model)
-    images = config.given_or_config(ctx, "images", images)
-    from featviz.models.requirements import require_torch
-
-    require_torch()
+    source = opts.to_model_options(given_or_config(ctx, "model", model), given)
+    images = given_or_config(ctx, "images", images)
     from featviz import pipeline
     from featviz.pipeline import dry_run, processes
 
-    source, options = opts.to_model_options(str(model), given), _run_options(given)
+    options = _run_options(given)
     if given["report"] and given["archive"]:
         raise click.UsageError("--report goes into a folder, and --archive leaves none.", ctx)
     if given["dry_run"]:
@@ -141,21 +127,16 @@ def _run_options(given: dict[str, Any]) -> Any:
     from featviz.pipeline.options import RunOptions
     from featviz.pipeline.processes import parse_shard
 
+    names = ("out", "overwrite", "resume", "archive", "fail_fast", "jobs", "tensorboard")
     return RunOptions(
         layers=opts.selectors(given),
-        out=given["out"],
-        overwrite=given["overwrite"],
-        resume=given["resume"],
-        archive=given["archive"],
         nul_separated=given["nul"],
-        fail_fast=given["fail_fast"],
-        jobs=given["jobs"],
         limits=Limits(given["max_output_size"], given["max_files"]),
-        tensorboard=given["tensorboard"],
         shard=None if given["shard"] is None else parse_shard(given["shard"]),
-        draw=to_draw_options(given),
+        draw=run_options.to_draw_options(given),
         inputs=opts.to_input_options(given),
         passes=read_options(given),
+        **{name: given[name] for name in names},
     )
 
 
@@ -249,8 +230,6 @@ def _conclude(result: RunResult, left_out: LayersLeftOut) -> None:
 
 def _warn(what: str, layers: Mapping[str, str]) -> None:
     """Name the first few layers that gave no picture, and how many there are."""
-    if not layers:
-        return
-    named = [f"{name} ({reason})" if reason else name for name, reason in layers.items()]
-    more = f" and {len(named) - _NAMED} more" if len(named) > _NAMED else ""
-    log.warning("%s: %s%s", what, ", ".join(named[:_NAMED]), more)
+    if layers:
+        named = [f"{name} ({reason})" if reason else name for name, reason in layers.items()]
+        log.warning("%s: %s", what, listed(named, _NAMED))

@@ -10,7 +10,7 @@ import click
 
 from featviz.cli import options as opts
 from featviz.cli import output
-from featviz.cli.types import FILE, PATH
+from featviz.cli.values import FILE, PATH
 from featviz.text import counted
 
 log = logging.getLogger(__name__)
@@ -18,32 +18,30 @@ log = logging.getLogger(__name__)
 
 @click.command("sheet")
 @click.argument("run", type=PATH)
-@click.option(
+@opts.option(
     "--layer", required=True, metavar="NAME", help="Draw the layer of this qualified name."
 )
-@click.option(
+@opts.option(
     "--tensor",
     "stem",
     default="output",
-    show_default=True,
     metavar="FILE",
     help="Cut the tiles from this picture of the layer: its file name without the ending, such as "
     "output.call1 or output.boxes.",
 )
-@click.option(
+@opts.option(
     "--channels",
     metavar="LIST",
     show_default="all that the run drew",
     help="Show these channels, such as 0-31 or 3,7,12-15.",
 )
-@click.option(
+@opts.option(
     "--sort",
     type=click.Choice(["index", "mean", "max", "variance", "zeros"]),
     default="index",
-    show_default=True,
     help="Sort channels by number, or by a statistic averaged over the images, largest first.",
 )
-@click.option(
+@opts.option(
     "--transpose", is_flag=True, help="Draw a row for each image and a column for each channel."
 )
 @opts.out_option("Write the sheet into this PNG file.", type=FILE, show_default="sheet-NAME.png")

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from featviz.cli import config, output
 from featviz.cli import options as opts
+from featviz.cli import output
+from featviz.cli.values import given_or_config
 from featviz.text import listed
 
 if TYPE_CHECKING:
@@ -24,21 +25,20 @@ _NAMED = 6
     "Show the modules that these selectors match, as in `featviz run`; totals count all.",
     default="all modules",
 )
-@click.option(
+@opts.option(
     "--depth",
     type=click.IntRange(min=0),
     metavar="N",
     help="Show N levels of modules inside one another; 0 shows the totals alone.",
 )
-@click.option(
+@opts.option(
     "--sort",
     type=click.Choice(["index", "params", "macs", "memory"]),
     default="index",
-    show_default=True,
     help="Sort rows by their place in the model, or by a figure with the largest first.",
 )
 @opts.json_option()
-@click.option("--csv", "as_csv", is_flag=True, help="Print comma-separated lines on stdout.")
+@opts.option("--csv", "as_csv", is_flag=True, help="Print comma-separated lines on stdout.")
 @opts.input_options
 @opts.model_options
 @opts.config_option
@@ -57,6 +57,8 @@ def command(ctx: click.Context, /, model: str | None, **given: Any) -> int:
     activations  bytes of the outputs of all calls inside which no other module ran
                  (an in-place module's output counts like any other)
 
+    {MODEL}
+
     \b
     Examples:
       featviz summary resnet18 --weights none
@@ -64,20 +66,13 @@ def command(ctx: click.Context, /, model: str | None, **given: Any) -> int:
       featviz summary vit_b_16 --weights none --layers Linear --sort macs
       featviz summary weights.safetensors --json | jq .totals
     """
-    model = config.given_or_config(ctx, "model", model)
     if given["as_json"] and given["as_csv"]:
         raise click.UsageError("--json and --csv exclude each other", ctx)
-    from featviz.models.requirements import require_torch
-
-    require_torch()
+    source = opts.to_model_options(given_or_config(ctx, "model", model), given)
     from featviz.inspection import summary
 
     counts = summary.summarise(
-        opts.to_model_options(str(model), given),
-        opts.to_input_options(given),
-        opts.selectors(given),
-        given["depth"],
-        given["sort"],
+        source, opts.to_input_options(given), opts.selectors(given), given["depth"], given["sort"]
     )
     if given["as_json"]:
         output.document(counts.as_json())

@@ -1,19 +1,74 @@
-"""Values of options from a TOML file."""
+"""The values of options: the types that they parse into, and a TOML file that gives them."""
 
 from __future__ import annotations
 
 import difflib
 import re
 import tomllib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from featviz.errors import FileError
 from featviz.files import read_text
+from featviz.records.checking import read_numbers, read_size
 from featviz.text import quoted
+
+if TYPE_CHECKING:  # generic from click 8.4 on, and only for type checkers
+    _ParamType = click.ParamType[Any]
+else:
+    _ParamType = click.ParamType
+
+FILE = click.Path(dir_okay=False, path_type=Path)
+FOLDER = click.Path(file_okay=False, path_type=Path)
+PATH = click.Path(path_type=Path)
+EXISTING_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
+EXISTING_FOLDER = click.Path(exists=True, file_okay=False, path_type=Path)
+
+
+class ReadBy(_ParamType):
+    """What a function reads, which returns None for a value that it cannot read."""
+
+    def __init__(self, name: str, read: Callable[[Any], Any], refusal: str) -> None:
+        self.name, self.read, self.refusal = name, read, refusal
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> Any:
+        """Read a value, or refuse it."""
+        if (read := self.read(value)) is None:
+            self.fail(f"{value!r} is {self.refusal}", param, ctx)
+        return read
+
+
+def _read_auto(value: Any) -> Any:
+    """A whole number, or `auto`, which stays a word: click takes None for unset."""
+    with suppress(ValueError):
+        return value if value == "auto" or isinstance(value, int) else int(value)
+    return None
+
+
+SIZE = ReadBy("pixels", read_size, "no size: a number of pixels, or HEIGHTxWIDTH")
+NUMBERS = ReadBy("N,N,N", read_numbers, "not numbers separated by commas")
+AUTO_INT = ReadBy("n", _read_auto, "neither a whole number nor auto")
+
+
+class BytesType(_ParamType):
+    """`500MB`, `2GB`, or a number of bytes."""
+
+    name = "bytes"
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> int:
+        """Read bytes."""
+        from featviz.errors import UsageError
+        from featviz.pipeline.limits import parse_bytes
+
+        try:
+            return value if isinstance(value, int) else parse_bytes(value)
+        except UsageError as error:
+            self.fail(f"{error.message}; {error.hint}", param, ctx)
+
 
 _LARGEST_CONFIG = 2**16
 """Bytes of a TOML file."""

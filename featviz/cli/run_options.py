@@ -1,0 +1,161 @@
+"""Options for what is captured while an image passes through the model, and how it is drawn."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+from featviz.cli.options import field_option, fields_of, option, stacked
+from featviz.cli.values import AUTO_INT, FOLDER
+from featviz.drawing.normalize import MODES
+from featviz.layout.layouts import CHOICES
+from featviz.records import FORMATS, KINDS, REDUCTIONS, DrawOptions, PassOptions
+from featviz.records.checking import filled
+
+_of_draw = partial(field_option, DrawOptions)
+_repeatable = partial(option, multiple=True)
+
+pass_options = stacked(
+    option(
+        "--capture",
+        default="output",
+        metavar="KINDS",
+        help="Draw these tensors of each layer: "
+        f"{', '.join(kind.help for kind in KINDS.values())}; commas separate them.",
+    ),
+    field_option(
+        PassOptions,
+        "--target",
+        "Take gradients of this value: top1, class:N, class:NAME, sum, mean, norm, "
+        "output[KEY]:sum|mean|norm, layer:NAME or layer:NAME:CHANNEL.",
+        metavar="TARGET",
+        show_default="top1",
+    ),
+    field_option(PassOptions, "--grad-rule", "Let gradients pass ReLUs by this rule."),
+    _repeatable(
+        "--ablate",
+        metavar="SELECTORS:C,C",
+        help="Set these channels of the outputs of layers to zero; repeatable.",
+    ),
+    _repeatable(
+        "--scale-channel",
+        metavar="SELECTORS:C=FACTOR",
+        help="Multiply this channel of the outputs of layers by a factor; repeatable.",
+    ),
+    _repeatable(
+        "--clamp",
+        metavar="SELECTORS:LO,HI",
+        help="Limit the outputs of layers to LO..HI; repeatable.",
+    ),
+    _repeatable(
+        "--noise",
+        metavar="SELECTORS:STD",
+        help="Add Gaussian noise of this deviation to the outputs of layers; repeatable.",
+    ),
+    _repeatable(
+        "--grad-scale",
+        metavar="SELECTORS:FACTOR",
+        help="Multiply the gradients at the outputs of layers by a factor; repeatable.",
+    ),
+)
+"""What is captured, and changed, while an image passes through the model."""
+
+draw_options = stacked(
+    _of_draw(
+        "--normalize",
+        "Turn values into brightness in this mode. "
+        + "; ".join(f"{mode.spelling}: {mode.words}" for mode in MODES.values())
+        + "; auto: map, for gradients symmetric.",
+        metavar="MODE",
+    ),
+    _of_draw(
+        "--cmap",
+        "Colour maps with auto (grey; coolwarm for gradients), grey, or a colormap of matplotlib.",
+        metavar="CMAP",
+    ),
+    _of_draw(
+        "--nrow",
+        "Put N maps in a row; auto makes the picture about square.",
+        type=AUTO_INT,
+        default="auto",
+    ),
+    _of_draw("--padding", "Leave N pixels around each map."),
+    _of_draw(
+        "--pad-value",
+        "Fill the pixels around maps with this grey, from 0 (black) to 1 (white).",
+        metavar="GREY",
+    ),
+    _of_draw(
+        "--scale",
+        "Enlarge maps N times; auto enlarges those smaller than --min-tile.",
+        type=AUTO_INT,
+        default="auto",
+    ),
+    _of_draw("--min-tile", "With --scale auto, enlarge maps that are smaller than N pixels."),
+    _of_draw("--max-maps", "Draw at most N maps of each layer.", type=int),
+    _of_draw(
+        "--max-slices", "Draw at most N time steps or regions of each map of a clip or batch."
+    ),
+    _of_draw(
+        "--tensor-layout",
+        "Read tensors in this layout instead of the guessed one: "
+        f"{', '.join(f'{layout.name} {layout.shape}' for layout in CHOICES)}. "
+        "tokens:14x20+1 names the grid of the tokens, behind one other token. Repeatable.",
+        metavar="[SELECTORS=]LAYOUT",
+        multiple=True,
+    ),
+    _of_draw(
+        "--pick",
+        "With --max-maps, draw the first maps, those of highest mean, or evenly spread ones.",
+    ),
+    _of_draw("--order", "Sort tiles by channel, by mean (largest first), or by similarity."),
+    _of_draw(
+        "--collapse",
+        "Let maps that correlate by R or more, such as 0.98, share one tile, marked ×N.",
+        type=float,
+        metavar="R",
+    ),
+    _of_draw("--labels", "Write the channel on each tile."),
+    _of_draw(
+        "--format",
+        "Write pictures in this format: "
+        + "; ".join(f"{f.name}, {f.words}" for f in FORMATS.values())
+        + ".",
+    ),
+)
+"""How a grid of maps looks, in `run` and in `kernels`."""
+
+view_options = stacked(
+    _of_draw(
+        "--reduce",
+        "Draw one picture of all channels. "
+        + "; ".join(f"{name}: {reduction.help}" for name, reduction in REDUCTIONS.items())
+        + ".",
+    ),
+    _of_draw(
+        "--shared-basis", "With --reduce pca, use the same components of a layer for all images."
+    ),
+    _of_draw(
+        "--overlay",
+        "Blend each map with the input: 0 shows the input alone, 1 the map alone.",
+        type=float,
+        metavar="ALPHA",
+    ),
+    _of_draw("--figure", "Also draw a figure with a title, the input and a colour bar."),
+    _of_draw("--first", "Show N maps in each figure.", type=int, show_default="16"),
+)
+"""Views of feature maps beside the grid, in `run` alone."""
+
+tensors_option = _of_draw("--tensors", "Also keep the raw tensors, in this format.")
+
+tensorboard_option = option(
+    "--tensorboard",
+    type=FOLDER,
+    metavar="LOGDIR",
+    help="Also write grids, scalars and histograms for TensorBoard into this folder.",
+)
+
+
+def to_draw_options(given: dict[str, Any]) -> DrawOptions:
+    """The drawing options as a record; options that a command lacks keep their defaults."""
+    return filled(DrawOptions, fields_of(DrawOptions, given))

@@ -1,0 +1,170 @@
+"""Arrays of a run directory, read back: statistics in npz files, and kept tensors. What numpy would
+evaluate or unpack is not; no array is larger than the manifest says."""
+
+from __future__ import annotations
+
+import io
+import math
+import os
+import re
+import struct
+import zipfile
+import zlib
+from collections.abc import Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+from PIL import Image
+
+from featviz import files
+from featviz.errors import FileError, StoreError
+from featviz.files import Folder
+from featviz.records import STAT_COLUMNS, Floats
+from featviz.rundir import STATS_FILE
+from featviz.rundir.schema import CaptureRow
+from featviz.text import quoted
+
+MOST_STATS = 256 * 2**20
+"""Bytes of the statistics of an image: ten million channels."""
+MOST_TENSOR = 4 * 2**30
+"""Bytes of a kept tensor."""
+
+_NPY = re.compile(
+    rb"\{'descr': '([<>|][biufc]\d+)', 'fortran_order': (True|False), "
+    rb"'shape': \((?:(\d{1,18}(?:, \d{1,18})*),?)?\), \} *\n"
+)
+"""The header of an array as numpy writes it; it is not evaluated."""
+_NPY_HEAD = 2048
+"""Bytes of an array in which its header must end: numpy's own take 128."""
+_ENCRYPTED = 1
+_ROW_BYTES = 4 * len(STAT_COLUMNS)
+_MEMBER_BYTES = 4096
+"""What an array of a few rows may take in an npz, with its name twice, headers and padding."""
+
+BROKEN = (
+    ArithmeticError,
+    EOFError,
+    LookupError,
+    OSError,
+    RuntimeError,
+    SyntaxError,
+    TypeError,
+    ValueError,
+    struct.error,
+    zipfile.BadZipFile,
+    zlib.error,
+    Image.DecompressionBombError,
+)
+"""What zipfile, numpy and Pillow raise on broken files; Pillow's PNG reader raises SyntaxError."""
+
+
+def read_arrays(path: Path) -> dict[str, np.ndarray]:
+    """The arrays of an npz file that was written without compression, as numpy does by default.
+
+    Raises:
+        StoreError: it cannot be read.
+    """
+    try:
+        arrays = _Npz(files.read_bytes(path, MOST_STATS))
+        keys = [name.removesuffix(".npy") for name in arrays.members]
+        return {key: arrays[key] for key in keys}
+    except FileNotFoundError:
+        raise StoreError(f"{quoted(str(path))} is missing") from None
+    except (*BROKEN, FileError) as error:
+        raise StoreError(f"{quoted(str(path))} cannot be read: {quoted(str(error))}") from error
+
+
+def stats_of(folder: Folder, rows: Sequence[CaptureRow]) -> dict[str, Floats]:
+    """The statistics of all rows of an image's manifest, float32 [maps, 6] under `Place.stats_key`.
+
+    Raises:
+        FileNotFoundError: there is no file of them.
+        FileError: it is larger than the rows need, or cannot be read.
+        StoreError: it does not fit the rows.
+    """
+    most = sum(2 * row.maps * _ROW_BYTES + _MEMBER_BYTES + 16 * len(row.layer) for row in rows)
+    data = folder.read(STATS_FILE, min(most + _MEMBER_BYTES, MOST_STATS))
+    where = quoted(f"{folder.name}/{STATS_FILE}")
+    if len(data) < sum(row.maps for row in rows) * _ROW_BYTES:  # arrays may overlap in a zip file
+        raise StoreError(f"{where} has {len(data):,} bytes, too few for the maps of its manifest")
+    stats: dict[str, Floats] = {}
+    try:
+        arrays = _Npz(data)
+        for row in rows:
+            key = row.place.stats_key
+            stats[key] = array = arrays[key]
+            if array.dtype != np.float32 or array.shape != (row.maps, len(STAT_COLUMNS)):
+                raise ValueError(
+                    f"{key} is {array.dtype} {list(array.shape)}, expected float32 "
+                    f"{[row.maps, len(STAT_COLUMNS)]}"
+                )
+    except BROKEN as error:
+        raise StoreError(f"{where} cannot be read: {quoted(str(error))}") from error
+    return stats
+
+
+class _Npz:
+    """The arrays of an npz file in memory, without copies: compressed ones, which could be of any
+    size, are refused, as is what featviz does not write.
+
+    A seventh of the time of `np.load`, which evaluates each array's header.
+    """
+
+    def __init__(self, data: bytes) -> None:
+        self.data = data
+        with zipfile.ZipFile(io.BytesIO(data)) as archive:
+            self.members = {info.filename: info for info in archive.infolist()}
+
+    def __getitem__(self, key: str) -> np.ndarray:
+        info = self.members.get(f"{key}.npy")
+        if info is None:
+            raise ValueError(f"it has no {key}")
+        if info.compress_type != zipfile.ZIP_STORED or info.flag_bits & _ENCRYPTED:
+            raise ValueError(f"{key} is compressed, which featviz does not write")
+        name, extra = struct.unpack_from("<HH", self.data, info.header_offset + 26)
+        start = info.header_offset + 30 + name + extra
+        stored = memoryview(self.data)[start : start + info.file_size]
+        if zlib.crc32(stored) != info.CRC:
+            raise ValueError(f"{key} has another check sum than it should")
+        dtype, shape, order, offset = _npy_header(bytes(stored[:_NPY_HEAD]))
+        if len(stored) - offset != math.prod(shape) * dtype.itemsize:
+            raise ValueError(f"{key} has {len(stored) - offset} bytes, not those of {shape}")
+        array: np.ndarray = np.frombuffer(stored, dtype, offset=offset).reshape(shape, order=order)
+        return array
+
+
+def _npy_header(data: bytes) -> tuple[np.dtype[Any], tuple[int, ...], Any, int]:
+    """Type, shape, order and where the numbers begin
+    (https://numpy.org/doc/stable/reference/generated/numpy.lib.format.html, version 1.0)."""
+    start = 10 + int.from_bytes(data[8:10], "little")
+    if not data.startswith(b"\x93NUMPY\x01\x00"):
+        raise ValueError("it is no array as numpy writes it")
+    return *_parse_header(data[10:start]), start
+
+
+@lru_cache(maxsize=1024)
+def _parse_header(header: bytes) -> tuple[np.dtype[Any], tuple[int, ...], Any]:
+    parts = _NPY.fullmatch(header)
+    if parts is None:
+        raise ValueError("its header is not as numpy writes it")
+    shape = tuple(map(int, parts[3].decode().split(", "))) if parts[3] else ()
+    return np.dtype(parts[1].decode()), shape, "F" if parts[2] == b"True" else "C"
+
+
+def read_tensor(file: BinaryIO, expected: list[int]) -> np.ndarray:
+    """The array in an open npy file, of the expected shape.
+
+    Raises:
+        ValueError: it is of another shape or size, or no array as numpy writes it.
+    """
+    size = os.fstat(file.fileno()).st_size
+    dtype, shape, order, start = _npy_header(file.read(_NPY_HEAD))
+    if list(shape) != expected:
+        raise ValueError(f"its shape is {list(shape)}, by the manifest {expected}")
+    if size - start != math.prod(shape) * dtype.itemsize or size > MOST_TENSOR:
+        raise ValueError(f"it has {size - start:,} bytes, not those of {dtype} {list(shape)}")
+    file.seek(start)
+    flat: np.ndarray = np.fromfile(file, dtype, math.prod(shape))
+    return flat.reshape(shape, order=order)

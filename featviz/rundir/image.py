@@ -1,0 +1,317 @@
+"""One image of a run directory, read back: its manifest, and files that fit it. Nothing here needs
+torch.
+
+Every file is opened by a name inside the image's folder, following no link, and is as large as the
+manifest says.
+"""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path, PurePosixPath
+from typing import BinaryIO
+
+import numpy as np
+from PIL import Image
+
+from featviz.errors import FileError, StoreError
+from featviz.files import Folder
+from featviz.records import FORMATS, Bytes, Floats, PictureFormat, Place
+from featviz.rundir import INPUT_FILE, MANIFEST_FILE, STATS_FILE, schema
+from featviz.rundir.arrays import BROKEN, read_tensor, stats_of
+from featviz.rundir.schema import MOST_RECORD, CaptureRow, Manifest
+from featviz.text import by, quoted
+
+_LEVELS = ("L", "P")
+"""Pillow's modes of pictures whose pixels are levels."""
+_PNG = b"\x89PNG\r\n\x1a\n\x00\x00\x00\rIHDR"
+"""How every PNG begins (https://www.w3.org/TR/png-3/#11IHDR)."""
+_PNG_HEAD = len(_PNG) + 8
+
+
+class DamagedError(StoreError):
+    """A file of an image that seemed whole cannot be read; the other images go on."""
+
+    def __init__(self, image: ReadImage, message: str) -> None:
+        super().__init__(message)
+        self.image = image
+
+
+@dataclass(frozen=True)
+class DrawnGrid:
+    """One drawn tensor of one image, and its numbers."""
+
+    capture: CaptureRow
+    stats: Floats
+    """[maps, 6], in the order of `records.STAT_COLUMNS`, of all maps, drawn or not."""
+
+
+@dataclass(frozen=True)
+class ReadImage:
+    """A complete image of a run, all of whose files are there and fit its manifest."""
+
+    root: Path
+    """The run directory."""
+    folder: str
+    """Relative to the run directory, with forward slashes."""
+    manifest: Manifest
+    input_size: tuple[int, int]
+    """Width and height of input.png."""
+    sizes: Mapping[str, int]
+    """Bytes of its pictures, by their names in the folder."""
+    kept_stats: Mapping[str, Floats] | None = None
+    """Its statistics, where all of a run are kept in memory."""
+
+    @property
+    def name(self) -> str:
+        """Its path relative to the argument it came from."""
+        return self.manifest.image.path
+
+    @property
+    def path(self) -> Path:
+        """Its folder."""
+        return self.root / self.folder
+
+    @property
+    def files(self) -> list[str]:
+        """All that the manifest names, and itself, which comes last."""
+        named = [name for row in self.manifest.captures for name in row.files]
+        return [*dict.fromkeys([INPUT_FILE, *named, STATS_FILE]), MANIFEST_FILE]
+
+    @cached_property
+    def captures(self) -> Mapping[Place, CaptureRow]:
+        """In the order in which the model came to them."""
+        return {row.place: row for row in self.manifest.captures}
+
+    @cached_property
+    def grids(self) -> tuple[DrawnGrid, ...]:
+        """Its pictures, with their statistics."""
+        numbers = self.stats()
+        return tuple(
+            DrawnGrid(row, numbers[place.stats_key]) for place, row in self.captures.items()
+        )
+
+    def stats(self) -> Mapping[str, Floats]:
+        """All statistics, float32 [maps, 6] under `Place.stats_key`.
+
+        Raises:
+            DamagedError: they have been damaged since the image was read.
+        """
+        if self.kept_stats is not None:
+            return self.kept_stats
+        with self._damaged(), Folder(self.root, self.folder) as folder:
+            return stats_of(folder, self.manifest.captures)
+
+    def tensor(self, row: CaptureRow) -> np.ndarray | None:
+        """The kept tensor, in the shape in which the layer gave it; None where there is none.
+
+        Raises:
+            DamagedError: it is missing, broken, or of another shape than the manifest says.
+        """
+        if row.tensor is None:
+            return None
+        with self._reading(row.tensor) as file:
+            return read_tensor(file, row.shape)
+
+    def levels(self, row: CaptureRow) -> tuple[Bytes, Bytes | None] | None:
+        """The pixels of a PNG, uint8 [height, width], and its palette, uint8 [colours, 3], or None
+        where it is grey; None for what has colours (other formats among them), or is too large for
+        Pillow.
+
+        Raises:
+            DamagedError: it is missing or broken.
+        """
+        most = Image.MAX_IMAGE_PIXELS
+        if not format_of(row.file).levels or (most is not None and row.plan.pixels > most):
+            return None
+        with self._opened(row.file) as picture:
+            if picture.mode not in _LEVELS:
+                return None
+            pixels, colors = np.asarray(picture), picture.getpalette()
+        return pixels, None if colors is None else np.array(colors, np.uint8).reshape(-1, 3)
+
+    def picture(self, relative: str) -> Image.Image:
+        """A picture of this image, decoded.
+
+        Raises:
+            DamagedError: it is missing, broken or too large.
+        """
+        with self._opened(relative) as picture:
+            picture.load()
+            return picture
+
+    def shown(self) -> np.ndarray:
+        """What the model saw: the pixels of input.png.
+
+        Raises:
+            DamagedError: it is missing or broken.
+        """
+        return np.asarray(self.picture(INPUT_FILE))
+
+    def content(self, relative: str) -> bytes:
+        """A picture's bytes, as many as there were when the image was read at most.
+
+        Raises:
+            DamagedError: it is missing, or has grown.
+        """
+        with self._damaged(), Folder(self.root, self.folder) as folder:
+            return folder.read(relative, self.sizes[relative])
+
+    @contextmanager
+    def open(self, relative: str) -> Iterator[BinaryIO]:
+        """Open a file of this image; no link is followed below the run directory.
+
+        Raises:
+            DamagedError: it is missing, no regular file, or reached through a link.
+        """
+        with self._damaged(), Folder(self.root, self.folder) as folder:
+            file = folder.open(relative)
+        with file:
+            yield file
+
+    @contextmanager
+    def _reading(self, relative: str) -> Iterator[BinaryIO]:
+        """Open a file; what goes wrong with its content becomes a DamagedError that names it."""
+        with self.open(relative) as file:
+            try:
+                yield file
+            except BROKEN as error:
+                where = quoted(f"{self.folder}/{relative}")
+                message = f"{where} cannot be read: {quoted(str(error))}"
+                raise DamagedError(self, message) from error
+
+    @contextmanager
+    def _opened(self, relative: str) -> Iterator[Image.Image]:
+        with (
+            self._reading(relative) as file,
+            Image.open(file, formats=[format_of(relative).pillow]) as picture,
+        ):
+            yield picture
+
+    @contextmanager
+    def _damaged(self) -> Iterator[None]:
+        try:
+            with _blamed(self.folder):
+                yield
+        except DamagedError:
+            raise
+        except StoreError as error:
+            raise DamagedError(self, error.message) from error
+
+
+def read_image(root: Path, folder: str, hold: bool = False) -> ReadImage:
+    """An image, if all that its manifest names is there and fits.
+
+    Args:
+        hold: keep its statistics in memory.
+
+    Raises:
+        StoreError: names what does not fit.
+    """
+    with _blamed(folder), Folder(root, folder) as opened:
+        manifest = _read_manifest(opened)
+        numbers = stats_of(opened, manifest.captures)
+        sizes = {}
+        for row in manifest.captures:
+            plan = row.plan
+            sizes[row.file] = _check_picture(opened, row.file, (plan.width, plan.height))
+            for name in row.files[1:]:
+                opened.size(name)
+        head, sizes[INPUT_FILE] = opened.head(INPUT_FILE, _PNG_HEAD)
+        shown = _png_size(opened, INPUT_FILE, head)
+        if (expected := manifest.input.shown) is not None and shown != expected:
+            raise _wrong_size(opened, INPUT_FILE, shown, expected)
+    return ReadImage(root, folder, manifest, shown, sizes, numbers if hold else None)
+
+
+def _read_manifest(folder: Folder) -> Manifest:
+    """The manifest of an image.
+
+    Raises:
+        StoreError: there is none, it was written by a later featviz, or does not fit: with the
+            field, its value and what was expected.
+    """
+    with _blamed(folder.name):
+        data = folder.read(MANIFEST_FILE, MOST_RECORD)
+    try:
+        return schema.read_manifest(data)
+    except ValueError as error:
+        raise StoreError(f"{quoted(folder.name)}/{MANIFEST_FILE}: {error}") from error
+
+
+def same_content(first: tuple[ReadImage, str], second: tuple[ReadImage, str]) -> bool:
+    """Whether two files, each an image's, hold the same bytes.
+
+    Raises:
+        StoreError: one of them cannot be read.
+    """
+    with first[0].open(first[1]) as one, second[0].open(second[1]) as two:
+        if os.fstat(one.fileno()).st_size != os.fstat(two.fileno()).st_size:
+            return False
+        while piece := one.read(2**20):
+            if piece != two.read(2**20):
+                return False
+    return True
+
+
+def _check_picture(folder: Folder, name: str, expected: tuple[int, int]) -> int:
+    """Bytes of a picture whose header says what its grid says."""
+    if name.endswith(".png"):
+        head, size = folder.head(name, _PNG_HEAD)
+        shown = _png_size(folder, name, head)
+    else:
+        shown, size = _other_size(folder, name)
+    if shown != expected:
+        raise _wrong_size(folder, name, shown, expected)
+    return size
+
+
+def format_of(name: str) -> PictureFormat:
+    """The format of a picture, by the ending of its file's name, which Pillow is told to expect: it
+    tries no other."""
+    return FORMATS[PurePosixPath(name).suffix[1:]]
+
+
+def _png_size(folder: Folder, name: str, head: bytes) -> tuple[int, int]:
+    """Width and height, from the first chunk."""
+    if len(head) < _PNG_HEAD or not head.startswith(_PNG):
+        raise StoreError(f"{quoted(f'{folder.name}/{name}')} cannot be read: it is no PNG")
+    return int.from_bytes(head[-8:-4], "big"), int.from_bytes(head[-4:], "big")
+
+
+def _other_size(folder: Folder, name: str) -> tuple[tuple[int, int], int]:
+    kind = format_of(name).pillow
+    with folder.open(name) as file, warnings.catch_warnings():
+        warnings.simplefilter("ignore", Image.DecompressionBombWarning)
+        try:
+            with Image.open(file, formats=[kind]) as opened:
+                return opened.size, os.fstat(file.fileno()).st_size
+        except BROKEN as error:
+            where = quoted(f"{folder.name}/{name}")
+            raise StoreError(f"{where} cannot be read: it is no {kind}") from error
+
+
+def _wrong_size(
+    folder: Folder, name: str, shown: tuple[int, int], expected: tuple[int, int]
+) -> StoreError:
+    where = quoted(f"{folder.name}/{name}")
+    return StoreError(f"{where} has {by(shown)} pixels, by its {MANIFEST_FILE} {by(expected)}")
+
+
+@contextmanager
+def _blamed(folder: str) -> Iterator[None]:
+    """Turn what is said of a file of an image into a StoreError that names both."""
+    try:
+        yield
+    except FileNotFoundError as error:
+        raise StoreError(
+            f"{quoted(f'{folder}/{error.filename}')} is missing",
+            "the run directory is not whole; copy or run it again",
+        ) from None
+    except FileError as error:
+        raise StoreError(f"{quoted(folder)}/{error.message}") from error

@@ -1,0 +1,86 @@
+"""`featviz.grid`: the maps and images that it takes, and what it refuses."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch import Tensor
+
+import featviz as fv
+from featviz.errors import LayoutError, UsageError
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        lambda t: t,
+        lambda t: t[None],
+        lambda t: t.numpy(),
+        lambda t: t[None].numpy(),
+        lambda t: t.numpy().astype(">f4"),
+        lambda t: t.numpy()[:, ::-1, ::-1][:, ::-1, ::-1],
+        lambda t: t.double().requires_grad_(),
+    ],
+)
+def test_grid_draws_maps_in_every_form(form: Callable[[Tensor], Any]) -> None:
+    """[C, H, W] is [1, C, H, W] of one image; an array is a tensor."""
+    maps = torch.rand(5, 6, 7, generator=torch.Generator().manual_seed(0))
+    assert np.array_equal(np.asarray(fv.grid(form(maps))), np.asarray(fv.grid(maps[None])))
+
+
+def test_grid_guesses_not_between_a_map_and_tokens() -> None:
+    """[1, X, Y] is refused with the way to say which; [1, 1, F] is a vector."""
+    one = torch.rand(1, 16, 8)
+    with pytest.raises(LayoutError, match=r"shape \[1, 16, 8\]") as caught:
+        fv.grid(one)
+    assert caught.value.hint == "one map is [1, 1, H, W]: tensor[None]"
+    told = fv.grid(one, tensor_layout="tokens:4x4")
+    maps = one.reshape(1, 4, 4, 8).permute(0, 3, 1, 2)
+    assert np.array_equal(np.asarray(told), np.asarray(fv.grid(maps)))
+    vector = fv.grid(torch.arange(6.0).reshape(1, 1, 6))
+    assert np.array_equal(np.asarray(vector), np.asarray(fv.grid(torch.arange(6.0)[None])))
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        (None, "not 'NoneType'"),
+        ([[1.0]], "not 'list'"),
+        (Image.new("L", (2, 2)), "not 'Image'"),
+        (np.array(["a"]), "not 'array of <U1'"),
+        (np.ones((3, 4, 4), np.longdouble), "not 'array of "),
+        (torch.ones(3, 4, 4, dtype=torch.complex64), "holds complex numbers"),
+        (torch.ones(3, 4, 4).to_sparse(), "is stored as torch.sparse_coo"),
+        (torch.ones(3, 4, 4, device="meta"), "device meta"),
+        (torch.zeros(0, 3, 3), "holds no values"),
+    ],
+)
+def test_what_grid_cannot_draw(value: Any, message: str) -> None:
+    """One line, whatever it is."""
+    with pytest.raises((UsageError, LayoutError), match=message):
+        fv.grid(value)
+
+
+@pytest.mark.parametrize("option", [{"format": "webp"}, {"tensors": "npy"}])
+def test_options_of_runs_are_no_options_of_grid(option: dict[str, Any]) -> None:
+    """What grid would ignore is refused."""
+    with pytest.raises(UsageError, match="--tensors and --format are for runs"):
+        fv.grid(torch.rand(1, 2, 4, 4), **option)
+
+
+def test_the_image_of_an_overlay_is_any_image(pixels: np.ndarray) -> None:
+    """A PIL image, an array or a tensor."""
+    maps = torch.rand(2, 5, 6)
+    tensor = torch.from_numpy(pixels.copy()).permute(2, 0, 1)
+    drawings = [
+        np.asarray(fv.grid(maps, overlay=0.5, image=image))
+        for image in (Image.fromarray(pixels), pixels, tensor / 255)
+    ]
+    assert all(np.array_equal(drawings[0], other) for other in drawings)
+    with pytest.raises(UsageError, match="an overlay takes one image, not 2"):
+        fv.grid(maps, overlay=0.5, image=torch.rand(2, 3, 4, 4))

@@ -1,0 +1,161 @@
+"""Tensors of every kind: sparse, quantised, complex ones are drawn, or skipped with a reason."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from .drawn import drawn
+
+
+class Gives(nn.Module):
+    """Something of the values of an image."""
+
+    def __init__(self, make: Callable[[Tensor], Any]) -> None:
+        super().__init__()
+        self.make = make
+
+    def forward(self, x: Tensor) -> Any:
+        return self.make(x)
+
+
+class Beside(nn.Module):
+    """A convolution, and a layer whose output nobody takes."""
+
+    def __init__(self, make: Callable[[Tensor], Any]) -> None:
+        super().__init__()
+        self.conv, self.odd = nn.Conv2d(3, 3, 1), Gives(make)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.conv(x)
+        self.odd(x)
+        return x.mean((2, 3))
+
+
+def _quantised(x: Tensor) -> Tensor:
+    return torch.quantize_per_tensor(x, 0.125, 3, torch.quint8)
+
+
+def _by_channel(x: Tensor) -> Tensor:
+    return torch.quantize_per_channel(x, torch.ones(3) / 8, torch.zeros(3), 1, torch.qint8)
+
+
+DRAWN: dict[str, tuple[Callable[[Tensor], Tensor], str]] = {
+    "quantised": (_quantised, "float32"),
+    "quantised by channel": (_by_channel, "float32"),
+    "bfloat16": (lambda x: x.bfloat16(), "float32"),
+    "float8": (lambda x: x.to(torch.float8_e4m3fn), "float32"),
+    "float16": (lambda x: x.half(), "float16"),
+    "float64": (lambda x: x.double(), "float64"),
+    "bool": (lambda x: x > 0, "bool"),
+    "int64": (lambda x: (x * 9).long(), "int64"),
+    "uint16": (lambda x: (x.abs() * 9).to(torch.uint16), "uint16"),
+    "negative view": (lambda x: torch.conj(x * 1j).imag, "float32"),
+}
+SKIPPED: dict[str, tuple[Callable[[Tensor], Any], str]] = {
+    "complex": (lambda x: x * 1j, "holds complex numbers (torch.complex64)"),
+    "sparse": (lambda x: x.to_sparse(), "is stored as torch.sparse_coo, not as a dense tensor"),
+    "mkldnn": (lambda x: x.to_mkldnn(), "is stored as torch._mkldnn, not as a dense tensor"),
+    "meta": (lambda x: x.to("meta"), "is on the device meta, where tensors have no values"),
+    "nested": (
+        lambda x: torch.nested.nested_tensor([x[0, 0], x[0, 1, :3]]),
+        "is a nested tensor, not a dense one",
+    ),
+    "bits": (
+        lambda x: torch.empty(1, 3, 4, 4, dtype=torch.bits8),
+        "holds torch.bits8, which torch cannot turn into floats",
+    ),
+}
+
+
+def _plain(tensor: Tensor) -> np.ndarray:
+    dense = tensor.dequantize() if tensor.is_quantized else tensor
+    return dense.float().resolve_neg().numpy()
+
+
+@pytest.mark.parametrize("kind", DRAWN)
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_tensors_of_every_kind_are_drawn_kept_and_counted(
+    kind: str, picture: Path, tmp_path: Path
+) -> None:
+    """Picture, .npy and TensorBoard's histogram of the same values; quantised ones dequantised."""
+    make, dtype = DRAWN[kind]
+    torch.manual_seed(0)
+    model = Beside(make).eval()
+    board = tmp_path / "board"
+    options = {"tensors": "npy", "tensorboard": board}
+    (image,) = drawn(model, picture, tmp_path / "out", ["conv", "odd"], **options)
+    assert not image.skipped
+    kept = {
+        c.layer: np.load(tmp_path / "out" / image.folder / str(c.tensor)) for c in image.captures
+    }
+    expected = _plain(make(torch.from_numpy(kept["conv"])))
+    assert kept["odd"].dtype == dtype
+    assert np.array_equal(kept["odd"].astype(np.float32), expected)
+    histogram = _histograms(board)["histogram/odd"]
+    assert (histogram.min, histogram.max) == (expected.min(), expected.max())
+    assert histogram.num == expected.size
+
+
+def _histograms(board: Path) -> dict[str, Any]:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    found = EventAccumulator(str(board), size_guidance={"histograms": 0})
+    found.Reload()
+    return {tag: found.Histograms(tag)[0].histogram_value for tag in found.Tags()["histograms"]}
+
+
+@pytest.mark.parametrize("kind", SKIPPED)
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_what_cannot_be_drawn_is_skipped_with_the_reason(
+    kind: str, picture: Path, tmp_path: Path
+) -> None:
+    """The rest of the image is complete, with and without selectors."""
+    make, reason = SKIPPED[kind]
+    for number, layers in enumerate((["conv", "odd"], None)):
+        options = {"tensors": "npy", "tensorboard": tmp_path / "board"}
+        (image,) = drawn(Beside(make).eval(), picture, tmp_path / str(number), layers, **options)
+        assert [capture.layer for capture in image.captures] == ["conv"]
+        reasons = [skip.reason for skip in image.skipped]
+        assert reasons == [reason] if number == 0 else set(reasons) <= {reason}
+
+
+@pytest.mark.parametrize("kind", [*DRAWN, *SKIPPED])
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_audit_counts_or_skips_tensors_of_every_kind(kind: str, picture: Path) -> None:
+    """A layer with real values is counted; another is named with the reason."""
+    from featviz.audit.model_audit import AuditRequest, examine
+    from featviz.images.find import find_samples
+    from featviz.models.load import adopt
+    from featviz.models.preprocess import InputOptions
+
+    make, reason = {**DRAWN, **SKIPPED}[kind]
+    inputs = InputOptions(size=(20, 24))
+    asked = AuditRequest("conv,odd", inputs)
+    samples = find_samples([str(picture)])
+    found = examine(adopt(Beside(make).eval(), inputs), samples, asked, lambda *_: None)
+    assert found is not None
+    counted = [row["label"] for row in found.document["layers"] if row["label"] == "odd"]
+    skipped = {row["layer"]: row["reason"] for row in found.document["skipped"]}
+    if kind in DRAWN:
+        assert counted == ["odd"] and not skipped
+    else:
+        assert skipped["odd"] in (reason, "gives a nested tensor, not a tensor")
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_kernels_of_a_quantised_convolution(tmp_path: Path) -> None:
+    """They are drawn as the values that they stand for."""
+    from featviz.drawing.filters import is_convolution, read_filters
+
+    conv = torch.ao.nn.quantized.Conv2d(3, 2, 3)
+    weight = torch.quantize_per_tensor(torch.rand(2, 3, 3, 3), 0.01, 0, torch.qint8)
+    conv.set_weight_bias(weight, None)
+    assert is_convolution(conv)
+    assert torch.equal(read_filters(conv).data[:, :, 0], weight.dequantize())

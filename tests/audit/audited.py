@@ -1,0 +1,91 @@
+"""Modules with planted channels, and what the audit says of them."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import planted
+import torch
+from conftest import Outcome
+from PIL import Image
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from featviz import audit as story
+from featviz.audit import AuditOptions
+from featviz.audit.model_audit import AuditRequest
+from featviz.models.load import LoadedModel, adopt
+from featviz.models.preprocess import InputOptions
+
+PLANTED = Path(planted.__file__)
+PLAIN = InputOptions(size=(12, 10), mean=(0.0,) * 3, std=(1.0,) * 3)
+COLOURS = ("--size", "12x10", "--mean", "0,0,0", "--std", "1,1,1")
+Run = Callable[..., Outcome]
+
+
+def solid(path: Path, colour: tuple[int, int, int]) -> Path:
+    Image.new("RGB", (10, 12), colour).save(path)
+    return path
+
+
+def loaded(module: nn.Module, inputs: InputOptions = PLAIN) -> LoadedModel:
+    return adopt(module.eval(), inputs)
+
+
+def document(module: nn.Module, images: object, tmp_path: Path, **asked: Any) -> dict[str, Any]:
+    """audit.json of a module."""
+    out = tmp_path / "audit"
+    shutil.rmtree(out, ignore_errors=True)
+    options = AuditOptions(AuditRequest(inputs=PLAIN, **asked), out=out)
+    story.audit(loaded(module), [str(images)], options)
+    content: dict[str, Any] = json.loads((out / "audit.json").read_text())
+    return content
+
+
+def names_in(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def found(content: dict[str, Any]) -> dict[str, dict[str, list[int]]]:
+    return {row["label"]: row["findings"] for row in content["layers"]}
+
+
+class Block(nn.Module):
+    """A residual block that shares its ReLU, as in ResNet-18."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv1, self.bn1 = nn.Conv2d(4, 4, 3, padding=1), nn.BatchNorm2d(4)
+        self.conv2, self.bn2 = nn.Conv2d(4, 4, 3, padding=1), nn.BatchNorm2d(4)
+        self.relu = nn.ReLU(inplace=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out = self.bn2(self.conv2(self.relu(self.bn1(self.conv1(x)))))
+        out += x
+        return self.relu(out)
+
+
+class Residual(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.block = nn.Conv2d(3, 4, 1), Block()
+        self.late = nn.Conv2d(4, 2, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.gelu(self.late(self.block(self.stem(x))))
+
+
+def wake(layer: nn.Module) -> None:
+    """No channel of random weights dies by chance."""
+    with torch.no_grad():
+        layer.bias.fill_(5.0)
+
+
+def kill(conv: nn.Module, channels: list[int]) -> None:
+    with torch.no_grad():
+        conv.weight[channels] = 0
+        conv.bias[channels] = -3

@@ -1,0 +1,166 @@
+"""Pruning: which dead channels can be cut out, and the proof that nothing changes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from PIL import Image
+from torch import Tensor, nn
+
+from featviz.records.findings import Thresholds
+
+from .audited import Residual, document, found, kill, loaded, solid, wake
+
+
+def test_prune_names_the_layer_that_makes_each_dead_channel(noise: Path, tmp_path: Path) -> None:
+    """Behind BatchNorm and a shared ReLU it is conv1; behind an addition it is nobody's alone."""
+    model = Residual()
+    wake(model.block.conv1)
+    kill(model.block.conv1, [1, 3])
+    wake(model.block.bn2)
+    with torch.no_grad():  # the addition's channel 2 is far below zero, too
+        model.block.bn2.bias[2] = -100
+    content = document(model, noise, tmp_path, verify=True)
+    assert found(content)["block.relu"]["dead"] == [1, 3]
+    assert found(content)["block.relu.call1"]["dead"] == [2]
+    assert content["prune"] == {"block.conv1": [1, 3]}
+    assert content["not_prunable"] == {"block.relu.call1": "block/fn:add mixes channels or tensors"}
+    assert content["verify"] == {"channels": 2, "images": 6, "largest_change": 0.0}
+
+
+def test_really_cutting_the_channels_out_changes_nothing(noise: Path, tmp_path: Path) -> None:
+    """The oracle for prune.json: a smaller network, built by hand, gives the same output."""
+    model = nn.Sequential(
+        nn.Conv2d(3, 5, 3), nn.BatchNorm2d(5), nn.ReLU(), nn.Conv2d(5, 4, 3), nn.ReLU()
+    ).eval()
+    wake(model[0])
+    kill(model[0], [1, 4])
+    prune = document(model, noise, tmp_path)["prune"]
+    assert prune["0"] == [1, 4]
+    keep = [channel for channel in range(5) if channel not in prune["0"]]
+    small = nn.Sequential(
+        nn.Conv2d(3, 3, 3), nn.BatchNorm2d(3), nn.ReLU(), nn.Conv2d(3, 4, 3), nn.ReLU()
+    ).eval()
+    with torch.no_grad():
+        for key in ("weight", "bias"):
+            getattr(small[0], key).copy_(getattr(model[0], key)[keep])
+        small[3].weight.copy_(model[3].weight[:, keep])
+        small[3].bias.copy_(model[3].bias)
+        images = torch.rand(4, 3, 12, 10)
+        torch.testing.assert_close(small(images), model(images), rtol=1e-5, atol=1e-6)
+
+
+def test_verification_sees_a_channel_that_matters(noise: Path, tmp_path: Path) -> None:
+    """With an eps above the channel's values it is cut out although it speaks; the change shows."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(3, 4, 1), nn.ReLU(), nn.Flatten(), nn.Linear(480, 2))
+    content = document(model, noise, tmp_path, verify=True, thresholds=Thresholds(eps=10.0))
+    assert content["prune"] == {"0": [0, 1, 2, 3]}
+    stacked = torch.stack(
+        [loaded(model).preprocess.tensor(Image.open(p))[0] for p in sorted(noise.iterdir())]
+    )
+    with torch.no_grad():
+        expected = (model(stacked) - model[3].bias).abs().max()  # nothing but the bias is left
+    assert content["verify"]["largest_change"] == pytest.approx(float(expected), rel=1e-5)
+
+
+class SpoiledByCutting(nn.Module):
+    """Divides by a channel that holds 0.001 everywhere."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.relu = nn.Conv2d(3, 2, 1), nn.ReLU()
+        with torch.no_grad():
+            self.conv.weight.zero_()
+            self.conv.bias.copy_(torch.tensor([1e-3, 1.0]))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.relu(self.conv(x))
+        return torch.stack([(y[:, 1] / y[:, 0]).mean((1, 2)), y[:, 1].mean((1, 2))], 1)
+
+
+def test_verification_counts_values_that_become_infinite(noise: Path, tmp_path: Path) -> None:
+    """An output that becomes infinite has its shape still: the change of the others is given."""
+    content = document(
+        SpoiledByCutting(), noise, tmp_path, verify=True, thresholds=Thresholds(eps=0.01)
+    )
+    assert content["prune"] == {"conv": [0]}
+    assert content["verify"] == {"channels": 1, "images": 6, "largest_change": 0.0, "nonfinite": 6}
+
+
+class Twice(nn.Module):
+    """One convolution that runs twice, with a ReLU behind each call."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.relu = nn.Conv2d(3, 3, 1), nn.ReLU()
+        with torch.no_grad():
+            self.conv.weight.copy_(torch.eye(3)[:, :, None, None])
+            self.conv.weight[1, 1] = -1
+            self.conv.bias.copy_(torch.tensor([-0.9, 0.0, -2.0]))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.relu(self.conv(self.relu(self.conv(x)) - 1))
+
+
+def test_a_layer_that_runs_twice_loses_what_is_dead_both_times(tmp_path: Path) -> None:
+    """Channel 1 dies at the first call only, channel 0 at the second only, channel 2 at both."""
+    bright = solid(tmp_path / "bright.png", (255, 255, 255))
+    content = document(Twice(), bright, tmp_path)
+    dead = {label: own["dead"] for label, own in found(content).items()}
+    assert dead == {"relu": [1, 2], "relu.call1": [0, 2]}
+    assert content["prune"] == {"conv": [2]}
+
+
+class Forked(nn.Module):
+    """One convolution that runs twice, with a ReLU behind its first call only."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.relu = nn.Conv2d(3, 3, 1), nn.ReLU()
+        wake(self.conv)
+        kill(self.conv, [1])
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.conv(self.relu(self.conv(x)))
+
+
+def test_a_layer_whose_other_call_is_used_as_it_is_loses_nothing(
+    noise: Path, tmp_path: Path
+) -> None:
+    """Its dead channel is -3 in the output of the second call: cutting it out would show."""
+    content = document(Forked(), noise, tmp_path)
+    assert found(content)["relu"]["dead"] == [1]
+    assert content["prune"] == {}
+
+
+class Mixed(nn.Module):
+    """What a chain from a convolution to its ReLU must not hold, for pruning to be safe."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.norm = nn.Conv2d(3, 4, 1), nn.GroupNorm(1, 4)
+        self.b, self.relu = nn.Conv2d(3, 4, 1), nn.ReLU()
+        with torch.no_grad():
+            self.norm.bias.fill_(5.0)[1] = -100
+        wake(self.b)
+        kill(self.b, [2])
+
+    def forward(self, x: Tensor) -> Tensor:
+        raw = self.b(x)
+        return self.relu(self.norm(self.a(x))) + self.relu(raw) + raw
+
+
+def test_channels_that_others_depend_on_are_not_pruned(noise: Path, tmp_path: Path) -> None:
+    """GroupNorm mixes channels, and b's own output is used beside its ReLU."""
+    content = document(Mixed(), noise, tmp_path)
+    assert {label: own["dead"] for label, own in found(content).items()} == {
+        "relu": [1], "relu.call1": [2],
+    }  # fmt: skip
+    assert content["prune"] == {}
+    assert content["not_prunable"] == {
+        "relu": "norm mixes channels or tensors",
+        "relu.call1": "the output of b is used elsewhere, too",
+    }

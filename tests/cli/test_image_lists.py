@@ -1,0 +1,85 @@
+"""Lists of images on stdin."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from .outcomes import Run, images_done, refused
+
+
+@pytest.mark.parametrize(
+    ("separator", "option"),
+    [
+        pytest.param(b"\n", [], marks=pytest.mark.slow),
+        pytest.param(b"\r\n", [], marks=pytest.mark.slow),
+        (b"\0", ["-0"]),
+        pytest.param(b"\0", ["--null"], marks=pytest.mark.slow),
+    ],
+    ids=["lines", "crlf", "-0", "--null"],
+)
+def test_images_listed_on_stdin(
+    separator: bytes, option: list[str], shell: Run, tiny_file: Path, picture: Path, out: Path
+) -> None:
+    """`-` reads paths, one a line, or NUL-separated with -0."""
+    other = picture.with_name("a b\nc.png" if option else "a b.png")
+    other.write_bytes(picture.read_bytes())
+    names = [os.fsencode(picture), os.fsencode(other)]
+    outcome = shell(
+        "run", tiny_file, "-", *option, "--json", "--out", out, "--layers", "0",
+        stdin=separator.join(names) + separator,
+    )  # fmt: skip
+    assert outcome.code == 0, outcome.err
+    found = [json.loads(line)["image"] for line in outcome.out.splitlines()]
+    assert found == ["picture.png", other.name]
+
+
+@pytest.fixture
+def stdin(monkeypatch: pytest.MonkeyPatch) -> Callable[[bytes], None]:
+    def give(content: bytes) -> None:
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(content)))
+
+    return give
+
+
+@pytest.mark.parametrize("separator", [b"\n", b"\r\n", b"\n\n"])
+def test_a_list_of_lines(
+    separator: bytes,
+    featviz: Run,
+    tiny_file: Path,
+    picture: Path,
+    out: Path,
+    stdin: Callable[[bytes], None],
+) -> None:
+    """One path a line, whatever the line ends with; a path may hold blanks."""
+    other = picture.with_name("a b.png")
+    other.write_bytes(picture.read_bytes())
+    stdin(separator.join([os.fsencode(picture), os.fsencode(other)]))
+    outcome = featviz("run", tiny_file, "-", "--json", "--out", out, "--layers", "0")
+    found = [json.loads(line)["image"] for line in outcome.out.splitlines()]
+    assert found == ["picture.png", "a b.png"]
+
+
+@pytest.mark.parametrize("content", [b"", b"\n\n"])
+def test_an_empty_list_is_a_usage_error(
+    content: bytes, featviz: Run, tiny_file: Path, stdin: Callable[[bytes], None]
+) -> None:
+    """Nothing on stdin is no success."""
+    stdin(content)
+    refused(featviz("run", tiny_file, "-", "-q"), 2, "stdin lists no images")
+
+
+def test_a_listed_image_that_is_missing_fails_alone(
+    featviz: Run, tiny_file: Path, picture: Path, out: Path, stdin: Callable[[bytes], None]
+) -> None:
+    """A stale line in a list fails that image, not the run."""
+    stdin(b"gone.png\n" + os.fsencode(picture) + b"\n")
+    outcome = featviz("run", tiny_file, "-", "--out", out, "--layers", "ReLU", "-q")
+    refused(outcome, 3, "gone.png")
+    assert images_done(out) == ["picture.png"]

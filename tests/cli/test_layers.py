@@ -1,0 +1,83 @@
+"""`featviz layers`: its JSON and its table."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+from torchvision import models
+
+from .outcomes import Run, refused
+
+
+@pytest.fixture(scope="module")
+def resnet() -> nn.Module:
+    with torch.device("meta"):
+        return models.resnet18()
+
+
+def test_layers_as_json_lists_every_module(featviz: Run, resnet: nn.Module) -> None:
+    """Index, name, type, parameters, shape and calls agree with the model's own modules."""
+    outcome = featviz("layers", "resnet18", "--weights", "none", "--layers", "Conv2d", "--json")
+    assert outcome.code == 0
+    found = json.loads(outcome.out)
+    rows = found["layers"]
+    modules = list(resnet.named_modules())
+    assert [(row["index"], row["name"], row["type"]) for row in rows] == [
+        (index, name, type(module).__name__) for index, (name, module) in enumerate(modules)
+    ]
+    assert [row["parameters"] for row in rows] == [
+        sum(p.numel() for p in module.parameters(recurse=False)) for _, module in modules
+    ]
+    assert found["total_parameters"] == sum(p.numel() for p in resnet.parameters()) == 11689512
+    assert [row["selected"] for row in rows] == [isinstance(m, nn.Conv2d) for _, m in modules]
+
+    seen: dict[str, list[list[int]]] = {name: [] for name, _ in modules}
+    for name, module in modules:
+        module.register_forward_hook(
+            lambda m, args, output, name=name: seen[name].append(list(output.shape))
+        )
+    with torch.no_grad():
+        resnet.eval()(torch.zeros(1, 3, 224, 224, device="meta"))
+    assert {row["name"]: row["output_shape"] for row in rows} == {n: s[0] for n, s in seen.items()}
+    assert {row["name"]: row["calls"] for row in rows} == {n: len(s) for n, s in seen.items()}
+
+
+def test_the_table_has_a_line_for_each_module(featviz: Run, resnet: nn.Module) -> None:
+    """Piped into grep, every name stands whole on its line, whatever the terminal's width."""
+    outcome = featviz("layers", "resnet18", "--weights", "none", "--layers", "layer3.*.conv?", "-q")
+    lines = outcome.out.splitlines()
+    footer = lines.pop()
+    names = [name for name, _ in resnet.named_modules() if name]
+    words = [line.split() for line in lines]
+    assert [name for name in names if not any(name in line for line in words)] == []
+    chosen = [line[2] for line in words if line and line[0] == "*"]
+    assert chosen == [name for name in names if re.fullmatch(r"layer3\..*\.conv.", name)]
+    assert footer == "68 modules, 11,689,512 parameters; * 4 taken by the selectors"
+
+
+def test_layers_of_a_model_that_cannot_be_run(featviz: Run, tmp_path: Path) -> None:
+    """The modules are listed without shapes and calls, with a warning that says why."""
+    path = tmp_path / "odd.pth"
+    torch.save(nn.Sequential(nn.Conv2d(3, 2, 1), nn.Linear(5, 2)), path)
+    outcome = featviz("layers", path, "--layers", "Linear", "--json")
+    assert outcome.code == 0
+    rows = json.loads(outcome.out)["layers"]
+    assert [(row["type"], row["selected"]) for row in rows] == [
+        ("Sequential", False),
+        ("Conv2d", False),
+        ("Linear", True),
+    ]
+    assert all(row["output_shape"] is None and row["calls"] is None for row in rows)
+    assert re.search(r"^warning: no shapes: the model failed in 1 \(Linear\)", outcome.err, re.M)
+
+
+def test_layers_refuses_a_misspelt_layer(featviz: Run, tiny_file: Path) -> None:
+    """As for run: exit 2 and the types."""
+    outcome = featviz("layers", tiny_file, "--layers", "Conv3d", "--json", "-q")
+    refused(outcome, 2, "no layer matches --layers 'Conv3d'")
+    assert "types here: " in outcome.err

@@ -1,0 +1,187 @@
+"""Streams and endings: stdout, stderr, --json, --dry-run, closed pipes, bugs and interrupts."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import Outcome
+from PIL import Image
+
+from featviz.drawing.drawer import Drawer
+from featviz.images import decode
+
+from .outcomes import Run, images_done, refused
+
+
+def test_json_is_one_line_for_each_image_and_nothing_else(
+    featviz: Run, nets: str, folder: Path, out: Path
+) -> None:
+    """stdout holds JSON lines in the order of the images, the failed one among them."""
+    outcome = featviz("run", f"{nets}:grey", folder, "--out", out, "--layers", "Conv2d", "--json")
+    lines = [json.loads(line) for line in outcome.out.splitlines()]
+    assert [line["image"] for line in lines] == ["a.png", "b.png", "c.png"]
+    assert [sorted(line) for line in lines] == [
+        ["files", "folder", "image", "never_ran", "prediction", "skipped"],
+        ["error", "image"],
+        ["files", "folder", "image", "never_ran", "prediction", "skipped"],
+    ]
+    assert all((out / line["folder"] / f).is_file() for line in lines[::2] for f in line["files"])
+
+
+def test_without_json_stdout_is_empty(
+    featviz: Run, tiny_file: Path, picture: Path, out: Path
+) -> None:
+    """What is for people goes to stderr."""
+    outcome = featviz("run", tiny_file, picture, "--out", out)
+    assert (outcome.code, outcome.out) == (0, "")
+    assert "pictures of 1 image in" in outcome.err
+
+
+@pytest.mark.parametrize("extra", [[], ["--max-maps", "2", "--nrow", "2", "--scale", "3"]])
+def test_a_dry_run_foretells_the_run(
+    extra: list[str], featviz: Run, tiny_file: Path, folder: Path, out: Path
+) -> None:
+    """--dry-run writes nothing; its files, maps and megapixels are those of the real run."""
+    (folder / "b.png").unlink()
+    base = ["run", tiny_file, folder, "--out", out, "--layers", "Conv2d,ReLU,Linear", *extra]
+    told = json.loads(featviz(*base, "--dry-run", "--json").out)
+    assert not out.exists()
+    assert featviz(*base).code == 0
+    manifests = [json.loads(path.read_text()) for path in sorted(out.glob("*/manifest.json"))]
+    captures = [capture for manifest in manifests for capture in manifest["captures"]]
+    pixels = 0
+    for path in out.rglob("output*.png"):
+        with Image.open(path) as image:
+            pixels += image.width * image.height
+    maps = sum(len(capture.get("channels") or range(capture["maps"])) for capture in captures)
+    assert told["images"] == 2 and told["layers"] == 3
+    assert told["files"] == len(captures) == len(list(out.rglob("output*.png")))
+    assert told["maps"] == maps
+    assert told["megapixels"] == pytest.approx(pixels / 1e6, abs=6e-4)
+    assert [f["layer"] for f in told["per_image"]] == ["0", "1", "4"]
+
+
+def test_a_dry_run_tells_people_a_table(
+    featviz: Run, tiny_file: Path, picture: Path, out: Path
+) -> None:
+    """Without --json, a line for each picture and a sum."""
+    outcome = featviz("run", tiny_file, picture, "--layers", "0", "--out", out, "--dry-run")
+    line, total = outcome.out.splitlines()
+    assert re.match(r"0  output\.png  4 maps  \d+×\d+  ~\d+ kB$", line)
+    assert total.startswith("1 image: 1 file of 1 layer, 4 maps, ")
+    assert not out.exists()
+
+
+def test_a_dry_run_refuses_what_the_run_would(
+    featviz: Run, tiny_file: Path, picture: Path, out: Path
+) -> None:
+    """Options are checked as for a run."""
+    base = ("run", tiny_file, picture, "--out", out, "--dry-run", "-q")
+    refused(featviz(*base, "--normalize", "maps"), 2, "--normalize 'maps'")
+    refused(featviz(*base, "--layers", "Nothing"), 2, "no layer matches --layers 'Nothing'")
+
+
+def test_quiet_leaves_errors_alone(
+    featviz: Run, tiny_file: Path, picture: Path, tmp_path: Path
+) -> None:
+    """-q silences warnings and the summary, not errors."""
+    base = ("run", tiny_file, picture, "--layers", "ReLU", "--out")
+    assert "warning: preprocessing is a guess" in featviz(*base, tmp_path / "a").err
+    assert featviz(*base, tmp_path / "b", "-q") == Outcome(0, "", "")
+    assert featviz(*base, tmp_path / "c", "--quiet") == Outcome(0, "", "")
+    assert featviz(*base, tmp_path / "c", "-q").err.startswith("error: ")
+
+
+@pytest.mark.parametrize("option", ["-v", "--verbose"])
+def test_verbose_adds_the_traceback(option: str, featviz: Run, nets: str) -> None:
+    """-v shows where an error came from, after its line."""
+    outcome = featviz("layers", f"{nets}:absent", option)
+    assert outcome.code == 2
+    assert outcome.err.startswith("error: ") and "Traceback" in outcome.err
+
+
+def test_verbose_shows_what_failed_an_image(
+    featviz: Run, nets: str, folder: Path, out: Path
+) -> None:
+    """-v has the traceback of a model that raised for one of several images."""
+    outcome = featviz("run", f"{nets}:picky", folder, "--out", out, "--layers", "Conv2d", "-v")
+    assert outcome.code == 3
+    assert "ValueError: no picture may be 13 wide" in outcome.err and "Traceback" in outcome.err
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["--help"], pytest.param(["layers", "MODEL", "--json", "-q"], marks=pytest.mark.slow)],
+    ids=["help", "layers"],
+)
+def test_a_closed_pipe_ends_quietly(arguments: list[str], tiny_file: Path) -> None:
+    """Piped into what has stopped reading: no message, and no failure."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    code = "from featviz.cli import main; main()"
+    done = subprocess.run(
+        [sys.executable, "-c", code, *(a.replace("MODEL", str(tiny_file)) for a in arguments)],
+        stdout=writer,
+        stderr=subprocess.PIPE,
+        check=False,
+    )
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (0, b"")
+
+
+def test_a_bug_is_not_dressed_up(
+    featviz: Run, tiny_file: Path, picture: Path, out: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What nobody expected passes the error boundary, and the image is not complete."""
+
+    def broken(*args: object) -> None:
+        raise RuntimeError("a bug of ours")
+
+    monkeypatch.setattr(Drawer, "draw", broken)
+    with pytest.raises(RuntimeError, match="a bug of ours"):
+        featviz("run", tiny_file, picture, "--layers", "0", "--out", out)
+    assert not images_done(out)
+
+
+def test_a_bug_shows_its_traceback() -> None:
+    """The process ends with 1 and the traceback on stderr."""
+    code = (
+        "from featviz import cli\n"
+        "def broken(ctx): raise RuntimeError('a bug of ours')\n"
+        "cli.group.invoke = broken\n"
+        "cli.main()"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, "layers"], capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "Traceback" in done.stderr and "RuntimeError: a bug of ours" in done.stderr
+
+
+def test_an_interrupt_is_130_and_leaves_what_is_complete(
+    featviz: Run, nets: str, folder: Path, out: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ctrl-C at the third image: exit 130, one word, the first image stays complete."""
+    real = decode.decode
+
+    def interrupted(sample: Any, *args: Any) -> Any:
+        if sample.name == "c.png":
+            raise KeyboardInterrupt
+        return real(sample, *args)
+
+    monkeypatch.setattr(decode, "decode", interrupted)
+    outcome = featviz(
+        "run", f"{nets}:grey", folder, "--out", out, "--layers", "Conv2d", "--size", "8", "-q"
+    )
+    assert outcome.code == 130
+    assert outcome.err.strip().splitlines()[-1] == "error: interrupted"
+    assert "Traceback" not in outcome.err
+    assert images_done(out) == ["a.png"]
+    assert not list(out.rglob("*.part"))

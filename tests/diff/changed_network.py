@@ -1,0 +1,76 @@
+"""A network with one change, and what `featviz diff` says of runs of it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from conftest import Outcome
+from PIL import Image
+from torch import nn
+
+Run = Callable[..., Path]
+CLI = Callable[..., Outcome]
+
+CHANGED = 5
+"""The output channel of the middle convolution whose weight the tests change."""
+SMALL = ("--size", "40", "--crop", "32", "--layers", "Conv2d,ReLU")
+
+
+def network() -> nn.Sequential:
+    """Three convolutions with ReLUs; the second ReLU works in place."""
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Conv2d(3, 8, 3, padding=1),
+        nn.ReLU(),
+        nn.Conv2d(8, 8, 3, padding=1),
+        nn.ReLU(inplace=True),
+        nn.Conv2d(8, 6, 3, stride=2),
+    ).eval()
+
+
+def saved(path: Path, change: Callable[[nn.Sequential], None] = lambda model: None) -> Path:
+    """The network in a file, after a change."""
+    model = network()
+    with torch.no_grad():
+        change(model)
+    torch.save(model, path)
+    return path
+
+
+def one_weight(model: nn.Sequential, by: float = 0.02) -> None:
+    """Change one of the 576 weights of the middle convolution."""
+    model[2].weight[CHANGED, 3, 1, 1] += by
+
+
+def nan_bias(model: nn.Sequential) -> None:
+    """Make one channel of the middle convolution NaN."""
+    model[2].bias[CHANGED] = float("nan")
+
+
+def documented(featviz: CLI, *arguments: object) -> tuple[int, dict[str, Any]]:
+    """The exit code and the JSON document, which must be strict JSON."""
+
+    def refuse(text: str) -> None:
+        raise AssertionError(f"{text} is no JSON")
+
+    done = featviz("diff", *arguments, "--json")
+    return done.code, json.loads(done.out, parse_constant=refuse)
+
+
+def layer_of(document: dict[str, Any], name: str) -> dict[str, Any]:
+    """A layer of the document."""
+    return next(layer for layer in document["layers"] if layer["layer"] == name)
+
+
+def drawn(folder: Path) -> dict[str, Image.Image]:
+    """The difference maps of a folder, by layer."""
+    found = {}
+    for path in sorted(folder.glob("*.png")):
+        with Image.open(path) as image:
+            image.load()
+            found[image.text["Layer"]] = image  # type: ignore[attr-defined]
+    return found

@@ -1,0 +1,201 @@
+"""What `featviz diff` writes: its page, difference maps and JUnit."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import numpy as np
+import pytest
+from matplotlib import colormaps
+
+from .changed_network import CHANGED, CLI, Run, documented, drawn, nan_bias, one_weight
+
+
+class Page(HTMLParser):
+    """Collects the links, the tags and the text of a page."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.links: list[str] = []
+        self.tags: set[str] = set()
+        self.attributes: set[str] = set()
+        self.words: list[str] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.add(tag)
+        self.attributes |= {name for name, _ in attrs}
+        self.links += [value or "" for name, value in attrs if name in ("src", "href")]
+
+    def handle_data(self, data: str) -> None:
+        self.words.append(data)
+
+
+HOSTILE = "<img src=x onerror=alert(1)> & 'b'.png"
+LOST = "<u onclick=alert(2)>.png"
+
+
+def test_the_page(featviz: CLI, run: Run, photos: Path, tmp_path: Path) -> None:
+    """No script, no inline style, escaped names, and links that lead to files beside it."""
+    from urllib.parse import unquote
+
+    (photos / "b.png").rename(photos / HOSTILE)
+    (photos / "a.png").rename(photos / LOST)
+    base, new = run("base", images=photos / HOSTILE), run("<i>new", change=one_weight)
+    html = tmp_path / "pages" / "a diff#1.html"
+    done = featviz("diff", base, new, "--html", html)
+    assert done.code == 4
+    page = Page(html.read_text("utf-8"))
+    assert not page.tags & {"script", "style", "iframe"}
+    plain = {"lang", "charset", "name", "content", "rel", "href", "src", "alt", "class", "scope"}
+    assert page.attributes <= plain
+    assert len(page.links) == 4  # the style sheet and three layers
+    assert not any(set(link) & set(" #") for link in page.links)
+    for link in page.links:
+        assert (html.parent / unquote(link)).is_file(), link
+    text = "".join(page.words)
+    assert HOSTILE in text
+    assert "first at 2 (Conv2d)" in text
+    assert f"image {LOST} (not there)" in text
+    assert str(new) in text
+
+
+def test_difference_maps(featviz: CLI, run: Run, tmp_path: Path) -> None:
+    """Each pixel has the colour of its signed difference, on one scale for all pictures."""
+    base = run("base", "--tensors", "npy")
+    new = run("new", "--tensors", "npy", change=one_weight)
+    _, document = documented(featviz, base, new, "--out", tmp_path / "maps")
+    pictures = drawn(tmp_path / "maps")
+    assert list(pictures) == ["2 (Conv2d)", "3 (ReLU)", "4 (Conv2d)"]
+    limits = {one["limit"] for one in document["maps"]}
+    assert len(limits) == 1
+    limit = limits.pop()
+    worst = max(max(layer["channels"]["relative"]) for layer in document["layers"])
+    assert limit == pytest.approx(worst)
+    colors = colormaps["coolwarm"](np.linspace(0, 1, 254), bytes=True)[:, :3]
+    for one in document["maps"]:
+        file = f"{one['image']}/{int(one['label']) + 1:03d}_{one['label']}/output.npy"
+        b, n = (np.load(root / file)[0].astype(np.float64) for root in (base, new))
+        signed = (n - b) / (np.maximum(abs(b), abs(n)) + max(abs(b).max(), abs(n).max()))
+        assert one["source"] == "kept tensors"
+        picture = pictures[f"{one['label']} ({'ReLU' if one['label'] == '3' else 'Conv2d'})"]
+        assert picture.text["Channels"] == ",".join(map(str, one["channels"]))  # type: ignore[attr-defined]
+        tile = tile_of(np.asarray(picture.convert("RGB")), one, signed.shape[1:])
+        levels = np.floor((signed[one["channels"][0]] / limit + 1) / 2 * 253 + 0.5).astype(int)
+        np.testing.assert_array_equal(tile, colors[levels])
+    assert document["maps"][0]["channels"] == [CHANGED]
+
+
+def tile_of(pixels: np.ndarray, one: dict[str, Any], size: tuple[int, ...]) -> np.ndarray:
+    """The first map of a picture, at its own size: 96 pixels are enough, padding is 2."""
+    factor = -(-96 // max(size))
+    at = 0 if len(one["channels"]) == 1 else 2
+    return pixels[at : at + size[0] * factor : factor, at : at + size[1] * factor : factor]
+
+
+def test_maps_from_pixels_say_so(featviz: CLI, run: Run, tmp_path: Path) -> None:
+    """In the document and in the picture's text; their signs are those of the tensors."""
+    base, new = run("base"), run("new", change=one_weight)
+    kept = run("base2", "--tensors", "npy"), run("new2", "--tensors", "npy", change=one_weight)
+    _, document = documented(featviz, base, new, "--out", tmp_path / "maps")
+    assert featviz("diff", *kept, "--out", tmp_path / "exact").code == 4
+    assert {one["source"] for one in document["maps"]} == {"pixels"}
+    first, other = (drawn(tmp_path / name)["2 (Conv2d)"] for name in ("maps", "exact"))
+    assert first.text["Source"] == "pixels"  # type: ignore[attr-defined]
+    signs, true = (np.sign(np.asarray(p).astype(int) - 127) for p in (first, other))
+    assert first.size == other.size
+    assert (signs != 0).mean() > 0.1
+    assert ((signs == 0) | (signs == true)).all()
+
+
+def test_what_is_not_finite_on_one_side_is_magenta(featviz: CLI, run: Run, tmp_path: Path) -> None:
+    """All of the channel that became NaN."""
+    featviz("diff", run("base"), run("new", change=nan_bias), "--out", tmp_path / "maps")
+    picture = drawn(tmp_path / "maps")["2 (Conv2d)"]
+    assert picture.text["Channels"] == str(CHANGED)  # type: ignore[attr-defined]
+    assert (np.asarray(picture.convert("RGB")) == (255, 0, 255)).all()
+
+
+def test_the_folder_of_the_maps(featviz: CLI, run: Run, tmp_path: Path) -> None:
+    """An earlier result is replaced whole; a folder of something else is refused before work."""
+    base, new = run("base"), run("new", change=one_weight)
+    maps, html = tmp_path / "d-maps", tmp_path / "d.html"
+    featviz("diff", base, new, "--html", html)
+    assert len(list(maps.glob("*.png"))) == 3
+    written = json.loads((maps / "diff.json").read_text("utf-8"))
+    assert written == documented(featviz, base, new, "--html", html)[1]
+    assert featviz("diff", base, base, "--html", html).code == 0
+    assert [path.name for path in sorted(maps.iterdir())] == ["diff.json", "style.css"]
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "thesis.txt").write_text("words")
+    done = featviz("diff", base, new, "--out", tmp_path / "mine")
+    assert done.code == 1
+    assert "is not empty and holds no diff of featviz" in done.err
+    assert (tmp_path / "mine" / "thesis.txt").read_text() == "words"
+
+
+def test_the_same_diff_writes_the_same_bytes(featviz: CLI, run: Run, tmp_path: Path) -> None:
+    """Nothing of when is in the documents."""
+    base, new = run("base"), run("new", change=one_weight)
+    found = []
+    for _ in range(2):
+        files = ("--html", tmp_path / "d.html", "--junit", tmp_path / "d.xml")
+        featviz("diff", base, new, *files)
+        written = [
+            tmp_path / "d.html",
+            tmp_path / "d.xml",
+            *sorted((tmp_path / "d-maps").iterdir()),
+        ]
+        found.append([path.read_bytes() for path in written])
+    assert found[0] == found[1]
+    assert len(found[0]) == 2 + 2 + 3
+
+
+def test_junit(featviz: CLI, run: Run, tmp_path: Path) -> None:
+    """A case for each layer; those that differ fail, unless so many channels may differ."""
+    pair, path = (run("base"), run("new", change=one_weight)), tmp_path / "d.xml"
+    assert featviz("diff", *pair, "--junit", path).code == 4
+    suite = ElementTree.parse(path).getroot()[0]
+    failed = [case.get("name") for case in suite if case.find("failure") is not None]
+    assert failed == ["2 output", "3 output", "4 output"]
+    assert (suite.get("tests"), suite.get("failures")) == ("7", "3")
+    assert featviz("diff", *pair, "--junit", path, "--max-diff-ratio", "1").code == 0
+    assert ElementTree.parse(path).getroot()[0].get("failures") == "0"
+
+
+def test_junit_of_what_is_lost(featviz: CLI, run: Run, tmp_path: Path) -> None:
+    """A removed layer fails a case of its own; an added one that is ignored does not."""
+    less, more, path = run("less", "--layers", "!ReLU"), run("more"), tmp_path / "d.xml"
+    featviz("diff", more, less, "--junit", path)
+    failures = ElementTree.parse(path).getroot().findall(".//testcase[failure]")
+    assert [case.get("name") for case in failures] == ["only in BASE"]
+    assert "layer 1 output (not there)" in str(failures[0][0].text)
+    featviz("diff", less, more, "--junit", path, "--ignore-added")
+    assert ElementTree.parse(path).getroot()[0].get("failures") == "0"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems refuse such names")
+@pytest.mark.slow
+def test_names_that_are_no_text(
+    run: Run, photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An image named in bytes that are no UTF-8 is told on stdout and in documents."""
+    one = run("one", images=photos / "a.png")
+    os.rename(photos / "b.png", os.fsencode(photos) + b"/b\xff.png")  # noqa: PTH104, bytes
+    both = run("both")
+    monkeypatch.setenv("PYTHONIOENCODING", "utf-8:strict")
+    code = "from featviz.cli import main; main()"
+    for more in ((), ("--json",), ("--html", tmp_path / "d.html", "--junit", tmp_path / "d.xml")):
+        command = [sys.executable, "-c", code, "diff", both, one, *more]
+        done = subprocess.run(list(map(str, command)), capture_output=True, check=False)
+        assert (done.returncode, done.stderr) == (4, b"")
+        assert rb"b\udcff.png" in done.stdout
+    assert "b?.png" in (tmp_path / "d.html").read_text("utf-8")
+    assert "b\N{REPLACEMENT CHARACTER}.png" in (tmp_path / "d.xml").read_text("utf-8")

@@ -1,0 +1,180 @@
+"""What `featviz diff` compares with what: layers and images of one side, and refused pairs."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from .changed_network import CLI, SMALL, Run, documented, one_weight, saved
+
+
+def test_added_and_removed_layers(featviz: CLI, run: Run) -> None:
+    """A layer that only one side has is a difference; --ignore-added excuses those of NEW."""
+    less, more = run("less", "--layers", "!ReLU"), run("more")
+    code, document = documented(featviz, less, more)
+    assert code == 4
+    assert [row["layer"] for row in document["only_in_new"]["layers"]] == ["1", "3"]
+    assert document["only_in_base"] == {"images": {}, "layers": []}
+    assert featviz("diff", less, more, "--ignore-added").code == 0
+    done = featviz("diff", more, less, "--ignore-added")
+    assert done.code == 4
+    assert "only in BASE: layer 1 output (not there)" in done.out
+
+
+def test_added_and_removed_images(featviz: CLI, run: Run, photos: Path) -> None:
+    """The same for images, whose fate in the other run is told."""
+    both, one = run("both"), run("one", images=photos / "a.png")
+    code, document = documented(featviz, one, both)
+    assert code == 4
+    assert document["images"] == ["a.png"]
+    assert document["only_in_new"]["images"] == {"b.png": "not there"}
+    assert featviz("diff", one, both, "--ignore-added").code == 0
+    assert featviz("diff", both, one, "--ignore-added").code == 4
+
+
+def test_a_failed_image_is_missing_with_its_reason(
+    featviz: CLI, run: Run, photos: Path, tmp_path: Path
+) -> None:
+    """An image that failed in NEW only is told with what was said of it."""
+    base = run("base")
+    (photos / "b.png").write_bytes(b"\x89PNG\r\n\x1a\n broken")
+    model = saved(tmp_path / "model.pth")
+    new = tmp_path / "new"
+    assert featviz("run", model, photos, *SMALL, "--out", new, "-q").code == 3
+    done = featviz("diff", base, new)
+    assert done.code == 4
+    assert "only in BASE: image b.png (failed: " in done.out
+    assert featviz("diff", new, new).code == 0
+
+
+def test_other_preprocessing_is_refused(featviz: CLI, run: Run) -> None:
+    """With the words of both."""
+    done = featviz("diff", run("base"), run("new", "--mean", "0,0,0", "--std", "1,1,1"))
+    assert done.code == 1
+    assert "cannot be compared: the preprocessing is" in done.err
+    assert done.out == ""
+
+
+def test_another_scale_is_refused(featviz: CLI, run: Run) -> None:
+    """With both scale modes."""
+    done = featviz("diff", run("base"), run("new", "--normalize", "layer"))
+    assert done.code == 1
+    assert "the scale mode is 'auto' in BASE and 'layer' in NEW" in done.err
+
+
+def test_another_image_of_that_name_is_refused(featviz: CLI, run: Run, photos: Path) -> None:
+    """Its sha256 tells, and the message names it."""
+    base = run("base")
+    shutil.copy(photos / "a.png", photos / "b.png")
+    done = featviz("diff", base, run("new"))
+    assert done.code == 1
+    assert "b.png is another file in NEW" in done.err
+    assert "a.png" not in done.err
+
+
+def test_another_input_shape_is_refused(featviz: CLI, run: Run) -> None:
+    """Where the words are the same, the shapes in the manifests tell."""
+    base, new = run("base"), run("new")
+    path = new / "b.png" / "manifest.json"
+    path.write_text(path.read_text().replace("[1, 3, 32, 32]", "[1, 4, 32, 32]"))
+    done = featviz("diff", base, new)
+    assert done.code == 1
+    assert "the input made of b.png is 1×3×32×32 in BASE and 1×4×32×32 in NEW" in done.err
+
+
+def test_other_pixels_are_refused(featviz: CLI, run: Run, tmp_path: Path) -> None:
+    """One file, one shape, one preprocessing, but another background under its transparency."""
+    pixels = np.full((40, 48, 4), 90, np.uint8)
+    pixels[:20, :, 3] = 0
+    Image.fromarray(pixels).save(tmp_path / "clear.png")
+    base = run("base", images=tmp_path / "clear.png")
+    new = run("new", "--background", "black", images=tmp_path / "clear.png")
+    done = featviz("diff", base, new)
+    assert done.code == 1
+    assert "what the model saw of clear.png (input.png) has other pixels in NEW" in done.err
+
+
+def test_runs_without_a_common_image_or_layer_are_refused(
+    featviz: CLI, run: Run, photos: Path
+) -> None:
+    """There is nothing to compare, which is not the same as equal."""
+    a, b = (run(name, images=photos / f"{name}.png") for name in "ab")
+    done = featviz("diff", a, b)
+    assert done.code == 1
+    assert "no image is in both runs: BASE has a.png, NEW has b.png" in done.err
+    convs, relus = run("convs", "--layers", "!ReLU"), run("relus", "--layers", "!Conv2d")
+    done = featviz("diff", convs, relus)
+    assert done.code == 1
+    assert "no layer is in both runs: BASE has 0, 2, 4, NEW has 1, 3" in done.err
+
+
+def test_incomplete_images_are_named(featviz: CLI, run: Run) -> None:
+    """An image without a manifest is not compared, and nobody overlooks it."""
+    base, new = run("base"), run("new")
+    (new / "b.png" / "manifest.json").unlink()
+    done = featviz("diff", base, new)
+    assert done.code == 4
+    assert "warning: NEW: b.png is incomplete (it has no manifest.json)" in done.err
+    assert "only in BASE: image b.png (incomplete)" in done.out
+    _, document = documented(featviz, base, new)
+    assert document["incomplete"] == {"base": [], "new": ["b.png"]}
+    shutil.rmtree(new / "b.png")
+    assert "b.png is incomplete" in featviz("diff", base, new).err
+
+
+def broken(root: Path, what: str) -> str:
+    """Break something in a run; gives what the message must say."""
+    folder = root / "a.png"
+    manifest = folder / "manifest.json"
+    if what == "tensor":
+        path = folder / "003_2" / "output.npy"
+        path.write_bytes(path.read_bytes()[:200])
+        return "a.png/003_2/output.npy cannot be read: it has 72 bytes, not those of float32"
+    if what == "statistics":
+        np.savez(folder / "stats.npz", other=np.zeros((99, 6), np.float32))
+        return "a.png/stats.npz cannot be read: it has no 0|output|0|"
+    if what == "archive":
+        (folder / "stats.npz").write_bytes(b"no zip" * 200)
+        return "a.png/stats.npz cannot be read: File is not a zip file"
+    if what == "input":
+        (folder / "input.png").unlink()
+        return "a.png/input.png is missing"
+    if what == "pixels":
+        (folder / "input.png").write_bytes((folder / "input.png").read_bytes()[:60])
+        return "a.png/input.png cannot be read: "
+    if what == "picture":
+        (folder / "003_2" / "output.png").unlink()
+        return "a.png/003_2/output.png is missing"
+    if what == "json":
+        manifest.write_text("{")
+        return "a.png/manifest.json: cannot be read: Expecting property name"
+    if what == "entry":
+        manifest.write_text(manifest.read_text().replace('"captures"', '"other"'))
+        return "a.png/manifest.json: captures is missing"
+    manifest.write_text(manifest.read_text().replace("003_2/output.npy", "../../secret.npy"))
+    return (
+        'a.png/manifest.json: captures[2].tensor is "../../secret.npy", expected a file inside '
+        "the image's folder"
+    )
+
+
+@pytest.mark.parametrize(
+    "what",
+    ["tensor", "statistics", "archive", "input", "pixels", "picture", "json", "entry", "outside"],
+)
+def test_a_broken_image_is_left_out_and_the_others_are_compared(
+    featviz: CLI, run: Run, what: str
+) -> None:
+    """With one line that says what is wrong with which file."""
+    base = run("base", "--tensors", "npy")
+    new = run("new", "--tensors", "npy", change=one_weight)
+    said = broken(new, what)
+    done = featviz("diff", base, new)
+    assert done.code == 4
+    assert f"warning: NEW: a.png is incomplete ({said}" in done.err
+    assert "only in BASE: image a.png (incomplete)" in done.out
+    assert " of 1 image compared" in done.out

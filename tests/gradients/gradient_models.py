@@ -1,0 +1,60 @@
+"""Small models that call ReLU in every way, and runs of them that keep all tensors."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from conftest import SCENES
+from oracle import Tensors, inputs, saved
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import featviz as fv
+
+ALL = "output,input,grad,grad-input"
+SPHERES = SCENES / "spheres.jpg"
+
+
+def drawn(model: nn.Module, out: Path, size: int = 12, **options: Any) -> Tensors:
+    """Run with everything captured and kept; the raw tensors."""
+    options = {"layers": "*", "capture": ALL, "target": "sum", **options}
+    layers = options.pop("layers")
+    fv.run(model, SPHERES, layers, out, tensors="npy", **options, **inputs(size))
+    return saved(out / "spheres.jpg")
+
+
+class Shared(nn.Module):
+    """One in-place ReLU called three times, a sum in place, a branch of two inputs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Conv2d(3, 4, 3, padding=1), nn.Conv2d(4, 4, 3, padding=1)
+        self.relu, self.mix = nn.ReLU(inplace=True), Mix()
+        self.norm = nn.BatchNorm2d(4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.relu(self.a(x))
+        y = self.norm(self.b(x))
+        y += x
+        y = self.relu(y)
+        return self.relu(self.mix(y, other=x))
+
+
+class Mix(nn.Module):
+    """Two inputs, one by name."""
+
+    def forward(self, x: Tensor, other: Tensor) -> Tensor:
+        return x - other * 2
+
+
+class Functional(nn.Module):
+    """ReLU as a function: in place, as a method, in place as a method."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Conv2d(3, 4, 3), nn.Conv2d(4, 4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.relu(self.a(x), inplace=True)
+        return self.b(x).relu_() + 1

@@ -1,0 +1,111 @@
+"""Options of gradients on the command line, in --dry-run and in a config file."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from conftest import Outcome
+from gradient_models import SPHERES
+from oracle import inputs
+from torch import nn
+
+import featviz as fv
+from featviz.rundir.read import read_json
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message", "hint"),
+    [
+        (("--capture", "output,gard"), "--capture 'gard' is nothing to capture",
+         "give some of output, input, grad, grad-input, separated by commas"),
+        (("--capture", " , "), "--capture is empty",
+         "give some of output, input, grad, grad-input, separated by commas"),
+        (("--target", "sum"), "--target does nothing without gradients",
+         "add --capture output,grad"),
+        (("--grad-rule", "guided", "--capture", "input"),
+         "--grad-rule does nothing without gradients", "add --capture output,grad"),
+        (("--grad-scale", "conv1:2"), "--grad-scale does nothing without gradients",
+         "add --capture output,grad"),
+    ],
+)  # fmt: skip
+def test_options_that_make_no_sense_are_refused(
+    arguments: tuple[str, ...], message: str, hint: str, featviz: Callable[..., Outcome]
+) -> None:
+    """Before any model is loaded."""
+    done = featviz("run", "no_such_model", SPHERES, *arguments)
+    assert (done.code, done.err) == (2, f"error: {message}\nhint: {hint}\n")
+
+
+def test_unknown_rule_is_clicks_own_usage_error(featviz: Callable[..., Outcome]) -> None:
+    """With the choices."""
+    done = featviz("run", "no_such_model", SPHERES, "--capture", "grad", "--grad-rule", "guide")
+    assert done.code == 2
+    assert "'guide' is not one of 'plain', 'guided', 'deconv'" in done.err
+
+
+def test_dry_run_lists_what_is_captured(
+    tiny_file: Path, tmp_path: Path, featviz: Callable[..., Outcome]
+) -> None:
+    """All kinds, with the files that a run then writes; skipped ones with their reasons."""
+    fixed = ("--size", "16x16", "--mean", "0,0,0", "--std", "1,1,1", "--out", tmp_path / "out",
+             "--capture", "input,output,grad,grad-input", "--target", "layer:1",
+             "--layers", "Conv2d,ReLU,Linear", "--json")  # fmt: skip
+    planned = json.loads(featviz("run", tiny_file, SPHERES, "--dry-run", *fixed).out)
+    assert not (tmp_path / "out").exists()
+    done = json.loads(featviz("run", tiny_file, SPHERES, *fixed).out)
+    names = sorted(f"{row['layer']}/{row['file']}" for row in planned["per_image"])
+    assert names == sorted(file.split("_", 1)[1] for file in done["files"])
+    assert {name.split("/")[1] for name in names if name.startswith("0/")} == {
+        "input.png", "output.png", "grad.png", "grad-input.png",
+    }  # fmt: skip
+    reason = "has no gradient: the target does not depend on it"
+    view = f"{reason}, or it is a view that was changed in place"  # what Flatten gives
+    assert planned["skipped"] == [
+        {"layer": "4", "reason": view},
+        {"layer": "4", "reason": reason},
+    ]
+    assert done["skipped"] == 2
+
+
+def test_dry_run_refuses_as_a_run_does(
+    tiny_file: Path, featviz: Callable[..., Outcome], tmp_path: Path
+) -> None:
+    """Targets and interventions that do not fit."""
+    done = featviz("run", tiny_file, SPHERES, "--dry-run", "--ablate", "0:9", "--size", "16")
+    assert (done.code, done.err.splitlines()[-1]) == (
+        2, "error: --ablate '0:9': 0 has channels 0 to 3, not 9",
+    )  # fmt: skip
+
+
+def test_options_come_from_a_config_file(
+    tiny_file: Path, tmp_path: Path, featviz: Callable[..., Outcome]
+) -> None:
+    """Lists for what may be several, and for --capture."""
+    (tmp_path / "c.toml").write_text(
+        'capture = ["output", "grad"]\ntarget = "class:2"\nablate = ["0:1", "0:2"]\n'
+        'grad-rule = "guided"\nsize = 16\n'
+    )
+    done = featviz(
+        "run", "--config", tmp_path / "c.toml", tiny_file, SPHERES, "--out", tmp_path / "out"
+    )
+    assert done.code == 0
+    manifest = read_json(tmp_path / "out" / "spheres.jpg" / "manifest.json")
+    assert manifest["target"]["of"] == "class:2"
+    assert manifest["target"]["grad_rule"] == "guided"
+    assert [row["what"] for row in manifest["interventions"]] == ["0:1", "0:2"]
+    assert {row["kind"] for row in manifest["captures"]} == {"output", "grad"}
+
+
+def test_the_same_command_writes_the_same_bytes(tiny: nn.Module, tmp_path: Path) -> None:
+    """Gradients, rules and noise included."""
+    options = {"capture": "output,grad", "grad_rule": "deconv", "noise": "0:0.3", "seed": 5}
+    for name in ("one", "two"):
+        fv.run(tiny, SPHERES, "*", tmp_path / name, **options, **inputs(16))
+    files = [p for p in (tmp_path / "one").rglob("*") if p.is_file()]
+    assert len(files) > 10
+    for path in files:
+        other = tmp_path / "two" / path.relative_to(tmp_path / "one")
+        assert path.read_bytes() == other.read_bytes(), path

@@ -1,0 +1,71 @@
+"""Predictions: the likeliest classes of a picture, and their names."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import DIGITS, DIGITS_MODEL, Outcome
+from oracle import input_of
+from torch import nn
+from torchvision import models
+
+from featviz.gradients import predictions
+from featviz.rundir.read import read_json
+
+
+def test_predictions_are_softmax_and_topk(tmp_path: Path, featviz: Callable[..., Outcome]) -> None:
+    """Manifest, --json and stderr say the five likeliest classes, as torch counts them."""
+    model = torch.load(DIGITS_MODEL, weights_only=False).eval()
+    files = sorted(DIGITS.iterdir())[:3]
+    done = featviz(
+        "run", DIGITS_MODEL, *files, "--layers", "Linear", "--out", tmp_path / "out", "--json"
+    )
+    lines = [json.loads(line) for line in done.out.splitlines()]
+    for file, line in zip(files, lines, strict=True):
+        with torch.no_grad():
+            scores = model(input_of(model, file, {}))[0]
+        shares, order = scores.softmax(0).topk(5)
+        assert [guess["index"] for guess in line["prediction"]] == order.tolist()
+        assert line["prediction"][0]["index"] == int(file.stem[-1])
+        probabilities = [guess["probability"] for guess in line["prediction"]]
+        assert probabilities == pytest.approx(shares.tolist(), rel=1e-4, abs=1e-7)
+        assert [g["score"] for g in line["prediction"]] == pytest.approx(
+            scores[order].tolist(), rel=1e-4
+        )
+        manifest = read_json(tmp_path / "out" / file.name / "manifest.json")
+        assert manifest["prediction"] == line["prediction"]
+        words = ", ".join(
+            f"class {i} {100 * share:.1f} %"
+            for i, share in zip(order.tolist(), probabilities, strict=True)
+        )
+        assert f"{file.name}: {words}\n" in done.err
+
+
+def test_predictions_have_names_only_of_their_own_classes() -> None:
+    """Names of 3 classes are not put on 4; of outputs that are no scores there is no prediction."""
+    scores = torch.tensor([[0.0, 2.0, 1.0]])
+    named = predictions.top_classes(scores, ("a", "b", "c"))
+    assert [guess.name for guess in named] == ["b", "c", "a"]
+    assert named[0].words == "b 66.5 %"
+    other = predictions.top_classes(torch.zeros(1, 4), ("a", "b", "c"))
+    assert {guess.name for guess in other} == {None}
+    assert other[0].words.startswith("class ")
+    nothing = [scores[0], scores[:, :1], torch.zeros(2, 3), scores / 0, {"out": scores}, None]
+    assert [predictions.top_classes(output) for output in nothing] == [()] * 6
+
+
+def test_torchvisions_names_come_with_its_weights(tmp_path: Path) -> None:
+    """Random weights have no names of classes, and the built entry has a thousand."""
+    from featviz.models.load import Loaded, _categories
+
+    entry = models.ResNet18_Weights.DEFAULT
+    module = nn.Identity()
+    assert _categories(Loaded(module, entry, {"weights": "default"})) == tuple(
+        entry.meta["categories"]
+    )
+    assert _categories(Loaded(module, entry, {"weights": "none"})) == ()
+    assert _categories(Loaded(module, None, {})) == ()

@@ -1,0 +1,197 @@
+"""A backward pass leaves the model, torch and the memory as they were."""
+
+from __future__ import annotations
+
+import gc
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from borrowed import assert_same, state_of
+from gradient_models import SPHERES
+from oracle import inputs
+from torch import Tensor, nn
+from torchvision import models
+
+import featviz as fv
+from featviz.errors import ForwardError
+from featviz.models.load import adopt
+from featviz.models.preprocess import InputOptions
+from featviz.pipeline import run
+from featviz.pipeline.options import RunOptions
+from featviz.records import PassOptions
+
+
+def everything_of(model: nn.Module) -> dict[str, Any]:
+    """What may be borrowed of a model and of torch, and every hook there can be."""
+    state = state_of(model)
+    modules, parameters = list(model.modules()), list(model.parameters())
+    return {
+        **state,
+        "values": [p.detach().clone() for p in parameters],
+        "versions": [p._version for p in parameters],
+        "tensor hooks": [p._backward_hooks for p in parameters],
+        "backward hooks": [
+            len(m._backward_hooks) + len(m._backward_pre_hooks) + len(m._forward_hooks_with_kwargs)
+            for m in modules
+        ],
+        "attributes": [sorted(vars(m)) for m in modules],
+        "modes": (torch.is_grad_enabled(), torch.is_inference_mode_enabled()),
+        "function modes": torch._C._len_torch_function_stack(),
+    }
+
+
+def assert_untouched(before: dict[str, Any], after: dict[str, Any]) -> None:
+    pairs = zip(before.pop("values"), after.pop("values"), strict=True)
+    assert all(torch.equal(a, b) for a, b in pairs)
+    assert_same(before, after)
+
+
+class Explode(torch.autograd.Function):
+    """Raises on the way back."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        raise ValueError("no way\nback")
+
+
+class Restless(nn.Module):
+    """Draws random numbers, changes its buffers, gives its parameter, keeps its features, and
+    fails where it is told to."""
+
+    def __init__(self, fails: str = "") -> None:
+        super().__init__()
+        self.conv, self.norm = nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4)
+        self.relu, self.fc = nn.ReLU(inplace=True), nn.Linear(4, 5)
+        self.given = Given()
+        self.fails, self.features = fails, None
+        self.register_buffer("count", torch.zeros(1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.count += 1
+        x = self.relu(self.norm(self.conv(x))) + torch.rand(1)
+        self.features = x
+        if self.fails == "forward":
+            raise ValueError("no way")
+        if self.fails == "interrupt":
+            raise KeyboardInterrupt
+        x = Explode.apply(x) if self.fails == "backward" else x
+        return self.fc(x.mean((2, 3))) * self.given()
+
+
+class Given(nn.Module):
+    """Gives its parameter itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.value = nn.Parameter(torch.ones(1, 5))
+
+    def forward(self) -> Tensor:
+        return self.value
+
+
+FAILURES: dict[str, tuple[type[BaseException], str] | None] = {
+    "": None,
+    "forward": (ForwardError, r"the model failed in Restless: no way$"),
+    "backward": (ForwardError, r"the backward pass failed: no way$"),
+    "interrupt": (KeyboardInterrupt, "^$"),
+    "sink": (ZeroDivisionError, "ours"),
+}
+
+
+@pytest.mark.parametrize("fails", FAILURES)
+@pytest.mark.parametrize("rule", ["plain", "guided"])
+def test_the_model_is_as_before_whatever_happens(
+    fails: str, rule: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Parameters, buffers, requires_grad, .grad, training flags, hooks of modules and tensors,
+    RNG state and modes, after gradients and interventions, also after a raise."""
+    torch.manual_seed(0)
+    model = Restless(fails).train()
+    model.norm.eval()
+    model.conv.requires_grad_(False)
+    model.fc.weight.grad = torch.ones_like(model.fc.weight)
+    if fails == "sink":
+        from featviz.drawing.drawer import Drawer
+
+        monkeypatch.setattr(Drawer, "draw", _broken)
+    before = everything_of(model)
+    options = {
+        "capture": "output,input,grad,grad-input", "target": "layer:fc:1", "grad_rule": rule,
+        "ablate": "conv:1", "noise": "norm:0.1", "grad_scale": "given:2", "clamp": "fc:-1,1",
+    }  # fmt: skip
+    expected = FAILURES[fails]
+    if expected is None:
+        result = fv.run(model, SPHERES, "*,fn:mean", tmp_path / "out", **options, **inputs(12))
+        assert result.exit_code == 0
+        skipped = [(skip.layer, skip.kind) for skip in result.images[0].skipped]
+        none = [("given", "input"), ("given", "grad-input")]
+        assert skipped == [*none, ("given", "grad"), ("", "grad")]  # the last are behind the target
+        assert model.features._backward_hooks in (None, {})
+    else:
+        with pytest.raises(expected[0], match=expected[1]):
+            fv.run(model, SPHERES, "*", tmp_path / "out", **options, **inputs(12))
+    assert_untouched(before, everything_of(model))
+
+
+def _broken(*arguments: object) -> None:
+    raise ZeroDivisionError("ours")
+
+
+@pytest.mark.slow
+def test_nothing_of_a_graph_outlives_its_image(tmp_path: Path) -> None:
+    """After the eighth image there are no more tensors than after the third."""
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Conv2d(3, 8, 3),
+        nn.ReLU(inplace=True),
+        nn.Conv2d(8, 8, 3),
+        nn.Flatten(),
+        nn.LazyLinear(5),
+    )
+    model(torch.zeros(1, 3, 16, 16))
+    for index in range(8):
+        (tmp_path / f"{index}.jpg").write_bytes(SPHERES.read_bytes())
+    alive: list[int] = []
+    seen: list[object] = []
+
+    def count(image: object, total: int) -> None:
+        seen.append(image)
+        if len(seen) in (3, 8):
+            gc.collect()
+            alive.append(sum(issubclass(type(thing), Tensor) for thing in gc.get_objects()))
+
+    options = InputOptions(**inputs(16))
+    passes = PassOptions(
+        ("output", "input", "grad", "grad-input"), None, "guided", (("noise", "0:0.1"),)
+    )
+    drawn = RunOptions("*", tmp_path / "out", inputs=options, passes=passes)
+    run(adopt(model, options), [str(tmp_path / "*.jpg")], drawn, count)
+    assert len(alive) == 2
+    assert alive[1] <= alive[0]
+
+
+@pytest.mark.slow
+def test_memory_stays_flat_over_100_images_with_gradients(tmp_path: Path) -> None:
+    """The process grows by less than 30 MB after the tenth image; 90 graphs of resnet18 at this
+    size would take more than 150 MB."""
+    (tmp_path / "in").mkdir()
+    for index in range(100):
+        (tmp_path / "in" / f"{index:03d}.jpg").write_bytes(SPHERES.read_bytes())
+    resident: list[int] = []
+
+    def watch(image: object, total: int) -> None:
+        resident.append(int(Path("/proc/self/statm").read_text().split()[1]) * 4096)
+
+    options = InputOptions(**inputs(64))
+    passes = PassOptions(("output", "grad"), None, "guided", (("ablate", "layer1:0"),))
+    drawn = RunOptions("ReLU", tmp_path / "out", inputs=options, passes=passes)
+    model = adopt(models.resnet18().eval(), options)
+    run(model, [str(tmp_path / "in")], drawn, watch)
+    assert len(resident) == 100
+    assert max(resident[10:]) - resident[9] < 30e6

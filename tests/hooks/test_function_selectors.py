@@ -1,0 +1,290 @@
+"""Selectors of functions: which calls `fn:` takes, in runs and in lists of layers."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from conftest import Outcome
+from PIL import Image
+from tiles import assert_drawn, manifest, rows
+from torch import Tensor, nn
+
+import featviz as fv
+from featviz.errors import UsageError
+from featviz.models.load import LoadedModel
+from featviz.models.preprocess import InputOptions
+from featviz.models.presets import choose_preprocess
+from featviz.pipeline.dry_pass import choose_layers
+
+from .small_net import AS_IS, LINE, SUMS, grab
+
+
+class TestInARun:
+    """Functions in the run directory."""
+
+    def test_pictures_numbers_and_names(self, net: nn.Module, picture: Path) -> None:
+        """fn:add and the convolutions in one run: the picture shows the sum of the convolution and
+        its input, and the manifest, the statistics and run.json call it by its name."""
+        out = picture.parent / "out"
+        options = {"size": (12, 16), "tensors": "npy", "scale": 1, **AS_IS}
+        assert fv.run(net, picture, "fn:add,Unit,Conv2d", out, **options).failures == ()
+        folder, found = out / picture.name, rows(out / picture.name)
+        row = found["layer1.1/fn:add", 0, ""]
+        conv, into = (
+            torch.from_numpy(np.load(folder / found[name, 0, ""]["tensor"]))
+            for name in ("layer1.1.conv", "layer1.0")
+        )
+        assert (row["type"], row["index"], row["layout"]) == ("fn:add", 5, "nchw")
+        assert row["shape"] == [1, 3, 12, 16]
+        assert_drawn(folder, row, (conv + into)[0])
+        stats = np.load(folder / "stats.npz")["layer1.1/fn:add|output|0|"]
+        assert np.allclose(stats[:, 0], (conv + into)[0].amin((1, 2)).numpy())
+        assert float((conv + into).min()) < 0 <= found["layer1.1", 0, ""]["min"]
+        name = Path(row["file"]).parent.name
+        assert name.startswith("005_layer1.1_fn_add-") and name == name.strip(". ")
+        assert not set(name) & set('<>:"/\\|?*')
+        text = Image.open(folder / row["file"]).text
+        assert text["Layer"] == "layer1.1/fn:add (fn:add)"
+        run = json.loads((out / "run.json").read_text())
+        assert "layer1.1/fn:add" in run["layers"] and manifest(folder)["never_ran"] == []
+
+    def test_drawing_is_not_mistaken_for_the_model(self, picture: Path) -> None:
+        """What featviz itself computes while it draws a module is no function of that module."""
+
+        class Like(nn.Module):
+            def forward(self, x: Tensor) -> Tensor:
+                return torch.stack([x.flatten(1).mean(1), x.flatten(1).amin(1)], 1)
+
+        out, model = picture.parent / "out", nn.Sequential(nn.Conv2d(3, 3, 1), Like())
+        layers = "*,fn:stack,fn:flatten,fn:mean,fn:amin,fn:clone"
+        fv.run(model, picture, layers, out, size=(12, 16), **AS_IS)
+        calls = [(name, call) for name, call, _ in rows(out / picture.name) if "fn:" in name]
+        assert sorted(calls) == [
+            ("1/fn:amin", 0),
+            ("1/fn:flatten", 0),
+            ("1/fn:flatten", 1),
+            ("1/fn:mean", 0),
+            ("1/fn:stack", 0),
+        ]
+        with fv.capture(model, "Like,fn:clone,fn:detach") as maps:
+            model(torch.zeros(1, 3, 4, 4))
+        assert list(maps) == ["1"]
+
+    def test_calls_in_one_module_are_numbered(self, net: nn.Module, picture: Path) -> None:
+        """F.relu, torch.relu and Tensor.relu_ of one module are three calls of fn:relu."""
+        out = picture.parent / "out"
+        fv.run(net, picture, "fn:relu", out, size=(12, 16), **AS_IS)
+        files = [Path(row["file"]).name for row in rows(out / picture.name).values()]
+        assert files == ["output.png", "output.call1.png", "output.call2.png"]
+        stats = np.load(out / picture.name / "stats.npz")
+        assert sorted(stats) == [f"fn:relu|output|{i}|" for i in range(3)]
+
+    def test_a_function_that_is_not_called_never_ran(self, picture: Path) -> None:
+        """Called with the blank image, not with this one: named in never_ran."""
+
+        class Fussy(nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                self.conv = nn.Conv2d(3, 2, 1)
+
+            def forward(self, x: Tensor) -> Tensor:
+                y = self.conv(x)
+                return y if bool(x.any()) else F.gelu(y)
+
+        out = picture.parent / "out"
+        fv.run(Fussy(), picture, "fn:gelu,Conv2d", out, size=(12, 16), **AS_IS)
+        assert manifest(out / picture.name)["never_ran"] == ["fn:gelu"]
+
+    def test_what_a_function_gives_besides_tensors_is_skipped(self, picture: Path) -> None:
+        """A tensor in a tuple is drawn, what stands beside it is named with the reason."""
+
+        class Weighing(nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                self.conv = nn.Conv2d(3, 4, 1)
+
+            def forward(self, x: Tensor) -> Tensor:
+                x = self.conv(x).flatten(2).transpose(1, 2)
+                weight = torch.eye(4)
+                options = {"in_proj_bias": None, "bias_k": None, "bias_v": None}
+                x, _ = F.multi_head_attention_forward(
+                    x, x, x, 4, 2, torch.cat([weight] * 3), **options, add_zero_attn=False,
+                    dropout_p=0.0, out_proj_weight=weight, out_proj_bias=None, need_weights=False,
+                )  # fmt: skip
+                return x
+
+        out = picture.parent / "out"
+        layers = "fn:multi_head_attention_forward"
+        fv.run(Weighing(), picture, layers, out, size=(12, 16), tensor_layout="vector", **AS_IS)
+        (skip,) = manifest(out / picture.name)["skipped"]
+        assert (skip["layer"], skip["key"]) == ("fn:multi_head_attention_forward", "1")
+        assert skip["reason"] == "is None, not a tensor"
+
+    def test_dry_run_plans_what_is_written(
+        self, net_file: Path, picture: Path, featviz: Callable[..., Outcome], tmp_path: Path
+    ) -> None:
+        """--dry-run names the functions and the sizes of their pictures."""
+        line = ["run", f"{net_file}:Net", picture, "--layers", "fn:relu,fn:cat", *LINE]
+        line += ["--out", tmp_path / "o"]
+        planned = json.loads(featviz(*line, "--dry-run", "--json").out)["per_image"]
+        assert featviz(*line).code == 0
+        written = rows(tmp_path / "o" / picture.name)
+        assert [(f["layer"], f["file"]) for f in planned] == [
+            (row["layer"], Path(row["file"]).name) for row in written.values()
+        ]
+        for file, row in zip(planned, written.values(), strict=True):
+            size = Image.open(tmp_path / "o" / picture.name / row["file"]).size
+            assert (file["width"], file["height"]) == size
+
+
+class TestSelectors:
+    """Which functions selectors take."""
+
+    @pytest.mark.parametrize(
+        ("layers", "taken"),
+        [
+            ("fn:add", SUMS),
+            ("fn:add#0", SUMS[:1]),
+            ("fn:add#1:", SUMS[1:]),
+            ("fn:add#-1", SUMS[2:]),
+            ("fn:add@layer1.*", SUMS[:2]),
+            ("fn:add@re:2", SUMS[2:]),
+            ("fn:add@layer1.*#1", SUMS[1:2]),
+            ("fn:add,!fn:add@layer1.*", SUMS[2:]),
+            ("fn:add, ! fn:add@layer2.*", SUMS[:2]),
+            ("fn:add,!fn:add#0", SUMS[1:]),
+            ("fn:interpolate,fn:cat", ["fn:interpolate", "fn:cat"]),
+            ("fn:relu@", ["fn:relu"]),
+            ("layer1.*", ["layer1.0", "layer1.0.conv", "layer1.0.relu"]),
+            ("re:^layer2", ["layer2", "layer2.0", "layer2.0.conv", "layer2.0.relu"]),
+            ("Unit,fn:add@layer2.*", ["layer1.0", "layer1.1", "layer2.0", SUMS[2]]),
+            ("!fn:add,!*.relu,!*.conv,!layer?", ["", "layer1.0", "layer1.1", "layer2.0"]),
+        ],
+    )
+    def test_what_a_run_takes(self, layers: str, taken: list[str], net: nn.Module) -> None:
+        """Indices count calls in their order, globs and expressions name the module that calls,
+        and without fn: no selector takes a function."""
+        options = InputOptions(size=(12, 16), **AS_IS)
+        loaded = LoadedModel(net, choose_preprocess(net, None, options), torch.device("cpu"), {})
+        chosen = [x.name for x in choose_layers(loaded, layers, [torch.zeros(1, 3, 12, 16)])]
+        assert chosen[: len(taken)] == taken
+        assert len(chosen) == len(taken) or layers == "layer1.*"
+        assert any("fn:" in name for name in chosen) == any("fn:" in name for name in taken)
+
+    @pytest.mark.parametrize(
+        ("layers", "names"),
+        [
+            ("fn:add", SUMS),
+            ("fn:add#0", SUMS[:1]),
+            ("fn:add#1:", SUMS[1:]),
+            ("fn:add@layer1.*", SUMS[:2]),
+            ("fn:add,!fn:add@layer2.*", SUMS[:2]),
+            ("Conv2d@layer2.*,fn:add@layer2.*", ["layer2.0.conv", SUMS[2]]),
+            ("Conv2d#-1,fn:cat", ["layer2.0.conv", "fn:cat"]),
+        ],
+    )
+    def test_what_capture_takes(self, layers: str, names: list[str], net: nn.Module) -> None:
+        """featviz.capture finds functions as they are called, without a blank forward pass."""
+        assert list(grab(net, layers, torch.randn(1, 3, 6, 8))) == names
+
+    def test_capture_has_the_right_values(self, net: nn.Module) -> None:
+        """The tensors are copies: each equals what a forward by hand gives."""
+        image = torch.randn(1, 3, 6, 8)
+        seen = grab(net, "fn:*,fn:relu,fn:sub,fn:interpolate,fn:cat,layer2", image)
+        with torch.inference_mode():
+            below = net.layer1(image) - 1
+            doubled = F.interpolate(below.clamp(min=0), scale_factor=2)
+            both = torch.cat([net.layer2(doubled), (-doubled).clamp(min=0)], 1)
+        assert torch.equal(seen["fn:sub"][0], below)
+        assert torch.equal(seen["fn:relu"][0], below.clamp(min=0))
+        assert torch.equal(seen["fn:interpolate"][0], doubled)
+        assert torch.equal(seen["fn:cat"][0], both)
+        assert torch.equal(seen["fn:relu"][2], both.clamp(min=0))
+
+    def test_capture_cannot_count_from_the_end(self, net: nn.Module) -> None:
+        """The last call is not known before the model is done: said at once."""
+        for layers in ("fn:add#-1", "fn:add#:-1", "fn:add#::-1"):
+            with (
+                pytest.raises(UsageError, match=f"{layers}' counts from the end"),
+                fv.capture(net, layers),
+            ):
+                pass
+
+    def test_capture_of_a_function_nobody_calls(self, net: nn.Module) -> None:
+        """At the end of the block an error lists the functions that were called."""
+        with pytest.raises(UsageError, match="no layer matches 'fn:gelu'") as caught:
+            grab(net, "fn:gelu", torch.randn(1, 3, 6, 8))
+        assert "fn:relu 1" in str(caught.value.hint) and "fn:add 3" in str(caught.value.hint)
+
+    def test_no_match_lists_the_functions_there_are(
+        self, net_file: Path, picture: Path, featviz: Callable[..., Outcome]
+    ) -> None:
+        """Exit 2; the functions that the model calls, and the nearest name."""
+        got = featviz("run", f"{net_file}:Net", picture, "--layers", "fn:intrepolate", *LINE)
+        assert got.code == 2
+        first, second = got.err.splitlines()
+        assert first == "error: no layer matches --layers 'fn:intrepolate'"
+        assert "did you mean fn:interpolate?" in second
+        assert "functions here: fn:add 3" in second and "fn:cat 1" in second
+        assert "types here: Unit 3, Conv2d 3" in second
+
+    def test_a_module_name_for_a_function_points_to_it(
+        self, net_file: Path, picture: Path, featviz: Callable[..., Outcome]
+    ) -> None:
+        """--layers Upsample finds nothing; Interpolate is called as a function."""
+        got = featviz("run", f"{net_file}:Net", picture, "--layers", "Interpolate", *LINE)
+        assert got.code == 2
+        assert "the model calls the function interpolate 1 times" in got.err
+        assert "--layers fn:interpolate" in got.err
+
+    def test_an_idle_selector_beside_others_is_warned_of(
+        self, net_file: Path, picture: Path, featviz: Callable[..., Outcome], tmp_path: Path
+    ) -> None:
+        """fn:gelu matches nothing, fn:add does: drawn, with a warning."""
+        line = ["run", f"{net_file}:Net", picture, "--layers", "fn:gelu,fn:add", *LINE]
+        got = featviz(*line, "--out", tmp_path / "o")
+        assert got.code == 0 and "selector 'fn:gelu' matches no layer" in got.err
+
+
+class TestListing:
+    """featviz layers --functions."""
+
+    def test_table(self, net_file: Path, featviz: Callable[..., Outcome]) -> None:
+        """Functions stand behind their modules, with shape and calls; without the option they
+        are not listed."""
+        line = ["layers", f"{net_file}:Net", "--size", "12x16"]
+        got = featviz(*line, "--functions")
+        assert got.code == 0
+        table = [row.split() for row in got.out.splitlines()]
+        names = [row[-5] for row in table[1:-1] if len(row) >= 5]
+        assert names.index("layer1.0/fn:add") < names.index("layer1.1")
+        (row,) = [row for row in table if "layer2.0/fn:add" in row]
+        assert row[-4:] == ["fn:add", "0", "1×3×24×32", "1"]
+        (row,) = [row for row in table if row[1:3] == ["fn:relu", "fn:relu"]]
+        assert row[-1] == "3"
+        assert "12 modules, 8 functions" in got.out.splitlines()[-1]
+        assert "fn:" not in featviz(*line).out
+
+    def test_json_and_selectors(self, net_file: Path, featviz: Callable[..., Outcome]) -> None:
+        """A selector of functions lists them without being asked, and marks what it takes."""
+        line = ["layers", f"{net_file}:Net", "--size", "12x16", "--json"]
+        listed = json.loads(featviz(*line, "--layers", "fn:add@layer1.*").out)["layers"]
+        assert [row["name"] for row in listed if row["selected"]] == SUMS[:2]
+        (row,) = [row for row in listed if row["name"] == SUMS[2]]
+        assert row["output_shape"] == [1, 3, 24, 32] and row["index"] == 9
+        assert (row["calls"], row["parameters"], row["type"]) == (1, 0, "fn:add")
+        plain = json.loads(featviz(*line, "--layers", "Conv2d").out)["layers"]
+        assert not [row for row in plain if row["type"].startswith("fn:")]
+
+    @pytest.mark.slow
+    def test_inception(self, featviz: Callable[..., Outcome]) -> None:
+        """inception_v3 has no ReLU module and 94 calls of one; --functions lists them."""
+        got = featviz("layers", "inception_v3", "--weights", "none", "--functions", "--json")
+        types = [row["type"] for row in json.loads(got.out)["layers"]]
+        assert types.count("fn:relu") == 94 and "ReLU" not in types

@@ -1,0 +1,127 @@
+"""Models of known kernels, and what `featviz kernels` drew of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from conftest import Outcome
+from PIL import Image
+from torchvision.utils import make_grid
+
+from featviz.rundir.read import read_json
+
+Run = Callable[..., Outcome]
+
+NETS = """
+import torch
+from torch import nn
+
+class Named(nn.Module):
+    def __init__(self, **parts):
+        super().__init__()
+        for name, part in parts.items():
+            self.add_module(name, part)
+    def forward(self, x):
+        for part in self.children():
+            x = part(x)
+        return x
+
+def colour():
+    return Named(first=nn.Conv2d(3, 10, 5), act=nn.ReLU(), second=nn.Conv2d(10, 6, 3))
+
+def shapes():
+    return Named(
+        line=nn.Conv1d(2, 5, 7), volume=nn.Conv3d(2, 6, (4, 3, 5)), film=nn.Conv3d(3, 4, (2, 3, 3)),
+        up=nn.ConvTranspose2d(4, 6, 3, groups=2), depth=nn.Conv2d(8, 8, 3, groups=8),
+        groups=nn.Conv2d(8, 4, 3, groups=2), point=nn.Conv2d(5, 7, 1),
+    )
+
+def four():
+    return nn.Sequential(nn.Conv2d(4, 2, 3))
+
+def lazy():
+    return Named(first=nn.Conv2d(3, 2, 3), later=nn.LazyConv2d(4, 3), norm=nn.LazyBatchNorm2d())
+
+def only_lazy():
+    return nn.Sequential(nn.LazyConv2d(4, 3))
+
+def dense():
+    return nn.Sequential(nn.Flatten(), nn.Linear(4, 2))
+
+def spectral():
+    return nn.Sequential(nn.utils.parametrizations.spectral_norm(nn.Conv2d(2, 4, 3)))
+
+def half():
+    return nn.Sequential(nn.Conv2d(3, 4, 3).half(), nn.Conv2d(4, 4, 3).bfloat16())
+
+def spoilt():
+    model = colour()
+    with torch.no_grad():
+        model.first.weight[2, 1, 0, 3] = float("nan")
+        model.second.weight[1, 4, 2, 0] = float("inf")
+    return model
+
+def zero():
+    model = colour()
+    with torch.no_grad():
+        model.first.weight[3] = 0
+    return model
+
+def wide():
+    return nn.Sequential(nn.Conv2d(256, 512, 3))
+"""
+
+
+class Drawn:
+    """What one command drew."""
+
+    def __init__(self, out: Path, done: Outcome) -> None:
+        self.out, self.done = out, done
+        self.manifest = read_json(out / "manifest.json")
+        self.rows = {row["layer"]: row for row in self.manifest["captures"]}
+
+    def image(self, layer: str) -> Image.Image:
+        """Its picture."""
+        return Image.open(self.out / self.rows[layer]["file"])
+
+    def tiles(self, layer: str) -> np.ndarray:
+        """[tiles, h, w(, 3)], taken out of the picture by the manifest's geometry, enlarged."""
+        row, image = self.rows[layer], np.asarray(self.image(layer))
+        (height, width), padding = row["grid"]["tile"], row["grid"]["padding"]
+        columns = row["grid"]["nrow"]
+        count = len(row.get("channels", range(row["maps"]))) * row["slices"]
+        found = []
+        for i in range(count):
+            top = padding + i // columns * (height + padding)
+            left = padding + i % columns * (width + padding)
+            found.append(image[top : top + height, left : left + width])
+        return np.stack(found)
+
+
+def weights(net: str) -> dict[str, torch.Tensor]:
+    """The weights that the command draws, built independently of it."""
+    scope: dict[str, Any] = {}
+    exec(NETS, scope)
+    torch.manual_seed(0)
+    return {
+        name: module.weight.detach()
+        for name, module in scope[net]().named_modules()
+        if hasattr(module, "weight")
+    }
+
+
+def levels(maps: torch.Tensor) -> np.ndarray:
+    """Symmetric grey levels of maps [N, H, W], by make_grid without any grid."""
+    most = float(maps.abs().max())
+    flat = make_grid(maps.reshape(1, 1, -1, 1), normalize=True, value_range=(-most, most))
+    return flat[0].mul(255).add(0.5).clamp(0, 255).byte().reshape(maps.shape).numpy()
+
+
+def close(found: np.ndarray, expected: np.ndarray) -> bool:
+    """Within one level, and there is something to compare."""
+    assert found.shape == expected.shape and found.size
+    return bool((abs(found.astype(int) - expected.astype(int)) <= 1).all())

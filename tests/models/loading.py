@@ -1,0 +1,43 @@
+"""Models loaded as the command line loads them, and small files to load; for tests."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from hostile_payloads import saved_bytes
+from torch import Tensor, nn
+from torchvision import models
+
+from featviz.models.load import ModelOptions, load_model
+from featviz.models.preprocess import InputOptions
+
+SMALL = "squeezenet1_1"
+
+
+def load(spec: object, **options: Any) -> nn.Module:
+    return load_model(ModelOptions(str(spec), device="cpu", **options), InputOptions()).module
+
+
+def skeleton(name: str) -> nn.Module:
+    """A torchvision model without the cost of its initialisation: each tensor has its number."""
+    if name.startswith("regnet"):  # its initialiser copies out of meta
+        module = models.get_model(name, weights=None)
+    else:
+        with torch.device("meta"):
+            module = models.get_model(name, weights=None)
+        module.to_empty(device="cpu")
+    for number, tensor in enumerate(module.state_dict().values()):
+        tensor.fill_(number % 251)
+    return module
+
+
+def same_weights(one: nn.Module, other: nn.Module | dict[str, Tensor]) -> bool:
+    a = one.state_dict()
+    b = other.state_dict() if isinstance(other, nn.Module) else other
+    return list(a) == list(b) and all(torch.equal(a[key], b[key]) for key in a)
+
+
+WHOLE = saved_bytes({"weight": torch.zeros(5000)})
+OLD = saved_bytes({"weight": torch.zeros(5000)}, _use_new_zipfile_serialization=False)
+"""A checkpoint as torch.save writes it, and as it did before torch 1.6."""

@@ -1,0 +1,90 @@
+"""Odd images in a run: members of archives, names that collide, FIFOs and devices."""
+
+from __future__ import annotations
+
+import io
+import os
+import tarfile
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from conftest import Outcome
+from odd_images import ODD_MEMBERS, device, fifo, photo_bytes
+from runs import SMALL, complete, run_json
+
+from featviz.text import safe_name
+
+Run = Callable[..., Outcome]
+
+
+@pytest.mark.parametrize("name", ODD_MEMBERS, ids=lambda name: ascii(name)[:24])
+def test_a_member_of_an_archive_takes_no_place_of_ours(
+    name: str, featviz: Run, tiny_file: Path, tmp_path: Path
+) -> None:
+    """It gets a safe name, and the run goes on; run.json stays ours, and --overwrite works."""
+    content = photo_bytes(tmp_path / "photos")
+    path = tmp_path / "x.zip"
+    with zipfile.ZipFile(path, "w") as packed:
+        for member in (name, "good.png"):
+            packed.writestr(member, content)
+    out = tmp_path / "out"
+    base = ["run", tiny_file, f"{path}::{name}", f"{path}::good.png", "--out", out, *SMALL]
+    if name == "..":
+        assert featviz(*base).code in (0, 2, 3)
+        return
+    done = featviz(*base)
+    assert done.code == 0, done.err
+    assert len(complete(out)) == 2 and run_json(out)["images"]["total"] == 2
+    inside = [part for path in out.rglob("*") for part in path.relative_to(out).parts]
+    assert not [part for part in inside if part.startswith(".")]
+    assert featviz(*base, "--overwrite").code == 0
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["out", "photos", "tiny.pth", "x.zip"]
+
+
+def test_names_that_lead_to_one_folder_are_told_apart(
+    featviz: Run, tiny_file: Path, tmp_path: Path
+) -> None:
+    """One image is called as the safe name of another: each is drawn in a folder of its own."""
+    content = photo_bytes(tmp_path / "photos")
+    path = tmp_path / "x.tar"
+    with tarfile.open(path, "w") as tar:
+        for name in ("a:b.png", safe_name("a:b.png"), "a:b.png/c.png"):
+            info = tarfile.TarInfo(name)
+            info.size = len(content)
+            tar.addfile(info, io.BytesIO(content))
+    assert featviz("run", tiny_file, path, "--out", tmp_path / "out", *SMALL).code == 0
+    assert len(complete(tmp_path / "out")) == 3
+
+
+@pytest.mark.parametrize("make", [fifo, device])
+@pytest.mark.parametrize("name", ["odd.png", "odd.tar", "odd.zip", "odd.tar.gz"])
+def test_a_fifo_or_device_as_image(
+    make: Callable[[Path], None],
+    name: str,
+    featviz: Run,
+    tiny_file: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Named, as an archive, or on stdin: one line, and nothing waits for a writer."""
+    odd = tmp_path / name
+    make(odd)
+    done = featviz("run", tiny_file, odd, "--out", tmp_path / "out", *SMALL)
+    assert done.code in (1, 2, 3) and name in done.err and "Traceback" not in done.err
+    assert "no regular file" in done.err or "is no file, but a" in done.err
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(f"{odd}\n".encode())))
+    done = featviz("run", tiny_file, "-", "--out", tmp_path / "other", *SMALL)
+    assert done.code in (1, 3) and "is no file, but a" in done.err
+
+
+def test_a_fifo_in_a_folder_is_no_image(
+    featviz: Run, tiny_file: Path, photos: Path, tmp_path: Path
+) -> None:
+    """It is left out with a warning, and the images are drawn."""
+    os.mkfifo(photos / "aa.png")
+    (photos / "zero.png").symlink_to("/dev/zero")
+    done = featviz("run", tiny_file, photos, "--out", tmp_path / "out", *SMALL)
+    assert done.code == 0 and complete(tmp_path / "out") == ["00.png", "01.png"]
+    assert done.err.count("is no regular file, and left out") == 2

@@ -1,0 +1,168 @@
+"""--out: it may not be or hold what is read, and a second attempt works or says why not."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import Outcome
+from foreign_records import RUN_RECORD
+from runs import SMALL, complete, make_photos, refused, run_json, snapshot
+from torch import nn
+
+Run = Callable[..., Outcome]
+
+
+@pytest.mark.parametrize("out", ["photos", "photos/.", "photos/../photos", "link", "."])
+@pytest.mark.parametrize("more", [(), ("--overwrite",), ("--resume",)])
+def test_out_may_not_be_or_hold_the_images(
+    out: str,
+    more: tuple[str, ...],
+    featviz: Run,
+    tiny_file: Path,
+    photos: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """However it is spelt, and even if a run.json lies there: exit code 2, and all stays."""
+    (tmp_path / "link").symlink_to(photos)
+    for place in (photos, tmp_path):
+        (place / "run.json").write_text(json.dumps(RUN_RECORD))
+    before = snapshot(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    done = featviz("run", tiny_file, photos, "--out", out, *SMALL, *more)
+    refused(done, 2, "holds the input", "00.png", "hint: name another place with --out")
+    done = featviz("audit", tiny_file, photos, "--out", out, "--overwrite")
+    refused(done, 2, "holds the input")
+    assert snapshot(tmp_path) == before
+
+
+def test_out_may_not_hold_the_model(
+    featviz: Run, tiny_file: Path, photos: Path, tmp_path: Path
+) -> None:
+    """A file, a factory's file, the weights: no folder that holds one becomes the run's."""
+    nets = tmp_path / "nets"
+    nets.mkdir()
+    tiny_file.rename(nets / "tiny.pth")
+    (nets / "net.py").write_text("from torch import nn\nmake = nn.Identity\n")
+    (nets / "run.json").write_text(json.dumps(RUN_RECORD))
+    before = snapshot(tmp_path)
+    for spec in (nets / "tiny.pth", f"{nets / 'net.py'}:make"):
+        for command in (["run", spec, photos], ["kernels", spec], ["audit", spec, photos]):
+            done = featviz(*command, "--out", nets, "--overwrite")
+            refused(done, 2, "holds the input")
+    done = featviz("run", "resnet18", photos, "--weights", nets / "tiny.pth", "--out", nets)
+    refused(done, 2, "holds the input")
+    assert snapshot(tmp_path) == before
+
+
+@pytest.mark.parametrize("option", ["--archive", "--junit", "--prune-out"])
+def test_a_file_that_is_written_is_no_input(
+    option: str, featviz: Run, tiny_file: Path, photos: Path, tmp_path: Path
+) -> None:
+    """Neither an image, nor the archive it comes from, nor the model."""
+    packed = shutil.make_archive(str(tmp_path / "p"), "zip", photos)
+    before = snapshot(tmp_path)
+    command = ["run"] if option == "--archive" else ["audit"]
+    for path in (packed, photos / "00.png", tiny_file):
+        done = featviz(*command, tiny_file, photos, packed, option, path, "--overwrite")
+        refused(done, 2, f"{option} ", " is the input ")
+    assert snapshot(tmp_path) == before
+
+
+@pytest.mark.parametrize("where", ["itself", "above"])
+@pytest.mark.parametrize("command", ["diff", "merge"])
+def test_out_may_not_be_or_hold_a_run_that_is_read(
+    where: str, command: str, featviz: Run, ran: Path, tmp_path: Path
+) -> None:
+    """diff and merge do not replace what they read."""
+    out = ran if where == "itself" else tmp_path
+    before = snapshot(tmp_path)
+    arguments = [ran, ran] if command == "diff" else [ran]
+    done = featviz(command, *arguments, "--out", out, *(["--overwrite"] * (command == "merge")))
+    assert done.code == 2 and ("the input" in done.err or "overlap" in done.err)
+    assert snapshot(tmp_path) == before
+
+
+def test_out_below_the_images_works_again_and_again(
+    featviz: Run, tiny_file: Path, photos: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`featviz run MODEL .` with the default --out; the same for audit. The images stay."""
+    before = snapshot(photos)
+    monkeypatch.chdir(photos)
+    base = ["run", tiny_file, ".", *SMALL]
+    assert [featviz(*base, *more).code for more in ((), ("--resume",), ("--overwrite",))] == [0] * 3
+    assert complete(photos / "featviz-out") == ["00.png", "01.png"]
+    shutil.rmtree("featviz-out")
+    audits = ["audit", tiny_file, ".", "--size", "16", "--overwrite"]
+    assert [featviz(*audits).code for _ in range(2)] == [0, 0]
+    assert json.loads(Path("featviz-audit/audit.json").read_text())["images"]["total"] == 2
+    shutil.rmtree("featviz-audit")
+    assert snapshot(photos) == before
+
+
+def test_a_folder_of_images_below_the_images_is_no_out(
+    featviz: Run, tiny_file: Path, photos: Path
+) -> None:
+    """`--out photos/maps` where maps held images when the run began: they stay."""
+    make_photos(photos / "maps", 1)
+    before = snapshot(photos)
+    done = featviz("run", tiny_file, photos, "--out", photos / "maps", "--overwrite", *SMALL)
+    refused(done, 1, "is not empty and holds no run of featviz")
+    assert snapshot(photos) == before
+
+
+def test_a_first_attempt_that_failed_does_not_block_the_second(
+    featviz: Run, tiny_file: Path, photos: Path, tmp_path: Path
+) -> None:
+    """Where no image is complete the same command works once its cause is mended."""
+    out = tmp_path / "out"
+    good = (photos / "00.png").read_bytes()
+    (photos / "01.png").unlink()
+    (photos / "00.png").write_bytes(b"no picture")
+    base = ["run", tiny_file, photos, "--out", out, *SMALL]
+    assert featviz(*base).code == 3 or run_json(out)["failures"]
+    (photos / "00.png").write_bytes(good)
+    (out / "00.png" / "001_0").mkdir(parents=True)
+    (out / "00.png" / "001_0" / ".output.png.part").write_text("left")
+    assert featviz(*base).code == 0 and complete(out) == ["00.png"]
+    (out / "00.png" / "manifest.json").unlink()
+    (out / "notes.txt").write_text("mine")
+    refused(featviz(*base), 1, "files that featviz did not write: notes.txt")
+
+
+def test_the_refusal_tells_the_same_run_from_another(
+    featviz: Run, tiny: nn.Module, tiny_file: Path, photos: Path, ran: Path, tmp_path: Path
+) -> None:
+    """And names the way out: --resume for the same run, the difference for another."""
+    base = ["run", tiny_file, photos, "--out", ran]
+    before = snapshot(ran)
+    done = featviz(*base, *SMALL)
+    refused(done, 1, "holds the same run, 2 images complete", "hint: --resume goes on with it")
+    done = featviz(*base, *SMALL, "--cmap", "viridis")
+    refused(done, 1, 'holds another run; its options.cmap is "auto", this one\'s "viridis"')
+    nn.init.zeros_(tiny[0].weight)  # type: ignore[index, arg-type]
+    torch.save(tiny, tiny_file)
+    refused(featviz(*base, *SMALL), 1, "holds another run; its model.sha256 is")
+    done = featviz(*base, *SMALL, "--seed", "3")
+    refused(done, 1, "holds another run")
+    assert snapshot(ran) == before
+
+
+def test_a_factory_may_give_another_model_under_the_same_name(
+    featviz: Run, photos: Path, tmp_path: Path
+) -> None:
+    """Before it is called nobody knows: the refusal claims no more than the same options."""
+    (tmp_path / "net.py").write_text(
+        "from torch import nn\nmake = lambda: nn.Sequential(nn.Conv2d(3, 2, 3), nn.ReLU())\n"
+    )
+    base = ["run", f"{tmp_path / 'net.py'}:make", photos, "--out", tmp_path / "out", *SMALL]
+    assert featviz(*base).code == 0
+    (tmp_path / "net.py").write_text("raise SystemExit('is not to be run')\n")
+    refused(featviz(*base), 1, "holds a run with the same options, 2 images complete")
+    (tmp_path / "out" / "a.txt").write_text("mine")
+    refused(featviz(*base, "--overwrite"), 1, "did not write: a.txt")

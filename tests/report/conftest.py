@@ -1,0 +1,56 @@
+"""A run directory to report on, and a browser to look at its report."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from rundirs import Drawn, write_image, write_run
+
+from featviz.rundir.write import RunDirectory
+
+from .markup import EVIL, HOSTILE
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
+DRIVER = shutil.which("chromedriver")
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    """Chromium without a window, 1200 pixels wide; without it, the test is skipped."""
+    if not (CHROMIUM and DRIVER):
+        pytest.skip("no chromium with chromedriver here")
+    from selenium import webdriver
+    from selenium.webdriver.chrome.service import Service
+
+    options = webdriver.ChromeOptions()
+    options.binary_location = str(CHROMIUM)
+    for flag in ("headless=new", "no-sandbox", "disable-dev-shm-usage", "window-size=1200,900"):
+        options.add_argument(f"--{flag}")
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
+    driver = webdriver.Chrome(options=options, service=Service(str(DRIVER)))
+    yield driver
+    driver.quit()
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """Three complete images, one of a hostile name; failures, and one incomplete."""
+    dark = np.zeros((6, 6))
+    dark[:, 1] = [1, 0, 2, 0, 3, 0]
+    dark[[1, 3, 5], 4] = 1
+    brighter = dark.copy()
+    brighter[3] = [0, 1, 0.5, 0.1, 0.5, 0]
+    a = [Drawn("conv1", index=1, type="Conv2d"), Drawn("relu", index=2, stats=dark)]
+    b = [Drawn("conv1", index=1, type="Conv2d"), Drawn("relu", index=2, stats=brighter)]
+    again = Drawn("relu", index=2, call=1, stats=dark)
+    own = {"a.png": [*a, again], "deep/b #1%.png": b, HOSTILE: [*b, Drawn(EVIL, index=3)]}
+    out = write_run(tmp_path / "out", own, {"bad.jpg": f"it is truncated {EVIL}"})
+    half = RunDirectory(out).image("half.png")
+    write_image(RunDirectory(out), "half.png", a)
+    (half.path / "manifest.json").unlink()
+    return out

@@ -1,0 +1,56 @@
+"""What stands on a page of a report, and in its script."""
+
+from __future__ import annotations
+
+import json
+from html.parser import HTMLParser
+from pathlib import Path
+
+HOSTILE = "<img src=x onerror=alert(1)>.png"
+EVIL = '"><script>alert(1)</script>'
+
+
+class Markup(HTMLParser):
+    """Collects what the tests ask of a page."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.text = ""
+        self.inline = ""
+        self._inside = ""
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+        self._inside = tag if tag in ("script", "style") else self._inside
+
+    def handle_endtag(self, tag: str) -> None:
+        self._inside = "" if tag == self._inside else self._inside
+
+    def handle_data(self, data: str) -> None:
+        if self._inside:
+            self.inline += data
+        else:
+            self.text += data
+
+    def of(self, name: str) -> list[dict[str, str | None]]:
+        """The attributes of all elements of a name."""
+        return [attributes for tag, attributes in self.tags if tag == name]
+
+
+def read(page: Path) -> Markup:
+    return Markup(page.read_text("utf-8"))
+
+
+def pages(root: Path) -> dict[str, Markup]:
+    return {path.name: read(path) for path in sorted((root / "report").glob("*.html"))}
+
+
+def scripts(root: Path, name: str) -> dict[str, dict[str, object]]:
+    """The grids of a page's script."""
+    text = (root / "report" / name).read_text("utf-8")
+    start, end = "window.FEATVIZ = { grids: ", " };\n"
+    assert text.startswith(start) and text.endswith(end)
+    grids: dict[str, dict[str, object]] = json.loads(text[len(start) : -len(end)])
+    return grids

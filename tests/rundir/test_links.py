@@ -1,0 +1,151 @@
+"""Links and guessed names in the way of what is written, which nothing is written through."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from conftest import Outcome
+from runs import SMALL, complete, make_photos, refused, run_json, snapshot
+
+from featviz.errors import StoreError
+from featviz.rundir import atomic
+
+Run = Callable[..., Outcome]
+
+
+@pytest.mark.parametrize("name", [".run.json.part", ".bases.npz.part", ".report.html.part"])
+def test_a_link_with_the_name_of_a_part_is_not_written_through(
+    name: str, featviz: Run, tiny_file: Path, photos: Path, ran: Path, tmp_path: Path
+) -> None:
+    """These names were predictable; the files that are written have others now."""
+    victim = tmp_path / "victim"
+    victim.write_text("mine")
+    (ran / name).symlink_to(victim)
+    assert featviz("run", tiny_file, photos, "--out", ran, *SMALL, "--resume").code == 0
+    assert featviz("report", ran, "--single-file").code == 0
+    assert victim.read_text() == "mine"
+
+
+@pytest.mark.parametrize("place", ["00.png", "00.png/001_0"])
+@pytest.mark.parametrize("kind", ["folder", "dead", "file"])
+def test_resume_does_not_write_through_a_linked_folder(
+    place: str, kind: str, featviz: Run, tiny_file: Path, photos: Path, ran: Path, tmp_path: Path
+) -> None:
+    """An image's folder, or a layer's in it, that leads elsewhere stops the run."""
+    elsewhere = tmp_path / "elsewhere"
+    if kind == "folder":
+        elsewhere.mkdir()
+        (elsewhere / "manifest.json").write_text("mine")
+        (elsewhere / "output.png").write_text("mine")
+    elif kind == "file":
+        elsewhere.write_text("mine")
+    (ran / "00.png" / "manifest.json").unlink()
+    shutil.rmtree(ran / place)
+    (ran / place).symlink_to(elsewhere)
+    before = snapshot(elsewhere) if elsewhere.is_dir() else kind
+    done = featviz("run", tiny_file, photos, "--out", ran, *SMALL, "--resume")
+    refused(done, 1, "is a symbolic link, and nothing is written through one")
+    assert (snapshot(elsewhere) if elsewhere.is_dir() else kind) == before
+    assert (ran / place).is_symlink() and elsewhere.exists() == (kind != "dead")
+
+
+def test_a_linked_folder_above_an_image(featviz: Run, tiny_file: Path, tmp_path: Path) -> None:
+    """Each component below --out counts; --out itself may be a link, for it was named."""
+    photos = make_photos(tmp_path / "photos" / "sub" / "deep", 1).parent.parent
+    (tmp_path / "real").mkdir()
+    (tmp_path / "away").mkdir()
+    (tmp_path / "out").symlink_to(tmp_path / "real")
+    base = ["run", tiny_file, photos, "--out", tmp_path / "out", *SMALL]
+    assert featviz(*base).code == 0 and complete(tmp_path / "real") == ["sub/deep/00.png"]
+    shutil.rmtree(tmp_path / "real" / "sub")
+    (tmp_path / "real" / "sub").symlink_to(tmp_path / "away")
+    refused(featviz(*base, "--resume"), 1, "out/sub is a symbolic link")
+    assert snapshot(tmp_path / "away") == {}
+
+
+def test_a_board_behind_a_link_in_the_run(
+    featviz: Run, tiny_file: Path, photos: Path, ran: Path, tmp_path: Path
+) -> None:
+    """--tensorboard inside --out goes through no link either."""
+    (tmp_path / "away").mkdir()
+    (ran / "board").symlink_to(tmp_path / "away")
+    base = ["run", tiny_file, photos, "--out", ran, *SMALL, "--resume", "--tensorboard"]
+    refused(featviz(*base, ran / "board" / "x"), 1, "board is a symbolic link")
+    assert snapshot(tmp_path / "away") == {}
+
+
+def test_a_link_in_the_place_of_a_file_is_replaced_not_followed(tmp_path: Path) -> None:
+    """What is written takes the link's place; its target stays."""
+    (tmp_path / "victim").write_text("mine")
+    (tmp_path / "f").symlink_to(tmp_path / "victim")
+    with atomic.atomic(tmp_path / "f") as file:
+        file.write(b"new")
+    assert (tmp_path / "victim").read_text() == "mine"
+    assert (tmp_path / "f").read_bytes() == b"new" and not (tmp_path / "f").is_symlink()
+
+
+def test_parts_have_names_that_nobody_can_guess(tmp_path: Path) -> None:
+    """16 hex digits, new each time; the file is made by this process, or not at all."""
+    names = set()
+    for _ in range(3):
+        with atomic.atomic(tmp_path / "x.png") as file:
+            (part,) = (path.name for path in tmp_path.iterdir() if path.name != "x.png")
+            names.add(part)
+            file.write(b"")
+    assert len(names) == 3 and {atomic.part_of(name) for name in names} == {"x.png"}
+    assert (tmp_path / "x.png").stat().st_mode & 0o777 == 0o666 & ~_umask()
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
+
+
+def test_a_part_that_is_there_already_is_not_opened(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Even if somebody did guess: a link, a file or a folder of that name is refused."""
+    monkeypatch.setattr(atomic, "part_name", lambda name: ".guessed")
+    victim = tmp_path / "victim"
+    victim.write_text("mine")
+    (tmp_path / ".guessed").symlink_to(victim)
+    exists = pytest.raises(StoreError, match="f cannot be written: File exists")
+    with exists, atomic.atomic(tmp_path / "f") as file:
+        file.write(b"new")
+    assert victim.read_text() == "mine" and (tmp_path / ".guessed").is_symlink()
+
+
+@pytest.mark.parametrize("way", ["../x", "a/../../x"])
+def test_nothing_is_written_outside_the_folder(way: str, tmp_path: Path) -> None:
+    """A path that climbs out is refused."""
+    (tmp_path / "out").mkdir()
+    outside = pytest.raises(StoreError, match="cannot be written")
+    with outside, atomic.atomic(tmp_path / "out" / way, tmp_path / "out"):
+        pytest.fail("there is nothing to write to")
+    assert snapshot(tmp_path) == {"out": "empty folder"}
+
+
+def test_resume_removes_nothing_of_others(
+    featviz: Run, tiny_file: Path, photos: Path, ran: Path
+) -> None:
+    """A run.json that names a folder of the user's as an image that is missing: files in it that
+    have no name of ours stay; what a killed run left goes."""
+    record = run_json(ran)
+    make_photos(photos / "src", 1)
+    record["images"]["missing"] = ["src/00.png"]
+    (ran / "run.json").write_text(json.dumps(record))
+    (ran / "src" / "00.png" / "004_left").mkdir(parents=True)
+    (ran / "src" / "00.png" / "004_left" / "output.png").write_text("left")
+    (ran / "src" / "00.png" / "main.py").write_text("mine")
+    (ran / "src" / "other.py").write_text("mine")
+    assert featviz("run", tiny_file, photos, "--out", ran, *SMALL, "--resume").code == 0
+    assert (ran / "src" / "00.png" / "main.py").read_text() == "mine"
+    assert (ran / "src" / "other.py").read_text() == "mine"
+    assert not (ran / "src" / "00.png" / "004_left").exists()
+    assert complete(ran) == ["00.png", "01.png", "src/00.png"]
