@@ -117,8 +117,8 @@ _MOST_CHANNELS = 512
 def first_channels(module: nn.Module) -> int:
     """Input channels of the first convolution; 3 where there is none."""
     first = _first_convolution(module)
-    found = getattr(first, "in_channels", 0)  # 0 in a lazy one; a file can say anything
-    return found if type(found) is int and 0 < found <= _MOST_CHANNELS else 3
+    channels = getattr(first, "in_channels", 0)  # 0 in a lazy one; a file can say anything
+    return channels if type(channels) is int and 0 < channels <= _MOST_CHANNELS else 3
 
 
 Convolution = nn.Conv1d | nn.Conv2d | nn.Conv3d

@@ -125,9 +125,7 @@ def _broken(path: Path, module: nn.Module) -> LoadError:
             "save its state_dict(), or the float model that it was made from",
         )
     return LoadError(
-        f"{path.name} holds a broken {type(module).__name__}: it lacks parts of an nn.Module, "
-        "or contains itself",
-        "save a model that runs, or its state dict",
+        f"{path.name} {module_state.broken(module)}", "save a model that runs, or its state dict"
     )
 
 
@@ -155,7 +153,7 @@ def _read_shards(path: Path, allow: Sequence[str], unsafe: bool) -> Any:
         raise LoadError(f"{path.name} is no index of shards: {error}", None) from error
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise LoadError(f"{path.name} is no index of shards", "it lacks a weight_map") from error
-    found: dict[str, Any] = {}
+    tensors: dict[str, Any] = {}
     for shard in shards:
         name = quoted(shard.name)
         if not _is_shard(shard):
@@ -163,8 +161,8 @@ def _read_shards(path: Path, allow: Sequence[str], unsafe: bool) -> Any:
         part = read(shard, allow, unsafe)
         if not isinstance(part, dict):
             raise LoadError(f"{path.name} names {name}, which holds no dict of tensors", None)
-        found |= part
-    return found
+        tensors |= part
+    return tensors
 
 
 def _is_shard(path: Path) -> bool:

@@ -3,7 +3,7 @@
 `torch.export.load` unpickles example inputs and whatever constants are no plain tensors, and its
 reader of archives finds records that a checker with another reader does not (it ignores case). So
 nothing of a file reaches torch as it is: the records of a list of exact names are read, each once,
-their JSON is checked and built anew (`serialized`), weights are held against the bytes that are
+their JSON is checked and built anew (`exported_json`), weights are held against the bytes that are
 there, and torch loads the archive that is written of this.
 """
 
@@ -12,7 +12,6 @@ from __future__ import annotations
 import io
 import json
 import math
-import pickletools
 import re
 import struct
 import tempfile
@@ -27,7 +26,8 @@ from torch import Tensor
 
 from featviz.errors import FeatvizError, LoadError
 from featviz.files import open_regular
-from featviz.models.files import exported_json, torch_save
+from featviz.models.files import exported_json, pickles, torch_save
+from featviz.models.files.exported_json import shown
 from featviz.models.files.rebuilding import RefusedError
 from featviz.text import listed, quoted
 
@@ -57,18 +57,11 @@ _MOST_REPEATED, _ALWAYS_REPEATED = 4, 16 * 2**20
 """Tensors may be as large as this many times the archive, and these bytes (`expand`)."""
 
 _PROGRAM = "models/model.json"
-_STATE, _CONSTANTS = "data/weights/", "data/constants/"
-_CONFIGS = {
-    _STATE: f"{_STATE}model_weights_config.json",
-    _CONSTANTS: f"{_CONSTANTS}model_constants_config.json",
-}
-_PICKLES = {_STATE: f"{_STATE}model.pt", _CONSTANTS: f"{_CONSTANTS}model.pt"}
-"""Weights and constants as torch 2.8 wrote them."""
+_STATES = (("weights", "weight_"), ("constants", "tensor_"))
+"""What an archive has beside the program, and what begins the names of its plain tensors."""
 
 _PAYLOAD = re.compile(r"(weight|tensor)_\d{1,9}", re.ASCII)
 """Records of plain tensors; `custom_obj_N` and `opaque_obj_N` are pickles."""
-
-_PREFIXES = {_STATE: "weight_", _CONSTANTS: "tensor_"}
 
 _RECORDS = re.compile(
     r"archive_format|archive_version|byteorder|version|\.data/(version|serialization_id)"
@@ -84,47 +77,13 @@ _INNER_RECORDS = re.compile(
     r"|\.data/serialization_id",
     re.ASCII,
 )
-"""What torch.save writes."""
+"""What torch.save writes into torch 2.8's archives."""
 
-_PLAIN_GLOBALS = re.compile(
-    r"torch\._utils (_rebuild_tensor_v2|_rebuild_parameter)|collections OrderedDict"
-    r"|torch \w+Storage",
+_PLAIN_NAMES = re.compile(
+    r"torch\._utils\._rebuild_(tensor_v2|parameter)|collections\.OrderedDict|torch\.\w+Storage",
     re.ASCII,
 )
-"""What a pickle of named tensors needs."""
-
-_PLAIN_OPCODES = frozenset(
-    [
-        "PROTO",
-        "STOP",
-        "MARK",
-        "GLOBAL",
-        "REDUCE",
-        "BUILD",
-        "BINPERSID",
-        "BINUNICODE",
-        "EMPTY_DICT",
-        "SETITEM",
-        "SETITEMS",
-        "EMPTY_TUPLE",
-        "TUPLE",
-        "TUPLE1",
-        "TUPLE2",
-        "TUPLE3",
-        "NONE",
-        "NEWTRUE",
-        "NEWFALSE",
-        "BININT",
-        "BININT1",
-        "BININT2",
-        "LONG1",
-        "BINPUT",
-        "LONG_BINPUT",
-        "BINGET",
-        "LONG_BINGET",
-    ]
-)
-"""How torch.save writes it."""
+"""Names that a pickle of named tensors needs."""
 
 _ENCRYPTED = 0x1 | 0x40 | 0x2000
 
@@ -141,33 +100,31 @@ class Records:
         self._archive = zipfile.ZipFile(file)
         self.size = file.seek(0, io.SEEK_END)
         infos = self._archive.infolist()
-        self._root = infos[0].filename.partition("/")[0] + "/" if infos else ""
         self._infos: dict[str, zipfile.ZipInfo] = {}
+        root = infos[0].filename.partition("/")[0] + "/" if infos else ""
         for info in infos:
-            name = self._relative(info, expected)
-            if name in self._infos:
-                raise ValueError(f"the record {_named(info)} is there twice")
+            name = info.filename.removeprefix(root)
+            outside = info.filename != info.orig_filename or not info.filename.startswith(root)
+            packed = info.compress_type or info.compress_size != info.file_size
+            for wrong, words in (
+                (outside, f"is not in {shown(root)}"),
+                (not expected.fullmatch(name), "is none that torch writes"),
+                (info.flag_bits & _ENCRYPTED, "is encrypted"),
+                (packed, "is compressed"),
+                (name in self._infos, "is there twice"),
+            ):
+                if wrong:
+                    raise ValueError(f"the record {shown(info.orig_filename)} {words}")
             self._infos[name] = info
-        self._check_places(infos)
+        self._check_places()
 
-    def _relative(self, info: zipfile.ZipInfo, expected: re.Pattern[str]) -> str:
-        name = info.filename.removeprefix(self._root)
-        if info.filename != info.orig_filename or not info.filename.startswith(self._root):
-            raise ValueError(f"the record {_named(info)} is not in {_quoted(self._root)}")
-        if not expected.fullmatch(name):
-            raise ValueError(f"the record {_named(info)} is none that torch writes")
-        if info.flag_bits & _ENCRYPTED:
-            raise ValueError(f"the record {_named(info)} is encrypted")
-        if info.compress_type != zipfile.ZIP_STORED or info.compress_size != info.file_size:
-            raise ValueError(f"the record {_named(info)} is compressed")
-        return name
-
-    def _check_places(self, infos: list[zipfile.ZipInfo]) -> None:
+    def _check_places(self) -> None:
         """Records lie one behind the other, from the first byte on."""
         end = 0
-        for info in sorted(infos, key=lambda info: info.header_offset):
+        for info in sorted(self._infos.values(), key=lambda info: info.header_offset):
             if info.header_offset < end or (end == 0 and info.header_offset):
-                raise ValueError(f"the record {_named(info)} lies where another one does")
+                name = shown(info.orig_filename)
+                raise ValueError(f"the record {name} lies where another one does")
             end = info.header_offset + 30 + len(info.orig_filename) + info.file_size
         if end > self.size or self._archive.comment:
             raise ValueError("something follows its records")
@@ -182,7 +139,7 @@ class Records:
             ValueError: there is none of this name.
         """
         if name not in self._infos:
-            raise ValueError(f"it lacks the record {_quoted(name)}")
+            raise ValueError(f"it lacks the record {shown(name)}")
         return self._infos[name].file_size
 
     def read(self, name: str) -> bytes:
@@ -202,16 +159,8 @@ class Records:
             ValueError: there is none of this name, it is too large, or no UTF-8.
         """
         if self.length(name) > _MOST_JSON:
-            raise ValueError(f"{_quoted(name)} has {self.length(name):,} bytes")
+            raise ValueError(f"{shown(name)} has {self.length(name):,} bytes")
         return self.read(name).decode("utf-8")
-
-
-def _named(info: zipfile.ZipInfo) -> str:
-    return _quoted(info.orig_filename)
-
-
-def _quoted(name: str) -> str:
-    return f"'{quoted(name, 80)}'"
 
 
 @contextmanager
@@ -239,12 +188,13 @@ def rewritten(path: Path) -> Iterator[BinaryIO]:
 
 def _rewrite(path: Path, file: IO[bytes], target: IO[bytes]) -> None:
     _check_format(path, file)
-    writer_class = _writer()
+    from torch.export.pt2_archive._package import PT2ArchiveWriter
+
     try:
         records = Records(file, _RECORDS)
         _check_version(records)
         program = exported_json.program(records.text(_PROGRAM))
-        states = [_State(records, folder) for folder in _CONFIGS]
+        states = [_State(records, *names) for names in _STATES]
         faults = [*program.faults, *(fault for state in states for fault in state.faults)]
         if not faults:
             _check_sizes(records, states)
@@ -259,7 +209,7 @@ def _rewrite(path: Path, file: IO[bytes], target: IO[bytes]) -> None:
         ) from error
     if faults:
         raise _refusal(path, faults)
-    with writer_class(target) as writer:
+    with PT2ArchiveWriter(target) as writer:
         writer.write_bytes(_PROGRAM, json.dumps(program.value).encode())
         writer.write_bytes("data/sample_inputs/model.pt", b"")  # as save writes it for none
         for state in states:
@@ -301,18 +251,7 @@ def _check_version(records: Records) -> None:
         (constants.ARCHIVE_VERSION_PATH, constants.ARCHIVE_VERSION_VALUE),
     ):
         if records.length(name) > _SHORT or records.read(name).decode("ascii") != expected:
-            raise ValueError(f"{_quoted(name)} is not {expected!r}")
-
-
-def _writer() -> Any:
-    try:
-        from torch.export.pt2_archive._package import PT2ArchiveWriter
-    except ImportError as error:
-        raise LoadError(
-            f"torch {torch.__version__} writes no .pt2 archives as featviz needs them",
-            "torch 2.8 or newer, or --unsafe-load if you trust the file",
-        ) from error
-    return PT2ArchiveWriter
+            raise ValueError(f"{shown(name)} is not {expected!r}")
 
 
 # Weights and constants ----------------------------------------------------------------------
@@ -321,34 +260,41 @@ def _writer() -> Any:
 class _State:
     """Weights or constants: where each lies, and the bytes there."""
 
-    def __init__(self, records: Records, folder: str) -> None:
-        self.folder, self.faults = folder, list[str]()
-        self._records = records
-        self._own: dict[str, bytes] = {}
-        if _PICKLES[folder] in records:
-            tensors = _unpickled(_PICKLES[folder], records.read(_PICKLES[folder]), self.faults)
-            self._config, self._own = _unshared(tensors, _PREFIXES[folder])
+    def __init__(self, records: Records, kind: str, prefix: str) -> None:
+        """
+        Args:
+            kind: `weights` or `constants`.
+            prefix: begins the names of plain tensors' records.
+        """
+        self.faults: list[str] = []
+        self._records, self._folder = records, f"data/{kind}/"
+        self._config_name = f"{self._folder}model_{kind}_config.json"
+        self._unpickled: dict[str, bytes] = {}
+        pickled = f"{self._folder}model.pt"  # of torch 2.8
+        if pickled in records:
+            tensors = _unpickled(pickled, records.read(pickled), self.faults)
+            self._config, self._unpickled = _unshared(tensors, prefix)
         else:
-            checked = exported_json.payload(records.text(_CONFIGS[folder]))
+            checked = exported_json.payload(records.text(self._config_name))
             self.faults += checked.faults
             self._config = checked.value["config"]
         for name, entry in self._config.items():
             if entry["use_pickle"] is not False or not _PAYLOAD.fullmatch(entry["path_name"]):
-                self.faults.append(f"a pickle for {exported_json.shown(name)}")
+                self.faults.append(f"a pickle for {shown(name)}")
 
-    def views(self) -> Iterator[tuple[str, dict[str, Any], int]]:
-        """Name of each tensor, what is said of it, and the bytes of its record."""
+    def views(self) -> Iterator[tuple[str, str, Any, int]]:
+        """Of each tensor its name, its record, what is said of it, and the bytes of the record."""
         for name, entry in self._config.items():
-            record = entry["path_name"]
-            own = self._own.get(record)
-            length = self._records.length(self.folder + record) if own is None else len(own)
-            yield name, entry, length
+            record = self._folder + entry["path_name"]
+            content = self._unpickled.get(entry["path_name"])
+            length = self._records.length(record) if content is None else len(content)
+            yield name, record, entry["tensor_meta"], length
 
     def write(self, writer: Any) -> None:
-        for record in dict.fromkeys(entry["path_name"] for entry in self._config.values()):
-            name = self.folder + record
-            writer.write_bytes(name, self._own.get(record) or self._records.read(name))
-        writer.write_bytes(_CONFIGS[self.folder], json.dumps({"config": self._config}).encode())
+        for name in dict.fromkeys(entry["path_name"] for entry in self._config.values()):
+            record, content = self._folder + name, self._unpickled.get(name)
+            writer.write_bytes(record, self._records.read(record) if content is None else content)
+        writer.write_bytes(self._config_name, json.dumps({"config": self._config}).encode())
 
 
 def _check_sizes(records: Records, states: list[_State]) -> None:
@@ -356,21 +302,23 @@ def _check_sizes(records: Records, states: list[_State]) -> None:
 
     Raises:
         ValueError: a tensor reaches beyond its record, or they repeat few bytes to many.
+        KeyError: a type of numbers that torch serialises no tensor of.
     """
+    from torch._export.serde.serialize import _SERIALIZE_TO_TORCH_DTYPE
+
     sizes: dict[tuple[object, ...], int] = {}
     dtypes: dict[str, int] = {}
     for state in states:
-        for name, entry, length in state.views():
-            meta, record = entry["tensor_meta"], state.folder + entry["path_name"]
+        for name, record, meta, length in state.views():
             shape, strides, offset = _layout(name, meta)
             if dtypes.setdefault(record, meta["dtype"]) != meta["dtype"]:
-                raise ValueError(f"two types of numbers are in {_quoted(record)}")
-            count, width = math.prod(shape), _width(meta["dtype"])
+                raise ValueError(f"two types of numbers are in {shown(record)}")
+            count, width = math.prod(shape), _SERIALIZE_TO_TORCH_DTYPE[meta["dtype"]].itemsize
             last = sum((n - 1) * s for n, s in zip(shape, strides, strict=True)) + offset
             if length % width or (count and (last + 1) * width > length):
                 raise ValueError(
-                    f"{exported_json.shown(name)} of shape {exported_json.shown(str(shape))} lies "
-                    f"beyond the {length:,} bytes of {_quoted(record)}"
+                    f"{shown(name)} of shape {shown(str(shape))} lies beyond the {length:,} bytes "
+                    f"of {shown(record)}"
                 )
             sizes[record, shape, strides, offset] = count * width
     if sum(sizes.values()) > _MOST_REPEATED * records.size + _ALWAYS_REPEATED:
@@ -380,24 +328,13 @@ def _check_sizes(records: Records, states: list[_State]) -> None:
 def _layout(name: str, meta: Any) -> tuple[tuple[int, ...], tuple[int, ...], int]:
     """Sizes, strides and offset, in elements; none of them negative, dense in memory."""
     if meta is None or meta["layout"] != 7 or meta["device"]["type"] == "meta":
-        raise ValueError(f"{exported_json.shown(name)} is no plain tensor with its data")
+        raise ValueError(f"{shown(name)} is no plain tensor with its data")
     values = [[v.get("as_int", -1) for v in meta[key]] for key in ("sizes", "strides")]
     offset = meta["storage_offset"].get("as_int", -1)
     shape, strides = (tuple(v) for v in values)
     if len(shape) != len(strides) or min((*shape, *strides, offset)) < 0:
-        raise ValueError(f"{exported_json.shown(name)} has no shape")
+        raise ValueError(f"{shown(name)} has no shape")
     return shape, strides, offset
-
-
-def _width(dtype: int) -> int:
-    """Bytes of a number, by torch's number of the type.
-
-    Raises:
-        KeyError: none that torch serialises.
-    """
-    from torch._export.serde.serialize import _SERIALIZE_TO_TORCH_DTYPE
-
-    return int(_SERIALIZE_TO_TORCH_DTYPE[dtype].itemsize)
 
 
 # Torch 2.8 ----------------------------------------------------------------------------------
@@ -407,32 +344,28 @@ def _unpickled(name: str, content: bytes, faults: list[str]) -> dict[str, Tensor
     """Named plain tensors that torch.save wrote; anything else is a fault."""
     if not content:
         return {}
-    inner = Records(io.BytesIO(content), _INNER_RECORDS)
-    for opcode, argument, _ in pickletools.genops(inner.read("data.pkl")):
-        unknown = opcode.name == "GLOBAL" and not _PLAIN_GLOBALS.fullmatch(str(argument))
-        if unknown or opcode.name not in _PLAIN_OPCODES:
-            faults.append(f"objects in {name}")
-            return {}
+    Records(io.BytesIO(content), _INNER_RECORDS)
+    vocabulary = pickles.Vocabulary({}, _PLAIN_NAMES)
+    tensors: Any = None
     try:
-        found = torch_save.load_record(content)
-    except RefusedError as error:
-        raise ValueError(f"{_quoted(name)} {error}") from error
+        tensors = torch_save.load_record(content, vocabulary)
     except Exception as error:  # a broken pickle decides itself what it raises
-        raise ValueError(f"{_quoted(name)} is no pickle of tensors") from error
-    named = isinstance(found, dict) and all(
-        isinstance(key, str) and exported_json.is_state(key) and _is_plain(value)
-        for key, value in found.items()
-    )
-    if not named:
+        if not vocabulary.unknown:
+            reason = error if isinstance(error, RefusedError) else "is no pickle of tensors"
+            raise ValueError(f"{shown(name)} {reason}") from error
+    if vocabulary.unknown or not _are_tensors(tensors):
         faults.append(f"objects in {name}")
-    return found if named else {}
+        return {}
+    return dict(tensors)
 
 
-def _is_plain(value: object) -> bool:
-    return (
-        isinstance(value, Tensor)
+def _are_tensors(content: object) -> bool:
+    return isinstance(content, dict) and all(
+        isinstance(name, str)
+        and exported_json.is_state(name)
         and type(value) in (Tensor, torch.nn.Parameter)
         and value.layout == torch.strided
+        for name, value in content.items()
     )
 
 
@@ -440,37 +373,23 @@ def _unshared(
     tensors: dict[str, Tensor], prefix: str
 ) -> tuple[dict[str, dict[str, Any]], dict[str, bytes]]:
     """Tensors as the format of today has them: a record for each storage, and where each lies."""
+    from torch._export.serde import serialize
 
-    records: dict[int, str] = {}
+    to_dict: Any = serialize._dataclass_to_dict  # without type hints
+    names: dict[int | str, str] = {}
     config: dict[str, dict[str, Any]] = {}
     contents: dict[str, bytes] = {}
     for name, tensor in tensors.items():
         storage = tensor.untyped_storage()
-        record = records.setdefault(
-            storage.data_ptr() or -len(records) - 1, f"{prefix}{len(records)}"
-        )
-        if record not in contents:
+        address = storage.data_ptr() or name  # empty ones have none
+        if address not in names:
+            names[address] = f"{prefix}{len(names)}"
             flat = torch.empty(0, dtype=torch.uint8).set_(storage)
-            contents[record] = flat.numpy().tobytes()
+            contents[names[address]] = flat.numpy().tobytes()
         config[name] = {
-            "path_name": record,
+            "path_name": names[address],
             "is_param": isinstance(tensor, torch.nn.Parameter),
             "use_pickle": False,
-            "tensor_meta": _meta(tensor),
+            "tensor_meta": to_dict(serialize.serialize_tensor_meta(tensor)),
         }
     return config, contents
-
-
-def _meta(tensor: Tensor) -> dict[str, Any]:
-    """What torch's schema says of a tensor on the CPU."""
-    from torch._export.serde.serialize import _TORCH_TO_SERIALIZE_DTYPE
-
-    return {
-        "dtype": int(_TORCH_TO_SERIALIZE_DTYPE[tensor.dtype]),
-        "sizes": [{"as_int": size} for size in tensor.shape],
-        "strides": [{"as_int": stride} for stride in tensor.stride()],
-        "storage_offset": {"as_int": tensor.storage_offset()},
-        "requires_grad": tensor.requires_grad,
-        "device": {"type": "cpu", "index": None},
-        "layout": 7,
-    }

@@ -10,6 +10,7 @@ writes there; what is not needed to run the program is left out.
 from __future__ import annotations
 
 import functools
+import itertools
 import json
 import keyword
 import math
@@ -18,7 +19,7 @@ import types
 import typing
 from collections import defaultdict
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, fields, is_dataclass
+from dataclasses import dataclass, fields
 from enum import IntEnum
 from typing import Any
 
@@ -27,8 +28,9 @@ from torch import nn
 
 from featviz.files import parse_json
 from featviz.models.files import exported_sizes
+from featviz.models.files.module_state import LONGEST_PATH
 
-_LENGTH = 60
+_LENGTH = 80
 """Characters of a fault that are shown."""
 
 _MOST_DIMENSIONS = 64
@@ -40,9 +42,6 @@ _MOST_ELEMENTS = 2**50
 _DEEPEST = 64
 """Modules inside one another: beyond, what goes through them recursively fails."""
 
-_LONGEST_PATH = 3_000
-"""Characters of the way to a module, under which results are filed."""
-
 _MOST_CALLS = 1_000
 """Calls of one module that export keeps apart; torch compares each with each."""
 
@@ -51,6 +50,9 @@ _PLAIN = re.compile(r"[\w.@+-]*", re.ASCII)
 
 _IDENTIFIER = re.compile(r"[A-Za-z_]\w*", re.ASCII)
 """Names of nodes, which torch writes into code."""
+
+_ARGUMENT = re.compile(r"([A-Za-z_]\w*)?", re.ASCII)
+"""Names of operators' arguments, where `from` is one, and none is one too."""
 
 _COMPONENT = re.compile(r"(?!__)[\w+-]+(@\d{1,6})?", re.ASCII)
 """One name in the path of a module, and which call of it."""
@@ -113,12 +115,12 @@ class BrokenError(ValueError):
     """The document is not of the form that torch.export.save writes."""
 
 
-@dataclass
+@dataclass(frozen=True)
 class Checked:
     """A document built anew, and what could not be taken over."""
 
     value: Any
-    faults: list[str] = field(default_factory=list)
+    faults: list[str]
     """Strings out of place, in words for people; with any, the document must not be loaded."""
 
 
@@ -152,157 +154,131 @@ def shown(text: str) -> str:
 def _checked(text: str, name: str) -> Checked:
     from torch._export.serde import schema
 
-    found = Checked(None)
+    reader = _Reader()
     try:
-        found.value = _Reader(found.faults).read(_form(getattr(schema, name)), parse_json(text), "")
+        return Checked(reader.read(getattr(schema, name), parse_json(text), ""), reader.faults)
     except RecursionError as error:
         raise BrokenError("too deep") from error
-    return found
 
 
 # Values against torch's schema --------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class _Form:
-    """What a place in the document may hold."""
-
-    kind: str
-    """record, union, list, dict, optional, enum, int, float, bool or str."""
-    name: str = ""
-    inner: Callable[[], Any] = lambda: None
-    """Forms of what lies inside: of each field, or of each item."""
-
-
-@functools.cache
-def _form(annotation: Any) -> _Form:
-    """torch's annotation as a form; forms refer to each other, so inner ones come late."""
-    from torch._export.serde import schema
-    from torch._export.serde.union import _Union
-
-    origin, args = typing.get_origin(annotation), typing.get_args(annotation)
-    if origin in (typing.Union, types.UnionType):
-        inner = next(arg for arg in args if arg is not type(None))
-        return _Form("optional", "", lambda: _form(inner))
-    if origin in (list, dict):
-        return _Form(origin.__name__, "", lambda: _form(args[-1]))
-    if isinstance(annotation, type) and is_dataclass(annotation):
-        names = [f.name for f in fields(annotation)]
-
-        @functools.cache
-        def forms() -> dict[str, _Form]:
-            hints = typing.get_type_hints(annotation, globalns=vars(schema))
-            return {name: _form(hints[name]) for name in names}
-
-        kind = "union" if issubclass(annotation, _Union) else "record"
-        return _Form(kind, annotation.__name__, forms)
-    if isinstance(annotation, type) and issubclass(annotation, IntEnum):
-        values = frozenset(int(value) for value in annotation)
-        return _Form("enum", annotation.__name__, lambda: values)
-    return _Form(annotation.__name__)
-
-
 class _Reader:
-    """Builds a document anew, and collects its faults."""
+    """Builds a document anew after torch's annotations, and collects its faults."""
 
-    def __init__(self, faults: list[str]) -> None:
-        self.faults = faults
+    def __init__(self) -> None:
+        self.faults: list[str] = []
 
-    def read(self, form: _Form, value: Any, key: str) -> Any:
-        return _KINDS[form.kind](self, form, value, key)
+    def read(self, annotation: Any, value: Any, key: str) -> Any:
+        reader, kind = _form(annotation)
+        return reader(self, kind, value, key)
 
-    def optional(self, form: _Form, value: Any, key: str) -> Any:
-        return None if value is None else self.read(form.inner(), value, key)
+    def optional(self, inner: Any, value: Any, key: str) -> Any:
+        return None if value is None else self.read(inner, value, key)
 
-    def record(self, form: _Form, value: Any, key: str) -> Any:
-        _expect(isinstance(value, dict), key, form.name, value)
-        if form.name == "GraphModule":
+    def record(self, kind: type, value: Any, key: str) -> Any:
+        _expect(isinstance(value, dict), key, kind.__name__, value)
+        if kind.__name__ == "GraphModule":
             value = {**value, "metadata": {}}
-        forms = form.inner()
-        keys = {"name": "argument"} if form.name == "NamedArgument" else {}
-        found = {
+        inner = _fields(kind)
+        keys = {"name": "argument"} if kind.__name__ == "NamedArgument" else {}
+        record = {
             name: _EMPTIED[name]()
             if name in _EMPTIED
-            else self.read(forms[name], item, keys.get(name, name))
+            else self.read(inner[name], item, keys.get(name, name))
             for name, item in value.items()
-            if name in forms
+            if name in inner
         }
-        if form.name == "TensorMeta":
-            _check_tensor(found)
-        return found
+        if kind.__name__ == "TensorMeta":
+            _check_tensor(record)
+        return record
 
-    def union(self, form: _Form, value: Any, key: str) -> Any:
-        forms = form.inner()
-        _expect(isinstance(value, dict) and len(value) == 1, key, form.name, value)
+    def union(self, kind: type, value: Any, key: str) -> Any:
+        inner = _fields(kind)
+        _expect(isinstance(value, dict) and len(value) == 1, key, kind.__name__, value)
         ((name, item),) = value.items()
-        _expect(name in forms, key, form.name, name)
+        _expect(name in inner, key, kind.__name__, name)
         if name in _REFUSED:
             self.faults.append(f"{name} for {shown(key)}")
             return {"as_none": True}
-        return {name: self.read(forms[name], item, name)}
+        return {name: self.read(inner[name], item, name)}
 
-    def items(self, form: _Form, value: Any, key: str) -> Any:
+    def items(self, inner: Any, value: Any, key: str) -> Any:
         _expect(isinstance(value, list), key, "a list", value)
-        inner = form.inner()
         return [self.read(inner, item, key) for item in value]
 
-    def mapping(self, form: _Form, value: Any, key: str) -> Any:
+    def mapping(self, inner: Any, value: Any, key: str) -> Any:
         _expect(isinstance(value, dict), key, "an object", value)
-        inner, found = form.inner(), {}
-        named = _NAMES.get(key, _is_identifier)
+        mapping = {}
         for name, item in value.items():
-            if key == "range_constraints" and not _is_symbol(name):
+            if key == "range_constraints" and not exported_sizes.SYMBOL.fullmatch(name):
                 continue  # bounds of an expression: those of its symbols do
-            if not named(name):
+            if not _NAMES.get(key, _is_identifier)(name):
                 self.faults.append(f"the name {shown(name)}")
             elif key == "metadata" and name not in _KEPT_METADATA:
                 self.text(str(item), name)
             else:
-                found[name] = self.read(inner, item, name)
-        return found
+                mapping[name] = self.read(inner, item, name)
+        return mapping
 
-    def member(self, form: _Form, value: Any, key: str) -> Any:
-        _expect(type(value) is int and value in form.inner(), key, form.name, value)
+    def member(self, kind: type[IntEnum], value: Any, key: str) -> Any:
+        _expect(type(value) is int and value in tuple(kind), key, kind.__name__, value)
         return value
 
-    def whole(self, form: _Form, value: Any, key: str) -> Any:
-        _expect(type(value) is int and -(2**63) <= value < 2**64, key, "a whole number", value)
-        return value
+    def plain(self, kind: type, value: Any, key: str) -> Any:
+        what, fits = _PLAIN_VALUES[kind]
+        _expect(fits(value), key, what, value)
+        return self.text(value, key) if kind is str else value
 
-    def decimal(self, form: _Form, value: Any, key: str) -> Any:
-        number = type(value) in (int, float) and abs(value) < 2**1024
-        _expect(number or value in _WORDS, key, "a number", value)
-        return value
-
-    def flag(self, form: _Form, value: Any, key: str) -> Any:
-        _expect(isinstance(value, bool), key, "true or false", value)
-        return value
-
-    def words(self, form: _Form, value: Any, key: str) -> Any:
-        _expect(isinstance(value, str), key, "text", value)
-        return self.text(value, key)
-
-    def text(self, value: str, key: str) -> Any:
+    def text(self, value: str, key: str) -> str:
         """A string as it may be taken over."""
         try:
-            return _RULES.get(key, _plain)(value)
+            if key in _REWRITTEN:
+                return _REWRITTEN[key](value)
+            if _RULES.get(key, _PLAIN.fullmatch)(value):
+                return value
         except (ValueError, TypeError, KeyError, AttributeError):
-            self.faults.append(f"{key} {shown(value)}")
-            return ""
+            pass
+        self.faults.append(f"{key} {shown(value)}")
+        return ""
 
 
-_KINDS: dict[str, Callable[[_Reader, _Form, Any, str], Any]] = {
-    "record": _Reader.record,
-    "union": _Reader.union,
-    "optional": _Reader.optional,
-    "list": _Reader.items,
-    "dict": _Reader.mapping,
-    "enum": _Reader.member,
-    "int": _Reader.whole,
-    "float": _Reader.decimal,
-    "bool": _Reader.flag,
-    "str": _Reader.words,
+@functools.cache
+def _form(annotation: Any) -> tuple[Callable[[_Reader, Any, Any, str], Any], Any]:
+    """What reads a value that torch annotates so; and its class, or the annotation of what lies
+    inside."""
+    from torch._export.serde.union import _Union
+
+    origin, args = typing.get_origin(annotation), typing.get_args(annotation)
+    if origin in (typing.Union, types.UnionType):
+        return _Reader.optional, next(arg for arg in args if arg is not type(None))
+    if origin is not None:
+        return {list: _Reader.items, dict: _Reader.mapping}[origin], args[-1]
+    if annotation in _PLAIN_VALUES:
+        return _Reader.plain, annotation
+    if issubclass(annotation, IntEnum):
+        return _Reader.member, annotation
+    return _Reader.union if issubclass(annotation, _Union) else _Reader.record, annotation
+
+
+@functools.cache
+def _fields(kind: type) -> dict[str, Any]:
+    """The fields of one of torch's records, and how they are annotated."""
+    hints = typing.get_type_hints(kind)
+    return {field.name: hints[field.name] for field in fields(kind)}
+
+
+_PLAIN_VALUES: dict[type, tuple[str, Callable[[Any], bool]]] = {
+    bool: ("true or false", lambda value: type(value) is bool),
+    int: ("a whole number", lambda value: type(value) is int and -(2**63) <= value < 2**64),
+    float: (
+        "a number",
+        lambda value: value in _WORDS or (type(value) in (int, float) and abs(value) < 2**1024),
+    ),
+    str: ("text", lambda value: isinstance(value, str)),
 }
+"""By its type, what a value is called, and whether one is fit."""
 
 
 def _expect(fits: bool, key: str, what: str, value: Any) -> None:
@@ -318,31 +294,8 @@ def _check_tensor(meta: dict[str, Any]) -> None:
 # Strings and names --------------------------------------------------------------------------
 
 
-def _holds(rule: Callable[[str], bool]) -> Callable[[str], str]:
-    """A rule that takes a string over as it is, or not at all."""
-
-    def take(text: str) -> str:
-        if not rule(text):
-            raise BrokenError("out of place")
-        return text
-
-    return take
-
-
-def _is_plain(text: str) -> bool:
-    return _PLAIN.fullmatch(text) is not None
-
-
-_plain = _holds(_is_plain)
-
-
 def _is_identifier(text: str) -> bool:
     return _IDENTIFIER.fullmatch(text) is not None and not keyword.iskeyword(text)
-
-
-def _is_argument(text: str) -> bool:
-    """Names of operators' arguments, where `from` is one, and none is one too."""
-    return text == "" or _IDENTIFIER.fullmatch(text) is not None
 
 
 def _is_path(text: str) -> bool:
@@ -351,7 +304,7 @@ def _is_path(text: str) -> bool:
         return True
     parts = text.split(".")
     return (
-        len(text) <= _LONGEST_PATH
+        len(text) <= LONGEST_PATH
         and len(parts) <= _DEEPEST
         and all(
             _COMPONENT.fullmatch(part) and part.partition("@")[0] not in _RESERVED for part in parts
@@ -365,15 +318,14 @@ def is_state(text: str) -> bool:
 
 
 def _is_stack(text: str) -> bool:
-    return all(_is_stack_item(item.split(",")) for item in text.split(";"))
-
-
-def _is_stack_item(parts: list[str]) -> bool:
-    return (
+    """Whether each module around an operation is `key,path,class`."""
+    modules = [module.split(",") for module in text.split(";")]
+    return all(
         len(parts) == 3
-        and _KEY.fullmatch(parts[0]) is not None
+        and _KEY.fullmatch(parts[0])
         and _is_path(parts[1])
-        and _TYPE.fullmatch(parts[2]) is not None
+        and _TYPE.fullmatch(parts[2])
+        for parts in modules
     )
 
 
@@ -390,8 +342,10 @@ def _is_operator(text: str) -> bool:
     if not text.startswith(("torch.ops.aten.", "torch.ops.torchvision.")):
         return True
     _, _, space, name, overload = text.split(".")
-    found = getattr(getattr(getattr(torch.ops, space), name, None), overload, None)
-    return found is None or (isinstance(found, torch._ops.OpOverload) and _takes_tensors(found))
+    operator = getattr(getattr(getattr(torch.ops, space), name, None), overload, None)
+    return operator is None or (
+        isinstance(operator, torch._ops.OpOverload) and _takes_tensors(operator)
+    )
 
 
 def _takes_tensors(operator: torch._ops.OpOverload) -> bool:
@@ -401,10 +355,6 @@ def _takes_tensors(operator: torch._ops.OpOverload) -> bool:
     return not any(map(_FOREIGN.search, types)) and (
         any("Tensor" in kind for kind in types) or schema.name in _ABOUT_SIZES
     )
-
-
-def _is_symbol(text: str) -> bool:
-    return exported_sizes.SYMBOL.fullmatch(text) is not None
 
 
 def _tree(text: str) -> str:
@@ -418,7 +368,7 @@ def _tree(text: str) -> str:
 def _tree_node(tree: dict[str, Any]) -> dict[str, Any]:
     kind, context = tree["type"], tree["context"]
     keys = parse_json(context) if context is not None else None
-    named = isinstance(keys, list) and all(isinstance(k, str) and _is_plain(k) for k in keys)
+    named = isinstance(keys, list) and all(isinstance(k, str) and _PLAIN.fullmatch(k) for k in keys)
     if kind not in _TREE_TYPES or not (keys is None or named):
         raise BrokenError("an unknown type")
     return {
@@ -428,47 +378,30 @@ def _tree_node(tree: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _device(text: str) -> str:
-    if text not in _DEVICES:
-        raise BrokenError("an unknown device")
-    return text
-
-
-_node, _state, _path = _holds(_is_identifier), _holds(is_state), _holds(_is_path)
-_note = _holds(_is_note)
-
-_RULES: dict[str, Callable[[str], str]] = {
-    "target": _holds(_is_operator),
-    "as_operator": _holds(_is_operator),
+_REWRITTEN: dict[str, Callable[[str], str]] = {
     "expr_str": exported_sizes.rewritten,
     "in_spec": _tree,
     "out_spec": _tree,
-    "type": _device,
-    "argument": _holds(_is_argument),
-    "name": _node,
-    "as_name": _node,
-    "user_input_name": _node,
-    "forward_arg_names": _node,
-    "fqn": _path,
-    "parameter_name": _state,
-    "buffer_name": _state,
-    "tensor_constant_name": _state,
-    "nn_module_stack": _holds(_is_stack),
-    "stack_trace": _note,
-    "torch_fn": _note,
-    "source_fn_stack": _note,
-    "custom": _note,
-    "from_node": _note,
-    "as_string": _note,
-    "as_strings": _note,
 }
-"""What the strings under a key may be; other strings are plain names."""
+"""What is written anew of the strings under a key."""
 
-_NAMES: dict[str, Callable[[str], bool]] = {
+_RULES: dict[str, Callable[[str], object]] = {
+    "type": _DEVICES.__contains__,
+    "argument": _ARGUMENT.fullmatch,
+    "fqn": _is_path,
+    "nn_module_stack": _is_stack,
+    **dict.fromkeys(("target", "as_operator"), _is_operator),
+    **dict.fromkeys(("name", "as_name", "user_input_name", "forward_arg_names"), _is_identifier),
+    **dict.fromkeys(("parameter_name", "buffer_name", "tensor_constant_name"), is_state),
+    **dict.fromkeys(("stack_trace", "torch_fn", "source_fn_stack", "custom"), _is_note),
+    **dict.fromkeys(("from_node", "as_string", "as_strings"), _is_note),
+}
+"""What other strings under a key may be; those under any other key are plain names."""
+
+_NAMES: dict[str, Callable[[str], object]] = {
     "config": is_state,
-    "metadata": _is_plain,
-    "opset_version": _is_plain,
-    "range_constraints": lambda name: True,
+    "metadata": _PLAIN.fullmatch,
+    "opset_version": _PLAIN.fullmatch,
 }
 """What the names in an object may be; those of other objects are names of nodes."""
 
@@ -491,9 +424,16 @@ def _settle(document: dict[str, Any]) -> None:
         if not (module["module_call_graph"] and module["module_call_graph"][0].get("signature")):
             raise BrokenError("it lacks the signature of its own call")
         image = _image(module["signature"]["input_specs"])
-        live = _settle_graph(module["graph"], image)
+        outer = module["graph"]
+        live = {
+            symbol
+            for graph in _graphs(outer)
+            for symbol in _settle_graph(graph, image if graph is outer else None)
+        }
         ranges = document["range_constraints"]
-        document["range_constraints"] = {name: ranges[name] for name in live if name in ranges}
+        document["range_constraints"] = {
+            name: ranges[name] for name in sorted(live) if name in ranges
+        }
     except KeyError as error:
         raise BrokenError(f"it lacks {error}") from error
 
@@ -506,13 +446,13 @@ def _image(specs: list[dict[str, Any]]) -> str | None:
     return None
 
 
-def _settle_graph(graph: dict[str, Any], image: str | None) -> list[str]:
-    """Put numbers for sizes, in graphs inside too; gives the symbols that are left."""
-    left: list[str] = []
+def _settle_graph(graph: dict[str, Any], image: str | None) -> set[str]:
+    """Put numbers for sizes; gives the symbols that are left."""
+    left: set[str] = set()
     for name, meta in graph["tensor_values"].items():
         texts = list(_expressions(meta))
         if name == image and all(map(exported_sizes.is_quick, texts)) and len(meta["sizes"]) <= 8:
-            left = sorted(set().union(*map(exported_sizes.symbols, texts)))
+            left = set().union(*map(exported_sizes.symbols, texts))
         else:
             for key in ("sizes", "strides"):
                 meta[key] = [_settled(value, "as_int", _UNKNOWN_SIZE) for value in meta[key]]
@@ -523,25 +463,16 @@ def _settle_graph(graph: dict[str, Any], image: str | None) -> list[str]:
     for key, kind, unknown in _SYMBOLIC:
         values = graph.get(key, {})
         values.update({name: _settled(v, kind, unknown) for name, v in values.items()})
-    for node in graph["nodes"]:
-        for inner in _graphs(node):
-            _settle_graph(inner, None)
     return left
 
 
-def _graphs(node: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """Graphs that an operation takes as arguments."""
-    for argument in node["inputs"]:
-        if "as_graph" in argument["arg"]:
-            yield argument["arg"]["as_graph"]["graph"]
-
-
-def _nodes(graph: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """Operations, those of graphs inside too."""
+def _graphs(graph: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """A graph, and those that its operations take as arguments, at any depth."""
+    yield graph
     for node in graph["nodes"]:
-        yield node
-        for inner in _graphs(node):
-            yield from _nodes(inner)
+        for argument in node["inputs"]:
+            if "as_graph" in argument["arg"]:
+                yield from _graphs(argument["arg"]["as_graph"]["graph"])
 
 
 _SYMBOLIC: tuple[tuple[str, str, Any], ...] = (
@@ -572,7 +503,8 @@ def _check_calls(document: dict[str, Any]) -> None:
         BrokenError: there are more than any program of this many operations has.
     """
     calls: dict[str, set[str]] = defaultdict(set)
-    nodes = list(_nodes(document["graph_module"]["graph"]))
+    module = document["graph_module"]
+    nodes = [node for graph in _graphs(module["graph"]) for node in graph["nodes"]]
     paths = {
         item.split(",")[1]
         for node in nodes
@@ -580,28 +512,28 @@ def _check_calls(document: dict[str, Any]) -> None:
         for item in stack.split(";")
     }
     for path in paths:
-        base = ""
-        for part in path.split("."):
-            base += f".{part.partition('@')[0]}"
+        for base, part in zip(_bases(path), path.split("."), strict=True):
             calls[base].add(part)
     most = max(map(len, calls.values()), default=0)
-    made = sum(_copies(name, calls) for name in _states(document))
+    made = sum(_copies(name, calls) for name in _states(module["signature"]["input_specs"]))
     if most > _MOST_CALLS or made > 10_000 + 16 * len(nodes):
         raise BrokenError(f"{max(most, made):,} calls of modules for {len(nodes):,} operations")
 
 
 def _copies(name: str, calls: dict[str, set[str]]) -> int:
     """Modules that a parameter goes into: each call of each module around it."""
-    copies, base = 1, ""
-    for part in name.split(".")[:-1]:
-        base += f".{part}"
-        copies *= max(1, len(calls.get(base, ())))
-    return copies
+    return math.prod(max(1, len(calls.get(base, ()))) for base in [*_bases(name)][:-1])
 
 
-def _states(document: dict[str, Any]) -> Iterator[str]:
-    for spec in document["graph_module"]["signature"]["input_specs"]:
-        for value in spec.values():
-            for key in ("parameter_name", "buffer_name", "tensor_constant_name"):
-                if isinstance(value.get(key), str):
-                    yield value[key]
+def _bases(path: str) -> Iterator[str]:
+    """The way to each module on a path, for all calls of it: `a.b@2.c` has a, a.b and a.b.c."""
+    names = (part.partition("@")[0] for part in path.split("."))
+    return itertools.accumulate(names, "{}.{}".format)
+
+
+def _states(specs: list[dict[str, Any]]) -> Iterator[str]:
+    """Names of parameters, buffers and constants among the inputs."""
+    for value in (value for spec in specs for value in spec.values()):
+        for key in ("parameter_name", "buffer_name", "tensor_constant_name"):
+            if isinstance(value.get(key), str):
+                yield value[key]

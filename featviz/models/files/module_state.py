@@ -37,8 +37,8 @@ _FLAGS = ("_with_kwargs", "_always_called")
 _NAME = re.compile(r"[^.\0\ud800-\udfff]+")
 """Names of modules: torch wants no dots, and results are filed under them."""
 
-_LONGEST_PATH = 3000
-"""Characters of the way to a module, which results are filed under too."""
+LONGEST_PATH = 3000
+"""Characters of the way to a module, which results are filed under."""
 
 _PLAIN = (bool, int, float, str, type(None))
 
@@ -66,14 +66,15 @@ def check(content: Any, made: Sequence[Any], vocabulary: Vocabulary, budget: Bud
             trees.check(item, budget)
     for item in made:
         if isinstance(item, nn.Module) and not is_sound(item):
-            raise _broken(item)
+            raise broken(item)
 
 
 def is_sound(module: nn.Module) -> bool:
     """Whether all that nn.Module keeps is there, and of its kind."""
-    own = vars(module)
+    attributes = vars(module)
     return all(
-        name in own and (not isinstance(value, (bool, dict, set)) or type(own[name]) in _kin(value))
+        name in attributes
+        and (not isinstance(value, (bool, dict, set)) or type(attributes[name]) in _kin(value))
         for name, value in _FRESH.items()
     )
 
@@ -82,7 +83,8 @@ def _kin(value: Any) -> tuple[type, ...]:
     return (dict, OrderedDict) if isinstance(value, dict) else (type(value),)
 
 
-def _broken(module: nn.Module) -> RefusedError:
+def broken(module: nn.Module) -> RefusedError:
+    """The error for a module that torch could not use."""
     return RefusedError(
         f"holds a broken {type(module).__name__}: it lacks parts of an nn.Module, "
         "or contains itself"
@@ -90,32 +92,32 @@ def _broken(module: nn.Module) -> RefusedError:
 
 
 def _check_state(module: nn.Module, vocabulary: Vocabulary, budget: Budget) -> None:
-    own = vars(module)
+    attributes = vars(module)
     _check_names(module, vocabulary)
     for name, kinds in _CONTENTS.items():
-        items = own.get(name, 0)
+        items = attributes.get(name, 0)
         if isinstance(items, dict):
-            budget.take_object(len(items))  # it may be shared with many others
+            budget.objects.take(1 + len(items))  # it may be shared with many others
         if type(items) not in (dict, OrderedDict) or not all(
             type(key) is str and (value is None or isinstance(value, kinds))
             for key, value in items.items()
         ):
-            raise _broken(module)
-    if not all(_NAME.fullmatch(name) for name in own["_modules"]):
+            raise broken(module)
+    if not all(_NAME.fullmatch(name) for name in attributes["_modules"]):
         raise RefusedError(f"holds a {type(module).__name__} with a module of an impossible name")
-    for name in _HOOKS & own.keys():
-        hooks = own[name]
+    for name in _HOOKS & attributes.keys():
+        hooks = attributes[name]
         if type(hooks) not in (dict, OrderedDict):
-            raise _broken(module)
-        budget.take_object(len(hooks))
+            raise broken(module)
+        budget.objects.take(1 + len(hooks))
         flags = bool if name.endswith(_FLAGS) else ()
         if not all(isinstance(v, flags) or vocabulary.trusts(v) for v in hooks.values()):
             raise RefusedError(
                 f"holds a {type(module).__name__} with {name}, which would call what the file says"
             )
     for name in ("training", "_is_full_backward_hook"):
-        if name in own and own[name] is not None and type(own[name]) is not bool:
-            raise _broken(module)
+        if type(attributes.get(name)) not in (bool, type(None)):
+            raise broken(module)
     if isinstance(module, nn.RNNBase):
         _check_recurrent(module)
 
@@ -126,8 +128,8 @@ def _check_names(item: Any, vocabulary: Vocabulary) -> None:
         owner = next((kind for kind in type(item).__mro__ if name in vars(kind)), None)
         if owner is None and not name.startswith("__"):
             continue
-        found = None if owner is None else vars(owner)[name]
-        harmless = owner and not callable(found) and not hasattr(type(found), "__get__")
+        default = None if owner is None else vars(owner)[name]
+        harmless = owner and not callable(default) and not hasattr(type(default), "__get__")
         if (harmless and type(value) in _PLAIN) or vocabulary.trusts(value):
             continue
         if name == "all_weights" and isinstance(item, nn.RNNBase):  # of torch before 1.0
@@ -140,11 +142,11 @@ def _check_names(item: Any, vocabulary: Vocabulary) -> None:
 
 def _check_recurrent(module: nn.RNNBase) -> None:
     """`__setstate__` counts up to `num_layers` in files of old versions."""
-    own = vars(module)
-    layers, names = own.get("num_layers"), own.get("_flat_weights_names", [])
-    sound = type(layers) is int and 0 < layers <= max(1, len(own.get("_parameters", ())))
+    attributes = vars(module)
+    layers, names = attributes.get("num_layers"), attributes.get("_flat_weights_names", [])
+    sound = type(layers) is int and 0 < layers <= max(1, len(attributes.get("_parameters", ())))
     if not sound or type(names) is not list or not all(type(name) is str for name in names):
-        raise _broken(module)
+        raise broken(module)
 
 
 def _finish(module: nn.Module) -> None:
@@ -152,7 +154,7 @@ def _finish(module: nn.Module) -> None:
     try:
         module.__setstate__(dict(vars(module)))  # type: ignore[no-untyped-call]
     except Exception as error:  # whatever a state that a file made up leads to
-        raise _broken(module) from error
+        raise broken(module) from error
 
 
 def _check_depth(content: Any) -> None:
@@ -160,7 +162,7 @@ def _check_depth(content: Any) -> None:
     would fill the memory where they are written out; what lies inside itself counts once."""
     depths: dict[int, int] = {}
     sizes: dict[int, int] = {}
-    held = 0
+    seen = 0
     path = [_Open(content)]
     open_now = {id(content)}
     while path:
@@ -176,10 +178,10 @@ def _check_depth(content: Any) -> None:
         else:
             path.pop()
             open_now.discard(id(top.value))
-            held += len(parts(top.value))
+            seen += len(parts(top.value))
             depths[id(top.value)] = top.depth
             sizes[id(top.value)] = 1 if isinstance(top.value, nn.Module) else top.size
-            if top.size > _MOST_WRITTEN + _MOST_REPEATED * held:
+            if top.size > _MOST_WRITTEN + _MOST_REPEATED * seen:
                 raise RefusedError(
                     f"holds a {type(top.value).__name__} that repeats its parts beyond all bounds"
                 )
@@ -210,7 +212,7 @@ class _Trees:
     def check(self, module: nn.Module, budget: Budget) -> None:
         """Refuse a module that contains itself, or that is larger than its file can be."""
         visits, size, longest = self._measure(module)
-        if longest > _LONGEST_PATH:
+        if longest > LONGEST_PATH:
             raise RefusedError(f"holds a module under a name of {longest:,} characters")
         if visits > _MOST_VISITS or size > budget.most:
             raise RefusedError(
@@ -231,7 +233,7 @@ class _Trees:
                     visits, size = visits + more, size + bytes_below
                     longest = max(longest, len(name) + 1 + way)
             self._known[id(module)] = visits, size, longest
-        found = self._known[id(module)]
-        if found is None:
-            raise _broken(module)
-        return found
+        measures = self._known[id(module)]
+        if measures is None:
+            raise broken(module)
+        return measures

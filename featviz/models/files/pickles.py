@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import _compat_pickle  # the standard library's own tables
 import importlib
+import re
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -64,6 +65,9 @@ _SHOWN = 20
 """Names that a message lists before it says how many more there are."""
 
 
+_ANY = re.compile(r".*", re.DOTALL)
+
+
 class Unknown:
     """Stands for a name that may not be used, and for all that a file would make of it."""
 
@@ -76,8 +80,14 @@ class Unknown:
 class Vocabulary:
     """The names that a file may use: those of this program, and those that the user allows."""
 
-    def __init__(self, allowed: Mapping[str, Any]) -> None:
+    def __init__(self, allowed: Mapping[str, Any], among: re.Pattern[str] = _ANY) -> None:
+        """
+        Args:
+            allowed: what the user allows, by name.
+            among: the names of this program that the file may use, where it may not use all.
+        """
         self.allowed = allowed
+        self._among = among
         self.unknown: set[str] = set()
         """Names met that may not be used."""
         self._met: dict[str, Any] = {}
@@ -104,14 +114,15 @@ class Vocabulary:
     def _look_up(self, name: str) -> Any:
         if name in self.allowed:
             return self.allowed[name]
-        if len(self._met) > _MOST_IMPORTS:
+        meaning = None
+        if len(self._met) <= _MOST_IMPORTS and self._among.fullmatch(name):
+            if name in _HELPERS or name in _VALUES:
+                return _attribute(name)
+            meaning = MAKERS.get(name) or TYPES.get(name) or _module_class(name)
+        if meaning is None:
             self.unknown.add(name)
             return Unknown(name)
-        found = MAKERS.get(name) or TYPES.get(name) or _module_class(name) or _listed(name)
-        if found is None:
-            self.unknown.add(name)
-            return Unknown(name)
-        return found
+        return meaning
 
 
 def is_module_class(value: Any) -> bool:
@@ -151,10 +162,9 @@ def refusal(path: Path, names: Iterable[str]) -> LoadError:
 
 
 def _import(name: str, path: Path) -> Any:
-    module, _, attribute = name.rpartition(".")
     try:
         with importable(path.parent):
-            return getattr(importlib.import_module(module), attribute)
+            return _attribute(name)
     except (ImportError, AttributeError, ValueError, TypeError) as error:
         hint = "pkg.mod.Class"
         if isinstance(error, ModuleNotFoundError):
@@ -162,36 +172,30 @@ def _import(name: str, path: Path) -> Any:
         raise UsageError(f"--allow-global {name!r} cannot be found: {error}", hint) from error
 
 
+def _attribute(name: str) -> Any:
+    module, _, attribute = name.rpartition(".")
+    return getattr(importlib.import_module(module), attribute)
+
+
 def _module_class(name: str) -> type[nn.Module] | None:
     """The nn.Module class of torch or torchvision with this very name, else None."""
-    found = _class_named(name) if name.startswith(_PACKAGES) or name in _MODULES else None
-    if found is None or not issubclass(found, nn.Module):
+    if not name.startswith(_PACKAGES) and name not in _MODULES:
         return None
-    setter = found.__setstate__.__module__
-    read = setter.rpartition(".")[0] == "torch.nn.modules" and setter.endswith(_SETTERS)
-    plain = found.__new__ is object.__new__ and not issubclass(found, torch.fx.GraphModule)
-    return found if read and plain and found.__module__ != "torch.nn.cpp" else None
-
-
-def _class_named(name: str) -> type[Any] | None:
-    module, _, attribute = name.rpartition(".")
     try:
-        found = getattr(importlib.import_module(module), attribute, None)
-    except ImportError:
+        kind = _attribute(name)
+    except (ImportError, AttributeError):
         return None
-    return found if isinstance(found, type) and found.__module__ == module else None
+    if not is_module_class(kind) or kind.__module__ != name.rpartition(".")[0]:
+        return None
+    setter = kind.__setstate__.__module__
+    read = setter.rpartition(".")[0] == "torch.nn.modules" and setter.endswith(_SETTERS)
+    plain = kind.__new__ is object.__new__ and not issubclass(kind, torch.fx.GraphModule)
+    return kind if read and plain and kind.__module__ != "torch.nn.cpp" else None
 
 
 def _is_packed(name: str) -> bool:
     """Quantised convolutions, whose `__setstate__` sets attributes that torch never made."""
     return name.startswith("torch.ao.nn.") and ".quantized." in name and "Conv" in name
-
-
-def _listed(name: str) -> Any:
-    if name not in _HELPERS and name not in _VALUES:
-        return None
-    module, _, attribute = name.rpartition(".")
-    return getattr(importlib.import_module(module), attribute, None)
 
 
 def _today(module: str, name: str) -> str:

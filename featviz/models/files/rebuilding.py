@@ -39,6 +39,7 @@ _set_bits: Any = torch._utils.set_tensor_metadata
 _rebuild_quantised: Any = torch._utils._rebuild_qtensor
 _typed_storage: Any = torch.storage.TypedStorage
 _named_layout: Any = torch.serialization._get_layout
+_storage_names: Any = torch.storage._dtype_to_storage_type_map
 """Functions of torch that have no type hints."""
 
 _PLAIN = (bool, int, float, complex, str, bytes, type(None))
@@ -46,6 +47,23 @@ _PLAIN = (bool, int, float, complex, str, bytes, type(None))
 
 class RefusedError(Exception):
     """What a file asks for, in words that follow on its name: `holds a tensor ...`."""
+
+
+class _Purse:
+    """How much of something is left, and what is said of a file that wants more."""
+
+    def __init__(self, left: int, complaint: str) -> None:
+        self.left, self.complaint = left, complaint
+
+    def take(self, count: int = 1, complaint: str = "") -> None:
+        """Pay for so much.
+
+        Raises:
+            RefusedError: there is less left.
+        """
+        self.left -= count
+        if self.left < 0:
+            raise RefusedError(complaint or self.complaint)
 
 
 class Budget:
@@ -56,36 +74,27 @@ class Budget:
 
     def __init__(self, size: int) -> None:
         self.most = _TIMES * size + _BESIDE
+        """Bytes that the file may stand for."""
         self.pickle = max(2**20, _TIMES * size)
         """Bytes of a pickle once unpacked."""
-        self.bytes = self.most
-        """Bytes of tensors left, in single precision at least."""
-        self.steps = 10**6 + size // 2
-        """Instructions of the pickle left."""
-        self.objects = 500_000 + size // 8
-        """Containers left."""
-        self.modules = 1000 + size // 64
-        """Modules left."""
-        self.odd_keys = _MOST_ODD_KEYS
-        """Keys of rare types left."""
+        self.bytes = _Purse(self.most, "copies more bytes than a file of its size needs")
+        """Bytes of tensors, in single precision at least, and bytes that are copied."""
+        self.steps = _Purse(
+            10**6 + size // 2, "holds a pickle of more instructions than a file of its size needs"
+        )
+        self.objects = _Purse(
+            500_000 + size // 8, "makes more objects than a file of its size needs"
+        )
+        """Containers, and items that are copied into them."""
+        self.modules = _Purse(1000 + size // 64, "makes more modules than a file of its size needs")
+        self.odd_keys = _Purse(
+            _MOST_ODD_KEYS, "holds more keys that are no texts than a file needs"
+        )
 
     def take_tensor(self, size: Sequence[int], width: int) -> None:
         """Pay for a tensor; `width` is the bytes of an element."""
-        self.bytes -= prod(size) * max(width, 4)
-        if self.bytes < 0:
-            raise RefusedError(f"holds a tensor of shape {list(size)} without its data")
-
-    def take_object(self, items: int = 0) -> None:
-        """Pay for a container, and for items that are copied into it."""
-        self.objects -= 1 + items
-        if self.objects < 0:
-            raise RefusedError("makes more objects than a file of its size needs")
-
-    def take_copy(self, count: int) -> None:
-        """Pay for bytes that are copied."""
-        self.bytes -= count
-        if self.bytes < 0:
-            raise RefusedError("copies more bytes than a file of its size needs")
+        complaint = f"holds a tensor of shape {list(size)} without its data"
+        self.bytes.take(prod(size) * max(width, 4), complaint)
 
     def take_key(self, key: Any) -> None:
         """Pay for a key of a dict, or an item of a set.
@@ -101,15 +110,7 @@ class Budget:
             return
         if isinstance(key, tuple):
             _count_in_key(key, _MOST_IN_KEY)
-        self.odd_keys -= 1
-        if self.odd_keys < 0:
-            raise RefusedError("holds more keys that are no texts than a file needs")
-
-    def take_module(self) -> None:
-        """Pay for a module."""
-        self.modules -= 1
-        if self.modules < 0:
-            raise RefusedError("makes more modules than a file of its size needs")
+        self.odd_keys.take()
 
 
 @dataclass(frozen=True, eq=False)
@@ -199,8 +200,7 @@ def _typed(
 ) -> Tensor:
     """A view of a storage; hooks, which a file may not have, are left out."""
     kind = _expect(torch.dtype, dtype or _expect(Storage, storage).dtype)
-    _check_extent(storage, offset, size, stride, kind.itemsize)
-    budget.take_tensor(size, kind.itemsize)
+    _check_extent(budget, storage, offset, size, stride, kind.itemsize)
     tensor = torch.empty((0,), dtype=kind)
     tensor.set_(storage.untyped, offset, tuple(size), tuple(stride))
     if metadata and _expect(dict, metadata).keys() <= {"conj", "neg"}:
@@ -209,18 +209,22 @@ def _typed(
 
 
 def _check_extent(
-    storage: Storage, offset: int, size: Sequence[int], stride: Sequence[int], width: int
+    budget: Budget,
+    storage: Storage,
+    offset: int,
+    size: Sequence[int],
+    stride: Sequence[int],
+    width: int,
 ) -> None:
-    _check_sizes(size)
-    _check_sizes(stride)
-    _check_sizes([offset])
+    """Pay for a view of a storage, which must lie inside of it."""
+    for sizes in (size, stride, [offset]):
+        _check_sizes(sizes)
     if len(size) != len(stride):
         raise RefusedError(f"holds a tensor of {len(size)} sizes and {len(stride)} strides")
-    last = (
-        sum((s - 1) * step for s, step in zip(size, stride, strict=True)) + 1 if prod(size) else 0
-    )
-    if (offset + last) * width > storage.untyped.nbytes():
+    reach = sum((n - 1) * step for n, step in zip(size, stride, strict=True)) + 1
+    if (offset + (reach if prod(size) else 0)) * width > storage.untyped.nbytes():
         raise RefusedError(f"holds a tensor of shape {list(size)} that lies outside of its data")
+    budget.take_tensor(size, width)
 
 
 def _check_sizes(sizes: Sequence[int]) -> None:
@@ -242,11 +246,10 @@ def _quantised(
     hooks: object = None,
 ) -> Tensor:
     kind = _expect(Storage, storage).dtype
-    _check_extent(storage, offset, size, stride, kind.itemsize)
-    budget.take_tensor(size, kind.itemsize)
+    _check_extent(budget, storage, offset, size, stride, kind.itemsize)
     for value in _expect(tuple, parameters)[1:5]:
         if isinstance(_expect((int, float, list, Tensor), value), list):
-            budget.take_object(len(value))
+            budget.objects.take(1 + len(value))
             for number in value:
                 _expect((int, float), number)
     if len(parameters) == 4:  # per channel: torch before 2.13 believes any axis
@@ -257,8 +260,8 @@ def _quantised(
             )
     typed = _typed_storage(wrap_storage=storage.untyped, dtype=kind, _internal=True)
     sizes = (tuple(size), tuple(stride))
-    found: Tensor = _rebuild_quantised(typed, offset, *sizes, parameters, False, OrderedDict())
-    return found
+    tensor: Tensor = _rebuild_quantised(typed, offset, *sizes, parameters, False, OrderedDict())
+    return tensor
 
 
 def _sparse(budget: Budget, layout: torch.layout, data: tuple[Any, ...]) -> Tensor:
@@ -326,23 +329,23 @@ def check_sparse(tensor: Tensor) -> None:
 
 
 def _ordered(budget: Budget, pairs: Sequence[Sequence[Any]] = ()) -> OrderedDict[Any, Any]:
-    found = OrderedDict()
-    budget.take_object(len(_expect((list, tuple), pairs)))
+    ordered = OrderedDict()
+    budget.objects.take(1 + len(_expect((list, tuple), pairs)))
     for pair in pairs:
         key, value = _expect((list, tuple), pair)  # a tensor would come apart into its elements
         budget.take_key(key)
-        found[key] = value
-    return found
+        ordered[key] = value
+    return ordered
 
 
 def _counted(budget: Budget, counts: Mapping[Any, int] | None = None) -> Counter[Any]:
-    found = _expect(dict, {} if counts is None else counts)
-    budget.take_object(len(found))
-    return Counter(found)
+    plain = _expect(dict, {} if counts is None else counts)
+    budget.objects.take(1 + len(plain))
+    return Counter(plain)
 
 
 def _set(budget: Budget, items: Sequence[Any] = ()) -> set[Any]:
-    budget.take_object(len(_expect((list, tuple), items)))
+    budget.objects.take(1 + len(_expect((list, tuple), items)))
     for item in items:
         budget.take_key(item)
     return set(items)
@@ -360,15 +363,15 @@ def _device(budget: Budget, kind: str, index: int | None = None) -> torch.device
 
 
 def _layout(budget: Budget, name: str) -> torch.layout:
-    found: torch.layout = _named_layout(_expect(str, name))
-    return found
+    layout: torch.layout = _named_layout(_expect(str, name))
+    return layout
 
 
 def _encoded(budget: Budget, text: str, encoding: str) -> Any:
     """Bytes, which pickles of protocol 2 write as text."""
     if encoding not in ("latin1", "latin-1"):
         raise RefusedError("encodes text in a way that no pickle does")
-    budget.take_copy(len(_expect(str, text)))
+    budget.bytes.take(len(_expect(str, text)))
     return text.encode("latin-1")
 
 
@@ -376,7 +379,7 @@ def _bytes(budget: Budget, content: bytes | str = b"", encoding: str = "latin-1"
     if isinstance(content, str):
         content = _encoded(budget, content, encoding)
     plain: bytes = _expect(bytes, content)
-    budget.take_copy(len(plain))
+    budget.bytes.take(len(plain))
     return bytearray(plain)
 
 
@@ -448,28 +451,7 @@ MAKERS = {name: Maker(make) for name, make in _MAKES.items()}
 
 TYPES: dict[str, Any] = {
     **{str(v): v for v in vars(torch).values() if isinstance(v, (torch.dtype, torch.qscheme))},
-    **{
-        f"torch.{name}Storage": StorageType(dtype)
-        for name, dtype in {
-            "Double": torch.float64,
-            "Float": torch.float32,
-            "Half": torch.float16,
-            "BFloat16": torch.bfloat16,
-            "Long": torch.int64,
-            "Int": torch.int32,
-            "Short": torch.int16,
-            "Char": torch.int8,
-            "Byte": torch.uint8,
-            "Bool": torch.bool,
-            "ComplexDouble": torch.complex128,
-            "ComplexFloat": torch.complex64,
-            "QInt8": torch.qint8,
-            "QUInt8": torch.quint8,
-            "QInt32": torch.qint32,
-            "QUInt4x2": torch.quint4x2,
-            "QUInt2x4": torch.quint2x4,
-        }.items()
-    },
+    **{f"torch.{name}": StorageType(dtype) for dtype, name in _storage_names().items()},
     "torch.storage.UntypedStorage": StorageType(torch.uint8),
 }
 """By the name in a file: types of numbers and of storages, quantisation schemes."""

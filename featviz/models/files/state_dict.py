@@ -53,8 +53,8 @@ def unwrap(
         LoadError: no tensors there; names the keys that are.
     """
     steps: list[str] = []
-    found = _at(content, key, steps) if key else _dig(content, ema, steps, _DEEPEST)
-    tensors = _tensors(found)
+    inner = _at(content, key, steps) if key else _dig(content, ema, steps, _DEEPEST)
+    tensors = _tensors(inner)
     if not tensors:
         raise LoadError(
             f"{name} holds no weights{f' under {key!r}' if key else ''}: {_describe(content)}",
@@ -62,7 +62,7 @@ def unwrap(
         )
     if prefix:
         tensors = _without(tensors, prefix, steps)
-    return Unwrapped(tensors, tuple(steps), found if isinstance(found, nn.Module) else None)
+    return Unwrapped(tensors, tuple(steps), inner if isinstance(inner, nn.Module) else None)
 
 
 def unwrapped(module: nn.Module) -> nn.Module:
@@ -76,22 +76,15 @@ def unwrapped(module: nn.Module) -> nn.Module:
     return unwrapped(inner) if isinstance(inner, nn.Module) else module
 
 
-def strip(found: Unwrapped, own: Iterable[str]) -> Unwrapped:
-    """Take usual prefixes away as long as that makes more names fit `own`."""
-    wanted, best = set(own), found
-    current, steps = found.tensors, list(found.steps)
-    while True:
-        common = _common(current)
-        if common is None:
-            return best
-        current = _without(current, common, steps)
-        if len(wanted & current.keys()) > len(wanted & best.tensors.keys()):
-            best = Unwrapped(current, tuple(steps))
+def strip(weights: Unwrapped, wanted: Iterable[str]) -> Unwrapped:
+    """Take usual prefixes away as long as that makes more names fit those that are wanted."""
+    names = set(wanted)
+    return max(stripped_forms(weights), key=lambda form: len(names & form.tensors.keys()))
 
 
-def stripped_forms(found: Unwrapped) -> list[Unwrapped]:
+def stripped_forms(weights: Unwrapped) -> list[Unwrapped]:
     """The tensors as they are, then with one usual prefix after the other taken away."""
-    forms, steps = [found], list(found.steps)
+    forms, steps = [weights], list(weights.steps)
     while (common := _common(forms[-1].tensors)) is not None:
         tensors = _without(forms[-1].tensors, common, steps)
         forms.append(Unwrapped(tensors, tuple(steps)))
@@ -121,23 +114,23 @@ def _holds_more(inner: Any, than: int) -> bool:
 
 def nested(content: Any) -> Iterator[Any]:
     """A mapping and all that is in it, at any depth; each object once, as it may hold itself."""
-    found, seen = [content], {id(content)}
-    for value in found:
+    reached, seen = [content], {id(content)}
+    for value in reached:
         yield value
         for inner in value.values() if isinstance(value, Mapping) else ():
             if id(inner) not in seen:
-                found.append(inner)
+                reached.append(inner)
                 seen.add(id(inner))
 
 
 def _at(content: Any, key: str, steps: list[str]) -> Any:
-    found = content
+    inner = content
     for part in [key] if isinstance(content, Mapping) and key in content else key.split("."):
-        if not isinstance(found, Mapping) or part not in found:
-            raise LoadError(f"--key {key!r}: there is no {part!r}", f"there is {_describe(found)}")
-        found = found[part]
+        if not isinstance(inner, Mapping) or part not in inner:
+            raise LoadError(f"--key {key!r}: there is no {part!r}", f"there is {_describe(inner)}")
+        inner = inner[part]
     steps.append(f"took {key!r}")
-    return found
+    return inner
 
 
 def _tensors(content: Any) -> dict[str, Tensor]:

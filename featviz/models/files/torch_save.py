@@ -58,20 +58,18 @@ def load(path: Path, allowed: Mapping[str, Any]) -> Any:
     return content
 
 
-def load_record(content: bytes) -> Any:
-    """Read what torch.save wrote into an archive, with this program's own lists alone.
+def load_record(content: bytes, vocabulary: pickles.Vocabulary) -> Any:
+    """Read what torch.save wrote into an archive.
 
     Raises:
         RefusedError: it asks for more than data, or for too much of it.
         Exception: it is broken.
     """
-    vocabulary, budget = pickles.Vocabulary({}), Budget(len(content))
-    unpickler, found = _load_zip(BytesIO(content), vocabulary, budget)
-    if vocabulary.unknown:
-        raise RefusedError("needs names that could run code")
+    budget = Budget(len(content))
+    unpickler, loaded = _load_zip(BytesIO(content), vocabulary, budget)
     unpickler.finish()
-    module_state.check(found, unpickler.made, vocabulary, budget)
-    return found
+    module_state.check(loaded, unpickler.made, vocabulary, budget)
+    return loaded
 
 
 def _is_zip(file: BinaryIO) -> bool:
@@ -127,9 +125,9 @@ class _Records:
                 raise RefusedError(f"holds a record {name} that is longer than it says")
         return content
 
-    def storage(self, told: tuple[Any, ...]) -> Storage:
+    def storage(self, reference: tuple[Any, ...]) -> Storage:
         """What ("storage", type, key, device, elements) refers to; it comes to the CPU."""
-        kind, key, count = _told(told, 5)
+        kind, key, count = _referred(reference, 5)
         if key not in self._storages:
             content = self.read(f"data/{key}", sys.maxsize)
             if self._swapped and kind.dtype.itemsize > 1 and content.numel():
@@ -163,10 +161,10 @@ def _load_pickles(
             return unpickler, unpickler.load()
 
         for expected in (_MAGIC, _PROTOCOL):
-            unpickler, found = one()
+            unpickler, number = one()
             if vocabulary.unknown:  # a plain pickle, which is said by what it would call
-                return unpickler, found
-            if found != expected:
+                return unpickler, number
+            if number != expected:
                 raise pickle.UnpicklingError("Invalid magic number")
         one()  # about the system that wrote it
         unpickler, content = one()
@@ -182,14 +180,14 @@ class _Storages:
         self._contents: dict[str, torch.Tensor] = {}
         self._kinds: dict[str, StorageType] = {}
 
-    def storage(self, told: tuple[Any, ...]) -> Any:
+    def storage(self, reference: tuple[Any, ...]) -> Any:
         """What ("storage", type, key, device, elements, view) refers to; it is filled later.
 
         Classes of whole models stand there with their source, which nobody needs.
         """
-        if told[0] == "module" and len(told) == 4:  # a class, its file and its source
-            return told[1]
-        kind, key, count = _told(told, 6)
+        if reference[0] == "module" and len(reference) == 4:  # a class, its file and its source
+            return reference[1]
+        kind, key, count = _referred(reference, 6)
         size = count * kind.dtype.itemsize
         if key not in self._contents:
             self._left -= size
@@ -200,11 +198,11 @@ class _Storages:
         content = self._contents[key]
         if content.numel() != size:
             raise RefusedError("refers to the same data with two sizes")
-        if told[5] is None:
+        if reference[5] is None:
             return Storage(content.untyped_storage(), kind.dtype)
-        if type(told[5]) is not tuple:
+        if type(reference[5]) is not tuple:
             raise pickle.UnpicklingError("a view that is no tuple")
-        _view, start, length = told[5]
+        _view, start, length = reference[5]
         begin, end = (n * kind.dtype.itemsize for n in (_count(start), start + _count(length)))
         if end > size:
             raise RefusedError("refers to data that lie outside of it")
@@ -224,10 +222,10 @@ class _Storages:
             _fill(content, source)
 
 
-def _told(told: tuple[Any, ...], length: int) -> tuple[StorageType, str, int]:
-    if len(told) != length or told[0] != "storage":
+def _referred(reference: tuple[Any, ...], length: int) -> tuple[StorageType, str, int]:
+    if len(reference) != length or reference[0] != "storage":
         raise pickle.UnpicklingError("a reference to something else than a storage")
-    kind, key, _device, count = told[1:5]
+    kind, key, _device, count = reference[1:5]
     if not isinstance(kind, StorageType) or type(key) is not str:
         raise pickle.UnpicklingError("a reference to a storage of no type")
     return kind, key, _count(count)

@@ -77,11 +77,7 @@ class Unpickler:
         while (key := read(1)) != b".":
             if not key:
                 raise EOFError
-            budget.steps -= 1
-            if budget.steps < 0:
-                raise RefusedError(
-                    "holds a pickle of more instructions than a file of its size needs"
-                )
+            budget.steps.take()
             operation = _OPERATIONS.get(key)
             if operation is None:
                 raise UnpicklingError(f"Unsupported operand {key[0]}")
@@ -102,14 +98,14 @@ class Unpickler:
         if not self._compiled:
             return self._vocabulary.unknown
         names: set[str] = set()
-        found, seen = [content], {id(content)}
-        for value in found:
+        reached, seen = [content], {id(content)}
+        for value in reached:
             if isinstance(value, Unknown) and value.name is not None:
                 names.add(value.name)
             for inner in parts(value):
                 if id(inner) not in seen:
                     seen.add(id(inner))
-                    found.append(inner)
+                    reached.append(inner)
         return names
 
     def _take(self, count: int) -> bytes:
@@ -118,8 +114,12 @@ class Unpickler:
             raise EOFError
         return data
 
-    def _skip(self, count: int) -> None:
-        self._take(count)
+    def _top(self, count: int) -> list[Any]:
+        items = self._stack[-count:]
+        if len(items) < count:
+            raise IndexError("pop from empty list")
+        del self._stack[-count:]
+        return items
 
     def _pop_mark(self) -> list[Any]:
         items, self._stack = self._stack, self._marks.pop()
@@ -148,16 +148,20 @@ class Unpickler:
             raise UnpicklingError("arguments are no tuple")
         if isinstance(function, Unknown):
             return Unknown(None, (function, arguments))
-        self._budget.take_object()
+        self._budget.objects.take()
         if isinstance(function, Maker):
             self._compiled |= function is MAKERS[COMPILED]
             return self._noted(function.make(self._budget, *arguments))
         if self._vocabulary.trusts(function):
-            if self._vocabulary.unknown:
-                return Unknown(None, (arguments,))
-            return self._vocabulary.trust(function(*arguments))
+            return self._trusted(function, arguments)
         name = getattr(function, "__name__", type(function).__name__)
         raise RefusedError(f"calls {name}, which torch.save only keeps: it could run code")
+
+    def _trusted(self, function: Any, arguments: tuple[Any, ...]) -> Any:
+        """What the user allows to be made, unless the file will be refused for another name."""
+        if self._vocabulary.unknown:
+            return Unknown(None, arguments)
+        return self._vocabulary.trust(function(*arguments))
 
     def _noted(self, value: Any) -> Any:
         if isinstance(value, functools.partial):
@@ -172,13 +176,9 @@ class Unpickler:
         if isinstance(kind, (Maker, Unknown)):
             self._stack.append(self._called(kind, arguments))
         elif self._vocabulary.trusts(kind):
-            self._stack.append(
-                Unknown(None, (arguments,))
-                if self._vocabulary.unknown
-                else self._vocabulary.trust(kind.__new__(kind, *arguments))
-            )
+            self._stack.append(self._trusted(kind.__new__, (kind, *arguments)))
         elif (is_module_class(kind) or is_helper(kind)) and arguments == ():
-            self._budget.take_module()
+            self._budget.modules.take()
             self._stack.append(object.__new__(kind))
             self.made.append(self._stack[-1])
             self._fillable.add(id(self._stack[-1]))
@@ -197,7 +197,7 @@ class Unpickler:
         elif id(target) in self._fillable:
             if type(state) is not dict or not all(type(name) is str for name in state):
                 raise RefusedError(f"holds a broken {type(target).__name__}: its state is no dict")
-            self._budget.take_object(len(state))
+            self._budget.objects.take(1 + len(state))
             vars(target).update(state)
         elif self._vocabulary.trusts(target):
             if not self._vocabulary.unknown:
@@ -206,14 +206,10 @@ class Unpickler:
             raise UnpicklingError(f"a {type(target).__name__} takes no state")
 
     def _reference(self) -> None:
-        told = self._stack.pop()
-        if type(told) is not tuple or not told:
+        reference = self._stack.pop()
+        if type(reference) is not tuple or not reference:
             raise UnpicklingError("a reference is no tuple")
-        self._stack.append(self._storage(told))
-
-    def _append(self) -> None:
-        item = self._stack.pop()
-        self._extend([item])
+        self._stack.append(self._storage(reference))
 
     def _extend(self, items: list[Any]) -> None:
         target = self._stack[-1]
@@ -232,10 +228,6 @@ class Unpickler:
             self._budget.take_key(key)
             target[key] = value
 
-    def _set_item(self) -> None:
-        value, key = self._stack.pop(), self._stack.pop()
-        self._set_items([key, value])
-
     def _add_items(self) -> None:
         items, target = self._pop_mark(), self._stack[-1]
         if type(target) is not set:
@@ -245,18 +237,11 @@ class Unpickler:
             target.add(item)
 
     def _container(self, value: Any) -> None:
-        self._budget.take_object()
+        self._budget.objects.take()
         self._stack.append(value)
 
     def _tuple(self, items: list[Any]) -> None:
         self._container(self._tuples.made(tuple(items)))
-
-    def _short_tuple(self, count: int) -> None:
-        items = self._stack[-count:]
-        if len(items) < count:
-            raise IndexError("pop from empty list")
-        del self._stack[-count:]
-        self._tuple(items)
 
     # What only moves values -------------------------------------------------------------------
 
@@ -275,12 +260,6 @@ class Unpickler:
 
     def _get(self, place: int) -> None:
         self._stack.append(self._memo[place])
-
-    def _text(self, count: int) -> None:
-        self._stack.append(str(self._take(count), "utf-8", "surrogatepass"))
-
-    def _old_text(self, count: int) -> None:
-        self._stack.append(self._take(count).decode("utf-8"))
 
     def _number(self, form: str, count: int) -> Any:
         return unpack(form, self._file.read(count))[0]
@@ -314,26 +293,26 @@ def _fill_as_pickle_does(target: Any, state: Any) -> None:
 
 
 _U = Unpickler
-_OPERATIONS: dict[bytes, Callable[[Unpickler], None]] = {
-    b"\x80": lambda u: u._skip(1),  # the protocol
-    b"\x95": lambda u: u._skip(8),  # a frame
+_OPERATIONS: dict[bytes, Callable[[Unpickler], object]] = {
+    b"\x80": lambda u: u._take(1),  # the protocol
+    b"\x95": lambda u: u._take(8),  # a frame
     b"c": _U._global,
     b"\x93": _U._stack_global,
     b"R": _U._reduce,
     b"\x81": _U._new_object,
     b"b": _U._build,
     b"Q": _U._reference,
-    b"a": _U._append,
+    b"a": lambda u: u._extend([u._stack.pop()]),
     b"e": lambda u: u._extend(u._pop_mark()),
-    b"s": _U._set_item,
+    b"s": lambda u: u._set_items(u._top(2)),
     b"u": lambda u: u._set_items(u._pop_mark()),
     b"\x90": _U._add_items,
     b"(": _U._mark,
     b"0": _U._pop,
     b"t": lambda u: u._tuple(u._pop_mark()),
-    b"\x85": lambda u: u._short_tuple(1),
-    b"\x86": lambda u: u._short_tuple(2),
-    b"\x87": lambda u: u._short_tuple(3),
+    b"\x85": lambda u: u._tuple(u._top(1)),
+    b"\x86": lambda u: u._tuple(u._top(2)),
+    b"\x87": lambda u: u._tuple(u._top(3)),
     b")": lambda u: u._push(()),
     b"]": lambda u: u._container([]),
     b"}": lambda u: u._container({}),
@@ -346,9 +325,9 @@ _OPERATIONS: dict[bytes, Callable[[Unpickler], None]] = {
     b"M": lambda u: u._push(u._number("<H", 2)),
     b"G": lambda u: u._push(u._number(">d", 8)),
     b"\x8a": lambda u: u._push(decode_long(u._take(u._number("<B", 1)))),
-    b"X": lambda u: u._text(u._number("<I", 4)),
-    b"\x8c": lambda u: u._text(u._number("<B", 1)),
-    b"U": lambda u: u._old_text(u._number("<B", 1)),
+    b"X": lambda u: u._push(str(u._take(u._number("<I", 4)), "utf-8", "surrogatepass")),
+    b"\x8c": lambda u: u._push(str(u._take(u._number("<B", 1)), "utf-8", "surrogatepass")),
+    b"U": lambda u: u._push(u._take(u._number("<B", 1)).decode("utf-8")),
     b"C": lambda u: u._push(u._take(u._number("<B", 1))),
     b"B": lambda u: u._push(u._take(u._number("<I", 4))),
     b"q": lambda u: u._put(u._number("<B", 1)),

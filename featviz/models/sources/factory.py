@@ -79,6 +79,8 @@ def _import_module(name: str) -> ModuleType:
 
 
 def _import(where: str, spec: str) -> ModuleType:
+    if where.endswith(".py") and not Path(where).is_file():
+        raise UsageError(f"no file {where!r} for {spec!r}", "check the path")
     load: Callable[[str], ModuleType] = _from_path if where.endswith(".py") else _import_module
     try:
         return load(where)
@@ -89,21 +91,13 @@ def _import(where: str, spec: str) -> ModuleType:
                 "run where it can be imported, or name the .py file",
             ) from error
         raise _raised(f"importing {where} failed:", error) from error
-    except FeatvizImportError as error:
-        raise UsageError(f"no file {where!r} for {spec!r}", "check the path") from error
     except (Exception, SystemExit) as error:
         raise _raised(f"importing {where} failed:", error) from error
-
-
-class FeatvizImportError(Exception):
-    """There is no such file."""
 
 
 def _from_path(where: str) -> ModuleType:
     """Run a file as a module of its own; two files of one name are two modules."""
     path = Path(where)
-    if not path.is_file():
-        raise FeatvizImportError(where)
     place = hashlib.sha256(os.fsencode(real(path))).hexdigest()[:12]
     name = f"featviz_user_{path.stem}_{place}"
     spec = importlib.util.spec_from_file_location(name, path)

@@ -13,9 +13,14 @@ from featviz.models import identify
 from featviz.models.devices import pick_device
 from featviz.models.files import checkpoint, exported, sniff
 from featviz.models.files.state_dict import stripped_forms, unwrap
-from featviz.models.sources import Loaded, ModelOptions, load_source, source_of
-from featviz.models.sources import timm as timm_models
-from featviz.models.sources import torchvision as torchvision_models
+from featviz.models.sources import (
+    Loaded,
+    ModelOptions,
+    load_source,
+    source_of,
+    timm,
+    torchvision,
+)
 from featviz.models.weights import put_into, read_file
 
 log = logging.getLogger(__name__)
@@ -30,7 +35,7 @@ def load(options: ModelOptions) -> Loaded:
         LoadError: the file holds no model, or weights that fit no known architecture.
     """
     path = Path(options.spec)
-    if options.arch is None and (beside := timm_models.named_beside(path)):
+    if options.arch is None and (beside := timm.named_beside(path)):
         log.info("%s: config.json beside it says timm:%s", path.name, beside)
         options = replace(options, arch=f"timm:{beside}")
     if options.arch is None:
@@ -61,7 +66,7 @@ def _from_content(path: Path, options: ModelOptions) -> Loaded:
     if known.name is None:
         known = _nearest(path, known, options.partial)
     arguments = known.arguments
-    module, entry = torchvision_models.build(
+    module, entry = torchvision.build(
         str(known.name), None, options.seed, {**arguments, **options.model_args}
     )
     log.info("%s: %s", path.name, "; ".join((*known.form.steps, known.words)))
