@@ -89,6 +89,7 @@ def group() -> None:
 def main() -> None:
     """Entry point: run a command, and turn what went wrong into one line and an exit code."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends like Ctrl-C, and tidies up
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # torch's idle threads leave cores alone
     if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
         sys.stdout.reconfigure(errors="backslashreplace")  # for names of files that are no UTF-8
     sys.exit(guarded(sys.argv[1:]))
