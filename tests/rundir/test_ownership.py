@@ -316,14 +316,14 @@ def test_the_walk_over_a_large_run_reads_each_record_once(
                 opened.write(b"")
         folder.finish({"image": {"path": name}, "captures": [{"file": f} for f in pictures]}, {})
     run.write_run({**RUN_RECORD, "images": {"total": 20, "complete": names}})
-    reads: list[Path] = []
-    real = files.read_json
+    reads: list[str] = []
+    real = files.Folder.read
 
-    def counted(path: Path, *more: Any) -> Any:
-        reads.append(path)
-        return real(path, *more)
+    def counted(self: files.Folder, relative: str, most: int) -> bytes:
+        reads.append(relative)
+        return real(self, relative, most)
 
-    monkeypatch.setattr(files, "read_json", counted)
+    monkeypatch.setattr(files.Folder, "read", counted)
     claim = ownership.of_run(tmp_path / "out")
     assert claim is not None and claim.strangers() == [] and len(claim.files()) == 441
     assert len(reads) == 21
