@@ -31,6 +31,9 @@ _LAST = np.int32(0x7FFFFFFF)
 _INFINITE = np.int32(0x7F800000)
 """The bits of an infinite float32; NaN has more."""
 
+_FAR = 2**40
+"""More than any sum of differences in a row."""
+
 _REORDER = {"reassoc", "nsz", "contract"}
 """Sums may be taken in another order, so that several values are added at once. NaN counts."""
 
@@ -202,15 +205,21 @@ def lay_tiles(tiles, columns, down, across, depth, padding, pad, piece):
         piece[top + height * down : top + height * down + padding] = pad
 
 
-@_compiled("boolean(uint8[::1],uint8[::1])")
+@_compiled("int64(uint8[::1],uint8[::1])")
 @no_type_check
-def _equal(one, other):
-    if one.size != other.size:
-        return False
-    unlike = np.uint8(0)
+def _distance(one, other):
+    """Sum of the differences, as bytes of -128 to 127 without their sign."""
+    total = np.int32(0)
     for i in range(one.size):
-        unlike |= one[i] ^ other[i]
-    return unlike == 0
+        total += abs(np.int32(np.int8(one[i] - other[i])))
+    return total
+
+
+@_compiled("void(uint8[::1],uint8[::1],uint8[::1])")
+@no_type_check
+def _subtract(one, other, difference):
+    for i in range(one.size):
+        difference[i] = one[i] - other[i]
 
 
 @_compiled("void(uint8[:,::1],uint8[::1],int64,uint8[:,::1])")
@@ -220,11 +229,15 @@ def filter_rows(piece, before, step, filtered):
     width = piece.shape[1]
     for r in range(len(piece)):
         row, out = piece[r], filtered[r]
-        if _equal(row, piece[r - 1] if r > 0 else before):
+        above = piece[r - 1] if r > 0 else before
+        by_up = _distance(row, above) if above.size > 0 else _FAR
+        if by_up == 0:
             out[0], out[1:] = 2, 0
+            continue
+        left, right, first = row[: width - step], row[step:], row[:step]
+        if by_up < _distance(right, left) + _distance(first, np.zeros_like(first)):
+            out[0] = 2
+            _subtract(row, above, out[1:])
         else:
-            out[0] = 1
-            out[1 : 1 + step] = row[:step]
-            left, right, rest = row[: width - step], row[step:], out[1 + step :]
-            for i in range(width - step):
-                rest[i] = right[i] - left[i]
+            out[0], out[1 : 1 + step] = 1, first
+            _subtract(right, left, out[1 + step :])
