@@ -94,7 +94,8 @@ def _filtered(pieces: Iterable[Bytes], depth: int) -> Iterator[Bytes]:
 def filter_rows(piece: Bytes, before: Bytes, depth: int, filtered: Bytes) -> None:
     """Filter each row by `up` or `sub`, what is left of each byte beside the one above or the pixel
     before, whichever gives the smaller sum of differences (the choice that the PNG specification
-    recommends, section 12.7); of equals `sub`.
+    recommends, section 12.7); of equals `sub`, but `up` for a row
+    that equals the one above.
 
     Args:
         piece: uint8 [rows, width].
@@ -111,7 +112,7 @@ def filter_rows(piece: Bytes, before: Bytes, depth: int, filtered: Bytes) -> Non
     above[1:], above[0] = piece[:-1], before if len(before) else 0
     up = piece - above
     by_sub, by_up = (np.abs(rows.view(np.int8).astype(np.int32)).sum(1) for rows in (sub, up))
-    chosen = by_up < by_sub
+    chosen = (by_up < by_sub) | (by_up == 0)
     chosen[0] &= len(before) > 0
     filtered[:, 0] = np.where(chosen, _UP, _SUB)
     filtered[:, 1:] = np.where(chosen[:, None], up, sub)
