@@ -15,6 +15,7 @@ from runs import SMALL, complete, make_photos, packed_tree, refused, run_json, s
 from torch import Tensor, nn
 
 import featviz as fv
+from featviz.drawing import levels
 from featviz.rundir import atomic
 from featviz.rundir.read import read_run
 
@@ -264,6 +265,58 @@ def test_a_failed_image_leaves_nothing(tmp_path: Path) -> None:
     assert complete(tmp_path / "out") == ["mixed/00.png", "mixed/01.png"]
     assert {path.name for path in (tmp_path / "out").iterdir()} == {"mixed", "run.json"}
     assert {path.name for path in (tmp_path / "out" / "mixed").iterdir()} == {"00.png", "01.png"}
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, MemoryError])
+def test_an_image_that_ends_before_its_first_layer(
+    error: type[BaseException],
+    tiny: nn.Module,
+    photos: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A second Ctrl-C while the input's picture waits for an encoder: no hidden folder is left."""
+    real, calls = levels.pixels, [0]
+
+    def pixels(*given: object) -> object:
+        calls[0] += 1
+        if calls[0] == 4:
+            raise error
+        return real(*given)  # type: ignore[arg-type]
+
+    monkeypatch.setattr("featviz.pipeline.image.levels.pixels", pixels)
+    with pytest.raises(error):
+        fv.run(tiny, photos, "Conv2d", tmp_path / "out", size=16)
+    assert hidden(tmp_path / "out") == [] and len(complete(tmp_path / "out")) == 3
+
+
+class Twice(nn.Module):
+    """Two outputs whose paths are the same when written with dots."""
+
+    def forward(self, x: Tensor) -> dict[str, object]:
+        return {"a": {"b": x}, "a.b": x + 1, "c": x}
+
+
+def test_two_parts_of_an_output_with_one_name(photos: Path, tmp_path: Path) -> None:
+    """The first is drawn, the second is skipped with a reason: the run goes on, and reads back."""
+    model = nn.Sequential(Twice(), _Sum())
+    out = tmp_path / "out"
+    done = fv.run(model, photos / "00.png", "0", out, size=16, tensors="npy")
+    (image,) = done.images
+    assert [row.key for row in image.captures] == ["a.b", "c"]
+    assert [(row.key, row.reason) for row in image.skipped] == [
+        ("a.b", "another part of this output has the same name")
+    ]
+    assert (
+        fv.run(model, photos / "00.png", "0", out, size=16, tensors="npy", resume=True)
+        .images[0]
+        .kept
+    )
+
+
+class _Sum(nn.Module):
+    def forward(self, parts: dict[str, Tensor]) -> Tensor:
+        return parts["c"].mean((2, 3))
 
 
 # Archives, limits, kernels, descriptors
