@@ -27,7 +27,7 @@ PART = re.compile(r"\.(.+?)(?:\.[0-9a-f]{16})?\.part", re.DOTALL)
 
 _FOLDER_PART = re.compile(r"\.(.+)\.[0-9a-f]{16}\.part", re.DOTALL)
 
-_TRIES = 3
+_TRIES = 10
 """How often a hidden folder is made where another process removes the empty folder above it."""
 
 _BUFFER = 2**20
