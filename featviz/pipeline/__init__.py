@@ -27,12 +27,19 @@ from featviz.pipeline.encoders import Background
 from featviz.pipeline.options import RunOptions
 from featviz.pipeline.prepare import Prepared, find_images, prepare
 from featviz.pipeline.processes import ALONE, World
-from featviz.pipeline.resume import RunDocument, check_destination, open_store, run_record
+from featviz.pipeline.resume import (
+    RunDocument,
+    check_destination,
+    names_to_clear,
+    open_store,
+    run_record,
+)
 from featviz.pipeline.session import Session
 from featviz.pipeline.signals import stop_requests
 from featviz.records import ImageResult, RunResult, Sample
 from featviz.rundir import RUN_FILE, archive, destination
 from featviz.rundir.write import RunDirectory
+from featviz.text import quoted
 
 log = logging.getLogger(__name__)
 
@@ -128,7 +135,9 @@ def _limited(prepared: Prepared, samples: Sequence[Sample], team: World) -> RunO
 def _begin(prepared: Prepared, document: RunDocument) -> RunDirectory:
     folder = open_store(prepared.options, document.record)
     folder.refuse_links(document.names)
-    folder.clear_images(document.names)
+    left = folder.clear_images(names_to_clear(folder, document.names, prepared.options.shard))
+    for way in left:
+        log.warning("%s stays: it holds files that featviz did not write", quoted(way))
     document.write(folder)
     shared_basis.write_bases(folder, prepared)
     return folder

@@ -118,24 +118,26 @@ class Session:
         shape = tuple(args[0].shape)
         if shape not in self._books:
             self._books[shape] = prepared.hint_book(args)
-        writer = ImageWriter(
-            sample,
-            self.store.new_image(sample.name),
-            self._drawer,
-            background,
-            self._books[shape],
-            preprocess,
-            args,
-            self.board is not None,
-        )
-        with _abandoned_on_failure(writer):
+        folder = self.store.new_image(sample.name)
+        with _discarded_on_failure(folder.discard):
+            writer = ImageWriter(
+                sample,
+                folder,
+                self._drawer,
+                background,
+                self._books[shape],
+                preprocess,
+                args,
+                self.board is not None,
+            )
+        with _discarded_on_failure(writer.abandon):
             return run_image(prepared, writer, picture, args, self.fingerprint)
 
     def _finish(self, image: ImageRun | None) -> None:
         if image is None:
             return
         try:
-            with _abandoned_on_failure(image.writer):
+            with _discarded_on_failure(image.writer.abandon):
                 result = image.finish()
                 self._count(image.writer.folder)
         except BaseException:
@@ -159,9 +161,9 @@ class Session:
 
 
 @contextmanager
-def _abandoned_on_failure(writer: ImageWriter) -> Iterator[None]:
+def _discarded_on_failure(discard: Callable[[], None]) -> Iterator[None]:
     try:
         yield
     except BaseException:
-        writer.abandon()
+        discard()
         raise
