@@ -7,10 +7,8 @@ import json
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
-from typing import BinaryIO
 from urllib.parse import unquote
 
 import numpy as np
@@ -22,7 +20,6 @@ from rundirs import Drawn, write_run
 from featviz import report
 from featviz.errors import StoreError
 from featviz.report import ReportOptions, build_report
-from featviz.rundir.atomic import atomic
 from featviz.rundir.image import read_image
 from featviz.rundir.read import read_run
 
@@ -105,14 +102,12 @@ def test_a_failed_report_leaves_the_old_one(root: Path, monkeypatch: pytest.Monk
     build_report(root, ReportOptions())
     before = (root / "report" / "index.html").read_bytes()
 
-    @contextmanager
-    def full(path: Path) -> Iterator[BinaryIO]:
+    def full(path: Path, data: bytes, write: Callable[..., int] = Path.write_bytes) -> int:
         if path.name == "layer-001.html":
-            raise StoreError(f"{path} cannot be written: No space left on device")
-        with atomic(path) as file:
-            yield file
+            raise OSError(28, "No space left on device")
+        return write(path, data)
 
-    monkeypatch.setattr(report, "atomic", full)
+    monkeypatch.setattr(Path, "write_bytes", full)
     with pytest.raises(StoreError, match="No space left on device"):
         build_report(root, ReportOptions())
     assert (root / "report" / "index.html").read_bytes() == before
