@@ -49,8 +49,8 @@ def build_report(root: Path, options: ReportOptions) -> ReportResult:
     """Write the report of a run.
 
     Raises:
-        StoreError: `root` or `compare` is no run, what is in the way is no report, or it cannot be
-            written, or a single file would be too large.
+        StoreError: `root` or `compare` is no run, or is damaged while it is read; what is in the
+            way is no report, or it cannot be written, or a single file would be too large.
     """
     with _uncollected():
         run = read_run(root)

@@ -7,6 +7,7 @@ import json
 import shutil
 import subprocess
 import sys
+import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 from urllib.parse import unquote
@@ -82,6 +83,24 @@ def test_the_same_bytes_again(root: Path) -> None:
     shutil.copy(root / "report" / "image-000.html", root / "report" / "image-999.html")
     assert content() == first
     assert not [path for path in root.iterdir() if path.name.startswith(".")]
+
+
+def test_memory_does_not_grow_with_the_statistics(tmp_path: Path) -> None:
+    """32 images more have 15 MB of numbers more; the most that Python holds grows by a tenth of
+    that."""
+    stats = np.random.default_rng(0).random((10_000, 6), dtype=np.float32)
+    drawn = [Drawn(f"x{n}", index=n, maps=10_000, channels=[0], stats=stats) for n in range(2)]
+    few, many = (
+        write_run(tmp_path / str(count), {f"{n}.png": drawn for n in range(count)})
+        for count in (8, 40)
+    )
+    most = []
+    for root in (few, few, many):  # the first time, templates are compiled
+        tracemalloc.start()
+        assert not build_report(root, ReportOptions()).incomplete
+        most.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+    assert most[2] - most[1] < 32 * 2 * stats.nbytes / 10
 
 
 def test_what_is_no_report_is_left_alone(root: Path) -> None:
