@@ -59,7 +59,7 @@ _LAYER_FILE = re.compile(
 """A file of a layer in an image's folder: the only names that a manifest can list."""
 _IMAGE_FILES = (MANIFEST_FILE, STATS_FILE, INPUT_FILE)
 """Files in the folder of each image."""
-_REPORT_FILE = re.compile(r"(image|layer)-\d+\.(html|js)|index\.(html|js)")
+_REPORT_FILE = re.compile(r"(image|layer)-\d+\.(html|js)|index\.(html|js)|grids-\d+-\d+\.js")
 _SCRIPT = b"window.FEATVIZ"
 
 Owns = Callable[[str], bool]
