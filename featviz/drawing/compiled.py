@@ -228,3 +228,51 @@ def filter_rows(piece, before, step, filtered):
             left, right, rest = row[: width - step], row[step:], out[1 + step :]
             for i in range(width - step):
                 rest[i] = right[i] - left[i]
+
+
+@_compiled("uint32(uint8[::1],uint32[:,::1])")
+@no_type_check
+def crc32c(data, tables):
+    """CRC-32C, eight bytes at a time; see `event_file`."""
+    crc = np.uint32(0xFFFFFFFF)
+    whole = data.size // 8 * 8
+    for i in range(0, whole, 8):
+        crc = (
+            tables[7, data[i] ^ (crc & 255)]
+            ^ tables[6, data[i + 1] ^ (crc >> 8 & 255)]
+            ^ tables[5, data[i + 2] ^ (crc >> 16 & 255)]
+            ^ tables[4, data[i + 3] ^ (crc >> 24)]
+            ^ tables[3, data[i + 4]]
+            ^ tables[2, data[i + 5]]
+            ^ tables[1, data[i + 6]]
+            ^ tables[0, data[i + 7]]
+        )
+    for i in range(whole, data.size):
+        crc = np.uint32(tables[0, (crc ^ data[i]) & 255] ^ (crc >> 8))
+    return np.uint32(~crc)
+
+
+@_compiled("UniTuple(float64,2)(float32[::1])", fastmath=_REORDER)
+@no_type_check
+def _sums(values):
+    total = squares = 0.0
+    for i in range(values.size):
+        value = np.float64(values[i])
+        total += value
+        squares += value * value
+    return total, squares
+
+
+@_compiled("UniTuple(float64,2)(float32[::1],float64,float64,int64[:,::1])")
+@no_type_check
+def count(values, low, factor, counts):
+    """Add finite values to counts [4, bins] by (value - low) · factor; their sum, and that of their
+    squares.
+
+    The counts of neighbours stand apart: what is alike would have to wait for the count before.
+    """
+    last = np.int32(counts.shape[1] - 1)
+    for i in range(values.size):
+        place = np.int32((np.float64(values[i]) - low) * factor)
+        counts[i & 3, max(np.int32(0), min(place, last))] += 1
+    return _sums(values)
