@@ -37,6 +37,9 @@ _FAR = 2**40
 _REORDER = {"reassoc", "nsz", "contract"}
 """Sums may be taken in another order, so that several values are added at once. NaN counts."""
 
+_POINT, _HALF = 22, 1 << 21
+"""Bits behind the point of the weights by which maps are resized, and a half."""
+
 
 def _compiled(signature: str, **options: Any) -> Any:
     return njit(signature, nogil=True, cache=True, **options)
@@ -241,3 +244,103 @@ def filter_rows(piece, before, step, filtered):
         else:
             out[0], out[1 : 1 + step] = 1, first
             _subtract(right, left, out[1 + step :])
+
+
+@_compiled("uint32(uint8[::1],uint32[:,::1])")
+@no_type_check
+def crc32c(data, tables):
+    """CRC-32C, eight bytes at a time; see `event_file`."""
+    crc = np.uint32(0xFFFFFFFF)
+    whole = data.size // 8 * 8
+    for i in range(0, whole, 8):
+        crc = (
+            tables[7, data[i] ^ (crc & 255)]
+            ^ tables[6, data[i + 1] ^ (crc >> 8 & 255)]
+            ^ tables[5, data[i + 2] ^ (crc >> 16 & 255)]
+            ^ tables[4, data[i + 3] ^ (crc >> 24)]
+            ^ tables[3, data[i + 4]]
+            ^ tables[2, data[i + 5]]
+            ^ tables[1, data[i + 6]]
+            ^ tables[0, data[i + 7]]
+        )
+    for i in range(whole, data.size):
+        crc = np.uint32(tables[0, (crc ^ data[i]) & 255] ^ (crc >> 8))
+    return np.uint32(~crc)
+
+
+@_compiled("UniTuple(float64,2)(float32[::1])", fastmath=_REORDER)
+@no_type_check
+def _sums(values):
+    total = squares = 0.0
+    for i in range(values.size):
+        value = np.float64(values[i])
+        total += value
+        squares += value * value
+    return total, squares
+
+
+@_compiled("UniTuple(float64,2)(float32[::1],float64,float64,int64[:,::1])")
+@no_type_check
+def count(values, low, factor, counts):
+    """Add finite values to counts [4, bins] by (value - low) · factor; their sum, and that of their
+    squares.
+
+    The counts of neighbours stand apart: what is alike would have to wait for the count before.
+    """
+    last = np.int32(counts.shape[1] - 1)
+    for i in range(values.size):
+        place = np.int32((np.float64(values[i]) - low) * factor)
+        counts[i & 3, max(np.int32(0), min(place, last))] += 1
+    return _sums(values)
+
+
+@_compiled("void(uint8[::1],int64[:,::1],uint32[:,::1],uint8[::1])")
+@no_type_check
+def _widen(row, places, weights, wide):
+    for x in range(wide.size):
+        total = row[places[0, x]] * weights[0, x] + row[places[1, x]] * weights[1, x]
+        wide[x] = (total + _HALF) >> _POINT
+
+
+@_compiled("void(uint8[::1],uint8[::1],uint32,uint32,uint8[::1])")
+@no_type_check
+def _between(above, below, first, second, row):
+    for x in range(row.size):
+        total = np.uint32(above[x]) * first + np.uint32(below[x]) * second + np.uint32(_HALF)
+        row[x] = total >> np.uint32(_POINT)
+
+
+@_compiled(
+    "void(uint8[:,:,::1],int64[:,::1],uint32[:,::1],int64[:,::1],uint32[:,::1],uint8[:,:,::1])"
+)
+@no_type_check
+def enlarge(tiles, rows, down, columns, across, enlarged):
+    """Resize tiles [N, h, w] to [N, H, W], first across, then down; see `overlay.resized`.
+
+    Args:
+        rows: [2, H], the two rows between which an output row lies, with their weights `down`
+            [2, H] in 2^-22; `columns` and `across` are [2, W].
+    """
+    wide = np.empty((tiles.shape[1], enlarged.shape[2]), np.uint8)
+    for n in range(len(tiles)):
+        for y in range(len(wide)):
+            _widen(tiles[n, y], columns, across, wide[y])
+        for y in range(enlarged.shape[1]):
+            above, below = wide[rows[0, y]], wide[rows[1, y]]
+            _between(above, below, down[0, y], down[1, y], enlarged[n, y])
+
+
+@_compiled("void(uint8[::1],float64[:,::1],uint8[:,::1],float64,uint8[:,::1])")
+@no_type_check
+def blend(levels, over, ground, share, mixed):
+    """Fill `mixed` [P, 3] with over[levels] + share · ground, rounded.
+
+    Args:
+        over: [256, 3], what the colour of each level gives to the sum, 0..255.
+        ground: [P, 3].
+    """
+    for i in range(levels.size):
+        level = levels[i]
+        for colour in range(3):
+            total = share * ground[i, colour] + over[level, colour]
+            mixed[i, colour] = np.uint8(np.int32(total + 0.5))
