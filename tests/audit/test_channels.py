@@ -12,10 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from featviz.audit import findings, running_stats
+from featviz.audit import findings, measuring, running_stats
 from featviz.audit.running_stats import ChannelStats, Covariance, TopImages
 from featviz.drawing import stats
 from featviz.errors import LayoutError
+from featviz.records import Activation
 from featviz.records.findings import Evidence, Thresholds
 
 KINDS = {
@@ -151,9 +152,11 @@ def test_what_has_no_rows_is_refused(tensor: Tensor, images: int) -> None:
 def test_values_at_a_bound() -> None:
     """One bound is a ceiling; of two, both count; the margin is inclusive."""
     rows = torch.tensor([[[0.0, 0.001, 0.5, 0.999, 1.0]]])
-    assert running_stats.at_bounds(rows, (1.0,), 0.0).tolist() == [[1]]
-    assert running_stats.at_bounds(rows, (0.0, 1.0), 0.0).tolist() == [[2]]
-    assert running_stats.at_bounds(rows, (0.0, 1.0), 0.0011).tolist() == [[4]]
+    for bounds, margin, count in (((1.0,), 0.0, 1), ((0.0, 1.0), 0.0, 2), ((0.0, 1.0), 0.0011, 4)):
+        activation = Activation(bounds=bounds, margin=margin)
+        reached = measuring.statistics(rows, activation)[1]
+        assert reached is not None and reached.tolist() == [[count]]
+    assert measuring.statistics(rows, Activation())[1] is None
 
 
 def evidence(low: list[float], high: list[float], **more: list[float]) -> Evidence:
