@@ -67,7 +67,7 @@ def statistics(rows: Tensor, activation: Activation) -> tuple[Floats, Integers |
     """
     bounds, margin = activation.bounds, activation.margin
     count, channels, positions = rows.shape
-    flat = rows.reshape(-1, positions).contiguous()
+    flat = _without_gaps(rows).reshape(-1, positions)
     if not bounds:
         return stats.channel_stats(flat).reshape(count, channels, -1), None
     low, high = bounds[0] + margin if len(bounds) > 1 else math.nan, bounds[-1] - margin
@@ -77,3 +77,14 @@ def statistics(rows: Tensor, activation: Activation) -> tuple[Floats, Integers |
         numbers = stats.channel_stats(flat)
         reached = ((flat <= low) | (flat >= high)).sum(1).cpu().numpy()
     return numbers.reshape(count, channels, -1), reached.reshape(count, channels)
+
+
+def _without_gaps(rows: Tensor) -> Tensor:
+    """Rows whose channels lie last in memory are copied image by image: on a CPU torch transposes
+    a matrix up to five times as fast as a stack of them, and as numpy does."""
+    if rows.is_contiguous() or rows.device.type != "cpu":
+        return rows
+    copy = rows.new_empty(rows.shape)
+    for image, place in zip(rows, copy, strict=True):
+        place.copy_(image)
+    return copy

@@ -178,8 +178,9 @@ class TopImages:
 
     @classmethod
     def of_batch(cls, images: Integers, maxima: Doubles) -> TopImages:
-        """Images [B] with each channel's maximum in them, [B, C]."""
-        return cls._best(maxima.T, np.broadcast_to(images, maxima.T.shape))
+        """Images [B], in ascending order, with each channel's maximum in them, [B, C]."""
+        order = np.argsort(-maxima.T, axis=1, kind="stable")[:, :TOP]
+        return cls(np.take_along_axis(maxima.T, order, 1), images[order])
 
     def merge(self, other: TopImages) -> TopImages:
         """The best images of both; of equals, those with the lower numbers."""

@@ -135,6 +135,21 @@ def test_rows_of_every_layout() -> None:
     assert torch.equal(running_stats.to_rows(windows, -1, 2), x.flatten(2))
 
 
+@pytest.mark.parametrize("images", [1, 3])
+@pytest.mark.parametrize("shape", [(9, 11, 70), (99, 70), (2, 70)])
+def test_channels_that_lie_last_have_the_same_statistics(
+    images: int, shape: tuple[int, ...]
+) -> None:
+    """Tokens and channels-last maps, one image and several: as if the channels came first."""
+    last = torch.randn(images, *shape, generator=torch.Generator().manual_seed(2))
+    first = last.movedim(-1, 1).contiguous()
+    clip = Activation(bounds=(-1.0, 1.0))
+    got = measuring.statistics(running_stats.to_rows(last, -1, images), clip)
+    expected = measuring.statistics(running_stats.to_rows(first, 1, images), clip)
+    np.testing.assert_array_equal(got[0], expected[0])
+    np.testing.assert_array_equal(got[1], expected[1])  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize(
     ("tensor", "images"),
     [
