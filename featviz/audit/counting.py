@@ -2,24 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Any
+from functools import reduce
+from itertools import groupby
+from operator import attrgetter
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from featviz import layout
+from featviz.audit.measuring import Measured, measure
 from featviz.audit.plan import Spot
-from featviz.audit.running_stats import ChannelStats, Covariance, TopImages, at_bounds, to_rows
+from featviz.audit.running_stats import ChannelStats, Covariance, TopImages
 from featviz.drawing import stats
 from featviz.errors import FeatvizError, ForwardError, ImageError, LayoutError
 from featviz.hooks.forward import forward
 from featviz.models.load import LoadedModel
 from featviz.models.preprocess import InputOptions
 from featviz.pipeline.prepare import read_input
-from featviz.records import STAT_COLUMNS, Call, Sample
+from featviz.records import Call, Sample
+
+T = TypeVar("T")
+
+_WAITING_BYTES = 2**21
+"""Numbers of single images that are kept before they are merged, since merging takes as long for
+many images as for one."""
 
 Failed = Callable[[int, FeatvizError], None]
 """Called with the number of an image that failed."""
@@ -44,26 +55,19 @@ class Tally:
     covariance: Covariance | None = None
 
     @classmethod
-    def of_batch(cls, images: Sequence[int], output: Any, spot: Spot, correlate: bool) -> Tally:
-        """The statistics of what a call gave for these images.
-
-        Raises:
-            LayoutError: it gave no tensor of channels.
-        """
-        if not isinstance(output, Tensor):
-            raise LayoutError(f"gives a {type(output).__name__}, not a tensor")
-        rows = to_rows(layout.to_floats(output.detach()), spot.axis, len(images))
-        count, width, positions = rows.shape
-        numbers = stats.channel_stats(rows.reshape(-1, positions))
-        numbers = numbers.reshape(count, width, len(STAT_COLUMNS))
-        saturated = None
-        if spot.activation is not None and spot.activation.bounds:
-            saturated = at_bounds(rows, spot.activation.bounds, spot.activation.margin)
+    def of(cls, parts: Sequence[Measured]) -> Tally:
+        """The statistics of batches whose outputs have equally many channels."""
+        images = np.concatenate([part.images for part in parts])
+        numbers = np.concatenate([part.stats for part in parts])
+        positions = np.repeat([part.positions for part in parts], [len(p.images) for p in parts])
+        at_bound = [part.saturated for part in parts if part.saturated is not None]
+        saturated = np.concatenate(at_bound) if at_bound else None
+        covariances = [part.covariance for part in parts if part.covariance is not None]
         maxima = np.where(numbers[..., stats.NONFINITE] > 0, np.inf, numbers[..., stats.MAX])
         return cls(
-            ChannelStats.of_maps(numbers, positions, saturated),
-            TopImages.of_batch(np.array(images), maxima),
-            Covariance.of_rows(rows) if correlate else None,
+            ChannelStats.of_maps(numbers, positions[:, None], saturated),
+            TopImages.of_batch(images, maxima),
+            reduce(Covariance.merge, covariances) if covariances else None,
         )
 
     @property
@@ -96,18 +100,34 @@ class Census:
     fault: Exception | None = None
     """A bug of ours, to tell it from a fault of the model."""
     _batch: tuple[int, ...] = ()
-    _pending: list[tuple[Call, Tally]] = field(default_factory=list)
+    _measured: list[tuple[Call, Measured]] = field(default_factory=list)
+    """Not yet added to the tallies."""
+    _sure: int = 0
+    """How many of them are of images that went through."""
+    _bytes: int = 0
+    """Their size."""
 
     def begin(self, images: tuple[int, ...]) -> None:
         """The next tensors come from these images."""
         self._batch = images
-        self._pending.clear()
+        del self._measured[self._sure :]
 
     def commit(self) -> None:
         """The model is through with them: count what they gave."""
-        for call, tally in self._pending:
-            self._add(call, tally)
-        self._pending.clear()
+        self._bytes += sum(part.nbytes for _, part in self._measured[self._sure :])
+        self._sure = len(self._measured)
+        if self._bytes > _WAITING_BYTES:
+            self.settle()
+
+    def settle(self) -> None:
+        """Add to the tallies what still waits."""
+        by_call: dict[Call, list[Measured]] = {}
+        for call, part in self._measured[: self._sure]:
+            by_call.setdefault(call, []).append(part)
+        for call, parts in by_call.items():
+            for _, alike in groupby(parts, attrgetter("channels")):
+                self._add(call, Tally.of(list(alike)))
+        self._measured, self._sure, self._bytes = [], 0, 0
 
     def absorb(self, other: Census) -> None:
         """Add what another process has counted, of other images."""
@@ -123,8 +143,8 @@ class Census:
                 self.unforeseen.add(call.label)
             return
         try:
-            tally = Tally.of_batch(self._batch, out, self.spots[call], call in self.correlate)
-            self._pending.append((call, tally))
+            part = measure(self._batch, out, self.spots[call], call in self.correlate)
+            self._measured.append((call, part))
         except LayoutError as error:
             self.faults.setdefault(call, error.message)
         except Exception as error:
@@ -151,13 +171,19 @@ def batches(
 ) -> Iterator[Batch]:
     """Decode and prepare images; neighbours of the same input shape go together, `size` at most.
 
+    A thread reads the next `size` images while the caller is busy with those that it got.
+
     Args:
         numbers: of the samples to take; all by default.
     """
     waiting: list[tuple[int, list[Tensor]]] = []
-    for number in range(len(samples)) if numbers is None else numbers:
+
+    def read(number: int) -> list[Tensor]:
+        return read_input(samples[number], model.preprocess, inputs)[1]
+
+    for number, reading in _ahead(read, range(len(samples)) if numbers is None else numbers, size):
         try:
-            _, args = read_input(samples[number], model.preprocess, inputs)
+            args = reading.result()
         except ImageError as error:
             failed(number, error)
             continue
@@ -189,6 +215,23 @@ def run_batch(
         census.commit()
         for number in batch.images:
             seen(number)
+
+
+def _ahead(
+    read: Callable[[int], T], numbers: Iterable[int], count: int
+) -> Iterator[tuple[int, Future[T]]]:
+    """What `read` gives for each number, in order; a thread reads up to `count` ahead."""
+    begun: deque[tuple[int, Future[T]]] = deque()
+    pool = ThreadPoolExecutor(1, "featviz-reader")
+    try:
+        for number in numbers:
+            begun.append((number, pool.submit(read, number)))
+            if len(begun) > count:
+                yield begun.popleft()
+        while begun:
+            yield begun.popleft()
+    finally:
+        pool.shutdown(cancel_futures=True)
 
 
 def _shapes(args: Sequence[Tensor]) -> list[torch.Size]:

@@ -96,6 +96,7 @@ class ModelVisit:
         ):
             for batch in self._batches(range(self.team.rank, len(self.samples), self.team.size)):
                 run_batch(self.model, batch, counted, self._failed, self._passed)
+        counted.settle()
         counted = self._joined(counted)
         if not self.seen:
             first = next(iter(self.failures.values()))
@@ -107,7 +108,7 @@ class ModelVisit:
         """The counts of all processes, merged in the order of their ranks, so that all agree."""
         if self.team.size == 1:
             return counted
-        alone = replace(counted, known=(), spots={}, _pending=[])  # what another process needs
+        alone = replace(counted, known=(), spots={}, _measured=[])  # what another process needs
         parts = self.team.gather((alone, self.seen, self.failures))
         joined = Census(counted.spots, counted.correlate, counted.known)
         self.seen, self.failures = [], {}

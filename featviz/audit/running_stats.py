@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from featviz.errors import LayoutError
+from featviz.records import Integers
 
 Doubles = NDArray[np.float64]
-Integers = NDArray[np.int64]
 
 COLUMNS = (
     *("count", "min", "max", "mean", "variance"),
@@ -48,18 +48,6 @@ def to_rows(tensor: Tensor, axis: int, images: int) -> Tensor:
     return values
 
 
-def at_bounds(rows: Tensor, bounds: tuple[float, ...], margin: float) -> Integers:
-    """How many values of rows [B, C, P] are at a bound or within `margin` of it, int64 [B, C].
-
-    With one bound it is a ceiling; with two, the lower comes first.
-    """
-    reached = rows >= bounds[-1] - margin
-    if len(bounds) > 1:
-        reached |= rows <= bounds[0] + margin
-    counts: Integers = reached.sum(2).cpu().numpy()
-    return counts
-
-
 @dataclass
 class ChannelStats:
     """Count, extremes, mean, squared deviations, zeros and more of C channels; all arrays [C].
@@ -82,13 +70,16 @@ class ChannelStats:
 
     @classmethod
     def of_maps(
-        cls, stats: np.ndarray, positions: int, saturated: Integers | None = None
+        cls,
+        stats: np.ndarray,
+        positions: int | Integers,
+        saturated: Integers | None = None,
     ) -> ChannelStats:
         """One batch, from the statistics of its maps.
 
         Args:
             stats: [B, C, 6] in the order of `records.STAT_COLUMNS`.
-            positions: values of one map.
+            positions: values of one map; as [B, 1] where it depends on the image.
             saturated: [B, C], how many of them are at a bound.
         """
         low, high, mean, std, zeros, nonfinite = np.moveaxis(stats.astype(np.float64), 2, 0)
@@ -187,8 +178,9 @@ class TopImages:
 
     @classmethod
     def of_batch(cls, images: Integers, maxima: Doubles) -> TopImages:
-        """Images [B] with each channel's maximum in them, [B, C]."""
-        return cls._best(maxima.T, np.broadcast_to(images, maxima.T.shape))
+        """Images [B], in ascending order, with each channel's maximum in them, [B, C]."""
+        order = np.argsort(-maxima.T, axis=1, kind="stable")[:, :TOP]
+        return cls(np.take_along_axis(maxima.T, order, 1), images[order])
 
     def merge(self, other: TopImages) -> TopImages:
         """The best images of both; of equals, those with the lower numbers."""

@@ -107,13 +107,24 @@ def _careful(row):
     return low, high, mean, math.sqrt(squares / count)
 
 
-@_compiled("void(float32[:,::1],int32[:,::1],float32[:,::1])")
+@_compiled("int32(float32[::1],float32,float32)")
 @no_type_check
-def statistics(rows, bits, stats):
+def _outside(row, low, high):
+    count = np.int32(0)
+    for i in range(row.size):
+        count += np.int32((row[i] <= low) | (row[i] >= high))
+    return count
+
+
+@_compiled("void(float32[:,::1],int32[:,::1],float32[:,::1],float32,float32,int64[::1])")
+@no_type_check
+def statistics(rows, bits, stats, lower, upper, outside):
     """Fill `stats` [N, 6] with the columns of `records.STAT_COLUMNS` of rows [N, W].
 
     Args:
         bits: the same memory as integers.
+        outside: [N], filled with how many values are at `lower` or below, or at `upper` or above;
+            empty where nobody asks.
     """
     extremes = np.empty(2, np.int32)
     for n in range(len(rows)):
@@ -133,6 +144,8 @@ def statistics(rows, bits, stats):
         elif nonfinite > 0 or not (_TINY < variance < math.inf):
             stats[n, 0], stats[n, 1], stats[n, 2], stats[n, 3] = _careful(row)
         stats[n, 4], stats[n, 5] = zeros / row.size, nonfinite
+        if outside.size > 0:
+            outside[n] = _outside(row, lower, upper)
 
 
 @_compiled("void(float32[::1],float32,float32,float32,uint8[::1])")

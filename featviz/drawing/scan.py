@@ -1,4 +1,4 @@
-"""One pass over float32 values on a CPU: statistics of rows, and their levels.
+"""One pass over float32 values on a CPU: statistics of rows, counts, and their levels.
 
 The loops are compiled (`compiled`); where numba is missing or cannot keep what it compiles, numpy
 does the same several times slower. Nothing here needs torch.
@@ -7,13 +7,14 @@ does the same several times slower. Nothing here needs torch.
 from __future__ import annotations
 
 import logging
+import math
 from functools import cache
 from importlib import import_module
 from types import ModuleType
 
 import numpy as np
 
-from featviz.records import STAT_COLUMNS, Bytes, Floats
+from featviz.records import STAT_COLUMNS, Bytes, Floats, Integers
 
 log = logging.getLogger(__name__)
 
@@ -38,15 +39,35 @@ def statistics(rows: np.ndarray) -> Floats:
         float32 [N, 6] in the order of `records.STAT_COLUMNS`; the standard deviation is the
         population's. A row without a finite value has NaN for its first four.
     """
+    return _scanned(rows, math.nan, math.nan, 0)[0]
+
+
+def statistics_and_outside(rows: np.ndarray, low: float, high: float) -> tuple[Floats, Integers]:
+    """The same, and how many values of each row are at `low` or below, or at `high` or above.
+
+    Args:
+        low: NaN where only `high` bounds; both are rounded to float32.
+
+    Returns:
+        float32 [N, 6] and int64 [N].
+    """
+    return _scanned(rows, low, high, len(rows))
+
+
+def _scanned(rows: np.ndarray, low: float, high: float, count: int) -> tuple[Floats, Integers]:
+    """Both for all rows; `count` is their number, or 0 where nothing is counted."""
     stats = np.empty((len(rows), len(STAT_COLUMNS)), np.float32)
-    loops = compiled()
+    outside = np.empty(count, np.int64)
+    loops, ends = compiled(), (np.float32(low), np.float32(high))
     if loops is None:
         for part in _blocks(rows):
             stats[part] = _statistics(rows[part])
+            if count:
+                outside[part] = ((rows[part] <= ends[0]) | (rows[part] >= ends[1])).sum(1)
     else:
         rows = _plain(rows)
-        loops.statistics(rows, rows.view(np.int32), stats)
-    return stats
+        loops.statistics(rows, rows.view(np.int32), stats, *ends, outside)
+    return stats, outside
 
 
 def quantise(

@@ -30,7 +30,7 @@ class Activation:
     zero: bool = False
     """Gives exact zeros below a threshold, and nothing below zero: it can be dead."""
     bounds: tuple[float, ...] = ()
-    """Values at which it saturates."""
+    """Values at which it saturates: a ceiling, or the lower and the upper end."""
     margin: float = 0.0
     """A value this near to a bound, or beyond it, is at it."""
 

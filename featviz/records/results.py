@@ -18,6 +18,9 @@ Bytes: TypeAlias = "NDArray[np.uint8]"
 Floats: TypeAlias = "NDArray[np.float32]"
 
 
+Integers: TypeAlias = "NDArray[np.int64]"
+
+
 STAT_COLUMNS = ("min", "max", "mean", "std", "zero_fraction", "nonfinite")
 """The columns of every array in `stats.npz`."""
 

@@ -12,10 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from featviz.audit import findings, running_stats
+from featviz.audit import findings, measuring, running_stats
 from featviz.audit.running_stats import ChannelStats, Covariance, TopImages
 from featviz.drawing import stats
 from featviz.errors import LayoutError
+from featviz.records import Activation
 from featviz.records.findings import Evidence, Thresholds
 
 KINDS = {
@@ -134,6 +135,21 @@ def test_rows_of_every_layout() -> None:
     assert torch.equal(running_stats.to_rows(windows, -1, 2), x.flatten(2))
 
 
+@pytest.mark.parametrize("images", [1, 3])
+@pytest.mark.parametrize("shape", [(9, 11, 70), (99, 70), (2, 70)])
+def test_channels_that_lie_last_have_the_same_statistics(
+    images: int, shape: tuple[int, ...]
+) -> None:
+    """Tokens and channels-last maps, one image and several: as if the channels came first."""
+    last = torch.randn(images, *shape, generator=torch.Generator().manual_seed(2))
+    first = last.movedim(-1, 1).contiguous()
+    clip = Activation(bounds=(-1.0, 1.0))
+    got = measuring.statistics(running_stats.to_rows(last, -1, images), clip)
+    expected = measuring.statistics(running_stats.to_rows(first, 1, images), clip)
+    np.testing.assert_array_equal(got[0], expected[0])
+    np.testing.assert_array_equal(got[1], expected[1])  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize(
     ("tensor", "images"),
     [
@@ -151,9 +167,11 @@ def test_what_has_no_rows_is_refused(tensor: Tensor, images: int) -> None:
 def test_values_at_a_bound() -> None:
     """One bound is a ceiling; of two, both count; the margin is inclusive."""
     rows = torch.tensor([[[0.0, 0.001, 0.5, 0.999, 1.0]]])
-    assert running_stats.at_bounds(rows, (1.0,), 0.0).tolist() == [[1]]
-    assert running_stats.at_bounds(rows, (0.0, 1.0), 0.0).tolist() == [[2]]
-    assert running_stats.at_bounds(rows, (0.0, 1.0), 0.0011).tolist() == [[4]]
+    for bounds, margin, count in (((1.0,), 0.0, 1), ((0.0, 1.0), 0.0, 2), ((0.0, 1.0), 0.0011, 4)):
+        activation = Activation(bounds=bounds, margin=margin)
+        reached = measuring.statistics(rows, activation)[1]
+        assert reached is not None and reached.tolist() == [[count]]
+    assert measuring.statistics(rows, Activation())[1] is None
 
 
 def evidence(low: list[float], high: list[float], **more: list[float]) -> Evidence:

@@ -78,6 +78,20 @@ def test_statistics_are_those_of_float64(name: str) -> None:
     np.testing.assert_array_equal(np.isnan(off), np.isnan(exact[:, 2]))
 
 
+@pytest.mark.parametrize("name", MAPS)
+@pytest.mark.parametrize(("low", "high"), [(np.nan, 0.5), (-0.5, 0.1), (0.0, np.inf)])
+@pytest.mark.usefixtures("loops")
+def test_values_outside_are_counted_beside_the_statistics(
+    name: str, low: float, high: float
+) -> None:
+    """At the ends or beyond them; NaN is nowhere; the statistics are the same as alone."""
+    rows = MAPS[name]
+    numbers, outside = scan.statistics_and_outside(rows, low, high)
+    expected = (rows <= np.float32(low)).sum(1) + (rows >= np.float32(high)).sum(1)
+    np.testing.assert_array_equal(outside, expected)
+    np.testing.assert_array_equal(numbers, scan.statistics(rows))
+
+
 @pytest.mark.parametrize("name", [name for name in MAPS if np.ptp(MAPS[name]) < np.inf])
 @pytest.mark.parametrize("top", [None, 255.5])
 def test_levels_are_the_same_compiled_or_not(

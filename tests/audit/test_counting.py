@@ -1,0 +1,104 @@
+"""Counting over batches: images are read ahead, and numbers of several batches merge at once."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch import nn
+
+from featviz.audit import counting
+from featviz.errors import FeatvizError
+from featviz.images.find import find_samples
+
+from .audited import PLAIN, document, loaded
+
+
+@pytest.fixture
+def noise(tmp_path: Path) -> Path:
+    """Nine images of noise, the fifth of which cannot be read."""
+    folder = tmp_path / "noise"
+    folder.mkdir()
+    generator = np.random.default_rng(3)
+    for number in range(9):
+        pixels = generator.integers(0, 256, (12, 10, 3), dtype=np.uint8)
+        Image.fromarray(pixels).save(folder / f"{number}.png")
+    (folder / "4.png").write_bytes(b"no picture")
+    return folder
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 20])
+def test_batches_are_those_of_reading_one_by_one(noise: Path, size: int) -> None:
+    """In order, without the image that fails, each image's own values, and no thread stays."""
+    samples, model = find_samples([str(noise)]), loaded(nn.Identity())
+    failed: list[int] = []
+
+    def fail(number: int, error: FeatvizError) -> None:
+        assert threading.current_thread() is threading.main_thread()
+        failed.append(number)
+
+    batches = list(counting.batches(samples, model, PLAIN, size, fail))
+    order = [number for batch in batches for number in batch.images]
+    assert order == [0, 1, 2, 3, 5, 6, 7, 8] and failed == [4]
+    assert [len(b.images) for b in batches[:-1]] == [size] * (len(batches) - 1)
+    for batch in batches:
+        for number, values in zip(batch.images, batch.inputs[0], strict=True):
+            pixels = np.asarray(Image.open(noise / f"{number}.png"))
+            expected = torch.from_numpy(pixels.copy()).permute(2, 0, 1) / 255
+            torch.testing.assert_close(values, expected)
+    assert not [t for t in threading.enumerate() if t.name.startswith("featviz-reader")]
+
+
+def test_reading_stops_with_the_caller(noise: Path) -> None:
+    """Of a loop that is left early, at most one batch was read ahead, and no thread stays."""
+    read: list[str] = []
+    model = loaded(nn.Identity())
+    prepare = model.preprocess.tensor
+    object.__setattr__(model.preprocess, "tensor", lambda im: (read.append("x"), prepare(im))[1])
+    samples = [s for s in find_samples([str(noise)]) if s.name != "4.png"]
+    batches = counting.batches(samples, model, PLAIN, 2, lambda number, error: None)
+    assert next(batches).images == (0, 1)
+    batches.close()  # type: ignore[attr-defined]
+    assert 3 <= len(read) <= 5
+    assert not [t for t in threading.enumerate() if t.name.startswith("featviz-reader")]
+
+
+@pytest.mark.parametrize("size", [1, 3])
+def test_when_numbers_merge_makes_no_difference(
+    noise: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int
+) -> None:
+    """After each batch or at the end: the same findings, and the same numbers but for rounding."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(3, 6, 3), nn.ReLU6(), nn.Conv2d(6, 5, 3), nn.Sigmoid())
+    documents, tables = [], []
+    for waiting in (0, 2**30):
+        monkeypatch.setattr(counting, "_WAITING_BYTES", waiting)
+        documents.append(document(model, noise, tmp_path, batch_size=size))
+        tables.append(dict(np.load(tmp_path / "audit" / "channels.npz")))
+    assert documents[0] == documents[1] and documents[0]["images"]["seen"] == 8
+    assert set(tables[0]) == {"1", "3"}
+    for name, table in tables[0].items():
+        np.testing.assert_allclose(table, tables[1][name], rtol=1e-12)
+
+
+def test_a_call_whose_channels_change_is_named(tmp_path: Path, noise: Path) -> None:
+    """Before they merge or after, a call with other channels than before is skipped, with both."""
+
+    class Fickle(nn.Module):
+        """Gives as many channels as the first pixel says."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.relu = nn.ReLU()
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            bright = bool(x[0, 0, 0, 0] > 0.5)
+            return self.relu(x if bright else x[:, :2])
+
+    skipped = document(Fickle(), noise, tmp_path)["skipped"]
+    assert [entry["layer"] for entry in skipped] == ["relu"]
+    assert "channels, then" in skipped[0]["reason"]
