@@ -11,11 +11,12 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from itertools import zip_longest
+from threading import Thread
 from typing import BinaryIO
 
 import torch
 
-from featviz.drawing import tensorboard
+from featviz.drawing import scan, tensorboard
 from featviz.drawing.kernels import post_kernels
 from featviz.errors import FeatvizError
 from featviz.hooks.eval_mode import in_eval_mode
@@ -51,6 +52,9 @@ HEAVY = 450.0
 at 224 × 224, vgg16 has 570, resnet18 390, resnet50 190; on two cores vgg16 takes 0.8 times as long
 with all of them, the other two 1.0 to 1.2 times."""
 
+MANY = 8
+"""Images from which on a run is worth a pass on zeros to share the cores."""
+
 Progress = Callable[[ImageResult, int], None]
 """Called with each finished image and how many there are in all."""
 
@@ -75,6 +79,7 @@ def run(
         FeatvizError: nothing could be begun, or the run directory could not be written. What goes
             wrong with one image is in its result instead.
     """
+    Thread(target=scan.compiled, daemon=True).start()
     share = team.share(options.shard)
     images = team.at_first(partial(_find, model, arguments, options, stdin))
     prepared = prepare(model, images, options)
@@ -239,13 +244,15 @@ def _shared_cores(prepared: Prepared) -> Iterator[Background]:
     Where little is drawn of a large model, torch gets all cores for as long as this lasts, and the
     encoders what it leaves. Else it leaves them a quarter of the cores: where its threads and the
     encoders together outnumber the cores, each of its operations waits for the slowest of them. The
-    split follows from the model and the layers alone, so that a run gives the same values each
-    time.
+    split follows from the model, the layers and how many images the whole run has, so that a run
+    gives the same values each time; a few images are not worth the pass on zeros that tells it.
     """
     cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
     share, threads = max(1, cores // 4), torch.get_num_threads()
-    model, layers = prepared.model, prepared.layers
-    heavy = model.device.type != "cpu" or effort(model, prepared.blank, layers) > HEAVY
+    heavy = prepared.model.device.type != "cpu" or (
+        len(prepared.samples) >= MANY
+        and effort(prepared.model, prepared.blank, prepared.layers) > HEAVY
+    )
     torch.set_num_threads(max(1, min(threads, cores if heavy else cores - share)))
     try:
         jobs = prepared.options.jobs or max(2, share)

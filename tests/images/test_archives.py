@@ -14,6 +14,7 @@ import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 from conftest import Outcome
@@ -21,6 +22,7 @@ from runs import SMALL, complete, make_photos, packed_tree, tree
 
 from featviz.errors import ImageError, StoreError, UsageError
 from featviz.images import archives, decode, find
+from featviz.pipeline import session
 from featviz.rundir.write import ImageFolder
 
 Run = Callable[..., Outcome]
@@ -388,15 +390,15 @@ def test_an_archive_of_a_run_that_is_stopped(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Exit code 130; what is complete is in the archive, and nothing is left beside it."""
-    real = decode.decode
+    real = session.run_image
 
-    def stopping(sample: object, *more: object) -> object:
-        if sample.name == "a/02.png":  # type: ignore[attr-defined]
+    def stopping(prepared: object, writer: Any, *more: Any) -> object:
+        if writer.sample.name == "a/02.png":
             for _ in range(presses):
                 os.kill(os.getpid(), signal.SIGTERM)
-        return real(sample, *more)  # type: ignore[arg-type]
+        return real(prepared, writer, *more)
 
-    monkeypatch.setattr("featviz.images.decode.decode", stopping)
+    monkeypatch.setattr(session, "run_image", stopping)
     done = featviz("run", tiny_file, photos, *SMALL, "--archive", tmp_path / "new" / "x.zip")
     run = json.loads(packed_tree(tmp_path / "new" / "x.zip")["run.json"])
     assert done.code == 130

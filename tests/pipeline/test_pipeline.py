@@ -316,7 +316,7 @@ def test_interrupt_keeps_the_image_before(
 
     def interrupt(module: nn.Module, args: Any, output: Any) -> None:
         calls.append(1)
-        if len(calls) == 3:  # the first is the pass on zeros
+        if len(calls) == 2:
             raise KeyboardInterrupt
 
     tiny[4].register_forward_hook(interrupt)
@@ -441,3 +441,17 @@ def test_images_are_read_ahead_once_each(
         ("landscape.jpg", False),
     ]
     assert [image.image for image in result.failures] == ["broken.jpg"]
+
+
+@pytest.mark.parametrize(("images", "passes"), [(7, 7), (8, 9)])
+def test_a_pass_on_zeros_shares_the_cores_of_many_images(
+    tiny: nn.Module, tmp_path: Path, images: int, passes: int
+) -> None:
+    """A few images are not worth it; of many, it is one more, and torch's threads are as before."""
+    seen: list[bool] = []
+    tiny.register_forward_hook(lambda module, args, output: seen.append(bool(args[0].any())))
+    threads = torch.get_num_threads()
+    pictures = [Image.new("RGB", (20, 20), (n * 20, 99, 0)) for n in range(images)]
+    assert fv.run(tiny, pictures, "Conv2d", tmp_path / "out", **INPUTS).exit_code == 0
+    assert len(seen) == passes and seen.count(True) == images
+    assert torch.get_num_threads() == threads
