@@ -31,6 +31,9 @@ class LoadedModel:
     """The model for run.json: its kind, name or file, and weights; no absolute path."""
     categories: tuple[str, ...] = ()
     """Names of the classes, where the weights have them."""
+    scores: str | None = ""
+    """Where in the output the scores of classes are: a key, empty for the output itself, or None
+    where the model is no classifier."""
 
 
 def load_model(options: ModelOptions, inputs: InputOptions) -> LoadedModel:
@@ -48,11 +51,13 @@ def load_model(options: ModelOptions, inputs: InputOptions) -> LoadedModel:
     preprocess = choose_preprocess(module, loaded.entry, inputs, loaded.fixed)
     arguments = {name: repr(value) for name, value in options.model_args.items()}
     source = {**loaded.source, **({"arguments": arguments} if arguments else {})}
-    return LoadedModel(module, preprocess, device, source, _categories(loaded))
+    return LoadedModel(module, preprocess, device, source, _categories(loaded), loaded.scores)
 
 
 def _categories(loaded: Loaded) -> tuple[str, ...]:
-    """torchvision's names of the classes; random weights have none."""
+    """The names of the classes: the source's, or torchvision's; random weights have none."""
+    if loaded.categories is not None:
+        return loaded.categories
     if loaded.entry is None or loaded.source.get("weights") == "none":
         return ()
     return tuple(getattr(loaded.entry, "meta", {}).get("categories", ()))
