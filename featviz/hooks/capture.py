@@ -9,7 +9,7 @@ runs: they belong to the value that the tensor has at that moment, so a later in
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
@@ -50,8 +50,7 @@ def hooked(
     chosen = [layer for layer in layers if not layer.is_function]
     functions = wanted or ((lambda layer: layer.name in names) if names else None)
     modules = dict(model.named_modules())
-    lists = {layer.name for layer in chosen if not is_callable(modules[layer.name])}
-    recorder = Recorder(layers, sink, kinds, lists)
+    recorder = Recorder(layers, sink, kinds, modules)
     enter = recorder.enter if recorder.takes_inputs else None
     with ExitStack() as stack:
         stack.callback(recorder.release)
@@ -80,15 +79,15 @@ class Recorder:
     """Counts the calls of hooked layers, and passes their inputs, outputs and gradients on."""
 
     def __init__(
-        self, layers: Sequence[Layer], sink: Sink, kinds: Sequence[str], lists: Collection[str] = ()
+        self,
+        layers: Sequence[Layer],
+        sink: Sink,
+        kinds: Sequence[str],
+        modules: Mapping[str, nn.Module],
     ) -> None:
-        """Begin with no calls.
-
-        Args:
-            lists: the names of the layers that nothing can call.
-        """
+        """Begin with no calls; `modules` are the model's, by name."""
         self.layers = layers
-        self._lists = lists
+        self._modules = modules
         self.sink = sink
         self.kinds = frozenset(kinds)
         self.calls: Counter[str] = Counter()
@@ -104,11 +103,20 @@ class Recorder:
 
     @property
     def never_ran(self) -> list[Layer]:
-        """Hooked layers that did not fire; lists of modules, which nothing can call, only where
-        nothing else fired."""
+        """Hooked layers that did not fire; mere lists of modules only where nothing else fired."""
         idle = [layer for layer in self.layers if not self.calls[layer.name]]
-        news = [layer for layer in idle if layer.name not in self._lists]
+        news = [layer for layer in idle if not self._only_holds(layer)]
         return idle if len(idle) == len(self.layers) else news
+
+    def _only_holds(self, layer: Layer) -> bool:
+        """Whether a module that did not fire is a mere list: nothing can call it, or the model
+        calls what is in it one by one."""
+        module = self._modules.get(layer.name)
+        if module is None or not is_callable(module):
+            return module is not None
+        below = f"{layer.name}."
+        is_plain = type(module).forward is nn.Sequential.forward
+        return is_plain and any(name.startswith(below) for name in self.calls)
 
     @property
     def takes_inputs(self) -> bool:

@@ -26,7 +26,7 @@ class ImageTower(nn.Module):
 
     def __init__(self, whole: nn.Module) -> None:
         super().__init__()
-        self.config = whole.config
+        self.config, self.training = whole.config, whole.training
         for name in _PARTS:
             if hasattr(whole, name):
                 self.add_module(name, getattr(whole, name))
