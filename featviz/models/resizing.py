@@ -91,7 +91,7 @@ class Inside:
 
 
 @dataclass(frozen=True)
-class Near:
+class Multiples:
     """About (`height`, `width`), in multiples of `multiple`, as DPT's image processor does."""
 
     height: int

@@ -20,6 +20,9 @@ _LARGEST = 2**20
 """The largest whole number in a config, and the largest sum of a list of them: transformers makes
 lists of so many entries (one for each layer, say) before there is any tensor."""
 
+_MOST = {"num_labels": 2**16}
+"""Numbers with a lower limit: each class gets a name."""
+
 _LEFT_OUT = re.compile(
     r"_?(attn|experts)_implementation\w*|(torch_)?dtype|fusion_config|kernel_config|use_kernels"
     r"|transformers_weights|distributed_config|use_pretrained_backbone|name_or_path|_name_or_path"
@@ -182,8 +185,9 @@ def _check(value: Any, where: str, architecture: str, key: str = "") -> None:
         for item in value:
             _check(item, where, architecture)
     size = sum(map(_size, value)) if isinstance(value, list) else _size(value)
-    if size > _LARGEST:
-        raise LoadError(f"{where} has {key or 'a number'} of {size:,}; {_LARGEST:,} is the most")
+    if size > (most := _MOST.get(key, _LARGEST)):
+        what = quoted(key) or "a number"
+        raise LoadError(f"{where} has {what} of {size:,}; {most:,} is the most")
 
 
 def _size(value: Any) -> int:

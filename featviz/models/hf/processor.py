@@ -18,7 +18,7 @@ from featviz.errors import FileError, LoadError
 from featviz.files import read_json
 from featviz.models.hf.config import Config, library, named
 from featviz.models.preprocess import Preprocess, Size
-from featviz.models.resizing import Between, Inside, Longer, Near, Padding, SizeRule
+from featviz.models.resizing import Between, Inside, Longer, Multiples, Padding, SizeRule
 from featviz.text import quoted
 
 log = logging.getLogger(__name__)
@@ -239,7 +239,7 @@ def _dpt(said: _Said, channels: int) -> Preprocess:
     """Sides become multiples, in proportion or not, or are padded to multiples."""
     usual = _usual(said, channels)
     multiple, divisor = said.side(said("ensure_multiple_of", 1)), said("size_divisor")
-    near = Near(*_square(said, said("size")), multiple, bool(said("keep_aspect_ratio")))
+    near = Multiples(*_square(said, said("size")), multiple, bool(said("keep_aspect_ratio")))
     padded = bool(said("do_pad")) and divisor is not None
     return replace(
         usual,
