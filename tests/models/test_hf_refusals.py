@@ -195,7 +195,7 @@ class TestWithTransformers:
         ("value", "message"),
         [
             ({"hidden_size": 2**20}, "asks for a larger model than its weights"),
-            ({"num_hidden_layers": 2**20}, "asks for a larger model than its weights"),
+            ({"num_hidden_layers": 2**16}, "asks for a larger model than its weights"),
             ({"image_size": 2**20, "patch_size": 1}, "asks for a larger model than its weights"),
         ],
     )

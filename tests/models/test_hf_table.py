@@ -50,6 +50,8 @@ def things(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (root / name).mkdir()
         (root / name / file).write_text("{}")
     _save_timm(root / "timm-folder")
+    program = torch.export.export(theirs(root / "vit"), (torch.zeros(1, 3, 32, 32),))
+    torch.export.save(program, root / "vit.pt2")
     return root
 
 

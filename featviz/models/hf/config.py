@@ -20,8 +20,9 @@ _LARGEST = 2**20
 """The largest whole number in a config, and the largest sum of a list of them: transformers makes
 lists of so many entries (one for each layer, say) before there is any tensor."""
 
-_MOST = {"num_labels": 2**16}
-"""Numbers with a lower limit: each class gets a name."""
+_NAMED = re.compile(r"num_labels|\w*(layers|depths?|stages|blocks)")
+_MOST_NAMED = 2**16
+"""Keys of numbers with a lower limit: each class, layer and stage gets a name."""
 
 _LEFT_OUT = re.compile(
     r"_?(attn|experts)_implementation\w*|(torch_)?dtype|fusion_config|kernel_config|use_kernels"
@@ -185,7 +186,8 @@ def _check(value: Any, where: str, architecture: str, key: str = "") -> None:
         for item in value:
             _check(item, where, architecture)
     size = sum(map(_size, value)) if isinstance(value, list) else _size(value)
-    if size > (most := _MOST.get(key, _LARGEST)):
+    most = _MOST_NAMED if _NAMED.fullmatch(key) else _LARGEST
+    if size > most:
         what = quoted(key) or "a number"
         raise LoadError(f"{where} has {what} of {size:,}; {most:,} is the most")
 
