@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from featviz.models import classes
 from featviz.models.devices import pick_device
 from featviz.models.files.state_dict import unwrapped
 from featviz.models.preprocess import InputOptions, Preprocess
@@ -51,13 +52,12 @@ def load_model(options: ModelOptions, inputs: InputOptions) -> LoadedModel:
     preprocess = choose_preprocess(module, loaded.entry, inputs, loaded.fixed)
     arguments = {name: repr(value) for name, value in options.model_args.items()}
     source = {**loaded.source, **({"arguments": arguments} if arguments else {})}
-    return LoadedModel(module, preprocess, device, source, _categories(loaded), loaded.scores)
+    named = classes.names(module) or _categories(loaded)
+    return LoadedModel(module, preprocess, device, source, named, classes.scores(module))
 
 
 def _categories(loaded: Loaded) -> tuple[str, ...]:
-    """The names of the classes: the source's, or torchvision's; random weights have none."""
-    if loaded.categories is not None:
-        return loaded.categories
+    """torchvision's names of the classes; random weights have none."""
     if loaded.entry is None or loaded.source.get("weights") == "none":
         return ()
     return tuple(getattr(loaded.entry, "meta", {}).get("categories", ()))
@@ -72,4 +72,6 @@ def adopt(module: nn.Module, inputs: InputOptions) -> LoadedModel:
     module = unwrapped(module)
     tensor = next(iter([*module.parameters(), *module.buffers()]), torch.empty(0))
     record = {"kind": "module", "type": type(module).__name__, "parameters": digest(module)}
-    return LoadedModel(module, choose_preprocess(module, None, inputs), tensor.device, record)
+    preprocess = choose_preprocess(module, None, inputs)
+    named, scores = classes.names(module), classes.scores(module)
+    return LoadedModel(module, preprocess, tensor.device, record, named, scores)

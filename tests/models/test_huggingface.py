@@ -15,8 +15,9 @@ from conftest import Outcome
 from PIL import Image
 from torch import Tensor, nn
 
+from featviz import run
 from featviz.hooks.containers import leaves
-from featviz.models.load import LoadedModel, ModelOptions, load_model
+from featviz.models.load import LoadedModel, ModelOptions, adopt, load_model
 from featviz.models.preprocess import InputOptions
 
 transformers = pytest.importorskip("transformers", reason="transformers is not installed")
@@ -280,3 +281,17 @@ def test_arguments_change_the_config(folders: Callable[[str], Path]) -> None:
     assert module.config._attn_implementation == "eager"  # type: ignore[union-attr]
     chosen = load(folders("vit"), model_args={"attn_implementation": "sdpa"}).module
     assert chosen.config._attn_implementation == "sdpa"  # type: ignore[union-attr]
+
+
+def test_a_module_in_hand(folders: Callable[[str], Path], image: Path) -> None:
+    """featviz.run of a module of the library, or of a class derived from one, knows its classes."""
+    model = theirs(folders("vit"))
+    kind = type("Mine", (type(model),), {})
+    model.__class__ = kind
+    assert kind.__module__ != "transformers.models.vit.modeling_vit"
+    adopted = adopt(model, InputOptions(size=(32, 32), mean=(0.5,) * 3, std=(0.5,) * 3))
+    assert (adopted.scores, len(adopted.categories)) == (None, 0)  # its name says nothing
+    model.__class__ = type("MineForImageClassification", (kind,), {})
+    result = run(model, image, "*.0", image.parent / "maps", size=(32, 32))
+    named = [guess.name for guess in result.images[0].outcome.prediction]
+    assert len(named) == 3 and "dog" in named

@@ -1,16 +1,15 @@
-"""The part of a model of transformers that an image goes into, and whether it names classes."""
+"""The part of a model of transformers that an image goes into."""
 
 from __future__ import annotations
 
 import inspect
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor, nn
 
 from featviz.errors import LoadError
-from featviz.text import printable
 
 log = logging.getLogger(__name__)
 
@@ -55,18 +54,3 @@ def for_images(module: nn.Module) -> nn.Module:
         f"{name} takes {first} first, and featviz gives it an image",
         f"a model whose forward begins with {_IMAGE}; or --arch file.py:factory that wraps it",
     )
-
-
-def scores(module: nn.Module) -> str | None:
-    """Where the scores of classes are in the output; None where the model is no classifier."""
-    return "logits" if "ForImageClassification" in type(module).__name__ else None
-
-
-def categories(module: nn.Module) -> tuple[str, ...]:
-    """The names of a classifier's classes, by number."""
-    names = getattr(module.config, "id2label", None)
-    if scores(module) is None or not isinstance(names, Mapping):
-        return ()
-    if set(names) != set(range(len(names))):
-        return ()
-    return tuple(printable(str(names[number])) for number in range(len(names)))

@@ -65,11 +65,6 @@ class Loaded:
     """The model for run.json: kind, name or file, weights; no absolute path."""
     fixed: FixedInput | None = None
     """The input that the module was made for; None where it takes others."""
-    categories: tuple[str, ...] | None = None
-    """Names of the classes; None leaves them to the entry."""
-    scores: str | None = ""
-    """Where in the output the scores of classes are: a key, empty for the output itself, or None
-    where the model is no classifier."""
 
 
 @dataclass(frozen=True)

@@ -56,8 +56,6 @@ def load(options: ModelOptions) -> Loaded:
         processor.read(config),
         {"kind": "huggingface", **record, **checkpoint.record(path), **_taken(tensors)},
         FixedInput(None, processor.image_size(config)),
-        seeing.categories(module),
-        seeing.scores(module),
     )
 
 

@@ -47,19 +47,13 @@ def load(options: ModelOptions) -> Loaded:
     if not Path(weights).is_file():
         module, preprocess = build(name, weights, options.seed, options.model_args)
         seed = {"seed": options.seed} if weights == "none" else {}
-        record = {**source, "weights": weights, **seed}
-        return Loaded(module, preprocess, record, scores=scores(module))
+        return Loaded(module, preprocess, {**source, "weights": weights, **seed})
     path = Path(weights)
     tensors = read_weights(path, options)
     read = arguments_of(name, [form.tensors for form in stripped_forms(tensors)])
     module, preprocess = build(name, None, options.seed, {**read, **options.model_args})
     record = put_weights(module, tensors, path, options)
-    return Loaded(module, preprocess, {**source, **read, **record}, scores=scores(module))
-
-
-def scores(module: nn.Module) -> str | None:
-    """Where the scores of classes are: the output itself, or nowhere without a classifier."""
-    return None if getattr(module, "num_classes", None) == 0 else ""
+    return Loaded(module, preprocess, {**source, **read, **record})
 
 
 def build(
