@@ -69,14 +69,15 @@ def run_json(out: Path) -> dict[str, Any]:
 
 
 def complete(out: Path) -> list[str]:
-    """Names of the images that have a manifest."""
-    return sorted(p.parent.relative_to(out).as_posix() for p in out.rglob("manifest.json"))
+    """Names of the images that have a manifest, in a folder that is not hidden itself."""
+    folders = [path.parent for path in out.rglob("manifest.json")]
+    return sorted(p.relative_to(out).as_posix() for p in folders if not p.name.startswith("."))
 
 
 def check_whole(out: Path) -> None:
     """No half file has a final name, and what is complete has all its pictures."""
     for path in out.rglob("*"):
-        if path.name.startswith("."):
+        if any(part.startswith(".") for part in path.relative_to(out).parts):
             continue
         if path.suffix == ".png" and path.is_file():
             with Image.open(path) as image:
@@ -86,7 +87,7 @@ def check_whole(out: Path) -> None:
         elif path.suffix == ".npz":
             with np.load(path) as arrays:
                 assert all(arrays[key].shape[1] == 6 for key in arrays)
-    for path in out.rglob("manifest.json"):
+    for path in (out / name / "manifest.json" for name in complete(out)):
         manifest = json.loads(path.read_text())
         files = [row["file"] for row in manifest["captures"]]
         missing = [f for f in [*files, "input.png", "stats.npz"] if not (path.parent / f).is_file()]

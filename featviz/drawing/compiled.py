@@ -31,8 +31,14 @@ _LAST = np.int32(0x7FFFFFFF)
 _INFINITE = np.int32(0x7F800000)
 """The bits of an infinite float32; NaN has more."""
 
+_FAR = 2**40
+"""More than any sum of differences in a row."""
+
 _REORDER = {"reassoc", "nsz", "contract"}
 """Sums may be taken in another order, so that several values are added at once. NaN counts."""
+
+_POINT, _HALF = 22, 1 << 21
+"""Bits behind the point of the weights by which maps are resized, and a half."""
 
 
 def _compiled(signature: str, **options: Any) -> Any:
@@ -202,15 +208,21 @@ def lay_tiles(tiles, columns, down, across, depth, padding, pad, piece):
         piece[top + height * down : top + height * down + padding] = pad
 
 
-@_compiled("boolean(uint8[::1],uint8[::1])")
+@_compiled("int64(uint8[::1],uint8[::1])")
 @no_type_check
-def _equal(one, other):
-    if one.size != other.size:
-        return False
-    unlike = np.uint8(0)
+def _distance(one, other):
+    """Sum of the differences, as bytes of -128 to 127 without their sign."""
+    total = np.int32(0)
     for i in range(one.size):
-        unlike |= one[i] ^ other[i]
-    return unlike == 0
+        total += abs(np.int32(np.int8(one[i] - other[i])))
+    return total
+
+
+@_compiled("void(uint8[::1],uint8[::1],uint8[::1])")
+@no_type_check
+def _subtract(one, other, difference):
+    for i in range(one.size):
+        difference[i] = one[i] - other[i]
 
 
 @_compiled("void(uint8[:,::1],uint8[::1],int64,uint8[:,::1])")
@@ -220,11 +232,115 @@ def filter_rows(piece, before, step, filtered):
     width = piece.shape[1]
     for r in range(len(piece)):
         row, out = piece[r], filtered[r]
-        if _equal(row, piece[r - 1] if r > 0 else before):
+        above = piece[r - 1] if r > 0 else before
+        by_up = _distance(row, above) if above.size > 0 else _FAR
+        if by_up == 0:
             out[0], out[1:] = 2, 0
+            continue
+        left, right, first = row[: width - step], row[step:], row[:step]
+        if by_up < _distance(right, left) + _distance(first, np.zeros_like(first)):
+            out[0] = 2
+            _subtract(row, above, out[1:])
         else:
-            out[0] = 1
-            out[1 : 1 + step] = row[:step]
-            left, right, rest = row[: width - step], row[step:], out[1 + step :]
-            for i in range(width - step):
-                rest[i] = right[i] - left[i]
+            out[0], out[1 : 1 + step] = 1, first
+            _subtract(right, left, out[1 + step :])
+
+
+@_compiled("uint32(uint8[::1],uint32[:,::1])")
+@no_type_check
+def crc32c(data, tables):
+    """CRC-32C, eight bytes at a time; see `event_file`."""
+    crc = np.uint32(0xFFFFFFFF)
+    whole = data.size // 8 * 8
+    for i in range(0, whole, 8):
+        crc = (
+            tables[7, data[i] ^ (crc & 255)]
+            ^ tables[6, data[i + 1] ^ (crc >> 8 & 255)]
+            ^ tables[5, data[i + 2] ^ (crc >> 16 & 255)]
+            ^ tables[4, data[i + 3] ^ (crc >> 24)]
+            ^ tables[3, data[i + 4]]
+            ^ tables[2, data[i + 5]]
+            ^ tables[1, data[i + 6]]
+            ^ tables[0, data[i + 7]]
+        )
+    for i in range(whole, data.size):
+        crc = np.uint32(tables[0, (crc ^ data[i]) & 255] ^ (crc >> 8))
+    return np.uint32(~crc)
+
+
+@_compiled("UniTuple(float64,2)(float32[::1])", fastmath=_REORDER)
+@no_type_check
+def _sums(values):
+    total = squares = 0.0
+    for i in range(values.size):
+        value = np.float64(values[i])
+        total += value
+        squares += value * value
+    return total, squares
+
+
+@_compiled("UniTuple(float64,2)(float32[::1],float64,float64,int64[:,::1])")
+@no_type_check
+def count(values, low, factor, counts):
+    """Add finite values to counts [4, bins] by (value - low) · factor; their sum, and that of their
+    squares.
+
+    The counts of neighbours stand apart: what is alike would have to wait for the count before.
+    """
+    last = np.int32(counts.shape[1] - 1)
+    for i in range(values.size):
+        place = np.int32((np.float64(values[i]) - low) * factor)
+        counts[i & 3, max(np.int32(0), min(place, last))] += 1
+    return _sums(values)
+
+
+@_compiled("void(uint8[::1],int64[:,::1],uint32[:,::1],uint8[::1])")
+@no_type_check
+def _widen(row, places, weights, wide):
+    for x in range(wide.size):
+        total = row[places[0, x]] * weights[0, x] + row[places[1, x]] * weights[1, x]
+        wide[x] = (total + _HALF) >> _POINT
+
+
+@_compiled("void(uint8[::1],uint8[::1],uint32,uint32,uint8[::1])")
+@no_type_check
+def _between(above, below, first, second, row):
+    for x in range(row.size):
+        total = np.uint32(above[x]) * first + np.uint32(below[x]) * second + np.uint32(_HALF)
+        row[x] = total >> np.uint32(_POINT)
+
+
+@_compiled(
+    "void(uint8[:,:,::1],int64[:,::1],uint32[:,::1],int64[:,::1],uint32[:,::1],uint8[:,:,::1])"
+)
+@no_type_check
+def enlarge(tiles, rows, down, columns, across, enlarged):
+    """Resize tiles [N, h, w] to [N, H, W], first across, then down; see `overlay.resized`.
+
+    Args:
+        rows: [2, H], the two rows between which an output row lies, with their weights `down`
+            [2, H] in 2^-22; `columns` and `across` are [2, W].
+    """
+    wide = np.empty((tiles.shape[1], enlarged.shape[2]), np.uint8)
+    for n in range(len(tiles)):
+        for y in range(len(wide)):
+            _widen(tiles[n, y], columns, across, wide[y])
+        for y in range(enlarged.shape[1]):
+            above, below = wide[rows[0, y]], wide[rows[1, y]]
+            _between(above, below, down[0, y], down[1, y], enlarged[n, y])
+
+
+@_compiled("void(uint8[::1],float64[:,::1],uint8[:,::1],float64,uint8[:,::1])")
+@no_type_check
+def blend(levels, over, ground, share, mixed):
+    """Fill `mixed` [P, 3] with over[levels] + share · ground, rounded.
+
+    Args:
+        over: [256, 3], what the colour of each level gives to the sum, 0..255.
+        ground: [P, 3].
+    """
+    for i in range(levels.size):
+        level = levels[i]
+        for colour in range(3):
+            total = share * ground[i, colour] + over[level, colour]
+            mixed[i, colour] = np.uint8(np.int32(total + 0.5))

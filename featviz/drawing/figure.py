@@ -1,24 +1,27 @@
-"""A titled figure of some maps beside the input, with colour bars, by matplotlib."""
+"""A titled figure of some maps beside the input, with colour bars.
+
+matplotlib draws the letters and chooses the ticks (`canvas`); its axes, of which such a figure has
+33, would take twenty times as long.
+"""
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import ceil, sqrt
-from threading import Lock
-from typing import Any, BinaryIO, Literal
+from typing import BinaryIO, Literal
 
 import numpy as np
 
-from featviz.drawing import colormap, labels
+from featviz.drawing import colormap, labels, png
+from featviz.drawing.canvas import DPI, Canvas, ticks
 from featviz.drawing.picture import GridPicture
 from featviz.records import REDUCTIONS, Bytes, Floats
+from featviz.text import printable
 
 FIRST = 16
 """Maps in a figure, if not said otherwise."""
 
-DPI = 100
 _CELL = 1.7
 """Inches of a panel's picture; the input has twice as much."""
 _GAP, _HEAD, _BAR, _TICKS = 0.15, 0.28, 0.08, 0.5
@@ -30,10 +33,8 @@ _POINTS = 115
 """A title of n letters fits a line of i inches at no more than _POINTS · i / n points."""
 _STRIP = 8
 """A panel that is so many times as long as it is wide is stretched to fill its cell."""
-_MAGENTA = (1.0, 0.0, 1.0)
-
-_drawing = Lock()
-"""matplotlib's font cache and mathtext are not safe in several threads."""
+_ABOVE, _TICK = 0.08, 0.03
+"""Inches between a picture and its title, and of a tick's length."""
 
 
 @dataclass(frozen=True)
@@ -186,73 +187,94 @@ def _values(picture: GridPicture, part: slice) -> Floats:
 
 
 def write_figure(file: BinaryIO, sheet: FigurePage, text: Mapping[str, str]) -> None:
-    """Write a figure as PNG to an open file, without pyplot and its global state.
+    """Write a figure as PNG to an open file.
 
     Args:
         text: keywords and texts for the file's text chunks.
     """
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    with _drawing:
-        warnings.filterwarnings("ignore", "Glyph .* missing from", UserWarning)
-        height, width = sheet.geometry.pixels
-        # one version of matplotlib rounds the size and another cuts it off: the same for both
-        size = ((width + 0.01) / DPI, (height + 0.01) / DPI)
-        figure = Figure(figsize=size, dpi=DPI)
-        canvas = FigureCanvasAgg(figure)
-        _lay_out(figure, sheet)
-        canvas.print_png(file, metadata=dict(text))  # type: ignore[no-untyped-call]
+    canvas = Canvas(sheet.geometry.pixels)
+    _lay_out(canvas, sheet)
+    height, width = sheet.geometry.pixels
+    png.write_png(file, (height, width), [canvas.rows()], text=text)
 
 
-def _lay_out(figure: Any, sheet: FigurePage) -> None:
-    from matplotlib import colormaps
-
-    at = sheet.geometry
-    cmap = colormaps[sheet.cmap].with_extremes(bad=_MAGENTA)
-    size = min(10.0, _POINTS * at.inches[0] / max(len(sheet.title), 1))
-    where = {"ha": "center", "va": "center", "y": 1 - _TITLE / 2 / at.inches[1]}
-    figure.text(x=0.5, s=sheet.title, fontsize=size, parse_math=False, **where)
-    axes = _axes(figure, at, _GAP, _TITLE + _HEAD, 2 * _CELL, 2 * _CELL)
-    grey = sheet.shown.shape[2] == 1
-    axes.imshow(sheet.shown[..., 0] if grey else sheet.shown, cmap="gray", vmin=0, vmax=255)
-    axes.set_title("input", fontsize=8)
+def _lay_out(canvas: Canvas, sheet: FigurePage) -> None:
+    at, colors = sheet.geometry, _colors(sheet.cmap)
+    title = printable(sheet.title)
+    size = min(10.0, _POINTS * at.inches[0] / max(len(title), 1))
+    canvas.write(title, at.inches[0] / 2, _TITLE / 2, size, "middle")
+    shown = np.broadcast_to(sheet.shown, (*sheet.shown.shape[:2], 3))
+    _picture(canvas, "input", shown, (_GAP, _TITLE + _HEAD), 2 * _CELL, smooth=True)
     for place, panel in enumerate(sheet.panels):
         left, top = at.corner(place)
-        image = _draw(_axes(figure, at, left, top, at.side, at.side), panel, cmap)
+        _picture(canvas, panel.title, _painted(panel, colors), (left, top), at.side)
         if at.bars == "own":
-            _bar(figure, image, _axes(figure, at, left + at.side + 0.05, top, _BAR, at.side))
+            _bar(canvas, colors, panel, left + at.side + 0.05, top, at.side)
     if at.bars == "shared":
         left, height = at.corner(at.columns - 1)[0] + at.side + 0.1, at.rows * at.cell[1] - _HEAD
-        _bar(figure, image, _axes(figure, at, left, _TITLE + _HEAD, _BAR, height - _GAP))
+        _bar(canvas, colors, sheet.panels[-1], left, _TITLE + _HEAD, height - _GAP)
 
 
-def _draw(axes: Any, panel: Panel, cmap: Any) -> Any:
-    """A panel's picture, by which its colour bar goes."""
+def _colors(cmap: str) -> Bytes:
+    """A colormap from its darkest to its brightest, uint8 [256, 3]."""
+    from matplotlib import colormaps
+
+    rgba = colormaps[cmap](np.linspace(0, 1, 256), bytes=True)
+    colors: Bytes = np.asarray(rgba, np.uint8)[:, :3]
+    return colors
+
+
+def _ends(panel: Panel) -> tuple[float, float]:
+    """The values at the ends of a panel's scale; a constant is in the middle of it."""
     low, high = panel.limits or (0.0, 1.0)
-    if high <= low:
-        low, high = low - 0.5, high + 0.5
-    height, width = panel.pixels.shape[:2]
-    aspect = "equal" if max(height, width) < _STRIP * min(height, width) else "auto"
-    axes.set_title(panel.title, fontsize=8, parse_math=False)
-    return axes.imshow(
-        panel.pixels, cmap=cmap, vmin=low, vmax=high, interpolation="nearest", aspect=aspect
-    )
+    return (low, high) if high > low else (low - 0.5, high + 0.5)
 
 
-def _bar(figure: Any, image: Any, axes: Any) -> None:
-    figure.colorbar(image, cax=axes)
-    axes.set_axis_on()
-    axes.tick_params(labelsize=6, length=2, pad=1)
+def _painted(panel: Panel, colors: Bytes) -> Bytes:
+    """A panel's colours [h, w, 3]; values that are not finite are magenta."""
+    if panel.pixels.ndim == 3:
+        return panel.pixels.astype(np.uint8)
+    low, high = _ends(panel)
+    share = (panel.pixels.astype(np.float64) - low) / (high - low)
+    holes = ~np.isfinite(share)
+    painted: Bytes = colors[np.clip(np.where(holes, 0, share) * 256, 0, 255).astype(np.uint8)]
+    painted[holes] = colormap.MAGENTA
+    return painted
 
 
-def _axes(
-    figure: Any, at: FigureGeometry, left: float, top: float, width: float, height: float
-) -> Any:
-    """Axes without ticks at a place in inches from the upper left."""
-    across, down = at.inches
-    axes = figure.add_axes(
-        (left / across, 1 - (top + height) / down, width / across, height / down)
-    )
-    axes.set_axis_off()
-    return axes
+def _picture(
+    canvas: Canvas,
+    title: str,
+    pixels: Bytes,
+    corner: tuple[float, float],
+    side: float,
+    smooth: bool = False,
+) -> None:
+    """Draw a picture in the middle of a square cell, and a title above the picture.
+
+    Args:
+        smooth: do not show its pixels as squares unless they are large.
+    """
+    height, width = pixels.shape[:2]
+    long = max(height, width)
+    share = [side / long * n for n in (height, width)]
+    down, across = share if long < _STRIP * min(height, width) else (side, side)
+    left, top = corner[0] + (side - across) / 2, corner[1] + (side - down) / 2
+    canvas.paste(pixels, left, top, across, down, smooth and long * 3 > side * DPI)
+    canvas.write(title, left + across / 2, top - _ABOVE, 8, "above")
+
+
+def _bar(
+    canvas: Canvas, colors: Bytes, panel: Panel, left: float, top: float, height: float
+) -> None:
+    """Draw a colour bar in a black frame, with ticks and their numbers on its right."""
+    low, high = _ends(panel)
+    canvas.paste(colors[::-1, None], left, top, _BAR, height)
+    canvas.frame(left, top, _BAR, height)
+    numbers, factor = ticks(low, high)
+    for value, words in numbers:
+        y = top + height * (high - value) / (high - low)
+        canvas.line(left + _BAR, y, _TICK)
+        canvas.write(words, left + _BAR + _TICK + 0.02, y, 6, "right")
+    if factor:
+        canvas.write(factor, left + _BAR / 2, top - 0.04, 6, "above")

@@ -125,10 +125,10 @@ def _fill(
     _lay(plan, part.reshape(*part.shape[:2], -1), depth, pad, piece)
     if stamps is None:
         return
+    pixels = piece.reshape(len(piece), -1, depth)
     for number in stamps.within(first, last):
         top, left = _corner(plan, number - first)
-        spot = piece[top : top + height, left * depth : (left + width) * depth]
-        stamps.write(number, spot.reshape(height, width, depth))
+        stamps.write(number, pixels[top : top + height, left : left + width])
 
 
 def _lay(plan: GridPlan, tiles: Bytes, depth: int, pad: int, piece: Bytes) -> None:

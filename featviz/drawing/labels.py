@@ -53,16 +53,15 @@ class Stamps:
             ground, half = int(tile[0, 0, 0]), self.levels // 2
             tile[_mark(mark, size)] = ground + half if ground < half else ground - half
         corner, count = self.corner.get(number, ""), self.count.get(number, "")
-        if fits(corner, size):
+        if corner and fits(corner, size):
             height, width = extent(corner)
             self._write(corner, tile[:height, :width])
-        if fits(count, size) and not _meet(corner, count, size):
+        if count and fits(count, size) and not _meet(corner, count, size):
             height, width = extent(count)
             self._write(count, tile[size[0] - height :, size[1] - width :])
 
     def _write(self, text: str, box: Bytes) -> None:
-        if text:
-            box[:] = np.where(_glyphs(text), self.light, self.dark)[..., None]
+        box[:] = np.where(_glyphs(text), self.light, self.dark)[..., None]
 
 
 def extent(text: str) -> tuple[int, int]:

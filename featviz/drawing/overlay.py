@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 import numpy as np
 from PIL import Image
 
-from featviz.drawing import colormap, grid
+from featviz.drawing import colormap, grid, scan
 from featviz.drawing.picture import GridPicture
 from featviz.records import Bytes, DrawOptions
 
@@ -43,8 +44,8 @@ def lay_over(picture: GridPicture, ground: Sequence[Bytes], options: DrawOptions
 class Overlay:
     """RGB tiles [N, H, W, 3] of the input's size.
 
-    A map covers the whole input: it is resized bilinearly (by Pillow, for which pixels are areas,
-    not points), coloured, and mixed in by `alpha`: 0 is the input, 1 the map.
+    A map covers the whole input: it is resized bilinearly (as Pillow does, for which pixels are
+    areas, not points), coloured, and mixed in by `alpha`: 0 is the input, 1 the map.
     """
 
     maps: Bytes
@@ -71,31 +72,58 @@ class Overlay:
 
     def __getitem__(self, part: slice) -> Bytes:
         """Some of the tiles, uint8 [n, H, W, 3]."""
-        tiles = np.empty((len(self.maps[part]), *self.shape[1:]), np.uint8)
-        for place, number in enumerate(range(*part.indices(len(self.maps)))):
-            tiles[place] = self._tile(number)
+        maps, frames = self.maps[part], self.frames[part]
+        size = (self.shape[1], self.shape[2])
+        tiles = np.empty((len(maps), *size, 3), np.uint8)
+        over = self._levels(maps, size) if maps.ndim == 3 else resized(maps, size)
+        for number, frame in enumerate(frames):
+            self._blend(over[number], self.ground[frame], tiles[number])
         return tiles
 
-    def _tile(self, number: int) -> Bytes:
-        ground = self.ground[self.frames[number]]
-        over = self._colored(self.maps[number], (ground.shape[1], ground.shape[0]))
-        mixed = (1 - self.alpha) * ground + self.alpha * over + 0.5
-        return mixed.astype(np.uint8)
-
-    def _colored(self, tile: Bytes, size: tuple[int, int]) -> Bytes:
-        """RGB [H, W, 3] for a size (width, height)."""
-        if tile.ndim == 3:
-            return _resized(tile, size)
+    def _levels(self, maps: Bytes, size: tuple[int, int]) -> Bytes:
+        """The maps' levels, resized to a size (height, width)."""
         if self.nonfinite is None:
-            return self.colors[_resized(tile, size)]
-        holes = tile == self.nonfinite
-        colored = self.colors[_resized(np.where(holes, 0, tile).astype(np.uint8), size)]
-        where = _resized(holes.astype(np.uint8), size, Image.Resampling.NEAREST) > 0
-        colored[where] = self.colors[self.nonfinite]
-        return colored
+            return resized(maps, size)
+        holes = maps == self.nonfinite
+        levels = resized(np.where(holes, 0, maps).astype(np.uint8), size)
+        for number in np.flatnonzero(holes.any((1, 2))):
+            where = Image.fromarray(holes[number]).resize(size[::-1], Image.Resampling.NEAREST)
+            levels[number, np.asarray(where)] = self.nonfinite
+        return levels
+
+    def _blend(self, over: Bytes, ground: Bytes, tile: Bytes) -> None:
+        """Fill a tile [H, W, 3] with a map's levels [H, W] or colours over the input."""
+        loops, share = scan.compiled(), 1 - self.alpha
+        if over.ndim == 2 and loops is not None:
+            ground = np.require(ground, requirements=["C", "W"]).reshape(-1, 3)
+            colors = self.alpha * self.colors
+            loops.blend(over.reshape(-1), colors, ground, share, tile.reshape(-1, 3))
+            return
+        colored = self.colors[over] if over.ndim == 2 else over
+        tile[:] = (share * ground + self.alpha * colored + 0.5).astype(np.uint8)
 
 
-def _resized(
-    tile: Bytes, size: tuple[int, int], how: Image.Resampling = Image.Resampling.BILINEAR
-) -> Bytes:
-    return np.asarray(Image.fromarray(tile).resize(size, how))
+def resized(tiles: Bytes, size: tuple[int, int]) -> Bytes:
+    """Resize tiles [N, h, w] or [N, h, w, 3] bilinearly to a size (height, width), as Pillow does;
+    in a compiled loop where levels grow, since Pillow's order of passes is another elsewhere."""
+    loops, (height, width) = scan.compiled(), tiles.shape[1:3]
+    if loops is None or tiles.ndim == 4 or height > size[0] or width > size[1]:
+        how = Image.Resampling.BILINEAR
+        return np.stack([np.asarray(Image.fromarray(t).resize(size[::-1], how)) for t in tiles])
+    levels = np.empty((len(tiles), *size), np.uint8)
+    tiles = np.require(tiles, requirements=["C", "W"])
+    loops.enlarge(tiles, *_between(height, size[0]), *_between(width, size[1]), levels)
+    return levels
+
+
+@lru_cache(64)
+def _between(old: int, new: int) -> tuple[np.ndarray, np.ndarray]:
+    """The two pixels of a line between which each pixel of the longer line lies, int64 [2, new],
+    and their weights in 2^-22, uint32 [2, new], rounded as by Pillow (its file `Resample.c`)."""
+    center = (np.arange(new) + 0.5) * (old / new)
+    first = np.maximum(center - 0.5, 0).astype(np.int64)
+    places = np.stack([first, first + 1])
+    parts = np.maximum(0, 1 - abs(places - center + 0.5))
+    parts[1, (center < 0.5) | (places[1] >= old)] = 0
+    weights = (0.5 + parts / parts.sum(0) * 2**22).astype(np.uint32)
+    return np.minimum(places, old - 1), weights

@@ -16,7 +16,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from featviz.drawing import grid
+from featviz.drawing import event_file, grid, scan
+from featviz.drawing.event_file import EventFile
 from featviz.drawing.picture import GridPicture
 from featviz.errors import StoreError, UsageError
 from featviz.records import STAT_COLUMNS, DrawOptions, Floats, Site, is_gradient
@@ -25,8 +26,8 @@ from featviz.rundir import atomic
 BINS = 64
 """Bins of a histogram, of equal width between the smallest and the largest value."""
 
-EVENTS = "events.out.tfevents.*"
-"""Names of the files that TensorBoard's writer makes."""
+EVENTS = f"{event_file.PREFIX}*"
+"""Names of the files of a board."""
 
 _MAX, _MEAN, _STD, _ZEROS, _NONFINITE = (
     STAT_COLUMNS.index(name) for name in ("max", "mean", "std", "zero_fraction", "nonfinite")
@@ -71,21 +72,28 @@ class Post:
 class Board:
     """A folder of TensorBoard events. Posts are to come in the order of their steps."""
 
-    def __init__(self, writer: Any) -> None:
-        self._writer = writer
+    def __init__(self, events: EventFile) -> None:
+        self._events = events
         self._peaks: dict[str, Floats] = {}
 
     def post(self, post: Post, step: int) -> None:
-        """Write a tensor's picture, histogram and scalars.
+        """Write a tensor's picture, histogram and scalars, as one event.
 
         Scalars of an output or an input are its share of zeros, and the channels that were above
         zero in none of the images up to here; of a gradient its Euclidean norm.
+
+        Raises:
+            StoreError: the file cannot be written.
         """
-        self._image(post.tag(post.site.kind), post, step)
+        from tensorboard.compat.proto.summary_pb2 import Summary
+
+        values = [Summary.Value(tag=post.tag(post.site.kind), image=_image(post))]
         if post.histogram is not None:
-            self._histogram(post.tag(_group(post.site.kind)), post.histogram, step)
+            tag = post.tag(_group(post.site.kind))
+            values.append(Summary.Value(tag=tag, histo=_proto(post.histogram)))
         for what, value in self._scalars(post):
-            self._writer.add_scalar(post.tag(what), value, step)
+            values.append(Summary.Value(tag=post.tag(what), simple_value=value))
+        self._events.add(values, step)
 
     def remember(self, key: str, stats: Floats) -> None:
         """Take in the statistics [channels, 6] of an image that an earlier run has posted."""
@@ -104,30 +112,29 @@ class Board:
             yield "zero_fraction", float(stats[:, _ZEROS].mean())
             yield "dead_channels", float((self._peaks[post.site.stats_key] <= 0).sum())
 
-    def _image(self, tag: str, post: Post, step: int) -> None:
-        """Our own PNG as it is: `add_image` would decode nothing, but encode ten times as long."""
-        from tensorboard.compat.proto.summary_pb2 import Summary
 
-        height, width = post.size
-        image = Summary.Image(
-            height=height, width=width, colorspace=3, encoded_image_string=post.picture.result()
-        )
-        self._writer.file_writer.add_summary(
-            Summary(value=[Summary.Value(tag=tag, image=image)]), step
-        )
+def _image(post: Post) -> Any:
+    """Our own PNG as it is."""
+    from tensorboard.compat.proto.summary_pb2 import Summary
 
-    def _histogram(self, tag: str, found: Histogram, step: int) -> None:
-        self._writer.add_histogram_raw(
-            tag,
-            min=found.low,
-            max=found.high,
-            num=int(sum(found.counts)),
-            sum=found.total,
-            sum_squares=found.squares,
-            bucket_limits=found.edges,
-            bucket_counts=found.counts,
-            global_step=step,
-        )
+    height, width = post.size
+    return Summary.Image(
+        height=height, width=width, colorspace=3, encoded_image_string=post.picture.result()
+    )
+
+
+def _proto(found: Histogram) -> Any:
+    from tensorboard.compat.proto.histogram_pb2 import HistogramProto
+
+    return HistogramProto(
+        min=found.low,
+        max=found.high,
+        num=sum(found.counts),
+        sum=found.total,
+        sum_squares=found.squares,
+        bucket_limit=found.edges,
+        bucket=found.counts,
+    )
 
 
 def _group(kind: str) -> str:
@@ -137,18 +144,36 @@ def _group(kind: str) -> str:
 def histogram(tensor: Tensor) -> Histogram | None:
     """Count the finite values of a dense float tensor in bins; None where it has none."""
     values = tensor.detach().flatten().float()
-    wide = torch.float32 if values.device.type == "mps" else torch.float64
-    if not torch.isfinite(values.sum(dtype=wide)):  # a tenth of the time of looking at each
+    if not torch.isfinite(
+        values.sum(dtype=_wide(values))
+    ):  # a tenth of the time of looking at each
         values = values[torch.isfinite(values)]
     if not len(values):
         return None
     low, high = (float(v) for v in torch.aminmax(values))
-    start, end = (low, high) if high > low else (low - 0.5, high + 0.5)
-    counts = torch.histc(values, BINS, start, end)
+    margin = 0.0 if high > low else max(0.5, abs(low) * 1e-6)
+    start, end = low - margin, high + margin
+    counts, total, squares = _counted(values, start, end)
     edges = np.linspace(start, end, BINS + 1)[1:]
-    total = float(values.sum(dtype=wide))
+    return Histogram(low, high, total, squares, edges.tolist(), counts)
+
+
+def _counted(values: Tensor, start: float, end: float) -> tuple[list[float], float, float]:
+    """Counts of finite values in bins, their sum, and the sum of their squares."""
+    loops = scan.compiled()
+    if loops is not None and values.device.type == "cpu":
+        counts = np.zeros((4, BINS), np.int64)
+        total, squares = loops.count(values.numpy(), start, BINS / (end - start), counts)
+        return counts.sum(0).tolist(), total, squares
+    wide = _wide(values)
     length = float(torch.linalg.vector_norm(values, dtype=wide))
-    return Histogram(low, high, total, length**2, edges.tolist(), counts.tolist())
+    found = torch.histc(values, BINS, start, end).tolist()
+    return found, float(values.sum(dtype=wide)), length**2
+
+
+def _wide(values: Tensor) -> torch.dtype:
+    """The widest floats of a tensor's device."""
+    return torch.float32 if values.device.type == "mps" else torch.float64
 
 
 def as_make_grid(picture: GridPicture, options: DrawOptions) -> GridPicture:
@@ -164,14 +189,14 @@ def as_make_grid(picture: GridPicture, options: DrawOptions) -> GridPicture:
     return replace(picture, plan=grid.plan((channels, side, *plan.map_size), options))
 
 
-def require() -> Any:
-    """torch.utils.tensorboard's SummaryWriter.
+def require() -> None:
+    """Say early that TensorBoard's messages cannot be written.
 
     Raises:
         UsageError: the package tensorboard is not installed.
     """
     try:
-        return importlib.import_module("torch.utils.tensorboard").SummaryWriter
+        importlib.import_module("tensorboard.compat.proto.event_pb2")
     except ImportError as error:
         raise UsageError(
             f"--tensorboard needs the package tensorboard: {error}",
@@ -196,16 +221,16 @@ def opened(folder: Path | None, below: Path | None = None) -> Iterator[Board | N
     if below is not None:
         way = os.path.relpath(folder.absolute(), below.absolute()).replace(os.sep, "/")
         atomic.refuse_links(below, [] if way.startswith(os.pardir) else [way])
-    kind = require()
+    require()
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        writer = kind(str(folder))
+        events = EventFile(folder)
     except OSError as error:
         raise StoreError(
             f"--tensorboard {folder} cannot be written: {error.strerror or error}",
             "name another folder",
         ) from error
     try:
-        yield Board(writer)
+        yield Board(events)
     finally:
-        writer.close()
+        events.close()

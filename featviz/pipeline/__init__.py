@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
+from itertools import zip_longest
 from typing import BinaryIO
 
 import torch
@@ -21,21 +22,34 @@ from featviz.hooks.eval_mode import in_eval_mode
 from featviz.images import find
 from featviz.models.load import LoadedModel, ModelOptions
 from featviz.pipeline import dry_run, limits, shared_basis
+from featviz.pipeline.dry_pass import effort
 from featviz.pipeline.encoders import Background
 from featviz.pipeline.options import RunOptions
 from featviz.pipeline.prepare import Prepared, find_images, prepare
 from featviz.pipeline.processes import ALONE, World
-from featviz.pipeline.resume import RunDocument, check_destination, open_store, run_record
+from featviz.pipeline.resume import (
+    RunDocument,
+    check_destination,
+    names_to_clear,
+    open_store,
+    run_record,
+)
 from featviz.pipeline.session import Session
 from featviz.pipeline.signals import stop_requests
 from featviz.records import ImageResult, RunResult, Sample
 from featviz.rundir import RUN_FILE, archive, destination
 from featviz.rundir.write import RunDirectory
+from featviz.text import quoted
 
 log = logging.getLogger(__name__)
 
 QUEUE_BYTES = 64 * 2**20
 """Tiles that may wait for an encoder."""
+
+HEAVY = 450.0
+"""Multiplications for each drawn value above which torch gets all cores. With every Conv2d and ReLU
+at 224 × 224, vgg16 has 570, resnet18 390, resnet50 190; on two cores vgg16 takes 0.8 times as long
+with all of them, the other two 1.0 to 1.2 times."""
 
 Progress = Callable[[ImageResult, int], None]
 """Called with each finished image and how many there are in all."""
@@ -121,7 +135,9 @@ def _limited(prepared: Prepared, samples: Sequence[Sample], team: World) -> RunO
 def _begin(prepared: Prepared, document: RunDocument) -> RunDirectory:
     folder = open_store(prepared.options, document.record)
     folder.refuse_links(document.names)
-    folder.clear_images(document.names)
+    left = folder.clear_images(names_to_clear(folder, document.names, prepared.options.shard))
+    for way in left:
+        log.warning("%s stays: it holds files that featviz did not write", quoted(way))
     document.write(folder)
     shared_basis.write_bases(folder, prepared)
     return folder
@@ -155,15 +171,15 @@ def _visit_all(session: Session, samples: Sequence[Sample], finished: _Finished)
     options = session.prepared.options
     with (
         in_eval_mode(session.prepared.model.module, options.passes.gradients),
-        _shared_cores(options.jobs) as background,
+        _shared_cores(session.prepared) as background,
         stop_requests() as stop,
         _in_any_case(session.settle),
     ):
-        for sample in samples:
+        for sample, following in zip_longest(samples, samples[1:]):
             if stop.is_set() or (options.fail_fast and finished.last_failed):
                 break
             if not (options.resume and session.keep(sample)):
-                session.visit(sample, background)
+                session.visit(sample, background, following)
     return stop.is_set()
 
 
@@ -217,18 +233,23 @@ def _in_any_case(task: Callable[[], object]) -> Iterator[None]:
 
 
 @contextmanager
-def _shared_cores(jobs: int | None) -> Iterator[Background]:
-    """Encoders beside the model: `jobs` threads, or a quarter of the cores, at least one.
+def _shared_cores(prepared: Prepared) -> Iterator[Background]:
+    """Encoders beside the model: `jobs` threads, or a quarter of the cores, at least two.
 
-    torch gets the other cores for as long as this lasts: where its threads and the encoders
-    together outnumber the cores, each of its operations waits for the slowest of them (measured on
-    two cores with resnet50: about twice the time).
+    Where little is drawn of a large model, torch gets all cores for as long as this lasts, and the
+    encoders what it leaves. Else it leaves them a quarter of the cores: where its threads and the
+    encoders together outnumber the cores, each of its operations waits for the slowest of them. The
+    split follows from the model and the layers alone, so that a run gives the same values each
+    time.
     """
     cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
     share, threads = max(1, cores // 4), torch.get_num_threads()
-    torch.set_num_threads(max(1, min(threads, cores - share)))
+    model, layers = prepared.model, prepared.layers
+    heavy = model.device.type != "cpu" or effort(model, prepared.blank, layers) > HEAVY
+    torch.set_num_threads(max(1, min(threads, cores if heavy else cores - share)))
     try:
-        with Background(jobs or share, QUEUE_BYTES) as background:
+        jobs = prepared.options.jobs or max(2, share)
+        with Background(jobs, QUEUE_BYTES, nice=heavy) as background:
             yield background
     finally:
         torch.set_num_threads(threads)

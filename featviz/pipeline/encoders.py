@@ -1,14 +1,21 @@
-"""Worker threads behind a queue that is bounded in bytes."""
+"""What goes on beside the model: encoders behind a queue that is bounded in bytes, and a reader."""
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from threading import Condition
+from contextlib import suppress
+from threading import Condition, get_native_id
 from types import TracebackType
 from typing import TypeVar
 
 T = TypeVar("T")
+
+
+NICENESS = 10
+"""How far encoders step back where torch takes all cores (Linux's scale of 0 to 19)."""
 
 
 class Background:
@@ -17,9 +24,17 @@ class Background:
     Leaving the `with` block waits for all tasks; after an exception, those not begun are dropped.
     """
 
-    def __init__(self, workers: int, max_bytes: int) -> None:
+    def __init__(self, workers: int, max_bytes: int, nice: bool = False) -> None:
+        """Begin without any thread.
+
+        Args:
+            nice: the system lets other threads go before these, where it can.
+        """
         self.max_bytes = max_bytes
-        self._pool = ThreadPoolExecutor(workers, thread_name_prefix="featviz-writer")
+        self._pool = ThreadPoolExecutor(
+            workers, "featviz-writer", initializer=_step_back if nice else None
+        )
+        self._reader = ThreadPoolExecutor(1, "featviz-reader")
         self._room = Condition()
         self._held = 0
 
@@ -31,6 +46,10 @@ class Background:
         future = self._pool.submit(task)
         future.add_done_callback(lambda _: self._give_back(size))
         return future
+
+    def read(self, task: Callable[[], T]) -> Future[T]:
+        """Run `task` in a thread of its own for what is read ahead."""
+        return self._reader.submit(task)
 
     def _give_back(self, size: int) -> None:
         with self._room:
@@ -46,4 +65,11 @@ class Background:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        self._reader.shutdown(wait=True, cancel_futures=True)
         self._pool.shutdown(wait=True, cancel_futures=error is not None)
+
+
+def _step_back() -> None:
+    if sys.platform == "linux":  # elsewhere it would be the whole process
+        with suppress(OSError):
+            os.setpriority(os.PRIO_PROCESS, get_native_id(), NICENESS)

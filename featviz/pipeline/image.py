@@ -17,6 +17,7 @@ from featviz.drawing import colormap, figure, levels, png
 from featviz.drawing.drawer import Drawer
 from featviz.drawing.picture import GridPicture, caption, describe, encode, to_png
 from featviz.drawing.tensorboard import Post, as_make_grid, histogram
+from featviz.errors import LayoutError
 from featviz.gradients import forward_backward, norms
 from featviz.gradients.options import PassPlan
 from featviz.images.decode import DecodedImage
@@ -60,6 +61,7 @@ class ImageWriter:
         """For TensorBoard, in the order in which the layers ran."""
         self.stats: dict[str, Floats] = {}
         """Statistics of the channels by `Site.stats_key`: float32 [channels, 6]."""
+        self._sites: set[Site] = set()
         self._shown = levels.pixels(preprocess.shown(args)[0])
         self._ground: list[Bytes] = []
         if self.draw.overlay is not None:
@@ -69,8 +71,13 @@ class ImageWriter:
         self._later(self._shown, partial(_save_input, folder))
 
     def take(self, site: Site, tensor: Tensor) -> None:
-        """Draw a tensor now, and leave the rest to the background."""
+        """Draw a tensor now, and leave the rest to the background.
+
+        Raises:
+            LayoutError: it cannot be drawn, or its files would have the names of other ones.
+        """
         parts = self.drawer.draw(site, tensor, self.hints.of(site.layer), self._ground)
+        self._name({site, *map(site.inside, parts)})
         kept = f"{site.stem}.npy" if self.draw.tensors == "npy" else None
         if kept is not None:
             file = self.folder.file(site.layer, kept)
@@ -82,6 +89,13 @@ class ImageWriter:
             self.stats[at.stats_key] = picture.stats
             if self.boarded:
                 self._post(picture, at, None if key else tensor)
+
+    def _name(self, sites: set[Site]) -> None:
+        """Note the parts that get files of their own: `{"a": {"b": x}, "a.b": y}` has two of one
+        name."""
+        if taken := sites & self._sites:
+            raise LayoutError(f"another part of this {taken.pop().kind} has the same name")
+        self._sites |= sites
 
     def wait(self) -> tuple[Capture, ...]:
         """Wait for the files; the manifest's rows of the pictures.

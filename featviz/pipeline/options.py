@@ -33,7 +33,7 @@ class RunOptions:
     fail_fast: bool = False
     """Stop at the first image that fails."""
     jobs: Count | None = None
-    """Encoder threads; None takes a quarter of the cores."""
+    """Encoder threads; None takes a quarter of the cores, at least two."""
     tensorboard: Path | None = None
     """Folder for TensorBoard's events."""
     limits: Limits = field(default_factory=Limits)

@@ -20,11 +20,11 @@ from featviz.models.load import LoadedModel, ModelOptions
 from featviz.models.sources import source_of
 from featviz.pipeline.options import RunOptions
 from featviz.pipeline.prepare import Prepared
-from featviz.records import ImageResult, Outcome, Sample
+from featviz.records import ImageResult, Outcome, Sample, Shard
 from featviz.rundir import RUN_FILE
 from featviz.rundir.archive import check_archive
 from featviz.rundir.image import read_image
-from featviz.rundir.ownership import of_run
+from featviz.rundir.ownership import names_of_images, of_run
 from featviz.rundir.read import read_json
 from featviz.rundir.schema import Manifest, check_failures
 from featviz.rundir.write import ImageFolder, RunDirectory, check_free, differences
@@ -161,6 +161,21 @@ def open_store(options: RunOptions, record: Mapping[str, Any]) -> RunDirectory:
             + (f" (and {len(different) - 1} more differences)" if different[1:] else ""),
         )
     return RunDirectory(options.out).cleared()
+
+
+def names_to_clear(store: RunDirectory, names: Sequence[str], shard: Shard | None) -> list[str]:
+    """Images whose hidden folders no process is writing into: this shard's, and those that only an
+    earlier run knew of.
+
+    Args:
+        names: the images of the whole run, in their order.
+    """
+    share = names if shard is None else shard.of(names)
+    try:
+        earlier = names_of_images(read_json(store.root / RUN_FILE))
+    except StoreError:
+        earlier = []
+    return [*share, *(set(earlier) - set(names))]
 
 
 def _foretold(model: ModelOptions | LoadedModel) -> tuple[dict[str, Any], bool]:

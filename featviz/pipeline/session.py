@@ -4,11 +4,17 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from contextlib import contextmanager
+from functools import partial
+from typing import TypeAlias
+
+from torch import Tensor
 
 from featviz.drawing.drawer import Drawer
 from featviz.drawing.tensorboard import Board
 from featviz.errors import ForwardError, ImageError, UsageError
+from featviz.images.decode import DecodedImage
 from featviz.layout.overrides import HintBook
 from featviz.pipeline.encoders import Background
 from featviz.pipeline.image import ImageRun, ImageWriter, run_image
@@ -21,6 +27,9 @@ from featviz.rundir.image import read_image
 from featviz.rundir.write import ImageFolder, RunDirectory
 
 log = logging.getLogger(__name__)
+
+Input: TypeAlias = tuple[DecodedImage, list[Tensor]]
+"""A picture, and what the model's forward gets."""
 
 
 class Session:
@@ -47,12 +56,19 @@ class Session:
         self._books: dict[tuple[int, ...], HintBook] = {}
         """Hint books by shape of the input."""
         self._pending: ImageRun | None = None
+        self._ahead: tuple[Sample, Future[Input]] | None = None
         self._written = Written()
 
-    def visit(self, sample: Sample, background: Background) -> None:
-        """Show one image to the model; draw what its layers make of it."""
+    def visit(
+        self, sample: Sample, background: Background, following: Sample | None = None
+    ) -> None:
+        """Show one image to the model; draw what its layers make of it.
+
+        Args:
+            following: what is visited next, and read meanwhile.
+        """
         try:
-            image = self._show(sample, background)
+            image = self._show(sample, background, following)
         except (ImageError, ForwardError, UsageError) as error:
             self.settle()
             folder = self.store.image(sample.name).name
@@ -83,30 +99,45 @@ class Session:
         last, self._pending = self._pending, None
         self._finish(last)
 
-    def _show(self, sample: Sample, background: Background) -> ImageRun:
+    def _read(self, sample: Sample) -> Input:
+        return read_input(sample, self.prepared.model.preprocess, self.prepared.options.inputs)
+
+    def _take(self, sample: Sample, background: Background, following: Sample | None) -> Input:
+        """What was read ahead of this sample, or it is read now; the next one is begun."""
+        ahead, self._ahead = self._ahead, None
+        read = ahead[1].result if ahead and ahead[0] == sample else partial(self._read, sample)
+        try:
+            return read()
+        finally:
+            if following is not None and not self.store.image(following.name).is_complete:
+                self._ahead = following, background.read(partial(self._read, following))
+
+    def _show(self, sample: Sample, background: Background, following: Sample | None) -> ImageRun:
         prepared, preprocess = self.prepared, self.prepared.model.preprocess
-        picture, args = read_input(sample, preprocess, prepared.options.inputs)
+        picture, args = self._take(sample, background, following)
         shape = tuple(args[0].shape)
         if shape not in self._books:
             self._books[shape] = prepared.hint_book(args)
-        writer = ImageWriter(
-            sample,
-            self.store.new_image(sample.name),
-            self._drawer,
-            background,
-            self._books[shape],
-            preprocess,
-            args,
-            self.board is not None,
-        )
-        with _abandoned_on_failure(writer):
+        folder = self.store.new_image(sample.name)
+        with _discarded_on_failure(folder.discard):
+            writer = ImageWriter(
+                sample,
+                folder,
+                self._drawer,
+                background,
+                self._books[shape],
+                preprocess,
+                args,
+                self.board is not None,
+            )
+        with _discarded_on_failure(writer.abandon):
             return run_image(prepared, writer, picture, args, self.fingerprint)
 
     def _finish(self, image: ImageRun | None) -> None:
         if image is None:
             return
         try:
-            with _abandoned_on_failure(image.writer):
+            with _discarded_on_failure(image.writer.abandon):
                 result = image.finish()
                 self._count(image.writer.folder)
         except BaseException:
@@ -130,9 +161,9 @@ class Session:
 
 
 @contextmanager
-def _abandoned_on_failure(writer: ImageWriter) -> Iterator[None]:
+def _discarded_on_failure(discard: Callable[[], None]) -> Iterator[None]:
     try:
         yield
     except BaseException:
-        writer.abandon()
+        discard()
         raise

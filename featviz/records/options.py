@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, Literal, TypeVar
 
 from featviz.records.formats import FORMATS
 from featviz.records.kinds import is_gradient
-from featviz.records.layers import Sample
 from featviz.records.reductions import REDUCTIONS
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -155,8 +156,8 @@ class Shard:
     index: int = 0
     count: int = 1
 
-    def of(self, samples: Sequence[Sample]) -> Sequence[Sample]:
-        """The samples of this part: none are in two parts, and all parts together are all."""
+    def of(self, samples: Sequence[T]) -> Sequence[T]:
+        """Those samples, or names of samples, that are in this part: each is in exactly one."""
         return samples[self.index :: self.count]
 
 

@@ -1,16 +1,22 @@
-"""Geometry and statistics of grids as a JavaScript file, which works from file:// where fetching
-JSON does not."""
+"""Geometry and statistics of grids as JavaScript files, which work from file:// where fetching JSON
+does not.
+
+The statistics of a grid stand in one script, which the page of its image and that of its layer both
+load: of up to 16 grids, a few images by a few layers. They are those of stats.npz bit for bit.
+"""
 
 from __future__ import annotations
 
 import base64
-import json
-import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
-from featviz.report.views import Figure, Group
+import msgspec
+import numpy as np
 
-_ENDING = re.compile("[<>&\u2028\u2029]")
+from featviz.records import Floats
+from featviz.report.views import Figure, Group, ImagePage, LayerPage
+from featviz.report.words import all_zero
 
 
 def figures(groups: Iterable[Group]) -> Iterable[Figure]:
@@ -18,37 +24,116 @@ def figures(groups: Iterable[Group]) -> Iterable[Figure]:
     return (figure for group in groups for figure in group.figures)
 
 
-def entries(groups: Iterable[Group]) -> dict[str, str]:
-    """The grids of all figures as JSON, by the pictures' ids."""
-    return {figure.picture.id: _entry(figure) for figure in figures(groups)}
+def scripts_of(groups: Iterable[Group]) -> list[str]:
+    """The files that hold the numbers of some groups, each once."""
+    return list(dict.fromkeys(figure.script for figure in figures(groups)))
 
 
-def script(known: Mapping[str, str], groups: Iterable[Group]) -> str:
-    """A script that puts the grids of these groups into `window.FEATVIZ`."""
-    ids = [figure.picture.id for figure in figures(groups)]
-    lines = ",\n".join(f'"{id}":{known[id]}' for id in ids)
-    return f"window.FEATVIZ = {{ grids: {{\n{lines}\n}} }};\n"
+@dataclass(frozen=True)
+class Numbers:
+    """The statistics of all figures of the page of an image, by the pictures' ids."""
+
+    stats: Mapping[str, Floats]
+    """[maps, 6], in the order of `records.STAT_COLUMNS`."""
+    dark: Mapping[str, list[int]]
+    """Channels that are all zero."""
 
 
-def _entry(figure: Figure) -> str:
-    """One grid. `stats` is base64 of little-endian float32 [maps, 6], row by row."""
-    row, plan = figure.grid.capture, figure.grid.capture.plan
-    entry = {
-        "nrow": plan.columns,
-        "padding": plan.padding,
-        "tile": plan.tile,
-        "size": figure.picture.size,
-        "slices": row.side,
-        "channels": [] if row.reduce is not None else row.channels,
-        "collapsed": row.collapsed,
-        "over": row.overlay is not None,
-        "maps": row.maps,
-        "stats": base64.b64encode(figure.grid.stats.astype("<f4").tobytes()).decode(),
-    }
-    return _in_script(json.dumps(entry, separators=(",", ":")))
+def read_numbers(page: ImagePage) -> Numbers:
+    """Read the statistics of an image, and of its double in the run that is compared.
+
+    Raises:
+        DamagedError: they have been damaged since the run was read.
+    """
+    files = {other: image.stats() for other, image in page.images.items()}
+    stats = {f.picture.id: files[f.other][f.row.place.stats_key] for f in figures(page.groups)}
+    return Numbers(stats, {id: all_zero(rows) for id, rows in stats.items()})
+
+
+class DarkChannels:
+    """Channels that are all zero in every image of this run, collected image by image."""
+
+    def __init__(self) -> None:
+        self._found: dict[tuple[str, str], set[int]] = {}
+
+    def add(self, page: ImagePage, numbers: Numbers) -> None:
+        """Take an image in."""
+        for group in page.groups:
+            own = numbers.dark[group.figures[0].picture.id]
+            key = (group.page, group.stem)
+            self._found[key] = self._found.get(key, set(own)).intersection(own)
+
+    def of(self, group: Group) -> list[int]:
+        """The channels of a tensor, sorted."""
+        return sorted(self._found[group.page, group.stem])
+
+    def count(self, page: LayerPage) -> int:
+        """How many channels a layer has of them, all its tensors together."""
+        return sum(len(self.of(group)) for group in page.groups)
+
+
+def entries(page: ImagePage, numbers: Numbers) -> dict[str, dict[str, str]]:
+    """The grids of an image as JSON, by the scripts that are to hold them and the pictures' ids."""
+    found: dict[str, dict[str, str]] = {}
+    for figure in figures(page.groups):
+        id = figure.picture.id
+        found.setdefault(figure.script, {})[id] = _entry(figure, numbers.stats[id])
+    return found
+
+
+def script(entries: Mapping[str, str]) -> str:
+    """A script that puts some grids into `window.FEATVIZ`, beside those of other scripts."""
+    lines = ",\n".join(f'"{id}":{entry}' for id, entry in entries.items())
+    return f"window.FEATVIZ = Object.assign(window.FEATVIZ || {{}}, {{\n{lines}\n}});\n"
+
+
+class _Entry(msgspec.Struct, omit_defaults=True):
+    """What the scripts of a page know of a grid; what is nothing is left out."""
+
+    nrow: int
+    padding: int
+    tile: tuple[int, int]
+    """Height and width."""
+    size: tuple[int, int]
+    """Width and height."""
+    slices: int
+    maps: int
+    stats: list[str]
+    """One for each column of stats.npz."""
+    channels: Sequence[int] | None = None
+    collapsed: Mapping[str, Sequence[int]] | None = None
+    over: bool = False
+
+
+def _entry(figure: Figure, stats: Floats) -> str:
+    row, plan = figure.row, figure.row.plan
+    entry = _Entry(
+        nrow=plan.columns,
+        padding=plan.padding,
+        tile=plan.tile,
+        size=figure.picture.size,
+        slices=row.side,
+        maps=row.maps,
+        stats=_columns(stats),
+        channels=[] if row.reduce is not None else row.channels,
+        collapsed=row.collapsed,
+        over=row.overlay is not None,
+    )
+    return _in_script(msgspec.json.encode(entry).decode())
+
+
+def _columns(stats: Floats) -> list[str]:
+    """Base64 of little-endian float32 for each column; of a single number where all are the same,
+    bit for bit, as zeros and non-finite values mostly are."""
+    bits = np.ascontiguousarray(stats.astype("<f4").T).view("<u4")
+    same = (bits == bits[:, :1]).all(axis=1)
+    kept = (column[:1] if one else column for column, one in zip(bits, same, strict=True))
+    return [base64.b64encode(column.tobytes()).decode() for column in kept]
 
 
 def _in_script(text: str) -> str:
     """JSON as a script may hold it: without anything that ends the script, or that another parser
     takes for the end of a line (https://html.spec.whatwg.org/#restrictions-for-contents-of-script-elements)."""
-    return _ENDING.sub(lambda ending: f"\\u{ord(ending[0]):04x}", text)
+    for ending in "<>&\u2028\u2029":
+        text = text.replace(ending, f"\\u{ord(ending):04x}")
+    return text

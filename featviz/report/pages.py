@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache
 from importlib.resources import files
 from pathlib import Path
 from typing import Any, Protocol
@@ -14,10 +15,18 @@ import jinja2
 from markupsafe import Markup
 
 import featviz.report.words as words
-from featviz.report.data import entries, figures, script
+from featviz.report.data import (
+    DarkChannels,
+    Numbers,
+    entries,
+    figures,
+    read_numbers,
+    script,
+    scripts_of,
+)
 from featviz.report.legend import legend
-from featviz.report.views import ImagePage, LayerPage, PictureView, ReportViews
-from featviz.rundir import REPORT_ASSETS
+from featviz.report.views import Group, ImagePage, LayerPage, PictureView, ReportViews
+from featviz.rundir import INPUT_FILE, REPORT_ASSETS
 from featviz.rundir.image import format_of
 from featviz.version import __version__
 
@@ -44,7 +53,7 @@ class FolderLinks:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self._ways: dict[Path, str] = {}
+        self._ways: dict[tuple[Path, str], str] = {}
 
     def page(self, id: str) -> str:
         """`image-004.html`."""
@@ -52,12 +61,17 @@ class FolderLinks:
 
     def picture(self, view: PictureView) -> str:
         """Relative to the folder, quoted."""
-        path = view.path
-        above = path.parent.parent
-        if above not in self._ways:
-            way = Path(os.path.relpath(above, self.folder)).as_posix()
-            self._ways[above] = quote(os.fsencode(way))
-        return f"{self._ways[above]}/{quote(os.fsencode('/'.join(path.parts[-2:])))}"
+        own = (view.image.root, view.image.folder)
+        if own not in self._ways:
+            way = Path(os.path.relpath(view.image.path, self.folder)).as_posix()
+            self._ways[own] = quote(os.fsencode(way))
+        return f"{self._ways[own]}/{_quoted(view.file)}"
+
+
+@lru_cache(maxsize=4096)
+def _quoted(file: str) -> str:
+    """The name of a file in an image's folder, which most images of a run have too."""
+    return quote(os.fsencode(file))
 
 
 class InlineLinks:
@@ -76,27 +90,42 @@ class InlineLinks:
 
 
 def render_folder(views: ReportViews, folder: Path) -> Iterator[tuple[str, str]]:
-    """Yield the name and text of each file of a report that will stand in `folder`."""
+    """Yield the name and text of each file of a report that will stand in `folder`, one by one: no
+    more is held than the numbers of a few images."""
     write = _PageWriter(views, FolderLinks(folder))
-    known = entries(group for page in views.images for group in page.groups)
     for name in REPORT_ASSETS:
         yield name, asset(name)
+    known: dict[str, dict[str, str]] = {}
+    for n, page in enumerate(views.images, 1):
+        article, own = write.image(page)
+        yield f"{page.id}.html", write.document(page.id, [article], scripts_of(page.groups))
+        for name, grids in own.items():
+            known.setdefault(name, {}).update(grids)
+        if n % views.together == 0 or n == len(views.images):
+            yield from ((name, script(grids)) for name, grids in known.items())
+            known.clear()
+    for layer in views.layers:
+        article = write.layer(layer)
+        yield f"{layer.id}.html", write.document(layer.id, [article], scripts_of(layer.groups))
     yield f"{RUN_PAGE}.html", write.document(RUN_PAGE, [write.run()])
-    for page, article in write.pages():
-        yield f"{page.id}.js", script(known, page.groups)
-        yield f"{page.id}.html", write.document(page.id, [article])
 
 
 def render_single(views: ReportViews) -> str:
     """The report as one HTML document with everything inside."""
     write = _PageWriter(views, InlineLinks())
-    groups = [group for page in views.images for group in page.groups]
-    articles = [write.run(), *(article for _, article in write.pages())]
+    known: dict[str, str] = {}
+    articles = []
+    for page in views.images:
+        article, own = write.image(page)
+        articles.append(article)
+        for grids in own.values():
+            known |= grids
+    articles += [write.layer(layer) for layer in views.layers]
     inside = {
         name: Markup(asset(name)) for name in REPORT_ASSETS
     }  # our own files, not to be escaped
-    inside["data"] = Markup(script(entries(groups), groups))
-    return write.document(RUN_PAGE, articles, inside)
+    inside["data"] = Markup(script(known))
+    return write.document(RUN_PAGE, [write.run(), *articles], inside=inside)
 
 
 def render_diff(content: Mapping[str, Any]) -> str:
@@ -125,11 +154,15 @@ def _templates() -> jinja2.Environment:
 
 
 class _PageWriter:
-    """Fills the templates of one report."""
+    """Fills the templates of one report: all images first, whose numbers the others count."""
 
     def __init__(self, views: ReportViews, links: Links) -> None:
         self.views, self.links = views, links
-        self._pictures: dict[tuple[str, bool], Markup] = {}
+        self.dark = DarkChannels()
+        self._inputs: dict[tuple[str, bool], Markup] = {}
+        runs = {False: views.run, True: views.other}
+        self._options = {o: (run.record.get("options") or {}) for o, run in runs.items() if run}
+        self._around = {**_around(views.images), **_around(views.layers)}
         self.templates = _templates()
         self.templates.globals |= {
             "links": links,
@@ -138,16 +171,22 @@ class _PageWriter:
             "words": words,
             "version": __version__,
             "home": links.page(RUN_PAGE),
+            "dark_of": self.dark.of,
+            "dark_count": self.dark.count,
         }
         macros: Any = self.templates.get_template("picture.html").module
         self._draw = macros.picture
         self.templates.globals["picture"] = self.picture
 
     def document(
-        self, id: str, articles: Sequence[str], inside: dict[str, Markup] | None = None
+        self,
+        id: str,
+        articles: Sequence[str],
+        scripts: Sequence[str] = (),
+        inside: dict[str, Markup] | None = None,
     ) -> str:
-        """A whole HTML document around pages."""
-        return self._fill("document", id=id, articles=articles, inside=inside)
+        """A whole HTML document around pages, which loads scripts or has everything inside."""
+        return self._fill("document", id=id, articles=articles, scripts=scripts, inside=inside)
 
     def picture(self, view: PictureView, page: str) -> Markup:
         """A picture on a page.
@@ -155,10 +194,13 @@ class _PageWriter:
         In a report of one file a picture stands on its image's page; elsewhere the script shows it.
         """
         elsewhere = self.links.inline and view.home != page
-        key = (view.id, elsewhere)
-        if key not in self._pictures:
-            self._pictures[key] = self._draw(view, elsewhere)
-        return self._pictures[key]
+        if view.file != INPUT_FILE:
+            drawn: Markup = self._draw(view, elsewhere)
+            return drawn
+        key = (view.id, elsewhere)  # on every layer's page
+        if key not in self._inputs:
+            self._inputs[key] = self._draw(view, elsewhere)
+        return self._inputs[key]
 
     def run(self) -> Markup:
         """The page of the run."""
@@ -166,25 +208,39 @@ class _PageWriter:
         pages = {page.name: page.id for page in views.layers}
         return self._fill("run", views=views, run=run, pages=pages, facts=words.run_facts(run))
 
-    def pages(self) -> Iterator[tuple[ImagePage | LayerPage, Markup]]:
-        """The pages of the images, then those of the layers."""
-        for n, image in enumerate(self.views.images):
-            yield image, self._page("image", image, _around(self.views.images, n))
-        for n, layer in enumerate(self.views.layers):
-            yield layer, self._page("layer", layer, _around(self.views.layers, n))
+    def image(self, page: ImagePage) -> tuple[Markup, dict[str, dict[str, str]]]:
+        """The page of an image, and its grids for the scripts (`data.entries`)."""
+        numbers = read_numbers(page)
+        self.dark.add(page, numbers)
+        article = self._page("image", page, facts_of=self._facts(page, numbers))
+        return article, entries(page, numbers)
 
-    def _page(self, kind: str, page: ImagePage | LayerPage, around: Any) -> Markup:
-        return self._fill(kind, page=page, around=around, legend=self._legend(page))
+    def layer(self, page: LayerPage) -> Markup:
+        """The page of a layer."""
+        return self._page("layer", page)
 
-    def _legend(self, page: ImagePage | LayerPage) -> Any:
-        captures = (figure.grid.capture for figure in figures(page.groups))
-        return legend(self.views.run, captures)
+    def _facts(self, page: ImagePage, numbers: Numbers) -> dict[str, words.Facts]:
+        """What is said of each picture, by its id."""
+        return {
+            f.picture.id: words.grid_facts(
+                f.row, numbers.dark[f.picture.id], self._options[f.other]
+            )
+            for f in figures(page.groups)
+        }
+
+    def _page(self, kind: str, page: ImagePage | LayerPage, **more: Any) -> Markup:
+        around, colors = self._around[page.id], self._legend(page.groups)
+        return self._fill(kind, page=page, around=around, legend=colors, **more)
+
+    def _legend(self, groups: Sequence[Group]) -> Any:
+        return legend(self.views.run, (figure.row for figure in figures(groups)))
 
     def _fill(self, name: str, **values: Any) -> Markup:
         """The template has escaped everything; its text must not be escaped again."""
         return Markup(self.templates.get_template(f"{name}.html").render(values))
 
 
-def _around(pages: Sequence[Any], n: int) -> tuple[Any, Any]:
-    """The pages before and after, None at the ends."""
-    return (pages[n - 1] if n else None), (pages[n + 1] if n + 1 < len(pages) else None)
+def _around(pages: Sequence[Any]) -> dict[str, tuple[Any, Any]]:
+    """The pages before and after each, None at the ends, by its id."""
+    pairs = zip([None, *pages[:-1]], [*pages[1:], None], strict=True) if pages else ()
+    return {page.id: pair for page, pair in zip(pages, pairs, strict=True)}

@@ -1,25 +1,30 @@
-"""What the pages of a report show: a run's records, sorted by image and by layer."""
+"""What the pages of a report show: a run's records, sorted by image and by layer.
+
+Statistics are in none of these: a page of an image reads its own (`featviz.report.data`), so that
+the memory of a report does not grow with the channels of its run.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property
-from pathlib import Path
+from dataclasses import dataclass, replace
 
 import featviz.report.words as words
 from featviz.files import real
 from featviz.rundir import INPUT_FILE
-from featviz.rundir.image import DrawnGrid, ReadImage
+from featviz.rundir.image import ReadImage
 from featviz.rundir.read import ReadRun
-from featviz.rundir.schema import Audit, Manifest
+from featviz.rundir.schema import Audit, CaptureRow, Manifest
 
 _WIDE = 3.0
 """A picture wider than this many times its height gets a row of its own."""
+_IN_SCRIPT, _MOST_IMAGES = 16, 8
+"""Grids whose numbers stand in one script, and of how many images they are at most. A layer's page
+loads twice what it shows then, an image's page up to eight times: it has fewer grids."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class PictureView:
     """A picture on a page."""
 
@@ -34,30 +39,24 @@ class PictureView:
     home: str
     """The page of its image."""
 
-    @property
-    def path(self) -> Path:
-        """Where it is."""
-        return self.image.path / self.file
 
-
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Figure:
     """A grid on a page."""
 
     picture: PictureView
     input: PictureView
-    grid: DrawnGrid
+    row: CaptureRow
     image: str
-    facts: words.Facts
-    dark: list[int]
-    """Channels that are all zero."""
+    script: str
+    """The file that holds its numbers."""
     other: bool
     """Whether it belongs to the run that this one is compared with."""
 
     @property
     def brief(self) -> str:
         """Range, zeros and non-finite values, on one line."""
-        row = self.grid.capture
+        row = self.row
         parts = [f"range {words.number(row.min)} to {words.number(row.max)}"]
         parts.append(f"zeros {words.percent(row.zero_fraction)}")
         parts += [f"{row.nonfinite:,} NaN or infinite"] if row.nonfinite else []
@@ -83,15 +82,10 @@ class Group:
     """The layer's page."""
     figures: tuple[Figure, ...]
 
-    @cached_property
-    def dark(self) -> list[int]:
-        """Channels that are all zero in every figure of this run."""
-        return sorted(set.intersection(*(set(f.dark) for f in self.figures if not f.other)))
-
     @property
     def aligned(self) -> bool:
         """Whether each tile is at the same place in all figures."""
-        first, *rest = ((f.grid.capture.plan, f.grid.capture.drawn) for f in self.figures)
+        first, *rest = ((f.row.plan, f.row.drawn) for f in self.figures)
         return all(other == first for other in rest)
 
 
@@ -101,6 +95,8 @@ class ImagePage:
 
     id: str
     name: str
+    images: Mapping[bool, ReadImage]
+    """The image in this run, under False, and in the run that this one is compared with."""
     input: PictureView
     other_input: PictureView | None
     """The input in the run that this one is compared with; None where that run lacks the image."""
@@ -122,25 +118,20 @@ class LayerPage:
     @property
     def maps(self) -> str:
         """How many maps it has."""
-        return " + ".join(dict.fromkeys(str(g.figures[0].grid.capture.maps) for g in self.groups))
+        return " + ".join(dict.fromkeys(str(g.figures[0].row.maps) for g in self.groups))
 
     @property
     def zeros(self) -> str:
         """Share of zeros, mean over its pictures."""
         figures = [f for g in self.groups for f in g.figures if not f.other]
-        zeros = sum(figure.grid.capture.zero_fraction for figure in figures)
+        zeros = sum(figure.row.zero_fraction for figure in figures)
         return words.percent(zeros / len(figures))
-
-    @property
-    def dark(self) -> int:
-        """Channels that are all zero in every image, all tensors together."""
-        return sum(len(group.dark) for group in self.groups)
 
     @property
     def nonfinite(self) -> int:
         """Values that are NaN or infinite."""
         figures = (f for g in self.groups for f in g.figures if not f.other)
-        return sum(f.grid.capture.nonfinite for f in figures)
+        return sum(f.row.nonfinite for f in figures)
 
 
 @dataclass(frozen=True)
@@ -161,6 +152,8 @@ class ReportViews:
     images: tuple[ImagePage, ...]
     layers: tuple[LayerPage, ...]
     silent: tuple[Silence, ...]
+    together: int
+    """Images, one after another, whose numbers stand in the same scripts."""
     audit: Audit | None = None
 
     @property
@@ -177,106 +170,100 @@ Key = tuple[int, str, str]
 """What identifies a tensor: the position of its layer, its name, and the stem of its file."""
 
 
+class _Places:
+    """Where the layers of a run are shown, and which scripts hold their numbers."""
+
+    def __init__(self, run: ReadRun) -> None:
+        rows = (row for image in run.images.values() for row in image.captures.values())
+        layers = dict.fromkeys(_key(row)[:2] for row in rows)
+        order = sorted(layers, key=lambda layer: layer[0])
+        self.numbers = {layer: n for n, layer in enumerate(order)}
+        self.images = max(1, min(_MOST_IMAGES, len(run.images)))
+        """Images whose numbers share their scripts."""
+
+    def page(self, key: Key) -> str:
+        """`layer-003`, in the model's order."""
+        return f"layer-{self.numbers[key[:2]]:03d}"
+
+    def script(self, image: int, key: Key) -> str:
+        """`grids-000-001.js`: of some images, and some layers, that follow one another."""
+        layer = self.numbers[key[:2]] // (_IN_SCRIPT // self.images)
+        return f"grids-{image // self.images:03d}-{layer:03d}.js"
+
+
 def arrange(run: ReadRun, other: ReadRun | None = None, audit: Audit | None = None) -> ReportViews:
     """Sort a run, one to compare it with, and an audit into pages."""
-    layer_ids = _layer_ids(run)
-    figures = [
-        {key: [f] for key, f in _figures(run, image, n, "p")}
-        for n, image in enumerate(run.images.values())
-    ]
-    if other is not None:
-        _add_other(figures, run, other)
+    places = _Places(run)
+    others = {} if other is None else other.images
     images = tuple(
-        _image_page(n, image, of_image, layer_ids)
-        for n, (image, of_image) in enumerate(zip(run.images.values(), figures, strict=True))
+        _image_page(n, image, others.get(name), places)
+        for n, (name, image) in enumerate(run.images.items())
     )
-    layers = tuple(_layer_pages(figures, layer_ids))
-    return ReportViews(run, other, images, layers, _silent(run), audit)
+    layers = tuple(_layer_pages(images))
+    return ReportViews(run, other, images, layers, _silent(run), places.images, audit)
 
 
-def _key(grid: DrawnGrid) -> Key:
-    return grid.capture.index, grid.capture.layer, grid.capture.place.stem
+def _key(row: CaptureRow) -> Key:
+    return row.index, row.layer, row.place.stem
 
 
-def _layer_ids(run: ReadRun) -> dict[tuple[int, str], str]:
-    """Pages of the layers, in the model's order."""
-    grids = (grid for image in run.images.values() for grid in image.grids)
-    layers = {_key(grid)[:2]: None for grid in grids}
-    order = sorted(layers, key=lambda layer: layer[0])
-    return {layer: f"layer-{n:03d}" for n, layer in enumerate(order)}
-
-
-def _figures(
-    run: ReadRun, image: ReadImage, number: int, prefix: str
-) -> Iterator[tuple[Key, Figure]]:
-    home = f"image-{number:03d}"
-    shown = _input(image, number, prefix)
-    for n, grid in enumerate(image.grids):
-        row = grid.capture
-        alt = f"{words.tiles(row)} of {row.label}, {row.place.stem}, of {image.name}"
-        size = (row.plan.width, row.plan.height)
-        picture = PictureView(f"{prefix}{number}-{n}", image, row.file, size, alt, home)
-        dark = words.all_zero(grid.stats)
-        facts = words.grid_facts(row, dark, run.record.get("options") or {})
-        yield _key(grid), Figure(picture, shown, grid, image.name, facts, dark, prefix != "p")
-
-
-def _input(image: ReadImage, number: int, prefix: str) -> PictureView:
-    alt = f"What the model saw of {image.name}"
-    id, home = f"{prefix}{number}-i", f"image-{number:03d}"
-    return PictureView(id, image, INPUT_FILE, image.input_size, alt, home)
-
-
-def _add_other(figures: Sequence[dict[Key, list[Figure]]], run: ReadRun, other: ReadRun) -> None:
-    """Put the other run's figure of the same tensor of the same image behind this run's."""
-    for n, (name, pairs) in enumerate(zip(run.images, figures, strict=True)):
-        if name not in other.images:
-            continue
-        others = {key[1:]: figure for key, figure in _figures(other, other.images[name], n, "o")}
-        for key, pair in pairs.items():
-            pair += [others[key[1:]]] if key[1:] in others else []
-
-
-def _group(id: str, key: Key, figures: Sequence[Figure], page: str) -> Group:
-    first = figures[0].grid.capture
-    return Group(id, first.label, first.type, key[2], page, tuple(figures))
-
-
-def _image_page(
-    number: int,
-    image: ReadImage,
-    figures: Mapping[Key, list[Figure]],
-    layer_ids: Mapping[tuple[int, str], str],
-) -> ImagePage:
+def _image_page(number: int, image: ReadImage, other: ReadImage | None, at: _Places) -> ImagePage:
     id = f"image-{number:03d}"
-    groups = tuple(
-        _group(f"{id}-{n}", key, pair, layer_ids[key[:2]])
-        for n, (key, pair) in enumerate(figures.items())
-    )
-    inputs = {f.other: f.input for group in groups for f in group.figures}
+    shown = _Shown(number, image, "p", False)
+    beside = None if other is None else _Shown(number, other, "o", True)
+    groups = []
+    for n, (key, row) in enumerate(shown.rows.items()):
+        script = at.script(number, key)
+        figures = [shown.figure(key, script)]
+        if beside is not None and (same := beside.same.get(key[1:])) is not None:
+            figures.append(beside.figure(same, script))
+        groups.append(Group(f"{id}-{n}", row.label, row.type, key[2], at.page(key), tuple(figures)))
     return ImagePage(
         id,
         image.name,
-        _input(image, number, "p"),
-        inputs.get(True),
+        {one.other: one.image for one in (shown, beside) if one is not None},
+        shown.input,
+        None if beside is None else beside.input,
         words.image_facts(image.manifest),
-        groups,
+        tuple(groups),
         tuple(_without_picture(image.manifest)),
     )
 
 
-def _layer_pages(
-    figures: Sequence[Mapping[Key, list[Figure]]], layer_ids: Mapping[tuple[int, str], str]
-) -> Iterator[LayerPage]:
-    sorted_in: dict[str, dict[Key, list[Figure]]] = {id: {} for id in layer_ids.values()}
-    for of_image in figures:
-        for key, pair in of_image.items():
-            sorted_in[layer_ids[key[:2]]].setdefault(key, []).extend(pair)
-    for id, tensors in sorted_in.items():
-        groups = tuple(
-            _group(f"{id}-{n}", key, pairs, id) for n, (key, pairs) in enumerate(tensors.items())
-        )
-        yield LayerPage(id, groups[0].layer, groups[0].type, groups)
+class _Shown:
+    """An image of one of the two runs."""
+
+    def __init__(self, number: int, image: ReadImage, prefix: str, other: bool) -> None:
+        self.image, self.other, self.id = image, other, f"{prefix}{number}"
+        self.home = f"image-{number:03d}"
+        alt = f"What the model saw of {image.name}"
+        size = image.input_size
+        self.input = PictureView(f"{self.id}-i", image, INPUT_FILE, size, alt, self.home)
+        self.rows = {_key(row): row for row in image.captures.values()}
+        self.same = {key[1:]: key for key in self.rows}
+        """Keys, by what does not depend on the position of a layer in its model."""
+        self._numbers = {key: n for n, key in enumerate(self.rows)}
+
+    def figure(self, key: Key, script: str) -> Figure:
+        """The grid of a tensor."""
+        row, name = self.rows[key], self.image.name
+        alt = f"{words.tiles(row)} of {row.label}, {row.place.stem}, of {name}"
+        size = (row.plan.width, row.plan.height)
+        id = f"{self.id}-{self._numbers[key]}"
+        picture = PictureView(id, self.image, row.file, size, alt, self.home)
+        return Figure(picture, self.input, row, name, script, self.other)
+
+
+def _layer_pages(images: Sequence[ImagePage]) -> Iterator[LayerPage]:
+    found: dict[str, dict[str, list[Group]]] = {}
+    for group in (group for image in images for group in image.groups):
+        found.setdefault(group.page, {}).setdefault(group.stem, []).append(group)
+    for id, tensors in sorted(found.items(), key=lambda item: int(item[0].split("-")[1])):
+        groups = []
+        for n, same in enumerate(tensors.values()):
+            figures = tuple(figure for group in same for figure in group.figures)
+            groups.append(replace(same[0], id=f"{id}-{n}", figures=figures))
+        yield LayerPage(id, groups[0].layer, groups[0].type, tuple(groups))
 
 
 def _without_picture(manifest: Manifest) -> list[tuple[str, str]]:

@@ -136,7 +136,7 @@ def run_facts(run: ReadRun) -> Facts:
         if value is not None and key not in ("kind", "name", "file")
     }
     versions = ("featviz", "torch", "torchvision")
-    grids = sum(len(image.grids) for image in run.images.values())
+    grids = sum(len(image.captures) for image in run.images.values())
     return [
         ("Model", ", ".join([model_name(run), *([settings(model)] if model else [])])),
         ("Images", _image_count(run)),

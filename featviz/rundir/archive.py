@@ -50,10 +50,10 @@ def room_for_archive(archive: Path, overwrite: bool) -> Path:
     with reported(archive):
         place = archive.absolute().parent
         place.mkdir(parents=True, exist_ok=True)
-        for path in place.iterdir():
-            if part_of(path.name) == archive.name:
-                _clear_room(path)
         room = place / part_name(archive.name)
+        for path in place.iterdir():
+            if part_of(path.name) == part_of(room.name):  # a very long name is cut
+                _clear_room(path)
         room.mkdir()
     return room
 

@@ -23,7 +23,12 @@ from featviz.text import quoted
 
 PART = re.compile(r"\.(.+?)(?:\.[0-9a-f]{16})?\.part", re.DOTALL)
 """Names of what is being written: `.NAME.<16 hex digits>.part` beside NAME (`.NAME.part` up to
-0.1.0). Where one is left, the process that wrote it was killed."""
+0.1.0, and only files). Where one is left, the process that wrote it was killed."""
+
+_FOLDER_PART = re.compile(r"\.(.+)\.[0-9a-f]{16}\.part", re.DOTALL)
+
+_TRIES = 10
+"""How often a hidden folder is made where another process removes the empty folder above it."""
 
 _BUFFER = 2**20
 """Bytes of a file's write buffer: most pictures go to the system at once."""
@@ -99,10 +104,19 @@ class HiddenFolder:
         """
         self.path, self.below = path, below
         self._folders: set[str] = set()
+        self._files: set[str] = set()
         self._name = part_name(path.name)
-        with reported(path), _opened(path.parent, below) as above:
-            os.mkdir(above.name(self._name), dir_fd=above.fd)
-            self._place = _enter(above, self._name, make=False)
+        with reported(path):
+            self._place = self._made()
+
+    def _made(self, tries: int = _TRIES) -> _Place:
+        try:
+            with _opened(self.path.parent, self.below) as above:
+                return _new_folder(above, self._name)
+        except FileNotFoundError:
+            if tries == 1:
+                raise
+            return self._made(tries - 1)
 
     @contextmanager
     def writing(self, relative: str) -> Iterator[BinaryIO]:
@@ -121,6 +135,7 @@ class HiddenFolder:
                 with suppress(FileNotFoundError):
                     os.unlink(place.name(name), dir_fd=place.fd)
                 raise
+        self._files.add(relative)
 
     def publish(self, last: str) -> None:
         """Move the folder to its place. What stands there already stays, but files of the same
@@ -133,21 +148,26 @@ class HiddenFolder:
             StoreError: it cannot be moved, or a link is in its place.
         """
         with reported(self.path), _opened(self.path.parent, self.below) as above:
-            self._close()
             try:
                 _move(above, self._name, self.path.name)
             except OSError:
-                if not self.path.is_dir() or self.path.is_symlink():
+                if not _is_folder(above, self.path.name):
                     raise
-                self._move_files(above.path / self._name, last)
+                self._move_files(last)
                 shutil.rmtree(above.name(self._name), dir_fd=above.fd)
+        self._close()
 
     def discard(self) -> None:
-        """Remove it, and the folders above that this has emptied."""
+        """Remove it, and the folders above that this has emptied.
+
+        Raises:
+            StoreError: its place cannot be reached any more, or has come to lie behind a link.
+        """
         self._close()
-        with suppress(FileNotFoundError), _opened(self.path.parent, self.below, False) as above:
+        place = _opened(self.path.parent, self.below, make=False)
+        with reported(self.path), suppress(FileNotFoundError), place as above:
             shutil.rmtree(above.name(self._name), ignore_errors=True, dir_fd=above.fd)
-        _remove_above(self.path, self.below)
+        remove_above(self.path, self.below)
 
     def _close(self) -> None:
         if self._place.fd is not None:
@@ -168,11 +188,12 @@ class HiddenFolder:
             if place.fd is not None:
                 os.close(place.fd)
 
-    def _move_files(self, hidden: Path, last: str) -> None:
-        ways = [path.relative_to(hidden) for path in hidden.rglob("*") if path.is_file()]
-        for way in sorted(ways, key=lambda way: (str(way) == last, way)):
-            with _opened((self.path / way).parent, self.below) as place:
-                os.replace(hidden / way, place.name(way.name), dst_dir_fd=place.fd)
+    def _move_files(self, last: str) -> None:
+        for way in sorted(self._files, key=lambda way: (way == last, way)):
+            folder, _, name = way.rpartition("/")
+            goal = _opened((self.path / way).parent, self.below)
+            with self._inside(folder) as source, goal as target:
+                _move(source, name, name, target)
 
 
 def part_name(name: str) -> str:
@@ -185,6 +206,12 @@ def part_name(name: str) -> str:
 def part_of(name: str) -> str | None:
     """The name of the file that was being written under a hidden one; None for any other name."""
     part = PART.fullmatch(name)
+    return None if part is None else part[1]
+
+
+def folder_part_of(name: str) -> str | None:
+    """The name of the folder that was being written under a hidden one; None for any other name."""
+    part = _FOLDER_PART.fullmatch(name)
     return None if part is None else part[1]
 
 
@@ -234,23 +261,42 @@ def remove_empty(folder: Path) -> None:
                 Path(place).rmdir()
 
 
-def _above(way: str) -> Iterator[tuple[str, ...]]:
-    parts = PurePosixPath(way).parts
-    return (parts[:count] for count in range(1, len(parts)))
-
-
-def _move(place: _Place, part: str, name: str) -> None:
-    """Give a finished file or folder its name."""
-    os.replace(place.name(part), place.name(name), src_dir_fd=place.fd, dst_dir_fd=place.fd)
-
-
-def _remove_above(path: Path, root: Path) -> None:
+def remove_above(path: Path, root: Path) -> None:
     """Remove the folders between a path and a folder that it lies in, as far as they are empty."""
     for folder in path.parents:
         if folder == root or root not in folder.parents:
             return
         with suppress(OSError), _opened(folder.parent, root, make=False) as place:
             os.rmdir(place.name(folder.name), dir_fd=place.fd)
+
+
+def _above(way: str) -> Iterator[tuple[str, ...]]:
+    parts = PurePosixPath(way).parts
+    return (parts[:count] for count in range(1, len(parts)))
+
+
+def _move(place: _Place, part: str, name: str, target: _Place | None = None) -> None:
+    """Give a finished file or folder its name, in the folder it is in or in another one."""
+    goal = target or place
+    os.replace(place.name(part), goal.name(name), src_dir_fd=place.fd, dst_dir_fd=goal.fd)
+
+
+def _is_folder(place: _Place, name: str) -> bool:
+    """Whether a folder, and no link to one, has this name."""
+    with suppress(FileNotFoundError):
+        mode = os.stat(place.name(name), dir_fd=place.fd, follow_symlinks=False).st_mode
+        return stat.S_ISDIR(mode)
+    return False
+
+
+def _new_folder(above: _Place, name: str) -> _Place:
+    """Make a folder and open it."""
+    os.mkdir(above.name(name), dir_fd=above.fd)
+    try:
+        return _enter(above, name, make=False)
+    except BaseException:
+        os.rmdir(above.name(name), dir_fd=above.fd)
+        raise
 
 
 @contextmanager

@@ -1,9 +1,9 @@
 """Which files of a folder featviz wrote: what `--overwrite` may remove, and what stops it.
 
 A folder is ours if our record in it parses and says what our writers always say; a file is ours if
-that record, or the manifest of one of its images, lists it. An image without a manifest was being
-written when its run was killed: in its folder those files are ours that have the names that featviz
-gives. Nothing here needs torch.
+that record, or the manifest of one of its images, lists it. An image's hidden folder, and its
+folder without a manifest (up to 0.1.0), were being written when their run was killed: in them those
+files are ours that have the names that featviz gives. Nothing here needs torch.
 
 Records are not held against `schema`: a run of which one field does not fit, or that a later
 featviz wrote, cannot be shown, but its owner must be able to replace it. So each field is looked at
@@ -59,7 +59,7 @@ _LAYER_FILE = re.compile(
 """A file of a layer in an image's folder: the only names that a manifest can list."""
 _IMAGE_FILES = (MANIFEST_FILE, STATS_FILE, INPUT_FILE)
 """Files in the folder of each image."""
-_REPORT_FILE = re.compile(r"(image|layer)-\d+\.(html|js)|index\.(html|js)")
+_REPORT_FILE = re.compile(r"(image|layer)-\d+\.(html|js)|index\.(html|js)|grids-\d+-\d+\.js")
 _SCRIPT = b"window.FEATVIZ"
 
 Owns = Callable[[str], bool]
@@ -181,6 +181,11 @@ def of_report(root: Path) -> Claim | None:
     return Claim(root, {}, _report_files(root)) if _is_page(root, INDEX_FILE) else None
 
 
+def names_of_images(record: Mapping[str, Any]) -> list[str]:
+    """The images that a run.json knows of: complete, missing or failed; none for kernels."""
+    return [] if record.get("kind") is not None else _names(record)
+
+
 def left_of_image(root: Path, way: str) -> list[str]:
     """Files of ours in the folder of an image that is not complete, the manifest first; relative
     to the run directory, as the folder."""
@@ -237,7 +242,7 @@ class _Images:
 
     def _is_hidden(self, folder: PurePosixPath) -> bool:
         """Whether it was being written in the place of an image's folder."""
-        meant = atomic.part_of(folder.name)
+        meant = atomic.folder_part_of(folder.name)
         return meant is not None and str(folder.with_name(meant)) in self.folders
 
     def _what_is_in(self, folder: str) -> Collection[str] | None:

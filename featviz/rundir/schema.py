@@ -88,7 +88,7 @@ class CaptureRow(Capture):
         """`layer1.0.conv1`; its class for the model itself."""
         return self.layer or self.type
 
-    @cached_property
+    @property
     def drawn(self) -> list[int]:
         """The channels that have a tile of their own, in tile order; none where all channels
         became one tile."""

@@ -22,9 +22,11 @@ from featviz.rundir import MANIFEST_FILE, RUN_FILE, STATS_FILE, destination, own
 from featviz.rundir.atomic import (
     HiddenFolder,
     atomic,
+    folder_part_of,
     part_of,
     refuse_links,
     remove,
+    remove_above,
     remove_empty,
     reported,
 )
@@ -69,6 +71,7 @@ class RunDirectory:
             earlier = check_free(root, overwrite, record, besides)
             if earlier is not None:
                 _empty(earlier, besides)
+                cls(root).clear_images(ownership.names_of_images(earlier.record))
             root.mkdir(parents=True, exist_ok=True)
         return cls(root).cleared()
 
@@ -90,15 +93,36 @@ class RunDirectory:
         """
         return NewImageFolder(self.root, safe_way(name))
 
-    def clear_images(self, names: Iterable[str]) -> None:
-        """Remove the hidden folders that killed runs left beside those of these images."""
-        for above in {PurePosixPath(safe_way(name)).parent for name in names}:
-            with suppress(FileNotFoundError):
-                for path in (self.root / above).iterdir():
-                    if part_of(path.name) is not None:
-                        way = path.relative_to(self.root).as_posix()
-                        remove(self.root, ownership.left_of_image(self.root, way))
-                        remove_empty(path)
+    def clear_images(self, names: Iterable[str]) -> list[str]:
+        """Remove the hidden folders that killed runs left beside those of these images, and folders
+        above that this empties.
+
+        Returns:
+            Those that stay, relative to the run directory, with forward slashes: there are files in
+            them that have no name of ours.
+
+        Raises:
+            StoreError: one cannot be removed; names the folder in which it is.
+        """
+        ways = {safe_way(name) for name in names}
+        hidden = [way for above in _parents(ways) for way in self._hidden(above, ways)]
+        for way in hidden:
+            remove(self.root, ownership.left_of_image(self.root, way))
+            remove_empty(self.root / way)
+            remove_above(self.root / way, self.root)
+        return sorted(way for way in hidden if (self.root / way).exists())
+
+    def _hidden(self, above: PurePosixPath, ways: Collection[str]) -> list[str]:
+        """The hidden folders in one folder that were to become one of these; none behind a link."""
+        if any((self.root / part).is_symlink() for part in (above, *above.parents)[:-1]):
+            return []
+        with reported(self.root / above), suppress(FileNotFoundError, NotADirectoryError):
+            meant = {path: folder_part_of(path.name) for path in (self.root / above).iterdir()}
+            hidden = [path for path, name in meant.items() if name and str(above / name) in ways]
+            return [
+                str(above / path.name) for path in hidden if path.is_dir() and not path.is_symlink()
+            ]
+        return []
 
     def refuse_links(self, names: Iterable[str]) -> None:
         """Say before the work that the folder of one of these images is a link, or lies behind one.
@@ -264,6 +288,10 @@ def _common(old: Any, new: Any) -> Any:
     if not isinstance(old, dict) or not isinstance(new, dict):
         return old
     return {key: _common(old[key], new[key]) for key in old if key in new}
+
+
+def _parents(ways: Iterable[str]) -> set[PurePosixPath]:
+    return {PurePosixPath(way).parent for way in ways}
 
 
 def _empty(earlier: Claim, besides: Collection[Path]) -> None:

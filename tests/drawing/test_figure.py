@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +17,12 @@ import pytest
 import torch
 from conftest import ROOT, Outcome
 from matplotlib import colormaps
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
 from PIL import Image
 from torch import Tensor
 
-from featviz.drawing import figure
+from featviz.drawing import canvas, figure
 from featviz.drawing.drawer import Drawer
 from featviz.drawing.picture import GridPicture
 from featviz.records import DrawOptions, Layer, Site
@@ -119,12 +122,61 @@ def test_figure_shows_input_maps_and_bars() -> None:
     assert (title < 100).any() and (pixels[-3:] == 255).all()
 
 
+def test_panels_have_the_pixels_of_their_maps() -> None:
+    """Each map in its place: viridis between its own limits, magenta where a value is none."""
+    tensor = noise(1, 4, 17, 10)
+    tensor[0, 3, 2:9] = NAN
+    sheet = figure.page(drawn(tensor), "viridis", None, "t", np.zeros((4, 4, 3), np.uint8))
+    pixels = np.asarray(Image.open(io.BytesIO(written(sheet))))
+    for place, panel in enumerate(sheet.panels):
+        left, top = (round(100 * inches) for inches in sheet.geometry.corner(place))
+        low, high = panel.limits or (0, 0)
+        values = np.asarray(panel.pixels, np.float64)
+        wanted = colormaps["viridis"].with_extremes(bad="magenta")(
+            np.ma.masked_invalid((values - low) / (high - low)), bytes=True
+        )
+        found = pixels[top : top + 170, left + 35 : left + 135][5::10, 5::10]
+        assert np.array_equal(found, wanted[..., :3])
+
+
+@pytest.mark.parametrize(
+    ("low", "high"),
+    [(-3.3, 2.6), (0, 1), (-0.5, 0.5), (999.97, 1000.03), (-4e-4, 3e-4), (0, 6.9e6), (-1e36, 3e36)],
+)
+def test_ticks_are_those_of_matplotlibs_colour_bar(low: float, high: float) -> None:
+    """The same numbers at the same values, with what multiplies them."""
+    paper = Figure(figsize=(2, 2), dpi=100)
+    image = paper.add_subplot().imshow(np.zeros((2, 2)), vmin=low, vmax=high)
+    axes = paper.add_axes((0.5, 0.1, 0.05, 0.85))
+    bar = paper.colorbar(image, cax=axes)
+    axes.tick_params(labelsize=6)
+    FigureCanvasAgg(paper).draw()  # type: ignore[no-untyped-call]
+    wanted = [
+        (value, label.get_text())
+        for value, label in zip(bar.get_ticks(), axes.get_yticklabels(), strict=True)
+        if low <= value <= high
+    ]
+    found, factor = canvas.ticks(low, high)
+    assert [words for _, words in found] == [words for _, words in wanted]
+    assert [value for value, _ in found] == pytest.approx([value for value, _ in wanted])
+    assert factor == axes.yaxis.get_offset_text().get_text()
+
+
 def test_figures_from_threads_are_the_same() -> None:
     """Encoders are threads: figures made side by side have the bytes of one made alone."""
     sheets = [example(1), example(2)]
     alone = [written(sheet) for sheet in sheets]
     with ThreadPoolExecutor(4) as pool:
         assert list(pool.map(written, sheets * 2)) == alone * 2
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("title", ["a\udcff.png", "a\nb\x07.png", "x" * 5000, "🙂"])
+def test_any_name_of_an_image_can_be_a_title(title: str) -> None:
+    """Bytes that are no UTF-8, line breaks, thousands of letters and those of no font."""
+    sheet = replace(example(), title=title)
+    pixels = np.asarray(Image.open(io.BytesIO(written(sheet))))
+    assert (pixels[:40] < 255).any() and (pixels[:2] == 255).all()
 
 
 @pytest.mark.filterwarnings("error")
@@ -151,7 +203,7 @@ def test_figure_needs_no_pyplot() -> None:
         "p = Drawer(DrawOptions()).draw(site, torch.rand(1, 2, 4, 4))['']\n"
         "page = figure.page(p, 'viridis', None, 't', np.zeros((4, 4, 3), np.uint8))\n"
         "figure.write_figure(open('/dev/null', 'wb'), page, {})\n"
-        "assert 'matplotlib.figure' in sys.modules and 'matplotlib.pyplot' not in sys.modules"
+        "assert 'matplotlib.font_manager' in sys.modules and 'matplotlib.pyplot' not in sys.modules"
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, check=False)
     assert done.returncode == 0, done.stderr.decode()

@@ -142,23 +142,23 @@ def test_same_pixels_give_the_same_bytes() -> None:
 def test_numpy_filters_as_the_compiled_loops_do(
     depth: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Rows equal to the one above are zeros behind filter 2 (up), others what filter 1 (sub) makes
-    of them, compiled or not."""
+    """The same rows, compiled or not: rows equal to the one above are zeros behind filter 2 (up),
+    rows that rise evenly take filter 1 (sub)."""
     rng = np.random.default_rng(4)
-    piece = rng.integers(0, 256, (6, 5 * depth), dtype=np.uint8).repeat([1, 3, 1, 1, 2, 1], axis=0)
+    noise = rng.integers(0, 256, (3, 9 * depth), dtype=np.uint8).repeat([1, 3, 1], axis=0)
+    ramp = np.arange(9, dtype=np.uint8).repeat(depth)[None] * np.uint8([[1], [2]])
+    piece = np.concatenate([noise, ramp, np.zeros((2, 9 * depth), np.uint8)])
     found = []
     for loops in (scan.compiled(), None):
         monkeypatch.setattr(scan, "compiled", lambda loops=loops: loops)
         for before in (np.empty(0, np.uint8), piece[0].copy(), piece[1].copy()):
-            rows = np.empty((9, 1 + 5 * depth), np.uint8)
+            rows = np.empty((9, 1 + 9 * depth), np.uint8)
             png.filter_rows(piece, before, depth, rows)
             found.append(rows)
-    assert [rows[:, 0].tolist() for rows in found[:2]] == [
-        [1, 1, 2, 2, 1, 1, 1, 2, 1],
-        [2, 1, 2, 2, 1, 1, 1, 2, 1],
-    ]
     assert all(np.array_equal(*pair) for pair in zip(found[:3], found[3:], strict=True))
-    left = np.pad(piece, ((0, 0), (depth, 0)))[:, :-depth]
-    sub, up = found[0][:, 0] == 1, found[0][:, 0] == 2
-    assert np.array_equal(found[0][sub, 1:], (piece - left)[sub])
-    assert not found[0][up, 1:].any()
+    first, second = found[0], found[1]
+    assert first[0, 0] == 1 and second[0, 0] == 2 and not second[0, 1:].any()
+    assert first[2:4, 0].tolist() == [2, 2] and not first[2:4, 1:].any()
+    assert (
+        first[5:, 0].tolist() == [1, 1, 1, 2] and first[5, 1 + depth :].tolist() == [1] * 8 * depth
+    )

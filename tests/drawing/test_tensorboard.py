@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torchvision.utils import make_grid
 
 import featviz as fv
-from featviz.drawing import tensorboard
+from featviz.drawing import event_file, scan, tensorboard
 from featviz.errors import StoreError, UsageError
 
 pytest.importorskip("tensorboard")
@@ -283,6 +283,69 @@ def test_histogram_leaves_nonfinite_values_out() -> None:
     assert tensorboard.histogram(torch.full((3,), float("nan"))) is None
 
 
+@pytest.mark.parametrize(
+    "values",
+    [
+        torch.linspace(-1, 1, 4999).sin(),
+        torch.linspace(-1, 1, 640).relu(),
+        torch.tensor([-3e38, 1.0, 3e38]),
+        torch.tensor([0.0, 1e-45]),
+        torch.tensor([7.0]),
+        torch.full((9,), 3e38),
+    ],
+    ids=["sine", "relu", "huge", "denormal", "one", "huge constant"],
+)
+def test_histograms_are_numpys(values: Tensor, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compiled or not: numpy's counts but for values on an edge, and sums in float64."""
+    wide = values.double().numpy()
+    for loops in (scan.compiled(), None):
+        monkeypatch.setattr(scan, "compiled", lambda loops=loops: loops)
+        found = tensorboard.histogram(values)
+        assert found is not None
+        assert (found.low, found.high) == (wide.min(), wide.max())
+        assert found.total == pytest.approx(wide.sum(), rel=1e-9, abs=1e-9)
+        assert found.squares == pytest.approx(np.square(wide).sum(), rel=1e-9)
+        if loops is not None or np.ptp(wide) < 1e38:  # torch counts in float32
+            edges = [2 * found.edges[0] - found.edges[1], *found.edges]
+            counts = np.histogram(wide, edges)[0]
+            assert sum(found.counts) == len(wide)
+            assert np.abs(np.array(found.counts) - counts).sum() <= 4
+
+
+@pytest.mark.parametrize("length", [0, 1, 7, 8, 9, 4099])
+def test_frames_are_those_of_tensorboards_writer(
+    length: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Length, data and both checksums, compiled or not."""
+    from tensorboard.summary.writer.record_writer import RecordWriter
+
+    data, file = np.random.default_rng(length).bytes(length), io.BytesIO()
+    RecordWriter(file).write(data)
+    assert event_file.frame(data) == file.getvalue()
+    monkeypatch.setattr(scan, "compiled", lambda: None)
+    assert event_file.frame(data) == file.getvalue()
+
+
+def test_events_are_in_the_file_at_once(tmp_path: Path) -> None:
+    """TensorBoard shows an image when it is done, and one event holds all of a layer."""
+    from tensorboard.compat.proto.summary_pb2 import Summary
+
+    file = event_file.EventFile(tmp_path)
+    file.add([Summary.Value(tag="a", simple_value=2), Summary.Value(tag="b", simple_value=3)], 7)
+    events = Events(tmp_path)
+    assert (events.scalars("a"), events.scalars("b")) == ({7: 2.0}, {7: 3.0})
+    file.close()
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is full")
+def test_full_disk_is_named(tmp_path: Path) -> None:
+    """One line with the file, not a traceback."""
+    file = event_file.EventFile(tmp_path)
+    file._file = Path("/dev/full").open("wb")  # noqa: SIM115
+    with pytest.raises(StoreError, match=r"events\.out\..* cannot be written: No space left"):
+        file.add([], 0)
+
+
 def test_without_the_package_one_line_says_how_to_get_it(
     featviz: Callable[..., Outcome],
     tmp_path: Path,
@@ -291,7 +354,7 @@ def test_without_the_package_one_line_says_how_to_get_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Before anything is loaded or written."""
-    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
+    monkeypatch.setitem(sys.modules, "tensorboard.compat.proto.event_pb2", None)
     for command in (["run", tiny_file, picture], ["kernels", tiny_file]):
         out = tmp_path / "out"
         done = featviz(*command, "--out", out, "--tensorboard", tmp_path / "tb")
@@ -314,7 +377,7 @@ def test_folder_that_cannot_be_written(tmp_path: Path) -> None:
 
 def test_bad_package_is_a_usage_error(monkeypatch: pytest.MonkeyPatch) -> None:
     """From Python it is the same error."""
-    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
+    monkeypatch.setitem(sys.modules, "tensorboard.compat.proto.event_pb2", None)
     with pytest.raises(UsageError, match="needs the package tensorboard"):
         tensorboard.require()
 

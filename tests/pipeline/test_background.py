@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import os
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
+from threading import get_native_id
 
 import pytest
 
-from featviz.pipeline.encoders import Background
+from featviz.pipeline.encoders import NICENESS, Background
 
 SOON = 0.15
 """Seconds after which something that was to happen at once is taken not to."""
@@ -141,3 +144,15 @@ def test_tasks_not_begun_are_dropped_after_an_exception() -> None:
         raise KeyError("stop")
     assert ran == [0]
     assert [future.cancelled() for future in futures] == [False] + [True] * 5
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="threads have a niceness of their own on Linux")
+@pytest.mark.parametrize("nice", [False, True])
+def test_nice_threads_step_back_and_no_others(nice: bool) -> None:
+    """Where torch takes all cores the encoders let its threads go first."""
+    mine = os.getpriority(os.PRIO_PROCESS, 0)
+    with Background(1, 10, nice=nice) as background:
+        theirs = background.submit(1, lambda: os.getpriority(os.PRIO_PROCESS, get_native_id()))
+        readers = background.read(lambda: os.getpriority(os.PRIO_PROCESS, get_native_id()))
+    assert theirs.result() == (NICENESS if nice else mine)
+    assert readers.result() == mine == os.getpriority(os.PRIO_PROCESS, 0)

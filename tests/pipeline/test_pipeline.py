@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -316,7 +317,7 @@ def test_interrupt_keeps_the_image_before(
 
     def interrupt(module: nn.Module, args: Any, output: Any) -> None:
         calls.append(1)
-        if len(calls) == 2:
+        if len(calls) == 3:  # the first is the pass on zeros
             raise KeyboardInterrupt
 
     tiny[4].register_forward_hook(interrupt)
@@ -418,3 +419,26 @@ def test_run_json_has_no_duration_or_path(tiny: nn.Module, tmp_path: Path) -> No
         "schema_version", "featviz", "torch", "torchvision", "device", "model", "preprocessing",
         "layers", "options", "images", "failures",
     }  # fmt: skip
+
+
+def test_images_are_read_ahead_once_each(
+    tiny: nn.Module, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each file is decoded once and in order, all but the first beside the model; an image that
+    cannot be read fails by its own name."""
+    read: list[tuple[str, bool]] = []
+
+    def noted(sample: Sample, *more: Any) -> Any:
+        read.append((sample.name, threading.current_thread() is threading.main_thread()))
+        return decode(sample, *more)
+
+    monkeypatch.setattr("featviz.images.decode.decode", noted)
+    (tmp_path / "broken.jpg").write_bytes(b"no picture")
+    files = [SCENES / "spheres.jpg", tmp_path / "broken.jpg", SCENES / "landscape.jpg"]
+    result = fv.run(tiny, files, "Conv2d", tmp_path / "out", **INPUTS)
+    assert [(name, main) for name, main in read] == [
+        ("spheres.jpg", True),
+        ("broken.jpg", False),
+        ("landscape.jpg", False),
+    ]
+    assert [image.image for image in result.failures] == ["broken.jpg"]

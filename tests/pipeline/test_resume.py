@@ -17,7 +17,7 @@ import pytest
 import torch
 from conftest import Outcome
 from PIL import Image
-from runs import SMALL, check_whole, complete, make_photos, run_json, tree
+from runs import SMALL, check_whole, complete, make_photos, run_json, snapshot, tree
 from torch import nn
 
 import featviz as fv
@@ -376,6 +376,9 @@ KILLER = """
 import os, random, signal, sys, time
 import torch, featviz.pipeline, featviz.cli.commands.run
 from featviz import cli
+from featviz.drawing import scan
+
+scan.compiled()
 
 def begin(out):
     child = os.fork()
@@ -392,7 +395,7 @@ assert ended(begin("whole")) == 0
 took, chance, kills, number = time.monotonic() - started, random.Random(int(sys.argv[1])), 0, 0
 while kills < int(sys.argv[2]):
     child = begin(f"run{number}")
-    time.sleep(chance.uniform(0, took / 3) ** 2 / took * 3)
+    time.sleep(chance.uniform(0, took))
     os.kill(child, signal.SIGKILL)
     code = ended(child)
     assert code in (0, -signal.SIGKILL), code
@@ -403,13 +406,16 @@ while kills < int(sys.argv[2]):
 assert ended(begin(f"run{number}")) == 0
 print("done", f"run{number}", flush=True)
 """
-"""Forks from a process that has imported torch and begun no threads, so a run begins at once."""
+"""Forks from a process that has imported torch, compiled the loops and begun no threads, so a run
+begins at once."""
 
 
 @pytest.mark.slow
 def test_killed_at_thirty_random_moments(tiny_file: Path, tmp_path: Path) -> None:
-    """SIGKILL leaves no half file under a final name, and the resumed tree equals a whole one."""
-    make_photos(tmp_path / "photos", 60)
+    """SIGKILL leaves no half file under a final name, in nested folders as well, and the resumed
+    tree equals a whole one, to the last empty folder."""
+    for folder in (".", "a", "a/b"):
+        make_photos(tmp_path / "photos" / folder, 20)
     seed = random.randrange(10**6)
     with subprocess.Popen(
         [sys.executable, "-c", KILLER, str(seed), "30", str(tiny_file), "photos", *SMALL],
@@ -425,14 +431,14 @@ def test_killed_at_thirty_random_moments(tiny_file: Path, tmp_path: Path) -> Non
             state, name = line.split()
             check_whole(tmp_path / name)
             if state == "done":
-                assert tree(tmp_path / name) == tree(tmp_path / "whole"), seed
+                assert snapshot(tmp_path / name) == snapshot(tmp_path / "whole"), seed
             done = len(complete(tmp_path / name))
             seen.append((state, done))
             killer.stdin.write("\n")
             killer.stdin.flush()
     kills = [done for state, done in seen if state == "killed"]
     assert killer.returncode == 0 and len(kills) == 30, (seed, seen)
-    assert len({done for done in kills if 0 < done < 60}) >= 3, "not killed while it drew"
+    assert len({done for done in kills if 0 < done < 60}) >= 3, (seed, seen)
 
 
 @pytest.mark.parametrize(

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import base64
 import json
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
+
+import numpy as np
 
 HOSTILE = "<img src=x onerror=alert(1)>.png"
 EVIL = '"><script>alert(1)</script>'
@@ -47,10 +51,25 @@ def pages(root: Path) -> dict[str, Markup]:
     return {path.name: read(path) for path in sorted((root / "report").glob("*.html"))}
 
 
-def scripts(root: Path, name: str) -> dict[str, dict[str, object]]:
-    """The grids of a page's script."""
-    text = (root / "report" / name).read_text("utf-8")
-    start, end = "window.FEATVIZ = { grids: ", " };\n"
+def script(path: Path) -> dict[str, dict[str, Any]]:
+    """The grids in a script, by their ids."""
+    text = path.read_text("utf-8")
+    start, end = "window.FEATVIZ = Object.assign(window.FEATVIZ || {}, ", ");\n"
     assert text.startswith(start) and text.endswith(end)
-    grids: dict[str, dict[str, object]] = json.loads(text[len(start) : -len(end)])
+    grids: dict[str, dict[str, Any]] = json.loads(text[len(start) : -len(end)])
     return grids
+
+
+def loaded(root: Path, page: str) -> dict[str, dict[str, Any]]:
+    """The grids in the scripts that a page loads."""
+    names = [str(tag["src"]) for tag in read(root / "report" / page).of("script")]
+    paths = [root / "report" / name for name in names if name.startswith("grids-")]
+    return {id: grid for path in paths for id, grid in script(path).items()}
+
+
+def numbers(grid: dict[str, Any]) -> np.ndarray:
+    """The statistics of a grid in a script, float32 [maps, 6]: a column of one number holds for
+    all channels."""
+    columns = [np.frombuffer(base64.b64decode(text), "<f4") for text in grid["stats"]]
+    assert all(len(column) in (1, grid["maps"]) for column in columns)
+    return np.stack([np.broadcast_to(column, grid["maps"]) for column in columns], axis=1)

@@ -278,6 +278,21 @@ def test_sorting_by_similarity_goes_from_the_chosen_channel(page: Page) -> None:
     assert [page.grey(frame, place) for place in range(6)] == [20 + c for c in expected]
 
 
+def test_a_channel_that_an_image_lacks_has_no_numbers(browser: Any, tmp_path: Path) -> None:
+    """Equal numbers of an image's four channels are not those of the other image's fifth."""
+    equal = np.tile(np.float32([0, 9, 9, 1, 0, 0]), (4, 1))
+    few, many = Drawn("x", maps=4, stats=equal), Drawn("x", stats=STATS)
+    root = write_run(tmp_path / "out", {"a.png": [few], "b.png": [many]})
+    build_report(root, ReportOptions())
+    page = Page(browser, root).open("layer-000.html")
+    means = page.js(
+        "const all = [...frames.values()].map(f => f.grid);"
+        "return [3, 4].map(c => all.map(g => String(g.stat(c, 'mean'))))"
+    )
+    assert means[0][0] == "9" and means[1][0] == "NaN"
+    assert [np.float32(row[1]) for row in means] == [STATS[3, 2], STATS[4, 2]]
+
+
 def test_all_zero_channels_stand_out_over_all_images(page: Page) -> None:
     """On a layer's page the outline is on the channels that are dark in every image."""
     page.open("layer-001.html")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import json
 import re
 from collections.abc import Callable
@@ -19,7 +18,7 @@ from rundirs import Drawn, write_image, write_run
 from featviz.report import ReportOptions, build_report
 from featviz.rundir.write import RunDirectory
 
-from .markup import EVIL, HOSTILE, pages, scripts
+from .markup import EVIL, HOSTILE, loaded, numbers, pages, script
 
 MIDDLE = colormaps["coolwarm"](127 / 253, bytes=True)
 
@@ -84,17 +83,46 @@ def test_dark_in_every_image(root: Path) -> None:
     assert re.findall(r'class="n">([^<]*)<', row) == ["6", "45.8 %", "5", "0"]
 
 
-def test_the_scripts_numbers_are_those_of_stats_npz(root: Path) -> None:
-    """Bit for bit, for each grid, by image and by layer."""
+def test_the_numbers_of_the_pages_are_those_of_stats_npz(tmp_path: Path) -> None:
+    """Bit for bit, on the page of the image and on that of the layer: random, equal, not finite."""
+    rng = np.random.default_rng(0)
+    some = rng.random((6, 6), dtype=np.float32)
+    nan = np.full((6, 6), [np.nan, 1, -0.0, 0, 0, 4], np.float32)
+    nan[2, 1] = np.inf
+    layers = [(f"x{n}", stats) for n, stats in enumerate([some, nan, 0 * some, some[::-1]] * 5)]
+    names = [f"{n}.png" for n in range(11)]
+    drawn = [Drawn(layer, index=n, stats=stats) for n, (layer, stats) in enumerate(layers)]
+    root = write_run(tmp_path / "out", dict.fromkeys(names, drawn))
     build_report(root, ReportOptions())
-    with np.load(root / "a.png" / "stats.npz") as stats:
-        wanted = [stats["conv1|output|0|"], stats["relu|output|0|"], stats["relu|output|1|"]]
-    grids = scripts(root, "image-000.js")
-    assert list(grids) == ["p0-0", "p0-1", "p0-2"]
-    for own, numbers in zip(grids.values(), wanted, strict=True):
-        found = np.frombuffer(base64.b64decode(str(own["stats"])), "<f4").reshape(-1, 6)
-        assert np.array_equal(found, numbers)
-    assert scripts(root, "layer-001.js")["p0-2"] == grids["p0-2"]
+    for image, layer in ((0, 0), (3, 1), (7, 19), (10, 14)):
+        with np.load(root / names[image] / "stats.npz") as held:
+            wanted = held[f"x{layer}|output|0|"]
+        for page in (f"image-{image:03d}.html", f"layer-{layer:03d}.html"):
+            found = numbers(loaded(root, page)[f"p{image}-{layer}"])
+            assert found.tobytes() == wanted.tobytes(), page
+
+
+def test_the_numbers_of_a_grid_stand_once(root: Path) -> None:
+    """In one script, which all pages load that show the grid."""
+    build_report(root, ReportOptions())
+    held = [id for path in (root / "report").glob("grids-*.js") for id in script(path)]
+    assert len(held) == len(set(held)) == 3 + 2 + 3
+    for name, page in pages(root).items():
+        shown = {str(tag["data-grid"]) for tag in page.of("div") if "data-grid" in tag}
+        assert shown <= loaded(root, name).keys()
+        assert bool(shown) == name.startswith(("image", "layer"))
+
+
+def test_scripts_are_hardly_larger_than_the_numbers(tmp_path: Path) -> None:
+    """At most 1.3 times float32 [maps, 6] where no value is NaN or infinite; as the zeros of ReLUs
+    and the smallest values of convolutions do, the others differ from channel to channel."""
+    stats = np.random.default_rng(0).random((64, 6), dtype=np.float32)
+    stats[:, 5] = 0
+    grids = [Drawn(f"x{n}", index=n, stats=stats, maps=64, nrow=8, tile=(2, 2)) for n in range(20)]
+    root = write_run(tmp_path / "out", {f"{n}.png": grids for n in range(10)})
+    build_report(root, ReportOptions())
+    size = sum(path.stat().st_size for path in (root / "report").glob("grids-*.js"))
+    assert size <= 1.3 * 200 * stats.nbytes
 
 
 def test_geometry_of_the_script_is_the_manifests(tmp_path: Path) -> None:
@@ -102,7 +130,7 @@ def test_geometry_of_the_script_is_the_manifests(tmp_path: Path) -> None:
     drawn = Drawn("x", maps=9, channels=[2, 5], slices=(2, 7), nrow=3, padding=1, tile=(6, 4))
     root = write_run(tmp_path / "out", {"a.png": [drawn]})
     build_report(root, ReportOptions())
-    own = scripts(root, "image-000.js")["p0-0"]
+    own = loaded(root, "image-000.html")["p0-0"]
     assert (own["nrow"], own["padding"], own["tile"]) == (3, 1, [6, 4])
     assert (own["slices"], own["channels"], own["maps"]) == (2, [2, 5], 9)
     with Image.open(next(root.rglob("output.png"))) as picture:
@@ -198,7 +226,9 @@ def shown_by(
         "--out", out, "--report", *options,
     )  # fmt: skip
     assert done.code == 0, done.err
-    return " ".join(pages(out)["image-000.html"].text.split()), scripts(out, "image-000.js")["p0-0"]
+    return " ".join(pages(out)["image-000.html"].text.split()), loaded(out, "image-000.html")[
+        "p0-0"
+    ]
 
 
 @pytest.mark.parametrize(
@@ -262,7 +292,7 @@ def test_the_option_that_left_maps_out_is_named(tmp_path: Path) -> None:
     assert "Maps2 of 6 (--max-maps --pick top)Drawn" in text
     assert "Maps2 of 6 (--max-maps --pick top, --collapse)Share a tile" in text
     assert "Maps6Drawn" in text
-    assert scripts(root, "image-000.js")["p0-0"]["collapsed"] == {"1": [1, 2, 4]}
+    assert loaded(root, "image-000.html")["p0-0"]["collapsed"] == {"1": [1, 2, 4]}
 
 
 def test_an_unknown_colormap_has_no_colours(tmp_path: Path) -> None:

@@ -7,10 +7,9 @@ import json
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+import tracemalloc
+from collections.abc import Callable
 from pathlib import Path
-from typing import BinaryIO
 from urllib.parse import unquote
 
 import numpy as np
@@ -22,7 +21,6 @@ from rundirs import Drawn, write_run
 from featviz import report
 from featviz.errors import StoreError
 from featviz.report import ReportOptions, build_report
-from featviz.rundir.atomic import atomic
 from featviz.rundir.image import read_image
 from featviz.rundir.read import read_run
 
@@ -87,6 +85,24 @@ def test_the_same_bytes_again(root: Path) -> None:
     assert not [path for path in root.iterdir() if path.name.startswith(".")]
 
 
+def test_memory_does_not_grow_with_the_statistics(tmp_path: Path) -> None:
+    """32 images more have 15 MB of numbers more; the most that Python holds grows by a tenth of
+    that."""
+    stats = np.random.default_rng(0).random((10_000, 6), dtype=np.float32)
+    drawn = [Drawn(f"x{n}", index=n, maps=10_000, channels=[0], stats=stats) for n in range(2)]
+    few, many = (
+        write_run(tmp_path / str(count), {f"{n}.png": drawn for n in range(count)})
+        for count in (8, 40)
+    )
+    most = []
+    for root in (few, few, many):  # the first time, templates are compiled
+        tracemalloc.start()
+        assert not build_report(root, ReportOptions()).incomplete
+        most.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+    assert most[2] - most[1] < 32 * 2 * stats.nbytes / 10
+
+
 def test_what_is_no_report_is_left_alone(root: Path) -> None:
     """A folder with something else in it, and a file, are refused and untouched."""
     mine = root / "report" / "index.html"
@@ -105,14 +121,12 @@ def test_a_failed_report_leaves_the_old_one(root: Path, monkeypatch: pytest.Monk
     build_report(root, ReportOptions())
     before = (root / "report" / "index.html").read_bytes()
 
-    @contextmanager
-    def full(path: Path) -> Iterator[BinaryIO]:
+    def full(path: Path, data: bytes, write: Callable[..., int] = Path.write_bytes) -> int:
         if path.name == "layer-001.html":
-            raise StoreError(f"{path} cannot be written: No space left on device")
-        with atomic(path) as file:
-            yield file
+            raise OSError(28, "No space left on device")
+        return write(path, data)
 
-    monkeypatch.setattr(report, "atomic", full)
+    monkeypatch.setattr(Path, "write_bytes", full)
     with pytest.raises(StoreError, match="No space left on device"):
         build_report(root, ReportOptions())
     assert (root / "report" / "index.html").read_bytes() == before

@@ -52,7 +52,10 @@ _NAMED = 3
     help="Take only part I of N parts of the images; `featviz merge` joins the parts.",
 )
 @opts.option(
-    "--jobs", type=int, show_default="a quarter of the cores", help="Encode pictures in N threads."
+    "--jobs",
+    type=int,
+    show_default="a quarter of the cores, at least 2",
+    help="Encode pictures in N threads.",
 )
 @opts.null_option
 @opts.json_option("one JSON line for each image")

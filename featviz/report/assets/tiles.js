@@ -1,6 +1,6 @@
 // Grids of feature maps: where tiles are, what is known of their channels, marks and sorting.
-// A page's own script has put geometry and statistics into window.FEATVIZ. Pictures are drawn on
-// canvases but never read from them, which file:// would refuse.
+// The page's other scripts have put geometry and statistics into window.FEATVIZ. Pictures are drawn
+// on canvases but never read from them, which file:// would refuse.
 "use strict";
 
 const STATS = ["min", "max", "mean", "std", "zeros", "nonfinite"];
@@ -24,6 +24,11 @@ function percent(share) {
   return `${(100 * share).toFixed(1)} %`;
 }
 
+/** Numbers from base64 of little-endian float32. */
+function floats(text) {
+  return new Float32Array(Uint8Array.from(atob(text), (c) => c.charCodeAt(0)).buffer);
+}
+
 // ---------------------------------------------------------------------------------------------
 // One grid: where its tiles are, and what is known of their channels.
 
@@ -32,13 +37,14 @@ class Grid {
     Object.assign(this, entry);
     this.channels = entry.channels || Array.from({ length: entry.maps }, (_, i) => i);
     this.slots = new Map(this.channels.map((channel, slot) => [channel, slot]));
-    const bytes = Uint8Array.from(atob(entry.stats), (c) => c.charCodeAt(0));
-    this.numbers = new Float32Array(bytes.buffer);
+    this.columns = {}; // numbers by their name, decoded when they are first asked for
     this.order = null; // slots by their place; null while nothing is sorted
   }
 
+  /** A number of a channel, NaN if there is no such channel. A column of one number holds for all. */
   stat(channel, name) {
-    return this.numbers[channel * STATS.length + STATS.indexOf(name)];
+    const column = (this.columns[name] ??= floats(this.stats[STATS.indexOf(name)]));
+    return channel < this.maps ? column[column.length === 1 ? 0 : channel] : NaN;
   }
 
   /** x, y, width and height of the n-th place for a tile, in the picture's own pixels. */
@@ -99,7 +105,7 @@ class Frame {
     this.element = element;
     this.group = group;
     this.image = element.querySelector("img");
-    this.grid = new Grid(window.FEATVIZ.grids[element.dataset.grid]);
+    this.grid = new Grid(window.FEATVIZ[element.dataset.grid]);
     this.canvas = make("canvas", { ariaHidden: "true" });
     this.canvas.setAttribute("aria-hidden", "true");
     this.visible = false;
@@ -252,11 +258,11 @@ class Group {
   }
 
   sort(by) {
-    const score = by === "similarity" ? this.distances() : this.means(by);
+    const score = by === "drawn" ? null : by === "similarity" ? this.distances() : this.means(by);
     for (const { grid } of this.frames) {
       const value = (slot) => score.get(grid.channels[slot]);
       const slots = grid.channels.map((_, slot) => slot);
-      const whole = by === "drawn" || !slots.length; // nothing to sort in one tile of all channels
+      const whole = !score || !slots.length; // nothing to sort in one tile of all channels
       grid.order = whole ? null : slots.sort((a, b) => value(a) - value(b) || a - b);
     }
     this.paint();

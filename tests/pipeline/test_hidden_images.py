@@ -1,0 +1,401 @@
+"""Hidden folders of images: what killed runs leave goes, what is not ours stays, and nobody reads
+half an image."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from conftest import Outcome
+from PIL import Image
+from runs import SMALL, complete, make_photos, packed_tree, refused, run_json, snapshot, tree
+from torch import Tensor, nn
+
+import featviz as fv
+from featviz.drawing import levels
+from featviz.rundir import atomic
+from featviz.rundir.read import read_run
+
+Run = Callable[..., Outcome]
+
+HEX = "0123456789abcdef"
+
+
+@pytest.fixture
+def photos(tmp_path: Path) -> Path:
+    """`00.png` and `01.png`, also in the folders `a` and `a/b`."""
+    for folder in (".", "a", "a/b"):
+        make_photos(tmp_path / "photos" / folder, 2)
+    return tmp_path / "photos"
+
+
+@pytest.fixture
+def whole(featviz: Run, tiny_file: Path, photos: Path, tmp_path: Path) -> Path:
+    """A run that was not interrupted."""
+    assert featviz("run", tiny_file, photos, "--out", tmp_path / "whole", *SMALL).code == 0
+    return tmp_path / "whole"
+
+
+def hidden(out: Path) -> list[str]:
+    """Hidden files and folders, empty ones among them."""
+    return sorted(p.relative_to(out).as_posix() for p in out.rglob(".*"))
+
+
+def hide(out: Path, name: str, state: str) -> Path:
+    """What a run leaves that was killed while it wrote this image."""
+    folder = out / name
+    part = folder.with_name(f".{folder.name}.{HEX}.part")
+    if state == "complete beside":
+        shutil.copytree(folder, part)
+        return part
+    folder.rename(part)
+    if state == "no manifest":
+        (part / "manifest.json").unlink()
+        (part / "stats.npz").write_bytes(b"PK")
+    if state == "empty":
+        shutil.rmtree(part)
+        (part / "000_0").mkdir(parents=True)
+    note_missing(out)
+    return part
+
+
+def note_missing(out: Path) -> None:
+    """run.json as it was when the run began, before any image was complete."""
+    run = run_json(out)
+    names = [*run["images"]["complete"], *run["images"]["missing"]]
+    run["images"] = {"total": len(names), "complete": [], "missing": names}
+    (out / "run.json").write_text(json.dumps(run))
+
+
+STATES = ["no manifest", "with its manifest", "empty", "complete beside"]
+
+
+@pytest.mark.parametrize("state", STATES)
+@pytest.mark.parametrize("name", ["01.png", "a/b/01.png"])
+def test_resume_clears_what_a_killed_run_left(
+    name: str, state: str, featviz: Run, tiny_file: Path, photos: Path, whole: Path, tmp_path: Path
+) -> None:
+    """The tree ends as that of an uninterrupted run, to the last empty folder."""
+    before = snapshot(whole)
+    hide(whole, name, state)
+    assert featviz("run", tiny_file, photos, "--out", whole, *SMALL, "--resume").code == 0
+    assert snapshot(whole) == before and hidden(whole) == []
+
+
+@pytest.mark.parametrize("state", STATES)
+def test_hidden_folders_of_images_that_are_no_longer_listed(
+    state: str, featviz: Run, tiny_file: Path, photos: Path, whole: Path
+) -> None:
+    """A resumed run with fewer images, none of them in that folder, clears them as well."""
+    hide(whole, "a/b/01.png", state)
+    done = featviz("run", tiny_file, photos / "00.png", "--out", whole, *SMALL, "--resume")
+    assert done.code == 0 and hidden(whole) == []
+    again = featviz("run", tiny_file, photos, "--out", whole, *SMALL, "--overwrite")
+    assert again.code == 0 and len(complete(whole)) == 6
+
+
+@pytest.mark.parametrize("state", STATES)
+def test_overwrite_clears_what_a_killed_run_left(
+    state: str, featviz: Run, tiny_file: Path, photos: Path, whole: Path, tmp_path: Path
+) -> None:
+    """Other images, elsewhere: nothing of the old run is left, no folder either."""
+    hide(whole, "a/b/01.png", state)
+    base = ["run", tiny_file, photos / "00.png", *SMALL, "--out"]
+    assert featviz(*base, whole, "--overwrite").code == 0
+    assert featviz(*base, tmp_path / "new").code == 0
+    assert snapshot(whole) == snapshot(tmp_path / "new")
+    assert {path.name for path in whole.iterdir()} == {"00.png", "run.json"}
+
+
+@pytest.mark.parametrize("name", ["note.txt", "001_0/deep/note.txt", "001_0/notes.png"])
+def test_files_of_others_in_a_hidden_folder(
+    name: str, featviz: Run, tiny_file: Path, photos: Path, whole: Path
+) -> None:
+    """--overwrite stops and names the file; --resume leaves it and names the folder."""
+    before = tree(whole)
+    part = hide(whole, "a/01.png", "no manifest")
+    (part / name).parent.mkdir(parents=True, exist_ok=True)
+    (part / name).write_text("mine")
+    left = snapshot(whole)
+    base = ["run", tiny_file, photos, "--out", whole, *SMALL]
+    refused(featviz(*base, "--overwrite"), 1, "featviz did not write: ", name.rpartition("/")[2])
+    assert snapshot(whole) == left
+    for _ in range(2):
+        done = featviz(*base, "--resume")
+        assert done.code == 0
+        assert f"a/.01.png.{HEX}.part stays: it holds files that featviz did not write" in done.err
+        mine = {f"a/.01.png.{HEX}.part/{name}": b"mine"}
+        assert tree(whole) == {**before, **mine}
+
+
+@pytest.mark.parametrize("folder", [".cache.part", f".cache.{HEX}.part", ".01.png.part", "a/x/y"])
+def test_folders_of_others_that_look_hidden(
+    folder: str, featviz: Run, tiny_file: Path, photos: Path, whole: Path
+) -> None:
+    """No image of the run would be in their place: even their empty folders stay."""
+    (whole / folder / "empty").mkdir(parents=True)
+    (whole / folder / "input.png").write_text("mine")
+    before = snapshot(whole)
+    done = featviz("run", tiny_file, photos, "--out", whole, *SMALL, "--resume")
+    assert done.code == 0 and "stays" not in done.err
+    assert snapshot(whole) == before
+    done = featviz("run", tiny_file, photos, "--out", whole, *SMALL, "--overwrite")
+    refused(done, 1, "featviz did not write: ")
+
+
+def test_a_link_that_is_called_as_a_hidden_folder(
+    featviz: Run, tiny_file: Path, photos: Path, whole: Path, tmp_path: Path
+) -> None:
+    """It is no folder of ours: neither it nor what it leads to is touched."""
+    away = tmp_path / "away"
+    (away / "empty").mkdir(parents=True)
+    (away / "input.png").write_text("mine")
+    before = snapshot(tmp_path / "away")
+    (whole / f".01.png.{HEX}.part").symlink_to(away)
+    assert featviz("run", tiny_file, photos, "--out", whole, *SMALL, "--resume").code == 0
+    assert snapshot(away) == before and hidden(whole) == [f".01.png.{HEX}.part"]
+
+
+def test_hidden_folders_behind_a_link_are_not_cleared(
+    featviz: Run, tiny_file: Path, photos: Path, whole: Path, tmp_path: Path
+) -> None:
+    """An earlier run's folder was moved to another disk and linked: what is there stays."""
+    hide(whole, "a/b/01.png", "empty")
+    (whole / "a").rename(tmp_path / "away")
+    (whole / "a").symlink_to(tmp_path / "away")
+    before = sorted((tmp_path / "away").rglob("*"))
+    done = featviz("run", tiny_file, photos / "00.png", "--out", whole, *SMALL, "--resume")
+    assert done.code == 0 and sorted((tmp_path / "away").rglob("*")) == before
+
+
+def test_a_file_in_the_place_of_a_folder_of_images(
+    featviz: Run, tiny_file: Path, photos: Path, whole: Path
+) -> None:
+    """One line that names it, and the file stays."""
+    shutil.rmtree(whole / "a")
+    (whole / "a").write_text("mine")
+    refused(featviz("run", tiny_file, photos, "--out", whole, *SMALL, "--resume"), 1, "whole/a/")
+    assert (whole / "a").read_text() == "mine" and hidden(whole) == []
+
+
+def test_a_shard_leaves_what_another_may_be_writing(
+    featviz: Run, tiny_file: Path, photos: Path, whole: Path
+) -> None:
+    """Two shards with --resume in one folder: each clears its own images; all are cleared without
+    --shard."""
+    before = snapshot(whole)
+    mine, other = "00.png", "01.png"
+    hide(whole, mine, "no manifest")
+    hide(whole, other, "no manifest")
+    base = ["run", tiny_file, photos, "--out", whole, *SMALL, "--resume"]
+    assert featviz(*base, "--shard", "1/2").code == 0
+    assert hidden(whole)[0] == f".{other}.{HEX}.part"
+    assert featviz(*base).code == 0 and snapshot(whole) == before
+
+
+# Readers
+
+
+def test_no_reader_sees_a_hidden_folder(
+    featviz: Run, tiny_file: Path, photos: Path, whole: Path, tmp_path: Path
+) -> None:
+    """report, sheet, diff and merge give what they give without it, whatever it holds."""
+    results = {}
+    for name in ("plain", "beside"):
+        run, out = tmp_path / name / "run", tmp_path / name / "results"
+        shutil.copytree(whole, run)
+        if name == "beside":
+            for image in ("01.png", "a/b/00.png"):
+                (hide(run, image, "complete beside") / "input.png").write_bytes(b"half a picture")
+        assert featviz("report", run, "--out", out / "report").code == 0
+        assert featviz("sheet", run, "--layer", "0", "--out", out / "sheet.png").code == 0
+        assert featviz("merge", run, "--out", out / "merged").code == 0
+        results[name] = snapshot(out)
+    assert results["plain"] == results["beside"]
+    done = featviz("diff", whole, tmp_path / "beside" / "run")
+    assert done.code == 0 and ".part" not in done.out + done.err
+
+
+def test_a_reader_beside_a_run_that_is_going_on(
+    featviz: Run, tiny_file: Path, photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At every file that is written, each image is whole or not there."""
+    real, seen = atomic.HiddenFolder.writing, []
+
+    def writing(self: atomic.HiddenFolder, relative: str) -> object:
+        run = read_run(out)
+        seen.append((len(run.images), run.left_out))
+        return real(self, relative)
+
+    out = tmp_path / "out"
+    monkeypatch.setattr(atomic.HiddenFolder, "writing", writing)
+    assert featviz("run", tiny_file, photos, "--out", out, *SMALL).code == 0
+    assert len(seen) == 6 * 5 and not any(left for _, left in seen)
+    assert {count for count, _ in seen} >= {0, 1, 2, 3, 4}
+
+
+# Images that fail
+
+
+class Picky(nn.Module):
+    """Draws two layers, then raises for pictures that are mostly bright."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.relu = nn.Conv2d(3, 2, 3), nn.ReLU()
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.relu(self.conv(x))
+        if x.mean() > 1:
+            raise ValueError("too bright")
+        return y.mean((2, 3))
+
+
+def test_a_failed_image_leaves_nothing(tmp_path: Path) -> None:
+    """Neither a hidden folder nor folders above it, in a folder of its own as beside others."""
+    make_photos(tmp_path / "photos" / "mixed", 2)
+    for name in ("mixed/02.png", "bad/deep/00.png", "bad/01.png"):
+        (tmp_path / "photos" / name).parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (16, 16), "white").save(tmp_path / "photos" / name)
+    done = fv.run(Picky(), tmp_path / "photos", out=tmp_path / "out", size=16)
+    assert len(done.failures) == 3
+    assert complete(tmp_path / "out") == ["mixed/00.png", "mixed/01.png"]
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {"mixed", "run.json"}
+    assert {path.name for path in (tmp_path / "out" / "mixed").iterdir()} == {"00.png", "01.png"}
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, MemoryError])
+def test_an_image_that_ends_before_its_first_layer(
+    error: type[BaseException],
+    tiny: nn.Module,
+    photos: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A second Ctrl-C while the input's picture waits for an encoder: no hidden folder is left."""
+    real, calls = levels.pixels, [0]
+
+    def pixels(*given: object) -> object:
+        calls[0] += 1
+        if calls[0] == 4:
+            raise error
+        return real(*given)  # type: ignore[arg-type]
+
+    monkeypatch.setattr("featviz.pipeline.image.levels.pixels", pixels)
+    with pytest.raises(error):
+        fv.run(tiny, photos, "Conv2d", tmp_path / "out", size=16)
+    assert hidden(tmp_path / "out") == [] and len(complete(tmp_path / "out")) == 3
+
+
+class Twice(nn.Module):
+    """Two outputs whose paths are the same when written with dots."""
+
+    def forward(self, x: Tensor) -> dict[str, object]:
+        return {"a": {"b": x}, "a.b": x + 1, "c": x}
+
+
+def test_two_parts_of_an_output_with_one_name(photos: Path, tmp_path: Path) -> None:
+    """The first is drawn, the second is skipped with a reason: the run goes on, and reads back."""
+    model = nn.Sequential(Twice(), _Sum())
+    out = tmp_path / "out"
+    done = fv.run(model, photos / "00.png", "0", out, size=16, tensors="npy")
+    (image,) = done.images
+    assert [row.key for row in image.captures] == ["a.b", "c"]
+    assert [(row.key, row.reason) for row in image.skipped] == [
+        ("a.b", "another part of this output has the same name")
+    ]
+    assert (
+        fv.run(model, photos / "00.png", "0", out, size=16, tensors="npy", resume=True)
+        .images[0]
+        .kept
+    )
+
+
+class _Sum(nn.Module):
+    def forward(self, parts: dict[str, Tensor]) -> Tensor:
+        return parts["c"].mean((2, 3))
+
+
+# Archives, limits, kernels, descriptors
+
+
+def test_an_archive_after_a_killed_one(
+    featviz: Run, tiny_file: Path, photos: Path, whole: Path, tmp_path: Path
+) -> None:
+    """The room that a killed run left goes, hidden folders of images in it too; the archive holds
+    the same files as the folder."""
+    for name in ("maps.zip", "m" * 246 + ".zip"):
+        archive = tmp_path / "zips" / name
+        room = archive.parent / atomic.part_name(name)
+        shutil.copytree(whole, room / "run")
+        hide(room / "run", "a/b/01.png", "no manifest")
+        hide(room / "run", "01.png", "empty")
+        base = ["run", tiny_file, photos, *SMALL, "--archive", archive]
+        assert featviz(*base).code == 0
+        assert packed_tree(archive) == tree(whole)
+        assert [path.name for path in archive.parent.iterdir()] == [name]
+        archive.unlink()
+
+
+@pytest.mark.parametrize("short", [0, 1])
+@pytest.mark.parametrize("option", ["--max-files", "--max-output-size"])
+def test_limits_count_what_is_in_the_images(
+    option: str,
+    short: int,
+    whole: Path,
+    featviz: Run,
+    tiny_file: Path,
+    photos: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Files and bytes of the folders of images, none that is hidden: with just enough the run is
+    whole, with one less the last image is not there."""
+    before = snapshot(whole)
+    files = [path for path in whole.rglob("*") if path.is_file() and path.name != "run.json"]
+    size = len(files) if option == "--max-files" else sum(path.stat().st_size for path in files)
+    hide(whole, "a/b/01.png", "no manifest")
+    hide(whole, "a/01.png", "complete beside")
+    monkeypatch.setattr("featviz.pipeline.dry_run.check_plan", lambda *_: None)  # an estimate
+    done = featviz(
+        *("run", tiny_file, photos, "--out", whole, *SMALL, "--resume", option, size - short)
+    )
+    last = "a/b/01.png"
+    if short:
+        assert done.code == 1 and f"error: {last} would take the run over {option}" in done.err
+        before = {way: data for way, data in before.items() if not way.startswith(last)}
+    assert hidden(whole) == []
+    assert {**snapshot(whole), "run.json": 0} == {**before, "run.json": 0}
+
+
+def test_kernels_are_written_file_by_file(featviz: Run, tiny_file: Path, tmp_path: Path) -> None:
+    """There is one folder, the run's own: a killed attempt's parts go with --overwrite."""
+    out = tmp_path / "kernels"
+    assert featviz("kernels", tiny_file, "--out", out).code == 0
+    before = snapshot(out)
+    (picture,) = out.rglob("kernel*.png")
+    picture.rename(picture.with_name(f".{picture.name}.{HEX}.part"))
+    (out / "manifest.json").unlink()
+    assert featviz("kernels", tiny_file, "--out", out, "--overwrite").code == 0
+    assert snapshot(out) == before and hidden(out) == []
+
+
+def open_files() -> int:
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="counts in /proc")
+def test_a_run_leaves_no_descriptor_open(
+    featviz: Run, tiny_file: Path, photos: Path, tmp_path: Path
+) -> None:
+    """Of 100 images, some of which fail, as of none."""
+    make_photos(photos, 100)
+    for name in ("07.png", "50.png"):
+        (photos / name).write_bytes(b"no picture")
+    base = ["run", tiny_file, *SMALL, "--out"]
+    assert featviz(*base, tmp_path / "first", photos / "00.png").code == 0
+    before = open_files()
+    assert featviz(*base, tmp_path / "out", photos).code == 3
+    assert open_files() == before and hidden(tmp_path / "out") == []

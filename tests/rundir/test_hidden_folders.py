@@ -1,0 +1,342 @@
+"""An image's hidden folder: what stands in its way, what goes wrong with it, and what is left."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from runs import snapshot
+
+from featviz.errors import StoreError
+from featviz.rundir import atomic
+from featviz.rundir.write import NewImageFolder, RunDirectory
+
+FILES = ("input.png", "001_conv/output.png", "002_relu/output.png")
+
+
+@pytest.fixture(params=[True, False], ids=["dir_fd", "paths"])
+def places(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With folders that are open, and as on Windows, which does not have them."""
+    if not request.param:
+        monkeypatch.setattr(atomic, "_HAS_PLACES", False)
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunDirectory:
+    return RunDirectory.create(tmp_path / "out")
+
+
+def filled(run: RunDirectory, name: str = "a/cat.jpg", text: str = "new") -> NewImageFolder:
+    """An image's folder with three files."""
+    folder = run.new_image(name)
+    for file in FILES:
+        with folder.writing(file) as opened:
+            opened.write(text.encode())
+    return folder
+
+
+def finish(folder: NewImageFolder) -> None:
+    folder.finish({"image": {"path": folder.name}, "captures": []}, {})
+
+
+def visible(root: Path) -> list[str]:
+    """All files, by their ways."""
+    paths = (path for path in root.rglob("*") if path.is_symlink() or not path.is_dir())
+    return sorted(path.relative_to(root).as_posix() for path in paths)
+
+
+WHOLE = sorted(f"a/cat.jpg/{name}" for name in (*FILES, "stats.npz", "manifest.json"))
+
+
+@pytest.mark.usefixtures("places")
+def test_nothing_has_its_final_name_before_the_manifest(run: RunDirectory) -> None:
+    """Until it is finished there is one hidden folder; then all files, and no other one."""
+    folder = filled(run)
+    (hidden,) = (run.root / "a").iterdir()
+    assert atomic.folder_part_of(hidden.name) == "cat.jpg"
+    finish(folder)
+    assert visible(run.root) == WHOLE
+
+
+@pytest.mark.usefixtures("places")
+def test_an_empty_folder_in_its_place_is_taken(run: RunDirectory) -> None:
+    """As one is that a failed attempt or the user has left."""
+    (run.root / "a" / "cat.jpg").mkdir(parents=True)
+    finish(filled(run))
+    assert visible(run.root) == WHOLE
+
+
+@pytest.mark.usefixtures("places")
+def test_files_of_others_in_its_place_stay(run: RunDirectory) -> None:
+    """The image's files come between them, those of the same names are replaced, and the hidden
+    folder is gone."""
+    place = run.root / "a" / "cat.jpg"
+    for name in ("notes.txt", "001_conv/notes.txt", "001_conv/output.png"):
+        (place / name).parent.mkdir(parents=True, exist_ok=True)
+        (place / name).write_text("mine")
+    finish(filled(run))
+    others = ["a/cat.jpg/notes.txt", "a/cat.jpg/001_conv/notes.txt"]
+    assert visible(run.root) == sorted([*WHOLE, *others])
+    assert (place / "001_conv" / "output.png").read_text() == "new"
+    assert (place / "notes.txt").read_text() == "mine"
+
+
+def test_the_manifest_comes_last_between_files_of_others(
+    run: RunDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where files are moved one by one, an image that has its manifest has all of them."""
+    place = run.root / "a" / "cat.jpg"
+    place.mkdir(parents=True)
+    (place / "notes.txt").write_text("mine")
+    folder, moved, real = filled(run), [], os.replace
+
+    def replace(source: str, target: str, **places: int) -> None:
+        real(source, target, **places)
+        moved.append(target)
+
+    monkeypatch.setattr(os, "replace", replace)
+    finish(folder)
+    assert len(moved) == 5 and moved[-1] == "manifest.json"
+
+
+@pytest.mark.usefixtures("places")
+def test_a_file_in_its_place_is_not_replaced(run: RunDirectory) -> None:
+    """One error that names it; the file stays, and of the image nothing is left."""
+    place = run.root / "a" / "cat.jpg"
+    place.parent.mkdir()
+    place.write_text("mine")
+    folder = filled(run)
+    with pytest.raises(StoreError, match=r"a/cat\.jpg cannot be written: "):
+        finish(folder)
+    folder.discard()
+    assert visible(run.root) == ["a/cat.jpg"] and place.read_text() == "mine"
+
+
+@pytest.mark.usefixtures("places")
+@pytest.mark.parametrize("target", ["elsewhere", "nowhere"])
+def test_a_link_in_its_place_is_not_followed(
+    target: str, run: RunDirectory, tmp_path: Path
+) -> None:
+    """Put there after the run has begun: what it leads to stays as it is."""
+    (tmp_path / "elsewhere").mkdir()
+    folder = filled(run)
+    (run.root / "a" / "cat.jpg").symlink_to(tmp_path / target)
+    with pytest.raises(StoreError, match=r"a/cat\.jpg cannot be written: "):
+        finish(folder)
+    folder.discard()
+    assert visible(run.root) == ["a/cat.jpg"] and snapshot(tmp_path / "elsewhere") == {}
+
+
+@pytest.mark.usefixtures("places")
+@pytest.mark.parametrize("begun", [False, True])
+def test_a_parent_that_is_or_becomes_a_link(begun: bool, run: RunDirectory, tmp_path: Path) -> None:
+    """Nothing is written, moved or removed behind it."""
+    away = tmp_path / "away"
+    (away / "cat.jpg").mkdir(parents=True)
+    (away / "cat.jpg" / "input.png").write_text("mine")
+    before = snapshot(away)
+    folder = filled(run) if begun else None
+    if folder is not None:
+        (run.root / "a").rename(tmp_path / "moved")
+    (run.root / "a").symlink_to(away)
+    with pytest.raises(StoreError, match=r"out/a is a symbolic link|No such file"):
+        finish(folder or filled(run))
+    if folder is not None:
+        with pytest.raises(StoreError, match="is a symbolic link"):
+            folder.discard()
+    assert snapshot(away) == before and (run.root / "a").is_symlink()
+
+
+def test_files_are_moved_from_the_folder_that_was_written(
+    run: RunDirectory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A parent that is swapped while files are moved one by one costs none of them: they are moved
+    from the folder that is open, whatever has its name meanwhile."""
+    place = run.root / "a" / "cat.jpg"
+    place.mkdir(parents=True)
+    (place / "notes.txt").write_text("mine")
+    folder, real = filled(run), os.replace
+
+    def swapped(source: str, target: str, **places: int) -> None:
+        if target == "cat.jpg":
+            (run.root / "a").rename(run.root / "b")
+            (run.root / "a").mkdir()
+        real(source, target, **places)
+
+    monkeypatch.setattr(os, "replace", swapped)
+    finish(folder)
+    assert set(WHOLE) <= set(visible(run.root))
+
+
+@pytest.mark.usefixtures("places")
+def test_discard_leaves_no_folder(run: RunDirectory) -> None:
+    """Neither the hidden one nor parents that it was made with; a second time does nothing."""
+    folder = filled(run, "a/b/c/cat.jpg")
+    folder.discard()
+    folder.discard()
+    assert list(run.root.iterdir()) == []
+    other = filled(run, "a/dog.jpg")
+    filled(run, "a/b/cat.jpg").discard()
+    finish(other)
+    assert {path.name for path in (run.root / "a").iterdir()} == {"dog.jpg"}
+
+
+@pytest.mark.parametrize("step", [*FILES, "stats.npz", "manifest.json"])
+def test_no_space_for_one_of_its_files(
+    step: str, run: RunDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The error names the file by its final name; after `discard` nothing is left."""
+    real = os.open
+    last = step.rpartition("/")[2]
+
+    def full(path: object, flags: int, *mode: int, dir_fd: int | None = None) -> int:
+        at = "" if dir_fd is None else str(Path(f"/proc/self/fd/{dir_fd}").readlink())
+        if flags & os.O_CREAT and path == last and at.endswith(step.rpartition("/")[0]):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return real(path, flags, *mode, dir_fd=dir_fd)  # type: ignore[arg-type]
+
+    folder = run.new_image("a/cat.jpg")
+    monkeypatch.setattr(os, "open", full)
+    with pytest.raises(StoreError, match=rf"a/cat\.jpg/{step} cannot be written: No space left"):
+        for file in FILES:
+            with folder.writing(file) as opened:
+                opened.write(b"x")
+        finish(folder)
+    folder.discard()
+    assert list(run.root.iterdir()) == []
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EACCES, errno.EIO])
+def test_an_error_while_it_is_moved(
+    number: int, run: RunDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is no image then; the error has the system's reason."""
+    folder = filled(run)
+
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(os, "replace", refuse)
+    with pytest.raises(StoreError, match=rf"cat\.jpg cannot be written: {os.strerror(number)}"):
+        finish(folder)
+    assert not run.image("a/cat.jpg").is_complete
+    folder.discard()
+    assert list(run.root.iterdir()) == []
+
+
+@pytest.mark.parametrize("times", [1, 9, 10])
+def test_a_parent_that_another_process_removes_meanwhile(
+    times: int, run: RunDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another process discards its failed image, and with it the folder that both are in, just as
+    this one is to begin: it is made again, unless that goes on for ever."""
+    real, left = os.mkdir, [True] * times
+
+    def mkdir(path: object, *mode: int, dir_fd: int | None = None) -> None:
+        if str(path).endswith(".part") and left:
+            (run.root / "a").rmdir()
+            left.pop()
+        real(path, *mode, dir_fd=dir_fd)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(os, "mkdir", mkdir)
+    if times == 10:
+        with pytest.raises(StoreError, match=r"a/cat\.jpg cannot be written: No such file"):
+            run.new_image("a/cat.jpg")
+    else:
+        finish(filled(run))
+    assert left == [] and visible(run.root) == (WHOLE if times < 10 else [])
+
+
+def test_no_descriptor_for_the_hidden_folder(
+    run: RunDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where the process has too many open files, no empty hidden folder is left."""
+    real = os.open
+
+    def opened(path: object, *more: int, dir_fd: int | None = None) -> int:
+        if str(path).endswith(".part"):
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        return real(path, *more, dir_fd=dir_fd)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(os, "open", opened)
+    with pytest.raises(StoreError, match=r"cat\.jpg cannot be written: Too many open files"):
+        run.new_image("cat.jpg")
+    assert list(run.root.iterdir()) == []
+
+
+def _open_files() -> int:
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
+def _published(run: RunDirectory) -> None:
+    finish(filled(run))
+
+
+def _discarded(run: RunDirectory) -> None:
+    filled(run).discard()
+
+
+def _moved_between(run: RunDirectory) -> None:
+    place = run.root / "a" / "cat.jpg"
+    place.mkdir(parents=True, exist_ok=True)
+    (place / "notes.txt").write_text("mine")
+    finish(filled(run))
+
+
+def _refused(run: RunDirectory) -> None:
+    (run.root / "a").mkdir(exist_ok=True)
+    (run.root / "a" / "cat.jpg").write_text("mine")
+    folder = filled(run)
+    with pytest.raises(StoreError):
+        finish(folder)
+    folder.discard()
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="counts in /proc")
+@pytest.mark.parametrize("end", [_published, _discarded, _moved_between, _refused])
+def test_no_descriptor_is_left_open(end: Callable[[RunDirectory], None], run: RunDirectory) -> None:
+    """However an image ends."""
+    before = _open_files()
+    for _ in range(20):
+        end(run)
+    assert _open_files() == before
+
+
+@pytest.mark.usefixtures("places")
+def test_threads_write_into_one_hidden_folder(run: RunDirectory) -> None:
+    """Eight encoders, 400 files in 40 folders that each makes if it is the first."""
+    folder = run.new_image("cat.jpg")
+    names = [f"{n % 40:03d}_conv/output.call{n}.png" for n in range(400)]
+
+    def write(name: str) -> None:
+        with folder.writing(name) as file:
+            file.write(name.encode())
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(write, names))
+    finish(folder)
+    assert all((folder.path / name).read_bytes() == name.encode() for name in names)
+    assert len(visible(run.root)) == 402
+
+
+@pytest.mark.usefixtures("places")
+@pytest.mark.parametrize(
+    "name",
+    ["x" * 251 + ".png", "層" * 84 + ".png", ".cat.part", ".cat.jpg.0123456789abcdef.part", "a\nb"],
+    ids=["255 bytes", "255 bytes of three each", "part", "hidden folder", "newline"],
+)
+def test_odd_names(name: str, run: RunDirectory) -> None:
+    """The hidden name fits the system too, and leads back to the image: what a killed run left is
+    found by it. An image that is called as a hidden folder gets another folder."""
+    kept = filled(run, f"sub/{name}")
+    finish(kept)
+    left = filled(run, f"sub/{name}")
+    other = filled(run, "sub/other")
+    assert run.clear_images([f"sub/{name}"]) == []
+    assert [p.name for p in kept.path.parent.iterdir() if p != kept.path] == [other._hidden._name]
+    assert (kept.path / "manifest.json").is_file()
+    left.discard()
