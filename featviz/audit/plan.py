@@ -11,6 +11,7 @@ from torch import Tensor
 from featviz.audit.call_graph import Trace, trace
 from featviz.errors import LayoutError, UsageError
 from featviz.hooks import selectors
+from featviz.hooks.capture import is_callable
 from featviz.layout import recognise
 from featviz.models.load import LoadedModel
 from featviz.pipeline.dry_pass import choose_layers
@@ -74,7 +75,9 @@ def choose(model: LoadedModel, text: str | None, blank: Sequence[Tensor]) -> Aud
         except LayoutError as error:
             skipped.append(Skip(call.name, call.type, 0, "output", call.index, "", error.message))
     called = {call.name for call in traced.gave}
-    never_ran = tuple(name for name in names if name not in called)
+    parts = dict(model.module.named_modules())
+    lists = {name for name, part in parts.items() if not is_callable(part)}
+    never_ran = tuple(name for name in names if name not in called | lists)
     if not targets:
         reasons = [f"{skip.layer} {skip.reason}" for skip in skipped[:3]]
         raise UsageError(

@@ -15,6 +15,7 @@ import click
 from featviz.cli import complete, values
 from featviz.cli.values import EXISTING_FILE, FILE, NUMBERS, PATH, SIZE
 from featviz.models.sources import MODEL_HELP, WEIGHTS_HELP, ModelOptions
+from featviz.records import INTERPOLATIONS
 from featviz.records.checking import choices
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -202,6 +203,11 @@ input_options = stacked(
         help="Resize the shorter side of each image to N pixels, or the image to HxW.",
     ),
     option("--crop", type=SIZE, help="After resizing, crop the centre to NxN or HxW pixels."),
+    option(
+        "--interpolation",
+        type=click.Choice(INTERPOLATIONS),
+        help="Compute the pixels of a resized image in this way.",
+    ),
     option(
         "--mean",
         type=NUMBERS,

@@ -77,8 +77,8 @@ def run(
         _check_rule(model, plan, rule)
     largest, nonfinite = predictions.largest_change(tensors(before), tensors(output))
     outcome = Outcome(
-        prediction=predictions.top_classes(output, model.categories),
-        before=predictions.top_classes(before, model.categories),
+        prediction=predictions.top_classes(output, model.categories, model.scores),
+        before=predictions.top_classes(before, model.categories, model.scores),
         intervened=plan.changes_values,
         largest_change=largest,
         nonfinite=nonfinite,
@@ -132,7 +132,7 @@ def _value(
 ) -> Tensor:
     target, layer = plan.target, plan.target_layer
     if layer is None:
-        return target.value(output, model.categories)
+        return target.value(output, model.categories, model.scores)
     if not kept:
         raise target.error(": the layer does not run")
     tensor = kept[-1]

@@ -7,22 +7,30 @@ from typing import Any
 
 from torch import Tensor
 
+from featviz.gradients.targets import output_at
 from featviz.records import Guess
 
 
 def top_classes(
-    output: Any, categories: Sequence[str] | None = None, count: int = 5
+    output: Any, categories: Sequence[str] | None = None, scores: str | None = "", count: int = 5
 ) -> tuple[Guess, ...]:
-    """The likeliest classes of an output [1, K], K > 1; empty for any other output."""
+    """The likeliest classes of an output [1, K], K > 1; empty for any other output.
+
+    Args:
+        scores: where in the output the scores of classes are, as `LoadedModel.scores` says.
+    """
+    if scores is None:
+        return ()
+    output = output_at(output, scores)
     if not isinstance(output, Tensor) or output.ndim != 2 or output.shape[0] != 1:
         return ()
-    scores = output[0].detach().float().cpu()
-    if len(scores) < 2 or not scores.isfinite().all():
+    values = output[0].detach().float().cpu()
+    if len(values) < 2 or not values.isfinite().all():
         return ()
-    names = categories if categories and len(categories) == len(scores) else None
-    shares, order = scores.softmax(0), scores.topk(min(count, len(scores))).indices.tolist()
+    names = categories if categories and len(categories) == len(values) else None
+    shares, order = values.softmax(0), values.topk(min(count, len(values))).indices.tolist()
     return tuple(
-        Guess(i, names[i] if names else None, float(scores[i]), float(shares[i])) for i in order
+        Guess(i, names[i] if names else None, float(values[i]), float(shares[i])) for i in order
     )
 
 

@@ -36,16 +36,22 @@ class Target:
     """A layer whose mean activation is the target, in place of the output."""
     channel: int | None = None
 
-    def value(self, output: Any, categories: Sequence[str] = ()) -> Tensor:
+    def value(self, output: Any, categories: Sequence[str] = (), scores: str | None = "") -> Tensor:
         """The number to differentiate.
 
         Args:
             output: what the model gave; for a target with a layer, what that layer gave.
             categories: names of the classes.
+            scores: where in the output the scores of classes are, as `LoadedModel.scores` says.
 
         Raises:
             UsageError: the output is not of the kind that this target needs.
         """
+        if self.reduction in ("top1", "class") and not self.keys:
+            if scores is None:
+                words = f": the model is no classifier; it gives {outline(output)}"
+                raise self.error(words, _instead(output))
+            output = output_at(output, scores)
         return REDUCTIONS[self.reduction](self, self._tensor(output), categories)
 
     def error(self, words: str, hint: str | None = None) -> UsageError:
@@ -127,6 +133,11 @@ def _paths(value: Any, path: str = "output") -> Iterator[tuple[str, Tensor]]:
         items = list(vars(value).items())
     for key, item in items:
         yield from _paths(item, f"{path}[{key}]")
+
+
+def output_at(output: Any, key: str) -> Any:
+    """What stands at a key of an output; the output itself for an empty key."""
+    return _inside(output, key) if key else output
 
 
 def _inside(value: Any, key: str) -> Any:

@@ -49,9 +49,9 @@ def hooked(
     names = {layer.name for layer in layers if layer.is_function}
     chosen = [layer for layer in layers if not layer.is_function]
     functions = wanted or ((lambda layer: layer.name in names) if names else None)
-    recorder = Recorder(layers, sink, kinds)
-    enter = recorder.enter if recorder.takes_inputs else None
     modules = dict(model.named_modules())
+    recorder = Recorder(layers, sink, kinds, modules)
+    enter = recorder.enter if recorder.takes_inputs else None
     with ExitStack() as stack:
         stack.callback(recorder.release)
         stack.enter_context(watching(model, recorder.leave, enter, chosen, functions))
@@ -60,6 +60,11 @@ def hooked(
                 ask = module.register_forward_pre_hook(_ask_for_weights, with_kwargs=True)
                 stack.callback(ask.remove)
         yield recorder
+
+
+def is_callable(module: nn.Module) -> bool:
+    """Whether a module has a forward; a ModuleList has none."""
+    return type(module).forward is not nn.Module.forward or "forward" in vars(module)
 
 
 def _ask_for_weights(module: nn.Module, args: Any, kwargs: dict[str, Any]) -> Any:
@@ -73,8 +78,16 @@ def _ask_for_weights(module: nn.Module, args: Any, kwargs: dict[str, Any]) -> An
 class Recorder:
     """Counts the calls of hooked layers, and passes their inputs, outputs and gradients on."""
 
-    def __init__(self, layers: Sequence[Layer], sink: Sink, kinds: Sequence[str]) -> None:
+    def __init__(
+        self,
+        layers: Sequence[Layer],
+        sink: Sink,
+        kinds: Sequence[str],
+        modules: Mapping[str, nn.Module],
+    ) -> None:
+        """Begin with no calls; `modules` are the model's, by name."""
         self.layers = layers
+        self._modules = modules
         self.sink = sink
         self.kinds = frozenset(kinds)
         self.calls: Counter[str] = Counter()
@@ -90,8 +103,20 @@ class Recorder:
 
     @property
     def never_ran(self) -> list[Layer]:
-        """Hooked layers that did not fire."""
-        return [layer for layer in self.layers if not self.calls[layer.name]]
+        """Hooked layers that did not fire; mere lists of modules only where nothing else fired."""
+        idle = [layer for layer in self.layers if not self.calls[layer.name]]
+        news = [layer for layer in idle if not self._only_holds(layer)]
+        return idle if len(idle) == len(self.layers) else news
+
+    def _only_holds(self, layer: Layer) -> bool:
+        """Whether a module that did not fire is a mere list: nothing can call it, or the model
+        calls what is in it one by one."""
+        module = self._modules.get(layer.name)
+        if module is None or not is_callable(module):
+            return module is not None
+        below = f"{layer.name}."
+        is_plain = type(module).forward is nn.Sequential.forward
+        return is_plain and any(name.startswith(below) for name in self.calls)
 
     @property
     def takes_inputs(self) -> bool:
@@ -114,13 +139,16 @@ class Recorder:
             self._take_kinds(layer, "input", call, key, value)
 
     def leave(self, layer: Layer, args: Any, kwargs: Any, output: Any) -> None:
-        """Take the result of a layer's call."""
+        """Take the result of a layer's call; a None beside a tensor is no result."""
         if not self._forward:
             return
         call = self.calls[layer.name]
         self.calls[layer.name] += 1
-        for key, value in leaves(output):
-            self._take_kinds(layer, "output", call, key, value)
+        given = list(leaves(output))
+        drawn = any(isinstance(value, Tensor) for _, value in given)
+        for key, value in given:
+            if value is not None or not drawn:
+                self._take_kinds(layer, "output", call, key, value)
 
     @property
     def awaited(self) -> dict[Site, GradientEdge]:

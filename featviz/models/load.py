@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from featviz.models import classes
 from featviz.models.devices import pick_device
 from featviz.models.files.state_dict import unwrapped
 from featviz.models.preprocess import InputOptions, Preprocess
@@ -31,6 +32,9 @@ class LoadedModel:
     """The model for run.json: its kind, name or file, and weights; no absolute path."""
     categories: tuple[str, ...] = ()
     """Names of the classes, where the weights have them."""
+    scores: str | None = ""
+    """Where in the output the scores of classes are: a key, empty for the output itself, or None
+    where the model is no classifier."""
 
 
 def load_model(options: ModelOptions, inputs: InputOptions) -> LoadedModel:
@@ -48,7 +52,8 @@ def load_model(options: ModelOptions, inputs: InputOptions) -> LoadedModel:
     preprocess = choose_preprocess(module, loaded.entry, inputs, loaded.fixed)
     arguments = {name: repr(value) for name, value in options.model_args.items()}
     source = {**loaded.source, **({"arguments": arguments} if arguments else {})}
-    return LoadedModel(module, preprocess, device, source, _categories(loaded))
+    named = classes.names(module) or _categories(loaded)
+    return LoadedModel(module, preprocess, device, source, named, classes.scores(module))
 
 
 def _categories(loaded: Loaded) -> tuple[str, ...]:
@@ -67,4 +72,6 @@ def adopt(module: nn.Module, inputs: InputOptions) -> LoadedModel:
     module = unwrapped(module)
     tensor = next(iter([*module.parameters(), *module.buffers()]), torch.empty(0))
     record = {"kind": "module", "type": type(module).__name__, "parameters": digest(module)}
-    return LoadedModel(module, choose_preprocess(module, None, inputs), tensor.device, record)
+    preprocess = choose_preprocess(module, None, inputs)
+    named, scores = classes.names(module), classes.scores(module)
+    return LoadedModel(module, preprocess, tensor.device, record, named, scores)

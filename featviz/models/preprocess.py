@@ -12,9 +12,11 @@ from torch import Tensor
 from torchvision.transforms import InterpolationMode
 from torchvision.transforms import functional as F
 from torchvision.transforms.functional import pad
+from torchvision.transforms.v2.functional import resize_image
 
 from featviz.errors import ImageError
-from featviz.records import Count, Within
+from featviz.models.resizing import HeightWidth, Padding, SizeRule
+from featviz.records import INTERPOLATIONS, Count, OneOf, Within
 from featviz.text import by
 
 _MOST_ENLARGED = 2**25
@@ -34,6 +36,8 @@ class InputOptions:
     """Resize: the shorter side, or (height, width), in pixels."""
     crop: Size | None = None
     """Centre crop: the side, or (height, width), in pixels."""
+    interpolation: Annotated[str, OneOf(INTERPOLATIONS)] | None = None
+    """How resizing computes pixels, in the words of torchvision's InterpolationMode."""
     mean: tuple[float, ...] | None = None
     """Subtracted from each channel of the 0..1 image."""
     std: tuple[float, ...] | None = None
@@ -52,9 +56,9 @@ class InputOptions:
 
 @dataclass(frozen=True)
 class Preprocess:
-    """Resize, centre crop, 0..1, normalise: torchvision's transforms, in their order."""
+    """Resize, centre crop, 0..1, normalise, pad: torchvision's transforms, in their order."""
 
-    resize: Size | None
+    resize: Size | SizeRule | None
     crop: Size | None
     mean: tuple[float, ...] | None
     std: tuple[float, ...] | None
@@ -64,6 +68,15 @@ class Preprocess:
     """Whether resizing smooths; torchvision's video models were trained without."""
     multiple: int = 1
     """Sides are cropped to a multiple of so many pixels."""
+    padding: Padding | None = None
+    """The border that is added at the end."""
+    bgr: bool = False
+    """Channels in the order blue, green, red."""
+    as_transformers: bool = False
+    """Resize bytes in a tensor, where torchvision's presets resize a picture of Pillow's, and begin
+    a crop at the pixel before its exact place, where they take the nearest even one."""
+    floats: bool = False
+    """Resize values of 0..1 where `as_transformers` resizes bytes, which it rounds."""
     frames: int | None = None
     """Time steps of a clip; None for a model of pictures."""
     inputs: int = 1
@@ -85,26 +98,47 @@ class Preprocess:
     def tensor(self, image: Image.Image) -> Tensor:
         """Turn an image of mode L or RGB into float32 [1, channels, H, W]."""
         image = image.convert("L" if self.channels == 1 else "RGB")
-        picture: Any = image if self.antialias else F.pil_to_tensor(image)
-        if self.resize is not None:
-            size = [self.resize] if isinstance(self.resize, int) else list(self.resize)
-            _check_enlarged(image.size, size)
-            picture = F.resize(picture, size, self.interpolation, antialias=self.antialias)
-        crop = self._crop_of(F.get_dimensions(picture)[1:])
-        picture = picture if crop is None else F.center_crop(picture, crop)
-        values = F.pil_to_tensor(picture) if self.antialias else picture
-        tensor = F.convert_image_dtype(values, torch.float32)
+        on_tensors = self.as_transformers or not self.antialias
+        picture: Any = F.pil_to_tensor(image) if on_tensors else image
+        if self.floats:
+            picture = F.convert_image_dtype(picture, torch.float32)
+        picture = self._resized(picture)
+        crop = self._crop_of(_sides(picture))
+        picture = picture if crop is None else self._cropped(picture, crop)
+        values = picture if on_tensors else F.pil_to_tensor(picture)
+        tensor = F.convert_image_dtype(values.flip(0) if self.bgr else values, torch.float32)
         if self.mean is not None and self.std is not None:
             tensor = F.normalize(tensor, list(self.mean), list(self.std))
+        if self.padding is not None:
+            tensor = pad(tensor, self.padding.border(_sides(tensor)), fill=self.padding.value)
         batch: Tensor = tensor[None]
         return batch
 
-    def _crop_of(self, sides: Sequence[int]) -> list[int] | None:
+    def _resized(self, picture: Any) -> Any:
+        """A picture, or a tensor [C, H, W], in its new size."""
+        if self.resize is None:
+            return picture
+        size = _resized_to(self.resize, _sides(picture))
+        _check_enlarged(_sides(picture), size, self.resize)
+        if isinstance(picture, Tensor):
+            return resize_image(picture, list(size), self.interpolation, antialias=self.antialias)
+        return F.resize(picture, list(size), self.interpolation)
+
+    def _cropped(self, picture: Any, crop: HeightWidth) -> Any:
+        if not self.as_transformers:
+            return F.center_crop(picture, list(crop))
+        sides = _sides(picture)
+        grown = (max(sides[0], crop[0]), max(sides[1], crop[1]))
+        top, left = ((whole - side) // 2 for whole, side in zip(grown, crop, strict=True))
+        return F.crop(F.center_crop(picture, list(grown)), top, left, *crop)
+
+    def _crop_of(self, sides: HeightWidth) -> HeightWidth | None:
         if self.crop is not None:
-            return [self.crop] * 2 if isinstance(self.crop, int) else list(self.crop)
+            return (self.crop, self.crop) if isinstance(self.crop, int) else self.crop
         if self.multiple == 1:
             return None
-        return [max(side - side % self.multiple, self.multiple) for side in sides]
+        height, width = (max(side - side % self.multiple, self.multiple) for side in sides)
+        return height, width
 
     def shown(self, args: Sequence[Tensor]) -> Tensor:
         """The inputs before normalising, clipped to 0..1: [1, C, H, W], frames and several images
@@ -125,28 +159,29 @@ class Preprocess:
                 torch.tensor(v, device=tensor.device)[:, None, None] for v in (self.mean, self.std)
             )
             tensor = tensor * std + mean
-        return tensor.clamp(0, 1)
+        return (tensor.flip(1) if self.bgr else tensor).clamp(0, 1)
 
     @property
     def own_size(self) -> bool:
         """Whether the image decides the size of the input."""
-        return self.crop is None and not isinstance(self.resize, tuple)
+        fixed = self.padding is not None and self.padding.size is not None
+        return self.crop is None and not isinstance(self.resize, tuple) and not fixed
 
     def blank(self) -> list[Tensor]:
-        """Zeros of the shapes that images would have; where their own size decides, 224 × 224."""
-        size = self.crop or self.resize or FALLBACK_SIZE
-        height, width = (size, size) if isinstance(size, int) else size
+        """Zeros of the shapes that images would have; where their own size decides, those of an
+        image of 224 × 224 pixels."""
+        size = _resized_to(self.resize, FALLBACK_SIZE)
+        size = self._crop_of(size) or size
+        height, width = size if self.padding is None else self.padding.padded(size)
         time = [] if self.frames is None else [self.frames]
         return [torch.zeros(1, self.channels, *time, height, width)] * self.inputs
 
     @property
     def words(self) -> str:
         """The steps in words, for the manifest."""
-        steps = ["greyscale" if self.channels == 1 else "RGB"]
-        if isinstance(self.resize, int):
-            steps.append(f"resize shorter side to {self.resize} ({self.interpolation.value})")
-        elif self.resize is not None:
-            steps.append(f"resize to {_by(self.resize)} ({self.interpolation.value})")
+        steps = ["greyscale" if self.channels == 1 else "BGR" if self.bgr else "RGB"]
+        if self.resize is not None:
+            steps.append(f"resize {_resize_words(self.resize)} ({self.interpolation.value})")
         if self.crop is not None:
             steps.append(f"centre crop {_by(self.crop)}")
         elif self.multiple > 1:
@@ -155,6 +190,8 @@ class Preprocess:
             steps.append(f"normalise by mean {listed(self.mean)} and std {listed(self.std)}")
         else:
             steps.append("values 0..1")
+        if self.padding is not None:
+            steps.append(self.padding.words)
         if self.frames is not None:
             steps.append(f"{self.frames} frames, evenly spread")
         if self.inputs > 1:
@@ -162,20 +199,42 @@ class Preprocess:
         return ", ".join(steps)
 
 
-def _check_enlarged(shape: tuple[int, int], size: Sequence[int]) -> None:
+def _sides(picture: Any) -> HeightWidth:
+    _, height, width = F.get_dimensions(picture)
+    return height, width
+
+
+def _resized_to(resize: Size | SizeRule | None, sides: HeightWidth) -> HeightWidth:
+    """The (height, width) of a resized image; an int is the shorter side, the other one is rounded
+    down as torchvision does."""
+    if resize is None or isinstance(resize, tuple):
+        return resize or sides
+    if not isinstance(resize, int):
+        return resize(sides)
+    low, long = min(sides), int(resize * max(sides) / min(sides))
+    return (resize, long) if sides[0] == low else (long, resize)
+
+
+def _check_enlarged(sides: HeightWidth, size: HeightWidth, resize: Size | SizeRule) -> None:
     """Refuse an image so narrow that it would become huge: its shorter side sets the scale.
 
     Raises:
         ImageError: it would.
     """
-    if len(size) == 1:
-        pixels = size[0] ** 2 * max(shape) // min(shape)
-        if pixels > max(_MOST_ENLARGED, shape[0] * shape[1]):
-            raise ImageError(
-                f"it is {shape[0]}×{shape[1]} pixels, and would become {pixels:,} with a shorter "
-                f"side of {size[0]}",
-                "--size HxW brings it to a size",
-            )
+    pixels = size[0] * size[1]
+    if not isinstance(resize, tuple) and pixels > max(_MOST_ENLARGED, sides[0] * sides[1]):
+        raise ImageError(
+            f"it is {sides[1]}×{sides[0]} pixels, and would become {pixels:,} resized "
+            f"{_resize_words(resize)}",
+            "--size HxW brings it to a size",
+        )
+
+
+def _resize_words(resize: Size | SizeRule) -> str:
+    """What follows "resize"."""
+    if isinstance(resize, int):
+        return f"shorter side to {resize}"
+    return f"to {_by(resize)}" if isinstance(resize, tuple) else resize.words
 
 
 def _by(size: Size) -> str:

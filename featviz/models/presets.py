@@ -205,9 +205,11 @@ def _resize_and_crop(size: tuple[int, int] | None) -> tuple[Size, Size | None]:
 
 def _overridden(base: Preprocess, options: InputOptions) -> Preprocess:
     if options.size is not None:
-        base = replace(base, resize=options.size, crop=None)
+        base = replace(base, resize=options.size, crop=None, padding=None)
     if options.crop is not None:
         base = replace(base, crop=options.crop)
+    if options.interpolation is not None:
+        base = replace(base, interpolation=InterpolationMode(options.interpolation))
     if options.mean is not None:
         base = replace(
             base, mean=options.mean, std=options.std or base.std or (1.0,) * base.channels
@@ -224,6 +226,10 @@ def _checked(chosen: Preprocess) -> Preprocess:
                 f"{name} has {len(values)} numbers for {chosen.channels} channels",
                 f"give {chosen.channels}, separated by commas",
             )
+    if chosen.interpolation == InterpolationMode.LANCZOS and not chosen.antialias:
+        raise UsageError(
+            "--interpolation lanczos smooths, and this model was trained without", "bicubic"
+        )
     if chosen.std is not None and 0 in chosen.std:
         raise UsageError(f"--std {listed(chosen.std)} divides by zero", "give positive numbers")
     return chosen

@@ -6,6 +6,7 @@ from featviz.records.kinds import KINDS, CaptureKind, is_gradient
 from featviz.records.layers import Hints, Layer, Place, Sample, Site, Windows
 from featviz.records.options import (
     AUTO,
+    INTERPOLATIONS,
     INTERVENTIONS,
     Count,
     DrawOptions,
@@ -37,6 +38,7 @@ from featviz.records.results import (
 __all__ = [
     "AUTO",
     "FORMATS",
+    "INTERPOLATIONS",
     "INTERVENTIONS",
     "KINDS",
     "REDUCTIONS",

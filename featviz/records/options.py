@@ -35,6 +35,10 @@ class OneOf:
 AUTO = "auto"
 """An annotation of a field whose None is called `auto`."""
 
+INTERPOLATIONS = ("nearest", "nearest-exact", "bilinear", "bicubic", "lanczos")
+"""How pixels are computed when an image is resized: values of torchvision's InterpolationMode that
+both pictures of Pillow and tensors take."""
+
 Count = Annotated[int, Within(1)]
 Seed = Annotated[int, Within(-(2**63), 2**64 - 1, "give a number that torch.manual_seed takes")]
 

@@ -69,3 +69,13 @@ def test_torchvisions_names_come_with_its_weights(tmp_path: Path) -> None:
     )
     assert _categories(Loaded(module, entry, {"weights": "none"})) == ()
     assert _categories(Loaded(module, None, {})) == ()
+
+
+def test_scores_stand_where_the_model_says() -> None:
+    """Under a key of the output, in the output itself, or nowhere."""
+    scores = torch.tensor([[0.0, 2.0, 1.0]])
+    output = {"logits": scores, "hidden": torch.zeros(1, 9)}
+    indices = [guess.index for guess in predictions.top_classes(output, scores="logits")]
+    assert indices == [1, 2, 0]
+    assert predictions.top_classes(output) == predictions.top_classes(output, scores="x") == ()
+    assert predictions.top_classes(scores, scores=None) == ()

@@ -382,3 +382,16 @@ def test_weights_names_reach_the_target(tmp_path: Path) -> None:
     scores = model(input_of(model, SPHERES, inputs(8)))[0].detach()
     assert found[0].outcome.target == pytest.approx(float(scores[3]))
     assert {guess.name for guess in found[0].outcome.prediction} == set("abcde")
+
+
+def test_scores_of_classes_stand_where_the_model_says() -> None:
+    """top1 and class:N read a key of the output; other reductions need the key named; without a
+    classifier the error says what there is."""
+    output = {"logits": torch.tensor([[1.0, 5.0, 2.0]]), "hidden": torch.ones(1, 4)}
+    assert targets.parse(None).value(output, (), "logits") == 5
+    assert targets.parse("class:b").value(output, ("a", "B", "c"), "logits") == 5
+    assert targets.parse("output[hidden]:sum").value(output, (), None) == 4
+    with pytest.raises(UsageError, match="the model gives output"):
+        targets.parse("mean").value(output, (), "logits")
+    with pytest.raises(UsageError, match=r"is no classifier; it gives output\[logits\] \[1, 3\]"):
+        targets.parse("class:1").value(output, (), None)

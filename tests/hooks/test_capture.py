@@ -235,6 +235,28 @@ def test_recorder_tells_skipped_and_never_ran() -> None:
     assert recorder.skipped == []  # a hooked attention gives its weights
 
 
+@pytest.mark.parametrize("runs", [True, False], ids=["beside others", "alone"])
+def test_lists_of_modules_never_ran_only_where_nothing_ran(runs: bool) -> None:
+    """A ModuleList, and a Sequential that is gone through one by one, are named only if no hooked
+    layer fires; a Sequential whose parts do not run is."""
+
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.list = nn.ModuleList([nn.ReLU()])
+            self.steps, self.idle = nn.Sequential(nn.Tanh()), nn.Sequential(nn.Tanh())
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.steps[0](self.list[0](x))  # type: ignore[no-any-return]
+
+    model = Net()
+    layers = [x for x in list_layers(model) if x.name and (runs or x.name in ("list", "steps"))]
+    with hooked(model, layers, lambda site, tensor: None) as recorder:
+        forward(model, [torch.zeros(1)], recorder)
+    names = [layer.name for layer in recorder.never_ran]
+    assert names == (["idle", "idle.0"] if runs else ["list", "steps"])
+
+
 def test_capture_refuses_what_matches_nothing(tiny: nn.Module) -> None:
     """A selector without a layer is an error that lists the types present."""
     with (

@@ -101,8 +101,8 @@ class TestInARun:
         fv.run(Fussy(), picture, "fn:gelu,Conv2d", out, size=(12, 16), **AS_IS)
         assert manifest(out / picture.name)["never_ran"] == ["fn:gelu"]
 
-    def test_what_a_function_gives_besides_tensors_is_skipped(self, picture: Path) -> None:
-        """A tensor in a tuple is drawn, what stands beside it is named with the reason."""
+    def test_a_none_beside_a_tensor_is_no_news(self, picture: Path) -> None:
+        """A tensor in a tuple is drawn, and the None beside it is not named."""
 
         class Weighing(nn.Module):
             def __init__(self) -> None:
@@ -122,9 +122,8 @@ class TestInARun:
         out = picture.parent / "out"
         layers = "fn:multi_head_attention_forward"
         fv.run(Weighing(), picture, layers, out, size=(12, 16), tensor_layout="vector", **AS_IS)
-        (skip,) = manifest(out / picture.name)["skipped"]
-        assert (skip["layer"], skip["key"]) == ("fn:multi_head_attention_forward", "1")
-        assert skip["reason"] == "is None, not a tensor"
+        found = manifest(out / picture.name)
+        assert [row["key"] for row in found["captures"]] == ["0"] and found["skipped"] == []
 
     def test_dry_run_plans_what_is_written(
         self, net_file: Path, picture: Path, featviz: Callable[..., Outcome], tmp_path: Path

@@ -188,7 +188,7 @@ def test_every_source_is_one_record_and_one_file() -> None:
         assert callable(import_module(f"featviz.models.sources.{source.kind}").load)
         assert source.form in sources.MODEL_HELP
         assert source.weights in sources.WEIGHTS_HELP
-    specs = ["resnet18", "timm:resnet18", __file__, f"{__file__}:make"]
+    specs = ["resnet18", "timm:resnet18", "hf:vit", __file__, f"{__file__}:make"]
     assert [sources.source_of(spec).kind for spec in specs] == [
         source.kind for source in sources.SOURCES
     ]

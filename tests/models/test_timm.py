@@ -361,3 +361,10 @@ def test_run_draws_a_timm_model(picture: Path, tmp_path: Path, featviz: Callable
     record = json.loads((tmp_path / "out" / "run.json").read_text())
     assert record["model"] == {"kind": "timm", "name": SMALL, "weights": "none", "seed": 0}
     assert "resize shorter side to 168 (bilinear), centre crop 160×160" in record["preprocessing"]
+
+
+def test_a_model_without_a_classifier_has_no_classes() -> None:
+    """Features are no scores, however many there are: num_classes=0, as timm says it."""
+    plain = load(f"timm:{SMALL}", weights="none")
+    bare = load(f"timm:{SMALL}", weights="none", model_args={"num_classes": 0})
+    assert (plain.scores, bare.scores) == ("", None)

@@ -210,9 +210,10 @@ class Odd(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.pair, self.unused, self.words = Pair(), nn.Conv2d(3, 1, 1), Words()
+        self.list, self.steps = nn.ModuleList([nn.ReLU()]), nn.Sequential(nn.Tanh())
 
     def forward(self, x: Tensor) -> dict[str, Any]:
-        left, _ = self.pair(x)
+        left, _ = self.pair(self.list[0](self.steps[0](x)))
         self.words(x)
         return {"out": left, "boxes": torch.zeros(2, 3, 4, 4, 4), "count": 3}
 
@@ -228,14 +229,14 @@ class Words(nn.Module):
 
 
 def test_nothing_is_lost_without_a_word(tmp_path: Path) -> None:
-    """Each matched layer is drawn, skipped with a reason, or named as never run."""
+    """Each matched layer is drawn, skipped with a reason, or named as never run; a None beside a
+    drawn tensor is no news, nor is a list of modules that the model calls one by one."""
     fv.run(Odd(), SCENES / "spheres.jpg", "*", tmp_path / "out", **INPUTS)
     manifest = read_json(tmp_path / "out" / "spheres.jpg" / "manifest.json")
     drawn = {(row["layer"], row["key"]) for row in manifest["captures"]}
     skipped = {(row["layer"], row["key"]): row["reason"] for row in manifest["skipped"]}
-    assert drawn == {("pair", "0"), ("", "out")}
+    assert drawn == {("pair", "0"), ("", "out"), ("list.0", ""), ("steps.0", "")}
     assert skipped == {
-        ("pair", "1"): "is None, not a tensor",
         ("words", ""): "is a str, not a tensor",
         ("", "boxes"): "shape [2, 3, 4, 4, 4] is neither a map, a vector nor a grid of tokens of "
         "one image; see --tensor-layout",

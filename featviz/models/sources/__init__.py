@@ -1,4 +1,4 @@
-"""What a MODEL string can name: a model of torchvision or timm, a file, a factory.
+"""What a MODEL string can name: a model of torchvision or timm, a folder, a file, a factory.
 
 A source is one record of SOURCES and one file of this folder, which is imported when a model is
 loaded: the records are for help and completion, too, and those import no torch.
@@ -36,7 +36,8 @@ class ModelOptions:
     seed: Seed = 0
     """Seeds the initialisation of random weights."""
     model_args: Mapping[str, Any] = field(default_factory=dict)
-    """Keyword arguments of a factory, a torchvision builder or `timm.create_model`."""
+    """Keyword arguments of a factory, a torchvision builder or `timm.create_model`, or values of a
+    Hugging Face config."""
     allow_globals: tuple[str, ...] = ()
     """Names that a pickled model may use beside the classes of torch and torchvision."""
     unsafe_load: bool = False
@@ -63,7 +64,7 @@ class Loaded:
     source: Mapping[str, Any] = field(default_factory=dict)
     """The model for run.json: kind, name or file, weights; no absolute path."""
     fixed: FixedInput | None = None
-    """The input that the module was exported for; None where it takes others."""
+    """The input that the module was made for; None where it takes others."""
 
 
 @dataclass(frozen=True)
@@ -120,6 +121,20 @@ def _looks_like_a_file(spec: str) -> bool:
     return path.suffix.lower() in sniff.SUFFIXES or "/" in spec or path.exists()
 
 
+_MODEL_ID = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
+
+
+def download_hint(spec: str) -> str:
+    """What to do where there is no such file or folder: it may be a model id of Hugging Face's."""
+    if _MODEL_ID.fullmatch(spec) and Path(spec).suffix.lower() not in sniff.SUFFIXES:
+        name = spec.rpartition("/")[2]
+        return (
+            f"check the path; a model id of Hugging Face is downloaded first: "
+            f"hf download {spec} --local-dir {name}, and MODEL is hf:{name}"
+        )
+    return "check the path"
+
+
 SOURCES = (
     ModelSource(
         "torchvision",
@@ -138,6 +153,15 @@ SOURCES = (
         prefix="timm:",
         default_weights="default",
         name=lambda spec: spec.removeprefix("timm:"),
+    ),
+    ModelSource(
+        "huggingface",
+        "a Hugging Face folder (hf:DIR)",
+        recognises=lambda spec: Path(spec).is_dir(),
+        weights="a file in place of its own",
+        prefix="hf:",
+        name=lambda spec: Path(spec.removeprefix("hf:")).name,
+        certain=False,
     ),
     ModelSource(
         "file",
@@ -178,7 +202,7 @@ def source_of(spec: str) -> ModelSource:
     for source in SOURCES:
         if source.recognises(spec):
             return source
-    raise UsageError(f"no model file {spec!r}", "check the path")
+    raise UsageError(f"no model file {spec!r}", download_hint(spec))
 
 
 def load_source(options: ModelOptions) -> Loaded:

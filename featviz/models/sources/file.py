@@ -13,6 +13,7 @@ from featviz.models import identify
 from featviz.models.devices import pick_device
 from featviz.models.files import checkpoint, exported, sniff
 from featviz.models.files.state_dict import stripped_forms, unwrap
+from featviz.models.hf.config import architecture_beside
 from featviz.models.sources import (
     Loaded,
     ModelOptions,
@@ -38,6 +39,9 @@ def load(options: ModelOptions) -> Loaded:
     if options.arch is None and (beside := timm.named_beside(path)):
         log.info("%s: config.json beside it says timm:%s", path.name, beside)
         options = replace(options, arch=f"timm:{beside}")
+    if options.arch is None and (name := _of_transformers(path)):
+        log.info("%s: config.json beside it says %s", path.name, name)
+        options = replace(options, arch=f"hf:{path.parent}")
     if options.arch is None:
         return _from_content(path, options)
     source = source_of(options.arch)
@@ -48,6 +52,12 @@ def load(options: ModelOptions) -> Loaded:
     arch = options.arch if source.certain or source.name is None else source.name(options.arch)
     base = load_source(replace(options, spec=options.arch, arch=None, weights=str(path)))
     return replace(base, source={**base.source, "kind": "file", "arch": arch})
+
+
+def _of_transformers(path: Path) -> str | None:
+    """The class of transformers whose weights a file is; a program is a model of its own."""
+    name = architecture_beside(path)
+    return name if name and sniff.sniff(path) != sniff.EXPORTED else None
 
 
 def _from_content(path: Path, options: ModelOptions) -> Loaded:

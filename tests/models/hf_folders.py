@@ -1,0 +1,179 @@
+"""Tiny models of transformers, made from configuration objects and saved as the library does it;
+for tests, which skip where transformers is not installed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+transformers: Any = pytest.importorskip("transformers", reason="transformers is not installed")
+transformers.logging.set_verbosity_error()
+transformers.logging.disable_progress_bar()
+
+SIDES = {"image_size": 32, "patch_size": 8}
+TOKENS = {
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "intermediate_size": 64,
+}
+VIT = {**SIDES, **TOKENS}
+TEXT = {**TOKENS, "vocab_size": 99, "bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 1}
+STAGES = {"hidden_sizes": [8, 16, 24, 32], "depths": [1, 1, 2, 1]}
+NAMES = {0: "cat", 1: "dog", 2: "a \x1b[31mred\x1b[0m bird"}
+
+
+def _detr() -> Any:
+    backbone = transformers.ResNetConfig(**STAGES, embedding_size=8, out_features=["stage4"])
+    return transformers.DetrConfig(
+        backbone_config=backbone,
+        use_timm_backbone=False,
+        backbone=None,
+        d_model=32,
+        encoder_layers=1,
+        decoder_layers=1,
+        encoder_attention_heads=2,
+        decoder_attention_heads=2,
+        encoder_ffn_dim=32,
+        decoder_ffn_dim=32,
+        num_queries=100,
+    )
+
+
+def _dpt() -> Any:
+    return transformers.DPTConfig(
+        **{**VIT, "num_hidden_layers": 4},
+        backbone_out_indices=[0, 1, 2, 3],
+        neck_hidden_sizes=[8, 8, 16, 16],
+        fusion_hidden_size=16,
+    )
+
+
+def _sam() -> Any:
+    vision = {
+        **VIT,
+        "output_channels": 32,
+        "mlp_dim": 64,
+        "window_size": 2,
+        "global_attn_indexes": [1],
+        "num_pos_feats": 16,
+    }
+    decoder = {
+        "hidden_size": 32,
+        "num_attention_heads": 2,
+        "mlp_dim": 32,
+        "iou_head_hidden_dim": 16,
+    }
+    prompt = {"hidden_size": 32, "image_size": 32, "patch_size": 8, "mask_input_channels": 4}
+    return transformers.SamConfig(
+        vision_config=vision, prompt_encoder_config=prompt, mask_decoder_config=decoder
+    )
+
+
+MODELS: dict[str, tuple[str, Callable[[], Any]]] = {
+    "vit": ("ViTForImageClassification", lambda: transformers.ViTConfig(**VIT, id2label=NAMES)),
+    "deit": ("DeiTForImageClassification", lambda: transformers.DeiTConfig(**VIT, id2label=NAMES)),
+    "dinov2": (
+        "Dinov2Model",
+        lambda: transformers.Dinov2Config(**{**VIT, "mlp_ratio": 2}),
+    ),
+    "clip": (
+        "CLIPModel",
+        lambda: transformers.CLIPConfig(vision_config=VIT, text_config=TEXT, projection_dim=16),
+    ),
+    "siglip": (
+        "SiglipModel",
+        lambda: transformers.SiglipConfig(vision_config=VIT, text_config=TEXT),
+    ),
+    "swin": (
+        "SwinForImageClassification",
+        lambda: transformers.SwinConfig(
+            image_size=32, patch_size=2, embed_dim=8, depths=[1, 2], num_heads=[2, 2], window_size=4
+        ),
+    ),
+    "beit": ("BeitForImageClassification", lambda: transformers.BeitConfig(**VIT, id2label=NAMES)),
+    "convnext": (
+        "ConvNextForImageClassification",
+        lambda: transformers.ConvNextConfig(**STAGES, image_size=32, id2label=NAMES),
+    ),
+    "segformer": (
+        "SegformerForSemanticSegmentation",
+        lambda: transformers.SegformerConfig(
+            hidden_sizes=[8, 16, 24, 32],
+            depths=[1, 1, 1, 1],
+            num_attention_heads=[1, 2, 2, 2],
+            decoder_hidden_size=16,
+            num_labels=5,
+        ),
+    ),
+    "detr": ("DetrForObjectDetection", _detr),
+    "dpt": ("DPTForDepthEstimation", _dpt),
+    "sam": ("SamModel", _sam),
+    "mobilevit": (
+        "MobileViTForImageClassification",
+        lambda: transformers.MobileViTConfig(
+            image_size=64,
+            hidden_sizes=[16, 24, 32],
+            neck_hidden_sizes=[8, 8, 16, 16, 24, 32, 64],
+            id2label=NAMES,
+        ),
+    ),
+}
+"""The families: the class, and how a tiny configuration of it is made."""
+
+PROCESSORS: dict[str, tuple[str, dict[str, Any]]] = {
+    "vit": ("ViTImageProcessor", {"size": {"height": 32, "width": 32}}),
+    "deit": (
+        "DeiTImageProcessor",
+        {"size": {"height": 36, "width": 36}, "crop_size": {"height": 32, "width": 32}},
+    ),
+    "dinov2": ("BitImageProcessor", {"size": {"shortest_edge": 36}, "crop_size": 32}),
+    "clip": ("CLIPImageProcessor", {"size": {"shortest_edge": 32}, "crop_size": 32}),
+    "siglip": ("SiglipImageProcessor", {"size": {"height": 32, "width": 32}}),
+    "swin": ("ViTImageProcessor", {"size": {"height": 32, "width": 32}}),
+    "beit": ("BeitImageProcessor", {"size": {"height": 32, "width": 32}}),
+    "convnext": ("ConvNextImageProcessor", {"size": {"shortest_edge": 32}}),
+    "segformer": ("SegformerImageProcessor", {"size": {"height": 64, "width": 64}}),
+    "detr": ("DetrImageProcessor", {"size": {"shortest_edge": 64, "longest_edge": 80}}),
+    "dpt": ("DPTImageProcessor", {"size": {"height": 32, "width": 32}}),
+    "sam": (
+        "SamImageProcessor",
+        {"size": {"longest_edge": 32}, "pad_size": {"height": 32, "width": 32}},
+    ),
+    "mobilevit": ("MobileViTImageProcessor", {"size": {"shortest_edge": 64}, "crop_size": 64}),
+}
+"""Their image processors, for images of the tiny models' sizes."""
+
+
+def save(family: str, folder: Path) -> Path:
+    """Save a tiny model of a family with random weights, and its image processor."""
+    kind, configure = MODELS[family]
+    torch.manual_seed(0)
+    model = getattr(transformers, kind)(configure())
+    for name, tensor in model.state_dict().items():
+        if tensor.is_floating_point() and "position" not in name:
+            tensor.add_(torch.randn_like(tensor) * 0.05)
+    model.save_pretrained(folder)
+    processor, options = PROCESSORS[family]
+    getattr(transformers, processor)(**options).save_pretrained(folder)
+    return folder
+
+
+def theirs(folder: Path) -> Any:
+    """The model as the library loads it."""
+    config = json.loads((folder / "config.json").read_text())
+    kind = getattr(transformers, config["architectures"][0])
+    return kind.from_pretrained(folder, local_files_only=True, attn_implementation="eager")
+
+
+def edit(folder: Path, **values: Any) -> Path:
+    """Change values of a folder's config.json; None removes one."""
+    path = folder / "config.json"
+    fields = {**json.loads(path.read_text()), **values}
+    path.write_text(json.dumps({k: v for k, v in fields.items() if v is not None}))
+    return folder

@@ -1,0 +1,92 @@
+"""The table of docs/models.md: what people have, the command, and whether it works."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+import torch
+from conftest import ROOT, Outcome
+
+pytest.importorskip("transformers", reason="transformers is not installed")
+
+from models.hf_folders import MODELS, edit, save, theirs, transformers
+from models.test_hf_processor import photo
+
+
+class Row(NamedTuple):
+    """A row of the table."""
+
+    command: str
+    works: str
+
+
+def rows() -> list[Row]:
+    section = (ROOT / "docs" / "models.md").read_text().split("## Hugging Face folders")[1]
+    lines = re.findall(r"^\| .+ \| `featviz (.+?)` \| (.+) \|$", section, re.MULTILINE)
+    return [Row(command, works) for command, works in lines]
+
+
+@pytest.fixture(scope="module")
+def things(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What the rows name, in one folder."""
+    root = tmp_path_factory.mktemp("things")
+    photo(90, 60).save(root / "photo.jpg")
+    for family in set(MODELS) | {"vit"}:
+        save(family, root / family)
+    weights = (root / "vit" / "model.safetensors").read_bytes()
+    (root / "tuned.safetensors").write_bytes(weights)
+    edit(save("vit", root / "remote"), auto_map={"AutoModel": "modeling.Net"})
+    edit(save("vit", root / "quantised"), quantization_config={"quant_method": "gptq"})
+    torch.save(theirs(save("vit", root / "old")).state_dict(), root / "old" / "pytorch_model.bin")
+    (root / "old" / "model.safetensors").unlink()
+    text = {"hidden_size": 8, "num_attention_heads": 2, "intermediate_size": 8, "vocab_size": 9}
+    transformers.BertModel(transformers.BertConfig(**text)).save_pretrained(root / "bert")
+    for name, file in (("adapter", "adapter_config.json"), ("folder", "weights.pth")):
+        (root / name).mkdir()
+        (root / name / file).write_text("{}")
+    _save_timm(root / "timm-folder")
+    program = torch.export.export(theirs(root / "vit"), (torch.zeros(1, 3, 32, 32),))
+    torch.export.save(program, root / "vit.pt2")
+    return root
+
+
+def _save_timm(folder: Path) -> None:
+    import timm
+    from safetensors.torch import save_file
+
+    folder.mkdir()
+    save_file(timm.create_model("test_resnet").state_dict(), folder / "model.safetensors")
+    (folder / "config.json").write_text('{"architecture": "test_resnet"}')
+
+
+def test_the_table_has_rows() -> None:
+    """Each line of the table is read, and its last column begins with yes or no."""
+    text = (ROOT / "docs" / "models.md").read_text()
+    assert len(rows()) == text.count("| `featviz ") >= 26
+    assert all(row.works.startswith(("yes", "no: `")) for row in rows())
+
+
+@pytest.mark.parametrize("row", rows(), ids=lambda row: row.command)
+def test_each_row_is_true(
+    row: Row,
+    things: Path,
+    tmp_path: Path,
+    featviz: Callable[..., Outcome],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What works draws pictures; what does not ends with the words of the table."""
+    monkeypatch.chdir(things)
+    out = tmp_path / "out"
+    done = featviz(*shlex.split(row.command), "--out", out)
+    if row.works.startswith("yes"):
+        assert done.code == 0, done.err
+        assert len(list(out.glob("photo.jpg/*/*.png"))) >= 1
+        return
+    (words,) = re.findall(r"`(.+)`", row.works)
+    assert done.code in (1, 2) and words in done.err
+    assert "Traceback" not in done.err and not out.exists()
