@@ -21,6 +21,7 @@ from torch.utils.hooks import RemovableHandle
 from featviz.errors import LayoutError
 from featviz.hooks.containers import describe, leaves
 from featviz.hooks.functions import unwatched, watching
+from featviz.hooks.layers import modules_by_name
 from featviz.records import KINDS, Layer, Site, Skip
 
 Sink = Callable[[Site, Tensor], None]
@@ -51,7 +52,7 @@ def hooked(
     functions = wanted or ((lambda layer: layer.name in names) if names else None)
     recorder = Recorder(layers, sink, kinds)
     enter = recorder.enter if recorder.takes_inputs else None
-    modules = dict(model.named_modules())
+    modules = modules_by_name(model)
     with ExitStack() as stack:
         stack.callback(recorder.release)
         stack.enter_context(watching(model, recorder.leave, enter, chosen, functions))

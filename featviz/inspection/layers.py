@@ -9,7 +9,7 @@ from typing import Any
 from torch import nn
 
 from featviz.errors import ForwardError
-from featviz.hooks.layers import list_layers
+from featviz.hooks.layers import list_layers, modules_by_name
 from featviz.hooks.selectors import parse, wants_functions
 from featviz.inspection.summary import count, initialised
 from featviz.models.load import ModelOptions, load_model
@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class LayerRow:
-    """One module."""
+    """One module in one place, or a function that it calls."""
 
     index: int
     name: str
@@ -88,7 +88,7 @@ def list_model(
     taken: set[Layer] = set()
     if selectors is not None or seen is not None:
         taken = set(choose_layers(model, selectors, blank))
-    modules = dict(model.module.named_modules())
+    modules = modules_by_name(model.module)
     layers.sort(key=lambda layer: layer.index)  # functions behind their module
     rows = [_row(layer, modules.get(layer.name), seen, layer in taken) for layer in layers]
     return Listing(tuple(rows), count(initialised(model.module)))
