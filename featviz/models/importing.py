@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 
 from featviz.files import real
@@ -28,6 +29,21 @@ def importable(*folders: Path) -> Iterator[None]:
     except BaseException:
         sys.path[:] = before
         raise
+
+
+@contextmanager
+def offline() -> Iterator[None]:
+    """Let Ultralytics be imported without asking the network whether it is there, which it does at
+    its first import, and with its reports on stderr: stdout is for results."""
+    before = os.environ.get("YOLO_OFFLINE")
+    os.environ["YOLO_OFFLINE"] = "true"
+    try:
+        with redirect_stdout(sys.stderr):
+            yield
+    finally:
+        del os.environ["YOLO_OFFLINE"]
+        if before is not None:
+            os.environ["YOLO_OFFLINE"] = before
 
 
 def where_looked(module: str, *folders: Path) -> str:
