@@ -13,12 +13,19 @@ from featviz.drawing.picture import GridPicture
 from featviz.records import Bytes, DrawOptions
 
 
-def lay_over(picture: GridPicture, ground: Sequence[Bytes], options: DrawOptions) -> GridPicture:
+def lay_over(
+    picture: GridPicture,
+    ground: Sequence[Bytes],
+    options: DrawOptions,
+    window: Sequence[int] | None = None,
+) -> GridPicture:
     """Lay a picture's maps over what the model saw.
 
     Args:
         ground: uint8 [H, W, 3]: the picture, or the frames of a clip, of which each time step gets
             the one in its middle.
+        window: top, left, height and width of the part of the picture that is drawn; None draws
+            all.
 
     Raises:
         LayoutError: the picture is larger than its format can hold.
@@ -27,12 +34,19 @@ def lay_over(picture: GridPicture, ground: Sequence[Bytes], options: DrawOptions
     count = picture.tiles.shape[0] // side
     frames = [int((step + 0.5) * len(ground) / steps) for step in range(side)] * count
     colors, alpha = picture.palette, float(options.overlay or 0)
-    shape, alone = (count, side, *ground[0].shape[:2]), picture.reduce is not None
+    window = window or (0, 0, *ground[0].shape[:2])
+    shape, alone = (count, side, *window[2:]), picture.reduce is not None
     return replace(
         picture,
         plan=grid.plan_file(shape, options, alone=alone),
         tiles=Overlay(
-            picture.tiles[:], colormap.table(colors), colors.nonfinite, ground, frames, alpha
+            picture.tiles[:],
+            colormap.table(colors),
+            colors.nonfinite,
+            ground,
+            frames,
+            alpha,
+            window,
         ),
         palette=colormap.plain_grey(options.pad_value),
         overlay=options.overlay,
@@ -41,7 +55,7 @@ def lay_over(picture: GridPicture, ground: Sequence[Bytes], options: DrawOptions
 
 @dataclass(frozen=True)
 class Overlay:
-    """RGB tiles [N, H, W, 3] of the input's size.
+    """RGB tiles [N, H, W, 3] of the input's size, or of the part of it that is drawn.
 
     A map covers the whole input: it is resized bilinearly (by Pillow, for which pixels are areas,
     not points), coloured, and mixed in by `alpha`: 0 is the input, 1 the map.
@@ -58,11 +72,13 @@ class Overlay:
     frames: Sequence[int]
     """The index into `ground` for each tile."""
     alpha: float
+    window: Sequence[int]
+    """Top, left, height and width of the part of the input that is drawn."""
 
     @property
     def shape(self) -> tuple[int, ...]:
         """[N, H, W, 3]"""
-        return (len(self.maps), *self.ground[0].shape)
+        return (len(self.maps), *self.window[2:], 3)
 
     @property
     def nbytes(self) -> int:
@@ -79,7 +95,9 @@ class Overlay:
     def _tile(self, number: int) -> Bytes:
         ground = self.ground[self.frames[number]]
         over = self._colored(self.maps[number], (ground.shape[1], ground.shape[0]))
-        mixed = (1 - self.alpha) * ground + self.alpha * over + 0.5
+        top, left, height, width = self.window
+        part = slice(top, top + height), slice(left, left + width)
+        mixed = (1 - self.alpha) * ground[part] + self.alpha * over[part] + 0.5
         return mixed.astype(np.uint8)
 
     def _colored(self, tile: Bytes, size: tuple[int, int]) -> Bytes:

@@ -14,6 +14,7 @@ from torchvision.transforms import functional as F
 from torchvision.transforms.functional import pad
 
 from featviz.errors import ImageError
+from featviz.models.letterbox import LetterBox, Window
 from featviz.records import Count, Within
 from featviz.text import by
 
@@ -31,7 +32,8 @@ class InputOptions:
     """The user's choices for the model's input; None leaves a choice to the model."""
 
     size: Size | None = None
-    """Resize: the shorter side, or (height, width), in pixels."""
+    """Resize: the shorter side (the longer one where the model's library pads to it), or
+    (height, width), in pixels."""
     crop: Size | None = None
     """Centre crop: the side, or (height, width), in pixels."""
     mean: tuple[float, ...] | None = None
@@ -68,6 +70,8 @@ class Preprocess:
     """Time steps of a clip; None for a model of pictures."""
     inputs: int = 1
     """Images that the model takes at once, each an argument of its forward."""
+    letterbox: LetterBox | None = None
+    """Takes the place of resizing and cropping, for models of Ultralytics."""
 
     def __call__(self, images: Sequence[Image.Image]) -> list[Tensor]:
         """The model's arguments: [1, C, H, W] for each image, or [1, C, T, H, W] for a clip.
@@ -85,6 +89,7 @@ class Preprocess:
     def tensor(self, image: Image.Image) -> Tensor:
         """Turn an image of mode L or RGB into float32 [1, channels, H, W]."""
         image = image.convert("L" if self.channels == 1 else "RGB")
+        image = image if self.letterbox is None else self.letterbox(image)
         picture: Any = image if self.antialias else F.pil_to_tensor(image)
         if self.resize is not None:
             size = [self.resize] if isinstance(self.resize, int) else list(self.resize)
@@ -127,6 +132,11 @@ class Preprocess:
             tensor = tensor * std + mean
         return tensor.clamp(0, 1)
 
+    def window(self, size: tuple[int, int]) -> Window | None:
+        """Where an image of a size (width, height) lies in the input that was padded for it; None
+        where nothing is padded."""
+        return None if self.letterbox is None else self.letterbox.window(size)
+
     @property
     def own_size(self) -> bool:
         """Whether the image decides the size of the input."""
@@ -134,7 +144,8 @@ class Preprocess:
 
     def blank(self) -> list[Tensor]:
         """Zeros of the shapes that images would have; where their own size decides, 224 × 224."""
-        size = self.crop or self.resize or FALLBACK_SIZE
+        side = self.letterbox.size if self.letterbox is not None else None
+        size = side or self.crop or self.resize or FALLBACK_SIZE
         height, width = (size, size) if isinstance(size, int) else size
         time = [] if self.frames is None else [self.frames]
         return [torch.zeros(1, self.channels, *time, height, width)] * self.inputs
@@ -143,6 +154,8 @@ class Preprocess:
     def words(self) -> str:
         """The steps in words, for the manifest."""
         steps = ["greyscale" if self.channels == 1 else "RGB"]
+        if self.letterbox is not None:
+            steps.append(self.letterbox.words)
         if isinstance(self.resize, int):
             steps.append(f"resize shorter side to {self.resize} ({self.interpolation.value})")
         elif self.resize is not None:

@@ -98,6 +98,7 @@ class Session:
             preprocess,
             args,
             self.board is not None,
+            preprocess.window(picture.size),
         )
         with _abandoned_on_failure(writer):
             return run_image(prepared, writer, picture, args, self.fingerprint)

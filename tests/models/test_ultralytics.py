@@ -225,10 +225,9 @@ def test_without_the_package_the_error_names_it(
     assert "\n" not in caught.value.message
 
 
-def test_the_first_import_asks_no_network_and_prints_nothing(
-    small: nn.Module, tmp_path: Path
-) -> None:
-    """stdout is for results, and a file makes nobody look something up."""
+def test_the_first_import_has_no_other_effects(small: nn.Module, tmp_path: Path) -> None:
+    """stdout is for results, a file makes nobody look something up, and Pillow and torch keep their
+    functions: Ultralytics' own would try to install a package for a broken image."""
     path = save(small, tmp_path / "best.pt")
     code = (
         "import socket, sys\n"
@@ -236,7 +235,11 @@ def test_the_first_import_asks_no_network_and_prints_nothing(
         "socket.getaddrinfo = socket.socket.connect = refuse\n"
         "from featviz.models.files import checkpoint\n"
         f"checkpoint.read(__import__('pathlib').Path({str(path)!r}))\n"
-        "assert 'ultralytics' in sys.modules"
+        "assert 'ultralytics' in sys.modules\n"
+        "import torch, PIL.Image\n"
+        "assert PIL.Image.open.__module__ == 'PIL.Image'\n"
+        "assert torch.save.__module__ == 'torch.serialization'\n"
+        "assert 'YOLO_OFFLINE' not in __import__('os').environ"
     )
     env = {**os.environ, "YOLO_CONFIG_DIR": str(tmp_path)}
     done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True)

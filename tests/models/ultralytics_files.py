@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import tempfile
-from collections.abc import Callable
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
@@ -13,14 +13,15 @@ import pytest
 import torch
 from torch import nn
 
-os.environ.setdefault("YOLO_CONFIG_DIR", tempfile.mkdtemp(prefix="ultralytics-"))
-pytest.importorskip(
-    "ultralytics", reason="ultralytics is not installed (extra featviz[test-ecosystem])"
-)
-from ultralytics import YOLO
-from ultralytics.cfg import get_cfg
+from featviz.models.importing import tamed
 
-Saved = Callable[..., Path]
+os.environ.setdefault("YOLO_CONFIG_DIR", tempfile.mkdtemp(prefix="ultralytics-"))
+with tamed():
+    ultralytics: Any = pytest.importorskip(
+        "ultralytics", reason="ultralytics is not installed (extra featviz[test-ecosystem])"
+    )
+    get_cfg = importlib.import_module("ultralytics.cfg").get_cfg
+
 NAMES = ("yolo11n", "yolov8n", "yolo11n-seg", "yolo11n-cls")
 
 
@@ -28,7 +29,7 @@ def built(name: str) -> nn.Module:
     """A model of Ultralytics with random weights, in eval mode; parameters and running statistics
     are numbers that half precision holds."""
     torch.manual_seed(0)
-    model: nn.Module = YOLO(f"{name}.yaml").model.eval()
+    model: nn.Module = ultralytics.YOLO(f"{name}.yaml").model.eval()
     for part in model.modules():
         if isinstance(part, nn.BatchNorm2d):
             part.running_mean.normal_(std=0.1)

@@ -24,7 +24,7 @@ from torch import nn
 from featviz.errors import LoadError, UsageError
 from featviz.models.files.kept_values import KEPT
 from featviz.models.files.rebuilding import MAKERS, TYPES
-from featviz.models.importing import importable, offline, where_looked
+from featviz.models.importing import importable, tamed, where_looked
 from featviz.text import listed, quoted
 
 _YOLO = ("ultralytics.nn.modules.", "ultralytics.nn.tasks.")
@@ -198,7 +198,7 @@ def _import(name: str, path: Path) -> Any:
 
 def _attribute(name: str) -> Any:
     module, _, attribute = name.rpartition(".")
-    with offline() if name.startswith(_YOLO) else nullcontext():
+    with tamed() if name.startswith(_YOLO) else nullcontext():
         return getattr(importlib.import_module(module), attribute)
 
 
