@@ -43,16 +43,19 @@ class Listing:
     """All modules of a model."""
 
     rows: tuple[LayerRow, ...]
+    modules: int
+    """Their number, each shared one once."""
     total_parameters: int
+    """Each shared one once."""
 
     @property
     def footer(self) -> str:
         """The last line of the table."""
         chosen = sum(row.selected for row in self.rows)
         functions = sum(row.type.startswith("fn:") for row in self.rows)
-        modules, called = len(self.rows) - functions, f", {functions} functions" * bool(functions)
+        called = f", {functions} functions" * bool(functions)
         return (
-            f"{modules} modules{called}, {self.total_parameters:,} parameters; "
+            f"{self.modules} modules{called}, {self.total_parameters:,} parameters; "
             f"* {chosen} taken by the selectors"
         )
 
@@ -91,7 +94,8 @@ def list_model(
     modules = modules_by_name(model.module)
     layers.sort(key=lambda layer: layer.index)  # functions behind their module
     rows = [_row(layer, modules.get(layer.name), seen, layer in taken) for layer in layers]
-    return Listing(tuple(rows), count(initialised(model.module)))
+    number = sum(1 for _ in model.module.modules())
+    return Listing(tuple(rows), number, count(initialised(model.module)))
 
 
 def _row(layer: Layer, module: nn.Module | None, seen: Probe | None, selected: bool) -> LayerRow:

@@ -21,6 +21,7 @@ from featviz.hooks.forward import forward
 from featviz.hooks.functions import list_functions
 from featviz.hooks.layers import list_layers
 from featviz.hooks.selectors import parse, select
+from featviz.inspection.layers import list_model
 from featviz.inspection.summary import measure
 from featviz.models.load import ModelOptions, adopt, load_model
 from featviz.models.preprocess import InputOptions
@@ -311,6 +312,25 @@ def test_a_run_has_a_folder_for_each_place() -> None:
     before = image.stat().st_mtime_ns
     _run(model, Path("out"), resume=True)
     assert image.stat().st_mtime_ns == before
+
+
+NET = """
+from torch import nn
+
+def make():
+    relu = nn.ReLU()
+    return nn.Sequential(nn.Sequential(nn.Conv2d(3, 3, 1), relu), nn.Sequential(relu))
+"""
+
+
+def test_layers_lists_each_place_with_its_own_calls(tmp_path: Path) -> None:
+    """Names, indices and calls by place; a shared module counts once."""
+    (tmp_path / "net.py").write_text(NET)
+    options, inputs = ModelOptions(f"{tmp_path / 'net.py'}:make"), InputOptions(size=(6, 8))
+    listed = list_model(options, inputs, "ReLU@1.*")
+    rows = {row.name: (row.index, row.calls, row.selected) for row in listed.rows}
+    assert rows["0.1"] == (3, 1, False) and rows["1.0"] == (5, 1, True)
+    assert listed.footer == "5 modules, 12 parameters; * 1 taken by the selectors"
 
 
 def test_the_cost_of_a_shared_convolution_is_told_by_place() -> None:
