@@ -179,6 +179,41 @@ def test_getattr_reaches_forward_methods_alone(owner: Any, name: str, tmp_path: 
         load(tmp_path / "evil.pt")
 
 
+class Called:
+    """Pickles as a call of a function."""
+
+    def __init__(self, function: Any, *arguments: Any) -> None:
+        self.call = function, arguments
+
+    def __reduce__(self) -> Any:
+        return self.call
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        (Called(pathlib.PosixPath, *["a" * 10**6] * 90), "copies more bytes than a file"),
+        (Called(pathlib.PosixPath, 3), "holds a path that is none"),
+        (Called(np.dtype, "O"), "a type of numpy that is none of plain numbers"),
+        (Called(np.dtype, "V999999999"), "a type of numpy that is none of plain numbers"),
+        (Called(np.float64(0).__reduce__()[0], np.dtype("f8"), b"123"), "3 bytes, expected 8"),
+        (
+            Called(np.float64(0).__reduce__()[0], "f8", b"12345678"),
+            "a number of numpy that is none",
+        ),
+        (Called(transforms.InterpolationMode, "wild"), "a way to interpolate that torchvision"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_values_beside_the_weights_are_held_in_bounds(
+    value: Any, message: str, tmp_path: Path
+) -> None:
+    """Long paths, types that are no numbers, numbers without their bytes."""
+    torch.save({"model": nn.Conv2d(3, 1, 1), "x": value}, tmp_path / "evil.pt")
+    with pytest.raises(LoadError, match=message):
+        load(tmp_path / "evil.pt")
+
+
 def test_a_forward_of_another_module_takes_no_place(tmp_path: Path) -> None:
     """`forward` may be the module's own, and nothing else that can be called."""
     for other in (nn.Conv2d(3, 1, 1).forward, heads.Detect.forward, nn.ReLU()):

@@ -52,6 +52,8 @@ def attribute(owner: Any, name: Any) -> Any:
 
 def is_own_forward(value: Any, module: nn.Module) -> bool:
     """Whether a value is one of the module's own forward methods, as `attribute` makes it."""
+    if not isinstance(value, (FunctionType, MethodType)):
+        return False
     return any(value == attribute(module, name) for name in FORWARDS)
 
 
@@ -82,6 +84,7 @@ def _number(budget: Budget, kind: NumberType, content: bytes) -> Any:
 def _path(budget: Budget, *parts: str) -> str:
     if len(parts) > _MOST_PARTS or not all(type(part) is str for part in parts):
         raise RefusedError("holds a path that is none")
+    budget.bytes.take(sum(map(len, parts)))
     return "/".join(parts)
 
 
