@@ -21,7 +21,7 @@ from featviz.hooks.containers import tensors
 from featviz.hooks.eval_mode import in_eval_mode
 from featviz.hooks.forward import forward
 from featviz.hooks.functions import unwatched, watching
-from featviz.hooks.layers import function_in, list_layers
+from featviz.hooks.layers import function_in, list_layers, modules_by_name
 from featviz.models.load import LoadedModel
 from featviz.records import Call, Layer, Part
 
@@ -156,7 +156,7 @@ def trace(model: LoadedModel, blank: Sequence[Tensor]) -> Trace:
     Raises:
         ForwardError: the model cannot take it.
     """
-    modules = dict(model.module.named_modules())
+    modules = modules_by_name(model.module)
     parts = {name: of_module(module) for name, module in modules.items()}
     graph, gave = Graph(), dict[Call, str]()
 
@@ -177,7 +177,8 @@ def trace(model: LoadedModel, blank: Sequence[Tensor]) -> Trace:
     with in_eval_mode(model.module), watching_calls(model.module, sink, atoms=atoms):
         forward(model.module, [arg.to(model.device) for arg in blank])
     graph.release()
-    layers = [*list_layers(model.module), *_functions(graph, len(modules))]
+    layers = list_layers(model.module)
+    layers += _functions(graph, len(layers))
     size = (blank[0].shape[-2], blank[0].shape[-1])
     return Trace(graph, tuple(layers), size, atoms, gave)
 

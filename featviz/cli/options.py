@@ -200,7 +200,8 @@ input_options = stacked(
     option(
         "--size",
         type=SIZE,
-        help="Resize the shorter side of each image to N pixels, or the image to HxW.",
+        help="Resize the shorter side of each image to N pixels (for a YOLO the longer one), or "
+        "the image to HxW.",
     ),
     option("--crop", type=SIZE, help="After resizing, crop the centre to NxN or HxW pixels."),
     option(

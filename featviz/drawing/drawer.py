@@ -33,13 +33,19 @@ class Drawer:
         self._warned = False
 
     def draw(
-        self, site: Site, tensor: Tensor, hints: Hints | None = None, ground: Sequence[Bytes] = ()
+        self,
+        site: Site,
+        tensor: Tensor,
+        hints: Hints | None = None,
+        ground: Sequence[Bytes] = (),
+        window: Sequence[int] | None = None,
     ) -> dict[str, GridPicture]:
         """Turn a tensor into tiles and statistics, on its device.
 
         Args:
             ground: what the maps may lie over, uint8 [H, W, 3]: the picture that the model saw, or
                 the frames of a clip.
+            window: top, left, height and width of the part of it that is no padding; None for all.
 
         Returns:
             The picture of the tensor's maps under the empty key; tokens beside the grid under
@@ -56,7 +62,7 @@ class Drawer:
             over = options.overlay is not None and LAYOUTS[maps.layout].aligned
             chosen = replace(options, cmap=colormap.resolved(options.cmap, kind, over))
             picture = tiles.draw_maps(maps, chosen, scale, self.bases.get(site.stats_key))
-            pictures[key] = overlay.lay_over(picture, ground, chosen) if over else picture
+            pictures[key] = overlay.lay_over(picture, ground, chosen, window) if over else picture
             self._check_labels(site, pictures[key])
         return pictures
 

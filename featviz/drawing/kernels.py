@@ -16,6 +16,7 @@ from featviz.drawing.normalize import parse_scale
 from featviz.drawing.picture import GridPicture, to_png
 from featviz.drawing.tensorboard import Board, Post
 from featviz.errors import LayoutError
+from featviz.hooks.layers import modules_by_name
 from featviz.records import DrawOptions, Layer, Site
 
 DRAW = DrawOptions(normalize="symmetric")
@@ -44,7 +45,7 @@ def draw_filters(
 
 def post_kernels(model: nn.Module, layers: Sequence[Layer], board: Board) -> None:
     """Show the kernels of those layers that have some, as `featviz kernels` draws them."""
-    modules = dict(model.eval().named_modules())
+    modules = modules_by_name(model.eval())
     for layer in layers:
         with suppress(LayoutError), torch.no_grad():
             if layer.name in modules and filters.is_convolution(modules[layer.name]):

@@ -14,12 +14,19 @@ from featviz.drawing.picture import GridPicture
 from featviz.records import Bytes, DrawOptions
 
 
-def lay_over(picture: GridPicture, ground: Sequence[Bytes], options: DrawOptions) -> GridPicture:
+def lay_over(
+    picture: GridPicture,
+    ground: Sequence[Bytes],
+    options: DrawOptions,
+    window: Sequence[int] | None = None,
+) -> GridPicture:
     """Lay a picture's maps over what the model saw.
 
     Args:
         ground: uint8 [H, W, 3]: the picture, or the frames of a clip, of which each time step gets
             the one in its middle.
+        window: top, left, height and width of the part of the picture that is drawn; None draws
+            all.
 
     Raises:
         LayoutError: the picture is larger than its format can hold.
@@ -28,12 +35,19 @@ def lay_over(picture: GridPicture, ground: Sequence[Bytes], options: DrawOptions
     count = picture.tiles.shape[0] // side
     frames = [int((step + 0.5) * len(ground) / steps) for step in range(side)] * count
     colors, alpha = picture.palette, float(options.overlay or 0)
-    shape, alone = (count, side, *ground[0].shape[:2]), picture.reduce is not None
+    window = window or (0, 0, *ground[0].shape[:2])
+    shape, alone = (count, side, *window[2:]), picture.reduce is not None
     return replace(
         picture,
         plan=grid.plan_file(shape, options, alone=alone),
         tiles=Overlay(
-            picture.tiles[:], colormap.table(colors), colors.nonfinite, ground, frames, alpha
+            picture.tiles[:],
+            colormap.table(colors),
+            colors.nonfinite,
+            ground,
+            frames,
+            alpha,
+            window,
         ),
         palette=colormap.plain_grey(options.pad_value),
         overlay=options.overlay,
@@ -42,7 +56,7 @@ def lay_over(picture: GridPicture, ground: Sequence[Bytes], options: DrawOptions
 
 @dataclass(frozen=True)
 class Overlay:
-    """RGB tiles [N, H, W, 3] of the input's size.
+    """RGB tiles [N, H, W, 3] of the input's size, or of the part of it that is drawn.
 
     A map covers the whole input: it is resized bilinearly (as Pillow does, for which pixels are
     areas, not points), coloured, and mixed in by `alpha`: 0 is the input, 1 the map.
@@ -59,11 +73,13 @@ class Overlay:
     frames: Sequence[int]
     """The index into `ground` for each tile."""
     alpha: float
+    window: Sequence[int]
+    """Top, left, height and width of the part of the input that is drawn."""
 
     @property
     def shape(self) -> tuple[int, ...]:
         """[N, H, W, 3]"""
-        return (len(self.maps), *self.ground[0].shape)
+        return (len(self.maps), *self.window[2:], 3)
 
     @property
     def nbytes(self) -> int:
@@ -73,11 +89,13 @@ class Overlay:
     def __getitem__(self, part: slice) -> Bytes:
         """Some of the tiles, uint8 [n, H, W, 3]."""
         maps, frames = self.maps[part], self.frames[part]
-        size = (self.shape[1], self.shape[2])
-        tiles = np.empty((len(maps), *size, 3), np.uint8)
+        size = (self.ground[0].shape[0], self.ground[0].shape[1])
+        top, left, height, width = self.window
+        drawn = slice(top, top + height), slice(left, left + width)
+        tiles = np.empty((len(maps), height, width, 3), np.uint8)
         over = self._levels(maps, size) if maps.ndim == 3 else resized(maps, size)
         for number, frame in enumerate(frames):
-            self._blend(over[number], self.ground[frame], tiles[number])
+            self._blend(over[number][drawn], self.ground[frame][drawn], tiles[number])
         return tiles
 
     def _levels(self, maps: Bytes, size: tuple[int, int]) -> Bytes:

@@ -21,7 +21,9 @@ from featviz.hooks.containers import tensors
 from featviz.hooks.eval_mode import in_eval_mode, kept_rng
 from featviz.hooks.forward import back, forward
 from featviz.hooks.functions import unwatched
+from featviz.hooks.layers import modules_by_name
 from featviz.hooks.naming import class_names, is_exported
+from featviz.hooks.running import Running
 from featviz.layout.overrides import HintBook
 from featviz.models.load import LoadedModel
 from featviz.records import Layer, Outcome
@@ -160,14 +162,16 @@ def _intervened(model: LoadedModel, plan: PassPlan, book: HintBook) -> Iterator[
     Yields:
         The names of the layers whose output was changed, as they run.
     """
-    modules, ran = dict(model.module.named_modules()), set[str]()
+    modules, ran = modules_by_name(model.module), set[str]()
     noise = torch.Generator().manual_seed(plan.options.seed)
+    running = Running(model.module)
     with ExitStack() as stack:
         for name, (layer, changes) in plan.changes.items():
             axis_of = partial(_axis, book=book, layer=layer)
             change = interventions.applied(changes, layer.label, axis_of, noise)
-            hook = _unseen(change, partial(ran.add, name))
+            hook = running.only(layer, _unseen(change, partial(ran.add, name)))
             stack.callback(modules[name].register_forward_hook(hook).remove)
+        stack.enter_context(running.followed(plan.changes))
         yield ran
 
 
@@ -191,10 +195,12 @@ def _kept(model: LoadedModel, plan: PassPlan) -> Iterator[list[Any]]:
         with unwatched():
             outputs.append(output.clone() if isinstance(output, Tensor) else output)
 
+    running, layer = Running(model.module), plan.target_layer
     with ExitStack() as stack:
-        if plan.target_layer is not None:
-            module = model.module.get_submodule(plan.target_layer.name)
-            stack.callback(module.register_forward_hook(keep).remove)
+        if layer is not None:
+            module = model.module.get_submodule(layer.name)
+            stack.callback(module.register_forward_hook(running.only(layer, keep)).remove)
+            stack.enter_context(running.followed([layer.name]))
         yield outputs
 
 

@@ -21,6 +21,7 @@ from torch.utils.hooks import RemovableHandle
 from featviz.errors import LayoutError
 from featviz.hooks.containers import describe, leaves
 from featviz.hooks.functions import unwatched, watching
+from featviz.hooks.layers import modules_by_name
 from featviz.records import KINDS, Layer, Site, Skip
 
 Sink = Callable[[Site, Tensor], None]
@@ -49,7 +50,7 @@ def hooked(
     names = {layer.name for layer in layers if layer.is_function}
     chosen = [layer for layer in layers if not layer.is_function]
     functions = wanted or ((lambda layer: layer.name in names) if names else None)
-    modules = dict(model.named_modules())
+    modules = modules_by_name(model)
     recorder = Recorder(layers, sink, kinds, modules)
     enter = recorder.enter if recorder.takes_inputs else None
     with ExitStack() as stack:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from featviz.errors import FeatvizError, ForwardError
 from featviz.hooks.capture import Recorder
 from featviz.hooks.containers import tensors
+from featviz.hooks.layers import modules_by_name
 from featviz.hooks.naming import class_names
 
 
@@ -73,12 +74,15 @@ def back(target: Tensor, inputs: Sequence[Tensor], recorder: Recorder) -> None:
 
 def _where(model: nn.Module, error: BaseException) -> str:
     """Name the innermost module on the traceback; costs nothing as long as nothing fails."""
-    names = {id(module): name for name, module in model.named_modules()}
-    place, trace = class_names(model)[0], error.__traceback__
+    names: dict[int, list[str]] = {}
+    for name, module in modules_by_name(model).items():
+        names.setdefault(id(module), []).append(name)
+    at, place, trace = "", class_names(model)[0], error.__traceback__
     while trace is not None:
         owner = trace.tb_frame.f_locals.get("self")
-        if isinstance(owner, nn.Module) and names.get(id(owner)):
-            place = f"{names[id(owner)]} ({class_names(owner)[0]})"
+        if isinstance(owner, nn.Module) and any(known := names.get(id(owner), [])):
+            at = next((name for name in known if name.startswith(f"{at}.")), known[0])
+            place = f"{at} ({class_names(owner)[0]})"
         trace = trace.tb_next
     return place
 

@@ -7,7 +7,7 @@ the rules for ReLU replace functions with it.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
 
@@ -15,8 +15,9 @@ import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
-from featviz.hooks.layers import function_layer, list_layers
+from featviz.hooks.layers import function_layer
 from featviz.hooks.naming import function_name, gives_tensors, home_of
+from featviz.hooks.running import Running
 from featviz.records import Layer
 
 Enter = Callable[[Layer, Sequence[Any], Mapping[str, Any]], None]
@@ -36,6 +37,7 @@ class FunctionMode(TorchFunctionMode):
         enter: Enter | None = None,
         wanted: Callable[[Layer], bool] = lambda layer: True,
         replacements: Mapping[str, Replacement] | None = None,
+        running: Running | None = None,
     ) -> None:
         """Say who hears of calls.
 
@@ -44,12 +46,12 @@ class FunctionMode(TorchFunctionMode):
             enter: called before each call.
             wanted: asked at each call that `leave` or `enter` would hear of whether they do.
             replacements: by the name of the function; in force outside of modules as well.
+            running: knows which module calls; without it no calls are reported.
         """
         super().__init__()
         self.leave, self.enter, self.wanted = leave, enter, wanted
         self.replacements = replacements or {}
-        self.running: list[Layer | None] = []
-        """Modules that are being run, innermost last; None for one whose calls are not reported."""
+        self.running = running
         self._layers: dict[tuple[str, str], Layer] = {}
 
     def __torch_function__(
@@ -60,7 +62,7 @@ class FunctionMode(TorchFunctionMode):
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         kwargs = kwargs or {}
-        module = self.running[-1] if self.running else None
+        module = self.running.heard if self.running is not None else None
         if module is None and not self.replacements:
             return func(*args, **kwargs)
         name = function_name(func)
@@ -102,21 +104,22 @@ def watching(
             are not reported. By default they are not where torch wrote the forward: a ReLU module
             is reported as a module.
     """
-    reported = {layer.name: layer for layer in layers}
-    modules = {layer.name: layer for layer in list_layers(model)} if functions else {}
+    running, names = Running(model), {layer.name for layer in layers}
     opaque = opaque or _is_torchs
-    mode = FunctionMode(leave, enter, functions or (lambda layer: False))
+
+    def heard(module: nn.Module) -> bool:
+        return not opaque(running.places(module)[0].name, module)
+
     with ExitStack() as stack:
-        for name, module in model.named_modules():
-            if name in reported:
-                for handle in _reporting(module, reported[name], leave, enter):
+        for module in model.modules():
+            places = running.places(module)
+            if any(layer.name in names for layer in places):
+                now = _reported(running, places, names)
+                for handle in _reporting(module, now, leave, enter):
                     stack.callback(handle.remove)
-            if functions is not None:
-                layer = None if opaque(name, module) else modules[name]
-                for handle in _tracking(module, layer, mode.running):
-                    stack.callback(handle.remove)
+        stack.enter_context(running.followed(names, heard if functions is not None else None))
         if functions is not None:
-            stack.enter_context(mode)
+            stack.enter_context(FunctionMode(leave, enter, functions, running=running))
         yield
 
 
@@ -142,28 +145,33 @@ def unwatched() -> AbstractContextManager[None]:
     return block
 
 
-def _reporting(module: nn.Module, layer: Layer, leave: Leave, enter: Enter | None) -> Iterator[Any]:
+def _reported(
+    running: Running, places: Sequence[Layer], names: Collection[str]
+) -> Callable[[], Layer | None]:
+    """Tells the layer to which the current call of a module belongs; None for one not reported."""
+
+    def now() -> Layer | None:
+        layer = running.now(places)
+        return layer if layer.name in names else None
+
+    return now
+
+
+def _reporting(
+    module: nn.Module, now: Callable[[], Layer | None], leave: Leave, enter: Enter | None
+) -> Iterator[Any]:
     def after(module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
-        leave(layer, args, kwargs, output)
+        if (layer := now()) is not None:
+            leave(layer, args, kwargs, output)
 
     yield module.register_forward_hook(after, with_kwargs=True)
     if enter is not None:
 
         def before(module: nn.Module, args: Any, kwargs: Any) -> None:
-            enter(layer, args, kwargs)
+            if (layer := now()) is not None:
+                enter(layer, args, kwargs)
 
         yield module.register_forward_pre_hook(before, with_kwargs=True)
-
-
-def _tracking(module: nn.Module, layer: Layer | None, running: list[Layer | None]) -> Iterator[Any]:
-    def push(module: nn.Module, args: Any) -> None:
-        running.append(layer)
-
-    def pop(module: nn.Module, args: Any, output: Any) -> None:
-        running.pop()
-
-    yield module.register_forward_pre_hook(push, prepend=True)  # other hooks may raise
-    yield module.register_forward_hook(pop, always_call=True)
 
 
 def _is_torchs(name: str, module: nn.Module) -> bool:

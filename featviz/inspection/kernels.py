@@ -17,7 +17,7 @@ from featviz.drawing.kernels import DRAW, draw_filters, post_filters
 from featviz.drawing.picture import caption, describe, encode
 from featviz.drawing.tensorboard import Board
 from featviz.errors import LayoutError, UsageError
-from featviz.hooks.layers import list_layers
+from featviz.hooks.layers import list_layers, modules_by_name
 from featviz.hooks.selectors import types_present
 from featviz.models.load import LoadedModel, ModelOptions, load_model
 from featviz.models.preprocess import InputOptions
@@ -113,15 +113,19 @@ def draw_kernels(model: ModelOptions, options: KernelOptions) -> KernelsResult:
 def _read(
     loaded: LoadedModel, selectors: str | None
 ) -> tuple[list[tuple[Layer, Filters]], list[Skip]]:
-    """The kernels of the chosen layers, and which of these have none.
+    """The kernels of the chosen layers, and which of these have none. A shared module's are drawn
+    once, under the first chosen name.
 
     Raises:
         UsageError: none has.
     """
-    modules = dict(loaded.module.eval().named_modules())
+    modules = modules_by_name(loaded.module.eval())
+    chosen: dict[int, Layer] = {}
+    for layer in _choose(loaded, selectors):
+        chosen.setdefault(id(modules[layer.name]), layer)
     kernels, skipped = [], []
     with torch.no_grad():
-        for layer in _choose(loaded, selectors):
+        for layer in chosen.values():
             try:
                 kernels.append((layer, filters.read_filters(modules[layer.name])))
             except LayoutError as error:
@@ -135,7 +139,7 @@ def _choose(loaded: LoadedModel, selectors: str | None) -> list[Layer]:
     """The layers that the selectors take; without selectors, all convolutions."""
     if selectors is not None:
         return choose_layers(loaded, selectors, loaded.preprocess.blank())
-    modules = dict(loaded.module.named_modules())
+    modules = modules_by_name(loaded.module)
     layers = list_layers(loaded.module)
     return [layer for layer in layers if filters.is_convolution(modules[layer.name])]
 

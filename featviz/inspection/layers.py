@@ -9,7 +9,7 @@ from typing import Any
 from torch import nn
 
 from featviz.errors import ForwardError
-from featviz.hooks.layers import list_layers
+from featviz.hooks.layers import list_layers, modules_by_name
 from featviz.hooks.selectors import parse, wants_functions
 from featviz.inspection.summary import count, initialised
 from featviz.models.load import ModelOptions, load_model
@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class LayerRow:
-    """One module."""
+    """One module in one place, or a function that it calls."""
 
     index: int
     name: str
@@ -43,16 +43,19 @@ class Listing:
     """All modules of a model."""
 
     rows: tuple[LayerRow, ...]
+    modules: int
+    """Their number, each shared one once."""
     total_parameters: int
+    """Each shared one once."""
 
     @property
     def footer(self) -> str:
         """The last line of the table."""
         chosen = sum(row.selected for row in self.rows)
         functions = sum(row.type.startswith("fn:") for row in self.rows)
-        modules, called = len(self.rows) - functions, f", {functions} functions" * bool(functions)
+        called = f", {functions} functions" * bool(functions)
         return (
-            f"{modules} modules{called}, {self.total_parameters:,} parameters; "
+            f"{self.modules} modules{called}, {self.total_parameters:,} parameters; "
             f"* {chosen} taken by the selectors"
         )
 
@@ -88,10 +91,11 @@ def list_model(
     taken: set[Layer] = set()
     if selectors is not None or seen is not None:
         taken = set(choose_layers(model, selectors, blank))
-    modules = dict(model.module.named_modules())
+    modules = modules_by_name(model.module)
     layers.sort(key=lambda layer: layer.index)  # functions behind their module
     rows = [_row(layer, modules.get(layer.name), seen, layer in taken) for layer in layers]
-    return Listing(tuple(rows), count(initialised(model.module)))
+    number = sum(1 for _ in model.module.modules())
+    return Listing(tuple(rows), number, count(initialised(model.module)))
 
 
 def _row(layer: Layer, module: nn.Module | None, seen: Probe | None, selected: bool) -> LayerRow:

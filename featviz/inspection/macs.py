@@ -8,8 +8,8 @@ nn.MultiheadAttention's fast path, which must be off.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -19,6 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode, flop_registry
 
 from featviz.hooks.containers import tensors
+from featviz.hooks.running import Running
 from featviz.records import Layer
 
 FLOPS_PER_MAC = 2
@@ -97,8 +98,9 @@ class Meter:
         shape = _shape_of_first(tensors([args, kwargs]))
         self._running.append(_Frame(self.macs, self.memory, shape))
 
-    def leave(self, index: int, module: nn.Module, args: Any, output: Any) -> None:
-        """A forward hook for the layer of this index."""
+    def leave(self, now: Callable[[], Layer], module: nn.Module, args: Any, output: Any) -> None:
+        """A forward hook; `now` tells the layer to which the call belongs."""
+        index = now().index
         frame, given = self._running.pop(), tensors(output)
         if frame.alone:
             self.memory += sum(_bytes(tensor) for tensor in given)
@@ -119,22 +121,20 @@ class Meter:
 
 @contextmanager
 def metered(model: nn.Module, layers: Sequence[Layer]) -> Iterator[Meter]:
-    """Measure what the layers of a model take; every hook is removed, whatever happens."""
-    meter = Meter()
-    modules = dict(model.named_modules())
-    handles = []
-    try:
-        for layer in layers:
-            module = modules[layer.name]
-            handles += [
-                module.register_forward_pre_hook(meter.enter, prepend=True, with_kwargs=True),
-                module.register_forward_hook(partial(meter.leave, layer.index)),
-            ]
-        with meter.operators, meter.flops:  # the inner one decomposes what the outer one sees
+    """Measure what the layers of a model take, all of them; every hook is removed, whatever
+    happens."""
+    meter, running = Meter(), Running(model)
+    with ExitStack() as stack:
+        for module in model.modules():
+            now = partial(running.now, running.places(module))
+            enter = module.register_forward_pre_hook(meter.enter, prepend=True, with_kwargs=True)
+            leave = module.register_forward_hook(partial(meter.leave, now))
+            stack.callback(enter.remove)
+            stack.callback(leave.remove)
+        stack.enter_context(running.followed({layer.name for layer in layers}))
+        # the inner one decomposes what the outer one sees
+        with meter.operators, meter.flops:
             yield meter
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 class _Uncounted(TorchDispatchMode):  # type: ignore[no-untyped-call]

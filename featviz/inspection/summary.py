@@ -13,7 +13,7 @@ from torch.nn.parameter import Parameter, UninitializedParameter
 
 from featviz.hooks.eval_mode import in_eval_mode
 from featviz.hooks.forward import forward
-from featviz.hooks.layers import list_layers
+from featviz.hooks.layers import list_layers, modules_by_name
 from featviz.inspection.macs import FLOPS_PER_MAC, Usage, metered
 from featviz.models.load import LoadedModel, ModelOptions, load_model
 from featviz.models.preprocess import InputOptions
@@ -24,7 +24,7 @@ from featviz.text import printable
 
 @dataclass(frozen=True)
 class SummaryRow:
-    """One module, the modules inside it included."""
+    """One module in one place, the modules inside it included."""
 
     index: int
     name: str
@@ -142,7 +142,7 @@ def measure(model: LoadedModel, blank: Sequence[Tensor]) -> Summary:
     layers = list_layers(model.module)
     with metered(model.module, layers) as meter:
         forward(model.module, [arg.to(model.device) for arg in blank])
-    modules = dict(model.module.named_modules())
+    modules = modules_by_name(model.module)
     rows = [_row(at, modules[at.name], meter.usage.get(at.index, Usage())) for at in layers]
     totals = _totals(model.module, rows)
     return Summary(list(blank[0].shape), tuple(rows), totals, meter.uncounted)
@@ -171,7 +171,7 @@ def _totals(module: nn.Module, rows: Sequence[SummaryRow]) -> Totals:
     """The figures of the first row, which is the model itself."""
     names = ("parameters", "trainable", "macs", "flops", "activation_bytes")
     return Totals(
-        modules=len(rows),
+        modules=sum(1 for _ in module.modules()),
         parameter_bytes=sum(p.numel() * p.element_size() for p in initialised(module)),
         **{name: getattr(rows[0], name) for name in names},
     )

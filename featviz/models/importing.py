@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
+
+import torch
+from PIL import Image
 
 from featviz.files import real
 
@@ -28,6 +32,26 @@ def importable(*folders: Path) -> Iterator[None]:
     except BaseException:
         sys.path[:] = before
         raise
+
+
+@contextmanager
+def tamed() -> Iterator[None]:
+    """Let Ultralytics be imported without what its first import does beside.
+
+    It asks whether the network is there, reports on stdout, which is for results, and puts its own
+    functions in the place of `torch.save` and `PIL.Image.open`; the latter would try to install a
+    package where an image is broken.
+    """
+    before, opens, saves = os.environ.get("YOLO_OFFLINE"), Image.open, torch.save
+    os.environ["YOLO_OFFLINE"] = "true"
+    try:
+        with redirect_stdout(sys.stderr):
+            yield
+    finally:
+        Image.open, torch.save = opens, saves
+        del os.environ["YOLO_OFFLINE"]
+        if before is not None:
+            os.environ["YOLO_OFFLINE"] = before
 
 
 def where_looked(module: str, *folders: Path) -> str:

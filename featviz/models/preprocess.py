@@ -15,6 +15,7 @@ from torchvision.transforms.functional import pad
 from torchvision.transforms.v2.functional import resize_image
 
 from featviz.errors import ImageError
+from featviz.models.letterbox import LetterBox, Window
 from featviz.models.resizing import HeightWidth, Padding, SizeRule
 from featviz.records import INTERPOLATIONS, Count, OneOf, Within
 from featviz.text import by
@@ -33,7 +34,8 @@ class InputOptions:
     """The user's choices for the model's input; None leaves a choice to the model."""
 
     size: Size | None = None
-    """Resize: the shorter side, or (height, width), in pixels."""
+    """Resize: the shorter side (the longer one where the model's library pads to it), or
+    (height, width), in pixels."""
     crop: Size | None = None
     """Centre crop: the side, or (height, width), in pixels."""
     interpolation: Annotated[str, OneOf(INTERPOLATIONS)] | None = None
@@ -81,6 +83,8 @@ class Preprocess:
     """Time steps of a clip; None for a model of pictures."""
     inputs: int = 1
     """Images that the model takes at once, each an argument of its forward."""
+    letterbox: LetterBox | None = None
+    """Takes the place of resizing and cropping, for models of Ultralytics."""
 
     def __call__(self, images: Sequence[Image.Image]) -> list[Tensor]:
         """The model's arguments: [1, C, H, W] for each image, or [1, C, T, H, W] for a clip.
@@ -98,6 +102,7 @@ class Preprocess:
     def tensor(self, image: Image.Image) -> Tensor:
         """Turn an image of mode L or RGB into float32 [1, channels, H, W]."""
         image = image.convert("L" if self.channels == 1 else "RGB")
+        image = image if self.letterbox is None else self.letterbox(image)
         on_tensors = self.as_transformers or not self.antialias
         picture: Any = F.pil_to_tensor(image) if on_tensors else image
         if self.floats:
@@ -161,6 +166,11 @@ class Preprocess:
             tensor = tensor * std + mean
         return (tensor.flip(1) if self.bgr else tensor).clamp(0, 1)
 
+    def window(self, size: tuple[int, int]) -> Window | None:
+        """Where an image of a size (width, height) lies in the input that was padded for it; None
+        where nothing is padded."""
+        return None if self.letterbox is None else self.letterbox.window(size)
+
     @property
     def own_size(self) -> bool:
         """Whether the image decides the size of the input."""
@@ -172,6 +182,8 @@ class Preprocess:
         image of 224 × 224 pixels."""
         size = _resized_to(self.resize, FALLBACK_SIZE)
         size = self._crop_of(size) or size
+        if self.letterbox is not None:
+            size = (self.letterbox.size, self.letterbox.size)
         height, width = size if self.padding is None else self.padding.padded(size)
         time = [] if self.frames is None else [self.frames]
         return [torch.zeros(1, self.channels, *time, height, width)] * self.inputs
@@ -180,6 +192,8 @@ class Preprocess:
     def words(self) -> str:
         """The steps in words, for the manifest."""
         steps = ["greyscale" if self.channels == 1 else "BGR" if self.bgr else "RGB"]
+        if self.letterbox is not None:
+            steps.append(self.letterbox.words)
         if self.resize is not None:
             steps.append(f"resize {_resize_words(self.resize)} ({self.interpolation.value})")
         if self.crop is not None:

@@ -13,6 +13,7 @@ from torch import nn
 from torchvision.transforms import InterpolationMode
 
 from featviz.errors import UsageError
+from featviz.models import letterbox
 from featviz.models.preprocess import FALLBACK_SIZE, InputOptions, Preprocess, Size, listed
 
 log = logging.getLogger(__name__)
@@ -110,6 +111,21 @@ def from_timm(config: Mapping[str, Any]) -> Preprocess:
     return Preprocess(resize, crop, statistics["mean"], statistics["std"], channels, mode)
 
 
+def from_ultralytics(module: nn.Module, arguments: Any = None) -> Preprocess | None:
+    """How Ultralytics' predictors prepare images for their models; None for any other model.
+
+    Args:
+        arguments: `train_args` of the checkpoint.
+    """
+    how = letterbox.of_model(module, arguments)
+    if how is None:
+        return None
+    channels = first_channels(module)
+    if isinstance(how, int):
+        return Preprocess(how, how, None, None, channels)
+    return Preprocess(None, None, None, None, channels, letterbox=how)
+
+
 _MOST_CHANNELS = 512
 """Input channels that are believed of a convolution: an input of so many is made to try it."""
 
@@ -129,7 +145,10 @@ def _first_convolution(module: nn.Module) -> Convolution | None:
 
 
 def _of_kind(module: nn.Module) -> Preprocess | None:
-    """torchvision's detectors resize and normalise by themselves, and its RAFT wants its own."""
+    """torchvision's detectors resize and normalise by themselves, its RAFT wants its own, and
+    Ultralytics pads."""
+    if (prepared := from_ultralytics(module)) is not None:
+        return prepared
     kinds = {type(part).__name__ for part in module.modules()}
     name = next((name for name in _PRESETS if name in kinds), None)
     return None if name is None else _PRESETS[name]({})
@@ -204,7 +223,11 @@ def _resize_and_crop(size: tuple[int, int] | None) -> tuple[Size, Size | None]:
 
 
 def _overridden(base: Preprocess, options: InputOptions) -> Preprocess:
-    if options.size is not None:
+    if base.letterbox is not None and (isinstance(options.size, tuple) or options.crop is not None):
+        base = replace(base, letterbox=None)
+    if base.letterbox is not None and isinstance(options.size, int):
+        base = replace(base, letterbox=base.letterbox.resized(options.size))
+    elif options.size is not None:
         base = replace(base, resize=options.size, crop=None, padding=None)
     if options.crop is not None:
         base = replace(base, crop=options.crop)

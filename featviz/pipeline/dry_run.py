@@ -143,7 +143,7 @@ def _plan(prepared: Prepared, images: int) -> DryRun:
         if options.draw.tensors:
             beside.append(Written(1, tensor.numel() * TENSOR_BYTES))
         for key, maps in to_maps(tensor, book.of(site.layer)).items():
-            files.extend(_planned(site.inside(key), maps, options.draw, blank[0].shape[-2:]))
+            files.extend(_planned(site.inside(key), maps, options.draw, prepared.shown))
             beside.append(Written(0, ROW_BYTES + CHANNEL_BYTES * maps.data.shape[0]))
 
     with in_eval_mode(loaded.module, options.passes.gradients):

@@ -22,6 +22,7 @@ from featviz.gradients import forward_backward, norms
 from featviz.gradients.options import PassPlan
 from featviz.images.decode import DecodedImage
 from featviz.layout.overrides import HintBook
+from featviz.models.letterbox import Window
 from featviz.models.preprocess import Preprocess
 from featviz.pipeline.encoders import Background
 from featviz.pipeline.prepare import Prepared
@@ -45,16 +46,18 @@ class ImageWriter:
         preprocess: Preprocess,
         args: Sequence[Tensor],
         boarded: bool = False,
+        window: Window | None = None,
     ) -> None:
         """Begin with the picture of the input.
 
         Args:
             args: what the model's forward gets.
             boarded: whether the pictures are for TensorBoard as well.
+            window: where the image lies in a padded input.
         """
         self.sample, self.folder, self.background = sample, folder, background
         self.drawer, self.draw, self.hints = drawer, drawer.options, hints
-        self.boarded = boarded
+        self.boarded, self.window = boarded, window
         self.files: list[Future[None]] = []
         self.rows: list[Future[Capture]] = []
         self.posts: list[Post] = []
@@ -76,7 +79,8 @@ class ImageWriter:
         Raises:
             LayoutError: it cannot be drawn, or its files would have the names of other ones.
         """
-        parts = self.drawer.draw(site, tensor, self.hints.of(site.layer), self._ground)
+        hints = self.hints.of(site.layer)
+        parts = self.drawer.draw(site, tensor, hints, self._ground, self.window)
         self._name({site, *map(site.inside, parts)})
         kept = f"{site.stem}.npy" if self.draw.tensors == "npy" else None
         if kept is not None:

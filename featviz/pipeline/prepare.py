@@ -33,6 +33,8 @@ class Prepared:
     """The images of all shards."""
     blank: list[Tensor]
     """Zeros in the shapes of the model's inputs."""
+    shown: tuple[int, int]
+    """Height and width in pixels of the image in the first input, without padding."""
     layers: list[Layer]
     plan: PassPlan
 
@@ -52,10 +54,10 @@ def prepare(
     """
     loaded = load_model(model, options.inputs) if isinstance(model, ModelOptions) else model
     samples = grouped(found, loaded.preprocess)
-    blank = blank_input(loaded, samples, options.inputs)
+    blank, shown = _first_input(loaded, samples, options.inputs)
     layers = choose_layers(loaded, options.layers, blank, options.draw.tensor_layout)
     plan = gradients.plan(loaded, options.passes)
-    prepared = Prepared(options, loaded, tuple(samples), blank, layers, plan)
+    prepared = Prepared(options, loaded, tuple(samples), blank, shown, layers, plan)
     forward_backward.try_out(loaded, plan, blank, prepared.hint_book(blank))
     return prepared
 
@@ -101,11 +103,25 @@ def blank_input(
     loaded: LoadedModel, samples: Sequence[Sample], inputs: InputOptions
 ) -> list[Tensor]:
     """Zeros in the shapes of the first readable sample's inputs."""
+    return _first_input(loaded, samples, inputs)[0]
+
+
+def _first_input(
+    loaded: LoadedModel, samples: Sequence[Sample], inputs: InputOptions
+) -> tuple[list[Tensor], tuple[int, int]]:
+    """Zeros in the shapes of the first readable sample's inputs, and the height and width that the
+    image has in them."""
     preprocess = loaded.preprocess
     for sample in samples if preprocess.own_size else ():
         try:
-            _, args = read_input(sample, preprocess, inputs)
+            picture, args = read_input(sample, preprocess, inputs)
         except ImageError:
             continue
-        return [torch.zeros_like(arg) for arg in args]
-    return preprocess.blank()
+        window = preprocess.window(picture.size)
+        return [torch.zeros_like(arg) for arg in args], _shown(args) if not window else window[2:]
+    blank = preprocess.blank()
+    return blank, _shown(blank)
+
+
+def _shown(args: Sequence[Tensor]) -> tuple[int, int]:
+    return args[0].shape[-2], args[0].shape[-1]

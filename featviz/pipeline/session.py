@@ -129,6 +129,7 @@ class Session:
                 preprocess,
                 args,
                 self.board is not None,
+                preprocess.window(picture.size),
             )
         with _discarded_on_failure(writer.abandon):
             return run_image(prepared, writer, picture, args, self.fingerprint)

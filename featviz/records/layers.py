@@ -12,7 +12,8 @@ class Layer:
     """A module of the model, or a function that a module calls, as selectors see it."""
 
     index: int
-    """Position in `model.named_modules()`, of a function that of its module; 0 is the model."""
+    """Position in `model.named_modules()`, where a shared module counts in each place from which it
+    is called; of a function that of its module; 0 is the model."""
     name: str
     """Qualified name, `layer1.0.conv1`; empty for the model itself."""
     type: str
@@ -20,7 +21,8 @@ class Layer:
     classes: tuple[str, ...] = ()
     """Class names along the MRO, most derived first, without `object`."""
     aliases: tuple[str, ...] = ()
-    """Further qualified names of the same (shared) module; of a function, those of its module."""
+    """Further qualified names of a shared module in the same place; of a function, those of its
+    module."""
 
     @property
     def is_function(self) -> bool:

@@ -102,6 +102,29 @@ def test_functions_are_named_by_the_module_that_calls_them(noise: Path, tmp_path
     assert list(found(document(Residual(), noise, tmp_path, layers="fn:gelu"))) == ["fn:gelu"]
 
 
+def test_a_shared_activation_is_judged_in_each_place(noise: Path, tmp_path: Path) -> None:
+    """One ReLU of two callers: a channel that is dead behind one lives behind the other."""
+
+    class Unit(nn.Module):
+        def __init__(self, bias: list[float], relu: nn.Module) -> None:
+            super().__init__()
+            self.conv, self.relu = nn.Conv2d(3, 3, 1), relu
+            with torch.no_grad():
+                self.conv.weight.copy_(torch.eye(3)[:, :, None, None])
+                self.conv.bias.copy_(torch.tensor(bias))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.relu(self.conv(x))
+
+    relu = nn.ReLU()
+    model = nn.Sequential(Unit([0, -2, 0], relu), Unit([0, 2, -2], relu))
+    content = document(model, noise, tmp_path)
+    dead = {label: findings.get("dead") for label, findings in found(content).items()}
+    assert dead == {"0.relu": [1], "1.relu": [2]}
+    judged = document(model, noise, tmp_path, layers="Conv2d")["layers"]
+    assert [row["dead_at"] for row in judged] == ["0.relu", "1.relu"]
+
+
 def test_apoz_and_statistics_are_those_of_all_images(noise: Path, tmp_path: Path) -> None:
     """channels.npz and APoZ against numpy over the outputs of all images at once."""
     model = planted.Planted("shared").eval()

@@ -190,6 +190,44 @@ def test_the_first_layer_is_the_first_that_ran(featviz: CLI, photos: Path, tmp_p
     assert document["first_divergence"]["layer"] == "conv2"
 
 
+ONE_RELU = """
+import torch
+from torch import nn
+
+class Unit(nn.Module):
+    def __init__(self, relu):
+        super().__init__()
+        self.conv, self.relu = nn.Conv2d(3, 3, 3), relu
+
+    def forward(self, x):
+        return self.relu(self.conv(x))
+
+def make(change=0.0):
+    torch.manual_seed(0)
+    relu = nn.ReLU()
+    model = nn.Sequential(Unit(relu), Unit(relu), Unit(relu))
+    with torch.no_grad():
+        model[1].conv.bias += change
+    return model
+"""
+
+
+def test_places_of_one_module_are_compared_each_for_itself(
+    featviz: CLI, photos: Path, tmp_path: Path
+) -> None:
+    """A ReLU of three callers differs from the one behind the changed convolution on."""
+    (tmp_path / "net.py").write_text(ONE_RELU)
+    for name, change in (("base", "0.0"), ("new", "0.1")):
+        done = featviz(
+            "run", f"{tmp_path / 'net.py'}:make", photos, "--size", "32", "--layers", "ReLU",
+            "--model-arg", f"change={change}", "--out", tmp_path / name, "-q",
+        )  # fmt: skip
+        assert done.code == 0, done.err
+    _, document = documented(featviz, tmp_path / "base", tmp_path / "new")
+    rows = [(row["layer"], row["call"], bool(row["differing"])) for row in document["layers"]]
+    assert rows == [("0.relu", 0, False), ("1.relu", 0, True), ("2.relu", 0, True)]
+
+
 @pytest.mark.parametrize("kept", [(), ("--tensors", "npy")], ids=["pixels", "tensors"])
 def test_nan_equals_nan_and_nothing_else(featviz: CLI, run: Run, kept: tuple[str, ...]) -> None:
     """NaN on both sides is no difference; on one side it is, whatever the tolerance."""

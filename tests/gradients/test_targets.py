@@ -122,21 +122,45 @@ def test_targets_reach_into_dicts_tuples_and_objects(
     assert said["value"] == pytest.approx(float(want.detach()), rel=1e-5)
 
 
+class Twice(nn.Module):
+    """One convolution under two names, called twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a = self.b = nn.Conv2d(3, 3, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.b(self.a(x))
+
+
 def test_a_shared_layer_as_target_is_its_last_call(tmp_path: Path) -> None:
     """So are further names of it."""
     torch.manual_seed(0)
-    conv = nn.Conv2d(3, 3, 1)
-    model = nn.Sequential(conv, conv)
+    model = Twice()
     image = input_of(model, SPHERES, inputs(8))
-    for name in ("0", "1"):
+    for name in ("a", "b"):
         fv.run(
-            model, SPHERES, "0", tmp_path / name, capture="grad-input", target=f"layer:{name}:2",
+            model, SPHERES, "a", tmp_path / name, capture="grad-input", target=f"layer:{name}:2",
             tensors="npy", **inputs(8),
         )  # fmt: skip
-        once = conv(image)
-        (want,) = torch.autograd.grad(conv(once)[0, 2].mean(), once)
+        once = model.a(image)
+        (want,) = torch.autograd.grad(model.b(once)[0, 2].mean(), once)
         got = saved(tmp_path / name / "spheres.jpg")
-        assert_close(got["0", "grad-input.call1"], want)
+        assert_close(got["a", "grad-input.call1"], want)
+
+
+def test_a_layer_as_target_is_the_one_in_its_place(tmp_path: Path) -> None:
+    """Of a shared module, the call in another place is no target."""
+    torch.manual_seed(0)
+    conv = nn.Conv2d(3, 3, 1)
+    model = nn.Sequential(conv, conv)
+    image = input_of(model, SPHERES, inputs(8)).requires_grad_()
+    fv.run(
+        model, SPHERES, "0", tmp_path / "out", capture="grad-input", target="layer:0:2",
+        tensors="npy", **inputs(8),
+    )  # fmt: skip
+    (want,) = torch.autograd.grad(conv(image)[0, 2].mean(), image)
+    assert_close(saved(tmp_path / "out" / "spheres.jpg")["0", "grad-input"], want)
 
 
 def test_channel_of_a_token_layer_is_its_last_axis() -> None:

@@ -86,10 +86,11 @@ def test_only_negative_selectors_leave_the_rest(layers: list[Layer]) -> None:
 
 
 def test_every_alias_of_a_shared_module_matches() -> None:
-    """A name that named_modules() drops selects the module that it shares."""
-    model = nn.Sequential()
+    """A name that named_modules() drops selects the module that it shares, where one caller has it
+    under several names."""
+    model = nn.Module()
     model.add_module("first", nn.ReLU())
-    model.add_module("again", model[0])
+    model.add_module("again", model.first)
     model.add_module("other", nn.ReLU())
     layers = list_layers(model)
     for text in ("again", "ag*", "re:^again$", "ReLU@again", "ReLU@re:gai", "first"):

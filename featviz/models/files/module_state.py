@@ -14,6 +14,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from featviz.models.files.kept_values import is_own_forward
 from featviz.models.files.pickles import Vocabulary
 from featviz.models.files.rebuilding import Budget, RefusedError
 from featviz.models.files.unpickler import parts
@@ -39,6 +40,9 @@ _NAME = re.compile(r"[^.\0\ud800-\udfff]+")
 
 LONGEST_PATH = 3000
 """Characters of the way to a module, which results are filed under."""
+
+_MULTIPLIED = {"num_heads", "head_dim"}
+"""What `__setstate__` of Ultralytics multiplies."""
 
 _PLAIN = (bool, int, float, str, type(None))
 
@@ -120,6 +124,9 @@ def _check_state(module: nn.Module, vocabulary: Vocabulary, budget: Budget) -> N
             raise broken(module)
     if isinstance(module, nn.RNNBase):
         _check_recurrent(module)
+    for name in _MULTIPLIED & attributes.keys():
+        if type(attributes[name]) is not int:
+            raise broken(module)
 
 
 def _check_names(item: Any, vocabulary: Vocabulary) -> None:
@@ -130,7 +137,9 @@ def _check_names(item: Any, vocabulary: Vocabulary) -> None:
             continue
         default = None if owner is None else vars(owner)[name]
         harmless = owner and not callable(default) and not hasattr(type(default), "__get__")
-        if (harmless and type(value) in _PLAIN) or vocabulary.trusts(value):
+        if (harmless and _is_data(value)) or vocabulary.trusts(value):
+            continue
+        if isinstance(item, nn.Module) and _is_of_ultralytics(name, value, item):
             continue
         if name == "all_weights" and isinstance(item, nn.RNNBase):  # of torch before 1.0
             continue
@@ -138,6 +147,21 @@ def _check_names(item: Any, vocabulary: Vocabulary) -> None:
             f"holds a {type(item).__name__} whose state replaces its {quoted(name)}: "
             "it could run code"
         )
+
+
+def _is_of_ultralytics(name: str, value: Any, module: nn.Module) -> bool:
+    """Whether an attribute is one that Ultralytics sets on modules of any class: a text about the
+    layer, or another of its own forward methods where a convolution is fused."""
+    if name == "type":
+        return type(value) is str
+    return name == "forward" and is_own_forward(value, module)
+
+
+def _is_data(value: Any) -> bool:
+    """Whether a value is a number, a text, a tensor or a short list of numbers and texts."""
+    if isinstance(value, (list, tuple)):
+        return all(type(item) in _PLAIN for item in value)
+    return type(value) in _PLAIN or isinstance(value, Tensor)
 
 
 def _check_recurrent(module: nn.RNNBase) -> None:

@@ -1,9 +1,10 @@
 """What the names in a pickled model stand for, and which of them may be used at all.
 
-Nothing that a file names is called. Classes of modules are those of nn.Module in torch and
-torchvision, made empty and filled with their state; a few functions and classes, listed here one by
-one, may be kept as values; what `rebuilding` has makes tensors and containers. Of anything else
-exactly as much is used as the user allows.
+Nothing that a file names is called. Classes of modules are those of nn.Module in torch,
+torchvision and Ultralytics, made empty and filled with their state; a few functions and classes,
+listed here one by one, may be kept as values; what `rebuilding` has makes tensors and containers,
+and what `kept_values` has the rest of a training script's state. Of anything else exactly as much
+is used as the user allows.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import importlib
 import re
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +22,13 @@ import torch
 from torch import nn
 
 from featviz.errors import LoadError, UsageError
+from featviz.models.files.kept_values import KEPT
 from featviz.models.files.rebuilding import MAKERS, TYPES
-from featviz.models.importing import importable, where_looked
+from featviz.models.importing import importable, tamed, where_looked
 from featviz.text import listed, quoted
 
-_PACKAGES = ("torch.nn.", "torch.ao.nn.", "torchvision.")
+_YOLO = ("ultralytics.nn.modules.", "ultralytics.nn.tasks.")
+_PACKAGES = ("torch.nn.", "torch.ao.nn.", "torchvision.", *_YOLO)
 _MODULES = (
     "torch.optim.swa_utils.AveragedModel",
     "torch.ao.quantization.stubs.DeQuantStub",
@@ -37,6 +41,9 @@ _SETTERS = ("module", "activation", "conv", "pooling", "rnn", "transformer", "up
 """Files of torch.nn.modules whose `__setstate__` was read: they only fill in what old files lack.
 Those of recurrent modules count up to `num_layers`, which `module_state` bounds first."""
 
+_FILLS_IN = ("ultralytics.nn.modules.block",)
+"""Files elsewhere of which the same holds; `module_state` bounds what is multiplied there."""
+
 _HELPERS = (
     "torchvision.models.detection._utils.BalancedPositiveNegativeSampler",
     "torchvision.models.detection._utils.BoxCoder",
@@ -44,8 +51,11 @@ _HELPERS = (
     "torchvision.models.detection._utils.Matcher",
     "torchvision.models.detection._utils.SSDMatcher",
     "torchvision.ops.poolers.LevelMapper",
+    "torchvision.transforms.transforms.Compose",
+    "torchvision.transforms.transforms.ToTensor",
 )
-"""Plain classes: their instances hold numbers, and are made empty and filled as modules are."""
+"""Plain classes: their instances hold numbers and modules, and are made empty and filled as modules
+are."""
 
 _VALUES = (
     "torch.Tensor",
@@ -58,8 +68,14 @@ _VALUES = (
 )
 """Functions and classes that models keep; kept here too, and never called while loading."""
 
+_RENAMED = {
+    "ultralytics.nn.modules.block.Silence": "torch.nn.modules.linear.Identity",
+    "ultralytics.nn.tasks.YOLOv10DetectionModel": "ultralytics.nn.tasks.DetectionModel",
+}
+"""Names of older files, and what has taken the place of the class."""
+
 _MOST_IMPORTS = 2000
-"""Names that are looked up in torch and torchvision, which may be slow."""
+"""Names that are looked up in the packages, which may be slow."""
 
 _SHOWN = 20
 """Names that a message lists before it says how many more there are."""
@@ -105,6 +121,11 @@ class Vocabulary:
         """Whether the user allowed this very value, its class, or the call that made it."""
         return id(value) in self._trusted or id(type(value)) in self._trusted
 
+    def refused(self, name: str, parts: tuple[Any, ...]) -> Unknown:
+        """Note a name that may not be used in this way, and what stands for what it would make."""
+        self.unknown.add(name)
+        return Unknown(name, parts)
+
     def trust(self, value: Any) -> Any:
         """Remember what a call made that the user allows."""
         self._made.append(value)  # kept, so that nothing else gets its id
@@ -118,11 +139,8 @@ class Vocabulary:
         if len(self._met) <= _MOST_IMPORTS and self._among.fullmatch(name):
             if name in _HELPERS or name in _VALUES:
                 return _attribute(name)
-            meaning = MAKERS.get(name) or TYPES.get(name) or _module_class(name)
-        if meaning is None:
-            self.unknown.add(name)
-            return Unknown(name)
-        return meaning
+            meaning = MAKERS.get(name) or KEPT.get(name) or TYPES.get(name) or _module_class(name)
+        return self.refused(name, ()) if meaning is None else meaning
 
 
 def is_module_class(value: Any) -> bool:
@@ -152,6 +170,12 @@ def refusal(path: Path, names: Iterable[str]) -> LoadError:
             f"{path.name} is a statically quantised model saved whole, which torch cannot load",
             "save its state_dict(), or the float model that it was made from",
         )
+    if lacking := [quoted(name) for name in ordered if _lacks_package(name)]:
+        return LoadError(
+            f"{path.name} is a model of Ultralytics, and needs the package ultralytics for "
+            f"{listed(lacking, 3)}",
+            "pip install ultralytics, or a newer one (-U) if it is there",
+        )
     shown = [quoted(name) for name in ordered]
     options = " ".join(f"--allow-global {shlex.quote(name)}" for name in shown[:_SHOWN])
     return LoadError(
@@ -174,23 +198,42 @@ def _import(name: str, path: Path) -> Any:
 
 def _attribute(name: str) -> Any:
     module, _, attribute = name.rpartition(".")
-    return getattr(importlib.import_module(module), attribute)
+    with tamed() if name.startswith(_YOLO) else nullcontext():
+        return getattr(importlib.import_module(module), attribute)
 
 
 def _module_class(name: str) -> type[nn.Module] | None:
-    """The nn.Module class of torch or torchvision with this very name, else None."""
+    """The nn.Module class of torch, torchvision or Ultralytics with this very name, else None."""
     if not name.startswith(_PACKAGES) and name not in _MODULES:
         return None
     try:
         kind = _attribute(name)
     except (ImportError, AttributeError):
         return None
-    if not is_module_class(kind) or kind.__module__ != name.rpartition(".")[0]:
+    if not is_module_class(kind) or not _is_home(kind.__module__, name.rpartition(".")[0]):
         return None
     setter = kind.__setstate__.__module__
-    read = setter.rpartition(".")[0] == "torch.nn.modules" and setter.endswith(_SETTERS)
+    of_torch = setter.rpartition(".")[0] == "torch.nn.modules" and setter.endswith(_SETTERS)
+    read = of_torch or setter in _FILLS_IN
     plain = kind.__new__ is object.__new__ and not issubclass(kind, torch.fx.GraphModule)
     return kind if read and plain and kind.__module__ != "torch.nn.cpp" else None
+
+
+def _is_home(home: str, named: str) -> bool:
+    """Whether a class that lives in a module is meant by the name in a file: in Ultralytics before
+    8.0.100 all lived in one."""
+    return home == named or (named == "ultralytics.nn.modules" and home.startswith(f"{named}."))
+
+
+def _lacks_package(name: str) -> bool:
+    """Whether a name is of a class that Ultralytics would have, and is not there."""
+    if not name.startswith(_YOLO):
+        return False
+    try:
+        _attribute(name)
+    except (ImportError, AttributeError):
+        return True
+    return False
 
 
 def _is_packed(name: str) -> bool:
@@ -202,4 +245,5 @@ def _today(module: str, name: str) -> str:
     """Names of Python 2, which pickles of protocol 2 keep to, as the unpickler maps them."""
     module, name = _compat_pickle.NAME_MAPPING.get((module, name), (module, name))
     module = _compat_pickle.IMPORT_MAPPING.get(module, module)
-    return f"{'torch._tensor' if module == 'torch.tensor' else module}.{name}"
+    full = f"{'torch._tensor' if module == 'torch.tensor' else module}.{name}"
+    return _RENAMED.get(full, full)

@@ -11,11 +11,13 @@ from collections import Counter, OrderedDict
 from collections.abc import Callable
 from pickle import UnpicklingError, decode_long
 from struct import unpack
+from types import SimpleNamespace
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
+from featviz.models.files.kept_values import GETATTR, NumberType, attribute
 from featviz.models.files.pickles import Unknown, Vocabulary, is_helper, is_module_class
 from featviz.models.files.rebuilding import (
     COMPILED,
@@ -149,6 +151,8 @@ class Unpickler:
         if isinstance(function, Unknown):
             return Unknown(None, (function, arguments))
         self._budget.objects.take()
+        if function is GETATTR and attribute(*arguments) is None:
+            return self._vocabulary.refused("builtins.getattr", arguments)
         if isinstance(function, Maker):
             self._compiled |= function is MAKERS[COMPILED]
             return self._noted(function.make(self._budget, *arguments))
@@ -164,7 +168,7 @@ class Unpickler:
         return self._vocabulary.trust(function(*arguments))
 
     def _noted(self, value: Any) -> Any:
-        if isinstance(value, functools.partial):
+        if isinstance(value, (functools.partial, SimpleNamespace)):
             self._fillable.add(id(value))
             self.made.append(value)
         elif isinstance(value, Tensor) and value.layout is not torch.strided:
@@ -190,7 +194,7 @@ class Unpickler:
 
     def _build(self) -> None:
         state, target = self._stack.pop(), self._stack[-1]
-        if isinstance(target, (Unknown, OrderedDict)):  # the metadata of a state dict
+        if isinstance(target, (Unknown, OrderedDict, NumberType)):  # metadata, the byte order
             return
         if isinstance(target, functools.partial) and id(target) in self._fillable:
             fill_partial(target, state)
@@ -273,7 +277,7 @@ def parts(value: Any) -> list[Any]:
         return list(value)
     if isinstance(value, Unknown):
         return list(value.parts)
-    if is_module_class(type(value)) or is_helper(type(value)):
+    if type(value) is SimpleNamespace or is_module_class(type(value)) or is_helper(type(value)):
         return list(vars(value).values())
     return []
 

@@ -39,7 +39,8 @@ class ModelOptions:
     """Keyword arguments of a factory, a torchvision builder or `timm.create_model`, or values of a
     Hugging Face config."""
     allow_globals: tuple[str, ...] = ()
-    """Names that a pickled model may use beside the classes of torch and torchvision."""
+    """Names that a pickled model may use beside the classes of torch, torchvision and
+    Ultralytics."""
     unsafe_load: bool = False
     """Let a pickled model run any code that its file holds."""
     key: str | None = None

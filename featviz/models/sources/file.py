@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from featviz.models.devices import pick_device
 from featviz.models.files import checkpoint, exported, sniff
 from featviz.models.files.state_dict import stripped_forms, unwrap
 from featviz.models.hf.config import architecture_beside
+from featviz.models.presets import from_ultralytics
 from featviz.models.sources import (
     Loaded,
     ModelOptions,
@@ -71,7 +73,9 @@ def _from_content(path: Path, options: ModelOptions) -> Loaded:
         return Loaded(content, None, record)
     weights = unwrap(content, options.key, options.strip_prefix, options.ema, path.name)
     if weights.module is not None:
-        return Loaded(weights.module, None, {**record, "taken": list(weights.steps)})
+        arguments = content.get("train_args") if isinstance(content, Mapping) else None
+        entry = from_ultralytics(weights.module, arguments)
+        return Loaded(weights.module, entry, {**record, "taken": list(weights.steps)})
     known = identify.identify_forms(stripped_forms(weights))
     if known.name is None:
         known = _nearest(path, known, options.partial)

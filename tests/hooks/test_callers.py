@@ -1,0 +1,365 @@
+"""A call is named by who calls: a shared module is a layer in each place where it stands."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from borrowed import assert_same, state_of
+from exported import export
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import featviz as fv
+from featviz.errors import ForwardError
+from featviz.hooks.capture import hooked
+from featviz.hooks.eval_mode import in_eval_mode
+from featviz.hooks.forward import forward
+from featviz.hooks.functions import list_functions
+from featviz.hooks.layers import list_layers
+from featviz.hooks.selectors import parse, select
+from featviz.inspection.layers import list_model
+from featviz.inspection.summary import measure
+from featviz.models.load import ModelOptions, adopt, load_model
+from featviz.models.preprocess import InputOptions
+
+from .small_net import AS_IS, Unit, grab
+
+IMAGE = torch.randn(1, 3, 6, 8, generator=torch.Generator().manual_seed(0))
+
+
+class Conv(nn.Module):
+    """Ultralytics' Conv: the activation is one object for the whole network."""
+
+    default_act = nn.SiLU()
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.act = nn.Conv2d(3, 3, 1), Conv.default_act
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.act(self.conv(x))
+
+
+class Yolo(nn.Module):
+    """Three convolutions with one activation, the third one called twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = Conv()
+        self.m = nn.ModuleList([Conv(), Conv()])
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.m[0](self.stem(x))
+        return self.m[1](self.m[1](x))
+
+
+def convolutions(model: Yolo) -> dict[str, list[Tensor]]:
+    """What each convolution gives, by hand."""
+    with torch.no_grad():
+        stem = model.stem.conv(IMAGE)
+        first = model.m[0].conv(F.silu(stem))
+        second = model.m[1].conv(F.silu(first))
+        return {"stem": [stem], "m.0": [first], "m.1": [second, model.m[1].conv(F.silu(second))]}
+
+
+def names(model: nn.Module, text: str) -> list[str]:
+    return [layer.name for layer in select(list_layers(model), parse(text))]
+
+
+def test_each_place_has_its_own_calls() -> None:
+    """The activation's output under the name of each caller; two calls of one caller stay two."""
+    model = Yolo().eval()
+    got = grab(model, "SiLU", IMAGE)
+    want = {f"{name}.act": [F.silu(t) for t in ts] for name, ts in convolutions(model).items()}
+    assert {name: len(calls) for name, calls in got.items()} == {
+        "stem.act": 1, "m.0.act": 1, "m.1.act": 2,
+    }  # fmt: skip
+    for name, calls in want.items():
+        for call, value in zip(got[name], calls, strict=True):
+            assert torch.equal(call, value)
+
+
+def test_inputs_and_gradients_belong_to_the_place_too(tmp_path: Path) -> None:
+    """What goes into the activation in one place, and the gradient there."""
+    model = Yolo().eval()
+    sites: dict[tuple[str, str], Tensor] = {}
+    layers = select(list_layers(model), parse("m.0.act"))
+
+    def keep(site: object, tensor: Tensor) -> None:
+        sites[site.layer.name, site.stem] = tensor.clone()  # type: ignore[attr-defined]
+
+    with hooked(model, layers, keep, kinds=("input", "grad")):
+        model(IMAGE).sum().backward()
+    assert list(sites) == [("m.0.act", "input"), ("m.0.act", "grad")]
+    torch.testing.assert_close(sites["m.0.act", "input"], convolutions(model)["m.0"][0])
+    first = F.silu(convolutions(model)["m.0"][0]).requires_grad_()
+    (want,) = torch.autograd.grad(model.m[1](model.m[1](first)).sum(), first)
+    torch.testing.assert_close(sites["m.0.act", "grad"], want)
+
+
+@pytest.mark.parametrize(
+    ("text", "taken"),
+    [
+        ("SiLU", ["stem.act", "m.0.act", "m.1.act"]),
+        ("SiLU@m.*", ["m.0.act", "m.1.act"]),
+        ("m.1.*", ["m.1.conv", "m.1.act"]),
+        ("re:^m.*act$", ["m.0.act", "m.1.act"]),
+        ("SiLU#-1", ["m.1.act"]),
+        ("SiLU#1", ["m.0.act"]),
+        ("*.act,!stem.*", ["m.0.act", "m.1.act"]),
+    ],
+)
+def test_selectors_match_the_name_of_the_place(text: str, taken: list[str]) -> None:
+    """Globs, regular expressions, indices and exclusions speak of places."""
+    assert names(Yolo(), text) == taken
+
+
+def test_places_stand_where_their_names_stand() -> None:
+    """Indices are those of named_modules() with each place counted."""
+    model = Yolo()
+    every = [name for name, _ in model.named_modules(remove_duplicate=False)]
+    assert [(x.index, x.name) for x in list_layers(model)] == list(enumerate(every))
+    assert all(layer.aliases == () for layer in list_layers(model))
+
+
+def test_two_calls_of_one_name_stay_two_calls() -> None:
+    """As ResNet's blocks call their one relu twice."""
+
+    class Block(nn.Module):
+        def __init__(self, relu: nn.Module) -> None:
+            super().__init__()
+            self.relu = relu
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.relu(self.relu(x) - 1)
+
+    relu = nn.ReLU()
+    got = grab(nn.Sequential(Block(relu), Block(relu)), "ReLU", IMAGE)
+    assert {name: len(calls) for name, calls in got.items()} == {"0.relu": 2, "1.relu": 2}
+
+
+def test_two_names_in_one_caller_are_one_layer() -> None:
+    """Nobody can tell which of its names a caller's code used: it has both, calls count on."""
+
+    class Both(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a = self.b = nn.ReLU()
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.b(self.a(x) - 1)
+
+    (layer,) = [x for x in list_layers(Both()) if x.type == "ReLU"]
+    assert (layer.name, layer.aliases) == ("a", ("b",))
+    for text in ("a", "b", "ReLU@b"):
+        assert {n: len(calls) for n, calls in grab(Both(), text, IMAGE).items()} == {"a": 2}
+
+
+def test_a_sequential_calls_by_position() -> None:
+    """Plain nn.Sequential, also one that is called twice."""
+    relu = nn.ReLU()
+    row = nn.Sequential(nn.Conv2d(3, 3, 1), relu, nn.Conv2d(3, 3, 1), relu)
+    got = grab(nn.Sequential(row, nn.Identity(), row), "ReLU", IMAGE)
+    assert {n: len(calls) for n, calls in got.items()} == {"0.1": 1, "0.3": 1, "2.1": 1, "2.3": 1}
+    with torch.no_grad():
+        first = row[0](IMAGE).relu()
+        second = row[2](first).relu()
+        assert torch.equal(got["0.1"][0], first) and torch.equal(got["0.3"][0], second)
+        assert torch.equal(got["2.1"][0], row[0](second).relu())
+
+
+def test_a_sequential_whose_layers_are_called_one_by_one() -> None:
+    """The loop over it comes by its positions in order."""
+
+    class Loop(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            relu = nn.ReLU()
+            self.row = nn.Sequential(relu, nn.Conv2d(3, 3, 1), relu)
+
+        def forward(self, x: Tensor) -> Tensor:
+            for layer in self.row:
+                x = layer(x)
+            return x
+
+    model = Loop()
+    got = grab(model, "ReLU", IMAGE)
+    with torch.no_grad():
+        assert torch.equal(got["row.0"][0], IMAGE.relu())
+        assert torch.equal(got["row.2"][0], model.row[1](IMAGE.relu()).relu())
+
+
+def test_a_caller_that_is_reached_by_a_method() -> None:
+    """What is not called itself is not seen: the nearest place inside the caller counts."""
+
+    class Outer(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body = Yolo()
+            self.body.act = Conv.default_act  # type: ignore[assignment]
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.body.act(self.body.forward(x))
+
+    got = grab(Outer(), "SiLU", IMAGE)
+    assert {name: len(calls) for name, calls in got.items()} == {
+        "body.stem.act": 1, "body.m.0.act": 1, "body.m.1.act": 2, "body.act": 1,
+    }  # fmt: skip
+
+
+def test_called_outside_of_any_module_it_is_the_first_place() -> None:
+    """As long as nobody calls, the first name stands for the module."""
+    model = Yolo()
+    with fv.capture(model, "SiLU") as maps:
+        model.m[1].act(IMAGE)
+    assert list(maps) == ["stem.act"]
+
+
+def test_a_shared_block_shares_what_is_inside() -> None:
+    """Modules and functions inside a block are named by the block's place."""
+    unit = Unit()
+    model = nn.Sequential(unit, nn.Identity(), nn.Sequential(unit))
+    got = grab(model, "Conv2d,fn:add", IMAGE)
+    assert {name: len(calls) for name, calls in got.items()} == {
+        "0.conv": 1, "0/fn:add": 1, "2.0.conv": 1, "2.0/fn:add": 1,
+    }  # fmt: skip
+    assert [layer.name for layer in list_functions(model, [IMAGE])] == ["0/fn:add", "2.0/fn:add"]
+    with torch.no_grad():
+        assert torch.equal(got["2.0.conv"][0], unit.conv(unit(IMAGE)))
+
+
+def test_a_place_that_nobody_calls_never_ran() -> None:
+    """A module that runs in one place alone has not run in the other."""
+    model = nn.Module()
+    model.used = nn.Sequential(nn.ReLU())
+    model.unused = nn.Sequential(model.used[0])
+    model.forward = lambda x: model.used(x)  # type: ignore[method-assign]
+    with hooked(model, select(list_layers(model), parse("ReLU")), lambda *_: None) as recorder:
+        model(IMAGE)
+    assert [layer.name for layer in recorder.never_ran] == ["unused.0"]
+
+
+def test_names_do_not_depend_on_what_else_is_captured() -> None:
+    """One place alone, all of them, or functions besides: the same calls."""
+    model = Yolo().eval()
+    every = grab(model, "SiLU,fn:conv2d,Conv2d", IMAGE)
+    for name in ("stem.act", "m.0.act", "m.1.act"):
+        alone = grab(model, name, IMAGE)
+        assert list(alone) == [name]
+        assert all(torch.equal(a, b) for a, b in zip(alone[name], every[name], strict=True))
+
+
+def test_everything_is_given_back_after_a_failure() -> None:
+    """A forward that fails leaves no hooks, and the message names the place."""
+    model = Yolo()
+    broken = Conv()
+    broken.act = nn.Sequential(Conv.default_act, nn.Conv2d(5, 1, 1))  # type: ignore[assignment]
+    model.m[1] = broken
+    before = state_of(model)
+    with (
+        pytest.raises(ForwardError, match=r"failed in m\.1\.act\.1 \(Conv2d\)"),
+        in_eval_mode(model),
+        hooked(model, list_layers(model), lambda *_: None) as recorder,
+    ):
+        forward(model, [IMAGE], recorder)
+    assert_same(before, state_of(model))
+
+
+def test_an_intervention_changes_one_place() -> None:
+    """--ablate m.0.act leaves the activation alone where others call it."""
+    model = Yolo().eval()
+    runs = {}
+    for name, more in (("plain", {}), ("cut", {"ablate": "m.0.act:1"})):
+        runs[name] = _run(model, Path(name), **more)
+    assert np.array_equal(runs["cut"]["stem.act|output|0|"], runs["plain"]["stem.act|output|0|"])
+    assert (runs["cut"]["m.0.act|output|0|"][1, :2] == 0).all()
+    assert (runs["cut"]["m.1.act|output|0|"][1, :2] != 0).any()
+
+
+@pytest.fixture(autouse=True)
+def _inside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+PICTURE = np.random.default_rng(0).integers(0, 256, (6, 8, 3), np.uint8)
+
+
+def _run(model: nn.Module, out: Path, **more: object) -> dict[str, np.ndarray]:
+    """The statistics of a run's image."""
+    fv.run(model, PICTURE, "SiLU", out, size="6x8", **AS_IS, **more)  # type: ignore[arg-type]
+    with np.load(next(out.glob("*/stats.npz"))) as stats:
+        return dict(stats)
+
+
+def test_a_run_has_a_folder_for_each_place() -> None:
+    """Folders, manifests and keys of statistics carry the place's name and index; a resumed run
+    keeps them."""
+    model = Yolo().eval()
+    stats = _run(model, Path("out"))
+    assert list(stats) == [
+        "stem.act|output|0|", "m.0.act|output|0|", "m.1.act|output|0|", "m.1.act|output|1|",
+    ]  # fmt: skip
+    (image,) = Path("out").glob("*/manifest.json")
+    files = [row["file"] for row in json.loads(image.read_text())["captures"]]
+    assert files == [
+        "003_stem.act/output.png", "007_m.0.act/output.png",
+        "010_m.1.act/output.png", "010_m.1.act/output.call1.png",
+    ]  # fmt: skip
+    before = image.stat().st_mtime_ns
+    _run(model, Path("out"), resume=True)
+    assert image.stat().st_mtime_ns == before
+
+
+NET = """
+from torch import nn
+
+def make():
+    relu = nn.ReLU()
+    return nn.Sequential(nn.Sequential(nn.Conv2d(3, 3, 1), relu), nn.Sequential(relu))
+"""
+
+
+def test_layers_lists_each_place_with_its_own_calls(tmp_path: Path) -> None:
+    """Names, indices and calls by place; a shared module counts once."""
+    (tmp_path / "net.py").write_text(NET)
+    options, inputs = ModelOptions(f"{tmp_path / 'net.py'}:make"), InputOptions(size=(6, 8))
+    listed = list_model(options, inputs, "ReLU@1.*")
+    rows = {row.name: (row.index, row.calls, row.selected) for row in listed.rows}
+    assert rows["0.1"] == (3, 1, False) and rows["1.0"] == (5, 1, True)
+    assert listed.footer == "5 modules, 12 parameters; * 1 taken by the selectors"
+
+
+def test_the_cost_of_a_shared_convolution_is_told_by_place() -> None:
+    """Own MACs sum to the total, and parameters count once."""
+    conv = nn.Conv2d(3, 3, 1, bias=False)
+    model = nn.Sequential(nn.Sequential(conv), nn.Sequential(conv, nn.ReLU()))
+    loaded = adopt(model.eval(), InputOptions(size="6x8"))
+    told = measure(loaded, [IMAGE])
+    macs = {row.name: (row.calls, row.own_macs) for row in told.rows if row.type == "Conv2d"}
+    assert macs == {"0.0": (1, 9 * 48), "1.0": (1, 9 * 48)}
+    totals = (told.totals.macs, told.totals.parameters, told.totals.modules)
+    assert totals == (2 * 9 * 48, 9, 5)
+
+
+def test_an_exported_program_has_the_same_names(tmp_path: Path) -> None:
+    """torch.export names every place itself; a selector takes the same of both."""
+    model = Yolo().eval()
+    program = load_model(
+        ModelOptions(str(export(model, tmp_path / "m.pt2", 1, 3, 6, 8)), device="cpu"),
+        InputOptions(),
+    ).module
+    eager, found = grab(model, "SiLU", IMAGE), grab(program, "SiLU", IMAGE)
+    assert {n: len(calls) for n, calls in found.items()} == {n: len(c) for n, c in eager.items()}
+    for name, calls in eager.items():
+        for mine, other in zip(calls, found[name], strict=True):
+            torch.testing.assert_close(mine, other)
+
+
+def test_a_wrapper_only_puts_its_name_in_front() -> None:
+    """DataParallel calls its module, which calls as before."""
+    got = grab(nn.DataParallel(Yolo()), "SiLU", IMAGE)
+    assert list(got) == ["module.stem.act", "module.m.0.act", "module.m.1.act"]
