@@ -125,9 +125,8 @@ class Preprocess:
             return picture
         size = _resized_to(self.resize, _sides(picture))
         _check_enlarged(_sides(picture), size, self.resize)
-        if isinstance(picture, Tensor):
-            return resize_image(picture, list(size), self.interpolation, antialias=self.antialias)
-        return F.resize(picture, list(size), self.interpolation)
+        resize = resize_image if self.as_transformers else F.resize
+        return resize(picture, list(size), self.interpolation, antialias=self.antialias)
 
     def _cropped(self, picture: Any, crop: HeightWidth) -> Any:
         if not self.as_transformers:

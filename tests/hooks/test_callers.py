@@ -337,7 +337,7 @@ def test_the_cost_of_a_shared_convolution_is_told_by_place() -> None:
     """Own MACs sum to the total, and parameters count once."""
     conv = nn.Conv2d(3, 3, 1, bias=False)
     model = nn.Sequential(nn.Sequential(conv), nn.Sequential(conv, nn.ReLU()))
-    loaded = adopt(model.eval(), InputOptions(size="6x8"))
+    loaded = adopt(model.eval(), InputOptions(size=(6, 8)))
     told = measure(loaded, [IMAGE])
     macs = {row.name: (row.calls, row.own_macs) for row in told.rows if row.type == "Conv2d"}
     assert macs == {"0.0": (1, 9 * 48), "1.0": (1, 9 * 48)}

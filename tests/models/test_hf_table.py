@@ -25,9 +25,14 @@ class Row(NamedTuple):
     works: str
 
 
+def section() -> str:
+    """What docs/models.md says of these folders."""
+    text = (ROOT / "docs" / "models.md").read_text()
+    return text.split("## Hugging Face folders")[1].split("\n## ")[0]
+
+
 def rows() -> list[Row]:
-    section = (ROOT / "docs" / "models.md").read_text().split("## Hugging Face folders")[1]
-    lines = re.findall(r"^\| .+ \| `featviz (.+?)` \| (.+) \|$", section, re.MULTILINE)
+    lines = re.findall(r"^\| .+ \| `featviz (.+?)` \| (.+) \|$", section(), re.MULTILINE)
     return [Row(command, works) for command, works in lines]
 
 
@@ -66,8 +71,7 @@ def _save_timm(folder: Path) -> None:
 
 def test_the_table_has_rows() -> None:
     """Each line of the table is read, and its last column begins with yes or no."""
-    text = (ROOT / "docs" / "models.md").read_text()
-    assert len(rows()) == text.count("| `featviz ") >= 26
+    assert len(rows()) == section().count("| `featviz ") >= 26
     assert all(row.works.startswith(("yes", "no: `")) for row in rows())
 
 
