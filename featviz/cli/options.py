@@ -185,7 +185,14 @@ model_options = stacked(
         metavar="PKG.NAME",
         help="Let a pickled model use this class or function; repeatable.",
     ),
-    _of_model("--unsafe-load", "Let a pickled model run any code it holds."),
+    option(
+        "--trust",
+        "--unsafe-load",
+        "trust",
+        is_flag=True,
+        help="Trust MODEL: let a pickled model run any code it holds, with classes from the "
+        "current folder and the folder of the file.",
+    ),
     checkpoint_options,
     _of_model("--partial", "Load the weights that fit, although others do not."),
     _of_model(

@@ -124,7 +124,7 @@ def read_file(path: Path, options: ModelOptions) -> Any:
     Raises:
         LoadError: no checkpoint, truncated, or a pickle that needs more than is allowed.
     """
-    return checkpoint.read(path, options.allow_globals, options.unsafe_load)
+    return checkpoint.read(path, options.allow_globals, options.trust)
 
 
 def read_weights(path: Path, options: ModelOptions) -> Unwrapped:

@@ -178,7 +178,7 @@ def test_torch_and_torchvision_that_do_not_fit_end_in_one_line(
     assert hint.startswith("hint: ") and "pip install" in hint
 
 
-def test_every_source_is_one_record_and_one_file() -> None:
+def test_every_source_is_one_record_and_one_file(tiny_file: Path) -> None:
     """A source's file has the `load` that its record calls; help names its form and weights."""
     from importlib import import_module
 
@@ -188,7 +188,7 @@ def test_every_source_is_one_record_and_one_file() -> None:
         assert callable(import_module(f"featviz.models.sources.{source.kind}").load)
         assert source.form in sources.MODEL_HELP
         assert source.weights in sources.WEIGHTS_HELP
-    specs = ["resnet18", "timm:resnet18", __file__, f"{__file__}:make"]
+    specs = ["resnet18", "timm:resnet18", str(tiny_file), f"{__file__}:make"]
     assert [sources.source_of(spec).kind for spec in specs] == [
         source.kind for source in sources.SOURCES
     ]

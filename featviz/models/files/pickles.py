@@ -21,7 +21,7 @@ from torch import nn
 
 from featviz.errors import LoadError, UsageError
 from featviz.models.files.rebuilding import MAKERS, TYPES
-from featviz.models.importing import importable, where_looked
+from featviz.models.importing import SCRIPT, from_script, importable, where_looked
 from featviz.text import listed, quoted
 
 _PACKAGES = ("torch.nn.", "torch.ao.nn.", "torchvision.")
@@ -157,13 +157,16 @@ def refusal(path: Path, names: Iterable[str]) -> LoadError:
     return LoadError(
         f"{path.name} needs {listed(shown, _SHOWN)}, which could run any code; "
         "nothing was executed",
-        f"if you trust the file: {options} (or --unsafe-load for all it holds)",
+        f"{options} lets it use these names alone; if you trust the file, --trust",
+        add=("--trust",),
     )
 
 
 def _import(name: str, path: Path) -> Any:
     try:
         with importable(path.parent):
+            if name.startswith(f"{SCRIPT}."):
+                return from_script(name.removeprefix(f"{SCRIPT}."), path.parent)
             return _attribute(name)
     except (ImportError, AttributeError, ValueError, TypeError) as error:
         hint = "pkg.mod.Class"

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from featviz.errors import UsageError
+from featviz.models import outline
 from featviz.models.files import sniff
 from featviz.records import Seed
 
@@ -39,7 +40,7 @@ class ModelOptions:
     """Keyword arguments of a factory, a torchvision builder or `timm.create_model`."""
     allow_globals: tuple[str, ...] = ()
     """Names that a pickled model may use beside the classes of torch and torchvision."""
-    unsafe_load: bool = False
+    trust: bool = False
     """Let a pickled model run any code that its file holds."""
     key: str | None = None
     """Where in a checkpoint the weights are; None looks in the usual places."""
@@ -166,12 +167,18 @@ WEIGHTS_HELP = "Weights of " + "; of ".join(
 """A sentence for help."""
 
 
-def source_of(spec: str) -> ModelSource:
+def source_of(spec: str, option: str = "MODEL") -> ModelSource:
     """The source that a MODEL string belongs to.
 
+    Args:
+        option: where the string stands, for messages.
+
     Raises:
-        UsageError: it looks like a file, and there is none.
+        UsageError: it looks like a file, and there is none; or it is a file of code, of which a
+            class or function must be named.
     """
+    if spec.endswith(".py") and Path(spec).is_file():
+        raise outline.which_of(spec, option)
     for source in SOURCES:
         if source.prefix and spec.startswith(source.prefix):
             return source

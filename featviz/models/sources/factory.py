@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import hashlib
 import importlib
-import importlib.util
-import os
-import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -16,8 +12,7 @@ import torch
 from torch import nn
 
 from featviz.errors import LoadError, UsageError
-from featviz.files import real
-from featviz.models.importing import importable
+from featviz.models.importing import from_file, importable
 from featviz.models.sources import FACTORY_FORM, Loaded, ModelOptions, source_of
 from featviz.models.weights import digest, load_weights
 
@@ -81,9 +76,8 @@ def _import_module(name: str) -> ModuleType:
 def _import(where: str, spec: str) -> ModuleType:
     if where.endswith(".py") and not Path(where).is_file():
         raise UsageError(f"no file {where!r} for {spec!r}", "check the path")
-    load: Callable[[str], ModuleType] = _from_path if where.endswith(".py") else _import_module
     try:
-        return load(where)
+        return from_file(Path(where)) if where.endswith(".py") else _import_module(where)
     except ModuleNotFoundError as error:
         if error.name and where.split(".")[0] == error.name.split(".")[0]:
             raise UsageError(
@@ -93,28 +87,6 @@ def _import(where: str, spec: str) -> ModuleType:
         raise _raised(f"importing {where} failed:", error) from error
     except (Exception, SystemExit) as error:
         raise _raised(f"importing {where} failed:", error) from error
-
-
-def _from_path(where: str) -> ModuleType:
-    """Run a file as a module of its own; two files of one name are two modules."""
-    path = Path(where)
-    place = hashlib.sha256(os.fsencode(real(path))).hexdigest()[:12]
-    name = f"featviz_user_{path.stem}_{place}"
-    spec = importlib.util.spec_from_file_location(name, path)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    known, before = sys.modules.get(name), list(sys.path)
-    sys.modules[name] = module
-    sys.path.insert(0, str(real(path.parent)))
-    try:
-        spec.loader.exec_module(module)
-    except BaseException:
-        sys.path[:] = before
-        del sys.modules[name]
-        if known is not None:
-            sys.modules[name] = known
-        raise
-    return module
 
 
 def _attribute(module: ModuleType, dotted: str, spec: str) -> Any:

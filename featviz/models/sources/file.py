@@ -40,7 +40,7 @@ def load(options: ModelOptions) -> Loaded:
         options = replace(options, arch=f"timm:{beside}")
     if options.arch is None:
         return _from_content(path, options)
-    source = source_of(options.arch)
+    source = source_of(options.arch, "--arch")
     if source.kind == "file":
         raise UsageError(
             f"--arch {options.arch!r} is a file of its own", "give a name or a factory"
@@ -54,7 +54,7 @@ def _from_content(path: Path, options: ModelOptions) -> Loaded:
     """A whole model as it is; weights in the architecture that they say they belong to."""
     record = {"kind": "file", **checkpoint.record(path)}
     if sniff.sniff(path) == sniff.EXPORTED:
-        program = exported.read(path, options.unsafe_load, pick_device(options.device))
+        program = exported.read(path, options.trust, pick_device(options.device))
         return Loaded(program.module, None, record, program.fixed)
     content = read_file(path, options)
     if isinstance(content, nn.Module) and options.key is None:
