@@ -177,7 +177,8 @@ model_options = stacked(
         "--model-arg",
         multiple=True,
         metavar="KEY=VALUE",
-        help="Pass this argument to the factory or builder of the model; repeatable.",
+        help="Pass this argument to the factory or builder of the model; repeatable. @hparams "
+        "passes the hyper_parameters of a Lightning checkpoint.",
     ),
     option(
         "--allow-global",
@@ -243,10 +244,19 @@ input_options = stacked(
 )
 
 
+_HPARAMS = "@hparams"
+"""A value of --model-arg: the arguments that a Lightning checkpoint holds."""
+
+
 def key_values(pairs: Sequence[str]) -> dict[str, Any]:
-    """`key=value` strings to keyword arguments; values are Python literals, else strings."""
+    """`key=value` strings to keyword arguments; values are Python literals, else strings.
+
+    `@hparams`, which stands for those of a checkpoint, is left out.
+    """
     arguments = {}
     for pair in pairs:
+        if pair == _HPARAMS:
+            continue
         key, equals, value = pair.partition("=")
         if not equals or not key.isidentifier():
             raise click.BadParameter(f"{pair!r} is not KEY=VALUE", param_hint="--model-arg")
@@ -279,6 +289,7 @@ def to_model_options(model: str, given: dict[str, Any]) -> ModelOptions:
     return ModelOptions(
         model,
         model_args=key_values(given["model_arg"]),
+        hparams=_HPARAMS in given["model_arg"],
         allow_globals=tuple(given["allow_global"]),
         **fields_of(ModelOptions, given),
     )

@@ -38,6 +38,11 @@ _NO_MODULES = ("torch.nn.functional.", "torch.nn.init.", "torch.nn.utils.", "tor
 _SAME_MODULE = ("to", "eval", "train", "cuda", "cpu", "half", "float", "requires_grad_")
 """Methods of a module that give the module itself."""
 
+_REGISTER = tuple(
+    f"self.{name}"
+    for name in ("register_buffer", "register_parameter", "register_module", "add_module")
+)
+
 _Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
@@ -48,6 +53,10 @@ class ModuleMaker:
     name: str
     needs: tuple[str, ...] = ()
     """Arguments without a default."""
+    takes: tuple[str, ...] = ()
+    """All arguments that have a name."""
+    parts: frozenset[str] = frozenset()
+    """Attributes that a class's __init__ sets; its modules and parameters are among them."""
 
     def words(self, file: str) -> str:
         """How MODEL names it: `net.py:Net (--model-arg depth=...)`."""
@@ -75,7 +84,7 @@ def makers(path: Path) -> list[ModuleMaker]:
     }
     public = [n for n in found if isinstance(n, _Definition) and not n.name.startswith("_")]
     public.sort(key=lambda node: node.name in used)
-    return [ModuleMaker(node.name, outline.needs(node)) for node in public]
+    return [outline.maker(node) for node in public]
 
 
 def defining(name: str, folders: Iterable[Path]) -> list[Path]:
@@ -139,15 +148,33 @@ class _Outline:
             )
         return self._asked[node.name]
 
-    def needs(self, node: ast.ClassDef | _Function) -> tuple[str, ...]:
-        """The arguments that a call cannot do without."""
-        if isinstance(node, ast.ClassDef):
-            own = next((n for n in _methods(node) if n.name == "__init__"), None)
-            if own is not None:
-                return _required(own)[1:]
-            bases = (self.definitions.get(_dotted(base)) for base in node.bases)
-            return next((self.needs(b) for b in bases if isinstance(b, ast.ClassDef)), ())
-        return _required(node)
+    def maker(self, node: _Definition) -> ModuleMaker:
+        """What is known of a class or function that gives a module."""
+        if not isinstance(node, ast.ClassDef):
+            return ModuleMaker(node.name, _required(node), _named(node))
+        init, parts = self._init(node), frozenset(self._parts(node))
+        if init is None:
+            return ModuleMaker(node.name, parts=parts)
+        return ModuleMaker(node.name, _required(init)[1:], _named(init)[1:], parts)
+
+    def _init(self, node: ast.ClassDef) -> _Function | None:
+        """The __init__ of a class, or of the first of its bases in the file that has one."""
+        own = next((n for n in _methods(node) if n.name == "__init__"), None)
+        if own is not None:
+            return own
+        bases = (self.definitions.get(_dotted(base)) for base in node.bases)
+        inits = (self._init(b) for b in bases if isinstance(b, ast.ClassDef) and b is not node)
+        return next((init for init in inits if init is not None), None)
+
+    def _parts(self, node: ast.ClassDef) -> Iterator[str]:
+        """Attributes that the __init__ of a class, or of its bases in the file, sets."""
+        for method in _methods(node):
+            if method.name == "__init__":
+                for part in ast.walk(method):
+                    yield from _set_by(part)
+        for base in (self.definitions.get(_dotted(base)) for base in node.bases):
+            if isinstance(base, ast.ClassDef) and base is not node:
+                yield from self._parts(base)
 
     def _derives(self, node: ast.ClassDef) -> bool:
         names = [self._full(_dotted(base)) for base in node.bases]
@@ -246,12 +273,31 @@ def _methods(node: ast.ClassDef) -> list[_Function]:
     return [n for n in node.body if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef)]
 
 
+def _set_by(node: ast.AST) -> Iterator[str]:
+    """Attributes that a statement or call sets; `self.register_buffer("x", ...)` sets one, too."""
+    targets: list[ast.expr] = []
+    if isinstance(node, ast.Assign):
+        targets = node.targets
+    elif isinstance(node, ast.AnnAssign):
+        targets = [node.target]
+    elif isinstance(node, ast.Call) and _dotted(node.func) in _REGISTER and node.args:
+        yield _dotted(node.args[0])
+    for target in targets:
+        if (name := _dotted(target)).startswith("self."):
+            yield name.removeprefix("self.")
+
+
 def _required(node: _Function) -> tuple[str, ...]:
     arguments = node.args
     positional = [*arguments.posonlyargs, *arguments.args]
     free = positional[: len(positional) - len(arguments.defaults)]
     keywords = zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True)
     return tuple(a.arg for a in (*free, *(a for a, default in keywords if default is None)))
+
+
+def _named(node: _Function) -> tuple[str, ...]:
+    arguments = node.args
+    return tuple(a.arg for a in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs))
 
 
 def _own_statements(node: _Function) -> Iterator[ast.AST]:

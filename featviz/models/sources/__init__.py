@@ -38,6 +38,8 @@ class ModelOptions:
     """Seeds the initialisation of random weights."""
     model_args: Mapping[str, Any] = field(default_factory=dict)
     """Keyword arguments of a factory, a torchvision builder or `timm.create_model`."""
+    hparams: bool = False
+    """Pass a Lightning checkpoint's hyper_parameters to the factory, too; `model_args` win."""
     allow_globals: tuple[str, ...] = ()
     """Names that a pickled model may use beside the classes of torch and torchvision."""
     trust: bool = False
@@ -205,5 +207,10 @@ def load_source(options: ModelOptions) -> Loaded:
         raise UsageError(
             f"--weights does not go with a model file ({Path(options.spec).name})",
             "the file has the weights itself",
+        )
+    if options.hparams and source.kind not in ("file", "factory"):
+        raise UsageError(
+            f"--model-arg @hparams is for a class of your own, and {options.spec!r} is none",
+            "--arch net.py:CLASS names it",
         )
     return source.load(options)

@@ -13,8 +13,10 @@ from torch import nn
 
 from featviz.errors import LoadError, UsageError
 from featviz.models.importing import from_file, importable
+from featviz.models.own_classes import read_hparams, taken
 from featviz.models.sources import FACTORY_FORM, Loaded, ModelOptions, source_of
-from featviz.models.weights import digest, load_weights
+from featviz.models.weights import digest, load_weights, read_file
+from featviz.text import quoted
 
 
 def load(options: ModelOptions) -> Loaded:
@@ -24,25 +26,47 @@ def load(options: ModelOptions) -> Loaded:
         UsageError: no such file, module or attribute.
         LoadError: the code raised, or gave no nn.Module, or the weights do not fit.
     """
+    path = _weights_file(options)
+    hparams = _hparams(path, options) if options.hparams else {}
     with torch.random.fork_rng(devices=()):
         torch.manual_seed(options.seed)
-        module = build(options.spec, options.model_args)
+        module = build(options.spec, options.model_args, hparams)
     record: Mapping[str, Any] = {"seed": options.seed}
-    if options.weights not in (None, "none"):
-        path = Path(str(options.weights))
-        if not path.is_file():
-            raise UsageError(
-                f"no weights file {options.weights!r}", "a factory takes a file, or none"
-            )
+    if path is not None:
         record = load_weights(module, path, options)
+    if hparams:
+        words = {name: quoted(repr(value)) for name, value in hparams.items()}
+        record = {**record, "hyper_parameters": words}
     name = source_of(options.spec).name
     assert name is not None
     source = {"kind": "factory", "name": name(options.spec), **record}
     return Loaded(module, None, {**source, "parameters": digest(module)})
 
 
-def build(spec: str, arguments: Mapping[str, Any]) -> nn.Module:
+def _weights_file(options: ModelOptions) -> Path | None:
+    if options.weights in (None, "none"):
+        return None
+    path = Path(str(options.weights))
+    if not path.is_file():
+        raise UsageError(f"no weights file {options.weights!r}", "a factory takes a file, or none")
+    return path
+
+
+def _hparams(path: Path | None, options: ModelOptions) -> dict[str, Any]:
+    if path is None:
+        raise UsageError(
+            "--model-arg @hparams needs a Lightning checkpoint", "--weights FILE names it"
+        )
+    return read_hparams(read_file(path, options), path.name)
+
+
+def build(
+    spec: str, arguments: Mapping[str, Any], hparams: Mapping[str, Any] | None = None
+) -> nn.Module:
     """Call the factory (a function or an nn.Module class), or take the module it names.
+
+    Args:
+        hparams: further arguments, of which those are passed that the factory takes.
 
     Raises:
         UsageError: no such file, module or attribute.
@@ -58,7 +82,7 @@ def build(spec: str, arguments: Mapping[str, Any]) -> nn.Module:
             f"{spec} is a {type(target).__name__}, not a factory", "name a function or a class"
         )
     try:
-        module = target(**arguments)
+        module = target(**{**taken(target, hparams or {}), **arguments})
     except Exception as error:
         raise _raised(f"{spec} raised", error) from error
     if not isinstance(module, nn.Module):

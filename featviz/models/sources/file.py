@@ -9,7 +9,7 @@ from pathlib import Path
 from torch import nn
 
 from featviz.errors import LoadError, UsageError
-from featviz.models import identify
+from featviz.models import identify, own_classes
 from featviz.models.devices import pick_device
 from featviz.models.files import checkpoint, exported, sniff
 from featviz.models.files.state_dict import stripped_forms, unwrap
@@ -38,6 +38,11 @@ def load(options: ModelOptions) -> Loaded:
     if options.arch is None and (beside := timm.named_beside(path)):
         log.info("%s: config.json beside it says timm:%s", path.name, beside)
         options = replace(options, arch=f"timm:{beside}")
+    if options.arch is None and options.hparams:
+        raise UsageError(
+            f"--model-arg @hparams is for a class of your own, and none is named for {path.name}",
+            "--arch net.py:CLASS names it",
+        )
     if options.arch is None:
         return _from_content(path, options)
     source = source_of(options.arch, "--arch")
@@ -62,8 +67,12 @@ def _from_content(path: Path, options: ModelOptions) -> Loaded:
     weights = unwrap(content, options.key, options.strip_prefix, options.ema, path.name)
     if weights.module is not None:
         return Loaded(weights.module, None, {**record, "taken": list(weights.steps)})
-    known = identify.identify_forms(stripped_forms(weights))
+    forms = stripped_forms(weights)
+    known = identify.identify_forms(forms)
     if known.name is None:
+        own = own_classes.unknown_weights(path, content, [form.tensors for form in forms])
+        if own is not None and not options.partial:
+            raise own
         known = _nearest(path, known, options.partial)
     arguments = known.arguments
     module, entry = torchvision.build(
