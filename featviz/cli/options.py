@@ -162,7 +162,7 @@ checkpoint_options = stacked(
 model_options = stacked(
     _of_model(
         "--arch",
-        "Build this architecture for a MODEL that is a file of weights.",
+        "Build this architecture for a MODEL that is a file of weights, or a LoRA adapter.",
         metavar="MODEL",
         shell_complete=complete.models,
     ),

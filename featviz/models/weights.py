@@ -145,7 +145,7 @@ def put_weights(
     Raises:
         LoadError: they do not fit.
     """
-    fitting = strip(tensors, module.state_dict())
+    fitting = strip(tensors, module)
     if fitting.steps:
         log.info("%s: %s", path.name, "; ".join(fitting.steps))
     what = f"{path.name} does not fit {options.spec}"

@@ -192,6 +192,7 @@ def _module_class(name: str) -> type[nn.Module] | None:
         return None
     setter = kind.__setstate__.__module__
     read = setter.rpartition(".")[0] == "torch.nn.modules" and setter.endswith(_SETTERS)
+    read = read or kind.__setstate__ is nn.Module.__setstate__  # torch.compile puts its own there
     plain = kind.__new__ is object.__new__ and not issubclass(kind, torch.fx.GraphModule)
     return kind if read and plain and kind.__module__ != "torch.nn.cpp" else None
 

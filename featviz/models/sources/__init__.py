@@ -86,6 +86,8 @@ class ModelSource:
     default_weights: str | None = None
     name: Callable[[str], str] | None = None
     """From a MODEL string to the name in run.json; None where a file is recorded instead."""
+    takes_arch: bool = False
+    """Whether `--arch` may say what it belongs to."""
     certain: bool = True
     """Whether the MODEL string, its files and its weights decide what the model is; code does
     not, as it may change."""
@@ -123,6 +125,10 @@ def _looks_like_a_file(spec: str) -> bool:
     return path.suffix.lower() in sniff.SUFFIXES or "/" in spec or path.exists()
 
 
+def _is_adapter(spec: str) -> bool:
+    return (Path(spec) / "adapter_config.json").is_file()
+
+
 SOURCES = (
     ModelSource(
         "torchvision",
@@ -147,6 +153,14 @@ SOURCES = (
         f"a file ({' '.join(sniff.SUFFIXES)})",
         recognises=lambda spec: Path(spec).is_file(),
         weights="",
+        takes_arch=True,
+    ),
+    ModelSource(
+        "adapter",
+        "the folder of a LoRA adapter",
+        recognises=_is_adapter,
+        weights="those of the model that --arch names, as for that model",
+        takes_arch=True,
     ),
     ModelSource(
         "factory",
@@ -198,9 +212,9 @@ def load_source(options: ModelOptions) -> Loaded:
         LoadError: there is something, but no model can be made of it.
     """
     source = source_of(options.spec)
-    if options.arch and source.kind != "file":
+    if options.arch and not source.takes_arch:
         raise UsageError(
-            f"--arch is for files of weights, and {options.spec!r} is none",
+            f"--arch is for files of weights and adapters, and {options.spec!r} is neither",
             f"leave it out, or give the weights: --weights FILE with MODEL {options.arch}",
         )
     if options.weights and not source.weights:
@@ -208,7 +222,7 @@ def load_source(options: ModelOptions) -> Loaded:
             f"--weights does not go with a model file ({Path(options.spec).name})",
             "the file has the weights itself",
         )
-    if options.hparams and source.kind not in ("file", "factory"):
+    if options.hparams and not (source.takes_arch or source.kind == "factory"):
         raise UsageError(
             f"--model-arg @hparams is for a class of your own, and {options.spec!r} is none",
             "--arch net.py:CLASS names it",
