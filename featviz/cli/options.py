@@ -234,6 +234,12 @@ input_options = stacked(
         default="white",
         help="Put this colour under transparent images.",
     ),
+    option(
+        "--transform",
+        metavar="FILE.py:FN",
+        help="Prepare images with this function: from a PIL image to a tensor [C, H, W], or to a "
+        "dict of arguments of the model.",
+    ),
     option("--frames", default=16, help="Take N frames of each clip, for video models."),
     option(
         "--inputs",

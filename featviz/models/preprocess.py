@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -48,6 +48,9 @@ class InputOptions:
     """Time steps of a clip, for models of clips."""
     inputs: Count | None = None
     """Images that the model takes at once; None asks its forward."""
+    transform: str | None = None
+    """`file.py:fn` or `pkg.mod:fn`: a function from a PIL image to what forward takes, instead of
+    all resizing, cropping and normalising."""
 
 
 @dataclass(frozen=True)
@@ -68,13 +71,18 @@ class Preprocess:
     """Time steps of a clip; None for a model of pictures."""
     inputs: int = 1
     """Images that the model takes at once, each an argument of its forward."""
+    transform: Callable[[Image.Image], list[Tensor]] | None = None
+    """The user's own way from an image to the model's arguments, the first of them [1, C, H, W], in
+    place of the steps above."""
 
     def __call__(self, images: Sequence[Image.Image]) -> list[Tensor]:
         """The model's arguments: [1, C, H, W] for each image, or [1, C, T, H, W] for a clip.
 
         Raises:
-            ImageError: the frames of a clip differ in size.
+            ImageError: the frames of a clip differ in size, or the user's transform fails.
         """
+        if self.transform is not None:
+            return self.transform(images[0].convert("L" if self.channels == 1 else "RGB"))
         tensors = [self.tensor(image) for image in images]
         if self.frames is None:
             return tensors
@@ -116,6 +124,8 @@ class Preprocess:
 
     def pictures(self, args: Sequence[Tensor]) -> list[Tensor]:
         """The inputs before normalising, clipped to 0..1: [1, C, H, W] for each image and frame."""
+        if self.transform is not None:
+            return [_visible(args[0])]
         pictures = [p for arg in args for p in (arg.unbind(2) if arg.ndim == 5 else (arg,))]
         return [self._undo(picture) for picture in pictures]
 
@@ -134,6 +144,9 @@ class Preprocess:
 
     def blank(self) -> list[Tensor]:
         """Zeros of the shapes that images would have; where their own size decides, 224 × 224."""
+        if self.transform is not None:
+            mode = "L" if self.channels == 1 else "RGB"
+            return [torch.zeros_like(t) for t in self.transform(Image.new(mode, FALLBACK_SIZE))]
         size = self.crop or self.resize or FALLBACK_SIZE
         height, width = (size, size) if isinstance(size, int) else size
         time = [] if self.frames is None else [self.frames]
@@ -142,6 +155,8 @@ class Preprocess:
     @property
     def words(self) -> str:
         """The steps in words, for the manifest."""
+        if self.transform is not None:
+            return f"{'greyscale' if self.channels == 1 else 'RGB'}, {self.transform}"
         steps = ["greyscale" if self.channels == 1 else "RGB"]
         if isinstance(self.resize, int):
             steps.append(f"resize shorter side to {self.resize} ({self.interpolation.value})")
@@ -160,6 +175,14 @@ class Preprocess:
         if self.inputs > 1:
             steps.append(f"{self.inputs} images at once")
         return ", ".join(steps)
+
+
+def _visible(tensor: Tensor) -> Tensor:
+    """An input of unknown scale as a picture: its range as 0..1, and of channels that are neither
+    grey nor RGB the first."""
+    picture = (tensor if tensor.shape[1] in (1, 3) else tensor[:, :1]).float()
+    low, high = picture.aminmax()
+    return (picture - low) / (high - low).clamp(min=torch.finfo(torch.float32).tiny)
 
 
 def _check_enlarged(shape: tuple[int, int], size: Sequence[int]) -> None:

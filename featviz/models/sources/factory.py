@@ -72,17 +72,15 @@ def build(
         UsageError: no such file, module or attribute.
         LoadError: the code raised, or gave no nn.Module.
     """
-    match = FACTORY_FORM.fullmatch(spec)
-    assert match is not None
-    target = _attribute(_import(match["where"], spec), match["attribute"], spec)
-    if isinstance(target, nn.Module):
-        return target
-    if not callable(target):
+    found = target(spec)
+    if isinstance(found, nn.Module):
+        return found
+    if not callable(found):
         raise LoadError(
-            f"{spec} is a {type(target).__name__}, not a factory", "name a function or a class"
+            f"{spec} is a {type(found).__name__}, not a factory", "name a function or a class"
         )
     try:
-        module = target(**{**taken(target, hparams or {}), **arguments})
+        module = found(**{**taken(found, hparams or {}), **arguments})
     except Exception as error:
         raise _raised(f"{spec} raised", error) from error
     if not isinstance(module, nn.Module):
@@ -90,6 +88,18 @@ def build(
             f"{spec} gave a {type(module).__name__}, not an nn.Module", "return the model"
         )
     return module
+
+
+def target(spec: str) -> Any:
+    """What `pkg.mod:name` or `file.py:name` names, imported.
+
+    Raises:
+        UsageError: no such file, module or attribute.
+        LoadError: the code raised.
+    """
+    match = FACTORY_FORM.fullmatch(spec)
+    assert match is not None
+    return _attribute(_import(match["where"], spec), match["attribute"], spec)
 
 
 def _import_module(name: str) -> ModuleType:
