@@ -15,6 +15,7 @@ import click
 from featviz.cli import complete, values
 from featviz.cli.values import EXISTING_FILE, FILE, NUMBERS, PATH, SIZE
 from featviz.models.sources import MODEL_HELP, WEIGHTS_HELP, ModelOptions
+from featviz.records import PRESETS
 from featviz.records.checking import choices
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -204,6 +205,14 @@ model_options = stacked(
 )
 
 input_options = stacked(
+    option(
+        "--preset",
+        type=click.Choice(list(PRESETS)),
+        show_default="as the model says, else imagenet",
+        help="Prepare images as these models want them. "
+        + "; ".join(f"{name}: {preset.words}" for name, preset in PRESETS.items())
+        + ".",
+    ),
     option(
         "--size",
         type=SIZE,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, Any
 
 import torch
@@ -14,7 +14,7 @@ from torchvision.transforms import functional as F
 from torchvision.transforms.functional import pad
 
 from featviz.errors import ImageError
-from featviz.records import Count, Within
+from featviz.records import PRESETS, Count, OneOf, Within
 from featviz.text import by
 
 _MOST_ENLARGED = 2**25
@@ -30,6 +30,8 @@ Size = int | tuple[int, int]
 class InputOptions:
     """The user's choices for the model's input; None leaves a choice to the model."""
 
+    preset: Annotated[str, OneOf(tuple(PRESETS))] | None = None
+    """The steps of one of PRESETS; the choices below change them."""
     size: Size | None = None
     """Resize: the shorter side, or (height, width), in pixels."""
     crop: Size | None = None
@@ -71,6 +73,8 @@ class Preprocess:
     """Time steps of a clip; None for a model of pictures."""
     inputs: int = 1
     """Images that the model takes at once, each an argument of its forward."""
+    guessed: bool = field(default=False, compare=False)
+    """Whether neither the model nor the user says how images go in."""
     transform: Callable[[Image.Image], list[Tensor]] | None = None
     """The user's own way from an image to the model's arguments, the first of them [1, C, H, W], in
     place of the steps above."""

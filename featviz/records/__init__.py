@@ -17,6 +17,7 @@ from featviz.records.options import (
     Within,
     Written,
 )
+from featviz.records.presets import PRESETS, InputPreset
 from featviz.records.reductions import REDUCTIONS, Reduction
 from featviz.records.results import (
     STAT_COLUMNS,
@@ -38,6 +39,7 @@ __all__ = [
     "FORMATS",
     "INTERVENTIONS",
     "KINDS",
+    "PRESETS",
     "REDUCTIONS",
     "STAT_COLUMNS",
     "SUFFIXES",
@@ -53,6 +55,7 @@ __all__ = [
     "Guess",
     "Hints",
     "ImageResult",
+    "InputPreset",
     "Layer",
     "Limits",
     "OneOf",
