@@ -245,9 +245,9 @@ input_options = stacked(
     ),
     option(
         "--transform",
-        metavar="FILE.py:FN",
-        help="Prepare images with this function: from a PIL image to a tensor [C, H, W], or to a "
-        "dict of arguments of the model.",
+        metavar="FUNCTION",
+        help="Prepare images with this function (file.py:fn or pkg.mod:fn): from a PIL image to a "
+        "tensor [C, H, W], or to a dict of arguments of the model.",
     ),
     option("--frames", default=16, help="Take N frames of each clip, for video models."),
     option(

@@ -38,7 +38,7 @@ _MERGE_FIRST = "merge it where it was made: model.merge_and_unload(), and save t
 
 
 @dataclass(frozen=True)
-class Change:
+class LoraChange:
     """What an adapter adds to the weight of a layer."""
 
     a: Tensor
@@ -68,7 +68,7 @@ class Adapter:
     file: Path
     base: str
     """The model that it says it belongs to, in words."""
-    changes: Mapping[str, Change]
+    changes: Mapping[str, LoraChange]
     """By name of the layer."""
     replaced: Mapping[str, Tensor]
     """Tensors that stand in place of the model's own, such as a new head."""
@@ -139,8 +139,8 @@ def _plain_name(name: str) -> str:
 
 def _changes(
     named: Mapping[str, Tensor], config: Mapping[str, Any], adapter: str
-) -> dict[str, Change]:
-    changes: dict[str, Change] = {}
+) -> dict[str, LoraChange]:
+    changes: dict[str, LoraChange] = {}
     left = {name for name in named if "lora_" in name}
     for ends in (_PLAIN, _EMBEDDING):
         for layer in [name.removesuffix(ends[0]) for name in named if name.endswith(ends[0])]:
@@ -154,7 +154,7 @@ def _changes(
                 raise LoadError(f"{adapter}: the factors of {quoted(layer)} do not fit", None)
             left -= {layer + end for end in ends}
             transposed = ends is _EMBEDDING or config.get("fan_in_fan_out") is True
-            changes[layer] = Change(a, b, _scale(layer, len(a), config, adapter), transposed)
+            changes[layer] = LoraChange(a, b, _scale(layer, len(a), config, adapter), transposed)
     if left or config.get("use_dora"):
         what = quoted(min(left)) if left else "DoRA"
         raise LoadError(f"{adapter} is more than plain LoRA: it has {what}", _MERGE_FIRST)
