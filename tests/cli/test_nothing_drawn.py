@@ -61,3 +61,15 @@ def test_it_says_so_again_when_it_is_resumed(
     run = ("run", net, picture, "--layers", "unused", "--out", out, "--channels", 1)
     assert featviz(*run).code == 1
     assert featviz(*run, "--resume").code == 1
+
+
+def test_a_model_without_a_layer_inside_gives_nothing_to_draw(
+    featviz: Run, picture: Path, tmp_path: Path, out: Path
+) -> None:
+    """Without --layers, a model that is one convolution has no stages: no layer was taken."""
+    (tmp_path / "user_one.py").write_text(
+        "from torch import nn\ndef make():\n    return nn.Conv2d(1, 2, 1)\n"
+    )
+    outcome = featviz("run", f"{tmp_path}/user_one.py:make", picture, "--out", out)
+    assert outcome.code == 1
+    assert "error: no picture was drawn; no layer was taken\n" in outcome.err

@@ -219,7 +219,7 @@ def _conclude(result: RunResult, left_out: LayersLeftOut) -> None:
     words = [f"{what}: {_named(layers)}" for what, layers in without.items() if layers]
     if result.drew_nothing:
         output.error(
-            f"no picture was drawn; {'; '.join(words)}",
+            f"no picture was drawn; {'; '.join(words) or 'no layer was taken'}",
             "--layers takes others; `featviz layers MODEL` lists them, with shapes and calls",
         )
     else:
