@@ -9,15 +9,26 @@ CHECK_FAILED = 4
 class FeatvizError(Exception):
     """Something the user can mend: a message with the value, and a hint with the remedy.
 
-    `exit_code` is what the command line ends with when the error reaches it.
+    `exit_code` is what the command line ends with when the error reaches it. Where a change of the
+    command would go on, `add` are the arguments that it lacks and `replace` is one that it has,
+    with what should stand there; the command line shows the whole command.
     """
 
     exit_code = 1
 
-    def __init__(self, message: str, hint: str | None = None) -> None:
+    def __init__(
+        self,
+        message: str,
+        hint: str | None = None,
+        *,
+        add: tuple[str, ...] = (),
+        replace: tuple[str, str] | None = None,
+    ) -> None:
         super().__init__(message)
         self.message = message
         self.hint = hint
+        self.add = add
+        self.replace = replace
 
 
 class UsageError(FeatvizError):

@@ -65,7 +65,8 @@ def test_readme_use_commands_work(clone: Path, featviz: Callable[..., Outcome]) 
     torch.save(nn.Sequential(nn.Conv2d(3, 2, 3), nn.ReLU()), clone / "model.pth")
     save_weights(clone / "weights.safetensors")
     (clone / "net.py").write_text(
-        "from torch import nn\ndef make_net(width):\n    return nn.Conv2d(1, width, 3)\n"
+        "from torch import nn\n"
+        "def make_net(width):\n    return nn.Sequential(nn.Conv2d(1, width, 3))\n"
     )
     lines = [line for line in commands("## Use") if line.startswith("featviz")]
     assert len(lines) == 9

@@ -17,7 +17,7 @@ from featviz.errors import CHECK_FAILED, UsageError
 from featviz.images import decode, find
 from featviz.images.group import natural_key
 from featviz.models.load import LoadedModel, ModelOptions, load_model
-from featviz.pipeline.prepare import grouped
+from featviz.pipeline.prepare import grouped, warn_of_guess
 from featviz.pipeline.processes import ALONE, World
 from featviz.records import Sample, Verdict
 from featviz.rundir import destination, junit, write
@@ -108,6 +108,7 @@ def audit(
     if options.prune_out is not None and len(sources) > 1:
         raise UsageError("--prune-out is for one model", f"here are {len(sources)}")
     audited: list[Audited] = []
+    warned = False
     place = (
         destination.replacing(options.out, destination.AUDIT, options.besides)
         if team.first
@@ -116,6 +117,9 @@ def audit(
     with place as folder:
         for number, (label, source) in enumerate(zip(_labels(sources), sources, strict=True)):
             model = source if isinstance(source, LoadedModel) else load_model(source, asked.inputs)
+            if not warned:
+                warn_of_guess(model.preprocess)
+                warned = model.preprocess.guessed
             shown = grouped(samples, model.preprocess)
             result = model_audit.examine(model, shown, asked, progress, team)
             if result is not None and folder is not None:

@@ -7,6 +7,7 @@ import importlib
 import io
 import logging
 import os
+import shlex
 import signal
 import sys
 import traceback
@@ -36,6 +37,9 @@ COMMANDS = {
 """Each command, which is a module in `commands`, and its line in --help."""
 
 INTERRUPTED = 130
+
+_LONGEST_COMMAND = 500
+"""Characters of a command that a hint shows: a glob that the shell has expanded may have more."""
 
 _NO_ARGUMENTS: Any = getattr(click.exceptions, "NoArgsIsHelpError", ())
 """click before 8.2 has none: it prints the help by itself."""
@@ -102,7 +106,7 @@ def guarded(arguments: list[str]) -> int:
         result = group.main(arguments, prog_name="featviz", standalone_mode=False)
         return result if isinstance(result, int) else 0
     except FeatvizError as error:
-        return _say(error.message, error.hint, error.exit_code, error)
+        return _say(error.message, _hint(error, arguments), error.exit_code, error)
     except _NO_ARGUMENTS as error:  # the help is the answer, not what went wrong
         error.show()
         return int(error.exit_code)
@@ -153,6 +157,37 @@ def _say(message: str, hint: str | None, code: int, error: BaseException | None)
     if error is not None and logging.getLogger("featviz").isEnabledFor(logging.DEBUG):
         click.echo(indented("".join(traceback.format_exception(error))), err=True, nl=False)
     return code
+
+
+def _hint(error: FeatvizError, arguments: list[str]) -> str | None:
+    """The error's hint, and behind it the command to go on with, where the error knows it and it
+    fits on a line."""
+    again = _amended(arguments, error.add, error.replace)
+    if again is None:
+        return error.hint
+    command = shlex.join(["featviz", *again])
+    if len(command) > _LONGEST_COMMAND:
+        return error.hint
+    return f"{error.hint}: {command}" if error.hint else command
+
+
+def _amended(
+    arguments: list[str], add: tuple[str, ...], replace: tuple[str, str] | None
+) -> list[str] | None:
+    """The arguments as an error says; None where it says nothing, or its words are not there (a
+    file of --config has them)."""
+    if not (add or replace):
+        return None
+    end = arguments.index("--") if "--" in arguments else len(arguments)
+    again = [*arguments[:end], *add, *arguments[end:]]
+    if replace is None:
+        return again
+    old, new = replace
+    where = next((i for i, word in enumerate(again) if word in (old, f"--arch={old}")), None)
+    if where is None:
+        return None
+    again[where] = again[where].removesuffix(old) + new
+    return again
 
 
 def _click_hint(error: click.ClickException) -> str | None:

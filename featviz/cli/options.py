@@ -15,7 +15,7 @@ import click
 from featviz.cli import complete, values
 from featviz.cli.values import EXISTING_FILE, FILE, NUMBERS, PATH, SIZE
 from featviz.models.sources import MODEL_HELP, WEIGHTS_HELP, ModelOptions
-from featviz.records import INTERPOLATIONS
+from featviz.records import INTERPOLATIONS, PRESETS
 from featviz.records.checking import choices
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -163,7 +163,7 @@ checkpoint_options = stacked(
 model_options = stacked(
     _of_model(
         "--arch",
-        "Build this architecture for a MODEL that is a file of weights.",
+        "Build this architecture for a MODEL that is a file of weights, or a LoRA adapter.",
         metavar="MODEL",
         shell_complete=complete.models,
     ),
@@ -178,7 +178,8 @@ model_options = stacked(
         "--model-arg",
         multiple=True,
         metavar="KEY=VALUE",
-        help="Pass this argument to the factory or builder of the model; repeatable.",
+        help="Pass this argument to the factory or builder of the model; repeatable. @hparams "
+        "passes the hyper_parameters of a Lightning checkpoint.",
     ),
     option(
         "--allow-global",
@@ -186,7 +187,14 @@ model_options = stacked(
         metavar="PKG.NAME",
         help="Let a pickled model use this class or function; repeatable.",
     ),
-    _of_model("--unsafe-load", "Let a pickled model run any code it holds."),
+    option(
+        "--trust",
+        "--unsafe-load",
+        "trust",
+        is_flag=True,
+        help="Trust MODEL: let a pickled model run any code it holds, with classes from the "
+        "current folder and the folder of the file.",
+    ),
     checkpoint_options,
     _of_model("--partial", "Load the weights that fit, although others do not."),
     _of_model(
@@ -197,6 +205,14 @@ model_options = stacked(
 )
 
 input_options = stacked(
+    option(
+        "--preset",
+        type=click.Choice(list(PRESETS)),
+        show_default="as the model says, else imagenet",
+        help="Prepare images as these models want them. "
+        + "; ".join(f"{name}: {preset.words}" for name, preset in PRESETS.items())
+        + ".",
+    ),
     option(
         "--size",
         type=SIZE,
@@ -233,6 +249,12 @@ input_options = stacked(
         default="white",
         help="Put this colour under transparent images.",
     ),
+    option(
+        "--transform",
+        metavar="FUNCTION",
+        help="Prepare images with this function (file.py:fn or pkg.mod:fn): from a PIL image to a "
+        "tensor [C, H, W], or to a dict of arguments of the model.",
+    ),
     option("--frames", default=16, help="Take N frames of each clip, for video models."),
     option(
         "--inputs",
@@ -243,10 +265,19 @@ input_options = stacked(
 )
 
 
+_HPARAMS = "@hparams"
+"""A value of --model-arg: the arguments that a Lightning checkpoint holds."""
+
+
 def key_values(pairs: Sequence[str]) -> dict[str, Any]:
-    """`key=value` strings to keyword arguments; values are Python literals, else strings."""
+    """`key=value` strings to keyword arguments; values are Python literals, else strings.
+
+    `@hparams`, which stands for those of a checkpoint, is left out.
+    """
     arguments = {}
     for pair in pairs:
+        if pair == _HPARAMS:
+            continue
         key, equals, value = pair.partition("=")
         if not equals or not key.isidentifier():
             raise click.BadParameter(f"{pair!r} is not KEY=VALUE", param_hint="--model-arg")
@@ -279,6 +310,7 @@ def to_model_options(model: str, given: dict[str, Any]) -> ModelOptions:
     return ModelOptions(
         model,
         model_args=key_values(given["model_arg"]),
+        hparams=_HPARAMS in given["model_arg"],
         allow_globals=tuple(given["allow_global"]),
         **fields_of(ModelOptions, given),
     )

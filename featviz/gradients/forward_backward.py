@@ -116,7 +116,7 @@ def _there_and_back(
     The input requires gradients, so that a frozen model has a graph; the model gets a copy of it,
     since an in-place operation is not allowed on the input itself.
     """
-    inputs = [arg.clone().requires_grad_() for arg in given]
+    inputs = [arg.clone().requires_grad_(_has_gradient(arg)) for arg in given]
     with _kept(model, plan) as kept:
         output = forward(model.module, [arg.clone() for arg in inputs], recorder)
     value = _value(model, plan, output, kept, book)
@@ -125,8 +125,13 @@ def _there_and_back(
             ": no gradient flows back from it",
             "the model is quantized, or detaches it, or computes it under torch.no_grad",
         )
-    back(value, inputs, recorder)
+    back(value, [arg for arg in inputs if arg.requires_grad], recorder)
     return output, float(value.detach())
+
+
+def _has_gradient(tensor: Tensor) -> bool:
+    """Whether a tensor can have one; indices and masks cannot."""
+    return tensor.is_floating_point() or tensor.is_complex()
 
 
 def _value(

@@ -9,12 +9,14 @@ from typing import Any
 import torch
 from torch import nn
 
+from featviz.errors import UsageError
 from featviz.models import classes
 from featviz.models.devices import pick_device
 from featviz.models.files.state_dict import unwrapped
 from featviz.models.preprocess import InputOptions, Preprocess
 from featviz.models.presets import choose_preprocess
 from featviz.models.sources import Loaded, ModelOptions, load_source
+from featviz.models.transform import by_transform
 from featviz.models.weights import digest, in_full_precision
 from featviz.records.checking import check
 
@@ -49,7 +51,10 @@ def load_model(options: ModelOptions, inputs: InputOptions) -> LoadedModel:
     device = pick_device(options.device)
     loaded = load_source(options)
     module = in_full_precision(unwrapped(loaded.module), device).to(device)
-    preprocess = choose_preprocess(module, loaded.entry, inputs, loaded.fixed)
+    if inputs.transform is not None:
+        preprocess = by_transform(inputs.transform, inputs, module)
+    else:
+        preprocess = choose_preprocess(module, loaded.entry, inputs, loaded.fixed)
     arguments = {name: repr(value) for name, value in options.model_args.items()}
     source = {**loaded.source, **({"arguments": arguments} if arguments else {})}
     named = classes.names(module) or _categories(loaded)
@@ -68,7 +73,12 @@ def adopt(module: nn.Module, inputs: InputOptions) -> LoadedModel:
 
     A compiled one (which ignores hooks that come later) and one in DataParallel or
     DistributedDataParallel are taken out of their wrapping.
+
+    Raises:
+        UsageError: a transform is named, which may change how the module is called.
     """
+    if inputs.transform is not None:
+        raise UsageError("transform is for a MODEL string", "give images that are transformed")
     module = unwrapped(module)
     tensor = next(iter([*module.parameters(), *module.buffers()]), torch.empty(0))
     record = {"kind": "module", "type": type(module).__name__, "parameters": digest(module)}

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Annotated, Any
 
 import torch
@@ -17,7 +17,7 @@ from torchvision.transforms.v2.functional import resize_image
 from featviz.errors import ImageError
 from featviz.models.letterbox import LetterBox, Window
 from featviz.models.resizing import HeightWidth, Padding, SizeRule
-from featviz.records import INTERPOLATIONS, Count, OneOf, Within
+from featviz.records import INTERPOLATIONS, PRESETS, Count, OneOf, Within
 from featviz.text import by
 
 _MOST_ENLARGED = 2**25
@@ -33,6 +33,8 @@ Size = int | tuple[int, int]
 class InputOptions:
     """The user's choices for the model's input; None leaves a choice to the model."""
 
+    preset: Annotated[str, OneOf(tuple(PRESETS))] | None = None
+    """The steps of one of PRESETS; the choices below change them."""
     size: Size | None = None
     """Resize: the shorter side (the longer one where the model's library pads to it), or
     (height, width), in pixels."""
@@ -54,6 +56,9 @@ class InputOptions:
     """Time steps of a clip, for models of clips."""
     inputs: Count | None = None
     """Images that the model takes at once; None asks its forward."""
+    transform: str | None = None
+    """`file.py:fn` or `pkg.mod:fn`: a function from a PIL image to what forward takes, instead of
+    all resizing, cropping and normalising."""
 
 
 @dataclass(frozen=True)
@@ -85,13 +90,20 @@ class Preprocess:
     """Images that the model takes at once, each an argument of its forward."""
     letterbox: LetterBox | None = None
     """Takes the place of resizing and cropping, for models of Ultralytics."""
+    guessed: bool = field(default=False, compare=False)
+    """Whether neither the model nor the user says how images go in."""
+    transform: Callable[[Image.Image], list[Tensor]] | None = None
+    """The user's own way from an image to the model's arguments, the first of them [1, C, H, W], in
+    place of the steps above."""
 
     def __call__(self, images: Sequence[Image.Image]) -> list[Tensor]:
         """The model's arguments: [1, C, H, W] for each image, or [1, C, T, H, W] for a clip.
 
         Raises:
-            ImageError: the frames of a clip differ in size.
+            ImageError: the frames of a clip differ in size, or the user's transform fails.
         """
+        if self.transform is not None:
+            return self.transform(images[0].convert("L" if self.channels == 1 else "RGB"))
         tensors = [self.tensor(image) for image in images]
         if self.frames is None:
             return tensors
@@ -154,6 +166,8 @@ class Preprocess:
 
     def pictures(self, args: Sequence[Tensor]) -> list[Tensor]:
         """The inputs before normalising, clipped to 0..1: [1, C, H, W] for each image and frame."""
+        if self.transform is not None:
+            return [_visible(args[0])]
         pictures = [p for arg in args for p in (arg.unbind(2) if arg.ndim == 5 else (arg,))]
         return [self._undo(picture) for picture in pictures]
 
@@ -179,6 +193,9 @@ class Preprocess:
     def blank(self) -> list[Tensor]:
         """Zeros of the shapes that images would have; where their own size decides, those of an
         image of 224 × 224 pixels."""
+        if self.transform is not None:
+            mode = "L" if self.channels == 1 else "RGB"
+            return [torch.zeros_like(t) for t in self.transform(Image.new(mode, FALLBACK_SIZE))]
         size = _resized_to(self.resize, FALLBACK_SIZE)
         size = self._crop_of(size) or size
         if self.letterbox is not None:
@@ -190,6 +207,8 @@ class Preprocess:
     @property
     def words(self) -> str:
         """The steps in words, for the manifest."""
+        if self.transform is not None:
+            return f"{'greyscale' if self.channels == 1 else 'RGB'}, {self.transform}"
         steps = ["greyscale" if self.channels == 1 else "BGR" if self.bgr else "RGB"]
         if self.letterbox is not None:
             steps.append(self.letterbox.words)
@@ -210,6 +229,14 @@ class Preprocess:
         if self.inputs > 1:
             steps.append(f"{self.inputs} images at once")
         return ", ".join(steps)
+
+
+def _visible(tensor: Tensor) -> Tensor:
+    """An input of unknown scale as a picture: its range as 0..1, and of channels that are neither
+    grey nor RGB the first."""
+    picture = (tensor if tensor.shape[1] in (1, 3) else tensor[:, :1]).float()
+    low, high = picture.aminmax()
+    return (picture - low) / (high - low).clamp(min=torch.finfo(torch.float32).tiny)
 
 
 def _sides(picture: Any) -> HeightWidth:

@@ -15,11 +15,10 @@ from torchvision.transforms import InterpolationMode
 from featviz.errors import UsageError
 from featviz.models import letterbox
 from featviz.models.preprocess import FALLBACK_SIZE, InputOptions, Preprocess, Size, listed
+from featviz.records import PRESETS
+from featviz.text import counted
 
 log = logging.getLogger(__name__)
-
-IMAGENET_MEAN = (0.485, 0.456, 0.406)
-IMAGENET_STD = (0.229, 0.224, 0.225)
 
 
 @dataclass(frozen=True)
@@ -34,14 +33,16 @@ class FixedInput:
 def choose_preprocess(
     module: nn.Module, entry: Any, options: InputOptions, fixed: FixedInput | None = None
 ) -> Preprocess:
-    """The weights' own transforms, else what fits the first convolution; then the user's wishes.
+    """The preset that the user names, else the weights' own transforms, else what fits the first
+    convolution; then the user's other wishes.
 
     Args:
         entry: torchvision's weights entry, or the Preprocess itself, or None where none is known.
         fixed: what the model takes, where it takes nothing else.
 
     Raises:
-        UsageError: the model takes neither one nor three channels, or mean and std do not fit.
+        UsageError: the model takes neither one nor three channels, or mean and std or the preset
+            do not fit.
     """
     fixed = fixed or FixedInput(None, None)
     if isinstance(entry, Preprocess):
@@ -52,7 +53,9 @@ def choose_preprocess(
         base = _at_own_size(base, module) if base is not None else _of_kind(module)
         expected = fixed.channels or first_channels(module)
     channels = options.channels or expected
-    if base is None or base.channels != channels:
+    if options.preset is not None:
+        base = _at_own_size(_named(options.preset, channels, fixed.size), module)
+    elif base is None or base.channels != channels:
         base = _by_channels(channels, options, fixed.size)
     first = _first_convolution(module)
     return replace(
@@ -202,18 +205,31 @@ def _by_channels(
 ) -> Preprocess:
     if channels == 1:
         return Preprocess(size, None, None, None, channels=1)
-    if channels != 3:
+    told = None not in (options.size or options.crop, options.mean, options.std)
+    return replace(_named("imagenet", channels, size), guessed=not told)
+
+
+def _named(name: str, channels: int, size: tuple[int, int] | None = None) -> Preprocess:
+    """A preset, for models that take `channels`; of those that take one size alone, in that size.
+
+    Raises:
+        UsageError: the preset is for RGB.
+    """
+    if channels not in (1, 3):
         raise UsageError(
             f"the first convolution takes {channels} channels, and an image gives 1 or 3",
-            "--channels 1 or --channels 3, if that is not where the image goes in",
+            "--channels 1 or --channels 3, if that is not where the image goes in; --transform "
+            "makes other inputs",
         )
-    guess = Preprocess(*_resize_and_crop(size), IMAGENET_MEAN, IMAGENET_STD)
-    if None in (options.size or options.crop, options.mean, options.std):
-        log.warning(
-            "preprocessing is a guess, ImageNet's: %s (--size, --crop, --mean, --std change it)",
-            _overridden(guess, options).words,
+    preset = PRESETS[name]
+    if channels != 3 and preset.mean is not None:
+        raise UsageError(
+            f"--preset {name} is for RGB, and the model takes {counted(channels, 'channel')}",
+            "--preset none, with --size, --mean and --std; --channels 3 if the model takes RGB",
         )
-    return guess
+    resize, crop = (preset.resize, preset.crop) if size is None else _resize_and_crop(size)
+    mode = InterpolationMode(preset.interpolation)
+    return Preprocess(resize, crop, preset.mean, preset.std, channels, mode)
 
 
 def _resize_and_crop(size: tuple[int, int] | None) -> tuple[Size, Size | None]:

@@ -124,7 +124,7 @@ def read_file(path: Path, options: ModelOptions) -> Any:
     Raises:
         LoadError: no checkpoint, truncated, or a pickle that needs more than is allowed.
     """
-    return checkpoint.read(path, options.allow_globals, options.unsafe_load)
+    return checkpoint.read(path, options.allow_globals, options.trust)
 
 
 def read_weights(path: Path, options: ModelOptions) -> Unwrapped:
@@ -145,7 +145,7 @@ def put_weights(
     Raises:
         LoadError: they do not fit.
     """
-    fitting = strip(tensors, module.state_dict())
+    fitting = strip(tensors, module)
     if fitting.steps:
         log.info("%s: %s", path.name, "; ".join(fitting.steps))
     what = f"{path.name} does not fit {options.spec}"

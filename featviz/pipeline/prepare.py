@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import BinaryIO
@@ -20,7 +21,9 @@ from featviz.models.load import LoadedModel, ModelOptions, load_model
 from featviz.models.preprocess import InputOptions, Preprocess
 from featviz.pipeline.dry_pass import choose_layers
 from featviz.pipeline.options import RunOptions, check_options
-from featviz.records import Layer, Sample
+from featviz.records import PRESETS, Layer, Sample
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -53,6 +56,7 @@ def prepare(
             chosen; nothing was written.
     """
     loaded = load_model(model, options.inputs) if isinstance(model, ModelOptions) else model
+    warn_of_guess(loaded.preprocess)
     samples = grouped(found, loaded.preprocess)
     blank, shown = _first_input(loaded, samples, options.inputs)
     layers = choose_layers(loaded, options.layers, blank, options.draw.tensor_layout)
@@ -60,6 +64,16 @@ def prepare(
     prepared = Prepared(options, loaded, tuple(samples), blank, shown, layers, plan)
     forward_backward.try_out(loaded, plan, blank, prepared.hint_book(blank))
     return prepared
+
+
+def warn_of_guess(preprocess: Preprocess) -> None:
+    """Say that neither the model nor the user says how images go in."""
+    if preprocess.guessed:
+        log.warning(
+            "preprocessing is a guess, --preset imagenet (others: %s; --size, --crop, --mean and "
+            "--std change it)",
+            ", ".join(name for name in PRESETS if name != "imagenet"),
+        )
 
 
 def find_images(

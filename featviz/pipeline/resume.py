@@ -114,10 +114,12 @@ def _versions() -> dict[str, Any]:
 
 
 def _options(options: RunOptions) -> dict[str, Any]:
+    inputs = asdict(options.inputs)
+    del inputs["transform"]  # which the preprocessing names, without its folder
     return {
         "layers": options.layers,
         **asdict(options.draw),
-        **asdict(options.inputs),
+        **inputs,
         **asdict(options.passes),
     }
 

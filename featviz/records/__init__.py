@@ -18,6 +18,7 @@ from featviz.records.options import (
     Within,
     Written,
 )
+from featviz.records.presets import PRESETS, InputPreset
 from featviz.records.reductions import REDUCTIONS, Reduction
 from featviz.records.results import (
     STAT_COLUMNS,
@@ -41,6 +42,7 @@ __all__ = [
     "INTERPOLATIONS",
     "INTERVENTIONS",
     "KINDS",
+    "PRESETS",
     "REDUCTIONS",
     "STAT_COLUMNS",
     "SUFFIXES",
@@ -56,6 +58,7 @@ __all__ = [
     "Guess",
     "Hints",
     "ImageResult",
+    "InputPreset",
     "Integers",
     "Layer",
     "Limits",

@@ -224,10 +224,18 @@ class RunResult:
         return tuple(image for image in self.images if image.error is not None)
 
     @property
+    def drew_nothing(self) -> bool:
+        """Whether images are complete, and none has a picture."""
+        return len(self.failures) < len(self.images) and not self.pictures
+
+    @property
     def exit_code(self) -> int:
-        """0 all complete, 3 some failed, 1 all failed or stopped at one, 130 interrupted."""
+        """0 all complete, 3 some failed, 1 all failed, stopped at one or drew nothing, 130
+        interrupted."""
         if self.interrupted:
             return 130
+        if self.drew_nothing:
+            return 1
         if not self.failures:
             return 0
         return 3 if len(self.failures) < len(self.images) and not self.missing else 1

@@ -107,7 +107,7 @@ BAD_MODEL = [
     ("arch", 5, "--arch 5 is not a text"),
     ("model_args", "x", "--model-arg 'x' is no mapping"),
     ("allow_globals", 5, "--allow-global 5 is not a text"),
-    ("unsafe_load", "x", "--unsafe-load 'x' is not a valid boolean"),
+    ("trust", "x", "--trust 'x' is not a valid boolean"),
     ("key", 5, "--key 5 is not a text"),
     ("strip_prefix", 5, "--strip-prefix 5 is not a text"),
     ("ema", "x", "--ema 'x' is not a valid boolean"),

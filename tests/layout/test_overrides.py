@@ -117,12 +117,12 @@ class TestTensorLayout:
 
     def test_a_grid_that_does_not_fit_is_skipped_with_the_reason(self) -> None:
         """Nothing is drawn by a told layout that the tensor cannot have."""
-        assert self.run("tokens:10x10").code == 0
+        assert self.run("tokens:10x10").code == 1
         (first, _) = manifest(self.out / "ramps.png")["skipped"]
         assert first["reason"] == (
             "shape [1, 281, 3]: 281 tokens are no grid of --tensor-layout tokens:10x10"
         )
-        assert self.run("nchw").code == 0
+        assert self.run("nchw").code == 1
         (first, _) = manifest(self.out / "ramps.png")["skipped"]
         assert (
             first["reason"]

@@ -1,4 +1,4 @@
-"""Pickles load only what is safe, and what the user allows: --allow-global and --unsafe-load."""
+"""Pickles load only what is safe, and what the user allows: --allow-global and --trust."""
 
 from __future__ import annotations
 
@@ -141,9 +141,9 @@ def test_a_global_that_does_not_exist_is_a_usage_error(name: str, users_file: Pa
         load(users_file, allow_globals=(name,))
 
 
-def test_unsafe_load_takes_whatever_the_file_holds(users_file: Path) -> None:
-    """--unsafe-load loads the same file without naming the class."""
-    assert type(load(users_file, unsafe_load=True)).__name__ == "Net"
+def test_trust_takes_whatever_the_file_holds(users_file: Path) -> None:
+    """--trust loads the same file without naming the class."""
+    assert type(load(users_file, trust=True)).__name__ == "Net"
 
 
 def test_allowances_hold_for_weights_too(users_file: Path, tmp_path: Path) -> None:
@@ -174,9 +174,7 @@ def beside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.parametrize("place", ["beside the file", "current folder"])
-@pytest.mark.parametrize(
-    "options", [{"unsafe_load": True}, {"allow_globals": ("user_beside.Net",)}]
-)
+@pytest.mark.parametrize("options", [{"trust": True}, {"allow_globals": ("user_beside.Net",)}])
 def test_modules_are_found_here_and_beside_the_file(
     options: dict[str, Any], place: str, beside: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -189,7 +187,7 @@ def test_modules_are_found_here_and_beside_the_file(
 
 @pytest.mark.parametrize(
     ("options", "kind"),
-    [({"unsafe_load": True}, LoadError), ({"allow_globals": ("user_beside.Net",)}, UsageError)],
+    [({"trust": True}, LoadError), ({"allow_globals": ("user_beside.Net",)}, UsageError)],
 )
 def test_a_module_that_is_not_found_is_named_with_where_it_was_looked_for(
     options: dict[str, Any], kind: type[FeatvizError], beside: Path

@@ -62,7 +62,7 @@ def test_nothing_in_a_hostile_archive_runs(
     sys.modules.pop("evil_module", None)
     error = _refused(path)
     assert what in error.message and "nothing was executed" in error.message
-    assert "--unsafe-load" in str(error.hint)
+    assert "--trust" in str(error.hint)
     assert "evil_module" not in sys.modules
 
 
@@ -100,8 +100,8 @@ def test_example_inputs_are_never_read(tmp_path: Path) -> None:
     assert not (tmp_path / "marker").exists()
 
 
-def test_unsafe_load_skips_the_check(tmp_path: Path) -> None:
-    """With --unsafe-load torch reads what it will: here it runs the example inputs."""
+def test_trust_skips_the_check(tmp_path: Path) -> None:
+    """With --trust torch reads what it will: here it runs the example inputs."""
     path = made(evil_inputs, tmp_path)
     assert exported.read(path, unsafe=True).module is not None
     assert (tmp_path / "marker").exists()

@@ -27,7 +27,7 @@ pytestmark = pytest.mark.usefixtures("imports_undone")
 @pytest.mark.parametrize(
     ("spec", "options", "message"),
     [
-        ("resnet18", {"arch": "resnet18"}, "--arch is for files of weights"),
+        ("resnet18", {"arch": "resnet18"}, "--arch is for files of weights and adapters"),
         ("FILE", {"weights": "none"}, "--weights does not go with a model file"),
         ("FILE", {"arch": "FILE"}, "is a file of its own"),
         ("FILE", {"arch": "resnet81"}, "torchvision has no model 'resnet81'"),
@@ -178,7 +178,7 @@ def test_torch_and_torchvision_that_do_not_fit_end_in_one_line(
     assert hint.startswith("hint: ") and "pip install" in hint
 
 
-def test_every_source_is_one_record_and_one_file() -> None:
+def test_every_source_is_one_record_and_one_file(tiny_file: Path, tmp_path: Path) -> None:
     """A source's file has the `load` that its record calls; help names its form and weights."""
     from importlib import import_module
 
@@ -188,7 +188,10 @@ def test_every_source_is_one_record_and_one_file() -> None:
         assert callable(import_module(f"featviz.models.sources.{source.kind}").load)
         assert source.form in sources.MODEL_HELP
         assert source.weights in sources.WEIGHTS_HELP
-    specs = ["resnet18", "timm:resnet18", "hf:vit", __file__, f"{__file__}:make"]
+    (tmp_path / "lora").mkdir()
+    (tmp_path / "lora" / "adapter_config.json").touch()
+    files = [str(tiny_file), str(tmp_path / "lora"), f"{__file__}:make"]
+    specs = ["resnet18", "timm:resnet18", "hf:vit", *files]
     assert [sources.source_of(spec).kind for spec in specs] == [
         source.kind for source in sources.SOURCES
     ]

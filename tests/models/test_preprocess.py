@@ -18,11 +18,12 @@ from torchvision.transforms import functional as F
 
 from featviz.errors import UsageError
 from featviz.models.preprocess import InputOptions, Preprocess
-from featviz.models.presets import IMAGENET_MEAN, IMAGENET_STD, choose_preprocess, first_channels
+from featviz.models.presets import choose_preprocess, first_channels
 
 RGB = nn.Conv2d(3, 2, 1)
 GREY = nn.Conv2d(1, 2, 1)
 RESNET = models.ResNet18_Weights.IMAGENET1K_V1
+IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 
 @pytest.fixture
@@ -126,26 +127,25 @@ def test_channels_may_be_told(channels: int) -> None:
     assert chosen.tensor(noise(300, 200)).shape[1] == channels
 
 
-def test_an_unknown_model_gets_imagenets_with_one_warning(
-    messages: pytest.LogCaptureFixture,
-) -> None:
-    """The guess is ImageNet's 256, 224, mean and std, and is said once, with the options."""
+def test_an_unknown_model_gets_imagenets(messages: pytest.LogCaptureFixture) -> None:
+    """The guess is ImageNet's 256, 224, mean and std, and knows that it is one."""
     chosen = choose_preprocess(RGB, None, InputOptions())
     assert chosen == Preprocess(256, 224, IMAGENET_MEAN, IMAGENET_STD)
     image = noise(300, 200)
     assert torch.equal(chosen.tensor(image), RESNET.transforms()(image)[None])
-    (record,) = messages.records
-    assert record.levelno == logging.WARNING
-    assert "preprocessing is a guess" in record.getMessage()
-    assert chosen.words in record.getMessage()
-    assert all(option in record.getMessage() for option in ("--size", "--crop", "--mean", "--std"))
+    assert chosen.guessed and messages.text == ""
 
 
 def test_no_warning_where_nothing_is_guessed(messages: pytest.LogCaptureFixture) -> None:
     """Size, mean and std from the user leave no guess to warn of."""
     told = InputOptions(size=64, mean=(0.5,) * 3, std=(0.5,) * 3)
-    choose_preprocess(RGB, None, told)
-    choose_preprocess(RGB, RESNET, InputOptions())
+    known = [
+        choose_preprocess(RGB, None, told),
+        choose_preprocess(RGB, RESNET, InputOptions()),
+        choose_preprocess(RGB, None, InputOptions(preset="imagenet")),
+        choose_preprocess(nn.Conv2d(1, 2, 1), None, InputOptions()),
+    ]
+    assert not any(preprocess.guessed for preprocess in known)
     assert messages.text == ""
 
 

@@ -94,10 +94,11 @@ def test_wrapped_weights_fit_a_named_architecture(
 
 def test_own_names_that_look_like_a_prefix_are_kept() -> None:
     """A model whose own names begin with `model.` is not stripped when that fits less."""
-    own = nn.ModuleDict({"model": nn.Linear(2, 2)}).state_dict()
-    found = strip(Unwrapped(dict(own)), own)
+    module = nn.ModuleDict({"model": nn.Linear(2, 2)})
+    own = module.state_dict()
+    found = strip(Unwrapped(dict(own)), module)
     assert set(found.tensors) == set(own)
-    found = strip(Unwrapped(prefixed(own, "module.")), own)
+    found = strip(Unwrapped(prefixed(own, "module.")), module)
     assert set(found.tensors) == set(own)
 
 

@@ -138,7 +138,7 @@ def test_a_compiled_whole_model_is_taken_out_of_its_wrapping(
     compiled = torch.compile(tiny)
     content = compiled if depth == "alone" else {"epoch": 3, "model": compiled}
     torch.save(content, tmp_path / "compiled.pth")
-    loaded = load(tmp_path / "compiled.pth", unsafe_load=unsafe)
+    loaded = load(tmp_path / "compiled.pth", trust=unsafe)
     assert type(loaded) is nn.Sequential
     assert same_weights(loaded, tiny)
 
@@ -188,7 +188,7 @@ def test_a_whole_quantised_model_gets_one_line(unsafe: bool, tmp_path: Path) -> 
     with pytest.raises(
         LoadError, match=r"static\.pth is a .*quantised model saved whole"
     ) as caught:
-        load(tmp_path / "static.pth", unsafe_load=unsafe)
+        load(tmp_path / "static.pth", trust=unsafe)
     assert "state_dict()" in str(caught.value.hint)
 
 
@@ -208,7 +208,7 @@ def test_a_whole_model_in_the_legacy_format_loads(tmp_path: Path) -> None:
     module = skeleton("resnet18")
     torch.save(module, tmp_path / "old.pth", _use_new_zipfile_serialization=False)
     assert same_weights(load(tmp_path / "old.pth"), module)
-    assert same_weights(load(tmp_path / "old.pth", unsafe_load=True), module)
+    assert same_weights(load(tmp_path / "old.pth", trust=True), module)
 
 
 def test_weights_in_the_legacy_format_load(tmp_path: Path) -> None:

@@ -218,8 +218,16 @@ def _words(guesses: Sequence[Guess]) -> str:
 def _conclude(result: RunResult, left_out: LayersLeftOut) -> None:
     """Say on stderr what gave no picture, what is missing, and what was written."""
     done = [image for image in result.images if image.error is None]
-    _warn("never ran", left_out.never_ran)
-    _warn("skipped", left_out.skipped)
+    without = {"never ran": left_out.never_ran, "skipped": left_out.skipped}
+    words = [f"{what}: {_named(layers)}" for what, layers in without.items() if layers]
+    if result.drew_nothing:
+        output.error(
+            f"no picture was drawn; {'; '.join(words) or 'no layer was taken'}",
+            "--layers takes others; `featviz layers MODEL` lists them, with shapes and calls",
+        )
+    else:
+        for line in words:
+            log.warning("%s", line)
     if result.missing:
         why = "interrupted" if result.interrupted else "stopped"
         missing = counted(len(result.missing), "image")
@@ -231,8 +239,7 @@ def _conclude(result: RunResult, left_out: LayersLeftOut) -> None:
         log.info("%s in %s%s", counts, result.out, before)
 
 
-def _warn(what: str, layers: Mapping[str, str]) -> None:
-    """Name the first few layers that gave no picture, and how many there are."""
-    if layers:
-        named = [f"{name} ({reason})" if reason else name for name, reason in layers.items()]
-        log.warning("%s: %s", what, listed(named, _NAMED))
+def _named(layers: Mapping[str, str]) -> str:
+    """The first few layers that gave no picture, and how many there are."""
+    named = [f"{name} ({reason})" if reason else name for name, reason in layers.items()]
+    return listed(named, _NAMED)

@@ -9,7 +9,8 @@ import struct
 import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, BinaryIO
 
 import torch
 from torch import nn
@@ -19,7 +20,7 @@ from featviz.files import read_json
 from featviz.models.files import exported, module_state, pickles, sniff, torch_save
 from featviz.models.files.rebuilding import RefusedError
 from featviz.models.files.state_dict import nested, unwrapped
-from featviz.models.importing import importable, where_looked
+from featviz.models.importing import SCRIPT, from_script, importable, where_looked
 from featviz.text import quoted
 
 _PICKLE_ERRORS = (
@@ -32,6 +33,10 @@ _PICKLE_ERRORS = (
     AssertionError,
 )
 """What reading a pickle raises, in words that do not say what was being read."""
+
+
+_LONGEST = 1000
+"""Characters of what the user's own code raises, which may name folders."""
 
 
 def record(path: Path) -> dict[str, Any]:
@@ -81,7 +86,8 @@ def _read_safely(path: Path, allow: Sequence[str]) -> Any:
         raise LoadError(
             f"{path.name} {error}",
             "save the state_dict() of a model that runs, with a newer torch; "
-            "--unsafe-load if you trust the file",
+            "if you trust the file, --trust",
+            add=("--trust",),
         ) from error
     except Exception as error:  # a broken pickle decides itself what it makes torch raise
         raise _damaged(path, error) from error
@@ -90,7 +96,9 @@ def _read_safely(path: Path, allow: Sequence[str]) -> Any:
 def _read_unsafely(path: Path) -> Any:
     try:
         with importable(path.parent):
-            content = torch.load(path, map_location="cpu", weights_only=False)
+            content = torch.load(path, "cpu", _with_scripts(path), weights_only=False)
+    except LoadError:
+        raise
     except ModuleNotFoundError as error:
         raise LoadError(
             f"{path.name} needs the module {str(error.name)!r}, which cannot be found",
@@ -104,6 +112,28 @@ def _read_unsafely(path: Path) -> Any:
             if not module_state.is_sound(part):
                 raise _broken(path, part)
     return content
+
+
+def _with_scripts(path: Path) -> Any:
+    """The module pickle, for torch.load, with the classes of scripts: a class that was defined in
+    the script that saved the model is found in the file of code that defines it."""
+
+    class TrustingUnpickler(pickle.Unpickler):
+        def find_class(self, module: str, name: str) -> Any:
+            if module != SCRIPT:
+                return super().find_class(module, name)
+            try:
+                return from_script(name, path.parent)
+            except Exception as error:  # the user's own code is run
+                raise LoadError(
+                    f"{path.name} needs a class of a script: {quoted(str(error), _LONGEST)}",
+                    "run where the one file is that defines it",
+                ) from error
+
+    def load(file: BinaryIO, **options: Any) -> Any:
+        return TrustingUnpickler(file, **options).load()
+
+    return SimpleNamespace(__name__="pickle", Unpickler=TrustingUnpickler, load=load)
 
 
 def _checked(path: Path, content: Any) -> Any:

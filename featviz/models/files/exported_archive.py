@@ -204,8 +204,8 @@ def _rewrite(path: Path, file: IO[bytes], target: IO[bytes]) -> None:
         line = quoted(str(error)) or type(error).__name__
         raise LoadError(
             f"{quoted(path.name)} cannot be loaded: {line}; nothing was executed",
-            "is the file whole, and as torch.export.save wrote it? "
-            "if you trust the file: --unsafe-load",
+            "is the file whole, and as torch.export.save wrote it? if you trust the file: --trust",
+            add=("--trust",),
         ) from error
     if faults:
         raise _refusal(path, faults)
@@ -220,7 +220,8 @@ def _refusal(path: Path, faults: list[str]) -> LoadError:
     return LoadError(
         f"{quoted(path.name)} holds {listed(faults, _SHOWN)}, which could run any code; "
         "nothing was executed",
-        "if you trust the file: --unsafe-load",
+        "if you trust the file: --trust",
+        add=("--trust",),
     )
 
 
@@ -233,7 +234,7 @@ def _check_format(path: Path, file: IO[bytes]) -> None:
         raise LoadError(
             f"{quoted(path.name)} is a torch.export program in the format before torch 2.8",
             "save it again with a newer torch (torch.export.load, then torch.export.save), "
-            "or --unsafe-load if you trust it",
+            "or --trust if you trust it",
         )
     if any("/data/aotinductor/" in name for name in names):
         raise LoadError(

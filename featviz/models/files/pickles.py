@@ -24,7 +24,7 @@ from torch import nn
 from featviz.errors import LoadError, UsageError
 from featviz.models.files.kept_values import KEPT
 from featviz.models.files.rebuilding import MAKERS, TYPES
-from featviz.models.importing import importable, tamed, where_looked
+from featviz.models.importing import SCRIPT, from_script, importable, tamed, where_looked
 from featviz.text import listed, quoted
 
 _YOLO = ("ultralytics.nn.modules.", "ultralytics.nn.tasks.")
@@ -181,13 +181,16 @@ def refusal(path: Path, names: Iterable[str]) -> LoadError:
     return LoadError(
         f"{path.name} needs {listed(shown, _SHOWN)}, which could run any code; "
         "nothing was executed",
-        f"if you trust the file: {options} (or --unsafe-load for all it holds)",
+        f"{options} lets it use these names alone; if you trust the file, --trust",
+        add=("--trust",),
     )
 
 
 def _import(name: str, path: Path) -> Any:
     try:
         with importable(path.parent):
+            if name.startswith(f"{SCRIPT}."):
+                return from_script(name.removeprefix(f"{SCRIPT}."), path.parent)
             return _attribute(name)
     except (ImportError, AttributeError, ValueError, TypeError) as error:
         hint = "pkg.mod.Class"
@@ -215,6 +218,7 @@ def _module_class(name: str) -> type[nn.Module] | None:
     setter = kind.__setstate__.__module__
     of_torch = setter.rpartition(".")[0] == "torch.nn.modules" and setter.endswith(_SETTERS)
     read = of_torch or setter in _FILLS_IN
+    read = read or kind.__setstate__ is nn.Module.__setstate__  # torch.compile puts its own there
     plain = kind.__new__ is object.__new__ and not issubclass(kind, torch.fx.GraphModule)
     return kind if read and plain and kind.__module__ != "torch.nn.cpp" else None
 

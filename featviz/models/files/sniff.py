@@ -57,13 +57,13 @@ def sniff(path: Path) -> str:
         return _zip_kind(path)
     if head[257:262] == b"ustar":
         return "a tar archive; unpack it first"
+    if head[8:9] == b"{" and int.from_bytes(head[:8], "little") < 2**40:
+        return SAFETENSORS  # a header of 640 bytes begins as a pickle does
     if head[:1] == b"\x80" and head[1:2] in (b"\x02", b"\x03", b"\x04", b"\x05"):
         return PICKLE
     for magic, words in _MAGIC.items():
         if head.startswith(magic):
             return words
-    if head[8:9] == b"{" and int.from_bytes(head[:8], "little") < 2**40:
-        return SAFETENSORS
     if path.name.endswith(".index.json"):
         return SHARDS
     return _text_kind(head)

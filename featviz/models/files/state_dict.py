@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from torch import Tensor, nn
 
 from featviz.errors import LoadError
+from featviz.models.files.effective import effective, unwrapped_names, without_parallel
 from featviz.text import quoted
 
 PLAIN = ("state_dict", "model_state_dict", "model", "net", "network", "module", "weights", "params")
@@ -17,6 +19,12 @@ AVERAGED = ("state_dict_ema", "model_ema", "ema_state_dict", "ema_model", "ema",
 
 PREFIXES = ("module.", "_orig_mod.", "model.", "net.", "network.", "encoder.", "backbone.")
 """What DataParallel, torch.compile, Lightning and training scripts put before names."""
+
+_SIDE_BY_SIDE = ("online_model.", "ema_model.")
+"""What the package ema-pytorch puts before the names of the model and of its average."""
+
+_AVERAGED_COUNT = "n_averaged"
+"""What AveragedModel (SWA, EMA) keeps beside the weights."""
 
 _MOST = 0.9
 """A prefix counts if so many of the keys have it: losses and metrics may stand beside the model."""
@@ -54,7 +62,7 @@ def unwrap(
     """
     steps: list[str] = []
     inner = _at(content, key, steps) if key else _dig(content, ema, steps, _DEEPEST)
-    tensors = _tensors(inner)
+    tensors = _one_of_two(_tensors(inner), ema, steps)
     if not tensors:
         raise LoadError(
             f"{name} holds no weights{f' under {key!r}' if key else ''}: {_describe(content)}",
@@ -63,6 +71,14 @@ def unwrap(
     if prefix:
         tensors = _without(tensors, prefix, steps)
     return Unwrapped(tensors, tuple(steps), inner if isinstance(inner, nn.Module) else None)
+
+
+def _one_of_two(
+    tensors: dict[str, Tensor], ema: bool | None, steps: list[str]
+) -> dict[str, Tensor]:
+    """Of a state dict that holds the model and its average side by side, one of them."""
+    both = [{k for k in tensors if k.startswith(prefix)} for prefix in _SIDE_BY_SIDE]
+    return _without(tensors, _SIDE_BY_SIDE[bool(ema)], steps) if all(both) else tensors
 
 
 def unwrapped(module: nn.Module) -> nn.Module:
@@ -76,19 +92,43 @@ def unwrapped(module: nn.Module) -> nn.Module:
     return unwrapped(inner) if isinstance(inner, nn.Module) else module
 
 
-def strip(weights: Unwrapped, wanted: Iterable[str]) -> Unwrapped:
-    """Take usual prefixes away as long as that makes more names fit those that are wanted."""
-    names = set(wanted)
-    return max(stripped_forms(weights), key=lambda form: len(names & form.tensors.keys()))
+def strip(weights: Unwrapped, module: nn.Module) -> Unwrapped:
+    """The form of the tensors of which most names are those of the module: usual prefixes are taken
+    away, and what stands in place of a weight (see `effective`) becomes the weight."""
+    names = set(module.state_dict())
+    forms = stripped_forms(weights, _transposed(module))
+    return max(forms, key=lambda form: len(names & form.tensors.keys()))
 
 
-def stripped_forms(weights: Unwrapped) -> list[Unwrapped]:
-    """The tensors as they are, then with one usual prefix after the other taken away."""
+def stripped_forms(weights: Unwrapped, transposed: Collection[str] = ()) -> list[Unwrapped]:
+    """The tensors as they are, then with one usual prefix after the other taken away, and each of
+    these with the weights that the model computes with, where others are kept.
+
+    Args:
+        transposed: names of weights of transposed convolutions.
+    """
     forms, steps = [weights], list(weights.steps)
-    while (common := _common(forms[-1].tensors)) is not None:
-        tensors = _without(forms[-1].tensors, common, steps)
+    tensors = weights.tensors
+    if _AVERAGED_COUNT in tensors and all(k.startswith("module.") for k in _counted(tensors)):
+        steps.append("took the averaged weights")
+        tensors = {k.removeprefix("module."): v for k, v in _counted(tensors).items()}
         forms.append(Unwrapped(tensors, tuple(steps)))
+    while (common := _common(tensors)) is not None:
+        tensors = _without(tensors, common, steps)
+        forms.append(Unwrapped(tensors, tuple(steps)))
+    for change in (unwrapped_names, without_parallel, partial(effective, transposed=transposed)):
+        changed = [(form, *change(form.tensors)) for form in forms]
+        forms += [Unwrapped(new, (*form.steps, *done)) for form, new, done in changed if done]
     return forms
+
+
+def _transposed(module: nn.Module) -> set[str]:
+    kinds = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
+    return {f"{n}.weight".lstrip(".") for n, m in module.named_modules() if isinstance(m, kinds)}
+
+
+def _counted(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name: tensor for name, tensor in tensors.items() if name != _AVERAGED_COUNT}
 
 
 def _dig(content: Any, ema: bool | None, steps: list[str], depth: int) -> Any:

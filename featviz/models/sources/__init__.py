@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from featviz.errors import UsageError
+from featviz.models import outline
 from featviz.models.files import sniff
 from featviz.records import Seed
 
@@ -38,10 +39,12 @@ class ModelOptions:
     model_args: Mapping[str, Any] = field(default_factory=dict)
     """Keyword arguments of a factory, a torchvision builder or `timm.create_model`, or values of a
     Hugging Face config."""
+    hparams: bool = False
+    """Pass a Lightning checkpoint's hyper_parameters to the factory, too; `model_args` win."""
     allow_globals: tuple[str, ...] = ()
     """Names that a pickled model may use beside the classes of torch, torchvision and
     Ultralytics."""
-    unsafe_load: bool = False
+    trust: bool = False
     """Let a pickled model run any code that its file holds."""
     key: str | None = None
     """Where in a checkpoint the weights are; None looks in the usual places."""
@@ -85,6 +88,8 @@ class ModelSource:
     default_weights: str | None = None
     name: Callable[[str], str] | None = None
     """From a MODEL string to the name in run.json; None where a file is recorded instead."""
+    takes_arch: bool = False
+    """Whether `--arch` may say what it belongs to."""
     certain: bool = True
     """Whether the MODEL string, its files and its weights decide what the model is; code does
     not, as it may change."""
@@ -136,6 +141,10 @@ def download_hint(spec: str) -> str:
     return "check the path"
 
 
+def _is_adapter(spec: str) -> bool:
+    return (Path(spec) / "adapter_config.json").is_file()
+
+
 SOURCES = (
     ModelSource(
         "torchvision",
@@ -169,6 +178,14 @@ SOURCES = (
         f"a file ({' '.join(sniff.SUFFIXES)})",
         recognises=lambda spec: Path(spec).is_file(),
         weights="",
+        takes_arch=True,
+    ),
+    ModelSource(
+        "adapter",
+        "the folder of a LoRA adapter",
+        recognises=_is_adapter,
+        weights="those of the model that --arch names, as for that model",
+        takes_arch=True,
     ),
     ModelSource(
         "factory",
@@ -191,12 +208,18 @@ WEIGHTS_HELP = "Weights of " + "; of ".join(
 """A sentence for help."""
 
 
-def source_of(spec: str) -> ModelSource:
+def source_of(spec: str, option: str = "MODEL") -> ModelSource:
     """The source that a MODEL string belongs to.
 
+    Args:
+        option: where the string stands, for messages.
+
     Raises:
-        UsageError: it looks like a file, and there is none.
+        UsageError: it looks like a file, and there is none; or it is a file of code, of which a
+            class or function must be named.
     """
+    if spec.endswith(".py") and Path(spec).is_file():
+        raise outline.which_of(spec, option)
     for source in SOURCES:
         if source.prefix and spec.startswith(source.prefix):
             return source
@@ -214,14 +237,19 @@ def load_source(options: ModelOptions) -> Loaded:
         LoadError: there is something, but no model can be made of it.
     """
     source = source_of(options.spec)
-    if options.arch and source.kind != "file":
+    if options.arch and not source.takes_arch:
         raise UsageError(
-            f"--arch is for files of weights, and {options.spec!r} is none",
+            f"--arch is for files of weights and adapters, and {options.spec!r} is neither",
             f"leave it out, or give the weights: --weights FILE with MODEL {options.arch}",
         )
     if options.weights and not source.weights:
         raise UsageError(
             f"--weights does not go with a model file ({Path(options.spec).name})",
             "the file has the weights itself",
+        )
+    if options.hparams and not (source.takes_arch or source.kind == "factory"):
+        raise UsageError(
+            f"--model-arg @hparams is for a class of your own, and {options.spec!r} is none",
+            "--arch net.py:CLASS names it",
         )
     return source.load(options)

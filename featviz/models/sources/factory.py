@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import hashlib
 import importlib
-import importlib.util
-import os
-import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -16,10 +12,11 @@ import torch
 from torch import nn
 
 from featviz.errors import LoadError, UsageError
-from featviz.files import real
-from featviz.models.importing import importable
+from featviz.models.importing import from_file, importable
+from featviz.models.own_classes import read_hparams, taken
 from featviz.models.sources import FACTORY_FORM, Loaded, ModelOptions, source_of
-from featviz.models.weights import digest, load_weights
+from featviz.models.weights import digest, load_weights, read_file
+from featviz.text import quoted
 
 
 def load(options: ModelOptions) -> Loaded:
@@ -29,41 +26,61 @@ def load(options: ModelOptions) -> Loaded:
         UsageError: no such file, module or attribute.
         LoadError: the code raised, or gave no nn.Module, or the weights do not fit.
     """
+    path = _weights_file(options)
+    hparams = _hparams(path, options) if options.hparams else {}
     with torch.random.fork_rng(devices=()):
         torch.manual_seed(options.seed)
-        module = build(options.spec, options.model_args)
+        module = build(options.spec, options.model_args, hparams)
     record: Mapping[str, Any] = {"seed": options.seed}
-    if options.weights not in (None, "none"):
-        path = Path(str(options.weights))
-        if not path.is_file():
-            raise UsageError(
-                f"no weights file {options.weights!r}", "a factory takes a file, or none"
-            )
+    if path is not None:
         record = load_weights(module, path, options)
+    if hparams:
+        words = {name: quoted(repr(value)) for name, value in hparams.items()}
+        record = {**record, "hyper_parameters": words}
     name = source_of(options.spec).name
     assert name is not None
     source = {"kind": "factory", "name": name(options.spec), **record}
     return Loaded(module, None, {**source, "parameters": digest(module)})
 
 
-def build(spec: str, arguments: Mapping[str, Any]) -> nn.Module:
+def _weights_file(options: ModelOptions) -> Path | None:
+    if options.weights in (None, "none"):
+        return None
+    path = Path(str(options.weights))
+    if not path.is_file():
+        raise UsageError(f"no weights file {options.weights!r}", "a factory takes a file, or none")
+    return path
+
+
+def _hparams(path: Path | None, options: ModelOptions) -> dict[str, Any]:
+    if path is None:
+        raise UsageError(
+            "--model-arg @hparams needs a Lightning checkpoint", "--weights FILE names it"
+        )
+    return read_hparams(read_file(path, options), path.name)
+
+
+def build(
+    spec: str, arguments: Mapping[str, Any], hparams: Mapping[str, Any] | None = None
+) -> nn.Module:
     """Call the factory (a function or an nn.Module class), or take the module it names.
+
+    Args:
+        hparams: further arguments, of which those are passed that the factory takes.
 
     Raises:
         UsageError: no such file, module or attribute.
         LoadError: the code raised, or gave no nn.Module.
     """
-    match = FACTORY_FORM.fullmatch(spec)
-    assert match is not None
-    target = _attribute(_import(match["where"], spec), match["attribute"], spec)
-    if isinstance(target, nn.Module):
-        return target
-    if not callable(target):
+    found = target(spec)
+    if isinstance(found, nn.Module):
+        return found
+    if not callable(found):
         raise LoadError(
-            f"{spec} is a {type(target).__name__}, not a factory", "name a function or a class"
+            f"{spec} is a {type(found).__name__}, not a factory", "name a function or a class"
         )
     try:
-        module = target(**arguments)
+        module = found(**{**taken(found, hparams or {}), **arguments})
     except Exception as error:
         raise _raised(f"{spec} raised", error) from error
     if not isinstance(module, nn.Module):
@@ -71,6 +88,18 @@ def build(spec: str, arguments: Mapping[str, Any]) -> nn.Module:
             f"{spec} gave a {type(module).__name__}, not an nn.Module", "return the model"
         )
     return module
+
+
+def target(spec: str) -> Any:
+    """What `pkg.mod:name` or `file.py:name` names, imported.
+
+    Raises:
+        UsageError: no such file, module or attribute.
+        LoadError: the code raised.
+    """
+    match = FACTORY_FORM.fullmatch(spec)
+    assert match is not None
+    return _attribute(_import(match["where"], spec), match["attribute"], spec)
 
 
 def _import_module(name: str) -> ModuleType:
@@ -81,9 +110,8 @@ def _import_module(name: str) -> ModuleType:
 def _import(where: str, spec: str) -> ModuleType:
     if where.endswith(".py") and not Path(where).is_file():
         raise UsageError(f"no file {where!r} for {spec!r}", "check the path")
-    load: Callable[[str], ModuleType] = _from_path if where.endswith(".py") else _import_module
     try:
-        return load(where)
+        return from_file(Path(where)) if where.endswith(".py") else _import_module(where)
     except ModuleNotFoundError as error:
         if error.name and where.split(".")[0] == error.name.split(".")[0]:
             raise UsageError(
@@ -93,28 +121,6 @@ def _import(where: str, spec: str) -> ModuleType:
         raise _raised(f"importing {where} failed:", error) from error
     except (Exception, SystemExit) as error:
         raise _raised(f"importing {where} failed:", error) from error
-
-
-def _from_path(where: str) -> ModuleType:
-    """Run a file as a module of its own; two files of one name are two modules."""
-    path = Path(where)
-    place = hashlib.sha256(os.fsencode(real(path))).hexdigest()[:12]
-    name = f"featviz_user_{path.stem}_{place}"
-    spec = importlib.util.spec_from_file_location(name, path)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    known, before = sys.modules.get(name), list(sys.path)
-    sys.modules[name] = module
-    sys.path.insert(0, str(real(path.parent)))
-    try:
-        spec.loader.exec_module(module)
-    except BaseException:
-        sys.path[:] = before
-        del sys.modules[name]
-        if known is not None:
-            sys.modules[name] = known
-        raise
-    return module
 
 
 def _attribute(module: ModuleType, dotted: str, spec: str) -> Any:

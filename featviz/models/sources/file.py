@@ -10,7 +10,7 @@ from pathlib import Path
 from torch import nn
 
 from featviz.errors import LoadError, UsageError
-from featviz.models import identify
+from featviz.models import identify, own_classes
 from featviz.models.devices import pick_device
 from featviz.models.files import checkpoint, exported, sniff
 from featviz.models.files.state_dict import stripped_forms, unwrap
@@ -44,9 +44,14 @@ def load(options: ModelOptions) -> Loaded:
     if options.arch is None and (name := _of_transformers(path)):
         log.info("%s: config.json beside it says %s", path.name, name)
         options = replace(options, arch=f"hf:{path.parent}")
+    if options.arch is None and options.hparams:
+        raise UsageError(
+            f"--model-arg @hparams is for a class of your own, and none is named for {path.name}",
+            "--arch net.py:CLASS names it",
+        )
     if options.arch is None:
         return _from_content(path, options)
-    source = source_of(options.arch)
+    source = source_of(options.arch, "--arch")
     if source.kind == "file":
         raise UsageError(
             f"--arch {options.arch!r} is a file of its own", "give a name or a factory"
@@ -66,7 +71,7 @@ def _from_content(path: Path, options: ModelOptions) -> Loaded:
     """A whole model as it is; weights in the architecture that they say they belong to."""
     record = {"kind": "file", **checkpoint.record(path)}
     if sniff.sniff(path) == sniff.EXPORTED:
-        program = exported.read(path, options.unsafe_load, pick_device(options.device))
+        program = exported.read(path, options.trust, pick_device(options.device))
         return Loaded(program.module, None, record, program.fixed)
     content = read_file(path, options)
     if isinstance(content, nn.Module) and options.key is None:
@@ -76,8 +81,12 @@ def _from_content(path: Path, options: ModelOptions) -> Loaded:
         arguments = content.get("train_args") if isinstance(content, Mapping) else None
         entry = from_ultralytics(weights.module, arguments)
         return Loaded(weights.module, entry, {**record, "taken": list(weights.steps)})
-    known = identify.identify_forms(stripped_forms(weights))
+    forms = stripped_forms(weights)
+    known = identify.identify_forms(forms)
     if known.name is None:
+        own = own_classes.unknown_weights(path, content, [form.tensors for form in forms])
+        if own is not None and not options.partial:
+            raise own
         known = _nearest(path, known, options.partial)
     arguments = known.arguments
     module, entry = torchvision.build(

@@ -1,0 +1,115 @@
+"""`--transform file.py:fn`: the user's own way from an image to the model's arguments."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from PIL import Image
+from torch import Tensor, nn
+
+from featviz.errors import ImageError, LoadError, UsageError
+from featviz.models.preprocess import FALLBACK_SIZE, InputOptions, Preprocess
+from featviz.models.sources import FACTORY_FORM, factory
+from featviz.text import quoted
+
+
+@dataclass(frozen=True)
+class UserTransform:
+    """A function from a PIL image of mode L or RGB to what the model's forward takes."""
+
+    text: str
+    """As the user names it."""
+    function: Callable[[Image.Image], Any] = field(repr=False)
+    names: tuple[str, ...] = ()
+    """Where the function gives a dict: the arguments of forward, the image first."""
+
+    def __str__(self) -> str:
+        return f"transform {self.text.rpartition('/')[2]}"
+
+    def __call__(self, image: Image.Image) -> list[Tensor]:
+        """The model's arguments, the image first: [1, C, H, W].
+
+        Raises:
+            ImageError: the function raised, or gave something else.
+        """
+        given = self._given(image)
+        if isinstance(given, Mapping):
+            if set(given) != set(self.names):
+                raise ImageError(f"{self.text} gave {_keys(given)}, and before {_keys(self.names)}")
+            return [given[name] for name in self.names]
+        return [given[None] if given.ndim == 3 else given]
+
+    def tried(self, image: Image.Image) -> UserTransform:
+        """The same, with the names of the arguments that it gives for this image.
+
+        Raises:
+            ImageError: as a call does.
+        """
+        given = self._given(image)
+        if not isinstance(given, Mapping):
+            return self
+        names = sorted(given, key=lambda name: given[name].ndim not in (4, 5))
+        return replace(self, names=tuple(names))
+
+    def _given(self, image: Image.Image) -> Tensor | Mapping[str, Tensor]:
+        try:
+            given = self.function(image)
+        except Exception as error:  # the user's own code
+            words = f"{type(error).__name__}: {quoted(str(error))}"
+            raise ImageError(f"{self.text} raised {words}", "-v shows the traceback") from error
+        if isinstance(given, Tensor) and given.ndim in (3, 4) and given.numel():
+            return given
+        if isinstance(given, Mapping) and given and _are_arguments(given):
+            return {str(name): tensor for name, tensor in given.items()}
+        raise ImageError(
+            f"{self.text} gave {_words(given)}, expected a tensor [C, H, W] or [1, C, H, W], or a "
+            "dict of tensors by the names of forward's arguments, one of them [1, C, H, W]"
+        )
+
+
+def by_transform(text: str, inputs: InputOptions, module: nn.Module) -> Preprocess:
+    """The preprocessing that the user's function does, whatever the model's own would be. Where the
+    function gives a dict, the model gets its tensors by their names from now on.
+
+    Raises:
+        UsageError: no such file, module or function.
+        LoadError: the function fails on an empty image.
+    """
+    if FACTORY_FORM.fullmatch(text) is None:
+        raise UsageError(f"--transform {text!r} names no function", "file.py:fn or pkg.mod:fn")
+    channels = inputs.channels or 3
+    function = factory.target(text)
+    if not callable(function):
+        raise UsageError(f"--transform {text!r} is a {type(function).__name__}", "name a function")
+    empty = Image.new("L" if channels == 1 else "RGB", FALLBACK_SIZE)
+    try:
+        transform = UserTransform(text, function).tried(empty)
+    except ImageError as error:
+        raise LoadError(f"--transform: {error.message}, for an empty image", error.hint) from error
+    if transform.names:
+        module.register_forward_pre_hook(_by_name(transform.names), with_kwargs=True)
+    return Preprocess(None, None, None, None, channels, transform=transform)
+
+
+def _by_name(names: Sequence[str]) -> Callable[..., tuple[tuple[()], dict[str, Any]]]:
+    def hook(module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        return (), {**kwargs, **dict(zip(names, args, strict=True))}
+
+    return hook
+
+
+def _are_arguments(given: Mapping[Any, Any]) -> bool:
+    tensors = all(isinstance(value, Tensor) for value in given.values())
+    return tensors and any(value.ndim in (4, 5) for value in given.values())
+
+
+def _words(given: Any) -> str:
+    if isinstance(given, Tensor):
+        return f"a tensor {list(given.shape)}"
+    return _keys(given) if isinstance(given, Mapping) else f"a {type(given).__name__}"
+
+
+def _keys(names: Any) -> str:
+    return f"a dict of {quoted(', '.join(map(str, names))) or 'nothing'}"

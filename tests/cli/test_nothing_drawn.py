@@ -1,0 +1,75 @@
+"""A run without a single picture has failed, and says why."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from .outcomes import Run
+
+CODE = """
+import torch
+from torch import nn
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.Conv2d(1, 2, 1)
+        self.unused = nn.Conv2d(1, 2, 1)
+        self.odd = nn.Identity()
+    def forward(self, x):
+        self.odd(torch.zeros(2, 3, 4, 5, 6, 7))
+        return self.conv(x)
+"""
+
+
+@pytest.fixture
+def net(tmp_path: Path) -> str:
+    (tmp_path / "user_idle.py").write_text(CODE)
+    return f"{tmp_path}/user_idle.py:Net"
+
+
+@pytest.mark.parametrize(
+    ("layers", "code", "reasons"),
+    [
+        ("unused", 1, "never ran: unused"),
+        ("odd", 1, "skipped: odd ("),
+        ("odd,unused", 1, "never ran: unused; skipped: odd ("),
+        ("conv,odd,unused", 0, None),
+    ],
+)
+def test_a_run_that_drew_nothing_has_failed(
+    layers: str, code: int, reasons: str | None, net: str, featviz: Run, picture: Path, out: Path
+) -> None:
+    """Exit code 1 and the reasons in the error; with one picture they are warnings, as ever."""
+    outcome = featviz("run", net, picture, "--layers", layers, "--out", out, "--channels", 1)
+    assert outcome.code == code, outcome.err
+    if reasons is None:
+        assert "error: " not in outcome.err
+        assert "warning: never ran: unused" in outcome.err
+        return
+    assert f"error: no picture was drawn; {reasons}" in outcome.err
+    assert "hint: --layers takes others" in outcome.err
+    assert "warning: " not in outcome.err
+
+
+def test_it_says_so_again_when_it_is_resumed(
+    net: str, featviz: Run, picture: Path, out: Path
+) -> None:
+    """Images that are kept without a picture are no success either."""
+    run = ("run", net, picture, "--layers", "unused", "--out", out, "--channels", 1)
+    assert featviz(*run).code == 1
+    assert featviz(*run, "--resume").code == 1
+
+
+def test_a_model_without_a_layer_inside_gives_nothing_to_draw(
+    featviz: Run, picture: Path, tmp_path: Path, out: Path
+) -> None:
+    """Without --layers, a model that is one convolution has no stages: no layer was taken."""
+    (tmp_path / "user_one.py").write_text(
+        "from torch import nn\ndef make():\n    return nn.Conv2d(1, 2, 1)\n"
+    )
+    outcome = featviz("run", f"{tmp_path}/user_one.py:make", picture, "--out", out)
+    assert outcome.code == 1
+    assert "error: no picture was drawn; no layer was taken\n" in outcome.err

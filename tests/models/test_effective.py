@@ -1,0 +1,226 @@
+"""State dicts that keep something else than the weights load into the plain architecture."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import prune, spectral_norm, weight_norm
+from torch.nn.utils.parametrizations import spectral_norm as new_spectral_norm
+from torch.nn.utils.parametrizations import weight_norm as new_weight_norm
+from torch.nn.utils.parametrize import register_parametrization
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+
+from featviz.errors import LoadError
+from featviz.models import identify
+from featviz.models.files.effective import effective
+from featviz.models.files.state_dict import Unwrapped, stripped_forms
+from models.loading import load
+
+pytestmark = pytest.mark.usefixtures("imports_undone")
+
+CODE = """
+from torch import nn
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.Conv2d(3, 6, 3)
+        self.up = nn.ConvTranspose2d(6, 6, 2, stride=2, bias=False)
+        self.one = nn.Conv2d(6, 1, 1)
+        self.flat = nn.Conv1d(1, 2, 3)
+
+    def forward(self, x):
+        return self.flat(self.one(self.up(self.conv(x))).flatten(2))
+"""
+
+PARTS = ("conv", "up", "one", "flat")
+
+Change = Callable[[nn.Module], nn.Module | None]
+
+
+def on_parts(change: Callable[[nn.Module], object]) -> Change:
+    def all_parts(net: nn.Module) -> None:
+        for name in PARTS:
+            change(net.get_submodule(name))
+
+    return all_parts
+
+
+def averaged(net: nn.Module, ema: bool) -> nn.Module:
+    """The average of a model and of itself a few steps on."""
+    model = AveragedModel(net, multi_avg_fn=get_ema_multi_avg_fn(0.9) if ema else None)
+    for _ in range(3):
+        model.update_parameters(net)
+        for tensor in net.parameters():
+            tensor.data += 0.1
+    return model
+
+
+def pruned_globally(net: nn.Module) -> None:
+    parts = [(net.conv, "weight"), (net.up, "weight"), (net.conv, "bias")]
+    prune.global_unstructured(parts, prune.L1Unstructured, amount=0.4)
+
+
+def compiled_part(net: nn.Module) -> None:
+    net.conv = torch.compile(net.conv, backend="eager")
+
+
+def parallel_part(net: nn.Module) -> None:
+    net.conv = nn.DataParallel(net.conv)
+
+
+def all_at_once(net: nn.Module) -> nn.Module:
+    on_parts(new_weight_norm)(net)
+    prune.l1_unstructured(net.conv, "bias", 2)
+    return nn.DataParallel(torch.compile(net, backend="eager"))
+
+
+KINDS: dict[str, tuple[Change, str]] = {
+    "pruned": (
+        on_parts(lambda part: prune.ln_structured(part, "weight", 0.5, n=2, dim=0)),
+        "multiplied 4 weights by the masks of pruning",
+    ),
+    "pruned globally": (pruned_globally, "multiplied 3 weights by the masks of pruning"),
+    "weight norm": (on_parts(weight_norm), "computed 4 weights of weight norm"),
+    "weight norm of all": (
+        on_parts(lambda part: weight_norm(part, dim=None)),
+        "computed 4 weights of weight norm",
+    ),
+    "weight norm along 1": (
+        on_parts(lambda part: weight_norm(part, dim=1)),
+        "computed 4 weights of weight norm",
+    ),
+    "new weight norm": (on_parts(new_weight_norm), "computed 4 weights of weight norm"),
+    "spectral norm": (on_parts(spectral_norm), "divided 4 weights by their spectral norm"),
+    "new spectral norm": (on_parts(new_spectral_norm), "divided 4 weights by their spectral norm"),
+    "SWA": (lambda net: averaged(net, ema=False), "took the averaged weights"),
+    "EMA": (lambda net: averaged(net, ema=True), "took the averaged weights"),
+    "compiled": (lambda net: torch.compile(net, backend="eager"), "stripped '_orig_mod.'"),
+    "compiled part": (compiled_part, "took '_orig_mod.' out of names"),
+    "DataParallel": (nn.DataParallel, "stripped 'module.'"),
+    "DataParallel part": (parallel_part, "took 'module.' out of names"),
+    "all at once": (
+        all_at_once,
+        "stripped 'module.'; stripped '_orig_mod.'; "
+        "multiplied 1 weight by the masks of pruning; computed 4 weights of weight norm",
+    ),
+}
+
+
+@pytest.fixture
+def arch(tmp_path: Path) -> str:
+    path = tmp_path / "user_net.py"
+    path.write_text(CODE)
+    return f"{path}:Net"
+
+
+def live(module: nn.Module, name: str) -> Tensor:
+    """The weight or bias that a module computes with."""
+    place, _, tensor = name.rpartition(".")
+    return getattr(inside(inside(module).get_submodule(place)), tensor)
+
+
+def inside(module: nn.Module) -> nn.Module:
+    """The module in its wrappers."""
+    for attribute in ("module", "_orig_mod", "module", "_orig_mod"):
+        module = module._modules.get(attribute, module)
+    return module
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_effective_weights_load(
+    kind: str, arch: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Weights and output are those of the live module, and one line says what was done."""
+    change, words = KINDS[kind]
+    torch.manual_seed(0)
+    net = load(arch).train()
+    changed = change(net)
+    net = net if changed is None else changed
+    picture = torch.rand(1, 3, 8, 8)
+    net(picture)  # norms have looked at the weights once
+    net.eval()
+    expected = net(picture)
+    torch.save(net.state_dict(), tmp_path / "weights.pth")
+    with caplog.at_level(logging.INFO, "featviz"):
+        loaded = load(tmp_path / "weights.pth", arch=arch)
+    assert [m for m in caplog.messages if "weights.pth" in m] == [f"weights.pth: {words}"]
+    for name, tensor in loaded.state_dict().items():
+        torch.testing.assert_close(tensor, live(net, name), atol=1e-6, rtol=1e-5)
+    torch.testing.assert_close(loaded.eval()(picture), expected, atol=1e-5, rtol=1e-4)
+
+
+def test_an_architecture_with_the_norm_keeps_its_tensors(arch: str, tmp_path: Path) -> None:
+    """Code that applies the norm itself gets the tensors as they are in the file."""
+    with (tmp_path / "user_net.py").open("a") as code:
+        code.write(
+            "\ndef normed():\n    net = Net()\n    nn.utils.weight_norm(net.conv)\n    return net\n"
+        )
+    weights = load(arch.replace("Net", "normed")).state_dict()
+    weights["conv.weight_g"] *= 3
+    torch.save(weights, tmp_path / "weights.pth")
+    loaded = load(tmp_path / "weights.pth", arch=arch.replace("Net", "normed"))
+    assert torch.equal(loaded.conv.weight_g, weights["conv.weight_g"])
+
+
+@pytest.mark.parametrize("ema", [None, False, True])
+def test_a_model_beside_its_average(ema: bool | None, arch: str, tmp_path: Path) -> None:
+    """ema-pytorch keeps both in one state dict; --ema takes the average."""
+    plain, average = load(arch).state_dict(), load(arch, seed=1).state_dict()
+    both = {f"online_model.{k}": v for k, v in plain.items()}
+    both |= {f"ema_model.{k}": v for k, v in average.items()}
+    torch.save({**both, "initted": torch.tensor(True), "step": torch.tensor(9)}, tmp_path / "e.pth")
+    loaded = load(tmp_path / "e.pth", arch=arch, ema=ema).state_dict()
+    assert all(torch.equal(loaded[k], v) for k, v in (average if ema else plain).items())
+
+
+def test_a_pruned_model_of_torchvision_is_identified() -> None:
+    """Without --arch, too: the architecture is found by the names of the plain weights."""
+    from torchvision.models import squeezenet1_1
+
+    net = squeezenet1_1()
+    prune.l1_unstructured(net.features[0], "weight", 0.5)
+    expected = net.features[0].weight.detach()
+    known = identify.identify_forms(stripped_forms(Unwrapped(net.state_dict())))
+    assert known.name == "squeezenet1_1"
+    assert torch.equal(known.form.tensors["features.0.weight"], expected)
+
+
+class Symmetric(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x + x.flip(-1)
+
+
+def test_a_parametrization_of_ones_own_is_named(arch: str, tmp_path: Path) -> None:
+    """What a state dict does not tell is not guessed: the error lists its tensor."""
+    net = load(arch)
+    register_parametrization(net.conv, "weight", Symmetric())
+    torch.save(net.state_dict(), tmp_path / "weights.pth")
+    with pytest.raises(LoadError, match=r"missing conv\.weight; unexpected conv\.parametrizations"):
+        load(tmp_path / "weights.pth", arch=arch)
+
+
+@pytest.mark.parametrize(
+    "tensors",
+    [
+        {"w_orig": torch.ones(3), "w_mask": torch.ones(2)},
+        {"w_g": torch.ones(2, 1), "w_v": torch.ones(3, 2)},
+        {"w_g": torch.ones(3), "w_v": torch.ones(3, 2)},
+        {"w_g": torch.ones(3, 1).int(), "w_v": torch.ones(3, 2).int()},
+        {"w_orig": torch.ones(3, 2), "w_u": torch.ones(3), "w_v": torch.ones(3)},
+        {"w_orig": torch.tensor(1.0), "w_u": torch.ones(1), "w_v": torch.ones(1)},
+        {"w_orig": torch.ones(3, 2), "w_u": torch.ones(3, 1), "w_v": torch.ones(2)},
+        {"w.parametrizations.weight.original": torch.ones(3, 2)},
+        {"w.parametrizations.weight.0.base": torch.ones(3, 2)},
+        {"w_orig": torch.ones(3)},
+    ],
+)
+def test_other_shapes_stay_as_they_are(tensors: dict[str, Tensor]) -> None:
+    """Tensors that only have the names are not touched."""
+    plain, steps = effective(tensors)
+    assert plain == tensors and steps == []

@@ -1,0 +1,161 @@
+"""Weights of one's own classes, Lightning's checkpoints among them: the class is found by name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from cli.outcomes import Run, refused
+from torch import Tensor, nn
+
+from featviz.errors import LoadError, UsageError
+from models.loading import SMALL, load, same_weights
+
+pytestmark = pytest.mark.usefixtures("imports_undone")
+
+CODE = """
+import torch
+from torch import nn
+
+class Other(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.net = nn.Conv2d(3, 2, 1)
+
+class Base(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("scale", torch.ones(1))
+
+class Lit(Base):
+    def __init__(self, width, depth=1, *, lr=0.1):
+        super().__init__()
+        self.loss = nn.MSELoss()
+        self.net: nn.Module = nn.Sequential(*(nn.Conv2d(3, 3, 1) for _ in range(depth)))
+        self.head = nn.Conv2d(3, width, 1)
+
+    def forward(self, x):
+        return self.head(self.net(x)) * self.scale
+
+class AsOne(nn.Module):
+    def __init__(self, hparams):
+        super().__init__()
+        self.head = nn.Conv2d(3, hparams["width"], 1)
+
+def make(**options):
+    return Lit(options.pop("width"), options.pop("depth"))
+"""
+
+
+def lit(width: int = 5, depth: int = 2) -> dict[str, Tensor]:
+    """The state dict of `Lit` in CODE, made without it."""
+    torch.manual_seed(0)
+    head = nn.Conv2d(3, width, 1)
+    layers = {f"net.{i}": nn.Conv2d(3, 3, 1) for i in range(depth)}
+    parts = {**layers, "head": head}
+    tensors = {
+        f"{name}.{k}": v for name, part in parts.items() for k, v in part.state_dict().items()
+    }
+    return {"scale": torch.full((1,), 2.0), **tensors}
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with CODE and a Lightning checkpoint, in which the command runs."""
+    (tmp_path / "user_lit.py").write_text(CODE)
+    save(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def save(folder: Path, **changes: Any) -> None:
+    """A checkpoint as Lightning's Trainer writes it."""
+    content = {
+        "epoch": 3,
+        "global_step": 7,
+        "pytorch-lightning_version": "2.5.0",
+        "state_dict": lit(),
+        "callbacks": {},
+        "optimizer_states": [],
+        "hparams_name": "kwargs",
+        "hyper_parameters": {"width": 5, "depth": 2, "lr": 0.5, "batch_size": 8},
+    }
+    torch.save({**content, **changes}, folder / "last.ckpt")
+
+
+def test_the_error_names_the_class_and_its_arguments(featviz: Run, folder: Path) -> None:
+    """Of the classes in the folder the one is named that sets the attributes of the tensors."""
+    outcome = featviz("layers", "last.ckpt")
+    refused(outcome, 1, "last.ckpt is a Lightning checkpoint, and does not say of which class")
+    assert "it has hyper_parameters: width, depth, lr, batch_size" in outcome.err
+    assert outcome.err.rstrip().endswith(
+        ": featviz layers last.ckpt --arch user_lit.py:Lit --model-arg @hparams"
+    )
+    again = featviz("layers", "last.ckpt", "--arch", "user_lit.py:Lit", "--model-arg", "@hparams")
+    assert again.code == 0 and "net.1" in again.out
+
+
+@pytest.mark.parametrize("class_", ["Lit", "make"])
+def test_hyper_parameters_are_the_arguments(class_: str, folder: Path) -> None:
+    """Those that the class takes are passed, all where it takes any; the weights are the file's."""
+    module = load("last.ckpt", arch=f"user_lit.py:{class_}", hparams=True)
+    assert module.head.out_channels == 5 and len(module.net) == 2
+    assert same_weights(module, {k: lit()[k] for k in module.state_dict()})
+
+
+def test_the_command_line_wins_over_hyper_parameters(folder: Path) -> None:
+    """--model-arg replaces one of them."""
+    save(folder, state_dict=lit(width=4))
+    module = load("last.ckpt", arch="user_lit.py:Lit", hparams=True, model_args={"width": 4})
+    assert module.head.out_channels == 4
+
+
+def test_hyper_parameters_as_one_argument(folder: Path) -> None:
+    """Where Lightning saved one argument that holds them all, it is passed as one."""
+    head = {k: v for k, v in lit().items() if k.startswith("head")}
+    save(folder, state_dict=head, hparams_name="hparams")
+    module = load("last.ckpt", arch="user_lit.py:AsOne", hparams=True)
+    assert module.head.out_channels == 5
+
+
+def test_without_hyper_parameters_or_code_the_form_is_named(folder: Path) -> None:
+    """The hint says net.py:CLASS where no class is seen that fits."""
+    (folder / "user_lit.py").unlink()
+    with pytest.raises(LoadError, match="is a Lightning checkpoint") as caught:
+        load("last.ckpt")
+    assert caught.value.hint == "name the class: --arch net.py:CLASS --model-arg @hparams"
+
+
+def test_plain_weights_name_the_class_too(folder: Path) -> None:
+    """A state dict behind DataParallel's prefix is held against the classes without it."""
+    torch.save({f"module.{k}": v for k, v in lit().items()}, "weights.pth")
+    with pytest.raises(
+        LoadError, match=r"weights\.pth is a file of weights, and does not say of which class"
+    ) as caught:
+        load("weights.pth")
+    assert caught.value.add == ("--arch", "user_lit.py:Lit")
+
+
+@pytest.mark.parametrize(
+    ("spec", "options", "kind", "message"),
+    [
+        ("last.ckpt", {"arch": SMALL}, UsageError, "@hparams is for a class of your own"),
+        ("last.ckpt", {}, UsageError, "@hparams is for a class of your own"),
+        ("user_lit.py:Lit", {}, UsageError, "@hparams needs a Lightning checkpoint"),
+        (
+            "plain.pth",
+            {"arch": "user_lit.py:Lit"},
+            LoadError,
+            r"plain\.pth has no hyper_parameters",
+        ),
+    ],
+)
+def test_hyper_parameters_need_a_checkpoint_and_a_class(
+    spec: str, options: dict[str, str], kind: type[Exception], message: str, folder: Path
+) -> None:
+    """Each place where they are not gets one line."""
+    torch.save(lit(), "plain.pth")
+    with pytest.raises(kind, match=message):
+        load(spec, hparams=True, **options)

@@ -1,0 +1,199 @@
+"""LoRA adapters, as peft saves them, are merged into the model that --arch names."""
+
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from featviz.errors import FeatvizError, LoadError, UsageError
+from featviz.models.files import sniff
+from models.loading import load
+
+pytestmark = pytest.mark.usefixtures("imports_undone")
+
+CODE = """
+from torch import nn
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.Conv2d(1, 2, 2)
+        self.block = nn.Sequential(nn.Linear(3, 2))
+        self.table = nn.Embedding(3, 2)
+        self.head = nn.Linear(2, 1)
+        for parameter in self.parameters():
+            nn.init.ones_(parameter)
+"""
+
+FACTORS = {
+    "conv.lora_A.weight": torch.tensor([[[[1.0, 2.0], [3.0, 4.0]]]]),
+    "conv.lora_B.weight": torch.tensor([[1.0], [-1.0]])[..., None, None],
+    "block.0.lora_A.weight": torch.tensor([[1.0, 0.0, 2.0], [0.0, 1.0, 0.0]]),
+    "block.0.lora_B.weight": torch.tensor([[1.0, 0.0], [3.0, 5.0]]),
+    "table.lora_embedding_A": torch.tensor([[1.0, 2.0, 3.0]]),
+    "table.lora_embedding_B": torch.tensor([[1.0], [10.0]]),
+    "head.weight": torch.tensor([[7.0, 8.0]]),
+    "head.bias": torch.tensor([9.0]),
+}
+"""Factors of rank 1 and 2, and a head that replaces the model's."""
+
+MERGED = {
+    "conv.weight": [[[[3.0, 5.0], [7.0, 9.0]]], [[[-1.0, -3.0], [-5.0, -7.0]]]],
+    "block.0.weight": [[2.0, 1.0, 3.0], [4.0, 6.0, 7.0]],
+    "table.weight": [[3.0, 21.0], [5.0, 41.0], [7.0, 61.0]],
+    "head.weight": [[7.0, 8.0]],
+    "head.bias": [9.0],
+    "conv.bias": [1.0, 1.0],
+}
+"""1 + B·A·alpha/r by hand, for alpha = 2 and weights of ones: a factor of 2, of rank 2 one of 1."""
+
+
+def adapter(folder: Path, tensors: dict[str, Tensor] | None = None, **changes: Any) -> Path:
+    """An adapter's folder, beside the code of the model."""
+    (folder / "user_net.py").write_text(CODE)
+    (folder / "lora").mkdir()
+    config = {"peft_type": "LORA", "r": 1, "lora_alpha": 2, "base_model_name_or_path": "acme/net"}
+    (folder / "lora" / "adapter_config.json").write_text(json.dumps({**config, **changes}))
+    tensors = FACTORS if tensors is None else tensors
+    named = {f"base_model.model.{name}": tensor for name, tensor in tensors.items()}
+    save_file(named, folder / "lora" / "adapter_model.safetensors")
+    return folder / "lora"
+
+
+def merged(folder: Path, **options: Any) -> nn.Module:
+    return load(folder, arch=f"{folder.parent}/user_net.py:Net", **options)
+
+
+def test_an_adapter_is_merged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Convolution, linear layer and embedding are those written by hand; the head is replaced."""
+    with caplog.at_level(logging.INFO, "featviz"):
+        weights = merged(adapter(tmp_path)).state_dict()
+    assert {name: weights[name].tolist() for name in MERGED} == MERGED
+    assert "lora: merged LoRA into 3 layers, replaced 2 tensors" in caplog.messages
+
+
+def test_the_base_model_may_have_weights_of_its_own(tmp_path: Path) -> None:
+    """--weights goes to the base model; the adapter is added to them."""
+    folder = adapter(tmp_path)
+    base = load(f"{tmp_path}/user_net.py:Net").state_dict()
+    torch.save({name: tensor * 10 for name, tensor in base.items()}, tmp_path / "base.pth")
+    weights = merged(folder, weights=str(tmp_path / "base.pth")).state_dict()
+    assert weights["block.0.weight"].tolist() == [[11.0, 10.0, 12.0], [13.0, 15.0, 16.0]]
+
+
+@pytest.mark.parametrize(
+    ("changes", "first"),
+    [
+        ({"alpha_pattern": {"0": 6}}, [4.0, 1.0, 7.0]),
+        ({"alpha_pattern": {"block.0": 4}}, [3.0, 1.0, 5.0]),
+        ({"alpha_pattern": {"lock.0": 4}}, [2.0, 1.0, 3.0]),
+        ({"use_rslora": True, "lora_alpha": 2**0.5 * 3}, [4.0, 1.0, 7.0]),
+    ],
+)
+def test_the_scale_is_that_of_the_configuration(
+    changes: dict[str, Any], first: list[float], tmp_path: Path
+) -> None:
+    """alpha by layer, and rank-stabilised LoRA, which divides by the root of the rank."""
+    weights = merged(adapter(tmp_path, **changes)).state_dict()
+    assert weights["block.0.weight"][0].tolist() == pytest.approx(first)
+
+
+def test_transposed_weights(tmp_path: Path) -> None:
+    """`fan_in_fan_out` layers keep [in, out]: their change is transposed."""
+    factors = {
+        "head.lora_A.weight": torch.tensor([[3.0]]),
+        "head.lora_B.weight": torch.tensor([[1.0], [2.0]]),
+    }
+    weights = merged(adapter(tmp_path, factors, fan_in_fan_out=True)).state_dict()
+    assert weights["head.weight"].tolist() == [[7.0, 13.0]]
+
+
+def test_a_header_that_begins_as_a_pickle_does(tmp_path: Path) -> None:
+    """A safetensors header of 640 bytes begins with the first two bytes of a pickle."""
+    path = tmp_path / "weights.safetensors"
+    heads = (_head(path, length) for length in range(500, 700))
+    assert b"\x80\x02" in heads
+    assert sniff.sniff(path) == sniff.SAFETENSORS
+
+
+def _head(path: Path, length: int) -> bytes:
+    save_file({"x" * length: torch.zeros(1)}, path)
+    return path.read_bytes()[:2]
+
+
+LINEAR = {k: v for k, v in FACTORS.items() if k.startswith("block")}
+
+
+@pytest.mark.parametrize(
+    ("tensors", "changes", "message"),
+    [
+        ({}, {"peft_type": "IA3"}, "lora is no LoRA"),
+        ({**LINEAR, "block.0.lora_magnitude_vector": torch.ones(2)}, {}, "more than plain LoRA"),
+        (LINEAR, {"use_dora": True}, "more than plain LoRA: it has DoRA"),
+        (LINEAR, {"lora_alpha": "x"}, "lora_alpha 'x' and rank 2"),
+        (LINEAR, {"alpha_pattern": {"(a+)+b": 1}}, "alpha pattern"),
+        ({"block.0.lora_A.weight": torch.ones(2, 3)}, {}, r"factors of block\.0 do not fit"),
+        ({k.replace("0", "1"): v for k, v in LINEAR.items()}, {}, r"block\.1\.weight, which the"),
+        (
+            {"head.lora_A.weight": torch.ones(1, 2), "head.lora_B.weight": torch.ones(3, 1)},
+            {},
+            r"has head\.weight as \[3, 2\], and the model's is \[1, 2\]",
+        ),
+        ({"head.bias": torch.ones(4)}, {}, r"has head\.bias as \[4\], and the model's is \[1\]"),
+    ],
+)
+def test_what_is_no_plain_lora_for_the_model_gets_one_line(
+    tensors: dict[str, Tensor], changes: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    """Other adapters, DoRA, factors that do not fit: the value is named, and nothing is guessed."""
+    with pytest.raises(LoadError, match=message):
+        merged(adapter(tmp_path, tensors, **changes))
+
+
+@pytest.mark.parametrize(
+    ("change", "kind", "message"),
+    [
+        ("no arch", UsageError, "lora is a LoRA adapter, and needs the model .*: acme/net"),
+        ("no weights", LoadError, r"lora has no adapter_model\.safetensors"),
+        ("no JSON", LoadError, r"adapter_config\.json.* is no JSON"),
+    ],
+)
+def test_a_folder_that_lacks_something(
+    change: str, kind: type[FeatvizError], message: str, tmp_path: Path
+) -> None:
+    """The base model, the weights and the configuration are asked for by name."""
+    folder = adapter(tmp_path)
+    if change == "no weights":
+        (folder / "adapter_model.safetensors").unlink()
+    if change == "no JSON":
+        (folder / "adapter_config.json").write_text("{")
+    with pytest.raises(kind, match=message):
+        load(folder) if change == "no arch" else merged(folder)
+
+
+def test_the_same_as_peft(tmp_path: Path) -> None:
+    """Where peft is installed: the weights are those of its own merged model."""
+    peft = pytest.importorskip("peft")
+    (tmp_path / "user_net.py").write_text(CODE)
+    net = load(f"{tmp_path}/user_net.py:Net")
+    targets, heads = ["conv", "0", "table"], ["head"]
+    config = peft.LoraConfig(
+        r=2, lora_alpha=3, target_modules=targets, modules_to_save=heads, bias="all"
+    )
+    torch.manual_seed(0)
+    model = peft.get_peft_model(net, config)
+    for parameter in model.parameters():
+        if parameter.requires_grad:
+            nn.init.normal_(parameter)
+    model.save_pretrained(tmp_path / "lora")
+    weights = merged(tmp_path / "lora").state_dict()
+    expected = model.merge_and_unload().state_dict()
+    for name, tensor in weights.items():
+        torch.testing.assert_close(tensor, expected[name])
