@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 from collections.abc import Callable
@@ -51,9 +52,11 @@ def things(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (root / "old" / "model.safetensors").unlink()
     text = {"hidden_size": 8, "num_attention_heads": 2, "intermediate_size": 8, "vocab_size": 9}
     transformers.BertModel(transformers.BertConfig(**text)).save_pretrained(root / "bert")
-    for name, file in (("adapter", "adapter_config.json"), ("folder", "weights.pth")):
-        (root / name).mkdir()
-        (root / name / file).write_text("{}")
+    (root / "folder").mkdir()
+    (root / "folder" / "weights.pth").touch()
+    (root / "adapter").mkdir()
+    adapter = {"peft_type": "LORA", "r": 2, "lora_alpha": 4, "base_model_name_or_path": "vit"}
+    (root / "adapter" / "adapter_config.json").write_text(json.dumps(adapter))
     _save_timm(root / "timm-folder")
     program = torch.export.export(theirs(root / "vit"), (torch.zeros(1, 3, 32, 32),))
     torch.export.save(program, root / "vit.pt2")

@@ -190,8 +190,8 @@ def test_every_source_is_one_record_and_one_file(tiny_file: Path, tmp_path: Path
         assert source.weights in sources.WEIGHTS_HELP
     (tmp_path / "lora").mkdir()
     (tmp_path / "lora" / "adapter_config.json").touch()
-    files = [str(tiny_file), str(tmp_path / "lora"), f"{__file__}:make"]
-    specs = ["resnet18", "timm:resnet18", "hf:vit", *files]
+    specs = ["resnet18", "timm:resnet18", str(tmp_path / "lora"), "hf:vit", str(tiny_file)]
+    specs.append(f"{__file__}:make")
     assert [sources.source_of(spec).kind for spec in specs] == [
         source.kind for source in sources.SOURCES
     ]

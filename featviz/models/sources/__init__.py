@@ -165,6 +165,13 @@ SOURCES = (
         name=lambda spec: spec.removeprefix("timm:"),
     ),
     ModelSource(
+        "adapter",
+        "the folder of a LoRA adapter",
+        recognises=_is_adapter,
+        weights="those of the model that --arch names, as for that model",
+        takes_arch=True,
+    ),
+    ModelSource(
         "huggingface",
         "a Hugging Face folder (hf:DIR)",
         recognises=lambda spec: Path(spec).is_dir(),
@@ -181,13 +188,6 @@ SOURCES = (
         takes_arch=True,
     ),
     ModelSource(
-        "adapter",
-        "the folder of a LoRA adapter",
-        recognises=_is_adapter,
-        weights="those of the model that --arch names, as for that model",
-        takes_arch=True,
-    ),
-    ModelSource(
         "factory",
         "a factory (pkg.mod:factory, file.py:factory)",
         recognises=lambda spec: FACTORY_FORM.fullmatch(spec) is not None,
@@ -196,8 +196,8 @@ SOURCES = (
         certain=False,
     ),
 )
-"""Help lists them in this order, and `source_of` asks them in it: a file that exists comes before a
-factory."""
+"""Help lists them in this order, and `source_of` asks them in it: the folder of an adapter comes
+before other folders, and a file that exists before a factory."""
 
 MODEL_HELP = "MODEL is one of: " + ", ".join(source.form for source in SOURCES) + "."
 """A sentence for help."""
