@@ -12,6 +12,7 @@ from typing import NamedTuple
 import pytest
 import torch
 from conftest import ROOT, Outcome
+from safetensors.torch import save_file
 
 pytest.importorskip("transformers", reason="transformers is not installed")
 
@@ -57,6 +58,8 @@ def things(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (root / "adapter").mkdir()
     adapter = {"peft_type": "LORA", "r": 2, "lora_alpha": 4, "base_model_name_or_path": "vit"}
     (root / "adapter" / "adapter_config.json").write_text(json.dumps(adapter))
+    factors = {f"base_model.model.head.lora_{side}.weight": torch.ones(2, 2) for side in "AB"}
+    save_file(factors, root / "adapter" / "adapter_model.safetensors")
     _save_timm(root / "timm-folder")
     program = torch.export.export(theirs(root / "vit"), (torch.zeros(1, 3, 32, 32),))
     torch.export.save(program, root / "vit.pt2")
@@ -65,7 +68,6 @@ def things(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def _save_timm(folder: Path) -> None:
     import timm
-    from safetensors.torch import save_file
 
     folder.mkdir()
     save_file(timm.create_model("test_resnet").state_dict(), folder / "model.safetensors")
