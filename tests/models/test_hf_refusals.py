@@ -70,7 +70,7 @@ def test_a_folder_of_something_else(tmp_path: Path) -> None:
     assert caught.value.hint.endswith("net.pth --arch MODEL")  # type: ignore[union-attr]
     (tmp_path / "adapter_config.json").write_text("{}")
     with pytest.raises(LoadError, match="holds an adapter without the model"):
-        load(tmp_path)
+        load(f"hf:{tmp_path}")
 
 
 @pytest.mark.parametrize(

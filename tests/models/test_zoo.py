@@ -189,14 +189,21 @@ def check_nothing_is_lost(module: nn.Module, image: Manifest, count: Count) -> N
     """Each call of each leaf is there once, and what did not run is named."""
     found, rows = named_leaves(module), [*image.captures, *image.skipped]
     beside = ("class_token", "distillation_token", "register_tokens", "extra_token")
-    given = Counter(
-        (row["layer"], row["call"])
+    names = {id(part): name for name, part in found.items()}
+    places = dict(module.named_modules(remove_duplicate=False))
+    calls = sorted(
+        (names[id(places[row["layer"]])], row["layer"], row["call"])
         for row in rows
-        if row["layer"] in found and row["key"].rpartition(".")[2] not in beside
+        if id(places.get(row["layer"])) in names and row["key"].rpartition(".")[2] not in beside
     )
-    assert given == count.given
-    called = {name for name, part in found.items() if not isinstance(part, nn.ModuleList)}
-    assert set(image.never_ran) & set(found) == called - set(count.calls)
+    given = Counter(name for name, _, _ in calls)
+    assert given == Counter(name for name, _ in count.given.elements())
+    in_places = Counter(name for name, _ in {(name, place) for name, place, _ in calls})
+    by_call = Counter((name, call) for name, _, call in calls if in_places[name] == 1)
+    assert by_call == Counter({k: n for k, n in count.given.items() if in_places[k[0]] == 1})
+    called = {n for n, part in found.items() if type(part).forward is not nn.Module.forward}
+    never_ran = {names[id(places[n])] for n in image.never_ran if id(places.get(n)) in names}
+    assert never_ran - set(given) == called - set(count.calls)
     assert not set(image.never_ran) & {row["layer"] for row in rows}
     assert all(row["reason"] for row in image.skipped)
     for row in image.captures:

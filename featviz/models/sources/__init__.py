@@ -142,7 +142,9 @@ def download_hint(spec: str) -> str:
 
 
 def _is_adapter(spec: str) -> bool:
-    return (Path(spec) / "adapter_config.json").is_file()
+    """Whether a folder holds an adapter, and not the model itself beside it."""
+    folder = Path(spec)
+    return (folder / "adapter_config.json").is_file() and not (folder / "config.json").exists()
 
 
 SOURCES = (
