@@ -88,17 +88,17 @@ def read_filters(module: nn.Module) -> Filters:
     name = class_names(module)[0]
     if not is_convolution(module):
         raise LayoutError(f"{name} has no convolution kernels")
-    found = _exported_weight(module) if is_exported(module) else _own_weight(module)
-    weight = found.data
+    convolution = _exported_weight(module) if is_exported(module) else _own_weight(module)
+    weight = convolution.data
     if isinstance(weight, UninitializedParameter):
         raise LayoutError(f"its weight has no size yet: the {name} saw no input")
     if weight.is_complex():
         raise LayoutError(f"its kernels hold complex numbers ({weight.dtype})")
     if weight.is_quantized:
         weight = weight.dequantize()
-    by_output = _by_output(weight, found.groups) if found.transposed else weight
+    by_output = _by_output(weight, convolution.groups) if convolution.transposed else weight
     data = _with_time(by_output.detach().float())
-    return Filters(data, list(weight.shape), found.groups, found.transposed)
+    return Filters(data, list(weight.shape), convolution.groups, convolution.transposed)
 
 
 def _own_weight(module: nn.Module) -> _Weight:
@@ -118,17 +118,17 @@ def _own_weight(module: nn.Module) -> _Weight:
 
 def _exported_weight(module: nn.Module) -> _Weight:
     """The weight that the program's convolution takes, computed where it is not a parameter."""
-    found = operation(module, *_OPERATORS)
-    if found is None:
+    call = operation(module, *_OPERATORS)
+    if call is None:
         raise LayoutError("the exported program calls no convolution in it")
-    given = found.arguments
+    given = call.arguments
     try:
         weight = constant(module, given["weight"])
     except ValueError:
         raise LayoutError(
             "its kernels are computed from its input, so they have no values"
         ) from None
-    transposed = bool(given.get("transposed", found.name.startswith("conv_transpose")))
+    transposed = bool(given.get("transposed", call.name.startswith("conv_transpose")))
     return _Weight(weight, int(given.get("groups", 1)), transposed)
 
 

@@ -55,13 +55,13 @@ def plan_file(
     """
     if alone:
         options = replace(options, min_tile=max(options.min_tile, ALONE))
-    found, most = plan(shape, options, strip), FORMATS[options.format].largest
-    if max(found.height, found.width) > most:
+    geometry, most = plan(shape, options, strip), FORMATS[options.format].largest
+    if max(geometry.height, geometry.width) > most:
         raise LayoutError(
-            f"its picture of {by((found.width, found.height))} pixels is more than "
+            f"its picture of {by((geometry.width, geometry.height))} pixels is more than "
             f"{options.format} holds ({most} a side); --format png, or --max-maps and --nrow"
         )
-    return found
+    return geometry
 
 
 def pick_maps(means: Sequence[float], options: DrawOptions) -> list[int] | None:

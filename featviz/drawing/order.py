@@ -40,8 +40,8 @@ def correlations(maps: Tensor) -> Floats:
     centred = maps - maps.mean(1, keepdim=True)
     length = torch.linalg.vector_norm(centred, dim=1, keepdim=True)
     unit = centred / length.clamp_min(torch.finfo(torch.float32).tiny)
-    found: Floats = (unit @ unit.T).clamp_(-1, 1).cpu().numpy()
-    return found
+    cosines: Floats = (unit @ unit.T).clamp_(-1, 1).cpu().numpy()
+    return cosines
 
 
 def by_mean(channels: Channels) -> list[int]:

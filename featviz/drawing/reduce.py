@@ -53,9 +53,9 @@ class Basis:
         finite = torch.isfinite(values).all(0)
         centred = torch.where(finite, values - self.mean[:, None], 0.0)
         power = self.loadings.square().sum(1, keepdim=True)
-        found = self.loadings @ centred / torch.where(power > 0, power, 1.0)
-        found[:, ~finite] = torch.nan
-        return found.float().reshape(COMPONENTS, *data.shape[1:])
+        components = self.loadings @ centred / torch.where(power > 0, power, 1.0)
+        components[:, ~finite] = torch.nan
+        return components.float().reshape(COMPONENTS, *data.shape[1:])
 
 
 class Moments:

@@ -123,17 +123,17 @@ def _image(post: Post) -> Any:
     )
 
 
-def _proto(found: Histogram) -> Any:
+def _proto(counted: Histogram) -> Any:
     from tensorboard.compat.proto.histogram_pb2 import HistogramProto
 
     return HistogramProto(
-        min=found.low,
-        max=found.high,
-        num=sum(found.counts),
-        sum=found.total,
-        sum_squares=found.squares,
-        bucket_limit=found.edges,
-        bucket=found.counts,
+        min=counted.low,
+        max=counted.high,
+        num=sum(counted.counts),
+        sum=counted.total,
+        sum_squares=counted.squares,
+        bucket_limit=counted.edges,
+        bucket=counted.counts,
     )
 
 
@@ -167,8 +167,8 @@ def _counted(values: Tensor, start: float, end: float) -> tuple[list[float], flo
         return counts.sum(0).tolist(), total, squares
     wide = _wide(values)
     length = float(torch.linalg.vector_norm(values, dtype=wide))
-    found = torch.histc(values, BINS, start, end).tolist()
-    return found, float(values.sum(dtype=wide)), length**2
+    bins = torch.histc(values, BINS, start, end).tolist()
+    return bins, float(values.sum(dtype=wide)), length**2
 
 
 def _wide(values: Tensor) -> torch.dtype:

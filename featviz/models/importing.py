@@ -110,10 +110,10 @@ def from_script(name: str, *folders: Path) -> Any:
     places = [Path.cwd(), *folders]
     files = outline.defining(name.partition(".")[0], places)
     if len(files) != 1:
-        found = ", ".join(path.name for path in files) or "no .py file"
+        names = ", ".join(path.name for path in files) or "no .py file"
         where = ", ".join(dict.fromkeys(str(real(folder)) for folder in places))
         raise AttributeError(
-            f"{name!r} was defined in a script, and {found} in {where} "
+            f"{name!r} was defined in a script, and {names} in {where} "
             f"{'each define it' if files else 'defines it'}"
         )
     log.info("%s: from %s, which is imported", name, files[0].name)

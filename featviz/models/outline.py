@@ -75,14 +75,14 @@ def makers(path: Path) -> list[ModuleMaker]:
         FileError: it cannot be read, is larger than a megabyte, or is no Python code.
     """
     outline = _Outline(_parsed(path))
-    found = [node for node in outline.tree.body if outline.gives_module(node)]
+    nodes = [node for node in outline.tree.body if outline.gives_module(node)]
     used = {
         name.id
-        for node in found
+        for node in nodes
         for name in ast.walk(node)
         if isinstance(name, ast.Name) and name.id != getattr(node, "name", None)
     }
-    public = [n for n in found if isinstance(n, _Definition) and not n.name.startswith("_")]
+    public = [n for n in nodes if isinstance(n, _Definition) and not n.name.startswith("_")]
     public.sort(key=lambda node: node.name in used)
     return [outline.maker(node) for node in public]
 
@@ -98,13 +98,13 @@ def defining(name: str, folders: Iterable[Path]) -> list[Path]:
 
 def models_in(folders: Iterable[Path]) -> list[tuple[Path, ModuleMaker]]:
     """The classes and functions that give a module, in the files of code in these folders."""
-    found: list[tuple[Path, ModuleMaker]] = []
+    classes: list[tuple[Path, ModuleMaker]] = []
     for path in _code_in(folders):
         try:
-            found += [(path, maker) for maker in makers(path)]
+            classes += [(path, maker) for maker in makers(path)]
         except FileError:
             continue
-    return found
+    return classes
 
 
 def which_of(spec: str, option: str = "MODEL") -> UsageError | LoadError:
@@ -114,17 +114,17 @@ def which_of(spec: str, option: str = "MODEL") -> UsageError | LoadError:
         option: where it is named, for the message.
     """
     try:
-        found = makers(Path(spec))
+        choices = makers(Path(spec))
     except FileError as error:
         return LoadError(error.message, error.hint)
     what = f"{option} {spec!r} is code: name the class or function that makes the model, "
-    if not found:
+    if not choices:
         return UsageError(
             f"{what}{quoted(spec)}:NAME", "none of its classes and functions is seen to give one"
         )
-    again = (spec, f"{spec}:{found[0].name}")
-    shown = listed([maker.words(spec) for maker in found], _SHOWN)
-    needs = tuple(f"--model-arg={name}=..." for name in found[0].needs)
+    again = (spec, f"{spec}:{choices[0].name}")
+    shown = listed([maker.words(spec) for maker in choices], _SHOWN)
+    needs = tuple(f"--model-arg={name}=..." for name in choices[0].needs)
     return UsageError(f"{what}{quoted(spec)}:CLASS", f"it has {shown}", replace=again, add=needs)
 
 
@@ -159,9 +159,9 @@ class _Outline:
 
     def _init(self, node: ast.ClassDef) -> _Function | None:
         """The __init__ of a class, or of the first of its bases in the file that has one."""
-        own = next((n for n in _methods(node) if n.name == "__init__"), None)
-        if own is not None:
-            return own
+        constructor = next((n for n in _methods(node) if n.name == "__init__"), None)
+        if constructor is not None:
+            return constructor
         bases = (self.definitions.get(_dotted(base)) for base in node.bases)
         inits = (self._init(b) for b in bases if isinstance(b, ast.ClassDef) and b is not node)
         return next((init for init in inits if init is not None), None)

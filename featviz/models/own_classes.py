@@ -95,9 +95,9 @@ def _fitting(
 ) -> list[tuple[Path, ModuleMaker]]:
     """The classes that set all attributes at which tensors are; those first that take most of the
     hyper_parameters."""
-    found = [
+    fitting = [
         (path, maker)
         for path, maker in outline.models_in([Path(), folder])
         if any(names <= maker.parts for names in tops)
     ]
-    return sorted(found, key=lambda f: -len(hparams & {*f[1].takes}))
+    return sorted(fitting, key=lambda f: -len(hparams & {*f[1].takes}))

@@ -205,8 +205,8 @@ def _by_channels(
 ) -> Preprocess:
     if channels == 1:
         return Preprocess(size, None, None, None, channels=1)
-    told = None not in (options.size or options.crop, options.mean, options.std)
-    return replace(_named("imagenet", channels, size), guessed=not told)
+    given = None not in (options.size or options.crop, options.mean, options.std)
+    return replace(_named("imagenet", channels, size), guessed=not given)
 
 
 def _named(name: str, channels: int, size: tuple[int, int] | None = None) -> Preprocess:

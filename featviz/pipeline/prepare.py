@@ -47,7 +47,7 @@ class Prepared:
 
 
 def prepare(
-    model: ModelOptions | LoadedModel, found: Sequence[Sample], options: RunOptions
+    model: ModelOptions | LoadedModel, images: Sequence[Sample], options: RunOptions
 ) -> Prepared:
     """Load the model, group the images that were found as it takes them, choose the layers.
 
@@ -57,7 +57,7 @@ def prepare(
     """
     loaded = load_model(model, options.inputs) if isinstance(model, ModelOptions) else model
     warn_of_guess(loaded.preprocess)
-    samples = grouped(found, loaded.preprocess)
+    samples = grouped(images, loaded.preprocess)
     blank, shown = _first_input(loaded, samples, options.inputs)
     layers = choose_layers(loaded, options.layers, blank, options.draw.tensor_layout)
     plan = gradients.plan(loaded, options.passes)

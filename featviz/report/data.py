@@ -59,9 +59,9 @@ class DarkChannels:
     def add(self, page: ImagePage, numbers: Numbers) -> None:
         """Take an image in."""
         for group in page.groups:
-            own = numbers.dark[group.figures[0].picture.id]
+            dark = numbers.dark[group.figures[0].picture.id]
             key = (group.page, group.stem)
-            self._found[key] = self._found.get(key, set(own)).intersection(own)
+            self._found[key] = self._found.get(key, set(dark)).intersection(dark)
 
     def of(self, group: Group) -> list[int]:
         """The channels of a tensor, sorted."""
@@ -74,11 +74,11 @@ class DarkChannels:
 
 def entries(page: ImagePage, numbers: Numbers) -> dict[str, dict[str, str]]:
     """The grids of an image as JSON, by the scripts that are to hold them and the pictures' ids."""
-    found: dict[str, dict[str, str]] = {}
+    by_script: dict[str, dict[str, str]] = {}
     for figure in figures(page.groups):
         id = figure.picture.id
-        found.setdefault(figure.script, {})[id] = _entry(figure, numbers.stats[id])
-    return found
+        by_script.setdefault(figure.script, {})[id] = _entry(figure, numbers.stats[id])
+    return by_script
 
 
 def script(entries: Mapping[str, str]) -> str:

@@ -61,11 +61,11 @@ class FolderLinks:
 
     def picture(self, view: PictureView) -> str:
         """Relative to the folder, quoted."""
-        own = (view.image.root, view.image.folder)
-        if own not in self._ways:
+        home = (view.image.root, view.image.folder)
+        if home not in self._ways:
             way = Path(os.path.relpath(view.image.path, self.folder)).as_posix()
-            self._ways[own] = quote(os.fsencode(way))
-        return f"{self._ways[own]}/{_quoted(view.file)}"
+            self._ways[home] = quote(os.fsencode(way))
+        return f"{self._ways[home]}/{_quoted(view.file)}"
 
 
 @lru_cache(maxsize=4096)
@@ -97,9 +97,9 @@ def render_folder(views: ReportViews, folder: Path) -> Iterator[tuple[str, str]]
         yield name, asset(name)
     known: dict[str, dict[str, str]] = {}
     for n, page in enumerate(views.images, 1):
-        article, own = write.image(page)
+        article, scripts = write.image(page)
         yield f"{page.id}.html", write.document(page.id, [article], scripts_of(page.groups))
-        for name, grids in own.items():
+        for name, grids in scripts.items():
             known.setdefault(name, {}).update(grids)
         if n % views.together == 0 or n == len(views.images):
             yield from ((name, script(grids)) for name, grids in known.items())
@@ -116,9 +116,9 @@ def render_single(views: ReportViews) -> str:
     known: dict[str, str] = {}
     articles = []
     for page in views.images:
-        article, own = write.image(page)
+        article, scripts = write.image(page)
         articles.append(article)
-        for grids in own.values():
+        for grids in scripts.values():
             known |= grids
     articles += [write.layer(layer) for layer in views.layers]
     inside = {

@@ -255,10 +255,10 @@ class _Shown:
 
 
 def _layer_pages(images: Sequence[ImagePage]) -> Iterator[LayerPage]:
-    found: dict[str, dict[str, list[Group]]] = {}
+    by_page: dict[str, dict[str, list[Group]]] = {}
     for group in (group for image in images for group in image.groups):
-        found.setdefault(group.page, {}).setdefault(group.stem, []).append(group)
-    for id, tensors in sorted(found.items(), key=lambda item: int(item[0].split("-")[1])):
+        by_page.setdefault(group.page, {}).setdefault(group.stem, []).append(group)
+    for id, tensors in sorted(by_page.items(), key=lambda item: int(item[0].split("-")[1])):
         groups = []
         for n, same in enumerate(tensors.values()):
             figures = tuple(figure for group in same for figure in group.figures)

@@ -42,12 +42,12 @@ def attribute(owner: Any, name: Any) -> Any:
     kind = owner if isinstance(owner, type) else type(owner)
     if name not in FORWARDS or not issubclass(kind, nn.Module):
         return None
-    found = inspect.getattr_static(kind, name, None)
-    if isinstance(found, staticmethod):
-        return found.__func__
-    if not isinstance(found, FunctionType):
+    attribute = inspect.getattr_static(kind, name, None)
+    if isinstance(attribute, staticmethod):
+        return attribute.__func__
+    if not isinstance(attribute, FunctionType):
         return None
-    return found if owner is kind else MethodType(found, owner)
+    return attribute if owner is kind else MethodType(attribute, owner)
 
 
 def is_own_forward(value: Any, module: nn.Module) -> bool:

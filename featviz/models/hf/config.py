@@ -115,23 +115,23 @@ def named(package: ModuleType, name: str, base: str) -> Any:
     if not name.isidentifier():
         return None
     try:
-        found = getattr(package, name, None)
+        kind = getattr(package, name, None)
     except Exception:  # a model whose own requirements are not installed
         return None
-    if not isinstance(found, type) or not issubclass(found, getattr(package, base)):
+    if not isinstance(kind, type) or not issubclass(kind, getattr(package, base)):
         return None
-    return found if found.__module__.startswith("transformers.models.") else None
+    return kind if kind.__module__.startswith("transformers.models.") else None
 
 
 def _defined(package: ModuleType, config: Config) -> Any:
-    found = named(package, config.architecture, "PreTrainedModel")
-    if found is None or getattr(found, "config_class", None) is None:
+    kind = named(package, config.architecture, "PreTrainedModel")
+    if kind is None or getattr(kind, "config_class", None) is None:
         raise LoadError(
             f"{quoted(config.words)} names {quoted(config.architecture)}, which is no model of "
             f"transformers {package.__version__}",
             "pip install --upgrade transformers",
         )
-    return found
+    return kind
 
 
 def _architecture(fields: Mapping[str, Any]) -> str | None:
@@ -147,8 +147,8 @@ def _no_config(folder: Path) -> LoadError:
             f"{where} holds an adapter without the model that it adapts",
             "merge it first: peft's model.merge_and_unload().save_pretrained(DIR)",
         )
-    held = sorted(path.name for path in folder.iterdir())[:4]
-    there = ", ".join(map(quoted, held)) or "nothing"
+    names = sorted(path.name for path in folder.iterdir())[:4]
+    there = ", ".join(map(quoted, names)) or "nothing"
     return LoadError(
         f"{where} is no folder of a Hugging Face model: it lacks {FILE} (it holds {there})",
         f"give a file of weights and its architecture: {_weights_in(folder)} --arch MODEL",

@@ -72,15 +72,15 @@ def build(
         UsageError: no such file, module or attribute.
         LoadError: the code raised, or gave no nn.Module.
     """
-    found = target(spec)
-    if isinstance(found, nn.Module):
-        return found
-    if not callable(found):
+    named = target(spec)
+    if isinstance(named, nn.Module):
+        return named
+    if not callable(named):
         raise LoadError(
-            f"{spec} is a {type(found).__name__}, not a factory", "name a function or a class"
+            f"{spec} is a {type(named).__name__}, not a factory", "name a function or a class"
         )
     try:
-        module = found(**{**taken(found, hparams or {}), **arguments})
+        module = named(**{**taken(named, hparams or {}), **arguments})
     except Exception as error:
         raise _raised(f"{spec} raised", error) from error
     if not isinstance(module, nn.Module):

@@ -84,9 +84,9 @@ def _from_content(path: Path, options: ModelOptions) -> Loaded:
     forms = stripped_forms(weights)
     known = identify.identify_forms(forms)
     if known.name is None:
-        own = own_classes.unknown_weights(path, content, [form.tensors for form in forms])
-        if own is not None and not options.partial:
-            raise own
+        error = own_classes.unknown_weights(path, content, [form.tensors for form in forms])
+        if error is not None and not options.partial:
+            raise error
         known = _nearest(path, known, options.partial)
     arguments = known.arguments
     module, entry = torchvision.build(
