@@ -118,8 +118,9 @@ def from_picture(
     low, high = _limits(row, stats[list(channels)])
     step = (high - low) / (count - 1)
     data = low[:, None] + drawn * step[:, None]
-    data[drawn == count + 1] = np.nan
-    hidden = drawn > count + 1
+    beyond = np.int16(count + 1)  # of a grey picture 257 and no byte, which numpy 2.1.0 dies of
+    data[drawn == beyond] = np.nan
+    hidden = drawn > beyond
     return Values(data, step * _HALF, channels, hidden if hidden.any() else None)
 
 
