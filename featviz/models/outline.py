@@ -12,7 +12,8 @@ from featviz.files import read_text
 from featviz.text import listed, quoted
 
 _LARGEST = 2**20
-"""Bytes of a file of code that is read."""
+"""Bytes that are read of a file of code, and of all that are looked through for a hint: to parse
+them takes about a second."""
 
 _MOST_FILES = 200
 """Files of code that are read of a folder."""
@@ -231,12 +232,17 @@ def _parsed(path: Path) -> ast.Module:
 
 
 def _code_in(folders: Iterable[Path]) -> Iterator[Path]:
+    """The files of code in these folders, as far as they are few and small."""
     seen: set[Path] = set()
+    left = _LARGEST
     for folder in folders:
         for path in sorted(folder.glob("*.py"))[:_MOST_FILES]:
             if path.is_file() and (real := path.resolve()) not in seen:
                 seen.add(real)
-                yield path
+                size = path.stat().st_size
+                if size <= left:
+                    left -= size
+                    yield path
 
 
 def _body(path: Path) -> list[ast.stmt]:

@@ -49,8 +49,8 @@ QUEUE_BYTES = 64 * 2**20
 
 HEAVY = 450.0
 """Multiplications for each drawn value above which torch gets all cores. With every Conv2d and ReLU
-at 224 × 224, vgg16 has 570, resnet18 390, resnet50 190; on two cores vgg16 takes 0.8 times as long
-with all of them, the other two 1.0 to 1.2 times."""
+at 224 × 224, vgg16 has 570, resnet18 380, resnet50 200; on two cores vgg16 takes 0.8 times as long
+with all of them, the other two 1.0 to 1.3 times."""
 
 MANY = 8
 """Images from which on a run is worth a pass on zeros to share the cores."""
@@ -79,7 +79,7 @@ def run(
         FeatvizError: nothing could be begun, or the run directory could not be written. What goes
             wrong with one image is in its result instead.
     """
-    Thread(target=scan.compiled, daemon=True).start()
+    Thread(target=scan.compiled, daemon=True).start()  # numba is loaded while the model is
     share = team.share(options.shard)
     images = team.at_first(partial(_find, model, arguments, options, stdin))
     prepared = prepare(model, images, options)

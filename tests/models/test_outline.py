@@ -144,3 +144,12 @@ def test_definitions_are_found_by_name(code: Path, tmp_path: Path) -> None:
     assert {maker.name for path, maker in outline.models_in([tmp_path]) if path == code} >= {"Net"}
     with pytest.raises(FileError):
         outline.makers(tmp_path / "broken.py")
+
+
+def test_a_folder_of_much_code_is_read_in_part(tmp_path: Path) -> None:
+    """Of 30 files of 100 kB no more than 1 MiB is parsed for a hint, which takes about a second."""
+    for number in range(30):
+        code = f"import torch\nclass Net{number}(torch.nn.Module): pass\n"
+        (tmp_path / f"{number:02d}.py").write_text(code + "#" * (100_000 - len(code)))
+    names = [maker.name for _, maker in outline.models_in([tmp_path])]
+    assert names == [f"Net{number}" for number in range(10)]
