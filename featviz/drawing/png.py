@@ -2,9 +2,9 @@
 
 Deflate is ISA-L's (package `isal`) at level 1 behind the filters sub and up, the better of them for
 each row. Measured on feature maps of resnet18, resnet50 and vgg16 (`benchmarks/encode.py`): 11 to
-17 times as fast as zlib's level 6 and within 3 % of its size. Of resnet50's maps at scale 1 the choice saves 2 % of the bytes of sub
-alone; paeth as a third would save 3 % more, for a pass over each row that is several times as long.
-Levels 2 and 3 take longer for the same bytes.
+17 times as fast as zlib's level 6 and within 3 % of its size. Of resnet50's maps at scale 1 the
+choice saves 2 % of the bytes of sub alone; paeth as a third would save 3 % more, for a pass over
+each row that is several times as long. Levels 2 and 3 take longer for the same bytes.
 The format is the PNG specification's, third edition (https://www.w3.org/TR/png-3/).
 """
 
