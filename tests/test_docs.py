@@ -47,7 +47,7 @@ def test_readme_demo_command_draws_the_digits(clone: Path, featviz: Callable[...
     """The featviz half of the set-up command draws 20 folders into out-digits."""
     (line,) = commands("<!-- demo command -->")
     install, run = line.split(" && ")
-    assert install == "pip install ."
+    assert install == "pip install -e ."
     assert featviz(*shlex.split(run)[1:]).code == 0
     assert len([p for p in (clone / "out-digits").iterdir() if p.is_dir()]) == 20
 
