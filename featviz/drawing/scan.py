@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import logging
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from importlib import import_module
 from types import ModuleType
 
 import numpy as np
+from platformdirs import user_cache_dir
 
 from featviz.records import STAT_COLUMNS, Bytes, Floats, Integers
 
@@ -26,10 +29,28 @@ _BLOCK = 65_536
 def compiled() -> ModuleType | None:
     """The compiled loops; None where there are none, and numpy serves."""
     try:
-        return import_module("featviz.drawing.compiled")
+        with _kept_for_the_user():
+            return import_module("featviz.drawing.compiled")
     except Exception as error:  # numba raises RuntimeError where it finds no folder for its cache
         log.info("numba cannot be used, numpy takes its place and is slower: %s", error)
         return None
+
+
+@contextmanager
+def _kept_for_the_user() -> Iterator[None]:
+    """Compiled loops are kept in the user's cache folder, or where NUMBA_CACHE_DIR says.
+
+    numba's own choice is a folder inside the package. pip does not know it, and leaves it behind
+    when featviz is removed: an empty `featviz` that hides the next one from Python. Where the
+    user's folder cannot be written, numba goes on with its own choices.
+    """
+    config = import_module("numba").config
+    before = config.CACHE_DIR
+    config.CACHE_DIR = before or user_cache_dir("featviz", appauthor=False)
+    try:
+        yield
+    finally:
+        config.CACHE_DIR = before
 
 
 def statistics(rows: np.ndarray) -> Floats:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -124,3 +127,28 @@ def test_without_numba_numpy_serves(monkeypatch: pytest.MonkeyPatch) -> None:
         assert scan.statistics(np.ones((1, 4), np.float32)).tolist() == [[1, 1, 1, 0, 0, 0]]
     finally:
         scan.compiled.cache_clear()
+
+
+_WHERE = """
+import numba
+from featviz.drawing import scan
+before = numba.config.CACHE_DIR
+print(scan.compiled()._extremes._cache.cache_path)
+assert numba.config.CACHE_DIR == before, numba.config.CACHE_DIR
+"""
+
+
+@pytest.mark.slow  # compiles every loop anew
+def test_compiled_loops_are_kept_in_the_users_folder(tmp_path: Path) -> None:
+    """Beside the package they would outlive it there. The numba of whoever calls featviz keeps its
+    own settings."""
+    if scan.compiled() is None:
+        pytest.skip("numba is not installed")
+    environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path), "NUMBA_CACHE_DIR": ""}
+    done = subprocess.run(
+        [sys.executable, "-c", _WHERE], env=environment, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    path = Path(done.stdout.strip())
+    assert path.parent == tmp_path / "featviz"
+    assert list(path.glob("compiled.*.nbi"))
