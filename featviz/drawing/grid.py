@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import lru_cache
 
 import numpy as np
 
@@ -209,6 +210,7 @@ def _strip_scale(count: int, rows: int, options: DrawOptions) -> tuple[int, int]
     return -(-options.min_tile // rows), min(options.min_tile, max(1, STRIP_WIDTH // count))
 
 
+@lru_cache(1024)
 def _square(count: int, tile_height: int, tile_width: int) -> int:
     """Columns for which the picture's longer side is shortest; of equals, the wider picture.
 

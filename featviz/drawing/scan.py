@@ -80,7 +80,9 @@ def quantise(
         top: clip to 0..top first, NaN to 0; None where no value can lie outside.
     """
     levels = np.empty(rows.shape, np.uint8)
-    low, factor = (_plain(np.broadcast_to(v, len(rows))) for v in (low, factor))
+    if len(low) != len(rows):
+        low, factor = np.broadcast_to(low, len(rows)), np.broadcast_to(factor, len(rows))
+    low, factor = _plain(low), _plain(factor)
     loops = compiled()
     if loops is None:
         for part in _blocks(rows):
