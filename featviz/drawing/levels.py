@@ -168,7 +168,8 @@ def quantise(maps: Tensor | np.ndarray, affine: Affine, on_device: bool | None =
             values.nan_to_num_(0.0).clamp_(0, affine.top)
         sent: Bytes = values.byte().cpu().numpy()
         return sent
-    rows = np.asarray(maps).reshape(len(maps), -1)
+    array = maps if isinstance(maps, np.ndarray) else maps.numpy()
+    rows = array.reshape(len(array), -1)
     levels = scan.quantise(rows, affine.low, affine.factor, affine.half, affine.top)
     return levels.reshape(maps.shape)
 

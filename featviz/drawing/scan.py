@@ -94,7 +94,8 @@ def quantise(
 
 def _plain(array: np.ndarray) -> Floats:
     """As the compiled loops take it: float32, without gaps, writable."""
-    return np.require(array, np.float32, ["C", "W"])
+    is_plain = array.dtype == np.float32 and array.flags.carray  # `np.require` takes its time
+    return array if is_plain else np.require(array, np.float32, ["C", "W"])
 
 
 def _blocks(rows: np.ndarray) -> list[slice]:
