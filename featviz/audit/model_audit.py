@@ -96,7 +96,6 @@ class ModelVisit:
         ):
             for batch in self._batches(range(self.team.rank, len(self.samples), self.team.size)):
                 run_batch(self.model, batch, counted, self._failed, self._passed)
-        counted.settle()
         counted = self._joined(counted)
         if not self.seen:
             first = next(iter(self.failures.values()))
