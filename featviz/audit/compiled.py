@@ -8,9 +8,11 @@ integers, have the order of the values, which halves the time of long rows; rows
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import no_type_check
 
 import numpy as np
+from numba import njit
 
 from featviz.drawing.compiled import (
     _BLOCK,
@@ -20,12 +22,13 @@ from featviz.drawing.compiled import (
     _TINY,
     _block_sums,
     _careful,
-    _compiled,
     _extremes,
     _key,
     _moments,
     _outside,
 )
+
+_compiled = partial(njit, nogil=True, cache=True)
 
 
 @_compiled("UniTuple(int32,3)(int32[::1])")

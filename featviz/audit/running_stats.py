@@ -8,6 +8,8 @@ Variances", Stanford CS-79-773 (1979), in float64.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
+from importlib import import_module
 from types import ModuleType
 
 import numpy as np
@@ -37,11 +39,13 @@ _NONE = np.empty((0, 0), np.int64)
 
 def compiled() -> ModuleType | None:
     """The compiled loops of the audit; None where there are none, and numpy serves."""
-    if scan.compiled() is None:
-        return None
-    from featviz.audit import compiled as loops  # an import that costs little when it is repeated
+    return None if scan.compiled() is None else _loops()
 
-    return loops
+
+@cache
+def _loops() -> ModuleType:
+    with scan.kept_for_the_user():
+        return import_module("featviz.audit.compiled")
 
 
 def to_rows(tensor: Tensor, axis: int, images: int) -> Tensor:
