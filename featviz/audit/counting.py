@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from itertools import zip_longest
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,10 +18,9 @@ from featviz.errors import FeatvizError, ForwardError, ImageError, LayoutError
 from featviz.hooks.forward import forward
 from featviz.models.load import LoadedModel
 from featviz.models.preprocess import InputOptions
+from featviz.pipeline.encoders import ReadAhead
 from featviz.pipeline.prepare import read_input
 from featviz.records import Call, Integers, Sample
-
-T = TypeVar("T")
 
 Failed = Callable[[int, FeatvizError], None]
 """Called with the number of an image that failed."""
@@ -155,23 +153,29 @@ def batches(
     Args:
         numbers: of the samples to take; all by default.
     """
+    order = range(len(samples)) if numbers is None else numbers
     waiting: list[tuple[int, list[Tensor]]] = []
 
     def read(number: int) -> list[Tensor]:
         return read_input(samples[number], model.preprocess, inputs)[1]
 
-    for number, reading in _ahead(read, range(len(samples)) if numbers is None else numbers, size):
-        try:
-            args = reading.result()
-        except ImageError as error:
-            failed(number, error)
-            continue
-        if waiting and (len(waiting) == size or _shapes(waiting[0][1]) != _shapes(args)):
+    with ReadAhead(read) as ahead:
+        for number in order[:size]:
+            ahead.begin(number)
+        for number, later in zip_longest(order, order[size:]):
+            if later is not None:
+                ahead.begin(later)
+            try:
+                args = ahead.take(number)
+            except ImageError as error:
+                failed(number, error)
+                continue
+            if waiting and (len(waiting) == size or _shapes(waiting[0][1]) != _shapes(args)):
+                yield _together(waiting)
+                waiting = []
+            waiting.append((number, args))
+        if waiting:
             yield _together(waiting)
-            waiting = []
-        waiting.append((number, args))
-    if waiting:
-        yield _together(waiting)
 
 
 def run_batch(
@@ -194,23 +198,6 @@ def run_batch(
         census.commit()
         for number in batch.images:
             seen(number)
-
-
-def _ahead(
-    read: Callable[[int], T], numbers: Iterable[int], count: int
-) -> Iterator[tuple[int, Future[T]]]:
-    """What `read` gives for each number, in order; a thread reads up to `count` ahead."""
-    begun: deque[tuple[int, Future[T]]] = deque()
-    pool = ThreadPoolExecutor(1, "featviz-reader")
-    try:
-        for number in numbers:
-            begun.append((number, pool.submit(read, number)))
-            if len(begun) > count:
-                yield begun.popleft()
-        while begun:
-            yield begun.popleft()
-    finally:
-        pool.shutdown(cancel_futures=True)
 
 
 def _shapes(args: Sequence[Tensor]) -> list[torch.Size]:

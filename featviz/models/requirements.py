@@ -1,10 +1,11 @@
-"""torch and torchvision must fit each other; say so in one line where they do not."""
+"""torch and torchvision: their versions, and one line where they do not fit each other."""
 
 from __future__ import annotations
 
 from importlib import metadata
 
 from featviz.errors import FeatvizError
+from featviz.version import __version__
 
 
 def require_torch() -> None:
@@ -24,6 +25,19 @@ def require_torch() -> None:
             "install a pair that fits: pip install --upgrade --force-reinstall torch torchvision",
         ) from error
     del torch
+
+
+def versions() -> dict[str, str]:
+    """The versions that decide what is computed and drawn, as records name them: those of featviz,
+    torch and torchvision."""
+    import torch
+    import torchvision
+
+    return {
+        "featviz": __version__,
+        "torch": torch.__version__,
+        "torchvision": torchvision.__version__,
+    }
 
 
 def _version(package: str) -> str:

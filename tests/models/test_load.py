@@ -11,11 +11,13 @@ from typing import Any
 
 import pytest
 import torch
+import torchvision
 from hostile_payloads import saved_bytes
 from PIL import Image
 from torch import nn
 from torchvision import models
 
+import featviz
 from featviz.errors import LoadError, UsageError
 from featviz.models import requirements
 from featviz.models.load import pick_device
@@ -195,3 +197,12 @@ def test_every_source_is_one_record_and_one_file(tiny_file: Path, tmp_path: Path
     assert [sources.source_of(spec).kind for spec in specs] == [
         source.kind for source in sources.SOURCES
     ]
+
+
+def test_versions_are_those_that_are_imported() -> None:
+    """What records name is what computes, with the build's suffix."""
+    assert requirements.versions() == {
+        "featviz": featviz.__version__,
+        "torch": torch.__version__,
+        "torchvision": torchvision.__version__,
+    }
