@@ -2,19 +2,40 @@
 
 from __future__ import annotations
 
+import gc
+import sys
 from importlib import metadata
 
 from featviz.errors import FeatvizError
 from featviz.version import __version__
 
 
-def require_torch() -> None:
+def require_torch(alone: bool = False) -> None:
     """Import torch and torchvision.
+
+    Meanwhile no garbage is collected: time and again Python would look through some hundred
+    thousand objects that all stay, for a quarter of the time to a first picture.
+
+    Args:
+        alone: the process has begun for this, so all that there is stays to its end, and is not
+            looked through later either.
 
     Raises:
         FeatvizError: one is missing, or their builds do not fit, which torchvision shows only as
             `operator torchvision::nms does not exist`.
     """
+    first, collecting = "torch" not in sys.modules, gc.isenabled()
+    gc.disable()
+    try:
+        _import()
+        if alone and first:
+            gc.freeze()
+    finally:
+        if collecting:
+            gc.enable()
+
+
+def _import() -> None:
     try:
         import torch
         import torchvision  # noqa: F401
