@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import gc
 import sys
 from importlib import metadata
@@ -30,6 +31,7 @@ def require_torch(alone: bool = False) -> None:
         _import()
         if alone and first:
             gc.freeze()
+            atexit.register(gc.unfreeze)  # else libraries of torch report leaks at the end
     finally:
         if collecting:
             gc.enable()

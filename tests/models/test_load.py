@@ -218,7 +218,7 @@ def test_garbage_is_collected_again_once_torch_is_there(alone: bool) -> None:
         f"require_torch(alone={alone}); print(gc.isenabled(), gc.get_freeze_count() > 100_000)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.split() == ["True", str(alone)]
+    assert done.stdout.split() == ["True", str(alone)] and done.stderr == ""
 
 
 def test_who_collects_no_garbage_goes_on_so() -> None:
