@@ -15,7 +15,7 @@ def require_torch(alone: bool = False) -> None:
     """Import torch and torchvision.
 
     Meanwhile no garbage is collected: time and again Python would look through some hundred
-    thousand objects that all stay, for a quarter of the time to a first picture.
+    thousand objects that all stay.
 
     Args:
         alone: the process has begun for this, so all that there is stays to its end, and is not
