@@ -306,7 +306,7 @@ def to_model_options(model: str, given: dict[str, Any]) -> ModelOptions:
     """
     from featviz.models.requirements import require_torch
 
-    require_torch()
+    require_torch(alone=True)
     return ModelOptions(
         model,
         model_args=key_values(given["model_arg"]),

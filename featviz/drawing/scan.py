@@ -29,7 +29,7 @@ _BLOCK = 65_536
 def compiled() -> ModuleType | None:
     """The compiled loops; None where there are none, and numpy serves."""
     try:
-        with _kept_for_the_user():
+        with kept_for_the_user():
             return import_module("featviz.drawing.compiled")
     except Exception as error:  # numba raises RuntimeError where it finds no folder for its cache
         log.info("numba cannot be used, numpy takes its place and is slower: %s", error)
@@ -37,7 +37,7 @@ def compiled() -> ModuleType | None:
 
 
 @contextmanager
-def _kept_for_the_user() -> Iterator[None]:
+def kept_for_the_user() -> Iterator[None]:
     """Compiled loops are kept in the user's cache folder, or where NUMBA_CACHE_DIR says.
 
     numba's own choice is a folder inside the package. pip does not know it, and leaves it behind
