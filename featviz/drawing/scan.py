@@ -12,7 +12,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
 from importlib import import_module
+from pathlib import Path
 from types import ModuleType
+from zlib import crc32
 
 import numpy as np
 from platformdirs import user_cache_dir
@@ -43,10 +45,15 @@ def kept_for_the_user() -> Iterator[None]:
     numba's own choice is a folder inside the package. pip does not know it, and leaves it behind
     when featviz is removed: an empty `featviz` that hides the next one from Python. Where the
     user's folder cannot be written, numba goes on with its own choices.
+
+    The folder's name has a checksum of all compiled loops: numba compiles a file anew when that file
+    has changed, but not when a loop in another file has that it calls.
     """
     config = import_module("numba").config
     before = config.CACHE_DIR
-    config.CACHE_DIR = before or user_cache_dir("featviz", appauthor=False)
+    files = sorted(Path(__file__).parents[1].glob("*/compiled*.py"))
+    loops = f"{crc32(b''.join(file.read_bytes() for file in files)):08x}"
+    config.CACHE_DIR = str(Path(before or user_cache_dir("featviz", appauthor=False)) / loops)
     try:
         yield
     finally:
