@@ -46,8 +46,8 @@ def kept_for_the_user() -> Iterator[None]:
     when featviz is removed: an empty `featviz` that hides the next one from Python. Where the
     user's folder cannot be written, numba goes on with its own choices.
 
-    The folder's name has a checksum of all compiled loops: numba compiles a file anew when that file
-    has changed, but not when a loop in another file has that it calls.
+    The folder's name has a checksum of all compiled loops: numba compiles a file anew when it has
+    changed, but not when another has, whose loops it calls.
     """
     config = import_module("numba").config
     before = config.CACHE_DIR
