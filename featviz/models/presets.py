@@ -41,8 +41,7 @@ def choose_preprocess(
         fixed: what the model takes, where it takes nothing else.
 
     Raises:
-        UsageError: the model takes neither one nor three channels, or mean and std or the preset
-            do not fit.
+        UsageError: mean and std or the preset do not fit.
     """
     fixed = fixed or FixedInput(None, None)
     if isinstance(entry, Preprocess):
@@ -55,11 +54,15 @@ def choose_preprocess(
     channels = options.channels or expected
     if options.preset is not None:
         base = _at_own_size(_named(options.preset, channels, fixed.size), module)
+        if (side := PRESETS[options.preset].letterbox) is not None:
+            letterbox.require_opencv()
+            base = replace(base, letterbox=letterbox.for_module(module, side, fixed.size))
     elif base is None or base.channels != channels:
         base = _by_channels(channels, options, fixed.size)
     first = _first_convolution(module)
     return replace(
         _checked(_overridden(base, options)),
+        any_values=options.mean is not None or options.std is not None,
         frames=options.frames if isinstance(first, nn.Conv3d) else None,
         inputs=options.inputs or required_arguments(module),
     )
@@ -88,15 +91,8 @@ def from_timm(config: Mapping[str, Any]) -> Preprocess:
     `transforms_imagenet_eval`), pixel for pixel, but for `crop_mode` `border` and `center` with an
     input that is not square: there the whole image is squashed to the input, with a warning.
 
-    Raises:
-        UsageError: the model takes neither one nor three channels.
     """
     channels, height, width = config["input_size"]
-    if channels not in (1, 3):
-        raise UsageError(
-            f"the model takes {channels} channels, and an image gives 1 or 3",
-            "--model-arg in_chans=1 or in_chans=3",
-        )
     statistics = {name: tuple(float(value) for value in config[name]) for name in ("mean", "std")}
     if len(statistics["mean"]) != channels:
         statistics = {
@@ -203,8 +199,8 @@ models with this preset have."""
 def _by_channels(
     channels: int, options: InputOptions, size: tuple[int, int] | None = None
 ) -> Preprocess:
-    if channels == 1:
-        return Preprocess(size, None, None, None, channels=1)
+    if channels != 3:
+        return Preprocess(size, None, None, None, channels)
     given = None not in (options.size or options.crop, options.mean, options.std)
     return replace(_named("imagenet", channels, size), guessed=not given)
 
@@ -215,12 +211,6 @@ def _named(name: str, channels: int, size: tuple[int, int] | None = None) -> Pre
     Raises:
         UsageError: the preset is for RGB.
     """
-    if channels not in (1, 3):
-        raise UsageError(
-            f"the first convolution takes {channels} channels, and an image gives 1 or 3",
-            "--channels 1 or --channels 3, if that is not where the image goes in; --transform "
-            "makes other inputs",
-        )
     preset = PRESETS[name]
     if channels != 3 and preset.mean is not None:
         raise UsageError(
@@ -228,6 +218,8 @@ def _named(name: str, channels: int, size: tuple[int, int] | None = None) -> Pre
             "--preset none, with --size, --mean and --std; --channels 3 if the model takes RGB",
         )
     resize, crop = (preset.resize, preset.crop) if size is None else _resize_and_crop(size)
+    if preset.letterbox is not None:
+        resize, crop = None, None
     mode = InterpolationMode(preset.interpolation)
     return Preprocess(resize, crop, preset.mean, preset.std, channels, mode)
 

@@ -207,7 +207,7 @@ def run_image(
         model, plan, args, writer.hints, prepared.layers, writer.take
     )
     about = {
-        **_input_words(writer.sample, picture, args, model.preprocess.words),
+        **_input_words(writer.sample, picture, args, model.preprocess.words_for(picture.words)),
         "fingerprint": fingerprint,
         **_outcome_words(outcome, plan),
     }
