@@ -254,6 +254,14 @@ input_options = stacked(
         help="Put this colour under transparent images.",
     ),
     option(
+        "--input",
+        multiple=True,
+        metavar="NAME=VALUE",
+        help="Pass this argument to the model's forward beside the image: a number, true, false, "
+        "none, zeros:1,77, ones:1,77:int64, or a file (.npy, .npz, .pt). image stands for the "
+        "image itself, and NAME.KEY=VALUE fills a dict; repeatable.",
+    ),
+    option(
         "--transform",
         metavar="FUNCTION",
         help="Prepare images with this function (file.py:fn or pkg.mod:fn): from a PIL image, or "

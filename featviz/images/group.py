@@ -39,7 +39,8 @@ def together(samples: Sequence[Sample], count: int) -> list[Sample]:
     if len(samples) % count:
         raise UsageError(
             f"the model takes {count} images at once, and there are {len(samples)}",
-            f"give a multiple of {count}; --inputs says otherwise",
+            f"give a multiple of {count}; --inputs says otherwise, and --input NAME=VALUE gives "
+            "an argument that is no image",
         )
     return [_join(samples[i : i + count]) for i in range(0, len(samples), count)]
 

@@ -61,6 +61,8 @@ class InputOptions:
     """Time steps of a clip, for models of clips."""
     inputs: Count | None = None
     """Images that the model takes at once; None asks its forward."""
+    input: tuple[str, ...] = ()
+    """Further arguments of forward, each as `NAME=VALUE`; see `models.arguments`."""
     transform: str | None = None
     """`file.py:fn` or `pkg.mod:fn`: a function from a PIL image, or from the array of a file that
     is no photograph, to what forward takes, instead of all resizing, cropping and normalising."""
@@ -97,6 +99,8 @@ class Preprocess:
     """Takes the place of resizing and cropping, for models of Ultralytics."""
     guessed: bool = field(default=False, compare=False)
     """Whether neither the model nor the user says how images go in."""
+    further: tuple[str, ...] = ()
+    """The arguments of forward that are no images, in words: `t=10`."""
     any_values: bool = field(default=False, compare=False)
     """Whether mean and std are the user's own, for values of any range."""
     transform: Callable[[Any], list[Tensor]] | None = None
@@ -281,8 +285,9 @@ class Preprocess:
     def words(self) -> str:
         """The steps in words, for the manifest."""
         kind = "BGR" if self.bgr else _kind_words(self.channels)
+        beside = [f"with {' and '.join(self.further)}"] if self.further else []
         if self.transform is not None:
-            return f"{kind}, {self.transform}"
+            return ", ".join([kind, str(self.transform), *beside])
         steps = [kind]
         if self.letterbox is not None:
             steps.append(self.letterbox.words)
@@ -302,7 +307,7 @@ class Preprocess:
             steps.append(_clip_words(self.frames))
         if self.inputs > 1:
             steps.append(f"{self.inputs} images at once")
-        return ", ".join(steps)
+        return ", ".join(steps + beside)
 
 
 def _is_no_picture(tensor: Tensor) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import logging
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -13,7 +13,7 @@ from torch import nn
 from torchvision.transforms import InterpolationMode
 
 from featviz.errors import UsageError
-from featviz.models import letterbox
+from featviz.models import arguments, letterbox
 from featviz.models.preprocess import FALLBACK_SIZE, InputOptions, Preprocess, Size, listed
 from featviz.records import PRESETS
 from featviz.text import counted
@@ -64,7 +64,7 @@ def choose_preprocess(
         _checked(_overridden(base, options)),
         any_values=options.mean is not None or options.std is not None,
         frames=options.frames if isinstance(first, nn.Conv3d) else None,
-        inputs=options.inputs or required_arguments(module),
+        inputs=options.inputs or required_arguments(module, arguments.names(options.input)),
     )
 
 
@@ -76,11 +76,16 @@ def _at_own_size(base: Preprocess, module: nn.Module) -> Preprocess:
     return base
 
 
-def required_arguments(module: nn.Module) -> int:
-    """How many arguments the module's forward cannot do without; at least 1."""
+def required_arguments(module: nn.Module, given: Collection[str] = ()) -> int:
+    """How many arguments the module's forward cannot do without, beside those that are given; at
+    least 1."""
     parameters = inspect.signature(module.forward).parameters.values()
     positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    needed = [p for p in parameters if p.kind in positional and p.default is p.empty]
+    needed = [
+        p
+        for p in parameters
+        if p.kind in positional and p.default is p.empty and p.name not in given
+    ]
     return max(1, len(needed))
 
 
@@ -110,13 +115,13 @@ def from_timm(config: Mapping[str, Any]) -> Preprocess:
     return Preprocess(resize, crop, statistics["mean"], statistics["std"], channels, mode)
 
 
-def from_ultralytics(module: nn.Module, arguments: Any = None) -> Preprocess | None:
+def from_ultralytics(module: nn.Module, trained: Any = None) -> Preprocess | None:
     """How Ultralytics' predictors prepare images for their models; None for any other model.
 
     Args:
-        arguments: `train_args` of the checkpoint.
+        trained: `train_args` of the checkpoint.
     """
-    how = letterbox.of_model(module, arguments)
+    how = letterbox.of_model(module, trained)
     if how is None:
         return None
     channels = first_channels(module)
