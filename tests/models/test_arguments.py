@@ -212,7 +212,7 @@ def test_a_module_of_the_callers_is_left_alone(tmp_path: Path) -> None:
     """The Python API refuses it for a module, on which a hook would stay."""
     net = nn.Conv2d(3, 2, 1)
     with pytest.raises(UsageError, match="input is for a MODEL string"):
-        api.run(net, [np.zeros((4, 4, 3), "u1")], tmp_path / "out", input=["x=1"])
+        api.run(net, [np.zeros((4, 4, 3), "u1")], out=tmp_path / "out", input=["x=1"])
     assert not net._forward_pre_hooks
 
 
