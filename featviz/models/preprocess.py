@@ -18,7 +18,7 @@ from torchvision.transforms.v2.functional import resize_image
 from featviz.errors import ImageError
 from featviz.models.letterbox import LetterBox, Window
 from featviz.models.resizing import HeightWidth, Padding, SizeRule
-from featviz.records import INTERPOLATIONS, PRESETS, Count, OneOf, Raster
+from featviz.records import INTERPOLATIONS, PRESETS, Count, OneOf, Raster, Within
 from featviz.text import by
 
 _MOST_ENLARGED = 2**25
@@ -51,7 +51,7 @@ class InputOptions:
     """Subtracted from each channel of the 0..1 image."""
     std: tuple[float, ...] | None = None
     """Divides each channel."""
-    channels: Count | None = None
+    channels: Annotated[int, Within(1, 4096, "as many as the files have")] | None = None
     """1: grey, 3: RGB; of other numbers the files must have as many."""
     exif: bool = True
     """Apply the EXIF orientation."""

@@ -45,7 +45,7 @@ from .outcomes import Run, files, images_done, refused
         (["run", "MODEL", "PICTURE", "--size", "9y9"], 2, ".*'9y9' is no size"),
         (["run", "MODEL", "PICTURE", "--size", "0"], 2, ".*'0' is no size"),
         (["run", "MODEL", "PICTURE", "--mean", "a,b"], 2, ".*'a,b' is not numbers"),
-        (["run", "MODEL", "PICTURE", "--channels", "0"], 2, "--channels 0 is below 1"),
+        (["run", "MODEL", "PICTURE", "--channels", "0"], 2, r"--channels 0 is outside 1\.\.4096"),
         (["run", "MODEL", "PICTURE", "--device", "gpu"], 2, "--device 'gpu' is no device"),
         (["run", "MODEL", "PICTURE", "--model-arg", "3"], 2, ".*'3' is not KEY=VALUE"),
         (["run", "MODEL", "PICTURE", "--out", "PICTURE"], 2, r"--out .*picture\.png is the input"),
