@@ -224,7 +224,7 @@ def run_image(
     )
     never_ran = tuple(layer.name for layer in recorder.never_ran)
     about = {
-        **_input_words(writer.sample, picture, args, model.preprocess.words),
+        **_input_words(writer.sample, picture, args, model.preprocess.words_for(picture.words)),
         "fingerprint": fingerprint,
         **_outcome_words(outcome, plan),
     }

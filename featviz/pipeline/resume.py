@@ -104,7 +104,7 @@ def run_record(prepared: Prepared) -> dict[str, Any]:
 
 def _options(options: RunOptions) -> dict[str, Any]:
     inputs = asdict(options.inputs)
-    del inputs["transform"]  # which the preprocessing names, without its folder
+    del inputs["transform"], inputs["input"]  # which the preprocessing names, without folders
     return {
         "layers": options.layers,
         **asdict(options.draw),

@@ -74,9 +74,9 @@ _NAMED = 3
 def command(ctx: click.Context, /, model: str | None, images: Sequence[str], **given: Any) -> int:
     """Draw the feature maps of images into a run directory.
 
-    {MODEL} IMAGE is a file, a folder, an archive (photos.tar, .tar.gz,
-    .zip), one of its images (photos.tar::a/b.jpg), a quoted glob, or - for a list of paths on
-    stdin. For a video model, the stills of a folder are one clip, and so is an animation.
+    {MODEL} IMAGE is a picture or array (.npy, .npz, .pt), a folder, an archive (photos.tar,
+    .tar.gz, .zip), one of its images (photos.tar::a/b.jpg), a quoted glob, or - for a list of
+    paths on stdin. For a video model, the stills of a folder are one clip, and so is an animation.
 
     \b
     Examples:
