@@ -122,9 +122,11 @@ def choose_layers(
 def _first_look(
     model: LoadedModel, blank: Sequence[Tensor], tensor_layout: Sequence[str]
 ) -> list[Layer]:
-    outputs = probe(model, blank, list_layers(model.module)).outputs
-    book = HintBook(model.module, blank[0].shape, tensor_layout)
-    chosen = selectors.stages((at, map_size(shape, book.of(at))) for at, shape in outputs)
+    layers, book = list_layers(model.module), HintBook(model.module, blank[0].shape, tensor_layout)
+    with book.traced(model.module, layers):
+        outputs = probe(model, blank, layers).outputs
+    sizes = ((at, map_size(shape, book.of_shape(at, shape))) for at, shape in outputs)
+    chosen = selectors.stages(sizes)
     return chosen or selectors.vectors(outputs)
 
 
