@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 
-from torch import nn
+from torch import Tensor, nn
 
 from featviz.errors import LayoutError, UsageError
 from featviz.hooks import selectors
@@ -47,8 +47,11 @@ class HintBook:
             self._by_layer[layer.name] = self._look_up(layer)
         return self._by_layer[layer.name]
 
-    def at(self, site: Site, shape: Sequence[int]) -> Hints:
+    def at(self, site: Site, tensor: Tensor) -> Hints:
         """The hints for one tensor of a layer, with what was followed in a forward pass."""
+        if tensor.is_nested:  # has no shape
+            return self.of(site.layer)
+        shape = tensor.shape
         found = self._origins(site.layer, shape)
         origin = found.get((KINDS[site.kind].of, site.key))
         self.depends_on_origins |= origin is not None and origins.decides(shape, origin)

@@ -20,7 +20,7 @@ from featviz.hooks.containers import leaves, tensors
 from featviz.hooks.functions import unwatched
 from featviz.hooks.layers import function_in
 from featviz.layout import places
-from featviz.layout.places import SourceMaps
+from featviz.layout.source_maps import SourceMaps
 from featviz.records import Layer, Origin
 
 _ATTENTIONS = ("multi_head_attention_forward",)
@@ -70,14 +70,14 @@ class Tracer:
             if layer.is_function:
                 self._follow(layer, function_in(layer.name) or "", args, kwargs, output)
             elif layer.name in self._mixers and isinstance(output, Tensor):
-                self._place(output, self._alike("", tensors(args), output))
+                self._place(output, self._alike("", _dense(args), output))
             for key, tensor in leaves(output) if layer.name in self._wanted else ():
                 if isinstance(tensor, Tensor):
                     self._note(layer, "output", key, tensor)
 
     def _begin(self, images: Sequence[Any]) -> None:
         """The values of the model's inputs [1, C, H, W] or [1, C, T, H, W] lie where they lie."""
-        for image in tensors(images):
+        for image in _dense(images):
             if image.ndim in (4, 5):
                 self._tables[image] = self._maps.table(image.shape)
 
@@ -102,8 +102,7 @@ class Tracer:
         self, layer: Layer, name: str, args: Sequence[Any], kwargs: Mapping[str, Any], output: Any
     ) -> None:
         """Give the results of a function their places."""
-        results = tensors(output)
-        before = [tensor for tensor in tensors([args, kwargs]) if not tensor.is_nested]
+        results, before = _dense(output), _dense([args, kwargs])
         tables = self._results(name, before, args, kwargs, results)
         is_weights = self._gives_weights(layer, name, before, args, kwargs, results)
         for result, table in zip(results, tables, strict=True):
@@ -201,6 +200,11 @@ class Tracer:
         kept = name not in places.RULES or name in places.MOVES
         weights = kept and bool(before) and before[0] in self._weights
         return [weights and result.numel() == before[0].numel() for result in results]
+
+
+def _dense(value: Any) -> list[Tensor]:
+    """The tensors in a value that have a shape; nested ones have none."""
+    return [tensor for tensor in tensors(value) if not tensor.is_nested]
 
 
 def _without(kwargs: Mapping[str, Any], *names: str) -> dict[str, Any]:

@@ -28,15 +28,21 @@ class Seen:
     """Cloned by a hook that is not featviz's."""
 
 
-def followed(model: nn.Module, height: int, width: int) -> dict[tuple[str, str], Seen]:
-    """Everything that can be drawn of a random image, by (layer, key); raises where one cannot."""
+def followed(
+    model: nn.Module, height: int, width: int, trace: bool = True
+) -> dict[tuple[str, str], Seen]:
+    """Everything that can be drawn of a random image, by (layer, key); raises where one cannot.
+
+    Args:
+        trace: whether the image is followed through the model.
+    """
     image = torch.randn(1, 3, height, width, generator=torch.Generator().manual_seed(1))
     layers, book = list_layers(model), HintBook(model, image.shape)
     drawn: dict[tuple[str, str], layout.Maps] = {}
     clones: dict[tuple[str, str], Tensor] = {}
 
     def sink(site: Site, tensor: Tensor) -> None:
-        maps = layout.to_maps(tensor, book.at(site, tensor.shape))[""]
+        maps = layout.to_maps(tensor, book.at(site, tensor))[""]
         copy = layout.Maps(maps.layout, maps.data.clone())
         drawn.setdefault((site.layer.name, site.key), copy)
 
@@ -50,7 +56,8 @@ def followed(model: nn.Module, height: int, width: int) -> dict[tuple[str, str],
             hook = module.register_forward_hook(lambda m, a, out, name=name: keep(name, out))
             stack.callback(hook.remove)
         stack.enter_context(in_eval_mode(model))
-        stack.enter_context(book.traced(model, layers))
+        if trace:
+            stack.enter_context(book.traced(model, layers))
         stack.enter_context(hooked(model, layers, sink))
         model(image)
     return {

@@ -279,3 +279,28 @@ def test_only_what_a_softmax_gives_is_attention_in_segformer() -> None:
     for one in attention.values():
         assert torch.allclose(one.tensor.sum(-1), torch.ones(1), atol=1e-4)
         assert torch.equal(one.maps, one.tensor[0])
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "vit_tiny_patch16_224",
+        "levit_128s",
+        pytest.param("mvitv2_tiny", marks=pytest.mark.slow),
+        pytest.param("mixer_s16_224", marks=pytest.mark.slow),
+        pytest.param("swin_tiny_patch4_window7_224", marks=pytest.mark.slow),
+        pytest.param("coat_tiny", marks=pytest.mark.slow),
+        pytest.param("cait_xxs24_224", marks=pytest.mark.slow),
+    ],
+)
+def test_transformers_that_were_read_right_stay_as_they_are(name: str) -> None:
+    """What is followed through the model says of every layer what its shape and blocks say."""
+    torch.manual_seed(0)
+    model = _timm(name)
+    with_origins, without = (followed(model, 224, 224, trace=trace) for trace in (True, False))
+    assert {at: one.layout for at, one in with_origins.items()} == {
+        at: one.layout for at, one in without.items()
+    }
+    assert "tokens" in {one.layout for one in with_origins.values()}
+    for at, one in with_origins.items():
+        assert torch.equal(one.maps, without[at].maps), at
