@@ -142,7 +142,7 @@ def _plan(prepared: Prepared, images: int) -> DryRun:
     def sink(site: Site, tensor: Tensor) -> None:
         if options.draw.tensors:
             beside.append(Written(1, tensor.numel() * TENSOR_BYTES))
-        for key, maps in to_maps(tensor, book.of(site.layer)).items():
+        for key, maps in to_maps(tensor, book.at(site, tensor)).items():
             files.extend(_planned(site.inside(key), maps, options.draw, prepared.shown))
             beside.append(Written(0, ROW_BYTES + CHANNEL_BYTES * maps.data.shape[0]))
 

@@ -79,7 +79,7 @@ class ImageWriter:
         Raises:
             LayoutError: it cannot be drawn, or its files would have the names of other ones.
         """
-        hints = self.hints.of(site.layer)
+        hints = self.hints.at(site, tensor)
         parts = self.drawer.draw(site, tensor, hints, self._ground, self.window)
         self._name({site, *map(site.inside, parts)})
         kept = f"{site.stem}.npy" if self.draw.tensors == "npy" else None

@@ -114,7 +114,10 @@ class Session:
         picture, args = self._take(sample, following)
         shape = tuple(args[0].shape)
         if shape not in self._books:
-            self._books[shape] = prepared.hint_book(args)
+            book = prepared.hint_book(args)
+            if self._books:
+                book.settle_as(next(iter(self._books.values())))
+            self._books[shape] = book
         folder = self.store.new_image(sample.name)
         with _discarded_on_failure(folder.discard):
             writer = ImageWriter(

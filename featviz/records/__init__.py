@@ -3,7 +3,16 @@
 from featviz.records.channels import Activation, Call, Part, Role, Verdict
 from featviz.records.formats import FORMATS, SUFFIXES, PictureFormat
 from featviz.records.kinds import KINDS, CaptureKind, is_gradient
-from featviz.records.layers import Hints, Layer, Place, Raster, Sample, Site, Windows
+from featviz.records.layers import (
+    Hints,
+    Layer,
+    Origin,
+    Place,
+    Raster,
+    Sample,
+    Site,
+    Windows,
+)
 from featviz.records.options import (
     AUTO,
     INTERPOLATIONS,
@@ -63,6 +72,7 @@ __all__ = [
     "Layer",
     "Limits",
     "OneOf",
+    "Origin",
     "Outcome",
     "Part",
     "PassOptions",

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from featviz.layout.layouts import LAYOUTS
 from featviz.records import REDUCTIONS, Floats
 from featviz.rundir.read import ReadRun
 from featviz.rundir.schema import CaptureRow, Class, Manifest
@@ -66,7 +67,10 @@ def grid_facts(row: CaptureRow, dark: Sequence[int], options: Mapping[str, Any])
         dark: its channels that are all zero.
         options: the options of its run.
     """
-    facts = [("Shape", f"{by(row.shape)} ({row.layout})"), ("Maps", _maps(row, options))]
+    facts = [("Shape", f"{by(row.shape)} ({row.layout})")]
+    if row.layout in LAYOUTS:
+        facts.append(("Layout", LAYOUTS[row.layout].words))
+    facts.append(("Maps", _maps(row, options)))
     if row.collapsed:
         facts.append(("Share a tile", _shared(row.collapsed)))
     if row.drawn != sorted(row.drawn) and (order := options.get("order")):

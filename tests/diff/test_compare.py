@@ -185,6 +185,8 @@ SHAPES: dict[str, tuple[tuple[int, ...], Hints]] = {
     "ncl": ((1, 7, 54), Hints(layout="ncl:6x9")),
     "heads": ((1, 3, 55, 4), Hints(layout="heads:6x9+1")),
     "attention": ((1, 3, 8, 8), Hints(layout="attention")),
+    "nhw": ((1, 6, 9), Hints(layout="nhw")),
+    "sequence": ((2, 8, 11), Hints(layout="sequence")),
     "vector": ((1, 11), Hints()),
     "rows": ((4, 11), Hints()),
     "batch": ((3, 5, 6, 9), Hints(layout="batch")),
