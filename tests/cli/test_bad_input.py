@@ -21,7 +21,7 @@ from .outcomes import Run, files, images_done, refused
     [
         (["rnu"], 2, "No such command 'rnu'"),
         (["run"], 2, "Missing argument 'MODEL'"),
-        (["run", "MODEL"], 2, "Missing argument 'IMAGES'"),
+        (["run", "MODEL"], 2, "Missing argument 'IMAGE'"),
         (["layers"], 2, "Missing argument 'MODEL'"),
         (["run", "resnet81", "PICTURE"], 2, "torchvision has no model 'resnet81'"),
         (["layers", "resnet81"], 2, "torchvision has no model 'resnet81'"),

@@ -204,7 +204,7 @@ before other folders, and a file that exists before a factory."""
 MODEL_HELP = "MODEL is one of: " + ", ".join(source.form for source in SOURCES) + "."
 """A sentence for help."""
 
-WEIGHTS_HELP = "Weights of " + "; of ".join(
+WEIGHTS_HELP = "With " + "; with ".join(
     f"{source.form.partition(' (')[0]}: {source.weights}" for source in SOURCES if source.weights
 )
 """A sentence for help."""
