@@ -20,9 +20,12 @@ _LONGEST_COMMAND = 500
 _LONGEST_NAME = 80
 """Letters of a name that are compared with others."""
 
+_LIKE, _ALMOST = 0.6, 0.85
+"""How like a name must be, as difflib counts, to be meant: perhaps, and almost certainly."""
+
 _SYNONYMS = {
-    "--gpu": "--device",
-    "--cuda": "--device",
+    "--gpu": "--device=cuda",
+    "--cuda": "--device=cuda",
     "--batch": "--batch-size",
     "--colormap": "--cmap",
     "--colourmap": "--cmap",
@@ -39,7 +42,7 @@ _SYNONYMS = {
     "--image-size": "--size",
     "--resize": "--size",
 }
-"""Options of other tools, which no likeness of letters leads to."""
+"""Options of other tools, which no likeness of letters leads to, and what they are called here."""
 
 
 class MistakeError(click.UsageError):
@@ -63,11 +66,24 @@ def remedy(error: FeatvizError, arguments: Sequence[str]) -> str | None:
 def click_remedy(error: click.ClickException) -> str | None:
     """The hint of an error of the command line."""
     ctx: click.Context | None = getattr(error, "ctx", None)
-    if hint := getattr(error, "hint", None):
+    if hint := getattr(error, "hint", None) or _of_a_value(error):
         return str(hint)
     if ctx is None:
         return None
     return f"{ctx.command_path} {_help_of(ctx)} lists all options"
+
+
+def _of_a_value(error: click.ClickException) -> str | None:
+    """What helps where an option has a value that it does not take."""
+    if not isinstance(error, click.BadParameter) or error.param is None:
+        return None
+    if isinstance(error.param.type, click.Path):
+        return "check the path"
+    if isinstance(error.param.type, click.Choice):
+        given = error.message.partition(" is not one of ")[0].strip("'")
+        close = close_to(given, map(str, error.param.type.choices))
+        return f"did you mean {close[0]}?" if close else None
+    return None
 
 
 def _help_of(ctx: click.Context) -> str:
@@ -78,7 +94,8 @@ def _with_command(words: str | None, arguments: Sequence[str]) -> str | None:
     command = shlex.join(["featviz", *arguments])
     if len(command) > _LONGEST_COMMAND:
         return words
-    return f"{words}: {command}" if words else command
+    between = " " if words and words.endswith("?") else ": "
+    return f"{words}{between}{command}" if words else command
 
 
 def _amended(
@@ -110,11 +127,11 @@ def _in(ctx: click.Context) -> list[str]:
     return ctx.command_path.split()[1:]
 
 
-def close_to(name: str, names: Iterable[str], most: int = 1) -> list[str]:
-    """The names that a misspelt one is like, nearest first."""
+def close_to(name: str, names: Iterable[str], least: float = _LIKE) -> list[str]:
+    """The name that a misspelt one is most like, in a list; empty where none is like it."""
     import difflib
 
-    return difflib.get_close_matches(name[:_LONGEST_NAME].lower(), list(names), most)
+    return difflib.get_close_matches(name[:_LONGEST_NAME].lower(), list(names), 1, least)
 
 
 # Commands
@@ -137,7 +154,7 @@ def unknown_command(
 
 
 def _did_you_mean(name: str, arguments: Sequence[str]) -> str:
-    return str(_with_command(f"did you mean {name}?", arguments)).replace("?: ", "? ", 1)
+    return str(_with_command(f"did you mean {name}?", arguments))
 
 
 def _without_command(first: str, rest: list[str]) -> list[str] | None:
@@ -161,12 +178,28 @@ def unknown_option(
     name = next((word for word in words if _stands_for(word, error.option_name)), error.option_name)
     option, equals, value = name.partition("=")
     message = f"No such option {quoted(option)!r}."
-    if meant := _meant(option, _options_of(ctx.command)):
+    if isinstance(ctx.command, click.Group):
+        return MistakeError(message, ctx, _behind_the_command(ctx, ctx.command, words))
+    known = _options_of(ctx.command)
+    meant = _by_another_name(option, known) or _like(option, known, _ALMOST)
+    if meant is None and (others := _commands_with(option, ctx)):
+        have = "has" if len(others) == 1 else "have"
+        return MistakeError(message, ctx, f"{' and '.join(others)} {have} it")
+    meant = meant or _like(option, known, _LIKE)
+    if meant is not None:
         again = _replaced(words, {name: f"{meant}{equals}{value}"})
         return MistakeError(message, ctx, _did_you_mean(meant, [*_in(ctx), *again]))
-    if others := _commands_with(option, ctx):
-        return MistakeError(message, ctx, f"{' and '.join(others)} {_has(others)} it")
     return MistakeError(message, ctx, f"{ctx.command_path} {_help_of(ctx)} lists all options")
+
+
+def _behind_the_command(ctx: click.Context, group: click.Group, words: Sequence[str]) -> str:
+    """Options in front of the command, in their place."""
+    command = next((word for word in words if word in group.list_commands(ctx)), None)
+    rest = list(words)
+    if command is not None:
+        rest.remove(command)
+    again = [command or "run", *rest]
+    return str(_with_command("options stand behind the command", again))
 
 
 def _stands_for(word: str, option: str) -> bool:
@@ -176,11 +209,17 @@ def _stands_for(word: str, option: str) -> bool:
     return not option.startswith("--") and word.startswith(option) and not word.startswith("--")
 
 
-def _meant(option: str, known: Sequence[str]) -> str | None:
-    if (synonym := _SYNONYMS.get(option)) in known:
-        return synonym
+def _by_another_name(option: str, known: Sequence[str]) -> str | None:
+    """The option that another tool, or another way to write it, calls so."""
     long = f"--{option.lstrip('-')}".replace("_", "-")
-    return long if long in known else next(iter(close_to(long, known)), None)
+    synonym = _SYNONYMS.get(long, long)
+    return synonym if synonym.partition("=")[0] in known else None
+
+
+def _like(option: str, known: Sequence[str], least: float) -> str | None:
+    names = [name.removeprefix("--") for name in known]
+    close = close_to(option.lstrip("-"), names, least=least)
+    return f"--{close[0]}" if close else None
 
 
 def _options_of(command: click.Command | None) -> list[str]:
@@ -201,10 +240,6 @@ def _commands_with(option: str, ctx: click.Context) -> list[str]:
     ]
 
 
-def _has(commands: Sequence[str]) -> str:
-    return "has" if len(commands) == 1 else "have"
-
-
 def refuse_spaces_in_a_list(ctx: click.Context, words: Sequence[str]) -> None:
     """Refuse `--layers Conv2d, ReLU`: the shell makes two words of it, and the second would be an
     image.
@@ -213,13 +248,15 @@ def refuse_spaces_in_a_list(ctx: click.Context, words: Sequence[str]) -> None:
         MistakeError: the value of an option ends with a comma, and a word follows.
     """
     known = _options_of(ctx.command)
-    for at, (option, value, *rest) in enumerate(zip(words, words[1:], words[2:])):  # noqa: B905
-        if option in known and value.endswith(",") and _goes_on(rest[0]):
-            parts = list(_list_from(words[at + 1 :]))
-            joined = "".join(parts)
-            again = [*words[: at + 1], joined, *words[at + 1 + len(parts) :]]
+    for at in range(len(words) - 1):
+        before = words[at - 1] if at else ""
+        option = words[at].partition("=")[0] if "=" in words[at] else before
+        if option in known and words[at].endswith(",") and _goes_on(words[at + 1]):
+            parts = list(_list_from(words[at:]))
+            again = [*words[:at], "".join(parts), *words[at + len(parts) :]]
+            value = quoted(words[at].removeprefix(f"{option}="))
             raise MistakeError(
-                f"{option} {quoted(value)} ends with a comma: a space cuts the list in two",
+                f"{option} {value!r} ends with a comma: a space cuts the list in two",
                 ctx,
                 str(_with_command("write the list without spaces", [*_in(ctx), *again])),
             )

@@ -14,9 +14,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from featviz.errors import UsageError
+from featviz.files import misspelt
 from featviz.models import outline
 from featviz.models.files import sniff
 from featviz.records import Seed
+from featviz.text import quoted
 
 if TYPE_CHECKING:
     from torch import nn
@@ -228,6 +230,12 @@ def source_of(spec: str, option: str = "MODEL") -> ModelSource:
     for source in SOURCES:
         if source.recognises(spec):
             return source
+    if (near := misspelt(Path(spec))) is not None:
+        raise UsageError(
+            f"no model file {spec!r}",
+            f"did you mean {quoted(str(near))}?",
+            replace=(spec, str(near)),
+        )
     raise UsageError(f"no model file {spec!r}", download_hint(spec))
 
 
