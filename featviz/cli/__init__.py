@@ -109,7 +109,8 @@ def group() -> None:
       featviz run model.pth photos/ --layers Conv2d,ReLU --out maps
       featviz layers resnet18 --layers 'layer1.*'
 
-    `featviz COMMAND --help` describes a command and its options.
+    `featviz COMMAND --help` describes a command. Of many options it shows those
+    that one needs first, and --help-all shows all.
     """
 
 

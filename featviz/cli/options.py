@@ -95,17 +95,16 @@ null_option = option(
 )
 
 
-LAYERS_IN_SHORT = "Take these layers: classes and names, such as Conv2d,layer1.*"
-
-
-def layers_option(help: str, default: str | None = None) -> Callable[[F], F]:
+def layers_option(
+    help: str, default: str | None = None, first: bool | str = True
+) -> Callable[[F], F]:
     """`--layers`; `default` says which layers are taken without it."""
     return option(
         "--layers",
         multiple=True,
         metavar="SELECTORS",
         group=cmd.LAYERS,
-        first=LAYERS_IN_SHORT,
+        first=first,
         shell_complete=complete.layers,
         show_default=default,
         help=help,
@@ -117,6 +116,8 @@ select_layers = (
     "fn:FUNCTION, SELECTOR#INDEX, !NOT; commas separate them."
 )
 """Help of `--layers` where it decides what is looked at."""
+
+select_in_short = "Take layers by class or name, such as Conv2d,ReLU or 'layer1.*'."
 
 
 _OUTPUT: dict[str, Any] = {"group": cmd.OUTPUT, "first": True}

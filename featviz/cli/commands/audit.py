@@ -145,7 +145,9 @@ More examples, of several models and of processes that share the images:
 @click.command("audit", cls=Command, help=_HELP)
 @opts.model_argument
 @opts.images_argument
-@opts.layers_option(opts.select_layers, default="all activations, functions included")
+@opts.layers_option(
+    opts.select_layers, default="all activations, functions included", first=opts.select_in_short
+)
 @opts.out_option("Write the results into this folder.", "featviz-audit")
 @opts.overwrite_option("the audit")
 @opts.null_option

@@ -31,7 +31,9 @@ _NAMED = 3
 @click.command("run", cls=Command)
 @opts.model_argument
 @opts.images_argument
-@opts.layers_option(opts.select_layers, default="one layer for each stage")
+@opts.layers_option(
+    opts.select_layers, default="one layer for each stage", first=opts.select_in_short
+)
 @opts.out_option("Write the run into this folder.", "featviz-out")
 @opts.overwrite_option("the run")
 @opts.open_option("Build the HTML gallery of --report, and open it in the browser.")
