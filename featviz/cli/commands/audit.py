@@ -131,13 +131,13 @@ Examples:
 
 Exit codes: 0 done, 1 failed, 2 usage, 3 some images failed, 4 a gate is broken.
 \f
-The findings of a channel:
+What the findings of a channel mean:
 
 {_definitions()}
 
 \b
-More examples, of several models and of processes that share the images:
-  featviz audit 'runs/epoch_*.pth' photos/ --out history
+More examples:
+  featviz audit 'runs/epoch_*.pth' photos/ --out history  # a column for each
   torchrun --nproc-per-node 4 -m featviz audit resnet18 photos/
 """
 
