@@ -15,7 +15,7 @@ from typing import Any
 import click
 from click.shell_completion import CompletionItem
 
-from featviz.cli import mistakes, output
+from featviz.cli import mistakes, output, remedies
 from featviz.cli.command import Context
 from featviz.errors import FeatvizError
 from featviz.text import indented, printable, quoted
@@ -130,12 +130,12 @@ def guarded(arguments: list[str]) -> int:
         result = group.main(arguments, prog_name="featviz", standalone_mode=False)
         return result if isinstance(result, int) else 0
     except FeatvizError as error:
-        return _say(error.message, mistakes.remedy(error, arguments), error.exit_code, error)
+        return _say(error.message, remedies.remedy(error, arguments), error.exit_code, error)
     except _NO_ARGUMENTS as error:  # the help is the answer, not what went wrong
         error.show()
         return int(error.exit_code)
     except click.ClickException as error:
-        return _say(error.format_message(), mistakes.click_remedy(error), error.exit_code, error)
+        return _say(error.format_message(), remedies.click_remedy(error), error.exit_code, error)
     except (KeyboardInterrupt, click.Abort):
         return _say("interrupted", None, INTERRUPTED, None)
     except BrokenPipeError:

@@ -11,17 +11,15 @@ from pathlib import Path
 
 import click
 
-from featviz.errors import FeatvizError
+from featviz.cli.remedies import (
+    ALMOST,
+    LIKE,
+    MistakeError,
+    close_to,
+    help_of,
+    with_command,
+)
 from featviz.text import quoted
-
-_LONGEST_COMMAND = 500
-"""Characters of a command that a hint shows: a glob that the shell has expanded may have more."""
-
-_LONGEST_NAME = 80
-"""Letters of a name that are compared with others."""
-
-_LIKE, _ALMOST = 0.6, 0.85
-"""How like a name must be, as difflib counts, to be meant: perhaps, and almost certainly."""
 
 _SYNONYMS = {
     "--gpu": "--device=cuda",
@@ -29,7 +27,6 @@ _SYNONYMS = {
     "--batch": "--batch-size",
     "--colormap": "--cmap",
     "--colourmap": "--cmap",
-    "--model": "--arch",
     "--checkpoint": "--weights",
     "--pretrained": "--weights",
     "--save": "--out",
@@ -44,94 +41,8 @@ _SYNONYMS = {
 }
 """Options of other tools, which no likeness of letters leads to, and what they are called here."""
 
-
-class MistakeError(click.UsageError):
-    """A command line that cannot be read, with what helps."""
-
-    def __init__(self, message: str, ctx: click.Context | None, hint: str) -> None:
-        super().__init__(message, ctx)
-        self.hint = hint
-
-
-# The command that was meant
-
-
-def remedy(error: FeatvizError, arguments: Sequence[str]) -> str | None:
-    """The error's hint, and behind it the command to go on with, where the error knows it and it
-    fits on a line."""
-    again = _amended(arguments, error.add, error.replace)
-    return error.hint if again is None else _with_command(error.hint, again)
-
-
-def click_remedy(error: click.ClickException) -> str | None:
-    """The hint of an error of the command line."""
-    ctx: click.Context | None = getattr(error, "ctx", None)
-    if hint := getattr(error, "hint", None) or _of_a_value(error):
-        return str(hint)
-    if ctx is None:
-        return None
-    return f"{ctx.command_path} {_help_of(ctx)} lists all options"
-
-
-def _of_a_value(error: click.ClickException) -> str | None:
-    """What helps where an option has a value that it does not take."""
-    if not isinstance(error, click.BadParameter) or error.param is None:
-        return None
-    if isinstance(error.param.type, click.Path):
-        return "check the path"
-    if isinstance(error.param.type, click.Choice):
-        given = error.message.partition(" is not one of ")[0].strip("'")
-        close = close_to(given, map(str, error.param.type.choices))
-        return f"did you mean {close[0]}?" if close else None
-    return None
-
-
-def _help_of(ctx: click.Context) -> str:
-    return "--help-all" if getattr(ctx.command, "is_long", False) else "--help"
-
-
-def _with_command(words: str | None, arguments: Sequence[str]) -> str | None:
-    command = shlex.join(["featviz", *arguments])
-    if len(command) > _LONGEST_COMMAND:
-        return words
-    between = " " if words and words.endswith("?") else ": "
-    return f"{words}{between}{command}" if words else command
-
-
-def _amended(
-    arguments: Sequence[str], add: tuple[str, ...], replace: tuple[str, str] | None
-) -> list[str] | None:
-    """The arguments as an error says; None where it says nothing, or its words are not there (a
-    file of --config has them)."""
-    if not (add or replace):
-        return None
-    words = list(arguments)
-    end = words.index("--") if "--" in words else len(words)
-    again = [*words[:end], *add, *words[end:]]
-    if replace is None:
-        return again
-    old, new = replace
-    where = next((i for i, word in enumerate(again) if word in (old, f"--arch={old}")), None)
-    if where is None:
-        return None
-    again[where] = again[where].removesuffix(old) + new
-    return again
-
-
-def _replaced(words: Sequence[str], new: Mapping[str, str]) -> list[str]:
-    return [new.get(word, word) for word in words]
-
-
-def _in(ctx: click.Context) -> list[str]:
-    """The words in front of a command's own: `run`."""
-    return ctx.command_path.split()[1:]
-
-
-def close_to(name: str, names: Iterable[str], least: float = _LIKE) -> list[str]:
-    """The name that a misspelt one is most like, in a list; empty where none is like it."""
-    import difflib
-
-    return difflib.get_close_matches(name[:_LONGEST_NAME].lower(), list(names), 1, least)
+_ARGUMENTS = {"--model": "MODEL", "--image": "IMAGE", "--images": "IMAGE"}
+"""Options of other tools that are arguments here."""
 
 
 # Commands
@@ -146,15 +57,16 @@ def unknown_command(
     if name == "help":
         asked = [word for word in rest if word in commands][:1]
         return MistakeError(message, ctx, shlex.join(["featviz", *asked, "--help"]))
-    if close := close_to(name, commands):
+    close, again = close_to(name, commands), _without_command(name, rest)
+    if close and not (again and set(name) & set("./:")):
         return MistakeError(message, ctx, _did_you_mean(close[0], [close[0], *rest]))
-    if again := _without_command(name, rest):
+    if again:
         return MistakeError(message, ctx, _did_you_mean(again[0], again))
     return MistakeError(message, ctx, f"one of {', '.join(commands)}")
 
 
 def _did_you_mean(name: str, arguments: Sequence[str]) -> str:
-    return str(_with_command(f"did you mean {name}?", arguments))
+    return str(with_command(f"did you mean {name}?", arguments))
 
 
 def _without_command(first: str, rest: list[str]) -> list[str] | None:
@@ -180,16 +92,20 @@ def unknown_option(
     message = f"No such option {quoted(option)!r}."
     if isinstance(ctx.command, click.Group):
         return MistakeError(message, ctx, _behind_the_command(ctx, ctx.command, words))
+    if argument := _argument(option, ctx.command):
+        again = [value if word == name else word for word in words if word != name or value]
+        hint = with_command(f"{argument} is written without an option", [*_in(ctx), *again])
+        return MistakeError(message, ctx, str(hint))
     known = _options_of(ctx.command)
-    meant = _by_another_name(option, known) or _like(option, known, _ALMOST)
+    meant = _by_another_name(option, known) or _like(option, known, ALMOST)
     if meant is None and (others := _commands_with(option, ctx)):
         have = "has" if len(others) == 1 else "have"
         return MistakeError(message, ctx, f"{' and '.join(others)} {have} it")
-    meant = meant or _like(option, known, _LIKE)
+    meant = meant or _like(option, known, LIKE)
     if meant is not None:
         again = _replaced(words, {name: f"{meant}{equals}{value}"})
         return MistakeError(message, ctx, _did_you_mean(meant, [*_in(ctx), *again]))
-    return MistakeError(message, ctx, f"{ctx.command_path} {_help_of(ctx)} lists all options")
+    return MistakeError(message, ctx, f"{ctx.command_path} {help_of(ctx)} lists all options")
 
 
 def _behind_the_command(ctx: click.Context, group: click.Group, words: Sequence[str]) -> str:
@@ -199,7 +115,7 @@ def _behind_the_command(ctx: click.Context, group: click.Group, words: Sequence[
     if command is not None:
         rest.remove(command)
     again = [command or "run", *rest]
-    return str(_with_command("options stand behind the command", again))
+    return str(with_command("options stand behind the command", again))
 
 
 def _stands_for(word: str, option: str) -> bool:
@@ -207,6 +123,12 @@ def _stands_for(word: str, option: str) -> bool:
     if word.partition("=")[0] == option:
         return True
     return not option.startswith("--") and word.startswith(option) and not word.startswith("--")
+
+
+def _argument(option: str, command: click.Command) -> str | None:
+    """The argument of a command that another tool has as an option."""
+    names = {str(p.metavar).rstrip(".") for p in command.params if isinstance(p, click.Argument)}
+    return name if (name := _ARGUMENTS.get(option)) in names else None
 
 
 def _by_another_name(option: str, known: Sequence[str]) -> str | None:
@@ -220,6 +142,15 @@ def _like(option: str, known: Sequence[str], least: float) -> str | None:
     names = [name.removeprefix("--") for name in known]
     close = close_to(option.lstrip("-"), names, least=least)
     return f"--{close[0]}" if close else None
+
+
+def _in(ctx: click.Context) -> list[str]:
+    """The words in front of a command's own: `run`."""
+    return ctx.command_path.split()[1:]
+
+
+def _replaced(words: Sequence[str], new: Mapping[str, str]) -> list[str]:
+    return [new.get(word, word) for word in words]
 
 
 def _options_of(command: click.Command | None) -> list[str]:
@@ -258,12 +189,15 @@ def refuse_spaces_in_a_list(ctx: click.Context, words: Sequence[str]) -> None:
             raise MistakeError(
                 f"{option} {value!r} ends with a comma: a space cuts the list in two",
                 ctx,
-                str(_with_command("write the list without spaces", [*_in(ctx), *again])),
+                str(with_command("write the list without spaces", [*_in(ctx), *again])),
             )
 
 
 def _goes_on(word: str) -> bool:
-    return not (word.startswith("-") or looks_like_image(word))
+    """Whether a word may belong to a list: it is no option, and neither MODEL nor IMAGE."""
+    if word.startswith("-") or "/" in word or looks_like_image(word):
+        return False
+    return word.startswith(("fn:", "re:")) or not (looks_like_model(word) or Path(word).exists())
 
 
 def _list_from(words: Sequence[str]) -> Iterable[str]:
@@ -282,7 +216,7 @@ def missing(argument: str, ctx: click.Context) -> MistakeError:
     name = {"images": "IMAGE"}.get(argument, argument.upper())
     model = ctx.params.get("model") or "resnet18"
     images = ["photo.jpg"] if "images" in ctx.params else []
-    hint = _with_command("for example", [*_in(ctx), model, *images])
+    hint = with_command("for example", [*_in(ctx), model, *images])
     return MistakeError(f"Missing argument '{name}'.", ctx, str(hint))
 
 
@@ -299,11 +233,11 @@ def refuse_swapped(ctx: click.Context, words: Sequence[str]) -> None:
     if other is not None:
         again = _replaced(words, {model: other, other: model})
         message = f"MODEL {quoted(model)!r} is {_what(model)}, and IMAGE {quoted(other)!r} a model"
-        raise MistakeError(message, ctx, str(_with_command("swap them", [*_in(ctx), *again])))
-    if not images and not (ctx.default_map or {}).get("images"):
+        raise MistakeError(message, ctx, str(with_command("swap them", [*_in(ctx), *again])))
+    if Path(model).is_file() or not (images or (ctx.default_map or {}).get("images")):
         again = [word for old in words for word in (("resnet18", old) if old == model else (old,))]
         message = f"Missing argument 'MODEL': {quoted(model)!r} is {_what(model)}"
-        raise MistakeError(message, ctx, str(_with_command("for example", [*_in(ctx), *again])))
+        raise MistakeError(message, ctx, str(with_command("for example", [*_in(ctx), *again])))
 
 
 def _what(image: str) -> str:
@@ -326,9 +260,10 @@ def looks_like_model(word: str) -> bool:
 def looks_like_image(word: str) -> bool:
     """Whether a word names an image, or a folder that holds no model."""
     from featviz.images.formats import SUFFIXES
+    from featviz.models.files import sniff
 
     path = Path(word)
     if path.suffix.lower() in SUFFIXES:
-        return True
+        return not (path.is_file() and sniff.sniff(path) in sniff.KINDS)
     is_model = any((path / name).exists() for name in ("config.json", "adapter_config.json"))
     return path.is_dir() and not is_model

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from featviz.cli import mistakes
+from featviz.cli import mistakes, remedies
 from featviz.errors import FileError
 from featviz.files import read_text
 from featviz.records.checking import read_numbers, read_size
@@ -129,7 +129,7 @@ def _flat(content: dict[str, Any], path: Path, ctx: click.Context) -> dict[str, 
 
 
 def _meant(name: str, names: Iterable[str]) -> str:
-    close = mistakes.close_to(name, names)
+    close = remedies.close_to(name, names)
     return f"did you mean {close[0]}?" if close else f"one of {', '.join(sorted(names))}"
 
 

@@ -26,7 +26,11 @@ from .outcomes import Run, files, images_done, refused
         (["run", "resnet81", "PICTURE"], 2, "torchvision has no model 'resnet81'"),
         (["layers", "resnet81"], 2, "torchvision has no model 'resnet81'"),
         (["run", "absent.pth", "PICTURE"], 2, r"no model file 'absent\.pth'"),
-        (["run", "PICTURE", "PICTURE"], 1, r"picture\.png is no checkpoint: it is a PNG image"),
+        (
+            ["run", "PICTURE", "PICTURE"],
+            2,
+            r"Missing argument 'MODEL': .*picture\.png' is an image",
+        ),
         (["run", "MODEL", "absent.jpg"], 2, r"no image 'absent\.jpg'"),
         (["run", "MODEL", "EMPTY"], 2, "no images in folder"),
         (["run", "MODEL", "no*such.png"], 2, r"no image matches 'no\*such\.png'"),

@@ -37,6 +37,7 @@ COMMANDS = [
     ("cat.jpg model.pth", "No such command", "did you mean run? featviz run model.pth cat.jpg"),
     ("model.pth", "No such command", "did you mean layers? featviz layers model.pth"),
     ("net.py:Net", "No such command", "did you mean layers? featviz layers net.py:Net"),
+    ("run.pth cat.jpg", "No such command", "did you mean run? featviz run run.pth cat.jpg"),
     ("help", "No such command 'help'", "featviz --help"),
     ("help run", "No such command 'help'", "featviz run --help"),
     (
@@ -56,6 +57,12 @@ OPTIONS = [
     (f"{RUN} --colormap grey", "No such option", f"--cmap? featviz {RUN} --cmap grey"),
     (f"{RUN} --force", "No such option '--force'", "did you mean --overwrite?"),
     (f"{RUN} --output x", "No such option '--output'", "did you mean --out?"),
+    (
+        "run --model resnet18 cat.jpg",
+        "'--model'",
+        "MODEL is written without an option: featviz run",
+    ),
+    ("run model.pth --image=cat.jpg", "No such option '--image'", f"an option: featviz {RUN}"),
     (f"{RUN} --frobnicate", "No such option", "featviz run --help-all lists all options"),
     ("layers model.pth --overlay 0.5", "No such option '--overlay'", "featviz run has it"),
     ("report photos --cmap grey", "No such option", "featviz run and featviz kernels have it"),
@@ -70,6 +77,7 @@ LISTS = [
         "--layers 'Conv2d,' ends with a comma: a space cuts the list in two",
         "without spaces: featviz run --layers Conv2d,ReLU,b1 model.pth cat.jpg",
     ),
+    (f"{RUN} --layers b1, fn:relu", "ends with a comma", f"featviz {RUN} --layers b1,fn:relu"),
     (f"{RUN} --mean 0.5, 0.5, 0.5", "ends with a comma", f"{RUN} --mean 0.5,0.5,0.5"),
     ("layers model.pth --layers b1, b2", "with a comma", "featviz layers model.pth --layers b1,b2"),
 ]
@@ -81,6 +89,7 @@ PLACES = [
     ("audit model.pth", "Missing argument 'IMAGE'", "featviz audit model.pth photo.jpg"),
     ("run cat.jpg", "'cat.jpg' is an image", "for example: featviz run resnet18 cat.jpg"),
     ("run photos", "'photos' is a folder of images", "featviz run resnet18 photos"),
+    ("run cat.jpg photos/a.png", "'cat.jpg' is an image", "featviz run resnet18 cat.jpg photos"),
     (
         "run cat.jpg model.pth --size 9",
         "MODEL 'cat.jpg' is an image, and IMAGE 'model.pth' a model",
@@ -163,6 +172,7 @@ def here(tmp_path_factory: pytest.TempPathFactory) -> Path:
     torch.save(model, root / "model.pth")
     torch.save(model.state_dict(), root / "weights.pth")
     torch.save(model.state_dict(), root / "store" / "weights.pth")
+    torch.save({"0.weight": torch.zeros(4, 3, 3, 3)}, root / "weights.jpg")
     for name in ("net.py", "code/net.py"):
         (root / name).write_text(NET)
     for name in ("empty.pth", "empty.png", "empty.zip", "empty.py"):
@@ -202,6 +212,9 @@ def test_a_mistake_gets_its_message_and_its_hint(
         "run model.pth photos --layers b1,",
         "run model.pth photos --layers b1, -q",
         "run model.pth --layers b1, photos/a.png",
+        "run model.pth --layers b1, photos",
+        "run --layers b1, model.pth photos",
+        "run weights.jpg photos --arch net.py:Net --partial --layers Conv2d",
         "run model.pth --layers 'b1, b3' photos/a.png",
     ],
 )
