@@ -146,6 +146,21 @@ def open_option(help: str) -> Callable[[F], F]:
     return option("--open", is_flag=True, help=help, **_OUTPUT)
 
 
+batch_size_option = option(
+    "--batch-size",
+    type=int,
+    default=1,
+    group=cmd.LIMITS,
+    help="Pass up to N images of one shape through the model together.",
+)
+
+shard_option = option(
+    "--shard",
+    metavar="I/N",
+    group=cmd.MACHINES,
+    help="Take only part I of N parts of the images; `featviz merge` joins the parts.",
+)
+
 # How a command is set up
 
 config_option = option(

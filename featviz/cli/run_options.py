@@ -196,13 +196,6 @@ limit_options = stacked(
 )
 """Where a run stops, and how much of the machine it takes."""
 
-shard_option = option(
-    "--shard",
-    metavar="I/N",
-    group=cmd.MACHINES,
-    help="Take only part I of N parts of the images; `featviz merge` joins the parts.",
-)
-
 tensors_option = _of_draw(
     "--tensors", "Also keep the raw tensors, in this format.", group=cmd.OUTPUT
 )

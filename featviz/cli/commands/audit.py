@@ -13,7 +13,7 @@ from click.core import ParameterSource
 
 from featviz.cli import mistakes, output
 from featviz.cli import options as opts
-from featviz.cli.command import FINDINGS, LIMITS, MODEL, OUTPUT, Command
+from featviz.cli.command import FINDINGS, MODEL, OUTPUT, Command
 from featviz.cli.values import FILE, given_or_config
 from featviz.errors import FeatvizError
 from featviz.models.sources import MODEL_HELP
@@ -36,13 +36,7 @@ audit_options = opts.stacked(
         group=MODEL,
         help="Audit this model, too, in a column of its own; repeatable, or a quoted glob.",
     ),
-    opts.option(
-        "--batch-size",
-        type=int,
-        default=1,
-        group=LIMITS,
-        help="Pass up to N images of one shape through the model together.",
-    ),
+    opts.batch_size_option,
     opts.field_option(
         Thresholds,
         "--eps",

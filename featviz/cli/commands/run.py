@@ -41,7 +41,7 @@ _NAMED = 3
 @opts.json_option("one JSON line for each image")
 @run_options.writing_options
 @run_options.limit_options
-@run_options.shard_option
+@opts.shard_option
 @run_options.pass_options
 @run_options.draw_options
 @run_options.view_options
