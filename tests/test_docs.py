@@ -157,8 +157,8 @@ def test_readme_exit_codes_match_the_errors() -> None:
     assert {0, FeatvizError.exit_code, UsageError.exit_code, 3, CHECK_FAILED, 130} == codes
 
 
-def train_script() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("train", ROOT / "configs/train_digits_cnn.py")
+def train_script(name: str = "digits") -> ModuleType:
+    spec = importlib.util.spec_from_file_location("train", ROOT / f"configs/train_{name}_cnn.py")
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
@@ -188,3 +188,40 @@ def test_retraining_a_tiny_version_learns(tmp_path: Path) -> None:
     images, labels = script.render_digits(200, np.random.default_rng(99))
     found = model(torch.as_tensor(images)).argmax(1)
     assert (found == torch.as_tensor(labels)).float().mean() > 0.5
+
+
+def test_the_colour_network_knows_the_colours_of_the_scenes() -> None:
+    """It is what the script makes, and gives each scene's colours to within a tenth; grey itself is
+    far off."""
+    script, path = train_script("colour"), ROOT / "configs" / "colour_cnn.pth"
+    shipped = torch.load(path, weights_only=False)
+    assert str(shipped) == str(script.build_model()) and path.stat().st_size <= 200 * 1024
+    for name in script.SCENES:
+        scene = script.read_scene(ROOT / "sample_images/scenes" / name)[None]
+        scene = scene[..., : scene.shape[2] // 8 * 8, : scene.shape[3] // 8 * 8]
+        with torch.no_grad():
+            given = shipped.float()(script.grey(scene))
+        coloured = scene.amax(1) - scene.amin(1) > 0.2
+        error, blind = (
+            (x - scene).abs().mean(1)[coloured].mean() for x in (given, script.grey(scene))
+        )
+        assert error < 0.1 and error < 0.85 * blind, (name, error, blind)
+
+
+@pytest.mark.slow
+def test_retraining_the_colour_network_learns(tmp_path: Path) -> None:
+    """Thirty steps take the loss well down, and the same command writes the same bytes."""
+    script, threads = train_script("colour"), torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        scenes = [script.read_scene(ROOT / "sample_images/scenes" / script.SCENES[0])]
+        torch.manual_seed(0)
+        first = script.train(script.build_model(), scenes, 1, 2, 0)
+        files = [tmp_path / "a.pth", tmp_path / "b.pth"]
+        for file in files:
+            script.main(["--steps", "30", "--batch-size", "2", "--out", str(file)])
+        torch.manual_seed(0)
+        assert script.train(script.build_model(), scenes, 60, 2, 0) < 0.75 * first
+    finally:
+        torch.set_num_threads(threads)
+    assert files[0].read_bytes() == files[1].read_bytes()

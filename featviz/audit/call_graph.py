@@ -142,8 +142,6 @@ class Trace:
     graph: Graph
     layers: tuple[Layer, ...]
     """Modules, and activation functions as layers of type `fn:relu`."""
-    size: tuple[int, int]
-    """Height and width of the input."""
     atoms: frozenset[str]
     """Modules that are not looked into."""
     gave: Mapping[Call, str]
@@ -179,8 +177,7 @@ def trace(model: LoadedModel, blank: Sequence[Tensor]) -> Trace:
     graph.release()
     layers = list_layers(model.module)
     layers += _functions(graph, len(layers))
-    size = (blank[0].shape[-2], blank[0].shape[-1])
-    return Trace(graph, tuple(layers), size, atoms, gave)
+    return Trace(graph, tuple(layers), atoms, gave)
 
 
 def _functions(graph: Graph, first: int) -> list[Layer]:

@@ -7,8 +7,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-import torch
-import torchvision
 from PIL import Image
 
 from featviz.audit.call_graph import watching_calls
@@ -23,12 +21,12 @@ from featviz.errors import FeatvizError
 from featviz.hooks.eval_mode import in_eval_mode
 from featviz.models.load import LoadedModel
 from featviz.models.preprocess import InputOptions
+from featviz.models.requirements import versions
 from featviz.pipeline.prepare import blank_input
 from featviz.pipeline.processes import ALONE, World
 from featviz.records import Sample
 from featviz.records.findings import Thresholds
 from featviz.text import listed
-from featviz.version import __version__
 
 log = logging.getLogger(__name__)
 
@@ -96,7 +94,6 @@ class ModelVisit:
         ):
             for batch in self._batches(range(self.team.rank, len(self.samples), self.team.size)):
                 run_batch(self.model, batch, counted, self._failed, self._passed)
-        counted.settle()
         counted = self._joined(counted)
         if not self.seen:
             first = next(iter(self.failures.values()))
@@ -197,9 +194,7 @@ def examine(
 def _record(model: LoadedModel, asked: AuditRequest) -> dict[str, Any]:
     """The model and the options for audit.json, without time and place."""
     return {
-        "featviz": __version__,
-        "torch": torch.__version__,
-        "torchvision": torchvision.__version__,
+        **versions(),
         "device": model.device.type,
         "model": dict(model.source),
         "preprocessing": model.preprocess.words,

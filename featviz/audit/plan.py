@@ -11,11 +11,13 @@ from torch import Tensor
 from featviz.audit.call_graph import Trace, trace
 from featviz.errors import LayoutError, UsageError
 from featviz.hooks import selectors
-from featviz.hooks.capture import is_callable
-from featviz.layout import recognise
+from featviz.hooks.capture import never_ran
+from featviz.hooks.layers import modules_by_name
+from featviz.layout import channel_axis
+from featviz.layout.overrides import HintBook
 from featviz.models.load import LoadedModel
 from featviz.pipeline.dry_pass import choose_layers
-from featviz.records import Activation, Call, Hints, Skip
+from featviz.records import Activation, Call, Skip
 
 log = logging.getLogger(__name__)
 
@@ -69,22 +71,21 @@ def choose(model: LoadedModel, text: str | None, blank: Sequence[Tensor]) -> Aud
     traced = trace(model, blank)
     names = _default(traced) if text is None else _selected(model, text, blank, traced)
     skipped, targets = [], []
+    book = HintBook(model.module, blank[0].shape)
     for call in (call for call in traced.gave if call.name in names):
         try:
-            targets.append(_target(traced, call))
+            targets.append(_target(traced, call, book))
         except LayoutError as error:
             skipped.append(Skip(call.name, call.type, 0, "output", call.index, "", error.message))
-    called = {call.name for call in traced.gave}
-    parts = dict(model.module.named_modules())
-    lists = {name for name, part in parts.items() if not is_callable(part)}
-    never_ran = tuple(name for name in names if name not in called | lists)
+    ran = {call.name for call in traced.gave}.intersection(names)
+    silent = never_ran([n for n in names if n not in ran], ran, modules_by_name(model.module))
     if not targets:
         reasons = [f"{skip.layer} {skip.reason}" for skip in skipped[:3]]
         raise UsageError(
             f"none of the {len(names)} selected layers gives a tensor with channels",
-            "; ".join([*reasons, *(f"{name} never ran" for name in never_ran[:3])]),
+            "; ".join([*reasons, *(f"{name} never ran" for name in silent[:3])]),
         )
-    return AuditPlan(tuple(targets), tuple(skipped), never_ran, traced)
+    return AuditPlan(tuple(targets), tuple(skipped), tuple(silent), traced)
 
 
 def _default(traced: Trace) -> list[str]:
@@ -110,19 +111,19 @@ def _selected(model: LoadedModel, text: str, blank: Sequence[Tensor], traced: Tr
     return names
 
 
-def _target(traced: Trace, call: Call) -> AuditTarget:
+def _target(traced: Trace, call: Call, book: HintBook) -> AuditTarget:
     graph = traced.graph
     if call not in graph.shapes:
         raise LayoutError(f"gives a {traced.gave[call]}, not a tensor")
     node = graph.given_by.get(call)
-    spot = _spot(traced, call, node)
+    spot = _spot(traced, call, node, book)
     if node is None:
         return AuditTarget(spot, None, "no call that was seen makes its output")
     after = graph.activation_after(node)
     if after.node is None:
         return AuditTarget(spot, None, after.reason)
     at = graph.nodes[after.node]
-    judge = _spot(traced, at.call, after.node)
+    judge = _spot(traced, at.call, after.node, book)
     if judge.activation is None or not judge.activation.zero:
         label = "it" if after.node == node else at.call.label
         return AuditTarget(spot, None, f"{label} gives no exact zeros")
@@ -131,10 +132,11 @@ def _target(traced: Trace, call: Call) -> AuditTarget:
     return AuditTarget(spot, judge)
 
 
-def _spot(traced: Trace, call: Call, node: int | None) -> Spot:
-    shape = traced.graph.shapes[call]
+def _spot(traced: Trace, call: Call, node: int | None, book: HintBook) -> Spot:
     known = None if node is None else traced.graph.nodes[node]
-    axis = _guess(shape, traced.size) if known is None or known.axis is None else known.axis
+    axis = None if known is None else known.axis
+    if axis is None:
+        axis = _channel_axis(traced, call, book)
     return Spot(call, axis, None if known is None else known.part.activation)
 
 
@@ -142,11 +144,17 @@ def _channels(traced: Trace, spot: Spot) -> int:
     return traced.graph.shapes[spot.call][spot.axis]
 
 
-def _guess(shape: Sequence[int], size: tuple[int, int]) -> int:
-    """The axis that counts channels, where the layers before do not determine it."""
-    if len(shape) == 4:
-        hints = Hints(input_size=size)
-        return -1 if recognise([1, *shape[1:]], hints).layout == "nhwc" else 1
-    if len(shape) not in (2, 3, 5):
-        raise LayoutError(f"shape {list(shape)} has no channels")
-    return -1 if len(shape) == 3 else 1
+def _channel_axis(traced: Trace, call: Call, book: HintBook) -> int:
+    """The axis that counts channels by the layout of a call's output, where the layers before do
+    not determine it.
+
+    Raises:
+        LayoutError: no layout fits, as it is with the boxes or anchors of a detector, or that
+            layout has no channels.
+    """
+    shape = traced.graph.shapes[call]
+    layer = next(layer for layer in traced.layers if layer.name == call.name)
+    axis = channel_axis(shape, book.of(layer)) if len(shape) > 1 else None
+    if axis is None:
+        raise LayoutError(f"shape {list(shape)} has no axis that is known to count channels")
+    return axis

@@ -93,8 +93,8 @@ def line_up(
         channels = findings.get(target.spot.call, {})
         every = [(name, channel) for name in _WORST_FIRST for channel in channels.get(name, ())]
         for source, chosen in _by_source(plan, target, every[: min(PER_LAYER, left)]):
-            top = tallies[target.spot.call].top.images
-            suspects = tuple(Suspect(name, i, tuple(top[i].tolist())) for name, i in chosen)
+            top = tallies[target.spot.call].top
+            suspects = tuple(Suspect(name, i, tuple(top.of(i))) for name, i in chosen)
             left -= len(suspects)
             sheets.append(SuspectSheet(target, suspects, len(every), source))
     return sheets

@@ -293,7 +293,11 @@ input_options = stacked(
         help="Divide the channels by these standard deviations, once --mean is subtracted.",
     ),
     option(
-        "--channels", type=click.Choice(["1", "3"]), help="Read images as greyscale (1) or RGB (3)."
+        "--channels",
+        type=int,
+        show_default="as the first convolution says",
+        help="Read images as greyscale (1) or RGB (3); of another number the files (.npy, .npz, "
+        ".pt, .tif, or a picture with alpha) must have N channels.",
     ),
     option(
         "--exif/--no-exif",
@@ -307,10 +311,19 @@ input_options = stacked(
         help="Put this colour under transparent images.",
     ),
     option(
+        "--input",
+        multiple=True,
+        metavar="NAME=VALUE",
+        help="Pass this argument to the model's forward beside the image: a number, true, false, "
+        "none, zeros:1,77, ones:1,77:int64, or a file (.npy, .npz, .pt). image stands for the "
+        "image itself, and NAME.KEY=VALUE fills a dict; repeatable.",
+    ),
+    option(
         "--transform",
         metavar="FUNCTION",
-        help="Prepare images with this function (file.py:fn or pkg.mod:fn): from a PIL image to a "
-        "tensor [C, H, W], or to a dict of arguments of the model.",
+        help="Prepare images with this function (file.py:fn or pkg.mod:fn): from a PIL image, or "
+        "the array of a .npy, .npz or .pt file, to a tensor [C, H, W], or to a dict of arguments "
+        "of the model.",
     ),
     option("--frames", default=16, help="Take N frames of each clip, for video models."),
     option(
@@ -364,7 +377,7 @@ def to_model_options(model: str, given: dict[str, Any]) -> ModelOptions:
     """
     from featviz.models.requirements import require_torch
 
-    require_torch()
+    require_torch(alone=True)
     return ModelOptions(
         model,
         model_args=key_values(given["model_arg"]),
@@ -378,5 +391,4 @@ def to_input_options(given: dict[str, Any]) -> InputOptions:
     """The options of the input, as a record."""
     from featviz.models.preprocess import InputOptions
 
-    channels = int(given["channels"]) if given["channels"] else None
-    return InputOptions(**{**fields_of(InputOptions, given), "channels": channels})
+    return InputOptions(**fields_of(InputOptions, given))

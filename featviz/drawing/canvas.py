@@ -18,8 +18,8 @@ from featviz.records import Bytes
 
 DPI = 100
 
-Anchor = Literal["middle", "above", "right"]
-"""Where a text lies by its point: around it, centred above it, or to its right."""
+Anchor = Literal["middle", "above", "left", "right"]
+"""Where a text lies by its point: around it, centred above it, or to its left or right."""
 
 _drawing = Lock()
 """matplotlib's font cache is not safe in several threads."""
@@ -73,10 +73,10 @@ class Canvas:
             warnings.filterwarnings("ignore", "Glyph .* missing from", UserWarning)
             font, renderer = FontProperties(size=points), self._renderer
             width = renderer.get_text_width_height_descent(text, font, False)[0]
+            before = {"left": width, "right": 0}.get(anchor, width / 2)
             _, height, descent = renderer.get_text_width_height_descent("lp", font, False)
-            left = x * DPI - (0 if anchor == "right" else width / 2)
             down = 0 if anchor == "above" else height / 2 - descent
-            renderer.draw_text(renderer.new_gc(), left, y * DPI + down, text, font, 0)
+            renderer.draw_text(renderer.new_gc(), x * DPI - before, y * DPI + down, text, font, 0)
 
     def _spot(self, left: float, top: float, width: float, height: float) -> Bytes:
         """The pixels [h, w, 4] of a rectangle, at least one."""

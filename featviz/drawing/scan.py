@@ -12,7 +12,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
 from importlib import import_module
+from pathlib import Path
 from types import ModuleType
+from zlib import crc32
 
 import numpy as np
 from platformdirs import user_cache_dir
@@ -29,7 +31,7 @@ _BLOCK = 65_536
 def compiled() -> ModuleType | None:
     """The compiled loops; None where there are none, and numpy serves."""
     try:
-        with _kept_for_the_user():
+        with kept_for_the_user():
             return import_module("featviz.drawing.compiled")
     except Exception as error:  # numba raises RuntimeError where it finds no folder for its cache
         log.info("numba cannot be used, numpy takes its place and is slower: %s", error)
@@ -37,16 +39,21 @@ def compiled() -> ModuleType | None:
 
 
 @contextmanager
-def _kept_for_the_user() -> Iterator[None]:
+def kept_for_the_user() -> Iterator[None]:
     """Compiled loops are kept in the user's cache folder, or where NUMBA_CACHE_DIR says.
 
     numba's own choice is a folder inside the package. pip does not know it, and leaves it behind
     when featviz is removed: an empty `featviz` that hides the next one from Python. Where the
     user's folder cannot be written, numba goes on with its own choices.
+
+    The folder's name has a checksum of all compiled loops: numba compiles a file anew when it has
+    changed, but not when another has, whose loops it calls.
     """
     config = import_module("numba").config
     before = config.CACHE_DIR
-    config.CACHE_DIR = before or user_cache_dir("featviz", appauthor=False)
+    files = sorted(Path(__file__).parents[1].glob("*/compiled*.py"))
+    loops = f"{crc32(b''.join(file.read_bytes() for file in files)):08x}"
+    config.CACHE_DIR = str(Path(before or user_cache_dir("featviz", appauthor=False)) / loops)
     try:
         yield
     finally:
@@ -101,7 +108,9 @@ def quantise(
         top: clip to 0..top first, NaN to 0; None where no value can lie outside.
     """
     levels = np.empty(rows.shape, np.uint8)
-    low, factor = (_plain(np.broadcast_to(v, len(rows))) for v in (low, factor))
+    if len(low) != len(rows):
+        low, factor = np.broadcast_to(low, len(rows)), np.broadcast_to(factor, len(rows))
+    low, factor = _plain(low), _plain(factor)
     loops = compiled()
     if loops is None:
         for part in _blocks(rows):
@@ -113,7 +122,8 @@ def quantise(
 
 def _plain(array: np.ndarray) -> Floats:
     """As the compiled loops take it: float32, without gaps, writable."""
-    return np.require(array, np.float32, ["C", "W"])
+    is_plain = array.dtype == np.float32 and array.flags.carray  # `np.require` takes its time
+    return array if is_plain else np.require(array, np.float32, ["C", "W"])
 
 
 def _blocks(rows: np.ndarray) -> list[slice]:

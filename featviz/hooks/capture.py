@@ -9,7 +9,7 @@ runs: they belong to the value that the tensor has at that moment, so a later in
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
@@ -68,6 +68,42 @@ def is_callable(module: nn.Module) -> bool:
     return type(module).forward is not nn.Module.forward or "forward" in vars(module)
 
 
+def never_ran(
+    idle: Iterable[str], ran: Collection[str], modules: Mapping[str, nn.Module]
+) -> list[str]:
+    """Layers whose silence is news, of those that were not called.
+
+    It is none that a mere list of modules was not called, unless nothing was; nor that a module was
+    not called from one place, if it was from another. A module that was called from none of its
+    places is named once.
+
+    Args:
+        idle: names of layers that were to be watched, and were not called.
+        ran: names of those that were called.
+        modules: the model's modules, by each of their names.
+    """
+    silent = [name for name in idle if not ran or not _only_holds(name, ran, modules)]
+    seen = {id(modules[name]) for name in ran if name in modules}
+    news = []
+    for name in silent:
+        module = modules.get(name)
+        if module is None or id(module) not in seen:
+            news.append(name)
+            seen.add(id(module))
+    return news
+
+
+def _only_holds(name: str, ran: Collection[str], modules: Mapping[str, nn.Module]) -> bool:
+    """Whether a module that was not called is a mere list: nothing can call it, or the model calls
+    what is in it one by one."""
+    module = modules.get(name)
+    if module is None or not is_callable(module):
+        return module is not None
+    below = f"{name}."
+    is_plain = type(module).forward is nn.Sequential.forward
+    return is_plain and any(other.startswith(below) for other in ran)
+
+
 def _ask_for_weights(module: nn.Module, args: Any, kwargs: dict[str, Any]) -> Any:
     """Let a hooked nn.MultiheadAttention return its weights [1, heads, T, T], where its caller says
     `need_weights=False`; its other result is the same but for rounding."""
@@ -104,20 +140,10 @@ class Recorder:
 
     @property
     def never_ran(self) -> list[Layer]:
-        """Hooked layers that did not fire; mere lists of modules only where nothing else fired."""
-        idle = [layer for layer in self.layers if not self.calls[layer.name]]
-        news = [layer for layer in idle if not self._only_holds(layer)]
-        return idle if len(idle) == len(self.layers) else news
-
-    def _only_holds(self, layer: Layer) -> bool:
-        """Whether a module that did not fire is a mere list: nothing can call it, or the model
-        calls what is in it one by one."""
-        module = self._modules.get(layer.name)
-        if module is None or not is_callable(module):
-            return module is not None
-        below = f"{layer.name}."
-        is_plain = type(module).forward is nn.Sequential.forward
-        return is_plain and any(name.startswith(below) for name in self.calls)
+        """Hooked layers that did not fire, without those of which that is no news."""
+        idle = {layer.name: layer for layer in self.layers if not self.calls[layer.name]}
+        ran = {layer.name for layer in self.layers} - idle.keys()
+        return [idle[name] for name in never_ran(idle, ran, self._modules)]
 
     @property
     def takes_inputs(self) -> bool:

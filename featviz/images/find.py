@@ -127,7 +127,9 @@ def _in_folder(folder: Path, outside: Path | None) -> list[tuple[str, Path]]:
     ]
     if not files:
         raise UsageError(
-            f"no images in folder {str(folder)!r}", f"it has no {' '.join(sorted(SUFFIXES))} files"
+            f"no images in folder {str(folder)!r}",
+            f"it has no {' '.join(sorted(SUFFIXES))} files; arrays are read where they are named, "
+            "for example by a quoted '*.npy'",
         )
     return [(file.as_posix(), folder / file) for file in files]
 

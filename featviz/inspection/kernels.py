@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torchvision
 
 from featviz.drawing import filters, png, stats, tensorboard
 from featviz.drawing.filters import Filters
@@ -21,12 +20,12 @@ from featviz.hooks.layers import list_layers, modules_by_name
 from featviz.hooks.selectors import types_present
 from featviz.models.load import LoadedModel, ModelOptions, load_model
 from featviz.models.preprocess import InputOptions
+from featviz.models.requirements import versions
 from featviz.pipeline.dry_pass import choose_layers
 from featviz.pipeline.options import check_drawing
 from featviz.records import DrawOptions, GridPlan, Layer, Site, Skip
 from featviz.rundir import destination
 from featviz.rundir.write import ImageFolder, RunDirectory, check_free, manifest_rows
-from featviz.version import __version__
 
 log = logging.getLogger(__name__)
 
@@ -196,9 +195,7 @@ def _record(model: LoadedModel, layers: Sequence[Layer], options: KernelOptions)
     drawing = {k: v for k, v in asdict(options.draw).items() if k not in _FOR_MAPS}
     return {
         "kind": "kernels",
-        "featviz": __version__,
-        "torch": torch.__version__,
-        "torchvision": torchvision.__version__,
+        **versions(),
         "model": model.source,
         "layers": [layer.name for layer in layers],
         "options": {"layers": options.layers, "all_slices": options.all_slices, **drawing},

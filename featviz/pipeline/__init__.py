@@ -177,6 +177,7 @@ def _visit_all(session: Session, samples: Sequence[Sample], finished: _Finished)
     with (
         in_eval_mode(session.prepared.model.module, options.passes.gradients),
         _shared_cores(session.prepared) as background,
+        session.ahead,
         stop_requests() as stop,
         _in_any_case(session.settle),
     ):

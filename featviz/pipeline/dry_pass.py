@@ -4,55 +4,77 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from math import prod
 
 from torch import Tensor, nn
 
 from featviz.errors import ForwardError, UsageError
-from featviz.hooks import selectors
+from featviz.hooks import first_look, selectors
 from featviz.hooks.capture import hooked
 from featviz.hooks.eval_mode import in_eval_mode, kept_rng
+from featviz.hooks.first_look import Ran
 from featviz.hooks.forward import faults, forward
 from featviz.hooks.functions import list_functions
-from featviz.hooks.layers import like_module, list_layers
+from featviz.hooks.layers import like_module, list_layers, modules_by_name
 from featviz.hooks.selectors import Selector
 from featviz.layout import map_size
 from featviz.layout.overrides import HintBook
 from featviz.models.load import LoadedModel
-from featviz.records import Layer, Site
+from featviz.records import Hints, Layer, Site
 
 log = logging.getLogger(__name__)
+
+LayerCall = tuple[Layer, int]
+"""A layer, and the number of its call from 0."""
 
 
 @dataclass(frozen=True)
 class Probe:
     """What ran on zeros, in the order in which the layers finished."""
 
-    outputs: list[tuple[Layer, list[int]]] = field(default_factory=list)
-    """Every tensor that a layer gave, with its shape."""
+    given: dict[LayerCall, list[list[int]]] = field(default_factory=dict)
+    """Shapes of the tensors that each call of a layer gave."""
+    taken: dict[LayerCall, list[list[int]]] = field(default_factory=dict)
+    """Shapes of the tensors of floats that each call took, where that was asked for."""
     calls: Counter[str] = field(default_factory=Counter)
     """Calls by name of the layer."""
+
+    @property
+    def outputs(self) -> list[tuple[Layer, list[int]]]:
+        """Every tensor that a layer gave, with its shape."""
+        return [(layer, shape) for (layer, _), shapes in self.given.items() for shape in shapes]
 
     def shape(self, layer: Layer) -> list[int] | None:
         """Shape of the first tensor of the layer's first call."""
         return next((shape for at, shape in self.outputs if at == layer), None)
 
 
-def probe(model: LoadedModel, blank: Sequence[Tensor], layers: Sequence[Layer]) -> Probe:
+def probe(
+    model: LoadedModel,
+    blank: Sequence[Tensor],
+    layers: Sequence[Layer],
+    kinds: Sequence[str] = ("output",),
+) -> Probe:
     """Run the model once on `blank` with these layers hooked.
+
+    Args:
+        kinds: `output`, and `input` where the shapes that layers take are asked for.
 
     Raises:
         ForwardError: the model cannot take it.
     """
     ran = Probe()
+    shapes = {"output": ran.given, "input": ran.taken}
 
     def sink(site: Site, tensor: Tensor) -> None:
-        if not tensor.is_nested:  # has no shape
-            ran.outputs.append((site.layer, list(tensor.shape)))
+        if tensor.is_nested or (site.kind == "input" and not tensor.is_floating_point()):
+            return  # has no shape, or is a mask
+        of_call = shapes[site.kind].setdefault((site.layer, site.call), [])
+        of_call.append(list(tensor.shape))
 
-    with in_eval_mode(model.module), hooked(model.module, layers, sink) as recorder:
+    with in_eval_mode(model.module), hooked(model.module, layers, sink, kinds) as recorder:
         forward(model.module, [arg.to(model.device) for arg in blank], recorder)
         ran.calls.update(recorder.calls)
     return ran
@@ -124,10 +146,32 @@ def choose_layers(
 def _first_look(
     model: LoadedModel, blank: Sequence[Tensor], tensor_layout: Sequence[str]
 ) -> list[Layer]:
-    outputs = probe(model, blank, list_layers(model.module)).outputs
+    layers = list_layers(model.module)
+    ran = probe(model, blank, layers, ("output", "input"))
     book = HintBook(model.module, blank[0].shape, tensor_layout)
-    chosen = selectors.stages((at, map_size(shape, book.of(at))) for at, shape in outputs)
-    return chosen or selectors.vectors(outputs)
+    height, width = book.of(layers[0]).input_size or blank[0].shape[-2:]
+    learned = {
+        name
+        for name, module in modules_by_name(model.module).items()
+        if next(module.parameters(), None) is not None
+    }
+    calls = []
+    for (layer, number), given in ran.given.items():
+        hints, taken = book.of(layer), ran.taken.get((layer, number), ())
+        beside_image = [shape for shape in taken if shape[-2:] != [height, width]]  # and its mask
+        maps = [size for size in _sizes(beside_image, hints) if size is not None]
+        several = len(maps) > 2 or len(set(maps)) > 1
+        sizes = _sizes(given, hints)
+        size = sizes[0] if several else next((size for size in sizes if size is not None), None)
+        calls.append(Ran(layer, size, several, layer.name in learned))
+    chosen = first_look.stages(calls, (height, width))
+    return chosen or first_look.vectors(ran.outputs)
+
+
+def _sizes(shapes: Iterable[Sequence[int]], hints: Hints) -> list[first_look.Size | None]:
+    """Height and width of each tensor's maps; None where they are no maps, or have one place."""
+    sizes = (map_size(shape, hints) for shape in shapes)
+    return [size[1:] if size is not None and size[1] * size[2] > 1 else None for size in sizes]
 
 
 def _no_match(

@@ -9,14 +9,12 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-import torch
-import torchvision
-
 from featviz.drawing.tensorboard import EVENTS
 from featviz.errors import ImageError, StoreError
 from featviz.images import decode
 from featviz.models.files import checkpoint
 from featviz.models.load import LoadedModel, ModelOptions
+from featviz.models.requirements import versions
 from featviz.models.sources import source_of
 from featviz.pipeline.options import RunOptions
 from featviz.pipeline.prepare import Prepared
@@ -28,7 +26,6 @@ from featviz.rundir.ownership import names_of_images, of_run
 from featviz.rundir.read import read_json
 from featviz.rundir.schema import Manifest, check_failures
 from featviz.rundir.write import ImageFolder, RunDirectory, check_free, differences
-from featviz.version import __version__
 
 _GROWING = ("images", "failures", "schema_version")
 """Keys of run.json that change while a run goes on."""
@@ -96,7 +93,7 @@ def run_record(prepared: Prepared) -> dict[str, Any]:
     threads."""
     model = prepared.model
     return {
-        **_versions(),
+        **versions(),
         "device": model.device.type,
         "model": model.source,
         "preprocessing": model.preprocess.words,
@@ -105,17 +102,9 @@ def run_record(prepared: Prepared) -> dict[str, Any]:
     }
 
 
-def _versions() -> dict[str, Any]:
-    return {
-        "featviz": __version__,
-        "torch": torch.__version__,
-        "torchvision": torchvision.__version__,
-    }
-
-
 def _options(options: RunOptions) -> dict[str, Any]:
     inputs = asdict(options.inputs)
-    del inputs["transform"]  # which the preprocessing names, without its folder
+    del inputs["transform"], inputs["input"]  # which the preprocessing names, without folders
     return {
         "layers": options.layers,
         **asdict(options.draw),
@@ -135,7 +124,7 @@ def check_destination(model: ModelOptions | LoadedModel, options: RunOptions) ->
         check_archive(options.archive, options.overwrite)
     elif not options.resume or of_run(options.out) is None:
         known, certain = _foretold(model)
-        record = {**_versions(), "model": known, "options": _options(options)}
+        record = {**versions(), "model": known, "options": _options(options)}
         check_free(options.out, options.overwrite, record, besides(options), certain)
 
 

@@ -3,7 +3,7 @@
 from featviz.records.channels import Activation, Call, Part, Role, Verdict
 from featviz.records.formats import FORMATS, SUFFIXES, PictureFormat
 from featviz.records.kinds import KINDS, CaptureKind, is_gradient
-from featviz.records.layers import Hints, Layer, Place, Sample, Site, Windows
+from featviz.records.layers import Hints, Layer, Place, Raster, Sample, Site, Windows
 from featviz.records.options import (
     AUTO,
     INTERPOLATIONS,
@@ -68,6 +68,7 @@ __all__ = [
     "PassOptions",
     "PictureFormat",
     "Place",
+    "Raster",
     "Reduction",
     "Role",
     "RunResult",

@@ -170,8 +170,6 @@ def _bounded(hint: Any, rules: Sequence[Any], option: str, value: Any) -> Any:
 
 
 def _within(rule: Within, option: str, value: Any) -> None:
-    if rule.among and value not in rule.among:
-        raise UsageError(f"{option} {_shown(value)} is not {_one_of(rule.among)}", rule.hint)
     if rule.most is None and not value >= rule.least:
         raise UsageError(f"{option} {value} is below {rule.least}", rule.hint)
     if rule.most is not None and not rule.least <= value <= rule.most:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
+
+if TYPE_CHECKING:  # completion of a shell imports this, and has no time for numpy
+    import numpy as np
 
 
 @dataclass(frozen=True)
@@ -134,6 +137,22 @@ class Hints:
     convolutions, normalisations and poolings."""
     layout: str | None = None
     """The user's choice of the layout: a name of `layouts.LAYOUTS`, or `tokens:14x20+1`."""
+
+
+@dataclass(frozen=True)
+class Raster:
+    """An image that is no photograph, as numbers: any channels, or a volume."""
+
+    values: np.ndarray
+    """float32 [C, H, W], or [C, D, H, W] for a volume of D slices; for a function of the user's
+    own the array as the file holds it, of any shape and type."""
+    words: str
+    """What the numbers are, for the manifest: `uint16 / 65535`."""
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """Width and height in pixels."""
+        return self.values.shape[-1], self.values.shape[-2]
 
 
 @dataclass(frozen=True)

@@ -21,8 +21,6 @@ class Within:
     most: float | None = None
     hint: str = "give a whole number"
     """The remedy that an error names."""
-    among: tuple[int, ...] = ()
-    """The only values, if there are such."""
 
 
 @dataclass(frozen=True)

@@ -66,7 +66,7 @@ BAD_INPUT = [
     ("mean", [None] * 3, "is not numbers separated by commas"),
     ("mean", (1, 2), "--mean has 2 numbers for 3 channels"),
     ("std", NAN, "--std nan is not numbers"),
-    ("channels", 2, "--channels 2 is not one of 1, 3"),
+    ("channels", 0, r"--channels 0 is outside 1\.\.4096"),
     ("channels", True, "--channels True is not a valid integer"),
     ("exif", "no", "--exif 'no' is not a valid boolean"),
     ("background", 5, "--background 5 is not a text"),

@@ -295,3 +295,48 @@ def test_memory_does_not_grow_with_the_images(tmp_path: Path) -> None:
     story.audit(model, [str(folder)], options, progress)
     assert len(resident) == 200
     assert max(resident[20:]) - resident[19] < 16e6
+
+
+def test_what_has_no_channels_is_named_and_not_counted(tmp_path: Path) -> None:
+    """A detector's scores [1, classes, anchors] have no axis of channels that is known: anchors do
+    not count as saturated channels, and the maps before them are audited."""
+
+    class Detector(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv, self.act, self.scores = nn.Conv2d(3, 11, 3), nn.ReLU(), nn.Sigmoid()
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = self.act(self.conv(x))
+            rows = torch.cat([x.flatten(2), x.flatten(2)[..., :17]], 2)
+            scores: Tensor = self.scores(rows * 1000)
+            return scores
+
+    image = solid(tmp_path / "red.png", (255, 0, 0))
+    content = document(Detector(), image, tmp_path)
+    assert [(row["layer"], row["channels"]) for row in content["layers"]] == [("act", 11)]
+    (skipped,) = content["skipped"]
+    assert skipped["layer"] == "scores"
+    assert skipped["reason"] == "shape [1, 11, 97] has no axis that is known to count channels"
+
+
+def test_maps_and_tokens_without_a_known_maker_are_counted_by_their_layout(tmp_path: Path) -> None:
+    """Where no layer before says which axis counts channels, the layout of the output does."""
+
+    class Mixed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.maps, self.last, self.tokens = nn.Sigmoid(), nn.Sigmoid(), nn.Sigmoid()
+
+        def forward(self, x: Tensor) -> Tensor:
+            wide = torch.cat([x, x], 1) * 1.0
+            self.maps(wide)
+            self.last(wide.permute(0, 2, 3, 1) * 1.0)
+            tokens: Tensor = self.tokens(wide.flatten(2).transpose(1, 2) * 1.0)
+            return tokens
+
+    image = solid(tmp_path / "red.png", (255, 0, 0))
+    content = document(Mixed(), image, tmp_path)
+    assert {row["layer"]: row["channels"] for row in content["layers"]} == {
+        "maps": 6, "last": 6, "tokens": 6,
+    }  # fmt: skip

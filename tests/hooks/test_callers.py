@@ -232,15 +232,30 @@ def test_a_shared_block_shares_what_is_inside() -> None:
         assert torch.equal(got["2.0.conv"][0], unit.conv(unit(IMAGE)))
 
 
-def test_a_place_that_nobody_calls_never_ran() -> None:
-    """A module that runs in one place alone has not run in the other."""
-    model = nn.Module()
-    model.used = nn.Sequential(nn.ReLU())
-    model.unused = nn.Sequential(model.used[0])
-    model.forward = lambda x: model.used(x)  # type: ignore[method-assign]
-    with hooked(model, select(list_layers(model), parse("ReLU")), lambda *_: None) as recorder:
-        model(IMAGE)
-    assert [layer.name for layer in recorder.never_ran] == ["unused.0"]
+def test_a_place_that_nobody_calls_is_no_news() -> None:
+    """A module that runs from one place is not named for another, such as the model itself, which
+    only hands it on; one that runs from none of its places is named once."""
+
+    class HandsOn(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.shared, self.spare = nn.ReLU(), nn.Tanh()
+            self.used = nn.Sequential(self.shared)
+            self.unused = nn.Sequential(self.shared, self.spare)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.used(x)  # type: ignore[no-any-return]
+
+    def silent(selectors: str) -> list[str]:
+        model = HandsOn()
+        layers = select(list_layers(model), parse(selectors))
+        with hooked(model, layers, lambda *_: None) as recorder:
+            model(IMAGE)
+        return [layer.name for layer in recorder.never_ran]
+
+    assert silent("ReLU") == []
+    assert silent("*") == ["spare", "unused"]
+    assert silent("shared,unused.0") == ["shared"]  # of which nothing is drawn
 
 
 def test_names_do_not_depend_on_what_else_is_captured() -> None:

@@ -148,34 +148,3 @@ def test_nearest_guesses_what_was_meant(layers: list[Layer], text: str, names: l
     found = select.nearest(layers, select.parse(text))
     assert [name.lower() for name in names] == [name.lower() for name in found][: len(names)]
     assert bool(found) == bool(names)
-
-
-def layer(index: int, name: str, *classes: str) -> Layer:
-    """A layer as `stages` sees it."""
-    return Layer(index, name, classes[0], classes)
-
-
-def test_stages_are_the_first_convolution_and_the_last_of_each_resolution() -> None:
-    """Without selectors: the first convolution, and what came last at each resolution."""
-    conv = layer(1, "conv", "Conv2d", "_ConvNd")
-    relu, block, inner = layer(2, "relu", "ReLU"), layer(3, "b", "Block"), layer(4, "b.c", "Conv2d")
-    pool, fc = layer(5, "pool", "AdaptiveAvgPool2d"), layer(6, "fc", "Linear")
-    model = layer(0, "", "Net")
-    outputs = [
-        (conv, ("nchw", 16, 16)),
-        (relu, ("nchw", 16, 16)),
-        (inner, ("nchw", 8, 8)),
-        (block, ("nchw", 8, 8)),
-        (pool, ("nchw", 1, 1)),
-        (fc, None),
-        (model, ("nchw", 4, 4)),
-    ]
-    assert select.stages(outputs) == [conv, relu, block]
-
-
-def test_stages_of_a_model_without_maps_are_its_vectors() -> None:
-    """A model of linear layers shows all of these; batches and the model itself are left out."""
-    first, second, batched = (layer(i, f"fc{i}", "Linear") for i in (1, 2, 3))
-    outputs = [(first, [1, 4]), (second, [1, 2]), (batched, [5, 2]), (layer(0, "", "N"), [1, 2])]
-    assert select.vectors(outputs) == [first, second]
-    assert select.vectors(iter(outputs)) == [first, second]

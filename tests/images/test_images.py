@@ -425,5 +425,5 @@ def test_a_suffix_is_that_of_a_format_that_is_read() -> None:
     Image.init()
     for known in IMAGE_FORMATS:
         for suffix in known.suffixes:
-            if known.pillow in Image.OPEN:
-                assert Image.EXTENSION[suffix] == known.pillow, suffix
+            if known.name in Image.OPEN:
+                assert Image.EXTENSION[suffix] == known.name, suffix

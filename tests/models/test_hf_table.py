@@ -3,39 +3,21 @@
 from __future__ import annotations
 
 import json
-import re
-import shlex
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
 import torch
-from conftest import ROOT, Outcome
+from conftest import Outcome
 from safetensors.torch import save_file
 
 pytest.importorskip("transformers", reason="transformers is not installed")
 
 from models.hf_folders import MODELS, edit, save, theirs, transformers
+from models.model_tables import Row, check_row, check_table, rows
 from models.test_hf_processor import photo
 
-
-class Row(NamedTuple):
-    """A row of the table."""
-
-    command: str
-    works: str
-
-
-def section() -> str:
-    """What docs/models.md says of these folders."""
-    text = (ROOT / "docs" / "models.md").read_text()
-    return text.split("## Hugging Face folders")[1].split("\n## ")[0]
-
-
-def rows() -> list[Row]:
-    lines = re.findall(r"^\| .+ \| `featviz (.+?)` \| (.+) \|$", section(), re.MULTILINE)
-    return [Row(command, works) for command, works in lines]
+TITLE = "Hugging Face folders"
 
 
 @pytest.fixture(scope="module")
@@ -76,11 +58,10 @@ def _save_timm(folder: Path) -> None:
 
 def test_the_table_has_rows() -> None:
     """Each line of the table is read, and its last column begins with yes or no."""
-    assert len(rows()) == section().count("| `featviz ") >= 26
-    assert all(row.works.startswith(("yes", "no: `")) for row in rows())
+    check_table(TITLE, 26)
 
 
-@pytest.mark.parametrize("row", rows(), ids=lambda row: row.command)
+@pytest.mark.parametrize("row", rows(TITLE), ids=lambda row: row.command)
 def test_each_row_is_true(
     row: Row,
     things: Path,
@@ -90,12 +71,4 @@ def test_each_row_is_true(
 ) -> None:
     """What works draws pictures; what does not ends with the words of the table."""
     monkeypatch.chdir(things)
-    out = tmp_path / "out"
-    done = featviz(*shlex.split(row.command), "--out", out)
-    if row.works.startswith("yes"):
-        assert done.code == 0, done.err
-        assert len(list(out.glob("photo.jpg/*/*.png"))) >= 1
-        return
-    (words,) = re.findall(r"`(.+)`", row.works)
-    assert done.code in (1, 2) and words in done.err
-    assert "Traceback" not in done.err and not out.exists()
+    check_row(row, tmp_path / "out", featviz)

@@ -32,7 +32,7 @@ def command(file: Path, as_json: bool, **given: Any) -> int:
     """
     from featviz.models.requirements import require_torch
 
-    require_torch()
+    require_torch(alone=True)
     from featviz.models import identify
 
     identified = identify.identify_file(file, given["key"], given["strip_prefix"], given["ema"])

@@ -57,8 +57,8 @@ def command(ctx: click.Context, /, model: str | None, images: Sequence[str], **g
 
     {MODEL}
 
-    IMAGE is a file, a folder, an archive, a quoted glob, or - for a list of
-    paths on stdin.
+    IMAGE is a picture or array (.npy, .npz, .pt), a folder, an archive, a
+    quoted glob, or - for a list of paths on stdin.
 
     \b
     Examples:

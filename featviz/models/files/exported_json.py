@@ -91,6 +91,12 @@ _DEVICES = ("cpu", "cuda", "mps", "xpu", "meta")
 
 _TREE_TYPES = (None, "builtins.tuple", "builtins.list", "builtins.dict", "collections.OrderedDict")
 
+_MODEL_OUTPUT = re.compile(
+    r"transformers\.(modeling_outputs|models(\.\w+)+)\.\w*Output\w*", re.ASCII
+)
+"""Outputs of transformers' models: dicts with attributes, which are written as plain dicts, so that
+torch looks for no class of that name."""
+
 _KEPT_METADATA = ("nn_module_stack", "torch_fn")
 """What is kept of a node's metadata: in which module it is, and which function it was."""
 
@@ -358,7 +364,8 @@ def _takes_tensors(operator: torch._ops.OpOverload) -> bool:
 
 
 def _tree(text: str) -> str:
-    """How inputs or outputs are built of tuples, lists and dicts with plain keys."""
+    """How inputs or outputs are built of tuples, lists and dicts with plain keys; an output of
+    transformers is a dict."""
     protocol, tree = parse_json(text)
     if protocol != 1:
         raise BrokenError("an unknown protocol")
@@ -369,6 +376,9 @@ def _tree_node(tree: dict[str, Any]) -> dict[str, Any]:
     kind, context = tree["type"], tree["context"]
     keys = parse_json(context) if context is not None else None
     named = isinstance(keys, list) and all(isinstance(k, str) and _PLAIN.fullmatch(k) for k in keys)
+    if isinstance(kind, str) and _MODEL_OUTPUT.fullmatch(kind) and isinstance(keys, list):
+        _expect(len(keys) == len(tree["children_spec"]), kind, "a name for each output", keys)
+        kind = "builtins.dict"
     if kind not in _TREE_TYPES or not (keys is None or named):
         raise BrokenError("an unknown type")
     return {
