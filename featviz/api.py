@@ -20,7 +20,7 @@ from featviz.drawing.picture import to_image
 from featviz.errors import LayoutError, UsageError
 from featviz.hooks.capture import hooked
 from featviz.hooks.layers import list_layers
-from featviz.hooks.selectors import Selector, parse, select, types_present, wants_functions
+from featviz.hooks.selectors import Selector, parse, remedy, select, wants_functions
 from featviz.images import memory
 from featviz.layout import recognise
 from featviz.layout.overrides import parse_override
@@ -104,7 +104,7 @@ class _AsCalled:
 
 
 def _no_match(text: str, layers: Sequence[Layer]) -> UsageError:
-    return UsageError(f"no layer matches {text!r}", f"types here: {types_present(layers)}")
+    return UsageError(f"no layer matches {text!r}", remedy(layers, parse(text)))
 
 
 def grid(

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -13,6 +15,8 @@ from featviz.text import printable, printable_json
 
 if TYPE_CHECKING:
     from rich.text import Text
+
+log = logging.getLogger(__name__)
 
 _PIPED = 10_000
 """Columns that a table has at least where it does not go to a terminal."""
@@ -76,6 +80,20 @@ def _cell(words: str) -> Text:
     from rich.text import Text
 
     return Text(printable(words))
+
+
+def report(page: Path, show: bool) -> None:
+    """Say where a report is, and open it in the user's browser if that is asked for."""
+    if not show:
+        log.info("report in %s", page)
+        return
+    import webbrowser
+
+    address = page.absolute().as_uri()
+    if webbrowser.open(address):
+        log.info("report in %s, opened in the browser", page)
+    else:
+        log.warning("report in %s; no browser could be started: open %s", page, address)
 
 
 def shape(sizes: Sequence[int] | None) -> str:

@@ -5,8 +5,11 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
+import click
+
+from featviz.cli import command as cmd
 from featviz.cli.options import field_option, fields_of, option, stacked
-from featviz.cli.values import AUTO_INT, FOLDER
+from featviz.cli.values import AUTO_INT, FILE, FOLDER, BytesType
 from featviz.drawing.normalize import MODES
 from featviz.layout.layouts import CHOICES
 from featviz.records import FORMATS, KINDS, REDUCTIONS, DrawOptions, PassOptions
@@ -20,6 +23,7 @@ pass_options = stacked(
         "--capture",
         default="output",
         metavar="KINDS",
+        group=cmd.GRADIENTS,
         help="Draw these tensors of each layer: "
         f"{', '.join(kind.help for kind in KINDS.values())}; commas separate them.",
     ),
@@ -30,8 +34,14 @@ pass_options = stacked(
         "output[KEY]:sum|mean|norm, layer:NAME or layer:NAME:CHANNEL.",
         metavar="TARGET",
         show_default="top1",
+        group=cmd.GRADIENTS,
     ),
-    field_option(PassOptions, "--grad-rule", "Let gradients pass ReLUs by this rule."),
+    field_option(
+        PassOptions,
+        "--grad-rule",
+        "Pass gradients through ReLUs by this rule.",
+        group=cmd.GRADIENTS,
+    ),
     _repeatable(
         "--ablate",
         metavar="SELECTORS:C,C",
@@ -55,23 +65,28 @@ pass_options = stacked(
     _repeatable(
         "--grad-scale",
         metavar="SELECTORS:FACTOR",
+        group=cmd.GRADIENTS,
         help="Multiply the gradients at the outputs of layers by a factor; repeatable.",
     ),
+    group=cmd.INTERVENTIONS,
 )
 """What is captured, and changed, while an image passes through the model."""
 
 draw_options = stacked(
     _of_draw(
         "--normalize",
-        "Turn values into brightness in this mode. "
+        "Scale values to brightness in this mode. "
         + "; ".join(f"{mode.spelling}: {mode.words}" for mode in MODES.values())
         + "; auto: map, for gradients symmetric.",
         metavar="MODE",
+        first="Scale values to brightness: map, layer, symmetric, range:LO,HI, "
+        "percentile:LO,HI, none.",
     ),
     _of_draw(
         "--cmap",
         "Colour maps with auto (grey; coolwarm for gradients), grey, or a colormap of matplotlib.",
         metavar="CMAP",
+        first="Colour maps with grey, viridis, coolwarm or another colormap of matplotlib.",
     ),
     _of_draw(
         "--nrow",
@@ -92,7 +107,7 @@ draw_options = stacked(
         default="auto",
     ),
     _of_draw("--min-tile", "With --scale auto, enlarge maps that are smaller than N pixels."),
-    _of_draw("--max-maps", "Draw at most N maps of each layer.", type=int),
+    _of_draw("--max-maps", "Draw at most N maps of each layer.", type=int, first=True),
     _of_draw(
         "--max-slices", "Draw at most N time steps or regions of each map of a clip or batch."
     ),
@@ -111,7 +126,7 @@ draw_options = stacked(
     _of_draw("--order", "Sort tiles by channel, by mean (largest first), or by similarity."),
     _of_draw(
         "--collapse",
-        "Let maps that correlate by R or more, such as 0.98, share one tile, marked ×N.",
+        "Draw maps that correlate by R or more, such as 0.98, as one tile, marked ×N.",
         type=float,
         metavar="R",
     ),
@@ -121,7 +136,9 @@ draw_options = stacked(
         "Write pictures in this format: "
         + "; ".join(f"{f.name}, {f.words}" for f in FORMATS.values())
         + ".",
+        group=cmd.OUTPUT,
     ),
+    group=cmd.DRAWING,
 )
 """How a grid of maps looks, in `run` and in `kernels`."""
 
@@ -143,15 +160,51 @@ view_options = stacked(
     ),
     _of_draw("--figure", "Also draw a figure with a title, the input and a colour bar."),
     _of_draw("--first", "Show N maps in each figure.", type=int, show_default="16"),
+    group=cmd.VIEWS,
 )
 """Views of feature maps beside the grid, in `run` alone."""
 
-tensors_option = _of_draw("--tensors", "Also keep the raw tensors, in this format.")
+writing_options = stacked(
+    option("--report", is_flag=True, help="Build an HTML gallery of the run at its end."),
+    option("--resume", is_flag=True, help="Continue the run in --out where it stopped."),
+    option("--archive", type=FILE, help="Write the run as one zip file instead of a folder."),
+    option("--dry-run", is_flag=True, help="Print what would be written, and write nothing."),
+    group=cmd.OUTPUT,
+)
+"""What a run leaves."""
+
+limit_options = stacked(
+    option("--fail-fast", is_flag=True, help="Stop at the first image that fails."),
+    option(
+        "--max-output-size",
+        type=BytesType(),
+        help="Refuse a run that would write more than this (500MB, 2GB), and stop one that does.",
+    ),
+    option(
+        "--max-files",
+        type=click.IntRange(0),
+        metavar="N",
+        help="Refuse a run that would write more than N files, and stop one that does.",
+    ),
+    option(
+        "--jobs",
+        type=int,
+        show_default="a quarter of the cores, at least 2",
+        help="Encode pictures in N threads.",
+    ),
+    group=cmd.LIMITS,
+)
+"""Where a run stops, and how much of the machine it takes."""
+
+tensors_option = _of_draw(
+    "--tensors", "Also keep the raw tensors, in this format.", group=cmd.OUTPUT
+)
 
 tensorboard_option = option(
     "--tensorboard",
     type=FOLDER,
     metavar="LOGDIR",
+    group=cmd.OUTPUT,
     help="Also write grids, scalars and histograms for TensorBoard into this folder.",
 )
 

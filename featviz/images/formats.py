@@ -120,6 +120,8 @@ def open_image(file: BinaryIO) -> Image.Image:
     try:
         return _open(file)
     except UnidentifiedImageError:
+        if not head:
+            raise UnidentifiedImageError("is empty") from None
         looks = looks_like(head)
         if looks is None:
             raise UnidentifiedImageError("is no image that Pillow can read") from None

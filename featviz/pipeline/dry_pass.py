@@ -137,7 +137,9 @@ def choose_layers(
     if not chosen:
         raise _no_match(model, text, wanted, layers, blank)
     for idle in selectors.idle(layers, wanted):
-        log.warning("selector %r matches no layer", idle)
+        close = selectors.nearest(layers, selectors.parse(idle))
+        meant = f"; did you mean {' or '.join(close)}?" if close else ""
+        log.warning("selector %r matches no layer%s", idle, meant)
     return chosen
 
 
@@ -181,14 +183,12 @@ def _no_match(
     layers: list[Layer],
     blank: Sequence[Tensor],
 ) -> UsageError:
-    close = selectors.nearest(layers, wanted)
-    hints = [f"did you mean {' or '.join(close)}?"] if close else []
-    hints += _functions_instead(model, wanted, blank)
     functions, modules = ([x for x in layers if x.is_function is kind] for kind in (True, False))
+    more = _functions_instead(model, wanted, blank)
     if selectors.wants_functions(wanted):
-        hints.append(f"functions here: {selectors.types_present(functions)}")
-    hints.append(f"types here: {selectors.types_present(modules)}")
-    return UsageError(f"no layer matches --layers {text!r}", "; ".join(hints))
+        more.append(f"functions here: {selectors.types_present(functions)}")
+    hint = selectors.remedy(modules, wanted, *more)
+    return UsageError(f"no layer matches --layers {text!r}", hint)
 
 
 def _functions_instead(

@@ -61,7 +61,7 @@ def read_keywords(options: dict[str, Any], seed: Any, given: Mapping[str, Any]) 
     }
     run, shard = take(options, _OF_THE_RUN), options.pop("shard", None)
     if options:
-        raise no_option(options, _KEYWORDS)
+        raise no_option(options, {*_KEYWORDS, *given})
     read = filled(RunOptions, {**given, **run, **records})
     return replace(read, shard=parse_shard(str(shard)) if shard is not None else None)
 

@@ -50,8 +50,8 @@ def no_option(wrong: Iterable[str], known: Iterable[str]) -> UsageError:
     """What to say of keywords that do not exist."""
     names, there = list(wrong), sorted(known)
     close = difflib.get_close_matches(names[0], there, 1)
-    meant = f"did you mean {close[0]}? " if close else ""
-    return UsageError(f"no option {', '.join(names)}", f"{meant}there is {', '.join(there)}")
+    hint = f"did you mean {close[0]}?" if close else f"there is {', '.join(there)}"
+    return UsageError(f"no option {', '.join(names)}", hint)
 
 
 def check(record: Any) -> None:

@@ -115,6 +115,30 @@ BAD_MODEL = [
 ]
 
 
+@pytest.mark.parametrize(
+    ("wrong", "meant"),
+    [("layer", "layers"), ("colormap", "cmap"), ("over_write", "overwrite"), ("outdir", "out")],
+)
+def test_a_misspelt_keyword_of_run_is_told_what_it_means(
+    wrong: str, meant: str, tiny: nn.Module, picture: Path
+) -> None:
+    """The keywords that `featviz.run` names are known beside the fields of the option records."""
+    with pytest.raises(UsageError, match=f"no option {wrong}") as refused:
+        fv.run(tiny, picture, **{wrong: "x"})
+    assert refused.value.hint == f"did you mean {meant}?"
+
+
+def test_capture_tells_which_layer_may_be_meant() -> None:
+    """Names that only a number tells apart, in their order."""
+    model = nn.ModuleDict({f"b{n}": nn.ReLU() for n in (10, 2, 1)})
+    with (
+        pytest.raises(UsageError, match="no layer matches 'b3'") as refused,
+        fv.capture(model, "b3"),
+    ):
+        pass
+    assert str(refused.value.hint).startswith("did you mean b1 or b2 or b10? types here: ReLU 3")
+
+
 @pytest.mark.parametrize(("name", "value", "message"), BAD_DRAWING)
 def test_grid_refuses_bad_values(name: str, value: Any, message: str) -> None:
     """Every field of DrawOptions, by choice, range and type."""

@@ -21,12 +21,16 @@ from .outcomes import Run, files, images_done, refused
     [
         (["rnu"], 2, "No such command 'rnu'"),
         (["run"], 2, "Missing argument 'MODEL'"),
-        (["run", "MODEL"], 2, "Missing argument 'IMAGES'"),
+        (["run", "MODEL"], 2, "Missing argument 'IMAGE'"),
         (["layers"], 2, "Missing argument 'MODEL'"),
         (["run", "resnet81", "PICTURE"], 2, "torchvision has no model 'resnet81'"),
         (["layers", "resnet81"], 2, "torchvision has no model 'resnet81'"),
         (["run", "absent.pth", "PICTURE"], 2, r"no model file 'absent\.pth'"),
-        (["run", "PICTURE", "PICTURE"], 1, r"picture\.png is no checkpoint: it is a PNG image"),
+        (
+            ["run", "PICTURE", "PICTURE"],
+            2,
+            r"Missing argument 'MODEL': .*picture\.png' is an image",
+        ),
         (["run", "MODEL", "absent.jpg"], 2, r"no image 'absent\.jpg'"),
         (["run", "MODEL", "EMPTY"], 2, "no images in folder"),
         (["run", "MODEL", "no*such.png"], 2, r"no image matches 'no\*such\.png'"),

@@ -220,7 +220,7 @@ def broken(kind: str, path: Path) -> None:
         ("truncated png", "cannot be read: .*truncated"),
         ("truncated jpeg", "cannot be read: .*truncated"),
         ("header", "cannot be read|no image"),
-        ("empty", "is no image that Pillow can read"),
+        ("empty", "is empty"),
         ("text", "is no image that Pillow can read"),
         ("folder", "is no file"),
         ("missing", "is no file"),

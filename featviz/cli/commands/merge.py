@@ -10,13 +10,14 @@ import click
 
 from featviz.cli import options as opts
 from featviz.cli import output
+from featviz.cli.command import Command
 from featviz.cli.values import EXISTING_FOLDER
 from featviz.text import counted
 
 log = logging.getLogger(__name__)
 
 
-@click.command("merge")
+@click.command("merge", cls=Command)
 @click.argument("parts", nargs=-1, required=True, metavar="DIR...", type=EXISTING_FOLDER)
 @opts.out_option("Write the joined run into this folder.", "featviz-out")
 @opts.overwrite_option("the run")

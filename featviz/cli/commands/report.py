@@ -10,12 +10,13 @@ import click
 
 from featviz.cli import options as opts
 from featviz.cli import output
+from featviz.cli.command import Command
 from featviz.cli.values import PATH
 
 log = logging.getLogger(__name__)
 
 
-@click.command("report")
+@click.command("report", cls=Command)
 @click.argument("run", type=PATH)
 @opts.out_option(
     "Write the report into this folder, or with --single-file into this file.",
@@ -35,18 +36,20 @@ log = logging.getLogger(__name__)
     help="Show the findings of this audit.json, or of the one in this folder.",
 )
 @opts.option("--single-file", is_flag=True, help="Write one HTML file that holds everything.")
+@opts.open_option("Open the report in the browser.")
 @opts.json_option()
+@opts.config_option
 @opts.verbosity_options
-def command(run: Path, as_json: bool, **given: Any) -> int:
+def command(run: Path, as_json: bool, open: bool, **given: Any) -> int:
     """Build an HTML gallery of a run: a page for the run, each image and each layer.
 
-    RUN is a folder that `featviz run` wrote. The pages show the pictures where they are, so keep
-    the report with its run; --single-file writes one file of at most 25 MB that can be moved. An
-    earlier report is replaced.
+    RUN is a folder that `featviz run` wrote. The pages show the pictures where
+    they are, so keep the report with its run; --single-file writes one file of
+    at most 25 MB that can be moved. An earlier report is replaced.
 
     \b
     Examples:
-      featviz report featviz-out
+      featviz report featviz-out --open
       featviz report new --compare old
       featviz report featviz-out --single-file --out maps.html
     """
@@ -58,6 +61,6 @@ def command(run: Path, as_json: bool, **given: Any) -> int:
     if as_json:
         paths = {"page": str(result.page), "files": [str(path) for path in result.files]}
         output.document(paths)
-    else:
-        log.info("report in %s", result.page)
+    if open or not as_json:
+        output.report(result.page, open)
     return 0
