@@ -6,6 +6,7 @@ The letters are matplotlib's (`canvas`). Nothing here needs torch.
 from __future__ import annotations
 
 import re
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import ceil, sqrt
@@ -38,6 +39,8 @@ _STRIP = 0.3
 """Inches of the height of a strip of numbers."""
 _LONGEST_SIDE = 4.2
 """Inches of the width of the input's picture."""
+_LONGEST = 300
+"""Letters of a text that are measured."""
 _LINES = 3
 """Lines that a layer's name may take."""
 
@@ -259,12 +262,20 @@ def _name_lines(name: str) -> list[str]:
 
 def _shortened(canvas: Canvas, words: str, points: float, width: float, bold: bool = False) -> str:
     """Words that fit into so many inches; the middle of longer ones is left out."""
-    shown = words
-    for left in range(min(len(words) - 1, 200), 1, -1):
-        if canvas.width(shown, points, bold) <= width:
-            break
-        shown = f"{words[: left // 2]}…{words[len(words) - (left - left // 2) :]}"
-    return shown
+    words = _cut(words, _LONGEST)
+    if canvas.width(words, points, bold) <= width:
+        return words
+    kept = bisect_right(
+        range(2, len(words)), width, key=lambda n: canvas.width(_cut(words, n), points, bold)
+    )
+    return _cut(words, 1 + kept)
+
+
+def _cut(words: str, letters: int) -> str:
+    """The first and the last letters of longer words."""
+    if len(words) <= letters:
+        return words
+    return f"{words[: letters // 2]}…{words[len(words) - (letters - letters // 2) :]}"
 
 
 # Below: the key
@@ -285,9 +296,13 @@ def _draw_key(canvas: Canvas, page: Overview, at: _Geometry, colors: Bytes) -> N
 
 
 def _fitted(pixels: Bytes, width: float, height: float) -> tuple[float, float]:
-    """Inches of a picture that fills a room in one direction; at least a pixel in the other."""
+    """Inches of a picture that fills a room in one direction, in whole pixels of the page."""
     share = min(width / pixels.shape[1], height / pixels.shape[0])
-    return max(pixels.shape[1] * share, 1 / DPI), max(pixels.shape[0] * share, 1 / DPI)
+    return _whole(pixels.shape[1] * share), _whole(pixels.shape[0] * share)
+
+
+def _whole(inches: float) -> float:
+    return max(1, int(inches * DPI + 1e-6)) / DPI
 
 
 def _paste(
@@ -297,4 +312,4 @@ def _paste(
     much of it is reduced smoothly."""
     factor = max(1, ceil(width * DPI / pixels.shape[1] - 0.01))
     large = pixels.repeat(factor, 0).repeat(factor, 1)
-    canvas.paste(large, left, top, width, height, smooth=True)
+    canvas.paste(large, _whole(left), _whole(top), width, height, smooth=True)

@@ -8,12 +8,13 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+from threading import Thread
 from typing import Any, BinaryIO
 
 import numpy as np
 from torch import Tensor
 
-from featviz.drawing import colormap, levels, png, stats
+from featviz.drawing import colormap, levels, png, scan, stats
 from featviz.drawing.drawer import Drawer
 from featviz.drawing.overview import Overview, OverviewRow, OverviewTile
 from featviz.drawing.picture import GridPicture
@@ -174,6 +175,7 @@ def look(
         FeatvizError: a bad option, no such model, layer or image, nothing that can be drawn, or the
             file cannot be written; nothing was written.
     """
+    Thread(target=scan.compiled, daemon=True).start()  # numba is loaded while the model is
     check(options.page)
     colormap.check_cmap(options.page.cmap)
     run = RunOptions(
@@ -202,11 +204,12 @@ def _place(
     """Where the page is written, which is refused before the model is loaded if it must not be."""
     out = options.out or Path(safe_name(f"look-{Path(found[0].name).stem}.png"))
     if out.suffix.lower() != ".png":
-        raise UsageError(f"--out {quoted(str(out))}: look writes PNG", f"{out.stem}.png")
+        other = quoted(str(out.with_suffix(".png")))
+        raise UsageError(f"--out {quoted(str(out))}: look writes PNG", f"--out {other}")
     names = (None,) if isinstance(model, LoadedModel) else (model.spec, model.arch, model.weights)
     inputs = [*find.files_of(found), *destination.model_files(*names)]
     destination.check_apart(out, "--out", inputs)
-    destination.check_picture(out, _SOFTWARE, "look", options.overwrite)
+    destination.check_picture(out, _SOFTWARE, "picture of featviz look", options.overwrite)
     return out
 
 

@@ -32,7 +32,7 @@ _NAMED = 3
 @opts.model_argument
 @opts.images_argument
 @opts.layers_option(
-    opts.select_layers, default="one layer for each stage, 8 at most", first=opts.select_in_short
+    opts.select_layers, default="one layer for each stage, at most 10", first=opts.select_in_short
 )
 @_of_page("--maps", "Show N maps of each layer.", group=LAYERS)
 @_of_page(
