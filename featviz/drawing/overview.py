@@ -85,16 +85,21 @@ class Overview:
     """What the tiles and the numbers below them are."""
     cmap: str
 
+    @property
+    def size(self) -> tuple[int, int]:
+        """Height and width of the page in pixels."""
+        at = _Geometry.of(self)
+        return round(at.height * DPI), round(at.width * DPI)
+
     def draw(self) -> Bytes:
         """The page, uint8 [H, W, 3]."""
-        at = _Geometry.of(self)
-        canvas = Canvas((round(at.height * DPI), round(at.width * DPI)))
+        at, canvas = _Geometry.of(self), Canvas(self.size)
         colors = colormap.ramp(self.cmap)
         _write_head(canvas, self, at, _accent(colors))
         for row, top in zip(self.rows, at.tops, strict=True):
             _draw_row(canvas, row, at, top)
         _draw_key(canvas, self, at, colors)
-        return canvas.rows().reshape(round(at.height * DPI), -1, 3)
+        return canvas.rows().reshape(*self.size, 3)
 
 
 @dataclass(frozen=True)
@@ -118,10 +123,12 @@ class _Geometry:
         width = 2 * _MARGIN + _NAMES + most * (across + _GAP) - _GAP
         picture = _PICTURE if page.bars else _ALONE
         top = _MARGIN + _TITLE + _CAPTION + picture + 2 * _BETWEEN
+        tall = max([down, *(_left_height(row) for row in page.rows if not row.strip)])
         tops = []
         for row in page.rows:
             tops.append(top)
-            top += max(_STRIP if row.strip else down, _left_height(row)) + _NUMBERS + _BETWEEN
+            top += max(_STRIP, _left_height(row)) if row.strip else tall
+            top += _NUMBERS + _BETWEEN
         height = top + _KEY + _MARGIN / 2
         return cls(max(width, _NARROWEST), (across, down), tops, height, picture)
 

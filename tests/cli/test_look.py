@@ -15,7 +15,8 @@ from PIL import Image
 from rich.console import Console
 
 from featviz.cli import terminal
-from featviz.inspection.look import LookResult, ShownLayer
+from featviz.inspection.look import LookResult
+from featviz.inspection.shown import ShownLayer
 from featviz.records import Guess
 
 from .outcomes import Run
