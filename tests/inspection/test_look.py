@@ -291,7 +291,7 @@ def test_a_page_that_is_too_large_is_refused(
 ) -> None:
     """Before it is drawn, with its size in pixels and what makes it smaller."""
     many = PageOptions(2000)
-    with pytest.raises(UsageError, match=r"would have 76[0-9]{3}×[0-9]{3} pixels") as caught:
+    with pytest.raises(UsageError, match=r"would have 77[0-9]{3}×[0-9]{3} pixels") as caught:
         see(fixed(torch.rand(1, 600, 4, 4)), noise(1, 4, 4), layers="Fixed", page=many)
     assert caught.value.hint == "--maps shows fewer of each layer, and --layers takes fewer"
     assert not (tmp_path / "page.png").exists()
