@@ -113,15 +113,15 @@ class _Geometry:
     """Upper edges of the rows' tiles."""
     height: float
     picture: float
-    """Height of the picture of the input."""
+    """Height of the pictures of the input and the output."""
 
     @classmethod
     def of(cls, page: Overview) -> _Geometry:
         """By the number of the maps and the shape of the first ones."""
         across, down = _tile_size(page.rows)
         most = max(len(row.tiles) for row in page.rows)
-        width = 2 * _MARGIN + _NAMES + most * (across + _GAP) - _GAP
-        picture = _PICTURE if page.bars else _ALONE
+        width = max(2 * _MARGIN + _NAMES + most * (across + _GAP) - _GAP, _NARROWEST)
+        picture = _picture_height(page, width)
         top = _MARGIN + _TITLE + _CAPTION + picture + 2 * _BETWEEN
         tall = max([down, *(_left_height(row) for row in page.rows if not row.strip)])
         tops = []
@@ -130,7 +130,7 @@ class _Geometry:
             top += max(_STRIP, _left_height(row)) if row.strip else tall
             top += _NUMBERS + _BETWEEN
         height = top + _KEY + _MARGIN / 2
-        return cls(max(width, _NARROWEST), (across, down), tops, height, picture)
+        return cls(width, (across, down), tops, height, picture)
 
 
 def _tile_size(rows: Sequence[OverviewRow]) -> tuple[float, float]:
@@ -139,6 +139,20 @@ def _tile_size(rows: Sequence[OverviewRow]) -> tuple[float, float]:
     aspect = float(np.median([width / height for height, width, _ in sides])) if sides else 1.0
     width = min(max(_TILE * sqrt(aspect), _WIDTHS[0]), _WIDTHS[1])
     return width, min(max(width / aspect, _HEIGHTS[0]), _HEIGHTS[1])
+
+
+def _room(page: Overview, width: float) -> float:
+    """Inches for each picture: the prediction keeps half of the page, and remarks a third."""
+    share = 0.45 if page.bars else 0.65
+    return min(_LONGEST_SIDE, (width - 2 * _MARGIN) * share / len(page.pictures))
+
+
+def _picture_height(page: Overview, width: float) -> float:
+    """Inches of the head: those of the bars, else of the tallest picture or the remarks."""
+    if page.bars:
+        return _PICTURE
+    fitted = (_fitted(pixels, _room(page, width), _ALONE) for _, pixels in page.pictures)
+    return max(len(page.remarks) * _LEADING - _CAPTION, *(height for _, height in fitted))
 
 
 def _accent(colors: Bytes) -> Color:
@@ -159,7 +173,7 @@ def _write_head(canvas: Canvas, page: Overview, at: _Geometry, accent: Color) ->
     canvas.write(rest, left, y + 0.02, 10, "right", _SOFT)
     left, top = _MARGIN, _MARGIN + _TITLE
     for caption, pixels in page.pictures:
-        width, height = _fitted(pixels, _room(page, at), at.picture)
+        width, height = _fitted(pixels, _room(page, at.width), at.picture)
         canvas.write(caption, left, top + 0.08, 9, "right", _SOFT)
         _paste(canvas, pixels, left, top + _CAPTION, width, height)
         left += width + 0.3
@@ -167,12 +181,6 @@ def _write_head(canvas: Canvas, page: Overview, at: _Geometry, accent: Color) ->
     _write_prediction(canvas, page, (left, top), at.width - _MARGIN - left, accent)
     rule = top + _CAPTION + at.picture + _BETWEEN
     canvas.fill(_RULE, _MARGIN, rule, at.width - 2 * _MARGIN, 1 / DPI)
-
-
-def _room(page: Overview, at: _Geometry) -> float:
-    """Inches for each picture: the prediction keeps half of the page, and remarks a third."""
-    share = 0.45 if page.bars else 0.65
-    return min(_LONGEST_SIDE, (at.width - 2 * _MARGIN) * share / len(page.pictures))
 
 
 def _write_prediction(

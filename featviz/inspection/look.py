@@ -340,4 +340,4 @@ def _remarks(outputs: Sequence[tuple[int, ...]], preprocessing: str) -> list[str
 
 def _key(options: PageOptions) -> str:
     telling = "vary most" if options.by == "deviation" else "have the highest mean"
-    return f"of each layer the maps that {telling}, of alike ones one; with channels and values"
+    return f"of each layer the maps that {telling}, one of those that look alike"

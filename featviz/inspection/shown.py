@@ -123,7 +123,8 @@ def words_on(row: ShownLayer) -> OverviewRow:
 
 def _tiles(row: ShownLayer) -> Iterator[OverviewTile]:
     if row.strip:
-        words = f"largest at {', '.join(map(str, row.channels))}"
+        low, high = row.ranges[0]
+        words = "all equal" if low == high else f"largest at {', '.join(map(str, row.channels))}"
         yield OverviewTile(f"{counted(row.maps, 'number')}, {words}", _span(row, 0), row.tiles[0])
         return
     for place, channel in enumerate(row.channels):
