@@ -2,48 +2,25 @@
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import reduce
 from itertools import groupby
 from operator import attrgetter
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from featviz.audit.measuring import Measured, measure
 from featviz.audit.plan import Spot
 from featviz.audit.running_stats import ChannelStats, Covariance, TopImages
 from featviz.drawing import stats
-from featviz.errors import FeatvizError, ForwardError, ImageError, LayoutError
-from featviz.hooks.forward import forward
-from featviz.models.load import LoadedModel
-from featviz.models.preprocess import InputOptions
-from featviz.pipeline.prepare import read_input
-from featviz.records import Call, Sample
-
-T = TypeVar("T")
+from featviz.errors import LayoutError
+from featviz.records import Call
 
 _WAITING_BYTES = 2**21
 """Numbers of single images that are kept before they are merged, since merging takes as long for
 many images as for one."""
-
-Failed = Callable[[int, FeatvizError], None]
-"""Called with the number of an image that failed."""
-
-
-@dataclass(frozen=True)
-class Batch:
-    """Images of one input shape."""
-
-    images: tuple[int, ...]
-    """Their numbers among the samples."""
-    inputs: list[Tensor]
-    """The arguments of the model, each [B, C, H, W] (or [B, C, T, H, W]), on the CPU."""
 
 
 @dataclass
@@ -159,85 +136,3 @@ class Census:
             self.faults[call] = f"has {before.channels} channels, then {tally.channels}"
         else:
             self.tallies[call] = before.merge(tally)
-
-
-def batches(
-    samples: Sequence[Sample],
-    model: LoadedModel,
-    inputs: InputOptions,
-    size: int,
-    failed: Failed,
-    numbers: Sequence[int] | None = None,
-) -> Iterator[Batch]:
-    """Decode and prepare images; neighbours of the same input shape go together, `size` at most.
-
-    A thread reads the next `size` images while the caller is busy with those that it got.
-
-    Args:
-        numbers: of the samples to take; all by default.
-    """
-    waiting: list[tuple[int, list[Tensor]]] = []
-
-    def read(number: int) -> list[Tensor]:
-        return read_input(samples[number], model.preprocess, inputs)[1]
-
-    for number, reading in _ahead(read, range(len(samples)) if numbers is None else numbers, size):
-        try:
-            args = reading.result()
-        except ImageError as error:
-            failed(number, error)
-            continue
-        if waiting and (len(waiting) == size or _shapes(waiting[0][1]) != _shapes(args)):
-            yield _together(waiting)
-            waiting = []
-        waiting.append((number, args))
-    if waiting:
-        yield _together(waiting)
-
-
-def run_batch(
-    model: LoadedModel, batch: Batch, census: Census, failed: Failed, seen: Callable[[int], None]
-) -> None:
-    """Show a batch to the model; where that fails, its images one by one, to find the guilty."""
-    census.begin(batch.images)
-    try:
-        forward(model.module, [arg.to(model.device) for arg in batch.inputs])
-    except ForwardError as error:
-        if census.fault is not None:
-            raise census.fault from None
-        if len(batch.images) == 1:
-            failed(batch.images[0], error)
-        for at, number in enumerate(batch.images):
-            if len(batch.images) > 1:
-                alone = [arg[at : at + 1] for arg in batch.inputs]
-                run_batch(model, Batch((number,), alone), census, failed, seen)
-    else:
-        census.commit()
-        for number in batch.images:
-            seen(number)
-
-
-def _ahead(
-    read: Callable[[int], T], numbers: Iterable[int], count: int
-) -> Iterator[tuple[int, Future[T]]]:
-    """What `read` gives for each number, in order; a thread reads up to `count` ahead."""
-    begun: deque[tuple[int, Future[T]]] = deque()
-    pool = ThreadPoolExecutor(1, "featviz-reader")
-    try:
-        for number in numbers:
-            begun.append((number, pool.submit(read, number)))
-            if len(begun) > count:
-                yield begun.popleft()
-        while begun:
-            yield begun.popleft()
-    finally:
-        pool.shutdown(cancel_futures=True)
-
-
-def _shapes(args: Sequence[Tensor]) -> list[torch.Size]:
-    return [arg.shape for arg in args]
-
-
-def _together(samples: Sequence[tuple[int, list[Tensor]]]) -> Batch:
-    inputs = [torch.cat(args) for args in zip(*(args for _, args in samples), strict=True)]
-    return Batch(tuple(number for number, _ in samples), inputs)
