@@ -25,7 +25,7 @@ TREES = {name: ast.parse(path.read_text("utf-8")) for name, path in FILES.items(
 FLOORS = (
     "__init__ __main__",
     "cli api",
-    "audit diff report inspection",
+    "audit diff exemplars report inspection",
     "pipeline",
     "drawing gradients",
     "rundir layout",

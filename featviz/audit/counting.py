@@ -16,6 +16,7 @@ from featviz.audit.plan import Spot
 from featviz.audit.running_stats import ChannelStats, Covariance, TopImages
 from featviz.drawing import stats
 from featviz.errors import LayoutError
+from featviz.pipeline.batches import Batch
 from featviz.records import Call
 
 _WAITING_BYTES = 2**21
@@ -84,9 +85,9 @@ class Census:
     _bytes: int = 0
     """Their size."""
 
-    def begin(self, images: tuple[int, ...]) -> None:
+    def begin(self, batch: Batch) -> None:
         """The next tensors come from these images."""
-        self._batch = images
+        self._batch = batch.images
         del self._measured[self._sure :]
 
     def commit(self) -> None:

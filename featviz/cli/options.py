@@ -116,6 +116,19 @@ def json_option(what: str = "one JSON document") -> Callable[[F], F]:
     return option("--json", "as_json", is_flag=True, help=f"Print {what} on stdout.")
 
 
+batch_size_option = option(
+    "--batch-size",
+    type=int,
+    default=1,
+    help="Pass up to N images of one shape through the model together.",
+)
+
+shard_option = option(
+    "--shard",
+    metavar="I/N",
+    help="Take only part I of N parts of the images; `featviz merge` joins the parts.",
+)
+
 # How a command is set up
 
 config_option = option(

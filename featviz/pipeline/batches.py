@@ -41,7 +41,7 @@ class Collector(Protocol):
     def fault(self) -> Exception | None:
         """A bug of ours, to tell it from a fault of the model."""
 
-    def begin(self, images: tuple[int, ...]) -> None:
+    def begin(self, batch: Batch) -> None:
         """The next tensors come from these images; what was not committed is forgotten."""
 
     def commit(self) -> None:
@@ -90,7 +90,7 @@ def run_batch(
     seen: Callable[[int], None],
 ) -> None:
     """Show a batch to the model; where that fails, its images one by one, to find the guilty."""
-    collector.begin(batch.images)
+    collector.begin(batch)
     try:
         forward(model.module, [arg.to(model.device) for arg in batch.inputs])
     except ForwardError as error:

@@ -33,12 +33,7 @@ audit_options = opts.stacked(
         metavar="MODEL",
         help="Audit this model, too, in a column of its own; repeatable, or a quoted glob.",
     ),
-    opts.option(
-        "--batch-size",
-        type=int,
-        default=1,
-        help="Pass up to N images of one shape through the model together.",
-    ),
+    opts.batch_size_option,
     opts.field_option(
         Thresholds,
         "--eps",

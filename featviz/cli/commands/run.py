@@ -46,11 +46,7 @@ _NAMED = 3
     metavar="N",
     help="Refuse a run that would write more than N files, and stop one that does.",
 )
-@opts.option(
-    "--shard",
-    metavar="I/N",
-    help="Take only part I of N parts of the images; `featviz merge` joins the parts.",
-)
+@opts.shard_option
 @opts.option(
     "--jobs",
     type=int,
