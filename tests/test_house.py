@@ -53,6 +53,7 @@ TORCHLESS = [
     *(f"featviz.drawing.{name}" for name in ("png", "grid", "colormap", "overlay", "labels")),
     *(f"featviz.drawing.{name}" for name in ("normalize", "picture")),
     *(f"featviz.audit.{name}" for name in ("findings", "gates", "output")),
+    *(f"featviz.exemplars.{name}" for name in ("fields", "top", "tiles", "output", "merging")),
     *("featviz.drawing.figure", "featviz.gradients.norms", "featviz.hooks.selectors"),
     *(f"featviz.images.{name}" for name in ("decode", "find", "group", "archives", "formats")),
 ]

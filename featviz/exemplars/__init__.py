@@ -15,10 +15,15 @@ import torchvision
 from torch import Tensor
 
 from featviz.errors import FeatvizError, UsageError
-from featviz.exemplars.collecting import ExemplarCollector, Target, TargetPlan, plan_targets
+from featviz.exemplars.collecting import (
+    ExemplarCollector,
+    ExemplarPlan,
+    ExemplarSource,
+    plan_targets,
+)
 from featviz.exemplars.options import ExemplarOptions
 from featviz.exemplars.output import sheet_way, write_record
-from featviz.exemplars.pictures import Cutter, Group
+from featviz.exemplars.pictures import Cutter, ExemplarGroup
 from featviz.exemplars.receptive import ReceptiveFields
 from featviz.exemplars.top import Top, best_of
 from featviz.hooks.capture import hooked
@@ -33,12 +38,12 @@ from featviz.records import Layer, Sample, Shard, Site
 from featviz.rundir import destination
 from featviz.rundir.exemplars import (
     SCHEMA_VERSION,
-    ChannelRow,
+    ExemplarChannel,
+    ExemplarLayer,
     ExemplarRecord,
     FailedImage,
     FieldOfView,
     ImagesSeen,
-    LayerRow,
     LeftOut,
 )
 from featviz.text import listed
@@ -127,7 +132,7 @@ def _find(
     return samples
 
 
-def _check_plan(plan: TargetPlan, layers: Sequence[Layer]) -> None:
+def _check_plan(plan: ExemplarPlan, layers: Sequence[Layer]) -> None:
     """Whether there is anything to look at.
 
     Raises:
@@ -155,7 +160,7 @@ class _Visit:
     seen: int = 0
     failures: dict[int, FeatvizError] = field(default_factory=dict)
 
-    def look(self, plan: TargetPlan, layers: Sequence[Layer], numbers: Sequence[int]) -> None:
+    def look(self, plan: ExemplarPlan, layers: Sequence[Layer], numbers: Sequence[int]) -> None:
         """Stream these images through the model."""
         choice, inputs = self.options.choice, self.options.inputs
         classes = [class_of(sample) if choice.per_class else None for sample in self.samples]
@@ -213,7 +218,7 @@ def class_of(sample: Sample) -> str:
 
 
 def _write(
-    folder: Path, visit: _Visit, plan: TargetPlan, blank: Sequence[Tensor]
+    folder: Path, visit: _Visit, plan: ExemplarPlan, blank: Sequence[Tensor]
 ) -> ExemplarRecord:
     """The pictures and exemplars.json."""
     model, options = visit.model, visit.options
@@ -236,7 +241,7 @@ def _write(
     return record
 
 
-def _groups(tops: Tops, plan: TargetPlan, fields: ReceptiveFields) -> list[Group]:
+def _groups(tops: Tops, plan: ExemplarPlan, fields: ReceptiveFields) -> list[ExemplarGroup]:
     """The layers in the order in which they ran, for each its classes."""
     classes = sorted({name for _, name in tops}, key=str)
     groups = []
@@ -244,16 +249,16 @@ def _groups(tops: Tops, plan: TargetPlan, fields: ReceptiveFields) -> list[Group
         view = FieldOfView(fields.how(target), list(fields.size(target)))
         for number, name in enumerate(classes):
             row = _row(target, name, view)
-            row = LayerRow(**{**vars(row), "sheet": sheet_way(row, number)})
-            groups.append(Group(target, tops[target.site, name], row))
+            row = ExemplarLayer(**{**vars(row), "sheet": sheet_way(row, number)})
+            groups.append(ExemplarGroup(target, tops[target.site, name], row))
     return groups
 
 
-def _row(target: Target, class_name: str | None, view: FieldOfView) -> LayerRow:
+def _row(target: ExemplarSource, class_name: str | None, view: FieldOfView) -> ExemplarLayer:
     site = target.site
     place = (site.layer.name, site.layer.type, site.layer.index, site.call, site.key)
-    channels = [ChannelRow(channel, None, []) for channel in range(target.channels)]
-    return LayerRow(*place, class_name, list(target.shape), target.layout, view, "", channels)
+    channels = [ExemplarChannel(channel, None, []) for channel in range(target.channels)]
+    return ExemplarLayer(*place, class_name, list(target.shape), target.layout, view, "", channels)
 
 
 def _about(model: LoadedModel) -> Mapping[str, Any]:

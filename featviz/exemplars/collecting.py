@@ -31,7 +31,7 @@ _BOOKS = 8
 
 
 @dataclass(frozen=True)
-class Target:
+class ExemplarSource:
     """A tensor of a layer whose channels are looked at."""
 
     site: Site
@@ -45,10 +45,10 @@ class Target:
 
 
 @dataclass(frozen=True)
-class TargetPlan:
+class ExemplarPlan:
     """The tensors of a model's layers that are looked at."""
 
-    targets: Mapping[Site, Target]
+    targets: Mapping[Site, ExemplarSource]
     """In the order in which the layers give them."""
     skipped: Mapping[str, str]
     """Layers that give nothing with channels, and why."""
@@ -73,23 +73,25 @@ class _Hints:
 
 def plan_targets(
     model: LoadedModel, layers: Sequence[Layer], blank: Sequence[Tensor]
-) -> TargetPlan:
+) -> ExemplarPlan:
     """Run the model once on `blank`, and note what the layers give.
 
     Raises:
         ForwardError: the model cannot take it.
     """
-    targets, book = dict[Site, Target](), HintBook(model.module, blank[0].shape)
+    targets, book = dict[Site, ExemplarSource](), HintBook(model.module, blank[0].shape)
 
     def sink(site: Site, tensor: Tensor) -> None:
         for inner, maps in _parts(site, tensor, book):
             shape = tuple(tensor.shape)
-            targets[inner] = Target(inner, maps.layout, shape, len(maps.data), tensor.shape[0])
+            targets[inner] = ExemplarSource(
+                inner, maps.layout, shape, len(maps.data), tensor.shape[0]
+            )
 
     with in_eval_mode(model.module), hooked(model.module, layers, sink) as recorder:
         forward(model.module, [arg.to(model.device) for arg in blank], recorder)
     skipped = {_label(skip.layer or skip.type, skip.call): skip.reason for skip in recorder.skipped}
-    return TargetPlan(targets, skipped, tuple(layer.label for layer in recorder.never_ran))
+    return ExemplarPlan(targets, skipped, tuple(layer.label for layer in recorder.never_ran))
 
 
 @dataclass
@@ -106,7 +108,12 @@ class ExemplarCollector:
     """The tops of all tensors, and of each class apart; of an image that failed, nothing stays."""
 
     def __init__(
-        self, model: LoadedModel, plan: TargetPlan, classes: Sequence[str | None], by: By, top: int
+        self,
+        model: LoadedModel,
+        plan: ExemplarPlan,
+        classes: Sequence[str | None],
+        by: By,
+        top: int,
     ) -> None:
         """Begin without images.
 
@@ -211,7 +218,7 @@ def _parts(site: Site, tensor: Tensor, book: HintBook) -> Iterator[tuple[Site, M
         yield site.inside(key), maps
 
 
-def _check_batch(target: Target | None, tensor: Tensor, images: int) -> None:
+def _check_batch(target: ExemplarSource | None, tensor: Tensor, images: int) -> None:
     """Whether the first axis of a tensor counts the images of a batch.
 
     Raises:

@@ -13,16 +13,16 @@ from pathlib import Path
 
 from PIL import Image
 
+import featviz.exemplars.tiles as tiles
 from featviz.errors import CompareError, FileError, StoreError, UsageError
-from featviz.exemplars import tiles
 from featviz.exemplars.output import LayerWriter, write_record
 from featviz.files import Folder
 from featviz.rundir import destination
 from featviz.rundir.exemplars import (
     Exemplar,
+    ExemplarLayer,
     ExemplarRecord,
     ImagesSeen,
-    LayerRow,
     read_record,
 )
 from featviz.text import quoted, ranges
@@ -37,7 +37,7 @@ _BROKEN = (OSError, FileError, ValueError, SyntaxError, Image.DecompressionBombE
 
 
 @dataclass(frozen=True)
-class _Part:
+class _Shard:
     root: Path
     folder: Folder
     record: ExemplarRecord
@@ -53,7 +53,9 @@ def merge_exemplars(parts: Sequence[Path], out: Path, overwrite: bool = False) -
     destination.check_apart(out, "--out", parts)
     destination.check_free(out, destination.EXEMPLARS, overwrite)
     with ExitStack() as stack:
-        read = [_Part(root, stack.enter_context(Folder(root)), read_record(root)) for root in parts]
+        read = [
+            _Shard(root, stack.enter_context(Folder(root)), read_record(root)) for root in parts
+        ]
         read.sort(key=lambda part: part.record.shard or [0, 0])
         _check_whole([part.record.shard for part in read])
         for part in read[1:]:
@@ -95,7 +97,7 @@ def _check_whole(shards: Sequence[Sequence[int] | None]) -> None:
         raise UsageError(f"of {count} parts these are missing: {missing}", "name all parts")
 
 
-def _check_alike(one: _Part, other: _Part) -> None:
+def _check_alike(one: _Shard, other: _Shard) -> None:
     """Whether two parts have the same model, layers and options, and parts of the same images.
 
     Raises:
@@ -120,23 +122,23 @@ def _images(parts: Sequence[ImagesSeen]) -> ImagesSeen:
     return ImagesSeen(parts[0].total, sum(part.seen for part in parts), failures)
 
 
-def _layer(number: int, parts: Sequence[_Part], fresh: Path, images: int) -> LayerRow:
+def _layer(number: int, parts: Sequence[_Shard], fresh: Path, images: int) -> ExemplarLayer:
     """A layer's pictures, from those of the parts."""
     record = parts[0].record
     writer = LayerWriter(
-        fresh, record.layers[number], str(record.options.get("by")), record.top, images
+        fresh, record.layers[number], str(record.options.get("by")), record.room, images
     )
     for channel in range(len(record.layers[number].channels)):
-        best = sorted(_found(number, channel, parts), key=lambda found: found[0])[: record.top]
+        best = sorted(_found(number, channel, parts), key=lambda found: found[0])[: record.room]
         exemplars = [exemplar for _, exemplar, _, _ in best]
-        cut = _tiles([(part, rank) for *_, part, rank in best], number, channel, record.top)
+        cut = _tiles([(part, rank) for *_, part, rank in best], number, channel, record.room)
         writer.add(channel, exemplars, cut)
     return writer.finish()
 
 
 def _found(
-    number: int, channel: int, parts: Sequence[_Part]
-) -> Iterator[tuple[tuple[float, int], Exemplar, _Part, int]]:
+    number: int, channel: int, parts: Sequence[_Shard]
+) -> Iterator[tuple[tuple[float, int], Exemplar, _Shard, int]]:
     """All exemplars of a channel, with what ranks them."""
     for part in parts:
         for rank, exemplar in enumerate(part.record.layers[number].channels[channel].exemplars):
@@ -144,17 +146,17 @@ def _found(
 
 
 def _tiles(
-    wanted: Sequence[tuple[_Part, int]], number: int, channel: int, top: int
+    wanted: Sequence[tuple[_Shard, int]], number: int, channel: int, room: int
 ) -> list[Image.Image]:
     """The tiles of these ranks, out of the parts' pictures."""
     pictures = {
-        part.root: _picture(part, part.record.layers[number].channels[channel].file, top)
+        part.root: _picture(part, part.record.layers[number].channels[channel].file, room)
         for part, _ in wanted
     }
-    return [tiles.tile_of(pictures[part.root], rank, top) for part, rank in wanted]
+    return [tiles.tile_of(pictures[part.root], rank, room) for part, rank in wanted]
 
 
-def _picture(part: _Part, way: str | None, top: int) -> Image.Image:
+def _picture(part: _Shard, way: str | None, room: int) -> Image.Image:
     """The picture of a channel.
 
     Raises:
@@ -165,7 +167,7 @@ def _picture(part: _Part, way: str | None, top: int) -> Image.Image:
             part.folder.open(str(way)) as file,
             Image.open(file, formats=["PNG"]) as picture,
         ):
-            if picture.size != tiles.channel_size(top):
+            if picture.size != tiles.channel_size(room):
                 raise ValueError(f"its size is {picture.size}")
             return picture.convert("RGB")
     except _BROKEN as error:

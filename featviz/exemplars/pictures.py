@@ -12,10 +12,10 @@ import numpy as np
 from PIL import Image
 from torch import Tensor
 
+import featviz.exemplars.tiles as tiles
 from featviz.drawing import levels
 from featviz.errors import FeatvizError
-from featviz.exemplars import tiles
-from featviz.exemplars.collecting import Target
+from featviz.exemplars.collecting import ExemplarSource
 from featviz.exemplars.output import LayerWriter
 from featviz.exemplars.receptive import ReceptiveFields
 from featviz.exemplars.tiles import Box
@@ -24,7 +24,7 @@ from featviz.models.load import LoadedModel
 from featviz.models.preprocess import InputOptions
 from featviz.pipeline.batches import batches
 from featviz.records import Sample
-from featviz.rundir.exemplars import Exemplar, LayerRow
+from featviz.rundir.exemplars import Exemplar, ExemplarLayer
 
 log = logging.getLogger(__name__)
 
@@ -35,12 +35,12 @@ _SHAPES = 2
 
 
 @dataclass(frozen=True)
-class Group:
+class ExemplarGroup:
     """A tensor of a layer with its exemplars, of one class or of all images."""
 
-    target: Target
+    target: ExemplarSource
     top: Top
-    row: LayerRow
+    row: ExemplarLayer
     """Its `channels` have no exemplars yet."""
 
 
@@ -64,11 +64,11 @@ class Cutter:
     model: LoadedModel
     samples: Sequence[Sample]
     inputs: InputOptions
-    groups: Sequence[Group]
+    groups: Sequence[ExemplarGroup]
     fields: dict[tuple[int, ...], ReceptiveFields]
     """By the shape of the input; those that were asked for last."""
 
-    def draw(self, folder: Path, by: str, images: int) -> list[LayerRow]:
+    def draw(self, folder: Path, by: str, images: int) -> list[ExemplarLayer]:
         """Write the pictures of all groups; their rows with the exemplars.
 
         Args:
@@ -82,7 +82,7 @@ class Cutter:
             for number, channel in chunk:
                 group = self.groups[number]
                 if channel == 0:
-                    count = group.top.values.shape[1]
+                    count = max(1, min(group.top.values.shape[1], len(self.samples)))
                     writer = LayerWriter(folder, group.row, by, count, images)
                 assert writer is not None
                 writer.add(channel, *self._exemplars(number, channel, crops))

@@ -26,7 +26,7 @@ _DRAWS = 3
 """Inputs of noise: a maximum passes a gradient on to one of its places only."""
 
 
-class Probe:
+class GradientProbe:
     """The gradients of tensors of layers; keeps the graphs of a few passes on noise."""
 
     def __init__(

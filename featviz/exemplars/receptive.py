@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from featviz.errors import ForwardError
-from featviz.exemplars.collecting import Target
+from featviz.exemplars.collecting import ExemplarSource
 from featviz.exemplars.fields import Field
-from featviz.exemplars.probe import Probe
+from featviz.exemplars.probe import GradientProbe
 from featviz.exemplars.rules import Seen, Sight
 from featviz.exemplars.tiles import Box
 from featviz.exemplars.walk import follow
@@ -34,7 +34,7 @@ class ReceptiveFields:
     """The receptive fields of layers of a model, for inputs of one shape."""
 
     def __init__(
-        self, model: LoadedModel, targets: Sequence[Target], args: Sequence[Tensor]
+        self, model: LoadedModel, targets: Sequence[ExemplarSource], args: Sequence[Tensor]
     ) -> None:
         """Follow one pass of the model.
 
@@ -55,7 +55,7 @@ class ReceptiveFields:
         self.whole: Box = (0, 0, width, height)
         """The box of the whole input."""
 
-    def how(self, target: Target) -> How:
+    def how(self, target: ExemplarSource) -> How:
         """How the receptive fields of a tensor's units are known."""
         if not self._has_place(target):
             return "no place"
@@ -63,7 +63,7 @@ class ReceptiveFields:
             return "computed"
         return "measured" if self._probe and self._probe.follows(target.site) else "unknown"
 
-    def box(self, target: Target, row: int, column: int) -> Box | None:
+    def box(self, target: ExemplarSource, row: int, column: int) -> Box | None:
         """What a unit sees, clipped to the input; None where it sees only padding."""
         how, seen = self.how(target), self._computed(target)
         if how == "measured":
@@ -72,7 +72,7 @@ class ReceptiveFields:
             return seen.box(row, column)
         return self.whole
 
-    def size(self, target: Target) -> tuple[int, int]:
+    def size(self, target: ExemplarSource) -> tuple[int, int]:
         """Height and width of what a unit sees at most; of measured ones, of that in the middle."""
         how, seen = self.how(target), self._computed(target)
         if how == "computed" and isinstance(seen, Field):
@@ -83,10 +83,10 @@ class ReceptiveFields:
             box = self._measure(target.site, rows // 2, columns // 2)
         return box[3] - box[1], box[2] - box[0]
 
-    def _has_place(self, target: Target) -> bool:
+    def _has_place(self, target: ExemplarSource) -> bool:
         return self._is_picture and LAYOUTS[target.layout].aligned
 
-    def _computed(self, target: Target) -> Seen | None:
+    def _computed(self, target: ExemplarSource) -> Seen | None:
         """The table of a tensor, or that it sees all; None where the functions do not tell it."""
         site, layout = target.site, LAYOUTS[target.layout]
         seen = self._seen.get((site.layer.name, site.call, site.key))
@@ -96,12 +96,12 @@ class ReceptiveFields:
         return seen if seen is Sight.WHOLE else None
 
     @cached_property
-    def _probe(self) -> Probe | None:
+    def _probe(self) -> GradientProbe | None:
         """The gradients of all tensors of which the functions do not tell what they see."""
         book = HintBook(self._model.module, self._args[0].shape)
         open_ones = [t for t in self._targets if self._has_place(t) and self._computed(t) is None]
         try:
-            return Probe(
+            return GradientProbe(
                 self._model, {t.site: book.of(t.site.layer) for t in open_ones}, self._args
             )
         except (ForwardError, RuntimeError) as error:

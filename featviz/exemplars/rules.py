@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from featviz.exemplars import fields
+import featviz.exemplars.fields as fields
 from featviz.exemplars.fields import NOWHERE, Field
 from featviz.records import Integers
 

@@ -198,11 +198,21 @@ class Sheet:
         left, top = _GAP + column * self._plan.width, self._top + down * self._plan.height
         side = self._plan.tile
         _write(self.picture, (left, top + (side - _LINE) // 2), f"channel {channel}", _INK)
+        if note := _note(values):
+            _write(self.picture, (left, top + (side + _LINE) // 2), note, _FAINT)
         shown = list(zip(tiles, values, strict=True))[: self._plan.shown]
         for rank, (tile, value) in enumerate(shown):
             at = left + _LABEL + rank * (side + _BETWEEN)
             self.picture.paste(tile.resize((side, side), Image.Resampling.BOX), (at, top))
             _write(self.picture, (at, top + side), f"{value:.3g}", _FAINT)
+
+
+def _note(values: Sequence[float]) -> str:
+    """What a row of values cannot say: a dead channel gives zero to every image, a saturated one
+    its bound."""
+    if not values:
+        return "no finite value"
+    return "all equal" if len(values) > 1 and values[0] == values[-1] else ""
 
 
 def _left_out(plan: SheetPlan, channels: int, count: int) -> list[str]:

@@ -52,7 +52,7 @@ class Exemplar:
 
 
 @dataclass(frozen=True)
-class ChannelRow:
+class ExemplarChannel:
     """A channel of a layer."""
 
     channel: _Small
@@ -74,7 +74,7 @@ class FieldOfView:
 
 
 @dataclass(frozen=True)
-class LayerRow:
+class ExemplarLayer:
     """A tensor of a layer; with `--per-class`, for the images of one class."""
 
     layer: _Text
@@ -87,7 +87,7 @@ class LayerRow:
     layout: _Text
     receptive_field: FieldOfView
     sheet: _Text
-    channels: Annotated[list[ChannelRow], Meta(max_length=2**20)]
+    channels: Annotated[list[ExemplarChannel], Meta(max_length=2**20)]
 
     @property
     def identity(self) -> tuple[object, ...]:
@@ -141,13 +141,18 @@ class ExemplarRecord:
     images: ImagesSeen
     skipped: list[LeftOut]
     never_ran: list[_Text]
-    layers: list[LayerRow]
+    layers: list[ExemplarLayer]
 
     @property
     def top(self) -> int:
-        """For how many exemplars of a channel the pictures have room; 0 where it says none."""
+        """How many exemplars of a channel were asked for; 0 where it does not say."""
         top = self.options.get("top")
         return top if isinstance(top, int) else 0
+
+    @property
+    def room(self) -> int:
+        """For how many exemplars the picture of a channel has room."""
+        return max(1, min(self.top, self.images.total))
 
     def as_json(self) -> Mapping[str, Any]:
         """The content of the file."""
@@ -190,7 +195,7 @@ def _contradictions(record: ExemplarRecord) -> Iterator[str]:
         if not is_exemplar_file(layer.sheet):
             yield f"{layer.sheet!r} is no name of a sheet"
         for row in layer.channels:
-            if len(row.exemplars) > record.top or bool(row.file) != bool(row.exemplars):
+            if len(row.exemplars) > record.room or bool(row.file) != bool(row.exemplars):
                 yield f"channel {row.channel} of {layer.sheet} has {len(row.exemplars)} exemplars"
             if row.file and not is_exemplar_file(row.file):
                 yield f"{row.file!r} is no name of a channel's picture"

@@ -9,7 +9,7 @@ import torch
 import torchvision
 from torch import Tensor, nn
 
-from featviz.exemplars.collecting import Target, plan_targets
+from featviz.exemplars.collecting import ExemplarSource, plan_targets
 from featviz.exemplars.receptive import ReceptiveFields
 from featviz.hooks.layers import list_layers
 from featviz.models.load import adopt
@@ -21,7 +21,9 @@ HEIGHT, WIDTH = 20, 17
 Boxes = dict[tuple[int, int], tuple[int, int, int, int] | None]
 
 
-def fields_of(net: nn.Module, layer: str, size: tuple[int, int]) -> tuple[ReceptiveFields, Target]:
+def fields_of(
+    net: nn.Module, layer: str, size: tuple[int, int]
+) -> tuple[ReceptiveFields, ExemplarSource]:
     """What the tool says of a layer."""
     model = adopt(net.eval(), InputOptions(size=size, mean=(0.0,) * 3, std=(1.0,) * 3))
     blank = [torch.zeros(1, 3, *size)]
