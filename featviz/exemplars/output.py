@@ -47,7 +47,7 @@ class LayerWriter:
         """
         self._folder, self._row, self._count = folder, row, count
         self._rows: list[ExemplarChannel] = []
-        self._sees = _sees(row)
+        self._sees = _sees(row) if by_what == "max" else "whole inputs are shown"
         of_class = "" if row.class_name is None else f" of class {printable(row.class_name)}"
         self._label = printable(f"{row.layer or row.type}{f'.{row.key}' if row.key else ''}")
         self._label += f" call {row.call}" if row.call else ""
