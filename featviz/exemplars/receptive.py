@@ -15,7 +15,7 @@ from featviz.errors import ForwardError
 from featviz.exemplars.collecting import ExemplarSource
 from featviz.exemplars.fields import Field
 from featviz.exemplars.probe import GradientProbe
-from featviz.exemplars.rules import Seen, Sight
+from featviz.exemplars.sights import Seen, Sight
 from featviz.exemplars.tiles import Box
 from featviz.exemplars.walk import follow
 from featviz.layout.layouts import LAYOUTS

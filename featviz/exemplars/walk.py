@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from featviz.exemplars.fields import Field, Reach
-from featviz.exemplars.rules import FunctionCall, Seen, Sight, sight_of
+from featviz.exemplars.rules import sight_of
+from featviz.exemplars.sights import FunctionCall, Seen, Sight
 from featviz.hooks.containers import leaves, tensors
 from featviz.hooks.eval_mode import in_eval_mode
 from featviz.hooks.forward import forward

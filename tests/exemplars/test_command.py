@@ -13,7 +13,9 @@ from conftest import Outcome
 from PIL import Image
 from torch import nn
 
-from featviz.exemplars import tiles
+from featviz.exemplars import ExemplarOptions, find_exemplars, tiles
+from featviz.models.load import adopt
+from featviz.models.preprocess import InputOptions
 from featviz.rundir import EXEMPLARS_FILE
 
 from .conftest import PLAIN, draw
@@ -152,6 +154,25 @@ def test_a_broken_image_among_fifty(featviz: Run, lights: Path, tmp_path: Path) 
         assert [(e["image"], e["value"], e["box"]) for e in row["exemplars"]] == [
             (e["image"], e["value"], e["box"]) for e in same["exemplars"]
         ]
+
+
+def test_an_image_that_vanishes_before_it_is_drawn(
+    lights: Path, reds: Path, tmp_path: Path, messages: pytest.LogCaptureFixture
+) -> None:
+    """Its value stays, with an empty tile and no box, and a warning names it."""
+
+    def remove(image: str, error: object, total: int) -> None:
+        if image == "250.png":
+            (reds / image).unlink()
+
+    inputs = InputOptions(size=(14, 12), mean=(0.0,) * 3, std=(1.0,) * 3)
+    options = ExemplarOptions(layers="0", inputs=inputs, out=tmp_path / "out")
+    net = torch.load(lights, weights_only=False)
+    result = find_exemplars(adopt(net, inputs), [str(reds)], options, remove)
+    assert result is not None and result.exit_code == 0
+    first, second = result.record.layers[0].channels[0].exemplars[:2]
+    assert (first.image, first.box, second.box) == ("250.png", None, [0, 0, 1, 1])
+    assert "250.png cannot be read again" in messages.text
 
 
 def test_the_output_folder_is_not_taken_from_others(

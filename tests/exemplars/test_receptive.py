@@ -55,6 +55,7 @@ def by_gradient(net: nn.Module, size: tuple[int, int], images: int = 48) -> Boxe
     return boxes
 
 
+@pytest.mark.filterwarnings("ignore:Using padding='same'")
 @pytest.mark.parametrize("name", COMPUTED)
 def test_what_the_functions_tell_is_what_gradients_say(name: str) -> None:
     """Every place of the last layer, at borders and in the middle, pixel for pixel."""
