@@ -28,6 +28,7 @@ COMMANDS = {
     "kernels": "Draw the kernels of a model's convolutions.",
     "report": "Build an HTML gallery of a run.",
     "sheet": "Draw one picture of a layer: images by channels.",
+    "exemplars": "Show the images that excite each channel most.",
     "audit": "Count dead, constant and non-finite channels.",
     "diff": "Compare two run directories.",
     "merge": "Join parts of a run into one run directory.",
