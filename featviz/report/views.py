@@ -15,10 +15,13 @@ from featviz.files import real
 from featviz.rundir import INPUT_FILE
 from featviz.rundir.image import ReadImage
 from featviz.rundir.read import ReadRun
-from featviz.rundir.schema import Audit, CaptureRow, Manifest
+from featviz.rundir.schema import Audit, CaptureRow, Class, Manifest
 
 _WIDE = 3.0
 """A picture wider than this many times its height gets a row of its own."""
+_SMALL, _MIDDLE = 8, 16
+"""Tiles side by side of which a picture may be small, or half a page wide: they stay 38 pixels
+wide."""
 _IN_SCRIPT, _MOST_IMAGES = 16, 8
 """Grids whose numbers stand in one script, and of how many images they are at most. A layer's page
 loads twice what it shows then, an image's page up to eight times: it has fewer grids."""
@@ -63,10 +66,13 @@ class Figure:
         return " · ".join(parts)
 
     @property
-    def wide(self) -> bool:
-        """Whether it needs a row of its own."""
+    def wide(self) -> str:
+        """How much room its tiles need to be seen: `small`, `middle`, or a row of its own."""
         width, height = self.picture.size
-        return width > _WIDE * height
+        columns = self.row.plan.columns
+        if width > _WIDE * height or columns > _MIDDLE:
+            return "whole"
+        return "small" if columns <= _SMALL else "middle"
 
 
 @dataclass(frozen=True)
@@ -101,6 +107,8 @@ class ImagePage:
     other_input: PictureView | None
     """The input in the run that this one is compared with; None where that run lacks the image."""
     facts: words.Facts
+    guesses: tuple[Class, ...]
+    """The classes that the model thinks most likely."""
     groups: tuple[Group, ...]
     silent: tuple[tuple[str, str], ...]
     """Layers without a picture, and why."""
@@ -225,6 +233,7 @@ def _image_page(number: int, image: ReadImage, other: ReadImage | None, at: _Pla
         shown.input,
         None if beside is None else beside.input,
         words.image_facts(image.manifest),
+        tuple(image.manifest.prediction),
         tuple(groups),
         tuple(_without_picture(image.manifest)),
     )

@@ -7,10 +7,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from markupsafe import Markup
 
 from featviz.records import REDUCTIONS, Floats
 from featviz.rundir.read import ReadRun
-from featviz.rundir.schema import CaptureRow, Class, Manifest
+from featviz.rundir.schema import CaptureRow, Manifest
 from featviz.text import by, counted, listed, ranges
 
 Facts = list[tuple[str, str]]
@@ -128,7 +129,7 @@ def model_name(run: ReadRun) -> str:
 
 
 def run_facts(run: ReadRun) -> Facts:
-    """Facts about a run."""
+    """What ran, for the foot of the page."""
     record = run.record
     model = {
         key: value
@@ -136,15 +137,19 @@ def run_facts(run: ReadRun) -> Facts:
         if value is not None and key not in ("kind", "name", "file")
     }
     versions = ("featviz", "torch", "torchvision")
-    grids = sum(len(image.captures) for image in run.images.values())
     return [
         ("Model", ", ".join([model_name(run), *([settings(model)] if model else [])])),
-        ("Images", _image_count(run)),
-        ("Pictures", f"{grids:,}"),
-        ("Input", str(record.get("preprocessing", ""))),
         ("Versions", ", ".join(f"{name} {record[name]}" for name in versions if name in record)),
         ("Device", str(record.get("device", ""))),
     ]
+
+
+def run_lead(run: ReadRun) -> str:
+    """`Images: 20 complete of 20 · 180 pictures · input: RGB, as it is`."""
+    grids = sum(len(image.captures) for image in run.images.values())
+    parts = [f"Images: {_image_count(run)}", counted(grids, "picture")]
+    prepared = str(run.record.get("preprocessing", ""))
+    return " · ".join(parts + ([f"input: {prepared}"] if prepared else []))
 
 
 def _image_count(run: ReadRun) -> str:
@@ -154,6 +159,11 @@ def _image_count(run: ReadRun) -> str:
     parts += [f"{len(run.left_out):,} incomplete"] if run.left_out else []
     parts += [f"{run.missing:,} not reached"] if run.missing else []
     return ", ".join(parts)
+
+
+def dotted(name: str) -> Markup:
+    """A name that may be broken behind its dots, and nowhere else while there is room."""
+    return Markup(".<wbr>").join(name.split("."))
 
 
 def settings(values: Mapping[str, Any]) -> str:
@@ -185,14 +195,8 @@ def image_facts(manifest: Manifest) -> Facts:
     if manifest.input.shape:
         facts.append(("Input", ", ".join(map(by, manifest.input.shapes))))
     facts.append(("Prepared", manifest.input.preprocessing))
-    if manifest.prediction:
-        facts.append(("Prediction", ", ".join(map(_guess, manifest.prediction))))
     if target := manifest.target:
         facts.append(("Gradient", settings(vars(target))))
     if changes := manifest.interventions:
         facts.append(("Changed", ", ".join(f"{row.kind} {row.what}" for row in changes)))
     return facts
-
-
-def _guess(row: Class) -> str:
-    return f"{row.name or f'class {row.index}'} {percent(row.probability)}"

@@ -252,11 +252,11 @@ def test_tiles_padding_and_emptiness_are_told_apart(page: Page) -> None:
 def test_sorting_moves_the_tiles(page: Page, by: str, key: np.ndarray) -> None:
     """The pixels at each place are those of the channel whose turn it is, largest first."""
     page.open("image-001.html")
-    page.choose("[data-sort]", by)
+    page.choose("[data-state=sort]", by)
     frame = page.all(".frame")[0]
     expected = np.argsort(-key)
     assert [page.grey(frame, place) for place in range(6)] == [20 + c for c in expected]
-    page.choose("[data-sort]", "index")
+    page.choose("[data-state=sort]", "index")
     assert [page.grey(frame, place) for place in (0, 5)] == [20, 25]
 
 
@@ -268,7 +268,7 @@ def test_sorting_by_similarity_goes_from_the_chosen_channel(page: Page) -> None:
     frame = page.all(".frame")[0]
     page.at(frame, 3, click=True)
     page.keys(Keys.ESCAPE)
-    page.choose("[data-sort]", "similarity")
+    page.choose("[data-state=sort]", "similarity")
     own = STATS[:, :5].astype(np.float64)
     spread = own.std(0)
     spread[spread == 0] = 1
@@ -297,15 +297,16 @@ def test_all_zero_channels_stand_out_over_all_images(page: Page) -> None:
     """On a layer's page the outline is on the channels that are dark in every image."""
     page.open("layer-001.html")
     assert "2 channels all zero in every one of 4 images: 0, 4" in page.one(".dark").text
-    page.one("[data-outline]").click()
+    page.one("[data-state=zeros]").click()
     marks = page.js("return frames.get(document.querySelector('.frame')).group.marks")
     assert marks == [0, 4]
-    canvases = page.js("return [...document.querySelectorAll('.frame canvas')].map(c => c.width)")
+    canvases = page.js("return [...document.querySelectorAll('canvas.marks')].map(c => c.width)")
     assert canvases[0] > 0
 
 
 def test_filter_leaves_what_matches_by_name_or_type(page: Page) -> None:
-    """On an image's page the layers, on a layer's page the images, on the run's page both."""
+    """On an image's page the layers, on a layer's page the images, on the run's page layers in the
+    network and in the table."""
     page.open("image-001.html")
     page.one("[data-filter]").send_keys("conv2D")
     assert [e.get_attribute("data-item") for e in page.shown(".group")] == ["conv1 Conv2d"]
@@ -313,9 +314,12 @@ def test_filter_leaves_what_matches_by_name_or_type(page: Page) -> None:
     page.one("[data-filter]").send_keys("deep")
     assert [e.get_attribute("data-item") for e in page.shown("figure")] == ["deep/b#1 %.png"]
     page.open("index.html")
-    fields = page.all("[data-filter]")
-    fields[0].send_keys("relu")
-    assert [row.text.split()[:2] for row in page.shown("tbody tr")] == [["relu", "ReLU"]]
+    network, table = page.all("[data-filter]")
+    network.send_keys("relu")
+    assert [row.get_attribute("data-layer") for row in page.shown(".flow > li")] == ["relu"]
+    table.send_keys("relu")
+    rows = page.shown("#layers-table tbody tr")
+    assert [row.text.split()[:2] for row in rows] == [["relu", "ReLU"]]
     assert len(page.shown(".gallery li")) == 4
 
 
@@ -341,7 +345,7 @@ def test_keyboard_reaches_everything(page: Page) -> None:
     page.open("image-000.html")
     page.keys("j", Keys.ARROW_RIGHT, Keys.ARROW_RIGHT, Keys.ARROW_DOWN)
     assert page.shown(".tip")[0].text.startswith("channel 4\n")
-    assert page.one("[aria-live]").get_attribute("textContent").startswith("Channel 4:")
+    assert page.one(".unseen[aria-live]").get_attribute("textContent").startswith("Channel 4:")
     page.keys(Keys.ENTER)
     assert page.one("dialog.viewer h2").text == "Channel 4"
     page.keys(Keys.ESCAPE, "?")
