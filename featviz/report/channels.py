@@ -17,8 +17,8 @@ Found = Mapping[str, Sequence[int]]
 """Channels, by what was found of them; what was found of none is left out."""
 
 
-class Totals:
-    """Totals over the images that it was given, of the channels of one tensor."""
+class ChannelTotals:
+    """ChannelTotals over the images that it was given, of the channels of one tensor."""
 
     def __init__(self) -> None:
         self.images = 0
@@ -99,7 +99,7 @@ class ChannelRow:
     findings: str
 
 
-def channel_rows(totals: Totals, audited: Found) -> Iterator[ChannelRow]:
+def channel_rows(totals: ChannelTotals, audited: Found) -> Iterator[ChannelRow]:
     """All channels of a tensor.
 
     Args:
@@ -121,16 +121,16 @@ class RunTotals:
     """The totals of all tensors of this run, collected image by image."""
 
     def __init__(self) -> None:
-        self._of: dict[tuple[str, str], Totals] = {}
+        self._of: dict[tuple[str, str], ChannelTotals] = {}
 
     def add(self, groups: Sequence[Group], stats: Mapping[str, Floats]) -> None:
         """Take an image in: its tensors, and their statistics by the pictures' ids."""
         for group in groups:
             figure = group.figures[0]
-            totals = self._of.setdefault((group.page, group.stem), Totals())
+            totals = self._of.setdefault((group.page, group.stem), ChannelTotals())
             totals.add(figure.row, stats[figure.picture.id])
 
-    def of(self, group: Group) -> Totals:
+    def of(self, group: Group) -> ChannelTotals:
         """Those of a tensor."""
         return self._of[group.page, group.stem]
 

@@ -10,7 +10,7 @@ import numpy as np
 
 import featviz.report.words as words
 from featviz.records import Floats
-from featviz.report.channels import Found, Totals
+from featviz.report.channels import ChannelTotals, Found
 from featviz.report.views import Figure, Group, ImagePage
 from featviz.rundir.schema import CaptureRow, Class
 from featviz.text import by
@@ -98,7 +98,7 @@ class Stage:
 
 
 def network(
-    page: ImagePage, stats: Mapping[str, Floats], over: Sequence[Totals] | None = None
+    page: ImagePage, stats: Mapping[str, Floats], over: Sequence[ChannelTotals] | None = None
 ) -> list[Stage]:
     """The stages of a network with what they make of an image.
 
@@ -120,13 +120,13 @@ def network(
     return stages
 
 
-def _alone(group: Group, stats: Mapping[str, Floats]) -> Totals:
-    figure, totals = group.figures[0], Totals()
+def _alone(group: Group, stats: Mapping[str, Floats]) -> ChannelTotals:
+    figure, totals = group.figures[0], ChannelTotals()
     totals.add(figure.row, stats[figure.picture.id])
     return totals
 
 
-def _step(group: Group, stats: Floats, totals: Totals, guesses: Sequence[Class]) -> Step:
+def _step(group: Group, stats: Floats, totals: ChannelTotals, guesses: Sequence[Class]) -> Step:
     row = group.figures[0].row
     single = is_numbers(row)
     low, high = totals.range

@@ -14,9 +14,9 @@ from urllib.parse import quote
 import jinja2
 from markupsafe import Markup
 
+import featviz.report.channels as channels
 import featviz.report.words as words
 from featviz.records import Floats
-from featviz.report import channels
 from featviz.report.data import (
     Numbers,
     entries,

@@ -20,9 +20,9 @@ function crop(frame, channel, height, alt) {
   const { grid, image } = frame;
   const [x, y, w, h] = grid.place(grid.slots.get(channel) * grid.slices);
   const [width, tall] = grid.size;
-  const whole = make("img", { loading: "lazy", decoding: "async", src: image.src, alt, width, height: tall });
+  const whole = make("img", { loading: "lazy", decoding: "async", src: image.src, alt: "", width, height: tall });
   const across = Math.min(Math.max(Math.round(height * w / h), height / 2), 3 * height);
-  return draw("svg", { class: grid.grey ? "crop grey" : "crop", width: across, height,
+  return draw("svg", { role: "img", "aria-label": alt, class: grid.grey ? "crop grey" : "crop", width: across, height,
     viewBox: `${x} ${y} ${w} ${h}`, preserveAspectRatio: "xMidYMid slice" },
   draw("foreignObject", { width, height: tall }, whole));
 }
@@ -78,7 +78,7 @@ class ChannelView {
     const value = (frame) => frame.grid.stat(channel, by);
     const key = (frame) => (Number.isFinite(value(frame)) ? value(frame) : -Infinity);
     const frames = this.frames(channel).sort((a, b) => key(b) - key(a));
-    this.title = make("h3", { tabIndex: -1 }, `Channel ${channel} `,
+    this.title = make("h2", { tabIndex: -1 }, `Channel ${channel} `,
       make("small", {}, "of ", make("code", {}, this.group.element.dataset.layer), ` ${this.group.element.dataset.type}`));
     const head = make("header", { className: "bar" }, this.title, this.neighbours(channel));
     const aside = make("div", { className: "known" }, this.facts(), this.histogram(frames.map(value), by),
@@ -164,7 +164,7 @@ class ChannelView {
     const plot = draw("svg", { class: "histogram", viewBox: `0 0 ${10 * BINS} 60`, role: "img",
       "aria-label": name, preserveAspectRatio: "none" }, ...bars);
     const ends = make("p", { className: "key" }, make("span", {}, digits(low)), make("span", { className: "of" }, `${by} of ${known.length} images`), make("span", {}, digits(high)));
-    return make("section", {}, make("h4", { textContent: "Histogram over images" }), plot, ends);
+    return make("section", {}, make("h3", { textContent: "Histogram over images" }), plot, ends);
   }
 
   alike(frames, channel) {
@@ -177,7 +177,7 @@ class ChannelView {
     if (!found.length) return "";
     const tiles = found.map(([c, r]) => make("a", { href: this.address(c) },
       crop(frames[0], c, 48, `Channel ${c}`), make("span", {}, `${c}: ${digits(Number(r.toFixed(2)))}`)));
-    return make("section", {}, make("h4", { textContent: "Most correlated channels" }),
+    return make("section", {}, make("h3", { textContent: "Most correlated channels" }),
       make("p", { className: "note", textContent: `Pearson’s r of the means over ${frames.length} images` }),
       make("div", { className: "alike" }, ...tiles));
   }
