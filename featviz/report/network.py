@@ -91,6 +91,12 @@ class Stage:
     """Whether it is unfolded when the page opens."""
 
     @property
+    def preview(self) -> Step | None:
+        """The last of its layers that has maps, which stands for it while it is folded."""
+        with_maps = [step for step in self.steps if step.tiles]
+        return with_maps[-1] if with_maps else None
+
+    @property
     def span(self) -> str:
         """`conv1 – layer1.0.relu`."""
         first, last = self.steps[0].group.layer, self.steps[-1].group.layer
@@ -115,8 +121,8 @@ def network(
     stages: list[Stage] = []
     shown = 0
     for number, (title, own) in enumerate(_stages(steps), 1):
-        stages.append(Stage(number, title, tuple(own), shown < _OPEN))
         shown += len(own)
+        stages.append(Stage(number, title, tuple(own), number == 1 or shown <= _OPEN))
     return stages
 
 

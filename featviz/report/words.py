@@ -29,12 +29,12 @@ def number(value: float | None) -> str:
 
 
 def percent(share: float) -> str:
-    """A share 0..1 with one decimal; neither 0 nor 100 unless it is exact."""
+    """A share 0..1 with one decimal, on one line; neither 0 nor 100 unless it is exact."""
     if 0 < share < 0.0005:
-        return "< 0.1 %"
+        return "<\u00a00.1\u00a0%"
     if 0.9995 <= share < 1:
-        return "> 99.9 %"
-    return f"{100 * share:.1f} %"
+        return ">\u00a099.9\u00a0%"
+    return f"{100 * share:.1f}\u00a0%"
 
 
 def channel_list(channels: Sequence[int]) -> str:
@@ -137,8 +137,11 @@ def run_facts(run: ReadRun) -> Facts:
         if value is not None and key not in ("kind", "name", "file")
     }
     versions = ("featviz", "torch", "torchvision")
+    checksum, taken = model.pop("sha256", ""), model.pop("taken", "")
     return [
         ("Model", ", ".join([model_name(run), *([settings(model)] if model else [])])),
+        ("Weights", setting(taken)),
+        ("SHA-256", setting(checksum)),
         ("Versions", ", ".join(f"{name} {record[name]}" for name in versions if name in record)),
         ("Device", str(record.get("device", ""))),
     ]
@@ -177,6 +180,8 @@ def setting(value: Any) -> str:
         return "auto"
     if isinstance(value, bool):
         return "yes" if value else "no"
+    if isinstance(value, float):
+        return number(value)
     if isinstance(value, (list, tuple)):
         return ", ".join(map(setting, value)) or "none"
     if isinstance(value, Mapping):
@@ -196,7 +201,8 @@ def image_facts(manifest: Manifest) -> Facts:
         facts.append(("Input", ", ".join(map(by, manifest.input.shapes))))
     facts.append(("Prepared", manifest.input.preprocessing))
     if target := manifest.target:
-        facts.append(("Gradient", settings(vars(target))))
+        of = {"of": target.of, "value": target.value, "rule": target.grad_rule}
+        facts.append(("Gradient", settings(of)))
     if changes := manifest.interventions:
         facts.append(("Changed", ", ".join(f"{row.kind} {row.what}" for row in changes)))
     return facts

@@ -80,7 +80,7 @@ def test_dark_in_every_image(root: Path) -> None:
     assert "3 channels all zero in the one image: 1, 3, 5" in " ".join(page.split())
     index = (root / "report" / "index.html").read_text("utf-8")
     row = index.split('id="layers-table"')[1].split("<code>relu</code>")[1].split("</tr>")[0]
-    assert re.findall(r'class="n">([^<]*)<', row) == ["6", "45.8 %", "5", "0"]
+    assert re.findall(r'class="n">([^<]*)<', row) == ["6", "45.8\u00a0%", "5", "0"]
 
 
 def test_the_numbers_of_the_pages_are_those_of_stats_npz(tmp_path: Path) -> None:

@@ -18,11 +18,11 @@ function digits(value) {
   return Number.isFinite(value) ? String(Number(value.toPrecision(4))).replace("-", "−") : "–";
 }
 
-/** A share 0..1; neither 0 % nor 100 % unless it is exact. */
+/** A share 0..1, on one line; neither 0 % nor 100 % unless it is exact. */
 function percent(share) {
-  if (share > 0 && share < 0.0005) return "< 0.1 %";
-  if (share < 1 && share >= 0.9995) return "> 99.9 %";
-  return `${(100 * share).toFixed(1)} %`;
+  if (share > 0 && share < 0.0005) return "<\u00a00.1\u00a0%";
+  if (share < 1 && share >= 0.9995) return ">\u00a099.9\u00a0%";
+  return `${(100 * share).toFixed(1)}\u00a0%`;
 }
 
 /** Numbers from base64 of little-endian float32. */
