@@ -173,7 +173,10 @@ def telling(row: CaptureRow, stats: Floats, count: int = STRIP) -> list[int | No
     strength[stats[drawn, 5] > 0] = -1
     order = np.argsort(-strength, kind="stable")
     half = order[: max(count, len(order) // 2)]
-    chosen: list[int | None] = drawn[half[_apart(_shape_of_values(own[half]), count)]].tolist()
+    vary = half[strength[half] > 0]
+    apart = vary[_apart(_shape_of_values(own[vary]), count)]
+    rest = half[strength[half] <= 0]
+    chosen: list[int | None] = drawn[np.concatenate([apart, rest])[:count]].tolist()
     return chosen
 
 
@@ -186,7 +189,7 @@ def _shape_of_values(rows: np.ndarray) -> np.ndarray:
 
 def _apart(points: np.ndarray, count: int) -> list[int]:
     """The first point, then always the one that is farthest from all that are taken."""
-    taken, nearest = [0], np.full(len(points), np.inf)
+    taken, nearest = [0] if len(points) else [], np.full(len(points), np.inf)
     for _ in range(min(count, len(points)) - 1):
         nearest = np.minimum(nearest, ((points - points[taken[-1]]) ** 2).sum(1))
         nearest[taken] = -1

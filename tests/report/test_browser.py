@@ -14,133 +14,15 @@ from rundirs import Drawn, write_run
 
 from featviz.report import ReportOptions, build_report
 
+from .browsing import HOSTILE, STATS, Page, missing_pictures
+
 pytestmark = pytest.mark.slow
 JENKINS = "default-src 'none'; img-src 'self'; style-src 'self'"
-HOSTILE = "<img src=x onerror=alert(1)>.png"
-STATS = np.random.default_rng(1).normal(size=(6, 6)).astype(np.float32)
-STATS[:, 3] = abs(STATS[:, 3])
-STATS[:, 4:] = 0
-DARK = np.zeros((6, 6), np.float32)
-DARK[:, 1] = np.arange(6)
-DARK[0, 4] = DARK[4, 4] = 1
-DARK[0, 1] = DARK[4, 1] = 0
-
-
-@pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run of four images, one of which is called like an attack, and its report."""
-    drawn = [
-        Drawn("conv1", index=1, type="Conv2d", stats=STATS, tile=(60, 70), scale=10),
-        Drawn("relu", index=2, stats=DARK, tile=(60, 70), scale=10, maps=6),
-        Drawn(
-            "clip", index=3, type="Conv3d", maps=3, nrow=4, slices=(2, 2), tile=(40, 40), scale=4
-        ),
-    ]
-    names = ["a.png", "deep/b#1 %.png", HOSTILE, "ü.png"]
-    root = write_run(tmp_path_factory.mktemp("run") / "out", dict.fromkeys(names, drawn))
-    other = write_run(root.parent / "other", {"a.png": [drawn[0]]})
-    build_report(root, ReportOptions(compare=other))
-    build_report(root, ReportOptions(single_file=True))
-    return root
-
-
-@pytest.fixture
-def page(browser: Any, run: Path) -> Page:
-    """Opens pages of the report from file://; no message on the console is expected."""
-    browser.get_log("browser")
-    opened = Page(browser, run)
-    yield opened
-    assert browser.get_log("browser") == []
-
-
-class Page:
-    """A page of the report in the browser."""
-
-    def __init__(self, browser: Any, run: Path) -> None:
-        self.browser, self.run = browser, run
-
-    def open(self, name: str) -> Page:
-        """Load a page of the folder."""
-        self.browser.get((self.run / "report" / name).as_uri())
-        return self
-
-    def js(self, code: str, *arguments: Any) -> Any:
-        """What a piece of JavaScript returns."""
-        return self.browser.execute_script(code, *arguments)
-
-    def all(self, css: str) -> list[Any]:
-        """Elements, in the page's order."""
-        return self.browser.find_elements("css selector", css)
-
-    def one(self, css: str) -> Any:
-        """The first element."""
-        return self.browser.find_element("css selector", css)
-
-    def shown(self, css: str) -> list[Any]:
-        """Those that are seen."""
-        return [element for element in self.all(css) if element.is_displayed()]
-
-    def at(self, frame: Any, place: int, click: bool = False) -> None:
-        """Move the pointer to the middle of the n-th tile of a grid 3 tiles wide."""
-        from selenium.webdriver import ActionChains
-
-        self.js("arguments[0].scrollIntoView({block: 'center'})", frame)
-        self.js("return arguments[0].querySelector('img').decode()", frame)
-        box = frame.rect
-        x, y = (place % 3 + 0.5) / 3 - 0.5, (place // 3 + 0.5) / 2 - 0.5
-        chain = ActionChains(self.browser)
-        chain.move_to_element_with_offset(frame, x * box["width"], y * box["height"])
-        (chain.click() if click else chain).perform()
-
-    def keys(self, *keys: str) -> None:
-        """Press keys where the focus is."""
-        from selenium.webdriver import ActionChains
-
-        for key in keys:
-            ActionChains(self.browser).send_keys(key).perform()
-
-    def choose(self, css: str, value: str) -> None:
-        """Choose in a list, as a person would."""
-        from selenium.webdriver.support.select import Select
-
-        Select(self.one(css)).select_by_value(value)
-
-    def grey(self, frame: Any, place: int) -> int:
-        """The grey that a sorted grid shows at a place: pixels of a screenshot, no canvas read."""
-        import io
-
-        from PIL import Image
-
-        self.at(frame, place)
-        self.js("document.activeElement.blur()")
-        self.js("arguments[0].dispatchEvent(new PointerEvent('pointerleave'))", frame)
-        picture = Image.open(io.BytesIO(frame.screenshot_as_png)).convert("L")
-        x = (place % 3 + 0.5) / 3 * picture.width
-        y = (place // 3 + 0.5) / 2 * picture.height
-        return int(picture.getpixel((int(x), int(y))))
 
 
 def names(run: Path) -> list[str]:
     """All pages."""
     return sorted(path.name for path in (run / "report").glob("*.html"))
-
-
-def missing_pictures(page: Page) -> list[str]:
-    """Pictures without pixels after everything was scrolled through."""
-    return page.browser.execute_async_script(
-        """
-        const done = arguments[arguments.length - 1];
-        (async () => {
-          const images = [...document.images].filter((i) => i.offsetParent);
-          for (const image of images) {
-            image.scrollIntoView();
-            for (let n = 0; n < 100 && !image.complete; n++)
-              await new Promise((go) => setTimeout(go, 20));
-          }
-          done(images.filter((i) => !i.naturalWidth).map((i) => i.src || i.alt));
-        })();
-        """
-    )
 
 
 def test_from_a_file_nothing_is_missing_and_the_console_is_silent(page: Page, run: Path) -> None:

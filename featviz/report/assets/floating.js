@@ -82,6 +82,10 @@ const viewer = {
     Object.assign(this.canvas, { width: width * grid.slices, height });
     this.canvas.setAttribute("role", "img");
     this.canvas.setAttribute("aria-label", `Channel ${channel} of ${image.alt}`);
+    if (!image.complete) { // out of sight until now
+      image.loading = "eager";
+      image.addEventListener("load", () => this.show(this.channel), { once: true });
+    }
     const pen = this.canvas.getContext("2d");
     for (let slice = 0; slice < grid.slices; slice++) {
       const from = grid.place(grid.slots.get(channel) * grid.slices + slice);

@@ -300,6 +300,7 @@ for (const row of document.querySelectorAll(".channels tr[id]")) {
   spots.set(row.id, row); // the address now leads to the view of the channel, not to its row
   row.removeAttribute("id");
 }
+addEventListener("load", () => opened?.title.focus({ preventScroll: true })); // the browser took it
 addEventListener("hashchange", route);
 addEventListener("popstate", () => { state.values = new URLSearchParams(location.search); });
 addEventListener("pageshow", () => mirror(shownPage()));
