@@ -38,9 +38,10 @@ log = logging.getLogger(__name__)
 @opts.json_option()
 @opts.verbosity_options
 def command(run: Path, as_json: bool, **given: Any) -> int:
-    """Build an HTML gallery of a run: a page for the run, each image and each layer.
+    """Build an HTML report of a run: the network as a picture, its images, layers and channels.
 
-    RUN is a folder that `featviz run` wrote. The pages show the pictures where they are, so keep
+    RUN is a folder that `featviz run` wrote. There is a page for the run, for each image and for
+    each layer; layer-003.html#c17 is a channel. The pages show the pictures where they are, so keep
     the report with its run; --single-file writes one file of at most 25 MB that can be moved. An
     earlier report is replaced.
 

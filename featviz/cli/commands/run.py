@@ -64,7 +64,7 @@ _NAMED = 3
 @run_options.draw_options
 @run_options.view_options
 @run_options.tensorboard_option
-@opts.option("--report", is_flag=True, help="Build an HTML gallery of the run at its end.")
+@opts.option("--report", is_flag=True, help="Build an HTML report of the run at its end.")
 @run_options.tensors_option
 @opts.input_options
 @opts.model_options
