@@ -134,6 +134,16 @@ def _columns(stats: Floats) -> list[str]:
     return [base64.b64encode(column.tobytes()).decode() for column in kept]
 
 
+def geometry(row: CaptureRow) -> str:
+    """Where the tiles of a picture are, as JSON; without statistics."""
+    plan = row.plan
+    size = (plan.width, plan.height)
+    entry = _Entry(
+        plan.columns, plan.padding, plan.tile, size, row.side, row.maps, [], row.channels
+    )
+    return msgspec.json.encode(entry).decode()
+
+
 def _in_script(text: str) -> str:
     """JSON as a script may hold it: without anything that ends the script, or that another parser
     takes for the end of a line (https://html.spec.whatwg.org/#restrictions-for-contents-of-script-elements)."""

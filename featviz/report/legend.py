@@ -71,7 +71,8 @@ def key(row: CaptureRow, options: Mapping[str, Any]) -> Key:
     if row.range is None:
         return Key("min", "max", "of each map" if len(row.drawn) > 1 else "", colors, grey)
     low, high = map(number, row.range)
-    return Key(low, high, "one scale for all maps" if row.maps > 1 else "", colors, grey)
+    tiles = "kernels" if row.kind == "kernel" else "maps"
+    return Key(low, high, f"one scale for all {tiles}" if row.maps > 1 else "", colors, grey)
 
 
 def _words(row: CaptureRow) -> tuple[tuple[int | str, str], ...]:

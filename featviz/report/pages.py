@@ -17,6 +17,7 @@ from featviz.report.data import (
     Numbers,
     entries,
     figures,
+    geometry,
     read_numbers,
     script,
     scripts_of,
@@ -197,7 +198,19 @@ class _PageWriter:
         rows = {
             group.id: channels.channel_rows(self.totals.of(group), audited) for group in page.groups
         }
-        return self._page("layer", page, rows=rows, audited=audited, audit=self.views.audit)
+        kernels = self.views.kernels.get(page.name)
+        beside: dict[str, Any] = {} if kernels is None else {"tiles": geometry(kernels.row)}
+        if kernels is not None:
+            beside["key"] = key(kernels.row, kernels.options)
+        return self._page(
+            "layer",
+            page,
+            rows=rows,
+            audited=audited,
+            audit=self.views.audit,
+            kernels=kernels,
+            **beside,
+        )
 
     def _facts(self, page: ImagePage, numbers: Numbers) -> dict[str, words.Facts]:
         """What is said of each picture, by its id."""

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import featviz.report.words as words
 from featviz.files import real
@@ -16,6 +17,7 @@ from featviz.rundir import INPUT_FILE
 from featviz.rundir.image import ReadImage
 from featviz.rundir.read import ReadRun
 from featviz.rundir.schema import Audit, CaptureRow, Class, Manifest
+from featviz.text import counted
 
 _WIDE = 3.0
 """A picture wider than this many times its height gets a row of its own."""
@@ -115,6 +117,23 @@ class ImagePage:
 
 
 @dataclass(frozen=True)
+class KernelView:
+    """The kernels of a convolution, a tile or a row of tiles for each channel that it makes."""
+
+    picture: PictureView
+    row: CaptureRow
+    options: Mapping[str, Any]
+    """By which they were drawn."""
+
+    @property
+    def words(self) -> str:
+        """What a tile is."""
+        inputs = self.row.shape[1] if len(self.row.shape) > 1 else 1
+        what = "mean over the inputs, " if self.row.layout == "mean" else ""
+        return f"{what}{counted(inputs, 'input')} to a channel"
+
+
+@dataclass(frozen=True)
 class LayerPage:
     """One layer: all images."""
 
@@ -163,6 +182,8 @@ class ReportViews:
     together: int
     """Images, one after another, whose numbers stand in the same scripts."""
     audit: Audit | None = None
+    kernels: Mapping[str, KernelView] = field(default_factory=dict)
+    """By the names of their layers."""
 
     @property
     def labels(self) -> tuple[str, str | None]:
@@ -199,8 +220,13 @@ class _Places:
         return f"grids-{image // self.images:03d}-{layer:03d}.js"
 
 
-def arrange(run: ReadRun, other: ReadRun | None = None, audit: Audit | None = None) -> ReportViews:
-    """Sort a run, one to compare it with, and an audit into pages."""
+def arrange(
+    run: ReadRun,
+    other: ReadRun | None = None,
+    audit: Audit | None = None,
+    kernels: tuple[ReadImage, Mapping[str, Any]] | None = None,
+) -> ReportViews:
+    """Sort a run, one to compare it with, an audit, and kernels with their options into pages."""
     places = _Places(run)
     others = {} if other is None else other.images
     images = tuple(
@@ -208,7 +234,20 @@ def arrange(run: ReadRun, other: ReadRun | None = None, audit: Audit | None = No
         for n, (name, image) in enumerate(run.images.items())
     )
     layers = tuple(_layer_pages(images))
-    return ReportViews(run, other, images, layers, _silent(run), places.images, audit)
+    beside = {} if kernels is None else dict(_kernel_views(layers, *kernels))
+    return ReportViews(run, other, images, layers, _silent(run), places.images, audit, beside)
+
+
+def _kernel_views(
+    layers: Sequence[LayerPage], image: ReadImage, options: Mapping[str, Any]
+) -> Iterator[tuple[str, KernelView]]:
+    rows = {row.layer: row for row in image.captures.values()}
+    for page in layers:
+        if (row := rows.get(page.name)) is not None:
+            size = (row.plan.width, row.plan.height)
+            alt = f"{counted(row.maps, 'kernel')} of {row.label}"
+            picture = PictureView(f"k-{page.id}", image, row.file, size, alt, page.id)
+            yield page.name, KernelView(picture, row, options)
 
 
 def _key(row: CaptureRow) -> Key:

@@ -28,6 +28,12 @@ log = logging.getLogger(__name__)
     help="Show the pictures of this other run beside those of RUN.",
 )
 @opts.option(
+    "--kernels",
+    type=PATH,
+    metavar="DIR",
+    help="Show the kernels in this folder, which featviz kernels wrote, with their channels.",
+)
+@opts.option(
     "--audit",
     type=click.Path(exists=True, path_type=Path),
     metavar="PATH",
@@ -49,6 +55,7 @@ def command(run: Path, as_json: bool, **given: Any) -> int:
     Examples:
       featviz report featviz-out
       featviz report new --compare old
+      featviz report featviz-out --kernels kernels --audit featviz-audit
       featviz report featviz-out --single-file --out maps.html
     """
     from featviz.report import ReportOptions, build_report

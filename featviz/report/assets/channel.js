@@ -81,7 +81,7 @@ class ChannelView {
     this.title = make("h2", { tabIndex: -1 }, `Channel ${channel} `,
       make("small", {}, "of ", make("code", {}, this.group.element.dataset.layer), ` ${this.group.element.dataset.type}`));
     const head = make("header", { className: "bar" }, this.title, this.neighbours(channel));
-    const aside = make("div", { className: "known" }, this.facts(), this.histogram(frames.map(value), by),
+    const aside = make("div", { className: "known" }, this.kernel(channel), this.facts(), this.histogram(frames.map(value), by),
       this.alike(frames, channel));
     const pictures = make("div", { className: "excited" },
       ...frames.slice(0, this.shown).map((frame) => this.picture(frame, channel, by)));
@@ -149,6 +149,19 @@ class ChannelView {
     const rows = cells.map((text, n) => [heads[n + 1], text || "none"]);
     return make("dl", { className: "facts" }, ...rows.map(([term, text]) =>
       make("div", {}, make("dt", {}, term), make("dd", {}, text))));
+  }
+
+  /** The kernel that makes the channel, where kernels are shown. */
+  kernel(channel) {
+    const figure = this.group.element.querySelector("[data-kernels]");
+    if (!figure) return "";
+    const grid = new Grid(JSON.parse(figure.dataset.kernels));
+    if (!grid.slots.has(channel)) return "";
+    const image = figure.querySelector("img");
+    const what = figure.closest("details").querySelector("small").textContent;
+    return make("section", {}, make("h3", { textContent: "Kernel" }),
+      crop({ grid, image }, channel, 96, `Kernel of channel ${channel}`),
+      make("p", { className: "note", textContent: what }), figure.querySelector(".key")?.cloneNode(true) ?? "");
   }
 
   histogram(values, by) {
