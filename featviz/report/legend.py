@@ -71,6 +71,8 @@ def key(row: CaptureRow, options: Mapping[str, Any]) -> Key:
     if row.range is None:
         return Key("min", "max", "of each map" if len(row.drawn) > 1 else "", colors, grey)
     low, high = map(number, row.range)
+    if row.layout == "rgb":  # kernels of three inputs
+        return Key("", "", f"red, green and blue, each from {low} to {high}", (), False)
     tiles = "kernels" if row.kind == "kernel" else "maps"
     return Key(low, high, f"one scale for all {tiles}" if row.maps > 1 else "", colors, grey)
 

@@ -149,7 +149,7 @@ def _step(group: Group, stats: Floats, totals: ChannelTotals, guesses: Sequence[
 
 def _shape(row: CaptureRow) -> str:
     if is_numbers(row):
-        return f"{row.maps} numbers"
+        return f"{row.maps} values"
     size = by(row.plan.map_size)
     return f"{row.maps} × {size}" if row.side == 1 else f"{row.maps} × {row.side} × {size}"
 
@@ -268,6 +268,6 @@ def _resolutions(steps: Sequence[Step]) -> list[str]:
     here = next((size for size in own if size), "")
     found = []
     for n, size in enumerate(own):
-        here = size or ("Numbers" if n > last else here)
+        here = size or ("Vectors" if n > last else here)
         found.append(here)
     return found

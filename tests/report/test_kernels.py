@@ -101,3 +101,17 @@ def test_a_kernels_picture_is_inside_its_folder(
     path.write_text(json.dumps(content))
     done = featviz("report", run, "--kernels", kernels)
     assert done.code == 1 and "captures[0].file" in done.err
+
+
+def test_a_kernel_of_three_inputs_has_no_grey_key(
+    featviz: Callable[..., Outcome], both: tuple[Path, Path]
+) -> None:
+    """It is drawn as red, green and blue, and the page says so with the limits of its scale."""
+    run, kernels = both
+    rows = json.loads((kernels / "manifest.json").read_text())["captures"]
+    (colored,) = [row for row in rows if row["layout"] == "rgb"]
+    assert featviz("report", run, "--kernels", kernels).code == 0
+    texts = [read(path).text for path in (run / "report").glob("layer-*.html")]
+    low, high = (f"{value:.4g}".replace("-", "−") for value in colored["range"])
+    words = f"red, green and blue, each from {low} to {high}"
+    assert [words in text for text in texts].count(True) == 1

@@ -100,7 +100,7 @@ def test_layers_of_one_resolution_are_a_stage(tmp_path: Path) -> None:
     ]  # fmt: skip
     root = write_run(tmp_path / "out", {"a.png": drawn})
     assert titles(root) == [
-        ("4×5", ["b", "a"]), ("2×2", ["c", "squeeze", "d"]), ("Numbers", ["pool"])
+        ("4×5", ["b", "a"]), ("2×2", ["c", "squeeze", "d"]), ("Vectors", ["pool"])
     ]  # fmt: skip
 
 

@@ -225,7 +225,7 @@ function route() {
   else if (target) {
     for (let e = target; e; e = e.parentElement) if (e.tagName === "DETAILS") e.open = true;
     if (pages.length > 1) target.scrollIntoView();
-  } else if (pages.length > 1) page.scrollIntoView();
+  } else if (pages.length > 1) scrollTo(0, 0);
 }
 
 function openChannel(row, name) {
