@@ -193,6 +193,11 @@ def test_findings_of_an_audit(root: Path, tmp_path: Path, where: str) -> None:
     text = " ".join(pages(root)["index.html"].text.split())
     assert "Audit over 3 images" in text and "2 dead 1, 5" in text
     assert "constant" not in text
+    layer = (root / "report" / "layer-001.html").read_text("utf-8")
+    said = [
+        layer.split(f'<tr id="c{c}">')[1].split("</tr>")[0].count("dead (audit)") for c in range(6)
+    ]
+    assert said == [0, 1, 0, 0, 0, 1]
 
 
 @pytest.mark.parametrize(
