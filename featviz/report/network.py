@@ -25,6 +25,8 @@ _MOST_STAGES = 16
 """Runs of one resolution that still divide a network; more of them take turns all the time."""
 _OPEN = 60
 """Layers that are unfolded when a page opens."""
+_VECTORS = "Vectors"
+"""The title of the stage behind the last maps."""
 _DEEPEST = 4
 """Parts of a name by which layers are grouped at most."""
 
@@ -95,6 +97,11 @@ class Stage:
         """The last of its layers that has maps, which stands for it while it is folded."""
         with_maps = [step for step in self.steps if step.tiles]
         return with_maps[-1] if with_maps else None
+
+    @property
+    def layers(self) -> int:
+        """How many layers it has, whose tensors may be several."""
+        return len({step.group.page for step in self.steps})
 
     @property
     def span(self) -> str:
@@ -245,12 +252,14 @@ def _class_names(stats: Floats, guesses: Sequence[Class]) -> dict[int, str]:
 def _stages(steps: Sequence[Step]) -> list[tuple[str, list[Step]]]:
     """By resolution; by the outermost module where there is one resolution, or they take turns."""
     runs = _runs(steps, _resolutions(steps))
-    if 1 < len(runs) <= _MOST_STAGES or len(steps) <= _FEW:
+    several = len({title for title, _ in runs} - {_VECTORS}) > 1
+    if (several and len(runs) <= _MOST_STAGES) or len(steps) <= _FEW:
         return runs
+    most = min(max(_MOST_STAGES, len(steps) // 4), len(steps) // 2)
     for depth in range(1, _DEEPEST + 1):
         names = [".".join(step.group.layer.split(".")[:depth]) for step in steps]
         by_name = _runs(steps, names)
-        if 2 < len(by_name) <= max(_MOST_STAGES, len(steps) // 4):
+        if 2 < len(by_name) <= most:
             return by_name
     return runs
 
@@ -268,6 +277,6 @@ def _resolutions(steps: Sequence[Step]) -> list[str]:
     here = next((size for size in own if size), "")
     found = []
     for n, size in enumerate(own):
-        here = size or ("Vectors" if n > last else here)
+        here = size or (_VECTORS if n > last else here)
         found.append(here)
     return found

@@ -108,8 +108,9 @@ def test_one_resolution_is_divided_by_module(tmp_path: Path) -> None:
     """As a transformer's blocks, where more than a dozen layers have maps of one size."""
     names = [f"blocks.{n}.{part}" for n in range(5) for part in ("norm", "attn", "mlp")]
     drawn = [Drawn(name, index=n, maps=2, nrow=2) for n, name in enumerate(names)]
+    drawn.append(Drawn("head", index=99, maps=2, nrow=2, tile=(2, 2)))
     root = write_run(tmp_path / "out", {"a.png": drawn})
-    assert [title for title, _ in titles(root)] == [f"blocks.{n}" for n in range(5)]
+    assert [title for title, _ in titles(root)] == [*(f"blocks.{n}" for n in range(5)), "head"]
 
 
 def test_zeros_range_and_findings_are_those_of_all_images(tmp_path: Path) -> None:
