@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 from featviz.drawing import colormap, normalize
@@ -66,7 +67,7 @@ def key(row: CaptureRow, options: Mapping[str, Any]) -> Key:
     cmap = colormap.resolved(named, row.kind, row.overlay is not None)
     if row.reduce in REDUCTIONS and REDUCTIONS[row.reduce].colors:
         return Key("", "", "", (), False)
-    colors = tuple(color for level in _STOPS if (color := _color(cmap, level)) is not None)
+    colors = _scale(cmap)
     grey = cmap in colormap.GREYS and row.overlay is None
     if row.range is None:
         return Key("min", "max", "of each map" if len(row.drawn) > 1 else "", colors, grey)
@@ -75,6 +76,11 @@ def key(row: CaptureRow, options: Mapping[str, Any]) -> Key:
         return Key("", "", f"red, green and blue, each from {low} to {high}", (), False)
     tiles = "kernels" if row.kind == "kernel" else "maps"
     return Key(low, high, f"one scale for all {tiles}" if row.maps > 1 else "", colors, grey)
+
+
+@lru_cache
+def _scale(cmap: str) -> tuple[str, ...]:
+    return tuple(color for level in _STOPS if (color := _color(cmap, level)) is not None)
 
 
 def _words(row: CaptureRow) -> tuple[tuple[int | str, str], ...]:

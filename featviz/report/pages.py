@@ -159,9 +159,9 @@ class _PageWriter:
             self._inputs[key] = self._draw(view, elsewhere, view.alt)
         return self._inputs[key]
 
-    def cut(self, view: PictureView, alt: str) -> Markup:
-        """A picture of which a tile is shown; in a report of one file it stands elsewhere too."""
-        drawn: Markup = self._draw(view, self.links.inline, alt)
+    def cut(self, figure: Figure) -> Markup:
+        """A grid of which a tile is shown; in a report of one file it stands elsewhere too."""
+        drawn: Markup = self._draw(figure.picture, self.links.inline, f"Maps of {figure.row.label}")
         return drawn
 
     def spot(self, group: Group, channel: int) -> str:
