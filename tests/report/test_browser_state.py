@@ -169,6 +169,14 @@ def test_search_finds_channels(page: Page) -> None:
     assert page.one(".finder .count").text == "2 of 3"
 
 
+def test_a_layer_of_several_calls_is_found_once(browser: Any, tmp_path: Path) -> None:
+    """Its channel has one link, however often the layer was called."""
+    calls = [Drawn("relu", call=n) for n in range(3)]
+    build_report(write_run(tmp_path / "out", {"a.png": calls}), ReportOptions())
+    page = Page(browser, tmp_path / "out").open("index.html?q=relu+5")
+    assert [link.text for link in page.shown("[data-results] a")] == ["relu, channel 5"]
+
+
 def test_a_table_says_which_column_sorts_it(page: Page) -> None:
     """Numbers by value, largest first; the heading tells, and the address keeps it."""
     page.open("index.html")

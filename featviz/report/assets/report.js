@@ -114,8 +114,9 @@ function filter(input, key) {
 
 /** Links to the channels that were asked for. */
 function suggest(list, channel, items) {
-  const layers = channel ? items.filter(({ dataset }) =>
+  const fit = channel ? items.filter(({ dataset }) =>
     channel.channel < Number(dataset.maps) && holds(dataset.item, channel.rest)) : [];
+  const layers = [...new Map(fit.map((item) => [item.dataset.href, item])).values()]; // calls once
   const single = "single" in document.body.dataset;
   list.replaceChildren(...layers.slice(0, 12).map(({ dataset }) => make("li", {}, make("a", {
     href: `${dataset.href}${single ? "-" : "#"}c${channel.channel}`,
