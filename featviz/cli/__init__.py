@@ -26,7 +26,7 @@ COMMANDS = {
     "layers": "List the modules of a model.",
     "summary": "Count parameters, MACs and memory of a model.",
     "kernels": "Draw the kernels of a model's convolutions.",
-    "report": "Build an HTML gallery of a run.",
+    "report": "Build an HTML report of a run.",
     "sheet": "Draw one picture of a layer: images by channels.",
     "exemplars": "Show the images that excite each channel most.",
     "audit": "Count dead, constant and non-finite channels.",
