@@ -10,7 +10,7 @@ from typing import Any
 from PIL import Image
 
 from featviz.audit.call_graph import watching_calls
-from featviz.audit.counting import Batch, Census, batches, run_batch
+from featviz.audit.counting import Census
 from featviz.audit.findings import Row, expected_row, judged_rows, suspicious, totals
 from featviz.audit.gates import Gate, covered
 from featviz.audit.plan import AuditPlan, AuditTarget, choose
@@ -22,6 +22,7 @@ from featviz.hooks.eval_mode import in_eval_mode
 from featviz.models.load import LoadedModel
 from featviz.models.preprocess import InputOptions
 from featviz.models.requirements import versions
+from featviz.pipeline.batches import Batch, batches, run_batch
 from featviz.pipeline.prepare import blank_input
 from featviz.pipeline.processes import ALONE, World
 from featviz.records import Sample

@@ -165,7 +165,7 @@ view_options = stacked(
 """Views of feature maps beside the grid, in `run` alone."""
 
 writing_options = stacked(
-    option("--report", is_flag=True, help="Build an HTML gallery of the run at its end."),
+    option("--report", is_flag=True, help="Build an HTML report of the run at its end."),
     option("--resume", is_flag=True, help="Continue the run in --out where it stopped."),
     option("--archive", type=FILE, help="Write the run as one zip file instead of a folder."),
     option("--dry-run", is_flag=True, help="Print what would be written, and write nothing."),

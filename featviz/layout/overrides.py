@@ -32,7 +32,8 @@ class HintBook:
         Raises:
             UsageError: there is no such layout, or a selector cannot be read.
         """
-        self._by_module = model_hints.read(model, tuple(input_shape))
+        self.input_shape = tuple(input_shape)
+        self._by_module = model_hints.read(model, self.input_shape)
         self._overrides = [parse_override(text) for text in overrides]
         self._by_layer: dict[str, Hints] = {}
         self._tracer: Tracer | None = None

@@ -14,9 +14,17 @@ from PIL import Image
 
 from featviz.errors import FileError, StoreError, UsageError
 from featviz.files import open_regular, real
-from featviz.rundir import AUDIT_FILE, BASES_FILE, DIFF_FILE, INDEX_FILE, MODELS_FILE, RUN_FILE
+from featviz.rundir import (
+    AUDIT_FILE,
+    BASES_FILE,
+    DIFF_FILE,
+    EXEMPLARS_FILE,
+    INDEX_FILE,
+    MODELS_FILE,
+    RUN_FILE,
+)
 from featviz.rundir.atomic import part_name, part_of, remove, remove_empty, reported
-from featviz.rundir.ownership import Claim, of_audit, of_diff, of_report, of_run
+from featviz.rundir.ownership import Claim, of_audit, of_diff, of_exemplars, of_report, of_run
 from featviz.text import quoted
 
 
@@ -43,6 +51,7 @@ class ResultKind:
 RUN = ResultKind("run", of_run, (RUN_FILE,), (RUN_FILE, BASES_FILE))
 AUDIT = ResultKind("audit", of_audit, (AUDIT_FILE, MODELS_FILE))
 DIFF = ResultKind("diff", of_diff, (DIFF_FILE,))
+EXEMPLARS = ResultKind("exemplars", of_exemplars, (EXEMPLARS_FILE,))
 REPORT_FOLDER = ResultKind("report", of_report, (INDEX_FILE,))
 
 

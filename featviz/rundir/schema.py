@@ -222,6 +222,13 @@ class Manifest:
 
 
 @dataclass(frozen=True)
+class _Kernels:
+    """A manifest of kernels, as far as it is looked at."""
+
+    captures: list[CaptureRow]
+
+
+@dataclass(frozen=True)
 class Images:
     """`images` of run.json."""
 
@@ -312,6 +319,26 @@ def check_failures(content: Any) -> list[Failure]:
         ValueError: it is none.
     """
     return _convert(content, list[Failure])
+
+
+def check_kernels(content: Any) -> list[CaptureRow]:
+    """The rows of a manifest of kernels, as those of an image; `slices`, which is one number there,
+    becomes as many of as many.
+
+    Raises:
+        ValueError: `captures[0].maps is 0, expected 1 or more`; or it is none.
+    """
+    rows = content.get("captures") if isinstance(content, dict) else None
+    if isinstance(rows, list):
+        rows = [
+            {**row, "slices": [row.get("slices", 1)] * 2} if isinstance(row, dict) else row
+            for row in rows
+        ]
+    kernels = _convert({"captures": rows}, _Kernels).captures
+    for n, row in enumerate(kernels):
+        for where, value, expected in _of_row(row):
+            raise ValueError(misfit(f"captures[{n}].{where}", value, expected))
+    return kernels
 
 
 def check_audit(content: Any) -> Audit:

@@ -11,10 +11,10 @@ import torch
 from PIL import Image
 from torch import nn
 
-from featviz.audit import counting
 from featviz.drawing import scan
 from featviz.errors import FeatvizError
 from featviz.images.find import find_samples
+from featviz.pipeline.batches import batches as read_batches
 
 from .audited import PLAIN, document, loaded
 
@@ -42,7 +42,7 @@ def test_batches_are_those_of_reading_one_by_one(noise: Path, size: int) -> None
         assert threading.current_thread() is threading.main_thread()
         failed.append(number)
 
-    batches = list(counting.batches(samples, model, PLAIN, size, fail))
+    batches = list(read_batches(samples, model, PLAIN, size, fail))
     order = [number for batch in batches for number in batch.images]
     assert order == [0, 1, 2, 3, 5, 6, 7, 8] and failed == [4]
     assert [len(b.images) for b in batches[:-1]] == [size] * (len(batches) - 1)
@@ -61,7 +61,7 @@ def test_reading_stops_with_the_caller(noise: Path) -> None:
     prepare = model.preprocess.tensor
     object.__setattr__(model.preprocess, "tensor", lambda im: (read.append("x"), prepare(im))[1])
     samples = [s for s in find_samples([str(noise)]) if s.name != "4.png"]
-    batches = counting.batches(samples, model, PLAIN, 2, lambda number, error: None)
+    batches = read_batches(samples, model, PLAIN, 2, lambda number, error: None)
     assert next(batches).images == (0, 1)
     batches.close()  # type: ignore[attr-defined]
     assert 3 <= len(read) <= 5
