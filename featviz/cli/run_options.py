@@ -116,6 +116,12 @@ draw_options = stacked(
         metavar="R",
     ),
     _of_draw("--labels", "Write the channel on each tile."),
+    option(
+        "--marks/--no-marks",
+        default=DrawOptions.marks,
+        help="Cross out maps that are zero everywhere, strike through other constant ones, and "
+        "draw a strip of values where all maps are constant; or draw nothing but the maps.",
+    ),
     _of_draw(
         "--format",
         "Write pictures in this format: "

@@ -9,12 +9,13 @@ from dataclasses import replace
 from torch import Tensor
 
 from featviz.drawing import colormap, normalize, overlay, tiles
+from featviz.drawing.labels import CONSTANT
 from featviz.drawing.normalize import Scale
 from featviz.drawing.picture import GridPicture
 from featviz.drawing.reduce import Basis
 from featviz.layout import to_maps
 from featviz.layout.layouts import LAYOUTS
-from featviz.records import Bytes, DrawOptions, Hints, Site
+from featviz.records import Bytes, DrawOptions, Hints, Site, is_gradient
 from featviz.text import by
 
 log = logging.getLogger(__name__)
@@ -63,7 +64,11 @@ class Drawer:
             over = self.options.overlay is not None and LAYOUTS[maps.layout].aligned
             chosen, scale = self._settle(site.kind, over)
             picture = tiles.draw_maps(maps, chosen, scale, self.bases.get(site.stats_key))
-            pictures[key] = overlay.lay_over(picture, ground, chosen, window) if over else picture
+            if is_gradient(site.kind):  # behind a pooling it is constant by nature
+                picture = replace(picture, marked=[m for m in picture.marked if m != CONSTANT])
+            if over and picture.constant is None:
+                picture = overlay.lay_over(picture, ground, chosen, window)
+            pictures[key] = picture
             self._check_labels(site, pictures[key])
         return pictures
 

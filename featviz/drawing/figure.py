@@ -135,7 +135,8 @@ def page(
     shared = picture.limits.shared
     if picture.strip:
         values = _values(picture, slice(None))[..., 0].T
-        panels = [Panel(f"{len(picture.drawn)} numbers", values, shared)]
+        what = "numbers" if picture.constant is None else "constant maps, a value each"
+        panels = [Panel(f"{len(picture.drawn)} {what}", values, shared)]
     else:
         titles = _titles(picture)
         side = picture.slices[0]
@@ -153,10 +154,10 @@ _FLAT = {labels.NONE: "", labels.ZERO: " (all zero)", labels.CONSTANT: " (consta
 def _titles(picture: GridPicture) -> list[str]:
     if picture.reduce is not None:
         return [f"{REDUCTIONS[picture.reduce].words} of {len(picture.stats)} channels"]
-    side, marks, counts = picture.slices[0], picture.marks, picture.counts
+    side, flat, counts = picture.slices[0], picture.flat, picture.counts
     return [
         f"channel {channel} {counts.get(place * side + side - 1, '')}".rstrip()
-        + _FLAT[marks[place * side]]
+        + _FLAT[flat[place * side]]
         for place, channel in enumerate(picture.drawn)
     ]
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from featviz.drawing import colormap, grid, levels, order, reduce, stats
+from featviz.drawing import colormap, grid, labels, levels, order, reduce, stats
 from featviz.drawing.colormap import Palette
 from featviz.drawing.levels import ValueLimits
 from featviz.drawing.normalize import Scale
@@ -34,7 +34,7 @@ def draw_maps(
     if maps.strip:
         return draw_tiles(maps.data[:, :, None], maps.layout, options, scale.for_layer, strip=True)
     if options.reduce is None:
-        return draw_tiles(maps.data[:, :, None], maps.layout, options, scale)
+        return draw_tiles(maps.data[:, :, None], maps.layout, options, scale, heat=True)
     data = maps.data[:, : options.max_slices]
     if options.reduce == "pca":
         if basis is None or len(basis.mean) != len(data):
@@ -61,6 +61,7 @@ def draw_tiles(
     *,
     strip: bool = False,
     alone: bool = False,
+    heat: bool = False,
 ) -> GridPicture:
     """Draw maps float32 [C, S, K, H, W]: S tiles for each channel in K colours.
 
@@ -71,15 +72,20 @@ def draw_tiles(
     Args:
         strip: the numbers of a vector, side by side and in their order.
         alone: the one tile of all channels.
+        heat: draw maps that are all constant, and not all zero, as a strip of their values.
 
     Raises:
         LayoutError: the picture is larger than its format can hold.
     """
     rows = data.flatten(1)
     numbers = stats.channel_stats(rows)
+    constant = None
+    if heat and options.marks and _says_nothing(data, numbers):
+        constant, strip, scale = (data.shape[1], *data.shape[3:]), True, scale.for_layer
     choice = _choose(rows, numbers, options, strip)
     limits = levels.limits(scale, rows, numbers[:, stats.MIN], numbers[:, stats.MAX])
-    drawn = (data if choice.channels is None else data[choice.channels])[:, : options.max_slices]
+    held = data if constant is None else data[:, :1, :, :1, :1]
+    drawn = (held if choice.channels is None else held[choice.channels])[:, : options.max_slices]
     count, slices, colours, height, width = drawn.shape
     plan = grid.plan_file((count, slices, height, width), options, strip=strip, alone=alone)
     limits = limits.of_tiles(choice.channels, slices)
@@ -88,12 +94,30 @@ def draw_tiles(
     painted, colors = paint(drawn.flatten(0, 1), limits, options, nonfinite)
     return GridPicture(
         *(layout, plan, painted, colors, limits, numbers, choice.channels),
-        slices=(slices, data.shape[1]),
+        slices=(slices, held.shape[1]),
         values=data[0].numel(),
         strip=strip,
+        constant=constant,
         groups=choice.groups,
         labels=options.labels,
+        marked=(labels.ZERO, labels.CONSTANT) if options.marks else (),
     )
+
+
+def _says_nothing(data: Tensor, numbers: Floats) -> bool:
+    """Whether a grid of these maps would be tiles of a single level each: all of several are
+    constant, as gradients behind global pooling are. Zeros everywhere are a finding of their own,
+    and stay a grid.
+
+    Args:
+        data: maps [C, S, K, H, W].
+        numbers: their statistics [C, 6].
+    """
+    low, high, nonfinite = numbers.T[[stats.MIN, stats.MAX, stats.NONFINITE]]
+    if len(data) == 1 or data.shape[2] > 1 or data[0].numel() == 1:
+        return False
+    flat = levels.is_flat(low, high) & (nonfinite == 0)
+    return bool(flat.all() and low.any())
 
 
 @dataclass(frozen=True)

@@ -72,6 +72,8 @@ class DrawOptions:
     """Correlation, 0..1, from which on maps count as alike and share one tile."""
     labels: bool = False
     """Write the channel on each tile."""
+    marks: bool = True
+    """Mark constant maps, and draw maps that are all constant as one strip of their values."""
     overlay: Annotated[float, Within(0, 1, "0 is the input alone, 1 the map")] | None = None
     """Lay each map over the input: 0 shows the input alone, 1 the map alone."""
     reduce: Annotated[str, OneOf(tuple(REDUCTIONS))] | None = None

@@ -166,6 +166,9 @@ class Capture:
     a clip, the regions of a batch."""
     tensor: str | None = None
     """File of the raw tensor, relative to the image's folder."""
+    constant: list[int] | None = None
+    """Slices, height and width of each map, where all maps are constant: the picture is one strip
+    of their values, a number for each channel."""
     collapsed: dict[str, list[int]] | None = None
     """The channels that share a tile, by the channel that is drawn."""
     reduce: str | None = None

@@ -73,6 +73,7 @@ class CaptureRow(Capture):
     channels: _Channels | None = None
     slices: Annotated[list[Annotated[int, Meta(ge=1, le=_LARGEST)]], _Two] | None = None
     tensor: _Text | None = None
+    constant: Annotated[list[_Pixels], Meta(min_length=3, max_length=3)] | None = None
     collapsed: dict[_Text, _Channels] | None = None
     reduce: _Text | None = None
     overlay: Annotated[float, Meta(ge=0, le=1)] | None = None

@@ -38,7 +38,9 @@ __all__ = ["ImageFolder", "RunDirectory", "atomic", "write_json"]
 SCHEMA_VERSION = 1
 """The version of run.json and manifest.json. 1: first release."""
 
-OPTIONAL = ("channels", "slices", "tensor", "collapsed", "reduce", "overlay", "figure")
+OPTIONAL = {
+    *("channels", "slices", "constant", "tensor", "collapsed", "reduce", "overlay", "figure"),
+}
 """Fields of a row of `captures` that are there only where they have a value."""
 
 

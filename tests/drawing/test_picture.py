@@ -272,14 +272,18 @@ def test_vector_is_one_strip_without_padding() -> None:
     assert np.array_equal(grown, np.kron([[0, 255, 128, 64]], np.ones((32, 32), int)))
 
 
-@pytest.mark.parametrize(("count", "across"), [(10, 32), (100, 10), (1000, 1), (4096, 1)])
-def test_long_vector_gets_narrow_cells(count: int, across: int) -> None:
-    """Cells of a strip stay as high, but get narrower, so that a strip is not too wide."""
+@pytest.mark.parametrize(
+    ("count", "cell"),
+    [(4, (32, 32)), (10, (40, 32)), (100, (125, 10)), (1000, (125, 1)), (4096, (128, 1))],
+)
+def test_long_vector_gets_narrow_cells(count: int, cell: tuple[int, int]) -> None:
+    """Cells of a strip get narrower, so that it is not too wide, and higher, so that it is no
+    line: an eighth of its width, as long as that is a picture's."""
     plan = grid.plan((count, 1, 1, 1), DrawOptions(), strip=True)
-    assert plan.scale == (32, across)
-    assert (plan.height, plan.width, plan.padding) == (32, count * across, 0)
+    assert plan.scale == cell
+    assert (plan.height, plan.width, plan.padding) == (cell[0], count * cell[1], 0)
     row = described(torch.arange(float(count))[None], DrawOptions())
-    assert row.grid["scale"] == (32 if across == 32 else [32, across])
+    assert row.grid["scale"] == (32 if cell == (32, 32) else list(cell))
 
 
 def test_vector_in_rows() -> None:
