@@ -210,12 +210,13 @@ def run(
         out: the run directory.
         overwrite: replace a run that is there.
         resume: go on with the same run that is there.
-        tensorboard: folder for TensorBoard's events (extra `featviz[tensorboard]`).
+        tensorboard: folder for TensorBoard's runs (extra `featviz[tensorboard]`).
         options: as on the command line, with underscores. Fields of DrawOptions, InputOptions and
             ModelOptions: normalize, cmap, nrow, padding, scale, max_maps, order, collapse, labels,
             overlay, reduce, figure, size, crop, mean, std, weights, arch, seed, device, ... For the
-            run: archive, fail_fast, jobs, shard, max_output_size, max_files. What goes in and what
-            flows back: capture (`"output,grad"`, or a sequence), target (`"class:281"`), grad_rule.
+            run: archive, fail_fast, jobs, step, shard, max_output_size, max_files. What goes in and
+            what flows back: capture (`"output,grad"`, or a sequence), target (`"class:281"`),
+            grad_rule.
             Interventions, each a string or a sequence of them: ablate (`"layer3.*.relu:5,17"`),
             scale_channel (`"conv1:3=2.0"`), clamp (`"relu:0,6"`), noise (`"conv1:0.1"`, drawn from
             `seed`), grad_scale (`"layer4:0.5"`).

@@ -158,7 +158,14 @@ tensorboard_option = option(
     "--tensorboard",
     type=FOLDER,
     metavar="LOGDIR",
-    help="Also write grids, scalars and histograms for TensorBoard into this folder.",
+    help="Also write grids and histograms for TensorBoard into a folder of this one, named like "
+    "--out.",
+)
+
+step_option = option(
+    "--step",
+    type=int,
+    help="With --tensorboard, write into LOGDIR itself, as training step N, scalars included.",
 )
 
 

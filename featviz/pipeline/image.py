@@ -145,8 +145,8 @@ class ImageWriter:
         plain = as_make_grid(picture, self.draw)
         counts = None if tensor is None else histogram(layout.to_floats(tensor))
         future = self.background.submit(picture.tiles.nbytes, partial(to_png, plain))
-        size = (plain.plan.height, plain.plan.width)
-        self.posts.append(Post(site, future, size, picture.stats, picture.values, counts))
+        size, name = (plain.plan.height, plain.plan.width), self.sample.name
+        self.posts.append(Post(site, future, size, picture.stats, picture.values, counts, name))
 
     def _finish_picture(
         self,

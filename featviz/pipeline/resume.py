@@ -130,7 +130,7 @@ def check_destination(model: ModelOptions | LoadedModel, options: RunOptions) ->
 
 def besides(options: RunOptions) -> list[Path]:
     """Files that the user has named to be written beside the run, or that a board goes on with."""
-    return [] if options.tensorboard is None else list(options.tensorboard.glob(EVENTS))
+    return [] if options.board is None else list(options.board.glob(EVENTS))
 
 
 def open_store(options: RunOptions, record: Mapping[str, Any]) -> RunDirectory:

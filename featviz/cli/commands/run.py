@@ -64,6 +64,7 @@ _NAMED = 3
 @run_options.draw_options
 @run_options.view_options
 @run_options.tensorboard_option
+@run_options.step_option
 @opts.option("--report", is_flag=True, help="Build an HTML gallery of the run at its end.")
 @run_options.tensors_option
 @opts.input_options
@@ -130,7 +131,7 @@ def _run_options(given: dict[str, Any]) -> Any:
     from featviz.pipeline.options import RunOptions
     from featviz.pipeline.processes import parse_shard
 
-    names = ("out", "overwrite", "resume", "archive", "fail_fast", "jobs", "tensorboard")
+    names = ("out", "overwrite", "resume", "archive", "fail_fast", "jobs", "tensorboard", "step")
     return RunOptions(
         layers=opts.selectors(given),
         nul_separated=given["nul"],
