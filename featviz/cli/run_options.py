@@ -11,6 +11,7 @@ from featviz.drawing.normalize import MODES
 from featviz.layout.layouts import CHOICES
 from featviz.records import FORMATS, KINDS, REDUCTIONS, DrawOptions, PassOptions
 from featviz.records.checking import filled
+from featviz.records.options import PAD_GREY
 
 _of_draw = partial(field_option, DrawOptions)
 _repeatable = partial(option, multiple=True)
@@ -79,11 +80,13 @@ draw_options = stacked(
         type=AUTO_INT,
         default="auto",
     ),
-    _of_draw("--padding", "Leave N pixels around each map."),
+    _of_draw("--padding", "Leave N pixels around each map.", type=int, show_default="2"),
     _of_draw(
         "--pad-value",
         "Fill the pixels around maps with this grey, from 0 (black) to 1 (white).",
         metavar="GREY",
+        type=float,
+        show_default=f"{PAD_GREY}, with --padding 0",
     ),
     _of_draw(
         "--scale",

@@ -38,7 +38,7 @@ def plan(shape: Sequence[int], options: DrawOptions, strip: bool = False) -> Gri
     count = channels * slices
     across = min(options.nrow or count, count)
     scale = _strip_scale(across, height, options) if strip else _scale(height, width, options)
-    padding = 0 if strip or count == 1 else options.padding
+    padding = 0 if strip or count == 1 else options.gap
     if options.nrow is not None:
         columns = across
     else:

@@ -49,7 +49,7 @@ def lay_over(
             alpha,
             window,
         ),
-        palette=colormap.plain_grey(options.pad_value),
+        palette=colormap.plain_grey(options.gap_grey),
         overlay=options.overlay,
     )
 

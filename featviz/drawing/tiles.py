@@ -159,7 +159,7 @@ def _level_tiles(
 ) -> tuple[Bytes, Palette]:
     """[N, 1, H, W] to levels [N, H, W]."""
     labelled = options.labels or options.collapse is not None
-    colors = colormap.chosen(options.cmap, options.pad_value, nonfinite, labelled)
+    colors = colormap.chosen(options.cmap, options.gap_grey, nonfinite, labelled)
     return levels.to_levels(maps[:, 0], limits, colors.levels, colors.nonfinite), colors
 
 
@@ -167,7 +167,7 @@ def _rgb_tiles(
     maps: Tensor, limits: ValueLimits, options: DrawOptions, nonfinite: bool
 ) -> tuple[Bytes, Palette]:
     """[N, 3, H, W] to pixels [N, H, W, 3]."""
-    colors = colormap.plain_grey(options.pad_value)
+    colors = colormap.plain_grey(options.gap_grey)
     tiles = levels.to_levels(maps, limits, colors.levels, 0 if nonfinite else None)
     tiles = tiles.transpose(0, 2, 3, 1).copy()
     tiles[~torch.isfinite(maps).all(1).cpu().numpy()] = colormap.MAGENTA

@@ -41,6 +41,11 @@ Count = Annotated[int, Within(1)]
 Seed = Annotated[int, Within(-(2**63), 2**64 - 1, "give a number that torch.manual_seed takes")]
 
 
+PAD_GREY = 0.4
+"""Between tiles unless the user says otherwise: neither the black in which maps begin, nor the grey
+(0.5) of a constant map."""
+
+
 @dataclass(frozen=True)
 class DrawOptions:
     """How maps become a picture; names and meanings are torchvision's where it has the option."""
@@ -52,10 +57,11 @@ class DrawOptions:
     """`auto` (grey; for gradients coolwarm), `grey`, or the name of a matplotlib colormap."""
     nrow: Annotated[Count | None, AUTO] = None
     """Maps in a row (as in make_grid); None makes the picture about square."""
-    padding: Annotated[int, Within(0, hint="give pixels")] = 2
-    """Pixels between tiles and around them."""
-    pad_value: Annotated[float, Within(0, 1, "0 is black, 1 white")] = 0.0
-    """Grey level of the padding, 0 (black) to 1 (white)."""
+    padding: Annotated[int, Within(0, hint="give pixels")] | None = None
+    """Pixels between tiles and around them; None is make_grid's 2."""
+    pad_value: Annotated[float, Within(0, 1, "0 is black, 1 white")] | None = None
+    """Grey level of the padding, 0 (black) to 1 (white); None is make_grid's 0 where `padding` is
+    given, else PAD_GREY."""
     scale: Annotated[Count | None, AUTO] = None
     """Whole factor by which maps are enlarged; None enlarges small maps to `min_tile`."""
     min_tile: Count = 32
@@ -89,6 +95,18 @@ class DrawOptions:
     """Keep the raw tensor beside the picture."""
     tensor_layout: tuple[str, ...] = ()
     """Layouts that take the place of the guess: `LAYOUT` or `SELECTORS=LAYOUT`."""
+
+    @property
+    def gap(self) -> int:
+        """Pixels between tiles and around them."""
+        return 2 if self.padding is None else self.padding
+
+    @property
+    def gap_grey(self) -> float:
+        """Grey level of the gaps, and of cells that no map is for, 0..1."""
+        if self.pad_value is not None:
+            return self.pad_value
+        return PAD_GREY if self.padding is None else 0.0
 
     def contradictions(self) -> Iterator[tuple[str, str]]:
         """Options that cannot be met, or that would do nothing beside the others: each as the

@@ -22,6 +22,7 @@ from torchvision.utils import make_grid
 import featviz as fv
 from featviz.drawing import event_file, scan, tensorboard
 from featviz.errors import StoreError, UsageError
+from featviz.records.options import PAD_GREY
 
 pytest.importorskip("tensorboard")
 
@@ -107,7 +108,8 @@ def outputs(net: nn.Module, path: Path) -> dict[str, Tensor]:
 def torchvisions(output: Tensor) -> np.ndarray:
     """The grid that scripts log: make_grid(normalize=True, scale_each=True)."""
     maps = output.permute(1, 0, 2, 3)
-    grid = make_grid(maps, normalize=True, scale_each=True, nrow=isqrt(len(maps)))
+    told = {"nrow": isqrt(len(maps)), "pad_value": PAD_GREY}
+    grid = make_grid(maps, normalize=True, scale_each=True, **told)
     return grid.mul(255).add(0.5).clamp(0, 255).byte().permute(1, 2, 0).numpy().astype(int)
 
 

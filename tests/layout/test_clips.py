@@ -222,10 +222,10 @@ class TestClips:
         """featviz.grid gives the picture that a run writes for [1, C, T, H, W]."""
         clip = torch.randn(1, 4, 3, 5, 7)
         row = {"grid": {"nrow": 6, "padding": 2}}
-        got = np.asarray(fv.grid(clip, scale=1, nrow=6)).astype(int)
+        got = np.asarray(fv.grid(clip, scale=1, nrow=6, padding=2)).astype(int)
         assert np.abs(got - grid_pixels(clip[0], row)).max() <= 1
         last = clip.permute(0, 2, 3, 4, 1)
-        told = np.asarray(fv.grid(last, scale=1, nrow=6, tensor_layout="nthwc"))
+        told = np.asarray(fv.grid(last, scale=1, nrow=6, padding=2, tensor_layout="nthwc"))
         assert np.array_equal(told, got)
 
     @pytest.mark.slow
