@@ -140,8 +140,10 @@ def grid(
     check_drawing(draw)
     if draw.figure or draw.shared_basis:
         raise UsageError("a figure and a shared basis are for runs", "featviz.run draws them")
-    if draw.tensors is not None or draw.format != DrawOptions.format:
-        raise UsageError("--tensors and --format are for runs", "save the image that grid returns")
+    if draw.tensors is not None or draw.flat or draw.format != DrawOptions.format:
+        raise UsageError(
+            "--tensors, --flat and --format are for runs", "save the image that grid returns"
+        )
     if (draw.overlay is None) != (image is None):
         raise UsageError("an overlay and its image go together", "overlay=0.5, image=picture")
     layout = parse_override(draw.tensor_layout[0])[1] if draw.tensor_layout else None

@@ -155,7 +155,14 @@ view_options = stacked(
 )
 """Views of feature maps beside the grid, in `run` alone."""
 
-tensors_option = _of_draw("--tensors", "Also keep the raw tensors, in this format.")
+tensors_option = stacked(
+    _of_draw("--tensors", "Also keep the raw tensors, in this format."),
+    _of_draw(
+        "--flat",
+        "Write the pictures of an image into one folder, with image and layer in each name: "
+        "cat__004_layer1.0.conv1.png.",
+    ),
+)
 
 tensorboard_option = option(
     "--tensorboard",

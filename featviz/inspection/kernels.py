@@ -32,7 +32,7 @@ log = logging.getLogger(__name__)
 NO_IMAGE = InputOptions(channels=1)
 """Kernels need no input; with this, none is guessed from the first convolution."""
 
-_FOR_MAPS = ("tensors", "overlay", "reduce", "shared_basis", "figure", "first")
+_FOR_MAPS = ("tensors", "flat", "overlay", "reduce", "shared_basis", "figure", "first")
 """Fields of DrawOptions that kernels have no use for."""
 
 

@@ -82,10 +82,10 @@ class ImageWriter:
         hints = self.hints.of(site.layer)
         parts = self.drawer.draw(site, tensor, hints, self._ground, self.window)
         self._name({site, *map(site.inside, parts)})
-        kept = f"{site.stem}.npy" if self.draw.tensors == "npy" else None
-        if kept is not None:
-            file = self.folder.file(site.layer, kept)
-            self._later(_to_numpy(tensor), partial(_save_tensor, self.folder, file))
+        kept = None
+        if self.draw.tensors == "npy":
+            kept = self._file(site, ".npy")
+            self._later(_to_numpy(tensor), partial(_save_tensor, self.folder, kept))
         for key, picture in parts.items():
             at = site.inside(key)
             work = partial(self._finish_picture, picture, at, tensor.shape, kept)
@@ -137,6 +137,11 @@ class ImageWriter:
             future.cancel() or future.exception()
         self.folder.discard()
 
+    def _file(self, site: Site, ending: str) -> str:
+        """The way of a tensor's file in the image's folder."""
+        image = self.sample.name if self.draw.flat else None
+        return self.folder.file(site.layer, f"{site.stem}{ending}", image)
+
     def _later(self, array: np.ndarray, task: Callable[[np.ndarray], None]) -> None:
         self.files.append(self.background.submit(array.nbytes, partial(task, array)))
 
@@ -156,11 +161,11 @@ class ImageWriter:
         kept: str | None,
     ) -> Capture:
         """Make the manifest's row, then write the file; runs in the background."""
-        file = self.folder.file(site.layer, f"{site.stem}.{self.draw.format}")
+        file = self._file(site, f".{self.draw.format}")
         row = describe(picture, site, shape, file)
         _warn_of(picture, site, self.sample, row.nonfinite)
         if kept is not None:
-            row = replace(row, tensor=self.folder.file(site.layer, kept))
+            row = replace(row, tensor=kept)
         with self.folder.writing(file) as opened:
             encode(picture, opened, self.draw.format, caption(row))
         return self._add_figure(picture, site, row) if self.draw.figure else row
@@ -170,7 +175,7 @@ class ImageWriter:
         title = f"{self.sample.name}   {site.layer.label} ({site.layer.type})   {site.stem}"
         cmap = colormap.resolved(self.draw.cmap, site.kind, over=True)
         page = figure.page(picture, cmap, self.draw.first, title, self._shown)
-        file = self.folder.file(site.layer, f"{site.stem}.figure.png")
+        file = self._file(site, ".figure.png")
         with self.folder.writing(file) as opened:
             figure.write_figure(opened, page, caption(row))
         return replace(row, figure=file)

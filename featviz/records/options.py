@@ -91,6 +91,8 @@ class DrawOptions:
     first: Count | None = None
     """Maps in a figure; None takes 16."""
     format: Annotated[str, OneOf(tuple(FORMATS))] = "png"
+    flat: bool = False
+    """Put all files of an image into its folder, each with image and layer in its name."""
     tensors: Literal["npy"] | None = None
     """Keep the raw tensor beside the picture."""
     tensor_layout: tuple[str, ...] = ()
