@@ -97,7 +97,9 @@ draw_options = stacked(
     _of_draw("--min-tile", "With --scale auto, enlarge maps that are smaller than N pixels."),
     _of_draw("--max-maps", "Draw at most N maps of each layer.", type=int),
     _of_draw(
-        "--max-slices", "Draw at most N time steps or regions of each map of a clip or batch."
+        "--max-slices",
+        "Draw at most N slices of each map of a clip, volume or batch: evenly spread ones, of a "
+        "batch the first.",
     ),
     _of_draw(
         "--tensor-layout",

@@ -205,6 +205,8 @@ class ImagePair:
         Raises:
             DamagedError: a file is missing or broken.
         """
+        if pair.base.beside != pair.new.beside:
+            return None
         sides = []
         for image, row, stats in zip(
             (self.base, self.new), (pair.base, pair.new), self.stats(pair), strict=True

@@ -38,6 +38,8 @@ class GridPicture:
     """Tiles of each channel: drawn, and held by the tensor."""
     values: int
     """Numbers in each channel."""
+    steps: list[int] | slice = field(default_factory=lambda: slice(None))
+    """Which slices are drawn of those that are held; all as a slice."""
     strip: bool = False
     """Numbers side by side: those of a vector, or one for each constant map."""
     constant: tuple[int, int, int] | None = None
@@ -206,6 +208,7 @@ def describe(
         collapsed={str(leader): group for leader, group in picture.groups.items()} or None,
         reduce=picture.reduce,
         overlay=picture.overlay,
+        steps=None if isinstance(picture.steps, slice) else picture.steps,
         constant=None if picture.constant is None else list(picture.constant),
         **stats.overall(picture.stats, values or picture.values),  # type: ignore[arg-type]
     )
@@ -227,7 +230,7 @@ def caption(capture: Capture) -> dict[str, str]:
     if capture.slices is not None:
         side, every_slice = capture.slices
         text["Slices"] = f"{side} of {every_slice} side by side for each channel" + (
-            " (--max-slices)" if side < every_slice else ""
+            f": {ranges(capture.steps)} (--max-slices)" if capture.steps else ""
         )
     if capture.constant is not None:
         text["Constant"] = (

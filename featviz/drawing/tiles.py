@@ -14,6 +14,7 @@ from featviz.drawing.normalize import Scale
 from featviz.drawing.picture import GridPicture
 from featviz.drawing.reduce import Basis
 from featviz.layout import Maps
+from featviz.layout.layouts import LAYOUTS
 from featviz.records import Bytes, DrawOptions, Floats
 
 PCA_SPAN = 2.5
@@ -35,7 +36,8 @@ def draw_maps(
         return draw_tiles(maps.data[:, :, None], maps.layout, options, scale.for_layer, strip=True)
     if options.reduce is None:
         return draw_tiles(maps.data[:, :, None], maps.layout, options, scale, heat=True)
-    data = maps.data[:, : options.max_slices]
+    steps = _steps(maps.layout, maps.data.shape[1], options)
+    data = maps.data[:, steps]
     if options.reduce == "pca":
         if basis is None or len(basis.mean) != len(data):
             basis = reduce.basis_of(maps.data)
@@ -48,6 +50,7 @@ def draw_maps(
         draw_tiles(one, maps.layout, options, scale, alone=True),
         stats=stats.channel_stats(maps.data),
         slices=(data.shape[1], maps.data.shape[1]),
+        steps=steps,
         values=maps.data[0].numel(),
         reduce=options.reduce,
     )
@@ -85,7 +88,8 @@ def draw_tiles(
     choice = _choose(rows, numbers, options, strip)
     limits = levels.limits(scale, rows, numbers[:, stats.MIN], numbers[:, stats.MAX])
     held = data if constant is None else data[:, :1, :, :1, :1]
-    drawn = (held if choice.channels is None else held[choice.channels])[:, : options.max_slices]
+    steps = _steps(layout, held.shape[1], options)
+    drawn = (held if choice.channels is None else held[choice.channels])[:, steps]
     count, slices, colours, height, width = drawn.shape
     plan = grid.plan_file((count, slices, height, width), options, strip=strip, alone=alone)
     limits = limits.of_tiles(choice.channels, slices)
@@ -95,6 +99,7 @@ def draw_tiles(
     return GridPicture(
         *(layout, plan, painted, colors, limits, numbers, choice.channels),
         slices=(slices, held.shape[1]),
+        steps=steps,
         values=data[0].numel(),
         strip=strip,
         constant=constant,
@@ -102,6 +107,20 @@ def draw_tiles(
         labels=options.labels,
         marked=(labels.ZERO, labels.CONSTANT) if options.marks else (),
     )
+
+
+def _steps(layout: str, held: int, options: DrawOptions) -> list[int] | slice:
+    """The slices that are drawn of those that each channel holds, all as a slice.
+
+    Of a clip or a volume those in the middle of equal parts; of a batch, whose first regions may be
+    its best, the first.
+    """
+    most = options.max_slices
+    if held <= most:
+        return slice(None)
+    if layout in LAYOUTS and LAYOUTS[layout].allows_many:
+        return list(range(most))
+    return [(2 * part + 1) * held // (2 * most) for part in range(most)]
 
 
 def _says_nothing(data: Tensor, numbers: Floats) -> bool:

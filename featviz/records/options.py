@@ -69,7 +69,8 @@ class DrawOptions:
     max_maps: Count | None = None
     """At most so many maps are drawn; None draws all."""
     max_slices: Count = 16
-    """At most so many time steps of a clip, or regions of a batch, are drawn of each channel."""
+    """At most so many slices of a clip or volume, evenly spread, or of a batch, the first, are
+    drawn of each channel."""
     pick: Literal["first", "top", "spread"] = "first"
     """The maps that `max_maps` keeps: the first, the strongest (by mean), or evenly spread ones."""
     order: Literal["index", "mean", "similarity"] = "index"

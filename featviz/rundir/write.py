@@ -39,7 +39,17 @@ SCHEMA_VERSION = 1
 """The version of run.json and manifest.json. 1: first release."""
 
 OPTIONAL = {
-    *("channels", "slices", "constant", "tensor", "collapsed", "reduce", "overlay", "figure"),
+    *(
+        "channels",
+        "slices",
+        "steps",
+        "constant",
+        "tensor",
+        "collapsed",
+        "reduce",
+        "overlay",
+        "figure",
+    ),
 }
 """Fields of a row of `captures` that are there only where they have a value."""
 
