@@ -66,7 +66,7 @@ draw_options = stacked(
         "--normalize",
         "Turn values into brightness in this mode. "
         + "; ".join(f"{mode.spelling}: {mode.words}" for mode in MODES.values())
-        + "; auto: map, for gradients symmetric.",
+        + "; auto: map, for gradients symmetric-percentile:99.",
         metavar="MODE",
     ),
     _of_draw(

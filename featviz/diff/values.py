@@ -205,7 +205,7 @@ class ImagePair:
         Raises:
             DamagedError: a file is missing or broken.
         """
-        if pair.base.beside != pair.new.beside:
+        if pair.base.beside != pair.new.beside or pair.base.normalize != pair.new.normalize:
             return None
         sides = []
         for image, row, stats in zip(

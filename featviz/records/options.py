@@ -52,7 +52,7 @@ class DrawOptions:
 
     normalize: str = "auto"
     """A mode of `drawing.normalize.MODES` as it is spelt there (`range:0,6`), or `auto`: map, for
-    gradients symmetric."""
+    gradients symmetric-percentile:99."""
     cmap: str = "auto"
     """`auto` (grey; for gradients coolwarm), `grey`, or the name of a matplotlib colormap."""
     nrow: Annotated[Count | None, AUTO] = None
