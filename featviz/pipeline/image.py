@@ -65,6 +65,7 @@ class ImageWriter:
         self.stats: dict[str, Floats] = {}
         """Statistics of the channels by `Site.stats_key`: float32 [channels, 6]."""
         self._sites: set[Site] = set()
+        self._inputs = [arg.shape for arg in args]
         self._shown = levels.pixels(preprocess.shown(args)[0])
         self._ground: list[Bytes] = []
         if self.draw.overlay is not None:
@@ -80,7 +81,7 @@ class ImageWriter:
             LayoutError: it cannot be drawn, or its files would have the names of other ones.
         """
         hints = self.hints.of(site.layer)
-        parts = self.drawer.draw(site, tensor, hints, self._ground, self.window)
+        parts = self.drawer.draw(site, tensor, hints, self._ground, self.window, self._inputs)
         self._name({site, *map(site.inside, parts)})
         kept = None
         if self.draw.tensors == "npy":
