@@ -123,7 +123,8 @@ def test_grids_equal_torchvisions(
 def test_small_model_equals_torchvision_in_every_map(tiny: nn.Module, tmp_path: Path) -> None:
     """The same at once for a small model, so that it is held between edits too."""
     seen = independent(tiny, SCENES / "spheres.jpg", (nn.Conv2d, nn.ReLU))
-    fv.run(tiny, SCENES / "spheres.jpg", "Conv2d,ReLU", tmp_path / "out", scale=1, nrow=3, **INPUTS)
+    told = {"scale": 1, "nrow": 3, "padding": 2, **INPUTS}
+    fv.run(tiny, SCENES / "spheres.jpg", "Conv2d,ReLU", tmp_path / "out", **told)
     for folder, name in (("001_0", "0"), ("002_1", "1")):
         got = np.asarray(Image.open(tmp_path / "out" / "spheres.jpg" / folder / "output.png"))
         options = {"nrow": 3, "normalize": True, "scale_each": True}
