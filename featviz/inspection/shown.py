@@ -12,7 +12,6 @@ from featviz.drawing import colormap, stats
 from featviz.drawing.overview import OverviewRow, OverviewTile
 from featviz.drawing.picture import GridPicture
 from featviz.drawing.telling import flat, ranked, unlike
-from featviz.layout.layouts import LAYOUTS
 from featviz.records import Bytes, Floats, PageOptions, Site, finite
 from featviz.text import by, counted
 
@@ -49,13 +48,10 @@ class ShownLayer:
     ranges: tuple[Span, ...]
     """The least and the greatest value of each, between which its colours run; maps of one number
     have one scale for all. Of a vector those of all its numbers."""
+    strip: bool
+    """Whether its numbers are one strip: those of a vector, or of maps that are all constant."""
     tiles: Sequence[Bytes] = field(repr=False, compare=False, default=())
     """RGB [h, w, 3] of each map, not enlarged; of a vector the one strip of all its numbers."""
-
-    @property
-    def strip(self) -> bool:
-        """Whether it is a vector, whose numbers are one strip."""
-        return LAYOUTS[self.layout].strip
 
     @property
     def one_scale(self) -> bool:
@@ -92,6 +88,7 @@ def telling(site: Site, tensor: Tensor, picture: GridPicture, options: PageOptio
         slice=(side // 2, side) if side > 1 else None,
         channels=tuple(channels),
         ranges=_ranges(numbers if picture.strip else numbers[channels], picture.strip),
+        strip=picture.strip,
         tiles=tiles,
     )
 
