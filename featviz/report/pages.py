@@ -73,29 +73,27 @@ def render_single(views: ReportViews) -> str:
     return write.document(RUN_PAGE, "", [write.run(), *articles], inside=inside)
 
 
-def render_diff(content: Mapping[str, Any]) -> str:
-    """The page of a comparison of two runs, readable without script and without style.
-
-    Args:
-        content: what `featviz.diff.documents.page` returns.
-    """
-    return _templates().get_template("diff.html").render(content)
-
-
 def asset(name: str) -> str:
     """The text of a file that all reports have."""
     return (files("featviz.report") / "assets" / name).read_text("utf-8")
 
 
-def _templates() -> jinja2.Environment:
+def fill(engine: jinja2.Environment, template: str, **values: Any) -> Markup:
+    """A filled template, which has escaped everything: its text must not be escaped again."""
+    return Markup(engine.get_template(f"{template}.html").render(values))
+
+
+def templates() -> jinja2.Environment:
     """Templates that escape what they are given, and raise on what they are not given."""
-    return jinja2.Environment(
+    engine = jinja2.Environment(
         loader=jinja2.PackageLoader("featviz.report"),
         autoescape=True,
         trim_blocks=True,
         lstrip_blocks=True,
         undefined=jinja2.StrictUndefined,
     )
+    engine.globals |= {"version": __version__, "beside": ""}
+    return engine
 
 
 class _PageWriter:
@@ -115,13 +113,12 @@ class _PageWriter:
             for layer in views.layers
             for n, group in enumerate(layer.groups)
         }
-        self.templates = _templates()
+        self.templates = templates()
         self.templates.globals |= {
             "links": links,
             "model": words.model_name(views.run),
             "labels": views.labels,
             "words": words,
-            "version": __version__,
             "home": links.page(RUN_PAGE),
             "totals_of": self.totals.of,
             "dark_count": self.totals.dark_count,
@@ -232,8 +229,7 @@ class _PageWriter:
         return legend(self.views.run, (figure.row for figure in figures(groups)))
 
     def _fill(self, template: str, **values: Any) -> Markup:
-        """The template has escaped everything; its text must not be escaped again."""
-        return Markup(self.templates.get_template(f"{template}.html").render(values))
+        return fill(self.templates, template, **values)
 
 
 def _around(pages: Sequence[Any]) -> dict[str, tuple[Any, Any]]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import groupby
 from typing import Any
 
 import featviz.report.words as words
@@ -89,6 +90,11 @@ class Group:
     page: str
     """The layer's page."""
     figures: tuple[Figure, ...]
+
+    @property
+    def pairs(self) -> Iterator[tuple[Figure, ...]]:
+        """The figures of each image: one, or those of two runs."""
+        return (tuple(own) for _, own in groupby(self.figures, key=lambda figure: figure.image))
 
     @property
     def aligned(self) -> bool:

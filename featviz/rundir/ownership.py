@@ -30,6 +30,7 @@ from featviz.rundir import (
     AUDIT_FILE,
     BASES_FILE,
     DIFF_FILE,
+    DIFF_GRIDS,
     EXEMPLARS_FILE,
     INDEX_FILE,
     INPUT_FILE,
@@ -174,7 +175,12 @@ def of_diff(root: Path) -> Claim | None:
     if record is None or not {"base", "new", "tolerance", "equal", "layers"} <= record.keys():
         return None
     maps = _listed(record.get("maps"), "file")
-    listed = {DIFF_FILE, "style.css", *(way for way in maps if re.fullmatch(r"\d\d_[^/]+", way))}
+    listed = {
+        DIFF_FILE,
+        *REPORT_ASSETS,
+        DIFF_GRIDS,
+        *(way for way in maps if re.fullmatch(r"\d\d_[^/]+", way)),
+    }
     return Claim(root, record, listed.__contains__)
 
 

@@ -139,7 +139,8 @@ class ChannelView {
     }
     const home = frame.element.parentElement.querySelector(".name a");
     const link = make("a", { href: home ? home.getAttribute("href") : "", textContent: name });
-    return make("figure", {}, sides, make("figcaption", {}, link, ` ${by} ${digits(grid.stat(channel, by))}`));
+    const run = frame.element.parentElement.querySelector(".name small")?.textContent; // of two
+    return make("figure", {}, sides, make("figcaption", {}, link, run ? ` ${run}` : "", ` ${by} ${digits(grid.stat(channel, by))}`));
   }
 
   /** The numbers over all images, as they stand in the row of the table. */
