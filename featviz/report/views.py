@@ -190,6 +190,12 @@ class ReportViews:
     audit: Audit | None = None
     kernels: Mapping[str, KernelView] = field(default_factory=dict)
     """By the names of their layers."""
+    exemplars: Mapping[tuple[str, str], Sequence[Any]] = field(default_factory=dict)
+    """`excited.ExemplarView`s by the page of a layer and the stem of a tensor."""
+    tiles: int | None = None
+    """The most tiles that a layer shows, where they are fewer so that one file stays small."""
+    max_size: int = 0
+    """Bytes that this file may have."""
 
     @property
     def labels(self) -> tuple[str, str | None]:

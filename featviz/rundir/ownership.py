@@ -39,6 +39,7 @@ from featviz.rundir import (
     REPORT,
     REPORT_ASSETS,
     REPORT_FILE,
+    REPORT_ZIP,
     RUN_FILE,
     STATS_FILE,
     atomic,
@@ -145,6 +146,8 @@ def of_run(root: Path) -> Claim | None:
     known = {RUN_FILE, *([BASES_FILE] if bases else [])}
     if _is_page(root, REPORT_FILE):
         known.add(REPORT_FILE)
+    if is_archive_of_report(root / REPORT_ZIP):
+        known.add(REPORT_ZIP)
     images = _Images(root, record)
 
     def owns(way: str) -> bool:
@@ -222,6 +225,14 @@ def is_archive_of_run(path: Path) -> bool:
         with packed.open(RUN_FILE) as record:
             content = files.parse_json(record.read(_LARGEST).decode("utf-8"))
         return _is_record(content) and _is_run(content)
+    return False
+
+
+def is_archive_of_report(path: Path) -> bool:
+    """Whether a file is a zip file with a report of featviz."""
+    broken = (OSError, FileError, ValueError, KeyError, RuntimeError, zipfile.BadZipFile)
+    with suppress(*broken), files.open_regular(path) as file, zipfile.ZipFile(file) as packed:
+        return GENERATOR in packed.open(INDEX_FILE).read(_HEAD)
     return False
 
 
