@@ -73,7 +73,8 @@ def _view(
 
 def _words(layer: ExemplarLayer, record: ExemplarRecord) -> str:
     images = counted(record.images.seen, "image")
-    parts = [f"those of {images} with the largest {record.options['by']}"]
+    by_what = "value" if record.options["by"] == "max" else "mean"
+    parts = [f"of {images} those with the largest {by_what}"]
     if layer.receptive_field.how in ("computed", "measured"):
         parts.append(f"a unit sees {by(layer.receptive_field.size)} pixels of the input")
     return "; ".join(parts)

@@ -55,7 +55,7 @@ def test_the_page_of_a_layer_has_its_exemplars(run: Path, tmp_path: Path) -> Non
     found = write_exemplars(tmp_path / "found")
     build_report(run, ReportOptions(exemplars=found))
     page = read(run / "report" / "layer-000.html")
-    assert "those of 4 images with the largest max; a unit sees 3×5 pixels" in page.text
+    assert "of 4 images those with the largest value; a unit sees 3×5 pixels" in page.text
     own = json.loads(
         next(str(a["data-exemplars"]) for a in page.of("details") if "data-exemplars" in a)
     )
@@ -111,3 +111,22 @@ def test_a_picture_that_is_a_link_or_no_picture(run: Path, tmp_path: Path) -> No
     sheet.symlink_to(found / "001_conv1" / "output" / "c00000.png")
     with pytest.raises(StoreError, match="found"):
         build_report(run, ReportOptions(exemplars=found))
+
+
+@pytest.mark.slow
+def test_the_page_of_a_channel_begins_with_its_exemplars(
+    browser: Any, run: Path, tmp_path: Path
+) -> None:
+    """The channel that has a picture shows it at once; the other shows none."""
+    build_report(run, ReportOptions(exemplars=write_exemplars(tmp_path / "found")))
+    browser.get_log("browser")
+    address = (run / "report" / "layer-000.html").as_uri()
+    for channel, count in ((0, 1), (1, 0)):
+        browser.get("about:blank")
+        browser.get(f"{address}#c{channel}")
+        shown = browser.find_elements("css selector", ".channel .sought img")
+        assert len(shown) == count
+        for image in shown:
+            browser.execute_script("return arguments[0].decode()", image)
+            assert browser.execute_script("return arguments[0].naturalWidth", image) == 70
+    assert browser.get_log("browser") == []

@@ -131,7 +131,7 @@ function suggest(list, channel, items) {
   const single = "single" in document.body.dataset;
   list.replaceChildren(...layers.slice(0, 12).map(({ dataset }) => make("li", {}, make("a", {
     href: `${dataset.href}${single ? "-" : "#"}c${channel.channel}`,
-    textContent: `${dataset.layer}, channel ${channel.channel}`,
+    textContent: `${dataset.item}, channel ${channel.channel}`,
   }))));
   list.hidden = !layers.length;
 }
