@@ -10,6 +10,8 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from featviz.errors import UsageError
+
 LONGEST = 160
 """Characters of a file's own words that a message has room for."""
 
@@ -175,3 +177,18 @@ def safe_way(name: str) -> str:
 def counted(count: int, noun: str) -> str:
     """`1 image`, `2,000 images`."""
     return f"{count:,} {noun}" + ("" if count == 1 else "s")
+
+
+_UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
+
+
+def parse_bytes(text: str) -> int:
+    """Read `500MB`, `2G`, `1.5 GB` or a number of bytes; a unit is a power of 1000.
+
+    Raises:
+        UsageError: it is none.
+    """
+    match = re.fullmatch(r"(\d{1,18}(?:\.\d{1,18})?)\s*([KMGT]?)B?", text.strip(), re.I | re.A)
+    if match is None:
+        raise UsageError(f"{text!r} is no amount of bytes", "for example 500MB or 2GB")
+    return int(float(match[1]) * _UNITS[match[2].upper()])

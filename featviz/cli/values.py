@@ -62,7 +62,7 @@ class BytesType(_ParamType):
     def convert(self, value: Any, param: Any, ctx: Any) -> int:
         """Read bytes."""
         from featviz.errors import UsageError
-        from featviz.pipeline.limits import parse_bytes
+        from featviz.text import parse_bytes
 
         try:
             return value if isinstance(value, int) else parse_bytes(value)

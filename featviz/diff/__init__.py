@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import logging
-import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Protocol
 
 from featviz.diff import documents, maps
 from featviz.diff.compare import measure
@@ -15,7 +14,7 @@ from featviz.diff.pairing import Pairing, check_alike, pair_up, tensor_pairs
 from featviz.diff.result import DiffResult, DiffThresholds, Finding, LayerFindings
 from featviz.diff.values import ImagePair
 from featviz.errors import UsageError
-from featviz.records import Place
+from featviz.records import Comparison, Place
 from featviz.rundir import DIFF_FILE, destination, junit
 from featviz.rundir.atomic import atomic
 from featviz.rundir.image import DamagedError, ReadImage
@@ -25,6 +24,15 @@ from featviz.rundir.write import write_json
 log = logging.getLogger(__name__)
 
 __all__ = ["DiffResult", "DiffThresholds", "Outputs", "diff"]
+
+
+class Render(Protocol):
+    """What turns a comparison into HTML."""
+
+    def __call__(
+        self, found: Comparison, base: ReadRun, new: ReadRun, page: Path, maps: Path
+    ) -> tuple[str, Mapping[str, str]]:
+        """The text of a page, and the texts of files that are to lie with the maps, by name."""
 
 
 @dataclass(frozen=True)
@@ -37,10 +45,8 @@ class Outputs:
     """The page; without `out`, the maps go to a folder beside it."""
     junit: Path | None = None
     """The verdicts as JUnit XML."""
-    render: Callable[[Mapping[str, Any]], str] | None = None
-    """Turns what `documents.page` says into HTML; needed for `html`."""
-    style: str = ""
-    """The style sheet of the page, which lies with the maps."""
+    render: Render | None = None
+    """Turns the comparison into a page and the files beside it; needed for `html`."""
 
     def __post_init__(self) -> None:
         if self.html is not None and self.render is None:
@@ -152,14 +158,18 @@ def _findings(base: ReadImage, new: ReadImage, tolerance: float) -> Iterator[Fin
 
 def _write(result: DiffResult, base: ReadRun, new: ReadRun, outputs: Outputs) -> DiffResult:
     """Draw the maps, then write the files that were asked for."""
+    page = None
     if outputs.folder is not None:
         with destination.replacing(outputs.folder, destination.DIFF, outputs.files) as fresh:
             result = replace(result, maps=tuple(maps.draw(result.layers, base, new, fresh)))
             write_json(fresh / DIFF_FILE, documents.as_json(result))
-            _file(fresh / "style.css", outputs.style)
-    if outputs.html and outputs.folder and outputs.render:
-        beside = Path(os.path.relpath(outputs.folder, outputs.html.parent)).as_posix()
-        _file(outputs.html, outputs.render(documents.page(result, beside)))
+            if outputs.html and outputs.render:
+                found, where = documents.comparison(result), (outputs.html, outputs.folder)
+                page, beside = outputs.render(found, base, new, *where)
+                for name, text in beside.items():
+                    _file(fresh / name, text)
+    if outputs.html and page is not None:
+        _file(outputs.html, page)
     if outputs.junit is not None:
         with atomic(outputs.junit) as file:
             file.write(junit.document({str(result.new): documents.verdicts(result)}, "diff"))

@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import math
-import os
 from typing import Any
-from urllib.parse import quote
+
+import numpy as np
 
 from featviz.diff.pairing import OnlyIn
 from featviz.diff.result import DiffResult, Finding, LayerFindings
-from featviz.records import Verdict, finite
+from featviz.records import ComparedLayer, Comparison, DifferenceMap, Verdict, finite
 from featviz.text import counted
 
 SCHEMA_VERSION = 1
 """Version of the JSON document. 1: first release."""
-
-_LAYERS = 50
-"""Rows of a page's table at most; the JSON document has them all."""
 
 HEADINGS = (
     "layer",
@@ -108,40 +105,27 @@ def only_words(side: OnlyIn) -> list[str]:
     ]
 
 
-def page(result: DiffResult, maps: str) -> dict[str, Any]:
-    """What the page of the whole result shows (`featviz/report/templates/diff.html`).
-
-    Args:
-        maps: where the folder of the maps is, seen from the page, with forward slashes.
-    """
-    titles = [f"{one.label} {one.stem}, {one.image}" for one in result.maps]
-    return {
-        "style": _link(maps, "style.css"),
-        "verdict": verdict_words(result),
-        "runs": {"BASE": str(result.base), "NEW": str(result.new)},
-        "limit": f"{result.maps[0].limit:.3g}" if result.maps else None,
-        "figures": [
-            {
-                "link": _link(maps, one.file),
-                "title": title,
-                "caption": f"{title}: channel{'s' if len(one.channels) > 1 else ''} "
-                f"{', '.join(map(str, one.channels))} (from {one.source})",
-            }
-            for one, title in zip(result.maps, titles, strict=True)
-        ],
-        "headings": HEADINGS,
-        "rows": [cells(layer) for layer in result.differing[:_LAYERS]],
-        "more": len(result.differing[_LAYERS:]),
-        "lists": {
+def comparison(result: DiffResult) -> Comparison:
+    """What the page of the whole result shows."""
+    maps = {(one.label, one.stem): one for one in result.maps}
+    return Comparison(
+        result.equal,
+        verdict_words(result),
+        [_compared(layer, maps.get((layer.label, layer.place.stem))) for layer in result.layers],
+        {
             "Only in BASE": only_words(result.only_in_base),
             "Only in NEW": only_words(result.only_in_new),
             **{f"Incomplete in {side.upper()}": names for side, names in result.incomplete.items()},
         },
-    }
+    )
 
 
-def _link(folder: str, name: str) -> str:
-    return quote(os.fsencode(f"{folder}/{name}"))
+def _compared(layer: LayerFindings, drawn: DifferenceMap | None) -> ComparedLayer:
+    worst, rows = layer.worst, zip(HEADINGS[3:], cells(layer)[3:], strict=True)
+    change = np.where(worst.change.unlike > 0, 1.0, worst.change.relative)
+    head = (layer.place, layer.label, layer.type, *layer.channels)
+    said = [(heading, value) for heading, value in rows if value]
+    return ComparedLayer(*head, worst.severity[0], said, worst.image, change, drawn)
 
 
 def as_json(result: DiffResult) -> dict[str, Any]:
@@ -160,8 +144,13 @@ def as_json(result: DiffResult) -> dict[str, Any]:
         "only_in_base": _only(result.only_in_base),
         "only_in_new": _only(result.only_in_new),
         "incomplete": {side: list(names) for side, names in result.incomplete.items()},
-        "maps": [vars(one) | {"channels": list(one.channels)} for one in result.maps],
+        "maps": [_drawn(one) for one in result.maps],
     }
+
+
+def _drawn(one: DifferenceMap) -> dict[str, Any]:
+    names = ("file", "image", "label", "stem", "source", "limit")
+    return {**{name: getattr(one, name) for name in names}, "channels": list(one.channels)}
 
 
 def _where(layer: LayerFindings) -> dict[str, Any]:

@@ -10,12 +10,12 @@ import numpy as np
 
 from featviz.diff.compare import scale_of, signed
 from featviz.diff.pairing import TensorPair
-from featviz.diff.result import Finding, LayerFindings, Map
+from featviz.diff.result import Finding, LayerFindings
 from featviz.diff.values import ImagePair, map_shape, slack_of
 from featviz.drawing import colormap, grid, png
 from featviz.drawing.levels import ValueLimits, to_levels
 from featviz.layout.layouts import LAYOUTS
-from featviz.records import DrawOptions
+from featviz.records import DifferenceMap, DrawOptions
 from featviz.rundir.atomic import atomic
 from featviz.rundir.read import ReadRun
 from featviz.text import safe_name
@@ -50,7 +50,9 @@ class Sketch:
         return float(np.max(magnitudes, initial=0.0, where=np.isfinite(magnitudes)))
 
 
-def draw(layers: Sequence[LayerFindings], base: ReadRun, new: ReadRun, folder: Path) -> list[Map]:
+def draw(
+    layers: Sequence[LayerFindings], base: ReadRun, new: ReadRun, folder: Path
+) -> list[DifferenceMap]:
     """Draw the worst of the layers that differ, the first always, on one scale for all.
 
     The colours' ends are the largest relative difference of all pictures; what has a number on
@@ -102,12 +104,13 @@ def _to_draw(finding: Finding, ids: Sequence[int]) -> list[int]:
     return [channel for channel in differing if channel in known][:_CHANNELS]
 
 
-def _write(sketch: Sketch, limit: float, number: int, folder: Path) -> Map:
+def _write(sketch: Sketch, limit: float, number: int, folder: Path) -> DifferenceMap:
     place, image = sketch.finding.place, sketch.finding.image
     name = safe_name(f"{number:02d}_{sketch.label}.{place.stem}.png")
-    drawn = Map(name, image, sketch.label, place.stem, sketch.channels, sketch.source, limit)
     colors = colormap.colored(COLORMAP, 0.0)
     plan = grid.plan(sketch.data.shape, _OPTIONS, sketch.strip)
+    what = (name, image, sketch.label, place.stem, sketch.channels, sketch.source)
+    drawn = DifferenceMap(*what, limit, plan, sketch.data.shape[1])
     maps = sketch.data.reshape(-1, *sketch.data.shape[2:])
     ends = ValueLimits.fixed(-limit, limit)
     tiles = to_levels(maps, ends, colors.levels, colors.nonfinite)
@@ -118,7 +121,7 @@ def _write(sketch: Sketch, limit: float, number: int, folder: Path) -> Map:
     return drawn
 
 
-def _caption(drawn: Map, sketch: Sketch) -> dict[str, str]:
+def _caption(drawn: DifferenceMap, sketch: Sketch) -> dict[str, str]:
     return {
         "Software": "featviz",
         "Layer": f"{drawn.label} ({sketch.finding.type})",

@@ -11,7 +11,7 @@ import numpy as np
 
 from featviz.diff.pairing import OnlyIn
 from featviz.errors import CHECK_FAILED
-from featviz.records import Place
+from featviz.records import DifferenceMap, Place
 
 TENSORS, PIXELS, STATISTICS = "tensors", "statistics and pixels", "statistics"
 """What two tensors were compared by."""
@@ -179,23 +179,6 @@ class LayerFindings:
 
 
 @dataclass(frozen=True)
-class Map:
-    """A picture of signed differences."""
-
-    file: str
-    """Relative to the folder of the maps."""
-    image: str
-    label: str
-    stem: str
-    channels: tuple[int, ...]
-    """The drawn channels in tile order: the most changed first."""
-    source: str
-    """`kept tensors` or `pixels`."""
-    limit: float
-    """The relative difference at the ends of the colours."""
-
-
-@dataclass(frozen=True)
 class DiffResult:
     """The result of comparing two runs."""
 
@@ -209,7 +192,7 @@ class DiffResult:
     only_in_new: OnlyIn
     incomplete: Mapping[str, Sequence[str]]
     """Names of images that are left out as incomplete, under `base` and `new`."""
-    maps: tuple[Map, ...] = field(default=())
+    maps: tuple[DifferenceMap, ...] = field(default=())
 
     @property
     def differing(self) -> tuple[LayerFindings, ...]:

@@ -9,11 +9,11 @@ from typing import Any
 from featviz.gradients.options import read_options
 from featviz.models.load import ModelOptions
 from featviz.models.preprocess import InputOptions
-from featviz.pipeline.limits import parse_bytes
 from featviz.pipeline.options import RunOptions
 from featviz.pipeline.processes import parse_shard
 from featviz.records import INTERVENTIONS, DrawOptions, Limits, PassOptions
 from featviz.records.checking import filled, no_option
+from featviz.text import parse_bytes
 
 _OF_THE_RUN = {"archive", "fail_fast", "jobs", "step"}
 _LIMITS = {"max_output_size": "bytes", "max_files": "files"}

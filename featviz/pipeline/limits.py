@@ -2,24 +2,8 @@
 
 from __future__ import annotations
 
-import re
-
 from featviz.errors import StoreError, UsageError
 from featviz.records import Limits, Written
-
-_UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
-
-
-def parse_bytes(text: str) -> int:
-    """Read `500MB`, `2G`, `1.5 GB` or a number of bytes; a unit is a power of 1000.
-
-    Raises:
-        UsageError: it is none.
-    """
-    match = re.fullmatch(r"(\d{1,18}(?:\.\d{1,18})?)\s*([KMGT]?)B?", text.strip(), re.I | re.A)
-    if match is None:
-        raise UsageError(f"{text!r} is no amount of bytes", "for example 500MB or 2GB")
-    return int(float(match[1]) * _UNITS[match[2].upper()])
 
 
 def check_plan(limits: Limits, planned: Written) -> None:

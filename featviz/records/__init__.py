@@ -1,6 +1,7 @@
 """The passive data that stages hand to each other: frozen, with shapes and units on the fields."""
 
 from featviz.records.channels import Activation, Call, Part, Role, Verdict
+from featviz.records.comparison import ComparedLayer, Comparison, DifferenceMap
 from featviz.records.formats import FORMATS, SUFFIXES, PictureFormat
 from featviz.records.kinds import KINDS, CaptureKind, is_gradient
 from featviz.records.layers import (
@@ -61,7 +62,10 @@ __all__ = [
     "Call",
     "Capture",
     "CaptureKind",
+    "ComparedLayer",
+    "Comparison",
     "Count",
+    "DifferenceMap",
     "DrawOptions",
     "Floats",
     "GridPlan",

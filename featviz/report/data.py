@@ -16,7 +16,7 @@ import msgspec
 import numpy as np
 
 from featviz.layout.layouts import LAYOUTS
-from featviz.records import Floats
+from featviz.records import STAT_COLUMNS, DifferenceMap, Floats
 from featviz.report.legend import key
 from featviz.report.network import is_numbers
 from featviz.report.views import Figure, Group, ImagePage
@@ -66,7 +66,7 @@ def entries(
     by_script: dict[str, dict[str, str]] = {}
     for figure in figures(page.groups):
         id = figure.picture.id
-        by_script.setdefault(figure.script, {})[id] = _entry(
+        by_script.setdefault(figure.script, {})[id] = entry(
             figure, numbers.stats[id], key(figure.row, options[figure.other]).grey
         )
     return by_script
@@ -99,11 +99,38 @@ class _Entry(msgspec.Struct, omit_defaults=True):
     """Whether the picture is grey, and may be shown in other colours."""
     scene: bool = False
     """Whether its maps show the places of the input, and may be laid over it."""
+    change: str | None = None
+    """How far each map is from that of another run, 0..1."""
 
 
-def _entry(figure: Figure, stats: Floats, grey: bool) -> str:
+def difference_entry(drawn: DifferenceMap, change: np.ndarray) -> str:
+    """The grid of a map of differences as JSON; `change` as in `entry`."""
+    plan = drawn.plan
+    unknown = np.full((1, len(STAT_COLUMNS)), np.nan, np.float32)
+    content = _Entry(
+        nrow=plan.columns,
+        padding=plan.padding,
+        tile=plan.tile,
+        size=(plan.width, plan.height),
+        slices=drawn.slices,
+        maps=len(change),
+        stats=_columns(unknown),
+        channels=drawn.channels,
+        change=_column(change),
+    )
+    return _in_script(msgspec.json.encode(content).decode())
+
+
+def entry(figure: Figure, stats: Floats, grey: bool, change: np.ndarray | None = None) -> str:
+    """A grid as JSON.
+
+    Args:
+        stats: [maps, 6].
+        grey: whether it may be shown in other colours.
+        change: [maps]: how far each map is from that of another run, 0..1.
+    """
     row, plan = figure.row, figure.row.plan
-    entry = _Entry(
+    content = _Entry(
         nrow=plan.columns,
         padding=plan.padding,
         tile=plan.tile,
@@ -111,13 +138,14 @@ def _entry(figure: Figure, stats: Floats, grey: bool) -> str:
         slices=row.side,
         maps=row.maps,
         stats=_columns(stats),
+        change=None if change is None else _column(change),
         channels=[] if row.reduce is not None else row.channels,
         collapsed=row.collapsed,
         over=row.overlay is not None,
         grey=grey,
         scene=_shows_the_scene(row),
     )
-    return _in_script(msgspec.json.encode(entry).decode())
+    return _in_script(msgspec.json.encode(content).decode())
 
 
 def _shows_the_scene(row: CaptureRow) -> bool:
@@ -132,6 +160,10 @@ def _columns(stats: Floats) -> list[str]:
     same = (bits == bits[:, :1]).all(axis=1)
     kept = (column[:1] if one else column for column, one in zip(bits, same, strict=True))
     return [base64.b64encode(column.tobytes()).decode() for column in kept]
+
+
+def _column(values: np.ndarray) -> str:
+    return base64.b64encode(values.astype("<f4").tobytes()).decode()
 
 
 def geometry(row: CaptureRow) -> str:

@@ -67,7 +67,7 @@ def key(row: CaptureRow, options: Mapping[str, Any]) -> Key:
     cmap = colormap.resolved(named, row.kind, row.overlay is not None)
     if row.reduce in REDUCTIONS and REDUCTIONS[row.reduce].colors:
         return Key("", "", "", (), False)
-    colors = _scale(cmap)
+    colors = scale(cmap)
     grey = cmap in colormap.GREYS and row.overlay is None
     if row.range is None:
         return Key("min", "max", "of each map" if len(row.drawn) > 1 else "", colors, grey)
@@ -79,7 +79,8 @@ def key(row: CaptureRow, options: Mapping[str, Any]) -> Key:
 
 
 @lru_cache
-def _scale(cmap: str) -> tuple[str, ...]:
+def scale(cmap: str) -> tuple[str, ...]:
+    """Colours of a colormap, `#rrggbb`, from the darkest level to the brightest."""
     return tuple(color for level in _STOPS if (color := _color(cmap, level)) is not None)
 
 

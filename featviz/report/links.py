@@ -62,6 +62,25 @@ class FolderLinks:
         return f"{self._ways[home]}/{_quoted(view.file)}"
 
 
+class PackedLinks(FolderLinks):
+    """Pages and the pictures that they show are in one zip file, under names of our own."""
+
+    def __init__(self) -> None:
+        super().__init__(Path())
+        self.pictures: dict[str, PictureView] = {}
+        """By their names in the file."""
+        self._names: dict[tuple[Path, str, str], str] = {}
+
+    def picture(self, view: PictureView) -> str:
+        """`pictures/000123.png`."""
+        key = (view.image.root, view.image.folder, view.file)
+        if key not in self._names:
+            ending = format_of(view.file).name
+            self._names[key] = f"pictures/{len(self._names):06d}.{ending}"
+            self.pictures[self._names[key]] = view
+        return self._names[key]
+
+
 @lru_cache(maxsize=4096)
 def _quoted(file: str) -> str:
     """The name of a file in an image's folder, which most images of a run have too."""

@@ -9,7 +9,7 @@ from itertools import groupby
 import numpy as np
 
 import featviz.report.words as words
-from featviz.records import Floats
+from featviz.records import Floats, GridPlan
 from featviz.report.channels import ChannelTotals, Found
 from featviz.report.views import Figure, Group, ImagePage
 from featviz.rundir.schema import CaptureRow, Class
@@ -206,13 +206,16 @@ def _apart(points: np.ndarray, count: int) -> list[int]:
 
 def tile_of(row: CaptureRow, channel: int | None) -> Tile:
     """Where the first tile of a drawn channel is."""
-    plan = row.plan
     slot = 0 if channel is None else row.drawn.index(channel) * row.side
+    return Tile(channel, box_of(row.plan, slot), (row.plan.width, row.plan.height))
+
+
+def box_of(plan: GridPlan, slot: int) -> tuple[int, int, int, int]:
+    """Left, top, width and height of the n-th tile of a grid, in pixels."""
     down, across = divmod(slot, plan.columns)
     height, width = plan.tile
     left = plan.padding + across * (width + plan.padding)
-    top = plan.padding + down * (height + plan.padding)
-    return Tile(channel, (left, top, width, height), (plan.width, plan.height))
+    return left, plan.padding + down * (height + plan.padding), width, height
 
 
 def bars(row: CaptureRow, stats: Floats, guesses: Sequence[Class], count: int = _TOP) -> list[Bar]:

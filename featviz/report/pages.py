@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from importlib.resources import files
-from pathlib import Path
 from typing import Any
 
 import jinja2
+import msgspec
 from markupsafe import Markup
 
 import featviz.report.channels as channels
@@ -22,8 +22,9 @@ from featviz.report.data import (
     script,
     scripts_of,
 )
+from featviz.report.excited import ExemplarView
 from featviz.report.legend import Key, key, legend
-from featviz.report.links import FolderLinks, InlineLinks, Links
+from featviz.report.links import InlineLinks, Links
 from featviz.report.network import network
 from featviz.report.views import Figure, Group, ImagePage, LayerPage, PictureView, ReportViews
 from featviz.rundir import INPUT_FILE, REPORT_ASSETS
@@ -32,10 +33,10 @@ from featviz.version import __version__
 RUN_PAGE = "index"
 
 
-def render_folder(views: ReportViews, folder: Path) -> Iterator[tuple[str, str]]:
-    """Yield the name and text of each file of a report that will stand in `folder`, one by one: no
+def render_folder(views: ReportViews, links: Links) -> Iterator[tuple[str, str]]:
+    """Yield the name and text of each file of a report that is a folder, one by one: no
     more is held than the numbers of a few images."""
-    write = _PageWriter(views, FolderLinks(folder))
+    write = _PageWriter(views, links)
     for name in REPORT_ASSETS:
         yield name, asset(name)
     known: dict[str, dict[str, str]] = {}
@@ -73,29 +74,27 @@ def render_single(views: ReportViews) -> str:
     return write.document(RUN_PAGE, "", [write.run(), *articles], inside=inside)
 
 
-def render_diff(content: Mapping[str, Any]) -> str:
-    """The page of a comparison of two runs, readable without script and without style.
-
-    Args:
-        content: what `featviz.diff.documents.page` returns.
-    """
-    return _templates().get_template("diff.html").render(content)
-
-
 def asset(name: str) -> str:
     """The text of a file that all reports have."""
     return (files("featviz.report") / "assets" / name).read_text("utf-8")
 
 
-def _templates() -> jinja2.Environment:
+def fill(engine: jinja2.Environment, template: str, **values: Any) -> Markup:
+    """A filled template, which has escaped everything: its text must not be escaped again."""
+    return Markup(engine.get_template(f"{template}.html").render(values))
+
+
+def templates() -> jinja2.Environment:
     """Templates that escape what they are given, and raise on what they are not given."""
-    return jinja2.Environment(
+    engine = jinja2.Environment(
         loader=jinja2.PackageLoader("featviz.report"),
         autoescape=True,
         trim_blocks=True,
         lstrip_blocks=True,
         undefined=jinja2.StrictUndefined,
     )
+    engine.globals |= {"version": __version__, "beside": ""}
+    return engine
 
 
 class _PageWriter:
@@ -109,19 +108,20 @@ class _PageWriter:
         self._inputs: dict[tuple[str, bool], Markup] = {}
         runs = {False: views.run, True: views.other}
         self._options = {o: (run.record.get("options") or {}) for o, run in runs.items() if run}
+        if views.tiles is not None:
+            self._options = {o: {**own, "max_size": 1} for o, own in self._options.items()}
         self._around = {**_around(views.images), **_around(views.layers)}
         self._tensors = {
             (layer.id, group.stem): f"t{n}-" if n else ""
             for layer in views.layers
             for n, group in enumerate(layer.groups)
         }
-        self.templates = _templates()
+        self.templates = templates()
         self.templates.globals |= {
             "links": links,
             "model": words.model_name(views.run),
             "labels": views.labels,
             "words": words,
-            "version": __version__,
             "home": links.page(RUN_PAGE),
             "totals_of": self.totals.of,
             "dark_count": self.totals.dark_count,
@@ -209,8 +209,21 @@ class _PageWriter:
             audited=audited,
             audit=self.views.audit,
             kernels=kernels,
+            exemplars_of=lambda group: self.views.exemplars.get((page.id, group.stem), ()),
+            channels_of=self._exemplars,
             **beside,
         )
+
+    def _exemplars(self, shown: Sequence[ExemplarView]) -> str:
+        """The pictures of channels for the script, as JSON; none in one file, which has the
+        sheets."""
+        found: dict[int, list[dict[str, Any]]] = {}
+        for one in () if self.links.inline else shown:
+            for channel, view in one.channels.items():
+                width, height = view.size
+                own = {"src": self.links.picture(view), "alt": view.alt, "title": one.title}
+                found.setdefault(channel, []).append({**own, "width": width, "height": height})
+        return msgspec.json.encode(found).decode()
 
     def _facts(self, page: ImagePage, numbers: Numbers) -> dict[str, words.Facts]:
         """What is said of each picture, by its id."""
@@ -232,8 +245,7 @@ class _PageWriter:
         return legend(self.views.run, (figure.row for figure in figures(groups)))
 
     def _fill(self, template: str, **values: Any) -> Markup:
-        """The template has escaped everything; its text must not be escaped again."""
-        return Markup(self.templates.get_template(f"{template}.html").render(values))
+        return fill(self.templates, template, **values)
 
 
 def _around(pages: Sequence[Any]) -> dict[str, tuple[Any, Any]]:

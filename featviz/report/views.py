@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import groupby
 from typing import Any
 
 import featviz.report.words as words
@@ -89,6 +90,11 @@ class Group:
     page: str
     """The layer's page."""
     figures: tuple[Figure, ...]
+
+    @property
+    def pairs(self) -> Iterator[tuple[Figure, ...]]:
+        """The figures of each image: one, or those of two runs."""
+        return (tuple(own) for _, own in groupby(self.figures, key=lambda figure: figure.image))
 
     @property
     def aligned(self) -> bool:
@@ -184,6 +190,12 @@ class ReportViews:
     audit: Audit | None = None
     kernels: Mapping[str, KernelView] = field(default_factory=dict)
     """By the names of their layers."""
+    exemplars: Mapping[tuple[str, str], Sequence[Any]] = field(default_factory=dict)
+    """`excited.ExemplarView`s by the page of a layer and the stem of a tensor."""
+    tiles: int | None = None
+    """The most tiles that a layer shows, where they are fewer so that one file stays small."""
+    max_size: int = 0
+    """Bytes that this file may have."""
 
     @property
     def labels(self) -> tuple[str, str | None]:

@@ -38,6 +38,11 @@ def percent(share: float) -> str:
     return f"{100 * share:.1f}\u00a0%"
 
 
+def megabytes(size: int) -> str:
+    """`25 MB`; below one, `0.4 MB`."""
+    return f"{size / 1e6:.3g} MB"
+
+
 def channel_list(channels: Sequence[int]) -> str:
     """`0–2, 5`, cut off where it would become long."""
     return ranges(channels, _LISTED, comma=", ", dash="–") or "none"
@@ -101,7 +106,8 @@ def _maps(row: CaptureRow, options: Mapping[str, Any]) -> str:
     alike = sum(len(group) - 1 for group in (row.collapsed or {}).values())
     pick = options.get("pick")
     picked = f" --pick {setting(pick)}" if pick not in (None, "first") else ""
-    reasons = [f"--max-maps{picked}"] if drawn + alike < row.maps else []
+    cut = "--max-size" if options.get("max_size") else f"--max-maps{picked}"
+    reasons = [cut] if drawn + alike < row.maps else []
     reasons += ["--collapse"] if alike else []
     return f"{drawn} of {row.maps} ({', '.join(reasons)})"
 

@@ -86,3 +86,11 @@ def pack(root: Path, archive: Path) -> None:
             info.file_size = path.stat().st_size  # decides on the fields for large files
             with path.open("rb") as source, packed.open(info, "w") as target:
                 shutil.copyfileobj(source, target, _BUFFER)
+
+
+def add(packed: zipfile.ZipFile, name: str, content: bytes, compress: bool) -> None:
+    """Put a file into a zip file; the same content gives the same bytes."""
+    info = zipfile.ZipInfo(name, _EPOCH)
+    info.compress_type = zipfile.ZIP_DEFLATED if compress else zipfile.ZIP_STORED
+    info.external_attr = 0o644 << 16
+    packed.writestr(info, content)

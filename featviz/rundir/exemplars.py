@@ -15,9 +15,13 @@ from msgspec import Meta
 
 from featviz import files
 from featviz.errors import FileError, StoreError
+from featviz.files import Folder
+from featviz.records import Place
 from featviz.records.exemplars import MOST_TOP
 from featviz.rundir import EXEMPLARS_FILE
+from featviz.rundir.image import ReadImage, png_header
 from featviz.rundir.ownership import is_exemplar_file
+from featviz.rundir.schema import ImageFields, Input, Manifest
 from featviz.text import quoted
 
 SCHEMA_VERSION = 1
@@ -88,6 +92,16 @@ class ExemplarLayer:
     receptive_field: FieldOfView
     sheet: _Text
     channels: Annotated[list[ExemplarChannel], Meta(max_length=2**20)]
+
+    @property
+    def label(self) -> str:
+        """Its name; its class for the model itself."""
+        return self.layer or self.type
+
+    @property
+    def stem(self) -> str:
+        """`output`, `output.call1`."""
+        return Place(self.layer, "output", self.call, self.key).stem
 
     @property
     def identity(self) -> tuple[object, ...]:
@@ -183,6 +197,28 @@ def read_record(root: Path) -> ExemplarRecord:
         ) from None
     except (OSError, FileError, ValueError, msgspec.ValidationError) as error:
         raise StoreError(f"{quoted(str(path))} cannot be read: {quoted(str(error))}") from error
+
+
+def read_pictures(root: Path, record: ExemplarRecord) -> ReadImage:
+    """The pictures of exemplars, as those of an image that has no input and no grids.
+
+    Raises:
+        StoreError: one of them is missing, or is no PNG.
+    """
+    named = [layer.sheet for layer in record.layers]
+    named += [row.file for layer in record.layers for row in layer.channels if row.file]
+    try:
+        with Folder(root) as folder:
+            found = {name: png_header(folder, name) for name in named}
+    except FileNotFoundError as error:
+        missing = quoted(str(root / str(error.filename)))
+        raise StoreError(f"{missing} is missing", "draw the exemplars again") from None
+    except (FileError, OSError) as error:
+        raise StoreError(f"{quoted(str(root))}: {quoted(str(error))}") from error
+    manifest = Manifest(1, ImageFields(path="exemplars", sha256=""), Input([], ""), [], [], [])
+    sizes = {name: size for name, (_, size) in found.items()}
+    pixels = {name: shape for name, (shape, _) in found.items()}
+    return ReadImage(root, "", manifest, (0, 0), sizes, pixels=pixels)
 
 
 def _contradictions(record: ExemplarRecord) -> Iterator[str]:

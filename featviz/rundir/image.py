@@ -11,7 +11,7 @@ import os
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path, PurePosixPath
 from typing import BinaryIO
@@ -66,6 +66,8 @@ class ReadImage:
     """Bytes of its pictures, by their names in the folder."""
     kept_stats: Mapping[str, Floats] | None = None
     """Its statistics, where all of a run are kept in memory."""
+    pixels: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    """Width and height of pictures that are no grids."""
 
     @property
     def name(self) -> str:
@@ -259,11 +261,20 @@ def same_content(first: tuple[ReadImage, str], second: tuple[ReadImage, str]) ->
     return True
 
 
+def png_header(folder: Folder, name: str) -> tuple[tuple[int, int], int]:
+    """Width and height of a PNG, and its bytes.
+
+    Raises:
+        StoreError: it is none.
+    """
+    head, size = folder.head(name, _PNG_HEAD)
+    return _png_size(folder, name, head), size
+
+
 def check_picture(folder: Folder, name: str, expected: tuple[int, int]) -> int:
     """Bytes of a picture whose header says what its grid says."""
     if name.endswith(".png"):
-        head, size = folder.head(name, _PNG_HEAD)
-        shown = _png_size(folder, name, head)
+        shown, size = png_header(folder, name)
     else:
         shown, size = _other_size(folder, name)
     if shown != expected:

@@ -30,6 +30,7 @@ from featviz.rundir import (
     AUDIT_FILE,
     BASES_FILE,
     DIFF_FILE,
+    DIFF_GRIDS,
     EXEMPLARS_FILE,
     INDEX_FILE,
     INPUT_FILE,
@@ -38,6 +39,7 @@ from featviz.rundir import (
     REPORT,
     REPORT_ASSETS,
     REPORT_FILE,
+    REPORT_ZIP,
     RUN_FILE,
     STATS_FILE,
     atomic,
@@ -145,6 +147,8 @@ def of_run(root: Path) -> Claim | None:
     known = {RUN_FILE, *([BASES_FILE] if bases else [])}
     if _is_page(root, REPORT_FILE):
         known.add(REPORT_FILE)
+    if is_archive_of_report(root / REPORT_ZIP):
+        known.add(REPORT_ZIP)
     images = _Images(root, record)
 
     def owns(way: str) -> bool:
@@ -175,7 +179,12 @@ def of_diff(root: Path) -> Claim | None:
     if record is None or not {"base", "new", "tolerance", "equal", "layers"} <= record.keys():
         return None
     maps = _listed(record.get("maps"), "file")
-    listed = {DIFF_FILE, "style.css", *(way for way in maps if re.fullmatch(r"\d\d_[^/]+", way))}
+    listed = {
+        DIFF_FILE,
+        *REPORT_ASSETS,
+        DIFF_GRIDS,
+        *(way for way in maps if re.fullmatch(r"\d\d_[^/]+", way)),
+    }
     return Claim(root, record, listed.__contains__)
 
 
@@ -217,6 +226,14 @@ def is_archive_of_run(path: Path) -> bool:
         with packed.open(RUN_FILE) as record:
             content = files.parse_json(record.read(_LARGEST).decode("utf-8"))
         return _is_record(content) and _is_run(content)
+    return False
+
+
+def is_archive_of_report(path: Path) -> bool:
+    """Whether a file is a zip file with a report of featviz."""
+    broken = (OSError, FileError, ValueError, KeyError, RuntimeError, zipfile.BadZipFile)
+    with suppress(*broken), files.open_regular(path) as file, zipfile.ZipFile(file) as packed:
+        return GENERATOR in packed.open(INDEX_FILE).read(_HEAD)
     return False
 
 

@@ -294,6 +294,11 @@ class Audit:
     images: Seen
     layers: list[AuditRow]
 
+    @property
+    def clean(self) -> bool:
+        """Whether nothing was found in any channel."""
+        return not any(found for row in self.layers for found in row.findings.values())
+
 
 _MANIFESTS = msgspec.json.Decoder(Manifest)
 

@@ -15,6 +15,8 @@ import numpy as np
 import pytest
 from matplotlib import colormaps
 
+from featviz.rundir import REPORT_ASSETS
+
 from .changed_network import CHANGED, CLI, Run, documented, drawn, nan_bias, one_weight
 
 
@@ -27,6 +29,7 @@ class Page(HTMLParser):
         self.tags: set[str] = set()
         self.attributes: set[str] = set()
         self.words: list[str] = []
+        self.text_in_scripts = ""
         self.feed(text)
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
@@ -36,6 +39,7 @@ class Page(HTMLParser):
 
     def handle_data(self, data: str) -> None:
         self.words.append(data)
+        self.text_in_scripts += data.strip() if self.lasttag == "script" else ""
 
 
 HOSTILE = "<img src=x onerror=alert(1)> & 'b'.png"
@@ -43,7 +47,7 @@ LOST = "<u onclick=alert(2)>.png"
 
 
 def test_the_page(featviz: CLI, run: Run, photos: Path, tmp_path: Path) -> None:
-    """No script, no inline style, escaped names, and links that lead to files beside it."""
+    """Nothing inline, escaped names, links that lead to files, and a pair with its difference."""
     from urllib.parse import unquote
 
     (photos / "b.png").rename(photos / HOSTILE)
@@ -53,18 +57,34 @@ def test_the_page(featviz: CLI, run: Run, photos: Path, tmp_path: Path) -> None:
     done = featviz("diff", base, new, "--html", html)
     assert done.code == 4
     page = Page(html.read_text("utf-8"))
-    assert not page.tags & {"script", "style", "iframe"}
-    plain = {"lang", "charset", "name", "content", "rel", "href", "src", "alt", "class", "scope"}
-    assert page.attributes <= plain
-    assert len(page.links) == 4  # the style sheet and three layers
-    assert not any(set(link) & set(" #") for link in page.links)
-    for link in page.links:
-        assert (html.parent / unquote(link)).is_file(), link
+    assert not page.tags & {"style", "iframe"}
+    assert not {name for name in page.attributes if name.startswith(("on", "style"))}
+    assert page.text_in_scripts == ""
+    assert not any(" " in link for link in page.links)
+    pictures = [link for link in page.links if link.endswith(".png")]
+    assert len(pictures) == 3 * 5  # base, new, the difference, and the input of both
+    for link in (link for link in page.links if not link.startswith("#")):
+        path = unquote(link.partition("#")[0])
+        assert (html.parent / path).is_file(), link
     text = "".join(page.words)
     assert HOSTILE in text
     assert "first at 2 (Conv2d)" in text
     assert f"image {LOST} (not there)" in text
     assert str(new) in text
+
+
+def test_the_page_tells_what_interventions_did(featviz: CLI, run: Run, tmp_path: Path) -> None:
+    """At the top, beside the verdict; and the options in which the runs differ."""
+    base, new = run("base"), run("new", "--ablate", f"2:{CHANGED}")
+    assert featviz("diff", base, new, "--html", tmp_path / "d.html").code == 4
+    text = (tmp_path / "d.html").read_text("utf-8")
+    assert f"<b>Changed while NEW ran:</b> ablate 2:{CHANGED}" in text
+    assert "Changed while BASE ran" not in text
+    assert text.count("first to diverge") == 1
+    assert text.index("first to diverge") > text.index('data-layer="2"')
+    assert featviz("diff", base, base, "--html", tmp_path / "d.html").code == 0
+    same = (tmp_path / "d.html").read_text("utf-8")
+    assert "<b>Equal</b>" in same and "data-group" not in same
 
 
 def test_difference_maps(featviz: CLI, run: Run, tmp_path: Path) -> None:
@@ -132,7 +152,9 @@ def test_the_folder_of_the_maps(featviz: CLI, run: Run, tmp_path: Path) -> None:
     written = json.loads((maps / "diff.json").read_text("utf-8"))
     assert written == documented(featviz, base, new, "--html", html)[1]
     assert featviz("diff", base, base, "--html", html).code == 0
-    assert [path.name for path in sorted(maps.iterdir())] == ["diff.json", "style.css"]
+    assert [path.name for path in sorted(maps.iterdir())] == sorted(
+        ["diff.json", "grids.js", *REPORT_ASSETS]
+    )
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.txt").write_text("words")
     done = featviz("diff", base, new, "--out", tmp_path / "mine")
@@ -155,7 +177,7 @@ def test_the_same_diff_writes_the_same_bytes(featviz: CLI, run: Run, tmp_path: P
         ]
         found.append([path.read_bytes() for path in written])
     assert found[0] == found[1]
-    assert len(found[0]) == 2 + 2 + 3
+    assert len(found[0]) == 2 + len(REPORT_ASSETS) + 2 + 3
 
 
 def test_junit(featviz: CLI, run: Run, tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from torch import nn
 from featviz.errors import StoreError, UsageError
 from featviz.pipeline import limits
 from featviz.records import Limits, Written
+from featviz.text import parse_bytes
 
 Run = Callable[..., Outcome]
 
@@ -36,7 +37,7 @@ Run = Callable[..., Outcome]
 )
 def test_sizes(text: str, size: int) -> None:
     """A number of bytes, or with a unit, which is a power of 1000."""
-    assert limits.parse_bytes(text) == size
+    assert parse_bytes(text) == size
 
 
 @pytest.mark.parametrize(
@@ -45,7 +46,7 @@ def test_sizes(text: str, size: int) -> None:
 def test_no_sizes(text: str) -> None:
     """Named as it is, with an example."""
     with pytest.raises(UsageError, match="is no amount of bytes"):
-        limits.parse_bytes(text)
+        parse_bytes(text)
 
 
 def test_a_bad_size_is_a_usage_error(featviz: Run, tiny_file: Path, picture: Path) -> None:

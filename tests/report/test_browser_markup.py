@@ -25,7 +25,7 @@ def evil(tmp_path_factory: pytest.TempPathFactory) -> Path:
     import json
 
     from featviz import diff
-    from featviz.report import pages
+    from featviz.report import comparing
 
     more = {"layout": EVIL, "collapsed": {"0": [0, 1]}, "shape": [1, 6, 4, 5]}
     drawn = [
@@ -68,8 +68,7 @@ def evil(tmp_path_factory: pytest.TempPathFactory) -> Path:
     build_report(folder / "one", ReportOptions(single_file=True))
     outputs = diff.Outputs(
         html=folder / "one" / "diff.html",
-        render=pages.render_diff,
-        style=pages.asset("style.css"),
+        render=comparing.render,
     )
     diff.diff(folder / "one", folder / "two", diff.DiffThresholds(), outputs)
     return folder / "one"

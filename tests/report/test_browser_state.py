@@ -156,7 +156,7 @@ def test_search_finds_channels(page: Page) -> None:
     search = page.one("[data-filter]")
     search.send_keys("conv 5")
     (link,) = page.shown("[data-results] a")
-    assert link.text == "conv1, channel 5"
+    assert link.text == "conv1 Conv2d, channel 5"
     link.click()
     assert page.browser.current_url.endswith("layer-000.html#c5")
     page.open("index.html")
@@ -174,7 +174,7 @@ def test_a_layer_of_several_calls_is_found_once(browser: Any, tmp_path: Path) ->
     calls = [Drawn("relu", call=n) for n in range(3)]
     build_report(write_run(tmp_path / "out", {"a.png": calls}), ReportOptions())
     page = Page(browser, tmp_path / "out").open("index.html?q=relu+5")
-    assert [link.text for link in page.shown("[data-results] a")] == ["relu, channel 5"]
+    assert [link.text for link in page.shown("[data-results] a")] == ["relu ReLU, channel 5"]
 
 
 def test_a_table_says_which_column_sorts_it(page: Page) -> None:

@@ -192,12 +192,21 @@ def test_findings_of_an_audit(root: Path, tmp_path: Path, where: str) -> None:
     build_report(root, ReportOptions(audit=None if where == "run" else folder))
     text = " ".join(pages(root)["index.html"].text.split())
     assert "Audit over 3 images" in text and "2 dead 1, 5" in text
-    assert "constant" not in text
+    assert "constant" not in text and "No findings in any channel" not in text
     layer = (root / "report" / "layer-001.html").read_text("utf-8")
     said = [
         layer.split(f'<tr id="c{c}">')[1].split("</tr>")[0].count("dead (audit)") for c in range(6)
     ]
     assert said == [0, 1, 0, 0, 0, 1]
+
+
+def test_an_audit_without_findings_says_so(root: Path) -> None:
+    """In a sentence, not by dashes alone."""
+    clean = [row | {"findings": {"dead": []}} for row in AUDIT["layers"]]
+    (root / "audit.json").write_text(json.dumps(AUDIT | {"layers": clean}))
+    build_report(root, ReportOptions())
+    text = " ".join(pages(root)["index.html"].text.split())
+    assert "No findings in any channel of these layers: none is dead." in text
 
 
 @pytest.mark.parametrize(

@@ -15,10 +15,8 @@ from urllib.parse import unquote
 import numpy as np
 import pytest
 from conftest import SCENES, Outcome
-from PIL import Image
 from rundirs import Drawn, write_run
 
-from featviz import report
 from featviz.errors import StoreError
 from featviz.report import ReportOptions, build_report
 from featviz.rundir.image import read_image
@@ -147,24 +145,6 @@ def test_one_file_has_everything_inside(root: Path, tmp_path: Path) -> None:
     assert sorted(inside) == sorted(path.read_bytes() for path in files)
     for image in page.of("img"):
         assert "src" in image or image["data-same"] in ids
-
-
-@pytest.mark.slow
-def test_one_file_that_would_be_too_large(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Refused with its size, before and after the pictures are read."""
-    noise = np.random.default_rng(0).integers(0, 255, (3000, 7000), dtype=np.uint8)
-    Image.fromarray(noise).save(root / "a.png" / "input.png")
-    manifest = root / "a.png" / "manifest.json"
-    before = manifest.read_text()
-    manifest.write_text(before.replace("[1, 3, 20, 24]", "[1, 3, 3000, 7000]"))
-    with pytest.raises(StoreError, match=r"one file of 28 MB, more than 25 MB"):
-        build_report(root, ReportOptions(single_file=True))
-    assert not (root / "report.html").exists()
-    (root / "a.png" / "input.png").write_bytes((root / "half.png" / "input.png").read_bytes())
-    manifest.write_text(before)
-    monkeypatch.setattr(report, "LARGEST_SINGLE", 20_000)
-    with pytest.raises(StoreError, match=r"more than 0 MB"):
-        build_report(root, ReportOptions(single_file=True))
 
 
 def test_a_report_that_cannot_be_moved_brings_the_old_one_back(

@@ -70,15 +70,14 @@ def command(base: Path, new: Path, as_json: bool, **given: Any) -> int:
     Exit codes: 0 equal, 1 failed or refused, 2 usage, 4 different.
     """
     from featviz import diff
-    from featviz.report import pages
+    from featviz.report.comparing import render
 
     asked = diff.DiffThresholds(
         **{name: given[name] for name in ("tolerance", "max_diff_ratio", "ignore_added")}
     )
     outputs = diff.Outputs(
         **{name: given[name] for name in ("out", "html", "junit")},
-        render=pages.render_diff,
-        style=pages.asset("style.css"),
+        render=render,
     )
     result = diff.diff(base, new, asked, outputs)
     if as_json:

@@ -11,7 +11,7 @@ import click
 from featviz.cli import options as opts
 from featviz.cli import output
 from featviz.cli.command import Command
-from featviz.cli.values import PATH
+from featviz.cli.values import PATH, BytesType
 
 log = logging.getLogger(__name__)
 
@@ -19,8 +19,8 @@ log = logging.getLogger(__name__)
 @click.command("report", cls=Command)
 @click.argument("run", type=PATH)
 @opts.out_option(
-    "Write the report into this folder, or with --single-file into this file.",
-    show_default="RUN/report, or RUN/report.html",
+    "Write the report into this folder, or with --single-file or --zip into this file.",
+    show_default="RUN/report, RUN/report.html or RUN/report.zip",
 )
 @opts.option(
     "--compare",
@@ -35,6 +35,12 @@ log = logging.getLogger(__name__)
     help="Show the kernels in this folder, which featviz kernels wrote, with their channels.",
 )
 @opts.option(
+    "--exemplars",
+    type=PATH,
+    metavar="DIR",
+    help="Show the pictures in this folder, which featviz exemplars wrote, with their channels.",
+)
+@opts.option(
     "--audit",
     type=click.Path(exists=True, path_type=Path),
     metavar="PATH",
@@ -42,6 +48,14 @@ log = logging.getLogger(__name__)
     help="Show the findings of this audit.json, or of the one in this folder.",
 )
 @opts.option("--single-file", is_flag=True, help="Write one HTML file that holds everything.")
+@opts.option("--zip", is_flag=True, help="Write one zip file of the report and its pictures.")
+@opts.option(
+    "--max-size",
+    type=BytesType(),
+    default=25_000_000,
+    show_default="25MB",
+    help="With --single-file, show fewer tiles of each layer where all of them would be more.",
+)
 @opts.open_option("Open the report in the browser.")
 @opts.json_option()
 @opts.config_option
@@ -52,14 +66,16 @@ def command(run: Path, as_json: bool, open: bool, **given: Any) -> int:
     RUN is a folder that `featviz run` wrote. There is a page for the run, for
     each image and for each layer, whose channels have addresses of their own
     (layer-003.html#c17). The pages show the pictures where they are, so keep
-    the report with its run; --single-file writes one file of at most 25 MB
-    that can be moved. An earlier report is replaced.
+    the report with its run, or move one file: --single-file writes one of at
+    most --max-size, with fewer tiles of each layer where need be, --zip all
+    pages and pictures, to be unpacked. An earlier report is replaced.
 
     \b
     Examples:
       featviz report featviz-out --open
       featviz report new --compare old
       featviz report featviz-out --kernels kernels --audit featviz-audit
+      featviz report featviz-out --exemplars featviz-exemplars
       featviz report featviz-out --single-file --out maps.html
     """
     from featviz.report import ReportOptions, build_report
@@ -67,6 +83,10 @@ def command(run: Path, as_json: bool, open: bool, **given: Any) -> int:
     result = build_report(run, ReportOptions(**given))
     for name, reason in result.incomplete.items():
         log.warning("%s is incomplete (%s); the report names it but does not show it", name, reason)
+    if result.tiles is not None:
+        log.warning(
+            "each layer shows at most %d of its maps, to stay within --max-size", result.tiles
+        )
     if as_json:
         paths = {"page": str(result.page), "files": [str(path) for path in result.files]}
         output.document(paths)

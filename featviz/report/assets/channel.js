@@ -85,7 +85,7 @@ class ChannelView {
       this.alike(frames, channel));
     const pictures = make("div", { className: "excited" },
       ...frames.slice(0, this.shown).map((frame) => this.picture(frame, channel, by)));
-    const main = make("div", {}, this.order(by), pictures);
+    const main = make("div", {}, this.exemplars(channel), this.order(by), pictures);
     if (frames.length > this.shown) main.append(this.more(frames.length));
     if (!frames.length) main.append(make("p", { className: "note", textContent: "This channel was not drawn (--max-maps or --collapse)." }));
     this.box.replaceChildren(head, make("div", { className: "sheet" }, main, aside));
@@ -139,7 +139,8 @@ class ChannelView {
     }
     const home = frame.element.parentElement.querySelector(".name a");
     const link = make("a", { href: home ? home.getAttribute("href") : "", textContent: name });
-    return make("figure", {}, sides, make("figcaption", {}, link, ` ${by} ${digits(grid.stat(channel, by))}`));
+    const run = frame.element.parentElement.querySelector(".name small")?.textContent; // of two
+    return make("figure", {}, sides, make("figcaption", {}, link, run ? ` ${run}` : "", ` ${by} ${digits(grid.stat(channel, by))}`));
   }
 
   /** The numbers over all images, as they stand in the row of the table. */
@@ -162,6 +163,17 @@ class ChannelView {
     return make("section", {}, make("h3", { textContent: "Kernel" }),
       crop({ grid, image }, channel, 96, `Kernel of channel ${channel}`),
       make("p", { className: "note", textContent: what }), figure.querySelector(".key")?.cloneNode(true) ?? "");
+  }
+
+  /** The places that excite the channel most, where exemplars are shown. */
+  exemplars(channel) {
+    const box = this.group.element.querySelector("[data-exemplars]");
+    const own = box ? JSON.parse(box.dataset.exemplars)[channel] : null;
+    if (!own) return "";
+    const figures = own.map(({ title, ...image }) => make("figure", {}, make("img", image), title ? make("figcaption", {}, title) : ""));
+    return make("section", { className: "sought" }, make("h3", { textContent: "What excites it most" }),
+      make("p", { className: "note", textContent: box.querySelector("small").textContent }),
+      make("div", { className: "excited" }, ...figures));
   }
 
   histogram(values, by) {

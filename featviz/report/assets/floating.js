@@ -37,9 +37,10 @@ const viewer = {
     const map = side(this.canvas, "map");
     this.caption = map.lastChild;
     const pair = make("div", { className: "sides" }, map, side(this.input, "input"));
+    this.beside = make("div", { className: "excited" });
     const nav = make("div", { className: "bar" }, this.previous, this.next, this.all);
     this.facts.setAttribute("aria-live", "polite");
-    Object.assign(this, dialog("viewer", this.where, pair, this.facts, nav));
+    Object.assign(this, dialog("viewer", this.where, pair, this.beside, this.facts, nav));
     this.all.addEventListener("click", () => this.box.close());
     this.previous.addEventListener("click", () => this.step(-1));
     this.next.addEventListener("click", () => this.step(1));
@@ -72,7 +73,11 @@ const viewer = {
     this.title.textContent = grid.title(channel);
     const { layer, spot } = group.element.dataset;
     this.where.textContent = `${layer} · ${this.frame.name}`;
-    this.all.href = spot.replace(/0$/, channel);
+    this.all.hidden = !spot; // a comparison has no pages of channels
+    if (spot) this.all.href = spot.replace(/0$/, channel);
+    const others = spot ? [] : group.frames.filter((other) => other !== this.frame && other.grid.slots.has(channel));
+    this.beside.replaceChildren(...others.map((other) => make("figure", {},
+      crop(other, channel, 192, `Channel ${channel}, ${other.name}`), make("figcaption", {}, other.name))));
     this.input.src = this.frame.input.src;
     this.input.alt = this.frame.input.alt;
     this.caption.textContent = grid.over ? "map over the input" : "map";
@@ -99,15 +104,15 @@ const viewer = {
 
 const slider = {
   left: make("select"), right: make("select"),
-  under: make("img"), over: make("img", { className: "over" }),
+  under: make("canvas"), over: make("canvas", { className: "over" }),
   edge: make("div", { className: "edge" }),
   range: make("input", { type: "range", min: 0, max: 100, value: 50 }),
 
   build() {
-    const stage = make("div", { className: "stage" }, this.under, this.over, this.edge);
+    const stage = make("div", { className: "stage" }, this.under, this.over, this.edge, this.range);
     this.range.setAttribute("aria-label", "Where the left picture ends");
     const pick = (text, select) => make("label", {}, text, " ", select);
-    const bar = make("div", { className: "bar" }, pick("Left", this.left), this.range, pick("Right", this.right));
+    const bar = make("div", { className: "bar" }, pick("Left", this.left), pick("Right", this.right));
     Object.assign(this, dialog("slider", bar, stage));
     this.range.addEventListener("input", () => this.cut());
     for (const select of [this.left, this.right]) select.addEventListener("change", () => this.show());
@@ -127,10 +132,12 @@ const slider = {
   },
 
   show() {
-    [[this.under, this.right], [this.over, this.left]].forEach(([image, select]) => {
+    const pairs = [[this.under, this.right], [this.over, this.left]];
+    pairs.forEach(([canvas, select]) => {
       const frame = this.group.frames[select.value];
-      Object.assign(image, { src: frame.image.src, alt: frame.image.alt });
-      [image.width, image.height] = frame.grid.size;
+      canvas.setAttribute("role", "img");
+      canvas.setAttribute("aria-label", frame.image.alt);
+      frame.copy(canvas, () => this.group.frames[select.value] === frame && this.box.open && this.show());
     });
     this.cut();
   },

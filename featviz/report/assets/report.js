@@ -47,6 +47,16 @@ const APPLIED = { // by the names of the controls
   cmap: () => {},
 };
 
+const ARRANGED = { // of a page, by the names of the controls
+  rank: (list, value) => {
+    const rows = [...list.children];
+    rows.forEach((row, n) => { row.dataset.position ??= n; });
+    const key = (row) => (value ? -Number(row.dataset.change) : Number(row.dataset.position));
+    list.append(...rows.sort((a, b) => key(a) - key(b) || a.dataset.position - b.dataset.position));
+  },
+  changed: (list, value) => list.classList.toggle("changed", Boolean(value)),
+};
+
 function color() {
   document.documentElement.dataset.cmap = state.get("cmap") || (state.get("over") ? "viridis" : "");
 }
@@ -64,8 +74,9 @@ function mirror(page) {
 
 function apply(page, name) {
   for (const element of page.querySelectorAll("[data-group]")) {
-    APPLIED[name](groups.get(element), state.get(name));
+    APPLIED[name]?.(groups.get(element), state.get(name));
   }
+  for (const list of page.querySelectorAll("[data-ranked]")) ARRANGED[name]?.(list, state.get(name));
   color();
   mirror(page);
 }
@@ -120,7 +131,7 @@ function suggest(list, channel, items) {
   const single = "single" in document.body.dataset;
   list.replaceChildren(...layers.slice(0, 12).map(({ dataset }) => make("li", {}, make("a", {
     href: `${dataset.href}${single ? "-" : "#"}c${channel.channel}`,
-    textContent: `${dataset.layer}, channel ${channel.channel}`,
+    textContent: `${dataset.item}, channel ${channel.channel}`,
   }))));
   list.hidden = !layers.length;
 }
@@ -217,7 +228,7 @@ function route() {
   const page = target?.closest?.(".page") || pages.find((p) => !p.hidden) || pages[0];
   pages.forEach((other) => { other.hidden = other !== page; });
   begin(page);
-  if (page !== current) Object.keys(APPLIED).forEach((name) => apply(page, name));
+  if (page !== current) [...Object.keys(APPLIED), ...Object.keys(ARRANGED)].forEach((name) => apply(page, name));
   current = page;
   if (pages.length > 1) document.title = [page.dataset.title, document.body.dataset.model, "featviz"].filter(Boolean).join(" · ");
   opened?.close();

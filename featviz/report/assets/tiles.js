@@ -44,7 +44,9 @@ class Grid {
 
   /** A number of a channel, NaN if there is no such channel. A column of one number holds for all. */
   stat(channel, name) {
-    const column = (this.columns[name] ??= floats(this.stats[STATS.indexOf(name)]));
+    const text = name === "change" ? this.change : this.stats[STATS.indexOf(name)];
+    if (text === undefined) return NaN;
+    const column = (this.columns[name] ??= floats(text));
     return channel < this.maps ? column[column.length === 1 ? 0 : channel] : NaN;
   }
 
@@ -107,8 +109,10 @@ class Grid {
   sentence(channel) {
     const own = (name) => digits(this.stat(channel, name));
     const bad = this.stat(channel, "nonfinite");
+    const change = this.change === undefined ? "" : `relative difference ${own("change")}`;
+    if (change && Number.isNaN(bad)) return `${change} at most`; // a map of differences
     return `min ${own("min")} · max ${own("max")} · mean ${own("mean")} · zeros ` +
-      percent(this.stat(channel, "zeros")) + (bad ? ` · ${bad} NaN or infinite` : "");
+      percent(this.stat(channel, "zeros")) + (bad ? ` · ${bad} NaN or infinite` : "") + (change && ` · ${change}`);
   }
 }
 
@@ -138,7 +142,8 @@ class Frame {
   get input() {
     const seen = this.element.closest(".page").querySelectorAll(".seen img");
     const figure = this.element.parentElement;
-    return figure.querySelector("figcaption img") || seen["other" in figure.dataset ? 1 : 0];
+    const own = figure.querySelector("figcaption img") || figure.parentElement.querySelector("figcaption img");
+    return own || seen["other" in figure.dataset ? 1 : 0];
   }
 
   /** What tells it from the others of its group: the run, or the image. */
@@ -207,7 +212,7 @@ class Frame {
   /** Show tiles whose longer side has so many pixels; 0 shows the picture as it was drawn. */
   resize(pixels) {
     const { grid, image, element } = this;
-    const place = element.closest(".one, .beside");
+    const place = element.closest(".pair > .maps, .both > .maps, .one, .beside");
     const beside = place.matches(".one") && innerWidth > 720 ? 280 : 0;
     this.view = pixels && grid.channels.length ? grid.resized(pixels, place.clientWidth - beside) : grid;
     const own = this.view === grid;
@@ -249,6 +254,22 @@ class Frame {
     pen.scale(canvas.width / across, canvas.height / down);
     pen.imageSmoothingEnabled = name === "under";
     draw(pen, width / across);
+  }
+
+  /** Draw the grid on another canvas, in its order and size; once it is loaded, `later`. */
+  copy(canvas, later) {
+    const { image, view, grid } = this;
+    const dense = Math.min(1, Math.sqrt(MOST_PIXELS / (view.size[0] * view.size[1])));
+    [canvas.width, canvas.height] = view.size.map((side) => Math.round(side * dense));
+    canvas.classList.toggle("grey", Boolean(grid.grey));
+    const pen = canvas.getContext("2d");
+    pen.scale(dense, dense);
+    pen.imageSmoothingEnabled = false;
+    if (image.complete && image.naturalWidth) this.tiles(pen, image, grid);
+    else {
+      image.loading = "eager";
+      image.addEventListener("load", later, { once: true });
+    }
   }
 
   /** All tiles in their order, cut out of a grid; without one, the whole picture in each place. */

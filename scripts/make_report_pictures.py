@@ -1,0 +1,135 @@
+"""Make the pictures of docs/report.md: a screenshot of each kind of page of a report.
+
+    python scripts/make_report_pictures.py
+
+It runs the demonstrations (configs/digits.toml and configs/colour.toml), builds their reports in a
+temporary folder, and needs Chromium with chromedriver, and selenium (`pip install -e '.[test]'`).
+"""
+
+from __future__ import annotations
+
+import io
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from PIL import Image
+
+ROOT = Path(__file__).parent.parent
+PICTURES = ROOT / "docs" / "pictures"
+MOST, MOST_TOGETHER = 150_000, 600_000
+"""Bytes of a picture, and of all."""
+DIGITS = ("configs/digits_cnn.pth", "sample_images/digits", "--channels", "1")
+
+
+@dataclass(frozen=True)
+class Shot:
+    """A page to be seen."""
+
+    name: str
+    page: str
+    """Below the temporary folder, with what is set and the place to show."""
+    size: tuple[int, int] = (1280, 900)
+    dark: bool = False
+    code: str = ""
+    """JavaScript that runs before the picture is taken."""
+
+
+SHOTS = (
+    Shot("network", "digits/report/index.html"),
+    Shot("image", "colour/report/image-000.html?cmap=viridis#image-000-maps"),
+    Shot("layer", "digits/report/layer-004.html?zeros=1&sort=max"),
+    Shot("channel", "digits/report/layer-003.html#c5"),
+    Shot("findings", "digits/report/index.html#findings"),
+    Shot("compare", "diff.html?changed=1&sort=change"),
+    Shot("slider", "diff.html", code="document.querySelector('[data-compare]').click()"),
+    Shot("phone", "colour/report/index.html", (400, 860), dark=True),
+)
+
+
+def featviz(*arguments: object, codes: tuple[int, ...] = (0,)) -> None:
+    """Run a command of featviz in the repository's root."""
+    command = [sys.executable, "-m", "featviz", *map(str, arguments)]
+    if subprocess.run(command, cwd=ROOT, check=False).returncode not in codes:
+        raise SystemExit(f"failed: {' '.join(command)}")
+
+
+def make_reports(folder: Path) -> None:
+    """The demonstrations with all that a report can show, and a comparison."""
+    digits, colour, changed = folder / "digits", folder / "colour", folder / "ablated"
+    featviz("run", "--config", "configs/digits.toml", "--out", digits, "-q")
+    featviz("run", "--config", "configs/colour.toml", "--out", colour, "-q", "--report")
+    featviz("kernels", DIGITS[0], "--out", folder / "kernels", "-q")
+    layers = ("--layers", "Conv2d,ReLU")
+    featviz("exemplars", *DIGITS, *layers, "--out", folder / "exemplars", "-q")
+    featviz("audit", *DIGITS, "--out", folder / "audit", "-q")
+    beside = [f"--{name}={folder / name}" for name in ("kernels", "exemplars", "audit")]
+    featviz("report", digits, *beside)
+    ablated = ("--ablate", "3:5", "--out", changed, "-q")
+    featviz("run", "--config", "configs/digits.toml", *ablated)
+    featviz("diff", digits, changed, "--html", folder / "diff.html", codes=(4,))
+
+
+@contextmanager
+def browser() -> Iterator[Any]:
+    """Chromium without a window."""
+    from selenium import webdriver
+    from selenium.webdriver.chrome.service import Service
+
+    options = webdriver.ChromeOptions()
+    options.binary_location = shutil.which("chromium") or shutil.which("chromium-browser") or ""
+    for flag in ("headless=new", "no-sandbox", "disable-dev-shm-usage", "hide-scrollbars"):
+        options.add_argument(f"--{flag}")
+    driver = webdriver.Chrome(options=options, service=Service(shutil.which("chromedriver")))
+    try:
+        yield driver
+    finally:
+        driver.quit()
+
+
+def take(driver: Any, shot: Shot, folder: Path) -> Image.Image:
+    """The picture of a page."""
+    width, height = shot.size
+    metrics = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False}
+    driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
+    scheme = {"name": "prefers-color-scheme", "value": "dark" if shot.dark else "light"}
+    driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [scheme]})
+    driver.get("about:blank")
+    driver.get(f"{folder.as_uri()}/{shot.page}")
+    driver.execute_script(shot.code)
+    driver.execute_async_script(
+        "const done = arguments[0];"
+        "const near = [...document.images].filter(i => i.getBoundingClientRect().top < innerHeight"
+        " && i.getBoundingClientRect().bottom > 0 && i.currentSrc);"
+        "Promise.allSettled(near.map(i => i.decode())).then(() => setTimeout(done, 400));"
+    )
+    return Image.open(io.BytesIO(driver.get_screenshot_as_png())).convert("RGB")
+
+
+def main() -> None:
+    """Write all pictures, as WebP."""
+    PICTURES.mkdir(exist_ok=True)
+    together = 0
+    with tempfile.TemporaryDirectory() as name, browser() as driver:
+        folder = Path(name)
+        make_reports(folder)
+        for shot in SHOTS:
+            path = PICTURES / f"report-{shot.name}.webp"
+            take(driver, shot, folder).save(path, "WEBP", quality=82, method=6)
+            size = path.stat().st_size
+            together += size
+            print(f"{path.relative_to(ROOT)}: {size / 1000:.0f} kB")
+            if size > MOST:
+                raise SystemExit(f"{path} has {size} bytes, more than {MOST}")
+    if together > MOST_TOGETHER:
+        raise SystemExit(f"the pictures have {together} bytes, more than {MOST_TOGETHER}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,127 @@
+"""The page of a comparison in a real browser."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+from rundirs import Drawn, write_run
+
+from featviz import diff
+from featviz.report import ReportOptions, build_report, comparing
+
+from .browsing import STATS, Page, missing_pictures
+
+pytestmark = pytest.mark.slow
+
+
+def changed(by: float) -> np.ndarray:
+    """The statistics of the other run: channel 4 moved most, channel 2 half as much."""
+    stats = STATS.copy()
+    stats[4, :4] += by
+    stats[2, :4] += by / 2
+    return stats
+
+
+@pytest.fixture(scope="module")
+def compared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Runs of which the second layer differs a little, and the third more; and their page."""
+    folder = tmp_path_factory.mktemp("compared")
+    for name, little, much in (("before", 0.0, 0.0), ("after", 0.5, 4.0)):
+        layers = [("conv1", 0.0), ("conv2", little), ("conv3", much)]
+        drawn = [
+            Drawn(layer, index=n, type="Conv2d", stats=changed(by), tile=(60, 70), scale=10)
+            for n, (layer, by) in enumerate(layers, 1)
+        ]
+        write_run(folder / name, {"a.png": drawn})
+    outputs = diff.Outputs(html=folder / "diff.html", render=comparing.render)
+    diff.diff(folder / "before", folder / "after", diff.DiffThresholds(), outputs)
+    build_report(folder / "before", ReportOptions(compare=folder / "after"))
+    return folder
+
+
+@pytest.fixture
+def page(browser: Any, compared: Path) -> Page:
+    """The page of the comparison, wide; no message on the console is expected."""
+    browser.get_log("browser")
+    browser.get((compared / "diff.html").as_uri())
+    yield Page(browser, compared / "before")
+    browser.set_window_size(1200, 900)
+    assert browser.get_log("browser") == []
+
+
+def layers(page: Page) -> list[str]:
+    """The layers that are seen, in their order."""
+    return [row.get_attribute("data-layer") for row in page.shown(".compared")]
+
+
+def test_layers_by_position_by_change_and_the_changed_ones_only(page: Page) -> None:
+    """What is set stands in the address, and holds when it is loaded again."""
+    assert layers(page) == ["conv1", "conv2", "conv3"]
+    assert page.one("#layer-001 .badge").text == "first to diverge"
+    page.choose("[data-state=rank]", "change")
+    assert layers(page) == ["conv3", "conv2", "conv1"]
+    page.one("[data-state=changed]").click()
+    page.browser.refresh()
+    assert layers(page) == ["conv3", "conv2"]
+    page.choose("[data-state=rank]", "")
+    assert layers(page) == ["conv2", "conv3"]
+
+
+def test_tiles_by_change(page: Page) -> None:
+    """The most changed channel comes first, in both runs alike."""
+    page.choose("[data-state=sort]", "change")
+    orders = page.js("return [...groups.values()].map(g => g.frames.slice(0, 2)"
+                     ".map(f => [f.grid.channelOf(0), f.grid.channelOf(1)]))")  # fmt: skip
+    assert orders == [[[4, 2], [4, 2]], [[4, 2], [4, 2]]]
+
+
+@pytest.mark.parametrize("width", [1200, 400])
+def test_a_pair_stays_on_one_row(page: Page, width: int) -> None:
+    """On a phone too, where the page is no wider than the window; also on the page of a layer."""
+    page.browser.execute_cdp_cmd(
+        "Emulation.setDeviceMetricsOverride",
+        {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": False},
+    )
+    for name in ("", "layer-001.html"):
+        if name:
+            page.open(name)
+        tops = page.js(
+            "return [...document.querySelectorAll('.both, .pair')].map(row => "
+            "[...row.children].slice(0, 2).map(f => f.getBoundingClientRect().top))"
+        )
+        assert tops and all(len(set(pair)) == 1 and len(pair) == 2 for pair in tops)
+        assert page.js("return document.documentElement.scrollWidth") <= width
+    page.browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+
+
+def test_the_slider_shows_the_order_that_is_set(page: Page) -> None:
+    """Its first tile has the grey of the most changed channel, and it is moved on the picture."""
+    page.choose("[data-state=sort]", "change")
+    frame = page.all("#layer-002 .frame")[0]
+    want = page.grey(frame, 0)
+    page.one("#layer-002 [data-compare]").click()
+    page.js("slider.range.value = 100; slider.cut()")
+    shown = Image.open(io.BytesIO(page.one(".stage").screenshot_as_png)).convert("L")
+    assert abs(int(shown.getpixel((shown.width // 6, shown.height // 4))) - want) <= 2
+    stage, knob = page.one(".stage").rect, page.one(".stage input").rect
+    assert (stage["x"], stage["width"]) == pytest.approx((knob["x"], knob["width"]), abs=1)
+
+
+def test_an_enlarged_tile_stands_beside_its_double(page: Page) -> None:
+    """The other run's, named; a comparison has no page of a channel to lead to."""
+    page.at(page.all("#layer-002 .frame")[0], 4, click=True)
+    captions = [each.text for each in page.shown("dialog.viewer .excited figcaption")]
+    assert captions[0] == "NEW"
+    assert "relative difference 0." in page.one("dialog.viewer .numbers").text
+    assert not page.shown("dialog.viewer .bar a")
+
+
+def test_no_picture_is_missing(page: Page) -> None:
+    """Those of both runs and the differences, found from where the page is."""
+    assert missing_pictures(page) == []
+    assert len(page.all(".both img")) >= 2 * 4
