@@ -22,6 +22,7 @@ from featviz.text import indented, printable, quoted
 from featviz.version import __version__
 
 COMMANDS = {
+    "look": "Draw one quick picture: input, prediction, telling maps.",
     "run": "Draw feature maps into a run directory.",
     "layers": "List the modules of a model.",
     "summary": "Count parameters, MACs and memory of a model.",
@@ -106,6 +107,7 @@ def group() -> None:
 
     \b
     Examples:
+      featviz look resnet18 cat.jpg
       featviz run resnet18 cat.jpg
       featviz run model.pth photos/ --layers Conv2d,ReLU --out maps
       featviz layers resnet18 --layers 'layer1.*'

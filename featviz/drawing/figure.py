@@ -199,7 +199,7 @@ def write_figure(file: BinaryIO, sheet: FigurePage, text: Mapping[str, str]) -> 
 
 
 def _lay_out(canvas: Canvas, sheet: FigurePage) -> None:
-    at, colors = sheet.geometry, _colors(sheet.cmap)
+    at, colors = sheet.geometry, colormap.ramp(sheet.cmap)
     title = printable(sheet.title)
     size = min(10.0, _POINTS * at.inches[0] / max(len(title), 1))
     canvas.write(title, at.inches[0] / 2, _TITLE / 2, size, "middle")
@@ -213,15 +213,6 @@ def _lay_out(canvas: Canvas, sheet: FigurePage) -> None:
     if at.bars == "shared":
         left, height = at.corner(at.columns - 1)[0] + at.side + 0.1, at.rows * at.cell[1] - _HEAD
         _bar(canvas, colors, sheet.panels[-1], left, _TITLE + _HEAD, height - _GAP)
-
-
-def _colors(cmap: str) -> Bytes:
-    """A colormap from its darkest to its brightest, uint8 [256, 3]."""
-    from matplotlib import colormaps
-
-    rgba = colormaps[cmap](np.linspace(0, 1, 256), bytes=True)
-    colors: Bytes = np.asarray(rgba, np.uint8)[:, :3]
-    return colors
 
 
 def _ends(panel: Panel) -> tuple[float, float]:

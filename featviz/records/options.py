@@ -121,6 +121,19 @@ class DrawOptions:
             yield "--first is for --figure", "--max-maps limits the maps of the grids"
 
 
+@dataclass(frozen=True)
+class PageOptions:
+    """Which maps the page of `look` shows, and how."""
+
+    maps: Count = 8
+    """Maps of each layer."""
+    by: Literal["deviation", "value"] = "deviation"
+    """The maps that are shown: those whose values differ most from place to place (by their
+    standard deviation), or those of the highest mean."""
+    cmap: str = "viridis"
+    """`grey`, or the name of a matplotlib colormap."""
+
+
 INTERVENTIONS = ("ablate", "scale-channel", "clamp", "noise", "grad-scale")
 """Kinds of changes to the outputs of layers, in the order in which they are made at one layer."""
 

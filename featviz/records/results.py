@@ -92,9 +92,14 @@ class Guess:
     """Its softmax, 0..1."""
 
     @property
+    def title(self) -> str:
+        """The class for people: `tabby`, or `class 281`."""
+        return self.name or f"class {self.index}"
+
+    @property
     def words(self) -> str:
         """For people: `tabby 43.1 %`."""
-        return f"{self.name or f'class {self.index}'} {100 * self.probability:.1f} %"
+        return f"{self.title} {100 * self.probability:.1f} %"
 
 
 def finite(value: float | None) -> float | None:

@@ -71,5 +71,5 @@ def command(run: Path, as_json: bool, open: bool, **given: Any) -> int:
         paths = {"page": str(result.page), "files": [str(path) for path in result.files]}
         output.document(paths)
     if open or not as_json:
-        output.report(result.page, open)
+        output.written("report", result.page, open)
     return 0

@@ -121,7 +121,7 @@ def command(ctx: click.Context, /, model: str | None, images: Sequence[str], **g
 def _report(out: Path, show: bool) -> None:
     from featviz.report import ReportOptions, build_report
 
-    output.report(build_report(out, ReportOptions()).page, show)
+    output.written("report", build_report(out, ReportOptions()).page, show)
 
 
 def _run_options(given: dict[str, Any]) -> Any:
