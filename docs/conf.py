@@ -7,5 +7,4 @@ html_theme = "furo"
 html_title = "featviz"
 exclude_patterns = ["ci"]
 myst_heading_anchors = 3
-# A console's lexer reads sh; what a page shows as sh is run by tests/docs.
-highlight_language = "none"
+highlight_language = "none"  # of blocks that name no language, such as trees of files

@@ -107,9 +107,9 @@ def screenshot(page: str, size: tuple[int, int], width: int) -> Callable[[Path],
         if browser is None:
             raise FileNotFoundError("no Chromium here")
         to, window = folder / "page.png", f"--window-size={size[0]},{size[1]}"
-        given = [f"--screenshot={to}", window, "--hide-scrollbars", (folder / page).as_uri()]
-        subprocess.run([browser, "--headless", "--no-sandbox", *given], check=True, timeout=60,
-                       capture_output=True)  # fmt: skip
+        given = ["--headless", "--no-sandbox", "--hide-scrollbars", "--virtual-time-budget=9000"]
+        given += [window, f"--screenshot={to}", (folder / page).as_uri()]
+        subprocess.run([browser, *given], check=True, timeout=60, capture_output=True)
         return part_of("page.png", width)(folder)
 
     return draw

@@ -45,7 +45,7 @@ def commands(page: str) -> list[Command]:
     for line in filter(None, map(str.strip, text.splitlines())):
         command, _, comment = line.partition("  #")
         told = re.search(r"exit code (\d+)", comment)
-        found.append(Command(command.strip(), int(told[1]) if told else 0))
+        found.append(Command(" ".join(command.split()), int(told[1]) if told else 0))
     return found
 
 
