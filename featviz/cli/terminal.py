@@ -12,7 +12,8 @@ from featviz.text import by, printable
 if TYPE_CHECKING:
     from rich.text import Text
 
-    from featviz.inspection.look import LookResult, ShownLayer
+    from featviz.inspection.look import LookResult
+    from featviz.inspection.shown import ShownLayer
     from featviz.records import Bytes
 
 _TILE, _INPUT = 18, 24

@@ -6,6 +6,7 @@ The letters are matplotlib's (`canvas`). Nothing here needs torch.
 from __future__ import annotations
 
 import re
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import ceil, sqrt
@@ -38,6 +39,8 @@ _STRIP = 0.3
 """Inches of the height of a strip of numbers."""
 _LONGEST_SIDE = 4.2
 """Inches of the width of the input's picture."""
+_LONGEST = 300
+"""Letters of a text that are measured."""
 _LINES = 3
 """Lines that a layer's name may take."""
 
@@ -82,16 +85,21 @@ class Overview:
     """What the tiles and the numbers below them are."""
     cmap: str
 
+    @property
+    def size(self) -> tuple[int, int]:
+        """Height and width of the page in pixels."""
+        at = _Geometry.of(self)
+        return round(at.height * DPI), round(at.width * DPI)
+
     def draw(self) -> Bytes:
         """The page, uint8 [H, W, 3]."""
-        at = _Geometry.of(self)
-        canvas = Canvas((round(at.height * DPI), round(at.width * DPI)))
+        at, canvas = _Geometry.of(self), Canvas(self.size)
         colors = colormap.ramp(self.cmap)
         _write_head(canvas, self, at, _accent(colors))
         for row, top in zip(self.rows, at.tops, strict=True):
             _draw_row(canvas, row, at, top)
         _draw_key(canvas, self, at, colors)
-        return canvas.rows().reshape(round(at.height * DPI), -1, 3)
+        return canvas.rows().reshape(*self.size, 3)
 
 
 @dataclass(frozen=True)
@@ -105,22 +113,24 @@ class _Geometry:
     """Upper edges of the rows' tiles."""
     height: float
     picture: float
-    """Height of the picture of the input."""
+    """Height of the pictures of the input and the output."""
 
     @classmethod
     def of(cls, page: Overview) -> _Geometry:
         """By the number of the maps and the shape of the first ones."""
         across, down = _tile_size(page.rows)
         most = max(len(row.tiles) for row in page.rows)
-        width = 2 * _MARGIN + _NAMES + most * (across + _GAP) - _GAP
-        picture = _PICTURE if page.bars else _ALONE
+        width = max(2 * _MARGIN + _NAMES + most * (across + _GAP) - _GAP, _NARROWEST)
+        picture = _picture_height(page, width)
         top = _MARGIN + _TITLE + _CAPTION + picture + 2 * _BETWEEN
+        tall = max([down, *(_left_height(row) for row in page.rows if not row.strip)])
         tops = []
         for row in page.rows:
             tops.append(top)
-            top += max(_STRIP if row.strip else down, _left_height(row)) + _NUMBERS + _BETWEEN
+            top += max(_STRIP, _left_height(row)) if row.strip else tall
+            top += _NUMBERS + _BETWEEN
         height = top + _KEY + _MARGIN / 2
-        return cls(max(width, _NARROWEST), (across, down), tops, height, picture)
+        return cls(width, (across, down), tops, height, picture)
 
 
 def _tile_size(rows: Sequence[OverviewRow]) -> tuple[float, float]:
@@ -129,6 +139,20 @@ def _tile_size(rows: Sequence[OverviewRow]) -> tuple[float, float]:
     aspect = float(np.median([width / height for height, width, _ in sides])) if sides else 1.0
     width = min(max(_TILE * sqrt(aspect), _WIDTHS[0]), _WIDTHS[1])
     return width, min(max(width / aspect, _HEIGHTS[0]), _HEIGHTS[1])
+
+
+def _room(page: Overview, width: float) -> float:
+    """Inches for each picture: the prediction keeps half of the page, and remarks a third."""
+    share = 0.45 if page.bars else 0.65
+    return min(_LONGEST_SIDE, (width - 2 * _MARGIN) * share / len(page.pictures))
+
+
+def _picture_height(page: Overview, width: float) -> float:
+    """Inches of the head: those of the bars, else of the tallest picture or the remarks."""
+    if page.bars:
+        return _PICTURE
+    fitted = (_fitted(pixels, _room(page, width), _ALONE) for _, pixels in page.pictures)
+    return max(len(page.remarks) * _LEADING - _CAPTION, *(height for _, height in fitted))
 
 
 def _accent(colors: Bytes) -> Color:
@@ -149,7 +173,7 @@ def _write_head(canvas: Canvas, page: Overview, at: _Geometry, accent: Color) ->
     canvas.write(rest, left, y + 0.02, 10, "right", _SOFT)
     left, top = _MARGIN, _MARGIN + _TITLE
     for caption, pixels in page.pictures:
-        width, height = _fitted(pixels, _room(page, at), at.picture)
+        width, height = _fitted(pixels, _room(page, at.width), at.picture)
         canvas.write(caption, left, top + 0.08, 9, "right", _SOFT)
         _paste(canvas, pixels, left, top + _CAPTION, width, height)
         left += width + 0.3
@@ -157,12 +181,6 @@ def _write_head(canvas: Canvas, page: Overview, at: _Geometry, accent: Color) ->
     _write_prediction(canvas, page, (left, top), at.width - _MARGIN - left, accent)
     rule = top + _CAPTION + at.picture + _BETWEEN
     canvas.fill(_RULE, _MARGIN, rule, at.width - 2 * _MARGIN, 1 / DPI)
-
-
-def _room(page: Overview, at: _Geometry) -> float:
-    """Inches for each picture: the prediction keeps half of the page, and remarks a third."""
-    share = 0.45 if page.bars else 0.65
-    return min(_LONGEST_SIDE, (at.width - 2 * _MARGIN) * share / len(page.pictures))
 
 
 def _write_prediction(
@@ -259,12 +277,20 @@ def _name_lines(name: str) -> list[str]:
 
 def _shortened(canvas: Canvas, words: str, points: float, width: float, bold: bool = False) -> str:
     """Words that fit into so many inches; the middle of longer ones is left out."""
-    shown = words
-    for left in range(min(len(words) - 1, 200), 1, -1):
-        if canvas.width(shown, points, bold) <= width:
-            break
-        shown = f"{words[: left // 2]}…{words[len(words) - (left - left // 2) :]}"
-    return shown
+    words = _cut(words, _LONGEST)
+    if canvas.width(words, points, bold) <= width:
+        return words
+    kept = bisect_right(
+        range(2, len(words)), width, key=lambda n: canvas.width(_cut(words, n), points, bold)
+    )
+    return _cut(words, 1 + kept)
+
+
+def _cut(words: str, letters: int) -> str:
+    """The first and the last letters of longer words."""
+    if len(words) <= letters:
+        return words
+    return f"{words[: letters // 2]}…{words[len(words) - (letters - letters // 2) :]}"
 
 
 # Below: the key
@@ -285,9 +311,13 @@ def _draw_key(canvas: Canvas, page: Overview, at: _Geometry, colors: Bytes) -> N
 
 
 def _fitted(pixels: Bytes, width: float, height: float) -> tuple[float, float]:
-    """Inches of a picture that fills a room in one direction; at least a pixel in the other."""
+    """Inches of a picture that fills a room in one direction, in whole pixels of the page."""
     share = min(width / pixels.shape[1], height / pixels.shape[0])
-    return max(pixels.shape[1] * share, 1 / DPI), max(pixels.shape[0] * share, 1 / DPI)
+    return _whole(pixels.shape[1] * share), _whole(pixels.shape[0] * share)
+
+
+def _whole(inches: float) -> float:
+    return max(1, int(inches * DPI + 1e-6)) / DPI
 
 
 def _paste(
@@ -297,4 +327,4 @@ def _paste(
     much of it is reduced smoothly."""
     factor = max(1, ceil(width * DPI / pixels.shape[1] - 0.01))
     large = pixels.repeat(factor, 0).repeat(factor, 1)
-    canvas.paste(large, left, top, width, height, smooth=True)
+    canvas.paste(large, _whole(left), _whole(top), width, height, smooth=True)

@@ -88,7 +88,7 @@ def make_sheet(root: Path, options: SheetOptions) -> SheetResult:
         list(lines.values()), [_short(name) for name in lines], channels, options.transpose
     )
     out = options.out or Path(safe_name(f"sheet-{options.layer}.png"))
-    check_picture(out, _SOFTWARE, "sheet")
+    check_picture(out, _SOFTWARE, "sheet of featviz")
     with atomic(out) as file:
         picture.save(file, "png", pnginfo=_MARK)
     return SheetResult(out, tuple(lines), tuple(c for c in channels if c != ALL), left_out)

@@ -189,7 +189,7 @@ def check_picture(out: Path, software: str, noun: str, overwrite: bool | None = 
 
     Args:
         software: what the command writes into the PNG as `Software`: `featviz sheet`.
-        noun: what such a picture is called.
+        noun: what such a picture is called: `sheet of featviz`.
         overwrite: whether any other file may go as well; None where the command has no such option.
 
     Raises:
@@ -207,7 +207,7 @@ def check_picture(out: Path, software: str, noun: str, overwrite: bool | None = 
     if not ours:
         hint = "name another file with --out"
         raise StoreError(
-            f"--out {out} is there and is no {noun} of featviz",
+            f"--out {out} is there and is no {noun}",
             hint if overwrite is None else f"--overwrite replaces it; or {hint}",
         )
 

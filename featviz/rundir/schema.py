@@ -72,7 +72,9 @@ class CaptureRow(Capture):
     nonfinite: _Count
     channels: _Channels | None = None
     slices: Annotated[list[Annotated[int, Meta(ge=1, le=_LARGEST)]], _Two] | None = None
+    steps: list[_Count] | None = None
     tensor: _Text | None = None
+    constant: Annotated[list[_Pixels], Meta(min_length=3, max_length=3)] | None = None
     collapsed: dict[_Text, _Channels] | None = None
     reduce: _Text | None = None
     overlay: Annotated[float, Meta(ge=0, le=1)] | None = None
@@ -100,6 +102,11 @@ class CaptureRow(Capture):
     def side(self) -> int:
         """Tiles side by side for each channel."""
         return self.slices[0] if self.slices else 1
+
+    @property
+    def beside(self) -> list[int]:
+        """The slices side by side for each channel; where a row does not say, the first."""
+        return [*range(self.side)] if self.steps is None else self.steps
 
     @cached_property
     def plan(self) -> GridPlan:
@@ -487,6 +494,8 @@ def _of_row(row: CaptureRow) -> Iterator[tuple[str, Any, str]]:
         yield from _of_channels(row, row.channels)
     if row.slices is not None and row.slices[0] > row.slices[1]:
         yield "slices", row.slices, "no more drawn than there are"
+    if row.steps is not None:
+        yield from _of_steps(row, row.steps)
     yield from _of_collapsed(row, row.collapsed or {})
     yield from _of_grid(row)
 
@@ -503,6 +512,14 @@ def _of_channels(row: CaptureRow, channels: list[int]) -> Iterator[tuple[str, An
         yield "channels", max(channels), f"less than maps ({row.maps})"
     elif len(set(channels)) < len(channels):
         yield "channels", channels, "each channel once"
+
+
+def _of_steps(row: CaptureRow, steps: list[int]) -> Iterator[tuple[str, Any, str]]:
+    drawn, held = row.slices or (1, 1)
+    if len(steps) != drawn or sorted(set(steps)) != steps:
+        yield "steps", steps, f"each of the {drawn} drawn slices once, in order"
+    elif steps[-1] >= held:
+        yield "steps", steps[-1], f"less than slices ({held})"
 
 
 def _of_collapsed(

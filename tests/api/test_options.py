@@ -35,7 +35,7 @@ BAD_DRAWING = [
     ("scale", "2", "--scale '2' is neither a whole number nor auto"),
     ("padding", -1, "--padding -1 is below 0"),
     ("padding", 2.0, "--padding 2.0 is not a valid integer"),
-    ("padding", None, "--padding None is not a valid integer"),
+    ("padding", True, "--padding True is not a valid integer"),
     ("pad_value", 2, "--pad-value 2.0 is outside 0..1"),
     ("pad_value", NAN, "--pad-value nan is outside 0..1"),
     ("pad_value", "grey", "--pad-value 'grey' is not a valid float"),

@@ -32,7 +32,7 @@ _NAMED = 3
 @opts.model_argument
 @opts.images_argument
 @opts.layers_option(
-    opts.select_layers, default="one layer for each stage, 8 at most", first=opts.select_in_short
+    opts.select_layers, default="one layer for each stage, at most 10", first=opts.select_in_short
 )
 @_of_page("--maps", "Show N maps of each layer.", group=LAYERS)
 @_of_page(
@@ -78,6 +78,8 @@ def command(ctx: click.Context, /, model: str | None, images: Sequence[str], **g
       featviz look vit_b_16 cat.jpg --out vit.png --open
     \f
     IMAGE is what `featviz run` takes; of several images, the first is shown.
+    Of maps that look alike one is shown; each runs from its least value (dark)
+    to its greatest (bright), and one that is constant is left out.
     A terminal that knows sixel or kitty graphics shows the picture itself with
     the extra featviz[terminal]; any other one shows it in coloured blocks.
 
