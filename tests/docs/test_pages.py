@@ -19,7 +19,7 @@ from documents import PAGES, blocks, commands, furnish, read
 
 Run = Callable[..., Outcome]
 
-SHOWN = [page for page in PAGES if commands(page) and page not in ("README", "audit")]
+SHOWN = [page for page in PAGES if commands(page) and page not in ("README", "audit", "exemplars")]
 WITHOUT_DOWNLOAD = ["--weights", "none"]
 SMALL_INPUT = {"run", "look", "audit", "exemplars", "layers", "summary"}
 
@@ -119,6 +119,15 @@ def test_the_audits_of_the_page_hold(clone: Path, featviz: Run) -> None:
     verified = json.loads((clone / "gates" / "audit.json").read_text())["verify"]
     assert verified["largest_change"] == 0
     assert json.loads((clone / "prune.json").read_text()) == {}
+
+
+@pytest.mark.slow
+def test_the_exemplars_of_the_page_have_sheets(clone: Path, featviz: Run) -> None:
+    """One for every layer and class that the record names."""
+    follow_page("exemplars", clone, featviz)
+    for out in (clone / "featviz-exemplars", clone / "classes", clone / "whole"):
+        rows = json.loads((out / "exemplars.json").read_text())["layers"]
+        assert rows and all((out / row["sheet"]).is_file() for row in rows)
 
 
 @pytest.mark.parametrize("page", PAGES)
