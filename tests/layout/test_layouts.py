@@ -21,7 +21,7 @@ from featviz.layout.layouts import CHOICES, LAYOUTS, Form, Layout
 from featviz.layout.token_grids import TokenGrid
 from featviz.records import Hints, Windows
 
-README = Path(__file__).parents[2] / "README.md"
+PAGE = Path(__file__).parents[2] / "docs" / "layers.md"
 SIZES = {"1": 1, "N": 3, "C": 5, "H": 6, "W": 9, "D": 7, "F": 11, "heads": 2, "T": 24}
 SIZES |= {"windows": 6, "places": 4, "a": 2, "b": 2}
 """A size for each axis that a record may name; 24 tokens and 6 windows of 4 places are 4 × 6."""
@@ -99,9 +99,9 @@ def test_only_aligned_maps_are_laid_over_the_input(layout: Layout) -> None:
 
 
 def test_help_and_readme_name_every_choice(featviz: Callable[..., Outcome]) -> None:
-    """`run --help` says each name with its axes; each stands in the README's table, too."""
+    """`run --help` says each name with its axes; each stands in docs/layers.md, too."""
     text = " ".join(featviz("run", "--help-all").out.split())
-    table = README.read_text("utf-8").partition("| layout |")[2].partition("\n\n")[0]
+    table = PAGE.read_text("utf-8").partition("| layout |")[2].partition("\n\n")[0]
     first_cells = " ".join(re.findall(r"^\| ([^|]+) \|", table, re.M))
     for layout in CHOICES:
         assert f"{layout.name} {layout.shape}" in text

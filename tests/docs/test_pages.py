@@ -1,0 +1,172 @@
+"""What the README and the pages of docs/ show works as it stands: commands, code, links, tables."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import ROOT, Outcome
+from documents import PAGES, blocks, commands, furnish, read
+
+Run = Callable[..., Outcome]
+
+SHOWN = [page for page in PAGES if commands(page) and page not in ("README", "audit", "exemplars")]
+WITHOUT_DOWNLOAD = ["--weights", "none"]
+SMALL_INPUT = {"run", "look", "audit", "exemplars", "layers", "summary"}
+
+
+@pytest.fixture
+def clone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with what a clone has, and with models and images of the reader's own."""
+    furnish(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def small(words: list[str]) -> list[str]:
+    """A command of resnet18 without a download and on a small image; others as they are."""
+    if "resnet18" not in words:
+        return words
+    size = ["--size", "64"] if words[0] in SMALL_INPUT else []
+    return [*words, *WITHOUT_DOWNLOAD, *size]
+
+
+def in_shell(line: str, folder: Path) -> Outcome:
+    """Run a line with pipes as a shell does, where `featviz` is this package."""
+    given = shlex.join(small(["run", "resnet18"])[2:])
+    line = line.replace(" resnet18 ", f" resnet18 {given} ")
+    script = f'featviz() {{ {shlex.quote(sys.executable)} -m featviz "$@"; }}\n{line}'
+    done = subprocess.run(
+        ["bash", "-euo", "pipefail", "-c", script],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "HOME": str(folder), "PYTHONPATH": str(ROOT)},
+        check=False,
+    )
+    return Outcome(done.returncode, done.stdout, done.stderr)
+
+
+def follow(line: str, folder: Path, featviz: Run) -> Outcome:
+    """Do what a line says; of an installation and of torchrun only what featviz does there."""
+    line = line.split(" && ")[-1]
+    shutil.rmtree(folder / "featviz-out", ignore_errors=True)
+    if line.startswith("torchrun "):
+        line = "featviz " + line.partition(" -m featviz ")[2]
+    if re.search(r"[|>]|^mkdir ", line):
+        return in_shell(line, folder)
+    words = shlex.split(line)
+    assert words[0] == "featviz", line
+    return featviz(*small(words[1:]))
+
+
+def is_test_command(line: str) -> bool:
+    return "pytest" in line
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", SHOWN)
+def test_the_commands_of_a_page_work(page: str, clone: Path, featviz: Run) -> None:
+    """All of them, in order, in one folder; each ends with the exit code that is told."""
+    if any("| jq" in line for line, _ in commands(page)) and shutil.which("jq") is None:
+        pytest.skip("a command of the page needs jq")
+    follow_page(page, clone, featviz)
+
+
+def follow_page(page: str, folder: Path, featviz: Run) -> None:
+    """Run the code of a page, then its commands, but for the one that runs these tests."""
+    for block in blocks(page, "python"):
+        run_code(block)
+    for line, code in commands(page):
+        if not is_test_command(line):
+            done = follow(line, folder, featviz)
+            assert done.code == code, (line, done.err)
+
+
+def run_code(block: str) -> None:
+    """Run a block of Python with a model and a batch, unless it is the text of a file."""
+    from torchvision import models
+
+    if not block.startswith("# "):
+        model = models.resnet18() if "layer4" in block else None
+        exec(block, {"model": model, "batch": torch.rand(1, 3, 64, 64)})
+
+
+@pytest.mark.slow
+def test_the_readme_makes_what_it_says(clone: Path, featviz: Run) -> None:
+    """Twenty digits, the quick picture, eight grids, the report, a sheet, and an audit."""
+    follow_page("README", clone, featviz)
+    made = clone
+    assert len([path for path in (made / "out-digits").iterdir() if path.is_dir()]) == 20
+    assert (made / "look-spheres.png").is_file() and (made / "maps/report/index.html").is_file()
+    assert len(list((made / "maps/spheres.jpg").glob("*/output.png"))) == 8
+    assert (made / "featviz-exemplars/004_3/output.png").is_file()
+    assert (made / "audit/apoz.png").is_file()
+
+
+@pytest.mark.slow
+def test_the_audits_of_the_page_hold(clone: Path, featviz: Run) -> None:
+    """The gates hold, and the proof says that nothing changes, since nothing is cut."""
+    follow_page("audit", clone, featviz)
+    verified = json.loads((clone / "gates" / "audit.json").read_text())["verify"]
+    assert verified["largest_change"] == 0
+    assert json.loads((clone / "prune.json").read_text()) == {}
+
+
+@pytest.mark.slow
+def test_the_exemplars_of_the_page_have_sheets(clone: Path, featviz: Run) -> None:
+    """One for every layer and class that the record names."""
+    follow_page("exemplars", clone, featviz)
+    for out in (clone / "featviz-exemplars", clone / "classes", clone / "whole"):
+        rows = json.loads((out / "exemplars.json").read_text())["layers"]
+        assert rows and all((out / row["sheet"]).is_file() for row in rows)
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_links_lead_somewhere(page: str) -> None:
+    """Every file that a page links or shows is there."""
+    links = re.findall(r"\]\(([^)#]+?)(?:#[^)]*)?\)|src=\"([^\"]+)\"", read(page))
+    for link in (first or second for first, second in links):
+        if not re.match(r"https?:", link):
+            assert (PAGES[page].parent / link).exists(), link
+
+
+def test_the_readme_is_a_first_visit() -> None:
+    """At most 150 lines, pictures, the set-up in its place, and a link to every page."""
+    text = read("README")
+    assert text.count("\n") <= 150 and text.count("docs/pictures/") >= 6
+    pages = {f"docs/{page}.md" for page in PAGES if page not in ("README", "index")}
+    assert pages <= set(re.findall(r"\]\((docs/\w[\w-]*\.md)\)", text))
+
+
+def test_ci_runs_the_readmes_test_command() -> None:
+    """.ci/run finds the command in the README, so a missing install step cannot hide."""
+    (line,) = [line for line, _ in commands("README") if is_test_command(line)]
+    assert line == "pip install -e '.[test]' && python -m pytest -n 2 --dist worksteal"
+    section = read("README").split("<!-- test command -->\n```sh\n")[1]
+    assert section.startswith(line)
+    assert "README.md" in (ROOT / ".ci" / "run").read_text()
+
+
+def test_exit_codes_match_the_errors() -> None:
+    """The table of the run directory's page has the codes that the errors carry."""
+    from featviz.errors import CHECK_FAILED, FeatvizError, UsageError
+
+    found = re.findall(r"^\| (\d+) \|", read("run-directory"), re.MULTILINE)
+    codes = {int(code) for code in found}
+    assert {0, FeatvizError.exit_code, UsageError.exit_code, 3, CHECK_FAILED, 130} == codes
+
+
+def test_every_config_is_shown() -> None:
+    """Each file in configs/ that people run is named on some page."""
+    shown = "".join(read(page) for page in PAGES)
+    for path in (ROOT / "configs").glob("*.toml"):
+        assert f"configs/{path.name}" in shown

@@ -1,0 +1,115 @@
+"""What the repository ships works: configurations, trained networks, examples of docstrings."""
+
+from __future__ import annotations
+
+import doctest
+import importlib.util
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+import pytest
+import torch
+from conftest import ROOT, Outcome
+
+from featviz import api
+from featviz.rundir.read import read_json
+
+
+@pytest.fixture
+def clone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with the configurations and sample images of a clone."""
+    for name in ("configs", "sample_images"):
+        shutil.copytree(ROOT / name, tmp_path / name)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_stages_config_draws_what_it_says(clone: Path, featviz: Callable[..., Outcome]) -> None:
+    """resnet18_stages: five layers, at most 64 maps, one range a layer, in colour."""
+    done = featviz("run", "--config", "configs/resnet18_stages.toml", "--weights", "none")
+    assert done.code == 0
+    for manifest in (clone / "out-resnet18").rglob("manifest.json"):
+        rows = read_json(manifest)["captures"]
+        assert [row["layer"] for row in rows] == ["conv1", "layer1", "layer2", "layer3", "layer4"]
+        assert all(
+            row["normalize"] == "layer" and len(row.get("channels", [0] * 64)) == 64 for row in rows
+        )
+
+
+def test_docstring_examples() -> None:
+    """The examples of the public API give what they show."""
+    assert doctest.testmod(api).attempted >= 5
+    assert doctest.testmod(api).failed == 0
+
+
+def train_script(name: str = "digits") -> ModuleType:
+    spec = importlib.util.spec_from_file_location("train", ROOT / f"configs/train_{name}_cnn.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_shipped_model_is_what_the_script_makes() -> None:
+    """Same architecture, one Sequential, and at most 400 KB."""
+    path = ROOT / "configs" / "digits_cnn.pth"
+    shipped = torch.load(path, weights_only=False)
+    assert str(shipped) == str(train_script().build_model(32))
+    assert path.stat().st_size <= 400 * 1024
+
+
+@pytest.mark.slow
+def test_retraining_a_tiny_version_learns(tmp_path: Path) -> None:
+    """A few hundred steps at an eighth of the width beat guessing by far."""
+    script = train_script()
+    threads = torch.get_num_threads()
+    code = script.main(
+        ["--train-size", "3000", "--epochs", "6", "--width", "8", "--test-size", "300",
+         "--out", str(tmp_path / "tiny.pth")]
+    )  # fmt: skip
+    torch.set_num_threads(threads)
+    assert code in (0, None)
+    model = torch.load(tmp_path / "tiny.pth", weights_only=False)
+    images, labels = script.render_digits(200, np.random.default_rng(99))
+    found = model(torch.as_tensor(images)).argmax(1)
+    assert (found == torch.as_tensor(labels)).float().mean() > 0.5
+
+
+def test_the_colour_network_knows_the_colours_of_the_scenes() -> None:
+    """It is what the script makes, and gives each scene's colours to within a tenth; grey itself is
+    far off."""
+    script, path = train_script("colour"), ROOT / "configs" / "colour_cnn.pth"
+    shipped = torch.load(path, weights_only=False)
+    assert str(shipped) == str(script.build_model()) and path.stat().st_size <= 200 * 1024
+    for name in script.SCENES:
+        scene = script.read_scene(ROOT / "sample_images/scenes" / name)[None]
+        scene = scene[..., : scene.shape[2] // 8 * 8, : scene.shape[3] // 8 * 8]
+        with torch.no_grad():
+            given = shipped.float()(script.grey(scene))
+        coloured = scene.amax(1) - scene.amin(1) > 0.2
+        error, blind = (
+            (x - scene).abs().mean(1)[coloured].mean() for x in (given, script.grey(scene))
+        )
+        assert error < 0.1 and error < 0.85 * blind, (name, error, blind)
+
+
+@pytest.mark.slow
+def test_retraining_the_colour_network_learns(tmp_path: Path) -> None:
+    """Thirty steps take the loss well down, and the same command writes the same bytes."""
+    script, threads = train_script("colour"), torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        scenes = [script.read_scene(ROOT / "sample_images/scenes" / script.SCENES[0])]
+        torch.manual_seed(0)
+        first = script.train(script.build_model(), scenes, 1, 2, 0)
+        files = [tmp_path / "a.pth", tmp_path / "b.pth"]
+        for file in files:
+            script.main(["--steps", "30", "--batch-size", "2", "--out", str(file)])
+        torch.manual_seed(0)
+        assert script.train(script.build_model(), scenes, 60, 2, 0) < 0.75 * first
+    finally:
+        torch.set_num_threads(threads)
+    assert files[0].read_bytes() == files[1].read_bytes()
