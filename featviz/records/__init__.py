@@ -44,6 +44,7 @@ from featviz.records.results import (
     Tiles,
     finite,
 )
+from featviz.records.tables import TextTable
 
 __all__ = [
     "AUTO",
@@ -87,6 +88,7 @@ __all__ = [
     "Shard",
     "Site",
     "Skip",
+    "TextTable",
     "Tiles",
     "Verdict",
     "Windows",

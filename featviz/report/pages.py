@@ -14,7 +14,7 @@ from urllib.parse import quote
 import jinja2
 from markupsafe import Markup
 
-import featviz.report.words as words
+from featviz.report import words
 from featviz.report.data import (
     DarkChannels,
     Numbers,
@@ -135,6 +135,16 @@ def render_diff(content: Mapping[str, Any]) -> str:
         content: what `featviz.diff.documents.page` returns.
     """
     return _templates().get_template("diff.html").render(content)
+
+
+def render_notebook(content: Mapping[str, Any]) -> str:
+    """What a notebook shows of a result: a part of a page.
+
+    Args:
+        content: `figures` (address, words, (width, height)), `lines`, `table` (a `TextTable` or
+            None) and `link`.
+    """
+    return _templates().get_template("notebook.html").render(content)
 
 
 def asset(name: str) -> str:

@@ -10,8 +10,8 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-import featviz.report.words as words
 from featviz.files import real
+from featviz.report import words
 from featviz.rundir import INPUT_FILE
 from featviz.rundir.image import ReadImage
 from featviz.rundir.read import ReadRun

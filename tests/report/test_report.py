@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tracemalloc
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 from urllib.parse import unquote
 
@@ -18,7 +19,6 @@ from conftest import SCENES, Outcome
 from PIL import Image
 from rundirs import Drawn, write_run
 
-from featviz import report
 from featviz.errors import StoreError
 from featviz.report import ReportOptions, build_report
 from featviz.rundir.image import read_image
@@ -162,7 +162,7 @@ def test_one_file_that_would_be_too_large(root: Path, monkeypatch: pytest.Monkey
     assert not (root / "report.html").exists()
     (root / "a.png" / "input.png").write_bytes((root / "half.png" / "input.png").read_bytes())
     manifest.write_text(before)
-    monkeypatch.setattr(report, "LARGEST_SINGLE", 20_000)
+    monkeypatch.setattr(import_module("featviz.report"), "LARGEST_SINGLE", 20_000)
     with pytest.raises(StoreError, match=r"more than 0 MB"):
         build_report(root, ReportOptions(single_file=True))
 
