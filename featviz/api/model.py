@@ -76,11 +76,15 @@ class KernelPicture:
         return showing.read_picture(self.folder, str(self.row["file"]))
 
     def __repr__(self) -> str:
-        return f"<KernelPicture {self.layer} ({self.row['type']}): {by(self.row['shape'])}>"
+        return f"<KernelPicture {self._words}>"
 
     def _repr_html_(self) -> str:
-        words = f"{self.layer} ({self.row['type']}), {by(self.row['shape'])}"
-        return showing.render(Page([showing.figure(lambda: self.image, words, showing.LARGE)]))
+        shown = showing.figure(lambda: self.image, self._words, showing.LARGE)
+        return showing.render(Page([shown]))
+
+    @property
+    def _words(self) -> str:
+        return f"{self.layer} ({self.row['type']}), {by(self.row['shape'])}"
 
 
 @dataclass(frozen=True, repr=False, eq=False)
@@ -99,10 +103,11 @@ class KernelPictures:
 
     def _repr_html_(self) -> str:
         figures = [
-            showing.figure(partial(getattr, one, "image"), repr(one).strip("<>"))
+            showing.figure(partial(getattr, one, "image"), one._words)
             for one in self.captures[: showing.MOST]
         ]
-        return showing.render(Page(figures, [repr(self).strip("<>")]))
+        left = len(self.captures) - showing.MOST
+        return showing.render(Page(figures, [f"{left} more in .captures"] if left > 0 else []))
 
 
 @keyword_errors()
@@ -219,7 +224,7 @@ def kernels(
         >>> model = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.ReLU())
         >>> kernels = featviz.kernels(model, scale=1)
         >>> kernels.captures
-        (<KernelPicture 0 (Conv2d): 4×3×3×3>,)
+        (<KernelPicture 0 (Conv2d), 4×3×3×3>,)
         >>> kernels.captures[0].image.size
         (12, 12)
     """

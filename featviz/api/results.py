@@ -13,7 +13,7 @@ from torch import Tensor
 
 from featviz.api import showing
 from featviz.api.lending import Room
-from featviz.api.showing import ShownPicture, Page
+from featviz.api.showing import Page, ShownPicture
 from featviz.api.words import of_keywords
 from featviz.errors import StoreError
 from featviz.records import (

@@ -36,7 +36,7 @@ class ShownPicture:
     """A data URI; None where there is no picture."""
     words: str
     size: tuple[int, int]
-    """Width and height in pixels."""
+    """Width and height, in pixels, at which it is shown."""
 
 
 @dataclass(frozen=True)
@@ -51,8 +51,8 @@ class Page:
 
 
 def figure(read: Callable[[], Image.Image], words: str, side: int = SMALL) -> ShownPicture:
-    """A picture as text, made smaller where a side is longer than `side`; one that cannot be read
-    says so."""
+    """A picture as text, made smaller where a side is longer than `side`, and shown larger by a
+    whole factor where it is small; one that cannot be read says so."""
     try:
         picture = read()
     except StoreError as error:
@@ -62,7 +62,9 @@ def figure(read: Callable[[], Image.Image], words: str, side: int = SMALL) -> Sh
     file = io.BytesIO()
     picture.save(file, "png")
     data = base64.b64encode(file.getvalue()).decode()
-    return ShownPicture(f"data:image/png;base64,{data}", words, picture.size)
+    factor = max(1, side // (2 * max(picture.size)))
+    shown = (picture.width * factor, picture.height * factor)
+    return ShownPicture(f"data:image/png;base64,{data}", words, shown)
 
 
 def read_picture(folder: Path, way: str) -> Image.Image:

@@ -107,11 +107,14 @@ class ExemplarSheets(ExemplarResult):
         return f"<ExemplarSheets of {layers}: {counted(seen, 'image')} seen>"
 
     def _repr_html_(self) -> str:
-        side, rows = 2 * showing.SMALL, self.layers[: showing.MOST]
+        rows = self.layers[: showing.MOST]
+        side = 2 * showing.SMALL if len(rows) > 1 else showing.LARGE
         figures = [
             showing.figure(partial(self.sheet, row), row.layer or row.type, side) for row in rows
         ]
-        return showing.render(Page(figures, [repr(self).strip("<>")], self.table))
+        return showing.render(
+            Page(figures, [f"{counted(self.record.images.seen, 'image')} seen"], self.table)
+        )
 
 
 @keyword_errors()

@@ -242,7 +242,7 @@ def test_run_writes_order_and_groups(
     torch.save(model, path)
     out = tmp_path / "out"
     done = featviz(
-        "run", path, picture, "--out", out, "order", "mean", "--collapse", "0.999", "--size", "20"
+        "run", path, picture, "--out", out, "--order", "mean", "--collapse", "0.999", "--size", "20"
     )
     assert done.code == 0
     (row,) = json.loads((out / "picture.png" / "manifest.json").read_text())["captures"]
