@@ -24,7 +24,7 @@ MOST = 24
 """Pictures of a gallery."""
 MOST_ROWS = 60
 """Rows of a table."""
-MOST_BYTES = 6 * 2**20
+MOST_BYTES = 3 * 2**20
 """What all pictures of one page may take as text."""
 
 

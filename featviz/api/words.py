@@ -15,8 +15,17 @@ _KEYWORDS = {
     "model-arg": "model_args",
 }
 """Options whose keyword has another name."""
+_VALUES = {
+    "device auto",
+    "format png",
+    "preset imagenet",
+    "preset none",
+    "reduce pca",
+    "weights none",
+}
+"""Options with a value, as messages name them; elsewhere the word after an option is no value."""
 
-_OPTION = re.compile(r"(?<![\w'\"/-])--([a-z]+(?:-[a-z]+)*)(?: (auto|none|pca|png|imagenet)\b)?")
+_OPTION = re.compile(r"(?<![\w'\"/-])--([a-z]+(?:-[a-z]+)*)( [a-z]+\b)?")
 _COMMAND = re.compile(r"\bfeatviz (audit|diff|exemplars|kernels|layers|report|run|summary)\b")
 _VERBOSE = re.compile(r"(?<!\S)-v shows the traceback")
 
@@ -45,11 +54,13 @@ def of_keywords(words: str) -> str:
         >>> of_keywords("put it there, or use --weights none")
         "put it there, or use weights='none'"
     """
-    words = _VERBOSE.sub("its cause is in the log at DEBUG", words)
+    words = _VERBOSE.sub("logging at DEBUG shows the traceback", words)
     return _COMMAND.sub(r"featviz.\1", _OPTION.sub(_keyword, words))
 
 
 def _keyword(option: re.Match[str]) -> str:
     name, value = option.groups()
     keyword = _KEYWORDS.get(name, name.replace("-", "_"))
-    return keyword if value is None else f"{keyword}={value!r}"
+    if f"{name}{value or ''}" in _VALUES:
+        return f"{keyword}={str(value).strip()!r}"
+    return keyword + (value or "")
