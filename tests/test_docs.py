@@ -67,7 +67,7 @@ def test_readme_use_commands_work(clone: Path, featviz: Callable[..., Outcome]) 
         "def make_net(width):\n    return nn.Sequential(nn.Conv2d(1, width, 3))\n"
     )
     lines = [line for line in commands("## Use") if line.startswith("featviz")]
-    assert len(lines) == 10
+    assert len(lines) == 11
     for index, line in enumerate(lines):
         words = shlex.split(line.replace("scan.png", "photo.jpg"))[1:]
         if "resnet18" in words:

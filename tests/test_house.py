@@ -54,7 +54,12 @@ TORCHLESS = [
     *(f"featviz.drawing.{name}" for name in ("normalize", "picture")),
     *(f"featviz.audit.{name}" for name in ("findings", "gates", "output")),
     *(f"featviz.exemplars.{name}" for name in ("fields", "top", "tiles", "output", "merging")),
-    *("featviz.drawing.figure", "featviz.gradients.norms", "featviz.hooks.selectors"),
+    *(
+        "featviz.drawing.figure",
+        "featviz.drawing.overview",
+        "featviz.gradients.norms",
+        "featviz.hooks.selectors",
+    ),
     *(f"featviz.images.{name}" for name in ("decode", "find", "group", "archives", "formats")),
 ]
 FIRST = """

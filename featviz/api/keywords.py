@@ -33,8 +33,8 @@ class TileKeywords(TypedDict, total=False):
     normalize: str
     cmap: str
     nrow: Count
-    padding: int
-    pad_value: float
+    padding: int | None
+    pad_value: float | None
     scale: Count
     min_tile: int
     max_maps: int | None
@@ -43,12 +43,13 @@ class TileKeywords(TypedDict, total=False):
     order: Literal["index", "mean", "similarity"]
     collapse: float | None
     labels: bool
+    marks: bool
 
 
 class GridKeywords(TileKeywords, total=False):
     """How a tensor becomes a picture: more fields of DrawOptions."""
 
-    reduce: Literal["mean", "max", "l2", "pca"] | None
+    reduce: Literal["mean", "max", "l2", "max-abs", "pca"] | None
     overlay: float | None
     tensor_layout: str | Sequence[str]
 
@@ -106,10 +107,12 @@ class RunKeywords(GridKeywords, LoadingKeywords, total=False):
     first: int | None
     shared_basis: bool
     format: Literal["png", "webp", "jpg", "avif"]
+    flat: bool
     tensors: bool | Literal["npy"] | None
     archive: str | Path | None
     fail_fast: bool
     jobs: int | None
+    step: int | None
     shard: str | None
     max_output_size: int | str | None
     max_files: int | None

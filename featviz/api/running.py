@@ -47,14 +47,14 @@ def run(
             for as long as the result, or one of its captures, is in use.
         overwrite: replace a run that is there.
         resume: go on with the same run that is there.
-        tensorboard: folder for TensorBoard's events (extra `featviz[tensorboard]`).
+        tensorboard: folder for TensorBoard's runs (extra `featviz[tensorboard]`).
         options: as on the command line, with underscores. How maps are drawn: normalize, cmap,
             nrow, padding (pixels), scale, max_maps, order, collapse, labels, overlay (0..1),
             reduce, figure, format, ... `tensors=True` keeps the raw tensors. What the model gets:
             size (pixels), crop, mean, std, ..., or `transform`, a function from a PIL image to a
             tensor [C, H, W] or to a dict of tensors by the names of forward's arguments; and
             `forward_args`, further arguments of forward by name. How a MODEL string is loaded:
-            weights, arch, seed, device, ... For the run: archive, fail_fast, jobs, shard,
+            weights, arch, seed, device, ... For the run: archive, fail_fast, jobs, step, shard,
             max_output_size (bytes, or `"2GB"`), max_files. What goes in and what flows back:
             capture (`"output,grad"`, or a sequence), target (`"class:281"`), grad_rule.
             Interventions, each a string or a sequence of them: ablate (`"layer3.*.relu:5,17"`),

@@ -22,11 +22,12 @@ from featviz.text import indented, printable, quoted
 from featviz.version import __version__
 
 COMMANDS = {
+    "look": "Draw one quick picture: input, prediction, telling maps.",
     "run": "Draw feature maps into a run directory.",
     "layers": "List the modules of a model.",
     "summary": "Count parameters, MACs and memory of a model.",
     "kernels": "Draw the kernels of a model's convolutions.",
-    "report": "Build an HTML gallery of a run.",
+    "report": "Build an HTML report of a run.",
     "sheet": "Draw one picture of a layer: images by channels.",
     "exemplars": "Show the images that excite each channel most.",
     "audit": "Count dead, constant and non-finite channels.",
@@ -106,6 +107,7 @@ def group() -> None:
 
     \b
     Examples:
+      featviz look resnet18 cat.jpg
       featviz run resnet18 cat.jpg
       featviz run model.pth photos/ --layers Conv2d,ReLU --out maps
       featviz layers resnet18 --layers 'layer1.*'

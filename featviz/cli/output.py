@@ -82,18 +82,19 @@ def _cell(words: str) -> Text:
     return Text(printable(words))
 
 
-def report(page: Path, show: bool) -> None:
-    """Say where a report is, and open it in the user's browser if that is asked for."""
+def written(what: str, page: Path, show: bool) -> None:
+    """Say where a report or a picture is, and open it in the user's browser if that is asked
+    for."""
     if not show:
-        log.info("report in %s", page)
+        log.info("%s in %s", what, page)
         return
     import webbrowser
 
     address = page.absolute().as_uri()
     if webbrowser.open(address):
-        log.info("report in %s, opened in the browser", page)
+        log.info("%s in %s, opened in the browser", what, page)
     else:
-        log.warning("report in %s; no browser could be started: open %s", page, address)
+        log.warning("%s in %s; no browser could be started: open %s", what, page, address)
 
 
 @contextmanager

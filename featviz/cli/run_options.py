@@ -14,6 +14,7 @@ from featviz.drawing.normalize import MODES
 from featviz.layout.layouts import CHOICES
 from featviz.records import FORMATS, KINDS, REDUCTIONS, DrawOptions, PassOptions
 from featviz.records.checking import filled
+from featviz.records.options import PAD_GREY
 
 _of_draw = partial(field_option, DrawOptions)
 _repeatable = partial(option, multiple=True)
@@ -77,7 +78,7 @@ draw_options = stacked(
         "--normalize",
         "Scale values to brightness in this mode. "
         + "; ".join(f"{mode.spelling}: {mode.words}" for mode in MODES.values())
-        + "; auto: map, for gradients symmetric.",
+        + "; auto: map, for gradients symmetric-percentile:99.",
         metavar="MODE",
         first="Scale values to brightness: map, layer, symmetric, range:LO,HI, "
         "percentile:LO,HI, none.",
@@ -94,11 +95,13 @@ draw_options = stacked(
         type=AUTO_INT,
         default="auto",
     ),
-    _of_draw("--padding", "Leave N pixels around each map."),
+    _of_draw("--padding", "Leave N pixels around each map.", type=int, show_default="2"),
     _of_draw(
         "--pad-value",
         "Fill the pixels around maps with this grey, from 0 (black) to 1 (white).",
         metavar="GREY",
+        type=float,
+        show_default=f"{PAD_GREY}, with --padding 0",
     ),
     _of_draw(
         "--scale",
@@ -109,7 +112,9 @@ draw_options = stacked(
     _of_draw("--min-tile", "With --scale auto, enlarge maps that are smaller than N pixels."),
     _of_draw("--max-maps", "Draw at most N maps of each layer.", type=int, first=True),
     _of_draw(
-        "--max-slices", "Draw at most N time steps or regions of each map of a clip or batch."
+        "--max-slices",
+        "Draw at most N slices of each map of a clip, volume or batch: evenly spread ones, of a "
+        "batch the first.",
     ),
     _of_draw(
         "--tensor-layout",
@@ -131,6 +136,12 @@ draw_options = stacked(
         metavar="R",
     ),
     _of_draw("--labels", "Write the channel on each tile."),
+    option(
+        "--marks/--no-marks",
+        default=DrawOptions.marks,
+        help="Cross out maps that are zero everywhere, strike through other constant ones, and "
+        "draw a strip of values where all maps are constant; or draw nothing but the maps.",
+    ),
     _of_draw(
         "--format",
         "Write pictures in this format: "
@@ -165,7 +176,7 @@ view_options = stacked(
 """Views of feature maps beside the grid, in `run` alone."""
 
 writing_options = stacked(
-    option("--report", is_flag=True, help="Build an HTML gallery of the run at its end."),
+    option("--report", is_flag=True, help="Build an HTML report of the run at its end."),
     option("--resume", is_flag=True, help="Continue the run in --out where it stopped."),
     option("--archive", type=FILE, help="Write the run as one zip file instead of a folder."),
     option("--dry-run", is_flag=True, help="Print what would be written, and write nothing."),
@@ -196,8 +207,14 @@ limit_options = stacked(
 )
 """Where a run stops, and how much of the machine it takes."""
 
-tensors_option = _of_draw(
-    "--tensors", "Also keep the raw tensors, in this format.", group=cmd.OUTPUT
+tensors_option = stacked(
+    _of_draw("--tensors", "Also keep the raw tensors, in this format."),
+    _of_draw(
+        "--flat",
+        "Write the pictures of an image into one folder, with image and layer in each name: "
+        "cat__004_layer1.0.conv1.png.",
+    ),
+    group=cmd.OUTPUT,
 )
 
 tensorboard_option = option(
@@ -205,7 +222,15 @@ tensorboard_option = option(
     type=FOLDER,
     metavar="LOGDIR",
     group=cmd.OUTPUT,
-    help="Also write grids, scalars and histograms for TensorBoard into this folder.",
+    help="Also write grids and histograms for TensorBoard into a folder of this one, named like "
+    "--out.",
+)
+
+step_option = option(
+    "--step",
+    type=int,
+    group=cmd.OUTPUT,
+    help="With --tensorboard, write into LOGDIR itself, as training step N, scalars included.",
 )
 
 

@@ -22,6 +22,7 @@ from featviz.drawing.picture import GridPicture
 from featviz.errors import StoreError, UsageError
 from featviz.records import STAT_COLUMNS, DrawOptions, Floats, Site, is_gradient
 from featviz.rundir import atomic
+from featviz.text import printable
 
 BINS = 64
 """Bins of a histogram, of equal width between the smallest and the largest value."""
@@ -62,55 +63,74 @@ class Post:
     """Numbers in each channel."""
     histogram: Histogram | None
 
-    def tag(self, what: str) -> str:
-        """`what/layer1.0.conv1`; what is not of an output says so: `what-input/...`."""
+    image: str = ""
+    """The name of the image; empty for kernels."""
+
+    def tag(self, what: str, named: bool) -> str:
+        """`what/layer1.0.conv1`; what is not of an output says so: `what-input/...`.
+
+        Args:
+            named: end in the image's name.
+        """
         site = self.site
         kind = "" if site.kind in ("output", "grad", what) else f"-{site.kind.split('-')[-1]}"
-        return f"{what}{kind}/{site.layer.label}{site.stem.removeprefix(site.kind)}"
+        image = f"/{printable(self.image)}" if named and self.image else ""
+        return f"{what}{kind}/{site.layer.label}{site.stem.removeprefix(site.kind)}{image}"
 
 
 class Board:
-    """A folder of TensorBoard events. Posts are to come in the order of their steps."""
+    """A folder of TensorBoard events, of one run.
 
-    def __init__(self, events: EventFile) -> None:
-        self._events = events
-        self._peaks: dict[str, Floats] = {}
+    Without a training step, the images of a run are the steps of a tag. With one, each image has
+    tags of its own, and scalars: a line through them is that of one image over the training.
+    """
 
-    def post(self, post: Post, step: int) -> None:
-        """Write a tensor's picture, histogram and scalars, as one event.
+    def __init__(self, events: EventFile, step: int | None = None) -> None:
+        """Take the open file, and the training step that the run shows, if it shows one."""
+        self._events, self._step = events, step
 
-        Scalars of an output or an input are its share of zeros, and the channels that were above
-        zero in none of the images up to here; of a gradient its Euclidean norm.
+    def post(self, post: Post, position: int) -> None:
+        """Write a tensor's picture and histogram, and at a training step its scalars, as one event.
+
+        Scalars of an output or an input are its share of zeros, and how many channels are above
+        zero nowhere in the image; of a gradient its Euclidean norm.
+
+        Args:
+            position: of the image among those of the run, from 0.
 
         Raises:
             StoreError: the file cannot be written.
         """
         from tensorboard.compat.proto.summary_pb2 import Summary
 
-        values = [Summary.Value(tag=post.tag(post.site.kind), image=_image(post))]
+        trained, kind = self._step is not None, post.site.kind
+        values = [Summary.Value(tag=post.tag(kind, trained), image=_image(post))]
         if post.histogram is not None:
-            tag = post.tag(_group(post.site.kind))
+            tag = post.tag(_group(kind), trained)
             values.append(Summary.Value(tag=tag, histo=_proto(post.histogram)))
-        for what, value in self._scalars(post):
-            values.append(Summary.Value(tag=post.tag(what), simple_value=value))
-        self._events.add(values, step)
+        for what, value in _scalars(post) if trained else ():
+            values.append(Summary.Value(tag=post.tag(what, trained), simple_value=value))
+        self._events.add(values, position if self._step is None else self._step)
 
-    def remember(self, key: str, stats: Floats) -> None:
-        """Take in the statistics [channels, 6] of an image that an earlier run has posted."""
-        peak = np.nan_to_num(stats[:, _MAX], nan=-np.inf)
-        before = self._peaks.get(key, peak)
-        self._peaks[key] = np.maximum(before, peak) if before.shape == peak.shape else peak
 
-    def _scalars(self, post: Post) -> Iterator[tuple[str, float]]:
-        stats, kind = post.stats.astype(np.float64), post.site.kind
-        if is_gradient(kind):
-            count = post.values - stats[:, _NONFINITE]
-            power = count * (stats[:, _STD] ** 2 + stats[:, _MEAN] ** 2)
-            yield "grad_norm", float(np.sqrt(power[count > 0].sum()))
-        elif kind != "kernel":
-            self.remember(post.site.stats_key, post.stats)
-            yield "zero_fraction", float(stats[:, _ZEROS].mean())
-            yield "dead_channels", float((self._peaks[post.site.stats_key] <= 0).sum())
+def run_folder(logdir: Path, run: Path) -> Path:
+    """The folder of a run's events: TensorBoard shows each folder of LOGDIR as a run.
+
+    Args:
+        run: the run's folder or archive, whose name it gets.
+    """
+    return logdir / (run.resolve().name.removesuffix(".zip") or "run")
+
+
+def _scalars(post: Post) -> Iterator[tuple[str, float]]:
+    stats, kind = post.stats.astype(np.float64), post.site.kind
+    if is_gradient(kind):
+        count = post.values - stats[:, _NONFINITE]
+        power = count * (stats[:, _STD] ** 2 + stats[:, _MEAN] ** 2)
+        yield "grad_norm", float(np.sqrt(power[count > 0].sum()))
+    elif kind != "kernel":
+        yield "zero_fraction", float(stats[:, _ZEROS].mean())
+        yield "inactive_channels", float((stats[:, _MAX] <= 0).sum())
 
 
 def _image(post: Post) -> Any:
@@ -205,10 +225,13 @@ def require() -> None:
 
 
 @contextmanager
-def opened(folder: Path | None, below: Path | None = None) -> Iterator[Board | None]:
+def opened(
+    folder: Path | None, below: Path | None = None, step: int | None = None
+) -> Iterator[Board | None]:
     """A board in a folder, flushed and closed at the end; None without one.
 
     Args:
+        step: the training step that the run shows; None where it shows none.
         below: the run directory; where the folder lies in it, it may not do so by a link.
 
     Raises:
@@ -231,6 +254,6 @@ def opened(folder: Path | None, below: Path | None = None) -> Iterator[Board | N
             "name another folder",
         ) from error
     try:
-        yield Board(events)
+        yield Board(events, step)
     finally:
         events.close()

@@ -120,10 +120,12 @@ def _by_number(name: str) -> list[tuple[int, str]]:
 
 
 def remedy(layers: Sequence[Layer], selectors: Iterable[Selector] = (), *further: str) -> str:
-    """What helps where no layer matches: names that may be meant, `further` words, the types."""
+    """What helps where no layer matches: names that may be meant, `further` words, the types of
+    modules (of functions, where there are no others)."""
     close = nearest(layers, selectors)
     meant = f"did you mean {' or '.join(close)}? " if close else ""
-    return meant + "; ".join((*further, f"types here: {types_present(layers)}"))
+    modules = [layer for layer in layers if not layer.is_function] or layers
+    return meant + "; ".join((*further, f"types here: {types_present(modules)}"))
 
 
 def _split(text: str) -> list[str]:

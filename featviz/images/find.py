@@ -176,7 +176,7 @@ def _in_archive(argument: str, archive: Path, name: str) -> list[tuple[str, Path
 
 def _members(path: Path) -> list[str]:
     try:
-        if not path.stat().st_size:
+        if path.is_file() and not path.stat().st_size:
             raise UsageError(f"archive {str(path)!r} is empty", "is it whole?")
         return archives.members(path)
     except (OSError, *archives.DAMAGED) as error:

@@ -31,7 +31,7 @@ log = logging.getLogger(__name__)
 NO_IMAGE = InputOptions(channels=1)
 """Kernels need no input; with this, none is guessed from the first convolution."""
 
-_FOR_MAPS = ("tensors", "overlay", "reduce", "shared_basis", "figure", "first")
+_FOR_MAPS = ("tensors", "flat", "overlay", "reduce", "shared_basis", "figure", "first")
 """Fields of DrawOptions that kernels have no use for."""
 
 
@@ -46,8 +46,15 @@ class KernelOptions:
     all_slices: bool = False
     """A tile for each input of each kernel, instead of one for each kernel."""
     tensorboard: Path | None = None
-    """Folder for TensorBoard's events."""
+    """Folder for TensorBoard's runs."""
     draw: DrawOptions = DRAW
+
+    @property
+    def board(self) -> Path | None:
+        """The folder of TensorBoard's events."""
+        if self.tensorboard is None:
+            return None
+        return tensorboard.run_folder(self.tensorboard, self.out)
 
 
 @dataclass(frozen=True)
@@ -85,9 +92,8 @@ def draw_kernels(model: ModelOptions | LoadedModel, options: KernelOptions) -> K
     check_drawing(options.draw, options.tensorboard)
     names = () if isinstance(model, LoadedModel) else (model.spec, model.arch, model.weights)
     destination.check_apart(options.out, "--out", destination.model_files(*names))
-    besides = (
-        [] if options.tensorboard is None else list(options.tensorboard.glob(tensorboard.EVENTS))
-    )
+    events = options.board
+    besides = [] if events is None else list(events.glob(tensorboard.EVENTS))
     check_free(options.out, options.overwrite, None, besides)
     loaded = load_model(model, NO_IMAGE)
     with in_eval_mode(loaded.module):
@@ -96,7 +102,7 @@ def draw_kernels(model: ModelOptions | LoadedModel, options: KernelOptions) -> K
     store.write_run(_record(loaded, [layer for layer, _ in read], options))
     folder = ImageFolder(store.root, "")
     drawn: list[_Drawn] = []
-    with tensorboard.opened(options.tensorboard, options.out) as board:
+    with tensorboard.opened(events, options.out) as board:
         for layer, kernels in read:
             try:
                 drawn.append(_draw(layer, kernels, folder, options, board))

@@ -92,7 +92,7 @@ def run(
         finished = _Finished(document, progress, len(samples))
         with (
             _in_any_case(partial(_end, document, folder, team)),
-            tensorboard.opened(options.tensorboard, options.out) as board,
+            tensorboard.opened(options.board, options.out, options.step) as board,
         ):
             if board is not None:
                 post_kernels(prepared.model.module, prepared.layers, board)

@@ -183,11 +183,11 @@ def _no_match(
     layers: list[Layer],
     blank: Sequence[Tensor],
 ) -> UsageError:
-    functions, modules = ([x for x in layers if x.is_function is kind] for kind in (True, False))
     more = _functions_instead(model, wanted, blank)
     if selectors.wants_functions(wanted):
-        more.append(f"functions here: {selectors.types_present(functions)}")
-    hint = selectors.remedy(modules, wanted, *more)
+        called = [layer for layer in layers if layer.is_function]
+        more.append(f"functions here: {selectors.types_present(called)}")
+    hint = selectors.remedy(layers, wanted, *more)
     return UsageError(f"no layer matches --layers {text!r}", hint)
 
 

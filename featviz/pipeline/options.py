@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Annotated
 
 from featviz.drawing import colormap, normalize, tensorboard
 from featviz.drawing.picture import check_format
@@ -12,7 +13,7 @@ from featviz.gradients import options as gradients
 from featviz.images import decode
 from featviz.layout.overrides import parse_override
 from featviz.models.preprocess import InputOptions
-from featviz.records import Count, DrawOptions, Limits, PassOptions, Shard
+from featviz.records import Count, DrawOptions, Limits, PassOptions, Shard, Within
 from featviz.records.checking import check
 
 
@@ -35,7 +36,9 @@ class RunOptions:
     jobs: Count | None = None
     """Encoder threads; None takes a quarter of the cores, at least two."""
     tensorboard: Path | None = None
-    """Folder for TensorBoard's events."""
+    """Folder for TensorBoard's runs."""
+    step: Annotated[int, Within(0)] | None = None
+    """The training step of the model, for TensorBoard."""
     limits: Limits = field(default_factory=Limits)
     shard: Shard | None = None
     """The share of the images that this process takes; None takes all, or torchrun's share."""
@@ -43,11 +46,21 @@ class RunOptions:
     inputs: InputOptions = field(default_factory=InputOptions)
     passes: PassOptions = field(default_factory=PassOptions)
 
+    @property
+    def board(self) -> Path | None:
+        """The folder of TensorBoard's events: in `tensorboard` one for each run, but all steps of a
+        training are in `tensorboard` itself."""
+        if self.tensorboard is None or self.step is not None:
+            return self.tensorboard
+        return tensorboard.run_folder(self.tensorboard, self.archive or self.out)
+
     def contradictions(self) -> Iterator[tuple[str, str]]:
         """Options that exclude each other, as the message and the hint of an error."""
         for other, given in (("--overwrite", self.overwrite), ("--archive", self.archive)):
             if self.resume and given:
                 yield f"--resume and {other} exclude each other", "give one of them"
+        if self.step is not None and self.tensorboard is None:
+            yield "--step is for --tensorboard", "add it, or leave this out"
 
 
 def check_options(options: RunOptions) -> None:

@@ -31,6 +31,11 @@ _GROWING = ("images", "failures", "schema_version")
 """Keys of run.json that change while a run goes on."""
 
 
+_SINCE_0_1_0 = {"marks": True, "flat": False}
+"""Options that run.json names only where they are not as they were for runs of 0.1.0, which lack
+them, and go on."""
+
+
 class RunDocument:
     """The content of run.json: what runs, and what became of the images."""
 
@@ -105,9 +110,17 @@ def run_record(prepared: Prepared) -> dict[str, Any]:
 def _options(options: RunOptions) -> dict[str, Any]:
     inputs = asdict(options.inputs)
     del inputs["transform"], inputs["input"]  # which the preprocessing names, without folders
+    draw = {
+        **asdict(options.draw),
+        "padding": options.draw.gap,
+        "pad_value": options.draw.gap_grey,
+    }
+    for name, usual in _SINCE_0_1_0.items():
+        if draw[name] == usual:
+            del draw[name]
     return {
         "layers": options.layers,
-        **asdict(options.draw),
+        **draw,
         **inputs,
         **asdict(options.passes),
     }
@@ -130,7 +143,7 @@ def check_destination(model: ModelOptions | LoadedModel, options: RunOptions) ->
 
 def besides(options: RunOptions) -> list[Path]:
     """Files that the user has named to be written beside the run, or that a board goes on with."""
-    return [] if options.tensorboard is None else list(options.tensorboard.glob(EVENTS))
+    return [] if options.board is None else list(options.board.glob(EVENTS))
 
 
 def open_store(options: RunOptions, record: Mapping[str, Any]) -> RunDirectory:

@@ -21,7 +21,6 @@ from featviz.pipeline.prepare import Prepared, read_input
 from featviz.pipeline.resume import kept
 from featviz.pipeline.shared_basis import read_bases
 from featviz.records import ImageResult, Limits, Sample, Written
-from featviz.rundir.image import read_image
 from featviz.rundir.write import ImageFolder, RunDirectory
 
 log = logging.getLogger(__name__)
@@ -86,10 +85,6 @@ class Session:
             return False
         self.settle()
         self._count(folder)
-        if self.board is not None:
-            image = read_image(folder.root, folder.name, hold=True)
-            for key, stats in image.stats().items():
-                self.board.remember(key, stats)
         self.report(result)
         return True
 

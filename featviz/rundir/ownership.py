@@ -55,7 +55,8 @@ _SHOWN = 3
 """Foreign files that a message names."""
 
 _LAYER_FILE = re.compile(
-    rf"\d{{3,}}_[^/]+/({'|'.join([*KINDS, 'kernel'])})([.-][^/]*)?\.({'|'.join(FORMATS)}|npy)"
+    rf"(\d{{3,}}_[^/]+/({'|'.join([*KINDS, 'kernel'])})([.-][^/]*)?|[^/]+__\d{{3,}}_[^/]+)"
+    rf"\.({'|'.join(FORMATS)}|npy)"
 )
 """A file of a layer in an image's folder: the only names that a manifest can list."""
 _IMAGE_FILES = (MANIFEST_FILE, STATS_FILE, INPUT_FILE)

@@ -30,7 +30,7 @@ RUN = "run model.pth cat.jpg"
 COMMANDS = [
     ("rum resnet18 cat.jpg", "No such command 'rum'", "did you mean run? featviz run resnet18 cat"),
     ("layer resnet18", "No such command 'layer'", "did you mean layers? featviz layers resnet18"),
-    ("frobnicate", "No such command 'frobnicate'", "one of run, layers, summary, kernels"),
+    ("frobnicate", "No such command 'frobnicate'", "one of look, run, layers, summary"),
     ("model.pth cat.jpg", "No such command", "did you mean run? featviz run model.pth cat.jpg"),
     ("resnet18 photos", "No such command", "did you mean run? featviz run resnet18 photos"),
     ("cat.jpg", "No such command", "did you mean run? featviz run resnet18 cat.jpg"),

@@ -381,7 +381,7 @@ def test_a_wrapper_only_puts_its_name_in_front() -> None:
 
 
 def test_places_of_a_model_that_was_changed_are_read_anew() -> None:
-    """A module that was exchanged, added or taken away is seen, though the model was read before."""
+    """A module that was exchanged, added or taken away is seen in a model that was read before."""
     model = nn.Sequential(nn.Conv2d(3, 2, 1), nn.ReLU())
     assert [layer.type for layer in list_layers(model)] == ["Sequential", "Conv2d", "ReLU"]
     model[1] = nn.Sigmoid()

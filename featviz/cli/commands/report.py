@@ -29,6 +29,12 @@ log = logging.getLogger(__name__)
     help="Show the pictures of this other run beside those of RUN.",
 )
 @opts.option(
+    "--kernels",
+    type=PATH,
+    metavar="DIR",
+    help="Show the kernels in this folder, which featviz kernels wrote, with their channels.",
+)
+@opts.option(
     "--audit",
     type=click.Path(exists=True, path_type=Path),
     metavar="PATH",
@@ -41,16 +47,19 @@ log = logging.getLogger(__name__)
 @opts.config_option
 @opts.verbosity_options
 def command(run: Path, as_json: bool, open: bool, **given: Any) -> int:
-    """Build an HTML gallery of a run: a page for the run, each image and each layer.
+    """Build an HTML report of a run: the network as a picture, and its images.
 
-    RUN is a folder that `featviz run` wrote. The pages show the pictures where
-    they are, so keep the report with its run; --single-file writes one file of
-    at most 25 MB that can be moved. An earlier report is replaced.
+    RUN is a folder that `featviz run` wrote. There is a page for the run, for
+    each image and for each layer, whose channels have addresses of their own
+    (layer-003.html#c17). The pages show the pictures where they are, so keep
+    the report with its run; --single-file writes one file of at most 25 MB
+    that can be moved. An earlier report is replaced.
 
     \b
     Examples:
       featviz report featviz-out --open
       featviz report new --compare old
+      featviz report featviz-out --kernels kernels --audit featviz-audit
       featviz report featviz-out --single-file --out maps.html
     """
     from featviz.report import ReportOptions, build_report
@@ -62,5 +71,5 @@ def command(run: Path, as_json: bool, open: bool, **given: Any) -> int:
         paths = {"page": str(result.page), "files": [str(path) for path in result.files]}
         output.document(paths)
     if open or not as_json:
-        output.report(result.page, open)
+        output.written("report", result.page, open)
     return 0

@@ -46,6 +46,7 @@ _NAMED = 3
 @run_options.draw_options
 @run_options.view_options
 @run_options.tensorboard_option
+@run_options.step_option
 @run_options.tensors_option
 @opts.input_options
 @opts.model_options
@@ -121,7 +122,7 @@ def command(ctx: click.Context, /, model: str | None, images: Sequence[str], **g
 def _report(out: Path, show: bool) -> None:
     from featviz.report import ReportOptions, build_report
 
-    output.report(build_report(out, ReportOptions()).page, show)
+    output.written("report", build_report(out, ReportOptions()).page, show)
 
 
 def _run_options(given: dict[str, Any]) -> Any:
@@ -129,7 +130,7 @@ def _run_options(given: dict[str, Any]) -> Any:
     from featviz.pipeline.options import RunOptions
     from featviz.pipeline.processes import parse_shard
 
-    names = ("out", "overwrite", "resume", "archive", "fail_fast", "jobs", "tensorboard")
+    names = ("out", "overwrite", "resume", "archive", "fail_fast", "jobs", "tensorboard", "step")
     return RunOptions(
         layers=opts.selectors(given),
         nul_separated=given["nul"],
