@@ -2,21 +2,65 @@
 
 The public API; importing it costs nothing until one of the names is used.
 
-    featviz.run(model, images, layers=..., out=...)   draw into a run directory
-    featviz.capture(model, layers)                    keep the tensors of a forward pass
-    featviz.grid(tensor, ...)                         one tensor as a picture
+    featviz.run(model, images)          draw the feature maps of images
+    featviz.capture(model)              keep the tensors of a forward pass
+    featviz.grid(tensor)                draw one tensor
+    featviz.layers(model)               list modules, output shapes and calls
+    featviz.summary(model)              count parameters, MACs and memory
+    featviz.kernels(model)              draw the kernels of convolutions
+    featviz.audit(model, images)        find channels that do nothing
+    featviz.exemplars(model, images)    find the images that excite each channel most
+    featviz.diff(base, new)             compare two runs
+    featviz.report(run)                 write an HTML gallery of a run
 """
 
 from __future__ import annotations
 
+import sys
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from featviz.version import __version__
 
-__all__ = ["__version__", "capture", "grid", "run"]
+__all__ = [
+    "__version__",
+    "audit",
+    "capture",
+    "diff",
+    "exemplars",
+    "grid",
+    "kernels",
+    "layers",
+    "report",
+    "run",
+    "summary",
+]
 
 if TYPE_CHECKING:
-    from featviz.api import capture, grid, run
+    from featviz.api import (
+        audit,
+        capture,
+        diff,
+        exemplars,
+        grid,
+        kernels,
+        layers,
+        report,
+        run,
+        summary,
+    )
+
+
+class _Package(ModuleType):
+    """The package: importing its subpackage `featviz.audit` does not take the place of the function
+    of that name."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if not (isinstance(value, ModuleType) and name in __all__):
+            super().__setattr__(name, value)
+
+
+sys.modules[__name__].__class__ = _Package
 
 
 def __getattr__(name: str) -> Any:

@@ -131,9 +131,15 @@ def test_imports_go_down(name: str) -> None:
 
 
 def _with_packages(name: str) -> set[str]:
-    """The modules that a module imports; `from package import module` imports the package, too."""
-    nodes = _nodes(TREES[name], typing=False)
-    packages = {node.module for node in nodes if isinstance(node, ast.ImportFrom) and node.module}
+    """The modules that a module imports, and the packages whose own names it imports. A file of a
+    package that imports another of its files imports no name of the package."""
+    packages = {
+        node.module
+        for node in _nodes(TREES[name], typing=False)
+        if isinstance(node, ast.ImportFrom) and node.module
+        if not name.startswith(f"{node.module}.")
+        or any(f"{node.module}.{alias.name}" not in FILES for alias in node.names)
+    }
     return (of_featviz(name, typing=False) | packages) & set(FILES) - {name, "featviz"}
 
 

@@ -6,7 +6,7 @@ The charts are drawn from the numbers of audit.json; the same numbers give the s
 from __future__ import annotations
 
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,12 +18,14 @@ from featviz.drawing import png
 from featviz.drawing.canvas import DPI, Canvas
 from featviz.errors import FileError, UsageError
 from featviz.files import read_json
+from featviz.records import TextTable
 from featviz.records.findings import FINDINGS
 from featviz.rundir import AUDIT_FILE, MODELS_FILE, write
 from featviz.rundir.schema import MOST_RECORD, check_audit
 from featviz.text import printable, quoted, safe_name
 
 if TYPE_CHECKING:
+    from featviz.audit import AuditResult
     from featviz.audit.model_audit import Examined
 
 SCHEMA_VERSION = 1
@@ -166,3 +168,56 @@ def _share(total: Mapping[str, Any], name: str) -> float | None:
     """The share with a finding of the channels that are judged for it, 0..1; None where none is."""
     channels = total["judged"].get(name, 0)
     return total["findings"][name] / channels if channels else None
+
+
+def audit_table(result: AuditResult) -> TextTable:
+    """The findings, for people: of one model a column for each finding, of several a column for
+    each model."""
+    if len(result.models) == 1:
+        return _one_model(result.models[0].document)
+    return _several_models({model.label: model.document for model in result.models})
+
+
+def _one_model(audit: Mapping[str, Any]) -> TextTable:
+    """A column for each finding: how many channels of a layer have it."""
+    total = audit["total"]
+    sought = [name for name in FINDINGS if name in total["findings"]]
+    figures = ("channels", "APoZ", *sought)
+
+    def cells(row: Mapping[str, Any], counts: Mapping[str, int]) -> Iterator[str]:
+        yield str(row["channels"])
+        yield "-" if row["apoz"] is None else f"{100 * row['apoz']:.1f}%"
+        yield from (str(counts.get(name, "-")) for name in sought)
+
+    rows = [
+        (row["label"], row["type"], *cells(row, {k: len(v) for k, v in row["findings"].items()}))
+        for row in audit["layers"]
+    ]
+    totals = [("total", "", *cells(total, total["findings"]))]
+    return TextTable(("layer", "type", *figures), figures, rows, totals)
+
+
+def _several_models(audits: Mapping[str, Mapping[str, Any]]) -> TextTable:
+    """A column for each model: how many channels of a layer have which finding."""
+    columns = [{row["label"]: row for row in audit["layers"]} for audit in audits.values()]
+    labels = dict.fromkeys(label for column in columns for label in column)
+    rows = [(label, *(_words(column.get(label)) for column in columns)) for label in labels]
+    sums = [audit["total"] for audit in audits.values()]
+    totals = [
+        (f"total {name}", *(_share_words(total, name) for total in sums))
+        for name in FINDINGS
+        if any(name in total["findings"] for total in sums)
+    ]
+    return TextTable(("layer", *audits), (), rows, totals)
+
+
+def _words(row: Mapping[str, Any] | None) -> str:
+    if row is None:
+        return "-"
+    counts = [f"{len(channels)} {name}" for name, channels in row["findings"].items() if channels]
+    return ", ".join(counts) or "0"
+
+
+def _share_words(total: Mapping[str, Any], name: str) -> str:
+    count, channels = total["findings"].get(name), total["judged"].get(name)
+    return "-" if not channels else f"{count} of {channels} ({100 * count / channels:.1f}%)"

@@ -97,11 +97,6 @@ def written(what: str, page: Path, show: bool) -> None:
         log.warning("%s in %s; no browser could be started: open %s", what, page, address)
 
 
-def shape(sizes: Sequence[int] | None) -> str:
-    """`1×64×56×56`; nothing where there is no shape."""
-    return "×".join(map(str, sizes or ()))
-
-
 @contextmanager
 def progress_bar() -> Iterator[Callable[[int], None]]:
     """A progress bar over images, on a terminal only; call it with how many there are in all."""

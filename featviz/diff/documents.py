@@ -9,7 +9,7 @@ import numpy as np
 
 from featviz.diff.pairing import OnlyIn
 from featviz.diff.result import DiffResult, Finding, LayerFindings
-from featviz.records import ComparedLayer, Comparison, DifferenceMap, Verdict, finite
+from featviz.records import ComparedLayer, Comparison, DifferenceMap, TextTable, Verdict, finite
 from featviz.text import counted
 
 SCHEMA_VERSION = 1
@@ -49,6 +49,17 @@ def cells(layer: LayerFindings) -> tuple[str, ...]:
         ", ".join(map(str, layer.most_changed())),
         " or ".join(sorted({one.by for one in layer.findings})),
     )
+
+
+def diff_table(result: DiffResult) -> TextTable:
+    """For people: a row for each layer that differs."""
+    footer = [
+        *(f"only in BASE: {line}" for line in only_words(result.only_in_base)),
+        *(f"only in NEW: {line}" for line in only_words(result.only_in_new)),
+        verdict_words(result),
+    ]
+    numbers = ("images", "channels", "absolute", "relative", "cosine")
+    return TextTable(HEADINGS, numbers, [cells(layer) for layer in result.differing], (), footer)
 
 
 def verdict_words(result: DiffResult) -> str:

@@ -34,7 +34,7 @@ from featviz.pipeline.batches import batches, run_batch
 from featviz.pipeline.dry_pass import choose_layers
 from featviz.pipeline.prepare import blank_input, grouped, warn_of_guess
 from featviz.pipeline.processes import ALONE, World
-from featviz.records import Layer, Sample, Shard, Site
+from featviz.records import Layer, Sample, Shard, Site, TextTable
 from featviz.rundir import destination
 from featviz.rundir.exemplars import (
     SCHEMA_VERSION,
@@ -46,7 +46,7 @@ from featviz.rundir.exemplars import (
     ImagesSeen,
     LeftOut,
 )
-from featviz.text import listed
+from featviz.text import by, listed
 from featviz.version import __version__
 
 log = logging.getLogger(__name__)
@@ -71,6 +71,26 @@ class ExemplarResult:
     def exit_code(self) -> int:
         """0 all images went through, 3 some failed."""
         return 3 if self.record.images.failures else 0
+
+    @property
+    def table(self) -> TextTable:
+        """For people: a row for each sheet."""
+        layers = self.record.layers
+        per_class = any(row.class_name is not None for row in layers)
+        headings = ["layer", "type", "channels", "sees", "known", "sheet"]
+        rows = [
+            [*_cells(row), row.sheet, *([row.class_name or ""] if per_class else [])]
+            for row in layers
+        ]
+        numbers = ("channels", "sees")
+        return TextTable([*headings, *(["class"] if per_class else [])], numbers, rows)
+
+
+def _cells(row: ExemplarLayer) -> list[str]:
+    label = row.layer + (f".call{row.call}" if row.call else "")
+    label += f".{row.key}" if row.key else ""
+    view = row.receptive_field
+    return [label or row.type, row.type, str(len(row.channels)), by(view.size), view.how]
 
 
 def find_exemplars(

@@ -13,8 +13,8 @@ from pathlib import Path
 
 from PIL import Image
 
-import featviz.exemplars.tiles as tiles
 from featviz.errors import CompareError, FileError, StoreError, UsageError
+from featviz.exemplars import tiles
 from featviz.exemplars.output import LayerWriter, write_record
 from featviz.files import Folder
 from featviz.rundir import destination

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from PIL import Image
 
-import featviz.exemplars.tiles as tiles
+from featviz.exemplars import tiles
 from featviz.exemplars.tiles import Sheet, TileText
 from featviz.rundir import EXEMPLARS_FILE, write
 from featviz.rundir.exemplars import Exemplar, ExemplarChannel, ExemplarLayer, ExemplarRecord

@@ -12,9 +12,9 @@ import numpy as np
 from PIL import Image
 from torch import Tensor
 
-import featviz.exemplars.tiles as tiles
 from featviz.drawing import levels
 from featviz.errors import FeatvizError
+from featviz.exemplars import tiles
 from featviz.exemplars.collecting import ExemplarSource
 from featviz.exemplars.output import LayerWriter
 from featviz.exemplars.receptive import ReceptiveFields

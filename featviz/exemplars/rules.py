@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-import featviz.exemplars.fields as fields
+from featviz.exemplars import fields
 from featviz.exemplars.fields import NOWHERE
 from featviz.exemplars.sights import FunctionCall, Seen, Sight
 from featviz.records import Integers

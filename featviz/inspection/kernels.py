@@ -8,14 +8,13 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from featviz.drawing import filters, png, stats, tensorboard
 from featviz.drawing.filters import Filters
 from featviz.drawing.kernels import DRAW, draw_filters, post_filters
 from featviz.drawing.picture import caption, describe, encode
 from featviz.drawing.tensorboard import Board
 from featviz.errors import LayoutError, UsageError
+from featviz.hooks.eval_mode import in_eval_mode
 from featviz.hooks.layers import list_layers, modules_by_name
 from featviz.hooks.selectors import types_present
 from featviz.models.load import LoadedModel, ModelOptions, load_model
@@ -84,21 +83,21 @@ class _Drawn:
     """[output channels, 6], of all weights of each."""
 
 
-def draw_kernels(model: ModelOptions, options: KernelOptions) -> KernelsResult:
+def draw_kernels(model: ModelOptions | LoadedModel, options: KernelOptions) -> KernelsResult:
     """Draw a model's kernels, one picture for each layer, into a folder like a run's image.
 
     Raises:
         FeatvizError: a bad option, no such model, nothing to draw, or the folder failed.
     """
     check_drawing(options.draw, options.tensorboard)
-    destination.check_apart(
-        options.out, "--out", destination.model_files(model.spec, model.arch, model.weights)
-    )
+    names = () if isinstance(model, LoadedModel) else (model.spec, model.arch, model.weights)
+    destination.check_apart(options.out, "--out", destination.model_files(*names))
     events = options.board
     besides = [] if events is None else list(events.glob(tensorboard.EVENTS))
     check_free(options.out, options.overwrite, None, besides)
     loaded = load_model(model, NO_IMAGE)
-    read, skipped = _read(loaded, options.layers)
+    with in_eval_mode(loaded.module):
+        read, skipped = _read(loaded, options.layers)
     store = RunDirectory.create(options.out, options.overwrite, None, besides)
     store.write_run(_record(loaded, [layer for layer, _ in read], options))
     folder = ImageFolder(store.root, "")
@@ -124,17 +123,16 @@ def _read(
     Raises:
         UsageError: none has.
     """
-    modules = modules_by_name(loaded.module.eval())
+    modules = modules_by_name(loaded.module)
     chosen: dict[int, Layer] = {}
     for layer in _choose(loaded, selectors):
         chosen.setdefault(id(modules[layer.name]), layer)
     kernels, skipped = [], []
-    with torch.no_grad():
-        for layer in chosen.values():
-            try:
-                kernels.append((layer, filters.read_filters(modules[layer.name])))
-            except LayoutError as error:
-                skipped.append(_skip(layer, error))
+    for layer in chosen.values():
+        try:
+            kernels.append((layer, filters.read_filters(modules[layer.name])))
+        except LayoutError as error:
+            skipped.append(_skip(layer, error))
     if not kernels:
         raise _nothing(loaded, skipped)
     return kernels, skipped

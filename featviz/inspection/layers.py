@@ -12,11 +12,12 @@ from featviz.errors import ForwardError
 from featviz.hooks.layers import list_layers, modules_by_name
 from featviz.hooks.selectors import parse, wants_functions
 from featviz.inspection.summary import count, initialised
-from featviz.models.load import ModelOptions, load_model
+from featviz.models.load import LoadedModel, ModelOptions, load_model
 from featviz.models.preprocess import InputOptions
 from featviz.pipeline import dry_pass
 from featviz.pipeline.dry_pass import Probe, choose_layers, probe
-from featviz.records import Layer
+from featviz.records import Layer, TextTable
+from featviz.text import by
 
 log = logging.getLogger(__name__)
 
@@ -60,6 +61,13 @@ class Listing:
             f"* {chosen} taken by the selectors"
         )
 
+    @property
+    def table(self) -> TextTable:
+        """For people."""
+        headings = ("", "index", "name", "type", "parameters", "output shape", "calls")
+        numbers = ("index", "parameters", "output shape", "calls")
+        return TextTable(headings, numbers, [_cells(row) for row in self.rows], (), [self.footer])
+
     def as_json(self) -> dict[str, Any]:
         """For programs."""
         return {
@@ -69,7 +77,10 @@ class Listing:
 
 
 def list_model(
-    options: ModelOptions, inputs: InputOptions, selectors: str | None, functions: bool = False
+    options: ModelOptions | LoadedModel,
+    inputs: InputOptions,
+    selectors: str | None,
+    functions: bool = False,
 ) -> Listing:
     """List a model's modules; one that cannot be run on zeros is listed without shapes.
 
@@ -109,4 +120,16 @@ def _row(layer: Layer, module: nn.Module | None, seen: Probe | None, selected: b
         output_shape=seen.shape(layer) if seen else None,
         calls=seen.calls[layer.name] if seen else None,
         selected=selected,
+    )
+
+
+def _cells(row: LayerRow) -> tuple[str, ...]:
+    return (
+        "*" if row.selected else "",
+        str(row.index),
+        row.name + (f" (also {', '.join(row.aliases)})" if row.aliases else ""),
+        row.type,
+        f"{row.parameters:,}",
+        by(row.output_shape or ()),
+        "" if row.calls is None else str(row.calls),
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
@@ -18,8 +18,11 @@ from featviz.inspection.macs import FLOPS_PER_MAC, Usage, metered
 from featviz.models.load import LoadedModel, ModelOptions, load_model
 from featviz.models.preprocess import InputOptions
 from featviz.pipeline.dry_pass import choose_layers
-from featviz.records import Layer
-from featviz.text import printable
+from featviz.records import Layer, TextTable
+from featviz.text import by, listed, printable
+
+_NAMED = 6
+"""Operators without a formula that the table's footer names; `as_json` has them all."""
 
 
 @dataclass(frozen=True)
@@ -76,6 +79,14 @@ class Summary:
     not_counted: Mapping[str, int]
     """Operators that compute and are in no figure, since there is no formula for them: calls."""
 
+    @property
+    def table(self) -> TextTable:
+        """For people."""
+        figures = ("input", "output", "calls", "parameters", "trainable", "MACs", "activations")
+        headings = ("index", "name", "type", *figures)
+        rows = [_words(row) for row in self.rows]
+        return TextTable(headings, {"index", *figures}, rows, (), ["", *_footer(self)])
+
     def as_json(self) -> dict[str, Any]:
         """For programs."""
         return {
@@ -105,7 +116,7 @@ SORTS: dict[str, Callable[[SummaryRow], int]] = {
 
 
 def summarise(
-    options: ModelOptions,
+    options: ModelOptions | LoadedModel,
     inputs: InputOptions,
     selectors: str | None = None,
     depth: int | None = None,
@@ -192,3 +203,40 @@ def _cells(row: SummaryRow) -> list[Any]:
     for name in ("input_shape", "output_shape"):
         values[name] = "x".join(map(str, values[name] or []))
     return list({**values, "aliases": " ".join(row.aliases)}.values())
+
+
+def _words(row: SummaryRow) -> tuple[str, ...]:
+    return (
+        str(row.index),
+        row.name + (f" (also {', '.join(row.aliases)})" if row.aliases else ""),
+        row.type,
+        by(row.input_shape or ()),
+        by(row.output_shape or ()),
+        str(row.calls),
+        f"{row.parameters:,}",
+        f"{row.trainable:,}",
+        _scaled(row.macs),
+        _scaled(row.activation_bytes, "B"),
+    )
+
+
+def _footer(counts: Summary) -> Iterator[str]:
+    total = counts.totals
+    yield f"input        {by(counts.input_shape)}"
+    yield (
+        f"parameters   {total.parameters:,} ({total.trainable:,} trainable), "
+        f"{_scaled(total.parameter_bytes, 'B')}"
+    )
+    yield f"MACs         {_scaled(total.macs)} = {_scaled(total.flops)} FLOPs"
+    yield f"activations  {_scaled(total.activation_bytes, 'B')}"
+    if counts.not_counted:
+        named = [f"{name} {calls}" for name, calls in counts.not_counted.items()]
+        yield f"not counted  {listed(named, _NAMED)}{' (--json)' if named[_NAMED:] else ''}"
+
+
+def _scaled(value: int, unit: str = "") -> str:
+    """1814073344 to `1.814 G`, in powers of a thousand."""
+    for factor, prefix in ((10**9, "G"), (10**6, "M"), (10**3, "k")):
+        if value >= factor:
+            return f"{value / factor:.3f} {prefix}{unit}"
+    return f"{value} {unit}".rstrip()

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 from featviz.errors import FileError, UsageError
 from featviz.files import npy, read_bytes
@@ -66,6 +67,36 @@ def parse(texts: Sequence[str]) -> list[Argument]:
             raise UsageError(f"--input {one.name} is given twice", "give it once, or its keys")
         seen.add((one.name, one.key))
     return arguments
+
+
+def from_values(given: Mapping[str, Any]) -> list[Argument]:
+    """Arguments that a program has at hand: tensors, arrays, numbers, whatever forward takes; a
+    dict's values by their keys; `"image"` for the image itself.
+
+    Raises:
+        UsageError: a name is no name of an argument.
+    """
+    wrong = [name for name in given if not isinstance(name, str) or not name.isidentifier()]
+    if wrong:
+        raise UsageError(f"--input {quoted(repr(wrong[0]))} is no name", "{'t': 10}")
+    return [
+        Argument(name, key, *_from_memory(f"{name}.{key}" if key else name, value))
+        for name, values in given.items()
+        for key, value in (values.items() if isinstance(values, Mapping) else [(None, values)])
+    ]
+
+
+def _from_memory(label: str, value: Any) -> tuple[Any, str]:
+    """The value as `bind` takes it, and its words for the manifest."""
+    if isinstance(value, str) and value == IMAGE:
+        return IMAGE, f"{label}={IMAGE}"
+    if isinstance(value, np.ndarray):
+        value = torch.from_numpy(value)
+    if not isinstance(value, Tensor):
+        return value, f"{label}={quoted(repr(value))}"
+    data = value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes()
+    sizes = ",".join(map(str, value.shape))
+    return value, f"{label}=[{sizes}] (sha256 {hashlib.sha256(data).hexdigest()[:16]})"
 
 
 def names(texts: Sequence[str]) -> set[str]:
@@ -149,8 +180,9 @@ _READERS: dict[str, Callable[[bytes], np.ndarray]] = {
 
 def bind(
     module: nn.Module, arguments: Sequence[Argument], taken: Sequence[str], device: torch.device
-) -> None:
-    """Let every call of a module get these arguments beside its images, by a hook of its own.
+) -> RemovableHandle:
+    """Let every call of a module get these arguments beside its images, by a hook of its own,
+    which is returned.
 
     Args:
         taken: names that the user's transform gives.
@@ -178,7 +210,7 @@ def bind(
         (one, one.value.to(device) if isinstance(one.value, Tensor) else one.value)
         for one in arguments
     ]
-    module.register_forward_pre_hook(_hook(ready, known), with_kwargs=True)
+    return module.register_forward_pre_hook(_hook(ready, known), with_kwargs=True)
 
 
 def _hook(

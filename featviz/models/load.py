@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,11 +17,11 @@ from featviz.models.files.state_dict import unwrapped
 from featviz.models.preprocess import InputOptions, Preprocess
 from featviz.models.presets import choose_preprocess
 from featviz.models.sources import Loaded, ModelOptions, load_source
-from featviz.models.transform import by_transform
+from featviz.models.transform import by_function, by_transform
 from featviz.models.weights import digest, in_full_precision
 from featviz.records.checking import check
 
-__all__ = ["Loaded", "LoadedModel", "ModelOptions", "adopt", "load_model", "pick_device"]
+__all__ = ["Loaded", "LoadedModel", "ModelOptions", "adopt", "fed", "load_model", "pick_device"]
 
 
 @dataclass(frozen=True)
@@ -39,15 +40,17 @@ class LoadedModel:
     where the model is no classifier."""
 
 
-def load_model(options: ModelOptions, inputs: InputOptions) -> LoadedModel:
-    """Load a model, ready to be run.
+def load_model(options: ModelOptions | LoadedModel, inputs: InputOptions) -> LoadedModel:
+    """Load a model, ready to be run; one that is loaded stays as it is.
 
     Raises:
         UsageError: no such name, file or device, or a bad option.
         LoadError: there is something, but no model can be made of it.
     """
-    check(options)
     check(inputs)
+    if isinstance(options, LoadedModel):
+        return options
+    check(options)
     device = pick_device(options.device)
     loaded = load_source(options)
     module = in_full_precision(unwrapped(loaded.module), device).to(device)
@@ -84,12 +87,44 @@ def adopt(module: nn.Module, inputs: InputOptions) -> LoadedModel:
             called.
     """
     if inputs.transform is not None:
-        raise UsageError("transform is for a MODEL string", "give images that are transformed")
+        raise UsageError("--transform as text is for a MODEL string", "give the function itself")
     if inputs.input:
-        raise UsageError("input is for a MODEL string", "give a module that takes an image alone")
+        raise UsageError("--input as text is for a MODEL string", "forward_args={'t': 10}")
     module = unwrapped(module)
     tensor = next(iter([*module.parameters(), *module.buffers()]), torch.empty(0))
     record = {"kind": "module", "type": type(module).__name__, "parameters": digest(module)}
     preprocess = choose_preprocess(module, None, inputs)
     named, scores = classes.names(module), classes.scores(module)
     return LoadedModel(module, preprocess, tensor.device, record, named, scores)
+
+
+@contextmanager
+def fed(
+    model: LoadedModel,
+    inputs: InputOptions,
+    transform: Callable[[Any], Any] | None,
+    further: Mapping[str, Any],
+) -> Iterator[LoadedModel]:
+    """The model with a function of the caller's as its preprocessing, or with further arguments for
+    its forward; the hooks that pass them are removed at the end.
+
+    Args:
+        transform: from a PIL image or an array to what forward takes, as `--transform` names it.
+        further: as `arguments.from_values` takes them.
+
+    Raises:
+        UsageError: forward takes no such argument, or gets it twice.
+        LoadError: the transform fails on an empty image.
+    """
+    with ExitStack() as hooks:
+        preprocess = model.preprocess
+        if transform is not None:
+            name = getattr(transform, "__qualname__", type(transform).__name__)
+            preprocess, hook = by_function(transform, name, inputs, model.module)
+            hooks.callback(hook.remove if hook is not None else lambda: None)
+        if further:
+            given = arguments.from_values(further)
+            taken = getattr(preprocess.transform, "names", ())
+            hooks.callback(arguments.bind(model.module, given, taken, model.device).remove)
+            preprocess = replace(preprocess, further=tuple(one.words for one in given))
+        yield replace(model, preprocess=preprocess)

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 from featviz.errors import ImageError, LoadError, UsageError
 from featviz.models.preprocess import InputOptions, Preprocess
@@ -81,18 +82,34 @@ def by_transform(text: str, inputs: InputOptions, module: nn.Module) -> Preproce
     """
     if FACTORY_FORM.fullmatch(text) is None:
         raise UsageError(f"--transform {text!r} names no function", "file.py:fn or pkg.mod:fn")
-    channels = inputs.channels or 3
     function = factory.target(text)
     if not callable(function):
         raise UsageError(f"--transform {text!r} is a {type(function).__name__}", "name a function")
+    return by_function(function, text, inputs, module)[0]
+
+
+def by_function(
+    function: Callable[[Any], Any], text: str, inputs: InputOptions, module: nn.Module
+) -> tuple[Preprocess, RemovableHandle | None]:
+    """The preprocessing that a function does, and the hook by which the model gets its tensors by
+    their names, where the function gives a dict.
+
+    Args:
+        text: what the function is called.
+
+    Raises:
+        LoadError: the function fails on an empty image.
+    """
+    channels = inputs.channels or 3
     plain = Preprocess(None, None, None, None, channels)
     try:
         transform = UserTransform(text, function).tried(plain.empty())
     except ImageError as error:
         raise LoadError(f"--transform: {error.message}, for an empty image", error.hint) from error
+    hook = None
     if transform.names:
-        module.register_forward_pre_hook(_by_name(transform.names), with_kwargs=True)
-    return replace(plain, transform=transform)
+        hook = module.register_forward_pre_hook(_by_name(transform.names), with_kwargs=True)
+    return replace(plain, transform=transform), hook
 
 
 def _by_name(names: Sequence[str]) -> Callable[..., tuple[tuple[()], dict[str, Any]]]:

@@ -22,8 +22,9 @@ _PASSING = {"capture", "target", "grad_rule", *(kind.replace("-", "_") for kind 
 
 
 def names_of(kind: type) -> set[str]:
-    """The names of a record's fields; the MODEL itself is no option."""
-    return {field.name for field in fields(kind)} - {"spec"}
+    """The names of a record's fields that are keywords: the MODEL itself is none, and further
+    arguments of forward come as objects."""
+    return {field.name for field in fields(kind)} - {"spec", "input"}
 
 
 _KEYWORDS = {

@@ -46,6 +46,7 @@ from featviz.records.results import (
     Tiles,
     finite,
 )
+from featviz.records.tables import TextTable
 
 __all__ = [
     "AUTO",
@@ -93,6 +94,7 @@ __all__ = [
     "Shard",
     "Site",
     "Skip",
+    "TextTable",
     "Tiles",
     "Verdict",
     "Windows",

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-import featviz.report.words as words
 from featviz.records import Floats, is_gradient
+from featviz.report import words
 from featviz.report.views import Group, LayerPage
 from featviz.rundir.schema import Audit, CaptureRow
 

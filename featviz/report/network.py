@@ -8,8 +8,8 @@ from itertools import groupby
 
 import numpy as np
 
-import featviz.report.words as words
 from featviz.records import Floats, GridPlan
+from featviz.report import words
 from featviz.report.channels import ChannelTotals, Found
 from featviz.report.views import Figure, Group, ImagePage
 from featviz.rundir.schema import CaptureRow, Class

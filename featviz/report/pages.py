@@ -10,9 +10,8 @@ import jinja2
 import msgspec
 from markupsafe import Markup
 
-import featviz.report.channels as channels
-import featviz.report.words as words
 from featviz.records import Floats
+from featviz.report import channels, words
 from featviz.report.data import (
     Numbers,
     entries,
@@ -72,6 +71,16 @@ def render_single(views: ReportViews) -> str:
     }  # our own files, not to be escaped
     inside["data"] = Markup(script(known))
     return write.document(RUN_PAGE, "", [write.run(), *articles], inside=inside)
+
+
+def render_notebook(content: Mapping[str, Any]) -> str:
+    """What a notebook shows of a result: a part of a page.
+
+    Args:
+        content: `figures` (address, words, (width, height)), `lines`, `table` (a `TextTable` or
+            None) and `link`.
+    """
+    return str(templates().get_template("notebook.html").render(content))
 
 
 def asset(name: str) -> str:

@@ -42,8 +42,8 @@ def test_an_image_in_memory_is_drawn_as_its_file(
     """The same pixels give the same feature maps, under a name of their own."""
     (own,) = drawn(tiny, _in_memory(pixels)[kind], tmp_path / "memory", tensors="npy")
     (file,) = drawn(tiny, picture, tmp_path / "file", tensors="npy")
-    assert (own.image, file.image) == ("image-0.png", "picture.png")
-    for name in ("input.png", own.captures[0].tensor, own.captures[0].file):
+    assert (own.name, file.name) == ("image-0.png", "picture.png")
+    for name in ("input.png", own.captures[0].row.tensor, own.captures[0].row.file):
         one = (tmp_path / "memory" / own.folder / name).read_bytes()
         assert one == (tmp_path / "file" / file.folder / name).read_bytes()
     manifest = json.loads((tmp_path / "memory" / own.folder / "manifest.json").read_text())
@@ -59,7 +59,7 @@ def test_paths_and_images_mix(
     images = [Image.fromarray(pixels), picture, str(picture.parent), batch, pixels]
     found = drawn(tiny, images, tmp_path / "out")
     names = ["image-0.png", "picture.png", "image-1.png", "image-2.png", "image-3.png"]
-    assert [image.image for image in found] == names
+    assert [image.name for image in found] == names
 
 
 def test_a_file_called_like_an_image_in_memory(
@@ -68,7 +68,7 @@ def test_a_file_called_like_an_image_in_memory(
     """They are told apart by a name that is the same in every run."""
     Image.fromarray(pixels).save(tmp_path / "image-0.png")
     runs = [
-        [i.image for i in drawn(tiny, [pixels, tmp_path / "image-0.png"], tmp_path / out)]
+        [i.name for i in drawn(tiny, [pixels, tmp_path / "image-0.png"], tmp_path / out)]
         for out in ("one", "two")
     ]
     assert runs[0] == runs[1] and runs[0][0] == "in-memory/image-0.png"

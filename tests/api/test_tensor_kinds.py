@@ -93,7 +93,8 @@ def test_tensors_of_every_kind_are_drawn_kept_and_counted(
     (image,) = drawn(model, picture, tmp_path / "out", ["conv", "odd"], **options)
     assert not image.skipped
     kept = {
-        c.layer: np.load(tmp_path / "out" / image.folder / str(c.tensor)) for c in image.captures
+        c.layer: np.load(tmp_path / "out" / image.folder / str(c.row.tensor))
+        for c in image.captures
     }
     expected = _plain(make(torch.from_numpy(kept["conv"])))
     assert kept["odd"].dtype == dtype

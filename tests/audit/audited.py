@@ -15,8 +15,7 @@ from PIL import Image
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from featviz import audit as story
-from featviz.audit import AuditOptions
+from featviz.audit import AuditOptions, audit
 from featviz.audit.model_audit import AuditRequest
 from featviz.models.load import LoadedModel, adopt
 from featviz.models.preprocess import InputOptions
@@ -41,7 +40,7 @@ def document(module: nn.Module, images: object, tmp_path: Path, **asked: Any) ->
     out = tmp_path / "audit"
     shutil.rmtree(out, ignore_errors=True)
     options = AuditOptions(AuditRequest(inputs=PLAIN, **asked), out=out)
-    story.audit(loaded(module), [str(images)], options)
+    audit(loaded(module), [str(images)], options)
     content: dict[str, Any] = json.loads((out / "audit.json").read_text())
     return content
 

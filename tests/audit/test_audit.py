@@ -13,8 +13,7 @@ from PIL import Image
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from featviz import audit as story
-from featviz.audit import AuditOptions, call_graph
+from featviz.audit import AuditOptions, audit, call_graph
 from featviz.audit.model_audit import AuditRequest
 from featviz.errors import UsageError
 from featviz.images.find import find_samples
@@ -236,7 +235,7 @@ def test_the_model_is_given_back_as_it_was(noise: Path, tmp_path: Path) -> None:
     """No hook stays, and training flags return, also when the model raised."""
     model = loaded(planted.Planted("shared"))
     model.module.train()
-    story.audit(model, [str(noise)], AuditOptions(AuditRequest(inputs=PLAIN), out=tmp_path / "a"))
+    audit(model, [str(noise)], AuditOptions(AuditRequest(inputs=PLAIN), out=tmp_path / "a"))
     for module in model.module.modules():
         assert not module._forward_hooks and not module._forward_pre_hooks
         assert module.training
@@ -293,7 +292,7 @@ def test_memory_does_not_grow_with_the_images(tmp_path: Path) -> None:
 
     model = adopt(models.resnet18(), InputOptions(size=(96, 96), mean=(0.5,) * 3, std=(1.0,) * 3))
     options = AuditOptions(AuditRequest(max_suspects=0, batch_size=2), out=tmp_path / "out")
-    story.audit(model, [str(folder)], options, progress)
+    audit(model, [str(folder)], options, progress)
     assert len(resident) == 200
     assert max(resident[20:]) - resident[19] < 16e6
 

@@ -13,7 +13,6 @@ from conftest import DIGITS, DIGITS_MODEL
 from PIL import Image
 from torch import nn
 
-from featviz import audit as story
 from featviz.audit import gates, output
 from featviz.images.group import natural_key
 from featviz.records.findings import FINDINGS
@@ -158,7 +157,7 @@ def test_interrupted_it_leaves_the_old_results(
     def interrupt(*args: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(story.output, "apoz_chart", interrupt)
+    monkeypatch.setattr(output, "apoz_chart", interrupt)
     assert featviz(*call, "--overwrite").code == 130
     assert {p: p.read_bytes() for p in out.rglob("*") if p.is_file()} == before
     assert names_in(tmp_path) == ["noise", "out"]

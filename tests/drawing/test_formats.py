@@ -63,7 +63,7 @@ def test_help_and_messages_name_every_format(featviz: CLI) -> None:
     shown = " ".join(featviz("run", "--help-all").out.split())
     assert all(f"{format.name}, {format.words}" in shown for format in FORMATS.values())
     with pytest.raises(
-        UsageError, match="--format 'gif' is not one of " + ", ".join(map(repr, FORMATS))
+        UsageError, match="format 'gif' is not one of " + ", ".join(map(repr, FORMATS))
     ):
         fv.run(None, [], "*", "out", format="gif")
 

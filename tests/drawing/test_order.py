@@ -258,13 +258,13 @@ def test_run_writes_order_and_groups(
 @pytest.mark.parametrize("value", [0.0, -0.5, 1.01, NAN])
 def test_collapse_outside_its_range(value: float) -> None:
     """A threshold that is no correlation above 0 is refused with its value."""
-    with pytest.raises(UsageError, match=f"--collapse {value:g}"):
+    with pytest.raises(UsageError, match=f"collapse {value:g}"):
         fv.grid(noise(1, 3, 4, 4), collapse=value)
 
 
 def test_unknown_order_from_python() -> None:
     """A wrong name is refused with those that there are."""
-    with pytest.raises(UsageError, match="--order 'size' is not one of 'index', 'mean', 'sim"):
+    with pytest.raises(UsageError, match="order 'size' is not one of 'index', 'mean', 'sim"):
         fv.grid(noise(1, 3, 4, 4), order="size")
 
 

@@ -90,7 +90,7 @@ def test_an_output_that_fits_for_some_images_fails_for_the_others(tmp_path: Path
     assert result.exit_code == 3
     assert [image.error for image in result.images] == [
         None,
-        "--target 'top1': the output is no tensor; the model gives output[maps] [1, 3, 5, 5]",
+        "target 'top1': the output is no tensor; the model gives output[maps] [1, 3, 5, 5]",
         None,
     ]
     assert not (tmp_path / "out" / "b.png").exists()

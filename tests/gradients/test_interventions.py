@@ -438,12 +438,12 @@ def test_api_takes_one_or_several_and_refuses_the_rest(tmp_path: Path) -> None:
         changed(tmp_path / "x", ablat="a:1")
     with pytest.raises(UsageError, match="seed is for a MODEL string"):
         changed(tmp_path / "x", seed=3)
-    with pytest.raises(UsageError, match="--ablate 'a' cannot be read"):
+    with pytest.raises(UsageError, match="ablate 'a' cannot be read"):
         changed(tmp_path / "x", ablate="a")
-    with pytest.raises(UsageError, match="--capture 'gard' is nothing to capture"):
+    with pytest.raises(UsageError, match="capture 'gard' is nothing to capture"):
         changed(tmp_path / "x", capture=["output", "gard"])
-    with pytest.raises(UsageError, match="--grad-rule 'guide' is not one of 'plain', 'guid"):
+    with pytest.raises(UsageError, match="grad_rule 'guide' is not one of 'plain', 'guid"):
         changed(tmp_path / "x", capture="grad", grad_rule="guide")
-    with pytest.raises(UsageError, match="--target '281' cannot be read"):
+    with pytest.raises(UsageError, match="target '281' cannot be read"):
         changed(tmp_path / "x", capture="grad", target=281)
     assert not (tmp_path / "x").exists()

@@ -63,7 +63,7 @@ def test_norms_count_every_slice_and_token(tmp_path: Path) -> None:
         tensors="npy", target="class:1", **inputs(64),
     )  # fmt: skip
     got = saved(tmp_path / "out" / "spheres.jpg")
-    lengths = norms.norms(result.images[0].captures)
+    lengths = norms.norms([maps.row for maps in result.captures])
     assert next(iter(lengths)) == "conv_proj"
     assert list(lengths)[-1] == "heads"
     for name, norm in lengths.items():

@@ -210,80 +210,80 @@ REFUSED: list[tuple[Callable[[Tensor], Any], str | None, str, str | None]] = [
     (
         nested,
         None,
-        "--target 'top1': the output is no tensor; the model gives output[out] [1, 5, 1, 1], "
+        "target 'top1': the output is no tensor; the model gives output[out] [1, 5, 1, 1], "
         "output[aux][0] [1, 5], output[aux][1][0] [1, 5], output[aux][1][1][0] [1, 5], "
         "output[whole] [1], output[3][logits] [1, 5]",
-        "name one: --target 'output[out]:mean'",
+        "name one: target 'output[out]:mean'",
     ),
     (
         nested,
         "output[whole]:sum",
-        "--target 'output[whole]:sum': it holds torch.int64, and has no gradient",
+        "target 'output[whole]:sum': it holds torch.int64, and has no gradient",
         None,
     ),
     (
         lambda scores: [scores.argmax(1)],
         None,
-        "--target 'top1': the output is no tensor; the model gives output[0] [1]",
+        "target 'top1': the output is no tensor; the model gives output[0] [1]",
         None,
     ),
     (
         lambda scores: [scores] * 11,
         "output[11]",
-        "--target 'output[11]': the output is no tensor there; the model gives "
+        "target 'output[11]': the output is no tensor there; the model gives "
         + ", ".join(f"output[{i}] [1, 5]" for i in range(8))
         + " and 3 more",
-        "name one: --target 'output[0]:mean'",
+        "name one: target 'output[0]:mean'",
     ),
     (
         plain,
         "output[logits]:mean",
-        "--target 'output[logits]:mean': the output is no tensor there; the model gives a tensor "
+        "target 'output[logits]:mean': the output is no tensor there; the model gives a tensor "
         "[1, 5]",
         "it is one tensor: top1, class:N, sum, mean or norm",
     ),
     (
         lambda scores: "words",
         None,
-        "--target 'top1': the output is no tensor; the model gives a str without tensors",
+        "target 'top1': the output is no tensor; the model gives a str without tensors",
         None,
     ),
     (
         lambda scores: scores.view(1, 5, 1),
         None,
-        "--target 'top1' needs scores of classes [1, K], and there is a tensor [1, 5, 1]",
+        "target 'top1' needs scores of classes [1, K], and there is a tensor [1, 5, 1]",
         "for example class:281, mean, 'output[out]:mean' or layer:layer4.1:17",
     ),
     (
         lambda scores: scores.expand(2, 5),
         "class:3",
-        "--target 'class:3' needs scores of classes [1, K], and there is a tensor [2, 5]",
+        "target 'class:3' needs scores of classes [1, K], and there is a tensor [2, 5]",
         "for example class:281, mean, 'output[out]:mean' or layer:layer4.1:17",
     ),
-    (plain, "class:5", "--target 'class:5': there are 5 classes, 0 to 4", None),
+    (plain, "class:5", "target 'class:5': there are 5 classes, 0 to 4", None),
     (
         plain,
         "class:cat",
-        "--target 'class:cat': no class has this name",
+        "target 'class:cat': no class has this name",
         "these weights have no names; give its number",
     ),
     (
         plain,
         "layer:con",
-        "--target 'layer:con': no layer is called 'con'",
+        "target 'layer:con': no layer is called 'con'",
         "did you mean conv?",
     ),
     (
         plain,
         "layer:zzz",
-        "--target 'layer:zzz': no layer is called 'zzz'",
-        "featviz layers MODEL lists them",
+        "target 'layer:zzz': no layer is called 'zzz'",
+        "featviz.layers MODEL lists them",
     ),
-    (plain, "layer:conv:4", "--target 'layer:conv:4': the layer has channels 0 to 3", None),
+    (plain, "layer:conv:4", "target 'layer:conv:4': the layer has channels 0 to 3", None),
     (
         lambda scores: scores.detach(),
         None,
-        "--target 'top1': no gradient flows back from it",
+        "target 'top1': no gradient flows back from it",
         "the model is quantized, or detaches it, or computes it under torch.no_grad",
     ),
 ]
@@ -321,9 +321,9 @@ class Both(nn.Module):
 @pytest.mark.parametrize(
     ("target", "message"),
     [
-        ("layer:both", "--target 'layer:both': the layer gives output[0] [1, 3, 8, 8], "
+        ("layer:both", "target 'layer:both': the layer gives output[0] [1, 3, 8, 8], "
          "output[1] [1, 3, 8, 8]"),
-        ("layer:idle", "--target 'layer:idle': the layer does not run"),
+        ("layer:idle", "target 'layer:idle': the layer does not run"),
     ],
 )  # fmt: skip
 def test_layers_that_are_no_target(target: str, message: str, tmp_path: Path) -> None:

@@ -154,7 +154,7 @@ class TestGrouping:
         result = fv.run(Clip(), tmp_path / "all", "conv", tmp_path / "out", **options)
         assert result.exit_code == 3
         (failure,) = result.failures
-        assert failure.image == "poor" and "frame1.png" in str(failure.error)
+        assert failure.name == "poor" and "frame1.png" in str(failure.error)
         assert (tmp_path / "out" / "good" / "manifest.json").is_file()
         assert not (tmp_path / "out" / "poor").exists()
 
@@ -254,7 +254,7 @@ class TestClips:
         still(2, height=9).save(folder / "frame2.png")
         result = fv.run(Clip(), folder, "conv", tmp_path / "o", frames=3, size=6, **AS_IS)
         assert "frames differ in size" in str(result.failures[0].error)
-        assert "--size HxW" in str(result.failures[0].hint)
+        assert "size HxW" in str(result.failures[0].hint)
         options = {"frames": 3, "size": (6, 8), "overwrite": True, **AS_IS}
         assert fv.run(Clip(), folder, "conv", tmp_path / "o", **options).exit_code == 0
 

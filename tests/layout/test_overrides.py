@@ -178,7 +178,7 @@ def test_grid_takes_a_told_layout() -> None:
     assert np.abs(np.asarray(got).reshape(3, 14, 20).astype(int) - levels(maps)).max() <= 1
     got = fv.grid(maps.permute(1, 2, 0)[None], tensor_layout="nhwc", scale=1, padding=0, nrow=1)
     assert np.abs(np.asarray(got).reshape(3, 14, 20).astype(int) - levels(maps)).max() <= 1
-    with pytest.raises(LayoutError, match=r"shape \[1, 281, 3\].*--tensor-layout"):
+    with pytest.raises(LayoutError, match=r"shape \[1, 281, 3\].*tensor_layout"):
         fv.grid(tokens)
     with pytest.raises(LayoutError, match="281 tokens are no grid"):
         fv.grid(tokens, tensor_layout="tokens:14x20")

@@ -69,7 +69,7 @@ class TestPairs:
         out = tmp_path / "out"
         options = {"size": (6, 8), "tensors": "npy", "scale": 1, "max_maps": 1, **AS_IS}
         result = fv.run(Siamese(), pair[:2], "body,Siamese", out, **options)
-        assert [image.image for image in result.images] == ["a.png+b.png"]
+        assert [image.name for image in result.images] == ["a.png+b.png"]
         folder = out / "a.png+b.png"
         found = rows(folder)
         for call, number in ((0, 3), (1, 5)):
@@ -87,7 +87,7 @@ class TestPairs:
         """Nothing is paired with nothing: said before any work, with what there is."""
         with pytest.raises(UsageError, match="takes 2 images at once, and there are 3") as caught:
             fv.run(Siamese(), pair, "body", tmp_path / "out", **AS_IS, size=8)
-        assert "--inputs" in str(caught.value.hint)
+        assert "inputs says" in str(caught.value.hint)
         assert not (tmp_path / "out").exists()
 
     def test_inputs_may_be_told(
@@ -125,7 +125,7 @@ class TestPairs:
                 return self.body(a).mean() - self.body(b).mean()
 
         result = fv.run(Two(), tmp_path / "all", "body", tmp_path / "out", size=6, **AS_IS)
-        assert [image.image for image in result.images] == ["0.png+1.png", "2.png+3.png"]
+        assert [image.name for image in result.images] == ["0.png+1.png", "2.png+3.png"]
         assert result.failures == ()
 
     @pytest.mark.parametrize("size", [(136, 160), (139, 165)], ids=str)

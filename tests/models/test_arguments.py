@@ -11,8 +11,6 @@ import torch
 from cli.outcomes import Run, refused
 from torch import nn
 
-from featviz import api
-from featviz.errors import UsageError
 from featviz.models import arguments
 from featviz.models.load import ModelOptions, load_model
 from featviz.models.preprocess import InputOptions
@@ -206,14 +204,6 @@ def test_a_missing_argument_names_the_option(featviz: Run, code: Path, picture: 
     """forward(x, t) seems to take two images: the hint says what else it may be."""
     done = featviz("run", f"{code}:Conditional", picture, "--out", code.parent / "out")
     assert done.code == 2 and "--input NAME=VALUE" in done.err
-
-
-def test_a_module_of_the_callers_is_left_alone(tmp_path: Path) -> None:
-    """The Python API refuses it for a module, on which a hook would stay."""
-    net = nn.Conv2d(3, 2, 1)
-    with pytest.raises(UsageError, match="input is for a MODEL string"):
-        api.run(net, [np.zeros((4, 4, 3), "u1")], out=tmp_path / "out", input=["x=1"])
-    assert not net._forward_pre_hooks
 
 
 @pytest.mark.parametrize(

@@ -373,7 +373,7 @@ def test_swin_is_not_drawn_as_noise(tmp_path: Path) -> None:
     inputs = {**INPUTS, "size": (96, 160), "crop": (96, 160)}
     options = {"tensors": "npy", "scale": 1, "padding": 0, "nrow": 8}
     result = fv.run(model, SCENES / "landscape.jpg", out=tmp_path / "out", **options, **inputs)
-    rows = {row.layer: row for row in result.images[0].captures}
+    rows = {maps.layer: maps.row for maps in result.captures}
     assert set(rows) == {"features.0.0", "features.1", "features.3", "features.5", "features.7"}
     row, folder = rows["features.1"], tmp_path / "out" / "landscape.jpg"
     assert (row.layout, row.shape, row.maps) == ("nhwc", [1, 24, 40, 96], 96)
@@ -442,7 +442,7 @@ def test_images_are_read_ahead_once_each(
         ("broken.jpg", False),
         ("landscape.jpg", False),
     ]
-    assert [image.image for image in result.failures] == ["broken.jpg"]
+    assert [image.name for image in result.failures] == ["broken.jpg"]
 
 
 @pytest.mark.parametrize(("images", "passes"), [(7, 7), (8, 9)])

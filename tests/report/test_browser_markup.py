@@ -24,7 +24,7 @@ def evil(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Pages of runs and an audit whose every string is markup."""
     import json
 
-    from featviz import diff
+    from featviz.diff import DiffThresholds, Outputs, diff
     from featviz.report import comparing
 
     more = {"layout": EVIL, "collapsed": {"0": [0, 1]}, "shape": [1, 6, 4, 5]}
@@ -66,11 +66,11 @@ def evil(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "one" / EVIL.replace("/", "") / "manifest.json").write_text(EVIL)
     build_report(folder / "one", ReportOptions(compare=folder / "two"))
     build_report(folder / "one", ReportOptions(single_file=True))
-    outputs = diff.Outputs(
+    outputs = Outputs(
         html=folder / "one" / "diff.html",
         render=comparing.render,
     )
-    diff.diff(folder / "one", folder / "two", diff.DiffThresholds(), outputs)
+    diff(folder / "one", folder / "two", DiffThresholds(), outputs)
     return folder / "one"
 
 

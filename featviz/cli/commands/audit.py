@@ -157,17 +157,18 @@ def command(ctx: click.Context, /, model: str | None, images: Sequence[str], **g
     models = _models(ctx, model, given["more_models"])
     images = given_or_config(ctx, "images", images)
     sources = [opts.to_model_options(name, given) for name in models]
-    from featviz import audit
+    from featviz.audit import audit
+    from featviz.audit.output import audit_table
     from featviz.pipeline import processes
 
     with _progress() as progress, processes.world() as team:
-        result = audit.audit(sources, images, _audit_options(given), progress, team=team)
+        result = audit(sources, images, _audit_options(given), progress, team=team)
         if not team.first:
             return 0
     if given["as_json"]:
         output.document(result.as_json())
     else:
-        _table(result)
+        output.table(*audit_table(result))
     _conclude(result)
     return result.exit_code
 
@@ -209,58 +210,6 @@ def _progress() -> Iterator[Progress]:
                 output.error(f"{image}: {error.message}", error.hint)
 
         yield report
-
-
-def _table(result: AuditResult) -> None:
-    if len(result.models) == 1:
-        _one_model(result.models[0].document)
-    else:
-        _several_models({model.label: model.document for model in result.models})
-
-
-def _one_model(audit: Mapping[str, Any]) -> None:
-    """A column for each finding: how many channels of a layer have it."""
-    total = audit["total"]
-    sought = [name for name in KNOWN_FINDINGS if name in total["findings"]]
-    figures = ("channels", "APoZ", *sought)
-
-    def cells(row: Mapping[str, Any], counts: Mapping[str, int]) -> Iterator[str]:
-        yield str(row["channels"])
-        yield "-" if row["apoz"] is None else f"{100 * row['apoz']:.1f}%"
-        yield from (str(counts.get(name, "-")) for name in sought)
-
-    rows = [
-        (row["label"], row["type"], *cells(row, {k: len(v) for k, v in row["findings"].items()}))
-        for row in audit["layers"]
-    ]
-    totals = [("total", "", *cells(total, total["findings"]))]
-    output.table(("layer", "type", *figures), figures, rows, totals)
-
-
-def _several_models(audits: Mapping[str, Mapping[str, Any]]) -> None:
-    """A column for each model: how many channels of a layer have which finding."""
-    columns = [{row["label"]: row for row in audit["layers"]} for audit in audits.values()]
-    labels = dict.fromkeys(label for column in columns for label in column)
-    rows = [(label, *(_words(column.get(label)) for column in columns)) for label in labels]
-    sums = [audit["total"] for audit in audits.values()]
-    totals = [
-        (f"total {name}", *(_share(total, name) for total in sums))
-        for name in KNOWN_FINDINGS
-        if any(name in total["findings"] for total in sums)
-    ]
-    output.table(("layer", *audits), (), rows, totals)
-
-
-def _words(row: Mapping[str, Any] | None) -> str:
-    if row is None:
-        return "-"
-    counts = [f"{len(channels)} {name}" for name, channels in row["findings"].items() if channels]
-    return ", ".join(counts) or "0"
-
-
-def _share(total: Mapping[str, Any], name: str) -> str:
-    count, channels = total["findings"].get(name), total["judged"].get(name)
-    return "-" if not channels else f"{count} of {channels} ({100 * count / channels:.1f}%)"
 
 
 def _conclude(result: AuditResult) -> None:

@@ -69,17 +69,17 @@ def command(base: Path, new: Path, as_json: bool, **given: Any) -> int:
 
     Exit codes: 0 equal, 1 failed or refused, 2 usage, 4 different.
     """
-    from featviz import diff
+    from featviz.diff import DiffThresholds, Outputs, diff
     from featviz.report.comparing import render
 
-    asked = diff.DiffThresholds(
+    asked = DiffThresholds(
         **{name: given[name] for name in ("tolerance", "max_diff_ratio", "ignore_added")}
     )
-    outputs = diff.Outputs(
+    outputs = Outputs(
         **{name: given[name] for name in ("out", "html", "junit")},
         render=render,
     )
-    result = diff.diff(base, new, asked, outputs)
+    result = diff(base, new, asked, outputs)
     if as_json:
         from featviz.diff.documents import as_json as document
 
@@ -90,17 +90,11 @@ def command(base: Path, new: Path, as_json: bool, **given: Any) -> int:
 
 
 def _table(result: DiffResult) -> None:
-    from featviz.diff import documents
+    from featviz.diff.documents import diff_table
 
-    footer = [
-        *(f"only in BASE: {line}" for line in documents.only_words(result.only_in_base)),
-        *(f"only in NEW: {line}" for line in documents.only_words(result.only_in_new)),
-        documents.verdict_words(result),
-    ]
-    if not result.differing:
-        for line in footer:
-            output.line(line)
+    table = diff_table(result)
+    if table.rows:
+        output.table(*table)
         return
-    numbers = {"images", "channels", "absolute", "relative", "cosine"}
-    rows = map(documents.cells, result.differing)
-    output.table(documents.HEADINGS, numbers, rows, footer=footer)
+    for line in table.footer:
+        output.line(line)

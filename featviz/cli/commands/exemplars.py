@@ -15,7 +15,7 @@ from featviz.cli.command import DRAWING, Command
 from featviz.cli.values import given_or_config
 from featviz.errors import FeatvizError
 from featviz.records.exemplars import ExemplarChoice
-from featviz.text import by, counted, listed
+from featviz.text import counted, listed
 
 if TYPE_CHECKING:
     from featviz.exemplars import ExemplarProgress, ExemplarResult
@@ -90,17 +90,17 @@ def command(ctx: click.Context, /, model: str | None, images: Sequence[str], **g
     source = opts.to_model_options(given_or_config(ctx, "model", model), given)
     images = given_or_config(ctx, "images", images)
     options = _options(given)
-    from featviz import exemplars
+    from featviz.exemplars import find_exemplars
     from featviz.pipeline import processes
 
     with _progress() as progress, processes.world() as team:
-        result = exemplars.find_exemplars(source, images, options, progress, team=team)
+        result = find_exemplars(source, images, options, progress, team=team)
     if result is None:
         return 0
     if given["as_json"]:
         output.document(result.record.as_json())
     else:
-        _table(result)
+        output.table(*result.table)
     _conclude(result)
     return result.exit_code
 
@@ -130,20 +130,6 @@ def _progress() -> Iterator[ExemplarProgress]:
                 output.error(f"{image}: {error.message}", error.hint)
 
         yield report
-
-
-def _table(result: ExemplarResult) -> None:
-    """A row for each sheet."""
-    headings = ["layer", "type", "channels", "sees", "known", "sheet"]
-    per_class = any(row.class_name is not None for row in result.record.layers)
-    rows = []
-    for row in result.record.layers:
-        label = row.layer + (f".call{row.call}" if row.call else "")
-        label += f".{row.key}" if row.key else ""
-        view = row.receptive_field
-        cells = [label or row.type, row.type, str(len(row.channels)), by(view.size), view.how]
-        rows.append([*cells, row.sheet, *([row.class_name or ""] if per_class else [])])
-    output.table([*headings, *(["class"] if per_class else [])], ("channels", "sees"), rows)
 
 
 def _conclude(result: ExemplarResult) -> None:

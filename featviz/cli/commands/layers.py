@@ -55,23 +55,5 @@ def command(ctx: click.Context, /, model: str | None, **given: Any) -> int:
     if given["as_json"]:
         output.document(listed.as_json())
     else:
-        _table(listed)
+        output.table(*listed.table)
     return 0
-
-
-def _table(listed: Any) -> None:
-    rows = (
-        (
-            "*" if row.selected else "",
-            str(row.index),
-            row.name + (f" (also {', '.join(row.aliases)})" if row.aliases else ""),
-            row.type,
-            f"{row.parameters:,}",
-            output.shape(row.output_shape),
-            "" if row.calls is None else str(row.calls),
-        )
-        for row in listed.rows
-    )
-    headings = ("", "index", "name", "type", "parameters", "output shape", "calls")
-    numbers = ("index", "parameters", "output shape", "calls")
-    output.table(headings, numbers, rows, footer=[listed.footer])

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
@@ -11,13 +10,6 @@ from featviz.cli import options as opts
 from featviz.cli import output
 from featviz.cli.command import OUTPUT, Command
 from featviz.cli.values import given_or_config
-from featviz.text import listed
-
-if TYPE_CHECKING:
-    from featviz.inspection.summary import Summary, SummaryRow
-
-_NAMED = 6
-"""Operators without a formula that the footer names; --json has them all."""
 
 
 @click.command("summary", cls=Command)
@@ -90,49 +82,5 @@ def command(ctx: click.Context, /, model: str | None, **given: Any) -> int:
     elif given["as_csv"]:
         click.echo(counts.as_csv(), nl=False)
     else:
-        _table(counts)
+        output.table(*counts.table)
     return 0
-
-
-def _table(counts: Summary) -> None:
-    figures = ("input", "output", "calls", "parameters", "trainable", "MACs", "activations")
-    headings = ("index", "name", "type", *figures)
-    rows = map(_cells, counts.rows)
-    output.table(headings, {"index", *figures}, rows, footer=["", *_footer(counts)])
-
-
-def _cells(row: SummaryRow) -> tuple[str, ...]:
-    return (
-        str(row.index),
-        row.name + (f" (also {', '.join(row.aliases)})" if row.aliases else ""),
-        row.type,
-        output.shape(row.input_shape),
-        output.shape(row.output_shape),
-        str(row.calls),
-        f"{row.parameters:,}",
-        f"{row.trainable:,}",
-        _scaled(row.macs),
-        _scaled(row.activation_bytes, "B"),
-    )
-
-
-def _footer(counts: Summary) -> Iterator[str]:
-    total = counts.totals
-    yield f"input        {output.shape(counts.input_shape)}"
-    yield (
-        f"parameters   {total.parameters:,} ({total.trainable:,} trainable), "
-        f"{_scaled(total.parameter_bytes, 'B')}"
-    )
-    yield f"MACs         {_scaled(total.macs)} = {_scaled(total.flops)} FLOPs"
-    yield f"activations  {_scaled(total.activation_bytes, 'B')}"
-    if counts.not_counted:
-        named = [f"{name} {calls}" for name, calls in counts.not_counted.items()]
-        yield f"not counted  {listed(named, _NAMED)}{' (--json)' if named[_NAMED:] else ''}"
-
-
-def _scaled(value: int, unit: str = "") -> str:
-    """1814073344 to `1.814 G`, in powers of a thousand."""
-    for factor, prefix in ((10**9, "G"), (10**6, "M"), (10**3, "k")):
-        if value >= factor:
-            return f"{value / factor:.3f} {prefix}{unit}"
-    return f"{value} {unit}".rstrip()

@@ -1,0 +1,20 @@
+"""The public functions, for notebooks and other programs: objects in, objects out."""
+
+from featviz.api.comparing import diff, report
+from featviz.api.model import kernels, layers, summary
+from featviz.api.running import run
+from featviz.api.streaming import audit, exemplars
+from featviz.api.tensors import capture, grid
+
+__all__ = [
+    "audit",
+    "capture",
+    "diff",
+    "exemplars",
+    "grid",
+    "kernels",
+    "layers",
+    "report",
+    "run",
+    "summary",
+]

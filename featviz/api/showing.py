@@ -1,0 +1,103 @@
+"""Results in a notebook: pictures of bounded size and tables, by the templates of the report."""
+
+from __future__ import annotations
+
+import base64
+import io
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from PIL import Image
+
+from featviz.errors import FileError, StoreError
+from featviz.files import Folder
+from featviz.records import TextTable
+from featviz.report.pages import render_notebook
+from featviz.rundir.arrays import BROKEN
+from featviz.rundir.image import format_of
+from featviz.text import quoted
+
+SMALL, LARGE = 240, 960
+"""The longest side of a picture in a gallery, and of one that stands alone, in pixels."""
+MOST = 24
+"""Pictures of a gallery."""
+MOST_ROWS = 60
+"""Rows of a table."""
+MOST_BYTES = 3 * 2**20
+"""What all pictures of one page may take as text."""
+
+
+@dataclass(frozen=True)
+class ShownPicture:
+    """A picture with words below it."""
+
+    address: str | None
+    """A data URI; None where there is no picture."""
+    words: str
+    size: tuple[int, int]
+    """Width and height, in pixels, at which it is shown."""
+
+
+@dataclass(frozen=True)
+class Page:
+    """What a notebook shows of a result."""
+
+    figures: Sequence[ShownPicture] = ()
+    lines: Sequence[str] = ()
+    table: TextTable | None = None
+    link: str | None = None
+    """Address of a page."""
+
+
+def figure(read: Callable[[], Image.Image], words: str, side: int = SMALL) -> ShownPicture:
+    """A picture as text, made smaller where a side is longer than `side`, and shown larger by a
+    whole factor where it is small; one that cannot be read says so."""
+    try:
+        picture = read()
+    except StoreError as error:
+        return ShownPicture(None, f"{words}: {error.message}", (side, side))
+    picture = picture if picture.mode in ("L", "RGB") else picture.convert("RGB")
+    picture.thumbnail((side, side), Image.Resampling.BOX)
+    file = io.BytesIO()
+    picture.save(file, "png")
+    data = base64.b64encode(file.getvalue()).decode()
+    factor = max(1, side // (2 * max(picture.size)))
+    shown = (picture.width * factor, picture.height * factor)
+    return ShownPicture(f"data:image/png;base64,{data}", words, shown)
+
+
+def read_picture(folder: Path, way: str) -> Image.Image:
+    """A picture in a folder of results; no link is followed.
+
+    Raises:
+        StoreError: it is missing, or cannot be read.
+    """
+    try:
+        with (
+            Folder(folder) as opened,
+            opened.open(way) as file,
+            Image.open(file, formats=[format_of(way).pillow]) as picture,
+        ):
+            picture.load()
+            return picture
+    except (FileError, *BROKEN) as error:
+        raise StoreError(f"{quoted(way)} cannot be read: {quoted(str(error))}") from error
+
+
+def render(page: Page) -> str:
+    """HTML for a notebook; what would make it too large is left out, and counted."""
+    kept, room = [], MOST_BYTES
+    for one in page.figures:
+        room -= len(one.address or "")
+        if room >= 0:
+            kept.append(one)
+    lines = [quoted(line) for line in page.lines if line]
+    if left := len(page.figures) - len(kept):
+        lines.append(f"{left} more pictures")
+    table = page.table
+    if table is not None and (more := len(table.rows) - MOST_ROWS) > 0:
+        footer = (f"{more} more rows", *table.footer)
+        table = table._replace(rows=table.rows[:MOST_ROWS], footer=footer)
+    figures = [(one.address, quoted(one.words), one.size) for one in kept]
+    return render_notebook({"figures": figures, "lines": lines, "table": table, "link": page.link})

@@ -1,0 +1,199 @@
+"""`featviz.capture` and `featviz.grid`: tensors of a forward pass, and one tensor as a picture."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from typing import Any, Unpack
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor, nn
+
+from featviz.api.keywords import GridKeywords, Layers, Picture, TileKeywords
+from featviz.api.lending import check_module, selectors
+from featviz.api.words import keyword_errors
+from featviz.drawing.drawer import Drawer
+from featviz.drawing.picture import to_image
+from featviz.errors import LayoutError, UsageError
+from featviz.hooks.capture import hooked
+from featviz.hooks.layers import list_layers, modules_by_name
+from featviz.hooks.selectors import Selector, parse, remedy, select, wants_functions
+from featviz.images import memory
+from featviz.layout import recognise
+from featviz.layout.overrides import parse_override
+from featviz.pipeline.options import check_drawing
+from featviz.records import DrawOptions, Hints, Layer, Site
+from featviz.records.checking import filled, no_option
+
+GRID_NAMES = (*TileKeywords.__annotations__, *GridKeywords.__annotations__)
+"""The keywords of `grid`."""
+
+
+@contextmanager
+def capture(model: nn.Module, layers: Layers | None = None) -> Iterator[Mapping[str, list[Tensor]]]:
+    """Keep what layers give while the block runs.
+
+    Args:
+        model: any module; the caller runs it, in the mode that the caller chose.
+        layers: selectors, as for `featviz.run`: `"Conv2d,layer1.*,!*.downsample.*"`, `"fn:add"`; a
+            class of modules, `torch.nn.Conv2d`; or a list of these. Functions are found as they
+            are called, so an index into them counts from the first. None takes all modules that
+            have no modules inside.
+
+    Yields:
+        A mapping that fills as the model runs: qualified name (with `:KEY` behind it for what
+        stands in a tuple, list or dict) to one tensor for each call. The tensors are detached
+        copies, so a later in-place operation does not change them.
+
+    Raises:
+        UsageError: no layer matches; where functions are asked for, at the end of the block.
+
+    Example:
+        >>> import torch, featviz
+        >>> model = torch.nn.Sequential(torch.nn.Conv2d(1, 4, 3), torch.nn.ReLU(inplace=True))
+        >>> with featviz.capture(model, "Conv2d,ReLU") as maps:
+        ...     _ = model(torch.zeros(1, 1, 8, 8))
+        >>> {name: [list(t.shape) for t in tensors] for name, tensors in maps.items()}
+        {'0': [[1, 4, 6, 6]], '1': [[1, 4, 6, 6]]}
+    """
+    with keyword_errors():
+        check_module(model)
+        text = selectors(layers)
+        captured: dict[str, list[Tensor]] = {}
+        chosen, functions = _leaves(model), None
+        if text is not None:
+            chosen, functions = _chosen(model, text)
+
+        def keep(site: Site, tensor: Tensor) -> None:
+            name = site.layer.name + (f":{site.key}" if site.key else "")
+            captured.setdefault(name, []).append(tensor.clone())
+
+        with hooked(model, chosen, keep, wanted=functions):
+            yield captured
+        if text is not None and functions is not None and functions.seen and not captured:
+            raise _no_match(text, list(functions.seen))
+
+
+def _leaves(model: nn.Module) -> list[Layer]:
+    """The modules that have no modules inside."""
+    modules = modules_by_name(model)
+    return [layer for layer in list_layers(model) if not any(modules[layer.name].children())]
+
+
+def _chosen(model: nn.Module, text: str) -> tuple[list[Layer], _AsCalled | None]:
+    """The modules that selectors take, and which functions they will take.
+
+    Raises:
+        UsageError: they take none.
+    """
+    everything, parsed = list_layers(model), parse(text)
+    chosen = select(everything, parsed)
+    functions = _AsCalled(parsed) if wants_functions(parsed) else None
+    if not chosen and functions is None:
+        raise _no_match(text, everything)
+    return chosen, functions
+
+
+class _AsCalled:
+    """Which functions selectors take, asked as the model calls them."""
+
+    def __init__(self, selectors: list[Selector]) -> None:
+        if late := [s.text for s in selectors if s.of_functions and s.from_the_end]:
+            raise UsageError(
+                f"selector {late[0]!r} counts from the end, and functions are found as they are "
+                "called",
+                "count from the first, for example fn:relu#0",
+            )
+        self._selectors = selectors
+        self.seen: dict[Layer, bool] = {}
+        """Every function in the order of the first calls, and whether it is taken."""
+
+    def __call__(self, layer: Layer) -> bool:
+        if layer not in self.seen:
+            self.seen[layer] = layer in select([*self.seen, layer], self._selectors)
+        return self.seen[layer]
+
+
+def _no_match(text: str, layers: Sequence[Layer]) -> UsageError:
+    return UsageError(f"no layer matches {text!r}", remedy(layers, parse(text)))
+
+
+@keyword_errors()
+def grid(
+    tensor: Tensor | np.ndarray,
+    *,
+    image: Picture | None = None,
+    **options: Unpack[GridKeywords],
+) -> Image.Image:
+    """Draw one tensor as `featviz.run` would.
+
+    Args:
+        tensor: maps [C, H, W] or [1, C, H, W], a vector [1, F], a batch [N, C, H, W] or a clip
+            [1, C, T, H, W], as tensor or array; other shapes with
+            `tensor_layout="tokens:14x14+1"`, `"nhwc"`, ... [1, X, Y] may be one map or tokens: a
+            map is `tensor[None]`, and tokens take `tensor_layout`.
+        image: what the model saw, for `overlay`; the tiles get its size. A PIL image, or an array
+            or tensor as for `featviz.run`.
+        options: fields of `featviz.records.DrawOptions`: normalize, cmap, nrow, padding (pixels),
+            pad_value (0..1), scale, min_tile (pixels), max_maps, max_slices, pick, order, collapse,
+            labels, reduce, overlay (0..1), tensor_layout.
+
+    Returns:
+        An image of mode L, or P for a colormap or where values are NaN or infinite, or RGB for
+        `reduce="pca"` and overlays.
+
+    Raises:
+        UsageError: an option that does not exist, a bad value, or an overlay without an image.
+        LayoutError: a shape that cannot be drawn.
+
+    Example:
+        >>> import torch, featviz
+        >>> featviz.grid(torch.arange(32.0).reshape(1, 2, 4, 4), scale=1).size
+        (14, 8)
+    """
+    if wrong := [name for name in options if name not in GRID_NAMES]:
+        raise no_option(wrong, {*GRID_NAMES, "image"})
+    draw = filled(DrawOptions, options)
+    check_drawing(draw)
+    if (draw.overlay is None) != (image is None):
+        raise UsageError("an overlay and its image go together", "overlay=0.5, image=picture")
+    layout = parse_override(draw.tensor_layout[0])[1] if draw.tensor_layout else None
+    hints = Hints(layout=layout)
+    pictures = [] if image is None else memory.to_images(image)
+    if len(pictures) > 1:
+        raise UsageError(f"an overlay takes one image, not {len(pictures)}", "give one of them")
+    ground = [np.asarray(picture.convert("RGB")) for picture in pictures]
+    site = Site(Layer(0, "tensor", "Tensor"), "output", 0, "")
+    parts = Drawer(draw).draw(site, _of_one_image(_as_tensor(tensor), hints), hints, ground)
+    return to_image(parts[""])
+
+
+def _as_tensor(value: Any) -> Tensor:
+    if isinstance(value, Tensor):
+        return value.detach()
+    if isinstance(value, np.ndarray):
+        with suppress(TypeError, ValueError):
+            return torch.from_numpy(value.astype(value.dtype.newbyteorder("=")))
+    kind = f"array of {value.dtype}" if isinstance(value, np.ndarray) else type(value).__name__
+    raise UsageError(
+        f"grid draws a tensor or an array of numbers, not {kind!r}", "give maps [C, H, W]"
+    )
+
+
+def _of_one_image(tensor: Tensor, hints: Hints) -> Tensor:
+    """Maps [C, H, W] get the axis of the batch that a layer's output would have.
+
+    Raises:
+        LayoutError: [1, H, W] may be one map, or the tokens [1, T, D] of an image.
+    """
+    if tensor.is_nested or tensor.ndim != 3 or hints.layout is not None:
+        return tensor
+    if len(tensor) != 1:
+        return tensor[None]
+    try:
+        recognise(list(tensor.shape), hints)
+    except LayoutError as error:
+        raise LayoutError(error.message, "one map is [1, 1, H, W]: tensor[None]") from None
+    return tensor

@@ -1,0 +1,47 @@
+"""Every function of the API with the types that a caller has: mypy strict must be content with it,
+and it must run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import nn
+
+import featviz as fv
+
+
+def use_all(folder: Path) -> list[str]:
+    """Call each function; the short forms of the results."""
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU())
+    photo = Image.new("RGB", (24, 20), "red")
+    array = np.zeros((20, 24, 3), np.uint8)
+    tensor = torch.rand(3, 20, 24)
+
+    result = fv.run(model, [photo, array, tensor], nn.Conv2d, size=16, tensors=True, cmap="viridis")
+    maps = result.captures[0]
+    picture: Image.Image = maps.image
+    kept: torch.Tensor | None = maps.tensor
+    means: np.ndarray = maps.stats["mean"]
+    assert picture.width and kept is not None and len(means) == len(maps.channels) == 4
+    written = fv.run(model, photo, "Conv2d,ReLU", folder / "maps", size=16)
+    fed = fv.run(model, photo, transform=lambda image: torch.zeros(3, 8, 8))
+
+    with fv.capture(model, [nn.ReLU]) as captured:
+        model(tensor[None])
+    drawn: Image.Image = fv.grid(captured["1"][0], normalize="symmetric", nrow=2)
+    assert drawn.height
+
+    listed = fv.layers(model, "Conv2d", functions=True, size=16)
+    counted = fv.summary(model, depth=1, sort="macs", size=16)
+    kernels = fv.kernels(model, scale=2)
+    audit = fv.audit(model, [photo, tensor], fail_on="nonfinite>0", size=16)
+    best = fv.exemplars(model, [photo, tensor], nn.Conv2d, top=2, by="mean", size=16)
+    difference = fv.diff(written, folder / "maps", tolerance=1e-3)
+    report = fv.report(written, single_file=True, out=folder / "maps.html")
+    assert listed.rows[1].selected and counted.totals.macs and audit.exit_code == 0
+    assert difference.equal and report.page.is_file() and best.sheet(best.layers[0]).width
+    everything = [result, written, fed, listed, counted, kernels, audit, best, difference, report]
+    return [repr(one) for one in everything]

@@ -1,0 +1,183 @@
+"""The functions of the commands: what they give is what the commands give."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch import nn
+
+import featviz as fv
+from featviz.api.words import of_keywords
+from featviz.errors import FeatvizError, StoreError, UsageError
+
+from .drawn import AS_IT_IS
+
+CLI = Callable[..., Any]
+FLAGS = ("--size", "20x24", "--mean", "0,0,0", "--std", "1,1,1")
+
+
+def test_layers_and_summary_are_those_of_the_commands(
+    featviz: CLI, tiny: nn.Module, tiny_file: Path
+) -> None:
+    """For a module and for its file, as data; the table has a row for each."""
+    told = json.loads(featviz("layers", tiny_file, *FLAGS, "--layers", "Conv2d", "--json").out)
+    for model in (tiny, tiny_file, str(tiny_file)):
+        listed = fv.layers(model, nn.Conv2d, **AS_IT_IS)
+        assert json.loads(json.dumps(listed.as_json())) == told
+    assert listed._repr_html_().count("<tr>") == 1 + len(listed.rows)
+    for row in listed.rows:
+        assert f">{row.type}<" in listed._repr_html_()
+    told = json.loads(featviz("summary", tiny_file, *FLAGS, "--sort", "macs", "--json").out)
+    counted = fv.summary(tiny, sort="macs", **AS_IT_IS)
+    assert json.loads(json.dumps(counted.as_json())) == told
+    assert repr(counted) == "<SummaryTable: 137 parameters, 51,860 MACs>"
+
+
+def test_kernels_are_those_of_the_command(
+    featviz: CLI, tiny: nn.Module, tiny_file: Path, tmp_path: Path
+) -> None:
+    """The same pictures, in memory and in a folder; training stays on."""
+    assert featviz("kernels", tiny_file, "--out", tmp_path / "k", "--cmap", "viridis").code == 0
+    (file,) = (tmp_path / "k").rglob("kernel.png")
+    tiny.train()
+    for out in (None, tmp_path / "own"):
+        (kernels,) = fv.kernels(tiny, out=out, cmap="viridis").captures
+        assert np.array_equal(np.asarray(kernels.image), np.asarray(Image.open(file)))
+        assert (kernels.layer, kernels.row["maps"]) == ("0", 4)
+    assert all(module.training for module in tiny.modules())
+    with pytest.raises(UsageError, match="no option overlay"):
+        fv.kernels(tiny, overlay=0.5)  # type: ignore[call-arg]
+    kernels.folder.joinpath(str(kernels.row["file"])).unlink()
+    with pytest.raises(StoreError, match=r"kernel\.png' cannot be read|kernel\.png cannot be read"):
+        _ = kernels.image
+
+
+def test_an_audit_is_that_of_the_command(
+    featviz: CLI, tiny: nn.Module, tiny_file: Path, photos: Path, tmp_path: Path
+) -> None:
+    """The same document; gates, several models, and a gallery of suspects."""
+    with torch.no_grad():
+        tiny[0].bias[1] = -99.0
+    torch.save(tiny, tiny_file)
+    done = featviz("audit", tiny_file, photos, *FLAGS, "--out", tmp_path / "a", "--json")
+    told = json.loads(done.out)
+    found = fv.audit(tiny, photos, fail_on="dead>5%", **AS_IT_IS)
+    document = json.loads(json.dumps(found.as_json()))
+    assert {**told, "model": None} == {**document, "model": None}
+    assert found.exit_code == 4 and repr(found).startswith("<AuditTable of 1 model: ")
+    html = found._repr_html_()
+    assert "gate dead&gt;5% is broken" in html and html.count("<img") == len(found.suspects) > 0
+    twice = fv.audit([tiny_file, str(tiny_file)], photos, **AS_IT_IS)
+    assert [model.label for model in twice.models] == ["tiny.pth", "tiny.pth (2)"]
+    for wrong in ([tiny, tiny], [tiny_file, tiny]):
+        with pytest.raises(UsageError, match="several models are MODEL strings"):
+            fv.audit(wrong, photos, **AS_IT_IS)
+
+
+def test_exemplars_are_those_of_the_command(
+    featviz: CLI, tiny: nn.Module, tiny_file: Path, photos: Path, tmp_path: Path
+) -> None:
+    """The same record and sheets, by the mean or by the maximum."""
+    flags = ("--layers", "Conv2d", "--top", "2", "--by", "mean")
+    done = featviz("exemplars", tiny_file, photos, *FLAGS, *flags, "--out", tmp_path / "e")
+    assert done.code == 0
+    told = json.loads((tmp_path / "e" / "exemplars.json").read_text())
+    found = fv.exemplars(tiny, photos, nn.Conv2d, top=2, by="mean", **AS_IT_IS)
+    content = json.loads(json.dumps(dict(found.record.as_json())))
+    assert {**told, "model": None} == {**content, "model": None}
+    (layer,) = found.layers
+    sheet = Image.open(tmp_path / "e" / layer.sheet)
+    assert np.array_equal(np.asarray(found.sheet(layer)), np.asarray(sheet))
+    assert found.picture(layer.channels[0]) is not None
+    with pytest.raises(UsageError, match="top 0 is outside"):
+        fv.exemplars(tiny, photos, top=0)
+
+
+def test_diff_takes_runs_and_folders(tiny: nn.Module, photos: Path, tmp_path: Path) -> None:
+    """A changed kernel is found, with and without a run directory."""
+    before = fv.run(tiny, photos, "Conv2d,ReLU", **AS_IT_IS)
+    kept = fv.run(tiny, photos, "Conv2d,ReLU", tmp_path / "kept", **AS_IT_IS)
+    with torch.no_grad():
+        tiny[0].weight[2] += 1
+    after = fv.run(tiny, photos, "Conv2d,ReLU", **AS_IT_IS)
+    assert fv.diff(before, tmp_path / "kept").equal and fv.diff(str(kept.out), before).equal
+    changed = fv.diff(before, after)
+    assert not changed.equal and changed.first is not None
+    assert (changed.first.label, changed.first.most_changed()) == ("0", [2])
+    assert ">Conv2d<" in changed._repr_html_() and "first at 0 (Conv2d)" in repr(changed)
+    with pytest.raises(UsageError, match=r"tolerance 2 is outside 0\.\.1"):
+        fv.diff(before, after, tolerance=2)
+    with pytest.raises(UsageError, match="'int' is no run"):
+        fv.diff(before, 5)  # type: ignore[arg-type]
+
+
+def test_report_of_a_run(ran: Path, tiny: nn.Module, picture: Path, tmp_path: Path) -> None:
+    """In its directory, or in one file; a temporary run would leave a page without pictures."""
+    written = fv.report(ran)
+    assert written.page == ran / "report" / "index.html" and written.page.is_file()
+    assert "index.html</a>" in written._repr_html_()
+    passing = fv.run(tiny, picture, "Conv2d", **AS_IT_IS)
+    for options in ({}, {"out": tmp_path / "folder"}, {"single_file": True}):
+        with pytest.raises(UsageError, match="the pictures of a run without out"):
+            fv.report(passing, **options)  # type: ignore[arg-type]
+    page = fv.report(passing, tmp_path / "maps.html", single_file=True).page
+    assert page.read_text().count("data:image/png") >= 2
+    with pytest.raises(StoreError, match="is no run directory"):
+        fv.report(tmp_path / "nothing")
+
+
+def test_capture_takes_all_leaves(tiny: nn.Module) -> None:
+    """Without layers: every module that has none inside, also the model that is one itself."""
+    with fv.capture(nn.Sequential(tiny, nn.Tanh())) as maps:
+        nn.Sequential()  # the block may do anything
+    assert maps == {}
+    model = nn.Sequential(tiny, nn.Tanh())
+    with fv.capture(model) as maps:
+        model(torch.zeros(1, 3, 8, 8))
+    assert list(maps) == [*(f"0.{n}" for n in range(5)), "1"]
+    alone = nn.Conv2d(3, 2, 1)
+    with fv.capture(alone) as maps:
+        alone(torch.zeros(1, 3, 8, 8))
+    assert list(maps) == [""]
+
+
+@pytest.mark.parametrize(
+    ("said", "expected"),
+    [
+        ("--size 0 is no size", "size 0 is no size"),
+        ("see --tensor-layout", "see tensor_layout"),
+        ("see --model-arg, or --allow-global", "see model_args, or allow_globals"),
+        ("--input t is given twice", "forward_args t is given twice"),
+        ("use --weights none for random ones", "use weights='none' for random ones"),
+        ("give a folder that featviz run wrote", "give a folder that featviz.run wrote"),
+        ("--help tells what it is for", "help(featviz) tells what it is for"),
+        ("no image '--size': no such file", "no image '--size': no such file"),
+        ("a--b and a/--c and --- stay", "a--b and a/--c and --- stay"),
+    ],
+)
+def test_options_become_keywords(said: str, expected: str) -> None:
+    """But not in what the user gave."""
+    assert of_keywords(said) == expected
+
+
+def test_the_hint_is_in_the_traceback(tiny: nn.Module, picture: Path) -> None:
+    """Once, as a note, though one function may call another."""
+    with pytest.raises(FeatvizError) as caught:
+        fv.run(tiny, picture, "Conv3d")
+    assert caught.value.__notes__ == [f"hint: {caught.value.hint}"]
+
+
+@pytest.mark.parametrize("name", ["layers", "summary", "audit", "exemplars"])
+def test_misspelt_keywords_are_told(name: str, tiny: nn.Module, picture: Path) -> None:
+    """Every function knows its own keywords and those of the model and the input."""
+    images = [picture] if name in ("audit", "exemplars") else []
+    with pytest.raises(UsageError, match="no option sise") as caught:
+        getattr(fv, name)(tiny, *images, sise=5)
+    assert caught.value.hint == "did you mean size?"
