@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-import featviz.report.words as words
 from featviz.records import ComparedLayer, Comparison, DifferenceMap
+from featviz.report import words
 from featviz.report.data import difference_entry, entry, script
 from featviz.report.legend import Key, key, scale
 from featviz.report.links import FolderLinks

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-import featviz.report.words as words
 from featviz.errors import StoreError
+from featviz.report import words
 from featviz.report.views import LayerPage, PictureView
 from featviz.rundir.exemplars import ExemplarChannel, ExemplarLayer, ExemplarRecord
 from featviz.rundir.image import ReadImage
