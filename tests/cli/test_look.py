@@ -104,7 +104,7 @@ def result(**fields: Any) -> LookResult:
     green = np.full((2, 1, 3), (0, 255, 0), np.uint8)
     layer = ShownLayer(
         "conv\x1b[1m", "Conv2d", 1, 1, "", (1, 2, 2, 1), "nchw", 2, 0, 0, None, (5, 0),
-        ((0.0, 1.0), (0.0, 1.0)), (red_blue, green),
+        ((0.0, 1.0), (0.0, 1.0)), False, (red_blue, green),
     )  # fmt: skip
     known = {"path": Path("page.png"), "model": "net", "image": "a.png", "input_shape": (1,)}
     known |= {"preprocessing": "", "prediction": (Guess(7, None, 1.0, 0.5),), "layers": (layer,)}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 
 import numpy as np
@@ -179,7 +180,7 @@ def test_refusals(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert caught.value.hint == "it has relu"
     with pytest.raises(UsageError, match="channel 6 was not drawn"):
         sheet_of(root, channels="4-9")
-    monkeypatch.setattr("featviz.report.contact_sheet.MAX_PIXELS", 100)
+    monkeypatch.setattr(import_module("featviz.report.contact_sheet"), "MAX_PIXELS", 100)
     with pytest.raises(UsageError, match="more than Pillow opens"):
         sheet_of(root)
     monkeypatch.undo()
