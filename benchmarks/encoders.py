@@ -96,7 +96,7 @@ def measure(jobs: int, given: argparse.Namespace, folder: Path) -> float:
     Watched.most = 0
     with (
         tempfile.TemporaryDirectory() as out,
-        patch("featviz.drawing.png.write_png", asleep),
+        patch("featviz.drawing.png.write_filtered", asleep),
         patch("featviz.pipeline.Background", Watched),
     ):
         draw = DrawOptions(scale=1)

@@ -1,4 +1,5 @@
-"""The loops over values that `scan` runs on a CPU, compiled by numba; without the GIL.
+"""The loops that `scan` runs on a CPU, compiled by numba; without the GIL. Those over values stand
+here, those over tiles in `compiled_tiles`.
 
 A row is read while it lies in the cache. The loops are written so that LLVM takes several values
 at a time; in ns a value on one core, for maps of 112² as of 28²: the extremes of integers that have
@@ -10,10 +11,30 @@ over the values themselves take up to ten times as long, and each has a function
 from __future__ import annotations
 
 import math
-from typing import Any, no_type_check
+from typing import no_type_check
 
 import numpy as np
-from numba import njit
+
+from featviz.drawing.compiled_tiles import (
+    blend,
+    compiled,
+    enlarge,
+    filter_rows,
+    lay_filtered,
+    lay_tiles,
+)
+
+__all__ = [
+    "blend",
+    "count",
+    "crc32c",
+    "enlarge",
+    "filter_rows",
+    "lay_filtered",
+    "lay_tiles",
+    "quantise",
+    "statistics",
+]
 
 _BLOCK = 2048
 """Values that are summed up in float32, before the sum is added to one in float64."""
@@ -31,28 +52,18 @@ _LAST = np.int32(0x7FFFFFFF)
 _INFINITE = np.int32(0x7F800000)
 """The bits of an infinite float32; NaN has more."""
 
-_FAR = 2**40
-"""More than any sum of differences in a row."""
-
 _REORDER = {"reassoc", "nsz", "contract"}
 """Sums may be taken in another order, so that several values are added at once. NaN counts."""
 
-_POINT, _HALF = 22, 1 << 21
-"""Bits behind the point of the weights by which maps are resized, and a half."""
 
-
-def _compiled(signature: str, **options: Any) -> Any:
-    return njit(signature, nogil=True, cache=True, **options)
-
-
-@_compiled("int32(int32)", inline="always")
+@compiled("int32(int32)", inline="always")
 @no_type_check
 def _key(bits):
     """An integer for a float32's bits, or back, whose order is that of the floats."""
     return bits ^ ((bits >> np.int32(31)) & _LAST)
 
 
-@_compiled("UniTuple(int32,4)(int32[::1])")
+@compiled("UniTuple(int32,4)(int32[::1])")
 @no_type_check
 def _extremes(bits):
     """Keys of the smallest and largest value; how many are zero, and NaN or infinite."""
@@ -66,7 +77,7 @@ def _extremes(bits):
     return low, high, zeros, nonfinite
 
 
-@_compiled("UniTuple(float32,2)(float32[::1],float32)", fastmath=_REORDER)
+@compiled("UniTuple(float32,2)(float32[::1],float32)", fastmath=_REORDER)
 @no_type_check
 def _block_sums(block, shift):
     total, squares = np.float32(0), np.float32(0)
@@ -77,7 +88,7 @@ def _block_sums(block, shift):
     return total, squares
 
 
-@_compiled("UniTuple(float64,2)(float32[::1],float32)")
+@compiled("UniTuple(float64,2)(float32[::1],float32)")
 @no_type_check
 def _moments(row, shift):
     """Mean of the distances from `shift`, and their variance."""
@@ -89,7 +100,7 @@ def _moments(row, shift):
     return mean, squares / row.size - mean * mean
 
 
-@_compiled("UniTuple(float64,4)(float32[::1])")
+@compiled("UniTuple(float64,4)(float32[::1])")
 @no_type_check
 def _careful(row):
     """Minimum, maximum, mean and standard deviation of the finite values, in float64."""
@@ -107,7 +118,7 @@ def _careful(row):
     return low, high, mean, math.sqrt(squares / count)
 
 
-@_compiled("int32(float32[::1],float32,float32)")
+@compiled("int32(float32[::1],float32,float32)")
 @no_type_check
 def _outside(row, low, high):
     count = np.int32(0)
@@ -116,7 +127,7 @@ def _outside(row, low, high):
     return count
 
 
-@_compiled("void(float32[:,::1],int32[:,::1],float32[:,::1],float32,float32,int64[::1])")
+@compiled("void(float32[:,::1],int32[:,::1],float32[:,::1],float32,float32,int64[::1])")
 @no_type_check
 def statistics(rows, bits, stats, lower, upper, outside):
     """Fill `stats` [N, 6] with the columns of `records.STAT_COLUMNS` of rows [N, W].
@@ -148,14 +159,14 @@ def statistics(rows, bits, stats, lower, upper, outside):
             outside[n] = _outside(row, lower, upper)
 
 
-@_compiled("void(float32[::1],float32,float32,float32,uint8[::1])")
+@compiled("void(float32[::1],float32,float32,float32,uint8[::1])")
 @no_type_check
 def _scale(row, low, factor, half, levels):
     for i in range(row.size):
         levels[i] = np.uint8(np.int32((row[i] - low) * factor + half))
 
 
-@_compiled("void(float32[::1],float32,float32,float32,float32,uint8[::1])")
+@compiled("void(float32[::1],float32,float32,float32,float32,uint8[::1])")
 @no_type_check
 def _scale_and_clip(row, low, factor, half, top, levels):
     for i in range(row.size):
@@ -165,7 +176,7 @@ def _scale_and_clip(row, low, factor, half, top, levels):
         levels[i] = np.uint8(np.int32(level))
 
 
-@_compiled("void(float32[:,::1],float32[::1],float32[::1],float32,float32,uint8[:,::1])")
+@compiled("void(float32[:,::1],float32[::1],float32[::1],float32,float32,uint8[:,::1])")
 @no_type_check
 def quantise(rows, low, factor, half, top, levels):
     """Fill `levels` [N, W] with (value - low[n]) · factor[n] + half, cut to a whole number.
@@ -180,86 +191,7 @@ def quantise(rows, low, factor, half, top, levels):
             _scale_and_clip(rows[n], low[n], factor[n], half, top, levels[n])
 
 
-@_compiled("void(uint8[::1],uint8[::1])")
-@no_type_check
-def _copy(source, target):
-    for i in range(source.size):
-        target[i] = source[i]
-
-
-@_compiled("void(uint8[:,::1],uint8[:,:,::1])")
-@no_type_check
-def _spread(pixels, wide):
-    """Repeat pixels [N, depth] in [N, times, depth]."""
-    for again in range(wide.shape[1]):
-        for colour in range(wide.shape[2]):
-            for n in range(pixels.shape[0]):
-                wide[n, again, colour] = pixels[n, colour]
-
-
-@_compiled("void(uint8[:,:,::1],int64,int64,int64,int64,int64,int64,uint8[:,::1])")
-@no_type_check
-def lay_tiles(tiles, columns, down, across, depth, padding, pad, piece):
-    """Fill a piece of a picture with rows of tiles; see `grid._lay`."""
-    count, height, width = tiles.shape
-    if across > 1:
-        wide = np.empty((count, height, width * across), np.uint8)
-        _spread(tiles.reshape(-1, depth), wide.reshape(-1, across, depth))
-        tiles, width = wide, width * across
-    step = width + padding * depth
-    for row in range(-(-count // columns)):
-        top = row * (height * down + padding)
-        for y in range(height):
-            line = piece[top + y * down]
-            line[:] = pad
-            place = padding * depth
-            for n in range(row * columns, min(count, (row + 1) * columns)):
-                _copy(tiles[n, y], line[place : place + width])
-                place += step
-            for again in range(1, down):
-                _copy(line, piece[top + y * down + again])
-        piece[top + height * down : top + height * down + padding] = pad
-
-
-@_compiled("int64(uint8[::1],uint8[::1])")
-@no_type_check
-def _distance(one, other):
-    """Sum of the differences, as bytes of -128 to 127 without their sign."""
-    total = np.int32(0)
-    for i in range(one.size):
-        total += abs(np.int32(np.int8(one[i] - other[i])))
-    return total
-
-
-@_compiled("void(uint8[::1],uint8[::1],uint8[::1])")
-@no_type_check
-def _subtract(one, other, difference):
-    for i in range(one.size):
-        difference[i] = one[i] - other[i]
-
-
-@_compiled("void(uint8[:,::1],uint8[::1],int64,uint8[:,::1])")
-@no_type_check
-def filter_rows(piece, before, step, filtered):
-    """Filter rows [R, W] for PNG into [R, 1 + W]; see `png.filter_rows`."""
-    width = piece.shape[1]
-    for r in range(len(piece)):
-        row, out = piece[r], filtered[r]
-        above = piece[r - 1] if r > 0 else before
-        by_up = _distance(row, above) if above.size > 0 else _FAR
-        if by_up == 0:
-            out[0], out[1:] = 2, 0
-            continue
-        left, right, first = row[: width - step], row[step:], row[:step]
-        if by_up < _distance(right, left) + _distance(first, np.zeros_like(first)):
-            out[0] = 2
-            _subtract(row, above, out[1:])
-        else:
-            out[0], out[1 : 1 + step] = 1, first
-            _subtract(right, left, out[1 + step :])
-
-
-@_compiled("uint32(uint8[::1],uint32[:,::1])")
+@compiled("uint32(uint8[::1],uint32[:,::1])")
 @no_type_check
 def crc32c(data, tables):
     """CRC-32C, eight bytes at a time; see `event_file`."""
@@ -281,7 +213,7 @@ def crc32c(data, tables):
     return np.uint32(~crc)
 
 
-@_compiled("UniTuple(float64,2)(float32[::1])", fastmath=_REORDER)
+@compiled("UniTuple(float64,2)(float32[::1])", fastmath=_REORDER)
 @no_type_check
 def _sums(values):
     total = squares = 0.0
@@ -292,7 +224,7 @@ def _sums(values):
     return total, squares
 
 
-@_compiled("UniTuple(float64,2)(float32[::1],float64,float64,int64[:,::1])")
+@compiled("UniTuple(float64,2)(float32[::1],float64,float64,int64[:,::1])")
 @no_type_check
 def count(values, low, factor, counts):
     """Add finite values to counts [4, bins] by (value - low) · factor; their sum, and that of their
@@ -305,55 +237,3 @@ def count(values, low, factor, counts):
         place = np.int32((np.float64(values[i]) - low) * factor)
         counts[i & 3, max(np.int32(0), min(place, last))] += 1
     return _sums(values)
-
-
-@_compiled("void(uint8[::1],int64[:,::1],uint32[:,::1],uint8[::1])")
-@no_type_check
-def _widen(row, places, weights, wide):
-    for x in range(wide.size):
-        total = row[places[0, x]] * weights[0, x] + row[places[1, x]] * weights[1, x]
-        wide[x] = (total + _HALF) >> _POINT
-
-
-@_compiled("void(uint8[::1],uint8[::1],uint32,uint32,uint8[::1])")
-@no_type_check
-def _between(above, below, first, second, row):
-    for x in range(row.size):
-        total = np.uint32(above[x]) * first + np.uint32(below[x]) * second + np.uint32(_HALF)
-        row[x] = total >> np.uint32(_POINT)
-
-
-@_compiled(
-    "void(uint8[:,:,::1],int64[:,::1],uint32[:,::1],int64[:,::1],uint32[:,::1],uint8[:,:,::1])"
-)
-@no_type_check
-def enlarge(tiles, rows, down, columns, across, enlarged):
-    """Resize tiles [N, h, w] to [N, H, W], first across, then down; see `overlay.resized`.
-
-    Args:
-        rows: [2, H], the two rows between which an output row lies, with their weights `down`
-            [2, H] in 2^-22; `columns` and `across` are [2, W].
-    """
-    wide = np.empty((tiles.shape[1], enlarged.shape[2]), np.uint8)
-    for n in range(len(tiles)):
-        for y in range(len(wide)):
-            _widen(tiles[n, y], columns, across, wide[y])
-        for y in range(enlarged.shape[1]):
-            above, below = wide[rows[0, y]], wide[rows[1, y]]
-            _between(above, below, down[0, y], down[1, y], enlarged[n, y])
-
-
-@_compiled("void(uint8[::1],float64[:,::1],uint8[:,::1],float64,uint8[:,::1])")
-@no_type_check
-def blend(levels, over, ground, share, mixed):
-    """Fill `mixed` [P, 3] with over[levels] + share · ground, rounded.
-
-    Args:
-        over: [256, 3], what the colour of each level gives to the sum, 0..255.
-        ground: [P, 3].
-    """
-    for i in range(levels.size):
-        level = levels[i]
-        for colour in range(3):
-            total = share * ground[i, colour] + over[level, colour]
-            mixed[i, colour] = np.uint8(np.int32(total + 0.5))

@@ -9,6 +9,7 @@ from dataclasses import replace
 from torch import Tensor
 
 from featviz.drawing import colormap, normalize, overlay, tiles
+from featviz.drawing.normalize import Scale
 from featviz.drawing.picture import GridPicture
 from featviz.drawing.reduce import Basis
 from featviz.layout import to_maps
@@ -31,6 +32,8 @@ class Drawer:
         self.options = options
         self.bases = bases or {}
         self._warned = False
+        self._settled: dict[tuple[str, bool], tuple[DrawOptions, Scale]] = {}
+        """Options and scale without `auto`, by kind of tensor and whether maps lie over images."""
 
     def draw(
         self,
@@ -55,16 +58,22 @@ class Drawer:
             LayoutError: no layout fits, or a picture is larger than its format can hold.
             UsageError: no such scale.
         """
-        options, kind = self.options, site.kind
-        scale = normalize.parse_scale(normalize.resolved(options.normalize, kind))
         pictures = {}
         for key, maps in to_maps(tensor, hints or Hints()).items():
-            over = options.overlay is not None and LAYOUTS[maps.layout].aligned
-            chosen = replace(options, cmap=colormap.resolved(options.cmap, kind, over))
+            over = self.options.overlay is not None and LAYOUTS[maps.layout].aligned
+            chosen, scale = self._settle(site.kind, over)
             picture = tiles.draw_maps(maps, chosen, scale, self.bases.get(site.stats_key))
             pictures[key] = overlay.lay_over(picture, ground, chosen, window) if over else picture
             self._check_labels(site, pictures[key])
         return pictures
+
+    def _settle(self, kind: str, over: bool) -> tuple[DrawOptions, Scale]:
+        if (kind, over) not in self._settled:
+            options = self.options
+            chosen = replace(options, cmap=colormap.resolved(options.cmap, kind, over))
+            scale = normalize.parse_scale(normalize.resolved(options.normalize, kind))
+            self._settled[kind, over] = chosen, scale
+        return self._settled[kind, over]
 
     def _check_labels(self, site: Site, picture: GridPicture) -> None:
         """Say once where labels are left out."""

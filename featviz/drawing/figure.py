@@ -147,7 +147,7 @@ def page(
     return FigurePage(title, shown, panels, cmap, shared is not None)
 
 
-_FLAT = {labels.ZERO: " (all zero)", labels.CONSTANT: " (constant)"}
+_FLAT = {labels.NONE: "", labels.ZERO: " (all zero)", labels.CONSTANT: " (constant)"}
 
 
 def _titles(picture: GridPicture) -> list[str]:
@@ -156,7 +156,7 @@ def _titles(picture: GridPicture) -> list[str]:
     side, marks, counts = picture.slices[0], picture.marks, picture.counts
     return [
         f"channel {channel} {counts.get(place * side + side - 1, '')}".rstrip()
-        + _FLAT.get(marks.get(place * side, ""), "")
+        + _FLAT[marks[place * side]]
         for place, channel in enumerate(picture.drawn)
     ]
 

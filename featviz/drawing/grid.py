@@ -5,10 +5,11 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import lru_cache
 
 import numpy as np
 
-from featviz.drawing import scan
+from featviz.drawing import labels, png, scan
 from featviz.drawing.labels import Stamps
 from featviz.errors import LayoutError
 from featviz.records import FORMATS, Bytes, DrawOptions, GridPlan, Tiles
@@ -92,13 +93,43 @@ def strips(plan: GridPlan, tiles: Tiles, pad: int, stamps: Stamps | None = None)
     across = plan.width * _depth(tiles)
     if plan.padding:
         yield np.full((plan.padding, across), pad, np.uint8)
-    high = plan.tile[0] + plan.padding
-    at_a_time = min(plan.rows, max(1, PIECE_BYTES // (across * high)))
+    high, at_a_time = _in_pieces(plan, _depth(tiles))
     piece = np.empty((at_a_time * high, across), np.uint8)
     for row in range(0, plan.rows, at_a_time):
         part = piece[: min(at_a_time, plan.rows - row) * high]
         _fill(plan, tiles, pad, row, part, stamps)
         yield part
+
+
+def filtered_strips(
+    plan: GridPlan, tiles: Tiles, pad: int, stamps: Stamps | None = None
+) -> Iterator[Bytes]:
+    """Yield the pieces of `strips` as PNG has them: each row filtered, behind the number of its
+    filter, uint8 [rows, 1 + width] or [rows, 1 + 3 · width]. A compiled loop makes them at once
+    where no texts are written."""
+    loops = scan.compiled()
+    if loops is None or (stamps is not None and stamps.has_texts):
+        yield from png.filtered(strips(plan, tiles, pad, stamps), _depth(tiles))
+        return
+    depth, columns, has_top = _depth(tiles), plan.columns, plan.padding > 0
+    above = np.full(plan.width * depth, pad, np.uint8)
+    if has_top:
+        top = np.empty((plan.padding, 1 + len(above)), np.uint8)
+        blank = above[None].repeat(plan.padding, axis=0)
+        png.filter_rows(blank, np.empty(0, np.uint8), depth, top)
+        yield top
+    marks, shapes, half = _marks(plan, stamps, depth)
+    high, at_a_time = _in_pieces(plan, depth)
+    piece = np.empty((at_a_time * high, 1 + len(above)), np.uint8)
+    for row in range(0, plan.rows, at_a_time):
+        here = slice(row * columns, (row + at_a_time) * columns)
+        part = np.require(tiles[here], requirements=["C", "W"])
+        part = part.reshape(*part.shape[:2], -1)
+        rows = piece[: min(at_a_time, plan.rows - row) * high]
+        is_first = row == 0 and not has_top
+        form = (columns, *plan.scale, depth, plan.padding, pad)
+        loops.lay_filtered(part, *form, marks[here], shapes, half, above, is_first, rows)
+        yield rows
 
 
 def compose(plan: GridPlan, tiles: Tiles, pad: int, stamps: Stamps | None = None) -> Bytes:
@@ -112,6 +143,20 @@ def compose(plan: GridPlan, tiles: Tiles, pad: int, stamps: Stamps | None = None
 def _depth(tiles: Tiles) -> int:
     """Bytes of a pixel."""
     return 3 if len(tiles.shape) == 4 else 1
+
+
+def _in_pieces(plan: GridPlan, depth: int) -> tuple[int, int]:
+    """Pixels from a row of tiles to the next one; rows of tiles that make a piece."""
+    high = plan.tile[0] + plan.padding
+    return high, min(plan.rows, max(1, PIECE_BYTES // (plan.width * depth * high)))
+
+
+def _marks(plan: GridPlan, stamps: Stamps | None, depth: int) -> tuple[Bytes, Bytes, int]:
+    """What the compiled loop takes of marks: that of each tile, their pixels [2, H, depth · W], and
+    how far they are from their ground."""
+    if stamps is None:
+        return np.empty(0, np.uint8), np.empty((2, 0, 0), np.uint8), 0
+    return stamps.marks, labels.shapes(plan.tile).repeat(depth, 2).view(np.uint8), stamps.half
 
 
 def _fill(
@@ -165,6 +210,7 @@ def _strip_scale(count: int, rows: int, options: DrawOptions) -> tuple[int, int]
     return -(-options.min_tile // rows), min(options.min_tile, max(1, STRIP_WIDTH // count))
 
 
+@lru_cache(1024)
 def _square(count: int, tile_height: int, tile_width: int) -> int:
     """Columns for which the picture's longer side is shortest; of equals, the wider picture.
 

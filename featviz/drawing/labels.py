@@ -12,7 +12,7 @@ from PIL import ImageFont
 
 from featviz.records import Bytes
 
-ZERO, CONSTANT = "zero", "constant"
+NONE, ZERO, CONSTANT = range(3)
 """Marks: a cross on a map of nothing but zeros, a stroke on a map of another single value."""
 
 SMALLEST = 5
@@ -30,17 +30,22 @@ class Stamps:
     """Texts at the upper left, by tile."""
     count: Mapping[int, str]
     """Texts at the lower right, by tile."""
-    marks: Mapping[int, str]
-    """ZERO or CONSTANT, by tile."""
+    marks: Bytes
+    """NONE, ZERO or CONSTANT for each tile."""
     dark: int
     light: int
     """The index or grey of a text's ground, and of its ink."""
-    levels: int
-    """Levels of a tile; a mark is half of them away from what it is drawn on."""
+    half: int
+    """Half of a tile's levels: so far is a mark from what it is drawn on, a tile's first pixel."""
+
+    @property
+    def has_texts(self) -> bool:
+        """Whether there is more than marks."""
+        return bool(self.corner or self.count)
 
     @cached_property
     def _numbers(self) -> list[int]:
-        return sorted({*self.corner, *self.count, *self.marks})
+        return sorted({*self.corner, *self.count, *np.flatnonzero(self.marks).tolist()})
 
     def within(self, first: int, last: int) -> list[int]:
         """The tiles from `first` to before `last` on which something is written."""
@@ -49,9 +54,9 @@ class Stamps:
     def write(self, number: int, tile: Bytes) -> None:
         """Write on one tile, uint8 [h, w, depth]."""
         size = (tile.shape[0], tile.shape[1])
-        if (mark := self.marks.get(number)) and min(size) >= SMALLEST:
-            ground, half = int(tile[0, 0, 0]), self.levels // 2
-            tile[_mark(mark, size)] = ground + half if ground < half else ground - half
+        if mark := self.marks[number]:
+            ground, half = int(tile[0, 0, 0]), self.half
+            tile[shapes(size)[mark - 1]] = ground + half if ground < half else ground - half
         corner, count = self.corner.get(number, ""), self.count.get(number, "")
         if corner and fits(corner, size):
             height, width = extent(corner)
@@ -91,10 +96,12 @@ def _glyphs(text: str) -> np.ndarray:
 
 
 @lru_cache(64)
-def _mark(mark: str, size: tuple[int, int]) -> tuple[np.ndarray, ...]:
-    """Rows and columns of the pixels of the diagonal that rises, and for ZERO the other one too."""
+def shapes(size: tuple[int, int]) -> np.ndarray:
+    """bool [2, height, width]: the pixels of the marks ZERO, both diagonals, and CONSTANT, the one
+    that rises; none where a tile has no room for a mark."""
     height, width = size
     y, x = np.mgrid[0:height, 0:width]
     reach = max(1, max(size) // _STROKE) * max(size) / 2
     rising = abs((height - 1 - y) * (width - 1) - x * (height - 1)) < reach
-    return np.nonzero(rising | rising[:, ::-1] if mark == ZERO else rising)
+    rising &= min(size) >= SMALLEST
+    return np.stack([rising | rising[:, ::-1], rising])

@@ -51,7 +51,7 @@ class ValueLimits:
             channels: those that are drawn; None is all of them.
             slices: tiles of each channel.
         """
-        if self.shared is not None:
+        if self.shared is not None or (channels is None and slices == 1):
             return self
         low, high = (v if channels is None else v[channels] for v in (self.low, self.high))
         return ValueLimits(np.repeat(low, slices), np.repeat(high, slices), self.mode)
@@ -129,9 +129,8 @@ def to_levels(
     tiles = quantise(maps, affine)
     if flat.any():
         middle = np.where(low == 0, 0, (levels - 1) // 2 + 1).astype(np.uint8)
-        where = np.broadcast_to(flat, len(tiles))
-        fill = np.broadcast_to(middle, len(tiles))[where]
-        tiles[where] = fill.reshape(-1, *[1] * (tiles.ndim - 1))
+        where = flat if len(flat) == len(tiles) else flat.repeat(len(tiles))
+        tiles[where] = middle[flat].reshape(-1, *[1] * (tiles.ndim - 1))
     if nonfinite is not None:
         array = maps if isinstance(maps, np.ndarray) else maps.cpu().numpy()
         tiles[~np.isfinite(array)] = nonfinite
@@ -169,7 +168,8 @@ def quantise(maps: Tensor | np.ndarray, affine: Affine, on_device: bool | None =
             values.nan_to_num_(0.0).clamp_(0, affine.top)
         sent: Bytes = values.byte().cpu().numpy()
         return sent
-    rows = np.asarray(maps).reshape(len(maps), -1)
+    array = maps if isinstance(maps, np.ndarray) else maps.numpy()
+    rows = array.reshape(len(array), -1)
     levels = scan.quantise(rows, affine.low, affine.factor, affine.half, affine.top)
     return levels.reshape(maps.shape)
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, BinaryIO
 
+import numpy as np
 import PIL
 from PIL import Image
 
@@ -15,7 +16,7 @@ from featviz.drawing.colormap import Palette
 from featviz.drawing.labels import Stamps
 from featviz.drawing.levels import ValueLimits
 from featviz.errors import UsageError
-from featviz.records import FORMATS, Capture, Floats, GridPlan, Site, Tiles
+from featviz.records import FORMATS, Bytes, Capture, Floats, GridPlan, Site, Tiles
 from featviz.text import ranges
 
 
@@ -77,29 +78,26 @@ class GridPicture:
         }
 
     @property
-    def marks(self) -> dict[int, str]:
-        """Marks of constant maps, by tile; maps of one number are constant by nature."""
+    def marks(self) -> Bytes:
+        """The mark of each tile, of `labels`, on constant maps; maps of one number are constant by
+        nature."""
         whole = self.strip or self.reduce is not None or self.overlay is not None
         if whole or self.plan.map_size == (1, 1):
-            return {}
+            return np.zeros(self.plan.maps, np.uint8)
         low, high, nonfinite = self.stats.T[[stats.MIN, stats.MAX, stats.NONFINITE]]
         flat = levels.is_flat(low, high) & (nonfinite == 0)
-        side = self.slices[0]
-        return {
-            place * side + step: labels.CONSTANT if low[channel] else labels.ZERO
-            for place, channel in enumerate(self.drawn if flat.any() else ())
-            if flat[channel]
-            for step in range(side)
-        }
+        marks = np.where(low == 0, labels.ZERO, labels.CONSTANT) * flat
+        drawn: Bytes = (marks if self.channels is None else marks[self.channels]).astype(np.uint8)
+        return drawn.repeat(self.slices[0])
 
     @property
     def stamps(self) -> Stamps | None:
         """What is written on the tiles; None where nothing is."""
         numbers, counts, marks = self.numbers, self.counts, self.marks
-        if not (numbers or counts or marks):
+        if not (numbers or counts or marks.any()):
             return None
         colors = self.palette
-        return Stamps(numbers, counts, marks, colors.dark, colors.light, colors.levels)
+        return Stamps(numbers, counts, marks, colors.dark, colors.light, colors.levels // 2)
 
     @property
     def labels_fit(self) -> bool:
@@ -151,8 +149,9 @@ def encode(picture: GridPicture, file: BinaryIO, format: str, text: dict[str, st
     """
     kind, plan, colors = FORMATS[format], picture.plan, picture.palette
     if kind.save is None:
-        pieces = grid.strips(plan, picture.tiles, colors.pad, picture.stamps)
-        png.write_png(file, (plan.height, plan.width), pieces, colors=colors.colors, text=text)
+        rows = grid.filtered_strips(plan, picture.tiles, colors.pad, picture.stamps)
+        size, depth = (plan.height, plan.width), 1 if picture.levels else 3
+        png.write_filtered(file, size, depth, rows, colors=colors.colors, text=text)
         return
     image = to_image(picture)
     image = image if image.mode == "L" and kind.grey else image.convert("RGB")

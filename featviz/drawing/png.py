@@ -29,7 +29,8 @@ MAX_PIXELS = 178_956_970
 """Pillow refuses to open larger pictures without a word from the user."""
 _SIGNATURE = b"\x89PNG\r\n\x1a\n"
 _GREY, _RGB, _PALETTE = 0, 2, 3
-_SUB, _UP = 1, 2
+SUB, UP = 1, 2
+"""The numbers of the filters."""
 
 
 def warn_of_size(what: str, pixels: int) -> None:
@@ -62,6 +63,29 @@ def write_png(
     iterator = iter(pieces)
     first = next(iterator)
     depth = first.shape[1] // size[1]
+    rows = filtered(chain([first], iterator), depth)
+    write_filtered(file, size, depth, rows, colors=colors, text=text)
+
+
+def write_filtered(
+    file: BinaryIO,
+    size: tuple[int, int],
+    depth: int,
+    pieces: Iterable[Bytes],
+    *,
+    colors: bytes | None = None,
+    text: Mapping[str, str] | None = None,
+) -> None:
+    """Write a PNG of rows that are filtered already.
+
+    Args:
+        size: height and width in pixels.
+        depth: bytes of a pixel, 1 or 3.
+        pieces: uint8 [rows, 1 + depth · width] as of `filtered`; each is done with before the next
+            one is asked for.
+        colors: RGB triples of a palette; without one an index is its grey.
+        text: keywords (at most 79 Latin-1 characters) and texts.
+    """
     color_type = _PALETTE if colors is not None else _GREY if depth == 1 else _RGB
     file.write(_SIGNATURE)
     _chunk(file, b"IHDR", struct.pack(">IIBBBBB", size[1], size[0], 8, color_type, 0, 0, 0))
@@ -70,13 +94,13 @@ def write_png(
     if color_type == _PALETTE:
         _chunk(file, b"PLTE", colors or b"")
     deflate = isal_zlib.compressobj(LEVEL)
-    for rows in _filtered(chain([first], iterator), depth):
+    for rows in pieces:
         _data(file, deflate.compress(rows.reshape(-1).data))
     _data(file, deflate.flush())
     _chunk(file, b"IEND", b"")
 
 
-def _filtered(pieces: Iterable[Bytes], depth: int) -> Iterator[Bytes]:
+def filtered(pieces: Iterable[Bytes], depth: int) -> Iterator[Bytes]:
     """Pieces as PNG has them, each row behind the number of its filter; each is overwritten by the
     next one."""
     before = np.empty(0, np.uint8)
@@ -113,7 +137,7 @@ def filter_rows(piece: Bytes, before: Bytes, depth: int, filtered: Bytes) -> Non
     by_sub, by_up = (np.abs(rows.view(np.int8).astype(np.int32)).sum(1) for rows in (sub, up))
     chosen = (by_up < by_sub) | (by_up == 0)
     chosen[0] &= len(before) > 0
-    filtered[:, 0] = np.where(chosen, _UP, _SUB)
+    filtered[:, 0] = np.where(chosen, UP, SUB)
     filtered[:, 1:] = np.where(chosen[:, None], up, sub)
 
 

@@ -101,7 +101,9 @@ def quantise(
         top: clip to 0..top first, NaN to 0; None where no value can lie outside.
     """
     levels = np.empty(rows.shape, np.uint8)
-    low, factor = (_plain(np.broadcast_to(v, len(rows))) for v in (low, factor))
+    if len(low) != len(rows):
+        low, factor = np.broadcast_to(low, len(rows)), np.broadcast_to(factor, len(rows))
+    low, factor = _plain(low), _plain(factor)
     loops = compiled()
     if loops is None:
         for part in _blocks(rows):
@@ -113,7 +115,8 @@ def quantise(
 
 def _plain(array: np.ndarray) -> Floats:
     """As the compiled loops take it: float32, without gaps, writable."""
-    return np.require(array, np.float32, ["C", "W"])
+    is_plain = array.dtype == np.float32 and array.flags.carray  # `np.require` takes its time
+    return array if is_plain else np.require(array, np.float32, ["C", "W"])
 
 
 def _blocks(rows: np.ndarray) -> list[slice]:

@@ -37,8 +37,9 @@ def overall(stats: Floats, values: int) -> dict[str, float | int | None]:
     finite = values - nonfinite
     count = finite.sum()
     if count:
-        low, high, means, stds = columns[:ZEROS, finite > 0]
-        share = finite[finite > 0] / count
+        known = finite > 0
+        low, high, means, stds = columns[:ZEROS] if known.all() else columns[:ZEROS, known]
+        share = finite[known] / count
         mean = share @ means
         variance = share @ (stds * stds + (means - mean) ** 2)
         numbers["min"], numbers["max"] = float(low.min()), float(high.max())

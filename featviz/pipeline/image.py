@@ -58,7 +58,7 @@ class ImageWriter:
         self.sample, self.folder, self.background = sample, folder, background
         self.drawer, self.draw, self.hints = drawer, drawer.options, hints
         self.boarded, self.window = boarded, window
-        self.files: list[Future[None]] = []
+        self.files: list[Future[Any]] = []
         self.rows: list[Future[Capture]] = []
         self.posts: list[Post] = []
         """For TensorBoard, in the order in which the layers ran."""
@@ -101,19 +101,38 @@ class ImageWriter:
             raise LayoutError(f"another part of this {taken.pop().kind} has the same name")
         self._sites |= sites
 
-    def wait(self) -> tuple[Capture, ...]:
-        """Wait for the files; the manifest's rows of the pictures.
+    def close(
+        self, about: Mapping[str, Any], skipped: Sequence[Skip], never_ran: Sequence[str]
+    ) -> Future[tuple[Capture, ...]]:
+        """Let an encoder write the manifest once the files are written; its rows of the pictures.
 
-        Raises:
-            StoreError: a file could not be written.
+        The future raises StoreError where a file could not be written.
+
+        Args:
+            about: the manifest's words on the image, the input, and what the model said.
         """
-        for future in self.files:
+        files, ends = tuple(self.files), {"never_ran": list(never_ran)}
+        closing = self.background.submit(0, partial(self._close, files, about, skipped, ends))
+        self.files.append(closing)
+        return closing
+
+    def _close(
+        self,
+        files: Sequence[Future[None]],
+        about: Mapping[str, Any],
+        skipped: Sequence[Skip],
+        ends: Mapping[str, Any],
+    ) -> tuple[Capture, ...]:
+        """Runs in the background, where all that this waits for was begun before."""
+        for future in files:
             future.result()
-        return tuple(future.result() for future in self.rows)
+        rows = tuple(future.result() for future in self.rows)
+        self.folder.finish({**about, **manifest_rows(rows, skipped), **ends}, self.stats)
+        return rows
 
     def abandon(self) -> None:
         """Wait for what is under way and remove it: a failed image leaves no files."""
-        futures: list[Future[Any]] = [*self.files, *self.rows, *(p.picture for p in self.posts)]
+        futures: list[Future[Any]] = [*self.rows, *(p.picture for p in self.posts), *self.files]
         for future in futures:
             future.cancel() or future.exception()
         self.folder.discard()
@@ -137,9 +156,9 @@ class ImageWriter:
         kept: str | None,
     ) -> Capture:
         """Make the manifest's row, then write the file; runs in the background."""
-        _warn_of(picture, site, self.sample)
         file = self.folder.file(site.layer, f"{site.stem}.{self.draw.format}")
         row = describe(picture, site, shape, file)
+        _warn_of(picture, site, self.sample, row.nonfinite)
         if kept is not None:
             row = replace(row, tensor=self.folder.file(site.layer, kept))
         with self.folder.writing(file) as opened:
@@ -162,24 +181,21 @@ class ImageRun:
     """An image that has been through the model, and whose files are on their way."""
 
     writer: ImageWriter
-    about: Mapping[str, Any]
-    """The manifest's words on the image, the input, and what the model said."""
+    closing: Future[tuple[Capture, ...]]
+    """The manifest's rows, once it is written."""
     outcome: Outcome
     skipped: tuple[Skip, ...]
     never_ran: tuple[str, ...]
 
     def finish(self) -> ImageResult:
-        """Wait for the files, then write the manifest.
+        """Wait until the files and the manifest are written.
 
         Raises:
             StoreError: a file could not be written.
         """
-        sample, folder, rows = self.writer.sample, self.writer.folder, self.writer.wait()
+        sample, folder, rows = self.writer.sample, self.writer.folder, self.closing.result()
         if line := norms.report(rows):
             log.debug("%s: %s", sample.name, line)
-        captures = manifest_rows(rows, self.skipped)
-        manifest = {**self.about, **captures, "never_ran": list(self.never_ran)}
-        folder.finish(manifest, self.writer.stats)
         return ImageResult(
             sample.name, folder.name, rows, self.skipped, self.never_ran, outcome=self.outcome
         )
@@ -206,13 +222,15 @@ def run_image(
     outcome, recorder = forward_backward.run(
         model, plan, args, writer.hints, prepared.layers, writer.take
     )
+    never_ran = tuple(layer.name for layer in recorder.never_ran)
     about = {
         **_input_words(writer.sample, picture, args, model.preprocess.words),
         "fingerprint": fingerprint,
         **_outcome_words(outcome, plan),
     }
-    never_ran = tuple(layer.name for layer in recorder.never_ran)
-    return ImageRun(writer, about, outcome, tuple(recorder.skipped), never_ran)
+    skipped = tuple(recorder.skipped)
+    closing = writer.close(about, skipped, never_ran)
+    return ImageRun(writer, closing, outcome, skipped, never_ran)
 
 
 def _input_words(
@@ -277,9 +295,8 @@ def _to_numpy(tensor: Tensor) -> np.ndarray:
         return np.array(layout.to_floats(tensor).cpu().numpy(), copy=True)
 
 
-def _warn_of(picture: GridPicture, site: Site, sample: Sample) -> None:
+def _warn_of(picture: GridPicture, site: Site, sample: Sample, nonfinite: int) -> None:
     where = f"{site.layer.label} {site.stem} of {sample.name}"
-    nonfinite = int(picture.stats[:, 5].sum())
     if nonfinite:
         log.warning("%s holds %d NaN or infinite values, shown in magenta", where, nonfinite)
     png.warn_of_size(where, picture.plan.pixels)

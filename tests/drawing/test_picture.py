@@ -15,7 +15,7 @@ from PIL import Image
 from torch import Tensor
 from torchvision.utils import save_image
 
-from featviz.drawing import grid, scan
+from featviz.drawing import grid, labels, scan
 from featviz.drawing.drawer import Drawer
 from featviz.drawing.picture import GridPicture, caption, describe, encode
 from featviz.errors import LayoutError
@@ -199,6 +199,60 @@ def test_numpy_lays_tiles_as_the_compiled_loops_do(
     compiled = grid.compose(plan, tiles, pad=201)
     monkeypatch.setattr(scan, "compiled", lambda: None)
     assert np.array_equal(compiled, grid.compose(plan, tiles, pad=201))
+
+
+def unfiltered(rows: np.ndarray, depth: int) -> np.ndarray:
+    """The bytes of rows behind PNG's filters 1 (sub) and 2 (up)."""
+    width = rows.shape[1] - 1
+    found, above = np.empty((len(rows), width), np.uint8), np.zeros(width, np.uint8)
+    for row, (kind, *filtered) in zip(found, rows, strict=True):
+        assert kind in (1, 2)
+        row[:] = filtered
+        if kind == 2:
+            row += above
+        else:
+            row[:] = row.reshape(-1, depth).cumsum(0, dtype=np.uint8).reshape(-1)
+        above = row
+    return found
+
+
+@pytest.mark.parametrize("piece", [1, 700, 2**18], ids=["rows", "few", "whole"])
+@pytest.mark.parametrize("padding", [0, 1, 2])
+@pytest.mark.parametrize("colours", [1, 3])
+@pytest.mark.parametrize("factor", [1, 2, 3, 4, 5, 6, 7])
+def test_filtered_strips_are_those_of_the_composed_picture(
+    factor: int, colours: int, padding: int, piece: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Laid, enlarged, marked and filtered at once: unfiltered they are the composed pixels, and
+    numpy makes the same bytes."""
+    plan = grid.plan((8, 1, 5, 6), DrawOptions(nrow=3, padding=padding, scale=factor))
+    rng = np.random.default_rng(factor)
+    shape = (8, 5, 6, 3) if colours == 3 else (8, 5, 6)
+    tiles = rng.integers(0, 200, shape, dtype=np.uint8)
+    tiles[1], tiles[4], tiles[5], tiles[6, 2:] = 0, 100, 0, 7
+    marks = np.uint8([0, labels.ZERO, 0, 0, labels.CONSTANT, labels.ZERO, 0, 0])
+    monkeypatch.setattr(grid, "PIECE_BYTES", piece)
+    for stamps in (None, labels.Stamps({}, {}, marks, 0, 255, 128)):
+        found = []
+        for loops in (scan.compiled(), None):
+            monkeypatch.setattr(scan, "compiled", lambda loops=loops: loops)
+            strips = grid.filtered_strips(plan, tiles, 201, stamps)
+            found.append(np.concatenate([strip.copy() for strip in strips]))
+            whole = grid.compose(plan, tiles, 201, stamps).reshape(plan.height, -1)
+            assert np.array_equal(unfiltered(found[-1], colours), whole)
+        assert np.array_equal(*found)
+        assert (whole == 228).any() == (stamps is not None)  # the stroke on a ground of 100
+        monkeypatch.undo()
+        monkeypatch.setattr(grid, "PIECE_BYTES", piece)
+
+
+def test_rows_repeated_by_enlarging_are_zeros() -> None:
+    """They take filter 2 (up), of which nothing is left."""
+    plan = grid.plan((2, 1, 6, 6), DrawOptions(nrow=2, padding=0, scale=3))
+    tiles = np.random.default_rng(0).integers(0, 200, (2, 6, 6), dtype=np.uint8)
+    rows = np.concatenate(list(grid.filtered_strips(plan, tiles, 0)))
+    repeated = rows.reshape(6, 3, -1)[:, 1:]
+    assert (repeated[..., 0] == 2).all() and not repeated[..., 1:].any()
 
 
 def test_pieces_are_far_smaller_than_a_large_picture() -> None:

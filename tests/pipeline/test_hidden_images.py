@@ -7,6 +7,8 @@ import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from threading import current_thread
+from typing import Any
 
 import pytest
 from conftest import Outcome
@@ -18,6 +20,7 @@ import featviz as fv
 from featviz.drawing import levels
 from featviz.rundir import atomic
 from featviz.rundir.read import read_run
+from featviz.rundir.write import NewImageFolder
 
 Run = Callable[..., Outcome]
 
@@ -68,6 +71,31 @@ def note_missing(out: Path) -> None:
     names = [*run["images"]["complete"], *run["images"]["missing"]]
     run["images"] = {"total": len(names), "complete": [], "missing": names}
     (out / "run.json").write_text(json.dumps(run))
+
+
+@pytest.mark.parametrize("jobs", [1, 3])
+def test_encoders_write_the_manifest(
+    jobs: int,
+    featviz: Run,
+    tiny_file: Path,
+    photos: Path,
+    whole: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The thread of the model does not; one encoder alone is enough, and the tree is the same."""
+    threads: list[str] = []
+    real = NewImageFolder.finish
+
+    def finish(self: NewImageFolder, *args: Any) -> None:
+        threads.append(current_thread().name)
+        real(self, *args)
+
+    monkeypatch.setattr(NewImageFolder, "finish", finish)
+    done = featviz("run", tiny_file, photos, "--out", tmp_path / "out", *SMALL, "--jobs", jobs)
+    assert done.code == 0 and len(threads) == 6
+    assert all(name.startswith("featviz-writer") for name in threads)
+    assert tree(tmp_path / "out") == tree(whole)
 
 
 STATES = ["no manifest", "with its manifest", "empty", "complete beside"]
