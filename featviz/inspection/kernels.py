@@ -24,7 +24,7 @@ from featviz.models.preprocess import InputOptions
 from featviz.pipeline.dry_pass import choose_layers
 from featviz.pipeline.options import check_drawing
 from featviz.records import DrawOptions, GridPlan, Layer, Site, Skip
-from featviz.rundir import destination
+from featviz.rundir import destination, lock
 from featviz.rundir.write import ImageFolder, RunDirectory, check_free, manifest_rows
 from featviz.version import __version__
 
@@ -91,6 +91,13 @@ def draw_kernels(model: ModelOptions, options: KernelOptions) -> KernelsResult:
     besides = (
         [] if options.tensorboard is None else list(options.tensorboard.glob(tensorboard.EVENTS))
     )
+    with lock.held(options.out):
+        return _draw_all(model, options, besides)
+
+
+def _draw_all(
+    model: ModelOptions, options: KernelOptions, besides: Sequence[Path]
+) -> KernelsResult:
     check_free(options.out, options.overwrite, None, besides)
     loaded = load_model(model, NO_IMAGE)
     read, skipped = _read(loaded, options.layers)

@@ -7,7 +7,7 @@ import os
 import shutil
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from itertools import zip_longest
@@ -25,7 +25,7 @@ from featviz.models.load import LoadedModel, ModelOptions
 from featviz.pipeline import dry_run, limits, shared_basis
 from featviz.pipeline.dry_pass import effort
 from featviz.pipeline.encoders import Background
-from featviz.pipeline.options import RunOptions
+from featviz.pipeline.options import RunOptions, check_options
 from featviz.pipeline.prepare import Prepared, find_images, prepare
 from featviz.pipeline.processes import ALONE, World
 from featviz.pipeline.resume import (
@@ -38,7 +38,7 @@ from featviz.pipeline.resume import (
 from featviz.pipeline.session import Session
 from featviz.pipeline.signals import stop_requests
 from featviz.records import ImageResult, RunResult, Sample
-from featviz.rundir import RUN_FILE, archive, destination
+from featviz.rundir import RUN_FILE, archive, destination, lock
 from featviz.rundir.write import RunDirectory
 from featviz.text import quoted
 
@@ -80,6 +80,18 @@ def run(
             wrong with one image is in its result instead.
     """
     Thread(target=scan.compiled, daemon=True).start()  # numba is loaded while the model is
+    with _held(options, team):
+        return _run(model, arguments, options, progress, stdin, team)
+
+
+def _run(
+    model: ModelOptions | LoadedModel,
+    arguments: Sequence[str],
+    options: RunOptions,
+    progress: Progress,
+    stdin: BinaryIO | None,
+    team: World,
+) -> RunResult:
     share = team.share(options.shard)
     images = team.at_first(partial(_find, model, arguments, options, stdin))
     prepared = prepare(model, images, options)
@@ -105,6 +117,26 @@ def run(
         interrupted,
         finished.pictures,
     )
+
+
+@contextmanager
+def _held(options: RunOptions, team: World) -> Iterator[None]:
+    """The place that the run is written into is this team's alone, by a lock of its first process.
+
+    Raises:
+        StoreError: another process writes into it.
+    """
+
+    def take() -> None:
+        check_options(options)
+        if options.archive is None:
+            stack.enter_context(lock.held(options.out, options.wait))
+        else:
+            stack.enter_context(lock.held_file(options.archive, options.wait, "--archive"))
+
+    with ExitStack() as stack:
+        team.at_first(take)
+        yield
 
 
 def _find(

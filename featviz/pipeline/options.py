@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Annotated
 
 from featviz.drawing import colormap, normalize, tensorboard
 from featviz.drawing.picture import check_format
@@ -12,7 +13,7 @@ from featviz.gradients import options as gradients
 from featviz.images import decode
 from featviz.layout.overrides import parse_override
 from featviz.models.preprocess import InputOptions
-from featviz.records import Count, DrawOptions, Limits, PassOptions, Shard
+from featviz.records import Count, DrawOptions, Limits, PassOptions, Shard, Within
 from featviz.records.checking import check
 
 
@@ -26,6 +27,8 @@ class RunOptions:
     overwrite: bool = False
     resume: bool = False
     """Go on with the run that `out` holds."""
+    wait: Annotated[float, Within(0, hint="give seconds")] = 0.0
+    """Seconds to wait for another process that writes into `out`."""
     archive: Path | None = None
     """Pack the run into this zip file, and leave no folder."""
     nul_separated: bool = False

@@ -197,10 +197,13 @@ class HiddenFolder:
 
 
 def part_name(name: str) -> str:
-    """An unguessable name for what is being written and will have this one; a very long name is
-    cut, so that the system takes it."""
-    short = os.fsdecode(os.fsencode(name)[:_LONGEST])
-    return f".{short}.{secrets.token_hex(8)}.part"
+    """An unguessable name for what is being written and will have this one."""
+    return f".{cut_name(name)}.{secrets.token_hex(8)}.part"
+
+
+def cut_name(name: str) -> str:
+    """A name, or so much of a very long one that the system takes it with a few letters more."""
+    return os.fsdecode(os.fsencode(name)[:_LONGEST])
 
 
 def part_of(name: str) -> str | None:

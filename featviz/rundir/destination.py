@@ -12,7 +12,16 @@ from pathlib import Path
 
 from featviz.errors import StoreError, UsageError
 from featviz.files import real
-from featviz.rundir import AUDIT_FILE, BASES_FILE, DIFF_FILE, INDEX_FILE, MODELS_FILE, RUN_FILE
+from featviz.rundir import (
+    AUDIT_FILE,
+    BASES_FILE,
+    DIFF_FILE,
+    INDEX_FILE,
+    LOCK_FILE,
+    MODELS_FILE,
+    RUN_FILE,
+    lock,
+)
 from featviz.rundir.atomic import part_name, part_of, remove, remove_empty, reported
 from featviz.rundir.ownership import Claim, of_audit, of_diff, of_report, of_run
 from featviz.text import quoted
@@ -32,7 +41,7 @@ class ResultKind:
 
     def is_free(self, root: Path, besides: Collection[Path]) -> bool:
         """Whether a folder holds nothing but what this command will write itself."""
-        apart = {real(path) for path in besides}
+        apart = {real(path) for path in [*besides, root / LOCK_FILE]}
         return all(
             part_of(path.name) in self.parts or real(path) in apart for path in root.iterdir()
         )
@@ -92,26 +101,38 @@ def check_free(
 @contextmanager
 def replacing(root: Path, kind: ResultKind, besides: Collection[Path] = ()) -> Iterator[Path]:
     """A folder beside `root` to write into, which takes its place if the block succeeds: the result
-    appears whole or not at all.
+    appears whole or not at all. Meanwhile `root` is locked.
 
     Raises:
-        StoreError: it cannot be made, written into or moved, or `root` has come to hold something
-            that featviz did not write; names `root`.
+        StoreError: it cannot be made, written into or moved, another process writes it, or `root`
+            has come to hold something that featviz did not write; names `root`.
     """
     final = real(root)
     fresh = final.with_name(part_name(final.name))
-    old = fresh.with_suffix(".old")
     try:
-        with reported(root, "choose another place with --out, or make room"):
+        with lock.held(root), reported(root, "choose another place with --out, or make room"):
             fresh.mkdir(parents=True)
             yield fresh
-            ways = _to_go(final, kind, besides)
-            _swap(fresh, final, old)
-            _carry(old, final, besides)
-            remove(old, ways)
-            remove_empty(old)
+            put_in_place(fresh, final, kind, besides)
     finally:
         shutil.rmtree(fresh, ignore_errors=True)
+
+
+def put_in_place(
+    fresh: Path, final: Path, kind: ResultKind, besides: Collection[Path] = ()
+) -> None:
+    """Put a finished folder in the place of an earlier result, which is removed.
+
+    Raises:
+        StoreError: something that featviz did not write has come to be there.
+        OSError: it cannot be moved; then the earlier result stays.
+    """
+    old = fresh.with_suffix(".old")
+    ways = _to_go(final, kind, besides)
+    _swap(fresh, final, old)
+    _carry(old, final, besides)
+    remove(old, [*ways, LOCK_FILE])
+    remove_empty(old)
 
 
 def _to_go(final: Path, kind: ResultKind, besides: Collection[Path]) -> list[str]:

@@ -33,6 +33,13 @@ _NAMED = 3
 @opts.out_option("Write the run into this folder.", "featviz-out")
 @opts.overwrite_option("the run")
 @opts.option("--resume", is_flag=True, help="Continue the run in --out where it stopped.")
+@opts.option(
+    "--wait",
+    type=click.FloatRange(0),
+    default=0.0,
+    metavar="SECONDS",
+    help="Wait up to SECONDS for another process that writes into --out.",
+)
 @opts.option("--archive", type=FILE, help="Write the run as one zip file instead of a folder.")
 @opts.option("--fail-fast", is_flag=True, help="Stop at the first image that fails.")
 @opts.option(
@@ -130,7 +137,7 @@ def _run_options(given: dict[str, Any]) -> Any:
     from featviz.pipeline.options import RunOptions
     from featviz.pipeline.processes import parse_shard
 
-    names = ("out", "overwrite", "resume", "archive", "fail_fast", "jobs", "tensorboard")
+    names = ("out", "overwrite", "resume", "wait", "archive", "fail_fast", "jobs", "tensorboard")
     return RunOptions(
         layers=opts.selectors(given),
         nul_separated=given["nul"],
