@@ -214,11 +214,11 @@ def run(
         options: as on the command line, with underscores. Fields of DrawOptions, InputOptions and
             ModelOptions: normalize, cmap, nrow, padding, scale, max_maps, order, collapse, labels,
             overlay, reduce, figure, size, crop, mean, std, weights, arch, seed, device, ... For the
-            run: archive, wait, fail_fast, jobs, shard, max_output_size, max_files. What goes in and
-            what flows back: capture (`"output,grad"`, or a sequence), target (`"class:281"`),
-            grad_rule. Interventions, each a string or a sequence of them: ablate
-            (`"layer3.*.relu:5,17"`), scale_channel (`"conv1:3=2.0"`), clamp (`"relu:0,6"`), noise
-            (`"conv1:0.1"`, drawn from `seed`), grad_scale (`"layer4:0.5"`).
+            run: archive, wait, verify, prune, durable, fail_fast, jobs, shard, max_output_size,
+            max_files. What goes in and what flows back: capture (`"output,grad"`, or a sequence),
+            target (`"class:281"`), grad_rule. Interventions, each a string or a sequence of them:
+            ablate (`"layer3.*.relu:5,17"`), scale_channel (`"conv1:3=2.0"`), clamp (`"relu:0,6"`),
+            noise (`"conv1:0.1"`, drawn from `seed`), grad_scale (`"layer4:0.5"`).
 
     Returns:
         What became of each image; `failures` and `exit_code` sum it up.

@@ -31,6 +31,7 @@ COMMANDS = {
     "audit": "Count dead, constant and non-finite channels.",
     "diff": "Compare two run directories.",
     "merge": "Join parts of a run into one run directory.",
+    "verify": "Check that every file of a run is as it was written.",
     "identify": "Name the architecture that a file of weights fits.",
     "completion": "Print a completion script for a shell.",
 }

@@ -81,7 +81,7 @@ class Session:
     def keep(self, sample: Sample) -> bool:
         """Leave an image as it is if an earlier run has completed it; else clear what it left."""
         folder = self.store.image(sample.name)
-        result = kept(folder, sample, self.fingerprint)
+        result = kept(folder, sample, self.fingerprint, self.prepared.options.verify)
         if result is None:
             folder.discard()
             return False

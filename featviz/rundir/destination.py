@@ -6,7 +6,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Callable, Collection, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,7 +22,14 @@ from featviz.rundir import (
     RUN_FILE,
     lock,
 )
-from featviz.rundir.atomic import part_name, part_of, remove, remove_empty, reported
+from featviz.rundir.atomic import (
+    folder_part_of,
+    part_name,
+    part_of,
+    remove,
+    remove_empty,
+    reported,
+)
 from featviz.rundir.ownership import Claim, of_audit, of_diff, of_report, of_run
 from featviz.text import quoted
 
@@ -111,11 +118,41 @@ def replacing(root: Path, kind: ResultKind, besides: Collection[Path] = ()) -> I
     fresh = final.with_name(part_name(final.name))
     try:
         with lock.held(root), reported(root, "choose another place with --out, or make room"):
+            for path in _left_beside(final):
+                shutil.rmtree(path, ignore_errors=True)
             fresh.mkdir(parents=True)
             yield fresh
             put_in_place(fresh, final, kind, besides)
     finally:
         shutil.rmtree(fresh, ignore_errors=True)
+
+
+def place_beside(root: Path) -> Path | None:
+    """A hidden name for a run that is to take the place of the one in a folder, which this process
+    holds; what killed ones have left there is removed.
+
+    None where no folder can be put in its place: it is a mounted disk, or the folder above it
+    cannot be written.
+    """
+    final = real(root)
+    if final.is_mount() or not os.access(final.parent, os.W_OK):
+        return None
+    for path in _left_beside(final):
+        if (left := of_run(path)) is not None:
+            with suppress(StoreError):
+                remove(path, left.files())
+                remove_empty(path)
+    return final.with_name(part_name(final.name))
+
+
+def _left_beside(final: Path) -> list[Path]:
+    """Hidden folders in which processes that were killed have written what was to stand here."""
+    short = folder_part_of(part_name(final.name))
+    return [
+        path
+        for path in final.parent.iterdir()
+        if folder_part_of(path.name) == short and path.is_dir() and not path.is_symlink()
+    ]
 
 
 def put_in_place(

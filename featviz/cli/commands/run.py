@@ -34,6 +34,21 @@ _NAMED = 3
 @opts.overwrite_option("the run")
 @opts.option("--resume", is_flag=True, help="Continue the run in --out where it stopped.")
 @opts.option(
+    "--verify",
+    is_flag=True,
+    help="With --resume, read the files of complete images and draw again what does not fit.",
+)
+@opts.option(
+    "--prune",
+    is_flag=True,
+    help="With --resume, remove images that are no longer among the inputs.",
+)
+@opts.option(
+    "--durable",
+    is_flag=True,
+    help="Wait for the disk before an image counts as complete, for machines that may lose power.",
+)
+@opts.option(
     "--wait",
     type=click.FloatRange(0),
     default=0.0,
@@ -137,7 +152,10 @@ def _run_options(given: dict[str, Any]) -> Any:
     from featviz.pipeline.options import RunOptions
     from featviz.pipeline.processes import parse_shard
 
-    names = ("out", "overwrite", "resume", "wait", "archive", "fail_fast", "jobs", "tensorboard")
+    names = (
+        *("out", "overwrite", "resume", "verify", "prune", "durable", "wait", "archive"),
+        *("fail_fast", "jobs", "tensorboard"),
+    )
     return RunOptions(
         layers=opts.selectors(given),
         nul_separated=given["nul"],
