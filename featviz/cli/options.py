@@ -116,6 +116,15 @@ def json_option(what: str = "one JSON document") -> Callable[[F], F]:
     return option("--json", "as_json", is_flag=True, help=f"Print {what} on stdout.")
 
 
+timeout_option = option(
+    "--timeout",
+    type=click.FloatRange(0, min_open=True),
+    default=600.0,
+    metavar="SECONDS",
+    help="Wait up to SECONDS at the start for the other processes that torchrun started.",
+)
+
+
 # How a command is set up
 
 config_option = option(

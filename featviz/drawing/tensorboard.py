@@ -233,4 +233,5 @@ def opened(folder: Path | None, below: Path | None = None) -> Iterator[Board | N
     try:
         yield Board(events)
     finally:
-        events.close()
+        with atomic.reported(folder, "name another folder"):
+            events.close()

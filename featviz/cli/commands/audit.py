@@ -132,6 +132,7 @@ Exit codes: 0 done, 1 failed, 2 usage, 3 some images failed, 4 a gate is broken.
 @opts.overwrite_option("the audit")
 @opts.null_option
 @opts.json_option("audit.json")
+@opts.timeout_option
 @audit_options
 @opts.input_options
 @opts.model_options
@@ -146,7 +147,7 @@ def command(ctx: click.Context, /, model: str | None, images: Sequence[str], **g
     from featviz import audit
     from featviz.pipeline import processes
 
-    with _progress() as progress, processes.world() as team:
+    with _progress() as progress, processes.world(given["timeout"]) as team:
         result = audit.audit(sources, images, _audit_options(given), progress, team=team)
         if not team.first:
             return 0

@@ -73,6 +73,7 @@ _NAMED = 3
     metavar="I/N",
     help="Take only part I of N parts of the images; `featviz merge` joins the parts.",
 )
+@opts.timeout_option
 @opts.option(
     "--jobs",
     type=int,
@@ -117,7 +118,7 @@ def command(ctx: click.Context, /, model: str | None, images: Sequence[str], **g
       find . -name '*.png' -print0 | featviz run resnet18 - -0 --json
       torchrun --nproc-per-node 4 -m featviz run resnet18 photos/    # each takes its share
 
-    Exit codes: 0 done, 1 failed, 2 usage, 3 some images failed, 130 interrupted.
+    Exit codes: 0 done, 1 failed, 2 usage, 3 some images failed, 130 interrupted, 141 stdout closed.
     """
     source = opts.to_model_options(given_or_config(ctx, "model", model), given)
     images = given_or_config(ctx, "images", images)
@@ -129,10 +130,13 @@ def command(ctx: click.Context, /, model: str | None, images: Sequence[str], **g
         raise click.UsageError("--report goes into a folder, and --archive leaves none.", ctx)
     if given["dry_run"]:
         if processes.speaks():
-            click.echo(dry_run.dry_run(source, images, options).render(given["as_json"]))
+            output.text(dry_run.dry_run(source, images, options).render(given["as_json"]))
         return 0
     left_out = LayersLeftOut()
-    with _progress(given["as_json"], left_out) as progress, processes.world() as team:
+    with (
+        _progress(given["as_json"], left_out) as progress,
+        processes.world(given["timeout"]) as team,
+    ):
         result = pipeline.run(source, images, options, progress, team=team)
         first = team.first
     _conclude(result, left_out)
