@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import os
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -72,12 +72,27 @@ class Post:
 class Board:
     """A folder of TensorBoard events. Posts are to come in the order of their steps."""
 
-    def __init__(self, events: EventFile) -> None:
-        self._events = events
+    def __init__(
+        self, events: EventFile, earlier: Collection[tuple[int, str]] | None = None
+    ) -> None:
+        """Begin with nothing.
+
+        Args:
+            earlier: step and tag of each picture of the run that this one goes on with; None where
+                it has posted nothing here.
+        """
+        self._events, self._earlier = events, frozenset(earlier or ())
+        self._lacking = earlier is not None
+        self._steps = {step for step, tag in self._earlier if not tag.startswith("kernel/")}
         self._peaks: dict[str, Floats] = {}
 
-    def post(self, post: Post, step: int) -> None:
-        """Write a tensor's picture, histogram and scalars, as one event.
+    def lacks(self, step: int) -> bool:
+        """Whether the run that this one goes on with was killed before it posted an image."""
+        return self._lacking and step not in self._steps
+
+    def post(self, posts: Sequence[Post], step: int) -> None:
+        """Write the pictures, histograms and scalars of an image as one event: all of them are in
+        the file, or none. Those that are there already are left out.
 
         Scalars of an output or an input are its share of zeros, and the channels that were above
         zero in none of the images up to here; of a gradient its Euclidean norm.
@@ -85,15 +100,20 @@ class Board:
         Raises:
             StoreError: the file cannot be written.
         """
+        new = [post for post in posts if (step, post.tag(post.site.kind)) not in self._earlier]
+        if values := [value for post in new for value in self._values(post)]:
+            self._events.add(values, step)
+
+    def _values(self, post: Post) -> Iterator[Any]:
+        """Of TensorBoard's message `Summary.Value`."""
         from tensorboard.compat.proto.summary_pb2 import Summary
 
-        values = [Summary.Value(tag=post.tag(post.site.kind), image=_image(post))]
+        yield Summary.Value(tag=post.tag(post.site.kind), image=_image(post))
         if post.histogram is not None:
             tag = post.tag(_group(post.site.kind))
-            values.append(Summary.Value(tag=tag, histo=_proto(post.histogram)))
+            yield Summary.Value(tag=tag, histo=_proto(post.histogram))
         for what, value in self._scalars(post):
-            values.append(Summary.Value(tag=post.tag(what), simple_value=value))
-        self._events.add(values, step)
+            yield Summary.Value(tag=post.tag(what), simple_value=value)
 
     def remember(self, key: str, stats: Floats) -> None:
         """Take in the statistics [channels, 6] of an image that an earlier run has posted."""
@@ -205,10 +225,13 @@ def require() -> None:
 
 
 @contextmanager
-def opened(folder: Path | None, below: Path | None = None) -> Iterator[Board | None]:
+def opened(
+    folder: Path | None, below: Path | None = None, resume: bool = False
+) -> Iterator[Board | None]:
     """A board in a folder, flushed and closed at the end; None without one.
 
     Args:
+        resume: go on with what an earlier run has posted there, if it has begun a file.
         below: the run directory; where the folder lies in it, it may not do so by a link.
 
     Raises:
@@ -224,6 +247,8 @@ def opened(folder: Path | None, below: Path | None = None) -> Iterator[Board | N
     require()
     try:
         folder.mkdir(parents=True, exist_ok=True)
+        begun = resume and any(folder.glob(EVENTS))
+        earlier = set(event_file.read_pictures(folder)) if begun else None
         events = EventFile(folder)
     except OSError as error:
         raise StoreError(
@@ -231,7 +256,7 @@ def opened(folder: Path | None, below: Path | None = None) -> Iterator[Board | N
             "name another folder",
         ) from error
     try:
-        yield Board(events)
+        yield Board(events, earlier)
     finally:
         with atomic.reported(folder, "name another folder"):
             events.close()

@@ -110,7 +110,7 @@ def _run(
         finished = _Finished(document, progress, len(samples), folder if team.first else None)
         with (
             in_any_case(partial(_end, document, folder, team)),
-            tensorboard.opened(options.tensorboard, options.out) as board,
+            tensorboard.opened(options.tensorboard, options.out, options.resume) as board,
         ):
             if board is not None:
                 post_kernels(prepared.model.module, prepared.layers, board)

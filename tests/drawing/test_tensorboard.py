@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from math import isqrt
 from pathlib import Path
 from typing import Any
@@ -250,6 +250,49 @@ def test_resumed_run_remembers_dead_channels(
     (tmp_path / "out" / "2.png" / "manifest.json").unlink()
     assert featviz(*base, "--resume", "--tensorboard", tmp_path / "second").code == 0
     assert Events(tmp_path / "second").scalars("dead_channels/1") == {2: 1}
+
+
+@pytest.mark.parametrize("cut", [0, 3, -1], ids=["whole", "in the last event", "its last byte"])
+def test_a_killed_run_posts_the_rest_and_nothing_twice(
+    cut: int,
+    featviz: Callable[..., Outcome],
+    pictures: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """All images are complete, the last was not posted, or its event is cut off: --resume posts
+    what is missing; kernels, pictures and scalars are there once a step."""
+    torch.save(nn.Sequential(nn.Conv2d(3, 7, 3), nn.ReLU()), tmp_path / "net.pth")
+    base = ["run", tmp_path / "net.pth", pictures, "--layers", "Conv2d,ReLU", "-q", "--size", "12"]
+    base += ["--out", tmp_path / "out", "--tensorboard", tmp_path / "tb"]
+    real = tensorboard.Board.post
+
+    def killed(self: tensorboard.Board, posts: Sequence[Any], step: int) -> None:
+        if step == 2 and not cut:
+            raise StoreError("killed")
+        real(self, posts, step)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(tensorboard.Board, "post", killed)
+        assert featviz(*base).code == (0 if cut else 1)
+    (path,) = (tmp_path / "tb").iterdir()
+    if cut:
+        path.write_bytes(path.read_bytes()[: cut if cut < 0 else -1000 * cut])
+    whole = featviz(*base[:-1], tmp_path / "all", "--out", tmp_path / "other")
+    assert whole.code == 0
+    assert featviz(*base, "--resume").code == 0
+    assert featviz(*base, "--resume").code == 0
+    assert posted(tmp_path / "tb") == posted(tmp_path / "all")
+
+
+def posted(folder: Path) -> list[tuple[int, str]]:
+    """Step and tag of every value, by TensorBoard's own reader."""
+    from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
+
+    loaded = [
+        event for path in sorted(folder.iterdir()) for event in EventFileLoader(str(path)).Load()
+    ]
+    return sorted((event.step, value.tag) for event in loaded for value in event.summary.value)
 
 
 def test_kernels_go_to_a_board(
