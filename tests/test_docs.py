@@ -151,10 +151,19 @@ def test_docstring_examples() -> None:
 
 def test_readme_exit_codes_match_the_errors() -> None:
     """The README's table has the codes that the errors carry."""
+    from featviz.cli import CLOSED_PIPE, INTERRUPTED
     from featviz.errors import CHECK_FAILED, FeatvizError, UsageError
 
     codes = {int(code) for code in re.findall(r"^\| (\d+) \|", README, re.MULTILINE)}
-    assert {0, FeatvizError.exit_code, UsageError.exit_code, 3, CHECK_FAILED, 130} == codes
+    assert {
+        0,
+        FeatvizError.exit_code,
+        UsageError.exit_code,
+        3,
+        CHECK_FAILED,
+        INTERRUPTED,
+        CLOSED_PIPE,
+    } == codes
 
 
 def train_script(name: str = "digits") -> ModuleType:

@@ -427,7 +427,7 @@ def test_a_line_for_each_image_as_it_completes(
 def test_a_reader_that_leaves_costs_no_image(
     featviz: Run, tiny_file: Path, photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Exit code 0; the image under way is completed, and run.json says what is missing."""
+    """Exit code 141; the image under way is completed, and run.json says what is missing."""
 
     def gone(text: str, err: bool = False) -> None:
         if not err:
@@ -435,7 +435,7 @@ def test_a_reader_that_leaves_costs_no_image(
 
     monkeypatch.setattr("featviz.cli.output.click.echo", gone)
     done = featviz("run", tiny_file, photos, *SMALL, "--out", tmp_path / "out", "--json")
-    assert done.code == 0 and "error" not in done.err
+    assert done.code == 141 and "error" not in done.err
     assert complete(tmp_path / "out") == ["00.png", "01.png"]
     assert run_json(tmp_path / "out")["images"]["complete"] == ["00.png", "01.png"]
     assert {p.name for p in (tmp_path / "out").iterdir()} == {"00.png", "01.png", "run.json"}
