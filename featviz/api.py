@@ -20,7 +20,7 @@ from featviz.drawing.picture import to_image
 from featviz.errors import LayoutError, UsageError
 from featviz.hooks.capture import hooked
 from featviz.hooks.layers import list_layers
-from featviz.hooks.selectors import Selector, parse, select, types_present, wants_functions
+from featviz.hooks.selectors import Selector, parse, remedy, select, wants_functions
 from featviz.images import memory
 from featviz.layout import recognise
 from featviz.layout.overrides import parse_override
@@ -104,7 +104,7 @@ class _AsCalled:
 
 
 def _no_match(text: str, layers: Sequence[Layer]) -> UsageError:
-    return UsageError(f"no layer matches {text!r}", f"types here: {types_present(layers)}")
+    return UsageError(f"no layer matches {text!r}", remedy(layers, parse(text)))
 
 
 def grid(
@@ -140,8 +140,10 @@ def grid(
     check_drawing(draw)
     if draw.figure or draw.shared_basis:
         raise UsageError("a figure and a shared basis are for runs", "featviz.run draws them")
-    if draw.tensors is not None or draw.format != DrawOptions.format:
-        raise UsageError("--tensors and --format are for runs", "save the image that grid returns")
+    if draw.tensors is not None or draw.flat or draw.format != DrawOptions.format:
+        raise UsageError(
+            "--tensors, --flat and --format are for runs", "save the image that grid returns"
+        )
     if (draw.overlay is None) != (image is None):
         raise UsageError("an overlay and its image go together", "overlay=0.5, image=picture")
     layout = parse_override(draw.tensor_layout[0])[1] if draw.tensor_layout else None
@@ -210,15 +212,16 @@ def run(
         out: the run directory.
         overwrite: replace a run that is there.
         resume: go on with the same run that is there.
-        tensorboard: folder for TensorBoard's events (extra `featviz[tensorboard]`).
+        tensorboard: folder for TensorBoard's runs (extra `featviz[tensorboard]`).
         options: as on the command line, with underscores. Fields of DrawOptions, InputOptions and
             ModelOptions: normalize, cmap, nrow, padding, scale, max_maps, order, collapse, labels,
             overlay, reduce, figure, size, crop, mean, std, weights, arch, seed, device, ... For the
-            run: archive, wait, verify, prune, durable, fail_fast, jobs, shard, max_output_size,
-            max_files. What goes in and what flows back: capture (`"output,grad"`, or a sequence),
-            target (`"class:281"`), grad_rule. Interventions, each a string or a sequence of them:
-            ablate (`"layer3.*.relu:5,17"`), scale_channel (`"conv1:3=2.0"`), clamp (`"relu:0,6"`),
-            noise (`"conv1:0.1"`, drawn from `seed`), grad_scale (`"layer4:0.5"`).
+            run: archive, wait, verify, prune, durable, fail_fast, jobs, step, shard,
+            max_output_size, max_files. What goes in and what flows back: capture (`"output,grad"`,
+            or a sequence), target (`"class:281"`), grad_rule.
+            Interventions, each a string or a sequence of them: ablate (`"layer3.*.relu:5,17"`),
+            scale_channel (`"conv1:3=2.0"`), clamp (`"relu:0,6"`), noise (`"conv1:0.1"`, drawn from
+            `seed`), grad_scale (`"layer4:0.5"`).
 
     Returns:
         What became of each image; `failures` and `exit_code` sum it up.

@@ -69,7 +69,7 @@ def test_readme_use_commands_work(clone: Path, featviz: Callable[..., Outcome]) 
         "def make_net(width):\n    return nn.Sequential(nn.Conv2d(1, width, 3))\n"
     )
     lines = [line for line in commands("## Use") if line.startswith("featviz")]
-    assert len(lines) == 9
+    assert len(lines) == 11
     for index, line in enumerate(lines):
         words = shlex.split(line.replace("scan.png", "photo.jpg"))[1:]
         if "resnet18" in words:
@@ -108,6 +108,16 @@ def test_audit_command_works(line: str, clone: Path, featviz: Callable[..., Outc
     verified = json.loads((clone / "audit" / "audit.json").read_text())["verify"]
     assert verified["largest_change"] == 0
     assert json.loads((clone / "prune.json").read_text()) == {}
+
+
+@pytest.mark.parametrize("line", commands("<!-- exemplars -->"))
+def test_exemplar_commands_work(line: str, clone: Path, featviz: Callable[..., Outcome]) -> None:
+    """Each command gives a sheet for every layer and class that its table names."""
+    done = featviz(*shlex.split(line)[1:])
+    assert done.code == 0, done.err
+    out = clone / ("classes" if "classes" in line else "featviz-exemplars")
+    sheets = [row["sheet"] for row in json.loads((out / "exemplars.json").read_text())["layers"]]
+    assert all((out / sheet).is_file() and sheet in done.out for sheet in sheets) and sheets
 
 
 def save_weights(path: Path) -> None:

@@ -25,7 +25,7 @@ TREES = {name: ast.parse(path.read_text("utf-8")) for name, path in FILES.items(
 FLOORS = (
     "__init__ __main__",
     "cli api",
-    "audit diff report inspection",
+    "audit diff exemplars report inspection",
     "pipeline",
     "drawing gradients",
     "rundir layout",
@@ -53,7 +53,13 @@ TORCHLESS = [
     *(f"featviz.drawing.{name}" for name in ("png", "grid", "colormap", "overlay", "labels")),
     *(f"featviz.drawing.{name}" for name in ("normalize", "picture")),
     *(f"featviz.audit.{name}" for name in ("findings", "gates", "output")),
-    *("featviz.drawing.figure", "featviz.gradients.norms", "featviz.hooks.selectors"),
+    *(f"featviz.exemplars.{name}" for name in ("fields", "top", "tiles", "output", "merging")),
+    *(
+        "featviz.drawing.figure",
+        "featviz.drawing.overview",
+        "featviz.gradients.norms",
+        "featviz.hooks.selectors",
+    ),
     *(f"featviz.images.{name}" for name in ("decode", "find", "group", "archives", "formats")),
 ]
 FIRST = """

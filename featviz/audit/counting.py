@@ -2,48 +2,18 @@
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import reduce
-from itertools import groupby
-from operator import attrgetter
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from featviz.audit.measuring import Measured, measure
 from featviz.audit.plan import Spot
 from featviz.audit.running_stats import ChannelStats, Covariance, TopImages
-from featviz.drawing import stats
-from featviz.errors import FeatvizError, ForwardError, ImageError, LayoutError
-from featviz.hooks.forward import forward
-from featviz.models.load import LoadedModel
-from featviz.models.preprocess import InputOptions
-from featviz.pipeline.prepare import read_input
-from featviz.records import Call, Sample
-
-T = TypeVar("T")
-
-_WAITING_BYTES = 2**21
-"""Numbers of single images that are kept before they are merged, since merging takes as long for
-many images as for one."""
-
-Failed = Callable[[int, FeatvizError], None]
-"""Called with the number of an image that failed."""
-
-
-@dataclass(frozen=True)
-class Batch:
-    """Images of one input shape."""
-
-    images: tuple[int, ...]
-    """Their numbers among the samples."""
-    inputs: list[Tensor]
-    """The arguments of the model, each [B, C, H, W] (or [B, C, T, H, W]), on the CPU."""
+from featviz.errors import LayoutError
+from featviz.pipeline.batches import Batch
+from featviz.records import Call, Integers
 
 
 @dataclass
@@ -55,20 +25,18 @@ class Tally:
     covariance: Covariance | None = None
 
     @classmethod
-    def of(cls, parts: Sequence[Measured]) -> Tally:
-        """The statistics of batches whose outputs have equally many channels."""
-        images = np.concatenate([part.images for part in parts])
-        numbers = np.concatenate([part.stats for part in parts])
-        positions = np.repeat([part.positions for part in parts], [len(p.images) for p in parts])
-        at_bound = [part.saturated for part in parts if part.saturated is not None]
-        saturated = np.concatenate(at_bound) if at_bound else None
-        covariances = [part.covariance for part in parts if part.covariance is not None]
-        maxima = np.where(numbers[..., stats.NONFINITE] > 0, np.inf, numbers[..., stats.MAX])
-        return cls(
-            ChannelStats.of_maps(numbers, positions[:, None], saturated),
-            TopImages.of_batch(images, maxima),
-            reduce(Covariance.merge, covariances) if covariances else None,
-        )
+    def before(cls, part: Measured) -> Tally:
+        """Nothing yet, for a call that gives such numbers."""
+        stats = ChannelStats.nothing(part.channels, part.saturated is not None)
+        return cls(stats, TopImages.nothing(part.channels))
+
+    def add(self, part: Measured) -> None:
+        """Add one batch."""
+        self.stats.add(part.stats, part.positions, part.saturated)
+        self.top.add(part.images, part.stats)
+        if part.covariance is not None:
+            before = self.covariance
+            self.covariance = before.merge(part.covariance) if before else part.covariance
 
     @property
     def channels(self) -> int:
@@ -99,40 +67,32 @@ class Census:
     """Calls of watched layers that the trace had not."""
     fault: Exception | None = None
     """A bug of ours, to tell it from a fault of the model."""
-    _batch: tuple[int, ...] = ()
+    _batch: Integers = field(default_factory=lambda: np.empty(0, np.int64))
     _measured: list[tuple[Call, Measured]] = field(default_factory=list)
-    """Not yet added to the tallies."""
-    _sure: int = 0
-    """How many of them are of images that went through."""
-    _bytes: int = 0
-    """Their size."""
+    """Of the batch that is in the model."""
 
-    def begin(self, images: tuple[int, ...]) -> None:
+    def begin(self, batch: Batch) -> None:
         """The next tensors come from these images."""
-        self._batch = images
-        del self._measured[self._sure :]
+        self._batch, self._measured = np.array(batch.images), []
 
     def commit(self) -> None:
         """The model is through with them: count what they gave."""
-        self._bytes += sum(part.nbytes for _, part in self._measured[self._sure :])
-        self._sure = len(self._measured)
-        if self._bytes > _WAITING_BYTES:
-            self.settle()
-
-    def settle(self) -> None:
-        """Add to the tallies what still waits."""
-        by_call: dict[Call, list[Measured]] = {}
-        for call, part in self._measured[: self._sure]:
-            by_call.setdefault(call, []).append(part)
-        for call, parts in by_call.items():
-            for _, alike in groupby(parts, attrgetter("channels")):
-                self._add(call, Tally.of(list(alike)))
-        self._measured, self._sure, self._bytes = [], 0, 0
+        for call, part in self._measured:
+            tally = self.tallies.get(call)
+            if tally is None:
+                tally = self.tallies[call] = Tally.before(part)
+            if self._fits(call, tally.channels, part.channels):
+                tally.add(part)
+        self._measured = []
 
     def absorb(self, other: Census) -> None:
         """Add what another process has counted, of other images."""
         for call, tally in other.tallies.items():
-            self._add(call, tally)
+            before = self.tallies.get(call)
+            if before is None:
+                self.tallies[call] = tally
+            elif self._fits(call, before.channels, tally.channels):
+                self.tallies[call] = before.merge(tally)
         self.faults = {**other.faults, **self.faults}
         self.unforeseen |= other.unforeseen
 
@@ -151,93 +111,8 @@ class Census:
             self.fault = error
             raise
 
-    def _add(self, call: Call, tally: Tally) -> None:
-        before = self.tallies.get(call)
-        if before is None:
-            self.tallies[call] = tally
-        elif before.channels != tally.channels:
-            self.faults[call] = f"has {before.channels} channels, then {tally.channels}"
-        else:
-            self.tallies[call] = before.merge(tally)
-
-
-def batches(
-    samples: Sequence[Sample],
-    model: LoadedModel,
-    inputs: InputOptions,
-    size: int,
-    failed: Failed,
-    numbers: Sequence[int] | None = None,
-) -> Iterator[Batch]:
-    """Decode and prepare images; neighbours of the same input shape go together, `size` at most.
-
-    A thread reads the next `size` images while the caller is busy with those that it got.
-
-    Args:
-        numbers: of the samples to take; all by default.
-    """
-    waiting: list[tuple[int, list[Tensor]]] = []
-
-    def read(number: int) -> list[Tensor]:
-        return read_input(samples[number], model.preprocess, inputs)[1]
-
-    for number, reading in _ahead(read, range(len(samples)) if numbers is None else numbers, size):
-        try:
-            args = reading.result()
-        except ImageError as error:
-            failed(number, error)
-            continue
-        if waiting and (len(waiting) == size or _shapes(waiting[0][1]) != _shapes(args)):
-            yield _together(waiting)
-            waiting = []
-        waiting.append((number, args))
-    if waiting:
-        yield _together(waiting)
-
-
-def run_batch(
-    model: LoadedModel, batch: Batch, census: Census, failed: Failed, seen: Callable[[int], None]
-) -> None:
-    """Show a batch to the model; where that fails, its images one by one, to find the guilty."""
-    census.begin(batch.images)
-    try:
-        forward(model.module, [arg.to(model.device) for arg in batch.inputs])
-    except ForwardError as error:
-        if census.fault is not None:
-            raise census.fault from None
-        if len(batch.images) == 1:
-            failed(batch.images[0], error)
-        for at, number in enumerate(batch.images):
-            if len(batch.images) > 1:
-                alone = [arg[at : at + 1] for arg in batch.inputs]
-                run_batch(model, Batch((number,), alone), census, failed, seen)
-    else:
-        census.commit()
-        for number in batch.images:
-            seen(number)
-
-
-def _ahead(
-    read: Callable[[int], T], numbers: Iterable[int], count: int
-) -> Iterator[tuple[int, Future[T]]]:
-    """What `read` gives for each number, in order; a thread reads up to `count` ahead."""
-    begun: deque[tuple[int, Future[T]]] = deque()
-    pool = ThreadPoolExecutor(1, "featviz-reader")
-    try:
-        for number in numbers:
-            begun.append((number, pool.submit(read, number)))
-            if len(begun) > count:
-                yield begun.popleft()
-        while begun:
-            yield begun.popleft()
-    finally:
-        pool.shutdown(cancel_futures=True)
-
-
-def _shapes(args: Sequence[Tensor]) -> list[torch.Size]:
-    return [arg.shape for arg in args]
-
-
-def _together(samples: Sequence[tuple[int, list[Tensor]]]) -> Batch:
-    inputs = [torch.cat(args) for args in zip(*(args for _, args in samples), strict=True)]
-    return Batch(tuple(number for number, _ in samples), inputs)
+    def _fits(self, call: Call, before: int, now: int) -> bool:
+        """Whether there are as many channels as before; else the call is at fault."""
+        if before != now:
+            self.faults[call] = f"has {before} channels, then {now}"
+        return before == now

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,10 +11,10 @@ from torch import Tensor
 
 from featviz import layout
 from featviz.audit.plan import Spot
-from featviz.audit.running_stats import Covariance, to_rows
+from featviz.audit.running_stats import Covariance, compiled, to_rows
 from featviz.drawing import scan, stats
 from featviz.errors import LayoutError
-from featviz.records import Activation, Floats, Integers
+from featviz.records import STAT_COLUMNS, Activation, Floats, Integers
 
 
 @dataclass(frozen=True)
@@ -38,13 +37,8 @@ class Measured:
         """How many channels the call's output has."""
         return int(self.stats.shape[1])
 
-    @property
-    def nbytes(self) -> int:
-        """Their size in memory."""
-        return self.stats.nbytes + (self.covariance.comoment.nbytes if self.covariance else 0)
 
-
-def measure(images: Sequence[int], output: Any, spot: Spot, correlate: bool) -> Measured:
+def measure(images: Integers, output: Any, spot: Spot, correlate: bool) -> Measured:
     """Measure what a call gave for these images.
 
     Raises:
@@ -55,7 +49,7 @@ def measure(images: Sequence[int], output: Any, spot: Spot, correlate: bool) -> 
     rows = to_rows(layout.to_floats(output.detach()), spot.axis, len(images))
     numbers, saturated = statistics(rows, spot.activation or Activation())
     covariance = Covariance.of_rows(rows) if correlate else None
-    return Measured(np.array(images), numbers, rows.shape[2], saturated, covariance)
+    return Measured(images, numbers, rows.shape[2], saturated, covariance)
 
 
 def statistics(rows: Tensor, activation: Activation) -> tuple[Floats, Integers | None]:
@@ -65,18 +59,29 @@ def statistics(rows: Tensor, activation: Activation) -> tuple[Floats, Integers |
         float32 [B, C, 6] in the order of `records.STAT_COLUMNS`, and int64 [B, C]; None without
         bounds.
     """
-    bounds, margin = activation.bounds, activation.margin
     count, channels, positions = rows.shape
     flat = _without_gaps(rows).reshape(-1, positions)
-    if not bounds:
-        return stats.channel_stats(flat).reshape(count, channels, -1), None
-    low, high = bounds[0] + margin if len(bounds) > 1 else math.nan, bounds[-1] - margin
-    if flat.device.type == "cpu":
-        numbers, reached = scan.statistics_and_outside(flat.numpy(), low, high)
-    else:
+    low, high = _ends(activation)
+    if flat.device.type != "cpu":
         numbers = stats.channel_stats(flat)
         reached = ((flat <= low) | (flat >= high)).sum(1).cpu().numpy()
-    return numbers.reshape(count, channels, -1), reached.reshape(count, channels)
+    elif (loops := compiled()) is None:
+        numbers, reached = scan.statistics_and_outside(flat.numpy(), low, high)
+    else:
+        values = flat.numpy()
+        numbers = np.empty((len(values), len(STAT_COLUMNS)), np.float32)
+        reached = np.empty(len(values) if activation.bounds else 0, np.int64)
+        ends = np.float32(low), np.float32(high)
+        loops.statistics(values, values.view(np.int32), numbers, *ends, reached)
+    saturated = reached.reshape(count, channels) if activation.bounds else None
+    return numbers.reshape(count, channels, -1), saturated
+
+
+def _ends(activation: Activation) -> tuple[float, float]:
+    """From where down and from where up a value is at a bound; NaN where there is none."""
+    bounds, margin = activation.bounds, activation.margin
+    low = bounds[0] + margin if len(bounds) > 1 else math.nan
+    return low, bounds[-1] - margin if bounds else math.nan
 
 
 def _without_gaps(rows: Tensor) -> Tensor:

@@ -7,12 +7,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-import torch
-import torchvision
 from PIL import Image
 
 from featviz.audit.call_graph import watching_calls
-from featviz.audit.counting import Batch, Census, batches, run_batch
+from featviz.audit.counting import Census
 from featviz.audit.findings import Row, expected_row, judged_rows, suspicious, totals
 from featviz.audit.gates import Gate, covered
 from featviz.audit.plan import AuditPlan, AuditTarget, choose
@@ -23,12 +21,13 @@ from featviz.errors import FeatvizError
 from featviz.hooks.eval_mode import in_eval_mode
 from featviz.models.load import LoadedModel
 from featviz.models.preprocess import InputOptions
+from featviz.models.requirements import versions
+from featviz.pipeline.batches import Batch, batches, run_batch
 from featviz.pipeline.prepare import blank_input
 from featviz.pipeline.processes import ALONE, World
 from featviz.records import Sample
 from featviz.records.findings import Thresholds
 from featviz.text import listed
-from featviz.version import __version__
 
 log = logging.getLogger(__name__)
 
@@ -96,7 +95,6 @@ class ModelVisit:
         ):
             for batch in self._batches(range(self.team.rank, len(self.samples), self.team.size)):
                 run_batch(self.model, batch, counted, self._failed, self._passed)
-        counted.settle()
         counted = self._joined(counted)
         if not self.seen:
             first = next(iter(self.failures.values()))
@@ -197,9 +195,7 @@ def examine(
 def _record(model: LoadedModel, asked: AuditRequest) -> dict[str, Any]:
     """The model and the options for audit.json, without time and place."""
     return {
-        "featviz": __version__,
-        "torch": torch.__version__,
-        "torchvision": torchvision.__version__,
+        **versions(),
         "device": model.device.type,
         "model": dict(model.source),
         "preprocessing": model.preprocess.words,

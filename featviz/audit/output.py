@@ -10,9 +10,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
+from featviz.drawing import png
+from featviz.drawing.canvas import DPI, Canvas
 from featviz.errors import FileError, UsageError
 from featviz.files import read_json
 from featviz.records.findings import FINDINGS
@@ -26,7 +29,12 @@ if TYPE_CHECKING:
 SCHEMA_VERSION = 1
 """The version of audit.json and models.json. 1: first release."""
 
-_INK, _BAR, _SUSPECT = "#333333", "#6b8cae", "#c0392b"
+_BAR, _SUSPECT, _GRID = (
+    np.array([[color]], np.uint8) for color in ((107, 140, 174), (192, 57, 43), (221, 221, 221))
+)
+"""Colours of the chart, as pictures of one pixel."""
+_BARS, _ROW, _LETTER = 5.0, 0.24, 0.07
+"""Width of the longest bar, height of a layer, and width of a letter of its name, in inches."""
 
 
 def write_model(folder: Path, result: Examined) -> None:
@@ -96,19 +104,29 @@ def apoz_chart(layers: Sequence[tuple[str, float, float]], title: str) -> bytes:
     """Bars of the average percentage of zeros, one for each layer, from the input down.
 
     Args:
-        layers: name, APoZ and share of dead channels, both 0..1.
+        layers: name, APoZ and share of dead channels, both 0..1; names are cut at 60 characters.
     """
-    names, apoz, dead = zip(*layers, strict=True)
-    figure, axes = _chart(8, 1.4 + 0.24 * len(layers))
-    rows = range(len(layers))
-    axes.barh(rows, [100 * v for v in apoz], color=_BAR, height=0.75, label="APoZ")
-    axes.barh(rows, [100 * v for v in dead], color=_SUSPECT, height=0.3, label="dead channels")
-    axes.set_yticks(rows, [printable(name) for name in names])
-    axes.set(xlim=(0, 100), xlabel="per cent", ylim=(len(layers) - 0.4, -0.6))
-    axes.set_title(title, fontsize=10, color=_INK, loc="left")
-    axes.xaxis.grid(True, color="#dddddd")
-    figure.legend(loc="outside lower right", fontsize=8, ncols=2, frameon=False)
-    return _png_of(figure)
+    names = [quoted(name, 60) for name, _, _ in layers]
+    left, top, height = 0.3 + _LETTER * max(map(len, names)), 0.35, _ROW * len(layers)
+    canvas = Canvas((round(DPI * (top + height + 0.75)), round(DPI * (left + _BARS + 0.3))))
+    canvas.write(title, left, top / 2, 10, "right")
+    for tick in range(0, 101, 20):
+        x = left + _BARS * tick / 100
+        canvas.paste(_GRID, x, top, 0, height + 0.05)
+        canvas.write(str(tick), x, top + height + 0.15, 9, "middle")
+    canvas.write("per cent", left + _BARS / 2, top + height + 0.33, 9, "middle")
+    for row, (name, (_, apoz, dead)) in enumerate(zip(names, layers, strict=True)):
+        y = top + _ROW * row
+        canvas.write(name, left - 0.08, y + _ROW / 2, 9, "left")
+        canvas.paste(_BAR, left, y + 0.03, _BARS * apoz, _ROW - 0.06)
+        canvas.paste(_SUSPECT, left, y + 0.08, _BARS * dead, _ROW - 0.16)
+    canvas.frame(left, top, _BARS, height)
+    for x, color, words in ((0, _BAR, "APoZ"), (0.9, _SUSPECT, "dead channels")):
+        canvas.paste(color, left + x, top + height + 0.5, 0.2, 0.1)
+        canvas.write(words, left + x + 0.28, top + height + 0.55, 8, "right")
+    file, pixels = io.BytesIO(), canvas.rows()
+    png.write_png(file, (len(pixels), pixels.shape[1] // 3), [pixels])
+    return file.getvalue()
 
 
 def dead_chart(models: Sequence[str], shares: Mapping[str, Sequence[float | None]]) -> bytes:

@@ -12,8 +12,10 @@ from featviz.audit.call_graph import Trace, trace
 from featviz.errors import LayoutError, UsageError
 from featviz.hooks import selectors
 from featviz.hooks.capture import never_ran
+from featviz.hooks.eval_mode import in_eval_mode
+from featviz.hooks.forward import forward
 from featviz.hooks.layers import modules_by_name
-from featviz.layout import channel_axis
+from featviz.layout import channel_axis, recognise
 from featviz.layout.overrides import HintBook
 from featviz.models.load import LoadedModel
 from featviz.pipeline.dry_pass import choose_layers
@@ -72,6 +74,8 @@ def choose(model: LoadedModel, text: str | None, blank: Sequence[Tensor]) -> Aud
     names = _default(traced) if text is None else _selected(model, text, blank, traced)
     skipped, targets = [], []
     book = HintBook(model.module, blank[0].shape)
+    with in_eval_mode(model.module), book.traced(model.module, traced.layers):
+        forward(model.module, [arg.to(model.device) for arg in blank])
     for call in (call for call in traced.gave if call.name in names):
         try:
             targets.append(_target(traced, call, book))
@@ -154,7 +158,8 @@ def _channel_axis(traced: Trace, call: Call, book: HintBook) -> int:
     """
     shape = traced.graph.shapes[call]
     layer = next(layer for layer in traced.layers if layer.name == call.name)
-    axis = channel_axis(shape, book.of(layer)) if len(shape) > 1 else None
-    if axis is None:
+    hints = book.of_shape(layer, shape)
+    axis = channel_axis(shape, hints) if len(shape) > 1 else None
+    if axis is None or recognise(shape, hints).layout == "sequence":  # its rows may be anchors
         raise LayoutError(f"shape {list(shape)} has no axis that is known to count channels")
     return axis

@@ -10,12 +10,12 @@ from typing import Any
 import torch
 
 from featviz.audit.call_graph import watching_calls
-from featviz.audit.counting import Batch
 from featviz.audit.plan import AuditPlan, AuditTarget, Spot
 from featviz.gradients.predictions import largest_change
 from featviz.hooks.containers import tensors
 from featviz.hooks.forward import forward
 from featviz.models.load import LoadedModel
+from featviz.pipeline.batches import Batch
 from featviz.records import Call
 
 Dead = Sequence[tuple[AuditTarget, Sequence[int]]]

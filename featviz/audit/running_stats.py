@@ -8,11 +8,16 @@ Variances", Stanford CS-79-773 (1979), in float64.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
+from importlib import import_module
+from types import ModuleType
 
 import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from featviz.drawing import scan
+from featviz.drawing.stats import MAX, NONFINITE
 from featviz.errors import LayoutError
 from featviz.records import Integers
 
@@ -29,6 +34,20 @@ TOP = 4
 """Images kept for each channel: those that excite it most."""
 
 
+_NONE = np.empty((0, 0), np.int64)
+
+
+def compiled() -> ModuleType | None:
+    """The compiled loops of the audit; None where there are none, and numpy serves."""
+    return None if scan.compiled() is None else _loops()
+
+
+@cache
+def _loops() -> ModuleType:
+    with scan.kept_for_the_user():
+        return import_module("featviz.audit.compiled")
+
+
 def to_rows(tensor: Tensor, axis: int, images: int) -> Tensor:
     """A layer's output as [images, channels, positions].
 
@@ -42,7 +61,9 @@ def to_rows(tensor: Tensor, axis: int, images: int) -> Tensor:
     """
     if tensor.numel() == 0 or tensor.dim() < 2 or tensor.shape[0] % images:
         raise LayoutError(f"shape {list(tensor.shape)} is no batch of {images}: --batch-size 1")
-    values = tensor.movedim(axis, 1).flatten(2) if tensor.dim() > 2 else tensor[..., None]
+    if axis != 1:
+        tensor = tensor.movedim(axis, 1)
+    values = tensor.flatten(2) if tensor.dim() > 2 else tensor[..., None]
     if len(values) != images:  # windows, regions: several rows to an image
         values = values.reshape(images, -1, *values.shape[1:]).movedim(2, 1).flatten(2)
     return values
@@ -50,59 +71,82 @@ def to_rows(tensor: Tensor, axis: int, images: int) -> Tensor:
 
 @dataclass
 class ChannelStats:
-    """Count, extremes, mean, squared deviations, zeros and more of C channels; all arrays [C].
+    """Count, extremes, mean, squared deviations, zeros and more of C channels.
 
     Extremes, mean and deviations are those of finite values; a channel without any has min inf,
     max -inf and mean 0.
     """
 
-    count: Doubles
-    """Finite values."""
-    low: Doubles
-    high: Doubles
-    mean: Doubles
-    m2: Doubles
-    """Sum of squared deviations from the mean."""
-    zeros: Doubles
-    nonfinite: Doubles
-    saturated: Doubles
-    """Values at a bound; NaN where the layer has none."""
+    sums: Doubles
+    """[C, 8]; the properties say what the columns are, in this order. One array, so that a channel
+    lies in one line of the cache."""
 
     @classmethod
-    def of_maps(
-        cls,
-        stats: np.ndarray,
-        positions: int | Integers,
-        saturated: Integers | None = None,
-    ) -> ChannelStats:
-        """One batch, from the statistics of its maps.
+    def nothing(cls, channels: int, saturates: bool = False) -> ChannelStats:
+        """Before the first batch."""
+        sums = np.zeros((channels, 8))
+        sums[:, 1:3] = np.inf, -np.inf
+        sums[:, 7] = 0 if saturates else np.nan
+        return cls(sums)
+
+    @property
+    def count(self) -> Doubles:
+        """Finite values."""
+        return self.sums[:, 0]
+
+    @property
+    def low(self) -> Doubles:
+        """The minimum."""
+        return self.sums[:, 1]
+
+    @property
+    def high(self) -> Doubles:
+        """The maximum."""
+        return self.sums[:, 2]
+
+    @property
+    def mean(self) -> Doubles:
+        """Of the finite values."""
+        return self.sums[:, 3]
+
+    @property
+    def m2(self) -> Doubles:
+        """Sum of squared deviations from the mean."""
+        return self.sums[:, 4]
+
+    @property
+    def zeros(self) -> Doubles:
+        """How many values are zero."""
+        return self.sums[:, 5]
+
+    @property
+    def nonfinite(self) -> Doubles:
+        """How many are NaN or infinite."""
+        return self.sums[:, 6]
+
+    @property
+    def saturated(self) -> Doubles:
+        """How many are at a bound; NaN where the layer has none."""
+        return self.sums[:, 7]
+
+    def add(self, stats: np.ndarray, positions: int, saturated: Integers | None = None) -> None:
+        """Add one batch, from the statistics of its maps.
 
         Args:
-            stats: [B, C, 6] in the order of `records.STAT_COLUMNS`.
-            positions: values of one map; as [B, 1] where it depends on the image.
+            stats: float32 [B, C, 6] in the order of `records.STAT_COLUMNS`.
+            positions: values of one map.
             saturated: [B, C], how many of them are at a bound.
         """
-        low, high, mean, std, zeros, nonfinite = np.moveaxis(stats.astype(np.float64), 2, 0)
-        count = positions - nonfinite
-        total = count.sum(0)
-        mean, std = (np.where(count > 0, values, 0) for values in (mean, std))
-        centre = _ratio((count * mean).sum(0), total)
-        return cls(
-            total,
-            np.where(count > 0, low, np.inf).min(0),
-            np.where(count > 0, high, -np.inf).max(0),
-            centre,
-            (count * (std**2 + (mean - centre) ** 2)).sum(0),
-            np.rint(zeros * positions).sum(0),
-            nonfinite.sum(0),
-            np.full(len(total), np.nan) if saturated is None else saturated.sum(0, dtype=float),
-        )
+        if (loops := compiled()) is not None:
+            loops.add_maps(stats, _NONE if saturated is None else saturated, positions, self.sums)
+        else:
+            self.sums = self.merge(_of_maps(stats, positions, saturated)).sums
 
     def merge(self, other: ChannelStats) -> ChannelStats:
         """The statistics of both together, by Chan's update (equations 2.1)."""
         count = self.count + other.count
         delta = other.mean - self.mean
-        return ChannelStats(
+        columns = [
             count,
             np.minimum(self.low, other.low),
             np.maximum(self.high, other.high),
@@ -111,7 +155,8 @@ class ChannelStats:
             self.zeros + other.zeros,
             self.nonfinite + other.nonfinite,
             self.saturated + other.saturated,
-        )
+        ]
+        return ChannelStats(np.stack(columns, axis=1))
 
     @property
     def values(self) -> Doubles:
@@ -169,31 +214,58 @@ class Covariance:
 
 @dataclass
 class TopImages:
-    """For each of C channels up to TOP images with the largest maximum, best first."""
+    """For each of C channels the TOP images with the largest maximum, best first."""
 
     values: Doubles
-    """The maxima [C, k]; a non-finite value counts as inf."""
+    """The maxima [C, TOP]; a non-finite value counts as inf, and -inf stands for no image."""
     images: Integers
-    """Numbers of the images, [C, k]."""
+    """Numbers of the images, [C, TOP]; -1 for no image."""
 
     @classmethod
-    def of_batch(cls, images: Integers, maxima: Doubles) -> TopImages:
-        """Images [B], in ascending order, with each channel's maximum in them, [B, C]."""
-        order = np.argsort(-maxima.T, axis=1, kind="stable")[:, :TOP]
-        return cls(np.take_along_axis(maxima.T, order, 1), images[order])
+    def nothing(cls, channels: int) -> TopImages:
+        """Before the first batch."""
+        return cls(np.full((channels, TOP), -np.inf), np.full((channels, TOP), -1))
+
+    def of(self, channel: int) -> list[int]:
+        """The images of one channel, best first; fewer than TOP where fewer were seen."""
+        return [number for number in self.images[channel].tolist() if number >= 0]
+
+    def add(self, images: Integers, stats: np.ndarray) -> None:
+        """Add images [B] by the statistics of their maps, float32 [B, C, 6]."""
+        if (loops := compiled()) is not None:
+            loops.add_images(stats, images, self.values, self.images)
+            return
+        maxima = np.where(stats[..., NONFINITE] > 0, np.inf, stats[..., MAX]).astype(np.float64)
+        numbers = np.broadcast_to(images, maxima.T.shape)
+        best = self.merge(TopImages(maxima.T, numbers))
+        self.values, self.images = best.values, best.images
 
     def merge(self, other: TopImages) -> TopImages:
         """The best images of both; of equals, those with the lower numbers."""
-        full, later = self.images.shape[1] == TOP, other.images.min() > self.images.max()
-        if full and later and not (other.values > self.values[:, -1:]).any():
-            return self
         values = np.concatenate([self.values, other.values], axis=1)
-        return self._best(values, np.concatenate([self.images, other.images], axis=1))
-
-    @classmethod
-    def _best(cls, values: Doubles, images: Integers) -> TopImages:
+        images = np.concatenate([self.images, other.images], axis=1)
         order = np.lexsort((images, -values), axis=1)[:, :TOP]
-        return cls(np.take_along_axis(values, order, 1), np.take_along_axis(images, order, 1))
+        return TopImages(np.take_along_axis(values, order, 1), np.take_along_axis(images, order, 1))
+
+
+def _of_maps(stats: np.ndarray, positions: int, saturated: Integers | None) -> ChannelStats:
+    """One batch, as `ChannelStats.add` takes it."""
+    low, high, mean, std, zeros, nonfinite = np.moveaxis(stats.astype(np.float64), 2, 0)
+    count = positions - nonfinite
+    total = count.sum(0)
+    mean, std = (np.where(count > 0, values, 0) for values in (mean, std))
+    centre = _ratio((count * mean).sum(0), total)
+    columns = [
+        total,
+        np.where(count > 0, low, np.inf).min(0),
+        np.where(count > 0, high, -np.inf).max(0),
+        centre,
+        (count * (std**2 + (mean - centre) ** 2)).sum(0),
+        np.rint(zeros * positions).sum(0),
+        nonfinite.sum(0),
+        np.full(len(total), np.nan) if saturated is None else saturated.sum(0),
+    ]
+    return ChannelStats(np.stack(columns, axis=1))
 
 
 def _ratio(above: Doubles, below: Doubles) -> Doubles:

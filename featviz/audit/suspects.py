@@ -13,7 +13,7 @@ from torch import Tensor
 
 from featviz import layout
 from featviz.audit.call_graph import watching_calls
-from featviz.audit.counting import Tally, batches
+from featviz.audit.counting import Tally
 from featviz.audit.plan import AuditPlan, AuditTarget, Spot
 from featviz.audit.running_stats import to_rows
 from featviz.drawing import colormap, levels
@@ -21,6 +21,7 @@ from featviz.hooks.eval_mode import in_eval_mode
 from featviz.hooks.forward import forward
 from featviz.models.load import LoadedModel
 from featviz.models.preprocess import InputOptions
+from featviz.pipeline.batches import batches
 from featviz.records import Call, Sample
 from featviz.records.findings import FINDINGS
 from featviz.text import printable
@@ -93,8 +94,8 @@ def line_up(
         channels = findings.get(target.spot.call, {})
         every = [(name, channel) for name in _WORST_FIRST for channel in channels.get(name, ())]
         for source, chosen in _by_source(plan, target, every[: min(PER_LAYER, left)]):
-            top = tallies[target.spot.call].top.images
-            suspects = tuple(Suspect(name, i, tuple(top[i].tolist())) for name, i in chosen)
+            top = tallies[target.spot.call].top
+            suspects = tuple(Suspect(name, i, tuple(top.of(i))) for name, i in chosen)
             left -= len(suspects)
             sheets.append(SuspectSheet(target, suspects, len(every), source))
     return sheets

@@ -7,7 +7,6 @@ import importlib
 import io
 import logging
 import os
-import shlex
 import signal
 import sys
 import traceback
@@ -16,18 +15,21 @@ from typing import Any
 import click
 from click.shell_completion import CompletionItem
 
-from featviz.cli import output
+from featviz.cli import mistakes, output, remedies
+from featviz.cli.command import Context
 from featviz.errors import FeatvizError
 from featviz.text import indented, printable, quoted
 from featviz.version import __version__
 
 COMMANDS = {
+    "look": "Draw one quick picture: input, prediction, telling maps.",
     "run": "Draw feature maps into a run directory.",
     "layers": "List the modules of a model.",
     "summary": "Count parameters, MACs and memory of a model.",
     "kernels": "Draw the kernels of a model's convolutions.",
-    "report": "Build an HTML gallery of a run.",
+    "report": "Build an HTML report of a run.",
     "sheet": "Draw one picture of a layer: images by channels.",
+    "exemplars": "Show the images that excite each channel most.",
     "audit": "Count dead, constant and non-finite channels.",
     "diff": "Compare two run directories.",
     "merge": "Join parts of a run into one run directory.",
@@ -41,15 +43,38 @@ INTERRUPTED = 130
 CLOSED_PIPE = 128 + 13
 """What shells give for a program that SIGPIPE has ended."""
 
-_LONGEST_COMMAND = 500
-"""Characters of a command that a hint shows: a glob that the shell has expanded may have more."""
-
 _NO_ARGUMENTS: Any = getattr(click.exceptions, "NoArgsIsHelpError", ())
 """click before 8.2 has none: it prints the help by itself."""
 
 
 class LazyGroup(click.Group):
     """A group whose commands are imported when they are used."""
+
+    context_class = Context
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Read the options in front of a command.
+
+        Raises:
+            click.UsageError: one that the group lacks, with the commands that have it.
+        """
+        words = list(args)
+        try:
+            return super().parse_args(ctx, args)
+        except click.NoSuchOption as error:
+            raise mistakes.unknown_option(error, ctx, words) from error
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Find the command of the first word.
+
+        Raises:
+            click.UsageError: it is none, with the command line that was meant.
+        """
+        if args[0] not in COMMANDS and not args[0].startswith("-"):
+            raise mistakes.unknown_command(ctx, args, list(COMMANDS))
+        return super().resolve_command(ctx, args)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Names, in the order of COMMANDS."""
@@ -85,11 +110,13 @@ def group() -> None:
 
     \b
     Examples:
+      featviz look resnet18 cat.jpg
       featviz run resnet18 cat.jpg
       featviz run model.pth photos/ --layers Conv2d,ReLU --out maps
       featviz layers resnet18 --layers 'layer1.*'
 
-    `featviz COMMAND --help` describes a command and its options.
+    `featviz COMMAND --help` describes a command. Of many options it shows those
+    that one needs first, and --help-all shows all.
     """
 
 
@@ -115,12 +142,12 @@ def guarded(arguments: list[str]) -> int:
         output.flush()
         return result if isinstance(result, int) else 0
     except FeatvizError as error:
-        return _say(error.message, _hint(error, arguments), error.exit_code, error)
+        return _say(error.message, remedies.remedy(error, arguments), error.exit_code, error)
     except _NO_ARGUMENTS as error:  # the help is the answer, not what went wrong
         error.show()
         return int(error.exit_code)
     except click.ClickException as error:
-        return _say(error.format_message(), _click_hint(error), error.exit_code, error)
+        return _say(error.format_message(), remedies.click_remedy(error), error.exit_code, error)
     except (KeyboardInterrupt, click.Abort):
         return _say("interrupted", None, INTERRUPTED, None)
     except BrokenPipeError:
@@ -191,39 +218,3 @@ def _say(message: str, hint: str | None, code: int, error: BaseException | None)
     if error is not None and logging.getLogger("featviz").isEnabledFor(logging.DEBUG):
         click.echo(indented("".join(traceback.format_exception(error))), err=True, nl=False)
     return code
-
-
-def _hint(error: FeatvizError, arguments: list[str]) -> str | None:
-    """The error's hint, and behind it the command to go on with, where the error knows it and it
-    fits on a line."""
-    again = _amended(arguments, error.add, error.replace)
-    if again is None:
-        return error.hint
-    command = shlex.join(["featviz", *again])
-    if len(command) > _LONGEST_COMMAND:
-        return error.hint
-    return f"{error.hint}: {command}" if error.hint else command
-
-
-def _amended(
-    arguments: list[str], add: tuple[str, ...], replace: tuple[str, str] | None
-) -> list[str] | None:
-    """The arguments as an error says; None where it says nothing, or its words are not there (a
-    file of --config has them)."""
-    if not (add or replace):
-        return None
-    end = arguments.index("--") if "--" in arguments else len(arguments)
-    again = [*arguments[:end], *add, *arguments[end:]]
-    if replace is None:
-        return again
-    old, new = replace
-    where = next((i for i, word in enumerate(again) if word in (old, f"--arch={old}")), None)
-    if where is None:
-        return None
-    again[where] = again[where].removesuffix(old) + new
-    return again
-
-
-def _click_hint(error: click.ClickException) -> str | None:
-    ctx: Any = getattr(error, "ctx", None)
-    return f"{ctx.command_path} --help lists all options" if ctx is not None else None

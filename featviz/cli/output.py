@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -15,6 +17,8 @@ from featviz.text import printable, printable_json
 
 if TYPE_CHECKING:
     from rich.text import Text
+
+log = logging.getLogger(__name__)
 
 _PIPED = 10_000
 """Columns that a table has at least where it does not go to a terminal."""
@@ -118,6 +122,21 @@ def _cell(words: str) -> Text:
     from rich.text import Text
 
     return Text(printable(words))
+
+
+def written(what: str, page: Path, show: bool) -> None:
+    """Say where a report or a picture is, and open it in the user's browser if that is asked
+    for."""
+    if not show:
+        log.info("%s in %s", what, page)
+        return
+    import webbrowser
+
+    address = page.absolute().as_uri()
+    if webbrowser.open(address):
+        log.info("%s in %s, opened in the browser", what, page)
+    else:
+        log.warning("%s in %s; no browser could be started: open %s", what, page, address)
 
 
 def shape(sizes: Sequence[int] | None) -> str:

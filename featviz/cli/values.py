@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 import tomllib
 from collections.abc import Callable, Iterable
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from featviz.cli import mistakes, remedies
 from featviz.errors import FileError
 from featviz.files import read_text
 from featviz.records.checking import read_numbers, read_size
@@ -79,9 +79,6 @@ _LONG_KEY = re.compile(
 )
 """A dotted key of more than 50 parts: Python's reader takes the square of their number."""
 
-_LONGEST_NAME = 80
-"""Letters of a name that are compared with others."""
-
 
 def read_config(ctx: click.Context, param: click.Parameter, path: Path | None) -> Path | None:
     """Take values of options from a TOML file: top-level keys, or those in a table of the command.
@@ -132,7 +129,7 @@ def _flat(content: dict[str, Any], path: Path, ctx: click.Context) -> dict[str, 
 
 
 def _meant(name: str, names: Iterable[str]) -> str:
-    close = difflib.get_close_matches(name[:_LONGEST_NAME], list(names), 1)
+    close = remedies.close_to(name, names)
     return f"did you mean {close[0]}?" if close else f"one of {', '.join(sorted(names))}"
 
 
@@ -154,5 +151,5 @@ def given_or_config(ctx: click.Context, name: str, value: Any) -> Any:
     """An argument's value, or the config file's; a usage error where neither has it."""
     answer = value or (ctx.default_map or {}).get(name)
     if not answer:
-        raise click.UsageError(f"Missing argument '{name.upper()}'.", ctx)
+        raise mistakes.missing(name, ctx)
     return answer

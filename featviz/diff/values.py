@@ -59,6 +59,9 @@ class Values:
 
 def map_shape(row: CaptureRow) -> tuple[int, int, int]:
     """Slices, height and width of each channel in the tensor, drawn or not."""
+    if row.constant is not None:
+        slices, height, width = row.constant
+        return slices, height, width
     return (row.slices[1] if row.slices else 1), *row.plan.map_size
 
 
@@ -110,6 +113,8 @@ def from_picture(
     channels = tuple(row.channels) if row.channels else tuple(range(row.maps))
     plan = row.plan
     count = _GREYS if palette is None else _level_count(palette)
+    if row.constant is not None and row.constant[0] > 1:
+        return None  # another picture may show only some of the slices
     if levels.shape != (plan.height, plan.width) or plan.maps != len(channels) * row.side:
         return None
     if count is None:
@@ -120,7 +125,9 @@ def from_picture(
     data = low[:, None] + drawn * step[:, None]
     beyond = np.int16(count + 1)  # of a grey picture 257 and no byte, which numpy 2.1.0 dies of
     data[drawn == beyond] = np.nan
-    hidden = drawn > beyond
+    if row.constant is not None:
+        data = data.repeat(math.prod(map_shape(row)), axis=1)
+    hidden = np.broadcast_to(drawn > beyond, data.shape)
     return Values(data, step * _HALF, channels, hidden if hidden.any() else None)
 
 
@@ -198,6 +205,8 @@ class ImagePair:
         Raises:
             DamagedError: a file is missing or broken.
         """
+        if pair.base.beside != pair.new.beside or pair.base.normalize != pair.new.normalize:
+            return None
         sides = []
         for image, row, stats in zip(
             (self.base, self.new), (pair.base, pair.new), self.stats(pair), strict=True

@@ -18,8 +18,11 @@ from featviz.records import Bytes
 
 DPI = 100
 
-Anchor = Literal["middle", "above", "right"]
-"""Where a text lies by its point: around it, centred above it, or to its right."""
+Anchor = Literal["middle", "above", "left", "right"]
+"""Where a text lies by its point: around it, centred above it, or to its left or right."""
+
+Color = tuple[int, int, int]
+"""Red, green and blue, 0..255."""
 
 _drawing = Lock()
 """matplotlib's font cache is not safe in several threads."""
@@ -56,6 +59,10 @@ class Canvas:
         image = Image.fromarray(np.ascontiguousarray(pixels))
         spot[..., :3] = np.asarray(image.resize(spot.shape[1::-1], how))
 
+    def fill(self, color: Color, left: float, top: float, width: float, height: float) -> None:
+        """Paint a rectangle."""
+        self._spot(left, top, width, height)[..., :3] = color
+
     def frame(self, left: float, top: float, width: float, height: float) -> None:
         """Draw the black edge of a rectangle, inside it."""
         spot = self._spot(left, top, width, height)[..., :3]
@@ -65,24 +72,47 @@ class Canvas:
         """Draw a black horizontal line, a pixel high."""
         self._spot(left, y - 0.5 / DPI, width, 1 / DPI)[..., :3] = 0
 
-    def write(self, text: str, x: float, y: float, points: float, anchor: Anchor) -> None:
-        """Write a line of text at a point, black."""
-        from matplotlib.font_manager import FontProperties
-
+    def write(
+        self,
+        text: str,
+        x: float,
+        y: float,
+        points: float,
+        anchor: Anchor,
+        ink: Color = (0, 0, 0),
+        bold: bool = False,
+    ) -> None:
+        """Write a line of text at a point."""
         with _drawing:
             warnings.filterwarnings("ignore", "Glyph .* missing from", UserWarning)
-            font, renderer = FontProperties(size=points), self._renderer
+            font, renderer = _font(points, bold), self._renderer
             width = renderer.get_text_width_height_descent(text, font, False)[0]
+            before = {"left": width, "right": 0}.get(anchor, width / 2)
             _, height, descent = renderer.get_text_width_height_descent("lp", font, False)
-            left = x * DPI - (0 if anchor == "right" else width / 2)
             down = 0 if anchor == "above" else height / 2 - descent
-            renderer.draw_text(renderer.new_gc(), left, y * DPI + down, text, font, 0)
+            pen = renderer.new_gc()
+            pen.set_foreground(tuple(part / 255 for part in ink))
+            renderer.draw_text(pen, x * DPI - before, y * DPI + down, text, font, 0)
+
+    def width(self, text: str, points: float, bold: bool = False) -> float:
+        """Inches that a line of text takes."""
+        with _drawing:
+            warnings.filterwarnings("ignore", "Glyph .* missing from", UserWarning)
+            font = _font(points, bold)
+            width: float = self._renderer.get_text_width_height_descent(text, font, False)[0]
+        return width / DPI
 
     def _spot(self, left: float, top: float, width: float, height: float) -> Bytes:
         """The pixels [h, w, 4] of a rectangle, at least one."""
         x, y = round(left * DPI), round(top * DPI)
         right, bottom = round((left + width) * DPI), round((top + height) * DPI)
         return self._pixels[y : max(y + 1, bottom), x : max(x + 1, right)]
+
+
+def _font(points: float, bold: bool) -> Any:
+    from matplotlib.font_manager import FontProperties
+
+    return FontProperties(size=points, weight="bold" if bold else "normal")
 
 
 def ticks(low: float, high: float) -> tuple[list[tuple[float, str]], str]:

@@ -77,6 +77,11 @@ def table(colors: Palette) -> Bytes:
     return np.frombuffer(colors.colors, np.uint8).reshape(256, 3)
 
 
+def ramp(cmap: str) -> Bytes:
+    """A colormap from its darkest to its brightest, uint8 [256, 3]."""
+    return _table(cmap, 256).astype(np.uint8)
+
+
 def check_cmap(name: str) -> None:
     """Say so early where matplotlib has no such colormap.
 

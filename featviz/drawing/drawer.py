@@ -9,15 +9,32 @@ from dataclasses import replace
 from torch import Tensor
 
 from featviz.drawing import colormap, normalize, overlay, tiles
+from featviz.drawing.labels import CONSTANT
 from featviz.drawing.normalize import Scale
 from featviz.drawing.picture import GridPicture
 from featviz.drawing.reduce import Basis
 from featviz.layout import to_maps
 from featviz.layout.layouts import LAYOUTS
-from featviz.records import Bytes, DrawOptions, Hints, Site
+from featviz.records import Bytes, DrawOptions, Hints, Site, is_gradient
 from featviz.text import by
 
 log = logging.getLogger(__name__)
+
+
+SALIENCY = "saliency"
+"""The key of the picture of the gradient of an image."""
+
+_OF_ALL_TILES = ("scale", "min_tile", "padding", "pad_value", "max_slices", "overlay", "format")
+"""Fields of DrawOptions that are about every tile, not about which channels are drawn."""
+
+
+def is_saliency(
+    site: Site, shape: Sequence[int], inputs: Sequence[Sequence[int]], options: DrawOptions
+) -> bool:
+    """Whether a tensor is the gradient of an image, of which one picture of all channels is drawn
+    beside the channels."""
+    at_image = site.kind == "grad-input" and list(shape) in [list(size) for size in inputs]
+    return at_image and len(shape) > 3 and options.reduce is None
 
 
 class Drawer:
@@ -42,6 +59,7 @@ class Drawer:
         hints: Hints | None = None,
         ground: Sequence[Bytes] = (),
         window: Sequence[int] | None = None,
+        inputs: Sequence[Sequence[int]] = (),
     ) -> dict[str, GridPicture]:
         """Turn a tensor into tiles and statistics, on its device.
 
@@ -50,9 +68,11 @@ class Drawer:
                 the frames of a clip.
             window: top, left, height and width of the part of it that is no padding; None for all.
 
+            inputs: shapes of the model's inputs: a gradient of such a shape is that of the image.
+
         Returns:
             The picture of the tensor's maps under the empty key; tokens beside the grid under
-            their names.
+            their names; of the gradient of the image SALIENCY, one picture of all its channels.
 
         Raises:
             LayoutError: no layout fits, or a picture is larger than its format can hold.
@@ -63,9 +83,26 @@ class Drawer:
             over = self.options.overlay is not None and LAYOUTS[maps.layout].aligned
             chosen, scale = self._settle(site.kind, over)
             picture = tiles.draw_maps(maps, chosen, scale, self.bases.get(site.stats_key))
-            pictures[key] = overlay.lay_over(picture, ground, chosen, window) if over else picture
+            if is_gradient(site.kind):  # behind a pooling it is constant by nature
+                picture = replace(picture, marked=[m for m in picture.marked if m != CONSTANT])
+            if over and picture.constant is None:
+                picture = overlay.lay_over(picture, ground, chosen, window)
+            pictures[key] = picture
             self._check_labels(site, pictures[key])
+            if not key and is_saliency(site, tensor.shape, inputs, self.options):
+                single = tiles.draw_maps(maps, *self._of_saliency(over))
+                laid = overlay.lay_over(single, ground, chosen, window) if over else single
+                pictures[SALIENCY] = laid
         return pictures
+
+    def _of_saliency(self, over: bool) -> tuple[DrawOptions, Scale]:
+        """Options and scale of one picture of all channels of a gradient, whose values have no
+        sign."""
+        options, normal = self.options, self.options.normalize
+        scale = "percentile:1,99" if normal == "auto" else normal
+        cmap = colormap.resolved(options.cmap, over=over)
+        plain = replace(DrawOptions(), **{name: getattr(options, name) for name in _OF_ALL_TILES})
+        return replace(plain, cmap=cmap, reduce="max-abs"), normalize.parse_scale(scale)
 
     def _settle(self, kind: str, over: bool) -> tuple[DrawOptions, Scale]:
         if (kind, over) not in self._settled:

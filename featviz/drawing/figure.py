@@ -33,8 +33,8 @@ _POINTS = 115
 """A title of n letters fits a line of i inches at no more than _POINTS · i / n points."""
 _STRIP = 8
 """A panel that is so many times as long as it is wide is stretched to fill its cell."""
-_ABOVE, _TICK = 0.08, 0.03
-"""Inches between a picture and its title, and of a tick's length."""
+_ABOVE, _TICK, _LINE = 0.08, 0.03, 0.1
+"""Inches between a picture and its title, of a tick's length, and of the height of its number."""
 
 
 @dataclass(frozen=True)
@@ -135,7 +135,8 @@ def page(
     shared = picture.limits.shared
     if picture.strip:
         values = _values(picture, slice(None))[..., 0].T
-        panels = [Panel(f"{len(picture.drawn)} numbers", values, shared)]
+        what = "numbers" if picture.constant is None else "constant maps, a value each"
+        panels = [Panel(f"{len(picture.drawn)} {what}", values, shared)]
     else:
         titles = _titles(picture)
         side = picture.slices[0]
@@ -153,10 +154,10 @@ _FLAT = {labels.NONE: "", labels.ZERO: " (all zero)", labels.CONSTANT: " (consta
 def _titles(picture: GridPicture) -> list[str]:
     if picture.reduce is not None:
         return [f"{REDUCTIONS[picture.reduce].words} of {len(picture.stats)} channels"]
-    side, marks, counts = picture.slices[0], picture.marks, picture.counts
+    side, flat, counts = picture.slices[0], picture.flat, picture.counts
     return [
         f"channel {channel} {counts.get(place * side + side - 1, '')}".rstrip()
-        + _FLAT[marks[place * side]]
+        + _FLAT[flat[place * side]]
         for place, channel in enumerate(picture.drawn)
     ]
 
@@ -199,29 +200,21 @@ def write_figure(file: BinaryIO, sheet: FigurePage, text: Mapping[str, str]) -> 
 
 
 def _lay_out(canvas: Canvas, sheet: FigurePage) -> None:
-    at, colors = sheet.geometry, _colors(sheet.cmap)
+    at, colors = sheet.geometry, colormap.ramp(sheet.cmap)
     title = printable(sheet.title)
     size = min(10.0, _POINTS * at.inches[0] / max(len(title), 1))
     canvas.write(title, at.inches[0] / 2, _TITLE / 2, size, "middle")
     shown = np.broadcast_to(sheet.shown, (*sheet.shown.shape[:2], 3))
-    _picture(canvas, "input", shown, (_GAP, _TITLE + _HEAD), 2 * _CELL, smooth=True)
-    for place, panel in enumerate(sheet.panels):
-        left, top = at.corner(place)
-        _picture(canvas, panel.title, _painted(panel, colors), (left, top), at.side)
+    room = _fitted(shown, (_GAP, _TITLE + _HEAD), 2 * _CELL)
+    _picture(canvas, "input", shown, room, smooth=max(shown.shape) * 3 > 2 * _CELL * DPI)
+    rooms = [_fitted(p.pixels, at.corner(n), at.side) for n, p in enumerate(sheet.panels)]
+    for panel, room in zip(sheet.panels, rooms, strict=True):
+        _picture(canvas, panel.title, _painted(panel, colors), room)
         if at.bars == "own":
-            _bar(canvas, colors, panel, left + at.side + 0.05, top, at.side)
+            _bar(canvas, colors, panel, room.right + 0.05, room.top, room.bottom)
     if at.bars == "shared":
-        left, height = at.corner(at.columns - 1)[0] + at.side + 0.1, at.rows * at.cell[1] - _HEAD
-        _bar(canvas, colors, sheet.panels[-1], left, _TITLE + _HEAD, height - _GAP)
-
-
-def _colors(cmap: str) -> Bytes:
-    """A colormap from its darkest to its brightest, uint8 [256, 3]."""
-    from matplotlib import colormaps
-
-    rgba = colormaps[cmap](np.linspace(0, 1, 256), bytes=True)
-    colors: Bytes = np.asarray(rgba, np.uint8)[:, :3]
-    return colors
+        left = max(room.right for room in rooms) + 0.1
+        _bar(canvas, colors, sheet.panels[-1], left, rooms[0].top, rooms[-1].bottom)
 
 
 def _ends(panel: Panel) -> tuple[float, float]:
@@ -242,37 +235,47 @@ def _painted(panel: Panel, colors: Bytes) -> Bytes:
     return painted
 
 
-def _picture(
-    canvas: Canvas,
-    title: str,
-    pixels: Bytes,
-    corner: tuple[float, float],
-    side: float,
-    smooth: bool = False,
-) -> None:
-    """Draw a picture in the middle of a square cell, and a title above the picture.
+@dataclass(frozen=True)
+class _Room:
+    """The rectangle of a picture, in inches."""
 
-    Args:
-        smooth: do not show its pixels as squares unless they are large.
-    """
+    left: float
+    top: float
+    right: float
+    bottom: float
+
+
+def _fitted(pixels: Floats | Bytes, corner: tuple[float, float], side: float) -> _Room:
+    """The room of a picture [h, w, ...] in the middle of a square cell."""
     height, width = pixels.shape[:2]
     long = max(height, width)
     share = [side / long * n for n in (height, width)]
     down, across = share if long < _STRIP * min(height, width) else (side, side)
     left, top = corner[0] + (side - across) / 2, corner[1] + (side - down) / 2
-    canvas.paste(pixels, left, top, across, down, smooth and long * 3 > side * DPI)
-    canvas.write(title, left + across / 2, top - _ABOVE, 8, "above")
+    return _Room(left, top, left + across, top + down)
+
+
+def _picture(canvas: Canvas, title: str, pixels: Bytes, room: _Room, smooth: bool = False) -> None:
+    """Draw a picture, and a title above it.
+
+    Args:
+        smooth: do not show its pixels as squares.
+    """
+    across, down = room.right - room.left, room.bottom - room.top
+    canvas.paste(pixels, room.left, room.top, across, down, smooth)
+    canvas.write(title, room.left + across / 2, room.top - _ABOVE, 8, "above")
 
 
 def _bar(
-    canvas: Canvas, colors: Bytes, panel: Panel, left: float, top: float, height: float
+    canvas: Canvas, colors: Bytes, panel: Panel, left: float, top: float, bottom: float
 ) -> None:
     """Draw a colour bar in a black frame, with ticks and their numbers on its right."""
-    low, high = _ends(panel)
+    (low, high), height = _ends(panel), bottom - top
     canvas.paste(colors[::-1, None], left, top, _BAR, height)
     canvas.frame(left, top, _BAR, height)
     numbers, factor = ticks(low, high)
-    for value, words in numbers:
+    apart = height / max(1, len(numbers) - 1)
+    for value, words in numbers[:: max(1, ceil(_LINE / apart))]:
         y = top + height * (high - value) / (high - low)
         canvas.line(left + _BAR, y, _TICK)
         canvas.write(words, left + _BAR + _TICK + 0.02, y, 6, "right")

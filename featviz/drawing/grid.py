@@ -21,6 +21,9 @@ PIECE_BYTES = 2**18
 STRIP_WIDTH = 1024
 """Pixels that a strip of numbers should at most be wide when its cells are enlarged."""
 
+STRIP_RATIO = 8
+"""A strip is enlarged until it is no more than so many times as wide as it is high."""
+
 ALONE = 224
 """Pixels that the longer side of a tile without neighbours should have."""
 
@@ -33,10 +36,11 @@ def plan(shape: Sequence[int], options: DrawOptions, strip: bool = False) -> Gri
     """
     channels, slices, height, width = shape
     count = channels * slices
-    scale = _strip_scale(count, height, options) if strip else _scale(height, width, options)
-    padding = 0 if strip or count == 1 else options.padding
+    across = min(options.nrow or count, count)
+    scale = _strip_scale(across, height, options) if strip else _scale(height, width, options)
+    padding = 0 if strip or count == 1 else options.gap
     if options.nrow is not None:
-        columns = min(options.nrow, count)
+        columns = across
     else:
         tile = (height * scale[0] + padding, width * scale[1] + padding)
         columns = count if strip else _square(channels, tile[0], tile[1] * slices) * slices
@@ -203,11 +207,14 @@ def _scale(height: int, width: int, options: DrawOptions) -> tuple[int, int]:
     return factor, factor
 
 
-def _strip_scale(count: int, rows: int, options: DrawOptions) -> tuple[int, int]:
-    """A strip grows to the height of `min_tile`, its cells narrower where it would get too wide."""
+def _strip_scale(columns: int, rows: int, options: DrawOptions) -> tuple[int, int]:
+    """The cells of a strip are as wide as `min_tile`, or narrower where it would get too wide; the
+    strip is as high as `min_tile`, or higher where it would be a line."""
     if options.scale:
         return options.scale, options.scale
-    return -(-options.min_tile // rows), min(options.min_tile, max(1, STRIP_WIDTH // count))
+    across = min(options.min_tile, max(1, STRIP_WIDTH // columns))
+    height = max(options.min_tile, min(columns * across, STRIP_WIDTH) // STRIP_RATIO)
+    return -(-height // rows), across
 
 
 @lru_cache(1024)

@@ -78,6 +78,11 @@ class _Values:
         low, high = np.percentile(values[np.isfinite(values)], ranks)
         return float(low), float(high)
 
+    def magnitude(self, rank: float) -> float:
+        values = abs(self.maps.cpu().numpy())
+        values = values[np.isfinite(values) & (values > 0)]
+        return float(np.percentile(values, rank)) if len(values) else 1.0
+
 
 def limits(scale: Scale, maps: Tensor, low: Floats, high: Floats) -> ValueLimits:
     """The limits of each map; `low` and `high` [N] are the finite extremes of each (else NaN).

@@ -30,6 +30,10 @@ class LayerValues(Protocol):
         """The values at two ranks, 0..100."""
         ...
 
+    def magnitude(self, rank: float) -> float:
+        """The value at a rank, 0..100, of the absolute values that are not zero; 1 without any."""
+        ...
+
 
 @dataclass(frozen=True)
 class ScaleMode:
@@ -65,7 +69,10 @@ class ScaleMode:
 
 
 def _symmetric(numbers: tuple[float, ...], values: LayerValues) -> Limits:
-    largest = max(abs(values.low), abs(values.high)) or 1.0
+    return _around_zero(max(abs(values.low), abs(values.high)) or 1.0)
+
+
+def _around_zero(largest: float) -> Limits:
     return -largest, largest
 
 
@@ -122,6 +129,19 @@ MODES = {
             example="percentile:1,99",
             within=(0, 100),
         ),
+        ScaleMode(
+            "symmetric-percentile",
+            "zero in the middle, the ends at a percentile of the absolute values but zeros",
+            limits=lambda numbers, values: _around_zero(values.magnitude(numbers[0])),
+            legend=(
+                (0, "most negative, from the percentile on"),
+                (128, "zero"),
+                (255, "most positive, from the percentile on"),
+            ),
+            takes="P",
+            example="symmetric-percentile:99",
+            within=(0, 100),
+        ),
     )
 }
 """All scales; the legend, help texts, messages and the arithmetic of levels read this table."""
@@ -141,7 +161,7 @@ class Scale:
 
 
 def resolved(text: str, kind: str = "output") -> str:
-    """The scale that `auto` stands for: `map`, and `symmetric` for gradients, whose zero matters.
+    """The scale that `auto` stands for: `map`, and for gradients one with zero in the middle.
 
     Args:
         kind: of tensor: output, input, grad or grad-input.
@@ -168,17 +188,28 @@ def parse_scale(text: str) -> Scale:
         )
     if not tail:
         return Scale(name)
-    try:
-        low, high = (float(part) for part in tail.split(","))
-    except ValueError:
-        raise UsageError(
-            f"--normalize {text!r}: {tail!r} is not two numbers", f"for example {mode.example}"
-        ) from None
-    if not (math.isfinite(low) and math.isfinite(high) and low < high):
+    numbers = _numbers(text, tail, mode)
+    low, high, (least, most) = numbers[0], numbers[-1], mode.within
+    finite = math.isfinite(low) and math.isfinite(high)
+    if len(numbers) > 1 and not (finite and low < high):
         raise UsageError(f"--normalize {text!r}: {low:g} is not below {high:g}", "give LO,HI")
-    least, most = mode.within
     if not (low >= least and high <= most):
         raise UsageError(
             f"--normalize {text!r}: {name}s lie between {least:g} and {most:g}", mode.example
         )
-    return Scale(name, (low, high))
+    return Scale(name, numbers)
+
+
+def _numbers(text: str, tail: str, mode: ScaleMode) -> tuple[float, ...]:
+    """The numbers that follow a mode's name, as many as it takes."""
+    parts, count = tail.split(","), len(mode.takes.split(","))
+    try:
+        numbers = tuple(float(part) for part in parts)
+    except ValueError:
+        numbers = ()
+    if len(numbers) != count:
+        what = "two numbers" if count > 1 else "one number"
+        raise UsageError(
+            f"--normalize {text!r}: {tail!r} is not {what}", f"for example {mode.example}"
+        )
+    return numbers

@@ -31,9 +31,10 @@ def lay_over(
     Raises:
         LayoutError: the picture is larger than its format can hold.
     """
-    side, steps = picture.slices
-    count = picture.tiles.shape[0] // side
-    frames = [int((step + 0.5) * len(ground) / steps) for step in range(side)] * count
+    side, held = picture.slices
+    count, steps = picture.tiles.shape[0] // side, list(range(held))
+    drawn = steps[picture.steps] if isinstance(picture.steps, slice) else picture.steps
+    frames = [int((step + 0.5) * len(ground) / held) for step in drawn] * count
     colors, alpha = picture.palette, float(options.overlay or 0)
     window = window or (0, 0, *ground[0].shape[:2])
     shape, alone = (count, side, *window[2:]), picture.reduce is not None
@@ -49,7 +50,7 @@ def lay_over(
             alpha,
             window,
         ),
-        palette=colormap.plain_grey(options.pad_value),
+        palette=colormap.plain_grey(options.gap_grey),
         overlay=options.overlay,
     )
 

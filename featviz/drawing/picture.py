@@ -13,11 +13,11 @@ from PIL import Image
 
 from featviz.drawing import grid, labels, levels, png, stats
 from featviz.drawing.colormap import Palette
-from featviz.drawing.labels import Stamps
+from featviz.drawing.labels import CONSTANT, ZERO, Stamps
 from featviz.drawing.levels import ValueLimits
 from featviz.errors import UsageError
 from featviz.records import FORMATS, Bytes, Capture, Floats, GridPlan, Site, Tiles
-from featviz.text import ranges
+from featviz.text import by, ranges
 
 
 @dataclass(frozen=True)
@@ -38,12 +38,19 @@ class GridPicture:
     """Tiles of each channel: drawn, and held by the tensor."""
     values: int
     """Numbers in each channel."""
+    steps: list[int] | slice = field(default_factory=lambda: slice(None))
+    """Which slices are drawn of those that are held; all as a slice."""
     strip: bool = False
-    """The numbers of a vector, side by side."""
+    """Numbers side by side: those of a vector, or one for each constant map."""
+    constant: tuple[int, int, int] | None = None
+    """Slices, height and width of each map, where all maps are constant and `strip` has their
+    values."""
     groups: dict[int, list[int]] = field(default_factory=dict)
     """Channels that share a tile, by the one that is drawn."""
     labels: bool = False
     """Whether channels stand on the tiles."""
+    marked: Sequence[int] = (ZERO, CONSTANT)
+    """The marks of `labels` that are drawn."""
     reduce: str | None = None
     """How all channels became the one tile."""
     overlay: float | None = None
@@ -79,14 +86,20 @@ class GridPicture:
 
     @property
     def marks(self) -> Bytes:
-        """The mark of each tile, of `labels`, on constant maps; maps of one number are constant by
-        nature."""
+        """The mark that is drawn on each tile, of `labels`."""
+        flat = self.flat
+        return np.where(np.isin(flat, self.marked), flat, labels.NONE).astype(np.uint8)
+
+    @property
+    def flat(self) -> Bytes:
+        """The mark, of `labels`, that fits each tile, drawn or not; maps of one number are constant
+        by nature."""
         whole = self.strip or self.reduce is not None or self.overlay is not None
         if whole or self.plan.map_size == (1, 1):
             return np.zeros(self.plan.maps, np.uint8)
         low, high, nonfinite = self.stats.T[[stats.MIN, stats.MAX, stats.NONFINITE]]
         flat = levels.is_flat(low, high) & (nonfinite == 0)
-        marks = np.where(low == 0, labels.ZERO, labels.CONSTANT) * flat
+        marks = np.where(low == 0, ZERO, CONSTANT) * flat
         drawn: Bytes = (marks if self.channels is None else marks[self.channels]).astype(np.uint8)
         return drawn.repeat(self.slices[0])
 
@@ -195,6 +208,8 @@ def describe(
         collapsed={str(leader): group for leader, group in picture.groups.items()} or None,
         reduce=picture.reduce,
         overlay=picture.overlay,
+        steps=None if isinstance(picture.steps, slice) else picture.steps,
+        constant=None if picture.constant is None else list(picture.constant),
         **stats.overall(picture.stats, values or picture.values),  # type: ignore[arg-type]
     )
 
@@ -215,7 +230,12 @@ def caption(capture: Capture) -> dict[str, str]:
     if capture.slices is not None:
         side, every_slice = capture.slices
         text["Slices"] = f"{side} of {every_slice} side by side for each channel" + (
-            " (--max-slices)" if side < every_slice else ""
+            f": {ranges(capture.steps)} (--max-slices)" if capture.steps else ""
+        )
+    if capture.constant is not None:
+        text["Constant"] = (
+            f"every map ({by(capture.constant[1:])}) is constant: the value of each channel is "
+            "drawn, side by side (--no-marks draws the maps)"
         )
     if capture.collapsed:
         groups = (f"{leader}: {ranges(ids)}" for leader, ids in capture.collapsed.items())

@@ -31,7 +31,17 @@ def l2(data: Tensor) -> Tensor:
     return length
 
 
-REDUCTIONS: dict[str, Callable[[Tensor], Tensor]] = {"mean": mean, "max": maximum, "l2": l2}
+def largest(data: Tensor) -> Tensor:
+    """The largest absolute value of all channels."""
+    return data.abs().amax(0, keepdim=True)
+
+
+REDUCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "mean": mean,
+    "max": maximum,
+    "l2": l2,
+    "max-abs": largest,
+}
 """Those of `records.REDUCTIONS` with one component; `pca` has three and is not among them."""
 
 

@@ -12,7 +12,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
 from importlib import import_module
+from pathlib import Path
 from types import ModuleType
+from zlib import crc32
 
 import numpy as np
 from platformdirs import user_cache_dir
@@ -29,7 +31,7 @@ _BLOCK = 65_536
 def compiled() -> ModuleType | None:
     """The compiled loops; None where there are none, and numpy serves."""
     try:
-        with _kept_for_the_user():
+        with kept_for_the_user():
             return import_module("featviz.drawing.compiled")
     except Exception as error:  # numba raises RuntimeError where it finds no folder for its cache
         log.info("numba cannot be used, numpy takes its place and is slower: %s", error)
@@ -37,16 +39,21 @@ def compiled() -> ModuleType | None:
 
 
 @contextmanager
-def _kept_for_the_user() -> Iterator[None]:
+def kept_for_the_user() -> Iterator[None]:
     """Compiled loops are kept in the user's cache folder, or where NUMBA_CACHE_DIR says.
 
     numba's own choice is a folder inside the package. pip does not know it, and leaves it behind
     when featviz is removed: an empty `featviz` that hides the next one from Python. Where the
     user's folder cannot be written, numba goes on with its own choices.
+
+    The folder's name has a checksum of all compiled loops: numba compiles a file anew when it has
+    changed, but not when another has, whose loops it calls.
     """
     config = import_module("numba").config
     before = config.CACHE_DIR
-    config.CACHE_DIR = before or user_cache_dir("featviz", appauthor=False)
+    files = sorted(Path(__file__).parents[1].glob("*/compiled*.py"))
+    loops = f"{crc32(b''.join(file.read_bytes() for file in files)):08x}"
+    config.CACHE_DIR = str(Path(before or user_cache_dir("featviz", appauthor=False)) / loops)
     try:
         yield
     finally:

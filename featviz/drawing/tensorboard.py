@@ -22,6 +22,7 @@ from featviz.drawing.picture import GridPicture
 from featviz.errors import StoreError, UsageError
 from featviz.records import STAT_COLUMNS, DrawOptions, Floats, Site, is_gradient
 from featviz.rundir import atomic
+from featviz.text import printable
 
 BINS = 64
 """Bins of a histogram, of equal width between the smallest and the largest value."""
@@ -62,45 +63,73 @@ class Post:
     """Numbers in each channel."""
     histogram: Histogram | None
 
-    def tag(self, what: str) -> str:
-        """`what/layer1.0.conv1`; what is not of an output says so: `what-input/...`."""
+    image: str = ""
+    """The name of the image; empty for kernels."""
+
+    def tag(self, what: str, named: bool) -> str:
+        """`what/layer1.0.conv1`; what is not of an output says so: `what-input/...`.
+
+        Args:
+            named: end in the image's name.
+        """
         site = self.site
         kind = "" if site.kind in ("output", "grad", what) else f"-{site.kind.split('-')[-1]}"
-        return f"{what}{kind}/{site.layer.label}{site.stem.removeprefix(site.kind)}"
+        image = f"/{printable(self.image)}" if named and self.image else ""
+        return f"{what}{kind}/{site.layer.label}{site.stem.removeprefix(site.kind)}{image}"
 
 
 class Board:
-    """A folder of TensorBoard events. Posts are to come in the order of their steps."""
+    """A folder of TensorBoard events, of one run.
+
+    Without a training step, the images of a run are the steps of a tag. With one, each image has
+    tags of its own, and scalars: a line through them is that of one image over the training.
+    """
 
     def __init__(
-        self, events: EventFile, earlier: Collection[tuple[int, str]] | None = None
+        self,
+        events: EventFile,
+        step: int | None = None,
+        earlier: Collection[tuple[int, str]] | None = None,
     ) -> None:
         """Begin with nothing.
 
         Args:
+            step: the training step that the run shows, if it shows one.
             earlier: step and tag of each picture of the run that this one goes on with; None where
                 it has posted nothing here.
         """
-        self._events, self._earlier = events, frozenset(earlier or ())
+        self._events, self._step, self._earlier = events, step, frozenset(earlier or ())
         self._lacking = earlier is not None
-        self._steps = {step for step, tag in self._earlier if not tag.startswith("kernel/")}
-        self._peaks: dict[str, Floats] = {}
+        images = [(at, tag) for at, tag in self._earlier if not tag.startswith("kernel/")]
+        self._positions = {at for at, _ in images}
+        self._names = {tag.split("/", 2)[-1] for at, tag in images if at == step}
 
-    def lacks(self, step: int) -> bool:
-        """Whether the run that this one goes on with was killed before it posted an image."""
-        return self._lacking and step not in self._steps
+    def lacks(self, position: int, image: str) -> bool:
+        """Whether the run that this one goes on with was killed before it posted an image.
 
-    def post(self, posts: Sequence[Post], step: int) -> None:
-        """Write the pictures, histograms and scalars of an image as one event: all of them are in
-        the file, or none. Those that are there already are left out.
+        Args:
+            position: of the image among those of the run, from 0.
+            image: its name.
+        """
+        if self._step is None:
+            return self._lacking and position not in self._positions
+        return self._lacking and printable(image) not in self._names
 
-        Scalars of an output or an input are its share of zeros, and the channels that were above
-        zero in none of the images up to here; of a gradient its Euclidean norm.
+    def post(self, posts: Sequence[Post], position: int) -> None:
+        """Write the pictures and histograms of an image, and at a training step its scalars, as one
+        event: all of them are in the file, or none. Those that are there already are left out.
+
+        Scalars of an output or an input are its share of zeros, and how many channels are above
+        zero nowhere in the image; of a gradient its Euclidean norm.
+
+        Args:
+            position: of the image among those of the run, from 0.
 
         Raises:
             StoreError: the file cannot be written.
         """
-        new = [post for post in posts if (step, post.tag(post.site.kind)) not in self._earlier]
+        trained, step = self._step is not None, position if self._step is None else self._step
+        new = [p for p in posts if (step, p.tag(p.site.kind, trained)) not in self._earlier]
         if values := [value for post in new for value in self._values(post)]:
             self._events.add(values, step)
 
@@ -108,29 +137,33 @@ class Board:
         """Of TensorBoard's message `Summary.Value`."""
         from tensorboard.compat.proto.summary_pb2 import Summary
 
-        yield Summary.Value(tag=post.tag(post.site.kind), image=_image(post))
+        trained, kind = self._step is not None, post.site.kind
+        yield Summary.Value(tag=post.tag(kind, trained), image=_image(post))
         if post.histogram is not None:
-            tag = post.tag(_group(post.site.kind))
+            tag = post.tag(_group(kind), trained)
             yield Summary.Value(tag=tag, histo=_proto(post.histogram))
-        for what, value in self._scalars(post):
-            yield Summary.Value(tag=post.tag(what), simple_value=value)
+        for what, value in _scalars(post) if trained else ():
+            yield Summary.Value(tag=post.tag(what, trained), simple_value=value)
 
-    def remember(self, key: str, stats: Floats) -> None:
-        """Take in the statistics [channels, 6] of an image that an earlier run has posted."""
-        peak = np.nan_to_num(stats[:, _MAX], nan=-np.inf)
-        before = self._peaks.get(key, peak)
-        self._peaks[key] = np.maximum(before, peak) if before.shape == peak.shape else peak
 
-    def _scalars(self, post: Post) -> Iterator[tuple[str, float]]:
-        stats, kind = post.stats.astype(np.float64), post.site.kind
-        if is_gradient(kind):
-            count = post.values - stats[:, _NONFINITE]
-            power = count * (stats[:, _STD] ** 2 + stats[:, _MEAN] ** 2)
-            yield "grad_norm", float(np.sqrt(power[count > 0].sum()))
-        elif kind != "kernel":
-            self.remember(post.site.stats_key, post.stats)
-            yield "zero_fraction", float(stats[:, _ZEROS].mean())
-            yield "dead_channels", float((self._peaks[post.site.stats_key] <= 0).sum())
+def run_folder(logdir: Path, run: Path) -> Path:
+    """The folder of a run's events: TensorBoard shows each folder of LOGDIR as a run.
+
+    Args:
+        run: the run's folder or archive, whose name it gets.
+    """
+    return logdir / (run.resolve().name.removesuffix(".zip") or "run")
+
+
+def _scalars(post: Post) -> Iterator[tuple[str, float]]:
+    stats, kind = post.stats.astype(np.float64), post.site.kind
+    if is_gradient(kind):
+        count = post.values - stats[:, _NONFINITE]
+        power = count * (stats[:, _STD] ** 2 + stats[:, _MEAN] ** 2)
+        yield "grad_norm", float(np.sqrt(power[count > 0].sum()))
+    elif kind != "kernel":
+        yield "zero_fraction", float(stats[:, _ZEROS].mean())
+        yield "inactive_channels", float((stats[:, _MAX] <= 0).sum())
 
 
 def _image(post: Post) -> Any:
@@ -226,11 +259,15 @@ def require() -> None:
 
 @contextmanager
 def opened(
-    folder: Path | None, below: Path | None = None, resume: bool = False
+    folder: Path | None,
+    below: Path | None = None,
+    step: int | None = None,
+    resume: bool = False,
 ) -> Iterator[Board | None]:
     """A board in a folder, flushed and closed at the end; None without one.
 
     Args:
+        step: the training step that the run shows; None where it shows none.
         resume: go on with what an earlier run has posted there, if it has begun a file.
         below: the run directory; where the folder lies in it, it may not do so by a link.
 
@@ -256,7 +293,7 @@ def opened(
             "name another folder",
         ) from error
     try:
-        yield Board(events, earlier)
+        yield Board(events, step, earlier)
     finally:
         with atomic.reported(folder, "name another folder"):
             events.close()

@@ -7,13 +7,14 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from featviz.drawing import colormap, grid, levels, order, reduce, stats
+from featviz.drawing import colormap, grid, labels, levels, order, reduce, stats
 from featviz.drawing.colormap import Palette
 from featviz.drawing.levels import ValueLimits
 from featviz.drawing.normalize import Scale
 from featviz.drawing.picture import GridPicture
 from featviz.drawing.reduce import Basis
 from featviz.layout import Maps
+from featviz.layout.layouts import LAYOUTS
 from featviz.records import Bytes, DrawOptions, Floats
 
 PCA_SPAN = 2.5
@@ -34,8 +35,9 @@ def draw_maps(
     if maps.strip:
         return draw_tiles(maps.data[:, :, None], maps.layout, options, scale.for_layer, strip=True)
     if options.reduce is None:
-        return draw_tiles(maps.data[:, :, None], maps.layout, options, scale)
-    data = maps.data[:, : options.max_slices]
+        return draw_tiles(maps.data[:, :, None], maps.layout, options, scale, heat=True)
+    steps = _steps(maps.layout, maps.data.shape[1], options)
+    data = maps.data[:, steps]
     if options.reduce == "pca":
         if basis is None or len(basis.mean) != len(data):
             basis = reduce.basis_of(maps.data)
@@ -48,6 +50,7 @@ def draw_maps(
         draw_tiles(one, maps.layout, options, scale, alone=True),
         stats=stats.channel_stats(maps.data),
         slices=(data.shape[1], maps.data.shape[1]),
+        steps=steps,
         values=maps.data[0].numel(),
         reduce=options.reduce,
     )
@@ -61,6 +64,7 @@ def draw_tiles(
     *,
     strip: bool = False,
     alone: bool = False,
+    heat: bool = False,
 ) -> GridPicture:
     """Draw maps float32 [C, S, K, H, W]: S tiles for each channel in K colours.
 
@@ -71,15 +75,21 @@ def draw_tiles(
     Args:
         strip: the numbers of a vector, side by side and in their order.
         alone: the one tile of all channels.
+        heat: draw maps that are all constant, and not all zero, as a strip of their values.
 
     Raises:
         LayoutError: the picture is larger than its format can hold.
     """
     rows = data.flatten(1)
     numbers = stats.channel_stats(rows)
+    constant = None
+    if heat and options.marks and _says_nothing(data, numbers):
+        constant, strip, scale = (data.shape[1], *data.shape[3:]), True, scale.for_layer
     choice = _choose(rows, numbers, options, strip)
     limits = levels.limits(scale, rows, numbers[:, stats.MIN], numbers[:, stats.MAX])
-    drawn = (data if choice.channels is None else data[choice.channels])[:, : options.max_slices]
+    held = data if constant is None else data[:, :1, :, :1, :1]
+    steps = _steps(layout, held.shape[1], options)
+    drawn = (held if choice.channels is None else held[choice.channels])[:, steps]
     count, slices, colours, height, width = drawn.shape
     plan = grid.plan_file((count, slices, height, width), options, strip=strip, alone=alone)
     limits = limits.of_tiles(choice.channels, slices)
@@ -88,12 +98,45 @@ def draw_tiles(
     painted, colors = paint(drawn.flatten(0, 1), limits, options, nonfinite)
     return GridPicture(
         *(layout, plan, painted, colors, limits, numbers, choice.channels),
-        slices=(slices, data.shape[1]),
+        slices=(slices, held.shape[1]),
+        steps=steps,
         values=data[0].numel(),
         strip=strip,
+        constant=constant,
         groups=choice.groups,
         labels=options.labels,
+        marked=(labels.ZERO, labels.CONSTANT) if options.marks else (),
     )
+
+
+def _steps(layout: str, held: int, options: DrawOptions) -> list[int] | slice:
+    """The slices that are drawn of those that each channel holds, all as a slice.
+
+    Of a clip or a volume those in the middle of equal parts; of a batch, whose first regions may be
+    its best, the first.
+    """
+    most = options.max_slices
+    if held <= most:
+        return slice(None)
+    if layout in LAYOUTS and LAYOUTS[layout].allows_many:
+        return list(range(most))
+    return [(2 * part + 1) * held // (2 * most) for part in range(most)]
+
+
+def _says_nothing(data: Tensor, numbers: Floats) -> bool:
+    """Whether a grid of these maps would be tiles of a single level each: all of several are
+    constant, as gradients behind global pooling are. Zeros everywhere are a finding of their own,
+    and stay a grid.
+
+    Args:
+        data: maps [C, S, K, H, W].
+        numbers: their statistics [C, 6].
+    """
+    low, high, nonfinite = numbers.T[[stats.MIN, stats.MAX, stats.NONFINITE]]
+    if len(data) == 1 or data.shape[2] > 1 or data[0].numel() == 1:
+        return False
+    flat = levels.is_flat(low, high) & (nonfinite == 0)
+    return bool(flat.all() and low.any())
 
 
 @dataclass(frozen=True)
@@ -135,7 +178,7 @@ def _level_tiles(
 ) -> tuple[Bytes, Palette]:
     """[N, 1, H, W] to levels [N, H, W]."""
     labelled = options.labels or options.collapse is not None
-    colors = colormap.chosen(options.cmap, options.pad_value, nonfinite, labelled)
+    colors = colormap.chosen(options.cmap, options.gap_grey, nonfinite, labelled)
     return levels.to_levels(maps[:, 0], limits, colors.levels, colors.nonfinite), colors
 
 
@@ -143,7 +186,7 @@ def _rgb_tiles(
     maps: Tensor, limits: ValueLimits, options: DrawOptions, nonfinite: bool
 ) -> tuple[Bytes, Palette]:
     """[N, 3, H, W] to pixels [N, H, W, 3]."""
-    colors = colormap.plain_grey(options.pad_value)
+    colors = colormap.plain_grey(options.gap_grey)
     tiles = levels.to_levels(maps, limits, colors.levels, 0 if nonfinite else None)
     tiles = tiles.transpose(0, 2, 3, 1).copy()
     tiles[~torch.isfinite(maps).all(1).cpu().numpy()] = colormap.MAGENTA

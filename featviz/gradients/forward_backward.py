@@ -66,8 +66,9 @@ def run(
         ForwardError: the model raised.
     """
     given = [arg.to(model.device) for arg in args]
-    before = _undisturbed(model, plan, given)
+    before = _undisturbed(model, plan, given, book, layers)
     with (
+        book.traced(model.module, layers),
         _intervened(model, plan, book) as ran,
         relu_rules.rule(plan.options.grad_rule) as rule,
         hooked(model.module, layers, sink, plan.options.capture) as recorder,
@@ -151,13 +152,20 @@ def _value(
     return target.value(tensor)
 
 
-def _undisturbed(model: LoadedModel, plan: PassPlan, given: Sequence[Tensor]) -> Any:
-    """The output without interventions, from the same random numbers; None where there are
-    none."""
-    if not plan.changes_values:
+def _undisturbed(
+    model: LoadedModel,
+    plan: PassPlan,
+    given: Sequence[Tensor],
+    book: HintBook,
+    layers: Sequence[Layer],
+) -> Any:
+    """The output without interventions, from the same random numbers; None where they change no
+    values. The image is followed here, since what an intervention returns is another tensor."""
+    if not plan.changes or (book.is_traced and not plan.changes_values):
         return None
-    with torch.no_grad(), kept_rng():
-        return forward(model.module, [arg.clone() for arg in given])
+    with torch.no_grad(), kept_rng(), book.traced(model.module, layers):
+        output = forward(model.module, [arg.clone() for arg in given])
+    return output if plan.changes_values else None
 
 
 @contextmanager

@@ -59,6 +59,8 @@ def _named(what: str, ratios: dict[str, float]) -> str:
 
 def _values(row: Capture) -> int:
     """The finite values of a row: its maps, the slices of each, and the pixels of a slice."""
+    if row.constant is not None:
+        return row.maps * math.prod(row.constant)
     tile: Any = row.grid["tile"]
     scale: Any = row.grid["scale"]
     down, across = scale if isinstance(scale, list) else (scale, scale)

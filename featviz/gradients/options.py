@@ -113,7 +113,7 @@ def _selected(change: Intervention, layers: Sequence[Layer]) -> list[Layer]:
     if not chosen:
         raise UsageError(
             f"{change.option}: no layer matches {change.selectors!r}",
-            f"types here: {selectors.types_present(layers)}",
+            selectors.remedy(layers, wanted),
         )
     return chosen
 

@@ -151,17 +151,14 @@ class Recorder:
         return any(KINDS[kind].of == "input" for kind in self.kinds)
 
     def enter(self, layer: Layer, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-        """Take the arguments of a layer's call: under the empty key where one argument holds
-        tensors, else by position or name; what is no tensor is left out."""
+        """Take the arguments of a layer's call."""
         if not self._forward:
             return
         call = self._entered[layer.name]
         self._entered[layer.name] += 1
-        given = _tensors({**dict(enumerate(args)), **kwargs})
+        given = given_tensors(args, kwargs)
         if not given:
             self._nothing_in(layer, call)
-        if len({key.partition(".")[0] for key, _ in given}) == 1:
-            given = [(key.partition(".")[2], value) for key, value in given]
         for key, value in given:
             self._take_kinds(layer, "input", call, key, value)
 
@@ -252,8 +249,14 @@ class Recorder:
         )
 
 
-def _tensors(given: Any) -> list[tuple[str, Tensor]]:
-    return [(key, value) for key, value in leaves(given) if isinstance(value, Tensor)]
+def given_tensors(args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[tuple[str, Tensor]]:
+    """The tensors among the arguments of a call: under the empty key where one argument holds
+    tensors, else by position or name; what is no tensor is left out."""
+    everything = leaves({**dict(enumerate(args)), **kwargs})
+    given = [(key, value) for key, value in everything if isinstance(value, Tensor)]
+    if len({key.partition(".")[0] for key, _ in given}) == 1:
+        given = [(key.partition(".")[2], value) for key, value in given]
+    return given
 
 
 def _why_none(tensor: Any) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -16,10 +17,11 @@ def in_eval_mode(model: nn.Module, gradients: bool = False) -> Iterator[None]:
     while.
 
     Training flags, buffers, RNG state and nn.MultiheadAttention's fast path (which would run past
-    the hooks of its submodules) are as before afterwards, also when the block raised.
+    the hooks of its submodules) are as before afterwards, also when the block raised. Tensors that
+    modules keep in attributes can take part in gradients afterwards.
     """
     with ExitStack() as stack:
-        for keep in (_flags, _buffers):
+        for keep in (_flags, _buffers, _attributes):
             stack.enter_context(keep(model))
         for keep_global in (kept_rng, _no_attention_fast_path):
             stack.enter_context(keep_global())
@@ -53,6 +55,25 @@ def _buffers(model: nn.Module) -> Iterator[None]:
         with torch.no_grad():
             for module, name, buffer, value in before:
                 _put_back(module, name, buffer, value)
+
+
+@contextmanager
+def _attributes(model: nn.Module) -> Iterator[None]:
+    """Make tensors ordinary that forward made in inference mode and keeps for its next call, as the
+    anchors of a detector: autograd refuses the others."""
+    try:
+        yield
+    finally:
+        for module in model.modules():
+            for name, value in vars(module).items():
+                if type(value) is Tensor:
+                    vars(module)[name] = _ordinary(value)
+                elif type(value) is list:
+                    value[:] = map(_ordinary, value)
+
+
+def _ordinary(value: Any) -> Any:
+    return value.clone() if isinstance(value, Tensor) and value.is_inference() else value
 
 
 def _has_values(buffer: Tensor) -> bool:

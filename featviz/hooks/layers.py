@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from weakref import WeakKeyDictionary
 
 from torch import nn
 
@@ -35,14 +36,29 @@ class Places:
     """The layers of each module, by its id."""
 
 
+_Modules = tuple[tuple[str, int, type], ...]
+"""The names of a model's modules, with the id and class of each."""
+
+_known: WeakKeyDictionary[nn.Module, tuple[_Modules, Places]] = WeakKeyDictionary()
+
+
 def read_places(model: nn.Module) -> Places:
-    """Find every place of every module of a model."""
+    """Find every place of every module of a model; once, until it has other modules."""
+    named = modules_by_name(model)
+    modules = tuple((name, id(module), type(module)) for name, module in named.items())
+    before = _known.get(model)
+    if before is None or before[0] != modules:
+        before = _known[model] = modules, _places(named)
+    return before[1]
+
+
+def _places(named: Mapping[str, nn.Module]) -> Places:
     names: list[dict[str, None]] = []
     callers: list[int] = []
     modules: list[nn.Module] = []
     known: dict[tuple[int, int, str], int] = {}
     index_of: dict[str, int] = {}
-    for name, module in modules_by_name(model).items():
+    for name, module in named.items():
         caller = _caller(name, index_of, modules)
         key = (id(module), caller, _position(name, modules[caller] if name else None))
         if key not in known:

@@ -91,12 +91,41 @@ def types_present(layers: Iterable[Layer]) -> str:
 
 
 def nearest(layers: Iterable[Layer], selectors: Iterable[Selector]) -> list[str]:
-    """Class and layer names that a misspelt selector may have meant."""
+    """Class and layer names that misspelt selectors may have meant: of `b4` those that only a
+    number tells apart, `b1`, `b2` and `b3`, else the two that are most like it."""
     names = {name for layer in layers for name in (layer.type, layer.name, *layer.aliases) if name}
-    by_lower = {name.lower(): name for name in sorted(names)}
+    by_lower = {name.lower(): name for name in sorted(names, key=_by_number)}
     wanted = [re.split(r"[@#]", s.text.lstrip("!").removeprefix("re:"))[0] for s in selectors]
-    close = [difflib.get_close_matches(w.lower(), by_lower, 2, cutoff=0.7) for w in wanted]
-    return [by_lower[name] for group in close for name in group]
+    close = [_like(name.strip().lower(), by_lower) for name in wanted]
+    return list(dict.fromkeys(by_lower[name] for group in close for name in group))
+
+
+_SIBLINGS = 4
+"""Names that only a number tells apart which a hint lists."""
+
+
+def _like(name: str, names: Iterable[str]) -> list[str]:
+    form = _NUMBER.sub("#", name)
+    siblings = [n for n in names if _NUMBER.sub("#", n) == form] if form != name else []
+    return siblings[:_SIBLINGS] or difflib.get_close_matches(name, names, 2, cutoff=0.7)
+
+
+_NUMBER = re.compile(r"\d+")
+
+
+def _by_number(name: str) -> list[tuple[int, str]]:
+    """A key that sorts `b2` before `b10`."""
+    parts = re.split(r"(\d{1,18})", name)
+    return [(int(part) if part.isdecimal() else -1, part) for part in parts]
+
+
+def remedy(layers: Sequence[Layer], selectors: Iterable[Selector] = (), *further: str) -> str:
+    """What helps where no layer matches: names that may be meant, `further` words, the types of
+    modules (of functions, where there are no others)."""
+    close = nearest(layers, selectors)
+    meant = f"did you mean {' or '.join(close)}? " if close else ""
+    modules = [layer for layer in layers if not layer.is_function] or layers
+    return meant + "; ".join((*further, f"types here: {types_present(modules)}"))
 
 
 def _split(text: str) -> list[str]:

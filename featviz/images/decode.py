@@ -7,18 +7,20 @@ import io
 import logging
 import stat
 import struct
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 from PIL import Image, ImageColor, ImageOps, UnidentifiedImageError
 
-from featviz.errors import ImageError, UsageError
-from featviz.images import archives
-from featviz.images.formats import open_image
-from featviz.records import Sample
+from featviz.errors import FileError, ImageError, UsageError
+from featviz.images import archives, arrays
+from featviz.images.arrays import Wanted
+from featviz.images.formats import ImageFormat, of_channels, open_image
+from featviz.records import Raster, Sample
 
 log = logging.getLogger(__name__)
 
@@ -35,12 +37,25 @@ _BROKEN = (
 )
 """What Pillow's decoders raise on broken files."""
 
+TensorReader = Callable[[bytes], np.ndarray]
+_RGB = Wanted(3)
+
+
+class _How(NamedTuple):
+    """How files become images; see `decode`."""
+
+    exif: bool
+    background: str
+    wanted: Wanted
+    tensors: TensorReader | None
+
 
 @dataclass(frozen=True)
 class DecodedImage:
-    """A decoded sample: its images, mode L or RGB, upright, and what identifies its files."""
+    """A decoded sample: its images, and what identifies its files."""
 
-    images: tuple[Image.Image, ...]
+    images: tuple[Image.Image | Raster, ...]
+    """Pictures of mode L or RGB, upright; or numbers of other channels, or volumes."""
     sha256: str
     """Digest of the bytes of the sample's files, one after the other."""
 
@@ -49,16 +64,30 @@ class DecodedImage:
         """Width and height in pixels, as decoded; of several images, those of the first."""
         return self.images[0].size
 
+    @property
+    def words(self) -> str:
+        """How an array's numbers became values; empty for pictures."""
+        return next((image.words for image in self.images if isinstance(image, Raster)), "")
+
 
 def decode(
-    sample: Sample, exif: bool = True, background: str = "white", frames: int | None = None
+    sample: Sample,
+    exif: bool = True,
+    background: str = "white",
+    frames: int | None = None,
+    wanted: Wanted = _RGB,
+    tensors: TensorReader | None = None,
 ) -> DecodedImage:
     """Read a sample's images as they are meant to be seen.
 
     EXIF orientation is applied (unless `exif` is false), alpha is composited on `background`, 16
-    bits are scaled by their range, and CMYK and palettes become RGB.
+    bits are scaled by their range, and CMYK and palettes become RGB. Where the model takes neither
+    grey nor RGB, the channels are those of the file.
 
     Args:
+        wanted: what the model takes.
+        tensors: reads the tensor in the bytes of a file of torch.save; without it these are
+            refused. Raises FileError where there is none.
         frames: take so many images, evenly spread over the sample's files or over an animation
             (some twice where there are fewer). Without it every file, and of an animation the
             first frame, with a warning.
@@ -67,11 +96,12 @@ def decode(
         ImageError: no file, no image, truncated, or too large; names the file.
     """
     files = [_Encoded(sample, path) for path in sample.paths]
+    how = _How(exif, background, wanted, tensors)
     if len(files) == 1:
-        pictures = files[0].images(exif, background, frames)
+        pictures = files[0].images(how, frames)
     else:
         chosen = range(len(files)) if frames is None else _spread(len(files), frames)
-        pictures = [files[i].images(exif, background, None)[0] for i in chosen]
+        pictures = [files[i].images(how, None)[0] for i in chosen]
     return DecodedImage(tuple(pictures), _sha256(files))
 
 
@@ -92,17 +122,49 @@ class _Encoded:
         self.name = sample.name if len(sample.paths) == 1 else f"{sample.name}: {path.name}"
         with self._errors_named():
             if not archives.exists(path):
-                raise ImageError(f"{self.name} is no file{_what_else(path)}", None)
+                raise ImageError(f"is no file{_what_else(path)}", None)
             self.data = archives.read(path)
 
-    def images(self, exif: bool, background: str, frames: int | None) -> list[Image.Image]:
+    def images(self, how: _How, frames: int | None) -> list[Image.Image | Raster]:
         """The image; with `frames`, so many of the animation that it is."""
+        known = of_channels(self.data)
+        if known is not None and (not known.pillow or how.wanted.channels not in (1, 3)):
+            return [self._array(known, how)]
+        if how.wanted.channels not in (1, 3) and not how.wanted.raw:
+            return [self._bands(how)]
+        try:
+            return self._pictures(how, frames)
+        except ImageError as error:
+            if known is None or not isinstance(error.__cause__, UnidentifiedImageError):
+                raise
+            return [self._array(known, how)]
+
+    def _array(self, known: ImageFormat, how: _How) -> Image.Image | Raster:
+        """The image of a file that may hold any number of channels."""
+        reader = known.read or how.tensors
+        with self._errors_named():
+            if reader is None:
+                raise UnidentifiedImageError("is a file of torch.save, which is no image here")
+            try:
+                array = reader(self.data)
+            except FileError as error:
+                raise ImageError(error.message, error.hint) from error
+            return arrays.to_image(_ready(array, how.wanted) if known.pillow else array, how.wanted)
+
+    def _bands(self, how: _How) -> Image.Image | Raster:
+        """The channels of a picture as they are stored, its alpha among them."""
+        with self._errors_named(), open_image(io.BytesIO(self.data)) as opened:
+            upright = ImageOps.exif_transpose(opened) if how.exif else opened
+            plain = upright.convert("RGBA") if upright.mode == "P" else upright
+            return arrays.to_image(_ready(np.asarray(plain), how.wanted), how.wanted)
+
+    def _pictures(self, how: _How, frames: int | None) -> list[Image.Image | Raster]:
         with self._errors_named(), open_image(io.BytesIO(self.data)) as opened:
             count = 1 if opened.format == "MPO" else getattr(opened, "n_frames", 1)
             if frames is None and count > 1:
                 log.warning("%s has %d frames; the first is taken", self.path, count)
             return [
-                self._one(opened, index, exif, background)
+                self._one(opened, index, how.exif, how.background)
                 for index in ([0] if frames is None else _spread(count, frames))
             ]
 
@@ -116,11 +178,26 @@ class _Encoded:
     def _errors_named(self) -> Iterator[None]:
         try:
             yield
+        except ImageError as error:
+            raise ImageError(f"{self.name} {error.message}", error.hint) from error
         except UnidentifiedImageError as error:
             raise ImageError(f"{self.name} {error}", None) from error
         except _BROKEN as error:
             reason = str(error) or type(error).__name__
             raise ImageError(f"{self.name} cannot be read: {reason}", None) from error
+
+
+def _ready(picture: np.ndarray, wanted: Wanted) -> np.ndarray:
+    """The channels of a picture [H, W, C] or [H, W] as an array that nobody takes for something
+    else: [1, C, H, W]."""
+    if wanted.raw:
+        return picture
+    if wanted.volume:
+        raise ImageError(
+            f"is a picture of shape {list(picture.shape)}, and the model takes volumes",
+            f"an array {wanted.shapes}",
+        )
+    return np.moveaxis(np.atleast_3d(picture), -1, 0)[None]
 
 
 def _sha256(files: Iterable[_Encoded]) -> str:

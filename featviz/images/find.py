@@ -13,6 +13,7 @@ from pathlib import Path, PurePath
 from typing import BinaryIO
 
 from featviz.errors import UsageError
+from featviz.files import misspelt
 from featviz.images import archives
 from featviz.images.formats import SUFFIXES
 from featviz.records import Sample
@@ -82,7 +83,14 @@ def _expand(
         return [(path.name, path)]
     if glob.has_magic(argument):
         return _globbed(argument)
-    raise UsageError(f"no image {argument!r}: no such file or folder", "check the path")
+    raise _no_image(argument)
+
+
+def _no_image(argument: str) -> UsageError:
+    message, near = f"no image {argument!r}: no such file or folder", misspelt(Path(argument))
+    if near is None:
+        return UsageError(message, "check the path")
+    return UsageError(message, f"did you mean {quoted(str(near))}?", replace=(argument, str(near)))
 
 
 def _is_there(path: Path) -> bool:
@@ -119,7 +127,9 @@ def _in_folder(folder: Path, outside: Path | None) -> list[tuple[str, Path]]:
     ]
     if not files:
         raise UsageError(
-            f"no images in folder {str(folder)!r}", f"it has no {' '.join(sorted(SUFFIXES))} files"
+            f"no images in folder {str(folder)!r}",
+            f"it has no {' '.join(sorted(SUFFIXES))} files; arrays are read where they are named, "
+            "for example by a quoted '*.npy'",
         )
     return [(file.as_posix(), folder / file) for file in files]
 
@@ -166,6 +176,8 @@ def _in_archive(argument: str, archive: Path, name: str) -> list[tuple[str, Path
 
 def _members(path: Path) -> list[str]:
     try:
+        if path.is_file() and not path.stat().st_size:
+            raise UsageError(f"archive {str(path)!r} is empty", "is it whole?")
         return archives.members(path)
     except (OSError, *archives.DAMAGED) as error:
         raise UsageError(

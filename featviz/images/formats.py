@@ -2,23 +2,58 @@
 
 from __future__ import annotations
 
+import io
+import zipfile
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import BinaryIO
 
+import numpy as np
 from PIL import Image, UnidentifiedImageError
+
+from featviz.files import npy
+from featviz.images import arrays, tiff
 
 
 @dataclass(frozen=True)
 class ImageFormat:
     """A format of image files that is read."""
 
-    pillow: str
-    """Pillow's name; a Pillow that was built without the format leaves it out."""
+    name: str
+    """Pillow's name where Pillow reads it; a Pillow that was built without the format leaves it
+    out."""
     suffixes: tuple[str, ...] = ()
     """File names by which folders and archives are searched; a format without any is read where a
     file is named."""
     common: bool = False
     """Whether Pillow knows it without importing all of its plugins."""
+    pillow: bool = True
+    """Whether Pillow reads it."""
+    is_mine: Callable[[bytes], bool] | None = None
+    """Knows a file of the format that may hold any number of channels."""
+    read: Callable[[bytes], np.ndarray] | None = None
+    """Reads such a file as an array; None where only torch can, whose reader the caller has."""
+
+
+_PICKLE = "data.pkl"
+"""The record of a file of torch.save that says what its tensors are."""
+_OLD_TORCH = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."
+
+
+def _is_zip_with(suffix: str, data: bytes) -> bool:
+    """Whether a file is a zip in which a name ends so."""
+    if not data.startswith(b"PK\3\4"):
+        return False
+    try:
+        with zipfile.ZipFile(io.BytesIO(data)) as archive:
+            return any(name.endswith(suffix) for name in archive.namelist())
+    except (zipfile.BadZipFile, ValueError, NotImplementedError, OSError):
+        return False
+
+
+def _is_torch(data: bytes) -> bool:
+    return data.startswith(_OLD_TORCH) or _is_zip_with(_PICKLE, data)
 
 
 IMAGE_FORMATS = (
@@ -28,7 +63,12 @@ IMAGE_FORMATS = (
     ImageFormat("BMP", (".bmp",), common=True),
     ImageFormat("PPM", (".ppm", ".pgm", ".pbm", ".pnm"), common=True),
     ImageFormat("DIB"),
-    ImageFormat("TIFF", (".tif", ".tiff")),
+    ImageFormat(
+        "TIFF",
+        (".tif", ".tiff"),
+        is_mine=tiff.is_tiff,
+        read=partial(tiff.read, most=arrays.MOST_VALUES),
+    ),
     ImageFormat("WEBP", (".webp",)),
     ImageFormat("JPEG2000", (".jp2",)),
     ImageFormat("AVIF", (".avif",)),
@@ -37,8 +77,12 @@ IMAGE_FORMATS = (
     ImageFormat("QOI"),
     ImageFormat("SGI"),
     ImageFormat("TGA", (".tga",)),
+    ImageFormat("NPY", pillow=False, is_mine=lambda d: d.startswith(npy.MAGIC), read=npy.read_npy),
+    ImageFormat("NPZ", pillow=False, is_mine=partial(_is_zip_with, ".npy"), read=arrays.read_npz),
+    ImageFormat("PT", pillow=False, is_mine=_is_torch),
 )
-"""In the order in which they are tried: TGA has no mark by which it is known, and comes last. Of
+"""In the order in which they are tried: TGA has no mark by which it is known, and comes last of
+Pillow's. Arrays may hold anything, and are read where they are named, not found in folders. Of
 Pillow's formats that are not here EPS starts Ghostscript, and the rest are of fonts, films, screens
 and telescopes."""
 
@@ -76,6 +120,8 @@ def open_image(file: BinaryIO) -> Image.Image:
     try:
         return _open(file)
     except UnidentifiedImageError:
+        if not head:
+            raise UnidentifiedImageError("is empty") from None
         looks = looks_like(head)
         if looks is None:
             raise UnidentifiedImageError("is no image that Pillow can read") from None
@@ -86,12 +132,18 @@ def open_image(file: BinaryIO) -> Image.Image:
 
 def _open(file: BinaryIO) -> Image.Image:
     """The common formats first: for the others Pillow imports all its plugins."""
+    pillows = [known for known in IMAGE_FORMATS if known.pillow]
     try:
-        return Image.open(file, formats=[known.pillow for known in IMAGE_FORMATS if known.common])
+        return Image.open(file, formats=[known.name for known in pillows if known.common])
     except UnidentifiedImageError:
         Image.init()
-        others = [known.pillow for known in IMAGE_FORMATS if not known.common]
+        others = [known.name for known in pillows if not known.common]
         return Image.open(file, formats=[name for name in others if name in Image.OPEN])
+
+
+def of_channels(data: bytes) -> ImageFormat | None:
+    """The format of a file that may hold any number of channels; None for any other file."""
+    return next((one for one in IMAGE_FORMATS if one.is_mine and one.is_mine(data)), None)
 
 
 def looks_like(head: bytes) -> str | None:

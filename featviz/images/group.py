@@ -12,18 +12,18 @@ from pathlib import Path, PurePosixPath
 from featviz.errors import UsageError
 from featviz.files import real
 from featviz.images import archives
-from featviz.images.formats import open_image
+from featviz.images.formats import of_channels, open_image
 from featviz.records import Sample
 from featviz.text import is_number, safe_way
 
 
 def clips(samples: Sequence[Sample]) -> list[Sample]:
     """Stills of one folder are the frames of one clip, in the order of the numbers in their
-    names; an animation is a clip of its own."""
+    names; an animation is a clip of its own, and so is an array, which is a volume."""
     folders: dict[Path, list[Sample]] = {}
     animations: list[Sample] = []
     for sample in samples:
-        if _is_animated(sample.path):
+        if _is_whole(sample.path):
             animations.append(sample)
         else:
             folders.setdefault(real(sample.path).parent, []).append(sample)
@@ -39,7 +39,8 @@ def together(samples: Sequence[Sample], count: int) -> list[Sample]:
     if len(samples) % count:
         raise UsageError(
             f"the model takes {count} images at once, and there are {len(samples)}",
-            f"give a multiple of {count}; --inputs says otherwise",
+            f"give a multiple of {count}; --inputs says otherwise, and --input NAME=VALUE gives "
+            "an argument that is no image",
         )
     return [_join(samples[i : i + count]) for i in range(0, len(samples), count)]
 
@@ -109,9 +110,14 @@ def _join(group: Sequence[Sample]) -> Sample:
     return Sample("+".join(names), tuple(path for sample in group for path in sample.paths))
 
 
-def _is_animated(path: Path) -> bool:
+def _is_whole(path: Path) -> bool:
+    """Whether a file is a clip or a volume of its own, not one frame of a clip."""
     try:
-        with open_image(io.BytesIO(archives.read(path))) as image:
+        data = archives.read(path)
+        known = of_channels(data)
+        if known is not None and not known.pillow:
+            return True
+        with open_image(io.BytesIO(data)) as image:
             return getattr(image, "n_frames", 1) > 1 and image.format != "MPO"
     except Exception:  # whatever is wrong with it, reading it will say so
         return False

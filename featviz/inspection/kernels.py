@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torchvision
 
 from featviz.drawing import filters, png, stats, tensorboard
 from featviz.drawing.filters import Filters
@@ -21,19 +20,19 @@ from featviz.hooks.layers import list_layers, modules_by_name
 from featviz.hooks.selectors import types_present
 from featviz.models.load import LoadedModel, ModelOptions, load_model
 from featviz.models.preprocess import InputOptions
+from featviz.models.requirements import versions
 from featviz.pipeline.dry_pass import choose_layers
 from featviz.pipeline.options import check_drawing
 from featviz.records import DrawOptions, GridPlan, Layer, Site, Skip
 from featviz.rundir import destination, lock
 from featviz.rundir.write import ImageFolder, RunDirectory, check_free, manifest_rows
-from featviz.version import __version__
 
 log = logging.getLogger(__name__)
 
 NO_IMAGE = InputOptions(channels=1)
 """Kernels need no input; with this, none is guessed from the first convolution."""
 
-_FOR_MAPS = ("tensors", "overlay", "reduce", "shared_basis", "figure", "first")
+_FOR_MAPS = ("tensors", "flat", "overlay", "reduce", "shared_basis", "figure", "first")
 """Fields of DrawOptions that kernels have no use for."""
 
 
@@ -48,8 +47,15 @@ class KernelOptions:
     all_slices: bool = False
     """A tile for each input of each kernel, instead of one for each kernel."""
     tensorboard: Path | None = None
-    """Folder for TensorBoard's events."""
+    """Folder for TensorBoard's runs."""
     draw: DrawOptions = DRAW
+
+    @property
+    def board(self) -> Path | None:
+        """The folder of TensorBoard's events."""
+        if self.tensorboard is None:
+            return None
+        return tensorboard.run_folder(self.tensorboard, self.out)
 
 
 @dataclass(frozen=True)
@@ -88,16 +94,13 @@ def draw_kernels(model: ModelOptions, options: KernelOptions) -> KernelsResult:
     destination.check_apart(
         options.out, "--out", destination.model_files(model.spec, model.arch, model.weights)
     )
-    besides = (
-        [] if options.tensorboard is None else list(options.tensorboard.glob(tensorboard.EVENTS))
-    )
     with lock.held(options.out):
-        return _draw_all(model, options, besides)
+        return _draw_all(model, options)
 
 
-def _draw_all(
-    model: ModelOptions, options: KernelOptions, besides: Sequence[Path]
-) -> KernelsResult:
+def _draw_all(model: ModelOptions, options: KernelOptions) -> KernelsResult:
+    events = options.board
+    besides = [] if events is None else list(events.glob(tensorboard.EVENTS))
     check_free(options.out, options.overwrite, None, besides)
     loaded = load_model(model, NO_IMAGE)
     read, skipped = _read(loaded, options.layers)
@@ -105,7 +108,7 @@ def _draw_all(
     store.write_run(_record(loaded, [layer for layer, _ in read], options))
     folder = ImageFolder(store.root, "")
     drawn: list[_Drawn] = []
-    with tensorboard.opened(options.tensorboard, options.out) as board:
+    with tensorboard.opened(events, options.out) as board:
         for layer, kernels in read:
             try:
                 drawn.append(_draw(layer, kernels, folder, options, board))
@@ -203,9 +206,7 @@ def _record(model: LoadedModel, layers: Sequence[Layer], options: KernelOptions)
     drawing = {k: v for k, v in asdict(options.draw).items() if k not in _FOR_MAPS}
     return {
         "kind": "kernels",
-        "featviz": __version__,
-        "torch": torch.__version__,
-        "torchvision": torchvision.__version__,
+        **versions(),
         "model": model.source,
         "layers": [layer.name for layer in layers],
         "options": {"layers": options.layers, "all_slices": options.all_slices, **drawing},

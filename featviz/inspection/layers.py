@@ -30,7 +30,8 @@ class LayerRow:
     type: str
     aliases: tuple[str, ...]
     parameters: int
-    """Numbers in the module's own parameters, without those of modules inside it."""
+    """Numbers in the module's parameters and those of the modules inside it, each shared one once:
+    as `summary` counts them. 0 for a function."""
     output_shape: list[int] | None
     """Shape of the first tensor of the first call; None where it returned none or did not run."""
     calls: int | None
@@ -104,7 +105,7 @@ def _row(layer: Layer, module: nn.Module | None, seen: Probe | None, selected: b
         name=layer.name,
         type=layer.type,
         aliases=layer.aliases,
-        parameters=count(initialised(module, False)) if module is not None else 0,
+        parameters=count(initialised(module)) if module is not None else 0,
         output_shape=seen.shape(layer) if seen else None,
         calls=seen.calls[layer.name] if seen else None,
         selected=selected,

@@ -7,6 +7,7 @@ nn.MultiheadAttention's fast path, which must be off.
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -148,7 +149,7 @@ class _Uncounted(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         if func._overloadpacket not in flop_registry and _computes(func):
-            self.calls[_name(func)] += 1
+            self.calls[plain_name(_name(func))] += 1
         return func(*args, **(kwargs or {}))
 
 
@@ -161,6 +162,17 @@ def _name(func: Any) -> str:
     """`relu` for `aten::relu` and `aten::relu_`, `torchvision::deform_conv2d` as it is."""
     name = str(func._overloadpacket.__name__).rstrip("_")
     return name if func.namespace == "aten" else f"{func.namespace}::{name}"
+
+
+_VARIANT = re.compile(
+    r"_?(?:native_|cudnn_|mkldnn_|miopen_)?(\w+?)(?:_legit)?(?:_no_training)?(?:_with_indices)?"
+)
+
+
+def plain_name(name: str) -> str:
+    """`batch_norm` for torch's `_native_batch_norm_legit_no_training`, `softmax` for `_softmax`."""
+    variant = _VARIANT.fullmatch(name)
+    return variant[1] if variant else name
 
 
 def _shape_of_first(given: Sequence[Tensor]) -> list[int] | None:

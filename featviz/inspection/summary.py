@@ -177,9 +177,9 @@ def _totals(module: nn.Module, rows: Sequence[SummaryRow]) -> Totals:
     )
 
 
-def initialised(module: nn.Module, recurse: bool = True) -> list[Parameter]:
+def initialised(module: nn.Module) -> list[Parameter]:
     """Parameters, each shared one once; lazy ones that saw no input have no size."""
-    return [p for p in module.parameters(recurse) if not isinstance(p, UninitializedParameter)]
+    return [p for p in module.parameters() if not isinstance(p, UninitializedParameter)]
 
 
 def count(parameters: Sequence[Parameter]) -> int:

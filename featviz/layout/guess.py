@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+import featviz.layout.origins as origins
 import featviz.layout.token_grids as token_grids
 import featviz.layout.windows as windows
 from featviz.errors import LayoutError
 from featviz.layout.layouts import CHOICES, LAYOUTS, Form
 from featviz.layout.token_grids import TokenGrid
 from featviz.records import Hints
-from featviz.text import by
 
 _FEW_TOKENS = 16
 """The least number of channels-first tokens: boxes [1, N, 4] are no tokens."""
@@ -25,6 +25,8 @@ def recognise(shape: Sequence[int], hints: Hints) -> Form:
     Channels-last is known by its proportions: its first two sizes behind the batch have the
     input's, as maps do, and its last two have not. A token axis is one whose length makes a grid
     of the input's proportions, with or without the model's class, distillation and register tokens.
+    Where the image was followed through the model, that decides instead: whatever only looks like
+    tokens or attention is a sequence.
 
     Raises:
         LayoutError: the shape holds no values, or no layout fits.
@@ -35,8 +37,15 @@ def recognise(shape: Sequence[int], hints: Hints) -> Form:
         return _as_asked(shape, hints)
     guess = _BY_DIMENSIONS.get(len(shape))
     form = _windowed(shape, hints) or (guess(shape, hints) if guess is not None else None)
+    if hints.origin is not None:
+        form = origins.decide(shape, hints, hints.origin, form)
+    if form is None and len(shape) == 3 and hints.input_size is not None:
+        form = Form("sequence")
     if form is None:
-        raise LayoutError(f"shape {list(shape)} {_why_not(shape, hints)}; see --tensor-layout")
+        raise LayoutError(
+            f"shape {list(shape)} is neither a map, a vector nor a grid of tokens of one image; "
+            "see --tensor-layout"
+        )
     return form
 
 
@@ -58,6 +67,8 @@ def channel_axis(shape: Sequence[int], hints: Hints) -> int | None:
         form = recognise(shape, hints)
     except LayoutError:
         return None
+    if form.origin is not None:
+        return windows.channels_of_pieces(shape, form.origin)
     if form.windows is not None:
         return windows.channel_axis(shape, form.windows)
     return LAYOUTS[form.layout].channel_axis
@@ -111,7 +122,7 @@ def _three(shape: Sequence[int], hints: Hints) -> Form | None:
         return _tokens(shape, hints, "ncl")
     if hints.unrolled is not None:
         return _unrolled(shape[1], hints, hints.unrolled)
-    if hints.attention and shape[1] == shape[2]:
+    if hints.attention and not hints.features_last and shape[1] == shape[2]:
         return Form("attention")
     names = ("tokens", "ncl") if shape[2] >= _FEW_TOKENS else ("tokens",)
     return _tokens(shape, hints, *names)
@@ -124,7 +135,7 @@ def _four(shape: Sequence[int], hints: Hints) -> Form | None:
         return Form("batch")
     if hints.channels is not None:
         return Form("nchw" if hints.channels == "first" else "nhwc")
-    if _weights(shape[2:], hints):
+    if not hints.features_last and _weights(shape[2:], hints):
         return Form("attention")
     first, last = (_has_proportions(shape[i : i + 2], hints) for i in (1, 2))
     if first and not last:
@@ -199,9 +210,3 @@ def _windowed(shape: Sequence[int], hints: Hints) -> Form | None:
         return None
     sides = windows.map_size(number, cut, size)
     return None if sides is None else Form("windows", TokenGrid(*sides), cut)
-
-
-def _why_not(shape: Sequence[int], hints: Hints) -> str:
-    if len(shape) == 3 and shape[0] == 1 and hints.input_size is not None:
-        return f"is no grid of tokens for an input of {by(hints.input_size)}"
-    return "is neither a map, a vector nor a grid of tokens of one image"

@@ -6,14 +6,14 @@ read the table too.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import featviz.layout.token_grids as token_grids
 import featviz.layout.windows as windows
 from featviz.layout.token_grids import TokenGrid
-from featviz.records import Windows
+from featviz.records import Origin, Windows
 
 if TYPE_CHECKING:
     import numpy as np
@@ -29,6 +29,8 @@ class Form:
     grid: TokenGrid | None = None
     """The grid that tokens or windows make; None for other layouts."""
     windows: Windows | None = None
+    origin: Origin | None = None
+    """The places of pieces of a map, where they were followed and no block tells them."""
     unrolled: tuple[int, int] | None = None
     """Height and width of the grid that is left after all pooling, where tokens stand in the order
     of their pooling."""
@@ -57,6 +59,8 @@ class Layout:
     name: str
     shape: str
     """The axes in words, for help and messages: `[1, C, H, W]`."""
+    words: str
+    """What is drawn, for reports."""
     dimensions: tuple[int, ...]
     """How many axes a tensor may have."""
     to_maps: Callable[[Tensor, Form], Tensor]
@@ -111,6 +115,14 @@ def _nchw(tensor: Tensor, form: Form) -> Tensor:
     return tensor[0][:, None]
 
 
+def _nhw(tensor: Tensor, form: Form) -> Tensor:
+    return tensor[:, None]
+
+
+def _rows_of_nhw(array: np.ndarray, channels: int) -> np.ndarray:
+    return array.reshape(1, -1)
+
+
 def _nhwc(tensor: Tensor, form: Form) -> Tensor:
     return tensor[0].permute(2, 0, 1).contiguous()[:, None]
 
@@ -150,6 +162,8 @@ def _on_grid(channels: Tensor, form: Form) -> Tensor:
 
 def _windows(tensor: Tensor, form: Form) -> Tensor:
     """Put windows back into the map from which they were cut."""
+    if form.origin is not None:
+        return windows.join_pieces(tensor, form.origin)[:, None]
     assert form.grid is not None and form.windows is not None
     return windows.join(tensor, form.windows, form.grid)[:, None]
 
@@ -160,14 +174,19 @@ def _rows_of_windows(array: np.ndarray, channels: int) -> np.ndarray:
 
 
 def _attention(tensor: Tensor, form: Form) -> Tensor:
-    """A map for each head, with a row for each query."""
-    if tensor.shape[-2] != tensor.shape[-1]:
+    """A map for each head, with a row for each query and a column for each key."""
+    if _has_heads_last(tensor.shape):
         return tensor[0].permute(2, 0, 1).contiguous()[:, None]
-    return tensor[0].reshape(-1, 1, *tensor.shape[-2:])
+    return tensor.reshape(-1, 1, *tensor.shape[-2:])
+
+
+def _has_heads_last(shape: Sequence[int]) -> bool:
+    """Whether weights are [1, T, T, heads]."""
+    return len(shape) == 4 and shape[1] == shape[2] != shape[3]
 
 
 def _rows_of_attention(array: np.ndarray, channels: int) -> np.ndarray:
-    if array.shape[-2] != array.shape[-1]:
+    if _has_heads_last(array.shape):
         return _axis_first(array, -1)
     return array.reshape(-1, array.shape[-2] * array.shape[-1])
 
@@ -191,16 +210,54 @@ def _nthwc(tensor: Tensor, form: Form) -> Tensor:
     return tensor[0].permute(3, 0, 1, 2).contiguous()
 
 
+_EACH_CHANNEL = "a map for each channel"
+_TIME_STEPS = "for each channel the time steps side by side"
+
 _ALL = (
-    Layout("nchw", "[1, C, H, W]", (4,), _nchw, channel_axis=1, spatial_axes=(2, 3)),
-    Layout("nhwc", "[1, H, W, C]", (4,), _nhwc, channel_axis=3, spatial_axes=(1, 2)),
-    Layout("tokens", "[1, T, D]", (3, 4), _tokens, _rows_of_tokens, channel_axis=-1, token_axis=1),
-    Layout("ncl", "[1, D, T]", (3,), _ncl, channel_axis=1, token_axis=2),
-    Layout("heads", "[1, heads, T, D]", (4,), _heads, _rows_of_heads, token_axis=2),
-    Layout("attention", "[1, heads, T, T]", (3, 4), _attention, _rows_of_attention, aligned=False),
+    Layout("nchw", "[1, C, H, W]", _EACH_CHANNEL, (4,), _nchw, channel_axis=1, spatial_axes=(2, 3)),
+    Layout("nhw", "[1, H, W]", "one map", (3,), _nhw, _rows_of_nhw, spatial_axes=(1, 2)),
+    Layout("nhwc", "[1, H, W, C]", _EACH_CHANNEL, (4,), _nhwc, channel_axis=3, spatial_axes=(1, 2)),
+    Layout(
+        "tokens",
+        "[1, T, D]",
+        "a map for each channel, on the grid of the tokens",
+        (3, 4),
+        _tokens,
+        _rows_of_tokens,
+        channel_axis=-1,
+        token_axis=1,
+    ),
+    Layout(
+        "ncl",
+        "[1, D, T]",
+        "a map for each channel, on the grid of the tokens",
+        (3,),
+        _ncl,
+        channel_axis=1,
+        token_axis=2,
+    ),
+    Layout(
+        "heads",
+        "[1, heads, T, D]",
+        "a map for each channel, on the grid of the tokens; one head after another",
+        (4,),
+        _heads,
+        _rows_of_heads,
+        token_axis=2,
+    ),
+    Layout(
+        "attention",
+        "[1, heads, T, T]",
+        "a matrix for each head: a row for each query, a column for each key",
+        (3, 4),
+        _attention,
+        _rows_of_attention,
+        aligned=False,
+    ),
     Layout(
         "vector",
         "[N, F]",
+        "rows of numbers: a column for each channel",
         (1, 2, 3),
         _vector,
         channel_axis=-1,
@@ -209,14 +266,37 @@ _ALL = (
         strip=True,
     ),
     Layout(
-        "batch", "[N, C, H, W]", (4, 5), _batch, channel_axis=1, allows_many=True, aligned=False
+        "sequence",
+        "[N, T, D]",
+        "rows of a matrix, no places of the image: a row for each token, a column for each channel",
+        (3, 4),
+        _vector,
+        channel_axis=-1,
+        allows_many=True,
+        aligned=False,
+        strip=True,
     ),
-    Layout("ncthw", "[1, C, T, H, W]", (5,), _ncthw, channel_axis=1, spatial_axes=(3, 4)),
-    Layout("nthwc", "[1, T, H, W, C]", (5,), _nthwc, channel_axis=4, spatial_axes=(2, 3)),
+    Layout(
+        "batch",
+        "[N, C, H, W]",
+        "for each channel the items side by side",
+        (4, 5),
+        _batch,
+        channel_axis=1,
+        allows_many=True,
+        aligned=False,
+    ),
+    Layout(
+        "ncthw", "[1, C, T, H, W]", _TIME_STEPS, (5,), _ncthw, channel_axis=1, spatial_axes=(3, 4)
+    ),
+    Layout(
+        "nthwc", "[1, T, H, W, C]", _TIME_STEPS, (5,), _nthwc, channel_axis=4, spatial_axes=(2, 3)
+    ),
     Layout(
         "windows",
         "[windows, places, C]",
-        (3, 4),
+        "pieces of a map for each channel, put back into their places",
+        (3, 4, 5, 6),
         _windows,
         _rows_of_windows,
         allows_many=True,

@@ -35,6 +35,9 @@ _CHANNELS_FIRST = (
 )
 """torch's own modules whose channels are the axis behind the batch."""
 
+_FEATURES_LAST = ("Linear", "LayerNorm", "RMSNorm")
+"""Ends of the names of classes whose last axis are features, timm's and transformers' included."""
+
 _ATTENTION = ("attn", "attention", "crpe")
 """In the names of attentions, and of CoaT's positional encoding, which takes what they do."""
 
@@ -69,6 +72,7 @@ def read(model: nn.Module, input_shape: tuple[int, ...]) -> dict[str, Hints]:
             tokens=None if name == "backbone" else _mixed(name, module) or parent.tokens,
             unrolled=_unrolled(model, name) or parent.unrolled,
             channels=_channels(name, module),
+            features_last=type(module).__name__.endswith(_FEATURES_LAST),
         )
     return by_name
 

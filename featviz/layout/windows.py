@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from featviz.layout.token_grids import Size, TokenGrid, map_sizes
-from featviz.records import Windows
+from featviz.records import Origin, Windows
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -180,3 +180,21 @@ def _in_usual_order(tensor: Tensor, windows: Windows) -> Tensor:
     if tensor.ndim == 4 and tensor.shape[1:3] != windows.size:
         return tensor.permute(0, 2, 3, 1)
     return tensor
+
+
+def channels_of_pieces(shape: Sequence[int], origin: Origin) -> int:
+    """The axis of pieces of a map that counts channels."""
+    return next(i for i in range(len(shape)) if i not in origin.axes and shape[i] > 1)
+
+
+def join_pieces(tensor: Tensor, origin: Origin) -> Tensor:
+    """Put each value of a tensor back into its place in the map: [C, H, W]; padding goes."""
+    assert origin.grid is not None and origin.places is not None
+    _, height, width = origin.grid
+    channel = channels_of_pieces(tensor.shape, origin)
+    rest = [i for i in range(tensor.ndim) if i not in origin.axes and i != channel]
+    rows = tensor.permute(channel, *rest, *origin.axes).reshape(tensor.shape[channel], -1)
+    known = origin.places >= 0
+    joined = tensor.new_empty(len(rows), height * width)
+    joined[:, origin.places[known]] = rows[:, known]
+    return joined.reshape(-1, height, width)

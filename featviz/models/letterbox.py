@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from importlib import import_module
+from importlib.util import find_spec
 from math import ceil
 from typing import Any, NamedTuple
 
 import numpy as np
 from PIL import Image
 from torch import Tensor, nn
+
+from featviz.errors import UsageError
+from featviz.text import by
 
 _DEFAULT_SIZE, _CLASSIFIER_SIZE = 640, 224
 _LARGEST_SIZE = 8192
@@ -87,6 +91,39 @@ class LetterBox:
             f"resize longer side to {self.size} (bilinear, by OpenCV), "
             f"pad with {_FILL} to multiples of {self.stride}"
         )
+
+
+def require_opencv() -> None:
+    """Refuse to go on without OpenCV, which computes the pixels.
+
+    Raises:
+        UsageError: it is not installed.
+    """
+    if find_spec("cv2") is None:
+        raise UsageError(
+            "--preset yolo resizes by OpenCV, which is not installed",
+            "pip install opencv-python-headless; or --preset none with --size HxW",
+        )
+
+
+def for_module(module: nn.Module, side: int, fixed: tuple[int, int] | None) -> LetterBox:
+    """A LetterBox to a longer side in pixels; where the model takes one square size alone, to all
+    of that size.
+
+    Args:
+        fixed: (height, width) that the model takes, if it takes nothing else.
+
+    Raises:
+        UsageError: the model takes one size that is no square.
+    """
+    if fixed is None:
+        stride = _stride(module)
+        return LetterBox(ceil(side / stride) * stride, stride)
+    if fixed[0] != fixed[1]:
+        raise UsageError(
+            f"--preset yolo pads to squares, and the model takes {by(fixed)}", "--preset none"
+        )
+    return LetterBox(fixed[0], fixed[0])
 
 
 def of_model(module: nn.Module, arguments: Any) -> LetterBox | int | None:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import nn
 
 from featviz.errors import UsageError
-from featviz.models import classes
+from featviz.models import arguments, classes
 from featviz.models.devices import pick_device
 from featviz.models.files.state_dict import unwrapped
 from featviz.models.preprocess import InputOptions, Preprocess
@@ -55,8 +55,13 @@ def load_model(options: ModelOptions, inputs: InputOptions) -> LoadedModel:
         preprocess = by_transform(inputs.transform, inputs, module)
     else:
         preprocess = choose_preprocess(module, loaded.entry, inputs, loaded.fixed)
-    arguments = {name: repr(value) for name, value in options.model_args.items()}
-    source = {**loaded.source, **({"arguments": arguments} if arguments else {})}
+    if inputs.input:
+        further = arguments.parse(inputs.input)
+        taken = getattr(preprocess.transform, "names", ())
+        arguments.bind(module, further, taken, device)
+        preprocess = replace(preprocess, further=tuple(one.words for one in further))
+    built_with = {name: repr(value) for name, value in options.model_args.items()}
+    source = {**loaded.source, **({"arguments": built_with} if built_with else {})}
     named = classes.names(module) or _categories(loaded)
     return LoadedModel(module, preprocess, device, source, named, classes.scores(module))
 
@@ -75,10 +80,13 @@ def adopt(module: nn.Module, inputs: InputOptions) -> LoadedModel:
     DistributedDataParallel are taken out of their wrapping.
 
     Raises:
-        UsageError: a transform is named, which may change how the module is called.
+        UsageError: a transform or further arguments are named, which change how the module is
+            called.
     """
     if inputs.transform is not None:
         raise UsageError("transform is for a MODEL string", "give images that are transformed")
+    if inputs.input:
+        raise UsageError("input is for a MODEL string", "give a module that takes an image alone")
     module = unwrapped(module)
     tensor = next(iter([*module.parameters(), *module.buffers()]), torch.empty(0))
     record = {"kind": "module", "type": type(module).__name__, "parameters": digest(module)}

@@ -120,13 +120,17 @@ def which_of(spec: str, option: str = "MODEL") -> UsageError | LoadError:
         return LoadError(error.message, error.hint)
     what = f"{option} {spec!r} is code: name the class or function that makes the model, "
     if not choices:
-        return UsageError(
-            f"{what}{quoted(spec)}:NAME", "none of its classes and functions is seen to give one"
-        )
+        return UsageError(f"{what}{quoted(spec)}:NAME", _why_none(Path(spec)))
     again = (spec, f"{spec}:{choices[0].name}")
     shown = listed([maker.words(spec) for maker in choices], _SHOWN)
     needs = tuple(f"--model-arg={name}=..." for name in choices[0].needs)
     return UsageError(f"{what}{quoted(spec)}:CLASS", f"it has {shown}", replace=again, add=needs)
+
+
+def _why_none(path: Path) -> str:
+    if not path.stat().st_size:
+        return "the file is empty"
+    return "none of its classes and functions is seen to give one"
 
 
 class _Outline:

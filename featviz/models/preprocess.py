@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any
 
+import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor
@@ -17,7 +18,7 @@ from torchvision.transforms.v2.functional import resize_image
 from featviz.errors import ImageError
 from featviz.models.letterbox import LetterBox, Window
 from featviz.models.resizing import HeightWidth, Padding, SizeRule
-from featviz.records import INTERPOLATIONS, PRESETS, Count, OneOf, Within
+from featviz.records import INTERPOLATIONS, PRESETS, Count, OneOf, Raster, Within
 from featviz.text import by
 
 _MOST_ENLARGED = 2**25
@@ -25,6 +26,10 @@ _MOST_ENLARGED = 2**25
 
 FALLBACK_SIZE = (224, 224)
 """Input size for a forward pass on zeros where the image's own size decides."""
+
+_NEAR = 1e-3
+"""How far beyond 0..1 a value may be by rounding."""
+_UNIT = "values 0..1"
 
 Size = int | tuple[int, int]
 
@@ -46,8 +51,8 @@ class InputOptions:
     """Subtracted from each channel of the 0..1 image."""
     std: tuple[float, ...] | None = None
     """Divides each channel."""
-    channels: Annotated[int, Within(among=(1, 3), hint="1 is grey, 3 RGB")] | None = None
-    """1: grey, 3: RGB."""
+    channels: Annotated[int, Within(1, 4096, "as many as the files have")] | None = None
+    """1: grey, 3: RGB; of other numbers the files must have as many."""
     exif: bool = True
     """Apply the EXIF orientation."""
     background: str = "white"
@@ -56,9 +61,11 @@ class InputOptions:
     """Time steps of a clip, for models of clips."""
     inputs: Count | None = None
     """Images that the model takes at once; None asks its forward."""
+    input: tuple[str, ...] = ()
+    """Further arguments of forward, each as `NAME=VALUE`; see `models.arguments`."""
     transform: str | None = None
-    """`file.py:fn` or `pkg.mod:fn`: a function from a PIL image to what forward takes, instead of
-    all resizing, cropping and normalising."""
+    """`file.py:fn` or `pkg.mod:fn`: a function from a PIL image, or from the array of a file that
+    is no photograph, to what forward takes, instead of all resizing, cropping and normalising."""
 
 
 @dataclass(frozen=True)
@@ -92,47 +99,98 @@ class Preprocess:
     """Takes the place of resizing and cropping, for models of Ultralytics."""
     guessed: bool = field(default=False, compare=False)
     """Whether neither the model nor the user says how images go in."""
-    transform: Callable[[Image.Image], list[Tensor]] | None = None
+    further: tuple[str, ...] = ()
+    """The arguments of forward that are no images, in words: `t=10`."""
+    any_values: bool = field(default=False, compare=False)
+    """Whether mean and std are the user's own, for values of any range."""
+    transform: Callable[[Any], list[Tensor]] | None = None
     """The user's own way from an image to the model's arguments, the first of them [1, C, H, W], in
     place of the steps above."""
 
-    def __call__(self, images: Sequence[Image.Image]) -> list[Tensor]:
-        """The model's arguments: [1, C, H, W] for each image, or [1, C, T, H, W] for a clip.
+    def __call__(self, images: Sequence[Image.Image | Raster]) -> list[Tensor]:
+        """The model's arguments: [1, C, H, W] for each image, or [1, C, T, H, W] for a clip or a
+        volume.
 
         Raises:
-            ImageError: the frames of a clip differ in size, or the user's transform fails.
+            ImageError: the frames of a clip differ in size, the user's transform fails, or values
+                are not 0..1 where the model's mean and std are for these.
         """
         if self.transform is not None:
-            return self.transform(images[0].convert("L" if self.channels == 1 else "RGB"))
-        tensors = [self.tensor(image) for image in images]
-        if self.frames is None:
+            image = images[0]
+            return self.transform(
+                image.values if isinstance(image, Raster) else image.convert(self.mode)
+            )
+        tensors = [
+            self._of_numbers(image) if isinstance(image, Raster) else self.tensor(image)
+            for image in images
+        ]
+        if self.frames is None or tensors[0].ndim == 5:
             return tensors
         if len({tensor.shape for tensor in tensors}) > 1:
             raise ImageError("the frames differ in size", "--size HxW brings them to one")
         return [torch.stack(tensors, dim=2)]
 
+    @property
+    def mode(self) -> str:
+        """The mode of Pillow's pictures before they become numbers."""
+        return "L" if self.channels == 1 else "RGB"
+
     def tensor(self, image: Image.Image) -> Tensor:
         """Turn an image of mode L or RGB into float32 [1, channels, H, W]."""
-        image = image.convert("L" if self.channels == 1 else "RGB")
+        image = image.convert(self.mode)
         image = image if self.letterbox is None else self.letterbox(image)
         on_tensors = self.as_transformers or not self.antialias
         picture: Any = F.pil_to_tensor(image) if on_tensors else image
         if self.floats:
             picture = F.convert_image_dtype(picture, torch.float32)
+        picture = self._sized(picture)
+        values = picture if on_tensors else F.pil_to_tensor(picture)
+        return self._normalised(F.convert_image_dtype(values, torch.float32))[None]
+
+    def _of_numbers(self, image: Raster) -> Tensor:
+        """Numbers [C, H, W] or [C, D, H, W] as float32 [1, C, H, W] or [1, C, D, H, W]: each slice
+        of a volume goes through the same steps as a picture.
+
+        Raises:
+            ImageError: the steps are for pictures.
+        """
+        if self.letterbox is not None:
+            raise ImageError(
+                "numbers are not padded as Ultralytics pads pictures", "--size HxW, --preset none"
+            )
+        low, high = float(image.values.min()), float(image.values.max())
+        if (
+            self.mean is not None
+            and not self.any_values
+            and not (-_NEAR <= low <= high <= 1 + _NEAR)
+        ):
+            raise ImageError(
+                f"its values are {low:g} to {high:g} ({image.words}), and the model's mean and "
+                "std are for 0..1",
+                "--preset none leaves values as they are; --mean and --std of your own take any",
+            )
+        values = torch.from_numpy(image.values)
+        slices = values.movedim(1, 0) if values.ndim == 4 else values[None]  # [D, C, H, W]
+        tensor = self._normalised(self._sized(slices))
+        return tensor.movedim(0, 1)[None].contiguous() if values.ndim == 4 else tensor
+
+    def _sized(self, picture: Any) -> Any:
+        """A picture, or a tensor [..., C, H, W], resized and cropped."""
         picture = self._resized(picture)
         crop = self._crop_of(_sides(picture))
-        picture = picture if crop is None else self._cropped(picture, crop)
-        values = picture if on_tensors else F.pil_to_tensor(picture)
-        tensor = F.convert_image_dtype(values.flip(0) if self.bgr else values, torch.float32)
+        return picture if crop is None else self._cropped(picture, crop)
+
+    def _normalised(self, values: Tensor) -> Tensor:
+        """Values [..., C, H, W] of 0..1 as the model takes them."""
+        tensor = values.flip(-3) if self.bgr else values
         if self.mean is not None and self.std is not None:
             tensor = F.normalize(tensor, list(self.mean), list(self.std))
         if self.padding is not None:
             tensor = pad(tensor, self.padding.border(_sides(tensor)), fill=self.padding.value)
-        batch: Tensor = tensor[None]
-        return batch
+        return tensor
 
     def _resized(self, picture: Any) -> Any:
-        """A picture, or a tensor [C, H, W], in its new size."""
+        """A picture, or a tensor [..., C, H, W], in its new size."""
         if self.resize is None:
             return picture
         size = _resized_to(self.resize, _sides(picture))
@@ -165,19 +223,24 @@ class Preprocess:
         return torch.cat(padded, dim=3)
 
     def pictures(self, args: Sequence[Tensor]) -> list[Tensor]:
-        """The inputs before normalising, clipped to 0..1: [1, C, H, W] for each image and frame."""
-        if self.transform is not None:
-            return [_visible(args[0])]
-        pictures = [p for arg in args for p in (arg.unbind(2) if arg.ndim == 5 else (arg,))]
-        return [self._undo(picture) for picture in pictures]
+        """The inputs before normalising, as 0..1: [1, C, H, W] for each image, frame and slice. C
+        is 1 or 3: of more than three channels the first three are red, green and blue, of two the
+        first is grey. Values that are no picture's are shown from their least to their largest."""
+        undone = [_visible(args[0])] if self.transform else [self._undo(arg) for arg in args]
+        return [p for arg in undone for p in (arg.unbind(2) if arg.ndim == 5 else (arg,))]
 
     def _undo(self, tensor: Tensor) -> Tensor:
+        """An input [1, C, H, W] or [1, C, T, H, W] as values of 0..1."""
         if self.mean is not None and self.std is not None:
             mean, std = (
-                torch.tensor(v, device=tensor.device)[:, None, None] for v in (self.mean, self.std)
+                torch.tensor(v, device=tensor.device).reshape(-1, *(1,) * (tensor.ndim - 2))
+                for v in (self.mean, self.std)
             )
             tensor = tensor * std + mean
-        return (tensor.flip(1) if self.bgr else tensor).clamp(0, 1)
+        tensor = tensor.flip(1) if self.bgr else tensor
+        if self.channels not in (1, 3) or _is_no_picture(tensor):
+            return _visible(tensor)
+        return tensor.clamp(0, 1)
 
     def window(self, size: tuple[int, int]) -> Window | None:
         """Where an image of a size (width, height) lies in the input that was padded for it; None
@@ -194,8 +257,7 @@ class Preprocess:
         """Zeros of the shapes that images would have; where their own size decides, those of an
         image of 224 × 224 pixels."""
         if self.transform is not None:
-            mode = "L" if self.channels == 1 else "RGB"
-            return [torch.zeros_like(t) for t in self.transform(Image.new(mode, FALLBACK_SIZE))]
+            return [torch.zeros_like(t) for t in self.transform(self.empty())]
         size = _resized_to(self.resize, FALLBACK_SIZE)
         size = self._crop_of(size) or size
         if self.letterbox is not None:
@@ -204,12 +266,29 @@ class Preprocess:
         time = [] if self.frames is None else [self.frames]
         return [torch.zeros(1, self.channels, *time, height, width)] * self.inputs
 
+    def empty(self) -> Any:
+        """Black, for trying the user's function: a picture, or an array [channels, H, W] where the
+        images are no pictures."""
+        if self.channels in (1, 3):
+            return Image.new(self.mode, FALLBACK_SIZE)
+        return np.zeros((self.channels, *FALLBACK_SIZE), np.float32)
+
+    def words_for(self, numbers: str) -> str:
+        """The steps in words for an image whose `numbers` became values in this way."""
+        if not numbers or self.transform is not None:
+            return self.words
+        kind, *steps = self.words.split(", ")
+        of_pictures = (_UNIT, *_clip_words(self.frames).split(", "))
+        return ", ".join([kind, numbers, *(step for step in steps if step not in of_pictures)])
+
     @property
     def words(self) -> str:
         """The steps in words, for the manifest."""
+        kind = "BGR" if self.bgr else _kind_words(self.channels)
+        beside = [f"with {' and '.join(self.further)}"] if self.further else []
         if self.transform is not None:
-            return f"{'greyscale' if self.channels == 1 else 'RGB'}, {self.transform}"
-        steps = ["greyscale" if self.channels == 1 else "BGR" if self.bgr else "RGB"]
+            return ", ".join([kind, str(self.transform), *beside])
+        steps = [kind]
         if self.letterbox is not None:
             steps.append(self.letterbox.words)
         if self.resize is not None:
@@ -221,22 +300,40 @@ class Preprocess:
         if self.mean is not None and self.std is not None:
             steps.append(f"normalise by mean {listed(self.mean)} and std {listed(self.std)}")
         else:
-            steps.append("values 0..1")
+            steps.append(_UNIT)
         if self.padding is not None:
             steps.append(self.padding.words)
         if self.frames is not None:
-            steps.append(f"{self.frames} frames, evenly spread")
+            steps.append(_clip_words(self.frames))
         if self.inputs > 1:
             steps.append(f"{self.inputs} images at once")
-        return ", ".join(steps)
+        return ", ".join(steps + beside)
+
+
+def _is_no_picture(tensor: Tensor) -> bool:
+    """Whether values are far outside of 0..1: no resizing of a picture goes beyond by half."""
+    low, high = tensor.aminmax()
+    return bool(low < -0.5 or high > 1.5)
 
 
 def _visible(tensor: Tensor) -> Tensor:
-    """An input of unknown scale as a picture: its range as 0..1, and of channels that are neither
-    grey nor RGB the first."""
-    picture = (tensor if tensor.shape[1] in (1, 3) else tensor[:, :1]).float()
+    """An input of unknown scale as a picture: its range as 0..1; of more than three channels the
+    first three, of two the first."""
+    picture = tensor[:, : 1 if tensor.shape[1] < 3 else 3].float()
     low, high = picture.aminmax()
     return (picture - low) / (high - low).clamp(min=torch.finfo(torch.float32).tiny)
+
+
+def _kind_words(channels: int) -> str:
+    """What images of so many channels are called, and which of them `input.png` shows."""
+    if channels in (1, 3):
+        return "greyscale" if channels == 1 else "RGB"
+    shown = "the first is" if channels == 2 else "the first three are"
+    return f"{channels} channels ({shown} shown)"
+
+
+def _clip_words(frames: int | None) -> str:
+    return f"{frames} frames, evenly spread"
 
 
 def _sides(picture: Any) -> HeightWidth:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import logging
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -13,7 +13,7 @@ from torch import nn
 from torchvision.transforms import InterpolationMode
 
 from featviz.errors import UsageError
-from featviz.models import letterbox
+from featviz.models import arguments, letterbox
 from featviz.models.preprocess import FALLBACK_SIZE, InputOptions, Preprocess, Size, listed
 from featviz.records import PRESETS
 from featviz.text import counted
@@ -41,8 +41,7 @@ def choose_preprocess(
         fixed: what the model takes, where it takes nothing else.
 
     Raises:
-        UsageError: the model takes neither one nor three channels, or mean and std or the preset
-            do not fit.
+        UsageError: mean and std or the preset do not fit.
     """
     fixed = fixed or FixedInput(None, None)
     if isinstance(entry, Preprocess):
@@ -55,13 +54,17 @@ def choose_preprocess(
     channels = options.channels or expected
     if options.preset is not None:
         base = _at_own_size(_named(options.preset, channels, fixed.size), module)
+        if (side := PRESETS[options.preset].letterbox) is not None:
+            letterbox.require_opencv()
+            base = replace(base, letterbox=letterbox.for_module(module, side, fixed.size))
     elif base is None or base.channels != channels:
         base = _by_channels(channels, options, fixed.size)
     first = _first_convolution(module)
     return replace(
         _checked(_overridden(base, options)),
+        any_values=options.mean is not None or options.std is not None,
         frames=options.frames if isinstance(first, nn.Conv3d) else None,
-        inputs=options.inputs or required_arguments(module),
+        inputs=options.inputs or required_arguments(module, arguments.names(options.input)),
     )
 
 
@@ -73,11 +76,16 @@ def _at_own_size(base: Preprocess, module: nn.Module) -> Preprocess:
     return base
 
 
-def required_arguments(module: nn.Module) -> int:
-    """How many arguments the module's forward cannot do without; at least 1."""
+def required_arguments(module: nn.Module, given: Collection[str] = ()) -> int:
+    """How many arguments the module's forward cannot do without, beside those that are given; at
+    least 1."""
     parameters = inspect.signature(module.forward).parameters.values()
     positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    needed = [p for p in parameters if p.kind in positional and p.default is p.empty]
+    needed = [
+        p
+        for p in parameters
+        if p.kind in positional and p.default is p.empty and p.name not in given
+    ]
     return max(1, len(needed))
 
 
@@ -88,15 +96,8 @@ def from_timm(config: Mapping[str, Any]) -> Preprocess:
     `transforms_imagenet_eval`), pixel for pixel, but for `crop_mode` `border` and `center` with an
     input that is not square: there the whole image is squashed to the input, with a warning.
 
-    Raises:
-        UsageError: the model takes neither one nor three channels.
     """
     channels, height, width = config["input_size"]
-    if channels not in (1, 3):
-        raise UsageError(
-            f"the model takes {channels} channels, and an image gives 1 or 3",
-            "--model-arg in_chans=1 or in_chans=3",
-        )
     statistics = {name: tuple(float(value) for value in config[name]) for name in ("mean", "std")}
     if len(statistics["mean"]) != channels:
         statistics = {
@@ -114,13 +115,13 @@ def from_timm(config: Mapping[str, Any]) -> Preprocess:
     return Preprocess(resize, crop, statistics["mean"], statistics["std"], channels, mode)
 
 
-def from_ultralytics(module: nn.Module, arguments: Any = None) -> Preprocess | None:
+def from_ultralytics(module: nn.Module, trained: Any = None) -> Preprocess | None:
     """How Ultralytics' predictors prepare images for their models; None for any other model.
 
     Args:
-        arguments: `train_args` of the checkpoint.
+        trained: `train_args` of the checkpoint.
     """
-    how = letterbox.of_model(module, arguments)
+    how = letterbox.of_model(module, trained)
     if how is None:
         return None
     channels = first_channels(module)
@@ -203,8 +204,8 @@ models with this preset have."""
 def _by_channels(
     channels: int, options: InputOptions, size: tuple[int, int] | None = None
 ) -> Preprocess:
-    if channels == 1:
-        return Preprocess(size, None, None, None, channels=1)
+    if channels != 3:
+        return Preprocess(size, None, None, None, channels)
     given = None not in (options.size or options.crop, options.mean, options.std)
     return replace(_named("imagenet", channels, size), guessed=not given)
 
@@ -215,12 +216,6 @@ def _named(name: str, channels: int, size: tuple[int, int] | None = None) -> Pre
     Raises:
         UsageError: the preset is for RGB.
     """
-    if channels not in (1, 3):
-        raise UsageError(
-            f"the first convolution takes {channels} channels, and an image gives 1 or 3",
-            "--channels 1 or --channels 3, if that is not where the image goes in; --transform "
-            "makes other inputs",
-        )
     preset = PRESETS[name]
     if channels != 3 and preset.mean is not None:
         raise UsageError(
@@ -228,6 +223,8 @@ def _named(name: str, channels: int, size: tuple[int, int] | None = None) -> Pre
             "--preset none, with --size, --mean and --std; --channels 3 if the model takes RGB",
         )
     resize, crop = (preset.resize, preset.crop) if size is None else _resize_and_crop(size)
+    if preset.letterbox is not None:
+        resize, crop = None, None
     mode = InterpolationMode(preset.interpolation)
     return Preprocess(resize, crop, preset.mean, preset.std, channels, mode)
 

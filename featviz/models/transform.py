@@ -6,29 +6,31 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import numpy as np
 from PIL import Image
 from torch import Tensor, nn
 
 from featviz.errors import ImageError, LoadError, UsageError
-from featviz.models.preprocess import FALLBACK_SIZE, InputOptions, Preprocess
+from featviz.models.preprocess import InputOptions, Preprocess
 from featviz.models.sources import FACTORY_FORM, factory
 from featviz.text import quoted
 
 
 @dataclass(frozen=True)
 class UserTransform:
-    """A function from a PIL image of mode L or RGB to what the model's forward takes."""
+    """A function from a PIL image of mode L or RGB, or from an array, to what the model's forward
+    takes."""
 
     text: str
     """As the user names it."""
-    function: Callable[[Image.Image], Any] = field(repr=False)
+    function: Callable[[Any], Any] = field(repr=False)
     names: tuple[str, ...] = ()
     """Where the function gives a dict: the arguments of forward, the image first."""
 
     def __str__(self) -> str:
         return f"transform {self.text.rpartition('/')[2]}"
 
-    def __call__(self, image: Image.Image) -> list[Tensor]:
+    def __call__(self, image: Image.Image | np.ndarray) -> list[Tensor]:
         """The model's arguments, the image first: [1, C, H, W].
 
         Raises:
@@ -41,7 +43,7 @@ class UserTransform:
             return [given[name] for name in self.names]
         return [given[None] if given.ndim == 3 else given]
 
-    def tried(self, image: Image.Image) -> UserTransform:
+    def tried(self, image: Image.Image | np.ndarray) -> UserTransform:
         """The same, with the names of the arguments that it gives for this image.
 
         Raises:
@@ -53,7 +55,7 @@ class UserTransform:
         names = sorted(given, key=lambda name: given[name].ndim not in (4, 5))
         return replace(self, names=tuple(names))
 
-    def _given(self, image: Image.Image) -> Tensor | Mapping[str, Tensor]:
+    def _given(self, image: Image.Image | np.ndarray) -> Tensor | Mapping[str, Tensor]:
         try:
             given = self.function(image)
         except Exception as error:  # the user's own code
@@ -83,14 +85,14 @@ def by_transform(text: str, inputs: InputOptions, module: nn.Module) -> Preproce
     function = factory.target(text)
     if not callable(function):
         raise UsageError(f"--transform {text!r} is a {type(function).__name__}", "name a function")
-    empty = Image.new("L" if channels == 1 else "RGB", FALLBACK_SIZE)
+    plain = Preprocess(None, None, None, None, channels)
     try:
-        transform = UserTransform(text, function).tried(empty)
+        transform = UserTransform(text, function).tried(plain.empty())
     except ImageError as error:
         raise LoadError(f"--transform: {error.message}, for an empty image", error.hint) from error
     if transform.names:
         module.register_forward_pre_hook(_by_name(transform.names), with_kwargs=True)
-    return Preprocess(None, None, None, None, channels, transform=transform)
+    return replace(plain, transform=transform)
 
 
 def _by_name(names: Sequence[str]) -> Callable[..., tuple[tuple[()], dict[str, Any]]]:

@@ -85,6 +85,11 @@ def put_into(
             nothing fits at all.
     """
     fit = compare(module, tensors)
+    if any(hasattr(part, "_packed_params") for part in module.modules()):
+        raise LoadError(
+            f"{what}: the architecture is quantised, and weights go into float modules",
+            "--arch the model as it is before it is quantised",
+        )
     if fit.words and not (partial and fit.fitting):
         raise LoadError(
             f"{what}: {fit.fitting} of {fit.total} tensors; {fit.words}",

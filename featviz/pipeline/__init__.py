@@ -110,7 +110,7 @@ def _run(
         finished = _Finished(document, progress, len(samples), folder if team.first else None)
         with (
             in_any_case(partial(_end, document, folder, team)),
-            tensorboard.opened(options.tensorboard, options.out, options.resume) as board,
+            tensorboard.opened(options.board, options.out, options.step, options.resume) as board,
         ):
             if board is not None:
                 post_kernels(prepared.model.module, prepared.layers, board)
@@ -210,6 +210,7 @@ def _visit_all(session: Session, samples: Sequence[Sample], finished: _Finished)
     with (
         in_eval_mode(session.prepared.model.module, options.passes.gradients),
         _shared_cores(session.prepared) as background,
+        session.ahead,
         stop_requests() as stop,
         in_any_case(session.settle),
     ):

@@ -22,7 +22,7 @@ from featviz.hooks.selectors import Selector
 from featviz.layout import map_size
 from featviz.layout.overrides import HintBook
 from featviz.models.load import LoadedModel
-from featviz.records import Hints, Layer, Site
+from featviz.records import Layer, Site
 
 log = logging.getLogger(__name__)
 
@@ -137,16 +137,18 @@ def choose_layers(
     if not chosen:
         raise _no_match(model, text, wanted, layers, blank)
     for idle in selectors.idle(layers, wanted):
-        log.warning("selector %r matches no layer", idle)
+        close = selectors.nearest(layers, selectors.parse(idle))
+        meant = f"; did you mean {' or '.join(close)}?" if close else ""
+        log.warning("selector %r matches no layer%s", idle, meant)
     return chosen
 
 
 def _first_look(
     model: LoadedModel, blank: Sequence[Tensor], tensor_layout: Sequence[str]
 ) -> list[Layer]:
-    layers = list_layers(model.module)
-    ran = probe(model, blank, layers, ("output", "input"))
-    book = HintBook(model.module, blank[0].shape, tensor_layout)
+    layers, book = list_layers(model.module), HintBook(model.module, blank[0].shape, tensor_layout)
+    with book.traced(model.module, layers):
+        ran = probe(model, blank, layers, ("output", "input"))
     height, width = book.of(layers[0]).input_size or blank[0].shape[-2:]
     learned = {
         name
@@ -155,20 +157,22 @@ def _first_look(
     }
     calls = []
     for (layer, number), given in ran.given.items():
-        hints, taken = book.of(layer), ran.taken.get((layer, number), ())
+        taken = ran.taken.get((layer, number), ())
         beside_image = [shape for shape in taken if shape[-2:] != [height, width]]  # and its mask
-        maps = [size for size in _sizes(beside_image, hints) if size is not None]
+        maps = [size for size in _sizes(beside_image, book, layer, "input") if size is not None]
         several = len(maps) > 2 or len(set(maps)) > 1
-        sizes = _sizes(given, hints)
+        sizes = _sizes(given, book, layer, "output")
         size = sizes[0] if several else next((size for size in sizes if size is not None), None)
         calls.append(Ran(layer, size, several, layer.name in learned))
     chosen = first_look.stages(calls, (height, width))
     return chosen or first_look.vectors(ran.outputs)
 
 
-def _sizes(shapes: Iterable[Sequence[int]], hints: Hints) -> list[first_look.Size | None]:
+def _sizes(
+    shapes: Iterable[Sequence[int]], book: HintBook, layer: Layer, side: str
+) -> list[first_look.Size | None]:
     """Height and width of each tensor's maps; None where they are no maps, or have one place."""
-    sizes = (map_size(shape, hints) for shape in shapes)
+    sizes = (map_size(shape, book.of_shape(layer, shape, side)) for shape in shapes)
     return [size[1:] if size is not None and size[1] * size[2] > 1 else None for size in sizes]
 
 
@@ -179,14 +183,12 @@ def _no_match(
     layers: list[Layer],
     blank: Sequence[Tensor],
 ) -> UsageError:
-    close = selectors.nearest(layers, wanted)
-    hints = [f"did you mean {' or '.join(close)}?"] if close else []
-    hints += _functions_instead(model, wanted, blank)
-    functions, modules = ([x for x in layers if x.is_function is kind] for kind in (True, False))
+    more = _functions_instead(model, wanted, blank)
     if selectors.wants_functions(wanted):
-        hints.append(f"functions here: {selectors.types_present(functions)}")
-    hints.append(f"types here: {selectors.types_present(modules)}")
-    return UsageError(f"no layer matches --layers {text!r}", "; ".join(hints))
+        called = [layer for layer in layers if layer.is_function]
+        more.append(f"functions here: {selectors.types_present(called)}")
+    hint = selectors.remedy(layers, wanted, *more)
+    return UsageError(f"no layer matches --layers {text!r}", hint)
 
 
 def _functions_instead(

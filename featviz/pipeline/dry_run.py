@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from torch import Tensor
 
 from featviz.drawing import figure, grid
+from featviz.drawing.drawer import SALIENCY, is_saliency
 from featviz.gradients import forward_backward
 from featviz.hooks.eval_mode import in_eval_mode
 from featviz.layout import Maps, to_maps
@@ -137,13 +138,17 @@ def _plan(prepared: Prepared, images: int) -> DryRun:
     loaded, blank, options = prepared.model, prepared.blank, prepared.options
     book = prepared.hint_book(blank)
     files: list[PlannedFile] = []
+    inputs = [arg.shape for arg in blank]
     beside = [Written(OWN_FILES, int(blank[0].numel() * BYTES_PER_VALUE))]
 
     def sink(site: Site, tensor: Tensor) -> None:
         if options.draw.tensors:
             beside.append(Written(1, tensor.numel() * TENSOR_BYTES))
-        for key, maps in to_maps(tensor, book.of(site.layer)).items():
+        for key, maps in to_maps(tensor, book.at(site, tensor)).items():
             files.extend(_planned(site.inside(key), maps, options.draw, prepared.shown))
+            if not key and is_saliency(site, tensor.shape, inputs, options.draw):
+                one = replace(options.draw, reduce="max-abs")
+                files.extend(_planned(site.inside(SALIENCY), maps, one, prepared.shown))
             beside.append(Written(0, ROW_BYTES + CHANNEL_BYTES * maps.data.shape[0]))
 
     with in_eval_mode(loaded.module, options.passes.gradients):

@@ -1,4 +1,5 @@
-"""What goes on beside the model: encoders behind a queue that is bounded in bytes, and a reader."""
+"""What goes on beside the model: encoders behind a queue that is bounded in bytes, and a reader of
+what is needed next."""
 
 from __future__ import annotations
 
@@ -9,8 +10,9 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from threading import Condition, get_native_id
 from types import TracebackType
-from typing import TypeVar
+from typing import Generic, TypeVar
 
+K = TypeVar("K")
 T = TypeVar("T")
 
 
@@ -34,7 +36,6 @@ class Background:
         self._pool = ThreadPoolExecutor(
             workers, "featviz-writer", initializer=_step_back if nice else None
         )
-        self._reader = ThreadPoolExecutor(1, "featviz-reader")
         self._room = Condition()
         self._held = 0
 
@@ -46,10 +47,6 @@ class Background:
         future = self._pool.submit(task)
         future.add_done_callback(lambda _: self._give_back(size))
         return future
-
-    def read(self, task: Callable[[], T]) -> Future[T]:
-        """Run `task` in a thread of its own for what is read ahead."""
-        return self._reader.submit(task)
 
     def _give_back(self, size: int) -> None:
         with self._room:
@@ -65,8 +62,35 @@ class Background:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._reader.shutdown(wait=True, cancel_futures=True)
         self._pool.shutdown(wait=True, cancel_futures=error is not None)
+
+
+class ReadAhead(Generic[K, T]):
+    """Reads in a thread what is needed next, while the caller is busy.
+
+    Leaving the `with` block waits for what is being read, and drops the rest.
+    """
+
+    def __init__(self, read: Callable[[K], T]) -> None:
+        """Begin without any thread; `read` is asked for each key."""
+        self._read = read
+        self._pool = ThreadPoolExecutor(1, "featviz-reader")
+        self._begun: dict[K, Future[T]] = {}
+
+    def begin(self, key: K) -> None:
+        """Read this after all that was begun before."""
+        self._begun[key] = self._pool.submit(self._read, key)
+
+    def take(self, key: K) -> T:
+        """What was read, or what `read` raised; what was not begun is read now."""
+        begun = self._begun.pop(key, None)
+        return self._read(key) if begun is None else begun.result()
+
+    def __enter__(self) -> ReadAhead[K, T]:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._pool.shutdown(wait=True, cancel_futures=True)
 
 
 def _step_back() -> None:

@@ -65,6 +65,7 @@ class ImageWriter:
         self.stats: dict[str, Floats] = {}
         """Statistics of the channels by `Site.stats_key`: float32 [channels, 6]."""
         self._sites: set[Site] = set()
+        self._inputs = [arg.shape for arg in args]
         self._shown = levels.pixels(preprocess.shown(args)[0])
         self._ground: list[Bytes] = []
         if self.draw.overlay is not None:
@@ -79,13 +80,13 @@ class ImageWriter:
         Raises:
             LayoutError: it cannot be drawn, or its files would have the names of other ones.
         """
-        hints = self.hints.of(site.layer)
-        parts = self.drawer.draw(site, tensor, hints, self._ground, self.window)
+        hints = self.hints.at(site, tensor)
+        parts = self.drawer.draw(site, tensor, hints, self._ground, self.window, self._inputs)
         self._name({site, *map(site.inside, parts)})
-        kept = f"{site.stem}.npy" if self.draw.tensors == "npy" else None
-        if kept is not None:
-            file = self.folder.file(site.layer, kept)
-            self._later(_to_numpy(tensor), partial(_save_tensor, self.folder, file))
+        kept = None
+        if self.draw.tensors == "npy":
+            kept = self._file(site, ".npy")
+            self._later(_to_numpy(tensor), partial(_save_tensor, self.folder, kept))
         for key, picture in parts.items():
             at = site.inside(key)
             work = partial(self._finish_picture, picture, at, tensor.shape, kept)
@@ -137,6 +138,11 @@ class ImageWriter:
             future.cancel() or future.exception()
         self.folder.discard()
 
+    def _file(self, site: Site, ending: str) -> str:
+        """The way of a tensor's file in the image's folder."""
+        image = self.sample.name if self.draw.flat else None
+        return self.folder.file(site.layer, f"{site.stem}{ending}", image)
+
     def _later(self, array: np.ndarray, task: Callable[[np.ndarray], None]) -> None:
         self.files.append(self.background.submit(array.nbytes, partial(task, array)))
 
@@ -145,8 +151,8 @@ class ImageWriter:
         plain = as_make_grid(picture, self.draw)
         counts = None if tensor is None else histogram(layout.to_floats(tensor))
         future = self.background.submit(picture.tiles.nbytes, partial(to_png, plain))
-        size = (plain.plan.height, plain.plan.width)
-        self.posts.append(Post(site, future, size, picture.stats, picture.values, counts))
+        size, name = (plain.plan.height, plain.plan.width), self.sample.name
+        self.posts.append(Post(site, future, size, picture.stats, picture.values, counts, name))
 
     def _finish_picture(
         self,
@@ -156,11 +162,11 @@ class ImageWriter:
         kept: str | None,
     ) -> Capture:
         """Make the manifest's row, then write the file; runs in the background."""
-        file = self.folder.file(site.layer, f"{site.stem}.{self.draw.format}")
+        file = self._file(site, f".{self.draw.format}")
         row = describe(picture, site, shape, file)
         _warn_of(picture, site, self.sample, row.nonfinite)
         if kept is not None:
-            row = replace(row, tensor=self.folder.file(site.layer, kept))
+            row = replace(row, tensor=kept)
         with self.folder.writing(file) as opened:
             encode(picture, opened, self.draw.format, caption(row))
         return self._add_figure(picture, site, row) if self.draw.figure else row
@@ -170,7 +176,7 @@ class ImageWriter:
         title = f"{self.sample.name}   {site.layer.label} ({site.layer.type})   {site.stem}"
         cmap = colormap.resolved(self.draw.cmap, site.kind, over=True)
         page = figure.page(picture, cmap, self.draw.first, title, self._shown)
-        file = self.folder.file(site.layer, f"{site.stem}.figure.png")
+        file = self._file(site, ".figure.png")
         with self.folder.writing(file) as opened:
             figure.write_figure(opened, page, caption(row))
         return replace(row, figure=file)
@@ -224,7 +230,7 @@ def run_image(
     )
     never_ran = tuple(layer.name for layer in recorder.never_ran)
     about = {
-        **_input_words(writer.sample, picture, args, model.preprocess.words),
+        **_input_words(writer.sample, picture, args, model.preprocess.words_for(picture.words)),
         "fingerprint": fingerprint,
         **_outcome_words(outcome, plan),
     }

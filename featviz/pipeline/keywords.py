@@ -15,7 +15,7 @@ from featviz.pipeline.processes import parse_shard
 from featviz.records import INTERVENTIONS, DrawOptions, Limits, PassOptions
 from featviz.records.checking import filled, no_option
 
-_OF_THE_RUN = {"archive", "durable", "fail_fast", "jobs", "prune", "verify", "wait"}
+_OF_THE_RUN = {"archive", "durable", "fail_fast", "jobs", "prune", "step", "verify", "wait"}
 _LIMITS = {"max_output_size": "bytes", "max_files": "files"}
 _PASSING = {"capture", "target", "grad_rule", *(kind.replace("-", "_") for kind in INTERVENTIONS)}
 """The options that are gradients and interventions."""
@@ -61,7 +61,7 @@ def read_keywords(options: dict[str, Any], seed: Any, given: Mapping[str, Any]) 
     }
     run, shard = take(options, _OF_THE_RUN), options.pop("shard", None)
     if options:
-        raise no_option(options, _KEYWORDS)
+        raise no_option(options, {*_KEYWORDS, *given})
     read = filled(RunOptions, {**given, **run, **records})
     return replace(read, shard=parse_shard(str(shard)) if shard is not None else None)
 

@@ -44,13 +44,23 @@ class RunOptions:
     jobs: Count | None = None
     """Encoder threads; None takes a quarter of the cores, at least two."""
     tensorboard: Path | None = None
-    """Folder for TensorBoard's events."""
+    """Folder for TensorBoard's runs."""
+    step: Annotated[int, Within(0)] | None = None
+    """The training step of the model, for TensorBoard."""
     limits: Limits = field(default_factory=Limits)
     shard: Shard | None = None
     """The share of the images that this process takes; None takes all, or torchrun's share."""
     draw: DrawOptions = field(default_factory=DrawOptions)
     inputs: InputOptions = field(default_factory=InputOptions)
     passes: PassOptions = field(default_factory=PassOptions)
+
+    @property
+    def board(self) -> Path | None:
+        """The folder of TensorBoard's events: in `tensorboard` one for each run, but all steps of a
+        training are in `tensorboard` itself."""
+        if self.tensorboard is None or self.step is not None:
+            return self.tensorboard
+        return tensorboard.run_folder(self.tensorboard, self.archive or self.out)
 
     def contradictions(self) -> Iterator[tuple[str, str]]:
         """Options that exclude each other, as the message and the hint of an error."""
@@ -59,6 +69,8 @@ class RunOptions:
         for name, given in (("--verify", self.verify), ("--prune", self.prune)):
             if given and not self.resume:
                 yield f"{name} is for --resume", "add it, or leave this out"
+        if self.step is not None and self.tensorboard is None:
+            yield "--step is for --tensorboard", "add it, or leave this out"
 
 
 def check_options(options: RunOptions) -> None:

@@ -15,8 +15,10 @@ from featviz.gradients import forward_backward
 from featviz.gradients import options as gradients
 from featviz.gradients.options import PassPlan
 from featviz.images import decode, find, group
+from featviz.images.arrays import Wanted
 from featviz.images.decode import DecodedImage
 from featviz.layout.overrides import HintBook
+from featviz.models.files.tensors import read_tensor
 from featviz.models.load import LoadedModel, ModelOptions, load_model
 from featviz.models.preprocess import InputOptions, Preprocess
 from featviz.pipeline.dry_pass import choose_layers
@@ -109,7 +111,11 @@ def read_input(
     Raises:
         ImageError: a file cannot be read, or the frames of a clip differ in size.
     """
-    picture = decode.decode(sample, inputs.exif, inputs.background, preprocess.frames)
+    raw = preprocess.transform is not None
+    wanted = Wanted(preprocess.channels, preprocess.frames is not None, raw)
+    picture = decode.decode(
+        sample, inputs.exif, inputs.background, preprocess.frames, wanted, read_tensor
+    )
     return picture, preprocess(picture.images)
 
 
@@ -126,7 +132,7 @@ def _first_input(
     """Zeros in the shapes of the first readable sample's inputs, and the height and width that the
     image has in them."""
     preprocess = loaded.preprocess
-    for sample in samples if preprocess.own_size else ():
+    for sample in samples if preprocess.own_size or preprocess.frames is not None else ():
         try:
             picture, args = read_input(sample, preprocess, inputs)
         except ImageError:

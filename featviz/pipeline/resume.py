@@ -11,14 +11,12 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-import torch
-import torchvision
-
 from featviz.drawing.tensorboard import EVENTS
 from featviz.errors import ImageError, StoreError
 from featviz.images import decode
 from featviz.models.files import checkpoint
 from featviz.models.load import LoadedModel, ModelOptions
+from featviz.models.requirements import versions
 from featviz.models.sources import source_of
 from featviz.pipeline.options import RunOptions
 from featviz.pipeline.prepare import Prepared
@@ -32,12 +30,16 @@ from featviz.rundir.schema import Manifest, check_failures
 from featviz.rundir.verify import faults_of
 from featviz.rundir.write import ImageFolder, RunDirectory, check_free, differences
 from featviz.text import listed, quoted, safe_way
-from featviz.version import __version__
 
 log = logging.getLogger(__name__)
 
 _GROWING = ("images", "failures", "schema_version")
 """Keys of run.json that change while a run goes on."""
+
+
+_SINCE_0_1_0 = {"marks": True, "flat": False}
+"""Options that run.json names only where they are not as they were for runs of 0.1.0, which lack
+them, and go on."""
 
 
 class RunDocument:
@@ -102,7 +104,7 @@ def run_record(prepared: Prepared) -> dict[str, Any]:
     threads."""
     model = prepared.model
     return {
-        **_versions(),
+        **versions(),
         "device": model.device.type,
         "model": model.source,
         "preprocessing": model.preprocess.words,
@@ -111,20 +113,20 @@ def run_record(prepared: Prepared) -> dict[str, Any]:
     }
 
 
-def _versions() -> dict[str, Any]:
-    return {
-        "featviz": __version__,
-        "torch": torch.__version__,
-        "torchvision": torchvision.__version__,
-    }
-
-
 def _options(options: RunOptions) -> dict[str, Any]:
     inputs = asdict(options.inputs)
-    del inputs["transform"]  # which the preprocessing names, without its folder
+    del inputs["transform"], inputs["input"]  # which the preprocessing names, without folders
+    draw = {
+        **asdict(options.draw),
+        "padding": options.draw.gap,
+        "pad_value": options.draw.gap_grey,
+    }
+    for name, usual in _SINCE_0_1_0.items():
+        if draw[name] == usual:
+            del draw[name]
     return {
         "layers": options.layers,
-        **asdict(options.draw),
+        **draw,
         **inputs,
         **asdict(options.passes),
     }
@@ -141,13 +143,13 @@ def check_destination(model: ModelOptions | LoadedModel, options: RunOptions) ->
         check_archive(options.archive, options.overwrite)
     elif not (options.resume and (of_run(options.out) or complete_folders(options.out))):
         known, certain = _foretold(model)
-        record = {**_versions(), "model": known, "options": _options(options)}
+        record = {**versions(), "model": known, "options": _options(options)}
         check_free(options.out, options.overwrite, record, besides(options), certain)
 
 
 def besides(options: RunOptions) -> list[Path]:
     """Files that the user has named to be written beside the run, or that a board goes on with."""
-    return [] if options.tensorboard is None else list(options.tensorboard.glob(EVENTS))
+    return [] if options.board is None else list(options.board.glob(EVENTS))
 
 
 def complete_folders(root: Path) -> list[str]:

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future
 from contextlib import contextmanager
-from functools import partial
 from typing import TypeAlias
 
 from torch import Tensor
@@ -16,14 +14,13 @@ from featviz.drawing.tensorboard import Board
 from featviz.errors import ForwardError, ImageError, UsageError
 from featviz.images.decode import DecodedImage
 from featviz.layout.overrides import HintBook
-from featviz.pipeline.encoders import Background
+from featviz.pipeline.encoders import Background, ReadAhead
 from featviz.pipeline.image import ImageRun, ImageWriter, run_image
 from featviz.pipeline.limits import check_written
 from featviz.pipeline.prepare import Prepared, read_input
 from featviz.pipeline.resume import kept
 from featviz.pipeline.shared_basis import read_bases
 from featviz.records import ImageResult, Limits, Sample, Written
-from featviz.rundir.image import read_image
 from featviz.rundir.write import ImageFolder, RunDirectory
 
 log = logging.getLogger(__name__)
@@ -56,7 +53,8 @@ class Session:
         self._books: dict[tuple[int, ...], HintBook] = {}
         """Hint books by shape of the input."""
         self._pending: ImageRun | None = None
-        self._ahead: tuple[Sample, Future[Input]] | None = None
+        self.ahead = ReadAhead(self._read)
+        """To be entered while images are visited."""
         self._written = Written()
 
     def visit(
@@ -83,16 +81,13 @@ class Session:
         a board; else clear what it left."""
         folder = self.store.image(sample.name)
         result = kept(folder, sample, self.fingerprint, self.prepared.options.verify)
-        unposted = self.board is not None and self.board.lacks(self._steps[sample.name])
+        step = self._steps[sample.name]
+        unposted = self.board is not None and self.board.lacks(step, sample.name)
         if result is None or unposted:
             folder.discard()
             return False
         self.settle()
         self._count(folder)
-        if self.board is not None:
-            image = read_image(folder.root, folder.name, hold=True)
-            for key, stats in image.stats().items():
-                self.board.remember(key, stats)
         self.report(result)
         return True
 
@@ -104,22 +99,23 @@ class Session:
     def _read(self, sample: Sample) -> Input:
         return read_input(sample, self.prepared.model.preprocess, self.prepared.options.inputs)
 
-    def _take(self, sample: Sample, background: Background, following: Sample | None) -> Input:
+    def _take(self, sample: Sample, following: Sample | None) -> Input:
         """What was read ahead of this sample, or it is read now; the next one is begun."""
-        ahead, self._ahead = self._ahead, None
-        read = ahead[1].result if ahead and ahead[0] == sample else partial(self._read, sample)
         try:
-            return read()
+            return self.ahead.take(sample)
         finally:
             if following is not None and not self.store.image(following.name).is_complete:
-                self._ahead = following, background.read(partial(self._read, following))
+                self.ahead.begin(following)
 
     def _show(self, sample: Sample, background: Background, following: Sample | None) -> ImageRun:
         prepared, preprocess = self.prepared, self.prepared.model.preprocess
-        picture, args = self._take(sample, background, following)
+        picture, args = self._take(sample, following)
         shape = tuple(args[0].shape)
         if shape not in self._books:
-            self._books[shape] = prepared.hint_book(args)
+            book = prepared.hint_book(args)
+            if self._books:
+                book.settle_as(next(iter(self._books.values())))
+            self._books[shape] = book
         folder = self.store.new_image(sample.name)
         with _discarded_on_failure(folder.discard):
             writer = ImageWriter(

@@ -75,7 +75,7 @@ def _add(sample: Sample, prepared: Prepared, moments: dict[str, Moments]) -> Non
     book = prepared.hint_book(args)
 
     def sink(site: Site, tensor: Tensor) -> None:
-        maps = to_maps(tensor, book.of(site.layer))[""]
+        maps = to_maps(tensor, book.at(site, tensor))[""]
         if not maps.strip:
             channels = len(maps.data)
             sums = moments.setdefault(site.stats_key, Moments(channels))

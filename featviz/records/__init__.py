@@ -3,7 +3,16 @@
 from featviz.records.channels import Activation, Call, Part, Role, Verdict
 from featviz.records.formats import FORMATS, SUFFIXES, PictureFormat
 from featviz.records.kinds import KINDS, CaptureKind, is_gradient
-from featviz.records.layers import Hints, Layer, Place, Sample, Site, Windows
+from featviz.records.layers import (
+    Hints,
+    Layer,
+    Origin,
+    Place,
+    Raster,
+    Sample,
+    Site,
+    Windows,
+)
 from featviz.records.options import (
     AUTO,
     INTERPOLATIONS,
@@ -12,6 +21,7 @@ from featviz.records.options import (
     DrawOptions,
     Limits,
     OneOf,
+    PageOptions,
     PassOptions,
     Seed,
     Shard,
@@ -63,11 +73,14 @@ __all__ = [
     "Layer",
     "Limits",
     "OneOf",
+    "Origin",
     "Outcome",
+    "PageOptions",
     "Part",
     "PassOptions",
     "PictureFormat",
     "Place",
+    "Raster",
     "Reduction",
     "Role",
     "RunResult",

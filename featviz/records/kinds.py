@@ -24,20 +24,23 @@ class CaptureKind:
     """The colormap that `auto` stands for; `auto` where the picture decides."""
 
 
+_CLIPPED = "symmetric-percentile:99"
+"""Of gradients, where a few large values would else leave all others white."""
+
 KINDS: dict[str, CaptureKind] = {
     kind.name: kind
     for kind in (
         CaptureKind("output", "output", False, "output"),
         CaptureKind("input", "input", False, "input"),
         CaptureKind(
-            "grad", "output", True, "grad (the gradient at its output)", "symmetric", "coolwarm"
+            "grad", "output", True, "grad (the gradient at its output)", _CLIPPED, "coolwarm"
         ),
         CaptureKind(
             "grad-input",
             "input",
             True,
             "grad-input (the gradient at its input)",
-            "symmetric",
+            _CLIPPED,
             "coolwarm",
         ),
     )

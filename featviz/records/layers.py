@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
+
+if TYPE_CHECKING:  # completion of a shell imports this, and has no time for numpy
+    import numpy as np
+    from numpy.typing import NDArray
 
 
 @dataclass(frozen=True)
@@ -109,6 +113,22 @@ class Windows:
 
 
 @dataclass(frozen=True)
+class Origin:
+    """What one tensor is made of, followed through the model's functions from the image on."""
+
+    weights: bool = False
+    """Whether a softmax inside an attention made it."""
+    grid: tuple[int, int, int] | None = None
+    """Time steps, height and width of the map each of whose places the tensor holds once; None
+    where it is no such tensor."""
+    axes: tuple[int, ...] = ()
+    """The axes along which the places change; along the others are channels."""
+    places: NDArray[np.int64] | None = field(default=None, compare=False)
+    """For each index into `axes`, the last one fastest, the place in the map, row by row; -1
+    for a value beside the map."""
+
+
+@dataclass(frozen=True)
 class Hints:
     """Facts on a tensor's layout that its shape does not show."""
 
@@ -124,6 +144,9 @@ class Hints:
     """How the windows are cut, inside a block that cuts windows; else None."""
     attention: bool = False
     """Whether the layer is an attention, or inside one."""
+    features_last: bool = False
+    """Whether the layer makes or scales the numbers along the last axis, as linear layers do: what
+    it gives is no attention, even where there are as many numbers as tokens."""
     tokens: int | None = None
     """The only number of tokens that there can be; 0 where there are none."""
     unrolled: tuple[int, int] | None = None
@@ -132,8 +155,26 @@ class Hints:
     channels: Literal["first", "last"] | None = None
     """Where a layer has its channels, if that is certain: behind the batch in torch's own
     convolutions, normalisations and poolings."""
+    origin: Origin | None = None
+    """What the tensor is made of, where that has been followed; None before a forward pass."""
     layout: str | None = None
     """The user's choice of the layout: a name of `layouts.LAYOUTS`, or `tokens:14x20+1`."""
+
+
+@dataclass(frozen=True)
+class Raster:
+    """An image that is no photograph, as numbers: any channels, or a volume."""
+
+    values: np.ndarray
+    """float32 [C, H, W], or [C, D, H, W] for a volume of D slices; for a function of the user's
+    own the array as the file holds it, of any shape and type."""
+    words: str
+    """What the numbers are, for the manifest: `uint16 / 65535`."""
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """Width and height in pixels."""
+        return self.values.shape[-1], self.values.shape[-2]
 
 
 @dataclass(frozen=True)

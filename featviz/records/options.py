@@ -21,8 +21,6 @@ class Within:
     most: float | None = None
     hint: str = "give a whole number"
     """The remedy that an error names."""
-    among: tuple[int, ...] = ()
-    """The only values, if there are such."""
 
 
 @dataclass(frozen=True)
@@ -43,21 +41,27 @@ Count = Annotated[int, Within(1)]
 Seed = Annotated[int, Within(-(2**63), 2**64 - 1, "give a number that torch.manual_seed takes")]
 
 
+PAD_GREY = 0.4
+"""Between tiles unless the user says otherwise: neither the black in which maps begin, nor the grey
+(0.5) of a constant map."""
+
+
 @dataclass(frozen=True)
 class DrawOptions:
     """How maps become a picture; names and meanings are torchvision's where it has the option."""
 
     normalize: str = "auto"
     """A mode of `drawing.normalize.MODES` as it is spelt there (`range:0,6`), or `auto`: map, for
-    gradients symmetric."""
+    gradients symmetric-percentile:99."""
     cmap: str = "auto"
     """`auto` (grey; for gradients coolwarm), `grey`, or the name of a matplotlib colormap."""
     nrow: Annotated[Count | None, AUTO] = None
     """Maps in a row (as in make_grid); None makes the picture about square."""
-    padding: Annotated[int, Within(0, hint="give pixels")] = 2
-    """Pixels between tiles and around them."""
-    pad_value: Annotated[float, Within(0, 1, "0 is black, 1 white")] = 0.0
-    """Grey level of the padding, 0 (black) to 1 (white)."""
+    padding: Annotated[int, Within(0, hint="give pixels")] | None = None
+    """Pixels between tiles and around them; None is make_grid's 2."""
+    pad_value: Annotated[float, Within(0, 1, "0 is black, 1 white")] | None = None
+    """Grey level of the padding, 0 (black) to 1 (white); None is make_grid's 0 where `padding` is
+    given, else PAD_GREY."""
     scale: Annotated[Count | None, AUTO] = None
     """Whole factor by which maps are enlarged; None enlarges small maps to `min_tile`."""
     min_tile: Count = 32
@@ -65,7 +69,8 @@ class DrawOptions:
     max_maps: Count | None = None
     """At most so many maps are drawn; None draws all."""
     max_slices: Count = 16
-    """At most so many time steps of a clip, or regions of a batch, are drawn of each channel."""
+    """At most so many slices of a clip or volume, evenly spread, or of a batch, the first, are
+    drawn of each channel."""
     pick: Literal["first", "top", "spread"] = "first"
     """The maps that `max_maps` keeps: the first, the strongest (by mean), or evenly spread ones."""
     order: Literal["index", "mean", "similarity"] = "index"
@@ -74,6 +79,8 @@ class DrawOptions:
     """Correlation, 0..1, from which on maps count as alike and share one tile."""
     labels: bool = False
     """Write the channel on each tile."""
+    marks: bool = True
+    """Mark constant maps, and draw maps that are all constant as one strip of their values."""
     overlay: Annotated[float, Within(0, 1, "0 is the input alone, 1 the map")] | None = None
     """Lay each map over the input: 0 shows the input alone, 1 the map alone."""
     reduce: Annotated[str, OneOf(tuple(REDUCTIONS))] | None = None
@@ -85,10 +92,24 @@ class DrawOptions:
     first: Count | None = None
     """Maps in a figure; None takes 16."""
     format: Annotated[str, OneOf(tuple(FORMATS))] = "png"
+    flat: bool = False
+    """Put all files of an image into its folder, each with image and layer in its name."""
     tensors: Literal["npy"] | None = None
     """Keep the raw tensor beside the picture."""
     tensor_layout: tuple[str, ...] = ()
     """Layouts that take the place of the guess: `LAYOUT` or `SELECTORS=LAYOUT`."""
+
+    @property
+    def gap(self) -> int:
+        """Pixels between tiles and around them."""
+        return 2 if self.padding is None else self.padding
+
+    @property
+    def gap_grey(self) -> float:
+        """Grey level of the gaps, and of cells that no map is for, 0..1."""
+        if self.pad_value is not None:
+            return self.pad_value
+        return PAD_GREY if self.padding is None else 0.0
 
     def contradictions(self) -> Iterator[tuple[str, str]]:
         """Options that cannot be met, or that would do nothing beside the others: each as the
@@ -121,6 +142,19 @@ class DrawOptions:
             yield "--shared-basis is for --reduce pca", "add it, or leave this out"
         if self.first is not None and not self.figure:
             yield "--first is for --figure", "--max-maps limits the maps of the grids"
+
+
+@dataclass(frozen=True)
+class PageOptions:
+    """Which maps the page of `look` shows, and how."""
+
+    maps: Count = 8
+    """Maps of each layer."""
+    by: Literal["deviation", "value"] = "deviation"
+    """The maps that are shown: those whose values differ most from place to place (by their
+    standard deviation), or those of the highest mean."""
+    cmap: str = "viridis"
+    """`grey`, or the name of a matplotlib colormap."""
 
 
 INTERVENTIONS = ("ablate", "scale-channel", "clamp", "noise", "grad-scale")

@@ -23,6 +23,8 @@ class InputPreset:
     """Divides the channels."""
     interpolation: str = "bilinear"
     """As torchvision's InterpolationMode spells it."""
+    letterbox: int | None = None
+    """The longer side in pixels, where the image is padded by Ultralytics' LetterBox instead."""
 
 
 PRESETS: dict[str, InputPreset] = {
@@ -47,6 +49,9 @@ PRESETS: dict[str, InputPreset] = {
         ),
         InputPreset(
             "inception", "341, crop 299, values -1..1", 341, 299, (0.5,) * 3, (0.5,) * 3, "bicubic"
+        ),
+        InputPreset(
+            "yolo", "longer side 640, grey padding to multiples of 32, values 0..1", letterbox=640
         ),
         InputPreset("none", "the image's own size, values 0..1"),
     )

@@ -28,6 +28,7 @@ REDUCTIONS: dict[str, Reduction] = {
         Reduction("mean", "mean", "their mean"),
         Reduction("max", "maximum", "their maximum"),
         Reduction("l2", "L2 norm", "their L2 norm"),
+        Reduction("max-abs", "largest absolute value", "the largest of their absolute values"),
         Reduction(
             "pca",
             "principal components 1 to 3",

@@ -92,9 +92,14 @@ class Guess:
     """Its softmax, 0..1."""
 
     @property
+    def title(self) -> str:
+        """The class for people: `tabby`, or `class 281`."""
+        return self.name or f"class {self.index}"
+
+    @property
     def words(self) -> str:
         """For people: `tabby 43.1 %`."""
-        return f"{self.name or f'class {self.index}'} {100 * self.probability:.1f} %"
+        return f"{self.title} {100 * self.probability:.1f} %"
 
 
 def finite(value: float | None) -> float | None:
@@ -164,8 +169,13 @@ class Capture:
     slices: list[int] | None = None
     """[drawn, held] tiles of each channel, side by side, where it holds several: the time steps of
     a clip, the regions of a batch."""
+    steps: list[int] | None = None
+    """The slices that are drawn, from 0, where not all are."""
     tensor: str | None = None
     """File of the raw tensor, relative to the image's folder."""
+    constant: list[int] | None = None
+    """Slices, height and width of each map, where all maps are constant: the picture is one strip
+    of their values, a number for each channel."""
     collapsed: dict[str, list[int]] | None = None
     """The channels that share a tile, by the channel that is drawn."""
     reduce: str | None = None

@@ -12,6 +12,7 @@ from featviz.errors import StoreError
 from featviz.report import pages, views
 from featviz.rundir import INPUT_FILE, destination, ownership
 from featviz.rundir.atomic import atomic
+from featviz.rundir.kernels import read_kernels
 from featviz.rundir.read import ReadRun, read_audit, read_run
 
 LARGEST_SINGLE = 25_000_000
@@ -30,6 +31,8 @@ class ReportOptions:
     single_file: bool = False
     compare: Path | None = None
     """Another run, whose pictures are shown beside this one's."""
+    kernels: Path | None = None
+    """A folder that `kernels` wrote, whose pictures are shown beside the channels they make."""
     audit: Path | None = None
     """An audit.json, or the folder of one; None takes the one in the run, if there is one."""
 
@@ -55,7 +58,8 @@ def build_report(root: Path, options: ReportOptions) -> ReportResult:
     with _uncollected():
         run = read_run(root)
         other = None if options.compare is None else read_run(options.compare)
-        arranged = views.arrange(run, other, read_audit(root, options.audit))
+        kernels = None if options.kernels is None else read_kernels(options.kernels)
+        arranged = views.arrange(run, other, read_audit(root, options.audit), kernels)
     with _frozen():
         write = _write_single if options.single_file else _write_folder
         page, written = write(arranged, options)

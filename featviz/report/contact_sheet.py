@@ -12,11 +12,11 @@ from PIL import Image, ImageDraw, ImageFont
 from PIL.PngImagePlugin import PngInfo
 
 from featviz.drawing.png import MAX_PIXELS
-from featviz.errors import FileError, StoreError, UsageError
-from featviz.files import open_regular
+from featviz.errors import StoreError, UsageError
 from featviz.records import Floats
 from featviz.rundir import INPUT_FILE
 from featviz.rundir.atomic import atomic
+from featviz.rundir.destination import check_picture
 from featviz.rundir.image import DamagedError, DrawnGrid, ReadImage
 from featviz.rundir.read import ReadRun, read_run
 from featviz.text import read_ranges, safe_name
@@ -88,29 +88,10 @@ def make_sheet(root: Path, options: SheetOptions) -> SheetResult:
         list(lines.values()), [_short(name) for name in lines], channels, options.transpose
     )
     out = options.out or Path(safe_name(f"sheet-{options.layer}.png"))
-    _check_free(out)
+    check_picture(out, _SOFTWARE, "sheet of featviz")
     with atomic(out) as file:
         picture.save(file, "png", pnginfo=_MARK)
     return SheetResult(out, tuple(lines), tuple(c for c in channels if c != ALL), left_out)
-
-
-def _check_free(out: Path) -> None:
-    """Whether nothing, or an earlier sheet, is in the picture's place.
-
-    Raises:
-        StoreError: something else is.
-    """
-    if not out.exists():
-        return
-    try:
-        with open_regular(out) as file, Image.open(file, formats=["PNG"]) as opened:
-            ours = opened.info.get("Software") == _SOFTWARE
-    except (OSError, FileError, ValueError, SyntaxError):
-        ours = False
-    if not ours:
-        raise StoreError(
-            f"--out {out} is there and is no sheet of featviz", "name another file with --out"
-        )
 
 
 def tile(picture: Image.Image, grid: DrawnGrid, channel: int) -> Image.Image:

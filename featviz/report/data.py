@@ -10,13 +10,18 @@ from __future__ import annotations
 import base64
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import msgspec
 import numpy as np
 
+from featviz.layout.layouts import LAYOUTS
 from featviz.records import Floats
-from featviz.report.views import Figure, Group, ImagePage, LayerPage
+from featviz.report.legend import key
+from featviz.report.network import is_numbers
+from featviz.report.views import Figure, Group, ImagePage
 from featviz.report.words import all_zero
+from featviz.rundir.schema import CaptureRow
 
 
 def figures(groups: Iterable[Group]) -> Iterable[Figure]:
@@ -50,34 +55,20 @@ def read_numbers(page: ImagePage) -> Numbers:
     return Numbers(stats, {id: all_zero(rows) for id, rows in stats.items()})
 
 
-class DarkChannels:
-    """Channels that are all zero in every image of this run, collected image by image."""
+def entries(
+    page: ImagePage, numbers: Numbers, options: Mapping[bool, Mapping[str, Any]]
+) -> dict[str, dict[str, str]]:
+    """The grids of an image as JSON, by the scripts that are to hold them and the pictures' ids.
 
-    def __init__(self) -> None:
-        self._found: dict[tuple[str, str], set[int]] = {}
-
-    def add(self, page: ImagePage, numbers: Numbers) -> None:
-        """Take an image in."""
-        for group in page.groups:
-            dark = numbers.dark[group.figures[0].picture.id]
-            key = (group.page, group.stem)
-            self._found[key] = self._found.get(key, set(dark)).intersection(dark)
-
-    def of(self, group: Group) -> list[int]:
-        """The channels of a tensor, sorted."""
-        return sorted(self._found[group.page, group.stem])
-
-    def count(self, page: LayerPage) -> int:
-        """How many channels a layer has of them, all its tensors together."""
-        return sum(len(self.of(group)) for group in page.groups)
-
-
-def entries(page: ImagePage, numbers: Numbers) -> dict[str, dict[str, str]]:
-    """The grids of an image as JSON, by the scripts that are to hold them and the pictures' ids."""
+    Args:
+        options: those of this run under False, of the one that is compared under True.
+    """
     by_script: dict[str, dict[str, str]] = {}
     for figure in figures(page.groups):
         id = figure.picture.id
-        by_script.setdefault(figure.script, {})[id] = _entry(figure, numbers.stats[id])
+        by_script.setdefault(figure.script, {})[id] = _entry(
+            figure, numbers.stats[id], key(figure.row, options[figure.other]).grey
+        )
     return by_script
 
 
@@ -103,9 +94,14 @@ class _Entry(msgspec.Struct, omit_defaults=True):
     channels: Sequence[int] | None = None
     collapsed: Mapping[str, Sequence[int]] | None = None
     over: bool = False
+    """Whether its maps lie over the input already."""
+    grey: bool = False
+    """Whether the picture is grey, and may be shown in other colours."""
+    scene: bool = False
+    """Whether its maps show the places of the input, and may be laid over it."""
 
 
-def _entry(figure: Figure, stats: Floats) -> str:
+def _entry(figure: Figure, stats: Floats, grey: bool) -> str:
     row, plan = figure.row, figure.row.plan
     entry = _Entry(
         nrow=plan.columns,
@@ -118,8 +114,15 @@ def _entry(figure: Figure, stats: Floats) -> str:
         channels=[] if row.reduce is not None else row.channels,
         collapsed=row.collapsed,
         over=row.overlay is not None,
+        grey=grey,
+        scene=_shows_the_scene(row),
     )
     return _in_script(msgspec.json.encode(entry).decode())
+
+
+def _shows_the_scene(row: CaptureRow) -> bool:
+    layout = LAYOUTS.get(row.layout)
+    return layout is not None and layout.aligned and not is_numbers(row) and row.reduce is None
 
 
 def _columns(stats: Floats) -> list[str]:
@@ -129,6 +132,16 @@ def _columns(stats: Floats) -> list[str]:
     same = (bits == bits[:, :1]).all(axis=1)
     kept = (column[:1] if one else column for column, one in zip(bits, same, strict=True))
     return [base64.b64encode(column.tobytes()).decode() for column in kept]
+
+
+def geometry(row: CaptureRow) -> str:
+    """Where the tiles of a picture are, as JSON; without statistics."""
+    plan = row.plan
+    size = (plan.width, plan.height)
+    entry = _Entry(
+        plan.columns, plan.padding, plan.tile, size, row.side, row.maps, [], row.channels
+    )
+    return msgspec.json.encode(entry).decode()
 
 
 def _in_script(text: str) -> str:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
 
 from featviz.drawing import colormap, normalize
 from featviz.records import REDUCTIONS
+from featviz.report.words import number
 from featviz.rundir.read import ReadRun
 from featviz.rundir.schema import CaptureRow
 
@@ -34,6 +37,50 @@ def legend(run: ReadRun, captures: Iterable[CaptureRow]) -> list[Entry]:
             if color is not None:
                 entries[Entry(color, meaning)] = None
     return [*entries, Entry(_hex(colormap.MAGENTA), "NaN or infinite")]
+
+
+@dataclass(frozen=True)
+class Key:
+    """What dark and bright are in one picture."""
+
+    low: str
+    high: str
+    words: str
+    """Which maps the numbers hold for."""
+    colors: tuple[str, ...]
+    """`#rrggbb`, from the darkest level to the brightest; none where the colours are no levels."""
+    grey: bool
+    """Whether the picture is grey, and may be shown in other colours."""
+
+
+_STOPS = (0, 51, 102, 153, 204, 255)
+"""Levels whose colours a key has."""
+
+
+def key(row: CaptureRow, options: Mapping[str, Any]) -> Key:
+    """The colours of a picture.
+
+    Args:
+        options: those of its run.
+    """
+    named = str(options.get("cmap") or "grey")
+    cmap = colormap.resolved(named, row.kind, row.overlay is not None)
+    if row.reduce in REDUCTIONS and REDUCTIONS[row.reduce].colors:
+        return Key("", "", "", (), False)
+    colors = _scale(cmap)
+    grey = cmap in colormap.GREYS and row.overlay is None
+    if row.range is None:
+        return Key("min", "max", "of each map" if len(row.drawn) > 1 else "", colors, grey)
+    low, high = map(number, row.range)
+    if row.layout == "rgb":  # kernels of three inputs
+        return Key("", "", f"red, green and blue, each from {low} to {high}", (), False)
+    tiles = "kernels" if row.kind == "kernel" else "maps"
+    return Key(low, high, f"one scale for all {tiles}" if row.maps > 1 else "", colors, grey)
+
+
+@lru_cache
+def _scale(cmap: str) -> tuple[str, ...]:
+    return tuple(color for level in _STOPS if (color := _color(cmap, level)) is not None)
 
 
 def _words(row: CaptureRow) -> tuple[tuple[int | str, str], ...]:

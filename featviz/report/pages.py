@@ -2,91 +2,34 @@
 
 from __future__ import annotations
 
-import base64
-import os
 from collections.abc import Iterator, Mapping, Sequence
-from functools import lru_cache
 from importlib.resources import files
 from pathlib import Path
-from typing import Any, Protocol
-from urllib.parse import quote
+from typing import Any
 
 import jinja2
 from markupsafe import Markup
 
+import featviz.report.channels as channels
 import featviz.report.words as words
+from featviz.records import Floats
 from featviz.report.data import (
-    DarkChannels,
     Numbers,
     entries,
     figures,
+    geometry,
     read_numbers,
     script,
     scripts_of,
 )
-from featviz.report.legend import legend
-from featviz.report.views import Group, ImagePage, LayerPage, PictureView, ReportViews
+from featviz.report.legend import Key, key, legend
+from featviz.report.links import FolderLinks, InlineLinks, Links
+from featviz.report.network import network
+from featviz.report.views import Figure, Group, ImagePage, LayerPage, PictureView, ReportViews
 from featviz.rundir import INPUT_FILE, REPORT_ASSETS
-from featviz.rundir.image import format_of
 from featviz.version import __version__
 
 RUN_PAGE = "index"
-
-
-class Links(Protocol):
-    """Where pages and pictures are."""
-
-    inline: bool
-    """Whether all pages are one file, in which a picture stands only on its image's page."""
-
-    def page(self, id: str) -> str:
-        """The address of a page."""
-
-    def picture(self, view: PictureView) -> str:
-        """The address of a picture."""
-
-
-class FolderLinks:
-    """Pages are files in a folder, and pictures stay where they are."""
-
-    inline = False
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self._ways: dict[tuple[Path, str], str] = {}
-
-    def page(self, id: str) -> str:
-        """`image-004.html`."""
-        return f"{id}.html"
-
-    def picture(self, view: PictureView) -> str:
-        """Relative to the folder, quoted."""
-        home = (view.image.root, view.image.folder)
-        if home not in self._ways:
-            way = Path(os.path.relpath(view.image.path, self.folder)).as_posix()
-            self._ways[home] = quote(os.fsencode(way))
-        return f"{self._ways[home]}/{_quoted(view.file)}"
-
-
-@lru_cache(maxsize=4096)
-def _quoted(file: str) -> str:
-    """The name of a file in an image's folder, which most images of a run have too."""
-    return quote(os.fsencode(file))
-
-
-class InlineLinks:
-    """Everything is one file."""
-
-    inline = True
-
-    def page(self, id: str) -> str:
-        """`#image-004`."""
-        return f"#{id}"
-
-    def picture(self, view: PictureView) -> str:
-        """The picture itself, in base64."""
-        kind = format_of(view.file).mime
-        return f"data:{kind};base64,{base64.b64encode(view.image.content(view.file)).decode()}"
 
 
 def render_folder(views: ReportViews, folder: Path) -> Iterator[tuple[str, str]]:
@@ -98,7 +41,8 @@ def render_folder(views: ReportViews, folder: Path) -> Iterator[tuple[str, str]]
     known: dict[str, dict[str, str]] = {}
     for n, page in enumerate(views.images, 1):
         article, scripts = write.image(page)
-        yield f"{page.id}.html", write.document(page.id, [article], scripts_of(page.groups))
+        scripts_too = scripts_of(page.groups)
+        yield f"{page.id}.html", write.document(page.id, page.name, [article], scripts_too)
         for name, grids in scripts.items():
             known.setdefault(name, {}).update(grids)
         if n % views.together == 0 or n == len(views.images):
@@ -106,8 +50,9 @@ def render_folder(views: ReportViews, folder: Path) -> Iterator[tuple[str, str]]
             known.clear()
     for layer in views.layers:
         article = write.layer(layer)
-        yield f"{layer.id}.html", write.document(layer.id, [article], scripts_of(layer.groups))
-    yield f"{RUN_PAGE}.html", write.document(RUN_PAGE, [write.run()])
+        scripts_too = scripts_of(layer.groups)
+        yield f"{layer.id}.html", write.document(layer.id, layer.name, [article], scripts_too)
+    yield f"{RUN_PAGE}.html", write.document(RUN_PAGE, "", [write.run()])
 
 
 def render_single(views: ReportViews) -> str:
@@ -125,7 +70,7 @@ def render_single(views: ReportViews) -> str:
         name: Markup(asset(name)) for name in REPORT_ASSETS
     }  # our own files, not to be escaped
     inside["data"] = Markup(script(known))
-    return write.document(RUN_PAGE, [write.run(), *articles], inside=inside)
+    return write.document(RUN_PAGE, "", [write.run(), *articles], inside=inside)
 
 
 def render_diff(content: Mapping[str, Any]) -> str:
@@ -158,35 +103,47 @@ class _PageWriter:
 
     def __init__(self, views: ReportViews, links: Links) -> None:
         self.views, self.links = views, links
-        self.dark = DarkChannels()
+        self.totals = channels.RunTotals()
+        self._first: Mapping[str, Floats] = {}
+        """The statistics of the first image, which the page of the run shows."""
         self._inputs: dict[tuple[str, bool], Markup] = {}
         runs = {False: views.run, True: views.other}
         self._options = {o: (run.record.get("options") or {}) for o, run in runs.items() if run}
         self._around = {**_around(views.images), **_around(views.layers)}
+        self._tensors = {
+            (layer.id, group.stem): f"t{n}-" if n else ""
+            for layer in views.layers
+            for n, group in enumerate(layer.groups)
+        }
         self.templates = _templates()
         self.templates.globals |= {
             "links": links,
-            "title": words.model_name(views.run),
+            "model": words.model_name(views.run),
             "labels": views.labels,
             "words": words,
             "version": __version__,
             "home": links.page(RUN_PAGE),
-            "dark_of": self.dark.of,
-            "dark_count": self.dark.count,
+            "totals_of": self.totals.of,
+            "dark_count": self.totals.dark_count,
+            "badges": channels.badges,
+            "key_of": self._key,
+            "spot": self.spot,
         }
         macros: Any = self.templates.get_template("picture.html").module
         self._draw = macros.picture
-        self.templates.globals["picture"] = self.picture
+        self.templates.globals |= {"picture": self.picture, "cut": self.cut}
 
     def document(
         self,
         id: str,
+        name: str,
         articles: Sequence[str],
         scripts: Sequence[str] = (),
         inside: dict[str, Markup] | None = None,
     ) -> str:
         """A whole HTML document around pages, which loads scripts or has everything inside."""
-        return self._fill("document", id=id, articles=articles, scripts=scripts, inside=inside)
+        values = {"id": id, "name": name, "scripts": scripts, "inside": inside}
+        return self._fill("document", articles=articles, assets=REPORT_ASSETS, **values)
 
     def picture(self, view: PictureView, page: str) -> Markup:
         """A picture on a page.
@@ -195,29 +152,65 @@ class _PageWriter:
         """
         elsewhere = self.links.inline and view.home != page
         if view.file != INPUT_FILE:
-            drawn: Markup = self._draw(view, elsewhere)
+            drawn: Markup = self._draw(view, elsewhere, view.alt)
             return drawn
         key = (view.id, elsewhere)  # on every layer's page
         if key not in self._inputs:
-            self._inputs[key] = self._draw(view, elsewhere)
+            self._inputs[key] = self._draw(view, elsewhere, view.alt)
         return self._inputs[key]
+
+    def cut(self, figure: Figure) -> Markup:
+        """A grid of which a tile is shown; in a report of one file it stands elsewhere too."""
+        drawn: Markup = self._draw(figure.picture, self.links.inline, f"Maps of {figure.row.label}")
+        return drawn
+
+    def spot(self, group: Group, channel: int) -> str:
+        """The name of a channel's place on the page of its layer."""
+        return f"{self._tensors[group.page, group.stem]}c{channel}"
 
     def run(self) -> Markup:
         """The page of the run."""
         views, run = self.views, self.views.run
-        pages = {page.name: page.id for page in views.layers}
-        return self._fill("run", views=views, run=run, pages=pages, facts=words.run_facts(run))
+        first = views.images[0] if views.images else None
+        over = [self.totals.of(group) for group in first.groups] if first else []
+        return self._fill(
+            "run",
+            views=views,
+            run=run,
+            pages={page.name: page.id for page in views.layers},
+            first=first,
+            stages=network(first, self._first, over) if first else [],
+        )
 
     def image(self, page: ImagePage) -> tuple[Markup, dict[str, dict[str, str]]]:
         """The page of an image, and its grids for the scripts (`data.entries`)."""
         numbers = read_numbers(page)
-        self.dark.add(page, numbers)
-        article = self._page("image", page, facts_of=self._facts(page, numbers))
-        return article, entries(page, numbers)
+        self.totals.add(page.groups, numbers.stats)
+        if page is self.views.images[0]:
+            self._first = numbers.stats
+        stages = network(page, numbers.stats)
+        article = self._page("image", page, facts_of=self._facts(page, numbers), stages=stages)
+        return article, entries(page, numbers, self._options)
 
     def layer(self, page: LayerPage) -> Markup:
         """The page of a layer."""
-        return self._page("layer", page)
+        audited = channels.of_audit(self.views.audit, page.name)
+        rows = {
+            group.id: channels.channel_rows(self.totals.of(group), audited) for group in page.groups
+        }
+        kernels = self.views.kernels.get(page.name)
+        beside: dict[str, Any] = {} if kernels is None else {"tiles": geometry(kernels.row)}
+        if kernels is not None:
+            beside["key"] = key(kernels.row, kernels.options)
+        return self._page(
+            "layer",
+            page,
+            rows=rows,
+            audited=audited,
+            audit=self.views.audit,
+            kernels=kernels,
+            **beside,
+        )
 
     def _facts(self, page: ImagePage, numbers: Numbers) -> dict[str, words.Facts]:
         """What is said of each picture, by its id."""
@@ -228,6 +221,9 @@ class _PageWriter:
             for f in figures(page.groups)
         }
 
+    def _key(self, figure: Figure) -> Key:
+        return key(figure.row, self._options[figure.other])
+
     def _page(self, kind: str, page: ImagePage | LayerPage, **more: Any) -> Markup:
         around, colors = self._around[page.id], self._legend(page.groups)
         return self._fill(kind, page=page, around=around, legend=colors, **more)
@@ -235,9 +231,9 @@ class _PageWriter:
     def _legend(self, groups: Sequence[Group]) -> Any:
         return legend(self.views.run, (figure.row for figure in figures(groups)))
 
-    def _fill(self, name: str, **values: Any) -> Markup:
+    def _fill(self, template: str, **values: Any) -> Markup:
         """The template has escaped everything; its text must not be escaped again."""
-        return Markup(self.templates.get_template(f"{name}.html").render(values))
+        return Markup(self.templates.get_template(f"{template}.html").render(values))
 
 
 def _around(pages: Sequence[Any]) -> dict[str, tuple[Any, Any]]:

@@ -8,17 +8,22 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import featviz.report.words as words
 from featviz.files import real
 from featviz.rundir import INPUT_FILE
 from featviz.rundir.image import ReadImage
 from featviz.rundir.read import ReadRun
-from featviz.rundir.schema import Audit, CaptureRow, Manifest
+from featviz.rundir.schema import Audit, CaptureRow, Class, Manifest
+from featviz.text import counted
 
 _WIDE = 3.0
 """A picture wider than this many times its height gets a row of its own."""
+_SMALL, _MIDDLE = 8, 16
+"""Tiles side by side of which a picture may be small, or half a page wide: they stay 38 pixels
+wide."""
 _IN_SCRIPT, _MOST_IMAGES = 16, 8
 """Grids whose numbers stand in one script, and of how many images they are at most. A layer's page
 loads twice what it shows then, an image's page up to eight times: it has fewer grids."""
@@ -63,10 +68,13 @@ class Figure:
         return " · ".join(parts)
 
     @property
-    def wide(self) -> bool:
-        """Whether it needs a row of its own."""
+    def wide(self) -> str:
+        """How much room its tiles need to be seen: `small`, `middle`, or a row of its own."""
         width, height = self.picture.size
-        return width > _WIDE * height
+        columns = self.row.plan.columns
+        if width > _WIDE * height or columns > _MIDDLE:
+            return "whole"
+        return "small" if columns <= _SMALL else "middle"
 
 
 @dataclass(frozen=True)
@@ -101,9 +109,28 @@ class ImagePage:
     other_input: PictureView | None
     """The input in the run that this one is compared with; None where that run lacks the image."""
     facts: words.Facts
+    guesses: tuple[Class, ...]
+    """The classes that the model thinks most likely."""
     groups: tuple[Group, ...]
     silent: tuple[tuple[str, str], ...]
     """Layers without a picture, and why."""
+
+
+@dataclass(frozen=True)
+class KernelView:
+    """The kernels of a convolution, a tile or a row of tiles for each channel that it makes."""
+
+    picture: PictureView
+    row: CaptureRow
+    options: Mapping[str, Any]
+    """By which they were drawn."""
+
+    @property
+    def words(self) -> str:
+        """What a tile is."""
+        inputs = self.row.shape[1] if len(self.row.shape) > 1 else 1
+        what = "mean over the inputs, " if self.row.layout == "mean" else ""
+        return f"{what}{counted(inputs, 'input')} to a channel"
 
 
 @dataclass(frozen=True)
@@ -155,6 +182,8 @@ class ReportViews:
     together: int
     """Images, one after another, whose numbers stand in the same scripts."""
     audit: Audit | None = None
+    kernels: Mapping[str, KernelView] = field(default_factory=dict)
+    """By the names of their layers."""
 
     @property
     def labels(self) -> tuple[str, str | None]:
@@ -191,8 +220,13 @@ class _Places:
         return f"grids-{image // self.images:03d}-{layer:03d}.js"
 
 
-def arrange(run: ReadRun, other: ReadRun | None = None, audit: Audit | None = None) -> ReportViews:
-    """Sort a run, one to compare it with, and an audit into pages."""
+def arrange(
+    run: ReadRun,
+    other: ReadRun | None = None,
+    audit: Audit | None = None,
+    kernels: tuple[ReadImage, Mapping[str, Any]] | None = None,
+) -> ReportViews:
+    """Sort a run, one to compare it with, an audit, and kernels with their options into pages."""
     places = _Places(run)
     others = {} if other is None else other.images
     images = tuple(
@@ -200,7 +234,20 @@ def arrange(run: ReadRun, other: ReadRun | None = None, audit: Audit | None = No
         for n, (name, image) in enumerate(run.images.items())
     )
     layers = tuple(_layer_pages(images))
-    return ReportViews(run, other, images, layers, _silent(run), places.images, audit)
+    beside = {} if kernels is None else dict(_kernel_views(layers, *kernels))
+    return ReportViews(run, other, images, layers, _silent(run), places.images, audit, beside)
+
+
+def _kernel_views(
+    layers: Sequence[LayerPage], image: ReadImage, options: Mapping[str, Any]
+) -> Iterator[tuple[str, KernelView]]:
+    rows = {row.layer: row for row in image.captures.values()}
+    for page in layers:
+        if (row := rows.get(page.name)) is not None:
+            size = (row.plan.width, row.plan.height)
+            alt = f"{counted(row.maps, 'kernel')} of {row.label}"
+            picture = PictureView(f"k-{page.id}", image, row.file, size, alt, page.id)
+            yield page.name, KernelView(picture, row, options)
 
 
 def _key(row: CaptureRow) -> Key:
@@ -225,6 +272,7 @@ def _image_page(number: int, image: ReadImage, other: ReadImage | None, at: _Pla
         shown.input,
         None if beside is None else beside.input,
         words.image_facts(image.manifest),
+        tuple(image.manifest.prediction),
         tuple(groups),
         tuple(_without_picture(image.manifest)),
     )

@@ -7,10 +7,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from markupsafe import Markup
 
+from featviz.layout.layouts import LAYOUTS
 from featviz.records import REDUCTIONS, Floats
 from featviz.rundir.read import ReadRun
-from featviz.rundir.schema import CaptureRow, Class, Manifest
+from featviz.rundir.schema import CaptureRow, Manifest
 from featviz.text import by, counted, listed, ranges
 
 Facts = list[tuple[str, str]]
@@ -28,12 +30,12 @@ def number(value: float | None) -> str:
 
 
 def percent(share: float) -> str:
-    """A share 0..1 with one decimal; neither 0 nor 100 unless it is exact."""
+    """A share 0..1 with one decimal, on one line; neither 0 nor 100 unless it is exact."""
     if 0 < share < 0.0005:
-        return "< 0.1 %"
+        return "<\u00a00.1\u00a0%"
     if 0.9995 <= share < 1:
-        return "> 99.9 %"
-    return f"{100 * share:.1f} %"
+        return ">\u00a099.9\u00a0%"
+    return f"{100 * share:.1f}\u00a0%"
 
 
 def channel_list(channels: Sequence[int]) -> str:
@@ -66,7 +68,10 @@ def grid_facts(row: CaptureRow, dark: Sequence[int], options: Mapping[str, Any])
         dark: its channels that are all zero.
         options: the options of its run.
     """
-    facts = [("Shape", f"{by(row.shape)} ({row.layout})"), ("Maps", _maps(row, options))]
+    facts = [("Shape", f"{by(row.shape)} ({row.layout})")]
+    if row.layout in LAYOUTS:
+        facts.append(("Layout", LAYOUTS[row.layout].words))
+    facts.append(("Maps", _maps(row, options)))
     if row.collapsed:
         facts.append(("Share a tile", _shared(row.collapsed)))
     if row.drawn != sorted(row.drawn) and (order := options.get("order")):
@@ -128,7 +133,7 @@ def model_name(run: ReadRun) -> str:
 
 
 def run_facts(run: ReadRun) -> Facts:
-    """Facts about a run."""
+    """What ran, for the foot of the page."""
     record = run.record
     model = {
         key: value
@@ -136,15 +141,22 @@ def run_facts(run: ReadRun) -> Facts:
         if value is not None and key not in ("kind", "name", "file")
     }
     versions = ("featviz", "torch", "torchvision")
-    grids = sum(len(image.captures) for image in run.images.values())
+    checksum, taken = model.pop("sha256", ""), model.pop("taken", "")
     return [
         ("Model", ", ".join([model_name(run), *([settings(model)] if model else [])])),
-        ("Images", _image_count(run)),
-        ("Pictures", f"{grids:,}"),
-        ("Input", str(record.get("preprocessing", ""))),
+        ("Weights", setting(taken)),
+        ("SHA-256", setting(checksum)),
         ("Versions", ", ".join(f"{name} {record[name]}" for name in versions if name in record)),
         ("Device", str(record.get("device", ""))),
     ]
+
+
+def run_lead(run: ReadRun) -> str:
+    """`Images: 20 complete of 20 · 180 pictures · input: RGB, as it is`."""
+    grids = sum(len(image.captures) for image in run.images.values())
+    parts = [f"Images: {_image_count(run)}", counted(grids, "picture")]
+    prepared = str(run.record.get("preprocessing", ""))
+    return " · ".join(parts + ([f"input: {prepared}"] if prepared else []))
 
 
 def _image_count(run: ReadRun) -> str:
@@ -154,6 +166,11 @@ def _image_count(run: ReadRun) -> str:
     parts += [f"{len(run.left_out):,} incomplete"] if run.left_out else []
     parts += [f"{run.missing:,} not reached"] if run.missing else []
     return ", ".join(parts)
+
+
+def dotted(name: str) -> Markup:
+    """A name that may be broken behind its dots, and nowhere else while there is room."""
+    return Markup(".<wbr>").join(name.split("."))
 
 
 def settings(values: Mapping[str, Any]) -> str:
@@ -167,6 +184,8 @@ def setting(value: Any) -> str:
         return "auto"
     if isinstance(value, bool):
         return "yes" if value else "no"
+    if isinstance(value, float):
+        return number(value)
     if isinstance(value, (list, tuple)):
         return ", ".join(map(setting, value)) or "none"
     if isinstance(value, Mapping):
@@ -185,14 +204,9 @@ def image_facts(manifest: Manifest) -> Facts:
     if manifest.input.shape:
         facts.append(("Input", ", ".join(map(by, manifest.input.shapes))))
     facts.append(("Prepared", manifest.input.preprocessing))
-    if manifest.prediction:
-        facts.append(("Prediction", ", ".join(map(_guess, manifest.prediction))))
     if target := manifest.target:
-        facts.append(("Gradient", settings(vars(target))))
+        of = {"of": target.of, "value": target.value, "rule": target.grad_rule}
+        facts.append(("Gradient", settings(of)))
     if changes := manifest.interventions:
         facts.append(("Changed", ", ".join(f"{row.kind} {row.what}" for row in changes)))
     return facts
-
-
-def _guess(row: Class) -> str:
-    return f"{row.name or f'class {row.index}'} {percent(row.probability)}"

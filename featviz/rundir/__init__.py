@@ -5,6 +5,7 @@ INPUT_FILE, BASES_FILE = "input.png", "bases.npz"
 LOCK_FILE = ".featviz.lock"
 """Is in a folder for as long as a process writes it."""
 AUDIT_FILE, MODELS_FILE, DIFF_FILE = "audit.json", "models.json", "diff.json"
+EXEMPLARS_FILE = "exemplars.json"
 REPORT, REPORT_FILE, INDEX_FILE = "report", "report.html", "index.html"
-REPORT_ASSETS = ("style.css", "tiles.js", "report.js", "icon.svg")
+REPORT_ASSETS = ("style.css", "icon.svg", "tiles.js", "floating.js", "channel.js", "report.js")
 """Files that every report has, whatever it shows."""

@@ -6,21 +6,19 @@ from __future__ import annotations
 import io
 import math
 import os
-import re
 import struct
 import zipfile
 import zlib
 from collections.abc import Sequence
-from functools import lru_cache
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 import numpy as np
 from PIL import Image
 
 from featviz import files
 from featviz.errors import FileError, StoreError
-from featviz.files import Folder
+from featviz.files import Folder, npy
 from featviz.records import STAT_COLUMNS, Floats
 from featviz.rundir import STATS_FILE
 from featviz.rundir.schema import CaptureRow
@@ -31,13 +29,6 @@ MOST_STATS = 256 * 2**20
 MOST_TENSOR = 4 * 2**30
 """Bytes of a kept tensor."""
 
-_NPY = re.compile(
-    rb"\{'descr': '([<>|][biufc]\d+)', 'fortran_order': (True|False), "
-    rb"'shape': \((?:(\d{1,18}(?:, \d{1,18})*),?)?\), \} *\n"
-)
-"""The header of an array as numpy writes it; it is not evaluated."""
-_NPY_HEAD = 2048
-"""Bytes of an array in which its header must end: numpy's own take 128."""
 _ENCRYPTED = 1
 _ROW_BYTES = 4 * len(STAT_COLUMNS)
 _MEMBER_BYTES = 4096
@@ -128,29 +119,11 @@ class _Npz:
         stored = memoryview(self.data)[start : start + info.file_size]
         if zlib.crc32(stored) != info.CRC:
             raise ValueError(f"{key} has another check sum than it should")
-        dtype, shape, order, offset = _npy_header(bytes(stored[:_NPY_HEAD]))
+        dtype, shape, order, offset = npy.header(bytes(stored[: npy.HEAD]))
         if len(stored) - offset != math.prod(shape) * dtype.itemsize:
             raise ValueError(f"{key} has {len(stored) - offset} bytes, not those of {shape}")
         array: np.ndarray = np.frombuffer(stored, dtype, offset=offset).reshape(shape, order=order)
         return array
-
-
-def _npy_header(data: bytes) -> tuple[np.dtype[Any], tuple[int, ...], Any, int]:
-    """Type, shape, order and where the numbers begin
-    (https://numpy.org/doc/stable/reference/generated/numpy.lib.format.html, version 1.0)."""
-    start = 10 + int.from_bytes(data[8:10], "little")
-    if not data.startswith(b"\x93NUMPY\x01\x00"):
-        raise ValueError("it is no array as numpy writes it")
-    return *_parse_header(data[10:start]), start
-
-
-@lru_cache(maxsize=1024)
-def _parse_header(header: bytes) -> tuple[np.dtype[Any], tuple[int, ...], Any]:
-    parts = _NPY.fullmatch(header)
-    if parts is None:
-        raise ValueError("its header is not as numpy writes it")
-    shape = tuple(map(int, parts[3].decode().split(", "))) if parts[3] else ()
-    return np.dtype(parts[1].decode()), shape, "F" if parts[2] == b"True" else "C"
 
 
 def read_tensor(file: BinaryIO, expected: list[int]) -> np.ndarray:
@@ -160,7 +133,7 @@ def read_tensor(file: BinaryIO, expected: list[int]) -> np.ndarray:
         ValueError: it is of another shape or size, or no array as numpy writes it.
     """
     size = os.fstat(file.fileno()).st_size
-    dtype, shape, order, start = _npy_header(file.read(_NPY_HEAD))
+    dtype, shape, order, start = npy.header(file.read(npy.HEAD))
     if list(shape) != expected:
         raise ValueError(f"its shape is {list(shape)}, by the manifest {expected}")
     if size - start != math.prod(shape) * dtype.itemsize or size > MOST_TENSOR:

@@ -10,12 +10,15 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from featviz.errors import StoreError, UsageError
-from featviz.files import real
+from PIL import Image
+
+from featviz.errors import FileError, StoreError, UsageError
+from featviz.files import open_regular, real
 from featviz.rundir import (
     AUDIT_FILE,
     BASES_FILE,
     DIFF_FILE,
+    EXEMPLARS_FILE,
     INDEX_FILE,
     LOCK_FILE,
     MODELS_FILE,
@@ -30,7 +33,7 @@ from featviz.rundir.atomic import (
     remove_empty,
     reported,
 )
-from featviz.rundir.ownership import Claim, of_audit, of_diff, of_report, of_run
+from featviz.rundir.ownership import Claim, of_audit, of_diff, of_exemplars, of_report, of_run
 from featviz.text import quoted
 
 
@@ -57,6 +60,7 @@ class ResultKind:
 RUN = ResultKind("run", of_run, (RUN_FILE,), (RUN_FILE, BASES_FILE))
 AUDIT = ResultKind("audit", of_audit, (AUDIT_FILE, MODELS_FILE))
 DIFF = ResultKind("diff", of_diff, (DIFF_FILE,))
+EXEMPLARS = ResultKind("exemplars", of_exemplars, (EXEMPLARS_FILE,))
 REPORT_FOLDER = ResultKind("report", of_report, (INDEX_FILE,))
 
 
@@ -229,6 +233,34 @@ def check_apart(out: Path, option: str, inputs: Iterable[Path]) -> None:
                     f"{option} {quoted(str(out))} {what} the input {quoted(str(path))}",
                     f"name another place with {option}",
                 )
+
+
+def check_picture(out: Path, software: str, noun: str, overwrite: bool | None = None) -> None:
+    """Whether nothing, or an earlier picture of the same command, is in a picture's place.
+
+    Args:
+        software: what the command writes into the PNG as `Software`: `featviz sheet`.
+        noun: what such a picture is called: `sheet of featviz`.
+        overwrite: whether any other file may go as well; None where the command has no such option.
+
+    Raises:
+        StoreError: something else is there.
+    """
+    if out.is_dir():
+        raise StoreError(f"--out {out} is a folder, not a file", "name a file with --out")
+    if overwrite or not out.exists():
+        return
+    try:
+        with open_regular(out) as file, Image.open(file, formats=["PNG"]) as opened:
+            ours = opened.info.get("Software") == software
+    except (OSError, FileError, ValueError, SyntaxError):
+        ours = False
+    if not ours:
+        hint = "name another file with --out"
+        raise StoreError(
+            f"--out {out} is there and is no {noun}",
+            hint if overwrite is None else f"--overwrite replaces it; or {hint}",
+        )
 
 
 def model_files(*models: str | None) -> list[Path]:

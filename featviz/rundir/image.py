@@ -218,7 +218,7 @@ def read_image(root: Path, folder: str, hold: bool = False) -> ReadImage:
         sizes = {}
         for row in manifest.captures:
             plan = row.plan
-            sizes[row.file] = _check_picture(opened, row.file, (plan.width, plan.height))
+            sizes[row.file] = check_picture(opened, row.file, (plan.width, plan.height))
             for name in row.files[1:]:
                 sizes[name] = opened.size(name)
         head, sizes[INPUT_FILE] = opened.head(INPUT_FILE, _PNG_HEAD)
@@ -273,7 +273,7 @@ def same_content(first: tuple[ReadImage, str], second: tuple[ReadImage, str]) ->
     return True
 
 
-def _check_picture(folder: Folder, name: str, expected: tuple[int, int]) -> int:
+def check_picture(folder: Folder, name: str, expected: tuple[int, int]) -> int:
     """Bytes of a picture whose header says what its grid says."""
     if name.endswith(".png"):
         head, size = folder.head(name, _PNG_HEAD)

@@ -30,6 +30,7 @@ from featviz.rundir import (
     AUDIT_FILE,
     BASES_FILE,
     DIFF_FILE,
+    EXEMPLARS_FILE,
     INDEX_FILE,
     INPUT_FILE,
     LOCK_FILE,
@@ -55,11 +56,13 @@ _SHOWN = 3
 """Foreign files that a message names."""
 
 _LAYER_FILE = re.compile(
-    rf"\d{{3,}}_[^/]+/({'|'.join([*KINDS, 'kernel'])})([.-][^/]*)?\.({'|'.join(FORMATS)}|npy)"
+    rf"(\d{{3,}}_[^/]+/({'|'.join([*KINDS, 'kernel'])})([.-][^/]*)?|[^/]+__\d{{3,}}_[^/]+)"
+    rf"\.({'|'.join(FORMATS)}|npy)"
 )
 """A file of a layer in an image's folder: the only names that a manifest can list."""
 _IMAGE_FILES = (MANIFEST_FILE, STATS_FILE, INPUT_FILE)
 """Files in the folder of each image."""
+_EXEMPLAR_FILE = re.compile(r"\d{3,}_[^/]+/[^/]+(/[^/]+){0,2}\.png")
 _REPORT_FILE = re.compile(r"(image|layer)-\d+\.(html|js)|index\.(html|js)|grids-\d+-\d+\.js")
 _SCRIPT = b"window.FEATVIZ"
 
@@ -179,6 +182,18 @@ def of_diff(root: Path) -> Claim | None:
     return Claim(root, record, listed.__contains__)
 
 
+def of_exemplars(root: Path) -> Claim | None:
+    """The exemplars that a folder holds."""
+    record = _record(root, EXEMPLARS_FILE)
+    if record is None or not {"featviz", "model", "options", "shard", "layers"} <= record.keys():
+        return None
+    sheets = _listed(record["layers"], "sheet")
+    rows = record["layers"] if _are_dicts(record["layers"]) else []
+    channels = [way for row in rows for way in _listed(row.get("channels"), "file")]
+    listed = {EXEMPLARS_FILE, *(way for way in (*sheets, *channels) if is_exemplar_file(way))}
+    return Claim(root, record, listed.__contains__)
+
+
 def of_report(root: Path) -> Claim | None:
     """The report that a folder holds: its pages say who wrote them."""
     return Claim(root, {}, _report_files(root)) if _is_page(root, INDEX_FILE) else None
@@ -206,6 +221,11 @@ def is_archive_of_run(path: Path) -> bool:
             content = files.parse_json(record.read(_LARGEST).decode("utf-8"))
         return _is_record(content) and _is_run(content)
     return False
+
+
+def is_exemplar_file(way: str) -> bool:
+    """Whether a file has a name that pictures of exemplars have."""
+    return _EXEMPLAR_FILE.fullmatch(way) is not None and files.is_inside(way)
 
 
 def is_page(path: Path) -> bool:

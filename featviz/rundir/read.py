@@ -112,7 +112,8 @@ def read_json(path: Path) -> dict[str, Any]:
         content = files.read_json(path, MOST_RECORD)
     except FileNotFoundError:
         raise StoreError(
-            f"{quoted(str(path.parent))} is no run directory: it has no {path.name}"
+            f"{quoted(str(path.parent))} is no run directory: it has no {path.name}",
+            "give a folder that `featviz run` wrote",
         ) from None
     except FileError as error:
         where = f"{quoted(str(path))} cannot be read"

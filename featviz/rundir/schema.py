@@ -73,7 +73,9 @@ class CaptureRow(Capture):
     nonfinite: _Count
     channels: _Channels | None = None
     slices: Annotated[list[Annotated[int, Meta(ge=1, le=_LARGEST)]], _Two] | None = None
+    steps: list[_Count] | None = None
     tensor: _Text | None = None
+    constant: Annotated[list[_Pixels], Meta(min_length=3, max_length=3)] | None = None
     collapsed: dict[_Text, _Channels] | None = None
     reduce: _Text | None = None
     overlay: Annotated[float, Meta(ge=0, le=1)] | None = None
@@ -101,6 +103,11 @@ class CaptureRow(Capture):
     def side(self) -> int:
         """Tiles side by side for each channel."""
         return self.slices[0] if self.slices else 1
+
+    @property
+    def beside(self) -> list[int]:
+        """The slices side by side for each channel; where a row does not say, the first."""
+        return [*range(self.side)] if self.steps is None else self.steps
 
     @cached_property
     def plan(self) -> GridPlan:
@@ -240,6 +247,13 @@ class Manifest:
 
 
 @dataclass(frozen=True)
+class _Kernels:
+    """A manifest of kernels, as far as it is looked at."""
+
+    captures: list[CaptureRow]
+
+
+@dataclass(frozen=True)
 class Images:
     """`images` of run.json."""
 
@@ -330,6 +344,26 @@ def check_failures(content: Any) -> list[Failure]:
         ValueError: it is none.
     """
     return _convert(content, list[Failure])
+
+
+def check_kernels(content: Any) -> list[CaptureRow]:
+    """The rows of a manifest of kernels, as those of an image; `slices`, which is one number there,
+    becomes as many of as many.
+
+    Raises:
+        ValueError: `captures[0].maps is 0, expected 1 or more`; or it is none.
+    """
+    rows = content.get("captures") if isinstance(content, dict) else None
+    if isinstance(rows, list):
+        rows = [
+            {**row, "slices": [row.get("slices", 1)] * 2} if isinstance(row, dict) else row
+            for row in rows
+        ]
+    kernels = _convert({"captures": rows}, _Kernels).captures
+    for n, row in enumerate(kernels):
+        for where, value, expected in _of_row(row):
+            raise ValueError(misfit(f"captures[{n}].{where}", value, expected))
+    return kernels
 
 
 def check_audit(content: Any) -> Audit:
@@ -492,6 +526,8 @@ def _of_row(row: CaptureRow) -> Iterator[tuple[str, Any, str]]:
         yield from _of_channels(row, row.channels)
     if row.slices is not None and row.slices[0] > row.slices[1]:
         yield "slices", row.slices, "no more drawn than there are"
+    if row.steps is not None:
+        yield from _of_steps(row, row.steps)
     yield from _of_collapsed(row, row.collapsed or {})
     yield from _of_grid(row)
 
@@ -508,6 +544,14 @@ def _of_channels(row: CaptureRow, channels: list[int]) -> Iterator[tuple[str, An
         yield "channels", max(channels), f"less than maps ({row.maps})"
     elif len(set(channels)) < len(channels):
         yield "channels", channels, "each channel once"
+
+
+def _of_steps(row: CaptureRow, steps: list[int]) -> Iterator[tuple[str, Any, str]]:
+    drawn, held = row.slices or (1, 1)
+    if len(steps) != drawn or sorted(set(steps)) != steps:
+        yield "steps", steps, f"each of the {drawn} drawn slices once, in order"
+    elif steps[-1] >= held:
+        yield "steps", steps[-1], f"less than slices ({held})"
 
 
 def _of_collapsed(

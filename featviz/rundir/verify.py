@@ -75,14 +75,14 @@ def verify(
     Raises:
         StoreError: one of the folders is no run.
     """
-    found = [_Found.of(root) for root in roots]
+    found = [_FoundRun.of(root) for root in roots]
     total = sum(len(run.folders) for run in found)
     with ThreadPoolExecutor(jobs, "featviz-verify") as pool:
         return Verified(tuple(run.verdict(pool, partial(progress, total)) for run in found))
 
 
 @dataclass(frozen=True)
-class _Found:
+class _FoundRun:
     """A run whose images are still to be read."""
 
     root: Path
@@ -94,7 +94,7 @@ class _Found:
     faults: tuple[str, ...]
 
     @classmethod
-    def of(cls, root: Path) -> _Found:
+    def of(cls, root: Path) -> _FoundRun:
         try:
             _, record = read_record(root)
         except StoreError as error:

@@ -41,8 +41,24 @@ SCHEMA_VERSION = 2
 """The version of run.json and manifest.json. 1: first release. 2: a manifest has `files`, the sizes
 and checksums of all others of the image, and ends with `sha256`, the checksum of itself."""
 
-OPTIONAL = ("channels", "slices", "tensor", "collapsed", "reduce", "overlay", "figure")
+OPTIONAL = {
+    *(
+        "channels",
+        "slices",
+        "steps",
+        "constant",
+        "tensor",
+        "collapsed",
+        "reduce",
+        "overlay",
+        "figure",
+    ),
+}
 """Fields of a row of `captures` that are there only where they have a value."""
+
+
+_SHORT = 40
+"""Bytes of an image's name in the names of its files, so that what follows is not cut off."""
 
 
 class RunDirectory:
@@ -175,10 +191,20 @@ class ImageFolder:
         self._sums: dict[str, Sum] = {}
         """Of the files that were written."""
 
-    def file(self, layer: Layer, name: str) -> str:
-        """A layer's file, relative to this folder: `004_layer1.0.conv1/output.png`."""
-        folder = safe_name(f"{layer.index:03d}_{layer.name or layer.type}")
-        return f"{folder}/{safe_name(name)}"
+    def file(self, layer: Layer, name: str, image: str | None = None) -> str:
+        """A layer's file, relative to this folder: `004_layer1.0.conv1/output.png`.
+
+        Args:
+            image: the image's name, for a file that tells all in its own name:
+                `cat__004_layer1.0.conv1.png`, `cat__004_layer1.0.conv1.grad.png`.
+        """
+        place = f"{layer.index:03d}_{layer.name or layer.type}"
+        if image is None:
+            return f"{safe_name(place)}/{safe_name(name)}"
+        stem = safe_name(PurePosixPath(image).stem).encode()[:_SHORT].decode(errors="ignore")
+        kind, _, rest = name.partition(".")
+        ending = rest if kind == "output" and "." not in rest else name
+        return safe_name(f"{stem}__{place}.{ending}")
 
     @contextmanager
     def writing(self, relative: str) -> Iterator[BinaryIO]:

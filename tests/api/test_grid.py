@@ -69,7 +69,7 @@ def test_what_grid_cannot_draw(value: Any, message: str) -> None:
 @pytest.mark.parametrize("option", [{"format": "webp"}, {"tensors": "npy"}])
 def test_options_of_runs_are_no_options_of_grid(option: dict[str, Any]) -> None:
     """What grid would ignore is refused."""
-    with pytest.raises(UsageError, match="--tensors and --format are for runs"):
+    with pytest.raises(UsageError, match="--tensors, --flat and --format are for runs"):
         fv.grid(torch.rand(1, 2, 4, 4), **option)
 
 

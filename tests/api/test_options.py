@@ -35,7 +35,7 @@ BAD_DRAWING = [
     ("scale", "2", "--scale '2' is neither a whole number nor auto"),
     ("padding", -1, "--padding -1 is below 0"),
     ("padding", 2.0, "--padding 2.0 is not a valid integer"),
-    ("padding", None, "--padding None is not a valid integer"),
+    ("padding", True, "--padding True is not a valid integer"),
     ("pad_value", 2, "--pad-value 2.0 is outside 0..1"),
     ("pad_value", NAN, "--pad-value nan is outside 0..1"),
     ("pad_value", "grey", "--pad-value 'grey' is not a valid float"),
@@ -66,7 +66,7 @@ BAD_INPUT = [
     ("mean", [None] * 3, "is not numbers separated by commas"),
     ("mean", (1, 2), "--mean has 2 numbers for 3 channels"),
     ("std", NAN, "--std nan is not numbers"),
-    ("channels", 2, "--channels 2 is not one of 1, 3"),
+    ("channels", 0, r"--channels 0 is outside 1\.\.4096"),
     ("channels", True, "--channels True is not a valid integer"),
     ("exif", "no", "--exif 'no' is not a valid boolean"),
     ("background", 5, "--background 5 is not a text"),
@@ -113,6 +113,30 @@ BAD_MODEL = [
     ("ema", "x", "--ema 'x' is not a valid boolean"),
     ("partial", 1, "--partial 1 is not a valid boolean"),
 ]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "meant"),
+    [("layer", "layers"), ("colormap", "cmap"), ("over_write", "overwrite"), ("outdir", "out")],
+)
+def test_a_misspelt_keyword_of_run_is_told_what_it_means(
+    wrong: str, meant: str, tiny: nn.Module, picture: Path
+) -> None:
+    """The keywords that `featviz.run` names are known beside the fields of the option records."""
+    with pytest.raises(UsageError, match=f"no option {wrong}") as refused:
+        fv.run(tiny, picture, **{wrong: "x"})
+    assert refused.value.hint == f"did you mean {meant}?"
+
+
+def test_capture_tells_which_layer_may_be_meant() -> None:
+    """Names that only a number tells apart, in their order."""
+    model = nn.ModuleDict({f"b{n}": nn.ReLU() for n in (10, 2, 1)})
+    with (
+        pytest.raises(UsageError, match="no layer matches 'b3'") as refused,
+        fv.capture(model, "b3"),
+    ):
+        pass
+    assert str(refused.value.hint).startswith("did you mean b1 or b2 or b10? types here: ReLU 3")
 
 
 @pytest.mark.parametrize(("name", "value", "message"), BAD_DRAWING)

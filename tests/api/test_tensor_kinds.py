@@ -98,7 +98,7 @@ def test_tensors_of_every_kind_are_drawn_kept_and_counted(
     expected = _plain(make(torch.from_numpy(kept["conv"])))
     assert kept["odd"].dtype == dtype
     assert np.array_equal(kept["odd"].astype(np.float32), expected)
-    histogram = _histograms(board)["histogram/odd"]
+    histogram = _histograms(board / "out")["histogram/odd"]
     assert (histogram.min, histogram.max) == (expected.min(), expected.max())
     assert histogram.num == expected.size
 

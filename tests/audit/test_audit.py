@@ -14,12 +14,13 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from featviz import audit as story
-from featviz.audit import AuditOptions, call_graph, counting
+from featviz.audit import AuditOptions, call_graph
 from featviz.audit.model_audit import AuditRequest
 from featviz.errors import UsageError
 from featviz.images.find import find_samples
 from featviz.models.load import adopt
 from featviz.models.preprocess import InputOptions
+from featviz.pipeline.batches import batches as read_batches
 from featviz.records.findings import Thresholds
 
 from .audited import PLAIN, Residual, document, found, kill, loaded, solid, wake
@@ -201,7 +202,7 @@ def test_images_of_other_shapes_fall_into_other_batches(tmp_path: Path) -> None:
         Image.new("RGB", size, (index, 0, 0)).save(tmp_path / f"{index}.png")
     model = adopt(nn.Conv2d(1, 1, 1), InputOptions())
     samples = find_samples([str(tmp_path)])
-    made = list(counting.batches(samples, model, InputOptions(), 2, lambda n, e: None))
+    made = list(read_batches(samples, model, InputOptions(), 2, lambda n, e: None))
     assert [batch.images for batch in made] == [(0, 1), (2,), (3,), (4, 5)]
     assert [tuple(batch.inputs[0].shape[2:]) for batch in made] == [(8, 8), (8, 8), (8, 6), (8, 8)]
 

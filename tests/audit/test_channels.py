@@ -41,7 +41,9 @@ def of(tensor: Tensor) -> ChannelStats:
     """Statistics of one batch [B, C, ...], the way the audit gets them."""
     rows = running_stats.to_rows(tensor, 1, len(tensor))
     numbers = stats.channel_stats(rows.flatten(0, 1)).reshape(*rows.shape[:2], 6)
-    return ChannelStats.of_maps(numbers, rows.shape[2])
+    added = ChannelStats.nothing(rows.shape[1])
+    added.add(numbers, rows.shape[2])
+    return added
 
 
 def split(tensor: Tensor, cuts: set[int]) -> list[Tensor]:
@@ -111,18 +113,27 @@ def test_streamed_correlation_equals_numpys(cuts: set[int]) -> None:
     np.testing.assert_allclose(whole.correlation(), np.nan_to_num(expected), atol=1e-5)
 
 
+def top_of(images: np.ndarray, maxima: np.ndarray) -> TopImages:
+    """The best of these images, by the maxima [all images, C]."""
+    numbers = np.zeros((len(images), maxima.shape[1], 6), np.float32)
+    numbers[..., stats.MAX] = maxima[images]
+    top = TopImages.nothing(maxima.shape[1])
+    top.add(images, numbers)
+    return top
+
+
 def test_top_images_are_the_best_of_all() -> None:
     """In any split the same images as sorting all maxima at once; of equals, the first."""
     generator = np.random.default_rng(1)
     maxima = generator.integers(0, 6, (20, 5)).astype(float)  # with many ties
     batches = np.split(np.arange(20), [3, 4, 11])
-    top = reduce(TopImages.merge, (TopImages.of_batch(n, maxima[n]) for n in batches))
+    top = reduce(TopImages.merge, (top_of(n, maxima) for n in batches))
     order = np.argsort(-maxima, axis=0, kind="stable")[:4].T
     assert np.array_equal(top.images, order)
     assert np.array_equal(top.values, np.take_along_axis(maxima.T, order, 1))
-    other_way = reduce(TopImages.merge, (TopImages.of_batch(n, maxima[n]) for n in batches[::-1]))
+    other_way = reduce(TopImages.merge, (top_of(n, maxima) for n in batches[::-1]))
     assert np.array_equal(top.images, other_way.images)
-    assert TopImages.of_batch(np.array([7]), np.array([[0.5]])).images.tolist() == [[7]]
+    assert top_of(np.array([7]), np.full((8, 1), 0.5)).of(0) == [7]
 
 
 def test_rows_of_every_layout() -> None:

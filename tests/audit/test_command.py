@@ -285,7 +285,7 @@ def test_control_characters_in_names_are_escaped_in_charts(tmp_path: Path) -> No
 
 def test_every_finding_is_in_the_help_and_has_a_gate(featviz: Run) -> None:
     """A finding is one record: its definition is in the help, and its example is a gate on it."""
-    words = " ".join(featviz("audit", "--help").out.split())
+    words = " ".join(featviz("audit", "--help-all").out.split())
     for name, finding in FINDINGS.items():
         assert f"{name} {finding.definition}" in words
         assert gates.parse(finding.gate).finding == name

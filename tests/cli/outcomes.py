@@ -35,9 +35,6 @@ def picky():
 
 def grey(width=2):
     return nn.Sequential(nn.Conv2d(1, width, 3), nn.ReLU(inplace=True))
-
-def stubborn():
-    return nn.Sequential(nn.Conv2d(4, 2, 1))
 """
 
 

@@ -71,7 +71,7 @@ def test_model_and_images_come_from_the_config(
         ("[run]\nno_such_thing_at_all = 3", ".*has 'no_such_thing_at_all'.*one of .*padding"),
         ("padding = ", ".*cannot be read"),
         ('padding = "wide"', ".*'wide' is not a valid integer"),
-        ('channels = "5"', ".*'5' is not one of"),
+        ('channels = "x"', ".*'x' is not a valid integer"),
     ],
 )
 def test_a_config_with_mistakes(

@@ -31,7 +31,7 @@ def test_layers_as_json_lists_every_module(featviz: Run, resnet: nn.Module) -> N
         (index, name, type(module).__name__) for index, (name, module) in enumerate(modules)
     ]
     assert [row["parameters"] for row in rows] == [
-        sum(p.numel() for p in module.parameters(recurse=False)) for _, module in modules
+        sum(p.numel() for p in module.parameters()) for _, module in modules
     ]
     assert found["total_parameters"] == sum(p.numel() for p in resnet.parameters()) == 11689512
     assert [row["selected"] for row in rows] == [isinstance(m, nn.Conv2d) for _, m in modules]

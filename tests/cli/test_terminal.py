@@ -100,6 +100,17 @@ def test_run_and_what_reads_it(featviz: CLI, net: str, photos: Path, tmp_path: P
     check_tame(featviz("merge", runs[1], "--out", tmp_path / "merged", "--json"))
 
 
+def test_look(featviz: CLI, net: str, photos: Path, tmp_path: Path) -> None:
+    """Its lines, its document, and the refusals, with names of images and of layers."""
+    command = ("look", net, photos, "--size", "12", "--layers", "*", "--out", tmp_path / "look.png")
+    for words in ((), ("--json",)):
+        done = featviz(*command, *words)
+        assert done.code == 0, done.err
+        check_tame(done)
+    check_tame(featviz("look", net, photos, "--layers", f"no{EVIL}"))
+    check_tame(featviz("look", net, photos, "--out", tmp_path / f"{EVIL}.jpg"))
+
+
 def test_audit(featviz: CLI, net: str, photos: Path, tmp_path: Path) -> None:
     """Its table, of one model and of two, and its messages."""
     options = ("--size", "12", "--out", tmp_path / "audit", "--overwrite")

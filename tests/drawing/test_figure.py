@@ -139,6 +139,32 @@ def test_panels_have_the_pixels_of_their_maps() -> None:
         assert np.array_equal(found, wanted[..., :3])
 
 
+@pytest.mark.parametrize(("normalize", "count"), [("map", 4), ("layer", 4), ("layer", 1)])
+@pytest.mark.parametrize("size", [(4, 28), (12, 20), (20, 12), (16, 16)])
+def test_bars_are_no_taller_than_their_maps(
+    size: tuple[int, int], normalize: str, count: int
+) -> None:
+    """A bar runs from the top of its map to the map's bottom, and one for all from the first map's
+    top to the last one's bottom; nothing else of the bars' colours is above or below."""
+    tensor = torch.full((1, count, *size), 0.5)
+    tensor[..., 0, 0], tensor[..., -1, -1] = 0, 1
+    sheet = figure.page(
+        drawn(tensor, normalize=normalize), "viridis", None, "", np.zeros((4, 4, 3), np.uint8)
+    )
+    pixels = np.asarray(Image.open(io.BytesIO(written(sheet))).convert("RGB"))
+    side = 100 * sheet.geometry.side
+    down = side * min(1, size[0] / size[1])
+    tops = sorted(
+        {sheet.geometry.corner(place)[1] * 100 + (side - down) / 2 for place in range(count)}
+    )
+    left = round(sheet.geometry.corner(0)[0] * 100) - 1
+    coloured = np.ptp(pixels[:, left:].astype(int), axis=2).max(1) > 40
+    edges = np.flatnonzero(np.diff(coloured.astype(int), prepend=0, append=0))
+    wanted = [edge for top in tops for edge in (top, top + down)]
+    wanted = [wanted[0], wanted[-1]] if normalize == "layer" else wanted
+    assert np.abs(edges - wanted).max() <= 2
+
+
 @pytest.mark.parametrize(
     ("low", "high"),
     [(-3.3, 2.6), (0, 1), (-0.5, 0.5), (999.97, 1000.03), (-4e-4, 3e-4), (0, 6.9e6), (-1e36, 3e36)],

@@ -13,7 +13,7 @@ from torchvision.utils import make_grid
 from featviz.cli.commands.run import command
 from featviz.drawing import levels, normalize, stats
 from featviz.drawing.levels import Affine
-from featviz.drawing.normalize import Scale
+from featviz.drawing.normalize import Scale, parse_scale
 from featviz.errors import UsageError
 
 NAN, INF = float("nan"), float("inf")
@@ -95,6 +95,39 @@ def test_symmetric_scale_keeps_zero_in_the_middle(count: int, factor: float) -> 
     assert found[0, 0, 1] == count - 1
     assert abs(found[0, 0, 2] - middle * 0.75) <= 1
     assert int(found[1, 0, 0]) + int(found[1, 0, 1]) == pytest.approx(count - 1, abs=1)
+
+
+def test_one_large_value_does_not_whiten_the_others() -> None:
+    """symmetric-percentile ends at the percentile of the values that are not zero: what is beyond
+    is clipped, zero stays in the middle, and all else is numpy's."""
+    maps = torch.randn(4, 30, 30, generator=torch.Generator().manual_seed(0))
+    maps[:, ::2] = 0
+    maps[1, 1, 1], maps[2, 3, 3] = 1e6, -1e6
+    values = maps[maps != 0].abs().numpy()
+    limit = np.percentile(values, 99)
+    found = drawn("symmetric-percentile:99", maps)
+    wanted = ((np.clip(maps.numpy(), -limit, limit) / limit + 1) / 2 * 255).astype(np.float64)
+    assert np.abs(found - wanted).max() <= 1
+    assert found[1, 1, 1] == 255 and found[2, 3, 3] == 0
+    assert set(found[:, ::2].flat) <= {127, 128}
+    assert set(drawn("symmetric-percentile:99", torch.zeros(2, 3, 3)).flat) <= {127, 128}
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("symmetric-percentile", "is no normalization mode"),
+        ("symmetric-percentile:1,99", "'1,99' is not one number"),
+        ("symmetric-percentile:x", "'x' is not one number"),
+        ("symmetric-percentile:101", "lie between 0 and 100"),
+        ("symmetric-percentile:nan", "lie between 0 and 100"),
+        ("percentile:1", "'1' is not two numbers"),
+    ],
+)
+def test_a_mode_takes_its_numbers(text: str, message: str) -> None:
+    """As many as its spelling says, within its limits."""
+    with pytest.raises(UsageError, match=message):
+        parse_scale(text)
 
 
 def test_symmetric_scale_of_nothing_but_zeros_is_the_middle() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,13 +14,14 @@ from hypothesis import strategies as st
 from matplotlib import colormaps
 from PIL import Image
 from torch import Tensor
-from torchvision.utils import save_image
+from torchvision.utils import make_grid, save_image
 
 from featviz.drawing import grid, labels, scan
 from featviz.drawing.drawer import Drawer
 from featviz.drawing.picture import GridPicture, caption, describe, encode
 from featviz.errors import LayoutError
 from featviz.records import Capture, DrawOptions, GridPlan, Layer, Site
+from featviz.records.options import PAD_GREY
 
 PLAIN = DrawOptions(scale=1)
 SITE = Site(Layer(4, "layer1.0.conv1", "Conv2d"), "output", 1, "")
@@ -272,14 +274,46 @@ def test_vector_is_one_strip_without_padding() -> None:
     assert np.array_equal(grown, np.kron([[0, 255, 128, 64]], np.ones((32, 32), int)))
 
 
-@pytest.mark.parametrize(("count", "across"), [(10, 32), (100, 10), (1000, 1), (4096, 1)])
-def test_long_vector_gets_narrow_cells(count: int, across: int) -> None:
-    """Cells of a strip stay as high, but get narrower, so that a strip is not too wide."""
+@pytest.mark.parametrize(
+    ("count", "cell"),
+    [(4, (32, 32)), (10, (40, 32)), (100, (125, 10)), (1000, (125, 1)), (4096, (128, 1))],
+)
+def test_long_vector_gets_narrow_cells(count: int, cell: tuple[int, int]) -> None:
+    """Cells of a strip get narrower, so that it is not too wide, and higher, so that it is no
+    line: an eighth of its width, as long as that is a picture's."""
     plan = grid.plan((count, 1, 1, 1), DrawOptions(), strip=True)
-    assert plan.scale == (32, across)
-    assert (plan.height, plan.width, plan.padding) == (32, count * across, 0)
+    assert plan.scale == cell
+    assert (plan.height, plan.width, plan.padding) == (cell[0], count * cell[1], 0)
     row = described(torch.arange(float(count))[None], DrawOptions())
-    assert row.grid["scale"] == (32 if across == 32 else [32, across])
+    assert row.grid["scale"] == (32 if cell == (32, 32) else list(cell))
+
+
+@pytest.mark.parametrize(
+    ("told", "padding", "grey"),
+    [
+        ({}, 2, PAD_GREY),
+        ({"padding": 2}, 2, 0.0),
+        ({"padding": 5}, 5, 0.0),
+        ({"pad_value": 0.0}, 2, 0.0),
+        ({"pad_value": 1.0}, 2, 1.0),
+        ({"padding": 1, "pad_value": 0.2}, 1, 0.2),
+    ],
+)
+@pytest.mark.parametrize("cmap", ["grey", "viridis"])
+def test_gaps_are_make_grids_where_padding_is_given(
+    told: dict[str, Any], padding: int, grey: float, cmap: str
+) -> None:
+    """Padding and pad_value mean what they mean in make_grid as soon as one is given; with neither,
+    gaps and unused cells are a grey that neither a dark nor a constant map has."""
+    tensor = torch.rand(1, 5, 9, 7, generator=torch.Generator().manual_seed(0))
+    picture = written(tensor, DrawOptions(scale=1, nrow=3, cmap=cmap, **told))
+    found = np.asarray(picture.convert("RGB")).astype(int)
+    maps = torch.zeros(5, 1, 9, 7)
+    wanted = make_grid(maps, nrow=3, padding=padding, pad_value=grey).permute(1, 2, 0)
+    inside = make_grid(torch.ones(5, 1, 9, 7), nrow=3, padding=padding)[0] > 0
+    assert found.shape == wanted.shape
+    gaps = ~inside.numpy()
+    assert np.array_equal(found[gaps], (wanted.numpy() * 255 + 0.5).astype(int)[gaps])
 
 
 def test_vector_in_rows() -> None:

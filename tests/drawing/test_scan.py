@@ -150,5 +150,5 @@ def test_compiled_loops_are_kept_in_the_users_folder(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     path = Path(done.stdout.strip())
-    assert path.parent == tmp_path / "featviz"
+    assert path.parent.parent == tmp_path / "featviz"
     assert list(path.glob("compiled.*.nbi"))

@@ -6,6 +6,7 @@ import io
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
+from itertools import product
 from math import isqrt
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from torchvision.utils import make_grid
 import featviz as fv
 from featviz.drawing import event_file, scan, tensorboard
 from featviz.errors import StoreError, UsageError
+from featviz.records.options import PAD_GREY
 
 pytest.importorskip("tensorboard")
 
@@ -106,7 +108,8 @@ def outputs(net: nn.Module, path: Path) -> dict[str, Tensor]:
 def torchvisions(output: Tensor) -> np.ndarray:
     """The grid that scripts log: make_grid(normalize=True, scale_each=True)."""
     maps = output.permute(1, 0, 2, 3)
-    grid = make_grid(maps, normalize=True, scale_each=True, nrow=isqrt(len(maps)))
+    told = {"nrow": isqrt(len(maps)), "pad_value": PAD_GREY}
+    grid = make_grid(maps, normalize=True, scale_each=True, **told)
     return grid.mul(255).add(0.5).clamp(0, 255).byte().permute(1, 2, 0).numpy().astype(int)
 
 
@@ -115,7 +118,7 @@ def test_grids_are_make_grids_one_tag_a_layer(
 ) -> None:
     """Tags by layer and call, the image's position as step, and torchvision's pixels."""
     fv.run(net, pictures, "conv,relu,last", tmp_path / "out", tensorboard=tmp_path / "tb", **RAW)
-    events = Events(tmp_path / "tb")
+    events = Events(tmp_path / "tb" / "out")
     layers = {"conv", "relu", "relu.call1", "last"}
     assert events.tags("images") == {f"output/{name}" for name in layers} | {
         "kernel/conv",
@@ -138,27 +141,15 @@ def test_grids_are_make_grids_one_tag_a_layer(
     assert events.images("kernel/conv").keys() == {0}
 
 
-def test_scalars_and_histograms_are_the_tensors(
-    net: nn.Module, pictures: Path, tmp_path: Path
-) -> None:
-    """Zero fractions, channels never above zero so far, and counts of all values."""
+def test_histograms_are_the_tensors(net: nn.Module, pictures: Path, tmp_path: Path) -> None:
+    """Counts of all values, a step for each image; no scalars, whose lines would join images."""
     fv.run(net, pictures, "conv,relu", tmp_path / "out", tensorboard=tmp_path / "tb", **RAW)
-    events = Events(tmp_path / "tb")
-    layers = {"conv", "relu", "relu.call1"}
-    assert events.tags("scalars") == {
-        f"{what}/{name}" for name in layers for what in ("zero_fraction", "dead_channels")
-    }
-    peak: dict[str, Tensor] = {}
+    events = Events(tmp_path / "tb" / "out")
+    assert not events.tags("scalars")
     for step, name in enumerate(NAMES):
         for layer, output in outputs(net, pictures / name).items():
             if layer == "last":
                 continue
-            zeros = float((output == 0).float().mean())
-            assert events.scalars(f"zero_fraction/{layer}")[step] == pytest.approx(zeros, rel=1e-5)
-            now = output[0].flatten(1).amax(1)
-            peak[layer] = torch.maximum(peak.get(layer, now), now)
-            dead = int((peak[layer] <= 0).sum())
-            assert events.scalars(f"dead_channels/{layer}")[step] == dead
             found = events.held.Histograms(f"histogram/{layer}")[step]
             value = found.histogram_value
             assert (found.step, value.num) == (step, output.numel())
@@ -168,8 +159,39 @@ def test_scalars_and_histograms_are_the_tensors(
             counts = np.histogram(output.double().numpy(), tensorboard.BINS)[0]
             assert np.abs(np.array(value.bucket) - counts).sum() <= 4
             assert sum(value.bucket) == output.numel()
-    assert events.scalars("dead_channels/relu")[2] == 1
     assert "histogram-kernel/conv" in events.tags("histograms")
+
+
+def test_training_steps_make_lines_of_each_image(
+    net: nn.Module, pictures: Path, tmp_path: Path
+) -> None:
+    """Runs at two steps of a training join in one folder: each image has its own tags, with its
+    share of zeros and its channels that are nowhere above zero at either step."""
+    wanted: dict[int, dict[str, dict[str, Tensor]]] = {}
+    for step in (100, 200):
+        with torch.no_grad():
+            net.conv.bias += 0.001 * step
+        wanted[step] = {name: outputs(net, pictures / name) for name in NAMES}
+        out, board = tmp_path / f"epoch{step}", tmp_path / "tb"
+        fv.run(net, pictures, "conv,relu", out, tensorboard=board, step=step, **RAW)
+    assert all(path.is_file() for path in (tmp_path / "tb").iterdir())
+    events = Events(tmp_path / "tb")
+    layers = ("conv", "relu", "relu.call1")
+    assert events.tags("scalars") == {
+        f"{what}/{layer}/{name}"
+        for what in ("zero_fraction", "inactive_channels")
+        for layer in layers
+        for name in NAMES
+    }
+    for layer, name in product(layers, NAMES):
+        zeros = events.scalars(f"zero_fraction/{layer}/{name}")
+        inactive = events.scalars(f"inactive_channels/{layer}/{name}")
+        assert sorted(zeros) == [100, 200] == sorted(events.images(f"output/{layer}/{name}"))
+        for step in (100, 200):
+            output = wanted[step][name][layer]
+            assert zeros[step] == pytest.approx(float((output == 0).float().mean()), rel=1e-5)
+            assert inactive[step] == int((output[0].flatten(1).amax(1) <= 0).sum())
+    assert sorted(events.images("kernel/conv")) == [100, 200]
 
 
 def test_gradients_have_norms_and_tags_of_their_own(
@@ -179,11 +201,13 @@ def test_gradients_have_norms_and_tags_of_their_own(
     done = featviz(
         "run", tiny_file, picture, "--layers", "0,1", "--capture", "output,grad,grad-input",
         "--tensors", "npy", "--out", tmp_path / "out", "--tensorboard", tmp_path / "tb",
-        "--size", "20",
+        "--size", "20", "--step", 0,
     )  # fmt: skip
     assert done.code == 0
     events = Events(tmp_path / "tb")
-    assert {"grad/0", "grad-input/1", "output/0"} <= events.tags("images")
+    assert {f"{tag}/picture.png" for tag in ("grad/0", "grad-input/1", "output/0")} <= events.tags(
+        "images"
+    )
     folders = {"0": "001_0", "1": "002_1"}
     for tag, layer, kind in (
         ("grad_norm/0", "0", "grad"),
@@ -191,8 +215,10 @@ def test_gradients_have_norms_and_tags_of_their_own(
         ("grad_norm-input/1", "1", "grad-input"),
     ):
         array = np.load(tmp_path / "out" / "picture.png" / folders[layer] / f"{kind}.npy")
-        assert events.scalars(tag)[0] == pytest.approx(np.linalg.norm(array), rel=1e-4)
-    assert {"histogram-grad/0", "histogram-grad-input/1"} <= events.tags("histograms")
+        assert events.scalars(f"{tag}/picture.png")[0] == pytest.approx(
+            np.linalg.norm(array), rel=1e-4
+        )
+    assert "histogram-grad-input/1/picture.png" in events.tags("histograms")
     assert not any("zero_fraction-grad" in tag for tag in events.tags("scalars"))
 
 
@@ -207,7 +233,7 @@ def test_what_is_told_holds_for_the_board_too(
     fv.run(net, folder, "conv", tmp_path / "out", tensorboard=tmp_path / "tb", **RAW, **told)
     fv.run(net, folder, "conv", tmp_path / "as-file", **RAW, **{"nrow": 2, "scale": 1, **told})
     wanted = Image.open(tmp_path / "as-file" / "0.png" / "001_conv" / "output.png").convert("RGB")
-    assert np.array_equal(Events(tmp_path / "tb").images("output/conv")[0], wanted)
+    assert np.array_equal(Events(tmp_path / "tb" / "out").images("output/conv")[0], wanted)
 
 
 def test_run_directory_is_the_same_with_a_board(
@@ -230,30 +256,40 @@ def test_failed_image_keeps_its_step_and_posts_nothing(
     (pictures / "1.png").write_bytes(b"broken")
     result = fv.run(net, pictures, "conv", tmp_path / "out", tensorboard=tmp_path / "tb", **RAW)
     assert result.exit_code == 3
-    assert sorted(Events(tmp_path / "tb").images("output/conv")) == [0, 2]
+    assert sorted(Events(tmp_path / "tb" / "out").images("output/conv")) == [0, 2]
 
 
-def test_resumed_run_remembers_dead_channels(
-    featviz: Callable[..., Outcome], pictures: Path, tmp_path: Path
+def test_each_run_has_a_folder_of_its_own(
+    featviz: Callable[..., Outcome], pictures: Path, tmp_path: Path, tiny_file: Path
 ) -> None:
-    """What an earlier run saw above zero is not dead, though this run did not see it."""
-    model = nn.Sequential(nn.Conv2d(1, 2, 1), nn.ReLU())
-    with torch.no_grad():
-        model[0].weight.fill_(1)
-        model[0].bias.copy_(torch.tensor([-0.5, -2.0]))
-    torch.save(model, tmp_path / "net.pth")
-    for name, level in zip(NAMES, (255, 0, 0), strict=True):
-        Image.new("L", (8, 8), level).save(pictures / name)
-    base = ["run", tmp_path / "net.pth", pictures, "--layers", "1", "--out", tmp_path / "out", "-q"]
-    assert featviz(*base, "--tensorboard", tmp_path / "first").code == 0
-    assert Events(tmp_path / "first").scalars("dead_channels/1") == {0: 1, 1: 1, 2: 1}
-    (tmp_path / "out" / "2.png" / "manifest.json").unlink()
-    assert featviz(*base, "--resume", "--tensorboard", tmp_path / "second").code == 0
-    assert Events(tmp_path / "second").scalars("dead_channels/1") == {2: 1}
+    """TensorBoard takes each folder for a run: they are called as --out or --archive are."""
+    base = ("run", tiny_file, pictures / "0.png", "--layers", "0", "--tensorboard", tmp_path / "tb")
+    assert featviz(*base, "--out", tmp_path / "a").code == 0
+    assert featviz(*base, "--out", tmp_path / "b", "--overwrite").code == 0
+    assert featviz(*base, "--archive", tmp_path / "c.zip").code == 0
+    words = ("kernels", tiny_file, "--out", tmp_path / "d", "--tensorboard", tmp_path / "tb")
+    assert featviz(*words).code == 0
+    assert sorted(path.name for path in (tmp_path / "tb").iterdir()) == ["a", "b", "c", "d"]
+    for name in "abcd":
+        assert "kernel/0" in Events(tmp_path / "tb" / name).tags("images")
+
+
+def test_step_without_a_board_is_refused(
+    featviz: Callable[..., Outcome], tiny_file: Path, picture: Path, tmp_path: Path
+) -> None:
+    """It would do nothing; a step below zero is none."""
+    base = ("run", tiny_file, picture, "--out", tmp_path / "out", "--step")
+    done = featviz(*base, 3)
+    assert done.code == 2 and "--step is for --tensorboard" in done.err
+    done = featviz(*base, -1, "--tensorboard", tmp_path / "tb")
+    assert done.code == 2 and "--step -1 is below 0" in done.err
+    assert not (tmp_path / "tb").exists()
 
 
 @pytest.mark.parametrize("cut", [0, 3, -1], ids=["whole", "in the last event", "its last byte"])
+@pytest.mark.parametrize("step", [None, 7], ids=["a folder a run", "training step"])
 def test_a_killed_run_posts_the_rest_and_nothing_twice(
+    step: int | None,
     cut: int,
     featviz: Callable[..., Outcome],
     pictures: Path,
@@ -264,25 +300,26 @@ def test_a_killed_run_posts_the_rest_and_nothing_twice(
     what is missing; kernels, pictures and scalars are there once a step."""
     torch.save(nn.Sequential(nn.Conv2d(3, 7, 3), nn.ReLU()), tmp_path / "net.pth")
     base = ["run", tmp_path / "net.pth", pictures, "--layers", "Conv2d,ReLU", "-q", "--size", "12"]
-    base += ["--out", tmp_path / "out", "--tensorboard", tmp_path / "tb"]
+    base += [] if step is None else ["--step", step]
+    base += ["--out", tmp_path / "out", "--tensorboard"]
+    logs, folder = tmp_path / "tb", tmp_path / "tb" / ("out" if step is None else "")
     real = tensorboard.Board.post
 
-    def killed(self: tensorboard.Board, posts: Sequence[Any], step: int) -> None:
-        if step == 2 and not cut:
+    def killed(self: tensorboard.Board, posts: Sequence[Any], position: int) -> None:
+        if position == 2 and not cut:
             raise StoreError("killed")
-        real(self, posts, step)
+        real(self, posts, position)
 
     with monkeypatch.context() as patched:
         patched.setattr(tensorboard.Board, "post", killed)
-        assert featviz(*base).code == (0 if cut else 1)
-    (path,) = (tmp_path / "tb").iterdir()
+        assert featviz(*base, logs).code == (0 if cut else 1)
+    (path,) = folder.iterdir()
     if cut:
         path.write_bytes(path.read_bytes()[: cut if cut < 0 else -1000 * cut])
-    whole = featviz(*base[:-1], tmp_path / "all", "--out", tmp_path / "other")
-    assert whole.code == 0
-    assert featviz(*base, "--resume").code == 0
-    assert featviz(*base, "--resume").code == 0
-    assert posted(tmp_path / "tb") == posted(tmp_path / "all")
+    assert featviz(*base, tmp_path / "all", "--out", tmp_path / "there" / "out").code == 0
+    assert featviz(*base, logs, "--resume").code == 0
+    assert featviz(*base, logs, "--resume").code == 0
+    assert posted(folder) == posted(tmp_path / "all" / folder.relative_to(logs))
 
 
 def posted(folder: Path) -> list[tuple[int, str]]:
@@ -305,7 +342,7 @@ def test_kernels_go_to_a_board(
         "kernels", tmp_path / "net.pth", "--out", tmp_path / "out", "--tensorboard", tmp_path / "tb"
     )
     assert done.code == 0
-    events = Events(tmp_path / "tb")
+    events = Events(tmp_path / "tb" / "out")
     assert events.tags("images") == {"kernel/0", "kernel/2"} and not events.tags("scalars")
     for layer, folder in (("0", "001_0"), ("2", "003_2")):
         file = Image.open(tmp_path / "out" / folder / "kernel.png").convert("RGB")

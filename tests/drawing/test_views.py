@@ -250,7 +250,7 @@ def test_reduction_is_numpys(name: str, oracle: Callable[[np.ndarray], np.ndarra
 def test_each_reduction_of_one_component_has_a_function() -> None:
     """The table that help texts, figures and the report read, and that of the arithmetic agree."""
     single = [name for name, reduction in REDUCTIONS.items() if not reduction.colors]
-    assert list(reduce.REDUCTIONS) == single == ["mean", "max", "l2"]
+    assert list(reduce.REDUCTIONS) == single == ["mean", "max", "l2", "max-abs"]
 
 
 def test_reduction_shows_where_a_channel_is_not_finite() -> None:
@@ -432,7 +432,7 @@ def test_dry_run_foretells_views(
         ({"reduce": "pca", "max_maps": 3}, "--max-maps and --reduce exclude each other"),
         ({"reduce": "pca", "cmap": "magma"}, "--cmap and --reduce pca exclude each other"),
         ({"reduce": "pca", "normalize": "layer"}, "--normalize and --reduce pca exclude"),
-        ({"reduce": "l1"}, "--reduce 'l1' is not one of 'mean', 'max', 'l2', 'pca'"),
+        ({"reduce": "l1"}, "--reduce 'l1' is not one of 'mean', 'max', 'l2', 'max-abs', 'pca'"),
         ({"shared_basis": True}, "--shared-basis is for --reduce pca"),
         ({"first": 3}, "--first is for --figure"),
         ({"figure": True, "first": 0}, "--first 0 is below 1"),

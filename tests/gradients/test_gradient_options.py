@@ -59,7 +59,7 @@ def test_dry_run_lists_what_is_captured(
     names = sorted(f"{row['layer']}/{row['file']}" for row in planned["per_image"])
     assert names == sorted(file.split("_", 1)[1] for file in done["files"])
     assert {name.split("/")[1] for name in names if name.startswith("0/")} == {
-        "input.png", "output.png", "grad.png", "grad-input.png",
+        "input.png", "output.png", "grad.png", "grad-input.png", "grad-input.saliency.png",
     }  # fmt: skip
     reason = "has no gradient: the target does not depend on it"
     view = f"{reason}, or it is a view that was changed in place"  # what Flatten gives

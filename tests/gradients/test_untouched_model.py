@@ -195,3 +195,31 @@ def test_memory_stays_flat_over_100_images_with_gradients(tmp_path: Path) -> Non
     run(model, [str(tmp_path / "in")], drawn, watch)
     assert len(resident) == 100
     assert max(resident[10:]) - resident[9] < 30e6
+
+
+class Anchored(nn.Module):
+    """Keeps its anchors for the next call, as the heads of YOLO do; both ways to keep them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 2, 1)
+        self.anchors, self.grids = torch.empty(0), [torch.empty(0)]
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.conv(x)
+        if self.anchors.shape != x.shape:
+            self.anchors, self.grids[0] = torch.rand_like(x), torch.rand_like(x)
+        return (x * self.anchors * self.grids[0]).mean((2, 3))
+
+
+def test_what_a_model_keeps_from_a_pass_can_take_part_in_gradients(tmp_path: Path) -> None:
+    """The pass on zeros is made in inference mode, whose tensors autograd refuses; and whoever lent
+    the model may train it afterwards."""
+    model = Anchored()
+    result = fv.run(
+        model, SPHERES, "conv", tmp_path / "a", size=(8, 8), capture="grad", target="class:0"
+    )
+    assert [capture.kind for capture in result.images[0].captures] == ["grad"]
+    fv.run(model, SPHERES, "conv", tmp_path / "b", size=(9, 9))
+    model(torch.ones(1, 3, 9, 9)).sum().backward()
+    assert model.conv.weight.grad is not None and model.anchors.shape == (1, 2, 9, 9)

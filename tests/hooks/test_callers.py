@@ -378,3 +378,15 @@ def test_a_wrapper_only_puts_its_name_in_front() -> None:
     """DataParallel calls its module, which calls as before."""
     got = grab(nn.DataParallel(Yolo()), "SiLU", IMAGE)
     assert list(got) == ["module.stem.act", "module.m.0.act", "module.m.1.act"]
+
+
+def test_places_of_a_model_that_was_changed_are_read_anew() -> None:
+    """A module that was exchanged, added or taken away is seen in a model that was read before."""
+    model = nn.Sequential(nn.Conv2d(3, 2, 1), nn.ReLU())
+    assert [layer.type for layer in list_layers(model)] == ["Sequential", "Conv2d", "ReLU"]
+    model[1] = nn.Sigmoid()
+    model.append(nn.Flatten())
+    assert [layer.type for layer in list_layers(model)][2:] == ["Sigmoid", "Flatten"]
+    del model[2]
+    model.append(model[0])
+    assert [layer.name for layer in list_layers(model)] == ["", "0", "1", "2"]

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from PIL import Image
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
 
@@ -78,7 +79,8 @@ def test_the_output_is_the_same_bit_for_bit(net: nn.Module) -> None:
 def test_no_mode_where_no_function_is_asked_for(
     net: nn.Module, picture: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """Runs, listings and captures of modules never enter torch's function mode; fn: does."""
+    """Captures of modules never enter torch's function mode; a run enters it to follow the first
+    image of each shape (and the zeros, without selectors), and another one for fn:."""
     entered: list[type] = []
     enter = TorchFunctionMode.__enter__
 
@@ -87,11 +89,16 @@ def test_no_mode_where_no_function_is_asked_for(
         return enter(self)
 
     monkeypatch.setattr(TorchFunctionMode, "__enter__", counting)
-    for layers in (None, "Conv2d,ReLU", "*", "!*.conv"):
-        fv.run(net, picture, layers, tmp_path / "o", overwrite=True, size=(12, 16), **AS_IS)
     grab(net, "*", torch.randn(1, 3, 6, 8))
     assert entered == []
+    twice = [picture, Image.open(picture)]
+    for layers, times in ((None, 2), ("Conv2d,ReLU", 1), ("*", 1), ("!*.conv", 1)):
+        entered.clear()
+        fv.run(net, twice, layers, tmp_path / "o", overwrite=True, size=(12, 16), **AS_IS)
+        assert len(entered) == times
+    entered.clear()
     fv.run(net, picture, "fn:add", tmp_path / "o", overwrite=True, size=(12, 16), **AS_IS)
-    assert len(entered) == 2  # to list them, and for the image
+    assert len(entered) == 3  # to list them, to follow the image, and for the image
+    entered.clear()
     grab(net, "fn:add", torch.randn(1, 3, 6, 8))
-    assert len(entered) == 3
+    assert len(entered) == 1

@@ -14,6 +14,7 @@ from torchvision.utils import make_grid
 
 from featviz.drawing import filters
 from featviz.drawing.kernels import AUTO_PIXELS
+from featviz.records.options import PAD_GREY
 from featviz.rundir.read import read_json
 
 from .drawn_kernels import NETS, Drawn, Run, close, levels, weights
@@ -30,7 +31,7 @@ def test_colour_kernels_are_make_grids(options: Any, drawn: Any) -> None:
         weight,
         nrow=grid["nrow"],
         padding=grid["padding"],
-        pad_value=0.6 if options else 0.0,
+        pad_value=0.6 if options else PAD_GREY,
         normalize=True,
         value_range=(-most, most),
     )
@@ -57,7 +58,8 @@ def test_colour_kernels_under_other_scales(mode: str, drawn: Any) -> None:
         "none": {},
     }
     found = drawn("colour", "--scale", 1, "--normalize", mode)
-    expected = make_grid(weight, nrow=found.rows["first"]["grid"]["nrow"], **limits[mode])
+    nrow = found.rows["first"]["grid"]["nrow"]
+    expected = make_grid(weight, nrow=nrow, pad_value=PAD_GREY, **limits[mode])
     assert close(np.asarray(found.image("first")), to_bytes(expected))
 
 
@@ -66,7 +68,8 @@ def test_other_kernels_are_the_mean_over_inputs(drawn: Any) -> None:
     found = drawn("colour", "--scale", 1)
     mean = weights("colour")["second"].mean(1, keepdim=True)
     most, row = float(mean.abs().max()), found.rows["second"]
-    expected = make_grid(mean, nrow=row["grid"]["nrow"], normalize=True, value_range=(-most, most))
+    told: dict[str, Any] = {"nrow": row["grid"]["nrow"], "pad_value": PAD_GREY}
+    expected = make_grid(mean, **told, normalize=True, value_range=(-most, most))
     assert found.image("second").mode == "L" and row["tiles"] == "mean over 10 inputs"
     assert close(np.asarray(found.image("second")), to_bytes(expected)[..., 0])
 

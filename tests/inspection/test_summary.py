@@ -20,7 +20,7 @@ from torchvision.models import regnet
 
 from featviz.errors import ForwardError
 from featviz.hooks.eval_mode import in_eval_mode
-from featviz.inspection import summary
+from featviz.inspection import macs, summary
 from featviz.models.load import LoadedModel, ModelOptions, adopt
 from featviz.models.preprocess import InputOptions
 
@@ -303,9 +303,35 @@ def test_operators_without_a_formula_are_named(featviz: Run, nets: Any) -> None:
 def test_operators_are_counted_in_place_or_not(featviz: Run) -> None:
     """resnet18: 20 batch norms, 17 in-place ReLUs, 8 in-place sums; no view and no copy."""
     found = summarised(featviz, "resnet18", "--weights", "none")["not_counted"]
-    norm = next(name for name in found if "batch_norm" in name)
-    pool = next(name for name in found if "max_pool" in name)
-    assert found == {norm: 20, "relu": 17, "add": 8, pool: 1, "mean": 1}
+    assert found == {"batch_norm": 20, "relu": 17, "add": 8, "max_pool2d": 1, "mean": 1}
+
+
+@pytest.mark.parametrize(
+    ("raw", "plain"),
+    [
+        ("_native_batch_norm_legit_no_training", "batch_norm"),
+        ("cudnn_batch_norm", "batch_norm"),
+        ("native_layer_norm", "layer_norm"),
+        ("max_pool2d_with_indices", "max_pool2d"),
+        ("_log_softmax", "log_softmax"),
+        ("_adaptive_avg_pool2d", "adaptive_avg_pool2d"),
+        ("mean", "mean"),
+        ("torchvision::deform_conv2d", "torchvision::deform_conv2d"),
+    ],
+)
+def test_operators_have_the_names_that_people_know(raw: str, plain: str) -> None:
+    """How torch computes a function on this device, or in a program, is no part of its name."""
+    assert macs.plain_name(raw) == plain
+
+
+def test_layers_and_summary_count_parameters_alike(featviz: Run) -> None:
+    """Each row has the same figure in both: what is inside a module counts with it."""
+    rows = {
+        name: {row["name"]: row["parameters"] for row in document(done)["layers"]}
+        for name in ("layers", "summary")
+        if (done := featviz(name, "resnet18", "--weights", "none", "--json"))
+    }
+    assert rows["layers"] == rows["summary"] and rows["layers"][""] == 11689512
 
 
 @pytest.mark.slow

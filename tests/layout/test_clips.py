@@ -21,11 +21,19 @@ from torchvision.transforms import functional as F
 from torchvision.utils import make_grid
 
 import featviz as fv
+from featviz.diff.pairing import tensor_pairs
+from featviz.diff.values import ImagePair
+from featviz.drawing.drawer import Drawer
 from featviz.images import decode, find, group
 from featviz.models.preprocess import InputOptions
 from featviz.models.presets import choose_preprocess
+from featviz.records import DrawOptions, Layer, Site
+from featviz.rundir.image import read_image
 
 RGB3D = nn.Conv3d(3, 2, 1)
+
+
+SITE = Site(Layer(1, "conv", "Conv3d"), "output", 0, "")
 
 
 class Clip(nn.Module):
@@ -195,18 +203,50 @@ class TestClips:
         assert content["image"]["files"] == [f"frame{i}.png" for i in range(6)]
 
     def test_max_slices_says_what_it_leaves_out(self, tmp_path: Path) -> None:
-        """--max-slices draws the first steps; scale, statistics and manifest are of them all."""
+        """--max-slices draws evenly spread steps; scale, statistics and manifest are of all."""
         folder, out = folder_of(tmp_path / "walk", 6), tmp_path / "out"
         options = {"frames": 6, "size": (6, 8), "scale": 1, **AS_IS}
         fv.run(Clip(), folder, "conv", out, max_slices=4, max_maps=2, **options)
         row = rows(out / "walk")["conv", 0, ""]
-        assert row["slices"] == [4, 6]
+        assert row["slices"] == [4, 6] and row["steps"] == [0, 2, 3, 5]
         reds = tiles(out / "walk", row)[:4, 0, 0].astype(int)
-        assert np.abs(reds - np.arange(4) * 51).max() <= 1
+        assert np.abs(reds - np.array([0, 2, 3, 5]) * 51).max() <= 1
         numbers_kept = np.load(out / "walk" / "stats.npz")["conv|output|0|"]
         assert numbers_kept[0, 1] == pytest.approx(50 / 255)
         text = Image.open(out / "walk" / row["file"]).text
-        assert text["Slices"] == "4 of 6 side by side for each channel (--max-slices)"
+        assert text["Slices"] == "4 of 6 side by side for each channel: 0,2-3,5 (--max-slices)"
+
+    @pytest.mark.parametrize("reduce", [None, "mean"])
+    def test_slices_of_a_volume_are_evenly_spread(self, reduce: str | None) -> None:
+        """Of 155 slices 16, from near the first to near the last, no more than 10 apart, each with
+        its own level; the regions of a batch are the first."""
+        volume = torch.arange(155.0).reshape(1, 1, 155, 1, 1).expand(1, 2, 155, 5, 5)
+        options = DrawOptions(scale=1, padding=0, nrow=16, reduce=reduce)
+        picture = Drawer(options).draw(SITE, volume)[""]
+        steps = np.array(picture.steps)
+        assert len(steps) == 16 and steps[0] < 6 and steps[-1] > 148
+        assert set(np.diff(steps)) <= {9, 10}
+        low, high = (0, 154) if reduce is None else steps[[0, -1]]
+        wanted = (steps - low) / (high - low) * 255
+        assert np.abs(picture.tiles[:16][:, 0, 0] - wanted).max() <= 1
+        batch = Drawer(options).draw(SITE, torch.rand(40, 2, 5, 5))[""]
+        assert batch.steps == list(range(16)) and batch.slices == (16, 40)
+
+    def test_diff_compares_no_pixels_of_different_slices(self, tmp_path: Path) -> None:
+        """A run that drew the first slices has other pixels than one that drew spread ones."""
+        folder = folder_of(tmp_path / "walk", 6)
+        options = {"frames": 6, "size": (6, 8), "max_slices": 3, **AS_IS}
+        for name in ("new", "old"):
+            fv.run(Clip(), folder, "conv", tmp_path / name, **options)
+        path = tmp_path / "old" / "walk" / "manifest.json"
+        content = json.loads(path.read_text())
+        del content["captures"][0]["steps"]
+        path.write_text(json.dumps(content))
+        images = [read_image(tmp_path / name, "walk", hold=True) for name in ("old", "new")]
+        pair = next(tensor_pairs(*images))
+        assert ImagePair.read(*images).pixels(pair) is None
+        same = next(tensor_pairs(images[1], images[1]))
+        assert ImagePair.read(images[1], images[1]).pixels(same) is not None
 
     def test_frames_of_different_sizes_fail_with_the_remedy(self, tmp_path: Path) -> None:
         """One clip has one size; --size brings them to one."""
@@ -222,10 +262,10 @@ class TestClips:
         """featviz.grid gives the picture that a run writes for [1, C, T, H, W]."""
         clip = torch.randn(1, 4, 3, 5, 7)
         row = {"grid": {"nrow": 6, "padding": 2}}
-        got = np.asarray(fv.grid(clip, scale=1, nrow=6)).astype(int)
+        got = np.asarray(fv.grid(clip, scale=1, nrow=6, padding=2)).astype(int)
         assert np.abs(got - grid_pixels(clip[0], row)).max() <= 1
         last = clip.permute(0, 2, 3, 4, 1)
-        told = np.asarray(fv.grid(last, scale=1, nrow=6, tensor_layout="nthwc"))
+        told = np.asarray(fv.grid(last, scale=1, nrow=6, padding=2, tensor_layout="nthwc"))
         assert np.array_equal(told, got)
 
     @pytest.mark.slow

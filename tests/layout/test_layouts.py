@@ -100,7 +100,7 @@ def test_only_aligned_maps_are_laid_over_the_input(layout: Layout) -> None:
 
 def test_help_and_readme_name_every_choice(featviz: Callable[..., Outcome]) -> None:
     """`run --help` says each name with its axes; each stands in the README's table, too."""
-    text = " ".join(featviz("run", "--help").out.split())
+    text = " ".join(featviz("run", "--help-all").out.split())
     table = README.read_text("utf-8").partition("| layout |")[2].partition("\n\n")[0]
     first_cells = " ".join(re.findall(r"^\| ([^|]+) \|", table, re.M))
     for layout in CHOICES:

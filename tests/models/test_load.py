@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import io
+import subprocess
 import sys
 import zipfile
 from collections.abc import Callable
@@ -11,11 +13,13 @@ from typing import Any
 
 import pytest
 import torch
+import torchvision
 from hostile_payloads import saved_bytes
 from PIL import Image
 from torch import nn
 from torchvision import models
 
+import featviz
 from featviz.errors import LoadError, UsageError
 from featviz.models import requirements
 from featviz.models.load import pick_device
@@ -195,3 +199,34 @@ def test_every_source_is_one_record_and_one_file(tiny_file: Path, tmp_path: Path
     assert [sources.source_of(spec).kind for spec in specs] == [
         source.kind for source in sources.SOURCES
     ]
+
+
+def test_versions_are_those_that_are_imported() -> None:
+    """What records name is what computes, with the build's suffix."""
+    assert requirements.versions() == {
+        "featviz": featviz.__version__,
+        "torch": torch.__version__,
+        "torchvision": torchvision.__version__,
+    }
+
+
+@pytest.mark.parametrize("alone", [True, False])
+def test_garbage_is_collected_again_once_torch_is_there(alone: bool) -> None:
+    """A command sets aside what it has imported; a caller's own process is left as it was."""
+    code = (
+        "import gc; from featviz.models.requirements import require_torch; "
+        f"require_torch(alone={alone}); print(gc.isenabled(), gc.get_freeze_count() > 100_000)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["True", str(alone)] and done.stderr == ""
+
+
+def test_who_collects_no_garbage_goes_on_so() -> None:
+    """Where torch is there already nothing is set aside, and the caller's choice stays."""
+    frozen = gc.get_freeze_count()
+    gc.disable()
+    try:
+        requirements.require_torch(alone=True)
+        assert not gc.isenabled() and gc.get_freeze_count() == frozen
+    finally:
+        gc.enable()

@@ -166,11 +166,12 @@ def test_means_and_deviations_must_fit(options: dict[str, Any], message: str) ->
 
 
 @pytest.mark.parametrize("channels", [2, 4, 12])
-def test_a_model_of_other_channels_is_refused(channels: int) -> None:
-    """Neither grey nor RGB: a usage error that counts, and names --channels."""
-    with pytest.raises(UsageError, match=f"first convolution takes {channels} channels") as caught:
-        choose_preprocess(nn.Conv2d(channels, 2, 1), None, InputOptions())
-    assert "--channels" in str(caught.value.hint)
+def test_a_model_of_other_channels_takes_what_the_file_has(channels: int) -> None:
+    """Neither grey nor RGB: the image's own size, and no ImageNet statistics."""
+    chosen = choose_preprocess(nn.Conv2d(channels, 2, 1), None, InputOptions())
+    assert (chosen.channels, chosen.mean, chosen.own_size) == (channels, None, True)
+    with pytest.raises(UsageError, match=f"is for RGB, .* takes {channels} channels"):
+        choose_preprocess(nn.Conv2d(channels, 2, 1), None, InputOptions(preset="clip"))
 
 
 @pytest.mark.parametrize(

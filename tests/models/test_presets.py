@@ -63,6 +63,40 @@ def test_none_leaves_the_image_as_it_is() -> None:
     assert grey.tensor(image).shape == (1, 1, 40, 60)
 
 
+@pytest.mark.parametrize("size", [(300, 200), (90, 150), (640, 480)])
+def test_yolo_is_the_letterbox_of_ultralytics(size: tuple[int, int]) -> None:
+    """Pixel for pixel as its predictor does for a model of largest stride 32, of any class."""
+    augment = pytest.importorskip("ultralytics.data.augment", exc_type=ImportError)
+    image = noise(size[0] // 2, size[1] // 2)
+    theirs = augment.LetterBox(640, auto=True, stride=32)(image=np.array(image))
+    chosen = choose_preprocess(RGB, ResNet18_Weights.DEFAULT, InputOptions(preset="yolo"))
+    expected = torch.from_numpy(theirs).permute(2, 0, 1)[None] / 255
+    torch.testing.assert_close(chosen.tensor(image), expected)
+    assert chosen.window(image.size) is not None and not chosen.guessed
+
+
+def test_yolo_fills_the_square_that_a_model_takes_alone() -> None:
+    """An exported program of 96 × 96 gets the whole square; one of another shape is refused."""
+    pytest.importorskip("cv2")
+    options = InputOptions(preset="yolo")
+    chosen = choose_preprocess(RGB, None, options, FixedInput(3, (96, 96)))
+    values = chosen.tensor(Image.new("RGB", (60, 20), "white"))
+    assert values.shape == (1, 3, 96, 96) and chosen.blank()[0].shape == values.shape
+    torch.testing.assert_close(
+        values[0, 0, :, 5], torch.tensor([114 / 255] * 32 + [1] * 32 + [114 / 255] * 32)
+    )
+    with pytest.raises(UsageError, match="pads to squares, and the model takes 96×64"):
+        choose_preprocess(RGB, None, options, FixedInput(3, (96, 64)))
+
+
+def test_yolo_without_opencv_names_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One line with the command that installs it."""
+    monkeypatch.setattr("featviz.models.letterbox.find_spec", lambda name: None)
+    with pytest.raises(UsageError, match="not installed") as caught:
+        choose_preprocess(RGB, None, InputOptions(preset="yolo"))
+    assert "pip install opencv-python-headless" in str(caught.value.hint)
+
+
 def test_other_options_change_a_preset() -> None:
     """--size, --mean and --std win over it."""
     options = InputOptions(preset="clip", size=(10, 12), mean=(0.5,) * 3)
@@ -101,7 +135,8 @@ def test_the_guess_is_said_once_and_only_where_images_are_used(
     """`run`, its --dry-run and `audit` say it once; `layers` and `summary` do not."""
     (tmp_path / "user_net.py").write_text(CODE)
     model, out = f"{tmp_path}/user_net.py:make", tmp_path / "out"
-    said = "warning: preprocessing is a guess, --preset imagenet (others: clip, inception, none; "
+    others = "clip, inception, yolo, none"
+    said = f"warning: preprocessing is a guess, --preset imagenet (others: {others}; "
     for command in ("layers", "summary"):
         assert "a guess" not in featviz(command, model).err
     for words in (("run",), ("run", "--dry-run"), ("audit",)):

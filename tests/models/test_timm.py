@@ -131,10 +131,10 @@ def test_one_channel_gets_the_mean_of_three() -> None:
     assert model.module.eval()(tensor).shape == (1, 1000)
 
 
-def test_other_channels_are_refused() -> None:
-    """An image gives one channel or three."""
-    with pytest.raises(UsageError, match="takes 5 channels"):
-        load(f"timm:{SMALL}", weights="none", model_args={"in_chans": 5})
+def test_other_channels_are_those_of_the_file() -> None:
+    """A model of five channels takes arrays of five."""
+    model = load(f"timm:{SMALL}", weights="none", model_args={"in_chans": 5})
+    assert model.preprocess.blank()[0].shape[1] == 5
 
 
 def test_a_stem_of_other_channels_does_not_decide() -> None:

@@ -114,15 +114,15 @@ def test_layers_and_summary_take_it_too(featviz: Run, code: Path) -> None:
     assert json.loads(outcome.out)["input_shape"] == [1, 5, 224, 224]
 
 
-def test_the_input_picture_is_the_first_channel_over_its_range(
+def test_the_input_picture_is_the_first_three_channels_over_their_range(
     featviz: Run, code: Path, image: Path, tmp_path: Path
 ) -> None:
-    """Five channels are no picture: input.png shows the first, its least value black."""
+    """Five channels are no picture: input.png shows three of them, their least value black."""
     featviz("run", f"{code}:Net", image, "--transform", f"{code}:five", "--out", tmp_path / "out")
-    red = np.asarray(Image.open(image))[..., 0].astype(float)
-    expected = (red - red.min()) / (red.max() - red.min()) * 255
+    first = np.asarray(Image.open(image)).astype(float)
+    expected = (first - first.min()) / (first.max() - first.min()) * 255
     shown = np.asarray(Image.open(tmp_path / "out" / "image.png" / "input.png"))
-    assert shown.shape == (4, 6) and np.abs(shown - expected).max() <= 1
+    assert shown.shape == (4, 6, 3) and np.abs(shown - expected).max() <= 1
 
 
 @pytest.mark.parametrize(

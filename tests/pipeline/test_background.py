@@ -12,7 +12,7 @@ from threading import get_native_id
 
 import pytest
 
-from featviz.pipeline.encoders import NICENESS, Background
+from featviz.pipeline.encoders import NICENESS, Background, ReadAhead
 
 SOON = 0.15
 """Seconds after which something that was to happen at once is taken not to."""
@@ -153,6 +153,36 @@ def test_nice_threads_step_back_and_no_others(nice: bool) -> None:
     mine = os.getpriority(os.PRIO_PROCESS, 0)
     with Background(1, 10, nice=nice) as background:
         theirs = background.submit(1, lambda: os.getpriority(os.PRIO_PROCESS, get_native_id()))
-        readers = background.read(lambda: os.getpriority(os.PRIO_PROCESS, get_native_id()))
     assert theirs.result() == (NICENESS if nice else mine)
-    assert readers.result() == mine == os.getpriority(os.PRIO_PROCESS, 0)
+    assert os.getpriority(os.PRIO_PROCESS, 0) == mine
+
+
+def test_what_was_begun_is_read_once_beside_the_caller() -> None:
+    """In the order of beginning, in one thread; what was not begun is read by the caller."""
+    read: list[tuple[int, bool]] = []
+
+    def noted(key: int) -> int:
+        read.append((key, threading.current_thread() is threading.main_thread()))
+        if key == 2:
+            raise KeyError(key)
+        return key * 10
+
+    with ReadAhead(noted) as ahead:
+        for key in (3, 2, 1):
+            ahead.begin(key)
+        assert ahead.take(1) == 10 and ahead.take(3) == 30
+        with pytest.raises(KeyError):
+            ahead.take(2)
+        assert ahead.take(4) == 40
+    assert read == [(3, False), (2, False), (1, False), (4, True)]
+
+
+def test_what_nobody_takes_is_not_read_after_the_block(gate: threading.Event) -> None:
+    """Leaving waits for what is being read, and no thread stays."""
+    read: list[int] = []
+    with ReadAhead(lambda key: (gate.wait(LONG), read.append(key))) as ahead:
+        for key in range(5):
+            ahead.begin(key)
+        threading.Timer(SOON, gate.set).start()
+    assert read == [0]
+    assert not [t for t in threading.enumerate() if t.name.startswith("featviz-reader")]

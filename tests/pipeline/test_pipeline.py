@@ -123,7 +123,8 @@ def test_grids_equal_torchvisions(
 def test_small_model_equals_torchvision_in_every_map(tiny: nn.Module, tmp_path: Path) -> None:
     """The same at once for a small model, so that it is held between edits too."""
     seen = independent(tiny, SCENES / "spheres.jpg", (nn.Conv2d, nn.ReLU))
-    fv.run(tiny, SCENES / "spheres.jpg", "Conv2d,ReLU", tmp_path / "out", scale=1, nrow=3, **INPUTS)
+    told = {"scale": 1, "nrow": 3, "padding": 2, **INPUTS}
+    fv.run(tiny, SCENES / "spheres.jpg", "Conv2d,ReLU", tmp_path / "out", **told)
     for folder, name in (("001_0", "0"), ("002_1", "1")):
         got = np.asarray(Image.open(tmp_path / "out" / "spheres.jpg" / folder / "output.png"))
         options = {"nrow": 3, "normalize": True, "scale_each": True}
@@ -373,7 +374,7 @@ def test_swin_is_not_drawn_as_noise(tmp_path: Path) -> None:
     options = {"tensors": "npy", "scale": 1, "padding": 0, "nrow": 8}
     result = fv.run(model, SCENES / "landscape.jpg", out=tmp_path / "out", **options, **inputs)
     rows = {row.layer: row for row in result.images[0].captures}
-    assert set(rows) == {"features.0.0", "features.1", "features.3", "features.5", "permute"}
+    assert set(rows) == {"features.0.0", "features.1", "features.3", "features.5", "features.7"}
     row, folder = rows["features.1"], tmp_path / "out" / "landscape.jpg"
     assert (row.layout, row.shape, row.maps) == ("nhwc", [1, 24, 40, 96], 96)
     picture = np.asarray(Image.open(folder / row.file)).astype(float)

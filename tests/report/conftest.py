@@ -11,8 +11,10 @@ import numpy as np
 import pytest
 from rundirs import Drawn, write_image, write_run
 
+from featviz.report import ReportOptions, build_report
 from featviz.rundir.write import RunDirectory
 
+from .browsing import DARK, STATS, Page
 from .markup import EVIL, HOSTILE
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
@@ -54,3 +56,30 @@ def root(tmp_path: Path) -> Path:
     write_image(RunDirectory(out), "half.png", a)
     (half.path / "manifest.json").unlink()
     return out
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of four images, one of which is called like an attack, and its report."""
+    drawn = [
+        Drawn("conv1", index=1, type="Conv2d", stats=STATS, tile=(60, 70), scale=10),
+        Drawn("relu", index=2, stats=DARK, tile=(60, 70), scale=10, maps=6),
+        Drawn(
+            "clip", index=3, type="Conv3d", maps=3, nrow=4, slices=(2, 2), tile=(40, 40), scale=4
+        ),
+    ]
+    names = ["a.png", "deep/b#1 %.png", HOSTILE, "ü.png"]
+    root = write_run(tmp_path_factory.mktemp("run") / "out", dict.fromkeys(names, drawn))
+    other = write_run(root.parent / "other", {"a.png": [drawn[0]]})
+    build_report(root, ReportOptions(compare=other))
+    build_report(root, ReportOptions(single_file=True))
+    return root
+
+
+@pytest.fixture
+def page(browser: Any, run: Path) -> Page:
+    """Opens pages of the report from file://; no message on the console is expected."""
+    browser.get_log("browser")
+    opened = Page(browser, run)
+    yield opened
+    assert browser.get_log("browser") == []

@@ -14,133 +14,15 @@ from rundirs import Drawn, write_run
 
 from featviz.report import ReportOptions, build_report
 
+from .browsing import HOSTILE, STATS, Page, missing_pictures
+
 pytestmark = pytest.mark.slow
 JENKINS = "default-src 'none'; img-src 'self'; style-src 'self'"
-HOSTILE = "<img src=x onerror=alert(1)>.png"
-STATS = np.random.default_rng(1).normal(size=(6, 6)).astype(np.float32)
-STATS[:, 3] = abs(STATS[:, 3])
-STATS[:, 4:] = 0
-DARK = np.zeros((6, 6), np.float32)
-DARK[:, 1] = np.arange(6)
-DARK[0, 4] = DARK[4, 4] = 1
-DARK[0, 1] = DARK[4, 1] = 0
-
-
-@pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run of four images, one of which is called like an attack, and its report."""
-    drawn = [
-        Drawn("conv1", index=1, type="Conv2d", stats=STATS, tile=(60, 70), scale=10),
-        Drawn("relu", index=2, stats=DARK, tile=(60, 70), scale=10, maps=6),
-        Drawn(
-            "clip", index=3, type="Conv3d", maps=3, nrow=4, slices=(2, 2), tile=(40, 40), scale=4
-        ),
-    ]
-    names = ["a.png", "deep/b#1 %.png", HOSTILE, "ü.png"]
-    root = write_run(tmp_path_factory.mktemp("run") / "out", dict.fromkeys(names, drawn))
-    other = write_run(root.parent / "other", {"a.png": [drawn[0]]})
-    build_report(root, ReportOptions(compare=other))
-    build_report(root, ReportOptions(single_file=True))
-    return root
-
-
-@pytest.fixture
-def page(browser: Any, run: Path) -> Page:
-    """Opens pages of the report from file://; no message on the console is expected."""
-    browser.get_log("browser")
-    opened = Page(browser, run)
-    yield opened
-    assert browser.get_log("browser") == []
-
-
-class Page:
-    """A page of the report in the browser."""
-
-    def __init__(self, browser: Any, run: Path) -> None:
-        self.browser, self.run = browser, run
-
-    def open(self, name: str) -> Page:
-        """Load a page of the folder."""
-        self.browser.get((self.run / "report" / name).as_uri())
-        return self
-
-    def js(self, code: str, *arguments: Any) -> Any:
-        """What a piece of JavaScript returns."""
-        return self.browser.execute_script(code, *arguments)
-
-    def all(self, css: str) -> list[Any]:
-        """Elements, in the page's order."""
-        return self.browser.find_elements("css selector", css)
-
-    def one(self, css: str) -> Any:
-        """The first element."""
-        return self.browser.find_element("css selector", css)
-
-    def shown(self, css: str) -> list[Any]:
-        """Those that are seen."""
-        return [element for element in self.all(css) if element.is_displayed()]
-
-    def at(self, frame: Any, place: int, click: bool = False) -> None:
-        """Move the pointer to the middle of the n-th tile of a grid 3 tiles wide."""
-        from selenium.webdriver import ActionChains
-
-        self.js("arguments[0].scrollIntoView({block: 'center'})", frame)
-        self.js("return arguments[0].querySelector('img').decode()", frame)
-        box = frame.rect
-        x, y = (place % 3 + 0.5) / 3 - 0.5, (place // 3 + 0.5) / 2 - 0.5
-        chain = ActionChains(self.browser)
-        chain.move_to_element_with_offset(frame, x * box["width"], y * box["height"])
-        (chain.click() if click else chain).perform()
-
-    def keys(self, *keys: str) -> None:
-        """Press keys where the focus is."""
-        from selenium.webdriver import ActionChains
-
-        for key in keys:
-            ActionChains(self.browser).send_keys(key).perform()
-
-    def choose(self, css: str, value: str) -> None:
-        """Choose in a list, as a person would."""
-        from selenium.webdriver.support.select import Select
-
-        Select(self.one(css)).select_by_value(value)
-
-    def grey(self, frame: Any, place: int) -> int:
-        """The grey that a sorted grid shows at a place: pixels of a screenshot, no canvas read."""
-        import io
-
-        from PIL import Image
-
-        self.at(frame, place)
-        self.js("document.activeElement.blur()")
-        self.js("arguments[0].dispatchEvent(new PointerEvent('pointerleave'))", frame)
-        picture = Image.open(io.BytesIO(frame.screenshot_as_png)).convert("L")
-        x = (place % 3 + 0.5) / 3 * picture.width
-        y = (place // 3 + 0.5) / 2 * picture.height
-        return int(picture.getpixel((int(x), int(y))))
 
 
 def names(run: Path) -> list[str]:
     """All pages."""
     return sorted(path.name for path in (run / "report").glob("*.html"))
-
-
-def missing_pictures(page: Page) -> list[str]:
-    """Pictures without pixels after everything was scrolled through."""
-    return page.browser.execute_async_script(
-        """
-        const done = arguments[arguments.length - 1];
-        (async () => {
-          const images = [...document.images].filter((i) => i.offsetParent);
-          for (const image of images) {
-            image.scrollIntoView();
-            for (let n = 0; n < 100 && !image.complete; n++)
-              await new Promise((go) => setTimeout(go, 20));
-          }
-          done(images.filter((i) => !i.naturalWidth).map((i) => i.src || i.alt));
-        })();
-        """
-    )
 
 
 def test_from_a_file_nothing_is_missing_and_the_console_is_silent(page: Page, run: Path) -> None:
@@ -252,11 +134,11 @@ def test_tiles_padding_and_emptiness_are_told_apart(page: Page) -> None:
 def test_sorting_moves_the_tiles(page: Page, by: str, key: np.ndarray) -> None:
     """The pixels at each place are those of the channel whose turn it is, largest first."""
     page.open("image-001.html")
-    page.choose("[data-sort]", by)
+    page.choose("[data-state=sort]", by)
     frame = page.all(".frame")[0]
     expected = np.argsort(-key)
     assert [page.grey(frame, place) for place in range(6)] == [20 + c for c in expected]
-    page.choose("[data-sort]", "index")
+    page.choose("[data-state=sort]", "index")
     assert [page.grey(frame, place) for place in (0, 5)] == [20, 25]
 
 
@@ -268,7 +150,7 @@ def test_sorting_by_similarity_goes_from_the_chosen_channel(page: Page) -> None:
     frame = page.all(".frame")[0]
     page.at(frame, 3, click=True)
     page.keys(Keys.ESCAPE)
-    page.choose("[data-sort]", "similarity")
+    page.choose("[data-state=sort]", "similarity")
     own = STATS[:, :5].astype(np.float64)
     spread = own.std(0)
     spread[spread == 0] = 1
@@ -297,15 +179,16 @@ def test_all_zero_channels_stand_out_over_all_images(page: Page) -> None:
     """On a layer's page the outline is on the channels that are dark in every image."""
     page.open("layer-001.html")
     assert "2 channels all zero in every one of 4 images: 0, 4" in page.one(".dark").text
-    page.one("[data-outline]").click()
+    page.one("[data-state=zeros]").click()
     marks = page.js("return frames.get(document.querySelector('.frame')).group.marks")
     assert marks == [0, 4]
-    canvases = page.js("return [...document.querySelectorAll('.frame canvas')].map(c => c.width)")
+    canvases = page.js("return [...document.querySelectorAll('canvas.marks')].map(c => c.width)")
     assert canvases[0] > 0
 
 
 def test_filter_leaves_what_matches_by_name_or_type(page: Page) -> None:
-    """On an image's page the layers, on a layer's page the images, on the run's page both."""
+    """On an image's page the layers, on a layer's page the images, on the run's page layers in the
+    network and in the table."""
     page.open("image-001.html")
     page.one("[data-filter]").send_keys("conv2D")
     assert [e.get_attribute("data-item") for e in page.shown(".group")] == ["conv1 Conv2d"]
@@ -313,9 +196,12 @@ def test_filter_leaves_what_matches_by_name_or_type(page: Page) -> None:
     page.one("[data-filter]").send_keys("deep")
     assert [e.get_attribute("data-item") for e in page.shown("figure")] == ["deep/b#1 %.png"]
     page.open("index.html")
-    fields = page.all("[data-filter]")
-    fields[0].send_keys("relu")
-    assert [row.text.split()[:2] for row in page.shown("tbody tr")] == [["relu", "ReLU"]]
+    network, table = page.all("[data-filter]")
+    network.send_keys("relu")
+    assert [row.get_attribute("data-layer") for row in page.shown(".flow > li")] == ["relu"]
+    table.send_keys("relu")
+    rows = page.shown("#layers-table tbody tr")
+    assert [row.text.split()[:2] for row in rows] == [["relu", "ReLU"]]
     assert len(page.shown(".gallery li")) == 4
 
 
@@ -341,7 +227,7 @@ def test_keyboard_reaches_everything(page: Page) -> None:
     page.open("image-000.html")
     page.keys("j", Keys.ARROW_RIGHT, Keys.ARROW_RIGHT, Keys.ARROW_DOWN)
     assert page.shown(".tip")[0].text.startswith("channel 4\n")
-    assert page.one("[aria-live]").get_attribute("textContent").startswith("Channel 4:")
+    assert page.one(".unseen[aria-live]").get_attribute("textContent").startswith("Channel 4:")
     page.keys(Keys.ENTER)
     assert page.one("dialog.viewer h2").text == "Channel 4"
     page.keys(Keys.ESCAPE, "?")

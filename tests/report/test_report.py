@@ -33,8 +33,8 @@ def test_every_link_and_picture_exists(root: Path) -> None:
     found = pages(root)
     assert len(found) == 1 + 3 + 3
     seen = set()
+    ids = {name: {a["id"] for _, a in page.tags if a.get("id")} for name, page in found.items()}
     for name, page in found.items():
-        ids = {attributes["id"] for _, attributes in page.tags if attributes.get("id")}
         targets = [a["href"] for a in page.of("a") + page.of("link")]
         targets += [a["src"] for a in page.of("img") + page.of("script")]
         for target in map(str, targets):
@@ -42,7 +42,7 @@ def test_every_link_and_picture_exists(root: Path) -> None:
             assert not path.startswith(("/", "http", "data:", "file:")), target
             file = root / "report" / unquote(path) if path else root / "report" / name
             assert file.is_file(), (name, target)
-            assert not fragment or fragment in ids, (name, target)
+            assert not fragment or fragment in ids[file.name], (name, target)
             seen.add(file.resolve())
     drawn = {path.resolve() for path in root.rglob("output*.png")}
     assert drawn - seen == {p for p in drawn if "half.png" in p.parts}

@@ -20,6 +20,7 @@ NAMES = [path.name for path in PICTURES]
 OPTIONS = (
     *("--layers", "Conv2d#0,ReLU#0,Linear#-1", "--max-maps", "4", "--scale", "1"),
     *("--capture", "output,grad", "--target", "top1", "-q"),
+    *("--padding", "2"),  # black, as 0.1.0 had it by default
 )
 VERSIONS = ("featviz", "torch", "torchvision")
 

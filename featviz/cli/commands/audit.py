@@ -11,12 +11,14 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.core import ParameterSource
 
+from featviz.cli import mistakes, output
 from featviz.cli import options as opts
-from featviz.cli import output
+from featviz.cli.command import FINDINGS, MODEL, OUTPUT, Command
 from featviz.cli.values import FILE, given_or_config
 from featviz.errors import FeatvizError
 from featviz.models.sources import MODEL_HELP
-from featviz.records.findings import FINDINGS, Thresholds
+from featviz.records.findings import FINDINGS as KNOWN_FINDINGS
+from featviz.records.findings import Thresholds
 from featviz.text import counted
 
 if TYPE_CHECKING:
@@ -31,14 +33,10 @@ audit_options = opts.stacked(
         "more_models",
         multiple=True,
         metavar="MODEL",
+        group=MODEL,
         help="Audit this model, too, in a column of its own; repeatable, or a quoted glob.",
     ),
-    opts.option(
-        "--batch-size",
-        type=int,
-        default=1,
-        help="Pass up to N images of one shape through the model together.",
-    ),
+    opts.batch_size_option,
     opts.field_option(
         Thresholds,
         "--eps",
@@ -62,23 +60,28 @@ audit_options = opts.stacked(
         "--fail-on",
         multiple=True,
         metavar="GATE",
+        first=True,
         help="End with exit code 4 where this gate is broken: dead>5%, nonfinite>0, "
         "'layer3.*:constant>2'; repeatable.",
     ),
     opts.option(
         "--baseline",
         type=FILE,
+        first=True,
         help="End with exit code 4 where findings are worse than in this earlier audit.json.",
     ),
     opts.junit_option,
     opts.option(
         "--prune-out",
         type=FILE,
+        group=OUTPUT,
+        first=True,
         help="Write the channels that can be cut out into this JSON file: {layer: [channels]}.",
     ),
     opts.option(
         "--verify",
         is_flag=True,
+        first=True,
         help="Run the images again without the channels that can be cut out, and print by how "
         "much the output changes.",
     ),
@@ -86,8 +89,10 @@ audit_options = opts.stacked(
         "--max-suspects",
         type=int,
         default=48,
+        group=OUTPUT,
         help="Draw at most N of the channels that have a finding.",
     ),
+    group=FINDINGS,
 )
 
 
@@ -97,37 +102,46 @@ def _definitions() -> str:
         textwrap.fill(
             finding.definition, 78, initial_indent=f"{name:<11}", subsequent_indent=" " * 11
         )
-        for name, finding in FINDINGS.items()
+        for name, finding in KNOWN_FINDINGS.items()
     ]
     return "\b\n" + "\n".join(lines)
 
 
+_named = ", ".join(KNOWN_FINDINGS)
+
 _HELP = f"""Stream images through a model, and find channels that do nothing for them.
 
-Without --layers all activations are looked at, functions included. A verdict holds for these
-images: a channel that is dead on them may live on others.
-
-{_definitions()}
-
-{MODEL_HELP}
+Findings are {_named}. A verdict holds for these images: a channel that is dead on them may live on
+others.
 
 \b
 Examples:
   featviz audit resnet18 photos/
   featviz audit model.pth photos/ --fail-on 'dead>5%' --fail-on 'nonfinite>0'
   featviz audit model.pth photos/ --prune-out prune.json --verify
-  featviz audit new.pth photos/ --baseline featviz-audit/audit.json --out new
-  featviz audit 'runs/epoch_*.pth' photos/ --out history
-  torchrun --nproc-per-node 4 -m featviz audit resnet18 photos/   # each counts its share
+  featviz audit new.pth photos/ --baseline old/audit.json --out new
+
+{MODEL_HELP}
 
 Exit codes: 0 done, 1 failed, 2 usage, 3 some images failed, 4 a gate is broken.
+\f
+What the findings of a channel mean:
+
+{_definitions()}
+
+\b
+More examples:
+  featviz audit 'runs/epoch_*.pth' photos/ --out history  # a column for each
+  torchrun --nproc-per-node 4 -m featviz audit resnet18 photos/
 """
 
 
-@click.command("audit", help=_HELP)
+@click.command("audit", cls=Command, help=_HELP)
 @opts.model_argument
 @opts.images_argument
-@opts.layers_option(opts.select_layers, default="all activations, functions included")
+@opts.layers_option(
+    opts.select_layers, default="all activations, functions included", first=opts.select_in_short
+)
 @opts.out_option("Write the results into this folder.", "featviz-audit")
 @opts.overwrite_option("the audit")
 @opts.null_option
@@ -167,7 +181,7 @@ def _models(ctx: click.Context, model: str | None, more: Sequence[str]) -> list[
     if not (models and configured):
         models += more
     if not models:
-        raise click.UsageError("Missing argument 'MODEL'.", ctx)
+        raise mistakes.missing("model", ctx)
     return models
 
 
@@ -208,7 +222,7 @@ def _table(result: AuditResult) -> None:
 def _one_model(audit: Mapping[str, Any]) -> None:
     """A column for each finding: how many channels of a layer have it."""
     total = audit["total"]
-    sought = [name for name in FINDINGS if name in total["findings"]]
+    sought = [name for name in KNOWN_FINDINGS if name in total["findings"]]
     figures = ("channels", "APoZ", *sought)
 
     def cells(row: Mapping[str, Any], counts: Mapping[str, int]) -> Iterator[str]:
@@ -232,7 +246,7 @@ def _several_models(audits: Mapping[str, Mapping[str, Any]]) -> None:
     sums = [audit["total"] for audit in audits.values()]
     totals = [
         (f"total {name}", *(_share(total, name) for total in sums))
-        for name in FINDINGS
+        for name in KNOWN_FINDINGS
         if any(name in total["findings"] for total in sums)
     ]
     output.table(("layer", *audits), (), rows, totals)

@@ -9,21 +9,22 @@ import click
 
 from featviz.cli import options as opts
 from featviz.cli import output
+from featviz.cli.command import OUTPUT, Command
 from featviz.cli.values import EXISTING_FOLDER, FILE, FOLDER
 
 if TYPE_CHECKING:
     from featviz.diff import DiffResult
 
 
-@click.command("diff")
+@click.command("diff", cls=Command)
 @click.argument("base", type=EXISTING_FOLDER)
 @click.argument("new", type=EXISTING_FOLDER)
 @opts.option(
     "--tolerance",
     type=float,
     default=1e-4,
-    metavar="SHARE",
-    help="Accept a difference up to this share of the sum of a value and its layer's largest.",
+    metavar="RELATIVE",
+    help="Accept relative differences up to this.",
 )
 @opts.option(
     "--max-diff-ratio",
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
 @opts.option("--ignore-added", is_flag=True, help="Accept layers and images that only NEW has.")
 @opts.json_option()
 @opts.junit_option
-@opts.option("--html", type=FILE, help="Write an HTML page into this file.")
+@opts.option("--html", type=FILE, group=OUTPUT, help="Write an HTML page into this file.")
 @opts.out_option(
     "Write the difference maps and diff.json into this folder.",
     type=FOLDER,
@@ -46,22 +47,25 @@ if TYPE_CHECKING:
 def command(base: Path, new: Path, as_json: bool, **given: Any) -> int:
     """Compare two run directories, layer by layer.
 
-    Images are matched by name, tensors by layer, kind, call and key. Where both runs kept the
-    tensors (run --tensors npy), the tensors are compared. Else the statistics are compared, and the
-    values that the pixels of PNGs stand for, which show differences down to about 1/250 of a map's
-    range.
-
-    Two values are equal if they are no further apart than TOLERANCE times the sum of the larger
-    one and the layer's largest magnitude. The default accepts what another number of threads or
-    another CPU library changes; comparing a CPU with a GPU may need 1e-3. NaN equals NaN.
-
-    Runs of different images, preprocessing or scale modes are refused.
-
     \b
     Examples:
       featviz diff runs/main runs/branch
       featviz diff before after --html diff.html --junit diff.xml
       featviz diff before after --json | jq .first_divergence
+
+    \b
+    absolute   the largest |a - b|, for a value a of BASE and b of NEW
+    relative   |a - b| / (the larger of |a| and |b| + the layer's largest), 0..1
+    cosine     similarity of the layer's tensors as vectors, -1..1: 1 is alike
+
+    Values are equal whose relative difference is at most --tolerance. The
+    default accepts what another number of threads or another CPU library
+    changes; a CPU beside a GPU may need 1e-3. NaN equals NaN.
+
+    Where both runs kept tensors (`featviz run --tensors npy`), these are
+    compared. Else the statistics are, and the pixels of PNGs, which show
+    differences down to about 1/250 of a map's range. Runs of different images,
+    preprocessing or scale modes are refused.
 
     Exit codes: 0 equal, 1 failed or refused, 2 usage, 4 different.
     """

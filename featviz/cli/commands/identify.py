@@ -9,18 +9,21 @@ import click
 
 from featviz.cli import options as opts
 from featviz.cli import output
+from featviz.cli.command import Command
 from featviz.cli.values import EXISTING_FILE
 
 
-@click.command("identify")
+@click.command("identify", cls=Command)
 @click.argument("file", type=EXISTING_FILE)
 @opts.json_option()
 @opts.checkpoint_options
+@opts.config_option
 @opts.verbosity_options
 def command(file: Path, as_json: bool, **given: Any) -> int:
-    """Name the torchvision architecture that a file of weights fits, by names and shapes.
+    """Name the torchvision architecture that a file of weights fits.
 
-    The exit code is 0 if an architecture fits entirely, else 1.
+    Names and shapes of the tensors decide. The exit code is 0 if an
+    architecture fits entirely, else 1.
 
     \b
     Examples:
@@ -29,7 +32,7 @@ def command(file: Path, as_json: bool, **given: Any) -> int:
     """
     from featviz.models.requirements import require_torch
 
-    require_torch()
+    require_torch(alone=True)
     from featviz.models import identify
 
     identified = identify.identify_file(file, given["key"], given["strip_prefix"], given["ema"])

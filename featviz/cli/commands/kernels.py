@@ -9,6 +9,7 @@ import click
 
 from featviz.cli import options as opts
 from featviz.cli import output, run_options
+from featviz.cli.command import DRAWING, Command
 from featviz.cli.values import given_or_config
 from featviz.text import counted
 
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 
-@click.command("kernels", context_settings={"default_map": {"normalize": "symmetric"}})
+@click.command("kernels", cls=Command, context_settings={"default_map": {"normalize": "symmetric"}})
 @opts.model_argument
 @opts.layers_option(
     "Draw the convolutions that these selectors match, as in `featviz run`.",
@@ -27,6 +28,8 @@ log = logging.getLogger(__name__)
 @opts.option(
     "--all-slices",
     is_flag=True,
+    group=DRAWING,
+    first=True,
     help="Draw a tile for each input channel, in a row for each output channel.",
 )
 @opts.out_option("Write the pictures into this folder.", "featviz-kernels")
@@ -41,9 +44,9 @@ log = logging.getLogger(__name__)
 def command(ctx: click.Context, /, model: str | None, **given: Any) -> int:
     """Draw the kernels of a model's convolutions, one picture for each.
 
-    Tile i is output channel i, as in the grids of `featviz run`. Kernels of three inputs are in
-    colour, others are the mean over their inputs; zero is mid-grey. --all-slices draws each input
-    by itself. 1-D kernels are strips; the time steps of 3-D ones stand side by side.
+    Tile i is output channel i, as in the grids of `featviz run`. Kernels of
+    three inputs are in colour, others are the mean over their inputs; zero is
+    mid-grey.
 
     {MODEL}
 
@@ -51,8 +54,11 @@ def command(ctx: click.Context, /, model: str | None, **given: Any) -> int:
     Examples:
       featviz kernels resnet18
       featviz kernels model.pth --layers 'Conv2d#0' --out first
-      featviz kernels model.pth --layers 'layer4.*' --all-slices --max-maps 32 --cmap coolwarm
+      featviz kernels model.pth --layers 'layer4.*' --all-slices --max-maps 32
       featviz kernels weights.safetensors --json | jq '.captures[].file'
+    \f
+    With --all-slices each input is drawn by itself. 1-D kernels are strips; the
+    time steps of 3-D kernels stand side by side.
     """
     source = opts.to_model_options(given_or_config(ctx, "model", model), given)
     from featviz.inspection.kernels import KernelOptions, draw_kernels

@@ -8,16 +8,23 @@ import click
 
 from featviz.cli import options as opts
 from featviz.cli import output
+from featviz.cli.command import LAYERS, Command
 from featviz.cli.values import given_or_config
 
 
-@click.command("layers")
+@click.command("layers", cls=Command)
 @opts.model_argument
 @opts.layers_option(
     "Mark the layers that these selectors match, as in `featviz run`.",
     default="one layer for each stage",
 )
-@opts.option("--functions", is_flag=True, help="Also list the functions that modules call.")
+@opts.option(
+    "--functions",
+    is_flag=True,
+    group=LAYERS,
+    first=True,
+    help="Also list the functions that modules call.",
+)
 @opts.json_option()
 @opts.input_options
 @opts.model_options
@@ -27,7 +34,8 @@ from featviz.cli.values import given_or_config
 def command(ctx: click.Context, /, model: str | None, **given: Any) -> int:
     """List the modules of a model, and which of them the selectors take.
 
-    Output shapes and calls come from one forward pass on zeros.
+    Output shapes and calls come from one forward pass on zeros. The parameters
+    of a module include those of the modules inside it, as in `featviz summary`.
 
     {MODEL}
 

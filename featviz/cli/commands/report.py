@@ -10,12 +10,13 @@ import click
 
 from featviz.cli import options as opts
 from featviz.cli import output
+from featviz.cli.command import Command
 from featviz.cli.values import PATH
 
 log = logging.getLogger(__name__)
 
 
-@click.command("report")
+@click.command("report", cls=Command)
 @click.argument("run", type=PATH)
 @opts.out_option(
     "Write the report into this folder, or with --single-file into this file.",
@@ -28,6 +29,12 @@ log = logging.getLogger(__name__)
     help="Show the pictures of this other run beside those of RUN.",
 )
 @opts.option(
+    "--kernels",
+    type=PATH,
+    metavar="DIR",
+    help="Show the kernels in this folder, which featviz kernels wrote, with their channels.",
+)
+@opts.option(
     "--audit",
     type=click.Path(exists=True, path_type=Path),
     metavar="PATH",
@@ -35,19 +42,24 @@ log = logging.getLogger(__name__)
     help="Show the findings of this audit.json, or of the one in this folder.",
 )
 @opts.option("--single-file", is_flag=True, help="Write one HTML file that holds everything.")
+@opts.open_option("Open the report in the browser.")
 @opts.json_option()
+@opts.config_option
 @opts.verbosity_options
-def command(run: Path, as_json: bool, **given: Any) -> int:
-    """Build an HTML gallery of a run: a page for the run, each image and each layer.
+def command(run: Path, as_json: bool, open: bool, **given: Any) -> int:
+    """Build an HTML report of a run: the network as a picture, and its images.
 
-    RUN is a folder that `featviz run` wrote. The pages show the pictures where they are, so keep
-    the report with its run; --single-file writes one file of at most 25 MB that can be moved. An
-    earlier report is replaced.
+    RUN is a folder that `featviz run` wrote. There is a page for the run, for
+    each image and for each layer, whose channels have addresses of their own
+    (layer-003.html#c17). The pages show the pictures where they are, so keep
+    the report with its run; --single-file writes one file of at most 25 MB
+    that can be moved. An earlier report is replaced.
 
     \b
     Examples:
-      featviz report featviz-out
+      featviz report featviz-out --open
       featviz report new --compare old
+      featviz report featviz-out --kernels kernels --audit featviz-audit
       featviz report featviz-out --single-file --out maps.html
     """
     from featviz.report import ReportOptions, build_report
@@ -58,6 +70,6 @@ def command(run: Path, as_json: bool, **given: Any) -> int:
     if as_json:
         paths = {"page": str(result.page), "files": [str(path) for path in result.files]}
         output.document(paths)
-    else:
-        log.info("report in %s", result.page)
+    if open or not as_json:
+        output.written("report", result.page, open)
     return 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
@@ -13,7 +14,8 @@ import click
 
 from featviz.cli import options as opts
 from featviz.cli import output, run_options
-from featviz.cli.values import FILE, BytesType, given_or_config
+from featviz.cli.command import Command
+from featviz.cli.values import given_or_config
 from featviz.records import Guess, ImageResult, Limits, Outcome, RunResult
 from featviz.text import counted, listed
 
@@ -26,68 +28,26 @@ _NAMED = 3
 """Layers without a picture that are named on stderr; the manifests name them all."""
 
 
-@click.command("run")
+@click.command("run", cls=Command)
 @opts.model_argument
 @opts.images_argument
-@opts.layers_option(opts.select_layers, default="one layer for each stage")
+@opts.layers_option(
+    opts.select_layers, default="one layer for each stage", first=opts.select_in_short
+)
 @opts.out_option("Write the run into this folder.", "featviz-out")
 @opts.overwrite_option("the run")
-@opts.option("--resume", is_flag=True, help="Continue the run in --out where it stopped.")
-@opts.option(
-    "--verify",
-    is_flag=True,
-    help="With --resume, read the files of complete images and draw again what does not fit.",
-)
-@opts.option(
-    "--prune",
-    is_flag=True,
-    help="With --resume, remove images that are no longer among the inputs.",
-)
-@opts.option(
-    "--durable",
-    is_flag=True,
-    help="Wait for the disk before an image counts as complete, for machines that may lose power.",
-)
-@opts.option(
-    "--wait",
-    type=click.FloatRange(0),
-    default=0.0,
-    metavar="SECONDS",
-    help="Wait up to SECONDS for another process that writes into --out.",
-)
-@opts.option("--archive", type=FILE, help="Write the run as one zip file instead of a folder.")
-@opts.option("--fail-fast", is_flag=True, help="Stop at the first image that fails.")
-@opts.option(
-    "--max-output-size",
-    type=BytesType(),
-    help="Refuse a run that would write more bytes than this (500MB, 2GB), and stop one that does.",
-)
-@opts.option(
-    "--max-files",
-    type=click.IntRange(0),
-    metavar="N",
-    help="Refuse a run that would write more than N files, and stop one that does.",
-)
-@opts.option(
-    "--shard",
-    metavar="I/N",
-    help="Take only part I of N parts of the images; `featviz merge` joins the parts.",
-)
-@opts.timeout_option
-@opts.option(
-    "--jobs",
-    type=int,
-    show_default="a quarter of the cores, at least 2",
-    help="Encode pictures in N threads.",
-)
+@opts.open_option("Build the HTML gallery of --report, and open it in the browser.")
 @opts.null_option
 @opts.json_option("one JSON line for each image")
-@opts.option("--dry-run", is_flag=True, help="Print what would be written, and write nothing.")
+@run_options.writing_options
+@run_options.limit_options
+@opts.shard_option
+@opts.timeout_option
 @run_options.pass_options
 @run_options.draw_options
 @run_options.view_options
 @run_options.tensorboard_option
-@opts.option("--report", is_flag=True, help="Build an HTML gallery of the run at its end.")
+@run_options.step_option
 @run_options.tensors_option
 @opts.input_options
 @opts.model_options
@@ -97,28 +57,45 @@ _NAMED = 3
 def command(ctx: click.Context, /, model: str | None, images: Sequence[str], **given: Any) -> int:
     """Draw the feature maps of images into a run directory.
 
-    {MODEL} IMAGE is a file, a folder, an archive (photos.tar, .tar.gz,
-    .zip), one of its images (photos.tar::a/b.jpg), a quoted glob, or - for a list of paths on
-    stdin. For a video model, the stills of a folder are one clip, and so is an animation.
+    {MODEL}
+
+    IMAGE is a picture or array (.npy, .npz, .pt), a folder, an archive, a
+    quoted glob, or - for a list of paths on stdin.
 
     \b
     Examples:
       featviz run resnet18 cat.jpg
+      featviz run resnet18 cat.jpg --layers conv1,layer4 --cmap viridis --open
       featviz run model.pth photos/ --layers Conv2d,ReLU --out maps
+      featviz run weights.pth 'photos/*.png' --arch resnet50
+      featviz run net.py:Net scan.png --size 256
+    \f
+    An archive is a .zip, .tar or .tar.gz; photos.zip::a/b.jpg is one of its
+    images. For a video model, the stills of a folder are one clip, and so is
+    an animation.
+
+    \b
+    More examples:
       featviz run weights.safetensors cat.jpg --layers 're:^layer[34]'
-      featviz run net.py:make_net scan.png --channels 1 --size 256 --cmap viridis
       featviz run inception_v3 cat.jpg --layers 'fn:relu@Mixed_5*'
-      featviz run resnet18 cat.jpg --layers layer4 --capture output,grad --target 'class:tabby'
       featviz run resnet18 cat.jpg --order similarity --collapse 0.98 --labels
       featviz run vit_b_16 cat.jpg --reduce pca --overlay 0.6
-      featviz run resnet18 photos/ --figure --first 4 --tensorboard runs/resnet18
-      featviz run resnet18 cat.jpg --ablate 'layer4.1:5,17' --layers layer4
+      featviz run resnet18 photos/ --figure --first 4 --tensorboard logs
       featviz run raft_small left.png right.png --layers 'Conv2d@*flow_head*'
+
+    \b
+    Gradients of one class, and what becomes of an image without two channels:
+      featviz run resnet18 cat.jpg --capture output,grad --target class:tabby
+      featviz run resnet18 cat.jpg --layers layer4 --ablate 'layer4.1:5,17'
+
+    \b
+    Many images: go on after a stop, read a list, share the work:
       featviz run resnet18 photos.tar --resume --max-output-size 2GB
       find . -name '*.png' -print0 | featviz run resnet18 - -0 --json
-      torchrun --nproc-per-node 4 -m featviz run resnet18 photos/    # each takes its share
+      torchrun --nproc-per-node 4 -m featviz run resnet18 photos/
 
-    Exit codes: 0 done, 1 failed, 2 usage, 3 some images failed, 130 interrupted, 141 stdout closed.
+    Exit codes: 0 done, 1 failed, 2 usage, 3 some images failed, 130
+    interrupted, 141 stdout closed.
     """
     source = opts.to_model_options(given_or_config(ctx, "model", model), given)
     images = given_or_config(ctx, "images", images)
@@ -126,8 +103,9 @@ def command(ctx: click.Context, /, model: str | None, images: Sequence[str], **g
     from featviz.pipeline import dry_run, processes
 
     options = _run_options(given)
-    if given["report"] and given["archive"]:
-        raise click.UsageError("--report goes into a folder, and --archive leaves none.", ctx)
+    wanted = next((f"--{name}" for name in ("report", "open") if given[name]), None)
+    if wanted and given["archive"]:
+        raise click.UsageError(f"{wanted} needs a folder, and --archive leaves none.", ctx)
     if given["dry_run"]:
         if processes.speaks():
             output.text(dry_run.dry_run(source, images, options).render(given["as_json"]))
@@ -139,16 +117,16 @@ def command(ctx: click.Context, /, model: str | None, images: Sequence[str], **g
     ):
         result = pipeline.run(source, images, options, progress, team=team)
         first = team.first
-    _conclude(result, left_out)
-    if given["report"] and first:
-        _report(result.out)
+    _conclude(result, left_out, None if wanted or given["archive"] else result.out)
+    if wanted and first:
+        _report(result.out, given["open"])
     return result.exit_code
 
 
-def _report(out: Path) -> None:
+def _report(out: Path, show: bool) -> None:
     from featviz.report import ReportOptions, build_report
 
-    log.info("report in %s", build_report(out, ReportOptions()).page)
+    output.written("report", build_report(out, ReportOptions()).page, show)
 
 
 def _run_options(given: dict[str, Any]) -> Any:
@@ -158,7 +136,7 @@ def _run_options(given: dict[str, Any]) -> Any:
 
     names = (
         *("out", "overwrite", "resume", "verify", "prune", "durable", "wait", "archive"),
-        *("fail_fast", "jobs", "tensorboard"),
+        *("fail_fast", "jobs", "tensorboard", "step"),
     )
     return RunOptions(
         layers=opts.selectors(given),
@@ -244,8 +222,9 @@ def _words(guesses: Sequence[Guess]) -> str:
     return ", ".join(guess.words for guess in guesses)
 
 
-def _conclude(result: RunResult, left_out: LayersLeftOut) -> None:
-    """Say on stderr what gave no picture, what is missing, and what was written."""
+def _conclude(result: RunResult, left_out: LayersLeftOut, to_report: Path | None) -> None:
+    """Say on stderr what gave no picture, what is missing, and on the last line what was written,
+    what failed, and how to look at the run in `to_report`."""
     done = [image for image in result.images if image.error is None]
     without = {"never ran": left_out.never_ran, "skipped": left_out.skipped}
     words = [f"{what}: {_named(layers)}" for what, layers in without.items() if layers]
@@ -265,7 +244,21 @@ def _conclude(result: RunResult, left_out: LayersLeftOut) -> None:
         kept = sum(image.kept for image in done)
         before = f" ({kept} {'was' if kept == 1 else 'were'} complete before)" if kept else ""
         counts = f"{counted(result.pictures, 'picture')} of {counted(len(done), 'image')}"
-        log.info("%s in %s%s", counts, result.out, before)
+        failed = _failed([image.image for image in result.images if image.error is not None])
+        look = _command_to_look(to_report)
+        log.info("%s in %s%s%s%s", counts, result.out, before, failed, look)
+
+
+def _failed(names: Sequence[str]) -> str:
+    if not names:
+        return ""
+    return f"; {counted(len(names), 'image')} failed: {listed(names, _NAMED)} (see run.json)"
+
+
+def _command_to_look(out: Path | None) -> str:
+    if out is None:
+        return ""
+    return f"; to look at them: {shlex.join(['featviz', 'report', str(out), '--open'])}"
 
 
 def _named(layers: Mapping[str, str]) -> str:

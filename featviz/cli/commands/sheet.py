@@ -10,13 +10,14 @@ import click
 
 from featviz.cli import options as opts
 from featviz.cli import output
+from featviz.cli.command import Command
 from featviz.cli.values import FILE, PATH
 from featviz.text import counted
 
 log = logging.getLogger(__name__)
 
 
-@click.command("sheet")
+@click.command("sheet", cls=Command)
 @click.argument("run", type=PATH)
 @opts.option(
     "--layer", required=True, metavar="NAME", help="Draw the layer of this qualified name."
@@ -46,6 +47,7 @@ log = logging.getLogger(__name__)
 )
 @opts.out_option("Write the sheet into this PNG file.", type=FILE, show_default="sheet-NAME.png")
 @opts.json_option()
+@opts.config_option
 @opts.verbosity_options
 def command(run: Path, as_json: bool, **given: Any) -> int:
     """Draw one picture of a layer: a column for each image of a run, a row for each channel.

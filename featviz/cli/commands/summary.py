@@ -9,6 +9,7 @@ import click
 
 from featviz.cli import options as opts
 from featviz.cli import output
+from featviz.cli.command import OUTPUT, Command
 from featviz.cli.values import given_or_config
 from featviz.text import listed
 
@@ -19,7 +20,7 @@ _NAMED = 6
 """Operators without a formula that the footer names; --json has them all."""
 
 
-@click.command("summary")
+@click.command("summary", cls=Command)
 @opts.model_argument
 @opts.layers_option(
     "Show the modules that these selectors match, as in `featviz run`; totals count all.",
@@ -29,16 +30,27 @@ _NAMED = 6
     "--depth",
     type=click.IntRange(min=0),
     metavar="N",
+    group=OUTPUT,
+    first=True,
     help="Show N levels of modules inside one another; 0 shows the totals alone.",
 )
 @opts.option(
     "--sort",
     type=click.Choice(["index", "params", "macs", "memory"]),
     default="index",
+    group=OUTPUT,
+    first=True,
     help="Sort rows by their place in the model, or by a figure with the largest first.",
 )
 @opts.json_option()
-@opts.option("--csv", "as_csv", is_flag=True, help="Print comma-separated lines on stdout.")
+@opts.option(
+    "--csv",
+    "as_csv",
+    is_flag=True,
+    group=OUTPUT,
+    first=True,
+    help="Print comma-separated lines on stdout.",
+)
 @opts.input_options
 @opts.model_options
 @opts.config_option
@@ -47,15 +59,14 @@ _NAMED = 6
 def command(ctx: click.Context, /, model: str | None, **given: Any) -> int:
     """Count a model's parameters, multiply-accumulates and activation memory.
 
-    Figures come from one forward pass on zeros, for one image. The figures of a module include
-    those of the modules inside it.
+    Figures come from one forward pass on zeros, for one image. The figures of
+    a module include those of the modules inside it.
 
     \b
     parameters   a shared one counts once; so do modules that are used twice
-    MACs         multiply-accumulates of all calls, in convolutions, matrix products
-                 and attention; 1 MAC = 2 FLOP; what has no formula is named below
-    activations  bytes of the outputs of all calls inside which no other module ran
-                 (an in-place module's output counts like any other)
+    MACs         multiply-accumulates in convolutions, matrix products and
+                 attention; 1 MAC = 2 FLOP; what has no formula is named below
+    activations  bytes that all calls return inside which no other module ran
 
     {MODEL}
 

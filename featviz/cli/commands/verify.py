@@ -11,6 +11,7 @@ import click
 
 from featviz.cli import options as opts
 from featviz.cli import output
+from featviz.cli.command import LIMITS, Command
 from featviz.cli.values import EXISTING_FOLDER
 from featviz.text import counted
 
@@ -20,12 +21,13 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 
-@click.command("verify")
+@click.command("verify", cls=Command)
 @click.argument("runs", nargs=-1, required=True, metavar="RUN...", type=EXISTING_FOLDER)
 @opts.option(
     "--jobs",
     type=click.IntRange(1),
     metavar="N",
+    group=LIMITS,
     show_default="the cores and four more",
     help="Read files in N threads.",
 )

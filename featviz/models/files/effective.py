@@ -1,13 +1,14 @@
 """Weights as a model computes with them, from what pruning, norms and wrappers keep instead.
 
 The arithmetic is that of torch.nn.utils: `prune`, `weight_norm` and `spectral_norm` of both
-generations, in eval mode.
+generations, in eval mode; and that of quantised tensors.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Collection, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -38,6 +39,39 @@ def without_parallel(tensors: Mapping[str, Tensor]) -> tuple[Tensors, list[str]]
         return dict(tensors), []
     steps.append("took 'module.' out of names")
     return renamed, steps
+
+
+_PACKED = "._packed_params._packed_params"
+"""What stands for weight and bias of a linear layer that quantize_dynamic has packed."""
+_BESIDE_PACKED = (".scale", ".zero_point", "._packed_params.dtype")
+
+
+def unpacked(content: Any) -> tuple[Any, list[str]]:
+    """A state dict whose linear layers torch.ao.quantization.quantize_dynamic has packed, with
+    their weights as floats; also returns what was done. Any other content stays as it is."""
+    if not isinstance(content, Mapping):
+        return content, []
+    packed = {k: v for k, v in content.items() if isinstance(k, str) and k.endswith(_PACKED)}
+    static = any(isinstance(v, Tensor) and v.is_quantized for v in content.values())
+    if static or not packed or not all(map(_is_packed_pair, packed.values())):
+        return content, []
+    layers = {key.removesuffix(_PACKED): pair for key, pair in packed.items()}
+    gone = {f"{layer}{end}" for layer in layers for end in (_PACKED, *_BESIDE_PACKED)}
+    plain = {key: value for key, value in content.items() if key not in gone}
+    for layer, (weight, bias) in layers.items():
+        plain[f"{layer}.weight"] = _float(weight)
+        if bias is not None:
+            plain[f"{layer}.bias"] = bias
+    return plain, [f"dequantised {counted(len(layers), 'weight')}"]
+
+
+def _is_packed_pair(value: Any) -> bool:
+    pair = isinstance(value, tuple) and len(value) == 2 and isinstance(value[0], Tensor)
+    return pair and (value[1] is None or isinstance(value[1], Tensor))
+
+
+def _float(weight: Tensor) -> Tensor:
+    return weight.dequantize() if weight.is_quantized else weight.float()
 
 
 def effective(

@@ -81,6 +81,9 @@ _SHOWN = 20
 """Names that a message lists before it says how many more there are."""
 
 
+_SCRIPT_OBJECT = "torch.ScriptObject"
+"""Holds the packed weights of layers that torch.ao.quantization.quantize_dynamic has made."""
+
 _ANY = re.compile(r".*", re.DOTALL)
 
 
@@ -169,6 +172,20 @@ def refusal(path: Path, names: Iterable[str]) -> LoadError:
         return LoadError(
             f"{path.name} is a statically quantised model saved whole, which torch cannot load",
             "save its state_dict(), or the float model that it was made from",
+        )
+    if _SCRIPT_OBJECT in ordered:
+        return LoadError(
+            f"{path.name} is a model that was quantised dynamically, or an LSTM's weights of one: "
+            "they are packed in a script object, which could run any code; nothing was executed",
+            "torch.save(model.state_dict(), FILE) and --arch with the float model draw its linear "
+            "layers; if you trust the file, --trust",
+            add=("--trust",),
+        )
+    if own := [quoted(name) for name in ordered if name.startswith("torchao.")]:
+        return LoadError(
+            f"{path.name} holds weights of torchao ({listed(own, 3)}), which only its own code "
+            "unpacks; nothing was executed",
+            "where torchao is installed, save them as floats: tensor.dequantize() of each",
         )
     if lacking := [quoted(name) for name in ordered if _lacks_package(name)]:
         return LoadError(

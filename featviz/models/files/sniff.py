@@ -40,9 +40,12 @@ ZIP, PICKLE, SAFETENSORS, SHARDS, TORCHSCRIPT, EXPORTED = (
     "pt2",
 )
 
+KINDS = (ZIP, PICKLE, SAFETENSORS, SHARDS, TORCHSCRIPT, EXPORTED)
+"""What may be a model, by its content."""
+
 
 def sniff(path: Path) -> str:
-    """One of the kinds above, or words for people that say what the file looks like.
+    """One of KINDS, or words for people that say what the file looks like.
 
     Raises:
         OSError: the file cannot be read.

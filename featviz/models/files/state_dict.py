@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from featviz.errors import LoadError
-from featviz.models.files.effective import effective, unwrapped_names, without_parallel
+from featviz.models.files.effective import effective, unpacked, unwrapped_names, without_parallel
 from featviz.text import quoted
 
 PLAIN = ("state_dict", "model_state_dict", "model", "net", "network", "module", "weights", "params")
@@ -62,6 +62,8 @@ def unwrap(
     """
     steps: list[str] = []
     inner = _at(content, key, steps) if key else _dig(content, ema, steps, _DEEPEST)
+    inner, done = unpacked(inner)
+    steps += done
     tensors = _one_of_two(_tensors(inner), ema, steps)
     if not tensors:
         raise LoadError(

@@ -12,6 +12,7 @@ from typing import Any
 
 from featviz.errors import FileError, LoadError
 from featviz.files import read_json
+from featviz.models import outline
 from featviz.text import quoted
 
 FILE = "config.json"
@@ -79,7 +80,8 @@ def read(folder: Path) -> Config:
         raise LoadError(
             f"{where} names no architecture of transformers",
             '"architectures": ["ViTModel"] in it would; of another library, give the file of '
-            f"weights and what builds the model: {_weights_in(folder)} --arch file.py:factory",
+            f"weights and what builds the model: {_weights_in(folder) or 'FILE'} "
+            "--arch file.py:factory",
         )
     _check(fields, where, architecture)
     return Config(folder, architecture, _without(fields))
@@ -151,14 +153,26 @@ def _no_config(folder: Path) -> LoadError:
     there = ", ".join(map(quoted, names)) or "nothing"
     return LoadError(
         f"{where} is no folder of a Hugging Face model: it lacks {FILE} (it holds {there})",
-        f"give a file of weights and its architecture: {_weights_in(folder)} --arch MODEL",
+        _instead_of(folder),
     )
 
 
-def _weights_in(folder: Path) -> str:
+def _instead_of(folder: Path) -> str:
+    """What to write for a folder: a file of weights in it, or a class of its code."""
+    weights = _weights_in(folder)
+    if weights is None and (made := outline.models_in([folder])):
+        file, maker = made[0]
+        return f"name a class of the code in it: {maker.words(quoted(str(file)))}"
+    file = folder / "FILE"
+    return (
+        f"give a file of weights and its architecture: {weights or quoted(str(file))} --arch MODEL"
+    )
+
+
+def _weights_in(folder: Path) -> str | None:
     suffixes = (".safetensors", ".bin", ".pth", ".pt", ".ckpt")
     names = sorted(path.name for path in folder.iterdir() if path.suffix in suffixes)
-    return quoted(str(folder / names[0])) if names else f"{quoted(str(folder))}/FILE"
+    return quoted(str(folder / names[0])) if names else None
 
 
 def _check(value: Any, where: str, architecture: str, key: str = "") -> None:

@@ -14,9 +14,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from featviz.errors import UsageError
+from featviz.files import misspelt
 from featviz.models import outline
 from featviz.models.files import sniff
 from featviz.records import Seed
+from featviz.text import quoted
 
 if TYPE_CHECKING:
     from torch import nn
@@ -204,7 +206,7 @@ before other folders, and a file that exists before a factory."""
 MODEL_HELP = "MODEL is one of: " + ", ".join(source.form for source in SOURCES) + "."
 """A sentence for help."""
 
-WEIGHTS_HELP = "Weights of " + "; of ".join(
+WEIGHTS_HELP = "With " + "; with ".join(
     f"{source.form.partition(' (')[0]}: {source.weights}" for source in SOURCES if source.weights
 )
 """A sentence for help."""
@@ -228,6 +230,12 @@ def source_of(spec: str, option: str = "MODEL") -> ModelSource:
     for source in SOURCES:
         if source.recognises(spec):
             return source
+    if (near := misspelt(Path(spec))) is not None:
+        raise UsageError(
+            f"no model file {spec!r}",
+            f"did you mean {quoted(str(near))}?",
+            replace=(spec, str(near)),
+        )
     raise UsageError(f"no model file {spec!r}", download_hint(spec))
 
 

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from featviz.errors import LoadError, UsageError
+from featviz.files import misspelt
 from featviz.models.importing import from_file, importable
 from featviz.models.own_classes import read_hparams, taken
 from featviz.models.sources import FACTORY_FORM, Loaded, ModelOptions, source_of
@@ -107,9 +108,17 @@ def _import_module(name: str) -> ModuleType:
         return importlib.import_module(name)
 
 
+def _no_file(where: str, spec: str) -> UsageError:
+    message, near = f"no file {where!r} for {spec!r}", misspelt(Path(where))
+    if near is None or near.suffix != ".py":
+        return UsageError(message, "check the path")
+    meant = f"{near}{spec.removeprefix(where)}"
+    return UsageError(message, f"did you mean {quoted(meant)}?", replace=(spec, meant))
+
+
 def _import(where: str, spec: str) -> ModuleType:
     if where.endswith(".py") and not Path(where).is_file():
-        raise UsageError(f"no file {where!r} for {spec!r}", "check the path")
+        raise _no_file(where, spec)
     try:
         return from_file(Path(where)) if where.endswith(".py") else _import_module(where)
     except ModuleNotFoundError as error:

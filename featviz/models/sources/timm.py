@@ -151,6 +151,7 @@ def _tagged(timm: ModuleType, name: str, weights: str | None) -> str:
         raise UsageError(
             f"timm has no model {name!r}",
             f"did you mean {', '.join(f'timm:{c}' for c in close)}?" if close else "timm:resnet18",
+            replace=(f"timm:{name}", f"timm:{close[0]}") if close else None,
         )
     tags = _tags(timm, arch)
     if weights not in (None, "none", "default"):

@@ -76,6 +76,7 @@ def check_name(name: str) -> None:
     raise UsageError(
         f"torchvision has no model {name!r}, and no file is called so",
         f"did you mean {', '.join(close)}?" if close else "a file, or a name such as resnet18",
+        replace=(name, close[0]) if close else None,
     )
 
 

@@ -1,153 +1,13 @@
-// What a report does beyond showing pictures, with the grids of tiles.js. Without the scripts every
-// picture of the pages is still there, with the numbers of each.
+// What a report does beyond showing pictures: search, sorting, the address as memory, keys. Without
+// the scripts every picture of the pages is still there, with the numbers of each.
 "use strict";
 
-// ---------------------------------------------------------------------------------------------
-// What floats above the page: a tip at the pointer, and dialogs.
-
-const tip = {
-  box: make("div", { className: "tip", hidden: true, role: "tooltip" }),
-  show(frame, channel, x, y) {
-    this.box.hidden = channel === null;
-    if (channel === null) return;
-    this.box.replaceChildren(make("b", {}, frame.grid.title(channel).replace("C", "c")), frame.grid.sentence(channel));
-    const { offsetWidth: width, offsetHeight: height } = this.box;
-    this.box.style.left = `${Math.max(4, Math.min(x + 14, innerWidth - width - 8))}px`;
-    this.box.style.top = `${y + 18 + height > innerHeight ? Math.max(4, y - height - 12) : y + 18}px`;
-  },
-  hide() { this.box.hidden = true; },
-};
-
-/** A dialog with a title and a close button; the browser keeps the focus inside it. */
-function dialog(name, ...children) {
-  const title = make("h2", { id: `${name}-title` });
-  const close = make("button", { type: "button", className: "close", textContent: "Close" });
-  const box = make("dialog", { className: name }, make("header", {}, title, close), ...children);
-  box.setAttribute("aria-labelledby", title.id);
-  close.addEventListener("click", () => box.close());
-  box.addEventListener("click", (event) => event.target === box && box.close());
-  return { box, title };
-}
-
-const viewer = {
-  canvas: make("canvas"), input: make("img"), facts: make("p", { className: "numbers" }),
-  previous: make("button", { type: "button", textContent: "← Previous" }),
-  next: make("button", { type: "button", textContent: "Next →" }),
-
-  build() {
-    const side = (what, text) => make("figure", {}, what, make("figcaption", {}, text));
-    const map = side(this.canvas, "map");
-    this.caption = map.lastChild;
-    const pair = make("div", { className: "sides" }, map, side(this.input, "input"));
-    const nav = make("div", { className: "bar" }, this.previous, this.next);
-    Object.assign(this, dialog("viewer", pair, this.facts, nav));
-    this.previous.addEventListener("click", () => this.step(-1));
-    this.next.addEventListener("click", () => this.step(1));
-    this.box.addEventListener("keydown", (event) => {
-      const step = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
-      if (step) this.step(step);
-    });
-    this.box.addEventListener("close", () => this.frame.group.onchoice?.());
-  },
-
-  open(frame, channel) {
-    this.frame = frame;
-    tip.hide();
-    this.show(channel);
-    this.box.showModal();
-  },
-
-  step(by) {
-    const { grid } = this.frame;
-    const channel = grid.channelOf(grid.placeOf(this.channel) + by);
-    if (channel !== null) this.show(channel);
-  },
-
-  show(channel) {
-    const { grid, image, group } = this.frame;
-    this.channel = group.chosen = channel;
-    this.title.textContent = grid.title(channel);
-    this.input.src = this.frame.input.src;
-    this.input.alt = this.frame.input.alt;
-    this.caption.textContent = grid.over ? "map over the input" : "map";
-    this.facts.textContent = `${grid.sentence(channel)} · std ${digits(grid.stat(channel, "std"))}`;
-    const [height, width] = grid.tile;
-    Object.assign(this.canvas, { width: width * grid.slices, height });
-    this.canvas.setAttribute("role", "img");
-    this.canvas.setAttribute("aria-label", `Channel ${channel} of ${image.alt}`);
-    const pen = this.canvas.getContext("2d");
-    for (let slice = 0; slice < grid.slices; slice++) {
-      const from = grid.place(grid.slots.get(channel) * grid.slices + slice);
-      pen.drawImage(image, ...from, slice * width, 0, width, height);
-    }
-    const place = grid.placeOf(channel);
-    this.previous.disabled = place === 0;
-    this.next.disabled = place === grid.channels.length - 1;
-  },
-};
-
-const slider = {
-  left: make("select"), right: make("select"),
-  under: make("img"), over: make("img", { className: "over" }),
-  edge: make("div", { className: "edge" }),
-  range: make("input", { type: "range", min: 0, max: 100, value: 50 }),
-
-  build() {
-    const stage = make("div", { className: "stage" }, this.under, this.over, this.edge);
-    this.range.setAttribute("aria-label", "Where the left picture ends");
-    const pick = (text, select) => make("label", {}, text, " ", select);
-    const bar = make("div", { className: "bar" }, pick("Left", this.left), this.range, pick("Right", this.right));
-    Object.assign(this, dialog("slider", bar, stage));
-    this.range.addEventListener("input", () => this.cut());
-    for (const select of [this.left, this.right]) select.addEventListener("change", () => this.show());
-  },
-
-  open(group) {
-    this.group = group;
-    this.title.textContent = "Slide between two pictures";
-    [this.left, this.right].forEach((select, n) => {
-      select.replaceChildren(...group.frames.map((frame, i) =>
-        make("option", { value: i, textContent: frame.name })));
-      select.value = n;
-    });
-    this.show();
-    this.box.showModal();
-  },
-
-  show() {
-    [[this.under, this.right], [this.over, this.left]].forEach(([image, select]) => {
-      const frame = this.group.frames[select.value];
-      Object.assign(image, { src: frame.image.src, alt: frame.image.alt });
-      [image.width, image.height] = frame.grid.size;
-    });
-    this.cut();
-  },
-
-  cut() {
-    this.edge.style.left = `${this.range.value}%`;
-    this.over.style.clipPath = `inset(0 ${100 - this.range.value}% 0 0)`;
-  },
-};
-
-const KEYS = [
-  ["j  k", "next and previous grid"], ["← ↑ → ↓", "from tile to tile, in a grid"],
-  ["Enter", "enlarge the tile"], ["[  ]", "previous and next page"], ["/", "filter"],
-  ["?", "these keys"],
-];
-const help = {
-  build() {
-    const rows = KEYS.map(([keys, what]) =>
-      make("div", {}, make("dt", {}, make("kbd", {}, keys)), make("dd", {}, what)));
-    Object.assign(this, dialog("help", make("dl", { className: "facts" }, ...rows)));
-    this.title.textContent = "Keys";
-  },
-  open() { this.box.showModal(); },
-};
-
-// ---------------------------------------------------------------------------------------------
-// The page: controls, keys, and which of several pages is shown.
-
 const frames = new Map(); // by element
+const groups = new Map(); // by element
+const views = new Map(); // channel views, by group
+let current = null; // the page that is shown
+const spots = new Map(); // rows of the tables of channels, by the address of the channel
+let opened = null; // the channel view that is open
 const voice = make("div", { className: "unseen" });
 voice.setAttribute("aria-live", "polite");
 const announce = (text) => { voice.textContent = text; };
@@ -161,16 +21,145 @@ const sight = new IntersectionObserver((entries) => {
 }, { rootMargin: "200px" });
 const size = new ResizeObserver((entries) => entries.forEach(({ target }) => frames.get(target).paint()));
 
-function filter(input) {
+// ---------------------------------------------------------------------------------------------
+// What is set stands in the address: going back, loading again or sending a link shows the same.
+
+const CARRIED = ["sort", "size", "cmap", "over", "zeros", "act"]; // from page to page
+const state = {
+  values: new URLSearchParams(location.search),
+  get(name) { return this.values.get(name) ?? ""; },
+  set(name, value) {
+    if (value) this.values.set(name, value);
+    else this.values.delete(name);
+    this.write(location.hash);
+  },
+  write(hash) {
+    const search = String(this.values);
+    history.replaceState(null, "", location.pathname + (search && `?${search}`) + hash);
+  },
+};
+
+const APPLIED = { // by the names of the controls
+  sort: (group, value) => group.sort(value || "drawn"),
+  size: (group, value) => group.resize(Number(value) || 0),
+  over: (group, value) => group.lay(Boolean(value)),
+  zeros: (group, value) => group.outlineZeros(Boolean(value)),
+  cmap: () => {},
+};
+
+function color() {
+  document.documentElement.dataset.cmap = state.get("cmap") || (state.get("over") ? "viridis" : "");
+}
+
+/** Give controls the values of the address. */
+function mirror(page) {
+  for (const control of page.querySelectorAll("[data-state]")) {
+    const value = state.get(control.dataset.state);
+    if (control.type === "checkbox") control.checked = Boolean(value);
+    else control.value = control.type === "range" ? Number(value) || 0 : value;
+    if (control.type === "range") control.nextElementSibling.value = Number(value) ? `${value} px` : "as drawn";
+    if (control.selectedIndex === -1) control.selectedIndex = 0;
+  }
+}
+
+function apply(page, name) {
+  for (const element of page.querySelectorAll("[data-group]")) {
+    APPLIED[name](groups.get(element), state.get(name));
+  }
+  color();
+  mirror(page);
+}
+
+function set(control, page) {
+  const { state: name } = control.dataset;
+  const value = control.type === "checkbox" ? (control.checked ? "1" : "") : control.value;
+  state.set(name, value === "0" ? "" : value);
+  apply(page, name);
+}
+
+// ---------------------------------------------------------------------------------------------
+// Search and tables.
+
+const words = (text) => text.toLowerCase().split(/\s+/).filter(Boolean);
+const holds = (text, wanted) => wanted.every((word) => text.toLowerCase().includes(word));
+
+/** `conv1 17`, `conv1 c17` and `17` ask for channel 17 of the layers that match the rest. */
+function asked(text) {
+  const parts = /^(?:(.*)\s)?(?:channel\s*|c|#)?(\d+)$/i.exec(text.trim());
+  return parts && { rest: words(parts[1] ?? "").filter((word) => word !== "channel"), channel: Number(parts[2]) };
+}
+
+function filter(input, key) {
   const scope = input.closest("[data-filtered]") || input.closest(".page");
-  const wanted = input.value.toLowerCase().split(/\s+/);
+  const wanted = words(input.value);
+  const results = scope.querySelector("[data-results]");
+  const channel = results && asked(input.value);
   const items = [...scope.querySelectorAll("[data-item]")];
   for (const item of items) {
-    const text = item.dataset.item.toLowerCase();
-    item.hidden = !wanted.every((word) => text.includes(word));
+    const { item: text, maps } = item.dataset;
+    const hit = channel && channel.channel < Number(maps) && channel.rest.length && holds(text, channel.rest);
+    item.hidden = !(holds(text, wanted) || hit);
   }
-  announce(`${items.filter((item) => !item.hidden).length} of ${items.length} shown`);
+  for (const stage of scope.querySelectorAll("[data-stage]")) {
+    const left = stage.querySelector("[data-item]:not([hidden])");
+    stage.hidden = !left;
+    if (wanted.length && left) stage.open = true;
+  }
+  const left = items.filter((item) => !item.hidden).length;
+  const count = input.closest("label").nextElementSibling;
+  count.textContent = !wanted.length ? "" : left ? `${left} of ${items.length}` : `nothing matches “${input.value.trim()}”`;
+  if (results) suggest(results, channel, items);
+  state.set(key, input.value.trim());
 }
+
+/** Links to the channels that were asked for. */
+function suggest(list, channel, items) {
+  const fit = channel ? items.filter(({ dataset }) =>
+    channel.channel < Number(dataset.maps) && holds(dataset.item, channel.rest)) : [];
+  const layers = [...new Map(fit.map((item) => [item.dataset.href, item])).values()]; // calls once
+  const single = "single" in document.body.dataset;
+  list.replaceChildren(...layers.slice(0, 12).map(({ dataset }) => make("li", {}, make("a", {
+    href: `${dataset.href}${single ? "-" : "#"}c${channel.channel}`,
+    textContent: `${dataset.layer}, channel ${channel.channel}`,
+  }))));
+  list.hidden = !layers.length;
+}
+
+/** The number in a cell, to sort by; what is no number sorts as text. */
+function worth(cell) {
+  const number = Number(cell.textContent.replace(/[<>%,\s]/g, "").replace("−", "-"));
+  return cell.textContent.trim() === "–" ? -Infinity : Number.isNaN(number) ? cell.textContent.trim() : number;
+}
+
+/** Headings become buttons that sort their table; the address keeps the column. */
+function sortable(table) {
+  const { sortable: key } = table.dataset;
+  const heads = [...table.tHead.rows[0].cells];
+  const rows = [...table.tBodies[0].rows];
+  const sort = (column, down) => {
+    const compare = (a, b) => (typeof a === typeof b ? (a < b ? -1 : a > b ? 1 : 0) : typeof a === "number" ? -1 : 1);
+    const keyed = rows.map((row) => [worth(row.cells[column]), row]);
+    keyed.sort(([a], [b]) => (down ? compare(b, a) : compare(a, b)));
+    table.tBodies[0].append(...keyed.map(([, row]) => row));
+    heads.forEach((head, n) => head.setAttribute("aria-sort", n === column ? (down ? "descending" : "ascending") : "none"));
+  };
+  heads.forEach((head, column) => {
+    head.dataset.title = head.textContent;
+    const button = make("button", { type: "button", textContent: head.textContent });
+    head.replaceChildren(button);
+    button.addEventListener("click", () => {
+      const now = head.getAttribute("aria-sort");
+      const down = now ? now !== "descending" : head.classList.contains("n");
+      sort(column, now === "none" || !now ? head.classList.contains("n") : down);
+      state.set(key, `${column}${head.getAttribute("aria-sort") === "descending" ? "d" : "a"}`);
+    });
+  });
+  const kept = /^(\d+)([ad])$/.exec(state.get(key));
+  if (kept && heads[kept[1]]) sort(Number(kept[1]), kept[2] === "d");
+}
+
+// ---------------------------------------------------------------------------------------------
+// Pages: which of several is shown, which channel is open, keys.
 
 /** Bring a page to life, once: its groups are known from now on. */
 function begin(page) {
@@ -180,26 +169,81 @@ function begin(page) {
   page.querySelectorAll("[data-same]").forEach((image) => {
     image.src = document.getElementById(image.dataset.same).src;
   });
-  const groups = [...page.querySelectorAll("[data-group]")].map((element) => new Group(element));
-  const sort = page.querySelector("[data-sort]");
-  const outline = page.querySelector("[data-outline]");
-  sort?.addEventListener("change", () => groups.forEach((group) => group.sort(sort.value)));
-  outline?.addEventListener("change", () => groups.forEach((g) => g.outlineZeros(outline.checked)));
-  for (const group of groups) {
-    group.onchoice = () => sort.value === "similarity" && group.sort("similarity");
+  for (const element of page.querySelectorAll("[data-group]")) {
+    const group = new Group(element);
+    groups.set(element, group);
+    group.onchoice = () => state.get("sort") === "similarity" && group.sort("similarity");
   }
-  const field = page.querySelectorAll("[data-filter]");
-  field.forEach((input) => input.addEventListener("input", () => filter(input)));
+  page.querySelectorAll("[data-sortable]").forEach(sortable);
+  for (const control of page.querySelectorAll("[data-state]")) {
+    control.addEventListener(control.type === "range" ? "input" : "change", () => set(control, page));
+  }
+  page.querySelectorAll("[data-filter]").forEach((input, n) => {
+    const key = n ? `q${n}` : "q";
+    input.addEventListener("input", () => filter(input, key));
+    input.value = state.get(key);
+    if (input.value) filter(input, key);
+  });
+  page.querySelectorAll(".side a[href^='#']").forEach((link) => {
+    const target = document.getElementById(link.getAttribute("href").slice(1));
+    if (target) passed.observe(target.closest(".phase") ?? target.closest("section, footer") ?? target);
+  });
 }
 
-/** In a report of one file, show the page that the address names; else the only one. */
+/** The map of the page shows the part that is in sight. */
+const passed = new IntersectionObserver((entries) => {
+  for (const { target, isIntersecting } of entries) target.dataset.seen = isIntersecting ? "yes" : "";
+  const page = shownPage();
+  let first = true;
+  for (const link of page.querySelectorAll(".side a[href^='#']")) {
+    const target = document.getElementById(link.getAttribute("href").slice(1));
+    const part = target?.closest("[data-seen]");
+    const here = first && part?.dataset.seen === "yes" && part.querySelector("[data-seen=yes]") === null;
+    if (here) first = false;
+    if (here) link.setAttribute("aria-current", "location");
+    else link.removeAttribute("aria-current");
+  }
+});
+
+const shownPage = () => document.querySelector(".page:not([hidden])");
+
+/** In a report of one file, show the page that the address names; else the only one. Open the
+    channel that it names. */
 function route() {
   const pages = [...document.querySelectorAll(".page")];
-  const target = location.hash && document.getElementById(decodeURIComponent(location.hash.slice(1)));
+  const name = decodeURIComponent(location.hash.slice(1));
+  const row = spots.get(name);
+  const target = row ?? (name && document.getElementById(name));
   const page = target?.closest?.(".page") || pages.find((p) => !p.hidden) || pages[0];
   pages.forEach((other) => { other.hidden = other !== page; });
   begin(page);
-  if (pages.length > 1) (target || page).scrollIntoView();
+  if (page !== current) Object.keys(APPLIED).forEach((name) => apply(page, name));
+  current = page;
+  if (pages.length > 1) document.title = [page.dataset.title, document.body.dataset.model, "featviz"].filter(Boolean).join(" · ");
+  opened?.close();
+  opened = null;
+  if (row) openChannel(row, name);
+  else if (target) {
+    for (let e = target; e; e = e.parentElement) if (e.tagName === "DETAILS") e.open = true;
+    if (pages.length > 1) target.scrollIntoView();
+  } else if (pages.length > 1) scrollTo(0, 0);
+}
+
+function openChannel(row, name) {
+  const group = groups.get(row.closest("[data-group]"));
+  if (!views.has(group)) views.set(group, new ChannelView(group));
+  opened = views.get(group);
+  opened.box.id = name;
+  opened.open(Number(row.cells[0].textContent), row);
+}
+
+/** Close the channel: the address names its page again. */
+function shut() {
+  const home = "single" in document.body.dataset ? `#${shownPage().id}` : "";
+  const group = opened.group;
+  state.write(home);
+  route();
+  group.frames[0]?.element.focus();
 }
 
 /** Focus the next or the previous grid that is shown. */
@@ -214,16 +258,33 @@ function walk(by) {
 function keys(event) {
   const typing = /^(INPUT|SELECT|TEXTAREA)$/.test(event.target.tagName);
   if (typing || event.ctrlKey || event.metaKey || event.altKey || document.querySelector("dialog[open]")) return;
-  const page = document.querySelector(".page:not([hidden])");
+  const page = shownPage();
   const actions = {
     j: () => walk(1), k: () => walk(-1), "?": () => help.open(),
     "/": () => page.querySelector("[data-filter]")?.focus(),
     "[": () => page.querySelector("[rel=prev]")?.click(),
     "]": () => page.querySelector("[rel=next]")?.click(),
+    ...(opened && !event.target.closest(".frame") && {
+      Escape: shut,
+      ArrowLeft: () => opened.box.querySelector(".before")?.click(),
+      ArrowRight: () => opened.box.querySelector(".after")?.click(),
+    }),
   };
   if (!(event.key in actions)) return;
   event.preventDefault();
   actions[event.key]();
+}
+
+/** What is set goes along to the other pages of the report. */
+function carry(event) {
+  const link = event.target.closest?.("a[href]");
+  if (!link || link.getAttribute("href").startsWith("#")) return;
+  const url = new URL(link.href);
+  for (const name of CARRIED) {
+    if (state.get(name)) url.searchParams.set(name, state.get(name));
+    else url.searchParams.delete(name);
+  }
+  link.href = url.href;
 }
 
 for (const one of [viewer, slider, help]) {
@@ -235,5 +296,18 @@ const keysButton = document.querySelector("[data-help]");
 keysButton.hidden = false;
 keysButton.addEventListener("click", () => help.open());
 document.addEventListener("keydown", keys);
+document.addEventListener("click", carry, true);
+for (const row of document.querySelectorAll(".channels tr[id]")) {
+  spots.set(row.id, row); // the address now leads to the view of the channel, not to its row
+  row.removeAttribute("id");
+}
+addEventListener("load", () => opened?.title.focus({ preventScroll: true })); // the browser took it
 addEventListener("hashchange", route);
+addEventListener("popstate", () => { state.values = new URLSearchParams(location.search); });
+addEventListener("pageshow", () => mirror(shownPage()));
+let waiting = 0;
+addEventListener("resize", () => {
+  cancelAnimationFrame(waiting);
+  waiting = requestAnimationFrame(() => state.get("size") && apply(shownPage(), "size"));
+});
 route();

@@ -3,6 +3,7 @@
 // on canvases but never read from them, which file:// would refuse.
 "use strict";
 
+const MOST_PIXELS = 16e6; // of a canvas
 const STATS = ["min", "max", "mean", "std", "zeros", "nonfinite"];
 
 /** Make an element: make("p", {className: "x"}, "text", child). Text is never parsed as HTML. */
@@ -17,11 +18,11 @@ function digits(value) {
   return Number.isFinite(value) ? String(Number(value.toPrecision(4))).replace("-", "−") : "–";
 }
 
-/** A share 0..1; neither 0 % nor 100 % unless it is exact. */
+/** A share 0..1, on one line; neither 0 % nor 100 % unless it is exact. */
 function percent(share) {
-  if (share > 0 && share < 0.0005) return "< 0.1 %";
-  if (share < 1 && share >= 0.9995) return "> 99.9 %";
-  return `${(100 * share).toFixed(1)} %`;
+  if (share > 0 && share < 0.0005) return "<\u00a00.1\u00a0%";
+  if (share < 1 && share >= 0.9995) return ">\u00a099.9\u00a0%";
+  return `${(100 * share).toFixed(1)}\u00a0%`;
 }
 
 /** Numbers from base64 of little-endian float32. */
@@ -47,23 +48,37 @@ class Grid {
     return channel < this.maps ? column[column.length === 1 ? 0 : channel] : NaN;
   }
 
-  /** x, y, width and height of the n-th place for a tile, in the picture's own pixels. */
-  place(n) {
-    const [height, width] = this.tile;
-    const [row, column] = [Math.floor(n / this.nrow), n % this.nrow];
-    const pad = this.padding;
+  /** x, y, width and height of the n-th place for a tile: in the picture's own pixels, or in those
+      of another view of it, with tiles of another size in rows of another length. */
+  place(n, view = this) {
+    const [height, width] = view.tile;
+    const [row, column] = [Math.floor(n / view.nrow), n % view.nrow];
+    const pad = view.padding;
     return [pad + column * (width + pad), pad + row * (height + pad), width, height];
   }
 
-  /** Which channel is drawn at x, y; null on the padding and behind the last tile. */
-  channelAt(x, y) {
-    const [height, width] = this.tile;
+  /** Which channel is shown at x, y; null on the padding and behind the last tile. */
+  channelAt(x, y, view = this) {
+    const [height, width] = view.tile;
     const [column, row] = [x, y].map((v, i) =>
-      Math.floor((v - this.padding) / ([width, height][i] + this.padding)));
-    const n = row * this.nrow + column;
-    const [left, top] = this.place(n);
-    const inside = column >= 0 && row >= 0 && column < this.nrow && x < left + width && y < top + height;
+      Math.floor((v - view.padding) / ([width, height][i] + view.padding)));
+    const n = row * view.nrow + column;
+    const [left, top] = this.place(n, view);
+    const inside = column >= 0 && row >= 0 && column < view.nrow && x < left + width && y < top + height;
     return inside ? this.channelOf(Math.floor(n / this.slices)) : null;
+  }
+
+  /** A view with tiles whose longer side has so many pixels, as many in a row as there is room for,
+      and no more than the picture has. */
+  resized(pixels, room) {
+    const padding = 3;
+    const zoom = pixels / Math.max(...this.tile);
+    const tile = this.tile.map((side) => Math.max(2, Math.round(side * zoom)));
+    const fit = Math.floor((room - padding) / (tile[1] + padding) / this.slices) * this.slices;
+    const nrow = Math.max(this.slices, Math.min(this.nrow, fit));
+    const rows = Math.ceil(Math.max(1, this.channels.length * this.slices) / nrow);
+    const size = [nrow * (tile[1] + padding) + padding, rows * (tile[0] + padding) + padding];
+    return { nrow, padding, tile, size };
   }
 
   /** The channel at the n-th place for channels. */
@@ -98,7 +113,7 @@ class Grid {
 }
 
 // ---------------------------------------------------------------------------------------------
-// A grid on the page: a canvas over its picture shows marks and the sorted tiles.
+// A grid on the page: canvases over its picture show sorted or enlarged tiles, the input and marks.
 
 class Frame {
   constructor(element, group) {
@@ -106,11 +121,12 @@ class Frame {
     this.group = group;
     this.image = element.querySelector("img");
     this.grid = new Grid(window.FEATVIZ[element.dataset.grid]);
-    this.canvas = make("canvas", { ariaHidden: "true" });
-    this.canvas.setAttribute("aria-hidden", "true");
+    this.view = this.grid; // where tiles are seen: as in the picture, or of another size
+    this.last = null; // the channel at which the keyboard's cursor was last
+    this.layers = {}; // canvases by what is on them
     this.visible = false;
-    element.append(this.canvas);
     element.tabIndex = 0;
+    element.classList.toggle("grey", Boolean(this.grid.grey));
     element.setAttribute("role", "application");
     element.setAttribute("aria-roledescription", "grid of feature maps");
     const keys = this.grid.channels.length ? " Arrow keys move, Enter enlarges." : "";
@@ -125,8 +141,14 @@ class Frame {
     return figure.querySelector("figcaption img") || seen["other" in figure.dataset ? 1 : 0];
   }
 
+  /** What tells it from the others of its group: the run, or the image. */
   get name() {
-    return this.element.parentElement.querySelector(".name").textContent;
+    return this.element.parentElement.querySelector(".name")?.textContent ?? this.element.dataset.name;
+  }
+
+  /** Whether its maps can be laid over the input. */
+  get fits() {
+    return Boolean(this.grid.scene) && !this.grid.over && this.grid.slices === 1 && this.grid.channels.length > 0;
   }
 
   listen() {
@@ -146,8 +168,8 @@ class Frame {
 
   channelUnder(event) {
     const box = this.image.getBoundingClientRect();
-    const zoom = this.grid.size[0] / box.width;
-    return this.grid.channelAt((event.clientX - box.left) * zoom, (event.clientY - box.top) * zoom);
+    const zoom = this.view.size[0] / box.width;
+    return this.grid.channelAt((event.clientX - box.left) * zoom, (event.clientY - box.top) * zoom, this.view);
   }
 
   point(event) {
@@ -157,67 +179,103 @@ class Frame {
   }
 
   key(event) {
-    const { nrow, slices, channels } = this.grid;
-    const row = Math.max(1, Math.floor(nrow / slices));
+    const { slices, channels } = this.grid;
+    const row = Math.max(1, Math.floor(this.view.nrow / slices));
     const steps = { ArrowLeft: -1, ArrowRight: 1, ArrowUp: -row, ArrowDown: row,
       Home: -Infinity, End: Infinity };
-    const now = this.group.active;
+    const now = this.group.active ?? this.last;
     if (event.key in steps) {
       const from = now === null ? 0 : this.grid.placeOf(now) + steps[event.key];
       this.cursor(Math.min(channels.length - 1, Math.max(0, from)));
-    } else if ((event.key === "Enter" || event.key === " ") && now !== null) {
-      viewer.open(this, now);
+    } else if (event.key === "Enter" || event.key === " ") {
+      if (channels.length) viewer.open(this, now ?? this.grid.channelOf(0));
     } else return;
     event.preventDefault();
   }
 
   cursor(place) {
     if (!this.grid.channels.length) return; // one tile of all channels
-    const channel = this.grid.channelOf(place);
+    const channel = this.last = this.grid.channelOf(place);
     this.group.activate(this, channel);
-    const [x, y, , height] = this.grid.place(place * this.grid.slices);
+    const [x, y, , height] = this.grid.place(place * this.grid.slices, this.view);
     const box = this.image.getBoundingClientRect();
-    const zoom = box.width / this.grid.size[0];
+    const zoom = box.width / this.view.size[0];
     tip.show(this, channel, box.left + x * zoom, box.top + (y + height) * zoom);
     announce(`${this.grid.title(channel)}: ${this.grid.sentence(channel)}`);
   }
 
-  /** Draw what is to be drawn, at the size at which it is seen; nothing while out of sight. */
-  paint() {
-    const { canvas, grid, group } = this;
-    const marks = group.marks.filter((channel) => grid.placeOf(channel) >= 0);
-    const shown = this.visible && this.image.complete && (grid.order || marks.length || group.active !== null);
-    const dense = window.devicePixelRatio || 1;
-    canvas.width = shown ? Math.round(this.image.clientWidth * dense) : 0;
-    canvas.height = shown ? Math.round(this.image.clientHeight * dense) : 0;
-    if (!shown || !canvas.width) return;
-    const pen = canvas.getContext("2d");
-    const zoom = canvas.width / grid.size[0];
-    pen.scale(zoom, canvas.height / grid.size[1]);
-    if (grid.order) this.sorted(pen);
-    for (const channel of marks) this.outline(pen, channel, "#ffb000", 2 * dense / zoom);
-    if (group.active !== null) this.outline(pen, group.active, "#3ea6ff", 3 * dense / zoom);
+  /** Show tiles whose longer side has so many pixels; 0 shows the picture as it was drawn. */
+  resize(pixels) {
+    const { grid, image, element } = this;
+    const place = element.closest(".one, .beside");
+    const beside = place.matches(".one") && innerWidth > 720 ? 280 : 0;
+    this.view = pixels && grid.channels.length ? grid.resized(pixels, place.clientWidth - beside) : grid;
+    const own = this.view === grid;
+    element.parentElement.classList.toggle("sized", !own);
+    image.style.width = own ? "" : `${this.view.size[0]}px`;
+    image.style.height = own ? "" : `${this.view.size[1]}px`;
+    this.paint();
   }
 
-  sorted(pen) {
-    const { grid, image } = this;
-    pen.drawImage(image, 0, 0, ...grid.size);
-    grid.order.forEach((slot, place) => {
-      for (let slice = 0; slice < grid.slices; slice++) {
-        const from = grid.place(slot * grid.slices + slice);
-        pen.drawImage(image, ...from, ...grid.place(place * grid.slices + slice));
-      }
+  /** Draw what is to be drawn, at the size at which it is seen; nothing while out of sight. */
+  paint() {
+    const { grid, group, view } = this;
+    const marks = group.marks.filter((channel) => grid.placeOf(channel) >= 0);
+    const ready = this.visible && this.image.complete && this.image.naturalWidth > 0;
+    const over = group.over && this.fits && this.input.complete;
+    const moved = grid.order || view !== grid || over;
+    this.element.classList.toggle("laid", Boolean(over));
+    this.layer("under", ready && over, (pen) => this.tiles(pen, this.input, null));
+    this.layer("tiles", ready && moved, (pen) => this.tiles(pen, this.image, grid));
+    this.element.classList.toggle("redrawn", Boolean(ready && moved));
+    this.layer("marks", ready && (marks.length || group.active !== null), (pen, zoom) => {
+      for (const channel of marks) this.outline(pen, channel, "#ffb000", 2 / zoom);
+      if (group.active !== null) this.outline(pen, group.active, "#6cc0ff", 3 / zoom);
     });
   }
 
+  /** Draw on a canvas over the picture, in units of the view; without `on` it is empty. */
+  layer(name, on, draw) {
+    if (!on && !this.layers[name]) return;
+    const canvas = this.layers[name] ??= this.element.appendChild(make("canvas", { className: name }));
+    canvas.setAttribute("aria-hidden", "true");
+    const { clientWidth: width, clientHeight: height } = this.image;
+    const dense = Math.min(window.devicePixelRatio || 1, Math.sqrt(MOST_PIXELS / (width * height || 1)));
+    canvas.width = on ? Math.round(width * dense) : 0;
+    canvas.height = on ? Math.round(height * dense) : 0;
+    if (!canvas.width) return;
+    const pen = canvas.getContext("2d");
+    const [across, down] = this.view.size;
+    pen.scale(canvas.width / across, canvas.height / down);
+    pen.imageSmoothingEnabled = name === "under";
+    draw(pen, width / across);
+  }
+
+  /** All tiles in their order, cut out of a grid; without one, the whole picture in each place. */
+  tiles(pen, picture, grid) {
+    const { order, slices, channels } = this.grid;
+    if (this.view === this.grid && grid) pen.drawImage(picture, 0, 0, ...grid.size); // the padding
+    const count = Math.max(1, channels.length);
+    for (let place = 0; place < count * slices; place++) {
+      const slot = Math.floor(place / slices);
+      const from = grid && grid.place((order ? order[slot] : slot) * slices + (place % slices));
+      const to = this.grid.place(place, this.view);
+      if (from) pen.drawImage(picture, ...from, ...to);
+      else pen.drawImage(picture, ...to);
+    }
+  }
+
+  /** A line with a dark edge, which is seen on every grey. */
   outline(pen, channel, color, width) {
     const place = this.grid.placeOf(channel);
     if (place < 0) return;
-    pen.strokeStyle = color;
-    pen.lineWidth = width;
     for (let slice = 0; slice < this.grid.slices; slice++) {
-      const [x, y, w, h] = this.grid.place(place * this.grid.slices + slice);
-      pen.strokeRect(x, y, w, h);
+      const box = this.grid.place(place * this.grid.slices + slice, this.view);
+      for (const [ink, wide] of [["#000000", 2 * width], [color, width]]) {
+        pen.strokeStyle = ink;
+        pen.lineWidth = wide;
+        pen.strokeRect(...box);
+      }
     }
   }
 }
@@ -230,6 +288,8 @@ class Group {
     this.active = null; // the channel under the pointer or the keyboard's cursor
     this.chosen = null; // the channel that was enlarged last
     this.marks = [];
+    this.over = false; // whether the maps lie over the input
+    this.element = element;
     this.frames = [...element.querySelectorAll("[data-grid]")].map((e) => new Frame(e, this));
     this.frames.forEach((frame) => frames.set(frame.element, frame));
     const compare = element.querySelector("[data-compare]");
@@ -248,6 +308,15 @@ class Group {
     if (channel === null) tip.hide();
     if (channel === this.active) return;
     this.active = channel;
+    this.paint();
+  }
+
+  resize(pixels) {
+    this.frames.forEach((frame) => frame.resize(pixels));
+  }
+
+  lay(over) {
+    this.over = over;
     this.paint();
   }
 

@@ -1,0 +1,147 @@
+"""Arrays as images: which axis counts channels, and how numbers become values."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from PIL import Image
+
+from featviz.errors import ImageError
+from featviz.files import npy
+from featviz.records import Raster
+
+MOST_VALUES = 2**28
+"""Numbers of an image: as float32 they take one gibibyte."""
+
+_UNPACKED_BYTES = 2**30
+_PICTURE = (1, 3)
+"""Channels of grey and RGB, between which pictures of 8 bits are turned."""
+
+
+class Wanted(NamedTuple):
+    """What a model takes."""
+
+    channels: int
+    volume: bool = False
+    """Whether it takes [C, D, H, W], not [C, H, W]."""
+    raw: bool = False
+    """Whether a function of the user's own prepares it, which gets arrays as they are."""
+
+    @property
+    def shapes(self) -> str:
+        """The arrays that fit, for messages."""
+        c = self.channels
+        if self.volume:
+            return f"[{c}, D, H, W]" + (" or [D, H, W]" if c == 1 else "")
+        return ("[H, W], " if c in _PICTURE else "") + f"[H, W, {c}] or [{c}, H, W]"
+
+
+def read_npz(data: bytes) -> np.ndarray:
+    """The one array of an npz file, or the one that is called `image`.
+
+    Raises:
+        ValueError: it is broken, or holds something else than numbers.
+        FileError: there are several, or none.
+    """
+    remedy = "np.save('image.npy', np.load(FILE)[NAME])"
+    array: np.ndarray = npy.only(npy.read_npz(data, _UNPACKED_BYTES), "arrays", remedy)
+    return array
+
+
+def to_image(array: np.ndarray, wanted: Wanted) -> Image.Image | Raster:
+    """An array as the model takes it: 8 bits of grey or RGB as the picture that they are, any other
+    numbers as they become values.
+
+    The axis of channels is the first or the last, whichever has as many as the model takes.
+
+    Raises:
+        ImageError: it holds no numbers, or NaN or infinite ones, or has other channels than the
+            model takes, or both axes could be those of channels.
+    """
+    array = _numbers(array)
+    if wanted.raw:
+        return Raster(array, f"{array.dtype} as it is")
+    values = _channels_first(array, wanted)
+    if values.dtype == np.uint8 and not wanted.volume and {len(values), wanted.channels} <= {1, 3}:
+        pixels = values[0] if len(values) == 1 else values.transpose(1, 2, 0)
+        return Image.fromarray(np.ascontiguousarray(pixels))
+    if len(values) != wanted.channels:
+        values = np.repeat(values, wanted.channels, axis=0)
+    scaled, words = _scaled(values)
+    slices = f"volume of {values.shape[1]} slices, " if wanted.volume else ""
+    return Raster(np.ascontiguousarray(scaled), slices + words)
+
+
+def _numbers(array: np.ndarray) -> np.ndarray:
+    if array.dtype.kind not in "biuf":
+        raise ImageError(f"holds {array.dtype}, which are no values of an image", None)
+    if array.ndim < 2 or not array.size:
+        raise ImageError(f"has the shape {list(array.shape)}, which is none of an image", None)
+    if array.size > MOST_VALUES:
+        raise ImageError(f"has {array.size:,} values, more than the {MOST_VALUES:,} of any image")
+    if array.dtype.kind == "f" and not np.isfinite(array).all():
+        raise ImageError("holds NaN or infinite values", "np.nan_to_num takes them out")
+    return array
+
+
+def _channels_first(array: np.ndarray, wanted: Wanted) -> np.ndarray:
+    """The array as [C, H, W], or [C, D, H, W] for a volume."""
+    whole = 4 if wanted.volume else 3
+    if array.ndim == whole + 1 and len(array) == 1:  # a batch of one: [1, C, H, W]
+        return _fitting(array[0], wanted)
+    if array.ndim == whole - 1:
+        return _fitting(array[None], wanted)
+    if array.ndim != whole:
+        raise _no_fit(array.shape, wanted)
+    if wanted.volume:
+        return _fitting(array, wanted)
+    first, last = (_fits(array.shape[axis], wanted, array.dtype) for axis in (0, -1))
+    if first == last:
+        first, last = (array.shape[axis] == wanted.channels for axis in (0, -1))
+    if first and last:
+        raise ImageError(
+            f"has the shape {list(array.shape)}, and both its first and its last axis could be "
+            f"the {wanted.channels} channels",
+            "save it as [1, C, H, W], which says that the channels come first",
+        )
+    if not first and not last:
+        raise _no_fit(array.shape, wanted)
+    return array if first else np.moveaxis(array, -1, 0)
+
+
+def _fitting(values: np.ndarray, wanted: Wanted) -> np.ndarray:
+    if not _fits(len(values), wanted, values.dtype):
+        raise _no_fit(values.shape, wanted)
+    return values
+
+
+def _fits(count: int, wanted: Wanted, dtype: np.dtype[Any]) -> bool:
+    """Whether so many channels are what the model takes, or can be made so: grey becomes RGB, and
+    a picture of 8 bits grey."""
+    if count == wanted.channels or (count == 1 and wanted.channels == 3):
+        return True
+    return count == 3 and wanted.channels == 1 and dtype == np.uint8 and not wanted.volume
+
+
+def _no_fit(shape: Sequence[int], wanted: Wanted) -> ImageError:
+    channels = "1 channel" if wanted.channels == 1 else f"{wanted.channels} channels"
+    return ImageError(
+        f"has the shape {list(shape)}, and the model takes {channels}: {wanted.shapes}",
+        "--channels says another number, --transform makes what the model takes",
+    )
+
+
+def _scaled(values: np.ndarray) -> tuple[np.ndarray, str]:
+    """float32 values, and in words what became of the numbers: unsigned integers of 8 and 16 bits
+    are scaled to 0..1 by their range, and all others are left as they are."""
+    dtype = values.dtype
+    if dtype.kind == "u" and dtype.itemsize <= 2:
+        most = np.iinfo(dtype).max
+        return values.astype(np.float32) / np.float32(most), f"{dtype} / {most}"
+    with np.errstate(over="ignore"):
+        floats = values.astype(np.float32)
+    if not np.isfinite(floats).all():
+        raise ImageError(f"holds {dtype} beyond what float32 can hold", None)
+    return floats, f"{dtype} values as they are"

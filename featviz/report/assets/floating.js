@@ -1,0 +1,158 @@
+// What floats above a page: a tip at the pointer, the enlarged tile, the slider, the keys.
+"use strict";
+
+const tip = {
+  box: make("div", { className: "tip", hidden: true, role: "tooltip" }),
+  show(frame, channel, x, y) {
+    this.box.hidden = channel === null;
+    if (channel === null) return;
+    this.box.replaceChildren(make("b", {}, frame.grid.title(channel).replace("C", "c")), frame.grid.sentence(channel));
+    const { offsetWidth: width, offsetHeight: height } = this.box;
+    this.box.style.left = `${Math.max(4, Math.min(x + 14, innerWidth - width - 8))}px`;
+    this.box.style.top = `${y + 18 + height > innerHeight ? Math.max(4, y - height - 12) : y + 18}px`;
+  },
+  hide() { this.box.hidden = true; },
+};
+
+/** A dialog with a title and a close button; the browser keeps the focus inside it. */
+function dialog(name, ...children) {
+  const title = make("h2", { id: `${name}-title` });
+  const close = make("button", { type: "button", className: "close", textContent: "Close" });
+  const box = make("dialog", { className: name }, make("header", {}, title, close), ...children);
+  box.setAttribute("aria-labelledby", title.id);
+  close.addEventListener("click", () => box.close());
+  box.addEventListener("click", (event) => event.target === box && box.close());
+  return { box, title };
+}
+
+const viewer = {
+  canvas: make("canvas"), input: make("img"), facts: make("p", { className: "numbers" }),
+  previous: make("button", { type: "button", textContent: "← Previous" }),
+  next: make("button", { type: "button", textContent: "Next →" }),
+
+  where: make("p", { className: "where" }), all: make("a", { textContent: "This channel in all images" }),
+
+  build() {
+    const side = (what, text) => make("figure", {}, what, make("figcaption", {}, text));
+    const map = side(this.canvas, "map");
+    this.caption = map.lastChild;
+    const pair = make("div", { className: "sides" }, map, side(this.input, "input"));
+    const nav = make("div", { className: "bar" }, this.previous, this.next, this.all);
+    this.facts.setAttribute("aria-live", "polite");
+    Object.assign(this, dialog("viewer", this.where, pair, this.facts, nav));
+    this.all.addEventListener("click", () => this.box.close());
+    this.previous.addEventListener("click", () => this.step(-1));
+    this.next.addEventListener("click", () => this.step(1));
+    this.box.addEventListener("keydown", (event) => {
+      const row = Math.max(1, Math.floor(this.frame.view.nrow / this.frame.grid.slices));
+      const step = { ArrowLeft: -1, ArrowRight: 1, ArrowUp: -row, ArrowDown: row }[event.key];
+      if (!step) return;
+      event.preventDefault();
+      this.step(step);
+    });
+    this.box.addEventListener("close", () => this.frame.group.onchoice?.());
+  },
+
+  open(frame, channel) {
+    this.frame = frame;
+    tip.hide();
+    this.show(channel);
+    this.box.showModal();
+  },
+
+  step(by) {
+    const { grid } = this.frame;
+    const channel = grid.channelOf(grid.placeOf(this.channel) + by);
+    if (channel !== null) this.show(channel);
+  },
+
+  show(channel) {
+    const { grid, image, group } = this.frame;
+    this.channel = group.chosen = this.frame.last = channel;
+    this.title.textContent = grid.title(channel);
+    const { layer, spot } = group.element.dataset;
+    this.where.textContent = `${layer} · ${this.frame.name}`;
+    this.all.href = spot.replace(/0$/, channel);
+    this.input.src = this.frame.input.src;
+    this.input.alt = this.frame.input.alt;
+    this.caption.textContent = grid.over ? "map over the input" : "map";
+    this.facts.textContent = `${grid.title(channel)}: ${grid.sentence(channel)} · std ${digits(grid.stat(channel, "std"))}`;
+    const [height, width] = grid.tile;
+    this.canvas.classList.toggle("grey", Boolean(grid.grey));
+    Object.assign(this.canvas, { width: width * grid.slices, height });
+    this.canvas.setAttribute("role", "img");
+    this.canvas.setAttribute("aria-label", `Channel ${channel} of ${image.alt}`);
+    if (!image.complete) { // out of sight until now
+      image.loading = "eager";
+      image.addEventListener("load", () => this.show(this.channel), { once: true });
+    }
+    const pen = this.canvas.getContext("2d");
+    for (let slice = 0; slice < grid.slices; slice++) {
+      const from = grid.place(grid.slots.get(channel) * grid.slices + slice);
+      pen.drawImage(image, ...from, slice * width, 0, width, height);
+    }
+    const place = grid.placeOf(channel);
+    this.previous.disabled = place === 0;
+    this.next.disabled = place === grid.channels.length - 1;
+  },
+};
+
+const slider = {
+  left: make("select"), right: make("select"),
+  under: make("img"), over: make("img", { className: "over" }),
+  edge: make("div", { className: "edge" }),
+  range: make("input", { type: "range", min: 0, max: 100, value: 50 }),
+
+  build() {
+    const stage = make("div", { className: "stage" }, this.under, this.over, this.edge);
+    this.range.setAttribute("aria-label", "Where the left picture ends");
+    const pick = (text, select) => make("label", {}, text, " ", select);
+    const bar = make("div", { className: "bar" }, pick("Left", this.left), this.range, pick("Right", this.right));
+    Object.assign(this, dialog("slider", bar, stage));
+    this.range.addEventListener("input", () => this.cut());
+    for (const select of [this.left, this.right]) select.addEventListener("change", () => this.show());
+  },
+
+  open(group) {
+    this.group = group;
+    this.title.textContent = "Slide between two pictures";
+    [this.left, this.right].forEach((select, n) => {
+      select.replaceChildren(...group.frames.map((frame, i) =>
+        make("option", { value: i, textContent: frame.name })));
+      select.value = n;
+    });
+    this.show();
+    this.box.showModal();
+    this.range.focus();
+  },
+
+  show() {
+    [[this.under, this.right], [this.over, this.left]].forEach(([image, select]) => {
+      const frame = this.group.frames[select.value];
+      Object.assign(image, { src: frame.image.src, alt: frame.image.alt });
+      [image.width, image.height] = frame.grid.size;
+    });
+    this.cut();
+  },
+
+  cut() {
+    this.edge.style.left = `${this.range.value}%`;
+    this.over.style.clipPath = `inset(0 ${100 - this.range.value}% 0 0)`;
+  },
+};
+
+const KEYS = [
+  ["j  k", "next and previous grid"], ["← ↑ → ↓", "from tile to tile, in a grid"],
+  ["Enter", "enlarge the tile"], ["←  →", "previous and next channel, where one is open"],
+  ["Escape", "close"], ["[  ]", "previous and next page"], ["/", "search or filter"],
+  ["?", "these keys"],
+];
+const help = {
+  build() {
+    const rows = KEYS.map(([keys, what]) =>
+      make("div", {}, make("dt", {}, make("kbd", {}, keys)), make("dd", {}, what)));
+    Object.assign(this, dialog("help", make("dl", { className: "facts" }, ...rows)));
+    this.title.textContent = "Keys";
+  },
+  open() { this.box.showModal(); },
+};

@@ -1,0 +1,157 @@
+"""What is known of the channels of a tensor over images: totals of their numbers, and findings."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+import featviz.report.words as words
+from featviz.records import Floats, is_gradient
+from featviz.report.views import Group, LayerPage
+from featviz.rundir.schema import Audit, CaptureRow
+
+Found = Mapping[str, Sequence[int]]
+"""Channels, by what was found of them; what was found of none is left out."""
+
+
+class ChannelTotals:
+    """ChannelTotals over the images that it was given, of the channels of one tensor."""
+
+    def __init__(self) -> None:
+        self.images = 0
+        self.seen = np.zeros(0, np.int64)
+        """[channels]: the images that have the channel."""
+        self.low, self.high = np.zeros(0), np.zeros(0)
+        """[channels]: smallest and largest finite value; NaN where there is none."""
+        self.mean, self.zeros, self.nonfinite = np.zeros(0), np.zeros(0), np.zeros(0)
+        """[channels]: sums over the images of mean, share of zeros and non-finite values."""
+        self.dark = np.zeros(0, bool)
+        """[channels]: all zero in every image that has it."""
+        self.judged = False
+        """Whether a constant map says something of its channel: it has several pixels, or there
+        are several images, and it is no gradient."""
+
+    def add(self, row: CaptureRow, stats: Floats) -> None:
+        """Take in an image's statistics, [maps, 6] in the order of `records.STAT_COLUMNS`."""
+        self._grow(len(stats))
+        at = slice(0, len(stats))
+        values = stats.astype(np.float64).T
+        self.images += 1
+        self.seen[at] += 1
+        self.low[at] = np.fmin(self.low[at], values[0])
+        self.high[at] = np.fmax(self.high[at], values[1])
+        for total, column in ((self.mean, 2), (self.zeros, 4), (self.nonfinite, 5)):
+            total[at] += values[column]
+        self.dark[at] &= (values[4] == 1) & (values[5] == 0)
+        several = self.images > 1 or (row.plan.map_size != (1, 1) and row.layout != "vector")
+        self.judged = several and not is_gradient(row.kind)
+
+    def _grow(self, channels: int) -> None:
+        if (more := channels - len(self.seen)) <= 0:
+            return
+        for name, start in (
+            ("seen", 0), ("low", np.nan), ("high", np.nan), ("mean", 0.0), ("zeros", 0.0),
+            ("nonfinite", 0.0), ("dark", True),
+        ):  # fmt: skip
+            own = getattr(self, name)
+            setattr(self, name, np.concatenate([own, np.full(more, start, own.dtype)]))
+
+    @property
+    def found(self) -> Found:
+        """Channels that hold one value in all images; a constant gradient says nothing."""
+        constant = (self.low == self.high) & (self.nonfinite == 0) & ~self.dark
+        every = {
+            "all zero": self.dark & self.judged,
+            "constant": constant & self.judged,
+            "NaN or infinite": self.nonfinite > 0,
+        }
+        return {name: np.flatnonzero(of).tolist() for name, of in every.items() if of.any()}
+
+    @property
+    def dark_channels(self) -> list[int]:
+        """Channels that are all zero in every image."""
+        channels: list[int] = np.flatnonzero(self.dark).tolist()
+        return channels
+
+    @property
+    def range(self) -> tuple[float, float]:
+        """Smallest and largest value of all channels; NaN where none is finite."""
+        finite = self.low[np.isfinite(self.low)], self.high[np.isfinite(self.high)]
+        low, high = (own for own in finite)
+        return (float(low.min()), float(high.max())) if len(low) and len(high) else (np.nan, np.nan)
+
+    @property
+    def zero_share(self) -> float:
+        """Share of zeros 0..1, over all images and channels."""
+        return float(self.zeros.sum() / max(1, self.seen.sum()))
+
+
+@dataclass(frozen=True)
+class ChannelRow:
+    """A row of the table of channels."""
+
+    channel: int
+    numbers: tuple[str, ...]
+    """Smallest and largest value, mean of the images' means, and share of zeros, in words."""
+    findings: str
+
+
+def channel_rows(totals: ChannelTotals, audited: Found) -> Iterator[ChannelRow]:
+    """All channels of a tensor.
+
+    Args:
+        audited: what an audit found of the layer.
+    """
+    said: dict[int, list[str]] = {}
+    of_audit = {f"{name} (audit)": channels for name, channels in audited.items()}
+    for name, channels in {**totals.found, **of_audit}.items():
+        for channel in channels:
+            said.setdefault(channel, []).append(name)
+    seen = np.maximum(totals.seen, 1)
+    columns = (totals.low, totals.high, totals.mean / seen, totals.zeros / seen)
+    for channel, keys in enumerate(zip(*(own.tolist() for own in columns), strict=True)):
+        numbers = (*map(words.number, keys[:3]), words.percent(keys[3]))
+        yield ChannelRow(channel, numbers, ", ".join(said.get(channel, ())))
+
+
+class RunTotals:
+    """The totals of all tensors of this run, collected image by image."""
+
+    def __init__(self) -> None:
+        self._of: dict[tuple[str, str], ChannelTotals] = {}
+
+    def add(self, groups: Sequence[Group], stats: Mapping[str, Floats]) -> None:
+        """Take an image in: its tensors, and their statistics by the pictures' ids."""
+        for group in groups:
+            figure = group.figures[0]
+            totals = self._of.setdefault((group.page, group.stem), ChannelTotals())
+            totals.add(figure.row, stats[figure.picture.id])
+
+    def of(self, group: Group) -> ChannelTotals:
+        """Those of a tensor."""
+        return self._of[group.page, group.stem]
+
+    def dark_count(self, page: LayerPage) -> int:
+        """How many channels of a layer are zero in every image, all its tensors together."""
+        return sum(len(self.of(group).dark_channels) for group in page.groups)
+
+
+def of_audit(audit: Audit | None, layer: str) -> dict[str, list[int]]:
+    """What an audit found of a layer, all its calls together."""
+    found: dict[str, list[int]] = {}
+    for row in audit.layers if audit else ():
+        if (row.layer or row.label) == layer:
+            for name, channels in row.findings.items():
+                found[name] = sorted({*found.get(name, ()), *channels})
+    return {name: channels for name, channels in found.items() if channels}
+
+
+def badges(found: Found) -> list[tuple[str, str]]:
+    """`5 all zero`, and which channels these are."""
+    rows: list[Any] = [
+        (f"{len(own)} {name}", words.channel_list(own)) for name, own in found.items()
+    ]
+    return rows

@@ -1,0 +1,44 @@
+"""A folder that `featviz kernels` wrote, read back. Nothing here needs torch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from featviz.errors import FileError, StoreError
+from featviz.files import Folder
+from featviz.rundir import MANIFEST_FILE, RUN_FILE, schema
+from featviz.rundir.image import ReadImage, check_picture
+from featviz.rundir.read import read_json
+from featviz.rundir.schema import MOST_RECORD, ImageFields, Input, Manifest
+from featviz.text import quoted
+
+
+def read_kernels(root: Path) -> tuple[ReadImage, dict[str, Any]]:
+    """The pictures of kernels, as those of an image that has no input, and the options by which
+    they were drawn.
+
+    Raises:
+        StoreError: it holds no kernels, or a file of it is missing or does not fit.
+    """
+    record = read_json(root / RUN_FILE)
+    if record.get("kind") != "kernels":
+        raise StoreError(f"{quoted(str(root))} holds no kernels", "give what featviz kernels wrote")
+    try:
+        with Folder(root) as folder:
+            rows = schema.check_kernels(folder.read_json(MANIFEST_FILE, MOST_RECORD))
+            sizes = {
+                row.file: check_picture(folder, row.file, (row.plan.width, row.plan.height))
+                for row in rows
+            }
+    except FileNotFoundError as error:
+        missing = quoted(str(root / str(error.filename)))
+        raise StoreError(f"{missing} is missing", "draw the kernels again") from None
+    except (FileError, ValueError) as error:
+        raise StoreError(f"{quoted(str(root / MANIFEST_FILE))}: {error}") from error
+    named = ImageFields(path="kernels", sha256="")
+    manifest = Manifest(1, named, Input([], ""), rows, [], [])
+    options = record.get("options")
+    return ReadImage(root, "", manifest, (0, 0), sizes), options if isinstance(
+        options, dict
+    ) else {}

@@ -1,0 +1,298 @@
+"""What people type by mistake: each with the message and the hint that it gets.
+
+The folder of `here` holds `model.pth` (a Sequential of b1, b2, b3 and relu), its weights, `net.py`
+with the class Net, `cat.jpg`, a folder `photos`, and empty files.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections import OrderedDict
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch import nn
+
+from .outcomes import Run, files
+
+NET = """
+from torch import nn
+class Net(nn.Sequential):
+    def __init__(self):
+        super().__init__(nn.Conv2d(3, 4, 3))
+"""
+
+RUN = "run model.pth cat.jpg"
+
+COMMANDS = [
+    ("rum resnet18 cat.jpg", "No such command 'rum'", "did you mean run? featviz run resnet18 cat"),
+    ("layer resnet18", "No such command 'layer'", "did you mean layers? featviz layers resnet18"),
+    ("frobnicate", "No such command 'frobnicate'", "one of look, run, layers, summary"),
+    ("model.pth cat.jpg", "No such command", "did you mean run? featviz run model.pth cat.jpg"),
+    ("resnet18 photos", "No such command", "did you mean run? featviz run resnet18 photos"),
+    ("cat.jpg", "No such command", "did you mean run? featviz run resnet18 cat.jpg"),
+    ("cat.jpg model.pth", "No such command", "did you mean run? featviz run model.pth cat.jpg"),
+    ("model.pth", "No such command", "did you mean layers? featviz layers model.pth"),
+    ("net.py:Net", "No such command", "did you mean layers? featviz layers net.py:Net"),
+    ("run.pth cat.jpg", "No such command", "did you mean run? featviz run run.pth cat.jpg"),
+    ("help", "No such command 'help'", "featviz --help"),
+    ("help run", "No such command 'help'", "featviz run --help"),
+    (
+        "--layers b1 run model.pth cat.jpg",
+        "No such option '--layers'",
+        "options stand behind the command: featviz run --layers b1 model.pth cat.jpg",
+    ),
+    ("completion tcsh", "'tcsh' is not one of 'bash', 'zsh', 'fish'", "--help lists all options"),
+]
+
+OPTIONS = [
+    (f"{RUN} --layer b1", "No such option '--layer'", f"--layers? featviz {RUN} --layers b1"),
+    (f"{RUN} -layers b1", "No such option '-layers'", f"--layers? featviz {RUN} --layers b1"),
+    (f"{RUN} --max_maps 3", "No such option", f"--max-maps? featviz {RUN} --max-maps 3"),
+    (f"{RUN} --max_maps=3", "No such option", f"--max-maps? featviz {RUN} --max-maps=3"),
+    (f"{RUN} --gpu", "No such option '--gpu'", f"--device=cuda? featviz {RUN} --device=cuda"),
+    (f"{RUN} --colormap grey", "No such option", f"--cmap? featviz {RUN} --cmap grey"),
+    (f"{RUN} --force", "No such option '--force'", "did you mean --overwrite?"),
+    (f"{RUN} --output x", "No such option '--output'", "did you mean --out?"),
+    (
+        "run --model resnet18 cat.jpg",
+        "'--model'",
+        "MODEL is written without an option: featviz run",
+    ),
+    ("run model.pth --image=cat.jpg", "No such option '--image'", f"an option: featviz {RUN}"),
+    (f"{RUN} --frobnicate", "No such option", "featviz run --help-all lists all options"),
+    ("layers model.pth --overlay 0.5", "No such option '--overlay'", "featviz run has it"),
+    ("report photos --cmap grey", "No such option", "featviz run and featviz kernels have it"),
+    ("merge photos --ou x", "No such option '--ou'", "did you mean --out? featviz merge photos"),
+]
+
+LISTS = [
+    (f"{RUN} --layers b1, b2", "--layers 'b1,' ends with a comma", f"{RUN} --layers b1,b2"),
+    (f"{RUN} --layers=b1, b2", "--layers 'b1,' ends with a comma", f"{RUN} --layers=b1,b2"),
+    (
+        "run --layers Conv2d, ReLU, b1 model.pth cat.jpg",
+        "--layers 'Conv2d,' ends with a comma: a space cuts the list in two",
+        "without spaces: featviz run --layers Conv2d,ReLU,b1 model.pth cat.jpg",
+    ),
+    (f"{RUN} --layers b1, fn:relu", "ends with a comma", f"featviz {RUN} --layers b1,fn:relu"),
+    (f"{RUN} --mean 0.5, 0.5, 0.5", "ends with a comma", f"{RUN} --mean 0.5,0.5,0.5"),
+    ("layers model.pth --layers b1, b2", "with a comma", "featviz layers model.pth --layers b1,b2"),
+]
+
+PLACES = [
+    ("run", "Missing argument 'MODEL'", "for example: featviz run resnet18 photo.jpg"),
+    ("layers", "Missing argument 'MODEL'", "for example: featviz layers resnet18"),
+    ("run model.pth", "Missing argument 'IMAGE'", "featviz run model.pth photo.jpg"),
+    ("audit model.pth", "Missing argument 'IMAGE'", "featviz audit model.pth photo.jpg"),
+    ("run cat.jpg", "'cat.jpg' is an image", "for example: featviz run resnet18 cat.jpg"),
+    ("run photos", "'photos' is a folder of images", "featviz run resnet18 photos"),
+    ("run cat.jpg photos/a.png", "'cat.jpg' is an image", "featviz run resnet18 cat.jpg photos"),
+    (
+        "run cat.jpg model.pth --size 9",
+        "MODEL 'cat.jpg' is an image, and IMAGE 'model.pth' a model",
+        "swap them: featviz run model.pth cat.jpg --size 9",
+    ),
+    ("run photos resnet18", "IMAGE 'resnet18' a model", "featviz run resnet18 photos"),
+    ("audit cat.jpg net.py:Net", "IMAGE 'net.py:Net' a model", "featviz audit net.py:Net cat.jpg"),
+]
+
+MODELS = [
+    ("run resnet81 cat.jpg", "has no model 'resnet81'", "did you mean resnet18,"),
+    ("run resnt18 cat.jpg", "has no model 'resnt18'", "? featviz run resnet18 cat.jpg"),
+    ("run weights.pth cat.jpg --arch resnt18", "no model 'resnt18'", "cat.jpg --arch resnet18"),
+    ("run modle.pth cat.jpg", "no model file 'modle.pth'", "featviz run model.pth cat.jpg"),
+    ("run far/x.pth cat.jpg", "no model file 'far/x.pth'", "check the path"),
+    ("run org/net cat.jpg", "no model file 'org/net'", "hf download org/net"),
+    ("run net.py cat.jpg", "'net.py' is code", "it has net.py:Net: featviz run net.py:Net cat.jpg"),
+    ("run nett.py:Net cat.jpg", "no file 'nett.py'", "featviz run net.py:Net cat.jpg"),
+    ("run net.py:Nett cat.jpg", "there is no 'Nett'", "there is Net"),
+    ("run empty.py cat.jpg", "'empty.py' is code", "the file is empty"),
+    (
+        "run code cat.jpg",
+        "no folder of a Hugging Face model",
+        "name a class of the code in it: code",
+    ),
+    ("run store cat.jpg", "no folder of a Hugging Face model", "store/weights.pth --arch MODEL"),
+    ("run empty.pth cat.jpg", "empty.pth is no checkpoint: it is empty", "that torch.save wrote"),
+    ("run notes.txt cat.jpg", "it is a text file", "a file that torch.save wrote"),
+    ("run weights.pth cat.jpg", "an architecture that torchvision has not", "--arch says"),
+    ("identify empty.pth", "it is empty", "a file that torch.save wrote"),
+    ("identify gone.pth", "File 'gone.pth' does not exist", "check the path"),
+    ("run resnet18 cat.jpg --weights no", "--weights 'no' is neither a file", "IMAGENET1K_V1"),
+]
+
+IMAGES = [
+    ("run model.pth cta.jpg", "no image 'cta.jpg'", "did you mean cat.jpg? featviz run model.pth"),
+    ("run model.pth far/x.jpg", "no image 'far/x.jpg'", "check the path"),
+    ("run model.pth 'photos/*.jpg'", "no image matches 'photos/*.jpg'", "check the pattern"),
+    ("run model.pth code", "no images in folder 'code'", "it has no .avif"),
+    ("run model.pth empty.zip", "archive 'empty.zip' is empty", "is it whole?"),
+]
+
+LAYERS = [
+    (f"{RUN} --layers b4", "no layer matches --layers 'b4'", "did you mean b1 or b2 or b3? types"),
+    (f"{RUN} --layers conv2d", "no layer matches", "did you mean Conv2d? types here: Conv2d 2"),
+    (f"{RUN} --layers rleu", "no layer matches --layers 'rleu'", "did you mean relu?"),
+    (f"{RUN} --layers re:b[", "is no regular expression", "for example re:^layer[34]"),
+    (f"{RUN} --ablate b4:1", "no layer matches 'b4'", "did you mean b1 or b2 or b3?"),
+    (f"{RUN} --ablate b1", "--ablate 'b1' cannot be read", "for example 'layer3.*.relu:5,17'"),
+    (f"{RUN} --capture grad --target layer:b4", "called 'b4'", "did you mean b1 or b2 or b3?"),
+]
+
+VALUES = [
+    (f"{RUN} --cmap virdis", "--cmap 'virdis' is no colormap", "did you mean viridis"),
+    (f"{RUN} --format pgn", "'pgn' is not one of 'png'", "did you mean png?"),
+    (f"{RUN} --reduce pcs", "'pcs' is not one of 'mean'", "did you mean pca?"),
+    (f"{RUN} --normalize maps", "--normalize 'maps'", "give one of auto, map, layer"),
+    (f"{RUN} --device gpu", "--device 'gpu' is no device", "one of auto, cpu, cuda"),
+    (f"{RUN} --config bad.toml", "has 'layer', which featviz run lacks; did you mean layers?", ""),
+    (f"{RUN} --shard 3/2", "--shard '3/2' is no part of a whole", "2/8"),
+    (f"{RUN} --target sum", "--target does nothing without gradients", "add --capture output,grad"),
+    (f"{RUN} --archive a.zip --open", "--open needs a folder", ""),
+    ("audit model.pth photos --fail-on ded>5", "no finding 'ded'", "did you mean dead?"),
+    ("report photos", "photos is no run directory", "give a folder that `featviz run` wrote"),
+    ("sheet gone --layer x", "gone is no run directory", "give a folder that `featviz run` wrote"),
+    ("diff gone photos", "Directory 'gone' does not exist", "check the path"),
+]
+
+MISTAKES = COMMANDS + OPTIONS + LISTS + PLACES + MODELS + IMAGES + LAYERS + VALUES
+
+
+@pytest.fixture(scope="module")
+def here(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder in which the mistakes are made."""
+    root = tmp_path_factory.mktemp("here")
+    parts = {"b1": nn.Conv2d(3, 4, 3), "b2": nn.ReLU(), "b3": nn.Conv2d(4, 4, 3), "relu": nn.ReLU()}
+    model = nn.Sequential(OrderedDict(parts))
+    for folder in ("photos", "code", "store"):
+        (root / folder).mkdir()
+    torch.save(model, root / "model.pth")
+    torch.save(model.state_dict(), root / "weights.pth")
+    torch.save(model.state_dict(), root / "store" / "weights.pth")
+    torch.save({"0.weight": torch.zeros(4, 3, 3, 3)}, root / "weights.jpg")
+    for name in ("net.py", "code/net.py"):
+        (root / name).write_text(NET)
+    for name in ("empty.pth", "empty.png", "empty.zip", "empty.py"):
+        (root / name).touch()
+    (root / "notes.txt").write_text("hello\n")
+    (root / "bad.toml").write_text("[run]\nlayer = 'b1'\n")
+    pixels = np.random.default_rng(0).integers(0, 256, (12, 12, 3), np.uint8)
+    for name in ("cat.jpg", "photos/a.png"):
+        Image.fromarray(pixels).save(root / name)
+    return root
+
+
+def test_there_are_enough_mistakes() -> None:
+    """Sixty of them, each once."""
+    assert len({line for line, _, _ in MISTAKES}) == len(MISTAKES) >= 60
+
+
+@pytest.mark.parametrize(("line", "message", "hint"), MISTAKES, ids=[line for line, *_ in MISTAKES])
+def test_a_mistake_gets_its_message_and_its_hint(
+    line: str, message: str, hint: str, here: Path, featviz: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One line that says what is wrong, one that helps; exit 1 or 2, nothing written."""
+    monkeypatch.chdir(here)
+    before = set(files(here))
+    done = featviz(*shlex.split(line))
+    said = [words for words in done.err.splitlines() if not words.startswith("warning: ")]
+    assert done.code in (1, 2) and done.out == ""
+    assert said[0].startswith("error: ") and message in said[0], done.err
+    assert not hint or (said[1].startswith("hint: ") and hint in said[1]), done.err
+    assert len(said) <= 2 and "Traceback" not in done.err
+    assert set(files(here)) == before
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "run model.pth photos --layers b1,",
+        "run model.pth photos --layers b1, -q",
+        "run model.pth --layers b1, photos/a.png",
+        "run model.pth --layers b1, photos",
+        "run --layers b1, model.pth photos",
+        "run weights.jpg photos --arch net.py:Net --partial --layers Conv2d",
+        "run model.pth --layers 'b1, b3' photos/a.png",
+    ],
+)
+def test_what_only_looks_like_a_mistake_runs(
+    line: str, here: Path, featviz: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A comma at the end of a list, or a space inside quotes, is as good as none."""
+    monkeypatch.chdir(here)
+    done = featviz(*shlex.split(line), "--out", tmp_path / "out")
+    assert done.code == 0, done.err
+
+
+def test_an_idle_selector_is_warned_of_with_what_may_be_meant(
+    here: Path, featviz: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Beside one that takes a layer, the run goes on."""
+    monkeypatch.chdir(here)
+    done = featviz(*shlex.split(RUN), "--layers", "b1,b4", "--out", tmp_path / "out")
+    assert done.code == 0
+    assert "'b4' matches no layer; did you mean b1 or b2 or b3?" in done.err
+
+
+def test_the_last_line_of_a_run_names_what_failed_and_how_to_look(
+    here: Path, featviz: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """An empty image is called empty; the others are done, and a command shows them."""
+    monkeypatch.chdir(here)
+    out = tmp_path / "my maps"
+    done = featviz("run", "model.pth", "photos", "empty.png", "--layers", "b1", "--out", out)
+    assert done.code == 3 and "error: empty.png: empty.png is empty" in done.err
+    assert done.err.splitlines()[-1] == (
+        f"1 picture of 1 image in {out}; 1 image failed: empty.png (see run.json); "
+        f"to look at them: featviz report '{out}' --open"
+    )
+
+
+@pytest.mark.parametrize("command", ["run", "report"])
+@pytest.mark.parametrize("works", [True, False])
+def test_open_shows_the_report_in_the_browser(
+    command: str,
+    works: bool,
+    here: Path,
+    featviz: Run,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    """The page's address goes to Python's webbrowser, once, and only where --open asks for it."""
+    monkeypatch.chdir(here)
+    opened: list[str] = []
+    monkeypatch.setattr("webbrowser.open", lambda address: opened.append(address) or works)
+    out = tmp_path / "out"
+    run = ("run", "model.pth", "cat.jpg", "--layers", "b1", "--out", out, "--overwrite")
+    assert featviz(*run, "--report").code == 0 and not opened
+    done = featviz(*run, "--open") if command == "run" else featviz("report", out, "--open")
+    page = out / "report" / "index.html"
+    assert opened == [page.as_uri()] and done.code == 0
+    last = done.err.splitlines()[-1]
+    end = f"no browser could be started: open {page.as_uri()}"
+    assert last.endswith("opened in the browser" if works else end) and str(page) in last
+
+
+@pytest.mark.parametrize("command", ["report", "sheet", "identify"])
+def test_a_file_of_options_serves_the_commands_that_read(
+    command: str, here: Path, featviz: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """--config gives report, sheet and identify their argument and their options."""
+    monkeypatch.chdir(here)
+    out = tmp_path / "out"
+    assert featviz(*shlex.split(RUN), "--layers", "b1", "--out", out).code == 0
+    (tmp_path / "all.toml").write_text(
+        f"[report]\nrun = '{out}'\nout = '{tmp_path / 'pages'}'\n"
+        f"[sheet]\nrun = '{out}'\nlayer = 'b1'\nout = '{tmp_path / 'sheet.png'}'\n"
+        f"[identify]\nfile = '{here / 'weights.pth'}'\njson = true\n"
+    )
+    done = featviz(command, "--config", tmp_path / "all.toml")
+    found = {
+        "report": (tmp_path / "pages" / "index.html").is_file(),
+        "sheet": (tmp_path / "sheet.png").is_file(),
+        "identify": done.code == 1 and done.out.startswith("{"),
+    }
+    assert found == {name: name == command for name in found}, done.err

@@ -1,0 +1,154 @@
+"""Maps that are constant: one strip of values where all are, marks where some are, or neither."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from conftest import Outcome
+from PIL import Image
+from tiles import manifest
+from torch import Tensor, nn
+from torchvision.utils import make_grid
+
+import featviz as fv
+from featviz.drawing.drawer import Drawer
+from featviz.drawing.picture import GridPicture, to_image
+from featviz.records import DrawOptions, Layer, Site
+from featviz.rundir.image import read_image
+
+SITE = Site(Layer(1, "conv", "Conv2d"), "output", 0, "")
+PLAIN = DrawOptions(scale=1, padding=2, pad_value=0.0)
+VALUES = torch.tensor([2.99, -1.0, 0.0, 7.0])
+
+
+def constant(values: Tensor = VALUES, side: int = 6) -> Tensor:
+    """Maps [1, C, side, side], each of one value."""
+    return values.reshape(1, -1, 1, 1).expand(1, -1, side, side).clone()
+
+
+def drawn(tensor: Tensor, kind: str = "output", **options: object) -> GridPicture:
+    """The picture of a tensor of this kind."""
+    return Drawer(replace(PLAIN, **options)).draw(replace(SITE, kind=kind), tensor)[""]
+
+
+def pixels(picture: GridPicture) -> np.ndarray:
+    return np.asarray(to_image(picture))
+
+
+def test_constant_maps_are_one_strip_of_their_values() -> None:
+    """A pixel for each channel, from the layer's smallest value (black) to its largest."""
+    picture = drawn(constant())
+    assert picture.constant == (1, 6, 6) and picture.limits.shared == (-1, 7)
+    assert pixels(picture).tolist() == [[127, 0, 32, 255]]
+
+
+def test_strip_has_the_same_numbers_as_the_maps() -> None:
+    """Statistics are those of the maps, whatever is drawn."""
+    assert np.array_equal(drawn(constant()).stats, drawn(constant(), marks=False).stats)
+    assert drawn(constant()).values == 36
+
+
+@pytest.mark.parametrize(
+    "tensor",
+    [
+        torch.zeros(1, 4, 6, 6),
+        torch.full((1, 1, 6, 6), 3.0),
+        torch.full((1, 4, 1, 1), 3.0),
+        torch.cat([constant(), torch.arange(36.0).reshape(1, 1, 6, 6)], 1),
+        torch.cat([constant(), torch.full((1, 1, 6, 6), torch.nan)], 1),
+    ],
+    ids=["all zero", "one map", "one number each", "one that varies", "one of NaN"],
+)
+def test_what_stays_a_grid(tensor: Tensor) -> None:
+    """A grid in which something can be seen, a dead layer, and a map alone."""
+    picture = drawn(tensor)
+    assert picture.constant is None and not picture.strip
+
+
+def test_clip_that_never_changes_is_a_strip_of_channels() -> None:
+    """All slices of a channel are one value; slices that differ are a picture."""
+    clip = torch.tensor([1.0, 1.99, 3]).reshape(1, 3, 1, 1, 1).repeat(1, 1, 2, 5, 5)
+    assert pixels(drawn(clip)).tolist() == [[0, 126, 255]]
+    clip[:, :, 1] += 1
+    assert drawn(clip).constant is None
+
+
+@pytest.mark.parametrize("normalize", ["range:-8,8", "symmetric"])
+def test_without_marks_pixels_are_make_grids(normalize: str) -> None:
+    """`marks=False` draws constant maps like any other: make_grid's picture at scale 1."""
+    found = np.asarray(
+        fv.grid(constant(), scale=1, nrow=2, padding=2, normalize=normalize, marks=False)
+    ).astype(int)
+    limit = 8 if normalize.startswith("range") else 7
+    wanted = make_grid(constant()[0][:, None], nrow=2, normalize=True, value_range=(-limit, limit))
+    assert np.abs(found - (wanted[0] * 255 + 0.5).byte().numpy()).max() <= 1
+
+
+@pytest.mark.parametrize(("kind", "struck"), [("output", True), ("grad", False)])
+def test_constant_gradient_is_not_struck_through(kind: str, struck: bool) -> None:
+    """A gradient behind a pooling is constant by nature, an output is not; zeros are crossed out
+    in both."""
+    maps = torch.cat([constant(torch.tensor([2.0, 0.0]), 9), torch.randn(1, 1, 9, 9)], 1)
+    plain = pixels(drawn(maps, kind, nrow=1, marks=False, padding=0)).reshape(3, 81)
+    found = pixels(drawn(maps, kind, nrow=1, padding=0)).reshape(3, 81)
+    assert [(a != b).any() for a, b in zip(found, plain, strict=True)] == [struck, True, False]
+
+
+def test_gradients_behind_global_pooling(
+    featviz: Callable[..., Outcome], tmp_path: Path, picture: Path
+) -> None:
+    """The run's strip shows the gradient of each channel, autograd's; manifest, text chunk and
+    figure say why, and the reader takes it."""
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Conv2d(3, 6, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(6, 4)
+    ).eval()
+    torch.save(model, tmp_path / "net.pth")
+    base = ("run", tmp_path / "net.pth", picture, "--size", "10x12", "--layers", "Conv2d")
+    base += ("--capture", "grad", "--target", "class:2", "--scale", 1, "--cmap", "grey")
+    base += ("--normalize", "symmetric", "--figure")
+    assert featviz(*base, "--out", tmp_path / "out").code == 0
+    folder = tmp_path / "out" / "picture.png"
+    (row,) = manifest(folder)["captures"]
+    assert row["constant"] == [1, 8, 10] and row["maps"] == 6 and row["grid"]["nrow"] == 6
+    weights = model[3].weight[2].detach() / 80
+    limit = weights.abs().max()
+    wanted = ((weights / limit + 1) / 2 * 255).numpy()
+    with Image.open(folder / row["file"]) as image:
+        assert np.abs(np.asarray(image)[0] - wanted).max() <= 1
+        assert image.text["Constant"].startswith("every map (8×10) is constant")
+    assert read_image(tmp_path / "out", "picture.png").manifest.captures[0].constant == [1, 8, 10]
+    assert featviz(*base, "--no-marks", "--out", tmp_path / "plain").code == 0
+    plain = manifest(tmp_path / "plain" / "picture.png")["captures"][0]
+    assert "constant" not in plain and plain["grid"]["tile"] == [8, 10]
+    assert plain["mean"] == row["mean"]
+
+
+def test_diff_reads_a_strip_as_its_maps(
+    featviz: Callable[..., Outcome], tmp_path: Path, picture: Path
+) -> None:
+    """A run is equal to itself, and to a run of grids only where their numbers are equal."""
+    torch.manual_seed(0)
+    conv = nn.Conv2d(3, 4, 1)
+    nn.init.zeros_(conv.weight)
+    torch.save(nn.Sequential(conv), tmp_path / "net.pth")
+    nn.init.constant_(conv.weight, 0.1)
+    torch.save(nn.Sequential(conv), tmp_path / "other.pth")
+    for name, model, extra in (
+        ("strip", "net", ()),
+        ("grid", "net", ("--no-marks",)),
+        ("varied", "other", ()),
+    ):
+        words = ("run", tmp_path / f"{model}.pth", picture, "--layers", "Conv2d", *extra)
+        assert featviz(*words, "--out", tmp_path / name).code == 0
+    assert "constant" in manifest(tmp_path / "strip" / "picture.png")["captures"][0]
+    codes = [
+        featviz("diff", tmp_path / "strip", tmp_path / name, "--html", tmp_path / f"{name}-d").code
+        for name in ("strip", "grid", "varied")
+    ]
+    assert codes == [0, 0, 4]

@@ -1,0 +1,271 @@
+"""`featviz exemplars`: pictures, files, failures and bad values."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from conftest import Outcome
+from PIL import Image
+from torch import nn
+
+from featviz.exemplars import ExemplarOptions, find_exemplars, tiles
+from featviz.models.load import adopt
+from featviz.models.preprocess import InputOptions
+from featviz.rundir import EXEMPLARS_FILE
+
+from .conftest import PLAIN, draw
+
+Run = Callable[..., Outcome]
+
+
+@pytest.fixture
+def reds(tmp_path: Path) -> Path:
+    """Six pictures of one red each, by name in the order of their brightness."""
+    for value in (40, 80, 120, 160, 200, 250):
+        draw(tmp_path / "reds" / f"{value:03d}.png", np.full((14, 12, 3), (value, 0, 0)))
+    return tmp_path / "reds"
+
+
+@pytest.fixture
+def lights(tmp_path: Path) -> Path:
+    """The file of a network of two channels: one for bright reds, one for dark ones."""
+    model = nn.Sequential(nn.Conv2d(3, 2, 1))
+    with torch.no_grad():
+        model[0].weight.copy_(torch.tensor([[1.0, 0, 0], [-1.0, 0, 0]])[:, :, None, None])
+        model[0].bias.zero_()
+    torch.save(model, tmp_path / "lights.pth")
+    return tmp_path / "lights.pth"
+
+
+def tile_colours(picture: Path, count: int) -> list[tuple[int, ...]]:
+    """The colour in the middle of each tile of a channel's picture."""
+    image = Image.open(picture)
+    boxes = [tiles.slot(rank, count) for rank in range(count)]
+    return [image.getpixel(((a + c) // 2, (b + d) // 2)) for a, b, c, d in boxes]  # type: ignore[misc]
+
+
+def test_pictures_show_the_best_images_first(
+    featviz: Run, lights: Path, reds: Path, tmp_path: Path
+) -> None:
+    """The bright channel has the brightest reds, the dark one the darkest; the sheet has both."""
+    out = tmp_path / "out"
+    done = featviz("exemplars", lights, reds, "--top", 3, "--layers", "0", "--out", out, *PLAIN)
+    assert done.code == 0, done.err
+    folder = out / "001_0" / "output"
+    bright, dark = (tile_colours(folder / f"c0000{n}.png", 3) for n in (0, 1))
+    assert bright == [(value, 0, 0) for value in (250, 200, 160)]
+    assert dark == [(value, 0, 0) for value in (40, 80, 120)]
+    sheet = np.asarray(Image.open(out / "001_0" / "output.png").convert("RGB"))
+    for value in (250, 200, 160, 120, 80, 40):
+        assert (sheet == (value, 0, 0)).all(-1).sum() == 64 * 64
+    columns = [np.argwhere((sheet == (v, 0, 0)).all(-1))[:, 1].min() for v in (250, 200, 160)]
+    assert columns == sorted(columns)
+
+
+def test_a_crop_is_the_receptive_field(featviz: Run, tmp_path: Path) -> None:
+    """A unit that sees 2 × 2 pixels shows those four, enlarged to halves of the tile."""
+    pixels = np.zeros((14, 12, 3))
+    pixels[4:6, 6:8] = [[(255, 0, 0), (0, 255, 0)], [(0, 0, 255), (255, 255, 0)]]
+    draw(tmp_path / "photos" / "a.png", pixels)
+    model = nn.Sequential(nn.Conv2d(3, 1, 2, 2, bias=False))
+    model[0].weight.data.fill_(1)
+    torch.save(model, tmp_path / "m.pth")
+    out = tmp_path / "out"
+    done = featviz(
+        "exemplars", tmp_path / "m.pth", tmp_path / "photos", "--layers", "0", "--top", 1,
+        "--out", out, *PLAIN,
+    )  # fmt: skip
+    assert done.code == 0, done.err
+    assert "2×2" in done.out and "computed" in done.out
+    tile = np.asarray(tiles.tile_of(Image.open(out / "001_0" / "output" / "c00000.png"), 0, 1))
+    half = tiles.TILE // 2
+    quarters = [tile[y : y + half, x : x + half] for y in (0, half) for x in (0, half)]
+    colours = [(255, 0, 0), (0, 255, 0), (0, 0, 255), (255, 255, 0)]
+    assert all((part == colour).all() for part, colour in zip(quarters, colours, strict=True))
+
+
+def test_the_place_is_marked_where_the_whole_image_is_shown() -> None:
+    """Around the middle of the cell of the map, and nowhere where the crop tells the place."""
+    picture = Image.new("RGB", (64, 32), "#336699")
+    whole = tiles.cut(picture, (0, 0, 64, 32), (32, 64), [0, 3, 2, 4])
+    yellow = np.argwhere((np.asarray(whole) == (255, 212, 0)).all(-1))
+    assert yellow.min(0).tolist() == [32, 96] and yellow.max(0).tolist() == [63, 127]
+    part = tiles.cut(picture, (0, 0, 32, 32), (32, 64), [0, 3, 2, 4])
+    assert not (np.asarray(part) == (255, 212, 0)).all(-1).any()
+
+
+def test_crops_of_a_layer_have_one_scale() -> None:
+    """A crop that the border of the image has halved fills half of the tile."""
+    picture = Image.new("RGB", (100, 100), "#336699")
+    full = np.asarray(tiles.cut(picture, (10, 10, 30, 30), (20, 20)))
+    half = np.asarray(tiles.cut(picture, (0, 10, 10, 30), (20, 20)))
+    assert (full == (0x33, 0x66, 0x99)).all()
+    assert (half == (0x33, 0x66, 0x99)).all(-1).sum() == tiles.TILE * tiles.TILE // 2
+
+
+@pytest.mark.parametrize(
+    ("channels", "count", "tile", "shown", "rows"),
+    [(512, 9, 64, 9, 512), (2048, 9, 32, 9, 2048), (64, 1000, 64, 40, 64), (4096, 9, 32, 5, 4096)],
+)
+def test_a_sheet_stays_viewable(
+    channels: int, count: int, tile: int, shown: int, rows: int
+) -> None:
+    """Tiles shrink first, then fewer of each channel are shown; never more than Pillow opens."""
+    plan = tiles.SheetPlan.of(channels, count)
+    assert (plan.tile, plan.shown, plan.rows) == (tile, shown, rows)
+    assert tiles.SheetPlan.of(10**6, 1000).pixels <= 2**26
+
+
+def test_json_on_stdout_is_the_file(featviz: Run, lights: Path, reds: Path, tmp_path: Path) -> None:
+    """One document; it has no absolute path, and every file that it names is there."""
+    out = tmp_path / "out"
+    done = featviz("exemplars", lights, reds, "--layers", "0", "--out", out, "--json", *PLAIN)
+    content = json.loads((out / EXEMPLARS_FILE).read_text())
+    assert json.loads(done.out) == content and content["schema_version"] == 1
+    assert str(tmp_path) not in (out / EXEMPLARS_FILE).read_text()
+    (row,) = content["layers"]
+    names = [row["sheet"], *(channel["file"] for channel in row["channels"]), EXEMPLARS_FILE]
+    there = sorted(p.relative_to(out).as_posix() for p in out.rglob("*") if p.is_file())
+    assert sorted(names) == there
+
+
+def test_a_broken_image_among_fifty(featviz: Run, lights: Path, tmp_path: Path) -> None:
+    """Exit code 3 and one line that names it; the others are there as if it had never been."""
+    for number in range(50):
+        pixels = np.random.default_rng(number).integers(0, 256, (14, 12, 3))
+        draw(tmp_path / "photos" / f"{number:02d}.png", pixels)
+    base = ["exemplars", lights, tmp_path / "photos", "--layers", "0", *PLAIN, "--batch-size", 8]
+    (tmp_path / "photos" / "17.png").write_bytes(b"no picture")
+    done = featviz(*base, "--out", tmp_path / "with")
+    assert done.code == 3 and "error: 17.png: 17.png" in done.err and "49 images seen" in done.err
+    content = json.loads((tmp_path / "with" / EXEMPLARS_FILE).read_text())
+    assert [one["image"] for one in content["images"]["failures"]] == ["17.png"]
+    (tmp_path / "photos" / "17.png").unlink()
+    assert featviz(*base, "--out", tmp_path / "without").code == 0
+    other = json.loads((tmp_path / "without" / EXEMPLARS_FILE).read_text())
+    for row, same in zip(
+        content["layers"][0]["channels"], other["layers"][0]["channels"], strict=True
+    ):
+        assert [(e["image"], e["value"], e["box"]) for e in row["exemplars"]] == [
+            (e["image"], e["value"], e["box"]) for e in same["exemplars"]
+        ]
+
+
+def test_an_image_that_vanishes_before_it_is_drawn(
+    lights: Path, reds: Path, tmp_path: Path, messages: pytest.LogCaptureFixture
+) -> None:
+    """Its value stays, with an empty tile and no box, and a warning names it."""
+
+    def remove(image: str, error: object, total: int) -> None:
+        if image == "250.png":
+            (reds / image).unlink()
+
+    inputs = InputOptions(size=(14, 12), mean=(0.0,) * 3, std=(1.0,) * 3)
+    options = ExemplarOptions(layers="0", inputs=inputs, out=tmp_path / "out")
+    net = torch.load(lights, weights_only=False)
+    result = find_exemplars(adopt(net, inputs), [str(reds)], options, remove)
+    assert result is not None and result.exit_code == 0
+    first, second = result.record.layers[0].channels[0].exemplars[:2]
+    assert (first.image, first.box, second.box) == ("250.png", None, [0, 0, 1, 1])
+    assert "250.png cannot be read again" in messages.text
+
+
+def test_the_output_folder_is_not_taken_from_others(
+    featviz: Run, lights: Path, reds: Path, tmp_path: Path
+) -> None:
+    """Something else is refused whatever is asked; exemplars only without --overwrite."""
+    call = ["exemplars", lights, reds, "--layers", "0", "--top", 1, *PLAIN, "--out"]
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / "thesis.txt").write_text("mine")
+    done = featviz(*call, other, "--overwrite")
+    assert done.code == 1 and "holds no exemplars of featviz" in done.err
+    out = tmp_path / "out"
+    assert featviz(*call, out).code == 0
+    done = featviz(*call, out)
+    assert done.code == 1 and "--overwrite replaces it" in done.err
+    (out / "001_0" / "mine.txt").write_text("mine")
+    done = featviz(*call, out, "--overwrite")
+    assert done.code == 1 and "holds files that featviz did not write: 001_0/mine.txt" in done.err
+    (out / "001_0" / "mine.txt").unlink()
+    assert featviz(*call, out, "--overwrite").code == 0
+    done = featviz("exemplars", lights, reds, "--out", reds)
+    assert done.code == 2 and "holds the input" in done.err
+
+
+def test_a_record_does_not_claim_the_files_of_others(
+    featviz: Run, lights: Path, reds: Path, tmp_path: Path
+) -> None:
+    """A file that exemplars.json lists under a name that featviz never gives stays."""
+    out = tmp_path / "out"
+    call = ["exemplars", lights, reds, "--layers", "0", "--top", 1, *PLAIN, "--out", out]
+    assert featviz(*call).code == 0
+    content = json.loads((out / EXEMPLARS_FILE).read_text())
+    content["layers"][0]["sheet"] = "thesis.png"
+    (out / EXEMPLARS_FILE).write_text(json.dumps(content))
+    (out / "thesis.png").write_text("mine")
+    done = featviz(*call, "--overwrite")
+    assert done.code == 1 and "did not write" in done.err and "thesis.png" in done.err
+    assert (out / "thesis.png").read_text() == "mine"
+
+
+def test_interrupted_it_leaves_the_old_results(
+    featviz: Run, lights: Path, reds: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ctrl-C while pictures are written: 130, what was there is there, and nothing lies beside."""
+    out = tmp_path / "out"
+    call = ["exemplars", lights, reds, "--layers", "0", *PLAIN, "--out", out, "--overwrite"]
+    assert featviz(*call).code == 0
+    before = {p: p.read_bytes() for p in out.rglob("*") if p.is_file()}
+
+    def interrupt(*args: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(tiles, "draw_channel", interrupt)
+    assert featviz(*call).code == 130
+    assert {p: p.read_bytes() for p in out.rglob("*") if p.is_file()} == before
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["lights.pth", "out", "reds"]
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "message"),
+    [
+        ("--top", 0, "--top 0"),
+        ("--top", 1001, "--top 1001"),
+        ("--by", "median", "median"),
+        ("--batch-size", 0, "--batch-size 0"),
+        ("--background", "nope", "is no colour"),
+        ("--shard", "3/2", "is no part of a whole"),
+        ("--layers", "Conv9d", "no layer matches"),
+    ],
+)
+def test_bad_values(
+    option: str, value: object, message: str, featviz: Run, lights: Path, reds: Path, tmp_path: Path
+) -> None:
+    """Refused with the value, and nothing is written."""
+    done = featviz("exemplars", lights, reds, option, value, "--out", tmp_path / "out", *PLAIN)
+    assert done.code == 2 and message in done.err and done.err.count("error:") == 1
+    assert not (tmp_path / "out").exists()
+
+
+def test_names_with_control_characters_and_classes_with_odd_names(
+    featviz: Run, lights: Path, tmp_path: Path
+) -> None:
+    """Neither reaches the terminal; every class has a file, also where names differ by case."""
+    for folder in ("a\x1b[31m", "Cat", "cat"):
+        draw(tmp_path / "photos" / folder / "x\x07.png", np.full((14, 12, 3), 90))
+    done = featviz(
+        "exemplars", lights, tmp_path / "photos", "--layers", "0", "--per-class",
+        "--out", tmp_path / "out", *PLAIN,
+    )  # fmt: skip
+    assert done.code == 0, done.err
+    assert "\x1b" not in done.out + done.err and "\x07" not in done.out + done.err
+    content = json.loads((tmp_path / "out" / EXEMPLARS_FILE).read_text())
+    sheets = [row["sheet"] for row in content["layers"]]
+    assert len({sheet.casefold() for sheet in sheets}) == 3
+    assert all((tmp_path / "out" / sheet).is_file() for sheet in sheets)

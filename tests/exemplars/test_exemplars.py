@@ -1,0 +1,370 @@
+"""Exemplars against a brute-force search over stored tensors."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from conftest import DIGITS, DIGITS_MODEL
+from PIL import Image
+from torch import Tensor, nn
+
+from featviz.errors import FeatvizError, UsageError
+from featviz.exemplars import ExemplarOptions, find_exemplars
+from featviz.exemplars.collecting import ExemplarCollector, plan_targets
+from featviz.exemplars.top import Top, best_of
+from featviz.hooks.capture import hooked
+from featviz.hooks.layers import list_layers
+from featviz.models.load import adopt
+from featviz.models.preprocess import InputOptions
+from featviz.pipeline.batches import Batch
+from featviz.records.exemplars import ExemplarChoice
+
+from .conftest import SIZE, draw
+
+PLAIN = InputOptions(size=SIZE, mean=(0.0,) * 3, std=(1.0,) * 3)
+OPTIONS = ExemplarOptions(inputs=PLAIN, layers="Conv2d,ReLU,Linear")
+
+
+def found(
+    net: nn.Module, images: Path, out: Path, options: ExemplarOptions = OPTIONS, **choice: Any
+) -> dict[str, Any]:
+    """exemplars.json of a network."""
+    options = replace(options, out=out, overwrite=True, choice=ExemplarChoice(**choice))
+    find_exemplars(adopt(net, PLAIN), [str(images)], options)
+    content: dict[str, Any] = json.loads((out / "exemplars.json").read_text())
+    return content
+
+
+def stored(net: nn.Module, images: Path) -> dict[tuple[str, int], list[Tensor]]:
+    """Every output of every call of every module, for each image, as [C, positions]."""
+    kept: dict[tuple[str, int], list[Tensor]] = {}
+    for path in sorted(images.rglob("*.png")):
+        calls: dict[str, int] = {}
+
+        def keep(name: str, calls: dict[str, int] = calls) -> Callable[..., None]:
+            def hook(module: nn.Module, args: object, output: Tensor) -> None:
+                call = calls[name] = calls.get(name, -1) + 1
+                kept.setdefault((name, call), []).append(output[0].detach().clone())
+
+            return hook
+
+        handles = [m.register_forward_hook(keep(name)) for name, m in net.named_modules()]
+        pixels = np.asarray(Image.open(path).convert("RGB"))
+        with torch.no_grad():
+            net(torch.from_numpy(pixels.copy()).permute(2, 0, 1)[None] / 255)
+        for handle in handles:
+            handle.remove()
+    return kept
+
+
+def best(
+    maps: list[Tensor], channel: int, top: int, by: str
+) -> list[tuple[int, float, list[int] | None]]:
+    """Number, value and place of the images that a search over all tensors finds."""
+    rows = []
+    for number, tensor in enumerate(maps):
+        plane = tensor[channel].numpy()
+        if by == "mean" or plane.ndim == 0:
+            rows.append((-float(plane.mean()), number, None))
+        else:
+            at = [int(n) for n in np.unravel_index(plane.argmax(), plane.shape)]
+            rows.append((-float(plane.max()), number, at))
+    return [
+        (number, -value, place) for value, number, place in sorted(rows, key=lambda r: r[:2])[:top]
+    ]
+
+
+@pytest.mark.parametrize("by", ["max", "mean"])
+def test_a_search_over_all_tensors_finds_the_same(
+    by: str, net: nn.Module, noise: Path, tmp_path: Path
+) -> None:
+    """Images, values and places of every channel of every call, ties included."""
+    content, kept = found(net, noise, tmp_path / "out", top=5, by=by), stored(net, noise)
+    labels = [(row["layer"], row["call"]) for row in content["layers"]]
+    assert labels == [("conv1", 0), ("relu", 0), ("conv2", 0), ("relu", 1), ("head", 0)]
+    for row in content["layers"]:
+        maps = kept[row["layer"], row["call"]]
+        if row["layer"] == "conv1":
+            maps = stored(Unchanged(net), noise)["net.conv1", 0]
+        for channel in row["channels"]:
+            expected = best(maps, channel["channel"], 5, by)
+            got = [(e["number"], e["value"], e["place"]) for e in channel["exemplars"]]
+            assert [one[::2] for one in got] == [one[::2] for one in expected]
+            np.testing.assert_allclose([e[1] for e in got], [e[1] for e in expected], rtol=1e-6)
+
+
+class Unchanged(nn.Module):
+    """The network whose ReLU leaves its input alone, so that a stored tensor stays."""
+
+    def __init__(self, net: Any) -> None:
+        super().__init__()
+        net.relu.inplace = False
+        self.net = net
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.net(x)
+
+
+def test_boxes_and_names_are_those_of_the_image(
+    net: nn.Module, noise: Path, tmp_path: Path
+) -> None:
+    """The pixels in the box, run alone through the convolution, give the value."""
+    content = found(net, noise, tmp_path / "out", top=3)
+    (conv,) = (row for row in content["layers"] if row["layer"] == "conv1")
+    assert conv["receptive_field"] == {"how": "computed", "size": [3, 3]}
+    names = [path.relative_to(noise).as_posix() for path in sorted(noise.rglob("*.png"))]
+    checked = 0
+    for channel in conv["channels"]:
+        for one in channel["exemplars"]:
+            left, top, right, bottom = one["box"]
+            assert one["map"] == list(SIZE)
+            assert one["image"] == names[one["number"]]
+            if (right - left, bottom - top) == (3, 3):
+                pixels = np.asarray(
+                    Image.open(noise / one["image"]).crop((left, top, right, bottom))
+                )
+                weight = net.conv1.weight[channel["channel"]].detach()
+                value = (torch.from_numpy(pixels.copy()).permute(2, 0, 1) / 255 * weight).sum()
+                assert float(value) == pytest.approx(one["value"])
+                checked += 1
+    assert checked > 3
+
+
+def test_of_equal_images_the_earlier_comes_first(
+    net: nn.Module, noise: Path, tmp_path: Path
+) -> None:
+    """A dead channel gives zero everywhere: its exemplars are the first images, at the first
+    place."""
+    content = found(net, noise, tmp_path / "out", top=4)
+    (relu, _) = (row for row in content["layers"] if row["layer"] == "relu")
+    dead = relu["channels"][3]["exemplars"]
+    assert [(e["number"], e["value"], e["place"]) for e in dead] == [
+        (n, 0.0, [0, 0]) for n in range(4)
+    ]
+
+
+def test_nan_and_infinities_excite_nothing(noise: Path, tmp_path: Path) -> None:
+    """The largest finite value counts; a channel without one has no exemplars and no picture."""
+
+    class Holes(nn.Module):
+        """The image three times: with holes where it is brightest, as NaN only, and as it is."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.last = nn.Identity()
+
+        def forward(self, x: Tensor) -> Tensor:
+            red = x[:, :1]
+            holes = torch.where(red == red.amax(), torch.inf, red - 2)
+            holes[..., 0, 0] = torch.nan
+            return self.last(torch.cat([holes, red * torch.nan, red], 1))
+
+    content = found(Holes(), noise, tmp_path / "out", replace(OPTIONS, layers="last"), top=2)
+    holes, nothing, plain = content["layers"][0]["channels"]
+    assert [e["value"] for e in holes["exemplars"]] == [-2.0, -2.0]
+    assert nothing["exemplars"] == [] and nothing["file"] is None
+    assert [e["value"] for e in plain["exemplars"]] == [1.0, 1.0]
+    assert not (tmp_path / "out" / "001_last" / "output" / "c00001.png").exists()
+
+
+@pytest.mark.parametrize("size", [1, 4])
+def test_of_an_image_that_fails_on_the_way_nothing_stays(
+    size: int, noise: Path, tmp_path: Path
+) -> None:
+    """The brightest images break the model behind its first layer: they are failures, and no
+    exemplars of that layer, whatever went through with them."""
+
+    class Fuse(nn.Module):
+        """Blows at images whose red is on in more than half of the places."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.first = nn.Conv2d(3, 1, 1, bias=False)
+            self.first.weight.data[:] = torch.tensor([1.0, 0, 0])[:, None, None]
+
+        def forward(self, x: Tensor) -> Tensor:
+            out = self.first(x)
+            if (out.mean((1, 2, 3)) > 0.5).any():
+                raise ValueError("blown")
+            return out
+
+    options = replace(OPTIONS, layers="first", batch_size=size)
+    content = found(Fuse(), noise, tmp_path / "out", options, top=20, by="mean")
+    reds = [
+        float(np.asarray(Image.open(path))[..., 0].mean() / 255)
+        for path in sorted(noise.rglob("*.png"))
+    ]
+    blown = [number for number, red in enumerate(reds) if red > 0.5]
+    assert 2 < len(blown) < len(reds) - 2
+    assert [one["number"] for one in content["images"]["failures"]] == blown
+    shown = [one["number"] for one in content["layers"][0]["channels"][0]["exemplars"]]
+    assert sorted(shown) == [number for number, red in enumerate(reds) if red <= 0.5]
+
+
+def test_each_class_has_its_own(net: nn.Module, noise: Path, tmp_path: Path) -> None:
+    """With --per-class a layer comes once for each folder, with images of that folder only; all
+    together they are what one finds among that folder's images alone."""
+    content = found(net, noise, tmp_path / "out", top=3, per_class=True)
+    rows = [(row["layer"], row["call"], row["class_name"]) for row in content["layers"]]
+    assert rows[:4] == [
+        ("conv1", 0, "cat"),
+        ("conv1", 0, "dog"),
+        ("relu", 0, "cat"),
+        ("relu", 0, "dog"),
+    ]
+    for name in ("cat", "dog"):
+        alone = found(net, noise / name, tmp_path / name, top=3)
+        mine = [row for row in content["layers"] if row["class_name"] == name]
+        for row, expected in zip(mine, alone["layers"], strict=True):
+            for channel, other in zip(row["channels"], expected["channels"], strict=True):
+                got = [
+                    (e["image"].split("/")[-1], e["value"], e["box"]) for e in channel["exemplars"]
+                ]
+                assert got == [(e["image"], e["value"], e["box"]) for e in other["exemplars"]]
+    sheets = {row["sheet"] for row in content["layers"]}
+    assert len(sheets) == 10 and all((tmp_path / "out" / sheet).is_file() for sheet in sheets)
+
+
+class ChannelsLast(nn.Module):
+    """Gives [1, H, W, C], and tokens of the same map behind one of a class."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.nhwc, self.tokens = (
+            nn.Conv2d(3, 6, 3, padding=1),
+            nn.Identity(),
+            nn.Identity(),
+        )
+        self.cls_token = nn.Parameter(torch.zeros(1, 1, 6))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.nhwc(self.conv(x).permute(0, 2, 3, 1).contiguous())
+        return self.tokens(torch.cat([self.cls_token.expand(len(x), 1, 6), x.flatten(1, 2)], 1))
+
+
+def test_any_layout_gives_the_same_places(noise: Path, tmp_path: Path) -> None:
+    """Channels behind the batch, channels last and tokens: one map, the same exemplars and boxes;
+    the class token has no place."""
+    options = replace(OPTIONS, layers="conv,nhwc,tokens")
+    content = found(ChannelsLast().eval(), noise, tmp_path / "out", options, top=3)
+    conv, nhwc, tokens, token = content["layers"]
+    assert [row["layout"] for row in content["layers"]] == ["nchw", "nhwc", "tokens", "vector"]
+    assert nhwc["channels"][0]["exemplars"] == conv["channels"][0]["exemplars"]
+    for row in (nhwc, tokens):
+        hows = {"nhwc": "computed", "tokens": "measured"}
+        assert row["receptive_field"]["how"] == hows[row["layout"]]
+        got = [
+            [(e["number"], e["place"], e["box"]) for e in c["exemplars"]] for c in row["channels"]
+        ]
+        assert got == [
+            [(e["number"], e["place"], e["box"]) for e in c["exemplars"]] for c in conv["channels"]
+        ]
+    assert token["key"] == "class_token"
+    first = token["channels"][0]["exemplars"][0]
+    assert (first["place"], first["map"], first["box"]) == (None, None, [0, 0, SIZE[1], SIZE[0]])
+
+
+def test_images_of_their_own_sizes(tmp_path: Path) -> None:
+    """Where the image decides the size of the input, boxes are in pixels of each."""
+    for number, size in enumerate([(30, 20), (16, 40), (30, 20)]):
+        pixels = np.zeros((*size, 3))
+        pixels[size[0] - 3, size[1] - 2] = 255 - number
+        draw(tmp_path / "photos" / f"{number}.png", pixels)
+    net = nn.Sequential(nn.Conv2d(3, 1, 3, padding=1, bias=False))
+    net[0].weight.data.fill_(0)
+    net[0].weight.data[:, :, 1, 1] = 1
+    inputs = InputOptions(preset="none")
+    options = ExemplarOptions(layers="0", out=tmp_path / "out", inputs=inputs)
+    result = find_exemplars(adopt(net, inputs), [str(tmp_path / "photos")], options)
+    assert result is not None
+    rows = result.record.layers[0].channels[0].exemplars
+    assert [row.map for row in rows] == [[30, 20], [16, 40], [30, 20]]
+    assert [row.place for row in rows] == [[27, 18], [13, 38], [27, 18]]
+    assert [row.box for row in rows] == [[17, 26, 20, 29], [37, 12, 40, 15], [17, 26, 20, 29]]
+
+
+def test_what_is_held_does_not_grow_with_the_images(net: nn.Module) -> None:
+    """After 2 images and after 40 the same bytes, and nothing waits between images."""
+    model, layers = adopt(net, PLAIN), [x for x in list_layers(net) if x.name]
+    plan = plan_targets(model, layers, [torch.zeros(1, 3, *SIZE)])
+    collector = ExemplarCollector(model, plan, [None] * 40, "max", 3)
+    held = []
+    with torch.no_grad(), hooked(net, layers, collector.take) as recorder:
+        collector.recorder = recorder
+        for number in range(40):
+            image = torch.rand(1, 3, *SIZE, generator=torch.Generator().manual_seed(number))
+            collector.begin(Batch((number,), [image]))
+            net(image)
+            collector.commit()
+            held.append((collector.nbytes, len(collector._found), sum(recorder.calls.values())))
+    channels = sum(top.channels for top in collector.tops.values())
+    assert set(held[1:]) == {held[-1]} and held[-1][1] == 0
+    assert held[-1][0] == channels * 3 * (4 + 8 + 4 * 8)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_tops_merge_in_any_order(seed: int) -> None:
+    """Random values with many ties and holes, divided at random: what a sort of all gives."""
+    generator = np.random.default_rng(seed)
+    values = generator.integers(0, 4, (6, 30)).astype(np.float32)
+    values[generator.random(values.shape) < 0.2] = np.nan
+    parts = []
+    order = generator.permutation(30)
+    for numbers in np.array_split(order, 4):
+        top = Top.none(6, 4)
+        for number in numbers:
+            places = np.full((6, 4), number)
+            top = top.with_image(int(number), values[:, number], places)
+        parts.append(top)
+    generator.shuffle(parts)  # type: ignore[arg-type]
+    whole = best_of(parts)
+    for channel in range(6):
+        row = values[channel]
+        expected = sorted(np.flatnonzero(~np.isnan(row)), key=lambda n: (-row[n], n))[:4]
+        assert whole.images[channel].tolist() == expected
+        assert whole.places[channel, :, 0].tolist() == expected
+
+
+def test_nothing_to_look_at(noise: Path, tmp_path: Path) -> None:
+    """A layer that gives no channels is a usage error with its reason, and nothing is written."""
+
+    class Odd(nn.Module):
+        """Gives numbers that no layout takes."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.last = nn.Identity()
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.last(torch.fft.fft(x))
+
+    with pytest.raises(UsageError, match="none of the 1 selected layers gives a tensor"):
+        found(Odd(), noise, tmp_path / "out", replace(OPTIONS, layers="last"))
+    assert not (tmp_path / "out").exists()
+
+
+def test_no_image_goes_through(tmp_path: Path, net: nn.Module) -> None:
+    """An error that says why, and nothing is written."""
+    (tmp_path / "photos").mkdir()
+    (tmp_path / "photos" / "a.png").write_bytes(b"no picture")
+    with pytest.raises(FeatvizError, match="no image of 1 went through"):
+        found(net, tmp_path / "photos", tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_digits_demonstration(tmp_path: Path) -> None:
+    """A class of the shipped network is excited most by its own digit."""
+    net = torch.load(DIGITS_MODEL, weights_only=False).eval()
+    layers = [name for name, module in net.named_modules() if isinstance(module, nn.Linear)]
+    options = ExemplarOptions(layers=layers[-1], out=tmp_path / "out", choice=ExemplarChoice(top=1))
+    result = find_exemplars(adopt(net, InputOptions()), [str(DIGITS)], options)
+    assert result is not None
+    rows = result.record.layers[0].channels
+    assert [row.exemplars[0].image[3] for row in rows] == list("0123456789")

@@ -1,0 +1,89 @@
+"""The gradient at the image as one picture: the largest absolute value over the channels."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from conftest import SMALL, Outcome
+from PIL import Image
+from tiles import rows
+
+BASE = ("--layers", "0,1", "--capture", "grad-input", "--target", "class:1", "--tensors", "npy")
+
+
+@pytest.fixture
+def run(
+    featviz: Callable[..., Outcome], tiny_file: Path, picture: Path, tmp_path: Path
+) -> Callable[..., Path]:
+    """Run the tiny model with these options; the image's folder."""
+
+    def invoke(*options: object) -> Path:
+        words = ("run", tiny_file, picture, *BASE, *SMALL, *options)
+        done = featviz(*words, "--out", tmp_path / "out", "--overwrite")
+        assert done.code == 0, done.err
+        return tmp_path / "out" / "picture.png"
+
+    return invoke
+
+
+def test_saliency_is_the_largest_absolute_value(run: Callable[..., Path]) -> None:
+    """Beside the three channels one grey picture of their gradient, between its 1st and 99th
+    percentile; none at a layer further on."""
+    folder = run("--scale", 1)
+    found = rows(folder)
+    assert sorted(found) == [("0", 0, ""), ("0", 0, "saliency"), ("1", 0, "")]
+    row = found["0", 0, "saliency"]
+    assert (row["reduce"], row["maps"]) == ("max-abs", 3)
+    assert row["file"].endswith("grad-input.saliency.png")
+    gradient = np.load(folder / found["0", 0, ""]["tensor"])
+    largest = np.abs(gradient[0]).max(0)
+    low, high = np.percentile(largest, (1, 99))
+    assert row["range"] == pytest.approx([low, high])
+    wanted = np.clip((largest - low) / (high - low), 0, 1) * 255
+    with Image.open(folder / row["file"]) as image:
+        assert image.mode == "L"
+        assert np.abs(np.asarray(image) - wanted).max() <= 1
+
+
+def test_what_is_told_holds_for_it_too(run: Callable[..., Path]) -> None:
+    """A scale and a colormap; --labels and --max-maps are about channels; --reduce leaves one."""
+    row = rows(run("--normalize", "range:0,2", "--cmap", "viridis", "--labels", "--max-maps", 2))
+    one = row["0", 0, "saliency"]
+    assert (one["normalize"], one["range"]) == ("range", [0, 2])
+    assert one["maps"] == 3 and row["0", 0, ""]["channels"] == [0, 1]
+    assert sorted(rows(run("--reduce", "mean"))) == [("0", 0, ""), ("1", 0, "")]
+
+
+def test_saliency_lies_over_the_image(run: Callable[..., Path]) -> None:
+    """At alpha 0 it is what the model saw."""
+    folder = run("--overlay", 0, "--scale", 1)
+    row = rows(folder)["0", 0, "saliency"]
+    with Image.open(folder / row["file"]) as image, Image.open(folder / "input.png") as shown:
+        assert np.array_equal(np.asarray(image), np.asarray(shown))
+
+
+def test_dry_run_counts_it(
+    featviz: Callable[..., Outcome], tiny_file: Path, picture: Path, run: Callable[..., Path]
+) -> None:
+    """The files that are foretold are those that are written."""
+    done = featviz("run", tiny_file, picture, *BASE, *SMALL, "--dry-run", "--json")
+    assert done.code == 0
+    foretold = [file["file"] for file in json.loads(done.out)["per_image"]]
+    written = [Path(row["file"]).name for row in rows(run()).values()]
+    assert sorted(foretold) == sorted(written)
+
+
+def test_reduction_by_hand() -> None:
+    """`--reduce max-abs` of any maps is torch's."""
+    import featviz as fv
+
+    maps = torch.randn(5, 9, 7, generator=torch.Generator().manual_seed(0))
+    found = np.asarray(fv.grid(maps, reduce="max-abs", scale=1)).astype(int)
+    wanted = maps.abs().amax(0)
+    wanted = (wanted - wanted.min()) / (wanted.max() - wanted.min()) * 255
+    assert np.abs(found - wanted.numpy()).max() <= 1

@@ -1,0 +1,356 @@
+"""Images that are no photographs: arrays, tensors and TIFF files of any number of channels."""
+
+from __future__ import annotations
+
+import io
+import pickle
+import struct
+import zipfile
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from images.tiffs import tiff
+from PIL import Image
+
+from featviz.errors import ImageError
+from featviz.images import decode
+from featviz.images.arrays import Wanted
+from featviz.models.files.tensors import read_tensor
+from featviz.records import Raster, Sample
+
+
+def numbers(*shape: int, dtype: str = "u2") -> np.ndarray:
+    return np.random.default_rng(0).integers(0, 200, shape).astype(dtype)
+
+
+def npy(array: np.ndarray) -> bytes:
+    file = io.BytesIO()
+    np.save(file, array)
+    return file.getvalue()
+
+
+def npz(compressed: bool, **arrays: np.ndarray) -> bytes:
+    file = io.BytesIO()
+    (np.savez_compressed if compressed else np.savez)(file, **arrays)
+    return file.getvalue()
+
+
+def pt(value: Any) -> bytes:
+    file = io.BytesIO()
+    torch.save(value, file)
+    return file.getvalue()
+
+
+@pytest.fixture
+def read(tmp_path: Path) -> Callable[..., Any]:
+    """Decode bytes for a model of so many channels: the one image."""
+
+    def read(data: bytes, channels: int, **wanted: Any) -> Any:
+        path = tmp_path / "scan"
+        path.write_bytes(data)
+        how = Wanted(channels, **wanted)
+        (image,) = decode.decode(Sample("scan", (path,)), wanted=how, tensors=read_tensor).images
+        return image
+
+    return read
+
+
+@pytest.mark.parametrize(
+    ("dtype", "divisor", "words"),
+    [
+        ("u1", 255, "uint8 / 255"),
+        ("u2", 65535, "uint16 / 65535"),
+        (">u2", 65535, ">u2 / 65535"),
+        ("i2", 1, "int16 values as they are"),
+        ("f4", 1, "float32 values as they are"),
+        ("f8", 1, "float64 values as they are"),
+        ("?", 1, "bool values as they are"),
+    ],
+)
+def test_unsigned_integers_are_scaled_by_their_range(
+    read: Callable[..., Any], dtype: str, divisor: int, words: str
+) -> None:
+    """Of 8 and 16 bits; all other numbers are left as they are, and the words say which."""
+    array = numbers(5, 4, 6, dtype=dtype)
+    image = read(npy(array), 5)
+    np.testing.assert_allclose(image.values, array.astype("f4") / divisor, rtol=1e-6)
+    assert image.values.dtype == np.float32 and image.words == words and image.size == (6, 4)
+
+
+@pytest.mark.parametrize("shape", [(13, 4, 6), (4, 6, 13), (1, 13, 4, 6)])
+def test_channels_are_the_axis_that_has_as_many_as_the_model_takes(
+    read: Callable[..., Any], shape: tuple[int, ...]
+) -> None:
+    """The first or the last one, and behind a batch of one the first."""
+    array = numbers(*shape, dtype="f4")
+    expected = array.reshape(13, 4, 6) if shape[-1] != 13 else np.moveaxis(array, -1, 0)
+    np.testing.assert_array_equal(read(npy(array), 13).values, expected)
+
+
+def test_the_order_of_fortran_is_undone(read: Callable[..., Any]) -> None:
+    """An array that numpy stores column by column has the same values."""
+    array = np.asfortranarray(numbers(5, 4, 6, dtype="f4"))
+    np.testing.assert_array_equal(read(npy(array), 5).values, array)
+
+
+@pytest.mark.parametrize(
+    ("shape", "channels", "expected"),
+    [
+        ((4, 6), 1, (1, 4, 6)),
+        ((4, 6), 3, (3, 4, 6)),
+        ((1, 4, 6), 3, (3, 4, 6)),
+        ((4, 6, 1), 1, (1, 4, 6)),
+        ((3, 1, 6), 3, (3, 1, 6)),
+    ],
+)
+def test_grey_becomes_what_the_model_takes(
+    read: Callable[..., Any], shape: tuple[int, ...], channels: int, expected: tuple[int, ...]
+) -> None:
+    """[H, W] is one channel; a model of RGB gets it three times."""
+    array = numbers(*shape, dtype="f4")
+    values = read(npy(array), channels).values
+    np.testing.assert_array_equal(
+        values, np.broadcast_to(array.reshape(-1, *expected[1:]), expected)
+    )
+
+
+@pytest.mark.parametrize("shape", [(4, 6, 3), (3, 4, 6), (4, 6)])
+@pytest.mark.parametrize("channels", [1, 3])
+def test_bytes_of_a_picture_are_that_picture(
+    read: Callable[..., Any], shape: tuple[int, ...], channels: int
+) -> None:
+    """uint8 of grey or RGB is read as the PNG with these pixels."""
+    array = numbers(*shape, dtype="u1")
+    file = io.BytesIO()
+    Image.fromarray(array.transpose(1, 2, 0) if shape[0] == 3 else array).save(file, "PNG")
+    ours, theirs = read(npy(array), channels), read(file.getvalue(), channels)
+    assert ours.mode == theirs.mode and ours.tobytes() == theirs.tobytes()
+
+
+@pytest.mark.parametrize("compressed", [True, False])
+def test_an_npz_has_one_array_or_one_called_image(
+    read: Callable[..., Any], compressed: bool
+) -> None:
+    """Several without that name are refused, and named."""
+    array = numbers(5, 4, 6, dtype="f4")
+    for arrays in ({"x": array}, {"image": array, "label": np.ones(2)}):
+        np.testing.assert_array_equal(read(npz(compressed, **arrays), 5).values, array)
+    with pytest.raises(
+        ImageError, match=r"^scan holds 2 arrays \(a, b\), and none is called image"
+    ):
+        read(npz(compressed, a=array, b=array), 5)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.uint8])
+def test_a_tensor_of_torch_save(read: Callable[..., Any], dtype: torch.dtype) -> None:
+    """Alone, or in a dict as the only one or under the name image."""
+    tensor = torch.from_numpy(numbers(5, 4, 6, dtype="u1")).to(dtype)
+    expected = tensor.float().numpy() / (255 if dtype == torch.uint8 else 1)
+    for value in (tensor, {"x": tensor, "name": "scan"}, {"image": tensor, "mask": tensor[0]}):
+        np.testing.assert_allclose(read(pt(value), 5).values, expected, rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        ({"a": torch.ones(1), "b": torch.ones(1)}, "holds 2 tensors .* none is called image"),
+        ([1, 2], "holds a list, and no tensor"),
+        (torch.nn.Linear(2, 2), r"holds more than tensors \(.*torch.nn.modules.linear.Linear\)"),
+        (torch.ones(3, 4, dtype=torch.complex64), "is complex"),
+        (torch.eye(4).to_sparse(), r"holds more than tensors \(.*torch.Size"),
+    ],
+)
+def test_what_is_no_tensor_is_said(read: Callable[..., Any], value: Any, message: str) -> None:
+    """One line with the name of the file; nothing that it names is run."""
+    with pytest.raises(ImageError, match=rf"^scan .*({message})"):
+        read(pt(value), 3)
+
+
+class Evil:
+    """Would write a file when it is unpickled."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return open, ("hacked", "w")
+
+
+def test_nothing_is_unpickled(
+    read: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither in a file of torch.save nor in an array of objects nor in an npz."""
+    monkeypatch.chdir(tmp_path)
+    objects = np.array([Evil()], dtype=object)
+    for data in (pt(Evil()), npy(objects), npz(False, x=objects), pickle.dumps(Evil())):
+        with pytest.raises(ImageError, match=r"^scan "):
+            read(data, 3)
+    assert not (tmp_path / "hacked").exists()
+
+
+def _header(text: str, body: bytes = b"") -> bytes:
+    line = text.encode().ljust(117) + b"\n"
+    return b"\x93NUMPY\x01\x00" + struct.pack("<H", len(line)) + line + body
+
+
+def _bomb() -> bytes:
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("x.npy", b"\0" * 2**24)
+    return file.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (_header("{'descr': '<f4', 'fortran_order': False, 'shape': (9, 9), }"), "0 bytes"),
+        (_header("{'descr': '<f4', 'fortran_order': False, 'shape': (10**9,), }"), "not as numpy"),
+        (_header("{'descr': '<f4', 'fortran_order': False, 'shape': exit(), }"), "not as numpy"),
+        (_header("{'descr': '|O', 'fortran_order': False, 'shape': (1,), }"), "Python objects"),
+        (_header("{'descr': '<f9', 'fortran_order': False, 'shape': (1,), }"), "cannot be read"),
+        (b"\x93NUMPY\x03\x00" + b"\0" * 30, "no array as numpy writes it"),
+        (npy(np.ones((3, 4, 5)))[:-1], "bytes, not those of"),
+        (npy(np.ones((3, 4, 5)) * 1j), "holds complex128"),
+        (npy(np.full((3, 4, 5), np.nan)), "NaN or infinite"),
+        (npy(np.full((3, 4, 5), 1e300)), "beyond what float32"),
+        (npy(np.ones(7)), r"shape \[7\]"),
+        (npy(np.ones((3, 0, 5))), r"shape \[3, 0, 5\]"),
+        (npz(True, x=np.ones((3, 4)))[:-30], "scan"),
+    ],
+)
+def test_a_hostile_or_broken_array_gets_one_line(
+    read: Callable[..., Any], data: bytes, message: str
+) -> None:
+    """The header is matched, not evaluated, and the bytes must be those it speaks of."""
+    with pytest.raises(ImageError, match=f"^scan .*{message}|^{message}"):
+        read(data, 3)
+
+
+def test_an_npz_that_unpacks_to_too_much(
+    read: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it really unpacks to counts."""
+    monkeypatch.setattr("featviz.images.arrays._UNPACKED_BYTES", 2**20)
+    with pytest.raises(ImageError, match="unpacks to more than 1,048,576 bytes"):
+        read(_bomb(), 3)
+
+
+@pytest.mark.parametrize(
+    ("shape", "channels", "message"),
+    [
+        ((5, 4, 5), 5, r"both its first and its last axis could be the 5 channels"),
+        ((4, 6, 7), 13, r"\[4, 6, 7\], and the model takes 13 channels: .* or \[13, H, W\]"),
+        ((13, 4, 6), 3, r"takes 3 channels"),
+        ((4, 6, 3), 1, r"takes 1 channel: "),
+        ((2, 3, 4, 6), 3, r"takes 3 channels"),
+    ],
+)
+def test_channels_that_do_not_fit(
+    read: Callable[..., Any], shape: tuple[int, ...], channels: int, message: str
+) -> None:
+    """The line has the shape, the channels and a remedy."""
+    with pytest.raises(ImageError, match=message) as caught:
+        read(npy(numbers(*shape, dtype="f4")), channels)
+    assert caught.value.hint
+
+
+def test_volumes(read: Callable[..., Any]) -> None:
+    """[D, H, W] is one channel; [C, D, H, W] has as many as the model takes."""
+    grey, four = numbers(7, 4, 6, dtype="f4"), numbers(4, 7, 5, 6, dtype="i2")
+    image = read(npy(grey), 1, volume=True)
+    np.testing.assert_array_equal(image.values, grey[None])
+    assert image.words == "volume of 7 slices, float32 values as they are"
+    np.testing.assert_array_equal(read(npy(four), 4, volume=True).values, four)
+    np.testing.assert_array_equal(read(npy(four[None]), 4, volume=True).values, four)
+    with pytest.raises(ImageError, match=r"takes 2 channels: \[2, D, H, W\]$"):
+        read(npy(four), 2, volume=True)
+
+
+def test_a_function_of_ones_own_gets_the_array_as_it_is(read: Callable[..., Any]) -> None:
+    """Of any shape and type."""
+    array = numbers(2, 3, 4, 5, 6)
+    image = read(npy(array), 3, raw=True)
+    assert isinstance(image, Raster) and image.values.dtype == np.uint16
+    np.testing.assert_array_equal(image.values, array)
+
+
+def test_alpha_is_the_fourth_channel(read: Callable[..., Any]) -> None:
+    """A PNG of RGBA for a model of four channels."""
+    array = numbers(4, 6, 4, dtype="u1")
+    file = io.BytesIO()
+    Image.fromarray(array).save(file, "PNG")
+    expected = np.moveaxis(array, -1, 0).astype("f4") / 255
+    np.testing.assert_array_equal(read(file.getvalue(), 4).values, expected)
+
+
+@pytest.mark.parametrize("dtype", ["u1", "u2", "i2", "f4", "f8"])
+@pytest.mark.parametrize(
+    "how",
+    [
+        {},
+        {"part": (3, 11)},
+        {"part": (3, 11), "compression": 8},
+        {"part": (4, 11), "planar": True},
+        {"part": (16, 16), "tiled": True, "compression": 8},
+        {"part": (4, 16), "tiled": True, "planar": True},
+        {"order": ">", "part": (2, 11)},
+        {"order": ">", "compression": 8},
+    ],
+    ids=str,
+)
+def test_tiff_of_many_channels(read: Callable[..., Any], dtype: str, how: dict[str, Any]) -> None:
+    """Strips or tiles, all channels together or one by one, packed or not, in both byte orders."""
+    array = numbers(7, 11, 6, dtype=dtype)
+    divisor = {"u1": 255, "u2": 65535}.get(dtype, 1)
+    expected = np.moveaxis(array, -1, 0).astype("f4") / np.float32(divisor)
+    np.testing.assert_array_equal(read(tiff(array, **how), 6).values, expected)
+
+
+@pytest.mark.parametrize("order", ["<", ">"])
+def test_differences_of_neighbours_are_summed(read: Callable[..., Any], order: str) -> None:
+    """Predictor 2, whose sums run over."""
+    array = np.random.default_rng(0).integers(0, 65536, (5, 9, 7)).astype("u2")
+    data = tiff(array, predictor=2, compression=8, order=order)
+    expected = np.moveaxis(array, -1, 0).astype("f4") / np.float32(65535)
+    np.testing.assert_array_equal(read(data, 7).values, expected)
+
+
+@pytest.mark.parametrize("packing", ["tiff_lzw", "tiff_adobe_deflate", "packbits"])
+def test_tiff_as_pillow_packs_it(read: Callable[..., Any], packing: str) -> None:
+    """A file of Pillow's with four channels has its pixels."""
+    array = numbers(70, 90, 4, dtype="u1")
+    file = io.BytesIO()
+    Image.fromarray(array).save(file, "TIFF", compression=packing)
+    expected = np.moveaxis(array, -1, 0).astype("f4") / 255
+    np.testing.assert_array_equal(read(file.getvalue(), 4).values, expected)
+
+
+@pytest.mark.parametrize(
+    ("tags", "message"),
+    [
+        ({259: 7}, "packed by method 7"),
+        ({258: 12}, "of 12 bits a channel"),
+        ({256: 10**9}, "are too many"),
+        ({277: 10**6}, "are too many"),
+        ({273: 10**8}, "a strip has 0 bytes"),
+        ({278: 0}, "is no size"),
+        ({279: 5}, "a strip has 5 bytes, expected"),
+    ],
+)
+def test_a_hostile_tiff_gets_one_line(
+    read: Callable[..., Any], tags: dict[int, int], message: str
+) -> None:
+    """What its tags claim is held against what is there."""
+    with pytest.raises(ImageError, match=f"^scan .*{message}"):
+        read(tiff(numbers(4, 5, 6), tags=tags), 6)
+
+
+def test_a_tiff_whose_strips_are_damaged(read: Callable[..., Any]) -> None:
+    """Packed data that end early, or are none."""
+    whole = tiff(numbers(40, 50, 6), compression=8)
+    broken = whole[: -len(zlib.compress(numbers(40, 50, 6).tobytes())) // 2]
+    for data in (broken, whole[:40], tiff(numbers(4, 5, 6), tags={259: 8})):
+        with pytest.raises(ImageError, match=r"^scan "):
+            read(data, 6)

@@ -1,0 +1,307 @@
+"""`look`: which maps a page shows, of which pixels, and what it says, against numpy and torch."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from borrowed import assert_same, state_of
+from conftest import DIGITS, DIGITS_MODEL, Outcome
+from PIL import Image
+from torch import Tensor, nn
+from torchvision.models import VisionTransformer
+from torchvision.utils import make_grid
+
+from featviz.drawing.telling import ALIKE, ranked, unlike
+from featviz.errors import FeatvizError, ForwardError, ImageError, UsageError
+from featviz.inspection.look import (
+    MOST_STAGES,
+    LookOptions,
+    LookResult,
+    look,
+)
+from featviz.models.load import adopt
+from featviz.models.preprocess import InputOptions
+from featviz.records import PageOptions
+
+GREY = PageOptions(cmap="grey")
+PLAIN = InputOptions(preset="none", channels=1)
+
+
+@pytest.fixture
+def see(tmp_path: Path) -> Callable[..., LookResult]:
+    """Look at an image, or an array that is saved as one, with a module."""
+
+    def invoke(module: nn.Module, image: Any, **options: Any) -> LookResult:
+        if isinstance(image, np.ndarray):
+            np.save(tmp_path / "image.npy", image.astype(np.float32))
+            image = tmp_path / "image.npy"
+        given = {"out": tmp_path / "page.png", "inputs": PLAIN, "page": GREY, **options}
+        model = adopt(module.eval(), given["inputs"])
+        return look(model, [str(image)], LookOptions(**given))
+
+    return invoke
+
+
+class Fixed(nn.Module):
+    """Gives the same maps for every image."""
+
+    def __init__(self, maps: Any) -> None:
+        super().__init__()
+        self.maps = maps
+
+    def forward(self, x: Tensor) -> Any:
+        return self.maps
+
+
+def fixed(*maps: Any) -> nn.Sequential:
+    return nn.Sequential(*map(Fixed, maps))
+
+
+def noise(*shape: int) -> np.ndarray:
+    return np.random.default_rng(0).random(shape)
+
+
+def test_tiles_are_those_of_make_grid(see: Callable[..., LookResult]) -> None:
+    """In grey each tile is the channel as torchvision draws it, within a level."""
+    maps = torch.randn(1, 6, 9, 12, generator=torch.Generator().manual_seed(0))
+    result = see(fixed(maps), noise(1, 18, 24), layers="Fixed")
+    (row,) = result.layers
+    drawn = make_grid(maps[0, :, None], 1, padding=0, normalize=True, scale_each=True)
+    expected = drawn[0].reshape(6, 9, 12).mul(255).add(0.5).byte().numpy()
+    assert sorted(row.channels) == list(range(6)) and (row.type, row.shape) == (
+        "Fixed",
+        (1, 6, 9, 12),
+    )
+    for channel, tile in zip(row.channels, row.tiles, strict=True):
+        assert tile.shape == (9, 12, 3) and (tile == tile[..., :1]).all()
+        assert np.abs(tile[..., 0].astype(int) - expected[channel]).max() <= 1
+
+
+def test_tiles_are_those_of_run(
+    featviz: Callable[..., Outcome], tiny_file: Path, picture: Path, tmp_path: Path
+) -> None:
+    """With the same colormap the same pixels as in the grids of `run`, of each layer."""
+    from featviz.models.sources import ModelOptions
+
+    inputs = InputOptions(size=16, crop=16)
+    chosen = {"layers": "Conv2d,ReLU", "inputs": inputs, "out": tmp_path / "page.png"}
+    result = look(ModelOptions(str(tiny_file)), [str(picture)], LookOptions(**chosen))
+    words = ("--layers", "Conv2d,ReLU", "--size", 16, "--crop", 16, "--cmap", "viridis")
+    shape = ("--nrow", 1, "--padding", 0, "--scale", 1)
+    assert featviz("run", tiny_file, picture, "--out", tmp_path / "run", *words, *shape).code == 0
+    assert [row.layer for row in result.layers] == ["0", "1"]
+    for row in result.layers:
+        (file,) = (tmp_path / "run" / "picture.png").glob(f"*_{row.layer}/output.png")
+        grid = np.asarray(Image.open(file).convert("RGB")).reshape(4, 16, 16, 3)
+        for channel, tile in zip(row.channels, row.tiles, strict=True):
+            assert (tile == grid[channel]).all()
+
+
+@pytest.mark.parametrize(("by", "numpys"), [("deviation", np.std), ("value", np.mean)])
+def test_the_order_is_numpys(see: Callable[..., LookResult], by: Any, numpys: Any) -> None:
+    """The largest deviation or mean comes first."""
+    maps = noise(1, 12, 8, 8) * np.arange(12, 0, -1)[:, None, None] ** (0.5 if by == "value" else 1)
+    maps = maps[:, np.random.default_rng(1).permutation(12)].astype(np.float32)
+    result = see(
+        fixed(torch.from_numpy(maps)), noise(1, 8, 8), layers="Fixed", page=PageOptions(5, by)
+    )
+    expected = np.argsort(-numpys(maps[0].reshape(12, -1), axis=1), kind="stable")[:5]
+    assert list(result.layers[0].channels) == expected.tolist()
+    low, high = np.array(result.layers[0].ranges).T
+    assert np.allclose(low, maps[0, expected].min((1, 2)), rtol=1e-6)
+    assert np.allclose(high, maps[0, expected].max((1, 2)), rtol=1e-6)
+
+
+def test_constant_maps_and_those_without_values_come_last() -> None:
+    """Flat ones are left out beside others, and stay where all are; NaN ranks behind numbers."""
+    stats = np.zeros((4, 6), np.float32)
+    stats[:, 0], stats[:, 1], stats[:, 2], stats[:, 3] = 0, [1, 0, 5, np.nan], [0, 9, 2, np.nan], 1
+    stats[1, [0, 1, 3]] = 9, 9, 0
+    stats[3, [0, 5]] = np.nan, 64
+    assert ranked(stats, "value") == [2, 0, 3]
+    assert ranked(stats[[1, 1]] * [[1], [2]], "deviation") == [1, 0]
+
+
+def test_maps_that_look_alike_are_shown_once() -> None:
+    """By numpy's correlation with those shown before, in the order; alike ones fill up."""
+    rng = np.random.default_rng(2)
+    base = rng.integers(0, 100, (3, 20, 20))
+    maps = np.stack([base[0], base[0] * 2 + 9, base[1], base[2], base[1], 0 * base[0] + 7])
+    maps = maps.astype(np.uint8)
+    order = [1, 0, 5, 4, 2, 3]
+    taken: list[int] = []
+    for channel in order:
+        if maps[channel].std():
+            near = [np.corrcoef(maps[channel].ravel(), maps[t].ravel())[0, 1] for t in taken]
+            taken += [channel] if all(value < ALIKE for value in near) else []
+    assert taken == [1, 4, 3] == unlike(maps, order, 3)
+    assert unlike(maps, order, 5) == [1, 4, 3, 0, 5]
+
+
+def test_the_prediction_is_torchs_softmax(see: Callable[..., LookResult]) -> None:
+    """The five likeliest classes with their probabilities; the bars are as long."""
+    model = torch.load(DIGITS_MODEL, weights_only=False).float().eval()
+    result = see(model, DIGITS / "05-7.png", inputs=InputOptions(channels=1))
+    pixels = np.asarray(Image.open(DIGITS / "05-7.png"), np.float32)[None, None] / 255
+    shares, classes = model(torch.from_numpy(pixels))[0].softmax(0).topk(5)
+    assert [guess.index for guess in result.prediction] == classes.tolist()
+    assert np.allclose([g.probability for g in result.prediction], shares.tolist(), atol=1e-5)
+    assert (result.shown[..., 0] == pixels[0, 0] * 255).all()
+
+
+def test_the_page_is_the_file(see: Callable[..., LookResult], tmp_path: Path) -> None:
+    """The PNG on disk holds the page's pixels, which hold the input's."""
+    image = noise(1, 20, 20)
+    result = see(fixed(torch.rand(1, 2, 20, 20)), image, layers="Fixed")
+    with Image.open(result.path) as opened:
+        assert opened.mode == "RGB" and opened.info["Software"] == "featviz look"
+        assert (np.asarray(opened) == result.picture).all()
+    values = (image[0] * 255 + 0.5).astype(np.uint8)
+    assert (result.shown == values[..., None]).all()
+    side = 300
+    seen = result.picture[100 : 100 + side, 30 : 30 + side]
+    assert (seen == result.shown.repeat(15, 0).repeat(15, 1)).all()
+
+
+def test_an_output_that_is_a_picture_is_shown(see: Callable[..., LookResult]) -> None:
+    """Of three channels in 0..1, as it is, beside the input."""
+    colour = torch.zeros(1, 3, 20, 20)
+    colour[:, 0] = 1.0
+    result = see(
+        fixed(colour + torch.rand(1, 3, 20, 20) * 0.001), np.zeros((1, 20, 20)), layers="Fixed"
+    )
+    red = (result.picture == (255, 0, 0)).all(2)
+    columns = np.flatnonzero(red.any(0))
+    assert red.sum() == len(columns) ** 2 == 240**2
+    assert not result.prediction
+
+
+def test_many_stages_are_spread(see: Callable[..., LookResult]) -> None:
+    """Of more than MOST_STAGES the first, the last and evenly spread ones; --layers takes all."""
+    torch.manual_seed(0)
+    vit = VisionTransformer(16, 4, 13, 2, 8, 8, num_classes=3)
+    options = {"inputs": InputOptions(size=16, crop=16)}
+    result = see(vit, np.zeros((3, 16, 16)), **options)
+    names = [row.layer for row in result.layers]
+    assert len(names) == MOST_STAGES and len(result.left_out) == 14 - MOST_STAGES
+    assert (names[0], names[-1]) == ("conv_proj", "encoder.layers.encoder_layer_12")
+    numbers = [int(name.rpartition("_")[2]) for name in names[1:]]
+    assert set(np.diff(numbers)) <= {1, 2} and not set(names) & set(result.left_out)
+    every = see(vit, np.zeros((3, 16, 16)), layers="EncoderBlock,conv_proj", **options)
+    assert len(every.layers) == 14 and not every.left_out
+
+
+def test_a_vector_is_one_strip(see: Callable[..., LookResult]) -> None:
+    """All its numbers side by side, from the least to the greatest; the largest are named."""
+    numbers = torch.tensor([[0.0, 3.0, 1.0, 4.0]])
+    (row,) = see(fixed(numbers), noise(1, 8, 8), layers="Fixed", page=PageOptions(2)).layers
+    assert row.strip and row.channels == (3, 1) and row.ranges == ((0.0, 4.0),)
+    assert row.tiles[0].shape == (1, 4, 3)
+
+
+def test_maps_of_one_number_have_one_scale(see: Callable[..., LookResult]) -> None:
+    """The largest number comes first and is brightest; each says its own value."""
+    maps = torch.tensor([0.0, 10.0, 5.0]).reshape(1, 3, 1, 1)
+    (row,) = see(fixed(maps), noise(1, 8, 8), layers="Fixed").layers
+    assert row.one_scale and row.channels == (1, 2, 0) and row.constant == 0
+    assert [int(tile[0, 0, 0]) for tile in row.tiles] == [255, 128, 0]
+    assert row.ranges == ((10.0, 10.0), (5.0, 5.0), (0.0, 0.0))
+
+
+def test_of_a_volume_the_middle_is_shown(see: Callable[..., LookResult]) -> None:
+    """One slice of each map and of the input; the scale is that of all slices."""
+    net = nn.Sequential(nn.Conv3d(1, 1, 1, bias=False))
+    nn.init.ones_(net[0].weight)
+    volume = noise(1, 7, 12, 12).astype(np.float32)
+    result = see(net, volume, layers="Conv3d")
+    (row,) = result.layers
+    assert row.slice == (3, 7) and row.shape == (1, 1, 7, 12, 12)
+    low, high = volume.min(), volume.max()
+    expected = np.round((volume[0, 3] - low) / (high - low) * 255)
+    assert np.abs(row.tiles[0][..., 0] - expected).max() <= 1
+    assert (result.shown[..., 0] == (volume[0, 3] * 255 + 0.5).astype(np.uint8)).all()
+
+
+def test_of_several_calls_the_first_maps_are_shown(see: Callable[..., LookResult]) -> None:
+    """A layer has one row: the first maps that it gives, before mere numbers; calls are counted."""
+
+    class Twice(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = Fixed((torch.rand(1, 5), torch.rand(1, 2, 8, 8)))
+
+        def forward(self, x: Tensor) -> Any:
+            self.layer(x)
+            return self.layer(x)
+
+    (row,) = see(Twice(), noise(1, 8, 8), layers="layer").layers
+    assert (row.key, row.shape, row.calls) == ("1", (1, 2, 8, 8), 2)
+
+
+def test_nan_is_magenta_and_warned_of(
+    see: Callable[..., LookResult], messages: pytest.LogCaptureFixture
+) -> None:
+    """The pixel is magenta, and the others have their scale."""
+    maps = torch.rand(1, 1, 6, 6)
+    maps[0, 0, 2, 3] = torch.nan
+    (row,) = see(fixed(maps), noise(1, 6, 6), layers="Fixed").layers
+    assert row.tiles[0][2, 3].tolist() == [255, 0, 255] and row.nonfinite == 1
+    assert "0 holds 1 NaN or infinite values, shown in magenta" in messages.text
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_the_model_is_given_back_as_it_was(
+    tiny: nn.Module, picture: Path, tmp_path: Path, fails: bool
+) -> None:
+    """Flags, buffers, hooks and random numbers, after a look and after a failure."""
+    tiny.train()
+    if fails:
+        tiny.append(Fixed(None)).append(nn.ReLU())
+    before = state_of(tiny)
+    model, options = adopt(tiny, InputOptions(size=16)), LookOptions("Conv2d", tmp_path / "x.png")
+    if fails:
+        with pytest.raises(ForwardError, match="the model failed in 6"):
+            look(model, [str(picture)], options)
+    else:
+        assert look(model, [str(picture)], options).layers
+    assert_same(before, state_of(tiny))
+    assert (tmp_path / "x.png").exists() is not fails
+
+
+def test_nothing_is_written_where_nothing_can_be_drawn(
+    see: Callable[..., LookResult], tmp_path: Path
+) -> None:
+    """The reason is named, and there is no file."""
+    with pytest.raises(FeatvizError, match=r"no picture was drawn; skipped: 0 \(.*complex"):
+        see(fixed(torch.rand(1, 2, 4, 4) * 1j), noise(1, 4, 4), layers="Fixed")
+    (tmp_path / "broken.png").write_bytes(b"\x89PNG\r\n\x1a\n")
+    with pytest.raises(ImageError):
+        see(fixed(torch.rand(1, 2, 4, 4)), tmp_path / "broken.png", layers="Fixed")
+    assert not (tmp_path / "page.png").exists() and not list(tmp_path.glob(".*"))
+
+
+def test_a_page_that_is_too_large_is_refused(
+    see: Callable[..., LookResult], tmp_path: Path
+) -> None:
+    """Before it is drawn, with its size in pixels and what makes it smaller."""
+    many = PageOptions(2000)
+    with pytest.raises(UsageError, match=r"would have 77[0-9]{3}×[0-9]{3} pixels") as caught:
+        see(fixed(torch.rand(1, 600, 4, 4)), noise(1, 4, 4), layers="Fixed", page=many)
+    assert caught.value.hint == "--maps shows fewer of each layer, and --layers takes fewer"
+    assert not (tmp_path / "page.png").exists()
+
+
+def test_the_result_is_json(see: Callable[..., LookResult]) -> None:
+    """All but pixels, with the names of the manifest."""
+    result = see(fixed(torch.rand(1, 2, 4, 4)), noise(1, 4, 4), layers="Fixed")
+    document = json.loads(json.dumps(result.as_json()))
+    (row,) = document["layers"]
+    assert row["layer"] == "0" and len(row["ranges"]) == len(row["channels"]) == 2
+    assert document["input"]["shape"] == [1, 1, 4, 4]
+    assert "tiles" not in row and "picture" not in document

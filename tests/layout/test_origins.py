@@ -1,0 +1,298 @@
+"""The image followed through functions: small models in which everything is known by hand."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from conftest import Outcome
+from followed import followed
+from PIL import Image
+from ramps import look, save
+from tiles import manifest, raw, rows
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
+
+import featviz as fv
+
+
+class Attention(nn.Module):
+    """Queries look at keys; a softmax, and not a fused function, makes the weights."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.q, self.k = nn.Linear(width, width), nn.Linear(width, width)
+        self.drop, self.scores = nn.Dropout(0.1), nn.Identity()
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        scores = self.scores(self.q(x) @ self.k(y).transpose(1, 2))
+        return self.drop(scores.softmax(-1)) @ y
+
+
+class Decoder(nn.Module):
+    """As many queries as there are places, 4 × 4, and as many channels as well."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.patches = nn.Conv2d(3, 16, 4, 4)
+        self.queries = nn.Parameter(torch.randn(1, 16, 16))
+        self.encoder, self.decoder = Attention(16), Attention(16)
+        self.norm, self.head = nn.LayerNorm(16), nn.Linear(16, 4)
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        memory = self.patches(x).flatten(2).transpose(1, 2)
+        memory = memory + self.encoder(memory, memory)
+        found = self.norm(self.queries + self.decoder(self.queries, memory))
+        return {"boxes": self.head(found), "memory": memory}
+
+
+def test_queries_are_rows_even_where_a_map_has_as_many_places() -> None:
+    """16 tokens of the image are 4 × 4 maps; 16 queries that have looked at them are rows."""
+    seen = followed(Decoder(), 16, 16)
+    layouts = {at: one.layout for at, one in seen.items()}
+    assert layouts["encoder.q", ""] == layouts["encoder", ""] == layouts["", "memory"] == "tokens"
+    assert layouts["decoder.k", ""] == "tokens"
+    for name in ("decoder.q", "decoder", "norm", "head"):
+        assert layouts[name, ""] == "sequence", name
+    assert layouts["", "boxes"] == "sequence"
+    boxes, memory = seen["", "boxes"], seen["", "memory"]
+    assert torch.equal(boxes.maps[..., 0], boxes.tensor[0].T)
+    assert torch.equal(memory.maps, memory.tensor[0].T.reshape(16, 4, 4))
+
+
+def test_attention_is_what_a_softmax_gives() -> None:
+    """Of [1, 16, 16] in an attention only that behind the softmax is one; rectangles, too."""
+    seen = followed(Decoder(), 16, 16)
+    square = {name for (name, _), one in seen.items() if one.tensor.shape == (1, 16, 16)}
+    attention = {name for (name, _), one in seen.items() if one.layout == "attention"}
+    assert attention == {"encoder.drop", "decoder.drop"} < square
+    seen = followed(Decoder(), 24, 24)
+    weights = seen["decoder.drop", ""]
+    assert (weights.layout, weights.maps.shape) == ("attention", (1, 16, 36))
+    assert torch.equal(weights.maps, weights.tensor)
+
+
+def windows(x: Tensor) -> Tensor:
+    """Rolled, padded from 6 × 10 to 8 × 12, and cut into 2 × 3 windows of 4 × 4; no attribute of
+    the model says so."""
+    x = F.pad(torch.roll(x, (-1, -2), (2, 3)), (0, 2, 0, 2))
+    return x.reshape(4, 2, 4, 3, 4).permute(1, 3, 2, 4, 0).reshape(6, 16, 4)
+
+
+def patches_first(x: Tensor) -> Tensor:
+    """[4, 15, C]: the places in a patch, then the patches."""
+    return x.reshape(1, 4, 3, 2, 5, 2).permute(0, 3, 5, 2, 4, 1).reshape(4, 15, 4)
+
+
+def columns(x: Tensor) -> Tensor:
+    """[columns, rows, C], a column after another."""
+    return x[0].permute(2, 1, 0)
+
+
+def channels_in_the_middle(x: Tensor) -> Tensor:
+    """[5, C, 12]: stripes of two columns."""
+    return x.reshape(4, 6, 5, 2).permute(2, 0, 1, 3).reshape(5, 4, 12)
+
+
+class Pieces(nn.Module):
+    """Holds a map whole and in pieces, with the same values."""
+
+    def __init__(self, cut: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.whole, self.pieces, self.cut = nn.Conv2d(3, 4, 2, 2), nn.Identity(), cut
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.pieces(self.cut(self.whole(x)).clone())
+
+
+@pytest.mark.parametrize("cut", [windows, patches_first, columns, channels_in_the_middle])
+def test_pieces_in_any_order_are_put_back(cut: Callable[[Tensor], Tensor]) -> None:
+    """The picture of the pieces is that of the map that they were cut from, to the bit."""
+    seen = followed(Pieces(cut), 12, 20)
+    assert seen["pieces", ""].layout == "windows"
+    assert torch.equal(seen["pieces", ""].maps, seen["whole", ""].tensor[0])
+
+
+class Tokens(nn.Module):
+    """Tokens of an 8 × 12 map, changed by a function."""
+
+    def __init__(self, change: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.patches, self.change = nn.Conv2d(3, 5, 4, 4), change
+        self.same, self.merge = nn.Identity(), nn.Linear(20, 6)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.same(self.change(self.patches(x).flatten(2).transpose(1, 2)))
+
+
+def every_second(x: Tensor) -> Tensor:
+    return x.reshape(1, 8, 12, 5)[:, ::2, ::2].reshape(1, 24, 5)
+
+
+def by_einsum(x: Tensor) -> Tensor:
+    return torch.einsum("btd,de->bte", x, torch.eye(5))
+
+
+def with_tokens_of_its_own(x: Tensor) -> Tensor:
+    return torch.cat([torch.zeros(1, 2, 5), x], 1)
+
+
+GRIDS: dict[str, tuple[Callable[[Tensor], Tensor], tuple[int, int]]] = {
+    "every second row and column": (every_second, (4, 6)),
+    "einsum": (by_einsum, (8, 12)),
+    "two tokens in front": (with_tokens_of_its_own, (8, 12)),
+    "split and joined": (lambda x: torch.cat(x.chunk(3, 1), 1), (8, 12)),
+}
+
+
+@pytest.mark.parametrize("name", GRIDS)
+def test_what_keeps_the_rows_of_the_image_gives_tokens(name: str) -> None:
+    """The maps are the tokens, row by row."""
+    change, (high, wide) = GRIDS[name]
+    one = followed(Tokens(change), 32, 48)["same", ""]
+    assert one.layout == "tokens"
+    assert torch.equal(one.maps, one.tensor[0, -high * wide :].T.reshape(5, high, wide))
+
+
+def shuffled(x: Tensor) -> Tensor:
+    return x.gather(1, torch.randperm(96)[None, :, None].expand(1, 96, 5))
+
+
+CHANGES: dict[str, Callable[[Tensor], Tensor]] = {
+    "the largest": lambda x: x.topk(96, 1)[0],
+    "in an order of its own": shuffled,
+    "sorted": lambda x: x.sort(1)[0],
+    "a quarter": lambda x: x[:, :24],
+    "twice": lambda x: torch.cat([x, x], 1),
+    "a mean": lambda x: x.mean(1, keepdim=True).repeat(1, 96, 1),
+    "queries": lambda x: torch.zeros(1, 96, 96).softmax(-1) @ x,
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_what_loses_the_places_is_a_sequence(name: str) -> None:
+    """However many tokens there are; none is left out of the rows."""
+    one = followed(Tokens(CHANGES[name]), 32, 48)["same", ""]
+    assert one.layout == "sequence"
+    assert torch.equal(one.maps[..., 0], one.tensor[0].T)
+
+
+def test_patches_that_a_linear_layer_merges_make_a_coarser_map() -> None:
+    """Four neighbours side by side become one token, as in Swin, without a convolution."""
+
+    class Merging(Tokens):
+        def forward(self, x: Tensor) -> Tensor:
+            x = self.patches(x)
+            x = torch.cat([x[:, :, i::2, j::2] for i in (0, 1) for j in (0, 1)], 1)
+            return self.merge(x.flatten(2).transpose(1, 2))
+
+    one = followed(Merging(every_second), 32, 48)["merge", ""]
+    assert one.layout == "tokens"
+    assert torch.equal(one.maps, one.tensor[0].T.reshape(6, 4, 6))
+
+
+def test_a_depth_is_one_map(tmp_path: Path) -> None:
+    """[1, H, W] is one picture, laid over the image like others."""
+
+    class Depth(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv = nn.Conv2d(3, 1, 1)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.conv(x).squeeze(1)
+
+    folder, found = look(Depth(), save(tmp_path, 48, 48), "Depth", (48, 48), tensors="npy")
+    row = found["", 0, ""]
+    assert (row["layout"], row["maps"], row["shape"]) == ("nhw", 1, [1, 48, 48])
+    depth = raw(folder, row)[0].double()
+    want = ((depth - depth.min()) / (depth.max() - depth.min()) * 255 + 0.5).floor().numpy()
+    pixels = np.asarray(Image.open(folder / row["file"])).astype(int)
+    assert pixels.shape == (48, 48)
+    assert np.abs(pixels - want).max() <= 1
+
+
+FACTORY = """
+import sys
+sys.path.insert(0, {tests!r})
+from test_origins import Decoder
+"""
+
+
+@pytest.fixture
+def line(tmp_path: Path) -> list[object]:
+    """A command line that draws the decoder, up to its layers."""
+    path = tmp_path / "nets.py"
+    path.write_text(FACTORY.format(tests=str(Path(__file__).parent)), "utf-8")
+    told = ["--mean", "0,0,0", "--std", "1,1,1", "--size", "16x16", "--scale", "1"]
+    told += ["--tensors", "npy", "--out", tmp_path / "o", "--overwrite"]
+    return ["run", f"{path}:Decoder", save(tmp_path, 16, 16), *told, "--layers"]
+
+
+def test_any_tokens_can_be_told_to_be_a_sequence(
+    line: list[object], featviz: Callable[..., Outcome], tmp_path: Path
+) -> None:
+    """--tensor-layout sequence draws tokens of the image as rows."""
+    got = featviz(*line, "encoder.q", "--tensor-layout", "sequence", "--seed", "1")
+    assert got.code == 0
+    (row,) = rows(tmp_path / "o" / "ramps.png").values()
+    assert (row["layout"], row["maps"], row["grid"]["tile"]) == ("sequence", 16, [16, 1])
+    values = raw(tmp_path / "o" / "ramps.png", row)[0].double()
+    want = ((values - values.min()) / (values.max() - values.min()) * 255 + 0.5).floor().numpy()
+    pixels = np.asarray(Image.open(tmp_path / "o" / "ramps.png" / row["file"])).astype(int)
+    assert pixels.shape == (16, 16)
+    assert np.abs(pixels - want).max() <= 1
+
+
+@pytest.mark.parametrize("change", ["--ablate", "--grad-scale"])
+def test_interventions_leave_layouts_as_they_are(
+    change: str, line: list[object], featviz: Callable[..., Outcome], tmp_path: Path
+) -> None:
+    """Tokens behind a layer that was changed are tokens still, and so are their gradients."""
+    value = "patches:0" if change == "--ablate" else "patches:0.5"
+    more = ["--capture", "output,grad", "--target", "layer:head"] if change != "--ablate" else []
+    assert featviz(*line, "encoder,norm", change, value, *more).code == 0
+    captures = manifest(tmp_path / "o" / "ramps.png")["captures"]
+    kinds = {(row["layer"], row["kind"], row["layout"]) for row in captures}
+    want = {("encoder", "output", "tokens"), ("norm", "output", "sequence")}
+    if more:
+        want |= {("encoder", "grad", "tokens"), ("norm", "grad", "sequence")}
+    assert kinds == want
+
+
+def test_the_dry_run_plans_what_the_run_draws(
+    line: list[object], featviz: Callable[..., Outcome], tmp_path: Path
+) -> None:
+    """Widths and heights of rows and maps are those of the files."""
+    planned = json.loads(featviz(*line, "encoder,head", "--dry-run", "--json").out)["per_image"]
+    assert featviz(*line, "encoder,head").code == 0
+    sizes = {file["layer"]: (file["width"], file["height"]) for file in planned}
+    for (name, *_), row in rows(tmp_path / "o" / "ramps.png").items():
+        assert Image.open(tmp_path / "o" / "ramps.png" / row["file"]).size == sizes[name]
+    assert sizes["head"] == (4, 16)
+
+
+def test_each_shape_is_followed_once_and_only_where_it_matters(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Images of two sizes are two passes with a function mode; of a model without tokens, one."""
+    entered: list[type] = []
+    enter = TorchFunctionMode.__enter__
+
+    def counting(self: TorchFunctionMode) -> object:
+        entered.append(type(self))
+        return enter(self)
+
+    monkeypatch.setattr(TorchFunctionMode, "__enter__", counting)
+    images = [Image.new("RGB", size, "red") for size in ((16, 16), (16, 32), (16, 16), (16, 32))]
+    for model, layers, times in ((Decoder(), "norm,patches", 2), (Decoder(), "patches", 1)):
+        entered.clear()
+        out = tmp_path / layers
+        done = fv.run(model, images, layers, out, preset="none")
+        assert not done.failures
+        assert len(entered) == times

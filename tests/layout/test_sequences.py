@@ -1,0 +1,306 @@
+"""Models that people have: what is drawn as a picture of the image comes from the image.
+
+The maps are compared with clones of independent hooks, unfolded here by hand.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import pytest
+import torch
+from followed import Seen, followed
+from torch import Tensor, nn
+
+Unfold = Callable[[Tensor], Tensor]
+HEADS = {"encoder_attention_heads": 2, "decoder_attention_heads": 2}
+SMALL = {"num_hidden_layers": 4, "num_attention_heads": 2, "intermediate_size": 64}
+
+
+def _transformers() -> Any:
+    return pytest.importorskip("transformers", reason="transformers is not installed")
+
+
+def _timm(name: str) -> nn.Module:
+    timm = pytest.importorskip("timm", reason="timm is not installed")
+    model: nn.Module = timm.create_model(name)
+    return model
+
+
+def detr() -> nn.Module:
+    """100 queries beside a backbone's map of 10 × 10 places."""
+    lib = _transformers()
+    backbone = lib.ResNetConfig(
+        embedding_size=8,
+        hidden_sizes=[8, 8, 16, 16],
+        depths=[1, 1, 1, 1],
+        layer_type="basic",
+        out_features=["stage4"],
+    )
+    config = lib.DetrConfig(
+        use_timm_backbone=False,
+        backbone=None,
+        backbone_config=backbone,
+        d_model=32,
+        encoder_layers=1,
+        decoder_layers=2,
+        encoder_ffn_dim=64,
+        decoder_ffn_dim=64,
+        num_queries=100,
+        **HEADS,
+    )
+    model: nn.Module = lib.DetrForObjectDetection(config)
+    return model
+
+
+def mask2former() -> nn.Module:
+    """100 queries, and a pixel decoder whose tokens come from three maps at once."""
+    lib = _transformers()
+    pytest.importorskip("scipy", reason="Mask2Former's loss needs scipy, which is not installed")
+    backbone = lib.SwinConfig(
+        image_size=128,
+        embed_dim=8,
+        depths=[1, 1, 1, 1],
+        num_heads=[1, 1, 1, 1],
+        window_size=4,
+        out_features=["stage1", "stage2", "stage3", "stage4"],
+    )
+    config = lib.Mask2FormerConfig(
+        backbone_config=backbone,
+        feature_size=32,
+        mask_feature_size=32,
+        hidden_dim=32,
+        encoder_feedforward_dim=64,
+        encoder_layers=1,
+        decoder_layers=2,
+        num_attention_heads=2,
+        dim_feedforward=64,
+        num_queries=100,
+    )
+    model: nn.Module = lib.Mask2FormerForUniversalSegmentation(config)
+    return model
+
+
+def segformer() -> nn.Module:
+    """A last stage with 256 channels, as B0 has, and 16 × 16 tokens."""
+    lib = _transformers()
+    config = lib.SegformerConfig(
+        depths=[1, 1, 1, 1],
+        hidden_sizes=[8, 8, 8, 256],
+        num_attention_heads=[1, 1, 1, 8],
+        decoder_hidden_size=16,
+    )
+    config._attn_implementation = "eager"
+    model: nn.Module = lib.SegformerForSemanticSegmentation(config)
+    return model
+
+
+def dpt() -> nn.Module:
+    """A depth [1, H, W] from a plain ViT."""
+    lib = _transformers()
+    config = lib.DPTConfig(
+        **SMALL,
+        hidden_size=32,
+        image_size=64,
+        patch_size=16,
+        backbone_out_indices=[0, 1, 2, 3],
+        neck_hidden_sizes=[8, 8, 8, 8],
+        fusion_hidden_size=8,
+    )
+    model: nn.Module = lib.DPTForDepthEstimation(config)
+    return model
+
+
+def mobilevit_of_transformers() -> nn.Module:
+    """Patches of 2 × 2 places: [4, patches, channels]."""
+    model: nn.Module = _transformers().MobileViTModel(_transformers().MobileViTConfig())
+    return model
+
+
+def rows(tensor: Tensor) -> Tensor:
+    """A matrix: a column for each channel, [D, T, 1]."""
+    return tensor.reshape(-1, tensor.shape[-1]).T[..., None]
+
+
+def grid(*sides: int) -> Unfold:
+    """[1, T, D] to [D, *sides], without the tokens in front."""
+    count = sides[0] * sides[1]
+    return lambda tensor: tensor[0, -count:].T.reshape(-1, *sides)
+
+
+def pieces(*sides: int) -> Unfold:
+    """[rows · columns, height · width, C] to maps; sides are rows, columns, height, width."""
+    return lambda x: (
+        x.reshape(*sides, -1)
+        .permute(4, 0, 2, 1, 3)
+        .reshape(-1, sides[0] * sides[2], sides[1] * sides[3])
+    )
+
+
+def patches_last(rows: int, columns: int) -> Unfold:
+    """[4, rows · columns, C], where the first axis counts the places in a patch of 2 × 2."""
+    return lambda x: pieces(rows, columns, 2, 2)(x.transpose(0, 1))
+
+
+Expected = Mapping[tuple[str, str], tuple[str, Unfold]]
+STAGE = "segformer.stages.3.blocks.0.attention"
+MVIT = "encoder.layer.2.transformer"
+CASES: dict[str, tuple[Callable[[], nn.Module], tuple[int, int], Expected]] = {
+    "detr": (
+        detr,
+        (320, 320),
+        {
+            ("model.encoder.layers.0", ""): ("tokens", grid(10, 10)),
+            ("model.decoder.layers.1", ""): ("sequence", rows),
+            ("model.decoder.layers.0.self_attn_layer_norm", ""): ("sequence", rows),
+            ("class_labels_classifier", ""): ("sequence", rows),
+            ("", "logits"): ("sequence", rows),
+            ("", "pred_boxes"): ("sequence", rows),
+        },
+    ),
+    "mask2former": (
+        mask2former,
+        (320, 320),
+        {
+            ("class_predictor", ""): ("sequence", rows),
+            ("", "masks_queries_logits"): ("nchw", lambda x: x[0]),
+            ("", "class_queries_logits"): ("sequence", rows),
+            ("model.pixel_level_module.decoder.encoder.layers.0.fc1", ""): ("sequence", rows),
+        },
+    ),
+    "segformer": (
+        segformer,
+        (512, 512),
+        {
+            (f"{STAGE}.q_proj", ""): ("tokens", grid(16, 16)),
+            (STAGE, "0"): ("tokens", grid(16, 16)),
+            (STAGE, "1"): ("attention", lambda x: x[0]),
+        },
+    ),
+    "dpt": (
+        dpt,
+        (64, 64),
+        {
+            ("", "predicted_depth"): ("nhw", lambda x: x),
+            ("head", ""): ("nhw", lambda x: x),
+            ("dpt.encoder.layer.0", ""): ("tokens", grid(4, 4)),
+        },
+    ),
+    "mobilevit_of_transformers": (
+        mobilevit_of_transformers,
+        (128, 192),
+        {
+            (f"{MVIT}.layer.0.layernorm_before", ""): ("windows", patches_last(8, 12)),
+            (f"{MVIT}.layer.1", ""): ("windows", patches_last(8, 12)),
+        },
+    ),
+    "mobilevit_xxs": (
+        lambda: _timm("mobilevit_xxs"),
+        (128, 192),
+        {
+            ("stages.2.1.transformer.0.norm1", ""): ("windows", patches_last(8, 12)),
+            ("stages.3.1.transformer.0", ""): ("windows", patches_last(4, 6)),
+        },
+    ),
+    "tnt": (
+        lambda: _timm("tnt_s_patch16_224"),
+        (224, 224),
+        {
+            ("pixel_embed", ""): ("windows", pieces(14, 14, 4, 4)),
+            ("blocks.3.mlp_in", ""): ("windows", pieces(14, 14, 4, 4)),
+            ("blocks.3", "0"): ("windows", pieces(14, 14, 4, 4)),
+            ("blocks.3", "1"): ("tokens", grid(14, 14)),
+        },
+    ),
+    "sequencer": (
+        lambda: _timm("sequencer2d_s"),
+        (224, 224),
+        {
+            ("stages.0.blocks.0.rnn_tokens.rnn_v", "0"): ("windows", lambda x: x.permute(2, 1, 0)),
+            ("stages.0.blocks.0.rnn_tokens.rnn_h", "0"): ("windows", lambda x: x.permute(2, 0, 1)),
+            ("stages.0.blocks.0.rnn_tokens.rnn_v", "1.0"): ("sequence", rows),
+            ("stages.0.blocks.0", ""): ("nhwc", lambda x: x[0].permute(2, 0, 1)),
+        },
+    ),
+    "twins": (
+        lambda: _timm("twins_svt_small"),
+        (224, 224),
+        {
+            ("blocks.1.0.attn.qkv", ""): (
+                "windows",
+                lambda x: x[0].permute(4, 0, 2, 1, 3).reshape(-1, 28, 28),
+            ),
+            ("blocks.1.0", ""): ("tokens", grid(28, 28)),
+            ("blocks.1.1.attn.kv", ""): ("tokens", grid(7, 7)),
+        },
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_tokens_of_the_image_are_maps_and_others_are_rows(name: str) -> None:
+    """Each layer has the layout that it should, and shows the clone as it is unfolded by hand."""
+    build, size, expected = CASES[name]
+    torch.manual_seed(0)
+    seen = followed(build(), *size)
+    for at, (layout, unfold) in expected.items():
+        assert seen[at].layout == layout, at
+        assert torch.equal(
+            seen[at].maps.reshape(unfold(seen[at].tensor).shape), unfold(seen[at].tensor)
+        ), at
+
+
+def of_kind(seen: Mapping[tuple[str, str], Seen], *kinds: str) -> set[str]:
+    return {name for (name, _), one in seen.items() if one.layout in kinds}
+
+
+def test_no_query_of_detr_is_a_place() -> None:
+    """With as many queries as places, no layer of the decoder but the keys' and values' is a map,
+    and of the encoder every layer is."""
+    seen = followed(detr(), 320, 320)
+    spatial = of_kind(seen, "tokens", "ncl", "heads", "windows", "nhw", "nhwc")
+    decoder = {name for name in spatial if name.startswith("model.decoder")}
+    assert decoder == {
+        f"model.decoder.layers.{i}.encoder_attn.{part}_proj" for i in (0, 1) for part in "kv"
+    }
+    encoder = {name for name, _ in seen if name.startswith("model.encoder.layers")}
+    assert encoder <= spatial | of_kind(seen, "attention")
+
+
+def test_only_what_a_softmax_gives_is_attention_in_segformer() -> None:
+    """256 tokens of 256 channels are maps; the weights stand in the dropout behind the softmax."""
+    seen = followed(segformer(), 512, 512)
+    square = {name: one for (name, _), one in seen.items() if one.tensor.shape == (1, 256, 256)}
+    assert len(square) > 10
+    assert {one.layout for one in square.values()} == {"tokens"}
+    attention = {(name, key): s for (name, key), s in seen.items() if s.layout == "attention"}
+    assert len(attention) >= 4
+    for one in attention.values():
+        assert torch.allclose(one.tensor.sum(-1), torch.ones(1), atol=1e-4)
+        assert torch.equal(one.maps, one.tensor[0])
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "vit_tiny_patch16_224",
+        "levit_128s",
+        pytest.param("mvitv2_tiny", marks=pytest.mark.slow),
+        pytest.param("mixer_s16_224", marks=pytest.mark.slow),
+        pytest.param("swin_tiny_patch4_window7_224", marks=pytest.mark.slow),
+        pytest.param("coat_tiny", marks=pytest.mark.slow),
+        pytest.param("cait_xxs24_224", marks=pytest.mark.slow),
+    ],
+)
+def test_transformers_that_were_read_right_stay_as_they_are(name: str) -> None:
+    """What is followed through the model says of every layer what its shape and blocks say."""
+    torch.manual_seed(0)
+    model = _timm(name)
+    with_origins, without = (followed(model, 224, 224, trace=trace) for trace in (True, False))
+    assert {at: one.layout for at, one in with_origins.items()} == {
+        at: one.layout for at, one in without.items()
+    }
+    assert "tokens" in {one.layout for one in with_origins.values()}
+    for at, one in with_origins.items():
+        assert torch.equal(one.maps, without[at].maps), at

@@ -1,0 +1,138 @@
+"""The table of docs/models.md on inputs that are no photographs, and on further arguments."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+import torch
+from conftest import ROOT, Outcome
+from images.tiffs import tiff
+from PIL import Image
+from torch import nn
+
+pytestmark = [
+    pytest.mark.usefixtures("imports_undone"),
+    pytest.mark.filterwarnings("ignore"),  # torch's own, on quantisation
+]
+
+CODE = """
+import torch
+from torch import nn
+
+def of(channels):
+    return nn.Sequential(nn.Conv2d(channels, 4, 3), nn.ReLU())
+
+def satellite(): return of(13)
+def four(): return of(4)
+def grey(): return of(1)
+def rgb(): return of(3)
+def volume(channels=1): return nn.Sequential(nn.Conv3d(channels, 2, 3, padding=1), nn.ReLU())
+def volume4(): return volume(4)
+def small():
+    return nn.Sequential(nn.Conv2d(3, 4, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 5))
+def first_three(image):
+    import numpy as np
+    return torch.from_numpy(np.asarray(image, "f4"))[:3]
+
+class Conditional(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv, self.words = nn.Conv2d(3, 2, 1), nn.Embedding(9, 2)
+    def forward(self, x, t, ids=None, mask=None):
+        y = self.conv(x) * t
+        y = y if ids is None else y + self.words(ids).mean(1)[:, :, None, None]
+        return y if mask is None else y * mask
+
+class OfDict(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.Conv2d(3, 2, 1)
+    def forward(self, batch):
+        return self.conv(batch["image"]) * batch["weight"]
+"""
+
+
+class Row(NamedTuple):
+    """A row of the table."""
+
+    command: str
+    works: str
+
+
+def section() -> str:
+    """What docs/models.md says of these inputs."""
+    text = (ROOT / "docs" / "models.md").read_text()
+    return text.split("## Images that are no photographs")[1].split("\n## ")[0]
+
+
+def rows() -> list[Row]:
+    lines = re.findall(r"^\| .+ \| `featviz (.+?)` \| (.+) \|$", section(), re.MULTILINE)
+    return [Row(command, works) for command, works in lines]
+
+
+@pytest.fixture(scope="module")
+def things(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What the rows name, in one folder."""
+    root = tmp_path_factory.mktemp("things")
+    (root / "net.py").write_text(CODE)
+    random = np.random.default_rng(0)
+    scene = random.random((13, 12, 16)).astype("f4")
+    np.save(root / "scene.npy", scene)
+    np.savez_compressed(root / "scene.npz", image=scene, label=np.ones(1))
+    torch.save(torch.from_numpy(scene), root / "scene.pt")
+    (root / "scene.tif").write_bytes(tiff(np.moveaxis(scene, 0, -1), compression=8))
+    pixels = random.integers(0, 256, (12, 16, 4)).astype("u1")
+    Image.fromarray(pixels).save(root / "rgba.png")
+    Image.fromarray(pixels[..., :3]).save(root / "photo.png")
+    np.save(root / "ct.npy", random.integers(-1000, 3000, (12, 16)).astype("i2"))
+    np.save(root / "floats.npy", scene[:3] * 9 - 4)
+    np.save(root / "objects.npy", np.array([{}]), allow_pickle=True)
+    np.save(root / "volume.npy", random.random((24, 12, 16)).astype("f4"))
+    np.save(root / "volume4.npy", random.random((4, 6, 12, 16)).astype("f4"))
+    np.save(root / "mask.npy", np.ones((1, 1, 1, 1), "f4"))
+    names: dict[str, object] = {}
+    exec(CODE, names)
+    small = names["small"]
+    assert callable(small)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        quantised = torch.ao.quantization.quantize_dynamic(small().eval(), {nn.Linear})
+    torch.save(quantised, root / "quantised.pth")
+    torch.save(quantised.state_dict(), root / "packed.pth")
+    return root
+
+
+def test_the_table_has_rows() -> None:
+    """Each line of the table is read, and its last column begins with yes or no."""
+    assert len(rows()) == section().count("| `featviz ") >= 20
+    assert all(row.works.startswith(("yes", "no: `")) for row in rows())
+
+
+@pytest.mark.parametrize("row", rows(), ids=lambda row: row.command)
+def test_each_row_is_true(
+    row: Row,
+    things: Path,
+    tmp_path: Path,
+    featviz: Callable[..., Outcome],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What works draws pictures; what does not ends with the words of the table."""
+    if "--preset yolo" in row.command:
+        pytest.importorskip("cv2")
+    monkeypatch.chdir(things)
+    out = tmp_path / "out"
+    done = featviz(*shlex.split(row.command), "--out", out)
+    if row.works.startswith("yes"):
+        assert done.code == 0, done.err
+        assert len(list(out.glob("*/*/*.png"))) >= 1
+        return
+    (words,) = re.findall(r"`(.+)`", row.works)
+    assert done.code in (1, 2) and words in done.err
+    assert "Traceback" not in done.err and not list(out.glob("*/*/*.png"))

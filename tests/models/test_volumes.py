@@ -1,0 +1,158 @@
+"""Volumes for 3-D networks, drawn slice by slice."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from conftest import Outcome
+from PIL import Image
+from torch import nn
+
+pytestmark = pytest.mark.usefixtures("imports_undone")
+
+CODE = """
+import torch
+from torch import nn
+
+class Net(nn.Module):
+    def __init__(self, channels=1):
+        super().__init__()
+        torch.manual_seed(0)
+        self.conv = nn.Conv3d(channels, 3, 3, padding=1)
+        self.norm = nn.InstanceNorm3d(3)
+        self.down = nn.Conv3d(3, 4, 2, stride=2)
+        self.up = nn.ConvTranspose3d(4, 2, 2, stride=2)
+    def forward(self, x):
+        return self.up(self.down(self.norm(self.conv(x)).relu()))
+
+def four():
+    return Net(4)
+"""
+
+
+@pytest.fixture
+def code(tmp_path: Path) -> Path:
+    path = tmp_path / "user_net.py"
+    path.write_text(CODE)
+    return path
+
+
+def volume(*shape: int) -> np.ndarray:
+    return np.random.default_rng(0).random(shape).astype("f4") * 5 - 2
+
+
+def drawn(
+    featviz: Callable[..., Outcome], code: Path, array: np.ndarray, *words: str
+) -> tuple[Path, dict[str, Any]]:
+    """The folder of the image, and its captures by layer."""
+    np.save(code.parent / "scan.npy", array)
+    net = "Net" if array.ndim == 3 else "four"
+    out = code.parent / "out"
+    done = featviz(
+        *("run", f"{code}:{net}", code.parent / "scan.npy", "--out", out, "--tensors", "npy"),
+        *("--layers", "conv,norm,down,up", *words),
+    )
+    assert done.code == 0, done.err
+    folder = out / "scan.npy"
+    manifest = json.loads((folder / "manifest.json").read_text())
+    return folder, {row["layer"]: row for row in manifest["captures"]} | {"": manifest["input"]}
+
+
+@pytest.mark.parametrize("shape", [(8, 10, 12), (4, 8, 10, 12)])
+def test_slices_of_every_layer_have_their_layout_and_number(
+    featviz: Callable[..., Outcome], code: Path, shape: tuple[int, ...]
+) -> None:
+    """ncthw in the manifest, with as many slices as the layer has."""
+    _, rows = drawn(featviz, code, volume(*shape))
+    assert rows[""]["shape"] == [1, 1 if len(shape) == 3 else 4, 8, 10, 12]
+    assert "volume of 8 slices, float32 values as they are" in rows[""]["preprocessing"]
+    assert "frames" not in rows[""]["preprocessing"]
+    expected = {"conv": (3, [8, 8]), "norm": (3, [8, 8]), "down": (4, [4, 4]), "up": (2, [8, 8])}
+    found = {name: (rows[name]["maps"], rows[name]["slices"]) for name in expected}
+    assert found == expected
+    assert {rows[name]["layout"] for name in expected} == {"ncthw"}
+
+
+def test_a_tile_is_a_slice_of_what_the_layer_gave(
+    featviz: Callable[..., Outcome], code: Path
+) -> None:
+    """Against torch's own convolution, with one scale for all slices of a channel."""
+    array = volume(8, 10, 12)
+    folder, rows = drawn(featviz, code, array, "--scale", "1", "--padding", "0", "--nrow", "8")
+    torch.manual_seed(0)
+    with torch.no_grad():
+        maps = nn.Conv3d(1, 3, 3, padding=1)(torch.from_numpy(array)[None, None])[0].numpy()
+    np.testing.assert_allclose(np.load(folder / rows["conv"]["tensor"])[0], maps, atol=1e-5)
+    picture = np.asarray(Image.open(folder / rows["conv"]["file"])).astype(int)
+    for channel, values in enumerate(maps):
+        low, high = values.min(), values.max()
+        row = np.concatenate(list((values - low) / (high - low) * 255), axis=1)
+        assert np.abs(picture[channel * 10 : channel * 10 + 10] - row).max() <= 1
+
+
+def test_input_png_shows_the_slices_side_by_side(
+    featviz: Callable[..., Outcome], code: Path
+) -> None:
+    """On one scale, from the least value of the volume to its largest."""
+    array = volume(8, 10, 12)
+    folder, _ = drawn(featviz, code, array)
+    expected = np.concatenate(list((array - array.min()) / (array.max() - array.min())), axis=1)
+    shown = np.asarray(Image.open(folder / "input.png"))
+    assert shown.shape == (10, 96) and np.abs(shown - expected * 255).max() <= 1
+
+
+def test_each_slice_lies_over_its_own(featviz: Callable[..., Outcome], code: Path) -> None:
+    """--overlay 0 shows the input's slices, also where the layer has half as many."""
+    array = volume(8, 10, 12)
+    words = ("--overlay", "0", "--scale", "1", "--padding", "0", "--nrow", "8")
+    folder, rows = drawn(featviz, code, array, *words)
+    expected = np.concatenate(list((array - array.min()) / (array.max() - array.min())), axis=1)
+    picture = np.asarray(Image.open(folder / rows["conv"]["file"]).convert("L"))
+    assert np.abs(picture[:10] - expected * 255).max() <= 1
+
+
+def test_the_size_is_changed_slice_by_slice(featviz: Callable[..., Outcome], code: Path) -> None:
+    """As torchvision resizes a batch of the slices."""
+    from torchvision.transforms import functional as F
+
+    array = volume(4, 8, 10, 12)
+    np.save(code.parent / "scan.npy", array)
+    out = code.parent / "out"
+    done = featviz(
+        *("run", f"{code}:four", code.parent / "scan.npy", "--out", out, "--tensors", "npy"),
+        *("--layers", "conv", "--capture", "input", "--size", "20x6"),
+    )
+    assert done.code == 0, done.err
+    (file,) = (out / "scan.npy").glob("*_conv/input.npy")
+    slices = torch.from_numpy(array).transpose(0, 1)
+    expected = F.resize(slices, [20, 6], antialias=True).transpose(0, 1)[None]
+    np.testing.assert_allclose(np.load(file), expected.numpy(), atol=1e-5)
+
+
+def test_a_volume_stands_alone_among_others(
+    featviz: Callable[..., Outcome], code: Path, tmp_path: Path
+) -> None:
+    """Two volumes of one folder are no frames of one clip."""
+    for name in ("a", "b"):
+        np.save(tmp_path / f"{name}.npy", volume(4, 10, 12))
+    files = (tmp_path / "a.npy", tmp_path / "b.npy")
+    done = featviz("run", f"{code}:Net", *files, "--out", tmp_path / "out")
+    assert done.code == 0, done.err
+    found = sorted(path.parent.name for path in (tmp_path / "out").glob("*/manifest.json"))
+    assert found == ["a.npy", "b.npy"]
+
+
+def test_a_picture_of_channels_is_no_volume(
+    featviz: Callable[..., Outcome], code: Path, tmp_path: Path
+) -> None:
+    """RGBA for a 3-D network of four channels: one line."""
+    Image.new("RGBA", (12, 10)).save(tmp_path / "rgba.png")
+    done = featviz("run", f"{code}:four", tmp_path / "rgba.png", "--out", tmp_path / "out")
+    assert done.code == 1
+    assert "is a picture of shape [10, 12, 4], and the model takes volumes" in done.err

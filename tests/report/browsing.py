@@ -1,0 +1,102 @@
+"""A browser's view of a report, and the run that it shows."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+HOSTILE = "<img src=x onerror=alert(1)>.png"
+STATS = np.random.default_rng(1).normal(size=(6, 6)).astype(np.float32)
+STATS[:, 3] = abs(STATS[:, 3])
+STATS[:, 4:] = 0
+DARK = np.zeros((6, 6), np.float32)
+DARK[:, 1] = np.arange(6)
+DARK[0, 4] = DARK[4, 4] = 1
+DARK[0, 1] = DARK[4, 1] = 0
+
+
+class Page:
+    """A page of the report in the browser."""
+
+    def __init__(self, browser: Any, run: Path) -> None:
+        self.browser, self.run = browser, run
+
+    def open(self, name: str) -> Page:
+        """Load a page of the folder; its name may end in a query and a fragment."""
+        self.browser.get(f"{(self.run / 'report').as_uri()}/{name}")
+        return self
+
+    def js(self, code: str, *arguments: Any) -> Any:
+        """What a piece of JavaScript returns."""
+        return self.browser.execute_script(code, *arguments)
+
+    def all(self, css: str) -> list[Any]:
+        """Elements, in the page's order."""
+        return self.browser.find_elements("css selector", css)
+
+    def one(self, css: str) -> Any:
+        """The first element."""
+        return self.browser.find_element("css selector", css)
+
+    def shown(self, css: str) -> list[Any]:
+        """Those that are seen."""
+        return [element for element in self.all(css) if element.is_displayed()]
+
+    def at(self, frame: Any, place: int, click: bool = False) -> None:
+        """Move the pointer to the middle of the n-th tile of a grid 3 tiles wide."""
+        from selenium.webdriver import ActionChains
+
+        self.js("arguments[0].scrollIntoView({block: 'center'})", frame)
+        self.js("return arguments[0].querySelector('img').decode()", frame)
+        box = frame.rect
+        x, y = (place % 3 + 0.5) / 3 - 0.5, (place // 3 + 0.5) / 2 - 0.5
+        chain = ActionChains(self.browser)
+        chain.move_to_element_with_offset(frame, x * box["width"], y * box["height"])
+        (chain.click() if click else chain).perform()
+
+    def keys(self, *keys: str) -> None:
+        """Press keys where the focus is."""
+        from selenium.webdriver import ActionChains
+
+        for key in keys:
+            ActionChains(self.browser).send_keys(key).perform()
+
+    def choose(self, css: str, value: str) -> None:
+        """Choose in a list, as a person would."""
+        from selenium.webdriver.support.select import Select
+
+        Select(self.one(css)).select_by_value(value)
+
+    def grey(self, frame: Any, place: int) -> int:
+        """The grey that a sorted grid shows at a place: pixels of a screenshot, no canvas read."""
+        import io
+
+        from PIL import Image
+
+        self.at(frame, place)
+        self.js("document.activeElement.blur()")
+        self.js("arguments[0].dispatchEvent(new PointerEvent('pointerleave'))", frame)
+        picture = Image.open(io.BytesIO(frame.screenshot_as_png)).convert("L")
+        x = (place % 3 + 0.5) / 3 * picture.width
+        y = (place // 3 + 0.5) / 2 * picture.height
+        return int(picture.getpixel((int(x), int(y))))
+
+
+def missing_pictures(page: Page) -> list[str]:
+    """Pictures without pixels after everything was scrolled through."""
+    return page.browser.execute_async_script(
+        """
+        const done = arguments[arguments.length - 1];
+        (async () => {
+          const images = [...document.images].filter((i) => i.offsetParent);
+          for (const image of images) {
+            image.scrollIntoView();
+            for (let n = 0; n < 100 && !image.complete; n++)
+              await new Promise((go) => setTimeout(go, 20));
+          }
+          done(images.filter((i) => !i.naturalWidth).map((i) => i.src || i.alt));
+        })();
+        """
+    )

@@ -1,0 +1,223 @@
+"""The network as a picture, and tables of channels: which maps, which numbers, which findings."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+from rundirs import Drawn, write_run
+
+from featviz.report import ReportOptions, build_report
+from featviz.report.channels import ChannelTotals
+from featviz.report.network import network, telling
+from featviz.report.views import arrange
+from featviz.rundir.read import read_run
+from featviz.rundir.schema import CaptureRow
+
+from .markup import Markup, pages, read
+
+VALUES = np.array(
+    [
+        [-1, 1, 0, 0.5, 0, 0],
+        [0, 0, 0, 0, 1, 0],
+        [-9, 9, 1, 4, 0.25, 0],
+        [2, 2, 2, 0, 0, 0],
+        [0, 8, 1, 3, 0.5, 0],
+        [-1, 1, 0, 9, 0, 2],
+    ],
+    np.float32,
+)
+
+
+def built(root: Path, drawn: dict[str, list[Drawn]]) -> Path:
+    write_run(root, drawn)
+    build_report(root, ReportOptions())
+    return root
+
+
+def shown_row(root: Path, layer: str) -> CaptureRow:
+    (image,) = {image.name: image for image in read_run(root).images.values()}.values()
+    return next(row for row in image.captures.values() if row.layer == layer)
+
+
+def test_a_strip_shows_the_tiles_of_its_channels(tmp_path: Path) -> None:
+    """The box of every crop holds the grey of the channel that its link names (Pillow)."""
+    drawn = Drawn("x", maps=9, channels=[7, 2, 5], nrow=2, tile=(8, 10))
+    root = built(tmp_path / "out", {"a.png": [drawn]})
+    page = read(root / "report" / "index.html")
+    boxes = [str(a["viewbox"]) for a in page.of("svg") if "crop" in str(a.get("class"))]
+    links = [str(a["href"]) for a in page.of("a") if "#c" in str(a["href"])]
+    assert len(boxes) == 3 and {link.split("#")[1] for link in links} == {"c7", "c2", "c5"}
+    with Image.open(next(root.rglob("output.png"))) as grid:
+        for box, link in zip(boxes, links, strict=True):
+            x, y, w, h = map(int, box.split())
+            pixels = np.asarray(grid)[y : y + h, x : x + w]
+            tile = [7, 2, 5].index(int(link.split("#c")[1]))
+            assert pixels.shape == (8, 10) and (pixels.ravel()[1:] == 20 + tile).all()
+
+
+def test_the_maps_of_a_strip_vary(tmp_path: Path) -> None:
+    """The largest deviation comes first, what is not finite last; constant maps go by magnitude."""
+    root = write_run(tmp_path / "out", {"a.png": [Drawn("x", stats=VALUES)]})
+    row = shown_row(root, "x")
+    assert telling(row, VALUES, 1) == [2]
+    assert set(telling(row, VALUES, 3)) == {2, 4, 0}
+    assert telling(row, VALUES, 6)[-1] in (1, 3, 5) and len(telling(row, VALUES, 6)) == 6
+    constant = VALUES.copy()
+    constant[:, 3] = 0
+    constant[:, 5] = 0
+    assert telling(row, constant, 1) == [3]
+
+
+def test_only_what_was_drawn_is_in_a_strip(tmp_path: Path) -> None:
+    """The strongest channel may have no tile; one tile of all channels is shown as it is."""
+    drawn = [Drawn("x", channels=[0, 4], stats=VALUES, nrow=2)]
+    reduced = Drawn("y", index=2, channels=[0], nrow=1, more={"reduce": "mean"})
+    root = write_run(tmp_path / "out", {"a.png": [*drawn, reduced]})
+    assert telling(shown_row(root, "x"), VALUES) == [4, 0]
+    assert telling(shown_row(root, "y"), VALUES) == [None]
+
+
+def titles(root: Path) -> list[tuple[str, list[str]]]:
+    """The stages of the first image, with their layers."""
+    (page, *_) = arrange(read_run(root)).images
+    own, figures = page.images[False].stats(), [group.figures[0] for group in page.groups]
+    stages = network(page, {f.picture.id: own[f.row.place.stats_key] for f in figures})
+    return [(stage.title, [step.group.layer for step in stage.steps]) for stage in stages]
+
+
+def test_layers_of_one_resolution_are_a_stage(tmp_path: Path) -> None:
+    """In call order; single numbers belong to the maps between which they stand, or end it all."""
+    large, small, one = {"tile": (8, 10)}, {"tile": (4, 4)}, {"tile": (2, 2)}
+    drawn = [
+        Drawn("b", index=9, **large), Drawn("a", index=1, **large), Drawn("c", index=2, **small),
+        Drawn("squeeze", index=3, **one), Drawn("d", index=4, **small),
+        Drawn("pool", index=5, **one),
+    ]  # fmt: skip
+    root = write_run(tmp_path / "out", {"a.png": drawn})
+    assert titles(root) == [
+        ("4×5", ["b", "a"]), ("2×2", ["c", "squeeze", "d"]), ("Vectors", ["pool"])
+    ]  # fmt: skip
+
+
+def test_one_resolution_is_divided_by_module(tmp_path: Path) -> None:
+    """As a transformer's blocks, where more than a dozen layers have maps of one size."""
+    names = [f"blocks.{n}.{part}" for n in range(5) for part in ("norm", "attn", "mlp")]
+    drawn = [Drawn(name, index=n, maps=2, nrow=2) for n, name in enumerate(names)]
+    drawn.append(Drawn("head", index=99, maps=2, nrow=2, tile=(2, 2)))
+    root = write_run(tmp_path / "out", {"a.png": drawn})
+    assert [title for title, _ in titles(root)] == [*(f"blocks.{n}" for n in range(5)), "head"]
+
+
+def test_zeros_range_and_findings_are_those_of_all_images(tmp_path: Path) -> None:
+    """On the page of the run; on the page of an image they are its own (numpy)."""
+    other = VALUES.copy()
+    other[1] = [0, 5, 1, 1, 0.5, 0]
+    root = built(
+        tmp_path / "out", {"a.png": [Drawn("x", stats=VALUES)], "b.png": [Drawn("x", stats=other)]}
+    )
+    share = 100 * np.concatenate([VALUES, other])[:, 4].mean()
+    index, image = (pages(root)[f"{name}.html"].text for name in ("index", "image-000"))
+    assert f"{share:.1f}\u00a0%" in index and f"{100 * VALUES[:, 4].mean():.1f}\u00a0%" in image
+    assert "−9 to 9" in index
+    assert "1 all zero" not in index and "1 all zero" in image
+    assert "1 constant" in index and "1 NaN or infinite" in index
+
+
+def test_a_constant_gradient_and_a_single_number_are_no_finding() -> None:
+    """Behind global pooling all gradients are constant maps, which says nothing."""
+
+    def found(kind: str, tile: tuple[int, int], times: int) -> set[str]:
+        grid = {"nrow": 3, "padding": 2, "tile": list(tile), "scale": 1}
+        fields = {
+            "layer": "x", "type": "X", "index": 0, "call": 0, "key": "", "shape": [1, 6, *tile],
+            "layout": "nchw", "maps": 6, "file": "x.png", "normalize": "map", "range": None,
+            "min": 0.0, "max": 1.0, "mean": 0.0, "std": 0.0, "zero_fraction": 0.0, "nonfinite": 0,
+        }  # fmt: skip
+        totals = ChannelTotals()
+        for _ in range(times):
+            totals.add(CaptureRow(kind=kind, grid=grid, **fields), VALUES)  # type: ignore[arg-type]
+        return set(totals.found)
+
+    assert found("output", (4, 4), 1) == {"all zero", "constant", "NaN or infinite"}
+    assert found("grad", (4, 4), 1) == {"NaN or infinite"}
+    assert found("output", (1, 1), 1) == {"NaN or infinite"}
+    assert found("output", (1, 1), 2) == {"all zero", "constant", "NaN or infinite"}
+
+
+def test_rows_of_channels_hold_the_totals(tmp_path: Path) -> None:
+    """Smallest, largest, mean and zeros over the images (numpy), at the channel's address."""
+    other = VALUES + np.float32([-1, 2, 0.5, 0, 0, 0])
+    root = built(
+        tmp_path / "out", {"a.png": [Drawn("x", stats=VALUES)], "b.png": [Drawn("x", stats=other)]}
+    )
+    text = (root / "report" / "layer-000.html").read_text("utf-8")
+    both = np.stack([VALUES, other])
+    for channel in range(6):
+        row = text.split(f'<tr id="c{channel}">')[1].split("</tr>")[0]
+        cells = re.findall(r'<td class="n">([^<]*)</td>', row)
+        low, high = both[:, channel, 0].min(), both[:, channel, 1].max()
+        mean, zeros = both[:, channel, 2].mean(), both[:, channel, 4].mean()
+        numbers = [f"{value:.4g}".replace("-", "−") for value in (low, high, mean)]
+        assert cells == [*numbers, f"{100 * zeros:.1f}\u00a0%"]
+
+
+def with_prediction(root: Path, scores: list[float]) -> str:
+    """A report of a vector of ten values, whose second and fourth are the model's prediction."""
+    stats = np.zeros((10, 6), np.float32)
+    stats[:, 0] = stats[:, 1] = stats[:, 2] = np.arange(10) / 2
+    more = {"layout": "vector", "shape": [1, 10]}
+    strip = Drawn("fc", 10, nrow=10, padding=0, tile=(12, 12), scale=12, stats=stats, more=more)
+    write_run(root, {"a.png": [strip]})
+    path = root / "a.png" / "manifest.json"
+    content = json.loads(path.read_text())
+    named = zip((9, 8), scores, ("tabby", "dog"), (0.75, 0.125), strict=True)
+    content["prediction"] = [
+        {"index": i, "score": score, "name": name, "probability": p} for i, score, name, p in named
+    ]
+    path.write_text(json.dumps(content))
+    build_report(root, ReportOptions())
+    return (root / "report" / "index.html").read_text("utf-8")
+
+
+def test_a_vector_is_bars_with_the_names_of_classes(tmp_path: Path) -> None:
+    """Only where its values are the scores of the prediction; lengths are in proportion."""
+    page = with_prediction(tmp_path / "fits", [4.5, 4.0])
+    bars = page.split('class="bars values"')[1].split("</table>")[0]
+    assert re.findall(r'<a href="layer-000.html#c(\d)">([^<]*)<', bars)[:3] == [
+        ("9", "tabby"), ("8", "dog"), ("7", "7")
+    ]  # fmt: skip
+    lengths = [float(text) for text in re.findall(r'width="([\d.]+)" height="8"/>', bars)]
+    assert lengths == pytest.approx([100 * n / 9 for n in range(9, -1, -1)], abs=0.01)
+    other = with_prediction(tmp_path / "other", [1.0, 2.0])
+    assert "tabby" not in other.split('class="bars values"')[1].split("</table>")[0]
+    assert "tabby" in other and "75.0\u00a0%" in other and "12.5\u00a0%" in other
+
+
+def test_every_page_has_a_title_of_its_own(root: Path) -> None:
+    """So that tabs and bookmarks can be told apart."""
+    build_report(root, ReportOptions())
+    texts = [path.read_text("utf-8") for path in sorted((root / "report").glob("*.html"))]
+    found = [re.findall("<title>(.*?)</title>", text) for text in texts]
+    assert len({title for (title,) in found}) == len(texts)
+
+
+def test_hash_and_versions_are_at_the_foot(root: Path) -> None:
+    """Behind the network, its findings and its numbers."""
+    build_report(root, ReportOptions())
+    text = pages(root)["index.html"].text
+    at = [text.index(words) for words in ("What the network", "layers in numbers", "torch 2.15.0")]
+    assert at == sorted(at)
+
+
+def test_a_key_tells_what_dark_and_bright_are(tmp_path: Path) -> None:
+    """The numbers of a shared scale, or that each map has its own."""
+    shared = Drawn("y", index=2, more={"normalize": "layer", "range": [-1.5, 2.25]})
+    root = built(tmp_path / "out", {"a.png": [Drawn("x"), shared]})
+    keys = " ".join(Markup((root / "report" / "image-000.html").read_text("utf-8")).text.split())
+    assert "min max of each map" in keys
+    assert "−1.5 2.25 one scale for all maps" in keys
