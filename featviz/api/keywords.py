@@ -110,6 +110,10 @@ class RunKeywords(GridKeywords, LoadingKeywords, total=False):
     flat: bool
     tensors: bool | Literal["npy"] | None
     archive: str | Path | None
+    wait: float | None
+    verify: bool
+    prune: bool
+    durable: bool
     fail_fast: bool
     jobs: int | None
     step: int | None

@@ -54,8 +54,9 @@ def run(
             size (pixels), crop, mean, std, ..., or `transform`, a function from a PIL image to a
             tensor [C, H, W] or to a dict of tensors by the names of forward's arguments; and
             `forward_args`, further arguments of forward by name. How a MODEL string is loaded:
-            weights, arch, seed, device, ... For the run: archive, fail_fast, jobs, step, shard,
-            max_output_size (bytes, or `"2GB"`), max_files. What goes in and what flows back:
+            weights, arch, seed, device, ... For the run: archive, wait (seconds), verify,
+            prune, durable, fail_fast, jobs, step, shard, max_output_size (bytes, or `"2GB"`),
+            max_files. What goes in and what flows back:
             capture (`"output,grad"`, or a sequence), target (`"class:281"`), grad_rule.
             Interventions, each a string or a sequence of them: ablate (`"layer3.*.relu:5,17"`),
             scale_channel (`"conv1:3=2.0"`), clamp (`"relu:0,6"`), noise (`"conv1:0.1"`, drawn from

@@ -33,12 +33,15 @@ COMMANDS = {
     "audit": "Count dead, constant and non-finite channels.",
     "diff": "Compare two run directories.",
     "merge": "Join parts of a run into one run directory.",
+    "verify": "Check that every file of a run is as it was written.",
     "identify": "Name the architecture that a file of weights fits.",
     "completion": "Print a completion script for a shell.",
 }
 """Each command, which is a module in `commands`, and its line in --help."""
 
 INTERRUPTED = 130
+CLOSED_PIPE = 128 + 13
+"""What shells give for a program that SIGPIPE has ended."""
 
 _NO_ARGUMENTS: Any = getattr(click.exceptions, "NoArgsIsHelpError", ())
 """click before 8.2 has none: it prints the help by itself."""
@@ -119,7 +122,12 @@ def group() -> None:
 
 def main() -> None:
     """Entry point: run a command, and turn what went wrong into one line and an exit code."""
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends like Ctrl-C, and tidies up
+    _open_streams()
+    for name in ("SIGTERM", "SIGHUP"):  # end like Ctrl-C, and tidy up; not what nohup has ignored
+        number = getattr(signal, name, None)
+        if number is not None and signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, signal.default_int_handler)
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")  # what it says of sockets is said by us
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # torch's idle threads leave cores alone
     if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
         sys.stdout.reconfigure(errors="backslashreplace")  # for names of files that are no UTF-8
@@ -131,6 +139,7 @@ def guarded(arguments: list[str]) -> int:
     _listen()
     try:
         result = group.main(arguments, prog_name="featviz", standalone_mode=False)
+        output.flush()
         return result if isinstance(result, int) else 0
     except FeatvizError as error:
         return _say(error.message, remedies.remedy(error, arguments), error.exit_code, error)
@@ -145,7 +154,7 @@ def guarded(arguments: list[str]) -> int:
         return _closed_pipe()
     except OSError as error:
         if error.errno != errno.ENAMETOOLONG:
-            raise
+            return _unwritten(error)
         return _say(f"{quoted(str(error.filename))}: {error.strerror}", None, 2, error)
     except SystemExit as error:  # click's own answer to a closed pipe, beside a program's sys.exit
         if "PacifyFlush" in type(sys.stdout).__name__:
@@ -153,10 +162,35 @@ def guarded(arguments: list[str]) -> int:
         return error.code if isinstance(error.code, int) else 1
 
 
+def _unwritten(error: OSError) -> int:
+    """click prints help by itself. An error of a full disk that names no file is stdout's: those of
+    our files have been worded where they were written.
+
+    Raises:
+        OSError: it is another one.
+    """
+    if error.filename is not None or error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EIO):
+        raise error
+    output.drop_stdout()
+    return _say(f"stdout cannot be written: {error.strerror}", None, 1, error)
+
+
 def _closed_pipe() -> int:
-    """The reader of stdout has gone (`| head -1`): that is no error."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-    return 0
+    """The reader of stdout has gone (`| head -1`): nothing needs to be said."""
+    output.drop_stdout()
+    return CLOSED_PIPE
+
+
+def _open_streams() -> None:
+    """Let streams that were closed when the program began (`>&-`) lead nowhere: else the next file
+    that is opened would be stdout to whoever prints from C."""
+    for number, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
+        if getattr(sys, name) is None:
+            nowhere = os.open(os.devnull, os.O_RDWR)
+            if nowhere != number:
+                os.dup2(nowhere, number)
+                os.close(nowhere)
+            setattr(sys, name, os.fdopen(number, mode))
 
 
 def _listen() -> None:

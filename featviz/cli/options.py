@@ -141,6 +141,16 @@ def json_option(what: str = "one JSON document") -> Callable[[F], F]:
     return option("--json", "as_json", is_flag=True, group=cmd.OUTPUT, help=help)
 
 
+timeout_option = option(
+    "--timeout",
+    type=click.FloatRange(0, min_open=True),
+    default=600.0,
+    metavar="SECONDS",
+    group=cmd.MACHINES,
+    help="Wait up to SECONDS at the start for the other processes that torchrun started.",
+)
+
+
 def open_option(help: str) -> Callable[[F], F]:
     """`--open`, which shows a page in the user's browser."""
     return option("--open", is_flag=True, help=help, **_OUTPUT)

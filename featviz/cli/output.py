@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from featviz.errors import StoreError
 from featviz.text import printable, printable_json
 
 if TYPE_CHECKING:
@@ -24,12 +26,51 @@ _PIPED = 10_000
 
 def document(content: Mapping[str, Any], indent: int | None = 1) -> None:
     """Print one JSON document on stdout; without `indent`, on one line."""
-    click.echo(printable_json(content, indent))
+    with _written():
+        click.echo(printable_json(content, indent))
 
 
 def line(words: str) -> None:
     """Print one line on stdout."""
-    click.echo(printable(words))
+    with _written():
+        click.echo(printable(words))
+
+
+def text(words: str) -> None:
+    """Print our own words on stdout, as they are."""
+    with _written():
+        click.echo(words, nl=not words.endswith("\n"))
+
+
+def flush() -> None:
+    """Hand to the system what was printed on stdout.
+
+    Raises:
+        StoreError: stdout cannot be written.
+    """
+    with _written():
+        sys.stdout.flush()
+
+
+@contextmanager
+def _written() -> Iterator[None]:
+    """Say that stdout cannot be written (a full disk); that its reader has gone is another matter.
+
+    Raises:
+        StoreError: it cannot.
+    """
+    try:
+        yield
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        drop_stdout()
+        raise StoreError(f"stdout cannot be written: {error.strerror or error}") from error
+
+
+def drop_stdout() -> None:
+    """Let what is still to be printed lead nowhere, or Python would fail on it at its end."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
 
 
 def error(message: str, hint: str | None = None) -> None:
@@ -70,9 +111,10 @@ def table(
         drawn.add_row(*map(_cell, row))
     for row in totals:
         drawn.add_row(*map(_cell, row), style="bold")
-    console.print(drawn)
-    for words in footer:
-        console.print(printable(words), markup=False, highlight=False)
+    with _written():
+        console.print(drawn)
+        for words in footer:
+            console.print(printable(words), markup=False, highlight=False)
 
 
 def _cell(words: str) -> Text:

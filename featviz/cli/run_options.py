@@ -178,6 +178,29 @@ view_options = stacked(
 writing_options = stacked(
     option("--report", is_flag=True, help="Build an HTML report of the run at its end."),
     option("--resume", is_flag=True, help="Continue the run in --out where it stopped."),
+    option(
+        "--verify",
+        is_flag=True,
+        help="With --resume, read the files of complete images and draw again what does not fit.",
+    ),
+    option(
+        "--prune",
+        is_flag=True,
+        help="With --resume, remove images that are no longer among the inputs.",
+    ),
+    option(
+        "--durable",
+        is_flag=True,
+        help="Wait for the disk before an image counts as complete, for machines that may lose "
+        "power.",
+    ),
+    option(
+        "--wait",
+        type=click.FloatRange(0),
+        default=0.0,
+        metavar="SECONDS",
+        help="Wait up to SECONDS for another process that writes into --out.",
+    ),
     option("--archive", type=FILE, help="Write the run as one zip file instead of a folder."),
     option("--dry-run", is_flag=True, help="Print what would be written, and write nothing."),
     group=cmd.OUTPUT,

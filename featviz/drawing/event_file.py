@@ -11,14 +11,15 @@ import os
 import socket
 import struct
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import cache
 from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 
+from featviz import files
 from featviz.drawing import scan
 from featviz.rundir.atomic import reported
 
@@ -72,6 +73,39 @@ class EventFile:
 
         self._file.write(frame(Event(wall_time=time.time(), **fields).SerializeToString()))
         self._file.flush()
+
+
+def read_pictures(folder: Path) -> Iterator[tuple[int, str]]:
+    """Step and tag of each picture in the files of events of a folder, as far as these are whole.
+
+    Raises:
+        FileError: a file cannot be read.
+    """
+    from google.protobuf.message import DecodeError
+    from tensorboard.compat.proto.event_pb2 import Event
+
+    for path in sorted(folder.glob(f"{PREFIX}*")):
+        with files.open_regular(path) as file:
+            for data in _frames(file):
+                try:
+                    event = Event.FromString(data)
+                except DecodeError:
+                    break
+                for value in event.summary.value:
+                    if value.HasField("image"):
+                        yield event.step, value.tag
+
+
+def _frames(file: BinaryIO) -> Iterator[bytes]:
+    """The data of each TFRecord; the last one may have been cut off when its writer was killed."""
+    left = os.fstat(file.fileno()).st_size
+    while len(head := file.read(12)) == 12:
+        (length,) = struct.unpack("<Q", head[:8])
+        left -= 16 + length
+        if left < 0:
+            return
+        yield file.read(length)
+        file.seek(4, os.SEEK_CUR)
 
 
 def frame(data: bytes) -> bytes:

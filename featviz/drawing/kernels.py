@@ -60,7 +60,7 @@ def post_filters(board: Board, layer: Layer, kernels: Filters, picture: GridPict
     size = (picture.plan.height, picture.plan.width)
     counts = tensorboard.histogram(kernels.data)
     site = Site(layer, "kernel", 0, "")
-    board.post(Post(site, encoded, size, picture.stats, picture.values, counts), 0)
+    board.post([Post(site, encoded, size, picture.stats, picture.values, counts)], 0)
 
 
 def _geometry(made: FilterTiles, options: DrawOptions, all_slices: bool) -> DrawOptions:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import os
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -85,12 +85,39 @@ class Board:
     tags of its own, and scalars: a line through them is that of one image over the training.
     """
 
-    def __init__(self, events: EventFile, step: int | None = None) -> None:
-        """Take the open file, and the training step that the run shows, if it shows one."""
-        self._events, self._step = events, step
+    def __init__(
+        self,
+        events: EventFile,
+        step: int | None = None,
+        earlier: Collection[tuple[int, str]] | None = None,
+    ) -> None:
+        """Begin with nothing.
 
-    def post(self, post: Post, position: int) -> None:
-        """Write a tensor's picture and histogram, and at a training step its scalars, as one event.
+        Args:
+            step: the training step that the run shows, if it shows one.
+            earlier: step and tag of each picture of the run that this one goes on with; None where
+                it has posted nothing here.
+        """
+        self._events, self._step, self._earlier = events, step, frozenset(earlier or ())
+        self._lacking = earlier is not None
+        images = [(at, tag) for at, tag in self._earlier if not tag.startswith("kernel/")]
+        self._positions = {at for at, _ in images}
+        self._names = {tag.split("/", 2)[-1] for at, tag in images if at == step}
+
+    def lacks(self, position: int, image: str) -> bool:
+        """Whether the run that this one goes on with was killed before it posted an image.
+
+        Args:
+            position: of the image among those of the run, from 0.
+            image: its name.
+        """
+        if self._step is None:
+            return self._lacking and position not in self._positions
+        return self._lacking and printable(image) not in self._names
+
+    def post(self, posts: Sequence[Post], position: int) -> None:
+        """Write the pictures and histograms of an image, and at a training step its scalars, as one
+        event: all of them are in the file, or none. Those that are there already are left out.
 
         Scalars of an output or an input are its share of zeros, and how many channels are above
         zero nowhere in the image; of a gradient its Euclidean norm.
@@ -101,16 +128,22 @@ class Board:
         Raises:
             StoreError: the file cannot be written.
         """
+        trained, step = self._step is not None, position if self._step is None else self._step
+        new = [p for p in posts if (step, p.tag(p.site.kind, trained)) not in self._earlier]
+        if values := [value for post in new for value in self._values(post)]:
+            self._events.add(values, step)
+
+    def _values(self, post: Post) -> Iterator[Any]:
+        """Of TensorBoard's message `Summary.Value`."""
         from tensorboard.compat.proto.summary_pb2 import Summary
 
         trained, kind = self._step is not None, post.site.kind
-        values = [Summary.Value(tag=post.tag(kind, trained), image=_image(post))]
+        yield Summary.Value(tag=post.tag(kind, trained), image=_image(post))
         if post.histogram is not None:
             tag = post.tag(_group(kind), trained)
-            values.append(Summary.Value(tag=tag, histo=_proto(post.histogram)))
+            yield Summary.Value(tag=tag, histo=_proto(post.histogram))
         for what, value in _scalars(post) if trained else ():
-            values.append(Summary.Value(tag=post.tag(what, trained), simple_value=value))
-        self._events.add(values, position if self._step is None else self._step)
+            yield Summary.Value(tag=post.tag(what, trained), simple_value=value)
 
 
 def run_folder(logdir: Path, run: Path) -> Path:
@@ -226,12 +259,16 @@ def require() -> None:
 
 @contextmanager
 def opened(
-    folder: Path | None, below: Path | None = None, step: int | None = None
+    folder: Path | None,
+    below: Path | None = None,
+    step: int | None = None,
+    resume: bool = False,
 ) -> Iterator[Board | None]:
     """A board in a folder, flushed and closed at the end; None without one.
 
     Args:
         step: the training step that the run shows; None where it shows none.
+        resume: go on with what an earlier run has posted there, if it has begun a file.
         below: the run directory; where the folder lies in it, it may not do so by a link.
 
     Raises:
@@ -247,6 +284,8 @@ def opened(
     require()
     try:
         folder.mkdir(parents=True, exist_ok=True)
+        begun = resume and any(folder.glob(EVENTS))
+        earlier = set(event_file.read_pictures(folder)) if begun else None
         events = EventFile(folder)
     except OSError as error:
         raise StoreError(
@@ -254,6 +293,7 @@ def opened(
             "name another folder",
         ) from error
     try:
-        yield Board(events, step)
+        yield Board(events, step, earlier)
     finally:
-        events.close()
+        with atomic.reported(folder, "name another folder"):
+            events.close()

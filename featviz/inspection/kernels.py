@@ -23,7 +23,7 @@ from featviz.models.requirements import versions
 from featviz.pipeline.dry_pass import choose_layers
 from featviz.pipeline.options import check_drawing
 from featviz.records import DrawOptions, GridPlan, Layer, Site, Skip
-from featviz.rundir import destination
+from featviz.rundir import destination, lock
 from featviz.rundir.write import ImageFolder, RunDirectory, check_free, manifest_rows
 
 log = logging.getLogger(__name__)
@@ -92,6 +92,11 @@ def draw_kernels(model: ModelOptions | LoadedModel, options: KernelOptions) -> K
     check_drawing(options.draw, options.tensorboard)
     names = () if isinstance(model, LoadedModel) else (model.spec, model.arch, model.weights)
     destination.check_apart(options.out, "--out", destination.model_files(*names))
+    with lock.held(options.out):
+        return _draw_all(model, options)
+
+
+def _draw_all(model: ModelOptions | LoadedModel, options: KernelOptions) -> KernelsResult:
     events = options.board
     besides = [] if events is None else list(events.glob(tensorboard.EVENTS))
     check_free(options.out, options.overwrite, None, besides)

@@ -10,6 +10,9 @@ from importlib import metadata
 from featviz.errors import FeatvizError
 from featviz.version import __version__
 
+_NO_MEMORY = ("cannot allocate memory", "failed to map segment", "cannot map")
+"""What the system's loader says of a library that does not fit into the memory."""
+
 
 def require_torch(alone: bool = False) -> None:
     """Import torch and torchvision.
@@ -41,7 +44,12 @@ def _import() -> None:
     try:
         import torch
         import torchvision  # noqa: F401
-    except (ImportError, OSError, RuntimeError, AttributeError) as error:
+    except (ImportError, OSError, RuntimeError, AttributeError, MemoryError) as error:
+        if any(words in str(error).lower() for words in _NO_MEMORY):
+            raise FeatvizError(
+                f"there is too little memory to load torch: {str(error).splitlines()[0]}",
+                "raise the limit (ulimit -v); torch takes several GB of addresses",
+            ) from error
         raise FeatvizError(
             f"{_version('torch')} and {_version('torchvision')} cannot be used together: "
             f"{str(error).splitlines()[0] if str(error) else type(error).__name__}",

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import logging
 import os
-import shutil
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from itertools import zip_longest
 from threading import Thread
+from time import monotonic
 from typing import BinaryIO
 
 import torch
@@ -26,11 +26,13 @@ from featviz.pipeline import dry_run, limits, shared_basis
 from featviz.pipeline.dry_pass import effort
 from featviz.pipeline.encoders import Background
 from featviz.pipeline.options import RunOptions
+from featviz.pipeline.place import held, in_any_case, place
 from featviz.pipeline.prepare import Prepared, find_images, prepare
 from featviz.pipeline.processes import ALONE, World
 from featviz.pipeline.resume import (
     RunDocument,
     check_destination,
+    forget_gone,
     names_to_clear,
     open_store,
     run_record,
@@ -38,7 +40,7 @@ from featviz.pipeline.resume import (
 from featviz.pipeline.session import Session
 from featviz.pipeline.signals import stop_requests
 from featviz.records import ImageResult, RunResult, Sample
-from featviz.rundir import RUN_FILE, archive, destination
+from featviz.rundir import destination
 from featviz.rundir.write import RunDirectory
 from featviz.text import quoted
 
@@ -54,6 +56,9 @@ with all of them, the other two 1.0 to 1.3 times."""
 
 MANY = 8
 """Images from which on a run is worth a pass on zeros to share the cores."""
+
+SAVED_EVERY = 5.0
+"""Seconds between two writings of run.json while a run goes on."""
 
 Progress = Callable[[ImageResult, int], None]
 """Called with each finished image and how many there are in all."""
@@ -80,19 +85,32 @@ def run(
             wrong with one image is in its result instead.
     """
     Thread(target=scan.compiled, daemon=True).start()  # numba is loaded while the model is
+    with held(options, team):
+        return _run(model, arguments, options, progress, stdin, team)
+
+
+def _run(
+    model: ModelOptions | LoadedModel,
+    arguments: Sequence[str],
+    options: RunOptions,
+    progress: Progress,
+    stdin: BinaryIO | None,
+    team: World,
+) -> RunResult:
     share = team.share(options.shard)
     images = team.at_first(partial(_find, model, arguments, options, stdin))
     prepared = prepare(model, images, options)
     samples = share.of(prepared.samples)
     options = _limited(prepared, samples, team)
-    with _destination(options, team) as options:
-        prepared = replace(prepared, options=options)
+    with place(options, team) as inside:
+        prepared = replace(prepared, options=inside)
         document = RunDocument(run_record(prepared), prepared.samples)
-        folder = team.at_first(partial(_begin, prepared, document))
-        finished = _Finished(document, progress, len(samples))
+        team.at_first(partial(_begin, prepared, document))
+        folder = RunDirectory(inside.out, inside.durable)
+        finished = _Finished(document, progress, len(samples), folder if team.first else None)
         with (
-            _in_any_case(partial(_end, document, folder, team)),
-            tensorboard.opened(options.board, options.out, options.step) as board,
+            in_any_case(partial(_end, document, folder, team)),
+            tensorboard.opened(options.board, options.out, options.step, options.resume) as board,
         ):
             if board is not None:
                 post_kernels(prepared.model.module, prepared.layers, board)
@@ -137,22 +155,28 @@ def _limited(prepared: Prepared, samples: Sequence[Sample], team: World) -> RunO
     return replace(options, limits=limits.part(options.limits, len(samples), len(prepared.samples)))
 
 
-def _begin(prepared: Prepared, document: RunDocument) -> RunDirectory:
-    folder = open_store(prepared.options, document.record)
+def _begin(prepared: Prepared, document: RunDocument) -> None:
+    options = prepared.options
+    folder = open_store(options, document.record, document.fingerprint)
     folder.refuse_links(document.names)
-    left = folder.clear_images(names_to_clear(folder, document.names, prepared.options.shard))
+    if options.resume:
+        forget_gone(folder, document.names, options.prune)
+    left = folder.clear_images(names_to_clear(folder, document.names, options.shard))
     for way in left:
         log.warning("%s stays: it holds files that featviz did not write", quoted(way))
     document.write(folder)
     shared_basis.write_bases(folder, prepared)
-    return folder
 
 
 class _Finished:
     """The images that are finished: noted in run.json's document, and passed on to the caller."""
 
-    def __init__(self, document: RunDocument, progress: Progress, total: int) -> None:
+    def __init__(
+        self, document: RunDocument, progress: Progress, total: int, folder: RunDirectory | None
+    ) -> None:
+        """`folder` is where run.json is written now and then; None where another process does."""
         self.document, self.progress, self.total = document, progress, total
+        self.folder, self._due = folder, monotonic() + SAVED_EVERY
         self.results: list[ImageResult] = []
         """Only the names and errors of the images."""
         self.pictures = 0
@@ -163,7 +187,16 @@ class _Finished:
         self.results.append(brief)
         self.pictures += len(result.captures)
         self.document.add(result)
+        self._save()
         self.progress(result, self.total)
+
+    def _save(self) -> None:
+        """Write run.json if it is time: who is killed leaves one that is a few seconds old. It
+        takes a fiftieth of the time at most, however long it grows."""
+        began = monotonic()
+        if self.folder is not None and began >= self._due:
+            self.document.write(self.folder)
+            self._due = monotonic() + max(SAVED_EVERY, 50 * (monotonic() - began))
 
     @property
     def last_failed(self) -> bool:
@@ -179,7 +212,7 @@ def _visit_all(session: Session, samples: Sequence[Sample], finished: _Finished)
         _shared_cores(session.prepared) as background,
         session.ahead,
         stop_requests() as stop,
-        _in_any_case(session.settle),
+        in_any_case(session.settle),
     ):
         for sample, following in zip_longest(samples, samples[1:]):
             if stop.is_set() or (options.fail_fast and finished.last_failed):
@@ -201,41 +234,6 @@ def _end(document: RunDocument, folder: RunDirectory, team: World) -> None:
     for errors in shared:
         document.errors |= errors
     document.missing = team.at_first(partial(document.write, folder))
-
-
-@contextmanager
-def _destination(options: RunOptions, team: World) -> Iterator[RunOptions]:
-    """The options with the folder to write into: a hidden one where the run becomes an archive,
-    which is packed at the end, whatever the folder holds by then."""
-    if options.archive is None:
-        yield options
-        return
-    room = team.at_first(partial(archive.room_for_archive, options.archive, options.overwrite))
-    inside = replace(options, out=room / archive.ROOM, overwrite=False)
-    try:
-        with _in_any_case(partial(_pack, inside) if team.first else lambda: None):
-            yield inside
-    finally:
-        if team.first:
-            shutil.rmtree(room, ignore_errors=True)
-
-
-def _pack(inside: RunOptions) -> None:
-    if inside.archive is not None and (inside.out / RUN_FILE).is_file():
-        archive.pack(inside.out, inside.archive)
-
-
-@contextmanager
-def _in_any_case(task: Callable[[], object]) -> Iterator[None]:
-    """Do something at the end of a block; if the block has failed, errors of the task are left
-    out."""
-    try:
-        yield
-    except BaseException:
-        with suppress(FeatvizError, BrokenPipeError):
-            task()
-        raise
-    task()
 
 
 @contextmanager

@@ -15,7 +15,7 @@ from featviz.records import INTERVENTIONS, DrawOptions, Limits, PassOptions
 from featviz.records.checking import filled, no_option
 from featviz.text import parse_bytes
 
-_OF_THE_RUN = {"archive", "fail_fast", "jobs", "step"}
+_OF_THE_RUN = {"archive", "durable", "fail_fast", "jobs", "prune", "step", "verify", "wait"}
 _LIMITS = {"max_output_size": "bytes", "max_files": "files"}
 _PASSING = {"capture", "target", "grad_rule", *(kind.replace("-", "_") for kind in INTERVENTIONS)}
 """The options that are gradients and interventions."""

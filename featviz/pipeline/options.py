@@ -26,7 +26,15 @@ class RunOptions:
     out: Path = Path("featviz-out")
     overwrite: bool = False
     resume: bool = False
-    """Go on with the run that `out` holds."""
+    """Go on with the run that `out` holds, or that was to become `archive`."""
+    verify: bool = False
+    """With `resume`: keep only images all of whose files have their checksums."""
+    prune: bool = False
+    """With `resume`: remove images that are no longer among the inputs."""
+    durable: bool = False
+    """An image gets its name when the disk has all of its files."""
+    wait: Annotated[float, Within(0, hint="give seconds")] = 0.0
+    """Seconds to wait for another process that writes into `out`."""
     archive: Path | None = None
     """Pack the run into this zip file, and leave no folder."""
     nul_separated: bool = False
@@ -56,9 +64,11 @@ class RunOptions:
 
     def contradictions(self) -> Iterator[tuple[str, str]]:
         """Options that exclude each other, as the message and the hint of an error."""
-        for other, given in (("--overwrite", self.overwrite), ("--archive", self.archive)):
-            if self.resume and given:
-                yield f"--resume and {other} exclude each other", "give one of them"
+        if self.resume and self.overwrite:
+            yield "--resume and --overwrite exclude each other", "give one of them"
+        for name, given in (("--verify", self.verify), ("--prune", self.prune)):
+            if given and not self.resume:
+                yield f"{name} is for --resume", "add it, or leave this out"
         if self.step is not None and self.tensorboard is None:
             yield "--step is for --tensorboard", "add it, or leave this out"
 

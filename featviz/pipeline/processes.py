@@ -8,15 +8,20 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
+from threading import Thread
 from typing import Any, TypeVar, cast
 
 import torch.distributed as dist
+from torch.distributed.rendezvous import rendezvous
 
 from featviz.errors import FeatvizError, UsageError
 from featviz.records import Shard
 from featviz.text import quoted
 
 T = TypeVar("T")
+
+_POLL = 0.1
+"""Seconds after which a signal is heeded while processes wait for each other."""
 
 _PATIENCE = timedelta(days=30)
 """How long a process that is done waits for the others: their images may take longer."""
@@ -123,27 +128,81 @@ def _deaths_reported() -> Iterator[None]:
 
 
 @contextmanager
-def world() -> Iterator[World]:
+def world(timeout: float) -> Iterator[World]:
     """Join the processes that torchrun started; alone where there are none.
 
     Messages between them are small objects of Python, so they go by gloo on any device.
 
+    Args:
+        timeout: seconds to wait for the others at the start; their work may take as long as it
+            does.
+
     Raises:
-        UsageError: the variables that torchrun sets are there in part.
+        UsageError: the variables that torchrun sets are there in part, or do not fit each other.
         FeatvizError: the other processes cannot be reached.
+        KeyboardInterrupt: a signal came meanwhile.
     """
-    if os.environ.get("WORLD_SIZE", "1") == "1" or "RANK" not in os.environ:
+    rank, size = _place_among_all()
+    if size == 1:
         yield World()
         return
+    _join(rank, size, timeout)
     try:
-        dist.init_process_group("gloo", timeout=_PATIENCE)
-    except ValueError as error:
-        raise UsageError(
-            f"WORLD_SIZE and RANK are set, but {error}", "start with torchrun"
-        ) from error
-    except RuntimeError as error:
-        raise FeatvizError(f"the other processes cannot be reached: {error}") from error
-    try:
-        yield World(dist.get_rank(), dist.get_world_size())
+        yield World(rank, size)
     finally:
         dist.destroy_process_group()
+
+
+def _place_among_all() -> tuple[int, int]:
+    """RANK and WORLD_SIZE; 0 and 1 where neither is set."""
+    given = {name: os.environ.get(name) for name in ("RANK", "WORLD_SIZE")}
+    if given["RANK"] is None and given["WORLD_SIZE"] in (None, "1"):
+        return 0, 1
+    shown = " and ".join(f"{n}={quoted(v, 20)}" for n, v in given.items() if v is not None)
+    words = [value or "" for value in given.values()]
+    rank, size = (int(w) if re.fullmatch(r"[0-9]{1,9}", w) else -1 for w in words)
+    if not 0 <= rank < size:
+        raise UsageError(
+            f"{shown} name no process of several: RANK is to be from 0 to WORLD_SIZE - 1",
+            "start with torchrun, or unset them",
+        )
+    return rank, size
+
+
+def _join(rank: int, size: int, timeout: float) -> None:
+    """Meet the others in a thread: the call ends for no signal, but waiting for a thread does.
+
+    Python's interpreter does not wait for the thread at its end.
+    """
+    failed: list[BaseException] = []
+
+    def meet() -> None:
+        try:
+            _meet(rank, size, timedelta(seconds=timeout))
+        except BaseException as error:
+            failed.append(error)
+
+    thread = Thread(target=meet, name="featviz-rendezvous", daemon=True)
+    thread.start()
+    while thread.is_alive():
+        thread.join(_POLL)
+    if failed:
+        raise _unmet(failed[0], timeout) from failed[0]
+
+
+def _meet(rank: int, size: int, patience: timedelta) -> None:
+    store, _, _ = next(rendezvous("env://", rank, size, timeout=patience))
+    store.set_timeout(patience)
+    store.set(f"featviz/{rank}", "here")
+    store.wait([f"featviz/{other}" for other in range(size)], patience)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=_PATIENCE)
+
+
+def _unmet(error: BaseException, timeout: float) -> FeatvizError:
+    if isinstance(error, ValueError):
+        return UsageError(f"WORLD_SIZE and RANK are set, but {error}", "start with torchrun")
+    reason = quoted(str(error).splitlines()[0] if str(error) else type(error).__name__)
+    return FeatvizError(
+        f"the other processes were not there within {timeout:g} s: {reason}",
+        "start all of them with torchrun; --timeout SECONDS waits longer",
+    )

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -23,9 +25,13 @@ from featviz.rundir import RUN_FILE
 from featviz.rundir.archive import check_archive
 from featviz.rundir.image import read_image
 from featviz.rundir.ownership import names_of_images, of_run
-from featviz.rundir.read import read_json
+from featviz.rundir.read import image_folders, read_json
 from featviz.rundir.schema import Manifest, check_failures
+from featviz.rundir.verify import faults_of
 from featviz.rundir.write import ImageFolder, RunDirectory, check_free, differences
+from featviz.text import listed, quoted, safe_way
+
+log = logging.getLogger(__name__)
 
 _GROWING = ("images", "failures", "schema_version")
 """Keys of run.json that change while a run goes on."""
@@ -135,7 +141,7 @@ def check_destination(model: ModelOptions | LoadedModel, options: RunOptions) ->
     """
     if options.archive is not None:
         check_archive(options.archive, options.overwrite)
-    elif not options.resume or of_run(options.out) is None:
+    elif not (options.resume and (of_run(options.out) or complete_folders(options.out))):
         known, certain = _foretold(model)
         record = {**versions(), "model": known, "options": _options(options)}
         check_free(options.out, options.overwrite, record, besides(options), certain)
@@ -146,14 +152,53 @@ def besides(options: RunOptions) -> list[Path]:
     return [] if options.board is None else list(options.board.glob(EVENTS))
 
 
-def open_store(options: RunOptions, record: Mapping[str, Any]) -> RunDirectory:
-    """The run directory: a new one, or with `resume` the one that is there.
+def complete_folders(root: Path) -> list[str]:
+    """The folders of a run directory that have an image's manifest, whatever its run.json says."""
+    if not root.is_dir():
+        return []
+    return [way for way, lacks in image_folders(root, {}) if lacks is None]
+
+
+def _was_drawn_by(root: Path, fingerprint: str) -> bool:
+    """Whether an image in a folder is of a run with this fingerprint."""
+    for way in complete_folders(root):
+        with suppress(StoreError):
+            if read_image(root, way).manifest.fingerprint == fingerprint:
+                return True
+    return False
+
+
+def forget_gone(store: RunDirectory, names: Collection[str], prune: bool) -> None:
+    """Name the complete images that are no longer among the inputs, or remove them.
+
+    Raises:
+        StoreError: one cannot be removed.
+    """
+    known = {safe_way(name) for name in names}
+    gone = [way for way in complete_folders(store.root) if way not in known]
+    for way in gone if prune else ():
+        ImageFolder(store.root, way).discard()
+    if gone:
+        what = "removed" if prune else "stays; --prune removes what is"
+        shown = listed([quoted(way) for way in gone], 3)
+        log.warning("%s: %s, no longer among the inputs", shown, what)
+
+
+def open_store(options: RunOptions, record: Mapping[str, Any], fingerprint: str) -> RunDirectory:
+    """The run directory: a new one, or with `resume` the one that is there. Where its run.json is
+    missing or broken, an image that was drawn in the same way is enough: run.json is written anew.
+
+    Args:
+        fingerprint: of the record.
 
     Raises:
         StoreError: it holds another run, or something that is none, or cannot be written.
     """
     apart = besides(options)
     if not options.resume or of_run(options.out) is None:
+        if options.resume and _was_drawn_by(options.out, fingerprint):
+            log.warning("%s is written anew from the manifests", options.out / RUN_FILE)
+            return RunDirectory(options.out).cleared()
         return RunDirectory.create(options.out, options.overwrite, record, apart)
     before = read_json(options.out / RUN_FILE)
     plain = json.loads(json.dumps(record, default=str))
@@ -194,12 +239,21 @@ def _foretold(model: ModelOptions | LoadedModel) -> tuple[dict[str, Any], bool]:
     return known, source.certain and model == plain
 
 
-def kept(folder: ImageFolder, sample: Sample, fingerprint: str) -> ImageResult | None:
-    """An image that is complete: its manifest is there, and fits the run and the file."""
+def kept(
+    folder: ImageFolder, sample: Sample, fingerprint: str, verify: bool = False
+) -> ImageResult | None:
+    """An image that is complete: its manifest is there, and fits the run and the file.
+
+    Args:
+        verify: read all of its files, too.
+    """
     if not folder.is_complete:
         return None
     try:
-        manifest = read_image(folder.root, folder.name).manifest
+        image = read_image(folder.root, folder.name)
+        if verify and any(faults_of(image)):
+            return None
+        manifest = image.manifest
         if manifest.fingerprint != fingerprint or manifest.image.sha256 != decode.digest(sample):
             return None
         return _read_back(manifest, sample, folder)

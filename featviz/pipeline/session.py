@@ -77,10 +77,13 @@ class Session:
             self._finish(before)
 
     def keep(self, sample: Sample) -> bool:
-        """Leave an image as it is if an earlier run has completed it; else clear what it left."""
+        """Leave an image as it is if an earlier run has completed it, and posted it where there is
+        a board; else clear what it left."""
         folder = self.store.image(sample.name)
-        result = kept(folder, sample, self.fingerprint)
-        if result is None:
+        result = kept(folder, sample, self.fingerprint, self.prepared.options.verify)
+        step = self._steps[sample.name]
+        unposted = self.board is not None and self.board.lacks(step, sample.name)
+        if result is None or unposted:
             folder.discard()
             return False
         self.settle()
@@ -144,8 +147,7 @@ class Session:
             raise
         self.report(result)
         if self.board is not None:
-            for post in image.writer.posts:
-                self.board.post(post, self._steps[result.image])
+            self.board.post(image.writer.posts, self._steps[result.image])
 
     def _count(self, folder: ImageFolder) -> None:
         """Hold what the run has written against its limits, image by image: so the same run stops

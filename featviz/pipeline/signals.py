@@ -1,4 +1,5 @@
-"""SIGINT and SIGTERM: the first ends the run after the current image, the second at once."""
+"""SIGINT, SIGTERM and SIGHUP: the first ends the run after the current image, the second one at
+once."""
 
 from __future__ import annotations
 
@@ -11,7 +12,16 @@ from types import FrameType
 
 log = logging.getLogger(__name__)
 
-SIGNALS = (signal.SIGINT, signal.SIGTERM)
+SIGNALS = tuple(
+    getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)
+)
+"""SIGHUP comes when the terminal closes; Windows has none."""
+
+
+def heeded() -> list[signal.Signals]:
+    """Those of the signals that whoever started this process does not have ignored (`nohup`, or a
+    shell's `&`)."""
+    return [number for number in SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
 
 
 @contextmanager
@@ -34,7 +44,7 @@ def stop_requests() -> Iterator[Event]:
     if current_thread() is not main_thread():
         yield event
         return
-    before = {number: signal.signal(number, stop) for number in SIGNALS}
+    before = {number: signal.signal(number, stop) for number in heeded()}
     try:
         yield event
     finally:

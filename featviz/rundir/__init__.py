@@ -2,6 +2,8 @@
 
 RUN_FILE, MANIFEST_FILE, STATS_FILE = "run.json", "manifest.json", "stats.npz"
 INPUT_FILE, BASES_FILE = "input.png", "bases.npz"
+LOCK_FILE = ".featviz.lock"
+"""Is in a folder for as long as a process writes it."""
 AUDIT_FILE, MODELS_FILE, DIFF_FILE = "audit.json", "models.json", "diff.json"
 EXEMPLARS_FILE = "exemplars.json"
 REPORT, REPORT_FILE, INDEX_FILE = "report", "report.html", "index.html"

@@ -38,10 +38,13 @@ def check_archive(archive: Path, overwrite: bool) -> None:
         )
 
 
-def room_for_archive(archive: Path, overwrite: bool) -> Path:
+def room_for_archive(archive: Path, overwrite: bool, resume: bool = False) -> Path:
     """Make a hidden folder beside an archive for the run that it will hold, and return it.
 
     What a killed run left there is removed.
+
+    Args:
+        resume: take the latest folder that a killed run left, or that could not be packed.
 
     Raises:
         StoreError: there is such an archive already, or the folder cannot be made.
@@ -51,19 +54,26 @@ def room_for_archive(archive: Path, overwrite: bool) -> Path:
         place = archive.absolute().parent
         place.mkdir(parents=True, exist_ok=True)
         room = place / part_name(archive.name)
-        for path in place.iterdir():
-            if part_of(path.name) == part_of(room.name):  # a very long name is cut
-                _clear_room(path)
+        # a very long name is cut
+        left = [path for path in place.iterdir() if part_of(path.name) == part_of(room.name)]
+        runs = [path for path in left if _holds_run(path)]
+        if resume and runs:
+            return max(runs, key=lambda path: path.stat().st_mtime)
+        for path in runs:
+            _clear_room(path)
         room.mkdir()
     return room
+
+
+def _holds_run(room: Path) -> bool:
+    return not room.is_symlink() and ownership.of_run(room / ROOM) is not None
 
 
 def _clear_room(room: Path) -> None:
     """Remove a killed run from the hidden folder in which it was to become an archive; a folder in
     which there is anything else stays."""
     with suppress(StoreError, OSError):
-        earlier = None if room.is_symlink() else ownership.of_run(room / ROOM)
-        if earlier is not None:
+        if (earlier := ownership.of_run(room / ROOM)) is not None:
             remove(room / ROOM, earlier.files())
             remove_empty(room)
 

@@ -62,7 +62,7 @@ class _Place(NamedTuple):
 
 
 @contextmanager
-def atomic(path: Path, below: Path | None = None) -> Iterator[BinaryIO]:
+def atomic(path: Path, below: Path | None = None, durable: bool = False) -> Iterator[BinaryIO]:
     """Open a file beside its final name; move it there if the block succeeds.
 
     Folders that are missing are made. A link in the file's place is replaced, not followed.
@@ -70,6 +70,7 @@ def atomic(path: Path, below: Path | None = None) -> Iterator[BinaryIO]:
     Args:
         below: a folder that the path lies in. Then no folder on the way from it to the file may be
             a symbolic link.
+        durable: wait until the disk has the file, and then its name.
 
     Raises:
         StoreError: the file cannot be written; names it.
@@ -80,7 +81,9 @@ def atomic(path: Path, below: Path | None = None) -> Iterator[BinaryIO]:
         try:
             with os.fdopen(descriptor, "wb", buffering=_BUFFER) as file:
                 yield file
+                _flush(file, durable)
             _move(place, part, path.name)
+            _sync([place] if durable else [])
         except BaseException:
             with suppress(FileNotFoundError):
                 os.unlink(place.name(part), dir_fd=place.fd)
@@ -91,18 +94,20 @@ class HiddenFolder:
     """A folder that is written under an unguessable name beside its final one, and moved there when
     all is in it: one move for all of its files, and under its final name it is whole."""
 
-    def __init__(self, path: Path, below: Path) -> None:
+    def __init__(self, path: Path, below: Path, durable: bool = False) -> None:
         """Make it, and the folders that are missing on the way.
 
         Args:
             path: where it is to stand.
             below: a folder that the path lies in. No folder on the way from it to the path may be a
                 symbolic link.
+            durable: wait until the disk has all files before the folder gets its name, and then
+                until it has the name.
 
         Raises:
             StoreError: it cannot be made; names `path`.
         """
-        self.path, self.below = path, below
+        self.path, self.below, self.durable = path, below, durable
         self._folders: set[str] = set()
         self._files: set[str] = set()
         self._name = part_name(path.name)
@@ -131,6 +136,7 @@ class HiddenFolder:
             try:
                 with os.fdopen(descriptor, "wb", buffering=_BUFFER) as file:
                     yield file
+                    _flush(file, self.durable)
             except BaseException:
                 with suppress(FileNotFoundError):
                     os.unlink(place.name(name), dir_fd=place.fd)
@@ -148,6 +154,8 @@ class HiddenFolder:
             StoreError: it cannot be moved, or a link is in its place.
         """
         with reported(self.path), _opened(self.path.parent, self.below) as above:
+            if self.durable:
+                self._sync_folders()
             try:
                 _move(above, self._name, self.path.name)
             except OSError:
@@ -155,7 +163,23 @@ class HiddenFolder:
                     raise
                 self._move_files(last)
                 shutil.rmtree(above.name(self._name), dir_fd=above.fd)
+            if self.durable:
+                self._sync_above()
         self._close()
+
+    def _sync_folders(self) -> None:
+        for folder in self._folders:
+            with self._inside(folder) as place:
+                _sync([place])
+        _sync([self._place])
+
+    def _sync_above(self) -> None:
+        """The folder that has the new name, and those above it, which may be new."""
+        for folder in self.path.parents:
+            with _opened(folder, self.below, make=False) as place:
+                _sync([place])
+            if folder == self.below:
+                return
 
     def discard(self) -> None:
         """Remove it, and the folders above that this has emptied.
@@ -197,10 +221,13 @@ class HiddenFolder:
 
 
 def part_name(name: str) -> str:
-    """An unguessable name for what is being written and will have this one; a very long name is
-    cut, so that the system takes it."""
-    short = os.fsdecode(os.fsencode(name)[:_LONGEST])
-    return f".{short}.{secrets.token_hex(8)}.part"
+    """An unguessable name for what is being written and will have this one."""
+    return f".{cut_name(name)}.{secrets.token_hex(8)}.part"
+
+
+def cut_name(name: str) -> str:
+    """A name, or so much of a very long one that the system takes it with a few letters more."""
+    return os.fsdecode(os.fsencode(name)[:_LONGEST])
 
 
 def part_of(name: str) -> str | None:
@@ -279,6 +306,20 @@ def _move(place: _Place, part: str, name: str, target: _Place | None = None) -> 
     """Give a finished file or folder its name, in the folder it is in or in another one."""
     goal = target or place
     os.replace(place.name(part), goal.name(name), src_dir_fd=place.fd, dst_dir_fd=goal.fd)
+
+
+def _flush(file: BinaryIO, durable: bool) -> None:
+    """Hand a file to the system, or to the disk."""
+    file.flush()
+    if durable:
+        os.fsync(file.fileno())
+
+
+def _sync(places: Iterable[_Place]) -> None:
+    """Wait until the disk has the names in these folders, where the system can tell."""
+    for place in places:
+        if place.fd is not None:
+            os.fsync(place.fd)
 
 
 def _is_folder(place: _Place, name: str) -> bool:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Callable, Collection, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,10 +20,19 @@ from featviz.rundir import (
     DIFF_FILE,
     EXEMPLARS_FILE,
     INDEX_FILE,
+    LOCK_FILE,
     MODELS_FILE,
     RUN_FILE,
+    lock,
 )
-from featviz.rundir.atomic import part_name, part_of, remove, remove_empty, reported
+from featviz.rundir.atomic import (
+    folder_part_of,
+    part_name,
+    part_of,
+    remove,
+    remove_empty,
+    reported,
+)
 from featviz.rundir.ownership import Claim, of_audit, of_diff, of_exemplars, of_report, of_run
 from featviz.text import quoted
 
@@ -42,7 +51,7 @@ class ResultKind:
 
     def is_free(self, root: Path, besides: Collection[Path]) -> bool:
         """Whether a folder holds nothing but what this command will write itself."""
-        apart = {real(path) for path in besides}
+        apart = {real(path) for path in [*besides, root / LOCK_FILE]}
         return all(
             part_of(path.name) in self.parts or real(path) in apart for path in root.iterdir()
         )
@@ -103,26 +112,68 @@ def check_free(
 @contextmanager
 def replacing(root: Path, kind: ResultKind, besides: Collection[Path] = ()) -> Iterator[Path]:
     """A folder beside `root` to write into, which takes its place if the block succeeds: the result
-    appears whole or not at all.
+    appears whole or not at all. Meanwhile `root` is locked.
 
     Raises:
-        StoreError: it cannot be made, written into or moved, or `root` has come to hold something
-            that featviz did not write; names `root`.
+        StoreError: it cannot be made, written into or moved, another process writes it, or `root`
+            has come to hold something that featviz did not write; names `root`.
     """
     final = real(root)
     fresh = final.with_name(part_name(final.name))
-    old = fresh.with_suffix(".old")
     try:
-        with reported(root, "choose another place with --out, or make room"):
+        with lock.held(root), reported(root, "choose another place with --out, or make room"):
+            for path in _left_beside(final):
+                shutil.rmtree(path, ignore_errors=True)
             fresh.mkdir(parents=True)
             yield fresh
-            ways = _to_go(final, kind, besides)
-            _swap(fresh, final, old)
-            _carry(old, final, besides)
-            remove(old, ways)
-            remove_empty(old)
+            put_in_place(fresh, final, kind, besides)
     finally:
         shutil.rmtree(fresh, ignore_errors=True)
+
+
+def place_beside(root: Path) -> Path | None:
+    """A hidden name for a run that is to take the place of the one in a folder, which this process
+    holds; what killed ones have left there is removed.
+
+    None where no folder can be put in its place: it is a mounted disk, or the folder above it
+    cannot be written.
+    """
+    final = real(root)
+    if final.is_mount() or not os.access(final.parent, os.W_OK):
+        return None
+    for path in _left_beside(final):
+        if (left := of_run(path)) is not None:
+            with suppress(StoreError):
+                remove(path, left.files())
+                remove_empty(path)
+    return final.with_name(part_name(final.name))
+
+
+def _left_beside(final: Path) -> list[Path]:
+    """Hidden folders in which processes that were killed have written what was to stand here."""
+    short = folder_part_of(part_name(final.name))
+    return [
+        path
+        for path in final.parent.iterdir()
+        if folder_part_of(path.name) == short and path.is_dir() and not path.is_symlink()
+    ]
+
+
+def put_in_place(
+    fresh: Path, final: Path, kind: ResultKind, besides: Collection[Path] = ()
+) -> None:
+    """Put a finished folder in the place of an earlier result, which is removed.
+
+    Raises:
+        StoreError: something that featviz did not write has come to be there.
+        OSError: it cannot be moved; then the earlier result stays.
+    """
+    old = fresh.with_suffix(".old")
+    ways = _to_go(final, kind, besides)
+    _swap(fresh, final, old)
+    _carry(old, final, besides)
+    remove(old, [*ways, LOCK_FILE])
+    remove_empty(old)
 
 
 def _to_go(final: Path, kind: ResultKind, besides: Collection[Path]) -> list[str]:

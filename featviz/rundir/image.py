@@ -63,7 +63,7 @@ class ReadImage:
     input_size: tuple[int, int]
     """Width and height of input.png."""
     sizes: Mapping[str, int]
-    """Bytes of its pictures, by their names in the folder."""
+    """Bytes of its pictures and tensors, by their names in the folder."""
     kept_stats: Mapping[str, Floats] | None = None
     """Its statistics, where all of a run are kept in memory."""
     pixels: Mapping[str, tuple[int, int]] = field(default_factory=dict)
@@ -82,8 +82,7 @@ class ReadImage:
     @property
     def files(self) -> list[str]:
         """All that the manifest names, and itself, which comes last."""
-        named = [name for row in self.manifest.captures for name in row.files]
-        return [*dict.fromkeys([INPUT_FILE, *named, STATS_FILE]), MANIFEST_FILE]
+        return [*self.manifest.named, MANIFEST_FILE]
 
     @cached_property
     def captures(self) -> Mapping[Place, CaptureRow]:
@@ -223,12 +222,27 @@ def read_image(root: Path, folder: str, hold: bool = False) -> ReadImage:
             plan = row.plan
             sizes[row.file] = check_picture(opened, row.file, (plan.width, plan.height))
             for name in row.files[1:]:
-                opened.size(name)
+                sizes[name] = opened.size(name)
         head, sizes[INPUT_FILE] = opened.head(INPUT_FILE, _PNG_HEAD)
         shown = _png_size(opened, INPUT_FILE, head)
         if (expected := manifest.input.shown) is not None and shown != expected:
             raise _wrong_size(opened, INPUT_FILE, shown, expected)
+        _check_bytes(opened, manifest, {**sizes, STATS_FILE: opened.size(STATS_FILE)})
     return ReadImage(root, folder, manifest, shown, sizes, numbers if hold else None)
+
+
+def _check_bytes(folder: Folder, manifest: Manifest, sizes: Mapping[str, int]) -> None:
+    """Whether the files have as many bytes as were written.
+
+    Raises:
+        StoreError: names the first that has not.
+    """
+    for row in manifest.files or ():
+        if sizes[row.file] != row.bytes:
+            where = quoted(f"{folder.name}/{row.file}")
+            raise StoreError(
+                f"{where} has {sizes[row.file]:,} bytes, by its {MANIFEST_FILE} {row.bytes:,}"
+            )
 
 
 def _read_manifest(folder: Folder) -> Manifest:

@@ -34,6 +34,7 @@ from featviz.rundir import (
     EXEMPLARS_FILE,
     INDEX_FILE,
     INPUT_FILE,
+    LOCK_FILE,
     MANIFEST_FILE,
     MODELS_FILE,
     REPORT,
@@ -126,9 +127,11 @@ class Claim:
         return sorted(ours, key=lambda way: order.get(way, 2 if way.endswith(INDEX_FILE) else 1))
 
     def _sorted(self, besides: Collection[Path]) -> tuple[list[str], list[str]]:
-        """All files below the folder: ours, and the others; without those besides."""
+        """All files below the folder: ours, and the others; without those besides, and the lock
+        of whoever asks."""
         root = os.path.realpath(self.root)
         apart = {os.path.relpath(os.path.realpath(p), root).replace(os.sep, "/") for p in besides}
+        apart.add(LOCK_FILE)
         ours: list[str] = []
         others: list[str] = []
         for way, regular in _walk(self.root):

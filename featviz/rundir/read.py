@@ -73,13 +73,13 @@ def read_run(root: Path, hold: bool = False) -> ReadRun:
     Raises:
         StoreError: it is none, or its run.json does not fit; names the file.
     """
-    record, known = _read_record(root)
+    record, known = read_record(root)
     folders = {safe_way(name): name for name in known.images.complete}
     images: dict[str, ReadImage] = {}
     incomplete: dict[str, str] = {}
     damaged: dict[str, str] = {}
     room = MOST_HELD
-    for folder, reason in _folders(root, folders):
+    for folder, reason in image_folders(root, folders):
         name = folders.get(folder, folder)
         if reason is not None:
             incomplete[name] = reason
@@ -152,7 +152,12 @@ def read_audit(root: Path, given: Path | None) -> Audit | None:
     )
 
 
-def _read_record(root: Path) -> tuple[dict[str, Any], RunRecord]:
+def read_record(root: Path) -> tuple[dict[str, Any], RunRecord]:
+    """The content of a run's run.json, as it stands and as far as it is looked at.
+
+    Raises:
+        StoreError: there is none, it is of kernels, or it does not fit.
+    """
     content = read_json(root / RUN_FILE)
     kind = content.get("kind", "run")
     if kind != "run":
@@ -166,7 +171,7 @@ def _read_record(root: Path) -> tuple[dict[str, Any], RunRecord]:
         raise StoreError(f"{quoted(str(root / RUN_FILE))}: {error}") from error
 
 
-def _folders(root: Path, listed: Mapping[str, str]) -> Iterator[tuple[str, str | None]]:
+def image_folders(root: Path, listed: Mapping[str, str]) -> Iterator[tuple[str, str | None]]:
     """Folders of images, relative to the run directory, and what those that are not whole lack.
 
     Images may lie in folders of their own. A folder with the model's input, with statistics, or

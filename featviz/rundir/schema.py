@@ -19,6 +19,7 @@ from msgspec import Meta
 
 from featviz.files import is_inside, parse_json
 from featviz.records import FORMATS, SUFFIXES, Capture, GridPlan, Guess, Place, Skip
+from featviz.rundir import INPUT_FILE, STATS_FILE
 from featviz.rundir.write import SCHEMA_VERSION
 from featviz.text import by, quoted
 
@@ -213,6 +214,15 @@ class InterventionFields:
 
 
 @dataclass(frozen=True)
+class FileSum:
+    """A row of `files`."""
+
+    file: _Text
+    bytes: _Count
+    sha256: Annotated[str, Meta(pattern=r"\A[0-9a-f]{64}\Z")]
+
+
+@dataclass(frozen=True)
 class Manifest:
     """manifest.json; fields of a later featviz are left out."""
 
@@ -222,10 +232,18 @@ class Manifest:
     captures: list[CaptureRow]
     skipped: list[Skipped]
     never_ran: list[_Text]
+    files: list[FileSum] | None = None
+    """All other files of the image; None up to schema version 1."""
     fingerprint: _Text | None = None
     prediction: list[Class] = field(default_factory=list)
     target: TargetFields | None = None
     interventions: list[InterventionFields] = field(default_factory=list)
+
+    @property
+    def named(self) -> list[str]:
+        """The files of the image, but for the manifest itself."""
+        rows = [name for row in self.captures for name in row.files]
+        return [*dict.fromkeys([INPUT_FILE, *rows, STATS_FILE])]
 
 
 @dataclass(frozen=True)
@@ -485,6 +503,20 @@ def _contradictions(manifest: Manifest) -> Iterator[str]:
             yield misfit(f"captures[{n}].{where}", value, expected)
         if (first := seen.setdefault(row.place, n)) != n:
             yield f"captures[{n}] is the same tensor as captures[{first}]"
+    yield from _of_files(manifest)
+
+
+def _of_files(manifest: Manifest) -> Iterator[str]:
+    """Whether `files` lists each file of the image once, and nothing else."""
+    if manifest.files is None:
+        if manifest.schema_version > 1:
+            yield "files is missing"
+        return
+    listed = [row.file for row in manifest.files]
+    for name in sorted(set(manifest.named) ^ set(listed)):
+        yield f"files {'lists' if name in listed else 'lacks'} {quoted(name)}"
+    if len(set(listed)) < len(listed):
+        yield "files lists a file twice"
 
 
 _ENDS = {"file": SUFFIXES, "tensor": (".npy",), "figure": (".png",)}

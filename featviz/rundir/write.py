@@ -6,10 +6,11 @@ the manifest, the last of them, is in it: what has a manifest is complete. Nothi
 
 from __future__ import annotations
 
+import io
 import json
 import zipfile
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO
@@ -31,12 +32,14 @@ from featviz.rundir.atomic import (
     reported,
 )
 from featviz.rundir.ownership import Claim
+from featviz.rundir.sums import Sum, SummedFile, sealed
 from featviz.text import counted, quoted, safe_name, safe_way
 
 __all__ = ["ImageFolder", "RunDirectory", "atomic", "write_json"]
 
-SCHEMA_VERSION = 1
-"""The version of run.json and manifest.json. 1: first release."""
+SCHEMA_VERSION = 2
+"""The version of run.json and manifest.json. 1: first release. 2: a manifest has `files`, the sizes
+and checksums of all others of the image, and ends with `sha256`, the checksum of itself."""
 
 OPTIONAL = {
     *(
@@ -61,8 +64,14 @@ _SHORT = 40
 class RunDirectory:
     """A run directory that is being written."""
 
-    def __init__(self, root: Path) -> None:
-        self.root = root
+    def __init__(self, root: Path, durable: bool = False) -> None:
+        """Note which folder it is.
+
+        Args:
+            durable: an image gets its name when the disk has its files.
+        """
+        self.root, self.durable = root, durable
+        self._identity = _identity(root)
 
     @classmethod
     def create(
@@ -105,9 +114,22 @@ class RunDirectory:
         """The folder of the image with this relative name, to be written.
 
         Raises:
-            StoreError: it cannot be made.
+            StoreError: it cannot be made, or the run directory is no longer there.
         """
-        return NewImageFolder(self.root, safe_way(name))
+        self.check_place()
+        return NewImageFolder(self, safe_way(name))
+
+    def check_place(self) -> None:
+        """Whether this is still the folder in which the run began.
+
+        Raises:
+            StoreError: it was removed or renamed.
+        """
+        if self._identity is not None and _identity(self.root) != self._identity:
+            raise StoreError(
+                f"{quoted(str(self.root))} was removed or renamed while the run wrote into it",
+                "where it is now, --resume goes on with what is complete",
+            )
 
     def clear_images(self, names: Iterable[str]) -> list[str]:
         """Remove the hidden folders that killed runs left beside those of these images, and folders
@@ -149,9 +171,14 @@ class RunDirectory:
         refuse_links(self.root, map(safe_way, names))
 
     def write_run(self, content: Mapping[str, Any]) -> None:
-        """Write run.json."""
+        """Write run.json.
+
+        Raises:
+            StoreError: it cannot be written, or the run directory is no longer there.
+        """
+        self.check_place()
         content = {"schema_version": SCHEMA_VERSION, **content}
-        write_json(self.root / RUN_FILE, content, self.root)
+        write_json(self.root / RUN_FILE, content, self.root, self.durable)
 
 
 class ImageFolder:
@@ -161,6 +188,8 @@ class ImageFolder:
         self.root, self.name = root, name
         """The run directory, and relative to it, with forward slashes, the folder."""
         self.path = root / name
+        self._sums: dict[str, Sum] = {}
+        """Of the files that were written."""
 
     def file(self, layer: Layer, name: str, image: str | None = None) -> str:
         """A layer's file, relative to this folder: `004_layer1.0.conv1/output.png`.
@@ -179,16 +208,26 @@ class ImageFolder:
 
     @contextmanager
     def writing(self, relative: str) -> Iterator[BinaryIO]:
-        """Open a file of this folder for atomic writing, through no link below the run."""
-        with atomic(self.path / relative, self.root) as file:
-            yield file
+        """Open a file of this folder for writing from its beginning to its end: atomically, and
+        through no link below the run."""
+        with self._opened(relative) as file:
+            summed = SummedFile(file)
+            yield summed.as_file()
+        self._sums[relative] = summed.sum
+
+    def _opened(self, relative: str) -> AbstractContextManager[BinaryIO]:
+        return atomic(self.path / relative, self.root)
 
     def finish(self, manifest: Mapping[str, Any], stats: Mapping[str, Floats]) -> None:
         """Write the statistics, then the manifest: from now on the image is complete."""
         with self.writing(STATS_FILE) as file:
-            write_arrays(file, stats)
-        with self.writing(MANIFEST_FILE) as file:
-            file.write(_json({"schema_version": SCHEMA_VERSION, **manifest}))
+            packed = io.BytesIO()
+            write_arrays(packed, stats)
+            file.write(packed.getvalue())
+        files = [{"file": name, **found._asdict()} for name, found in sorted(self._sums.items())]
+        content = {"schema_version": SCHEMA_VERSION, **manifest, "files": files}
+        with self._opened(MANIFEST_FILE) as file:
+            file.write(sealed(_json(content)))
 
     @property
     def is_complete(self) -> bool:
@@ -216,25 +255,32 @@ class ImageFolder:
 class NewImageFolder(ImageFolder):
     """The folder of an image that is being written; there is none under its name until `finish`."""
 
-    def __init__(self, root: Path, name: str) -> None:
-        super().__init__(root, name)
-        self._hidden = HiddenFolder(self.path, root)
+    def __init__(self, store: RunDirectory, name: str) -> None:
+        super().__init__(store.root, name)
+        self._store = store
+        self._hidden = HiddenFolder(self.path, store.root, store.durable)
 
-    @contextmanager
-    def writing(self, relative: str) -> Iterator[BinaryIO]:
-        """Open a new file of this folder."""
-        with self._hidden.writing(relative) as file:
-            yield file
+    def _opened(self, relative: str) -> AbstractContextManager[BinaryIO]:
+        return self._hidden.writing(relative)
 
     def finish(self, manifest: Mapping[str, Any], stats: Mapping[str, Floats]) -> None:
         """Write the statistics and the manifest, and give the folder its name."""
         super().finish(manifest, stats)
+        self._store.check_place()
         self._hidden.publish(MANIFEST_FILE)
 
     def discard(self) -> None:
         """Remove all that was written."""
         self._hidden.discard()
         super().discard()
+
+
+def _identity(folder: Path) -> tuple[int, int] | None:
+    """The device and the number of a folder; None where there is none."""
+    with suppress(OSError):
+        found = folder.stat()
+        return found.st_dev, found.st_ino
+    return None
 
 
 def manifest_rows(captures: Sequence[Capture], skipped: Sequence[Skip]) -> dict[str, Any]:
@@ -340,13 +386,15 @@ def write_arrays(file: BinaryIO, arrays: Mapping[str, np.ndarray]) -> None:
                 np.lib.format.write_array(member, array, allow_pickle=False)
 
 
-def write_json(path: Path, content: Mapping[str, Any], below: Path | None = None) -> None:
+def write_json(
+    path: Path, content: Mapping[str, Any], below: Path | None = None, durable: bool = False
+) -> None:
     """Write JSON with a line for each entry and for each item of a list of objects.
 
     A tenth of the time of `indent`, for which the standard library leaves its C encoder, and a
     diff of two manifests still shows the captures that differ.
     """
-    with atomic(path, below) as file:
+    with atomic(path, below, durable) as file:
         file.write(_json(content))
 
 

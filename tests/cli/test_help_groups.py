@@ -48,7 +48,7 @@ def test_the_first_screen_of_run_holds_what_a_newcomer_needs(
     assert len(re.findall(r"^    featviz run ", first, re.MULTILINE)) == 5
     needed = ["--layers", "--out", "--overwrite", "--open", "--normalize", "--cmap"]
     assert options_in(first) == [*needed, "--max-maps", "--size", "--arch", "--weights"]
-    assert "`featviz run --help-all` shows all 7" in first
+    assert "`featviz run --help-all` shows all 8" in first
 
 
 @pytest.mark.parametrize("name", LONG)

@@ -68,11 +68,11 @@ def test_a_list_of_lines(
 
 @pytest.mark.parametrize("content", [b"", b"\n\n"])
 def test_an_empty_list_is_a_usage_error(
-    content: bytes, featviz: Run, tiny_file: Path, stdin: Callable[[bytes], None]
+    content: bytes, featviz: Run, tiny_file: Path, out: Path, stdin: Callable[[bytes], None]
 ) -> None:
     """Nothing on stdin is no success."""
     stdin(content)
-    refused(featviz("run", tiny_file, "-", "-q"), 2, "stdin lists no images")
+    refused(featviz("run", tiny_file, "-", "--out", out, "-q"), 2, "stdin lists no images")
 
 
 def test_a_listed_image_that_is_missing_fails_alone(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import product
 from math import isqrt
 from pathlib import Path
@@ -284,6 +284,52 @@ def test_step_without_a_board_is_refused(
     done = featviz(*base, -1, "--tensorboard", tmp_path / "tb")
     assert done.code == 2 and "--step -1 is below 0" in done.err
     assert not (tmp_path / "tb").exists()
+
+
+@pytest.mark.parametrize("cut", [0, 3, -1], ids=["whole", "in the last event", "its last byte"])
+@pytest.mark.parametrize("step", [None, 7], ids=["a folder a run", "training step"])
+def test_a_killed_run_posts_the_rest_and_nothing_twice(
+    step: int | None,
+    cut: int,
+    featviz: Callable[..., Outcome],
+    pictures: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """All images are complete, the last was not posted, or its event is cut off: --resume posts
+    what is missing; kernels, pictures and scalars are there once a step."""
+    torch.save(nn.Sequential(nn.Conv2d(3, 7, 3), nn.ReLU()), tmp_path / "net.pth")
+    base = ["run", tmp_path / "net.pth", pictures, "--layers", "Conv2d,ReLU", "-q", "--size", "12"]
+    base += [] if step is None else ["--step", step]
+    base += ["--out", tmp_path / "out", "--tensorboard"]
+    logs, folder = tmp_path / "tb", tmp_path / "tb" / ("out" if step is None else "")
+    real = tensorboard.Board.post
+
+    def killed(self: tensorboard.Board, posts: Sequence[Any], position: int) -> None:
+        if position == 2 and not cut:
+            raise StoreError("killed")
+        real(self, posts, position)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(tensorboard.Board, "post", killed)
+        assert featviz(*base, logs).code == (0 if cut else 1)
+    (path,) = folder.iterdir()
+    if cut:
+        path.write_bytes(path.read_bytes()[: cut if cut < 0 else -1000 * cut])
+    assert featviz(*base, tmp_path / "all", "--out", tmp_path / "there" / "out").code == 0
+    assert featviz(*base, logs, "--resume").code == 0
+    assert featviz(*base, logs, "--resume").code == 0
+    assert posted(folder) == posted(tmp_path / "all" / folder.relative_to(logs))
+
+
+def posted(folder: Path) -> list[tuple[int, str]]:
+    """Step and tag of every value, by TensorBoard's own reader."""
+    from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
+
+    loaded = [
+        event for path in sorted(folder.iterdir()) for event in EventFileLoader(str(path)).Load()
+    ]
+    return sorted((event.step, value.tag) for event in loaded for value in event.summary.value)
 
 
 def test_kernels_go_to_a_board(

@@ -197,7 +197,7 @@ FIELDS: dict[str, tuple[str, Any, str]] = {
     "prediction": ("prediction", [{"index": 0, "name": 3}], "prediction[0].name is 3, expected te"),
     "target text": ("target", "x", 'target is "x", expected an object or null'),
     "interventions": ("interventions", [1], "interventions[0] is 1, expected an object"),
-    "later version": ("schema_version", 99, "has schema version 99, this featviz reads up to 1"),
+    "later version": ("schema_version", 99, "has schema version 99, this featviz reads up to 2"),
     "version text": ("schema_version", "1", "its schema_version is '1'"),
     "file absolute": (FILE, "/etc/passwd", 'captures[0].file is "/etc/passwd", expected a file in'),
     "file above": (FILE, "../../secret.png", "expected a file inside the image's folder"),

@@ -235,14 +235,20 @@ def test_failures_are_tried_again_and_keep_the_exit_code(
     assert run_json(tmp_path / "out")["failures"] == []
 
 
-@pytest.mark.parametrize("other", ["--overwrite", "--archive=x.zip"])
-def test_resume_goes_with_nothing_that_begins_anew(
-    other: str, featviz: Run, tiny_file: Path, photos: Path
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (("--resume", "--overwrite"), "--resume and --overwrite exclude each other"),
+        (("--verify",), "--verify is for --resume"),
+        (("--overwrite", "--prune"), "--prune is for --resume"),
+    ],
+)
+def test_options_that_do_not_go_with_resume(
+    options: tuple[str, ...], words: str, featviz: Run, tiny_file: Path, photos: Path
 ) -> None:
-    """A usage error that names both options."""
-    done = featviz("run", tiny_file, photos, "--resume", other)
-    option = other.split("=")[0]
-    assert done.code == 2 and f"--resume and {option} exclude each other" in done.err
+    """A usage error that names them; nothing is made."""
+    done = featviz("run", tiny_file, photos, *options, "--out", photos.parent / "out")
+    assert done.code == 2 and words in done.err and not (photos.parent / "out").exists()
 
 
 def test_an_interrupted_resume_does_not_forget_what_was_complete(

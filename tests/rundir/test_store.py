@@ -287,7 +287,7 @@ def test_run_json_comes_back(tmp_path: Path) -> None:
     ("text", "message"),
     [
         (None, "is no run directory: it has no run.json"),
-        ('{"schema_version": 99}', "has schema version 99, this featviz reads up to 1"),
+        ('{"schema_version": 99}', "has schema version 99, this featviz reads up to 2"),
         ("{", "cannot be read"),
         ("", "cannot be read"),
         ("[1]", "cannot be read"),

@@ -146,6 +146,7 @@ More examples:
 @opts.overwrite_option("the audit")
 @opts.null_option
 @opts.json_option("audit.json")
+@opts.timeout_option
 @audit_options
 @opts.input_options
 @opts.model_options
@@ -161,7 +162,7 @@ def command(ctx: click.Context, /, model: str | None, images: Sequence[str], **g
     from featviz.audit.output import audit_table
     from featviz.pipeline import processes
 
-    with _progress() as progress, processes.world() as team:
+    with _progress() as progress, processes.world(given["timeout"]) as team:
         result = audit(sources, images, _audit_options(given), progress, team=team)
         if not team.first:
             return 0

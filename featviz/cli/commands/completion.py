@@ -6,6 +6,7 @@ import click
 from click.shell_completion import get_completion_class
 
 from featviz.cli import options as opts
+from featviz.cli import output
 from featviz.cli.command import Command
 
 
@@ -32,5 +33,5 @@ def command(ctx: click.Context, shell: str) -> int:
     kind = get_completion_class(shell)
     assert kind is not None
     root = ctx.find_root()
-    click.echo(kind(root.command, {}, "featviz", "_FEATVIZ_COMPLETE").source())
+    output.text(kind(root.command, {}, "featviz", "_FEATVIZ_COMPLETE").source())
     return 0

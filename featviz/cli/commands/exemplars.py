@@ -52,6 +52,7 @@ _NAMED = 3
 )
 @opts.batch_size_option
 @opts.shard_option
+@opts.timeout_option
 @opts.out_option("Write the pictures and exemplars.json into this folder.", "featviz-exemplars")
 @opts.overwrite_option("the exemplars")
 @opts.null_option
@@ -93,7 +94,7 @@ def command(ctx: click.Context, /, model: str | None, images: Sequence[str], **g
     from featviz.exemplars import find_exemplars
     from featviz.pipeline import processes
 
-    with _progress() as progress, processes.world() as team:
+    with _progress() as progress, processes.world(given["timeout"]) as team:
         result = find_exemplars(source, images, options, progress, team=team)
     if result is None:
         return 0

@@ -42,6 +42,7 @@ _NAMED = 3
 @run_options.writing_options
 @run_options.limit_options
 @opts.shard_option
+@opts.timeout_option
 @run_options.pass_options
 @run_options.draw_options
 @run_options.view_options
@@ -94,7 +95,7 @@ def command(ctx: click.Context, /, model: str | None, images: Sequence[str], **g
       torchrun --nproc-per-node 4 -m featviz run resnet18 photos/
 
     Exit codes: 0 done, 1 failed, 2 usage, 3 some images failed, 130
-    interrupted.
+    interrupted, 141 stdout closed.
     """
     source = opts.to_model_options(given_or_config(ctx, "model", model), given)
     images = given_or_config(ctx, "images", images)
@@ -107,10 +108,13 @@ def command(ctx: click.Context, /, model: str | None, images: Sequence[str], **g
         raise click.UsageError(f"{wanted} needs a folder, and --archive leaves none.", ctx)
     if given["dry_run"]:
         if processes.speaks():
-            click.echo(dry_run.dry_run(source, images, options).render(given["as_json"]))
+            output.text(dry_run.dry_run(source, images, options).render(given["as_json"]))
         return 0
     left_out = LayersLeftOut()
-    with _progress(given["as_json"], left_out) as progress, processes.world() as team:
+    with (
+        _progress(given["as_json"], left_out) as progress,
+        processes.world(given["timeout"]) as team,
+    ):
         result = pipeline.run(source, images, options, progress, team=team)
         first = team.first
     _conclude(result, left_out, None if wanted or given["archive"] else result.out)
@@ -130,7 +134,10 @@ def _run_options(given: dict[str, Any]) -> Any:
     from featviz.pipeline.options import RunOptions
     from featviz.pipeline.processes import parse_shard
 
-    names = ("out", "overwrite", "resume", "archive", "fail_fast", "jobs", "tensorboard", "step")
+    names = (
+        *("out", "overwrite", "resume", "verify", "prune", "durable", "wait", "archive"),
+        *("fail_fast", "jobs", "tensorboard", "step"),
+    )
     return RunOptions(
         layers=opts.selectors(given),
         nul_separated=given["nul"],

@@ -80,7 +80,7 @@ def command(ctx: click.Context, /, model: str | None, **given: Any) -> int:
     if given["as_json"]:
         output.document(counts.as_json())
     elif given["as_csv"]:
-        click.echo(counts.as_csv(), nl=False)
+        output.text(counts.as_csv())
     else:
         output.table(*counts.table)
     return 0

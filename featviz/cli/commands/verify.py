@@ -1,0 +1,99 @@
+"""`featviz verify`."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from featviz.cli import options as opts
+from featviz.cli import output
+from featviz.cli.command import LIMITS, Command
+from featviz.cli.values import EXISTING_FOLDER
+from featviz.text import counted
+
+if TYPE_CHECKING:
+    from featviz.rundir.verify import RunVerdict, Verified
+
+log = logging.getLogger(__name__)
+
+
+@click.command("verify", cls=Command)
+@click.argument("runs", nargs=-1, required=True, metavar="RUN...", type=EXISTING_FOLDER)
+@opts.option(
+    "--jobs",
+    type=click.IntRange(1),
+    metavar="N",
+    group=LIMITS,
+    show_default="the cores and four more",
+    help="Read files in N threads.",
+)
+@opts.json_option()
+@opts.verbosity_options
+def command(runs: Sequence[Path], jobs: int | None, as_json: bool) -> int:
+    """Check that every file of a run is as it was written.
+
+    Each file of each image is read and held against the size and the SHA-256 in the image's
+    manifest, and the manifest against its own. Nothing is changed: `featviz run ... --resume
+    --verify` draws again what does not fit.
+
+    \b
+    Examples:
+      featviz verify featviz-out
+      featviz verify shards/* --json | jq '.runs[].faults'
+
+    Exit codes: 0 all is whole, 1 no run, 2 usage, 4 something does not fit.
+    """
+    from featviz.rundir import verify
+
+    with output.progress_bar() as advance:
+        verdict = verify.verify(runs, jobs, advance)
+    for run in verdict.runs:
+        _say(run)
+    if as_json:
+        output.document(_document(verdict))
+    return verdict.exit_code
+
+
+def _say(run: RunVerdict) -> None:
+    for fault in run.faults:
+        output.error(f"{run.root}: {fault}")
+    for image in run.images:
+        for fault in image.faults:
+            output.error(f"{run.root}: {fault}")
+    old = sum(not image.summed for image in run.images)
+    if old:
+        log.warning("%s: %s without checksums, by an earlier featviz", run.root, _images(old))
+    damaged = sum(bool(image.faults) for image in run.images)
+    files, size = sum(i.files for i in run.images), sum(i.bytes for i in run.images)
+    what = f"{_images(len(run.images))}, {counted(files, 'file')}, {size / 1e6:.1f} MB"
+    missing = f"; {_images(run.missing)} failed or not drawn yet" if run.missing else ""
+    found = f"{_images(damaged)} damaged" if damaged else "whole" if run.is_whole else "damaged"
+    log.info("%s: %s: %s%s", run.root, what, found, missing)
+
+
+def _images(count: int) -> str:
+    return counted(count, "image")
+
+
+def _document(verdict: Verified) -> dict[str, Any]:
+    return {"whole": verdict.exit_code == 0, "runs": [_row(run) for run in verdict.runs]}
+
+
+def _row(run: RunVerdict) -> dict[str, Any]:
+    faults = [{"image": None, "fault": fault} for fault in run.faults]
+    faults += [
+        {"image": image.name, "fault": fault} for image in run.images for fault in image.faults
+    ]
+    return {
+        "run": str(run.root),
+        "images": len(run.images),
+        "files": sum(image.files for image in run.images),
+        "bytes": sum(image.bytes for image in run.images),
+        "without_checksums": sum(not image.summed for image in run.images),
+        "missing": run.missing,
+        "faults": faults,
+    }

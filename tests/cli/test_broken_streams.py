@@ -1,0 +1,236 @@
+"""Streams and signals as other programs leave them: closed, full, ignored."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from conftest import Outcome
+from runs import SMALL, complete, make_photos, run_json, tree
+
+from featviz.errors import FeatvizError
+from featviz.models import requirements
+from featviz.pipeline import signals
+
+from .outcomes import Run
+
+CODE = "from featviz.cli import main; main()"
+
+
+def start(arguments: list[object], **streams: object) -> subprocess.Popen[str]:
+    return subprocess.Popen(  # type: ignore[call-overload,no-any-return]
+        [sys.executable, "-c", CODE, *map(str, arguments)], text=True, **streams
+    )
+
+
+@pytest.mark.slow
+def test_a_pipe_that_closes_in_the_midst_is_no_success(
+    featviz: Run, tiny_file: Path, tmp_path: Path
+) -> None:
+    """`--json | head -1`: 141, run.json is true, and --resume makes it whole."""
+    photos = make_photos(tmp_path / "photos", 6)
+    base = ["run", tiny_file, photos, *SMALL, "--json", "-q", "--out"]
+    reader, writer = os.pipe()
+    os.close(reader)
+    process = start([*base, tmp_path / "out"], stdout=writer, stderr=subprocess.PIPE)
+    os.close(writer)
+    err = process.communicate()[1]
+    assert (process.returncode, err) == (141, "")
+    images = run_json(tmp_path / "out")["images"]
+    assert images["complete"] == complete(tmp_path / "out") and images["missing"]
+    assert featviz(*base, tmp_path / "out", "--resume").code == 0
+    assert featviz(*base, tmp_path / "whole").code == 0
+    assert tree(tmp_path / "out") == tree(tmp_path / "whole")
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full")
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--help"],
+        ["completion", "bash"],
+        pytest.param(["layers", "MODEL", "--json"], marks=pytest.mark.slow),
+        pytest.param(["layers", "MODEL"], marks=pytest.mark.slow),
+        pytest.param(["run", "MODEL", "PHOTOS", "--json", "--out", "OUT"], marks=pytest.mark.slow),
+    ],
+    ids=lambda arguments: "-".join(arguments[:3]),
+)
+def test_a_full_disk_behind_stdout_is_one_line(
+    arguments: list[str], tiny_file: Path, photos: Path, tmp_path: Path
+) -> None:
+    """Exit code 1, whatever it was that could not be printed."""
+    places = {"MODEL": tiny_file, "PHOTOS": photos, "OUT": tmp_path / "out"}
+    with Path("/dev/full").open("w") as full:
+        process = start([places.get(a, a) for a in arguments], stdout=full, stderr=subprocess.PIPE)
+        err = process.communicate()[1]
+    lines = [line for line in err.splitlines() if line.startswith("error: ")]
+    assert process.returncode == 1 and "Traceback" not in err
+    assert lines == ["error: stdout cannot be written: No space left on device"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("closed", [">&-", "2>&-", ">&- 2>&-", "<&- >&- 2>&-"])
+def test_closed_streams_do_not_stop_the_drawing(
+    closed: str, featviz: Run, tiny_file: Path, photos: Path, tmp_path: Path
+) -> None:
+    """The tree is that of a run whose streams are open: nothing was printed into a picture."""
+    base = ["run", tiny_file, photos, *SMALL, "--json", "--out"]
+    words = " ".join(f"'{word}'" for word in [*base, tmp_path / "out"])
+    command = f"'{sys.executable}' -c '{CODE}' {words} {closed}"
+    assert subprocess.run(command, shell=True, capture_output=True, check=False).returncode == 0
+    assert featviz(*base, tmp_path / "whole").code == 0
+    assert tree(tmp_path / "out") == tree(tmp_path / "whole")
+
+
+def test_ignored_signals_stay_ignored() -> None:
+    """`nohup` and a shell's `&` have them ignored; all others are heeded, and given back."""
+    before = {number: signal.getsignal(number) for number in signals.SIGNALS}
+    assert {signal.SIGINT, signal.SIGTERM, signal.SIGHUP} == set(before)
+    try:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        with signals.stop_requests() as stop:
+            os.kill(os.getpid(), signal.SIGINT)
+            assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN and not stop.is_set()
+            os.kill(os.getpid(), signal.SIGHUP)
+            assert stop.is_set()
+        assert signal.getsignal(signal.SIGHUP) == before[signal.SIGHUP]
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ignored", [True, False])
+def test_sighup_before_the_first_image(ignored: bool, photos: Path, tmp_path: Path) -> None:
+    """It ends the command as SIGTERM does, and under nohup it does nothing."""
+    (tmp_path / "net.py").write_text(
+        textwrap.dedent(
+            """
+            import sys, torch
+            def make():
+                print(flush=True)
+                sys.stdin.readline()
+                return torch.nn.Sequential(torch.nn.Conv2d(3, 2, 3))
+            """
+        )
+    )
+    base = ["run", f"{tmp_path}/net.py:make", photos, "--size", "8", "--out", tmp_path / "out"]
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN) if ignored else None
+    try:
+        process = start(base, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    finally:
+        if ignored:
+            signal.signal(signal.SIGHUP, before)
+    with process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        process.send_signal(signal.SIGHUP)
+        err = process.communicate("\n")[1]
+    assert process.returncode == (0 if ignored else 130), err
+    assert (tmp_path / "out").exists() == ignored
+
+
+def test_too_little_memory_is_not_blamed_on_versions(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the loader says of a library that cannot be mapped."""
+    words = "libtorch_cpu.so: failed to map segment from shared object"
+    monkeypatch.setitem(sys.modules, "torchvision", None)
+    real: Callable[..., object] = __import__
+
+    def no_room(name: str, *more: object) -> object:
+        if name == "torchvision":
+            raise ImportError(words)
+        return real(name, *more)
+
+    monkeypatch.setattr("builtins.__import__", no_room)
+    with pytest.raises(FeatvizError, match="too little memory to load torch") as raised:
+        requirements.require_torch()
+    assert "ulimit -v" in str(raised.value.hint)
+    assert words in raised.value.message
+
+
+@pytest.mark.parametrize(
+    "variables",
+    [
+        {"RANK": "1"},
+        {"WORLD_SIZE": "4"},
+        {"RANK": "4", "WORLD_SIZE": "4"},
+        {"RANK": "-1", "WORLD_SIZE": "2"},
+        {"RANK": "0", "WORLD_SIZE": "two"},
+    ],
+)
+def test_half_a_torchrun_is_a_usage_error(
+    variables: dict[str, str],
+    featviz: Run,
+    tiny_file: Path,
+    photos: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """One line that names what is set; nothing waits and nothing is made."""
+    for name in ("RANK", "WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    done: Outcome = featviz("run", tiny_file, photos, "--out", tmp_path / "out")
+    assert done.code == 2 and done.err.count("error: ") == 1
+    assert all(f"{name}={value}" in done.err for name, value in variables.items())
+    assert "start with torchrun, or unset them" in done.err and not (tmp_path / "out").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rank", ["0", "1"])
+@pytest.mark.parametrize("ending", ["timeout", "SIGINT", "SIGTERM", "SIGHUP"])
+def test_a_peer_that_never_comes(
+    rank: str, ending: str, tiny_file: Path, photos: Path, tmp_path: Path, free_port: int
+) -> None:
+    """--timeout ends the wait with one line, and so does each signal."""
+    variables = {"RANK": rank, "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1"}
+    env = {**os.environ, **variables, "MASTER_PORT": str(free_port)}
+    limit = "1" if ending == "timeout" else "500"
+    base = ["run", tiny_file, photos, *SMALL, "--out", tmp_path / "out", "--timeout", limit]
+    code = CODE
+    if ending != "timeout":  # say when the wait begins
+        code = (
+            "from featviz.pipeline import processes as p\nreal = p._meet\n"
+            "def meet(*a): print('waits', flush=True); real(*a)\np._meet = meet\n" + CODE
+        )
+    with subprocess.Popen(
+        [sys.executable, "-c", code, *map(str, base)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=env,
+    ) as process:
+        if ending != "timeout":
+            assert process.stdout is not None and process.stdout.readline() == "waits\n"
+            process.send_signal(getattr(signal, ending))
+        err = process.communicate(timeout=120)[1]
+    lines = [line for line in err.splitlines() if line.startswith("error: ")]
+    if ending == "timeout":
+        assert process.returncode == 1 and len(lines) == 1
+        assert "the other processes were not there within 1 s" in lines[0]
+    else:
+        assert process.returncode == 130 and lines == ["error: interrupted"]
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.fixture
+def free_port() -> int:
+    import socket
+
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return int(found.getsockname()[1])
+
+
+def test_the_lines_of_json_are_lines(featviz: Run, tiny_file: Path, photos: Path) -> None:
+    """What is printed through the check of stdout is what was to be printed."""
+    done = featviz("run", tiny_file, photos, *SMALL, "--json", "--out", photos.parent / "o")
+    assert [json.loads(line)["image"] for line in done.out.splitlines()] == ["00.png", "01.png"]
