@@ -110,7 +110,7 @@ class RunKeywords(GridKeywords, LoadingKeywords, total=False):
     flat: bool
     tensors: bool | Literal["npy"] | None
     archive: str | Path | None
-    wait: float | None
+    wait: float
     verify: bool
     prune: bool
     durable: bool

@@ -171,6 +171,6 @@ def test_an_image_that_it_fails_on_is_that_images_failure(
 
 def test_a_module_of_the_callers_takes_no_transform(image: Path, tmp_path: Path) -> None:
     """A transform may change how a module is called, and a module is given back as it was."""
-    with pytest.raises(UsageError, match="transform is for a MODEL string"):
+    with pytest.raises(UsageError, match="transform as text is for a MODEL string"):
         package.run(nn.Conv2d(3, 1, 1), image, out=tmp_path / "out", transform="a.py:f")
     assert torch.is_grad_enabled()

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from conftest import Outcome
 from PIL import Image
-from rundirs import Drawn, write_run
+from rundirs import Drawn, without_sums, write_run
 
 from featviz.errors import StoreError, UsageError
 from featviz.report import ReportOptions, build_report
@@ -37,6 +37,7 @@ def noisy(tmp_path: Path) -> Path:
         with Image.open(path) as picture:
             pixels = rng.integers(0, 255, picture.size[::-1], np.uint8)
         Image.fromarray(pixels).save(path)
+        without_sums(path.parent.parent)
     return root
 
 
