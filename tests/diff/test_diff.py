@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from rundirs import without_sums
 from torch import nn
 
 from featviz.records import Place
@@ -380,6 +381,7 @@ def test_fifty_images_of_twenty_layers(featviz: CLI, tmp_path: Path) -> None:
         if not kept:
             for path in tmp_path.glob("*/*/manifest.json"):
                 path.write_text(path.read_text().replace('"tensor"', '"not_kept"'))
+                without_sums(path.parent)
         code, document = documented(featviz, tmp_path / "base", tmp_path / "new")
         assert (code, document["first_divergence"]["layer"]) == (4, "10")
         assert layer_of(document, "10")["by"] == ["tensors" if kept else "statistics and pixels"]

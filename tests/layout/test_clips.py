@@ -331,8 +331,8 @@ def test_clips_of_torchvisions_models(
     for i in range(frames):
         scene.crop((6 * i, 0, 6 * i + 300, 300)).save(folder / f"frame{i}.png")
     side = size or 224
-    options = {"size": (side, side), "tensors": "npy", "scale": 1, "frames": frames}
-    fv.run(model, folder, layers, out, **options, **AS_IS)
+    options = {"size": (side, side), "tensors": "npy", "scale": 1, "padding": 2}
+    fv.run(model, folder, layers, out, frames=frames, **options, **AS_IS)
     found = rows(out / "clip")
     assert len(found) == layers.count(",") + 1
     for (layer, _, _), row in found.items():
