@@ -209,8 +209,9 @@ def of_report(root: Path) -> Claim | None:
 
 
 def names_of_images(record: Mapping[str, Any]) -> list[str]:
-    """The images that a run.json knows of: complete, missing or failed; none for kernels."""
-    return [] if record.get("kind") is not None else _names(record)
+    """The images that a run.json knows of: complete, missing or failed; none for kernels, and where
+    it is damaged."""
+    return _names(record) if _is_run(record) and record.get("kind") is None else []
 
 
 def left_of_image(root: Path, way: str) -> list[str]:

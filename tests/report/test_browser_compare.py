@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 from rundirs import Drawn, write_run
 
-from featviz import diff
+from featviz.diff import DiffThresholds, Outputs, diff
 from featviz.report import ReportOptions, build_report, comparing
 
 from .browsing import STATS, Page, missing_pictures
@@ -38,8 +38,8 @@ def compared(tmp_path_factory: pytest.TempPathFactory) -> Path:
             for n, (layer, by) in enumerate(layers, 1)
         ]
         write_run(folder / name, {"a.png": drawn})
-    outputs = diff.Outputs(html=folder / "diff.html", render=comparing.render)
-    diff.diff(folder / "before", folder / "after", diff.DiffThresholds(), outputs)
+    outputs = Outputs(html=folder / "diff.html", render=comparing.render)
+    diff(folder / "before", folder / "after", DiffThresholds(), outputs)
     build_report(folder / "before", ReportOptions(compare=folder / "after"))
     return folder
 
