@@ -11,12 +11,13 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from featviz.audit import gates, model_audit, output
-from featviz.audit.model_audit import AuditRequest, Examined, Progress
+from featviz.audit.model_audit import AuditRequest, Examined
 from featviz.audit.output import SCHEMA_VERSION
 from featviz.errors import CHECK_FAILED, UsageError
 from featviz.images import decode, find
 from featviz.images.group import natural_key
 from featviz.models.load import LoadedModel, ModelOptions, load_model
+from featviz.pipeline.batches import BatchProgress
 from featviz.pipeline.prepare import grouped, warn_of_guess
 from featviz.pipeline.processes import ALONE, World
 from featviz.records import Sample, Verdict
@@ -88,7 +89,7 @@ def audit(
     models: Sequence[ModelOptions] | LoadedModel,
     arguments: Sequence[str],
     options: AuditOptions,
-    progress: Progress = lambda image, error, total: None,
+    progress: BatchProgress = lambda image, error, total: None,
     stdin: BinaryIO | None = None,
     team: World = ALONE,
 ) -> AuditResult:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
@@ -22,7 +22,7 @@ from featviz.hooks.eval_mode import in_eval_mode
 from featviz.models.load import LoadedModel
 from featviz.models.preprocess import InputOptions
 from featviz.models.requirements import versions
-from featviz.pipeline.batches import Batch, batches, run_batch
+from featviz.pipeline.batches import Batch, BatchProgress, batches, run_batch
 from featviz.pipeline.prepare import blank_input
 from featviz.pipeline.processes import ALONE, World
 from featviz.records import Sample
@@ -30,9 +30,6 @@ from featviz.records.findings import Thresholds
 from featviz.text import listed
 
 log = logging.getLogger(__name__)
-
-Progress = Callable[[str, FeatvizError | None, int], None]
-"""Called with each image's name, what went wrong with it, and how many there are in all."""
 
 _NAMED = 3
 """Layers that a warning names; audit.json has them all."""
@@ -73,7 +70,7 @@ class ModelVisit:
     model: LoadedModel
     samples: Sequence[Sample]
     asked: AuditRequest
-    progress: Progress
+    progress: BatchProgress
     team: World = ALONE
     seen: list[int] = field(default_factory=list)
     """Numbers of the images that went through."""
@@ -150,7 +147,7 @@ def examine(
     model: LoadedModel,
     samples: Sequence[Sample],
     asked: AuditRequest,
-    progress: Progress,
+    progress: BatchProgress,
     team: World = ALONE,
 ) -> Examined | None:
     """Audit a model.

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from featviz.errors import StoreError
+from featviz.errors import FeatvizError, StoreError
 from featviz.text import printable, printable_json
 
 if TYPE_CHECKING:
@@ -151,3 +151,17 @@ def progress_bar() -> Iterator[Callable[[int], None]]:
     with Progress(console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task("images", total=None)
         yield lambda total: bar.update(task, total=total, advance=1)
+
+
+@contextmanager
+def batch_progress() -> Iterator[Callable[[str, FeatvizError | None, int], None]]:
+    """Print on stderr what goes wrong with an image, and a bar on a terminal: a
+    `pipeline.batches.BatchProgress`."""
+    with progress_bar() as advance:
+
+        def report(image: str, fault: FeatvizError | None, total: int) -> None:
+            advance(total)
+            if fault is not None:
+                error(f"{image}: {fault.message}", fault.hint)
+
+        yield report

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import partial
@@ -30,7 +30,7 @@ from featviz.hooks.capture import hooked
 from featviz.hooks.eval_mode import in_eval_mode
 from featviz.images import find
 from featviz.models.load import LoadedModel, ModelOptions, load_model
-from featviz.pipeline.batches import batches, run_batch
+from featviz.pipeline.batches import BatchProgress, batches, run_batch
 from featviz.pipeline.dry_pass import choose_layers
 from featviz.pipeline.prepare import blank_input, grouped, warn_of_guess
 from featviz.pipeline.processes import ALONE, World
@@ -50,9 +50,6 @@ from featviz.text import by, listed
 from featviz.version import __version__
 
 log = logging.getLogger(__name__)
-
-ExemplarProgress = Callable[[str, FeatvizError | None, int], None]
-"""Called with each image's name, what went wrong with it, and how many there are in all."""
 
 _NAMED = 3
 """Layers that a warning names; exemplars.json has them all."""
@@ -97,7 +94,7 @@ def find_exemplars(
     model: ModelOptions | LoadedModel,
     arguments: Sequence[str],
     options: ExemplarOptions,
-    progress: ExemplarProgress = lambda image, error, total: None,
+    progress: BatchProgress = lambda image, error, total: None,
     stdin: BinaryIO | None = None,
     team: World = ALONE,
 ) -> ExemplarResult | None:
@@ -174,7 +171,7 @@ class _Visit:
     model: LoadedModel
     samples: Sequence[Sample]
     options: ExemplarOptions
-    progress: ExemplarProgress
+    progress: BatchProgress
     tops: Tops = field(default_factory=dict)
     skipped: dict[str, str] = field(default_factory=dict)
     seen: int = 0

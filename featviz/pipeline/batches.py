@@ -21,6 +21,9 @@ from featviz.records import Sample
 Failed = Callable[[int, FeatvizError], None]
 """Called with the number of an image that failed."""
 
+BatchProgress = Callable[[str, FeatvizError | None, int], None]
+"""Called with each image's name, what went wrong with it, and how many there are in all."""
+
 
 @dataclass(frozen=True)
 class Batch:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import logging
 import textwrap
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -15,7 +14,6 @@ from featviz.cli import mistakes, output
 from featviz.cli import options as opts
 from featviz.cli.command import FINDINGS, MODEL, OUTPUT, Command
 from featviz.cli.values import FILE, given_or_config
-from featviz.errors import FeatvizError
 from featviz.models.sources import MODEL_HELP
 from featviz.records.findings import FINDINGS as KNOWN_FINDINGS
 from featviz.records.findings import Thresholds
@@ -23,7 +21,6 @@ from featviz.text import counted
 
 if TYPE_CHECKING:
     from featviz.audit import AuditResult
-    from featviz.audit.model_audit import Progress
 
 log = logging.getLogger(__name__)
 
@@ -162,7 +159,7 @@ def command(ctx: click.Context, /, model: str | None, images: Sequence[str], **g
     from featviz.audit.output import audit_table
     from featviz.pipeline import processes
 
-    with _progress() as progress, processes.world(given["timeout"]) as team:
+    with output.batch_progress() as progress, processes.world(given["timeout"]) as team:
         result = audit(sources, images, _audit_options(given), progress, team=team)
         if not team.first:
             return 0
@@ -198,19 +195,6 @@ def _audit_options(given: dict[str, Any]) -> Any:
     )
     names = ("out", "overwrite", "fail_on", "baseline", "junit", "prune_out")
     return AuditOptions(asked, nul_separated=given["nul"], **{name: given[name] for name in names})
-
-
-@contextmanager
-def _progress() -> Iterator[Progress]:
-    """Print failures on stderr, and a bar on a terminal."""
-    with output.progress_bar() as advance:
-
-        def report(image: str, error: FeatvizError | None, total: int) -> None:
-            advance(total)
-            if error is not None:
-                output.error(f"{image}: {error.message}", error.hint)
-
-        yield report
 
 
 def _conclude(result: AuditResult) -> None:

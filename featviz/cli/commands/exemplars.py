@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -13,12 +12,11 @@ from featviz.cli import options as opts
 from featviz.cli import output
 from featviz.cli.command import DRAWING, Command
 from featviz.cli.values import given_or_config
-from featviz.errors import FeatvizError
 from featviz.records.exemplars import ExemplarChoice
 from featviz.text import counted, listed
 
 if TYPE_CHECKING:
-    from featviz.exemplars import ExemplarProgress, ExemplarResult
+    from featviz.exemplars import ExemplarResult
 
 log = logging.getLogger(__name__)
 
@@ -94,7 +92,7 @@ def command(ctx: click.Context, /, model: str | None, images: Sequence[str], **g
     from featviz.exemplars import find_exemplars
     from featviz.pipeline import processes
 
-    with _progress() as progress, processes.world(given["timeout"]) as team:
+    with output.batch_progress() as progress, processes.world(given["timeout"]) as team:
         result = find_exemplars(source, images, options, progress, team=team)
     if result is None:
         return 0
@@ -118,19 +116,6 @@ def _options(given: dict[str, Any]) -> Any:
         nul_separated=given["nul"],
         **{name: given[name] for name in ("out", "overwrite", "batch_size")},
     )
-
-
-@contextmanager
-def _progress() -> Iterator[ExemplarProgress]:
-    """Print failures on stderr, and a bar on a terminal."""
-    with output.progress_bar() as advance:
-
-        def report(image: str, error: FeatvizError | None, total: int) -> None:
-            advance(total)
-            if error is not None:
-                output.error(f"{image}: {error.message}", error.hint)
-
-        yield report
 
 
 def _conclude(result: ExemplarResult) -> None:
