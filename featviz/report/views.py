@@ -66,6 +66,7 @@ class Figure:
         parts = [f"range {words.number(row.min)} to {words.number(row.max)}"]
         parts.append(f"zeros {words.percent(row.zero_fraction)}")
         parts += [f"{row.nonfinite:,} NaN or infinite"] if row.nonfinite else []
+        parts += [f"slices {side}"] if (side := words.slices(row)) else []
         return " · ".join(parts)
 
     @property
