@@ -108,7 +108,8 @@ def report(
         out: the folder of the report, or its file with `single_file` or `zip`. None is `report`,
             `report.html` or `report.zip` in the run directory.
         single_file: write one file that holds everything.
-        max_size: bytes that `single_file` may have; each layer shows fewer maps to stay within.
+        max_size: bytes that `single_file` may have; figures are left out, and tiles are smaller and
+            fewer, to stay within.
         zip: pack the report with the pictures that it needs.
         compare: another run, whose pictures are shown beside this one's.
         kernels: a folder that `featviz.kernels` wrote, shown with the channels they make.

@@ -15,7 +15,6 @@ from featviz.report import excited, pages, shrinking, views
 from featviz.report.links import FolderLinks, PackedLinks
 from featviz.report.words import megabytes
 from featviz.rundir import (
-    INPUT_FILE,
     REPORT_FILE,
     REPORT_ZIP,
     archive,
@@ -31,7 +30,7 @@ from featviz.rundir.schema import Audit
 
 MOST_BYTES = 25_000_000
 """Bytes of a report in one file, where nothing else is asked for: what usual mail servers take."""
-_ATTEMPTS = 5
+_ATTEMPTS = 7
 """How often a report of one file is made smaller."""
 
 _OVERHEAD = 4 / 3
@@ -46,7 +45,8 @@ class ReportOptions:
     """The folder or file; None is `report`, `report.html` or `report.zip` in RUN."""
     single_file: bool = False
     max_size: int = MOST_BYTES
-    """Bytes that a report of one file may have; each layer shows fewer tiles to stay within."""
+    """Bytes that a report of one file may have; figures are left out, large maps have fewer pixels,
+    and each layer shows fewer tiles to stay within."""
     zip: bool = False
     """Whether the report and its pictures become one zip file."""
     compare: Path | None = None
@@ -70,6 +70,8 @@ class ReportResult:
     """Images that the report names but cannot show, and why."""
     tiles: int | None = None
     """The most tiles that a layer shows, where they are fewer so that one file stays small."""
+    smaller: bool = False
+    """Whether large maps have fewer pixels, so that one file stays small."""
 
 
 def build_report(root: Path, options: ReportOptions) -> ReportResult:
@@ -169,39 +171,25 @@ class _Beside:
 def _write_single(
     run: ReadRun, other: ReadRun | None, beside: _Beside, options: ReportOptions
 ) -> ReportResult:
-    """One file, with as many tiles of each layer as it has room for."""
+    """One file, with as much of the run as it has room for."""
     out = options.out or run.root / REPORT_FILE
     if out.exists() and not ownership.is_page(out):
         raise _taken(out)
     runs = [one for one in (run, other) if one is not None]
-    for tiles, room in _attempts(runs, options.max_size):
-        shown = runs
-        if tiles is not None:
-            channels = shrinking.telling_channels(run, tiles)
-            shown = [shrinking.with_fewer_tiles(one, channels) for one in runs]
+    room = options.max_size / _OVERHEAD
+    for _ in range(_ATTEMPTS):
+        if (form := shrinking.form_within(runs, room)) is None:
+            break
+        shown = shrinking.shrunk(runs, form)
         arranged = beside.arrange(shown[0], shown[1] if other else None)
-        arranged = replace(arranged, tiles=tiles, max_size=options.max_size)
+        arranged = replace(arranged, form=form, max_size=options.max_size)
         content = _encoded(pages.render_single(arranged))
         if len(content) <= options.max_size:
             with atomic(out) as file:
                 file.write(content)
-            return ReportResult(out, (out,), run.left_out, tiles)
-        room.append(room[-1] - 1.1 * (len(content) - options.max_size) / _OVERHEAD)
+            return ReportResult(out, (out,), run.left_out, form.tiles, form.smaller)
+        room = form.bytes - 1.1 * (len(content) - options.max_size) / _OVERHEAD
     raise _too_large(options.max_size)
-
-
-def _attempts(runs: list[ReadRun], most: int) -> Iterator[tuple[int | None, list[float]]]:
-    """How many tiles a layer may have, None for all, and the bytes that its pictures then have, to
-    which the caller adds a smaller number if that was too much."""
-    images = [image for run in runs for image in run.images.values()]
-    inputs = sum(image.sizes[INPUT_FILE] for image in images)
-    tiles = max((len(row.drawn) for i in images for row in i.captures.values()), default=0) + 1
-    all_tiles, room = tiles - 1, [most / _OVERHEAD - inputs]
-    for _ in range(_ATTEMPTS):
-        tiles = min(tiles - 1, shrinking.tiles_within(runs, room[-1]))
-        if room[-1] < 0 or tiles < min(shrinking.FEWEST, all_tiles):
-            return
-        yield (None if tiles == all_tiles else tiles), room
 
 
 def _taken(out: Path) -> StoreError:

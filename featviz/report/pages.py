@@ -117,7 +117,7 @@ class _PageWriter:
         self._inputs: dict[tuple[str, bool], Markup] = {}
         runs = {False: views.run, True: views.other}
         self._options = {o: (run.record.get("options") or {}) for o, run in runs.items() if run}
-        if views.tiles is not None:
+        if views.form.tiles is not None:
             self._options = {o: {**own, "max_size": 1} for o, own in self._options.items()}
         self._around = {**_around(views.images), **_around(views.layers)}
         self._tensors = {
@@ -130,6 +130,7 @@ class _PageWriter:
             "links": links,
             "model": words.model_name(views.run),
             "labels": views.labels,
+            "form": views.form,
             "words": words,
             "home": links.page(RUN_PAGE),
             "totals_of": self.totals.of,

@@ -58,6 +58,8 @@ class Figure:
     """The file that holds its numbers."""
     other: bool
     """Whether it belongs to the run that this one is compared with."""
+    titled: PictureView | None = None
+    """The figure of `--figure`, with a title, the input and a colour bar."""
 
     @property
     def brief(self) -> str:
@@ -169,6 +171,20 @@ class LayerPage:
 
 
 @dataclass(frozen=True)
+class Form:
+    """How much of a run a report shows; all of it, but in one file that must stay small."""
+
+    bytes: float = 0.0
+    """Those of all its pictures, about."""
+    figures: bool = True
+    """Whether it shows the figures of `--figure`."""
+    smaller: bool = False
+    """Whether large maps have fewer pixels."""
+    tiles: int | None = None
+    """The most tiles that a layer shows; None for all."""
+
+
+@dataclass(frozen=True)
 class Silence:
     """A layer that gave no picture."""
 
@@ -193,8 +209,8 @@ class ReportViews:
     """By the names of their layers."""
     exemplars: Mapping[tuple[str, str], Sequence[Any]] = field(default_factory=dict)
     """`excited.ExemplarView`s by the page of a layer and the stem of a tensor."""
-    tiles: int | None = None
-    """The most tiles that a layer shows, where they are fewer so that one file stays small."""
+    form: Form = field(default_factory=Form)
+    """How much of the run is shown, where one file must stay small."""
     max_size: int = 0
     """Bytes that this file may have."""
 
@@ -274,9 +290,9 @@ def _image_page(number: int, image: ReadImage, other: ReadImage | None, at: _Pla
     groups = []
     for n, (key, row) in enumerate(shown.rows.items()):
         script = at.script(number, key)
-        figures = [shown.figure(key, script)]
+        figures = [shown.figure(key, script, at.page(key))]
         if beside is not None and (same := beside.same.get(key[1:])) is not None:
-            figures.append(beside.figure(same, script))
+            figures.append(beside.figure(same, script, at.page(key)))
         groups.append(Group(f"{id}-{n}", row.label, row.type, key[2], at.page(key), tuple(figures)))
     return ImagePage(
         id,
@@ -305,14 +321,19 @@ class _Shown:
         """Keys, by what does not depend on the position of a layer in its model."""
         self._numbers = {key: n for n, key in enumerate(self.rows)}
 
-    def figure(self, key: Key, script: str) -> Figure:
-        """The grid of a tensor."""
+    def figure(self, key: Key, script: str, page: str) -> Figure:
+        """The grid of a tensor, and its figure, which the page of its layer shows."""
         row, name = self.rows[key], self.image.name
         alt = f"{words.tiles(row)} of {row.label}, {row.place.stem}, of {name}"
         size = (row.plan.width, row.plan.height)
         id = f"{self.id}-{self._numbers[key]}"
         picture = PictureView(id, self.image, row.file, size, alt, self.home)
-        return Figure(picture, self.input, row, name, script, self.other)
+        titled = None
+        if row.figure is not None:
+            alt = f"Figure of {row.label}, {row.place.stem}, of {name}"
+            pixels = self.image.pixels[row.figure]
+            titled = PictureView(f"{id}-f", self.image, row.figure, pixels, alt, page)
+        return Figure(picture, self.input, row, name, script, self.other, titled)
 
 
 def _layer_pages(images: Sequence[ImagePage]) -> Iterator[LayerPage]:

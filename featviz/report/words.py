@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from markupsafe import Markup
@@ -14,6 +14,9 @@ from featviz.records import KINDS, REDUCTIONS, SALIENCY, Floats, is_gradient
 from featviz.rundir.read import ReadRun
 from featviz.rundir.schema import CaptureRow, Manifest
 from featviz.text import by, counted, listed, ranges
+
+if TYPE_CHECKING:
+    from featviz.report.views import Form
 
 Facts = list[tuple[str, str]]
 """Pairs of a term and its value, in the order in which they are shown."""
@@ -200,6 +203,24 @@ def _image_count(run: ReadRun) -> str:
     parts += [f"{len(run.left_out):,} incomplete"] if run.left_out else []
     parts += [f"{run.missing:,} not reached"] if run.missing else []
     return ", ".join(parts)
+
+
+def form_lines(form: Form, most: int) -> Iterator[str]:
+    """What one file leaves out to stay small, in sentences.
+
+    Args:
+        most: bytes that it may have.
+    """
+    below = f"So that this file stays below {megabytes(most)}, "
+    if form.tiles is not None:
+        yield (
+            f"{below}each layer shows at most {form.tiles} of its maps, the most telling ones. The "
+            "numbers are those of all."
+        )
+    if form.smaller:
+        yield f"{below}large maps have fewer pixels than in the run’s own pictures."
+    if not form.figures:
+        yield f"{below}it leaves out the run’s figures (--figure)."
 
 
 def dotted(name: str) -> Markup:

@@ -54,7 +54,8 @@ log = logging.getLogger(__name__)
     type=BytesType(),
     default=25_000_000,
     show_default="25MB",
-    help="With --single-file, show fewer tiles of each layer where all of them would be more.",
+    help="With --single-file, leave out figures, and show smaller and fewer tiles of each "
+    "layer, where all of them would be more.",
 )
 @opts.open_option("Open the report in the browser.")
 @opts.json_option()
@@ -67,7 +68,7 @@ def command(run: Path, as_json: bool, open: bool, **given: Any) -> int:
     each image and for each layer, whose channels have addresses of their own
     (layer-003.html#c17). The pages show the pictures where they are, so keep
     the report with its run, or move one file: --single-file writes one of at
-    most --max-size, with fewer tiles of each layer where need be, --zip all
+    most --max-size, with smaller and fewer tiles where need be, --zip all
     pages and pictures, to be unpacked. An earlier report is replaced.
 
     \b
@@ -87,6 +88,8 @@ def command(run: Path, as_json: bool, open: bool, **given: Any) -> int:
         log.warning(
             "each layer shows at most %d of its maps, to stay within --max-size", result.tiles
         )
+    elif result.smaller:
+        log.warning("large maps have fewer pixels, to stay within --max-size")
     if as_json:
         paths = {"page": str(result.page), "files": [str(path) for path in result.files]}
         output.document(paths)
