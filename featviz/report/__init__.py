@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import gc
 import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from featviz.errors import StoreError, UsageError
-from featviz.report import excited, pages, shrinking, views
-from featviz.report.links import FolderLinks, PackedLinks
+from featviz.report import audited, excited, pages, shrinking, views
+from featviz.report.links import FolderLinks, InlineLinks, Links, PackedLinks
 from featviz.report.words import megabytes
 from featviz.rundir import (
     REPORT_FILE,
@@ -22,11 +23,11 @@ from featviz.rundir import (
     ownership,
 )
 from featviz.rundir.atomic import atomic
+from featviz.rundir.audits import ReadAudit, is_audit, read_audit
 from featviz.rundir.exemplars import ExemplarRecord, read_pictures, read_record
 from featviz.rundir.image import ReadImage
 from featviz.rundir.kernels import read_kernels
-from featviz.rundir.read import ReadRun, read_audit, read_run
-from featviz.rundir.schema import Audit
+from featviz.rundir.read import ReadRun, read_run
 
 MOST_BYTES = 25_000_000
 """Bytes of a report in one file, where nothing else is asked for: what usual mail servers take."""
@@ -35,6 +36,10 @@ _ATTEMPTS = 7
 
 _OVERHEAD = 4 / 3
 """Base64."""
+
+
+Render = Callable[[Links], Iterator[tuple[str, str]]]
+"""Yields the name and text of each file of a report, whose pictures are where the links say."""
 
 
 @dataclass(frozen=True)
@@ -75,14 +80,17 @@ class ReportResult:
 
 
 def build_report(root: Path, options: ReportOptions) -> ReportResult:
-    """Write the report of a run.
+    """Write the report of a run, or of an audit.
 
     Raises:
         StoreError: `root` or `compare` is no run, or is damaged while it is read; what is in the
             way is no report, or it cannot be written, or a single file would be too large.
+        UsageError: options that exclude one another, or that an audit does not have.
     """
     if options.zip and options.single_file:
         raise UsageError("--zip and --single-file are two forms", "give one of them")
+    if is_audit(root):
+        return _build_audit(root, options)
     with _uncollected():
         run = read_run(root)
         other = None if options.compare is None else read_run(options.compare)
@@ -94,8 +102,37 @@ def build_report(root: Path, options: ReportOptions) -> ReportResult:
         if options.single_file:
             return _write_single(run, other, beside, options)
         write = _write_zip if options.zip else _write_folder
-        page, written = write(beside.arrange(run, other), options)
+        arranged = beside.arrange(run, other)
+        page, written = write(partial(pages.render_folder, arranged), run.root, options)
     return ReportResult(page, tuple(written), run.left_out)
+
+
+def _build_audit(root: Path, options: ReportOptions) -> ReportResult:
+    """Write the page of an audit."""
+    for name in ("compare", "kernels", "exemplars", "audit"):
+        if getattr(options, name) is not None:
+            raise UsageError(
+                f"--{name} goes with a run, and {root} holds an audit",
+                f"give a run with --audit {root}, or the audit alone",
+            )
+    if (read := read_audit(root, None)) is None:
+        raise StoreError(f"{root} holds no audit any more", "give a folder that stays as it is")
+    render = partial(pages.render_audit, audited.arrange(read))
+    if not options.single_file:
+        write = _write_zip if options.zip else _write_folder
+        page, written = write(render, root, options)
+        return ReportResult(page, tuple(written), {})
+    out = _free_file(root, options)
+    ((_, text),) = render(InlineLinks())
+    content = _encoded(text)
+    if len(content) > options.max_size:
+        raise StoreError(
+            f"the page has {megabytes(len(content))}, --max-size is {megabytes(options.max_size)}",
+            "--zip packs it with its pictures, or --max-size allows more",
+        )
+    with atomic(out) as file:
+        file.write(content)
+    return ReportResult(out, (out,), {})
 
 
 @contextmanager
@@ -123,25 +160,25 @@ def _frozen() -> Iterator[None]:
         gc.unfreeze()
 
 
-def _write_folder(arranged: views.ReportViews, options: ReportOptions) -> tuple[Path, list[Path]]:
-    out = options.out or arranged.run.root / "report"
+def _write_folder(render: Render, root: Path, options: ReportOptions) -> tuple[Path, list[Path]]:
+    out = options.out or root / "report"
     destination.check_free(out, destination.REPORT_FOLDER, overwrite=True)
     written = []
     with destination.replacing(out, destination.REPORT_FOLDER) as folder:
-        for name, text in pages.render_folder(arranged, FolderLinks(out.absolute())):
+        for name, text in render(FolderLinks(out.absolute())):
             (folder / name).write_bytes(_encoded(text))
             written.append(out / name)
     return out / "index.html", written
 
 
-def _write_zip(arranged: views.ReportViews, options: ReportOptions) -> tuple[Path, list[Path]]:
+def _write_zip(render: Render, root: Path, options: ReportOptions) -> tuple[Path, list[Path]]:
     """The pages and the pictures that they show, in one file that is to be unpacked."""
-    out = options.out or arranged.run.root / REPORT_ZIP
+    out = options.out or root / REPORT_ZIP
     if out.exists() and not ownership.is_archive_of_report(out):
         raise _taken(out)
     links = PackedLinks()
     with atomic(out) as file, zipfile.ZipFile(file, "w") as packed:
-        for name, text in pages.render_folder(arranged, links):
+        for name, text in render(links):
             archive.add(packed, name, _encoded(text), compress=True)
         for name, view in links.pictures.items():
             archive.add(packed, name, view.image.content(view.file), compress=False)
@@ -152,7 +189,7 @@ def _write_zip(arranged: views.ReportViews, options: ReportOptions) -> tuple[Pat
 class _Beside:
     """What is shown beside a run."""
 
-    audit: Audit | None
+    audit: ReadAudit | None
     kernels: tuple[ReadImage, Mapping[str, Any]] | None
     """With the options by which they were drawn."""
     exemplars: ExemplarRecord | None
@@ -161,7 +198,9 @@ class _Beside:
 
     def arrange(self, run: ReadRun, other: ReadRun | None) -> views.ReportViews:
         """The pages of a run, of one to compare it with, and of what is shown beside."""
-        arranged = views.arrange(run, other, self.audit, self.kernels)
+        arranged = views.arrange(run, other, self.kernels)
+        if self.audit is not None:
+            arranged = replace(arranged, audit=audited.arrange(self.audit))
         if self.exemplars is None or self.pictures is None:
             return arranged
         found = excited.exemplar_views(arranged.layers, self.exemplars, self.pictures)
@@ -172,9 +211,7 @@ def _write_single(
     run: ReadRun, other: ReadRun | None, beside: _Beside, options: ReportOptions
 ) -> ReportResult:
     """One file, with as much of the run as it has room for."""
-    out = options.out or run.root / REPORT_FILE
-    if out.exists() and not ownership.is_page(out):
-        raise _taken(out)
+    out = _free_file(run.root, options)
     runs = [one for one in (run, other) if one is not None]
     room = options.max_size / _OVERHEAD
     for _ in range(_ATTEMPTS):
@@ -190,6 +227,14 @@ def _write_single(
             return ReportResult(out, (out,), run.left_out, form.tiles, form.smaller)
         room = form.bytes - 1.1 * (len(content) - options.max_size) / _OVERHEAD
     raise _too_large(options.max_size)
+
+
+def _free_file(root: Path, options: ReportOptions) -> Path:
+    """Where a report of one file is written, in the place of an earlier one at most."""
+    out = options.out or root / REPORT_FILE
+    if out.exists() and not ownership.is_page(out):
+        raise _taken(out)
+    return out
 
 
 def _taken(out: Path) -> StoreError:

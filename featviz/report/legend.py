@@ -82,12 +82,13 @@ def _colormap(row: CaptureRow, options: Mapping[str, Any]) -> str:
 def _ends(row: CaptureRow, low: float | None, high: float | None) -> tuple[str, str]:
     """The values drawn darkest and brightest; with a sign where other values are drawn alike."""
     mode = normalize.MODES.get(row.normalize)
-    clips = mode is not None and mode.clips
-    unknown = (
-        row.reduce is not None
-    )  # the row's extremes are those of the channels, not of the tile
-    below = clips and (unknown or None in (row.min, low) or row.min < low)  # type: ignore[operator]
-    above = clips and (unknown or None in (row.max, high) or row.max > high)  # type: ignore[operator]
+    if mode is None or not mode.clips:
+        return number(low), number(high)
+    if row.reduce is not None or row.layout == "mean":  # the row's extremes are not the tiles' own
+        below = above = bool(mode.takes)
+    else:
+        below = None in (row.min, low) or row.min < low  # type: ignore[operator]
+        above = None in (row.max, high) or row.max > high  # type: ignore[operator]
     return "≤ " * below + number(low), "≥ " * above + number(high)
 
 

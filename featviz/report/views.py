@@ -17,7 +17,7 @@ from featviz.report import words
 from featviz.rundir import INPUT_FILE
 from featviz.rundir.image import ReadImage
 from featviz.rundir.read import ReadRun
-from featviz.rundir.schema import Audit, CaptureRow, Class, Manifest
+from featviz.rundir.schema import CaptureRow, Class, Manifest
 from featviz.text import counted
 
 _WIDE = 3.0
@@ -204,7 +204,8 @@ class ReportViews:
     silent: tuple[Silence, ...]
     together: int
     """Images, one after another, whose numbers stand in the same scripts."""
-    audit: Audit | None = None
+    audit: Any = None
+    """The `audited.AuditViews` of its audit, if there is one."""
     kernels: Mapping[str, KernelView] = field(default_factory=dict)
     """By the names of their layers."""
     exemplars: Mapping[tuple[str, str], Sequence[Any]] = field(default_factory=dict)
@@ -252,10 +253,9 @@ class _Places:
 def arrange(
     run: ReadRun,
     other: ReadRun | None = None,
-    audit: Audit | None = None,
     kernels: tuple[ReadImage, Mapping[str, Any]] | None = None,
 ) -> ReportViews:
-    """Sort a run, one to compare it with, an audit, and kernels with their options into pages."""
+    """Sort a run, one to compare it with, and kernels with their options into pages."""
     places = _Places(run)
     others = {} if other is None else other.images
     images = tuple(
@@ -264,7 +264,8 @@ def arrange(
     )
     layers = tuple(_layer_pages(images))
     beside = {} if kernels is None else dict(_kernel_views(layers, *kernels))
-    return ReportViews(run, other, images, layers, _silent(run), places.images, audit, beside)
+    silent = _silent(run)
+    return ReportViews(run, other, images, layers, silent, places.images, kernels=beside)
 
 
 def _kernel_views(

@@ -165,7 +165,11 @@ def _drawn(row: CaptureRow) -> str:
 
 def model_name(run: ReadRun) -> str:
     """What the model is called."""
-    model = run.record.get("model") or {}
+    return name_of(run.record.get("model") or {})
+
+
+def name_of(model: Mapping[str, Any]) -> str:
+    """The same, of `model` in a record."""
     return str(model.get("name") or model.get("file") or model.get("class") or "model")
 
 
