@@ -152,7 +152,7 @@ def test_no_marks_no_words_about_them(tmp_path: Path) -> None:
 
 
 def test_the_mean_of_kernels_lies_within_its_scale(tmp_path: Path) -> None:
-    """Its row has the extremes of all weights, which lie beyond; a symmetric scale clips nothing."""
+    """Its row has the extremes of all weights, beyond the scale, which clips none."""
     own = scaled(-0.5, 0.5, "symmetric", min=-4.0, max=4.0, layout="mean")
     text = text_of(tmp_path / "out", "layer-000.html", [Drawn("x", more=own)])
     assert "−0.5 0.5 one scale" in text and "≤" not in text and "≥" not in text
