@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from itertools import groupby
 
 import numpy as np
+from markupsafe import Markup
 
 from featviz.records import Floats, GridPlan, is_gradient
 from featviz.report import words
@@ -42,10 +43,14 @@ class Tile:
     size: tuple[int, int]
     """Width and height of the whole picture."""
 
-    def shown(self, height: int) -> tuple[int, int]:
-        """Width and height on a page; a very wide or narrow map keeps a width that can be seen."""
-        width = round(height * self.box[2] / self.box[3])
-        return min(max(width, height // 2), 3 * height), height
+    def shown(self, height: int) -> Markup:
+        """Attributes of its element; a very wide or narrow map keeps a width that can be seen."""
+        left, top, across, down = self.box
+        width = min(max(round(height * across / down), height // 2), 3 * height)
+        return Markup(
+            f'width="{width}" height="{height}" viewBox="{left} {top} {across} {down}" '
+            'preserveAspectRatio="xMidYMid slice"'
+        )
 
 
 @dataclass(frozen=True, slots=True)

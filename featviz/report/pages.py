@@ -197,8 +197,9 @@ class _PageWriter:
         drawn: Markup = self._draw(figure.picture, self.links.inline, f"Maps of {figure.row.label}")
         return drawn
 
-    def spot(self, group: Group, channel: int) -> str:
-        """The name of a channel's place on the page of its layer."""
+    def spot(self, group: Group, channel: int | str) -> str:
+        """The name of a channel's place on the page of its layer; of an empty one, how those of all
+        channels begin."""
         return f"{self._tensors[group.page, group.stem]}c{channel}"
 
     def run(self) -> Markup:
