@@ -306,6 +306,24 @@ class AuditRow:
     """Channels, by what was found."""
     layer: _Text | None = None
     type: _Text = ""
+    apoz: Annotated[float, Meta(ge=0, le=1)] | None = None
+    """Average percentage of zeros, as a share; None where no activation gives zeros."""
+
+
+@dataclass(frozen=True)
+class DrawnSuspects:
+    """A row of `drawn` of audit.json: a picture."""
+
+    layer: _Text
+    channels: list[_Channel]
+    """From the top."""
+    suspects: _Count
+    """All channels of the layer with a finding."""
+    file: _Text
+    shown: _Text = ""
+    """The layer whose maps are drawn."""
+    rows: Annotated[list[_Pixels], _Two] | None = None
+    """Where the first channel's row begins, and how high each is; None in older ones."""
 
 
 @dataclass(frozen=True)
@@ -314,6 +332,13 @@ class Audit:
 
     images: Seen
     layers: list[AuditRow]
+    drawn: list[DrawnSuspects] = field(default_factory=list)
+    model: dict[_Text, Any] = field(default_factory=dict)
+    options: dict[_Text, Any] = field(default_factory=dict)
+    featviz: _Text = ""
+    torch: _Text = ""
+    device: _Text = ""
+    preprocessing: _Text = ""
 
     @property
     def clean(self) -> bool:

@@ -84,6 +84,7 @@ def test_suspects_are_drawn_with_the_images_that_excite_them_most(
     (drawn,) = json.loads((out / "audit.json").read_text())["drawn"]
     assert drawn == {
         "layer": "1", "shown": "1", "channels": [1], "suspects": 1, "file": "suspects/1.png",
+        "rows": [42, 112],
     }  # fmt: skip
     pixels = np.asarray(Image.open(out / drawn["file"]))
     reds = [v for v in (250, 200, 160, 120) if (pixels == (v, 0, 0)).all(-1).sum() > 2000]

@@ -59,6 +59,12 @@ class Grid {
     return [pad + column * (width + pad), view.top + pad + row * (height + pad), width, height];
   }
 
+  /** Where the n-th tile is in its picture, which may have fewer pixels than the grid. */
+  source(n, { naturalWidth, naturalHeight }) {
+    const [across, down] = [naturalWidth / this.size[0], naturalHeight / this.size[1]];
+    return this.place(n).map((side, i) => side * (i % 2 ? down : across));
+  }
+
   /** Which channel is shown at x, y; null on the padding and behind the last tile. */
   channelAt(x, y, view = this) {
     const [height, width] = view.tile;
@@ -279,7 +285,7 @@ class Frame {
     const count = Math.max(1, channels.length);
     for (let place = 0; place < count * slices; place++) {
       const slot = Math.floor(place / slices);
-      const from = grid && grid.place((order ? order[slot] : slot) * slices + (place % slices));
+      const from = grid && grid.source((order ? order[slot] : slot) * slices + (place % slices), picture);
       const to = this.grid.place(place, this.view);
       if (from) pen.drawImage(picture, ...from, ...to);
       else pen.drawImage(picture, ...to);
