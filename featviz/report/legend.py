@@ -28,10 +28,7 @@ def legend(run: ReadRun, captures: Iterable[CaptureRow]) -> list[Entry]:
     options = run.record.get("options") or {}
     named = str(options.get("cmap") or "grey")
     entries: dict[Entry, None] = {}
-    for cmap, words in {
-        (colormap.resolved(named, row.kind, row.overlay is not None), _words(row)): None
-        for row in captures
-    }:
+    for cmap, words in {(_cmap(named, row), _words(row)): None for row in captures}:
         for level, meaning in words:
             color = level if isinstance(level, str) else _color(cmap, level)
             if color is not None:
@@ -64,7 +61,7 @@ def key(row: CaptureRow, options: Mapping[str, Any]) -> Key:
         options: those of its run.
     """
     named = str(options.get("cmap") or "grey")
-    cmap = colormap.resolved(named, row.kind, row.overlay is not None)
+    cmap = _cmap(named, row)
     if row.reduce in REDUCTIONS and REDUCTIONS[row.reduce].colors:
         return Key("", "", "", (), False)
     colors = scale(cmap)
@@ -76,6 +73,10 @@ def key(row: CaptureRow, options: Mapping[str, Any]) -> Key:
         return Key("", "", f"red, green and blue, each from {low} to {high}", (), False)
     tiles = "kernels" if row.kind == "kernel" else "maps"
     return Key(low, high, f"one scale for all {tiles}" if row.maps > 1 else "", colors, grey)
+
+
+def _cmap(named: str, row: CaptureRow) -> str:
+    return colormap.resolved(named, row.kind, row.overlay is not None, row.reduce)
 
 
 @lru_cache
