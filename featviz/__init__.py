@@ -4,6 +4,7 @@ The public API; importing it costs nothing until one of the names is used.
 
     featviz.look(model, image)          draw one quick picture of what layers make of an image
     featviz.run(model, images)          draw the feature maps of images
+    featviz.cam(model, images)          show where the evidence for a class lies
     featviz.capture(model)              keep the tensors of a forward pass
     featviz.grid(tensor)                draw one tensor
     featviz.layers(model)               list modules, output shapes and calls
@@ -26,6 +27,7 @@ from featviz.version import __version__
 __all__ = [
     "__version__",
     "audit",
+    "cam",
     "capture",
     "diff",
     "exemplars",
@@ -41,6 +43,7 @@ __all__ = [
 if TYPE_CHECKING:
     from featviz.api import (
         audit,
+        cam,
         capture,
         diff,
         exemplars,

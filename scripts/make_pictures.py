@@ -58,6 +58,20 @@ def part_of(
     return draw
 
 
+def one_above_the_other(*files: str, width: int) -> Callable[[Path], Image.Image]:
+    """Files of one size that commands wrote, from top to bottom."""
+
+    def draw(folder: Path) -> Image.Image:
+        parts = [part_of(file, width)(folder) for file in files]
+        height = parts[0].height
+        picture = Image.new("RGB", (parts[0].width, height * len(parts)), "white")
+        for place, part in enumerate(parts):
+            picture.paste(part, (0, place * height))
+        return picture
+
+    return draw
+
+
 def draw_first(folder: Path) -> Image.Image:
     """Input and output of the network that restores colour, and nine maps of three layers."""
     shown = {
@@ -162,6 +176,13 @@ TABLE: dict[str, Picture] = {
     "gradient": Picture(
         (f"featviz run {DIGIT} --layers 4 --capture output,grad --target top1 --out gradients",),
         part_of("gradients/00-5.png/005_4/grad.png", 354),
+    ),
+    "cam": Picture(
+        (
+            f"featviz cam {DIGIT} --out five.png",
+            f"featviz cam {DIGIT} --target class:3 --method gradxact --out three.png",
+        ),
+        one_above_the_other("five.png", "three.png", width=640),
     ),
     "difference": Picture(
         (

@@ -1,5 +1,6 @@
 """The public functions, for notebooks and other programs: objects in, objects out."""
 
+from featviz.api.class_maps import cam
 from featviz.api.comparing import diff, report
 from featviz.api.looking import look
 from featviz.api.model import kernels, layers, summary
@@ -9,6 +10,7 @@ from featviz.api.tensors import capture, grid
 
 __all__ = [
     "audit",
+    "cam",
     "capture",
     "diff",
     "exemplars",

@@ -26,6 +26,13 @@ Size: TypeAlias = int | str | Sequence[int]
 
 Count: TypeAlias = int | Literal["auto"] | None
 
+CamMethod: TypeAlias = Literal[
+    "gradcam", "gradcam++", "layercam", "hirescam", "xgradcam", "gradxact"
+]
+"""Class activation maps."""
+
+Reduce: TypeAlias = Literal["mean", "max", "l2", "max-abs", "pca"] | CamMethod
+
 
 class TileKeywords(TypedDict, total=False):
     """How maps become tiles: fields of `featviz.records.DrawOptions`, which says what they mean."""
@@ -49,7 +56,7 @@ class TileKeywords(TypedDict, total=False):
 class GridKeywords(TileKeywords, total=False):
     """How a tensor becomes a picture: more fields of DrawOptions."""
 
-    reduce: Literal["mean", "max", "l2", "max-abs", "pca"] | None
+    reduce: Reduce | None
     overlay: float | None
     tensor_layout: str | Sequence[str]
 

@@ -159,6 +159,12 @@ def grid(
     check_drawing(draw)
     if (draw.overlay is None) != (image is None):
         raise UsageError("an overlay and its image go together", "overlay=0.5, image=picture")
+    if draw.weighs:
+        raise UsageError(
+            f"--reduce {draw.reduce} needs a layer's output and its gradient, and grid draws one "
+            "tensor",
+            "featviz.cam(model, image), or featviz.run with the same reduce",
+        )
     layout = parse_override(draw.tensor_layout[0])[1] if draw.tensor_layout else None
     hints = Hints(layout=layout)
     pictures = [] if image is None else memory.to_images(image)

@@ -10,6 +10,7 @@ from threading import Lock
 from typing import Any
 
 from featviz.errors import FeatvizError
+from featviz.records import REDUCTIONS
 
 _KEYWORDS = {
     "allow-global": "allow_globals",
@@ -23,13 +24,15 @@ _VALUES = {
     "format png",
     "preset imagenet",
     "preset none",
-    "reduce pca",
     "weights none",
+    *(f"reduce {name}" for name in REDUCTIONS),
 }
 """Options with a value, as messages name them; elsewhere the word after an option is no value."""
 
-_OPTION = re.compile(r"(?<![\w'\"/-])--([a-z]+(?:-[a-z]+)*)( [a-z]+\b)?")
-_COMMAND = re.compile(r"\bfeatviz (audit|diff|exemplars|kernels|layers|look|report|run|summary)\b")
+_OPTION = re.compile(r"(?<![\w'\"/-])--([a-z]+(?:-[a-z]+)*)( [a-z]+\b(?:\+\+)?)?")
+_COMMAND = re.compile(
+    r"\bfeatviz (audit|cam|diff|exemplars|kernels|layers|look|report|run|summary)\b"
+)
 _VERBOSE = re.compile(r"(?<!\S)-v shows the traceback")
 
 

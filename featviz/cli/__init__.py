@@ -29,6 +29,7 @@ COMMANDS = {
     "kernels": "Draw the kernels of a model's convolutions.",
     "report": "Build an HTML report of a run.",
     "sheet": "Draw one picture of a layer: images by channels.",
+    "cam": "Show where in an image the evidence for a class lies.",
     "exemplars": "Show the images that excite each channel most.",
     "audit": "Count dead, constant and non-finite channels.",
     "diff": "Compare two run directories.",

@@ -73,6 +73,16 @@ pass_options = stacked(
 )
 """What is captured, and changed, while an image passes through the model."""
 
+layout_option = _of_draw(
+    "--tensor-layout",
+    "Read tensors in this layout instead of the guessed one: "
+    f"{', '.join(f'{layout.name} {layout.shape}' for layout in CHOICES)}. "
+    "tokens:14x20+1 names the grid of the tokens, behind one other token. Repeatable.",
+    metavar="[SELECTORS=]LAYOUT",
+    multiple=True,
+    group=cmd.DRAWING,
+)
+
 draw_options = stacked(
     _of_draw(
         "--normalize",
@@ -116,14 +126,7 @@ draw_options = stacked(
         "Draw at most N slices of each map of a clip, volume or batch: evenly spread ones, of a "
         "batch the first.",
     ),
-    _of_draw(
-        "--tensor-layout",
-        "Read tensors in this layout instead of the guessed one: "
-        f"{', '.join(f'{layout.name} {layout.shape}' for layout in CHOICES)}. "
-        "tokens:14x20+1 names the grid of the tokens, behind one other token. Repeatable.",
-        metavar="[SELECTORS=]LAYOUT",
-        multiple=True,
-    ),
+    layout_option,
     _of_draw(
         "--pick",
         "With --max-maps, draw the first maps, those of highest mean, or evenly spread ones.",
@@ -160,6 +163,8 @@ view_options = stacked(
         "Draw one picture of all channels. "
         + "; ".join(f"{name}: {reduction.help}" for name, reduction in REDUCTIONS.items())
         + ".",
+        type=click.Choice(list(REDUCTIONS)),
+        metavar="REDUCTION",
     ),
     _of_draw(
         "--shared-basis", "With --reduce pca, use the same components of a layer for all images."

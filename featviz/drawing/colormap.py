@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from featviz.errors import UsageError
-from featviz.records import KINDS, Bytes
+from featviz.records import KINDS, Bytes, is_signed
 
 MAGENTA = (255, 0, 255)
 LUMA = np.array([0.299, 0.587, 0.114])
@@ -37,16 +37,20 @@ class Palette:
         return int(np.abs(lightness[: self.levels] - lightness[self.pad]).argmax())
 
 
-def resolved(cmap: str, kind: str = "output", over: bool = False) -> str:
-    """The colormap that `auto` stands for: coolwarm for gradients, with a colour for either sign;
-    viridis for maps over the input, since a grey map over a grey picture says little; else grey.
+def resolved(cmap: str, kind: str = "output", over: bool = False, reduce: str | None = None) -> str:
+    """The colormap that `auto` stands for: coolwarm for gradients and reductions whose values have
+    a sign, with a colour for either; viridis for maps over the input, since a grey map over a grey
+    picture says little; else grey.
 
     Args:
         kind: of tensor: output, input, grad, grad-input or kernel.
         over: whether maps lie over the input.
+        reduce: what all channels become, if one tile.
     """
     if cmap != "auto":
         return cmap
+    if is_signed(reduce):
+        return "coolwarm"
     auto = KINDS[kind].cmap if kind in KINDS else "auto"
     return auto if auto != "auto" else "viridis" if over else "grey"
 

@@ -56,6 +56,7 @@ class Drawer:
         ground: Sequence[Bytes] = (),
         window: Sequence[int] | None = None,
         inputs: Sequence[Sequence[int]] = (),
+        gradient: Tensor | None = None,
     ) -> dict[str, GridPicture]:
         """Turn a tensor into tiles and statistics, on its device.
 
@@ -63,22 +64,27 @@ class Drawer:
             ground: what the maps may lie over, uint8 [H, W, 3]: the picture that the model saw, or
                 the frames of a clip.
             window: top, left, height and width of the part of it that is no padding; None for all.
-
             inputs: shapes of the model's inputs: a gradient of such a shape is that of the image.
+            gradient: of the target at this tensor, for class activation maps.
 
         Returns:
             The picture of the tensor's maps under the empty key; tokens beside the grid under
             their names; of the gradient of the image SALIENCY, one picture of all its channels.
 
         Raises:
-            LayoutError: no layout fits, or a picture is larger than its format can hold.
+            LayoutError: no layout fits, a picture is larger than its format can hold, or there is
+                no class activation map of the tensor.
             UsageError: no such scale.
         """
         pictures = {}
-        for key, maps in to_maps(tensor, hints or Hints()).items():
+        parts, weights = to_maps(tensor, hints or Hints()), None
+        if gradient is not None:  # tokens beside the grid have no places
+            parts, weights = {"": parts[""]}, to_maps(gradient, hints or Hints())[""]
+        for key, maps in parts.items():
             over = self.options.overlay is not None and LAYOUTS[maps.layout].aligned
             chosen, scale = self._settle(site.kind, over)
-            picture = tiles.draw_maps(maps, chosen, scale, self.bases.get(site.stats_key))
+            basis = self.bases.get(site.stats_key)
+            picture = tiles.draw_maps(maps, chosen, scale, basis, weights)
             if is_gradient(site.kind):  # behind a pooling it is constant by nature
                 picture = replace(picture, marked=[m for m in picture.marked if m != CONSTANT])
             if over and picture.constant is None:
@@ -103,8 +109,9 @@ class Drawer:
     def _settle(self, kind: str, over: bool) -> tuple[DrawOptions, Scale]:
         if (kind, over) not in self._settled:
             options = self.options
-            chosen = replace(options, cmap=colormap.resolved(options.cmap, kind, over))
-            scale = normalize.parse_scale(normalize.resolved(options.normalize, kind))
+            reduce = options.reduce
+            chosen = replace(options, cmap=colormap.resolved(options.cmap, kind, over, reduce))
+            scale = normalize.parse_scale(normalize.resolved(options.normalize, kind, reduce))
             self._settled[kind, over] = chosen, scale
         return self._settled[kind, over]
 

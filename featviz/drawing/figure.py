@@ -206,15 +206,21 @@ def _lay_out(canvas: Canvas, sheet: FigurePage) -> None:
     canvas.write(title, at.inches[0] / 2, _TITLE / 2, size, "middle")
     shown = np.broadcast_to(sheet.shown, (*sheet.shown.shape[:2], 3))
     room = _fitted(shown, (_GAP, _TITLE + _HEAD), 2 * _CELL)
-    _picture(canvas, "input", shown, room, smooth=max(shown.shape) * 3 > 2 * _CELL * DPI)
+    _picture(canvas, "input", shown, room, smooth=_is_fine(shown, 2 * _CELL))
     rooms = [_fitted(p.pixels, at.corner(n), at.side) for n, p in enumerate(sheet.panels)]
     for panel, room in zip(sheet.panels, rooms, strict=True):
-        _picture(canvas, panel.title, _painted(panel, colors), room)
+        fine = panel.pixels.ndim == 3 and _is_fine(panel.pixels, at.side)
+        _picture(canvas, panel.title, _painted(panel, colors), room, smooth=fine)
         if at.bars == "own":
             _bar(canvas, colors, panel, room.right + 0.05, room.top, room.bottom)
     if at.bars == "shared":
         left = max(room.right for room in rooms) + 0.1
         _bar(canvas, colors, sheet.panels[-1], left, rooms[0].top, rooms[-1].bottom)
+
+
+def _is_fine(pixels: Floats | Bytes, side: float) -> bool:
+    """Whether colours [h, w, 3] of a picture need not be seen as squares in a cell."""
+    return bool(max(pixels.shape) * 3 > side * DPI)
 
 
 def _ends(panel: Panel) -> tuple[float, float]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from featviz.errors import UsageError
-from featviz.records import KINDS
+from featviz.records import KINDS, is_signed
 
 Limits = tuple[float, float]
 
@@ -160,14 +160,18 @@ class Scale:
         return self if MODES[self.mode].shared else Scale("layer")
 
 
-def resolved(text: str, kind: str = "output") -> str:
-    """The scale that `auto` stands for: `map`, and for gradients one with zero in the middle.
+def resolved(text: str, kind: str = "output", reduce: str | None = None) -> str:
+    """The scale that `auto` stands for: `map`, and for gradients and reductions whose values have a
+    sign one with zero in the middle.
 
     Args:
         kind: of tensor: output, input, grad or grad-input.
+        reduce: what all channels become, if one tile.
     """
     if text != "auto":
         return text
+    if is_signed(reduce):
+        return "symmetric"
     auto = KINDS[kind].normalize if kind in KINDS else "auto"
     return "map" if auto == "auto" else auto
 

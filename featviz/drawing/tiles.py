@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from featviz.drawing import colormap, grid, labels, levels, order, reduce, stats
+from featviz.drawing import class_maps, colormap, grid, labels, levels, order, reduce, stats
 from featviz.drawing.colormap import Palette
 from featviz.drawing.levels import ValueLimits
 from featviz.drawing.normalize import Scale
@@ -22,17 +22,23 @@ PCA_SPAN = 2.5
 
 
 def draw_maps(
-    maps: Maps, options: DrawOptions, scale: Scale, basis: Basis | None = None
+    maps: Maps,
+    options: DrawOptions,
+    scale: Scale,
+    basis: Basis | None = None,
+    gradient: Maps | None = None,
 ) -> GridPicture:
     """Draw the maps of a tensor: a tile for each channel and slice, or one for all channels.
 
     Args:
         basis: of the principal components, for `reduce="pca"`; None takes the tensor's own.
+        gradient: of the target at these maps, for class activation maps.
 
     Raises:
-        LayoutError: the picture is larger than its format can hold.
+        LayoutError: the picture is larger than its format can hold, or there is no class activation
+            map of these maps.
     """
-    if maps.strip:
+    if maps.strip and gradient is None:
         return draw_tiles(maps.data[:, :, None], maps.layout, options, scale.for_layer, strip=True)
     if options.reduce is None:
         return draw_tiles(maps.data[:, :, None], maps.layout, options, scale, heat=True)
@@ -43,6 +49,9 @@ def draw_maps(
             basis = reduce.basis_of(maps.data)
         one = basis.project(data).transpose(0, 1)[None]
         scale = Scale("range", (-PCA_SPAN, PCA_SPAN))
+    elif gradient is not None:
+        one = class_maps.class_map(options.reduce, maps, gradient)[:, steps, None]
+        scale = scale.for_layer
     else:
         one = reduce.REDUCTIONS[options.reduce](data)[:, :, None]
         scale = scale.for_layer

@@ -10,13 +10,13 @@ from typing import Any
 from torch import nn
 
 from featviz.errors import UsageError
-from featviz.gradients import interventions, targets
+from featviz.gradients import interventions, pairs, targets
 from featviz.gradients.interventions import Intervention
 from featviz.gradients.targets import Target
 from featviz.hooks import selectors
 from featviz.hooks.layers import list_layers
 from featviz.models.load import LoadedModel
-from featviz.records import INTERVENTIONS, KINDS, Layer, PassOptions
+from featviz.records import CLASS_MAPS, INTERVENTIONS, KINDS, Layer, PassOptions
 from featviz.records.checking import read_texts
 
 
@@ -40,9 +40,12 @@ class PassPlan:
 
 def read_options(given: Mapping[str, Any]) -> PassOptions:
     """Options as one types them, by name with underscores; several values as a sequence, or for
-    `capture` separated by commas."""
+    `capture` separated by commas. A class activation map (`reduce`) is made of an output and its
+    gradient, so it captures both in place of the output."""
     capture, target = given.get("capture") or (), given.get("target")
     kinds = ",".join(read_texts("--capture", capture)).split(",")
+    if given.get("reduce") in CLASS_MAPS and kinds == ["output"]:
+        kinds = list(pairs.CAPTURE)
     changes = [
         (kind, text)
         for kind in INTERVENTIONS
@@ -93,6 +96,9 @@ def plan(model: LoadedModel, options: PassOptions) -> PassPlan:
     return PassPlan(options, target, _target_layer(target, layers), changes)
 
 
+_GRADIENTS = "add --capture output,grad, or --reduce gradcam"
+
+
 def _refuse_needless(options: PassOptions, changes: Sequence[Intervention]) -> None:
     """Refuse options for gradients where no gradients are captured."""
     asked = {
@@ -102,7 +108,7 @@ def _refuse_needless(options: PassOptions, changes: Sequence[Intervention]) -> N
     }
     for name, given in asked.items():
         if given:
-            raise UsageError(f"{name} does nothing without gradients", "add --capture output,grad")
+            raise UsageError(f"{name} does nothing without gradients", _GRADIENTS)
 
 
 def _selected(change: Intervention, layers: Sequence[Layer]) -> list[Layer]:

@@ -15,7 +15,7 @@ from featviz.records import Layer
 
 Size = tuple[int, int]
 
-_ADDS_NOTHING = frozenset(
+ADDS_NOTHING = frozenset(
     {
         "DropPath",
         "Flatten",
@@ -202,7 +202,7 @@ class _Pass:
         nothing, or only follows a trunk as a norm does."""
         if holders := [unit for unit in run.units if unit.learned and self._holds_modules(unit)]:
             return [holders[-1].layer]
-        shown = [unit for unit in run.units if not _ADDS_NOTHING.intersection(unit.layer.classes)]
+        shown = [unit for unit in run.units if not ADDS_NOTHING.intersection(unit.layer.classes)]
         if run.follows_trunk or not any(unit.learned for unit in shown):
             return []
         return [shown[-1].layer]

@@ -10,8 +10,10 @@ from typing import Any
 from torch import Tensor
 
 from featviz.drawing import figure, grid
+from featviz.drawing.class_maps import check_places
 from featviz.drawing.drawer import is_saliency
 from featviz.gradients import forward_backward
+from featviz.gradients.pairs import paired
 from featviz.hooks.eval_mode import in_eval_mode
 from featviz.layout import Maps, to_maps
 from featviz.layout.layouts import LAYOUTS
@@ -150,10 +152,14 @@ def _plan(prepared: Prepared, images: int) -> DryRun:
     inputs = [arg.shape for arg in blank]
     beside = [Written(OWN_FILES, int(blank[0].numel() * BYTES_PER_VALUE))]
 
-    def sink(site: Site, tensor: Tensor) -> None:
+    def sink(site: Site, tensor: Tensor, gradient: Tensor | None = None) -> None:
+        parts = to_maps(tensor, book.at(site, tensor))
+        if gradient is not None:
+            check_places(parts[""])
+            parts = {"": parts[""]}
         if options.draw.tensors:
             beside.append(Written(1, tensor.numel() * TENSOR_BYTES))
-        for key, maps in to_maps(tensor, book.at(site, tensor)).items():
+        for key, maps in parts.items():
             files.extend(_planned(site.inside(key), maps, options.draw, prepared.shown))
             if not key and is_saliency(site, tensor.shape, inputs, options.draw):
                 one = replace(options.draw, reduce="max-abs")
@@ -162,7 +168,12 @@ def _plan(prepared: Prepared, images: int) -> DryRun:
 
     with in_eval_mode(loaded.module, options.passes.gradients):
         _, recorder = forward_backward.run(
-            loaded, prepared.plan, blank, book, prepared.layers, sink
+            loaded,
+            prepared.plan,
+            blank,
+            book,
+            prepared.layers,
+            paired(sink) if options.draw.weighs else sink,
         )
     skipped = [(skip.layer, skip.reason) for skip in recorder.skipped]
     skipped += [(layer.name, "did not run") for layer in recorder.never_ran]

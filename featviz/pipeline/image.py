@@ -13,7 +13,7 @@ import numpy as np
 from torch import Tensor
 
 from featviz import layout
-from featviz.drawing import colormap, figure, levels, png
+from featviz.drawing import colormap, figure, png
 from featviz.drawing.drawer import Drawer
 from featviz.drawing.picture import GridPicture, caption, describe, encode, to_png
 from featviz.drawing.tensorboard import Post, as_make_grid, histogram
@@ -21,12 +21,14 @@ from featviz.drawing.titles import titled
 from featviz.errors import LayoutError
 from featviz.gradients import forward_backward, norms
 from featviz.gradients.options import PassPlan
+from featviz.gradients.pairs import paired
+from featviz.hooks.capture import Sink
 from featviz.images.decode import DecodedImage
 from featviz.layout.overrides import HintBook
 from featviz.models.letterbox import Window
 from featviz.models.preprocess import Preprocess
 from featviz.pipeline.encoders import Background
-from featviz.pipeline.prepare import Prepared
+from featviz.pipeline.prepare import Prepared, ground_of, shown_of
 from featviz.records import Bytes, Capture, Floats, ImageResult, Outcome, Sample, Site, Skip, finite
 from featviz.rundir.write import ImageFolder, manifest_rows
 
@@ -34,8 +36,8 @@ log = logging.getLogger(__name__)
 
 
 class ImageWriter:
-    """Writes an image's files: its method `take` is the sink of the hooks, and turns tensors into
-    tiles at once; encoders turn the tiles into files while the model goes on."""
+    """Writes an image's files: `sink` is that of the hooks, and turns tensors into tiles at once;
+    encoders turn the tiles into files while the model goes on."""
 
     def __init__(
         self,
@@ -67,22 +69,27 @@ class ImageWriter:
         """Statistics of the channels by `Site.stats_key`: float32 [channels, 6]."""
         self._sites: set[Site] = set()
         self._inputs = [arg.shape for arg in args]
-        self._shown = levels.pixels(preprocess.shown(args)[0])
-        self._ground: list[Bytes] = []
-        if self.draw.overlay is not None:
-            pictures = preprocess.pictures(args)
-            ground = pictures if preprocess.frames else pictures[:1]
-            self._ground = [_in_colour(levels.pixels(picture[0])) for picture in ground]
+        self._shown = shown_of(preprocess, args)
+        self._ground = [] if self.draw.overlay is None else ground_of(preprocess, args)
         self._later(self._shown, partial(_save_input, folder))
 
-    def take(self, site: Site, tensor: Tensor) -> None:
+    @property
+    def sink(self) -> Sink:
+        """What the hooks fill."""
+        return paired(self.take) if self.draw.weighs else self.take
+
+    def take(self, site: Site, tensor: Tensor, gradient: Tensor | None = None) -> None:
         """Draw a tensor now, and leave the rest to the background.
+
+        Args:
+            gradient: of the target at the tensor, for class activation maps.
 
         Raises:
             LayoutError: it cannot be drawn, or its files would have the names of other ones.
         """
         hints = self.hints.at(site, tensor)
-        parts = self.drawer.draw(site, tensor, hints, self._ground, self.window, self._inputs)
+        drawn_over = (self._ground, self.window, self._inputs)
+        parts = self.drawer.draw(site, tensor, hints, *drawn_over, gradient)
         self._name({site, *map(site.inside, parts)})
         kept = None
         if self.draw.tensors == "npy":
@@ -181,7 +188,7 @@ class ImageWriter:
     def _add_figure(self, picture: GridPicture, site: Site, row: Capture) -> Capture:
         """Write the figure beside the picture, and name it in the manifest's row."""
         title = f"{self.sample.name}   {site.layer.label} ({site.layer.type})   {site.stem}"
-        cmap = colormap.resolved(self.draw.cmap, site.kind, over=True)
+        cmap = colormap.resolved(self.draw.cmap, site.kind, True, self.draw.reduce)
         page = figure.page(picture, cmap, self.draw.first, title, self._shown)
         file = self._file(site, ".figure.png")
         with self.folder.writing(file) as opened:
@@ -233,7 +240,7 @@ def run_image(
     """
     model, plan = prepared.model, prepared.plan
     outcome, recorder = forward_backward.run(
-        model, plan, args, writer.hints, prepared.layers, writer.take
+        model, plan, args, writer.hints, prepared.layers, writer.sink
     )
     never_ran = tuple(layer.name for layer in recorder.never_ran)
     about = {
@@ -286,10 +293,6 @@ def _outcome_words(outcome: Outcome, plan: PassPlan) -> dict[str, Any]:
 def _save_tensor(folder: ImageFolder, name: str, array: np.ndarray) -> None:
     with folder.writing(name) as file:
         np.save(file, array)
-
-
-def _in_colour(pixels: Bytes) -> Bytes:
-    return np.repeat(pixels, 3, axis=2) if pixels.shape[2] == 1 else pixels
 
 
 def _save_input(folder: ImageFolder, pixels: Bytes) -> None:

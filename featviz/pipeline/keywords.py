@@ -54,6 +54,7 @@ def read_keywords(options: dict[str, Any], seed: Any, given: Mapping[str, Any]) 
         UsageError: a keyword that does not exist, or a bad value.
     """
     passing = {"capture": "output", **take(options, _PASSING), "seed": seed}
+    passing["reduce"] = options.get("reduce")
     records = {
         "draw": filled(DrawOptions, take(options, names_of(DrawOptions))),
         "inputs": filled(InputOptions, take(options, names_of(InputOptions))),

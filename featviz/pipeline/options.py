@@ -10,6 +10,7 @@ from typing import Annotated
 from featviz.drawing import colormap, normalize, tensorboard
 from featviz.drawing.picture import check_format
 from featviz.gradients import options as gradients
+from featviz.gradients import pairs
 from featviz.images import decode
 from featviz.layout.overrides import parse_override
 from featviz.models.preprocess import InputOptions
@@ -71,6 +72,12 @@ class RunOptions:
                 yield f"{name} is for --resume", "add it, or leave this out"
         if self.step is not None and self.tensorboard is None:
             yield "--step is for --tensorboard", "add it, or leave this out"
+        if self.draw.weighs and self.passes.capture != pairs.CAPTURE:
+            yield (
+                f"--reduce {self.draw.reduce} is made of a layer's output and its gradient, and "
+                f"--capture says {','.join(self.passes.capture)}",
+                "leave --capture out",
+            )
 
 
 def check_options(options: RunOptions) -> None:

@@ -7,9 +7,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import BinaryIO
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from featviz.drawing import levels
 from featviz.errors import ImageError
 from featviz.gradients import forward_backward
 from featviz.gradients import options as gradients
@@ -23,7 +25,7 @@ from featviz.models.load import LoadedModel, ModelOptions, load_model
 from featviz.models.preprocess import InputOptions, Preprocess
 from featviz.pipeline.dry_pass import choose_layers
 from featviz.pipeline.options import RunOptions, check_options
-from featviz.records import PRESETS, Layer, Sample
+from featviz.records import PRESETS, Bytes, Layer, Sample
 
 log = logging.getLogger(__name__)
 
@@ -117,6 +119,23 @@ def read_input(
         sample, inputs.exif, inputs.background, preprocess.frames, wanted, read_tensor
     )
     return picture, preprocess(picture.images)
+
+
+def shown_of(preprocess: Preprocess, args: Sequence[Tensor]) -> Bytes:
+    """What the model saw, uint8 [H, W, C]: frames and several images side by side."""
+    return levels.pixels(preprocess.shown(args)[0])
+
+
+def ground_of(preprocess: Preprocess, args: Sequence[Tensor]) -> list[Bytes]:
+    """What maps may lie over, uint8 [H, W, 3] each: the first picture that the model saw, or the
+    frames of a clip."""
+    pictures = preprocess.pictures(args)
+    ground = pictures if preprocess.frames else pictures[:1]
+    return [_in_colour(levels.pixels(picture[0])) for picture in ground]
+
+
+def _in_colour(pixels: Bytes) -> Bytes:
+    return np.repeat(pixels, 3, axis=2) if pixels.shape[2] == 1 else pixels
 
 
 def blank_input(

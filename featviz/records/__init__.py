@@ -18,6 +18,7 @@ from featviz.records.options import (
     AUTO,
     INTERPOLATIONS,
     INTERVENTIONS,
+    ClassMapOptions,
     Count,
     DrawOptions,
     Limits,
@@ -30,7 +31,7 @@ from featviz.records.options import (
     Written,
 )
 from featviz.records.presets import PRESETS, InputPreset
-from featviz.records.reductions import REDUCTIONS, Reduction
+from featviz.records.reductions import CLASS_MAPS, REDUCTIONS, Reduction, is_signed
 from featviz.records.results import (
     STAT_COLUMNS,
     Bytes,
@@ -50,6 +51,7 @@ from featviz.records.tables import TextTable
 
 __all__ = [
     "AUTO",
+    "CLASS_MAPS",
     "FORMATS",
     "INTERPOLATIONS",
     "INTERVENTIONS",
@@ -64,6 +66,7 @@ __all__ = [
     "Call",
     "Capture",
     "CaptureKind",
+    "ClassMapOptions",
     "ComparedLayer",
     "Comparison",
     "Count",
@@ -103,4 +106,5 @@ __all__ = [
     "Written",
     "finite",
     "is_gradient",
+    "is_signed",
 ]

@@ -8,7 +8,7 @@ from typing import Annotated, Literal, TypeVar
 
 from featviz.records.formats import FORMATS
 from featviz.records.kinds import is_gradient
-from featviz.records.reductions import REDUCTIONS
+from featviz.records.reductions import CLASS_MAPS, REDUCTIONS
 
 T = TypeVar("T")
 
@@ -102,6 +102,12 @@ class DrawOptions:
     """Layouts that take the place of the guess: `LAYOUT` or `SELECTORS=LAYOUT`."""
 
     @property
+    def weighs(self) -> bool:
+        """Whether each picture is a class activation map, which takes a layer's output and its
+        gradient together."""
+        return self.reduce in CLASS_MAPS
+
+    @property
     def gap(self) -> int:
         """Pixels between tiles and around them."""
         return 2 if self.padding is None else self.padding
@@ -157,6 +163,21 @@ class PageOptions:
     standard deviation), or those of the highest mean."""
     cmap: str = "viridis"
     """`grey`, or the name of a matplotlib colormap."""
+
+
+@dataclass(frozen=True)
+class ClassMapOptions:
+    """Which class activation maps `cam` makes, and how they look."""
+
+    target: str | None = None
+    """What the maps are evidence for, as in PassOptions; None is the predicted class."""
+    method: Annotated[str, OneOf(tuple(CLASS_MAPS))] = "gradcam"
+    overlay: Annotated[float, Within(0, 1, "0 is the input alone, 1 the map")] = 0.5
+    """How much of each map lies over the input: 0 shows the input alone, 1 the map alone."""
+    cmap: str = "auto"
+    """`auto` (viridis, for maps with a sign coolwarm), grey, or a colormap of matplotlib."""
+    tensor_layout: tuple[str, ...] = ()
+    """As in DrawOptions."""
 
 
 INTERVENTIONS = ("ablate", "scale-channel", "clamp", "noise", "grad-scale")

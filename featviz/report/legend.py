@@ -76,7 +76,7 @@ def _colormap(row: CaptureRow, options: Mapping[str, Any]) -> str:
     """The colormap of a picture; the saliency of an image has no sign, and is no gradient there."""
     named = str(options.get("cmap") or "grey")
     kind = "output" if is_saliency(row) else row.kind
-    return colormap.resolved(named, kind, row.overlay is not None)
+    return colormap.resolved(named, kind, row.overlay is not None, row.reduce)
 
 
 def _ends(row: CaptureRow, low: float | None, high: float | None) -> tuple[str, str]:

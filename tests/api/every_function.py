@@ -41,23 +41,15 @@ def use_all(folder: Path) -> list[str]:
     listed = fv.layers(model, "Conv2d", functions=True, size=16)
     counted = fv.summary(model, depth=1, sort="macs", size=16)
     kernels = fv.kernels(model, scale=2)
+    cams = fv.cam(model, photo, "mean", "layercam", "Conv2d", size=16)
+    values: torch.Tensor = cams.tensor
+    assert values.ndim == 2 and cams.image.size == (19, 16)
     audit = fv.audit(model, [photo, tensor], fail_on="nonfinite>0", size=16)
     best = fv.exemplars(model, [photo, tensor], nn.Conv2d, top=2, by="mean", size=16)
     difference = fv.diff(written, folder / "maps", tolerance=1e-3)
     report = fv.report(written, single_file=True, out=folder / "maps.html")
     assert listed.rows[1].selected and counted.totals.macs and audit.exit_code == 0
     assert difference.equal and report.page.is_file() and best.sheet(best.layers[0]).width
-    everything = [
-        result,
-        written,
-        fed,
-        page,
-        listed,
-        counted,
-        kernels,
-        audit,
-        best,
-        difference,
-        report,
-    ]
+    runs = [result, written, fed, page, difference, report]
+    everything = [*runs, cams, listed, counted, kernels, audit, best]
     return [repr(one) for one in everything]

@@ -52,6 +52,8 @@ def test_the_notebook_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(re.findall("<img", pages["featviz.look(model, photo, maps=6)"])) == 1
     assert len(re.findall("<img", pages["result"])) == 7
     assert len(re.findall("<img", pages["featviz.kernels(model)"])) == 3
+    assert len(re.findall("<img", pages["evidence"])) == 1
+    assert "gradient × activation for class 3" in pages["evidence"]
     assert pages["featviz.layers(model, size=28)"].count("<tr>") == 13
     assert "first at 0 (Conv2d)" in pages["featviz.diff(before, after)"]
     text = str([output for cell in notebook.cells for output in cell.get("outputs", ())])

@@ -17,7 +17,7 @@ import featviz as fv
 from featviz.api.tensors import GRID_NAMES
 from featviz.api.words import of_keywords
 from featviz.errors import UsageError
-from featviz.records import DrawOptions, PassOptions
+from featviz.records import REDUCTIONS, DrawOptions, PassOptions
 from featviz.records.checking import choices
 
 from .drawn import AS_IT_IS, NAN, drawn
@@ -180,7 +180,7 @@ def test_run_refuses_bad_values_of_a_model(
         ("format", "gif", "'gif' is not one of 'png', 'webp', 'jpg', 'avif'."),
         ("pick", "best", "'best' is not one of 'first', 'top', 'spread'."),
         ("order", "size", "'size' is not one of 'index', 'mean', 'similarity'."),
-        ("reduce", "l1", "'l1' is not one of 'mean', 'max', 'l2', 'max-abs', 'pca'."),
+        ("reduce", "l1", f"'l1' is not one of {', '.join(map(repr, REDUCTIONS))}."),
         ("tensors", "npz", "'npz' is not 'npy'."),
         ("grad_rule", "x", "'x' is not one of 'plain', 'guided', 'deconv'."),
         ("nrow", "x", "'x' is neither a whole number nor auto"),
@@ -286,8 +286,8 @@ def test_a_long_value_is_cut() -> None:
 
 def test_dir_lists_the_public_names() -> None:
     """And nothing else."""
-    functions = ["audit", "capture", "diff", "exemplars", "grid", "kernels", "layers", "report"]
-    assert dir(fv) == sorted(["__version__", *functions, "run", "summary"])
+    functions = ["audit", "cam", "capture", "diff", "exemplars", "grid", "kernels", "layers"]
+    assert dir(fv) == sorted(["__version__", *functions, "look", "report", "run", "summary"])
 
 
 @pytest.mark.parametrize(

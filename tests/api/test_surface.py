@@ -8,7 +8,7 @@ import subprocess
 import sys
 from dataclasses import fields
 from pathlib import Path
-from typing import get_args
+from typing import get_args, get_type_hints
 
 import pytest
 
@@ -18,7 +18,7 @@ from featviz.models.load import ModelOptions
 from featviz.models.preprocess import InputOptions
 from featviz.pipeline.keywords import names_of
 from featviz.pipeline.options import RunOptions
-from featviz.records import REDUCTIONS, DrawOptions
+from featviz.records import CLASS_MAPS, REDUCTIONS, DrawOptions
 
 from .every_function import use_all
 
@@ -86,6 +86,7 @@ def test_the_typed_keywords_are_the_fields_of_the_records() -> None:
     assert _names(keywords.ModelKeywords) == names_of(ModelOptions)
     assert _names(keywords.InputKeywords) == names_of(InputOptions) | {"forward_args"}
     assert {"archive", "fail_fast", "jobs", "shard"} <= {f.name for f in fields(RunOptions)}
-    reduce = keywords.GridKeywords.__annotations__["reduce"]
-    assert all(name in str(reduce) for name in REDUCTIONS)
+    reduce = get_type_hints(keywords.GridKeywords)["reduce"]
+    assert all(repr(name) in str(reduce) for name in REDUCTIONS)
+    assert set(get_args(keywords.CamMethod)) == set(CLASS_MAPS)
     assert get_args(keywords.Count)

@@ -64,8 +64,12 @@ OPTIONS = [
     ),
     ("run model.pth --image=cat.jpg", "No such option '--image'", f"an option: featviz {RUN}"),
     (f"{RUN} --frobnicate", "No such option", "featviz run --help-all lists all options"),
-    ("layers model.pth --overlay 0.5", "No such option '--overlay'", "featviz run has it"),
-    ("report photos --cmap grey", "No such option", "featviz run and featviz kernels have it"),
+    ("layers model.pth --overlay 0.5", "No such option '--overlay'", "featviz cam have it"),
+    (
+        "report photos --cmap grey",
+        "No such option",
+        "featviz run and featviz kernels and featviz cam have it",
+    ),
     ("merge photos --ou x", "No such option '--ou'", "did you mean --out? featviz merge photos"),
 ]
 

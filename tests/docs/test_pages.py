@@ -21,7 +21,7 @@ Run = Callable[..., Outcome]
 
 SHOWN = [page for page in PAGES if commands(page) and page not in ("README", "audit", "exemplars")]
 WITHOUT_DOWNLOAD = ["--weights", "none"]
-SMALL_INPUT = {"run", "look", "audit", "exemplars", "layers", "summary"}
+SMALL_INPUT = {"run", "look", "audit", "cam", "exemplars", "layers", "summary"}
 
 
 @pytest.fixture

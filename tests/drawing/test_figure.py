@@ -251,3 +251,17 @@ def test_run_writes_a_figure_beside_each_picture(
     assert row["figure"] == "001_0/output.figure.png"
     text = Image.open(tmp_path / "figure" / "picture.png" / row["figure"]).info
     assert text["Layer"] == "0 (Conv2d)"
+
+
+def test_a_fine_overlay_is_reduced_smoothly() -> None:
+    """Of a chessboard of single pixels that does not fit its panel, grey is left; colours that are
+    enlarged stay squares."""
+    for side, levels in ((1360, range(110, 146)), (17, (0, 255))):
+        y, x = np.mgrid[:side, :side]
+        board = np.repeat(((y + x) % 2 * 255).astype(np.uint8)[..., None], 3, axis=2)
+        sheet = figure.FigurePage("", board, [figure.Panel("", board, (0, 1))], "viridis", False)
+        file = io.BytesIO()
+        figure.write_figure(file, sheet, {})
+        left, top = (round(inches * 100) for inches in sheet.geometry.corner(0))
+        inside = np.asarray(Image.open(file))[top + 20 : top + 300, left + 20 : left + 300]
+        assert np.isin(inside, list(levels)).all()

@@ -17,11 +17,11 @@ from PIL import Image
 from torch import Tensor, nn
 
 import featviz as fv
-from featviz.drawing import overlay, reduce, scan
+from featviz.drawing import class_maps, overlay, reduce, scan
 from featviz.drawing.drawer import Drawer
 from featviz.drawing.picture import caption, describe, encode, to_image
 from featviz.errors import UsageError
-from featviz.records import REDUCTIONS, DrawOptions, Hints, Layer, Site
+from featviz.records import CLASS_MAPS, REDUCTIONS, DrawOptions, Hints, Layer, Site
 
 SITE = Site(Layer(1, "conv", "Conv2d"), "output", 0, "")
 NAN = float("nan")
@@ -249,8 +249,9 @@ def test_reduction_is_numpys(name: str, oracle: Callable[[np.ndarray], np.ndarra
 
 def test_each_reduction_of_one_component_has_a_function() -> None:
     """The table that help texts, figures and the report read, and that of the arithmetic agree."""
-    single = [name for name, reduction in REDUCTIONS.items() if not reduction.colors]
+    single = [name for name, kind in REDUCTIONS.items() if not kind.colors and not kind.weighs]
     assert list(reduce.REDUCTIONS) == single == ["mean", "max", "l2", "max-abs"]
+    assert list(class_maps.METHODS) == list(CLASS_MAPS)
 
 
 def test_reduction_shows_where_a_channel_is_not_finite() -> None:

@@ -24,11 +24,12 @@ from featviz.rundir.read import read_json
         (("--capture", " , "), "--capture is empty",
          "give some of output, input, grad, grad-input, separated by commas"),
         (("--target", "sum"), "--target does nothing without gradients",
-         "add --capture output,grad"),
+         "add --capture output,grad, or --reduce gradcam"),
         (("--grad-rule", "guided", "--capture", "input"),
-         "--grad-rule does nothing without gradients", "add --capture output,grad"),
+         "--grad-rule does nothing without gradients",
+         "add --capture output,grad, or --reduce gradcam"),
         (("--grad-scale", "conv1:2"), "--grad-scale does nothing without gradients",
-         "add --capture output,grad"),
+         "add --capture output,grad, or --reduce gradcam"),
     ],
 )  # fmt: skip
 def test_options_that_make_no_sense_are_refused(

@@ -1,0 +1,115 @@
+"""Class activation maps: where in a layer's output the evidence for a target lies.
+
+In the formulas A is the layer's output and G the gradient of the target there, both [C, S, H, W];
+k counts channels, and sums and means over p are over all places of the S slices.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from featviz.errors import LayoutError
+from featviz.layout import Maps
+from featviz.layout.layouts import LAYOUTS
+
+_PLACES = (1, 2, 3)
+
+
+def gradcam(output: Tensor, gradient: Tensor) -> Tensor:
+    """ReLU(sum_k mean_p(G_k) A_k): Selvaraju et al., arXiv 1610.02391, equations 1 and 2."""
+    return _weighted(output, gradient.mean(_PLACES)).relu()
+
+
+def gradcam_plus_plus(output: Tensor, gradient: Tensor) -> Tensor:
+    """ReLU(sum_k w_k A_k): Chattopadhyay et al., arXiv 1710.11063, equation 19.
+
+    w_k = sum_p a_kp ReLU(G_kp), a = G² / (2 G² + sum_p(A_k) G³), which is 1 / (2 + sum_p(A_k) G)
+    where G is not zero, without its rounding. The target is the exponential of the score, and a
+    factor that all weights share is left out.
+    """
+    share = 2 + output.sum(_PLACES, keepdim=True) * gradient
+    alpha = torch.where(share == 0, 0.0, 1 / share)
+    return _weighted(output, (alpha * gradient.relu()).sum(_PLACES)).relu()
+
+
+def layercam(output: Tensor, gradient: Tensor) -> Tensor:
+    """ReLU(sum_k ReLU(G_k) A_k), place by place: Jiang et al., LayerCAM, IEEE TIP 30 (2021),
+    doi 10.1109/TIP.2021.3089943."""
+    return (gradient.relu() * output).sum(0, keepdim=True).relu()
+
+
+def hirescam(output: Tensor, gradient: Tensor) -> Tensor:
+    """ReLU(sum_k G_k A_k), place by place: Draelos and Carin, arXiv 2011.08891.
+
+    The sum of the paper has a sign, which `gradxact` shows; here, as with Grad-CAM, what speaks
+    against the target is zero.
+    """
+    return gradxact(output, gradient).relu()
+
+
+def xgradcam(output: Tensor, gradient: Tensor) -> Tensor:
+    """sum_k w_k A_k with w_k = sum_p(G_k A_k) / sum_p(A_k): Fu et al., arXiv 2008.02312.
+
+    A channel whose outputs add up to zero weighs nothing.
+    """
+    total = output.sum(_PLACES)
+    weights = torch.where(total == 0, 0.0, (gradient * output).sum(_PLACES) / total)
+    return _weighted(output, weights)
+
+
+def gradxact(output: Tensor, gradient: Tensor) -> Tensor:
+    """sum_k G_k A_k, place by place: gradient × input (Shrikumar et al., arXiv 1605.01713) at a
+    layer. Of a network that is linear from the layer on, each value is that place's share of the
+    target."""
+    return (gradient * output).sum(0, keepdim=True)
+
+
+def _weighted(output: Tensor, weights: Tensor) -> Tensor:
+    """sum_k w_k A_k: [C, S, H, W] and [C] to [1, S, H, W]."""
+    total: Tensor = torch.tensordot(weights, output, 1)
+    return total[None]
+
+
+METHODS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "gradcam": gradcam,
+    "gradcam++": gradcam_plus_plus,
+    "layercam": layercam,
+    "hirescam": hirescam,
+    "xgradcam": xgradcam,
+    "gradxact": gradxact,
+}
+"""The arithmetic of `records.CLASS_MAPS`: from output and gradient [C, S, H, W] to [1, S, H, W]."""
+
+
+def check_places(maps: Maps) -> None:
+    """Refuse maps without places of the image.
+
+    Raises:
+        LayoutError: says what the layer gives instead.
+    """
+    size = list(maps.data.shape[2:])
+    if not LAYOUTS[maps.layout].aligned or size == [1, 1]:
+        what = "one value a channel" if LAYOUTS[maps.layout].aligned else LAYOUTS[maps.layout].words
+        raise LayoutError(f"has no places of the image for a class activation map: {what}")
+
+
+def class_map(method: str, output: Maps, gradient: Maps) -> Tensor:
+    """The class activation map of a layer's output.
+
+    Args:
+        method: a name of METHODS.
+        output, gradient: maps [C, S, H, W] of one layout.
+
+    Returns:
+        float32 [1, S, H, W].
+
+    Raises:
+        LayoutError: the maps have no places of the image, or no gradient reaches any.
+    """
+    check_places(output)
+    if not gradient.data.any():
+        raise LayoutError("has a gradient of zero at every place: the target does not depend on it")
+    return METHODS[method](output.data, gradient.data)

@@ -1,0 +1,162 @@
+"""`featviz cam`: pictures, words, files and messages."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from conftest import DIGITS, DIGITS_MODEL, Outcome
+from PIL import Image
+from torch import nn
+
+import featviz as fv
+from featviz.errors import FeatvizError
+
+Run = Callable[..., Outcome]
+FIVE, SEVEN = DIGITS / "00-5.png", DIGITS / "05-7.png"
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def test_one_picture_an_image_names_prediction_target_and_layer(
+    featviz: Run, tmp_path: Path
+) -> None:
+    """In the current folder, under the image's name; drawn again without a word."""
+    words = "00-5.png: class 5 99.6 %; Grad-CAM for class 5"
+    for _ in range(2):
+        done = featviz("cam", DIGITS_MODEL, FIVE)
+        assert done.code == 0 and done.out == ""
+        assert done.err == f"{words} at 7\n1 picture in cam-00-5.png\n"
+    assert [path.name for path in tmp_path.iterdir()] == ["cam-00-5.png"]
+    with Image.open("cam-00-5.png") as opened:
+        assert opened.info == {"Software": "featviz cam", "Title": f"{words} at 7"}
+
+
+def test_the_map_lies_over_the_image_where_the_evidence_is() -> None:
+    """A seven's evidence lies around its ink; alpha 0 is the image, 1 the map in its colours."""
+    found = fv.cam(DIGITS_MODEL, SEVEN)
+    (one,) = found.maps
+    assert (one.layer, one.target, one.file) == ("7", "class 7", None)
+    assert one.prediction[0].index == 7 and one.score == pytest.approx(one.prediction[0].score)
+    ink = np.asarray(Image.open(SEVEN).convert("L").resize((7, 7), Image.Resampling.BOX))
+    values = found.tensor.numpy()
+    assert values[ink > 40].mean() > 2 * values[ink < 5].mean()
+    assert one.range == pytest.approx((values.min(), values.max()))
+    alone = np.asarray(fv.cam(DIGITS_MODEL, SEVEN, overlay=0).image)
+    assert np.array_equal(alone, np.asarray(Image.open(SEVEN).convert("RGB")))
+    large = Image.fromarray(values).resize((28, 28), Image.Resampling.BILINEAR)
+    drawn = fv.cam(DIGITS_MODEL, SEVEN, overlay=1, cmap="grey").image
+    grey = np.asarray(drawn.convert("L")) / 255 * values.max()
+    assert np.abs(grey - np.asarray(large)).max() < 0.01 * values.max()
+
+
+def test_json_has_a_line_for_each_image(featviz: Run) -> None:
+    """With the target's value and the maps' layers, shapes and ranges; a folder for the files."""
+    words = ("--target", "class:3", "--method", "gradxact", "--layers", "1,7", "--out", "cams")
+    done = featviz("cam", DIGITS_MODEL, FIVE, SEVEN, *words, "--json")
+    assert done.code == 0 and done.err.endswith("2 pictures in cams\n")
+    first, second = map(json.loads, done.out.splitlines())
+    assert (first["file"], second["file"]) == ("cams/cam-00-5.png", "cams/cam-05-7.png")
+    assert (first["method"], first["target"]["of"]) == ("gradxact", "class 3")
+    scores = {guess["index"]: guess["score"] for guess in first["prediction"]}
+    assert first["target"]["value"] == pytest.approx(scores[3])
+    assert [(row["layer"], row["shape"]) for row in first["maps"]] == [
+        ("1", [28, 28]),
+        ("7", [7, 7]),
+    ]
+    assert all(row["range"][0] == -row["range"][1] for row in first["maps"])
+
+
+def test_images_of_one_name_have_pictures_of_their_own(featviz: Run, tmp_path: Path) -> None:
+    """a/x.png, b/x.png and b/x.bmp are three images."""
+    for name in ("a/x.png", "b/x.png", "b/x.bmp"):
+        path = tmp_path / "in" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.open(FIVE).save(path)
+    assert featviz("cam", DIGITS_MODEL, "in", "--out", "out").code == 0
+    names = sorted(path.name for path in (tmp_path / "out").iterdir())
+    assert names == ["cam-a__x.png", "cam-b__x.bmp.png", "cam-b__x.png.png"]
+
+
+def test_a_broken_image_fails_alone(featviz: Run, tmp_path: Path) -> None:
+    """Exit code 3 beside one that is whole, 1 by itself; Python says so in `failures`."""
+    (tmp_path / "broken.png").write_bytes(FIVE.read_bytes()[:99])
+    done = featviz("cam", DIGITS_MODEL, FIVE, "broken.png")
+    assert done.code == 3 and "error: broken.png: " in done.err
+    assert featviz("cam", DIGITS_MODEL, "broken.png").code == 1
+    assert not (tmp_path / "cam-broken.png").exists()
+    found = fv.cam(DIGITS_MODEL, [FIVE, "broken.png"])
+    assert list(found.failures) == ["broken.png"] and len(found.maps) == 1
+    assert repr(found) == "<ClassMaps, Grad-CAM of 2 images, 1 failed: 1 map>"
+    assert "broken.png failed: " in found._repr_html_() and "data:image/png" in found._repr_html_()
+    with pytest.raises(FeatvizError, match=r"cannot be read|truncated"):
+        fv.cam(DIGITS_MODEL, "broken.png")
+
+
+BAD = [
+    (("--target", "class:10"), 2, "--target 'class:10': there are 10 classes, 0 to 9"),
+    (("--overlay", "2"), 2, "--overlay 2"),
+    (("--method", "scorecam"), 2, "'scorecam' is not one of 'gradcam'"),
+    (("--layers", "9"), 1, "9 has no places of the image for a class activation map"),
+    (("--layers", "nowhere"), 2, "no layer matches --layers 'nowhere'"),
+    (("--cmap", "nocolour"), 2, "--cmap 'nocolour' is no colormap"),
+    (("--out", "cam.jpg"), 2, "--out cam.jpg: cam writes PNG\nhint: --out cam.png"),
+    (("--out", "notes"), 2, "--out notes is no folder"),
+    (("--out", "foreign.png"), 1, "foreign.png is there and is no picture of featviz cam"),
+    ((SEVEN, "--out", "one.png"), 2, "would hold 00-5.png and 05-7.png in one picture"),
+]
+
+
+@pytest.mark.parametrize(("options", "code", "message"), BAD, ids=[bad[2] for bad in BAD])
+def test_bad_input_gets_one_line(
+    options: tuple[object, ...], code: int, message: str, featviz: Run, tmp_path: Path
+) -> None:
+    """And nothing is written."""
+    (tmp_path / "notes").write_text("mine")
+    Image.new("L", (4, 4)).save(tmp_path / "foreign.png")
+    before = {path: path.read_bytes() for path in tmp_path.iterdir()}
+    done = featviz("cam", DIGITS_MODEL, FIVE, *options)
+    assert message in done.err and "Traceback" not in done.err
+    assert done.code == code and done.err.lower().count("error: ") == 1
+    assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before
+
+
+def test_overwrite_and_the_image_itself(featviz: Run, tmp_path: Path) -> None:
+    """--overwrite replaces a foreign file, and never the image."""
+    Image.open(FIVE).save(tmp_path / "cam.png")
+    done = featviz("cam", DIGITS_MODEL, "cam.png", "--out", "cam.png", "--overwrite")
+    assert done.code == 2 and "--out cam.png is the input" in done.err
+    assert featviz("cam", DIGITS_MODEL, FIVE, "--out", "cam.png", "--overwrite").code == 0
+    assert Image.open("cam.png").info["Software"] == "featviz cam"
+
+
+def test_an_output_that_is_no_classification(featviz: Run, tmp_path: Path) -> None:
+    """The message names what can be asked for; named, the last map is found."""
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Conv2d(4, 2, 3))
+    torch.save(net, tmp_path / "net.pth")
+    Image.new("RGB", (16, 16), "red").save(tmp_path / "red.png")
+    words = ("cam", "net.pth", "red.png", "--size", "16", "--trust")
+    done = featviz(*words)
+    assert done.code == 2 and "needs scores of classes [1, K]" in done.err
+    done = featviz(*words, "--target", "sum")
+    assert done.code == 0 and "red.png; Grad-CAM for sum at 2" in done.err
+
+
+def test_a_module_is_given_back_as_it_was() -> None:
+    """In training mode, without hooks and gradients, and its buffers untouched."""
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(784, 2))
+    before = {name: value.clone() for name, value in net.state_dict().items()}
+    assert fv.cam(net, torch.rand(3, 16, 16), size=16).tensor.shape == (14, 14)
+    assert net.training and all(part.training for part in net)
+    assert all(torch.equal(before[name], value) for name, value in net.state_dict().items())
+    assert not any(part._forward_hooks for part in net.modules())
+    assert all(parameter.grad is None for parameter in net.parameters())

@@ -1,0 +1,109 @@
+"""Class activation maps of torchvision's models: the layer that is found, and the maps of
+pytorch-grad-cam."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torchvision
+from PIL import Image
+from torch import Tensor, nn
+
+import featviz as fv
+from featviz.records import CLASS_MAPS
+
+Shaped = Callable[[Tensor], Tensor]
+
+
+@dataclass(frozen=True)
+class Case:
+    """A model, the layer that `cam` finds, and how pytorch-grad-cam is told to read it."""
+
+    layer: str
+    reshape: Shaped = torch.clone
+    """A copy, or a ReLU in place behind the layer changes what pytorch-grad-cam has kept."""
+
+
+CASES = {
+    "resnet18": Case("layer4"),
+    "mobilenet_v3_small": Case("features"),
+    "densenet121": Case("features"),
+    "convnext_tiny": Case("features"),
+    "vit_b_32": Case(
+        "encoder.layers.encoder_layer_11.ln_1",
+        lambda tokens: tokens[:, 1:].reshape(1, 7, 7, -1).permute(0, 3, 1, 2).clone(),
+    ),
+    "swin_t": Case("norm", lambda maps: maps.permute(0, 3, 1, 2).clone()),
+}
+
+THEIRS = {
+    "gradcam": "GradCAM",
+    "gradcam++": "GradCAMPlusPlus",
+    "layercam": "LayerCAM",
+    "hirescam": "HiResCAM",
+    "xgradcam": "XGradCAM",
+    "gradxact": "HiResCAM",
+}
+"""Their classes, whose maps are all cut off at zero."""
+
+NEAR = {"gradcam++": 1e-3, "xgradcam": 1e-3}
+"""Both divide by sums that come near zero."""
+
+
+@cache
+def model(name: str) -> nn.Module:
+    """Random weights. Outputs and gradients are so large that the small numbers which
+    pytorch-grad-cam adds to what it divides by do not count."""
+    torch.manual_seed(0)
+    made = torchvision.models.get_model(name, weights=None).eval()
+    heads = [part for part in made.modules() if isinstance(part, nn.Linear)]
+    nn.init.normal_(heads[-1].weight, std=1e4)
+    if name == "mobilenet_v3_small":
+        nn.init.constant_(made.features[-1][1].weight, 1e5)
+    return made
+
+
+@cache
+def seen() -> Tensor:
+    """What the models see, [3, 224, 224]."""
+    return torch.randn(3, 224, 224, generator=torch.Generator().manual_seed(1))
+
+
+def ours(name: str, method: Any) -> Any:
+    """The map of class 3 at the layer that is found."""
+    photo = Image.new("RGB", (8, 8))
+    (found,) = fv.cam(model(name), photo, "class:3", method, transform=lambda image: seen()).maps
+    return found
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_layer_is_found_by_itself(name: str) -> None:
+    """The last with places on which the score depends: of a ViT before its last attention."""
+    found = ours(name, "gradcam")
+    assert found.layer == CASES[name].layer and found.tensor.shape == (7, 7)
+    assert found.image.size == (224, 224)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", CLASS_MAPS)
+@pytest.mark.parametrize("name", CASES)
+def test_maps_are_those_of_pytorch_grad_cam(name: str, method: str) -> None:
+    """Cut off at zero and scaled to 0..1, as theirs are, within rounding."""
+    theirs = pytest.importorskip("pytorch_grad_cam", reason="grad-cam is not installed")
+    targets = pytest.importorskip("pytorch_grad_cam.utils.model_targets")
+    case, net = CASES[name], model(name)
+    with getattr(theirs, THEIRS[method])(
+        model=net, target_layers=[net.get_submodule(case.layer)], reshape_transform=case.reshape
+    ) as oracle:
+        oracle.get_target_width_height = lambda inputs: None
+        wanted = oracle(seen()[None].clone(), [targets.ClassifierOutputTarget(3)])[0]
+    found = np.maximum(ours(name, method).tensor.double().numpy(), 0)
+    found = (found - found.min()) / (found.max() - found.min())
+    assert wanted.max() == pytest.approx(1) and (wanted > 0.01).any()
+    assert np.abs(found - wanted).max() < NEAR.get(method, 1e-5)
