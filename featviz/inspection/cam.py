@@ -42,7 +42,7 @@ from featviz.records import (
 from featviz.records.checking import check
 from featviz.rundir import destination
 from featviz.rundir.atomic import atomic, reported
-from featviz.text import listed, quoted, safe_name
+from featviz.text import listed, printable, quoted, safe_name
 
 log = logging.getLogger(__name__)
 
@@ -184,7 +184,8 @@ def _write(result: ImageCam, path: Path, cmap: str) -> None:
     assert result.shown is not None
     maps = ", ".join(one.name for one in result.maps)
     panels = [
-        Panel(f"{one.name} ({one.site.layer.type})", one.picture, one.limits) for one in result.maps
+        Panel(printable(f"{one.name} ({one.site.layer.type})"), one.picture, one.limits)
+        for one in result.maps
     ]
     page = FigurePage(result.words, result.shown, panels, cmap, shared=False)
     with reported(path.parent):

@@ -111,6 +111,18 @@ def test_look(featviz: CLI, net: str, photos: Path, tmp_path: Path) -> None:
     check_tame(featviz("look", net, photos, "--out", tmp_path / f"{EVIL}.jpg"))
 
 
+def test_cam(featviz: CLI, net: str, photos: Path, tmp_path: Path) -> None:
+    """Its lines, its JSON lines, and the refusals, with names of images and of layers."""
+    command = ("cam", net, photos, "--size", "12", "--target", "sum", "--out", tmp_path / "cams")
+    for words in ((), ("--json",), ("--layers", "*")):
+        done = featviz(*command, *words)
+        assert done.code == 3, done.err
+        check_tame(done, named=not words)
+    check_tame(featviz("cam", net, photos, "--layers", f"no{EVIL}"))
+    check_tame(featviz("cam", net, photos, "--target", f"layer:{EVIL}"), named=False)
+    check_tame(featviz("cam", net, photos, "--out", tmp_path / f"{EVIL}.jpg"))
+
+
 def test_audit(featviz: CLI, net: str, photos: Path, tmp_path: Path) -> None:
     """Its table, of one model and of two, and its messages."""
     options = ("--size", "12", "--out", tmp_path / "audit", "--overwrite")

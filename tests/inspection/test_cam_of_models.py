@@ -82,6 +82,7 @@ def ours(name: str, method: Any) -> Any:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
 def test_the_layer_is_found_by_itself(name: str) -> None:
     """The last with places on which the score depends: of a ViT before its last attention."""
