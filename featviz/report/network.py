@@ -9,7 +9,7 @@ from itertools import groupby
 import numpy as np
 from markupsafe import Markup
 
-from featviz.records import Floats, GridPlan, is_gradient
+from featviz.records import Floats, is_gradient
 from featviz.report import words
 from featviz.report.channels import ChannelTotals, Found
 from featviz.report.views import Figure, Group, ImagePage
@@ -224,15 +224,7 @@ def _apart(points: np.ndarray, count: int) -> list[int]:
 def tile_of(row: CaptureRow, channel: int | None) -> Tile:
     """Where the first tile of a drawn channel is."""
     slot = 0 if channel is None else row.drawn.index(channel) * row.side
-    return Tile(channel, box_of(row.plan, slot), (row.plan.width, row.plan.height))
-
-
-def box_of(plan: GridPlan, slot: int) -> tuple[int, int, int, int]:
-    """Left, top, width and height of the n-th tile of a grid, in pixels."""
-    down, across = divmod(slot, plan.columns)
-    height, width = plan.tile
-    left = plan.padding + across * (width + plan.padding)
-    return left, plan.padding + down * (height + plan.padding), width, height
+    return Tile(channel, row.plan.box(slot), (row.plan.width, row.plan.height))
 
 
 def bars(row: CaptureRow, stats: Floats, guesses: Sequence[Class], count: int = _TOP) -> list[Bar]:

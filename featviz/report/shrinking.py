@@ -12,7 +12,7 @@ from itertools import product
 from PIL import Image
 
 from featviz.records import Place
-from featviz.report.network import box_of, is_numbers, telling
+from featviz.report.network import is_numbers, telling
 from featviz.report.views import Form
 from featviz.rundir import INPUT_FILE
 from featviz.rundir.image import ReadImage, format_of
@@ -74,8 +74,10 @@ class _Bytes:
 
 
 def _lettered(run: ReadRun) -> bool:
-    """Whether tiles have letters (`--labels`), which fewer pixels would make unreadable."""
-    return bool((run.record.get("options") or {}).get("labels"))
+    """Whether pictures have letters (`--labels`, `--titles`), which fewer pixels would make
+    unreadable."""
+    options = run.record.get("options") or {}
+    return bool(options.get("labels") or options.get("titles"))
 
 
 def _small(pictures: Sequence[_Bytes], most: int) -> float:
@@ -173,17 +175,19 @@ def _row(row: CaptureRow, channels: list[int]) -> CaptureRow:
     collapsed = {one: own for one, own in (row.collapsed or {}).items() if one in kept}
     grid = row.grid.copy()
     grid["nrow"] = columns
+    grid.pop("top", None)
     return replace(row, channels=stay, grid=grid, collapsed=collapsed or None)
 
 
 def _cut(picture: Image.Image, whole: CaptureRow, part: CaptureRow) -> Image.Image:
-    """The tiles that stay, in a picture of their own."""
+    """The tiles that stay, in a picture of their own, without a title."""
     plan = part.plan
     canvas = Image.new(picture.mode, (plan.width, plan.height))
     if picture.mode == "P":
         canvas.putpalette(picture.getpalette() or [])
     if plan.padding:
-        canvas.paste(picture.getpixel((0, 0)), (0, 0, *canvas.size))  # type: ignore[arg-type]
+        pad = picture.getpixel((0, whole.plan.top))
+        canvas.paste(pad, (0, 0, *canvas.size))  # type: ignore[arg-type]
     for old, new in _places(whole, part):
         left, top, width, height = old
         tile = picture.crop((left, top, left + width, top + height))
@@ -213,4 +217,4 @@ def _places(
     slots = {channel: slot for slot, channel in enumerate(whole.drawn)}
     for (place, channel), slice in product(enumerate(part.drawn), range(whole.side)):
         old = slots[channel] * whole.side + slice
-        yield box_of(whole.plan, old), box_of(part.plan, place * whole.side + slice)
+        yield whole.plan.box(old), part.plan.box(place * whole.side + slice)

@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Annotated, Any, TypedDict, TypeVar
+from typing import Annotated, Any, NotRequired, TypedDict, TypeVar
 
 import msgspec
 from msgspec import Meta
@@ -50,6 +50,8 @@ class GridFields(TypedDict):
     tile: Annotated[list[_Pixels], _Two]
     """Height and width."""
     scale: _Pixels | Annotated[list[_Pixels], _Two]
+    top: NotRequired[Annotated[int, Meta(ge=0, le=_LARGEST)]]
+    """Height of the title; a grid without one has no such field."""
 
 
 @dataclass(frozen=True)
@@ -118,8 +120,9 @@ class CaptureRow(Capture):
         scale = grid["scale"]
         down, across = (scale, scale) if isinstance(scale, int) else scale
         (height, width), columns = grid["tile"], grid["nrow"]
-        size = (height // down, width // across)
-        return GridPlan(tiles, columns, -(-tiles // columns), size, (down, across), grid["padding"])
+        size, rows = (height // down, width // across), -(-tiles // columns)
+        top = grid.get("top", 0)
+        return GridPlan(tiles, columns, rows, size, (down, across), grid["padding"], top)
 
     @property
     def files(self) -> list[str]:

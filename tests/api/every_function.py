@@ -34,6 +34,10 @@ def use_all(folder: Path) -> list[str]:
     drawn: Image.Image = fv.grid(captured["1"][0], normalize="symmetric", nrow=2)
     assert drawn.height
 
+    page = fv.look(model, photo, [nn.Conv2d], folder / "look.png", size=16, maps=2, by="value")
+    seen: Image.Image = page.image
+    assert seen.size == page.image.size and page.layers[0].layer == "0"
+
     listed = fv.layers(model, "Conv2d", functions=True, size=16)
     counted = fv.summary(model, depth=1, sort="macs", size=16)
     kernels = fv.kernels(model, scale=2)
@@ -43,5 +47,17 @@ def use_all(folder: Path) -> list[str]:
     report = fv.report(written, single_file=True, out=folder / "maps.html")
     assert listed.rows[1].selected and counted.totals.macs and audit.exit_code == 0
     assert difference.equal and report.page.is_file() and best.sheet(best.layers[0]).width
-    everything = [result, written, fed, listed, counted, kernels, audit, best, difference, report]
+    everything = [
+        result,
+        written,
+        fed,
+        page,
+        listed,
+        counted,
+        kernels,
+        audit,
+        best,
+        difference,
+        report,
+    ]
     return [repr(one) for one in everything]

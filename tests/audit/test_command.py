@@ -116,7 +116,7 @@ def test_a_broken_image_is_named_and_the_others_count(
     (noise / "bad.png").write_bytes(b"no image")
     out = tmp_path / "out"
     done = featviz("audit", *planted_call("shared"), noise, "--out", out)
-    assert done.code == 3 and "error: bad.png: bad.png is no image" in done.err
+    assert done.code == 3 and "error: bad.png is no image" in done.err
     assert "6 images seen" in done.err
     done = featviz("audit", *planted_call("shared"), noise / "bad.png", "--out", tmp_path / "none")
     assert done.code == 1 and "no image of 1 went through" in done.err
