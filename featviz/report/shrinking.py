@@ -13,7 +13,7 @@ from PIL import Image
 
 from featviz.records import Place
 from featviz.report.network import is_numbers, telling
-from featviz.report.views import Extent
+from featviz.report.views import ReportForm
 from featviz.rundir import INPUT_FILE
 from featviz.rundir.image import ReadImage, format_of
 from featviz.rundir.read import ReadRun
@@ -32,13 +32,13 @@ Channels = Mapping[Place, list[int]]
 """The channels that stay."""
 
 
-def form_within(runs: Sequence[ReadRun], room: float) -> Extent | None:
+def form_within(runs: Sequence[ReadRun], room: float) -> ReportForm | None:
     """The form that shows most of some runs in so many bytes of pictures; None where even FEWEST
     tiles of each layer take more."""
     pictures = [_Bytes.of(i, _lettered(run)) for run in runs for i in run.images.values()]
     drawn = sum(own.figures for own in pictures)
     whole = sum(own.input + sum(bytes for _, bytes, _ in own.grids) for own in pictures)
-    for form in (Extent(whole + drawn), Extent(whole, figures=not drawn)):
+    for form in (ReportForm(whole + drawn), ReportForm(whole, figures=not drawn)):
         if form.bytes <= room:
             return form
     most = max((tiles for own in pictures for tiles, _, _ in own.grids), default=1)
@@ -49,7 +49,7 @@ def form_within(runs: Sequence[ReadRun], room: float) -> Extent | None:
     if low < min(FEWEST, most) or _small(pictures, low) > room:
         return None
     tiles = None if low == most else low
-    return Extent(_small(pictures, low), figures=not drawn, smaller=True, tiles=tiles)
+    return ReportForm(_small(pictures, low), figures=not drawn, smaller=True, tiles=tiles)
 
 
 @dataclass(frozen=True)
@@ -125,7 +125,7 @@ class CutImage(ReadImage):
         return _saved(_reduced(picture, factor), relative)
 
 
-def shrunk(runs: Sequence[ReadRun], form: Extent) -> list[ReadRun]:
+def shrunk(runs: Sequence[ReadRun], form: ReportForm) -> list[ReadRun]:
     """Runs as one file shows them; the first says which channels stay."""
     if form.tiles is None and not form.smaller:
         return list(runs)

@@ -171,7 +171,7 @@ class LayerPage:
 
 
 @dataclass(frozen=True)
-class Extent:
+class ReportForm:
     """How much of a run a report shows; all of it, but in one file that must stay small."""
 
     bytes: float = 0.0
@@ -210,7 +210,7 @@ class ReportViews:
     """By the names of their layers."""
     exemplars: Mapping[tuple[str, str], Sequence[Any]] = field(default_factory=dict)
     """`excited.ExemplarView`s by the page of a layer and the stem of a tensor."""
-    form: Extent = field(default_factory=Extent)
+    form: ReportForm = field(default_factory=ReportForm)
     """How much of the run is shown, where one file must stay small."""
     max_size: int = 0
     """Bytes that this file may have."""

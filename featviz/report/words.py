@@ -16,7 +16,7 @@ from featviz.rundir.schema import CaptureRow, Manifest
 from featviz.text import by, counted, listed, ranges
 
 if TYPE_CHECKING:
-    from featviz.report.views import Extent
+    from featviz.report.views import ReportForm
 
 Facts = list[tuple[str, str]]
 """Pairs of a term and its value, in the order in which they are shown."""
@@ -209,7 +209,7 @@ def _image_count(run: ReadRun) -> str:
     return ", ".join(parts)
 
 
-def form_lines(form: Extent, most: int) -> Iterator[str]:
+def form_lines(form: ReportForm, most: int) -> Iterator[str]:
     """What one file leaves out to stay small, in sentences.
 
     Args:

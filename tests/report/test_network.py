@@ -214,6 +214,26 @@ def test_hash_and_versions_are_at_the_foot(root: Path) -> None:
     assert at == sorted(at)
 
 
+@pytest.mark.parametrize(("brighter", "words"), [(False, "3 in 1 layer"), (True, "2 in 1 layer")])
+def test_the_first_page_begins_with_the_dead_channels(
+    tmp_path: Path, brighter: bool, words: str
+) -> None:
+    """Those that are zero in every image, and in how many layers; the link leads to their names."""
+    dark = np.zeros((6, 6), np.float32)
+    dark[:, 1] = [1, 0, 2, 0, 3, 0]
+    dark[[1, 3, 5], 4] = 1
+    other = dark.copy()
+    if brighter:
+        other[3] = [0, 1, 0.5, 0.1, 0.5, 0]
+    images = {"a.png": [Drawn("x", stats=dark)], "b.png": [Drawn("x", stats=other)]}
+    root = built(tmp_path / "out", images)
+    text = (root / "report" / "index.html").read_text("utf-8")
+    assert f'Dead channels (zero in every image): <a href="#findings">{words}</a>' in text
+    alive = built(tmp_path / "alive", {"a.png": [Drawn("x")]})
+    text = (alive / "report" / "index.html").read_text("utf-8")
+    assert 'Dead channels (zero in the image): <a href="#findings">none</a>' in text
+
+
 def test_a_key_tells_what_dark_and_bright_are(tmp_path: Path) -> None:
     """The numbers of a shared scale, or that each map has its own."""
     shared = Drawn("y", index=2, more={"normalize": "layer", "range": [-1.5, 2.25]})
