@@ -97,7 +97,7 @@ def _fail() -> None:
 
 def test_a_team_takes_no_other_shard() -> None:
     """torchrun and --shard together would divide twice."""
-    assert World(1, 4).share(None) == Shard(1, 4)
+    assert World(1, 4).share(None) == Shard(0, 1)
     with pytest.raises(UsageError, match="--shard divides what torchrun divides already"):
         World(0, 2).share(Shard(0, 2))
 
