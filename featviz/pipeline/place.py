@@ -85,6 +85,7 @@ def _pack(root: Path, target: Path, team: World) -> None:
             words = "the run stays in %s; --resume with the same --archive goes on and packs it"
             log.warning(words, quoted(str(root)))
             raise
+    archive.clear_room(root.parent)
     shutil.rmtree(root.parent, ignore_errors=True)
 
 
@@ -99,6 +100,7 @@ def _beside(options: RunOptions, begun: Path | None) -> tuple[Path | None, bool]
         return (None if begun == options.out else begun), True
     if not options.overwrite:
         return None, options.resume
+    destination.clear_beside(options.out)
     earlier = check_free(options.out, True, besides=besides(options))
     if earlier is None or not earlier.complete:
         return None, False

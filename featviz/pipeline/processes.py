@@ -7,7 +7,7 @@ import os
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from pathlib import Path
 from threading import Thread
@@ -74,6 +74,11 @@ class World:
             raise UsageError("--shard divides what torchrun divides already", "leave it out")
         return shard or Shard()
 
+    def within(self, name: str) -> World:
+        """The same processes, for one of several things that they do one after the other."""
+        store = None if self.store is None else PrefixStore(name, self.store)
+        return replace(self, store=store)
+
     @property
     def begun(self) -> Path | None:
         """The folder that this team has begun to write, before torchrun started it again."""
@@ -92,7 +97,7 @@ class World:
     def may_restart(self) -> bool:
         """Whether torchrun starts the processes again if one of them fails."""
         most, before = (os.environ.get(f"TORCHELASTIC_{n}", "0") for n in _RESTARTS)
-        return self.size > 1 and most.isdecimal() and before.isdecimal() and int(most) > int(before)
+        return most.isdecimal() and before.isdecimal() and int(most) > int(before)
 
     def leave(self, note: object) -> None:
         """Leave a note for those who live longer: anything that JSON knows."""
