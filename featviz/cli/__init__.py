@@ -123,21 +123,21 @@ def group() -> None:
 def main() -> None:
     """Entry point: run a command, and turn what went wrong into one line and an exit code."""
     _open_streams()
-    for name in ("SIGTERM", "SIGHUP"):  # end like Ctrl-C, and tidy up; not what nohup has ignored
-        number = getattr(signal, name, None)
-        if number is not None and signal.getsignal(number) is not signal.SIG_IGN:
-            signal.signal(number, signal.default_int_handler)
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")  # what it says of sockets is said by us
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # torch's idle threads leave cores alone
     if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
         sys.stdout.reconfigure(errors="backslashreplace")  # for names of files that are no UTF-8
+    for name in ("SIGTERM", "SIGHUP"):  # end like Ctrl-C, and tidy up; not what nohup has ignored
+        number = getattr(signal, name, None)
+        if number is not None and signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, signal.default_int_handler)
     sys.exit(guarded(sys.argv[1:]))
 
 
 def guarded(arguments: list[str]) -> int:
     """Run a command line and return its exit code."""
-    _listen()
     try:
+        _listen()
         result = group.main(arguments, prog_name="featviz", standalone_mode=False)
         output.flush()
         return result if isinstance(result, int) else 0

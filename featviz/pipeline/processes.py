@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from pathlib import Path
 from threading import Thread
+from time import monotonic
 from typing import Any, TypeVar, cast
 
 import torch.distributed as dist
@@ -25,6 +26,9 @@ T = TypeVar("T")
 
 _POLL = 0.1
 """Seconds after which a signal is heeded while processes wait for each other."""
+
+_GRACE = 5.0
+"""Seconds that a process is given to say by itself that it has not met the others."""
 
 _BEGUN = "featviz/begun"
 _RESTARTS = ("MAX_RESTARTS", "RESTART_COUNT")
@@ -239,10 +243,13 @@ def _join(rank: int, size: int, timeout: float) -> Store:
 
     thread = Thread(target=meet, name="featviz-rendezvous", daemon=True)
     thread.start()
-    while thread.is_alive():
+    end = monotonic() + timeout + _GRACE
+    while thread.is_alive() and monotonic() < end:
         thread.join(_POLL)
     if failed:
         raise _unmet(failed[0], timeout) from failed[0]
+    if not met:  # gloo has no timeout of its own for one that dies while it is being connected
+        raise _unmet(TimeoutError("one of them does not answer"), timeout)
     return met[0]
 
 

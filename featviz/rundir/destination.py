@@ -162,7 +162,7 @@ def _remove_result(path: Path, kind: ResultKind) -> None:
     """Remove a result, its record last; a folder in which there is anything else stays."""
     with suppress(StoreError):
         if (left := kind.claim_of(path)) is not None:
-            remove(path, [*left.files(), LOCK_FILE])
+            remove(path, [LOCK_FILE, *left.files()])
         remove_empty(path)
 
 
@@ -193,7 +193,7 @@ def put_in_place(
     ways = _to_go(final, kind, besides)
     _swap(fresh, final, old)
     _carry(old, final, besides)
-    remove(old, [*ways, LOCK_FILE])
+    remove(old, [LOCK_FILE, *ways])
     remove_empty(old)
 
 

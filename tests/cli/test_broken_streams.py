@@ -155,6 +155,25 @@ def test_too_little_memory_is_not_blamed_on_versions(monkeypatch: pytest.MonkeyP
     assert words in raised.value.message
 
 
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems do not limit addresses")
+@pytest.mark.parametrize("megabytes", [400, 2000])
+def test_ulimit_is_named_as_what_is_too_small(megabytes: int, tiny_file: Path) -> None:
+    """The system's own refusal, wherever in torch it comes: one line, and no word of versions."""
+    import resource
+
+    size = megabytes * 2**20
+    process = start(
+        ["layers", tiny_file],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_AS, (size, size)),
+    )
+    out, err = process.communicate()
+    assert (process.returncode, out) == (1, "") and "too little memory to load torch" in err, err
+    assert "ulimit -v" in err and "cannot be used together" not in err and "Traceback" not in err
+
+
 @pytest.mark.parametrize(
     "variables",
     [

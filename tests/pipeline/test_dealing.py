@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
-from threading import Thread
+from threading import Event, Thread
 
 import pytest
 from torch.distributed import HashStore
 
 from featviz.errors import FeatvizError
-from featviz.pipeline import dealing
+from featviz.pipeline import dealing, processes
 from featviz.pipeline.dealing import Counter, Deal
 from featviz.pipeline.processes import ALONE, World
 
@@ -134,3 +134,17 @@ def test_where_a_team_has_begun_is_known_to_the_next_one(tmp_path: Path) -> None
     assert other.begun == tmp_path / "\udcff é"
     ALONE.begin(tmp_path)
     assert ALONE.begun is None
+
+
+def test_one_that_dies_while_it_is_being_met_holds_nobody_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The call that connects the processes never returns: --timeout ends the wait, with one
+    line."""
+    monkeypatch.setattr(processes, "_meet", lambda *known: Event().wait())
+    monkeypatch.setattr(processes, "_GRACE", 0.0)
+    for name, value in {"RANK": "1", "WORLD_SIZE": "2"}.items():
+        monkeypatch.setenv(name, value)
+    expected = r"were not there within 0.2 s: one of them does not answer"
+    with pytest.raises(FeatvizError, match=expected), processes.world(0.2):
+        pytest.fail("there is no other process")

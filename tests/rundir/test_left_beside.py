@@ -13,7 +13,7 @@ import pytest
 from conftest import Outcome
 from runs import SMALL, tree
 
-from featviz.rundir import RUN_FILE, archive
+from featviz.rundir import LOCK_FILE, RUN_FILE, archive
 
 Run = Callable[..., Outcome]
 
@@ -58,6 +58,7 @@ def test_the_run_whose_place_was_taken_is_removed_by_the_next_one(
     undo()
     (old,) = hidden(ran.parent)
     assert old.endswith(".old") and (ran.parent / old / RUN_FILE).is_file()
+    assert count == 0 or not (ran.parent / old / LOCK_FILE).exists()  # it would be nobody's alone
     assert tree(ran) == whole
     assert featviz(*base).code == 0
     assert tree(ran) == whole and hidden(ran.parent) == []
