@@ -10,7 +10,9 @@ import os
 import signal
 import sys
 import traceback
-from typing import Any
+from contextlib import suppress
+from threading import enumerate as enumerate_threads
+from typing import Any, NoReturn
 
 import click
 from click.shell_completion import CompletionItem
@@ -131,7 +133,22 @@ def main() -> None:
         number = getattr(signal, name, None)
         if number is not None and signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, signal.default_int_handler)
-    sys.exit(guarded(sys.argv[1:]))
+    _leave(guarded(sys.argv[1:]))
+
+
+def _leave(code: int) -> NoReturn:
+    """End the process.
+
+    A thread of ours may still load or wait in C++ (torch's rendezvous, compiled loops) where the
+    command has ended early. If it came back while Python takes itself down, it would end the
+    process with `terminate called without an active exception`: then that is left out.
+    """
+    if any(thread.daemon and thread.name.startswith("featviz-") for thread in enumerate_threads()):
+        with suppress(OSError, ValueError):
+            sys.stdout.flush()
+            sys.stderr.flush()
+        os._exit(code)
+    sys.exit(code)
 
 
 def guarded(arguments: list[str]) -> int:

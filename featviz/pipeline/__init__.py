@@ -83,7 +83,8 @@ def run(
         FeatvizError: nothing could be begun, or the run directory could not be written. What goes
             wrong with one image is in its result instead.
     """
-    Thread(target=scan.compiled, daemon=True).start()  # numba is loaded while the model is
+    # numba is loaded while the model is
+    Thread(target=scan.compiled, name="featviz-loops", daemon=True).start()
     with held(options, team):
         return _run(model, arguments, options, progress, stdin, team)
 
