@@ -95,7 +95,7 @@ def audit(
 ) -> AuditResult:
     """Audit one model, or several one after the other, on the same images.
 
-    Among several processes each one counts its share of the images; the first judges and writes.
+    Several processes divide the images among them; the first judges and writes.
 
     Raises:
         FeatvizError: nothing could be begun, or the results could not be written. What goes wrong
@@ -122,7 +122,9 @@ def audit(
                 warn_of_guess(model.preprocess)
                 warned = model.preprocess.guessed
             shown = grouped(samples, model.preprocess)
-            result = model_audit.examine(model, shown, asked, progress, team)
+            result = model_audit.examine(
+                model, shown, asked, progress, team.within(f"model{number}")
+            )
             if result is not None and folder is not None:
                 inside = safe_name(f"{number:02d}_{label}") if len(sources) > 1 else ""
                 output.write_model(folder / inside, result)

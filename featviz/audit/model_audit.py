@@ -13,7 +13,7 @@ from featviz.audit.call_graph import watching_calls
 from featviz.audit.counting import Census
 from featviz.audit.findings import Row, expected_row, judged_rows, suspicious, totals
 from featviz.audit.gates import Gate, covered
-from featviz.audit.plan import AuditPlan, AuditTarget, choose
+from featviz.audit.plan import AuditPlan, choose
 from featviz.audit.pruning import Pruning, Verification, find_prunable
 from featviz.audit.running_stats import Doubles
 from featviz.audit.suspects import PER_LAYER, SuspectSheet, draw_suspects, line_up
@@ -23,6 +23,7 @@ from featviz.models.load import LoadedModel
 from featviz.models.preprocess import InputOptions
 from featviz.models.requirements import versions
 from featviz.pipeline.batches import Batch, BatchProgress, batches, run_batch
+from featviz.pipeline.dealing import Deal
 from featviz.pipeline.prepare import blank_input
 from featviz.pipeline.processes import ALONE, World
 from featviz.records import Sample
@@ -114,11 +115,14 @@ class ModelVisit:
         return joined
 
     def verify(self, chosen: AuditPlan, cut: Pruning) -> dict[str, Any]:
-        """Run the images again, with and without the channels that could be cut out."""
+        """Run the images again, with and without the channels that could be cut out; processes
+        divide them."""
         proof = Verification(self.model, chosen, cut)
+        images = Deal(self.team, sorted(self.seen) if cut.channels else [], "verify")
         with in_eval_mode(self.model.module):
-            for batch in self._batches(sorted(self.seen) if cut.channels else []):
+            for batch in self._batches(images):
                 proof.show(batch)
+        proof.join(self.team)
         return proof.as_json()
 
     def as_json(self) -> dict[str, Any]:
@@ -129,7 +133,7 @@ class ModelVisit:
         ]
         return {"total": len(self.samples), "seen": len(self.seen), "failures": failures}
 
-    def _batches(self, numbers: Sequence[int]) -> Iterable[Batch]:
+    def _batches(self, numbers: Iterable[int]) -> Iterable[Batch]:
         inputs, size = self.asked.inputs, self.asked.batch_size
         return batches(self.samples, self.model, inputs, size, self._failed, numbers)
 
@@ -152,8 +156,8 @@ def examine(
 ) -> Examined | None:
     """Audit a model.
 
-    Among several processes each one counts its share of the images; the first judges for all, and
-    the others return None.
+    Several processes divide the images, those of the proof and of the pictures, too; all but the
+    first return None.
 
     Raises:
         FeatvizError: nothing to look at, a gate that speaks of nothing, or not one image went
@@ -164,13 +168,15 @@ def examine(
         covered(gate, [expected_row(target, asked.thresholds) for target in chosen.targets])
     visit = ModelVisit(model, samples, asked, progress, team)
     counted = visit.count(chosen)
-    if not team.first:
-        return None
     rows = judged_rows(chosen, counted, asked.thresholds)
     layers = list(rows.values())
     skipped = [(skip.layer, skip.reason) for skip in chosen.skipped]
     skipped += [(call.label, reason) for call, reason in counted.faults.items()]
-    _warn(chosen, counted, layers, skipped)
+    by_call = {target.spot.call: row["findings"] for target, row in rows.items()}
+    sheets = line_up(chosen, by_call, counted.tallies, asked.max_suspects)
+    if team.first:
+        _warn(chosen, counted, layers, skipped)
+        _tell_left_out(sheets, layers, asked.max_suspects)
     cut = find_prunable(chosen, [(t, row["findings"].get("dead", ())) for t, row in rows.items()])
     document = {
         **_record(model, asked),
@@ -184,9 +190,8 @@ def examine(
         "verify": visit.verify(chosen, cut) if asked.verify else None,
     }
     tables = {call.label: tally.stats.table() for call, tally in counted.tallies.items()}
-    sheets = _line_up(chosen, counted, rows, asked.max_suspects)
-    drawn = list(draw_suspects(model, chosen, sheets, samples, asked.inputs))
-    return Examined(document, tables, drawn)
+    drawn = draw_suspects(model, chosen, sheets, samples, asked.inputs, team)
+    return Examined(document, tables, drawn) if team.first else None
 
 
 def _record(model: LoadedModel, asked: AuditRequest) -> dict[str, Any]:
@@ -219,18 +224,13 @@ def _warn(
     _name("calls that a blank image does not cause, not counted", sorted(counted.unforeseen))
 
 
-def _line_up(
-    chosen: AuditPlan, counted: Census, rows: Mapping[AuditTarget, Row], limit: int
-) -> Sequence[SuspectSheet]:
-    """Choose the suspects that are drawn, and say so where they are not all."""
-    by_call = {target.spot.call: row["findings"] for target, row in rows.items()}
-    sheets = line_up(chosen, by_call, counted.tallies, limit)
+def _tell_left_out(sheets: Sequence[SuspectSheet], layers: Sequence[Row], limit: int) -> None:
+    """Say where the suspects that are drawn are not all."""
     drawn = sum(len(sheet.suspects) for sheet in sheets)
-    every = sum(suspicious(row) for row in rows.values())
+    every = sum(map(suspicious, layers))
     if drawn < every:
         most = f"at most {PER_LAYER} of a layer, and --max-suspects {limit} in all"
         log.info("%d of %d suspects are drawn: %s", drawn, every, most)
-    return sheets
 
 
 def _name(what: str, layers: Sequence[str]) -> None:

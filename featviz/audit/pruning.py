@@ -16,6 +16,7 @@ from featviz.hooks.containers import tensors
 from featviz.hooks.forward import forward
 from featviz.models.load import LoadedModel
 from featviz.pipeline.batches import Batch
+from featviz.pipeline.processes import World
 from featviz.records import Call
 
 Dead = Sequence[tuple[AuditTarget, Sequence[int]]]
@@ -104,6 +105,14 @@ class Verification:
         self.nonfinite += nonfinite
         if self.largest is not None:
             self.largest = None if change is None else max(self.largest, change)
+
+    def join(self, team: World) -> None:
+        """Take in what the other processes have seen, so that all agree."""
+        parts = team.gather((self.images, self.largest, self.nonfinite))
+        changes = [largest for _, largest, _ in parts if largest is not None]
+        self.images = sum(images for images, *_ in parts)
+        self.largest = max(changes) if len(changes) == len(parts) else None
+        self.nonfinite = sum(nonfinite for *_, nonfinite in parts)
 
     def as_json(self) -> dict[str, Any]:
         """`verify` of audit.json; `nonfinite` is in it only where there are such values."""

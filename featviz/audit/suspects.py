@@ -22,6 +22,8 @@ from featviz.hooks.forward import forward
 from featviz.models.load import LoadedModel
 from featviz.models.preprocess import InputOptions
 from featviz.pipeline.batches import batches
+from featviz.pipeline.dealing import Deal
+from featviz.pipeline.processes import World
 from featviz.records import Call, Sample
 from featviz.records.findings import FINDINGS
 from featviz.text import printable
@@ -110,11 +112,18 @@ def draw_suspects(
     sheets: Sequence[SuspectSheet],
     samples: Sequence[Sample],
     inputs: InputOptions,
-) -> Iterator[tuple[SuspectSheet, Image.Image]]:
-    """Show the images that are needed to the model once more, and draw the sheets."""
-    views = _look_again(model, plan, sheets, samples, inputs)
-    for sheet in sheets:
-        yield sheet, _compose(sheet, views, samples)
+    team: World,
+) -> list[tuple[SuspectSheet, Image.Image]]:
+    """Show the images that are needed to the model once more, and draw the sheets.
+
+    Processes divide the images; the first one draws, and the others return nothing.
+    """
+    parts = team.gather(_look_again(model, plan, sheets, samples, inputs, team))
+    views = SuspectViews()
+    for part in parts:
+        views.maps |= part.maps
+        views.images |= part.images
+    return [(sheet, _compose(sheet, views, samples)) for sheet in sheets if team.first]
 
 
 def _by_source(
@@ -144,9 +153,12 @@ def _look_again(
     sheets: Sequence[SuspectSheet],
     samples: Sequence[Sample],
     inputs: InputOptions,
+    team: World,
 ) -> SuspectViews:
+    """What this process's part of the images gives."""
     views, wanted = SuspectViews(), _wanted(sheets)
     names = frozenset(sheet.source.call.name for sheet in sheets)
+    mine = Deal(team, sorted(wanted), "suspects")
     current = 0
 
     def sink(call: Call, args: Any, kwargs: Any, output: Any) -> None:
@@ -154,7 +166,7 @@ def _look_again(
             views.maps[call, channel, current] = _map(output, axis, channel)
 
     with in_eval_mode(model.module), watching_calls(model.module, sink, names, plan.trace.atoms):
-        for batch in batches(samples, model, inputs, 1, lambda *failed: None, sorted(wanted)):
+        for batch in batches(samples, model, inputs, 1, lambda *failed: None, mine):
             (current,) = batch.images
             views.images[current] = _thumbnail(model.preprocess.shown(batch.inputs)[0])
             forward(model.module, [arg.to(model.device) for arg in batch.inputs])

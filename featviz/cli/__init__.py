@@ -10,7 +10,9 @@ import os
 import signal
 import sys
 import traceback
-from typing import Any
+from contextlib import suppress
+from threading import enumerate as enumerate_threads
+from typing import Any, NoReturn
 
 import click
 from click.shell_completion import CompletionItem
@@ -124,21 +126,36 @@ def group() -> None:
 def main() -> None:
     """Entry point: run a command, and turn what went wrong into one line and an exit code."""
     _open_streams()
-    for name in ("SIGTERM", "SIGHUP"):  # end like Ctrl-C, and tidy up; not what nohup has ignored
-        number = getattr(signal, name, None)
-        if number is not None and signal.getsignal(number) is not signal.SIG_IGN:
-            signal.signal(number, signal.default_int_handler)
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")  # what it says of sockets is said by us
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # torch's idle threads leave cores alone
     if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
         sys.stdout.reconfigure(errors="backslashreplace")  # for names of files that are no UTF-8
-    sys.exit(guarded(sys.argv[1:]))
+    for name in ("SIGTERM", "SIGHUP"):  # end like Ctrl-C, and tidy up; not what nohup has ignored
+        number = getattr(signal, name, None)
+        if number is not None and signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, signal.default_int_handler)
+    _leave(guarded(sys.argv[1:]))
+
+
+def _leave(code: int) -> NoReturn:
+    """End the process.
+
+    A thread of ours may still load or wait in C++ (torch's rendezvous, compiled loops) where the
+    command has ended early. If it came back while Python takes itself down, it would end the
+    process with `terminate called without an active exception`: then that is left out.
+    """
+    if any(thread.daemon and thread.name.startswith("featviz-") for thread in enumerate_threads()):
+        with suppress(OSError, ValueError):
+            sys.stdout.flush()
+            sys.stderr.flush()
+        os._exit(code)
+    sys.exit(code)
 
 
 def guarded(arguments: list[str]) -> int:
     """Run a command line and return its exit code."""
-    _listen()
     try:
+        _listen()
         result = group.main(arguments, prog_name="featviz", standalone_mode=False)
         output.flush()
         return result if isinstance(result, int) else 0

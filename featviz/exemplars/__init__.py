@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import partial
@@ -31,6 +31,7 @@ from featviz.hooks.eval_mode import in_eval_mode
 from featviz.images import find
 from featviz.models.load import LoadedModel, ModelOptions, load_model
 from featviz.pipeline.batches import BatchProgress, batches, run_batch
+from featviz.pipeline.dealing import Deal
 from featviz.pipeline.dry_pass import choose_layers
 from featviz.pipeline.prepare import blank_input, grouped, warn_of_guess
 from featviz.pipeline.processes import ALONE, World
@@ -125,7 +126,7 @@ def find_exemplars(
         plan = plan_targets(loaded, layers, blank)
         _check_plan(plan, layers)
         visit = _Visit(loaded, samples, options, progress)
-        visit.look(plan, layers, share.of(range(len(samples))))
+        visit.look(plan, layers, Deal(team, share.of(range(len(samples))), "images"))
         visit.join(team)
         visit.check_seen()
         if folder is None:
@@ -177,7 +178,7 @@ class _Visit:
     seen: int = 0
     failures: dict[int, FeatvizError] = field(default_factory=dict)
 
-    def look(self, plan: ExemplarPlan, layers: Sequence[Layer], numbers: Sequence[int]) -> None:
+    def look(self, plan: ExemplarPlan, layers: Sequence[Layer], numbers: Iterable[int]) -> None:
         """Stream these images through the model."""
         choice, inputs = self.options.choice, self.options.inputs
         classes = [class_of(sample) if choice.per_class else None for sample in self.samples]

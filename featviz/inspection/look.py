@@ -123,7 +123,8 @@ def look(
         FeatvizError: a bad option, no such model, layer or image, nothing that can be drawn, or the
             file cannot be written; nothing was written.
     """
-    Thread(target=scan.compiled, daemon=True).start()  # numba is loaded while the model is
+    # numba is loaded while the model is
+    Thread(target=scan.compiled, name="featviz-loops", daemon=True).start()
     check(options.page)
     colormap.check_cmap(options.page.cmap)
     run = RunOptions(

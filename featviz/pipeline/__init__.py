@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
-from itertools import zip_longest
 from threading import Thread
 from time import monotonic
 from typing import BinaryIO
@@ -18,11 +17,11 @@ import torch
 
 from featviz.drawing import scan, tensorboard
 from featviz.drawing.kernels import post_kernels
-from featviz.errors import FeatvizError
 from featviz.hooks.eval_mode import in_eval_mode
 from featviz.images import find
 from featviz.models.load import LoadedModel, ModelOptions
-from featviz.pipeline import dry_run, limits, shared_basis
+from featviz.pipeline import dry_run, shared_basis
+from featviz.pipeline.dealing import Counter, Deal, with_next
 from featviz.pipeline.dry_pass import effort
 from featviz.pipeline.encoders import Background
 from featviz.pipeline.options import RunOptions
@@ -84,7 +83,8 @@ def run(
         FeatvizError: nothing could be begun, or the run directory could not be written. What goes
             wrong with one image is in its result instead.
     """
-    Thread(target=scan.compiled, daemon=True).start()  # numba is loaded while the model is
+    # numba is loaded while the model is
+    Thread(target=scan.compiled, name="featviz-loops", daemon=True).start()
     with held(options, team):
         return _run(model, arguments, options, progress, stdin, team)
 
@@ -98,28 +98,30 @@ def _run(
     team: World,
 ) -> RunResult:
     share = team.share(options.shard)
-    images = team.at_first(partial(_find, model, arguments, options, stdin))
+    images = team.at_first(partial(_find, model, arguments, options, stdin, team))
     prepared = prepare(model, images, options)
     samples = share.of(prepared.samples)
-    options = _limited(prepared, samples, team)
+    dry_run.check_limits(prepared, len(samples))
     with place(options, team) as inside:
         prepared = replace(prepared, options=inside)
         document = RunDocument(run_record(prepared), prepared.samples)
-        team.at_first(partial(_begin, prepared, document))
+        team.at_first(partial(_begin, prepared, document, team))
         folder = RunDirectory(inside.out, inside.durable)
-        finished = _Finished(document, progress, len(samples), folder if team.first else None)
+        deal = Deal(team, samples, "images")
+        finished = _Finished(document, progress, deal, folder if team.first else None)
         with (
             in_any_case(partial(_end, document, folder, team)),
-            tensorboard.opened(options.board, options.out, options.step, options.resume) as board,
+            tensorboard.opened(options.board, options.out, options.step, inside.resume) as board,
         ):
-            if board is not None:
+            if board is not None and team.first:
                 post_kernels(prepared.model.module, prepared.layers, board)
-            session = Session(prepared, folder, document.fingerprint, finished.add, board)
-            interrupted = _visit_all(session, samples, finished)
+            written = Counter(team, "files"), Counter(team, "bytes")
+            session = Session(prepared, folder, document.fingerprint, finished.add, board, written)
+            interrupted = _visit_all(session, deal, finished)
     return RunResult(
         options.archive or options.out,
         tuple(finished.results),
-        tuple(sample.name for sample in samples if sample.name in document.missing),
+        tuple(s.name for s in samples if team.first and s.name in document.missing),
         interrupted,
         finished.pictures,
     )
@@ -130,32 +132,19 @@ def _find(
     arguments: Sequence[str],
     options: RunOptions,
     stdin: BinaryIO | None,
+    team: World,
 ) -> list[Sample]:
     """Find the images, and refuse what can be known to be wrong before the model is loaded."""
     samples = find_images(arguments, options, stdin)
     names = (None,) if isinstance(model, LoadedModel) else (model.spec, model.arch, model.weights)
     place = (options.out, "--out") if options.archive is None else (options.archive, "--archive")
     destination.check_apart(*place, [*find.files_of(samples), *destination.model_files(*names)])
-    check_destination(model, options)
+    if team.begun is None:
+        check_destination(model, options)
     return samples
 
 
-def _limited(prepared: Prepared, samples: Sequence[Sample], team: World) -> RunOptions:
-    """The options with what this process may write: a team divides the limits as it divides the
-    images.
-
-    Raises:
-        UsageError: the run would write more than it may.
-    """
-    options = prepared.options
-    if team.size == 1:
-        dry_run.check_limits(prepared, len(samples))
-        return options
-    dry_run.check_limits(prepared, len(prepared.samples))
-    return replace(options, limits=limits.part(options.limits, len(samples), len(prepared.samples)))
-
-
-def _begin(prepared: Prepared, document: RunDocument) -> None:
+def _begin(prepared: Prepared, document: RunDocument, team: World) -> None:
     options = prepared.options
     folder = open_store(options, document.record, document.fingerprint)
     folder.refuse_links(document.names)
@@ -165,6 +154,7 @@ def _begin(prepared: Prepared, document: RunDocument) -> None:
     for way in left:
         log.warning("%s stays: it holds files that featviz did not write", quoted(way))
     document.write(folder)
+    team.begin(options.out)
     shared_basis.write_bases(folder, prepared)
 
 
@@ -172,10 +162,14 @@ class _Finished:
     """The images that are finished: noted in run.json's document, and passed on to the caller."""
 
     def __init__(
-        self, document: RunDocument, progress: Progress, total: int, folder: RunDirectory | None
+        self,
+        document: RunDocument,
+        progress: Progress,
+        deal: Deal[Sample],
+        folder: RunDirectory | None,
     ) -> None:
         """`folder` is where run.json is written now and then; None where another process does."""
-        self.document, self.progress, self.total = document, progress, total
+        self.document, self.progress, self.deal = document, progress, deal
         self.folder, self._due = folder, monotonic() + SAVED_EVERY
         self.results: list[ImageResult] = []
         """Only the names and errors of the images."""
@@ -188,7 +182,7 @@ class _Finished:
         self.pictures += len(result.captures)
         self.document.add(result)
         self._save()
-        self.progress(result, self.total)
+        self.progress(result, self.deal.expected)
 
     def _save(self) -> None:
         """Write run.json if it is time: who is killed leaves one that is a few seconds old. It
@@ -204,8 +198,9 @@ class _Finished:
         return bool(self.results) and self.results[-1].error is not None
 
 
-def _visit_all(session: Session, samples: Sequence[Sample], finished: _Finished) -> bool:
-    """Show the images to the model, one by one; True if a signal ended it before the last."""
+def _visit_all(session: Session, deal: Deal[Sample], finished: _Finished) -> bool:
+    """Show the images that this process gets to the model, one by one; True if a signal ended it
+    before the last."""
     options = session.prepared.options
     with (
         in_eval_mode(session.prepared.model.module, options.passes.gradients),
@@ -214,8 +209,11 @@ def _visit_all(session: Session, samples: Sequence[Sample], finished: _Finished)
         stop_requests() as stop,
         in_any_case(session.settle),
     ):
-        for sample, following in zip_longest(samples, samples[1:]):
-            if stop.is_set() or (options.fail_fast and finished.last_failed):
+        for sample, following in with_next(deal):
+            if options.fail_fast and finished.last_failed:
+                deal.end()
+                break
+            if stop.is_set():
                 break
             if not (options.resume and session.keep(sample)):
                 session.visit(sample, background, following)
@@ -224,16 +222,28 @@ def _visit_all(session: Session, samples: Sequence[Sample], finished: _Finished)
 
 def _end(document: RunDocument, folder: RunDirectory, team: World) -> None:
     """Write run.json in the first process, with what became of the images of all processes; the
-    others wait for it."""
+    others wait for it. Where one has died, or a signal has ended the wait, each of those that live
+    writes what is known by then."""
+    team.leave(document.errors)
     try:
         shared = team.gather(document.errors)
-    except FeatvizError:
-        if team.first:
-            document.write(folder)
+    except BaseException:
+        _write_without_the_dead(document, folder, team)
         raise
     for errors in shared:
         document.errors |= errors
     document.missing = team.at_first(partial(document.write, folder))
+
+
+def _write_without_the_dead(document: RunDocument, folder: RunDirectory, team: World) -> None:
+    """Write run.json until it has the notes of all who have left one: so the last file that is
+    written tells all, whoever writes it."""
+    known: list[dict[str, str | None]] | None = None
+    while (notes := team.notes()) != known:
+        known = notes
+        for errors in notes:
+            document.errors |= errors
+        document.missing = document.write(folder)
 
 
 @contextmanager

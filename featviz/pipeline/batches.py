@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import zip_longest
 from typing import Protocol
 
 import torch
@@ -55,7 +55,7 @@ def batches(
     inputs: InputOptions,
     size: int,
     failed: Failed,
-    numbers: Sequence[int] | None = None,
+    numbers: Iterable[int] | None = None,
 ) -> Iterator[Batch]:
     """Decode and prepare images; neighbours of the same input shape go together, `size` at most.
 
@@ -71,11 +71,7 @@ def batches(
         return read_input(samples[number], model.preprocess, inputs)[1]
 
     with ReadAhead(read) as ahead:
-        for number in order[:size]:
-            ahead.begin(number)
-        for number, later in zip_longest(order, order[size:]):
-            if later is not None:
-                ahead.begin(later)
+        for number in _begun(order, size, ahead.begin):
             try:
                 args = ahead.take(number)
             except ImageError as error:
@@ -113,6 +109,17 @@ def run_batch(
         collector.commit()
         for number in batch.images:
             seen(number)
+
+
+def _begun(numbers: Iterable[int], distance: int, begin: Callable[[int], None]) -> Iterator[int]:
+    """Each number, when it and as many as `distance` behind it are begun."""
+    waiting: deque[int] = deque()
+    for number in numbers:
+        begin(number)
+        waiting.append(number)
+        if len(waiting) > distance:
+            yield waiting.popleft()
+    yield from waiting
 
 
 def _shapes(args: Sequence[Tensor]) -> list[torch.Size]:

@@ -36,15 +36,6 @@ def check_written(limits: Limits, written: Written, image: str) -> None:
             )
 
 
-def part(limits: Limits, share: int, total: int) -> Limits:
-    """The limits of a process that does `share` of `total` images of the run."""
-    size, files = (
-        None if most is None else most * share // max(total, 1)
-        for most in (limits.bytes, limits.files)
-    )
-    return Limits(size, files)
-
-
 def _pairs(limits: Limits, counted: Written) -> list[tuple[str, int | None, int, str]]:
     return [
         ("--max-output-size", limits.bytes, counted.bytes, "B"),

@@ -48,52 +48,66 @@ def held(options: RunOptions, team: World) -> Iterator[None]:
 @contextmanager
 def place(options: RunOptions, team: World) -> Iterator[RunOptions]:
     """The options with the folder to write into: a hidden one where the run becomes an archive, or
-    takes the place of another run when it is whole."""
+    takes the place of another run when it is whole. A team that torchrun has started again goes on
+    where it was."""
     if options.archive is not None:
         with _packed(options, options.archive, team) as inside:
             yield inside
         return
-    fresh = team.at_first(partial(_beside, options))
+    fresh, resume = team.at_first(partial(_beside, options, team.begun))
     if fresh is None:
-        yield options
+        yield replace(options, resume=resume, overwrite=options.overwrite and not resume)
         return
-    inside = replace(options, out=fresh, overwrite=False)
-    with in_any_case(partial(_replace_run, options, fresh) if team.first else lambda: None):
+    inside = replace(options, out=fresh, resume=resume, overwrite=False)
+    with in_any_case(partial(_replace_run, options, fresh, team) if team.first else lambda: None):
         yield inside
 
 
 @contextmanager
 def _packed(options: RunOptions, target: Path, team: World) -> Iterator[RunOptions]:
     """A hidden folder, which is packed at the end, whatever it holds by then."""
-    room = partial(archive.room_for_archive, target, options.overwrite, options.resume)
-    inside = replace(options, out=team.at_first(room) / archive.ROOM, overwrite=False)
-    with in_any_case(partial(_pack, inside.out, target) if team.first else lambda: None):
+    resume = options.resume or team.begun is not None
+    room = partial(archive.room_for_archive, target, options.overwrite, resume)
+    out = team.at_first(room) / archive.ROOM
+    inside = replace(options, out=out, resume=resume, overwrite=False)
+    with in_any_case(partial(_pack, inside.out, target, team) if team.first else lambda: None):
         yield inside
 
 
-def _pack(root: Path, target: Path) -> None:
+def _pack(root: Path, target: Path, team: World) -> None:
     if (root / RUN_FILE).is_file():
+        if team.may_restart and read_record(root)[1].images.missing:
+            log.warning("the run is in %s, where it goes on", quoted(str(root)))
+            return
         try:
             archive.pack(root, target)
         except FeatvizError:
             words = "the run stays in %s; --resume with the same --archive goes on and packs it"
             log.warning(words, quoted(str(root)))
             raise
+    archive.clear_room(root.parent)
     shutil.rmtree(root.parent, ignore_errors=True)
 
 
-def _beside(options: RunOptions) -> Path | None:
-    """Where to write a run that replaces another one; None where there is no image to be kept
-    until then."""
+def _beside(options: RunOptions, begun: Path | None) -> tuple[Path | None, bool]:
+    """Where to write a run that replaces another one, None where there is no image to be kept
+    until then; and whether to go on with what is there.
+
+    Args:
+        begun: the folder that this team wrote before it was started again.
+    """
+    if begun is not None and begun.is_dir():
+        return (None if begun == options.out else begun), True
     if not options.overwrite:
-        return None
+        return None, options.resume
+    destination.clear_beside(options.out)
     earlier = check_free(options.out, True, besides=besides(options))
     if earlier is None or not earlier.complete:
-        return None
-    return destination.place_beside(options.out)
+        return None, False
+    return destination.place_beside(options.out), False
 
 
-def _replace_run(options: RunOptions, fresh: Path) -> None:
+def _replace_run(options: RunOptions, fresh: Path, team: World) -> None:
     """Put a run in the place of the earlier one if all of its images are finished."""
     try:
         images = read_record(fresh)[1].images
@@ -104,6 +118,7 @@ def _replace_run(options: RunOptions, fresh: Path) -> None:
         with reported(options.out, f"the new run stays in {fresh}"):
             final = real(options.out)
             destination.put_in_place(fresh, final, destination.RUN, besides(options))
+            team.begin(options.out)
     elif images.complete:
         log.warning(
             "%s stays as it was; what is done of the new run is in %s, where --resume goes on",

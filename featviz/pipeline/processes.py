@@ -1,17 +1,21 @@
-"""Several processes on one run: torchrun starts them, and each takes its share of the images."""
+"""Several processes on one run: how they meet, wait for each other and learn that one has died."""
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
+from pathlib import Path
 from threading import Thread
+from time import monotonic
 from typing import Any, TypeVar, cast
 
 import torch.distributed as dist
+from torch.distributed.distributed_c10d import PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
 
 from featviz.errors import FeatvizError, UsageError
@@ -22,6 +26,12 @@ T = TypeVar("T")
 
 _POLL = 0.1
 """Seconds after which a signal is heeded while processes wait for each other."""
+
+_GRACE = 5.0
+"""Seconds that a process is given to say by itself that it has not met the others."""
+
+_BEGUN = "featviz/begun"
+_RESTARTS = ("MAX_RESTARTS", "RESTART_COUNT")
 
 _PATIENCE = timedelta(days=30)
 """How long a process that is done waits for the others: their images may take longer."""
@@ -53,16 +63,60 @@ class World:
 
     rank: int = 0
     size: int = 1
+    store: Store | None = field(default=None, repr=False, compare=False)
+    """What the processes write down for each other; None for one alone."""
+    lasting: Store | None = field(default=None, repr=False, compare=False)
+    """The same, kept when torchrun starts the processes again."""
 
     def share(self, shard: Shard | None) -> Shard:
-        """This process's share of the images.
+        """The share of the images that this team takes.
 
         Raises:
             UsageError: `shard` is given, and torchrun divides the images already.
         """
         if shard is not None and self.size > 1:
             raise UsageError("--shard divides what torchrun divides already", "leave it out")
-        return shard or Shard(self.rank, self.size)
+        return shard or Shard()
+
+    def within(self, name: str) -> World:
+        """The same processes, for one of several things that they do one after the other."""
+        store = None if self.store is None else PrefixStore(name, self.store)
+        return replace(self, store=store)
+
+    @property
+    def begun(self) -> Path | None:
+        """The folder that this team has begun to write, before torchrun started it again."""
+        with suppress(RuntimeError):
+            if self.lasting is not None and self.lasting.check([_BEGUN]):
+                return Path(json.loads(self.lasting.get(_BEGUN)))
+        return None
+
+    def begin(self, folder: Path) -> None:
+        """Note that this team writes a folder: started again, it goes on there."""
+        with suppress(RuntimeError):
+            if self.lasting is not None:
+                self.lasting.set(_BEGUN, json.dumps(str(folder)))
+
+    @property
+    def may_restart(self) -> bool:
+        """Whether torchrun starts the processes again if one of them fails."""
+        most, before = (os.environ.get(f"TORCHELASTIC_{n}", "0") for n in _RESTARTS)
+        return most.isdecimal() and before.isdecimal() and int(most) > int(before)
+
+    def leave(self, note: object) -> None:
+        """Leave a note for those who live longer: anything that JSON knows."""
+        with suppress(RuntimeError):
+            if self.store is not None:
+                self.store.set(f"note/{self.rank}", json.dumps(note))
+
+    def notes(self) -> list[Any]:
+        """The notes that there are by now, as far as they can still be read."""
+        keys = [f"note/{rank}" for rank in range(self.size)]
+        with suppress(RuntimeError):
+            if self.store is not None:
+                there = [key for key in keys if self.store.check([key])]
+                return [json.loads(self.store.get(key)) for key in there]
+        return []
 
     @property
     def first(self) -> bool:
@@ -98,7 +152,7 @@ class World:
         if self.size == 1:
             return [value]
         values: list[Any] = [None] * self.size
-        with _deaths_reported():
+        with deaths_reported():
             dist.all_gather_object(values, value)
         return values
 
@@ -107,7 +161,7 @@ class World:
         if self.size == 1:
             return value
         values = [value]
-        with _deaths_reported():
+        with deaths_reported():
             dist.broadcast_object_list(values, src=0)
         return values[0]
 
@@ -116,8 +170,12 @@ ALONE = World()
 
 
 @contextmanager
-def _deaths_reported() -> Iterator[None]:
-    """gloo sees at once that the connection to another process is gone."""
+def deaths_reported() -> Iterator[None]:
+    """A lost connection to another process, which gloo sees at once, as one line.
+
+    Raises:
+        FeatvizError: another process has died.
+    """
     try:
         yield
     except RuntimeError as error:
@@ -146,9 +204,9 @@ def world(timeout: float) -> Iterator[World]:
     if size == 1:
         yield World()
         return
-    _join(rank, size, timeout)
+    lasting = _join(rank, size, timeout)
     try:
-        yield World(rank, size)
+        yield World(rank, size, _of_this_attempt(lasting), lasting)
     finally:
         dist.destroy_process_group()
 
@@ -169,33 +227,48 @@ def _place_among_all() -> tuple[int, int]:
     return rank, size
 
 
-def _join(rank: int, size: int, timeout: float) -> None:
+def _join(rank: int, size: int, timeout: float) -> Store:
     """Meet the others in a thread: the call ends for no signal, but waiting for a thread does.
 
     Python's interpreter does not wait for the thread at its end.
     """
+    met: list[Store] = []
     failed: list[BaseException] = []
 
     def meet() -> None:
         try:
-            _meet(rank, size, timedelta(seconds=timeout))
+            met.append(_meet(rank, size, timedelta(seconds=timeout)))
         except BaseException as error:
             failed.append(error)
 
     thread = Thread(target=meet, name="featviz-rendezvous", daemon=True)
     thread.start()
-    while thread.is_alive():
+    end = monotonic() + timeout + _GRACE
+    while thread.is_alive() and monotonic() < end:
         thread.join(_POLL)
     if failed:
         raise _unmet(failed[0], timeout) from failed[0]
+    if not met:  # gloo has no timeout of its own for one that dies while it is being connected
+        raise _unmet(TimeoutError("one of them does not answer"), timeout)
+    return met[0]
 
 
-def _meet(rank: int, size: int, patience: timedelta) -> None:
-    store, _, _ = next(rendezvous("env://", rank, size, timeout=patience))
-    store.set_timeout(patience)
+def _meet(rank: int, size: int, patience: timedelta) -> Store:
+    lasting: Store
+    lasting, _, _ = next(rendezvous("env://", rank, size, timeout=patience))
+    lasting.set_timeout(patience)
+    store = _of_this_attempt(lasting)
     store.set(f"featviz/{rank}", "here")
     store.wait([f"featviz/{other}" for other in range(size)], patience)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=_PATIENCE)
+    return lasting
+
+
+def _of_this_attempt(lasting: Store) -> Store:
+    """torchrun keeps one store for all its attempts: what dead processes have left in it would be
+    taken for that of those who live."""
+    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    return PrefixStore(f"featviz/attempt{attempt}", lasting)
 
 
 def _unmet(error: BaseException, timeout: float) -> FeatvizError:

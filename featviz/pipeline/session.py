@@ -14,6 +14,7 @@ from featviz.drawing.tensorboard import Board
 from featviz.errors import ForwardError, ImageError, UsageError
 from featviz.images.decode import DecodedImage
 from featviz.layout.overrides import HintBook
+from featviz.pipeline.dealing import Counter
 from featviz.pipeline.encoders import Background, ReadAhead
 from featviz.pipeline.image import ImageRun, ImageWriter, run_image
 from featviz.pipeline.limits import check_written
@@ -38,13 +39,15 @@ class Session:
         store: RunDirectory,
         fingerprint: str,
         report: Callable[[ImageResult], None],
-        board: Board | None = None,
+        board: Board | None,
+        written: tuple[Counter, Counter],
     ) -> None:
         """Begin with the bases that all images share, if they do.
 
         Args:
             fingerprint: of the model and the options, for the manifests.
             report: called with each image when its files are written, or when it has failed.
+            written: the files and the bytes of all processes.
         """
         self.prepared, self.store, self.fingerprint = prepared, store, fingerprint
         self.report, self.board = report, board
@@ -55,7 +58,7 @@ class Session:
         self._pending: ImageRun | None = None
         self.ahead = ReadAhead(self._read)
         """To be entered while images are visited."""
-        self._written = Written()
+        self._written = written
 
     def visit(
         self, sample: Sample, background: Background, following: Sample | None = None
@@ -150,12 +153,14 @@ class Session:
             self.board.post(image.writer.posts, self._steps[result.image])
 
     def _count(self, folder: ImageFolder) -> None:
-        """Hold what the run has written against its limits, image by image: so the same run stops
-        at the same image, whatever is under way."""
+        """Hold what the run has written against its limits, image by image: so the same run in one
+        process stops at the same image, whatever is under way."""
         limits = self.prepared.options.limits
         if limits != Limits():
-            self._written += folder.size
-            check_written(limits, self._written, folder.name)
+            files, size = self._written
+            new = folder.size
+            written = Written(files.add(new.files), size.add(new.bytes))
+            check_written(limits, written, folder.name)
 
 
 @contextmanager

@@ -7,7 +7,8 @@ import zipfile
 from contextlib import suppress
 from pathlib import Path
 
-from featviz.errors import StoreError
+from featviz import files
+from featviz.errors import FileError, StoreError
 from featviz.rundir import ownership
 from featviz.rundir.atomic import atomic, part_name, part_of, remove, remove_empty, reported
 
@@ -16,6 +17,9 @@ ROOM = "run"
 
 _BUFFER = 2**20
 """Bytes that are copied into an archive at a time."""
+
+_MAGIC = b"PK\x03\x04"
+"""With which a zip file begins."""
 
 _EPOCH = (1980, 1, 1, 0, 0, 0)
 """The earliest time that a zip file can hold: no time of ours is in it."""
@@ -59,8 +63,8 @@ def room_for_archive(archive: Path, overwrite: bool, resume: bool = False) -> Pa
         runs = [path for path in left if _holds_run(path)]
         if resume and runs:
             return max(runs, key=lambda path: path.stat().st_mtime)
-        for path in runs:
-            _clear_room(path)
+        for path in left:
+            clear_room(path)
         room.mkdir()
     return room
 
@@ -69,13 +73,25 @@ def _holds_run(room: Path) -> bool:
     return not room.is_symlink() and ownership.of_run(room / ROOM) is not None
 
 
-def _clear_room(room: Path) -> None:
-    """Remove a killed run from the hidden folder in which it was to become an archive; a folder in
-    which there is anything else stays."""
-    with suppress(StoreError, OSError):
-        if (earlier := ownership.of_run(room / ROOM)) is not None:
-            remove(room / ROOM, earlier.files())
+def clear_room(room: Path) -> None:
+    """Remove a run from the hidden folder in which it was to become an archive, run.json last, so
+    that the rest is known as ours if this is killed; or what a killed process has left of the
+    archive itself. A folder in which there is anything else stays."""
+    with suppress(StoreError, FileError, OSError):
+        if _is_part_of_archive(room):
+            room.unlink()
+        elif not room.is_symlink():
+            if (earlier := ownership.of_run(room / ROOM)) is not None:
+                remove(room / ROOM, earlier.files())
             remove_empty(room)
+
+
+def _is_part_of_archive(path: Path) -> bool:
+    """Whether a file with a hidden name of ours is the beginning of a zip file, or empty."""
+    if path.is_symlink() or not path.is_file():
+        return False
+    with files.open_regular(path) as file:
+        return file.read(len(_MAGIC)) in (b"", _MAGIC)
 
 
 def pack(root: Path, archive: Path) -> None:

@@ -36,6 +36,10 @@ from featviz.rundir.atomic import (
 from featviz.rundir.ownership import Claim, of_audit, of_diff, of_exemplars, of_report, of_run
 from featviz.text import quoted
 
+_PART, _OLD = ".part", ".old"
+"""Ends of the hidden names of a folder that is to stand in a place, and of one that has stood
+there."""
+
 
 @dataclass(frozen=True)
 class ResultKind:
@@ -124,6 +128,8 @@ def replacing(root: Path, kind: ResultKind, besides: Collection[Path] = ()) -> I
         with lock.held(root), reported(root, "choose another place with --out, or make room"):
             for path in _left_beside(final):
                 shutil.rmtree(path, ignore_errors=True)
+            for path in _left_beside(final, _OLD):
+                _remove_result(path, kind)
             fresh.mkdir(parents=True)
             yield fresh
             put_in_place(fresh, final, kind, besides)
@@ -133,7 +139,7 @@ def replacing(root: Path, kind: ResultKind, besides: Collection[Path] = ()) -> I
 
 def place_beside(root: Path) -> Path | None:
     """A hidden name for a run that is to take the place of the one in a folder, which this process
-    holds; what killed ones have left there is removed.
+    holds.
 
     None where no folder can be put in its place: it is a mounted disk, or the folder above it
     cannot be written.
@@ -141,21 +147,36 @@ def place_beside(root: Path) -> Path | None:
     final = real(root)
     if final.is_mount() or not os.access(final.parent, os.W_OK):
         return None
-    for path in _left_beside(final):
-        if (left := of_run(path)) is not None:
-            with suppress(StoreError):
-                remove(path, left.files())
-                remove_empty(path)
     return final.with_name(part_name(final.name))
 
 
-def _left_beside(final: Path) -> list[Path]:
-    """Hidden folders in which processes that were killed have written what was to stand here."""
+def clear_beside(root: Path) -> None:
+    """Remove the runs that killed processes have left beside a folder, which this process holds:
+    those that were to take its place, and those whose place was taken."""
+    for suffix in ("", _OLD):
+        for path in _left_beside(real(root), suffix):
+            _remove_result(path, RUN)
+
+
+def _remove_result(path: Path, kind: ResultKind) -> None:
+    """Remove a result, its record last; a folder in which there is anything else stays."""
+    with suppress(StoreError):
+        if (left := kind.claim_of(path)) is not None:
+            remove(path, [LOCK_FILE, *left.files()])
+        remove_empty(path)
+
+
+def _left_beside(final: Path, suffix: str = "") -> list[Path]:
+    """Hidden folders in which processes that were killed have written what was to stand here, or
+    with the suffix of an old one what has stood here."""
     short = folder_part_of(part_name(final.name))
     return [
         path
         for path in final.parent.iterdir()
-        if folder_part_of(path.name) == short and path.is_dir() and not path.is_symlink()
+        if path.name.endswith(suffix)
+        and folder_part_of(path.name.removesuffix(suffix) + (_PART if suffix else "")) == short
+        and path.is_dir()
+        and not path.is_symlink()
     ]
 
 
@@ -168,11 +189,11 @@ def put_in_place(
         StoreError: something that featviz did not write has come to be there.
         OSError: it cannot be moved; then the earlier result stays.
     """
-    old = fresh.with_suffix(".old")
+    old = fresh.with_suffix(_OLD)
     ways = _to_go(final, kind, besides)
     _swap(fresh, final, old)
     _carry(old, final, besides)
-    remove(old, [*ways, LOCK_FILE])
+    remove(old, [LOCK_FILE, *ways])
     remove_empty(old)
 
 

@@ -155,6 +155,66 @@ def test_too_little_memory_is_not_blamed_on_versions(monkeypatch: pytest.MonkeyP
     assert words in raised.value.message
 
 
+WAITING = """
+import sys, time
+from datetime import timedelta
+from threading import Thread
+from torch.distributed import HashStore
+from featviz import cli
+
+class Slow:
+    def __del__(self, sleep=time.sleep):
+        sleep(2)
+
+sys.modules["slow"] = Slow()
+store, real = HashStore(), cli.guarded
+
+def guarded(arguments):
+    code = real(arguments)
+    wait = lambda: store.wait(["never"], timedelta(seconds=1))
+    Thread(target=wait, name="featviz-rendezvous", daemon=True).start()
+    time.sleep(0.1)
+    return code
+
+cli.guarded = guarded
+cli.main()
+"""
+"""A thread comes back from torch's C++ while Python takes itself down, which is made to last."""
+
+
+@pytest.mark.slow
+def test_a_thread_that_waits_in_torch_does_not_end_the_process_otherwise(tmp_path: Path) -> None:
+    """A usage error stays exit code 2 and its lines, all of them written; without our way out it
+    is SIGABRT and `terminate called without an active exception`."""
+    done = subprocess.run(
+        [sys.executable, "-c", WAITING, "run", "resnet18", tmp_path / "nothing"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 2 and done.stdout == ""
+    assert done.stderr.startswith("error: no image ") and "terminate" not in done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems do not limit addresses")
+@pytest.mark.parametrize("megabytes", [400, 2000])
+def test_ulimit_is_named_as_what_is_too_small(megabytes: int, tiny_file: Path) -> None:
+    """The system's own refusal, wherever in torch it comes: one line, and no word of versions."""
+    import resource
+
+    size = megabytes * 2**20
+    process = start(
+        ["layers", tiny_file],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_AS, (size, size)),
+    )
+    out, err = process.communicate()
+    assert (process.returncode, out) == (1, "") and "too little memory to load torch" in err, err
+    assert "ulimit -v" in err and "cannot be used together" not in err and "Traceback" not in err
+
+
 @pytest.mark.parametrize(
     "variables",
     [

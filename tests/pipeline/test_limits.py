@@ -79,13 +79,6 @@ def test_a_limit_that_is_just_met_holds() -> None:
         check(Limits(), Written(10**9, 10**15))
 
 
-def test_processes_share_a_limit_as_they_share_the_images() -> None:
-    """4 of 7 images get four sevenths, rounded down; none stays none."""
-    assert limits.part(Limits(bytes=700, files=15), 4, 7) == Limits(bytes=400, files=8)
-    assert limits.part(Limits(), 4, 7) == Limits()
-    assert limits.part(Limits(files=5), 0, 0) == Limits(files=0)
-
-
 @pytest.mark.parametrize("more", [[], ["--tensors", "npy"]], ids=["pictures", "tensors"])
 def test_the_estimate_is_that_of_the_dry_run(
     more: list[str], featviz: Run, tiny_file: Path, tmp_path: Path

@@ -7,7 +7,6 @@ import os
 import shutil
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -18,6 +17,7 @@ import torch
 from conftest import Outcome
 from PIL import Image
 from runs import SMALL, check_whole, complete, make_photos, run_json, tree
+from teams import SLOW, alone, torchrun
 from torch import nn
 
 from featviz.errors import FeatvizError, StoreError, UsageError
@@ -97,7 +97,7 @@ def _fail() -> None:
 
 def test_a_team_takes_no_other_shard() -> None:
     """torchrun and --shard together would divide twice."""
-    assert World(1, 4).share(None) == Shard(1, 4)
+    assert World(1, 4).share(None) == Shard(0, 1)
     with pytest.raises(UsageError, match="--shard divides what torchrun divides already"):
         World(0, 2).share(Shard(0, 2))
 
@@ -145,34 +145,10 @@ def test_each_process_takes_a_gpu_of_its_own(monkeypatch: pytest.MonkeyPatch) ->
 # Under torchrun
 
 
-def torchrun(*arguments: object, count: int = 2, **more: object) -> subprocess.Popen[str]:
-    """One thread a process, as torchrun sets it, so that numbers equal those of one process."""
-    return subprocess.Popen(
-        [
-            *(sys.executable, "-m", "torch.distributed.run", "--standalone"),
-            *(f"--nproc-per-node={count}", "-m", "featviz", *map(str, arguments)),
-        ],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        **more,  # type: ignore[call-overload]
-    )
-
-
-def alone(*arguments: object) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "featviz", *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        check=False,
-    )
-
-
 @pytest.mark.slow
 def test_torchrun_audits_as_one_process_does(tmp_path: Path) -> None:
-    """Three processes count shares of 13 images: findings, images and numbers are those of one."""
+    """Three processes count, prove and draw, each with its part of 13 images: findings, images,
+    numbers and pictures are those of one."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Conv2d(3, 6, 3), nn.ReLU(inplace=True), nn.Conv2d(6, 4, 3), nn.ReLU())
     with torch.no_grad():
@@ -195,7 +171,12 @@ def test_torchrun_audits_as_one_process_does(tmp_path: Path) -> None:
     for row, other in zip(*(d["layers"] for d in documents), strict=True):
         assert row["findings"] == other["findings"] and row["apoz"] == pytest.approx(other["apoz"])
     assert documents[0]["prune"] == documents[1]["prune"] == {"0": [2]}
-    assert documents[1]["verify"]["largest_change"] == 0
+    assert documents[1]["verify"] == documents[0]["verify"]
+    assert documents[1]["verify"]["largest_change"] == 0 and documents[1]["verify"]["images"] == 12
+    suspects = [
+        {n: b for n, b in tree(tmp_path / d).items() if ".png" in n} for d in ("one", "team")
+    ]
+    assert suspects[0] == suspects[1] and suspects[0]
     with (
         np.load(tmp_path / "one" / "channels.npz") as a,
         np.load(tmp_path / "team" / "channels.npz") as b,
@@ -224,22 +205,6 @@ def test_torchrun_divides_the_images_and_leaves_one_run(tiny_file: Path, tmp_pat
     assert len(list((tmp_path / "team").rglob("run.json"))) == 1
     assert [row["image"] for row in run_json(tmp_path / "team")["failures"]] == ["03.png"]
     assert "error: 03.png: 03.png is no image" in err
-
-
-SLOW = """
-import os, time
-from torch import nn
-
-class Slow(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.conv = nn.Conv2d(3, 2, 3)
-        nn.init.constant_(self.conv.weight, 0.5)
-        nn.init.zeros_(self.conv.bias)
-    def forward(self, x):
-        time.sleep(float(os.environ.get("PAUSE", "0")))
-        return self.conv(x)
-"""
 
 
 def wait_for(count: int, out: Path) -> None:

@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import os
-import random
-import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -15,7 +10,7 @@ from threading import Thread
 
 import pytest
 from conftest import Outcome
-from runs import SMALL, check_whole, make_photos, refused, tree
+from runs import SMALL, check_whole, refused, tree
 
 from featviz.errors import StoreError
 from featviz.rundir import LOCK_FILE, lock
@@ -122,46 +117,3 @@ def test_what_a_lock_file_says_is_shown_tame(tmp_path: Path) -> None:
     message = raised.value.message
     assert message.isprintable() and r"\x1b]0;title" in message
     assert len(message) < 400 + len(str(tmp_path))
-
-
-def start(*arguments: object) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, "-m", "featviz", *map(str, arguments)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )
-
-
-@pytest.mark.slow
-def test_eight_double_starts_damage_nothing(tiny_file: Path, tmp_path: Path) -> None:
-    """A second `--resume` at a random moment, some of the first ones killed: the tree is that of
-    one run, and whoever was refused was told by whom (seed 18)."""
-    dice = random.Random(18)
-    photos = make_photos(tmp_path / "photos", 12, (40, 40))
-    base = ["run", tiny_file, photos, *SMALL, "--jobs", "2", "--json", "--out"]
-    with start(*base, tmp_path / "whole") as single:
-        single.communicate()
-    whole, met = tree(tmp_path / "whole"), 0
-    for trial in range(8):
-        out = tmp_path / f"out{trial}"
-        with start(*base, out, "--resume") as one:
-            assert one.stdout is not None
-            for _ in range(dice.randrange(0, 12)):
-                one.stdout.readline()
-            with start(*base, out, "--resume") as other:
-                if dice.random() < 0.4:
-                    one.send_signal(signal.SIGKILL)
-                said = other.communicate()[1]
-            one.communicate()
-        assert (one.returncode, other.returncode) in {(0, 0), (0, 1), (-9, 0)}, said
-        if other.returncode == 1:
-            met += 1
-            assert f"is being written by process {one.pid} on " in said
-        if (one.returncode, other.returncode) != (0, 1):
-            with start(*base, out, "--resume") as last:
-                lines = last.communicate()[0].splitlines()
-            assert [json.loads(line).get("kept") for line in lines] == [True] * 12
-        assert tree(out) == whole, trial
-    print(f"{met} of 8 met a holder")
