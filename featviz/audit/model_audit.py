@@ -196,7 +196,7 @@ def _record(model: LoadedModel, asked: AuditRequest) -> dict[str, Any]:
         "device": model.device.type,
         "model": dict(model.source),
         "preprocessing": model.preprocess.words,
-        "options": {"layers": asked.layers, **asdict(asked.thresholds), **asdict(asked.inputs)},
+        "options": {"layers": asked.layers, **asdict(asked.thresholds), **asked.inputs.as_record()},
     }
 
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO
 
 import torch
@@ -26,6 +26,7 @@ from featviz.exemplars.output import sheet_way, write_record
 from featviz.exemplars.pictures import Cutter, ExemplarGroup
 from featviz.exemplars.receptive import ReceptiveFields
 from featviz.exemplars.top import Top, best_of
+from featviz.files.stores import Remote
 from featviz.hooks.capture import hooked
 from featviz.hooks.eval_mode import in_eval_mode
 from featviz.images import find
@@ -230,7 +231,8 @@ class _Visit:
 def class_of(sample: Sample) -> str:
     """The class of an image: the name of the folder that holds it; of a clip, which is a folder of
     frames, of the folder around that."""
-    folder = sample.path.absolute().parent
+    path = sample.path
+    folder = (PurePosixPath(path.place) if isinstance(path, Remote) else path.absolute()).parent
     return (folder.parent if len(sample.paths) > 1 else folder).name
 
 

@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
-from itertools import zip_longest
 from threading import Thread
 from time import monotonic
 from typing import BinaryIO
@@ -214,10 +213,11 @@ def _visit_all(session: Session, samples: Sequence[Sample], finished: _Finished)
         stop_requests() as stop,
         in_any_case(session.settle),
     ):
-        for sample, following in zip_longest(samples, samples[1:]):
+        for number, sample in enumerate(samples, 1):
             if stop.is_set() or (options.fail_fast and finished.last_failed):
                 break
             if not (options.resume and session.keep(sample)):
+                following = samples[number : number + session.readers]
                 session.visit(sample, background, following)
     return stop.is_set()
 

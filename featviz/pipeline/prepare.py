@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from featviz.errors import ImageError
+from featviz.files.stores import Remote
 from featviz.gradients import forward_backward
 from featviz.gradients import options as gradients
 from featviz.gradients.options import PassPlan
@@ -26,6 +27,9 @@ from featviz.pipeline.options import RunOptions, check_options
 from featviz.records import PRESETS, Layer, Sample
 
 log = logging.getLogger(__name__)
+
+READERS_OF_STORES = 8
+"""Threads that read images of a store, unless the user says otherwise."""
 
 
 @dataclass(frozen=True)
@@ -117,6 +121,13 @@ def read_input(
         sample, inputs.exif, inputs.background, preprocess.frames, wanted, read_tensor
     )
     return picture, preprocess(picture.images)
+
+
+def readers_for(samples: Sequence[Sample], inputs: InputOptions) -> int:
+    """Threads that read images ahead: the user's number, else more than one where a store has to
+    be waited for."""
+    far = any(isinstance(path, Remote) for sample in samples[:1] for path in sample.paths)
+    return inputs.readers or (READERS_OF_STORES if far else 1)
 
 
 def blank_input(

@@ -114,7 +114,7 @@ def run_record(prepared: Prepared) -> dict[str, Any]:
 
 
 def _options(options: RunOptions) -> dict[str, Any]:
-    inputs = asdict(options.inputs)
+    inputs = options.inputs.as_record()
     del inputs["transform"], inputs["input"]  # which the preprocessing names, without folders
     draw = {
         **asdict(options.draw),
