@@ -133,7 +133,7 @@ def ranges(
 
 
 _MOST_EXPANDED = 100_000
-_BRACES = re.compile(r"\{(?:([0-9]{1,9})\.\.([0-9]{1,9})|([^{}/]*(?:,[^{}/]*)+))\}")
+_BRACES = re.compile(r"\{(?:([0-9]{1,9})\.\.([0-9]{1,9})|([^{}]*(?:,[^{}]*)+))\}")
 
 
 def expand_braces(text: str) -> list[str]:

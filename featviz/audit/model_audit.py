@@ -90,7 +90,7 @@ class ModelVisit:
             in_eval_mode(self.model.module),
             watching_calls(self.model.module, counted.take, names, chosen.trace.atoms),
         ):
-            for batch in self._batches(range(self.team.rank, len(self.samples), self.team.size)):
+            for batch in self._batches(self.team.share(None).numbers(self.samples)):
                 run_batch(self.model, batch, counted, self._failed, self._passed)
         counted = self._joined(counted)
         if not self.seen:

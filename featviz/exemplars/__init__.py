@@ -126,7 +126,7 @@ def find_exemplars(
         plan = plan_targets(loaded, layers, blank)
         _check_plan(plan, layers)
         visit = _Visit(loaded, samples, options, progress)
-        visit.look(plan, layers, share.of(range(len(samples))))
+        visit.look(plan, layers, share.numbers(samples))
         visit.join(team)
         visit.check_seen()
         if folder is None:

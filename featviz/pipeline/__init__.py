@@ -160,7 +160,7 @@ def _begin(prepared: Prepared, document: RunDocument) -> None:
     folder.refuse_links(document.names)
     if options.resume:
         forget_gone(folder, document.names, options.prune)
-    left = folder.clear_images(names_to_clear(folder, document.names, options.shard))
+    left = folder.clear_images(names_to_clear(folder, prepared.samples, options.shard))
     for way in left:
         log.warning("%s stays: it holds files that featviz did not write", quoted(way))
     document.write(folder)
