@@ -144,6 +144,42 @@ def ranges(
     return listed(words, most, comma, sum(map(len, runs[most:])))
 
 
+_MOST_EXPANDED = 100_000
+_BRACES = re.compile(r"\{(?:([0-9]{1,9})\.\.([0-9]{1,9})|([^{}]*(?:,[^{}]*)+))\}")
+
+
+def expand_braces(text: str) -> list[str]:
+    """The texts that braces stand for, as in a shell: numbers from one to another, with as many
+    digits, and words between commas. Text without such braces stands for itself.
+
+    Raises:
+        UsageError: there are more than 100,000.
+
+    Example:
+        >>> expand_braces("{train,val}-{08..10}.tar")[:4]
+        ['train-08.tar', 'train-09.tar', 'train-10.tar', 'val-08.tar']
+    """
+    texts = [""]
+    place = 0
+    for match in _BRACES.finditer(text):
+        choices = _numbers(match[1], match[2]) if match[1] else match[3].split(",")
+        if len(texts) * len(choices) > _MOST_EXPANDED:
+            raise UsageError(f"{quoted(text)!r} stands for more than {_MOST_EXPANDED:,} names")
+        before = text[place : match.start()]
+        texts = [f"{head}{before}{choice}" for head in texts for choice in choices]
+        place = match.end()
+    return [f"{head}{text[place:]}" for head in texts]
+
+
+def _numbers(first: str, last: str) -> Sequence[str]:
+    """From the first number to the last, up or down; with leading zeros if either has any."""
+    ends, step = (int(first), int(last)), 1 if int(first) <= int(last) else -1
+    padded = any(word[0] == "0" and len(word) > 1 for word in (first, last))
+    width = max(len(first), len(last)) if padded else 0
+    numbers = range(ends[0], ends[1] + step, step)[: _MOST_EXPANDED + 1]
+    return [f"{number:0{width}d}" for number in numbers]
+
+
 _LONGEST_NAME = 100
 """Characters of one file or folder name; the rest is cut and a hash put in its place."""
 _LONGEST_WAY, _DEEPEST = 1000, 32

@@ -23,7 +23,7 @@ FILES = {
 TREES = {name: ast.parse(path.read_text("utf-8")) for name, path in FILES.items()}
 
 FLOORS = (
-    "__init__ __main__",
+    "__init__ __main__ ray",
     "cli api",
     "audit diff exemplars report inspection",
     "pipeline",

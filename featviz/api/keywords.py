@@ -77,6 +77,7 @@ class InputKeywords(TypedDict, total=False):
     frames: int
     inputs: int | None
     transform: str | Callable[[Any], Any] | None
+    readers: int | None
     forward_args: Mapping[str, Any]
 
 

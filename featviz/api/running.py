@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from functools import partial
 from pathlib import Path
 from typing import Any, Unpack
 
@@ -13,7 +16,7 @@ from featviz.api.lending import Feeding, Room, as_files, lent, selectors
 from featviz.api.results import Run, RunImage
 from featviz.api.words import keyword_errors
 from featviz.errors import UsageError
-from featviz.models.load import ModelOptions
+from featviz.models.load import LoadedModel, ModelOptions
 from featviz.pipeline.keywords import names_of, read_keywords, take
 from featviz.pipeline.options import RunOptions
 from featviz.records import ImageResult
@@ -84,22 +87,38 @@ def run(
     """
     given: dict[str, Any] = dict(options)
     _check_place(out, given.get("archive"), overwrite, resume)
-    feeding = Feeding.taken(given)
-    for_noise = {"seed"} if isinstance(model, nn.Module) and "noise" in given else set()
-    for_model = take(given, names_of(ModelOptions) - for_noise)
-    seed = given.pop("seed", for_model.get("seed", 0))
     room = Room() if out is None and given.get("archive") is None else None
     place = room.path / "run" if room is not None else RunOptions.out if out is None else out
     for_run = {"layers": selectors(layers), "out": place, "overwrite": overwrite}
     for_run |= {"resume": resume, "tensorboard": tensorboard}
-    if isinstance(given.get("tensors"), bool):
-        given["tensors"] = "npy" if given["tensors"] else None
-    asked = read_keywords(given, seed, for_run)
+    asked, lend = read_order(model, given, for_run)
     finished: list[ImageResult] = []
-    with as_files(images) as files, lent(model, for_model, asked.inputs, feeding) as source:
+    with as_files(images) as files, lend() as source:
         result = pipeline.run(source, files, asked, lambda image, total: finished.append(image))
     done = tuple(RunImage.of(image, result.out, room) for image in finished)
     return Run(result, done, room)
+
+
+def read_order(
+    model: Any, given: dict[str, Any], for_run: Mapping[str, Any]
+) -> tuple[RunOptions, Callable[[], AbstractContextManager[ModelOptions | LoadedModel]]]:
+    """The options of a run, and what lends its model, from keywords.
+
+    Args:
+        given: the keywords of `run`; emptied.
+        for_run: fields of RunOptions.
+
+    Raises:
+        UsageError: a keyword that does not exist, or a bad value.
+    """
+    feeding = Feeding.taken(given)
+    for_noise = {"seed"} if isinstance(model, nn.Module) and "noise" in given else set()
+    for_model = take(given, names_of(ModelOptions) - for_noise)
+    seed = given.pop("seed", for_model.get("seed", 0))
+    if isinstance(given.get("tensors"), bool):
+        given["tensors"] = "npy" if given["tensors"] else None
+    asked = read_keywords(given, seed, for_run)
+    return asked, partial(lent, model, for_model, asked.inputs, feeding)
 
 
 def _check_place(out: Any, archive: Any, overwrite: bool, resume: bool) -> None:

@@ -26,7 +26,7 @@ from featviz.pipeline.batches import Batch, BatchProgress, batches, run_batch
 from featviz.pipeline.dealing import Deal
 from featviz.pipeline.prepare import blank_input
 from featviz.pipeline.processes import ALONE, World
-from featviz.records import Sample
+from featviz.records import Sample, Shard
 from featviz.records.findings import Thresholds
 from featviz.text import listed
 
@@ -87,11 +87,12 @@ class ModelVisit:
         correlate = {t.spot.call for t in chosen.targets} if correlating else ()
         counted = Census(chosen.spots, frozenset(correlate), chosen.trace.gave.keys())
         names = frozenset(call.name for call in chosen.spots)
+        share = Shard(self.team.rank, self.team.size)
         with (
             in_eval_mode(self.model.module),
             watching_calls(self.model.module, counted.take, names, chosen.trace.atoms),
         ):
-            for batch in self._batches(range(self.team.rank, len(self.samples), self.team.size)):
+            for batch in self._batches(share.numbers(self.samples)):
                 run_batch(self.model, batch, counted, self._failed, self._passed)
         counted = self._joined(counted)
         if not self.seen:
@@ -201,7 +202,7 @@ def _record(model: LoadedModel, asked: AuditRequest) -> dict[str, Any]:
         "device": model.device.type,
         "model": dict(model.source),
         "preprocessing": model.preprocess.words,
-        "options": {"layers": asked.layers, **asdict(asked.thresholds), **asdict(asked.inputs)},
+        "options": {"layers": asked.layers, **asdict(asked.thresholds), **asked.inputs.as_record()},
     }
 
 

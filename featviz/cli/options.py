@@ -164,6 +164,14 @@ batch_size_option = option(
     help="Pass up to N images of one shape through the model together.",
 )
 
+readers_option = option(
+    "--readers",
+    type=int,
+    show_default="1, for images in stores 8",
+    group=cmd.LIMITS,
+    help="Read images ahead in N threads.",
+)
+
 shard_option = option(
     "--shard",
     metavar="I/N",

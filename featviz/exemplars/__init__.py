@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO
 
 import torch
@@ -26,6 +26,7 @@ from featviz.exemplars.output import sheet_way, write_record
 from featviz.exemplars.pictures import Cutter, ExemplarGroup
 from featviz.exemplars.receptive import ReceptiveFields
 from featviz.exemplars.top import Top, best_of
+from featviz.files.stores import Remote
 from featviz.hooks.capture import hooked
 from featviz.hooks.eval_mode import in_eval_mode
 from featviz.images import find
@@ -126,7 +127,9 @@ def find_exemplars(
         plan = plan_targets(loaded, layers, blank)
         _check_plan(plan, layers)
         visit = _Visit(loaded, samples, options, progress)
-        visit.look(plan, layers, Deal(team, share.of(range(len(samples))), "images"))
+        numbers = share.numbers(samples)
+        archives = [samples[number].archive for number in numbers]
+        visit.look(plan, layers, Deal(team, numbers, "images", archives))
         visit.join(team)
         visit.check_seen()
         if folder is None:
@@ -231,7 +234,8 @@ class _Visit:
 def class_of(sample: Sample) -> str:
     """The class of an image: the name of the folder that holds it; of a clip, which is a folder of
     frames, of the folder around that."""
-    folder = sample.path.absolute().parent
+    path = sample.path
+    folder = (PurePosixPath(path.place) if isinstance(path, Remote) else path.absolute()).parent
     return (folder.parent if len(sample.paths) > 1 else folder).name
 
 

@@ -41,4 +41,4 @@ class ExemplarOptions:
 
     def as_json(self) -> dict[str, Any]:
         """`options` of exemplars.json: what decides about the result, however it is divided."""
-        return {"layers": self.layers, **asdict(self.choice), **asdict(self.inputs)}
+        return {"layers": self.layers, **asdict(self.choice), **self.inputs.as_record()}

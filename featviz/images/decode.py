@@ -10,14 +10,15 @@ import struct
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 from PIL import Image, ImageColor, ImageOps, UnidentifiedImageError
 
 from featviz.errors import FileError, ImageError, UsageError
+from featviz.files.stores import Remote
 from featviz.images import archives, arrays
+from featviz.images.archives import Place
 from featviz.images.arrays import Wanted
 from featviz.images.formats import EXPECTED, ImageFormat, of_channels, open_image
 from featviz.records import Raster, Sample
@@ -117,7 +118,7 @@ def digest(sample: Sample) -> str:
 class _Encoded:
     """The bytes of one file of a sample; errors name both."""
 
-    def __init__(self, sample: Sample, path: Path) -> None:
+    def __init__(self, sample: Sample, path: Place) -> None:
         self.path = path
         self.name = sample.name if len(sample.paths) == 1 else f"{sample.name}: {path.name}"
         with self._errors_named():
@@ -207,8 +208,10 @@ def _sha256(files: Iterable[_Encoded]) -> str:
     return sha256.hexdigest()
 
 
-def _what_else(path: Path) -> str:
+def _what_else(path: Place) -> str:
     """`, but a FIFO` where no regular file has that name; empty for nothing and for folders."""
+    if isinstance(path, Remote):
+        return ""
     with suppress(OSError, ValueError):
         mode = path.stat().st_mode
         kinds = {stat.S_IFIFO: "FIFO", stat.S_IFCHR: "device", stat.S_IFBLK: "device"}

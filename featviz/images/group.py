@@ -7,11 +7,13 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path, PurePosixPath
+from pathlib import PurePath, PurePosixPath
 
 from featviz.errors import UsageError
 from featviz.files import real
+from featviz.files.stores import Remote
 from featviz.images import archives
+from featviz.images.archives import Place
 from featviz.images.formats import of_channels, open_image
 from featviz.records import Sample
 from featviz.text import is_number, safe_way
@@ -20,13 +22,13 @@ from featviz.text import is_number, safe_way
 def clips(samples: Sequence[Sample]) -> list[Sample]:
     """Stills of one folder are the frames of one clip, in the order of the numbers in their
     names; an animation is a clip of its own, and so is an array, which is a volume."""
-    folders: dict[Path, list[Sample]] = {}
+    folders: dict[PurePath, list[Sample]] = {}
     animations: list[Sample] = []
     for sample in samples:
         if _is_whole(sample.path):
             animations.append(sample)
         else:
-            folders.setdefault(real(sample.path).parent, []).append(sample)
+            folders.setdefault(_spelt(sample.path).parent, []).append(sample)
     return _told_apart(animations + [_clip(folder, frames) for folder, frames in folders.items()])
 
 
@@ -78,7 +80,7 @@ def _free(name: str, taken: set[str]) -> str:
     return name
 
 
-def _clip(folder: Path, frames: Sequence[Sample]) -> Sample:
+def _clip(folder: PurePath, frames: Sequence[Sample]) -> Sample:
     ordered = sorted(frames, key=lambda frame: natural_key(frame.path.name))
     name = PurePosixPath(frames[0].name).parent
     without_folder = frames[0].name if len(frames) == 1 else folder.name
@@ -100,9 +102,14 @@ def _told_apart(samples: Sequence[Sample]) -> list[Sample]:
 
 def _longer(sample: Sample) -> Sample:
     """The sample with one more real parent folder in its name, if there is one."""
-    path = real(sample.path)
+    path = _spelt(sample.path)
     place = path.parent if len(sample.paths) > 1 else path
     return replace(sample, name="/".join(place.parts[1:][-(sample.name.count("/") + 2) :]))
+
+
+def _spelt(path: Place) -> PurePath:
+    """One absolute spelling of where a file is, also in a store."""
+    return PurePosixPath("/", path.place) if isinstance(path, Remote) else real(path)
 
 
 def _join(group: Sequence[Sample]) -> Sample:
@@ -110,7 +117,7 @@ def _join(group: Sequence[Sample]) -> Sample:
     return Sample("+".join(names), tuple(path for sample in group for path in sample.paths))
 
 
-def _is_whole(path: Path) -> bool:
+def _is_whole(path: Place) -> bool:
     """Whether a file is a clip or a volume of its own, not one frame of a clip."""
     try:
         data = archives.read(path)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Annotated, Any
 
 import numpy as np
@@ -66,6 +66,14 @@ class InputOptions:
     transform: str | None = None
     """`file.py:fn` or `pkg.mod:fn`: a function from a PIL image, or from the array of a file that
     is no photograph, to what forward takes, instead of all resizing, cropping and normalising."""
+    readers: Count | None = None
+    """Threads that read images ahead; None takes one, or several for images in stores."""
+
+    def as_record(self) -> dict[str, Any]:
+        """What decides how images go in: all but the number of readers."""
+        record = asdict(self)
+        del record["readers"]
+        return record
 
 
 @dataclass(frozen=True)

@@ -5,13 +5,14 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 from threading import Thread
 from time import monotonic
-from typing import BinaryIO
+from typing import Any, BinaryIO, Protocol
 
 import torch
 
@@ -24,6 +25,7 @@ from featviz.pipeline import dry_run, shared_basis
 from featviz.pipeline.dealing import Counter, Deal, with_next
 from featviz.pipeline.dry_pass import effort
 from featviz.pipeline.encoders import Background
+from featviz.pipeline.limits import check_written
 from featviz.pipeline.options import RunOptions
 from featviz.pipeline.place import held, in_any_case, place
 from featviz.pipeline.prepare import Prepared, find_images, prepare
@@ -38,7 +40,7 @@ from featviz.pipeline.resume import (
 )
 from featviz.pipeline.session import Session
 from featviz.pipeline.signals import stop_requests
-from featviz.records import ImageResult, RunResult, Sample
+from featviz.records import ImageResult, Limits, RunResult, Sample, Written
 from featviz.rundir import destination
 from featviz.rundir.write import RunDirectory
 from featviz.text import quoted
@@ -63,6 +65,30 @@ Progress = Callable[[ImageResult, int], None]
 """Called with each finished image and how many there are in all."""
 
 
+@dataclass(frozen=True)
+class Errand:
+    """A run as those know it who draw its images in other processes."""
+
+    images: tuple[Sample, ...]
+    """As they were found."""
+    samples: tuple[Sample, ...]
+    """As the model takes them: what is drawn."""
+    options: RunOptions
+    record: Mapping[str, Any]
+    """What run.json says of what decides about the pictures."""
+    folder: Path
+    """Where relative paths begin."""
+
+
+class Others(Protocol):
+    """Other processes that draw the images of a run."""
+
+    def draw(
+        self, errand: Errand, report: Callable[[ImageResult], None], stopped: Callable[[], bool]
+    ) -> None:
+        """Draw all images, report each in their order, and stop where `stopped` says so."""
+
+
 def run(
     model: ModelOptions | LoadedModel,
     arguments: Sequence[str],
@@ -70,6 +96,7 @@ def run(
     progress: Progress = lambda image, total: None,
     stdin: BinaryIO | None = None,
     team: World = ALONE,
+    others: Others | None = None,
 ) -> RunResult:
     """Draw the feature maps of images into a run directory.
 
@@ -78,6 +105,7 @@ def run(
             only their names and errors, so that it does not grow with every picture.
         stdin: where the list of images is read for the argument `-`; None takes the process's own.
         team: the processes that divide the images among them; this is one of them.
+        others: who draws the images; this process by default.
 
     Raises:
         FeatvizError: nothing could be begun, or the run directory could not be written. What goes
@@ -86,7 +114,7 @@ def run(
     # numba is loaded while the model is
     Thread(target=scan.compiled, name="featviz-loops", daemon=True).start()
     with held(options, team):
-        return _run(model, arguments, options, progress, stdin, team)
+        return _run(model, arguments, options, progress, stdin, team, others)
 
 
 def _run(
@@ -96,6 +124,7 @@ def _run(
     progress: Progress,
     stdin: BinaryIO | None,
     team: World,
+    others: Others | None,
 ) -> RunResult:
     share = team.share(options.shard)
     images = team.at_first(partial(_find, model, arguments, options, stdin, team))
@@ -107,7 +136,7 @@ def _run(
         document = RunDocument(run_record(prepared), prepared.samples)
         team.at_first(partial(_begin, prepared, document, team))
         folder = RunDirectory(inside.out, inside.durable)
-        deal = Deal(team, samples, "images")
+        deal = Deal(team, samples, "images", [sample.archive for sample in samples])
         finished = _Finished(document, progress, deal, folder if team.first else None)
         with (
             in_any_case(partial(_end, document, folder, team)),
@@ -115,9 +144,14 @@ def _run(
         ):
             if board is not None and team.first:
                 post_kernels(prepared.model.module, prepared.layers, board)
-            written = Counter(team, "files"), Counter(team, "bytes")
-            session = Session(prepared, folder, document.fingerprint, finished.add, board, written)
-            interrupted = _visit_all(session, deal, finished)
+            if others is None:
+                written = Counter(team, "files"), Counter(team, "bytes")
+                noted = finished.add, board, written
+                session = Session(prepared, folder, document.fingerprint, *noted)
+                interrupted = _visit_all(session, deal, finished)
+            else:
+                errand = _errand(prepared, images, document)
+                interrupted = _let_draw(others, errand, finished, (folder, options.limits))
     return RunResult(
         options.archive or options.out,
         tuple(finished.results),
@@ -150,7 +184,7 @@ def _begin(prepared: Prepared, document: RunDocument, team: World) -> None:
     folder.refuse_links(document.names)
     if options.resume:
         forget_gone(folder, document.names, options.prune)
-    left = folder.clear_images(names_to_clear(folder, document.names, options.shard))
+    left = folder.clear_images(names_to_clear(folder, prepared.samples, options.shard))
     for way in left:
         log.warning("%s stays: it holds files that featviz did not write", quoted(way))
     document.write(folder)
@@ -204,12 +238,12 @@ def _visit_all(session: Session, deal: Deal[Sample], finished: _Finished) -> boo
     options = session.prepared.options
     with (
         in_eval_mode(session.prepared.model.module, options.passes.gradients),
-        _shared_cores(session.prepared) as background,
+        shared_cores(session.prepared) as background,
         session.ahead,
         stop_requests() as stop,
         in_any_case(session.settle),
     ):
-        for sample, following in with_next(deal):
+        for sample, following in with_next(deal, session.readers):
             if options.fail_fast and finished.last_failed:
                 deal.end()
                 break
@@ -217,6 +251,32 @@ def _visit_all(session: Session, deal: Deal[Sample], finished: _Finished) -> boo
                 break
             if not (options.resume and session.keep(sample)):
                 session.visit(sample, background, following)
+    return stop.is_set()
+
+
+def _errand(prepared: Prepared, images: Sequence[Sample], document: RunDocument) -> Errand:
+    """Limits are counted here, over all who draw."""
+    options = replace(prepared.options, limits=Limits())
+    samples = prepared.samples
+    return Errand(tuple(images), samples, options, document.record, Path.cwd())
+
+
+def _let_draw(
+    others: Others, errand: Errand, finished: _Finished, within: tuple[RunDirectory, Limits]
+) -> bool:
+    """Let other processes draw the images; True if a signal ended it before the last."""
+    (folder, limits), written = within, Written()
+
+    def report(result: ImageResult) -> None:
+        nonlocal written
+        if result.error is None and limits != Limits():
+            written += folder.image(result.image).size
+            check_written(limits, written, result.folder)
+        finished.add(result)
+
+    with stop_requests() as stop:
+        fails = errand.options.fail_fast
+        others.draw(errand, report, lambda: stop.is_set() or (fails and finished.last_failed))
     return stop.is_set()
 
 
@@ -247,7 +307,7 @@ def _write_without_the_dead(document: RunDocument, folder: RunDirectory, team: W
 
 
 @contextmanager
-def _shared_cores(prepared: Prepared) -> Iterator[Background]:
+def shared_cores(prepared: Prepared) -> Iterator[Background]:
     """Encoders beside the model: `jobs` threads, or a quarter of the cores, at least two.
 
     Where little is drawn of a large model, torch gets all cores for as long as this lasts, and the

@@ -1,4 +1,4 @@
-"""Any number of images through a model, batch by batch; images are read ahead by a thread."""
+"""Any number of images through a model, batch by batch; images are read ahead by threads."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from featviz.hooks.forward import forward
 from featviz.models.load import LoadedModel
 from featviz.models.preprocess import InputOptions
 from featviz.pipeline.encoders import ReadAhead
-from featviz.pipeline.prepare import read_input
+from featviz.pipeline.prepare import read_input, readers_for
 from featviz.records import Sample
 
 Failed = Callable[[int, FeatvizError], None]
@@ -59,7 +59,8 @@ def batches(
 ) -> Iterator[Batch]:
     """Decode and prepare images; neighbours of the same input shape go together, `size` at most.
 
-    A thread reads the next `size` images while the caller is busy with those that it got.
+    Threads read the next `size` images, or as many as there are threads, while the caller is busy
+    with those that it got.
 
     Args:
         numbers: of the samples to take; all by default.
@@ -70,8 +71,9 @@ def batches(
     def read(number: int) -> list[Tensor]:
         return read_input(samples[number], model.preprocess, inputs)[1]
 
-    with ReadAhead(read) as ahead:
-        for number in _begun(order, size, ahead.begin):
+    readers = readers_for(samples, inputs)
+    with ReadAhead(read, readers) as ahead:
+        for number in _begun(order, max(size, readers), ahead.begin):
             try:
                 args = ahead.take(number)
             except ImageError as error:

@@ -3,7 +3,9 @@ that a slow one holds nobody up, and a dead one loses no more than it had taken.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import accumulate, groupby, pairwise
 from typing import Generic, TypeVar
 
 from torch._C._distributed_c10d import HashStore
@@ -41,15 +43,19 @@ class Counter:
 class Deal(Generic[T]):
     """The items that this process takes, in their order; no other process takes the same ones."""
 
-    def __init__(self, team: World, items: Sequence[T], name: str) -> None:
+    def __init__(
+        self, team: World, items: Sequence[T], name: str, archives: Sequence[object] = ()
+    ) -> None:
         """Take nothing yet.
 
         Args:
             items: of the whole team, the same in all processes.
             name: as that of a Counter.
+            archives: the archive that each item lies in, or None. Where all lie in archives and
+                there are enough of them, one process takes a whole archive.
         """
         self._items, self._team = items, team
-        self._hands = hands(len(items), team.size)
+        self._hands = whole_archives(archives, team.size) or hands(len(items), team.size)
         self._taken = Counter(team, name)
         self._mine, self._left = 0, len(items)
 
@@ -87,12 +93,21 @@ def hands(total: int, size: int) -> list[range]:
     return found
 
 
-def with_next(items: Iterable[T]) -> Iterator[tuple[T, T | None]]:
-    """Each item with the one behind it, which is taken before this one is done; None at the end."""
-    before: list[T] = []
+def whole_archives(archives: Sequence[object], size: int) -> list[range]:
+    """What is taken at a time where it is a whole archive; nothing where items lie in none, or in
+    fewer archives than there are processes."""
+    if size == 1 or None in archives or len(set(archives)) < size:
+        return []
+    ends = list(accumulate(len(list(own)) for _, own in groupby(archives)))
+    return [range(begin, end) for begin, end in pairwise([0, *ends])]
+
+
+def with_next(items: Iterable[T], count: int = 1) -> Iterator[tuple[T, list[T]]]:
+    """Each item with those behind it, `count` at most, which are taken before this one is done."""
+    waiting: deque[T] = deque()
     for item in items:
-        if before:
-            yield before.pop(), item
-        before.append(item)
-    for last in before:
-        yield last, None
+        waiting.append(item)
+        if len(waiting) > count:
+            yield waiting.popleft(), list(waiting)
+    while waiting:
+        yield waiting.popleft(), list(waiting)

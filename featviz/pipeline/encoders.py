@@ -66,20 +66,25 @@ class Background:
 
 
 class ReadAhead(Generic[K, T]):
-    """Reads in a thread what is needed next, while the caller is busy.
+    """Reads in threads what is needed next, while the caller is busy.
 
     Leaving the `with` block waits for what is being read, and drops the rest.
     """
 
-    def __init__(self, read: Callable[[K], T]) -> None:
-        """Begin without any thread; `read` is asked for each key."""
+    def __init__(self, read: Callable[[K], T], readers: int = 1) -> None:
+        """Begin without any thread.
+
+        Args:
+            read: is asked for each key, by several threads at once if there are several readers.
+        """
         self._read = read
-        self._pool = ThreadPoolExecutor(1, "featviz-reader")
+        self._pool = ThreadPoolExecutor(readers, "featviz-reader")
         self._begun: dict[K, Future[T]] = {}
 
     def begin(self, key: K) -> None:
-        """Read this after all that was begun before."""
-        self._begun[key] = self._pool.submit(self._read, key)
+        """Read this after all that was begun before, unless it was."""
+        if key not in self._begun:
+            self._begun[key] = self._pool.submit(self._read, key)
 
     def take(self, key: K) -> T:
         """What was read, or what `read` raised; what was not begun is read now."""

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from featviz.drawing import levels
 from featviz.errors import ImageError
+from featviz.files.stores import Remote
 from featviz.gradients import forward_backward
 from featviz.gradients import options as gradients
 from featviz.gradients.options import PassPlan
@@ -28,6 +29,9 @@ from featviz.pipeline.options import RunOptions, check_options
 from featviz.records import PRESETS, Bytes, Layer, Sample
 
 log = logging.getLogger(__name__)
+
+READERS_OF_STORES = 8
+"""Threads that read images of a store, unless the user says otherwise."""
 
 
 @dataclass(frozen=True)
@@ -136,6 +140,13 @@ def ground_of(preprocess: Preprocess, args: Sequence[Tensor]) -> list[Bytes]:
 
 def _in_colour(pixels: Bytes) -> Bytes:
     return np.repeat(pixels, 3, axis=2) if pixels.shape[2] == 1 else pixels
+
+
+def readers_for(samples: Sequence[Sample], inputs: InputOptions) -> int:
+    """Threads that read images ahead: the user's number, else more than one where a store has to
+    be waited for."""
+    far = any(isinstance(path, Remote) for sample in samples[:1] for path in sample.paths)
+    return inputs.readers or (READERS_OF_STORES if far else 1)
 
 
 def blank_input(

@@ -114,7 +114,7 @@ def run_record(prepared: Prepared) -> dict[str, Any]:
 
 
 def _options(options: RunOptions) -> dict[str, Any]:
-    inputs = asdict(options.inputs)
+    inputs = options.inputs.as_record()
     del inputs["transform"], inputs["input"]  # which the preprocessing names, without folders
     draw = {
         **asdict(options.draw),
@@ -212,14 +212,17 @@ def open_store(options: RunOptions, record: Mapping[str, Any], fingerprint: str)
     return RunDirectory(options.out).cleared()
 
 
-def names_to_clear(store: RunDirectory, names: Sequence[str], shard: Shard | None) -> list[str]:
+def names_to_clear(
+    store: RunDirectory, samples: Sequence[Sample], shard: Shard | None
+) -> list[str]:
     """Images whose hidden folders no process is writing into: this shard's, and those that only an
     earlier run knew of.
 
     Args:
-        names: the images of the whole run, in their order.
+        samples: the images of the whole run, in their order.
     """
-    share = names if shard is None else shard.of(names)
+    names = [sample.name for sample in samples]
+    share = names if shard is None else [sample.name for sample in shard.of(samples)]
     try:
         earlier = names_of_images(read_json(store.root / RUN_FILE))
     except StoreError:

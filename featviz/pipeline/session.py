@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TypeAlias
 
@@ -18,7 +18,7 @@ from featviz.pipeline.dealing import Counter
 from featviz.pipeline.encoders import Background, ReadAhead
 from featviz.pipeline.image import ImageRun, ImageWriter, run_image
 from featviz.pipeline.limits import check_written
-from featviz.pipeline.prepare import Prepared, read_input
+from featviz.pipeline.prepare import Prepared, read_input, readers_for
 from featviz.pipeline.resume import kept
 from featviz.pipeline.shared_basis import read_bases
 from featviz.records import ImageResult, Limits, Sample, Written
@@ -56,17 +56,18 @@ class Session:
         self._books: dict[tuple[int, ...], HintBook] = {}
         """Hint books by shape of the input."""
         self._pending: ImageRun | None = None
-        self.ahead = ReadAhead(self._read)
+        self.readers = readers_for(prepared.samples, prepared.options.inputs)
+        self.ahead = ReadAhead(self._read, self.readers)
         """To be entered while images are visited."""
         self._written = written
 
     def visit(
-        self, sample: Sample, background: Background, following: Sample | None = None
+        self, sample: Sample, background: Background, following: Sequence[Sample] = ()
     ) -> None:
         """Show one image to the model; draw what its layers make of it.
 
         Args:
-            following: what is visited next, and read meanwhile.
+            following: what is visited next, of which `readers` images are read meanwhile.
         """
         try:
             image = self._show(sample, background, following)
@@ -102,15 +103,18 @@ class Session:
     def _read(self, sample: Sample) -> Input:
         return read_input(sample, self.prepared.model.preprocess, self.prepared.options.inputs)
 
-    def _take(self, sample: Sample, following: Sample | None) -> Input:
-        """What was read ahead of this sample, or it is read now; the next one is begun."""
+    def _take(self, sample: Sample, following: Sequence[Sample]) -> Input:
+        """What was read ahead of this sample, or it is read now; the next ones are begun."""
         try:
             return self.ahead.take(sample)
         finally:
-            if following is not None and not self.store.image(following.name).is_complete:
-                self.ahead.begin(following)
+            for other in following[: self.readers]:
+                if not self.store.image(other.name).is_complete:
+                    self.ahead.begin(other)
 
-    def _show(self, sample: Sample, background: Background, following: Sample | None) -> ImageRun:
+    def _show(
+        self, sample: Sample, background: Background, following: Sequence[Sample]
+    ) -> ImageRun:
         prepared, preprocess = self.prepared, self.prepared.model.preprocess
         picture, args = self._take(sample, following)
         shape = tuple(args[0].shape)

@@ -6,6 +6,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
+from featviz.files.stores import Remote
+
 if TYPE_CHECKING:  # completion of a shell imports this, and has no time for numpy
     import numpy as np
     from numpy.typing import NDArray
@@ -183,9 +185,11 @@ class Sample:
 
     name: str
     """Unique, relative, with forward slashes: the image's folder in the run directory."""
-    paths: tuple[Path, ...]
+    paths: tuple[Path | Remote, ...]
+    archive: str | None = None
+    """The archive that holds the file, by which `Shard` divides; None for files of their own."""
 
     @property
-    def path(self) -> Path:
+    def path(self) -> Path | Remote:
         """The file, or the first of several."""
         return self.paths[0]

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Literal, TypeVar
+from typing import Annotated, Literal
 
 from featviz.records.formats import FORMATS
 from featviz.records.kinds import is_gradient
+from featviz.records.layers import Sample
 from featviz.records.reductions import CLASS_MAPS, REDUCTIONS
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -208,14 +207,23 @@ class PassOptions:
 
 @dataclass(frozen=True)
 class Shard:
-    """A part of the images: every `count`-th, from the one at `index` on."""
+    """A part of the images: every `count`-th, from the one at `index` on; or whole archives, where
+    all images lie in archives and there are enough of them, so that each is read by one process."""
 
     index: int = 0
     count: int = 1
 
-    def of(self, samples: Sequence[T]) -> Sequence[T]:
-        """Those samples, or names of samples, that are in this part: each is in exactly one."""
-        return samples[self.index :: self.count]
+    def of(self, samples: Sequence[Sample]) -> Sequence[Sample]:
+        """Those samples that are in this part: each is in exactly one."""
+        return [samples[number] for number in self.numbers(samples)]
+
+    def numbers(self, samples: Sequence[Sample]) -> Sequence[int]:
+        """The places of those samples in the whole, in their order."""
+        archives = list(dict.fromkeys(sample.archive for sample in samples))
+        if None in archives or len(archives) < self.count:
+            return range(self.index, len(samples), self.count)
+        mine = set(archives[self.index :: self.count])
+        return [number for number, sample in enumerate(samples) if sample.archive in mine]
 
 
 @dataclass(frozen=True)

@@ -90,10 +90,20 @@ def test_alone_all_is_taken_in_order() -> None:
 
 
 @pytest.mark.parametrize("count", [0, 1, 2, 5])
-def test_the_next_item_is_known(count: int) -> None:
-    """It is read ahead; behind the last one there is none."""
+@pytest.mark.parametrize("ahead", [1, 3])
+def test_the_next_items_are_known(count: int, ahead: int) -> None:
+    """They are read ahead; behind the last one there is none."""
     items = list(range(count))
-    assert list(dealing.with_next(items)) == list(zip(items, [*items[1:], None], strict=False))
+    expected = [(one, items[one + 1 : one + 1 + ahead]) for one in items]
+    assert list(dealing.with_next(items, ahead)) == expected
+
+
+def test_whole_archives_are_taken_where_there_are_enough() -> None:
+    """Each is read by one process only; a loose image, or fewer archives, are dealt by number."""
+    lying = ["a", "a", "b", "c", "c", "c"]
+    assert dealing.whole_archives(lying, 3) == [range(2), range(2, 3), range(3, 6)]
+    assert dealing.whole_archives(lying, 4) == dealing.whole_archives([*lying, None], 2) == []
+    assert dealing.whole_archives(lying, 1) == dealing.whole_archives([], 2) == []
 
 
 def test_counters_are_those_of_the_team() -> None:

@@ -24,7 +24,7 @@ from featviz.errors import FeatvizError, StoreError, UsageError
 from featviz.models.load import pick_device
 from featviz.pipeline import processes
 from featviz.pipeline.processes import ALONE, World, parse_shard
-from featviz.records import Shard
+from featviz.records import Sample, Shard
 
 Run = Callable[..., Outcome]
 
@@ -50,9 +50,9 @@ def test_no_shards(text: str, featviz: Run, tiny_file: Path, picture: Path) -> N
 @pytest.mark.parametrize("images", [0, 1, 5, 7, 20])
 def test_shards_are_a_partition(images: int, count: int) -> None:
     """Together all images, none twice, and no share is larger than another by more than one."""
-    samples = [f"{i}.png" for i in range(images)]
-    parts = [Shard(index, count).of(samples) for index in range(count)]  # type: ignore[arg-type]
-    assert sorted(s for part in parts for s in part) == sorted(samples)  # type: ignore[type-var]
+    samples = [Sample(f"{i}.png", (Path(f"{i}.png"),)) for i in range(images)]
+    parts = [Shard(index, count).of(samples) for index in range(count)]
+    assert sorted(s.name for part in parts for s in part) == sorted(s.name for s in samples)
     assert max(map(len, parts)) - min(map(len, parts)) <= 1
 
 

@@ -143,6 +143,7 @@ More examples:
 @opts.overwrite_option("the audit")
 @opts.null_option
 @opts.json_option("audit.json")
+@opts.readers_option
 @opts.timeout_option
 @audit_options
 @opts.input_options

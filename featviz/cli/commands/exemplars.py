@@ -50,6 +50,7 @@ _NAMED = 3
 )
 @opts.batch_size_option
 @opts.shard_option
+@opts.readers_option
 @opts.timeout_option
 @opts.out_option("Write the pictures and exemplars.json into this folder.", "featviz-exemplars")
 @opts.overwrite_option("the exemplars")

@@ -42,6 +42,7 @@ _NAMED = 3
 @run_options.writing_options
 @run_options.limit_options
 @opts.shard_option
+@opts.readers_option
 @opts.timeout_option
 @run_options.pass_options
 @run_options.draw_options
@@ -71,8 +72,10 @@ def command(ctx: click.Context, /, model: str | None, images: Sequence[str], **g
       featviz run net.py:Net scan.png --size 256
     \f
     An archive is a .zip, .tar or .tar.gz; photos.zip::a/b.jpg is one of its
-    images. For a video model, the stills of a folder are one clip, and so is
-    an animation.
+    images, and 'shards-{000..063}.tar' are 64 archives. Each may be a URL:
+    s3://bucket/photos/, gs://, https://, hf:// (with s3fs, gcsfs, aiohttp or
+    huggingface_hub). For a video model, the stills of a folder are one clip,
+    and so is an animation.
 
     \b
     More examples:

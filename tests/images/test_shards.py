@@ -1,0 +1,157 @@
+"""WebDataset shards: what the library `webdataset` reads is what featviz reads."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import tarfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from conftest import Outcome
+from runs import SMALL, complete, make_photos, run_json, tree
+from web_server import WebServer, serving
+
+from featviz.errors import UsageError
+from featviz.files import seeking
+from featviz.images import archives, decode, find
+from featviz.records import Sample, Shard
+from featviz.text import expand_braces
+
+Run = Callable[..., Outcome]
+
+
+def write_shards(folder: Path, shards: int, samples: int) -> Path:
+    """`s-000.tar`, `s-001.tar`, ... of numbered samples: a picture, a label, and a text."""
+    folder.mkdir(parents=True)
+    pictures = make_photos(folder / "pictures", shards * samples)
+    for shard in range(shards):
+        with tarfile.open(folder / f"s-{shard:03d}.tar", "w") as tar:
+            for number in range(shard * samples, (shard + 1) * samples):
+                picture = (pictures / f"{number:02d}.png").read_bytes()
+                parts = {"png": picture, "cls": b"%d" % number, "json": b"{}"}
+                for suffix, content in parts.items():
+                    info = tarfile.TarInfo(f"train/{number:06d}.{suffix}")
+                    info.size = len(content)
+                    tar.addfile(info, io.BytesIO(content))
+    return folder
+
+
+@pytest.fixture
+def shards(tmp_path: Path) -> Path:
+    """Four shards of two samples each."""
+    return write_shards(tmp_path / "shards", 4, 2)
+
+
+@pytest.fixture
+def server(shards: Path) -> Iterator[WebServer]:
+    """The shards on a web server."""
+    pytest.importorskip("aiohttp", reason="images of web servers are read by aiohttp")
+    with serving(shards) as served:
+        yield served
+
+
+def test_shards_are_read_as_webdataset_reads_them(shards: Path, server: WebServer) -> None:
+    """The same keys in the same order with the same bytes, from disk and from a server."""
+    wds = pytest.importorskip("webdataset", reason="webdataset is the oracle")
+    pattern = str(shards / "s-{000..003}.tar")
+    read = wds.WebDataset(pattern, shardshuffle=False)
+    wanted = [(row["__key__"], hashlib.sha256(row["png"]).hexdigest()) for row in read]
+    assert len(wanted) == 8
+    for place in (pattern, f"{server.url}s-{{000..003}}.tar"):
+        samples = find.find_samples([place])
+        found = [(sample.name.removesuffix(".png"), decode.digest(sample)) for sample in samples]
+        assert found == wanted
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("s-{000..011}.tar", "s-{8..11}.tar", "{train,val}-{08..10}.tar", "{3..1}", "plain.tar"),
+        *("a{,b}", "{1}", "{}", "{a/b,c/d}.tar"),
+    ],
+)
+def test_braces_are_what_the_shell_makes_of_them(text: str) -> None:
+    """In the words of `braceexpand`, which webdataset uses."""
+    braceexpand = pytest.importorskip("braceexpand", reason="braceexpand is the oracle")
+    assert expand_braces(text) == list(braceexpand.braceexpand(text))
+
+
+def test_braces_without_an_end_are_refused() -> None:
+    """With the text, before anything is looked for."""
+    with pytest.raises(UsageError, match="stands for more than 100,000 names"):
+        find.find_samples(["s-{0..999999999}.tar"])
+    with pytest.raises(UsageError, match="stands for more than 100,000 names"):
+        find.find_samples(["s-{0..999}-{0..999}.tar"])
+
+
+def test_a_shard_that_is_missing_is_named(shards: Path) -> None:
+    """As any archive is."""
+    with pytest.raises(UsageError, match=r"no image '.*/s-004.tar'"):
+        find.find_samples([str(shards / "s-{000..004}.tar")])
+
+
+def test_a_file_with_braces_in_its_name_is_itself(shards: Path) -> None:
+    """What is there is not taken for a pattern."""
+    odd = shards / "{0..1}.tar"
+    odd.write_bytes((shards / "s-000.tar").read_bytes())
+    assert len(find.find_samples([str(odd)])) == 2
+
+
+def test_keys_that_stand_in_several_shards_are_told_apart(shards: Path) -> None:
+    """By the shard, as images of one name are by their folders."""
+    twice = shards / "more" / "s-000.tar"
+    twice.parent.mkdir()
+    twice.write_bytes((shards / "s-000.tar").read_bytes())
+    samples = find.find_samples([str(shards / "s-000.tar"), str(twice)])
+    assert [sample.name for sample in samples] == [
+        "shards/s-000.tar/train/000000.png",
+        "shards/s-000.tar/train/000001.png",
+        "more/s-000.tar/train/000000.png",
+        "more/s-000.tar/train/000001.png",
+    ]
+
+
+def test_each_process_reads_shards_of_its_own(shards: Path) -> None:
+    """Whole ones, each exactly one process's; with too few of them, every n-th image."""
+    samples = find.find_samples([str(shards / "s-{000..003}.tar")])
+    parts = [Shard(index, 3).of(samples) for index in range(3)]
+    read = [{sample.archive for sample in part} for part in parts]
+    assert [len(archives) for archives in read] == [2, 1, 1]
+    numbers = sorted(n for index in range(3) for n in Shard(index, 3).numbers(samples))
+    assert numbers == list(range(8))
+    assert list(Shard(1, 5).numbers(samples)) == [1, 6]
+    loose = [*samples, Sample("x.png", (Path("x.png"),))]
+    assert list(Shard(1, 3).numbers(loose)) == [1, 4, 7]
+
+
+def test_parts_of_shards_join_to_the_whole(
+    featviz: Run, tiny_file: Path, server: WebServer, tmp_path: Path
+) -> None:
+    """`--shard` and `merge` give the tree of one process, whatever the order of the images in it;
+    a process fetches the images of its own shards only."""
+    base = ("run", tiny_file, *SMALL, f"{server.url}s-{{000..003}}.tar", "--out")
+    assert featviz(*base, tmp_path / "whole").code == 0
+    for part in (1, 2):
+        assert featviz(*base, tmp_path / f"part{part}", "--shard", f"{part}/2").code == 0
+    joined = featviz("merge", tmp_path / "part1", tmp_path / "part2", "--out", tmp_path / "joined")
+    assert joined.code == 0
+    assert tree(tmp_path / "joined") == tree(tmp_path / "whole")
+    assert complete(tmp_path / "part1") == [f"train/{n:06d}.png" for n in (0, 1, 4, 5)]
+    assert run_json(tmp_path / "whole")["images"]["total"] == 8
+
+
+def test_a_shard_is_read_in_blocks_one_after_the_other(
+    server: WebServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once for the names and once for the images, whatever number of images there is."""
+    monkeypatch.setattr(seeking, "BLOCK", 2048)
+    size = (server.root / "s-000.tar").stat().st_size
+    assert size == 10240
+    samples = find.find_samples([f"{server.url}s-000.tar"])
+    archives._remote_file.cache_clear()
+    before = server.seen["/s-000.tar"]
+    assert [decode.decode(sample).size for sample in samples] == [(18, 16)] * 2
+    asked = server.seen["/s-000.tar"] - before
+    assert 2 <= asked <= 1 + -(-size // 2048)

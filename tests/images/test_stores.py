@@ -1,0 +1,191 @@
+"""Images of object stores: a real S3 server on loopback, and fsspec's store in memory."""
+
+from __future__ import annotations
+
+import pickle
+import sys
+import tarfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import pytest
+from conftest import Outcome
+from runs import SMALL, complete, make_photos, run_json, tree
+
+from featviz.errors import UsageError
+from featviz.files import stores
+from featviz.images import decode, find
+
+Run = Callable[..., Outcome]
+
+
+@pytest.fixture(scope="module")
+def bucket() -> Iterator[Any]:
+    """A client of an S3 server that has the bucket `pictures`."""
+    pytest.importorskip("s3fs", reason="s3:// is read by s3fs")
+    server = pytest.importorskip("moto.server", reason="the S3 server of these tests is moto's")
+    import boto3
+
+    with pytest.MonkeyPatch.context() as patch:
+        running = server.ThreadedMotoServer(port=0, verbose=False)
+        running.start()
+        host, port = running.get_host_and_port()
+        patch.setenv("AWS_ENDPOINT_URL", f"http://{host}:{port}")
+        patch.setenv("AWS_ACCESS_KEY_ID", "someone")
+        patch.setenv("AWS_SECRET_ACCESS_KEY", "s3cret")
+        patch.setenv("AWS_DEFAULT_REGION", "us-east-1")
+        client = boto3.client("s3")
+        client.create_bucket(Bucket="pictures")
+        yield client
+        running.stop()
+
+
+@pytest.fixture
+def photos(tmp_path: Path) -> Path:
+    """Three pictures, one in a folder, and a file that is none."""
+    make_photos(tmp_path / "photos", 2)
+    make_photos(tmp_path / "photos" / "sub dir", 1)
+    (tmp_path / "photos" / "notes.txt").write_text("no picture")
+    return tmp_path / "photos"
+
+
+@pytest.fixture(params=["s3://pictures/p/", "memory://p/"])
+def store(request: pytest.FixtureRequest, photos: Path) -> Iterator[str]:
+    """The URL of a folder in a store that holds the photos."""
+    if request.param.startswith("s3"):
+        request.getfixturevalue("bucket")
+    there = fsspec.filesystem(request.param.partition(":")[0], skip_instance_cache=True)
+    for name, content in tree(photos).items():
+        there.pipe_file(f"{request.param}{name}", content)
+    stores._connected.cache_clear()
+    yield request.param
+    there.rm(request.param, recursive=True)
+
+
+def names(*arguments: str) -> list[str]:
+    """Names of the samples that the arguments stand for."""
+    return [sample.name for sample in find.find_samples(arguments)]
+
+
+def test_a_folder_of_a_store_gives_what_the_folder_gives(
+    store: str, featviz: Run, tiny_file: Path, photos: Path, tmp_path: Path
+) -> None:
+    """The same tree byte for byte, and `--resume` keeps it."""
+    base = ("run", tiny_file, *SMALL, "--out")
+    assert featviz(*base, tmp_path / "local", photos).code == 0
+    assert featviz(*base, tmp_path / "far", store, "--readers", 3).code == 0
+    assert tree(tmp_path / "far") == tree(tmp_path / "local")
+    again = featviz(*base, tmp_path / "far", store, "--resume", "--json")
+    assert again.code == 0 and again.out.count('"kept": true') == 3
+
+
+def test_what_a_url_stands_for(store: str) -> None:
+    """Folders with and without a slash, globs as on disk, files, braces; each image once."""
+    assert names(store) == ["00.png", "01.png", "sub dir/00.png"]
+    assert names(store[:-1]) == names(store) == names(store, f"{store}00.png")
+    assert names(f"{store}*/*.png") == ["sub dir/00.png"]
+    assert names(f"{store}**/00.*") == ["00.png", "sub dir/00.png"]
+    assert names(f"{store}sub dir/00.png") == ["00.png"]
+    assert names(f"{store}{{00..01}}.png") == ["00.png", "01.png"]
+    assert names(f"{store}notes.txt") == ["notes.txt"]
+
+
+@pytest.mark.parametrize("url", ["sub/", "*.jpg", "nothing/"])
+def test_where_no_image_is(url: str, store: str) -> None:
+    """A usage error that names the folder or the pattern, as on disk."""
+    with pytest.raises(UsageError, match=r"no images? (in folder|matches) '(s3|memory)://"):
+        names(f"{store}{url}")
+
+
+def test_a_missing_or_broken_object_is_a_failed_image(
+    store: str, featviz: Run, tiny_file: Path, tmp_path: Path
+) -> None:
+    """Exit code 3, and the others are complete."""
+    urls = [f"{store}{name}" for name in ("00.png", "gone.png", "notes.txt")]
+    done = featviz("run", tiny_file, *SMALL, *urls, "--out", tmp_path / "out")
+    assert done.code == 3 and complete(tmp_path / "out") == ["00.png"]
+    errors = {row["image"]: row["error"] for row in run_json(tmp_path / "out")["failures"]}
+    assert errors == {
+        "gone.png": "gone.png cannot be read: there is no such file in the store",
+        "notes.txt": "notes.txt is no image that Pillow can read",
+    }
+
+
+@pytest.mark.parametrize("suffix", ["tar", "tar.gz", "zip"])
+def test_an_archive_in_a_store_gives_what_the_archive_gives(
+    suffix: str, store: str, photos: Path, tmp_path: Path
+) -> None:
+    """The same names and bytes, whole and one member alone, and after a change of process."""
+    import shutil
+
+    kind = {"tar": "tar", "tar.gz": "gztar", "zip": "zip"}[suffix]
+    near = Path(shutil.make_archive(str(tmp_path / "a"), kind, photos))
+    far = f"{store}a.{suffix}"
+    there = fsspec.filesystem(store.partition(":")[0])
+    there.pipe_file(far, near.read_bytes())
+    here = find.find_samples([str(near)])
+    found = pickle.loads(pickle.dumps(find.find_samples([far])))
+    assert [sample.name for sample in found] == [sample.name for sample in here]
+    assert list(map(decode.digest, found)) == list(map(decode.digest, here))
+    assert names(f"{far}::sub dir/00.png") == ["sub dir/00.png"]
+    with pytest.raises(UsageError, match="nothing in the archive is called so"):
+        names(f"{far}::sub dir/09.png")
+
+
+def test_keys_that_are_no_names_of_files(bucket: Any, photos: Path) -> None:
+    """`..` is left out of a listing, a folder's marker is none of its files, and what looks like
+    a URL or a member is read as the object that it is."""
+    content = (photos / "00.png").read_bytes()
+    keys = ["k/", "k/../x.png", "k/a:b.png", "k/file:::x.png", "k/p.tar::file:/etc/y.png"]
+    for key in keys:
+        bucket.put_object(Bucket="pictures", Key=key, Body=content)
+    samples = find.find_samples(["s3://pictures/k/"])
+    assert [s.name for s in samples] == ["a:b.png", "file:::x.png", "p.tar::file:/etc/y.png"]
+    assert {decode.decode(sample).size for sample in samples} == {(18, 16)}
+
+
+def test_a_list_on_stdin_has_urls(
+    shell: Run, tiny_file: Path, photos: Path, tmp_path: Path
+) -> None:
+    """A file:// URL is the file on this machine, beside plain paths."""
+    listed = f"{photos / '00.png'}\nfile://{photos / '01.png'}\n".encode()
+    done = shell("run", tiny_file, *SMALL, "-", "--out", tmp_path / "out", stdin=listed)
+    assert done.code == 0 and complete(tmp_path / "out") == ["00.png", "01.png"]
+
+
+def test_file_urls_are_what_their_paths_are(photos: Path) -> None:
+    """Percent signs are read, and the samples are those of the path."""
+    urls = [f"file://{photos}", f"file://{photos}/sub%20dir/00.png"]
+    paths = [str(photos), str(photos / "sub dir/00.png")]
+    assert find.find_samples(urls) == find.find_samples(paths)
+
+
+def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the command that installs it."""
+    monkeypatch.setitem(sys.modules, "gcsfs", None)
+    with pytest.raises(UsageError, match="gs:// needs the package gcsfs") as raised:
+        names("gs://bucket/a.png")
+    assert raised.value.hint == "pip install gcsfs"
+
+
+def test_clips_of_a_store_are_folders(store: str, photos: Path) -> None:
+    """Frames of one folder are one clip, as on disk."""
+    from featviz.images import group
+
+    far = group.clips(find.find_samples([store]))
+    near = group.clips(find.find_samples([str(photos)]))
+    assert [len(sample.paths) for sample in far] == [len(sample.paths) for sample in near] == [2, 1]
+    assert far[1].name == near[1].name == "sub dir"
+
+
+def test_a_tar_that_is_cut_off_is_one_line(store: str, photos: Path, tmp_path: Path) -> None:
+    """As on disk: the archive is named, and the reason."""
+    path = tmp_path / "a.tar"
+    with tarfile.open(path, "w") as tar:
+        tar.add(photos, "p")
+    whole = path.read_bytes()
+    fsspec.filesystem(store.partition(":")[0]).pipe_file(f"{store}a.tar", whole[:3000])
+    with pytest.raises(UsageError, match=r"archive '(s3|memory)://.*a\.tar' cannot be read"):
+        names(f"{store}a.tar")

@@ -1,0 +1,290 @@
+"""Images of web servers: as from disk, and what a faulty or hostile server can do."""
+
+from __future__ import annotations
+
+import tarfile
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from threading import Barrier
+
+import pytest
+from conftest import Outcome
+from runs import SMALL, complete, make_photos, run_json, tree
+from web_server import (
+    Visit,
+    WebServer,
+    at_first,
+    dripping,
+    endless,
+    file_of,
+    guarded,
+    page,
+    redirected,
+    serving,
+    silent,
+    truncated,
+    unavailable,
+)
+
+from featviz.errors import FeatvizError, FileError, ImageError, UsageError
+from featviz.files import fetch, listing, stores
+from featviz.images import archives, decode, find
+
+pytest.importorskip("aiohttp", reason="images of web servers are read by aiohttp")
+
+Run = Callable[..., Outcome]
+
+
+@pytest.fixture
+def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[WebServer]:
+    """A server of three pictures, one in a folder; clients wait for a short time only."""
+    make_photos(tmp_path / "web", 2)
+    make_photos(tmp_path / "web" / "sub dir", 1)
+    monkeypatch.setattr(fetch, "FIRST_WAIT", 0.001)
+    monkeypatch.setattr(stores, "SILENCE", 0.5)
+    stores._connected.cache_clear()
+    with serving(tmp_path / "web") as served:
+        yield served
+    stores._connected.cache_clear()
+
+
+def failure(url: str) -> str:
+    """What is said of an image that cannot be read."""
+    (sample,) = find.find_samples([url])
+    with pytest.raises(ImageError) as raised:
+        decode.decode(sample)
+    return raised.value.message
+
+
+def test_a_folder_of_a_server_gives_what_the_folder_gives(
+    featviz: Run, tiny_file: Path, server: WebServer, tmp_path: Path
+) -> None:
+    """The same tree byte for byte, with one reader and with many."""
+    base = ("run", tiny_file, *SMALL, "--out")
+    assert featviz(*base, tmp_path / "local", server.root).code == 0
+    assert complete(tmp_path / "local") == ["00.png", "01.png", "sub dir/00.png"]
+    for readers in ("1", "5"):
+        out = tmp_path / f"by-{readers}"
+        assert featviz(*base, out, server.url, "--readers", readers).code == 0
+        assert tree(out) == tree(tmp_path / "local")
+
+
+def test_nothing_is_written_but_the_run(
+    featviz: Run,
+    tiny_file: Path,
+    server: WebServer,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Neither into the temporary folder nor into the current one."""
+    places = [tmp_path / "temporary", tmp_path / "current"]
+    for place in places:
+        place.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(places[0]))
+    monkeypatch.chdir(places[1])
+    assert featviz("run", tiny_file, *SMALL, server.url, "--out", tmp_path / "out").code == 0
+    assert [list(place.iterdir()) for place in places] == [[], []]
+
+
+@pytest.mark.parametrize("fault", [unavailable, truncated, silent])
+def test_a_fault_that_passes_is_not_seen(fault: Callable[[Visit], None], server: WebServer) -> None:
+    """The image is there at the third attempt, and is asked for no more often."""
+    server.plan["/00.png"] = at_first(2, fault)
+    (sample,) = find.find_samples([f"{server.url}00.png"])
+    assert decode.decode(sample).size == (18, 16)
+    assert server.seen["/00.png"] == 3
+
+
+@pytest.mark.parametrize(
+    ("fault", "words"),
+    [
+        (unavailable, "cannot be read: the server answers 503 Service Unavailable (4 attempts)"),
+        (silent, "cannot be read: the store did not answer in time (4 attempts)"),
+        (truncated, "(4 attempts)"),
+        (redirected("file:///etc/passwd"), "(4 attempts)"),
+        (redirected("simplecache::file:///etc/passwd"), "(4 attempts)"),
+    ],
+)
+def test_a_fault_that_stays_is_one_failed_image(
+    fault: Callable[[Visit], None],
+    words: str,
+    featviz: Run,
+    tiny_file: Path,
+    server: WebServer,
+    tmp_path: Path,
+) -> None:
+    """Exit code 3 as for broken files on disk: the others are complete, and run.json says why."""
+    server.plan["/00.png"] = fault
+    done = featviz("run", tiny_file, *SMALL, server.url, "--out", tmp_path / "out")
+    assert done.code == 3 and words in done.err
+    assert complete(tmp_path / "out") == ["01.png", "sub dir/00.png"]
+    (failed,) = run_json(tmp_path / "out")["failures"]
+    assert failed["image"] == "00.png" and words in failed["error"]
+    assert "root:" not in str(tree(tmp_path / "out"))
+
+
+@pytest.mark.parametrize(
+    ("status", "times", "words"),
+    [
+        (404, 1, "there is no such file in the store"),
+        (403, 1, "the store refuses access: are the credentials there?"),
+        (410, 1, "the server answers 410 Gone"),
+        (429, 4, "the server answers 429 Too Many Requests (4 attempts)"),
+        (500, 4, "the server answers 500 Internal Server Error (4 attempts)"),
+    ],
+)
+def test_what_will_not_change_is_asked_for_once(
+    status: int, times: int, words: str, server: WebServer
+) -> None:
+    """Errors of the request end at once; those of the moment are tried again."""
+    server.plan["/00.png"] = lambda visit: visit.send(b"", status)
+    assert failure(f"{server.url}00.png") == f"00.png cannot be read: {words}"
+    assert server.seen["/00.png"] == times
+
+
+def test_an_endless_body_is_cut_off(server: WebServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At the size that no image has, at the first attempt; the connection is closed."""
+    monkeypatch.setattr(archives, "MAX_FILE_BYTES", 2**20)
+    server.plan["/00.png"] = endless
+    assert "more than the 1048576 bytes" in failure(f"{server.url}00.png")
+    assert server.hung_up.wait(10) and server.seen["/00.png"] == 1
+
+
+def test_a_body_that_drips_ends_with_patience(
+    server: WebServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each byte comes in time, and the whole does not."""
+    monkeypatch.setattr(fetch, "PATIENCE", 0.3)
+    server.plan["/00.png"] = dripping
+    assert failure(f"{server.url}00.png").endswith("the store did not answer in time")
+
+
+def test_a_body_longer_than_its_length_is_read_as_far_as_the_length(server: WebServer) -> None:
+    """What follows is not taken for a part of the image."""
+    server.plan["/00.png"] = lambda visit: visit.send(b"\x89PNG\r\n" * 100, length=6)
+    assert "00.png" in failure(f"{server.url}00.png")
+
+
+def test_a_redirect_within_the_web_is_followed(server: WebServer) -> None:
+    """The name is that of the URL which was given."""
+    server.plan["/old.png"] = redirected("/00.png")
+    (sample,) = find.find_samples([f"{server.url}old.png"])
+    assert sample.name == "old.png" and decode.decode(sample).size == (18, 16)
+
+
+def test_credentials_are_used_and_never_shown(
+    featviz: Run, tiny_file: Path, server: WebServer, tmp_path: Path
+) -> None:
+    """Neither in the tree, nor in any message, whether the image is read or not."""
+    server.plan["/00.png"] = guarded("ann", "pa55word")
+    server.plan["/01.png"] = unavailable
+    urls = [f"http://ann:pa55word@{server.address}/0{n}.png?token=t0ps3cret" for n in (0, 1, 7)]
+    done = featviz("run", tiny_file, *SMALL, *urls, "--out", tmp_path / "out", "-v")
+    assert done.code == 3 and complete(tmp_path / "out") == ["00.png"]
+    bad = featviz("run", tiny_file, f"{urls[0]}::x", f"{urls[1]}/", "--out", tmp_path / "other")
+    assert bad.code == 2
+    everything = f"{done.out}{done.err}{bad.out}{bad.err}{tree(tmp_path / 'out')}"
+    assert [word for word in ("pa55word", "t0ps3cret") if word in everything] == []
+
+
+def test_links_that_lead_elsewhere_are_not_followed(server: WebServer) -> None:
+    """Only what lies below the folder counts, by names that cannot leave it."""
+    evil = ("file:///etc/a.png", "../a.png", "%2e%2e/a.png", "%2e%2e%2fa.png", "//other/a.png")
+    more = ("http://other.invalid/a.png", "?C=N;O=D", "/a.png", "./", "sub%20dir/", "#a.png")
+    server.plan["/"] = lambda visit: visit.send(b"", 404)
+    server.plan["/f/"] = page(*evil, *more, "01.png", f"{server.url}f/00.png", ".hidden.png")
+    server.plan["/f/sub%20dir/"] = page("../01.png", "/f/sub%20dir/02.png", "../")
+    names = [sample.name for sample in find.find_samples([f"{server.url}f/"])]
+    assert names == ["00.png", "01.png", "sub dir/02.png"]
+
+
+def test_folders_without_an_end_are_refused(
+    server: WebServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Deep ones are searched so far, wide ones end with one line."""
+    server.plan |= {"/deep/" + "a/" * n: page("a/", "0.png") for n in range(listing.DEEPEST + 9)}
+    assert len(find.find_samples([f"{server.url}deep/"])) == listing.DEEPEST
+    monkeypatch.setattr(listing, "MOST_FOLDERS", 20)
+    with pytest.raises(FileError, match=r"deep.* has no end: 21 folders were searched"):
+        find.find_samples([f"{server.url}deep/"])
+
+
+def test_a_page_without_an_end_is_refused(
+    server: WebServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is read as far as a page may be long."""
+    monkeypatch.setattr(listing, "SMALL", 2**20)
+    server.plan["/f/"] = endless
+    with pytest.raises(FileError, match="/f/: it has more than the 1048576 bytes"):
+        find.find_samples([f"{server.url}f/"])
+
+
+def test_readers_read_at_the_same_time(
+    featviz: Run,
+    tiny_file: Path,
+    server: WebServer,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """With --readers 3, three requests are under way at once: each waits for the others."""
+    make_photos(server.root / "many", 4)
+    meeting = Barrier(3)
+
+    def answer(visit: Visit) -> None:
+        meeting.wait(20)
+        file_of(visit)
+
+    server.plan |= {f"/many/0{number}.png": answer for number in (1, 2, 3)}
+    monkeypatch.setattr(stores, "SILENCE", 30)
+    stores._connected.cache_clear()
+    out = tmp_path / "out"
+    done = featviz("run", tiny_file, *SMALL, f"{server.url}many/", "--readers", 3, "--out", out)
+    assert done.code == 0 and len(complete(out)) == 4
+
+
+def test_an_archive_of_a_server_is_read_in_parts(server: WebServer, tmp_path: Path) -> None:
+    """The same images as from disk, and a server that gives no parts is told apart."""
+    with tarfile.open(server.root / "p.tar", "w") as tar:
+        tar.add(server.root / "sub dir", "s")
+    (near,), (far,) = (find.find_samples([f"{at}/p.tar"]) for at in (server.root, server.url[:-1]))
+    assert near.name == far.name == "s/00.png"
+    assert decode.digest(near) == decode.digest(far)
+    whole = (server.root / "p.tar").read_bytes()
+    server.plan["/q.tar"] = lambda visit: visit.send(whole)
+    with pytest.raises(UsageError, match="the server gives no parts of files"):
+        find.find_samples([f"{server.url}q.tar"])
+
+
+def test_images_without_names_are_numbered(server: WebServer) -> None:
+    """Those that differ in the query alone are as many images."""
+    make_photos(server.root / "get", 1)
+    (server.root / "image").write_bytes((server.root / "00.png").read_bytes())
+    samples = find.find_samples([f"{server.url}image?id={number}" for number in range(2)])
+    assert [sample.name for sample in samples] == ["1/image", "2/image"]
+    assert [decode.decode(sample).size for sample in samples] == [(18, 16)] * 2
+
+
+@pytest.mark.parametrize(
+    ("url", "words", "hint"),
+    [
+        ("simplecache::http://h/a.png", "chains protocols", "the last URL alone"),
+        ("http://h/a.png::file:///etc/passwd", "chains protocols", "the last URL alone"),
+        ("foo://h/a.png", "foo:// is no store", "s3://bucket/photos/"),
+        ("reference://h/a.png", "reference:// is no store", "s3://bucket/photos/"),
+        ("file://host/a.png", "a file of the machine 'host'", "three slashes"),
+    ],
+)
+def test_urls_that_are_refused(url: str, words: str, hint: str) -> None:
+    """One line with the URL and the remedy; nothing is asked for."""
+    with pytest.raises(FeatvizError) as raised:
+        find.find_samples([url])
+    assert words in raised.value.message and hint in str(raised.value.hint)
+
+
+def test_messages_of_libraries_are_scrubbed() -> None:
+    """User, password and query go, the rest stays."""
+    text = "GET 'https://ann:pw@h/a.png?X-Amz-Signature=abc' failed"
+    assert stores.scrubbed(text) == "GET 'https://h/a.png' failed"
+    remote = stores.at("https://ann:pw@h/a%20b.png?sig=abc")
+    assert f"{remote} {remote!r}" == "https://h/a b.png Remote('https://h/a b.png')"
