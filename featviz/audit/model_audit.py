@@ -167,13 +167,24 @@ def examine(
     if not team.first:
         return None
     rows = judged_rows(chosen, counted, asked.thresholds)
-    layers = list(rows.values())
+    document = documented(visit, chosen, counted, rows)
+    _warn(chosen, counted, document)
+    tables = {call.label: tally.stats.table() for call, tally in counted.tallies.items()}
+    sheets = _line_up(chosen, counted, rows, asked.max_suspects)
+    drawn = list(draw_suspects(model, chosen, sheets, samples, asked.inputs))
+    return Examined(document, tables, drawn)
+
+
+def documented(
+    visit: ModelVisit, chosen: AuditPlan, counted: Census, rows: Mapping[AuditTarget, Row]
+) -> dict[str, Any]:
+    """The content of audit.json, without the pictures."""
+    layers, asked = list(rows.values()), visit.asked
     skipped = [(skip.layer, skip.reason) for skip in chosen.skipped]
     skipped += [(call.label, reason) for call, reason in counted.faults.items()]
-    _warn(chosen, counted, layers, skipped)
     cut = find_prunable(chosen, [(t, row["findings"].get("dead", ())) for t, row in rows.items()])
-    document = {
-        **_record(model, asked),
+    return {
+        **_record(visit.model, asked),
         "images": visit.as_json(),
         "layers": layers,
         "total": totals(layers),
@@ -183,10 +194,6 @@ def examine(
         "not_prunable": dict(cut.refused),
         "verify": visit.verify(chosen, cut) if asked.verify else None,
     }
-    tables = {call.label: tally.stats.table() for call, tally in counted.tallies.items()}
-    sheets = _line_up(chosen, counted, rows, asked.max_suspects)
-    drawn = list(draw_suspects(model, chosen, sheets, samples, asked.inputs))
-    return Examined(document, tables, drawn)
 
 
 def _record(model: LoadedModel, asked: AuditRequest) -> dict[str, Any]:
@@ -200,20 +207,15 @@ def _record(model: LoadedModel, asked: AuditRequest) -> dict[str, Any]:
     }
 
 
-def _warn(
-    chosen: AuditPlan,
-    counted: Census,
-    layers: Sequence[Row],
-    skipped: Sequence[tuple[str, str]],
-) -> None:
+def _warn(chosen: AuditPlan, counted: Census, document: Mapping[str, Any]) -> None:
     """Say what was asked for and could not be looked at, or not be judged."""
     activations = {t.spot.call.label for t in chosen.targets if t.spot.activation is not None}
     refused = [
         f"{row['label']} ({row['not_judged']['dead']})"
-        for row in layers
+        for row in document["layers"]
         if row["not_judged"] and row["label"] not in activations
     ]
-    _name("skipped", [f"{layer} ({reason})" for layer, reason in skipped])
+    _name("skipped", ["{layer} ({reason})".format(**row) for row in document["skipped"]])
     _name("never ran", chosen.never_ran)
     _name("not judged for dead", refused)
     _name("calls that a blank image does not cause, not counted", sorted(counted.unforeseen))

@@ -39,18 +39,21 @@ class Session:
         fingerprint: str,
         report: Callable[[ImageResult], None],
         board: Board | None = None,
+        books: dict[tuple[int, ...], HintBook] | None = None,
     ) -> None:
         """Begin with the bases that all images share, if they do.
 
         Args:
             fingerprint: of the model and the options, for the manifests.
             report: called with each image when its files are written, or when it has failed.
+            books: hint books by shape of the input, which an earlier session of the same model has
+                begun; they are added to.
         """
         self.prepared, self.store, self.fingerprint = prepared, store, fingerprint
         self.report, self.board = report, board
         self._drawer = Drawer(prepared.options.draw, read_bases(store, prepared.options))
         self._steps = {sample.name: step for step, sample in enumerate(prepared.samples)}
-        self._books: dict[tuple[int, ...], HintBook] = {}
+        self._books = {} if books is None else books
         """Hint books by shape of the input."""
         self._pending: ImageRun | None = None
         self.ahead = ReadAhead(self._read)

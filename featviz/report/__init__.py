@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import gc
 import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from featviz.errors import StoreError, UsageError
-from featviz.report import excited, pages, shrinking, views
-from featviz.report.links import FolderLinks, PackedLinks
+from featviz.report import excited, pages, series, shrinking, views
+from featviz.report.links import FolderLinks, Links, PackedLinks
 from featviz.report.words import megabytes
 from featviz.rundir import (
     INPUT_FILE,
+    REPORT,
     REPORT_FILE,
     REPORT_ZIP,
     archive,
@@ -28,6 +30,7 @@ from featviz.rundir.image import ReadImage
 from featviz.rundir.kernels import read_kernels
 from featviz.rundir.read import ReadRun, read_audit, read_run
 from featviz.rundir.schema import Audit
+from featviz.rundir.series import read_steps
 
 MOST_BYTES = 25_000_000
 """Bytes of a report in one file, where nothing else is asked for: what usual mail servers take."""
@@ -36,6 +39,12 @@ _ATTEMPTS = 5
 
 _OVERHEAD = 4 / 3
 """Base64."""
+
+_OF_ONE_RUN = ("compare", "kernels", "exemplars", "audit")
+"""Options that the report of a series does not take."""
+
+_Render = Callable[[Links], Iterator[tuple[str, str]]]
+"""Yields the name and text of each file of a report."""
 
 
 @dataclass(frozen=True)
@@ -73,7 +82,7 @@ class ReportResult:
 
 
 def build_report(root: Path, options: ReportOptions) -> ReportResult:
-    """Write the report of a run.
+    """Write the report of a run, or of a series of runs.
 
     Raises:
         StoreError: `root` or `compare` is no run, or is damaged while it is read; what is in the
@@ -81,6 +90,8 @@ def build_report(root: Path, options: ReportOptions) -> ReportResult:
     """
     if options.zip and options.single_file:
         raise UsageError("--zip and --single-file are two forms", "give one of them")
+    if read_steps(root):
+        return _build_series(root, options)
     with _uncollected():
         run = read_run(root)
         other = None if options.compare is None else read_run(options.compare)
@@ -92,7 +103,8 @@ def build_report(root: Path, options: ReportOptions) -> ReportResult:
         if options.single_file:
             return _write_single(run, other, beside, options)
         write = _write_zip if options.zip else _write_folder
-        page, written = write(beside.arrange(run, other), options)
+        render = partial(pages.render_folder, beside.arrange(run, other))
+        page, written = write(render, root, options)
     return ReportResult(page, tuple(written), run.left_out)
 
 
@@ -121,25 +133,46 @@ def _frozen() -> Iterator[None]:
         gc.unfreeze()
 
 
-def _write_folder(arranged: views.ReportViews, options: ReportOptions) -> tuple[Path, list[Path]]:
-    out = options.out or arranged.run.root / "report"
+def _build_series(root: Path, options: ReportOptions) -> ReportResult:
+    """The report of a folder with a run for each training step."""
+    series.check_alone({name: getattr(options, name) for name in _OF_ONE_RUN})
+    shown = series.read_series(root)
+    if not options.single_file:
+        write = _write_zip if options.zip else _write_folder
+        page, written = write(partial(series.render_folder, shown), root, options)
+        return ReportResult(page, tuple(written), shown.left_out)
+    out = _free_page(root, options)
+    content = _encoded(series.render_single(shown))
+    if len(content) > options.max_size:
+        raise StoreError(
+            f"the report has {megabytes(len(content))}, and one file is to have at most "
+            f"{megabytes(options.max_size)}",
+            "--zip packs it, --max-size allows more",
+        )
+    with atomic(out) as file:
+        file.write(content)
+    return ReportResult(out, (out,), shown.left_out)
+
+
+def _write_folder(render: _Render, root: Path, options: ReportOptions) -> tuple[Path, list[Path]]:
+    out = options.out or root / REPORT
     destination.check_free(out, destination.REPORT_FOLDER, overwrite=True)
     written = []
     with destination.replacing(out, destination.REPORT_FOLDER) as folder:
-        for name, text in pages.render_folder(arranged, FolderLinks(out.absolute())):
+        for name, text in render(FolderLinks(out.absolute())):
             (folder / name).write_bytes(_encoded(text))
             written.append(out / name)
     return out / "index.html", written
 
 
-def _write_zip(arranged: views.ReportViews, options: ReportOptions) -> tuple[Path, list[Path]]:
+def _write_zip(render: _Render, root: Path, options: ReportOptions) -> tuple[Path, list[Path]]:
     """The pages and the pictures that they show, in one file that is to be unpacked."""
-    out = options.out or arranged.run.root / REPORT_ZIP
+    out = options.out or root / REPORT_ZIP
     if out.exists() and not ownership.is_archive_of_report(out):
         raise _taken(out)
     links = PackedLinks()
     with atomic(out) as file, zipfile.ZipFile(file, "w") as packed:
-        for name, text in pages.render_folder(arranged, links):
+        for name, text in render(links):
             archive.add(packed, name, _encoded(text), compress=True)
         for name, view in links.pictures.items():
             archive.add(packed, name, view.image.content(view.file), compress=False)
@@ -170,9 +203,7 @@ def _write_single(
     run: ReadRun, other: ReadRun | None, beside: _Beside, options: ReportOptions
 ) -> ReportResult:
     """One file, with as many tiles of each layer as it has room for."""
-    out = options.out or run.root / REPORT_FILE
-    if out.exists() and not ownership.is_page(out):
-        raise _taken(out)
+    out = _free_page(run.root, options)
     runs = [one for one in (run, other) if one is not None]
     for tiles, room in _attempts(runs, options.max_size):
         shown = runs
@@ -202,6 +233,18 @@ def _attempts(runs: list[ReadRun], most: int) -> Iterator[tuple[int | None, list
         if room[-1] < 0 or tiles < min(shrinking.FEWEST, all_tiles):
             return
         yield (None if tiles == all_tiles else tiles), room
+
+
+def _free_page(root: Path, options: ReportOptions) -> Path:
+    """Where a report of one file goes.
+
+    Raises:
+        StoreError: something that is no report is there.
+    """
+    out = options.out or root / REPORT_FILE
+    if out.exists() and not ownership.is_page(out):
+        raise _taken(out)
+    return out
 
 
 def _taken(out: Path) -> StoreError:

@@ -42,6 +42,7 @@ from featviz.rundir import (
     REPORT_FILE,
     REPORT_ZIP,
     RUN_FILE,
+    SERIES_ASSETS,
     STATS_FILE,
     atomic,
 )
@@ -147,7 +148,7 @@ def of_run(root: Path) -> Claim | None:
         return None
     report = _report_files(root / REPORT)
     bases = bool(record["options"].get("shared_basis"))
-    known = {RUN_FILE, *([BASES_FILE] if bases else [])}
+    known = {RUN_FILE, *([BASES_FILE] if bases else []), *_audit_files(root)}
     if _is_page(root, REPORT_FILE):
         known.add(REPORT_FILE)
     if is_archive_of_report(root / REPORT_ZIP):
@@ -356,7 +357,7 @@ def _report_files(root: Path) -> Owns:
     """Files of a report, by name, and by how they begin."""
 
     def owns(way: str) -> bool:
-        if way in REPORT_ASSETS:
+        if way in REPORT_ASSETS or way in SERIES_ASSETS:
             return _is_page(root, INDEX_FILE)
         if _REPORT_FILE.fullmatch(way) is None:
             return False

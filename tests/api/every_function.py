@@ -43,5 +43,20 @@ def use_all(folder: Path) -> list[str]:
     report = fv.report(written, single_file=True, out=folder / "maps.html")
     assert listed.rows[1].selected and counted.totals.macs and audit.exit_code == 0
     assert difference.equal and report.page.is_file() and best.sheet(best.layers[0]).width
-    everything = [result, written, fed, listed, counted, kernels, audit, best, difference, report]
+    with fv.Watcher(model, [photo, tensor], nn.Conv2d, 1, folder / "series", size=16) as watcher:
+        step: Path | None = watcher.step()
+    assert step is not None and fv.report(folder / "series").page.is_file()
+    everything = [
+        watcher,
+        result,
+        written,
+        fed,
+        listed,
+        counted,
+        kernels,
+        audit,
+        best,
+        difference,
+        report,
+    ]
     return [repr(one) for one in everything]
