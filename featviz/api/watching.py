@@ -243,11 +243,13 @@ class _Work:
         tensor = next(iter([*module.parameters(), *module.buffers()]), torch.empty(0))
         source = {"kind": "module", "type": type(module).__name__, "step": step}
         model = replace(self._model, device=tensor.device, source=source)
-        if self._feeding == Feeding():
-            yield model
-            return
-        with fed(model, self._inputs, self._feeding.transform, self._feeding.further) as loaded:
-            yield loaded
+        with _in_its_precision(module, tensor.dtype):
+            if self._feeding == Feeding():
+                yield model
+                return
+            given = self._feeding.transform, self._feeding.further
+            with fed(model, self._inputs, *given) as loaded:
+                yield loaded
 
 
 def _scalars(document: Mapping[str, Any]) -> dict[str, float]:
@@ -257,6 +259,27 @@ def _scalars(document: Mapping[str, Any]) -> dict[str, float]:
         for row in document["layers"]
         for finding, channels in row["findings"].items()
     }
+
+
+@contextmanager
+def _in_its_precision(module: nn.Module, dtype: torch.dtype) -> Iterator[None]:
+    """Let a model of half or double precision take images, which are float32."""
+
+    def cast(module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        return tuple(a.to(dtype) if _is_single(a) else a for a in args)
+
+    if not dtype.is_floating_point or dtype == torch.float32:
+        yield
+        return
+    hook = module.register_forward_pre_hook(cast)
+    try:
+        yield
+    finally:
+        hook.remove()
+
+
+def _is_single(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.dtype == torch.float32
 
 
 @contextmanager

@@ -302,7 +302,7 @@ def test_steps_that_are_left_out_do_not_matter(tmp_path: Path) -> None:
     ]  # fmt: skip
 
 
-def test_a_model_of_bfloat16_and_a_transform(tmp_path: Path) -> None:
+def test_a_transform_feeds_the_model(tmp_path: Path) -> None:
     """The caller's own transform feeds it, and is gone while the model is trained."""
     model = network().bfloat16()
     pixels = digits()[0].bfloat16()
@@ -316,6 +316,16 @@ def test_a_model_of_bfloat16_and_a_transform(tmp_path: Path) -> None:
     stats = read_run(tmp_path / "s" / "step-000001").images["00-5.png"].stats()
     expected = model[0](pixels[:1]).float().amax((0, 2, 3)).detach().numpy()
     assert np.allclose(next(iter(stats.values()))[:, 1], expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
+def test_a_model_of_another_precision(tmp_path: Path, dtype: torch.dtype) -> None:
+    """Images are float32; the model gets its own, and keeps no hook."""
+    model = network().to(dtype)
+    with fv.Watcher(model, SHOWN, "Conv2d", 1, tmp_path / "s") as watcher:
+        assert watcher.step() is not None
+    assert len(read_run(tmp_path / "s" / "step-000001").images) == 2
+    assert not model._forward_pre_hooks
 
 
 def test_a_closed_watcher_writes_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
