@@ -27,6 +27,8 @@ from featviz.text import quoted
 
 _LEFT, _WIDTH, _TOP, _HEIGHT = 6.0, 308.0, 6.0, 52.0
 """Where the curves of a chart lie, in pixels."""
+_ROOM = 40.0
+"""Pixels at the right of them for the numbers of the scale."""
 
 Key = tuple[int, str, str]
 """What identifies a tensor: the position of its layer, its label, and the stem of its file."""
@@ -231,7 +233,7 @@ def _document(views: SeriesViews, links: Links, inside: Mapping[str, Markup] | N
     engine = templates()
     engine.globals |= {"links": links, "home": links.page(RUN_PAGE), "words": words}
     engine.globals |= {"model": views.model}
-    chart = {"left": _LEFT, "width": _WIDTH, "top": _TOP, "height": _HEIGHT}
+    chart = {"left": _LEFT, "width": _WIDTH, "top": _TOP, "height": _HEIGHT, "room": _ROOM}
     article = fill(engine, "series", views=views, name=real(views.root).name, box=chart)
     page: dict[str, Any] = {
         "id": RUN_PAGE,

@@ -93,6 +93,13 @@ def test_the_training_is_as_if_nobody_watched(
     assert [row.layer for row in rows] == ["0.0", "0.2", "1", "3"]
 
 
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU here")
+def test_the_training_on_a_gpu_is_as_if_nobody_watched(tmp_path: Path) -> None:
+    """Dropout's random numbers are those of the GPU's own generator."""
+    alone = train(moody_network().cuda(), 6)
+    assert same(alone, watch(moody_network().cuda(), tmp_path / "s", 6))
+
+
 def test_a_failing_forward_pass_leaves_the_model_as_it_was(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -51,16 +51,17 @@ def moody_network() -> nn.Sequential:
 def train(
     model: nn.Module, steps: int, after: Callable[[], object] = lambda: None, cast: bool = False
 ) -> list[Any]:
-    """Train on the CPU; all that must not depend on whether somebody watches.
+    """Train where the model is; all that must not depend on whether somebody watches.
 
     Args:
         after: called behind each step of the optimizer.
         cast: whether the whole loop runs under autocast.
     """
-    pixels, labels = digits()
+    device = next(model.parameters()).device
+    pixels, labels = (tensor.to(device) for tensor in digits())
     optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-2)
     torch.manual_seed(7)
-    with torch.autocast("cpu", torch.bfloat16, enabled=cast):
+    with torch.autocast(device.type, torch.bfloat16, enabled=cast):
         for _ in range(steps):
             chosen = torch.randint(0, len(labels), (8,))
             loss = nn.functional.cross_entropy(model(pixels[chosen]), labels[chosen])
@@ -78,7 +79,8 @@ def state_of(model: nn.Module) -> list[Any]:
     flags = [
         (m.training, len(m._forward_hooks), len(m._forward_pre_hooks)) for m in model.modules()
     ]
-    return [parameters, buffers, flags, torch.get_rng_state()]
+    rng = [torch.get_rng_state(), *torch.cuda.get_rng_state_all()]
+    return [parameters, buffers, flags, rng]
 
 
 def same(one: Any, other: Any) -> bool:
