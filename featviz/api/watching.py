@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
-from dataclasses import replace
+from collections.abc import Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Unpack
@@ -15,18 +14,19 @@ from torch import nn
 
 from featviz.api.keywords import Layers, Picture, WatchKeywords
 from featviz.api.lending import Feeding, as_files, check_module, selectors
+from featviz.api.stepping import StepWriter
 from featviz.api.words import keyword_errors, of_keywords
-from featviz.audit.health import HealthCheck
 from featviz.drawing import tensorboard as boards
-from featviz.drawing.tensorboard import Board
-from featviz.errors import FeatvizError, ForwardError, UsageError
-from featviz.models.load import LoadedModel, adopt, fed
+from featviz.errors import FeatvizError, UsageError
 from featviz.pipeline.keywords import read_keywords
-from featviz.pipeline.options import RunOptions
-from featviz.pipeline.series import SeriesDrawer
 from featviz.records.checking import no_option
-from featviz.rundir import destination
-from featviz.rundir.series import check_series, read_steps, remove_steps, step_folder
+from featviz.rundir.series import (
+    check_series,
+    read_steps,
+    removable,
+    remove_steps,
+    step_folder,
+)
 from featviz.text import listed, quoted
 
 log = logging.getLogger(__name__)
@@ -68,9 +68,10 @@ class Watcher:
     Example:
         >>> import featviz, tempfile, torch
         >>> model = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.ReLU())
-        >>> out = tempfile.mkdtemp()
-        >>> with featviz.Watcher(model, torch.rand(3, 8, 8), "ReLU", 2, out, size=8) as watcher:
-        ...     paths = [watcher.step() for batch in range(4)]
+        >>> image = torch.rand(3, 8, 8)
+        >>> with tempfile.TemporaryDirectory() as out:
+        ...     with featviz.Watcher(model, image, every=2, out=out, size=8) as watcher:
+        ...         paths = [watcher.step() for batch in range(4)]
         >>> [path and path.name for path in paths]
         [None, 'step-000002', None, 'step-000004']
     """
@@ -110,7 +111,7 @@ class Watcher:
         self._numbered = start > 0 or not (resume and earlier)
         with ExitStack() as stack:
             files = stack.enter_context(as_files(images))
-            self._work = _Work(model, files, asked, feeding)
+            self._work = StepWriter(model, files, asked, feeding)
             self._board = stack.enter_context(boards.opened(board))
             self._stack = stack.pop_all()
 
@@ -120,7 +121,7 @@ class Watcher:
 
         Args:
             number: how many steps the model has taken by now; None counts one more. Where numbers
-                are left out, the first one at or behind each multiple of `every` is drawn.
+                are skipped, the first one at or behind each multiple of `every` is drawn.
 
         Returns:
             The run directory of this step if it was written, else None.
@@ -150,8 +151,12 @@ class Watcher:
 
     def __enter__(self) -> Watcher:
         if self._first and self.number == 0 and (self._replaced or not read_steps(self.out)):
-            with keyword_errors():
-                self._write()
+            try:
+                with keyword_errors():
+                    self._write()
+            except BaseException:
+                self.close()
+                raise
         return self
 
     def __exit__(
@@ -172,9 +177,9 @@ class Watcher:
             return None
         folder = step_folder(self.out, self.number)
         try:
-            if not self.steps:
-                self._make_room()
+            earlier = [] if self.steps else removable(self.out, self._replaced_steps())
             self._work.write(folder, self.number, self._board)
+            remove_steps(earlier)
         except FeatvizError as error:
             if not self.steps:
                 raise
@@ -183,111 +188,14 @@ class Watcher:
         self.steps.append(self.number)
         return folder
 
-    def _make_room(self) -> None:
-        """Remove the steps of an earlier training that this one replaces."""
-        earlier = read_steps(self.out)
-        gone = [step for step in earlier if self._replaced or step > self.number]
+    def _replaced_steps(self) -> list[int]:
+        """The steps of an earlier training that go when this one has written its first."""
+        now, earlier = self.number, read_steps(self.out)
+        gone = [step for step in earlier if step > now or (self._replaced and step != now)]
         if gone:
-            remove_steps(self.out, gone)
             names = listed([str(step) for step in gone], 3)
-            log.info("%s: removed the earlier steps %s", quoted(str(self.out)), names)
-
-
-class _Work:
-    """The model, and what is done to it at each step that is drawn; planned once."""
-
-    def __init__(
-        self, model: nn.Module, files: list[str], asked: RunOptions, feeding: Feeding
-    ) -> None:
-        self._inputs, self._feeding = asked.inputs, feeding
-        self._model = adopt(model, asked.inputs)
-        with self._lent(0) as lent, _full_precision(lent.device):
-            self._drawer = SeriesDrawer(lent, files, asked)
-            self._health = self._check_of(lent)
-
-    def _check_of(self, model: LoadedModel) -> HealthCheck | None:
-        found = self._drawer.prepared
-        try:
-            return HealthCheck(model, found.samples, found.layers, self._inputs, found.blank)
-        except UsageError as error:
-            log.warning("the health of channels is not written: %s", of_keywords(error.message))
-            return None
-
-    def write(self, out: Path, step: int, board: Board | None) -> None:
-        """Write the run directory of a step, and post it.
-
-        Raises:
-            FeatvizError: it cannot be written, or no image went through.
-        """
-        at = None if board is None else board.at_step(step)
-        with (
-            destination.replacing(out, destination.RUN) as folder,
-            self._lent(step) as model,
-            _full_precision(model.device),
-        ):
-            results = self._drawer.draw(model, folder, at)
-            failed = [result for result in results if result.error is not None]
-            for result in failed:
-                log.warning("step %d, %s: %s", step, quoted(result.image), result.error)
-            if len(failed) == len(results):
-                raise ForwardError(f"no image went through: {failed[0].error}", failed[0].hint)
-            if self._health is not None:
-                document = self._health.write(model, folder)
-                if at is not None:
-                    at.add_scalars(_scalars(document))
-
-    @contextmanager
-    def _lent(self, step: int) -> Iterator[LoadedModel]:
-        """The model where it is by now, with the caller's own feeding for a while."""
-        module = self._model.module
-        tensor = next(iter([*module.parameters(), *module.buffers()]), torch.empty(0))
-        source = {"kind": "module", "type": type(module).__name__, "step": step}
-        model = replace(self._model, device=tensor.device, source=source)
-        with _in_its_precision(module, tensor.dtype):
-            if self._feeding == Feeding():
-                yield model
-                return
-            given = self._feeding.transform, self._feeding.further
-            with fed(model, self._inputs, *given) as loaded:
-                yield loaded
-
-
-def _scalars(document: Mapping[str, Any]) -> dict[str, float]:
-    """`dead_channels/layer1.0.relu`, and so on for each finding that a layer is judged for."""
-    return {
-        f"{finding}_channels/{row['label']}": float(len(channels))
-        for row in document["layers"]
-        for finding, channels in row["findings"].items()
-    }
-
-
-@contextmanager
-def _in_its_precision(module: nn.Module, dtype: torch.dtype) -> Iterator[None]:
-    """Let a model of half or double precision take images, which are float32."""
-
-    def cast(module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
-        return tuple(a.to(dtype) if _is_single(a) else a for a in args)
-
-    if not dtype.is_floating_point or dtype == torch.float32:
-        yield
-        return
-    hook = module.register_forward_pre_hook(cast)
-    try:
-        yield
-    finally:
-        hook.remove()
-
-
-def _is_single(value: Any) -> bool:
-    return isinstance(value, torch.Tensor) and value.dtype == torch.float32
-
-
-@contextmanager
-def _full_precision(device: torch.device) -> Iterator[None]:
-    """Without autocast. What a model switches on by itself (accelerate wraps its forward) keeps no
-    copies of weights: copies made in inference mode would be of no use to the training."""
-    with torch.autocast(device.type, enabled=False, cache_enabled=False):
-        yield
+            log.info("%s: the earlier steps %s go", quoted(str(self.out)), names)
+        return gone
 
 
 def _is_first() -> bool:

@@ -15,7 +15,7 @@ from pathlib import Path
 from featviz.errors import StoreError
 from featviz.rundir import LOCK_FILE, REPORT, REPORT_FILE, REPORT_ZIP, RUN_FILE
 from featviz.rundir.atomic import folder_part_of, remove, remove_empty, reported
-from featviz.rundir.ownership import of_run
+from featviz.rundir.ownership import Claim, of_run
 from featviz.text import quoted
 
 _STEP = re.compile(r"step-(\d{6,15})")
@@ -44,17 +44,28 @@ def read_steps(root: Path) -> dict[int, Path]:
     return {step: found[step] for step in sorted(found) if (found[step] / RUN_FILE).is_file()}
 
 
-def remove_steps(root: Path, steps: Iterable[int]) -> None:
-    """Remove the run directories of steps: what their records list.
+def removable(root: Path, steps: Iterable[int]) -> list[Claim]:
+    """The run directories of steps, all of which may go.
 
     Raises:
-        StoreError: one holds files that featviz did not write, or cannot be removed.
+        StoreError: one holds files that featviz did not write.
     """
-    for path in (step_folder(root, step) for step in steps):
-        if (claim := of_run(path)) is not None:
-            with reported(path):
-                remove(path, claim.files())
-                remove_empty(path)
+    claims = [claim for step in steps if (claim := of_run(step_folder(root, step))) is not None]
+    for claim in claims:
+        claim.check()
+    return claims
+
+
+def remove_steps(claims: Iterable[Claim]) -> None:
+    """Remove run directories: what their records list.
+
+    Raises:
+        StoreError: one cannot be removed.
+    """
+    for claim in claims:
+        with reported(claim.root):
+            remove(claim.root, claim.files())
+            remove_empty(claim.root)
 
 
 def check_series(root: Path, overwrite: bool, resume: bool, board: Path | None) -> list[int]:

@@ -261,6 +261,23 @@ def test_what_somebody_put_into_a_step_stays(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match=r"did not write: notes\.txt"):
         watch(network(), tmp_path / "s", 2, overwrite=True)
     assert (tmp_path / "s" / "step-000002" / "notes.txt").read_text() == "mine"
+    assert list(read_steps(tmp_path / "s")) == [0, 2]
+
+
+def test_an_earlier_series_stays_until_a_step_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A full disk at the first step is an error, and nothing of the earlier series is gone."""
+    watch(network(), tmp_path / "s", 4)
+    before = {p: p.read_bytes() for p in (tmp_path / "s").rglob("*") if p.is_file()}
+
+    def full(self: Any, content: Any) -> None:
+        raise StoreError("no space left on device")
+
+    monkeypatch.setattr("featviz.rundir.write.RunDirectory.write_run", full)
+    with pytest.raises(StoreError, match="no space left"):
+        watch(network(), tmp_path / "s", 2, overwrite=True)
+    assert before == {p: p.read_bytes() for p in (tmp_path / "s").rglob("*") if p.is_file()}
 
 
 @pytest.mark.parametrize(
