@@ -148,7 +148,8 @@ def of_run(root: Path) -> Claim | None:
         return None
     report = _report_files(root / REPORT)
     bases = bool(record["options"].get("shared_basis"))
-    known = {RUN_FILE, *([BASES_FILE] if bases else []), *_audit_files(root)}
+    known = {RUN_FILE, *([BASES_FILE] if bases else [])}
+    known |= _audit_files(root) if (root / AUDIT_FILE).is_file() else set()
     if _is_page(root, REPORT_FILE):
         known.add(REPORT_FILE)
     if is_archive_of_report(root / REPORT_ZIP):
