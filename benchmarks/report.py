@@ -41,11 +41,10 @@ def make_run(root: Path, images: int, layers: int, channels: int) -> None:
     for name in names:
         folder = store.image(name)
         rows_ = [_row(n, channels, columns) for n in range(layers)]
-        for row in rows_:
-            file = folder.path / str(row["file"])
-            file.parent.mkdir(parents=True)
-            file.write_bytes(grid)
-        (folder.path / "input.png").write_bytes(seen.read_bytes())
+        files = {str(row["file"]): grid for row in rows_} | {"input.png": seen.read_bytes()}
+        for file, content in files.items():
+            with folder.writing(file) as opened:
+                opened.write(content)
         numbers = _numbers(rng, layers, channels)
         stats = {f"{row['layer']}|output|0|": own for row, own in zip(rows_, numbers, strict=True)}
         manifest = {

@@ -2,6 +2,7 @@
 
 The public API; importing it costs nothing until one of the names is used.
 
+    featviz.look(model, image)          draw one quick picture of what layers make of an image
     featviz.run(model, images)          draw the feature maps of images
     featviz.capture(model)              keep the tensors of a forward pass
     featviz.grid(tensor)                draw one tensor
@@ -33,6 +34,7 @@ __all__ = [
     "grid",
     "kernels",
     "layers",
+    "look",
     "report",
     "run",
     "summary",
@@ -48,6 +50,7 @@ if TYPE_CHECKING:
         grid,
         kernels,
         layers,
+        look,
         report,
         run,
         summary,

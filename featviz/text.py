@@ -74,6 +74,18 @@ def listed(words: Sequence[str], most: int, separator: str = ", ", left: int | N
     return separator.join(words[:most]) + (f" and {left} more" if left else "")
 
 
+def cut(words: str, letters: int, mark: str = "…") -> str:
+    """The first and the last of so many letters, with a mark between them; fewer stay as they are.
+
+    Example:
+        >>> cut("layer1.0.conv1", 8)
+        'laye…onv1'
+    """
+    if len(words) <= letters:
+        return words
+    return f"{words[: letters // 2]}{mark}{words[len(words) - (letters - letters // 2) :]}"
+
+
 def by(sizes: Iterable[object]) -> str:
     """Sizes as one speaks of them.
 

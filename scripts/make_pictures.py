@@ -147,6 +147,10 @@ TABLE: dict[str, Picture] = {
         (f"featviz run {COLOUR} --layers relu_up2 --reduce pca --out colours",),
         part_of(f"colours/{UP2}/output.png", 320),
     ),
+    "titled": Picture(
+        (f"featviz run {DIGIT} --layers ReLU --titles --flat --out titled",),
+        part_of("titled/00-5.png/00-5__005_4.png", 354),
+    ),
     "figure": Picture(
         (f"featviz run {DIGIT} --layers 4 --figure --first 4 --out figures",),
         part_of("figures/00-5.png/005_4/output.figure.png", 640),

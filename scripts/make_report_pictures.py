@@ -2,14 +2,15 @@
 
     python scripts/make_report_pictures.py
 
-It runs the demonstrations (configs/digits.toml and configs/colour.toml), trains a network that
-reads digits for a moment, builds their reports in a temporary folder, and needs Chromium with
-chromedriver, and selenium (`pip install -e '.[test]'`).
+It runs the demonstrations (configs/digits.toml and configs/colour.toml) in a temporary folder, by
+names that pages may show, trains a network that reads digits for a moment, builds their reports,
+and needs Chromium with chromedriver, and selenium (`pip install -e '.[test]'`).
 """
 
 from __future__ import annotations
 
 import io
+import os
 import shutil
 import subprocess
 import sys
@@ -48,6 +49,7 @@ SHOTS = (
     Shot("layer", "digits/report/layer-004.html?zeros=1&sort=max"),
     Shot("channel", "digits/report/layer-003.html#c5"),
     Shot("findings", "digits/report/index.html#findings"),
+    Shot("audit", "audit/report/index.html", (1280, 640)),
     Shot("compare", "diff.html?changed=1&sort=change"),
     Shot("slider", "diff.html", code="document.querySelector('[data-compare]').click()"),
     Shot("series", "series/report/index.html?step=100#layer-002", (1000, 470)),
@@ -55,27 +57,30 @@ SHOTS = (
 )
 
 
-def featviz(*arguments: object, codes: tuple[int, ...] = (0,)) -> None:
-    """Run a command of featviz in the repository's root."""
-    command = [sys.executable, "-m", "featviz", *map(str, arguments)]
-    if subprocess.run(command, cwd=ROOT, check=False).returncode not in codes:
+def featviz(folder: Path, *arguments: str, codes: tuple[int, ...] = (0,)) -> None:
+    """Run a command of featviz in a folder that has the demonstrations."""
+    command = [sys.executable, "-m", "featviz", *arguments]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    if subprocess.run(command, cwd=folder, env=environment, check=False).returncode not in codes:
         raise SystemExit(f"failed: {' '.join(command)}")
 
 
 def make_reports(folder: Path) -> None:
     """The demonstrations with all that a report can show, and a comparison."""
-    digits, colour, changed = folder / "digits", folder / "colour", folder / "ablated"
-    featviz("run", "--config", "configs/digits.toml", "--out", digits, "-q")
-    featviz("run", "--config", "configs/colour.toml", "--out", colour, "-q", "--report")
-    featviz("kernels", DIGITS[0], "--out", folder / "kernels", "-q")
+    for name in ("configs", "sample_images"):
+        (folder / name).symlink_to(ROOT / name)
+    digits = ("run", "--config", "configs/digits.toml", "-q", "--out")
+    featviz(folder, *digits, "digits")
+    featviz(folder, "run", "--config", "configs/colour.toml", "--out", "colour", "-q", "--report")
+    featviz(folder, "kernels", DIGITS[0], "--out", "kernels", "-q")
     layers = ("--layers", "Conv2d,ReLU")
-    featviz("exemplars", *DIGITS, *layers, "--out", folder / "exemplars", "-q")
-    featviz("audit", *DIGITS, "--out", folder / "audit", "-q")
-    beside = [f"--{name}={folder / name}" for name in ("kernels", "exemplars", "audit")]
-    featviz("report", digits, *beside)
-    ablated = ("--ablate", "3:5", "--out", changed, "-q")
-    featviz("run", "--config", "configs/digits.toml", *ablated)
-    featviz("diff", digits, changed, "--html", folder / "diff.html", codes=(4,))
+    featviz(folder, "exemplars", *DIGITS, *layers, "--out", "exemplars", "-q")
+    featviz(folder, "audit", *DIGITS, "--redundant-at", "0.95", "--out", "audit", "-q")
+    featviz(folder, "report", "audit")
+    beside = [f"--{name}={name}" for name in ("kernels", "exemplars", "audit")]
+    featviz(folder, "report", "digits", *beside)
+    featviz(folder, *digits, "ablated", "--ablate", "3:5")
+    featviz(folder, "diff", "digits", "ablated", "--html", "diff.html", codes=(4,))
 
 
 def make_series(folder: Path) -> None:
@@ -104,7 +109,7 @@ def make_series(folder: Path) -> None:
             loss.backward()
             optimizer.step()
             watcher.step()
-    featviz("report", folder / "series")
+    featviz(folder, "report", "series")
 
 
 @contextmanager

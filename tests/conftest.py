@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from platformdirs import user_cache_dir
 from runs import SMALL, make_photos
 from torch import nn
 
@@ -23,6 +24,9 @@ ROOT = Path(__file__).parent.parent
 SCENES = ROOT / "sample_images" / "scenes"
 DIGITS = ROOT / "sample_images" / "digits"
 DIGITS_MODEL = ROOT / "configs" / "digits_cnn.pth"
+
+os.environ.setdefault("NUMBA_CACHE_DIR", user_cache_dir("featviz", appauthor=False))
+"""Commands that get a home folder of their own need not compile the loops over values anew."""
 
 
 def pytest_make_parametrize_id(val: object, argname: str) -> str | None:

@@ -1,6 +1,7 @@
 """The public functions, for notebooks and other programs: objects in, objects out."""
 
 from featviz.api.comparing import diff, report
+from featviz.api.looking import look
 from featviz.api.model import kernels, layers, summary
 from featviz.api.running import run
 from featviz.api.streaming import audit, exemplars
@@ -16,6 +17,7 @@ __all__ = [
     "grid",
     "kernels",
     "layers",
+    "look",
     "report",
     "run",
     "summary",

@@ -101,27 +101,30 @@ def report(
     exemplars: str | Path | None = None,
     audit: str | Path | None = None,
 ) -> ReportPages:
-    """Write an HTML report of a run: the network as a picture, its images, layers and channels.
+    """Write an HTML report of a run: the network as a picture, its images, layers and channels; or
+    one page of an audit.
 
     Args:
-        run: a run directory, or what `featviz.run` gave.
+        run: a run directory, or what `featviz.run` gave; or the folder of an audit.
         out: the folder of the report, or its file with `single_file` or `zip`. None is `report`,
             `report.html` or `report.zip` in the run directory.
         single_file: write one file that holds everything.
-        max_size: bytes that `single_file` may have; each layer shows fewer maps to stay within.
+        max_size: bytes that `single_file` may have; figures are left out, and tiles are smaller and
+            fewer, to stay within.
         zip: pack the report with the pictures that it needs.
         compare: another run, whose pictures are shown beside this one's.
         kernels: a folder that `featviz.kernels` wrote, shown with the channels they make.
         exemplars: a folder that `featviz.exemplars` wrote, shown with the channels.
-        audit: an audit.json, or its folder, whose findings are shown. None takes the one in the run
-            directory, if there is one.
+        audit: an audit.json, or its folder, whose findings and suspects are shown. None takes the
+            one in the run directory, if there is one.
 
     Returns:
         A record with `page`, `files` and `incomplete`.
 
     Raises:
         StoreError: a run cannot be read, or the report cannot be written.
-        UsageError: a run without a run directory is to be shown where it will not be.
+        UsageError: options that exclude one another, or that an audit does not have; a run without
+            a run directory is to be shown where it will not be.
 
     Example:
         >>> import featviz, pathlib, tempfile, torch

@@ -97,6 +97,7 @@ class LoadingKeywords(InputKeywords, ModelKeywords, total=False):
 class KernelKeywords(TileKeywords, ModelKeywords, total=False):
     """The model, and how kernels become pictures."""
 
+    titles: bool
     format: Literal["png", "webp", "jpg", "avif"]
 
 
@@ -110,6 +111,7 @@ class WatchKeywords(GridKeywords, InputKeywords, total=False):
 class RunKeywords(GridKeywords, LoadingKeywords, total=False):
     """All that a run can be told."""
 
+    titles: bool
     figure: bool
     first: int | None
     shared_basis: bool

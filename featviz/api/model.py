@@ -211,7 +211,7 @@ def kernels(
         all_slices: a tile for each input of each kernel.
         tensorboard: folder for TensorBoard's events (extra `featviz[tensorboard]`).
         options: how tiles are drawn (normalize, cmap, nrow, padding in pixels, scale, max_maps,
-            ...), format, and how a MODEL string is loaded (weights, arch, ...).
+            titles, ...), format, and how a MODEL string is loaded (weights, arch, ...).
 
     Returns:
         A record with `captures`, each with `image`, `layer` and `row`.
@@ -230,7 +230,7 @@ def kernels(
     """
     given: dict[str, Any] = dict(options)
     for_model = take(given, names_of(ModelOptions))
-    drawing = {*TileKeywords.__annotations__, "format"}
+    drawing = {*TileKeywords.__annotations__, "titles", "format"}
     draw = replace(DRAW, **_vars_of(filled(DrawOptions, take(given, drawing)), drawing, options))
     if given:
         own = ("layers", "out", "overwrite", "all_slices", "tensorboard")

@@ -49,8 +49,8 @@ def run(
         resume: go on with the same run that is there.
         tensorboard: folder for TensorBoard's runs (extra `featviz[tensorboard]`).
         options: as on the command line, with underscores. How maps are drawn: normalize, cmap,
-            nrow, padding (pixels), scale, max_maps, order, collapse, labels, overlay (0..1),
-            reduce, figure, format, ... `tensors=True` keeps the raw tensors. What the model gets:
+            nrow, padding (pixels), scale, max_maps, order, collapse, labels, titles, overlay
+            (0..1), reduce, figure, format, ... `tensors=True` keeps the raw tensors. The input:
             size (pixels), crop, mean, std, ..., or `transform`, a function from a PIL image to a
             tensor [C, H, W] or to a dict of tensors by the names of forward's arguments; and
             `forward_args`, further arguments of forward by name. How a MODEL string is loaded:

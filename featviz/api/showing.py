@@ -18,8 +18,9 @@ from featviz.rundir.arrays import BROKEN
 from featviz.rundir.image import format_of
 from featviz.text import quoted
 
-SMALL, LARGE = 240, 960
-"""The longest side of a picture in a gallery, and of one that stands alone, in pixels."""
+SMALL, LARGE, PAGE = 240, 960, 1800
+"""The longest side, in pixels, of a picture in a gallery, of one that stands alone, and of one with
+letters on it."""
 MOST = 24
 """Pictures of a gallery."""
 MOST_ROWS = 60

@@ -32,6 +32,8 @@ PER_LAYER = 8
 _TILE = 88
 """Pixels of an image, and of a map, on its longer side."""
 _LABEL, _GAP, _TEXT = 150, 6, 12
+_TOP, _ROW = 2 * (_TEXT + _GAP) + _GAP, _TILE + _TEXT + 2 * _GAP
+"""Where the row of the first channel begins, and how high each is."""
 _WORST_FIRST = sorted(FINDINGS, key=lambda name: FINDINGS[name].severity)
 """The findings in the order in which suspects are drawn."""
 
@@ -70,6 +72,7 @@ class SuspectSheet:
             "shown": self.source.call.label,
             "channels": [suspect.channel for suspect in self.suspects],
             "suspects": self.total,
+            "rows": [_TOP, _ROW],
         }
 
 
@@ -205,13 +208,12 @@ def _fitted(image: Image.Image) -> Image.Image:
 
 def _compose(sheet: SuspectSheet, views: SuspectViews, samples: Sequence[Sample]) -> Image.Image:
     columns = max(len(suspect.images) for suspect in sheet.suspects)
-    cell, row = 2 * _TILE + 3 * _GAP, _TILE + _TEXT + 2 * _GAP
-    top = 2 * (_TEXT + _GAP) + _GAP
-    size = (_LABEL + columns * cell, top + len(sheet.suspects) * row)
+    cell = 2 * _TILE + 3 * _GAP
+    size = (_LABEL + columns * cell, _TOP + len(sheet.suspects) * _ROW)
     picture = Image.new("RGB", size, "white")
     _write(picture, (_GAP, _GAP), _title(sheet))
     for index, suspect in enumerate(sheet.suspects):
-        y = top + index * row
+        y = _TOP + index * _ROW
         maps = [views.maps.get((sheet.source.call, suspect.channel, n)) for n in suspect.images]
         limits = _limits([m for m in maps if m is not None])
         _write(picture, (_GAP, y), _label(suspect, limits))

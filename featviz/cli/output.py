@@ -80,6 +80,12 @@ def error(message: str, hint: str | None = None) -> None:
         click.echo(f"hint: {printable(hint)}", err=True)
 
 
+def image_error(image: str, message: str, hint: str | None = None) -> None:
+    """Print on stderr what went wrong with an image, which is named once."""
+    is_named = message.startswith((f"{image} ", f"{image}:"))
+    error(message if is_named else f"{image}: {message}", hint)
+
+
 def table(
     headings: Sequence[str],
     numbers: Collection[str],
@@ -162,6 +168,6 @@ def batch_progress() -> Iterator[Callable[[str, FeatvizError | None, int], None]
         def report(image: str, fault: FeatvizError | None, total: int) -> None:
             advance(total)
             if fault is not None:
-                error(f"{image}: {fault.message}", fault.hint)
+                image_error(image, fault.message, fault.hint)
 
         yield report

@@ -136,6 +136,7 @@ draw_options = stacked(
         metavar="R",
     ),
     _of_draw("--labels", "Write the channel on each tile."),
+    _of_draw("--titles", "Write image, layer, shape and scale in a line above each grid."),
     option(
         "--marks/--no-marks",
         default=DrawOptions.marks,

@@ -140,9 +140,9 @@ def _level_count(palette: Bytes) -> int | None:
 
 
 def _to_tiles(levels: Bytes, plan: GridPlan) -> Bytes:
-    """Cut a picture into its maps [maps, h, w], without padding and enlargement."""
+    """Cut a picture into its maps [maps, h, w], without title, padding and enlargement."""
     (height, width), (down, across), padding = plan.tile, plan.scale, plan.padding
-    slots = levels[padding:, padding:].reshape(
+    slots = levels[plan.top + padding :, padding:].reshape(
         plan.rows, height + padding, plan.columns, width + padding
     )
     slots = slots[:, :height:down, :, :width:across].swapaxes(1, 2)

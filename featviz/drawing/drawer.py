@@ -15,14 +15,10 @@ from featviz.drawing.picture import GridPicture
 from featviz.drawing.reduce import Basis
 from featviz.layout import to_maps
 from featviz.layout.layouts import LAYOUTS
-from featviz.records import Bytes, DrawOptions, Hints, Site, is_gradient
+from featviz.records import SALIENCY, Bytes, DrawOptions, Hints, Site, is_gradient
 from featviz.text import by
 
 log = logging.getLogger(__name__)
-
-
-SALIENCY = "saliency"
-"""The key of the picture of the gradient of an image."""
 
 _OF_ALL_TILES = ("scale", "min_tile", "padding", "pad_value", "max_slices", "overlay", "format")
 """Fields of DrawOptions that are about every tile, not about which channels are drawn."""

@@ -60,13 +60,23 @@ def plan_file(
     """
     if alone:
         options = replace(options, min_tile=max(options.min_tile, ALONE))
-    geometry, most = plan(shape, options, strip), FORMATS[options.format].largest
-    if max(geometry.height, geometry.width) > most:
-        raise LayoutError(
-            f"its picture of {by((geometry.width, geometry.height))} pixels is more than "
-            f"{options.format} holds ({most} a side); --format png, or --max-maps and --nrow"
-        )
+    geometry = plan(shape, options, strip)
+    check_held(geometry, options.format)
     return geometry
+
+
+def check_held(plan: GridPlan, format: str) -> None:
+    """Refuse a picture that its format cannot hold.
+
+    Raises:
+        LayoutError: it is too large.
+    """
+    most = FORMATS[format].largest
+    if max(plan.height, plan.width) > most:
+        raise LayoutError(
+            f"its picture of {by((plan.width, plan.height))} pixels is more than "
+            f"{format} holds ({most} a side); --format png, or --max-maps and --nrow"
+        )
 
 
 def pick_maps(means: Sequence[float], options: DrawOptions) -> list[int] | None:
@@ -89,16 +99,16 @@ def strips(plan: GridPlan, tiles: Tiles, pad: int, stamps: Stamps | None = None)
     Args:
         tiles: uint8 [maps, h, w] or [maps, h, w, 3], not yet enlarged.
         pad: the index (or the grey) between and around tiles, and where the last row has none.
-        stamps: what is written on the tiles once they are enlarged.
+        stamps: what is written above the tiles, and on them once they are enlarged.
 
     Yields:
         uint8 [rows, width], or [rows, 3 · width] with the colours side by side.
     """
-    across = plan.width * _depth(tiles)
-    if plan.padding:
-        yield np.full((plan.padding, across), pad, np.uint8)
+    head = _head(plan, _depth(tiles), pad, stamps)
+    if len(head):
+        yield head
     high, at_a_time = _in_pieces(plan, _depth(tiles))
-    piece = np.empty((at_a_time * high, across), np.uint8)
+    piece = np.empty((at_a_time * high, head.shape[1]), np.uint8)
     for row in range(0, plan.rows, at_a_time):
         part = piece[: min(at_a_time, plan.rows - row) * high]
         _fill(plan, tiles, pad, row, part, stamps)
@@ -110,18 +120,16 @@ def filtered_strips(
 ) -> Iterator[Bytes]:
     """Yield the pieces of `strips` as PNG has them: each row filtered, behind the number of its
     filter, uint8 [rows, 1 + width] or [rows, 1 + 3 · width]. A compiled loop makes them at once
-    where no texts are written."""
+    where no texts are written on tiles."""
     loops = scan.compiled()
     if loops is None or (stamps is not None and stamps.has_texts):
         yield from png.filtered(strips(plan, tiles, pad, stamps), _depth(tiles))
         return
-    depth, columns, has_top = _depth(tiles), plan.columns, plan.padding > 0
-    above = np.full(plan.width * depth, pad, np.uint8)
-    if has_top:
-        top = np.empty((plan.padding, 1 + len(above)), np.uint8)
-        blank = above[None].repeat(plan.padding, axis=0)
-        png.filter_rows(blank, np.empty(0, np.uint8), depth, top)
-        yield top
+    depth, columns = _depth(tiles), plan.columns
+    head = _head(plan, depth, pad, stamps)
+    if len(head):
+        yield from png.filtered([head], depth)
+    above = head[-1].copy() if len(head) else np.zeros(head.shape[1], np.uint8)
     marks, shapes, half = _marks(plan, stamps, depth)
     high, at_a_time = _in_pieces(plan, depth)
     piece = np.empty((at_a_time * high, 1 + len(above)), np.uint8)
@@ -130,7 +138,7 @@ def filtered_strips(
         part = np.require(tiles[here], requirements=["C", "W"])
         part = part.reshape(*part.shape[:2], -1)
         rows = piece[: min(at_a_time, plan.rows - row) * high]
-        is_first = row == 0 and not has_top
+        is_first = row == 0 and not len(head)
         form = (columns, *plan.scale, depth, plan.padding, pad)
         loops.lay_filtered(part, *form, marks[here], shapes, half, above, is_first, rows)
         yield rows
@@ -140,13 +148,23 @@ def compose(plan: GridPlan, tiles: Tiles, pad: int, stamps: Stamps | None = None
     """The whole picture at once, uint8 [height, width] or [height, width, 3]."""
     depth = _depth(tiles)
     whole = np.full((plan.height, plan.width * depth), pad, np.uint8)
-    _fill(plan, tiles, pad, 0, whole[plan.padding :], stamps)
+    head = _head(plan, depth, pad, stamps)
+    whole[: len(head)] = head
+    _fill(plan, tiles, pad, 0, whole[len(head) :], stamps)
     return whole if depth == 1 else whole.reshape(plan.height, plan.width, 3)
 
 
 def _depth(tiles: Tiles) -> int:
     """Bytes of a pixel."""
     return 3 if len(tiles.shape) == 4 else 1
+
+
+def _head(plan: GridPlan, depth: int, pad: int, stamps: Stamps | None) -> Bytes:
+    """What is above the first row of tiles, [rows, depth · width]: the title, and padding."""
+    head = np.full((plan.top + plan.padding, plan.width, depth), pad, np.uint8)
+    if plan.top and stamps is not None:
+        stamps.write_title(head[: plan.top])
+    return head.reshape(len(head), plan.width * depth)
 
 
 def _in_pieces(plan: GridPlan, depth: int) -> tuple[int, int]:

@@ -1,4 +1,5 @@
-"""What is written on tiles: channel numbers, how many share one, marks on constant maps."""
+"""What is written on a picture: channel numbers, how many share a tile, marks on constant maps, and
+a title above them."""
 
 from __future__ import annotations
 
@@ -17,6 +18,12 @@ NONE, ZERO, CONSTANT = range(3)
 
 SMALLEST = 5
 """Pixels below which a tile has no room for a mark."""
+
+LETTER = 6
+"""Pixels from one letter to the next in Pillow's bitmap font; the last one is empty."""
+
+LINE = 13
+"""Height of a title: a row of ground, the eleven of the font, and another row of ground."""
 
 _STROKE = 48
 """A mark's line is a pixel wide for every so many pixels of the tile's longer side, at least 1."""
@@ -37,6 +44,10 @@ class Stamps:
     """The index or grey of a text's ground, and of its ink."""
     half: int
     """Half of a tile's levels: so far is a mark from what it is drawn on, a tile's first pixel."""
+    title: str = ""
+    """A line above the grid, in Latin-1."""
+    ink: int = 255
+    """The index or grey of the title's letters, which stand on the padding."""
 
     @property
     def has_texts(self) -> bool:
@@ -65,6 +76,11 @@ class Stamps:
             height, width = extent(count)
             self._write(count, tile[size[0] - height :, size[1] - width :])
 
+    def write_title(self, box: Bytes) -> None:
+        """Write the title into the pixels above the grid, uint8 [LINE, w, depth]."""
+        ink = _ink(self.title[: (box.shape[1] - 1) // LETTER])
+        box[1 : 1 + ink.shape[0], 1 : 1 + ink.shape[1]][ink] = self.ink
+
     def _write(self, text: str, box: Bytes) -> None:
         box[:] = np.where(_glyphs(text), self.light, self.dark)[..., None]
 
@@ -90,9 +106,13 @@ def _meet(corner: str, count: str, tile: tuple[int, int]) -> bool:
 def _glyphs(text: str) -> np.ndarray:
     """bool [height, width]: the ink of a text in Pillow's bitmap font, one pixel of ground around
     (its digits fill rows 2 to 8 of 11, and the last column of a letter is empty)."""
+    return np.pad(_ink(text)[1:10], ((0, 0), (1, 0)))
+
+
+def _ink(text: str) -> np.ndarray:
+    """bool [11, LETTER · letters]: the ink of a text in Pillow's bitmap font."""
     mask = ImageFont.load_default_imagefont().getmask(text, mode="1")
-    ink = np.asarray(mask, np.uint8).reshape(mask.size[::-1])[1:10] > 0
-    return np.pad(ink, ((0, 0), (1, 0)))
+    return np.asarray(mask, np.uint8).reshape(mask.size[::-1]) > 0
 
 
 @lru_cache(64)

@@ -16,7 +16,7 @@ import numpy as np
 from featviz.drawing import colormap
 from featviz.drawing.canvas import DPI, Canvas, Color
 from featviz.records import Bytes
-from featviz.text import printable
+from featviz.text import cut, printable
 
 _INK, _SOFT, _FAINT, _RULE = (27, 33, 41), (92, 100, 112), (139, 146, 158), (226, 229, 234)
 
@@ -277,20 +277,13 @@ def _name_lines(name: str) -> list[str]:
 
 def _shortened(canvas: Canvas, words: str, points: float, width: float, bold: bool = False) -> str:
     """Words that fit into so many inches; the middle of longer ones is left out."""
-    words = _cut(words, _LONGEST)
+    words = cut(words, _LONGEST)
     if canvas.width(words, points, bold) <= width:
         return words
     kept = bisect_right(
-        range(2, len(words)), width, key=lambda n: canvas.width(_cut(words, n), points, bold)
+        range(2, len(words)), width, key=lambda n: canvas.width(cut(words, n), points, bold)
     )
-    return _cut(words, 1 + kept)
-
-
-def _cut(words: str, letters: int) -> str:
-    """The first and the last letters of longer words."""
-    if len(words) <= letters:
-        return words
-    return f"{words[: letters // 2]}…{words[len(words) - (letters - letters // 2) :]}"
+    return cut(words, 1 + kept)
 
 
 # Below: the key

@@ -55,6 +55,8 @@ class GridPicture:
     """How all channels became the one tile."""
     overlay: float | None = None
     """How much of the maps lies over the input, 0..1."""
+    title: str = ""
+    """A line above the grid, where the plan has room for one."""
 
     @property
     def drawn(self) -> Sequence[int]:
@@ -105,12 +107,13 @@ class GridPicture:
 
     @property
     def stamps(self) -> Stamps | None:
-        """What is written on the tiles; None where nothing is."""
+        """What is written on the tiles, and above them; None where nothing is."""
         numbers, counts, marks = self.numbers, self.counts, self.marks
-        if not (numbers or counts or marks.any()):
+        if not (numbers or counts or marks.any() or self.title):
             return None
         colors = self.palette
-        return Stamps(numbers, counts, marks, colors.dark, colors.light, colors.levels // 2)
+        inks = colors.dark, colors.light, colors.levels // 2
+        return Stamps(numbers, counts, marks, *inks, self.title, colors.ink)
 
     @property
     def labels_fit(self) -> bool:
@@ -200,6 +203,7 @@ def describe(
             "padding": plan.padding,
             "tile": list(plan.tile),
             "scale": down if down == across else [down, across],
+            **({"top": plan.top} if plan.top else {}),
         },
         normalize=limits.mode,
         range=None if limits.shared is None else list(limits.shared),

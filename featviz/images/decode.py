@@ -19,7 +19,7 @@ from PIL import Image, ImageColor, ImageOps, UnidentifiedImageError
 from featviz.errors import FileError, ImageError, UsageError
 from featviz.images import archives, arrays
 from featviz.images.arrays import Wanted
-from featviz.images.formats import ImageFormat, of_channels, open_image
+from featviz.images.formats import EXPECTED, ImageFormat, of_channels, open_image
 from featviz.records import Raster, Sample
 
 log = logging.getLogger(__name__)
@@ -181,7 +181,7 @@ class _Encoded:
         except ImageError as error:
             raise ImageError(f"{self.name} {error.message}", error.hint) from error
         except UnidentifiedImageError as error:
-            raise ImageError(f"{self.name} {error}", None) from error
+            raise ImageError(f"{self.name} {error}", EXPECTED if self.data else None) from error
         except _BROKEN as error:
             reason = str(error) or type(error).__name__
             raise ImageError(f"{self.name} cannot be read: {reason}", None) from error

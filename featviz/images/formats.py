@@ -89,6 +89,13 @@ and telescopes."""
 SUFFIXES = frozenset(suffix for known in IMAGE_FORMATS for suffix in known.suffixes)
 """File names, in lower case, that count as images in a folder or an archive."""
 
+EXPECTED = (
+    f"give an image ({', '.join(one.name for one in IMAGE_FORMATS if one.suffixes)}) or an array "
+    f"({', '.join(f'.{one.name.lower()}' for one in IMAGE_FORMATS if not one.pillow)}); --input "
+    "passes other arguments of the model"
+)
+"""What a file that is no image should have been."""
+
 _LOOKS = (
     (b"%!PS", "PostScript"),
     (b"\xc5\xd0\xd3\xc6", "EPS"),
@@ -151,4 +158,13 @@ def looks_like(head: bytes) -> str | None:
     if head[4:8] == b"ftyp" and head[8:12] in (b"heic", b"heix", b"mif1", b"msf1"):
         return "HEIC, which has to be converted"
     text = head.lstrip(b"\xef\xbb\xbf \t\r\n")
-    return next((words for mark, words in _LOOKS if text.startswith(mark)), None)
+    known = next((words for mark, words in _LOOKS if text.startswith(mark)), None)
+    return known or ("text" if _is_text(head) else None)
+
+
+def _is_text(head: bytes) -> bool:
+    """Whether the beginning of a file is UTF-8 without control characters; its last letter may be
+    cut."""
+    words = head.decode("utf-8", "ignore")
+    is_whole = len(head) - len(words.encode()) < 4
+    return is_whole and words != "" and all(c.isprintable() or c in "\t\r\n\ufeff" for c in words)

@@ -13,6 +13,7 @@ from featviz.drawing.filters import Filters
 from featviz.drawing.kernels import DRAW, draw_filters, post_filters
 from featviz.drawing.picture import caption, describe, encode
 from featviz.drawing.tensorboard import Board
+from featviz.drawing.titles import titled
 from featviz.errors import LayoutError, UsageError
 from featviz.hooks.eval_mode import in_eval_mode
 from featviz.hooks.layers import list_layers, modules_by_name
@@ -176,11 +177,12 @@ def _draw(
     site = Site(layer, "kernel", 0, "")
     file = folder.file(layer, f"{site.stem}.{options.draw.format}")
     values = kernels.data[0].numel()
-    row = describe(replace(picture, stats=numbers), site, kernels.shape, file, values)
-    _warn_of(layer, row.nonfinite, picture.plan)
+    titles, format = options.draw.titles, options.draw.format
+    shown = titled(picture, site, kernels.shape, format) if titles else picture
+    row = describe(replace(shown, stats=numbers), site, kernels.shape, file, values)
+    _warn_of(layer, row.nonfinite, shown.plan)
     with folder.writing(file) as opened:
-        text = {**caption(row), "Tile": tiles.words}
-        encode(picture, opened, options.draw.format, text)
+        encode(shown, opened, format, {**caption(row), "Tile": tiles.words})
     if board is not None:
         post_filters(board, layer, kernels, picture)
     (entry,) = manifest_rows([row], ())["captures"]

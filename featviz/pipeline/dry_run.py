@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from featviz.drawing import figure, grid
-from featviz.drawing.drawer import SALIENCY, is_saliency
+from featviz.drawing.drawer import is_saliency
 from featviz.gradients import forward_backward
 from featviz.hooks.eval_mode import in_eval_mode
 from featviz.layout import Maps, to_maps
@@ -19,7 +19,16 @@ from featviz.models.load import ModelOptions
 from featviz.pipeline.limits import check_plan
 from featviz.pipeline.options import RunOptions
 from featviz.pipeline.prepare import Prepared, find_images, prepare
-from featviz.records import STAT_COLUMNS, DrawOptions, GridPlan, Limits, Shard, Site, Written
+from featviz.records import (
+    SALIENCY,
+    STAT_COLUMNS,
+    DrawOptions,
+    GridPlan,
+    Limits,
+    Shard,
+    Site,
+    Written,
+)
 from featviz.text import by, counted, printable
 
 BYTES_PER_VALUE = 0.8

@@ -17,6 +17,7 @@ from featviz.drawing import colormap, figure, levels, png
 from featviz.drawing.drawer import Drawer
 from featviz.drawing.picture import GridPicture, caption, describe, encode, to_png
 from featviz.drawing.tensorboard import Post, as_make_grid, histogram
+from featviz.drawing.titles import titled
 from featviz.errors import LayoutError
 from featviz.gradients import forward_backward, norms
 from featviz.gradients.options import PassPlan
@@ -89,11 +90,17 @@ class ImageWriter:
             self._later(_to_numpy(tensor), partial(_save_tensor, self.folder, kept))
         for key, picture in parts.items():
             at = site.inside(key)
-            work = partial(self._finish_picture, picture, at, tensor.shape, kept)
+            shown = self._titled(picture, at, tensor.shape)
+            work = partial(self._finish_picture, shown, at, tensor.shape, kept)
             self.rows.append(self.background.submit(picture.tiles.nbytes, work))
             self.stats[at.stats_key] = picture.stats
             if self.boarded:
                 self._post(picture, at, None if key else tensor)
+
+    def _titled(self, picture: GridPicture, site: Site, shape: Sequence[int]) -> GridPicture:
+        if not self.draw.titles:
+            return picture
+        return titled(picture, site, shape, self.draw.format, self.sample.name)
 
     def _name(self, sites: set[Site]) -> None:
         """Note the parts that get files of their own: `{"a": {"b": x}, "a.b": y}` has two of one

@@ -37,7 +37,7 @@ _GROWING = ("images", "failures", "schema_version")
 """Keys of run.json that change while a run goes on."""
 
 
-_SINCE_0_1_0 = {"marks": True, "flat": False}
+_SINCE_0_1_0 = {"marks": True, "flat": False, "titles": False}
 """Options that run.json names only where they are not as they were for runs of 0.1.0, which lack
 them, and go on."""
 

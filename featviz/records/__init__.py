@@ -3,7 +3,7 @@
 from featviz.records.channels import Activation, Call, Part, Role, Verdict
 from featviz.records.comparison import ComparedLayer, Comparison, DifferenceMap
 from featviz.records.formats import FORMATS, SUFFIXES, PictureFormat
-from featviz.records.kinds import KINDS, CaptureKind, is_gradient
+from featviz.records.kinds import KINDS, SALIENCY, CaptureKind, is_gradient
 from featviz.records.layers import (
     Hints,
     Layer,
@@ -56,6 +56,7 @@ __all__ = [
     "KINDS",
     "PRESETS",
     "REDUCTIONS",
+    "SALIENCY",
     "STAT_COLUMNS",
     "SUFFIXES",
     "Activation",

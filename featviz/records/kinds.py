@@ -27,6 +27,9 @@ class CaptureKind:
 _CLIPPED = "symmetric-percentile:99"
 """Of gradients, where a few large values would else leave all others white."""
 
+SALIENCY = "saliency"
+"""The key of the picture of all channels of a gradient of the image; its values have no sign."""
+
 KINDS: dict[str, CaptureKind] = {
     kind.name: kind
     for kind in (

@@ -79,6 +79,8 @@ class DrawOptions:
     """Correlation, 0..1, from which on maps count as alike and share one tile."""
     labels: bool = False
     """Write the channel on each tile."""
+    titles: bool = False
+    """Write image, layer, shape and scale above each grid."""
     marks: bool = True
     """Mark constant maps, and draw maps that are all constant as one strip of their values."""
     overlay: Annotated[float, Within(0, 1, "0 is the input alone, 1 the map")] | None = None

@@ -57,6 +57,8 @@ class GridPlan:
     scale: tuple[int, int]
     """Whole factors by which a map is enlarged, down and across."""
     padding: int
+    top: int = 0
+    """Pixels above the grid, for its title."""
 
     @property
     def tile(self) -> tuple[int, int]:
@@ -66,7 +68,7 @@ class GridPlan:
     @property
     def height(self) -> int:
         """Height of the picture."""
-        return self.rows * (self.tile[0] + self.padding) + self.padding
+        return self.top + self.rows * (self.tile[0] + self.padding) + self.padding
 
     @property
     def width(self) -> int:
@@ -77,6 +79,13 @@ class GridPlan:
     def pixels(self) -> int:
         """Pixels of the picture."""
         return self.height * self.width
+
+    def box(self, number: int) -> tuple[int, int, int, int]:
+        """Left, top, width and height of a tile in the picture."""
+        row, column = divmod(number, self.columns)
+        height, width = self.tile
+        left = self.padding + column * (width + self.padding)
+        return left, self.top + self.padding + row * (height + self.padding), width, height
 
 
 @dataclass(frozen=True)
@@ -153,7 +162,7 @@ class Capture:
     file: str
     """Relative to the image's folder."""
     grid: Mapping[str, object]
-    """nrow, padding, tile [height, width] and scale, in pixels."""
+    """nrow, padding, tile [height, width] and scale, in pixels; under a title top, its height."""
     normalize: str
     """The scale that was used; one-number maps share the layer's even under `map`."""
     range: list[float | None] | None

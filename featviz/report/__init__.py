@@ -12,12 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from featviz.errors import StoreError, UsageError
-from featviz.report import excited, pages, series, shrinking, views
-from featviz.report.links import FolderLinks, Links, PackedLinks
+from featviz.report import audited, excited, pages, series, shrinking, views
+from featviz.report.links import FolderLinks, InlineLinks, Links, PackedLinks
 from featviz.report.words import megabytes
 from featviz.rundir import (
-    INPUT_FILE,
-    REPORT,
     REPORT_FILE,
     REPORT_ZIP,
     archive,
@@ -25,26 +23,24 @@ from featviz.rundir import (
     ownership,
 )
 from featviz.rundir.atomic import atomic
+from featviz.rundir.audits import ReadAudit, is_audit, read_audit
 from featviz.rundir.exemplars import ExemplarRecord, read_pictures, read_record
 from featviz.rundir.image import ReadImage
 from featviz.rundir.kernels import read_kernels
-from featviz.rundir.read import ReadRun, read_audit, read_run
-from featviz.rundir.schema import Audit
+from featviz.rundir.read import ReadRun, read_run
 from featviz.rundir.series import read_steps
 
 MOST_BYTES = 25_000_000
 """Bytes of a report in one file, where nothing else is asked for: what usual mail servers take."""
-_ATTEMPTS = 5
+_ATTEMPTS = 7
 """How often a report of one file is made smaller."""
 
 _OVERHEAD = 4 / 3
 """Base64."""
 
-_OF_ONE_RUN = ("compare", "kernels", "exemplars", "audit")
-"""Options that the report of a series does not take."""
 
-_Render = Callable[[Links], Iterator[tuple[str, str]]]
-"""Yields the name and text of each file of a report."""
+Render = Callable[[Links], Iterator[tuple[str, str]]]
+"""Yields the name and text of each file of a report, whose pictures are where the links say."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +51,8 @@ class ReportOptions:
     """The folder or file; None is `report`, `report.html` or `report.zip` in RUN."""
     single_file: bool = False
     max_size: int = MOST_BYTES
-    """Bytes that a report of one file may have; each layer shows fewer tiles to stay within."""
+    """Bytes that a report of one file may have; figures are left out, large maps have fewer pixels,
+    and each layer shows fewer tiles to stay within."""
     zip: bool = False
     """Whether the report and its pictures become one zip file."""
     compare: Path | None = None
@@ -79,17 +76,22 @@ class ReportResult:
     """Images that the report names but cannot show, and why."""
     tiles: int | None = None
     """The most tiles that a layer shows, where they are fewer so that one file stays small."""
+    smaller: bool = False
+    """Whether large maps have fewer pixels, so that one file stays small."""
 
 
 def build_report(root: Path, options: ReportOptions) -> ReportResult:
-    """Write the report of a run, or of a series of runs.
+    """Write the report of a run, of an audit, or of a series of runs.
 
     Raises:
         StoreError: `root` or `compare` is no run, or is damaged while it is read; what is in the
             way is no report, or it cannot be written, or a single file would be too large.
+        UsageError: options that exclude one another, or that an audit or a series does not have.
     """
     if options.zip and options.single_file:
         raise UsageError("--zip and --single-file are two forms", "give one of them")
+    if is_audit(root):
+        return _build_audit(root, options)
     if read_steps(root):
         return _build_series(root, options)
     with _uncollected():
@@ -103,9 +105,64 @@ def build_report(root: Path, options: ReportOptions) -> ReportResult:
         if options.single_file:
             return _write_single(run, other, beside, options)
         write = _write_zip if options.zip else _write_folder
-        render = partial(pages.render_folder, beside.arrange(run, other))
-        page, written = write(render, root, options)
+        arranged = beside.arrange(run, other)
+        page, written = write(partial(pages.render_folder, arranged), run.root, options)
     return ReportResult(page, tuple(written), run.left_out)
+
+
+def _build_audit(root: Path, options: ReportOptions) -> ReportResult:
+    """Write the page of an audit."""
+    for name in ("compare", "kernels", "exemplars", "audit"):
+        if getattr(options, name) is not None:
+            raise UsageError(
+                f"--{name} goes with a run, and {root} holds an audit",
+                f"give a run with --audit {root}, or the audit alone",
+            )
+    if (read := read_audit(root, None)) is None:
+        raise StoreError(f"{root} holds no audit any more", "give a folder that stays as it is")
+    render = partial(pages.render_audit, audited.arrange(read))
+    if not options.single_file:
+        write = _write_zip if options.zip else _write_folder
+        page, written = write(render, root, options)
+        return ReportResult(page, tuple(written), {})
+    ((_, text),) = render(InlineLinks())
+    out = _write_page(text, root, options)
+    return ReportResult(out, (out,), {})
+
+
+def _build_series(root: Path, options: ReportOptions) -> ReportResult:
+    """Write the page of a folder with a run for each training step."""
+    for name in ("compare", "kernels", "exemplars", "audit"):
+        if getattr(options, name) is not None:
+            raise UsageError(
+                f"--{name} is for the report of one step, and {root} holds a series of them",
+                f"featviz report {root}/step-000100 --{name} ...",
+            )
+    shown = series.read_series(root)
+    if options.single_file:
+        out = _write_page(series.render_single(shown), root, options)
+        return ReportResult(out, (out,), shown.left_out)
+    write = _write_zip if options.zip else _write_folder
+    page, written = write(partial(series.render_folder, shown), root, options)
+    return ReportResult(page, tuple(written), shown.left_out)
+
+
+def _write_page(text: str, root: Path, options: ReportOptions) -> Path:
+    """Write a report of one file that cannot be made smaller.
+
+    Raises:
+        StoreError: it has more than `max_size` bytes, or cannot be written.
+    """
+    out = _free_file(root, options)
+    content = _encoded(text)
+    if len(content) > options.max_size:
+        raise StoreError(
+            f"the page has {megabytes(len(content))}, --max-size is {megabytes(options.max_size)}",
+            "--zip packs it with its pictures, or --max-size allows more",
+        )
+    with atomic(out) as file:
+        file.write(content)
+    return out
 
 
 @contextmanager
@@ -133,29 +190,8 @@ def _frozen() -> Iterator[None]:
         gc.unfreeze()
 
 
-def _build_series(root: Path, options: ReportOptions) -> ReportResult:
-    """The report of a folder with a run for each training step."""
-    series.check_alone({name: getattr(options, name) for name in _OF_ONE_RUN})
-    shown = series.read_series(root)
-    if not options.single_file:
-        write = _write_zip if options.zip else _write_folder
-        page, written = write(partial(series.render_folder, shown), root, options)
-        return ReportResult(page, tuple(written), shown.left_out)
-    out = _free_page(root, options)
-    content = _encoded(series.render_single(shown))
-    if len(content) > options.max_size:
-        raise StoreError(
-            f"the report has {megabytes(len(content))}, and one file is to have at most "
-            f"{megabytes(options.max_size)}",
-            "--zip packs it, --max-size allows more",
-        )
-    with atomic(out) as file:
-        file.write(content)
-    return ReportResult(out, (out,), shown.left_out)
-
-
-def _write_folder(render: _Render, root: Path, options: ReportOptions) -> tuple[Path, list[Path]]:
-    out = options.out or root / REPORT
+def _write_folder(render: Render, root: Path, options: ReportOptions) -> tuple[Path, list[Path]]:
+    out = options.out or root / "report"
     destination.check_free(out, destination.REPORT_FOLDER, overwrite=True)
     written = []
     with destination.replacing(out, destination.REPORT_FOLDER) as folder:
@@ -165,7 +201,7 @@ def _write_folder(render: _Render, root: Path, options: ReportOptions) -> tuple[
     return out / "index.html", written
 
 
-def _write_zip(render: _Render, root: Path, options: ReportOptions) -> tuple[Path, list[Path]]:
+def _write_zip(render: Render, root: Path, options: ReportOptions) -> tuple[Path, list[Path]]:
     """The pages and the pictures that they show, in one file that is to be unpacked."""
     out = options.out or root / REPORT_ZIP
     if out.exists() and not ownership.is_archive_of_report(out):
@@ -183,7 +219,7 @@ def _write_zip(render: _Render, root: Path, options: ReportOptions) -> tuple[Pat
 class _Beside:
     """What is shown beside a run."""
 
-    audit: Audit | None
+    audit: ReadAudit | None
     kernels: tuple[ReadImage, Mapping[str, Any]] | None
     """With the options by which they were drawn."""
     exemplars: ExemplarRecord | None
@@ -192,7 +228,9 @@ class _Beside:
 
     def arrange(self, run: ReadRun, other: ReadRun | None) -> views.ReportViews:
         """The pages of a run, of one to compare it with, and of what is shown beside."""
-        arranged = views.arrange(run, other, self.audit, self.kernels)
+        arranged = views.arrange(run, other, self.kernels)
+        if self.audit is not None:
+            arranged = replace(arranged, audit=audited.arrange(self.audit))
         if self.exemplars is None or self.pictures is None:
             return arranged
         found = excited.exemplar_views(arranged.layers, self.exemplars, self.pictures)
@@ -202,45 +240,27 @@ class _Beside:
 def _write_single(
     run: ReadRun, other: ReadRun | None, beside: _Beside, options: ReportOptions
 ) -> ReportResult:
-    """One file, with as many tiles of each layer as it has room for."""
-    out = _free_page(run.root, options)
+    """One file, with as much of the run as it has room for."""
+    out = _free_file(run.root, options)
     runs = [one for one in (run, other) if one is not None]
-    for tiles, room in _attempts(runs, options.max_size):
-        shown = runs
-        if tiles is not None:
-            channels = shrinking.telling_channels(run, tiles)
-            shown = [shrinking.with_fewer_tiles(one, channels) for one in runs]
+    room = options.max_size / _OVERHEAD
+    for _ in range(_ATTEMPTS):
+        if (form := shrinking.form_within(runs, room)) is None:
+            break
+        shown = shrinking.shrunk(runs, form)
         arranged = beside.arrange(shown[0], shown[1] if other else None)
-        arranged = replace(arranged, tiles=tiles, max_size=options.max_size)
+        arranged = replace(arranged, form=form, max_size=options.max_size)
         content = _encoded(pages.render_single(arranged))
         if len(content) <= options.max_size:
             with atomic(out) as file:
                 file.write(content)
-            return ReportResult(out, (out,), run.left_out, tiles)
-        room.append(room[-1] - 1.1 * (len(content) - options.max_size) / _OVERHEAD)
+            return ReportResult(out, (out,), run.left_out, form.tiles, form.smaller)
+        room = form.bytes - 1.1 * (len(content) - options.max_size) / _OVERHEAD
     raise _too_large(options.max_size)
 
 
-def _attempts(runs: list[ReadRun], most: int) -> Iterator[tuple[int | None, list[float]]]:
-    """How many tiles a layer may have, None for all, and the bytes that its pictures then have, to
-    which the caller adds a smaller number if that was too much."""
-    images = [image for run in runs for image in run.images.values()]
-    inputs = sum(image.sizes[INPUT_FILE] for image in images)
-    tiles = max((len(row.drawn) for i in images for row in i.captures.values()), default=0) + 1
-    all_tiles, room = tiles - 1, [most / _OVERHEAD - inputs]
-    for _ in range(_ATTEMPTS):
-        tiles = min(tiles - 1, shrinking.tiles_within(runs, room[-1]))
-        if room[-1] < 0 or tiles < min(shrinking.FEWEST, all_tiles):
-            return
-        yield (None if tiles == all_tiles else tiles), room
-
-
-def _free_page(root: Path, options: ReportOptions) -> Path:
-    """Where a report of one file goes.
-
-    Raises:
-        StoreError: something that is no report is there.
-    """
+def _free_file(root: Path, options: ReportOptions) -> Path:
+    """Where a report of one file is written, in the place of an earlier one at most."""
     out = options.out or root / REPORT_FILE
     if out.exists() and not ownership.is_page(out):
         raise _taken(out)

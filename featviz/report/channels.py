@@ -11,7 +11,7 @@ import numpy as np
 from featviz.records import Floats, is_gradient
 from featviz.report import words
 from featviz.report.views import Group, LayerPage
-from featviz.rundir.schema import Audit, CaptureRow
+from featviz.rundir.schema import CaptureRow
 
 Found = Mapping[str, Sequence[int]]
 """Channels, by what was found of them; what was found of none is left out."""
@@ -137,16 +137,6 @@ class RunTotals:
     def dark_count(self, page: LayerPage) -> int:
         """How many channels of a layer are zero in every image, all its tensors together."""
         return sum(len(self.of(group).dark_channels) for group in page.groups)
-
-
-def of_audit(audit: Audit | None, layer: str) -> dict[str, list[int]]:
-    """What an audit found of a layer, all its calls together."""
-    found: dict[str, list[int]] = {}
-    for row in audit.layers if audit else ():
-        if (row.layer or row.label) == layer:
-            for name, channels in row.findings.items():
-                found[name] = sorted({*found.get(name, ()), *channels})
-    return {name: channels for name, channels in found.items() if channels}
 
 
 def badges(found: Found) -> list[tuple[str, str]]:

@@ -19,7 +19,7 @@ from featviz.rundir.atomic import atomic
 from featviz.rundir.destination import check_picture
 from featviz.rundir.image import DamagedError, DrawnGrid, ReadImage
 from featviz.rundir.read import ReadRun, read_run
-from featviz.text import read_ranges, safe_name
+from featviz.text import cut, read_ranges, safe_name
 
 _MARGIN, _GAP, _TEXT = 12, 4, 13
 """Pixels around the sheet, between cells and of its letters."""
@@ -85,7 +85,10 @@ def make_sheet(root: Path, options: SheetOptions) -> SheetResult:
     _check_size(grids, channels)
     lines, left_out = _cut(columns, channels, run.left_out)
     picture = _compose(
-        list(lines.values()), [_short(name) for name in lines], channels, options.transpose
+        list(lines.values()),
+        [cut(name, _LONGEST_NAME) for name in lines],
+        channels,
+        options.transpose,
     )
     out = options.out or Path(safe_name(f"sheet-{options.layer}.png"))
     check_picture(out, _SOFTWARE, "sheet of featviz")
@@ -98,14 +101,11 @@ def tile(picture: Image.Image, grid: DrawnGrid, channel: int) -> Image.Image:
     """Cut a channel's tile out of its grid, with all its slices side by side; RGB."""
     plan, side = grid.capture.plan, grid.capture.side
     first = _drawn(grid).index(channel) * side
-    height, width = plan.tile
-    strip = Image.new("RGB", (width * side, height))
+    strip = Image.new("RGB", (plan.tile[1] * side, plan.tile[0]))
     for n in range(side):
-        row, column = divmod(first + n, plan.columns)
-        left = plan.padding + column * (width + plan.padding)
-        top = plan.padding + row * (height + plan.padding)
-        cut = picture.crop((left, top, left + width, top + height))
-        strip.paste(cut.convert("RGB"), (n * width, 0))
+        left, top, width, height = plan.box(first + n)
+        one = picture.crop((left, top, left + width, top + height))
+        strip.paste(one.convert("RGB"), (n * width, 0))
     return strip
 
 
@@ -279,11 +279,6 @@ def _offsets(names: int, sizes: Sequence[int]) -> list[int]:
     for size in sizes:
         at.append(at[-1] + size + _GAP)
     return [*at[:-1], at[-1] - _GAP]
-
-
-def _short(name: str) -> str:
-    half = _LONGEST_NAME // 2
-    return name if len(name) <= _LONGEST_NAME else f"{name[: half - 1]}…{name[-half:]}"
 
 
 def _compose(

@@ -91,6 +91,8 @@ class _Entry(msgspec.Struct, omit_defaults=True):
     maps: int
     stats: list[str]
     """One for each column of stats.npz."""
+    top: int = 0
+    """Pixels above the grid, for its title."""
     channels: Sequence[int] | None = None
     collapsed: Mapping[str, Sequence[int]] | None = None
     over: bool = False
@@ -135,6 +137,7 @@ def entry(figure: Figure, stats: Floats, grey: bool, change: np.ndarray | None =
         padding=plan.padding,
         tile=plan.tile,
         size=figure.picture.size,
+        top=plan.top,
         slices=row.side,
         maps=row.maps,
         stats=_columns(stats),
@@ -171,7 +174,9 @@ def geometry(row: CaptureRow) -> str:
     plan = row.plan
     size = (plan.width, plan.height)
     entry = _Entry(
-        plan.columns, plan.padding, plan.tile, size, row.side, row.maps, [], row.channels
+        *(plan.columns, plan.padding, plan.tile, size, row.side, row.maps, []),
+        top=plan.top,
+        channels=row.channels,
     )
     return msgspec.json.encode(entry).decode()
 

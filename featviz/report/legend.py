@@ -9,7 +9,7 @@ from typing import Any
 
 from featviz.drawing import colormap, normalize
 from featviz.records import REDUCTIONS
-from featviz.report.words import number
+from featviz.report.words import is_saliency, number
 from featviz.rundir.read import ReadRun
 from featviz.rundir.schema import CaptureRow
 
@@ -26,12 +26,8 @@ class Entry:
 def legend(run: ReadRun, captures: Iterable[CaptureRow]) -> list[Entry]:
     """The entries that hold for these pictures."""
     options = run.record.get("options") or {}
-    named = str(options.get("cmap") or "grey")
     entries: dict[Entry, None] = {}
-    for cmap, words in {
-        (colormap.resolved(named, row.kind, row.overlay is not None), _words(row)): None
-        for row in captures
-    }:
+    for cmap, words in {(_colormap(row, options), _words(row, options)): None for row in captures}:
         for level, meaning in words:
             color = level if isinstance(level, str) else _color(cmap, level)
             if color is not None:
@@ -63,19 +59,46 @@ def key(row: CaptureRow, options: Mapping[str, Any]) -> Key:
     Args:
         options: those of its run.
     """
-    named = str(options.get("cmap") or "grey")
-    cmap = colormap.resolved(named, row.kind, row.overlay is not None)
+    cmap = _colormap(row, options)
     if row.reduce in REDUCTIONS and REDUCTIONS[row.reduce].colors:
         return Key("", "", "", (), False)
     colors = scale(cmap)
     grey = cmap in colormap.GREYS and row.overlay is None
     if row.range is None:
         return Key("min", "max", "of each map" if len(row.drawn) > 1 else "", colors, grey)
-    low, high = map(number, row.range)
+    low, high = _ends(row, *row.range)
     if row.layout == "rgb":  # kernels of three inputs
         return Key("", "", f"red, green and blue, each from {low} to {high}", (), False)
-    tiles = "kernels" if row.kind == "kernel" else "maps"
-    return Key(low, high, f"one scale for all {tiles}" if row.maps > 1 else "", colors, grey)
+    return Key(low, high, _shared(row), colors, grey)
+
+
+def _colormap(row: CaptureRow, options: Mapping[str, Any]) -> str:
+    """The colormap of a picture; the saliency of an image has no sign, and is no gradient there."""
+    named = str(options.get("cmap") or "grey")
+    kind = "output" if is_saliency(row) else row.kind
+    return colormap.resolved(named, kind, row.overlay is not None)
+
+
+def _ends(row: CaptureRow, low: float | None, high: float | None) -> tuple[str, str]:
+    """The values drawn darkest and brightest; with a sign where other values are drawn alike."""
+    mode = normalize.MODES.get(row.normalize)
+    if mode is None or not mode.clips:
+        return number(low), number(high)
+    if row.reduce is not None or row.layout == "mean":  # the row's extremes are not the tiles' own
+        below = above = bool(mode.takes)
+    else:
+        below = None in (row.min, low) or row.min < low  # type: ignore[operator]
+        above = None in (row.max, high) or row.max > high  # type: ignore[operator]
+    return "≤ " * below + number(low), "≥ " * above + number(high)
+
+
+def _shared(row: CaptureRow) -> str:
+    """What has the one scale."""
+    if row.maps == 1 or row.reduce is not None:
+        return ""
+    if row.constant is not None:
+        return "a stripe for each channel, whose map is constant; one scale for all"
+    return f"one scale for all {'kernels' if row.kind == 'kernel' else 'maps'}"
 
 
 @lru_cache
@@ -84,15 +107,17 @@ def scale(cmap: str) -> tuple[str, ...]:
     return tuple(color for level in _STOPS if (color := _color(cmap, level)) is not None)
 
 
-def _words(row: CaptureRow) -> tuple[tuple[int | str, str], ...]:
+def _words(row: CaptureRow, options: Mapping[str, Any]) -> tuple[tuple[int | str, str], ...]:
     """Grey levels 0..255, or colours, and what they stand for. Only maps by themselves are marked:
-    no overlay, and no tile of all channels."""
+    no overlay, no tile of all channels, and nothing under `--no-marks`."""
     if row.reduce in REDUCTIONS and (colors := REDUCTIONS[row.reduce].colors):
         return colors
     mode = normalize.MODES.get(row.normalize)
     if mode is None:
         return ()
-    return mode.over if mode.over is not None and row.overlay is not None else mode.legend
+    if mode.over is not None and row.overlay is not None:
+        return mode.over
+    return mode.legend if mode.shared or options.get("marks") is not False else ()
 
 
 def _color(cmap: str, level: int) -> str | None:

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from itertools import groupby
 
 import numpy as np
+from markupsafe import Markup
 
-from featviz.records import Floats, GridPlan
+from featviz.records import Floats, is_gradient
 from featviz.report import words
 from featviz.report.channels import ChannelTotals, Found
 from featviz.report.views import Figure, Group, ImagePage
@@ -42,10 +43,14 @@ class Tile:
     size: tuple[int, int]
     """Width and height of the whole picture."""
 
-    def shown(self, height: int) -> tuple[int, int]:
-        """Width and height on a page; a very wide or narrow map keeps a width that can be seen."""
-        width = round(height * self.box[2] / self.box[3])
-        return min(max(width, height // 2), 3 * height), height
+    def shown(self, height: int) -> Markup:
+        """Attributes of its element; a very wide or narrow map keeps a width that can be seen."""
+        left, top, across, down = self.box
+        width = min(max(round(height * across / down), height // 2), 3 * height)
+        return Markup(
+            f'width="{width}" height="{height}" viewBox="{left} {top} {across} {down}" '
+            'preserveAspectRatio="xMidYMid slice"'
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +85,11 @@ class Step:
         """Its grid in this run."""
         return self.group.figures[0]
 
+    @property
+    def backward(self) -> bool:
+        """Whether it is a gradient."""
+        return is_gradient(self.figure.row.kind)
+
 
 @dataclass(frozen=True)
 class Stage:
@@ -97,6 +107,11 @@ class Stage:
         """The last of its layers that has maps, which stands for it while it is folded."""
         with_maps = [step for step in self.steps if step.tiles]
         return with_maps[-1] if with_maps else None
+
+    @property
+    def backward(self) -> bool:
+        """Whether its tensors are gradients."""
+        return self.steps[0].backward
 
     @property
     def layers(self) -> int:
@@ -155,6 +170,8 @@ def _step(group: Group, stats: Floats, totals: ChannelTotals, guesses: Sequence[
 
 
 def _shape(row: CaptureRow) -> str:
+    if row.constant is not None:
+        return f"{row.maps} × {by(row.constant[1:])}, each constant"
     if is_numbers(row):
         return f"{row.maps} values"
     size = by(row.plan.map_size)
@@ -207,23 +224,17 @@ def _apart(points: np.ndarray, count: int) -> list[int]:
 def tile_of(row: CaptureRow, channel: int | None) -> Tile:
     """Where the first tile of a drawn channel is."""
     slot = 0 if channel is None else row.drawn.index(channel) * row.side
-    return Tile(channel, box_of(row.plan, slot), (row.plan.width, row.plan.height))
-
-
-def box_of(plan: GridPlan, slot: int) -> tuple[int, int, int, int]:
-    """Left, top, width and height of the n-th tile of a grid, in pixels."""
-    down, across = divmod(slot, plan.columns)
-    height, width = plan.tile
-    left = plan.padding + across * (width + plan.padding)
-    return left, plan.padding + down * (height + plan.padding), width, height
+    return Tile(channel, row.plan.box(slot), (row.plan.width, row.plan.height))
 
 
 def bars(row: CaptureRow, stats: Floats, guesses: Sequence[Class], count: int = _TOP) -> list[Bar]:
-    """The largest entries of a vector, with the names of classes where the vector is the model's
-    output: its values are the scores of the prediction."""
+    """The largest entries of a vector, of a gradient those of the largest magnitude; with the names
+    of classes where the vector is the model's output: its values are the scores of the
+    prediction."""
     values = np.nan_to_num(stats[:, 2].astype(np.float64), posinf=np.nan, neginf=np.nan)
     values = np.where(stats[:, 5] > 0, -np.inf, values)
-    top = np.argsort(-values, kind="stable")[:count]
+    order = np.where(np.isfinite(values), abs(values), -np.inf) if is_gradient(row.kind) else values
+    top = np.argsort(-order, kind="stable")[:count]
     top = top[np.isfinite(values[top])]
     if not len(top):
         return []
@@ -253,6 +264,16 @@ def _class_names(stats: Floats, guesses: Sequence[Class]) -> dict[int, str]:
 
 
 def _stages(steps: Sequence[Step]) -> list[tuple[str, list[Step]]]:
+    """Those of the forward pass, then those of the gradients, which come from the output back."""
+    passes = groupby(steps, key=lambda step: step.backward)
+    return [
+        (f"Gradients, {title}" if backward else title, own)
+        for backward, steps_of in passes
+        for title, own in _stages_of_pass(list(steps_of))
+    ]
+
+
+def _stages_of_pass(steps: Sequence[Step]) -> list[tuple[str, list[Step]]]:
     """By resolution; by the outermost module where there is one resolution, or they take turns."""
     runs = _runs(steps, _resolutions(steps))
     several = len({title for title, _ in runs} - {_VECTORS}) > 1
@@ -275,7 +296,7 @@ def _runs(steps: Sequence[Step], titles: Sequence[str]) -> list[tuple[str, list[
 def _resolutions(steps: Sequence[Step]) -> list[str]:
     """`28×28`. Single numbers between maps, as in squeeze-and-excitation, are of the stage in which
     they stand; those behind the last maps are a stage of their own."""
-    own = ["" if is_numbers(s.figure.row) else by(s.figure.row.plan.map_size) for s in steps]
+    own = [_resolution(step.figure.row) for step in steps]
     last = max((n for n, size in enumerate(own) if size), default=-1)
     here = next((size for size in own if size), "")
     found = []
@@ -283,3 +304,10 @@ def _resolutions(steps: Sequence[Step]) -> list[str]:
         here = size or (_VECTORS if n > last else here)
         found.append(here)
     return found
+
+
+def _resolution(row: CaptureRow) -> str:
+    """`28×28`; empty for single numbers."""
+    if row.constant is not None:
+        return by(row.constant[1:])
+    return "" if is_numbers(row) else by(row.plan.map_size)

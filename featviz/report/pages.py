@@ -12,6 +12,7 @@ from markupsafe import Markup
 
 from featviz.records import Floats
 from featviz.report import channels, words
+from featviz.report.audited import AuditViews
 from featviz.report.data import (
     Numbers,
     entries,
@@ -66,11 +67,32 @@ def render_single(views: ReportViews) -> str:
         for grids in scripts.values():
             known |= grids
     articles += [write.layer(layer) for layer in views.layers]
-    inside = {
-        name: Markup(asset(name)) for name in REPORT_ASSETS
-    }  # our own files, not to be escaped
-    inside["data"] = Markup(script(known))
-    return write.document(RUN_PAGE, "", [write.run(), *articles], inside=inside)
+    return write.document(RUN_PAGE, "", [write.run(), *articles], inside=_inside(script(known)))
+
+
+def render_audit(views: AuditViews, links: Links) -> Iterator[tuple[str, str]]:
+    """Yield the name and text of each file of the page of an audit; in one file, one text."""
+    engine = templates()
+    engine.globals |= {
+        "links": links,
+        "model": views.name,
+        "words": words,
+        "home": links.page(RUN_PAGE),
+        "badges": channels.badges,
+    }
+    macros: Any = engine.get_template("picture.html").module
+    engine.globals |= {"picture": lambda view, page: macros.picture(view, False, view.alt)}
+    article = fill(engine, "audited", views=views, pages={})
+    inside = _inside("") if links.inline else None
+    if not links.inline:
+        yield from ((name, asset(name)) for name in REPORT_ASSETS)
+    values = {"articles": [article], "assets": REPORT_ASSETS, "scripts": [], "inside": inside}
+    yield f"{RUN_PAGE}.html", fill(engine, "document", name="Audit", **values)
+
+
+def _inside(data: str) -> dict[str, Markup]:
+    """What a report of one file has inside: our own files, not to be escaped, and the grids."""
+    return {**{name: Markup(asset(name)) for name in REPORT_ASSETS}, "data": Markup(data)}
 
 
 def render_notebook(content: Mapping[str, Any]) -> str:
@@ -117,7 +139,7 @@ class _PageWriter:
         self._inputs: dict[tuple[str, bool], Markup] = {}
         runs = {False: views.run, True: views.other}
         self._options = {o: (run.record.get("options") or {}) for o, run in runs.items() if run}
-        if views.tiles is not None:
+        if views.form.tiles is not None:
             self._options = {o: {**own, "max_size": 1} for o, own in self._options.items()}
         self._around = {**_around(views.images), **_around(views.layers)}
         self._tensors = {
@@ -130,11 +152,13 @@ class _PageWriter:
             "links": links,
             "model": words.model_name(views.run),
             "labels": views.labels,
+            "form": views.form,
             "words": words,
             "home": links.page(RUN_PAGE),
             "totals_of": self.totals.of,
             "dark_count": self.totals.dark_count,
             "badges": channels.badges,
+            "audit": views.audit,
             "key_of": self._key,
             "spot": self.spot,
         }
@@ -173,8 +197,9 @@ class _PageWriter:
         drawn: Markup = self._draw(figure.picture, self.links.inline, f"Maps of {figure.row.label}")
         return drawn
 
-    def spot(self, group: Group, channel: int) -> str:
-        """The name of a channel's place on the page of its layer."""
+    def spot(self, group: Group, channel: int | str) -> str:
+        """The name of a channel's place on the page of its layer; of an empty one, how those of all
+        channels begin."""
         return f"{self._tensors[group.page, group.stem]}c{channel}"
 
     def run(self) -> Markup:
@@ -203,7 +228,7 @@ class _PageWriter:
 
     def layer(self, page: LayerPage) -> Markup:
         """The page of a layer."""
-        audited = channels.of_audit(self.views.audit, page.name)
+        audited = self.views.audit.of(page.name) if self.views.audit else {}
         rows = {
             group.id: channels.channel_rows(self.totals.of(group), audited) for group in page.groups
         }
@@ -216,7 +241,7 @@ class _PageWriter:
             page,
             rows=rows,
             audited=audited,
-            audit=self.views.audit,
+            suspects=self.views.audit.suspects(page.name, page.id) if self.views.audit else [],
             kernels=kernels,
             exemplars_of=lambda group: self.views.exemplars.get((page.id, group.stem), ()),
             channels_of=self._exemplars,

@@ -11,17 +11,18 @@ from typing import Any
 
 from markupsafe import Markup
 
-from featviz.errors import StoreError, UsageError
+from featviz.errors import StoreError
 from featviz.files import real
 from featviz.records.findings import FINDINGS
 from featviz.report import words
-from featviz.report.channels import of_audit
+from featviz.report.audited import AuditViews, arrange
 from featviz.report.links import InlineLinks, Links
 from featviz.report.pages import RUN_PAGE, asset, fill, templates
 from featviz.report.views import PictureView
 from featviz.rundir import SERIES_ASSETS
-from featviz.rundir.read import ReadRun, read_audit, read_run
-from featviz.rundir.schema import Audit, CaptureRow
+from featviz.rundir.audits import read_audit
+from featviz.rundir.read import ReadRun, read_run
+from featviz.rundir.schema import CaptureRow
 from featviz.rundir.series import read_steps
 from featviz.text import quoted
 
@@ -40,13 +41,12 @@ class ReadStep:
 
     number: int
     run: ReadRun
-    audit: Audit | None
+    audit: AuditViews | None
 
     @property
     def findings(self) -> int:
         """How many channels have a finding, all kinds together."""
-        rows = self.audit.layers if self.audit else []
-        return sum(len(channels) for row in rows for channels in row.findings.values())
+        return sum(count for _, count in self.audit.total) if self.audit else 0
 
 
 @dataclass(frozen=True)
@@ -159,7 +159,7 @@ class SeriesViews:
         audited = [step for step in self.steps if (n := _audited(step.audit, layer)) and n > 0]
         for step in audited:
             channels = max(channels, _audited(step.audit, layer))
-            for name, own in of_audit(step.audit, layer).items():
+            for name, own in step.audit.of(layer).items() if step.audit else ():
                 if name in FINDINGS:  # the record may be anybody's
                     found.setdefault(name, {})[step.number] = len(own)
         if not found:
@@ -188,7 +188,8 @@ def read_series(root: Path) -> SeriesViews:
     for number, path in read_steps(root).items():
         try:
             run = read_run(path)
-            steps.append(ReadStep(number, run, read_audit(path, None)))
+            audit = read_audit(path, None)
+            steps.append(ReadStep(number, run, None if audit is None else arrange(audit)))
         except StoreError as error:
             left_out[path.name] = error.message
         else:
@@ -198,22 +199,6 @@ def read_series(root: Path) -> SeriesViews:
         reason = next(iter(left_out.values()), "none is there")
         raise StoreError(f"{quoted(str(root))} has no step that can be shown: {reason}")
     return SeriesViews(root, tuple(steps), left_out)
-
-
-def check_alone(beside: Mapping[str, object]) -> None:
-    """Refuse what is shown beside a single run.
-
-    Args:
-        beside: options by their names, None where they are not given.
-
-    Raises:
-        UsageError: one is given.
-    """
-    if given := [name for name, value in beside.items() if value is not None]:
-        raise UsageError(
-            f"--{given[0]} is for the report of one step, and this is a series of them",
-            f"featviz report OUT/step-000100 --{given[0]} ...",
-        )
 
 
 def render_folder(views: SeriesViews, links: Links) -> Iterator[tuple[str, str]]:
@@ -257,9 +242,9 @@ def _frames(step: ReadStep, known: int) -> Iterator[tuple[Key, CaptureRow, str, 
             yield (row.index, row.label, row.place.stem), row, name, frame
 
 
-def _audited(audit: Audit | None, layer: str) -> int:
+def _audited(audit: AuditViews | None, layer: str) -> int:
     """How many channels of a layer an audit has looked at; 0 where it has not."""
-    rows = audit.layers if audit else []
+    rows = [one.row for one in (audit.layers if audit else ())]
     return max((row.channels for row in rows if (row.layer or row.label) == layer), default=0)
 
 

@@ -17,7 +17,7 @@ from featviz.report import words
 from featviz.rundir import INPUT_FILE
 from featviz.rundir.image import ReadImage
 from featviz.rundir.read import ReadRun
-from featviz.rundir.schema import Audit, CaptureRow, Class, Manifest
+from featviz.rundir.schema import CaptureRow, Class, Manifest
 from featviz.text import counted
 
 _WIDE = 3.0
@@ -58,6 +58,8 @@ class Figure:
     """The file that holds its numbers."""
     other: bool
     """Whether it belongs to the run that this one is compared with."""
+    titled: PictureView | None = None
+    """The figure of `--figure`, with a title, the input and a colour bar."""
 
     @property
     def brief(self) -> str:
@@ -66,6 +68,7 @@ class Figure:
         parts = [f"range {words.number(row.min)} to {words.number(row.max)}"]
         parts.append(f"zeros {words.percent(row.zero_fraction)}")
         parts += [f"{row.nonfinite:,} NaN or infinite"] if row.nonfinite else []
+        parts += [f"slices {side}"] if (side := words.slices(row)) else []
         return " · ".join(parts)
 
     @property
@@ -168,6 +171,20 @@ class LayerPage:
 
 
 @dataclass(frozen=True)
+class Form:
+    """How much of a run a report shows; all of it, but in one file that must stay small."""
+
+    bytes: float = 0.0
+    """Those of all its pictures, about."""
+    figures: bool = True
+    """Whether it shows the figures of `--figure`."""
+    smaller: bool = False
+    """Whether large maps have fewer pixels."""
+    tiles: int | None = None
+    """The most tiles that a layer shows; None for all."""
+
+
+@dataclass(frozen=True)
 class Silence:
     """A layer that gave no picture."""
 
@@ -187,13 +204,14 @@ class ReportViews:
     silent: tuple[Silence, ...]
     together: int
     """Images, one after another, whose numbers stand in the same scripts."""
-    audit: Audit | None = None
+    audit: Any = None
+    """The `audited.AuditViews` of its audit, if there is one."""
     kernels: Mapping[str, KernelView] = field(default_factory=dict)
     """By the names of their layers."""
     exemplars: Mapping[tuple[str, str], Sequence[Any]] = field(default_factory=dict)
     """`excited.ExemplarView`s by the page of a layer and the stem of a tensor."""
-    tiles: int | None = None
-    """The most tiles that a layer shows, where they are fewer so that one file stays small."""
+    form: Form = field(default_factory=Form)
+    """How much of the run is shown, where one file must stay small."""
     max_size: int = 0
     """Bytes that this file may have."""
 
@@ -235,10 +253,9 @@ class _Places:
 def arrange(
     run: ReadRun,
     other: ReadRun | None = None,
-    audit: Audit | None = None,
     kernels: tuple[ReadImage, Mapping[str, Any]] | None = None,
 ) -> ReportViews:
-    """Sort a run, one to compare it with, an audit, and kernels with their options into pages."""
+    """Sort a run, one to compare it with, and kernels with their options into pages."""
     places = _Places(run)
     others = {} if other is None else other.images
     images = tuple(
@@ -247,7 +264,8 @@ def arrange(
     )
     layers = tuple(_layer_pages(images))
     beside = {} if kernels is None else dict(_kernel_views(layers, *kernels))
-    return ReportViews(run, other, images, layers, _silent(run), places.images, audit, beside)
+    silent = _silent(run)
+    return ReportViews(run, other, images, layers, silent, places.images, kernels=beside)
 
 
 def _kernel_views(
@@ -273,9 +291,9 @@ def _image_page(number: int, image: ReadImage, other: ReadImage | None, at: _Pla
     groups = []
     for n, (key, row) in enumerate(shown.rows.items()):
         script = at.script(number, key)
-        figures = [shown.figure(key, script)]
+        figures = [shown.figure(key, script, at.page(key))]
         if beside is not None and (same := beside.same.get(key[1:])) is not None:
-            figures.append(beside.figure(same, script))
+            figures.append(beside.figure(same, script, at.page(key)))
         groups.append(Group(f"{id}-{n}", row.label, row.type, key[2], at.page(key), tuple(figures)))
     return ImagePage(
         id,
@@ -304,14 +322,19 @@ class _Shown:
         """Keys, by what does not depend on the position of a layer in its model."""
         self._numbers = {key: n for n, key in enumerate(self.rows)}
 
-    def figure(self, key: Key, script: str) -> Figure:
-        """The grid of a tensor."""
+    def figure(self, key: Key, script: str, page: str) -> Figure:
+        """The grid of a tensor, and its figure, which the page of its layer shows."""
         row, name = self.rows[key], self.image.name
         alt = f"{words.tiles(row)} of {row.label}, {row.place.stem}, of {name}"
         size = (row.plan.width, row.plan.height)
         id = f"{self.id}-{self._numbers[key]}"
         picture = PictureView(id, self.image, row.file, size, alt, self.home)
-        return Figure(picture, self.input, row, name, script, self.other)
+        titled = None
+        if row.figure is not None:
+            alt = f"Figure of {row.label}, {row.place.stem}, of {name}"
+            pixels = self.image.pixels[row.figure]
+            titled = PictureView(f"{id}-f", self.image, row.figure, pixels, alt, page)
+        return Figure(picture, self.input, row, name, script, self.other, titled)
 
 
 def _layer_pages(images: Sequence[ImagePage]) -> Iterator[LayerPage]:

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from markupsafe import Markup
 
 from featviz.layout.layouts import LAYOUTS
-from featviz.records import REDUCTIONS, Floats
+from featviz.records import KINDS, REDUCTIONS, SALIENCY, Floats, is_gradient
 from featviz.rundir.read import ReadRun
 from featviz.rundir.schema import CaptureRow, Manifest
 from featviz.text import by, counted, listed, ranges
+
+if TYPE_CHECKING:
+    from featviz.report.views import Form
 
 Facts = list[tuple[str, str]]
 """Pairs of a term and its value, in the order in which they are shown."""
@@ -61,6 +64,22 @@ def tiles(row: CaptureRow) -> str:
     return counted(len(row.drawn), "feature map")
 
 
+def is_saliency(row: CaptureRow) -> bool:
+    """Whether a picture is that of all channels of the gradient of an image."""
+    return row.key == SALIENCY and is_gradient(row.kind) and row.reduce is not None
+
+
+def tensor(row: CaptureRow) -> str:
+    """What a tensor is of its layer; empty for the output."""
+    if row.kind not in KINDS or row.kind == "output":
+        return ""
+    place = f"the layer’s {KINDS[row.kind].of}"
+    if not is_gradient(row.kind):
+        return place
+    what = "largest absolute value over the channels of " if is_saliency(row) else ""
+    return f"{what}the gradient at {place}"
+
+
 def reduced(way: str) -> str:
     """What one tile of all channels shows."""
     return REDUCTIONS[way].words if way in REDUCTIONS else way
@@ -81,8 +100,11 @@ def grid_facts(row: CaptureRow, dark: Sequence[int], options: Mapping[str, Any])
         facts.append(("Share a tile", _shared(row.collapsed)))
     if row.drawn != sorted(row.drawn) and (order := options.get("order")):
         facts.append(("Order", f"by {setting(order)} (--order)"))
-    if row.slices and row.slices[1] > 1:
-        facts.append(("Side by side", "{} of {} for each channel".format(*row.slices)))
+    if side := slices(row):
+        facts.append(("Side by side", f"for each channel {side}"))
+    if row.constant is not None:
+        one = f"each map of {by(row.constant[1:])} holds one value; drawn as a strip of the values"
+        facts.append(("Constant", one))
     facts.append(("Drawn", _drawn(row)))
     whole = ", of all channels" if row.reduce is not None else ""
     if row.mean is not None:
@@ -112,6 +134,14 @@ def _maps(row: CaptureRow, options: Mapping[str, Any]) -> str:
     return f"{drawn} of {row.maps} ({', '.join(reasons)})"
 
 
+def slices(row: CaptureRow) -> str:
+    """`5 of 24: 0, 6, 12, 17, 23`, the slices that stand side by side; empty where there is one."""
+    if not row.slices or row.slices[1] < 2:
+        return ""
+    drawn, held = row.slices
+    return f"{held}" if drawn == held else f"{drawn} of {held}: {channel_list(row.beside)}"
+
+
 def _shared(collapsed: Mapping[str, Sequence[int]]) -> str:
     """Which channels stand for which others."""
     groups = [f"{leader} for {channel_list(sorted(ids))}" for leader, ids in collapsed.items()]
@@ -127,6 +157,7 @@ def _drawn(row: CaptureRow) -> str:
         words = "each map by its own range"
     else:
         words = f"{number(low)} to {number(high)} ({row.normalize})"
+        words += ", which leaves out the extremes" * row.normalize.endswith("percentile")
     if row.overlay is not None:
         words += f", {percent(row.overlay)} over the input (--overlay)"
     return words
@@ -134,7 +165,11 @@ def _drawn(row: CaptureRow) -> str:
 
 def model_name(run: ReadRun) -> str:
     """What the model is called."""
-    model = run.record.get("model") or {}
+    return name_of(run.record.get("model") or {})
+
+
+def name_of(model: Mapping[str, Any]) -> str:
+    """The same, of `model` in a record."""
     return str(model.get("name") or model.get("file") or model.get("class") or "model")
 
 
@@ -172,6 +207,24 @@ def _image_count(run: ReadRun) -> str:
     parts += [f"{len(run.left_out):,} incomplete"] if run.left_out else []
     parts += [f"{run.missing:,} not reached"] if run.missing else []
     return ", ".join(parts)
+
+
+def form_lines(form: Form, most: int) -> Iterator[str]:
+    """What one file leaves out to stay small, in sentences.
+
+    Args:
+        most: bytes that it may have.
+    """
+    below = f"So that this file stays below {megabytes(most)}, "
+    if form.tiles is not None:
+        yield (
+            f"{below}each layer shows at most {form.tiles} of its maps, the most telling ones. The "
+            "numbers are those of all."
+        )
+    if form.smaller:
+        yield f"{below}large maps have fewer pixels than in the run’s own pictures."
+    if not form.figures:
+        yield f"{below}it leaves out the run’s figures (--figure)."
 
 
 def dotted(name: str) -> Markup:

@@ -217,18 +217,20 @@ def read_image(root: Path, folder: str, hold: bool = False) -> ReadImage:
     with _blamed(folder), Folder(root, folder) as opened:
         manifest = _read_manifest(opened)
         numbers = stats_of(opened, manifest.captures)
-        sizes = {}
+        sizes, pixels = {}, {}
         for row in manifest.captures:
             plan = row.plan
             sizes[row.file] = check_picture(opened, row.file, (plan.width, plan.height))
-            for name in row.files[1:]:
-                sizes[name] = opened.size(name)
+            if row.tensor is not None:
+                sizes[row.tensor] = opened.size(row.tensor)
+            if row.figure is not None:
+                pixels[row.figure], sizes[row.figure] = png_header(opened, row.figure)
         head, sizes[INPUT_FILE] = opened.head(INPUT_FILE, _PNG_HEAD)
         shown = _png_size(opened, INPUT_FILE, head)
         if (expected := manifest.input.shown) is not None and shown != expected:
             raise _wrong_size(opened, INPUT_FILE, shown, expected)
         _check_bytes(opened, manifest, {**sizes, STATS_FILE: opened.size(STATS_FILE)})
-    return ReadImage(root, folder, manifest, shown, sizes, numbers if hold else None)
+    return ReadImage(root, folder, manifest, shown, sizes, numbers if hold else None, pixels)
 
 
 def _check_bytes(folder: Folder, manifest: Manifest, sizes: Mapping[str, int]) -> None:

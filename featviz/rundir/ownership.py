@@ -66,6 +66,7 @@ _LAYER_FILE = re.compile(
 _IMAGE_FILES = (MANIFEST_FILE, STATS_FILE, INPUT_FILE)
 """Files in the folder of each image."""
 _EXEMPLAR_FILE = re.compile(r"\d{3,}_[^/]+/[^/]+(/[^/]+){0,2}\.png")
+_SUSPECTS_FILE = re.compile(r"suspects/[^/]+\.png")
 _REPORT_FILE = re.compile(r"(image|layer)-\d+\.(html|js)|index\.(html|js)|grids-\d+-\d+\.js")
 _SCRIPT = b"window.FEATVIZ"
 
@@ -146,19 +147,14 @@ def of_run(root: Path) -> Claim | None:
     record = _record(root, RUN_FILE)
     if record is None or not _is_run(record):
         return None
-    report = _report_files(root / REPORT)
+    report = _own_reports(root)
     bases = bool(record["options"].get("shared_basis"))
     known = {RUN_FILE, *([BASES_FILE] if bases else [])}
     known |= _audit_files(root) if (root / AUDIT_FILE).is_file() else set()
-    if _is_page(root, REPORT_FILE):
-        known.add(REPORT_FILE)
-    if is_archive_of_report(root / REPORT_ZIP):
-        known.add(REPORT_ZIP)
     images = _Images(root, record)
 
     def owns(way: str) -> bool:
-        inside = way.removeprefix(f"{REPORT}/")
-        return way in known or (inside != way and report(inside)) or images.owns(way)
+        return way in known or report(way) or images.owns(way)
 
     manifests = tuple(str(PurePosixPath(way) / MANIFEST_FILE) for way in images.complete)
     return Claim(
@@ -168,14 +164,21 @@ def of_run(root: Path) -> Claim | None:
 
 def of_audit(root: Path) -> Claim | None:
     """The audit that a folder holds, of one model or of several."""
-    listed = _audit_files(root)
+    listed, folders = _audit_files(root), [""]
     if (several := _record(root, MODELS_FILE)) is not None and "models" in several:
         rows = several["models"]
         labels = [row.get("model") for row in rows] if _are_dicts(rows) else []
-        folders = [safe_name(f"{n:02d}_{label}") for n, label in enumerate(labels)]
-        inside = {f"{name}/{way}" for name in folders for way in _audit_files(root / name)}
+        folders += [f"{safe_name(f'{n:02d}_{label}')}/" for n, label in enumerate(labels)]
+        inside = {f"{name}{way}" for name in folders[1:] for way in _audit_files(root / name)}
         listed |= {MODELS_FILE, "models.png", *inside}
-    return Claim(root, {}, listed.__contains__) if listed else None
+    reports = [(name, _own_reports(root / name)) for name in folders]
+
+    def owns(way: str) -> bool:
+        return way in listed or any(
+            way.startswith(name) and report(way.removeprefix(name)) for name, report in reports
+        )
+
+    return Claim(root, {}, owns) if listed else None
 
 
 def of_diff(root: Path) -> Claim | None:
@@ -246,6 +249,11 @@ def is_archive_of_report(path: Path) -> bool:
 def is_exemplar_file(way: str) -> bool:
     """Whether a file has a name that pictures of exemplars have."""
     return _EXEMPLAR_FILE.fullmatch(way) is not None and files.is_inside(way)
+
+
+def is_suspects_file(way: str) -> bool:
+    """Whether a file has a name that pictures of an audit's suspects have."""
+    return _SUSPECTS_FILE.fullmatch(way) is not None and files.is_inside(way)
 
 
 def is_page(path: Path) -> bool:
@@ -350,8 +358,21 @@ def _audit_files(root: Path) -> set[str]:
     if record is None or not {"featviz", "model", "options", "layers", "total"} <= record.keys():
         return set()
     drawn = _listed(record.get("drawn"), "file")
-    pictures = {way for way in drawn if re.fullmatch(r"suspects/[^/]+\.png", way)}
+    pictures = {way for way in drawn if is_suspects_file(way)}
     return {AUDIT_FILE, "channels.npz", "apoz.png", *pictures}
+
+
+def _own_reports(root: Path) -> Owns:
+    """The reports that stand in the folder of what they show."""
+    known = {REPORT_FILE} if _is_page(root, REPORT_FILE) else set()
+    known |= {REPORT_ZIP} if is_archive_of_report(root / REPORT_ZIP) else set()
+    report = _report_files(root / REPORT)
+
+    def owns(way: str) -> bool:
+        inside = way.removeprefix(f"{REPORT}/")
+        return way in known or (inside != way and report(inside))
+
+    return owns
 
 
 def _report_files(root: Path) -> Owns:

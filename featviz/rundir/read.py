@@ -16,10 +16,9 @@ from typing import Any
 
 from featviz import files
 from featviz.errors import FileError, StoreError
-from featviz.files import Folder
-from featviz.rundir import AUDIT_FILE, INPUT_FILE, MANIFEST_FILE, RUN_FILE, STATS_FILE, schema
+from featviz.rundir import INPUT_FILE, MANIFEST_FILE, RUN_FILE, STATS_FILE, schema
 from featviz.rundir.image import ReadImage, read_image
-from featviz.rundir.schema import MOST_RECORD, Audit, RunRecord
+from featviz.rundir.schema import MOST_RECORD, RunRecord
 from featviz.text import quoted, safe_way
 
 MOST_HELD = 8 * 2**30
@@ -125,31 +124,6 @@ def read_json(path: Path) -> dict[str, Any]:
         raise StoreError(f"{quoted(str(path))} {error}") from None
     record: dict[str, Any] = content
     return record
-
-
-def read_audit(root: Path, given: Path | None) -> Audit | None:
-    """The audit that was asked for, a file or its folder, or the run's own; None where it has none.
-
-    Raises:
-        StoreError: it is no audit.json.
-    """
-    path = root / AUDIT_FILE if given is None else given
-    if given is not None and path.is_dir():
-        path /= AUDIT_FILE
-    try:
-        if given is None:
-            with Folder(root) as folder:
-                return schema.check_audit(folder.read_json(AUDIT_FILE, MOST_RECORD))
-        return schema.check_audit(files.read_json(path, MOST_RECORD))
-    except FileNotFoundError as error:
-        if given is None:
-            return None
-        reason = str(error.strerror)
-    except (FileError, ValueError) as error:
-        reason = str(error)
-    raise StoreError(
-        f"{quoted(str(path))} is no audit.json: {reason}", "give one that featviz audit wrote"
-    )
 
 
 def read_record(root: Path) -> tuple[dict[str, Any], RunRecord]:

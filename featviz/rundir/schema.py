@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Annotated, Any, TypedDict, TypeVar
+from typing import Annotated, Any, NotRequired, TypedDict, TypeVar
 
 import msgspec
 from msgspec import Meta
@@ -50,6 +50,8 @@ class GridFields(TypedDict):
     tile: Annotated[list[_Pixels], _Two]
     """Height and width."""
     scale: _Pixels | Annotated[list[_Pixels], _Two]
+    top: NotRequired[Annotated[int, Meta(ge=0, le=_LARGEST)]]
+    """Height of the title; a grid without one has no such field."""
 
 
 @dataclass(frozen=True)
@@ -118,8 +120,9 @@ class CaptureRow(Capture):
         scale = grid["scale"]
         down, across = (scale, scale) if isinstance(scale, int) else scale
         (height, width), columns = grid["tile"], grid["nrow"]
-        size = (height // down, width // across)
-        return GridPlan(tiles, columns, -(-tiles // columns), size, (down, across), grid["padding"])
+        size, rows = (height // down, width // across), -(-tiles // columns)
+        top = grid.get("top", 0)
+        return GridPlan(tiles, columns, rows, size, (down, across), grid["padding"], top)
 
     @property
     def files(self) -> list[str]:
@@ -303,6 +306,24 @@ class AuditRow:
     """Channels, by what was found."""
     layer: _Text | None = None
     type: _Text = ""
+    apoz: Annotated[float, Meta(ge=0, le=1)] | None = None
+    """Average percentage of zeros, as a share; None where no activation gives zeros."""
+
+
+@dataclass(frozen=True)
+class DrawnSuspects:
+    """A row of `drawn` of audit.json: a picture."""
+
+    layer: _Text
+    channels: list[_Channel]
+    """From the top."""
+    suspects: _Count
+    """All channels of the layer with a finding."""
+    file: _Text
+    shown: _Text = ""
+    """The layer whose maps are drawn."""
+    rows: Annotated[list[_Pixels], _Two] | None = None
+    """Where the first channel's row begins, and how high each is; None in older ones."""
 
 
 @dataclass(frozen=True)
@@ -311,6 +332,13 @@ class Audit:
 
     images: Seen
     layers: list[AuditRow]
+    drawn: list[DrawnSuspects] = field(default_factory=list)
+    model: dict[_Text, Any] = field(default_factory=dict)
+    options: dict[_Text, Any] = field(default_factory=dict)
+    featviz: _Text = ""
+    torch: _Text = ""
+    device: _Text = ""
+    preprocessing: _Text = ""
 
     @property
     def clean(self) -> bool:

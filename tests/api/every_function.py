@@ -34,6 +34,10 @@ def use_all(folder: Path) -> list[str]:
     drawn: Image.Image = fv.grid(captured["1"][0], normalize="symmetric", nrow=2)
     assert drawn.height
 
+    page = fv.look(model, photo, [nn.Conv2d], folder / "look.png", size=16, maps=2, by="value")
+    seen: Image.Image = page.image
+    assert seen.size == page.image.size and page.layers[0].layer == "0"
+
     listed = fv.layers(model, "Conv2d", functions=True, size=16)
     counted = fv.summary(model, depth=1, sort="macs", size=16)
     kernels = fv.kernels(model, scale=2)
@@ -51,6 +55,7 @@ def use_all(folder: Path) -> list[str]:
         result,
         written,
         fed,
+        page,
         listed,
         counted,
         kernels,

@@ -49,6 +49,7 @@ def test_the_notebook_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     }
     pages = {line: html for line, html in shown.items() if html}
     assert all(len(html) < 2_000_000 and "cannot be read" not in html for html in pages.values())
+    assert len(re.findall("<img", pages["featviz.look(model, photo, maps=6)"])) == 1
     assert len(re.findall("<img", pages["result"])) == 7
     assert len(re.findall("<img", pages["featviz.kernels(model)"])) == 3
     assert pages["featviz.layers(model, size=28)"].count("<tr>") == 13

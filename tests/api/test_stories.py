@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -38,6 +39,98 @@ def test_layers_and_summary_are_those_of_the_commands(
     counted = fv.summary(tiny, sort="macs", **AS_IT_IS)
     assert json.loads(json.dumps(counted.as_json())) == told
     assert repr(counted) == "<SummaryTable: 137 parameters, 51,860 MACs>"
+
+
+def test_look_is_the_page_of_the_command(
+    featviz: CLI, tiny: nn.Module, tiny_file: Path, picture: Path, tmp_path: Path
+) -> None:
+    """The same pixels, prediction and numbers, for a path and for an image in memory; without `out`
+    nothing is written, and training stays on."""
+    flags = (*FLAGS, "--layers", "0,1", "--maps", "2", "--cmap", "magma", "--json")
+    told = json.loads(featviz("look", tiny_file, picture, *flags, "--out", tmp_path / "a.png").out)
+    options = {"layers": ["0", "1"], "maps": 2, "cmap": "magma", **AS_IT_IS}
+    page = fv.look(tiny_file, picture, out=tmp_path / "b.png", **options)
+    wanted = np.asarray(Image.open(tmp_path / "a.png"))
+    assert np.array_equal(np.asarray(page.image), wanted)
+    assert np.array_equal(np.asarray(Image.open(tmp_path / "b.png")), wanted)
+    assert page.out == tmp_path / "b.png"
+    assert json.loads(json.dumps([row.as_json() for row in page.layers])) == told["layers"]
+    files = sorted(tmp_path.rglob("*"))
+    tiny.train()
+    again = fv.look(tiny, Image.open(picture), **options)
+    assert all(module.training for module in tiny.modules())
+    assert sorted(tmp_path.rglob("*")) == files and again.out is None
+    assert again.layers == page.layers
+    assert np.array_equal(np.asarray(again.input), np.asarray(Image.open(picture)))
+    shown = again._repr_html_()
+    assert shown.count("<img ") == 1 and "LookPage of image-0.png: 2 layers" in shown
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"maps": 0}, "maps 0 is below 1"),
+        ({"by": "size"}, "by 'size' is not one of 'deviation', 'value'"),
+        ({"cmap": "virids"}, "cmap 'virids' is no colormap of matplotlib"),
+        ({"out": "page.jpg"}, "out page.jpg: look writes PNG"),
+        ({"layers": "Conv3d"}, "Conv3d"),
+        ({"map": 3}, "no option map"),
+    ],
+)
+def test_look_refuses_bad_values(
+    options: dict[str, Any], message: str, tiny: nn.Module, picture: Path
+) -> None:
+    """In one line, in the words of keywords."""
+    with pytest.raises(UsageError, match=message) as caught:
+        fv.look(tiny, picture, **options)
+    assert "--" not in str(caught.value) + str(caught.value.hint)
+
+
+def test_warnings_speak_of_keywords(
+    tiny: nn.Module, picture: Path, tmp_path: Path, messages: pytest.LogCaptureFixture
+) -> None:
+    """Those of the caller's thread and of the encoders; behind the call, and in the logs of others,
+    words are as they are."""
+
+    def watched(image: Image.Image) -> torch.Tensor:
+        logging.getLogger("another").warning("not ours: --size %d", 3)
+        return torch.full((3, 20, 24), float("nan"))
+
+    before = logging.getLogRecordFactory()
+    fv.run(tiny, picture, "0", labels=True, scale=1, size=8)
+    fv.run(tiny, picture, "0", transform=watched)
+    seen = messages.messages
+    assert any(text.startswith("preprocessing is a guess, preset='imagenet' (") for text in seen)
+    assert any("size, crop, mean and std change it" in text for text in seen)
+    assert any("NaN or infinite values" in text for text in seen)
+    assert {text for text in seen if "--" in text} == {"not ours: --size 3"}
+    assert logging.getLogRecordFactory() is before
+    with pytest.raises(FeatvizError):
+        fv.run(tiny, tmp_path / "none.png", "0")
+    assert logging.getLogRecordFactory() is before
+    logging.getLogger("featviz.pipeline").warning("--size is as it is")
+    assert messages.messages[-1] == "--size is as it is"
+
+
+def test_a_factory_of_log_records_that_the_caller_sets_stays(
+    tiny: nn.Module, messages: pytest.LogCaptureFixture
+) -> None:
+    """Also where it is set while a function runs, on top of ours; later calls still translate."""
+    before = logging.getLogRecordFactory()
+    try:
+        with fv.capture(tiny, "0"):
+            ours = logging.getLogRecordFactory()
+            logging.setLogRecordFactory(lambda *args, **kw: ours(*args, **kw))
+            theirs = logging.getLogRecordFactory()
+        assert logging.getLogRecordFactory() is theirs
+        fv.layers(tiny, size=8)
+        log = logging.getLogger("featviz.pipeline")
+        log.warning("--size %d", 3)
+        with fv.capture(tiny, "0"):
+            log.warning("--size %d", 4)
+        assert messages.messages[-2:] == ["--size 3", "size 4"]
+    finally:
+        logging.setLogRecordFactory(before)
 
 
 def test_kernels_are_those_of_the_command(

@@ -81,7 +81,7 @@ def _names(kind: type) -> set[str]:
 
 def test_the_typed_keywords_are_the_fields_of_the_records() -> None:
     """No field without a type, and no type without a field."""
-    of_runs = {"figure", "first", "shared_basis", "format", "flat", "tensors"}
+    of_runs = {"titles", "figure", "first", "shared_basis", "format", "flat", "tensors"}
     assert _names(keywords.GridKeywords) | of_runs == {f.name for f in fields(DrawOptions)}
     assert _names(keywords.ModelKeywords) == names_of(ModelOptions)
     assert _names(keywords.InputKeywords) == names_of(InputOptions) | {"forward_args"}

@@ -84,6 +84,7 @@ def test_suspects_are_drawn_with_the_images_that_excite_them_most(
     (drawn,) = json.loads((out / "audit.json").read_text())["drawn"]
     assert drawn == {
         "layer": "1", "shown": "1", "channels": [1], "suspects": 1, "file": "suspects/1.png",
+        "rows": [42, 112],
     }  # fmt: skip
     pixels = np.asarray(Image.open(out / drawn["file"]))
     reds = [v for v in (250, 200, 160, 120) if (pixels == (v, 0, 0)).all(-1).sum() > 2000]
@@ -115,7 +116,7 @@ def test_a_broken_image_is_named_and_the_others_count(
     (noise / "bad.png").write_bytes(b"no image")
     out = tmp_path / "out"
     done = featviz("audit", *planted_call("shared"), noise, "--out", out)
-    assert done.code == 3 and "error: bad.png: bad.png is no image" in done.err
+    assert done.code == 3 and "error: bad.png is no image" in done.err
     assert "6 images seen" in done.err
     done = featviz("audit", *planted_call("shared"), noise / "bad.png", "--out", tmp_path / "none")
     assert done.code == 1 and "no image of 1 went through" in done.err

@@ -244,7 +244,7 @@ def test_the_last_line_of_a_run_names_what_failed_and_how_to_look(
     monkeypatch.chdir(here)
     out = tmp_path / "my maps"
     done = featviz("run", "model.pth", "photos", "empty.png", "--layers", "b1", "--out", out)
-    assert done.code == 3 and "error: empty.png: empty.png is empty" in done.err
+    assert done.code == 3 and "error: empty.png is empty" in done.err
     assert done.err.splitlines()[-1] == (
         f"1 picture of 1 image in {out}; 1 image failed: empty.png (see run.json); "
         f"to look at them: featviz report '{out}' --open"

@@ -143,6 +143,7 @@ def test_threads_and_libraries_make_no_difference(
     for threads, library in (("1", "onednn"), ("2", "onednn"), ("1", "none")):
         out = tmp_path / f"{threads}-{library}"
         command = ["run", "mobilenet_v2", photos / "a.png", "--weights", "none", "-q", *kept]
+        command += ["--size", "96"]
         command += ["--layers", "Conv2d,BatchNorm2d,ReLU6,Linear", "--out", out]
         script = [sys.executable, "-c", THREADS, threads, library, *map(str, command)]
         subprocess.run(script, check=True, env={**os.environ, "OMP_NUM_THREADS": threads})

@@ -138,13 +138,27 @@ def first_channel(content: dict[str, Any]) -> dict[str, Any]:
     ("change", "words"),
     [
         (lambda c: c["options"].update(by="median"), "neither max nor mean"),
-        (lambda c: c["options"].update(top=10**9), "options.top is not 1 to 1000"),
+        pytest.param(
+            lambda c: c["options"].update(top=10**9),
+            "options.top is not 1 to 1000",
+            marks=pytest.mark.slow,
+        ),
         (lambda c: first_channel(c).update(file="../../secret.png"), "no name of a channel's"),
-        (lambda c: first_channel(c).update(file=None), "has 4 exemplars"),
-        (lambda c: c["layers"][0].update(sheet="/etc/passwd"), "no name of a sheet"),
-        (lambda c: c["layers"][0].update(channels=3), "channels"),
-        (lambda c: c.update(schema_version=99), "schema version 99"),
-        (lambda c: c["images"].update(total=-1), "total"),
+        pytest.param(
+            lambda c: first_channel(c).update(file=None), "has 4 exemplars", marks=pytest.mark.slow
+        ),
+        pytest.param(
+            lambda c: c["layers"][0].update(sheet="/etc/passwd"),
+            "no name of a sheet",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            lambda c: c["layers"][0].update(channels=3), "channels", marks=pytest.mark.slow
+        ),
+        pytest.param(
+            lambda c: c.update(schema_version=99), "schema version 99", marks=pytest.mark.slow
+        ),
+        pytest.param(lambda c: c["images"].update(total=-1), "total", marks=pytest.mark.slow),
     ],
 )
 def test_a_part_that_somebody_else_wrote(

@@ -18,6 +18,8 @@ from featviz.models.preprocess import InputOptions
 from .nets import COMPUTED, MEASURED, Tokens
 
 HEIGHT, WIDTH = 20, 17
+LONG = ("mirrored", "padding", "same", "channels last", "corners", "bilinear")
+"""Those whose gradients take longest."""
 Boxes = dict[tuple[int, int], tuple[int, int, int, int] | None]
 
 
@@ -56,7 +58,10 @@ def by_gradient(net: nn.Module, size: tuple[int, int], images: int = 48) -> Boxe
 
 
 @pytest.mark.filterwarnings("ignore:Using padding='same'")
-@pytest.mark.parametrize("name", COMPUTED)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=pytest.mark.slow if name in LONG else ()) for name in COMPUTED],
+)
 def test_what_the_functions_tell_is_what_gradients_say(name: str) -> None:
     """Every place of the last layer, at borders and in the middle, pixel for pixel."""
     net = COMPUTED[name]()
@@ -127,8 +132,8 @@ def test_what_has_no_gradient_is_shown_whole() -> None:
         ("conv1", 7),
         ("maxpool", 11),
         ("layer1", 43),
-        ("layer2", 99),
-        ("layer3", 211),
+        pytest.param("layer2", 99, marks=pytest.mark.slow),
+        pytest.param("layer3", 211, marks=pytest.mark.slow),
         ("layer4", 435),
     ],
 )
@@ -142,11 +147,11 @@ def test_resnet18_sees_what_is_known_of_it(layer: str, sees: int) -> None:
 @pytest.mark.parametrize(
     ("name", "maps"),
     [
-        ("densenet121", "features"),
-        ("googlenet", "inception5b"),
+        pytest.param("densenet121", "features", marks=pytest.mark.slow),
+        pytest.param("googlenet", "inception5b", marks=pytest.mark.slow),
         ("mobilenet_v3_small", "features"),
-        ("shufflenet_v2_x0_5", "conv5"),
-        ("convnext_tiny", "features"),
+        pytest.param("shufflenet_v2_x0_5", "conv5", marks=pytest.mark.slow),
+        pytest.param("convnext_tiny", "features", marks=pytest.mark.slow),
         pytest.param("inception_v3", "Mixed_7c", marks=pytest.mark.slow),
         pytest.param("efficientnet_b0", "features", marks=pytest.mark.slow),
         pytest.param("regnet_y_400mf", "trunk_output", marks=pytest.mark.slow),

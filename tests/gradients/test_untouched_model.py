@@ -177,11 +177,11 @@ def test_nothing_of_a_graph_outlives_its_image(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_memory_stays_flat_over_100_images_with_gradients(tmp_path: Path) -> None:
-    """The process grows by less than 30 MB after the tenth image; 90 graphs of resnet18 at this
-    size would take more than 150 MB."""
+def test_memory_stays_flat_over_40_images_with_gradients(tmp_path: Path) -> None:
+    """The process grows by less than 20 MB after the tenth image; 30 graphs of resnet18 at this
+    size would take more than 50 MB."""
     (tmp_path / "in").mkdir()
-    for index in range(100):
+    for index in range(40):
         (tmp_path / "in" / f"{index:03d}.jpg").write_bytes(SPHERES.read_bytes())
     resident: list[int] = []
 
@@ -193,8 +193,8 @@ def test_memory_stays_flat_over_100_images_with_gradients(tmp_path: Path) -> Non
     drawn = RunOptions("ReLU", tmp_path / "out", inputs=options, passes=passes)
     model = adopt(models.resnet18().eval(), options)
     run(model, [str(tmp_path / "in")], drawn, watch)
-    assert len(resident) == 100
-    assert max(resident[10:]) - resident[9] < 30e6
+    assert len(resident) == 40
+    assert max(resident[10:]) - resident[9] < 20e6
 
 
 class Anchored(nn.Module):

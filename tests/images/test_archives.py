@@ -104,7 +104,7 @@ def test_members_may_come_in_a_list(
     assert names("-", stdin=listed.encode()) == ["01.png", "02.png", "nothing.png"]
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(listed.encode())))
     done = featviz("run", tiny_file, "-", *SMALL, "--out", tmp_path / "out")
-    assert done.code == 3 and "error: nothing.png: nothing.png is no file" in done.err
+    assert done.code == 3 and "error: nothing.png is no file" in done.err
     assert complete(tmp_path / "out") == ["01.png", "02.png"]
 
 

@@ -221,7 +221,7 @@ def broken(kind: str, path: Path) -> None:
         ("truncated jpeg", "cannot be read: .*truncated"),
         ("header", "cannot be read|no image"),
         ("empty", "is empty"),
-        ("text", "is no image that Pillow can read"),
+        ("text", "is no image that featviz reads: it looks like text"),
         ("folder", "is no file"),
         ("missing", "is no file"),
     ],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -31,14 +32,21 @@ if __name__ == "__main__":
 """
 
 
-@pytest.fixture(params=[True, False], ids=["zip", "legacy"])
-def script(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The folder of a script that has saved a model of its own class, which is `__main__.Net`."""
-    folder, elsewhere = tmp_path / "work", tmp_path / "elsewhere"
-    folder.mkdir()
-    elsewhere.mkdir()
+@pytest.fixture(scope="module", params=[True, False], ids=["zip", "legacy"])
+def saved(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What a script has left that saved a model of its own class, which is `__main__.Net`."""
+    folder = tmp_path_factory.mktemp("saved")
     (folder / "user_train.py").write_text(SCRIPT % request.param)
     subprocess.run([sys.executable, "user_train.py"], cwd=folder, check=True)
+    return folder
+
+
+@pytest.fixture
+def script(saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder of it for one test, which is not the current one."""
+    folder, elsewhere = tmp_path / "work", tmp_path / "elsewhere"
+    shutil.copytree(saved, folder)
+    elsewhere.mkdir()
     monkeypatch.chdir(elsewhere)
     return folder
 

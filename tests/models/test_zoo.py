@@ -220,7 +220,7 @@ def report(name: str, image: Manifest) -> None:
     print(f"\n{name}: {dict(drawn)}, never ran: {len(image.never_ran)}, skipped: {dict(skipped)}")
 
 
-LARGEST = 30_000_000
+LARGEST = 8_000_000
 """Parameters of a model that is run; of a family of larger ones the smallest is run. (That all 121
 are found from their state dicts is tests/models/test_weights.py's to show.)"""
 

@@ -51,27 +51,38 @@ YOLO = {
 RESNET = {"embedding_size": 8, "hidden_sizes": [8, 16, 24, 32], "depths": [1, 1, 2, 1]}
 
 
+QUICK = {"resnet18", "squeezenet1_1", "mobilenetv4_conv_small"}
+
+
+def cases(models: dict[str, str]) -> list[Any]:
+    """Those that run between edits; all others are slow."""
+    return [
+        pytest.param(*case, id=case[0], marks=() if case[0] in QUICK else pytest.mark.slow)
+        for case in models.items()
+    ]
+
+
 def looked_at(model: nn.Module, height: int, width: int) -> list[str]:
     """Names of the layers that are drawn where none are named."""
     loaded = adopt(model.eval(), InputOptions(size=(height, width), channels=3))
     return [one.name for one in choose_layers(loaded, None, [torch.zeros(1, 3, height, width)])]
 
 
-@pytest.mark.parametrize(("name", "names"), TORCHVISION.items())
+@pytest.mark.parametrize(("name", "names"), cases(TORCHVISION))
 def test_models_of_torchvision(name: str, names: str) -> None:
     """The first convolution, and the block or stage that ends each resolution."""
     found = looked_at(models.get_model(name, weights=None), 224, 224)
     assert [layer.removeprefix("features.") for layer in found] == names.split()
 
 
-@pytest.mark.parametrize(("name", "names"), TIMM.items())
+@pytest.mark.parametrize(("name", "names"), cases(TIMM))
 def test_models_of_timm(name: str, names: str) -> None:
     """Stages whole, and no Identity, Dropout or norm behind them."""
     timm = pytest.importorskip("timm", reason="timm is not installed")
     assert looked_at(timm.create_model(name), 224, 224) == names.split()
 
 
-@pytest.mark.parametrize(("name", "names"), YOLO.items())
+@pytest.mark.parametrize(("name", "names"), cases(YOLO))
 def test_models_of_ultralytics(name: str, names: str) -> None:
     """The ends of the backbone's and the neck's stages, on the way down, up and down again."""
     files: Any = pytest.importorskip(

@@ -136,7 +136,7 @@ def test_geometry_of_the_script_is_the_manifests(tmp_path: Path) -> None:
     with Image.open(next(root.rglob("output.png"))) as picture:
         assert own["size"] == list(picture.size)
     text = pages(root)["image-000.html"].text
-    assert "2 of 9 (--max-maps)" in text and "2 of 7 for each channel" in text
+    assert "2 of 9 (--max-maps)" in text and "for each channel 2 of 7: 0–1" in text
 
 
 def test_compared_runs_stand_side_by_side(root: Path, tmp_path: Path) -> None:

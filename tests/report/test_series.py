@@ -139,7 +139,7 @@ def test_one_file_holds_everything(series: Path) -> None:
     first = next((series / "step-000000" / "a.png").glob("001_*/output.png")).read_bytes()
     assert len(pictures) == 12 and all(src.startswith("data:image/png") for src in pictures)
     assert base64.b64decode(pictures[0].split(",")[1]) == first
-    with pytest.raises(StoreError, match=r"one file is to have at most 0\.01 MB"):
+    with pytest.raises(StoreError, match=r"--max-size is 0\.01 MB"):
         build_report(series, ReportOptions(single_file=True, max_size=10_000))
 
 

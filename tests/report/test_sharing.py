@@ -31,7 +31,9 @@ def noisy(tmp_path: Path) -> Path:
     stats = rng.random((MAPS, 6), np.float32)
     stats[:, 1] += 2
     stats[:, 4:] = 0
-    row = Drawn("conv1", index=1, type="Conv2d", maps=MAPS, nrow=6, tile=(40, 40), stats=stats)
+    row = Drawn(
+        "conv1", index=1, type="Conv2d", maps=MAPS, nrow=6, tile=(40, 40), scale=1, stats=stats
+    )
     root = write_run(tmp_path / "out", {"a.png": [row], HOSTILE: [row]})
     for path in root.rglob("output.png"):
         with Image.open(path) as picture:
@@ -76,6 +78,50 @@ def tiles(picture: Image.Image) -> set[bytes]:
         for left in range(2, pixels.shape[1] - 2, 42)
     }
     return {tile for tile in found if len(set(tile)) > 1}
+
+
+def large(root: Path, tile: int, scale: int, **options: object) -> Path:
+    """An image of a layer of four maps of noise, enlarged by a factor, or as they are."""
+    more = {"shape": [1, 4, tile // scale, tile // scale]}
+    row = Drawn("conv1", maps=4, nrow=2, tile=(tile, tile), scale=scale, padding=0, more=more)
+    write_run(root, {"a.png": [row]}, options=options)
+    path = next(root.rglob("output.png"))
+    noise = np.random.default_rng(0).integers(0, 255, (2 * tile // scale,) * 2, np.uint8)
+    Image.fromarray(noise.repeat(scale, 0).repeat(scale, 1)).save(path, compress_level=0)
+    without_sums(path.parent.parent)
+    return root
+
+
+@pytest.mark.parametrize(("tile", "scale", "factor"), [(160, 4, 4), (150, 1, 3)])
+def test_one_file_has_fewer_pixels_before_fewer_maps(
+    tmp_path: Path, tile: int, scale: int, factor: int
+) -> None:
+    """An enlarged map keeps every value; of a large one the mean of each block stays (numpy). The
+    page shows both as large as they were."""
+    root, out = large(tmp_path / "run", tile, scale), tmp_path / "one.html"
+    build_report(root, ReportOptions(single_file=True, out=out))
+    most = out.stat().st_size - 10_000
+    part = build_report(root, ReportOptions(single_file=True, out=out, max_size=most))
+    assert part.tiles is None and part.smaller
+    page = read(out)
+    assert "large maps have fewer pixels" in page.text and "at most" not in page.text
+    with Image.open(next(root.rglob("output.png"))) as picture:
+        pixels = np.asarray(picture, np.float64)
+    side = len(pixels) // factor
+    blocks = pixels.reshape(side, factor, side, factor).mean((1, 3))
+    (shown,) = grids(page)
+    assert abs(np.asarray(shown) - blocks).max() <= (0 if scale > 1 else 1)
+    (image,) = [i for i in page.of("img") if "src" in i and "of conv1" in str(i["alt"])]
+    assert image["width"] == str(2 * tile)
+
+
+def test_letters_on_tiles_stay_readable(tmp_path: Path) -> None:
+    """Under --labels no pixel goes; maps do, or the file is refused."""
+    root, out = large(tmp_path / "run", 150, 1, labels=True), tmp_path / "one.html"
+    build_report(root, ReportOptions(single_file=True, out=out))
+    with pytest.raises(StoreError, match="not even with 4 tiles"):
+        most = out.stat().st_size - 10_000
+        build_report(root, ReportOptions(single_file=True, out=out, max_size=most))
 
 
 def test_one_file_that_cannot_be_small_enough(noisy: Path) -> None:

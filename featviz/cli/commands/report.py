@@ -45,7 +45,8 @@ log = logging.getLogger(__name__)
     type=click.Path(exists=True, path_type=Path),
     metavar="PATH",
     show_default="RUN/audit.json",
-    help="Show the findings of this audit.json, or of the one in this folder.",
+    help="Show the findings of this audit.json, or of the one in this folder with the pictures of "
+    "its suspects.",
 )
 @opts.option("--single-file", is_flag=True, help="Write one HTML file that holds everything.")
 @opts.option("--zip", is_flag=True, help="Write one zip file of the report and its pictures.")
@@ -54,20 +55,22 @@ log = logging.getLogger(__name__)
     type=BytesType(),
     default=25_000_000,
     show_default="25MB",
-    help="With --single-file, show fewer tiles of each layer where all of them would be more.",
+    help="With --single-file, leave out figures, and show smaller and fewer tiles of each "
+    "layer, where all of them would be more.",
 )
 @opts.open_option("Open the report in the browser.")
 @opts.json_option()
 @opts.config_option
 @opts.verbosity_options
 def command(run: Path, as_json: bool, open: bool, **given: Any) -> int:
-    """Build an HTML report of a run: the network as a picture, and its images.
+    """Build an HTML report of a run or an audit: pictures, numbers and findings.
 
-    RUN is a folder that `featviz run` wrote. There is a page for the run, for
+    RUN is a folder that `featviz run` wrote, or `featviz audit`: an audit
+    alone becomes one page. Of a run there is a page for the run, for
     each image and for each layer, whose channels have addresses of their own
     (layer-003.html#c17). The pages show the pictures where they are, so keep
     the report with its run, or move one file: --single-file writes one of at
-    most --max-size, with fewer tiles of each layer where need be, --zip all
+    most --max-size, with smaller and fewer tiles where need be, --zip all
     pages and pictures, to be unpacked. An earlier report is replaced.
 
     Where RUN is a series, which featviz.Watcher writes as a model is trained,
@@ -79,6 +82,7 @@ def command(run: Path, as_json: bool, open: bool, **given: Any) -> int:
       featviz report new --compare old
       featviz report featviz-out --kernels kernels --audit featviz-audit
       featviz report featviz-out --exemplars featviz-exemplars
+      featviz report featviz-audit
       featviz report featviz-out --single-file --out maps.html
     """
     from featviz.report import ReportOptions, build_report
@@ -90,6 +94,8 @@ def command(run: Path, as_json: bool, open: bool, **given: Any) -> int:
         log.warning(
             "each layer shows at most %d of its maps, to stay within --max-size", result.tiles
         )
+    elif result.smaller:
+        log.warning("large maps have fewer pixels, to stay within --max-size")
     if as_json:
         paths = {"page": str(result.page), "files": [str(path) for path in result.files]}
         output.document(paths)

@@ -198,7 +198,7 @@ def _line(result: ImageResult) -> dict[str, Any]:
 def _say(result: ImageResult) -> None:
     """What went wrong; the prediction, and what interventions made of it."""
     if result.error is not None:
-        output.error(f"{result.image}: {result.error}", result.hint)
+        output.image_error(result.image, result.error, result.hint)
     outcome = result.outcome
     if outcome.before:
         log.info("%s before: %s", result.image, _words(outcome.before))

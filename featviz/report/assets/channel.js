@@ -85,7 +85,7 @@ class ChannelView {
       this.alike(frames, channel));
     const pictures = make("div", { className: "excited" },
       ...frames.slice(0, this.shown).map((frame) => this.picture(frame, channel, by)));
-    const main = make("div", {}, this.exemplars(channel), this.order(by), pictures);
+    const main = make("div", {}, this.exemplars(channel), this.suspects(channel), this.order(by), pictures);
     if (frames.length > this.shown) main.append(this.more(frames.length));
     if (!frames.length) main.append(make("p", { className: "note", textContent: "This channel was not drawn (--max-maps or --collapse)." }));
     this.box.replaceChildren(head, make("div", { className: "sheet" }, main, aside));
@@ -174,6 +174,24 @@ class ChannelView {
     return make("section", { className: "sought" }, make("h3", { textContent: "What excites it most" }),
       make("p", { className: "note", textContent: box.querySelector("small").textContent }),
       make("div", { className: "excited" }, ...figures));
+  }
+
+  /** Its row of the audit's pictures, where it is drawn there. */
+  suspects(channel) {
+    const rows = [...this.group.element.querySelectorAll("[data-suspects]")].flatMap((figure) => {
+      const { channels, width, rows: [top, height] = [] } = JSON.parse(figure.dataset.suspects);
+      const at = channels.indexOf(channel);
+      if (at < 0 || !height) return [];
+      const image = figure.querySelector("img");
+      const alt = `Channel ${channel} in the audit, with the images that excite it most`;
+      const whole = make("img", { src: image.src, alt: "", width, height: image.getAttribute("height") });
+      const row = draw("svg", { role: "img", "aria-label": alt, class: "crop", width, height,
+        viewBox: `0 ${top + at * height} ${width} ${height}` },
+      draw("foreignObject", { width, height: image.getAttribute("height") }, whole));
+      return [make("div", { className: "scroll", tabIndex: 0 }, row)];
+    });
+    if (!rows.length) return "";
+    return make("section", { className: "sought" }, make("h3", { textContent: "Suspect of the audit" }), ...rows);
   }
 
   histogram(values, by) {

@@ -92,8 +92,9 @@ const viewer = {
       image.addEventListener("load", () => this.show(this.channel), { once: true });
     }
     const pen = this.canvas.getContext("2d");
+    pen.imageSmoothingEnabled = false;
     for (let slice = 0; slice < grid.slices; slice++) {
-      const from = grid.place(grid.slots.get(channel) * grid.slices + slice);
+      const from = grid.source(grid.slots.get(channel) * grid.slices + slice, image);
       pen.drawImage(image, ...from, slice * width, 0, width, height);
     }
     const place = grid.placeOf(channel);

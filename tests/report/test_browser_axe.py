@@ -1,0 +1,135 @@
+"""No violation that axe-core finds, on every kind of page, light and dark, wide and narrow.
+
+axe-core (https://github.com/dequelabs/axe-core, MPL 2.0) is not part of the repository:
+`npm install --no-save axe-core` puts it where these tests look.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from rundirs import Drawn, write_run
+
+from featviz.report import ReportOptions, build_report
+
+from .browsing import DARK, STATS
+from .test_audited import write_audit
+from .test_excited import write_exemplars
+
+pytestmark = pytest.mark.slow
+AXE = Path(__file__).parents[2] / "node_modules" / "axe-core" / "axe.min.js"
+PAGES = (
+    "run/report/index.html",
+    "run/report/image-000.html",
+    "run/report/layer-000.html",
+    "run/report/layer-000.html#c1",
+    "run/report/layer-002.html",
+    "run/report/layer-002.html#c0",
+    "compared/index.html",
+    "compared/layer-000.html",
+    "audit/report/index.html",
+    "one.html",
+    "diff.html",
+)
+RUN = (
+    "const done = arguments[arguments.length - 1];"
+    "axe.run(document, {resultTypes: ['violations']}).then(({violations}) => done(violations.map("
+    "(v) => `${v.id}: ${v.nodes.map((n) => n.target.join(' ')).join(', ')}`)),"
+    "(error) => done([String(error)]));"
+)
+
+
+@pytest.fixture(scope="module")
+def places(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with every kind of page: of a run with all that is shown beside it, of two runs, of
+    an audit, in one file, and of a difference."""
+    from featviz.diff import DiffThresholds, Outputs, diff
+    from featviz.report import comparing
+
+    top = tmp_path_factory.mktemp("pages")
+    vector = np.zeros((10, 6), np.float32)
+    vector[:, 2] = np.arange(10)
+    strip = {"nrow": 10, "padding": 0, "tile": (12, 12), "scale": 12}
+    drawn = [
+        Drawn("conv1", index=1, type="Conv2d", maps=6, stats=STATS, tile=(60, 70), scale=10),
+        Drawn("conv1", index=1, type="Conv2d", kind="grad", maps=6, stats=STATS),
+        Drawn("clip", index=2, type="Conv3d", maps=3, nrow=4, slices=(2, 2)),
+        Drawn("relu", index=3, stats=DARK, tile=(60, 70), scale=10),
+        Drawn("fc", 10, 4, "Linear", stats=vector, more={"layout": "vector"}, **strip),  # type: ignore[arg-type]
+    ]
+    shifted = Drawn(
+        "conv1", index=1, type="Conv2d", maps=6, stats=STATS + 1, tile=(60, 70), scale=10
+    )
+    names = ["a.png", "b.png", "c.png"]
+    run = write_run(top / "run", dict.fromkeys(names, drawn), {"bad.jpg": "it is truncated"})
+    other = write_run(top / "other", {name: [shifted] for name in names})
+    audit = write_audit(top / "audit")
+    beside = {"audit": audit, "exemplars": write_exemplars(top / "exemplars")}
+    build_report(run, ReportOptions(**beside))
+    build_report(run, ReportOptions(**beside, single_file=True, out=top / "one.html"))
+    build_report(run, ReportOptions(compare=other, out=top / "compared"))
+    build_report(audit, ReportOptions())
+    html = Outputs(html=top / "diff.html", render=comparing.render)
+    diff(run, other, DiffThresholds(), html)
+    return top
+
+
+@pytest.fixture(scope="module")
+def axe(browser: Any) -> Iterator[Any]:
+    """The browser, with axe-core's text; the window is as it was afterwards."""
+    if not AXE.is_file():
+        pytest.skip("no axe-core here: npm install --no-save axe-core")
+    browser.axe = AXE.read_text("utf-8")
+    yield browser
+    browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": []})
+
+
+@pytest.mark.parametrize("width", [1400, 400])
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("page", PAGES)
+def test_axe_finds_nothing(axe: Any, places: Path, page: str, scheme: str, width: int) -> None:
+    """Names, roles, contrast and order."""
+    size = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": False}
+    axe.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+    features = [{"name": "prefers-color-scheme", "value": scheme}]
+    axe.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": features})
+    axe.get("about:blank")
+    axe.get(f"{places.as_uri()}/{page}")
+    axe.execute_script(axe.axe)
+    assert axe.execute_async_script(RUN) == []
+    dark = axe.execute_script("return matchMedia('(prefers-color-scheme: dark)').matches")
+    assert dark == (scheme == "dark")
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize(
+    "code",
+    [
+        "viewer.open([...frames.values()][0], 0)",
+        "slider.open([...groups.values()][0])",
+        "help.open()",
+    ],
+)
+def test_axe_finds_nothing_in_what_floats(axe: Any, places: Path, code: str, scheme: str) -> None:
+    """The enlarged tile, the slider and the keys, on the page of a layer."""
+    features = [{"name": "prefers-color-scheme", "value": scheme}]
+    axe.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": features})
+    axe.get("about:blank")
+    axe.get(f"{places.as_uri()}/run/report/layer-000.html")
+    axe.execute_script(code)
+    assert axe.execute_script("return document.querySelectorAll('dialog[open]').length") == 1
+    axe.execute_script(axe.axe)
+    assert axe.execute_async_script(RUN) == []
+
+
+def test_axe_finds_a_planted_fault(axe: Any, places: Path) -> None:
+    """A picture without words is found: the tests above can fail."""
+    axe.get(f"{places.as_uri()}/audit/report/index.html")
+    axe.execute_script("document.querySelector('main').append(new Image(20, 20))")
+    axe.execute_script(axe.axe)
+    assert any(found.startswith("image-alt: ") for found in axe.execute_async_script(RUN))
