@@ -14,6 +14,7 @@ The public API; importing it costs nothing until one of the names is used.
     featviz.exemplars(model, images)    find the images that excite each channel most
     featviz.diff(base, new)             compare two runs
     featviz.report(run)                 write an HTML gallery of a run
+    featviz.Watcher(model, images)      draw feature maps as a model is trained
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from typing import TYPE_CHECKING, Any
 from featviz.version import __version__
 
 __all__ = [
+    "Watcher",
     "__version__",
     "audit",
     "cam",
@@ -42,6 +44,7 @@ __all__ = [
 
 if TYPE_CHECKING:
     from featviz.api import (
+        Watcher,
         audit,
         cam,
         capture,

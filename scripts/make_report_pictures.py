@@ -1,10 +1,10 @@
-"""Make the pictures of docs/report.md: a screenshot of each kind of page of a report.
+"""Make the pictures of docs/report.md and docs/training.md: a screenshot of each kind of page.
 
     python scripts/make_report_pictures.py
 
 It runs the demonstrations (configs/digits.toml and configs/colour.toml) in a temporary folder, by
-names that pages may show, builds their reports, and needs Chromium with chromedriver, and selenium
-(`pip install -e '.[test]'`).
+names that pages may show, trains a network that reads digits for a moment, builds their reports,
+and needs Chromium with chromedriver, and selenium (`pip install -e '.[test]'`).
 """
 
 from __future__ import annotations
@@ -52,6 +52,7 @@ SHOTS = (
     Shot("audit", "audit/report/index.html", (1280, 640)),
     Shot("compare", "diff.html?changed=1&sort=change"),
     Shot("slider", "diff.html", code="document.querySelector('[data-compare]').click()"),
+    Shot("series", "series/report/index.html?step=100#layer-002", (1000, 470)),
     Shot("phone", "colour/report/index.html", (400, 860), dark=True),
 )
 
@@ -80,6 +81,35 @@ def make_reports(folder: Path) -> None:
     featviz(folder, "report", "digits", *beside)
     featviz(folder, *digits, "ablated", "--ablate", "3:5")
     featviz(folder, "diff", "digits", "ablated", "--html", "diff.html", codes=(4,))
+
+
+def make_series(folder: Path) -> None:
+    """Train a small network on drawn digits, at a learning rate that kills some channels."""
+    import torch
+    from torch import nn
+
+    from featviz import Watcher
+
+    sys.path.insert(0, str(ROOT / "configs"))
+    from train_digits_cnn import build_model, rendered_split
+
+    pixels, labels = rendered_split(1500, 0, 0)
+    torch.manual_seed(0)
+    model = build_model(8)
+    for layer in model:
+        if isinstance(layer, nn.Conv2d):
+            layer.reset_parameters()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    images = [str(ROOT / "sample_images/digits" / name) for name in ("00-5.png", "06-4.png")]
+    with Watcher(model, images, "ReLU", 50, folder / "series", cmap="magma") as watcher:
+        for _ in range(500):
+            chosen = torch.randint(0, len(labels), (32,))
+            loss = nn.functional.cross_entropy(model(pixels[chosen]), labels[chosen])
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            watcher.step()
+    featviz(folder, "report", "series")
 
 
 @contextmanager
@@ -125,6 +155,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name, browser() as driver:
         folder = Path(name)
         make_reports(folder)
+        make_series(folder)
         for shot in SHOTS:
             path = PICTURES / f"report-{shot.name}.webp"
             take(driver, shot, folder).save(path, "WEBP", quality=82, method=6)

@@ -7,8 +7,10 @@ from featviz.api.model import kernels, layers, summary
 from featviz.api.running import run
 from featviz.api.streaming import audit, exemplars
 from featviz.api.tensors import capture, grid
+from featviz.api.watching import Watcher
 
 __all__ = [
+    "Watcher",
     "audit",
     "cam",
     "capture",

@@ -109,6 +109,13 @@ class KernelKeywords(TileKeywords, ModelKeywords, total=False):
     format: Literal["png", "webp", "jpg", "avif"]
 
 
+class WatchKeywords(GridKeywords, InputKeywords, total=False):
+    """How the maps of a series are drawn, and how its images become the model's input."""
+
+    format: Literal["png", "webp", "jpg", "avif"]
+    tensors: bool | Literal["npy"] | None
+
+
 class RunKeywords(GridKeywords, LoadingKeywords, total=False):
     """All that a run can be told."""
 

@@ -13,7 +13,7 @@ from featviz.audit.call_graph import watching_calls
 from featviz.audit.counting import Census
 from featviz.audit.findings import Row, expected_row, judged_rows, suspicious, totals
 from featviz.audit.gates import Gate, covered
-from featviz.audit.plan import AuditPlan, choose
+from featviz.audit.plan import AuditPlan, AuditTarget, choose
 from featviz.audit.pruning import Pruning, Verification, find_prunable
 from featviz.audit.running_stats import Doubles
 from featviz.audit.suspects import PER_LAYER, SuspectSheet, draw_suspects, line_up
@@ -170,17 +170,27 @@ def examine(
     visit = ModelVisit(model, samples, asked, progress, team)
     counted = visit.count(chosen)
     rows = judged_rows(chosen, counted, asked.thresholds)
-    layers = list(rows.values())
-    skipped = [(skip.layer, skip.reason) for skip in chosen.skipped]
-    skipped += [(call.label, reason) for call, reason in counted.faults.items()]
     by_call = {target.spot.call: row["findings"] for target, row in rows.items()}
     sheets = line_up(chosen, by_call, counted.tallies, asked.max_suspects)
+    document = documented(visit, chosen, counted, rows)
     if team.first:
-        _warn(chosen, counted, layers, skipped)
-        _tell_left_out(sheets, layers, asked.max_suspects)
+        _warn(chosen, counted, document)
+        _tell_left_out(sheets, document["layers"], asked.max_suspects)
+    tables = {call.label: tally.stats.table() for call, tally in counted.tallies.items()}
+    drawn = draw_suspects(model, chosen, sheets, samples, asked.inputs, team)
+    return Examined(document, tables, drawn) if team.first else None
+
+
+def documented(
+    visit: ModelVisit, chosen: AuditPlan, counted: Census, rows: Mapping[AuditTarget, Row]
+) -> dict[str, Any]:
+    """The content of audit.json, without the pictures."""
+    layers, asked = list(rows.values()), visit.asked
+    skipped = [(skip.layer, skip.reason) for skip in chosen.skipped]
+    skipped += [(call.label, reason) for call, reason in counted.faults.items()]
     cut = find_prunable(chosen, [(t, row["findings"].get("dead", ())) for t, row in rows.items()])
-    document = {
-        **_record(model, asked),
+    return {
+        **_record(visit.model, asked),
         "images": visit.as_json(),
         "layers": layers,
         "total": totals(layers),
@@ -190,9 +200,6 @@ def examine(
         "not_prunable": dict(cut.refused),
         "verify": visit.verify(chosen, cut) if asked.verify else None,
     }
-    tables = {call.label: tally.stats.table() for call, tally in counted.tallies.items()}
-    drawn = draw_suspects(model, chosen, sheets, samples, asked.inputs, team)
-    return Examined(document, tables, drawn) if team.first else None
 
 
 def _record(model: LoadedModel, asked: AuditRequest) -> dict[str, Any]:
@@ -206,20 +213,15 @@ def _record(model: LoadedModel, asked: AuditRequest) -> dict[str, Any]:
     }
 
 
-def _warn(
-    chosen: AuditPlan,
-    counted: Census,
-    layers: Sequence[Row],
-    skipped: Sequence[tuple[str, str]],
-) -> None:
+def _warn(chosen: AuditPlan, counted: Census, document: Mapping[str, Any]) -> None:
     """Say what was asked for and could not be looked at, or not be judged."""
     activations = {t.spot.call.label for t in chosen.targets if t.spot.activation is not None}
     refused = [
         f"{row['label']} ({row['not_judged']['dead']})"
-        for row in layers
+        for row in document["layers"]
         if row["not_judged"] and row["label"] not in activations
     ]
-    _name("skipped", [f"{layer} ({reason})" for layer, reason in skipped])
+    _name("skipped", ["{layer} ({reason})".format(**row) for row in document["skipped"]])
     _name("never ran", chosen.never_ran)
     _name("not judged for dead", refused)
     _name("calls that a blank image does not cause, not counted", sorted(counted.unforeseen))

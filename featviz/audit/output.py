@@ -50,7 +50,18 @@ def write_model(folder: Path, result: Examined) -> None:
     with write.atomic(folder / "channels.npz") as file:
         write.write_arrays(file, result.tables)
     _write_chart(folder, result.document)
-    content = {"schema_version": SCHEMA_VERSION, **result.document, "drawn": drawn}
+    write_document(folder, result.document, drawn)
+
+
+def write_document(
+    folder: Path, document: Mapping[str, Any], drawn: Sequence[Mapping[str, Any]] = ()
+) -> None:
+    """audit.json.
+
+    Args:
+        drawn: which suspects have pictures.
+    """
+    content = {"schema_version": SCHEMA_VERSION, **document, "drawn": list(drawn)}
     write.write_json(folder / AUDIT_FILE, content)
 
 

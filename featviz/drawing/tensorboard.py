@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import os
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -132,6 +132,21 @@ class Board:
         new = [p for p in posts if (step, p.tag(p.site.kind, trained)) not in self._earlier]
         if values := [value for post in new for value in self._values(post)]:
             self._events.add(values, step)
+
+    def add_scalars(self, values: Mapping[str, float]) -> None:
+        """Write numbers of a training step by their tags, as one event.
+
+        Raises:
+            StoreError: the file cannot be written.
+        """
+        from tensorboard.compat.proto.summary_pb2 import Summary
+
+        rows = [Summary.Value(tag=tag, simple_value=value) for tag, value in values.items()]
+        self._events.add(rows, self._step or 0)
+
+    def at_step(self, step: int) -> Board:
+        """The same file of events at another training step."""
+        return Board(self._events, step)
 
     def _values(self, post: Post) -> Iterator[Any]:
         """Of TensorBoard's message `Summary.Value`."""

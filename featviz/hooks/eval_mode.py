@@ -10,18 +10,22 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import UninitializedBuffer
 
+_COMPILED = "_compiled_call_impl"
+"""Where nn.Module.compile puts the compiled call."""
+
 
 @contextmanager
 def in_eval_mode(model: nn.Module, gradients: bool = False) -> Iterator[None]:
     """Put the model into eval mode, and into inference mode unless gradients are wanted, for a
     while.
 
-    Training flags, buffers, RNG state and nn.MultiheadAttention's fast path (which would run past
-    the hooks of its submodules) are as before afterwards, also when the block raised. Tensors that
+    Modules that were compiled in place, and nn.MultiheadAttention's fast path, would run past hooks
+    that come later; they are set aside. Training flags, buffers, RNG state and these two are as
+    before afterwards, also when the block raised. Tensors that
     modules keep in attributes can take part in gradients afterwards.
     """
     with ExitStack() as stack:
-        for keep in (_flags, _buffers, _attributes):
+        for keep in (_flags, _buffers, _attributes, _uncompiled):
             stack.enter_context(keep(model))
         for keep_global in (kept_rng, _no_attention_fast_path):
             stack.enter_context(keep_global())
@@ -70,6 +74,23 @@ def _attributes(model: nn.Module) -> Iterator[None]:
                     vars(module)[name] = _ordinary(value)
                 elif type(value) is list:
                     value[:] = map(_ordinary, value)
+
+
+@contextmanager
+def _uncompiled(model: nn.Module) -> Iterator[None]:
+    """Run modules on which `compile` was called as they are written."""
+    compiled = [
+        (module, call)
+        for module in model.modules()
+        if (call := vars(module).get(_COMPILED)) is not None
+    ]
+    try:
+        for module, _ in compiled:
+            vars(module)[_COMPILED] = None
+        yield
+    finally:
+        for module, call in compiled:
+            vars(module)[_COMPILED] = call
 
 
 def _ordinary(value: Any) -> Any:

@@ -58,6 +58,11 @@ def _import() -> None:
     del torch
 
 
+def lacking(module: str, extra: str, error: ImportError) -> ImportError:
+    """The error of a module of featviz for a library that is not installed."""
+    return ImportError(f"{module} cannot be used: {error}; pip install 'featviz[{extra}]'")
+
+
 def versions() -> dict[str, str]:
     """The versions that decide what is computed and drawn, as records name them: those of featviz,
     torch and torchvision."""

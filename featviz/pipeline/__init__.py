@@ -22,7 +22,7 @@ from featviz.hooks.eval_mode import in_eval_mode
 from featviz.images import find
 from featviz.models.load import LoadedModel, ModelOptions
 from featviz.pipeline import dry_run, shared_basis
-from featviz.pipeline.dealing import Counter, Deal, with_next
+from featviz.pipeline.dealing import Deal, with_next
 from featviz.pipeline.dry_pass import effort
 from featviz.pipeline.encoders import Background
 from featviz.pipeline.limits import check_written
@@ -145,8 +145,7 @@ def _run(
             if board is not None and team.first:
                 post_kernels(prepared.model.module, prepared.layers, board)
             if others is None:
-                written = Counter(team, "files"), Counter(team, "bytes")
-                noted = finished.add, board, written
+                noted = finished.add, board, team
                 session = Session(prepared, folder, document.fingerprint, *noted)
                 interrupted = _visit_all(session, deal, finished)
             else:

@@ -15,9 +15,8 @@ from featviz.errors import FeatvizError, UsageError
 from featviz.hooks.eval_mode import in_eval_mode
 from featviz.models.load import LoadedModel, ModelOptions
 from featviz.pipeline import Errand, shared_cores
-from featviz.pipeline.dealing import Counter, hands
+from featviz.pipeline.dealing import hands
 from featviz.pipeline.prepare import prepare
-from featviz.pipeline.processes import ALONE
 from featviz.pipeline.resume import RunDocument, run_record
 from featviz.pipeline.session import Session
 from featviz.records import ImageResult
@@ -105,9 +104,7 @@ class Painter:
         _check_same(errand.record, record)
         fingerprint = RunDocument(record, prepared.samples).fingerprint
         folder = RunDirectory(errand.options.out, errand.options.durable)
-        written = Counter(ALONE, "files"), Counter(ALONE, "bytes")
-        noted = self._results.append, None, written
-        session = Session(prepared, folder, fingerprint, *noted)
+        session = Session(prepared, folder, fingerprint, self._results.append)
         gradients = errand.options.passes.gradients
         self._stack.enter_context(in_eval_mode(prepared.model.module, gradients))
         self._background = self._stack.enter_context(shared_cores(prepared))

@@ -19,6 +19,7 @@ from featviz.pipeline.encoders import Background, ReadAhead
 from featviz.pipeline.image import ImageRun, ImageWriter, run_image
 from featviz.pipeline.limits import check_written
 from featviz.pipeline.prepare import Prepared, read_input, readers_for
+from featviz.pipeline.processes import ALONE, World
 from featviz.pipeline.resume import kept
 from featviz.pipeline.shared_basis import read_bases
 from featviz.records import ImageResult, Limits, Sample, Written
@@ -39,27 +40,30 @@ class Session:
         store: RunDirectory,
         fingerprint: str,
         report: Callable[[ImageResult], None],
-        board: Board | None,
-        written: tuple[Counter, Counter],
+        board: Board | None = None,
+        team: World = ALONE,
+        books: dict[tuple[int, ...], HintBook] | None = None,
     ) -> None:
         """Begin with the bases that all images share, if they do.
 
         Args:
             fingerprint: of the model and the options, for the manifests.
             report: called with each image when its files are written, or when it has failed.
-            written: the files and the bytes of all processes.
+            team: the processes that the limits hold for together.
+            books: hint books by shape of the input, which an earlier session of the same model has
+                begun; they are added to.
         """
         self.prepared, self.store, self.fingerprint = prepared, store, fingerprint
         self.report, self.board = report, board
         self._drawer = Drawer(prepared.options.draw, read_bases(store, prepared.options))
         self._steps = {sample.name: step for step, sample in enumerate(prepared.samples)}
-        self._books: dict[tuple[int, ...], HintBook] = {}
+        self._books = {} if books is None else books
         """Hint books by shape of the input."""
         self._pending: ImageRun | None = None
         self.readers = readers_for(prepared.samples, prepared.options.inputs)
         self.ahead = ReadAhead(self._read, self.readers)
         """To be entered while images are visited."""
-        self._written = written
+        self._written = Counter(team, "files"), Counter(team, "bytes")
 
     def visit(
         self, sample: Sample, background: Background, following: Sequence[Sample] = ()

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from featviz.errors import StoreError, UsageError
-from featviz.report import audited, excited, pages, shrinking, views
+from featviz.report import audited, excited, pages, series, shrinking, views
 from featviz.report.links import FolderLinks, InlineLinks, Links, PackedLinks
 from featviz.report.words import megabytes
 from featviz.rundir import (
@@ -28,6 +28,7 @@ from featviz.rundir.exemplars import ExemplarRecord, read_pictures, read_record
 from featviz.rundir.image import ReadImage
 from featviz.rundir.kernels import read_kernels
 from featviz.rundir.read import ReadRun, read_run
+from featviz.rundir.series import read_steps
 
 MOST_BYTES = 25_000_000
 """Bytes of a report in one file, where nothing else is asked for: what usual mail servers take."""
@@ -80,17 +81,19 @@ class ReportResult:
 
 
 def build_report(root: Path, options: ReportOptions) -> ReportResult:
-    """Write the report of a run, or of an audit.
+    """Write the report of a run, of an audit, or of a series of runs.
 
     Raises:
         StoreError: `root` or `compare` is no run, or is damaged while it is read; what is in the
             way is no report, or it cannot be written, or a single file would be too large.
-        UsageError: options that exclude one another, or that an audit does not have.
+        UsageError: options that exclude one another, or that an audit or a series does not have.
     """
     if options.zip and options.single_file:
         raise UsageError("--zip and --single-file are two forms", "give one of them")
     if is_audit(root):
         return _build_audit(root, options)
+    if read_steps(root):
+        return _build_series(root, options)
     with _uncollected():
         run = read_run(root)
         other = None if options.compare is None else read_run(options.compare)
@@ -122,8 +125,35 @@ def _build_audit(root: Path, options: ReportOptions) -> ReportResult:
         write = _write_zip if options.zip else _write_folder
         page, written = write(render, root, options)
         return ReportResult(page, tuple(written), {})
-    out = _free_file(root, options)
     ((_, text),) = render(InlineLinks())
+    out = _write_page(text, root, options)
+    return ReportResult(out, (out,), {})
+
+
+def _build_series(root: Path, options: ReportOptions) -> ReportResult:
+    """Write the page of a folder with a run for each training step."""
+    for name in ("compare", "kernels", "exemplars", "audit"):
+        if getattr(options, name) is not None:
+            raise UsageError(
+                f"--{name} is for the report of one step, and {root} holds a series of them",
+                f"featviz report {root}/step-000100 --{name} ...",
+            )
+    shown = series.read_series(root)
+    if options.single_file:
+        out = _write_page(series.render_single(shown), root, options)
+        return ReportResult(out, (out,), shown.left_out)
+    write = _write_zip if options.zip else _write_folder
+    page, written = write(partial(series.render_folder, shown), root, options)
+    return ReportResult(page, tuple(written), shown.left_out)
+
+
+def _write_page(text: str, root: Path, options: ReportOptions) -> Path:
+    """Write a report of one file that cannot be made smaller.
+
+    Raises:
+        StoreError: it has more than `max_size` bytes, or cannot be written.
+    """
+    out = _free_file(root, options)
     content = _encoded(text)
     if len(content) > options.max_size:
         raise StoreError(
@@ -132,7 +162,7 @@ def _build_audit(root: Path, options: ReportOptions) -> ReportResult:
         )
     with atomic(out) as file:
         file.write(content)
-    return ReportResult(out, (out,), {})
+    return out
 
 
 @contextmanager

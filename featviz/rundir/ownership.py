@@ -42,6 +42,7 @@ from featviz.rundir import (
     REPORT_FILE,
     REPORT_ZIP,
     RUN_FILE,
+    SERIES_ASSETS,
     STATS_FILE,
     atomic,
 )
@@ -149,6 +150,7 @@ def of_run(root: Path) -> Claim | None:
     report = _own_reports(root)
     bases = bool(record["options"].get("shared_basis"))
     known = {RUN_FILE, *([BASES_FILE] if bases else [])}
+    known |= _audit_files(root) if (root / AUDIT_FILE).is_file() else set()
     images = _Images(root, record)
 
     def owns(way: str) -> bool:
@@ -377,7 +379,7 @@ def _report_files(root: Path) -> Owns:
     """Files of a report, by name, and by how they begin."""
 
     def owns(way: str) -> bool:
-        if way in REPORT_ASSETS:
+        if way in REPORT_ASSETS or way in SERIES_ASSETS:
             return _is_page(root, INDEX_FILE)
         if _REPORT_FILE.fullmatch(way) is None:
             return False

@@ -50,6 +50,9 @@ def use_all(folder: Path) -> list[str]:
     report = fv.report(written, single_file=True, out=folder / "maps.html")
     assert listed.rows[1].selected and counted.totals.macs and audit.exit_code == 0
     assert difference.equal and report.page.is_file() and best.sheet(best.layers[0]).width
+    with fv.Watcher(model, [photo, tensor], nn.Conv2d, 1, folder / "series", size=16) as watcher:
+        step: Path | None = watcher.step()
+    assert step is not None and fv.report(folder / "series").page.is_file()
     runs = [result, written, fed, page, difference, report]
-    everything = [*runs, cams, listed, counted, kernels, audit, best]
+    everything = [watcher, *runs, cams, listed, counted, kernels, audit, best]
     return [repr(one) for one in everything]

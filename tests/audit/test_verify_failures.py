@@ -40,5 +40,5 @@ def test_audit_verify_names_the_image_that_fails(
     monkeypatch.setattr("featviz.images.decode.decode", vanishing)
     base = ["audit", tmp_path / "net.pth", photos, "--size", "16", "--out", tmp_path / "out"]
     done = featviz(*base, "--verify", "--max-suspects", "0")
-    assert "error: 02.png: 02.png cannot be read: it vanished" in done.err
-    assert "error: 01.png" not in done.err and "error: 00.png: 00.png is no image" in done.err
+    assert "error: 02.png cannot be read: it vanished" in done.err
+    assert "error: 01.png" not in done.err and "error: 00.png is no image" in done.err

@@ -204,7 +204,7 @@ def test_torchrun_divides_the_images_and_leaves_one_run(tiny_file: Path, tmp_pat
     assert tree(tmp_path / "team") == tree(tmp_path / "single")
     assert len(list((tmp_path / "team").rglob("run.json"))) == 1
     assert [row["image"] for row in run_json(tmp_path / "team")["failures"]] == ["03.png"]
-    assert "error: 03.png: 03.png is no image" in err
+    assert "error: 03.png is no image" in err
 
 
 def wait_for(count: int, out: Path) -> None:

@@ -73,6 +73,9 @@ def command(run: Path, as_json: bool, open: bool, **given: Any) -> int:
     most --max-size, with smaller and fewer tiles where need be, --zip all
     pages and pictures, to be unpacked. An earlier report is replaced.
 
+    Where RUN is a series, which featviz.Watcher writes as a model is trained,
+    one page has a slider over its steps.
+
     \b
     Examples:
       featviz report featviz-out --open

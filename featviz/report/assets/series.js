@@ -1,0 +1,73 @@
+// The slider of a series: one step at a time. Without the script all steps stand side by side.
+"use strict";
+
+const PACE = 500; // milliseconds a step while it plays
+const slider = document.getElementById("step");
+const steps = slider.dataset.steps.trim().split(" ").map(Number);
+const shown = document.querySelector(".slider output");
+const play = document.querySelector("[data-play]");
+const strips = [...document.querySelectorAll(".frames")].map(
+  (strip) => new Map([...strip.children].map((frame) => [Number(frame.dataset.step), frame])),
+);
+const charts = [...document.querySelectorAll(".health")];
+let playing = null;
+let current = null;
+
+function show(place) {
+  const step = steps[place];
+  for (const frames of strips) {
+    const before = frames.get(current);
+    if (before) before.hidden = true;
+    const frame = frames.get(step);
+    if (frame) frame.hidden = false;
+    for (const near of [place, place + 1, place - 1]) {
+      const image = frames.get(steps[near])?.querySelector("img");
+      if (image) image.loading = "eager"; // there when it is wanted
+    }
+  }
+  charts.forEach((chart) => mark(chart, step));
+  current = step;
+  slider.value = place;
+  slider.setAttribute("aria-valuetext", `step ${step}`);
+  shown.textContent = step;
+  const search = new URLSearchParams(location.search);
+  search.set("step", step);
+  history.replaceState(null, "", `${location.pathname}?${search}${location.hash}`);
+}
+
+function mark(chart, step) {
+  const { first, last, left, width } = chart.querySelector("[data-first]").dataset;
+  const x = Number(left) + (Number(width) * (step - first)) / Math.max(1, last - first);
+  const line = chart.querySelector("[data-now]");
+  line.setAttribute("x1", x);
+  line.setAttribute("x2", x);
+  const row = chart.querySelector(`tr[data-step="${step}"]`);
+  for (const count of chart.querySelectorAll("[data-count]")) {
+    const cell = row?.querySelector(`[data-finding="${count.dataset.count}"]`);
+    count.textContent = cell ? cell.textContent : "–";
+  }
+}
+
+function stop() {
+  clearInterval(playing);
+  playing = null;
+  play.textContent = "Play";
+}
+
+function start() {
+  if (Number(slider.value) === steps.length - 1) show(0);
+  play.textContent = "Pause";
+  playing = setInterval(() => {
+    const next = Number(slider.value) + 1;
+    if (next < steps.length) show(next);
+    else stop();
+  }, PACE);
+}
+
+slider.addEventListener("input", () => { stop(); show(Number(slider.value)); });
+play.addEventListener("click", () => (playing ? stop() : start()));
+for (const frames of strips) for (const frame of frames.values()) frame.hidden = true;
+document.querySelector("[data-series]").classList.add("sliding");
+document.querySelector(".slider").hidden = false;
+const asked = steps.indexOf(Number(new URLSearchParams(location.search).get("step") ?? NaN));
+show(asked < 0 ? steps.length - 1 : asked);

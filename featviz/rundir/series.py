@@ -1,0 +1,110 @@
+"""A series of runs of one model as it is trained: a run directory for each step, in one folder.
+
+    OUT/step-000000/  OUT/step-000100/  ...
+
+A step's folder is moved to its name when all of it is written: what has such a name and a run.json
+is whole. Nothing here needs torch.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from pathlib import Path
+
+from featviz.errors import StoreError
+from featviz.rundir import LOCK_FILE, REPORT, REPORT_FILE, REPORT_ZIP, RUN_FILE
+from featviz.rundir.atomic import folder_part_of, remove, remove_empty, reported
+from featviz.rundir.ownership import Claim, of_run
+from featviz.text import quoted
+
+_STEP = re.compile(r"step-(\d{6,15})")
+_BESIDE = {LOCK_FILE, REPORT, REPORT_FILE, REPORT_ZIP}
+"""What may stand beside the steps."""
+
+
+def step_folder(root: Path, step: int) -> Path:
+    """`OUT/step-000100`.
+
+    Example:
+        >>> step_folder(Path("out"), 100).name
+        'step-000100'
+    """
+    return root / f"step-{step:06d}"
+
+
+def read_steps(root: Path) -> dict[int, Path]:
+    """The training steps of a series and their run directories, in order; none where the folder is
+    no series. Links are no steps."""
+    if not root.is_dir():
+        return {}
+    with reported(root):
+        named = [(_STEP.fullmatch(path.name), path) for path in root.iterdir()]
+    found = {int(match[1]): path for match, path in named if match and not path.is_symlink()}
+    return {step: found[step] for step in sorted(found) if (found[step] / RUN_FILE).is_file()}
+
+
+def removable(root: Path, steps: Iterable[int]) -> list[Claim]:
+    """The run directories of steps, all of which may go.
+
+    Raises:
+        StoreError: one holds files that featviz did not write.
+    """
+    claims = [claim for step in steps if (claim := of_run(step_folder(root, step))) is not None]
+    for claim in claims:
+        claim.check()
+    return claims
+
+
+def remove_steps(claims: Iterable[Claim]) -> None:
+    """Remove run directories: what their records list.
+
+    Raises:
+        StoreError: one cannot be removed.
+    """
+    for claim in claims:
+        with reported(claim.root):
+            remove(claim.root, claim.files())
+            remove_empty(claim.root)
+
+
+def check_series(root: Path, overwrite: bool, resume: bool, board: Path | None) -> list[int]:
+    """Say before the training that a folder cannot become the series'.
+
+    Args:
+        board: the folder of TensorBoard's events, which may lie in it.
+
+    Returns:
+        The steps that it holds.
+
+    Raises:
+        StoreError: it is a file, or holds another series, or something else.
+    """
+    if root.exists() and not root.is_dir():
+        raise StoreError(f"--out {root} is a file, not a folder", "name another with --out")
+    steps = list(read_steps(root))
+    if steps and not (overwrite or resume):
+        raise StoreError(
+            f"--out {quoted(str(root))} holds a series up to step {steps[-1]}",
+            "overwrite=True replaces it, resume=True goes on with it, or name another --out",
+        )
+    if not steps and (others := _others(root, board)):
+        raise StoreError(
+            f"--out {quoted(str(root))} is not empty and holds no series: {quoted(others[0])}",
+            "name another folder with --out",
+        )
+    return steps
+
+
+def _others(root: Path, board: Path | None) -> list[str]:
+    """What stands in a folder beside what a series may have."""
+    if not root.is_dir():
+        return []
+    apart = [] if board is None else [board.resolve(), *board.resolve().parents]
+    if root.resolve() in apart[:1]:
+        return []
+    with reported(root):
+        paths = sorted(root.iterdir())
+    known = (p for p in paths if p.name in _BESIDE or folder_part_of(p.name) is not None)
+    ours = {*known, *(p for p in paths if p.resolve() in apart)}
+    return [path.name for path in paths if path not in ours]

@@ -1,0 +1,199 @@
+"""Trainers train the digits network for a moment, and their callbacks leave series, events and a
+page, and the weights of a training that nobody watched."""
+
+from __future__ import annotations
+
+import importlib
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from featviz.errors import StoreError, UsageError
+from featviz.report import ReportOptions, build_report
+from featviz.rundir.read import read_run
+from featviz.rundir.series import read_steps
+from featviz.rundir.verify import verify
+
+from .training import SHOWN, digits, network, same
+
+pytestmark = pytest.mark.slow
+
+
+def _events(folder: Path, tag: str) -> list[int]:
+    """The steps of a picture, by TensorBoard's own reader."""
+    reader = importlib.import_module("tensorboard.backend.event_processing.event_accumulator")
+    read = reader.EventAccumulator(str(folder)).Reload()
+    return [event.step for event in read.Images(tag)]
+
+
+def check_series(out: Path, steps: list[int], layers: list[str]) -> None:
+    """The series is whole, and its page has a slider over these steps and pictures of all."""
+    found = read_steps(out)
+    assert list(found) == steps and verify(list(found.values())).exit_code == 0
+    assert all((path / "audit.json").is_file() for path in found.values())
+    assert read_run(found[steps[-1]]).record["layers"] == layers
+    page = build_report(out, ReportOptions()).page.read_text("utf-8")
+    assert re.search(r'data-steps="([\d ]+)"', page)[1].split() == list(map(str, steps))  # type: ignore[index]
+    assert page.count('loading="lazy"') == len(steps) * len(layers) * len(SHOWN)
+
+
+class TestLightning:
+    """`featviz.lightning.LightningWatcher`."""
+
+    @pytest.fixture
+    def lightning(self) -> Any:
+        """Lightning, without its advice on this machine."""
+        return pytest.importorskip("lightning.pytorch", reason="lightning is not installed")
+
+    def fit(
+        self, lightning: Any, folder: Path, callbacks: list[Any], steps: int = 4, **options: Any
+    ) -> tuple[Any, Any]:
+        """Train from a fixed seed; the trainer, and the module."""
+        ckpt, batches = options.pop("ckpt_path", None), options.pop("batches", 1)
+        forward = options.pop("forward", True)
+
+        class Digits(lightning.LightningModule):  # type: ignore[misc, name-defined]
+            def __init__(self) -> None:
+                super().__init__()
+                self.net = network()
+
+            def training_step(self, batch: list[Tensor], number: int) -> Tensor:
+                return nn.functional.cross_entropy(self.net(batch[0]), batch[1])
+
+            def configure_optimizers(self) -> Any:
+                return torch.optim.AdamW(self.parameters(), lr=1e-2)
+
+        if forward:
+            Digits.forward = lambda self, x: self.net(x)
+        data = torch.utils.data.TensorDataset(*digits())
+        loader = torch.utils.data.DataLoader(data, batch_size=5, shuffle=True)
+        quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
+        trainer = lightning.Trainer(
+            max_steps=steps, accelerator="cpu", devices=1, callbacks=callbacks,
+            enable_checkpointing=False, default_root_dir=folder,
+            accumulate_grad_batches=batches, **quiet, **options,
+        )  # fmt: skip
+        module = Digits()
+        torch.manual_seed(7)
+        trainer.fit(module, loader, ckpt_path=ckpt)
+        return trainer, module
+
+    def watcher(self, out: Path, **options: Any) -> Any:
+        """A callback that draws every second step."""
+        return importlib.import_module("featviz.lightning").LightningWatcher(
+            SHOWN, "Conv2d", 2, out, **options
+        )
+
+    def test_a_training(self, lightning: Any, tmp_path: Path) -> None:
+        """Series, events and page are right, and the weights those of a training alone."""
+        pytest.importorskip("tensorboard")
+        callback = self.watcher(tmp_path / "s", tensorboard=tmp_path / "tb")
+        _, watched = self.fit(lightning, tmp_path, [callback])
+        _, alone = self.fit(lightning, tmp_path, [])
+        assert same([*watched.state_dict().values()], [*alone.state_dict().values()])
+        check_series(tmp_path / "s", [0, 2, 4], ["net.0", "net.3", "net.6"])
+        assert _events(tmp_path / "tb", "output/net.0/00-5.png") == [0, 2, 4]
+
+    def test_a_checkpoint_goes_on(self, lightning: Any, tmp_path: Path) -> None:
+        """The second training continues the series; a second one from 0 is refused."""
+        trainer, _ = self.fit(lightning, tmp_path, [self.watcher(tmp_path / "s")], 3)
+        trainer.save_checkpoint(tmp_path / "three.ckpt")
+        again = {"ckpt_path": tmp_path / "three.ckpt"}
+        self.fit(lightning, tmp_path, [self.watcher(tmp_path / "s")], 6, **again)
+        check_series(tmp_path / "s", [0, 2, 4, 6], ["net.0", "net.3", "net.6"])
+        with pytest.raises(StoreError, match="holds a series up to step 6"):
+            self.fit(lightning, tmp_path, [self.watcher(tmp_path / "s")])
+
+    def test_a_part_and_accumulated_batches(self, lightning: Any, tmp_path: Path) -> None:
+        """A module without forward is watched by its part; each step is drawn once."""
+        with pytest.raises(UsageError, match="part 'nett' is no module of Digits"):
+            self.fit(lightning, tmp_path, [self.watcher(tmp_path / "s", part="nett")])
+        callback = self.watcher(tmp_path / "s", part="net")
+        self.fit(lightning, tmp_path, [callback], batches=2, forward=False)
+        check_series(tmp_path / "s", [0, 2, 4], ["0", "3", "6"])
+
+
+class Classifier(nn.Module):
+    """The digits network, as the Trainer of transformers wants it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = network()
+
+    def forward(self, pixel_values: Tensor, labels: Tensor | None = None) -> dict[str, Tensor]:
+        """The scores, and the loss where there are labels."""
+        logits = self.net(pixel_values)
+        loss = {} if labels is None else {"loss": nn.functional.cross_entropy(logits, labels)}
+        return {**loss, "logits": logits}
+
+
+class TestTransformers:
+    """`featviz.transformers.TrainerWatcher`."""
+
+    @pytest.fixture
+    def transformers(self) -> Any:
+        """transformers, with the accelerate that its Trainer needs."""
+        pytest.importorskip("accelerate", reason="accelerate is not installed")
+        return pytest.importorskip("transformers", reason="transformers is not installed")
+
+    def train(
+        self, transformers: Any, folder: Path, callbacks: list[Any], steps: int = 4, **options: Any
+    ) -> Classifier:
+        """Train from a fixed seed."""
+        resume = options.pop("resume", None)
+        pixels, labels = digits()
+        rows = [{"pixel_values": x, "labels": y} for x, y in zip(pixels, labels, strict=True)]
+        arguments = transformers.TrainingArguments(
+            output_dir=str(folder / "run"), max_steps=steps, per_device_train_batch_size=5,
+            learning_rate=1e-2, report_to=[], use_cpu=True, disable_tqdm=True, seed=7,
+            logging_strategy="no", **{"save_strategy": "no", **options},
+        )  # fmt: skip
+        model = Classifier()
+        transformers.Trainer(
+            model, arguments, train_dataset=rows, callbacks=callbacks
+        ).train(resume_from_checkpoint=resume)  # fmt: skip
+        return model
+
+    def watcher(self, out: Path, **options: Any) -> Any:
+        """A callback that draws every second step."""
+        return importlib.import_module("featviz.transformers").TrainerWatcher(
+            SHOWN, "Conv2d", 2, out, **options
+        )
+
+    @pytest.mark.parametrize("bf16", [False, True])
+    def test_a_training(self, transformers: Any, tmp_path: Path, bf16: bool) -> None:
+        """Series, events and page are right, and the weights those of a training alone; also where
+        accelerate runs forward under autocast."""
+        pytest.importorskip("tensorboard")
+        callback = self.watcher(tmp_path / "s", tensorboard=tmp_path / "tb")
+        watched = self.train(transformers, tmp_path, [callback], bf16=bf16)
+        alone = self.train(transformers, tmp_path, [], bf16=bf16)
+        assert same([*watched.state_dict().values()], [*alone.state_dict().values()])
+        check_series(tmp_path / "s", [0, 2, 4], ["net.0", "net.3", "net.6"])
+        assert _events(tmp_path / "tb", "output/net.0/00-5.png") == [0, 2, 4]
+
+    def test_a_checkpoint_goes_on(self, transformers: Any, tmp_path: Path) -> None:
+        """The second training continues the series."""
+        saving = {"save_strategy": "steps", "save_steps": 3}
+        self.train(transformers, tmp_path, [self.watcher(tmp_path / "s")], 3, **saving)
+        resume = str(tmp_path / "run" / "checkpoint-3")
+        self.train(transformers, tmp_path, [self.watcher(tmp_path / "s")], 6, resume=resume)
+        check_series(tmp_path / "s", [0, 2, 4, 6], ["net.0", "net.3", "net.6"])
+
+
+@pytest.mark.parametrize(
+    ("module", "library", "extra"),
+    [("lightning", "lightning", "lightning"), ("transformers", "transformers", "hf")],
+)
+def test_a_missing_library_is_said_with_the_remedy(module: str, library: str, extra: str) -> None:
+    """featviz itself needs neither: the error names the extra."""
+    code = f"import sys; sys.modules['{library}'] = None; import featviz.{module}"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    last = done.stderr.strip().splitlines()[-1]
+    assert f"featviz.{module} cannot be used" in last and f"'featviz[{extra}]'" in last

@@ -1,0 +1,361 @@
+"""A model is watched while it is trained: what is written, and that the training is as without."""
+
+from __future__ import annotations
+
+import json
+import logging
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+import featviz as fv
+from featviz.errors import FeatvizError, StoreError, UsageError
+from featviz.rundir.read import read_run
+from featviz.rundir.series import read_steps
+from featviz.rundir.verify import verify
+
+from .training import SHOWN, digits, moody_network, network, same, train
+
+
+def watch(model: nn.Module, out: Path, steps: int, every: int = 2, **options: Any) -> list[Any]:
+    """Train while a watcher looks at all convolutions and ReLUs."""
+    with fv.Watcher(model, SHOWN, "Conv2d,ReLU", every, out, **options) as watcher:
+        return train(model, steps, watcher.step)
+
+
+def test_a_series_has_a_whole_run_for_each_step(tmp_path: Path) -> None:
+    """Before the first step and at each multiple of `every`; verify finds nothing wrong."""
+    watch(network(), tmp_path / "s", 5)
+    steps = read_steps(tmp_path / "s")
+    assert list(steps) == [0, 2, 4]
+    for step, path in steps.items():
+        run = read_run(path)
+        assert len(run.images) == 2 and not run.left_out and run.record["model"]["step"] == step
+    assert verify(list(steps.values())).exit_code == 0
+    assert [path.name for path in (tmp_path / "s").iterdir() if path.name[0] == "."] == []
+
+
+def test_a_step_shows_the_weights_of_that_step(tmp_path: Path) -> None:
+    """Its pictures and numbers are those of `featviz.run` on a copy made then, and of torch."""
+    model = network()
+    watch(model, tmp_path / "s", 4)
+    plain = fv.run(model, SHOWN, "Conv2d,ReLU", tmp_path / "plain")
+    for image in plain.images:
+        for maps in image.captures:
+            seen = tmp_path / "s" / "step-000004" / image.folder / maps.row.file
+            assert np.array_equal(np.asarray(Image.open(seen)), np.asarray(maps.image))
+    difference = fv.diff(tmp_path / "s" / "step-000000", tmp_path / "s" / "step-000004")
+    assert not difference.equal and fv.diff(tmp_path / "s" / "step-000004", plain).equal
+
+
+def _bare(model: nn.Module) -> nn.Module:
+    return model
+
+
+def _compiled(model: nn.Module) -> nn.Module:
+    return torch.compile(model, backend="eager")  # type: ignore[return-value]
+
+
+def _compiled_in_place(model: nn.Module) -> nn.Module:
+    model.compile(backend="eager")
+    return model
+
+
+@pytest.mark.parametrize(
+    "wrap",
+    [
+        _bare,
+        nn.DataParallel,
+        pytest.param(_compiled, marks=pytest.mark.slow),
+        pytest.param(_compiled_in_place, marks=pytest.mark.slow),
+    ],
+)
+@pytest.mark.parametrize("cast", [False, True])
+def test_the_training_is_as_if_nobody_watched(
+    tmp_path: Path, wrap: Callable[[nn.Module], nn.Module], cast: bool
+) -> None:
+    """Weights, running means, gradients, modes, flags, hooks and random numbers, bit by bit."""
+    alone = train(wrap(moody_network()), 6, cast=cast)
+    model = wrap(moody_network())
+    with fv.Watcher(model, SHOWN, "Conv2d,ReLU", 2, tmp_path / "s") as watcher:
+        watched = train(model, 6, watcher.step, cast=cast)
+    assert same(alone, watched)
+    rows = read_run(tmp_path / "s" / "step-000006").images["00-5.png"].captures.values()
+    assert [row.layer for row in rows] == ["0.0", "0.2", "1", "3"]
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU here")
+def test_the_training_on_a_gpu_is_as_if_nobody_watched(tmp_path: Path) -> None:
+    """Dropout's random numbers are those of the GPU's own generator."""
+    alone = train(moody_network().cuda(), 6)
+    assert same(alone, watch(moody_network().cuda(), tmp_path / "s", 6))
+
+
+def test_a_failing_forward_pass_leaves_the_model_as_it_was(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A step that cannot be drawn is a warning, and the training goes on to the same weights."""
+
+    class Fragile(nn.Module):
+        broken = False
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.inside = moody_network()
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            out: torch.Tensor = self.inside(x)
+            if self.broken and not self.training:
+                raise ValueError("out of order")
+            return out
+
+    alone, model = train(Fragile(), 4), Fragile()
+    with fv.Watcher(model, SHOWN, "Conv2d", 2, tmp_path / "s") as watcher:
+        model.broken = True
+        watched = train(model, 4, watcher.step)
+    assert same(alone, watched) and list(read_steps(tmp_path / "s")) == [0]
+    assert "step 2 is not drawn: no image went through" in caplog.text
+    assert sorted(path.name for path in (tmp_path / "s").iterdir()) == ["step-000000"]
+
+
+def test_ddp_is_looked_at_inside(tmp_path: Path) -> None:
+    """In a group of one process; weights as without a watcher."""
+    torch.distributed.init_process_group(
+        "gloo", init_method=f"file://{tmp_path / 'store'}", rank=0, world_size=1
+    )
+    try:
+        alone = train(DistributedDataParallel(moody_network()), 4)
+        model = DistributedDataParallel(moody_network())
+        watched = watch(model, tmp_path / "s", 4)
+    finally:
+        torch.distributed.destroy_process_group()
+    assert same(alone, watched) and list(read_steps(tmp_path / "s")) == [0, 2, 4]
+
+
+_TWO = """
+import sys, torch
+from pathlib import Path
+sys.path.insert(0, sys.argv[1])
+from api.training import moody_network, same, train, SHOWN
+import featviz as fv
+torch.distributed.init_process_group("gloo")
+rank = torch.distributed.get_rank()
+ddp = torch.nn.parallel.DistributedDataParallel
+alone = train(ddp(moody_network()), 4)
+model = ddp(moody_network())
+out = Path(sys.argv[2]) / str(rank)
+with fv.Watcher(model, SHOWN, "Conv2d", 2, out) as watcher:
+    paths = []
+    watched = train(model, 4, lambda: paths.append(watcher.step()))
+print(rank, same(alone, watched), [path and path.name for path in paths], out.exists(), flush=True)
+torch.distributed.destroy_process_group()
+"""
+
+
+@pytest.mark.slow
+def test_of_two_processes_the_first_writes(tmp_path: Path) -> None:
+    """The other one trains on, writes nothing, and both have the weights of an unwatched run."""
+    script = tmp_path / "two.py"
+    script.write_text(_TWO, "utf-8")
+    start = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--standalone"]
+    tests = str(Path(__file__).parents[1])
+    done = subprocess.run(
+        [*start, str(script), tests, str(tmp_path)], capture_output=True, text=True, timeout=300
+    )
+    lines = sorted(line for line in done.stdout.splitlines() if line[:1] in "01")
+    assert lines == [
+        "0 True [None, 'step-000002', None, 'step-000004'] True",
+        "1 True [None, None, None, None] False",
+    ], done.stderr
+
+
+def test_health_is_the_audits_finding(tmp_path: Path) -> None:
+    """A convolution whose channel a ReLU never lets through is dead, one of NaN is not finite."""
+    model = network()
+    with torch.no_grad():
+        model[0].weight[1], model[0].bias[1] = 0.0, -1.0  # type: ignore[index, union-attr, operator]
+    with fv.Watcher(model, SHOWN, "Conv2d,ReLU", 1, tmp_path / "s") as watcher:
+        with torch.no_grad():
+            model[3].bias[2] = float("nan")  # type: ignore[index, union-attr, operator]
+        watcher.step()
+    audits = [
+        json.loads((p / "audit.json").read_text()) for p in read_steps(tmp_path / "s").values()
+    ]
+    found = [{row["label"]: row["findings"] for row in audit["layers"]} for audit in audits]
+    assert 1 in found[0]["0"]["dead"] and 1 in found[0]["1"]["dead"]
+    assert [row["3"]["nonfinite"] for row in found] == [[], [2]]
+    same_audit = fv.audit(model, SHOWN, "0,1").models[0].document
+    rows = {row["label"]: row["findings"] for row in same_audit["layers"]}
+    assert rows["0"] == found[1]["0"] and rows["1"] == found[1]["1"]
+
+
+def test_tensorboard_has_training_steps(tmp_path: Path) -> None:
+    """TensorBoard's own reader finds a picture, a histogram and dead channels at each step."""
+    event_accumulator = pytest.importorskip(
+        "tensorboard.backend.event_processing.event_accumulator"
+    )
+    watch(network(), tmp_path / "s", 4, tensorboard=tmp_path / "tb")
+    read = event_accumulator.EventAccumulator(str(tmp_path / "tb")).Reload()
+    tags = read.Tags()
+    assert "output/0/00-5.png" in tags["images"] and "dead_channels/1" in tags["scalars"]
+    assert [event.step for event in read.Images("output/0/00-5.png")] == [0, 2, 4]
+    assert [event.step for event in read.Scalars("dead_channels/1")] == [0, 2, 4]
+    assert len(list((tmp_path / "tb").iterdir())) == 1
+    audit = json.loads((tmp_path / "s" / "step-000004" / "audit.json").read_text())
+    dead = next(len(row["findings"]["dead"]) for row in audit["layers"] if row["label"] == "1")
+    assert read.Scalars("dead_channels/1")[-1].value == dead
+
+
+def test_a_second_process_goes_on_from_a_checkpoint(tmp_path: Path) -> None:
+    """Steps behind the checkpoint go when the first new one is written; the others stay."""
+    watch(network(), tmp_path / "s", 6)
+    kept = (tmp_path / "s" / "step-000002" / "run.json").stat().st_mtime_ns
+    model = network()
+    with fv.Watcher(model, SHOWN, "ReLU", 2, tmp_path / "s", resume=True, start=3) as watcher:
+        assert list(read_steps(tmp_path / "s")) == [0, 2, 4, 6]
+        assert watcher.step().name == "step-000004"  # type: ignore[union-attr]
+    assert list(read_steps(tmp_path / "s")) == [0, 2, 4]
+    assert (tmp_path / "s" / "step-000002" / "run.json").stat().st_mtime_ns == kept
+    assert read_run(tmp_path / "s" / "step-000004").record["layers"] == ["1", "4", "7"]
+
+
+def test_a_series_that_goes_on_asks_from_where(tmp_path: Path) -> None:
+    """Counting from 0 would remove what is there."""
+    watch(network(), tmp_path / "s", 2)
+    with fv.Watcher(network(), SHOWN, "ReLU", 2, tmp_path / "s", resume=True) as watcher:
+        with pytest.raises(UsageError, match="nobody says from which step"):
+            watcher.step()
+        assert watcher.step(3) is None and watcher.step() is not None
+    assert list(read_steps(tmp_path / "s")) == [0, 2, 4]
+
+
+def test_a_taken_folder_is_refused(tmp_path: Path) -> None:
+    """Another series, a run, and anything else; `overwrite` replaces a series only."""
+    watch(network(), tmp_path / "s", 4)
+    with pytest.raises(StoreError, match="holds a series up to step 4") as caught:
+        watch(network(), tmp_path / "s", 2)
+    assert "resume=True" in str(caught.value.hint)
+    watch(network(), tmp_path / "s", 1, overwrite=True)
+    assert list(read_steps(tmp_path / "s")) == [0]
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "thesis.tex").write_text("")
+    for options in ({}, {"overwrite": True}, {"resume": True}):
+        with pytest.raises(StoreError, match=r"holds no series: thesis\.tex"):
+            watch(network(), tmp_path / "mine", 1, **options)
+    assert [path.name for path in (tmp_path / "mine").iterdir()] == ["thesis.tex"]
+
+
+def test_what_somebody_put_into_a_step_stays(tmp_path: Path) -> None:
+    """A step with foreign files is not replaced; the message names them."""
+    watch(network(), tmp_path / "s", 2)
+    (tmp_path / "s" / "step-000002" / "notes.txt").write_text("mine")
+    with pytest.raises(StoreError, match=r"did not write: notes\.txt"):
+        watch(network(), tmp_path / "s", 2, overwrite=True)
+    assert (tmp_path / "s" / "step-000002" / "notes.txt").read_text() == "mine"
+    assert list(read_steps(tmp_path / "s")) == [0, 2]
+
+
+def test_an_earlier_series_stays_until_a_step_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A full disk at the first step is an error, and nothing of the earlier series is gone."""
+    watch(network(), tmp_path / "s", 4)
+    before = {p: p.read_bytes() for p in (tmp_path / "s").rglob("*") if p.is_file()}
+
+    def full(self: Any, content: Any) -> None:
+        raise StoreError("no space left on device")
+
+    monkeypatch.setattr("featviz.rundir.write.RunDirectory.write_run", full)
+    with pytest.raises(StoreError, match="no space left"):
+        watch(network(), tmp_path / "s", 2, overwrite=True)
+    assert before == {p: p.read_bytes() for p in (tmp_path / "s").rglob("*") if p.is_file()}
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"every": 0}, "every 0 is no whole number of 1 or more"),
+        ({"start": -1}, "start -1 is no whole number of 0 or more"),
+        ({"overwrite": True, "resume": True}, "resume and overwrite exclude each other"),
+        ({"cmapp": "x"}, "cmapp"),
+        ({"shard": "1/2"}, "shard"),
+        ({"layers": "Conv9d"}, "no layer matches .*'Conv9d'"),
+        ({"images": "nowhere.png"}, "nowhere.png"),
+        ({"images": []}, "there are no images"),
+        ({"cmap": "nope"}, "nope"),
+        ({"model": 3}, "'int', not a module"),
+    ],
+)
+def test_bad_values_are_refused_before_the_training(
+    tmp_path: Path, given: dict[str, Any], words: str
+) -> None:
+    """With the value and what it takes; nothing is written."""
+    options: dict[str, Any] = {"model": network(), "images": SHOWN, "out": tmp_path / "s", **given}
+    with pytest.raises(FeatvizError, match=words):
+        fv.Watcher(**options)
+    assert not (tmp_path / "s").exists()
+
+
+def test_sharded_parameters_are_refused(tmp_path: Path) -> None:
+    """One process cannot run what others hold a part of."""
+
+    class FullyShardedDataParallel(nn.Module):
+        """What torch's own class is called."""
+
+    with pytest.raises(UsageError, match=r"divided among processes \(FSDP\)"):
+        fv.Watcher(nn.Sequential(FullyShardedDataParallel()), SHOWN, out=tmp_path / "s")
+
+
+def test_steps_that_are_left_out_do_not_matter(tmp_path: Path) -> None:
+    """The first number at or behind each multiple is drawn, once."""
+    with fv.Watcher(network(), SHOWN, "ReLU", 10, tmp_path / "s") as watcher:
+        written = [watcher.step(number) for number in (7, 12, 12, 19, 45, 50)]
+        with pytest.raises(UsageError, match="step 3 comes behind step 50"):
+            watcher.step(3)
+    assert [path and path.name for path in written] == [
+        None, "step-000012", None, None, "step-000045", "step-000050",
+    ]  # fmt: skip
+
+
+def test_a_transform_feeds_the_model(tmp_path: Path) -> None:
+    """The caller's own transform feeds it, and is gone while the model is trained."""
+    model = network().bfloat16()
+    pixels = digits()[0].bfloat16()
+
+    def fed(image: Any) -> torch.Tensor:
+        return pixels[0]
+
+    with fv.Watcher(model, SHOWN, "Conv2d", 1, tmp_path / "s", transform=fed) as watcher:
+        assert all(not module._forward_pre_hooks for module in model.modules())
+        watcher.step()
+    stats = read_run(tmp_path / "s" / "step-000001").images["00-5.png"].stats()
+    expected = model[0](pixels[:1]).float().amax((0, 2, 3)).detach().numpy()
+    assert np.allclose(next(iter(stats.values()))[:, 1], expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
+def test_a_model_of_another_precision(tmp_path: Path, dtype: torch.dtype) -> None:
+    """Images are float32; the model gets its own, and keeps no hook."""
+    model = network().to(dtype)
+    with fv.Watcher(model, SHOWN, "Conv2d", 1, tmp_path / "s") as watcher:
+        assert watcher.step() is not None
+    assert len(read_run(tmp_path / "s" / "step-000001").images) == 2
+    assert not model._forward_pre_hooks
+
+
+def test_a_closed_watcher_writes_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Its short form says how far it was."""
+    caplog.set_level(logging.INFO)
+    with fv.Watcher(network(), SHOWN, "ReLU", 1, tmp_path / "s") as watcher:
+        watcher.step()
+    assert watcher.step() is None and list(read_steps(tmp_path / "s")) == [0, 1]
+    assert repr(watcher) == f"<Watcher of {tmp_path / 's'}: step 2, 2 written>"

@@ -1,0 +1,165 @@
+"""The page of a series of runs: what stands on it, in any folder that somebody hands over."""
+
+from __future__ import annotations
+
+import base64
+import json
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+from rundirs import Drawn, write_run
+
+from featviz.errors import StoreError, UsageError
+from featviz.report import ReportOptions, build_report
+from featviz.rundir.series import read_steps
+
+from .markup import EVIL, HOSTILE, Markup, read
+
+DEAD = {0: [0, 1, 2], 100: [1], 250: []}
+"""Channels of the ReLU that are dead, by step."""
+
+
+def write_audit(root: Path, findings: Mapping[str, Mapping[str, list[int]]]) -> None:
+    """An audit.json with a row of six channels for each layer."""
+    rows = [
+        {"layer": layer, "label": layer, "type": "ReLU", "channels": 6, "findings": found}
+        for layer, found in findings.items()
+    ]
+    content = {"schema_version": 1, "featviz": "0", "model": {}, "options": {}, "total": {}}
+    images = {"total": 2, "seen": 2, "failures": []}
+    (root / "audit.json").write_text(json.dumps({**content, "images": images, "layers": rows}))
+
+
+@pytest.fixture
+def series(tmp_path: Path) -> Path:
+    """Three steps of two images, one of a hostile name, and two layers, one of a hostile name."""
+    root = tmp_path / "out"
+    for step, dead in DEAD.items():
+        drawn = [Drawn("conv", index=1, type="Conv2d", shade=20 + step // 5), Drawn(EVIL, index=2)]
+        run = write_run(root / f"step-{step:06d}", {"a.png": drawn, HOSTILE: drawn})
+        write_audit(run, {EVIL: {"dead": dead, "constant": []}, "conv": {"nonfinite": []}})
+    return root
+
+
+def _page(series: Path) -> Markup:
+    build_report(series, ReportOptions())
+    return read(series / "report" / "index.html")
+
+
+def test_every_step_of_every_layer_and_image_is_shown(series: Path) -> None:
+    """In the order of the steps, with pictures that are there; this is the page without scripts."""
+    page = _page(series)
+    sources = [str(image["src"]) for image in page.of("img") if "loading" in image]
+    assert len(sources) == 3 * 2 * 2
+    assert all((series / "report" / _unquoted(src)).resolve().is_file() for src in sources)
+    steps = [int(str(frame["data-step"])) for frame in page.of("li") if "data-step" in frame]
+    assert steps == [0, 100, 250] * 4
+    assert [f"step {step} ·" in page.text for step in DEAD] == [True] * 3
+
+
+def _unquoted(address: str) -> str:
+    from urllib.parse import unquote
+
+    return unquote(address)
+
+
+def test_nothing_is_inline_and_nothing_hostile_is_markup(series: Path) -> None:
+    """A Content-Security-Policy without inline script and style leaves the page whole."""
+    page = _page(series)
+    assert page.inline.strip() == "" and not any("style" in attrs for _, attrs in page.tags)
+    assert not any(str(image.get("src")) == "x" for image in page.of("img"))
+    assert [script["src"] for script in page.of("script")] == ["series.js"]
+    assert EVIL in page.text and HOSTILE in page.text
+    files = sorted(path.name for path in (series / "report").iterdir())
+    assert files == ["icon.svg", "index.html", "series.js", "style.css"]
+
+
+def test_the_slider_is_hidden_until_the_script_runs(series: Path) -> None:
+    """It has a label, knows the steps, and stands at the last one."""
+    page = _page(series)
+    (slider,) = (tag for tag in page.of("input") if tag["type"] == "range")
+    assert str(slider["data-steps"]).split() == ["0", "100", "250"]
+    assert (slider["min"], slider["max"], slider["value"]) == ("0", "2", "2")
+    assert [label["for"] for label in page.of("label")] == [slider["id"]]
+    assert any(div.get("class") == "control slider" and "hidden" in div for div in page.of("div"))
+
+
+def test_curves_are_the_audits_counts(series: Path) -> None:
+    """Steps lie at their distance, the most channels at the upper edge; a table has the numbers."""
+    page = _page(series)
+    (curve,) = page.of("polyline")
+    points = [tuple(map(float, point.split(","))) for point in str(curve["points"]).split()]
+    assert curve["class"] == "dead"
+    assert [x for x, _ in points] == pytest.approx([6, 6 + 308 * 100 / 250, 314], abs=0.01)
+    assert [y for _, y in points] == pytest.approx([6, 6 + 52 * 2 / 3, 58], abs=0.01)
+    (chart,) = (svg for svg in page.of("svg") if svg.get("role") == "img")
+    assert chart["aria-label"] == "Of 6 channels: 3 dead at step 0, 0 at step 250"
+    assert "No channel is dead, constant, NaN or infinite at any step." in page.text
+
+
+def test_findings_of_unknown_names_are_not_shown(series: Path) -> None:
+    """An audit.json may be anybody's, and names stand in classes and selectors."""
+    write_audit(series / "step-000250", {EVIL: {'x"] *': [1], "dead": [3]}})
+    page = _page(series)
+    assert [line["class"] for line in page.of("polyline")] == ["dead"]
+    assert 'x"]' not in page.text
+
+
+def test_a_damaged_step_is_named_and_the_others_are_shown(series: Path) -> None:
+    """The result says so as well; a step that is a link is none."""
+    (series / "step-000100" / "run.json").write_text("{")
+    (series / "step-000250" / "a.png" / "input.png").unlink()
+    (series / "step-000300").symlink_to(series / "step-000000")
+    result = build_report(series, ReportOptions())
+    assert list(result.incomplete) == ["step-000100", "step-000250/a.png"]
+    page = read(result.page)
+    assert "cannot be read" in page.text and "step 300" not in page.text
+    for path in read_steps(series).values():
+        (path / "run.json").write_text("{")
+    with pytest.raises(StoreError, match="has no step that can be shown"):
+        build_report(series, ReportOptions())
+
+
+def test_a_report_is_replaced_and_nothing_else(series: Path) -> None:
+    """A second report takes the place of the first; a foreign file stops it."""
+    _page(series)
+    _page(series)
+    (series / "report" / "mine.txt").write_text("mine")
+    with pytest.raises(StoreError, match=r"did not write: mine\.txt"):
+        build_report(series, ReportOptions())
+
+
+def test_one_file_holds_everything(series: Path) -> None:
+    """Every picture is in it; where it would be too large, the message says how large."""
+    result = build_report(series, ReportOptions(single_file=True))
+    page = read(result.page)
+    pictures = [str(image["src"]) for image in page.of("img")]
+    first = next((series / "step-000000" / "a.png").glob("001_*/output.png")).read_bytes()
+    assert len(pictures) == 12 and all(src.startswith("data:image/png") for src in pictures)
+    assert base64.b64decode(pictures[0].split(",")[1]) == first
+    with pytest.raises(StoreError, match=r"--max-size is 0\.01 MB"):
+        build_report(series, ReportOptions(single_file=True, max_size=10_000))
+
+
+def test_a_zip_has_its_pictures(series: Path) -> None:
+    """The page names each of them by its name in the archive."""
+    result = build_report(series, ReportOptions(zip=True))
+    with zipfile.ZipFile(result.page) as packed:
+        page = Markup(packed.read("index.html").decode())
+        names = set(packed.namelist())
+    assert {str(image["src"]) for image in page.of("img") if "loading" in image} <= names
+
+
+@pytest.mark.parametrize("name", ["compare", "kernels", "exemplars", "audit"])
+def test_what_belongs_to_one_run_is_refused(series: Path, name: str) -> None:
+    """The message names the option and the command for one step."""
+    with pytest.raises(UsageError, match=f"--{name} is for the report of one step"):
+        build_report(series, ReportOptions(**{name: series}))
+
+
+def test_a_step_has_a_report_of_its_own(series: Path) -> None:
+    """With the findings of its audit."""
+    result = build_report(series / "step-000000", ReportOptions())
+    assert "Audit" in read(result.page).text
