@@ -79,7 +79,7 @@ class GridPlan:
         return self.height * self.width
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Guess:
     """One of the classes that a model thinks most likely."""
 

@@ -126,8 +126,9 @@ def _write_folder(arranged: views.ReportViews, options: ReportOptions) -> tuple[
     destination.check_free(out, destination.REPORT_FOLDER, overwrite=True)
     written = []
     with destination.replacing(out, destination.REPORT_FOLDER) as folder:
-        for name, text in pages.render_folder(arranged, FolderLinks(out.absolute())):
-            (folder / name).write_bytes(_encoded(text))
+        for name, pieces in pages.render_folder(arranged, FolderLinks(out.absolute())):
+            with (folder / name).open("wb") as file:
+                file.writelines(map(_encoded, pieces))
             written.append(out / name)
     return out / "index.html", written
 
@@ -139,8 +140,8 @@ def _write_zip(arranged: views.ReportViews, options: ReportOptions) -> tuple[Pat
         raise _taken(out)
     links = PackedLinks()
     with atomic(out) as file, zipfile.ZipFile(file, "w") as packed:
-        for name, text in pages.render_folder(arranged, links):
-            archive.add(packed, name, _encoded(text), compress=True)
+        for name, pieces in pages.render_folder(arranged, links):
+            archive.add(packed, name, b"".join(map(_encoded, pieces)), compress=True)
         for name, view in links.pictures.items():
             archive.add(packed, name, view.image.content(view.file), compress=False)
     return out, [out]

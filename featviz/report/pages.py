@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import gc
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib.resources import files
 from typing import Any
 
@@ -32,12 +33,13 @@ from featviz.version import __version__
 RUN_PAGE = "index"
 
 
-def render_folder(views: ReportViews, links: Links) -> Iterator[tuple[str, str]]:
-    """Yield the name and text of each file of a report that is a folder, one by one: no
-    more is held than the numbers of a few images."""
+def render_folder(views: ReportViews, links: Links) -> Iterator[tuple[str, Iterable[str]]]:
+    """Yield the name of each file of a report that is a folder, and its text in pieces, one by one:
+    no more is held than the numbers of a few images, and no page as a whole, since that of a layer
+    shows all images."""
     write = _PageWriter(views, links)
     for name in REPORT_ASSETS:
-        yield name, asset(name)
+        yield name, [asset(name)]
     known: dict[str, dict[str, str]] = {}
     for n, page in enumerate(views.images, 1):
         article, scripts = write.image(page)
@@ -46,13 +48,13 @@ def render_folder(views: ReportViews, links: Links) -> Iterator[tuple[str, str]]
         for name, grids in scripts.items():
             known.setdefault(name, {}).update(grids)
         if n % views.together == 0 or n == len(views.images):
-            yield from ((name, script(grids)) for name, grids in known.items())
+            yield from ((name, [script(grids)]) for name, grids in known.items())
             known.clear()
+            gc.collect()  # templates leave cycles, which hold the findings of thousands of channels
     for layer in views.layers:
-        article = write.layer(layer)
-        scripts_too = scripts_of(layer.groups)
-        yield f"{layer.id}.html", write.document(layer.id, layer.name, [article], scripts_too)
-    yield f"{RUN_PAGE}.html", write.document(RUN_PAGE, "", [write.run()])
+        pieces, scripts_too = write.layer(layer), scripts_of(layer.groups)
+        yield f"{layer.id}.html", write.document(layer.id, layer.name, pieces, scripts_too)
+    yield f"{RUN_PAGE}.html", write.document(RUN_PAGE, "", write.run())
 
 
 def render_single(views: ReportViews) -> str:
@@ -65,12 +67,12 @@ def render_single(views: ReportViews) -> str:
         articles.append(article)
         for grids in scripts.values():
             known |= grids
-    articles += [write.layer(layer) for layer in views.layers]
+    articles += [piece for layer in views.layers for piece in write.layer(layer)]
     inside = {
         name: Markup(asset(name)) for name in REPORT_ASSETS
     }  # our own files, not to be escaped
     inside["data"] = Markup(script(known))
-    return write.document(RUN_PAGE, "", [write.run(), *articles], inside=inside)
+    return "".join(write.document(RUN_PAGE, "", [*write.run(), *articles], inside=inside))
 
 
 def render_notebook(content: Mapping[str, Any]) -> str:
@@ -146,13 +148,14 @@ class _PageWriter:
         self,
         id: str,
         name: str,
-        articles: Sequence[str],
+        articles: Iterable[Markup],
         scripts: Sequence[str] = (),
         inside: dict[str, Markup] | None = None,
-    ) -> str:
-        """A whole HTML document around pages, which loads scripts or has everything inside."""
+    ) -> Iterator[Markup]:
+        """A whole HTML document, in pieces, around pages, whole or in pieces; it loads scripts or
+        has everything inside."""
         values = {"id": id, "name": name, "scripts": scripts, "inside": inside}
-        return self._fill("document", articles=articles, assets=REPORT_ASSETS, **values)
+        return self._pieces("document", articles=articles, assets=REPORT_ASSETS, **values)
 
     def picture(self, view: PictureView, page: str) -> Markup:
         """A picture on a page.
@@ -177,12 +180,12 @@ class _PageWriter:
         """The name of a channel's place on the page of its layer."""
         return f"{self._tensors[group.page, group.stem]}c{channel}"
 
-    def run(self) -> Markup:
-        """The page of the run."""
+    def run(self) -> Iterator[Markup]:
+        """The page of the run, in pieces."""
         views, run = self.views, self.views.run
         first = views.images[0] if views.images else None
         over = [self.totals.of(group) for group in first.groups] if first else []
-        return self._fill(
+        return self._pieces(
             "run",
             views=views,
             run=run,
@@ -198,11 +201,11 @@ class _PageWriter:
         if page is self.views.images[0]:
             self._first = numbers.stats
         stages = network(page, numbers.stats)
-        article = self._page("image", page, facts_of=self._facts(page, numbers), stages=stages)
-        return article, entries(page, numbers, self._options)
+        values = self._values(page, facts_of=self._facts(page, numbers), stages=stages)
+        return fill(self.templates, "image", **values), entries(page, numbers, self._options)
 
-    def layer(self, page: LayerPage) -> Markup:
-        """The page of a layer."""
+    def layer(self, page: LayerPage) -> Iterator[Markup]:
+        """The page of a layer, in pieces."""
         audited = channels.of_audit(self.views.audit, page.name)
         rows = {
             group.id: channels.channel_rows(self.totals.of(group), audited) for group in page.groups
@@ -211,8 +214,7 @@ class _PageWriter:
         beside: dict[str, Any] = {} if kernels is None else {"tiles": geometry(kernels.row)}
         if kernels is not None:
             beside["key"] = key(kernels.row, kernels.options)
-        return self._page(
-            "layer",
+        values = self._values(
             page,
             rows=rows,
             audited=audited,
@@ -222,6 +224,7 @@ class _PageWriter:
             channels_of=self._exemplars,
             **beside,
         )
+        return self._pieces("layer", **values)
 
     def _exemplars(self, shown: Sequence[ExemplarView]) -> str:
         """The pictures of channels for the script, as JSON; none in one file, which has the
@@ -246,15 +249,16 @@ class _PageWriter:
     def _key(self, figure: Figure) -> Key:
         return key(figure.row, self._options[figure.other])
 
-    def _page(self, kind: str, page: ImagePage | LayerPage, **more: Any) -> Markup:
+    def _values(self, page: ImagePage | LayerPage, **more: Any) -> dict[str, Any]:
         around, colors = self._around[page.id], self._legend(page.groups)
-        return self._fill(kind, page=page, around=around, legend=colors, **more)
+        return {"page": page, "around": around, "legend": colors, **more}
 
     def _legend(self, groups: Sequence[Group]) -> Any:
         return legend(self.views.run, (figure.row for figure in figures(groups)))
 
-    def _fill(self, template: str, **values: Any) -> Markup:
-        return fill(self.templates, template, **values)
+    def _pieces(self, template: str, **values: Any) -> Iterator[Markup]:
+        """A filled template, piece by piece as somebody asks for it."""
+        return map(Markup, self.templates.get_template(f"{template}.html").generate(values))
 
 
 def _around(pages: Sequence[Any]) -> dict[str, tuple[Any, Any]]:

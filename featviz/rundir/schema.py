@@ -140,7 +140,7 @@ class Skipped(Skip):
     reason: _Reason
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Class(Guess):
     """A row of `prediction`."""
 
@@ -149,7 +149,7 @@ class Class(Guess):
     probability: Annotated[float, Meta(ge=0, le=1)]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Size:
     """Width and height of an image file in pixels."""
 
@@ -157,7 +157,7 @@ class Size:
     height: _Count
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class ImageFields:
     """`image` of a manifest."""
 
@@ -213,7 +213,7 @@ class InterventionFields:
     what: _Text
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class FileSum:
     """A row of `files`."""
 
