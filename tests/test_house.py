@@ -178,8 +178,9 @@ def test_every_module_can_be_imported_first() -> None:
 
 
 def test_the_roof_is_low() -> None:
-    """At most eight files stand beside the wings, and a wing has a guessable number of files."""
-    assert len([path for path in PACKAGE.iterdir() if path.is_file()]) <= 8
+    """At most six files stand beside the wings, and a door for each library that holds us."""
+    doors = {"lightning.py", "ray.py", "transformers.py"}
+    assert len({path.name for path in PACKAGE.iterdir() if path.is_file()} - doors) <= 6
 
 
 def test_no_class_name_stands_twice() -> None:

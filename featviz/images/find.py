@@ -278,6 +278,8 @@ def _named_apart(named: Iterable[Named]) -> list[Sample]:
     """Lengthen names that clash (also on file systems without case) by one real parent a round;
     files that only case tells apart are numbered."""
     first = {path: name for name, path in named}
+    if not _clashing(first):
+        return [Sample(name, (path,), _archive_of(path)) for path, name in first.items()]
     parts = {path: _parts(path) for path in first}
     alike = set(_clashing({path: "/".join(parts[path]) for path in first}))
     names, turn = dict(first), 0

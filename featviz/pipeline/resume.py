@@ -24,7 +24,7 @@ from featviz.records import ImageResult, Outcome, Sample, Shard
 from featviz.rundir import RUN_FILE
 from featviz.rundir.archive import check_archive
 from featviz.rundir.image import read_image
-from featviz.rundir.ownership import names_of_images, of_run
+from featviz.rundir.ownership import holds_run, names_of_images
 from featviz.rundir.read import image_folders, read_json
 from featviz.rundir.schema import Manifest, check_failures
 from featviz.rundir.verify import faults_of
@@ -141,7 +141,7 @@ def check_destination(model: ModelOptions | LoadedModel, options: RunOptions) ->
     """
     if options.archive is not None:
         check_archive(options.archive, options.overwrite)
-    elif not (options.resume and (of_run(options.out) or complete_folders(options.out))):
+    elif not (options.resume and (holds_run(options.out) or complete_folders(options.out))):
         known, certain = _foretold(model)
         record = {**versions(), "model": known, "options": _options(options)}
         check_free(options.out, options.overwrite, record, besides(options), certain)
@@ -195,7 +195,7 @@ def open_store(options: RunOptions, record: Mapping[str, Any], fingerprint: str)
         StoreError: it holds another run, or something that is none, or cannot be written.
     """
     apart = besides(options)
-    if not options.resume or of_run(options.out) is None:
+    if not options.resume or not holds_run(options.out):
         if options.resume and _was_drawn_by(options.out, fingerprint):
             log.warning("%s is written anew from the manifests", options.out / RUN_FILE)
             return RunDirectory(options.out).cleared()

@@ -88,7 +88,7 @@ class GridPlan:
         return left, self.top + self.padding + row * (height + self.padding), width, height
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Guess:
     """One of the classes that a model thinks most likely."""
 

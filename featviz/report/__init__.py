@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import zipfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -39,7 +39,7 @@ _OVERHEAD = 4 / 3
 """Base64."""
 
 
-Render = Callable[[Links], Iterator[tuple[str, str]]]
+Render = Callable[[Links], Iterator[tuple[str, Iterable[str]]]]
 """Yields the name and text of each file of a report, whose pictures are where the links say."""
 
 
@@ -125,8 +125,8 @@ def _build_audit(root: Path, options: ReportOptions) -> ReportResult:
         write = _write_zip if options.zip else _write_folder
         page, written = write(render, root, options)
         return ReportResult(page, tuple(written), {})
-    ((_, text),) = render(InlineLinks())
-    out = _write_page(text, root, options)
+    ((_, pieces),) = render(InlineLinks())
+    out = _write_page("".join(pieces), root, options)
     return ReportResult(out, (out,), {})
 
 
@@ -195,8 +195,9 @@ def _write_folder(render: Render, root: Path, options: ReportOptions) -> tuple[P
     destination.check_free(out, destination.REPORT_FOLDER, overwrite=True)
     written = []
     with destination.replacing(out, destination.REPORT_FOLDER) as folder:
-        for name, text in render(FolderLinks(out.absolute())):
-            (folder / name).write_bytes(_encoded(text))
+        for name, pieces in render(FolderLinks(out.absolute())):
+            with (folder / name).open("wb") as file:
+                file.writelines(map(_encoded, pieces))
             written.append(out / name)
     return out / "index.html", written
 
@@ -208,8 +209,8 @@ def _write_zip(render: Render, root: Path, options: ReportOptions) -> tuple[Path
         raise _taken(out)
     links = PackedLinks()
     with atomic(out) as file, zipfile.ZipFile(file, "w") as packed:
-        for name, text in render(links):
-            archive.add(packed, name, _encoded(text), compress=True)
+        for name, pieces in render(links):
+            archive.add(packed, name, b"".join(map(_encoded, pieces)), compress=True)
         for name, view in links.pictures.items():
             archive.add(packed, name, view.image.content(view.file), compress=False)
     return out, [out]

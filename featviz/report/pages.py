@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import gc
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib.resources import files
 from typing import Any
 
@@ -34,12 +35,13 @@ from featviz.version import __version__
 RUN_PAGE = "index"
 
 
-def render_folder(views: ReportViews, links: Links) -> Iterator[tuple[str, str]]:
-    """Yield the name and text of each file of a report that is a folder, one by one: no
-    more is held than the numbers of a few images."""
+def render_folder(views: ReportViews, links: Links) -> Iterator[tuple[str, Iterable[str]]]:
+    """Yield the name of each file of a report that is a folder, and its text in pieces, one by one:
+    no more is held than the numbers of a few images, and no page as a whole, since that of a layer
+    shows all images."""
     write = _PageWriter(views, links)
     for name in REPORT_ASSETS:
-        yield name, asset(name)
+        yield name, [asset(name)]
     known: dict[str, dict[str, str]] = {}
     for n, page in enumerate(views.images, 1):
         article, scripts = write.image(page)
@@ -48,13 +50,13 @@ def render_folder(views: ReportViews, links: Links) -> Iterator[tuple[str, str]]
         for name, grids in scripts.items():
             known.setdefault(name, {}).update(grids)
         if n % views.together == 0 or n == len(views.images):
-            yield from ((name, script(grids)) for name, grids in known.items())
+            yield from ((name, [script(grids)]) for name, grids in known.items())
             known.clear()
+            gc.collect()  # templates leave cycles, which hold the findings of thousands of channels
     for layer in views.layers:
-        article = write.layer(layer)
-        scripts_too = scripts_of(layer.groups)
-        yield f"{layer.id}.html", write.document(layer.id, layer.name, [article], scripts_too)
-    yield f"{RUN_PAGE}.html", write.document(RUN_PAGE, "", [write.run()])
+        pieces, scripts_too = write.layer(layer), scripts_of(layer.groups)
+        yield f"{layer.id}.html", write.document(layer.id, layer.name, pieces, scripts_too)
+    yield f"{RUN_PAGE}.html", write.document(RUN_PAGE, "", write.run())
 
 
 def render_single(views: ReportViews) -> str:
@@ -67,12 +69,14 @@ def render_single(views: ReportViews) -> str:
         articles.append(article)
         for grids in scripts.values():
             known |= grids
-    articles += [write.layer(layer) for layer in views.layers]
-    return write.document(RUN_PAGE, "", [write.run(), *articles], inside=_inside(script(known)))
+    articles += [piece for layer in views.layers for piece in write.layer(layer)]
+    inside = _inside(script(known))
+    return "".join(write.document(RUN_PAGE, "", [*write.run(), *articles], inside=inside))
 
 
-def render_audit(views: AuditViews, links: Links) -> Iterator[tuple[str, str]]:
-    """Yield the name and text of each file of the page of an audit; in one file, one text."""
+def render_audit(views: AuditViews, links: Links) -> Iterator[tuple[str, list[str]]]:
+    """Yield the name of each file of the page of an audit, and its text in pieces; of one file, the
+    page alone."""
     engine = templates()
     engine.globals |= {
         "links": links,
@@ -86,9 +90,9 @@ def render_audit(views: AuditViews, links: Links) -> Iterator[tuple[str, str]]:
     article = fill(engine, "audited", views=views, pages={})
     inside = _inside("") if links.inline else None
     if not links.inline:
-        yield from ((name, asset(name)) for name in REPORT_ASSETS)
+        yield from ((name, [asset(name)]) for name in REPORT_ASSETS)
     values = {"articles": [article], "assets": REPORT_ASSETS, "scripts": [], "inside": inside}
-    yield f"{RUN_PAGE}.html", fill(engine, "document", name="Audit", **values)
+    yield f"{RUN_PAGE}.html", [fill(engine, "document", name="Audit", **values)]
 
 
 def _inside(data: str) -> dict[str, Markup]:
@@ -171,13 +175,14 @@ class _PageWriter:
         self,
         id: str,
         name: str,
-        articles: Sequence[str],
+        articles: Iterable[Markup],
         scripts: Sequence[str] = (),
         inside: dict[str, Markup] | None = None,
-    ) -> str:
-        """A whole HTML document around pages, which loads scripts or has everything inside."""
+    ) -> Iterator[Markup]:
+        """A whole HTML document, in pieces, around pages, whole or in pieces; it loads scripts or
+        has everything inside."""
         values = {"id": id, "name": name, "scripts": scripts, "inside": inside}
-        return self._fill("document", articles=articles, assets=REPORT_ASSETS, **values)
+        return self._pieces("document", articles=articles, assets=REPORT_ASSETS, **values)
 
     def picture(self, view: PictureView, page: str) -> Markup:
         """A picture on a page.
@@ -203,12 +208,12 @@ class _PageWriter:
         channels begin."""
         return f"{self._tensors[group.page, group.stem]}c{channel}"
 
-    def run(self) -> Markup:
-        """The page of the run."""
+    def run(self) -> Iterator[Markup]:
+        """The page of the run, in pieces."""
         views, run = self.views, self.views.run
         first = views.images[0] if views.images else None
         over = [self.totals.of(group) for group in first.groups] if first else []
-        return self._fill(
+        return self._pieces(
             "run",
             views=views,
             run=run,
@@ -234,11 +239,11 @@ class _PageWriter:
         if page is self.views.images[0]:
             self._first = numbers.stats
         stages = network(page, numbers.stats)
-        article = self._page("image", page, facts_of=self._facts(page, numbers), stages=stages)
-        return article, entries(page, numbers, self._options)
+        values = self._values(page, facts_of=self._facts(page, numbers), stages=stages)
+        return fill(self.templates, "image", **values), entries(page, numbers, self._options)
 
-    def layer(self, page: LayerPage) -> Markup:
-        """The page of a layer."""
+    def layer(self, page: LayerPage) -> Iterator[Markup]:
+        """The page of a layer, in pieces."""
         audited = self.views.audit.of(page.name) if self.views.audit else {}
         rows = {
             group.id: channels.channel_rows(self.totals.of(group), audited) for group in page.groups
@@ -247,8 +252,7 @@ class _PageWriter:
         beside: dict[str, Any] = {} if kernels is None else {"tiles": geometry(kernels.row)}
         if kernels is not None:
             beside["key"] = key(kernels.row, kernels.options)
-        return self._page(
-            "layer",
+        values = self._values(
             page,
             rows=rows,
             audited=audited,
@@ -258,6 +262,7 @@ class _PageWriter:
             channels_of=self._exemplars,
             **beside,
         )
+        return self._pieces("layer", **values)
 
     def _exemplars(self, shown: Sequence[ExemplarView]) -> str:
         """The pictures of channels for the script, as JSON; none in one file, which has the
@@ -282,15 +287,16 @@ class _PageWriter:
     def _key(self, figure: Figure) -> Key:
         return key(figure.row, self._options[figure.other])
 
-    def _page(self, kind: str, page: ImagePage | LayerPage, **more: Any) -> Markup:
+    def _values(self, page: ImagePage | LayerPage, **more: Any) -> dict[str, Any]:
         around, colors = self._around[page.id], self._legend(page.groups)
-        return self._fill(kind, page=page, around=around, legend=colors, **more)
+        return {"page": page, "around": around, "legend": colors, **more}
 
     def _legend(self, groups: Sequence[Group]) -> Any:
         return legend(self.views.run, (figure.row for figure in figures(groups)))
 
-    def _fill(self, template: str, **values: Any) -> Markup:
-        return fill(self.templates, template, **values)
+    def _pieces(self, template: str, **values: Any) -> Iterator[Markup]:
+        """A filled template, piece by piece as somebody asks for it."""
+        return map(Markup, self.templates.get_template(f"{template}.html").generate(values))
 
 
 def _around(pages: Sequence[Any]) -> dict[str, tuple[Any, Any]]:

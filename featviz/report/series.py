@@ -201,11 +201,11 @@ def read_series(root: Path) -> SeriesViews:
     return SeriesViews(root, tuple(steps), left_out)
 
 
-def render_folder(views: SeriesViews, links: Links) -> Iterator[tuple[str, str]]:
-    """Yield the name and text of each file of the report."""
+def render_folder(views: SeriesViews, links: Links) -> Iterator[tuple[str, list[str]]]:
+    """Yield the name of each file of the report, and its text in pieces."""
     for name in SERIES_ASSETS:
-        yield name, asset(name)
-    yield f"{RUN_PAGE}.html", _document(views, links)
+        yield name, [asset(name)]
+    yield f"{RUN_PAGE}.html", [_document(views, links)]
 
 
 def render_single(views: SeriesViews) -> str:

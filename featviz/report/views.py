@@ -81,7 +81,7 @@ class Figure:
         return "small" if columns <= _SMALL else "middle"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Group:
     """Figures of one tensor of one layer, of several images or of two runs."""
 
@@ -106,7 +106,7 @@ class Group:
         return all(other == first for other in rest)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class ImagePage:
     """One image: all its layers."""
 

@@ -70,7 +70,7 @@ def room_for_archive(archive: Path, overwrite: bool, resume: bool = False) -> Pa
 
 
 def _holds_run(room: Path) -> bool:
-    return not room.is_symlink() and ownership.of_run(room / ROOM) is not None
+    return not room.is_symlink() and ownership.holds_run(room / ROOM)
 
 
 def clear_room(room: Path) -> None:

@@ -8,6 +8,7 @@ import shutil
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 from PIL import Image
@@ -246,8 +247,9 @@ def check_apart(out: Path, option: str, inputs: Iterable[Path]) -> None:
     """
     place = os.path.realpath(out)
     within = place.rstrip(os.sep) + os.sep
+    real_folder = cache(os.path.realpath)  # of 10,000 images there are few
     for path in inputs:
-        for form in _forms(path):
+        for form in _forms(path, real_folder):
             if form == place or form.startswith(within):
                 what = "is" if form == place else "holds"
                 raise UsageError(
@@ -295,7 +297,10 @@ def model_files(*models: str | None) -> list[Path]:
     return [path for path in forms if path.is_file() or (path / "config.json").is_file()]
 
 
-def _forms(path: Path) -> set[str]:
+def _forms(path: Path, real_folder: Callable[[Path], str]) -> set[str]:
     """Where a path leads, and where it stands, if it is a link itself."""
-    above = os.path.realpath(path.absolute().parent)
-    return {os.path.realpath(path), str(Path(above, path.name))}
+    whole = path.absolute()
+    place = Path(real_folder(whole.parent), whole.name)
+    if whole.name == ".." or place.is_symlink():
+        return {str(place), os.path.realpath(place)}
+    return {str(place)}

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import os
 import re
-import stat
 import zipfile
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import suppress
@@ -91,7 +90,8 @@ class Claim:
     """Names of images that only their own manifests know of."""
 
     def strangers(self, besides: Collection[Path] = ()) -> list[str]:
-        """Files below the folder that featviz did not write, folders of nothing else as `src/`.
+        """Files below the folder that featviz did not write, folders of nothing else as `src/`;
+        those that are least deep come first.
 
         Args:
             besides: files that the user has named for this command to write.
@@ -102,7 +102,7 @@ class Claim:
         for way in others:
             first, *deeper = PurePosixPath(way).parts
             shown[f"{first}/" if deeper and first not in tops else way] = None
-        return list(shown)
+        return sorted(shown, key=lambda way: way.rstrip("/").count("/"))
 
     def check(self, besides: Collection[Path] = ()) -> None:
         """Refuse to replace what is not ours.
@@ -142,10 +142,16 @@ class Claim:
         return ours, others
 
 
+def holds_run(root: Path) -> bool:
+    """Whether a folder holds a run, or kernels, by its run.json alone: no other file is looked at,
+    of which there may be a hundred thousand."""
+    return _run_record(root) is not None
+
+
 def of_run(root: Path) -> Claim | None:
     """The run, or the kernels, that a folder holds; None where there is none of featviz."""
-    record = _record(root, RUN_FILE)
-    if record is None or not _is_run(record):
+    record = _run_record(root)
+    if record is None:
         return None
     report = _own_reports(root)
     bases = bool(record["options"].get("shared_basis"))
@@ -343,6 +349,12 @@ def _is_run(record: Mapping[str, Any]) -> bool:
     return listed and _are_dicts(record.get("failures"))
 
 
+def _run_record(root: Path) -> dict[str, Any] | None:
+    """The content of a run.json that featviz wrote."""
+    record = _record(root, RUN_FILE)
+    return record if record is not None and _is_run(record) else None
+
+
 def _names(record: Mapping[str, Any]) -> list[str]:
     """The images that a run.json knows of."""
     images = record["images"]
@@ -427,17 +439,25 @@ def _listed(rows: Any, name: str) -> list[str]:
 
 
 def _walk(root: Path) -> Iterator[tuple[str, bool]]:
-    """All files below a folder, links and the like among them, and whether they are regular."""
-    for place, folders, names in os.walk(root):
-        links = [name for name in folders if Path(place, name).is_symlink()]
-        for name in sorted([*names, *links]):
-            path = Path(place, name)
-            with suppress(FileNotFoundError):
-                yield path.relative_to(root).as_posix(), stat.S_ISREG(path.lstat().st_mode)
+    """All files below a folder, links and the like among them, and whether they are regular: the
+    folder's own by name, then those of the folders in it. Paths are joined as text, which takes a
+    fifth of the time of Path for the 60,000 files of 10,000 images."""
+    waiting = [""]
+    while waiting:
+        here = waiting.pop()
+        try:
+            with os.scandir(root / here) as scanned:
+                entries = sorted(scanned, key=lambda entry: entry.name)
+        except OSError:  # it is gone, or closed to this user: nothing in it can be removed
+            continue
+        inner = [entry.name for entry in entries if entry.is_dir(follow_symlinks=False)]
+        waiting += [f"{here}{name}/" for name in reversed(inner)]
+        for entry in entries:
+            if not entry.is_dir(follow_symlinks=False):
+                yield f"{here}{entry.name}", entry.is_file(follow_symlinks=False)
 
 
 def _manifests(root: Path) -> list[str]:
     """Folders below a run directory that have a manifest, however deep; its own is ""."""
-    ways = [PurePosixPath(way) for way, regular in _walk(root) if regular]
-    folders = [str(way.parent) for way in ways if way.name == MANIFEST_FILE]
-    return ["" if folder == "." else folder for folder in folders]
+    ways = (way.rpartition("/") for way, regular in _walk(root) if regular)
+    return [folder for folder, _, name in ways if name == MANIFEST_FILE]

@@ -19,6 +19,7 @@ from featviz.errors import FileError, StoreError
 from featviz.rundir import INPUT_FILE, MANIFEST_FILE, RUN_FILE, STATS_FILE, schema
 from featviz.rundir.image import ReadImage, read_image
 from featviz.rundir.schema import MOST_RECORD, RunRecord
+from featviz.rundir.sharing import Shared
 from featviz.text import quoted, safe_way
 
 MOST_HELD = 8 * 2**30
@@ -77,7 +78,7 @@ def read_run(root: Path, hold: bool = False) -> ReadRun:
     images: dict[str, ReadImage] = {}
     incomplete: dict[str, str] = {}
     damaged: dict[str, str] = {}
-    room = MOST_HELD
+    room, shared = MOST_HELD, Shared()
     for folder, reason in image_folders(root, folders):
         name = folders.get(folder, folder)
         if reason is not None:
@@ -92,7 +93,7 @@ def read_run(root: Path, hold: bool = False) -> ReadRun:
         except StoreError as error:
             damaged[name] = error.message
         else:
-            images[image.name] = image
+            images[image.name] = shared.image(image)
     listed = {name: n for n, name in enumerate(known.images.complete)}
     for name in listed.keys() - images.keys() - incomplete.keys() - damaged.keys():
         incomplete[name] = "run.json calls it complete, its folder is missing"

@@ -143,7 +143,7 @@ class Skipped(Skip):
     reason: _Reason
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Class(Guess):
     """A row of `prediction`."""
 
@@ -152,7 +152,7 @@ class Class(Guess):
     probability: Annotated[float, Meta(ge=0, le=1)]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Size:
     """Width and height of an image file in pixels."""
 
@@ -160,7 +160,7 @@ class Size:
     height: _Count
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class ImageFields:
     """`image` of a manifest."""
 
@@ -216,7 +216,7 @@ class InterventionFields:
     what: _Text
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class FileSum:
     """A row of `files`."""
 

@@ -287,7 +287,8 @@ def test_a_long_value_is_cut() -> None:
 def test_dir_lists_the_public_names() -> None:
     """And nothing else."""
     functions = ["audit", "cam", "capture", "diff", "exemplars", "grid", "kernels", "layers"]
-    assert dir(fv) == sorted(["__version__", *functions, "look", "report", "run", "summary"])
+    more = ["Watcher", "__version__", "look", "report", "run", "summary"]
+    assert dir(fv) == sorted([*functions, *more])
 
 
 @pytest.mark.parametrize(

@@ -142,10 +142,8 @@ def test_a_broken_image_among_fifty(featviz: Run, lights: Path, tmp_path: Path) 
     base = ["exemplars", lights, tmp_path / "photos", "--layers", "0", *PLAIN, "--batch-size", 8]
     (tmp_path / "photos" / "17.png").write_bytes(b"no picture")
     done = featviz(*base, "--out", tmp_path / "with")
-    assert (
-        done.code == 3 and "49 images seen" in done.err
+    assert done.code == 3 and "49 images seen" in done.err
     assert "error: 17.png is no image" in done.err
-    )
     content = json.loads((tmp_path / "with" / EXEMPLARS_FILE).read_text())
     assert [one["image"] for one in content["images"]["failures"]] == ["17.png"]
     (tmp_path / "photos" / "17.png").unlink()

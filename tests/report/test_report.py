@@ -10,6 +10,7 @@ import sys
 import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
+from typing import IO, Any
 from urllib.parse import unquote
 
 import numpy as np
@@ -90,7 +91,7 @@ def test_memory_does_not_grow_with_the_statistics(tmp_path: Path) -> None:
     drawn = [Drawn(f"x{n}", index=n, maps=10_000, channels=[0], stats=stats) for n in range(2)]
     few, many = (
         write_run(tmp_path / str(count), {f"{n}.png": drawn for n in range(count)})
-        for count in (8, 40)
+        for count in (16, 48)
     )
     most = []
     for root in (few, few, many):  # the first time, templates are compiled
@@ -119,12 +120,14 @@ def test_a_failed_report_leaves_the_old_one(root: Path, monkeypatch: pytest.Monk
     build_report(root, ReportOptions())
     before = (root / "report" / "index.html").read_bytes()
 
-    def full(path: Path, data: bytes, write: Callable[..., int] = Path.write_bytes) -> int:
+    opened = Path.open
+
+    def full(path: Path, *how: Any, **more: Any) -> IO[Any]:
         if path.name == "layer-001.html":
             raise OSError(28, "No space left on device")
-        return write(path, data)
+        return opened(path, *how, **more)
 
-    monkeypatch.setattr(Path, "write_bytes", full)
+    monkeypatch.setattr(Path, "open", full)
     with pytest.raises(StoreError, match="No space left on device"):
         build_report(root, ReportOptions())
     assert (root / "report" / "index.html").read_bytes() == before
