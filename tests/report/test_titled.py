@@ -18,7 +18,7 @@ from torch import nn
 from featviz.report import ReportOptions, build_report
 from featviz.report.network import tile_of
 from featviz.report.shrinking import shrunk
-from featviz.report.views import Form
+from featviz.report.views import ReportForm
 from featviz.rundir.read import read_run
 
 from .browsing import Page
@@ -100,7 +100,7 @@ def test_a_report_of_fewer_tiles_cuts_them_from_below_the_title(both: tuple[Path
     cut = []
     for run in both:
         read = read_run(run)
-        (image,) = shrunk([read], Form(tiles=3))[0].images.values()
+        (image,) = shrunk([read], ReportForm(tiles=3))[0].images.values()
         (row,) = image.captures.values()
         assert row.plan.top == 0 and len(row.drawn) == 3
         cut.append(image.content(row.file))
