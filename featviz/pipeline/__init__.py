@@ -6,10 +6,11 @@ import logging
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from itertools import zip_longest
+from pathlib import Path
 from threading import Thread
 from time import monotonic
 from typing import BinaryIO
@@ -18,7 +19,7 @@ import torch
 
 from featviz.drawing import scan, tensorboard
 from featviz.drawing.kernels import post_kernels
-from featviz.errors import FeatvizError
+from featviz.errors import FeatvizError, UploadError
 from featviz.hooks.eval_mode import in_eval_mode
 from featviz.images import find
 from featviz.models.load import LoadedModel, ModelOptions
@@ -35,12 +36,15 @@ from featviz.pipeline.resume import (
     forget_gone,
     names_to_clear,
     open_store,
+    open_stored,
     run_record,
 )
 from featviz.pipeline.session import Session
 from featviz.pipeline.signals import stop_requests
 from featviz.records import ImageResult, RunResult, Sample
 from featviz.rundir import destination
+from featviz.rundir.store.objects import ObjectStore
+from featviz.rundir.store.run import StoredRun
 from featviz.rundir.write import RunDirectory
 from featviz.text import quoted
 
@@ -105,8 +109,9 @@ def _run(
     with place(options, team) as inside:
         prepared = replace(prepared, options=inside)
         document = RunDocument(run_record(prepared), prepared.samples)
-        team.at_first(partial(_begin, prepared, document))
-        folder = RunDirectory(inside.out, inside.durable)
+        stored = None if inside.url is None else StoredRun(inside.out, ObjectStore(inside.url))
+        team.at_first(partial(_begin, prepared, document, stored))
+        folder = stored or RunDirectory(inside.out, inside.durable)
         finished = _Finished(document, progress, len(samples), folder if team.first else None)
         with (
             in_any_case(partial(_end, document, folder, team)),
@@ -117,7 +122,7 @@ def _run(
             session = Session(prepared, folder, document.fingerprint, finished.add, board)
             interrupted = _visit_all(session, samples, finished)
     return RunResult(
-        options.archive or options.out,
+        options.target,
         tuple(finished.results),
         tuple(sample.name for sample in samples if sample.name in document.missing),
         interrupted,
@@ -134,8 +139,10 @@ def _find(
     """Find the images, and refuse what can be known to be wrong before the model is loaded."""
     samples = find_images(arguments, options, stdin)
     names = (None,) if isinstance(model, LoadedModel) else (model.spec, model.arch, model.weights)
-    place = (options.out, "--out") if options.archive is None else (options.archive, "--archive")
-    destination.check_apart(*place, [*find.files_of(samples), *destination.model_files(*names)])
+    option = "--out" if options.archive is None else "--archive"
+    if isinstance(options.target, Path):
+        inputs = [*find.files_of(samples), *destination.model_files(*names)]
+        destination.check_apart(options.target, option, inputs)
     check_destination(model, options)
     return samples
 
@@ -155,9 +162,9 @@ def _limited(prepared: Prepared, samples: Sequence[Sample], team: World) -> RunO
     return replace(options, limits=limits.part(options.limits, len(samples), len(prepared.samples)))
 
 
-def _begin(prepared: Prepared, document: RunDocument) -> None:
-    options = prepared.options
-    folder = open_store(options, document.record, document.fingerprint)
+def _begin(prepared: Prepared, document: RunDocument, stored: StoredRun | None) -> None:
+    options, about = prepared.options, (document.record, document.fingerprint)
+    folder = open_store(options, *about) if stored is None else open_stored(stored, options, *about)
     folder.refuse_links(document.names)
     if options.resume:
         forget_gone(folder, document.names, options.prune)
@@ -195,7 +202,8 @@ class _Finished:
         takes a fiftieth of the time at most, however long it grows."""
         began = monotonic()
         if self.folder is not None and began >= self._due:
-            self.document.write(self.folder)
+            with suppress(UploadError):  # a store that does not answer may do so at the end
+                self.document.write(self.folder)
             self._due = monotonic() + max(SAVED_EVERY, 50 * (monotonic() - began))
 
     @property

@@ -19,6 +19,9 @@ from featviz.pipeline.resume import besides
 from featviz.rundir import RUN_FILE, archive, destination, lock
 from featviz.rundir.atomic import reported
 from featviz.rundir.read import read_record
+from featviz.rundir.store import lock as store_lock
+from featviz.rundir.store.fetch import temporary
+from featviz.rundir.store.objects import ObjectStore
 from featviz.rundir.write import check_free
 from featviz.text import quoted
 
@@ -35,7 +38,9 @@ def held(options: RunOptions, team: World) -> Iterator[None]:
 
     def take() -> None:
         check_options(options)
-        if options.archive is None:
+        if options.url is not None:
+            stack.enter_context(store_lock.held(ObjectStore(options.url), options.wait))
+        elif options.archive is None:
             stack.enter_context(lock.held(options.out, options.wait))
         else:
             stack.enter_context(lock.held_file(options.archive, options.wait, "--archive"))
@@ -48,17 +53,21 @@ def held(options: RunOptions, team: World) -> Iterator[None]:
 @contextmanager
 def place(options: RunOptions, team: World) -> Iterator[RunOptions]:
     """The options with the folder to write into: a hidden one where the run becomes an archive, or
-    takes the place of another run when it is whole."""
+    takes the place of another run when it is whole; one for files on their way to a store."""
+    if options.url is not None:
+        with temporary(options.url.name) as fresh:
+            yield replace(options, out=fresh)
+        return
     if options.archive is not None:
         with _packed(options, options.archive, team) as inside:
             yield inside
         return
-    fresh = team.at_first(partial(_beside, options))
-    if fresh is None:
+    beside = team.at_first(partial(_beside, options))
+    if beside is None:
         yield options
         return
-    inside = replace(options, out=fresh, overwrite=False)
-    with in_any_case(partial(_replace_run, options, fresh) if team.first else lambda: None):
+    inside = replace(options, out=beside, overwrite=False)
+    with in_any_case(partial(_replace_run, options, beside) if team.first else lambda: None):
         yield inside
 
 
