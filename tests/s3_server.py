@@ -35,7 +35,8 @@ class Server:
         if isinstance(answer, int):
             environ["wsgi.input"].read(int(environ.get("CONTENT_LENGTH") or 0))
             start(f"{answer} Fault", [("Content-Type", "application/xml")])
-            return [b"<Error><Code>ServiceUnavailable</Code><Message>put in</Message></Error>"]
+            code = "AccessDenied" if answer == 403 else "ServiceUnavailable"
+            return [f"<Error><Code>{code}</Code><Message>put in</Message></Error>".encode()]
         if answer is not None:
             time.sleep(answer)
         with self._one:
@@ -48,12 +49,17 @@ def running() -> Iterator[Server]:
     moto = pytest.importorskip("moto.server", reason="needs moto[server]")
     pytest.importorskip("s3fs", reason="needs s3fs")
     from moto.backends import get_backend
-    from werkzeug.serving import make_server
+    from werkzeug.serving import WSGIRequestHandler, make_server
 
     get_backend("s3").reset()
     server = Server("")
     server.app = moto.DomainDispatcherApplication(moto.create_backend_app)
-    http = make_server("127.0.0.1", 0, server, threaded=True)
+
+    class Quiet(WSGIRequestHandler):
+        def log(self, *words: Any) -> None:
+            """Write no line for each request."""
+
+    http = make_server("127.0.0.1", 0, server, threaded=True, request_handler=Quiet)
     server.endpoint = f"http://127.0.0.1:{http.server_port}"
     thread = threading.Thread(target=http.serve_forever, daemon=True)
     thread.start()

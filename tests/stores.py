@@ -10,6 +10,7 @@ URL = "memory://bucket/maps"
 def stored(url: str = URL) -> dict[str, bytes]:
     """Every object below a URL, with its bytes."""
     fs, root = fsspec.core.url_to_fs(url)
+    fs.invalidate_cache()
     return {path.removeprefix(f"{root}/"): fs.cat_file(path) for path in fs.find(root)}
 
 

@@ -96,6 +96,7 @@ class ObjectStore:
         Raises:
             StoreError: it cannot be read.
         """
+        self._fs.invalidate_cache()  # of listings, in which a lock of another process is not
         with suppress(FileNotFoundError):
             size = self._tried(name, "read", lambda: self._fs.size(self._path(name)))
             return b"".join(self.pieces(name, min(int(size or 0), most)))
