@@ -60,6 +60,7 @@ class ObjectStore:
         path = self._path(folder).rstrip("/")
         with suppress(FileNotFoundError):
             found = self._tried(folder, "listed", lambda: self._fs.find(path, detail=True))
+            self._fs.invalidate_cache()  # which holds as much again
             return self._relative(found, f"{path}/")
         return {}
 
@@ -172,7 +173,8 @@ class ObjectStore:
             except Exception as error:
                 if pause is None or not _may_pass(error):
                     raise self._error(name, what, error) from error
-                log.debug("%s/%s: %r; once more in %g s", self.url, name, error, pause)
+                said = self.url.without_secrets(repr(error))
+                log.debug("%s/%s: %s; once more in %g s", self.url, name, said, pause)
                 time.sleep(pause)
         raise AssertionError("the last try returns or raises")
 

@@ -219,9 +219,10 @@ class StoredFolder(ImageFolder):
         Raises:
             StoreError: something cannot be removed.
         """
-        inside = sorted(self._there, key=lambda name: name != MANIFEST_FILE)
-        self._run.store.remove(f"{self.name}/{name}" for name in inside)
-        self._run.tree.images.pop(self.name, None)
+        if self._there:  # the manifest may be there though the answer to its upload was lost
+            inside = [MANIFEST_FILE, *(self._there.keys() - {MANIFEST_FILE})]
+            self._run.store.remove(f"{self.name}/{name}" for name in inside)
+            self._run.tree.images.pop(self.name, None)
 
 
 class NewStoredFolder(NewImageFolder):
@@ -229,7 +230,7 @@ class NewStoredFolder(NewImageFolder):
 
     def __init__(self, run: StoredRun, name: str) -> None:
         super().__init__(run, name)
-        self._run = run
+        self._run, self._written = run, Written()
 
     def finish(self, manifest: Mapping[str, Any], stats: Mapping[str, Floats]) -> None:
         """Write the statistics and the manifest, upload all files, the manifest last, and remove
@@ -239,19 +240,19 @@ class NewStoredFolder(NewImageFolder):
             UploadError: the store does not take one of them.
         """
         super().finish(manifest, stats)
-        names = sorted(self._sums)
-        there = self._run.tree.images.setdefault(self.name, {})
-        for group in (names, [MANIFEST_FILE]):
-            sizes = {name: (self.path / name).stat().st_size for name in group}
-            there |= dict.fromkeys(sizes, 0)  # so that `discard` finds it, whatever happens
+        images = self._run.tree.images
+        images[self.name] = {name: found.bytes for name, found in self._sums.items()}
+        for group in (sorted(self._sums), [MANIFEST_FILE]):
             _put(self._run.store, {f"{self.name}/{name}": self.path / name for name in group})
-            there |= sizes
+        self._written = ImageFolder(self.root, self.name).size
+        # no other file of it is asked for from now on
+        images[self.name] = {MANIFEST_FILE: (self.path / MANIFEST_FILE).stat().st_size}
         shutil.rmtree(self.path, ignore_errors=True)
 
     @property
     def size(self) -> Written:
-        """Its files, and their bytes."""
-        return self._run.folder(self.name).size
+        """Its files, and their bytes, once they are uploaded."""
+        return self._written
 
     def discard(self) -> None:
         """Remove all that was written, here and as far as the store answers there: what stays has

@@ -293,3 +293,22 @@ def test_limits_count_what_is_uploaded(featviz: Run, words: list[object], local:
     most = sum(sizes) - 100
     done = featviz(*words, "--out", URL, "--max-output-size", str(most))
     assert done.code in (1, 2) and "--max-output-size" in done.err
+
+
+def test_a_manifest_whose_answer_was_lost_is_removed(
+    featviz: Run, words: list[object], local: Path, memory: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The store has it, but says that it failed: the image has failed, and nothing of it stays."""
+    real = type(memory).put_file
+
+    def deaf(self: Any, source: str, goal: str, **more: Any) -> None:
+        real(self, source, goal, **more)
+        if goal.endswith("00.png/manifest.json"):
+            raise TimeoutError("no answer")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(type(memory), "put_file", deaf)
+        assert featviz(*words, "--out", URL).code == 3
+    assert not [name for name in stored() if name.startswith("00.png")]
+    assert featviz(*words, "--out", URL, "--resume").code == 0
+    assert stored() == tree(local)
