@@ -48,8 +48,10 @@ def server(started: Server, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> 
         "AWS_ACCESS_KEY_ID": "AKIANOBODY",
         "AWS_SECRET_ACCESS_KEY": SECRET,
         "AWS_DEFAULT_REGION": "us-east-1",
+        "TMPDIR": str(tmp_path / "passing"),  # of processes that are killed
     }.items():
         monkeypatch.setenv(name, value)
+    (tmp_path / "passing").mkdir()
     monkeypatch.setattr(lock, "user_cache_path", lambda name: tmp_path / "cache")
     s3fs.S3FileSystem.clear_instance_cache()
     get_backend("s3").reset()
