@@ -12,8 +12,10 @@ from featviz.api.results import Run, RunImage
 from featviz.api.running import read_order
 from featviz.api.words import keyword_errors
 from featviz.errors import UsageError
+from featviz.files.urls import Url, is_url
 from featviz.pipeline.actors import Crew
 from featviz.records import ImageResult
+from featviz.text import quoted
 
 
 @keyword_errors()
@@ -65,6 +67,11 @@ def run(
     given: dict[str, Any] = dict(options)
     if given.get("shard") is not None:
         raise UsageError("--shard divides what Ray divides already", "leave it out")
+    if is_url(out):
+        raise UsageError(
+            f"--out {quoted(str(Url(str(out))))} is a URL, and actors write into one folder",
+            "give a folder of a disk that all machines share",
+        )
     for_run = {"layers": selectors(layers), "out": out, "overwrite": overwrite, "resume": resume}
     asked, lend = read_order(model, given, for_run)
     crew = Crew(lend, actors, cpus, gpus)

@@ -16,6 +16,7 @@ from featviz.diff import DiffResult, DiffThresholds, Outputs
 from featviz.diff import diff as diff_runs
 from featviz.diff.documents import diff_table, verdict_words
 from featviz.errors import UsageError
+from featviz.files.urls import Url, is_url
 from featviz.records.checking import filled
 from featviz.report import ReportOptions, ReportResult, build_report
 from featviz.report.comparing import render
@@ -60,7 +61,7 @@ def diff(
     """Compare two runs, layer by layer.
 
     Args:
-        base, new: run directories, or what `featviz.run` gave.
+        base, new: run directories or their URLs (`"s3://bucket/maps"`), or what `featviz.run` gave.
         tolerance: relative differences up to this are accepted, 0..1.
         max_diff_ratio: share of all channels that may differ, 0..1.
         ignore_added: accept layers and images that only `new` has.
@@ -105,7 +106,8 @@ def report(
     one page of an audit.
 
     Args:
-        run: a run directory, or what `featviz.run` gave; or the folder of an audit.
+        run: a run directory or its URL, which needs `out` and `single_file` or `zip`; or what
+            `featviz.run` gave; or the folder of an audit.
         out: the folder of the report, or its file with `single_file` or `zip`. None is `report`,
             `report.html` or `report.zip` in the run directory.
         single_file: write one file that holds everything.
@@ -155,14 +157,16 @@ def report(
     return ReportPages(**vars(build_report(_root(run), filled(ReportOptions, given))))
 
 
-def _root(run: Any) -> Path:
-    """The run directory.
+def _root(run: Any) -> Path | Url:
+    """The run directory, or its URL.
 
     Raises:
         UsageError: it is neither a path nor a run.
     """
     if isinstance(run, Run):
         return run.result.out
+    if isinstance(run, str) and is_url(run):
+        return Url.of(run)
     if isinstance(run, (str, Path)):
         return Path(run)
     raise UsageError(f"{type(run).__name__!r} is no run", "a run directory, or featviz.run(...)")

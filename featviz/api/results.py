@@ -16,6 +16,7 @@ from featviz.api.lending import Room
 from featviz.api.showing import Page, ShownPicture
 from featviz.api.words import of_keywords
 from featviz.errors import StoreError
+from featviz.files.urls import Url
 from featviz.records import (
     STAT_COLUMNS,
     Floats,
@@ -28,6 +29,7 @@ from featviz.records import (
 from featviz.rundir import INPUT_FILE
 from featviz.rundir.image import ReadImage, read_image
 from featviz.rundir.schema import CaptureRow
+from featviz.rundir.store.fetch import copy_image
 from featviz.text import by, counted
 
 _COLUMNS = np.dtype([(name, np.float32) for name in STAT_COLUMNS])
@@ -159,13 +161,13 @@ class RunImage:
     """It was complete before, and `resume` left it as it was."""
     pictures: int
     """How many there are."""
-    root: Path = field(repr=False)
-    """The run directory."""
+    root: Path | Url = field(repr=False)
+    """The run directory, or its URL."""
     room: Room | None = field(repr=False)
     """What keeps a temporary run directory."""
 
     @classmethod
-    def of(cls, result: ImageResult, root: Path, room: Room | None) -> RunImage:
+    def of(cls, result: ImageResult, root: Path | Url, room: Room | None) -> RunImage:
         """An image of a run that has ended."""
         error, hint = (words and of_keywords(words) for words in (result.error, result.hint))
         return cls(
@@ -196,9 +198,19 @@ class RunImage:
         """
         if self.error is not None:
             raise StoreError(f"{self.name} failed: {self.error}", self.hint)
+        if isinstance(self.root, Url):
+            return read_image(self._copy.path, self.folder, hold=True)
         if self.root.is_file():
             raise StoreError(f"{self.root} is an archive", "unpack it, or give out instead")
         return read_image(self.root, self.folder, hold=True)
+
+    @cached_property
+    def _copy(self) -> Room:
+        """A temporary folder with the image's files, which lie in a store."""
+        room = Room()
+        if isinstance(self.root, Url):
+            copy_image(self.root, self.folder, room.path)
+        return room
 
     @property
     def captures(self) -> tuple[FeatureMaps, ...]:
@@ -254,8 +266,8 @@ class Run:
     """What keeps a temporary run directory."""
 
     @property
-    def out(self) -> Path | None:
-        """The run directory, or its archive; None where it is temporary."""
+    def out(self) -> Path | Url | None:
+        """The run directory, its archive or its URL; None where it is temporary."""
         return self.result.out if self.room is None else None
 
     @property
@@ -291,7 +303,8 @@ class Run:
     def _repr_html_(self) -> str:
         figures: list[ShownPicture] = []
         lines = [repr(self).strip("<>")]
-        for image in self.images if not self.result.out.is_file() else ():
+        out = self.result.out
+        for image in self.images if isinstance(out, Path) and not out.is_file() else ():
             if len(figures) < showing.MOST:
                 figures += image._figures()
             lines += [image._words()] if image.error is not None else []

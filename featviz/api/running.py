@@ -18,7 +18,7 @@ from featviz.api.words import keyword_errors
 from featviz.errors import UsageError
 from featviz.models.load import LoadedModel, ModelOptions
 from featviz.pipeline.keywords import names_of, read_keywords, take
-from featviz.pipeline.options import RunOptions
+from featviz.pipeline.options import RunOptions, at_place
 from featviz.records import ImageResult
 
 
@@ -46,8 +46,9 @@ def run(
             `image-1.png`, ... in the run.
         layers: selectors; a class of modules (`torch.nn.Conv2d`); or a list of these. None takes
             one layer for each stage.
-        out: the run directory. None leaves nothing behind: the pictures are in a temporary folder
-            for as long as the result, or one of its captures, is in use.
+        out: the run directory, or a URL of an object store (`"s3://bucket/maps"`). None leaves
+            nothing behind: the pictures are in a temporary folder for as long as the result, or one
+            of its captures, is in use.
         overwrite: replace a run that is there.
         resume: go on with the same run that is there.
         tensorboard: folder for TensorBoard's runs (extra `featviz[tensorboard]`).
@@ -89,7 +90,8 @@ def run(
     _check_place(out, given.get("archive"), overwrite, resume)
     room = Room() if out is None and given.get("archive") is None else None
     place = room.path / "run" if room is not None else RunOptions.out if out is None else out
-    for_run = {"layers": selectors(layers), "out": place, "overwrite": overwrite}
+    where = at_place(place) if isinstance(place, (str, Path)) else {"out": place}
+    for_run = {"layers": selectors(layers), **where, "overwrite": overwrite}
     for_run |= {"resume": resume, "tensorboard": tensorboard}
     asked, lend = read_order(model, given, for_run)
     finished: list[ImageResult] = []

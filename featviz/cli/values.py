@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from featviz.cli import mistakes, remedies
-from featviz.errors import FileError
+from featviz.errors import FileError, UsageError
 from featviz.files import read_text
+from featviz.files.urls import Url, is_url, refuse_url
 from featviz.records.checking import read_numbers, read_size
 from featviz.text import quoted
 
@@ -22,11 +23,42 @@ if TYPE_CHECKING:  # generic from click 8.4 on, and only for type checkers
 else:
     _ParamType = click.ParamType
 
-FILE = click.Path(dir_okay=False, path_type=Path)
-FOLDER = click.Path(file_okay=False, path_type=Path)
-PATH = click.Path(path_type=Path)
-EXISTING_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
-EXISTING_FOLDER = click.Path(exists=True, file_okay=False, path_type=Path)
+
+class PathType(click.Path):
+    """A path of this machine; a URL, of which a path would make a folder `s3:`, is refused."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(path_type=Path, **settings)
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> Any:
+        """Read a path, or refuse it."""
+        try:
+            refuse_url(value)
+        except UsageError as error:
+            self.fail(f"{error.message}; {error.hint}", param, ctx)
+        return super().convert(value, param, ctx)
+
+
+class PlaceType(PathType):
+    """A run directory: a path, or a URL of an object store."""
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> Any:
+        """Read a path or a URL, or refuse it."""
+        if isinstance(value, Url):
+            return value
+        try:
+            return Url.of(value) if is_url(value) else super().convert(value, param, ctx)
+        except UsageError as error:
+            self.fail(f"{error.message}; {error.hint}", param, ctx)
+
+
+FILE = PathType(dir_okay=False)
+FOLDER = PathType(file_okay=False)
+PATH = PathType()
+EXISTING_FILE = PathType(exists=True, dir_okay=False)
+EXISTING_FOLDER = PathType(exists=True, file_okay=False)
+PLACE = PlaceType()
+EXISTING_PLACE = PlaceType(exists=True, file_okay=False)
 
 
 class ReadBy(_ParamType):
@@ -61,7 +93,6 @@ class BytesType(_ParamType):
 
     def convert(self, value: Any, param: Any, ctx: Any) -> int:
         """Read bytes."""
-        from featviz.errors import UsageError
         from featviz.text import parse_bytes
 
         try:

@@ -14,11 +14,13 @@ from featviz.diff.pairing import Pairing, check_alike, pair_up, tensor_pairs
 from featviz.diff.result import DiffResult, DiffThresholds, Finding, LayerFindings
 from featviz.diff.values import ImagePair
 from featviz.errors import UsageError
+from featviz.files.urls import Url
 from featviz.records import Comparison, Place
 from featviz.rundir import DIFF_FILE, destination, junit
 from featviz.rundir.atomic import atomic
 from featviz.rundir.image import DamagedError, ReadImage
 from featviz.rundir.read import ReadRun, read_run
+from featviz.rundir.store.fetch import here
 from featviz.rundir.write import write_json
 
 log = logging.getLogger(__name__)
@@ -65,21 +67,39 @@ class Outputs:
         return [path for path in (self.html, self.junit) if path is not None]
 
 
-def diff(base: Path, new: Path, thresholds: DiffThresholds, outputs: Outputs) -> DiffResult:
-    """Compare two run directories.
+def diff(
+    base: Path | Url, new: Path | Url, thresholds: DiffThresholds, outputs: Outputs
+) -> DiffResult:
+    """Compare two run directories, here or in object stores.
 
     Raises:
         FeatvizError: a run cannot be read, the runs cannot be compared, or a file cannot be
             written.
     """
     check_thresholds(thresholds)
+    for place in (base, new):
+        if isinstance(place, Url) and outputs.html is not None:
+            raise UsageError(
+                f"the page of --html shows pictures where they are, and {place} is no folder",
+                "leave --html out, or copy the run here first (`aws s3 cp --recursive`)",
+            )
+    with here(base) as one, here(new) as two:
+        _check_outputs(outputs, (one, two))
+        return _diff(_read("BASE", one, base), _read("NEW", two, new), thresholds, outputs)
+
+
+def _check_outputs(outputs: Outputs, inputs: Sequence[Path]) -> None:
     options = ("--out", outputs.folder), ("--html", outputs.html), ("--junit", outputs.junit)
     for option, path in options:
         if path is not None:
-            destination.check_apart(path, option, (base, new))
+            destination.check_apart(path, option, inputs)
     if outputs.folder is not None:
         destination.check_free(outputs.folder, destination.DIFF, True, outputs.files)
-    before, after = (_read(side, path) for side, path in (("BASE", base), ("NEW", new)))
+
+
+def _diff(
+    before: ReadRun, after: ReadRun, thresholds: DiffThresholds, outputs: Outputs
+) -> DiffResult:
     pairing = pair_up(before, after)
     damage = check_alike(before, after)
     findings: dict[str, list[Finding]] = {}
@@ -93,8 +113,8 @@ def diff(base: Path, new: Path, thresholds: DiffThresholds, outputs: Outputs) ->
         before, after = _without("BASE", before, damage), _without("NEW", after, damage)
         pairing = pair_up(before, after)
     result = DiffResult(
-        base,
-        new,
+        before.place,
+        after.place,
         thresholds,
         pairing.images,
         _layers(pairing, findings),
@@ -117,9 +137,9 @@ def check_thresholds(thresholds: DiffThresholds) -> None:
             raise UsageError(f"--{name} {value:g} is outside 0..1", "0 takes no difference at all")
 
 
-def _read(side: str, path: Path) -> ReadRun:
+def _read(side: str, root: Path, place: Path | Url) -> ReadRun:
     """Read a run, and warn of the images that are incomplete or missing in it."""
-    run = read_run(path)
+    run = replace(read_run(root), url=None if isinstance(place, Path) else place)
     for name, reason in run.left_out.items():
         _warn(side, name, reason)
     if run.missing:

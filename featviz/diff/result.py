@@ -11,6 +11,7 @@ import numpy as np
 
 from featviz.diff.pairing import OnlyIn
 from featviz.errors import CHECK_FAILED
+from featviz.files.urls import Url
 from featviz.records import DifferenceMap, Place
 
 TENSORS, PIXELS, STATISTICS = "tensors", "statistics and pixels", "statistics"
@@ -182,8 +183,8 @@ class LayerFindings:
 class DiffResult:
     """The result of comparing two runs."""
 
-    base: Path
-    new: Path
+    base: Path | Url
+    new: Path | Url
     asked: DiffThresholds
     images: tuple[str, ...]
     layers: tuple[LayerFindings, ...]

@@ -141,9 +141,9 @@ def _class_for(protocol: str) -> Any:
 
 
 def _package(protocol: str) -> str:
-    from fsspec.registry import known_class_fors
+    from fsspec.registry import known_implementations
 
-    return str(known_class_fors[protocol]["class"])
+    return str(known_implementations[protocol]["class"])
 
 
 def filesystem(place: Remote) -> Any:

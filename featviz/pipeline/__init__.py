@@ -6,7 +6,7 @@ import logging
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -18,6 +18,7 @@ import torch
 
 from featviz.drawing import scan, tensorboard
 from featviz.drawing.kernels import post_kernels
+from featviz.errors import UploadError
 from featviz.hooks.eval_mode import in_eval_mode
 from featviz.images import find
 from featviz.models.load import LoadedModel, ModelOptions
@@ -36,12 +37,15 @@ from featviz.pipeline.resume import (
     forget_gone,
     names_to_clear,
     open_store,
+    open_stored,
     run_record,
 )
 from featviz.pipeline.session import Session
 from featviz.pipeline.signals import stop_requests
 from featviz.records import ImageResult, Limits, RunResult, Sample, Written
 from featviz.rundir import destination
+from featviz.rundir.store.objects import ObjectStore
+from featviz.rundir.store.run import StoredRun
 from featviz.rundir.write import RunDirectory
 from featviz.text import quoted
 
@@ -134,8 +138,9 @@ def _run(
     with place(options, team) as inside:
         prepared = replace(prepared, options=inside)
         document = RunDocument(run_record(prepared), prepared.samples)
-        team.at_first(partial(_begin, prepared, document, team))
-        folder = RunDirectory(inside.out, inside.durable)
+        stored = None if inside.url is None else StoredRun(inside.out, ObjectStore(inside.url))
+        team.at_first(partial(_begin, prepared, document, team, stored))
+        folder = stored or RunDirectory(inside.out, inside.durable)
         deal = Deal(team, samples, "images", [sample.archive for sample in samples])
         finished = _Finished(document, progress, deal, folder if team.first else None)
         with (
@@ -152,7 +157,7 @@ def _run(
                 errand = _errand(prepared, images, document)
                 interrupted = _let_draw(others, errand, finished, (folder, options.limits))
     return RunResult(
-        options.archive or options.out,
+        options.target,
         tuple(finished.results),
         tuple(s.name for s in samples if team.first and s.name in document.missing),
         interrupted,
@@ -170,16 +175,20 @@ def _find(
     """Find the images, and refuse what can be known to be wrong before the model is loaded."""
     samples = find_images(arguments, options, stdin)
     names = (None,) if isinstance(model, LoadedModel) else (model.spec, model.arch, model.weights)
-    place = (options.out, "--out") if options.archive is None else (options.archive, "--archive")
-    destination.check_apart(*place, [*find.files_of(samples), *destination.model_files(*names)])
+    option = "--out" if options.archive is None else "--archive"
+    if isinstance(options.target, Path):
+        inputs = [*find.files_of(samples), *destination.model_files(*names)]
+        destination.check_apart(options.target, option, inputs)
     if team.begun is None:
         check_destination(model, options)
     return samples
 
 
-def _begin(prepared: Prepared, document: RunDocument, team: World) -> None:
-    options = prepared.options
-    folder = open_store(options, document.record, document.fingerprint)
+def _begin(
+    prepared: Prepared, document: RunDocument, team: World, stored: StoredRun | None
+) -> None:
+    options, about = prepared.options, (document.record, document.fingerprint)
+    folder = open_store(options, *about) if stored is None else open_stored(stored, options, *about)
     folder.refuse_links(document.names)
     if options.resume:
         forget_gone(folder, document.names, options.prune)
@@ -222,7 +231,8 @@ class _Finished:
         takes a fiftieth of the time at most, however long it grows."""
         began = monotonic()
         if self.folder is not None and began >= self._due:
-            self.document.write(self.folder)
+            with suppress(UploadError):  # a store that does not answer may do so at the end
+                self.document.write(self.folder)
             self._due = monotonic() + max(SAVED_EVERY, 50 * (monotonic() - began))
 
     @property

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from featviz.drawing import colormap, normalize, tensorboard
 from featviz.drawing.picture import check_format
+from featviz.files.urls import Url, is_url
 from featviz.gradients import options as gradients
 from featviz.gradients import pairs
 from featviz.images import decode
@@ -16,6 +17,13 @@ from featviz.layout.overrides import parse_override
 from featviz.models.preprocess import InputOptions
 from featviz.records import Count, DrawOptions, Limits, PassOptions, Shard, Within
 from featviz.records.checking import check
+
+_WITH_URL = {
+    "--overwrite": "name another URL, or remove the run there first (`aws s3 rm --recursive`)",
+    "--durable": "leave it out: a store answers when it has an object",
+    "--archive": "write the archive to a file, and copy it there (`aws s3 cp`)",
+}
+"""What to do instead of options that a run below a URL does not take."""
 
 
 @dataclass(frozen=True)
@@ -25,6 +33,8 @@ class RunOptions:
     layers: str | None = None
     """Selectors; None takes one layer for each stage."""
     out: Path = Path("featviz-out")
+    url: Url | None = None
+    """Write the run below this URL of an object store, and leave no folder."""
     overwrite: bool = False
     resume: bool = False
     """Go on with the run that `out` holds, or that was to become `archive`."""
@@ -56,12 +66,18 @@ class RunOptions:
     passes: PassOptions = field(default_factory=PassOptions)
 
     @property
+    def target(self) -> Path | Url:
+        """Where the user finds the run."""
+        return self.url or self.archive or self.out
+
+    @property
     def board(self) -> Path | None:
         """The folder of TensorBoard's events: in `tensorboard` one for each run, but all steps of a
         training are in `tensorboard` itself."""
         if self.tensorboard is None or self.step is not None:
             return self.tensorboard
-        return tensorboard.run_folder(self.tensorboard, self.archive or self.out)
+        run = Path(self.url.name) if self.url is not None else self.archive or self.out
+        return tensorboard.run_folder(self.tensorboard, run)
 
     def contradictions(self) -> Iterator[tuple[str, str]]:
         """Options that exclude each other, as the message and the hint of an error."""
@@ -70,6 +86,10 @@ class RunOptions:
         for name, given in (("--verify", self.verify), ("--prune", self.prune)):
             if given and not self.resume:
                 yield f"{name} is for --resume", "add it, or leave this out"
+        of_folders = {"--overwrite": self.overwrite, "--durable": self.durable}
+        for name, given in {**of_folders, "--archive": self.archive is not None}.items():
+            if given and self.url is not None:
+                yield f"{name} is for folders, and --out is {self.url}", _WITH_URL[name]
         if self.step is not None and self.tensorboard is None:
             yield "--step is for --tensorboard", "add it, or leave this out"
         if self.draw.weighs and self.passes.capture != pairs.CAPTURE:
@@ -78,6 +98,17 @@ class RunOptions:
                 f"--capture says {','.join(self.passes.capture)}",
                 "leave --capture out",
             )
+
+
+def at_place(out: str | Path | Url) -> dict[str, Any]:
+    """The field of RunOptions that says where the run is written, a folder or a URL.
+
+    Raises:
+        UsageError: it is a URL of a kind in which there can be no run.
+    """
+    if isinstance(out, str) and is_url(out):
+        out = Url.of(out)
+    return {"url": out} if isinstance(out, Url) else {"out": Path(out)}
 
 
 def check_options(options: RunOptions) -> None:

@@ -19,6 +19,9 @@ from featviz.pipeline.resume import besides
 from featviz.rundir import RUN_FILE, archive, destination, lock
 from featviz.rundir.atomic import reported
 from featviz.rundir.read import read_record
+from featviz.rundir.store import lock as store_lock
+from featviz.rundir.store.fetch import temporary
+from featviz.rundir.store.objects import ObjectStore
 from featviz.rundir.write import check_free
 from featviz.text import quoted
 
@@ -35,7 +38,9 @@ def held(options: RunOptions, team: World) -> Iterator[None]:
 
     def take() -> None:
         check_options(options)
-        if options.archive is None:
+        if options.url is not None:
+            stack.enter_context(store_lock.held(ObjectStore(options.url), options.wait))
+        elif options.archive is None:
             stack.enter_context(lock.held(options.out, options.wait))
         else:
             stack.enter_context(lock.held_file(options.archive, options.wait, "--archive"))
@@ -48,8 +53,12 @@ def held(options: RunOptions, team: World) -> Iterator[None]:
 @contextmanager
 def place(options: RunOptions, team: World) -> Iterator[RunOptions]:
     """The options with the folder to write into: a hidden one where the run becomes an archive, or
-    takes the place of another run when it is whole. A team that torchrun has started again goes on
-    where it was."""
+    takes the place of another run when it is whole; one for files on their way to a store. A team
+    that torchrun has started again goes on where it was."""
+    if options.url is not None:
+        with temporary(options.url.name) as folder:
+            yield replace(options, out=folder, resume=options.resume or team.begun is not None)
+        return
     if options.archive is not None:
         with _packed(options, options.archive, team) as inside:
             yield inside

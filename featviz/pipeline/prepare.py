@@ -93,7 +93,8 @@ def find_images(
         UsageError: a bad option, or no images.
     """
     check_options(options)
-    return find.find_samples(arguments, stdin, options.nul_separated, options.out)
+    outside = options.out if options.url is None else None
+    return find.find_samples(arguments, stdin, options.nul_separated, outside)
 
 
 def grouped(samples: Sequence[Sample], preprocess: Preprocess) -> list[Sample]:

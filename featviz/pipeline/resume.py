@@ -27,6 +27,10 @@ from featviz.rundir.image import read_image
 from featviz.rundir.ownership import holds_run, names_of_images
 from featviz.rundir.read import image_folders, read_json
 from featviz.rundir.schema import Manifest, check_failures
+from featviz.rundir.store import run as stored
+from featviz.rundir.store.listing import StoredTree
+from featviz.rundir.store.objects import ObjectStore
+from featviz.rundir.store.run import StoredFolder, StoredRun
 from featviz.rundir.verify import faults_of
 from featviz.rundir.write import ImageFolder, RunDirectory, check_free, differences
 from featviz.text import listed, quoted, safe_way
@@ -141,10 +145,20 @@ def check_destination(model: ModelOptions | LoadedModel, options: RunOptions) ->
     """
     if options.archive is not None:
         check_archive(options.archive, options.overwrite)
+    elif options.url is not None:
+        if not options.resume:
+            store = ObjectStore(options.url)
+            stored.check_free(store, StoredTree.of(store.sizes()), *_known(model, options))
     elif not (options.resume and (holds_run(options.out) or complete_folders(options.out))):
-        known, certain = _foretold(model)
-        record = {**versions(), "model": known, "options": _options(options)}
+        record, certain = _known(model, options)
         check_free(options.out, options.overwrite, record, besides(options), certain)
+
+
+def _known(model: ModelOptions | LoadedModel, options: RunOptions) -> tuple[dict[str, Any], bool]:
+    """What run.json will say, as far as it is known before the model is loaded, and whether that
+    tells the run from all others."""
+    known, certain = _foretold(model)
+    return {**versions(), "model": known, "options": _options(options)}, certain
 
 
 def besides(options: RunOptions) -> list[Path]:
@@ -175,9 +189,10 @@ def forget_gone(store: RunDirectory, names: Collection[str], prune: bool) -> Non
         StoreError: one cannot be removed.
     """
     known = {safe_way(name) for name in names}
-    gone = [way for way in complete_folders(store.root) if way not in known]
+    there = store.tree.complete if isinstance(store, StoredRun) else complete_folders(store.root)
+    gone = [way for way in there if way not in known]
     for way in gone if prune else ():
-        ImageFolder(store.root, way).discard()
+        store.folder(way).discard()
     if gone:
         what = "removed" if prune else "stays; --prune removes what is"
         shown = listed([quoted(way) for way in gone], 3)
@@ -200,16 +215,44 @@ def open_store(options: RunOptions, record: Mapping[str, Any], fingerprint: str)
             log.warning("%s is written anew from the manifests", options.out / RUN_FILE)
             return RunDirectory(options.out).cleared()
         return RunDirectory.create(options.out, options.overwrite, record, apart)
-    before = read_json(options.out / RUN_FILE)
+    _check_same(read_json(options.out / RUN_FILE), record, options.target)
+    return RunDirectory(options.out).cleared()
+
+
+def open_stored(
+    folder: StoredRun, options: RunOptions, record: Mapping[str, Any], fingerprint: str
+) -> StoredRun:
+    """Begin a run below a URL, or go on with the one that is there: as `open_store`.
+
+    Raises:
+        StoreError: there is another run, or something that is none, or it cannot be written.
+    """
+    before = folder.record() if options.resume else None
+    if before is not None:
+        _check_same(before, record, options.target)
+        folder.brought(RUN_FILE)
+        return folder
+    if options.resume and folder.was_drawn_by(fingerprint):
+        log.warning("%s/%s is written anew from the manifests", options.target, RUN_FILE)
+        return folder
+    stored.check_free(folder.store, folder.tree, record, True)
+    return folder.cleared()
+
+
+def _check_same(before: Mapping[str, Any], record: Mapping[str, Any], where: object) -> None:
+    """Whether a run that is there is the one that is to go on.
+
+    Raises:
+        StoreError: names the first entry of run.json that differs.
+    """
     plain = json.loads(json.dumps(record, default=str))
     old = {key: value for key, value in before.items() if key not in _GROWING}
     if different := differences(old, plain):
         raise StoreError(
-            f"--resume: {options.out} holds another run; {different[0]}",
+            f"--resume: {where} holds another run; {different[0]}",
             "give the same model and options, or another --out"
             + (f" (and {len(different) - 1} more differences)" if different[1:] else ""),
         )
-    return RunDirectory(options.out).cleared()
 
 
 def names_to_clear(
@@ -253,15 +296,26 @@ def kept(
     if not folder.is_complete:
         return None
     try:
-        image = read_image(folder.root, folder.name)
-        if verify and any(faults_of(image)):
-            return None
-        manifest = image.manifest
+        manifest = _manifest_of(folder, verify)
         if manifest.fingerprint != fingerprint or manifest.image.sha256 != decode.digest(sample):
             return None
         return _read_back(manifest, sample, folder)
     except (StoreError, ImageError):
         return None
+
+
+def _manifest_of(folder: ImageFolder, verify: bool) -> Manifest:
+    """The manifest of an image that its files fit.
+
+    Raises:
+        StoreError: one does not fit.
+    """
+    if isinstance(folder, StoredFolder):
+        return folder.manifest(verify)
+    image = read_image(folder.root, folder.name)
+    for fault in faults_of(image) if verify else ():
+        raise StoreError(fault)
+    return image.manifest
 
 
 def _read_back(manifest: Manifest, sample: Sample, folder: ImageFolder) -> ImageResult:

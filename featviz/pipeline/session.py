@@ -11,7 +11,7 @@ from torch import Tensor
 
 from featviz.drawing.drawer import Drawer
 from featviz.drawing.tensorboard import Board
-from featviz.errors import ForwardError, ImageError, UsageError
+from featviz.errors import FeatvizError, ForwardError, ImageError, UploadError, UsageError
 from featviz.images.decode import DecodedImage
 from featviz.layout.overrides import HintBook
 from featviz.pipeline.dealing import Counter
@@ -26,6 +26,9 @@ from featviz.records import ImageResult, Limits, Sample, Written
 from featviz.rundir.write import ImageFolder, RunDirectory
 
 log = logging.getLogger(__name__)
+
+MOST_LOST = 3
+"""Images in a row that a store did not take, after all tries, at which the run ends."""
 
 Input: TypeAlias = tuple[DecodedImage, list[Tensor]]
 """A picture, and what the model's forward gets."""
@@ -64,6 +67,8 @@ class Session:
         self.ahead = ReadAhead(self._read, self.readers)
         """To be entered while images are visited."""
         self._written = Counter(team, "files"), Counter(team, "bytes")
+        self._lost = 0
+        """Images in a row that a store did not take."""
 
     def visit(
         self, sample: Sample, background: Background, following: Sequence[Sample] = ()
@@ -77,12 +82,15 @@ class Session:
             image = self._show(sample, background, following)
         except (ImageError, ForwardError, UsageError) as error:
             self.settle()
-            folder = self.store.image(sample.name).name
-            self.report(ImageResult(sample.name, folder, error=error.message, hint=error.hint))
-            log.debug("%s failed", sample.name, exc_info=error)
+            self._report_failed(sample, error)
         else:
             before, self._pending = self._pending, image
             self._finish(before)
+
+    def _report_failed(self, sample: Sample, error: FeatvizError) -> None:
+        folder = self.store.image(sample.name).name
+        self.report(ImageResult(sample.name, folder, error=error.message, hint=error.hint))
+        log.debug("%s failed", sample.name, exc_info=error)
 
     def keep(self, sample: Sample) -> bool:
         """Leave an image as it is if an earlier run has completed it, and posted it where there is
@@ -150,15 +158,26 @@ class Session:
             with _discarded_on_failure(image.writer.abandon):
                 result = image.finish()
                 self._count(image.writer.folder)
+        except UploadError as error:
+            self._report_failed(image.writer.sample, error)
+            self._lost += 1
+            if self._lost == MOST_LOST:
+                self._abandon_last()
+                raise
+            return
         except BaseException:
             # where one image could not be written, the next one has no better chance
-            last, self._pending = self._pending, None
-            if last is not None:
-                last.writer.abandon()
+            self._abandon_last()
             raise
+        self._lost = 0
         self.report(result)
         if self.board is not None:
             self.board.post(image.writer.posts, self._steps[result.image])
+
+    def _abandon_last(self) -> None:
+        last, self._pending = self._pending, None
+        if last is not None:
+            last.writer.abandon()
 
     def _count(self, folder: ImageFolder) -> None:
         """Hold what the run has written against its limits, image by image: so the same run in one

@@ -18,7 +18,6 @@ from featviz.pipeline.prepare import Prepared, read_input
 from featviz.records import Sample, Site
 from featviz.rundir import BASES_FILE
 from featviz.rundir.arrays import read_arrays
-from featviz.rundir.atomic import atomic
 from featviz.rundir.write import RunDirectory
 
 MOST_IMAGES = 16
@@ -29,11 +28,10 @@ def write_bases(store: RunDirectory, prepared: Prepared) -> None:
     """Put the bases (for each layer float64 [4, C]: the mean and three loadings) into the run
     directory, if they are wanted and not there: a run that is
     resumed goes on with those it began with, whatever images were added."""
-    path = store.root / BASES_FILE
-    if prepared.options.draw.shared_basis and not path.is_file():
+    if prepared.options.draw.shared_basis and not store.brought(BASES_FILE).is_file():
         bases = learn(prepared)
         tables = {key: np.vstack([basis.mean, basis.loadings]) for key, basis in bases.items()}
-        with atomic(path, store.root) as file:
+        with store.writing(BASES_FILE) as file:
             np.savez(file, **tables)  # type: ignore[arg-type]
 
 
@@ -45,7 +43,7 @@ def read_bases(store: RunDirectory, options: RunOptions) -> dict[str, Basis]:
     """
     if not options.draw.shared_basis:
         return {}
-    arrays = read_arrays(store.root / BASES_FILE)
+    arrays = read_arrays(store.brought(BASES_FILE))
     tables = {key: torch.tensor(table) for key, table in arrays.items()}
     return {key: Basis(table[0], table[1:]) for key, table in tables.items()}
 

@@ -17,6 +17,7 @@ from pathlib import Path, PurePath
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from featviz.errors import UsageError
+from featviz.files.urls import refuse_url
 from featviz.records import AUTO, OneOf, Within
 from featviz.text import is_number, quoted
 
@@ -143,6 +144,8 @@ def _read(hint: Any, option: str, value: Any) -> Any:
         raise UsageError(f"{option} {_shown(value)} is no mapping", "{'key': value}")
     if origin is tuple:
         return _tuple(inside[0], option, value)
+    if hint is Path:
+        refuse_url(value, option)
     return _PLAIN[hint].read(option, value) if hint in _PLAIN else value
 
 

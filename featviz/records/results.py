@@ -8,6 +8,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 
+from featviz.files.urls import Url
+
 if TYPE_CHECKING:  # completion of a shell imports this, and has no time for numpy
     import numpy as np
     from numpy.typing import NDArray
@@ -228,7 +230,7 @@ class ImageResult:
 class RunResult:
     """What became of a run."""
 
-    out: Path
+    out: Path | Url
     images: tuple[ImageResult, ...] = field(default=())
     missing: tuple[str, ...] = ()
     """Images that were not reached: the run was stopped."""

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from featviz.errors import StoreError, UsageError
+from featviz.files.urls import Url
 from featviz.report import audited, excited, pages, series, shrinking, views
 from featviz.report.links import FolderLinks, InlineLinks, Links, PackedLinks
 from featviz.report.words import megabytes
@@ -29,6 +30,7 @@ from featviz.rundir.image import ReadImage
 from featviz.rundir.kernels import read_kernels
 from featviz.rundir.read import ReadRun, read_run
 from featviz.rundir.series import read_steps
+from featviz.rundir.store.fetch import here
 
 MOST_BYTES = 25_000_000
 """Bytes of a report in one file, where nothing else is asked for: what usual mail servers take."""
@@ -55,7 +57,7 @@ class ReportOptions:
     and each layer shows fewer tiles to stay within."""
     zip: bool = False
     """Whether the report and its pictures become one zip file."""
-    compare: Path | None = None
+    compare: Path | Url | None = None
     """Another run, whose pictures are shown beside this one's."""
     kernels: Path | None = None
     """A folder that `kernels` wrote, whose pictures are shown beside the channels they make."""
@@ -80,23 +82,36 @@ class ReportResult:
     """Whether large maps have fewer pixels, so that one file stays small."""
 
 
-def build_report(root: Path, options: ReportOptions) -> ReportResult:
-    """Write the report of a run, of an audit, or of a series of runs.
+def build_report(place: Path | Url, options: ReportOptions) -> ReportResult:
+    """Write the report of a run, here or in an object store, of an audit, or of a series of runs.
 
     Raises:
-        StoreError: `root` or `compare` is no run, or is damaged while it is read; what is in the
+        StoreError: `place` or `compare` is no run, or is damaged while it is read; what is in the
             way is no report, or it cannot be written, or a single file would be too large.
-        UsageError: options that exclude one another, or that an audit or a series does not have.
+        UsageError: options that exclude one another, that an audit or a series does not have, or
+            pages that would show pictures in a store.
     """
     if options.zip and options.single_file:
         raise UsageError("--zip and --single-file are two forms", "give one of them")
-    if is_audit(root):
-        return _build_audit(root, options)
-    if read_steps(root):
-        return _build_series(root, options)
+    for one in (place, options.compare):
+        if isinstance(one, Url) and not (options.out and (options.zip or options.single_file)):
+            raise UsageError(
+                f"the pages of a report show pictures where they are, and {one} is no folder",
+                "--single-file --out maps.html, or --zip --out maps.zip",
+            )
+    if not isinstance(place, Url):
+        if is_audit(place):
+            return _build_audit(place, options)
+        if read_steps(place):
+            return _build_series(place, options)
+    with here(place) as root, here(options.compare or root) as other:
+        return _build(root, None if options.compare is None else other, options)
+
+
+def _build(root: Path, compare: Path | None, options: ReportOptions) -> ReportResult:
     with _uncollected():
         run = read_run(root)
-        other = None if options.compare is None else read_run(options.compare)
+        other = None if compare is None else read_run(compare)
         kernels = None if options.kernels is None else read_kernels(options.kernels)
         record = None if options.exemplars is None else read_record(options.exemplars)
         pictures = None if record is None else read_pictures(options.exemplars or root, record)

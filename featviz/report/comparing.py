@@ -114,7 +114,7 @@ def render(
 def _names(runs: Sequence[ReadRun]) -> list[str]:
     """What the runs are called: their folders, or all of their ways where these are alike."""
     short = [run.root.absolute().name for run in runs]
-    return short if len(set(short)) > 1 else [str(run.root) for run in runs]
+    return short if len(set(short)) > 1 else [str(run.place) for run in runs]
 
 
 def _arrange(found: Comparison, runs: Sequence[ReadRun]) -> ComparisonViews:

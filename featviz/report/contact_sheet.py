@@ -13,12 +13,14 @@ from PIL.PngImagePlugin import PngInfo
 
 from featviz.drawing.png import MAX_PIXELS
 from featviz.errors import StoreError, UsageError
+from featviz.files.urls import Url
 from featviz.records import Floats
 from featviz.rundir import INPUT_FILE
 from featviz.rundir.atomic import atomic
 from featviz.rundir.destination import check_picture
 from featviz.rundir.image import DamagedError, DrawnGrid, ReadImage
 from featviz.rundir.read import ReadRun, read_run
+from featviz.rundir.store.fetch import here
 from featviz.text import cut, read_ranges, safe_name
 
 _MARGIN, _GAP, _TEXT = 12, 4, 13
@@ -69,8 +71,8 @@ Cell = Image.Image | None
 """A tile; None where an image does not have the channel."""
 
 
-def make_sheet(root: Path, options: SheetOptions) -> SheetResult:
-    """Draw a layer's maps of all images of a run into one picture.
+def make_sheet(place: Path | Url, options: SheetOptions) -> SheetResult:
+    """Draw a layer's maps of all images of a run, here or in an object store, into one picture.
 
     Tiles look as in the grids they are cut from: each map by the scale with which it was drawn.
 
@@ -78,7 +80,11 @@ def make_sheet(root: Path, options: SheetOptions) -> SheetResult:
         StoreError: no run, or the picture cannot be written.
         UsageError: no such layer, tensor or channels, or too large a picture.
     """
-    run = read_run(root, hold=True)
+    with here(place) as root:
+        return _make(read_run(root, hold=True), options)
+
+
+def _make(run: ReadRun, options: SheetOptions) -> SheetResult:
     columns = _find(run, options)
     grids = [grid for _, grid in columns]
     channels = sort_channels(grids, _wanted(options, grids), options.sort)

@@ -113,12 +113,16 @@ def _sign(path: Path, lock: FileLock) -> os.stat_result | None:
     has written it itself."""
     with suppress(OSError):  # a full disk has room for the lock, and not for the words
         if not isinstance(lock, SoftFileLock):
-            began = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime())
-            words = f"process {os.getpid()} on {socket.gethostname()} since {began}\n"
-            path.write_text(words, "utf-8")
+            path.write_text(f"{signature()}\n", "utf-8")
     with suppress(OSError):
         return path.lstat()
     return None
+
+
+def signature() -> str:
+    """Who holds what this process is about to lock: its number, host and the time."""
+    began = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime())
+    return f"process {os.getpid()} on {socket.gethostname()} since {began}"
 
 
 def _release(path: Path, lock: FileLock, mine: os.stat_result | None) -> None:

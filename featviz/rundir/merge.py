@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path, PurePosixPath
@@ -12,9 +13,11 @@ from typing import Any, BinaryIO
 
 from featviz.errors import CompareError, StoreError, UsageError
 from featviz.files import real
+from featviz.files.urls import Url
 from featviz.rundir import MANIFEST_FILE, destination
 from featviz.rundir.image import ReadImage, same_content
 from featviz.rundir.read import ReadRun, read_run
+from featviz.rundir.store.fetch import here
 from featviz.rundir.write import RunDirectory
 from featviz.text import quoted
 
@@ -40,8 +43,9 @@ class MergeResult:
         return 0 if len(self.images) == self.total else 3
 
 
-def merge(parts: Sequence[Path], out: Path, overwrite: bool = False) -> MergeResult:
-    """Join parts of a run; the result is what one run over all their images writes.
+def merge(parts: Sequence[Path | Url], out: Path, overwrite: bool = False) -> MergeResult:
+    """Join parts of a run, here or in object stores; the result is what one run over all their
+    images writes.
 
     Files are hard links to those of the parts where the file system has them, else copies.
 
@@ -49,6 +53,14 @@ def merge(parts: Sequence[Path], out: Path, overwrite: bool = False) -> MergeRes
         FeatvizError: the parts are not of one run, or disagree on an image; a file cannot be read
             or written. Then nothing is left under `out`.
     """
+    urls = [part for part in parts if isinstance(part, Url)]
+    if twice := [url for url in urls if urls.count(url) > 1]:
+        raise UsageError(f"{twice[0]} is named twice", "name each part once")
+    with ExitStack() as stack:
+        return _merge([stack.enter_context(here(part)) for part in parts], out, overwrite)
+
+
+def _merge(parts: Sequence[Path], out: Path, overwrite: bool) -> MergeResult:
     _check_apart(parts, out)
     destination.check_free(out, destination.RUN, overwrite)
     runs = [_read(part) for part in parts]

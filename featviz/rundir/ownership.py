@@ -225,11 +225,16 @@ def names_of_images(record: Mapping[str, Any]) -> list[str]:
     return _names(record) if _is_run(record) and record.get("kind") is None else []
 
 
+def is_record_of_run(content: Any) -> bool:
+    """Whether the content of a run.json is that of a run, or of kernels."""
+    return _is_record(content) and _is_run(content)
+
+
 def left_of_image(root: Path, way: str) -> list[str]:
     """Files of ours in the folder of an image that is not complete, the manifest first; relative
     to the run directory, as the folder."""
     files = [inside for inside, regular in _walk(root / way) if regular]
-    ours = [inside for inside in files if _is_own_name(_final(inside))]
+    ours = [inside for inside in files if is_own_name(_final(inside))]
     ours.sort(key=lambda inside: inside != MANIFEST_FILE)
     return [f"{way}/{inside}" if way else inside for inside in ours]
 
@@ -240,7 +245,7 @@ def is_archive_of_run(path: Path) -> bool:
     with suppress(*broken), files.open_regular(path) as file, zipfile.ZipFile(file) as packed:
         with packed.open(RUN_FILE) as record:
             content = files.parse_json(record.read(_LARGEST).decode("utf-8"))
-        return _is_record(content) and _is_run(content)
+        return is_record_of_run(content)
     return False
 
 
@@ -292,9 +297,9 @@ class _Images:
             inside = way[len(folder) + 1 :] if folder else way
             if folder in self.folders:
                 listed = self._what_is_in(folder)
-                return _is_own_name(inside) if listed is None else inside in listed
+                return is_own_name(inside) if listed is None else inside in listed
             if self._is_hidden(above):
-                return _is_own_name(inside)
+                return is_own_name(inside)
         return False
 
     def _is_hidden(self, folder: PurePosixPath) -> bool:
@@ -332,7 +337,8 @@ def _final(way: str) -> str:
     return way if name is None else str(path.with_name(name))
 
 
-def _is_own_name(inside: str) -> bool:
+def is_own_name(inside: str) -> bool:
+    """Whether a file in an image's folder has a name that featviz gives."""
     return inside in _IMAGE_FILES or _LAYER_FILE.fullmatch(inside) is not None
 
 

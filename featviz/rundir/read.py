@@ -16,6 +16,7 @@ from typing import Any
 
 from featviz import files
 from featviz.errors import FileError, StoreError
+from featviz.files.urls import Url
 from featviz.rundir import INPUT_FILE, MANIFEST_FILE, RUN_FILE, STATS_FILE, schema
 from featviz.rundir.image import ReadImage, read_image
 from featviz.rundir.schema import MOST_RECORD, RunRecord
@@ -44,6 +45,13 @@ class ReadRun:
     their run was killed, or they were copied in part."""
     damaged: Mapping[str, str]
     """Images with a manifest that does not fit, or that their files do not fit; and why."""
+    url: Url | None = None
+    """Where it was brought from, if `root` is a copy."""
+
+    @property
+    def place(self) -> Path | Url:
+        """Where the user finds it."""
+        return self.url or self.root
 
     @property
     def failures(self) -> dict[str, str]:

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import TypeAlias
 
 from featviz.errors import CHECK_FAILED, StoreError
+from featviz.files.urls import Url
 from featviz.rundir import MANIFEST_FILE, RUN_FILE
 from featviz.rundir.image import ReadImage, read_image
 from featviz.rundir.read import image_folders, read_record
 from featviz.rundir.schema import MOST_RECORD
+from featviz.rundir.store.fetch import check_run, files_here
+from featviz.rundir.store.listing import StoredTree
+from featviz.rundir.store.objects import ObjectStore
 from featviz.rundir.sums import is_sealed, sum_of
 from featviz.text import quoted, safe_way
 
@@ -39,7 +45,7 @@ class ImageVerdict:
 class RunVerdict:
     """What was found of one run."""
 
-    root: Path
+    root: Path | Url
     images: tuple[ImageVerdict, ...]
     faults: tuple[str, ...]
     """What does not fit beside the images."""
@@ -65,15 +71,16 @@ class Verified:
 
 
 def verify(
-    roots: Sequence[Path], jobs: int | None = None, progress: Progress = lambda total: None
+    roots: Sequence[Path | Url], jobs: int | None = None, progress: Progress = lambda total: None
 ) -> Verified:
     """Read every file of every image of runs, and hold it against its checksum.
 
     Args:
+        roots: run directories, here or in object stores.
         jobs: threads that read; None takes as many as Python thinks good.
 
     Raises:
-        StoreError: one of the folders is no run.
+        StoreError: one of the places is no run.
     """
     found = [_FoundRun.of(root) for root in roots]
     total = sum(len(run.folders) for run in found)
@@ -81,11 +88,18 @@ def verify(
         return Verified(tuple(run.verdict(pool, partial(progress, total)) for run in found))
 
 
+_Scanned: TypeAlias = Callable[[Mapping[str, str]], dict[str, str | None]]
+"""Finds the folders of images, given those that run.json lists, with what each lacks."""
+_Opened: TypeAlias = Callable[[str], AbstractContextManager[Path]]
+"""Gives the run directory in which the image of a folder can be read."""
+
+
 @dataclass(frozen=True)
 class _FoundRun:
     """A run whose images are still to be read."""
 
-    root: Path
+    root: Path | Url
+    opened: _Opened
     folders: dict[str, str | None]
     """Of images, and what those that are not complete lack."""
     listed: dict[str, str]
@@ -94,16 +108,35 @@ class _FoundRun:
     faults: tuple[str, ...]
 
     @classmethod
-    def of(cls, root: Path) -> _FoundRun:
+    def of(cls, place: Path | Url) -> _FoundRun:
+        if isinstance(place, Path):
+
+            def scanned(listed: Mapping[str, str]) -> dict[str, str | None]:
+                return dict(image_folders(place, listed)) if place.is_dir() else {}
+
+            return cls._read(place, place, scanned, lambda folder: nullcontext(place))
+        store = ObjectStore(place)
+        tree = StoredTree.of(store.sizes())
+        check_run(place, tree)
+
+        def brought(folder: str) -> AbstractContextManager[Path]:
+            return files_here(store, tree.files_of(folder))
+
+        with files_here(store, tree.run_files) as root:
+            return cls._read(place, root, tree.folders, brought)
+
+    @classmethod
+    def _read(cls, place: Path | Url, root: Path, scanned: _Scanned, opened: _Opened) -> _FoundRun:
         try:
             _, record = read_record(root)
         except StoreError as error:
-            folders = dict(image_folders(root, {})) if root.is_dir() else {}
+            folders = scanned({})
             if not any(reason is None for reason in folders.values()):
                 raise
-            return cls(root, folders, {}, 0, (f"{error.message}; --resume writes it anew",))
+            words = error.message.replace(str(root), str(place))
+            return cls(place, opened, folders, {}, 0, (f"{words}; --resume writes it anew",))
         listed = {safe_way(name): name for name in record.images.complete}
-        return cls(root, dict(image_folders(root, listed)), listed, record.images.total, ())
+        return cls(place, opened, scanned(listed), listed, record.images.total, ())
 
     def verdict(self, pool: ThreadPoolExecutor, advance: Callable[[], None]) -> RunVerdict:
         images = []
@@ -122,15 +155,19 @@ class _FoundRun:
         if lacks is not None:
             return ImageVerdict(name or folder, (f"{quoted(folder)}: {lacks}",))
         try:
-            image = read_image(self.root, folder)
+            with self.opened(folder) as root:
+                return _verdict(read_image(root, folder), folder, name)
         except StoreError as error:
             return ImageVerdict(name or folder, (error.message,))
-        faults = list(faults_of(image))
-        if name is not None and image.name != name:
-            faults.insert(0, f"{quoted(folder)} holds {quoted(image.name)}, not {quoted(name)}")
-        sizes = [row.bytes for row in image.manifest.files or ()]
-        summed = image.manifest.files is not None
-        return ImageVerdict(name or image.name, tuple(faults), len(sizes) + 1, sum(sizes), summed)
+
+
+def _verdict(image: ReadImage, folder: str, name: str | None) -> ImageVerdict:
+    faults = list(faults_of(image))
+    if name is not None and image.name != name:
+        faults.insert(0, f"{quoted(folder)} holds {quoted(image.name)}, not {quoted(name)}")
+    sizes = [row.bytes for row in image.manifest.files or ()]
+    summed = image.manifest.files is not None
+    return ImageVerdict(name or image.name, tuple(faults), len(sizes) + 1, sum(sizes), summed)
 
 
 def faults_of(image: ReadImage) -> Iterator[str]:

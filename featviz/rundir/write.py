@@ -108,7 +108,11 @@ class RunDirectory:
 
     def image(self, name: str) -> ImageFolder:
         """The folder of the image with this relative name."""
-        return ImageFolder(self.root, safe_way(name))
+        return self.folder(safe_way(name))
+
+    def folder(self, way: str) -> ImageFolder:
+        """The folder of an image, by its way relative to the run directory."""
+        return ImageFolder(self.root, way)
 
     def new_image(self, name: str) -> NewImageFolder:
         """The folder of the image with this relative name, to be written.
@@ -169,6 +173,16 @@ class RunDirectory:
             StoreError: names the link.
         """
         refuse_links(self.root, map(safe_way, names))
+
+    def brought(self, name: str) -> Path:
+        """Where a file of the run (`bases.npz`) can be read, if there is one."""
+        return self.root / name
+
+    @contextmanager
+    def writing(self, name: str) -> Iterator[BinaryIO]:
+        """Open a file of the run (`bases.npz`) for writing, atomically."""
+        with atomic(self.root / name, self.root) as file:
+            yield file
 
     def write_run(self, content: Mapping[str, Any]) -> None:
         """Write run.json.
@@ -343,16 +357,36 @@ def _taken(
 ) -> StoreError:
     """The refusal of a folder that holds a run with complete images."""
     ways = "--overwrite replaces it, --out names another folder"
-    if record is None or "kind" in record or "kind" in earlier.record:
-        return StoreError(f"--out {root} holds another run", ways)
+    return taken(str(root), earlier.record, earlier.complete, record, certain, ways)
+
+
+def taken(
+    where: str,
+    earlier: Mapping[str, Any],
+    complete: int,
+    record: Mapping[str, Any] | None,
+    certain: bool,
+    ways: str,
+) -> StoreError:
+    """The refusal of a place that holds a run with complete images.
+
+    Args:
+        where: the place.
+        earlier: the content of its run.json.
+        complete: its complete images.
+        record, certain: as for `check_free`.
+        ways: what can be done in any case.
+    """
+    if record is None or "kind" in record or "kind" in earlier:
+        return StoreError(f"--out {where} holds another run", ways)
     plain = json.loads(json.dumps(record, default=str))
-    if unlike := differences(_common(earlier.record, plain), plain):
+    if unlike := differences(_common(earlier, plain), plain):
         return StoreError(
-            f"--out {root} holds another run; {unlike[0]}", f"{ways}; --resume takes the same run"
+            f"--out {where} holds another run; {unlike[0]}", f"{ways}; --resume takes the same run"
         )
     name = "the same run" if certain else "a run with the same options"
-    count = f"{counted(earlier.complete, 'image')} complete"
-    return StoreError(f"--out {root} holds {name}, {count}", f"--resume goes on with it, {ways}")
+    count = f"{counted(complete, 'image')} complete"
+    return StoreError(f"--out {where} holds {name}, {count}", f"--resume goes on with it, {ways}")
 
 
 def _common(old: Any, new: Any) -> Any:

@@ -10,15 +10,16 @@ import click
 from featviz.cli import options as opts
 from featviz.cli import output
 from featviz.cli.command import OUTPUT, Command
-from featviz.cli.values import EXISTING_FOLDER, FILE, FOLDER
+from featviz.cli.values import EXISTING_PLACE, FILE, FOLDER
+from featviz.files.urls import Url
 
 if TYPE_CHECKING:
     from featviz.diff import DiffResult
 
 
 @click.command("diff", cls=Command)
-@click.argument("base", type=EXISTING_FOLDER)
-@click.argument("new", type=EXISTING_FOLDER)
+@click.argument("base", type=EXISTING_PLACE)
+@click.argument("new", type=EXISTING_PLACE)
 @opts.option(
     "--tolerance",
     type=float,
@@ -44,7 +45,7 @@ if TYPE_CHECKING:
 )
 @opts.config_option
 @opts.verbosity_options
-def command(base: Path, new: Path, as_json: bool, **given: Any) -> int:
+def command(base: Path | Url, new: Path | Url, as_json: bool, **given: Any) -> int:
     """Compare two run directories, layer by layer.
 
     \b

@@ -11,20 +11,21 @@ import click
 from featviz.cli import options as opts
 from featviz.cli import output
 from featviz.cli.command import Command
-from featviz.cli.values import EXISTING_FOLDER
+from featviz.cli.values import EXISTING_PLACE
+from featviz.files.urls import Url
 from featviz.text import counted
 
 log = logging.getLogger(__name__)
 
 
 @click.command("merge", cls=Command)
-@click.argument("parts", nargs=-1, required=True, metavar="DIR...", type=EXISTING_FOLDER)
+@click.argument("parts", nargs=-1, required=True, metavar="DIR...", type=EXISTING_PLACE)
 @opts.out_option("Write the joined run into this folder.", "featviz-out")
 @opts.overwrite_option("the run")
 @opts.json_option()
 @opts.config_option
 @opts.verbosity_options
-def command(parts: Sequence[Path], out: Path, overwrite: bool, as_json: bool) -> int:
+def command(parts: Sequence[Path | Url], out: Path, overwrite: bool, as_json: bool) -> int:
     """Join parts of a run into one run directory, or parts of exemplars into one folder.
 
     The parts must have the same model, layers and options; an image that several parts of a run
@@ -40,8 +41,9 @@ def command(parts: Sequence[Path], out: Path, overwrite: bool, as_json: bool) ->
     """
     from featviz.rundir import EXEMPLARS_FILE, merge
 
-    if all((part / EXEMPLARS_FILE).is_file() for part in parts):
-        return _merge_exemplars(parts, out, overwrite, as_json)
+    folders = [part for part in parts if isinstance(part, Path)]
+    if len(folders) == len(parts) and all((part / EXEMPLARS_FILE).is_file() for part in folders):
+        return _merge_exemplars(folders, out, overwrite, as_json)
 
     result = merge.merge(parts, out, overwrite)
     for name in result.incomplete:

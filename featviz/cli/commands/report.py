@@ -11,20 +11,21 @@ import click
 from featviz.cli import options as opts
 from featviz.cli import output
 from featviz.cli.command import Command
-from featviz.cli.values import PATH, BytesType
+from featviz.cli.values import PATH, PLACE, BytesType
+from featviz.files.urls import Url
 
 log = logging.getLogger(__name__)
 
 
 @click.command("report", cls=Command)
-@click.argument("run", type=PATH)
+@click.argument("run", type=PLACE)
 @opts.out_option(
     "Write the report into this folder, or with --single-file or --zip into this file.",
     show_default="RUN/report, RUN/report.html or RUN/report.zip",
 )
 @opts.option(
     "--compare",
-    type=PATH,
+    type=PLACE,
     metavar="RUN",
     help="Show the pictures of this other run beside those of RUN.",
 )
@@ -62,7 +63,7 @@ log = logging.getLogger(__name__)
 @opts.json_option()
 @opts.config_option
 @opts.verbosity_options
-def command(run: Path, as_json: bool, open: bool, **given: Any) -> int:
+def command(run: Path | Url, as_json: bool, open: bool, **given: Any) -> int:
     """Build an HTML report of a run or an audit: pictures, numbers and findings.
 
     RUN is a folder that `featviz run` wrote, or `featviz audit`: an audit

@@ -15,7 +15,8 @@ import click
 from featviz.cli import options as opts
 from featviz.cli import output, run_options
 from featviz.cli.command import Command
-from featviz.cli.values import given_or_config
+from featviz.cli.values import PLACE, given_or_config
+from featviz.files.urls import Url
 from featviz.records import Guess, ImageResult, Limits, Outcome, RunResult
 from featviz.text import counted, listed
 
@@ -34,7 +35,11 @@ _NAMED = 3
 @opts.layers_option(
     opts.select_layers, default="one layer for each stage", first=opts.select_in_short
 )
-@opts.out_option("Write the run into this folder.", "featviz-out")
+@opts.out_option(
+    "Write the run into this folder, or below this URL of an object store (s3://bucket/maps).",
+    "featviz-out",
+    type=PLACE,
+)
 @opts.overwrite_option("the run")
 @opts.open_option("Build the HTML gallery of --report, and open it in the browser.")
 @opts.null_option
@@ -107,8 +112,9 @@ def command(ctx: click.Context, /, model: str | None, images: Sequence[str], **g
 
     options = _run_options(given)
     wanted = next((f"--{name}" for name in ("report", "open") if given[name]), None)
-    if wanted and given["archive"]:
-        raise click.UsageError(f"{wanted} needs a folder, and --archive leaves none.", ctx)
+    for other, given_too in (("--archive", given["archive"]), ("--out URL", options.url)):
+        if wanted and given_too:
+            raise click.UsageError(f"{wanted} needs a folder, and {other} leaves none.", ctx)
     if given["dry_run"]:
         if processes.speaks():
             output.text(dry_run.dry_run(source, images, options).render(given["as_json"]))
@@ -120,9 +126,9 @@ def command(ctx: click.Context, /, model: str | None, images: Sequence[str], **g
     ):
         result = pipeline.run(source, images, options, progress, team=team)
         first = team.first
-    _conclude(result, left_out, None if wanted or given["archive"] else result.out)
+    _conclude(result, left_out, not (wanted or given["archive"]))
     if wanted and first:
-        _report(result.out, given["open"])
+        _report(options.out, given["open"])
     return result.exit_code
 
 
@@ -134,11 +140,11 @@ def _report(out: Path, show: bool) -> None:
 
 def _run_options(given: dict[str, Any]) -> Any:
     from featviz.gradients.options import read_options
-    from featviz.pipeline.options import RunOptions
+    from featviz.pipeline.options import RunOptions, at_place
     from featviz.pipeline.processes import parse_shard
 
     names = (
-        *("out", "overwrite", "resume", "verify", "prune", "durable", "wait", "archive"),
+        *("overwrite", "resume", "verify", "prune", "durable", "wait", "archive"),
         *("fail_fast", "jobs", "tensorboard", "step"),
     )
     return RunOptions(
@@ -150,6 +156,7 @@ def _run_options(given: dict[str, Any]) -> Any:
         inputs=opts.to_input_options(given),
         passes=read_options(given),
         **{name: given[name] for name in names},
+        **at_place(given["out"]),
     )
 
 
@@ -225,9 +232,9 @@ def _words(guesses: Sequence[Guess]) -> str:
     return ", ".join(guess.words for guess in guesses)
 
 
-def _conclude(result: RunResult, left_out: LayersLeftOut, to_report: Path | None) -> None:
+def _conclude(result: RunResult, left_out: LayersLeftOut, to_look: bool) -> None:
     """Say on stderr what gave no picture, what is missing, and on the last line what was written,
-    what failed, and how to look at the run in `to_report`."""
+    what failed, and, if asked for, how to look at the run."""
     done = [image for image in result.images if image.error is None]
     without = {"never ran": left_out.never_ran, "skipped": left_out.skipped}
     words = [f"{what}: {_named(layers)}" for what, layers in without.items() if layers]
@@ -248,7 +255,7 @@ def _conclude(result: RunResult, left_out: LayersLeftOut, to_report: Path | None
         before = f" ({kept} {'was' if kept == 1 else 'were'} complete before)" if kept else ""
         counts = f"{counted(result.pictures, 'picture')} of {counted(len(done), 'image')}"
         failed = _failed([image.image for image in result.images if image.error is not None])
-        look = _command_to_look(to_report)
+        look = _command_to_look(result.out) if to_look else ""
         log.info("%s in %s%s%s%s", counts, result.out, before, failed, look)
 
 
@@ -258,10 +265,9 @@ def _failed(names: Sequence[str]) -> str:
     return f"; {counted(len(names), 'image')} failed: {listed(names, _NAMED)} (see run.json)"
 
 
-def _command_to_look(out: Path | None) -> str:
-    if out is None:
-        return ""
-    return f"; to look at them: {shlex.join(['featviz', 'report', str(out), '--open'])}"
+def _command_to_look(out: Path | Url) -> str:
+    here = ["--single-file", "--out", "maps.html"] if isinstance(out, Url) else []
+    return f"; to look at them: {shlex.join(['featviz', 'report', str(out), *here, '--open'])}"
 
 
 def _named(layers: Mapping[str, str]) -> str:

@@ -11,14 +11,15 @@ import click
 from featviz.cli import options as opts
 from featviz.cli import output
 from featviz.cli.command import Command
-from featviz.cli.values import FILE, PATH
+from featviz.cli.values import FILE, PLACE
+from featviz.files.urls import Url
 from featviz.text import counted
 
 log = logging.getLogger(__name__)
 
 
 @click.command("sheet", cls=Command)
-@click.argument("run", type=PATH)
+@click.argument("run", type=PLACE)
 @opts.option(
     "--layer", required=True, metavar="NAME", help="Draw the layer of this qualified name."
 )
@@ -49,7 +50,7 @@ log = logging.getLogger(__name__)
 @opts.json_option()
 @opts.config_option
 @opts.verbosity_options
-def command(run: Path, as_json: bool, **given: Any) -> int:
+def command(run: Path | Url, as_json: bool, **given: Any) -> int:
     """Draw one picture of a layer: a column for each image of a run, a row for each channel.
 
     The tiles are cut from the pictures of the run, and keep the scale with which they were drawn.

@@ -12,7 +12,8 @@ import click
 from featviz.cli import options as opts
 from featviz.cli import output
 from featviz.cli.command import LIMITS, Command
-from featviz.cli.values import EXISTING_FOLDER
+from featviz.cli.values import EXISTING_PLACE
+from featviz.files.urls import Url
 from featviz.text import counted
 
 if TYPE_CHECKING:
@@ -22,7 +23,7 @@ log = logging.getLogger(__name__)
 
 
 @click.command("verify", cls=Command)
-@click.argument("runs", nargs=-1, required=True, metavar="RUN...", type=EXISTING_FOLDER)
+@click.argument("runs", nargs=-1, required=True, metavar="RUN...", type=EXISTING_PLACE)
 @opts.option(
     "--jobs",
     type=click.IntRange(1),
@@ -33,7 +34,7 @@ log = logging.getLogger(__name__)
 )
 @opts.json_option()
 @opts.verbosity_options
-def command(runs: Sequence[Path], jobs: int | None, as_json: bool) -> int:
+def command(runs: Sequence[Path | Url], jobs: int | None, as_json: bool) -> int:
     """Check that every file of a run is as it was written.
 
     Each file of each image is read and held against the size and the SHA-256 in the image's

@@ -1,0 +1,45 @@
+"""An empty `memory://`, and a run of four images."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import pytest
+from conftest import Outcome
+from runs import SMALL, make_photos
+
+from featviz.rundir.store import objects
+
+Run = Callable[..., Outcome]
+
+
+@pytest.fixture(autouse=True)
+def memory(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """An empty store; a further try comes at once."""
+    monkeypatch.setattr(objects, "PAUSES", (0.0, 0.0))
+    fs = fsspec.filesystem("memory")
+    fs.store.clear()
+    fs.pseudo_dirs[:] = [""]
+    yield fs
+    fs.store.clear()
+
+
+@pytest.fixture
+def photos(tmp_path: Path) -> Path:
+    return make_photos(tmp_path / "photos", 4)
+
+
+@pytest.fixture
+def words(tiny_file: Path, photos: Path) -> list[object]:
+    """A run of four images, without --out."""
+    return ["run", tiny_file, photos, *SMALL]
+
+
+@pytest.fixture
+def local(featviz: Run, words: list[object], tmp_path: Path) -> Path:
+    """The same run in a folder."""
+    assert featviz(*words, "--out", tmp_path / "local" / "maps").code == 0
+    return tmp_path / "local" / "maps"

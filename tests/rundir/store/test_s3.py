@@ -1,0 +1,240 @@
+"""A real S3 server on loopback: kills, double starts, faults of the server, and flipped bits."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import s3_server
+from conftest import Outcome
+from runs import refused, run_json, tree
+from s3_server import Server
+from stores import flip, put, stored
+
+from featviz.rundir import LOCK_FILE
+from featviz.rundir.store import lock
+
+pytestmark = pytest.mark.slow
+
+Run = Callable[..., Outcome]
+
+URL = "s3://bucket/maps"
+SECRET = "a-secret-key-of-nobody"
+
+
+@pytest.fixture(scope="module")
+def started() -> Iterator[Server]:
+    """One server for all tests: libraries keep their connections."""
+    with s3_server.running() as server:
+        yield server
+
+
+@pytest.fixture
+def server(started: Server, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Server]:
+    """The server with one empty bucket, and the variables that lead to it."""
+    import boto3
+    import s3fs
+    from moto.backends import get_backend
+
+    for name, value in {
+        "AWS_ENDPOINT_URL": started.endpoint,
+        "AWS_ACCESS_KEY_ID": "AKIANOBODY",
+        "AWS_SECRET_ACCESS_KEY": SECRET,
+        "AWS_DEFAULT_REGION": "us-east-1",
+        "TMPDIR": str(tmp_path / "passing"),  # of processes that are killed
+    }.items():
+        monkeypatch.setenv(name, value)
+    (tmp_path / "passing").mkdir()
+    monkeypatch.setattr(lock, "user_cache_path", lambda name: tmp_path / "cache")
+    s3fs.S3FileSystem.clear_instance_cache()
+    get_backend("s3").reset()
+    boto3.client("s3").create_bucket(Bucket="bucket")
+    started.fault = None
+    started.requests.clear()
+    yield started
+    started.fault = None
+
+
+def start(words: list[object], *more: str) -> subprocess.Popen[str]:
+    """A command line in a process of its own."""
+    code = "from featviz.cli import main; main()"
+    arguments = [*map(str, words), "--out", URL, *more]
+    return subprocess.Popen(
+        [sys.executable, "-c", code, *arguments], stderr=subprocess.PIPE, text=True
+    )
+
+
+def test_the_tree_is_that_of_a_folder(
+    server: Server, featviz: Run, words: list[object], local: Path
+) -> None:
+    """Byte for byte; the manifest of an image is asked for last; nothing shows the key."""
+    done = featviz(*words, "--out", URL, "-v")
+    whole = tree(local)
+    assert done.code == 0 and stored(URL) == whole
+    puts = [
+        path.removeprefix("/bucket/maps/") for method, path in server.requests if method == "PUT"
+    ]
+    for folder in ("00.png", "01.png", "02.png", "03.png"):
+        own = [path for path in puts if path.startswith(folder)]
+        assert own[-1] == f"{folder}/manifest.json"
+        assert set(own) == {path for path in whole if path.startswith(folder)}
+    assert puts[0] == LOCK_FILE and puts[-1] == "run.json"
+    assert SECRET not in done.err and not [
+        1 for data in stored(URL).values() if SECRET.encode() in data
+    ]
+    again = featviz(*words, "--out", URL, "--resume")
+    assert again.code == 0 and "(4 were complete before)" in again.err and stored(URL) == whole
+
+
+def killed_at(server: Server, count: int, words: list[object], *more: str) -> None:
+    """A run that the system kills when its n-th upload has begun, or, by chance, is over."""
+    process, begun = None, []
+
+    def kill(method: str, path: str) -> None:
+        if method == "PUT" and process is not None:
+            begun.append(path)
+            if len(begun) == count:
+                process.send_signal(signal.SIGKILL)
+
+    server.fault = kill
+    process = start(words, *more)
+    process.communicate(timeout=300)
+    server.fault = None
+    assert process.returncode in (-signal.SIGKILL, 0)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_run_that_was_killed_goes_on(
+    seed: int, server: Server, featviz: Run, words: list[object], local: Path
+) -> None:
+    """Between uploads, in them and after them, and once more while it goes on: what has a manifest
+    is whole, and the end is the tree of a folder."""
+    whole, chance = tree(local), random.Random(seed)
+    counts = [chance.randint(2, 24), chance.randint(2, 12)]
+    print("killed at uploads", counts)
+    for count, more in zip(counts, ([], ["--resume"]), strict=True):
+        killed_at(server, count, words, *more)
+        left = stored(URL)
+        for name in [name for name in left if name.endswith("/manifest.json")]:
+            folder = name.removesuffix("manifest.json")
+            own = {name: data for name, data in whole.items() if name.startswith(folder)}
+            assert {name: left.get(name) for name in own} == own
+        assert LOCK_FILE in left or count > len(whole)
+    assert featviz(*words, "--out", URL, "--resume").code == 0
+    assert stored(URL) == whole
+
+
+def test_of_two_that_start_together_one_draws(
+    server: Server, words: list[object], local: Path
+) -> None:
+    """The other ends with exit code 1 and names the first; the tree is whole."""
+    for trial in range(2):
+        more = ["--resume"] if trial else []
+        pair = [start(words, *more) for _ in range(2)]
+        ends = [(process.communicate(timeout=300)[1], process.returncode) for process in pair]
+        lost = [said for said, code in ends if code]
+        assert [code for _, code in ends].count(0) >= 1 and len(lost) <= 1, ends
+        for said in lost:
+            # it came when the first one wrote, or had written
+            assert "is being written by process" in said or "holds the same run" in said
+        assert stored(URL) == tree(local)
+
+
+def test_the_lock_is_made_in_one_step(server: Server, featviz: Run, words: list[object]) -> None:
+    """By `If-None-Match: *`: of twenty at once one makes it."""
+    from concurrent.futures import ThreadPoolExecutor
+
+    from featviz.files.urls import Url
+    from featviz.rundir.store.objects import ObjectStore
+
+    store = ObjectStore(Url.of(URL))
+    with ThreadPoolExecutor(20) as pool:
+        made = list(pool.map(lambda n: store.create(LOCK_FILE, str(n).encode()), range(20)))
+    assert made.count(True) == 1 and stored(URL)[LOCK_FILE] == str(made.index(True)).encode()
+    refused(featviz(*words, "--out", URL), 1, f"{URL} is being written by ")
+
+
+@pytest.mark.parametrize("answer", [503, 500, 0.2], ids=["503", "500", "slow"])
+def test_short_faults_of_the_server_are_not_seen(
+    answer: float, server: Server, featviz: Run, words: list[object], local: Path
+) -> None:
+    """Every fifth request is refused, or slow: the tree is whole."""
+    count = iter(range(10**9))
+    server.fault = lambda method, path: answer if next(count) % 5 == 2 else None
+    assert featviz(*words, "--out", URL).code == 0
+    server.fault = None
+    assert stored(URL) == tree(local)
+
+
+def test_an_image_that_is_never_taken_fails_alone(
+    server: Server, featviz: Run, words: list[object], local: Path, tmp_path: Path
+) -> None:
+    """503 for one file for ever: exit code 3, nothing of it is there, `--resume` brings it."""
+    bad = "/bucket/maps/02.png/002_1/output.png"
+    server.fault = lambda method, path: 503 if (method, path) == ("PUT", bad) else None
+    done = featviz(*words, "--out", URL)
+    server.fault = None
+    assert done.code == 3 and "02.png: s3://bucket/maps/02.png/" in done.err
+    assert not [name for name in stored(URL) if name.startswith("02.png")]
+    assert [row["image"] for row in json.loads(stored(URL)["run.json"])["failures"]] == ["02.png"]
+    assert featviz(*words, "--out", URL, "--resume").code == 0
+    assert stored(URL) == tree(local)
+
+
+def test_refusals_of_the_server_are_one_line(
+    server: Server, featviz: Run, words: list[object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No such bucket, no rights, no server: with the remedy, and without the key."""
+    refused(featviz(*words, "--out", "s3://nobucket/x"), 1, "does not exist", "make the bucket")
+    server.fault = lambda method, path: 403
+    done = featviz(*words, "--out", URL)
+    refused(done, 1, f"{URL}/{LOCK_FILE} cannot be written", "give credentials")
+    assert SECRET not in done.err
+
+
+def test_flipped_bits_are_found_and_reports_are_equal(
+    server: Server, featviz: Run, words: list[object], local: Path, tmp_path: Path
+) -> None:
+    """`verify` names each of them; a whole run gives the report of the folder, byte for byte."""
+    assert featviz(*words, "--out", URL).code == 0
+    for place, name in ((URL, "a.zip"), (local, "b.zip")):
+        assert featviz("report", place, "--zip", "--out", tmp_path / name).code == 0
+    assert (tmp_path / "a.zip").read_bytes() == (tmp_path / "b.zip").read_bytes()
+    assert featviz("verify", URL).code == 0
+    planted = sorted(name for name in stored(URL) if name != "run.json")[::5]
+    for name in planted:
+        flip(name, URL)
+    done = featviz("verify", URL, "--json")
+    (run,) = json.loads(done.out)["runs"]
+    assert done.code == 4
+    found = {row["image"] for row in run["faults"]}
+    assert found == {name.partition("/")[0] for name in planted}
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="torchrun's rendezvous is tested on Linux")
+def test_processes_of_torchrun_upload_their_images(
+    server: Server, words: list[object], local: Path
+) -> None:
+    """One run.json; the tree of one process with one thread."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
+    command += ["-m", "featviz", *map(str, words), "--out", URL]
+    done = subprocess.run(
+        command, env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    assert stored(URL).keys() == tree(local).keys()
+    assert json.loads(stored(URL)["run.json"])["images"] == run_json(local)["images"]
+
+
+def test_a_foreign_object_stays(server: Server, featviz: Run, words: list[object]) -> None:
+    """A place that holds something else is refused, and left as it is."""
+    put("notes.txt", b"mine", URL)
+    refused(featviz(*words, "--out", URL, "--resume"), 1, "holds no run of featviz: notes.txt")
+    assert stored(URL) == {"notes.txt": b"mine"}

@@ -1,0 +1,86 @@
+"""URLs on the command line and in Python: which are taken, and what is said of others."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import Outcome
+from runs import refused, tree
+from stores import URL, stored
+
+import featviz as fv
+from featviz.errors import UsageError
+from featviz.files.urls import Url, is_url
+
+Run = Callable[..., Outcome]
+
+
+def test_a_url_is_told_from_a_path() -> None:
+    """What has a scheme and `//`; no path of Windows, and no module."""
+    for text in ("s3://b/x", "gs://b", "az://c/x", "memory://x"):
+        assert is_url(text)
+    for path in ("maps", "/tmp/x", "C:\\x", "s3:/b", "net.py:make", "./s3://x", Path("s3:/b")):
+        assert not is_url(path)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("file:///tmp/x", "give the path: /tmp/x"),
+        ("https://host/x", "no place in an object store"),
+        ("s3://", "no place in an object store"),
+        ("simplecache::s3://b/x", "a chain of URLs"),
+        ("zip://x::s3://b/x", "a chain of URLs"),
+        ("nosuch://b/x", "Protocol not known"),
+    ],
+)
+def test_what_is_no_store_is_refused(
+    text: str, said: str, featviz: Run, words: list[object], tmp_path: Path, monkeypatch: Any
+) -> None:
+    """On the command line and in Python; no folder of that name is made."""
+    monkeypatch.chdir(tmp_path)
+    before = sorted(tmp_path.iterdir())
+    refused(featviz(*words, "--out", text), 2, said)
+    with pytest.raises(UsageError):
+        fv.run(str(words[1]), str(words[2]), out=text)
+    assert sorted(tmp_path.iterdir()) == before
+
+
+def test_passwords_are_shown_nowhere() -> None:
+    """Neither in the URL as text, nor in what a library says."""
+    url = Url.of("s3://me:ge%20heim@bucket/maps/")
+    assert str(url) == "s3://bucket/maps" and "heim" not in repr(url)
+    assert (url.name, url.protocol) == ("maps", "s3")
+    said = url.without_secrets("no me:ge%20heim, ge heim or ge%20heim here")
+    assert "heim" not in said
+
+
+def test_a_missing_library_is_named(
+    featviz: Run, words: list[object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One line with the command that installs it."""
+    monkeypatch.setitem(sys.modules, "s3fs", None)
+    monkeypatch.delitem(sys.modules["fsspec.registry"]._registry, "s3", raising=False)
+    refused(featviz(*words, "--out", "s3://bucket/maps"), 2, "s3:// needs", "pip install s3fs")
+
+
+def test_the_api_writes_and_reads_a_url(words: list[object], local: Path, tmp_path: Path) -> None:
+    """Pictures and numbers are fetched when they are asked for; report and diff take the run."""
+    model, photos = map(str, words[1:3])
+    layers, size = "Conv2d,ReLU", 16
+    result = fv.run(model, photos, layers, out=URL, size=size)
+    assert str(result.out) == URL and stored() == tree(local)
+    same = fv.run(model, photos, layers, out=tmp_path / "out", size=size)
+    for one, two in zip(result.captures, same.captures, strict=True):
+        assert one.image.tobytes() == two.image.tobytes()
+        assert one.stats.tobytes() == two.stats.tobytes()
+    assert fv.diff(result, same).equal and fv.diff(URL, same).equal
+    fv.report(URL, tmp_path / "x.html", single_file=True)
+    assert (tmp_path / "x.html").stat().st_size > 1000
+    assert "<img" in result.images[0]._repr_html_() and "4 images" in result._repr_html_()
+    kept = fv.run(model, photos, layers, out=URL, size=size, resume=True)
+    assert all(image.kept for image in kept.images)

@@ -1,0 +1,314 @@
+"""Runs in object stores, in fsspec's own `memory://`: the same tree, in whole images only."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import Outcome
+from runs import make_photos, refused, run_json, tree
+from stores import URL, flip, put, stored
+
+import featviz as fv
+from featviz.errors import UsageError
+from featviz.pipeline import session
+from featviz.rundir.store import lock, objects
+from featviz.rundir.store.objects import ObjectStore
+
+Run = Callable[..., Outcome]
+
+
+@pytest.mark.parametrize(
+    "more",
+    [[], ["--flat"], ["--tensors", "npy", "--figure"], ["--reduce", "pca", "--shared-basis"]],
+    ids=["plain", "flat", "tensors", "shared-basis"],
+)
+def test_the_tree_is_that_of_a_folder(
+    more: list[str], featviz: Run, words: list[object], tmp_path: Path
+) -> None:
+    """Byte for byte, without the lock; `--resume` with nothing to do changes nothing."""
+    assert featviz(*words, *more, "--out", tmp_path / "out").code == 0
+    done = featviz(*words, *more, "--out", URL)
+    assert done.code == 0 and f"of 4 images in {URL}; to look at them: featviz report" in done.err
+    assert stored() == tree(tmp_path / "out")
+    again = featviz(*words, *more, "--out", URL, "--resume")
+    assert again.code == 0 and "(4 were complete before)" in again.err
+    assert stored() == tree(tmp_path / "out")
+
+
+def test_files_are_only_passing_through_this_machine(
+    featviz: Run, words: list[object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An image that is uploaded is removed here, and nothing is left at the end."""
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "tmp"))
+    (tmp_path / "tmp").mkdir()
+    monkeypatch.chdir(tmp_path)
+    seen: list[int] = []
+    real = ObjectStore.put
+
+    def counted(self: ObjectStore, files: dict[str, Path]) -> None:
+        (folder,) = (tmp_path / "tmp").glob("featviz-*/maps")
+        seen.append(len([path for path in folder.iterdir() if path.name != "run.json"]))
+        real(self, files)
+
+    monkeypatch.setattr(ObjectStore, "put", counted)
+    make_photos(tmp_path / "photos", 9)
+    assert featviz(*words, "--out", URL).code == 0
+    assert 1 <= max(seen) <= 4 and list((tmp_path / "tmp").iterdir()) == []
+    assert not (tmp_path / "memory:").exists() and not (tmp_path / "featviz-out").exists()
+
+
+class Killed(BaseException):
+    """Stands for the end of the process."""
+
+
+def stopped_at(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the process end before one of its uploads, and do nothing more."""
+    real, done = ObjectStore.put, []
+
+    def put_until(self: ObjectStore, files: dict[str, Path]) -> None:
+        done.append(1)
+        if len(done) >= count:
+            raise Killed
+        real(self, files)
+
+    monkeypatch.setattr(ObjectStore, "put", put_until)
+    monkeypatch.setattr(ObjectStore, "remove", lambda self, names: None)
+
+
+@pytest.mark.parametrize("count", range(1, 11))
+def test_a_run_that_was_stopped_between_uploads_goes_on(
+    count: int,
+    words: list[object],
+    featviz: Run,
+    local: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What has a manifest has all its files; `--resume` ends in the same tree."""
+    with monkeypatch.context() as patched:
+        stopped_at(count, patched)
+        with pytest.raises(Killed):
+            featviz(*words, "--out", URL)
+    whole, left = tree(local), stored()
+    for manifest in (name for name in left if name.endswith("/manifest.json")):
+        folder = manifest.removesuffix("manifest.json")
+        wanted = {name: data for name, data in whole.items() if name.startswith(folder)}
+        assert {name: left[name] for name in wanted} == wanted
+    lock._HELD.clear()
+    assert featviz(*words, "--out", URL, "--resume").code == 0
+    assert stored() == whole
+
+
+def test_what_a_stopped_upload_left_is_removed(
+    featviz: Run, words: list[object], local: Path
+) -> None:
+    """Of an image that is no longer among the inputs, too; `verify` takes it for not yet drawn."""
+    for name, data in tree(local).items():
+        if not name.startswith("03.png") or name.endswith("output.png"):
+            put(name, data)
+    put("gone.png/000_0/output.png", b"half")
+    run = run_json(local)
+    run["images"] = {"total": 4, "complete": run["images"]["complete"][:3], "missing": ["03.png"]}
+    put("run.json", json.dumps(run).encode())
+    assert featviz("verify", URL).code == 0
+    assert featviz(*words, "--out", URL, "--resume").code == 0
+    assert stored() == tree(local)
+
+
+@pytest.mark.parametrize("lost", ["run.json", "00.png/stats.npz", "00.png/manifest.json"])
+def test_resume_mends_what_was_lost(
+    lost: str, featviz: Run, words: list[object], local: Path, memory: Any
+) -> None:
+    """run.json is written anew from the manifests, an image of which a file is gone drawn again."""
+    assert featviz(*words, "--out", URL).code == 0
+    memory.rm_file(f"/bucket/maps/{lost}")
+    assert featviz(*words, "--out", URL, "--resume").code == 0
+    assert stored() == tree(local)
+
+
+def test_every_flipped_bit_is_found_and_mended(
+    featviz: Run, words: list[object], local: Path
+) -> None:
+    """`verify` names the file, exit code 4; `--resume --verify` draws the image again."""
+    assert featviz(*words, "--out", URL).code == 0
+    for name in sorted(tree(local).keys() - {"run.json"}):
+        if name.startswith(("00.png/", "02.png/")):
+            flip(name)
+            done = featviz("verify", URL, "--json")
+            (run,) = json.loads(done.out)["runs"]
+            assert done.code == 4 and run["run"] == URL, name
+            assert [row["image"] for row in run["faults"]] == [name[:6]], name
+            flip(name)
+    flip("01.png/001_0/output.png")
+    assert featviz(*words, "--out", URL, "--resume", "--verify").code == 0
+    assert stored() == tree(local)
+
+
+def test_prune_removes_what_is_no_longer_among_the_inputs(
+    featviz: Run, words: list[object], photos: Path, tmp_path: Path
+) -> None:
+    """As in a folder."""
+    assert featviz(*words, "--out", URL).code == 0
+    (photos / "02.png").unlink()
+    assert featviz(*words, "--out", tmp_path / "out").code == 0
+    kept = featviz(*words, "--out", URL, "--resume")
+    assert "02.png: stays; --prune removes" in kept.err and "02.png/input.png" in stored()
+    assert featviz(*words, "--out", URL, "--resume", "--prune").code == 0
+    assert stored() == tree(tmp_path / "out")
+
+
+def test_a_file_that_is_not_taken_fails_its_image(
+    featviz: Run, words: list[object], local: Path, memory: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After all tries; nothing of it is there, the others are complete, `--resume` brings it."""
+    real, tries = type(memory).put_file, []
+
+    def refusing(self: Any, source: str, goal: str, **more: Any) -> None:
+        if goal.endswith("01.png/002_1/output.png"):
+            tries.append(goal)
+            raise OSError(5, "no answer")
+        real(self, source, goal, **more)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(type(memory), "put_file", refusing)
+        done = featviz(*words, "--out", URL)
+    assert done.code == 3 and len(tries) == 3
+    assert f"01.png: {URL}/01.png/" in done.err and "cannot be written" in done.err
+    assert not [name for name in stored() if name.startswith("01.png")]
+    run = json.loads(stored()["run.json"])
+    assert [row["image"] for row in run["failures"]] == ["01.png"]
+    assert run["images"]["complete"] == ["00.png", "02.png", "03.png"]
+    assert featviz(*words, "--out", URL, "--resume").code == 0
+    assert stored() == tree(local)
+
+
+def test_a_short_failure_is_not_seen(
+    featviz: Run, words: list[object], local: Path, memory: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every first try of an object fails, the second one succeeds."""
+    real, seen = type(memory).put_file, set()
+
+    def stumbling(self: Any, source: str, goal: str, **more: Any) -> None:
+        if goal not in seen and len(seen) < 9:
+            seen.add(goal)
+            raise TimeoutError("slow")
+        real(self, source, goal, **more)
+
+    monkeypatch.setattr(type(memory), "put_file", stumbling)
+    monkeypatch.setattr(objects, "PAUSES", (0.0,) * 9)
+    assert featviz(*words, "--out", URL).code == 0
+    assert stored() == tree(local)
+
+
+def test_a_store_that_no_longer_answers_ends_the_run(
+    featviz: Run, words: list[object], memory: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After three images in a row, with exit code 1 and the remedy."""
+    real = type(memory).put_file
+
+    def silent(self: Any, source: str, goal: str, **more: Any) -> None:
+        if goal.endswith("input.png"):
+            raise OSError(5, "no answer")
+        real(self, source, goal, **more)
+
+    monkeypatch.setattr(type(memory), "put_file", silent)
+    done = featviz(*words, "--out", URL, "--jobs", "1")
+    assert done.code == 1 and "--resume when the store answers" in done.err
+    failures = json.loads(stored()["run.json"])["failures"]
+    assert len(failures) == session.MOST_LOST == 3 and len(stored()) == 1
+
+
+def test_a_taken_place_is_refused(featviz: Run, words: list[object]) -> None:
+    """The same run, another run, and what is no run: each in one line, before the model is there;
+    nothing is changed."""
+    assert featviz(*words, "--out", URL).code == 0
+    before = stored()
+    refused(featviz(*words, "--out", URL), 1, f"{URL} holds the same run, 4 images complete")
+    refused(featviz(*words, "--cmap", "viridis", "--out", URL), 1, "its options.cmap is")
+    other = featviz(*words, "--cmap", "viridis", "--out", URL, "--resume")
+    refused(other, 1, f"--resume: {URL} holds another run; its options.cmap")
+    assert stored() == before
+    put("notes.txt", b"mine", "memory://bucket/else")
+    for more in ([], ["--resume"]):
+        done = featviz(*words, "--out", "memory://bucket/else", *more)
+        refused(done, 1, "is not empty and holds no run of featviz: notes.txt")
+    assert list(stored("memory://bucket/else")) == ["notes.txt"]
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        (["--overwrite"], "remove the run there first"),
+        (["--durable"], "a store answers when it has an object"),
+        (["--archive", "x.zip"], "copy it there"),
+        (["--report"], "needs a folder"),
+        (["--open"], "needs a folder"),
+    ],
+    ids=lambda value: value[0] if isinstance(value, list) else "",
+)
+def test_options_for_folders_are_refused(
+    more: list[str], said: str, featviz: Run, words: list[object]
+) -> None:
+    """With what to do instead; nothing is written."""
+    refused(featviz(*words, "--out", URL, *more), 2, said)
+    assert stored() == {}
+
+
+def test_other_options_take_no_url(featviz: Run, words: list[object], ran: Path) -> None:
+    """A path would become a folder `s3:`; the message names the URL without its password."""
+    secret = "s3://me:geheim@bucket/x"
+    model, photos = words[1:3]
+    for command in (
+        [*words, "--archive", secret],
+        [*words, "--tensorboard", secret],
+        ["audit", model, photos, "--out", secret],
+        ["exemplars", model, photos, "--out", secret],
+        ["kernels", model, "--out", secret],
+        ["report", ran, "--out", secret],
+        ["merge", ran, "--out", secret],
+    ):
+        done = featviz(*command)
+        refused(done, 2, "s3://bucket/x is a URL")
+        assert "geheim" not in done.err
+    with pytest.raises(UsageError, match="archive s3://bucket/x is a URL"):
+        fv.run(str(model), str(photos), archive=secret)
+
+
+def test_events_for_tensorboard_stay_here(
+    featviz: Run, words: list[object], local: Path, tmp_path: Path
+) -> None:
+    """In a folder that has the run's name."""
+    pytest.importorskip("tensorboard", reason="needs tensorboard")
+    assert featviz(*words, "--out", URL, "--tensorboard", tmp_path / "logs").code == 0
+    assert stored() == tree(local)
+    assert list((tmp_path / "logs" / "maps").glob("events.out.tfevents.*"))
+
+
+def test_limits_count_what_is_uploaded(featviz: Run, words: list[object], local: Path) -> None:
+    """The image that goes over stops the run, as in a folder."""
+    sizes = [len(data) for name, data in tree(local).items() if name.startswith("0")]
+    most = sum(sizes) - 100
+    done = featviz(*words, "--out", URL, "--max-output-size", str(most))
+    assert done.code in (1, 2) and "--max-output-size" in done.err
+
+
+def test_a_manifest_whose_answer_was_lost_is_removed(
+    featviz: Run, words: list[object], local: Path, memory: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The store has it, but says that it failed: the image has failed, and nothing of it stays."""
+    real = type(memory).put_file
+
+    def deaf(self: Any, source: str, goal: str, **more: Any) -> None:
+        real(self, source, goal, **more)
+        if goal.endswith("00.png/manifest.json"):
+            raise TimeoutError("no answer")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(type(memory), "put_file", deaf)
+        assert featviz(*words, "--out", URL).code == 3
+    assert not [name for name in stored() if name.startswith("00.png")]
+    assert featviz(*words, "--out", URL, "--resume").code == 0
+    assert stored() == tree(local)
