@@ -168,6 +168,7 @@ def _has_its_library(name: str) -> bool:
     return library not in ("lightning", "transformers") or find_spec(library) is not None
 
 
+@pytest.mark.slow
 def test_every_module_can_be_imported_first() -> None:
     """No module needs another of the package to be imported before it."""
     names = [name for name in FILES if name != "featviz.__main__" and _has_its_library(name)]

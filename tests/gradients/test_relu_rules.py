@@ -114,4 +114,4 @@ def test_a_rule_without_relu_is_warned_of(tmp_path: Path, caplog: pytest.LogCapt
     """GELU networks have no ReLU at which a rule could do something."""
     model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.GELU())
     drawn(model, tmp_path / "out", layers="0", grad_rule="guided")
-    assert "--grad-rule guided changes nothing: the model calls no ReLU" in caplog.messages
+    assert "grad_rule guided changes nothing: the model calls no ReLU" in caplog.messages

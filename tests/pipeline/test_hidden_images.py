@@ -312,7 +312,7 @@ def test_an_image_that_ends_before_its_first_layer(
             raise error
         return real(*given)  # type: ignore[arg-type]
 
-    monkeypatch.setattr("featviz.pipeline.prepare.levels.pixels", pixels)
+    monkeypatch.setattr("featviz.drawing.levels.pixels", pixels)
     with pytest.raises(error):
         fv.run(tiny, photos, "Conv2d", tmp_path / "out", size=16)
     assert hidden(tmp_path / "out") == [] and len(complete(tmp_path / "out")) == 3

@@ -84,6 +84,7 @@ def test_the_same_bytes_again(root: Path) -> None:
     assert not [path for path in root.iterdir() if path.name.startswith(".")]
 
 
+@pytest.mark.slow
 def test_memory_does_not_grow_with_the_statistics(tmp_path: Path) -> None:
     """32 images more have 15 MB of numbers more; the most that Python holds grows by a tenth of
     that."""
