@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from urllib.parse import unquote
 
 from featviz.errors import UsageError
+from featviz.files import stores
 from featviz.text import quoted
 
-_URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+::)*[A-Za-z][A-Za-z0-9+.-]+://.*", re.DOTALL)
 _SECRET = re.compile(r"\A[^/@]*@")
 """`user:password@` before the host."""
 
@@ -20,7 +20,7 @@ _READ_ONLY = ("http", "https", "data")
 
 def is_url(place: object) -> bool:
     """Whether a text is a URL, and no path: `s3://bucket/maps`."""
-    return isinstance(place, str) and _URL.fullmatch(place) is not None
+    return isinstance(place, str) and stores.is_url(place)
 
 
 @dataclass(frozen=True)
