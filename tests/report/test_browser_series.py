@@ -38,14 +38,14 @@ def test_one_step_is_shown_and_keys_move_it(browser: Any, root: Path) -> None:
     """The last one first; the pictures, the count and the mark in the curve follow the slider."""
     page = Page(browser, root).open("index.html")
     assert _steps(page) == ["250", "250"] and page.one("[data-count=dead]").text == "0"
-    page.one(".slider input").send_keys(Keys.ARROW_LEFT)
+    page.one(".step-slider input").send_keys(Keys.ARROW_LEFT)
     assert _steps(page) == ["100", "100"] and page.one("[data-count=dead]").text == "1"
-    assert page.one(".slider input").get_attribute("aria-valuetext") == "step 100"
-    assert page.one(".slider output").text == "100" and "step=100" in browser.current_url
+    assert page.one(".step-slider input").get_attribute("aria-valuetext") == "step 100"
+    assert page.one(".step-slider output").text == "100" and "step=100" in browser.current_url
     x = float(page.one("[data-now]").get_attribute("x1"))
     assert x == pytest.approx(6 + 308 * 100 / 250, abs=0.01)
     assert page.grey(page.shown(".frames li")[0], 0) == 70
-    page.one(".slider input").send_keys(Keys.HOME)
+    page.one(".step-slider input").send_keys(Keys.HOME)
     assert _steps(page) == ["0", "0"] and missing_pictures(page) == []
     assert [log for log in browser.get_log("browser") if log["level"] == "SEVERE"] == []
 
@@ -71,6 +71,6 @@ def test_without_scripts_all_steps_stand_side_by_side(browser: Any, root: Path) 
     browser.execute_cdp_cmd("Emulation.setScriptExecutionDisabled", {"value": True})
     try:
         page = Page(browser, root).open("index.html")
-        assert _steps(page) == ["0", "100", "250"] * 2 and page.shown(".slider") == []
+        assert _steps(page) == ["0", "100", "250"] * 2 and page.shown(".step-slider") == []
     finally:
         browser.execute_cdp_cmd("Emulation.setScriptExecutionDisabled", {"value": False})

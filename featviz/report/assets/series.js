@@ -4,7 +4,7 @@
 const PACE = 500; // milliseconds a step while it plays
 const slider = document.getElementById("step");
 const steps = slider.dataset.steps.trim().split(" ").map(Number);
-const shown = document.querySelector(".slider output");
+const shown = document.querySelector(".step-slider output");
 const play = document.querySelector("[data-play]");
 const strips = [...document.querySelectorAll(".frames")].map(
   (strip) => new Map([...strip.children].map((frame) => [Number(frame.dataset.step), frame])),
@@ -68,6 +68,6 @@ slider.addEventListener("input", () => { stop(); show(Number(slider.value)); });
 play.addEventListener("click", () => (playing ? stop() : start()));
 for (const frames of strips) for (const frame of frames.values()) frame.hidden = true;
 document.querySelector("[data-series]").classList.add("sliding");
-document.querySelector(".slider").hidden = false;
+document.querySelector(".step-slider").hidden = false;
 const asked = steps.indexOf(Number(new URLSearchParams(location.search).get("step") ?? NaN));
 show(asked < 0 ? steps.length - 1 : asked);
