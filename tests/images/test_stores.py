@@ -56,7 +56,9 @@ def store(request: pytest.FixtureRequest, photos: Path) -> Iterator[str]:
     """The URL of a folder in a store that holds the photos."""
     if request.param.startswith("s3"):
         request.getfixturevalue("bucket")
-    there = fsspec.filesystem(request.param.partition(":")[0], skip_instance_cache=True)
+    protocol = request.param.partition(":")[0]
+    fsspec.get_filesystem_class(protocol).clear_instance_cache()  # of a server that has stopped
+    there = fsspec.filesystem(protocol, skip_instance_cache=True)
     for name, content in tree(photos).items():
         there.pipe_file(f"{request.param}{name}", content)
     stores._connected.cache_clear()
