@@ -263,7 +263,7 @@ def test_a_reader_beside_a_run_that_is_going_on(
     assert featviz("run", tiny_file, photos, "--out", out, *SMALL).code == 0
     assert len(seen) == 6 * 5 and not any(left for _, left in seen)
     counts = [count for count, _ in seen]
-    assert counts == sorted(counts) and counts[0] == 0 and counts[-1] >= 4
+    assert counts[0] == 0 and max(counts) >= 4 and len(set(counts)) >= 3
 
 
 # Images that fail
