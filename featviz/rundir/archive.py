@@ -61,12 +61,13 @@ def room_for_archive(archive: Path, overwrite: bool, resume: bool = False) -> Pa
         # a very long name is cut
         left = [path for path in place.iterdir() if part_of(path.name) == part_of(room.name)]
         runs = [path for path in left if _holds_run(path)]
-        if resume and runs:
-            return max(runs, key=lambda path: path.stat().st_mtime)
+        latest = max(runs, key=lambda path: path.stat().st_mtime) if resume and runs else None
         for path in left:
-            clear_room(path)
-        room.mkdir()
-    return room
+            if latest is None or path not in runs:
+                clear_room(path)
+        if latest is None:
+            room.mkdir()
+    return latest or room
 
 
 def _holds_run(room: Path) -> bool:

@@ -110,6 +110,16 @@ def test_the_beginning_of_an_archive_is_removed(content: bytes, goes: bool, tmp_
     assert part.exists() != goes and other.exists() and link.is_symlink()
 
 
+def test_a_resumed_archive_leaves_no_beginning_of_itself(ran: Path, tmp_path: Path) -> None:
+    """Killed while it packed: --resume goes on with the folder, and the begun zip file goes."""
+    target, part = tmp_path / "x.zip", tmp_path / f".x.zip.{'0' * 16}.part"
+    room = archive.room_for_archive(target, False)
+    shutil.copytree(ran, room / archive.ROOM)
+    part.write_bytes(b"")
+    assert archive.room_for_archive(target, False, resume=True) == room
+    assert not part.exists() and (room / archive.ROOM / RUN_FILE).is_file()
+
+
 def test_an_empty_folder_that_was_left_goes(tmp_path: Path) -> None:
     """Killed between the last file and the folders."""
     left = tmp_path / f".x.zip.{'0' * 16}.part"
