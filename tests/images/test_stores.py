@@ -52,7 +52,7 @@ def photos(tmp_path: Path) -> Path:
     return tmp_path / "photos"
 
 
-@pytest.fixture(params=["s3://pictures/p/", "memory://p/"])
+@pytest.fixture(params=[pytest.param("s3://pictures/p/", marks=pytest.mark.slow), "memory://p/"])
 def store(request: pytest.FixtureRequest, photos: Path) -> Iterator[str]:
     """The URL of a folder in a store that holds the photos."""
     if request.param.startswith("s3"):
@@ -135,6 +135,7 @@ def test_an_archive_in_a_store_gives_what_the_archive_gives(
         names(f"{far}::sub dir/09.png")
 
 
+@pytest.mark.slow
 def test_keys_that_are_no_names_of_files(bucket: Any, photos: Path) -> None:
     """`..` is left out of a listing, a folder's marker is none of its files, and what looks like
     a URL or a member is read as the object that it is."""
@@ -147,6 +148,7 @@ def test_keys_that_are_no_names_of_files(bucket: Any, photos: Path) -> None:
     assert {decode.decode(sample).size for sample in samples} == {(18, 16)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("fault", "words"),
     [(unavailable, "Service Unavailable"), (silent, "the store did not answer in time")],
