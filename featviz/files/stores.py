@@ -17,6 +17,7 @@ from featviz.text import quoted
 
 SILENCE = 30.0
 """Seconds without a byte after which an attempt has failed (http and s3)."""
+_S3 = ("s3", "s3a")
 _CONNECT = 10.0
 """Seconds in which a server has to answer at all."""
 WEB = ("http", "https")
@@ -160,7 +161,10 @@ def _connected(protocol: str, given: tuple[tuple[str, Any], ...], process: int) 
 
     configured = fsspec.config.conf.get(protocol, {})
     options = {**_limits_of(protocol), **configured, **dict(given)}
-    return _class_for(protocol)(**options, skip_instance_cache=True)
+    made = _class_for(protocol)(**options, skip_instance_cache=True)
+    if protocol in _S3:
+        made.retries = 1  # attempts are counted in one place: `fetch`
+    return made
 
 
 def _limits_of(protocol: str) -> Mapping[str, Any]:
@@ -172,16 +176,17 @@ def _limits_of(protocol: str) -> Mapping[str, Any]:
             total=None, connect=_CONNECT, sock_connect=_CONNECT, sock_read=SILENCE
         )
         return {"client_kwargs": {"timeout": limits}}
-    if protocol in ("s3", "s3a"):
-        return {"config_kwargs": {"connect_timeout": _CONNECT, "read_timeout": SILENCE}}
+    if protocol in _S3:
+        once = {"retries": {"total_max_attempts": 1}}
+        return {"config_kwargs": {"connect_timeout": _CONNECT, "read_timeout": SILENCE, **once}}
     return {}
 
 
 def shown(url: str) -> str:
     """A URL without user and password, and of a web server without its query."""
-    return scrubbed(url) if _protocol(url) in (*WEB, "") else re.sub(r"://[^/\s@]*@", "://", url)
+    return scrubbed(url) if _protocol(url) in (*WEB, "") else re.sub(r"://[^/\s]*@", "://", url)
 
 
 def scrubbed(text: str) -> str:
     """Text without the user, the password and the query of URLs in it."""
-    return re.sub(r"\?[^\s'\")>]+", "", re.sub(r"://[^/\s@]*@", "://", text))
+    return re.sub(r"\?[^\s'\")>]+", "", re.sub(r"://[^/\s]*@", "://", text))

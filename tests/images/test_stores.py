@@ -13,9 +13,10 @@ import fsspec
 import pytest
 from conftest import Outcome
 from runs import SMALL, complete, make_photos, run_json, tree
+from web_server import Visit, serving, silent, unavailable
 
-from featviz.errors import UsageError
-from featviz.files import stores
+from featviz.errors import ImageError, UsageError
+from featviz.files import fetch, stores
 from featviz.images import decode, find
 
 Run = Callable[..., Outcome]
@@ -51,7 +52,7 @@ def photos(tmp_path: Path) -> Path:
     return tmp_path / "photos"
 
 
-@pytest.fixture(params=["s3://pictures/p/", "memory://p/"])
+@pytest.fixture(params=[pytest.param("s3://pictures/p/", marks=pytest.mark.slow), "memory://p/"])
 def store(request: pytest.FixtureRequest, photos: Path) -> Iterator[str]:
     """The URL of a folder in a store that holds the photos."""
     if request.param.startswith("s3"):
@@ -136,6 +137,7 @@ def test_an_archive_in_a_store_gives_what_the_archive_gives(
         names(f"{far}::sub dir/09.png")
 
 
+@pytest.mark.slow
 def test_keys_that_are_no_names_of_files(bucket: Any, photos: Path) -> None:
     """`..` is left out of a listing, a folder's marker is none of its files, and what looks like
     a URL or a member is read as the object that it is."""
@@ -146,6 +148,31 @@ def test_keys_that_are_no_names_of_files(bucket: Any, photos: Path) -> None:
     samples = find.find_samples(["s3://pictures/k/"])
     assert [s.name for s in samples] == ["a:b.png", "file:::x.png", "p.tar::file:/etc/y.png"]
     assert {decode.decode(sample).size for sample in samples} == {(18, 16)}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("fault", "words"),
+    [(unavailable, "Service Unavailable"), (silent, "the store did not answer in time")],
+)
+def test_a_bucket_that_fails_is_asked_four_times(
+    fault: Callable[[Visit], None], words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The libraries below do not multiply the attempts: 50 requests came of 4 once."""
+    pytest.importorskip("s3fs", reason="s3:// is read by s3fs")
+    monkeypatch.setattr(fetch, "FIRST_WAIT", 0.001)
+    monkeypatch.setattr(stores, "SILENCE", 0.5)
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.setenv(name, "s3cret")
+    stores._connected.cache_clear()
+    with serving(tmp_path) as server:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", server.url)
+        server.plan["/b/a.png"] = fault
+        with pytest.raises(ImageError) as raised:
+            decode.decode(find.find_samples(["s3://b/a.png"])[0])
+        assert words in raised.value.message and "(4 attempts)" in raised.value.message
+        assert server.seen["/b/a.png"] == 4 and "s3cret" not in raised.value.message
+    stores._connected.cache_clear()
 
 
 def test_a_list_on_stdin_has_urls(

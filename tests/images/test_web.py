@@ -284,7 +284,7 @@ def test_urls_that_are_refused(url: str, words: str, hint: str) -> None:
 
 def test_messages_of_libraries_are_scrubbed() -> None:
     """User, password and query go, the rest stays."""
-    text = "GET 'https://ann:pw@h/a.png?X-Amz-Signature=abc' failed"
+    text = "GET 'https://ann:p@ss@h/a.png?X-Amz-Signature=abc' failed"
     assert stores.scrubbed(text) == "GET 'https://h/a.png' failed"
     remote = stores.at("https://ann:pw@h/a%20b.png?sig=abc")
     assert f"{remote} {remote!r}" == "https://h/a b.png Remote('https://h/a b.png')"
