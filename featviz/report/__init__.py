@@ -125,14 +125,19 @@ def _build(root: Path, compare: Path | None, options: ReportOptions) -> ReportRe
     return ReportResult(page, tuple(written), run.left_out)
 
 
+def _beside_run(options: ReportOptions) -> str | None:
+    """The first given option that shows something beside a run."""
+    names = ("compare", "kernels", "exemplars", "audit")
+    return next((name for name in names if getattr(options, name) is not None), None)
+
+
 def _build_audit(root: Path, options: ReportOptions) -> ReportResult:
     """Write the page of an audit."""
-    for name in ("compare", "kernels", "exemplars", "audit"):
-        if getattr(options, name) is not None:
-            raise UsageError(
-                f"--{name} goes with a run, and {root} holds an audit",
-                f"give a run with --audit {root}, or the audit alone",
-            )
+    if name := _beside_run(options):
+        raise UsageError(
+            f"--{name} goes with a run, and {root} holds an audit",
+            f"give a run with --audit {root}, or the audit alone",
+        )
     if (read := read_audit(root, None)) is None:
         raise StoreError(f"{root} holds no audit any more", "give a folder that stays as it is")
     render = partial(pages.render_audit, audited.arrange(read))
@@ -147,12 +152,11 @@ def _build_audit(root: Path, options: ReportOptions) -> ReportResult:
 
 def _build_series(root: Path, options: ReportOptions) -> ReportResult:
     """Write the page of a folder with a run for each training step."""
-    for name in ("compare", "kernels", "exemplars", "audit"):
-        if getattr(options, name) is not None:
-            raise UsageError(
-                f"--{name} is for the report of one step, and {root} holds a series of them",
-                f"featviz report {root}/step-000100 --{name} ...",
-            )
+    if name := _beside_run(options):
+        raise UsageError(
+            f"--{name} is for the report of one step, and {root} holds a series of them",
+            f"featviz report {root}/step-000100 --{name} ...",
+        )
     shown = series.read_series(root)
     if options.single_file:
         out = _write_page(series.render_single(shown), root, options)
