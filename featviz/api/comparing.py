@@ -166,7 +166,7 @@ def _root(run: Any) -> Path | Url:
     if isinstance(run, Run):
         return run.result.out
     if isinstance(run, str) and is_url(run):
-        return Url.of(run)
+        return Url.of_run(run)
     if isinstance(run, (str, Path)):
         return Path(run)
     raise UsageError(f"{type(run).__name__!r} is no run", "a run directory, or featviz.run(...)")

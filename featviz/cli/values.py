@@ -47,7 +47,7 @@ class PlaceType(PathType):
         if isinstance(value, Url):
             return value
         try:
-            return Url.of(value) if is_url(value) else super().convert(value, param, ctx)
+            return Url.of_run(value) if is_url(value) else super().convert(value, param, ctx)
         except UsageError as error:
             self.fail(f"{error.message}; {error.hint}", param, ctx)
 

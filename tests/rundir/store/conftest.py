@@ -11,7 +11,7 @@ import pytest
 from conftest import Outcome
 from runs import SMALL, make_photos
 
-from featviz.rundir.store import objects
+from featviz.files import attempts
 
 Run = Callable[..., Outcome]
 
@@ -19,7 +19,7 @@ Run = Callable[..., Outcome]
 @pytest.fixture(autouse=True)
 def memory(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """An empty store; a further try comes at once."""
-    monkeypatch.setattr(objects, "PAUSES", (0.0, 0.0))
+    monkeypatch.setattr(attempts, "FIRST_WAIT", 0.0)
     fs = fsspec.filesystem("memory")
     fs.store.clear()
     fs.pseudo_dirs[:] = [""]
