@@ -39,17 +39,29 @@ class PathType(click.Path):
         return super().convert(value, param, ctx)
 
 
+PASSING = ("memory",)
+"""Protocols of stores that end with their process: of use in Python, but to no command."""
+
+
 class PlaceType(PathType):
-    """A run directory: a path, or a URL of an object store."""
+    """A run directory: a path, or a URL of an object store that outlives the command."""
 
     def convert(self, value: Any, param: Any, ctx: Any) -> Any:
         """Read a path or a URL, or refuse it."""
         if isinstance(value, Url):
             return value
         try:
-            return Url.of_run(value) if is_url(value) else super().convert(value, param, ctx)
+            url = Url.of_run(value) if is_url(value) else None
         except UsageError as error:
             self.fail(f"{error.message}; {error.hint}", param, ctx)
+        if url is not None and url.protocol in PASSING:
+            self.fail(
+                f"{quoted(str(url))} is in the memory of this command, and vanishes with it; give "
+                "a folder, or a store that stays, such as s3://bucket/maps",
+                param,
+                ctx,
+            )
+        return url or super().convert(value, param, ctx)
 
 
 FILE = PathType(dir_okay=False)
