@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import tomllib
 from collections.abc import Callable, Iterable
@@ -14,6 +15,7 @@ import click
 from featviz.cli import mistakes, remedies
 from featviz.errors import FileError, UsageError
 from featviz.files import read_text
+from featviz.files.missing import hint_of, misspelt
 from featviz.files.urls import Url, is_url, refuse_url
 from featviz.records.checking import read_numbers, read_size
 from featviz.text import quoted
@@ -34,9 +36,15 @@ class PathType(click.Path):
         """Read a path, or refuse it."""
         try:
             refuse_url(value)
+            return super().convert(value, param, ctx)
         except UsageError as error:
-            self.fail(f"{error.message}; {error.hint}", param, ctx)
-        return super().convert(value, param, ctx)
+            raise remedies.BadValueError(error.message, error.hint, param, ctx) from None
+        except click.BadParameter as error:
+            path = Path(value)
+            if os.path.lexists(path):
+                raise
+            hint = hint_of(path, misspelt(path))
+            raise remedies.BadValueError(error.message, hint, param, ctx) from None
 
 
 PASSING = ("memory",)
@@ -51,17 +59,25 @@ class PlaceType(PathType):
         if isinstance(value, Url):
             return value
         try:
-            url = Url.of_run(value) if is_url(value) else None
+            if is_url(value):
+                return _lasting(Url.of_run(value))
         except UsageError as error:
-            self.fail(f"{error.message}; {error.hint}", param, ctx)
-        if url is not None and url.protocol in PASSING:
-            self.fail(
-                f"{quoted(str(url))} is in the memory of this command, and vanishes with it; give "
-                "a folder, or a store that stays, such as s3://bucket/maps",
-                param,
-                ctx,
-            )
-        return url or super().convert(value, param, ctx)
+            raise remedies.BadValueError(error.message, error.hint, param, ctx) from None
+        return super().convert(value, param, ctx)
+
+
+def _lasting(url: Url) -> Url:
+    """A URL whose store outlives this command.
+
+    Raises:
+        UsageError: it does not.
+    """
+    if url.protocol in PASSING:
+        raise UsageError(
+            f"{quoted(str(url))} is in the memory of this command, and vanishes with it",
+            "give a folder, or a store that stays, such as s3://bucket/maps",
+        )
+    return url
 
 
 FILE = PathType(dir_okay=False)

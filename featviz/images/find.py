@@ -14,7 +14,8 @@ from pathlib import Path, PurePath
 from typing import BinaryIO, TypeAlias
 
 from featviz.errors import FileError, UsageError
-from featviz.files import fetch, listing, misspelt
+from featviz.files import fetch, listing
+from featviz.files.missing import hint_of, misspelt
 from featviz.files.stores import Remote
 from featviz.files.urls import Url, is_url, local_path
 from featviz.images import archives
@@ -106,10 +107,10 @@ def _expand(argument: str, stdin: BinaryIO | None, nul: bool, outside: Path | No
 
 
 def _no_image(argument: str) -> UsageError:
-    message, near = f"no image {argument!r}: no such file or folder", misspelt(Path(argument))
-    if near is None:
-        return UsageError(message, "check the path")
-    return UsageError(message, f"did you mean {quoted(str(near))}?", replace=(argument, str(near)))
+    path, message = Path(argument), f"no image {argument!r}: no such file or folder"
+    near = misspelt(path)
+    again = None if near is None else (argument, str(near))
+    return UsageError(message, hint_of(path, near), replace=again)
 
 
 def _is_there(path: Path) -> bool:
@@ -236,9 +237,17 @@ def _whole_archive(path: Place) -> list[Named]:
     return [(_tidy(name), archives.member(path, name)) for name in images]
 
 
+def _no_archive(argument: str, archive: Path, name: str) -> UsageError:
+    message, near = f"no archive {str(archive)!r} for {argument!r}", misspelt(archive)
+    if near is None or not archives.is_archive(near):
+        return UsageError(message, hint_of(archive, None))
+    meant = f"{near}{archives.SEPARATOR}{name}"
+    return UsageError(message, f"did you mean {quoted(meant)}?", replace=(argument, meant))
+
+
 def _in_archive(argument: str, archive: Place, name: str) -> list[Named]:
     if isinstance(archive, Path) and not archive.is_file():
-        raise UsageError(f"no archive {str(archive)!r} for {argument!r}", "check the path")
+        raise _no_archive(argument, archive, name)
     names, path = _members(archive), archives.member(archive, name)
     if name not in names and not archives.exists(path):
         raise UsageError(
