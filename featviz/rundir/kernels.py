@@ -42,9 +42,10 @@ class ReadKernels:
 
 
 def is_kernels(root: Path) -> bool:
-    """Whether a folder holds kernels, by its run.json alone."""
+    """Whether a folder holds kernels: their manifest stands beside run.json, which says so."""
     try:
-        return read_json(root / RUN_FILE).get("kind") == "kernels"
+        there = (root / MANIFEST_FILE).exists()
+        return there and read_json(root / RUN_FILE).get("kind") == "kernels"
     except StoreError:
         return False
 

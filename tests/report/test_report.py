@@ -235,12 +235,12 @@ def test_a_run_of_failures_alone_has_a_report(tmp_path: Path) -> None:
 
 
 def test_what_is_no_run_directory(featviz: Callable[..., Outcome], tmp_path: Path) -> None:
-    """Exit 1 with one line: nothing, an empty folder, kernels without their manifest."""
+    """Exit 1 with one line: nothing, an empty folder, kernels."""
     outcome = featviz("report", tmp_path / "nothing")
     assert outcome.code == 1 and "is no run directory: it has no run.json" in outcome.err
     kernels = write_run(tmp_path / "kernels", {}, kind="kernels")
     outcome = featviz("report", kernels)
-    assert outcome.code == 1 and "manifest.json is missing" in outcome.err
+    assert outcome.code == 1 and "holds kernels, not the feature maps of a run" in outcome.err
     strange = write_run(tmp_path / "strange", {}, images={})
     outcome = featviz("report", strange)
     assert outcome.code == 1 and "run.json: images.total is missing" in outcome.err
