@@ -13,6 +13,7 @@ from __future__ import annotations
 import logging
 import struct
 from collections.abc import Iterable, Iterator, Mapping
+from functools import lru_cache
 from itertools import chain
 from typing import BinaryIO
 
@@ -86,19 +87,26 @@ def write_filtered(
         colors: RGB triples of a palette; without one an index is its grey.
         text: keywords (at most 79 Latin-1 characters) and texts.
     """
-    color_type = _PALETTE if colors is not None else _GREY if depth == 1 else _RGB
-    form = struct.pack(">IIBBBBB", size[1], size[0], 8, color_type, 0, 0, 0)
-    held = [_SIGNATURE, *_chunk(b"IHDR", form)]
-    for keyword, value in (text or {}).items():
-        held += _chunk(*_text(keyword, value))
-    if color_type == _PALETTE:
-        held += _chunk(b"PLTE", colors or b"")
+    held = _head(size, depth, colors, tuple((text or {}).items()))
     deflate = isal_zlib.compressobj(LEVEL)
     for rows in pieces:
         if data := deflate.compress(rows.reshape(-1).data):
-            file.write(b"".join((*held, *_chunk(b"IDAT", data))))
-            held = []
-    file.write(b"".join((*held, *_chunk(b"IDAT", deflate.flush()), *_chunk(b"IEND", b""))))
+            file.write(b"".join((held, *_chunk(b"IDAT", data))))
+            held = b""
+    file.write(b"".join((held, *_chunk(b"IDAT", deflate.flush()), *_chunk(b"IEND", b""))))
+
+
+@lru_cache(1024)
+def _head(
+    size: tuple[int, int], depth: int, colors: bytes | None, text: tuple[tuple[str, str], ...]
+) -> bytes:
+    """All that stands before the pixels, which is the same for a layer's picture of each image."""
+    color_type = _PALETTE if colors is not None else _GREY if depth == 1 else _RGB
+    form = struct.pack(">IIBBBBB", size[1], size[0], 8, color_type, 0, 0, 0)
+    chunks = [_chunk(b"IHDR", form), *(_chunk(*_text(*words)) for words in text)]
+    if color_type == _PALETTE:
+        chunks.append(_chunk(b"PLTE", colors or b""))
+    return b"".join((_SIGNATURE, *chain.from_iterable(chunks)))
 
 
 def filtered(pieces: Iterable[Bytes], depth: int) -> Iterator[Bytes]:
