@@ -33,6 +33,7 @@ from featviz.models.load import LoadedModel, ModelOptions, load_model
 from featviz.models.preprocess import InputOptions
 from featviz.pipeline.options import RunOptions
 from featviz.records import DrawOptions
+from models.loading import uninitialised
 
 LANDSCAPE, SPHERES = SCENES / "landscape.jpg", SCENES / "spheres.jpg"
 CLIP_FRAMES = 4
@@ -77,17 +78,6 @@ def case_of(name: str) -> Case:
     name = name.removeprefix("quantized_")
     fitting = [prefix for prefix in CASES if name.startswith(prefix)]
     return CASES[max(fitting, key=len)] if fitting else Case()
-
-
-@contextmanager
-def uninitialised() -> Iterator[None]:
-    """Models are built without torch.nn.init, which takes longer than all the rest; every
-    parameter is overwritten afterwards."""
-    names = [name for name in dir(nn.init) if name.endswith("_") and not name.startswith("_")]
-    with pytest.MonkeyPatch.context() as patch:
-        for name in names:
-            patch.setattr(nn.init, name, lambda tensor, *args, **options: tensor)
-        yield
 
 
 def random_weights(module: nn.Module) -> dict[str, Tensor]:
