@@ -8,7 +8,7 @@ import json
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -119,6 +119,7 @@ def _at_once(tree: ast.AST) -> Iterator[ast.AST]:
             yield from _at_once(node)
 
 
+@functools.cache
 def imported(name: str, typing: bool = True, at_once: bool = False) -> set[str]:
     """Full names of all modules that a module imports, at the top or inside a function; only those
     that it imports when it is imported itself, if `at_once`."""
@@ -154,13 +155,15 @@ def test_the_sources_are_seen() -> None:
     assert set(TORCHLESS) <= set(FILES)
 
 
-@pytest.mark.parametrize("name", FILES)
-def test_imports_go_down(name: str) -> None:
+def _goes_down(name: str, other: str) -> bool:
+    floor, below = FLOOR[wing(name)], FLOOR[wing(other)]
+    return below > floor or floor == GROUND == below or wing(other) == wing(name)
+
+
+def test_imports_go_down() -> None:
     """A file imports from its own wing and from floors below; no exceptions."""
-    floor = FLOOR[wing(name)]
-    for other in of_featviz(name):
-        below = FLOOR[wing(other)] > floor or floor == GROUND == FLOOR[wing(other)]
-        assert below or wing(other) == wing(name), f"{name} imports {other}"
+    found = [(name, other) for name in FILES for other in of_featviz(name)]
+    assert [pair for pair in found if not _goes_down(*pair)] == []
 
 
 def _with_packages(name: str) -> set[str]:
@@ -256,28 +259,29 @@ def test_no_class_name_stands_twice() -> None:
     assert [name for name, count in names.items() if count > 1] == []
 
 
-@pytest.mark.parametrize("name", [n for n in FILES if wing(n) != "cli"])
-def test_click_stays_in_the_command_line(name: str) -> None:
+def _using(names: Iterable[str], *libraries: str) -> list[str]:
+    return [name for name in names if roots(name) & set(libraries)]
+
+
+def test_click_stays_in_the_command_line() -> None:
     """What is below the commands knows nothing of click."""
-    assert "click" not in roots(name)
+    assert _using((n for n in FILES if wing(n) != "cli"), "click") == []
 
 
-@pytest.mark.parametrize("name", TORCHLESS)
-def test_what_reads_a_run_directory_needs_no_torch(name: str) -> None:
+def test_what_reads_a_run_directory_needs_no_torch() -> None:
     """Neither torch nor torchvision, not even inside a function."""
-    assert not roots(name) & {"torch", "torchvision"}
+    assert _using(TORCHLESS, "torch", "torchvision") == []
 
 
-@pytest.mark.parametrize("name", FILES)
-def test_pyplot_is_used_nowhere(name: str) -> None:
+def test_pyplot_is_used_nowhere() -> None:
     """matplotlib gives colours; its global state and windows stay out."""
-    assert not [module for module in imported(name) if module.startswith("matplotlib.pyplot")]
+    found = [(name, module) for name in FILES for module in imported(name)]
+    assert [pair for pair in found if pair[1].startswith("matplotlib.pyplot")] == []
 
 
-@pytest.mark.parametrize("name", COMMANDS)
-def test_commands_have_no_tensors(name: str) -> None:
+def test_commands_have_no_tensors() -> None:
     """A command parses, calls and echoes."""
-    assert not roots(name) & {"torch", "torchvision", "numpy"}
+    assert len(COMMANDS) > 10 and _using(COMMANDS, "torch", "torchvision", "numpy") == []
 
 
 def _public(body: list[ast.stmt], prefix: str) -> Iterator[tuple[str, ast.AST]]:
@@ -290,8 +294,7 @@ def _public(body: list[ast.stmt], prefix: str) -> Iterator[tuple[str, ast.AST]]:
                 yield from _public(node.body, f"{prefix}.{node.name}")
 
 
-@pytest.mark.parametrize("name", FILES)
-def test_everything_public_says_what_it_is(name: str) -> None:
-    """The module and every public function, class and method have a docstring."""
-    things = [(name, TREES[name]), *_public(TREES[name].body, name)]
+def test_everything_public_says_what_it_is() -> None:
+    """Each module and every public function, class and method have a docstring."""
+    things = [pair for n, tree in TREES.items() for pair in ((n, tree), *_public(tree.body, n))]
     assert [where for where, node in things if not ast.get_docstring(node)] == []  # type: ignore[arg-type]
