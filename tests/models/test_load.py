@@ -210,6 +210,7 @@ def test_versions_are_those_that_are_imported() -> None:
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("alone", [True, False])
 def test_garbage_is_collected_again_once_torch_is_there(alone: bool) -> None:
     """A command sets aside what it has imported; a caller's own process is left as it was."""

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from urllib.parse import unquote
 
+import jinja2
 import numpy as np
 import pytest
 from conftest import SCENES, Outcome
@@ -32,6 +33,15 @@ def test_names_and_messages_are_text(root: Path) -> None:
     assert HOSTILE in found["image-002.html"].text and EVIL in found["layer-002.html"].text
     for page in found.values():
         assert not any("onerror" in attributes for _, attributes in page.tags)
+
+
+def test_a_process_compiles_its_templates_once(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second report of a process is filled from the templates of the first."""
+    build_report(root, ReportOptions())
+    before = {path.name: path.read_bytes() for path in (root / "report").iterdir()}
+    monkeypatch.delattr(jinja2.Environment, "compile")
+    build_report(root, ReportOptions())
+    assert {path.name: path.read_bytes() for path in (root / "report").iterdir()} == before
 
 
 def test_alternative_texts_and_sizes_of_all_pictures(root: Path) -> None:
