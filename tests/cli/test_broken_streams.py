@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import textwrap
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -154,20 +153,16 @@ def test_sighup_before_the_first_image(ignored: bool, photos: Path, tmp_path: Pa
     assert (tmp_path / "out").exists() == ignored
 
 
-def test_too_little_memory_is_not_blamed_on_versions(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_little_memory_is_not_blamed_on_versions(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """What the loader says of a library that cannot be mapped."""
     words = "libtorch_cpu.so: failed to map segment from shared object"
-    monkeypatch.setitem(sys.modules, "torchvision", None)
-    real: Callable[..., object] = __import__
-
-    def no_room(name: str, *more: object) -> object:
-        if name == "torchvision":
-            raise ImportError(words)
-        return real(name, *more)
-
-    monkeypatch.setattr("builtins.__import__", no_room)
-    with pytest.raises(FeatvizError, match="too little memory to load torch") as raised:
-        requirements.require_torch()
+    (tmp_path / "torchvision.py").write_text(f"raise ImportError({words!r})")
+    monkeypatch.delitem(sys.modules, "torchvision", raising=False)
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(FeatvizError, match="too little memory to load torchvision") as raised:
+        requirements.require_torchvision()
     assert "ulimit -v" in str(raised.value.hint)
     assert words in raised.value.message
 

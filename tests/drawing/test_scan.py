@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from threading import Thread
 
 import numpy as np
 import pytest
@@ -127,6 +128,26 @@ def test_without_numba_numpy_serves(monkeypatch: pytest.MonkeyPatch) -> None:
         assert scan.statistics(np.ones((1, 4), np.float32)).tolist() == [[1, 1, 1, 0, 0, 0]]
     finally:
         scan.compiled.cache_clear()
+
+
+def test_two_threads_keep_their_loops_in_one_folder() -> None:
+    """A thread that loads the loops while another does waits, and finds them where that one has put
+    them: in a folder below it they would be compiled anew."""
+    config = pytest.importorskip("numba").config
+    before, folders = config.CACHE_DIR, []
+
+    def enter() -> None:
+        with scan.kept_for_the_user():
+            folders.append(config.CACHE_DIR)
+
+    other = Thread(target=enter)
+    with scan.kept_for_the_user():
+        folders.append(config.CACHE_DIR)
+        other.start()
+        other.join(0.5)
+    other.join()
+    assert len(set(folders)) == 1 and len(folders) == 2
+    assert before == config.CACHE_DIR
 
 
 _WHERE = """
