@@ -5,10 +5,12 @@ from __future__ import annotations
 import gc
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib.resources import files
+from types import CodeType
 from typing import Any
 
 import jinja2
 import msgspec
+from jinja2.bccache import Bucket
 from markupsafe import Markup
 
 from featviz.records import Floats
@@ -120,6 +122,25 @@ def fill(engine: jinja2.Environment, template: str, **values: Any) -> Markup:
     return Markup(engine.get_template(f"{template}.html").render(values))
 
 
+class _CompiledTemplates(jinja2.BytecodeCache):
+    """The templates that this process has compiled, which takes longer than to fill them: each
+    report has globals of its own, and so an environment, but shares their code."""
+
+    def __init__(self) -> None:
+        self.codes: dict[tuple[str, str], CodeType | None] = {}
+
+    def load_bytecode(self, bucket: Bucket) -> None:
+        """Put in the code of a template, None if it is new."""
+        bucket.code = self.codes.get((bucket.key, bucket.checksum))
+
+    def dump_bytecode(self, bucket: Bucket) -> None:
+        """Keep the code of a template."""
+        self.codes[bucket.key, bucket.checksum] = bucket.code
+
+
+_COMPILED = _CompiledTemplates()
+
+
 def templates() -> jinja2.Environment:
     """Templates that escape what they are given, and raise on what they are not given."""
     engine = jinja2.Environment(
@@ -128,6 +149,7 @@ def templates() -> jinja2.Environment:
         trim_blocks=True,
         lstrip_blocks=True,
         undefined=jinja2.StrictUndefined,
+        bytecode_cache=_COMPILED,
     )
     engine.globals |= {"version": __version__, "beside": ""}
     return engine
