@@ -87,17 +87,18 @@ def write_filtered(
         text: keywords (at most 79 Latin-1 characters) and texts.
     """
     color_type = _PALETTE if colors is not None else _GREY if depth == 1 else _RGB
-    file.write(_SIGNATURE)
-    _chunk(file, b"IHDR", struct.pack(">IIBBBBB", size[1], size[0], 8, color_type, 0, 0, 0))
+    form = struct.pack(">IIBBBBB", size[1], size[0], 8, color_type, 0, 0, 0)
+    held = [_SIGNATURE, *_chunk(b"IHDR", form)]
     for keyword, value in (text or {}).items():
-        _chunk(file, *_text(keyword, value))
+        held += _chunk(*_text(keyword, value))
     if color_type == _PALETTE:
-        _chunk(file, b"PLTE", colors or b"")
+        held += _chunk(b"PLTE", colors or b"")
     deflate = isal_zlib.compressobj(LEVEL)
     for rows in pieces:
-        _data(file, deflate.compress(rows.reshape(-1).data))
-    _data(file, deflate.flush())
-    _chunk(file, b"IEND", b"")
+        if data := deflate.compress(rows.reshape(-1).data):
+            file.write(b"".join((*held, *_chunk(b"IDAT", data))))
+            held = []
+    file.write(b"".join((*held, *_chunk(b"IDAT", deflate.flush()), *_chunk(b"IEND", b""))))
 
 
 def filtered(pieces: Iterable[Bytes], depth: int) -> Iterator[Bytes]:
@@ -141,11 +142,6 @@ def filter_rows(piece: Bytes, before: Bytes, depth: int, filtered: Bytes) -> Non
     filtered[:, 1:] = np.where(chosen[:, None], up, sub)
 
 
-def _data(file: BinaryIO, data: bytes) -> None:
-    if data:
-        _chunk(file, b"IDAT", data)
-
-
 def _text(keyword: str, value: str) -> tuple[bytes, bytes]:
     """A tEXt chunk, or iTXt where Latin-1 cannot hold the text."""
     key = keyword.encode("latin-1") + b"\0"
@@ -155,6 +151,7 @@ def _text(keyword: str, value: str) -> tuple[bytes, bytes]:
         return b"iTXt", key + b"\0\0\0\0" + value.encode("utf-8", "replace")
 
 
-def _chunk(file: BinaryIO, kind: bytes, data: bytes) -> None:
+def _chunk(kind: bytes, data: bytes) -> tuple[bytes, bytes, bytes, bytes]:
+    """A chunk's parts: its length, its kind, what it holds, and the checksum of both."""
     checksum = isal_zlib.crc32(data, isal_zlib.crc32(kind))
-    file.write(b"".join((struct.pack(">I", len(data)), kind, data, struct.pack(">I", checksum))))
+    return struct.pack(">I", len(data)), kind, data, struct.pack(">I", checksum)

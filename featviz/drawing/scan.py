@@ -98,6 +98,35 @@ def _scanned(rows: np.ndarray, low: float, high: float, count: int) -> tuple[Flo
     return stats, outside
 
 
+def overall(stats: Floats, values: int) -> tuple[float, float, float, float, float, float]:
+    """The statistics of all rows together, from those of each.
+
+    Args:
+        stats: float32 [N, 6], as of `statistics`.
+        values: numbers in each row.
+
+    Returns:
+        As a row of them, in float64, but how many are not finite in all.
+    """
+    loops = compiled()
+    if loops is not None:
+        numbers: tuple[float, float, float, float, float, float] = loops.overall(
+            _plain(stats), values
+        )
+        return numbers
+    columns = stats.T.astype(np.float64)
+    zeros, nonfinite = float(columns[4].sum() / len(stats)), float(columns[5].sum())
+    finite = values - columns[5]
+    if not finite.any():
+        return (*(math.nan,) * 4, zeros, nonfinite)
+    low, high, means, stds = columns[:4, finite > 0]
+    share = finite[finite > 0] / finite.sum()
+    mean = share @ means
+    variance = share @ (stds * stds + (means - mean) ** 2)
+    ends = float(low.min()), float(high.max())
+    return (*ends, float(mean), math.sqrt(variance), zeros, nonfinite)
+
+
 def quantise(
     rows: np.ndarray, low: Floats, factor: Floats, half: float, top: float | None
 ) -> Bytes:

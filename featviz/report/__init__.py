@@ -9,11 +9,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from featviz.errors import StoreError, UsageError
 from featviz.files.urls import Url
-from featviz.report import audited, excited, pages, series, shrinking, views
+from featviz.report import audited, excited, kernels, pages, series, shrinking, views
 from featviz.report.links import FolderLinks, InlineLinks, Links, PackedLinks
 from featviz.report.words import megabytes
 from featviz.rundir import (
@@ -27,7 +26,7 @@ from featviz.rundir.atomic import atomic
 from featviz.rundir.audits import ReadAudit, is_audit, read_audit
 from featviz.rundir.exemplars import ExemplarRecord, read_pictures, read_record
 from featviz.rundir.image import ReadImage
-from featviz.rundir.kernels import read_kernels
+from featviz.rundir.kernels import ReadKernels, is_kernels, read_kernels
 from featviz.rundir.read import ReadRun, read_run
 from featviz.rundir.series import read_steps
 from featviz.rundir.store.fetch import here
@@ -83,13 +82,14 @@ class ReportResult:
 
 
 def build_report(place: Path | Url, options: ReportOptions) -> ReportResult:
-    """Write the report of a run, here or in an object store, of an audit, or of a series of runs.
+    """Write the report of a run, here or in an object store, of an audit, of kernels, or of a
+    series of runs.
 
     Raises:
         StoreError: `place` or `compare` is no run, or is damaged while it is read; what is in the
             way is no report, or it cannot be written, or a single file would be too large.
-        UsageError: options that exclude one another, that an audit or a series does not have, or
-            pages that would show pictures in a store.
+        UsageError: options that exclude one another, that only a run has, or pages that would show
+            pictures in a store.
     """
     if options.zip and options.single_file:
         raise UsageError("--zip and --single-file are two forms", "give one of them")
@@ -102,6 +102,8 @@ def build_report(place: Path | Url, options: ReportOptions) -> ReportResult:
     if not isinstance(place, Url):
         if is_audit(place):
             return _build_audit(place, options)
+        if is_kernels(place):
+            return _build_kernels(place, options)
         if read_steps(place):
             return _build_series(place, options)
     with here(place) as root, here(options.compare or root) as other:
@@ -112,10 +114,10 @@ def _build(root: Path, compare: Path | None, options: ReportOptions) -> ReportRe
     with _uncollected():
         run = read_run(root)
         other = None if compare is None else read_run(compare)
-        kernels = None if options.kernels is None else read_kernels(options.kernels)
+        drawn = None if options.kernels is None else read_kernels(options.kernels)
         record = None if options.exemplars is None else read_record(options.exemplars)
         pictures = None if record is None else read_pictures(options.exemplars or root, record)
-        beside = _Beside(read_audit(root, options.audit), kernels, record, pictures)
+        beside = _Beside(read_audit(root, options.audit), drawn, record, pictures)
     with _frozen():
         if options.single_file:
             return _write_single(run, other, beside, options)
@@ -133,14 +135,33 @@ def _beside_run(options: ReportOptions) -> str | None:
 
 def _build_audit(root: Path, options: ReportOptions) -> ReportResult:
     """Write the page of an audit."""
-    if name := _beside_run(options):
-        raise UsageError(
-            f"--{name} goes with a run, and {root} holds an audit",
-            f"give a run with --audit {root}, or the audit alone",
-        )
+    _refuse_beside(root, "audit", options)
     if (read := read_audit(root, None)) is None:
         raise StoreError(f"{root} holds no audit any more", "give a folder that stays as it is")
-    render = partial(pages.render_audit, audited.arrange(read))
+    return _build_page(
+        partial(pages.render_alone, "Audit", "audited", audited.arrange(read)), root, options
+    )
+
+
+def _build_kernels(root: Path, options: ReportOptions) -> ReportResult:
+    """Write the page of kernels."""
+    _refuse_beside(root, "kernels", options)
+    arranged = kernels.arrange(read_kernels(root))
+    return _build_page(partial(pages.render_alone, "Kernels", "kernels", arranged), root, options)
+
+
+def _refuse_beside(root: Path, what: str, options: ReportOptions) -> None:
+    """Say that something that a run has beside it stands alone here."""
+    if name := _beside_run(options):
+        held = f"{'an ' * (what == 'audit')}{what}"
+        raise UsageError(
+            f"--{name} goes with a run, and {root} holds {held}",
+            f"give a run with --{what} {root}, or the {what} alone",
+        )
+
+
+def _build_page(render: Render, root: Path, options: ReportOptions) -> ReportResult:
+    """Write a report that is one page."""
     if not options.single_file:
         write = _write_zip if options.zip else _write_folder
         page, written = write(render, root, options)
@@ -240,15 +261,17 @@ class _Beside:
     """What is shown beside a run."""
 
     audit: ReadAudit | None
-    kernels: tuple[ReadImage, Mapping[str, Any]] | None
-    """With the options by which they were drawn."""
+    kernels: ReadKernels | None
     exemplars: ExemplarRecord | None
     pictures: ReadImage | None
     """Those of the exemplars."""
 
     def arrange(self, run: ReadRun, other: ReadRun | None) -> views.ReportViews:
         """The pages of a run, of one to compare it with, and of what is shown beside."""
-        arranged = views.arrange(run, other, self.kernels)
+        arranged = views.arrange(run, other)
+        if self.kernels is not None:
+            beside = kernels.views_of(self.kernels, arranged.layers)
+            arranged = replace(arranged, kernels=beside)
         if self.audit is not None:
             arranged = replace(arranged, audit=audited.arrange(self.audit))
         if self.exemplars is None or self.pictures is None:

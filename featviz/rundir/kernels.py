@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +16,42 @@ from featviz.rundir.schema import MOST_RECORD, ImageFields, Input, Manifest
 from featviz.text import quoted
 
 
-def read_kernels(root: Path) -> tuple[ReadImage, dict[str, Any]]:
-    """The pictures of kernels, as those of an image that has no input, and the options by which
-    they were drawn.
+@dataclass(frozen=True)
+class ReadKernels:
+    """The kernels of a model's layers."""
+
+    record: Mapping[str, Any]
+    """What run.json says: the model, versions, and options."""
+    pictures: ReadImage
+    """As those of an image that has no input."""
+
+    @property
+    def options(self) -> Mapping[str, Any]:
+        """Those by which they were drawn."""
+        return self._mapping("options")
+
+    @property
+    def model(self) -> Mapping[str, Any]:
+        """What is known of the model."""
+        return self._mapping("model")
+
+    def _mapping(self, name: str) -> Mapping[str, Any]:
+        """A part of the record, which may be anybody's."""
+        found = self.record.get(name)
+        return found if isinstance(found, dict) else {}
+
+
+def is_kernels(root: Path) -> bool:
+    """Whether a folder holds kernels: their manifest stands beside run.json, which says so."""
+    try:
+        there = (root / MANIFEST_FILE).exists()
+        return there and read_json(root / RUN_FILE).get("kind") == "kernels"
+    except StoreError:
+        return False
+
+
+def read_kernels(root: Path) -> ReadKernels:
+    """Read what `featviz kernels` wrote.
 
     Raises:
         StoreError: it holds no kernels, or a file of it is missing or does not fit.
@@ -38,7 +73,4 @@ def read_kernels(root: Path) -> tuple[ReadImage, dict[str, Any]]:
         raise StoreError(f"{quoted(str(root / MANIFEST_FILE))}: {error}") from error
     named = ImageFields(path="kernels", sha256="")
     manifest = Manifest(1, named, Input([], ""), rows, [], [])
-    options = record.get("options")
-    return ReadImage(root, "", manifest, (0, 0), sizes), options if isinstance(
-        options, dict
-    ) else {}
+    return ReadKernels(record, ReadImage(root, "", manifest, (0, 0), sizes))

@@ -32,10 +32,11 @@ def watch(model: nn.Module, out: Path, steps: int, every: int = 2, **options: An
 
 
 def test_a_series_has_a_whole_run_for_each_step(tmp_path: Path) -> None:
-    """Before the first step and at each multiple of `every`; verify finds nothing wrong."""
+    """Before the first step, at each multiple of `every`, and at the last step; verify finds
+    nothing wrong."""
     watch(network(), tmp_path / "s", 5)
     steps = read_steps(tmp_path / "s")
-    assert list(steps) == [0, 2, 4]
+    assert list(steps) == [0, 2, 4, 5]
     for step, path in steps.items():
         run = read_run(path)
         assert len(run.images) == 2 and not run.left_out and run.record["model"]["step"] == step
@@ -233,7 +234,7 @@ def test_a_taken_folder_is_refused(tmp_path: Path) -> None:
         watch(network(), tmp_path / "s", 2)
     assert "resume=True" in str(caught.value.hint)
     watch(network(), tmp_path / "s", 1, overwrite=True)
-    assert list(read_steps(tmp_path / "s")) == [0]
+    assert list(read_steps(tmp_path / "s")) == [0, 1]
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.tex").write_text("")
     for options in ({}, {"overwrite": True}, {"resume": True}):
@@ -312,6 +313,45 @@ def test_steps_that_are_left_out_do_not_matter(tmp_path: Path) -> None:
     assert [path and path.name for path in written] == [
         None, "step-000012", None, None, "step-000045", "step-000050",
     ]  # fmt: skip
+
+
+def test_the_last_step_is_drawn_once(tmp_path: Path) -> None:
+    """With the weights at the end; not where it was due, where nothing was trained, or again."""
+    model = network()
+    with fv.Watcher(model, SHOWN, "Conv2d", 10, tmp_path / "s") as watcher:
+        watcher.step(3)
+        with torch.no_grad():
+            model[0].bias += 1  # type: ignore[operator]
+    watcher.close()
+    assert watcher.steps == list(read_steps(tmp_path / "s")) == [0, 3]
+    first, last = (
+        read_run(path).images["00-5.png"] for path in read_steps(tmp_path / "s").values()
+    )
+    means = [next(iter(image.stats().values()))[:, 2] for image in (first, last)]
+    assert np.allclose(means[1] - means[0], 1, atol=1e-4)
+    with fv.Watcher(network(), SHOWN, "Conv2d", 2, tmp_path / "due") as watcher:
+        watcher.step(2)
+        watcher.step(2)
+    assert list(read_steps(tmp_path / "due")) == [0, 2]
+    with fv.Watcher(network(), SHOWN, "Conv2d", 2, tmp_path / "due", resume=True, start=2):
+        pass
+    assert list(read_steps(tmp_path / "due")) == [0, 2]
+
+
+def test_the_last_step_of_a_training_that_fails_is_not_drawn(tmp_path: Path) -> None:
+    """Nor where the caller closes without it; one that is closed by hand draws it."""
+    with (
+        pytest.raises(ZeroDivisionError),
+        fv.Watcher(network(), SHOWN, "Conv2d", 2, tmp_path / "s") as watcher,
+    ):
+        watcher.step()
+        raise ZeroDivisionError
+    assert list(read_steps(tmp_path / "s")) == [0]
+    for draw_last, steps in ((False, []), (True, [1])):
+        watcher = fv.Watcher(network(), SHOWN, "Conv2d", 2, tmp_path / str(draw_last))
+        watcher.step()
+        watcher.close(draw_last)
+        assert list(read_steps(tmp_path / str(draw_last))) == steps
 
 
 def test_a_transform_feeds_the_model(tmp_path: Path) -> None:

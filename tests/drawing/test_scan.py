@@ -153,3 +153,22 @@ def test_compiled_loops_are_kept_in_the_users_folder(
     assert loops is not None and loops.twice(2.5) == 5 and numba.config.CACHE_DIR == ""
     path = Path(loops.twice._cache.cache_path)
     assert path.parent.parent == tmp_path / "featviz" and list(path.glob("one_loop.*.nbi"))
+
+
+@pytest.mark.usefixtures("loops")
+@pytest.mark.parametrize("name", MAPS)
+def test_overall_joins_the_rows(name: str) -> None:
+    """The statistics of all rows together are those of all finite values, from float64 numbers."""
+    rows = MAPS[name]
+    stats = scan.statistics(rows)
+    found = scan.overall(stats, rows.shape[1])
+    finite = rows[np.isfinite(rows)].astype(np.float64)
+    assert found[4] == pytest.approx((rows == 0).mean(), rel=1e-6)
+    assert found[5] == rows.size - finite.size
+    if not finite.size:
+        assert np.isnan(found[:4]).all()
+        return
+    scale = float(abs(finite).max())
+    assert found[:2] == (finite.min(), finite.max())
+    assert found[2] == pytest.approx(finite.mean(), rel=1e-5, abs=1e-6 * scale + 1e-44)
+    assert found[3] == pytest.approx(finite.std(), rel=1e-4, abs=1e-6 * scale + 1e-44)
