@@ -1,5 +1,6 @@
 """What the processes of `forked` have imported when they begin."""
 
+import atexit
 import gc
 
 import forked
@@ -19,3 +20,4 @@ IMPORTED = (
 
 scan.compiled()
 gc.freeze()  # forked processes share the pages that the collector leaves alone
+atexit.register(gc.unfreeze)  # else libraries of torch report leaks at the end
