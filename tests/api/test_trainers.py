@@ -5,11 +5,10 @@ from __future__ import annotations
 
 import importlib
 import re
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
+import forked
 import pytest
 import torch
 from torch import Tensor, nn
@@ -204,9 +203,10 @@ class TestTransformers:
     ("module", "library", "extra"),
     [("lightning", "lightning", "lightning"), ("transformers", "transformers", "hf")],
 )
-def test_a_missing_library_is_said_with_the_remedy(module: str, library: str, extra: str) -> None:
+def test_a_missing_library_is_said_with_the_remedy(
+    module: str, library: str, extra: str, tmp_path: Path
+) -> None:
     """featviz itself needs neither: the error names the extra."""
     code = f"import sys; sys.modules['{library}'] = None; import featviz.{module}"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    last = done.stderr.strip().splitlines()[-1]
+    last = forked.fork(tmp_path / "said", exec, code).ended().err.strip().splitlines()[-1]
     assert f"featviz.{module} cannot be used" in last and f"'featviz[{extra}]'" in last

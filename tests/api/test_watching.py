@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import json
 import logging
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import forked
 import numpy as np
 import pytest
 import torch
@@ -142,41 +141,30 @@ def test_ddp_is_looked_at_inside(tmp_path: Path) -> None:
     assert same(alone, watched) and list(read_steps(tmp_path / "s")) == [0, 2, 4]
 
 
-_TWO = """
-import sys, torch
-from pathlib import Path
-sys.path.insert(0, sys.argv[1])
-from api.training import moody_network, same, train, SHOWN
-import featviz as fv
-torch.distributed.init_process_group("gloo")
-rank = torch.distributed.get_rank()
-ddp = torch.nn.parallel.DistributedDataParallel
-alone = train(ddp(moody_network()), 4)
-model = ddp(moody_network())
-out = Path(sys.argv[2]) / str(rank)
-with fv.Watcher(model, SHOWN, "Conv2d", 2, out) as watcher:
-    paths = []
-    watched = train(model, 4, lambda: paths.append(watcher.step()))
-print(rank, same(alone, watched), [path and path.name for path in paths], out.exists(), flush=True)
-torch.distributed.destroy_process_group()
-"""
+def one_of_two(out: str) -> None:
+    """What each process of a team does: trains unwatched, then watched, and tells how it went."""
+    torch.distributed.init_process_group("gloo")
+    rank = torch.distributed.get_rank()
+    alone = train(DistributedDataParallel(moody_network()), 4)
+    model, paths = DistributedDataParallel(moody_network()), []
+    with fv.Watcher(model, SHOWN, "Conv2d", 2, Path(out) / str(rank)) as watcher:
+        watched = train(model, 4, lambda: paths.append(watcher.step()))
+    steps = [path and path.name for path in paths]
+    print(same(alone, watched), steps, (Path(out) / str(rank)).exists(), flush=True)
+    torch.distributed.destroy_process_group()
 
 
 @pytest.mark.slow
 def test_of_two_processes_the_first_writes(tmp_path: Path) -> None:
     """The other one trains on, writes nothing, and both have the weights of an unwatched run."""
-    script = tmp_path / "two.py"
-    script.write_text(_TWO, "utf-8")
-    start = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--standalone"]
-    tests = str(Path(__file__).parents[1])
-    done = subprocess.run(
-        [*start, str(script), tests, str(tmp_path)], capture_output=True, text=True, timeout=300
-    )
-    lines = sorted(line for line in done.stdout.splitlines() if line[:1] in "01")
-    assert lines == [
-        "0 True [None, 'step-000002', None, 'step-000004'] True",
-        "1 True [None, None, None, None] False",
-    ], done.stderr
+    common = forked.meeting(2)
+    team = [
+        forked.fork(tmp_path / f"said{rank}", one_of_two, str(tmp_path), **common, RANK=rank)
+        for rank in range(2)
+    ]
+    first, second = forked.ended(team)
+    assert first.out == "True [None, 'step-000002', None, 'step-000004'] True\n", first.err
+    assert second.out == "True [None, None, None, None] False\n", second.err
 
 
 def test_health_is_the_audits_finding(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import pickle
 import sys
 import tarfile
@@ -176,11 +177,16 @@ def test_a_bucket_that_fails_is_asked_four_times(
 
 
 def test_a_list_on_stdin_has_urls(
-    shell: Run, tiny_file: Path, photos: Path, tmp_path: Path
+    featviz: Run,
+    tiny_file: Path,
+    photos: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A file:// URL is the file on this machine, beside plain paths."""
     listed = f"{photos / '00.png'}\nfile://{photos / '01.png'}\n".encode()
-    done = shell("run", tiny_file, *SMALL, "-", "--out", tmp_path / "out", stdin=listed)
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(listed)))
+    done = featviz("run", tiny_file, *SMALL, "-", "--out", tmp_path / "out")
     assert done.code == 0 and complete(tmp_path / "out") == ["00.png", "01.png"]
 
 
