@@ -118,11 +118,11 @@ def _build(root: Path, compare: Path | None, options: ReportOptions) -> ReportRe
         record = None if options.exemplars is None else read_record(options.exemplars)
         pictures = None if record is None else read_pictures(options.exemplars or root, record)
         beside = _Beside(read_audit(root, options.audit), drawn, record, pictures)
+        arranged = None if options.single_file else beside.arrange(run, other)
     with _frozen():
-        if options.single_file:
+        if arranged is None:
             return _write_single(run, other, beside, options)
         write = _write_zip if options.zip else _write_folder
-        arranged = beside.arrange(run, other)
         page, written = write(partial(pages.render_folder, arranged), run.root, options)
     return ReportResult(page, tuple(written), run.left_out)
 
