@@ -5,7 +5,7 @@ from __future__ import annotations
 import glob
 import logging
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -16,7 +16,7 @@ from featviz.audit.output import SCHEMA_VERSION
 from featviz.errors import CHECK_FAILED, UsageError
 from featviz.images import decode, find
 from featviz.images.group import natural_key
-from featviz.models.load import LoadedModel, ModelOptions, load_model
+from featviz.models.load import LoadedModel, ModelOptions, load_model, mistakes_first
 from featviz.pipeline.batches import BatchProgress
 from featviz.pipeline.prepare import grouped, warn_of_guess
 from featviz.pipeline.processes import ALONE, World
@@ -149,13 +149,17 @@ def _samples(
     """Find the images, and refuse to write over them, a model, or what something else made."""
     samples = find.find_samples(arguments, stdin, options.nul_separated, options.out)
     inputs = find.files_of(samples)
-    for model in () if isinstance(models, LoadedModel) else _expanded(models):
+    named = () if isinstance(models, LoadedModel) else _expanded(models)
+    for model in named:
         inputs += destination.model_files(model.spec, model.arch, model.weights)
     written = {"--out": options.out, "--junit": options.junit, "--prune-out": options.prune_out}
     for option, path in written.items():
         if path is not None:
             destination.check_apart(path, option, inputs)
-    destination.check_free(options.out, destination.AUDIT, options.overwrite, options.besides)
+    with ExitStack() as stack:
+        for model in reversed(named):
+            stack.enter_context(mistakes_first(model))
+        destination.check_free(options.out, destination.AUDIT, options.overwrite, options.besides)
     return samples
 
 

@@ -75,7 +75,7 @@ def makers(path: Path) -> list[ModuleMaker]:
     Raises:
         FileError: it cannot be read, is larger than a megabyte, or is no Python code.
     """
-    outline = _Outline(_parsed(path))
+    outline = Outline(parsed(path))
     nodes = [node for node in outline.tree.body if outline.gives_module(node)]
     used = {
         name.id
@@ -133,7 +133,7 @@ def _why_none(path: Path) -> str:
     return "none of its classes and functions is seen to give one"
 
 
-class _Outline:
+class Outline:
     """The definitions at the top of a file, and what its imported names stand for."""
 
     def __init__(self, tree: ast.Module) -> None:
@@ -157,18 +157,18 @@ class _Outline:
         """What is known of a class or function that gives a module."""
         if not isinstance(node, ast.ClassDef):
             return ModuleMaker(node.name, _required(node), _named(node))
-        init, parts = self._init(node), frozenset(self._parts(node))
+        init, parts = self.init(node), frozenset(self._parts(node))
         if init is None:
             return ModuleMaker(node.name, parts=parts)
         return ModuleMaker(node.name, _required(init)[1:], _named(init)[1:], parts)
 
-    def _init(self, node: ast.ClassDef) -> _Function | None:
+    def init(self, node: ast.ClassDef) -> _Function | None:
         """The __init__ of a class, or of the first of its bases in the file that has one."""
         constructor = next((n for n in _methods(node) if n.name == "__init__"), None)
         if constructor is not None:
             return constructor
         bases = (self.definitions.get(_dotted(base)) for base in node.bases)
-        inits = (self._init(b) for b in bases if isinstance(b, ast.ClassDef) and b is not node)
+        inits = (self.init(b) for b in bases if isinstance(b, ast.ClassDef) and b is not node)
         return next((init for init in inits if init is not None), None)
 
     def _parts(self, node: ast.ClassDef) -> Iterator[str]:
@@ -226,7 +226,12 @@ class _Outline:
 _Definition = ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 
 
-def _parsed(path: Path) -> ast.Module:
+def parsed(path: Path) -> ast.Module:
+    """The syntax tree of a file of code.
+
+    Raises:
+        FileError: it cannot be read, is larger than a megabyte, or is no Python code.
+    """
     try:
         return ast.parse(read_text(path, _LARGEST))
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
@@ -251,7 +256,7 @@ def _code_in(folders: Iterable[Path]) -> Iterator[Path]:
 
 def _body(path: Path) -> list[ast.stmt]:
     try:
-        return _parsed(path).body
+        return parsed(path).body
     except (FileError, OSError):
         return []
 

@@ -21,7 +21,7 @@ from featviz.drawing.kernels import post_kernels
 from featviz.errors import UploadError
 from featviz.hooks.eval_mode import in_eval_mode
 from featviz.images import find
-from featviz.models.load import LoadedModel, ModelOptions
+from featviz.models.load import LoadedModel, ModelOptions, mistakes_first
 from featviz.pipeline import dry_run, shared_basis
 from featviz.pipeline.dealing import Deal, with_next
 from featviz.pipeline.dry_pass import effort
@@ -180,7 +180,8 @@ def _find(
         inputs = [*find.files_of(samples), *destination.model_files(*names)]
         destination.check_apart(options.target, option, inputs)
     if team.begun is None:
-        check_destination(model, options)
+        with mistakes_first(model):
+            check_destination(model, options)
     return samples
 
 
