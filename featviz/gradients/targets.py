@@ -18,7 +18,7 @@ from featviz.text import listed
 _EXAMPLES = "for example class:281, mean, 'output[out]:mean' or layer:layer4.1:17"
 _OUTPUT = re.compile(r"output((?:\[[^\]]+\])+)(?::(.+))?")
 _NAMED = 8
-"""Tensors of an output that an error lists."""
+"""Tensors of an output, or names of classes, that an error lists."""
 
 
 @dataclass(frozen=True)
@@ -195,14 +195,17 @@ def _index(target: Target, count: int, categories: Sequence[str]) -> int:
         if int(target.argument) < count:
             return int(target.argument)
         raise target.error(f": there are {count} classes, 0 to {count - 1}")
-    names = [name.lower() for name in names_of(count, categories)]
+    there = names_of(count, categories)
+    names = [name.lower() for name in there]
     if target.argument.lower() in names:
         return names.index(target.argument.lower())
     close = difflib.get_close_matches(target.argument.lower(), names, 3)
     if close:
         hint = f"did you mean {', '.join(close)}?"
+    elif names:
+        hint = f"the classes are {listed(there, _NAMED)}; a number is one, too"
     else:
-        hint = "give its number" if names else "these weights have no names; give its number"
+        hint = "these weights have no names; give its number"
     raise target.error(": no class has this name", hint)
 
 

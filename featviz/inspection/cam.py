@@ -227,11 +227,11 @@ def _explained(prepared: Prepared, drawer: Drawer, sample: Sample, result: Image
 
 
 def _nothing(skipped: Sequence[Skip], never_ran: Sequence[str]) -> UsageError:
-    why = [f"{skip.layer or skip.type} {skip.reason}" for skip in skipped]
-    why += [f"{name} did not run" for name in never_ran]
+    why = [f"layer {quoted(skip.layer)} ({skip.type}) {skip.reason}" for skip in skipped]
+    why += [f"layer {quoted(name)} did not run" for name in never_ran]
     return UsageError(
         f"there is no class activation map: {listed(why, _NAMED, '; ')}",
-        "--layers takes other layers; `featviz layers MODEL` lists them, with shapes",
+        "leave --layers out for the last layer that has a map; `featviz layers MODEL` lists all",
     )
 
 

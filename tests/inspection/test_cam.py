@@ -118,8 +118,22 @@ def test_a_broken_image_fails_alone(featviz: Run, tmp_path: Path) -> None:
 BAD = [
     (("--target", "class:10"), 2, "--target 'class:10': there are 10 classes, 0 to 9"),
     (("--overlay", "2"), 2, "--overlay 2"),
-    (("--method", "scorecam"), 2, "'scorecam' is not one of 'gradcam'"),
-    (("--layers", "9"), 1, "9 has no places of the image for a class activation map"),
+    (
+        ("--method", "scorecam"),
+        2,
+        "'xgradcam', 'gradxact'.\nhint: featviz cam --help-all lists all",
+    ),
+    (("--method", "gradcan"), 2, "'xgradcam', 'gradxact'.\nhint: did you mean gradcam?"),
+    (
+        ("--method", "eigencam"),
+        2,
+        "'xgradcam', 'gradxact'.\nhint: featviz cam --help-all lists all",
+    ),
+    (
+        ("--layers", "9"),
+        1,
+        "layer 9 (Flatten) has no places of the image: its output has the layout vector [N, F]",
+    ),
     (("--layers", "nowhere"), 2, "no layer matches --layers 'nowhere'"),
     (("--cmap", "nocolour"), 2, "--cmap 'nocolour' is no colormap"),
     (("--out", "cam.jpg"), 2, "--out cam.jpg: cam writes PNG\nhint: --out cam.png"),
