@@ -39,6 +39,12 @@ def test_layers_and_summary_are_those_of_the_commands(
     counted = fv.summary(tiny, sort="macs", **AS_IT_IS)
     assert json.loads(json.dumps(counted.as_json())) == told
     assert repr(counted) == "<SummaryTable: 137 parameters, 51,860 MACs>"
+    for command, table in (("layers", listed), ("summary", counted)):
+        flags = (*FLAGS, *(("--layers", "Conv2d") if command == "layers" else ("--sort", "macs")))
+        printed = featviz(command, tiny_file, *flags).out.splitlines()
+        assert [line.split() for line in str(table).splitlines()] == [s.split() for s in printed]
+    guessed = fv.layers(tiny)
+    assert guessed.above[0] in guessed._repr_html_() and str(guessed).startswith("input 1")
 
 
 def test_look_is_the_page_of_the_command(
