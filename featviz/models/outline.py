@@ -39,10 +39,7 @@ _NO_MODULES = ("torch.nn.functional.", "torch.nn.init.", "torch.nn.utils.", "tor
 _SAME_MODULE = ("to", "eval", "train", "cuda", "cpu", "half", "float", "requires_grad_")
 """Methods of a module that give the module itself."""
 
-_REGISTER = tuple(
-    f"self.{name}"
-    for name in ("register_buffer", "register_parameter", "register_module", "add_module")
-)
+_REGISTER = ("register_buffer", "register_parameter", "register_module", "add_module")
 
 _Function = ast.FunctionDef | ast.AsyncFunctionDef
 
@@ -175,8 +172,9 @@ class Outline:
         """Attributes that the __init__ of a class, or of its bases in the file, sets."""
         for method in _methods(node):
             if method.name == "__init__":
-                for part in ast.walk(method):
-                    yield from _set_by(part)
+                arguments = [*method.args.posonlyargs, *method.args.args]
+                for part in ast.walk(method) if arguments else ():
+                    yield from _set_by(part, arguments[0].arg)
         for base in (self.definitions.get(_dotted(base)) for base in node.bases):
             if isinstance(base, ast.ClassDef) and base is not node:
                 yield from self._parts(base)
@@ -288,18 +286,26 @@ def _methods(node: ast.ClassDef) -> list[_Function]:
     return [n for n in node.body if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef)]
 
 
-def _set_by(node: ast.AST) -> Iterator[str]:
-    """Attributes that a statement or call sets; `self.register_buffer("x", ...)` sets one, too."""
+def _set_by(node: ast.AST, self: str) -> Iterator[str]:
+    """Attributes that a statement or call sets; `self.register_buffer("x", ...)` sets one, too.
+
+    Args:
+        self: what the method calls its object.
+    """
     targets: list[ast.expr] = []
     if isinstance(node, ast.Assign):
         targets = node.targets
     elif isinstance(node, ast.AnnAssign):
         targets = [node.target]
-    elif isinstance(node, ast.Call) and _dotted(node.func) in _REGISTER and node.args:
+    elif isinstance(node, ast.Call) and node.args and _dotted(node.func) in _registers(self):
         yield _dotted(node.args[0])
     for target in targets:
-        if (name := _dotted(target)).startswith("self."):
-            yield name.removeprefix("self.")
+        if (name := _dotted(target)).startswith(f"{self}."):
+            yield name.removeprefix(f"{self}.")
+
+
+def _registers(self: str) -> list[str]:
+    return [f"{self}.{name}" for name in _REGISTER]
 
 
 def _required(node: _Function) -> tuple[str, ...]:
