@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from featviz.audit import gates, model_audit, output
+from featviz.audit import judging, model_audit, output
 from featviz.audit.model_audit import AuditRequest, Examined
 from featviz.audit.output import SCHEMA_VERSION
 from featviz.errors import CHECK_FAILED, UsageError
@@ -20,7 +20,7 @@ from featviz.models.load import LoadedModel, ModelOptions, load_model, mistakes_
 from featviz.pipeline.batches import BatchProgress
 from featviz.pipeline.prepare import grouped, warn_of_guess
 from featviz.pipeline.processes import ALONE, World
-from featviz.records import Sample, Verdict
+from featviz.records import Sample, Verdict, gates
 from featviz.rundir import destination, junit, write
 from featviz.text import safe_name
 
@@ -213,10 +213,10 @@ def _judge(
 ) -> tuple[Verdict, ...]:
     """Hold the gates and the baseline against a model."""
     layers = result.document["layers"]
-    verdicts = [gates.check(gate, layers) for gate in asked.gates]
+    verdicts = [judging.check(gate, layers) for gate in asked.gates]
     if baseline is not None:
-        verdicts.append(gates.worse(layers, baseline))
-        unknown = gates.incomparable(layers, baseline)
+        verdicts.append(judging.worse(layers, baseline))
+        unknown = judging.incomparable(layers, baseline)
         if unknown:
             log.warning("the baseline lacks %d layers, %s first", len(unknown), unknown[0])
     return tuple(verdicts)
