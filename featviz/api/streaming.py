@@ -59,7 +59,7 @@ class AuditTable(AuditResult):
         counts = [f"{sum(one[name] for one in found)} {name}" for name in found[0]]
         verdicts = [verdict for model in self.models for verdict in model.verdicts]
         broken = sum(not verdict.held for verdict in verdicts)
-        gates = f"; {broken} of {counted(len(verdicts), 'gate')} broken" if verdicts else ""
+        gates = f"; gates: {broken} of {len(verdicts)} broken" if verdicts else ""
         return f"<AuditTable of {counted(len(self.models), 'model')}: {', '.join(counts)}{gates}>"
 
     def __str__(self) -> str:

@@ -171,7 +171,7 @@ def test_an_audit_is_that_of_the_command(
     document = json.loads(json.dumps(found.as_json()))
     assert {**told, "model": None} == {**document, "model": None}
     assert found.exit_code == 4 and repr(found).startswith("<AuditTable of 1 model: ")
-    assert repr(found).endswith("; 1 of 1 gate broken>")
+    assert repr(found).endswith("; gates: 1 of 1 broken>")
     printed = featviz("audit", tiny_file, photos, *FLAGS, "--out", tmp_path / "b").out.split()
     table, *broken = str(found).rpartition("\n")
     assert table.split() == printed and "gate dead>5% is broken: " in broken[-1]
