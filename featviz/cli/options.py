@@ -18,6 +18,7 @@ from featviz.cli import complete, values
 from featviz.cli.command import Option
 from featviz.cli.values import EXISTING_FILE, FILE, NUMBERS, PATH, SIZE
 from featviz.hooks import selectors as selector_texts
+from featviz.models import devices
 from featviz.models.sources import MODEL_HELP, WEIGHTS_HELP, ModelOptions
 from featviz.records import INTERPOLATIONS, PRESETS
 from featviz.records.checking import check_field, choices
@@ -305,6 +306,7 @@ model_options = stacked(
         "--device",
         "Run the model on this device: auto, cpu, cuda, cuda:N or mps.",
         metavar="DEVICE",
+        callback=checked(devices.check_name),
     ),
     group=cmd.MODEL,
 )

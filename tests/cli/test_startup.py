@@ -56,6 +56,7 @@ def test_help_imports_nothing_heavy(arguments: list[str]) -> None:
         ("run net.pth cat.png --normalize zzz", "--normalize 'zzz' is no normalization mode"),
         ("run net.pth cat.png --layers re:b[", "is no regular expression"),
         ("audit net.pth cat.png --fail-on dead>0 --fail-on ded>5%", "there is no finding 'ded'"),
+        ("run net.pth cat.png --device gpu", "--device 'gpu' is no device"),
         ("kernels net.pth --nrow 0", "--nrow 0 is below 1"),
         ("cam net.pth cat.png --overlay 2", "--overlay 2.0 is outside 0..1"),
         ("exemplars net.pth cat.png --top 0", "--top 0 is outside 1..1000"),
