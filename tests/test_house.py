@@ -55,7 +55,7 @@ TORCHLESS = [
     *_inside("rundir", "report", "diff", *FLOORS[GROUND].split()),
     *(f"featviz.drawing.{name}" for name in ("png", "grid", "colormap", "overlay", "labels")),
     *(f"featviz.drawing.{name}" for name in ("normalize", "picture")),
-    *(f"featviz.audit.{name}" for name in ("findings", "gates", "output")),
+    *(f"featviz.audit.{name}" for name in ("findings", "judging", "output")),
     *(f"featviz.exemplars.{name}" for name in ("fields", "top", "tiles", "output", "merging")),
     *(
         "featviz.drawing.figure",

@@ -34,6 +34,9 @@ class LayerTable(Listing):
     def __repr__(self) -> str:
         return f"<LayerTable: {self.footer}>"
 
+    def __str__(self) -> str:
+        return str(self.table)
+
     def _repr_html_(self) -> str:
         return showing.render(Page(table=self.table))
 
@@ -45,6 +48,9 @@ class SummaryTable(Summary):
     def __repr__(self) -> str:
         total = self.totals
         return f"<SummaryTable: {total.parameters:,} parameters, {total.macs:,} MACs>"
+
+    def __str__(self) -> str:
+        return str(self.table)
 
     def _repr_html_(self) -> str:
         return showing.render(Page(table=self.table))

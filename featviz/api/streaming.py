@@ -57,20 +57,30 @@ class AuditTable(AuditResult):
     def __repr__(self) -> str:
         found = [model.document["total"]["findings"] for model in self.models]
         counts = [f"{sum(one[name] for one in found)} {name}" for name in found[0]]
-        return f"<AuditTable of {counted(len(self.models), 'model')}: {', '.join(counts)}>"
+        verdicts = [verdict for model in self.models for verdict in model.verdicts]
+        broken = sum(not verdict.held for verdict in verdicts)
+        gates = f"; gates: {broken} of {len(verdicts)} broken" if verdicts else ""
+        return f"<AuditTable of {counted(len(self.models), 'model')}: {', '.join(counts)}{gates}>"
 
-    def _repr_html_(self) -> str:
-        read = self.suspects.__getitem__
-        ways = list(self.suspects)[: showing.MOST]
-        figures = [showing.figure(partial(read, way), Path(way).stem) for way in ways]
-        broken = [
+    def __str__(self) -> str:
+        return "\n".join([str(audit_table(self)), *self._broken])
+
+    @property
+    def _broken(self) -> list[str]:
+        """A line for each gate that is broken."""
+        return [
             f"{model.label}: gate {verdict.gate} is broken: {verdict.words}"
             for model in self.models
             for verdict in model.verdicts
             if not verdict.held
         ]
+
+    def _repr_html_(self) -> str:
+        read = self.suspects.__getitem__
+        ways = list(self.suspects)[: showing.MOST]
+        figures = [showing.figure(partial(read, way), Path(way).stem) for way in ways]
         seen = counted(self.models[0].document["images"]["seen"], "image")
-        lines = [*broken, f"{seen} seen; the verdicts hold for these images"]
+        lines = [*self._broken, f"{seen} seen; the verdicts hold for these images"]
         return showing.render(Page(figures, lines, audit_table(self)))
 
 

@@ -5,22 +5,22 @@ from __future__ import annotations
 import glob
 import logging
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from featviz.audit import gates, model_audit, output
+from featviz.audit import judging, model_audit, output
 from featviz.audit.model_audit import AuditRequest, Examined
 from featviz.audit.output import SCHEMA_VERSION
 from featviz.errors import CHECK_FAILED, UsageError
 from featviz.images import decode, find
 from featviz.images.group import natural_key
-from featviz.models.load import LoadedModel, ModelOptions, load_model
+from featviz.models.load import LoadedModel, ModelOptions, load_model, mistakes_first
 from featviz.pipeline.batches import BatchProgress
 from featviz.pipeline.prepare import grouped, warn_of_guess
 from featviz.pipeline.processes import ALONE, World
-from featviz.records import Sample, Verdict
+from featviz.records import Sample, Verdict, gates
 from featviz.rundir import destination, junit, write
 from featviz.text import safe_name
 
@@ -149,13 +149,17 @@ def _samples(
     """Find the images, and refuse to write over them, a model, or what something else made."""
     samples = find.find_samples(arguments, stdin, options.nul_separated, options.out)
     inputs = find.files_of(samples)
-    for model in () if isinstance(models, LoadedModel) else _expanded(models):
+    named = () if isinstance(models, LoadedModel) else _expanded(models)
+    for model in named:
         inputs += destination.model_files(model.spec, model.arch, model.weights)
     written = {"--out": options.out, "--junit": options.junit, "--prune-out": options.prune_out}
     for option, path in written.items():
         if path is not None:
             destination.check_apart(path, option, inputs)
-    destination.check_free(options.out, destination.AUDIT, options.overwrite, options.besides)
+    with ExitStack() as stack:
+        for model in reversed(named):
+            stack.enter_context(mistakes_first(model))
+        destination.check_free(options.out, destination.AUDIT, options.overwrite, options.besides)
     return samples
 
 
@@ -209,10 +213,10 @@ def _judge(
 ) -> tuple[Verdict, ...]:
     """Hold the gates and the baseline against a model."""
     layers = result.document["layers"]
-    verdicts = [gates.check(gate, layers) for gate in asked.gates]
+    verdicts = [judging.check(gate, layers) for gate in asked.gates]
     if baseline is not None:
-        verdicts.append(gates.worse(layers, baseline))
-        unknown = gates.incomparable(layers, baseline)
+        verdicts.append(judging.worse(layers, baseline))
+        unknown = judging.incomparable(layers, baseline)
         if unknown:
             log.warning("the baseline lacks %d layers, %s first", len(unknown), unknown[0])
     return tuple(verdicts)

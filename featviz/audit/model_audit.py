@@ -12,7 +12,7 @@ from PIL import Image
 from featviz.audit.call_graph import watching_calls
 from featviz.audit.counting import Census
 from featviz.audit.findings import Row, expected_row, judged_rows, suspicious, totals
-from featviz.audit.gates import Gate, covered
+from featviz.audit.judging import covered
 from featviz.audit.plan import AuditPlan, AuditTarget, choose
 from featviz.audit.pruning import Pruning, Verification, find_prunable
 from featviz.audit.running_stats import Doubles
@@ -28,6 +28,7 @@ from featviz.pipeline.prepare import blank_input
 from featviz.pipeline.processes import ALONE, World
 from featviz.records import Sample, Shard
 from featviz.records.findings import Thresholds
+from featviz.records.gates import Gate
 from featviz.text import listed
 
 log = logging.getLogger(__name__)

@@ -37,7 +37,7 @@ COMMANDS = {
     "diff": "Compare two run directories.",
     "merge": "Join parts of a run into one run directory.",
     "verify": "Check that every file of a run is as it was written.",
-    "identify": "Name the architecture that a file of weights fits.",
+    "identify": "Say what a file of weights is run as.",
     "completion": "Print a completion script for a shell.",
 }
 """Each command, which is a module in `commands`, and its line in --help."""

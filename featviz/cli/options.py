@@ -11,14 +11,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
+from click.core import ParameterSource
 
 from featviz.cli import command as cmd
 from featviz.cli import complete, values
 from featviz.cli.command import Option
 from featviz.cli.values import EXISTING_FILE, FILE, NUMBERS, PATH, SIZE
+from featviz.hooks import selectors as selector_texts
+from featviz.models import devices
 from featviz.models.sources import MODEL_HELP, WEIGHTS_HELP, ModelOptions
 from featviz.records import INTERPOLATIONS, PRESETS
-from featviz.records.checking import choices
+from featviz.records.checking import check_field, choices
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -56,10 +59,38 @@ def option(*names: str, **settings: Any) -> Callable[[F], F]:
     return click.option(*names, cls=Option, **{**usual, **settings})
 
 
+def checked(check: Callable[[Any], object]) -> Callable[..., Any]:
+    """A callback of an option that refuses bad values while the command line is read: before torch
+    is imported, which takes seconds.
+
+    Args:
+        check: takes a value, and raises a UsageError.
+    """
+
+    def callback(ctx: click.Context, param: click.Parameter, value: Any) -> Any:
+        usual = ctx.get_parameter_source(str(param.name)) is ParameterSource.DEFAULT
+        if not usual and not ctx.resilient_parsing:
+            check(value)
+        return value
+
+    return callback
+
+
+def each(check: Callable[[Any], object]) -> Callable[[Sequence[Any]], None]:
+    """A check of every value of a repeatable option."""
+
+    def check_each(values: Sequence[Any]) -> None:
+        for value in values:
+            check(value)
+
+    return check_each
+
+
 def field_option(record: type, name: str, help: str, **settings: Any) -> Callable[[F], F]:
     """The option that fills a field of a record, whose default and choices it has."""
     field = name.removeprefix("--").replace("-", "_")
     default = getattr(record, field)
+    settings.setdefault("callback", checked(partial(check_field, record, field)))
     if isinstance(default, bool):
         return option(name, is_flag=True, help=help, **settings)
     if default is not None and not settings.get("multiple"):
@@ -106,6 +137,7 @@ def layers_option(
         group=cmd.LAYERS,
         first=first,
         shell_complete=complete.layers,
+        callback=checked(lambda values: selector_texts.parse(",".join(values))),
         show_default=default,
         help=help,
     )
@@ -274,6 +306,7 @@ model_options = stacked(
         "--device",
         "Run the model on this device: auto, cpu, cuda, cuda:N or mps.",
         metavar="DEVICE",
+        callback=checked(devices.check_name),
     ),
     group=cmd.MODEL,
 )

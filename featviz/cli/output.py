@@ -92,8 +92,10 @@ def table(
     rows: Iterable[Sequence[str]],
     totals: Iterable[Sequence[str]] = (),
     footer: Iterable[str] = (),
+    above: Iterable[str] = (),
 ) -> None:
-    """Print a table and lines below it on stdout; in a pipe a row is one line, for grep and awk.
+    """Print a table with lines above and below it on stdout; in a pipe a row is one line, for grep
+    and awk.
 
     Args:
         numbers: headings of the columns that are set flush right; the others fold on a narrow
@@ -118,6 +120,8 @@ def table(
     for row in totals:
         drawn.add_row(*map(_cell, row), style="bold")
     with _written():
+        for words in above:
+            console.print(printable(words), markup=False, highlight=False)
         console.print(drawn)
         for words in footer:
             console.print(printable(words), markup=False, highlight=False)

@@ -63,9 +63,24 @@ def _of_a_value(error: click.ClickException) -> str | None:
         return "check the path"
     if isinstance(error.param.type, click.Choice):
         given = error.message.partition(" is not one of ")[0].strip("'")
-        close = close_to(given, map(str, error.param.type.choices))
-        return f"did you mean {close[0]}?" if close else None
+        close = _near_choice(given, [str(choice) for choice in error.param.type.choices])
+        return f"did you mean {close}?" if close else None
     return None
+
+
+_ENDING = 3
+"""Letters of an ending that say nothing of which choice is meant, where several have it."""
+
+
+def _near_choice(given: str, choices: Sequence[str]) -> str | None:
+    """The choice that a value is most like, but for an ending that it shares with several of them:
+    `eigencam` is not like `hirescam`."""
+    ending = given[-_ENDING:]
+    alike = [choice for choice in choices if choice.endswith(ending)]
+    if len(alike) < 2:
+        return next(iter(close_to(given, choices)), None)
+    bare = {choice.removesuffix(ending): choice for choice in choices}
+    return next((bare[name] for name in close_to(given.removesuffix(ending), bare)), None)
 
 
 def help_of(ctx: click.Context) -> str:

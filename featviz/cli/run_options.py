@@ -8,9 +8,9 @@ from typing import Any
 import click
 
 from featviz.cli import command as cmd
-from featviz.cli.options import field_option, fields_of, option, stacked
+from featviz.cli.options import checked, field_option, fields_of, option, stacked
 from featviz.cli.values import AUTO_INT, FILE, FOLDER, BytesType
-from featviz.drawing.normalize import MODES
+from featviz.drawing.normalize import MODES, parse_scale
 from featviz.layout.layouts import CHOICES
 from featviz.records import FORMATS, KINDS, REDUCTIONS, DrawOptions, PassOptions
 from featviz.records.checking import filled
@@ -89,6 +89,7 @@ draw_options = stacked(
         "Scale values to brightness in this mode. "
         + "; ".join(f"{mode.spelling}: {mode.words}" for mode in MODES.values())
         + "; auto: map, for gradients symmetric-percentile:99.",
+        callback=checked(parse_scale),
         metavar="MODE",
         first="Scale values to brightness: map, layer, symmetric, range:LO,HI, "
         "percentile:LO,HI, none.",

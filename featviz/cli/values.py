@@ -139,6 +139,17 @@ _LONG_KEY = re.compile(
 """A dotted key of more than 50 parts: Python's reader takes the square of their number."""
 
 
+_KEYS = "a key is an option's long name without dashes, or model or images"
+
+
+class ConfigError(click.BadParameter):
+    """A file of --config that does not say what it should, with what helps."""
+
+    def __init__(self, message: str, hint: str) -> None:
+        super().__init__(message)
+        self.hint = hint
+
+
 def read_config(ctx: click.Context, param: click.Parameter, path: Path | None) -> Path | None:
     """Take values of options from a TOML file: top-level keys, or those in a table of the command.
 
@@ -153,9 +164,9 @@ def read_config(ctx: click.Context, param: click.Parameter, path: Path | None) -
         name = key.replace("_", "-")
         if name not in params:
             lacks = f"{path} has {quoted(repr(key))}, which {ctx.command_path} lacks"
-            raise click.BadParameter(f"{lacks}; {_meant(name, params)}")
+            raise ConfigError(f"{lacks}; {_meant(name, params)}", _KEYS)
         if isinstance(value, dict):
-            raise click.BadParameter(f"{path} has a table {quoted(repr(key))}, expected a value")
+            raise ConfigError(f"{path} has a table {quoted(repr(key))}, expected a value", _KEYS)
         defaults[str(params[name].name)] = _as_typed(params[name], value)
     ctx.default_map = {**(ctx.default_map or {}), **defaults}
     return path
@@ -169,7 +180,8 @@ def _read_toml(path: Path) -> dict[str, Any]:
         return tomllib.loads(text)
     except (OSError, FileError, ValueError, RecursionError) as error:
         words = "too many levels" if isinstance(error, RecursionError) else quoted(str(error))
-        raise click.BadParameter(f"{quoted(str(path))} cannot be read: {words}") from error
+        hint = 'lines of TOML say OPTION = VALUE, such as layers = "ReLU", below [COMMAND] or alone'
+        raise ConfigError(f"{quoted(str(path))} cannot be read: {words}", hint) from error
 
 
 def _flat(content: dict[str, Any], path: Path, ctx: click.Context) -> dict[str, Any]:
@@ -183,7 +195,8 @@ def _flat(content: dict[str, Any], path: Path, ctx: click.Context) -> dict[str, 
     plain = {key: value for key, value in content.items() if not isinstance(value, dict)}
     for key in sorted(content.keys() - plain.keys() - {command, *commands}):
         lacks = f"{path} has a table [{quoted(key)}], and there is no such command"
-        raise click.BadParameter(f"{lacks}; {_meant(key, commands or [command])}")
+        hint = "a table is named as a command is, and holds its options"
+        raise ConfigError(f"{lacks}; {_meant(key, commands or [command])}", hint)
     return {**plain, **(content[command] if command in content.keys() - plain.keys() else {})}
 
 

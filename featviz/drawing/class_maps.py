@@ -92,8 +92,13 @@ def check_places(maps: Maps) -> None:
     """
     size = list(maps.data.shape[2:])
     if not LAYOUTS[maps.layout].aligned or size == [1, 1]:
-        what = "one value a channel" if LAYOUTS[maps.layout].aligned else LAYOUTS[maps.layout].words
-        raise LayoutError(f"has no places of the image for a class activation map: {what}")
+        drawn = LAYOUTS[maps.layout]
+        what = (
+            "one value for each channel"
+            if drawn.aligned
+            else f"the layout {drawn.name} {drawn.shape}"
+        )
+        raise LayoutError(f"has no places of the image: its output has {what}")
 
 
 def class_map(method: str, output: Maps, gradient: Maps) -> Tensor:

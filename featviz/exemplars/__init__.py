@@ -28,7 +28,7 @@ from featviz.files.stores import Remote
 from featviz.hooks.capture import hooked
 from featviz.hooks.eval_mode import in_eval_mode
 from featviz.images import find
-from featviz.models.load import LoadedModel, ModelOptions, load_model
+from featviz.models.load import LoadedModel, ModelOptions, load_model, mistakes_first
 from featviz.models.requirements import versions
 from featviz.pipeline.batches import BatchProgress, batches, run_batch
 from featviz.pipeline.dealing import Deal
@@ -147,7 +147,8 @@ def _find(
     names = () if isinstance(model, LoadedModel) else (model.spec, model.arch, model.weights)
     inputs = [*find.files_of(samples), *destination.model_files(*names)]
     destination.check_apart(options.out, "--out", inputs)
-    destination.check_free(options.out, destination.EXEMPLARS, options.overwrite)
+    with mistakes_first(model):
+        destination.check_free(options.out, destination.EXEMPLARS, options.overwrite)
     return samples
 
 

@@ -78,6 +78,7 @@ def run(
         else:
             output, value = forward(model.module, given, recorder), None
         _check_rule(model, plan, rule)
+    named = plan.target.title(output, model.categories, model.scores) if value is not None else ""
     largest, nonfinite = predictions.largest_change(tensors(before), tensors(output))
     outcome = Outcome(
         prediction=predictions.top_classes(output, model.categories, model.scores),
@@ -86,6 +87,7 @@ def run(
         largest_change=largest,
         nonfinite=nonfinite,
         target=value,
+        target_title=named,
         idle=tuple(_idle(plan, ran, rule)),
     )
     return outcome, recorder

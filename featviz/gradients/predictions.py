@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from featviz.gradients.targets import output_at
+from featviz.gradients.targets import names_of, output_at
 from featviz.records import Guess
 
 
@@ -27,7 +27,7 @@ def top_classes(
     values = output[0].detach().float().cpu()
     if len(values) < 2 or not values.isfinite().all():
         return ()
-    names = categories if categories and len(categories) == len(values) else None
+    names = names_of(len(values), categories)
     shares, order = values.softmax(0), values.topk(min(count, len(values))).indices.tolist()
     return tuple(
         Guess(i, names[i] if names else None, float(values[i]), float(shares[i])) for i in order

@@ -18,7 +18,7 @@ from featviz.text import listed
 _EXAMPLES = "for example class:281, mean, 'output[out]:mean' or layer:layer4.1:17"
 _OUTPUT = re.compile(r"output((?:\[[^\]]+\])+)(?::(.+))?")
 _NAMED = 8
-"""Tensors of an output that an error lists."""
+"""Tensors of an output, or names of classes, that an error lists."""
 
 
 @dataclass(frozen=True)
@@ -53,6 +53,21 @@ class Target:
                 raise self.error(words, _instead(output))
             output = output_at(output, scores)
         return REDUCTIONS[self.reduction](self, self._tensor(output), categories)
+
+    def title(self, output: Any, categories: Sequence[str] = (), scores: str | None = "") -> str:
+        """The target for people: the class by its name, where it has one, else `class 281`; the
+        text of a target that is no class of the output.
+
+        Args: as for `value`, which accepts the output.
+        """
+        if self.layer is not None or self.keys or self.reduction not in ("top1", "class"):
+            return self.text
+        found = _classes(self, self._tensor(output_at(output, scores or "")))
+        index = int(found.argmax())
+        if self.reduction == "class":
+            index = _index(self, len(found), categories)
+        names = names_of(len(found), categories)
+        return names[index] if names else f"class {index}"
 
     def error(self, words: str, hint: str | None = None) -> UsageError:
         """What is wrong with the target."""
@@ -103,6 +118,15 @@ def _layer_target(text: str) -> Target:
     if not name or (channel and not channel.isdecimal()):
         raise UsageError(f"--target {text!r} cannot be read", "layer:NAME or layer:NAME:CHANNEL")
     return Target(text, (), "mean", "", name, int(channel) if channel else None)
+
+
+def names_of(count: int, categories: Sequence[str] | None) -> Sequence[str]:
+    """The names of the classes of an output [1, count].
+
+    Empty where there are more or fewer names: a torchvision architecture with a head of another
+    size was trained on other classes than those the names are of.
+    """
+    return categories if categories and len(categories) == count else ()
 
 
 def outline(output: Any) -> str:
@@ -171,14 +195,17 @@ def _index(target: Target, count: int, categories: Sequence[str]) -> int:
         if int(target.argument) < count:
             return int(target.argument)
         raise target.error(f": there are {count} classes, 0 to {count - 1}")
-    names = [name.lower() for name in categories] if len(categories) == count else []
+    there = names_of(count, categories)
+    names = [name.lower() for name in there]
     if target.argument.lower() in names:
         return names.index(target.argument.lower())
     close = difflib.get_close_matches(target.argument.lower(), names, 3)
     if close:
         hint = f"did you mean {', '.join(close)}?"
+    elif names:
+        hint = f"the classes are {listed(there, _NAMED)}; a number is one, too"
     else:
-        hint = "give its number" if names else "these weights have no names; give its number"
+        hint = "these weights have no names; give its number"
     raise target.error(": no class has this name", hint)
 
 

@@ -37,9 +37,13 @@ class Selector:
         parts = (index.start, index.stop, index.step) if isinstance(index, slice) else (index,)
         return any(part is not None and part < 0 for part in parts)
 
-    def pick(self, layers: Sequence[Layer]) -> list[Layer]:
+    def without_index(self, layers: Iterable[Layer]) -> list[Layer]:
+        """The layers that its index counts, in model order."""
+        return [layer for layer in layers if self.matches(layer)]
+
+    def pick(self, layers: Iterable[Layer]) -> list[Layer]:
         """The layers this selector speaks of, in model order."""
-        matching = [layer for layer in layers if self.matches(layer)]
+        matching = self.without_index(layers)
         if isinstance(self.index, slice):
             return matching[self.index]
         if self.index is None:
@@ -119,13 +123,25 @@ def _by_number(name: str) -> list[tuple[int, str]]:
     return [(int(part) if part.isdecimal() else -1, part) for part in parts]
 
 
+def meant(layers: Sequence[Layer], selectors: Iterable[Selector]) -> str:
+    """What selectors that match no layer may have meant: the indices that there are, else the
+    nearest names; empty where nothing is near."""
+    counts = [(s, len(s.without_index(layers))) for s in selectors]
+    if outside := [(s.text.lstrip("! ").rpartition("#")[0], n) for s, n in counts if n]:
+        return "; ".join(
+            f"{body} has {f'#0 to #{n - 1}' if n > 1 else '#0'}" for body, n in outside
+        )
+    close = nearest(layers, [s for s, _ in counts])
+    return f"did you mean {' or '.join(close)}?" if close else ""
+
+
 def remedy(layers: Sequence[Layer], selectors: Iterable[Selector] = (), *further: str) -> str:
-    """What helps where no layer matches: names that may be meant, `further` words, the types of
-    modules (of functions, where there are no others)."""
-    close = nearest(layers, selectors)
-    meant = f"did you mean {' or '.join(close)}? " if close else ""
+    """What helps where no layer matches: what may be meant, `further` words, the types of modules
+    (of functions, where there are no others)."""
+    words = meant(layers, [s for s in selectors if not s.pick(layers)])
+    between = " " if words.endswith("?") else "; " if words else ""
     modules = [layer for layer in layers if not layer.is_function] or layers
-    return meant + "; ".join((*further, f"types here: {types_present(modules)}"))
+    return words + between + "; ".join((*further, f"types here: {types_present(modules)}"))
 
 
 def _split(text: str) -> list[str]:

@@ -33,7 +33,6 @@ from featviz.records import (
     FORMATS,
     ClassMapOptions,
     DrawOptions,
-    Outcome,
     PassOptions,
     Sample,
     Site,
@@ -212,7 +211,7 @@ def _explained(prepared: Prepared, drawer: Drawer, sample: Sample, result: Image
         raise _nothing(recorder.skipped, [layer.label for layer in recorder.never_ran])
     return replace(
         result,
-        target=_target_words(prepared, outcome),
+        target=outcome.target_title,
         outcome=outcome,
         maps=tuple(reversed(maker.maps)),
         skipped=tuple(recorder.skipped),
@@ -221,26 +220,12 @@ def _explained(prepared: Prepared, drawer: Drawer, sample: Sample, result: Image
 
 
 def _nothing(skipped: Sequence[Skip], never_ran: Sequence[str]) -> UsageError:
-    why = [f"{skip.layer or skip.type} {skip.reason}" for skip in skipped]
-    why += [f"{name} did not run" for name in never_ran]
+    why = [f"layer {quoted(skip.layer)} ({skip.type}) {skip.reason}" for skip in skipped]
+    why += [f"layer {quoted(name)} did not run" for name in never_ran]
     return UsageError(
         f"there is no class activation map: {listed(why, _NAMED, '; ')}",
-        "--layers takes other layers; `featviz layers MODEL` lists them, with shapes",
+        "leave --layers out for the last layer that has a map; `featviz layers MODEL` lists all",
     )
-
-
-def _target_words(prepared: Prepared, outcome: Outcome) -> str:
-    """The class of a target by name, where it has one."""
-    target, categories = prepared.plan.target, prepared.model.categories
-    if target.layer is not None or target.keys:
-        return target.text
-    if target.reduction == "top1" and outcome.prediction:
-        return outcome.prediction[0].title
-    if target.reduction == "class":
-        number = target.argument if target.argument.isdecimal() else ""
-        named = number and int(number) < len(categories)
-        return categories[int(number)] if named else f"class {target.argument}"
-    return target.text
 
 
 class _MapMaker:

@@ -18,7 +18,7 @@ from featviz.errors import LayoutError, UsageError
 from featviz.hooks.eval_mode import in_eval_mode
 from featviz.hooks.layers import list_layers, modules_by_name
 from featviz.hooks.selectors import types_present
-from featviz.models.load import LoadedModel, ModelOptions, load_model
+from featviz.models.load import LoadedModel, ModelOptions, load_model, mistakes_first
 from featviz.models.preprocess import InputOptions
 from featviz.models.requirements import versions
 from featviz.pipeline.dry_pass import choose_layers
@@ -100,7 +100,8 @@ def draw_kernels(model: ModelOptions | LoadedModel, options: KernelOptions) -> K
 def _draw_all(model: ModelOptions | LoadedModel, options: KernelOptions) -> KernelsResult:
     events = options.board
     besides = [] if events is None else list(events.glob(tensorboard.EVENTS))
-    check_free(options.out, options.overwrite, None, besides)
+    with mistakes_first(model):
+        check_free(options.out, options.overwrite, None, besides)
     loaded = load_model(model, NO_IMAGE)
     with in_eval_mode(loaded.module):
         read, skipped = _read(loaded, options.layers)

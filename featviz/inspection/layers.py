@@ -11,7 +11,7 @@ from torch import nn
 from featviz.errors import ForwardError
 from featviz.hooks.layers import list_layers, modules_by_name
 from featviz.hooks.selectors import parse, wants_functions
-from featviz.inspection.summary import count, initialised
+from featviz.inspection.summary import count, guess_of_size, initialised
 from featviz.models.load import LoadedModel, ModelOptions, load_model
 from featviz.models.preprocess import InputOptions
 from featviz.pipeline import dry_pass
@@ -49,6 +49,8 @@ class Listing:
     """Their number, each shared one once."""
     total_parameters: int
     """Each shared one once."""
+    above: tuple[str, ...] = ()
+    """Lines above the table."""
 
     @property
     def footer(self) -> str:
@@ -66,7 +68,8 @@ class Listing:
         """For people."""
         headings = ("", "index", "name", "type", "parameters", "output shape", "calls")
         numbers = ("index", "parameters", "output shape", "calls")
-        return TextTable(headings, numbers, [_cells(row) for row in self.rows], (), [self.footer])
+        rows = [_cells(row) for row in self.rows]
+        return TextTable(headings, numbers, rows, (), [self.footer], self.above)
 
     def as_json(self) -> dict[str, Any]:
         """For programs."""
@@ -107,7 +110,8 @@ def list_model(
     layers.sort(key=lambda layer: layer.index)  # functions behind their module
     rows = [_row(layer, modules.get(layer.name), seen, layer in taken) for layer in layers]
     number = sum(1 for _ in model.module.modules())
-    return Listing(tuple(rows), number, count(initialised(model.module)))
+    above = guess_of_size(model.preprocess, blank) if seen is not None else ()
+    return Listing(tuple(rows), number, count(initialised(model.module)), above)
 
 
 def _row(layer: Layer, module: nn.Module | None, seen: Probe | None, selected: bool) -> LayerRow:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import csv
 import io
+import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
 from torch import Tensor, nn
@@ -16,10 +17,12 @@ from featviz.hooks.forward import forward
 from featviz.hooks.layers import list_layers, modules_by_name
 from featviz.inspection.macs import FLOPS_PER_MAC, Usage, metered
 from featviz.models.load import LoadedModel, ModelOptions, load_model
-from featviz.models.preprocess import InputOptions
+from featviz.models.preprocess import InputOptions, Preprocess
 from featviz.pipeline.dry_pass import choose_layers
 from featviz.records import Layer, TextTable
 from featviz.text import by, listed, printable
+
+log = logging.getLogger(__name__)
 
 _NAMED = 6
 """Operators without a formula that the table's footer names; `as_json` has them all."""
@@ -78,6 +81,8 @@ class Summary:
     totals: Totals
     not_counted: Mapping[str, int]
     """Operators that compute and are in no figure, since there is no formula for them: calls."""
+    above: tuple[str, ...] = ()
+    """Lines above the table."""
 
     @property
     def table(self) -> TextTable:
@@ -85,7 +90,7 @@ class Summary:
         figures = ("input", "output", "calls", "parameters", "trainable", "MACs", "activations")
         headings = ("index", "name", "type", *figures)
         rows = [_words(row) for row in self.rows]
-        return TextTable(headings, {"index", *figures}, rows, (), ["", *_footer(self)])
+        return TextTable(headings, {"index", *figures}, rows, (), ["", *_footer(self)], self.above)
 
     def as_json(self) -> dict[str, Any]:
         """For programs."""
@@ -138,7 +143,16 @@ def summarise(
         if (taken is None or layer in taken) and (depth is None or row.depth <= depth)
     ]
     rows.sort(key=SORTS[sort])
-    return Summary(measured.input_shape, tuple(rows), measured.totals, measured.not_counted)
+    return replace(measured, rows=tuple(rows), above=guess_of_size(model.preprocess, blank))
+
+
+def guess_of_size(preprocess: Preprocess, blank: Sequence[Tensor]) -> tuple[str, ...]:
+    """Words for above a table, and a warning, where the size of the input is a guess."""
+    if not preprocess.size_guessed:
+        return ()
+    shape = by(blank[0].shape)
+    log.warning("the input's size is a guess, %s: shapes and MACs follow it; --size says it", shape)
+    return (f"input {shape}: its size is a guess; --size says it",)
 
 
 def measure(model: LoadedModel, blank: Sequence[Tensor]) -> Summary:

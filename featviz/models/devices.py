@@ -4,10 +4,22 @@ from __future__ import annotations
 
 import os
 import re
-
-import torch
+from typing import TYPE_CHECKING
 
 from featviz.errors import UsageError
+
+if TYPE_CHECKING:
+    import torch
+
+
+def check_name(name: str) -> None:
+    """Refuse what is the name of no device anywhere; needs no torch.
+
+    Raises:
+        UsageError: names those that there are.
+    """
+    if not re.fullmatch(r"auto|cpu|mps|cuda(:\d+)?", name):
+        raise UsageError(f"--device {name!r} is no device", "one of auto, cpu, cuda, cuda:N, mps")
 
 
 def pick_device(name: str) -> torch.device:
@@ -17,13 +29,14 @@ def pick_device(name: str) -> torch.device:
     Raises:
         UsageError: no such device here.
     """
+    import torch
+
+    check_name(name)
     if name == "auto" and torch.cuda.is_available():
         rank = os.environ.get("LOCAL_RANK")
         return torch.device(f"cuda:{int(rank) % torch.cuda.device_count()}" if rank else "cuda")
     if name == "auto":
         return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
-    if not re.fullmatch(r"cpu|mps|cuda(:\d+)?", name):
-        raise UsageError(f"--device {name!r} is no device", "one of auto, cpu, cuda, cuda:N, mps")
     device = torch.device(name)
     count = {"cpu": 1, "mps": int(torch.backends.mps.is_available())}.get(
         device.type, torch.cuda.device_count()

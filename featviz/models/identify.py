@@ -16,8 +16,14 @@ from math import isqrt
 from pathlib import Path
 from typing import Any
 
+from featviz.errors import LoadError
+from featviz.models import own_classes
 from featviz.models.files import checkpoint
 from featviz.models.files.state_dict import Unwrapped, stripped_forms, unwrap
+from featviz.models.hf.config import architecture_beside
+from featviz.models.own_classes import Nearby
+from featviz.models.sources import timm
+from featviz.text import quoted
 
 INDEX = Path(__file__).with_name("architectures.json.gz")
 _NEAREST = 3
@@ -109,17 +115,36 @@ class Identification:
 
     file: str
     match: Known
+    whole: str | None = None
+    """The class of the whole model that the file holds; None where it holds weights."""
+    beside: str | None = None
+    """What a config.json beside weights says that they belong to."""
+    nearby: Nearby | None = None
+    """Classes of the code nearby, where no architecture fits weights."""
 
     @property
     def known(self) -> bool:
-        """Whether an architecture fits entirely."""
-        return self.match.name is not None
+        """Whether `run` takes the file as it stands: an architecture fits entirely, a config.json
+        names one, or it is a whole model."""
+        return self.whole is not None or self.beside is not None or self.match.name is not None
 
     @property
     def words(self) -> str:
         """For people."""
         steps = [*self.match.form.steps, f"{len(self.match.form.tensors)} tensors"]
-        return f"{self.file}: {'; '.join([*steps, self.match.words])}"
+        if self.whole is not None:
+            steps.append(f"a whole model ({quoted(self.whole)}), which is run as it stands")
+        if self.beside is not None:
+            steps.append(f"config.json beside it says {quoted(self.beside)}")
+        if self.match.name is not None or (self.match.nearest and not self.known):
+            steps.append(self.match.words)
+        elif not self.known:
+            steps.append("no architecture of torchvision has such tensors")
+        if self.nearby is not None:
+            steps.append(self.nearby.words)
+        elif not self.known:
+            steps.append("--arch names the class or the architecture")
+        return f"{self.file}: {'; '.join(steps)}"
 
     def as_json(self) -> dict[str, Any]:
         """For programs."""
@@ -132,6 +157,9 @@ class Identification:
             "also": list(match.names[1:]),
             "num_classes": match.num_classes,
             "nearest": [vars(near) for near in match.nearest],
+            "whole_model": self.whole,
+            "beside": self.beside,
+            "nearby": list(self.nearby.names) if self.nearby is not None else [],
         }
 
 
@@ -143,8 +171,25 @@ def identify_file(
     Raises:
         LoadError: no checkpoint, or no weights in it.
     """
-    content = unwrap(checkpoint.read(path), key, prefix, ema, path.name)
-    return Identification(path.name, identify_forms(stripped_forms(content)))
+    content = _read(path)
+    weights = unwrap(content, key, prefix, ema, path.name)
+    forms = stripped_forms(weights)
+    match, beside = identify_forms(forms), timm.named_beside(path) or architecture_beside(path)
+    if weights.module is not None:
+        return Identification(path.name, match, type(weights.module).__name__)
+    if beside is not None or match.name is not None:
+        return Identification(path.name, match, beside=beside)
+    nearby = own_classes.nearby(path, content, [form.tensors for form in forms])
+    return Identification(path.name, match, nearby=nearby)
+
+
+def _read(path: Path) -> Any:
+    try:
+        return checkpoint.read(path)
+    except LoadError as error:
+        if "--trust" not in error.add:
+            raise
+        raise LoadError(error.message, f"with `featviz run`: {error.hint}") from error
 
 
 def identify_forms(forms: Iterable[Unwrapped]) -> Known:

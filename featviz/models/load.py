@@ -10,18 +10,27 @@ from typing import Any
 import torch
 from torch import nn
 
-from featviz.errors import UsageError
+from featviz.errors import FeatvizError, UsageError
 from featviz.models import arguments, classes, requirements
 from featviz.models.devices import pick_device
 from featviz.models.files.state_dict import unwrapped
 from featviz.models.preprocess import InputOptions, Preprocess
 from featviz.models.presets import choose_preprocess
-from featviz.models.sources import Loaded, ModelOptions, load_source
+from featviz.models.sources import Loaded, ModelOptions, check_source, load_source
 from featviz.models.transform import by_function, by_transform
 from featviz.models.weights import digest, in_full_precision
 from featviz.records.checking import check
 
-__all__ = ["Loaded", "LoadedModel", "ModelOptions", "adopt", "fed", "load_model", "pick_device"]
+__all__ = [
+    "Loaded",
+    "LoadedModel",
+    "ModelOptions",
+    "adopt",
+    "fed",
+    "load_model",
+    "mistakes_first",
+    "pick_device",
+]
 
 
 @dataclass(frozen=True)
@@ -69,6 +78,25 @@ def load_model(options: ModelOptions | LoadedModel, inputs: InputOptions) -> Loa
     source = {**loaded.source, **({"arguments": built_with} if built_with else {})}
     named = classes.names(module) or _categories(loaded)
     return LoadedModel(module, preprocess, device, source, named, classes.scores(module))
+
+
+@contextmanager
+def mistakes_first(model: ModelOptions | LoadedModel) -> Iterator[None]:
+    """A block in which a place to write is refused before the model is loaded: a mistake in how
+    the model is named is said in place of the refusal. Only then is it looked for.
+
+    Raises:
+        UsageError: no such name, file, device or argument.
+        LoadError: a package is missing.
+    """
+    try:
+        yield
+    except FeatvizError:
+        if isinstance(model, ModelOptions):
+            check(model)
+            pick_device(model.device)
+            check_source(model)
+        raise
 
 
 def _categories(loaded: Loaded) -> tuple[str, ...]:

@@ -39,10 +39,7 @@ _NO_MODULES = ("torch.nn.functional.", "torch.nn.init.", "torch.nn.utils.", "tor
 _SAME_MODULE = ("to", "eval", "train", "cuda", "cpu", "half", "float", "requires_grad_")
 """Methods of a module that give the module itself."""
 
-_REGISTER = tuple(
-    f"self.{name}"
-    for name in ("register_buffer", "register_parameter", "register_module", "add_module")
-)
+_REGISTER = ("register_buffer", "register_parameter", "register_module", "add_module")
 
 _Function = ast.FunctionDef | ast.AsyncFunctionDef
 
@@ -75,7 +72,7 @@ def makers(path: Path) -> list[ModuleMaker]:
     Raises:
         FileError: it cannot be read, is larger than a megabyte, or is no Python code.
     """
-    outline = _Outline(_parsed(path))
+    outline = Outline(parsed(path))
     nodes = [node for node in outline.tree.body if outline.gives_module(node)]
     used = {
         name.id
@@ -133,7 +130,7 @@ def _why_none(path: Path) -> str:
     return "none of its classes and functions is seen to give one"
 
 
-class _Outline:
+class Outline:
     """The definitions at the top of a file, and what its imported names stand for."""
 
     def __init__(self, tree: ast.Module) -> None:
@@ -157,26 +154,27 @@ class _Outline:
         """What is known of a class or function that gives a module."""
         if not isinstance(node, ast.ClassDef):
             return ModuleMaker(node.name, _required(node), _named(node))
-        init, parts = self._init(node), frozenset(self._parts(node))
+        init, parts = self.init(node), frozenset(self._parts(node))
         if init is None:
             return ModuleMaker(node.name, parts=parts)
         return ModuleMaker(node.name, _required(init)[1:], _named(init)[1:], parts)
 
-    def _init(self, node: ast.ClassDef) -> _Function | None:
+    def init(self, node: ast.ClassDef) -> _Function | None:
         """The __init__ of a class, or of the first of its bases in the file that has one."""
         constructor = next((n for n in _methods(node) if n.name == "__init__"), None)
         if constructor is not None:
             return constructor
         bases = (self.definitions.get(_dotted(base)) for base in node.bases)
-        inits = (self._init(b) for b in bases if isinstance(b, ast.ClassDef) and b is not node)
+        inits = (self.init(b) for b in bases if isinstance(b, ast.ClassDef) and b is not node)
         return next((init for init in inits if init is not None), None)
 
     def _parts(self, node: ast.ClassDef) -> Iterator[str]:
         """Attributes that the __init__ of a class, or of its bases in the file, sets."""
         for method in _methods(node):
             if method.name == "__init__":
-                for part in ast.walk(method):
-                    yield from _set_by(part)
+                arguments = [*method.args.posonlyargs, *method.args.args]
+                for part in ast.walk(method) if arguments else ():
+                    yield from _set_by(part, arguments[0].arg)
         for base in (self.definitions.get(_dotted(base)) for base in node.bases):
             if isinstance(base, ast.ClassDef) and base is not node:
                 yield from self._parts(base)
@@ -226,7 +224,12 @@ class _Outline:
 _Definition = ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 
 
-def _parsed(path: Path) -> ast.Module:
+def parsed(path: Path) -> ast.Module:
+    """The syntax tree of a file of code.
+
+    Raises:
+        FileError: it cannot be read, is larger than a megabyte, or is no Python code.
+    """
     try:
         return ast.parse(read_text(path, _LARGEST))
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
@@ -251,7 +254,7 @@ def _code_in(folders: Iterable[Path]) -> Iterator[Path]:
 
 def _body(path: Path) -> list[ast.stmt]:
     try:
-        return _parsed(path).body
+        return parsed(path).body
     except (FileError, OSError):
         return []
 
@@ -283,18 +286,26 @@ def _methods(node: ast.ClassDef) -> list[_Function]:
     return [n for n in node.body if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef)]
 
 
-def _set_by(node: ast.AST) -> Iterator[str]:
-    """Attributes that a statement or call sets; `self.register_buffer("x", ...)` sets one, too."""
+def _set_by(node: ast.AST, self: str) -> Iterator[str]:
+    """Attributes that a statement or call sets; `self.register_buffer("x", ...)` sets one, too.
+
+    Args:
+        self: what the method calls its object.
+    """
     targets: list[ast.expr] = []
     if isinstance(node, ast.Assign):
         targets = node.targets
     elif isinstance(node, ast.AnnAssign):
         targets = [node.target]
-    elif isinstance(node, ast.Call) and _dotted(node.func) in _REGISTER and node.args:
+    elif isinstance(node, ast.Call) and node.args and _dotted(node.func) in _registers(self):
         yield _dotted(node.args[0])
     for target in targets:
-        if (name := _dotted(target)).startswith("self."):
-            yield name.removeprefix("self.")
+        if (name := _dotted(target)).startswith(f"{self}."):
+            yield name.removeprefix(f"{self}.")
+
+
+def _registers(self: str) -> list[str]:
+    return [f"{self}.{name}" for name in _REGISTER]
 
 
 def _required(node: _Function) -> tuple[str, ...]:

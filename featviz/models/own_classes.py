@@ -6,6 +6,7 @@ from __future__ import annotations
 import inspect
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -70,24 +71,55 @@ def unknown_weights(path: Path, content: Any, forms: Iterable[Iterable[str]]) ->
     mapping = content if isinstance(content, Mapping) else {}
     hparams = mapping.get(HPARAMS)
     names = [str(name) for name in hparams] if isinstance(hparams, Mapping) else []
-    tops = [{key.partition(".")[0] for key in keys} for keys in forms]
-    fitting = _fitting(tops, set(names), path.parent)
-    if not fitting and _LIGHTNING not in mapping and not names:
+    fitting = _nearby(path, set(names), forms)
+    if fitting is None and _LIGHTNING not in mapping and not names:
         return None
     kind = "a Lightning checkpoint" if _LIGHTNING in mapping or names else "a file of weights"
     shown = listed([quoted(name) for name in names], _SHOWN)
     message = f"{path.name} is {kind}, and does not say of which class" + (
         f"; it has {HPARAMS}: {shown}" if names else ""
     )
-    if not fitting:
+    if fitting is None:
         more = " --model-arg @hparams" if names else ""
         return LoadError(message, f"name the class: --arch net.py:CLASS{more}")
-    maker = fitting[0][1]
-    passed = ("--model-arg", "@hparams") if set(names) & {*maker.takes} else ()
-    add = ("--arch", f"{fitting[0][0]}:{maker.name}", *passed)
-    seen = listed([f"{file}:{maker.name}" for file, maker in fitting], _SHOWN)
-    hint = f"its tensors have names as in {seen}; {' '.join(add)} takes it"
-    return LoadError(message, hint, add=add)
+    return LoadError(message, fitting.words, add=fitting.add)
+
+
+@dataclass(frozen=True)
+class Nearby:
+    """The classes of the code nearby that weights may belong to."""
+
+    names: tuple[str, ...]
+    """As `--arch` takes them, `net.py:Net`, the likeliest first."""
+    add: tuple[str, ...]
+    """The options with which the file is loaded into the first."""
+
+    @property
+    def words(self) -> str:
+        """For people."""
+        seen = listed(self.names, _SHOWN)
+        return f"its tensors have names as in {seen}; {' '.join(self.add)} takes it"
+
+
+def nearby(path: Path, content: Any, forms: Iterable[Iterable[str]]) -> Nearby | None:
+    """The classes in the current folder or the file's folder whose attributes have the names of the
+    tensors; None where there is none.
+
+    Args:
+        content, forms: as for `unknown_weights`.
+    """
+    hparams = content.get(HPARAMS) if isinstance(content, Mapping) else None
+    return _nearby(path, {*map(str, hparams)} if isinstance(hparams, Mapping) else set(), forms)
+
+
+def _nearby(path: Path, hparams: set[str], forms: Iterable[Iterable[str]]) -> Nearby | None:
+    tops = [{key.partition(".")[0] for key in keys} for keys in forms]
+    fitting = _fitting(tops, hparams, path.parent)
+    if not fitting:
+        return None
+    names = tuple(f"{file}:{maker.name}" for file, maker in fitting)
+    passed = ("--model-arg", "@hparams") if hparams & {*fitting[0][1].takes} else ()
+    return Nearby(names, ("--arch", names[0], *passed))
 
 
 def _fitting(

@@ -105,6 +105,9 @@ class Preprocess:
     """Takes the place of resizing and cropping, for models of Ultralytics."""
     guessed: bool = field(default=False, compare=False)
     """Whether neither the model nor the user says how images go in."""
+    size_guessed: bool = field(default=False, compare=False)
+    """Whether neither the model nor the user says how large its input is, so that the size of
+    `blank` is a guess."""
     further: tuple[str, ...] = ()
     """The arguments of forward that are no images, in words: `t=10`."""
     any_values: bool = field(default=False, compare=False)

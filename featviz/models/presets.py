@@ -59,8 +59,10 @@ def choose_preprocess(
     elif base is None or base.channels != channels:
         base = _by_channels(channels, options, fixed.size)
     first = _first_convolution(module)
+    said = options.size is not None or options.crop is not None or base.letterbox is not None
     return replace(
         _checked(_overridden(base, options)),
+        size_guessed=not said and (base.guessed or base.own_size),
         any_values=options.mean is not None or options.std is not None,
         frames=options.frames if isinstance(first, nn.Conv3d) else None,
         inputs=options.inputs or required_arguments(module, arguments.names(options.input)),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -21,7 +22,7 @@ from featviz.drawing.kernels import post_kernels
 from featviz.errors import UploadError
 from featviz.hooks.eval_mode import in_eval_mode
 from featviz.images import find
-from featviz.models.load import LoadedModel, ModelOptions
+from featviz.models.load import LoadedModel, ModelOptions, mistakes_first
 from featviz.pipeline import dry_run, shared_basis
 from featviz.pipeline.dealing import Deal, with_next
 from featviz.pipeline.dry_pass import effort
@@ -47,7 +48,7 @@ from featviz.rundir import destination
 from featviz.rundir.store.objects import ObjectStore
 from featviz.rundir.store.run import StoredRun
 from featviz.rundir.write import RunDirectory
-from featviz.text import quoted
+from featviz.text import counted, listed, quoted
 
 log = logging.getLogger(__name__)
 
@@ -61,6 +62,9 @@ with all of them, the other two 1.0 to 1.3 times."""
 
 MANY = 8
 """Images from which on a run is worth a pass on zeros to share the cores."""
+
+_NAMED = 5
+"""Layers that gave NaN or infinite values which a warning names."""
 
 SAVED_EVERY = 5.0
 """Seconds between two writings of run.json while a run goes on."""
@@ -156,6 +160,7 @@ def _run(
             else:
                 errand = _errand(prepared, images, document)
                 interrupted = _let_draw(others, errand, finished, (folder, options.limits))
+            finished.warn()
     return RunResult(
         options.target,
         tuple(finished.results),
@@ -180,7 +185,8 @@ def _find(
         inputs = [*find.files_of(samples), *destination.model_files(*names)]
         destination.check_apart(options.target, option, inputs)
     if team.begun is None:
-        check_destination(model, options)
+        with mistakes_first(model):
+            check_destination(model, options)
     return samples
 
 
@@ -216,12 +222,17 @@ class _Finished:
         self.results: list[ImageResult] = []
         """Only the names and errors of the images."""
         self.pictures = 0
+        self._nonfinite: Counter[str] = Counter()
+        """By layer: the images for which it gave NaN or infinite values."""
 
     def add(self, result: ImageResult) -> None:
         """Note an image whose files are written, or which has failed."""
         brief = ImageResult(result.image, result.folder, error=result.error, kept=result.kept)
         self.results.append(brief)
         self.pictures += len(result.captures)
+        rows = () if result.kept else result.captures
+        names = [row.layer or row.type for row in rows if row.nonfinite]
+        self._nonfinite.update(dict.fromkeys(names, 1))
         self.document.add(result)
         self._save()
         self.progress(result, self.deal.expected)
@@ -234,6 +245,12 @@ class _Finished:
             with suppress(UploadError):  # a store that does not answer may do so at the end
                 self.document.write(self.folder)
             self._due = monotonic() + max(SAVED_EVERY, 50 * (monotonic() - began))
+
+    def warn(self) -> None:
+        """Say once which layers gave values that no colour stands for."""
+        layers = [f"{quoted(name)} ({counted(n, 'image')})" for name, n in self._nonfinite.items()]
+        if layers:
+            log.warning("NaN or infinite values, shown in magenta: %s", listed(layers, _NAMED))
 
     @property
     def last_failed(self) -> bool:

@@ -20,7 +20,8 @@ from featviz.pipeline.prepare import prepare
 from featviz.pipeline.resume import RunDocument, run_record
 from featviz.pipeline.session import Session
 from featviz.records import ImageResult
-from featviz.rundir.write import RunDirectory, differences
+from featviz.rundir.unlike import differences
+from featviz.rundir.write import RunDirectory
 
 MOST_DEATHS = 2
 """Actors that die over an image before it counts as failed; and for each actor that was asked for,

@@ -137,9 +137,8 @@ def choose_layers(
     if not chosen:
         raise _no_match(model, text, wanted, layers, blank)
     for idle in selectors.idle(layers, wanted):
-        close = selectors.nearest(layers, selectors.parse(idle))
-        meant = f"; did you mean {' or '.join(close)}?" if close else ""
-        log.warning("selector %r matches no layer%s", idle, meant)
+        meant = selectors.meant(layers, selectors.parse(idle))
+        log.warning("selector %r matches no layer%s", idle, f"; {meant}" if meant else "")
     return chosen
 
 

@@ -178,7 +178,8 @@ class ImageWriter:
         """Make the manifest's row, then write the file; runs in the background."""
         file = self._file(site, f".{self.draw.format}")
         row = describe(picture, site, shape, file)
-        _warn_of(picture, site, self.sample, row.nonfinite)
+        where = f"{site.layer.label} {site.stem} of {self.sample.name}"
+        png.warn_of_size(where, picture.plan.pixels)
         if kept is not None:
             row = replace(row, tensor=kept)
         with self.folder.writing(file) as opened:
@@ -309,10 +310,3 @@ def _to_numpy(tensor: Tensor) -> np.ndarray:
         return np.array(tensor.cpu().resolve_neg().numpy(), copy=True)
     except (TypeError, RuntimeError):
         return np.array(layout.to_floats(tensor).cpu().numpy(), copy=True)
-
-
-def _warn_of(picture: GridPicture, site: Site, sample: Sample, nonfinite: int) -> None:
-    where = f"{site.layer.label} {site.stem} of {sample.name}"
-    if nonfinite:
-        log.warning("%s holds %d NaN or infinite values, shown in magenta", where, nonfinite)
-    png.warn_of_size(where, picture.plan.pixels)

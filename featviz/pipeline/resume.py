@@ -31,8 +31,9 @@ from featviz.rundir.store import run as stored
 from featviz.rundir.store.listing import StoredTree
 from featviz.rundir.store.objects import ObjectStore
 from featviz.rundir.store.run import StoredFolder, StoredRun
+from featviz.rundir.unlike import differences
 from featviz.rundir.verify import faults_of
-from featviz.rundir.write import ImageFolder, RunDirectory, check_free, differences
+from featviz.rundir.write import ImageFolder, RunDirectory, check_free
 from featviz.text import listed, quoted, safe_way
 
 log = logging.getLogger(__name__)

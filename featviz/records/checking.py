@@ -74,6 +74,15 @@ def check(record: Any) -> None:
         raise UsageError(message, hint)
 
 
+def check_field(kind: type, name: str, value: Any) -> None:
+    """Refuse a bad value of one field of a record, which may not be whole yet.
+
+    Raises:
+        UsageError: names the option, its value and what it takes.
+    """
+    _read(_hints(kind)[name], flag(name), value)
+
+
 def choices(kind: type, name: str) -> list[str]:
     """The words that a field takes."""
     return [str(choice) for choice in _choices(_hints(kind)[name])]

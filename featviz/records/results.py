@@ -134,7 +134,10 @@ class Outcome:
     """Values of the output that are NaN or infinite with the interventions or without, but not
     alike in both."""
     target: float | None = None
-    """What was differentiated."""
+    """The value that was differentiated; None where there was no backward pass."""
+    target_title: str = ""
+    """What was differentiated, for people: the class's name or number, or the target as it was
+    asked for; empty where there was no backward pass."""
     idle: tuple[str, ...] = ()
     """What was asked for and changed nothing, in words."""
 

@@ -56,9 +56,11 @@ def read_kernels(root: Path) -> ReadKernels:
     Raises:
         StoreError: it holds no kernels, or a file of it is missing or does not fit.
     """
-    record = read_json(root / RUN_FILE)
+    record = read_json(root / RUN_FILE) if (root / RUN_FILE).exists() else {}
     if record.get("kind") != "kernels":
-        raise StoreError(f"{quoted(str(root))} holds no kernels", "give what featviz kernels wrote")
+        raise StoreError(
+            f"{quoted(str(root))} holds no kernels", "give a folder that `featviz kernels` wrote"
+        )
     try:
         with Folder(root) as folder:
             rows = schema.check_kernels(folder.read_json(MANIFEST_FILE, MOST_RECORD))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -17,7 +18,16 @@ from typing import Any
 from featviz import files
 from featviz.errors import FileError, StoreError
 from featviz.files.urls import Url
-from featviz.rundir import INPUT_FILE, MANIFEST_FILE, RUN_FILE, STATS_FILE, schema
+from featviz.rundir import (
+    AUDIT_FILE,
+    DIFF_FILE,
+    EXEMPLARS_FILE,
+    INPUT_FILE,
+    MANIFEST_FILE,
+    RUN_FILE,
+    STATS_FILE,
+    schema,
+)
 from featviz.rundir.image import ReadImage, read_image
 from featviz.rundir.schema import MOST_RECORD, RunRecord
 from featviz.rundir.sharing import Shared
@@ -119,10 +129,7 @@ def read_json(path: Path) -> dict[str, Any]:
     try:
         content = files.read_json(path, MOST_RECORD)
     except FileNotFoundError:
-        raise StoreError(
-            f"{quoted(str(path.parent))} is no run directory: it has no {path.name}",
-            "give a folder that `featviz run` wrote",
-        ) from None
+        raise _no_run(path) from None
     except FileError as error:
         where = f"{quoted(str(path))} cannot be read"
         said = error.message.removeprefix(f"{where}: ")
@@ -133,6 +140,28 @@ def read_json(path: Path) -> dict[str, Any]:
         raise StoreError(f"{quoted(str(path))} {error}") from None
     record: dict[str, Any] = content
     return record
+
+
+_OTHERS = {
+    EXEMPLARS_FILE: ("exemplars of channels", "`featviz report RUN --exemplars %s` shows them"),
+    AUDIT_FILE: ("an audit", "`featviz report %s` shows it"),
+    DIFF_FILE: ("a comparison of two runs", "give one of the runs"),
+}
+"""Results that are no runs, by the file that they have, with what takes them."""
+
+
+def _no_run(path: Path) -> StoreError:
+    """The error for a folder without a run.json or a manifest, with what it holds instead."""
+    folder = quoted(str(path.parent))
+    there = next((name for name in _OTHERS if (path.parent / name).is_file()), None)
+    if there is None or path.name != RUN_FILE:
+        message = f"{folder} is no run directory: it has no {path.name}"
+        return StoreError(message, "give a folder that `featviz run` wrote")
+    what, use = _OTHERS[there]
+    return StoreError(
+        f"{folder} is no run directory: it holds {what}",
+        use.replace("%s", quoted(shlex.quote(str(path.parent)))),
+    )
 
 
 def read_record(root: Path) -> tuple[dict[str, Any], RunRecord]:

@@ -33,7 +33,8 @@ from featviz.rundir.atomic import (
 )
 from featviz.rundir.ownership import Claim
 from featviz.rundir.sums import Sum, SummedFile, sealed
-from featviz.text import counted, quoted, safe_name, safe_way
+from featviz.rundir.unlike import taken
+from featviz.text import quoted, safe_name, safe_way
 
 __all__ = ["ImageFolder", "RunDirectory", "atomic", "write_json"]
 
@@ -334,66 +335,12 @@ def check_free(
     return destination.check_free(root, destination.RUN, overwrite, besides, taken)
 
 
-def differences(old: Any, new: Any, where: str = "") -> list[str]:
-    """In words, what of two records is not the same; options come first."""
-    return sorted(_differences(old, new, where), key=lambda words: "options" not in words)
-
-
-def _differences(old: Any, new: Any, where: str) -> list[str]:
-    if isinstance(old, dict) and isinstance(new, dict):
-        keys = [*old, *(key for key in new if key not in old)]
-        at = [(f"{where}.{k}" if where else k, old.get(k), new.get(k)) for k in keys]
-        return [words for name, a, b in at for words in _differences(a, b, name)]
-    return [] if old == new else [f"its {where} is {_short(old)}, this one's {_short(new)}"]
-
-
-def _short(value: Any) -> str:
-    text = json.dumps(value, ensure_ascii=False)
-    return quoted(text if len(text) <= 60 else f"{text[:57]}...")
-
-
 def _taken(
     root: Path, earlier: Claim, record: Mapping[str, Any] | None, certain: bool
 ) -> StoreError:
     """The refusal of a folder that holds a run with complete images."""
     ways = "--overwrite replaces it, --out names another folder"
     return taken(str(root), earlier.record, earlier.complete, record, certain, ways)
-
-
-def taken(
-    where: str,
-    earlier: Mapping[str, Any],
-    complete: int,
-    record: Mapping[str, Any] | None,
-    certain: bool,
-    ways: str,
-) -> StoreError:
-    """The refusal of a place that holds a run with complete images.
-
-    Args:
-        where: the place.
-        earlier: the content of its run.json.
-        complete: its complete images.
-        record, certain: as for `check_free`.
-        ways: what can be done in any case.
-    """
-    if record is None or "kind" in record or "kind" in earlier:
-        return StoreError(f"--out {where} holds another run", ways)
-    plain = json.loads(json.dumps(record, default=str))
-    if unlike := differences(_common(earlier, plain), plain):
-        return StoreError(
-            f"--out {where} holds another run; {unlike[0]}", f"{ways}; --resume takes the same run"
-        )
-    name = "the same run" if certain else "a run with the same options"
-    count = f"{counted(complete, 'image')} complete"
-    return StoreError(f"--out {where} holds {name}, {count}", f"--resume goes on with it, {ways}")
-
-
-def _common(old: Any, new: Any) -> Any:
-    """The entries of a record that the other one has, too."""
-    if not isinstance(old, dict) or not isinstance(new, dict):
-        return old
-    return {key: _common(old[key], new[key]) for key in old if key in new}
 
 
 def _parents(ways: Iterable[str]) -> set[PurePosixPath]:

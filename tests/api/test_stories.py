@@ -39,6 +39,12 @@ def test_layers_and_summary_are_those_of_the_commands(
     counted = fv.summary(tiny, sort="macs", **AS_IT_IS)
     assert json.loads(json.dumps(counted.as_json())) == told
     assert repr(counted) == "<SummaryTable: 137 parameters, 51,860 MACs>"
+    for command, table in (("layers", listed), ("summary", counted)):
+        flags = (*FLAGS, *(("--layers", "Conv2d") if command == "layers" else ("--sort", "macs")))
+        printed = featviz(command, tiny_file, *flags).out.splitlines()
+        assert [line.split() for line in str(table).splitlines()] == [s.split() for s in printed]
+    guessed = fv.layers(tiny)
+    assert guessed.above[0] in guessed._repr_html_() and str(guessed).startswith("input 1")
 
 
 def test_look_is_the_page_of_the_command(
@@ -165,10 +171,15 @@ def test_an_audit_is_that_of_the_command(
     document = json.loads(json.dumps(found.as_json()))
     assert {**told, "model": None} == {**document, "model": None}
     assert found.exit_code == 4 and repr(found).startswith("<AuditTable of 1 model: ")
+    assert repr(found).endswith("; gates: 1 of 1 broken>")
+    printed = featviz("audit", tiny_file, photos, *FLAGS, "--out", tmp_path / "b").out.split()
+    table, *broken = str(found).rpartition("\n")
+    assert table.split() == printed and "gate dead>5% is broken: " in broken[-1]
     html = found._repr_html_()
     assert "gate dead&gt;5% is broken" in html and html.count("<img") == len(found.suspects) > 0
     twice = fv.audit([tiny_file, str(tiny_file)], photos, **AS_IT_IS)
     assert [model.label for model in twice.models] == ["tiny.pth", "tiny.pth (2)"]
+    assert "gate" not in repr(twice)
     for wrong in ([tiny, tiny], [tiny_file, tiny]):
         with pytest.raises(UsageError, match="several models are MODEL strings"):
             fv.audit(wrong, photos, **AS_IT_IS)

@@ -13,8 +13,9 @@ from conftest import DIGITS, DIGITS_MODEL
 from PIL import Image
 from torch import nn
 
-from featviz.audit import gates, output
+from featviz.audit import output
 from featviz.images.group import natural_key
+from featviz.records import gates
 from featviz.records.findings import FINDINGS
 
 from .audited import COLOURS, PLANTED, Run, kill, names_in, solid

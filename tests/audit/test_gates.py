@@ -14,9 +14,9 @@ import pytest
 from conftest import Outcome
 from PIL import Image
 
-from featviz.audit import gates
+from featviz.audit import judging
 from featviz.errors import UsageError
-from featviz.records import Verdict
+from featviz.records import Verdict, gates
 from featviz.rundir import junit
 
 PLANTED = Path(planted.__file__)
@@ -58,7 +58,7 @@ LAYERS = [
 )
 def test_gates_count_what_they_say(text: str, held: bool, words: str) -> None:
     """A percentage is a share of the channels that are judged, a plain number a count."""
-    assert gates.check(gates.parse(text), LAYERS) == Verdict(text.strip(), held, words)
+    assert judging.check(gates.parse(text), LAYERS) == Verdict(text.strip(), held, words)
 
 
 @pytest.mark.parametrize(
@@ -90,7 +90,7 @@ def test_what_is_no_gate(text: str, message: str) -> None:
 def test_a_gate_that_could_never_break_is_refused(text: str, message: str, hint: str) -> None:
     """A misspelt layer would otherwise hold for ever."""
     with pytest.raises(UsageError) as error:
-        gates.check(gates.parse(text), LAYERS)
+        judging.check(gates.parse(text), LAYERS)
     assert message in error.value.message and hint in str(error.value.hint)
 
 
@@ -102,21 +102,21 @@ def replaced(index: int, **found: Sequence[int]) -> list[Any]:
 
 def test_worse_than_the_baseline_names_the_new_channels() -> None:
     """More of a finding in a layer is worse, wherever else it got better; fewer is not."""
-    assert gates.worse(LAYERS, LAYERS).held
-    assert gates.worse(replaced(0, dead=[4]), LAYERS).held  # another channel, but no more
-    assert gates.worse(replaced(0, dead=[]), LAYERS).held
-    verdict = gates.worse(replaced(1, dead=[], constant=[5, 8, 9]), LAYERS)
+    assert judging.worse(LAYERS, LAYERS).held
+    assert judging.worse(replaced(0, dead=[4]), LAYERS).held  # another channel, but no more
+    assert judging.worse(replaced(0, dead=[]), LAYERS).held
+    verdict = judging.worse(replaced(1, dead=[], constant=[5, 8, 9]), LAYERS)
     assert not verdict.held
     assert verdict.words == ("layer1.relu.call1: 3 constant, 1 in the baseline (new: 8, 9)")
-    many = gates.worse(replaced(3, nonfinite=list(range(50))), LAYERS).words
+    many = judging.worse(replaced(3, nonfinite=list(range(50))), LAYERS).words
     assert "new: 0, 1, 2, 3, 4, 5, 6, 8 and 41 more" in many
 
 
 def test_only_what_both_have_is_compared() -> None:
     """A new layer is named as not comparable; a finding the baseline was not asked is left out."""
     before = [layer("layer1.relu", 20, dead=[3])]
-    assert gates.worse(LAYERS, before).held
-    assert gates.incomparable(LAYERS, before) == [
+    assert judging.worse(LAYERS, before).held
+    assert judging.incomparable(LAYERS, before) == [
         "layer1.relu.call1",
         "layer3/fn:relu",
         "layer4.act",

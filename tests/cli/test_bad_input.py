@@ -223,6 +223,17 @@ def test_a_misspelt_layer_lists_the_types(featviz: Run, tiny_file: Path, picture
     assert re.search(r"Conv2d\W+1\b", hint) and re.search(r"Linear\W+1\b", hint)
 
 
+def test_an_index_that_is_not_there_says_which_are(
+    featviz: Run, tiny_file: Path, picture: Path
+) -> None:
+    """In an error, and in the warning of one selector beside others; a range as well."""
+    outcome = featviz("run", tiny_file, picture, "--layers", "*#99", "-q")
+    refused(outcome, 2, "no layer matches --layers")
+    assert re.search(r"hint: \* has #0 to #\d; types here", outcome.err), outcome.err
+    outcome = featviz("run", tiny_file, picture, "--layers", "ReLU,Conv2d#7:", "--dry-run")
+    assert "selector 'Conv2d#7:' matches no layer; Conv2d has #0\n" in outcome.err
+
+
 def test_a_relu_that_is_a_function_is_told(featviz: Run, nets: str, picture: Path) -> None:
     """--layers ReLU on a model without such modules says which function it calls, how often."""
     outcome = featviz("run", f"{nets}:Functional", picture, "--layers", "ReLU", "-q")

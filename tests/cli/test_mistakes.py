@@ -6,6 +6,7 @@ with the class Net, `cat.jpg`, a folder `photos`, and empty files.
 
 from __future__ import annotations
 
+import json
 import shlex
 from collections import OrderedDict
 from pathlib import Path
@@ -13,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from foreign_records import RUN_RECORD
 from PIL import Image
 from torch import nn
 
@@ -125,6 +127,11 @@ MODELS = [
     ("run weights.pth cat.jpg", "an architecture that torchvision has not", "--arch says"),
     ("identify empty.pth", "it is empty", "a file that torch.save wrote"),
     ("identify gone.pth", "File 'gone.pth' does not exist", "check the path"),
+    (
+        "run gan.pth cat.jpg",
+        "gan.pth holds no weights: keys 'critic', 'nets', 'state'",
+        "here nets.generator or critic: featviz run gan.pth cat.jpg --key nets.generator",
+    ),
     ("run resnet18 cat.jpg --weights no", "--weights 'no' is neither a file", "IMAGENET1K_V1"),
 ]
 
@@ -159,12 +166,24 @@ VALUES = [
     (f"{RUN} --reduce pcs", "'pcs' is not one of 'mean'", "did you mean pca?"),
     (f"{RUN} --normalize maps", "--normalize 'maps'", "give one of auto, map, layer"),
     (f"{RUN} --device gpu", "--device 'gpu' is no device", "one of auto, cpu, cuda"),
-    (f"{RUN} --config bad.toml", "has 'layer', which featviz run lacks; did you mean layers?", ""),
+    (
+        f"{RUN} --config bad.toml",
+        "has 'layer', which featviz run lacks; did you mean layers?",
+        "a key is an",
+    ),
+    (
+        f"{RUN} --config worse.toml",
+        "Unclosed array (at line 3, column",
+        "lines of TOML say OPTION =",
+    ),
     (f"{RUN} --shard 3/2", "--shard '3/2' is no part of a whole", "2/8"),
     (f"{RUN} --target sum", "--target does nothing without gradients", "add --capture output,grad"),
     (f"{RUN} --archive a.zip --open", "--open needs a folder", ""),
     ("audit model.pth photos --fail-on ded>5", "no finding 'ded'", "did you mean dead?"),
     ("report photos", "photos is no run directory", "give a folder that `featviz run` wrote"),
+    ("report ex", "ex is no run directory: it holds exemplars", "report RUN --exemplars ex` shows"),
+    ("sheet aud --layer x", "aud is no run directory: it holds an audit", "`featviz report aud`"),
+    ("report ran --kernels photos", "photos holds no kernels", "a folder that `featviz kernels`"),
     ("sheet gone --layer x", "gone is no run directory", "give a folder that `featviz run` wrote"),
     ("diff gone photos", "Directory 'gone' does not exist", "the current folder has no 'gone'"),
     ("diff phtos photos", "Directory 'phtos' does not exist", "did you mean photos?"),
@@ -188,12 +207,18 @@ def here(tmp_path_factory: pytest.TempPathFactory) -> Path:
     torch.save(model.state_dict(), root / "weights.pth")
     torch.save(model.state_dict(), root / "store" / "weights.pth")
     torch.save({"0.weight": torch.zeros(4, 3, 3, 3)}, root / "weights.jpg")
+    nets = {"generator": model.state_dict(), "epoch": 3}
+    torch.save({"critic": {"w": torch.ones(1)}, "nets": nets, "state": {0: 1}}, root / "gan.pth")
+    for name, record in (("ex", "exemplars.json"), ("aud", "audit.json"), ("ran", "run.json")):
+        (root / name).mkdir()
+        (root / name / record).write_text(json.dumps(RUN_RECORD))
     for name in ("net.py", "code/net.py"):
         (root / name).write_text(NET)
     for name in ("empty.pth", "empty.png", "empty.zip", "empty.py"):
         (root / name).touch()
     (root / "notes.txt").write_text("hello\n")
     (root / "bad.toml").write_text("[run]\nlayer = 'b1'\n")
+    (root / "worse.toml").write_text("[run]\nlayers = ['b1'\nnrow = 3\n")
     pixels = np.random.default_rng(0).integers(0, 256, (12, 12, 3), np.uint8)
     for name in ("cat.jpg", "photos/a.png"):
         Image.fromarray(pixels).save(root / name)

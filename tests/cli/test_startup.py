@@ -119,6 +119,33 @@ def test_a_model_of_torchvisions_is_seen_to_import_it(own: Path) -> None:
     assert "torchvision" in modules_after("layers", "resnet18", "--weights", "none")[1]
 
 
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("run net.pth cat.png --max-maps 0", "--max-maps 0 is below 1"),
+        ("run net.pth cat.png --overlay 3", "--overlay 3.0 is outside 0..1"),
+        ("run net.pth cat.png --normalize zzz", "--normalize 'zzz' is no normalization mode"),
+        ("run net.pth cat.png --layers re:b[", "is no regular expression"),
+        ("audit net.pth cat.png --fail-on dead>0 --fail-on ded>5%", "there is no finding 'ded'"),
+        ("run net.pth cat.png --device gpu", "--device 'gpu' is no device"),
+        ("kernels net.pth --nrow 0", "--nrow 0 is below 1"),
+        ("cam net.pth cat.png --overlay 2", "--overlay 2.0 is outside 0..1"),
+        ("exemplars net.pth cat.png --top 0", "--top 0 is outside 1..1000"),
+    ],
+)
+def test_a_bad_value_is_refused_before_anything_heavy_is_imported(words: str, message: str) -> None:
+    """An error does not wait seconds for torch where the value alone is wrong."""
+    code = (
+        "import sys\nfrom featviz.cli import main\ntry:\n    code = main()\n"
+        "except SystemExit as end:\n    code = end.code\n"
+        f"print(code, *sys.modules.keys() & {HEAVY!r})"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, *words.split()], capture_output=True, text=True, check=True
+    )
+    assert message in done.stderr and done.stdout.strip() == "2"
+
+
 @pytest.mark.parametrize("words", ["featviz r", "featviz run --norm"])
 def test_completion_imports_nothing_heavy(words: str) -> None:
     """Completing a command, or an option of one, does not wait for imports."""

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import Outcome
+from conftest import DIGITS, DIGITS_MODEL, Outcome
 from PIL import Image
 
 from featviz.drawing.drawer import Drawer
@@ -42,6 +42,26 @@ def test_without_json_stdout_is_empty(
     outcome = featviz("run", tiny_file, picture, "--out", out)
     assert (outcome.code, outcome.out) == (0, "")
     assert "pictures of 1 image in" in outcome.err
+
+
+def test_predictions_of_many_images_are_told_of_the_first_ten(
+    featviz: Run, tmp_path: Path, out: Path
+) -> None:
+    """A line counts the others, which manifests and JSON lines have; failures are all named."""
+    images = tmp_path / "many"
+    images.mkdir()
+    files = sorted(DIGITS.iterdir())[:12]
+    for n, file in enumerate(files):
+        (images / f"{n:02d}.png").write_bytes(file.read_bytes() if n != 11 else b"broken")
+    words = ("run", DIGITS_MODEL, images, "--layers", "Linear", "--out", out)
+    done = featviz(*words, "--json")
+    assert done.code == 3 and done.err.count("error: ") == 1
+    assert len(re.findall(r"^\d\d\.png: class", done.err, re.MULTILINE)) == 10
+    assert "what the model said of 1 more image is in manifest.json; --json prints it" in done.err
+    lines = [json.loads(line) for line in done.out.splitlines()]
+    assert sum("prediction" in line for line in lines) == 11
+    again = featviz(*words, "--resume")
+    assert "more image" not in again.err and "png: class" not in again.err
 
 
 @pytest.mark.parametrize("extra", [[], ["--max-maps", "2", "--nrow", "2", "--scale", "3"]])

@@ -186,7 +186,9 @@ def test_names_of_classes(tmp_path: Path) -> None:
     assert caught.value.hint == "these weights have no names; give its number"
     with pytest.raises(UsageError) as caught:
         targets.parse("class:zebra").value(scores, names)
-    assert caught.value.hint == "give its number"
+    assert (
+        caught.value.hint == "the classes are tabby, tiger cat, Egyptian cat; a number is one, too"
+    )
 
 
 UNREADABLE = [

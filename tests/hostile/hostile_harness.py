@@ -306,12 +306,12 @@ def judged(
 
 
 def _is_told(outcome: Outcome, several: bool) -> bool:
-    """One `error:` line; or an answer on stdout, as identify's "nearest: nothing"."""
+    """One `error:` line; or an answer on stdout, as identify's "12 tensors; ..."."""
     lines = _error_lines(outcome.err)
     return (
         lines == 1
         or (lines > 1 and several)
-        or (lines == 0 and outcome.code == 1 and "nearest: " in outcome.out)
+        or (lines == 0 and outcome.code == 1 and " tensors; " in outcome.out)
     )
 
 

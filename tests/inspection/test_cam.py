@@ -12,6 +12,7 @@ import torch
 from conftest import DIGITS, DIGITS_MODEL, Outcome
 from PIL import Image
 from torch import nn
+from torchvision import models
 
 import featviz as fv
 from featviz.errors import FeatvizError
@@ -55,6 +56,20 @@ def test_the_map_lies_over_the_image_where_the_evidence_is() -> None:
     drawn = fv.cam(DIGITS_MODEL, SEVEN, overlay=1, cmap="grey").image
     grey = np.asarray(drawn.convert("L")) / 255 * values.max()
     assert np.abs(grey - np.asarray(large)).max() < 0.01 * values.max()
+
+
+def test_a_head_of_five_classes_takes_no_names_of_a_thousand(featviz: Run, tmp_path: Path) -> None:
+    """A state dict of a torchvision architecture with another head: its classes are numbers, in the
+    words and in the picture; only a number that the head has is a class."""
+    torch.manual_seed(0)
+    torch.save(models.shufflenet_v2_x0_5(num_classes=5).state_dict(), tmp_path / "five.pth")
+    done = featviz("cam", "five.pth", FIVE, "--target", "class:2")
+    assert done.code == 0
+    assert "; Grad-CAM for class 2 at " in done.err.splitlines()[-2]
+    with Image.open("cam-00-5.png") as opened:
+        assert "Grad-CAM for class 2 at" in opened.info["Title"]
+    done = featviz("cam", "five.pth", FIVE, "--target", "class:tench")
+    assert "no class has this name" in done.err
 
 
 def test_json_has_a_line_for_each_image(featviz: Run) -> None:
@@ -103,8 +118,22 @@ def test_a_broken_image_fails_alone(featviz: Run, tmp_path: Path) -> None:
 BAD = [
     (("--target", "class:10"), 2, "--target 'class:10': there are 10 classes, 0 to 9"),
     (("--overlay", "2"), 2, "--overlay 2"),
-    (("--method", "scorecam"), 2, "'scorecam' is not one of 'gradcam'"),
-    (("--layers", "9"), 1, "9 has no places of the image for a class activation map"),
+    (
+        ("--method", "scorecam"),
+        2,
+        "'xgradcam', 'gradxact'.\nhint: featviz cam --help-all lists all",
+    ),
+    (("--method", "gradcan"), 2, "'xgradcam', 'gradxact'.\nhint: did you mean gradcam?"),
+    (
+        ("--method", "eigencam"),
+        2,
+        "'xgradcam', 'gradxact'.\nhint: featviz cam --help-all lists all",
+    ),
+    (
+        ("--layers", "9"),
+        1,
+        "layer 9 (Flatten) has no places of the image: its output has the layout vector [N, F]",
+    ),
     (("--layers", "nowhere"), 2, "no layer matches --layers 'nowhere'"),
     (("--cmap", "nocolour"), 2, "--cmap 'nocolour' is no colormap"),
     (("--out", "cam.jpg"), 2, "--out cam.jpg: cam writes PNG\nhint: --out cam.png"),

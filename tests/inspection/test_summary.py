@@ -448,6 +448,25 @@ def test_table_says_mac_and_flop_apart(featviz: Run) -> None:
     assert "input        1×3×224×224" in out
 
 
+GUESS = "its size is a guess; --size says it"
+
+
+@pytest.mark.parametrize("command", ["summary", "layers"])
+def test_a_guess_of_the_size_is_said_above_the_table(command: str, featviz: Run) -> None:
+    """Where no option, model or weights say it; a tenth of the figures would be as credible."""
+    done = featviz(command, DIGITS_MODEL)
+    assert done.out.splitlines()[0] == f"input 1×1×224×224: {GUESS}"
+    assert "warning: the input's size is a guess, 1×1×224×224" in done.err
+    if command == "summary":
+        done = featviz(command, DIGITS_MODEL, "--csv")
+        assert "guess" not in done.out and "warning: the input's size is a guess" in done.err
+    for size in (["--size", "28"], ["--crop", "28"]):
+        done = featviz(command, DIGITS_MODEL, *size)
+        assert done.out.split()[0] == "index" and "guess" not in done.err
+    for name in ("resnet18", "vit_b_16"):
+        assert "guess" not in str(featviz(command, name, "--weights", "none", "--layers", "Conv2d"))
+
+
 def test_json_and_csv_exclude_each_other(featviz: Run) -> None:
     """One form at a time: a usage error."""
     done = featviz("summary", "resnet18", "--json", "--csv")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import importlib
 import os
 import pickle
@@ -9,14 +10,17 @@ import sys
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from hostile_payloads import CALLS, Call
 from torch import nn
+from torchvision import models
 
 from featviz.errors import FeatvizError, LoadError, UsageError
+from featviz.models.files import checkpoint
 from models.loading import SMALL, load, same_weights
 
 pytestmark = pytest.mark.usefixtures("imports_undone")
@@ -208,3 +212,59 @@ def test_what_is_installed_wins_over_what_lies_beside_a_file(beside: Path) -> No
     sys.modules.pop("colorsys", None)
     with pytest.raises(LoadError, match="needs user_beside"):
         load(beside / "net.pth", allow_globals=("colorsys.rgb_to_hls",))
+
+
+class Odd(argparse.Namespace):
+    """A Namespace whose pickle calls a function."""
+
+    def __init__(self, function: Callable[..., Any], *arguments: Any) -> None:
+        super().__init__(call=(function, arguments))
+
+    def __reduce__(self) -> Any:
+        return self.call
+
+
+class Filled(argparse.Namespace):
+    """A Namespace with a class of its own."""
+
+
+@pytest.mark.parametrize("zipped", [True, False], ids=["zip", "legacy"])
+@pytest.mark.parametrize("kind", [argparse.Namespace, SimpleNamespace])
+def test_arguments_of_a_script_load_as_data(
+    kind: Callable[..., Any], zipped: bool, tmp_path: Path
+) -> None:
+    """Beside the weights, nested and with paths: the weights are those of the file."""
+    weights = models.shufflenet_v2_x0_5(num_classes=3).state_dict()
+    arguments = kind(lr=1e-3, data=Path("runs/a"), more=kind(depth=2), betas=(0.9, 0.99))
+    content = {"model": weights, "args": arguments}
+    torch.save(content, tmp_path / "c.pth", _use_new_zipfile_serialization=zipped)
+    loaded = load(tmp_path / "c.pth").state_dict()
+    assert all(torch.equal(loaded[name], tensor) for name, tensor in weights.items())
+    read = checkpoint.read(tmp_path / "c.pth")["args"]
+    assert (read.lr, read.data, read.more.depth) == (1e-3, "runs/a", 2)
+
+
+@pytest.mark.parametrize("zipped", [True, False], ids=["zip", "legacy"])
+@pytest.mark.parametrize(
+    ("evil", "message"),
+    [
+        (lambda marker: Odd(os.system, f"touch {marker}"), r"needs (posix|nt)\.system"),
+        (lambda marker: Filled(lr=1), "needs .*Filled"),
+        (lambda marker: Odd(SimpleNamespace, {"lr": 1}), "cannot be read|holds|broken"),
+        (
+            lambda marker: argparse.Namespace(lr=Odd(os.system, f"touch {marker}")),
+            r"needs (posix|nt)\.system",
+        ),
+    ],
+    ids=["reduce", "subclass", "arguments", "inside"],
+)
+def test_a_hostile_twin_of_arguments_is_refused(
+    evil: Callable[[Path], Any], message: str, zipped: bool, tmp_path: Path
+) -> None:
+    """One that calls something, a derived class, a call with arguments; nothing runs."""
+    marker, path = tmp_path / "marker", tmp_path / "evil.pth"
+    content = {"model": {"w": torch.ones(1)}, "args": evil(marker)}
+    torch.save(content, path, _use_new_zipfile_serialization=zipped)
+    with pytest.raises(LoadError, match=message):
+        load(path)
+    assert not marker.exists()

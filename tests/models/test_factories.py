@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from torch import nn
 
 from featviz.cli.options import key_values
 from featviz.errors import FeatvizError, LoadError, UsageError
+from featviz.models.sources import ModelOptions, check_source
 from models.loading import SMALL, load, same_weights
 
 pytestmark = pytest.mark.usefixtures("imports_undone")
@@ -129,9 +131,47 @@ def test_a_missing_attribute_lists_what_there_is(factory_file: Path) -> None:
 
 
 def test_arguments_that_a_factory_does_not_take(factory_file: Path) -> None:
-    """A wrong --model-arg shows what Python said of the call."""
-    with pytest.raises(LoadError, match=r"TypeError: .*unexpected keyword argument 'depth'"):
-        load(f"{factory_file}:make", model_args={"depth": 2})
+    """A wrong --model-arg is named, with the nearest argument, else with all that there are."""
+    with pytest.raises(UsageError, match="--model-arg blocks: make takes no such argument") as far:
+        load(f"{factory_file}:make", model_args={"blocks": 2})
+    assert far.value.hint == "it takes width"
+    with pytest.raises(UsageError) as close:
+        load(f"{factory_file}:make", model_args={"widht": 2})
+    assert close.value.hint == "did you mean width?"
+
+
+@pytest.mark.parametrize(
+    ("code", "attribute", "refused"),
+    [
+        ("class Net(nn.Module): ...", "Nte", True),
+        ("class Net(nn.Module): ...", "Net", False),
+        ("from models import *", "Net", False),
+        ("globals()['N' + 'et'] = nn.Identity", "Net", False),
+        ("if 1:\n    Net = nn.Identity", "Net", False),
+        ("def __getattr__(name): return nn.Identity", "Net", False),
+        ("from torch.nn import Identity as Net", "Net", False),
+        ("def (", "Net", False),
+        ("def make(width=1): ...", "make", True),
+        ("def make(wide=1, depth=1, **more): ...", "make", False),
+        ("@wrap\ndef make(width=1): ...", "make", False),
+        ("class make(Base): ...", "make", False),
+        (
+            "class Base(nn.Module):\n    def __init__(self, a): ...\nclass make(Base): ...",
+            "make",
+            1,
+        ),
+    ],
+)
+def test_only_what_a_file_cannot_have_is_refused_before_it_runs(
+    code: str, attribute: str, refused: bool, tmp_path: Path
+) -> None:
+    """Names and arguments, read from the syntax tree; what the tree does not tell is let through,
+    and nothing runs."""
+    file = tmp_path / "net.py"
+    file.write_text(f"raise SystemExit\n{code}\n")
+    options = ModelOptions(f"{file}:{attribute}", model_args={"depth": 2})
+    with pytest.raises(UsageError) if refused else nullcontext():
+        check_source(options)
 
 
 @pytest.mark.parametrize(

@@ -79,7 +79,7 @@ GOOD: dict[str, tuple[Maker, str]] = {
         "it is squeezenet1_1",
     ),
     "whole resnet18": (saved_content(_whole_resnet), "it is resnet18"),
-    "module with a partial": (saved_content(_with_partial), "nearest: nothing"),
+    "module with a partial": (saved_content(_with_partial), "a whole model ("),
 }
 """What the same commands must go on to read, and what `identify` says of it."""
 

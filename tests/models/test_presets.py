@@ -138,7 +138,7 @@ def test_the_guess_is_said_once_and_only_where_images_are_used(
     others = "clip, inception, yolo, none"
     said = f"warning: preprocessing is a guess, --preset imagenet (others: {others}; "
     for command in ("layers", "summary"):
-        assert "a guess" not in featviz(command, model).err
+        assert "preprocessing is a guess" not in featviz(command, model).err
     for words in (("run",), ("run", "--dry-run"), ("audit",)):
         outcome = featviz(*words, model, picture, "--out", out / str(len(words)) / words[0])
         assert outcome.err.count(said) == 1 and outcome.err.count("a guess") == 1, outcome.err

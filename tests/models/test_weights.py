@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import ROOT, Outcome
+from conftest import DIGITS_MODEL, ROOT, Outcome
 from safetensors.torch import save_file
 from torch import Tensor, nn
 from torchvision import models
@@ -235,7 +235,48 @@ def test_identify_command_says_what_it_is(
     assert found["also"] == ["quantized_resnet18"]
     torch.save({"w": torch.ones(3)}, tmp_path / "b.pth")
     done = featviz("identify", tmp_path / "b.pth")
-    assert (done.code, done.out) == (1, "b.pth: 1 tensors; nearest: nothing\n")
+    assert (done.code, done.out) == (
+        1,
+        "b.pth: 1 tensors; no architecture of torchvision has such tensors; "
+        "--arch names the class or the architecture\n",
+    )
+
+
+def test_identify_says_what_run_takes_a_file_for(
+    resnet: nn.Module,
+    tmp_path: Path,
+    featviz: Callable[..., Outcome],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A whole model, as it stands; weights of a class nearby, whatever its methods call the object,
+    with the option; weights beside a config.json; a model of a class that is not trusted, never."""
+    monkeypatch.chdir(tmp_path)
+    done = featviz("identify", DIGITS_MODEL)
+    words = "digits_cnn.pth: 8 tensors; a whole model (Sequential), which is run as it stands\n"
+    assert (done.code, done.out) == (0, words)
+    torch.save(resnet, "whole.pth")
+    done = featviz("identify", "whole.pth", "--json")
+    assert json.loads(done.out)["whole_model"] == "ResNet" and done.code == 0
+    torch.save({"stem.weight": torch.ones(1), "head.bias": torch.ones(1)}, "own.pth")
+    Path("net.py").write_text(
+        "from torch import nn\nclass Net(nn.Module):\n    def __init__(s, width=1):\n"
+        "        s.stem, s.head = nn.ReLU(), 1\n        s.stem = s.head = nn.ReLU()\n"
+        "    def forward(s, x): return x\n"
+    )
+    done = featviz("identify", "own.pth")
+    assert done.code == 1 and done.out.endswith("as in net.py:Net; --arch net.py:Net takes it\n")
+    assert json.loads(featviz("identify", "own.pth", "--json").out)["nearby"] == ["net.py:Net"]
+    Path("config.json").write_text(json.dumps({"architectures": ["ViTModel"], "model_type": "vit"}))
+    done = featviz("identify", "own.pth")
+    assert done.code == 0 and "config.json beside it says ViTModel" in done.out
+    torch.save(_Stranger(), "stranger.pth")
+    done = featviz("identify", "stranger.pth")
+    assert done.code == 1 and "_Stranger, which could run any code" in done.err
+    assert "hint: with `featviz run`: --allow-global" in done.err and "identify" not in done.err
+
+
+class _Stranger(nn.Module):
+    """A class that no list has."""
 
 
 def make_script() -> ModuleType:

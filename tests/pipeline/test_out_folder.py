@@ -135,6 +135,36 @@ def test_a_first_attempt_that_failed_does_not_block_the_second(
     refused(featviz(*base), 1, "files that featviz did not write: notes.txt")
 
 
+@pytest.mark.parametrize(
+    ("command", "out"), [("run", "ran"), ("audit", "aud"), ("exemplars", "ex"), ("kernels", "ker")]
+)
+def test_what_is_wrong_with_the_model_is_said_before_the_place_is_refused(
+    command: str, out: str, featviz: Run, tiny_file: Path, photos: Path, tmp_path: Path
+) -> None:
+    """A class, an argument, a device or a name that is not there, in a place that is taken."""
+    code = tmp_path / "net.py"
+    code.write_text(
+        "from torch import nn\n"
+        "class Net(nn.Sequential):\n"
+        "    def __init__(self, width=4):\n"
+        "        super().__init__(nn.Conv2d(3, width, 3), nn.ReLU())\n"
+    )
+    place, base = ["--out", tmp_path / out], [command, f"{code}:Net"]
+    images = [] if command == "kernels" else [photos]
+    size = [] if command == "kernels" else ["--size", "8"]
+    assert featviz(*base, *images, *place, *size).code == 0
+    before = snapshot(tmp_path / out)
+    refused(featviz(command, f"{code}:Nte", *images, *place), 2, "there is no 'Nte'", "is Net")
+    wrong = featviz(*base, *images, *place, "--model-arg", "widht=3")
+    refused(wrong, 2, "--model-arg widht: Net takes no such argument", "did you mean width?")
+    refused(featviz(*base, *images, *place, "--device", "gpu"), 2, "'gpu' is no device")
+    refused(featviz(command, "resnet81", *images, *place), 2, "torchvision has no model 'resnet81'")
+    named = featviz(command, tiny_file, *images, *place, "--arch", f"{code}:Nte")
+    refused(named, 2, "there is no 'Nte'")
+    refused(featviz(*base, *images, *place, *size), 1, "--overwrite replaces it")
+    assert snapshot(tmp_path / out) == before
+
+
 def test_the_refusal_tells_the_same_run_from_another(
     featviz: Run, tiny: nn.Module, tiny_file: Path, photos: Path, ran: Path, tmp_path: Path
 ) -> None:
@@ -144,7 +174,7 @@ def test_the_refusal_tells_the_same_run_from_another(
     done = featviz(*base, *SMALL)
     refused(done, 1, "holds the same run, 2 images complete", "hint: --resume goes on with it")
     done = featviz(*base, *SMALL, "--cmap", "viridis")
-    refused(done, 1, 'holds another run; its options.cmap is "auto", this one\'s "viridis"')
+    refused(done, 1, "holds another run; there --cmap auto, here --cmap viridis")
     nn.init.zeros_(tiny[0].weight)  # type: ignore[index, arg-type]
     torch.save(tiny, tiny_file)
     refused(featviz(*base, *SMALL), 1, "holds another run; its model.sha256 is")
@@ -162,7 +192,7 @@ def test_a_factory_may_give_another_model_under_the_same_name(
     )
     base = ["run", f"{tmp_path / 'net.py'}:make", photos, "--out", tmp_path / "out", *SMALL]
     assert featviz(*base).code == 0
-    (tmp_path / "net.py").write_text("raise SystemExit('is not to be run')\n")
+    (tmp_path / "net.py").write_text("make = None\nraise SystemExit('not to be run')\n")
     refused(featviz(*base), 1, "holds a run with the same options, 2 images complete")
     (tmp_path / "out" / "a.txt").write_text("mine")
     refused(featviz(*base, "--overwrite"), 1, "did not write: a.txt")

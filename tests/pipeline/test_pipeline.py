@@ -257,7 +257,7 @@ def test_nothing_is_lost_without_a_word(tmp_path: Path) -> None:
 def test_nan_is_drawn_counted_and_warned_about(
     tmp_path: Path, featviz: Callable[..., Outcome], picture: Path
 ) -> None:
-    """One NaN does not blacken the grid; it is magenta, in the numbers, and on stderr."""
+    """One NaN does not blacken the grid; it is magenta, in the numbers, and on stderr once."""
     code = (
         "import torch\n"
         "class Net(torch.nn.Module):\n"
@@ -271,12 +271,15 @@ def test_nan_is_drawn_counted_and_warned_about(
     )
     (tmp_path / "net.py").write_text(code)
     out = tmp_path / "out"
+    second = tmp_path / "second.png"
+    second.write_bytes(picture.read_bytes())
     done = featviz(
-        "run", f"{tmp_path}/net.py:Net", picture, "--layers", "Identity", "--out", out,
+        "run", f"{tmp_path}/net.py:Net", picture, second, "--layers", "Identity", "--out", out,
         "--mean", "0,0,0", "--std", "1,1,1", "--size", "20", "--scale", "1",
     )  # fmt: skip
     assert done.code == 0
-    assert "inner output of picture.png holds 1 NaN or infinite values" in done.err
+    assert done.err.count("NaN or infinite values") == 1
+    assert "warning: NaN or infinite values, shown in magenta: inner (2 images)\n" in done.err
     row = read_json(out / "picture.png" / "manifest.json")["captures"][0]
     assert row["nonfinite"] == 1
     image = Image.open(out / "picture.png" / row["file"]).convert("RGB")

@@ -98,13 +98,16 @@ def test_resume_without_a_run_begins_one(
     [
         (
             ["--layers", "Conv2d", *SMALL[2:]],
-            'options.layers is "Conv2d,ReLU", this one\'s "Conv2d"',
+            "there --layers Conv2d,ReLU, here --layers Conv2d",
         ),
-        ([*SMALL, "--cmap", "viridis"], 'options.cmap is "auto", this one\'s "viridis"'),
-        ([*SMALL[:3], "15"], "options.size is 16, this one's 15"),
-        ([*SMALL, "--max-maps", "2"], "options.max_maps is null, this one's 2"),
+        ([*SMALL, "--cmap", "viridis"], "there --cmap auto, here --cmap viridis"),
+        ([*SMALL[:3], "15"], "there --size 16, here --size 15"),
+        ([*SMALL, "--max-maps", "2"], "there none, here --max-maps 2"),
+        ([*SMALL, "--no-marks"], "there none, here --no-marks"),
+        ([*SMALL, "--labels"], "there none, here --labels"),
+        ([*SMALL, "--ablate", "0:1"], "there none, here --ablate 0:1"),
     ],
-    ids=["layers", "cmap", "size", "max_maps"],
+    ids=["layers", "cmap", "size", "max_maps", "marks", "labels", "ablate"],
 )
 def test_other_options_are_refused_by_name(
     change: list[str], named: str, featviz: Run, tiny_file: Path, photos: Path, whole: Path
@@ -112,7 +115,7 @@ def test_other_options_are_refused_by_name(
     """The message says which option it is, what it was and what it would be."""
     before = tree(whole)
     done = featviz("run", tiny_file, photos, "--out", whole, "--resume", *change)
-    assert done.code == 1 and f"holds another run; its {named}" in done.err
+    assert done.code == 1 and f"holds another run; {named}" in done.err
     assert tree(whole) == before
 
 

@@ -15,6 +15,7 @@ from featviz.cli import options as opts
 from featviz.cli.command import FINDINGS, MODEL, OUTPUT, Command
 from featviz.cli.values import FILE, given_or_config
 from featviz.models.sources import MODEL_HELP
+from featviz.records import gates
 from featviz.records.findings import FINDINGS as KNOWN_FINDINGS
 from featviz.records.findings import Thresholds
 from featviz.text import counted
@@ -57,6 +58,7 @@ audit_options = opts.stacked(
         "--fail-on",
         multiple=True,
         metavar="GATE",
+        callback=opts.checked(opts.each(gates.parse)),
         first=True,
         help="End with exit code 4 where this gate is broken: dead>5%, nonfinite>0, "
         "'layer3.*:constant>2'; repeatable.",

@@ -20,10 +20,12 @@ from featviz.cli.values import EXISTING_FILE
 @opts.config_option
 @opts.verbosity_options
 def command(file: Path, as_json: bool, **given: Any) -> int:
-    """Name the torchvision architecture that a file of weights fits.
+    """Say what a file of weights is run as, and with which --arch.
 
-    Names and shapes of the tensors decide. The exit code is 0 if an
-    architecture fits entirely, else 1.
+    Names and shapes of the tensors tell the torchvision architecture; names
+    alone, the class in .py files of this folder or beside the file; a whole
+    model needs neither. The exit code is 0 if the file is run as it stands,
+    else 1.
 
     \b
     Examples:

@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+_TOLD = 10
+"""Images whose predictions are told on stderr; beyond them the lines would push all others away."""
+
 _NAMED = 3
 """Layers without a picture that are named on stderr; the manifests name them all."""
 
@@ -119,14 +122,14 @@ def command(ctx: click.Context, /, model: str | None, images: Sequence[str], **g
         if processes.speaks():
             output.text(dry_run.dry_run(source, images, options).render(given["as_json"]))
         return 0
-    left_out = LayersLeftOut()
+    noted = Noted()
     with (
-        _progress(given["as_json"], left_out) as progress,
+        _progress(given["as_json"], noted) as progress,
         processes.world(given["timeout"]) as team,
     ):
         result = pipeline.run(source, images, options, progress, team=team)
         first = team.first
-    _conclude(result, left_out, not (wanted or given["archive"]))
+    _conclude(result, noted, not (wanted or given["archive"]))
     if wanted and first:
         _report(options.out, given["open"])
     return result.exit_code
@@ -161,28 +164,33 @@ def _run_options(given: dict[str, Any]) -> Any:
 
 
 @dataclass
-class LayersLeftOut:
-    """Layers that gave no picture, over all images."""
+class Noted:
+    """What the end of a run says of all images: predictions that were not told, and layers that
+    gave no picture."""
 
+    outcomes: int = 0
+    """Images of which there was something to tell."""
     never_ran: dict[str, str] = field(default_factory=dict)
     skipped: dict[str, str] = field(default_factory=dict)
     """By layer: the reason."""
 
-    def add(self, result: ImageResult) -> None:
-        """Note those of one image."""
+    def add(self, result: ImageResult) -> bool:
+        """Note one image; whether what the model said of it is told."""
+        outcome = result.outcome
+        self.outcomes += bool((outcome.prediction or outcome.intervened) and not result.kept)
         self.never_ran |= dict.fromkeys(result.never_ran, "")
         self.skipped |= {skip.layer or skip.type: skip.reason for skip in result.skipped}
+        return self.outcomes <= _TOLD
 
 
 @contextmanager
-def _progress(as_json: bool, left_out: LayersLeftOut) -> Iterator[Progress]:
+def _progress(as_json: bool, noted: Noted) -> Iterator[Progress]:
     """Print JSON lines on stdout if asked for, failures on stderr, and a bar on a terminal."""
     with output.progress_bar() as advance:
 
         def report(result: ImageResult, total: int) -> None:
             advance(total)
-            left_out.add(result)
-            _say(result)
+            _say(result, noted.add(result))
             if as_json:
                 output.document(_line(result), indent=None)
 
@@ -205,10 +213,12 @@ def _line(result: ImageResult) -> dict[str, Any]:
     }
 
 
-def _say(result: ImageResult) -> None:
-    """What went wrong; the prediction, and what interventions made of it."""
+def _say(result: ImageResult, in_full: bool) -> None:
+    """What went wrong; in full also the prediction, and what interventions made of it."""
     if result.error is not None:
         output.image_error(result.image, result.error, result.hint)
+    if not in_full:
+        return
     outcome = result.outcome
     if outcome.before:
         log.info("%s before: %s", result.image, _words(outcome.before))
@@ -232,11 +242,11 @@ def _words(guesses: Sequence[Guess]) -> str:
     return ", ".join(guess.words for guess in guesses)
 
 
-def _conclude(result: RunResult, left_out: LayersLeftOut, to_look: bool) -> None:
+def _conclude(result: RunResult, noted: Noted, to_look: bool) -> None:
     """Say on stderr what gave no picture, what is missing, and on the last line what was written,
     what failed, and, if asked for, how to look at the run."""
     done = [image for image in result.images if image.error is None]
-    without = {"never ran": left_out.never_ran, "skipped": left_out.skipped}
+    without = {"never ran": noted.never_ran, "skipped": noted.skipped}
     words = [f"{what}: {_named(layers)}" for what, layers in without.items() if layers]
     if result.drew_nothing:
         output.error(
@@ -250,6 +260,9 @@ def _conclude(result: RunResult, left_out: LayersLeftOut, to_look: bool) -> None
         why = "interrupted" if result.interrupted else "stopped"
         missing = counted(len(result.missing), "image")
         log.warning("%s: %s missing, %d complete; --resume goes on", why, missing, len(done))
+    if noted.outcomes > _TOLD:
+        more = counted(noted.outcomes - _TOLD, "more image")
+        log.info("what the model said of %s is in manifest.json; --json prints it", more)
     if done:
         kept = sum(image.kept for image in done)
         before = f" ({kept} {'was' if kept == 1 else 'were'} complete before)" if kept else ""

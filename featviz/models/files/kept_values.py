@@ -62,6 +62,7 @@ def _taken(budget: Budget, owner: Any, name: Any) -> Any:
 
 
 def _arguments(budget: Budget) -> SimpleNamespace:
+    """What stands for a training script's arguments: empty, to be filled with attributes alone."""
     return SimpleNamespace()
 
 
@@ -107,10 +108,12 @@ _INTERPOLATION = Maker(_interpolation)
 
 KEPT: dict[str, Maker] = {
     "builtins.getattr": GETATTR,
+    "argparse.Namespace": Maker(_arguments),
     "numpy.dtype": Maker(_number_type),
     "numpy.core.multiarray.scalar": Maker(_number),
     "numpy._core.multiarray.scalar": Maker(_number),
     "torchvision.transforms.functional.InterpolationMode": _INTERPOLATION,
+    "types.SimpleNamespace": Maker(_arguments),
     "ultralytics.utils.IterableSimpleNamespace": Maker(_arguments),
     "ultralytics.yolo.utils.IterableSimpleNamespace": Maker(_arguments),
     **{

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from featviz.errors import LoadError
 from featviz.models.files.effective import effective, unpacked, unwrapped_names, without_parallel
-from featviz.text import quoted
+from featviz.text import listed, quoted
 
 PLAIN = ("state_dict", "model_state_dict", "model", "net", "network", "module", "weights", "params")
 AVERAGED = ("state_dict_ema", "model_ema", "ema_state_dict", "ema_model", "ema", "params_ema")
@@ -29,7 +29,8 @@ _AVERAGED_COUNT = "n_averaged"
 _MOST = 0.9
 """A prefix counts if so many of the keys have it: losses and metrics may stand beside the model."""
 
-_DEEPEST = 4
+_DEEPEST, _SHOWN = 4, 6
+"""Mappings inside one another that are looked into, and places of weights that an error lists."""
 
 
 @dataclass(frozen=True)
@@ -66,13 +67,38 @@ def unwrap(
     steps += done
     tensors = _one_of_two(_tensors(inner), ema, steps)
     if not tensors:
-        raise LoadError(
-            f"{name} holds no weights{f' under {key!r}' if key else ''}: {_describe(content)}",
-            "--key says where they are, for example --key state_dict",
-        )
+        raise _no_weights(content, key, name)
     if prefix:
         tensors = _without(tensors, prefix, steps)
     return Unwrapped(tensors, tuple(steps), inner if isinstance(inner, nn.Module) else None)
+
+
+def _no_weights(content: Any, key: str | None, name: str) -> LoadError:
+    """The error for a checkpoint without tensors in the usual places, with the places that have
+    some."""
+    under = f" under {key!r}" if key else ""
+    message = f"{name} holds no weights{under}: {_describe(content)}"
+    places = [quoted(place) for place in _places(content)]
+    if not places:
+        return LoadError(message, "give a file that holds a state dict or a model")
+    hint = f"--key says where they are, here {listed(places, _SHOWN, ' or ')}"
+    return LoadError(message, hint, add=() if key else ("--key", places[0]))
+
+
+def _places(content: Any) -> list[str]:
+    """Ways to what holds tensors in a checkpoint, as `--key` takes them, most tensors first."""
+    found: list[tuple[int, str]] = []
+    waiting, seen = [("", content, 0)], set[int]()
+    for way, value, depth in waiting:
+        if id(value) in seen or not isinstance(value, Mapping) or depth == _DEEPEST:
+            continue
+        seen.add(id(value))
+        for key, inner in value.items():
+            if type(key) is str and not (way and "." in key):
+                place = f"{way}.{key}" if way else key
+                found += [(len(tensors), place)] if (tensors := _tensors(inner)) else []
+                waiting.append((place, inner, depth + 1))
+    return [place for _, place in sorted(found, key=lambda one: -one[0])]
 
 
 def _one_of_two(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -105,6 +105,17 @@ class ModelSource:
         """
         loaded: Loaded = import_module(f"{__name__}.{self.kind}").load(options)
         return loaded
+
+    def check(self, options: ModelOptions) -> None:
+        """Refuse what can be known to be wrong before the model is made; no code of the user's
+        runs.
+
+        Raises:
+            UsageError: no such name, or no such argument.
+            LoadError: a package is missing.
+        """
+        module = import_module(f"{__name__}.{self.kind}")
+        getattr(module, "check", lambda options: None)(options)
 
     def record(self, options: ModelOptions) -> dict[str, Any]:
         """What run.json will certainly say of a model, beside its files: known before loading."""
@@ -246,6 +257,24 @@ def load_source(options: ModelOptions) -> Loaded:
         UsageError: no such name or file.
         LoadError: there is something, but no model can be made of it.
     """
+    return _accepted(options).load(options)
+
+
+def check_source(options: ModelOptions) -> None:
+    """Refuse what can be known to be wrong with MODEL, `--arch`, `--weights` and `--model-arg`
+    before the model is made.
+
+    Raises:
+        UsageError: no such name, file or argument.
+        LoadError: a package is missing.
+    """
+    _accepted(options).check(options)
+    if options.arch:
+        source_of(options.arch, "--arch").check(replace(options, spec=options.arch, arch=None))
+
+
+def _accepted(options: ModelOptions) -> ModelSource:
+    """The source of a model; refuses options that do not go with it."""
     source = source_of(options.spec)
     if options.arch and not source.takes_arch:
         raise UsageError(
@@ -262,4 +291,4 @@ def load_source(options: ModelOptions) -> Loaded:
             f"--model-arg @hparams is for a class of your own, and {options.spec!r} is none",
             "--arch net.py:CLASS names it",
         )
-    return source.load(options)
+    return source

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 from collections.abc import Mapping
 from pathlib import Path
 from types import ModuleType
@@ -13,6 +14,7 @@ from torch import nn
 
 from featviz.errors import LoadError, UsageError
 from featviz.files.missing import misspelt
+from featviz.models import named_code
 from featviz.models.importing import from_file, importable
 from featviz.models.own_classes import read_hparams, taken
 from featviz.models.sources import FACTORY_FORM, Loaded, ModelOptions, source_of
@@ -42,6 +44,29 @@ def load(options: ModelOptions) -> Loaded:
     assert name is not None
     source = {"kind": "factory", "name": name(options.spec), **record}
     return Loaded(module, None, {**source, "parameters": digest(module)})
+
+
+def check(options: ModelOptions) -> None:
+    """Refuse a file, a name or an argument that is not there; none of the code runs.
+
+    Raises:
+        UsageError: names what there is.
+    """
+    _weights_file(options)
+    where = options.spec.rpartition(":")[0]
+    if where.endswith(".py"):
+        _check_file(where, options.spec)
+        named_code.check(options.spec, options.model_args)
+
+
+def _check_arguments(named: Any, name: str, arguments: Mapping[str, Any]) -> None:
+    """Refuse an argument that a function or class does not take."""
+    try:
+        parameters = inspect.signature(named).parameters
+    except (TypeError, ValueError):  # one that does not tell
+        return
+    if not any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
+        named_code.check_arguments(name, arguments, [*parameters])
 
 
 def _weights_file(options: ModelOptions) -> Path | None:
@@ -80,6 +105,7 @@ def build(
         raise LoadError(
             f"{spec} is a {type(named).__name__}, not a factory", "name a function or a class"
         )
+    _check_arguments(named, spec.rpartition(":")[2], arguments)
     try:
         module = named(**{**taken(named, hparams or {}), **arguments})
     except Exception as error:
@@ -108,6 +134,11 @@ def _import_module(name: str) -> ModuleType:
         return importlib.import_module(name)
 
 
+def _check_file(where: str, spec: str) -> None:
+    if where.endswith(".py") and not Path(where).is_file():
+        raise _no_file(where, spec)
+
+
 def _no_file(where: str, spec: str) -> UsageError:
     message, near = f"no file {where!r} for {spec!r}", misspelt(Path(where))
     if near is None or near.suffix != ".py":
@@ -117,8 +148,7 @@ def _no_file(where: str, spec: str) -> UsageError:
 
 
 def _import(where: str, spec: str) -> ModuleType:
-    if where.endswith(".py") and not Path(where).is_file():
-        raise _no_file(where, spec)
+    _check_file(where, spec)
     try:
         return from_file(Path(where)) if where.endswith(".py") else _import_module(where)
     except ModuleNotFoundError as error:
@@ -136,12 +166,8 @@ def _attribute(module: ModuleType, dotted: str, spec: str) -> Any:
     target: Any = module
     for part in dotted.split("."):
         if not hasattr(target, part):
-            names = [
-                n for n in vars(module) if not n.startswith("_") and callable(getattr(module, n))
-            ]
-            raise UsageError(
-                f"{spec!r}: there is no {dotted!r}", f"there is {', '.join(names) or 'nothing'}"
-            )
+            there = [n for n, v in vars(module).items() if not n.startswith("_") and callable(v)]
+            raise named_code.no_attribute(spec, dotted, there)
         target = getattr(target, part)
     return target
 

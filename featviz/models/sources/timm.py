@@ -56,6 +56,17 @@ def load(options: ModelOptions) -> Loaded:
     return Loaded(module, preprocess, {**source, **read, **record})
 
 
+def check(options: ModelOptions) -> None:
+    """Refuse a name or a tag that timm does not have.
+
+    Raises:
+        UsageError: names the nearest ones.
+        LoadError: timm is not installed.
+    """
+    weights = options.weights if not Path(options.weights or "").is_file() else None
+    _tagged(_timm(), options.spec.removeprefix("timm:"), weights)
+
+
 def build(
     name: str, weights: str | None, seed: int, arguments: Mapping[str, Any]
 ) -> tuple[nn.Module, Preprocess]:

@@ -42,6 +42,18 @@ def load(options: ModelOptions) -> Loaded:
     return Loaded(module, entry, {**source, "weights": weights, **seed})
 
 
+def check(options: ModelOptions) -> None:
+    """Refuse a name or an entry that torchvision does not have.
+
+    Raises:
+        UsageError: names the nearest ones.
+    """
+    name, weights = options.spec.removeprefix("torchvision:"), options.weights or "default"
+    check_name(name)
+    if not Path(weights).is_file():
+        _entry(name, weights)
+
+
 def build(
     name: str, weights: str | None, seed: int, arguments: Mapping[str, Any]
 ) -> tuple[nn.Module, Any]:

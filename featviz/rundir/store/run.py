@@ -23,8 +23,9 @@ from featviz.rundir.schema import MOST_RECORD, Manifest
 from featviz.rundir.store.fetch import files_here
 from featviz.rundir.store.listing import StoredTree
 from featviz.rundir.store.objects import ObjectStore
+from featviz.rundir.unlike import taken
 from featviz.rundir.verify import faults_of
-from featviz.rundir.write import ImageFolder, NewImageFolder, RunDirectory, taken
+from featviz.rundir.write import ImageFolder, NewImageFolder, RunDirectory
 from featviz.text import listed, quoted, safe_way
 
 

@@ -1,0 +1,87 @@
+"""What tells a run from another, in words: where a place is taken, or a run is to go on."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from featviz.errors import StoreError
+from featviz.records.checking import flag
+from featviz.text import counted, printable, quoted
+
+_USUALLY_ON = ("exif", "marks")
+"""Options that are given as `--no-NAME`."""
+
+
+def differences(old: Any, new: Any, where: str = "") -> list[str]:
+    """In words, what of two records is not the same; options come first."""
+    return sorted(_differences(old, new, where), key=lambda words: not words.startswith("there "))
+
+
+def _differences(old: Any, new: Any, where: str) -> list[str]:
+    if isinstance(old, dict) and isinstance(new, dict):
+        keys = [*old, *(key for key in new if key not in old)]
+        at = [(f"{where}.{k}" if where else k, old.get(k), new.get(k)) for k in keys]
+        return [words for name, a, b in at for words in _differences(a, b, name)]
+    if old == new:
+        return []
+    if where.startswith("options."):
+        there, here = (_as_typed(where.removeprefix("options."), value) for value in (old, new))
+        return [f"there {there}, here {here}"]
+    return [f"its {printable(where)} is {_short(old)}, this one's {_short(new)}"]
+
+
+def _as_typed(name: str, value: Any) -> str:
+    """An option as one types it: `--layers ReLU`; `none` where one types nothing."""
+    if value is None or value == [] or value is (name in _USUALLY_ON):
+        return "none"
+    if isinstance(value, bool):
+        return quoted(flag(name) if value else f"--no-{name}")
+    parts = value if isinstance(value, list) else [value]
+    if name == "interventions":
+        changes = (" ".join(map(str, part)) for part in parts if isinstance(part, list))
+        return quoted(" ".join(f"--{change}" for change in changes))
+    separator = "x" if name in ("size", "crop") else ","
+    return quoted(f"{flag(name)} {separator.join(map(str, parts))}")
+
+
+def _short(value: Any) -> str:
+    text = json.dumps(value, ensure_ascii=False)
+    return quoted(text if len(text) <= 60 else f"{text[:57]}...")
+
+
+def taken(
+    where: str,
+    earlier: Mapping[str, Any],
+    complete: int,
+    record: Mapping[str, Any] | None,
+    certain: bool,
+    ways: str,
+) -> StoreError:
+    """The refusal of a place that holds a run with complete images.
+
+    Args:
+        where: the place.
+        earlier: the content of its run.json.
+        complete: its complete images.
+        record, certain: as for `check_free`.
+        ways: what can be done in any case.
+    """
+    if record is None or "kind" in record or "kind" in earlier:
+        return StoreError(f"--out {where} holds another run", ways)
+    plain = json.loads(json.dumps(record, default=str))
+    if unlike := differences(_common(earlier, plain), plain):
+        return StoreError(
+            f"--out {where} holds another run; {unlike[0]}", f"{ways}; --resume takes the same run"
+        )
+    name = "the same run" if certain else "a run with the same options"
+    count = f"{counted(complete, 'image')} complete"
+    return StoreError(f"--out {where} holds {name}, {count}", f"--resume goes on with it, {ways}")
+
+
+def _common(old: Any, new: Any) -> Any:
+    """The entries of a record that the other one has, too."""
+    if not isinstance(old, dict) or not isinstance(new, dict):
+        return old
+    return {key: _common(old[key], new[key]) for key in old if key in new}
