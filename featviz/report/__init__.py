@@ -250,7 +250,9 @@ class _Beside:
         """The pages of a run, of one to compare it with, and of what is shown beside."""
         arranged = views.arrange(run, other, self.kernels)
         if self.audit is not None:
-            arranged = replace(arranged, audit=audited.arrange(self.audit))
+            arranged = replace(
+                arranged, audit=audited.arrange(self.audit, {page.name for page in arranged.layers})
+            )
         if self.exemplars is None or self.pictures is None:
             return arranged
         found = excited.exemplar_views(arranged.layers, self.exemplars, self.pictures)

@@ -29,7 +29,6 @@ from featviz.report.links import InlineLinks, Links
 from featviz.report.network import network
 from featviz.report.views import Figure, Group, ImagePage, LayerPage, PictureView, ReportViews
 from featviz.rundir import INPUT_FILE, REPORT_ASSETS
-from featviz.text import counted
 from featviz.version import __version__
 
 RUN_PAGE = "index"
@@ -224,13 +223,10 @@ class _PageWriter:
         )
 
     def _dead(self) -> str:
-        """How many channels are zero in every image; `none`, `7 in 2 layers`."""
-        found = {
-            layer.id: sum(len(self.totals.of(g).found.get("all zero", ())) for g in layer.groups)
-            for layer in self.views.layers
-        }
-        with_some = sum(map(bool, found.values()))
-        return f"{sum(found.values()):,} in {counted(with_some, 'layer')}" if with_some else "none"
+        """How many channels are dead: as an audit found, which saw more images than most runs, or
+        as the run itself shows."""
+        audited = self.views.audit.dead if self.views.audit else None
+        return audited or self.totals.dead(self.views.layers)
 
     def image(self, page: ImagePage) -> tuple[Markup, dict[str, dict[str, str]]]:
         """The page of an image, and its grids for the scripts (`data.entries`)."""

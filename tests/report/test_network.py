@@ -231,7 +231,8 @@ def test_the_first_page_begins_with_the_dead_channels(
     assert f'Dead channels (zero in every image): <a href="#findings">{words}</a>' in text
     alive = built(tmp_path / "alive", {"a.png": [Drawn("x")]})
     text = (alive / "report" / "index.html").read_text("utf-8")
-    assert 'Dead channels (zero in the image): <a href="#findings">none</a>' in text
+    words = "none in the one activation drawn"
+    assert f'Dead channels (zero in the image): <a href="#findings">{words}</a>' in text
 
 
 def test_a_key_tells_what_dark_and_bright_are(tmp_path: Path) -> None:
@@ -241,3 +242,21 @@ def test_a_key_tells_what_dark_and_bright_are(tmp_path: Path) -> None:
     keys = " ".join(Markup((root / "report" / "image-000.html").read_text("utf-8")).text.split())
     assert "min max of each map" in keys
     assert "−1.5 2.25 one scale for all maps" in keys
+
+
+def test_dead_is_known_of_activations_only(tmp_path: Path) -> None:
+    """A convolution's output tells nothing of death; a block's, zero somewhere and never below,
+    does; of single numbers in one image nobody knows."""
+    below = np.tile(np.float32([-2, 3, 0.5, 1, 0, 0]), (6, 1))
+    above = np.tile(np.float32([0, 3, 0.5, 1, 0.5, 0]), (6, 1))
+    above[4] = [0, 0, 0, 0, 1, 0]
+    conv, block = Drawn("c", type="Conv2d", stats=below), Drawn("b", type="Block", stats=above)
+    head = {
+        "conv": ([conv], "not known: no activation was drawn"),
+        "block": ([conv, block], "1 in 1 layer"),
+        "number": ([Drawn("r", scale=1, tile=(1, 1))], "not known: one value of each channel"),
+    }
+    for name, (drawn, words) in head.items():
+        text = pages(built(tmp_path / name, {"a.png": drawn}))["index.html"].text
+        assert f"Dead channels (zero in the image): {words}" in " ".join(text.split())
+        assert "No channel is dead" not in text
