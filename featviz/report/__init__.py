@@ -9,11 +9,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from featviz.errors import StoreError, UsageError
 from featviz.files.urls import Url
-from featviz.report import audited, excited, pages, series, shrinking, views
+from featviz.report import audited, beside, pages, series, shrinking
 from featviz.report.links import FolderLinks, InlineLinks, Links, PackedLinks
 from featviz.report.words import megabytes
 from featviz.rundir import (
@@ -24,10 +23,7 @@ from featviz.rundir import (
     ownership,
 )
 from featviz.rundir.atomic import atomic
-from featviz.rundir.audits import ReadAudit, is_audit, read_audit
-from featviz.rundir.exemplars import ExemplarRecord, read_pictures, read_record
-from featviz.rundir.image import ReadImage
-from featviz.rundir.kernels import read_kernels
+from featviz.rundir.audits import is_audit, read_audit
 from featviz.rundir.read import ReadRun, read_run
 from featviz.rundir.series import read_steps
 from featviz.rundir.store.fetch import here
@@ -112,15 +108,12 @@ def _build(root: Path, compare: Path | None, options: ReportOptions) -> ReportRe
     with _uncollected():
         run = read_run(root)
         other = None if compare is None else read_run(compare)
-        kernels = None if options.kernels is None else read_kernels(options.kernels)
-        record = None if options.exemplars is None else read_record(options.exemplars)
-        pictures = None if record is None else read_pictures(options.exemplars or root, record)
-        beside = _Beside(read_audit(root, options.audit), kernels, record, pictures)
+        shown = beside.read(run, options.audit, options.kernels, options.exemplars)
     with _frozen():
         if options.single_file:
-            return _write_single(run, other, beside, options)
+            return _write_single(run, other, shown, options)
         write = _write_zip if options.zip else _write_folder
-        arranged = beside.arrange(run, other)
+        arranged = shown.arrange(run, other)
         page, written = write(partial(pages.render_folder, arranged), run.root, options)
     return ReportResult(page, tuple(written), run.left_out)
 
@@ -235,32 +228,8 @@ def _write_zip(render: Render, root: Path, options: ReportOptions) -> tuple[Path
     return out, [out]
 
 
-@dataclass(frozen=True)
-class _Beside:
-    """What is shown beside a run."""
-
-    audit: ReadAudit | None
-    kernels: tuple[ReadImage, Mapping[str, Any]] | None
-    """With the options by which they were drawn."""
-    exemplars: ExemplarRecord | None
-    pictures: ReadImage | None
-    """Those of the exemplars."""
-
-    def arrange(self, run: ReadRun, other: ReadRun | None) -> views.ReportViews:
-        """The pages of a run, of one to compare it with, and of what is shown beside."""
-        arranged = views.arrange(run, other, self.kernels)
-        if self.audit is not None:
-            arranged = replace(
-                arranged, audit=audited.arrange(self.audit, {page.name for page in arranged.layers})
-            )
-        if self.exemplars is None or self.pictures is None:
-            return arranged
-        found = excited.exemplar_views(arranged.layers, self.exemplars, self.pictures)
-        return replace(arranged, exemplars=found)
-
-
 def _write_single(
-    run: ReadRun, other: ReadRun | None, beside: _Beside, options: ReportOptions
+    run: ReadRun, other: ReadRun | None, extra: beside.Beside, options: ReportOptions
 ) -> ReportResult:
     """One file, with as much of the run as it has room for."""
     out = _free_file(run.root, options)
@@ -270,7 +239,7 @@ def _write_single(
         if (form := shrinking.form_within(runs, room)) is None:
             break
         shown = shrinking.shrunk(runs, form)
-        arranged = beside.arrange(shown[0], shown[1] if other else None)
+        arranged = extra.arrange(shown[0], shown[1] if other else None)
         arranged = replace(arranged, form=form, max_size=options.max_size)
         content = _encoded(pages.render_single(arranged))
         if len(content) <= options.max_size:

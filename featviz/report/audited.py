@@ -118,11 +118,11 @@ class AuditViews:
         return (layer for layer in self.layers if layer.home == name)
 
 
-def arrange(audit: ReadAudit, pages: Collection[str] = ()) -> AuditViews:
+def arrange(audit: ReadAudit, pages: Collection[str] | None = None) -> AuditViews:
     """Sort the pictures of an audit to its layers, and these to the pages of a run.
 
     Args:
-        pages: names of the layers of the run.
+        pages: names of the layers of the run; None where each layer has its own place.
     """
     drawn: dict[str, list[SuspectView]] = {}
     for number, own in enumerate(audit.record.drawn):
@@ -135,10 +135,12 @@ def arrange(audit: ReadAudit, pages: Collection[str] = ()) -> AuditViews:
     return AuditViews(audit, layers)
 
 
-def _home(row: AuditRow, audit: ReadAudit, pages: Collection[str]) -> str:
-    shown = (own.shown for own in audit.record.drawn if own.layer == row.label)
-    ways = [row.layer or row.label, *shown]
-    return next((name for name in ways if name in pages), "")
+def _home(row: AuditRow, audit: ReadAudit, pages: Collection[str] | None) -> str:
+    own = row.layer or row.label
+    if pages is None:
+        return own
+    shown = (sheet.shown for sheet in audit.record.drawn if sheet.layer == row.label)
+    return next((name for name in (own, *shown) if name in pages), "")
 
 
 def _view(number: int, own: DrawnSuspects, audit: ReadAudit) -> SuspectView:

@@ -16,6 +16,7 @@ from featviz.files import real
 from featviz.report import words
 from featviz.rundir import INPUT_FILE
 from featviz.rundir.image import ReadImage
+from featviz.rundir.kernels import ReadKernels
 from featviz.rundir.read import ReadRun
 from featviz.rundir.schema import CaptureRow, Class, Manifest
 from featviz.text import counted
@@ -253,9 +254,9 @@ class _Places:
 def arrange(
     run: ReadRun,
     other: ReadRun | None = None,
-    kernels: tuple[ReadImage, Mapping[str, Any]] | None = None,
+    kernels: ReadKernels | None = None,
 ) -> ReportViews:
-    """Sort a run, one to compare it with, and kernels with their options into pages."""
+    """Sort a run, one to compare it with, and kernels into pages."""
     places = _Places(run)
     others = {} if other is None else other.images
     images = tuple(
@@ -263,7 +264,7 @@ def arrange(
         for n, (name, image) in enumerate(run.images.items())
     )
     layers = tuple(_layer_pages(images))
-    beside = {} if kernels is None else dict(_kernel_views(layers, *kernels))
+    beside = {} if kernels is None else dict(_kernel_views(layers, kernels.image, kernels.options))
     silent = _silent(run)
     return ReportViews(run, other, images, layers, silent, places.images, kernels=beside)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +16,20 @@ from featviz.rundir.schema import MOST_RECORD, ImageFields, Input, Manifest
 from featviz.text import quoted
 
 
-def read_kernels(root: Path) -> tuple[ReadImage, dict[str, Any]]:
-    """The pictures of kernels, as those of an image that has no input, and the options by which
-    they were drawn.
+@dataclass(frozen=True)
+class ReadKernels:
+    """Pictures of kernels."""
+
+    image: ReadImage
+    """They, as those of an image that has no input."""
+    options: Mapping[str, Any]
+    """By which they were drawn."""
+    model: Mapping[str, Any]
+    """Whose they are, as in run.json."""
+
+
+def read_kernels(root: Path) -> ReadKernels:
+    """The pictures of kernels.
 
     Raises:
         StoreError: it holds no kernels, or a file of it is missing or does not fit.
@@ -38,7 +51,10 @@ def read_kernels(root: Path) -> tuple[ReadImage, dict[str, Any]]:
         raise StoreError(f"{quoted(str(root / MANIFEST_FILE))}: {error}") from error
     named = ImageFields(path="kernels", sha256="")
     manifest = Manifest(1, named, Input([], ""), rows, [], [])
-    options = record.get("options")
-    return ReadImage(root, "", manifest, (0, 0), sizes), options if isinstance(
-        options, dict
-    ) else {}
+    image = ReadImage(root, "", manifest, (0, 0), sizes)
+    return ReadKernels(image, _mapping(record, "options"), _mapping(record, "model"))
+
+
+def _mapping(record: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    entry = record.get(name)
+    return entry if isinstance(entry, dict) else {}
