@@ -18,6 +18,14 @@ Found = Mapping[str, Sequence[int]]
 """Channels, by what was found of them; what was found of none is left out."""
 
 
+EXPLANATIONS = {
+    "all zero": "zero at every place; behind an activation such a channel is dead",
+    "constant": "one value at every place, and it is not zero",
+    "NaN or infinite": "somewhere a value is no number",
+}
+"""What each finding means."""
+
+
 class ChannelTotals:
     """ChannelTotals over the images that it was given, of the channels of one tensor."""
 
@@ -78,12 +86,6 @@ class ChannelTotals:
             "NaN or infinite": self.nonfinite > 0,
         }
         return {name: np.flatnonzero(of).tolist() for name, of in every.items() if of.any()}
-
-    @property
-    def dark_channels(self) -> list[int]:
-        """Channels that are all zero in every image."""
-        channels: list[int] = np.flatnonzero(self.dark).tolist()
-        return channels
 
     @property
     def range(self) -> tuple[float, float]:
@@ -149,8 +151,10 @@ class RunTotals:
     def dead(self, pages: Sequence[LayerPage]) -> str:
         """How many channels are dead: `7 in 2 layers`, `none in the 3 activations drawn`, or why
         that is not known."""
-        drawn = [
-            [own for group in page.groups if (own := self.of(group)).activation] for page in pages
+        named = [page for page in pages if page.type in RECTIFIERS]
+        drawn = [  # what stands behind a ReLU that is drawn has the same dead channels
+            [own for group in page.groups if (own := self.of(group)).activation]
+            for page in named or pages
         ]
         if not any(drawn):
             return f"not known: no activation was drawn (run with ReLU among --layers, {_OR_AUDIT}"
@@ -165,7 +169,7 @@ class RunTotals:
 
     def dark_count(self, page: LayerPage) -> int:
         """How many channels of a layer are zero in every image, all its tensors together."""
-        return sum(len(self.of(group).dark_channels) for group in page.groups)
+        return sum(int(self.of(group).dark.sum()) for group in page.groups)
 
 
 def badges(found: Found) -> list[tuple[str, str]]:

@@ -24,9 +24,9 @@ from featviz.report.data import (
     scripts_of,
 )
 from featviz.report.excited import ExemplarView
-from featviz.report.legend import Key, key, legend
+from featviz.report.legend import Key, key, legend, strip_keys
 from featviz.report.links import InlineLinks, Links
-from featviz.report.network import network
+from featviz.report.network import Stage, network
 from featviz.report.views import Figure, Group, ImagePage, LayerPage, PictureView, ReportViews
 from featviz.rundir import INPUT_FILE, REPORT_ASSETS
 from featviz.version import __version__
@@ -162,8 +162,10 @@ class _PageWriter:
             "totals_of": self.totals.of,
             "dark_count": self.totals.dark_count,
             "badges": channels.badges,
+            "explanations": channels.EXPLANATIONS,
             "audit": views.audit,
             "key_of": self._key,
+            "strip_keys_of": self._strip_keys,
             "spot": self.spot,
         }
         macros: Any = self.templates.get_template("picture.html").module
@@ -282,6 +284,10 @@ class _PageWriter:
 
     def _key(self, figure: Figure) -> Key:
         return key(figure.row, self._options[figure.other])
+
+    def _strip_keys(self, stages: Sequence[Stage]) -> list[Key]:
+        rows = (step.figure.row for stage in stages for step in stage.steps if step.tiles)
+        return strip_keys(rows, self._options[False])
 
     def _values(self, page: ImagePage | LayerPage, **more: Any) -> dict[str, Any]:
         around, colors = self._around[page.id], self._legend(page.groups)

@@ -32,6 +32,11 @@ def number(value: float | None) -> str:
     return f"{value:.4g}".replace("-", "−")
 
 
+def span(low: float, high: float) -> str:
+    """`−2.5 to 7.25`."""
+    return f"{number(low)} to {number(high)}"
+
+
 def percent(share: float) -> str:
     """A share 0..1 with one decimal, on one line; neither 0 nor 100 unless it is exact."""
     if 0 < share < 0.0005:

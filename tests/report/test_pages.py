@@ -214,7 +214,7 @@ def test_an_audit_without_findings_says_so(root: Path) -> None:
     [
         ("map", "grey", "all of a map, crossed out: zero everywhere", "#000000"),
         ("map", "grey", "all of a map, with a stroke: constant", "#808080"),
-        ("layer", "viridis", "one scale for all maps: the smallest value", "#440154"),
+        ("layer", "viridis", "one scale for all maps of an image: the smallest value", "#440154"),
         ("symmetric", "coolwarm", "zero", "#{:02x}{:02x}{:02x}".format(*MIDDLE[:3])),
         ("none", "grey", "1 or more", "#ffffff"),
         ("map", "grey", "NaN or infinite", "#ff00ff"),
