@@ -78,8 +78,13 @@ class ReportResult:
     """Whether large maps have fewer pixels, so that one file stays small."""
 
 
-def build_report(place: Path | Url, options: ReportOptions) -> ReportResult:
+def build_report(
+    place: Path | Url, options: ReportOptions, judge: beside.Judge | None = None
+) -> ReportResult:
     """Write the report of a run, here or in an object store, of an audit, or of a series of runs.
+
+    Args:
+        judge: compares the run with that of `compare`, for a verdict on the first page.
 
     Raises:
         StoreError: `place` or `compare` is no run, or is damaged while it is read; what is in the
@@ -101,14 +106,18 @@ def build_report(place: Path | Url, options: ReportOptions) -> ReportResult:
         if read_steps(place):
             return _build_series(place, options)
     with here(place) as root, here(options.compare or root) as other:
-        return _build(root, None if options.compare is None else other, options)
+        return _build(root, None if options.compare is None else other, options, judge)
 
 
-def _build(root: Path, compare: Path | None, options: ReportOptions) -> ReportResult:
+def _build(
+    root: Path, compare: Path | None, options: ReportOptions, judge: beside.Judge | None
+) -> ReportResult:
     with _uncollected():
         run = read_run(root)
         other = None if compare is None else read_run(compare)
         shown = beside.read(run, options.audit, options.kernels, options.exemplars)
+        if other is not None and judge is not None:
+            shown = shown.judged(run, other, judge)
     with _frozen():
         if options.single_file:
             return _write_single(run, other, shown, options)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from featviz.errors import CompareError, StoreError
+from featviz.records import Comparison
 from featviz.report import audited, excited, views, words
 from featviz.rundir import AUDIT_FILE
 from featviz.rundir.audits import ReadAudit, read_audit
@@ -31,6 +32,14 @@ _LISTED = 5
 """Layers that a message names."""
 
 
+Judge = Callable[[ReadRun, ReadRun], Comparison]
+"""Compares two runs, that of `--compare` first.
+
+Raises:
+    CompareError: they cannot be compared.
+"""
+
+
 @dataclass(frozen=True)
 class Beside:
     """What is shown beside a run."""
@@ -40,10 +49,25 @@ class Beside:
     exemplars: ExemplarRecord | None
     pictures: ReadImage | None
     """Those of the exemplars."""
+    verdict: Comparison | None = None
+    """On the other run."""
+    not_compared: str = ""
+    """Why there is no verdict on the other run."""
+
+    def judged(self, run: ReadRun, other: ReadRun, judge: Judge) -> Beside:
+        """With a verdict on another run, or the reason why there is none."""
+        try:
+            return replace(self, verdict=judge(other, run))
+        except CompareError as error:
+            return replace(self, not_compared=error.message)
 
     def arrange(self, run: ReadRun, other: ReadRun | None) -> views.ReportViews:
         """The pages of a run, of one to compare it with, and of what is shown given."""
-        arranged = views.arrange(run, other, self.kernels)
+        arranged = replace(
+            views.arrange(run, other, self.kernels),
+            verdict=self.verdict,
+            not_compared=self.not_compared,
+        )
         if self.audit is not None:
             pages = {page.name for page in arranged.layers}
             arranged = replace(arranged, audit=audited.arrange(self.audit, pages))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +14,7 @@ from featviz.layout.layouts import LAYOUTS
 from featviz.records import KINDS, REDUCTIONS, SALIENCY, Floats, is_gradient
 from featviz.rundir.read import ReadRun
 from featviz.rundir.schema import CaptureRow, Manifest
-from featviz.text import by, counted, listed, ranges
+from featviz.text import by, counted, listed, quoted, ranges
 
 if TYPE_CHECKING:
     from featviz.report.views import ReportForm
@@ -49,6 +50,11 @@ def percent(share: float) -> str:
 def megabytes(size: int) -> str:
     """`25 MB`; below one, `0.4 MB`."""
     return f"{size / 1e6:.3g} MB"
+
+
+def command(*parts: object) -> str:
+    """A command line, quoted for a shell."""
+    return quoted(shlex.join(map(str, parts)))
 
 
 def channel_list(channels: Sequence[int]) -> str:

@@ -7,6 +7,7 @@ import logging
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from conftest import ROOT
 from rundirs import Drawn, write_run
@@ -14,6 +15,7 @@ from rundirs import Drawn, write_run
 from featviz.errors import CompareError, StoreError
 from featviz.report import ReportOptions, build_report
 
+from .markup import Markup, read
 from .test_audited import write_audit
 from .test_excited import write_exemplars
 
@@ -96,3 +98,38 @@ def test_kernels_of_no_drawn_layer_are_refused(featviz: Any, tmp_path: Path) -> 
     with pytest.raises(StoreError, match="has kernels of no layer of this run") as caught:
         build_report(root, ReportOptions(kernels=tmp_path / "kernels"))
     assert "--layers: 0, 3, 6" in str(caught.value.hint)
+
+
+def compared(featviz: Any, tmp_path: Path, **second: Any) -> tuple[str, Markup]:
+    """The address and the first page of a report beside another run, of which `b` has changed."""
+    changed = np.tile(np.float32([-3, 7, 0.5, 1, 0, 0]), (6, 1))
+    other = [Drawn("a", index=0), Drawn("b", index=1), Drawn("c", index=2)]
+    mine = [other[0], Drawn("b", index=1, stats=changed), other[2]]
+    base = write_run(tmp_path / "base", {"a.png": other})
+    root = write_run(tmp_path / "new", {"a.png": mine}, **second)
+    assert featviz("report", root, "--compare", base).code == 0
+    return str(base), read(root / "report" / "index.html")
+
+
+def test_a_compared_run_has_its_verdict_at_the_head(featviz: Any, tmp_path: Path) -> None:
+    """Diff's own words, a link to the first layer that diverges, and the command for all."""
+    base, page = compared(featviz, tmp_path)
+    words = " ".join(page.text.split())
+    said = featviz("diff", base, tmp_path / "new").out.splitlines()[-1]
+    assert f"Different {said.removeprefix('different: ')} First layer that diverges: b" in words
+    assert words.index("Different") < words.index("What the network makes of")
+    assert f"featviz diff {base} {tmp_path / 'new'} --html" in words
+    assert [a["class"] for a in page.of("section") if a.get("aria-label") == "Verdict"] == [
+        "verdict apart"
+    ]
+    text = (tmp_path / "new" / "report" / "index.html").read_text()
+    assert '<a href="layer-001.html"><code>b</code></a>' in text.split("First layer")[1][:80]
+
+
+def test_runs_that_cannot_be_compared_say_why(featviz: Any, tmp_path: Path) -> None:
+    """The pictures stand beside one another all the same."""
+    options = {"layers": None, "normalize": "layer", "cmap": "grey", "nrow": None}
+    _, page = compared(featviz, tmp_path, options=options)
+    assert "Not compared these runs cannot be compared: the scale mode is" in " ".join(
+        page.text.split()
+    )
