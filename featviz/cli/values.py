@@ -58,7 +58,8 @@ PATH = PathType()
 EXISTING_FILE = PathType(exists=True, dir_okay=False)
 EXISTING_FOLDER = PathType(exists=True, file_okay=False)
 PLACE = PlaceType()
-EXISTING_PLACE = PlaceType(exists=True, file_okay=False)
+EXISTING_PLACE = PlaceType(exists=True)
+"""A file, too: the reader of runs tells what an archive of one is for."""
 
 
 class ReadBy(_ParamType):

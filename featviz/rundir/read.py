@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -19,6 +20,7 @@ from featviz.errors import FileError, StoreError
 from featviz.files.urls import Url
 from featviz.rundir import INPUT_FILE, MANIFEST_FILE, RUN_FILE, STATS_FILE, schema
 from featviz.rundir.image import ReadImage, read_image
+from featviz.rundir.ownership import is_archive_of_run
 from featviz.rundir.schema import MOST_RECORD, RunRecord
 from featviz.rundir.sharing import Shared
 from featviz.text import quoted, safe_way
@@ -114,8 +116,10 @@ def read_json(path: Path) -> dict[str, Any]:
     """The content of a run.json or manifest, of whatever kind it is.
 
     Raises:
-        StoreError: no such file, no JSON, or written by a later featviz.
+        StoreError: no such file, no JSON, or written by a later featviz; or what should be its
+            folder is a file, as an archive of a run.
     """
+    _check_folder(path.parent)
     try:
         content = files.read_json(path, MOST_RECORD)
     except FileNotFoundError:
@@ -133,6 +137,19 @@ def read_json(path: Path) -> dict[str, Any]:
         raise StoreError(f"{quoted(str(path))} {error}") from None
     record: dict[str, Any] = content
     return record
+
+
+def _check_folder(root: Path) -> None:
+    if not root.is_file():
+        return
+    name, folder = quoted(str(root)), root.with_suffix("") if root.suffix else f"{root}.run"
+    if is_archive_of_run(root):
+        unpack = shlex.join(["python", "-m", "zipfile", "-e", str(root), str(folder)])
+        raise StoreError(
+            f"{name} is an archive of a run, which is to be unpacked first",
+            f"{quoted(unpack)}, then give {quoted(str(folder))}",
+        )
+    raise StoreError(f"{name} is a file, not a run directory", "give a folder of `featviz run`")
 
 
 def read_record(root: Path) -> tuple[dict[str, Any], RunRecord]:
