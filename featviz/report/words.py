@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from markupsafe import Markup
 
+from featviz import text
 from featviz.layout.layouts import LAYOUTS
 from featviz.records import KINDS, REDUCTIONS, SALIENCY, Floats, is_gradient
 from featviz.rundir.read import ReadRun
@@ -39,12 +40,8 @@ def span(low: float, high: float) -> str:
 
 
 def percent(share: float) -> str:
-    """A share 0..1 with one decimal, on one line; neither 0 nor 100 unless it is exact."""
-    if 0 < share < 0.0005:
-        return "<\u00a00.1\u00a0%"
-    if 0.9995 <= share < 1:
-        return ">\u00a099.9\u00a0%"
-    return f"{100 * share:.1f}\u00a0%"
+    """`text.percent`, on one line."""
+    return text.percent(share, "\u00a0")
 
 
 def megabytes(size: int) -> str:
