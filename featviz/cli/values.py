@@ -40,7 +40,12 @@ class PathType(click.Path):
 
 
 class PlaceType(PathType):
-    """A run directory: a path, or a URL of an object store."""
+    """A run directory: a path, or a URL of an object store. A file is taken, too, since the reader
+    of runs says what an archive of one is for."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        self.name = "directory"
 
     def convert(self, value: Any, param: Any, ctx: Any) -> Any:
         """Read a path or a URL, or refuse it."""
@@ -59,7 +64,6 @@ EXISTING_FILE = PathType(exists=True, dir_okay=False)
 EXISTING_FOLDER = PathType(exists=True, file_okay=False)
 PLACE = PlaceType()
 EXISTING_PLACE = PlaceType(exists=True)
-"""A file, too: the reader of runs tells what an archive of one is for."""
 
 
 class ReadBy(_ParamType):

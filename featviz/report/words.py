@@ -15,7 +15,7 @@ from featviz.layout.layouts import LAYOUTS
 from featviz.records import KINDS, REDUCTIONS, SALIENCY, Floats, is_gradient
 from featviz.rundir.read import ReadRun
 from featviz.rundir.schema import CaptureRow, Manifest
-from featviz.text import by, counted, listed, quoted, ranges
+from featviz.text import by, counted, listed, ranges
 
 if TYPE_CHECKING:
     from featviz.report.views import ReportForm
@@ -51,7 +51,7 @@ def megabytes(size: int) -> str:
 
 def command(*parts: object) -> str:
     """A command line, quoted for a shell."""
-    return quoted(shlex.join(map(str, parts)))
+    return text.printable(shlex.join(map(str, parts)))
 
 
 def channel_list(channels: Sequence[int]) -> str:

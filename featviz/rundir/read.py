@@ -23,7 +23,7 @@ from featviz.rundir.image import ReadImage, read_image
 from featviz.rundir.ownership import is_archive_of_run
 from featviz.rundir.schema import MOST_RECORD, RunRecord
 from featviz.rundir.sharing import Shared
-from featviz.text import quoted, safe_way
+from featviz.text import printable, quoted, safe_way
 
 MOST_HELD = 8 * 2**30
 """Bytes of the statistics of a run that are held at once."""
@@ -147,7 +147,7 @@ def _check_folder(root: Path) -> None:
         unpack = shlex.join(["python", "-m", "zipfile", "-e", str(root), str(folder)])
         raise StoreError(
             f"{name} is an archive of a run, which is to be unpacked first",
-            f"{quoted(unpack)}, then give {quoted(str(folder))}",
+            f"{printable(unpack)}, then give {printable(str(folder))}",
         )
     raise StoreError(f"{name} is a file, not a run directory", "give a folder of `featviz run`")
 
