@@ -325,3 +325,17 @@ def test_scripts_hold_no_markup() -> None:
     text = json.dumps("</script><!--&\u2028\u2029é", ensure_ascii=False)
     assert not set(_in_script(text)) & set("<>&\u2028\u2029")
     assert json.loads(_in_script(text)) == json.loads(text)
+
+
+@pytest.mark.parametrize(("columns", "kind"), [(3, "maps small"), (10, "maps"), (20, "maps whole")])
+def test_small_grids_are_enlarged_on_the_page_of_an_image(
+    tmp_path: Path, columns: int, kind: str
+) -> None:
+    """Grids of few columns are marked so, and the style sheet gives these a least width."""
+    drawn = Drawn("x", maps=columns * min(columns, 10), nrow=columns)
+    root = write_run(tmp_path / "out", {"a.png": [drawn]})
+    build_report(root, ReportOptions())
+    kinds = [figure["class"] for figure in pages(root)["image-000.html"].of("figure")]
+    assert kinds == [kind]
+    style = (root / "report" / "style.css").read_text()
+    assert re.search(r"\.one[^{]*\.small[^{]*img \{ min-width: ", style)
