@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Any, Unpack
+from typing import Any
 
 from featviz.api.fitting import FitWatch
-from featviz.api.keywords import Layers, Picture, WatchKeywords
 from featviz.models.requirements import lacking
 
 try:
@@ -15,7 +13,7 @@ except ImportError as error:
     raise lacking("featviz.lightning", "lightning", error) from error
 
 
-class LightningWatcher(Callback):
+class LightningWatcher(FitWatch, Callback):
     """A callback that draws the feature maps of fixed images, and audits their channels.
 
     It is a `featviz.Watcher` for the time of each `fit`; the steps are Lightning's `global_step`.
@@ -30,39 +28,22 @@ class LightningWatcher(Callback):
         FeatvizError: at the start of `fit`, as `featviz.Watcher`.
     """
 
-    def __init__(
-        self,
-        images: Picture | list[Picture] | tuple[Picture, ...],
-        layers: Layers | None = None,
-        every: int = 100,
-        out: str | Path = "featviz-series",
-        *,
-        part: str = "",
-        tensorboard: str | Path | None = None,
-        overwrite: bool = False,
-        **options: Unpack[WatchKeywords],
-    ) -> None:
-        super().__init__()
-        self._watch = FitWatch(
-            images, layers, every, out, part, overwrite, tensorboard=tensorboard, **options
-        )
-
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Choose the layers, and draw the model before its first step."""
-        self._watch.begin(pl_module, trainer.global_step)
+        self._begin(pl_module, trainer.global_step)
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, *batch: Any, **more: Any
     ) -> None:
         """Draw if a step is due."""
-        self._watch.step(trainer.global_step)
+        self._step(trainer.global_step)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Close what is open."""
-        self._watch.end()
+        """Draw the last step, and close what is open."""
+        self._end(draw_last=True)
 
     def on_exception(
         self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
     ) -> None:
         """Close what is open."""
-        self._watch.end()
+        self._end(draw_last=False)

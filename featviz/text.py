@@ -8,6 +8,7 @@ import json
 import os
 import re
 from collections.abc import Iterable, Sequence
+from functools import lru_cache
 from typing import Any
 
 from featviz.errors import UsageError
@@ -207,6 +208,7 @@ _RESERVED = re.compile(
 )
 
 
+@lru_cache(4096)
 def safe_name(name: str) -> str:
     """A file name that every system takes, that is none of our own, and not hidden; what had to be
     changed gets 8 hex digits of a hash."""

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Any, Unpack
+from typing import Any
 
 from torch import nn
 
 from featviz.api.fitting import FitWatch
-from featviz.api.keywords import Layers, Picture, WatchKeywords
 from featviz.models.requirements import lacking
 
 try:
@@ -17,7 +15,7 @@ except ImportError as error:
     raise lacking("featviz.transformers", "hf", error) from error
 
 
-class TrainerWatcher(TrainerCallback):
+class TrainerWatcher(FitWatch, TrainerCallback):
     """A callback that draws the feature maps of fixed images, and audits their channels.
 
     It is a `featviz.Watcher` for the time of each `train`; the steps are the Trainer's
@@ -32,23 +30,6 @@ class TrainerWatcher(TrainerCallback):
         FeatvizError: at the start of `train`, as `featviz.Watcher`.
     """
 
-    def __init__(
-        self,
-        images: Picture | list[Picture] | tuple[Picture, ...],
-        layers: Layers | None = None,
-        every: int = 100,
-        out: str | Path = "featviz-series",
-        *,
-        part: str = "",
-        tensorboard: str | Path | None = None,
-        overwrite: bool = False,
-        **options: Unpack[WatchKeywords],
-    ) -> None:
-        super().__init__()
-        self._watch = FitWatch(
-            images, layers, every, out, part, overwrite, tensorboard=tensorboard, **options
-        )
-
     def on_train_begin(
         self,
         args: TrainingArguments,
@@ -58,16 +39,16 @@ class TrainerWatcher(TrainerCallback):
         **more: Any,
     ) -> None:
         """Choose the layers, and draw the model before its first step."""
-        self._watch.begin(model, state.global_step)
+        self._begin(model, state.global_step)
 
     def on_step_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **more: Any
     ) -> None:
         """Draw if a step is due."""
-        self._watch.step(state.global_step)
+        self._step(state.global_step)
 
     def on_train_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **more: Any
     ) -> None:
-        """Close what is open."""
-        self._watch.end()
+        """Draw the last step, and close what is open."""
+        self._end(draw_last=True)

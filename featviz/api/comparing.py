@@ -103,11 +103,11 @@ def report(
     audit: str | Path | None = None,
 ) -> ReportPages:
     """Write an HTML report of a run: the network as a picture, its images, layers and channels; or
-    one page of an audit.
+    one page of an audit or of kernels.
 
     Args:
         run: a run directory or its URL, which needs `out` and `single_file` or `zip`; or what
-            `featviz.run` gave; or the folder of an audit.
+            `featviz.run` gave; or the folder of an audit or of kernels.
         out: the folder of the report, or its file with `single_file` or `zip`. None is `report`,
             `report.html` or `report.zip` in the run directory.
         single_file: write one file that holds everything.
@@ -125,7 +125,7 @@ def report(
 
     Raises:
         StoreError: a run cannot be read, or the report cannot be written.
-        UsageError: options that exclude one another, or that an audit does not have; a run without
+        UsageError: options that exclude one another, or that only a run has; a run without
             a run directory is to be shown where it will not be.
 
     Example:
@@ -166,7 +166,7 @@ def _root(run: Any) -> Path | Url:
     if isinstance(run, Run):
         return run.result.out
     if isinstance(run, str) and is_url(run):
-        return Url.of(run)
+        return Url.of_run(run)
     if isinstance(run, (str, Path)):
         return Path(run)
     raise UsageError(f"{type(run).__name__!r} is no run", "a run directory, or featviz.run(...)")

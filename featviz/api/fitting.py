@@ -13,48 +13,50 @@ from featviz.text import listed, quoted
 
 
 class FitWatch:
-    """Begins a `Watcher` when a trainer begins, and ends it with the training."""
+    """A part of a callback: begins a `Watcher` when a trainer begins, and ends it with the
+    training."""
 
     def __init__(
         self,
         images: Picture | list[Picture] | tuple[Picture, ...],
-        layers: Layers | None,
-        every: int,
-        out: str | Path,
-        part: str,
-        overwrite: bool,
+        layers: Layers | None = None,
+        every: int = 100,
+        out: str | Path = "featviz-series",
         *,
-        tensorboard: str | Path | None,
+        part: str = "",
+        tensorboard: str | Path | None = None,
+        overwrite: bool = False,
         **options: Unpack[WatchKeywords],
     ) -> None:
         """Note what is asked for; it is checked when a training begins."""
+        super().__init__()
         self._part, self._overwrite = part, overwrite
         self._given: dict[str, Any] = {"images": images, "layers": layers, "every": every}
         self._given |= {"out": out, "tensorboard": tensorboard, **options}
         self._watcher: Watcher | None = None
 
-    def begin(self, model: Any, number: int) -> None:
+    def _begin(self, model: Any, number: int) -> None:
         """Watch a model that has taken `number` steps: from 0 a new series begins, or else the
         earlier one goes on.
 
         Raises:
             FeatvizError: as `Watcher`, or the model has no such part.
         """
-        self.end()
+        self._end(draw_last=False)
         again = number > 0
         choice = {"overwrite": self._overwrite and not again, "resume": again, "start": number}
         self._watcher = Watcher(self._chosen(model), **{**self._given, **choice}).__enter__()
 
-    def step(self, number: int) -> None:
+    def _step(self, number: int) -> None:
         """Draw if a step is due."""
         if self._watcher is not None:
             self._watcher.step(number)
 
-    def end(self) -> None:
-        """Close what is open."""
+    def _end(self, draw_last: bool) -> None:
+        """Draw the last step of a training that ended well, and close what is open."""
         watcher, self._watcher = self._watcher, None
         if watcher is not None:
-            watcher.close()
+            watcher.close(draw_last)
 
     def _chosen(self, model: Any) -> Any:
         if not self._part:

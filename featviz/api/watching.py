@@ -39,8 +39,9 @@ class Watcher:
 
     Call `step` behind each step of the optimizer. Every `every` steps it writes a run directory
     with an audit.json, `OUT/step-000100`; within `with`, the model before its first step is
-    `OUT/step-000000`. `featviz report OUT` shows the steps behind a slider. The training goes on as
-    if it were not watched: modes, buffers, gradients, hooks and random numbers stay as they were.
+    `OUT/step-000000`, and the last step is drawn when the block ends without an error. `featviz
+    report OUT` shows the steps behind a slider. The training goes on as if it were not watched:
+    modes, buffers, gradients, hooks and random numbers stay as they were.
 
     Args:
         model: the module that is trained. One that is compiled, or in DataParallel or
@@ -71,9 +72,9 @@ class Watcher:
         >>> image = torch.rand(3, 8, 8)
         >>> with tempfile.TemporaryDirectory() as out:
         ...     with featviz.Watcher(model, image, every=2, out=out, size=8) as watcher:
-        ...         paths = [watcher.step() for batch in range(4)]
-        >>> [path and path.name for path in paths]
-        [None, 'step-000002', None, 'step-000004']
+        ...         paths = [watcher.step() for batch in range(3)]
+        >>> [path and path.name for path in paths], watcher.steps
+        ([None, 'step-000002', None], [0, 2, 3])
     """
 
     @keyword_errors()
@@ -101,7 +102,7 @@ class Watcher:
         self.steps: list[int] = []
         """Those that were written."""
         self._stack, self._first = ExitStack(), _is_first()
-        self._replaced, self._numbered = overwrite, True
+        self._replaced, self._numbered, self._pending = overwrite, True, False
         if not self._first:
             return
         board = None if tensorboard is None else Path(tensorboard)
@@ -141,13 +142,26 @@ class Watcher:
         if now < before:
             raise UsageError(f"step {now} comes behind step {before}", "count upwards")
         self.number, self._numbered = now, True
+        self._pending = self._pending or now > before
         due = now // self.every > before // self.every
         return self._write() if due else None
 
-    def close(self) -> None:
-        """Close the file of TensorBoard's events; nothing is written any more."""
-        self._stack.close()
-        self._first = False
+    @keyword_errors()
+    def close(self, draw_last: bool = True) -> None:
+        """End the series: nothing is written any more.
+
+        Args:
+            draw_last: draw the last step, where it was none of those that were due.
+
+        Raises:
+            FeatvizError: the last step is the first that is drawn, and cannot be written.
+        """
+        try:
+            if draw_last and self._pending:
+                self._write()
+        finally:
+            self._stack.close()
+            self._first = self._pending = False
 
     def __enter__(self) -> Watcher:
         if self._first and self.number == 0 and (self._replaced or not read_steps(self.out)):
@@ -155,7 +169,7 @@ class Watcher:
                 with keyword_errors():
                     self._write()
             except BaseException:
-                self.close()
+                self.close(draw_last=False)
                 raise
         return self
 
@@ -165,7 +179,7 @@ class Watcher:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self.close()
+        self.close(draw_last=error is None)
 
     def __repr__(self) -> str:
         return f"<Watcher of {self.out}: step {self.number}, {len(self.steps)} written>"
@@ -173,6 +187,7 @@ class Watcher:
     def _write(self) -> Path | None:
         """Draw the model as it is now; None in processes that are not the first, and where it
         failed behind the first step."""
+        self._pending = False
         if not self._first:
             return None
         folder = step_folder(self.out, self.number)

@@ -391,7 +391,7 @@ def to_model_options(model: str, given: dict[str, Any]) -> ModelOptions:
     """The options of the model, as a record.
 
     Raises:
-        FeatvizError: torch or torchvision is missing, or they do not fit each other.
+        FeatvizError: torch is missing, or cannot be loaded.
     """
     from featviz.models.requirements import require_torch
 

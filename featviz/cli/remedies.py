@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import click
 
@@ -24,6 +25,16 @@ class MistakeError(click.UsageError):
 
     def __init__(self, message: str, ctx: click.Context | None, hint: str) -> None:
         super().__init__(message, ctx)
+        self.hint = hint
+
+
+class BadValueError(click.BadParameter):
+    """A value that an option does not take, with what helps."""
+
+    def __init__(
+        self, message: str, hint: str | None, param: click.Parameter | None, ctx: Any
+    ) -> None:
+        super().__init__(message, ctx, param)
         self.hint = hint
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import tomllib
 from collections.abc import Callable, Iterable
@@ -14,6 +15,7 @@ import click
 from featviz.cli import mistakes, remedies
 from featviz.errors import FileError, UsageError
 from featviz.files import read_text
+from featviz.files.missing import hint_of, misspelt
 from featviz.files.urls import Url, is_url, refuse_url
 from featviz.records.checking import read_numbers, read_size
 from featviz.text import quoted
@@ -34,14 +36,24 @@ class PathType(click.Path):
         """Read a path, or refuse it."""
         try:
             refuse_url(value)
+            return super().convert(value, param, ctx)
         except UsageError as error:
-            self.fail(f"{error.message}; {error.hint}", param, ctx)
-        return super().convert(value, param, ctx)
+            raise remedies.BadValueError(error.message, error.hint, param, ctx) from None
+        except click.BadParameter as error:
+            path = Path(value)
+            if os.path.lexists(path):
+                raise
+            hint = hint_of(path, misspelt(path))
+            raise remedies.BadValueError(error.message, hint, param, ctx) from None
+
+
+PASSING = ("memory",)
+"""Protocols of stores that end with their process: of use in Python, but to no command."""
 
 
 class PlaceType(PathType):
-    """A run directory: a path, or a URL of an object store. A file is taken, too, since the reader
-    of runs says what an archive of one is for."""
+    """A run directory: a path, or a URL of an object store that outlives the command. A file is
+    taken, too, since the reader of runs says what an archive of one is for."""
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
@@ -52,9 +64,25 @@ class PlaceType(PathType):
         if isinstance(value, Url):
             return value
         try:
-            return Url.of(value) if is_url(value) else super().convert(value, param, ctx)
+            if is_url(value):
+                return _lasting(Url.of_run(value))
         except UsageError as error:
-            self.fail(f"{error.message}; {error.hint}", param, ctx)
+            raise remedies.BadValueError(error.message, error.hint, param, ctx) from None
+        return super().convert(value, param, ctx)
+
+
+def _lasting(url: Url) -> Url:
+    """A URL whose store outlives this command.
+
+    Raises:
+        UsageError: it does not.
+    """
+    if url.protocol in PASSING:
+        raise UsageError(
+            f"{quoted(str(url))} is in the memory of this command, and vanishes with it",
+            "give a folder, or a store that stays, such as s3://bucket/maps",
+        )
+    return url
 
 
 FILE = PathType(dir_okay=False)

@@ -32,6 +32,7 @@ __all__ = [
     "filter_rows",
     "lay_filtered",
     "lay_tiles",
+    "overall",
     "quantise",
     "statistics",
 ]
@@ -157,6 +158,32 @@ def statistics(rows, bits, stats, lower, upper, outside):
         stats[n, 4], stats[n, 5] = zeros / row.size, nonfinite
         if outside.size > 0:
             outside[n] = _outside(row, lower, upper)
+
+
+@compiled("UniTuple(float64,6)(float32[:,::1],int64)")
+@no_type_check
+def overall(stats, values):
+    """The statistics of all rows together; see `scan.overall`."""
+    count = total = squares = zeros = nonfinite = 0.0
+    low, high, mean = math.inf, -math.inf, math.nan
+    for n in range(len(stats)):
+        finite = values - stats[n, 5]
+        zeros += stats[n, 4]
+        nonfinite += stats[n, 5]
+        if finite > 0:
+            count += finite
+            total += finite * stats[n, 2]
+            low, high = min(low, stats[n, 0]), max(high, stats[n, 1])
+    if count == 0:
+        return math.nan, math.nan, math.nan, math.nan, zeros / len(stats), nonfinite
+    mean = total / count
+    for n in range(len(stats)):
+        finite = values - stats[n, 5]
+        if finite > 0:
+            away = np.float64(stats[n, 2]) - mean
+            deviation = np.float64(stats[n, 3])
+            squares += finite * (deviation * deviation + away * away)
+    return low, high, mean, math.sqrt(squares / count), zeros / len(stats), nonfinite
 
 
 @compiled("void(float32[::1],float32,float32,float32,uint8[::1])")

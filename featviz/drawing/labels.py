@@ -115,6 +115,12 @@ def _ink(text: str) -> np.ndarray:
     return np.asarray(mask, np.uint8).reshape(mask.size[::-1]) > 0
 
 
+@lru_cache(16)
+def only(marks: tuple[int, ...]) -> Bytes:
+    """uint8 [3]: each mark itself if it is among these, else NONE."""
+    return np.array([mark if mark in marks else NONE for mark in (NONE, ZERO, CONSTANT)], np.uint8)
+
+
 @lru_cache(64)
 def shapes(size: tuple[int, int]) -> np.ndarray:
     """bool [2, height, width]: the pixels of the marks ZERO, both diagonals, and CONSTANT, the one

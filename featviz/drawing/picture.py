@@ -11,7 +11,7 @@ import numpy as np
 import PIL
 from PIL import Image
 
-from featviz.drawing import grid, labels, levels, png, stats
+from featviz.drawing import grid, labels, png, stats
 from featviz.drawing.colormap import Palette
 from featviz.drawing.labels import CONSTANT, ZERO, Stamps
 from featviz.drawing.levels import ValueLimits
@@ -89,8 +89,7 @@ class GridPicture:
     @property
     def marks(self) -> Bytes:
         """The mark that is drawn on each tile, of `labels`."""
-        flat = self.flat
-        return np.where(np.isin(flat, self.marked), flat, labels.NONE).astype(np.uint8)
+        return labels.only(tuple(self.marked))[self.flat]
 
     @property
     def flat(self) -> Bytes:
@@ -99,10 +98,11 @@ class GridPicture:
         whole = self.strip or self.reduce is not None or self.overlay is not None
         if whole or self.plan.map_size == (1, 1):
             return np.zeros(self.plan.maps, np.uint8)
-        low, high, nonfinite = self.stats.T[[stats.MIN, stats.MAX, stats.NONFINITE]]
-        flat = levels.is_flat(low, high) & (nonfinite == 0)
-        marks = np.where(low == 0, ZERO, CONSTANT) * flat
-        drawn: Bytes = (marks if self.channels is None else marks[self.channels]).astype(np.uint8)
+        flat = stats.is_constant(self.stats)
+        if not flat.any():
+            return np.zeros(self.plan.maps, np.uint8)
+        marks = (np.where(self.stats[:, stats.MIN] == 0, ZERO, CONSTANT) * flat).astype(np.uint8)
+        drawn: Bytes = marks if self.channels is None else marks[self.channels]
         return drawn.repeat(self.slices[0])
 
     @property

@@ -13,6 +13,7 @@ from __future__ import annotations
 import logging
 import struct
 from collections.abc import Iterable, Iterator, Mapping
+from functools import lru_cache
 from itertools import chain
 from typing import BinaryIO
 
@@ -86,18 +87,26 @@ def write_filtered(
         colors: RGB triples of a palette; without one an index is its grey.
         text: keywords (at most 79 Latin-1 characters) and texts.
     """
-    color_type = _PALETTE if colors is not None else _GREY if depth == 1 else _RGB
-    file.write(_SIGNATURE)
-    _chunk(file, b"IHDR", struct.pack(">IIBBBBB", size[1], size[0], 8, color_type, 0, 0, 0))
-    for keyword, value in (text or {}).items():
-        _chunk(file, *_text(keyword, value))
-    if color_type == _PALETTE:
-        _chunk(file, b"PLTE", colors or b"")
+    held = _head(size, depth, colors, tuple((text or {}).items()))
     deflate = isal_zlib.compressobj(LEVEL)
     for rows in pieces:
-        _data(file, deflate.compress(rows.reshape(-1).data))
-    _data(file, deflate.flush())
-    _chunk(file, b"IEND", b"")
+        if data := deflate.compress(rows.reshape(-1).data):
+            file.write(b"".join((held, *_chunk(b"IDAT", data))))
+            held = b""
+    file.write(b"".join((held, *_chunk(b"IDAT", deflate.flush()), *_chunk(b"IEND", b""))))
+
+
+@lru_cache(1024)
+def _head(
+    size: tuple[int, int], depth: int, colors: bytes | None, text: tuple[tuple[str, str], ...]
+) -> bytes:
+    """All that stands before the pixels, which is the same for a layer's picture of each image."""
+    color_type = _PALETTE if colors is not None else _GREY if depth == 1 else _RGB
+    form = struct.pack(">IIBBBBB", size[1], size[0], 8, color_type, 0, 0, 0)
+    chunks = [_chunk(b"IHDR", form), *(_chunk(*_text(*words)) for words in text)]
+    if color_type == _PALETTE:
+        chunks.append(_chunk(b"PLTE", colors or b""))
+    return b"".join((_SIGNATURE, *chain.from_iterable(chunks)))
 
 
 def filtered(pieces: Iterable[Bytes], depth: int) -> Iterator[Bytes]:
@@ -141,11 +150,6 @@ def filter_rows(piece: Bytes, before: Bytes, depth: int, filtered: Bytes) -> Non
     filtered[:, 1:] = np.where(chosen[:, None], up, sub)
 
 
-def _data(file: BinaryIO, data: bytes) -> None:
-    if data:
-        _chunk(file, b"IDAT", data)
-
-
 def _text(keyword: str, value: str) -> tuple[bytes, bytes]:
     """A tEXt chunk, or iTXt where Latin-1 cannot hold the text."""
     key = keyword.encode("latin-1") + b"\0"
@@ -155,6 +159,7 @@ def _text(keyword: str, value: str) -> tuple[bytes, bytes]:
         return b"iTXt", key + b"\0\0\0\0" + value.encode("utf-8", "replace")
 
 
-def _chunk(file: BinaryIO, kind: bytes, data: bytes) -> None:
+def _chunk(kind: bytes, data: bytes) -> tuple[bytes, bytes, bytes, bytes]:
+    """A chunk's parts: its length, its kind, what it holds, and the checksum of both."""
     checksum = isal_zlib.crc32(data, isal_zlib.crc32(kind))
-    file.write(b"".join((struct.pack(">I", len(data)), kind, data, struct.pack(">I", checksum))))
+    return struct.pack(">I", len(data)), kind, data, struct.pack(">I", checksum)

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from functools import cache
 from importlib import import_module
 from pathlib import Path
+from threading import Lock
 from types import ModuleType
 from zlib import crc32
 
@@ -25,6 +26,8 @@ log = logging.getLogger(__name__)
 
 _BLOCK = 65_536
 """Values that numpy looks at a time, so that they stay in a core's cache."""
+
+_ONE_FOLDER = Lock()
 
 
 @cache
@@ -47,17 +50,19 @@ def kept_for_the_user() -> Iterator[None]:
     user's folder cannot be written, numba goes on with its own choices.
 
     The folder's name has a checksum of all compiled loops: numba compiles a file anew when it has
-    changed, but not when another has, whose loops it calls.
+    changed, but not when another has, whose loops it calls. One thread at a time is here: numba has
+    one folder for the process, and a second thread would go on in a folder below the first one's.
     """
     config = import_module("numba").config
-    before = config.CACHE_DIR
     files = sorted(Path(__file__).parents[1].glob("*/compiled*.py"))
     loops = f"{crc32(b''.join(file.read_bytes() for file in files)):08x}"
-    config.CACHE_DIR = str(Path(before or user_cache_dir("featviz", appauthor=False)) / loops)
-    try:
-        yield
-    finally:
-        config.CACHE_DIR = before
+    with _ONE_FOLDER:
+        before = config.CACHE_DIR
+        config.CACHE_DIR = str(Path(before or user_cache_dir("featviz", appauthor=False)) / loops)
+        try:
+            yield
+        finally:
+            config.CACHE_DIR = before
 
 
 def statistics(rows: np.ndarray) -> Floats:
@@ -96,6 +101,35 @@ def _scanned(rows: np.ndarray, low: float, high: float, count: int) -> tuple[Flo
         rows = _plain(rows)
         loops.statistics(rows, rows.view(np.int32), stats, *ends, outside)
     return stats, outside
+
+
+def overall(stats: Floats, values: int) -> tuple[float, float, float, float, float, float]:
+    """The statistics of all rows together, from those of each.
+
+    Args:
+        stats: float32 [N, 6], as of `statistics`.
+        values: numbers in each row.
+
+    Returns:
+        As a row of them, in float64, but how many are not finite in all.
+    """
+    loops = compiled()
+    if loops is not None:
+        numbers: tuple[float, float, float, float, float, float] = loops.overall(
+            _plain(stats), values
+        )
+        return numbers
+    columns = stats.T.astype(np.float64)
+    zeros, nonfinite = float(columns[4].sum() / len(stats)), float(columns[5].sum())
+    finite = values - columns[5]
+    if not finite.any():
+        return (*(math.nan,) * 4, zeros, nonfinite)
+    low, high, means, stds = columns[:4, finite > 0]
+    share = finite[finite > 0] / finite.sum()
+    mean = share @ means
+    variance = share @ (stds * stds + (means - mean) ** 2)
+    ends = float(low.min()), float(high.max())
+    return (*ends, float(mean), math.sqrt(variance), zeros, nonfinite)
 
 
 def quantise(

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import torch
 from torch import Tensor
 
-from featviz.drawing import scan
+from featviz.drawing import levels, scan
 from featviz.records import STAT_COLUMNS, Floats
 
 MIN, MAX, MEAN, STD, ZEROS, NONFINITE = range(6)
@@ -25,28 +27,22 @@ def channel_stats(maps: Tensor) -> Floats:
     return _on_device(rows)
 
 
+def is_constant(stats: Floats) -> np.ndarray:
+    """bool [N]: which maps have one value everywhere, but for rounding, by their statistics."""
+    flat: np.ndarray = levels.is_flat(stats[:, MIN], stats[:, MAX]) & (stats[:, NONFINITE] == 0)
+    return flat
+
+
 def overall(stats: Floats, values: int) -> dict[str, float | int | None]:
     """The same numbers over all maps together; `values` is the count of values in each map.
 
     Returns:
         min, max, mean, std, zero_fraction, nonfinite; None where no value is finite.
     """
-    columns = stats.T.astype(np.float64)
-    zeros, nonfinite = columns[ZEROS], columns[NONFINITE]
-    numbers: dict[str, float | int | None] = dict.fromkeys(("min", "max", "mean", "std"))
-    finite = values - nonfinite
-    count = finite.sum()
-    if count:
-        known = finite > 0
-        low, high, means, stds = columns[:ZEROS] if known.all() else columns[:ZEROS, known]
-        share = finite[known] / count
-        mean = share @ means
-        variance = share @ (stds * stds + (means - mean) ** 2)
-        numbers["min"], numbers["max"] = float(low.min()), float(high.max())
-        numbers["mean"], numbers["std"] = float(mean), float(variance) ** 0.5
-    numbers["zero_fraction"] = float(zeros.sum() / len(zeros))
-    numbers["nonfinite"] = int(nonfinite.sum())
-    return numbers
+    low, high, mean, std, zeros, nonfinite = scan.overall(stats, values)
+    known = dict(zip(("min", "max", "mean", "std"), (low, high, mean, std), strict=True))
+    found = {name: None if math.isnan(number) else number for name, number in known.items()}
+    return {**found, "zero_fraction": zeros, "nonfinite": int(nonfinite)}
 
 
 def _on_device(rows: Tensor) -> Floats:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from featviz.drawing import levels, stats
+from featviz.drawing import stats
 from featviz.records import Bytes, Floats
 
 ALIKE = 0.9
@@ -26,7 +26,7 @@ def ranked(numbers: Floats, by: str) -> list[int]:
         numbers: statistics [C, 6] in the order of `records.STAT_COLUMNS`.
         by: `deviation` or `value`; where each map is constant, the mean decides.
     """
-    constant = flat(numbers)
+    constant = stats.is_constant(numbers)
     column = stats.MEAN if by == "value" or constant.all() else stats.STD
     keys = np.nan_to_num(-numbers[:, column], nan=np.inf)
     order = [int(channel) for channel in np.argsort(keys, kind="stable")]
@@ -56,10 +56,3 @@ def unlike(maps: Bytes, order: Sequence[int], count: int) -> list[int]:
         if len(taken) == count:
             break
     return (taken + alike)[:count]
-
-
-def flat(numbers: Floats) -> np.ndarray:
-    """bool [C]: which maps have one value everywhere, by their statistics [C, 6]."""
-    low, high, nonfinite = numbers.T[[stats.MIN, stats.MAX, stats.NONFINITE]]
-    constant: np.ndarray = levels.is_flat(low, high) & (nonfinite == 0)
-    return constant

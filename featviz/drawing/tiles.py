@@ -141,11 +141,11 @@ def _says_nothing(data: Tensor, numbers: Floats) -> bool:
         data: maps [C, S, K, H, W].
         numbers: their statistics [C, 6].
     """
-    low, high, nonfinite = numbers.T[[stats.MIN, stats.MAX, stats.NONFINITE]]
     if len(data) == 1 or data.shape[2] > 1 or data[0].numel() == 1:
         return False
-    flat = levels.is_flat(low, high) & (nonfinite == 0)
-    return bool(flat.all() and low.any())
+    if not stats.is_constant(numbers[:1]).all():  # of most layers this one says it
+        return False
+    return bool(stats.is_constant(numbers).all() and numbers[:, stats.MIN].any())
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,6 @@ from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO
 
-import torch
-import torchvision
 from torch import Tensor
 
 from featviz.errors import FeatvizError, UsageError
@@ -31,6 +29,7 @@ from featviz.hooks.capture import hooked
 from featviz.hooks.eval_mode import in_eval_mode
 from featviz.images import find
 from featviz.models.load import LoadedModel, ModelOptions, load_model
+from featviz.models.requirements import versions
 from featviz.pipeline.batches import BatchProgress, batches, run_batch
 from featviz.pipeline.dealing import Deal
 from featviz.pipeline.dry_pass import choose_layers
@@ -49,7 +48,6 @@ from featviz.rundir.exemplars import (
     LeftOut,
 )
 from featviz.text import by, listed
-from featviz.version import __version__
 
 log = logging.getLogger(__name__)
 
@@ -286,9 +284,7 @@ def _row(target: ExemplarSource, class_name: str | None, view: FieldOfView) -> E
 def _about(model: LoadedModel) -> Mapping[str, Any]:
     """The model and the versions, without time and place."""
     return {
-        "featviz": __version__,
-        "torch": str(torch.__version__),
-        "torchvision": str(torchvision.__version__),
+        **versions(),
         "device": model.device.type,
         "model": dict(model.source),
         "preprocessing": model.preprocess.words,

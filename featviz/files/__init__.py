@@ -3,7 +3,6 @@ should be. Nothing here needs torch."""
 
 from __future__ import annotations
 
-import difflib
 import errno
 import json
 import os
@@ -11,7 +10,6 @@ import re
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
-from itertools import islice
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -299,25 +297,6 @@ def _only_regular(descriptor: int) -> int:
         return descriptor
     os.close(descriptor)
     raise OSError(_IRREGULAR)
-
-
-_MOST_NAMES = 1000
-"""Files of a folder among which a misspelt name is looked for."""
-
-
-def misspelt(path: Path) -> Path | None:
-    """The file or folder beside a path that it may mean; None where none has a like name."""
-    try:
-        with os.scandir(path.parent) as entries:
-            names = [entry.name for entry in islice(entries, _MOST_NAMES)]
-    except (OSError, ValueError):
-        return None
-    close = difflib.get_close_matches(path.name[:_LONGEST_NAME], names, 1, 0.75)
-    return path.with_name(close[0]) if close else None
-
-
-_LONGEST_NAME = 255
-"""Letters of a name that are compared: systems have no longer ones."""
 
 
 def _name(path: Path) -> str:

@@ -13,7 +13,8 @@ from urllib.parse import unquote, urljoin
 from featviz.errors import FileError
 from featviz.files import SMALL
 from featviz.files.fetch import NoSuchFileError, children, read
-from featviz.files.stores import WEB, Remote
+from featviz.files.stores import Remote
+from featviz.files.urls import WEB
 from featviz.text import quoted
 
 log = logging.getLogger(__name__)

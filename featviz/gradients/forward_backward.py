@@ -175,7 +175,11 @@ def _intervened(model: LoadedModel, plan: PassPlan, book: HintBook) -> Iterator[
     Yields:
         The names of the layers whose output was changed, as they run.
     """
-    modules, ran = modules_by_name(model.module), set[str]()
+    ran = set[str]()
+    if not plan.changes:
+        yield ran
+        return
+    modules = modules_by_name(model.module)
     noise = torch.Generator().manual_seed(plan.options.seed)
     running = Running(model.module)
     with ExitStack() as stack:

@@ -14,8 +14,10 @@ from pathlib import Path, PurePath
 from typing import BinaryIO, TypeAlias
 
 from featviz.errors import FileError, UsageError
-from featviz.files import fetch, listing, misspelt, stores
+from featviz.files import fetch, listing
+from featviz.files.missing import hint_of, misspelt
 from featviz.files.stores import Remote
+from featviz.files.urls import Url, is_url, local_path
 from featviz.images import archives
 from featviz.images.archives import Place
 from featviz.images.formats import SUFFIXES
@@ -87,8 +89,8 @@ def _expand(argument: str, stdin: BinaryIO | None, nul: bool, outside: Path | No
         return [(_file_name(path), path) for path in _listed(stdin or sys.stdin.buffer, nul)]
     if (parts := expand_braces(argument)) != [argument] and not _is_there(Path(argument)):
         return [named for part in parts for named in _expand(part, stdin, nul, outside)]
-    if stores.is_url(argument):
-        local = stores.local_path(argument)
+    if is_url(argument):
+        local = local_path(argument)
         return _of_store(argument) if local is None else _expand(local, None, nul, outside)
     path = Path(argument)
     if _is_there(path) and path.is_dir():
@@ -105,10 +107,10 @@ def _expand(argument: str, stdin: BinaryIO | None, nul: bool, outside: Path | No
 
 
 def _no_image(argument: str) -> UsageError:
-    message, near = f"no image {argument!r}: no such file or folder", misspelt(Path(argument))
-    if near is None:
-        return UsageError(message, "check the path")
-    return UsageError(message, f"did you mean {quoted(str(near))}?", replace=(argument, str(near)))
+    path, message = Path(argument), f"no image {argument!r}: no such file or folder"
+    near = misspelt(path)
+    again = None if near is None else (argument, str(near))
+    return UsageError(message, hint_of(path, near), replace=again)
 
 
 def _is_there(path: Path) -> bool:
@@ -135,27 +137,27 @@ def _listed(stdin: BinaryIO, nul: bool) -> list[Place]:
 
 def _named_file(line: str) -> Place:
     """A path or URL of a file that a list names."""
-    if not stores.is_url(line):
+    if not is_url(line):
         return Path(line)
-    local = stores.local_path(line)
-    return stores.at(line) if local is None else Path(local)
+    local = local_path(line)
+    return Remote.at(line) if local is None else Path(local)
 
 
 def _of_store(url: str) -> list[Named]:
     try:
         return _in_store(url)
     except FileError as error:
-        raise FileError(f"{quoted(stores.shown(url))}: {error.message}", error.hint) from error
+        raise FileError(f"{quoted(str(Url(url)))}: {error.message}", error.hint) from error
 
 
 def _in_store(url: str) -> list[Named]:
     """What a URL stands for: a file in an archive, an archive, a glob, a folder or a file. Whether
     a file is there shows when its turn comes."""
     archive, separator, member = url.partition(archives.SEPARATOR)
-    if separator and stores.is_url(archive) and archives.is_archive(stores.at(archive)):
-        place = stores.at(archive)
+    if separator and is_url(archive) and archives.is_archive(Remote.at(archive)):
+        place = Remote.at(archive)
         return _in_archive(str(replace(place, member=member)), place, member)
-    place = stores.at(url)
+    place = Remote.at(url)
     if archives.is_archive(place):
         return _whole_archive(place)
     if glob.has_magic(place.place):
@@ -235,9 +237,17 @@ def _whole_archive(path: Place) -> list[Named]:
     return [(_tidy(name), archives.member(path, name)) for name in images]
 
 
+def _no_archive(argument: str, archive: Path, name: str) -> UsageError:
+    message, near = f"no archive {str(archive)!r} for {argument!r}", misspelt(archive)
+    if near is None or not archives.is_archive(near):
+        return UsageError(message, hint_of(archive, None))
+    meant = f"{near}{archives.SEPARATOR}{name}"
+    return UsageError(message, f"did you mean {quoted(meant)}?", replace=(argument, meant))
+
+
 def _in_archive(argument: str, archive: Place, name: str) -> list[Named]:
     if isinstance(archive, Path) and not archive.is_file():
-        raise UsageError(f"no archive {str(archive)!r} for {argument!r}", "check the path")
+        raise _no_archive(argument, archive, name)
     names, path = _members(archive), archives.member(archive, name)
     if name not in names and not archives.exists(path):
         raise UsageError(

@@ -22,8 +22,8 @@ from featviz.drawing.picture import to_image
 from featviz.errors import ForwardError, ImageError, UsageError
 from featviz.gradients import forward_backward, pairs
 from featviz.hooks.eval_mode import in_eval_mode
-from featviz.images import find
 from featviz.inspection.explained import ImageCam, LayerCam
+from featviz.inspection.places import check_places, check_png, software
 from featviz.models.load import LoadedModel, ModelOptions
 from featviz.models.preprocess import InputOptions
 from featviz.pipeline.last_map import last_map
@@ -40,13 +40,11 @@ from featviz.records import (
     Skip,
 )
 from featviz.records.checking import check
-from featviz.rundir import destination
 from featviz.rundir.atomic import atomic, reported
 from featviz.text import listed, printable, quoted, safe_name
 
 log = logging.getLogger(__name__)
 
-_SOFTWARE = "featviz cam"
 _OTHER_PICTURES = {".jpeg", *(f".{name}" for name in FORMATS)} - {".png"}
 _NAMED = 3
 """Layers without a map that an error names."""
@@ -139,15 +137,10 @@ def _check_place(
     if out is None:
         return
     if out.suffix.lower() in _OTHER_PICTURES:
-        other = quoted(str(out.with_suffix(".png")))
-        raise UsageError(f"--out {quoted(str(out))}: cam writes PNG", f"--out {other}")
+        check_png("cam", out)
     if out.exists() and not out.is_dir() and not _is_file(out):
         raise UsageError(f"--out {quoted(str(out))} is no folder", "name a folder, or a .png file")
-    names = (None,) if isinstance(model, LoadedModel) else (model.spec, model.arch, model.weights)
-    inputs = [*find.files_of(found), *destination.model_files(*names)]
-    for path in _places(found, out).values():
-        destination.check_apart(path, "--out", inputs)
-        destination.check_picture(path, _SOFTWARE, "picture of featviz cam", options.overwrite)
+    check_places("cam", _places(found, out).values(), model, found, options.overwrite)
 
 
 def _is_file(out: Path) -> bool:
@@ -191,7 +184,7 @@ def _write(result: ImageCam, path: Path, cmap: str) -> None:
     with reported(path.parent):
         path.parent.mkdir(parents=True, exist_ok=True)
     with atomic(path) as file:
-        text = {"Software": _SOFTWARE, "Title": f"{result.words} at {maps}"}
+        text = {"Software": software("cam"), "Title": f"{result.words} at {maps}"}
         figure.write_figure(file, page, text)
 
 

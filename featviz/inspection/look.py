@@ -22,7 +22,7 @@ from featviz.gradients import forward_backward
 from featviz.hooks.capture import Recorder
 from featviz.hooks.eval_mode import in_eval_mode
 from featviz.hooks.layers import list_layers
-from featviz.images import find
+from featviz.inspection.places import check_places, software
 from featviz.inspection.shown import ShownLayer, telling, words_on
 from featviz.models.load import LoadedModel, ModelOptions
 from featviz.models.preprocess import InputOptions, Preprocess
@@ -35,12 +35,10 @@ from featviz.records import (
     Layer,
     Outcome,
     PageOptions,
-    Sample,
     Site,
     Skip,
 )
 from featviz.records.checking import check
-from featviz.rundir import destination
 from featviz.rundir.atomic import atomic
 from featviz.text import by, listed, quoted, safe_name
 
@@ -53,7 +51,6 @@ _LONGEST = 2**16 - 1
 """Pixels of the longer side of a page; matplotlib writes on none that is longer."""
 
 _ALL_SLICES = 2**31
-_SOFTWARE = "featviz look"
 
 
 @dataclass(frozen=True)
@@ -134,7 +131,8 @@ def look(
         inputs=options.inputs,
     )
     found = find_images(images, run, stdin)
-    out = _place(model, found, options)
+    out = options.out or Path(safe_name(f"look-{Path(found[0].name).stem}.png"))
+    check_places("look", [out], model, found, options.overwrite)
     prepared = prepare(model, found, run)
     if len(prepared.samples) > 1:
         first = quoted(prepared.samples[0].name)
@@ -143,23 +141,8 @@ def look(
     with atomic(out) as file:
         size = result.picture.shape[:2]
         rows = [result.picture.reshape(size[0], -1)]
-        png.write_png(file, size, rows, text={"Software": _SOFTWARE})
+        png.write_png(file, size, rows, text={"Software": software("look")})
     return result
-
-
-def _place(
-    model: ModelOptions | LoadedModel, found: Sequence[Sample], options: LookOptions
-) -> Path:
-    """Where the page is written, which is refused before the model is loaded if it must not be."""
-    out = options.out or Path(safe_name(f"look-{Path(found[0].name).stem}.png"))
-    if out.suffix.lower() != ".png":
-        other = quoted(str(out.with_suffix(".png")))
-        raise UsageError(f"--out {quoted(str(out))}: look writes PNG", f"--out {other}")
-    names = (None,) if isinstance(model, LoadedModel) else (model.spec, model.arch, model.weights)
-    inputs = [*find.files_of(found), *destination.model_files(*names)]
-    destination.check_apart(out, "--out", inputs)
-    destination.check_picture(out, _SOFTWARE, "picture of featviz look", options.overwrite)
-    return out
 
 
 def _name_of(model: ModelOptions | LoadedModel, loaded: LoadedModel) -> str:

@@ -11,7 +11,7 @@ import numpy as np
 from featviz.drawing import colormap, stats
 from featviz.drawing.overview import OverviewRow, OverviewTile
 from featviz.drawing.picture import GridPicture
-from featviz.drawing.telling import flat, ranked, unlike
+from featviz.drawing.telling import ranked, unlike
 from featviz.records import Bytes, Floats, PageOptions, Site, finite
 from featviz.text import by, counted
 
@@ -83,7 +83,7 @@ def telling(site: Site, tensor: Tensor, picture: GridPicture, options: PageOptio
         shape=tuple(tensor.shape),
         layout=picture.layout,
         maps=len(numbers),
-        constant=0 if picture.values == 1 else int(flat(numbers).sum()),
+        constant=0 if picture.values == 1 else int(stats.is_constant(numbers).sum()),
         nonfinite=int(numbers[:, stats.NONFINITE].sum()),
         slice=(side // 2, side) if side > 1 else None,
         channels=tuple(channels),

@@ -56,7 +56,8 @@ class HintBook:
         found = self._origins(site.layer, shape)
         origin = found.get((KINDS[site.kind].of, site.key))
         self.depends_on_origins |= origin is not None and origins.decides(shape, origin)
-        return replace(self.of(site.layer), origin=origin)
+        hints = self.of(site.layer)
+        return hints if origin is None else replace(hints, origin=origin)
 
     def of_shape(self, layer: Layer, shape: Sequence[int], side: str = "output") -> Hints:
         """The hints for the first tensor of this shape that a layer gave, or took (`input`)."""

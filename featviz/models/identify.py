@@ -159,12 +159,13 @@ def identify(form: Unwrapped) -> Known:
     shapes = {key: list(tensor.shape) for key, tensor in form.tensors.items()}
     counted = {key: shape for key, shape in shapes.items() if not key.endswith(_COUNTERS)}
     exact = [name for name, entry in _index().items() if _fits(counted, entry)]
-    exact = exact or [name for name, entry in _index().items() if _fits_but_heads(counted, entry)]
+    exact = exact or _fitting_but_heads(counted)
     exact.sort(key=_plain_first)
     if exact:
         entry = _index()[exact[0]]
         classes, size = _classes(counted, entry), _image_size(counted, entry)
-        return Known(form, tuple(exact), classes, (), size, _auxiliary(counted, entry))
+        heads = _auxiliary(_heads(counted), _heads_of(exact[0]))
+        return Known(form, tuple(exact), classes, (), size, heads)
     near = [_near(counted, name, entry) for name, entry in _index().items()]
     near.sort(key=lambda n: (-n.fitting / n.total, -n.fitting, _plain_first(n.name)))
     close = (n for n in near[:_NEAREST] if n.fitting >= _LEAST_NEAR * n.total)
@@ -193,25 +194,40 @@ def _fits(shapes: Shapes, entry: Mapping[str, Any]) -> bool:
     )
 
 
-def _fits_but_heads(shapes: Shapes, entry: Mapping[str, Any]) -> bool:
-    """Whether all but the auxiliary heads fit, which one of the two lacks."""
-    if not _auxiliary(shapes, entry):
-        return False
+def _fitting_but_heads(shapes: Shapes) -> list[str]:
+    """Names of the builders of which all fits but the auxiliary heads, which one of the two
+    lacks."""
+    heads = _heads(shapes)
+    others = [name for name in _index() if _heads_of(name) != heads]
+    return [name for name in others if _fits_without_heads(shapes, _index()[name])]
+
+
+def _fits_without_heads(shapes: Shapes, entry: Mapping[str, Any]) -> bool:
     main = {key: shape for key, shape in entry["tensors"].items() if not _is_auxiliary(key)}
     rest = {key: shape for key, shape in shapes.items() if not _is_auxiliary(key)}
     return _fits(rest, {**entry, "tensors": main})
 
 
-def _auxiliary(shapes: Shapes, entry: Mapping[str, Any]) -> dict[str, bool]:
+def _auxiliary(there: set[str], made: set[str]) -> dict[str, bool]:
     """Arguments of the auxiliary heads that the file has and the builder does not make, or the
-    other way round."""
-    expected = entry["tensors"]
+    other way round; both sets are those of `_heads`."""
     return {
-        argument: any(key.startswith(prefix) for key in shapes)
+        argument: prefix in there
         for prefix, argument in _AUXILIARY.items()
-        if any(key.startswith(prefix) for key in shapes)
-        != any(key.startswith(prefix) for key in expected)
+        if (prefix in there) != (prefix in made)
     }
+
+
+def _heads(keys: Iterable[str]) -> set[str]:
+    """How the names of the auxiliary heads among these tensors begin."""
+    among = [key for key in keys if _is_auxiliary(key)]
+    return {prefix for prefix in _AUXILIARY if any(key.startswith(prefix) for key in among)}
+
+
+@cache
+def _heads_of(name: str) -> set[str]:
+    """Those of a builder."""
+    return _heads(_index()[name]["tensors"])
 
 
 def _is_auxiliary(key: str) -> bool:

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from featviz.errors import UsageError
-from featviz.models import arguments, classes
+from featviz.models import arguments, classes, requirements
 from featviz.models.devices import pick_device
 from featviz.models.files.state_dict import unwrapped
 from featviz.models.preprocess import InputOptions, Preprocess
@@ -40,12 +40,14 @@ class LoadedModel:
     where the model is no classifier."""
 
 
+@requirements.fitting()
 def load_model(options: ModelOptions | LoadedModel, inputs: InputOptions) -> LoadedModel:
     """Load a model, ready to be run; one that is loaded stays as it is.
 
     Raises:
         UsageError: no such name, file or device, or a bad option.
         LoadError: there is something, but no model can be made of it.
+        UnfitError: it needs torchvision, which does not fit torch.
     """
     check(inputs)
     if isinstance(options, LoadedModel):

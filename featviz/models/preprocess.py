@@ -10,12 +10,9 @@ import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor
-from torchvision.transforms import InterpolationMode
-from torchvision.transforms import functional as F
-from torchvision.transforms.functional import pad
-from torchvision.transforms.v2.functional import resize_image
 
 from featviz.errors import ImageError
+from featviz.models import pixels
 from featviz.models.letterbox import LetterBox, Window
 from featviz.models.resizing import HeightWidth, Padding, SizeRule
 from featviz.records import INTERPOLATIONS, PRESETS, Count, OneOf, Raster, Within
@@ -85,7 +82,8 @@ class Preprocess:
     mean: tuple[float, ...] | None
     std: tuple[float, ...] | None
     channels: int = 3
-    interpolation: InterpolationMode = InterpolationMode.BILINEAR
+    interpolation: str = "bilinear"
+    """How resizing computes pixels: one of `records.INTERPOLATIONS`."""
     antialias: bool = True
     """Whether resizing smooths; torchvision's video models were trained without."""
     multiple: int = 1
@@ -148,12 +146,12 @@ class Preprocess:
         image = image.convert(self.mode)
         image = image if self.letterbox is None else self.letterbox(image)
         on_tensors = self.as_transformers or not self.antialias
-        picture: Any = F.pil_to_tensor(image) if on_tensors else image
+        picture: Any = pixels.to_tensor(image) if on_tensors else image
         if self.floats:
-            picture = F.convert_image_dtype(picture, torch.float32)
+            picture = pixels.to_floats(picture)
         picture = self._sized(picture)
-        values = picture if on_tensors else F.pil_to_tensor(picture)
-        return self._normalised(F.convert_image_dtype(values, torch.float32))[None]
+        values = picture if on_tensors else pixels.to_tensor(picture)
+        return self._normalised(pixels.to_floats(values))[None]
 
     def _of_numbers(self, image: Raster) -> Tensor:
         """Numbers [C, H, W] or [C, D, H, W] as float32 [1, C, H, W] or [1, C, D, H, W]: each slice
@@ -185,34 +183,32 @@ class Preprocess:
     def _sized(self, picture: Any) -> Any:
         """A picture, or a tensor [..., C, H, W], resized and cropped."""
         picture = self._resized(picture)
-        crop = self._crop_of(_sides(picture))
+        crop = self._crop_of(pixels.sides(picture))
         return picture if crop is None else self._cropped(picture, crop)
 
     def _normalised(self, values: Tensor) -> Tensor:
         """Values [..., C, H, W] of 0..1 as the model takes them."""
         tensor = values.flip(-3) if self.bgr else values
         if self.mean is not None and self.std is not None:
-            tensor = F.normalize(tensor, list(self.mean), list(self.std))
+            tensor = pixels.normalised(tensor, self.mean, self.std)
         if self.padding is not None:
-            tensor = pad(tensor, self.padding.border(_sides(tensor)), fill=self.padding.value)
+            border = self.padding.border(pixels.sides(tensor))
+            tensor = pixels.padded(tensor, border, self.padding.value)
         return tensor
 
     def _resized(self, picture: Any) -> Any:
         """A picture, or a tensor [..., C, H, W], in its new size."""
         if self.resize is None:
             return picture
-        size = _resized_to(self.resize, _sides(picture))
-        _check_enlarged(_sides(picture), size, self.resize)
-        resize = resize_image if self.as_transformers else F.resize
-        return resize(picture, list(size), self.interpolation, antialias=self.antialias)
+        size = _resized_to(self.resize, pixels.sides(picture))
+        _check_enlarged(pixels.sides(picture), size, self.resize)
+        resized = pixels.resized_as_transformers if self.as_transformers else pixels.resized
+        return resized(picture, size, self.interpolation, self.antialias)
 
     def _cropped(self, picture: Any, crop: HeightWidth) -> Any:
-        if not self.as_transformers:
-            return F.center_crop(picture, list(crop))
-        sides = _sides(picture)
-        grown = (max(sides[0], crop[0]), max(sides[1], crop[1]))
-        top, left = ((whole - side) // 2 for whole, side in zip(grown, crop, strict=True))
-        return F.crop(F.center_crop(picture, list(grown)), top, left, *crop)
+        begin = pixels.centre_as_transformers if self.as_transformers else pixels.centre
+        top, left = map(begin, pixels.sides(picture), crop)
+        return pixels.cropped(picture, top, left, crop)
 
     def _crop_of(self, sides: HeightWidth) -> HeightWidth | None:
         if self.crop is not None:
@@ -227,7 +223,7 @@ class Preprocess:
         side by side."""
         pictures = self.pictures(args)
         height = max(picture.shape[2] for picture in pictures)
-        padded = [pad(p, [0, 0, 0, height - p.shape[2]]) for p in pictures]
+        padded = [pixels.padded(p, (0, 0, 0, height - p.shape[2])) for p in pictures]
         return torch.cat(padded, dim=3)
 
     def pictures(self, args: Sequence[Tensor]) -> list[Tensor]:
@@ -300,7 +296,7 @@ class Preprocess:
         if self.letterbox is not None:
             steps.append(self.letterbox.words)
         if self.resize is not None:
-            steps.append(f"resize {_resize_words(self.resize)} ({self.interpolation.value})")
+            steps.append(f"resize {_resize_words(self.resize)} ({self.interpolation})")
         if self.crop is not None:
             steps.append(f"centre crop {_by(self.crop)}")
         elif self.multiple > 1:
@@ -342,11 +338,6 @@ def _kind_words(channels: int) -> str:
 
 def _clip_words(frames: int | None) -> str:
     return f"{frames} frames, evenly spread"
-
-
-def _sides(picture: Any) -> HeightWidth:
-    _, height, width = F.get_dimensions(picture)
-    return height, width
 
 
 def _resized_to(resize: Size | SizeRule | None, sides: HeightWidth) -> HeightWidth:

@@ -10,7 +10,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import nn
-from torchvision.transforms import InterpolationMode
 
 from featviz.errors import UsageError
 from featviz.models import arguments, letterbox
@@ -111,8 +110,8 @@ def from_timm(config: Mapping[str, Any]) -> Preprocess:
     elif config["crop_mode"] != "squash":
         log.warning("timm's crop mode %s is drawn as squash", config["crop_mode"])
         resize, crop = (height, width), None
-    mode = InterpolationMode(config["interpolation"])
-    return Preprocess(resize, crop, statistics["mean"], statistics["std"], channels, mode)
+    mean, std, mode = statistics["mean"], statistics["std"], config["interpolation"]
+    return Preprocess(resize, crop, mean, std, channels, mode)
 
 
 def from_ultralytics(module: nn.Module, trained: Any = None) -> Preprocess | None:
@@ -171,7 +170,7 @@ def _standard(fields: Mapping[str, Any]) -> Preprocess:
         crop=_size(fields.get("crop_size")),
         mean=tuple(fields["mean"]),
         std=tuple(fields["std"]),
-        interpolation=fields["interpolation"],
+        interpolation=fields["interpolation"].value,
     )
 
 
@@ -225,8 +224,7 @@ def _named(name: str, channels: int, size: tuple[int, int] | None = None) -> Pre
     resize, crop = (preset.resize, preset.crop) if size is None else _resize_and_crop(size)
     if preset.letterbox is not None:
         resize, crop = None, None
-    mode = InterpolationMode(preset.interpolation)
-    return Preprocess(resize, crop, preset.mean, preset.std, channels, mode)
+    return Preprocess(resize, crop, preset.mean, preset.std, channels, preset.interpolation)
 
 
 def _resize_and_crop(size: tuple[int, int] | None) -> tuple[Size, Size | None]:
@@ -245,7 +243,7 @@ def _overridden(base: Preprocess, options: InputOptions) -> Preprocess:
     if options.crop is not None:
         base = replace(base, crop=options.crop)
     if options.interpolation is not None:
-        base = replace(base, interpolation=InterpolationMode(options.interpolation))
+        base = replace(base, interpolation=options.interpolation)
     if options.mean is not None:
         base = replace(
             base, mean=options.mean, std=options.std or base.std or (1.0,) * base.channels
@@ -262,7 +260,7 @@ def _checked(chosen: Preprocess) -> Preprocess:
                 f"{name} has {len(values)} numbers for {chosen.channels} channels",
                 f"give {chosen.channels}, separated by commas",
             )
-    if chosen.interpolation == InterpolationMode.LANCZOS and not chosen.antialias:
+    if chosen.interpolation == "lanczos" and not chosen.antialias:
         raise UsageError(
             "--interpolation lanczos smooths, and this model was trained without", "bicubic"
         )

@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import atexit
 import gc
+import re
 import sys
-from importlib import metadata
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib import import_module, metadata
+from importlib.util import find_spec
+from pathlib import Path
 
 from featviz.errors import FeatvizError
 from featviz.version import __version__
@@ -13,49 +18,90 @@ from featviz.version import __version__
 _NO_MEMORY = ("cannot allocate memory", "failed to map segment", "cannot map")
 """What the system's loader says of a library that does not fit into the memory."""
 
+_UNFIT = "operator torchvision::"
+"""Begins what torchvision says where its operators were built for another torch."""
+
+
+class UnfitError(FeatvizError):
+    """torch or torchvision is missing, or their builds do not fit each other."""
+
 
 def require_torch(alone: bool = False) -> None:
-    """Import torch and torchvision.
-
-    Meanwhile no garbage is collected: time and again Python would look through some hundred
-    thousand objects that all stay.
+    """Import torch.
 
     Args:
         alone: the process has begun for this, so all that there is stays to its end, and is not
-            looked through later either.
+            looked through for garbage later.
 
     Raises:
-        FeatvizError: one is missing, or their builds do not fit, which torchvision shows only as
-            `operator torchvision::nms does not exist`.
+        UnfitError: it is missing, or does not work.
+        FeatvizError: there is too little memory.
     """
-    first, collecting = "torch" not in sys.modules, gc.isenabled()
+    first = "torch" not in sys.modules
+    _import("torch")
+    if alone and first:
+        gc.freeze()
+        atexit.register(gc.unfreeze)  # else libraries of torch report leaks at the end
+
+
+def require_torchvision() -> None:
+    """Import torchvision, which takes as long as torch; most models of one's own do without it.
+
+    Raises:
+        UnfitError: it is missing, or its build does not fit that of torch, which torchvision shows
+            only as `operator torchvision::nms does not exist`.
+        FeatvizError: there is too little memory.
+    """
+    if "torchvision" in sys.modules:
+        return
+    _import("torchvision")
+    if gc.get_freeze_count():  # a command has set aside what torch made
+        gc.freeze()
+
+
+@contextmanager
+def fitting() -> Iterator[None]:
+    """Say in one line where somebody else's code fails because it imports torchvision, and this
+    does not fit torch.
+
+    Raises:
+        UnfitError: it does not.
+    """
+    try:
+        yield
+    except UnfitError:
+        raise
+    except Exception as error:
+        if _UNFIT in str(error):
+            raise _unfit(error) from error
+        raise
+
+
+def _import(package: str) -> None:
+    """Import a package. Meanwhile no garbage is collected: time and again Python would look through
+    some hundred thousand objects that all stay."""
+    collecting = gc.isenabled()
     gc.disable()
     try:
-        _import()
-        if alone and first:
-            gc.freeze()
-            atexit.register(gc.unfreeze)  # else libraries of torch report leaks at the end
+        import_module(package)
+    except (ImportError, OSError, RuntimeError, AttributeError, MemoryError) as error:
+        if any(words in str(error).lower() for words in _NO_MEMORY):
+            raise FeatvizError(
+                f"there is too little memory to load {package}: {str(error).splitlines()[0]}",
+                "raise the limit (ulimit -v); torch takes several GB of addresses",
+            ) from error
+        raise _unfit(error) from error
     finally:
         if collecting:
             gc.enable()
 
 
-def _import() -> None:
-    try:
-        import torch
-        import torchvision  # noqa: F401
-    except (ImportError, OSError, RuntimeError, AttributeError, MemoryError) as error:
-        if any(words in str(error).lower() for words in _NO_MEMORY):
-            raise FeatvizError(
-                f"there is too little memory to load torch: {str(error).splitlines()[0]}",
-                "raise the limit (ulimit -v); torch takes several GB of addresses",
-            ) from error
-        raise FeatvizError(
-            f"{_version('torch')} and {_version('torchvision')} cannot be used together: "
-            f"{str(error).splitlines()[0] if str(error) else type(error).__name__}",
-            "install a pair that fits: pip install --upgrade --force-reinstall torch torchvision",
-        ) from error
-    del torch
+def _unfit(error: Exception) -> UnfitError:
+    return UnfitError(
+        f"torch {_version('torch')} and torchvision {_version('torchvision')} cannot be used "
+        f"together: {str(error).splitlines()[0] if str(error) else type(error).__name__}",
+        "install a pair that fits: pip install --upgrade --force-reinstall torch torchvision",
+    )
 
 
 def lacking(module: str, extra: str, error: ImportError) -> ImportError:
@@ -67,17 +113,27 @@ def versions() -> dict[str, str]:
     """The versions that decide what is computed and drawn, as records name them: those of featviz,
     torch and torchvision."""
     import torch
-    import torchvision
 
     return {
         "featviz": __version__,
-        "torch": torch.__version__,
-        "torchvision": torchvision.__version__,
+        "torch": str(torch.__version__),
+        "torchvision": _torchvision(),
     }
+
+
+def _torchvision() -> str:
+    """What `torchvision.__version__` would be, with the build's suffix, which pip does not know:
+    read, not imported."""
+    spec = find_spec("torchvision")
+    folders = (spec.submodule_search_locations if spec else None) or ()
+    files = [Path(folder, "version.py") for folder in folders]
+    text = "".join(file.read_text("utf-8") for file in files if file.is_file())
+    found = re.search(r"""^__version__ = ['"]([^'"]+)""", text, re.MULTILINE)
+    return found[1] if found else _version("torchvision")
 
 
 def _version(package: str) -> str:
     try:
-        return f"{package} {metadata.version(package)}"
+        return metadata.version(package)
     except metadata.PackageNotFoundError:
-        return f"{package} (not installed)"
+        return "(not installed)"

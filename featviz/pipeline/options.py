@@ -107,7 +107,7 @@ def at_place(out: str | Path | Url) -> dict[str, Any]:
         UsageError: it is a URL of a kind in which there can be no run.
     """
     if isinstance(out, str) and is_url(out):
-        out = Url.of(out)
+        out = Url.of_run(out)
     return {"url": out} if isinstance(out, Url) else {"out": Path(out)}
 
 

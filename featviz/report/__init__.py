@@ -12,7 +12,7 @@ from pathlib import Path
 
 from featviz.errors import StoreError, UsageError
 from featviz.files.urls import Url
-from featviz.report import audited, beside, pages, series, shrinking
+from featviz.report import audited, beside, kernels, pages, series, shrinking
 from featviz.report.links import FolderLinks, InlineLinks, Links, PackedLinks
 from featviz.report.words import megabytes
 from featviz.rundir import (
@@ -24,6 +24,7 @@ from featviz.rundir import (
 )
 from featviz.rundir.atomic import atomic
 from featviz.rundir.audits import is_audit, read_audit
+from featviz.rundir.kernels import is_kernels, read_kernels
 from featviz.rundir.read import ReadRun, read_run
 from featviz.rundir.series import read_steps
 from featviz.rundir.store.fetch import here
@@ -81,7 +82,8 @@ class ReportResult:
 def build_report(
     place: Path | Url, options: ReportOptions, judge: beside.Judge | None = None
 ) -> ReportResult:
-    """Write the report of a run, here or in an object store, of an audit, or of a series of runs.
+    """Write the report of a run, here or in an object store, of an audit, of kernels, or of a
+    series of runs.
 
     Args:
         judge: compares the run with that of `compare`, for a verdict on the first page.
@@ -89,8 +91,8 @@ def build_report(
     Raises:
         StoreError: `place` or `compare` is no run, or is damaged while it is read; what is in the
             way is no report, or it cannot be written, or a single file would be too large.
-        UsageError: options that exclude one another, that an audit or a series does not have, or
-            pages that would show pictures in a store.
+        UsageError: options that exclude one another, that only a run has, or pages that would show
+            pictures in a store.
     """
     if options.zip and options.single_file:
         raise UsageError("--zip and --single-file are two forms", "give one of them")
@@ -103,6 +105,8 @@ def build_report(
     if not isinstance(place, Url):
         if is_audit(place):
             return _build_audit(place, options)
+        if is_kernels(place):
+            return _build_kernels(place, options)
         if read_steps(place):
             return _build_series(place, options)
     with here(place) as root, here(options.compare or root) as other:
@@ -118,11 +122,11 @@ def _build(
         shown = beside.read(run, options.audit, options.kernels, options.exemplars)
         if other is not None and judge is not None:
             shown = shown.judged(run, other, judge)
+        arranged = None if options.single_file else shown.arrange(run, other)
     with _frozen():
-        if options.single_file:
+        if arranged is None:
             return _write_single(run, other, shown, options)
         write = _write_zip if options.zip else _write_folder
-        arranged = shown.arrange(run, other)
         page, written = write(partial(pages.render_folder, arranged), run.root, options)
     return ReportResult(page, tuple(written), run.left_out)
 
@@ -135,14 +139,33 @@ def _beside_run(options: ReportOptions) -> str | None:
 
 def _build_audit(root: Path, options: ReportOptions) -> ReportResult:
     """Write the page of an audit."""
-    if name := _beside_run(options):
-        raise UsageError(
-            f"--{name} goes with a run, and {root} holds an audit",
-            f"give a run with --audit {root}, or the audit alone",
-        )
+    _refuse_beside(root, "audit", options)
     if (read := read_audit(root, None)) is None:
         raise StoreError(f"{root} holds no audit any more", "give a folder that stays as it is")
-    render = partial(pages.render_audit, audited.arrange(read))
+    return _build_page(
+        partial(pages.render_alone, "Audit", "audited", audited.arrange(read)), root, options
+    )
+
+
+def _build_kernels(root: Path, options: ReportOptions) -> ReportResult:
+    """Write the page of kernels."""
+    _refuse_beside(root, "kernels", options)
+    arranged = kernels.arrange(read_kernels(root))
+    return _build_page(partial(pages.render_alone, "Kernels", "kernels", arranged), root, options)
+
+
+def _refuse_beside(root: Path, what: str, options: ReportOptions) -> None:
+    """Say that something that a run has beside it stands alone here."""
+    if name := _beside_run(options):
+        held = f"{'an ' * (what == 'audit')}{what}"
+        raise UsageError(
+            f"--{name} goes with a run, and {root} holds {held}",
+            f"give a run with --{what} {root}, or the {what} alone",
+        )
+
+
+def _build_page(render: Render, root: Path, options: ReportOptions) -> ReportResult:
+    """Write a report that is one page."""
     if not options.single_file:
         write = _write_zip if options.zip else _write_folder
         page, written = write(render, root, options)

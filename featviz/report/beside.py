@@ -11,6 +11,7 @@ from typing import Any
 from featviz.errors import CompareError, StoreError
 from featviz.records import Comparison
 from featviz.report import audited, excited, views, words
+from featviz.report import kernels as kernels_of
 from featviz.rundir import AUDIT_FILE
 from featviz.rundir.audits import ReadAudit, read_audit
 from featviz.rundir.exemplars import ExemplarRecord, read_pictures, read_record
@@ -64,10 +65,13 @@ class Beside:
     def arrange(self, run: ReadRun, other: ReadRun | None) -> views.ReportViews:
         """The pages of a run, of one to compare it with, and of what is shown given."""
         arranged = replace(
-            views.arrange(run, other, self.kernels),
+            views.arrange(run, other),
             verdict=self.verdict,
             not_compared=self.not_compared,
         )
+        if self.kernels is not None:
+            own = kernels_of.views_of(self.kernels, arranged.layers)
+            arranged = replace(arranged, kernels=own)
         if self.audit is not None:
             pages = {page.name for page in arranged.layers}
             arranged = replace(arranged, audit=audited.arrange(self.audit, pages))
@@ -155,10 +159,10 @@ def _said(model: Mapping[str, Any], names: Collection[str]) -> str:
 def _check_layers(run: ReadRun, kernels: ReadKernels) -> None:
     """Raise where no page of the run would show any of the kernels."""
     drawn = {row.layer for image in run.images.values() for row in image.captures.values()}
-    layers = [row.layer for row in kernels.image.captures.values()]
+    layers = [row.layer for row in kernels.pictures.captures.values()]
     if drawn and drawn.isdisjoint(layers):
         raise StoreError(
-            f"{quoted(str(kernels.image.root))} has kernels of no layer of this run",
+            f"{quoted(str(kernels.pictures.root))} has kernels of no layer of this run",
             "run again with these --layers: "
             + listed([quoted(name or ".") for name in layers], _LISTED),
         )

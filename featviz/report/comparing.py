@@ -194,7 +194,7 @@ def _changed(run: ReadRun) -> str:
 def _settings(runs: Sequence[ReadRun]) -> Iterator[tuple[str, str, str]]:
     base, new = (
         {
-            **dict(words.run_facts(run)),
+            **dict(words.run_facts(run.record)),
             **{
                 name: words.setting(value)
                 for name, value in (run.record.get("options") or {}).items()

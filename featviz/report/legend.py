@@ -11,7 +11,6 @@ from typing import Any
 from featviz.drawing import colormap, normalize
 from featviz.records import REDUCTIONS
 from featviz.report.words import is_saliency, number
-from featviz.rundir.read import ReadRun
 from featviz.rundir.schema import CaptureRow
 
 
@@ -24,9 +23,12 @@ class Entry:
     words: str
 
 
-def legend(run: ReadRun, captures: Iterable[CaptureRow]) -> list[Entry]:
-    """The entries that hold for these pictures."""
-    options = run.record.get("options") or {}
+def legend(options: Mapping[str, Any], captures: Iterable[CaptureRow]) -> list[Entry]:
+    """The entries that hold for these pictures.
+
+    Args:
+        options: those of their run.
+    """
     entries: dict[Entry, None] = {}
     for cmap, words in {(_colormap(row, options), _words(row, options)): None for row in captures}:
         for level, meaning in words:

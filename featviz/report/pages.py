@@ -5,10 +5,12 @@ from __future__ import annotations
 import gc
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib.resources import files
+from types import CodeType
 from typing import Any
 
 import jinja2
 import msgspec
+from jinja2.bccache import Bucket
 from markupsafe import Markup
 
 from featviz.records import Floats
@@ -24,6 +26,7 @@ from featviz.report.data import (
     scripts_of,
 )
 from featviz.report.excited import ExemplarView
+from featviz.report.kernels import KernelPage
 from featviz.report.legend import Key, key, legend, strip_keys
 from featviz.report.links import InlineLinks, Links
 from featviz.report.network import Stage, network
@@ -73,9 +76,11 @@ def render_single(views: ReportViews) -> str:
     return "".join(write.document(RUN_PAGE, "", [*write.run(), *articles], inside=inside))
 
 
-def render_audit(views: AuditViews, links: Links) -> Iterator[tuple[str, list[str]]]:
-    """Yield the name of each file of the page of an audit, and its text in pieces; of one file, the
-    page alone."""
+def render_alone(
+    title: str, template: str, views: AuditViews | KernelPage, links: Links
+) -> Iterator[tuple[str, list[str]]]:
+    """Yield the name of each file of a report that is one page, of an audit or of kernels, and its
+    text in pieces; of one file, the page alone."""
     engine = templates()
     engine.globals |= {
         "links": links,
@@ -86,12 +91,12 @@ def render_audit(views: AuditViews, links: Links) -> Iterator[tuple[str, list[st
     }
     macros: Any = engine.get_template("picture.html").module
     engine.globals |= {"picture": lambda view, page: macros.picture(view, False, view.alt)}
-    article = fill(engine, "audited", views=views, pages={})
+    article = fill(engine, template, views=views, pages={})
     inside = _inside("") if links.inline else None
     if not links.inline:
         yield from ((name, [asset(name)]) for name in REPORT_ASSETS)
     values = {"articles": [article], "assets": REPORT_ASSETS, "scripts": [], "inside": inside}
-    yield f"{RUN_PAGE}.html", [fill(engine, "document", name="Audit", **values)]
+    yield f"{RUN_PAGE}.html", [fill(engine, "document", name=title, **values)]
 
 
 def _inside(data: str) -> dict[str, Markup]:
@@ -119,6 +124,25 @@ def fill(engine: jinja2.Environment, template: str, **values: Any) -> Markup:
     return Markup(engine.get_template(f"{template}.html").render(values))
 
 
+class _CompiledTemplates(jinja2.BytecodeCache):
+    """The templates that this process has compiled, which takes longer than to fill them: each
+    report has globals of its own, and so an environment, but shares their code."""
+
+    def __init__(self) -> None:
+        self.codes: dict[tuple[str, str], CodeType | None] = {}
+
+    def load_bytecode(self, bucket: Bucket) -> None:
+        """Put in the code of a template, None if it is new."""
+        bucket.code = self.codes.get((bucket.key, bucket.checksum))
+
+    def dump_bytecode(self, bucket: Bucket) -> None:
+        """Keep the code of a template."""
+        self.codes[bucket.key, bucket.checksum] = bucket.code
+
+
+_COMPILED = _CompiledTemplates()
+
+
 def templates() -> jinja2.Environment:
     """Templates that escape what they are given, and raise on what they are not given."""
     engine = jinja2.Environment(
@@ -127,6 +151,7 @@ def templates() -> jinja2.Environment:
         trim_blocks=True,
         lstrip_blocks=True,
         undefined=jinja2.StrictUndefined,
+        bytecode_cache=_COMPILED,
     )
     engine.globals |= {"version": __version__, "beside": ""}
     return engine
@@ -247,9 +272,7 @@ class _PageWriter:
             group.id: channels.channel_rows(self.totals.of(group), audited) for group in page.groups
         }
         kernels = self.views.kernels.get(page.name)
-        beside: dict[str, Any] = {} if kernels is None else {"tiles": geometry(kernels.row)}
-        if kernels is not None:
-            beside["key"] = key(kernels.row, kernels.options)
+        beside = {} if kernels is None else {"tiles": geometry(kernels.row)}
         values = self._values(
             page,
             rows=rows,
@@ -294,7 +317,8 @@ class _PageWriter:
         return {"page": page, "around": around, "legend": colors, **more}
 
     def _legend(self, groups: Sequence[Group]) -> Any:
-        return legend(self.views.run, (figure.row for figure in figures(groups)))
+        options = self.views.run.record.get("options") or {}
+        return legend(options, (figure.row for figure in figures(groups)))
 
     def _pieces(self, template: str, **values: Any) -> Iterator[Markup]:
         """A filled template, piece by piece as somebody asks for it."""

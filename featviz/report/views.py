@@ -17,10 +17,8 @@ from featviz.records import Comparison
 from featviz.report import words
 from featviz.rundir import INPUT_FILE
 from featviz.rundir.image import ReadImage
-from featviz.rundir.kernels import ReadKernels
 from featviz.rundir.read import ReadRun
 from featviz.rundir.schema import CaptureRow, Class, Manifest
-from featviz.text import counted
 
 _WIDE = 3.0
 """A picture wider than this many times its height gets a row of its own."""
@@ -128,23 +126,6 @@ class ImagePage:
 
 
 @dataclass(frozen=True)
-class KernelView:
-    """The kernels of a convolution, a tile or a row of tiles for each channel that it makes."""
-
-    picture: PictureView
-    row: CaptureRow
-    options: Mapping[str, Any]
-    """By which they were drawn."""
-
-    @property
-    def words(self) -> str:
-        """What a tile is."""
-        inputs = self.row.shape[1] if len(self.row.shape) > 1 else 1
-        what = "mean over the inputs, " if self.row.layout == "mean" else ""
-        return f"{what}{counted(inputs, 'input')} to a channel"
-
-
-@dataclass(frozen=True)
 class LayerPage:
     """One layer: all images."""
 
@@ -208,8 +189,8 @@ class ReportViews:
     """Images, one after another, whose numbers stand in the same scripts."""
     audit: Any = None
     """The `audited.AuditViews` of its audit, if there is one."""
-    kernels: Mapping[str, KernelView] = field(default_factory=dict)
-    """By the names of their layers."""
+    kernels: Mapping[str, Any] = field(default_factory=dict)
+    """`kernels.KernelView`s by the names of their layers."""
     exemplars: Mapping[tuple[str, str], Sequence[Any]] = field(default_factory=dict)
     """`excited.ExemplarView`s by the page of a layer and the stem of a tensor."""
     form: ReportForm = field(default_factory=ReportForm)
@@ -256,12 +237,8 @@ class _Places:
         return f"grids-{image // self.images:03d}-{layer:03d}.js"
 
 
-def arrange(
-    run: ReadRun,
-    other: ReadRun | None = None,
-    kernels: ReadKernels | None = None,
-) -> ReportViews:
-    """Sort a run, one to compare it with, and kernels into pages."""
+def arrange(run: ReadRun, other: ReadRun | None = None) -> ReportViews:
+    """Sort a run, and one to compare it with, into pages."""
     places = _Places(run)
     others = {} if other is None else other.images
     images = tuple(
@@ -269,21 +246,7 @@ def arrange(
         for n, (name, image) in enumerate(run.images.items())
     )
     layers = tuple(_layer_pages(images))
-    beside = {} if kernels is None else dict(_kernel_views(layers, kernels.image, kernels.options))
-    silent = _silent(run)
-    return ReportViews(run, other, images, layers, silent, places.images, kernels=beside)
-
-
-def _kernel_views(
-    layers: Sequence[LayerPage], image: ReadImage, options: Mapping[str, Any]
-) -> Iterator[tuple[str, KernelView]]:
-    rows = {row.layer: row for row in image.captures.values()}
-    for page in layers:
-        if (row := rows.get(page.name)) is not None:
-            size = (row.plan.width, row.plan.height)
-            alt = f"{counted(row.maps, 'kernel')} of {row.label}"
-            picture = PictureView(f"k-{page.id}", image, row.file, size, alt, page.id)
-            yield page.name, KernelView(picture, row, options)
+    return ReportViews(run, other, images, layers, _silent(run), places.images)
 
 
 def _key(row: CaptureRow) -> Key:

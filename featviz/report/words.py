@@ -181,18 +181,18 @@ def name_of(model: Mapping[str, Any]) -> str:
     return str(model.get("name") or model.get("file") or model.get("class") or "model")
 
 
-def run_facts(run: ReadRun) -> Facts:
-    """What ran, for the foot of the page."""
-    record = run.record
+def run_facts(record: Mapping[str, Any]) -> Facts:
+    """What ran, by run.json, for the foot of the page."""
+    named = record.get("model") or {}
     model = {
         key: value
-        for key, value in (record.get("model") or {}).items()
+        for key, value in named.items()
         if value is not None and key not in ("kind", "name", "file")
     }
     versions = ("featviz", "torch", "torchvision")
     checksum, taken = model.pop("sha256", ""), model.pop("taken", "")
     return [
-        ("Model", ", ".join([model_name(run), *([settings(model)] if model else [])])),
+        ("Model", ", ".join([name_of(named), *([settings(model)] if model else [])])),
         ("Weights", setting(taken)),
         ("SHA-256", setting(checksum)),
         ("Versions", ", ".join(f"{name} {record[name]}" for name in versions if name in record)),

@@ -30,8 +30,9 @@ _FOLDER_PART = re.compile(r"\.(.+)\.[0-9a-f]{16}\.part", re.DOTALL)
 _TRIES = 10
 """How often a hidden folder is made where another process removes the empty folder above it."""
 
-_BUFFER = 2**20
-"""Bytes of a file's write buffer: most pictures go to the system at once."""
+_BUFFER = 2**16
+"""Bytes of a file's write buffer, small enough to be used again for the next file; more than that
+at once goes past it."""
 
 _LONGEST = 200
 """Bytes of a file's name that its hidden name keeps."""
@@ -45,6 +46,8 @@ _NEW = (
     | getattr(os, "O_CLOEXEC", 0)
     | getattr(os, "O_BINARY", 0)
 )
+_FOLDER = _DIRECTORY | _NOFOLLOW
+"""A folder, and no link to one."""
 _HAS_PLACES = {os.open, os.mkdir, os.stat, os.unlink, os.rmdir} <= os.supports_dir_fd
 """Whether the system opens files relative to a folder that is open (Windows does not)."""
 
@@ -53,12 +56,12 @@ class _Place(NamedTuple):
     """A folder that is open: what is done by it happens in this folder, whatever is put in its
     place meanwhile."""
 
-    path: Path
+    path: str
     fd: int | None
     """None where the system has no such thing."""
 
     def name(self, file: str) -> str:
-        return file if self.fd is not None else str(self.path / file)
+        return file if self.fd is not None else f"{self.path}/{file}"
 
 
 @contextmanager
@@ -131,7 +134,7 @@ class HiddenFolder:
             StoreError: it cannot be written; names it.
         """
         folder, _, name = relative.rpartition("/")
-        with reported(self.path / relative), self._inside(folder) as place:
+        with reported(f"{self.path}/{relative}"), self._inside(folder) as place:
             descriptor = os.open(place.name(name), _NEW, 0o666, dir_fd=place.fd)
             try:
                 with os.fdopen(descriptor, "wb", buffering=_BUFFER) as file:
@@ -349,7 +352,7 @@ def _opened(folder: Path, below: Path | None, make: bool = True) -> Iterator[_Pl
         raise OSError(errno.EINVAL, f"it lies outside {base}")
     if make:
         base.mkdir(parents=True, exist_ok=True)
-    place = _Place(base, os.open(base, _DIRECTORY) if _HAS_PLACES else None)
+    place = _Place(str(base), os.open(base, _DIRECTORY) if _HAS_PLACES else None)
     try:
         for part in parts:
             inner = _enter(place, part, make)
@@ -364,19 +367,26 @@ def _opened(folder: Path, below: Path | None, make: bool = True) -> Iterator[_Pl
 
 def _enter(place: _Place, part: str, make: bool) -> _Place:
     """Open a folder in a folder; a link is refused."""
-    path = place.path / part
     if make:
         with suppress(FileExistsError):
             os.mkdir(place.name(part), dir_fd=place.fd)
+    try:
+        fd = None if place.fd is None else os.open(part, _FOLDER, dir_fd=place.fd)
+    except OSError:
+        _refuse_link(place, part)
+        raise
+    if fd is None:
+        _refuse_link(place, part)
+    return _Place(f"{place.path}/{part}", fd)
+
+
+def _refuse_link(place: _Place, part: str) -> None:
     mode = os.stat(place.name(part), dir_fd=place.fd, follow_symlinks=False).st_mode
     if stat.S_ISLNK(mode):
-        raise _through_link(path)
-    if place.fd is None:
-        return _Place(path, None)
-    return _Place(path, os.open(part, _DIRECTORY | _NOFOLLOW, dir_fd=place.fd))
+        raise _through_link(f"{place.path}/{part}")
 
 
-def _through_link(path: Path) -> StoreError:
+def _through_link(path: str | Path) -> StoreError:
     return StoreError(
         f"{quoted(str(path))} is a symbolic link, and nothing is written through one",
         "remove it, or name another folder with --out",
@@ -387,7 +397,7 @@ _GO_ON = "what is complete stays complete; --resume when it works, or another --
 
 
 @contextmanager
-def reported(path: Path, hint: str = _GO_ON) -> Iterator[None]:
+def reported(path: str | Path, hint: str = _GO_ON) -> Iterator[None]:
     """Turn what the system says of a path into a StoreError that names it.
 
     Raises:

@@ -18,18 +18,40 @@ from featviz.text import quoted
 
 @dataclass(frozen=True)
 class ReadKernels:
-    """Pictures of kernels."""
+    """The kernels of a model's layers."""
 
-    image: ReadImage
-    """They, as those of an image that has no input."""
-    options: Mapping[str, Any]
-    """By which they were drawn."""
-    model: Mapping[str, Any]
-    """Whose they are, as in run.json."""
+    record: Mapping[str, Any]
+    """What run.json says: the model, versions, and options."""
+    pictures: ReadImage
+    """As those of an image that has no input."""
+
+    @property
+    def options(self) -> Mapping[str, Any]:
+        """Those by which they were drawn."""
+        return self._mapping("options")
+
+    @property
+    def model(self) -> Mapping[str, Any]:
+        """What is known of the model."""
+        return self._mapping("model")
+
+    def _mapping(self, name: str) -> Mapping[str, Any]:
+        """A part of the record, which may be anybody's."""
+        found = self.record.get(name)
+        return found if isinstance(found, dict) else {}
+
+
+def is_kernels(root: Path) -> bool:
+    """Whether a folder holds kernels: their manifest stands beside run.json, which says so."""
+    try:
+        there = (root / MANIFEST_FILE).exists()
+        return there and read_json(root / RUN_FILE).get("kind") == "kernels"
+    except StoreError:
+        return False
 
 
 def read_kernels(root: Path) -> ReadKernels:
-    """The pictures of kernels.
+    """Read what `featviz kernels` wrote.
 
     Raises:
         StoreError: it holds no kernels, or a file of it is missing or does not fit.
@@ -51,10 +73,4 @@ def read_kernels(root: Path) -> ReadKernels:
         raise StoreError(f"{quoted(str(root / MANIFEST_FILE))}: {error}") from error
     named = ImageFields(path="kernels", sha256="")
     manifest = Manifest(1, named, Input([], ""), rows, [], [])
-    image = ReadImage(root, "", manifest, (0, 0), sizes)
-    return ReadKernels(image, _mapping(record, "options"), _mapping(record, "model"))
-
-
-def _mapping(record: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    entry = record.get(name)
-    return entry if isinstance(entry, dict) else {}
+    return ReadKernels(record, ReadImage(root, "", manifest, (0, 0), sizes))

@@ -36,12 +36,18 @@ def step_folder(root: Path, step: int) -> Path:
 def read_steps(root: Path) -> dict[int, Path]:
     """The training steps of a series and their run directories, in order; none where the folder is
     no series. Links are no steps."""
+    named = step_folders(root)
+    return {step: path for step, path in named.items() if (path / RUN_FILE).is_file()}
+
+
+def step_folders(root: Path) -> dict[int, Path]:
+    """What has the name of a step in a folder, in order, whole or not. Links are no steps."""
     if not root.is_dir():
         return {}
     with reported(root):
         named = [(_STEP.fullmatch(path.name), path) for path in root.iterdir()]
     found = {int(match[1]): path for match, path in named if match and not path.is_symlink()}
-    return {step: found[step] for step in sorted(found) if (found[step] / RUN_FILE).is_file()}
+    return {step: found[step] for step in sorted(found)}
 
 
 def removable(root: Path, steps: Iterable[int]) -> list[Claim]:

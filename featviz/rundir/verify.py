@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TypeAlias
@@ -16,6 +16,7 @@ from featviz.rundir import MANIFEST_FILE, RUN_FILE
 from featviz.rundir.image import ReadImage, read_image
 from featviz.rundir.read import image_folders, read_record
 from featviz.rundir.schema import MOST_RECORD
+from featviz.rundir.series import read_steps, step_folders
 from featviz.rundir.store.fetch import check_run, files_here
 from featviz.rundir.store.listing import StoredTree
 from featviz.rundir.store.objects import ObjectStore
@@ -51,6 +52,8 @@ class RunVerdict:
     """What does not fit beside the images."""
     missing: int
     """Images that the run has not come to, or that failed: no fault, `--resume` goes on."""
+    series: Path | None = None
+    """The series of which it is a step."""
 
     @property
     def is_whole(self) -> bool:
@@ -76,22 +79,35 @@ def verify(
     """Read every file of every image of runs, and hold it against its checksum.
 
     Args:
-        roots: run directories, here or in object stores.
+        roots: run directories, here or in object stores; a folder with the series of a training
+            stands for the run of each of its steps.
         jobs: threads that read; None takes as many as Python thinks good.
 
     Raises:
         StoreError: one of the places is no run.
     """
-    found = [_FoundRun.of(root) for root in roots]
+    found = [run for root in roots for run in _found(root)]
     total = sum(len(run.folders) for run in found)
     with ThreadPoolExecutor(jobs, "featviz-verify") as pool:
         return Verified(tuple(run.verdict(pool, partial(progress, total)) for run in found))
+
+
+def _found(root: Path | Url) -> Iterator[_FoundRun]:
+    """The run of a place, or those of the steps of a series."""
+    if isinstance(root, Path) and not (root / RUN_FILE).exists() and read_steps(root):
+        yield from (_FoundRun.of_step(step, root) for step in step_folders(root).values())
+    else:
+        yield _FoundRun.of(root)
 
 
 _Scanned: TypeAlias = Callable[[Mapping[str, str]], dict[str, str | None]]
 """Finds the folders of images, given those that run.json lists, with what each lacks."""
 _Opened: TypeAlias = Callable[[str], AbstractContextManager[Path]]
 """Gives the run directory in which the image of a folder can be read."""
+
+
+def _opened_in(root: Path) -> _Opened:
+    return lambda folder: nullcontext(root)
 
 
 @dataclass(frozen=True)
@@ -106,6 +122,15 @@ class _FoundRun:
     """What run.json calls complete: names of images by their folders."""
     total: int
     faults: tuple[str, ...]
+    series: Path | None = None
+
+    @classmethod
+    def of_step(cls, place: Path, series: Path) -> _FoundRun:
+        """The run of a step; one of which nothing is left is a fault of the series."""
+        try:
+            return replace(cls.of(place), series=series)
+        except StoreError as error:
+            return cls(place, _opened_in(place), {}, {}, 0, (error.message,), series)
 
     @classmethod
     def of(cls, place: Path | Url) -> _FoundRun:
@@ -114,7 +139,7 @@ class _FoundRun:
             def scanned(listed: Mapping[str, str]) -> dict[str, str | None]:
                 return dict(image_folders(place, listed)) if place.is_dir() else {}
 
-            return cls._read(place, place, scanned, lambda folder: nullcontext(place))
+            return cls._read(place, place, scanned, _opened_in(place))
         store = ObjectStore(place)
         tree = StoredTree.of(store.sizes())
         check_run(place, tree)
@@ -148,7 +173,8 @@ class _FoundRun:
             f"{RUN_FILE} calls {quoted(name)} complete, its folder is missing" for name in lost
         ]
         missing = max(0, self.total - len(images) - len(lost))
-        return RunVerdict(self.root, tuple(images), (*self.faults, *faults), missing)
+        faults = [*self.faults, *faults]
+        return RunVerdict(self.root, tuple(images), tuple(faults), missing, self.series)
 
     def _image(self, folder: str) -> ImageVerdict:
         name, lacks = self.listed.get(folder), self.folders[folder]

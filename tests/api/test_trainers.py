@@ -5,11 +5,10 @@ from __future__ import annotations
 
 import importlib
 import re
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
+import forked
 import pytest
 import torch
 from torch import Tensor, nn
@@ -101,14 +100,27 @@ class TestLightning:
         assert _events(tmp_path / "tb", "output/net.0/00-5.png") == [0, 2, 4]
 
     def test_a_checkpoint_goes_on(self, lightning: Any, tmp_path: Path) -> None:
-        """The second training continues the series; a second one from 0 is refused."""
+        """The first training ends with its last step, and the second one continues the series; one
+        from 0 is refused."""
         trainer, _ = self.fit(lightning, tmp_path, [self.watcher(tmp_path / "s")], 3)
         trainer.save_checkpoint(tmp_path / "three.ckpt")
         again = {"ckpt_path": tmp_path / "three.ckpt"}
         self.fit(lightning, tmp_path, [self.watcher(tmp_path / "s")], 6, **again)
-        check_series(tmp_path / "s", [0, 2, 4, 6], ["net.0", "net.3", "net.6"])
+        check_series(tmp_path / "s", [0, 2, 3, 4, 6], ["net.0", "net.3", "net.6"])
         with pytest.raises(StoreError, match="holds a series up to step 6"):
             self.fit(lightning, tmp_path, [self.watcher(tmp_path / "s")])
+
+    def test_a_training_that_fails(self, lightning: Any, tmp_path: Path) -> None:
+        """Its error goes on to the caller, and its last step is not drawn."""
+
+        class Failing(lightning.Callback):  # type: ignore[misc, name-defined]
+            def on_train_batch_end(self, trainer: Any, *rest: Any) -> None:
+                if trainer.global_step == 3:
+                    raise ZeroDivisionError
+
+        with pytest.raises(ZeroDivisionError):
+            self.fit(lightning, tmp_path, [self.watcher(tmp_path / "s"), Failing()])
+        assert list(read_steps(tmp_path / "s")) == [0, 2]
 
     def test_a_part_and_accumulated_batches(self, lightning: Any, tmp_path: Path) -> None:
         """A module without forward is watched by its part; each step is drawn once."""
@@ -179,21 +191,22 @@ class TestTransformers:
         assert _events(tmp_path / "tb", "output/net.0/00-5.png") == [0, 2, 4]
 
     def test_a_checkpoint_goes_on(self, transformers: Any, tmp_path: Path) -> None:
-        """The second training continues the series."""
+        """The first training ends with its last step, and the second one continues the series."""
         saving = {"save_strategy": "steps", "save_steps": 3}
         self.train(transformers, tmp_path, [self.watcher(tmp_path / "s")], 3, **saving)
         resume = str(tmp_path / "run" / "checkpoint-3")
         self.train(transformers, tmp_path, [self.watcher(tmp_path / "s")], 6, resume=resume)
-        check_series(tmp_path / "s", [0, 2, 4, 6], ["net.0", "net.3", "net.6"])
+        check_series(tmp_path / "s", [0, 2, 3, 4, 6], ["net.0", "net.3", "net.6"])
 
 
 @pytest.mark.parametrize(
     ("module", "library", "extra"),
     [("lightning", "lightning", "lightning"), ("transformers", "transformers", "hf")],
 )
-def test_a_missing_library_is_said_with_the_remedy(module: str, library: str, extra: str) -> None:
+def test_a_missing_library_is_said_with_the_remedy(
+    module: str, library: str, extra: str, tmp_path: Path
+) -> None:
     """featviz itself needs neither: the error names the extra."""
     code = f"import sys; sys.modules['{library}'] = None; import featviz.{module}"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    last = done.stderr.strip().splitlines()[-1]
+    last = forked.fork(tmp_path / "said", exec, code).ended().err.strip().splitlines()[-1]
     assert f"featviz.{module} cannot be used" in last and f"'featviz[{extra}]'" in last

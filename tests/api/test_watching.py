@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import json
 import logging
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import forked
 import numpy as np
 import pytest
 import torch
@@ -33,10 +32,11 @@ def watch(model: nn.Module, out: Path, steps: int, every: int = 2, **options: An
 
 
 def test_a_series_has_a_whole_run_for_each_step(tmp_path: Path) -> None:
-    """Before the first step and at each multiple of `every`; verify finds nothing wrong."""
+    """Before the first step, at each multiple of `every`, and at the last step; verify finds
+    nothing wrong."""
     watch(network(), tmp_path / "s", 5)
     steps = read_steps(tmp_path / "s")
-    assert list(steps) == [0, 2, 4]
+    assert list(steps) == [0, 2, 4, 5]
     for step, path in steps.items():
         run = read_run(path)
         assert len(run.images) == 2 and not run.left_out and run.record["model"]["step"] == step
@@ -141,41 +141,30 @@ def test_ddp_is_looked_at_inside(tmp_path: Path) -> None:
     assert same(alone, watched) and list(read_steps(tmp_path / "s")) == [0, 2, 4]
 
 
-_TWO = """
-import sys, torch
-from pathlib import Path
-sys.path.insert(0, sys.argv[1])
-from api.training import moody_network, same, train, SHOWN
-import featviz as fv
-torch.distributed.init_process_group("gloo")
-rank = torch.distributed.get_rank()
-ddp = torch.nn.parallel.DistributedDataParallel
-alone = train(ddp(moody_network()), 4)
-model = ddp(moody_network())
-out = Path(sys.argv[2]) / str(rank)
-with fv.Watcher(model, SHOWN, "Conv2d", 2, out) as watcher:
-    paths = []
-    watched = train(model, 4, lambda: paths.append(watcher.step()))
-print(rank, same(alone, watched), [path and path.name for path in paths], out.exists(), flush=True)
-torch.distributed.destroy_process_group()
-"""
+def one_of_two(out: str) -> None:
+    """What each process of a team does: trains unwatched, then watched, and tells how it went."""
+    torch.distributed.init_process_group("gloo")
+    rank = torch.distributed.get_rank()
+    alone = train(DistributedDataParallel(moody_network()), 4)
+    model, paths = DistributedDataParallel(moody_network()), []
+    with fv.Watcher(model, SHOWN, "Conv2d", 2, Path(out) / str(rank)) as watcher:
+        watched = train(model, 4, lambda: paths.append(watcher.step()))
+    steps = [path and path.name for path in paths]
+    print(same(alone, watched), steps, (Path(out) / str(rank)).exists(), flush=True)
+    torch.distributed.destroy_process_group()
 
 
 @pytest.mark.slow
 def test_of_two_processes_the_first_writes(tmp_path: Path) -> None:
     """The other one trains on, writes nothing, and both have the weights of an unwatched run."""
-    script = tmp_path / "two.py"
-    script.write_text(_TWO, "utf-8")
-    start = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--standalone"]
-    tests = str(Path(__file__).parents[1])
-    done = subprocess.run(
-        [*start, str(script), tests, str(tmp_path)], capture_output=True, text=True, timeout=300
-    )
-    lines = sorted(line for line in done.stdout.splitlines() if line[:1] in "01")
-    assert lines == [
-        "0 True [None, 'step-000002', None, 'step-000004'] True",
-        "1 True [None, None, None, None] False",
-    ], done.stderr
+    common = forked.meeting(2)
+    team = [
+        forked.fork(tmp_path / f"said{rank}", one_of_two, str(tmp_path), **common, RANK=rank)
+        for rank in range(2)
+    ]
+    first, second = forked.ended(team)
+    assert first.out == "True [None, 'step-000002', None, 'step-000004'] True\n", first.err
+    assert second.out == "True [None, None, None, None] False\n", second.err
 
 
 def test_health_is_the_audits_finding(tmp_path: Path) -> None:
@@ -245,7 +234,7 @@ def test_a_taken_folder_is_refused(tmp_path: Path) -> None:
         watch(network(), tmp_path / "s", 2)
     assert "resume=True" in str(caught.value.hint)
     watch(network(), tmp_path / "s", 1, overwrite=True)
-    assert list(read_steps(tmp_path / "s")) == [0]
+    assert list(read_steps(tmp_path / "s")) == [0, 1]
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.tex").write_text("")
     for options in ({}, {"overwrite": True}, {"resume": True}):
@@ -324,6 +313,45 @@ def test_steps_that_are_left_out_do_not_matter(tmp_path: Path) -> None:
     assert [path and path.name for path in written] == [
         None, "step-000012", None, None, "step-000045", "step-000050",
     ]  # fmt: skip
+
+
+def test_the_last_step_is_drawn_once(tmp_path: Path) -> None:
+    """With the weights at the end; not where it was due, where nothing was trained, or again."""
+    model = network()
+    with fv.Watcher(model, SHOWN, "Conv2d", 10, tmp_path / "s") as watcher:
+        watcher.step(3)
+        with torch.no_grad():
+            model[0].bias += 1  # type: ignore[operator]
+    watcher.close()
+    assert watcher.steps == list(read_steps(tmp_path / "s")) == [0, 3]
+    first, last = (
+        read_run(path).images["00-5.png"] for path in read_steps(tmp_path / "s").values()
+    )
+    means = [next(iter(image.stats().values()))[:, 2] for image in (first, last)]
+    assert np.allclose(means[1] - means[0], 1, atol=1e-4)
+    with fv.Watcher(network(), SHOWN, "Conv2d", 2, tmp_path / "due") as watcher:
+        watcher.step(2)
+        watcher.step(2)
+    assert list(read_steps(tmp_path / "due")) == [0, 2]
+    with fv.Watcher(network(), SHOWN, "Conv2d", 2, tmp_path / "due", resume=True, start=2):
+        pass
+    assert list(read_steps(tmp_path / "due")) == [0, 2]
+
+
+def test_the_last_step_of_a_training_that_fails_is_not_drawn(tmp_path: Path) -> None:
+    """Nor where the caller closes without it; one that is closed by hand draws it."""
+    with (
+        pytest.raises(ZeroDivisionError),
+        fv.Watcher(network(), SHOWN, "Conv2d", 2, tmp_path / "s") as watcher,
+    ):
+        watcher.step()
+        raise ZeroDivisionError
+    assert list(read_steps(tmp_path / "s")) == [0]
+    for draw_last, steps in ((False, []), (True, [1])):
+        watcher = fv.Watcher(network(), SHOWN, "Conv2d", 2, tmp_path / str(draw_last))
+        watcher.step()
+        watcher.close(draw_last)
+        assert list(read_steps(tmp_path / str(draw_last))) == steps
 
 
 def test_a_transform_feeds_the_model(tmp_path: Path) -> None:

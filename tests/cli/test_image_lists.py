@@ -14,26 +14,14 @@ import pytest
 from .outcomes import Run, images_done, refused
 
 
-@pytest.mark.parametrize(
-    ("separator", "option"),
-    [
-        pytest.param(b"\n", [], marks=pytest.mark.slow),
-        pytest.param(b"\r\n", [], marks=pytest.mark.slow),
-        (b"\0", ["-0"]),
-        pytest.param(b"\0", ["--null"], marks=pytest.mark.slow),
-    ],
-    ids=["lines", "crlf", "-0", "--null"],
-)
-def test_images_listed_on_stdin(
-    separator: bytes, option: list[str], shell: Run, tiny_file: Path, picture: Path, out: Path
-) -> None:
-    """`-` reads paths, one a line, or NUL-separated with -0."""
-    other = picture.with_name("a b\nc.png" if option else "a b.png")
+@pytest.mark.slow
+def test_images_listed_on_stdin(shell: Run, tiny_file: Path, picture: Path, out: Path) -> None:
+    """`-` reads the paths that another program writes, NUL-separated with -0."""
+    other = picture.with_name("a b\nc.png")
     other.write_bytes(picture.read_bytes())
-    names = [os.fsencode(picture), os.fsencode(other)]
     outcome = shell(
-        "run", tiny_file, "-", *option, "--json", "--out", out, "--layers", "0",
-        stdin=separator.join(names) + separator,
+        "run", tiny_file, "-", "-0", "--json", "--out", out, "--layers", "0",
+        stdin=b"".join(os.fsencode(path) + b"\0" for path in (picture, other)),
     )  # fmt: skip
     assert outcome.code == 0, outcome.err
     found = [json.loads(line)["image"] for line in outcome.out.splitlines()]
@@ -48,22 +36,31 @@ def stdin(monkeypatch: pytest.MonkeyPatch) -> Callable[[bytes], None]:
     return give
 
 
-@pytest.mark.parametrize("separator", [b"\n", b"\r\n", b"\n\n"])
-def test_a_list_of_lines(
+@pytest.mark.parametrize(
+    ("separator", "option"),
+    [(b"\n", []), (b"\r\n", []), (b"\n\n", []), (b"\0", ["-0"]), (b"\0", ["--null"])],
+    ids=["lines", "crlf", "empty lines", "-0", "--null"],
+)
+@pytest.mark.parametrize("ends", [True, False], ids=["ends", "does not end"])
+def test_a_list_of_paths(
     separator: bytes,
+    option: list[str],
+    ends: bool,
     featviz: Run,
     tiny_file: Path,
     picture: Path,
     out: Path,
     stdin: Callable[[bytes], None],
 ) -> None:
-    """One path a line, whatever the line ends with; a path may hold blanks."""
-    other = picture.with_name("a b.png")
+    """One path a line, whatever the line ends with, or between NULs; a path may hold blanks, and
+    among NULs line ends."""
+    other = picture.with_name("a b\nc.png" if option else "a b.png")
     other.write_bytes(picture.read_bytes())
-    stdin(separator.join([os.fsencode(picture), os.fsencode(other)]))
-    outcome = featviz("run", tiny_file, "-", "--json", "--out", out, "--layers", "0")
+    names = [os.fsencode(picture), os.fsencode(other)]
+    stdin(separator.join(names) + separator * ends)
+    outcome = featviz("run", tiny_file, "-", *option, "--json", "--out", out, "--layers", "0")
     found = [json.loads(line)["image"] for line in outcome.out.splitlines()]
-    assert found == ["picture.png", "a b.png"]
+    assert found == ["picture.png", other.name]
 
 
 @pytest.mark.parametrize("content", [b"", b"\n\n"])

@@ -130,7 +130,14 @@ MODELS = [
 
 IMAGES = [
     ("run model.pth cta.jpg", "no image 'cta.jpg'", "did you mean cat.jpg? featviz run model.pth"),
-    ("run model.pth far/x.jpg", "no image 'far/x.jpg'", "check the path"),
+    ("run model.pth CAT.jpg", "no image 'CAT.jpg'", "did you mean cat.jpg? featviz run model.pth"),
+    ("run model.pth cat", "no image 'cat'", "did you mean cat.jpg? featviz run model.pth"),
+    ("run model.pth photso/a.pgn", "no image 'photso/a.pgn'", "did you mean photos/a.png?"),
+    ("run model.pth far/x.jpg", "no image 'far/x.jpg'", "the current folder has no 'far'"),
+    ("run model.pth photos/zz.jpg", "photos/zz.jpg", "path: the folder 'photos' has no 'zz.jpg'"),
+    ("run model.pth epmty.zip::a.png", "no archive 'epmty.zip'", "did you mean empty.zip::a.png?"),
+    ("run model.pth cat.jpg/x.jpg", "no image 'cat.jpg/x.jpg'", "'cat.jpg' is no folder"),
+    ("run model.pth far.zip::a.png", "no archive", "the current folder has no 'far.zip'"),
     ("run model.pth 'photos/*.jpg'", "no image matches 'photos/*.jpg'", "check the pattern"),
     ("run model.pth code", "no images in folder 'code'", "it has no .avif"),
     ("run model.pth empty.zip", "archive 'empty.zip' is empty", "is it whole?"),
@@ -159,7 +166,11 @@ VALUES = [
     ("audit model.pth photos --fail-on ded>5", "no finding 'ded'", "did you mean dead?"),
     ("report photos", "photos is no run directory", "give a folder that `featviz run` wrote"),
     ("sheet gone --layer x", "gone is no run directory", "give a folder that `featviz run` wrote"),
-    ("diff gone photos", "Directory 'gone' does not exist", "check the path"),
+    ("diff gone photos", "Directory 'gone' does not exist", "the current folder has no 'gone'"),
+    ("diff phtos photos", "Directory 'phtos' does not exist", "did you mean photos?"),
+    ("diff notes.txt photos", "notes.txt is a file, not a run directory", "give a folder"),
+    (f"{RUN} --out memory://x", "vanishes with it", "such as s3://bucket/maps"),
+    ("audit model.pth photos --out s3://b/x", "s3://b/x is a URL", "give a path, and copy"),
 ]
 
 MISTAKES = COMMANDS + OPTIONS + LISTS + PLACES + MODELS + IMAGES + LAYERS + VALUES

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
 import sys
+from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
+import torchvision
 from conftest import Outcome
+from PIL import Image
+from torch import nn
 
 from featviz import __version__, cli
 
@@ -33,19 +40,83 @@ def modules_after(*arguments: str, **environment: str) -> tuple[str, set[str]]:
         env={**os.environ, **environment},
         check=True,
     )
-    return done.stdout, set(done.stderr.split())
+    return done.stdout, set(done.stderr.splitlines()[-1].split())
+
+
+EACH = f"""
+import contextlib, io, sys
+from featviz import cli
+for line in sys.argv[1:]:
+    with contextlib.redirect_stdout(io.StringIO()) as out:
+        code = cli.guarded(line.split())
+    print(line, code, len(out.getvalue()) > 10, *[m for m in {HEAVY!r} if m in sys.modules])
+"""
+"""Prints of each command line its exit code, whether it said something, and what is imported by
+then."""
+
+
+def test_help_imports_nothing_heavy() -> None:
+    """Help and version of all commands come at once; of a failure the first line says whose."""
+    lines = ["--help", "-h", "--version", *(f"{name} --help" for name in cli.COMMANDS)]
+    done = subprocess.run(
+        [sys.executable, "-c", EACH, *lines], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.splitlines() == [f"{line} 0 True" for line in lines]
+
+
+NET = """
+from torch import nn
+
+class Net(nn.Sequential):
+    def __init__(self):
+        super().__init__(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+"""
+
+
+@pytest.fixture
+def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder to work in: a network of one's own, its weights, a program of it, and an image."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "net.py").write_text(NET)
+    net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten()).eval()
+    torch.save(net.state_dict(), tmp_path / "net.pth")
+    torch.save(net, tmp_path / "whole.pth")
+    torch.export.save(torch.export.export(net, (torch.zeros(1, 3, 64, 64),)), tmp_path / "net.pt2")
+    Image.effect_noise((80, 60), 50).convert("RGB").save(tmp_path / "noise.png")
+    np.save(tmp_path / "numbers.npy", np.zeros((3, 60, 80), np.float32))
+    return tmp_path
 
 
 @pytest.mark.parametrize(
-    "arguments",
-    [["--help"], ["-h"], ["--version"], *([name, "--help"] for name in cli.COMMANDS)],
-    ids=" ".join,
+    "line",
+    [
+        "run net.py:Net noise.png --out out",
+        "run net.py:Net noise.png --out out --preset clip --size 64x48 --crop 32 --channels 3",
+        "run net.py:Net numbers.npy --out out --size 32x32 --interpolation lanczos",
+        "run net.pth noise.png --arch net.py:Net --out out",
+        "run whole.pth noise.png --out out",
+        "run net.pt2 noise.png --out out",
+        "look net.py:Net noise.png --out page.png",
+        "layers net.py:Net",
+        "summary net.py:Net",
+        "kernels net.py:Net --out out",
+        "audit net.py:Net noise.png",
+        "exemplars net.py:Net noise.png --out out",
+        "cam net.py:Net noise.png --target class:1 --out page.png",
+    ],
 )
-def test_help_imports_nothing_heavy(arguments: list[str]) -> None:
-    """Help and version come at once."""
-    printed, heavy = modules_after(*arguments)
-    assert printed
-    assert not heavy
+def test_a_network_of_ones_own_needs_no_torchvision(line: str, own: Path) -> None:
+    """torchvision takes as long to import as torch; only what is torchvision's waits for it."""
+    _, heavy = modules_after(*line.split(), "-q")
+    assert "torch" in heavy and "torchvision" not in heavy
+    run = own / "out" / "run.json"
+    if run.is_file():
+        assert json.loads(run.read_text())["torchvision"] == torchvision.__version__
+
+
+def test_a_model_of_torchvisions_is_seen_to_import_it(own: Path) -> None:
+    """The oracle of the test above tells the two apart."""
+    assert "torchvision" in modules_after("layers", "resnet18", "--weights", "none")[1]
 
 
 @pytest.mark.parametrize("words", ["featviz r", "featviz run --norm"])

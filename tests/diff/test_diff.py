@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import forked
 import numpy as np
 import pytest
 import torch
@@ -123,14 +124,12 @@ def test_a_share_of_channels_may_differ(featviz: CLI, run: Run) -> None:
     assert featviz("diff", *pair, "--max-diff-ratio", repr(counts["ratio"] - 1e-6)).code == 4
 
 
-THREADS = """
-import os, sys, torch
-os.sched_getaffinity = lambda pid: set(range(16))
-torch.set_num_threads(int(sys.argv[1]))
-torch.backends.mkldnn.enabled = sys.argv[2] == "onednn"
-from featviz.cli import guarded
-sys.exit(guarded(sys.argv[3:]))
-"""
+def run_with(threads: int, onednn: bool, *arguments: str) -> None:
+    """In a process of its own: `featviz run` with so many threads, on a machine of many cores."""
+    os.sched_getaffinity = lambda pid: set(range(16))  # type: ignore[assignment]
+    torch.set_num_threads(threads)
+    torch.backends.mkldnn.enabled = onednn  # type: ignore[assignment]
+    forked.featviz("run", *arguments)
 
 
 @pytest.mark.slow
@@ -140,13 +139,13 @@ def test_threads_and_libraries_make_no_difference(
 ) -> None:
     """One thread, two threads and no oneDNN are equal by default, though not to the bit."""
     runs = []
-    for threads, library in (("1", "onednn"), ("2", "onednn"), ("1", "none")):
-        out = tmp_path / f"{threads}-{library}"
-        command = ["run", "mobilenet_v2", photos / "a.png", "--weights", "none", "-q", *kept]
-        command += ["--size", "96"]
-        command += ["--layers", "Conv2d,BatchNorm2d,ReLU6,Linear", "--out", out]
-        script = [sys.executable, "-c", THREADS, threads, library, *map(str, command)]
-        subprocess.run(script, check=True, env={**os.environ, "OMP_NUM_THREADS": threads})
+    command = ["mobilenet_v2", str(photos / "a.png"), "--weights", "none", "-q", *kept]
+    command += ["--size", "96", "--layers", "Conv2d,BatchNorm2d,ReLU6,Linear", "--out"]
+    for threads, onednn in ((1, True), (2, True), (1, False)):
+        out = tmp_path / f"{threads}-{onednn}"
+        said = tmp_path / f"{out.name}-said"
+        how = (threads, onednn, *command, str(out))
+        assert forked.fork(said, run_with, *how, OMP_NUM_THREADS=threads).ended().code == 0
         runs.append(out)
     for other in runs[1:]:
         done = featviz("diff", runs[0], other)

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import io
 import json
-import subprocess
-import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import forked
 import numpy as np
 import pytest
 import torch
-from conftest import ROOT, Outcome
+from conftest import Outcome
 from matplotlib import colormaps
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
@@ -219,7 +218,7 @@ def test_figure_of_extremes() -> None:
 
 
 @pytest.mark.slow
-def test_figure_needs_no_pyplot() -> None:
+def test_figure_needs_no_pyplot(tmp_path: Path) -> None:
     """matplotlib's global state stays out, and no window system is asked for."""
     code = (
         "import sys, torch, numpy as np; from featviz.drawing import figure\n"
@@ -231,8 +230,8 @@ def test_figure_needs_no_pyplot() -> None:
         "figure.write_figure(open('/dev/null', 'wb'), page, {})\n"
         "assert 'matplotlib.font_manager' in sys.modules and 'matplotlib.pyplot' not in sys.modules"
     )
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, check=False)
-    assert done.returncode == 0, done.stderr.decode()
+    done = forked.fork(tmp_path / "said", exec, code).ended()
+    assert done.code == 0, done.err
 
 
 def test_run_writes_a_figure_beside_each_picture(

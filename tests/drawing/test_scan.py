@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
 import sys
 from pathlib import Path
+from threading import Thread
 
 import numpy as np
 import pytest
@@ -129,26 +128,68 @@ def test_without_numba_numpy_serves(monkeypatch: pytest.MonkeyPatch) -> None:
         scan.compiled.cache_clear()
 
 
-_WHERE = """
+def test_two_threads_keep_their_loops_in_one_folder() -> None:
+    """A thread that loads the loops while another does waits, and finds them where that one has put
+    them: in a folder below it they would be compiled anew."""
+    config = pytest.importorskip("numba").config
+    before, folders = config.CACHE_DIR, []
+
+    def enter() -> None:
+        with scan.kept_for_the_user():
+            folders.append(config.CACHE_DIR)
+
+    other = Thread(target=enter)
+    with scan.kept_for_the_user():
+        folders.append(config.CACHE_DIR)
+        other.start()
+        other.join(0.5)
+    other.join()
+    assert len(set(folders)) == 1 and len(folders) == 2
+    assert before == config.CACHE_DIR
+
+
+LOOP = """
 import numba
-from featviz.drawing import scan
-before = numba.config.CACHE_DIR
-print(scan.compiled()._extremes._cache.cache_path)
-assert numba.config.CACHE_DIR == before, numba.config.CACHE_DIR
+
+@numba.njit("float32(float32)", cache=True)
+def twice(value):
+    return value + value
 """
 
 
-@pytest.mark.slow  # compiles every loop anew
-def test_compiled_loops_are_kept_in_the_users_folder(tmp_path: Path) -> None:
+def test_compiled_loops_are_kept_in_the_users_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Beside the package they would outlive it there. The numba of whoever calls featviz keeps its
-    own settings."""
-    if scan.compiled() is None:
-        pytest.skip("numba is not installed")
-    environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path), "NUMBA_CACHE_DIR": ""}
-    done = subprocess.run(
-        [sys.executable, "-c", _WHERE], env=environment, capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stderr
-    path = Path(done.stdout.strip())
-    assert path.parent.parent == tmp_path / "featviz"
-    assert list(path.glob("compiled.*.nbi"))
+    own settings. A file with one short loop stands for ours."""
+    numba = pytest.importorskip("numba", reason="numba is not installed")
+    (tmp_path / "one_loop.py").write_text(LOOP)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(numba.config, "CACHE_DIR", "")
+    stand_in = {"featviz.drawing.compiled": "one_loop"}
+    real = scan.import_module
+    monkeypatch.setattr(scan, "import_module", lambda name: real(stand_in.get(name, name)))
+    loops = scan.compiled.__wrapped__()
+    assert loops is not None and loops.twice(2.5) == 5 and numba.config.CACHE_DIR == ""
+    path = Path(loops.twice._cache.cache_path)
+    assert path.parent.parent == tmp_path / "featviz" and list(path.glob("one_loop.*.nbi"))
+
+
+@pytest.mark.usefixtures("loops")
+@pytest.mark.parametrize("name", MAPS)
+def test_overall_joins_the_rows(name: str) -> None:
+    """The statistics of all rows together are those of all finite values, from float64 numbers."""
+    rows = MAPS[name]
+    stats = scan.statistics(rows)
+    found = scan.overall(stats, rows.shape[1])
+    finite = rows[np.isfinite(rows)].astype(np.float64)
+    assert found[4] == pytest.approx((rows == 0).mean(), rel=1e-6)
+    assert found[5] == rows.size - finite.size
+    if not finite.size:
+        assert np.isnan(found[:4]).all()
+        return
+    scale = float(abs(finite).max())
+    assert found[:2] == (finite.min(), finite.max())
+    assert found[2] == pytest.approx(finite.mean(), rel=1e-5, abs=1e-6 * scale + 1e-44)
+    assert found[3] == pytest.approx(finite.std(), rel=1e-4, abs=1e-6 * scale + 1e-44)

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import forked
 import pytest
 from conftest import Outcome
 from runs import tree
@@ -87,20 +85,14 @@ def test_a_share_without_images_is_a_part_too(
 
 
 @pytest.mark.slow
-def test_torchrun_finds_what_one_process_does(net_file: Path, noise: Path, tmp_path: Path) -> None:
-    """Three processes look at their shares of the images; the first writes the same files."""
+def test_a_team_finds_what_one_process_does(net_file: Path, noise: Path, tmp_path: Path) -> None:
+    """Three processes look at their shares of the images; the first writes the same files, and
+    prints the table."""
     base = ["exemplars", f"{net_file}:make", noise, *LAYERS, *PLAIN, "--out"]
-    run = ["torch.distributed.run", "--standalone", "--nproc-per-node=3", "-m", "featviz"]
-    for start, out in ((["featviz"], "one"), (run, "team")):
-        done = subprocess.run(
-            [sys.executable, "-m", *start, *map(str, base), str(tmp_path / out)],
-            capture_output=True,
-            text=True,
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
-            check=False,
-        )
-        assert done.returncode == 0, done.stderr
-        assert done.stdout.count("conv1") == 2, "the table is printed once"
+    one = forked.command(tmp_path / "alone", *base, tmp_path / "one").ended()
+    team = forked.ended(forked.team(tmp_path / "said", *base, tmp_path / "team", count=3))
+    assert [done.code for done in (one, *team)] == [0, 0, 0, 0], team
+    assert [done.out.count("conv1") for done in (one, *team)] == [2, 2, 0, 0]
     assert tree(tmp_path / "one") == tree(tmp_path / "team")
 
 

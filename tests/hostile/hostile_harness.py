@@ -240,13 +240,13 @@ def _environment(home: Path) -> dict[str, str]:
 def attempt(worker: Worker, attack: Attack, box: Sandbox) -> list[str]:
     """Make the input, run its command lines, and return all that is wrong, in words."""
     attack.make(box)
-    faults = []
+    faults, after = [], snapshot(box.root)
     for number, command in enumerate(attack.commands):
         words = command.split() if isinstance(command, str) else list(command)
         words = [box.filled(word.replace("{n}", str(number))) for word in words]
-        before = snapshot(box.root)
         outcome = run(worker, box, words, attack, fresh=number == 0)
-        outcome.faults += changed(before, snapshot(box.root), attack)
+        before, after = after, snapshot(box.root)
+        outcome.faults += changed(before, after, attack)
         if not attack.shares_secret:
             outcome.faults += leaks(box, attack, before)
         if outcome.faults:

@@ -8,6 +8,7 @@ import warnings
 import zipfile
 from collections.abc import Callable, Mapping
 
+from bombs import packing_quickly
 from hostile_audit import MARKER
 from hostile_harness import Attack, Sandbox
 from PIL import Image
@@ -39,16 +40,29 @@ def everywhere(name: str) -> list[str]:
     ]
 
 
+def once_each_way(name: str) -> list[str]:
+    """One command line for each way of reading a model file: as a model, to find its architecture,
+    as weights, as a shard. The others read it as the first does."""
+    lines = everywhere(name)
+    return [lines[0], lines[3], *lines[6:]]
+
+
 def attack(
-    name: str, make: Callable[[Sandbox], bytes], expect: str = "refused", file: str = "model.pth"
+    name: str,
+    make: Callable[[Sandbox], bytes],
+    expect: str = "refused",
+    file: str = "model.pth",
+    takes_long: bool = False,
 ) -> Attack:
-    """A model file of these bytes, in every command, on its own and as a shard."""
+    """A model file of these bytes, in every command, on its own and as a shard; in one command for
+    each way of reading it where that takes long."""
 
     def place(box: Sandbox) -> None:
         surroundings(box, file)
         (box.given / file).write_bytes(make(box))
 
-    return Attack(name, place, everywhere(file), expect, own_code=("given/net.py",))
+    lines = once_each_way(file) if takes_long else everywhere(file)
+    return Attack(name, place, lines, expect, own_code=("given/net.py",))
 
 
 def surroundings(box: Sandbox, file: str) -> None:
@@ -67,7 +81,8 @@ def zipped(records: Mapping[str, bytes] | list[tuple[str, bytes]], packed: bool 
     file = io.BytesIO()
     kind = zipfile.ZIP_DEFLATED if packed else zipfile.ZIP_STORED
     pairs = records.items() if isinstance(records, Mapping) else records
-    with warnings.catch_warnings(), zipfile.ZipFile(file, "w", kind) as archive:
+    opened = zipfile.ZipFile(file, "w", kind)
+    with warnings.catch_warnings(), packing_quickly(), opened as archive:
         warnings.simplefilter("ignore")
         for name, data in pairs:
             archive.writestr(zipfile.ZipInfo(name), data, kind)

@@ -15,8 +15,9 @@ from typing import Any
 
 import numpy as np
 import torch
+from bombs import packing_quickly
 from hostile_audit import MARKER
-from hostile_harness import MARKUP, SHARED, TITLE, Attack, Sandbox, run
+from hostile_harness import MARKUP, MEMORY, SHARED, TITLE, Attack, Sandbox, run
 from hostile_images import giant_png, text_bomb_png
 from PIL import Image
 from torch import nn
@@ -230,7 +231,7 @@ PATHS = (
 def _npz(arrays: dict[str, bytes], packed: bool = True) -> bytes:
     file = io.BytesIO()
     kind = zipfile.ZIP_DEFLATED if packed else zipfile.ZIP_STORED
-    with zipfile.ZipFile(file, "w", kind) as archive:
+    with packing_quickly(), zipfile.ZipFile(file, "w", kind) as archive:
         for name, data in arrays.items():
             archive.writestr(f"{name}.npy", data)
     return file.getvalue()
@@ -253,10 +254,17 @@ class Evil:
 
 
 KEY = "0|output|0|"
+
+
+@functools.cache
+def _large_stats() -> bytes:
+    """More than the memory that a command may take."""
+    rows = MEMORY // 24 + 5_000_000
+    return _npz({KEY: _npy(_header(f"({rows}, 6)"), bytes(24 * rows))})
+
+
 STATS: dict[str, Callable[[], bytes]] = {
-    "2 MB that unpack to 2.5 GB": lambda: _npz(
-        {KEY: _npy(_header("(104857600, 6)"), bytes(2_500_000_000))}
-    ),
+    "1 MB that unpacks to 1.2 GB": _large_stats,
     "a shape of 10**12": lambda: _npz({KEY: _npy(_header("(1000000000000, 6)"))}),
     "a negative shape": lambda: _npz({KEY: _npy(_header("(-1, 6)"), bytes(96))}),
     "objects": lambda: _npz({KEY: _npy(_header("(1, 6)", "'|O'"), pickle.dumps(Evil()))}),

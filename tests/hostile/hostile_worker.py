@@ -9,6 +9,7 @@ clock has run out. A child serves requests until one of them ends it, or the nex
 from __future__ import annotations
 
 import contextlib
+import gc
 import importlib
 import io
 import json
@@ -204,6 +205,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "warm").mkdir()
         warm(Path(folder) / "warm")
+        gc.collect()
+        gc.freeze()  # else each child copies what it imported when it first looks for cycles
         print(json.dumps({"ready": True}), file=replies, flush=True)
         child: Child | None = None
         for line in sys.stdin:

@@ -43,7 +43,10 @@ def _innocent(box: Sandbox) -> None:
     (box.given / "innocent.py").write_text("x = 1\n")
 
 
-@pytest.mark.parametrize("line", PLANTED)
+@pytest.mark.parametrize(
+    "line",
+    [pytest.param(line, marks=pytest.mark.slow if line == "loops" else ()) for line in PLANTED],
+)
 def test_a_planted_fault_is_found(
     line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

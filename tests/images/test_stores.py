@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import pickle
 import sys
 import tarfile
@@ -16,7 +17,7 @@ from runs import SMALL, complete, make_photos, run_json, tree
 from web_server import Visit, serving, silent, unavailable
 
 from featviz.errors import ImageError, UsageError
-from featviz.files import fetch, stores
+from featviz.files import attempts, urls
 from featviz.images import decode, find
 
 Run = Callable[..., Outcome]
@@ -62,7 +63,7 @@ def store(request: pytest.FixtureRequest, photos: Path) -> Iterator[str]:
     there = fsspec.filesystem(protocol, skip_instance_cache=True)
     for name, content in tree(photos).items():
         there.pipe_file(f"{request.param}{name}", content)
-    stores._connected.cache_clear()
+    urls._connected.cache_clear()
     yield request.param
     there.rm(request.param, recursive=True)
 
@@ -160,11 +161,11 @@ def test_a_bucket_that_fails_is_asked_four_times(
 ) -> None:
     """The libraries below do not multiply the attempts: 50 requests came of 4 once."""
     pytest.importorskip("s3fs", reason="s3:// is read by s3fs")
-    monkeypatch.setattr(fetch, "FIRST_WAIT", 0.001)
-    monkeypatch.setattr(stores, "SILENCE", 0.5)
+    monkeypatch.setattr(attempts, "FIRST_WAIT", 0.001)
+    monkeypatch.setattr(urls, "SILENCE", 0.5)
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.setenv(name, "s3cret")
-    stores._connected.cache_clear()
+    urls._connected.cache_clear()
     with serving(tmp_path) as server:
         monkeypatch.setenv("AWS_ENDPOINT_URL", server.url)
         server.plan["/b/a.png"] = fault
@@ -172,15 +173,20 @@ def test_a_bucket_that_fails_is_asked_four_times(
             decode.decode(find.find_samples(["s3://b/a.png"])[0])
         assert words in raised.value.message and "(4 attempts)" in raised.value.message
         assert server.seen["/b/a.png"] == 4 and "s3cret" not in raised.value.message
-    stores._connected.cache_clear()
+    urls._connected.cache_clear()
 
 
 def test_a_list_on_stdin_has_urls(
-    shell: Run, tiny_file: Path, photos: Path, tmp_path: Path
+    featviz: Run,
+    tiny_file: Path,
+    photos: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A file:// URL is the file on this machine, beside plain paths."""
     listed = f"{photos / '00.png'}\nfile://{photos / '01.png'}\n".encode()
-    done = shell("run", tiny_file, *SMALL, "-", "--out", tmp_path / "out", stdin=listed)
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(listed)))
+    done = featviz("run", tiny_file, *SMALL, "-", "--out", tmp_path / "out")
     assert done.code == 0 and complete(tmp_path / "out") == ["00.png", "01.png"]
 
 

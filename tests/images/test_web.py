@@ -28,7 +28,8 @@ from web_server import (
 )
 
 from featviz.errors import FeatvizError, FileError, ImageError, UsageError
-from featviz.files import fetch, listing, stores
+from featviz.files import attempts, listing, urls
+from featviz.files.stores import Remote
 from featviz.images import archives, decode, find
 
 pytest.importorskip("aiohttp", reason="images of web servers are read by aiohttp")
@@ -41,12 +42,12 @@ def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[WebServe
     """A server of three pictures, one in a folder; clients wait for a short time only."""
     make_photos(tmp_path / "web", 2)
     make_photos(tmp_path / "web" / "sub dir", 1)
-    monkeypatch.setattr(fetch, "FIRST_WAIT", 0.001)
-    monkeypatch.setattr(stores, "SILENCE", 0.5)
-    stores._connected.cache_clear()
+    monkeypatch.setattr(attempts, "FIRST_WAIT", 0.001)
+    monkeypatch.setattr(urls, "SILENCE", 0.5)
+    urls._connected.cache_clear()
     with serving(tmp_path / "web") as served:
         yield served
-    stores._connected.cache_clear()
+    urls._connected.cache_clear()
 
 
 def failure(url: str) -> str:
@@ -155,7 +156,7 @@ def test_a_body_that_drips_ends_with_patience(
     server: WebServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each byte comes in time, and the whole does not."""
-    monkeypatch.setattr(fetch, "PATIENCE", 0.3)
+    monkeypatch.setattr(attempts, "PATIENCE", 0.3)
     server.plan["/00.png"] = dripping
     assert failure(f"{server.url}00.png").endswith("the store did not answer in time")
 
@@ -236,8 +237,8 @@ def test_readers_read_at_the_same_time(
         file_of(visit)
 
     server.plan |= {f"/many/0{number}.png": answer for number in (1, 2, 3)}
-    monkeypatch.setattr(stores, "SILENCE", 30)
-    stores._connected.cache_clear()
+    monkeypatch.setattr(urls, "SILENCE", 30)
+    urls._connected.cache_clear()
     out = tmp_path / "out"
     done = featviz("run", tiny_file, *SMALL, f"{server.url}many/", "--readers", 3, "--out", out)
     assert done.code == 0 and len(complete(out)) == 4
@@ -270,7 +271,7 @@ def test_images_without_names_are_numbered(server: WebServer) -> None:
     [
         ("simplecache::http://h/a.png", "chains protocols", "the last URL alone"),
         ("http://h/a.png::file:///etc/passwd", "chains protocols", "the last URL alone"),
-        ("foo://h/a.png", "foo:// is no store", "s3://bucket/photos/"),
+        ("foo://h/a.png", "foo:// is no store that featviz knows", "s3://bucket/photos/"),
         ("reference://h/a.png", "reference:// is no store", "s3://bucket/photos/"),
         ("file://host/a.png", "a file of the machine 'host'", "three slashes"),
     ],
@@ -285,6 +286,6 @@ def test_urls_that_are_refused(url: str, words: str, hint: str) -> None:
 def test_messages_of_libraries_are_scrubbed() -> None:
     """User, password and query go, the rest stays."""
     text = "GET 'https://ann:p@ss@h/a.png?X-Amz-Signature=abc' failed"
-    assert stores.scrubbed(text) == "GET 'https://h/a.png' failed"
-    remote = stores.at("https://ann:pw@h/a%20b.png?sig=abc")
+    assert urls.scrubbed(text) == "GET 'https://h/a.png' failed"
+    remote = Remote.at("https://ann:pw@h/a%20b.png?sig=abc")
     assert f"{remote} {remote!r}" == "https://h/a b.png Remote('https://h/a b.png')"

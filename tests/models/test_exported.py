@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import logging
+import re
+import subprocess
 import sys
 import zipfile
 from collections import OrderedDict
@@ -17,6 +19,7 @@ from exported import PROGRAM, WEIGHTS, export, packed, records
 from PIL import Image
 from torch import Tensor, nn
 from torchvision import models
+from torchvision.ops import RoIAlign
 
 from featviz.errors import LoadError
 from featviz.hooks.capture import hooked
@@ -242,6 +245,29 @@ def test_a_program_runs_on_another_device(tmp_path: Path) -> None:
 class Two(nn.Module):
     def forward(self, x: Tensor, y: Tensor) -> Tensor:
         return x + y
+
+
+@pytest.mark.parametrize("options", [[], ["--trust"]], ids=["rewritten", "trusted"])
+def test_a_program_of_torchvisions_operators_brings_them(
+    options: list[str], tmp_path: Path
+) -> None:
+    """A process that has not imported torchvision does so for a program that calls RoIAlign."""
+
+    class Regions(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv, self.pool = nn.Conv2d(3, 4, 3), RoIAlign((7, 7), 1.0, 2)
+            self.register_buffer("boxes", torch.tensor([[0.0, 0.0, 0.0, 9.0, 9.0]]))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.pool(self.conv(x), self.boxes)
+
+    file = tmp_path / "regions.pt2"
+    torch.export.save(torch.export.export(Regions().eval(), (torch.zeros(1, 3, 32, 32),)), file)
+    command = [sys.executable, "-m", "featviz", "layers", str(file), "-q", *options]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert re.search(r"pool +RoIAlign.* 1×4×7×7 ", done.stdout), done.stdout
 
 
 @pytest.mark.parametrize(

@@ -33,7 +33,10 @@ def node(kind: str, keys: Any, *children: Any) -> dict[str, Any]:
     return {"type": kind, "context": json.dumps(keys), "children_spec": list(children)}
 
 
-@pytest.mark.parametrize("family", ["vit", "dinov2", "segformer", "detr"])
+@pytest.mark.parametrize(
+    "family",
+    ["dinov2", *(pytest.param(n, marks=pytest.mark.slow) for n in ("vit", "segformer", "detr"))],
+)
 def test_a_model_of_transformers_gives_what_its_program_gives(family: str, tmp_path: Path) -> None:
     """Bit for bit by the names of the outputs, and a classifier is known by its class."""
     folders = pytest.importorskip(

@@ -160,26 +160,71 @@ def test_auto_without_a_gpu_is_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     assert pick_device("auto") == torch.device("cpu")
 
 
-def test_torch_and_torchvision_that_do_not_fit_end_in_one_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, featviz: Callable[..., Any]
-) -> None:
-    """The operator error at import becomes one line with both versions, and a hint."""
+@pytest.fixture
+def unfit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A torchvision that was built for another torch, and net.py whose class imports it."""
     (tmp_path / "torchvision").mkdir()
     (tmp_path / "torchvision" / "__init__.py").write_text(
         "raise RuntimeError('operator torchvision::nms does not exist')"
     )
     versions = {"torch": "9.1", "torchvision": "8.2"}
     monkeypatch.setattr(requirements.metadata, "version", versions.__getitem__)
-    monkeypatch.delitem(sys.modules, "torchvision")
+    for name in [name for name in sys.modules if name.partition(".")[0] == "torchvision"]:
+        monkeypatch.delitem(sys.modules, name)
     monkeypatch.syspath_prepend(tmp_path)
-    outcome = featviz("layers", SMALL)
+    (tmp_path / "net.py").write_text(
+        "from torch import nn\n"
+        "class Plain(nn.Sequential):\n"
+        "    def __init__(self):\n        super().__init__(nn.Conv2d(3, 4, 3))\n"
+        "class Late(Plain):\n"
+        "    def __init__(self):\n        import torchvision\n"
+    )
+    return tmp_path / "net.py"
+
+
+@pytest.mark.parametrize(
+    ("model", "where"), [(SMALL, ""), ("NET:Late", r"NET:Late raised RuntimeError: ")]
+)
+def test_torch_and_torchvision_that_do_not_fit_end_in_one_line(
+    model: str, where: str, unfit: Path, featviz: Callable[..., Any]
+) -> None:
+    """The operator error at import becomes one line with both versions, and a hint, also where the
+    user's code imports torchvision."""
+    outcome = featviz("layers", model.replace("NET", str(unfit)))
     assert outcome.code == 1 and outcome.out == ""
     line, hint = outcome.err.splitlines()
     assert line == (
         "error: torch 9.1 and torchvision 8.2 cannot be used together: "
-        "operator torchvision::nms does not exist"
+        f"{where.replace('NET', str(unfit))}operator torchvision::nms does not exist"
     )
     assert hint.startswith("hint: ") and "pip install" in hint
+
+
+def test_who_does_without_torchvision_does_not_mind_that_it_does_not_fit(
+    unfit: Path, tmp_path: Path, featviz: Callable[..., Any]
+) -> None:
+    """A network of one's own is drawn beside a torchvision that cannot be imported."""
+    Image.new("RGB", (40, 30), "teal").save(tmp_path / "teal.png")
+    out = tmp_path / "out"
+    done = featviz("run", f"{unfit}:Plain", tmp_path / "teal.png", "--out", out)
+    assert done.code == 0, done.err
+    assert (out / "teal.png" / "001_0" / "output.png").is_file()
+
+
+@pytest.fixture
+def resnet_file(tmp_path: Path) -> Path:
+    """A whole model of torchvision's classes."""
+    torch.save(models.resnet18(weights=None), tmp_path / "whole.pth")
+    return tmp_path / "whole.pth"
+
+
+def test_a_file_of_torchvisions_classes_imports_it(
+    resnet_file: Path, unfit: Path, featviz: Callable[..., Any]
+) -> None:
+    """A whole model that needs torchvision is refused with the same line."""
+    outcome = featviz("layers", resnet_file)
+    assert outcome.code == 1
+    assert "torch 9.1 and torchvision 8.2 cannot be used together" in outcome.err
 
 
 def test_every_source_is_one_record_and_one_file(tiny_file: Path, tmp_path: Path) -> None:
@@ -210,6 +255,7 @@ def test_versions_are_those_that_are_imported() -> None:
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("alone", [True, False])
 def test_garbage_is_collected_again_once_torch_is_there(alone: bool) -> None:
     """A command sets aside what it has imported; a caller's own process is left as it was."""

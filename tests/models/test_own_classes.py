@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import runpy
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -37,7 +37,8 @@ def saved(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     """What a script has left that saved a model of its own class, which is `__main__.Net`."""
     folder = tmp_path_factory.mktemp("saved")
     (folder / "user_train.py").write_text(SCRIPT % request.param)
-    subprocess.run([sys.executable, "user_train.py"], cwd=folder, check=True)
+    with contextlib.chdir(folder):
+        runpy.run_path("user_train.py", run_name="__main__")
     return folder
 
 

@@ -13,7 +13,6 @@ import torch
 from PIL import Image
 from torch import nn
 from torchvision import models
-from torchvision.transforms import InterpolationMode
 from torchvision.transforms import functional as F
 
 from featviz.errors import UsageError
@@ -198,7 +197,7 @@ def test_the_first_convolution_says_how_many_channels(module: nn.Module, channel
             "normalise by mean [0.485, 0.456, 0.406] and std [0.229, 0.224, 0.225]",
         ),
         (
-            Preprocess((20, 30), (10, 12), None, None, 3, InterpolationMode.BICUBIC),
+            Preprocess((20, 30), (10, 12), None, None, 3, "bicubic"),
             "RGB, resize to 20×30 (bicubic), centre crop 10×12, values 0..1",
         ),
     ],

@@ -102,7 +102,7 @@ def test_other_options_change_a_preset() -> None:
     options = InputOptions(preset="clip", size=(10, 12), mean=(0.5,) * 3)
     chosen = choose_preprocess(RGB, None, options)
     assert (chosen.resize, chosen.crop, chosen.mean) == ((10, 12), None, (0.5,) * 3)
-    assert chosen.std == PRESETS["clip"].std and chosen.interpolation.value == "bicubic"
+    assert chosen.std == PRESETS["clip"].std and chosen.interpolation == "bicubic"
 
 
 def test_a_model_of_one_size_keeps_it() -> None:

@@ -260,6 +260,7 @@ def test_without_the_package_the_error_names_it(
     assert "\n" not in caught.value.message
 
 
+@pytest.mark.slow
 def test_the_first_import_has_no_other_effects(small: nn.Module, tmp_path: Path) -> None:
     """stdout is for results, a file makes nobody look something up, and Pillow and torch keep their
     functions: Ultralytics' own would try to install a package for a broken image."""

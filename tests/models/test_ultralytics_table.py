@@ -48,7 +48,13 @@ def test_the_table_has_rows() -> None:
     check_table(TITLE, 14)
 
 
-@pytest.mark.parametrize("row", rows(TITLE), ids=lambda row: f"{row.command} ({row.having})")
+def _case(row: Row) -> object:
+    """A network of the size that people have takes more than a second."""
+    marks = [pytest.mark.slow] if row.command.startswith("run yolo11n") else []
+    return pytest.param(row, marks=marks, id=f"{row.command} ({row.having})")
+
+
+@pytest.mark.parametrize("row", map(_case, rows(TITLE)))
 def test_each_row_is_true(
     row: Row,
     things: Path,

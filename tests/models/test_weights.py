@@ -7,6 +7,7 @@ import inspect
 import json
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -24,6 +25,7 @@ from featviz.models.identify import INDEX, identify, identify_forms
 from featviz.models.load import ModelOptions, adopt, load_model
 from featviz.models.preprocess import InputOptions
 from featviz.models.weights import compare, put_into
+from models.loading import uninitialised
 
 State = dict[str, Tensor]
 
@@ -256,10 +258,8 @@ def built(name: str, classes: int) -> State:
     options |= {"weights_backbone": None} if "weights_backbone" in parameters else {}
     options |= {} if name.startswith("raft") else {"num_classes": classes}
     options |= {"init_weights": False} if "inception" in name or "googlenet" in name else {}
-    try:
-        with torch.device("meta"):
-            return dict(models.get_model(name, **options).state_dict())
-    except NotImplementedError:
+    meta = nullcontext() if "regnet" in name or "raft" in name else torch.device("meta")
+    with uninitialised(), meta:  # two copy out of meta
         return dict(models.get_model(name, **options).state_dict())
 
 

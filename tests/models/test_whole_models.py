@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from torchvision import models
 
 from featviz.errors import LoadError
 from featviz.models.files import checkpoint, rebuilding, torch_save
-from models.loading import load, same_weights, skeleton
+from models.loading import load, same_weights, skeleton, uninitialised
 
 pytestmark = pytest.mark.usefixtures("imports_undone")
 
@@ -39,7 +39,8 @@ def repeated(name: str) -> nn.Module:
     options: dict[str, Any] = {"weights": None}
     options |= {"weights_backbone": None} if "weights_backbone" in parameters else {}
     options |= {"init_weights": False} if "inception" in name or "googlenet" in name else {}
-    with _uninitialised() if "regnet" in name or "raft" in name else torch.device("meta"):
+    meta = nullcontext() if "regnet" in name or "raft" in name else torch.device("meta")
+    with uninitialised(), meta:  # two copy out of meta
         module = models.get_model(name, **options)
     for part in module.modules():
         for key, tensor in part._parameters.items():
@@ -50,15 +51,6 @@ def repeated(name: str) -> nn.Module:
             if tensor is not None:
                 part._buffers[key] = torch.ones((), dtype=tensor.dtype).expand(tensor.shape)
     return module
-
-
-@contextmanager
-def _uninitialised() -> Iterator[None]:
-    """Initialisers that copy out of meta need a CPU; RegNet's largest are 2.6 GB untouched."""
-    with pytest.MonkeyPatch.context() as patch:
-        for name in ("normal_", "ones_", "zeros_", "kaiming_normal_", "kaiming_uniform_"):
-            patch.setattr(nn.init, name, lambda tensor, *args, **more: tensor)
-        yield
 
 
 @pytest.mark.slow

@@ -33,6 +33,7 @@ from featviz.models.load import LoadedModel, ModelOptions, load_model
 from featviz.models.preprocess import InputOptions
 from featviz.pipeline.options import RunOptions
 from featviz.records import DrawOptions
+from models.loading import uninitialised
 
 LANDSCAPE, SPHERES = SCENES / "landscape.jpg", SCENES / "spheres.jpg"
 CLIP_FRAMES = 4
@@ -70,24 +71,13 @@ CASES = {
 }
 """By how a name begins; all other models take 64 × 96."""
 
-QUICK = {"squeezenet1_1", "quantized_shufflenet_v2_x0_5"}
+QUICK = {"squeezenet1_1", "shufflenet_v2_x0_5"}
 
 
 def case_of(name: str) -> Case:
     name = name.removeprefix("quantized_")
     fitting = [prefix for prefix in CASES if name.startswith(prefix)]
     return CASES[max(fitting, key=len)] if fitting else Case()
-
-
-@contextmanager
-def uninitialised() -> Iterator[None]:
-    """Models are built without torch.nn.init, which takes longer than all the rest; every
-    parameter is overwritten afterwards."""
-    names = [name for name in dir(nn.init) if name.endswith("_") and not name.startswith("_")]
-    with pytest.MonkeyPatch.context() as patch:
-        for name in names:
-            patch.setattr(nn.init, name, lambda tensor, *args, **options: tensor)
-        yield
 
 
 def random_weights(module: nn.Module) -> dict[str, Tensor]:
@@ -174,8 +164,9 @@ class Manifest:
 
 
 def run_all_layers(loaded: LoadedModel, images: list[str], folder: Path) -> Manifest:
-    """Hook every module, draw as little of each as possible, and read what became of it."""
-    draw = DrawOptions(scale=1, max_maps=2, max_slices=2)
+    """Hook every module, draw as little of each as possible, all into one folder, and read what
+    became of it."""
+    draw = DrawOptions(scale=1, max_maps=2, max_slices=2, flat=True)
     result = pipeline.run(loaded, images, RunOptions("re:.", folder / "out", draw=draw))
     (image,) = result.images
     assert (result.exit_code, image.error) == (0, None)
@@ -224,19 +215,28 @@ LARGEST = 8_000_000
 """Parameters of a model that is run; of a family of larger ones the smallest is run. (That all 121
 are found from their state dicts is tests/models/test_weights.py's to show.)"""
 
+SIBLINGS = {
+    *("efficientnet_b1", "efficientnet_b2", "mnasnet0_75", "mnasnet1_0", "mnasnet1_3"),
+    *("regnet_x_800mf", "regnet_y_800mf", "squeezenet1_0"),
+    *("shufflenet_v2_x1_0", "shufflenet_v2_x1_5", "shufflenet_v2_x2_0"),
+}
+"""Small models of which a smaller one has the same layers, fewer or narrower."""
+
 
 def torchvision_cases() -> list[Any]:
+    """Without the quantised builders, whose state dicts are loaded into their float twins."""
     sizes = {
         name: sum(math.prod(shape) for shape in entry["tensors"].values())
         for name, entry in _index().items()
+        if not name.startswith("quantized_")
     }
     families: dict[str, list[str]] = {}
-    for name in models.list_models():
-        families.setdefault(re.split(r"[\d_]", name.removeprefix("quantized_"))[0], []).append(name)
+    for name in sizes:
+        families.setdefault(re.split(r"[\d_]", name)[0], []).append(name)
     chosen = {min(family, key=lambda name: sizes[name]) for family in families.values()}
     return [
         pytest.param(name, marks=[] if name in QUICK else pytest.mark.slow)
-        for name in models.list_models()
+        for name in sorted(sizes.keys() - SIBLINGS)
         if name in chosen or sizes[name] < LARGEST
     ]
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+import forked
 import pytest
 import torch
 from conftest import Outcome
 from runs import check_whole, complete, make_photos, packed_tree, run_json, tree
-from teams import SLOW, torchrun, without_torchrun
+from teams import SLOW, torchrun
 from torch.distributed import HashStore
 
 from featviz import pipeline
@@ -142,11 +143,10 @@ def test_the_others_do_the_work_of_one_that_is_killed(
     that is left, where it kept the store); --resume makes the tree of one run."""
     out = tmp_path / "out"
     variables = {"PAUSE": "0.1", "DIE_RANK": str(dies), "DIE_AT": "3"}
-    team = without_torchrun(*base, "--out", out, count=4, variables=variables)
-    said = [process.communicate()[1] for process in team]
-    codes = [process.returncode for process in team]
-    assert codes.pop(dies) == -9 and codes == [1, 1, 1], said
-    living = [err for rank, err in enumerate(said) if rank != dies]
+    team = forked.team(tmp_path / "said", *base, "--out", out, count=4, variables=variables)
+    done = forked.ended(team)
+    assert done.pop(dies).code == -9 and [outcome.code for outcome in done] == [1, 1, 1], done
+    living = [outcome.err for outcome in done]
     assert all(err.count("error: another process of this run has ended") == 1 for err in living)
     assert not any("Traceback" in err for err in living)
     check_whole(out)

@@ -7,12 +7,12 @@ import os
 import random
 import shutil
 import signal
-import subprocess
-import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import forked
 import pytest
 import torch
 from conftest import Outcome
@@ -378,73 +378,38 @@ def test_an_overwrite_that_is_killed_leaves_nothing_that_looks_complete(
         assert tree(whole) == before
 
 
-KILLER = """
-import os, random, signal, sys, time
-import torch, featviz.pipeline, featviz.cli.commands.run
-from featviz import cli
-from featviz.drawing import scan
-
-scan.compiled()
-
-def begin(out):
-    child = os.fork()
-    if child:
-        return child
-    sys.stderr = sys.stdout = open(os.devnull, "w")
-    os._exit(cli.guarded(["run", *sys.argv[3:], "--out", out, "--resume"]))
-
-def ended(child):
-    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-
-started = time.monotonic()
-assert ended(begin("whole")) == 0
-took, chance, kills, number = time.monotonic() - started, random.Random(int(sys.argv[1])), 0, 0
-while kills < int(sys.argv[2]):
-    child = begin(f"run{number}")
-    time.sleep(chance.uniform(0, took))
-    os.kill(child, signal.SIGKILL)
-    code = ended(child)
-    assert code in (0, -signal.SIGKILL), code
-    kills += code != 0
-    print("killed" if code else "done", f"run{number}", flush=True)
-    sys.stdin.readline()
-    number += code == 0
-assert ended(begin(f"run{number}")) == 0
-print("done", f"run{number}", flush=True)
-"""
-"""Forks from a process that has imported torch, compiled the loops and begun no threads, so a run
-begins at once."""
-
-
 @pytest.mark.slow
 def test_killed_at_thirty_random_moments(tiny_file: Path, tmp_path: Path) -> None:
     """SIGKILL leaves no half file under a final name, in nested folders as well, and the resumed
     tree equals a whole one, to the last empty folder."""
     for folder in (".", "a", "a/b"):
-        make_photos(tmp_path / "photos" / folder, 20)
+        make_photos(tmp_path / "photos" / folder, 7)
     seed = random.randrange(10**6)
-    with subprocess.Popen(
-        [sys.executable, "-c", KILLER, str(seed), "30", str(tiny_file), "photos", *SMALL],
-        cwd=tmp_path,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    ) as killer:
-        assert killer.stdin is not None and killer.stdout is not None
-        seen = []
-        for line in killer.stdout:
-            state, name = line.split()
-            check_whole(tmp_path / name)
-            if state == "done":
-                assert snapshot(tmp_path / name) == snapshot(tmp_path / "whole"), seed
-            done = len(complete(tmp_path / name))
-            seen.append((state, done))
-            killer.stdin.write("\n")
-            killer.stdin.flush()
-    kills = [done for state, done in seen if state == "killed"]
-    assert killer.returncode == 0 and len(kills) == 30, (seed, seen)
-    assert len({done for done in kills if 0 < done < 60}) >= 3, (seed, seen)
+    chance, kills, number = random.Random(seed), [], 0
+
+    def begin(name: str) -> forked.Forked:
+        base = ["run", tiny_file, tmp_path / "photos", *SMALL, "--resume", "--out", tmp_path / name]
+        return forked.command(tmp_path / "said", *base)
+
+    begin("warm").ended()
+    started = time.monotonic()
+    assert begin("whole").ended().code == 0
+    took, whole = time.monotonic() - started, snapshot(tmp_path / "whole")
+    while len(kills) < 30:
+        process = begin(f"run{number}")
+        time.sleep(chance.uniform(0, took))
+        process.kill(signal.SIGKILL)
+        code = process.ended().code
+        assert code in (0, -signal.SIGKILL), (seed, code)
+        check_whole(tmp_path / f"run{number}")
+        if code == 0:
+            assert snapshot(tmp_path / f"run{number}") == whole, seed
+            number += 1
+        else:
+            kills.append(len(complete(tmp_path / f"run{number}")))
+    assert begin(f"run{number}").ended().code == 0
+    assert snapshot(tmp_path / f"run{number}") == whole, seed
+    assert len({done for done in kills if 0 < done < 21}) >= 3, (seed, kills)
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import signal
 import subprocess
@@ -11,13 +10,14 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import forked
 import numpy as np
 import pytest
 import torch
 from conftest import Outcome
 from PIL import Image
 from runs import SMALL, check_whole, complete, make_photos, run_json, tree
-from teams import SLOW, alone, torchrun
+from teams import SLOW, torchrun
 from torch import nn
 
 from featviz.errors import FeatvizError, StoreError, UsageError
@@ -142,11 +142,11 @@ def test_each_process_takes_a_gpu_of_its_own(monkeypatch: pytest.MonkeyPatch) ->
     assert pick_device("auto").type in ("cpu", "mps")
 
 
-# Under torchrun
+# Several processes
 
 
 @pytest.mark.slow
-def test_torchrun_audits_as_one_process_does(tmp_path: Path) -> None:
+def test_a_team_audits_as_one_process_does(tmp_path: Path) -> None:
     """Three processes count, prove and draw, each with its part of 13 images: findings, images,
     numbers and pictures are those of one."""
     torch.manual_seed(0)
@@ -161,10 +161,9 @@ def test_torchrun_audits_as_one_process_does(tmp_path: Path) -> None:
     (tmp_path / "photos" / "broken.png").write_bytes(b"no image")
     base = ["audit", tmp_path / "net.pth", tmp_path / "photos", "--size", "12x14", "--verify"]
     base += ["--redundant-at", "0.99", "--out"]
-    one = alone(*base, tmp_path / "one")
-    with torchrun(*base, tmp_path / "team", count=3) as process:
-        out, err = process.communicate(timeout=200)
-    assert (one.returncode, process.returncode) == (3, 1), err  # torchrun's own code for a failure
+    assert forked.command(tmp_path / "alone", *base, tmp_path / "one").ended().code == 3
+    done = forked.ended(forked.team(tmp_path / "said", *base, tmp_path / "team", count=3))
+    assert [outcome.code for outcome in done] == [3, 0, 0], done
     documents = [json.loads((tmp_path / d / "audit.json").read_text()) for d in ("one", "team")]
     assert documents[0]["images"] == documents[1]["images"]
     assert documents[0]["images"]["seen"] == 12
@@ -184,7 +183,7 @@ def test_torchrun_audits_as_one_process_does(tmp_path: Path) -> None:
         assert set(a.files) == set(b.files)
         for key in a.files:
             np.testing.assert_allclose(a[key], b[key], rtol=1e-6, atol=1e-9)
-    assert out.count("total ") == 1  # one table
+    assert [outcome.out.count("total ") for outcome in done] == [1, 0, 0]  # one table
 
 
 @pytest.mark.slow
@@ -194,8 +193,8 @@ def test_torchrun_divides_the_images_and_leaves_one_run(tiny_file: Path, tmp_pat
     photos = make_photos(tmp_path / "photos", 9)
     (photos / "03.png").write_bytes(b"no picture")
     base = ["run", tiny_file, *SMALL, "--json", "--out"]
-    single = alone(*base, tmp_path / "single", photos)
-    assert single.returncode == 3
+    single = forked.command(tmp_path / "alone", *base, tmp_path / "single", photos)
+    assert single.ended().code == 3
     listed = "".join(f"{path}\n" for path in sorted(photos.iterdir()))
     with torchrun(*base, tmp_path / "team", "-", stdin=subprocess.PIPE) as process:
         out, err = process.communicate(listed)
@@ -214,16 +213,6 @@ def wait_for(count: int, out: Path) -> None:
         time.sleep(0.05)
 
 
-def processes_of(parent: int) -> dict[int, int]:
-    """The workers of a torchrun: rank to process."""
-    found = {}
-    for child in Path(f"/proc/{parent}/task/{parent}/children").read_text().split():
-        environment = Path(f"/proc/{child}/environ").read_bytes().split(b"\0")
-        ranks = [int(v[5:]) for v in environment if v.startswith(b"RANK=")]
-        found |= dict.fromkeys(ranks, int(child))
-    return found
-
-
 @pytest.fixture
 def one_thread() -> Iterator[None]:
     """Numbers as under torchrun."""
@@ -233,46 +222,76 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-@pytest.mark.slow
-@pytest.mark.usefixtures("one_thread")
-@pytest.mark.parametrize("event", ["SIGTERM", "SIGINT", "first dies", "second dies"])
-def test_a_team_that_is_stopped(
-    event: str, featviz: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """By a signal to torchrun, or because one of its processes is killed: complete images are
-    whole, run.json tells (unless who writes it is dead), and --resume makes the tree of one run.
-    With an archive, all that is in the archive."""
+@pytest.fixture
+def slow_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[object]:
+    """A run of 16 images, two or three in a second; half of them in each of two processes."""
     photos = make_photos(tmp_path / "photos", 16)
     (tmp_path / "slow.py").write_text(SLOW)
-    base = ["run", f"{tmp_path / 'slow.py'}:Slow", photos, "--layers", "Conv2d", "--size", "16"]
-    out, archive = tmp_path / "out", tmp_path / "x.zip"
-    packed = event == "SIGINT"
     monkeypatch.setenv("PAUSE", "0.4")
-    with torchrun(*base, *(["--archive", archive] if packed else ["--out", out])) as process:
-        wait_for(3, tmp_path if packed else out)
-        if event.startswith("SIG"):
-            process.send_signal(getattr(signal, event))
-        else:
-            os.kill(processes_of(process.pid)[int(event == "second dies")], signal.SIGKILL)
+    return ["run", f"{tmp_path / 'slow.py'}:Slow", photos, "--layers", "Conv2d", "--size", "16"]
+
+
+def check_resumed(base: list[object], out: Path, featviz: Run) -> None:
+    """What has stopped is whole, and --resume makes the tree of one run."""
+    check_whole(out)
+    assert 3 <= len(complete(out)) < 16
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PAUSE", "0")
+        assert featviz(*base, "--out", out, "--resume").code == 0
+        assert featviz(*base, "--out", out.parent / "single").code == 0
+    assert tree(out) == tree(out.parent / "single")
+
+
+def check_told(out: Path, err: str) -> None:
+    """run.json tells what is missing, and the process that writes it what it does."""
+    images = run_json(out)["images"]
+    assert images["complete"] == complete(out), err
+    assert len(images["missing"]) == 16 - len(complete(out))
+    assert "stopping after this image" in err
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("one_thread")
+def test_torchrun_passes_a_signal_on(slow_run: list[object], featviz: Run, tmp_path: Path) -> None:
+    """Complete images are whole, run.json tells, and --resume makes the tree of one run."""
+    out = tmp_path / "out"
+    with torchrun(*slow_run, "--out", out) as process:
+        wait_for(3, out)
+        process.send_signal(signal.SIGTERM)
         _, err = process.communicate()
     assert process.returncode != 0
+    check_told(out, err)
+    check_resumed(slow_run, out, featviz)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("one_thread")
+@pytest.mark.parametrize("event", ["SIGINT", "first dies", "second dies"])
+def test_a_team_that_is_stopped(
+    event: str, slow_run: list[object], featviz: Run, tmp_path: Path
+) -> None:
+    """By a signal, with all that is done in an archive; or because one of two is killed, after
+    which torchrun would end the other: what is complete is whole, run.json tells (unless who writes
+    it is dead), and --resume makes the tree of one run."""
+    out, archive = tmp_path / "out", tmp_path / "x.zip"
+    packed = event == "SIGINT"
+    where = ["--archive", archive] if packed else ["--out", out]
+    team = forked.team(tmp_path / "said", *slow_run, *where, count=2)
+    wait_for(3, tmp_path if packed else out)
+    dies = int(event == "second dies")
+    team[dies].kill(signal.SIGINT if packed else signal.SIGKILL)
+    team[1 - dies].kill(signal.SIGINT if packed else signal.SIGTERM)
+    done = forked.ended(team)
+    codes = [130, 130] if packed else [-signal.SIGKILL, 1]
+    assert [done[dies].code, done[1 - dies].code] == codes, done
     if packed:
         shutil.unpack_archive(archive, out)
         assert not list(tmp_path.glob(".*"))
-    check_whole(out)
-    done = complete(out)
-    assert 3 <= len(done) < 16
     if event != "first dies":
-        images = run_json(out)["images"]
-        assert images["complete"] == done, err
-        assert len(images["missing"]) == 16 - len(done)
-        assert "stopping after this image" in err
+        check_told(out, done[0].err)
     if event == "second dies":
-        assert "error: another process of this run has ended before its time" in err
-    monkeypatch.setenv("PAUSE", "0")
-    assert featviz(*base, "--out", out, "--resume").code == 0
-    assert featviz(*base, "--out", tmp_path / "single").code == 0
-    assert tree(out) == tree(tmp_path / "single")
+        assert "error: another process of this run has ended before its time" in done[0].err
+    check_resumed(slow_run, out, featviz)
 
 
 def test_what_fails_in_the_first_process_is_said_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -69,19 +69,19 @@ class Page:
 
         Select(self.one(css)).select_by_value(value)
 
-    def grey(self, frame: Any, place: int) -> int:
-        """The grey that a sorted grid shows at a place: pixels of a screenshot, no canvas read."""
+    def greys(self, frame: Any, *places: int) -> list[int]:
+        """The greys that a sorted grid shows at places: pixels of a screenshot, no canvas read."""
         import io
 
         from PIL import Image
 
-        self.at(frame, place)
+        self.at(frame, places[0])
         self.js("document.activeElement.blur()")
         self.js("arguments[0].dispatchEvent(new PointerEvent('pointerleave'))", frame)
         picture = Image.open(io.BytesIO(frame.screenshot_as_png)).convert("L")
-        x = (place % 3 + 0.5) / 3 * picture.width
-        y = (place // 3 + 0.5) / 2 * picture.height
-        return int(picture.getpixel((int(x), int(y))))
+        width, height = picture.width / 3, picture.height / 2
+        at = [((n % 3 + 0.5) * width, (n // 3 + 0.5) * height) for n in places]
+        return [int(picture.getpixel((int(x), int(y)))) for x, y in at]
 
 
 def missing_pictures(page: Page) -> list[str]:

@@ -21,9 +21,10 @@ CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 DRIVER = shutil.which("chromedriver")
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def browser() -> Iterator[Any]:
-    """Chromium without a window, 1200 pixels wide; without it, the test is skipped."""
+    """Chromium without a window, 1200 pixels wide; without it, the test is skipped. It takes
+    seconds to start: who changes it (its size, colours, scripts) changes it back."""
     if not (CHROMIUM and DRIVER):
         pytest.skip("no chromium with chromedriver here")
     from selenium import webdriver

@@ -137,9 +137,9 @@ def test_sorting_moves_the_tiles(page: Page, by: str, key: np.ndarray) -> None:
     page.choose("[data-state=sort]", by)
     frame = page.all(".frame")[0]
     expected = np.argsort(-key)
-    assert [page.grey(frame, place) for place in range(6)] == [20 + c for c in expected]
+    assert page.greys(frame, *range(6)) == [20 + c for c in expected]
     page.choose("[data-state=sort]", "index")
-    assert [page.grey(frame, place) for place in (0, 5)] == [20, 25]
+    assert page.greys(frame, 0, 5) == [20, 25]
 
 
 def test_sorting_by_similarity_goes_from_the_chosen_channel(page: Page) -> None:
@@ -157,7 +157,7 @@ def test_sorting_by_similarity_goes_from_the_chosen_channel(page: Page) -> None:
     distance = (((own - own[3]) / spread) ** 2).sum(1)
     expected = np.argsort(distance)
     assert expected[0] == 3
-    assert [page.grey(frame, place) for place in range(6)] == [20 + c for c in expected]
+    assert page.greys(frame, *range(6)) == [20 + c for c in expected]
 
 
 def test_a_channel_that_an_image_lacks_has_no_numbers(browser: Any, tmp_path: Path) -> None:

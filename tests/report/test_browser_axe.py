@@ -32,6 +32,7 @@ PAGES = (
     "compared/index.html",
     "compared/layer-000.html",
     "audit/report/index.html",
+    "kernels/report/index.html",
     "one.html",
     "diff.html",
 )
@@ -46,7 +47,10 @@ RUN = (
 @pytest.fixture(scope="module")
 def places(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with every kind of page: of a run with all that is shown beside it, of two runs, of
-    an audit, in one file, and of a difference."""
+    an audit, of kernels, in one file, and of a difference."""
+    import torch
+
+    import featviz as fv
     from featviz.diff import DiffThresholds, Outputs, diff
     from featviz.report import comparing
 
@@ -73,6 +77,9 @@ def places(tmp_path_factory: pytest.TempPathFactory) -> Path:
     build_report(run, ReportOptions(**beside, single_file=True, out=top / "one.html"))
     build_report(run, ReportOptions(compare=other, out=top / "compared"))
     build_report(audit, ReportOptions())
+    net = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 5), torch.nn.Conv2d(4, 9, 3))
+    fv.kernels(net, out=top / "kernels")
+    build_report(top / "kernels", ReportOptions())
     html = Outputs(html=top / "diff.html", render=comparing.render)
     diff(run, other, DiffThresholds(), html)
     return top

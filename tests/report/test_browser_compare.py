@@ -103,7 +103,7 @@ def test_the_slider_shows_the_order_that_is_set(page: Page) -> None:
     """Its first tile has the grey of the most changed channel, and it is moved on the picture."""
     page.choose("[data-state=sort]", "change")
     frame = page.all("#layer-002 .frame")[0]
-    want = page.grey(frame, 0)
+    want = page.greys(frame, 0)[0]
     page.one("#layer-002 [data-compare]").click()
     page.js("slider.range.value = 100; slider.cut()")
     shown = Image.open(io.BytesIO(page.one(".stage").screenshot_as_png)).convert("L")

@@ -44,7 +44,7 @@ def test_one_step_is_shown_and_keys_move_it(browser: Any, root: Path) -> None:
     assert page.one(".step-slider output").text == "100" and "step=100" in browser.current_url
     x = float(page.one("[data-now]").get_attribute("x1"))
     assert x == pytest.approx(6 + 308 * 100 / 250, abs=0.01)
-    assert page.grey(page.shown(".frames li")[0], 0) == 70
+    assert page.greys(page.shown(".frames li")[0], 0) == [70]
     page.one(".step-slider input").send_keys(Keys.HOME)
     assert _steps(page) == ["0", "0"] and missing_pictures(page) == []
     assert [log for log in browser.get_log("browser") if log["level"] == "SEVERE"] == []

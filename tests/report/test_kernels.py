@@ -1,24 +1,32 @@
-"""Kernels beside the channels that they make: `report --kernels`."""
+"""Kernels beside the channels that they make, `report --kernels`, and as a page of their own."""
 
 from __future__ import annotations
 
+import base64
 import json
 import shutil
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from conftest import SCENES, Outcome
 from PIL import Image
+from runs import refused
+
+from featviz.rundir.ownership import of_run
 
 from .browsing import Page
-from .markup import read
+from .markup import EVIL, read
+
+CLI = Callable[..., Outcome]
 
 
 @pytest.fixture
-def both(featviz: Callable[..., Outcome], tiny_file: Path, tmp_path: Path) -> tuple[Path, Path]:
+def both(featviz: CLI, tiny_file: Path, tmp_path: Path) -> tuple[Path, Path]:
     """A run of a small network, and the kernels of its convolutions."""
     run, kernels = tmp_path / "out", tmp_path / "kernels #1"
     size = ("--size", 24, "--crop", 24)
@@ -29,9 +37,7 @@ def both(featviz: Callable[..., Outcome], tiny_file: Path, tmp_path: Path) -> tu
     return run, kernels
 
 
-def test_kernels_stand_on_the_pages_of_their_layers(
-    featviz: Callable[..., Outcome], both: tuple[Path, Path]
-) -> None:
+def test_kernels_stand_on_the_pages_of_their_layers(featviz: CLI, both: tuple[Path, Path]) -> None:
     """Each convolution has its picture, with the numbers of its scale; other layers have none."""
     run, kernels = both
     assert featviz("report", run, "--kernels", kernels).code == 0
@@ -47,9 +53,7 @@ def test_kernels_stand_on_the_pages_of_their_layers(
 
 
 @pytest.mark.slow
-def test_a_channel_shows_its_kernel(
-    featviz: Callable[..., Outcome], both: tuple[Path, Path], browser: Any
-) -> None:
+def test_a_channel_shows_its_kernel(featviz: CLI, both: tuple[Path, Path], browser: Any) -> None:
     """The box that is cut out of the picture is the tile of the channel (geometry by numpy)."""
     run, kernels = both
     assert featviz("report", run, "--kernels", kernels).code == 0
@@ -76,22 +80,22 @@ def test_a_channel_shows_its_kernel(
     ],
 )
 def test_what_holds_no_kernels_is_refused(
-    featviz: Callable[..., Outcome],
+    featviz: CLI,
     both: tuple[Path, Path],
     damage: Callable[[Path], object],
     words: str,
 ) -> None:
-    """In one line that names the file, and nothing is written."""
+    """In one line, beside a run with the file and alone, and nothing is written."""
     run, kernels = both
     damage(kernels)
-    done = featviz("report", run, "--kernels", kernels)
-    assert done.code == 1 and words in done.err and "Traceback" not in done.err
-    assert not (run / "report").exists()
+    refused(featviz("report", run, "--kernels", kernels), 1, words)
+    refused(featviz("report", kernels), 1)
+    assert not (run / "report").exists() and not (kernels / "report").exists()
 
 
 @pytest.mark.parametrize("value", ["../x.png", "/etc/passwd.png", 3])
 def test_a_kernels_picture_is_inside_its_folder(
-    featviz: Callable[..., Outcome], both: tuple[Path, Path], value: object
+    featviz: CLI, both: tuple[Path, Path], value: object
 ) -> None:
     """A manifest of somebody else names no other file."""
     run, kernels = both
@@ -103,9 +107,7 @@ def test_a_kernels_picture_is_inside_its_folder(
     assert done.code == 1 and "captures[0].file" in done.err
 
 
-def test_a_kernel_of_three_inputs_has_no_grey_key(
-    featviz: Callable[..., Outcome], both: tuple[Path, Path]
-) -> None:
+def test_a_kernel_of_three_inputs_has_no_grey_key(featviz: CLI, both: tuple[Path, Path]) -> None:
     """It is drawn as red, green and blue, and the page says so with the limits of its scale."""
     run, kernels = both
     rows = json.loads((kernels / "manifest.json").read_text())["captures"]
@@ -115,3 +117,95 @@ def test_a_kernel_of_three_inputs_has_no_grey_key(
     low, high = (f"{value:.4g}".replace("-", "−") for value in colored["range"])
     words = f"red, green and blue, each from {low} to {high}"
     assert [words in text for text in texts].count(True) == 1
+
+
+def test_kernels_alone_are_a_page(featviz: CLI, tmp_path: Path) -> None:
+    """A section for each layer in the order of the model, with the picture in its own size, the
+    shape of the weights and their range, which are those of the file of weights."""
+    model = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 5), torch.nn.Conv2d(4, 9, 3))
+    torch.save(model, tmp_path / "two.pth")
+    kernels = tmp_path / "kernels #1"
+    assert featviz("kernels", tmp_path / "two.pth", "--out", kernels).code == 0
+    done = featviz("report", kernels, "--json")
+    assert done.code == 0 and json.loads(done.out)["page"] == str(kernels / "report/index.html")
+    page = read(kernels / "report" / "index.html")
+    text = " ".join(page.text.split())
+    rows = json.loads((kernels / "manifest.json").read_text())["captures"]
+    assert "two.pth 13 kernels in 2 layers" in text
+    pictures = [i for i in page.of("img") if "kernel" in str(i["alt"])]
+    for row, picture in zip(rows, pictures, strict=True):
+        weight = model.get_submodule(row["layer"]).weight
+        low, high = (f"{x:.4g}".replace("-", "−") for x in (weight.min(), weight.max()))
+        shape = "×".join(map(str, weight.shape))
+        words = f"{row['maps']} kernels · {shape} · weights {low} to {high}"
+        assert f"{row['layer']} {row['type']}" in text and words in text
+        where = kernels / "report" / str(picture["src"]).replace("%20", " ").replace("%23", "#")
+        with Image.open(where) as drawn:
+            assert (picture["width"], picture["height"]) == tuple(map(str, drawn.size))
+    assert [section["data-item"] for section in page.of("section")] == [
+        f"{row['layer']} {row['type']}" for row in rows
+    ]
+
+
+def test_one_file_and_a_zip_file_of_kernels(
+    featviz: CLI, both: tuple[Path, Path], tmp_path: Path
+) -> None:
+    """Each holds the pictures as they are; the kernels may be drawn again over their reports."""
+    kernels, out = both[1], tmp_path / "k.html"
+    drawn = {path.read_bytes() for path in kernels.rglob("kernel.png")}
+    assert featviz("report", kernels, "--single-file", "--out", out).code == 0
+    sources = [str(i["src"]) for i in read(out).of("img") if "kernel" in str(i["alt"])]
+    assert {base64.b64decode(source.partition(",")[2]) for source in sources} == drawn
+    for form in ((), ("--zip",), ("--single-file",)):
+        assert featviz("report", kernels, *form).code == 0
+    with zipfile.ZipFile(kernels / "report.zip") as packed:
+        assert drawn <= {packed.read(name) for name in packed.namelist()}
+    claim = of_run(kernels)
+    assert claim is not None and claim.strangers() == []
+    too_large = featviz("report", kernels, "--single-file", "--max-size", "10kB")
+    assert too_large.code == 1 and "--zip packs it" in too_large.err
+
+
+@pytest.mark.parametrize("option", ["compare", "kernels", "exemplars", "audit"])
+def test_what_goes_with_a_run_goes_with_no_kernels(
+    featviz: CLI, both: tuple[Path, Path], option: str
+) -> None:
+    """The option is named, with the way to show both."""
+    kernels = both[1]
+    refused(
+        featviz("report", kernels, f"--{option}", kernels),
+        2,
+        f"--{option} goes with a run",
+        f"give a run with --kernels {kernels}",
+    )
+    assert not (kernels / "report").exists()
+
+
+def test_names_on_the_page_of_kernels_are_escaped(featviz: CLI, both: tuple[Path, Path]) -> None:
+    """Those of layers and of the model stand in files of somebody else."""
+    kernels = both[1]
+    for name, place in (
+        ("manifest.json", ("captures", 0, "layer")),
+        ("run.json", ("model", "file")),
+    ):
+        content = json.loads((kernels / name).read_text())
+        inner = content
+        for key in place[:-1]:
+            inner = inner[key]
+        inner[place[-1]] = EVIL
+        (kernels / name).write_text(json.dumps(content))
+    assert featviz("report", kernels).code == 0
+    page = read(kernels / "report" / "index.html")
+    assert page.text.count(EVIL) >= 2 and {i["src"] for i in page.of("img")}.isdisjoint({"x"})
+
+
+@pytest.mark.parametrize("model", [3, [], {"file": ["x"] * 9, "taken": {"a": {"b": None}}}])
+def test_records_of_kernels_that_are_odd_are_shown(
+    featviz: CLI, both: tuple[Path, Path], model: object
+) -> None:
+    """run.json may say anything of the model and the options."""
+    path = both[1] / "run.json"
+    record = json.loads(path.read_text()) | {"model": model, "options": "none"}
+    path.write_text(json.dumps(record))
+    assert featviz("report", both[1]).code == 0
+    assert "About these kernels" in read(both[1] / "report" / "index.html").text

@@ -23,6 +23,18 @@ from .markup import EVIL, HOSTILE, loaded, numbers, pages, script
 MIDDLE = colormaps["coolwarm"](127 / 253, bytes=True)
 
 
+def test_templates_are_compiled_once(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A second report in one process fills those of the first, with what it has itself to say."""
+    build_report(root, ReportOptions())
+    first = (root / "report" / "index.html").read_text()
+    monkeypatch.setattr("jinja2.Environment.compile", None)
+    run = json.loads((root / "run.json").read_text())
+    (root / "run.json").write_text(json.dumps({**run, "torch": "9.8.7"}))
+    build_report(root, ReportOptions())
+    second = (root / "report" / "index.html").read_text()
+    assert "9.8.7" in second and second.replace("9.8.7", run["torch"]) == first
+
+
 def test_names_and_messages_are_text(root: Path) -> None:
     """Whatever a file, a layer or an error is called, it appears as it is."""
     build_report(root, ReportOptions())

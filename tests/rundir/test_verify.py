@@ -15,6 +15,7 @@ from rundirs import without_sums
 from runs import SMALL, make_photos, tree
 
 from featviz.rundir import sums
+from featviz.rundir.series import step_folder
 from featviz.rundir.verify import verify
 
 Run = Callable[..., Outcome]
@@ -115,6 +116,43 @@ def test_a_fault_is_exit_code_4_with_its_file(featviz: Run, whole: Path) -> None
     assert "stats.npz" in said["02.png"] and "03.png/input.png is missing" in said["03.png"]
     assert said[None] == "run.json calls 04.png complete, its folder is missing"
     assert second["faults"] == [] and done.err.count("error: ") == 3
+
+
+def series_of(whole: Path, *steps: int) -> Path:
+    """A series whose steps are copies of a run."""
+    root = whole.parent / "series"
+    for step in steps:
+        shutil.copytree(whole, step_folder(root, step))
+    return root
+
+
+def test_a_series_is_the_runs_of_its_steps(featviz: Run, whole: Path) -> None:
+    """Each step has a line and a row, and the series one line; a report beside them is none."""
+    root = series_of(whole, 0, 10, 25)
+    assert featviz("report", root).code == 0
+    done = featviz("verify", root, whole, "--json")
+    document = json.loads(done.out)
+    assert done.code == 0 and document["whole"]
+    steps = [str(step_folder(root, step)) for step in (0, 10, 25)]
+    assert [row["run"] for row in document["runs"]] == [*steps, str(whole)]
+    assert [row["series"] for row in document["runs"]] == [str(root)] * 3 + [None]
+    assert f"{root}: a series of 3 steps: whole" in done.err
+    assert all(f"{step}: 5 images" in done.err for step in steps)
+
+
+def test_a_damaged_step_is_named(featviz: Run, whole: Path) -> None:
+    """Also one of which nothing is left: each with its folder, and the others are whole."""
+    root = series_of(whole, 0, 10, 20, 30)
+    flipped(step_folder(root, 10) / "02.png" / "stats.npz", random.Random(1))
+    (step_folder(root, 20) / "run.json").unlink()
+    shutil.rmtree(step_folder(root, 30))
+    step_folder(root, 30).mkdir()
+    done = featviz("verify", root, "--json")
+    rows = json.loads(done.out)["runs"]
+    assert done.code == 4 and [len(row["faults"]) for row in rows] == [0, 1, 1, 1]
+    assert "stats.npz" in rows[1]["faults"][0]["fault"]
+    assert all("no run.json" in row["faults"][0]["fault"] for row in rows[2:])
+    assert f"{root}: a series of 4 steps: 3 steps damaged" in done.err
 
 
 def test_resume_verify_mends_what_does_not_fit(featviz: Run, tiny_file: Path, whole: Path) -> None:

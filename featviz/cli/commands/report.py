@@ -64,10 +64,10 @@ log = logging.getLogger(__name__)
 @opts.config_option
 @opts.verbosity_options
 def command(run: Path | Url, as_json: bool, open: bool, **given: Any) -> int:
-    """Build an HTML report of a run or an audit: pictures, numbers and findings.
+    """Build an HTML report of a run, an audit or kernels: pictures, numbers and findings.
 
-    RUN is a folder that `featviz run` wrote, or `featviz audit`: an audit
-    alone becomes one page. Of a run there is a page for the run, for
+    RUN is a folder that `featviz run` wrote, or `featviz audit` or `featviz
+    kernels`: these become one page. Of a run there is a page for the run, for
     each image and for each layer, whose channels have addresses of their own
     (layer-003.html#c17). The pages show the pictures where they are, so keep
     the report with its run, or move one file: --single-file writes one of at
@@ -84,6 +84,7 @@ def command(run: Path | Url, as_json: bool, open: bool, **given: Any) -> int:
       featviz report featviz-out --kernels kernels --audit featviz-audit
       featviz report featviz-out --exemplars featviz-exemplars
       featviz report featviz-audit
+      featviz report featviz-kernels --open
       featviz report featviz-out --single-file --out maps.html
     """
     from featviz.diff import compare_runs

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -41,9 +42,13 @@ def command(runs: Sequence[Path | Url], jobs: int | None, as_json: bool) -> int:
     manifest, and the manifest against its own. Nothing is changed: `featviz run ... --resume
     --verify` draws again what does not fit.
 
+    The folder of a series, which featviz.Watcher writes as a model is trained,
+    stands for the run of each of its steps.
+
     \b
     Examples:
       featviz verify featviz-out
+      featviz verify featviz-series
       featviz verify shards/* --json | jq '.runs[].faults'
 
     Exit codes: 0 all is whole, 1 no run, 2 usage, 4 something does not fit.
@@ -52,14 +57,17 @@ def command(runs: Sequence[Path | Url], jobs: int | None, as_json: bool) -> int:
 
     with output.progress_bar() as advance:
         verdict = verify.verify(runs, jobs, advance)
-    for run in verdict.runs:
-        _say(run)
+    for series, group in groupby(verdict.runs, key=lambda run: run.series):
+        steps = [_say(run) for run in group]
+        if series is not None:
+            _say_series(series, steps)
     if as_json:
         output.document(_document(verdict))
     return verdict.exit_code
 
 
-def _say(run: RunVerdict) -> None:
+def _say(run: RunVerdict) -> bool:
+    """Say what was found of a run, and return whether it is whole."""
     for fault in run.faults:
         output.error(f"{run.root}: {fault}")
     for image in run.images:
@@ -74,6 +82,13 @@ def _say(run: RunVerdict) -> None:
     missing = f"; {_images(run.missing)} failed or not drawn yet" if run.missing else ""
     found = f"{_images(damaged)} damaged" if damaged else "whole" if run.is_whole else "damaged"
     log.info("%s: %s: %s%s", run.root, what, found, missing)
+    return run.is_whole
+
+
+def _say_series(root: Path, steps: Sequence[bool]) -> None:
+    """Say what was found of the series of a training, from whether each step is whole."""
+    found = f"{counted(steps.count(False), 'step')} damaged" if not all(steps) else "whole"
+    log.info("%s: a series of %s: %s", root, counted(len(steps), "step"), found)
 
 
 def _images(count: int) -> str:
@@ -91,6 +106,7 @@ def _row(run: RunVerdict) -> dict[str, Any]:
     ]
     return {
         "run": str(run.root),
+        "series": None if run.series is None else str(run.series),
         "images": len(run.images),
         "files": sum(image.files for image in run.images),
         "bytes": sum(image.bytes for image in run.images),

@@ -15,6 +15,7 @@ from torch import nn
 from featviz.errors import FeatvizError, LoadError
 from featviz.models.files import exported_archive
 from featviz.models.presets import FixedInput
+from featviz.models.requirements import require_torchvision
 from featviz.text import quoted
 
 log = logging.getLogger(__name__)
@@ -71,6 +72,8 @@ def read(path: Path, unsafe: bool = False, device: torch.device | None = None) -
 
 
 def _unflattened(path: Path, unsafe: bool, device: torch.device | None) -> tuple[Any, nn.Module]:
+    if unsafe:
+        require_torchvision()  # some programs need its operators
     try:
         with path.open("rb") if unsafe else exported_archive.rewritten(path) as file, _silent():
             program = _moved(torch.export.load(file) if unsafe else _loaded(file), device)

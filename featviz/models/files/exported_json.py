@@ -29,6 +29,7 @@ from torch import nn
 from featviz.files import parse_json
 from featviz.models.files import exported_sizes
 from featviz.models.files.module_state import LONGEST_PATH
+from featviz.models.requirements import require_torchvision
 
 _LENGTH = 80
 """Characters of a fault that are shown."""
@@ -348,6 +349,8 @@ def _is_operator(text: str) -> bool:
     if not text.startswith(("torch.ops.aten.", "torch.ops.torchvision.")):
         return True
     _, _, space, name, overload = text.split(".")
+    if space == "torchvision":
+        require_torchvision()  # which registers them
     operator = getattr(getattr(getattr(torch.ops, space), name, None), overload, None)
     return operator is None or (
         isinstance(operator, torch._ops.OpOverload) and _takes_tensors(operator)

@@ -15,9 +15,9 @@ from typing import Any
 
 import numpy as np
 from torch import nn
-from torchvision.transforms import InterpolationMode
 
 from featviz.models.files.rebuilding import Budget, Maker, RefusedError
+from featviz.models.requirements import require_torchvision
 
 FORWARDS = ("forward", "forward_fuse")
 """Methods that may be kept as values; nothing calls them while a file is read."""
@@ -38,7 +38,7 @@ def attribute(owner: Any, name: Any) -> Any:
     """What `getattr` would give: a forward method of a module or of a class of modules, or a way to
     interpolate. None for anything else. No attribute of an object is looked up."""
     if owner is _INTERPOLATION:
-        return InterpolationMode.__members__.get(name)
+        return next((way for way in _ways_to_interpolate() if way.name == name), None)
     kind = owner if isinstance(owner, type) else type(owner)
     if name not in FORWARDS or not issubclass(kind, nn.Module):
         return None
@@ -88,8 +88,15 @@ def _path(budget: Budget, *parts: str) -> str:
     return "/".join(parts)
 
 
+def _ways_to_interpolate() -> tuple[Any, ...]:
+    require_torchvision()
+    from torchvision.transforms import InterpolationMode
+
+    return tuple(InterpolationMode)
+
+
 def _interpolation(budget: Budget, value: Any) -> Any:
-    known = {mode.value: mode for mode in InterpolationMode}
+    known = {way.value: way for way in _ways_to_interpolate()}
     if type(value) is not str or value not in known:
         raise RefusedError("holds a way to interpolate that torchvision has not")
     return known[value]

@@ -25,6 +25,7 @@ from featviz.errors import LoadError, UsageError
 from featviz.models.files.kept_values import KEPT
 from featviz.models.files.rebuilding import MAKERS, TYPES
 from featviz.models.importing import SCRIPT, from_script, importable, tamed, where_looked
+from featviz.models.requirements import require_torchvision
 from featviz.text import listed, quoted
 
 _YOLO = ("ultralytics.nn.modules.", "ultralytics.nn.tasks.")
@@ -218,6 +219,8 @@ def _import(name: str, path: Path) -> Any:
 
 def _attribute(name: str) -> Any:
     module, _, attribute = name.rpartition(".")
+    if name.startswith("torchvision."):
+        require_torchvision()
     with tamed() if name.startswith(_YOLO) else nullcontext():
         return getattr(importlib.import_module(module), attribute)
 

@@ -12,8 +12,6 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from torchvision.transforms import InterpolationMode
-
 from featviz.errors import FileError, LoadError
 from featviz.files import read_json
 from featviz.models.hf.config import Config, library, named
@@ -30,12 +28,7 @@ _NESTED = "processor_config.json"
 _LARGEST = 4096
 """Pixels of a side that a file may ask for."""
 
-_RESAMPLE = {
-    0: InterpolationMode.NEAREST_EXACT,
-    1: InterpolationMode.LANCZOS,
-    2: InterpolationMode.BILINEAR,
-    3: InterpolationMode.BICUBIC,
-}
+_RESAMPLE = {0: "nearest-exact", 1: "lanczos", 2: "bilinear", 3: "bicubic"}
 """Pillow's numbers of what torchvision resizes tensors with."""
 
 _BYTE = 1 / 255
@@ -157,7 +150,7 @@ def _usual(said: _Said, channels: int) -> Preprocess:
     )
 
 
-def _interpolation(said: _Said) -> InterpolationMode:
+def _interpolation(said: _Said) -> str:
     number = said("resample", 2)
     if number in _RESAMPLE:
         return _RESAMPLE[number]

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from featviz.errors import UsageError
-from featviz.files import misspelt
+from featviz.files.missing import misspelt
 from featviz.models import outline
 from featviz.models.files import sniff
 from featviz.records import Seed

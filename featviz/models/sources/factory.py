@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from featviz.errors import LoadError, UsageError
-from featviz.files import misspelt
+from featviz.files.missing import misspelt
 from featviz.models.importing import from_file, importable
 from featviz.models.own_classes import read_hparams, taken
 from featviz.models.sources import FACTORY_FORM, Loaded, ModelOptions, source_of

@@ -15,9 +15,9 @@ from urllib.parse import urlparse
 
 import torch
 from torch import nn
-from torchvision import models
 
 from featviz.errors import FeatvizError, LoadError, UsageError
+from featviz.models.requirements import require_torchvision
 from featviz.models.sources import Loaded, ModelOptions
 from featviz.models.weights import load_weights
 
@@ -70,9 +70,9 @@ def build(
 
 def check_name(name: str) -> None:
     """Raise UsageError with the nearest names where torchvision has no such model."""
-    if name in models.list_models():
+    if name in _models().list_models():
         return
-    close = difflib.get_close_matches(name.lower(), models.list_models(), 3)
+    close = difflib.get_close_matches(name.lower(), _models().list_models(), 3)
     raise UsageError(
         f"torchvision has no model {name!r}, and no file is called so",
         f"did you mean {', '.join(close)}?" if close else "a file, or a name such as resnet18",
@@ -80,8 +80,20 @@ def check_name(name: str) -> None:
     )
 
 
+def _models() -> Any:
+    """torchvision.models.
+
+    Raises:
+        UnfitError: torchvision does not fit torch.
+    """
+    require_torchvision()
+    from torchvision import models
+
+    return models
+
+
 def _entry(name: str, weights: str | None) -> Any:
-    entries = models.get_model_weights(name)
+    entries = _models().get_model_weights(name)
     if weights in (None, "none", "default"):
         if weights == "default" and not len(entries):
             raise UsageError(f"torchvision has no weights for {name}", "--weights none, or a file")
@@ -102,7 +114,7 @@ def _build(name: str, entry: Any, arguments: Mapping[str, Any]) -> nn.Module:
         with warnings.catch_warnings():
             # about how inception and googlenet initialise; nothing that a user here could act on
             warnings.simplefilter("ignore", FutureWarning)
-            module: nn.Module = models.get_model(name, **quiet, **arguments)
+            module: nn.Module = _models().get_model(name, **quiet, **arguments)
     except (URLError, OSError, EOFError, pickle.UnpicklingError) as error:
         raise _not_downloaded(name, entry, error) from error
     except RuntimeError as error:
@@ -119,7 +131,7 @@ def _build(name: str, entry: Any, arguments: Mapping[str, Any]) -> nn.Module:
 def _has_backbone(name: str) -> bool:
     import inspect
 
-    return "weights_backbone" in inspect.signature(models.get_model_builder(name)).parameters
+    return "weights_backbone" in inspect.signature(_models().get_model_builder(name)).parameters
 
 
 def _not_downloaded(name: str, entry: Any, error: Exception) -> FeatvizError:

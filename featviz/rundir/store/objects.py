@@ -3,26 +3,24 @@
 from __future__ import annotations
 
 import errno
-import logging
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from featviz.errors import StoreError, UsageError
+from featviz.errors import FileError, StoreError
+from featviz.files import attempts
 from featviz.files.urls import Url
 from featviz.text import quoted
 
-log = logging.getLogger(__name__)
-
 T = TypeVar("T")
 
-PAUSES = (0.5, 2.0)
-"""Seconds before each further try of a request; s3fs and gcsfs try some times themselves."""
 MOST_OBJECTS = 2_000_000
 """Objects below a URL: 50,000 images of 40 files."""
+_AT_ONCE = 16
+"""Files that are written at once."""
 _PIECE = 8 * 2**20
 """Bytes that are read of an object at a time."""
 
@@ -43,7 +41,7 @@ class ObjectStore:
             UsageError: there is no such kind of store, or its library is not installed.
         """
         self.url = url
-        self._fs, self._root = _connected(url)
+        self._fs, self._root = url.filesystem(), url.key.rstrip("/")
 
     @property
     def creates(self) -> bool:
@@ -109,9 +107,12 @@ class ObjectStore:
         Raises:
             StoreError: one cannot be written.
         """
-        sources = [str(path) for path in files.values()]
-        goals = [self._path(name) for name in files]
-        self._told(next(iter(files), ""), "written", lambda: self._fs.put(sources, goals))
+        with ThreadPoolExecutor(_AT_ONCE, "featviz-put") as pool:
+            for written in [pool.submit(self._put, *named) for named in files.items()]:
+                written.result()
+
+    def _put(self, name: str, file: Path) -> None:
+        self._told(name, "written", lambda: self._fs.put_file(str(file), self._path(name)))
 
     def create(self, name: str, data: bytes) -> bool:
         """Make an object; False where there is one (see `creates`).
@@ -152,50 +153,34 @@ class ObjectStore:
         try:
             return self._tried(name, what, task)
         except FileNotFoundError as error:
-            raise self._error(name, what, error) from error
+            reason = attempts.words(self.url, error)
+            raise self._error(name, what, reason, error) from error
 
     def _tried(self, name: str, what: str, task: Callable[[], T]) -> T:
         """Do something, with pauses and further tries where that may help.
 
-        Libraries raise what they like, botocore's errors and those of aiohttp among it, so all is
-        taken for the store's answer.
-
         Raises:
             FileNotFoundError: there is no such object or bucket.
             FileExistsError: there is one already.
-            StoreError: anything else, with the name, `what` it was to be, and the reason.
+            StoreError: anything else, with the name, `what` it was to be, and the reason; the
+                library's error is its cause.
         """
-        for pause in (*PAUSES, None):
-            try:
-                return task()
-            except (FileNotFoundError, FileExistsError):
-                raise
-            except Exception as error:
-                if pause is None or not _may_pass(error):
-                    raise self._error(name, what, error) from error
-                said = self.url.without_secrets(repr(error))
-                log.debug("%s/%s: %s; once more in %g s", self.url, name, said, pause)
-                time.sleep(pause)
-        raise AssertionError("the last try returns or raises")
+        try:
+            return attempts.tried(self.url, lambda until: task())
+        except FileError as error:
+            raise self._error(name, what, error.message, error.__cause__) from error.__cause__
 
-    def _error(self, name: str, what: str, error: Exception) -> StoreError:
+    def _error(self, name: str, what: str, reason: str, cause: BaseException | None) -> StoreError:
         where = quoted(f"{self.url}/{name}".rstrip("/"))
-        lines = self.url.without_secrets(str(error)).strip().splitlines()
-        reason = quoted(lines[0]) if lines else type(error).__name__
-        return StoreError(f"{where} cannot be {what}: {reason}", _remedy(what, error))
+        return StoreError(f"{where} cannot be {what}: {reason}", _remedy(what, cause))
 
 
-def _may_pass(error: Exception) -> bool:
-    """Whether the same request may be answered in another way a little later."""
-    return not isinstance(error, _FINAL) and "Credentials" not in type(error).__name__
-
-
-def _remedy(what: str, error: Exception) -> str:
+def _remedy(what: str, error: BaseException | None) -> str:
     if isinstance(error, FileNotFoundError):
         return (
             "make the bucket first" if what == "written" else "it was removed meanwhile; try again"
         )
-    if isinstance(error, PermissionError) or "Credentials" in type(error).__name__:
+    if attempts.lacks_rights(error):
         return (
             "give credentials that may list, read, write and delete there, as the store's library "
             "takes them (for s3: AWS_PROFILE, or AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY)"
@@ -207,30 +192,3 @@ def is_refusal(error: BaseException | None) -> bool:
     """Whether a store said that it does not know how to do what it was asked for."""
     unknown = isinstance(error, OSError) and error.errno == errno.ENOSYS
     return unknown or isinstance(error, (NotImplementedError, TypeError))
-
-
-def _connected(url: Url) -> tuple[Any, str]:
-    import fsspec
-
-    try:
-        fs, root = fsspec.core.url_to_fs(url.whole)
-    except ImportError as error:
-        raise UsageError(
-            f"{url.protocol}:// needs a package that is not installed: {quoted(str(error))}",
-            _to_install(url.protocol),
-        ) from error
-    except Exception as error:  # of the library, whose arguments may be in its own configuration
-        words = quoted(url.without_secrets(str(error)))
-        raise UsageError(
-            f"{quoted(str(url))} cannot be reached: {words}", "for example s3://bucket/maps"
-        ) from error
-    return fs, str(root).rstrip("/")
-
-
-def _to_install(protocol: str) -> str:
-    """How to get the package that speaks a protocol, as far as fsspec knows it: s3fs for s3."""
-    from fsspec.registry import known_implementations
-
-    module = str(known_implementations.get(protocol, {}).get("class", "fsspec"))
-    package = module.partition(".")[0]
-    return "install what it names" if package == "fsspec" else f"pip install {package}"

@@ -11,15 +11,18 @@ import pytest
 from conftest import Outcome
 from runs import SMALL, make_photos
 
-from featviz.rundir.store import objects
+from featviz.cli import values
+from featviz.files import attempts
 
 Run = Callable[..., Outcome]
 
 
 @pytest.fixture(autouse=True)
 def memory(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """An empty store; a further try comes at once."""
-    monkeypatch.setattr(objects, "PAUSES", (0.0, 0.0))
+    """An empty store, which commands take too, since they run in this process; a further try comes
+    at once."""
+    monkeypatch.setattr(values, "PASSING", ())
+    monkeypatch.setattr(attempts, "FIRST_WAIT", 0.0)
     fs = fsspec.filesystem("memory")
     fs.store.clear()
     fs.pseudo_dirs[:] = [""]

@@ -26,7 +26,7 @@ Run = Callable[..., Outcome]
 
 def test_a_second_run_is_refused_and_told_who_holds_it(featviz: Run, words: list[object]) -> None:
     """Host, process and start, and what to do if it was killed; the lock stays the first one's."""
-    with lock.held(ObjectStore(Url.of(URL)), 0):
+    with lock.held(ObjectStore(Url.of_run(URL)), 0):
         before = stored()
         done = featviz(*words, "--out", URL)
         refused(done, 1, f"{URL} is being written by process {os.getpid()} on ", " since 20")
@@ -39,7 +39,7 @@ def test_wait_goes_on_when_the_other_one_is_done(
 ) -> None:
     """It says for whom it waits."""
     monkeypatch.setattr(lock, "_POLL", 0.01)
-    holding = lock.held(ObjectStore(Url.of(URL)), 0)
+    holding = lock.held(ObjectStore(Url.of_run(URL)), 0)
     holding.__enter__()
 
     def let_go() -> None:

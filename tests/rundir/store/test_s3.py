@@ -154,7 +154,7 @@ def test_the_lock_is_made_in_one_step(server: Server, featviz: Run, words: list[
     from featviz.files.urls import Url
     from featviz.rundir.store.objects import ObjectStore
 
-    store = ObjectStore(Url.of(URL))
+    store = ObjectStore(Url.of_run(URL))
     with ThreadPoolExecutor(20) as pool:
         made = list(pool.map(lambda n: store.create(LOCK_FILE, str(n).encode()), range(20)))
     assert made.count(True) == 1 and stored(URL)[LOCK_FILE] == str(made.index(True)).encode()
@@ -176,12 +176,14 @@ def test_short_faults_of_the_server_are_not_seen(
 def test_an_image_that_is_never_taken_fails_alone(
     server: Server, featviz: Run, words: list[object], local: Path, tmp_path: Path
 ) -> None:
-    """503 for one file for ever: exit code 3, nothing of it is there, `--resume` brings it."""
+    """503 for one file for ever: it is sent four times, and no library below sends it more often;
+    exit code 3, nothing of the image is there, `--resume` brings it."""
     bad = "/bucket/maps/02.png/002_1/output.png"
     server.fault = lambda method, path: 503 if (method, path) == ("PUT", bad) else None
     done = featviz(*words, "--out", URL)
     server.fault = None
     assert done.code == 3 and "02.png: s3://bucket/maps/02.png/" in done.err
+    assert server.requests.count(("PUT", bad)) == 4 and "(4 attempts)" in done.err
     assert not [name for name in stored(URL) if name.startswith("02.png")]
     assert [row["image"] for row in json.loads(stored(URL)["run.json"])["failures"]] == ["02.png"]
     assert featviz(*words, "--out", URL, "--resume").code == 0

@@ -14,6 +14,7 @@ from stores import URL, stored
 
 import featviz as fv
 from featviz.errors import UsageError
+from featviz.files.stores import Remote
 from featviz.files.urls import Url, is_url
 
 Run = Callable[..., Outcome]
@@ -35,7 +36,7 @@ def test_a_url_is_told_from_a_path() -> None:
         ("s3://", "no place in an object store"),
         ("simplecache::s3://b/x", "a chain of URLs"),
         ("zip://x::s3://b/x", "a chain of URLs"),
-        ("nosuch://b/x", "Protocol not known"),
+        ("nosuch://b/x", "nosuch:// is no store that featviz knows"),
     ],
 )
 def test_what_is_no_store_is_refused(
@@ -50,13 +51,37 @@ def test_what_is_no_store_is_refused(
     assert sorted(tmp_path.iterdir()) == before
 
 
+@pytest.mark.parametrize("option", ["--out", "--config"])
+def test_a_store_that_ends_with_the_command_is_refused(
+    option: str, featviz: Run, words: list[object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On the command line and in a file of options, before the model is loaded: what is written to
+    memory:// would be gone when the command ends. In Python it is taken."""
+    monkeypatch.undo()
+    (tmp_path / "run.toml").write_text(f'out = "{URL}"')
+    value = URL if option == "--out" else tmp_path / "run.toml"
+    done = featviz("run", "gone.pth", *words[2:], option, value)
+    refused(done, 2, f"{URL} is in the memory of this command", "s3://bucket/maps")
+    assert stored() == {}
+    refused(featviz("verify", URL), 2, "vanishes with it")
+    fv.run(str(words[1]), str(words[2]), out=URL, size=16)
+    assert "run.json" in stored()
+
+
 def test_passwords_are_shown_nowhere() -> None:
     """Neither in the URL as text, nor in what a library says."""
-    url = Url.of("s3://me:ge%20heim@bucket/maps/")
+    url = Url.of_run("s3://me:ge%20heim@bucket/maps/")
     assert str(url) == "s3://bucket/maps" and "heim" not in repr(url)
     assert (url.name, url.protocol) == ("maps", "s3")
-    said = url.without_secrets("no me:ge%20heim, ge heim or ge%20heim here")
-    assert "heim" not in said
+    said = url.without_secrets("no me:ge%20heim, ge heim or ge%20heim here, nor s3://you:pw@b/x")
+    assert "heim" not in said and "pw" not in said
+
+
+def test_inputs_and_outputs_share_the_connection() -> None:
+    """One filesystem for what is read and what is written, which waits and tries again alike."""
+    run, image = Url.of_run("memory://bucket/maps"), Remote.at("memory://bucket/maps/a.png")
+    assert run.filesystem() is image.url.filesystem()
+    assert f"{run.key}/a.png" == image.path
 
 
 def test_a_missing_library_is_named(

@@ -14,8 +14,9 @@ from stores import URL, flip, put, stored
 
 import featviz as fv
 from featviz.errors import UsageError
+from featviz.files import attempts
 from featviz.pipeline import session
-from featviz.rundir.store import lock, objects
+from featviz.rundir.store import lock
 from featviz.rundir.store.objects import ObjectStore
 
 Run = Callable[..., Outcome]
@@ -175,7 +176,7 @@ def test_a_file_that_is_not_taken_fails_its_image(
     with monkeypatch.context() as patched:
         patched.setattr(type(memory), "put_file", refusing)
         done = featviz(*words, "--out", URL)
-    assert done.code == 3 and len(tries) == 3
+    assert done.code == 3 and len(tries) == attempts.ATTEMPTS
     assert f"01.png: {URL}/01.png/" in done.err and "cannot be written" in done.err
     assert not [name for name in stored() if name.startswith("01.png")]
     run = json.loads(stored()["run.json"])
@@ -198,7 +199,6 @@ def test_a_short_failure_is_not_seen(
         real(self, source, goal, **more)
 
     monkeypatch.setattr(type(memory), "put_file", stumbling)
-    monkeypatch.setattr(objects, "PAUSES", (0.0,) * 9)
     assert featviz(*words, "--out", URL).code == 0
     assert stored() == tree(local)
 
