@@ -50,6 +50,20 @@ def printable_json(content: Any, indent: int | None = None) -> str:
     return "".join(c if c.isprintable() or c == "\n" else json.dumps(c)[1:-1] for c in text)
 
 
+def percent(share: float, space: str = " ") -> str:
+    """A share 0..1 with one decimal; neither 0 nor 100 unless it is exact.
+
+    Example:
+        >>> percent(0.431), percent(1e-5), percent(0.99999)
+        ('43.1 %', '< 0.1 %', '> 99.9 %')
+    """
+    if 0 < share < 0.0005:
+        return f"<{space}0.1{space}%"
+    if 0.9995 <= share < 1:
+        return f">{space}99.9{space}%"
+    return f"{100 * share:.1f}{space}%"
+
+
 def is_number(words: str) -> bool:
     """Whether these are digits, few enough to be read at once: of `²` and 5,000 digits, which a
     name may have, Python makes no number."""

@@ -171,7 +171,7 @@ TABLE: dict[str, Picture] = {
     ),
     "kernels": Picture(
         ("featviz kernels configs/digits_cnn.pth --out kernels",),
-        part_of("kernels/001_0/kernel.png", 212),
+        part_of("kernels/001_0/kernel.png", 490),
     ),
     "gradient": Picture(
         (f"featviz run {DIGIT} --layers 4 --capture output,grad --target top1 --out gradients",),

@@ -12,7 +12,7 @@ from featviz.api import showing
 from featviz.api.results import Run
 from featviz.api.showing import Page
 from featviz.api.words import keyword_errors
-from featviz.diff import DiffResult, DiffThresholds, Outputs
+from featviz.diff import DiffResult, DiffThresholds, Outputs, compare_runs
 from featviz.diff import diff as diff_runs
 from featviz.diff.documents import diff_table, verdict_words
 from featviz.errors import UsageError
@@ -154,7 +154,7 @@ def report(
         "exemplars": exemplars,
         "audit": audit,
     }
-    return ReportPages(**vars(build_report(_root(run), filled(ReportOptions, given))))
+    return ReportPages(**vars(build_report(_root(run), filled(ReportOptions, given), compare_runs)))
 
 
 def _root(run: Any) -> Path | Url:

@@ -33,7 +33,10 @@ PER_LAYER = 8
 
 _TILE = 88
 """Pixels of an image, and of a map, on its longer side."""
-_LABEL, _GAP, _TEXT = 150, 6, 12
+_LABEL, _GAP, _TEXT = 160, 6, 13  # Pillow sets the letters of its font well at 13 pixels
+_CMAP = "viridis"
+_KEY = 130
+"""Pixels of the width of a colour key."""
 _TOP, _ROW = 2 * (_TEXT + _GAP) + _GAP, _TILE + _TEXT + 2 * _GAP
 """Where the row of the first channel begins, and how high each is."""
 _WORST_FIRST = sorted(FINDINGS, key=lambda name: FINDINGS[name].severity)
@@ -221,14 +224,16 @@ def _fitted(image: Image.Image) -> Image.Image:
 def _compose(sheet: SuspectSheet, views: SuspectViews, samples: Sequence[Sample]) -> Image.Image:
     columns = max(len(suspect.images) for suspect in sheet.suspects)
     cell = 2 * _TILE + 3 * _GAP
-    size = (_LABEL + columns * cell, _TOP + len(sheet.suspects) * _ROW)
-    picture = Image.new("RGB", size, "white")
-    _write(picture, (_GAP, _GAP), _title(sheet))
+    title = _title(sheet)
+    widest = max(_font().getlength(line) for line in title.split("\n"))
+    width = max(_LABEL + columns * cell, round(widest) + 2 * _GAP)
+    picture = Image.new("RGB", (width, _TOP + len(sheet.suspects) * _ROW), "white")
+    _write(picture, (_GAP, _GAP), title)
     for index, suspect in enumerate(sheet.suspects):
         y = _TOP + index * _ROW
         maps = [views.maps.get((sheet.source.call, suspect.channel, n)) for n in suspect.images]
         limits = _limits([m for m in maps if m is not None])
-        _write(picture, (_GAP, y), _label(suspect, limits))
+        _write_label(picture, (_GAP, y), suspect, limits)
         for column, (number, values) in enumerate(zip(suspect.images, maps, strict=True)):
             at = (_LABEL + column * cell, y)
             if number in views.images and values is not None:
@@ -252,8 +257,18 @@ def _title(sheet: SuspectSheet) -> str:
     )
 
 
-def _label(suspect: Suspect, limits: tuple[float, float]) -> str:
-    return f"channel {suspect.channel}\n{suspect.finding}\nfrom {limits[0]:.4g} to {limits[1]:.4g}"
+def _write_label(
+    picture: Image.Image, at: tuple[int, int], suspect: Suspect, limits: tuple[float, float]
+) -> None:
+    """The channel and what was found of it, and the colours of its maps between their values."""
+    left, top = at
+    low, high = (f"{value:.4g}" for value in limits)
+    _write(picture, at, f"channel {suspect.channel}\n{suspect.finding}")
+    y = top + 3 * (_TEXT + _GAP)
+    ramp = colormap.ramp(_CMAP)[None]
+    picture.paste(Image.fromarray(ramp).resize((_KEY, _TEXT - 3)), (left, y))
+    _write(picture, (left, y + _TEXT), low)
+    _write(picture, (left + _KEY - round(_font().getlength(high)), y + _TEXT), high)
 
 
 def _limits(maps: Sequence[np.ndarray]) -> tuple[float, float]:
@@ -264,7 +279,7 @@ def _limits(maps: Sequence[np.ndarray]) -> tuple[float, float]:
 
 
 def _colored(values: np.ndarray, limits: tuple[float, float]) -> Image.Image:
-    colors = colormap.colored("viridis", 0.0)
+    colors = colormap.colored(_CMAP, 0.0)
     ends = levels.ValueLimits.fixed(*limits)
     image = Image.fromarray(
         levels.to_levels(values[None], ends, colors.levels, colors.nonfinite)[0]
@@ -284,4 +299,4 @@ def _write(picture: Image.Image, at: tuple[int, int], text: str) -> None:
 
 @cache
 def _font() -> Any:
-    return ImageFont.load_default(_TEXT - 1)
+    return ImageFont.load_default(_TEXT)

@@ -52,7 +52,12 @@ PASSING = ("memory",)
 
 
 class PlaceType(PathType):
-    """A run directory: a path, or a URL of an object store that outlives the command."""
+    """A run directory: a path, or a URL of an object store that outlives the command. A file is
+    taken, too, since the reader of runs says what an archive of one is for."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        self.name = "directory"
 
     def convert(self, value: Any, param: Any, ctx: Any) -> Any:
         """Read a path or a URL, or refuse it."""
@@ -86,7 +91,7 @@ PATH = PathType()
 EXISTING_FILE = PathType(exists=True, dir_okay=False)
 EXISTING_FOLDER = PathType(exists=True, file_okay=False)
 PLACE = PlaceType()
-EXISTING_PLACE = PlaceType(exists=True, file_okay=False)
+EXISTING_PLACE = PlaceType(exists=True)
 
 
 class ReadBy(_ParamType):

@@ -25,7 +25,7 @@ from featviz.rundir.write import write_json
 
 log = logging.getLogger(__name__)
 
-__all__ = ["DiffResult", "DiffThresholds", "Outputs", "diff"]
+__all__ = ["DiffResult", "DiffThresholds", "Outputs", "compare_runs", "diff"]
 
 
 class Render(Protocol):
@@ -86,6 +86,15 @@ def diff(
     with here(base) as one, here(new) as two:
         _check_outputs(outputs, (one, two))
         return _diff(_read("BASE", one, base), _read("NEW", two, new), thresholds, outputs)
+
+
+def compare_runs(base: ReadRun, new: ReadRun) -> Comparison:
+    """What `diff` finds by its own thresholds, for who has read both runs.
+
+    Raises:
+        CompareError: the runs cannot be compared.
+    """
+    return documents.comparison(_diff(base, new, DiffThresholds(), Outputs()))
 
 
 def _check_outputs(outputs: Outputs, inputs: Sequence[Path]) -> None:

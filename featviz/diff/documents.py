@@ -32,10 +32,10 @@ HEADINGS = (
 
 def cells(layer: LayerFindings) -> tuple[str, ...]:
     """A row of HEADINGS: how many images and channels of a layer differ, and by how much at most;
-    the cosine is the smallest of all images."""
+    a channel differs that does so in some image; the cosine is the smallest of all images."""
     differing, total = layer.channels
     names = (layer.label, layer.type, layer.place.stem)
-    counts = (f"{len(layer.differing)}/{len(layer.findings)}", f"{differing}/{total}")
+    counts = (f"{len(layer.differing)}/{len(layer.findings)}", f"{differing:,}/{total:,}")
     if layer.reason is not None:
         return (*names, *counts, "", "", "", layer.reason, "")
     change = layer.over_images()
@@ -68,9 +68,13 @@ def verdict_words(result: DiffResult) -> str:
     first = result.first
     where = "" if first is None else f", first at {first.label} ({first.type})"
     tensors, images = counted(len(result.layers), "tensor"), counted(len(result.images), "image")
+    share = f"{result.ratio:.2%}"
+    if len(result.images) > 1:
+        some, every = result.channel_images
+        share = f"{some:,} of {every:,} counted in each image, {share}"
     return (
         f"{'equal' if result.equal else 'different'}: {tensors} of {images} compared, "
-        f"{differing} of {counted(total, 'channel')} differ ({result.ratio:.2%}){where}"
+        f"{differing:,} of {counted(total, 'channel')} differ ({share}){where}"
     )
 
 
@@ -99,10 +103,10 @@ def layer_words(layer: LayerFindings) -> str:
     """One line on a layer."""
     differing, total = layer.channels
     if layer.reason:
-        return f"{differing} of {counted(total, 'channel')} differ: {layer.reason}"
+        return f"{differing:,} of {counted(total, 'channel')} differ: {layer.reason}"
     worst = layer.over_images()
     return (
-        f"{differing} of {counted(total, 'channel')} differ; largest difference "
+        f"{differing:,} of {counted(total, 'channel')} differ; largest difference "
         f"{worst.absolute.max():.3g} ({worst.relative.max():.3g} relative)"
     )
 
@@ -141,7 +145,7 @@ def _compared(layer: LayerFindings, drawn: DifferenceMap | None) -> ComparedLaye
 
 def as_json(result: DiffResult) -> dict[str, Any]:
     """The whole result, for JSON."""
-    differing, total = result.channels
+    differing, total = result.channel_images
     return {
         "schema_version": SCHEMA_VERSION,
         "base": str(result.base),
@@ -176,7 +180,7 @@ def _where(layer: LayerFindings) -> dict[str, Any]:
 
 
 def _layer(layer: LayerFindings) -> dict[str, Any]:
-    change, (differing, total) = layer.over_images(), layer.channels
+    change, (differing, total) = layer.over_images(), layer.channel_images
     return {
         **_where(layer),
         "by": sorted({one.by for one in layer.findings}),

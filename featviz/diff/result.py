@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -139,7 +139,15 @@ class LayerFindings:
 
     @property
     def channels(self) -> tuple[int, int]:
-        """How many channels differ, and how many there are, over all images."""
+        """How many channels differ in some image, and how many there are."""
+        differing = np.zeros(max(len(one.differs) for one in self.findings), bool)
+        for one in self.findings:
+            differing[: len(one.differs)] |= one.differs
+        return int(differing.sum()), len(differing)
+
+    @property
+    def channel_images(self) -> tuple[int, int]:
+        """The same, with each channel counted in each image."""
         return (
             sum(int(one.differs.sum()) for one in self.findings),
             sum(len(one.differs) for one in self.findings),
@@ -207,14 +215,18 @@ class DiffResult:
 
     @property
     def channels(self) -> tuple[int, int]:
-        """How many channels differ, and how many there are, over all layers and images."""
-        counts = [layer.channels for layer in self.layers]
-        return sum(differing for differing, _ in counts), sum(total for _, total in counts)
+        """How many channels of all layers differ in some image, and how many there are."""
+        return _summed(layer.channels for layer in self.layers)
+
+    @property
+    def channel_images(self) -> tuple[int, int]:
+        """The same, with each channel counted in each image."""
+        return _summed(layer.channel_images for layer in self.layers)
 
     @property
     def ratio(self) -> float:
-        """Share of channels that differ."""
-        differing, total = self.channels
+        """Share of channels that differ, each counted in each image."""
+        differing, total = self.channel_images
         return differing / total if total else 0.0
 
     @property
@@ -232,3 +244,8 @@ class DiffResult:
     def exit_code(self) -> int:
         """0, or 4 where the runs differ."""
         return 0 if self.equal else CHECK_FAILED
+
+
+def _summed(counts: Iterable[tuple[int, int]]) -> tuple[int, int]:
+    pairs = list(counts)
+    return sum(differing for differing, _ in pairs), sum(total for _, total in pairs)

@@ -26,6 +26,11 @@ AUTO_PIXELS = 2**26
 """`--scale auto` enlarges no kernels beyond a picture of so many pixels."""
 
 
+AUTO_SIDE = 480
+"""Pixels that the longer side of a picture has at least under `--scale auto`: of sixteen kernels of
+3×3 it would else have 142."""
+
+
 def draw_filters(
     kernels: Filters, options: DrawOptions, all_slices: bool = False
 ) -> tuple[FilterTiles, GridPicture]:
@@ -64,8 +69,8 @@ def post_filters(board: Board, layer: Layer, kernels: Filters, picture: GridPict
 
 
 def _geometry(made: FilterTiles, options: DrawOptions, all_slices: bool) -> DrawOptions:
-    """Settle what is `auto`: a channel's tiles stay in one row and are all drawn, and no picture
-    grows huge.
+    """Settle what is `auto`: a channel's tiles stay in one row and are all drawn, few kernels are
+    large enough to be seen, and no picture grows huge.
 
     With all slices a row of the picture is an output channel and a column an input.
     """
@@ -76,6 +81,9 @@ def _geometry(made: FilterTiles, options: DrawOptions, all_slices: bool) -> Draw
         beside = 1 if all_slices else max(1, plan.columns // slices)
         options = replace(options, nrow=beside * slices)
     factor = plan.scale[0]
+    while options.scale is None and max(plan.height, plan.width) < AUTO_SIDE:
+        factor += 1
+        plan = grid.plan(shape, replace(options, scale=factor))
     while options.scale is None and factor > 1 and plan.pixels > AUTO_PIXELS:
         factor -= 1
         plan = grid.plan(shape, replace(options, scale=factor))

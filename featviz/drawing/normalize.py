@@ -56,6 +56,8 @@ class ScaleMode:
     """Smallest and largest number."""
     clips: bool = True
     """Whether values may lie outside the limits."""
+    fixed: bool = False
+    """Whether the limits are the same for all layers and images."""
 
     @property
     def spelling(self) -> str:
@@ -97,7 +99,10 @@ MODES = {
             "layer",
             "all maps of a layer from their smallest to their largest value",
             limits=lambda numbers, values: (values.low, values.high),
-            legend=((0, "one scale for all maps: the smallest value"), (255, "the largest")),
+            legend=(
+                (0, "one scale for all maps of an image: the smallest value"),
+                (255, "the largest"),
+            ),
             clips=False,
         ),
         ScaleMode(
@@ -105,6 +110,7 @@ MODES = {
             "values are taken as 0..1",
             limits=lambda numbers, values: (0.0, 1.0),
             legend=((0, "0 or less"), (255, "1 or more")),
+            fixed=True,
         ),
         ScaleMode(
             "range",
@@ -113,6 +119,7 @@ MODES = {
             legend=((0, "the lower limit or less"), (255, "the upper limit or more")),
             takes="LO,HI",
             example="range:0,6",
+            fixed=True,
         ),
         ScaleMode(
             "symmetric",

@@ -16,7 +16,7 @@ import numpy as np
 from featviz.drawing import colormap
 from featviz.drawing.canvas import DPI, Canvas, Color
 from featviz.records import Bytes
-from featviz.text import cut, printable
+from featviz.text import cut, percent, printable
 
 _INK, _SOFT, _FAINT, _RULE = (27, 33, 41), (92, 100, 112), (139, 146, 158), (226, 229, 234)
 
@@ -54,6 +54,8 @@ class OverviewTile:
     """Small words beside the title."""
     pixels: Bytes
     """uint8 [h, w, 3]."""
+    shorter: Sequence[str] = ()
+    """The same small words in fewer letters, the longest first, for tiles that are too narrow."""
 
 
 @dataclass(frozen=True)
@@ -205,7 +207,7 @@ def _write_prediction(
         canvas.fill(_RULE, left + column, y - 0.09, bar, 0.18)
         if share * bar * DPI >= 1:
             canvas.fill(accent, left + column, y - 0.09, bar * share, 0.18)
-        words = f"{100 * share:.1f} %"
+        words = percent(share)
         canvas.write(words, left + column + bar + 0.08, y, 10, "right", _INK, bold=first)
 
 
@@ -238,8 +240,9 @@ def _write_numbers(
 ) -> None:
     y = top + 0.09
     canvas.write(tile.title, left, y, 8, "right", _INK, bold=True)
-    if canvas.width(tile.title, 8, bold=True) + canvas.width(tile.note, 7) + 0.08 <= width:
-        canvas.write(tile.note, left + width, y, 7, "left", _FAINT)
+    room = width - canvas.width(tile.title, 8, bold=True) - 0.08
+    fitting = (note for note in (tile.note, *tile.shorter) if canvas.width(note, 7) <= room)
+    canvas.write(next(fitting, ""), left + width, y, 7, "left", _FAINT)
 
 
 def _write_left(canvas: Canvas, row: OverviewRow, middle: float, top: float) -> None:

@@ -30,8 +30,9 @@ _READ = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0)
 
 _IRREGULAR = "it is no regular file"
 _LINKED = "it, or a folder on the way to it, is a symbolic link"
-_LINK_ERRORS = (errno.ELOOP, errno.ENOTDIR)
-"""What the system says of a link, or of a link to a folder, that it may not follow."""
+_LINK_ERRORS = {errno.ELOOP: _LINKED, errno.ENOTDIR: f"{_LINKED} or no folder"}
+"""What the system says of a link that it may not follow: of one to a folder the same as of a file
+where a folder should be."""
 
 _NOFOLLOW = getattr(os, "O_NOFOLLOW", 0)
 _DIRECTORY = getattr(os, "O_DIRECTORY", 0)
@@ -304,7 +305,5 @@ def _name(path: Path) -> str:
 
 def _reason(error: Exception) -> str:
     if isinstance(error, OSError) and error.strerror:
-        if error.errno in _LINK_ERRORS:
-            return _LINKED
-        return error.strerror
+        return _LINK_ERRORS.get(error.errno or 0, error.strerror)
     return quoted(str(error)) or type(error).__name__

@@ -125,16 +125,25 @@ def _tiles(row: ShownLayer) -> Iterator[OverviewTile]:
         yield OverviewTile(f"{counted(row.maps, 'number')}, {words}", _span(row, 0), row.tiles[0])
         return
     for place, channel in enumerate(row.channels):
-        yield OverviewTile(str(channel), _span(row, place), row.tiles[place])
+        spans = [_span(row, place), _span(row, place, "…"), _span(row, place, "…", 1)]
+        yield OverviewTile(str(channel), spans[0], row.tiles[place], spans[1:])
 
 
-def _span(row: ShownLayer, place: int) -> str:
+def _span(row: ShownLayer, place: int, between: str = " … ", digits: int = 2) -> str:
     low, high = row.ranges[place]
     if low is None or high is None:
         return ""
-    return _brief(low) if low == high else f"{_brief(low)} … {_brief(high)}"
+    first, last = _brief(low, digits), _brief(high, digits)
+    if first == last:
+        return "≈" * (low != high) + first
+    return f"{first}{between}{last}"
 
 
-def _brief(value: float) -> str:
-    """A number in a few letters: 0.013, 1.2, 350, 2e-06."""
-    return f"{value:.0f}" if 100 <= abs(value) < 1e5 else f"{value:.2g}"
+def _brief(value: float, digits: int) -> str:
+    """A number in a few letters, as 0.013, 1.2, 350, 2e-6: with a power of ten where that is
+    shorter."""
+    if 10 <= abs(value) < 1e5:
+        return f"{value:.0f}"
+    base, _, power = f"{value:.{digits - 1}e}".partition("e")
+    scientific = f"{float(base):g}e{int(power)}"
+    return min(f"{value:.{digits}g}", scientific, key=len) if value else "0"

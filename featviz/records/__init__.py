@@ -1,6 +1,6 @@
 """The passive data that stages hand to each other: frozen, with shapes and units on the fields."""
 
-from featviz.records.channels import Activation, Call, Part, Role, Verdict
+from featviz.records.channels import RECTIFIERS, Activation, Call, Part, Role, Verdict
 from featviz.records.comparison import ComparedLayer, Comparison, DifferenceMap
 from featviz.records.formats import FORMATS, SUFFIXES, PictureFormat
 from featviz.records.kinds import KINDS, SALIENCY, CaptureKind, is_gradient
@@ -57,6 +57,7 @@ __all__ = [
     "INTERVENTIONS",
     "KINDS",
     "PRESETS",
+    "RECTIFIERS",
     "REDUCTIONS",
     "SALIENCY",
     "STAT_COLUMNS",

@@ -35,6 +35,10 @@ class Activation:
     """A value this near to a bound, or beyond it, is at it."""
 
 
+RECTIFIERS = frozenset({"ReLU", "ReLU6", "fn:relu", "fn:relu6"})
+"""Types of calls whose output is zero below a threshold, whatever the model: a channel that is zero
+there in all images is dead."""
+
 Role = Literal["maker", "activation", "channelwise", "mixing", "other"]
 """maker: a convolution or linear module. channelwise: output channel i depends on input channel i
 alone. mixing: channel i stays channel i, but the others have a say (GroupNorm)."""

@@ -41,7 +41,7 @@ class ComparedLayer:
     label: str
     type: str
     differing: int
-    """Channels that differ, over all images, and how many there are."""
+    """Channels that differ in some image, and how many there are."""
     total: int
     severity: float
     """The largest relative difference, 0..1; 1 where shapes or finite values differ."""

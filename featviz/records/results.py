@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 from featviz.files.urls import Url
+from featviz.text import percent
 
 if TYPE_CHECKING:  # completion of a shell imports this, and has no time for numpy
     import numpy as np
@@ -110,7 +111,7 @@ class Guess:
     @property
     def words(self) -> str:
         """For people: `tabby 43.1 %`."""
-        return f"{self.title} {100 * self.probability:.1f} %"
+        return f"{self.title} {percent(self.probability)}"
 
 
 def finite(value: float | None) -> float | None:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from featviz.errors import StoreError, UsageError
 from featviz.files.urls import Url
-from featviz.report import audited, excited, kernels, pages, series, shrinking, views
+from featviz.report import audited, beside, kernels, pages, series, shrinking
 from featviz.report.links import FolderLinks, InlineLinks, Links, PackedLinks
 from featviz.report.words import megabytes
 from featviz.rundir import (
@@ -23,10 +23,8 @@ from featviz.rundir import (
     ownership,
 )
 from featviz.rundir.atomic import atomic
-from featviz.rundir.audits import ReadAudit, is_audit, read_audit
-from featviz.rundir.exemplars import ExemplarRecord, read_pictures, read_record
-from featviz.rundir.image import ReadImage
-from featviz.rundir.kernels import ReadKernels, is_kernels, read_kernels
+from featviz.rundir.audits import is_audit, read_audit
+from featviz.rundir.kernels import is_kernels, read_kernels
 from featviz.rundir.read import ReadRun, read_run
 from featviz.rundir.series import read_steps
 from featviz.rundir.store.fetch import here
@@ -81,9 +79,14 @@ class ReportResult:
     """Whether large maps have fewer pixels, so that one file stays small."""
 
 
-def build_report(place: Path | Url, options: ReportOptions) -> ReportResult:
+def build_report(
+    place: Path | Url, options: ReportOptions, judge: beside.Judge | None = None
+) -> ReportResult:
     """Write the report of a run, here or in an object store, of an audit, of kernels, or of a
     series of runs.
+
+    Args:
+        judge: compares the run with that of `compare`, for a verdict on the first page.
 
     Raises:
         StoreError: `place` or `compare` is no run, or is damaged while it is read; what is in the
@@ -107,21 +110,22 @@ def build_report(place: Path | Url, options: ReportOptions) -> ReportResult:
         if read_steps(place):
             return _build_series(place, options)
     with here(place) as root, here(options.compare or root) as other:
-        return _build(root, None if options.compare is None else other, options)
+        return _build(root, None if options.compare is None else other, options, judge)
 
 
-def _build(root: Path, compare: Path | None, options: ReportOptions) -> ReportResult:
+def _build(
+    root: Path, compare: Path | None, options: ReportOptions, judge: beside.Judge | None
+) -> ReportResult:
     with _uncollected():
         run = read_run(root)
         other = None if compare is None else read_run(compare)
-        drawn = None if options.kernels is None else read_kernels(options.kernels)
-        record = None if options.exemplars is None else read_record(options.exemplars)
-        pictures = None if record is None else read_pictures(options.exemplars or root, record)
-        beside = _Beside(read_audit(root, options.audit), drawn, record, pictures)
-        arranged = None if options.single_file else beside.arrange(run, other)
+        shown = beside.read(run, options.audit, options.kernels, options.exemplars)
+        if other is not None and judge is not None:
+            shown = shown.judged(run, other, judge)
+        arranged = None if options.single_file else shown.arrange(run, other)
     with _frozen():
         if arranged is None:
-            return _write_single(run, other, beside, options)
+            return _write_single(run, other, shown, options)
         write = _write_zip if options.zip else _write_folder
         page, written = write(partial(pages.render_folder, arranged), run.root, options)
     return ReportResult(page, tuple(written), run.left_out)
@@ -256,32 +260,8 @@ def _write_zip(render: Render, root: Path, options: ReportOptions) -> tuple[Path
     return out, [out]
 
 
-@dataclass(frozen=True)
-class _Beside:
-    """What is shown beside a run."""
-
-    audit: ReadAudit | None
-    kernels: ReadKernels | None
-    exemplars: ExemplarRecord | None
-    pictures: ReadImage | None
-    """Those of the exemplars."""
-
-    def arrange(self, run: ReadRun, other: ReadRun | None) -> views.ReportViews:
-        """The pages of a run, of one to compare it with, and of what is shown beside."""
-        arranged = views.arrange(run, other)
-        if self.kernels is not None:
-            beside = kernels.views_of(self.kernels, arranged.layers)
-            arranged = replace(arranged, kernels=beside)
-        if self.audit is not None:
-            arranged = replace(arranged, audit=audited.arrange(self.audit))
-        if self.exemplars is None or self.pictures is None:
-            return arranged
-        found = excited.exemplar_views(arranged.layers, self.exemplars, self.pictures)
-        return replace(arranged, exemplars=found)
-
-
 def _write_single(
-    run: ReadRun, other: ReadRun | None, beside: _Beside, options: ReportOptions
+    run: ReadRun, other: ReadRun | None, extra: beside.Beside, options: ReportOptions
 ) -> ReportResult:
     """One file, with as much of the run as it has room for."""
     out = _free_file(run.root, options)
@@ -291,7 +271,7 @@ def _write_single(
         if (form := shrinking.form_within(runs, room)) is None:
             break
         shown = shrinking.shrunk(runs, form)
-        arranged = beside.arrange(shown[0], shown[1] if other else None)
+        arranged = extra.arrange(shown[0], shown[1] if other else None)
         arranged = replace(arranged, form=form, max_size=options.max_size)
         content = _encoded(pages.render_single(arranged))
         if len(content) <= options.max_size:

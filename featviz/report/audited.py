@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -36,6 +36,9 @@ class AuditedLayer:
     id: str
     """Of its section on the page of the audit."""
     suspects: Sequence[SuspectView]
+    home: str
+    """The layer on whose page it stands: itself, or where the run has no page of it, the one before
+    it whose maps come to it; else empty."""
 
     @property
     def found(self) -> Found:
@@ -70,6 +73,16 @@ class AuditViews:
         return list(counts.items())
 
     @property
+    def dead(self) -> str | None:
+        """`4 in 1 layer, by the audit of 20 images`; None where no layer could be judged."""
+        found = [own["dead"] for layer in self.layers if "dead" in (own := layer.row.findings)]
+        if not found:
+            return None
+        count, layers = sum(map(len, found)), counted(sum(map(bool, found)), "layer")
+        where = f"{count:,} in {layers}" if count else "none"
+        return f"{where}, by the audit of {counted(self.audit.record.images.seen, 'image')}"
+
+    @property
     def facts(self) -> words.Facts:
         """What was audited, for the foot of its page."""
         record = self.audit.record
@@ -102,20 +115,32 @@ class AuditViews:
         return [replace(view, picture=replace(view.picture, home=page)) for view in views]
 
     def _calls(self, name: str) -> Iterator[AuditedLayer]:
-        return (layer for layer in self.layers if (layer.row.layer or layer.row.label) == name)
+        return (layer for layer in self.layers if layer.home == name)
 
 
-def arrange(audit: ReadAudit) -> AuditViews:
-    """Sort the pictures of an audit to its layers."""
+def arrange(audit: ReadAudit, pages: Collection[str] | None = None) -> AuditViews:
+    """Sort the pictures of an audit to its layers, and these to the pages of a run.
+
+    Args:
+        pages: names of the layers of the run; None where each layer has its own place.
+    """
     drawn: dict[str, list[SuspectView]] = {}
     for number, own in enumerate(audit.record.drawn):
         if own.file in audit.pictures.pixels:
             drawn.setdefault(own.layer, []).append(_view(number, own, audit))
     layers = [
-        AuditedLayer(row, f"audited-{n:03d}", drawn.get(row.label, ()))
+        AuditedLayer(row, f"audited-{n:03d}", drawn.get(row.label, ()), _home(row, audit, pages))
         for n, row in enumerate(audit.record.layers)
     ]
     return AuditViews(audit, layers)
+
+
+def _home(row: AuditRow, audit: ReadAudit, pages: Collection[str] | None) -> str:
+    own = row.layer or row.label
+    if pages is None:
+        return own
+    shown = (sheet.shown for sheet in audit.record.drawn if sheet.layer == row.label)
+    return next((name for name in (own, *shown) if name in pages), "")
 
 
 def _view(number: int, own: DrawnSuspects, audit: ReadAudit) -> SuspectView:

@@ -8,13 +8,22 @@ from typing import Any
 
 import numpy as np
 
-from featviz.records import Floats, is_gradient
+from featviz.records import RECTIFIERS, Floats, is_gradient
 from featviz.report import words
 from featviz.report.views import Group, LayerPage
 from featviz.rundir.schema import CaptureRow
+from featviz.text import counted
 
 Found = Mapping[str, Sequence[int]]
 """Channels, by what was found of them; what was found of none is left out."""
+
+
+EXPLANATIONS = {
+    "all zero": "zero at every place; behind an activation such a channel is dead",
+    "constant": "one value at every place, and it is not zero",
+    "NaN or infinite": "somewhere a value is no number",
+}
+"""What each finding means."""
 
 
 class ChannelTotals:
@@ -30,6 +39,9 @@ class ChannelTotals:
         """[channels]: sums over the images of mean, share of zeros and non-finite values."""
         self.dark = np.zeros(0, bool)
         """[channels]: all zero in every image that has it."""
+        self.activation = False
+        """Whether its zeros tell which channels are dead: those of a ReLU, or of what stands behind
+        one, as a block or a pooling, which has exact zeros and nothing below."""
         self.judged = False
         """Whether a constant map says something of its channel: it has several pixels, or there
         are several images, and it is no gradient."""
@@ -48,6 +60,11 @@ class ChannelTotals:
         self.dark[at] &= (values[4] == 1) & (values[5] == 0)
         several = self.images > 1 or (row.plan.map_size != (1, 1) and row.layout != "vector")
         self.judged = several and not is_gradient(row.kind)
+        self.activation = row.kind == "output" and (row.type in RECTIFIERS or self._rectified(row))
+
+    def _rectified(self, row: CaptureRow) -> bool:
+        low, _ = self.range
+        return low >= 0 and bool(self.zeros.any()) and row.layout != "attention"
 
     def _grow(self, channels: int) -> None:
         if (more := channels - len(self.seen)) <= 0:
@@ -69,12 +86,6 @@ class ChannelTotals:
             "NaN or infinite": self.nonfinite > 0,
         }
         return {name: np.flatnonzero(of).tolist() for name, of in every.items() if of.any()}
-
-    @property
-    def dark_channels(self) -> list[int]:
-        """Channels that are all zero in every image."""
-        channels: list[int] = np.flatnonzero(self.dark).tolist()
-        return channels
 
     @property
     def range(self) -> tuple[float, float]:
@@ -117,6 +128,9 @@ def channel_rows(totals: ChannelTotals, audited: Found) -> Iterator[ChannelRow]:
         yield ChannelRow(channel, numbers, ", ".join(said.get(channel, ())))
 
 
+_OR_AUDIT = "or give --audit)"
+
+
 class RunTotals:
     """The totals of all tensors of this run, collected image by image."""
 
@@ -134,9 +148,28 @@ class RunTotals:
         """Those of a tensor."""
         return self._of[group.page, group.stem]
 
+    def dead(self, pages: Sequence[LayerPage]) -> str:
+        """How many channels are dead: `7 in 2 layers`, `none in the 3 activations drawn`, or why
+        that is not known."""
+        named = [page for page in pages if page.type in RECTIFIERS]
+        drawn = [  # what stands behind a ReLU that is drawn has the same dead channels
+            [own for group in page.groups if (own := self.of(group)).activation]
+            for page in named or pages
+        ]
+        if not any(drawn):
+            return f"not known: no activation was drawn (run with ReLU among --layers, {_OR_AUDIT}"
+        judged = [own for layer in drawn for own in layer if own.judged]
+        if not judged:
+            return f"not known: one value of each channel was seen (run more images, {_OR_AUDIT}"
+        found = [sum(len(own.found.get("all zero", ())) for own in layer) for layer in drawn]
+        if with_some := sum(map(bool, found)):
+            return f"{sum(found):,} in {counted(with_some, 'layer')}"
+        many = f"{len(judged)} activations" if len(judged) > 1 else "one activation"
+        return f"none in the {many} drawn"
+
     def dark_count(self, page: LayerPage) -> int:
         """How many channels of a layer are zero in every image, all its tensors together."""
-        return sum(len(self.of(group).dark_channels) for group in page.groups)
+        return sum(int(self.of(group).dark.sum()) for group in page.groups)
 
 
 def badges(found: Found) -> list[tuple[str, str]]:

@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from featviz.records import ComparedLayer, Comparison, DifferenceMap
+from featviz.records import ComparedLayer, Comparison, DifferenceMap, Place
 from featviz.report import words
+from featviz.report.channels import ChannelTotals, Found
 from featviz.report.data import difference_entry, entry, script
 from featviz.report.legend import Key, key, scale
 from featviz.report.links import FolderLinks
@@ -36,6 +37,8 @@ class ComparedView:
     """Whether it is the first that diverges."""
     figures: Sequence[Figure]
     """That of BASE and that of NEW, in the image in which they differ most; or none."""
+    one_sided: Sequence[str]
+    """`1 channel constant in NEW only: 9`: findings over all images that one run has."""
 
     @property
     def difference(self) -> DifferenceMap | None:
@@ -122,6 +125,7 @@ def _arrange(found: Comparison, runs: Sequence[ReadRun]) -> ComparisonViews:
         (layer for layer in found.layers if layer.differing), key=lambda one: -one.severity
     )
     shown = {id(layer) for layer in ranked[: PICTURED - 1]} | {id(found.first)}
+    totals = [_totals(found, runs, side) for side in (0, 1)]
     limits = [layer.difference.limit for layer in found.layers if layer.difference]
     return ComparisonViews(
         found,
@@ -131,6 +135,7 @@ def _arrange(found: Comparison, runs: Sequence[ReadRun]) -> ComparisonViews:
                 layer,
                 layer is found.first,
                 _figures(n, layer, runs) if id(layer) in shown else (),
+                _one_sided([own[layer.place].found for own in totals]),
             )
             for n, layer in enumerate(found.layers)
         ],
@@ -138,6 +143,28 @@ def _arrange(found: Comparison, runs: Sequence[ReadRun]) -> ComparisonViews:
         list(_settings(runs)),
         max(limits, default=1.0),
     )
+
+
+def _totals(found: Comparison, runs: Sequence[ReadRun], side: int) -> Mapping[Place, ChannelTotals]:
+    """What is known of the channels of one run, over the images that both have."""
+    totals = {layer.place: ChannelTotals() for layer in found.layers}
+    for name in runs[0].images.keys() & runs[1].images.keys():
+        image = runs[side].images[name]
+        stats = image.stats()
+        for place in totals.keys() & image.captures.keys():
+            totals[place].add(image.captures[place], stats[place.stats_key])
+    return totals
+
+
+def _one_sided(found: Sequence[Found]) -> list[str]:
+    """Channels of which something was found in one run, and not in the other."""
+    lines = []
+    for side, own, other in zip(_SIDES, found, reversed(found), strict=True):
+        for name, channels in own.items():
+            if alone := [one for one in channels if one not in set(other.get(name, ()))]:
+                which = words.channel_list(alone)
+                lines.append(f"{counted(len(alone), 'channel')} {name} in {side} only: {which}")
+    return lines
 
 
 def _figures(number: int, layer: ComparedLayer, runs: Sequence[ReadRun]) -> tuple[Figure, ...]:

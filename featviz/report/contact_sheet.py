@@ -230,12 +230,20 @@ def _cut(
 
 
 def _column(image: ReadImage, grid: DrawnGrid, channels: Sequence[int]) -> list[Cell]:
-    """What the model saw, about as large as a tile, then the tiles of an image."""
+    """What the model saw, as large as a tile, then the tiles of an image."""
     drawn, picture = set(_drawn(grid)), image.picture(grid.capture.file)
-    seen = image.picture(INPUT_FILE).convert("RGB")
     height, width = grid.capture.plan.tile
-    seen.thumbnail((max(width * grid.capture.side, _SMALLEST), max(height, _SMALLEST)))
+    room = max(width * grid.capture.side, _SMALLEST), max(height, _SMALLEST)
+    seen = _fitted(image.picture(INPUT_FILE).convert("RGB"), room)
     return [seen, *(tile(picture, grid, c) if c in drawn else None for c in channels)]
+
+
+def _fitted(picture: Image.Image, room: tuple[int, int]) -> Image.Image:
+    """A picture that fills a width and height in one direction; enlarged, its pixels stay sharp."""
+    factor = min(room[0] / picture.width, room[1] / picture.height)
+    size = max(1, round(picture.width * factor)), max(1, round(picture.height * factor))
+    kind = Image.Resampling.NEAREST if factor > 1 else Image.Resampling.BICUBIC
+    return picture.resize(size, kind)
 
 
 @dataclass(frozen=True)
@@ -253,6 +261,7 @@ class _Table:
         heights = [max(_size(cell)[1] for cell in row) for row in self.cells]
         upright = max(self.font.getlength(head) for head in self.heads) > max(widths)
         heads = [self._text(head, upright) for head in self.heads]
+        widths = [max(pair) for pair in zip(widths, (head.width for head in heads), strict=True)]
         sides = [self._text(side) for side in self.sides]
         lefts = _offsets(max(side.width for side in sides), widths)
         tops = _offsets(max(head.height for head in heads), heights)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
@@ -100,7 +101,50 @@ def _shared(row: CaptureRow) -> str:
         return ""
     if row.constant is not None:
         return "a stripe for each channel, whose map is constant; one scale for all"
-    return f"one scale for all {'kernels' if row.kind == 'kernel' else 'maps'}"
+    if row.kind == "kernel":
+        return "one scale for all kernels"
+    what = "values" if row.layout == "vector" else "maps"
+    return f"one scale for all {what}" + " of this image" * (not _is_fixed(row))
+
+
+def _is_fixed(row: CaptureRow) -> bool:
+    return row.normalize in normalize.MODES and normalize.MODES[row.normalize].fixed
+
+
+def strip_keys(rows: Iterable[CaptureRow], options: Mapping[str, Any]) -> list[Key]:
+    """What the colours mean in strips of many layers, each once.
+
+    Args:
+        options: those of their run.
+    """
+    keys = (_strip_key(row, key(row, options)) for row in rows)
+    return list(dict.fromkeys(key for key in keys if key.colors))
+
+
+def _strip_key(row: CaptureRow, own: Key) -> Key:
+    if row.range is None:
+        return replace(own, low="lowest", high="highest", words="value of each map by itself")
+    if _is_fixed(row):
+        return own
+    if _has_zero_in_the_middle(row):
+        return replace(own, low="−", high="+", words="0 in the middle; one scale for each layer")
+    return replace(own, low="lowest", high="highest", words="value of each layer")
+
+
+def _has_zero_in_the_middle(row: CaptureRow) -> bool:
+    return row.range is not None and row.range[0] == -row.range[1]  # type: ignore[operator]
+
+
+def lowest(row: CaptureRow, low: float) -> str:
+    """Where the darkest values of a strip lie, if a reader may take them for zero and they are not:
+    `below 0`, `above 0`; else empty.
+
+    Args:
+        low: the layer's smallest value.
+    """
+    if _is_fixed(row) or _has_zero_in_the_middle(row) or low == 0 or not math.isfinite(low):
+        return ""
+    return "below 0" if low < 0 else "above 0"
 
 
 @lru_cache

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 
 import numpy as np
@@ -12,6 +12,7 @@ from markupsafe import Markup
 from featviz.records import Floats, is_gradient
 from featviz.report import words
 from featviz.report.channels import ChannelTotals, Found
+from featviz.report.legend import lowest
 from featviz.report.views import Figure, Group, ImagePage
 from featviz.rundir.schema import CaptureRow, Class
 from featviz.text import by
@@ -42,6 +43,8 @@ class Tile:
     """Left, top, width and height in pixels of the picture."""
     size: tuple[int, int]
     """Width and height of the whole picture."""
+    range: str = ""
+    """The map's smallest and largest value; empty where all channels became one tile."""
 
     def shown(self, height: int) -> Markup:
         """Attributes of its element; a very wide or narrow map keeps a width that can be seen."""
@@ -78,6 +81,8 @@ class Step:
     zeros: float
     """Share of zeros, 0..1."""
     range: str
+    lowest: str
+    """`below 0`, where the darkest values of its maps may be taken for zero and are not."""
     found: Found
 
     @property
@@ -160,11 +165,12 @@ def _step(group: Group, stats: Floats, totals: ChannelTotals, guesses: Sequence[
     low, high = totals.range
     return Step(
         group,
-        () if single else tuple(tile_of(row, channel) for channel in telling(row, stats)),
+        () if single else tuple(_tile(row, channel, stats) for channel in telling(row, stats)),
         tuple(bars(row, stats, guesses)) if single else (),
         _shape(row),
         totals.zero_share,
-        f"{words.number(low)} to {words.number(high)}",
+        words.span(low, high),
+        "" if single else lowest(row, low),
         totals.found,
     )
 
@@ -225,6 +231,14 @@ def tile_of(row: CaptureRow, channel: int | None) -> Tile:
     """Where the first tile of a drawn channel is."""
     slot = 0 if channel is None else row.drawn.index(channel) * row.side
     return Tile(channel, row.plan.box(slot), (row.plan.width, row.plan.height))
+
+
+def _tile(row: CaptureRow, channel: int | None, stats: Floats) -> Tile:
+    tile = tile_of(row, channel)
+    if channel is None:
+        return tile
+    low, high = map(float, stats[channel, :2])
+    return replace(tile, range=words.span(low, high))
 
 
 def bars(row: CaptureRow, stats: Floats, guesses: Sequence[Class], count: int = _TOP) -> list[Bar]:

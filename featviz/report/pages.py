@@ -27,12 +27,11 @@ from featviz.report.data import (
 )
 from featviz.report.excited import ExemplarView
 from featviz.report.kernels import KernelPage
-from featviz.report.legend import Key, key, legend
+from featviz.report.legend import Key, key, legend, strip_keys
 from featviz.report.links import InlineLinks, Links
-from featviz.report.network import network
+from featviz.report.network import Stage, network
 from featviz.report.views import Figure, Group, ImagePage, LayerPage, PictureView, ReportViews
 from featviz.rundir import INPUT_FILE, REPORT_ASSETS
-from featviz.text import counted
 from featviz.version import __version__
 
 RUN_PAGE = "index"
@@ -188,8 +187,10 @@ class _PageWriter:
             "totals_of": self.totals.of,
             "dark_count": self.totals.dark_count,
             "badges": channels.badges,
+            "explanations": channels.EXPLANATIONS,
             "audit": views.audit,
             "key_of": self._key,
+            "strip_keys_of": self._strip_keys,
             "spot": self.spot,
         }
         macros: Any = self.templates.get_template("picture.html").module
@@ -249,13 +250,10 @@ class _PageWriter:
         )
 
     def _dead(self) -> str:
-        """How many channels are zero in every image; `none`, `7 in 2 layers`."""
-        found = {
-            layer.id: sum(len(self.totals.of(g).found.get("all zero", ())) for g in layer.groups)
-            for layer in self.views.layers
-        }
-        with_some = sum(map(bool, found.values()))
-        return f"{sum(found.values()):,} in {counted(with_some, 'layer')}" if with_some else "none"
+        """How many channels are dead: as an audit found, which saw more images than most runs, or
+        as the run itself shows."""
+        audited = self.views.audit.dead if self.views.audit else None
+        return audited or self.totals.dead(self.views.layers)
 
     def image(self, page: ImagePage) -> tuple[Markup, dict[str, dict[str, str]]]:
         """The page of an image, and its grids for the scripts (`data.entries`)."""
@@ -309,6 +307,10 @@ class _PageWriter:
 
     def _key(self, figure: Figure) -> Key:
         return key(figure.row, self._options[figure.other])
+
+    def _strip_keys(self, stages: Sequence[Stage]) -> list[Key]:
+        rows = (step.figure.row for stage in stages for step in stage.steps if step.tiles)
+        return strip_keys(rows, self._options[False])
 
     def _values(self, page: ImagePage | LayerPage, **more: Any) -> dict[str, Any]:
         around, colors = self._around[page.id], self._legend(page.groups)

@@ -13,6 +13,7 @@ from itertools import groupby
 from typing import Any
 
 from featviz.files import real
+from featviz.records import Comparison
 from featviz.report import words
 from featviz.rundir import INPUT_FILE
 from featviz.rundir.image import ReadImage
@@ -196,6 +197,10 @@ class ReportViews:
     """How much of the run is shown, where one file must stay small."""
     max_size: int = 0
     """Bytes that this file may have."""
+    verdict: Comparison | None = None
+    """What a comparison with the other run found."""
+    not_compared: str = ""
+    """Why the numbers of the other run could not be compared."""
 
     @property
     def labels(self) -> tuple[str, str | None]:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from markupsafe import Markup
 
+from featviz import text
 from featviz.layout.layouts import LAYOUTS
 from featviz.records import KINDS, REDUCTIONS, SALIENCY, Floats, is_gradient
 from featviz.rundir.read import ReadRun
@@ -32,18 +34,24 @@ def number(value: float | None) -> str:
     return f"{value:.4g}".replace("-", "−")
 
 
+def span(low: float, high: float) -> str:
+    """`−2.5 to 7.25`."""
+    return f"{number(low)} to {number(high)}"
+
+
 def percent(share: float) -> str:
-    """A share 0..1 with one decimal, on one line; neither 0 nor 100 unless it is exact."""
-    if 0 < share < 0.0005:
-        return "<\u00a00.1\u00a0%"
-    if 0.9995 <= share < 1:
-        return ">\u00a099.9\u00a0%"
-    return f"{100 * share:.1f}\u00a0%"
+    """`text.percent`, on one line."""
+    return text.percent(share, "\u00a0")
 
 
 def megabytes(size: int) -> str:
     """`25 MB`; below one, `0.4 MB`."""
     return f"{size / 1e6:.3g} MB"
+
+
+def command(*parts: object) -> str:
+    """A command line, quoted for a shell."""
+    return text.printable(shlex.join(map(str, parts)))
 
 
 def channel_list(channels: Sequence[int]) -> str:

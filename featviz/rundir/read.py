@@ -29,9 +29,10 @@ from featviz.rundir import (
     schema,
 )
 from featviz.rundir.image import ReadImage, read_image
+from featviz.rundir.ownership import is_archive_of_run
 from featviz.rundir.schema import MOST_RECORD, RunRecord
 from featviz.rundir.sharing import Shared
-from featviz.text import quoted, safe_way
+from featviz.text import printable, quoted, safe_way
 
 MOST_HELD = 8 * 2**30
 """Bytes of the statistics of a run that are held at once."""
@@ -124,8 +125,10 @@ def read_json(path: Path) -> dict[str, Any]:
     """The content of a run.json or manifest, of whatever kind it is.
 
     Raises:
-        StoreError: no such file, no JSON, or written by a later featviz.
+        StoreError: no such file, no JSON, or written by a later featviz; or what should be its
+            folder is a file, as an archive of a run.
     """
+    _check_folder(path.parent)
     try:
         content = files.read_json(path, MOST_RECORD)
     except FileNotFoundError:
@@ -162,6 +165,19 @@ def _no_run(path: Path) -> StoreError:
         f"{folder} is no run directory: it holds {what}",
         use.replace("%s", quoted(shlex.quote(str(path.parent)))),
     )
+
+
+def _check_folder(root: Path) -> None:
+    if not root.is_file():
+        return
+    name, folder = quoted(str(root)), root.with_suffix("") if root.suffix else f"{root}.run"
+    if is_archive_of_run(root):
+        unpack = shlex.join(["python", "-m", "zipfile", "-e", str(root), str(folder)])
+        raise StoreError(
+            f"{name} is an archive of a run, which is to be unpacked first",
+            f"{printable(unpack)}, then give {printable(str(folder))}",
+        )
+    raise StoreError(f"{name} is a file, not a run directory", "give a folder of `featviz run`")
 
 
 def read_record(root: Path) -> tuple[dict[str, Any], RunRecord]:

@@ -12,11 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from featviz.audit import findings, measuring, running_stats
+from featviz.audit import activations, findings, measuring, running_stats
 from featviz.audit.running_stats import ChannelStats, Covariance, TopImages
 from featviz.drawing import stats
 from featviz.errors import LayoutError
-from featviz.records import Activation
+from featviz.records import RECTIFIERS, Activation
 from featviz.records.findings import Evidence, Thresholds
 
 KINDS = {
@@ -223,3 +223,12 @@ def test_redundant_channels_come_in_connected_components() -> None:
     few = Evidence(*np.ones((4, 6)) * [[9], [0], [1], [0]], correlation=links)
     assert findings.judge(few, limits)["redundant"] == []
     assert "redundant" not in findings.judge(seen, Thresholds())
+
+
+def test_rectifiers_are_the_activations_that_can_be_dead() -> None:
+    """The names by which a report knows an activation are those of the table of activations."""
+    dead = [
+        {start + name for name, part in table.items() if part.activation and part.activation.zero}
+        for start, table in (("", activations.MODULES), ("fn:", activations.FUNCTIONS))
+    ]
+    assert set.union(*dead) == RECTIFIERS

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import DIGITS, DIGITS_MODEL
+from matplotlib import colormaps
 from PIL import Image
 from torch import nn
 
@@ -85,7 +86,7 @@ def test_suspects_are_drawn_with_the_images_that_excite_them_most(
     (drawn,) = json.loads((out / "audit.json").read_text())["drawn"]
     assert drawn == {
         "layer": "1", "shown": "1", "channels": [1], "suspects": 1, "file": "suspects/1.png",
-        "rows": [42, 112],
+        "rows": [44, 113],
     }  # fmt: skip
     pixels = np.asarray(Image.open(out / drawn["file"]))
     reds = [v for v in (250, 200, 160, 120) if (pixels == (v, 0, 0)).all(-1).sum() > 2000]
@@ -93,6 +94,9 @@ def test_suspects_are_drawn_with_the_images_that_excite_them_most(
     assert not (pixels == (80, 0, 0)).all(-1).any()
     columns = [int(np.argwhere((pixels == (v, 0, 0)).all(-1))[:, 1].min()) for v in reds]
     assert columns == sorted(columns)
+    label = pixels[44:, : columns[0]].reshape(-1, 3)  # the colour key of matplotlib's viridis
+    ends = colormaps["viridis"]([0.0, 0.5, 1.0], bytes=True)[:, :3].astype(int)
+    assert all(np.abs(label - end).max(1).min() <= 4 for end in ends)
 
 
 @pytest.mark.slow

@@ -35,7 +35,7 @@ def test_it_writes_one_picture_here(featviz: Run, tmp_path: Path) -> None:
     done = featviz(*LOOK)
     assert (done.code, done.out) == (0, "")
     assert [path.name for path in tmp_path.iterdir()] == ["look-05-7.png"]
-    assert "05-7.png: class 7 100.0 %" in done.err
+    assert "05-7.png: class 7 > 99.9 %, class 1 < 0.1 %" in done.err
     assert done.err.endswith("4 layers in look-05-7.png\n")
 
 

@@ -187,7 +187,7 @@ VALUES = [
     ("sheet gone --layer x", "gone is no run directory", "give a folder that `featviz run` wrote"),
     ("diff gone photos", "Directory 'gone' does not exist", "the current folder has no 'gone'"),
     ("diff phtos photos", "Directory 'phtos' does not exist", "did you mean photos?"),
-    ("diff notes.txt photos", "Directory 'notes.txt' is a file", "check the path"),
+    ("diff notes.txt photos", "notes.txt is a file, not a run directory", "give a folder"),
     (f"{RUN} --out memory://x", "vanishes with it", "such as s3://bucket/maps"),
     ("audit model.pth photos --out s3://b/x", "s3://b/x is a URL", "give a path, and copy"),
 ]

@@ -14,6 +14,7 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 from matplotlib import colormaps
+from rundirs import Drawn, write_run
 
 from featviz.rundir import REPORT_ASSETS
 
@@ -221,3 +222,37 @@ def test_names_that_are_no_text(
         assert rb"b\udcff.png" in done.stdout
     assert "b?.png" in (tmp_path / "d.html").read_text("utf-8")
     assert "b\N{REPLACEMENT CHARACTER}.png" in (tmp_path / "d.xml").read_text("utf-8")
+
+
+def two_runs(tmp_path: Path) -> tuple[Path, Path]:
+    """Two images, six channels: channel 1 differs in both, 4 in one, and 1 is constant in NEW."""
+    base = np.tile(np.float32([-2, 3, 0.5, 1, 0, 0]), (6, 1))
+    flat, other = base.copy(), base.copy()
+    flat[1] = other[1] = [-9, -9, -9, 0, 0, 0]
+    other[4, :2] = [-2, 2]
+    before = {name: [Drawn("x", stats=base)] for name in ("a.png", "b.png")}
+    after = {"a.png": [Drawn("x", stats=flat)], "b.png": [Drawn("x", stats=other)]}
+    return write_run(tmp_path / "base", before), write_run(tmp_path / "new", after)
+
+
+def test_channels_are_counted_once_whatever_the_images(featviz: CLI, tmp_path: Path) -> None:
+    """In the line, the table and on the page; JSON and the gate count each in each image."""
+    base, new = two_runs(tmp_path)
+    page = tmp_path / "d.html"
+    done = featviz("diff", base, new, "--html", page)
+    assert "2 of 6 channels differ (3 of 12 counted in each image, 25.00%)" in done.out
+    assert "2/6" in done.out and "2 of 6 channels" in page.read_text()
+    document = json.loads(featviz("diff", base, new, "--json").out)
+    assert document["channels"] == {"differing": 3, "total": 12, "ratio": 0.25}
+    assert featviz("diff", base, new, "--max-diff-ratio", 0.25).code == 0
+    assert featviz("diff", base, new, "--max-diff-ratio", 0.24).code == 4
+
+
+def test_the_page_tells_what_was_found_in_one_run_only(featviz: CLI, tmp_path: Path) -> None:
+    """A channel that went constant, with the run; the other way round it is BASE's."""
+    base, new = two_runs(tmp_path)
+    for pair, side in (((base, new), "NEW"), ((new, base), "BASE")):
+        featviz("diff", *pair, "--html", tmp_path / "d.html")
+        text = "".join(Page((tmp_path / "d.html").read_text()).words)
+        assert text.count(f"1 channel constant in {side} only: 1") == 2  # at the top and the layer
+        assert text.count(" only: ") == 2

@@ -85,12 +85,16 @@ def test_all_slices_have_a_row_for_each_output(drawn: Any) -> None:
 
 
 def test_kernels_are_enlarged_by_a_whole_factor(drawn: Any) -> None:
-    """By default 5 × 5 pixels become 35 × 35; each value a flat square."""
+    """The smallest by which the picture has 480 pixels on its longer side; each value a flat
+    square."""
     small, large = drawn("colour", "--scale", 1), drawn("colour")
-    assert large.rows["first"]["grid"]["tile"] == [35, 35]
-    enlarged = large.tiles("first")
-    assert (enlarged[:, 3::7, 3::7] == small.tiles("first")).all()
-    assert (enlarged == small.tiles("first").repeat(7, 1).repeat(7, 2)).all()
+    factor, image = large.rows["first"]["grid"]["scale"], large.image("first")
+    assert large.rows["first"]["grid"]["tile"] == [5 * factor, 5 * factor]
+    columns = large.rows["first"]["grid"]["nrow"]
+    assert max(image.size) >= 480 > max(image.size) - 5 * columns
+    enlarged = small.tiles("first").repeat(factor, 1).repeat(factor, 2)
+    assert (large.tiles("first") == enlarged).all()
+    assert drawn("colour", "--scale", 3).rows["first"]["grid"]["tile"] == [15, 15]
 
 
 def test_a_colormap_colours_grey_kernels_only(drawn: Any) -> None:
@@ -102,7 +106,7 @@ def test_a_colormap_colours_grey_kernels_only(drawn: Any) -> None:
 
 def test_zero_is_mid_grey(drawn: Any) -> None:
     """A kernel of zeros among others: (128, 128, 128), crossed out in black."""
-    tiles = drawn("zero").tiles("first")
+    tiles = drawn("zero", "--scale", 7).tiles("first")
     cross = (tiles[3] == 0).all(axis=-1)
     assert (tiles[3][~cross] == 128).all() and 60 <= cross.sum() <= 140
     assert np.diag(cross).all() and np.diag(cross[::-1]).all()
@@ -234,9 +238,10 @@ def test_the_text_says_what_the_tiles_are(drawn: Any) -> None:
 
 
 def test_one_dimensional_kernels_are_strips(drawn: Any) -> None:
-    """Seven taps: 1 × 7, enlarged to 5 × 35."""
+    """Seven taps: 1 × 7, enlarged by one factor for both sides."""
     weight = weights("shapes")["line"]
-    assert drawn("shapes").rows["line"]["grid"]["tile"] == [5, 35]
+    height, width = drawn("shapes").rows["line"]["grid"]["tile"]
+    assert width == 7 * height > 7 * 5
     found = drawn("shapes", "--scale", 1)
     assert close(found.tiles("line"), levels(weight.mean(1))[:, None])
 

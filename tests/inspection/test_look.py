@@ -25,6 +25,7 @@ from featviz.inspection.look import (
     LookResult,
     look,
 )
+from featviz.inspection.shown import ShownLayer, words_on
 from featviz.models.load import adopt
 from featviz.models.preprocess import InputOptions
 from featviz.records import PageOptions
@@ -305,3 +306,24 @@ def test_the_result_is_json(see: Callable[..., LookResult]) -> None:
     assert row["layer"] == "0" and len(row["ranges"]) == len(row["channels"]) == 2
     assert document["input"]["shape"] == [1, 1, 4, 4]
     assert "tiles" not in row and "picture" not in document
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "notes"),
+    [
+        (-5.4e-7, 2.3e-4, ["-5.4e-7 … 2.3e-4", "-5.4e-7…2.3e-4", "-5e-7…2e-4"]),
+        (0.0, 99.7, ["0 … 100", "0…100", "0…100"]),
+        (0.013, 0.0134, ["≈0.013", "≈0.013", "≈0.01"]),
+        (-0.25, -0.25, ["-0.25", "-0.25", "-0.2"]),
+        (None, 1.0, ["", "", ""]),
+    ],
+)
+def test_ranges_are_told_in_ever_fewer_letters(low: Any, high: Any, notes: list[str]) -> None:
+    """Two digits, without spaces, one digit; powers of ten where they are shorter."""
+    layer = ShownLayer(
+        *("x", "Conv2d", 0, 1, "", (1, 1, 2, 2), "nchw", 1, 0, 0, None, (118,), ((low, high),)),
+        strip=False,
+        tiles=[np.zeros((2, 2, 3), np.uint8)],
+    )
+    (tile,) = words_on(layer).tiles
+    assert [tile.note, *tile.shorter] == notes

@@ -181,3 +181,18 @@ def test_the_page_of_a_channel_has_its_row(
     page = Page(browser, run).open(f"layer-001.html#c{channel}")
     boxes = [e.get_dom_attribute("viewBox") for e in page.all(".channel .sought svg")]
     assert boxes == ([box] if box else [])
+
+
+def test_an_audit_outranks_the_run_at_the_head(tmp_path: Path, audit: Path) -> None:
+    """The head has its count; what it found behind a layer that was not drawn stands at the layer
+    whose maps come to it, with a link and a badge."""
+    root = write_run(tmp_path / "conv", {"a.png": [Drawn("conv1", type="Conv2d")]})
+    build_report(root, ReportOptions(audit=audit))
+    index = read(root / "report" / "index.html")
+    text = " ".join(index.text.split())
+    assert "Dead channels: 2 in 1 layer, by the audit of 9 images" in text
+    assert "conv1 Conv2d 6 × 4×5 2 dead (audit) 1 constant (audit)" in text
+    assert "#audit" in {a["href"] for a in index.of("a")}
+    row = (root / "report" / "index.html").read_text().split('aria-labelledby="audit"')[1]
+    assert '<a href="layer-000.html"><code>relu</code></a>' in row
+    assert len(pictures(read(root / "report" / "layer-000.html"))) == 1

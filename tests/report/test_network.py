@@ -231,7 +231,8 @@ def test_the_first_page_begins_with_the_dead_channels(
     assert f'Dead channels (zero in every image): <a href="#findings">{words}</a>' in text
     alive = built(tmp_path / "alive", {"a.png": [Drawn("x")]})
     text = (alive / "report" / "index.html").read_text("utf-8")
-    assert 'Dead channels (zero in the image): <a href="#findings">none</a>' in text
+    words = "none in the one activation drawn"
+    assert f'Dead channels (zero in the image): <a href="#findings">{words}</a>' in text
 
 
 def test_a_key_tells_what_dark_and_bright_are(tmp_path: Path) -> None:
@@ -241,3 +242,71 @@ def test_a_key_tells_what_dark_and_bright_are(tmp_path: Path) -> None:
     keys = " ".join(Markup((root / "report" / "image-000.html").read_text("utf-8")).text.split())
     assert "min max of each map" in keys
     assert "−1.5 2.25 one scale for all maps" in keys
+
+
+def test_dead_is_known_of_activations_only(tmp_path: Path) -> None:
+    """A convolution's output tells nothing of death; a block's, zero somewhere and never below,
+    does; of single numbers in one image nobody knows."""
+    below = np.tile(np.float32([-2, 3, 0.5, 1, 0, 0]), (6, 1))
+    above = np.tile(np.float32([0, 3, 0.5, 1, 0.5, 0]), (6, 1))
+    above[4] = [0, 0, 0, 0, 1, 0]
+    conv, block = Drawn("c", type="Conv2d", stats=below), Drawn("b", type="Block", stats=above)
+    head = {
+        "conv": ([conv], "not known: no activation was drawn"),
+        "block": ([conv, block], "1 in 1 layer"),
+        "number": ([Drawn("r", scale=1, tile=(1, 1))], "not known: one value of each channel"),
+    }
+    for name, (drawn, words) in head.items():
+        text = pages(built(tmp_path / name, {"a.png": drawn}))["index.html"].text
+        assert f"Dead channels (zero in the image): {words}" in " ".join(text.split())
+        assert "No channel is dead" not in text
+
+
+def test_what_stands_behind_a_relu_is_not_counted_again(tmp_path: Path) -> None:
+    """A pooling has the dead channels of the ReLU before it."""
+    stats = np.tile(np.float32([0, 3, 0.5, 1, 0.5, 0]), (6, 1))
+    stats[[1, 4]] = [0, 0, 0, 0, 1, 0]
+    drawn = [
+        Drawn(name, index=n, type=name, stats=stats) for n, name in enumerate(("ReLU", "MaxPool2d"))
+    ]
+    text = pages(built(tmp_path / "out", {"a.png": drawn}))["index.html"].text
+    assert "Dead channels (zero in the image): 2 in 1 layer" in " ".join(text.split())
+
+
+@pytest.mark.parametrize(
+    ("mode", "limits", "low", "key", "lowest"),
+    [
+        ("map", None, -2, "lowest highest value of each map by itself", "lowestbelow 0"),
+        ("map", None, 1, "lowest highest value of each map by itself", "lowestabove 0"),
+        ("map", None, 0, "lowest highest value of each map by itself", None),
+        ("layer", [-2, 3], -2, "lowest highest value of each layer", "lowestbelow 0"),
+        ("symmetric", [-3, 3], -2, "− + 0 in the middle; one scale for each layer", None),
+        ("range", [0, 3], -2, "≤ 0 3 one scale for all maps", None),
+    ],
+)
+def test_the_first_page_says_what_dark_is(
+    tmp_path: Path, mode: str, limits: list[float] | None, low: float, key: str, lowest: str | None
+) -> None:
+    """One key for all strips; a row whose darkest is not zero says so, a map tells its range."""
+    stats = np.tile(np.float32([low, 3, 1.5, 1, 0, 0]), (6, 1))
+    more = {"normalize": mode, "range": limits, "min": float(low), "max": 3.0}
+    drawn = [Drawn(name, stats=stats, index=n, more=more) for n, name in enumerate("xy")]
+    index = pages(built(tmp_path / "out", {"a.png": drawn}))["index.html"]
+    text = " ".join(index.text.split())
+    assert text.count(key) == 1
+    assert len(re.findall(r"lowest(below|above) 0", text)) == (2 if lowest else 0)
+    assert lowest is None or lowest in text
+    span = f"Channel 0: {low} to 3".replace("-", "−")
+    assert [a.get("title") for a in index.of("a")].count(span) == 2
+
+
+def test_a_layers_page_says_what_was_found_only(tmp_path: Path) -> None:
+    """Nothing of none; each finding with its channels and its meaning."""
+    stats = np.tile(np.float32([0, 3, 0.5, 1, 0.5, 0]), (6, 1))
+    clean = pages(built(tmp_path / "a", {"a.png": [Drawn("x", stats=stats)]}))["layer-000.html"]
+    assert "all zero in" not in clean.text and "0 channels" not in clean.text
+    stats[4], stats[2] = [0, 0, 0, 0, 1, 0], [5, 5, 5, 0, 0, 0]
+    found = pages(built(tmp_path / "b", {"a.png": [Drawn("x", stats=stats)]}))["layer-000.html"]
+    text = " ".join(found.text.split())
+    assert "1 channel all zero in the one image: 4 (zero at every place; behind an" in text
+    assert "1 channel constant in the one image: 2 (one value at every place" in text

@@ -226,7 +226,7 @@ def test_an_audit_without_findings_says_so(root: Path) -> None:
     [
         ("map", "grey", "all of a map, crossed out: zero everywhere", "#000000"),
         ("map", "grey", "all of a map, with a stroke: constant", "#808080"),
-        ("layer", "viridis", "one scale for all maps: the smallest value", "#440154"),
+        ("layer", "viridis", "one scale for all maps of an image: the smallest value", "#440154"),
         ("symmetric", "coolwarm", "zero", "#{:02x}{:02x}{:02x}".format(*MIDDLE[:3])),
         ("none", "grey", "1 or more", "#ffffff"),
         ("map", "grey", "NaN or infinite", "#ff00ff"),
@@ -337,3 +337,17 @@ def test_scripts_hold_no_markup() -> None:
     text = json.dumps("</script><!--&\u2028\u2029é", ensure_ascii=False)
     assert not set(_in_script(text)) & set("<>&\u2028\u2029")
     assert json.loads(_in_script(text)) == json.loads(text)
+
+
+@pytest.mark.parametrize(("columns", "kind"), [(3, "maps small"), (10, "maps"), (20, "maps whole")])
+def test_small_grids_are_enlarged_on_the_page_of_an_image(
+    tmp_path: Path, columns: int, kind: str
+) -> None:
+    """Grids of few columns are marked so, and the style sheet gives these a least width."""
+    drawn = Drawn("x", maps=columns * min(columns, 10), nrow=columns)
+    root = write_run(tmp_path / "out", {"a.png": [drawn]})
+    build_report(root, ReportOptions())
+    kinds = [figure["class"] for figure in pages(root)["image-000.html"].of("figure")]
+    assert kinds == [kind]
+    style = (root / "report" / "style.css").read_text()
+    assert re.search(r"\.one[^{]*\.small[^{]*img \{ min-width: ", style)

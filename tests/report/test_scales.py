@@ -76,7 +76,7 @@ def test_the_gradient_of_an_image_and_its_saliency_have_their_own_colours(tmp_pa
     assert "the gradient at the layer’s input · 1 image" in text
     of = "largest absolute value over the channels of the gradient at the layer’s input"
     assert f"grad-input.saliency {of}" in text
-    assert text.count("all zero in the one image") == 1  # no channel is the saliency's own
+    assert "all zero in" not in text
 
 
 def test_a_reduced_gradient_is_no_saliency(tmp_path: Path) -> None:

@@ -142,7 +142,8 @@ def test_the_input_and_the_names_are_there(root: Path) -> None:
     make_sheet(root, SheetOptions("relu", out=out))
     with Image.open(out) as picture, Image.open(root / "a.png" / "input.png") as seen:
         sheet, small = np.asarray(picture.convert("RGB")), seen.convert("RGB")
-    windows = np.lib.stride_tricks.sliding_window_view(sheet, (20, 24, 3))[:, :, 0]
+        small = small.resize((32, 27), Image.Resampling.NEAREST)  # 32 pixels at least
+    windows = np.lib.stride_tricks.sliding_window_view(sheet, (27, 32, 3))[:, :, 0]
     assert (windows == np.asarray(small)).all((2, 3, 4)).any()
     left = find(sheet[..., 0], cut(A, 0))
     assert left is not None
@@ -222,3 +223,24 @@ def test_command_line(
     assert (root.parent / "sheet-relu.png").is_file()
     assert featviz("sheet", root).code == 2
     assert featviz("sheet", root.parent, "--layer", "relu").code == 1
+
+
+def test_heads_of_narrow_columns_stand_apart(tmp_path: Path) -> None:
+    """Between "input" and "0" there is more paper than between two letters."""
+    large = Drawn("relu", maps=3, tile=(24, 60), scale=2)
+    root = write_run(tmp_path / "out", {"a.png": [large]})
+    sheet = sheet_of(root, transpose=True)
+    top, left = find(sheet, cut(large, 0)) or (0, 0)
+    ink = np.flatnonzero((sheet[: top - 2] < PAPER).any(0))
+    gaps = np.diff(ink) - 1
+    zero = ink[np.searchsorted(ink, left) - 1 :]
+    assert zero[1] - zero[0] > 4 and sorted(gaps)[-3] > 4  # input, 0, 1, 2
+
+
+def test_the_input_is_as_large_as_a_tile(tmp_path: Path) -> None:
+    """20×24 pixels beside maps of 60×80 become 60×72, their pixels sharp (numpy's nearest)."""
+    large = Drawn("relu", maps=1, nrow=1, tile=(60, 80), scale=2)
+    root = write_run(tmp_path / "out", {"a.png": [large]})
+    with Image.open(root / "a.png" / "input.png") as seen:
+        wanted = np.asarray(seen)[..., 0].repeat(3, 0).repeat(3, 1)
+    assert find(sheet_of(root), wanted) is not None

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     type=float,
     default=0.0,
     metavar="SHARE",
-    help="Accept that up to this share of all channels differs, 0..1.",
+    help="Accept that up to this share of all channels, each counted in each image, differs, 0..1.",
 )
 @opts.option("--ignore-added", is_flag=True, help="Accept layers and images that only NEW has.")
 @opts.json_option()

@@ -87,9 +87,10 @@ def command(run: Path | Url, as_json: bool, open: bool, **given: Any) -> int:
       featviz report featviz-kernels --open
       featviz report featviz-out --single-file --out maps.html
     """
+    from featviz.diff import compare_runs
     from featviz.report import ReportOptions, build_report
 
-    result = build_report(run, ReportOptions(**given))
+    result = build_report(run, ReportOptions(**given), compare_runs)
     for name, reason in result.incomplete.items():
         log.warning("%s is incomplete (%s); the report names it but does not show it", name, reason)
     if result.tiles is not None:

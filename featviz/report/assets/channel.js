@@ -220,7 +220,7 @@ class ChannelView {
     if (!found.length) return "";
     const tiles = found.map(([c, r]) => make("a", { href: this.address(c) },
       crop(frames[0], c, 48, `Channel ${c}`), make("span", {}, `${c}: ${digits(Number(r.toFixed(2)))}`)));
-    return make("section", {}, make("h3", { textContent: "Most correlated channels" }),
+    return make("section", {}, make("h3", { textContent: "Most correlated over the images" }),
       make("p", { className: "note", textContent: `Pearson’s r of the means over ${frames.length} images` }),
       make("div", { className: "alike" }, ...tiles));
   }
