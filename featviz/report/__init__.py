@@ -110,15 +110,23 @@ def build_report(
         if read_steps(place):
             return _build_series(place, options)
     with here(place) as root, here(options.compare or root) as other:
-        return _build(root, None if options.compare is None else other, options, judge)
+        return _build((root, place), (other, options.compare), options, judge)
 
 
 def _build(
-    root: Path, compare: Path | None, options: ReportOptions, judge: beside.Judge | None
+    one: tuple[Path, Path | Url],
+    two: tuple[Path, Path | Url | None],
+    options: ReportOptions,
+    judge: beside.Judge | None,
 ) -> ReportResult:
+    """Write the report of a run.
+
+    Args:
+        one: where the run is read, and where the user finds it; so `two`, to compare it with.
+    """
     with _uncollected():
-        run = read_run(root)
-        other = None if compare is None else read_run(compare)
+        run = _read(*one)
+        other = None if two[1] is None else _read(two[0], two[1])
         shown = beside.read(run, options.audit, options.kernels, options.exemplars)
         if other is not None and judge is not None:
             shown = shown.judged(run, other, judge)
@@ -129,6 +137,11 @@ def _build(
         write = _write_zip if options.zip else _write_folder
         page, written = write(partial(pages.render_folder, arranged), run.root, options)
     return ReportResult(page, tuple(written), run.left_out)
+
+
+def _read(root: Path, place: Path | Url) -> ReadRun:
+    run = read_run(root)
+    return replace(run, url=place) if isinstance(place, Url) else run
 
 
 def _beside_run(options: ReportOptions) -> str | None:

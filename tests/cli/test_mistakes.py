@@ -126,7 +126,7 @@ MODELS = [
     ("run notes.txt cat.jpg", "it is a text file", "a file that torch.save wrote"),
     ("run weights.pth cat.jpg", "an architecture that torchvision has not", "--arch says"),
     ("identify empty.pth", "it is empty", "a file that torch.save wrote"),
-    ("identify gone.pth", "File 'gone.pth' does not exist", "check the path"),
+    ("identify gone.pth", "File 'gone.pth' does not exist", "did you mean gan.pth?"),
     (
         "run gan.pth cat.jpg",
         "gan.pth holds no weights: keys 'critic', 'nets', 'state'",

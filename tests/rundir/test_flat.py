@@ -71,7 +71,7 @@ def test_run_is_resumed_and_replaced(
     (one / "manifest.json").unlink()
     base = ("run", tiny_file, photos, *BASE, *SMALL, "--out", flat)
     done = featviz(*base, "--resume")
-    assert done.code == 1 and "its options.flat is true" in done.err
+    assert done.code == 1 and "there --flat, here none" in done.err
     assert featviz(*base, "--flat", "--resume").code == 0
     assert {path.name: path.read_bytes() for path in one.iterdir()} == before
     assert featviz(*base, "--overwrite").code == 0

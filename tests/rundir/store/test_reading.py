@@ -42,7 +42,7 @@ def test_readers_take_a_url(featviz: Run, words: list[object], local: Path, tmp_
     one, two = tree(tmp_path / "to0"), tree(tmp_path / "to1")
     assert "merged/run.json" in one and one.keys() == two.keys()
     unlike = {name for name in one if one[name] != two[name]}
-    assert unlike <= {"diff.xml", "diff/diff.json"}  # which name both places
+    assert unlike <= {"diff.xml", "diff/diff.json", "two.html"}  # which name both places
     assert not [name for name in two if f"{gettempdir()}/featviz-".encode() in two[name]]
     document = json.loads(featviz("diff", URL, local, "--json").out)
     assert document["equal"] and (document["base"], document["new"]) == (URL, str(local))
