@@ -217,7 +217,8 @@ atexit.register(SHARED.close)
 
 
 def _environment(home: Path) -> dict[str, str]:
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("COV")}
+    left = ("COV", "PYTORCH_NVML")  # Lightning sets the latter, and torch then opens a library
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(left)}
     path = os.pathsep.join([str(ROOT), str(HERE), os.environ.get("PYTHONPATH", "")])
     return {
         **kept,
