@@ -132,7 +132,8 @@ def _strip_key(row: CaptureRow, own: Key) -> Key:
 
 
 def _has_zero_in_the_middle(row: CaptureRow) -> bool:
-    return row.range is not None and row.range[0] == -row.range[1]  # type: ignore[operator]
+    low, high = row.range or (None, None)
+    return low is not None and high is not None and low == -high
 
 
 def lowest(row: CaptureRow, low: float) -> str:

@@ -56,7 +56,7 @@ def test_a_pipe_that_closes_in_the_midst_is_no_success(
     [
         ["--help"],
         ["completion", "bash"],
-        pytest.param(["layers", "MODEL"], marks=pytest.mark.slow),
+        pytest.param(["layers", "MODEL", "--size", "16"], marks=pytest.mark.slow),
     ],
     ids=lambda arguments: "-".join(arguments[:2]),
 )
@@ -72,7 +72,10 @@ def test_a_full_disk_behind_stdout_is_one_line(arguments: list[str], tiny_file: 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full")
 @pytest.mark.parametrize(
     "arguments",
-    [["layers", "MODEL", "--json"], ["run", "MODEL", "PHOTOS", "--json", "-q", "--out", "OUT"]],
+    [
+        ["layers", "MODEL", "--size", "16", "--json"],
+        ["run", "MODEL", "PHOTOS", "--json", "-q", "--out", "OUT"],
+    ],
     ids=lambda arguments: arguments[0],
 )
 def test_a_full_disk_stops_the_lines_of_json(

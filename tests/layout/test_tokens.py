@@ -159,7 +159,7 @@ def test_nan_tokens_are_magenta_in_their_places(
     keep[1, 3, 7] = False
     assert np.abs(pixels[..., 0].astype(int) - want)[keep].max() <= 2
     assert row["nonfinite"] == 1
-    assert "blocks.1 output of ramps.png holds 1 NaN or infinite values" in messages.text
+    assert "NaN or infinite values, shown in magenta: blocks.1 (1 image)" in messages.text
 
 
 def test_max_maps_of_tokens(tmp_path: Path) -> None:

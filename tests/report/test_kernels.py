@@ -71,7 +71,7 @@ def test_a_channel_shows_its_kernel(featviz: CLI, both: tuple[Path, Path], brows
 @pytest.mark.parametrize(
     ("damage", "words"),
     [
-        (lambda p: shutil.rmtree(p), "it has no run.json"),
+        (lambda p: shutil.rmtree(p), "holds no kernels"),
         (lambda p: (p / "run.json").write_text('{"schema_version": 1}'), "holds no kernels"),
         (lambda p: next(p.rglob("kernel.png")).unlink(), "kernel.png is missing"),
         (lambda p: Image.new("L", (3, 3)).save(next(p.rglob("kernel.png"))), "has 3×3 pixels"),
