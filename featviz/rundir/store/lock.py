@@ -31,6 +31,8 @@ _MOST = 4096
 """Bytes that are read of a lock."""
 _POLL = 1.0
 """Seconds between two tries to make a lock that another process has."""
+_VANISHING = 5
+"""How often a lock may be gone, or empty, when it is looked at, before it counts as held."""
 _PROCESS = re.compile(r"process (\d{1,9}) on ")
 
 _HELD: set[bytes] = set()
@@ -66,11 +68,14 @@ def held(store: ObjectStore, wait: float) -> Iterator[None]:
 
 
 def _acquire(store: ObjectStore, words: bytes, wait: float) -> None:
-    end, told = time.monotonic() + wait, False
+    end, told, vanished = time.monotonic() + wait, False, 0
     while not _made(store, words):
         holder = store.head(LOCK_FILE, _MOST)
         if holder == words:  # the answer to an earlier try was lost
             break
+        if not holder and vanished < _VANISHING:  # its process has ended meanwhile
+            vanished += 1
+            continue
         if _take_over(store, holder):
             continue
         if time.monotonic() >= end:

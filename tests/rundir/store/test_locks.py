@@ -71,6 +71,16 @@ def test_the_lock_of_a_process_that_is_gone_is_taken_over(
     assert stored() == tree(local)
 
 
+def test_a_lock_that_is_gone_when_it_is_looked_at_is_taken(
+    featviz: Run, words: list[object], local: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its process ended between the two: nobody is named as the holder of nothing."""
+    create, tries = ObjectStore.create, iter([False, False])
+    monkeypatch.setattr(ObjectStore, "create", lambda *about: next(tries, True) and create(*about))
+    assert featviz(*words, "--out", URL).code == 0
+    assert stored() == tree(local) and list(tries) == []
+
+
 @pytest.mark.parametrize(
     "words_of_lock", [b"", b"\xff\x00\x1b]0;x\x07\n", b"process 1 on \n" * 9999]
 )
