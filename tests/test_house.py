@@ -179,6 +179,7 @@ def _with_packages(name: str) -> set[str]:
     return (of_featviz(name, typing=False) | packages) & set(FILES) - {name, "featviz"}
 
 
+@pytest.mark.slow
 def test_no_import_cycles() -> None:
     """Imports go one way inside a wing, too, those inside functions included.
 

@@ -24,6 +24,7 @@ from featviz.records import STAT_COLUMNS
 from .drawn import AS_IT_IS
 
 
+@pytest.mark.slow
 def test_without_out_nothing_is_left(
     tiny: nn.Module, pixels: np.ndarray, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

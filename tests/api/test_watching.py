@@ -70,6 +70,7 @@ def _compiled_in_place(model: nn.Module) -> nn.Module:
     return model
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "wrap",
     [
@@ -253,6 +254,7 @@ def test_what_somebody_put_into_a_step_stays(tmp_path: Path) -> None:
     assert list(read_steps(tmp_path / "s")) == [0, 2]
 
 
+@pytest.mark.slow
 def test_an_earlier_series_stays_until_a_step_is_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

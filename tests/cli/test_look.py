@@ -49,6 +49,7 @@ def test_json_is_one_document(featviz: Run) -> None:
     assert Path(document["file"]).exists()
 
 
+@pytest.mark.slow
 def test_only_its_own_picture_is_replaced(featviz: Run, tmp_path: Path) -> None:
     """An earlier one of look without a word; another file only with --overwrite."""
     page = tmp_path / "page.png"

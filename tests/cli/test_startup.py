@@ -87,6 +87,7 @@ def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "line",
     [
@@ -114,6 +115,7 @@ def test_a_network_of_ones_own_needs_no_torchvision(line: str, own: Path) -> Non
         assert json.loads(run.read_text())["torchvision"] == torchvision.__version__
 
 
+@pytest.mark.slow
 def test_a_model_of_torchvisions_is_seen_to_import_it(own: Path) -> None:
     """The oracle of the test above tells the two apart."""
     assert "torchvision" in modules_after("layers", "resnet18", "--weights", "none")[1]

@@ -26,6 +26,7 @@ def test_added_and_removed_layers(featviz: CLI, run: Run) -> None:
     assert "only in BASE: layer 1 output (not there)" in done.out
 
 
+@pytest.mark.slow
 def test_added_and_removed_images(featviz: CLI, run: Run, photos: Path) -> None:
     """The same for images, whose fate in the other run is told."""
     both, one = run("both"), run("one", images=photos / "a.png")

@@ -128,6 +128,7 @@ def test_without_numba_numpy_serves(monkeypatch: pytest.MonkeyPatch) -> None:
         scan.compiled.cache_clear()
 
 
+@pytest.mark.slow
 def test_two_threads_keep_their_loops_in_one_folder() -> None:
     """A thread that loads the loops while another does waits, and finds them where that one has put
     them: in a folder below it they would be compiled anew."""

@@ -212,6 +212,7 @@ def test_tensors_of_one_layer_are_told_apart(kind: str, call: int, key: str, wor
     assert titled(picture, site, (1, 64, 8, 8), "png").title.startswith(f"{words}  1×64×8×8")
 
 
+@pytest.mark.slow
 def test_a_picture_that_its_format_holds_only_without_a_title_is_skipped(
     featviz: CLI, tmp_path: Path, picture: Path
 ) -> None:

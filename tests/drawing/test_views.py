@@ -354,6 +354,7 @@ def test_shared_basis_is_of_all_pixels_of_all_images(several: Path, tmp_path: Pa
     assert not np.array_equal(own, Image.open(out / "0.png" / "001_0" / "output.png"))
 
 
+@pytest.mark.slow
 def test_shared_basis_survives_a_resume(
     several: Path, tmp_path: Path, tiny_file: Path, featviz: Callable[..., Outcome]
 ) -> None:

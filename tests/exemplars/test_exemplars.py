@@ -208,6 +208,7 @@ def test_of_an_image_that_fails_on_the_way_nothing_stays(
     assert sorted(shown) == [number for number, red in enumerate(reds) if red <= 0.5]
 
 
+@pytest.mark.slow
 def test_each_class_has_its_own(net: nn.Module, noise: Path, tmp_path: Path) -> None:
     """With --per-class a layer comes once for each folder, with images of that folder only; all
     together they are what one finds among that folder's images alone."""

@@ -57,6 +57,7 @@ def by_gradient(net: nn.Module, size: tuple[int, int], images: int = 48) -> Boxe
     return boxes
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:Using padding='same'")
 @pytest.mark.parametrize(
     "name",
@@ -71,6 +72,7 @@ def test_what_the_functions_tell_is_what_gradients_say(name: str) -> None:
     assert {place: fields.box(target, *place) for place in expected} == expected
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MEASURED)
 def test_what_no_function_tells_is_measured(name: str) -> None:
     """The same boxes, and the tool says that they are measured."""
@@ -126,6 +128,7 @@ def test_what_has_no_gradient_is_shown_whole() -> None:
     assert fields.box(target, 3, 3) == (0, 0, WIDTH, HEIGHT)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("layer", "sees"),
     [

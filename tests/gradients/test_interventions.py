@@ -123,6 +123,7 @@ def test_ablated_channels_are_zero_where_they_were_nan(tmp_path: Path) -> None:
     assert not torch.signbit(got["0", "output"]).any()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["nn.Linear", "vit", "swin"])
 def test_channels_of_tokens_and_channels_last(kind: str, tmp_path: Path) -> None:
     """Channels are the last axis of [1, T, D] and of [1, H, W, C]."""

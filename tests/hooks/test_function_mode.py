@@ -76,6 +76,7 @@ def test_the_output_is_the_same_bit_for_bit(net: nn.Module) -> None:
         assert torch.equal(net(image), plain)
 
 
+@pytest.mark.slow
 def test_no_mode_where_no_function_is_asked_for(
     net: nn.Module, picture: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -80,6 +80,7 @@ def test_a_file_without_end_is_no_picture(tmp_path: Path) -> None:
         decode.decode(Sample("huge.png", (path,)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("opener", "name"), [(gzip.open, "b.tar.gz"), (bz2.open, "b.tar.bz2")], ids=["gz", "bz2"]
 )
@@ -131,6 +132,7 @@ def test_a_million_members_in_a_few_bytes(tmp_path: Path, monkeypatch: pytest.Mo
         find.find_samples([str(path)])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", [zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
 def test_a_zip_that_lies_about_its_sizes(method: int, tmp_path: Path) -> None:
     """A member gives no more than it says, however much its data unpacks to."""

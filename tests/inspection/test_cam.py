@@ -58,6 +58,7 @@ def test_the_map_lies_over_the_image_where_the_evidence_is() -> None:
     assert np.abs(grey - np.asarray(large)).max() < 0.01 * values.max()
 
 
+@pytest.mark.slow
 def test_a_head_of_five_classes_takes_no_names_of_a_thousand(featviz: Run, tmp_path: Path) -> None:
     """A state dict of a torchvision architecture with another head: its classes are numbers, in the
     words and in the picture; only a number that the head has is a class."""
@@ -100,6 +101,7 @@ def test_images_of_one_name_have_pictures_of_their_own(featviz: Run, tmp_path: P
     assert names == ["cam-a__x.png", "cam-b__x.bmp.png", "cam-b__x.png.png"]
 
 
+@pytest.mark.slow
 def test_a_broken_image_fails_alone(featviz: Run, tmp_path: Path) -> None:
     """Exit code 3 beside one that is whole, 1 by itself; Python says so in `failures`."""
     (tmp_path / "broken.png").write_bytes(FIVE.read_bytes()[:99])

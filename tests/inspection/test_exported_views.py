@@ -106,6 +106,7 @@ def sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, list[A
 # audit -------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_audit_of_a_program_is_the_eager_models(
     sources: dict[str, list[Any]], noises: Path, tmp_path: Path, featviz: Callable[..., Any]
 ) -> None:
@@ -217,6 +218,7 @@ def _pruned() -> nn.Module:
     return module
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "make",
     [
@@ -289,6 +291,7 @@ def _gradient(module: nn.Module, rule: str, image: Tensor) -> tuple[Tensor, int]
     return gradient, 0 if found is None else found.met
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rule", ["plain", "guided", "deconv"])
 @pytest.mark.parametrize("decomposed", [False, True])
 def test_gradients_of_a_program_follow_the_rule(

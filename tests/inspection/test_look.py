@@ -183,6 +183,7 @@ def test_an_output_that_is_a_picture_is_shown(see: Callable[..., LookResult]) ->
     assert not result.prediction
 
 
+@pytest.mark.slow
 def test_many_stages_are_spread(see: Callable[..., LookResult]) -> None:
     """Of more than MOST_STAGES the first, the last and evenly spread ones; --layers takes all."""
     torch.manual_seed(0)

@@ -451,6 +451,7 @@ def test_table_says_mac_and_flop_apart(featviz: Run) -> None:
 GUESS = "its size is a guess; --size says it"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", ["summary", "layers"])
 def test_a_guess_of_the_size_is_said_above_the_table(command: str, featviz: Run) -> None:
     """Where no option, model or weights say it; a tenth of the figures would be as credible."""

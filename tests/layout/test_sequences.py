@@ -239,6 +239,7 @@ CASES: dict[str, tuple[Callable[[], nn.Module], tuple[int, int], Expected]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
 def test_tokens_of_the_image_are_maps_and_others_are_rows(name: str) -> None:
     """Each layer has the layout that it should, and shows the clone as it is unfolded by hand."""
@@ -282,6 +283,7 @@ def test_only_what_a_softmax_gives_is_attention_in_segformer() -> None:
         assert torch.equal(one.maps, one.tensor[0])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "smaller"),
     [

@@ -142,6 +142,7 @@ def test_a_class_that_is_not_imported_keeps_its_name(tmp_path: Path) -> None:
     assert "nowhere" not in sys.modules
 
 
+@pytest.mark.slow
 def test_a_program_is_given_back_as_it_was(exported: Path) -> None:
     """Training flags and buffers of the unflattened modules survive a run."""
     module = load(exported).module
@@ -247,6 +248,7 @@ class Two(nn.Module):
         return x + y
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [[], ["--trust"]], ids=["rewritten", "trusted"])
 def test_a_program_of_torchvisions_operators_brings_them(
     options: list[str], tmp_path: Path

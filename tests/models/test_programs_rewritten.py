@@ -80,6 +80,7 @@ def test_what_is_written_anew_gives_what_torchs_own_module_gives(name: str, tmp_
         assert got.dtype == want.dtype and torch.equal(got, want)
 
 
+@pytest.mark.slow
 def test_weights_as_torch_2_8_wrote_them(tmp_path: Path) -> None:
     """A pickle of named tensors becomes records of plain bytes; what shared memory shares it."""
     module = Net().eval()

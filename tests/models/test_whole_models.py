@@ -143,6 +143,7 @@ def test_a_factory_may_compile(tmp_path: Path) -> None:
     assert type(load(f"{tmp_path / 'user_compiled.py'}:make")) is nn.Conv2d
 
 
+@pytest.mark.slow
 def test_detection_models_that_ran_load(tmp_path: Path) -> None:
     """A forward pass leaves a LevelMapper behind; the model still loads, and says the same."""
     module = models.get_model(

@@ -415,6 +415,7 @@ def open_files() -> int:
     return len(list(Path("/proc/self/fd").iterdir()))
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="counts in /proc")
 def test_a_run_leaves_no_descriptor_open(
     featviz: Run, tiny_file: Path, photos: Path, tmp_path: Path

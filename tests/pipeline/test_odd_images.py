@@ -58,6 +58,7 @@ def test_names_that_lead_to_one_folder_are_told_apart(
     assert len(complete(tmp_path / "out")) == 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", [fifo, device])
 @pytest.mark.parametrize("name", ["odd.png", "odd.tar", "odd.zip", "odd.tar.gz"])
 def test_a_fifo_or_device_as_image(

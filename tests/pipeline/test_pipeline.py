@@ -140,6 +140,7 @@ def test_small_model_equals_torchvision_in_every_map(tiny: nn.Module, tmp_path: 
         )
 
 
+@pytest.mark.slow
 def test_digits_demonstration_draws_twenty_folders(tmp_path: Path) -> None:
     """Twenty digits, four kinds of layers: 20 folders with 9 pictures each, none dark or flat."""
     result = fv.run(
@@ -345,6 +346,7 @@ def test_interrupt_keeps_the_image_before(
     }
 
 
+@pytest.mark.slow
 def test_default_layers_are_one_for_each_stage(tmp_path: Path) -> None:
     """Without selectors: the first convolution and the last layer at each resolution."""
     run = fv.run("resnet18", SCENES / "spheres.jpg", out=tmp_path / "out", weights="none", scale=1)

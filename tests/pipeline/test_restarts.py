@@ -88,6 +88,7 @@ def attempts(tiny_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     return Attempts(tiny_file, make_photos(tmp_path / "photos", 6))
 
 
+@pytest.mark.slow
 def test_what_is_to_replace_a_run_goes_on_where_it_was(attempts: Attempts, tmp_path: Path) -> None:
     """--overwrite: until the second attempt is through the earlier run stays, and then a third one
     finds all of its images."""

@@ -259,6 +259,7 @@ def shown_by(
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("way", "words"),
     [

@@ -274,6 +274,7 @@ def test_run_makes_its_report(
         assert "×".join(map(str, row["shape"])) in text
 
 
+@pytest.mark.slow
 def test_reading_a_run_imports_no_torch(root: Path) -> None:
     """In a process of its own, where importing torch is an error."""
     code = (

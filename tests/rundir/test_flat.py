@@ -27,6 +27,7 @@ def flat(featviz: Callable[..., Outcome], tiny_file: Path, photos: Path, tmp_pat
     return tmp_path / "flat"
 
 
+@pytest.mark.slow
 def test_names_tell_image_layer_and_kind(flat: Path, tmp_path: Path) -> None:
     """No folder for a layer; the pictures are those of a run without the option."""
     folders = [path for path in flat.iterdir() if path.is_dir()]
@@ -53,6 +54,7 @@ def test_names_tell_image_layer_and_kind(flat: Path, tmp_path: Path) -> None:
             assert np.array_equal(*map(np.asarray, pictures))
 
 
+@pytest.mark.slow
 def test_every_reader_finds_the_files(
     flat: Path, tmp_path: Path, featviz: Callable[..., Outcome]
 ) -> None:
@@ -62,6 +64,7 @@ def test_every_reader_finds_the_files(
     assert featviz("sheet", flat, "--layer", "0", "--out", tmp_path / "sheet.png").code == 0
 
 
+@pytest.mark.slow
 def test_run_is_resumed_and_replaced(
     flat: Path, tmp_path: Path, tiny_file: Path, photos: Path, featviz: Callable[..., Outcome]
 ) -> None:

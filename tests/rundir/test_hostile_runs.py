@@ -94,6 +94,7 @@ def colors(path: Path) -> list[Any]:
         return opened.convert("RGB").getcolors(2**24) or []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [*FIELDS, *FILES])
 def test_what_does_not_fit_is_named_and_left_out(
     featviz: CLI, places: tuple[Path, Path], name: str

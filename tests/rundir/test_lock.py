@@ -49,6 +49,7 @@ def test_every_command_that_writes_a_folder_asks_for_it(
     assert featviz(*commands[command]).code == 0
 
 
+@pytest.mark.slow
 def test_wait_goes_on_when_the_other_one_is_done(
     featviz: Run, tiny_file: Path, photos: Path, tmp_path: Path
 ) -> None:

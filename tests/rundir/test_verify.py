@@ -86,6 +86,7 @@ def swapped(path: Path, dice: random.Random) -> None:
 FAULTS = (removed, emptied, flipped, swapped)
 
 
+@pytest.mark.slow
 def test_a_hundred_planted_faults_are_found(whole: Path) -> None:
     """One file of one image is removed, emptied, or changed by a bit or two bytes: it is found
     each time, and no other image is blamed (seed 18)."""

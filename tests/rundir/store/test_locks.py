@@ -34,6 +34,7 @@ def test_a_second_run_is_refused_and_told_who_holds_it(featviz: Run, words: list
     assert stored() == {}
 
 
+@pytest.mark.slow
 def test_wait_goes_on_when_the_other_one_is_done(
     featviz: Run, words: list[object], local: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

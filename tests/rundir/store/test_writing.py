@@ -22,6 +22,7 @@ from featviz.rundir.store.objects import ObjectStore
 Run = Callable[..., Outcome]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "more",
     [[], ["--flat"], ["--tensors", "npy", "--figure"], ["--reduce", "pca", "--shared-basis"]],
@@ -130,6 +131,7 @@ def test_resume_mends_what_was_lost(
     assert stored() == tree(local)
 
 
+@pytest.mark.slow
 def test_every_flipped_bit_is_found_and_mended(
     featviz: Run, words: list[object], local: Path
 ) -> None:
