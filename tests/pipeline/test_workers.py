@@ -8,6 +8,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import forked
@@ -207,10 +208,12 @@ def test_torchrun_divides_the_images_and_leaves_one_run(tiny_file: Path, tmp_pat
 
 
 def wait_for(count: int, out: Path) -> None:
-    deadline = time.monotonic() + 60
-    while len(complete(out)) < count:
+    deadline, found = time.monotonic() + 60, 0
+    while found < count:
         assert time.monotonic() < deadline
         time.sleep(0.05)
+        with suppress(FileNotFoundError):  # a folder got its final name while it was listed
+            found = len(complete(out))
 
 
 @pytest.fixture
