@@ -311,3 +311,38 @@ def test_the_lines_of_json_are_lines(featviz: Run, tiny_file: Path, photos: Path
     """What is printed through the check of stdout is what was to be printed."""
     done = featviz("run", tiny_file, photos, *SMALL, "--json", "--out", photos.parent / "o")
     assert [json.loads(line)["image"] for line in done.out.splitlines()] == ["00.png", "01.png"]
+
+
+ENDING = """
+import atexit, sys, threading
+class Held:
+    def __del__(self):
+        print("taken down")
+held = Held()
+atexit.register(print, "called")
+if "thread" in sys.argv[1]:
+    threading.Timer(0.3, print, ["thread"]).start()
+if "traced" in sys.argv[1]:
+    sys.setprofile("".format)
+from featviz.cli import main
+del sys.argv[1]
+main()
+"""
+
+
+@pytest.mark.parametrize(
+    ("what", "last"), [("", "called"), ("traced", "taken down"), ("thread", "taken down")]
+)
+@pytest.mark.parametrize(("option", "code"), [("--version", 0), ("--nonsense", 2)])
+def test_a_command_is_over_when_its_work_is(what: str, last: str, option: str, code: int) -> None:
+    """What is called at the end is called, but Python is not taken down, which takes as long as an
+    image; a tracer and a thread that is at work get Python's own end."""
+    done = subprocess.run(
+        [sys.executable, "-c", ENDING, what, option], capture_output=True, text=True, check=False
+    )
+    lines = done.stdout.splitlines()
+    assert done.returncode == code
+    assert lines[-1] == last
+    assert ("thread" in lines) == (what == "thread")
+    assert ("featviz" in lines[0]) == (code == 0)
+    assert "Traceback" not in done.stderr
