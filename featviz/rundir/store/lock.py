@@ -33,6 +33,9 @@ _POLL = 1.0
 """Seconds between two tries to make a lock that another process has."""
 _VANISHING = 5
 """How often a lock may be gone, or empty, when it is looked at, before it counts as held."""
+_PAUSE = 0.01
+"""Seconds before it is looked at again, doubled each time: a store may say for a while that there
+is an object, and that there is none."""
 _PROCESS = re.compile(r"process (\d{1,9}) on ")
 
 _HELD: set[bytes] = set()
@@ -75,6 +78,7 @@ def _acquire(store: ObjectStore, words: bytes, wait: float) -> None:
             break
         if not holder and vanished < _VANISHING:  # its process has ended meanwhile
             vanished += 1
+            time.sleep(_PAUSE * 2**vanished)
             continue
         if _take_over(store, holder):
             continue
