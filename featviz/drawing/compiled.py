@@ -1,5 +1,5 @@
 """The loops that `scan` runs on a CPU, compiled by numba; without the GIL. Those over values stand
-here, those over tiles in `compiled_tiles`.
+here, those over tiles in `compiled_tiles`, and that which deflates pictures in `compiled_deflate`.
 
 A row is read while it lies in the cache. The loops are written so that LLVM takes several values
 at a time; in ns a value on one core, for maps of 112² as of 28²: the extremes of integers that have
@@ -15,6 +15,7 @@ from typing import no_type_check
 
 import numpy as np
 
+from featviz.drawing.compiled_deflate import deflate
 from featviz.drawing.compiled_tiles import (
     blend,
     compiled,
@@ -28,6 +29,7 @@ __all__ = [
     "blend",
     "count",
     "crc32c",
+    "deflate",
     "enlarge",
     "filter_rows",
     "lay_filtered",

@@ -1,0 +1,140 @@
+"""The compiled deflate, against zlib: what it writes comes back, and takes no more than it may."""
+
+from __future__ import annotations
+
+import heapq
+import zlib
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from isal import isal_zlib
+
+from featviz.drawing import png, scan
+
+SPARSE = 4096 * 8 * 8
+"""Bytes of a block of which every eighth sample is counted."""
+
+
+def deflated(data: np.ndarray, cuts: int = 1) -> bytes:
+    """A zlib stream of bytes that come in pieces."""
+    stream = png.Stream()
+    pieces = [stream.deflated(np.ascontiguousarray(piece)) for piece in np.array_split(data, cuts)]
+    return b"".join((*pieces, stream.end()))
+
+
+def noise(count: int, spread: float, seed: int = 0) -> np.ndarray:
+    """Bytes around zero, as filters leave them."""
+    values = np.random.default_rng(seed).normal(0, spread, count)
+    return np.round(values).astype(np.int64).astype(np.uint8)
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.integers(0, 5000),
+    st.integers(1, 256),
+    st.floats(0, 1),
+    st.integers(1, 5),
+    st.integers(0, 2**32 - 1),
+)
+def test_what_is_deflated_is_read_back(
+    size: int, symbols: int, zeros: float, cuts: int, seed: int
+) -> None:
+    """Any number of bytes with any number of values and zeros, in any pieces."""
+    chance = np.random.default_rng(seed)
+    data = chance.integers(0, symbols, size).astype(np.uint8)
+    data[chance.random(size) < zeros] = 0
+    if chance.random() < 0.5:  # runs as well, of any length and at any place
+        for start in chance.integers(0, size + 1, 5):
+            data[start : start + chance.integers(0, 1200)] = 0
+    assert zlib.decompress(deflated(data, cuts)) == data.tobytes()
+
+
+@pytest.mark.parametrize("length", [*range(1, 40), *range(255, 275), 515, 516, 517, 518, 519, 774])
+def test_every_length_of_a_run_is_read_back(length: int) -> None:
+    """Matches are 3 to 258 bytes long, and what is left of a run is one, too."""
+    for before in (b"", b"\x07", b"\x00\x07"):
+        data = np.frombuffer(before + bytes(length) + b"\x09", np.uint8)
+        assert zlib.decompress(deflated(data)) == data.tobytes()
+
+
+@pytest.mark.parametrize("many", [1, 2, 20, 45])
+def test_codes_are_never_longer_than_four_of_them_fit(many: int) -> None:
+    """Counts that grow as Fibonacci's numbers give the longest of Huffman's codes: they are cut to
+    14 bits, and the bytes come back."""
+    counts = [1, 1]
+    while len(counts) < many and sum(counts) < 2_000_000:
+        counts.append(counts[-1] + counts[-2])
+    data = np.repeat(np.arange(1, len(counts) + 1, dtype=np.uint8), counts)
+    data = np.random.default_rng(0).permutation(data)
+    stream = deflated(data)
+    assert zlib.decompress(stream) == data.tobytes()
+    plain = isal_zlib.compress(data, 1)
+    assert len(stream) <= 1.02 * len(plain) + 200
+
+
+def huffman(data: np.ndarray) -> float:
+    """Bytes that Huffman's method gives these at best, without the lengths of its codes."""
+    heap = [int(count) for count in np.unique(data, return_counts=True)[1]]
+    heapq.heapify(heap)
+    bits = 0
+    while len(heap) > 1:
+        bits += (both := heapq.heappop(heap) + heapq.heappop(heap))
+        heapq.heappush(heap, both)
+    return bits / 8
+
+
+@pytest.mark.parametrize("size", [1000, 30_000, SPARSE])
+@pytest.mark.parametrize("spread", [0.3, 2.0, 10.0, 40.0])
+def test_noise_takes_no_more_than_its_best_code(spread: float, size: int) -> None:
+    """The head of a block takes 143 bytes, and what samples do not see less than a hundredth."""
+    data = noise(size, spread)
+    stream = deflated(data)
+    assert zlib.decompress(stream) == data.tobytes()
+    best = huffman(data)
+    assert len(stream) <= 1.01 * best + 175
+    assert spread < 1 or len(stream) > best  # where zeros stand together runs are shorter
+
+
+def test_what_cannot_be_deflated_grows_by_a_hundredth_at_most() -> None:
+    """Random bytes have no code that is shorter than they are."""
+    data = np.random.default_rng(0).integers(0, 256, SPARSE, dtype=np.uint8)
+    stream = deflated(data)
+    assert zlib.decompress(stream) == data.tobytes()
+    assert data.size < len(stream) < 1.01 * data.size
+
+
+def test_a_block_that_is_unlike_its_samples_is_counted_whole() -> None:
+    """Zeros wherever a long block is counted, and noise of the rest's bytes elsewhere."""
+    data = np.random.default_rng(0).integers(1, 256, SPARSE, dtype=np.uint8)
+    words = data.reshape(-1, 64 * 8)
+    words[:: len(words) // 64] = 0
+    stream = deflated(data)
+    assert zlib.decompress(stream) == data.tobytes()
+    assert len(stream) < data.size
+
+
+def test_a_run_of_zeros_takes_next_to_nothing() -> None:
+    """A match of 258 bytes is three bits at most."""
+    assert len(deflated(np.zeros(1_000_000, np.uint8))) < 175 + 3 * 1_000_000 / 258 / 8
+
+
+def test_blocks_stay_apart() -> None:
+    """Each piece has its own codes: dark beside noisy ones take no more than each alone."""
+    pieces = noise(100_000, 0.5), noise(100_000, 40.0), noise(100_000, 0.5, 1)
+    alone = sum(len(deflated(piece)) for piece in pieces)
+    assert abs(len(deflated(np.concatenate(pieces), 3)) - alone) < 30
+
+
+def test_without_numba_isal_serves(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The stream is another one, with the same bytes in it; so it is where bytes of a number stand
+    the other way round."""
+    data = noise(10_000, 5.0)
+    own = deflated(data, 2)
+    with monkeypatch.context() as patch:
+        patch.setattr("sys.byteorder", "big")
+        other = deflated(data, 2)
+    monkeypatch.setattr(scan, "compiled", lambda: None)
+    assert deflated(data, 2) == other != own
+    assert zlib.decompress(own) == zlib.decompress(other) == data.tobytes()
