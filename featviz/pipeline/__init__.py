@@ -25,8 +25,7 @@ from featviz.images import find
 from featviz.models.load import LoadedModel, ModelOptions, mistakes_first
 from featviz.pipeline import dry_run, shared_basis
 from featviz.pipeline.dealing import Deal, with_next
-from featviz.pipeline.dry_pass import effort
-from featviz.pipeline.encoders import Background
+from featviz.pipeline.encoders import STEP_BACK, Background
 from featviz.pipeline.limits import check_written
 from featviz.pipeline.options import RunOptions
 from featviz.pipeline.place import held, in_any_case, place
@@ -54,14 +53,6 @@ log = logging.getLogger(__name__)
 
 QUEUE_BYTES = 64 * 2**20
 """Tiles that may wait for an encoder."""
-
-HEAVY = 450.0
-"""Multiplications for each drawn value above which torch gets all cores. With every Conv2d and ReLU
-at 224 × 224, vgg16 has 570, resnet18 380, resnet50 200; on two cores vgg16 takes 0.8 times as long
-with all of them, the other two 1.0 to 1.3 times."""
-
-MANY = 8
-"""Images from which on a run is worth a pass on zeros to share the cores."""
 
 _NAMED = 5
 """Layers that gave NaN or infinite values which a warning names."""
@@ -336,22 +327,17 @@ def _write_without_the_dead(document: RunDocument, folder: RunDirectory, team: W
 def shared_cores(prepared: Prepared) -> Iterator[Background]:
     """Encoders beside the model: `jobs` threads, or a quarter of the cores, at least two.
 
-    Where little is drawn of a large model, torch gets all cores for as long as this lasts, and the
-    encoders what it leaves. Else it leaves them a quarter of the cores: where its threads and the
-    encoders together outnumber the cores, each of its operations waits for the slowest of them. The
-    split follows from the model, the layers and how many images the whole run has, so that a run
-    gives the same values each time; a few images are not worth the pass on zeros that tells it.
+    Where threads can step back (Linux) torch gets all cores, and the encoders what it leaves. Else
+    it leaves them a quarter of the cores for as long as this lasts: each of its operations waits
+    for the slowest of its threads. A run never decides by what it measures, and so gives the same
+    values each time.
     """
     cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
     share, threads = max(1, cores // 4), torch.get_num_threads()
-    heavy = prepared.model.device.type != "cpu" or (
-        len(prepared.samples) >= MANY
-        and effort(prepared.model, prepared.blank, prepared.layers) > HEAVY
-    )
-    torch.set_num_threads(max(1, min(threads, cores if heavy else cores - share)))
+    torch.set_num_threads(max(1, min(threads, cores if STEP_BACK else cores - share)))
     try:
         jobs = prepared.options.jobs or max(2, share)
-        with Background(jobs, QUEUE_BYTES, nice=heavy) as background:
+        with Background(jobs, QUEUE_BYTES) as background:
             yield background
     finally:
         torch.set_num_threads(threads)

@@ -6,14 +6,13 @@ import logging
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from math import prod
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from featviz.errors import ForwardError, UsageError
 from featviz.hooks import first_look, selectors
 from featviz.hooks.capture import hooked
-from featviz.hooks.eval_mode import in_eval_mode, kept_rng
+from featviz.hooks.eval_mode import in_eval_mode
 from featviz.hooks.first_look import Ran
 from featviz.hooks.forward import faults, forward
 from featviz.hooks.functions import list_functions
@@ -78,29 +77,6 @@ def probe(
         forward(model.module, [arg.to(model.device) for arg in blank], recorder)
         ran.calls.update(recorder.calls)
     return ran
-
-
-def effort(model: LoadedModel, blank: Sequence[Tensor], layers: Sequence[Layer]) -> float:
-    """Multiplications of the model's convolutions and matrices for each value that these layers
-    give: how much of a run's work is the model's own; 0 where the model cannot take `blank`.
-    """
-    counts: list[int] = []
-
-    def count(module: nn.Module, args: object, output: object) -> None:
-        weight = getattr(module, "weight", None)
-        if isinstance(weight, Tensor) and weight.dim() > 1 and isinstance(output, Tensor):
-            counts.append(output.numel() * weight[0].numel())
-
-    handles = [module.register_forward_hook(count) for module in model.module.modules()]
-    try:
-        with kept_rng():
-            outputs = probe(model, blank, layers).outputs
-    except ForwardError:
-        return 0.0
-    finally:
-        for handle in handles:
-            handle.remove()
-    return sum(counts) / max(1, sum(prod(shape) for _, shape in outputs))
 
 
 def functions(model: LoadedModel, blank: Sequence[Tensor]) -> dict[Layer, int]:

@@ -5,48 +5,95 @@ from __future__ import annotations
 
 import os
 import sys
+from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import dataclass
 from threading import Condition, get_native_id
 from types import TracebackType
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 K = TypeVar("K")
 T = TypeVar("T")
 
 
-NICENESS = 10
-"""How far encoders step back where torch takes all cores (Linux's scale of 0 to 19)."""
+STEP_BACK = sys.platform == "linux"
+"""Whether threads have a niceness of their own; elsewhere it would be the whole process."""
+
+NICENESS = 19
+"""How far the threads step back (Linux's scale of 0 to 19): torch's are to find every core free."""
+
+
+@dataclass(frozen=True)
+class _Task:
+    size: int
+    work: Callable[[], Any]
+    future: Future[Any]
+
+    def run(self) -> None:
+        """Do it, unless it was cancelled."""
+        if self.future.set_running_or_notify_cancel():
+            try:
+                self.future.set_result(self.work())
+            except Exception as error:
+                self.future.set_exception(error)
+            except BaseException as error:  # a caller who helps is interrupted
+                self.future.set_exception(error)
+                raise
 
 
 class Background:
-    """Runs tasks in threads; `submit` waits while more than `max_bytes` are on their way.
+    """Runs tasks in threads that step back before all others (on Linux). Whoever has to wait for
+    them takes tasks himself: so they are done as if no thread had stepped back, and no more than
+    `max_bytes` are on their way.
 
     Leaving the `with` block waits for all tasks; after an exception, those not begun are dropped.
     """
 
-    def __init__(self, workers: int, max_bytes: int, nice: bool = False) -> None:
-        """Begin without any thread.
-
-        Args:
-            nice: the system lets other threads go before these, where it can.
-        """
+    def __init__(self, workers: int, max_bytes: int) -> None:
+        """Begin without any thread."""
         self.max_bytes = max_bytes
-        self._pool = ThreadPoolExecutor(
-            workers, "featviz-writer", initializer=_step_back if nice else None
-        )
+        self._pool = ThreadPoolExecutor(workers, "featviz-writer", initializer=_step_back)
         self._room = Condition()
+        self._waiting: deque[_Task] = deque()
         self._held = 0
 
-    def submit(self, size: int, task: Callable[[], T]) -> Future[T]:
-        """Run `task`, which holds `size` bytes; one larger than the bound goes alone."""
-        with self._room:
-            self._room.wait_for(lambda: not self._held or self._held + size <= self.max_bytes)
-            self._held += size
-        future = self._pool.submit(task)
+    def submit(self, size: int, work: Callable[[], T]) -> Future[T]:
+        """Run `work`, which holds `size` bytes; one larger than the bound goes alone."""
+        while not self._take(size):
+            if not self._help():
+                with self._room:
+                    self._room.wait_for(lambda: self._fits(size))
+        future: Future[T] = Future()
         future.add_done_callback(lambda _: self._give_back(size))
+        self._waiting.append(_Task(size, work, future))
+        self._pool.submit(self._help)
         return future
+
+    def result(self, future: Future[T]) -> T:
+        """What a task gave, or the exception that it raised."""
+        while not future.done() and self._help():
+            pass
+        return future.result()
+
+    def _help(self) -> bool:
+        """Run the task that has waited longest; whether there was one."""
+        try:
+            task = self._waiting.popleft()
+        except IndexError:
+            return False
+        task.run()
+        return True
+
+    def _fits(self, size: int) -> bool:
+        return not self._held or self._held + size <= self.max_bytes
+
+    def _take(self, size: int) -> bool:
+        with self._room:
+            fits = self._fits(size)
+            self._held += size if fits else 0
+            return fits
 
     def _give_back(self, size: int) -> None:
         with self._room:
@@ -62,7 +109,12 @@ class Background:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._pool.shutdown(wait=True, cancel_futures=error is not None)
+        if error is not None:
+            for task in tuple(self._waiting):
+                task.future.cancel()
+        while self._help():
+            pass
+        self._pool.shutdown(wait=True)
 
 
 class ReadAhead(Generic[K, T]):
@@ -99,6 +151,6 @@ class ReadAhead(Generic[K, T]):
 
 
 def _step_back() -> None:
-    if sys.platform == "linux":  # elsewhere it would be the whole process
+    if STEP_BACK:
         with suppress(OSError):
             os.setpriority(os.PRIO_PROCESS, get_native_id(), NICENESS)

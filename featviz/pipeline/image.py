@@ -214,7 +214,8 @@ class ImageRun:
         Raises:
             StoreError: a file could not be written.
         """
-        sample, folder, rows = self.writer.sample, self.writer.folder, self.closing.result()
+        sample, folder = self.writer.sample, self.writer.folder
+        rows = self.writer.background.result(self.closing)
         if line := norms.report(rows):
             log.debug("%s: %s", sample.name, line)
         return ImageResult(

@@ -44,15 +44,69 @@ def test_all_tasks_are_run_before_the_block_ends() -> None:
     assert sorted(ran) == list(range(50))
 
 
-def test_submit_waits_until_there_is_room(gate: threading.Event) -> None:
-    """What would exceed the bound blocks until a task gives its bytes back."""
-    with Background(4, 10) as background:
-        background.submit(6, lambda: gate.wait(LONG) and None)
-        assert started(lambda: background.submit(4, lambda: None)).wait(LONG)
-        blocked = started(lambda: background.submit(5, lambda: None))
-        assert not blocked.wait(SOON)
+def test_submit_works_where_there_is_no_room(gate: threading.Event) -> None:
+    """What would exceed the bound takes the place of tasks that the caller runs himself, the one
+    that has waited longest first; those under way he waits for."""
+    ran: list[tuple[int, bool]] = []
+
+    def note(number: int) -> None:
+        ran.append((number, threading.current_thread() is threading.main_thread()))
+
+    with Background(1, 10) as background:
+        first = background.submit(4, lambda: gate.wait(LONG))
+        while not first.running():
+            time.sleep(0.001)
+        for number in (1, 2):
+            background.submit(3, partial(note, number))
+        assert ran == []
+        background.submit(3, partial(note, 3))
+        assert ran == [(1, True)]
+        threading.Timer(SOON, gate.set).start()
+        start = time.monotonic()
+        background.submit(9, partial(note, 4))
+        assert ran[:3] == [(1, True), (2, True), (3, True)]
+        assert time.monotonic() - start > SOON / 2
+    assert [number for number, _ in ran] == [1, 2, 3, 4]
+
+
+def test_whoever_waits_for_a_task_works(gate: threading.Event) -> None:
+    """A result is there although no thread takes the tasks before it, and in their order."""
+    ran: list[int] = []
+
+    def slow(number: int) -> int:
+        ran.append(number)
+        return number * 10
+
+    with Background(1, 100) as background:
+        busy = background.submit(1, lambda: gate.wait(LONG))
+        while not busy.running():
+            time.sleep(0.001)
+        futures = [background.submit(1, partial(slow, number)) for number in range(4)]
+        assert background.result(futures[2]) == 20 and ran == [0, 1, 2]
+        failing = background.submit(1, lambda: 1 // 0)
+        with pytest.raises(ZeroDivisionError):
+            background.result(failing)
+        assert ran == [0, 1, 2, 3] and not busy.done()
         gate.set()
-        assert blocked.wait(LONG)
+        assert background.result(busy) is True
+
+
+def test_an_interrupted_helper_leaves_no_task_without_an_end(gate: threading.Event) -> None:
+    """Ctrl-C in a task that the caller runs himself ends the caller, and the task has failed."""
+
+    def interrupted() -> None:
+        raise KeyboardInterrupt
+
+    background = Background(1, 100)
+    with pytest.raises(KeyboardInterrupt), background:
+        busy = background.submit(1, lambda: gate.wait(LONG))
+        while not busy.running():
+            time.sleep(0.001)
+        futures = [background.submit(1, work) for work in (interrupted, lambda: None)]
+        threading.Timer(SOON, gate.set).start()
+        background.result(futures[1])
+    assert isinstance(futures[0].exception(LONG), KeyboardInterrupt)
+    assert futures[1].cancelled() and busy.result()
 
 
 def test_bytes_under_way_never_exceed_the_bound() -> None:
@@ -75,23 +129,12 @@ def test_bytes_under_way_never_exceed_the_bound() -> None:
     assert held == 0 and 40 < most <= 50
 
 
-def test_waiting_tasks_count_as_held(gate: threading.Event) -> None:
-    """Tasks in the queue hold their bytes too: the bound is not on those that run only."""
-    with Background(1, 10) as background:
-        futures = [background.submit(5, lambda: gate.wait(LONG) and None) for _ in range(2)]
-        blocked = started(lambda: background.submit(5, lambda: None))
-        assert not blocked.wait(SOON)
-        assert not any(future.done() for future in futures)
-        gate.set()
-        assert blocked.wait(LONG)
-
-
 def test_task_larger_than_the_bound_goes_alone(gate: threading.Event) -> None:
     """An oversize task is taken when nothing else is under way, and nothing beside it."""
     with Background(4, 10) as background:
-        background.submit(1, lambda: gate.wait(LONG) and None)
+        background.submit(1, lambda: gate.wait(LONG))
         second = threading.Event()
-        big = started(lambda: background.submit(99, lambda: second.wait(LONG) and None))
+        big = started(lambda: background.submit(99, lambda: second.wait(LONG)))
         assert not big.wait(SOON)
         gate.set()
         assert big.wait(LONG)
@@ -115,15 +158,17 @@ def test_exception_of_a_task_comes_out_of_its_future() -> None:
 
 
 def test_cancelled_task_gives_its_bytes_back(gate: threading.Event) -> None:
-    """A task that is cancelled before it begins makes room."""
+    """A task that is cancelled before it begins makes room, and is never run."""
+    ran: list[int] = []
     with Background(1, 10) as background:
-        background.submit(5, lambda: gate.wait(LONG) and None)
-        waiting = background.submit(5, lambda: None)
-        blocked = started(lambda: background.submit(5, lambda: None))
-        assert not blocked.wait(SOON)
+        busy = background.submit(5, lambda: gate.wait(LONG))
+        while not busy.running():
+            time.sleep(0.001)
+        waiting = background.submit(5, partial(ran.append, 1))
         assert waiting.cancel()
-        assert blocked.wait(LONG)
+        assert started(lambda: background.submit(5, partial(ran.append, 2))).wait(LONG)
         gate.set()
+    assert ran == [2]
 
 
 def test_tasks_not_begun_are_dropped_after_an_exception() -> None:
@@ -147,13 +192,14 @@ def test_tasks_not_begun_are_dropped_after_an_exception() -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="threads have a niceness of their own on Linux")
-@pytest.mark.parametrize("nice", [False, True])
-def test_nice_threads_step_back_and_no_others(nice: bool) -> None:
-    """Where torch takes all cores the encoders let its threads go first."""
+def test_threads_step_back_and_no_others() -> None:
+    """The encoders let torch's threads go first, and readers and whoever waits do not."""
     mine = os.getpriority(os.PRIO_PROCESS, 0)
-    with Background(1, 10, nice=nice) as background:
+    with Background(1, 10) as background:
         theirs = background.submit(1, lambda: os.getpriority(os.PRIO_PROCESS, get_native_id()))
-    assert theirs.result() == (NICENESS if nice else mine)
+        while not theirs.done():
+            time.sleep(0.001)
+    assert theirs.result() == NICENESS
     assert os.getpriority(os.PRIO_PROCESS, 0) == mine
 
 

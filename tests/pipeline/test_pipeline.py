@@ -21,6 +21,7 @@ from torchvision import models
 from torchvision.utils import save_image
 
 import featviz as fv
+from featviz import pipeline
 from featviz.errors import StoreError, UsageError
 from featviz.images.decode import decode
 from featviz.models.load import adopt
@@ -457,15 +458,22 @@ def test_images_are_read_ahead_once_each(
     assert [image.name for image in result.failures] == ["broken.jpg"]
 
 
-@pytest.mark.parametrize(("images", "passes"), [(7, 7), (8, 9)])
-def test_a_pass_on_zeros_shares_the_cores_of_many_images(
-    tiny: nn.Module, tmp_path: Path, images: int, passes: int
+@pytest.mark.parametrize(("steps_back", "most"), [(True, 8), (False, 6)])
+def test_torch_gets_the_cores_that_encoders_leave(
+    tiny: nn.Module, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, steps_back: bool, most: int
 ) -> None:
-    """A few images are not worth it; of many, it is one more, and torch's threads are as before."""
-    seen: list[bool] = []
-    tiny.register_forward_hook(lambda module, args, output: seen.append(bool(args[0].any())))
+    """All of eight where encoders step back; else a quarter is theirs. The model is run once for
+    each image and no more, and afterwards torch has as many threads as before."""
+    monkeypatch.setattr(pipeline, "STEP_BACK", steps_back)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(8)))
+    seen: list[int] = []
+    tiny.register_forward_hook(lambda module, args, output: seen.append(torch.get_num_threads()))
     threads = torch.get_num_threads()
-    pictures = [Image.new("RGB", (20, 20), (n * 20, 99, 0)) for n in range(images)]
-    assert fv.run(tiny, pictures, "Conv2d", tmp_path / "out", **INPUTS).exit_code == 0
-    assert len(seen) == passes and seen.count(True) == images
-    assert torch.get_num_threads() == threads
+    pictures = [Image.new("RGB", (20, 20), (n * 20, 99, 0)) for n in range(9)]
+    try:
+        torch.set_num_threads(16)
+        assert fv.run(tiny, pictures, "Conv2d", tmp_path / "out", **INPUTS).exit_code == 0
+        assert torch.get_num_threads() == 16
+    finally:
+        torch.set_num_threads(threads)
+    assert seen == [most] * 9
