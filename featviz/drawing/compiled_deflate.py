@@ -25,7 +25,7 @@ _SYMBOLS, _END, _SHORTEST, _LONGEST = 286, 256, 3, 258
 _MOST_BITS = 14
 """Of a code: four of them fit 64 bits, with the 7 that are left of the byte before."""
 
-_SAMPLE, _EVERY, _DENSE = 64, 8, 4096
+_SAMPLE, _EVERY, _DENSE = 64, 16, 4096
 """Of long blocks so many words of eight bytes in a row are counted, of each `_EVERY` times as many;
 blocks of fewer than `_DENSE` words are counted whole."""
 

@@ -15,7 +15,7 @@ from featviz.errors import LayoutError
 from featviz.records import FORMATS, Bytes, DrawOptions, GridPlan, Tiles
 from featviz.text import by
 
-PIECE_BYTES = 2**18
+PIECE_BYTES = 2**19
 """About so many pixels of a picture are made at a time: they stay in a core's cache."""
 
 STRIP_WIDTH = 1024
@@ -127,21 +127,23 @@ def filtered_strips(
         return
     depth, columns = _depth(tiles), plan.columns
     head = _head(plan, depth, pad, stamps)
-    if len(head):
-        yield from png.filtered([head], depth)
-    above = head[-1].copy() if len(head) else np.zeros(head.shape[1], np.uint8)
+    top, first = len(head), np.zeros(head.shape[1], np.uint8)
+    above = head[-1].copy() if top else first
     marks, shapes, half = _marks(plan, stamps, depth)
     high, at_a_time = _in_pieces(plan, depth)
-    piece = np.empty((at_a_time * high, 1 + len(above)), np.uint8)
+    piece = np.empty((top + at_a_time * high, 1 + len(above)), np.uint8)
+    if top:
+        png.filter_rows(head, first[:0], depth, piece[:top])
     for row in range(0, plan.rows, at_a_time):
         here = slice(row * columns, (row + at_a_time) * columns)
         part = np.require(tiles[here], requirements=["C", "W"])
         part = part.reshape(*part.shape[:2], -1)
-        rows = piece[: min(at_a_time, plan.rows - row) * high]
-        is_first = row == 0 and not len(head)
+        rows = piece[: top + min(at_a_time, plan.rows - row) * high]
+        is_first = row == 0 and not top
         form = (columns, *plan.scale, depth, plan.padding, pad)
-        loops.lay_filtered(part, *form, marks[here], shapes, half, above, is_first, rows)
+        loops.lay_filtered(part, *form, marks[here], shapes, half, above, is_first, rows[top:])
         yield rows
+        top = 0  # what is above the tiles is in the first piece
 
 
 def compose(plan: GridPlan, tiles: Tiles, pad: int, stamps: Stamps | None = None) -> Bytes:

@@ -21,7 +21,7 @@ T = TypeVar("T")
 STEP_BACK = sys.platform == "linux"
 """Whether threads have a niceness of their own; elsewhere it would be the whole process."""
 
-NICENESS = 19
+NICENESS = 10
 """How far the threads step back (Linux's scale of 0 to 19): torch's are to find every core free."""
 
 

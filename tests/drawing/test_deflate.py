@@ -13,8 +13,8 @@ from isal import isal_zlib
 
 from featviz.drawing import png, scan
 
-SPARSE = 4096 * 8 * 8
-"""Bytes of a block of which every eighth sample is counted."""
+SPARSE = 4096 * 8 * 16
+"""Bytes of a block of which every sixteenth sample is counted."""
 
 
 def deflated(data: np.ndarray, cuts: int = 1) -> bytes:
