@@ -15,7 +15,8 @@ interleaved in rounds:
   featviz  what an image more costs the command: the time of `featviz run model.pth folder` with
            images + 2 copies of a photograph less its time with 2, divided by their difference
 
-Medians over the rounds in milliseconds an image, the ratios, and the megabytes of the pictures.
+Medians over the rounds in milliseconds an image, the ratios, and the megabytes of the pictures. All
+that is written stays until the end: with the defaults a few gigabytes.
 """
 
 from __future__ import annotations
@@ -64,7 +65,7 @@ class Bench:
 
     def __init__(self, name: str, images: int, folder: Path) -> None:
         torch.manual_seed(0)
-        self.folder, self.images = folder, images
+        self.folder, self.images, self.runs = folder, images, 0
         self.module = models.get_model(name, weights=None).eval()
         self.weights = folder / f"{name}.pth"
         torch.save(self.module.state_dict(), self.weights)
@@ -77,8 +78,12 @@ class Bench:
         self.outputs: list[Tensor] = []
         self._hooked(lambda part, args, output: self.outputs.append(output[0].clone()))
         self._command(FEW)  # compiles, and fills caches
-        self.rows = _png_rows(folder / "out" / "000.jpg")
-        shutil.rmtree(folder / "out")
+        self.rows = _png_rows(self.out / "000.jpg")
+
+    @property
+    def out(self) -> Path:
+        """The run directory of the last command."""
+        return self.folder / f"out{self.runs}"
 
     def plain(self) -> float:
         """The way of the scripts: keep clones, then let torchvision draw them."""
@@ -120,9 +125,8 @@ class Bench:
 
     def megabytes(self) -> tuple[float, float]:
         """Of one image's pictures, plain and featviz's."""
-        ours = self.folder / "out" / "000.jpg"
-        self._command(FEW)
-        sizes = [p.stat().st_size for p in ours.rglob("*.png") if p.name != "input.png"]
+        pictures = (self.out / "000.jpg").rglob("*.png")
+        sizes = [path.stat().st_size for path in pictures if path.name != "input.png"]
         return _size(self.folder / "plain"), sum(sizes) / 1e6
 
     def _work(self) -> None:
@@ -151,10 +155,11 @@ class Bench:
             scan.quantise(maps.flatten(1).numpy(), low, factor, 0.5, 255.5)
 
     def _command(self, count: int) -> float:
-        """Seconds of `featviz run` over so many images."""
-        shutil.rmtree(self.folder / "out", ignore_errors=True)
+        """Seconds of `featviz run` over so many images, into a folder of their own: where files
+        were removed a moment ago, ext4 takes longer to make new ones."""
+        self.runs += 1
         words = [str(self.weights), str(self.folder / str(count)), "--layers", "Conv2d,ReLU"]
-        command = [sys.executable, "-m", "featviz", "run", *words, "--out", "out", "-q"]
+        command = [sys.executable, "-m", "featviz", "run", *words, "--out", self.out, "-q"]
         return _timed(lambda: subprocess.run(command, cwd=self.folder, check=True))
 
 
@@ -192,10 +197,11 @@ def cores() -> int:
     return len(os.sched_getaffinity(0))
 
 
-def measure(name: str, rounds: int, images: int) -> str:
+def measure(name: str, rounds: int, images: int, folder: Path) -> str:
     """One line of the table."""
-    with tempfile.TemporaryDirectory() as folder, torch.inference_mode():
-        bench = Bench(name, images, Path(folder))
+    folder.mkdir()
+    with torch.inference_mode():
+        bench = Bench(name, images, folder)
         sides = {side: [] for side in ("plain", "bare", "floor", "busy", "featviz")}
         for _ in range(rounds):
             for side, seconds in sides.items():
@@ -224,8 +230,9 @@ def main() -> None:
         "model       plain   bare  floor   busy  featviz  plain/featviz  featviz/floor"
         "  featviz/busy  MB plain  MB featviz"
     )
-    for name in args.models.split(","):
-        print(measure(name, args.rounds, args.images), flush=True)
+    with tempfile.TemporaryDirectory() as folder:
+        for name in args.models.split(","):
+            print(measure(name, args.rounds, args.images, Path(folder) / name), flush=True)
 
 
 if __name__ == "__main__":
