@@ -61,7 +61,7 @@ def measure(model: str, rounds: int, folder: Path, checkouts: dict[str, Path]) -
     """Print the lines of one model."""
     drawing = ["-m", "featviz", "run", model, str(PHOTO), "--layers", "Conv2d,ReLU", "-q"]
     drawing += ["--weights", "none", "--out", "out", "--overwrite"]
-    sides = {"imports": (["-c", f"import {COMMANDS[model]}"], HERE)}
+    sides = {"imports": (["-c", f"import os, {COMMANDS[model]}; os._exit(0)"], HERE)}
     sides |= {name: (drawing, checkout) for name, checkout in checkouts.items()}
     costs: dict[str, list[Cost]] = {side: [] for side in sides}
     for turn in range(rounds + 1):

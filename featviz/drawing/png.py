@@ -35,6 +35,8 @@ _SIGNATURE = b"\x89PNG\r\n\x1a\n"
 _GREY, _RGB, _PALETTE = 0, 2, 3
 _ZLIB = b"\x78\x01"
 """The head of a stream: deflate, a window of 32 KiB, the fastest of levels."""
+_BLOCK = 2**20
+"""Bytes that share their codes at most."""
 _LAST = 0b011
 """The first bits of ten that are a last block without data, by RFC 1951's own codes."""
 SUB, UP = 1, 2
@@ -111,9 +113,9 @@ class Stream:
         """Begin without any byte."""
         self._loops = scan.compiled() if sys.byteorder == "little" else None
         self._isal: Any = None if self._loops else isal_zlib.compressobj(LEVEL)
+        self._head, self._sum = _ZLIB, 1
         self._left = np.zeros(2, np.uint64)
         self._out = np.empty(0, np.uint8)
-        self._sum = 1
 
     def deflated(self, data: Bytes) -> bytes:
         """What this piece adds to the stream.
@@ -123,22 +125,25 @@ class Stream:
         """
         if self._loops is None:
             return bytes(self._isal.compress(data.data))
-        start = b"" if len(self._out) else _ZLIB
-        if len(self._out) < 2 * len(data) + 256:
-            self._out = np.empty(2 * len(data) + 256, np.uint8)
         self._sum = isal_zlib.adler32(data.data, self._sum)
-        writable = np.require(data, requirements="W")  # what the loop takes
-        size = self._loops.deflate(writable, self._left, self._out)
-        return start + self._out[:size].tobytes()
+        parts, self._head = [self._head], b""
+        data = np.require(data, requirements="W")  # which the loop asks for
+        for start in range(0, len(data), _BLOCK):
+            block = data[start : start + _BLOCK]
+            if len(self._out) < 2 * len(block) + 256:
+                self._out = np.empty(2 * len(block) + 256, np.uint8)
+            size = self._loops.deflate(block, self._left, self._out)
+            parts.append(self._out[:size].tobytes())
+        return b"".join(parts)
 
     def end(self) -> bytes:
-        """What ends the stream, after one piece at least: what is left of a byte, a block that has
-        none and is the last one, and the checksum."""
+        """What ends the stream: what is left of a byte, a block without data that is the last one,
+        and the checksum."""
         if self._loops is None:
             return bytes(self._isal.flush())
         held, bits = map(int, self._left)
         last = (held | _LAST << bits).to_bytes((bits + 17) // 8, "little")
-        return last + self._sum.to_bytes(4, "big")
+        return self._head + last + self._sum.to_bytes(4, "big")
 
 
 @lru_cache(1024)

@@ -127,6 +127,15 @@ def test_blocks_stay_apart() -> None:
     assert abs(len(deflated(np.concatenate(pieces), 3)) - alone) < 30
 
 
+def test_pieces_of_any_size_are_read_back() -> None:
+    """None at all, empty ones, and one of more bytes than share their codes."""
+    assert zlib.decompress(png.Stream().end()) == b""
+    pieces = [noise(0, 1), noise(3_000_001, 3.0), noise(0, 1), noise(5, 1)]
+    stream = png.Stream()
+    whole = b"".join((*map(stream.deflated, pieces), stream.end()))
+    assert zlib.decompress(whole) == b"".join(piece.tobytes() for piece in pieces)
+
+
 def test_without_numba_isal_serves(monkeypatch: pytest.MonkeyPatch) -> None:
     """The stream is another one, with the same bytes in it; so it is where bytes of a number stand
     the other way round."""
