@@ -61,6 +61,7 @@ def start(arguments: list[object], log: Path, **variables: object) -> int:
     if pid:
         return pid
     code = 70
+    atexit._clear()  # what is called at this process's end, not at that of the first one
     try:
         os.environ.update({name: str(value) for name, value in variables.items()})
         out = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)

@@ -21,14 +21,16 @@ from featviz.cli.commands import run
 Run = Callable[..., Outcome]
 
 SHELL_CALL = """
-import sys
+import atexit, sys
 before = set(sys.modules)
-from featviz.cli import main
-try:
-    main()
-finally:
+
+@atexit.register
+def report():
     new = {name.partition(".")[0] for name in set(sys.modules) - before}
     print(*(new - sys.stdlib_module_names), file=sys.stderr)
+
+from featviz.cli import main
+main()
 """
 """Completes a command line, and says which packages this has imported."""
 
