@@ -15,8 +15,7 @@ interleaved in rounds:
   featviz  what an image more costs the command: the time of `featviz run model.pth folder` with
            images + 2 copies of a photograph less its time with 2, divided by their difference
 
-Medians over the rounds in milliseconds an image, the ratios, and the megabytes of the pictures. All
-that is written stays until the end: with the defaults a few gigabytes.
+Medians over the rounds in milliseconds an image, the ratios, and the megabytes of the pictures.
 """
 
 from __future__ import annotations
@@ -155,8 +154,9 @@ class Bench:
             scan.quantise(maps.flatten(1).numpy(), low, factor, 0.5, 255.5)
 
     def _command(self, count: int) -> float:
-        """Seconds of `featviz run` over so many images, into a folder of their own: where files
-        were removed a moment ago, ext4 takes longer to make new ones."""
+        """Seconds of `featviz run` over so many images, into a folder of its own; the one before is
+        removed first, or the disk would write gigabytes of pictures meanwhile."""
+        shutil.rmtree(self.out, ignore_errors=True)
         self.runs += 1
         words = [str(self.weights), str(self.folder / str(count)), "--layers", "Conv2d,ReLU"]
         command = [sys.executable, "-m", "featviz", "run", *words, "--out", self.out, "-q"]
