@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from isal import isal_zlib
-from run import INPUTS, LAYERS, SCENES
+from run import INPUTS, PHOTO
 from torchvision import models
 
 from featviz.drawing import grid
@@ -75,7 +75,7 @@ def grids(name: str, file: Path) -> list[Bytes]:
             picture = drawer.draw(site, maps)[""]
             found.append(grid.compose(picture.plan, picture.tiles, 0))
 
-    layers = selectors.select(list_layers(module), selectors.parse(LAYERS))
+    layers = selectors.select(list_layers(module), selectors.parse("Conv2d,ReLU"))
     with torch.inference_mode(), hooked(module, layers, sink):
         module(tensor)
     return found
@@ -104,7 +104,7 @@ def main() -> None:
     parser.add_argument("--models", default="resnet18,resnet50,vgg16")
     logging.getLogger("featviz").setLevel(logging.ERROR)
     for name in parser.parse_args().models.split(","):
-        pictures = [g for file in sorted(SCENES.iterdir())[:2] for g in grids(name, file)]
+        pictures = [g for file in sorted(PHOTO.parent.iterdir())[:2] for g in grids(name, file)]
         print(f"{name}: {sum(p.size for p in pictures) / 1e6:.1f} MB of pixels in two images")
         for kind in FILTERS:
             start = time.perf_counter()

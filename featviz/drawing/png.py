@@ -3,10 +3,11 @@
 Rows are filtered by sub or up, the better of them for each, and deflated by a compiled loop, which
 codes bytes by how often they occur, and runs of zeros (`compiled_deflate`); without numba by ISA-L
 (package `isal`) at level 1. Measured on feature maps of resnet18, resnet50 and vgg16
-(`benchmarks/encode.py`): ISA-L takes 2 to 3 times as long for 1 to 6 % more bytes, zlib's level 6
-25 to 45 times as long for as many. Of resnet50's maps at scale 1 the choice of filters saves 2 % of
-the bytes of sub alone; paeth as a third would save 3 % more, for a pass over each row that is
-several times as long. Levels 2 and 3 of ISA-L take longer for the same bytes.
+(`benchmarks/encode.py`): ISA-L takes 2.5 to 3 times as long, for as many bytes at scale 1 and 1 to
+6 % more where maps are enlarged; zlib's level 6 35 times as long for 0.5 % fewer. Of resnet50's
+maps at scale 1 the choice of filters saves 2 % of the bytes of sub alone; paeth as a third would
+save 3 % more, for a pass over each row that is several times as long. Levels 2 and 3 of ISA-L take
+longer for the same bytes.
 The format is the PNG specification's, third edition (https://www.w3.org/TR/png-3/).
 """
 
