@@ -32,14 +32,14 @@ class _Task:
     future: Future[Any]
 
     def run(self) -> None:
-        """Do it, unless it was cancelled."""
-        if self.future.set_running_or_notify_cancel():
-            try:
+        """Do it, unless it was cancelled. It ends even where a caller who helps is interrupted."""
+        try:
+            if self.future.set_running_or_notify_cancel():
                 self.future.set_result(self.work())
-            except Exception as error:
+        except BaseException as error:
+            if not self.future.done():
                 self.future.set_exception(error)
-            except BaseException as error:  # a caller who helps is interrupted
-                self.future.set_exception(error)
+            if not isinstance(error, Exception):
                 raise
 
 
