@@ -28,6 +28,9 @@ DIGITS_MODEL = ROOT / "configs" / "digits_cnn.pth"
 os.environ.setdefault("NUMBA_CACHE_DIR", user_cache_dir("featviz", appauthor=False))
 """Commands that get a home folder of their own need not compile the loops over values anew."""
 
+torch.set_num_threads(int(os.environ.setdefault("OMP_NUM_THREADS", "1")))
+"""Of two workers on two cores each would wait for the other's threads; here and in commands."""
+
 
 def pytest_make_parametrize_id(val: object, argname: str) -> str | None:
     """Bytes give no names: archives hold the time, and all processes must call a test the same."""
