@@ -335,8 +335,8 @@ main()
 )
 @pytest.mark.parametrize(("option", "code"), [("--version", 0), ("--nonsense", 2)])
 def test_a_command_is_over_when_its_work_is(what: str, last: str, option: str, code: int) -> None:
-    """What is called at the end is called, but Python is not taken down, which takes as long as an
-    image; a tracer and a thread that is at work get Python's own end."""
+    """What is called at the end is called, but Python is not taken down; a tracer and a thread that
+    is at work get Python's own end."""
     done = subprocess.run(
         [sys.executable, "-c", ENDING, what, option], capture_output=True, text=True, check=False
     )
