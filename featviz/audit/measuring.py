@@ -6,15 +6,14 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 from torch import Tensor
 
 from featviz import layout
 from featviz.audit.plan import Spot
-from featviz.audit.running_stats import Covariance, compiled, to_rows
+from featviz.audit.running_stats import Covariance, to_rows
 from featviz.drawing import scan, stats
 from featviz.errors import LayoutError
-from featviz.records import STAT_COLUMNS, Activation, Floats, Integers
+from featviz.records import Activation, Floats, Integers
 
 
 @dataclass(frozen=True)
@@ -62,18 +61,16 @@ def statistics(rows: Tensor, activation: Activation) -> tuple[Floats, Integers |
     count, channels, positions = rows.shape
     flat = _without_gaps(rows).reshape(-1, positions)
     low, high = _ends(activation)
+    reached = None
     if flat.device.type != "cpu":
         numbers = stats.channel_stats(flat)
-        reached = ((flat <= low) | (flat >= high)).sum(1).cpu().numpy()
-    elif (loops := compiled()) is None:
+        if activation.bounds:
+            reached = ((flat <= low) | (flat >= high)).sum(1).cpu().numpy()
+    elif activation.bounds:
         numbers, reached = scan.statistics_and_outside(flat.numpy(), low, high)
     else:
-        values = flat.numpy()
-        numbers = np.empty((len(values), len(STAT_COLUMNS)), np.float32)
-        reached = np.empty(len(values) if activation.bounds else 0, np.int64)
-        ends = np.float32(low), np.float32(high)
-        loops.statistics(values, values.view(np.int32), numbers, *ends, reached)
-    saturated = reached.reshape(count, channels) if activation.bounds else None
+        numbers = scan.statistics(flat.numpy())
+    saturated = None if reached is None else reached.reshape(count, channels)
     return numbers.reshape(count, channels, -1), saturated
 
 

@@ -18,6 +18,13 @@ def _normal(*shape: int) -> np.ndarray:
     return RNG.standard_normal(shape, dtype=np.float32)
 
 
+def _ending_in(value: float, width: int = 3000) -> np.ndarray:
+    """What an activation gives, but for the last value: the loops take another way there."""
+    rows = np.maximum(_normal(4, width), 0)
+    rows[:, -1] = value
+    return rows
+
+
 def _with(rows: np.ndarray, value: float, share: float = 0.1) -> np.ndarray:
     return np.where(RNG.random(rows.shape) < share, np.float32(value), rows)
 
@@ -25,6 +32,13 @@ def _with(rows: np.ndarray, value: float, share: float = 0.1) -> np.ndarray:
 MAPS = {
     "normal": _normal(7, 4999),
     "relu": np.maximum(_normal(64, 49), 0),
+    "relu, long": _ending_in(0.5),
+    "negative at last": _ending_in(-2.5),
+    "negative at last, short": _ending_in(-2.5, 200),
+    "minus zero at last": _ending_in(-0.0),
+    "NaN at last": _ending_in(np.nan),
+    "infinite at last": _ending_in(np.inf),
+    "-inf at last": _ending_in(-np.inf),
     "one value a row": _normal(5, 1),
     "a row of two blocks and one": _normal(3, 4097),
     "constant": np.full((3, 1000), 0.1, np.float32),
