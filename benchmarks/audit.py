@@ -1,42 +1,42 @@
-"""How fast is `featviz audit`? Against the bare forward pass with the same decoding.
+"""How fast is `featviz audit`? Against a script that only reads the images and runs the model.
 
-    python benchmarks/audit.py [--models resnet18] [--batch-sizes 1,8] [--images 200] [--rounds 3]
+    python benchmarks/audit.py [--models resnet18,mobilenet_v2] [--batch-sizes 1,8] [--images 200]
 
-For each model, with random weights, at 224 × 224, in one process and interleaved:
+For each model, with random weights, at 224 × 224, each side a process of its own, in turns:
 
   a  decode, prepare and batch the images, and run the bare model on them, one after the other
-  b  the whole audit: tracing the model, counting, judging, the chart and the files; its default
-     layers (all activations), without --redundant-at and without pictures of suspects; it reads
-     the next images in a thread
+  b  `featviz audit model.pth folder` with its default layers (all activations), without
+     --redundant-at and without pictures of suspects; it reads the next images in a thread
 
-torch's idle threads wait as in the command: OMP_WAIT_POLICY is passive, unless it is set.
+What counts is an image more: the time for images + 16 copies of the sample scenes less that for 16,
+divided by their difference. In both, torch's idle threads wait (OMP_WAIT_POLICY is passive), and
+glibc keeps the memory that layers free: a script that does not ask for this takes up to twice as
+long for batches of 8.
 
-Medians over the rounds, in images a second, and b/a; the same ratio in core-seconds, which other
-processes on the machine disturb less; and by how many MB the process grew from the tenth image of
-an audit to the last.
+Medians over the rounds: milliseconds an image and a/b; the same ratio of core-seconds, which other
+processes on the machine disturb less; the seconds of the audit of 16 images, all but a few tenths
+of which are spent on imports, tracing, and the chart; and by how many MB the audit of all images
+grew beyond that of 16.
 """
 
 from __future__ import annotations
 
 import argparse
-import logging
 import os
+import shutil
 import statistics
+import subprocess
+import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
-os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # read when torch is imported
-
 import torch
-from torch import nn
 from torchvision import models
 
-from featviz.audit import AuditOptions, audit
-from featviz.audit.model_audit import AuditRequest
 from featviz.images.find import find_samples
-from featviz.models.load import LoadedModel, adopt
+from featviz.models.load import adopt
 from featviz.models.preprocess import InputOptions
 from featviz.pipeline.prepare import read_input
 
@@ -44,67 +44,74 @@ SCENES = Path(__file__).parent.parent / "sample_images" / "scenes"
 INPUTS = InputOptions(
     size=256, crop=224, mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225), channels=3
 )
+FEW = 16
+"""Images of the shorter of two runs."""
+
+ENVIRONMENT = {
+    "OMP_WAIT_POLICY": "passive",
+    "MALLOC_MMAP_THRESHOLD_": str(64 * 2**20),
+    "MALLOC_TRIM_THRESHOLD_": str(256 * 2**20),
+}
 
 
-def bare(model: LoadedModel, folder: Path, batch_size: int) -> None:
+def bare(weights: Path, folder: Path, batch_size: int) -> None:
     """Nothing but reading the images and the forward pass, one after the other."""
+    module = models.get_model(weights.stem, weights=None)
+    module.load_state_dict(torch.load(weights))
+    preprocess = adopt(module.eval(), INPUTS).preprocess
     samples = find_samples([str(folder)])
     with torch.inference_mode():
         for start in range(0, len(samples), batch_size):
             some = samples[start : start + batch_size]
-            inputs = [read_input(sample, model.preprocess, INPUTS)[1][0] for sample in some]
-            model.module(torch.cat(inputs))
+            inputs = [read_input(sample, preprocess, INPUTS)[1][0] for sample in some]
+            module(torch.cat(inputs))
 
 
-def audited(model: LoadedModel, folder: Path, batch_size: int, resident: list[int]) -> None:
-    """The audit, noting the resident memory after each image."""
-    with tempfile.TemporaryDirectory() as out:
-        asked = AuditRequest(inputs=INPUTS, batch_size=batch_size, max_suspects=0)
-        audit(
-            model,
-            [str(folder)],
-            AuditOptions(asked, out=Path(out) / "audit"),
-            lambda image, error, total: resident.append(_resident()),
-        )
-
-
-def measure(module: nn.Module, folder: Path, images: int, batch_size: int, rounds: int) -> str:
+def measure(name: str, folder: Path, images: int, batch_size: int, rounds: int) -> str:
     """One line of the table."""
-    model = adopt(module.eval(), INPUTS)
-    taken: list[tuple[float, ...]] = []
-    resident: list[int] = []
-    model.module(torch.zeros(batch_size, 3, 224, 224))
-    for _ in range(rounds):
-        resident.clear()
-        a = _seconds(lambda: bare(model, folder, batch_size))
-        b = _seconds(lambda: audited(model, folder, batch_size, resident))
-        taken.append((*a, *b))
-    wall_a, cores_a, wall_b, cores_b = (statistics.median(v) for v in zip(*taken, strict=True))
-    growth = (max(resident[10:]) - resident[9]) / 1e6
-    return (
-        f"{batch_size:6d}{images / wall_a:8.1f}{images / wall_b:8.1f}{wall_a / wall_b:7.2f}"
-        f"{cores_a / cores_b:7.2f}{growth:9.1f}"
+    weights, out = folder / f"{name}.pth", folder / "audit"
+    script = [sys.executable, __file__, "--batch-sizes", str(batch_size), "--bare", weights]
+    words = [*("--arch", name, "--size", "256", "--crop", "224"), "--batch-size", str(batch_size)]
+    words += [*("--max-suspects", "0", "--overwrite", "-q", "--out"), out]
+    audit = [sys.executable, "-m", "featviz", "audit", weights]
+    taken: list[list[float]] = []
+    for _ in range(rounds + 1):  # the first compiles, and fills caches
+        sides = [
+            [_cost([*command, folder / str(count), *more]) for count in (FEW, FEW + images)]
+            for command, more in ((script, []), (audit, words))
+        ]
+        costs = [(b - a) / images for few, many in sides for a, b in zip(few, many, strict=True)]
+        taken.append([*costs, sides[1][0][0]])
+    a, a_cores, _, b, b_cores, growth, few = (
+        statistics.median(v) for v in zip(*taken[1:], strict=True)
     )
+    return (
+        f"{name:14s}{batch_size:5d}{a * 1e3:8.1f}{b * 1e3:8.1f}{a / b:7.2f}"
+        f"{a_cores / b_cores:7.2f}{few:8.1f}{growth * images:8.1f}"
+    )
+
+
+def _cost(command: Sequence[str | Path]) -> tuple[float, float, float]:
+    """Seconds that a process takes, its core-seconds, and its largest resident memory in MB."""
+    start = time.perf_counter()
+    process = subprocess.Popen(
+        command, stdout=subprocess.DEVNULL, env={**os.environ, **ENVIRONMENT}
+    )
+    _, status, used = os.wait4(process.pid, 0)
+    seconds = time.perf_counter() - start
+    process.returncode = os.waitstatus_to_exitcode(status)
+    if process.returncode:
+        raise SystemExit(f"{command}: exit code {process.returncode}")
+    return seconds, used.ru_utime + used.ru_stime, used.ru_maxrss / 1e3
 
 
 def copies(folder: Path, count: int) -> None:
     """The sample scenes over and over, as files of their own."""
-    scenes: Sequence[Path] = sorted(SCENES.iterdir())
+    folder.mkdir()
+    scenes = sorted(SCENES.iterdir())
     for index in range(count):
         scene = scenes[index % len(scenes)]
-        (folder / f"{index:04d}{scene.suffix}").write_bytes(scene.read_bytes())
-
-
-def _seconds(work: Callable[[], object]) -> tuple[float, float]:
-    """Seconds that the work takes, and core-seconds."""
-    start, cores = time.perf_counter(), time.process_time()
-    work()
-    return time.perf_counter() - start, time.process_time() - cores
-
-
-def _resident() -> int:
-    pages = int(Path("/proc/self/statm").read_text().split()[1])
-    return pages * os.sysconf("SC_PAGE_SIZE")
+        shutil.copy(scene, folder / f"{index:04d}{scene.suffix}")
 
 
 def main() -> None:
@@ -112,22 +119,27 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--models", default="resnet18")
+    parser.add_argument("--models", default="resnet18,mobilenet_v2")
     parser.add_argument("--batch-sizes", default="1,8")
     parser.add_argument("--images", type=int, default=200)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--bare", nargs=2, type=Path, help=argparse.SUPPRESS)
     args = parser.parse_args()
-    logging.getLogger("featviz").setLevel(logging.ERROR)
-    print(f"torch {torch.__version__}, {torch.get_num_threads()} threads, {args.images} images")
-    print("images a second, medians\nmodel        batch       a       b    b/a  cores  growth MB")
-    with tempfile.TemporaryDirectory() as name:
-        copies(Path(name), args.images)
-        for model in args.models.split(","):
-            for size in map(int, args.batch_sizes.split(",")):
-                torch.manual_seed(0)
-                module = models.get_model(model, weights=None)
-                line = measure(module, Path(name), args.images, size, args.rounds)
-                print(f"{model:12s}{line}", flush=True)
+    sizes = list(map(int, args.batch_sizes.split(",")))
+    if args.bare:
+        bare(*args.bare, sizes[0])
+        return
+    print(f"torch {torch.__version__}, {torch.get_num_threads()} threads; medians")
+    print("model         batch    a ms    b ms    a/b  cores  few s  growth MB", flush=True)
+    with tempfile.TemporaryDirectory() as place:
+        folder = Path(place)
+        for count in (FEW, FEW + args.images):
+            copies(folder / str(count), count)
+        for name in args.models.split(","):
+            torch.manual_seed(0)
+            torch.save(models.get_model(name, weights=None).state_dict(), folder / f"{name}.pth")
+            for size in sizes:
+                print(measure(name, folder, args.images, size, args.rounds), flush=True)
 
 
 if __name__ == "__main__":
