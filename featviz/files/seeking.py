@@ -17,8 +17,8 @@ _HELD = 2
 """Blocks that are held."""
 
 
-class RemoteFile(io.RawIOBase):
-    """A file in a store, read in blocks; several threads may call `part`."""
+class RemoteFile:
+    """A file in a store, read in blocks; several threads may do so."""
 
     def __init__(self, place: Remote, longest: int) -> None:
         """Ask the store how large it is.
@@ -30,32 +30,8 @@ class RemoteFile(io.RawIOBase):
             FileError: it is not there, or the store does not say.
         """
         self.place, self.longest, self.size = place, longest, size_of(place)
-        self._at, self._lock = 0, Lock()
+        self._lock = Lock()
         self._blocks: OrderedDict[int, bytes] = OrderedDict()
-
-    def readable(self) -> bool:
-        """Always."""
-        return True
-
-    def seekable(self) -> bool:
-        """Always."""
-        return True
-
-    def tell(self) -> int:
-        """Bytes from the start."""
-        return self._at
-
-    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        """Go to a place."""
-        self._at = max(0, offset + {os.SEEK_CUR: self._at, os.SEEK_END: self.size}.get(whence, 0))
-        return self._at
-
-    def read(self, size: int | None = -1) -> bytes:
-        """Read so many bytes, or all that follow."""
-        left = max(0, self.size - self._at)
-        content = self.part(self._at, left if size is None or size < 0 else min(size, left))
-        self._at += len(content)
-        return content
 
     def part(self, start: int, size: int) -> bytes:
         """These bytes.
@@ -83,3 +59,36 @@ class RemoteFile(io.RawIOBase):
             if len(self._blocks) > _HELD:
                 self._blocks.popitem(last=False)
         return self._blocks[number]
+
+
+class RemoteCursor(io.RawIOBase):
+    """A remote file opened for one reader, who has a place in it."""
+
+    def __init__(self, file: RemoteFile) -> None:
+        """Begin at the start."""
+        self.file, self._at = file, 0
+
+    def readable(self) -> bool:
+        """Always."""
+        return True
+
+    def seekable(self) -> bool:
+        """Always."""
+        return True
+
+    def tell(self) -> int:
+        """Bytes from the start."""
+        return self._at
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        """Go to a place."""
+        begins = {os.SEEK_CUR: self._at, os.SEEK_END: self.file.size}
+        self._at = max(0, offset + begins.get(whence, 0))
+        return self._at
+
+    def read(self, size: int | None = -1) -> bytes:
+        """Read so many bytes, or all that follow."""
+        left = max(0, self.file.size - self._at)
+        content = self.file.part(self._at, left if size is None or size < 0 else min(size, left))
+        self._at += len(content)
+        return content

@@ -26,7 +26,7 @@ from typing import Any, BinaryIO, Protocol, TypeAlias, cast
 from featviz import files
 from featviz.errors import FileError
 from featviz.files import fetch
-from featviz.files.seeking import RemoteFile
+from featviz.files.seeking import RemoteCursor, RemoteFile
 from featviz.files.stores import Remote
 
 log = logging.getLogger(__name__)
@@ -135,7 +135,8 @@ def members(path: Place) -> list[str]:
 
 
 def exists(path: Place) -> bool:
-    """Whether there is such a file, on its own or in an archive; of one in a store, reading tells.
+    """Whether there is such a file, on its own or in an archive; of one in a store, reading tells,
+    or has told where in its archive it lies.
 
     Raises:
         OSError: or one of DAMAGED, if the archive cannot be read.
@@ -143,6 +144,8 @@ def exists(path: Place) -> bool:
     place = split(path)
     if place is None:
         return isinstance(path, Remote) or os.path.isfile(path)  # noqa: PTH113 - takes any name
+    if isinstance(path, Remote) and path.span is not None:
+        return True
     there = isinstance(place[0], Remote) or place[0].is_file()
     return there and place[1] in _open(place[0]).members
 
@@ -284,7 +287,7 @@ def _bytes_of(path: Place) -> tuple[BinaryIO, int]:
     """A file to be read from any place, and its size."""
     if isinstance(path, Remote):
         far = _remote_file(path)
-        return cast(BinaryIO, far), far.size
+        return cast(BinaryIO, RemoteCursor(far)), far.size
     file = files.open_regular(path)
     return file, os.fstat(file.fileno()).st_size
 

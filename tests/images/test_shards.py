@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import gzip
 import hashlib
 import io
 import tarfile
+import time
+import zipfile
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Barrier
 
 import pytest
 from conftest import Outcome
@@ -140,6 +145,52 @@ def test_parts_of_shards_join_to_the_whole(
     assert tree(tmp_path / "joined") == tree(tmp_path / "whole")
     assert complete(tmp_path / "part1") == [f"train/{n:06d}.png" for n in (0, 1, 4, 5)]
     assert run_json(tmp_path / "whole")["images"]["total"] == 8
+
+
+@pytest.mark.parametrize("ending", ["tar", "tar.gz", "zip"])
+def test_readers_that_open_an_archive_at_once_do_not_disturb_each_other(
+    server: WebServer, monkeypatch: pytest.MonkeyPatch, ending: str
+) -> None:
+    """Four threads, each of which finds the archive closed, and waits for each of its blocks."""
+    packed = io.BytesIO((server.root / "s-000.tar").read_bytes())
+    with tarfile.open(fileobj=packed) as tar:
+        pictures = {m.name: m for m in tar.getmembers() if m.name.endswith(".png")}
+        content = {name: tar.extractfile(m).read() for name, m in pictures.items()}
+    place = server.root / f"packed.{ending}"
+    if ending == "zip":
+        with zipfile.ZipFile(place, "w") as archive:
+            for name, data in content.items():
+                archive.writestr(name, data)
+    else:
+        place.write_bytes(
+            packed.getvalue() if ending == "tar" else gzip.compress(packed.getvalue())
+        )
+    monkeypatch.setattr(seeking, "BLOCK", 256)
+    asked = seeking.read_part
+    monkeypatch.setattr(seeking, "read_part", lambda *a: (time.sleep(0.002), asked(*a))[1])
+    paths = [path for s in find.find_samples([f"{server.url}packed.{ending}"]) for path in s.paths]
+    assert len(paths) == len(content) == 2
+    archives._opened.cache_clear()  # as where five other archives were opened meanwhile
+    together = Barrier(4)
+
+    def read(number: int) -> bytes:
+        together.wait()
+        path = paths[number % 2]
+        assert archives.exists(path)
+        return archives.read(path)
+
+    with ThreadPoolExecutor(4) as pool:
+        assert list(pool.map(read, range(4))) == [*content.values()] * 2
+
+
+def test_where_a_picture_lies_is_asked_once(server: WebServer) -> None:
+    """A run does not open a plain tar again whose members it has listed."""
+    (path,) = find.find_samples([f"{server.url}s-000.tar"])[1].paths
+    archives._opened.cache_clear()
+    assert archives.exists(path)
+    assert archives._opened.cache_info().misses == 0
+    assert len(archives.read(path)) > 0
+    assert archives._opened.cache_info().misses == 0
 
 
 def test_a_shard_is_read_in_blocks_one_after_the_other(
