@@ -112,7 +112,10 @@ def _read_part(place: Remote, start: int, size: int, until: float) -> bytes:
         headers = {"Range": f"bytes={start}-{end - 1}"}
         with closing(_opened(place, headers=headers)) as file:
             if file.r.status != 206:
-                raise FileError("the server gives no parts of files, which an archive needs")
+                raise FileError(
+                    "the server gives no parts of files, which an archive needs",
+                    "download the archive, and give the file",
+                )
             content = _read_pieces(file, size, until)
     else:
         content = bytes(place.url.filesystem().cat_file(place.path, start=start, end=end))

@@ -263,9 +263,9 @@ def _members(path: Place) -> list[str]:
             raise UsageError(f"archive {str(path)!r} is empty", "is it whole?")
         return archives.members(path)
     except (OSError, *archives.DAMAGED) as error:
-        raise UsageError(
-            f"archive {str(path)!r} cannot be read: {error}", "is it whole?"
-        ) from error
+        known = error.hint if isinstance(error, FileError) else None
+        words = f"archive {str(path)!r} cannot be read: {error}"
+        raise UsageError(words, known or "is it whole?") from error
 
 
 def _tidy(name: str) -> str:

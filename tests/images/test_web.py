@@ -253,8 +253,9 @@ def test_an_archive_of_a_server_is_read_in_parts(server: WebServer, tmp_path: Pa
     assert decode.digest(near) == decode.digest(far)
     whole = (server.root / "p.tar").read_bytes()
     server.plan["/q.tar"] = lambda visit: visit.send(whole)
-    with pytest.raises(UsageError, match="the server gives no parts of files"):
+    with pytest.raises(UsageError, match="the server gives no parts of files") as refused:
         find.find_samples([f"{server.url}q.tar"])
+    assert refused.value.hint == "download the archive, and give the file"
 
 
 def test_images_without_names_are_numbered(server: WebServer) -> None:
