@@ -6,6 +6,7 @@ import logging
 import os
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -138,3 +139,37 @@ def messages(caplog: pytest.LogCaptureFixture) -> Iterator[pytest.LogCaptureFixt
     before, logger.propagate = logger.propagate, True
     yield caplog
     logger.propagate = before
+
+
+@pytest.fixture(scope="module")
+def ray_cluster() -> Iterator[None]:
+    """Ray on this machine; tests in this process draw with one thread, as its actors do. All tests
+    take this one: a process that has known a Ray with tokens gives a Ray without them no answers.
+
+    It asks for nothing beyond this machine: no home to keep a token in, no other address, little
+    shared memory. Where it does not start all the same (no loopback, say), the tests skip with what
+    it said.
+    """
+    ray = pytest.importorskip("ray", reason="featviz.ray needs Ray")
+    threads = torch.get_num_threads()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RAY_AUTH_MODE", "disabled")
+        with tempfile.TemporaryDirectory(prefix="ray") as folder:
+            try:
+                ray.init(
+                    "local",
+                    num_cpus=2,
+                    object_store_memory=100 * 2**20,
+                    include_dashboard=False,
+                    log_to_driver=False,
+                    configure_logging=False,
+                    _node_ip_address="127.0.0.1",
+                    _temp_dir=folder,
+                )
+            except Exception as error:
+                ray.shutdown()
+                pytest.skip(f"Ray does not start on this machine: {type(error).__name__}: {error}")
+            torch.set_num_threads(1)
+            yield
+            ray.shutdown()
+            torch.set_num_threads(threads)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import collections
 import json
+import logging
 import os
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
+from time import monotonic
 from typing import Any
 
 from featviz.errors import FeatvizError, UsageError
@@ -23,9 +25,13 @@ from featviz.records import ImageResult
 from featviz.rundir.unlike import differences
 from featviz.rundir.write import RunDirectory
 
+log = logging.getLogger(__name__)
+
 MOST_DEATHS = 2
 """Actors that die over an image before it counts as failed; and for each actor that was asked for,
-those that may die before any image is drawn."""
+those that may die for no image's sake."""
+PATIENCE = 10.0
+"""Seconds without any actor that has begun after which it is said what they may wait for."""
 _POLL = 0.2
 """Seconds after which a signal is heeded."""
 
@@ -80,17 +86,25 @@ class Painter:
         self._results: list[ImageResult] = []
         self._session: Session | None = None
 
-    def draw(self, lend: Lend, errand: Errand, numbers: Sequence[int]) -> list[ImageResult]:
+    def begin(self, lend: Lend, errand: Errand) -> None:
+        """Load the model.
+
+        Raises:
+            FeatvizError: it cannot be loaded as in the first process.
+        """
+        self._session = self._begun(lend, errand)
+
+    def draw(self, numbers: Sequence[int]) -> list[ImageResult]:
         """Draw these images of the run, and return what became of each.
 
         Raises:
-            FeatvizError: the model cannot be loaded as in the first process, or the images not be
-                written.
+            FeatvizError: they cannot be written.
         """
-        session = self._session = self._session or self._begun(lend, errand)
+        session = self._session
+        assert session is not None, "an actor begins before it draws"
         samples = [session.prepared.samples[number] for number in numbers]
         for place, sample in enumerate(samples, 1):
-            if not (errand.options.resume and session.keep(sample)):
+            if not (session.prepared.options.resume and session.keep(sample)):
                 following = samples[place : place + session.readers]
                 session.visit(sample, self._background, following)
         session.settle()
@@ -123,7 +137,8 @@ def _check_same(wanted: Mapping[str, Any], record: Mapping[str, Any]) -> None:
 
 
 class _Handing:
-    """Images on their way to actors and back."""
+    """Images on their way to actors and back. Only actors that have begun are given any: Ray starts
+    no more of them than there is room for, and the others may wait for ever."""
 
     def __init__(
         self,
@@ -138,40 +153,53 @@ class _Handing:
         self._known = ray.put(crew.lend), ray.put(errand)
         self._hands = deque(map(list, hands(len(errand.samples), crew.actors)))
         self._busy: dict[Any, tuple[Any, list[int]]] = {}
+        """The actor of each answer that is awaited, and its images: none while it begins."""
+        self._idle: list[Any] = []
         self._deaths: collections.Counter[int] = collections.Counter()
         """How many actors have died over each image."""
         self._finished: dict[int, ImageResult] = {}
         """Results that wait for those of images before them."""
         self._next = self._dead = 0
         self._drawn = False
+        self._due: float | None = monotonic() + PATIENCE
+        """When it is said that no actor has begun; None if one has, or if it was said."""
 
     def go_on(self) -> None:
         """Hand out images until all are done, or until it is stopped."""
         import ray
 
-        idle = [self._actor() for _ in range(min(self.crew.actors, len(self._hands)))]
+        for _ in range(min(self.crew.actors, len(self._hands))):
+            self._begin()
         try:
-            while self._busy or (self._hands and not self.stopped()):
-                while idle and self._hands and not self.stopped():
-                    self._give(idle.pop(), self._hands.popleft())
+            while self._drawing or (self._hands and not self.stopped()):
+                while self._idle and self._hands and not self.stopped():
+                    self._give(self._idle.pop(), self._hands.popleft())
                 done, _ = ray.wait(list(self._busy), timeout=_POLL)
-                idle += [self._take(answer) for answer in done]
+                for answer in done:
+                    self._take(answer)
+                self._warn()
         finally:
-            for actor in [*idle, *(actor for actor, _ in self._busy.values())]:
+            for actor in [*self._idle, *(actor for actor, _ in self._busy.values())]:
                 ray.kill(actor)
         for number in sorted(self._finished):
             self.report(self._finished[number])
 
-    def _actor(self) -> Any:
+    @property
+    def _drawing(self) -> bool:
+        return any(hand for _, hand in self._busy.values())
+
+    def _begin(self) -> None:
         import ray
 
-        return ray.remote(num_cpus=self.crew.cpus, num_gpus=self.crew.gpus)(Painter).remote()
+        each = ray.remote(num_cpus=self.crew.cpus, num_gpus=self.crew.gpus)
+        actor: Any = each(Painter).remote()
+        self._busy[actor.begin.remote(*self._known)] = (actor, [])
 
     def _give(self, actor: Any, hand: list[int]) -> None:
-        self._busy[actor.draw.remote(*self._known, hand)] = (actor, hand)
+        self._busy[actor.draw.remote(hand)] = (actor, hand)
 
-    def _take(self, answer: Any) -> Any:
-        """Note what an actor has done; return it, or where it has died another one."""
+    def _take(self, answer: Any) -> None:
+        """Note what an actor has done; where it has died, another one begins."""
         import ray
 
         actor, hand = self._busy.pop(answer)
@@ -179,13 +207,16 @@ class _Handing:
             results = ray.get(answer)
         except ray.exceptions.RayActorError:
             self._lose(hand)
-            return self._actor()
+            self._begin()
+            return
         except ray.exceptions.RayTaskError as error:
             ray.kill(actor)
             raise (error.cause if isinstance(error.cause, FeatvizError) else error) from None
-        self._drawn = True
-        self._done(zip(hand, results, strict=True))
-        return actor
+        self._idle.append(actor)
+        self._due = None
+        if hand:
+            self._drawn, self._dead = True, 0
+            self._done(zip(hand, results, strict=True))
 
     def _lose(self, hand: list[int]) -> None:
         """Have the images of an actor that died done again, one by one: so that one which kills
@@ -193,13 +224,33 @@ class _Handing:
         self._deaths.update(hand)
         names = [self.errand.samples[number].name for number in hand]
         RunDirectory(self.errand.options.out).clear_images(names)
-        self._dead += 1
-        if not self._drawn and self._dead > MOST_DEATHS * self.crew.actors:
-            raise FeatvizError("the actors die before they have drawn an image", "see Ray's logs")
+        self._dead += not (hand and self._drawn)
+        if self._dead > MOST_DEATHS * self.crew.actors:
+            raise FeatvizError(
+                f"{self._dead} actors of Ray have died without drawing an image",
+                "see Ray's logs",
+            )
         given_up = [number for number in hand if self._deaths[number] >= MOST_DEATHS]
         again = [number for number in hand if self._deaths[number] < MOST_DEATHS]
         self._hands.extendleft([number] for number in reversed(again))
         self._done((number, self._failure(number)) for number in given_up)
+
+    def _warn(self) -> None:
+        """Say once that no actor begins, and how much room there is for one."""
+        import ray
+
+        if self._due is None or monotonic() < self._due:
+            return
+        self._due = None
+        total: dict[str, float] = ray.cluster_resources()  # type: ignore[no-untyped-call]
+        free: dict[str, float] = ray.available_resources()  # type: ignore[no-untyped-call]
+        log.warning(
+            "no actor has begun after %g s: each takes %g CPUs and %g GPUs; %s are free",
+            PATIENCE,
+            self.crew.cpus,
+            self.crew.gpus,
+            " and ".join(f"{free.get(k, 0):g} of {total.get(k, 0):g} {k}s" for k in ("CPU", "GPU")),
+        )
 
     def _failure(self, number: int) -> ImageResult:
         name = self.errand.samples[number].name

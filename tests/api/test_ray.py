@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import tempfile
-from collections.abc import Iterator
+import os
+import signal
 from pathlib import Path
+from threading import Timer
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from torch import nn
 
 import featviz as fv
 from featviz.errors import FeatvizError, UsageError
+from featviz.pipeline import actors
 from featviz.pipeline.actors import _check_same, hands
 
 NET = """
@@ -44,39 +46,6 @@ def first_time():
 SMALL = {"size": 16, "seed": 3}
 
 
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[None]:
-    """Ray on this machine; tests in this process draw with one thread, as its actors do.
-
-    It asks for nothing beyond this machine: no home to keep a token in, no other address, little
-    shared memory. Where it does not start all the same (no loopback, say), the tests skip with what
-    it said.
-    """
-    ray = pytest.importorskip("ray", reason="featviz.ray needs Ray")
-    threads = torch.get_num_threads()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("RAY_AUTH_MODE", "disabled")
-        with tempfile.TemporaryDirectory(prefix="ray") as folder:
-            try:
-                ray.init(
-                    "local",
-                    num_cpus=2,
-                    object_store_memory=100 * 2**20,
-                    include_dashboard=False,
-                    log_to_driver=False,
-                    configure_logging=False,
-                    _node_ip_address="127.0.0.1",
-                    _temp_dir=folder,
-                )
-            except Exception as error:
-                ray.shutdown()
-                pytest.skip(f"Ray does not start on this machine: {type(error).__name__}: {error}")
-            torch.set_num_threads(1)
-            yield
-            ray.shutdown()
-            torch.set_num_threads(threads)
-
-
 @pytest.fixture
 def photos(tmp_path: Path) -> Path:
     """Nine pictures, one of them white, one black, and one that is no picture."""
@@ -94,7 +63,7 @@ def write_net(folder: Path, dies: str) -> str:
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("cluster")
+@pytest.mark.usefixtures("ray_cluster")
 def test_actors_draw_what_one_process_draws(photos: Path, tmp_path: Path) -> None:
     """The same bytes, failures and order, though an actor dies over an image; resuming keeps all
     that is complete."""
@@ -117,7 +86,7 @@ def test_actors_draw_what_one_process_draws(photos: Path, tmp_path: Path) -> Non
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("cluster")
+@pytest.mark.usefixtures("ray_cluster")
 def test_an_image_that_kills_every_actor_is_a_failed_image(photos: Path, tmp_path: Path) -> None:
     """The others are complete, and nothing half-written stays."""
     import featviz.ray
@@ -132,7 +101,7 @@ def test_an_image_that_kills_every_actor_is_a_failed_image(photos: Path, tmp_pat
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("cluster")
+@pytest.mark.usefixtures("ray_cluster")
 def test_a_module_and_images_in_memory_go_to_the_actors(tmp_path: Path) -> None:
     """A module of this process is given back as it was; a transform of the caller's is used."""
     import featviz.ray
@@ -144,6 +113,39 @@ def test_a_module_and_images_in_memory_go_to_the_actors(tmp_path: Path) -> None:
     fv.run(model, images, "Conv2d", tmp_path / "near", **told)
     assert tree(tmp_path / "far") == tree(tmp_path / "near") and len(far.images) == 3
     assert model.training and not model[0]._forward_hooks
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("ray_cluster")
+def test_more_actors_than_there_is_room_for(photos: Path, tmp_path: Path) -> None:
+    """Those that have begun draw all images; the run does not wait for the others."""
+    import featviz.ray
+
+    net = write_net(tmp_path, "False")
+    run = featviz.ray.run(net, str(photos), tmp_path / "out", "Conv2d", actors=4, **SMALL)
+    assert len(run.images) == 9 and len(complete(tmp_path / "out")) == 7
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("ray_cluster")
+def test_no_room_for_any_actor_is_said(
+    photos: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    messages: pytest.LogCaptureFixture,
+) -> None:
+    """With what each takes and what there is; the wait goes on, since a cluster may grow."""
+    import featviz.ray
+
+    monkeypatch.setattr(actors, "PATIENCE", 0.5)
+    Timer(3, os.kill, (os.getpid(), signal.SIGINT)).start()
+    net = write_net(tmp_path, "False")
+    run = featviz.ray.run(net, str(photos), tmp_path / "out", "Conv2d", cpus=5, gpus=1, **SMALL)
+    assert run.images == () and len(run_json(tmp_path / "out")["images"]["missing"]) == 9
+    assert (
+        "no actor has begun after 0.5 s: each takes 5 CPUs and 1 GPUs; 2 of 2 CPUs and 0 of 0 GPUs "
+        "are free"
+    ) in messages.messages
 
 
 @pytest.mark.parametrize(
@@ -181,7 +183,7 @@ def test_without_ray(monkeypatch: pytest.MonkeyPatch, photos: Path, tmp_path: Pa
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("cluster")
+@pytest.mark.usefixtures("ray_cluster")
 def test_actors_that_all_die_end_the_run(photos: Path, tmp_path: Path) -> None:
     """With one error, after as many deaths as are allowed, and not with each image failed."""
     import featviz.ray
@@ -191,10 +193,11 @@ def test_actors_that_all_die_end_the_run(photos: Path, tmp_path: Path) -> None:
     (tmp_path / "net.py").write_text(
         source + "\nimport sys\nif 'default_worker' in sys.argv[0]:\n    os._exit(9)\n"
     )
-    with pytest.raises(FeatvizError, match="the actors die before they have drawn an image"):
+    words = "3 actors of Ray have died without drawing an image"
+    with pytest.raises(FeatvizError, match=words):
         featviz.ray.run(net, str(photos), tmp_path / "out", "Conv2d", actors=1, **SMALL)
     assert complete(tmp_path / "out") == []
-    assert len(run_json(tmp_path / "out")["images"]["missing"]) == 8
+    assert len(run_json(tmp_path / "out")["images"]["missing"]) == 9
 
 
 def test_an_actor_with_other_versions_is_refused() -> None:

@@ -10,7 +10,6 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -93,13 +92,23 @@ def follow_page(page: str, folder: Path, featviz: Run) -> None:
 
 
 def run_code(block: str) -> None:
-    """Run a block of Python with a model and a batch, unless it is the text of a file, or needs Ray
-    where that is not installed."""
+    """Run a block of Python with a model and a batch, unless it is the text of a file or of Ray."""
     from torchvision import models
 
-    if not block.startswith("# ") and ("featviz.ray" not in block or find_spec("ray")):
+    if not block.startswith("# ") and "featviz.ray" not in block:
         model = models.resnet18() if "layer4" in block else None
         exec(block, {"model": model, "batch": torch.rand(1, 3, 64, 64)})
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("clone", "ray_cluster")
+def test_the_code_for_ray_works() -> None:
+    """It draws twenty digits."""
+    for block in (
+        code for page in PAGES for code in blocks(page, "python") if "featviz.ray" in code
+    ):
+        exec(block)
+    assert len([path for path in Path("from-ray").iterdir() if path.is_dir()]) == 20
 
 
 @pytest.mark.slow
