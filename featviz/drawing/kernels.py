@@ -49,8 +49,12 @@ def draw_filters(
 
 
 def post_kernels(model: nn.Module, layers: Sequence[Layer], board: Board) -> None:
-    """Show the kernels of those layers that have some, as `featviz kernels` draws them."""
-    modules = modules_by_name(model.eval())
+    """Show the kernels of those layers that have some, as `featviz kernels` draws them.
+
+    Args:
+        model: in eval mode.
+    """
+    modules = modules_by_name(model)
     for layer in layers:
         with suppress(LayoutError), torch.no_grad():
             if layer.name in modules and filters.is_convolution(modules[layer.name]):

@@ -143,7 +143,8 @@ def _run(
             tensorboard.opened(options.board, options.out, options.step, inside.resume) as board,
         ):
             if board is not None and team.first:
-                post_kernels(prepared.model.module, prepared.layers, board)
+                with in_eval_mode(prepared.model.module):
+                    post_kernels(prepared.model.module, prepared.layers, board)
             if others is None:
                 noted = finished.add, board, team
                 session = Session(prepared, folder, document.fingerprint, *noted)

@@ -1,0 +1,178 @@
+"""A model is given back as it was: modes, weights, buffers, attributes, and switches of torch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from threading import Event, Thread
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import featviz as fv
+from featviz.hooks.eval_mode import in_eval_mode
+
+IMAGE = torch.rand(3, 16, 16)
+
+
+class Keeping(nn.Module):
+    """Keeps what forward makes for its next call, in one of several ways."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.how, self.conv = how, nn.Conv2d(3, 4, 3)
+        self.kept: object = {"list": [None], "mapping": {}, "set": set(), "tuple": ([None],)}.get(
+            how
+        )
+        if how == "empty buffer":
+            self.register_buffer("table", None)
+        if how == "empty parameter":
+            self.register_parameter("scale", None)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The convolution, weighed with what is kept."""
+        return self.conv(x) * self.weight_for(x)
+
+    def weight_for(self, x: Tensor) -> Tensor:
+        """What is kept, made by the first call that needs it."""
+        made = torch.full((4, 1, 1), 2.0)
+        if self.how == "attribute":
+            self.kept = made if self.kept is None else self.kept
+            return self.kept
+        if self.how in ("list", "tuple"):
+            place = self.kept if self.how == "list" else self.kept[0]
+            place[0] = made if place[0] is None else place[0]
+            return place[0]
+        if self.how == "mapping":
+            return self.kept.setdefault(x.shape[-2:], [made])[0]
+        if self.how == "set":
+            self.kept.update([] if self.kept else [made])
+            return next(iter(self.kept))
+        return self.registered_for(made)
+
+    def registered_for(self, made: Tensor) -> Tensor:
+        """What is kept as a buffer, a parameter or a module."""
+        if self.how == "empty buffer":
+            self.table = made if self.table is None else self.table
+            return self.table
+        if self.how == "new buffer":
+            if not hasattr(self, "table"):
+                self.register_buffer("table", made)
+            return self.table
+        if self.how == "empty parameter":
+            self.scale = nn.Parameter(made) if self.scale is None else self.scale
+            return self.scale
+        if self.how == "new parameter":
+            if not hasattr(self, "scale"):
+                self.scale = nn.Parameter(made)
+            return self.scale
+        if self.kept is None:
+            self.kept = nn.Conv2d(1, 4, 1)
+        return self.kept(torch.ones(1, 1, 1, 1))
+
+
+WAYS = ["attribute", "list", "mapping", "set", "tuple", "module"]
+REGISTERED = ["empty buffer", "new buffer", "empty parameter", "new parameter"]
+
+
+def state(model: nn.Module) -> list[object]:
+    """All that a module holds, but for the values of tensors."""
+    held = vars(model)
+    plain = {k: v for k, v in held.items() if not k.startswith("_")}
+    registered = [dict(held[name]) for name in ("_parameters", "_buffers", "_modules")]
+    return [
+        repr(plain),
+        [list(d) for d in registered],
+        [list(map(id, d.values())) for d in registered],
+    ]
+
+
+@pytest.mark.parametrize("how", WAYS + REGISTERED)
+def test_what_forward_keeps_goes_and_training_works(how: str) -> None:
+    """Tensors of inference mode would end the next backward."""
+    model = Keeping(how).train()
+    before = state(model)
+    with in_eval_mode(model):
+        made = model(IMAGE[None])
+        assert torch.equal(model(IMAGE[None]), made)
+    assert state(model) == before
+    model(IMAGE[None]).sum().backward()
+    assert model.conv.weight.grad is not None
+
+
+class Adapted(nn.Conv2d):
+    """Adds a second weight to the first for eval, and takes it away to train, as adapters do."""
+
+    def __init__(self) -> None:
+        super().__init__(3, 4, 3)
+        self.weight.requires_grad_(False)
+        self.second = nn.Parameter(torch.randn_like(self.weight))
+        self.merged = False
+
+    def train(self, mode: bool = True) -> Adapted:
+        """Merge or unmerge."""
+        if mode == self.merged:
+            self.weight.data += -self.second.data if mode else self.second.data
+            self.merged = not mode
+        return super().train(mode)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Of both weights."""
+        weight = self.weight if self.merged else self.weight + self.second
+        return nn.functional.conv2d(x, weight, self.bias)
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_a_train_of_the_models_own_is_asked_and_undone(training: bool) -> None:
+    """In eval mode weights are merged; afterwards they are, bit by bit, what they were."""
+    model = nn.Sequential(Adapted(), nn.ReLU()).train(training)
+    weight, merged = model[0].weight.clone(), model[0].merged
+    with in_eval_mode(model):
+        assert model[0].merged and not model.training
+    assert torch.equal(model[0].weight, weight)
+    assert model[0].merged is merged and model[0].training is training
+    if training:
+        model(IMAGE[None]).sum().backward()
+        assert model[0].second.grad is not None
+
+
+def test_lazy_modules_can_be_trained_afterwards() -> None:
+    """The first input makes their parameters: outside of inference mode."""
+    model = nn.Sequential(nn.LazyConv2d(4, 3), nn.LazyBatchNorm2d(), nn.ReLU())
+    assert len(fv.run(model, IMAGE, "Conv2d,ReLU", size=16).captures) == 2
+    assert model[0].weight.shape == (4, 3, 3, 3) and model.training
+    model(IMAGE[None]).sum().backward()
+    assert model[0].weight.grad is not None
+
+
+def test_a_run_for_tensorboard_leaves_the_mode(tmp_path: Path) -> None:
+    """Kernels are shown in eval mode, too, and it ends."""
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU()).train()
+    fv.run(model, IMAGE, "Conv2d", tmp_path / "out", size=16, tensorboard=tmp_path / "events")
+    assert all(module.training for module in model.modules())
+
+
+@pytest.mark.parametrize("fast", [True, False])
+def test_blocks_that_overlap_put_the_fast_path_back(fast: bool) -> None:
+    """It is the whole process's; whoever ends last puts back what was there before the first."""
+    mha = torch.backends.mha
+    begun, end = Event(), Event()
+
+    def other() -> None:
+        with in_eval_mode(nn.ReLU()):
+            begun.set()
+            end.wait(10)
+
+    before = mha.get_fastpath_enabled()
+    mha.set_fastpath_enabled(fast)
+    try:
+        with in_eval_mode(nn.ReLU()):
+            thread = Thread(target=other)
+            thread.start()
+            begun.wait(10)
+        assert not mha.get_fastpath_enabled()
+        end.set()
+        thread.join()
+        assert mha.get_fastpath_enabled() is fast
+    finally:
+        mha.set_fastpath_enabled(before)
