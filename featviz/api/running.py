@@ -41,7 +41,7 @@ def run(
             given back as it was.
         images: files, folders or globs; PIL images; arrays [H, W] or [H, W, C]; tensors [H, W],
             [C, H, W] or [N, C, H, W]; or a list of these. What is in memory is an image before any
-            preprocessing: uint8, or floats in 0..1 (as for
+            preprocessing: uint8, or floats in 0..1, which are rounded to 8 bits (as by
             `torchvision.transforms.functional.to_pil_image`), and is called `image-0.png`,
             `image-1.png`, ... in the run.
         layers: selectors; a class of modules (`torch.nn.Conv2d`); or a list of these. None takes

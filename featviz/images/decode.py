@@ -38,6 +38,8 @@ _BROKEN = (
 )
 """What Pillow's decoders raise on broken files."""
 
+_MOST_OF_16_BITS = 65535
+
 TensorReader = Callable[[bytes], np.ndarray]
 _RGB = Wanted(3)
 
@@ -81,9 +83,10 @@ def decode(
 ) -> DecodedImage:
     """Read a sample's images as they are meant to be seen.
 
-    EXIF orientation is applied (unless `exif` is false), alpha is composited on `background`, 16
-    bits are scaled by their range, and CMYK and palettes become RGB. Where the model takes neither
-    grey nor RGB, the channels are those of the file.
+    EXIF orientation is applied (unless `exif` is false), alpha is composited on `background`, and
+    CMYK and palettes become RGB. Grey of 16 or 32 bits or of floats becomes numbers, as an array of
+    these does; a function of the user's own gets it as 8 bits. Where the model takes neither grey
+    nor RGB, the channels are those of the file.
 
     Args:
         wanted: what the model takes.
@@ -165,15 +168,18 @@ class _Encoded:
             if frames is None and count > 1:
                 log.warning("%s has %d frames; the first is taken", self.path, count)
             return [
-                self._one(opened, index, how.exif, how.background)
+                self._one(opened, index, how)
                 for index in ([0] if frames is None else _spread(count, frames))
             ]
 
-    def _one(self, opened: Image.Image, index: int, exif: bool, background: str) -> Image.Image:
+    def _one(self, opened: Image.Image, index: int, how: _How) -> Image.Image | Raster:
         if index:
             opened.seek(index)
         opened.load()
-        return _flatten(ImageOps.exif_transpose(opened) if exif else opened, background)
+        upright = ImageOps.exif_transpose(opened) if how.exif else opened
+        if _is_wide(upright) and not how.wanted.raw:
+            return arrays.to_image(_ready(_whole_numbers(upright), how.wanted), how.wanted)
+        return _flatten(upright, how.background)
 
     @contextmanager
     def _errors_named(self) -> Iterator[None]:
@@ -241,7 +247,7 @@ def check_background(color: str) -> None:
 
 def _flatten(image: Image.Image, background: str) -> Image.Image:
     """Any mode to L or RGB of 8 bits."""
-    if image.mode.startswith(("I", "F")):
+    if _is_wide(image):
         return _from_wide(image)
     if image.has_transparency_data:
         return _composite(image, background)
@@ -258,6 +264,19 @@ def _composite(image: Image.Image, background: str) -> Image.Image:
     return over.convert("L") if grey and len(set(channels)) == 1 else over
 
 
+def _is_wide(image: Image.Image) -> bool:
+    """Whether it is grey of more than 8 bits."""
+    return image.mode.startswith(("I", "F"))
+
+
+def _whole_numbers(image: Image.Image) -> np.ndarray:
+    """Grey of more than 8 bits as an array; Pillow holds some files of 16 bits as 32."""
+    values = np.asarray(image)
+    if image.mode == "I" and values.min() >= 0 and values.max() <= _MOST_OF_16_BITS:
+        return values.astype(np.uint16)
+    return values.astype(values.dtype.newbyteorder("="))
+
+
 def _from_wide(image: Image.Image) -> Image.Image:
     """16-bit integers are scaled by 65535, 32-bit ones by their own range's power of two, floats
     in 0..1 by 255; other floats by their minimum and maximum."""
@@ -272,7 +291,7 @@ def _from_wide(image: Image.Image) -> Image.Image:
 def _wide_range(mode: str, values: np.ndarray) -> tuple[float, float]:
     least, most = float(values.min()), float(values.max())
     if mode.startswith("I"):
-        return 0.0, 65535.0 if most <= 65535 else 2.0**31 - 1
+        return 0.0, float(_MOST_OF_16_BITS) if most <= _MOST_OF_16_BITS else 2.0**31 - 1
     if least >= 0 and most <= 1:
         return 0.0, 1.0
     return least, most if most > least else least + 1

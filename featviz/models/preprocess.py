@@ -163,11 +163,16 @@ class Preprocess:
         Raises:
             ImageError: the steps are for pictures.
         """
-        if self.letterbox is not None:
-            raise ImageError(
-                "numbers are not padded as Ultralytics pads pictures", "--size HxW, --preset none"
-            )
         low, high = float(image.values.min()), float(image.values.max())
+        if self.letterbox is not None:
+            if image.values.ndim != 3 or len(image.values) not in (1, 3) or low < 0 or high > 1:
+                raise ImageError(
+                    "numbers that are no picture are not padded as Ultralytics pads pictures",
+                    "--size HxW, --preset none",
+                )
+            levels = (image.values * 255 + 0.5).astype(np.uint8)  # the bits that it has for all
+            picture = levels[0] if len(levels) == 1 else np.moveaxis(levels, 0, -1)
+            return self.tensor(Image.fromarray(np.ascontiguousarray(picture)))
         if (
             self.mean is not None
             and not self.any_values

@@ -15,7 +15,8 @@ from PIL import Image, features
 
 from featviz.errors import ImageError, UsageError
 from featviz.images import decode, find
-from featviz.records import Sample
+from featviz.images.arrays import Wanted
+from featviz.records import Raster, Sample
 
 
 @pytest.fixture
@@ -121,23 +122,67 @@ def test_half_transparency_is_mixed(tmp_path: Path) -> None:
     assert np.abs(mixed - (40, 0, 20)).max() <= 1
 
 
-def test_sixteen_bits_are_scaled_by_their_range(tmp_path: Path) -> None:
-    """A 16-bit ramp becomes the 8-bit ramp, not white."""
-    ramp = np.linspace(0, 65535, 256).astype(np.uint16).reshape(16, 16)
-    path = tmp_path / "deep.png"
-    Image.fromarray(ramp).save(path)
-    with Image.open(path) as opened:
-        assert opened.mode == "I;16"
-    assert np.array_equal(decoded(path), np.arange(256, dtype=np.uint8).reshape(16, 16))
+RAW = Wanted(3, raw=True)
+"""A function of the user's own takes the picture."""
 
 
-def test_sixteen_bit_tiff_of_either_byte_order(tmp_path: Path) -> None:
-    """The order of the bytes in the file does not matter."""
-    values = np.array([[0, 257, 32896, 65535]], np.uint16)
-    for order in ("<u2", ">u2"):
-        path = tmp_path / f"{order[0] == '<'}.tif"
-        Image.fromarray(values.astype(order)).save(path)
-        assert decoded(path).tolist() == [[0, 1, 128, 255]]
+def numbers(path: Path, channels: int = 1) -> Raster:
+    """The image of a file of more than 8 bits."""
+    image = decode.decode(Sample(path.name, (path,)), wanted=Wanted(channels)).images[0]
+    assert isinstance(image, Raster)
+    return image
+
+
+@pytest.mark.parametrize(
+    ("suffix", "dtype"), [("png", "<u2"), ("tif", "<u2"), ("tif", ">u2"), ("pgm", "<u2")]
+)
+def test_sixteen_bits_keep_all_of_them(tmp_path: Path, suffix: str, dtype: str) -> None:
+    """Divided by 65535, in either order of bytes: a scan of 12 bits has 4096 values."""
+    scan = np.arange(4096, dtype=np.uint16).reshape(64, 64)
+    path = tmp_path / f"scan.{suffix}"
+    Image.fromarray(scan if suffix == "pgm" else scan.astype(dtype)).save(path)
+    image = numbers(path)
+    assert image.words == "uint16 / 65535" and image.values.dtype == np.float32
+    assert np.array_equal(image.values, scan[None].astype(np.float32) / np.float32(65535))
+
+
+def test_grey_of_sixteen_bits_is_all_of_rgb(tmp_path: Path) -> None:
+    """A model of RGB gets it three times."""
+    Image.fromarray(np.array([[0, 257, 65535]], np.uint16)).save(tmp_path / "deep.png")
+    values = numbers(tmp_path / "deep.png", 3).values
+    assert values.shape == (3, 1, 3) and (values == values[0]).all()
+    assert values[0, 0, 1] == np.float32(257) / np.float32(65535)
+
+
+@pytest.mark.parametrize("values", [[0.0, 0.5, 1.0], [100.0, 500.25, 900.0], [-1e9, 0.0, 1e9]])
+def test_float_tiff_is_left_as_it_is(tmp_path: Path, values: list[float]) -> None:
+    """Two maps of heights that differ by a constant are not the same."""
+    Image.fromarray(np.array([values], np.float32)).save(tmp_path / "float.tif")
+    image = numbers(tmp_path / "float.tif")
+    assert image.values.tolist() == [[values]] and image.words == "float32 values as they are"
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [([0, 65535], "uint16 / 65535"), ([-5, 70000], "int32 values as they are")],
+)
+def test_integers_of_32_bits(tmp_path: Path, values: list[int], words: str) -> None:
+    """Those that 16 bits hold are taken for these, since Pillow holds some files so."""
+    Image.fromarray(np.array([values], np.int32)).save(tmp_path / "wide.tif")
+    image = numbers(tmp_path / "wide.tif")
+    divisor = 65535 if "uint16" in words else 1
+    assert image.words == words
+    assert image.values.tolist() == [[[np.float32(value / divisor) for value in values]]]
+
+
+def test_sixteen_bits_turn_upright(tmp_path: Path) -> None:
+    """By EXIF, as pictures of 8 bits do."""
+    values = np.array([[1, 2, 3], [4, 5, 6]], np.uint16)
+    exif = Image.Exif()
+    exif[274] = 3
+    Image.fromarray(values).save(tmp_path / "turned.png", exif=exif)
+    found = numbers(tmp_path / "turned.png").values[0] * 65535
+    assert np.array_equal(found.round(), values[::-1, ::-1])
 
 
 @pytest.mark.parametrize(
@@ -150,19 +195,29 @@ def test_sixteen_bit_tiff_of_either_byte_order(tmp_path: Path) -> None:
         ([7.0, 7.0, 7.0], [0, 0, 0]),
     ],
 )
-def test_float_tiff(tmp_path: Path, values: list[float], greys: list[int]) -> None:
+def test_a_function_gets_floats_as_a_picture(
+    tmp_path: Path, values: list[float], greys: list[int]
+) -> None:
     """Floats within 0..1 are scaled by 255, others by their own minimum and maximum."""
     path = tmp_path / "float.tif"
     Image.fromarray(np.array([values], np.float32)).save(path)
-    assert decoded(path).tolist() == [greys]
+    assert decoded(path, wanted=RAW).tolist() == [greys]
 
 
-def test_float_tiff_with_nan_is_refused(tmp_path: Path) -> None:
-    """NaN has no grey."""
+def test_a_function_gets_sixteen_bits_as_a_picture(tmp_path: Path) -> None:
+    """Scaled by their range, not white."""
+    path = tmp_path / "deep.png"
+    Image.fromarray(np.array([[0, 257, 32896, 65535]], np.uint16)).save(path)
+    assert decoded(path, wanted=RAW).tolist() == [[0, 1, 128, 255]]
+
+
+@pytest.mark.parametrize("wanted", [RAW, Wanted(3)])
+def test_float_tiff_with_nan_is_refused(tmp_path: Path, wanted: Wanted) -> None:
+    """NaN is no value of an image."""
     path = tmp_path / "nan.tif"
     Image.fromarray(np.array([[0, np.nan]], np.float32)).save(path)
-    with pytest.raises(ImageError, match=r"nan\.tif cannot be read: it holds NaN"):
-        decoded(path)
+    with pytest.raises(ImageError, match=r"nan\.tif .*holds NaN"):
+        decoded(path, wanted=wanted)
 
 
 def test_cmyk_jpeg_is_not_inverted(tmp_path: Path, scene: np.ndarray) -> None:

@@ -15,9 +15,11 @@ from PIL import Image
 from torch import nn
 from torchvision.transforms import functional as F
 
+from featviz.images import decode
 from featviz.models.letterbox import LetterBox, Window, of_model
 from featviz.models.load import ModelOptions, adopt, load_model
 from featviz.models.preprocess import InputOptions, Preprocess
+from featviz.records import Sample
 
 from .ultralytics_files import built, save
 
@@ -171,3 +173,13 @@ def test_an_overlay_has_no_padding(
         assert np.array_equal(np.asarray(drawn.convert("RGB")), part)
     planned = json.loads(featviz(*call, "--dry-run", "--json").out)["per_image"]
     assert [(f["width"], f["height"]) for f in planned] == [(window.width, window.height)]
+
+
+def test_sixteen_bits_are_padded_as_eight(tmp_path: Path) -> None:
+    """Ultralytics has 8 bits for all pictures."""
+    deep = np.linspace(0, 65535, 48).astype(np.uint16).reshape(6, 8)
+    Image.fromarray(deep).save(tmp_path / "deep.png")
+    Image.fromarray((deep / 65535 * 255 + 0.5).astype(np.uint8)).save(tmp_path / "plain.png")
+    padded = Preprocess(None, None, None, None, 3, letterbox=LetterBox(32))
+    of = [decode.decode(Sample(n, (tmp_path / n,))).images for n in ("deep.png", "plain.png")]
+    assert torch.equal(padded(of[0])[0], padded(of[1])[0])
