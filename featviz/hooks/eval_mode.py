@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from threading import Lock
 from typing import Any
@@ -15,10 +15,6 @@ from torch.nn.parameter import is_lazy
 _COMPILED = "_compiled_call_impl"
 """Where nn.Module.compile puts the compiled call."""
 
-_OF_TORCH = vars(nn.Module()).keys() - {"_buffers", "_modules"}
-"""Attributes of every module that are not its model's: hooks, which those take away who have added
-them; and the mode and parameters, which are put back by themselves."""
-
 
 @contextmanager
 def in_eval_mode(model: nn.Module, gradients: bool = False) -> Iterator[None]:
@@ -27,12 +23,11 @@ def in_eval_mode(model: nn.Module, gradients: bool = False) -> Iterator[None]:
 
     Modules that were compiled in place, and nn.MultiheadAttention's fast path, would run past hooks
     that come later; they are set aside. Afterwards, also when the block raised, these two, training
-    modes, parameters that `eval` has changed, buffers, what modules keep in attributes (whatever
-    forward has put there in inference mode would end gradients later), and RNG state are as before.
-    Only lazy modules stay what the first input has made of them.
+    modes, parameters that `eval` has changed, buffers and RNG state are as before. What forward has
+    made for its next call stays, as after any other call, and can take part in gradients.
     """
     with ExitStack() as stack:
-        for keep in (_attributes, _parameters, _mode, _buffers, _uncompiled):
+        for keep in (_kept_ordinary, _mode, _buffers, _uncompiled):
             stack.enter_context(keep(model))
         for keep_global in (kept_rng, _no_attention_fast_path):
             stack.enter_context(keep_global())
@@ -69,80 +64,68 @@ def _mode(model: nn.Module) -> Iterator[None]:
 
 
 @contextmanager
-def _parameters(model: nn.Module) -> Iterator[None]:
-    """Take away parameters that the first input has made; others may change their form meanwhile,
-    where they are sharded."""
-    of_modules = [vars(module).get("_parameters", {}) for module in model.modules()]
-    before = [(own, {name: own[name] is None for name in own}) for own in of_modules]
-    try:
-        yield
-    finally:
-        for own, were_none in before:
-            for name in list(own):
-                if name not in were_none:
-                    del own[name]
-                elif were_none[name]:
-                    own[name] = None
-
-
-@contextmanager
 def _buffers(model: nn.Module) -> Iterator[None]:
-    """Give buffers their values back; which there are, `_attributes` does."""
-    before = [(buffer, buffer.clone()) for buffer in model.buffers() if _has_values(buffer)]
+    before = [
+        (module, name, buffer, buffer.clone())
+        for module in model.modules()
+        for name, buffer in module._buffers.items()
+        if buffer is not None and _has_values(buffer)
+    ]
     try:
         yield
     finally:
         with torch.no_grad():
-            for buffer, value in before:
-                if not torch.equal(buffer, value):
-                    buffer.copy_(value)
+            for module, name, buffer, value in before:
+                _put_back(module, name, buffer, value)
+
+
+def _put_back(module: nn.Module, name: str, buffer: Tensor, value: Tensor) -> None:
+    if module._buffers.get(name) is not buffer:
+        module._buffers[name] = buffer
+    if not torch.equal(buffer, value):
+        buffer.copy_(value)
 
 
 @contextmanager
-def _attributes(model: nn.Module) -> Iterator[None]:
-    """Put back what modules keep for their next call, as the anchors of a detector; lists, sets and
-    dicts with what was in them, however deep."""
-    attributes = [vars(module) for module in model.modules()]
-    before = [(own, {k: own[k] for k in own.keys() - _OF_TORCH}) for own in attributes]
-    kept = list(_containers(value for _, values in before for value in values.values()))
+def _kept_ordinary(model: nn.Module) -> Iterator[None]:
+    """Make tensors ordinary that forward made in inference mode and keeps for its next call, as the
+    anchors of a detector: autograd refuses the others."""
     try:
         yield
     finally:
-        for own, values in before:
-            for name in own.keys() - _OF_TORCH - values.keys():
-                del own[name]
-            own.update(values)
-        for container, content in kept:
-            _refill(container, content)
+        seen: set[int] = set()
+        for module in model.modules():
+            for held in (vars(module), module._parameters, module._buffers):
+                for name, value in list(held.items()):
+                    if (plain := _ordinary(value, seen)) is not value:
+                        held[name] = plain
 
 
-def _containers(values: Iterable[Any]) -> Iterator[tuple[Any, Any]]:
-    """Each mutable container among values, and in containers among them, with a copy."""
-    waiting, seen = deque(values), set[int]()
-    while waiting:
-        value = waiting.popleft()
-        if not isinstance(value, (dict, list, set, deque, tuple)) or id(value) in seen:
-            continue
-        seen.add(id(value))
-        if isinstance(value, dict):
-            yield value, dict(value)
-            waiting.extend(value.values())
-        else:
-            if not isinstance(value, tuple):
-                yield value, list(value)
-            waiting.extend(value)
+def _ordinary(value: Any, seen: set[int]) -> Any:
+    """A tensor or a tuple without inference tensors; in other containers they are exchanged."""
+    if isinstance(value, Tensor):
+        return _clone(value) if value.is_inference() else value
+    if not isinstance(value, (tuple, list, dict, set, deque)) or id(value) in seen:
+        return value
+    seen.add(id(value))
+    if isinstance(value, dict):
+        for key in list(value):
+            if (plain := _ordinary(value[key], seen)) is not value[key]:
+                value[key] = plain
+        return value
+    items = [_ordinary(item, seen) for item in value]
+    if all(new is old for new, old in zip(items, value, strict=True)):
+        return value
+    if isinstance(value, tuple):
+        return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
+    value.clear()
+    (value.update if isinstance(value, set) else value.extend)(items)
+    return value
 
 
-def _refill(container: Any, content: Any) -> None:
-    """Give a container its content back, unless it has it."""
-    if isinstance(container, dict):
-        pairs = [(id(k), id(v)) for k, v in container.items()]
-        if pairs != [(id(k), id(v)) for k, v in content.items()]:
-            container.clear()
-            container.update(content)
-    elif list(map(id, container)) != list(map(id, content)):
-        container.clear()
-        (container.update if isinstance(container, set) else container.extend)(content)
+def _clone(tensor: Tensor) -> Tensor:
+    plain = tensor.detach().clone()
+    return nn.Parameter(plain, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else plain
 
 
 @contextmanager

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections import deque
 from pathlib import Path
 from threading import Event, Thread
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -75,29 +77,37 @@ WAYS = ["attribute", "list", "mapping", "set", "tuple", "module"]
 REGISTERED = ["empty buffer", "new buffer", "empty parameter", "new parameter"]
 
 
-def state(model: nn.Module) -> list[object]:
-    """All that a module holds, but for the values of tensors."""
-    held = vars(model)
-    plain = {k: v for k, v in held.items() if not k.startswith("_")}
-    registered = [dict(held[name]) for name in ("_parameters", "_buffers", "_modules")]
-    return [
-        repr(plain),
-        [list(d) for d in registered],
-        [list(map(id, d.values())) for d in registered],
-    ]
-
-
 @pytest.mark.parametrize("how", WAYS + REGISTERED)
-def test_what_forward_keeps_goes_and_training_works(how: str) -> None:
-    """Tensors of inference mode would end the next backward."""
+def test_what_forward_keeps_can_be_trained_with(how: str) -> None:
+    """Tensors of inference mode would end the next backward; what is kept stays what it is."""
     model = Keeping(how).train()
-    before = state(model)
     with in_eval_mode(model):
         made = model(IMAGE[None])
-        assert torch.equal(model(IMAGE[None]), made)
-    assert state(model) == before
+    kept = model.weight_for(IMAGE[None])
+    assert torch.equal(model.conv(IMAGE[None]) * kept, made)
     model(IMAGE[None]).sum().backward()
     assert model.conv.weight.grad is not None
+    assert not any(tensor.is_inference() for tensor in (*model.parameters(), *model.buffers()))
+
+
+class Marked(NamedTuple):
+    """A tuple with names."""
+
+    first: object
+    second: object
+
+
+def test_containers_in_containers() -> None:
+    """However deep, also where one holds itself."""
+    model = nn.ReLU()
+    with in_eval_mode(model):
+        made = [torch.ones(2)]
+        model.deep = {"a": Marked(deque([made]), (made[0], "text")), "b": {1: {made[0]}}}
+        model.deep["self"] = model.deep
+    pair, inner = model.deep["a"], next(iter(model.deep["b"][1]))
+    assert isinstance(pair, Marked) and pair.second[1] == "text" and pair.first[0] is made
+    found = [made[0], pair.second[0], inner]
+    assert not any(tensor.is_inference() for tensor in found) and model.deep["self"] is model.deep
 
 
 class Adapted(nn.Conv2d):
