@@ -35,6 +35,8 @@ def decide(shape: Sequence[int], hints: Hints, origin: Origin, guess: Form | Non
         return guess
     if origin.weights and _is_matrix(shape):
         return layouts.Form("attention")
+    if guess is not None and guess.layout == "attention" and len(shape) == 4:
+        return _as_map(shape, hints, origin) or guess
     if guess is not None and not _is_claim(shape, hints, guess):
         return guess
     form = _on_grid(shape, hints, origin) or _in_pieces(shape, origin)
@@ -45,10 +47,10 @@ def decide(shape: Sequence[int], hints: Hints, origin: Origin, guess: Form | Non
     return layouts.Form("sequence") if len(shape) in (3, 4) else guess
 
 
-def decides(shape: Sequence[int], origin: Origin) -> bool:
+def decides(shape: Sequence[int], hints: Hints, origin: Origin) -> bool:
     """Whether the layout of a tensor may depend on its origin."""
     in_pieces = origin.grid is not None and (shape[0] > 1 or len(shape) > 4)
-    return len(shape) == 3 or origin.weights or in_pieces
+    return len(shape) == 3 or origin.weights or in_pieces or hints.attention
 
 
 def _is_told(hints: Hints, guess: Form) -> bool:
@@ -86,6 +88,13 @@ def _on_grid(shape: Sequence[int], hints: Hints, origin: Origin) -> Form | None:
         return layouts.Form(name) if time == 1 and not before else None
     names = hints.prefix[:before] if before <= len(hints.prefix) else ("extra_token",) * before
     return layouts.Form(name, TokenGrid(height, width, time, names))
+
+
+def _as_map(shape: Sequence[int], hints: Hints, origin: Origin) -> Form | None:
+    """A square map with as many rows as there are tokens, which only looks like their weights: its
+    places go row by row."""
+    form = _on_grid(shape, hints, origin)
+    return form if form is not None and form.layout in ("nchw", "nhwc") else None
 
 
 def _in_pieces(shape: Sequence[int], origin: Origin) -> Form | None:

@@ -55,8 +55,8 @@ class HintBook:
         shape = tensor.shape
         found = self._origins(site.layer, shape)
         origin = found.get((KINDS[site.kind].of, site.key))
-        self.depends_on_origins |= origin is not None and origins.decides(shape, origin)
         hints = self.of(site.layer)
+        self.depends_on_origins |= origin is not None and origins.decides(shape, hints, origin)
         return hints if origin is None else replace(hints, origin=origin)
 
     def of_shape(self, layer: Layer, shape: Sequence[int], side: str = "output") -> Hints:
