@@ -223,9 +223,13 @@ def _named(name: str, channels: int, size: tuple[int, int] | None = None) -> Pre
             f"--preset {name} is for RGB, and the model takes {counted(channels, 'channel')}",
             "--preset none, with --size, --mean and --std; --channels 3 if the model takes RGB",
         )
-    resize, crop = (preset.resize, preset.crop) if size is None else _resize_and_crop(size)
+    resize: Size | None = preset.resize
+    crop: Size | None = preset.crop
     if preset.letterbox is not None:
         resize, crop = None, None
+    elif size is not None:
+        as_it_is = resize is None and crop is None
+        resize, crop = (size, None) if as_it_is else _resize_and_crop(size)
     return Preprocess(resize, crop, preset.mean, preset.std, channels, preset.interpolation)
 
 

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from exported import PROGRAM, WEIGHTS, export, packed, records
@@ -204,6 +205,16 @@ def test_the_exported_shape_decides_the_size(
     assert words in preprocess.words
     assert preprocess.tensor(Image.new("RGB", (90, 70))).shape == shape
     assert preprocess.blank()[0].shape == shape
+
+
+def test_without_a_preset_the_image_is_only_brought_to_the_size(tmp_path: Path) -> None:
+    """One that has it is not resampled: neither enlarged nor cropped."""
+    program = export(nn.Conv2d(3, 2, 3), tmp_path / "m.pt2", 1, 3, 64, 64)
+    preprocess = load(program, InputOptions(preset="none")).preprocess
+    pixels = np.random.default_rng(0).integers(0, 256, (64, 64, 3), np.uint8)
+    expected = torch.from_numpy(pixels).movedim(-1, 0)[None] / 255
+    assert torch.equal(preprocess.tensor(Image.fromarray(pixels)), expected)
+    assert preprocess.tensor(Image.new("RGB", (90, 70))).shape == (1, 3, 64, 64)
 
 
 def test_a_users_size_wins_and_fails_with_the_shape(

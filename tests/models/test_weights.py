@@ -110,8 +110,26 @@ def test_averaged_weights_are_taken_when_asked_for(resnet: nn.Module) -> None:
     content = {"state_dict": plain, "state_dict_ema": averaged}
     picked = [float(unwrap(content, ema=ema).tensors["w"]) for ema in (None, False, True)]
     assert picked == [0.0, 0.0, 1.0]
-    with pytest.raises(LoadError, match=r"the checkpoint holds no weights: keys 'state_dict'"):
+    with pytest.raises(LoadError, match=r"the checkpoint holds no averaged weights .*'state_dict'"):
         unwrap({"state_dict": {"state_dict_ema": 1}}, ema=True)
+
+
+@pytest.mark.parametrize(
+    ("names", "hint", "add"),
+    [
+        (("net", "net_ema"), "--key says where they are, here net_ema", ("--key", "net_ema")),
+        (("model", "swa"), "--key says where they are, here swa", ("--key", "swa")),
+        (("model", "schema"), "leave out --ema for the plain ones", ()),
+    ],
+)
+def test_plain_weights_are_not_offered_as_averages(
+    names: tuple[str, ...], hint: str, add: tuple[str, ...]
+) -> None:
+    """Where --ema finds none in the usual places."""
+    content = {name: {"w": torch.zeros(1), "v": torch.zeros(2)} for name in names}
+    with pytest.raises(LoadError, match="holds no averaged weights") as raised:
+        unwrap(content, ema=True)
+    assert raised.value.hint == hint and raised.value.add == add
 
 
 def test_key_and_strip_prefix_are_obeyed() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -28,6 +29,9 @@ _AVERAGED_COUNT = "n_averaged"
 
 _MOST = 0.9
 """A prefix counts if so many of the keys have it: losses and metrics may stand beside the model."""
+
+_SAYS_AVERAGED = re.compile(r"(?i)(^|[^a-z])(ema|swa)([^a-z]|$)|averag")
+"""In the name of a place: that weights there are averages."""
 
 _DEEPEST, _SHOWN = 4, 6
 """Mappings inside one another that are looked into, and places of weights that an error lists."""
@@ -67,7 +71,7 @@ def unwrap(
     steps += done
     tensors = _one_of_two(_tensors(inner), ema, steps)
     if not tensors:
-        raise _no_weights(content, key, name)
+        raise _no_average(content, name) if ema and not key else _no_weights(content, key, name)
     if prefix:
         tensors = _without(tensors, prefix, steps)
     return Unwrapped(tensors, tuple(steps), inner if isinstance(inner, nn.Module) else None)
@@ -83,6 +87,17 @@ def _no_weights(content: Any, key: str | None, name: str) -> LoadError:
         return LoadError(message, "give a file that holds a state dict or a model")
     hint = f"--key says where they are, here {listed(places, _SHOWN, ' or ')}"
     return LoadError(message, hint, add=() if key else ("--key", places[0]))
+
+
+def _no_average(content: Any, name: str) -> LoadError:
+    """The error for a checkpoint without averaged weights in the usual places; never a hint at
+    plain ones as if they were these."""
+    message = f"{name} holds no averaged weights (--ema): {_describe(content)}"
+    places = [place for place in _places(content) if _SAYS_AVERAGED.search(place)]
+    if not places:
+        return LoadError(message, "leave out --ema for the plain ones")
+    hint = f"--key says where they are, here {listed(list(map(quoted, places)), _SHOWN, ' or ')}"
+    return LoadError(message, hint, add=("--key", places[0]))
 
 
 def _places(content: Any) -> list[str]:
