@@ -23,7 +23,7 @@ from featviz.inspection.summary import SORTS, Summary, summarise
 from featviz.models.load import ModelOptions
 from featviz.pipeline.keywords import names_of, take
 from featviz.records import DrawOptions, Skip
-from featviz.records.checking import check, filled, no_option
+from featviz.records.checking import check, filled, no_option, whole_number
 from featviz.text import by, counted
 
 
@@ -179,7 +179,8 @@ def summary(
         operators without a formula.
 
     Raises:
-        FeatvizError: no such model, no layer matches, or the model cannot take the zeros.
+        FeatvizError: a bad option, no such model, no layer matches, or the model cannot take the
+            zeros.
 
     Example:
         >>> import featviz, torch
@@ -190,6 +191,8 @@ def summary(
     """
     if sort not in SORTS:
         raise UsageError(f"sort {sort!r} is not one of {', '.join(map(repr, SORTS))}")
+    if depth is not None:
+        depth = whole_number("depth", depth)
     text, known = selectors(layers), ("layers", "depth", "sort")
     with loading(model, dict(options), known) as (source, inputs):
         return SummaryTable(**vars(summarise(source, inputs, text, depth, sort)))

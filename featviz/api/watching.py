@@ -19,7 +19,7 @@ from featviz.api.words import keyword_errors, of_keywords
 from featviz.drawing import tensorboard as boards
 from featviz.errors import FeatvizError, UsageError
 from featviz.pipeline.keywords import read_keywords
-from featviz.records.checking import no_option
+from featviz.records.checking import no_option, whole_number
 from featviz.rundir.series import (
     check_series,
     read_steps,
@@ -93,11 +93,12 @@ class Watcher:
         **options: Unpack[WatchKeywords],
     ) -> None:
         given: dict[str, Any] = dict(options)
-        _check(model, every, start, overwrite, resume, given)
+        _check(model, overwrite, resume, given)
         feeding = Feeding.taken(given)
         if isinstance(given.get("tensors"), bool):
             given["tensors"] = "npy" if given["tensors"] else None
-        self.out, self.every, self.number = Path(out), every, start
+        self.out, self.every = Path(out), whole_number("every", every, least=1)
+        self.number = whole_number("start", start)
         """The folder, the steps between two drawings, and the optimizer steps so far."""
         self.steps: list[int] = []
         """Those that were written."""
@@ -109,7 +110,7 @@ class Watcher:
         plain = {"layers": selectors(layers), "out": self.out, "tensorboard": board}
         asked = read_keywords(given, 0, plain)
         earlier = check_series(self.out, overwrite, resume, board)
-        self._numbered = start > 0 or not (resume and earlier)
+        self._numbered = self.number > 0 or not (resume and earlier)
         with ExitStack() as stack:
             files = stack.enter_context(as_files(images))
             self._work = StepWriter(model, files, asked, feeding)
@@ -128,8 +129,8 @@ class Watcher:
             The run directory of this step if it was written, else None.
 
         Raises:
-            UsageError: the number is below the last one, or a series that goes on is to count by
-                itself and was not told from where.
+            UsageError: the number is no whole one, or below the last one, or a series that goes on
+                is to count by itself and was not told from where.
             FeatvizError: the first step cannot be written.
         """
         if number is None and not self._numbered:
@@ -137,7 +138,7 @@ class Watcher:
                 f"{self.out} goes on, and nobody says from which step",
                 "Watcher(..., start=STEPS) or step(STEPS), the steps that the checkpoint has taken",
             )
-        now = self.number + 1 if number is None else number
+        now = self.number + 1 if number is None else whole_number("step", number)
         before = self.number if self._numbered else now - 1
         if now < before:
             raise UsageError(f"step {now} comes behind step {before}", "count upwards")
@@ -221,18 +222,13 @@ def _is_first() -> bool:
     )
 
 
-def _check(
-    model: Any, every: Any, start: Any, overwrite: Any, resume: Any, options: Mapping[str, Any]
-) -> None:
+def _check(model: Any, overwrite: Any, resume: Any, options: Mapping[str, Any]) -> None:
     """Refuse bad values before any work.
 
     Raises:
         UsageError: names the value and what it takes.
     """
     check_module(model)
-    for name, value, least in (("every", every, 1), ("start", start, 0)):
-        if isinstance(value, bool) or not isinstance(value, int) or value < least:
-            raise UsageError(f"{name} {value!r} is no whole number of {least} or more")
     if overwrite and resume:
         raise UsageError("resume and overwrite exclude each other", "give one of them")
     known = {*WatchKeywords.__annotations__, *_KEYWORDS}

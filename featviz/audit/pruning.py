@@ -84,7 +84,8 @@ class Verification:
     pruning: Pruning
     images: int = 0
     largest: float | None = 0.0
-    """Largest change of any finite value of the output; None where its shape changed."""
+    """Largest change of any finite value of the output; None where the two outputs
+    cannot be compared (UNLIKE_OUTPUTS)."""
     nonfinite: int = 0
     """Values of the output that are NaN or infinite in one of the two runs, or in both but not
     alike."""

@@ -89,7 +89,6 @@ FILE = PathType(dir_okay=False)
 FOLDER = PathType(file_okay=False)
 PATH = PathType()
 EXISTING_FILE = PathType(exists=True, dir_okay=False)
-EXISTING_FOLDER = PathType(exists=True, file_okay=False)
 PLACE = PlaceType()
 EXISTING_PLACE = PlaceType(exists=True)
 

@@ -13,6 +13,8 @@ from torch.nn.utils.weight_norm import WeightNorm
 
 from featviz.errors import LayoutError
 from featviz.hooks.naming import class_names, constant, is_exported, operation
+from featviz.layout import to_floats
+from featviz.text import by
 
 _TRANSPOSED = "_ConvTransposeNd"
 _CONVOLUTIONS = frozenset({"_ConvNd", "DeformConv2d"})
@@ -83,7 +85,7 @@ def read_filters(module: nn.Module) -> Filters:
     a convolution's are correlated with its input, a transposed one's are stamped on its output.
 
     Raises:
-        LayoutError: no convolution, or one without values.
+        LayoutError: no convolution, or one whose weight has no values, or complex ones.
     """
     name = class_names(module)[0]
     if not is_convolution(module):
@@ -92,13 +94,16 @@ def read_filters(module: nn.Module) -> Filters:
     weight = convolution.data
     if isinstance(weight, UninitializedParameter):
         raise LayoutError(f"its weight has no size yet: the {name} saw no input")
-    if weight.is_complex():
-        raise LayoutError(f"its kernels hold complex numbers ({weight.dtype})")
-    if weight.is_quantized:
-        weight = weight.dequantize()
-    by_output = _by_output(weight, convolution.groups) if convolution.transposed else weight
-    data = _with_time(by_output.detach().float())
-    return Filters(data, list(weight.shape), convolution.groups, convolution.transposed)
+    try:
+        values = to_floats(weight.detach())
+    except LayoutError as error:
+        raise LayoutError(f"its weight {error.message}") from None
+    if values.numel() == 0:
+        raise LayoutError(f"its weight is empty: {by(values.shape)}")
+    by_output = _by_output(values, convolution.groups) if convolution.transposed else values
+    return Filters(
+        _with_time(by_output), list(values.shape), convolution.groups, convolution.transposed
+    )
 
 
 def _own_weight(module: nn.Module) -> _Weight:

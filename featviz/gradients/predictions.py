@@ -7,14 +7,17 @@ from typing import Any
 
 from torch import Tensor
 
+from featviz.errors import LayoutError
 from featviz.gradients.targets import names_of, output_at
+from featviz.layout import to_floats
 from featviz.records import Guess
 
 
 def top_classes(
     output: Any, categories: Sequence[str] | None = None, scores: str | None = "", count: int = 5
 ) -> tuple[Guess, ...]:
-    """The likeliest classes of an output [1, K], K > 1; empty for any other output.
+    """The likeliest classes of an output [1, K], K > 1; empty for any other output, and for one
+    that has no finite real scores.
 
     Args:
         scores: where in the output the scores of classes are, as `LoadedModel.scores` says.
@@ -22,11 +25,15 @@ def top_classes(
     if scores is None:
         return ()
     output = output_at(output, scores)
-    if not isinstance(output, Tensor) or output.ndim != 2 or output.shape[0] != 1:
+    if not isinstance(output, Tensor) or output.ndim != 2:
         return ()
-    values = output[0].detach().float().cpu()
-    if len(values) < 2 or not values.isfinite().all():
+    try:
+        rows = to_floats(output.detach()).cpu()
+    except LayoutError:
         return ()
+    if rows.shape[0] != 1 or rows.shape[1] < 2 or not rows.isfinite().all():
+        return ()
+    values = rows[0]
     names = names_of(len(values), categories)
     shares, order = values.softmax(0), values.topk(min(count, len(values))).indices.tolist()
     return tuple(
@@ -38,16 +45,28 @@ def largest_change(before: Sequence[Tensor], after: Sequence[Tensor]) -> tuple[f
     """Compare the tensors of two outputs.
 
     Returns:
-        The largest absolute difference of the values that are finite in both, None where there are
-        no tensors or their shapes differ; and how many values are NaN or infinite in one of the
-        outputs and something else in the other.
+        The largest absolute difference of the values that are finite in both; and how many values
+        are NaN or infinite in one of the outputs and something else in the other. None and 0 where
+        there are no tensors, their shapes differ, or one is complex, sparse, nested or without
+        values.
     """
-    if [t.shape for t in before] != [t.shape for t in after]:
+    if not before:
         return None, 0
-    pairs = zip(before, after, strict=True)
-    changes = [_difference(a.detach().cpu().double(), b.detach().cpu().double()) for a, b in pairs]
-    largest = max((change for change, _ in changes), default=None)
-    return largest, sum(unlike for _, unlike in changes)
+    try:
+        first, second = ([_doubles(tensor) for tensor in output] for output in (before, after))
+    except LayoutError:
+        return None, 0
+    if [tensor.shape for tensor in first] != [tensor.shape for tensor in second]:
+        return None, 0
+    changes = [_difference(a, b) for a, b in zip(first, second, strict=True)]
+    return max(change for change, _ in changes), sum(unlike for _, unlike in changes)
+
+
+def _doubles(tensor: Tensor) -> Tensor:
+    """The values in float64, dequantised; raises LayoutError as `to_floats` does."""
+    tensor = tensor.detach()
+    floats = to_floats(tensor)
+    return (floats if tensor.is_quantized else tensor).cpu().double()
 
 
 def _difference(before: Tensor, after: Tensor) -> tuple[float, int]:

@@ -12,11 +12,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from featviz.errors import UsageError
-from featviz.text import listed
+from featviz.errors import LayoutError, UsageError
+from featviz.layout import to_floats
+from featviz.text import is_number, listed, quoted
 
 _EXAMPLES = "for example class:281, mean, 'output[out]:mean' or layer:layer4.1:17"
 _OUTPUT = re.compile(r"output((?:\[[^\]]+\])+)(?::(.+))?")
+_SPARSE = (torch.sparse_coo, torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)
 _NAMED = 8
 """Tensors of an output, or names of classes, that an error lists."""
 
@@ -71,7 +73,7 @@ class Target:
 
     def error(self, words: str, hint: str | None = None) -> UsageError:
         """What is wrong with the target."""
-        return UsageError(f"--target {self.text!r}{words}", hint)
+        return UsageError(f"--target {quoted(repr(self.text))}{words}", hint)
 
     def _tensor(self, output: Any) -> Tensor:
         tensor = output
@@ -81,7 +83,12 @@ class Target:
             raise self._no_tensor(output)
         if not tensor.is_floating_point():
             raise self.error(f": it holds {tensor.dtype}, and has no gradient")
-        return tensor
+        dense = tensor.to_dense() if tensor.layout in _SPARSE else tensor
+        try:
+            floats = to_floats(dense)
+        except LayoutError as error:
+            raise self.error(f": it {error.message}") from None
+        return floats if tensor.element_size() == 1 else dense  # torch sums no float8
 
     def _no_tensor(self, output: Any) -> UsageError:
         if self.layer is not None:
@@ -109,14 +116,16 @@ def parse(text: str | None) -> Target:
     reduction, _, argument = rest.partition(":")
     wants = reduction == "class"
     if reduction not in REDUCTIONS or bool(argument) != wants or (":" in rest and not wants):
-        raise UsageError(f"--target {text!r} cannot be read", _EXAMPLES)
+        raise UsageError(f"--target {quoted(repr(text))} cannot be read", _EXAMPLES)
     return Target(text, keys, reduction, argument)
 
 
 def _layer_target(text: str) -> Target:
     name, _, channel = text.removeprefix("layer:").partition(":")
-    if not name or (channel and not channel.isdecimal()):
-        raise UsageError(f"--target {text!r} cannot be read", "layer:NAME or layer:NAME:CHANNEL")
+    if not name or (channel and not is_number(channel)):
+        raise UsageError(
+            f"--target {quoted(repr(text))} cannot be read", "layer:NAME or layer:NAME:CHANNEL"
+        )
     return Target(text, (), "mean", "", name, int(channel) if channel else None)
 
 
@@ -132,9 +141,13 @@ def names_of(count: int, categories: Sequence[str] | None) -> Sequence[str]:
 def outline(output: Any) -> str:
     """A model's output in words: `output[out] [1, 21, 64, 64], output[aux] [1, 21, 64, 64]`."""
     if isinstance(output, Tensor):
-        return f"a tensor {list(output.shape)}"
-    parts = [f"{path} {list(tensor.shape)}" for path, tensor in _paths(output)]
+        return f"a tensor {_shape(output)}"
+    parts = [f"{path} {_shape(tensor)}" for path, tensor in _paths(output)]
     return listed(parts, _NAMED) or f"a {type(output).__name__} without tensors"
+
+
+def _shape(tensor: Tensor) -> str:
+    return "nested" if tensor.is_nested else str(list(tensor.shape))
 
 
 def _instead(output: Any) -> str | None:
@@ -167,7 +180,7 @@ def output_at(output: Any, key: str) -> Any:
 def _inside(value: Any, key: str) -> Any:
     if isinstance(value, Mapping):
         return next((item for name, item in value.items() if str(name) == key), None)
-    if isinstance(value, (tuple, list)) and key.removeprefix("-").isdecimal():
+    if isinstance(value, (tuple, list)) and is_number(key.removeprefix("-")):
         return value[int(key)] if -len(value) <= int(key) < len(value) else None
     return None if isinstance(value, Tensor) else getattr(value, key, None)
 
@@ -192,7 +205,7 @@ def _class(target: Target, tensor: Tensor, categories: Sequence[str]) -> Tensor:
 
 def _index(target: Target, count: int, categories: Sequence[str]) -> int:
     if target.argument.isdecimal():
-        if int(target.argument) < count:
+        if is_number(target.argument) and int(target.argument) < count:
             return int(target.argument)
         raise target.error(f": there are {count} classes, 0 to {count - 1}")
     there = names_of(count, categories)

@@ -17,13 +17,14 @@ from torch import Tensor
 from featviz.drawing import colormap, levels, png, scan
 from featviz.drawing.drawer import Drawer
 from featviz.drawing.overview import Overview
-from featviz.errors import FeatvizError, UsageError
+from featviz.errors import FeatvizError, LayoutError, UsageError
 from featviz.gradients import forward_backward
 from featviz.hooks.capture import Recorder
 from featviz.hooks.eval_mode import in_eval_mode
 from featviz.hooks.layers import list_layers
 from featviz.inspection.places import check_places, software
 from featviz.inspection.shown import ShownLayer, telling, words_on
+from featviz.layout import to_floats
 from featviz.models.load import LoadedModel, ModelOptions
 from featviz.models.preprocess import InputOptions, Preprocess
 from featviz.pipeline.options import RunOptions
@@ -277,16 +278,20 @@ class _Eye:
         self.outputs.append(tuple(tensor.shape))
         is_picture = tensor.ndim == 4 and len(tensor) == 1 and tensor.shape[1] in (1, 3)
         if is_picture and len(self.outputs) == 1 and min(tensor.shape[2:]) >= _SMALLEST_PICTURE:
-            self.picture = _as_picture(tensor[0])
+            self.picture = _as_picture(tensor)
 
 
 _SMALLEST_PICTURE = 8
 """Pixels of the shorter side from which an output of one or three channels is a picture."""
 
 
-def _as_picture(values: Tensor) -> Bytes | None:
-    """Values [C, H, W] as pixels: 0..1 as they are, others from the least to the greatest."""
-    values = values.detach().float()
+def _as_picture(output: Tensor) -> Bytes | None:
+    """An output [1, C, H, W] as pixels: 0..1 as they are, others from the least to the greatest;
+    None where they are no finite real numbers, or not dense."""
+    try:
+        values = to_floats(output.detach())[0]
+    except LayoutError:
+        return None
     if not bool(values.isfinite().all()):
         return None
     low, high = float(values.min()), float(values.max())

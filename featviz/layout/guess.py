@@ -11,6 +11,7 @@ from featviz.errors import LayoutError
 from featviz.layout.layouts import CHOICES, LAYOUTS, Form
 from featviz.layout.token_grids import TokenGrid
 from featviz.records import Hints
+from featviz.text import quoted
 
 _FEW_TOKENS = 16
 """The least number of channels-first tokens: boxes [1, N, 4] are no tokens."""
@@ -85,7 +86,7 @@ def check_layout(text: str) -> None:
     if layout is None or not layout.is_choice or (colon and layout.token_axis is None):
         names = ", ".join(choice.name for choice in CHOICES)
         raise LayoutError(
-            f"{text!r} is no layout",
+            f"{quoted(repr(text))} is no layout",
             f"one of {names}; with a grid, tokens:14x20 or tokens:14x20+1",
         )
     if colon:

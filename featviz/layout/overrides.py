@@ -15,6 +15,7 @@ from featviz.hooks.layers import list_layers
 from featviz.layout import guess, model_hints, origins
 from featviz.layout.tracing import Tracer
 from featviz.records import KINDS, Hints, Layer, Origin, Site
+from featviz.text import quoted
 
 
 class HintBook:
@@ -123,7 +124,9 @@ def parse_override(text: str) -> tuple[list[selectors.Selector] | None, str]:
         guess.check_layout(name)
         return (_without_index(layers) if equals else None), name
     except (LayoutError, UsageError) as error:
-        raise UsageError(f"--tensor-layout {text!r}: {error.message}", error.hint) from None
+        raise UsageError(
+            f"--tensor-layout {quoted(repr(text))}: {error.message}", error.hint
+        ) from None
 
 
 def _without_index(text: str) -> list[selectors.Selector]:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from featviz.errors import LayoutError
 from featviz.records import Hints
+from featviz.text import quoted
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -18,6 +19,9 @@ if TYPE_CHECKING:
 Size = tuple[int, int]
 
 _USUAL_STRIDES = (1, 2, 4, 8, 16, 32, 64)
+_GRID = re.compile(r"([1-9]\d{,17})x([1-9]\d{,17})(?:\+(\d{1,4}))?")
+"""Few enough digits for int(), and for a name for each token in front of the grid."""
+
 STRIDES = (*_USUAL_STRIDES, *(p for p in range(1, 64) if p not in _USUAL_STRIDES))
 """Pixels of the input from one place of a map to the next, the usual ones first."""
 
@@ -39,15 +43,17 @@ class TokenGrid:
 
 
 def parse(text: str) -> TokenGrid:
-    """Read `14x20`, or `14x20+1` with the number of tokens in front of the grid.
+    """Read `14x20`, or `14x20+1` with the number of tokens in front of the grid, 9999 at most.
 
     Raises:
         LayoutError: the text is neither.
     """
-    sides = re.fullmatch(r"([1-9]\d*)x([1-9]\d*)(?:\+(\d+))?", text)
+    sides = _GRID.fullmatch(text)
     if sides is None:
         raise LayoutError(
-            f"{text!r} is no grid", "rows and columns of tokens, for example 14x20 or 14x20+1"
+            f"{quoted(repr(text))} is no grid",
+            "rows and columns of tokens, for example 14x20, or 14x20+1 with one token (of at most "
+            "9999) in front",
         )
     height, width, extra = (int(number or 0) for number in sides.groups())
     return TokenGrid(height, width, prefix=("extra_token",) * extra)

@@ -18,7 +18,7 @@ from featviz.models.preprocess import InputOptions, Preprocess
 from featviz.models.presets import choose_preprocess
 from featviz.models.sources import Loaded, ModelOptions, check_source, load_source
 from featviz.models.transform import by_function, by_transform
-from featviz.models.weights import digest, in_full_precision
+from featviz.models.weights import check_values, digest, in_full_precision
 from featviz.records.checking import check
 
 __all__ = [
@@ -64,6 +64,7 @@ def load_model(options: ModelOptions | LoadedModel, inputs: InputOptions) -> Loa
     check(options)
     device = pick_device(options.device)
     loaded = load_source(options)
+    check_values(loaded.module)
     module = in_full_precision(unwrapped(loaded.module), device).to(device)
     if inputs.transform is not None:
         preprocess = by_transform(inputs.transform, inputs, module)

@@ -159,6 +159,20 @@ def put_weights(
     return {**checkpoint.record(path), "taken": taken}
 
 
+def check_values(module: nn.Module) -> None:
+    """Refuse a module that was built on the device meta and never filled.
+
+    Raises:
+        LoadError: names the first parameter or buffer without values.
+    """
+    for name, tensor in [*module.named_parameters(), *module.named_buffers()]:
+        if not is_lazy(tensor) and tensor.is_meta:
+            raise LoadError(
+                f"the model's {quoted(name)} is on the device meta, where tensors have no values",
+                "call model.to_empty(device='cpu') where it is built, and load weights into it",
+            )
+
+
 def in_full_precision(module: nn.Module, device: torch.device) -> nn.Module:
     """Half and bfloat16 become float32 on a CPU, where many operations lack them."""
     halves = (torch.float16, torch.bfloat16)

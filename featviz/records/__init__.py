@@ -34,6 +34,7 @@ from featviz.records.presets import PRESETS, InputPreset
 from featviz.records.reductions import CLASS_MAPS, REDUCTIONS, Reduction, is_signed
 from featviz.records.results import (
     STAT_COLUMNS,
+    UNLIKE_OUTPUTS,
     Bytes,
     Capture,
     Floats,
@@ -62,6 +63,7 @@ __all__ = [
     "SALIENCY",
     "STAT_COLUMNS",
     "SUFFIXES",
+    "UNLIKE_OUTPUTS",
     "Activation",
     "Bytes",
     "Call",

@@ -10,6 +10,7 @@ from __future__ import annotations
 import difflib
 import math
 import numbers
+import operator
 import types
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
@@ -91,6 +92,24 @@ def choices(kind: type, name: str) -> list[str]:
 def flag(name: str) -> str:
     """What an option is called on the command line."""
     return _FLAGS.get(name, f"--{name.replace('_', '-')}")
+
+
+def whole_number(name: str, value: Any, least: int = 0) -> int:
+    """A keyword's value as Python's int; whole numbers of numpy and torch are numbers, too.
+
+    Raises:
+        UsageError: it is no whole number, or below `least`.
+    """
+    try:
+        number = None if isinstance(value, bool) else operator.index(value)
+    except TypeError:
+        number = None
+    if number is None or number < least:
+        raise UsageError(
+            f"{name} {_shown(value)} is no whole number of {least} or more",
+            f"for example {least + 1}",
+        )
+    return number
 
 
 def read_size(value: Any) -> int | tuple[int, int] | None:

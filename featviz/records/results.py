@@ -119,6 +119,10 @@ def finite(value: float | None) -> float | None:
     return value if value is not None and math.isfinite(value) else None
 
 
+UNLIKE_OUTPUTS = "its shape changed, or it is complex, sparse or nested"
+"""Why the outputs of two passes are not compared, for people."""
+
+
 @dataclass(frozen=True)
 class Outcome:
     """What the model said of an input."""
@@ -130,7 +134,7 @@ class Outcome:
     """Whether interventions changed what layers give."""
     largest_change: float | None = None
     """The largest change of a finite value of the model's output by the interventions; None where
-    they changed the output's shape."""
+    the outputs cannot be compared (UNLIKE_OUTPUTS)."""
     nonfinite: int = 0
     """Values of the output that are NaN or infinite with the interventions or without, but not
     alike in both."""

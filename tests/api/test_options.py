@@ -318,3 +318,13 @@ def test_contradictions_are_refused_in_the_same_words(
         fv.run("resnet18", ["x.png"], **options)
     with pytest.raises(UsageError, match=re.escape(message)):
         draw_kernels(ModelOptions("resnet18"), KernelOptions(out=tmp_path / "out", draw=draw))
+
+
+@pytest.mark.parametrize("depth", ["a", 1.5, True, -1])
+def test_depth_of_a_summary_is_a_whole_number(depth: Any) -> None:
+    """As on the command line, 0 or more; numpy's integers are taken."""
+    model = nn.Sequential(nn.Sequential(nn.Conv2d(3, 4, 3)))
+    message = f"depth {depth!r} is no whole number of 0 or more"
+    with pytest.raises(UsageError, match=re.escape(message)):
+        fv.summary(model, depth=depth, size=8)
+    assert [len(fv.summary(model, depth=np.int64(n), size=8).rows) for n in (0, 1, 2)] == [1, 2, 3]

@@ -11,7 +11,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from .drawn import drawn
+import featviz as fv
+from featviz.errors import UsageError
+
+from .drawn import AS_IT_IS, drawn
 
 
 class Gives(nn.Module):
@@ -160,3 +163,99 @@ def test_kernels_of_a_quantised_convolution(tmp_path: Path) -> None:
     conv.set_weight_bias(weight, None)
     assert is_convolution(conv)
     assert torch.equal(read_filters(conv).data[:, :, 0], weight.dequantize())
+
+
+def _ends(kind: str) -> nn.Sequential:
+    """A convolution of the image, and the odd tensor as the model's output."""
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Conv2d(3, 3, 1), Gives({**DRAWN, **SKIPPED}[kind][0])).eval()
+
+
+@pytest.mark.parametrize("kind", [*DRAWN, *SKIPPED])
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_outputs_of_every_kind_are_compared_or_not(
+    kind: str, picture: Path, tmp_path: Path
+) -> None:
+    """The change by an ablation is that of numpy, None of an output without plain values; without
+    an intervention nothing is compared, and the layer is drawn both times."""
+    model = _ends(kind)
+    (image,) = drawn(model, picture, tmp_path / "plain", tensors="npy")
+    assert image.outcome.largest_change is None and len(image.captures) == 1
+    maps = torch.from_numpy(
+        np.load(tmp_path / "plain" / image.folder / str(image.captures[0].row.tensor))
+    )
+    (image,) = drawn(model, picture, tmp_path / "ablated", ablate="0:0")
+    assert len(image.captures) == 1
+    if kind in SKIPPED:
+        assert (image.outcome.largest_change, image.outcome.nonfinite) == (None, 0)
+        return
+    ablated = maps.clone()
+    ablated[:, 0] = 0
+    first, second = (_plain(DRAWN[kind][0](t)).astype(np.float64) for t in (maps, ablated))
+    expected = pytest.approx(np.abs(first - second).max(), rel=1e-6)
+    assert image.outcome.largest_change == expected and expected.expected > 0
+
+
+@pytest.mark.parametrize("kind", [*DRAWN, *SKIPPED])
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_look_takes_outputs_of_every_kind(kind: str, picture: Path, tmp_path: Path) -> None:
+    """One that has real values is a picture on the page, another is not; the layer has its row."""
+    from featviz.inspection.look import _as_picture
+
+    output = {**DRAWN, **SKIPPED}[kind][0](torch.rand(1, 3, 8, 8))
+    assert (_as_picture(output) is not None) == (kind in DRAWN)
+    page = fv.look(_ends(kind), picture, "Conv2d", out=tmp_path / "look.png", **AS_IT_IS)
+    assert [row.layer for row in page.layers] == ["0"]
+    assert (tmp_path / "look.png").stat().st_size > 0
+
+
+@pytest.mark.parametrize(
+    ("kind", "target"),
+    [
+        *(("float8", target) for target in ("sum", "norm")),  # the mean's gradient is 0 in float8
+        *(("sparse", target) for target in ("sum", "mean", "norm")),
+    ],
+)
+def test_targets_of_outputs_that_torch_does_not_reduce(
+    kind: str, target: str, picture: Path
+) -> None:
+    """The map of a float8 or sparse output is that of the same output as dense float32."""
+    model = _ends(kind)
+    maps = fv.cam(model, picture, target, layers="0", **AS_IT_IS)
+    make = model[1].make  # type: ignore[union-attr]
+    model[1].make = lambda x: (make(x).to_dense() if kind == "sparse" else make(x)).float()
+    expected = fv.cam(model, picture, target, layers="0", **AS_IT_IS)
+    found, wanted = (one.maps[0].tensor for one in (maps, expected))
+    assert torch.allclose(found, wanted, rtol=1e-2, atol=1e-6) and wanted.any()
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        ("nested", "target 'sum': it is a nested tensor, not a dense one"),
+        ("complex", "target 'sum': it holds torch.complex64, and has no gradient"),
+        ("meta", "target 'sum': it is on the device meta, where tensors have no values"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_outputs_that_are_no_target(kind: str, message: str, picture: Path) -> None:
+    """One line, as for any target that does not fit."""
+    with pytest.raises(UsageError) as caught:
+        fv.cam(_ends(kind), picture, "sum", layers="0", **AS_IT_IS)
+    assert caught.value.message == message
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_kernels_without_values_are_skipped(tmp_path: Path) -> None:
+    """An empty weight and one on the device meta are named; the others are drawn."""
+    convs = [nn.Conv2d(3, 4, 3), nn.Conv2d(4, 0, 3), nn.Conv2d(4, 4, 3, device="meta")]
+    found = fv.kernels(nn.Sequential(*convs, nn.ConvTranspose2d(4, 0, 3)), out=tmp_path / "k")
+    assert [kernel.row["layer"] for kernel in found.captures] == ["0"]
+    assert {skip.layer: skip.reason for skip in found.skipped} == {
+        "1": "its weight is empty: 0×4×3×3",
+        "2": "its weight is on the device meta, where tensors have no values",
+        "3": "its weight is empty: 4×0×3×3",
+    }
+    with pytest.raises(UsageError, match="none of 1 layers has kernels to draw: 0: its weight is"):
+        fv.kernels(nn.Sequential(convs[1]), out=tmp_path / "none")
+    assert not (tmp_path / "none").exists()

@@ -275,6 +275,7 @@ def test_an_earlier_series_stays_until_a_step_is_written(
     ("given", "words"),
     [
         ({"every": 0}, "every 0 is no whole number of 1 or more"),
+        ({"every": 2.0}, "every 2.0 is no whole number of 1 or more"),
         ({"start": -1}, "start -1 is no whole number of 0 or more"),
         ({"overwrite": True, "resume": True}, "resume and overwrite exclude each other"),
         ({"cmapp": "x"}, "cmapp"),
@@ -315,6 +316,18 @@ def test_steps_that_are_left_out_do_not_matter(tmp_path: Path) -> None:
     assert [path and path.name for path in written] == [
         None, "step-000012", None, None, "step-000045", "step-000050",
     ]  # fmt: skip
+
+
+def test_numbers_of_steps_are_whole(tmp_path: Path) -> None:
+    """numpy's and torch's integers are taken; other values are refused in one line, and the
+    training can go on."""
+    with fv.Watcher(network(), SHOWN, "ReLU", np.int64(1), tmp_path / "s") as watcher:
+        for number in (2.0, "2", torch.tensor(2.0), True, -1):
+            with pytest.raises(UsageError, match=r"^step .+ is no whole number of 0 or more"):
+                watcher.step(number)  # type: ignore[arg-type]
+        written = [watcher.step(number) for number in (np.int64(2), torch.tensor(3))]  # type: ignore[arg-type]
+    assert [path and path.name for path in written] == ["step-000002", "step-000003"]
+    assert watcher.steps == [0, 2, 3] and {type(step) for step in watcher.steps} == {int}
 
 
 def test_the_last_step_is_drawn_once(tmp_path: Path) -> None:

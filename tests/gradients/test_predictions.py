@@ -84,3 +84,23 @@ def test_scores_stand_where_the_model_says() -> None:
     assert indices == [1, 2, 0]
     assert predictions.top_classes(output) == predictions.top_classes(output, scores="x") == ()
     assert predictions.top_classes(scores, scores=None) == ()
+
+
+def test_only_plain_values_are_scores() -> None:
+    """Quantised scores are those they stand for; complex, nested and sparse ones are none."""
+    scores = torch.tensor([[0.0, 2.0, 1.0]])
+    quantised = torch.quantize_per_tensor(scores, 0.5, 0, torch.quint8)
+    assert predictions.top_classes(quantised) == predictions.top_classes(scores)
+    none = [scores + 1j, torch.nested.nested_tensor([scores[0]]), scores.to_sparse()]
+    assert [predictions.top_classes(output) for output in none] == [()] * 3
+
+
+def test_change_of_outputs_is_as_exact_as_they_are() -> None:
+    """Doubles differ by less than a float32 tells; a tensor more, or none, is no number."""
+    one = torch.ones(2, 2, dtype=torch.float64)
+    assert predictions.largest_change([one], [one + 1e-12])[0] == pytest.approx(
+        1e-12, rel=1e-3, abs=0
+    )
+    assert predictions.largest_change([one], [one, one]) == (None, 0)
+    assert predictions.largest_change([one], [one[0]]) == (None, 0)
+    assert predictions.largest_change([], []) == (None, 0)

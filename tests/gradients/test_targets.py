@@ -208,6 +208,27 @@ def test_unreadable_targets_are_refused(text: str, featviz: Callable[..., Outcom
     assert done.err.splitlines()[1].startswith("hint: ")
 
 
+DIGITS = "9" * 5000
+
+
+@pytest.mark.parametrize(
+    ("target", "words"),
+    [
+        (f"class:{DIGITS}", "…: there are 5 classes, 0 to 4"),
+        (f"layer:conv:{DIGITS}", "… cannot be read"),
+        (f"output[{DIGITS}]:mean", "…: the output is no tensor there; the model gives"),
+        (f"output[-{DIGITS}]:mean", "…: the output is no tensor there; the model gives"),
+    ],
+)
+def test_numbers_of_too_many_digits_are_refused(target: str, words: str, tmp_path: Path) -> None:
+    """One line that does not repeat them all; Python reads no more than 4,300 digits."""
+    with pytest.raises(UsageError) as caught:
+        output = plain if "output" not in target else lambda scores: [scores]
+        gradient(Heads(output), target, tmp_path / "out")
+    message = caught.value.message
+    assert words in message and len(message) < 400
+
+
 REFUSED: list[tuple[Callable[[Tensor], Any], str | None, str, str | None]] = [
     (
         nested,
@@ -222,6 +243,12 @@ REFUSED: list[tuple[Callable[[Tensor], Any], str | None, str, str | None]] = [
         "output[whole]:sum",
         "target 'output[whole]:sum': it holds torch.int64, and has no gradient",
         None,
+    ),
+    (
+        lambda scores: [torch.nested.nested_tensor([scores[0]]), scores.argmax(1)],
+        None,
+        "target 'top1': the output is no tensor; the model gives output[0] nested, output[1] [1]",
+        "name one: target 'output[0]:mean'",
     ),
     (
         lambda scores: [scores.argmax(1)],

@@ -14,9 +14,12 @@ from conftest import Outcome
 from PIL import Image
 from ramps import positions, save
 from tiles import assert_drawn, levels, manifest, rows
+from torch import nn
 
 import featviz as fv
 from featviz.errors import LayoutError, UsageError
+from featviz.layout import token_grids
+from featviz.layout.overrides import HintBook
 
 FACTORY = """
 import sys
@@ -154,6 +157,8 @@ class TestTensorLayout:
             ("tokens:14", "'14' is no grid"),
             ("tokens:0x20", "'0x20' is no grid"),
             ("tokens:14x20-1", "'14x20-1' is no grid"),
+            ("tokens:1x1+99999999999", "'1x1+99999999999' is no grid"),
+            ("tokens:1x" + "9" * 19, f"'1x{'9' * 19}' is no grid"),
             ("=nhwc", "the list '' holds no selector"),
             ("re:(=nhwc", "is no regular expression"),
             ("Conv2d#0=nhwc", "takes no index"),
@@ -168,6 +173,21 @@ class TestTensorLayout:
         assert first.startswith(f"error: --tensor-layout {told!r}: ") and message in first
         assert second.startswith("hint: ")
         assert not self.out.exists()
+
+
+@pytest.mark.parametrize("told", ["tokens:1x1+", "tokens:1x", "tokens:", ""])
+def test_layouts_of_too_many_digits_are_refused(told: str) -> None:
+    """One line that does not repeat them all; Python reads no more than 4,300 digits."""
+    with pytest.raises(UsageError, match=r"…: '.+… is no (grid|layout)") as caught:
+        HintBook(nn.Identity(), (1, 3, 8, 8), [told + "9" * 5000])
+    assert len(caught.value.message) < 500
+
+
+def test_as_many_tokens_in_front_as_have_names() -> None:
+    """Up to 9999."""
+    assert len(token_grids.parse("14x20+9999").prefix) == 9999
+    with pytest.raises(LayoutError, match="'14x20\\+10000' is no grid"):
+        token_grids.parse("14x20+10000")
 
 
 def test_grid_takes_a_told_layout() -> None:

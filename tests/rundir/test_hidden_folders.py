@@ -340,3 +340,18 @@ def test_odd_names(name: str, run: RunDirectory) -> None:
     assert [p.name for p in kept.path.parent.iterdir() if p != kept.path] == [other._hidden._name]
     assert (kept.path / "manifest.json").is_file()
     left.discard()
+
+
+def test_no_image_is_published_into_another_folder(
+    places: None, run: RunDirectory, tmp_path: Path
+) -> None:
+    """Another folder has come to stand in the place of the run's, with the hidden folder in it: it
+    does not come to hold the image."""
+    folder = filled(run)
+    run.root.rename(tmp_path / "moved")
+    (tmp_path / "moved" / "a").rename(tmp_path / "a")
+    run.root.mkdir()
+    (tmp_path / "a").rename(run.root / "a")
+    with pytest.raises(StoreError, match="was removed or renamed while the run wrote into it"):
+        finish(folder)
+    assert not list(tmp_path.rglob("cat.jpg"))

@@ -7,9 +7,11 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from threading import Thread
+from typing import Any
 
 import pytest
 from conftest import Outcome
+from filelock import FileLock
 from runs import SMALL, check_whole, refused, tree
 
 from featviz.errors import StoreError
@@ -81,6 +83,39 @@ def test_nothing_is_left_of_a_lock(tmp_path: Path) -> None:
     with lock.held(tmp_path / "there"), lock.held(tmp_path / "full"):
         (tmp_path / "full" / "x").write_text("x")
     assert sorted(p.name for p in tmp_path.rglob("*")) == ["full", "there", "x"]
+
+
+def test_a_lock_that_another_has_made_since_stays(tmp_path: Path) -> None:
+    """The folder was moved away and made anew by another process, whose lock is in it."""
+    out = tmp_path / "out"
+    with lock.held(out):
+        out.rename(tmp_path / "moved")
+        out.mkdir()
+        (out / LOCK_FILE).write_text("process 1 on elsewhere")
+    assert (out / LOCK_FILE).read_text() == "process 1 on elsewhere"
+
+
+def test_a_folder_that_vanishes_is_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The process that made it removes it between our look and our lock; it goes at the end."""
+    out, tries = tmp_path / "a" / "out", []
+
+    class Late(FileLock):
+        """Comes too late the first time."""
+
+        def acquire(self, *arguments: Any, **options: Any) -> Any:
+            tries.append(out.exists())
+            if len(tries) == 1:
+                out.rmdir()
+                out.parent.rmdir()
+                raise FileNotFoundError(2, "No such file or directory", self.lock_file)
+            return super().acquire(*arguments, **options)
+
+    monkeypatch.setattr(lock, "FileLock", Late)
+    with lock.held(out):
+        assert (out / LOCK_FILE).is_file() and tries == [True, True]
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_the_lock_of_a_killed_process_holds_nobody_up(

@@ -15,7 +15,7 @@ from featviz.cli import options as opts
 from featviz.cli.command import FINDINGS, MODEL, OUTPUT, Command
 from featviz.cli.values import FILE, given_or_config
 from featviz.models.sources import MODEL_HELP
-from featviz.records import gates
+from featviz.records import UNLIKE_OUTPUTS, gates
 from featviz.records.findings import FINDINGS as KNOWN_FINDINGS
 from featviz.records.findings import Thresholds
 from featviz.text import counted
@@ -219,7 +219,10 @@ def _proof(proof: Mapping[str, Any]) -> str:
     if not proof["channels"]:
         return "nothing to verify: no channel can be cut out"
     change, nonfinite = proof["largest_change"], proof.get("nonfinite", 0)
-    words = "has another shape" if change is None else f"changes by {change:g} at most"
+    if change is None:
+        words = f"cannot be compared: {UNLIKE_OUTPUTS}"
+    else:
+        words = f"changes by {change:g} at most"
     if nonfinite:
         words += f", and {nonfinite} of its values become, or cease to be, NaN or infinite"
     return (

@@ -17,7 +17,7 @@ from featviz.cli import output, run_options
 from featviz.cli.command import Command
 from featviz.cli.values import PLACE, given_or_config
 from featviz.files.urls import Url
-from featviz.records import Guess, ImageResult, Limits, Outcome, RunResult
+from featviz.records import UNLIKE_OUTPUTS, Guess, ImageResult, Limits, Outcome, RunResult
 from featviz.text import counted, listed
 
 if TYPE_CHECKING:
@@ -231,7 +231,7 @@ def _say(result: ImageResult, in_full: bool) -> None:
 
 def _change(outcome: Outcome) -> str:
     if outcome.largest_change is None:
-        return "the shape of the output changed"
+        return f"the output cannot be compared: {UNLIKE_OUTPUTS}"
     words = f"the output changed by at most {outcome.largest_change:.4g}"
     if outcome.nonfinite:
         words += f", and {outcome.nonfinite} of its values became NaN or infinite, or ceased to be"

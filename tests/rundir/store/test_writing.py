@@ -223,6 +223,25 @@ def test_a_store_that_no_longer_answers_ends_the_run(
     assert len(failures) == session.MOST_LOST == 3 and len(stored()) == 1
 
 
+def test_lost_images_that_are_not_in_a_row_do_not_end_the_run(
+    featviz: Run, words: list[object], memory: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of four images the store takes the third alone: three are lost, and the run goes on."""
+    real = type(memory).put_file
+
+    def choosy(self: Any, source: str, goal: str, **more: Any) -> None:
+        if goal.endswith("input.png") and "02.png" not in goal:
+            raise OSError(5, "no answer")
+        real(self, source, goal, **more)
+
+    monkeypatch.setattr(type(memory), "put_file", choosy)
+    done = featviz(*words, "--out", URL, "--jobs", "1")
+    assert done.code == 3
+    run = json.loads(stored()["run.json"])
+    assert [failure["image"] for failure in run["failures"]] == ["00.png", "01.png", "03.png"]
+    assert "02.png/manifest.json" in stored()
+
+
 def test_a_taken_place_is_refused(featviz: Run, words: list[object]) -> None:
     """The same run, another run, and what is no run: each in one line, before the model is there;
     nothing is changed."""
