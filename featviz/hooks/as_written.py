@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from contextlib import suppress
 from threading import Lock
 from typing import Any
 
@@ -39,6 +38,5 @@ def _eager() -> Any:
     """The stance in which torch runs everything uncompiled; None where nothing was compiled yet
     (the compiler takes a second to import), and inside of what is being compiled."""
     if "torch._dynamo" in sys.modules and not torch.compiler.is_dynamo_compiling():
-        with suppress(RuntimeError):  # called by compiled code, under which the stance stays
-            return torch.compiler.set_stance("force_eager")
+        return torch.compiler.set_stance("force_eager")
     return None
