@@ -17,14 +17,13 @@ from featviz.api.words import keyword_errors
 from featviz.drawing.drawer import Drawer
 from featviz.drawing.picture import to_image
 from featviz.errors import LayoutError, UsageError
-from featviz.hooks.as_written import as_written
+from featviz.hooks.as_written import as_written, uncompiled
 from featviz.hooks.capture import hooked
 from featviz.hooks.layers import list_layers, modules_by_name
 from featviz.hooks.selectors import Selector, parse, remedy, select, types_present, wants_functions
 from featviz.images import memory
 from featviz.layout import recognise
 from featviz.layout.overrides import parse_override
-from featviz.models.files.state_dict import unwrapped
 from featviz.pipeline.options import check_drawing
 from featviz.records import DrawOptions, Hints, Layer, Site
 from featviz.records.checking import filled, no_option
@@ -43,8 +42,7 @@ def capture(model: nn.Module, layers: Layers | None = None) -> Iterator[Mapping[
     Args:
         model: any module; the caller runs it, in the mode that the caller chose. Inside the block
             compiled models run as they are written, in all threads, since compiled code runs past
-            hooks. The layers of a model that is compiled, or in DataParallel or
-            DistributedDataParallel, have the names that they have inside its wrapper.
+            hooks. Layers of a compiled model have the names that they have inside its wrapper.
         layers: selectors, as for `featviz.run`: `"Conv2d,layer1.*,!*.downsample.*"`, `"fn:add"`; a
             class of modules, `torch.nn.Conv2d`; or a list of these. Functions are found as they
             are called, so an index into them counts from the first. None takes all modules that
@@ -69,7 +67,7 @@ def capture(model: nn.Module, layers: Layers | None = None) -> Iterator[Mapping[
     """
     with keyword_errors():
         check_module(model)
-        model, text = unwrapped(model), selectors(layers)
+        model, text = uncompiled(model), selectors(layers)
         captured: dict[str, list[Tensor]] = {}
         chosen, functions = _leaves(model), None
         if text is not None:

@@ -7,6 +7,7 @@ from threading import Lock
 from typing import Any
 
 import torch
+from torch import nn
 
 
 class _AsWritten:
@@ -32,6 +33,12 @@ class _AsWritten:
 
 as_written = _AsWritten()
 """To be entered while hooks are in place: compiled code runs past those that came later."""
+
+
+def uncompiled(module: nn.Module) -> nn.Module:
+    """The module inside torch.compile's wrapper; any other as it is."""
+    inner = getattr(module, "_orig_mod", None)
+    return uncompiled(inner) if isinstance(inner, nn.Module) else module
 
 
 def _eager() -> Any:

@@ -117,14 +117,6 @@ def test_a_capture_inside_of_compiled_code() -> None:
     assert torch.equal(torch.compile(total, backend=counted)(image), total(image))
 
 
-def test_data_parallel_is_captured_inside() -> None:
-    """Names are those that the layers have inside the wrapper, as in a run."""
-    model = nn.DataParallel(Net())
-    with fv.capture(model, "conv") as maps:
-        model(torch.rand(1, 3, 8, 8))
-    assert [list(tensor.shape) for tensor in maps["conv"]] == [[1, 4, 6, 6]]
-
-
 @pytest.mark.parametrize("reentrant", [True, False])
 def test_calls_that_the_backward_pass_repeats_are_captured_once(reentrant: bool) -> None:
     """A checkpointed block runs twice, and gives one tensor for each call of the caller's."""
