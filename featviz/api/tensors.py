@@ -17,9 +17,10 @@ from featviz.api.words import keyword_errors
 from featviz.drawing.drawer import Drawer
 from featviz.drawing.picture import to_image
 from featviz.errors import LayoutError, UsageError
+from featviz.hooks.as_written import as_written, uncompiled
 from featviz.hooks.capture import hooked
 from featviz.hooks.layers import list_layers, modules_by_name
-from featviz.hooks.selectors import Selector, parse, remedy, select, wants_functions
+from featviz.hooks.selectors import Selector, parse, remedy, select, types_present, wants_functions
 from featviz.images import memory
 from featviz.layout import recognise
 from featviz.layout.overrides import parse_override
@@ -30,13 +31,18 @@ from featviz.records.checking import filled, no_option
 GRID_NAMES = (*TileKeywords.__annotations__, *GridKeywords.__annotations__)
 """The keywords of `grid`."""
 
+_NO_BACKWARD = -1
+"""What torch numbers the backward pass that is running, where none is."""
+
 
 @contextmanager
 def capture(model: nn.Module, layers: Layers | None = None) -> Iterator[Mapping[str, list[Tensor]]]:
     """Keep what layers give while the block runs.
 
     Args:
-        model: any module; the caller runs it, in the mode that the caller chose.
+        model: any module; the caller runs it, in the mode that the caller chose. Inside the block
+            compiled models run as they are written, in all threads, since compiled code runs past
+            hooks. Layers of a compiled model have the names that they have inside its wrapper.
         layers: selectors, as for `featviz.run`: `"Conv2d,layer1.*,!*.downsample.*"`, `"fn:add"`; a
             class of modules, `torch.nn.Conv2d`; or a list of these. Functions are found as they
             are called, so an index into them counts from the first. None takes all modules that
@@ -45,7 +51,8 @@ def capture(model: nn.Module, layers: Layers | None = None) -> Iterator[Mapping[
     Yields:
         A mapping that fills as the model runs: qualified name (with `:KEY` behind it for what
         stands in a tuple, list or dict) to one tensor for each call. The tensors are detached
-        copies, so a later in-place operation does not change them.
+        copies, so a later in-place operation does not change them. Calls that a backward pass
+        repeats (torch.utils.checkpoint) are not taken again.
 
     Raises:
         UsageError: no layer matches; where functions are asked for, at the end of the block.
@@ -60,20 +67,22 @@ def capture(model: nn.Module, layers: Layers | None = None) -> Iterator[Mapping[
     """
     with keyword_errors():
         check_module(model)
-        text = selectors(layers)
+        model, text = uncompiled(model), selectors(layers)
         captured: dict[str, list[Tensor]] = {}
         chosen, functions = _leaves(model), None
         if text is not None:
             chosen, functions = _chosen(model, text)
 
         def keep(site: Site, tensor: Tensor) -> None:
+            if torch._C._current_graph_task_id() != _NO_BACKWARD:
+                return
             name = site.layer.name + (f":{site.key}" if site.key else "")
             captured.setdefault(name, []).append(tensor.clone())
 
-        with hooked(model, chosen, keep, wanted=functions):
+        with as_written, hooked(model, chosen, keep, wanted=functions):
             yield captured
-        if text is not None and functions is not None and functions.seen and not captured:
-            raise _no_match(text, list(functions.seen))
+        if text is not None and functions is not None and not captured:
+            raise _no_match(text, model, list(functions.seen))
 
 
 def _leaves(model: nn.Module) -> list[Layer]:
@@ -92,7 +101,7 @@ def _chosen(model: nn.Module, text: str) -> tuple[list[Layer], _AsCalled | None]
     chosen = select(everything, parsed)
     functions = _AsCalled(parsed) if wants_functions(parsed) else None
     if not chosen and functions is None:
-        raise _no_match(text, everything)
+        raise _no_match(text, model)
     return chosen, functions
 
 
@@ -116,8 +125,15 @@ class _AsCalled:
         return self.seen[layer]
 
 
-def _no_match(text: str, layers: Sequence[Layer]) -> UsageError:
-    return UsageError(f"no layer matches {text!r}", remedy(layers, parse(text)))
+def _no_match(text: str, model: nn.Module, called: Sequence[Layer] | None = None) -> UsageError:
+    """What is raised where selectors take nothing; `called` are the functions that were called,
+    None where none are asked for."""
+    further = []
+    if called is not None:
+        present = types_present(called) or "none, but inside torch's own modules"
+        further = [f"functions called in the block: {present}"]
+    layers = [*list_layers(model), *(called or ())]
+    return UsageError(f"no layer matches {text!r}", remedy(layers, parse(text), *further))
 
 
 @keyword_errors()
@@ -165,8 +181,7 @@ def grid(
             "tensor",
             "featviz.cam(model, image), or featviz.run with the same reduce",
         )
-    layout = parse_override(draw.tensor_layout[0])[1] if draw.tensor_layout else None
-    hints = Hints(layout=layout)
+    hints = Hints(layout=_one_layout(draw.tensor_layout))
     pictures = [] if image is None else memory.to_images(image)
     if len(pictures) > 1:
         raise UsageError(f"an overlay takes one image, not {len(pictures)}", "give one of them")
@@ -174,6 +189,22 @@ def grid(
     site = Site(Layer(0, "tensor", "Tensor"), "output", 0, "")
     parts = Drawer(draw).draw(site, _of_one_image(_as_tensor(tensor), hints), hints, ground)
     return to_image(parts[""])
+
+
+def _one_layout(given: Sequence[str]) -> str | None:
+    """The layout that is told for the tensor; None where it is to be guessed.
+
+    Raises:
+        UsageError: there are several, or one is for chosen layers.
+    """
+    parsed = [parse_override(text) for text in given]
+    if len(parsed) > 1 or any(chosen is not None for chosen, _ in parsed):
+        raise UsageError(
+            f"--tensor-layout {', '.join(map(repr, given))}: grid draws one tensor, which has one "
+            "layout and no layer",
+            f"for example tensor_layout={parsed[0][1]!r}",
+        )
+    return parsed[0][1] if parsed else None
 
 
 def _as_tensor(value: Any) -> Tensor:

@@ -11,9 +11,11 @@ from featviz.audit import model_audit, output
 from featviz.audit.findings import judged_rows
 from featviz.audit.model_audit import AuditRequest, ModelVisit
 from featviz.audit.plan import choose
+from featviz.errors import UsageError
 from featviz.models.load import LoadedModel
 from featviz.models.preprocess import InputOptions
 from featviz.records import Layer, Sample
+from featviz.text import listed
 
 _TOGETHER = 16
 """Images that go through together at most."""
@@ -33,10 +35,15 @@ class HealthCheck:
         """Choose where each layer is judged, by a forward pass on `blank`.
 
         Raises:
-            UsageError: none of the layers gives a tensor with channels.
+            UsageError: all layers are functions, or none gives a tensor with channels.
             ForwardError: the model cannot take `blank`.
         """
         names = [re.escape(layer.name) for layer in layers if not layer.is_function]
+        if not names:
+            raise UsageError(
+                "channels are judged of modules, and all layers are functions: "
+                + listed([layer.name for layer in layers], 3)
+            )
         self._samples = samples
         self._asked = AuditRequest(f"re:^({'|'.join(names)})$", inputs, _TOGETHER)
         self._plan = choose(model, self._asked.layers, blank)

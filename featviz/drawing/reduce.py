@@ -83,6 +83,12 @@ class Moments:
         self.total += values.sum(1)
         self.products += values @ values.T
 
+    def merge(self, other: Moments) -> None:
+        """Take in the pixels of other tensors of as many channels."""
+        self.count += other.count
+        self.total += other.total
+        self.products += other.products
+
     def basis(self) -> Basis:
         """The principal components of all pixels."""
         average = self.total / max(self.count, 1)

@@ -67,17 +67,22 @@ class _Hints:
 
     def learn(self, inputs: Sequence[Tensor]) -> HintBook:
         """The hints for inputs of this shape; where layouts depend on it, the first image of a
-        batch goes through the model once more."""
+        batch goes through the model once more.
+
+        Raises:
+            ForwardError: the model cannot take it; the next image of this shape is tried anew.
+        """
         shape = (1, *inputs[0].shape[1:])
         if shape == self._first.input_shape:
             return self._first
         if shape not in self._books:
             if len(self._books) == _BOOKS:
                 self._books.pop(next(iter(self._books)))
-            book = self._books[shape] = HintBook(self._model.module, shape)
+            book = HintBook(self._model.module, shape)
             book.settle_as(self._first)
             if not book.is_traced:
                 _follow(self._model, book, self._layers, [given[:1] for given in inputs])
+            self._books[shape] = book
         return self._books[shape]
 
 
@@ -165,7 +170,11 @@ class ExemplarCollector:
         return sum(top.nbytes for top in self.tops.values())
 
     def begin(self, batch: Batch) -> None:
-        """The next tensors come from these images."""
+        """The next tensors come from these images.
+
+        Raises:
+            ForwardError: the first of them is shown to the model, which cannot take it.
+        """
         self._batch = None
         self._book = self._hints.learn(batch.inputs)
         self._batch, self._found = batch, []

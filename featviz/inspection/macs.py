@@ -66,6 +66,7 @@ class _Frame:
     memory: int
     input_shape: list[int] | None
     macs_inside: int = 0
+    """Those that are in the usage of some module."""
     alone: bool = True
 
 
@@ -102,12 +103,12 @@ class Meter:
     def leave(self, now: Callable[[], Layer], module: nn.Module, args: Any, output: Any) -> None:
         """A forward hook; `now` tells the layer to which the call belongs."""
         index = now().index
-        frame, given = self._running.pop(), tensors(output)
+        frame, given = self._running[-1], tensors(output)
         if frame.alone:
             self.memory += sum(_bytes(tensor) for tensor in given)
         macs = self.macs - frame.macs
-        if self._running:
-            self._running[-1].macs_inside += macs
+        own = macs - frame.macs_inside
+        frame.macs_inside = macs
         before = self.usage.get(index) or Usage(
             input_shape=frame.input_shape, output_shape=_shape_of_first(given)
         )
@@ -115,9 +116,16 @@ class Meter:
             before,
             calls=before.calls + 1,
             macs=before.macs + macs,
-            own_macs=before.own_macs + macs - frame.macs_inside,
+            own_macs=before.own_macs + own,
             memory=before.memory + self.memory - frame.memory,
         )
+
+    def end(self, module: nn.Module, args: Any, output: Any) -> None:
+        """A forward hook behind `leave` that is always called: a call in which an exception was
+        raised is none of the module's, and its own work counts as its caller's."""
+        frame = self._running.pop()
+        if self._running:
+            self._running[-1].macs_inside += frame.macs_inside
 
 
 @contextmanager
@@ -130,8 +138,9 @@ def metered(model: nn.Module, layers: Sequence[Layer]) -> Iterator[Meter]:
             now = partial(running.now, running.places(module))
             enter = module.register_forward_pre_hook(meter.enter, prepend=True, with_kwargs=True)
             leave = module.register_forward_hook(partial(meter.leave, now))
-            stack.callback(enter.remove)
-            stack.callback(leave.remove)
+            end = module.register_forward_hook(meter.end, always_call=True)
+            for hook in (enter, leave, end):
+                stack.callback(hook.remove)
         stack.enter_context(running.followed({layer.name for layer in layers}))
         # the inner one decomposes what the outer one sees
         with meter.operators, meter.flops:

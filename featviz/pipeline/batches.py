@@ -43,7 +43,11 @@ class Collector(Protocol):
         """A bug of ours, to tell it from a fault of the model."""
 
     def begin(self, batch: Batch) -> None:
-        """The next tensors come from these images; what was not committed is forgotten."""
+        """The next tensors come from these images; what was not committed is forgotten.
+
+        Raises:
+            ForwardError: it shows an image to the model, which refuses it.
+        """
 
     def commit(self) -> None:
         """The model is through with them: keep what it gave."""
@@ -95,8 +99,8 @@ def run_batch(
     seen: Callable[[int], None],
 ) -> None:
     """Show a batch to the model; where that fails, its images one by one, to find the guilty."""
-    collector.begin(batch)
     try:
+        collector.begin(batch)
         forward(model.module, [arg.to(model.device) for arg in batch.inputs])
     except ForwardError as error:
         if collector.fault is not None:

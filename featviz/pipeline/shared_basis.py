@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from featviz.drawing.reduce import Basis, Moments
-from featviz.errors import ForwardError, ImageError
+from featviz.errors import ForwardError, ImageError, UsageError
 from featviz.gradients import forward_backward
 from featviz.hooks.eval_mode import in_eval_mode
 from featviz.layout import to_maps
@@ -55,9 +55,13 @@ def learn(prepared: Prepared) -> dict[str, Basis]:
     with in_eval_mode(prepared.model.module, prepared.options.passes.gradients):
         for sample in _spread(prepared.samples):
             try:
-                _add(sample, prepared, moments)
-            except (ImageError, ForwardError):
+                seen = _moments(sample, prepared)
+            except (ImageError, ForwardError, UsageError):
                 continue
+            for key, sums in seen.items():
+                before = moments.setdefault(key, sums)
+                if before is not sums and len(before.total) == len(sums.total):
+                    before.merge(sums)
     return {key: sums.basis() for key, sums in moments.items()}
 
 
@@ -66,9 +70,15 @@ def _spread(samples: Sequence[Sample]) -> list[Sample]:
     return [samples[round(place)] for place in places]
 
 
-def _add(sample: Sample, prepared: Prepared, moments: dict[str, Moments]) -> None:
-    """Add an image's maps to the sums of each layer."""
-    model = prepared.model
+def _moments(sample: Sample, prepared: Prepared) -> dict[str, Moments]:
+    """The sums of each layer, by `Site.stats_key`, over the maps of one image.
+
+    Raises:
+        ImageError: the image cannot be read.
+        ForwardError: the model cannot take it.
+        UsageError: it has no such target.
+    """
+    model, moments = prepared.model, dict[str, Moments]()
     _, args = read_input(sample, model.preprocess, prepared.options.inputs)
     book = prepared.hint_book(args)
 
@@ -81,3 +91,4 @@ def _add(sample: Sample, prepared: Prepared, moments: dict[str, Moments]) -> Non
                 sums.add(maps.data)
 
     forward_backward.run(model, prepared.plan, args, book, prepared.layers, sink)
+    return moments

@@ -66,6 +66,23 @@ def test_what_grid_cannot_draw(value: Any, message: str) -> None:
         fv.grid(value)
 
 
+@pytest.mark.parametrize(
+    ("layouts", "given", "hint"),
+    [
+        (["nchw", "nhwc"], "'nchw', 'nhwc'", "nchw"),
+        ("Conv2d=nhwc", "'Conv2d=nhwc'", "nhwc"),
+        (["nhwc", "Conv2d=nchw"], "'nhwc', 'Conv2d=nchw'", "nhwc"),
+    ],
+)
+def test_grid_takes_one_layout_for_its_one_tensor(layouts: Any, given: str, hint: str) -> None:
+    """Several layouts, or one for chosen layers, are refused, and not read by half."""
+    with pytest.raises(UsageError) as caught:
+        fv.grid(torch.zeros(1, 3, 4, 5), tensor_layout=layouts)
+    message = f"tensor_layout {given}: grid draws one tensor, which has one layout and no layer"
+    assert caught.value.message == message
+    assert caught.value.hint == f"for example tensor_layout={hint!r}"
+
+
 @pytest.mark.parametrize("option", [{"format": "webp"}, {"tensors": "npy"}])
 def test_options_of_runs_are_no_options_of_grid(option: dict[str, Any]) -> None:
     """What grid would ignore is refused."""

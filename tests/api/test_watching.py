@@ -188,6 +188,32 @@ def test_health_is_the_audits_finding(tmp_path: Path) -> None:
     assert rows["0"] == found[1]["0"] and rows["1"] == found[1]["1"]
 
 
+@pytest.mark.parametrize(("layers", "judged"), [("fn:relu", None), ("conv,fn:relu", ["conv"])])
+def test_functions_have_no_health(
+    layers: str, judged: list[str] | None, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Of functions alone no audit is written, which a warning says once; the model itself, which
+    nobody asked for, is not judged in their place."""
+
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv = nn.Conv2d(1, 4, 3)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.relu(self.conv(x))
+
+    with fv.Watcher(Net(), SHOWN, layers, 1, tmp_path / "s", size=12) as watcher:
+        watcher.step()
+    steps = read_steps(tmp_path / "s").values()
+    assert [len(read_run(step).images) for step in steps] == [2, 2]
+    said = "are judged of modules, and all layers are functions: fn:relu"
+    assert caplog.text.count(said) == (judged is None)
+    audits = [json.loads(p.read_text()) for step in steps for p in step.glob("audit.json")]
+    found = [[row["label"] for row in audit["layers"]] for audit in audits]
+    assert found == ([judged] * 2 if judged else [])
+
+
 def test_tensorboard_has_training_steps(tmp_path: Path) -> None:
     """TensorBoard's own reader finds a picture, a histogram and dead channels at each step."""
     event_accumulator = pytest.importorskip(

@@ -387,6 +387,42 @@ def test_shared_basis_leaves_broken_images_out(
     assert (tmp_path / "out" / "bases.npz").is_file()
 
 
+class Odd(nn.Module):
+    """Dislikes images that are brighter than most, each in its own way."""
+
+    def __init__(self, way: str) -> None:
+        super().__init__()
+        self.way = way
+
+    def forward(self, x: Tensor) -> Any:
+        if x.mean() < 0.9:
+            return x
+        if self.way == "raises":
+            raise ValueError("too bright")
+        return (x,)
+
+
+@pytest.mark.parametrize(("way", "ablate"), [("raises", []), ("gives a tuple", ["2:0"])])
+def test_shared_basis_has_nothing_of_an_image_that_fails_on_the_way(
+    way: str, ablate: list[str], several: Path, tmp_path: Path
+) -> None:
+    """The layers that it had passed have the bases of the other images, to the bit: where forward
+    raises, and where the layer that is ablated gives no tensor."""
+    torch.manual_seed(0)
+    conv = nn.Conv2d(3, 6, 1, bias=False)
+    conv.weight.data = torch.rand(6, 3, 1, 1)
+    conv.weight.data /= conv.weight.data.mean() * 3  # about as bright as the image
+    model = nn.Sequential(conv, nn.AvgPool2d(2), Odd(way))
+    options: dict[str, Any] = {"reduce": "pca", "shared_basis": True, "ablate": ablate, **RAW}
+    fv.run(model, several, "0,1", tmp_path / "good", size=10, crop=10, **options)
+    Image.new("RGB", (12, 12), (255, 250, 252)).save(several / "2b.png")
+    both = fv.run(model, several, "0,1", tmp_path / "both", size=10, crop=10, **options)
+    assert [image.name for image in both.images if image.error] == ["2b.png"]
+    held = [np.load(tmp_path / name / "bases.npz") for name in ("good", "both")]
+    assert sorted(held[0]) == sorted(held[1]) == ["0|output|0|", "1|output|0|"]
+    assert all(np.array_equal(held[0][key], held[1][key]) for key in held[0])
+
+
 @pytest.mark.parametrize(
     "extra",
     [

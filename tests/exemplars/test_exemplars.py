@@ -291,6 +291,55 @@ def test_images_of_their_own_sizes(tmp_path: Path) -> None:
     assert [row.box for row in rows] == [[17, 26, 20, 29], [37, 12, 40, 15], [17, 26, 20, 29]]
 
 
+class Choosy(nn.Module):
+    """Patches of 4 × 4 as tokens, and eighteen queries, which only where they come from tells from
+    the patches of an image of 12 × 24; images whose corner is white are refused on the way."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.patches, self.tokens = nn.Conv2d(3, 6, 4, 4), nn.Linear(6, 2)
+        self.table, self.queries = nn.Parameter(torch.randn(1, 18, 6)), nn.Linear(6, 2)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        patches = self.patches(x).flatten(2).transpose(1, 2)
+        if (x[..., 0, 0] > 0.99).all(1).any():
+            raise ValueError("white")
+        attention = (self.table @ patches.transpose(1, 2)).softmax(2)
+        return self.queries(attention @ patches), self.tokens(patches)
+
+
+@pytest.mark.parametrize("batch", [1, 4])
+@pytest.mark.parametrize("refused", [2, 4])
+def test_an_image_of_a_new_shape_may_be_refused(refused: int, batch: int, tmp_path: Path) -> None:
+    """It is a failed image; the others, of its shape too, give what they give without it."""
+    sides = [(16, 16), (16, 16), (12, 24), (12, 24), (12, 24), (16, 16)]
+    for number, size in enumerate(sides):
+        pixels = np.random.default_rng(number).integers(0, 250, (*size, 3))
+        pixels[0, 0] = 255 if number == refused else 0
+        draw(tmp_path / "photos" / f"{number}.png", pixels)
+    torch.manual_seed(0)
+    inputs = InputOptions(preset="none")
+    options = ExemplarOptions(inputs=inputs, layers="Linear", batch_size=batch)
+    asked = [replace(options, out=tmp_path / name) for name in ("all", "good")]
+    model, photos = adopt(Choosy().eval(), inputs), tmp_path / "photos"
+    every = find_exemplars(model, [str(photos)], asked[0])
+    assert every is not None
+    assert [one.number for one in every.record.images.failures] == [refused]
+    (photos / f"{refused}.png").unlink()
+    good = find_exemplars(model, [str(photos)], asked[1])
+    assert good is not None
+    shown = [
+        [(e.image, round(e.value, 5), e.map, e.place, e.box) for e in channel.exemplars]
+        for result in (every, good)
+        for layer in result.record.layers
+        for channel in layer.channels
+    ]
+    assert shown[:4] == shown[4:]
+    assert [len(rows) for rows in shown] == [5] * 8
+    maps = [{tuple(e[2] or ()) for e in rows} for rows in shown[:4]]
+    assert maps == [{()}, {()}, {(4, 4), (3, 6)}, {(4, 4), (3, 6)}]
+
+
 def test_what_is_held_does_not_grow_with_the_images(net: nn.Module) -> None:
     """After 2 images and after 40 the same bytes, and nothing waits between images."""
     model, layers = adopt(net, PLAIN), [x for x in list_layers(net) if x.name]

@@ -221,6 +221,21 @@ class TestSelectors:
             grab(net, "fn:gelu", torch.randn(1, 3, 6, 8))
         assert "fn:relu 1" in str(caught.value.hint) and "fn:add 3" in str(caught.value.hint)
 
+    def test_capture_of_functions_where_none_is_called(self) -> None:
+        """Modules of torch's own call none: an error that says so, and names what is there."""
+        model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU())
+        with pytest.raises(UsageError, match="no layer matches 'fn:nonsense'") as caught:
+            grab(model, "fn:nonsense", torch.randn(1, 3, 6, 8))
+        assert caught.value.hint == (
+            "functions called in the block: none, but inside torch's own modules; "
+            "types here: Conv2d 1, ReLU 1"
+        )
+
+    def test_an_error_in_the_block_is_not_hidden(self, net: nn.Module) -> None:
+        """What the caller's block raises comes out of it, and not that nothing was captured."""
+        with pytest.raises(KeyError, match="mine"), fv.capture(net, "fn:relu"):
+            raise KeyError("mine")
+
     def test_no_match_lists_the_functions_there_are(
         self, net_file: Path, picture: Path, featviz: Callable[..., Outcome]
     ) -> None:
