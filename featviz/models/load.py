@@ -11,14 +11,14 @@ import torch
 from torch import nn
 
 from featviz.errors import FeatvizError, UsageError
-from featviz.models import arguments, classes, requirements
+from featviz.models import arguments, classes, digests, requirements
 from featviz.models.devices import pick_device
 from featviz.models.files.state_dict import unwrapped
 from featviz.models.preprocess import InputOptions, Preprocess
 from featviz.models.presets import choose_preprocess
 from featviz.models.sources import Loaded, ModelOptions, check_source, load_source
 from featviz.models.transform import by_function, by_transform
-from featviz.models.weights import digest, in_full_precision
+from featviz.models.weights import in_full_precision
 from featviz.records.checking import check
 
 __all__ = [
@@ -122,7 +122,11 @@ def adopt(module: nn.Module, inputs: InputOptions) -> LoadedModel:
         raise UsageError("--input as text is for a MODEL string", "forward_args={'t': 10}")
     module = unwrapped(module)
     tensor = next(iter([*module.parameters(), *module.buffers()]), torch.empty(0))
-    record = {"kind": "module", "type": type(module).__name__, "parameters": digest(module)}
+    record = {
+        "kind": "module",
+        "type": type(module).__name__,
+        "parameters": digests.of_module(module),
+    }
     preprocess = choose_preprocess(module, None, inputs)
     named, scores = classes.names(module), classes.scores(module)
     return LoadedModel(module, preprocess, tensor.device, record, named, scores)
@@ -150,7 +154,8 @@ def fed(
         preprocess = model.preprocess
         if transform is not None:
             name = getattr(transform, "__qualname__", type(transform).__name__)
-            preprocess, hook = by_function(transform, name, inputs, model.module)
+            code = digests.of_function(transform)
+            preprocess, hook = by_function(transform, name, code, inputs, model.module)
             hooks.callback(hook.remove if hook is not None else lambda: None)
         if further:
             given = arguments.from_values(further)
