@@ -113,7 +113,7 @@ def _code(function: Any) -> str:
     """The source of a function, a class, or the class of an object. That of a lambda is the whole
     line, in which all else may change."""
     named = inspect.isroutine(function) or isinstance(function, type)
-    target: Any = inspect.unwrap(function) if named else type(function)
+    target: Any = function if named else type(function)
     if target.__name__ != "<lambda>":
         with suppress(OSError, TypeError, SyntaxError):
             return inspect.getsource(target)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -17,7 +17,7 @@ from featviz.models.files.state_dict import unwrapped
 from featviz.models.preprocess import InputOptions, Preprocess
 from featviz.models.presets import choose_preprocess
 from featviz.models.sources import Loaded, ModelOptions, check_source, load_source
-from featviz.models.transform import by_function, by_transform
+from featviz.models.transform import UserTransform, by_function, by_transform
 from featviz.models.weights import in_full_precision
 from featviz.records.checking import check
 
@@ -136,7 +136,7 @@ def adopt(module: nn.Module, inputs: InputOptions) -> LoadedModel:
 def fed(
     model: LoadedModel,
     inputs: InputOptions,
-    transform: Callable[[Any], Any] | None,
+    transform: UserTransform | None,
     further: Mapping[str, Any],
 ) -> Iterator[LoadedModel]:
     """The model with a function of the caller's as its preprocessing, or with further arguments for
@@ -153,9 +153,7 @@ def fed(
     with ExitStack() as hooks:
         preprocess = model.preprocess
         if transform is not None:
-            name = getattr(transform, "__qualname__", type(transform).__name__)
-            code = digests.of_function(transform)
-            preprocess, hook = by_function(transform, name, code, inputs, model.module)
+            preprocess, hook = by_function(transform, inputs, model.module)
             hooks.callback(hook.remove if hook is not None else lambda: None)
         if further:
             given = arguments.from_values(further)

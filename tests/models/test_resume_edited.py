@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import linecache
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,10 @@ from runs import make_photos, run_json, tree
 from torch import nn
 
 import featviz as fv
-from featviz.models.load import InputOptions, ModelOptions, load_model
+from featviz.api.lending import Feeding, lent
+from featviz.models.importing import from_file
+from featviz.models.load import InputOptions, LoadedModel, ModelOptions, load_model
+from featviz.models.transform import UserTransform
 from featviz.rundir.unlike import differences
 
 pytestmark = pytest.mark.usefixtures("imports_undone")
@@ -132,6 +136,20 @@ def test_settings_of_a_module_and_a_transform_from_python(photos: Path, tmp_path
         run(5.0, 0.5)
     with pytest.raises(fv.errors.StoreError, match="its preprocessing is"):
         run(0.01, 0.25)
+
+
+def test_a_function_is_told_where_it_is_given(code: Path) -> None:
+    """Once, and not again where it was sent to, as to an actor, which may not have its source."""
+    prepare = from_file(code).prepare
+    feeding = Feeding.taken({"transform": prepare})
+    assert feeding.transform is not None and feeding.transform.code is not None
+    code.unlink()
+    linecache.clearcache()
+    assert UserTransform.of(prepare).code != feeding.transform.code
+    with lent(nn.Conv2d(3, 1, 1), {}, InputOptions(), feeding) as loaded:
+        assert isinstance(loaded, LoadedModel)
+        words = f"RGB, transform prepare (sha256 {feeding.transform.code[:16]})"
+        assert loaded.preprocess.words == words
 
 
 class Plus(nn.Module):
