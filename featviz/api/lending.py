@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 import tempfile
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,6 +18,7 @@ from featviz.errors import UsageError
 from featviz.images import memory
 from featviz.models.load import LoadedModel, ModelOptions, adopt, fed, load_model
 from featviz.models.preprocess import InputOptions
+from featviz.models.transform import UserTransform
 from featviz.pipeline.keywords import names_of, take
 from featviz.records.checking import filled, no_option
 
@@ -34,7 +35,7 @@ class Room:
 class Feeding:
     """How the caller's own code feeds a model."""
 
-    transform: Callable[[Any], Any] | None = None
+    transform: UserTransform | None = None
     further: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
@@ -49,7 +50,7 @@ class Feeding:
             options.pop("transform", None)
         if not isinstance(further, Mapping):
             raise UsageError(f"forward_args is {type(further).__name__!r}", "{'t': 10}")
-        return cls(transform if callable(transform) else None, further)
+        return cls(UserTransform.of(transform) if callable(transform) else None, further)
 
 
 @contextmanager

@@ -7,7 +7,7 @@ import hashlib
 import inspect
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,8 @@ from torch.utils.hooks import RemovableHandle
 
 from featviz.errors import FileError, UsageError
 from featviz.files import npy, read_bytes
+from featviz.models import digests
+from featviz.models.digests import SHOWN_DIGITS
 from featviz.models.files.tensors import read_tensor
 from featviz.text import listed, quoted
 
@@ -82,8 +84,13 @@ def from_values(given: Mapping[str, Any]) -> list[Argument]:
     return [
         Argument(name, key, *_from_memory(f"{name}.{key}" if key else name, value))
         for name, values in given.items()
-        for key, value in (values.items() if isinstance(values, Mapping) else [(None, values)])
+        for key, value in _by_keys(values)
     ]
+
+
+def _by_keys(values: Any) -> Iterable[tuple[str | None, Any]]:
+    """A dict's values by their keys; an empty one is a value, as all others are."""
+    return values.items() if isinstance(values, Mapping) and values else [(None, values)]
 
 
 def _from_memory(label: str, value: Any) -> tuple[Any, str]:
@@ -93,10 +100,17 @@ def _from_memory(label: str, value: Any) -> tuple[Any, str]:
     if isinstance(value, np.ndarray):
         value = torch.from_numpy(value)
     if not isinstance(value, Tensor):
-        return value, f"{label}={quoted(repr(value))}"
-    data = value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes()
+        return value, f"{label}={_words(value)}"
     sizes = ",".join(map(str, value.shape))
-    return value, f"{label}=[{sizes}] (sha256 {hashlib.sha256(data).hexdigest()[:16]})"
+    return value, f"{label}=[{sizes}] (sha256 {digests.of_tensor(value)[:SHOWN_DIGITS]})"
+
+
+def _words(value: Any) -> str:
+    """A value for the manifest, with a digest where its words do not say all of it."""
+    said, full = repr(value), digests.in_full(value)
+    if said == full == quoted(full):
+        return said
+    return f"{quoted(said)} (sha256 {digests.of_text(full)[:SHOWN_DIGITS]})"
 
 
 def names(texts: Sequence[str]) -> set[str]:
@@ -162,7 +176,7 @@ def _from_file(name: str, path: Path) -> tuple[Tensor, str]:
         raise UsageError(f"{where} {error.message}", error.hint) from error
     except (ValueError, TypeError) as error:
         raise UsageError(f"{where} cannot be read: {error}", "np.save of an array") from error
-    return tensor, f"{path.name} (sha256 {hashlib.sha256(data).hexdigest()[:16]})"
+    return tensor, f"{path.name} (sha256 {hashlib.sha256(data).hexdigest()[:SHOWN_DIGITS]})"
 
 
 def _from_npz(data: bytes) -> np.ndarray:
@@ -238,7 +252,10 @@ def _hook(
 
 
 def _fitted(value: Any, args: Sequence[Any]) -> Any:
-    """A tensor that the model may change, repeated for each image of a batch."""
+    """A value for one call alone, as the model may change it: a copy of a list or dict, and of a
+    tensor, which is repeated for each image of a batch."""
+    if isinstance(value, list | dict):
+        return value.copy()
     if not isinstance(value, Tensor):
         return value
     count = len(args[0]) if args else 1

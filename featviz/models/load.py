@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -11,14 +11,14 @@ import torch
 from torch import nn
 
 from featviz.errors import FeatvizError, UsageError
-from featviz.models import arguments, classes, requirements
+from featviz.models import arguments, classes, digests, requirements
 from featviz.models.devices import pick_device
 from featviz.models.files.state_dict import unwrapped
 from featviz.models.preprocess import InputOptions, Preprocess
 from featviz.models.presets import choose_preprocess
 from featviz.models.sources import Loaded, ModelOptions, check_source, load_source
-from featviz.models.transform import by_function, by_transform
-from featviz.models.weights import check_values, digest, in_full_precision
+from featviz.models.transform import UserTransform, by_function, by_transform
+from featviz.models.weights import check_values, in_full_precision
 from featviz.records.checking import check
 
 __all__ = [
@@ -123,7 +123,11 @@ def adopt(module: nn.Module, inputs: InputOptions) -> LoadedModel:
         raise UsageError("--input as text is for a MODEL string", "forward_args={'t': 10}")
     module = unwrapped(module)
     tensor = next(iter([*module.parameters(), *module.buffers()]), torch.empty(0))
-    record = {"kind": "module", "type": type(module).__name__, "parameters": digest(module)}
+    record = {
+        "kind": "module",
+        "type": type(module).__name__,
+        "parameters": digests.of_module(module),
+    }
     preprocess = choose_preprocess(module, None, inputs)
     named, scores = classes.names(module), classes.scores(module)
     return LoadedModel(module, preprocess, tensor.device, record, named, scores)
@@ -133,7 +137,7 @@ def adopt(module: nn.Module, inputs: InputOptions) -> LoadedModel:
 def fed(
     model: LoadedModel,
     inputs: InputOptions,
-    transform: Callable[[Any], Any] | None,
+    transform: UserTransform | None,
     further: Mapping[str, Any],
 ) -> Iterator[LoadedModel]:
     """The model with a function of the caller's as its preprocessing, or with further arguments for
@@ -150,8 +154,7 @@ def fed(
     with ExitStack() as hooks:
         preprocess = model.preprocess
         if transform is not None:
-            name = getattr(transform, "__qualname__", type(transform).__name__)
-            preprocess, hook = by_function(transform, name, inputs, model.module)
+            preprocess, hook = by_function(transform, inputs, model.module)
             hooks.callback(hook.remove if hook is not None else lambda: None)
         if further:
             given = arguments.from_values(further)

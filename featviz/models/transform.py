@@ -12,6 +12,8 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from featviz.errors import ImageError, LoadError, UsageError
+from featviz.models import digests
+from featviz.models.digests import SHOWN_DIGITS
 from featviz.models.preprocess import InputOptions, Preprocess
 from featviz.models.sources import FACTORY_FORM, factory
 from featviz.text import quoted
@@ -24,12 +26,22 @@ class UserTransform:
 
     text: str
     """As the user names it."""
+    code: str | None
+    """sha256 of the file or of the function; None where there is neither."""
     function: Callable[[Any], Any] = field(repr=False)
     names: tuple[str, ...] = ()
     """Where the function gives a dict: the arguments of forward, the image first."""
 
+    @classmethod
+    def of(cls, function: Callable[[Any], Any]) -> UserTransform:
+        """A function that a program has at hand. Where it is sent to another process, its code is
+        told here, as there may be no source there."""
+        name = getattr(function, "__qualname__", type(function).__name__)
+        return cls(name, digests.of_function(function), function)
+
     def __str__(self) -> str:
-        return f"transform {self.text.rpartition('/')[2]}"
+        digest = f" (sha256 {self.code[:SHOWN_DIGITS]})" if self.code else ""
+        return f"transform {self.text.rpartition('/')[2]}{digest}"
 
     def __call__(self, image: Image.Image | np.ndarray) -> list[Tensor]:
         """The model's arguments, the image first: [1, C, H, W].
@@ -85,17 +97,15 @@ def by_transform(text: str, inputs: InputOptions, module: nn.Module) -> Preproce
     function = factory.target(text)
     if not callable(function):
         raise UsageError(f"--transform {text!r} is a {type(function).__name__}", "name a function")
-    return by_function(function, text, inputs, module)[0]
+    transform = UserTransform(text, factory.code_digest(text), function)
+    return by_function(transform, inputs, module)[0]
 
 
 def by_function(
-    function: Callable[[Any], Any], text: str, inputs: InputOptions, module: nn.Module
+    transform: UserTransform, inputs: InputOptions, module: nn.Module
 ) -> tuple[Preprocess, RemovableHandle | None]:
     """The preprocessing that a function does, and the hook by which the model gets its tensors by
     their names, where the function gives a dict.
-
-    Args:
-        text: what the function is called.
 
     Raises:
         LoadError: the function fails on an empty image.
@@ -103,7 +113,7 @@ def by_function(
     channels = inputs.channels or 3
     plain = Preprocess(None, None, None, None, channels)
     try:
-        transform = UserTransform(text, function).tried(plain.empty())
+        transform = transform.tried(plain.empty())
     except ImageError as error:
         raise LoadError(f"--transform: {error.message}, for an empty image", error.hint) from error
     hook = None

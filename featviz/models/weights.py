@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import logging
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
@@ -185,29 +184,3 @@ def in_full_precision(module: nn.Module, device: torch.device) -> nn.Module:
 
 def _some(keys: Sequence[str]) -> str:
     return listed([quoted(key) for key in keys], _SHOWN)
-
-
-def digest(module: nn.Module) -> str:
-    """sha256 of a module: names and classes of what it consists of, parameters and buffers.
-
-    Takes about a second for each gigabyte.
-    """
-    sha256 = hashlib.sha256()
-    for name, part in module.named_modules():
-        sha256.update(f"{name}: {type(part).__qualname__}\n".encode())
-    for name, tensor in [*module.named_parameters(), *module.named_buffers()]:
-        sha256.update(f"{name}: {tensor.dtype}\n".encode())
-        if not (is_lazy(tensor) or tensor.is_meta):
-            sha256.update(f"{list(tensor.shape)}\n".encode())
-            sha256.update(_plain(tensor).numpy().data)
-    return sha256.hexdigest()
-
-
-def _plain(tensor: Tensor) -> Tensor:
-    """The bytes of a tensor, uint8 [N]."""
-    tensor = tensor.detach().cpu()
-    if tensor.is_quantized:
-        tensor = tensor.int_repr()
-    if tensor.layout != torch.strided:
-        tensor = tensor.to_dense()
-    return tensor.contiguous().reshape(-1).view(torch.uint8)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from itertools import takewhile
 from typing import Any
 
 from featviz.errors import StoreError
@@ -12,6 +13,10 @@ from featviz.text import counted, printable, quoted
 
 _USUALLY_ON = ("exif", "marks")
 """Options that are given as `--no-NAME`."""
+_SHOWN = 60
+"""Characters of a value that a refusal shows."""
+_BEFORE = 20
+"""Those of them that stand before the first that differs, where it is far behind."""
 
 
 def differences(old: Any, new: Any, where: str = "") -> list[str]:
@@ -29,7 +34,8 @@ def _differences(old: Any, new: Any, where: str) -> list[str]:
     if where.startswith("options."):
         there, here = (_as_typed(where.removeprefix("options."), value) for value in (old, new))
         return [f"there {there}, here {here}"]
-    return [f"its {printable(where)} is {_short(old)}, this one's {_short(new)}"]
+    there, here = _short(old, new)
+    return [f"its {printable(where)} is {there}, this one's {here}"]
 
 
 def _as_typed(name: str, value: Any) -> str:
@@ -46,9 +52,18 @@ def _as_typed(name: str, value: Any) -> str:
     return quoted(f"{flag(name)} {separator.join(map(str, parts))}")
 
 
-def _short(value: Any) -> str:
-    text = json.dumps(value, ensure_ascii=False)
-    return quoted(text if len(text) <= 60 else f"{text[:57]}...")
+def _short(*values: Any) -> list[str]:
+    """Values in words; long ones that begin alike, from shortly before what differs."""
+    texts = [json.dumps(value, ensure_ascii=False) for value in values]
+    pairs = zip(*texts, strict=False)
+    alike = sum(1 for _ in takewhile(lambda pair: len({*pair}) == 1, pairs))
+    begin = alike - _BEFORE if alike > _SHOWN - _BEFORE else 0
+    return [quoted(text if len(text) <= _SHOWN else _part(text, begin)) for text in texts]
+
+
+def _part(text: str, begin: int) -> str:
+    shown = text[begin : begin + _SHOWN - 3]
+    return ("..." if begin else "") + shown + ("..." if text[begin:] != shown else "")
 
 
 def taken(

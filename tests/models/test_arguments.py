@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,6 +13,7 @@ import torch
 from cli.outcomes import Run, refused
 from torch import nn
 
+import featviz as package
 from featviz.models import arguments
 from featviz.models.load import ModelOptions, load_model
 from featviz.models.preprocess import InputOptions
@@ -204,6 +207,39 @@ def test_a_missing_argument_names_the_option(featviz: Run, code: Path, picture: 
     """forward(x, t) seems to take two images: the hint says what else it may be."""
     done = featviz("run", f"{code}:Conditional", picture, "--out", code.parent / "out")
     assert done.code == 2 and "--input NAME=VALUE" in done.err
+
+
+class Remembers(nn.Module):
+    """Notes what it is given as `cache` and how full that is, and fills it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 2, 1)
+        self.seen: list[tuple[type, int]] = []
+
+    def forward(self, x: torch.Tensor, cache: Any = None) -> torch.Tensor:
+        self.seen.append((type(cache), -1 if cache is None else len(cache)))
+        if isinstance(cache, dict):
+            cache["x"] = x
+        elif isinstance(cache, list):
+            cache.append(x)
+        maps: torch.Tensor = self.conv(x)
+        return maps
+
+
+@pytest.mark.parametrize("given", [{}, [], [7], {"k": 7}, ()])
+def test_lists_and_dicts_reach_forward_as_they_are(given: Any, picture: Path) -> None:
+    """Empty ones, too, and anew for each call: what a model puts in is gone for the next image."""
+    model, again = Remembers(), picture.with_name("again.png")
+    again.write_bytes(picture.read_bytes())
+    before = copy.copy(given)
+    out, options = picture.parent / "out", {"forward_args": {"cache": given}, "preset": "none"}
+    package.run(model, [picture, again], "conv", out, **options)
+    assert len(model.seen) >= 2 and set(model.seen) == {(type(given), len(before))}
+    assert given == before
+    words = f"cache.k={given['k']}" if given == {"k": 7} else f"cache={given!r}"
+    record = json.loads((out / "run.json").read_text())
+    assert record["preprocessing"].endswith(f"with {words}")
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from pathlib import Path
 
@@ -91,7 +92,9 @@ def test_the_model_gets_what_the_function_gives(
     maps = np.load(out / "image.png" / "001_conv" / "output.npy")
     np.testing.assert_allclose(maps, np.stack([expected, expected])[None], rtol=1e-5)
     manifest = json.loads((out / "image.png" / "manifest.json").read_text())
-    assert manifest["input"]["preprocessing"] == f"RGB, transform {code.name}:{function}"
+    digest = hashlib.sha256(CODE.encode()).hexdigest()[:16]
+    words = f"RGB, transform {code.name}:{function} (sha256 {digest})"
+    assert manifest["input"]["preprocessing"] == words
     assert str(tmp_path) not in (out / "run.json").read_text()
     channels = [row["maps"] for row in manifest["captures"] if row["layer"] == ""]
     assert channels == [3 if function == "named" else 2]

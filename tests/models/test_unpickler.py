@@ -18,9 +18,9 @@ from unpickler_bounds import BOUNDS
 from unpickler_calls import CALLS, KEPT_AS_DATA
 
 from featviz.errors import LoadError
+from featviz.models import digests
 from featviz.models.files import checkpoint
 from featviz.models.files.state_dict import unwrap
-from featviz.models.weights import digest
 
 MOST = 400 * 2**20
 """Bytes by which the process may grow."""
@@ -90,4 +90,4 @@ def test_the_assembler_makes_models(folder: Path) -> None:
     assert [type(part) for part in model] == [nn.Linear, nn.ReLU]
     assert model[1].norm.keywords == {"eps": 0.1}
     assert torch.equal(model(torch.ones(1, 2)), torch.zeros(1, 2))
-    assert len(digest(model)) == 64
+    assert len(digests.of_module(model)) == 64

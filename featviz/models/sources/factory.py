@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from types import ModuleType
@@ -14,11 +15,12 @@ from torch import nn
 
 from featviz.errors import LoadError, UsageError
 from featviz.files.missing import misspelt
-from featviz.models import named_code
+from featviz.models import digests, named_code
+from featviz.models.files import checkpoint
 from featviz.models.importing import from_file, importable
 from featviz.models.own_classes import read_hparams, taken
 from featviz.models.sources import FACTORY_FORM, Loaded, ModelOptions, source_of
-from featviz.models.weights import digest, load_weights, read_file
+from featviz.models.weights import load_weights, read_file
 from featviz.text import quoted
 
 
@@ -43,7 +45,10 @@ def load(options: ModelOptions) -> Loaded:
     name = source_of(options.spec).name
     assert name is not None
     source = {"kind": "factory", "name": name(options.spec), **record}
-    return Loaded(module, None, {**source, "parameters": digest(module)})
+    code = code_digest(options.spec)
+    if code is not None:
+        source["code_sha256"] = code
+    return Loaded(module, None, {**source, "parameters": digests.of_module(module)})
 
 
 def check(options: ModelOptions) -> None:
@@ -127,6 +132,17 @@ def target(spec: str) -> Any:
     match = FACTORY_FORM.fullmatch(spec)
     assert match is not None
     return _attribute(_import(match["where"], spec), match["attribute"], spec)
+
+
+def code_digest(spec: str) -> str | None:
+    """sha256 of the file of `pkg.mod:name` or `file.py:name`, which was imported; None for a module
+    without one. Files that it imports itself are no part of it."""
+    where = spec.rpartition(":")[0]
+    name = where if where.endswith(".py") else getattr(sys.modules.get(where), "__file__", None)
+    if name is None or not Path(name).is_file():
+        return None
+    digest: str = checkpoint.record(Path(name))["sha256"]
+    return digest
 
 
 def _import_module(name: str) -> ModuleType:
