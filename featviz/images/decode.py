@@ -32,13 +32,14 @@ _BROKEN = (
     TypeError,
     KeyError,
     struct.error,
-    Image.DecompressionBombError,
     MemoryError,
     *archives.DAMAGED,
 )
 """What Pillow's decoders raise on broken files."""
 
 _MOST_OF_16_BITS = 65535
+_MOST_PIXELS = 2 * (Image.MAX_IMAGE_PIXELS or 0)
+"""Pillow's own bound, at which it takes a file for one that is made to fill the memory."""
 
 TensorReader = Callable[[bytes], np.ndarray]
 _RGB = Wanted(3)
@@ -189,6 +190,11 @@ class _Encoded:
             raise ImageError(f"{self.name} {error.message}", error.hint) from error
         except UnidentifiedImageError as error:
             raise ImageError(f"{self.name} {error}", EXPECTED if self.data else None) from error
+        except Image.DecompressionBombError:
+            raise ImageError(
+                f"{self.name} has more pixels than the {_MOST_PIXELS:,} that an image may have",
+                "cut it into parts, or make it smaller",
+            ) from None
         except _BROKEN as error:
             reason = str(error) or type(error).__name__
             raise ImageError(f"{self.name} cannot be read: {reason}", None) from error

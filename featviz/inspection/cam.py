@@ -208,7 +208,8 @@ def _explained(prepared: Prepared, drawer: Drawer, sample: Sample, result: Image
         prepared.model, prepared.plan, args, maker.book, prepared.layers, pairs.paired(maker.take)
     )
     if not maker.maps:
-        raise _nothing(recorder.skipped, [layer.label for layer in recorder.never_ran])
+        never_ran = [layer.label for layer in recorder.never_ran]
+        raise _nothing(recorder.skipped, never_ran, prepared.options.layers is not None)
     return replace(
         result,
         target=outcome.target_title,
@@ -219,12 +220,14 @@ def _explained(prepared: Prepared, drawer: Drawer, sample: Sample, result: Image
     )
 
 
-def _nothing(skipped: Sequence[Skip], never_ran: Sequence[str]) -> UsageError:
+def _nothing(skipped: Sequence[Skip], never_ran: Sequence[str], chosen: bool) -> UsageError:
+    """The error for an image without any map; `chosen` where the user has named layers."""
     why = [f"layer {quoted(skip.layer)} ({skip.type}) {skip.reason}" for skip in skipped]
     why += [f"layer {quoted(name)} did not run" for name in never_ran]
+    last = "leave --layers out for the last layer that has a map"
     return UsageError(
         f"there is no class activation map: {listed(why, _NAMED, '; ')}",
-        "leave --layers out for the last layer that has a map; `featviz layers MODEL` lists all",
+        f"{last if chosen else '--layers names another one'}; `featviz layers MODEL` lists all",
     )
 
 

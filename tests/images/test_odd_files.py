@@ -6,8 +6,10 @@ import bz2
 import gzip
 import io
 import os
+import struct
 import tarfile
 import zipfile
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -69,6 +71,17 @@ def test_a_fifo_among_the_stills_of_a_clip(photos: Path) -> None:
     named = group.clips(find.find_samples([str(photos / "00a.png")]))
     with pytest.raises(ImageError, match=r"00a\.png is no file, but a FIFO"):
         decode.decode(named[0])
+
+
+def test_more_pixels_than_an_image_may_have(tmp_path: Path) -> None:
+    """The line says how many there may be; only the head of the file is looked at."""
+    head = b"IHDR" + struct.pack(">IIBBBBB", 20000, 15000, 8, 2, 0, 0, 0)
+    path = tmp_path / "survey.png"
+    size, checksum = struct.pack(">I", 13), struct.pack(">I", zlib.crc32(head))
+    path.write_bytes(b"\x89PNG\r\n\x1a\n" + size + head + checksum + size + b"IDAT")
+    with pytest.raises(ImageError, match=r"survey\.png has more pixels than the 178,956,970") as e:
+        decode.decode(Sample("survey.png", (path,)))
+    assert e.value.hint == "cut it into parts, or make it smaller"
 
 
 def test_a_file_without_end_is_no_picture(tmp_path: Path) -> None:

@@ -191,3 +191,17 @@ def test_a_module_is_given_back_as_it_was() -> None:
     assert all(torch.equal(before[name], value) for name, value in net.state_dict().items())
     assert not any(part._forward_hooks for part in net.modules())
     assert all(parameter.grad is None for parameter in net.parameters())
+
+
+@pytest.mark.parametrize(
+    ("layers", "words"),
+    [(None, "--layers names another one"), ("0", "leave --layers out for the last layer")],
+)
+def test_the_hint_where_nothing_depends_on_a_layer(layers: str | None, words: str) -> None:
+    """It does not ask to leave out what was not given."""
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(4 * 36, 2))
+    nn.init.zeros_(model[3].weight)
+    with pytest.raises(FeatvizError) as raised:
+        fv.cam(model, torch.rand(3, 8, 8), layers=layers, preset="none")
+    assert "there is no class activation map" in raised.value.message
+    assert str(raised.value.hint).startswith(words.replace("--layers", "layers"))
