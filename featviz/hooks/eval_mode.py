@@ -104,7 +104,7 @@ def _kept_ordinary(model: nn.Module) -> Iterator[None]:
 def _ordinary(value: Any, seen: set[int]) -> Any:
     """A tensor or a tuple without inference tensors; in other containers they are exchanged."""
     if isinstance(value, Tensor):
-        return _clone(value) if value.is_inference() else value
+        return _clone(value) if not is_lazy(value) and value.is_inference() else value
     if not isinstance(value, (tuple, list, dict, set, deque)) or id(value) in seen:
         return value
     seen.add(id(value))

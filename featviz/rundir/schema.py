@@ -83,7 +83,7 @@ class CaptureRow(Capture):
     overlay: Annotated[float, Meta(ge=0, le=1)] | None = None
     figure: _Text | None = None
 
-    @cached_property
+    @property
     def place(self) -> Place:
         """What it is matched by."""
         return Place(self.layer, self.kind, self.call, self.key)

@@ -15,9 +15,10 @@ _T = TypeVar("_T")
 
 _OF_ROW = (
     *("layer", "type", "kind", "key", "layout", "file", "normalize"),
-    *("shape", "grid", "slices", "steps", "place", "plan"),
+    *("shape", "grid", "slices", "steps", "plan"),
 )
-"""Fields of a row of `captures` that other images have with the same value."""
+"""Fields of a row of `captures` that other images have with the same value. Python holds the names
+of a class's attributes once for all its objects only up to 30 of them; a row is close to that."""
 _OF_MANIFEST = ("never_ran", "fingerprint")
 _OF_INPUT = ("shape", "preprocessing")
 _SMALL = 64
