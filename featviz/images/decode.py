@@ -38,6 +38,8 @@ _BROKEN = (
 """What Pillow's decoders raise on broken files."""
 
 _MOST_OF_16_BITS = 65535
+_OF_16_BITS = ("PNG", "PPM")
+"""Formats of 16 bits at most; Pillow holds some of their files as 32."""
 _MOST_PIXELS = 2 * (Image.MAX_IMAGE_PIXELS or 0)
 """Pillow's own bound, at which it takes a file for one that is made to fill the memory."""
 
@@ -179,7 +181,8 @@ class _Encoded:
         opened.load()
         upright = ImageOps.exif_transpose(opened) if how.exif else opened
         if _is_wide(upright) and not how.wanted.raw:
-            return arrays.to_image(_ready(_whole_numbers(upright), how.wanted), how.wanted)
+            numbers = _all_bits(upright, of_16=opened.format in _OF_16_BITS)
+            return arrays.to_image(_ready(numbers, how.wanted), how.wanted)
         return _flatten(upright, how.background)
 
     @contextmanager
@@ -275,10 +278,11 @@ def _is_wide(image: Image.Image) -> bool:
     return image.mode.startswith(("I", "F"))
 
 
-def _whole_numbers(image: Image.Image) -> np.ndarray:
-    """Grey of more than 8 bits as an array; Pillow holds some files of 16 bits as 32."""
+def _all_bits(image: Image.Image, of_16: bool) -> np.ndarray:
+    """Grey of more than 8 bits as an array. What has 16 bits is told by the format: two images of
+    one series are never read in two ways."""
     values = np.asarray(image)
-    if image.mode == "I" and values.min() >= 0 and values.max() <= _MOST_OF_16_BITS:
+    if image.mode == "I" and of_16:
         return values.astype(np.uint16)
     return values.astype(values.dtype.newbyteorder("="))
 
