@@ -23,14 +23,15 @@ from run import INPUTS, PHOTO
 from torchvision import models
 
 from featviz.drawing import grid
+from featviz.drawing.deflate import Stream
 from featviz.drawing.drawer import Drawer
-from featviz.drawing.png import Stream
 from featviz.hooks import selectors
 from featviz.hooks.capture import hooked
 from featviz.hooks.layers import list_layers
 from featviz.images.decode import decode
 from featviz.models.load import adopt
-from featviz.records import Bytes, DrawOptions, Sample, Site
+from featviz.options import DrawOptions
+from featviz.records import Bytes, Sample, Site
 
 FILTERS = ("none", "sub", "up", "average", "paeth")
 
@@ -85,7 +86,7 @@ def deflated(rows: Bytes) -> bytes:
     """As `png` does, in its pieces."""
     stream = Stream()
     size = max(1, grid.PIECE_BYTES // rows.shape[1])
-    pieces = (rows[start : start + size].reshape(-1) for start in range(0, len(rows), size))
+    pieces = (rows[start : start + size].flatten() for start in range(0, len(rows), size))
     return b"".join((*map(stream.deflated, pieces), stream.end()))
 
 

@@ -39,10 +39,9 @@ from torch import Tensor, nn
 
 from featviz import pipeline
 from featviz.models.load import adopt
-from featviz.models.preprocess import InputOptions
+from featviz.options import DrawOptions, InputOptions, RunOptions
 from featviz.pipeline.encoders import Background
-from featviz.pipeline.options import RunOptions
-from featviz.records import DrawOptions, ImageResult
+from featviz.records import ImageResult
 
 T = TypeVar("T")
 
@@ -96,8 +95,8 @@ def measure(jobs: int, given: argparse.Namespace, folder: Path) -> float:
     Watched.most = 0
     with (
         tempfile.TemporaryDirectory() as out,
-        patch("featviz.drawing.png.write_filtered", asleep),
-        patch("featviz.pipeline.Background", Watched),
+        patch("featviz.drawing.picture.write_png", asleep),
+        patch("featviz.pipeline.encoders.Background", Watched),
     ):
         draw = DrawOptions(scale=1)
         options = RunOptions("layers.*", Path(out) / "out", draw=draw, jobs=jobs)

@@ -41,11 +41,10 @@ from torch import Tensor, nn
 from torchvision import models
 from torchvision.utils import save_image
 
-from featviz.drawing import scan
-from featviz.drawing.png import LEVEL
+from featviz.drawing import values
 from featviz.images.decode import decode
 from featviz.models.load import adopt
-from featviz.models.preprocess import InputOptions
+from featviz.options import InputOptions
 from featviz.records import Sample
 
 PHOTO = Path(__file__).parent.parent / "sample_images" / "scenes" / "landscape.jpg"
@@ -134,7 +133,7 @@ class Bench:
             self.module(self.tensor)
         self._scale()
         for rows in self.rows:
-            isal_zlib.compress(rows, LEVEL)
+            isal_zlib.compress(rows, 1)
 
     def _hooked(self, hook: Callable[..., object]) -> None:
         parts = [part for part in self.module.modules() if isinstance(part, (nn.Conv2d, nn.ReLU))]
@@ -151,7 +150,7 @@ class Bench:
     def _scale(self) -> None:
         low, factor = np.zeros(1, np.float32), np.ones(1, np.float32)
         for maps in self.outputs:
-            scan.quantise(maps.flatten(1).numpy(), low, factor, 0.5, 255.5)
+            values.quantise(maps.flatten(1).numpy(), low, factor, 0.5, 255.5)
 
     def _command(self, count: int) -> float:
         """Seconds of `featviz run` over so many images, into a folder of its own; the one before is

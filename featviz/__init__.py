@@ -7,8 +7,7 @@ The public API; importing it costs nothing until one of the names is used.
     featviz.cam(model, images)          show where the evidence for a class lies
     featviz.capture(model)              keep the tensors of a forward pass
     featviz.grid(tensor)                draw one tensor
-    featviz.layers(model)               list modules, output shapes and calls
-    featviz.summary(model)              count parameters, MACs and memory
+    featviz.layers(model)               list modules: shapes, parameters, MACs, calls
     featviz.kernels(model)              draw the kernels of convolutions
     featviz.audit(model, images)        find channels that do nothing
     featviz.exemplars(model, images)    find the images that excite each channel most
@@ -39,7 +38,6 @@ __all__ = [
     "look",
     "report",
     "run",
-    "summary",
 ]
 
 if TYPE_CHECKING:
@@ -56,7 +54,6 @@ if TYPE_CHECKING:
         look,
         report,
         run,
-        summary,
     )
 
 

@@ -27,6 +27,8 @@ class FeatvizError(Exception):
         super().__init__(message)
         self.message = message
         self.hint = hint
+        if hint is not None:
+            self.add_note(f"hint: {hint}")  # which a traceback shows
         self.add = add
         self.replace = replace
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from featviz.api.fitting import FitWatch
+from featviz.api.watching import FitWatch
 from featviz.models.requirements import lacking
 
 try:

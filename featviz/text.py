@@ -4,7 +4,9 @@ fit for a message, a terminal, or the name of a file."""
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
+import math
 import os
 import re
 from collections.abc import Iterable, Sequence
@@ -65,8 +67,7 @@ def percent(share: float, space: str = " ") -> str:
 
 
 def is_number(words: str) -> bool:
-    """Whether these are digits, few enough to be read at once: of `²` and 5,000 digits, which a
-    name may have, Python makes no number."""
+    """Whether Python makes a number of these words: of `²` and of 5,000 digits it makes none."""
     return words.isdecimal() and len(words) < 1000
 
 
@@ -111,9 +112,6 @@ def by(sizes: Iterable[object]) -> str:
     return "×".join(map(str, sizes))
 
 
-_MOST_NUMBERS = 1_000_000
-
-
 def read_ranges(text: str) -> list[int]:
     """Numbers and ranges, separated by commas, in their order and each once.
 
@@ -128,7 +126,7 @@ def read_ranges(text: str) -> list[int]:
     for part in text.split(","):
         ends = re.fullmatch(r"\s*(\d{1,18})(?:-(\d{1,18}))?\s*", part, re.ASCII)
         run = range(int(ends[1]), int(ends[2] or ends[1]) + 1) if ends else range(0)
-        if not 0 < len(run) <= _MOST_NUMBERS:
+        if not 0 < len(run) <= 1_000_000:
             raise ValueError(part)
         numbers |= dict.fromkeys(run)
     return list(numbers)
@@ -174,35 +172,36 @@ def expand_braces(text: str) -> list[str]:
         >>> expand_braces("{train,val}-{08..10}.tar")[:4]
         ['train-08.tar', 'train-09.tar', 'train-10.tar', 'val-08.tar']
     """
-    texts = [""]
+    pieces: list[Sequence[str]] = []
     place = 0
     for match in _BRACES.finditer(text):
-        choices = _numbers(match[1], match[2]) if match[1] else match[3].split(",")
-        if len(texts) * len(choices) > _MOST_EXPANDED:
-            raise UsageError(f"{quoted(text)!r} stands for more than {_MOST_EXPANDED:,} names")
-        before = text[place : match.start()]
-        texts = [f"{head}{before}{choice}" for head in texts for choice in choices]
+        first, last, words = match.groups()
+        pieces.append([text[place : match.start()]])
+        pieces.append(words.split(",") if words else _numbers(first, last))
         place = match.end()
-    return [f"{head}{text[place:]}" for head in texts]
+    pieces.append([text[place:]])
+    if math.prod(map(len, pieces)) > _MOST_EXPANDED:
+        raise UsageError(f"{quoted(text)!r} stands for more than {_MOST_EXPANDED:,} names")
+    return ["".join(piece) for piece in itertools.product(*pieces)]
 
 
 def _numbers(first: str, last: str) -> Sequence[str]:
     """From the first number to the last, up or down; with leading zeros if either has any."""
-    ends, step = (int(first), int(last)), 1 if int(first) <= int(last) else -1
+    start, end = int(first), int(last)
     padded = any(word[0] == "0" and len(word) > 1 for word in (first, last))
     width = max(len(first), len(last)) if padded else 0
-    numbers = range(ends[0], ends[1] + step, step)[: _MOST_EXPANDED + 1]
-    return [f"{number:0{width}d}" for number in numbers]
+    numbers = range(start, end + 1) if start <= end else range(start, end - 1, -1)
+    return [f"{number:0{width}d}" for number in numbers[: _MOST_EXPANDED + 1]]
 
 
 _LONGEST_NAME = 100
 """Characters of one file or folder name; the rest is cut and a hash put in its place."""
 _LONGEST_WAY, _DEEPEST = 1000, 32
-"""Bytes and folders of an image's way within a run; a longer one becomes one name."""
+"""Bytes and folders of an image's path within a run; a longer one becomes one name."""
 _UNPORTABLE = re.compile(r'[<>:"/\\|?*\x00-\x1f\x7f\ud800-\udfff]|[. ]$')
 _RESERVED = re.compile(
     r"(con|prn|aux|nul|com\d|lpt\d)(\..*)?"  # on Windows
-    r"|run\.json|manifest\.json|audit\.json|stats\.npz|bases\.npz"  # our own
+    r"|run\.json|manifest\.json|audit\.json|stats\.npz"  # our own
     r"|\..*",  # hidden, as only what is not finished is
     re.IGNORECASE | re.DOTALL,
 )
@@ -215,11 +214,8 @@ def safe_name(name: str) -> str:
     clean = _UNPORTABLE.sub("_", name)
     if _RESERVED.fullmatch(clean):
         clean = f"_{clean}"
-    if (
-        clean == name
-        and len(clean) <= _LONGEST_NAME
-        and len(os.fsencode(clean)) <= 2 * _LONGEST_NAME
-    ):
+    short_enough = len(clean) <= _LONGEST_NAME and len(os.fsencode(clean)) <= 2 * _LONGEST_NAME
+    if clean == name and short_enough:
         return clean
     digest = hashlib.sha256(name.encode("utf-8", "surrogatepass")).hexdigest()[:8]
     stem, dot, suffix = clean.rpartition(".")
@@ -231,7 +227,7 @@ def safe_name(name: str) -> str:
 
 def safe_way(name: str) -> str:
     """The folder of an image with this relative name: each part by `safe_name`, with forward
-    slashes; one name where the way would be too long for the system."""
+    slashes; one name where the path would be too long for the system."""
     way = "/".join(safe_name(part) for part in name.split("/"))
     if way.count("/") < _DEEPEST and len(way.encode()) <= _LONGEST_WAY:
         return way
@@ -256,3 +252,9 @@ def parse_bytes(text: str) -> int:
     if match is None:
         raise UsageError(f"{text!r} is no amount of bytes", "for example 500MB or 2GB")
     return int(float(match[1]) * _UNITS[match[2].upper()])
+
+
+def in_bytes(count: int) -> str:
+    """`500 MB`: as `parse_bytes` reads it, to three digits."""
+    unit = next((unit for unit in "GMK" if count >= _UNITS[unit]), "")
+    return f"{count / _UNITS[unit]:.3g} {unit.replace('K', 'k')}B"

@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import nn
 
-from featviz.api.fitting import FitWatch
+from featviz.api.watching import FitWatch
 from featviz.models.requirements import lacking
 
 try:

@@ -1,6 +1,6 @@
 """Write featviz/models/architectures.json.gz: tensors of every torchvision model, by shape.
 
-Beside it names.txt, for the completion of shells.
+Beside it names.txt, for hints that need no torch.
 
     python scripts/make_architectures.py [--out FILE] [NAME ...]
 

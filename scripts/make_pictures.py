@@ -161,12 +161,8 @@ TABLE: dict[str, Picture] = {
         (f"featviz run {COLOUR} --layers relu_up2 --reduce pca --out colours",),
         part_of(f"colours/{UP2}/output.png", 320),
     ),
-    "titled": Picture(
-        (f"featviz run {DIGIT} --layers ReLU --titles --flat --out titled",),
-        part_of("titled/00-5.png/00-5__005_4.png", 354),
-    ),
     "figure": Picture(
-        (f"featviz run {DIGIT} --layers 4 --figure --first 4 --out figures",),
+        (f"featviz run {DIGIT} --layers 4 --figure --out figures",),
         part_of("figures/00-5.png/005_4/output.figure.png", 640),
     ),
     "kernels": Picture(
@@ -195,7 +191,7 @@ TABLE: dict[str, Picture] = {
     "sheet": Picture(
         (
             "featviz run configs/digits_cnn.pth sample_images/digits --out digits",
-            "featviz sheet digits --layer 4 --channels 0-7 --transpose --out sheet.png",
+            "featviz sheet digits --layer 4 --pick 0-7 --transpose --out sheet.png",
         ),
         part_of("sheet.png", 800),
     ),

@@ -39,6 +39,12 @@ def pytest_make_parametrize_id(val: object, argname: str) -> str | None:
 
 
 @pytest.fixture(autouse=True)
+def _folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a clone holds (`featviz-audit`, say) is beside no test."""
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture(autouse=True)
 def _no_handlers_left() -> Iterator[None]:
     """A command line run in this process sends messages to the stderr of its own test only."""
     yield
@@ -126,10 +132,40 @@ def photos(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
+def draw(featviz: Callable[..., Outcome], tiny_file: Path, photos: Path) -> Callable[..., Outcome]:
+    """`featviz run` of the tiny model on the photos into a folder, with more options."""
+    return lambda out, *more: featviz("run", tiny_file, photos, *SMALL, "--out", out, *more)
+
+
+@pytest.fixture
 def ran(featviz: Callable[..., Outcome], tiny_file: Path, photos: Path, tmp_path: Path) -> Path:
     """The directory of a run of the tiny model on two pictures."""
     assert featviz("run", tiny_file, photos, "--out", tmp_path / "out", *SMALL).code == 0
     return tmp_path / "out"
+
+
+@pytest.fixture
+def whole(draw: Callable[..., Outcome], tmp_path: Path) -> Path:
+    """A run that was not interrupted."""
+    assert draw(tmp_path / "whole").code == 0
+    return tmp_path / "whole"
+
+
+@pytest.fixture
+def at_image(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, Callable[[], object]], None]:
+    """Have something happen once, before an image goes through the model."""
+    from featviz.pipeline import visit
+    from featviz.records import Sample
+
+    events: dict[str, Callable[[], object]] = {}
+    real = visit.Visit.begin
+
+    def begin(self: visit.Visit, sample: Sample, *more: object) -> object:
+        events.pop(sample.name, lambda: None)()
+        return real(self, sample, *more)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(visit.Visit, "begin", begin)
+    return events.__setitem__
 
 
 @pytest.fixture

@@ -73,14 +73,11 @@ def command(streams: Path, *arguments: object, **variables: object) -> Forked:
     return fork(streams, featviz, *map(str, arguments), **variables)
 
 
-def team(
-    streams: Path, *arguments: object, count: int, variables: Mapping[str, object] | None = None
-) -> list[Forked]:
+def team(streams: Path, *arguments: object, count: int) -> list[Forked]:
     """Begin `featviz ARGUMENTS` in several processes, as srun or mpirun start them: nobody ends the
     others when one of them has died."""
-    common = {**meeting(count), **(variables or {})}
     streams.mkdir()
-    return [command(streams / str(n), *arguments, **common, RANK=n) for n in range(count)]
+    return [command(streams / str(n), *arguments, WORLD_SIZE=count, RANK=n) for n in range(count)]
 
 
 def meeting(count: int) -> dict[str, object]:

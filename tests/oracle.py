@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from featviz.images.decode import decode
 from featviz.models.load import adopt
-from featviz.models.preprocess import InputOptions
+from featviz.options import InputOptions
 from featviz.records import Sample
 from featviz.rundir.read import read_json
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -100,12 +102,26 @@ class Drawn:
         }
 
 
-def without_sums(folder: Path) -> None:
-    """Make an image's manifest one of schema version 1, so that changed files are looked into."""
+def summed_anew(folder: Path) -> None:
+    """Let an image's manifest list its files as they are now, so that changed ones are looked into;
+    a manifest that is none stays."""
     path = folder / "manifest.json"
-    content = json.loads(path.read_text())
-    kept = {key: value for key, value in content.items() if key not in ("files", "sha256")}
-    path.write_text(json.dumps({**kept, "schema_version": 1}))
+    with suppress(ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        content = json.loads(path.read_text() if path.is_file() else "")
+        columns = ("file", "tensor", "figure")
+        named = [row[name] for row in content["captures"] for name in columns if row.get(name)]
+        content["files"] = [
+            {"file": name, "bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+            for name in dict.fromkeys(["input.png", "stats.npz", *named])
+            for data in [_bytes(folder / name)]
+        ]
+        path.write_text(json.dumps(content))
+
+
+def _bytes(path: Path) -> bytes:
+    with suppress(OSError):
+        return path.read_bytes() if path.is_file() else b""
+    return b""
 
 
 def write_image(

@@ -6,8 +6,9 @@ import errno
 import json
 import os
 import re
-import zipfile
+import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -57,12 +58,6 @@ def tree(folder: Path) -> dict[str, bytes]:
     }
 
 
-def packed_tree(archive: Path) -> dict[str, bytes]:
-    """Every file of a zip file, with its bytes."""
-    with zipfile.ZipFile(archive) as opened:
-        return {name: opened.read(name) for name in opened.namelist()}
-
-
 def run_json(out: Path) -> dict[str, Any]:
     content: dict[str, Any] = json.loads((out / "run.json").read_text())
     return content
@@ -72,6 +67,16 @@ def complete(out: Path) -> list[str]:
     """Names of the images that have a manifest, in a folder that is not hidden itself."""
     folders = [path.parent for path in out.rglob("manifest.json")]
     return sorted(p.relative_to(out).as_posix() for p in folders if not p.name.startswith("."))
+
+
+def wait_for(count: int, out: Path) -> None:
+    """Wait until so many images are complete."""
+    deadline, found = time.monotonic() + 60, 0
+    while found < count:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+        with suppress(FileNotFoundError):  # a folder got its final name while it was listed
+            found = len(complete(out))
 
 
 def check_whole(out: Path) -> None:

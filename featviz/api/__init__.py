@@ -1,9 +1,8 @@
 """The public functions, for notebooks and other programs: objects in, objects out."""
 
-from featviz.api.class_maps import cam
 from featviz.api.comparing import diff, report
-from featviz.api.looking import look
-from featviz.api.model import kernels, layers, summary
+from featviz.api.explaining import cam, look
+from featviz.api.model import kernels, layers
 from featviz.api.running import run
 from featviz.api.streaming import audit, exemplars
 from featviz.api.tensors import capture, grid
@@ -22,5 +21,4 @@ __all__ = [
     "look",
     "report",
     "run",
-    "summary",
 ]

@@ -1,15 +1,19 @@
-"""The keywords of the public functions, with their types: the fields of the option records."""
+"""The keywords of the public functions: the options of the command line, by their records."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import inspect
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Literal, TypeAlias, TypedDict
+from typing import Any, TypeAlias, TypeVar, get_type_hints
 
 import numpy as np
-import torch
+from msgspec import Struct
 from PIL import Image
 from torch import Tensor, nn
+
+from featviz.drawing.normalize import in_full
+from featviz.options import declared
 
 Model: TypeAlias = str | Path | nn.Module
 """A MODEL string (`"resnet18"`, a file, `"file.py:factory"`), or a module, which is given back as
@@ -21,127 +25,41 @@ Layers: TypeAlias = str | type[nn.Module] | Sequence[str | type[nn.Module]]
 Picture: TypeAlias = str | Path | Image.Image | np.ndarray | Tensor
 """A path, or an image in memory."""
 
-Size: TypeAlias = int | str | Sequence[int]
-"""Pixels: one side, (height, width), or "HEIGHTxWIDTH"."""
+F = TypeVar("F", bound=Callable[..., Any])
 
-Count: TypeAlias = int | Literal["auto"] | None
-
-CamMethod: TypeAlias = Literal[
-    "gradcam", "gradcam++", "layercam", "hirescam", "xgradcam", "gradxact"
-]
-"""Class activation maps."""
-
-Reduce: TypeAlias = Literal["mean", "max", "l2", "max-abs", "pca"] | CamMethod
+NOT_OF_KERNELS = ("overlay", "reduce", "figure", "flat", "tensors")
+NOT_OF_TENSORS = ("figure", "flat", "format", "tensors")
+"""Drawing options that a function lacks."""
 
 
-class TileKeywords(TypedDict, total=False):
-    """How maps become tiles: fields of `featviz.records.DrawOptions`, which says what they mean."""
+def keywords_of(*kinds: type[Struct], but: Sequence[str] = (), **defaults: Any) -> Callable[[F], F]:
+    """Give a function, in place of `**options`, the keywords that options of records are: in its
+    signature with types and defaults (`defaults` are those of the function), and in its
+    documentation with what they mean."""
 
-    normalize: str
-    cmap: str
-    nrow: Count
-    padding: int | None
-    pad_value: float | None
-    scale: Count
-    min_tile: int
-    max_maps: int | None
-    max_slices: int
-    pick: Literal["first", "top", "spread"]
-    order: Literal["index", "mean", "similarity"]
-    collapse: float | None
-    labels: bool
-    marks: bool
+    def decorate(function: F) -> F:
+        signature = inspect.signature(function)
+        own = [p for p in signature.parameters.values() if p.kind is not p.VAR_KEYWORD]
+        names = {parameter.name for parameter in own}
+        lines, further = [], []
+        types = {name: hint for kind in kinds for name, hint in get_type_hints(kind).items()}
+        for one in [option for kind in kinds for option in declared(kind).values()]:
+            lines.append(f"        {one.name}: {in_full(one.words)}")
+            if one.name not in names and one.name not in but:
+                kind = inspect.Parameter.KEYWORD_ONLY
+                default = defaults.get(one.name, one.default)
+                further.append(
+                    inspect.Parameter(one.name, kind, default=default, annotation=types[one.name])
+                )
+                names.add(one.name)
+        function.__signature__ = signature.replace(parameters=[*own, *further])  # type: ignore[attr-defined]
+        kept = [line for line in lines if line.split(":")[0].strip() in names]
+        function.__doc__ = f"{function.__doc__}\n    Options:\n" + "\n".join(kept) + "\n"
+        return function
 
-
-class GridKeywords(TileKeywords, total=False):
-    """How a tensor becomes a picture: more fields of DrawOptions."""
-
-    reduce: Reduce | None
-    overlay: float | None
-    tensor_layout: str | Sequence[str]
-
-
-class InputKeywords(TypedDict, total=False):
-    """How an image becomes the model's input: fields of `featviz.models.preprocess.InputOptions`,
-    and what else forward gets."""
-
-    preset: str | None
-    size: Size | None
-    crop: Size | None
-    interpolation: str | None
-    mean: Sequence[float] | float | str | None
-    std: Sequence[float] | float | str | None
-    channels: int | None
-    exif: bool
-    background: str
-    frames: int
-    inputs: int | None
-    transform: str | Callable[[Any], Any] | None
-    readers: int | None
-    forward_args: Mapping[str, Any]
+    return decorate
 
 
-class ModelKeywords(TypedDict, total=False):
-    """How a MODEL string is loaded: fields of `featviz.models.sources.ModelOptions`."""
-
-    arch: str | None
-    weights: str | None
-    seed: int
-    model_args: Mapping[str, Any]
-    hparams: bool
-    allow_globals: str | Sequence[str]
-    trust: bool
-    key: str | None
-    strip_prefix: str | None
-    ema: bool | None
-    partial: bool
-    device: str | torch.device
-
-
-class LoadingKeywords(InputKeywords, ModelKeywords, total=False):
-    """The model, and how it is fed."""
-
-
-class KernelKeywords(TileKeywords, ModelKeywords, total=False):
-    """The model, and how kernels become pictures."""
-
-    titles: bool
-    format: Literal["png", "webp", "jpg", "avif"]
-
-
-class WatchKeywords(GridKeywords, InputKeywords, total=False):
-    """How the maps of a series are drawn, and how its images become the model's input."""
-
-    format: Literal["png", "webp", "jpg", "avif"]
-    tensors: bool | Literal["npy"] | None
-
-
-class RunKeywords(GridKeywords, LoadingKeywords, total=False):
-    """All that a run can be told."""
-
-    titles: bool
-    figure: bool
-    first: int | None
-    shared_basis: bool
-    format: Literal["png", "webp", "jpg", "avif"]
-    flat: bool
-    tensors: bool | Literal["npy"] | None
-    archive: str | Path | None
-    wait: float
-    verify: bool
-    prune: bool
-    durable: bool
-    fail_fast: bool
-    jobs: int | None
-    step: int | None
-    shard: str | None
-    max_output_size: int | str | None
-    max_files: int | None
-    capture: str | Sequence[str]
-    target: str | None
-    grad_rule: Literal["plain", "guided", "deconv"]
-    ablate: str | Sequence[str]
-    scale_channel: str | Sequence[str]
-    clamp: str | Sequence[str]
-    noise: str | Sequence[str]
-    grad_scale: str | Sequence[str]
+def names_of(*kinds: type[Struct]) -> set[str]:
+    """All keywords of records, for messages."""
+    return {name for kind in kinds for name in declared(kind)} | {"forward_args"}

@@ -5,22 +5,22 @@ from __future__ import annotations
 import shutil
 import tempfile
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
+from msgspec import Struct
 from torch import nn
 
+from featviz.api.keywords import names_of
 from featviz.errors import UsageError
 from featviz.images import memory
-from featviz.models.load import LoadedModel, ModelOptions, adopt, fed, load_model
-from featviz.models.preprocess import InputOptions
-from featviz.models.transform import UserTransform
-from featviz.pipeline.keywords import names_of, take
-from featviz.records.checking import filled, no_option
+from featviz.models.arguments import UserTransform
+from featviz.models.load import LoadedModel, adopt, fed, load_model
+from featviz.options import HPARAMS, InputOptions, ModelOptions, declared, no_option, read, take
 
 
 class Room:
@@ -68,25 +68,33 @@ def lent(
 
 @contextmanager
 def loading(
-    model: Any, options: dict[str, Any], known: Sequence[str]
+    model: Any, options: dict[str, Any], *kinds: type[Struct]
 ) -> Iterator[tuple[ModelOptions | LoadedModel, InputOptions]]:
     """A model and the options of its input, from keywords.
 
     Args:
-        known: the other keywords of the function, for messages.
+        kinds: the records of the other keywords of the function, for messages.
 
     Raises:
         UsageError: a keyword that does not exist, or a bad value.
     """
     feeding = Feeding.taken(options)
-    for_model = take(options, names_of(ModelOptions))
-    for_input = take(options, names_of(InputOptions))
+    for_model, for_input = take_model(options), take(InputOptions, options)
     if options:
-        own = {*names_of(ModelOptions), *names_of(InputOptions), "forward_args", *known}
-        raise no_option(options, own)
-    inputs = filled(InputOptions, for_input)
+        raise no_option(options, names_of(ModelOptions, InputOptions, *kinds))
+    inputs = read(InputOptions, for_input)
     with lent(model, for_model, inputs, feeding) as source:
         yield source, inputs
+
+
+def take_model(options: dict[str, Any], but: Collection[str] = ()) -> dict[str, Any]:
+    """The keywords that say how a MODEL string is loaded; they are removed."""
+    hparams = {"hparams": options.pop("hparams")} if "hparams" in options else {}
+    taken = take(ModelOptions, options, but)
+    if "model_args" in taken:
+        taken["model_args"] = dict(declared(ModelOptions)["model_args"].value(taken["model_args"]))
+        hparams |= {"hparams": True} if taken["model_args"].pop(HPARAMS, None) else {}
+    return {**taken, **hparams}
 
 
 def source_of(
@@ -110,7 +118,7 @@ def source_of(
     options = dict(for_model)
     if isinstance(options.get("device"), torch.device):
         options["device"] = str(options["device"])
-    return filled(ModelOptions, {"spec": model, **options})
+    return read(ModelOptions, {"spec": str(model), **options})
 
 
 def check_module(model: Any) -> None:

@@ -1,29 +1,32 @@
-"""`featviz.layers`, `featviz.summary` and `featviz.kernels`: a model without an image."""
+"""`featviz.layers` and `featviz.kernels`: a model without an image."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, Unpack
+from typing import Any
 
+from msgspec import structs
 from PIL import Image
 
 from featviz.api import showing
-from featviz.api.keywords import KernelKeywords, Layers, LoadingKeywords, Model, TileKeywords
-from featviz.api.lending import Feeding, Room, lent, loading, selectors
+from featviz.api.keywords import NOT_OF_KERNELS, Layers, Model, keywords_of, names_of
+from featviz.api.lending import Feeding, Room, lent, loading, selectors, take_model
 from featviz.api.showing import Page
-from featviz.api.words import keyword_errors
-from featviz.drawing.kernels import DRAW
-from featviz.errors import UsageError
-from featviz.inspection.kernels import NO_IMAGE, KernelOptions, KernelsResult, draw_kernels
+from featviz.inspection.kernels import NO_IMAGE, draw_kernels
 from featviz.inspection.layers import Listing, list_model
-from featviz.inspection.summary import SORTS, Summary, summarise
-from featviz.models.load import ModelOptions
-from featviz.pipeline.keywords import names_of, take
-from featviz.records import DrawOptions, Skip
-from featviz.records.checking import check, filled, no_option, whole_number
+from featviz.options import (
+    DrawOptions,
+    InputOptions,
+    KernelOptions,
+    ListOptions,
+    ModelOptions,
+    no_option,
+    read_from,
+)
+from featviz.records import Skip
 from featviz.text import by, counted
 
 
@@ -32,22 +35,9 @@ class LayerTable(Listing):
     """All modules of a model; shows itself as a table."""
 
     def __repr__(self) -> str:
-        return f"<LayerTable: {self.footer}>"
-
-    def __str__(self) -> str:
-        return str(self.table)
-
-    def _repr_html_(self) -> str:
-        return showing.render(Page(table=self.table))
-
-
-@dataclass(frozen=True, repr=False)
-class SummaryTable(Summary):
-    """Parameters, multiply-accumulates and memory of a model; shows itself as a table."""
-
-    def __repr__(self) -> str:
         total = self.totals
-        return f"<SummaryTable: {total.parameters:,} parameters, {total.macs:,} MACs>"
+        macs = "" if total.macs is None else f", {total.macs:,} MACs"
+        return f"<LayerTable: {total.modules} modules, {total.parameters:,} parameters{macs}>"
 
     def __str__(self) -> str:
         return str(self.table)
@@ -63,9 +53,7 @@ class KernelPicture:
     row: Mapping[str, Any]
     """All that the manifest says of them: layer, type, shape, range, min, max, mean, std, ..."""
     folder: Path
-    """Where the picture is."""
     room: Room | None
-    """What keeps a temporary folder."""
 
     @property
     def layer(self) -> str:
@@ -116,29 +104,27 @@ class KernelPictures:
         return showing.render(Page(figures, [f"{left} more in .captures"] if left > 0 else []))
 
 
-@keyword_errors()
+@keywords_of(ListOptions, InputOptions, ModelOptions)
 def layers(
     model: Model,
     layers: Layers | None = None,
-    *,
-    functions: bool = False,
-    **options: Unpack[LoadingKeywords],
+    **options: Any,
 ) -> LayerTable:
-    """List the modules of a model: types, parameters, output shapes and calls.
+    """List the modules of a model: types, shapes, parameters, multiply-accumulates (MACs), calls
+    and activation memory.
 
-    Shapes and calls come from one forward pass on zeros.
+    Shapes, MACs, memory and calls come from one forward pass on zeros.
 
     Args:
         model: a MODEL string, or a module, which is given back as it was.
         layers: selectors, a class of modules, or a list of these; the rows that they take are
             `selected`. None selects what `featviz.run` draws without `layers`.
-        functions: list the functions that modules call, too.
-        options: how a MODEL string is loaded (weights, arch, device, ...) and what the model gets
-            (size in pixels, channels, transform, forward_args, ...).
+        options: those below.
 
     Returns:
-        A record with `rows`, each with index, name, type, parameters (a count), output_shape, calls
-        and selected.
+        A record with `rows`, each with index, name, type, parameters (a count), output_shape, macs,
+        activation_bytes, calls and selected; `totals` (parameters, MACs, FLOPs, bytes); and
+        `not_counted`, the operators without a formula.
 
     Raises:
         FeatvizError: no such model, or no layer matches.
@@ -148,66 +134,23 @@ def layers(
         >>> model = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.ReLU())
         >>> [(row.name, row.output_shape) for row in featviz.layers(model, size=8).rows]
         [('', [1, 4, 6, 6]), ('0', [1, 4, 6, 6]), ('1', [1, 4, 6, 6])]
-    """
-    text, known = selectors(layers), ("layers", "functions")
-    with loading(model, dict(options), known) as (source, inputs):
-        return LayerTable(**vars(list_model(source, inputs, text, functions)))
-
-
-@keyword_errors()
-def summary(
-    model: Model,
-    layers: Layers | None = None,
-    *,
-    depth: int | None = None,
-    sort: Literal["index", "params", "macs", "memory"] = "index",
-    **options: Unpack[LoadingKeywords],
-) -> SummaryTable:
-    """Count a model's parameters, multiply-accumulates (MACs) and activation memory, by one forward
-    pass on zeros.
-
-    Args:
-        model: a MODEL string, or a module, which is given back as it was.
-        layers: selectors, a class of modules, or a list of these: the rows to show. None shows all;
-            totals count all.
-        depth: show so many levels of modules inside one another; None shows all.
-        sort: by place in the model, or by a figure with the largest first.
-        options: as for `featviz.layers`.
-
-    Returns:
-        A record with `rows`, `totals` (parameters, MACs, FLOPs, bytes) and `not_counted`, the
-        operators without a formula.
-
-    Raises:
-        FeatvizError: a bad option, no such model, no layer matches, or the model cannot take the
-            zeros.
-
-    Example:
-        >>> import featviz, torch
-        >>> model = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.ReLU())
-        >>> totals = featviz.summary(model, size=8).totals
+        >>> totals = featviz.layers(model, size=8).totals
         >>> totals.parameters, totals.macs
         (112, 3888)
     """
-    if sort not in SORTS:
-        raise UsageError(f"sort {sort!r} is not one of {', '.join(map(repr, SORTS))}")
-    if depth is not None:
-        depth = whole_number("depth", depth)
-    text, known = selectors(layers), ("layers", "depth", "sort")
-    with loading(model, dict(options), known) as (source, inputs):
-        return SummaryTable(**vars(summarise(source, inputs, text, depth, sort)))
+    given = {**options, "layers": selectors(layers)}
+    asked = read_from(ListOptions, given)
+    with loading(model, given, ListOptions) as (source, inputs):
+        listed = list_model(source, inputs, asked.layers, asked.functions, asked.tree)
+    return LayerTable(**vars(listed))
 
 
-@keyword_errors()
+@keywords_of(KernelOptions, DrawOptions, ModelOptions, but=NOT_OF_KERNELS, normalize="symmetric")
 def kernels(
     model: Model,
     layers: Layers | None = None,
     out: str | Path | None = None,
-    *,
-    overwrite: bool = False,
-    all_slices: bool = False,
-    tensorboard: str | Path | None = None,
-    **options: Unpack[KernelKeywords],
+    **options: Any,
 ) -> KernelPictures:
     """Draw the kernels of a model's convolutions, a picture for each layer and a tile for each
     output channel; zero is mid-grey.
@@ -216,11 +159,7 @@ def kernels(
         model: a MODEL string, or a module, which is given back as it was.
         layers: selectors, a class of modules, or a list of these. None takes all convolutions.
         out: the folder of the pictures. None leaves nothing behind.
-        overwrite: replace the kernels that are there.
-        all_slices: a tile for each input of each kernel.
-        tensorboard: folder for TensorBoard's events (extra `featviz[tensorboard]`).
-        options: how tiles are drawn (normalize, cmap, nrow, padding in pixels, scale, max_maps,
-            titles, ...), format, and how a MODEL string is loaded (weights, arch, ...).
+        options: those below.
 
     Returns:
         A record with `captures`, each with `image`, `layer` and `row`.
@@ -237,29 +176,17 @@ def kernels(
         >>> kernels.captures[0].image.size
         (12, 12)
     """
-    given: dict[str, Any] = dict(options)
-    for_model = take(given, names_of(ModelOptions))
-    drawing = {*TileKeywords.__annotations__, "titles", "format"}
-    draw = replace(DRAW, **_vars_of(filled(DrawOptions, take(given, drawing)), drawing, options))
-    if given:
-        own = ("layers", "out", "overwrite", "all_slices", "tensorboard")
-        raise no_option(given, {*drawing, *names_of(ModelOptions), *own})
     room = Room() if out is None else None
     place = room.path / "kernels" if room is not None else out
-    plain = {"layers": selectors(layers), "out": place, "overwrite": overwrite}
-    plain |= {"all_slices": all_slices, "tensorboard": tensorboard}
-    asked = replace(filled(KernelOptions, plain), draw=draw)
-    check(asked)
+    given = {"normalize": "symmetric", **options, "layers": selectors(layers), "out": place}
+    for_model, asked = take_model(given), read_from(KernelOptions, given)
+    draw = read_from(DrawOptions, given, NOT_OF_KERNELS)
+    if given:
+        raise no_option(
+            given, names_of(KernelOptions, DrawOptions, ModelOptions) - {*NOT_OF_KERNELS}
+        )
+    asked = structs.replace(asked, draw=draw)
     with lent(model, for_model, NO_IMAGE, Feeding()) as source:
         result = draw_kernels(source, asked)
-    return _pictures(result, room)
-
-
-def _pictures(result: KernelsResult, room: Room | None) -> KernelPictures:
     captures = tuple(KernelPicture(row, result.out, room) for row in result.rows)
     return KernelPictures(captures, result.skipped, None if room else result.out)
-
-
-def _vars_of(record: DrawOptions, names: set[str], given: Mapping[str, Any]) -> dict[str, Any]:
-    """Those of the fields that were given, as the record holds them."""
-    return {name: getattr(record, name) for name in names & given.keys()}

@@ -1,4 +1,4 @@
-"""Results in a notebook: pictures of bounded size and tables, by the templates of the report."""
+"""Results in a notebook."""
 
 from __future__ import annotations
 
@@ -48,7 +48,6 @@ class Page:
     lines: Sequence[str] = ()
     table: TextTable | None = None
     link: str | None = None
-    """Address of a page."""
 
 
 def figure(read: Callable[[], Image.Image], words: str, side: int = SMALL) -> ShownPicture:

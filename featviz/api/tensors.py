@@ -4,32 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from typing import Any, Unpack
+from typing import Any
 
 import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor, nn
 
-from featviz.api.keywords import GridKeywords, Layers, Picture, TileKeywords
+from featviz.api.keywords import NOT_OF_TENSORS, Layers, Picture, keywords_of
 from featviz.api.lending import check_module, selectors
-from featviz.api.words import keyword_errors
 from featviz.drawing.drawer import Drawer
 from featviz.drawing.picture import to_image
 from featviz.errors import LayoutError, UsageError
-from featviz.hooks.as_written import as_written, uncompiled
 from featviz.hooks.capture import hooked
+from featviz.hooks.eval_mode import as_written, uncompiled
 from featviz.hooks.layers import list_layers, modules_by_name
 from featviz.hooks.selectors import Selector, parse, remedy, select, types_present, wants_functions
 from featviz.images import memory
 from featviz.layout import recognise
-from featviz.layout.overrides import parse_override
+from featviz.layout.hints import parse_override
+from featviz.options import DrawOptions, declared, no_option, read
 from featviz.pipeline.options import check_drawing
-from featviz.records import DrawOptions, Hints, Layer, Site
-from featviz.records.checking import filled, no_option
-
-GRID_NAMES = (*TileKeywords.__annotations__, *GridKeywords.__annotations__)
-"""The keywords of `grid`."""
+from featviz.records import Hints, Layer, Site
 
 _NO_BACKWARD = -1
 """What torch numbers the backward pass that is running, where none is."""
@@ -65,24 +61,23 @@ def capture(model: nn.Module, layers: Layers | None = None) -> Iterator[Mapping[
         >>> {name: [list(t.shape) for t in tensors] for name, tensors in maps.items()}
         {'0': [[1, 4, 6, 6]], '1': [[1, 4, 6, 6]]}
     """
-    with keyword_errors():
-        check_module(model)
-        model, text = uncompiled(model), selectors(layers)
-        captured: dict[str, list[Tensor]] = {}
-        chosen, functions = _leaves(model), None
-        if text is not None:
-            chosen, functions = _chosen(model, text)
+    check_module(model)
+    model, text = uncompiled(model), selectors(layers)
+    captured: dict[str, list[Tensor]] = {}
+    chosen, functions = _leaves(model), None
+    if text is not None:
+        chosen, functions = _chosen(model, text)
 
-        def keep(site: Site, tensor: Tensor) -> None:
-            if torch._C._current_graph_task_id() != _NO_BACKWARD:
-                return
-            name = site.layer.name + (f":{site.key}" if site.key else "")
-            captured.setdefault(name, []).append(tensor.clone())
+    def keep(site: Site, tensor: Tensor) -> None:
+        if torch._C._current_graph_task_id() != _NO_BACKWARD:
+            return
+        name = site.layer.name + (f":{site.key}" if site.key else "")
+        captured.setdefault(name, []).append(tensor.clone())
 
-        with as_written, hooked(model, chosen, keep, wanted=functions):
-            yield captured
-        if text is not None and functions is not None and not captured:
-            raise _no_match(text, model, list(functions.seen))
+    with as_written, hooked(model, chosen, keep, wanted=functions):
+        yield captured
+    if text is not None and functions is not None and not captured:
+        raise _no_match(text, model, list(functions.seen))
 
 
 def _leaves(model: nn.Module) -> list[Layer]:
@@ -136,12 +131,12 @@ def _no_match(text: str, model: nn.Module, called: Sequence[Layer] | None = None
     return UsageError(f"no layer matches {text!r}", remedy(layers, parse(text), *further))
 
 
-@keyword_errors()
+@keywords_of(DrawOptions, but=NOT_OF_TENSORS)
 def grid(
     tensor: Tensor | np.ndarray,
     *,
     image: Picture | None = None,
-    **options: Unpack[GridKeywords],
+    **options: Any,
 ) -> Image.Image:
     """Draw one tensor as `featviz.run` would.
 
@@ -152,9 +147,7 @@ def grid(
             map is `tensor[None]`, and tokens take `tensor_layout`.
         image: what the model saw, for `overlay`; the tiles get its size. A PIL image, or an array
             or tensor as for `featviz.run`.
-        options: fields of `featviz.records.DrawOptions`: normalize, cmap, nrow, padding (pixels),
-            pad_value (0..1), scale, min_tile (pixels), max_maps, max_slices, pick, order, collapse,
-            labels, reduce, overlay (0..1), tensor_layout.
+        options: those below.
 
     Returns:
         An image of mode L, or P for a colormap or where values are NaN or infinite, or RGB for
@@ -169,15 +162,16 @@ def grid(
         >>> featviz.grid(torch.arange(32.0).reshape(1, 2, 4, 4), scale=1).size
         (14, 8)
     """
-    if wrong := [name for name in options if name not in GRID_NAMES]:
-        raise no_option(wrong, {*GRID_NAMES, "image"})
-    draw = filled(DrawOptions, options)
+    known = [name for name in declared(DrawOptions) if name not in NOT_OF_TENSORS]
+    if wrong := [name for name in options if name not in known]:
+        raise no_option(wrong, [*known, "image"])
+    draw = read(DrawOptions, options)
     check_drawing(draw)
     if (draw.overlay is None) != (image is None):
         raise UsageError("an overlay and its image go together", "overlay=0.5, image=picture")
     if draw.weighs:
         raise UsageError(
-            f"--reduce {draw.reduce} needs a layer's output and its gradient, and grid draws one "
+            f"reduce={draw.reduce} needs a layer's output and its gradient, and grid draws one "
             "tensor",
             "featviz.cam(model, image), or featviz.run with the same reduce",
         )
@@ -200,7 +194,7 @@ def _one_layout(given: Sequence[str]) -> str | None:
     parsed = [parse_override(text) for text in given]
     if len(parsed) > 1 or any(chosen is not None for chosen, _ in parsed):
         raise UsageError(
-            f"--tensor-layout {', '.join(map(repr, given))}: grid draws one tensor, which has one "
+            f"tensor_layout={', '.join(map(repr, given))}: grid draws one tensor, which has one "
             "layout and no layer",
             f"for example tensor_layout={parsed[0][1]!r}",
         )

@@ -1,25 +1,40 @@
-"""`featviz.Watcher`: the feature maps and channel health of a model as it is trained."""
+"""`featviz.Watcher`: feature maps and channel health of a model in training; callbacks share it."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
-from contextlib import ExitStack
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Unpack
+from typing import Annotated, Any
 
 import torch
+from msgspec import Meta
 from torch import nn
 
-from featviz.api.keywords import Layers, Picture, WatchKeywords
+from featviz.api.keywords import Layers, Picture, names_of
 from featviz.api.lending import Feeding, as_files, check_module, selectors
-from featviz.api.stepping import StepWriter
-from featviz.api.words import keyword_errors, of_keywords
+from featviz.audit.audit import HealthCheck
 from featviz.drawing import tensorboard as boards
-from featviz.errors import FeatvizError, UsageError
-from featviz.pipeline.keywords import read_keywords
-from featviz.records.checking import no_option, whole_number
+from featviz.drawing.tensorboard import Board
+from featviz.errors import FeatvizError, ForwardError, UsageError
+from featviz.hooks.layers import modules_by_name
+from featviz.models.load import LoadedModel, adopt, fed
+from featviz.options import (
+    Count,
+    DrawOptions,
+    InputOptions,
+    KernelOptions,
+    Option,
+    RunOptions,
+    declared,
+    no_option,
+    read_from,
+)
+from featviz.pipeline import SeriesDrawer
+from featviz.rundir import destination
 from featviz.rundir.series import (
     check_series,
     read_steps,
@@ -31,6 +46,99 @@ from featviz.text import listed, quoted
 
 log = logging.getLogger(__name__)
 
+
+class StepWriter:
+    """The model, and what is done to it at each step that is drawn; planned once."""
+
+    def __init__(
+        self, model: nn.Module, files: list[str], asked: RunOptions, feeding: Feeding
+    ) -> None:
+        self._inputs, self._feeding = asked.inputs, feeding
+        self._model = adopt(model, asked.inputs)
+        self._health: HealthCheck | None = None
+        with self._lent(0) as lent, _full_precision(lent.device):
+            self._drawer = SeriesDrawer(lent, files, asked)
+            found = self._drawer.prepared
+            try:
+                self._health = HealthCheck(
+                    lent, found.samples, found.layers, self._inputs, found.blank
+                )
+            except UsageError as error:
+                log.warning("the health of channels is not written: %s", error.message)
+
+    def write(self, out: Path, step: int, board: Board | None) -> None:
+        """Write the run directory of a step, and post it.
+
+        Raises:
+            FeatvizError: it cannot be written, or no image went through.
+        """
+        at = None if board is None else board.at_step(step)
+        with (
+            destination.replacing(out, destination.RUN) as folder,
+            self._lent(step) as model,
+            _full_precision(model.device),
+        ):
+            results = self._drawer.draw(model, folder, at)
+            failed = [result for result in results if result.error is not None]
+            for result in failed:
+                log.warning("step %d, %s: %s", step, quoted(result.image), result.error)
+            if len(failed) == len(results):
+                raise ForwardError(f"no image went through: {failed[0].error}", failed[0].hint)
+            if self._health is not None:
+                document = self._health.write(model, folder)
+                if at is not None:
+                    found = {
+                        f"{finding}_channels/{row['label']}": float(len(channels))
+                        for row in document["layers"]
+                        for finding, channels in row["findings"].items()
+                    }
+                    at.add_scalars(found)
+
+    @contextmanager
+    def _lent(self, step: int) -> Iterator[LoadedModel]:
+        """The model where it is by now, with the caller's own feeding for a while."""
+        module = self._model.module
+        tensor = next(iter([*module.parameters(), *module.buffers()]), torch.empty(0))
+        source = {"kind": "module", "type": type(module).__name__, "step": step}
+        model = replace(self._model, device=tensor.device, source=source)
+        with _in_its_precision(module, tensor.dtype):
+            if self._feeding == Feeding():
+                yield model
+                return
+            given = self._feeding.transform, self._feeding.further
+            with fed(model, self._inputs, *given) as loaded:
+                yield loaded
+
+
+@contextmanager
+def _in_its_precision(module: nn.Module, dtype: torch.dtype) -> Iterator[None]:
+    """Let a model of half or double precision take images, which are float32."""
+
+    def cast(module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        return tuple(
+            a.to(dtype) if isinstance(a, torch.Tensor) and a.dtype == torch.float32 else a
+            for a in args
+        )
+
+    if not dtype.is_floating_point or dtype == torch.float32:
+        yield
+        return
+    hook = module.register_forward_pre_hook(cast)
+    try:
+        yield
+    finally:
+        hook.remove()
+
+
+@contextmanager
+def _full_precision(device: torch.device) -> Iterator[None]:
+    """Without autocast. What a model switches on by itself (accelerate wraps its forward) keeps no
+    copies of weights: copies made in inference mode would be of no use to the training."""
+    with torch.autocast(device.type, enabled=False, cache_enabled=False):
+        yield
+
+
+_Number = Annotated[int, Meta(ge=0)]
 _KEYWORDS = ("every", "out", "tensorboard", "overwrite", "resume", "start")
 
 
@@ -77,7 +185,6 @@ class Watcher:
         ([None, 'step-000002', None], [0, 2, 3])
     """
 
-    @keyword_errors()
     def __init__(
         self,
         model: nn.Module,
@@ -90,15 +197,16 @@ class Watcher:
         overwrite: bool = False,
         resume: bool = False,
         start: int = 0,
-        **options: Unpack[WatchKeywords],
+        **options: Any,
     ) -> None:
         given: dict[str, Any] = dict(options)
         _check(model, overwrite, resume, given)
         feeding = Feeding.taken(given)
-        if isinstance(given.get("tensors"), bool):
-            given["tensors"] = "npy" if given["tensors"] else None
-        self.out, self.every = Path(out), whole_number("every", every, least=1)
-        self.number = whole_number("start", start)
+        self.out, self.every = (
+            declared(KernelOptions)["out"].value(out),
+            _whole("every", every, Count),
+        )
+        self.number = _whole("start", start, _Number)
         """The folder, the steps between two drawings, and the optimizer steps so far."""
         self.steps: list[int] = []
         """Those that were written."""
@@ -106,9 +214,10 @@ class Watcher:
         self._replaced, self._numbered, self._pending = overwrite, True, False
         if not self._first:
             return
-        board = None if tensorboard is None else Path(tensorboard)
-        plain = {"layers": selectors(layers), "out": self.out, "tensorboard": board}
-        asked = read_keywords(given, 0, plain)
+        board = declared(RunOptions)["tensorboard"].value(tensorboard)
+        inputs = read_from(InputOptions, given)
+        draw = read_from(DrawOptions, given)
+        asked = RunOptions(selectors(layers), self.out, tensorboard=board, draw=draw, inputs=inputs)
         earlier = check_series(self.out, overwrite, resume, board)
         self._numbered = self.number > 0 or not (resume and earlier)
         with ExitStack() as stack:
@@ -117,7 +226,6 @@ class Watcher:
             self._board = stack.enter_context(boards.opened(board))
             self._stack = stack.pop_all()
 
-    @keyword_errors()
     def step(self, number: int | None = None) -> Path | None:
         """Note a step of the optimizer, and draw if one is due.
 
@@ -138,7 +246,7 @@ class Watcher:
                 f"{self.out} goes on, and nobody says from which step",
                 "Watcher(..., start=STEPS) or step(STEPS), the steps that the checkpoint has taken",
             )
-        now = self.number + 1 if number is None else whole_number("step", number)
+        now = self.number + 1 if number is None else _whole("step", number, _Number)
         before = self.number if self._numbered else now - 1
         if now < before:
             raise UsageError(f"step {now} comes behind step {before}", "count upwards")
@@ -147,7 +255,6 @@ class Watcher:
         due = now // self.every > before // self.every
         return self._write() if due else None
 
-    @keyword_errors()
     def close(self, draw_last: bool = True) -> None:
         """End the series: nothing is written any more.
 
@@ -167,8 +274,7 @@ class Watcher:
     def __enter__(self) -> Watcher:
         if self._first and self.number == 0 and (self._replaced or not read_steps(self.out)):
             try:
-                with keyword_errors():
-                    self._write()
+                self._write()
             except BaseException:
                 self.close(draw_last=False)
                 raise
@@ -191,27 +297,30 @@ class Watcher:
         self._pending = False
         if not self._first:
             return None
-        folder = step_folder(self.out, self.number)
+        folder, gone = step_folder(self.out, self.number), []
+        if not self.steps:  # those of an earlier training go when this one has written its first
+            there = [step for step in read_steps(self.out) if step != self.number]
+            gone = [step for step in there if step > self.number or self._replaced]
         try:
-            earlier = [] if self.steps else removable(self.out, self._replaced_steps())
+            earlier = removable(self.out, gone)
+            if gone:
+                names = listed([str(step) for step in gone], 3)
+                log.info("%s: the earlier steps %s go", quoted(str(self.out)), names)
             self._work.write(folder, self.number, self._board)
             remove_steps(earlier)
         except FeatvizError as error:
             if not self.steps:
                 raise
-            log.warning("step %d is not drawn: %s", self.number, of_keywords(error.message))
+            log.warning("step %d is not drawn: %s", self.number, error.message)
             return None
         self.steps.append(self.number)
         return folder
 
-    def _replaced_steps(self) -> list[int]:
-        """The steps of an earlier training that go when this one has written its first."""
-        now, earlier = self.number, read_steps(self.out)
-        gone = [step for step in earlier if step > now or (self._replaced and step != now)]
-        if gone:
-            names = listed([str(step) for step in gone], 3)
-            log.info("%s: the earlier steps %s go", quoted(str(self.out)), names)
-        return gone
+
+def _whole(name: str, given: Any, kind: Any) -> int:
+    """A keyword's value as a whole number."""
+    number: int = Option(name, kind, 0, "", "", False, ()).value(given)
+    return number
 
 
 def _is_first() -> bool:
@@ -231,17 +340,67 @@ def _check(model: Any, overwrite: Any, resume: Any, options: Mapping[str, Any]) 
     check_module(model)
     if overwrite and resume:
         raise UsageError("resume and overwrite exclude each other", "give one of them")
-    known = {*WatchKeywords.__annotations__, *_KEYWORDS}
+    known = {*names_of(InputOptions, DrawOptions), *_KEYWORDS} - {"figure", "flat"}
     if wrong := [name for name in options if name not in known]:
         raise no_option(wrong, known)
-    if sharded := next((m for m in model.modules() if _is_sharded(m)), None):
-        raise UsageError(
-            f"the parameters of {type(sharded).__name__} are divided among processes (FSDP), and "
-            "no single one can run it",
-            "watch a model that each process has whole (DistributedDataParallel)",
-        )
+    for module in model.modules():
+        kinds = [type(module), *map(type, module.parameters(recurse=False))]
+        if any(kind.__name__ in ("FullyShardedDataParallel", "DTensor") for kind in kinds):
+            raise UsageError(
+                f"the parameters of {type(module).__name__} are divided among processes (FSDP), "
+                "and no single one can run it",
+                "watch a model that each process has whole (DistributedDataParallel)",
+            )
 
 
-def _is_sharded(module: nn.Module) -> bool:
-    kinds = [type(module), *map(type, module.parameters(recurse=False))]
-    return any(kind.__name__ in ("FullyShardedDataParallel", "DTensor") for kind in kinds)
+class FitWatch:
+    """A part of a callback: begins a `Watcher` when a trainer begins, and ends it with the
+    training."""
+
+    def __init__(
+        self,
+        images: Picture | list[Picture] | tuple[Picture, ...],
+        layers: Layers | None = None,
+        every: int = 100,
+        out: str | Path = "featviz-series",
+        *,
+        part: str = "",
+        tensorboard: str | Path | None = None,
+        overwrite: bool = False,
+        **options: Any,
+    ) -> None:
+        """Note what is asked for; it is checked when a training begins."""
+        super().__init__()
+        self._part, self._overwrite = part, overwrite
+        self._given: dict[str, Any] = {"images": images, "layers": layers, "every": every}
+        self._given |= {"out": out, "tensorboard": tensorboard, **options}
+        self._watcher: Watcher | None = None
+
+    def _begin(self, model: Any, number: int) -> None:
+        """Watch a model that has taken `number` steps: from 0 a new series begins, or else the
+        earlier one goes on.
+
+        Raises:
+            FeatvizError: as `Watcher`, or the model has no such part.
+        """
+        self._end(draw_last=False)
+        again = number > 0
+        choice = {"overwrite": self._overwrite and not again, "resume": again, "start": number}
+        modules = modules_by_name(model) if self._part else {"": model}
+        if self._part not in modules:
+            names = [name for name in modules if name and "." not in name]
+            raise UsageError(
+                f"part {self._part!r} is no module of {type(model).__name__}",
+                f"one of {quoted(listed(names, 8), 200)}",
+            )
+        self._watcher = Watcher(modules[self._part], **{**self._given, **choice}).__enter__()
+
+    def _step(self, number: int) -> None:
+        if self._watcher is not None:
+            self._watcher.step(number)
+
+    def _end(self, draw_last: bool) -> None:
+        """Draw the last step of a training that ended well, and close what is open."""
+        watcher, self._watcher = self._watcher, None
+        if watcher is not None:
+            watcher.close(draw_last)

@@ -1,16 +1,25 @@
-"""From counted channels to findings: what audit.json says of each layer, and in total."""
+"""From counted channels to findings, and gates on them: `dead>5%`, nothing worse than a baseline.
+
+Gates read the layers of audit.json, whoever wrote it: a mapping with `layer`, `label`, `type`,
+`channels` and `findings` {name: [channels]} for each.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from featviz.records.findings import FINDINGS, Evidence, Flags, Thresholds, correlated
+from featviz.errors import UsageError
+from featviz.options import Thresholds
+from featviz.records import Verdict
+from featviz.records.findings import FINDINGS, Evidence, Flags, Gate, correlated
+from featviz.text import listed
 
 if TYPE_CHECKING:
-    from featviz.audit.counting import Census, Tally
+    from featviz.audit.counting import Census
     from featviz.audit.plan import AuditPlan, AuditTarget
 
 Row = Mapping[str, Any]
@@ -50,11 +59,31 @@ def groups(evidence: Evidence, thresholds: Thresholds) -> list[list[int]]:
 
 def judged_rows(plan: AuditPlan, counted: Census, thresholds: Thresholds) -> dict[AuditTarget, Row]:
     """Judge the targets of which something was counted."""
-    return {
-        target: _judged(target, counted, thresholds)
-        for target in plan.targets
-        if target.spot.call in counted.tallies and target.spot.call not in counted.faults
-    }
+    rows: dict[AuditTarget, Row] = {}
+    for target in plan.targets:
+        call, activation = target.spot.call, target.spot.activation
+        if call not in counted.tallies or call in counted.faults:
+            continue
+        tally, saturated, ceiling, apoz = counted.tallies[call], None, None, None
+        stats = tally.stats
+        if activation is not None and activation.bounds:
+            saturated = stats.saturated / stats.values
+        if target.dead_at is not None and target.dead_at.call in counted.tallies:
+            behind = counted.tallies[target.dead_at.call].stats
+            # NaN and infinity are not known to stay at zero
+            ceiling = np.where(behind.nonfinite > 0, np.inf, behind.high)
+            # average percentage of zeros, 0..1: H. Hu, R. Peng, Y.-W. Tai, C.-K. Tang, "Network
+            # Trimming", arXiv 1607.03250, equation 1, averaged over the channels
+            apoz = float((behind.zeros / behind.values).mean())
+        correlation = None if tally.covariance is None else tally.covariance.correlation()
+        known = stats.count, stats.low, stats.high, stats.nonfinite
+        evidence = Evidence(*known, saturated, ceiling, correlation)
+        row = _row(target, tally.channels, judge(evidence, thresholds))
+        row |= {"values": int(stats.values.max()), "apoz": apoz}
+        if thresholds.redundant_at is not None:
+            row["groups"] = groups(evidence, thresholds)
+        rows[target] = row
+    return rows
 
 
 def expected_row(target: AuditTarget, thresholds: Thresholds) -> Row:
@@ -66,6 +95,22 @@ def expected_row(target: AuditTarget, thresholds: Thresholds) -> Row:
     correlation = None if thresholds.redundant_at is None else np.zeros((0, 0))
     evidence = Evidence(nothing, nothing, nothing, nothing, saturated, ceiling, correlation)
     return _row(target, 0, judge(evidence, thresholds))
+
+
+def _row(
+    target: AuditTarget, channels: int, findings: Mapping[str, Sequence[int]]
+) -> dict[str, Any]:
+    call = target.spot.call
+    return {
+        "layer": call.name,
+        "call": call.index,
+        "label": call.label,
+        "type": call.type,
+        "channels": channels,
+        "dead_at": None if target.dead_at is None else target.dead_at.call.label,
+        "not_judged": {} if target.dead_at is not None else {"dead": target.reason},
+        "findings": dict(findings),
+    }
 
 
 def totals(layers: Sequence[Row]) -> dict[str, Any]:
@@ -85,55 +130,69 @@ def totals(layers: Sequence[Row]) -> dict[str, Any]:
     return {"channels": channels, "findings": counts, "judged": judged_channels, "apoz": apoz}
 
 
-def suspicious(row: Row) -> int:
-    """How many findings the channels of a layer have, all kinds together."""
-    return sum(len(channels) for channels in row["findings"].values())
+_NAMED = 8
+"""Channels of a layer that a message names."""
 
 
-def _judged(target: AuditTarget, counted: Census, thresholds: Thresholds) -> Row:
-    tally = counted.tallies[target.spot.call]
-    behind = None if target.dead_at is None else counted.tallies.get(target.dead_at.call)
-    evidence = _evidence(target, tally, behind)
-    more: dict[str, Any] = {"values": int(tally.stats.values.max()), "apoz": _apoz(behind)}
-    if thresholds.redundant_at is not None:
-        more["groups"] = groups(evidence, thresholds)
-    return {**_row(target, tally.channels, judge(evidence, thresholds)), **more}
+def covered(gate: Gate, layers: Sequence[Row]) -> list[Row]:
+    """The layers that a gate speaks of and that are judged for its finding.
+
+    Raises:
+        UsageError: there are none, so that the gate would hold whatever happens.
+    """
+    named = [
+        layer
+        for layer in layers
+        if any(fnmatchcase(str(layer[key]), gate.where) for key in ("layer", "label", "type"))
+    ]
+    judged = [layer for layer in named if gate.finding in layer["findings"]]
+    if not named:
+        raise UsageError(
+            f"--fail-on {gate.text!r}: no audited layer is called {gate.where!r}",
+            f"there is {', '.join(str(layer['label']) for layer in layers[:_NAMED])}",
+        )
+    if not judged:
+        raise UsageError(
+            f"--fail-on {gate.text!r}: no layer here can be judged for {gate.finding}",
+            FINDINGS[gate.finding].remedy,
+        )
+    return judged
 
 
-def _row(
-    target: AuditTarget, channels: int, findings: Mapping[str, Sequence[int]]
-) -> dict[str, Any]:
-    call = target.spot.call
-    return {
-        "layer": call.name,
-        "call": call.index,
-        "label": call.label,
-        "type": call.type,
-        "channels": channels,
-        "dead_at": None if target.dead_at is None else target.dead_at.call.label,
-        "not_judged": {} if target.dead_at is not None else {"dead": target.reason},
-        "findings": dict(findings),
-    }
+def check(gate: Gate, layers: Sequence[Row]) -> Verdict:
+    """Hold a gate against the layers together, not against each one.
+
+    Raises:
+        UsageError: it speaks of no layer.
+    """
+    judged = covered(gate, layers)
+    channels = sum(int(layer["channels"]) for layer in judged)
+    count = sum(len(layer["findings"][gate.finding]) for layer in judged)
+    figure = 100 * count / channels if gate.percent else float(count)
+    holds = figure < gate.limit if gate.inclusive else figure <= gate.limit
+    words = f"{count} of {channels} channels {gate.finding} ({100 * count / channels:.2f} %)"
+    return Verdict(gate.text, holds, words)
 
 
-def _evidence(target: AuditTarget, tally: Tally, behind: Tally | None) -> Evidence:
-    stats = tally.stats
-    activation = target.spot.activation
-    saturated = None
-    if activation is not None and activation.bounds:
-        saturated = stats.saturated / stats.values
-    ceiling = None
-    if behind is not None:  # NaN and infinity are not known to stay at zero
-        ceiling = np.where(behind.stats.nonfinite > 0, np.inf, behind.stats.high)
-    correlation = None if tally.covariance is None else tally.covariance.correlation()
-    return Evidence(
-        stats.count, stats.low, stats.high, stats.nonfinite, saturated, ceiling, correlation
-    )
+def worse(layers: Sequence[Row], baseline: Sequence[Row]) -> Verdict:
+    """Whether any layer has more channels of any finding than it had in the baseline.
+
+    Compared are the layers, and of each the findings, that both have; the words name the channels
+    that are new.
+    """
+    earlier = {layer["label"]: layer["findings"] for layer in baseline}
+    worsened = []
+    for layer in layers:
+        for name, now in layer["findings"].items():
+            before = earlier.get(layer["label"], {}).get(name)
+            if before is not None and len(now) > len(before):
+                new = listed([str(channel) for channel in sorted({*now} - {*before})], _NAMED)
+                words = f"{len(now)} {name}, {len(before)} in the baseline (new: {new})"
+                worsened.append(f"{layer['label']}: {words}")
+    return Verdict("baseline", not worsened, "; ".join(worsened) or "nothing got worse")
 
 
-def _apoz(behind: Tally | None) -> float | None:
-    """Average percentage of zeros, 0..1: H. Hu, R. Peng, Y.-W. Tai, C.-K. Tang, "Network Trimming",
-    arXiv 1607.03250, equation 1, averaged over the channels."""
-    if behind is None:
-        return None
-    return float((behind.stats.zeros / behind.stats.values).mean())
+def incomparable(layers: Sequence[Row], baseline: Sequence[Row]) -> list[str]:
+    """Labels of the layers that the baseline has not."""
+    before = {layer["label"] for layer in baseline}
+    return [str(layer["label"]) for layer in layers if layer["label"] not in before]

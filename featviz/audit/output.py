@@ -1,4 +1,4 @@
-"""The files of an audit: written, and read back as a baseline.
+"""The files of an audit: audit.json, the chart of APoZ, pictures of the suspects; and its table.
 
 The charts are drawn from the numbers of audit.json; the same numbers give the same file.
 """
@@ -7,50 +7,67 @@ from __future__ import annotations
 
 import io
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure
+from PIL import Image, ImageDraw, ImageFont
+from torch import Tensor
 
-from featviz.drawing import png
-from featviz.drawing.canvas import DPI, Canvas
+from featviz import layout
+from featviz.audit.counting import Tally, to_rows
+from featviz.audit.plan import AuditPlan, AuditTarget, Spot, watching_calls
+from featviz.drawing import colormap
+from featviz.drawing.page import DPI, Canvas
+from featviz.drawing.picture import write_png
+from featviz.drawing.values import ValueLimits, to_levels, to_pixels
 from featviz.errors import FileError, UsageError
 from featviz.files import read_json
-from featviz.records import TextTable
-from featviz.records.findings import FINDINGS
-from featviz.rundir import AUDIT_FILE, MODELS_FILE, write
+from featviz.hooks.eval_mode import in_eval_mode
+from featviz.hooks.forward import forward
+from featviz.models.load import LoadedModel
+from featviz.options import InputOptions
+from featviz.pipeline.batches import batches
+from featviz.records import Call, Sample, TextTable
+from featviz.records.findings import FINDINGS, Doubles
+from featviz.rundir import AUDIT_FILE, write
 from featviz.rundir.schema import MOST_RECORD, check_audit
 from featviz.text import printable, quoted, safe_name
 
-if TYPE_CHECKING:
-    from featviz.audit import AuditResult
-    from featviz.audit.model_audit import Examined
-
 SCHEMA_VERSION = 1
-"""The version of audit.json and models.json. 1: first release."""
+"""The version of audit.json."""
 
-_BAR, _SUSPECT, _GRID = (
-    np.array([[color]], np.uint8) for color in ((107, 140, 174), (192, 57, 43), (221, 221, 221))
-)
-"""Colours of the chart, as pictures of one pixel."""
-_BARS, _ROW, _LETTER = 5.0, 0.24, 0.07
-"""Width of the longest bar, height of a layer, and width of a letter of its name, in inches."""
+PER_LAYER = 8
+"""Suspects that are drawn of one layer at most."""
 
 
-def write_model(folder: Path, result: Examined) -> None:
+def write_files(
+    folder: Path,
+    document: Mapping[str, Any],
+    tables: Mapping[str, Doubles],
+    pictures: Sequence[tuple[SuspectSheet, Image.Image]],
+) -> None:
     """audit.json, channels.npz, the chart of APoZ and the pictures of the suspects."""
     drawn = []
-    for sheet, picture in result.pictures:
+    for sheet, picture in pictures:
         name = f"suspects/{safe_name(sheet.stem)}.png"
         with write.atomic(folder / name) as file:
             picture.save(file, "png")
         drawn.append({**sheet.as_json(), "file": name})
     with write.atomic(folder / "channels.npz") as file:
-        write.write_arrays(file, result.tables)
-    _write_chart(folder, result.document)
-    write_document(folder, result.document, drawn)
+        write.write_arrays(file, tables)
+    by_activation = {  # a bar for each activation that gives zeros, however many are judged by it
+        row["dead_at"]: (row["label"], row["apoz"], len(row["findings"]["dead"]) / row["channels"])
+        for row in reversed(document["layers"])
+        if row["apoz"] is not None
+    }
+    if bars := list(reversed(by_activation.values())):
+        title = f"Average percentage of zeros, {document['images']['seen']} images"
+        with write.atomic(folder / "apoz.png") as file:
+            file.write(apoz_chart(bars, title))
+    write_document(folder, document, drawn)
 
 
 def write_document(
@@ -63,32 +80,6 @@ def write_document(
     """
     content = {"schema_version": SCHEMA_VERSION, **document, "drawn": list(drawn)}
     write.write_json(folder / AUDIT_FILE, content)
-
-
-def _write_chart(folder: Path, document: Mapping[str, Any]) -> None:
-    """A bar for each activation that gives zeros, however many layers are judged by it."""
-    by_activation = {
-        row["dead_at"]: (row["label"], row["apoz"], len(row["findings"]["dead"]) / row["channels"])
-        for row in reversed(document["layers"])
-        if row["apoz"] is not None
-    }
-    if bars := list(reversed(by_activation.values())):
-        title = f"Average percentage of zeros, {document['images']['seen']} images"
-        with write.atomic(folder / "apoz.png") as file:
-            file.write(apoz_chart(bars, title))
-
-
-def write_models(folder: Path, documents: Mapping[str, Mapping[str, Any]]) -> None:
-    """models.json and the chart over the models, from their documents by label."""
-    rows = [{"model": label, **document["total"]} for label, document in documents.items()]
-    write.write_json(folder / MODELS_FILE, {"schema_version": SCHEMA_VERSION, "models": rows})
-    shares = {
-        name: [_share(row, name) for row in rows]
-        for name in FINDINGS
-        if name == "dead" or any(_share(row, name) for row in rows)
-    }
-    with write.atomic(folder / "models.png") as file:
-        file.write(dead_chart(list(documents), shares))
 
 
 def read_baseline(path: Path) -> list[Mapping[str, Any]]:
@@ -111,6 +102,36 @@ def read_baseline(path: Path) -> list[Mapping[str, Any]]:
             "give one that featviz audit wrote",
         ) from error
     return layers
+
+
+def audit_table(audit: Mapping[str, Any]) -> TextTable:
+    """The findings of an audit.json, for people: a column for each, with how many channels of a
+    layer have it."""
+    total = audit["total"]
+    sought = [name for name in FINDINGS if name in total["findings"]]
+    figures = ("channels", "APoZ", *sought)
+
+    def cells(row: Mapping[str, Any], counts: Mapping[str, int]) -> Iterator[str]:
+        yield str(row["channels"])
+        yield "-" if row["apoz"] is None else f"{100 * row['apoz']:.1f}%"
+        yield from (str(counts.get(name, "-")) for name in sought)
+
+    rows = [
+        (row["label"], row["type"], *cells(row, {k: len(v) for k, v in row["findings"].items()}))
+        for row in audit["layers"]
+    ]
+    totals = [("total", "", *cells(total, total["findings"]))]
+    return TextTable(("layer", "type", *figures), figures, rows, totals)
+
+
+# The chart of APoZ
+
+_BAR, _SUSPECT, _GRID = (
+    np.array([[color]], np.uint8) for color in ((107, 140, 174), (192, 57, 43), (221, 221, 221))
+)
+"""Colours of the chart, as pictures of one pixel."""
+_BARS, _ROW, _LETTER = 5.0, 0.24, 0.07
+"""Width of the longest bar, height of a layer, and width of a letter of its name, in inches."""
 
 
 def apoz_chart(layers: Sequence[tuple[str, float, float]], title: str) -> bytes:
@@ -138,97 +159,207 @@ def apoz_chart(layers: Sequence[tuple[str, float, float]], title: str) -> bytes:
         canvas.paste(color, left + x, top + height + 0.5, 0.2, 0.1)
         canvas.write(words, left + x + 0.28, top + height + 0.55, 8, "right")
     file, pixels = io.BytesIO(), canvas.rows()
-    png.write_png(file, (len(pixels), pixels.shape[1] // 3), [pixels])
+    write_png(file, (len(pixels), pixels.shape[1] // 3), [pixels])
     return file.getvalue()
 
 
-def dead_chart(models: Sequence[str], shares: Mapping[str, Sequence[float | None]]) -> bytes:
-    """Lines of the share of channels with a finding over models, in the order given.
+# Pictures of the suspects: each channel with the images that excite it most
 
-    Args:
-        shares: for each finding its share in each model, 0..1; None where it was not judged.
-    """
-    figure, axes = _chart(max(6.0, 1.5 + 0.45 * len(models)), 4)
-    for finding, values in shares.items():
-        heights = [float("nan") if value is None else 100 * value for value in values]
-        axes.plot(range(len(models)), heights, marker="o", markersize=4, label=finding)
-    names = [printable(name) for name in models]
-    axes.set_xticks(range(len(models)), names, rotation=45, ha="right")
-    axes.set(ylim=(0, None), ylabel="channels, per cent")
-    axes.yaxis.grid(True, color="#dddddd")
-    axes.legend(fontsize=8, frameon=False)
-    return _png_of(figure)
+_TILE = 88
+"""Pixels of an image, and of a map, on its longer side."""
+_LABEL, _GAP, _TEXT = 160, 6, 13  # Pillow sets the letters of its font well at 13 pixels
+_CMAP = "viridis"
+_KEY = 130
+"""Pixels of the width of a colour key."""
+_TOP, _ROW_HEIGHT = 2 * (_TEXT + _GAP) + _GAP, _TILE + _TEXT + 2 * _GAP
+"""Where the row of the first channel begins, and how high each is."""
 
 
-def _chart(width: float, height: float) -> tuple[Figure, Any]:
-    """A figure of this size in inches, and its axes, whose grid lies below what is drawn."""
-    figure = Figure(figsize=(width, height), layout="constrained")
-    axes = figure.add_subplot()
-    axes.set_axisbelow(True)
-    return figure, axes
+@dataclass(frozen=True)
+class Suspect:
+    """A channel with a finding."""
+
+    finding: str
+    channel: int
+    images: tuple[int, ...]
+    """Numbers of the images that excite it most, best first."""
 
 
-def _png_of(figure: Figure) -> bytes:
-    FigureCanvasAgg(figure)
-    file = io.BytesIO()
-    figure.savefig(file, format="png", dpi=110, metadata={"Software": None})
-    return file.getvalue()
+@dataclass(frozen=True)
+class SuspectSheet:
+    """The suspects of one layer that are drawn."""
+
+    target: AuditTarget
+    suspects: tuple[Suspect, ...]
+    total: int
+    source: Spot
+    """The call whose maps are drawn: the layer itself, or for a dead activation what feeds it."""
+
+    @property
+    def stem(self) -> str:
+        """Name of its file without the extension."""
+        dead = self.source.call != self.target.spot.call
+        return self.target.spot.call.label + (".dead" if dead else "")
+
+    @property
+    def title(self) -> str:
+        """Two lines: the layer, and what is drawn of it."""
+        call, source = self.target.spot.call, self.source.call
+        label, what = printable(call.label), "with the images that excite each most, and its map"
+        if source != call:
+            feeds = f"what {printable(source.label)} gives to {label}"
+            what = f"no image excites these; the first ones, and {feeds}"
+        count = f"{len(self.suspects)} of {self.total} suspects"
+        return f"{label} ({printable(call.type)}): {count}\n{what}"
+
+    def as_json(self) -> dict[str, Any]:
+        """A row of `drawn` in audit.json."""
+        return {
+            "layer": self.target.spot.call.label,
+            "shown": self.source.call.label,
+            "channels": [suspect.channel for suspect in self.suspects],
+            "suspects": self.total,
+            "rows": [_TOP, _ROW_HEIGHT],
+        }
 
 
-def _share(total: Mapping[str, Any], name: str) -> float | None:
-    """The share with a finding of the channels that are judged for it, 0..1; None where none is."""
-    channels = total["judged"].get(name, 0)
-    return total["findings"][name] / channels if channels else None
+ChannelMaps = dict[tuple[Call, int, int], np.ndarray]
+"""(call, channel, image) to float32 [h, w]."""
 
 
-def audit_table(result: AuditResult) -> TextTable:
-    """The findings, for people: of one model a column for each finding, of several a column for
-    each model."""
-    if len(result.models) == 1:
-        return _one_model(result.models[0].document)
-    return _several_models({model.label: model.document for model in result.models})
+def choose_suspects(
+    plan: AuditPlan,
+    findings: Mapping[Call, Mapping[str, Sequence[int]]],
+    tallies: Mapping[Call, Tally],
+    limit: int,
+) -> list[SuspectSheet]:
+    """Choose what is drawn: PER_LAYER suspects of a layer and `limit` in all, worst first."""
+    sheets, left, traced = [], limit, plan.trace
+    worst_first = sorted(FINDINGS, key=lambda name: FINDINGS[name].severity)
+    for target in plan.targets:
+        spot = target.spot
+        channels = findings.get(spot.call, {})
+        every = [(name, channel) for name in worst_first for channel in channels.get(name, ())]
+        chosen = every[: min(PER_LAYER, left)]
+        for dead in (True, False):
+            some = [(name, i) for name, i in chosen if (name == "dead") is dead]
+            if not some:
+                continue
+            source, top = spot, tallies[spot.call].top
+            if dead and spot.activation is not None:  # black: what reaches the activation is drawn
+                feeding = traced.nodes[traced.given_by[spot.call]].sources
+                if len(feeding) == 1:
+                    source = Spot(traced.nodes[feeding[0]].call, spot.axis)
+            suspects = tuple(Suspect(name, i, tuple(top.of(i))) for name, i in some)
+            left -= len(suspects)
+            sheets.append(SuspectSheet(target, suspects, len(every), source))
+    return sheets
 
 
-def _one_model(audit: Mapping[str, Any]) -> TextTable:
-    """A column for each finding: how many channels of a layer have it."""
-    total = audit["total"]
-    sought = [name for name in FINDINGS if name in total["findings"]]
-    figures = ("channels", "APoZ", *sought)
+def draw_suspects(
+    model: LoadedModel,
+    plan: AuditPlan,
+    sheets: Sequence[SuspectSheet],
+    samples: Sequence[Sample],
+    inputs: InputOptions,
+) -> list[tuple[SuspectSheet, Image.Image]]:
+    """Show the images that are needed to the model once more, and draw the sheets."""
+    wanted: dict[int, dict[Call, set[tuple[int, int]]]] = {}
+    for sheet in sheets:
+        for suspect in sheet.suspects:
+            for number in suspect.images:
+                at = wanted.setdefault(number, {}).setdefault(sheet.source.call, set())
+                at.add((sheet.source.axis, suspect.channel))
+    maps, images = ChannelMaps(), dict[int, Image.Image]()
+    names = frozenset(sheet.source.call.name for sheet in sheets)
+    current = 0
 
-    def cells(row: Mapping[str, Any], counts: Mapping[str, int]) -> Iterator[str]:
-        yield str(row["channels"])
-        yield "-" if row["apoz"] is None else f"{100 * row['apoz']:.1f}%"
-        yield from (str(counts.get(name, "-")) for name in sought)
+    def sink(call: Call, args: Any, kwargs: Any, output: Any) -> None:
+        for axis, channel in wanted[current].get(call, ()):
+            maps[call, channel, current] = _map(output, axis, channel)
 
-    rows = [
-        (row["label"], row["type"], *cells(row, {k: len(v) for k, v in row["findings"].items()}))
-        for row in audit["layers"]
-    ]
-    totals = [("total", "", *cells(total, total["findings"]))]
-    return TextTable(("layer", "type", *figures), figures, rows, totals)
-
-
-def _several_models(audits: Mapping[str, Mapping[str, Any]]) -> TextTable:
-    """A column for each model: how many channels of a layer have which finding."""
-    columns = [{row["label"]: row for row in audit["layers"]} for audit in audits.values()]
-    labels = dict.fromkeys(label for column in columns for label in column)
-    rows = [(label, *(_words(column.get(label)) for column in columns)) for label in labels]
-    sums = [audit["total"] for audit in audits.values()]
-    totals = [
-        (f"total {name}", *(_share_words(total, name) for total in sums))
-        for name in FINDINGS
-        if any(name in total["findings"] for total in sums)
-    ]
-    return TextTable(("layer", *audits), (), rows, totals)
-
-
-def _words(row: Mapping[str, Any] | None) -> str:
-    if row is None:
-        return "-"
-    counts = [f"{len(channels)} {name}" for name, channels in row["findings"].items() if channels]
-    return ", ".join(counts) or "0"
+    with in_eval_mode(model.module), watching_calls(model.module, sink, names, plan.trace.atoms):
+        for batch in batches(samples, model, inputs, 1, lambda *failed: None, sorted(wanted)):
+            (current,) = batch.images
+            pixels = to_pixels(model.preprocess.shown(batch.inputs)[0])
+            image = Image.fromarray(pixels[..., 0] if pixels.shape[2] == 1 else pixels)
+            images[current] = _fitted(image.convert("RGB"))
+            forward(model.module, [arg.to(model.device) for arg in batch.inputs])
+    return [(sheet, _compose(sheet, maps, images, samples)) for sheet in sheets]
 
 
-def _share_words(total: Mapping[str, Any], name: str) -> str:
-    count, channels = total["findings"].get(name), total["judged"].get(name)
-    return "-" if not channels else f"{count} of {channels} ({100 * count / channels:.1f}%)"
+def _map(output: Tensor, axis: int, channel: int) -> np.ndarray:
+    """One channel's map of the first image, float32 [h, w], thinned out to about a tile's size."""
+    rows = to_rows(layout.to_floats(output.detach()), axis, 1)
+    values = rows[0, channel].cpu().numpy().copy()
+    shape = list(output.shape[1:])
+    del shape[axis - 1 if axis > 0 else axis]
+    if len(shape) != 2 or shape[0] * shape[1] != values.size:
+        shape = [1, values.size]
+        for first in (0, 1):  # tokens as a square, without the class token; else one row
+            side = round((values.size - first) ** 0.5)
+            if side * side == values.size - first:
+                values, shape = values[first:], [side, side]
+                break
+    step = -(-max(shape) // _TILE)
+    return np.asarray(values.reshape(shape)[::step, ::step])
+
+
+def _fitted(image: Image.Image) -> Image.Image:
+    factor = _TILE / max(image.size)
+    width, height = (max(1, round(side * factor)) for side in image.size)
+    kind = Image.Resampling.NEAREST if factor > 1 else Image.Resampling.BILINEAR
+    return image.resize((width, height), kind)
+
+
+def _compose(
+    sheet: SuspectSheet,
+    views: ChannelMaps,
+    images: Mapping[int, Image.Image],
+    samples: Sequence[Sample],
+) -> Image.Image:
+    cell, font = 2 * _TILE + 3 * _GAP, _font()
+    widest = max(font.getlength(line) for line in sheet.title.split("\n"))
+    width = _LABEL + max(len(suspect.images) for suspect in sheet.suspects) * cell
+    size = max(width, round(widest) + 2 * _GAP), _TOP + len(sheet.suspects) * _ROW_HEIGHT
+    picture = Image.new("RGB", size, "white")
+    _write(picture, (_GAP, _GAP), sheet.title)
+    for index, suspect in enumerate(sheet.suspects):
+        y = _TOP + index * _ROW_HEIGHT
+        maps = [views.get((sheet.source.call, suspect.channel, n)) for n in suspect.images]
+        finite = [m[np.isfinite(m)] for m in maps if m is not None]
+        values = np.concatenate([np.zeros(1, np.float32), *finite])
+        limits = float(values.min()), float(values.max())  # zero among them
+        _write(picture, (_GAP, y), f"channel {suspect.channel}\n{suspect.finding}")
+        key = y + 3 * (_TEXT + _GAP)
+        ramp = Image.fromarray(colormap.ramp(_CMAP)[None])
+        picture.paste(ramp.resize((_KEY, _TEXT - 3)), (_GAP, key))
+        low, high = (f"{value:.4g}" for value in limits)
+        _write(picture, (_GAP, key + _TEXT), low)
+        _write(picture, (_GAP + _KEY - round(font.getlength(high)), key + _TEXT), high)
+        for column, (number, drawn) in enumerate(zip(suspect.images, maps, strict=True)):
+            left = _LABEL + column * cell
+            if number in images and drawn is not None:
+                picture.paste(images[number], (left, y))
+                picture.paste(_fitted(_colored(drawn, limits)), (left + _TILE + _GAP, y))
+            name = printable(samples[number].name)
+            name = name if len(name) <= 28 else "…" + name[-27:]
+            _write(picture, (left, y + _TILE + 1), name)
+    return picture
+
+
+def _colored(values: np.ndarray, limits: tuple[float, float]) -> Image.Image:
+    colors, ends = colormap.colored(_CMAP, 0.0), ValueLimits.fixed(*limits)
+    painted = to_levels(values[None], ends, colors.levels, colors.nonfinite)
+    image = Image.fromarray(painted[0])
+    image.putpalette(colors.colors or b"")
+    return image.convert("RGB")
+
+
+def _write(picture: Image.Image, at: tuple[int, int], text: str) -> None:
+    ImageDraw.Draw(picture).multiline_text(at, text, fill="#222222", font=_font(), spacing=4)
+
+
+@cache
+def _font() -> Any:
+    return ImageFont.load_default(_TEXT)

@@ -1,27 +1,311 @@
-"""Which layers are audited, and the activation by which each one is judged for `dead`."""
+"""Which calls of a model are audited, and the activation at which each is judged for `dead`.
+
+A forward pass on zeros is recorded as a graph, which tells what follows a layer and what feeds it.
+"""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Container, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 
-from featviz.audit.call_graph import Trace, trace
 from featviz.errors import LayoutError, UsageError
 from featviz.hooks import selectors
-from featviz.hooks.capture import never_ran
+from featviz.hooks.capture import never_ran, tensors
 from featviz.hooks.eval_mode import in_eval_mode
 from featviz.hooks.forward import forward
-from featviz.hooks.layers import modules_by_name
+from featviz.hooks.functions import unwatched, watching
+from featviz.hooks.layers import (
+    class_names,
+    function_in,
+    list_layers,
+    modules_by_name,
+    operation,
+)
 from featviz.layout import channel_axis, recognise
-from featviz.layout.overrides import HintBook
+from featviz.layout.hints import HintBook
 from featviz.models.load import LoadedModel
-from featviz.pipeline.dry_pass import choose_layers
-from featviz.records import Activation, Call, Skip
+from featviz.pipeline.choose import choose_layers
+from featviz.records import Activation, Call, Layer, Part, Skip
 
 log = logging.getLogger(__name__)
+
+# Activations and other parts: a wrong guess here is a wrong verdict, hence a table by hand
+
+_NEAR = 1e-3
+"""Share of the range between two bounds within which a value is at one of them."""
+
+
+def _clipped(low: float, high: float) -> Activation:
+    """Hardtanh with its own ends: from zero up it is a ReLU with a ceiling."""
+    if low == 0:
+        return Activation(zero=True, bounds=(high,), margin=_NEAR * high)
+    return Activation(bounds=(low, high), margin=_NEAR * (high - low))
+
+
+RELU, RELU6, TANH = Activation(zero=True), _clipped(0.0, 6.0), _clipped(-1.0, 1.0)
+UNIT = Activation(bounds=(0.0, 1.0), margin=_NEAR)
+SMOOTH = Activation()
+"""Neither exact zeros nor a bound: whether it varies is the right question."""
+
+_CHANNELWISE, _OTHER = Part("channelwise"), Part("other")
+_DROPOUT = "_DropoutNd StochasticDepth DropPath"
+_POOLS = "_MaxPoolNd _AvgPoolNd _AdaptiveMaxPoolNd _AdaptiveAvgPoolNd"
+_POOL_FUNCTIONS = "max_pool2d avg_pool2d adaptive_avg_pool2d adaptive_max_pool2d"
+_UPSAMPLING = "interpolate upsample_nearest2d upsample_bilinear2d upsample_bicubic2d"
+
+_KNOWN: tuple[tuple[Activation | Part, str, str], ...] = (
+    (RELU, "ReLU", "relu"),
+    (RELU6, "ReLU6", "relu6"),
+    (UNIT, "Sigmoid Hardsigmoid HardSigmoid", "sigmoid hardsigmoid"),
+    (TANH, "Tanh Hardtanh", "tanh hardtanh"),
+    (SMOOTH, "SiLU Swish GELU GELUTanh QuickGELU", "silu gelu"),
+    (SMOOTH, "Hardswish HardSwish Mish HardMish", "hardswish mish"),
+    (SMOOTH, "LeakyReLU PReLU RReLU", "leaky_relu prelu rrelu"),
+    (SMOOTH, "ELU CELU SELU", "elu celu selu"),
+    (SMOOTH, "Softplus Softsign LogSigmoid", "softplus softsign logsigmoid"),
+    (Part("maker", axis=1), "_ConvNd", ""),
+    (Part("maker", axis=-1), "Linear", ""),
+    (_CHANNELWISE, "_BatchNorm FrozenBatchNorm2d _InstanceNorm", "batch_norm instance_norm"),
+    (_CHANNELWISE, _DROPOUT, "dropout dropout2d"),
+    (_CHANNELWISE, _POOLS, _POOL_FUNCTIONS),
+    (_CHANNELWISE, "Upsample", _UPSAMPLING),
+    (_CHANNELWISE, "Identity", "contiguous clone detach float to"),
+    (Part("mixing"), "GroupNorm LayerNorm RMSNorm", "group_norm layer_norm rms_norm"),
+)
+"""What can be asked of an activation, or what another part does to channels; its modules by class
+name anywhere in the MRO (torch.nn's, and those that timm and torchvision add), and the same as
+functions of torch, torch.nn.functional and Tensor."""
+
+
+def _by_name(column: int) -> dict[str, Part]:
+    return {
+        name: row[0] if isinstance(row[0], Part) else Part("activation", activation=row[0])
+        for row in _KNOWN
+        for name in str(row[column]).split()
+    }
+
+
+MODULES, FUNCTIONS = _by_name(1), _by_name(2)
+
+
+def _part_of_module(module: nn.Module) -> Part | None:
+    """None for a module that is looked into: it has parts of its own, or is none that is known."""
+    if next(module.children(), None) is not None:
+        return None
+    part = next((MODULES[name] for name in class_names(module) if name in MODULES), None)
+    if isinstance(module, nn.Hardtanh):
+        ends = module.min_val, module.max_val
+    elif part == MODULES["Hardtanh"] and (called := operation(module, "hardtanh")) is not None:
+        ends = called.arguments["min_val"], called.arguments["max_val"]
+    else:
+        return part
+    return Part("activation", activation=_clipped(float(ends[0]), float(ends[1])))
+
+
+def _part_of_function(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Part:
+    if name == "hardtanh":
+        given = dict(zip(("min_val", "max_val"), args[1:3], strict=False)) | dict(kwargs)
+        ends = given.get("min_val", -1.0), given.get("max_val", 1.0)
+        return Part("activation", activation=_clipped(*ends))
+    return FUNCTIONS.get(name, _OTHER)
+
+
+# The graph of a forward pass
+
+
+@dataclass(frozen=True)
+class Node:
+    """One call."""
+
+    call: Call
+    part: Part
+    axis: int | None
+    """The axis of its output that counts channels, if that is known."""
+    sources: tuple[int, ...]
+    """Nodes whose tensors it takes."""
+
+
+class Trace:
+    """The calls of one forward pass: a node for each, an edge where a call takes the very tensor
+    that another one returned.
+
+    Tensors are compared by identity and kept while the pass lasts, so that no address is used
+    twice. An in-place operation returns the tensor that it was given; from then on the tensor
+    belongs to the operation.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        parts = {name: _part_of_module(part) for name, part in modules_by_name(model).items()}
+        self._parts = {name: part for name, part in parts.items() if part is not None}
+        self.nodes: list[Node] = []
+        self.users: list[list[int]] = []
+        """For each node, the nodes that take its tensors, in the order of their calls."""
+        self.given_by: dict[Call, int] = {}
+        """The node whose tensor a call gave; of a container, the last one inside it."""
+        self.shapes: dict[Call, tuple[int, ...]] = {}
+        """Shapes of the outputs of calls that returned one tensor."""
+        self.gave: dict[Call, str] = {}
+        """Class name of what each call gave, in the order in which they finished."""
+        self.layers = list_layers(model)
+        """Modules, and activation functions as layers of type `fn:relu`."""
+        self._owner: dict[int, int] = {}
+        self._alive: list[Tensor] = []
+
+    @property
+    def atoms(self) -> Container[str]:
+        """Modules that are not looked into."""
+        return self._parts.keys()
+
+    def take(self, call: Call, args: Sequence[Any], kwargs: Mapping[str, Any], output: Any) -> None:
+        """The sink of the hooks: record a call."""
+        nested = isinstance(output, Tensor) and output.is_nested
+        self.gave[call] = "nested tensor" if nested else type(output).__name__
+        if (function := function_in(call.name)) is not None:
+            part: Part | None = _part_of_function(function, args, kwargs)
+        else:
+            part = self._parts.get(call.name)
+        if part is not None:
+            self._add(call, part, [args, kwargs], output)
+        if isinstance(output, Tensor) and not nested:  # a container's was made by one inside it
+            self.shapes[call] = tuple(output.shape)
+            if id(output) in self._owner:
+                self.given_by[call] = self._owner[id(output)]
+        if not call.name:
+            self._add(Call("the model's output", ""), _OTHER, [output], output)
+
+    def _add(self, call: Call, part: Part, inputs: Any, output: Any) -> None:
+        """Add a node; a call that returns no tensor (a size, say) has none."""
+        given = tensors(output)
+        if not given:
+            return
+        known = (self._owner.get(id(tensor)) for tensor in tensors(inputs))
+        sources = tuple(dict.fromkeys(node for node in known if node is not None))
+        axis = part.axis
+        keeps = part.role in ("activation", "channelwise", "mixing")
+        if axis is None and keeps and len(sources) == 1:
+            axis = self.nodes[sources[0]].axis
+        number = len(self.nodes)
+        self.nodes.append(Node(call, part, axis, sources))
+        self.users.append([])
+        for source in sources:
+            self.users[source].append(number)
+        self._owner |= {id(tensor): number for tensor in given}
+        self._alive += given
+
+    def finish(self) -> None:
+        """The pass is over: let go of its tensors, and list the activation functions that ran."""
+        self._owner.clear()
+        self._alive.clear()
+        types = {
+            node.call.name: node.call.type
+            for node in self.nodes
+            if node.part.activation is not None and function_in(node.call.name) is not None
+        }
+        first = len(self.layers)
+        self.layers += [Layer(n, *of, of[1:]) for n, of in enumerate(types.items(), first)]
+
+    def activation_after(self, start: int) -> int | str:
+        """The activation that a node's tensor reaches, itself included; or why it reaches none.
+
+        It goes by the order of calls: of several that take the tensor, the first one. Only what
+        keeps channels apart (normalisation, pooling, dropout) may stand between.
+        """
+        at = start
+        while self.nodes[at].part.role != "activation":
+            if at != start and self.nodes[at].part.role not in ("channelwise", "mixing"):
+                return f"{self.nodes[at].call.label} comes before any activation"
+            if not self.users[at]:
+                return "nothing takes its output"
+            at = self.users[at][0]
+        return at
+
+    def maker_of(self, activation: int) -> int | str:
+        """The convolution or linear module whose channels, and no others, feed an activation; or
+        why there is none.
+
+        Between them each channel must go its own way, and nothing else may take a tensor: then a
+        channel that is always zero behind the activation can be cut out from the maker on.
+        """
+        at = activation
+        while True:
+            sources = self.nodes[at].sources
+            if len(sources) != 1:
+                return f"{self.nodes[at].call.label} takes {len(sources)} tensors of other layers"
+            before, node = sources[0], self.nodes[sources[0]]
+            if self.users[before] != [at]:
+                return f"the output of {node.call.label} is used elsewhere, too"
+            if node.part.role == "maker":
+                return before
+            if node.part.role != "channelwise":
+                return f"{node.call.label} mixes channels or tensors"
+            at = before
+
+
+def trace(model: LoadedModel, blank: Sequence[Tensor]) -> Trace:
+    """Run the model once on `blank` and record every call.
+
+    Raises:
+        ForwardError: the model cannot take it.
+    """
+    traced = Trace(model.module)
+    with in_eval_mode(model.module), watching_calls(model.module, traced.take, atoms=traced.atoms):
+        forward(model.module, [arg.to(model.device) for arg in blank])
+    traced.finish()
+    return traced
+
+
+CallSink = Callable[[Call, Sequence[Any], Mapping[str, Any], Any], None]
+"""Takes a call, its arguments and its result; must be done with the tensors when it returns."""
+
+
+@contextmanager
+def watching_calls(
+    model: nn.Module,
+    sink: CallSink,
+    names: Collection[str] | None = None,
+    atoms: Container[str] = frozenset(),
+) -> Iterator[None]:
+    """Hand every call of a module or a function to a sink; calls are numbered in each forward pass.
+
+    Args:
+        names: of the modules and functions whose calls are handed on; None for all. Functions are
+            watched only where one of the names is one, as it costs some microseconds a call.
+        atoms: names of modules whose inside is not looked into for functions.
+    """
+    counts: Counter[str] = Counter()
+
+    def wanted(layer: Layer) -> bool:
+        return names is None or layer.name in names
+
+    def leave(layer: Layer, args: Sequence[Any], kwargs: Mapping[str, Any], output: Any) -> None:
+        call = Call(layer.name, layer.type, counts[layer.name])
+        counts[layer.name] += 1
+        with unwatched():
+            sink(call, args, kwargs, output)
+
+    first = model.register_forward_pre_hook(lambda module, args: counts.clear())
+    modules = [layer for layer in list_layers(model) if wanted(layer)]
+    functions = names is None or any(function_in(name) is not None for name in names)
+    try:
+        with watching(
+            model,
+            leave,
+            layers=modules,
+            functions=wanted if functions else None,
+            opaque=lambda name, module: name in atoms,
+        ):
+            yield
+    finally:
+        first.remove()
+
+
+# What is audited
 
 
 @dataclass(frozen=True)
@@ -93,8 +377,7 @@ def choose(model: LoadedModel, text: str | None, blank: Sequence[Tensor]) -> Aud
 
 
 def _default(traced: Trace) -> list[str]:
-    nodes = traced.graph.nodes
-    names = [node.call.name for node in nodes if node.part.activation is not None]
+    names = [node.call.name for node in traced.nodes if node.part.activation is not None]
     for kind in ("_ConvNd", "Linear"):
         names = names or [layer.name for layer in traced.layers if kind in layer.classes]
     if not names:
@@ -116,50 +399,33 @@ def _selected(model: LoadedModel, text: str, blank: Sequence[Tensor], traced: Tr
 
 
 def _target(traced: Trace, call: Call, book: HintBook) -> AuditTarget:
-    graph = traced.graph
-    if call not in graph.shapes:
+    if call not in traced.shapes:
         raise LayoutError(f"gives a {traced.gave[call]}, not a tensor")
-    node = graph.given_by.get(call)
+    node = traced.given_by.get(call)
     spot = _spot(traced, call, node, book)
     if node is None:
         return AuditTarget(spot, None, "no call that was seen makes its output")
-    after = graph.activation_after(node)
-    if after.node is None:
-        return AuditTarget(spot, None, after.reason)
-    at = graph.nodes[after.node]
-    judge = _spot(traced, at.call, after.node, book)
+    after = traced.activation_after(node)
+    if isinstance(after, str):
+        return AuditTarget(spot, None, after)
+    at = traced.nodes[after].call
+    judge = _spot(traced, at, after, book)
     if judge.activation is None or not judge.activation.zero:
-        label = "it" if after.node == node else at.call.label
+        label = "it" if after == node else at.label
         return AuditTarget(spot, None, f"{label} gives no exact zeros")
-    if _channels(traced, judge) != _channels(traced, spot):
-        return AuditTarget(spot, None, f"{at.call.label}, which follows, has other channels")
+    if traced.shapes[judge.call][judge.axis] != traced.shapes[call][spot.axis]:
+        return AuditTarget(spot, None, f"{at.label}, which follows, has other channels")
     return AuditTarget(spot, judge)
 
 
 def _spot(traced: Trace, call: Call, node: int | None, book: HintBook) -> Spot:
-    known = None if node is None else traced.graph.nodes[node]
+    known = None if node is None else traced.nodes[node]
     axis = None if known is None else known.axis
-    if axis is None:
-        axis = _channel_axis(traced, call, book)
+    if axis is None:  # the layers before do not determine it: by the layout of the output
+        shape = traced.shapes[call]
+        layer = next(layer for layer in traced.layers if layer.name == call.name)
+        hints = book.of_shape(layer, shape)
+        axis = channel_axis(shape, hints) if len(shape) > 1 else None
+        if axis is None or recognise(shape, hints).layout == "sequence":  # its rows may be anchors
+            raise LayoutError(f"shape {list(shape)} has no axis that is known to count channels")
     return Spot(call, axis, None if known is None else known.part.activation)
-
-
-def _channels(traced: Trace, spot: Spot) -> int:
-    return traced.graph.shapes[spot.call][spot.axis]
-
-
-def _channel_axis(traced: Trace, call: Call, book: HintBook) -> int:
-    """The axis that counts channels by the layout of a call's output, where the layers before do
-    not determine it.
-
-    Raises:
-        LayoutError: no layout fits, as it is with the boxes or anchors of a detector, or that
-            layout has no channels.
-    """
-    shape = traced.graph.shapes[call]
-    layer = next(layer for layer in traced.layers if layer.name == call.name)
-    hints = book.of_shape(layer, shape)
-    axis = channel_axis(shape, hints) if len(shape) > 1 else None
-    if axis is None or recognise(shape, hints).layout == "sequence":  # its rows may be anchors
-        raise LayoutError(f"shape {list(shape)} has no axis that is known to count channels")
-    return axis

@@ -12,6 +12,7 @@ import signal
 import sys
 import traceback
 from contextlib import suppress
+from pathlib import Path
 from threading import current_thread
 from threading import enumerate as enumerate_threads
 from typing import Any, NoReturn
@@ -19,7 +20,7 @@ from typing import Any, NoReturn
 import click
 from click.shell_completion import CompletionItem
 
-from featviz.cli import mistakes, output, remedies
+from featviz.cli import mistakes, output
 from featviz.cli.command import Context
 from featviz.errors import FeatvizError
 from featviz.text import indented, printable, quoted
@@ -28,8 +29,7 @@ from featviz.version import __version__
 COMMANDS = {
     "look": "Draw one quick picture: input, prediction, telling maps.",
     "run": "Draw feature maps into a run directory.",
-    "layers": "List the modules of a model.",
-    "summary": "Count parameters, MACs and memory of a model.",
+    "layers": "List the modules of a model: shapes, parameters, MACs.",
     "kernels": "Draw the kernels of a model's convolutions.",
     "report": "Build an HTML report of a run.",
     "sheet": "Draw one picture of a layer: images by channels.",
@@ -40,7 +40,6 @@ COMMANDS = {
     "merge": "Join parts of a run into one run directory.",
     "verify": "Check that every file of a run is as it was written.",
     "identify": "Say what a file of weights is run as.",
-    "completion": "Print a completion script for a shell.",
 }
 """Each command, which is a module in `commands`, and its line in --help."""
 
@@ -48,6 +47,8 @@ INTERRUPTED = 130
 CLOSED_PIPE = 128 + 13
 """What shells give for a program that SIGPIPE has ended."""
 
+_ASKS = {"-h", "--help", "--help-all", "--version"}
+"""Options that are answered from anywhere."""
 _NO_ARGUMENTS: Any = getattr(click.exceptions, "NoArgsIsHelpError", ())
 """click before 8.2 has none: it prints the help by itself."""
 
@@ -166,20 +167,24 @@ def guarded(arguments: list[str]) -> int:
     """Run a command line and return its exit code."""
     try:
         _listen()
+        if not _ASKS.intersection(arguments):
+            _check_folder()
         result = group.main(arguments, prog_name="featviz", standalone_mode=False)
         output.flush()
         return result if isinstance(result, int) else 0
     except FeatvizError as error:
-        return _say(error.message, remedies.remedy(error, arguments), error.exit_code, error)
+        return _say(error.message, mistakes.hint_of(error, arguments), error.exit_code, error)
     except _NO_ARGUMENTS as error:  # the help is the answer, not what went wrong
         error.show()
         return int(error.exit_code)
     except click.ClickException as error:
-        return _say(error.format_message(), remedies.click_remedy(error), error.exit_code, error)
+        return _say(error.format_message(), mistakes.hint_of_click(error), error.exit_code, error)
     except (KeyboardInterrupt, click.Abort):
         return _say("interrupted", None, INTERRUPTED, None)
     except BrokenPipeError:
         return _closed_pipe()
+    except MemoryError as error:
+        return _say("there is too little memory", "raise the limit (ulimit -v)", 1, error)
     except OSError as error:
         if error.errno != errno.ENAMETOOLONG:
             return _unwritten(error)
@@ -188,6 +193,20 @@ def guarded(arguments: list[str]) -> int:
         if "PacifyFlush" in type(sys.stdout).__name__:
             return _closed_pipe()
         return error.code if isinstance(error.code, int) else 1
+
+
+def _check_folder() -> None:
+    """Whether the current folder is there: libraries that miss it say so in words of their own.
+
+    Raises:
+        FeatvizError: it has been removed.
+    """
+    try:
+        Path.cwd()
+    except FileNotFoundError:
+        where = quoted(os.environ.get("PWD", ""))
+        words = f"the current folder {where} has been removed".replace("  ", " ")
+        raise FeatvizError(words, "cd to another one") from None
 
 
 def _unwritten(error: OSError) -> int:

@@ -15,38 +15,7 @@ from typing import Any
 import click
 
 from featviz.cli.mistakes import refuse_spaces_in_a_list, refuse_swapped, unknown_option
-
-OPTIONS = "Options"
-READ = "What is read"
-MODEL = "The model"
-LAYERS = "Which layers"
-DRAWING = "How maps are drawn"
-VIEWS = "Other views"
-GRADIENTS = "Gradients"
-INTERVENTIONS = "Changes inside the model"
-FINDINGS = "Findings and gates"
-OUTPUT = "What is written"
-LIMITS = "Limits"
-MACHINES = "Several machines"
-GENERAL = "General"
-
-GROUPS = (
-    OPTIONS,
-    LAYERS,
-    READ,
-    MODEL,
-    DRAWING,
-    VIEWS,
-    GRADIENTS,
-    INTERVENTIONS,
-    FINDINGS,
-    OUTPUT,
-    LIMITS,
-    MACHINES,
-    GENERAL,
-)
-"""Headings of groups of options, in the order in which help shows them. OPTIONS is for the few that
-a short command alone has."""
+from featviz.options import GENERAL, GROUPS, OPTIONS
 
 _MOST = 15
 """Options that a command shows all at once; one that has more is long."""
@@ -54,22 +23,35 @@ _MOST = 15
 _WHOLE = "featviz.help_all"
 
 
-class Option(click.Option):
+class ClickOption(click.Option):
     """An option with its place in help.
 
     Args:
         group: the heading under which it stands, one of GROUPS.
         first: whether `--help` of a long command shows it, or the words that stand there in place
             of a long help text.
+        usual: the default in words.
     """
 
     def __init__(
-        self, *names: Any, group: str | None = None, first: bool | str = False, **settings: Any
+        self,
+        *names: Any,
+        group: str | None = None,
+        first: bool | str = False,
+        usual: str = "",
+        **settings: Any,
     ) -> None:
         super().__init__(*names, **settings)
-        self.group, self.first = group, first
+        self.group, self.first, self.usual = group, first, usual
 
-    def brief(self) -> Option:
+    def get_help_record(self, ctx: click.Context) -> tuple[str, str] | None:
+        """Its flags, and its help with the default."""
+        record = super().get_help_record(ctx)
+        if record is None or not self.usual:
+            return record
+        return record[0], f"{record[1]}  [default: {self.usual}]"
+
+    def brief(self) -> ClickOption:
         """The option as `--help` of a long command shows it."""
         if not isinstance(self.first, str):
             return self
@@ -154,7 +136,7 @@ class Command(click.Command):
         """The groups of options, or of a long command the first options."""
         options = [p for p in self.get_params(ctx) if isinstance(p, click.Option)]
         if not _whole(ctx):
-            first = [p.brief() for p in options if isinstance(p, Option) and p.first]
+            first = [p.brief() for p in options if isinstance(p, ClickOption) and p.first]
             _section(ctx, formatter, "First options", first)
             return
         for group in GROUPS:
@@ -163,7 +145,8 @@ class Command(click.Command):
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Where the rest is."""
         if not _whole(ctx):
-            options = sum(isinstance(p, click.Option) for p in self.get_params(ctx))
+            params = self.get_params(ctx)
+            options = sum(isinstance(p, click.Option) and not p.hidden for p in params)
             formatter.write_paragraph()
             more = ", and more examples" if "xamples:" in self._behind else ""
             formatter.write_text(
@@ -177,7 +160,7 @@ def _whole(ctx: click.Context) -> bool:
 
 def _group_of(param: click.Parameter) -> str:
     """Click's own options, such as --help, are general."""
-    return param.group or OPTIONS if isinstance(param, Option) else GENERAL
+    return param.group or OPTIONS if isinstance(param, ClickOption) else GENERAL
 
 
 def _section(
@@ -189,14 +172,14 @@ def _section(
             formatter.write_dl(records)
 
 
-def _help_all() -> Option:
+def _help_all() -> ClickOption:
     def show(ctx: click.Context, param: click.Parameter, given: bool) -> None:
         if given and not ctx.resilient_parsing:
             ctx.meta[_WHOLE] = True
             click.echo(ctx.get_help(), color=ctx.color)
             ctx.exit()
 
-    return Option(
+    return ClickOption(
         ["--help-all"],
         is_flag=True,
         is_eager=True,

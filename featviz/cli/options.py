@@ -1,445 +1,211 @@
-"""Options that several commands share, and the records that they fill."""
+"""Options of the command line: made of the records of `featviz.options`, and those that only the
+command line has."""
 
 from __future__ import annotations
 
-import ast
 import logging
-from collections.abc import Callable, Sequence
-from dataclasses import fields
-from functools import partial
+from collections.abc import Callable, Collection
+from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import click
 from click.core import ParameterSource
+from click.shell_completion import CompletionItem
+from msgspec import Struct
 
-from featviz.cli import command as cmd
-from featviz.cli import complete, values
-from featviz.cli.command import Option
-from featviz.cli.values import EXISTING_FILE, FILE, NUMBERS, PATH, SIZE
-from featviz.hooks import selectors as selector_texts
-from featviz.models import devices
-from featviz.models.sources import MODEL_HELP, WEIGHTS_HELP, ModelOptions
-from featviz.records import INTERPOLATIONS, PRESETS
-from featviz.records.checking import check_field, choices
+from featviz.cli import values
+from featviz.cli.command import ClickOption
+from featviz.cli.values import EXISTING_FILE
+from featviz.drawing.normalize import in_full
+from featviz.models.sources import MODEL_HELP
+from featviz.options import (
+    GENERAL,
+    HPARAMS,
+    LISTS,
+    OUTPUT,
+    ModelOptions,
+    Option,
+    declared,
+)
 
 F = TypeVar("F", bound=Callable[..., Any])
+R = TypeVar("R", bound=Struct)
 
-if TYPE_CHECKING:
-    from featviz.models.preprocess import InputOptions
+_CHECKS = {
+    "normalize": "featviz.drawing.normalize:parse_scale",
+    "cmap": "featviz.drawing.colormap:check_cmap",
+    "layers": "featviz.hooks.selectors:parse",
+    "device": "featviz.models.requirements:check_device",
+    "background": "featviz.images.decode:check_background",
+    "target": "featviz.gradients.targets:parse",
+    "tensor_layout": "featviz.layout.hints:parse_override",
+    "ablate": "featviz.gradients.interventions:parse_ablate",
+    "edit": "featviz.gradients.interventions:parse_edit",
+    "out": "featviz.cli.values:lasting",
+    "compare": "featviz.cli.values:lasting",
+    "fail_on": "featviz.records.findings:parse_gate",
+}
+"""What refuses values that have a grammar of their own while the command line is read: before torch
+is imported, which takes seconds; and imported only for a value, since --help waits for no numpy."""
 
 
-def stacked(*options: Callable[[F], F], group: str | None = None) -> Callable[[F], F]:
-    """One decorator for several options, in the order in which --help shows them.
+def _check(name: str, value: Any) -> None:
+    module, function = _CHECKS[name].split(":")
+    check = getattr(import_module(module), function)
+    for one in value if isinstance(value, tuple) else (value,):
+        check(one)
 
-    Args:
-        group: the heading of those of them that have none of their own, one of `command.GROUPS`.
-    """
+
+def paths(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """What a shell offers for a value that may be a path."""
+    return [CompletionItem(incomplete, type="file")]
+
+
+def _offered(option: Option) -> Any:
+    """What a shell offers for the value of an option."""
+    if option.choices:
+        return lambda ctx, param, incomplete: [
+            CompletionItem(word) for word in option.choices if word.startswith(incomplete)
+        ]
+    is_path = Path in option.kinds or option.name in ("arch", "weights", "transform")
+    return paths if is_path else None
+
+
+def click_option(option: Option) -> Callable[[F], F]:
+    """An option of click: flags, help and what it takes are the field's."""
+
+    def read(ctx: click.Context, param: click.Parameter, given: Any) -> Any:
+        source = ctx.get_parameter_source(option.name)
+        if source is ParameterSource.DEFAULT or ctx.resilient_parsing:
+            return option.default
+        value = option.value(list(given) if isinstance(given, tuple) else given)
+        if option.name in _CHECKS and value is not None:
+            _check(option.name, value)
+        return value
+
+    help, usual = in_full(option.words), option.usual or option.default
+    flags, settings = list(option.flags), dict[str, Any](is_flag=True)
+    if isinstance(usual, (str, int, float, Path)) and not isinstance(usual, bool):
+        settings["usual"] = str(usual)
+    if bool not in option.kinds:
+        several = option.many or option.read in LISTS
+        metavar = option.metavar or f"[{'|'.join(option.choices)}]" * bool(option.choices) or None
+        del settings["is_flag"]
+        settings |= {"type": str, "multiple": several, "metavar": metavar}
+        settings |= {"shell_complete": _offered(option), "required": not option.has_default}
+    elif option.default is not False:
+        flags[-1] += f"/--no-{option.name}"
+        settings["default"] = option.default
+    settings |= {"group": option.group, "first": option.first, "help": help, "callback": read}
+    return click.option(*flags, option.name, cls=ClickOption, **settings)
+
+
+def options_of(
+    *kinds: type[Struct], but: Collection[str] = (), **defaults: Any
+) -> Callable[[F], F]:
+    """The options of records as one decorator, without those named, with defaults of a command."""
+    chosen = {name: one for kind in kinds for name, one in declared(kind).items()}
+    chosen |= {name: replace(chosen[name], default=value) for name, value in defaults.items()}
 
     def decorate(function: F) -> F:
-        given = len(getattr(function, "__click_params__", ()))
-        for option in reversed(options):
-            function = option(function)
-        for param in function.__click_params__[given:]:  # type: ignore[attr-defined]
-            param.group = param.group or group
+        for name in reversed(chosen):
+            if name not in but:
+                function = click_option(chosen[name])(function)
         return function
 
     return decorate
 
 
-def option(*names: str, **settings: Any) -> Callable[[F], F]:
-    """`click.option`, where help shows every default, calls a whole number N, and has groups.
-
-    `group` and `first` are those of `command.Option`.
-    """
-    default = settings.get("default")
-    usual: dict[str, Any] = {} if default is None else {"show_default": True}
-    if settings.get("type", type(default)) is int:
-        usual["metavar"] = "N"
-    return click.option(*names, cls=Option, **{**usual, **settings})
+def record(kind: type[R], given: dict[str, Any], **further: Any) -> R:
+    """A record of the values of a command line, which `options_of` has read."""
+    return kind(**{name: given[name] for name in declared(kind) if name in given}, **further)
 
 
-def checked(check: Callable[[Any], object]) -> Callable[..., Any]:
-    """A callback of an option that refuses bad values while the command line is read: before torch
-    is imported, which takes seconds.
-
-    Args:
-        check: takes a value, and raises a UsageError.
-    """
-
-    def callback(ctx: click.Context, param: click.Parameter, value: Any) -> Any:
-        usual = ctx.get_parameter_source(str(param.name)) is ParameterSource.DEFAULT
-        if not usual and not ctx.resilient_parsing:
-            check(value)
-        return value
-
-    return callback
-
-
-def each(check: Callable[[Any], object]) -> Callable[[Sequence[Any]], None]:
-    """A check of every value of a repeatable option."""
-
-    def check_each(values: Sequence[Any]) -> None:
-        for value in values:
-            check(value)
-
-    return check_each
-
-
-def field_option(record: type, name: str, help: str, **settings: Any) -> Callable[[F], F]:
-    """The option that fills a field of a record, whose default and choices it has."""
-    field = name.removeprefix("--").replace("-", "_")
-    default = getattr(record, field)
-    settings.setdefault("callback", checked(partial(check_field, record, field)))
-    if isinstance(default, bool):
-        return option(name, is_flag=True, help=help, **settings)
-    if default is not None and not settings.get("multiple"):
-        settings = {"default": default, **settings}
-    if not {"type", "metavar"} & settings.keys() and (words := choices(record, field)):
-        settings["type"] = click.Choice(words)
-    return option(name, help=help, **settings)
-
-
-# What a command reads and where it writes
+def own_option(*names: str, help: str, **settings: Any) -> Callable[[F], F]:
+    """A flag, or another option, that only the command line has."""
+    settings = {"is_flag": "type" not in settings, **settings}
+    return click.option(*names, cls=ClickOption, help=help, **settings)
 
 
 def model_argument(function: F) -> F:
     """MODEL, whose forms stand in the command's help where it says {MODEL}."""
     function.__doc__ = str(function.__doc__).replace("{MODEL}", MODEL_HELP)
-    argument = click.argument(
-        "model", required=False, metavar="MODEL", shell_complete=complete.models
-    )
-    return argument(function)
+    return click.argument("model", required=False, metavar="MODEL", shell_complete=paths)(function)
 
 
-images_argument = click.argument(
-    "images", nargs=-1, metavar="IMAGE...", shell_complete=complete.paths
-)
-
-null_option = option(
-    "-0",
-    "--null",
-    "nul",
-    is_flag=True,
-    group=cmd.READ,
-    help="Read paths that end with NUL, as `find -print0` writes them, where IMAGE is -.",
-)
-
-
-def layers_option(
-    help: str, default: str | None = None, first: bool | str = True
-) -> Callable[[F], F]:
-    """`--layers`; `default` says which layers are taken without it."""
-    return option(
-        "--layers",
-        multiple=True,
-        metavar="SELECTORS",
-        group=cmd.LAYERS,
-        first=first,
-        shell_complete=complete.layers,
-        callback=checked(lambda values: selector_texts.parse(",".join(values))),
-        show_default=default,
-        help=help,
-    )
-
-
-select_layers = (
-    "Take the layers that these selectors match: class names, globs, re:REGEX, CLASS@GLOB, "
-    "fn:FUNCTION, SELECTOR#INDEX, !NOT; commas separate them."
-)
-"""Help of `--layers` where it decides what is looked at."""
-
-select_in_short = "Take layers by class or name, such as Conv2d,ReLU or 'layer1.*'."
-
-
-_OUTPUT: dict[str, Any] = {"group": cmd.OUTPUT, "first": True}
-
-
-def out_option(help: str, default: str | None = None, **settings: Any) -> Callable[[F], F]:
-    """`--out`, a file or folder to write."""
-    if default is not None:
-        settings["default"] = Path(default)
-    return option("--out", **{"type": PATH, "help": help, **_OUTPUT, **settings})
-
-
-def overwrite_option(what: str) -> Callable[[F], F]:
-    """`--overwrite`; `what` names the earlier result."""
-    return option("--overwrite", is_flag=True, help=f"Replace {what} in --out.", **_OUTPUT)
+images_argument = click.argument("images", nargs=-1, metavar="IMAGE...", shell_complete=paths)
 
 
 def json_option(what: str = "one JSON document") -> Callable[[F], F]:
     """`--json`; `what` is printed on stdout."""
-    help = f"Print {what} on stdout."
-    return option("--json", "as_json", is_flag=True, group=cmd.OUTPUT, help=help)
-
-
-timeout_option = option(
-    "--timeout",
-    type=click.FloatRange(0, min_open=True),
-    default=600.0,
-    metavar="SECONDS",
-    group=cmd.MACHINES,
-    help="Wait up to SECONDS at the start for the other processes that torchrun started.",
-)
+    return own_option("--json", "as_json", group=OUTPUT, help=f"Print {what} on stdout.")
 
 
 def open_option(help: str) -> Callable[[F], F]:
     """`--open`, which shows a page in the user's browser."""
-    return option("--open", is_flag=True, help=help, **_OUTPUT)
+    return own_option("--open", group=OUTPUT, first=True, help=help)
 
 
-batch_size_option = option(
-    "--batch-size",
-    type=int,
-    default=1,
-    group=cmd.LIMITS,
-    help="Pass up to N images of one shape through the model together.",
+no_shard_option = own_option(
+    "--shard", type=str, hidden=True, help="Is refused: images are not divided here."
 )
-
-readers_option = option(
-    "--readers",
-    type=int,
-    show_default="1, for images in stores 8",
-    group=cmd.LIMITS,
-    help="Read images ahead in N threads.",
-)
-
-shard_option = option(
-    "--shard",
-    metavar="I/N",
-    group=cmd.MACHINES,
-    help="Take only part I of N parts of the images; `featviz merge` joins the parts.",
-)
-
-# How a command is set up
-
-config_option = option(
-    "--config",
-    type=EXISTING_FILE,
-    callback=values.read_config,
-    is_eager=True,
-    expose_value=False,
-    group=cmd.GENERAL,
-    help="Read values of options from this TOML file; the command line wins over it.",
-)
+"""For commands that refuse it, and say why: see `share.refuse_shares`."""
 
 
-def _verbosity(short: str, long: str, level: int, help: str) -> Callable[[F], F]:
+def _set_level(level: int) -> Callable[[click.Context, click.Parameter, bool], None]:
     def set_level(ctx: click.Context, param: click.Parameter, given: bool) -> None:
         if given:
             logging.getLogger("featviz").setLevel(level)
 
-    settings = {"is_flag": True, "expose_value": False, "callback": set_level}
-    return option(short, long, group=cmd.GENERAL, help=help, **settings)
+    return set_level
 
 
-verbosity_options = stacked(
-    _verbosity("-q", "--quiet", logging.ERROR, "Print only errors on stderr."),
-    _verbosity("-v", "--verbose", logging.DEBUG, "Print more details, and tracebacks, on stderr."),
-)
-
-junit_option = option(
-    "--junit",
-    type=FILE,
-    group=cmd.OUTPUT,
-    help="Write the verdicts as JUnit XML into this file.",
-)
-
-
-# The model and its input
-
-_of_model = partial(field_option, ModelOptions)
-
-checkpoint_options = stacked(
-    _of_model("--key", "Take the weights at this key of a checkpoint.", metavar="KEY"),
-    _of_model("--strip-prefix", "Remove this prefix from the names of weights.", metavar="PREFIX"),
-    option(
-        "--ema/--no-ema",
-        default=None,
-        show_default="no-ema",
-        help="Take the averaged (EMA) weights of a checkpoint, or the plain ones.",
-    ),
-    group=cmd.MODEL,
-)
-"""Where in a checkpoint the weights are."""
-
-model_options = stacked(
-    _of_model(
-        "--arch",
-        "Build this architecture for a MODEL that is a file of weights, or a LoRA adapter.",
-        metavar="MODEL",
-        first="Build this architecture, such as resnet50 or net.py:Net, for a file of weights.",
-        shell_complete=complete.models,
-    ),
-    _of_model(
-        "--weights",
-        f"Load these weights. {WEIGHTS_HELP}.",
-        metavar="WEIGHTS",
-        first="Load these weights: default, a file, or none (random).",
-        shell_complete=complete.paths,
-    ),
-    _of_model("--seed", "Seed the random numbers of random weights and of noise."),
-    option(
-        "--model-arg",
-        multiple=True,
-        metavar="KEY=VALUE",
-        help="Pass this argument to the factory or builder of the model; repeatable. @hparams "
-        "passes the hyper_parameters of a Lightning checkpoint.",
-    ),
-    option(
-        "--allow-global",
-        multiple=True,
-        metavar="PKG.NAME",
-        help="Let a pickled model use this class or function; repeatable.",
-    ),
-    option(
-        "--trust",
-        "--unsafe-load",
-        "trust",
-        is_flag=True,
-        help="Trust MODEL: let a pickled model run any code, with classes from the current folder "
-        "and the folder of its file.",
-    ),
-    checkpoint_options,
-    _of_model("--partial", "Load the weights that fit, and leave the others out."),
-    _of_model(
-        "--device",
-        "Run the model on this device: auto, cpu, cuda, cuda:N or mps.",
-        metavar="DEVICE",
-        callback=checked(devices.check_name),
-    ),
-    group=cmd.MODEL,
-)
-
-input_options = stacked(
-    option(
-        "--preset",
-        type=click.Choice(list(PRESETS)),
-        show_default="as the model says, else imagenet",
-        help="Prepare images as these models want them. "
-        + "; ".join(f"{name}: {preset.words}" for name, preset in PRESETS.items())
-        + ".",
-    ),
-    option(
-        "--size",
-        type=SIZE,
-        first="Resize the shorter side of images to N pixels, or images to HxW.",
-        help="Resize the shorter side of each image to N pixels (for a YOLO the longer one), or "
-        "the image to HxW.",
-    ),
-    option("--crop", type=SIZE, help="After resizing, crop the centre to NxN or HxW pixels."),
-    option(
-        "--interpolation",
-        type=click.Choice(INTERPOLATIONS),
-        help="Compute the pixels of a resized image in this way.",
-    ),
-    option(
-        "--mean",
-        type=NUMBERS,
-        help="Subtract these means from the channels, whose values are 0..1.",
-    ),
-    option(
-        "--std",
-        type=NUMBERS,
-        help="Divide the channels by these standard deviations, once --mean is subtracted.",
-    ),
-    option(
-        "--channels",
-        type=int,
-        show_default="as the first convolution says",
-        help="Read images as greyscale (1) or RGB (3); of another number the files (.npy, .npz, "
-        ".pt, .tif, or a picture with alpha) must have N channels.",
-    ),
-    option(
-        "--exif/--no-exif",
-        default=True,
-        help="Turn images as their EXIF orientation says, or leave them as they are stored.",
-    ),
-    option(
-        "--background",
-        metavar="COLOUR",
-        default="white",
-        help="Put this colour under transparent images.",
-    ),
-    option(
-        "--input",
-        multiple=True,
-        metavar="NAME=VALUE",
-        help="Pass this argument to the model's forward beside the image: a number, true, false, "
-        "none, zeros:1,77, ones:1,77:int64, or a file (.npy, .npz, .pt). image stands for the "
-        "image itself, and NAME.KEY=VALUE fills a dict; repeatable.",
-    ),
-    option(
-        "--transform",
-        metavar="FUNCTION",
-        help="Prepare images with this function (file.py:fn or pkg.mod:fn): from a PIL image, or "
-        "the array of a .npy, .npz or .pt file, to a tensor [C, H, W], or to a dict of arguments "
-        "of the model.",
-    ),
-    option("--frames", default=16, help="Take N frames of each clip, for video models."),
-    option(
-        "--inputs",
-        type=int,
-        show_default="as the model's forward says",
-        help="Pass N images at once to the model.",
-    ),
-    group=cmd.READ,
-)
+def general_options(function: F) -> F:
+    """`--config`, `-q` and `-v`, which every command has."""
+    for names, level, help in (
+        (("-v", "--verbose"), logging.DEBUG, "Print more details, and tracebacks, on stderr."),
+        (("-q", "--quiet"), logging.ERROR, "Print only errors on stderr."),
+    ):
+        settings: Any = {"expose_value": False, "callback": _set_level(level), "group": GENERAL}
+        function = own_option(*names, help=help, **settings)(function)
+    return own_option(
+        "--config",
+        type=EXISTING_FILE,
+        callback=values.read_config,
+        is_eager=True,
+        expose_value=False,
+        group=GENERAL,
+        help="Read values of options from this TOML file; the command line wins over it.",
+    )(function)
 
 
-_HPARAMS = "@hparams"
-"""A value of --model-arg: the arguments that a Lightning checkpoint holds."""
+def images_of(ctx: click.Context, given: dict[str, Any]) -> Any:
+    """The words of IMAGE, of the command line or of --config."""
+    return values.given_or_config(ctx, "images", given["images"])
 
 
-def key_values(pairs: Sequence[str]) -> dict[str, Any]:
-    """`key=value` strings to keyword arguments; values are Python literals, else strings.
-
-    `@hparams`, which stands for those of a checkpoint, is left out.
-    """
-    arguments = {}
-    for pair in pairs:
-        if pair == _HPARAMS:
-            continue
-        key, equals, value = pair.partition("=")
-        if not equals or not key.isidentifier():
-            raise click.BadParameter(f"{pair!r} is not KEY=VALUE", param_hint="--model-arg")
-        try:
-            arguments[key] = ast.literal_eval(value)
-        except (ValueError, SyntaxError):
-            arguments[key] = value
-    return arguments
-
-
-def selectors(given: dict[str, Any]) -> str | None:
-    """All values of --layers as one list; None without any."""
-    return ",".join(given["layers"]) or None
-
-
-def fields_of(record: type, given: dict[str, Any]) -> dict[str, Any]:
-    """The options that have the names of a record's fields."""
-    return {field.name: given[field.name] for field in fields(record) if field.name in given}
-
-
-def to_model_options(model: str, given: dict[str, Any]) -> ModelOptions:
-    """The options of the model, as a record.
+def to_model_options(ctx: click.Context, given: dict[str, Any]) -> ModelOptions:
+    """The options of the model, as a record; a MODEL or IMAGE that is not there is refused before
+    torch is imported.
 
     Raises:
-        FeatvizError: torch is missing, or cannot be loaded.
+        FeatvizError: there is none; or torch is missing, or cannot be loaded.
     """
+    from featviz.images.find import check_arguments
     from featviz.models.requirements import require_torch
+    from featviz.models.sources import check_words
 
-    require_torch(alone=True)
-    return ModelOptions(
-        model,
-        model_args=key_values(given["model_arg"]),
-        hparams=_HPARAMS in given["model_arg"],
-        allow_globals=tuple(given["allow_global"]),
-        **fields_of(ModelOptions, given),
+    arguments = dict(given["model_args"])
+    options = record(
+        ModelOptions,
+        {**given, "model_args": arguments},
+        spec=values.given_or_config(ctx, "model", given["model"]),
+        hparams=bool(arguments.pop(HPARAMS, False)),
     )
-
-
-def to_input_options(given: dict[str, Any]) -> InputOptions:
-    """The options of the input, as a record."""
-    from featviz.models.preprocess import InputOptions
-
-    return InputOptions(**fields_of(InputOptions, given))
+    images = images_of(ctx, given) if "images" in given else ()
+    check_words(options)
+    check_arguments(images)
+    require_torch(alone=True)
+    return options

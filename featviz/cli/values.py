@@ -5,25 +5,18 @@ from __future__ import annotations
 import os
 import re
 import tomllib
-from collections.abc import Callable, Iterable
-from contextlib import suppress
+from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
-from featviz.cli import mistakes, remedies
+from featviz.cli import mistakes
 from featviz.errors import FileError, UsageError
 from featviz.files import read_text
 from featviz.files.missing import hint_of, misspelt
 from featviz.files.urls import Url, is_url, refuse_url
-from featviz.records.checking import read_numbers, read_size
 from featviz.text import quoted
-
-if TYPE_CHECKING:  # generic from click 8.4 on, and only for type checkers
-    _ParamType = click.ParamType[Any]
-else:
-    _ParamType = click.ParamType
 
 
 class PathType(click.Path):
@@ -38,13 +31,13 @@ class PathType(click.Path):
             refuse_url(value)
             return super().convert(value, param, ctx)
         except UsageError as error:
-            raise remedies.BadValueError(error.message, error.hint, param, ctx) from None
+            raise mistakes.BadValueError(error.message, error.hint, param, ctx) from None
         except click.BadParameter as error:
             path = Path(value)
             if os.path.lexists(path):
                 raise
             hint = hint_of(path, misspelt(path))
-            raise remedies.BadValueError(error.message, hint, param, ctx) from None
+            raise mistakes.BadValueError(error.message, hint, param, ctx) from None
 
 
 PASSING = ("memory",)
@@ -53,7 +46,7 @@ PASSING = ("memory",)
 
 class PlaceType(PathType):
     """A run directory: a path, or a URL of an object store that outlives the command. A file is
-    taken, too, since the reader of runs says what an archive of one is for."""
+    taken, too, since the reader of runs says what is wrong with it."""
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
@@ -65,19 +58,19 @@ class PlaceType(PathType):
             return value
         try:
             if is_url(value):
-                return _lasting(Url.of_run(value))
+                return lasting(Url.of_run(value))
         except UsageError as error:
-            raise remedies.BadValueError(error.message, error.hint, param, ctx) from None
+            raise mistakes.BadValueError(error.message, error.hint, param, ctx) from None
         return super().convert(value, param, ctx)
 
 
-def _lasting(url: Url) -> Url:
-    """A URL whose store outlives this command.
+def lasting(url: Any) -> Any:
+    """A path, or a URL whose store outlives this command.
 
     Raises:
         UsageError: it does not.
     """
-    if url.protocol in PASSING:
+    if isinstance(url, Url) and url.protocol in PASSING:
         raise UsageError(
             f"{quoted(str(url))} is in the memory of this command, and vanishes with it",
             "give a folder, or a store that stays, such as s3://bucket/maps",
@@ -85,52 +78,9 @@ def _lasting(url: Url) -> Url:
     return url
 
 
-FILE = PathType(dir_okay=False)
-FOLDER = PathType(file_okay=False)
-PATH = PathType()
 EXISTING_FILE = PathType(exists=True, dir_okay=False)
 PLACE = PlaceType()
 EXISTING_PLACE = PlaceType(exists=True)
-
-
-class ReadBy(_ParamType):
-    """What a function reads, which returns None for a value that it cannot read."""
-
-    def __init__(self, name: str, read: Callable[[Any], Any], refusal: str) -> None:
-        self.name, self.read, self.refusal = name, read, refusal
-
-    def convert(self, value: Any, param: Any, ctx: Any) -> Any:
-        """Read a value, or refuse it."""
-        if (read := self.read(value)) is None:
-            self.fail(f"{value!r} is {self.refusal}", param, ctx)
-        return read
-
-
-def _read_auto(value: Any) -> Any:
-    """A whole number, or `auto`, which stays a word: click takes None for unset."""
-    with suppress(ValueError):
-        return value if value == "auto" or isinstance(value, int) else int(value)
-    return None
-
-
-SIZE = ReadBy("pixels", read_size, "no size: a number of pixels, or HEIGHTxWIDTH")
-NUMBERS = ReadBy("N,N,N", read_numbers, "not numbers separated by commas")
-AUTO_INT = ReadBy("n", _read_auto, "neither a whole number nor auto")
-
-
-class BytesType(_ParamType):
-    """`500MB`, `2GB`, or a number of bytes."""
-
-    name = "bytes"
-
-    def convert(self, value: Any, param: Any, ctx: Any) -> int:
-        """Read bytes."""
-        from featviz.text import parse_bytes
-
-        try:
-            return value if isinstance(value, int) else parse_bytes(value)
-        except UsageError as error:
-            self.fail(f"{error.message}; {error.hint}", param, ctx)
 
 
 _LARGEST_CONFIG = 2**16
@@ -205,7 +155,7 @@ def _flat(content: dict[str, Any], path: Path, ctx: click.Context) -> dict[str, 
 
 
 def _meant(name: str, names: Iterable[str]) -> str:
-    close = remedies.close_to(name, names)
+    close = mistakes.close_to(name, names)
     return f"did you mean {close[0]}?" if close else f"one of {', '.join(sorted(names))}"
 
 
@@ -220,6 +170,8 @@ def _as_typed(param: click.Parameter, value: Any) -> Any:
     many = param.multiple if isinstance(param, click.Option) else param.nargs == -1
     if isinstance(value, list) and not many:
         return ",".join(str(item) for item in value)
+    if isinstance(param, click.Option) and param.is_flag and not isinstance(value, bool):
+        return str(value)  # click reads words
     return [value] if many and not isinstance(value, list) else value
 
 

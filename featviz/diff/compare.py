@@ -1,68 +1,346 @@
-"""How far two tensors are apart, channel by channel."""
+"""How far two tensors are apart, channel by channel: from kept tensors, pictures and statistics."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from featviz.diff.pairing import TensorPair
-from featviz.diff.result import PIXELS, STATISTICS, TENSORS, Change, Finding
-from featviz.diff.values import ImagePair, keeps, map_shape, slack_of
-from featviz.records import STAT_COLUMNS, Floats
-from featviz.rundir.schema import CaptureRow
+from featviz.drawing import colormap
+from featviz.layout.layouts import LAYOUTS
+from featviz.records import STAT_COLUMNS, Bytes, Floats, GridPlan, Place
+from featviz.rundir.image import ReadImage, same_content
+from featviz.rundir.schema import Capture
 from featviz.text import by
 
+TENSORS, PIXELS, STATISTICS = "tensors", "statistics and pixels", "statistics"
+"""What two tensors were compared by."""
+
+_MIN, _MAX = STAT_COLUMNS.index("min"), STAT_COLUMNS.index("max")
 _COMPARED = 4
 """Columns of the statistics that are compared, from the first: min, max, mean, std. The count of
 exact zeros is not, because rounding turns a zero into 1e-9."""
 _NONFINITE = STAT_COLUMNS.index("nonfinite")
-
+_GREYS = 256
+"""Levels of a picture without a palette."""
+_HALF = 0.501
+"""How many levels a value may be away from the one drawn: half a level, and float32's rounding when
+it was drawn."""
 _BLOCK = 2**17
 """Values compared at a time: they stay in a core's cache."""
 
 
-def measure(images: ImagePair, pair: TensorPair, tolerance: float) -> Finding:
+@dataclass(frozen=True)
+class Change:
+    """How far apart two tensors are, in each channel; all arrays are [channels]."""
+
+    absolute: np.ndarray
+    """Largest absolute difference where both values are finite."""
+    relative: np.ndarray
+    """Largest |new - base| / (max(|new|, |base|) + scale), 0..1: see `compare.compare`."""
+    cosine: np.ndarray
+    """Cosine similarity over the values that are finite on both sides, -1..1; 1 where both are
+    zero; NaN where only statistics are known, or where a channel is a single number."""
+    unlike: np.ndarray
+    """Values that are NaN or infinite on one side, and something else on the other."""
+    products: np.ndarray
+    """[channels, 3]: base · new, base · base and new · new over the values that are finite on both
+    sides, in one unit for all channels; NaN where only statistics are known."""
+
+    @property
+    def layer_cosine(self) -> float:
+        """Cosine similarity over all channels together, because a single channel that is zero on
+        one side says little of a layer. 1 where both sides are zero, NaN where only statistics are
+        known."""
+        known = self.products[~np.isnan(self.products).any(1)]
+        if not len(known):
+            return math.nan
+        dot, base, new = map(float, known.sum(0))
+        if base == 0 or new == 0:
+            return 1.0 if base == new else 0.0
+        return min(1.0, max(-1.0, dot / (math.sqrt(base) * math.sqrt(new))))
+
+    def differs(self, tolerance: float) -> np.ndarray:
+        """Which channels, bool, have a value beyond the tolerance, or one that is finite on one
+        side only."""
+        differing: np.ndarray = (self.relative > tolerance) | (self.unlike > 0)
+        return differing
+
+    def worst_first(self, among: np.ndarray) -> list[int]:
+        """The channels of a mask [channels], the most changed first."""
+        order = np.lexsort((-self.relative, -self.unlike))
+        return [int(i) for i in order if among[i]]
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One tensor of one image, compared."""
+
+    image: str
+    place: Place
+    type: str
+    index: int
+    by: str
+    """`TENSORS`, `PIXELS` or `STATISTICS`."""
+    change: Change
+    differs: np.ndarray
+    """Which channels differ, bool [channels]."""
+    reason: str | None = None
+    """Why the tensor could not be compared, as another shape; all its channels differ then."""
+
+    @property
+    def severity(self) -> tuple[float, float]:
+        """The largest difference and the share of channels that differ; the larger, the worse."""
+        worst = (
+            1.0 if self.reason or self.change.unlike.any() else float(self.change.relative.max())
+        )
+        return worst, float(self.differs.mean())
+
+
+@dataclass(frozen=True)
+class Values:
+    """The values of a tensor, as far as a file shows them."""
+
+    data: np.ndarray
+    """[channels, N]."""
+    ids: tuple[int, ...]
+    """The tensor's channels that the rows stand for."""
+    slack: np.ndarray
+    """[channels]: how far each value may be off; 0 where the values are exact."""
+    hidden: np.ndarray | None = None
+    """[channels, N]: which values a label covers, where it can be told; None where none is."""
+
+    def only(self, ids: Sequence[int]) -> Values:
+        """The rows of some of the channels."""
+        if tuple(ids) == self.ids:
+            return self
+        place = {channel: i for i, channel in enumerate(self.ids)}
+        rows = [place[channel] for channel in ids]
+        hidden = None if self.hidden is None else self.hidden[rows]
+        return Values(self.data[rows], tuple(ids), self.slack[rows], hidden)
+
+
+def map_shape(row: Capture) -> tuple[int, int, int]:
+    """Slices, height and width of each channel in the tensor, drawn or not."""
+    if row.constant is not None:
+        slices, height, width = row.constant
+        return slices, height, width
+    return (row.slices[1] if row.slices else 1), *row.plan.map_size
+
+
+def is_part(row: Capture) -> bool:
+    """Whether a row's vector is only a part of the kept tensor: a token in front of the grid."""
+    return row.layout == "vector" and row.maps * math.prod(map_shape(row)) != math.prod(row.shape)
+
+
+def from_tensor(array: np.ndarray, row: Capture) -> Values | None:
+    """Read the values of each channel from a kept tensor, in the order of the maps where
+    `Layout.in_map_order` says so.
+
+    Tokens in front of a grid are left out: they have rows of their own.
+
+    Returns:
+        None where the layout does not make the manifest's channels of this shape.
+    """
+    layout = LAYOUTS.get(row.layout)
+    if layout is None or array.ndim not in layout.dimensions:
+        return None
+    try:
+        data = layout.channels_first(array, row.maps)
+    except (IndexError, ValueError):
+        return None
+    count = math.prod(map_shape(row))
+    if len(data) != row.maps or data.shape[1] < count:
+        return None
+    return Values(data[:, data.shape[1] - count :], tuple(range(row.maps)), np.zeros(row.maps))
+
+
+def from_picture(
+    levels: Bytes, palette: Bytes | None, row: Capture, stats: Floats
+) -> Values | None:
+    """Read the values behind a grid's pixels, each within half a level; NaN where not finite, and
+    anything where a label covers them.
+
+    A level stands for low + level / (levels - 1) · (high - low), where low and high are the
+    channel's own minimum and maximum or the range of the manifest.
+
+    Args:
+        levels: the pixels, [height, width].
+        palette: its colours, [colours, 3]; None for a grey picture.
+        stats: [channels, 6], of all channels of the tensor.
+
+    Returns:
+        None where the picture has not the size that the manifest says, shows no channels, or has a
+        palette that featviz does not write.
+    """
+    channels = tuple(row.channels) if row.channels else tuple(range(row.maps))
+    plan = row.plan
+    count = _GREYS if palette is None else _level_count(palette)
+    if row.constant is not None and row.constant[0] > 1:
+        return None  # another picture may show only some of the slices
+    fits = levels.shape == (plan.height, plan.width) and plan.maps == len(channels) * row.side
+    if count is None or not fits:
+        return None
+    drawn = _to_tiles(levels, plan).reshape(len(channels), -1)
+    own = stats[list(channels)].astype(np.float64)
+    ends = (own[:, _MIN], own[:, _MAX]) if row.range is None else row.range
+    low, high = (np.nan_to_num(np.full(len(own), np.nan if end is None else end)) for end in ends)
+    step = (high - low) / (count - 1)
+    data = low[:, None] + drawn * step[:, None]
+    beyond = np.int16(count + 1)  # of a grey picture 257 and no byte, which numpy 2.1.0 dies of
+    data[drawn == beyond] = np.nan
+    if row.constant is not None:
+        data = data.repeat(math.prod(map_shape(row)), axis=1)
+    hidden = np.broadcast_to(drawn > beyond, data.shape)
+    return Values(data, channels, step * _HALF, hidden if hidden.any() else None)
+
+
+def _level_count(palette: Bytes) -> int | None:
+    """How many levels a palette has: its last magenta stands for what is not finite, and the
+    padding lies between it and the levels; the ink of labels may follow (`colormap.colored`). None
+    where there is no magenta in such a place."""
+    magenta = np.flatnonzero((palette == colormap.MAGENTA).all(1))
+    return int(magenta[-1]) - 1 if len(magenta) and magenta[-1] > 2 else None
+
+
+def _to_tiles(levels: Bytes, plan: GridPlan) -> Bytes:
+    """Cut a picture into its maps [maps, h, w], without title, padding and enlargement."""
+    (height, width), (down, across), padding = plan.tile, plan.scale, plan.padding
+    slots = levels[padding:, padding:].reshape(
+        plan.rows, height + padding, plan.columns, width + padding
+    )
+    slots = slots[:, :height:down, :, :width:across].swapaxes(1, 2)
+    return slots.reshape(plan.rows * plan.columns, *plan.map_size)[: plan.maps]
+
+
+@dataclass(frozen=True)
+class ImagePair:
+    """An image in both runs, with the statistics of its tensors."""
+
+    base: ReadImage
+    new: ReadImage
+    base_stats: Mapping[str, Floats]
+    new_stats: Mapping[str, Floats]
+
+    @classmethod
+    def read(cls, base: ReadImage, new: ReadImage) -> ImagePair:
+        """Read the statistics of both.
+
+        Raises:
+            DamagedError: they cannot be read.
+        """
+        return cls(base, new, base.stats(), new.stats())
+
+    @property
+    def places(self) -> list[Place]:
+        """The tensors that both have."""
+        return [place for place in self.base.captures if place in self.new.captures]
+
+    def rows(self, place: Place) -> tuple[Capture, Capture]:
+        """What the manifests say of a tensor."""
+        return self.base.captures[place], self.new.captures[place]
+
+    def stats(self, place: Place) -> tuple[Floats, Floats]:
+        """The statistics of a tensor in BASE and NEW, each [channels, 6]."""
+        return self.base_stats[place.stats_key], self.new_stats[place.stats_key]
+
+    def keeps(self, place: Place) -> bool:
+        """Whether both runs keep a tensor whose channels are all those of the rows."""
+        return all(row.tensor is not None and not is_part(row) for row in self.rows(place))
+
+    def tensors(self, place: Place) -> tuple[Values, Values] | None:
+        """Read the values of both kept tensors; None where there are none that show the channels.
+
+        Raises:
+            DamagedError: a file is missing or broken.
+        """
+        if not self.keeps(place):
+            return None
+        sides = []
+        for image, row in zip((self.base, self.new), self.rows(place), strict=True):
+            array = image.tensor(row)
+            values = None if array is None else from_tensor(array, row)
+            if values is None:
+                return None
+            sides.append(values)
+        return sides[0], sides[1]
+
+    def pixels(self, place: Place) -> tuple[Values, Values] | None:
+        """Read the values behind both pictures, of the channels that both have drawn; None where
+        the pictures do not show them.
+
+        Raises:
+            DamagedError: a file is missing or broken.
+        """
+        rows = self.rows(place)
+        if rows[0].beside != rows[1].beside or rows[0].normalize != rows[1].normalize:
+            return None
+        sides = []
+        for image, row, stats in zip((self.base, self.new), rows, self.stats(place), strict=True):
+            picture = image.levels(row)
+            values = None if picture is None else from_picture(*picture, row, stats)
+            if values is None:
+                return None
+            sides.append(values)
+        base, new = sides
+        ids = [i for i in base.ids if i in set(new.ids)]
+        if not ids or base.data.shape[1] != new.data.shape[1]:
+            return None
+        base, new = base.only(ids), new.only(ids)
+        masks = [values.hidden for values in (base, new) if values.hidden is not None]
+        if masks:  # both are NaN where a label covers one of them
+            hidden = np.logical_or.reduce(masks)
+            base, new = (replace(v, data=np.where(hidden, np.nan, v.data)) for v in (base, new))
+        return base, new
+
+
+def measure(images: ImagePair, place: Place, tolerance: float) -> Finding:
     """Compare a tensor of an image: by the kept tensors, else by statistics and pixels.
 
     Raises:
         DamagedError: a file is missing or broken.
     """
-    row = pair.base
-    reason = _why_not(row, pair.new)
-    if reason is not None:
-        method, change = STATISTICS, no_change(row.maps, 1)
-        differs = np.ones(row.maps, np.bool_)
-    else:
-        method, change = _change(images, pair)
-        differs = change.differs(tolerance)
-    return Finding(pair.image, pair.place, row.type, row.index, method, change, differs, reason)
-
-
-def _why_not(base: CaptureRow, new: CaptureRow) -> str | None:
-    """Why two tensors have no channels in common."""
+    base, new = images.rows(place)
+    reason = None
     if base.shape != new.shape:
-        return f"shape {by(base.shape)} in BASE, {by(new.shape)} in NEW"
-    if (base.layout, base.maps) != (new.layout, new.maps):
-        return f"layout {base.layout} in BASE, {new.layout} in NEW"
-    return None
+        reason = f"shape {by(base.shape)} in BASE, {by(new.shape)} in NEW"
+    elif (base.layout, base.maps) != (new.layout, new.maps):
+        reason = f"layout {base.layout} in BASE, {new.layout} in NEW"
+    if reason is not None:
+        method, change = STATISTICS, no_change(base.maps, 1)
+        differs = np.ones(base.maps, np.bool_)
+    else:
+        method, change = _change(images, place)
+        differs = change.differs(tolerance)
+    name = images.base.name
+    return Finding(name, place, base.type, base.index, method, change, differs, reason)
 
 
-def _change(images: ImagePair, pair: TensorPair) -> tuple[str, Change]:
+def _change(images: ImagePair, place: Place) -> tuple[str, Change]:
     """What two tensors were compared by, and how far they are apart."""
-    base, new = images.stats(pair)
-    if np.array_equal(base, new, equal_nan=True) and images.same_files(pair):
-        method = TENSORS if keeps(pair) else PIXELS
-        return method, no_change(len(base), math.prod(map_shape(pair.base)))
+    base, new = images.stats(place)
+    kept = images.keeps(place)
+    if np.array_equal(base, new, equal_nan=True):
+        one, other = (str(row.tensor if kept else row.file) for row in images.rows(place))
+        if same_content((images.base, one), (images.new, other)):
+            size = math.prod(map_shape(images.rows(place)[0]))
+            return TENSORS if kept else PIXELS, no_change(len(base), size)
     scale = scale_of(base, new)
-    if (kept := images.tensors(pair)) is not None:
-        return TENSORS, compare(kept[0].data, kept[1].data, scale)
+    if (values := images.tensors(place)) is not None:
+        return TENSORS, compare(values[0].data, values[1].data, scale)
     change = compare_stats(base, new, scale)
-    if (drawn := images.pixels(pair)) is None:
+    if (values := images.pixels(place)) is None:
         return STATISTICS, change
-    part = compare(drawn[0].data, drawn[1].data, scale, slack_of(drawn))
-    return PIXELS, joined(change, part, drawn[0].ids)
+    before, after = values
+    part = compare(before.data, after.data, scale, before.slack + after.slack)
+    columns = {name: column.copy() for name, column in vars(change).items()}
+    at = list(before.ids)  # the larger difference counts, and the pixels' cosine
+    for name in ("absolute", "relative", "unlike"):
+        columns[name][at] = np.maximum(columns[name][at], getattr(part, name))
+    columns["cosine"][at], columns["products"][at] = part.cosine, part.products
+    return PIXELS, Change(**columns)
 
 
 def scale_of(*stats: Floats) -> float:
@@ -90,9 +368,16 @@ def compare(
     Args:
         slack: [channels]; differences up to it are none.
     """
-    count = len(base)
-    width, slack = base.shape[1], np.zeros(count) if slack is None else slack
-    parts = [_compare(base[rows], new[rows], scale, slack[rows]) for rows in _blocks(count, width)]
+    slack = np.zeros(len(base)) if slack is None else slack
+    step = max(1, _BLOCK // max(1, base.shape[1]))
+    parts = []
+    for start in range(0, len(base), step):
+        rows = slice(start, start + step)
+        old, now = base[rows].astype(np.float64), new[rows].astype(np.float64)
+        difference, relative, unlike = _differences(old, now, scale, slack[rows])
+        cosine, products = _cosine(old, now, scale)
+        largest = abs(difference).max(1), abs(relative).max(1)
+        parts.append((*largest, cosine, unlike.sum(1), products))
     return Change(*(np.concatenate(column) for column in zip(*parts, strict=True)))
 
 
@@ -105,22 +390,7 @@ def compare_stats(base: Floats, new: Floats, scale: float) -> Change:
     return Change(moments.absolute, moments.relative, unknown, unlike, products)
 
 
-def joined(whole: Change, part: Change, channels: Sequence[int]) -> Change:
-    """Join two changes of a tensor, where `part` is that of some channels of `whole`.
-
-    In these channels the larger difference counts, and the cosine and the products of `part`.
-    """
-    at = list(channels)
-    columns = {name: column.copy() for name, column in vars(whole).items()}
-    for name in ("absolute", "relative", "unlike"):
-        columns[name][at] = np.maximum(columns[name][at], getattr(part, name))
-    columns["cosine"][at], columns["products"][at] = part.cosine, part.products
-    return Change(**columns)
-
-
-def signed(
-    base: np.ndarray, new: np.ndarray, scale: float, slack: np.ndarray | None = None
-) -> np.ndarray:
+def signed(base: np.ndarray, new: np.ndarray, scale: float, slack: np.ndarray) -> np.ndarray:
     """The relative difference of each value, as in `Change.relative`, with its sign.
 
     Returns:
@@ -128,54 +398,39 @@ def signed(
         one side is not finite and the other is something else.
     """
     base, new = base.astype(np.float64), new.astype(np.float64)
-    difference, unlike = _differences(base, new, slack)
-    ratio = _relative(difference, base, new, scale)
+    _, ratio, unlike = _differences(base, new, scale, slack)
     ratio[unlike] = np.nan
     return ratio
 
 
-def _compare(
-    base: np.ndarray, new: np.ndarray, scale: float, slack: np.ndarray
-) -> tuple[np.ndarray, ...]:
-    base, new = base.astype(np.float64), new.astype(np.float64)
-    difference, unlike = _differences(base, new, slack)
-    relative = _relative(difference, base, new, scale)
-    cosine, products = _cosine(base, new, scale)
-    return abs(difference).max(1), abs(relative).max(1), cosine, unlike.sum(1), products
-
-
 def _differences(
-    base: np.ndarray, new: np.ndarray, slack: np.ndarray | None
-) -> tuple[np.ndarray, np.ndarray]:
-    """new - base beyond the slack where both are finite, else 0; and which values are NaN or
-    infinite on one side and something else on the other."""
+    base: np.ndarray, new: np.ndarray, scale: float, slack: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Of each value: new - base beyond the slack where both are finite, else 0; this as a share of
+    the larger value and the scale; and whether it is NaN or infinite on one side and something else
+    on the other."""
     finite = np.isfinite(base) & np.isfinite(new)
     if finite.all():
         difference, unlike = new - base, np.zeros(base.shape, np.bool_)
     else:
         difference = np.subtract(new, base, out=np.zeros_like(base), where=finite)
         unlike = ~finite & ~((base == new) | (np.isnan(base) & np.isnan(new)))
-    if slack is not None and slack.any():
-        beyond = abs(difference) - slack.reshape(-1, *[1] * (base.ndim - 1))
+    if slack.any():
+        beyond = abs(difference) - slack[:, None]
         difference = np.sign(difference) * np.maximum(beyond, 0)
-    return difference, unlike
-
-
-def _relative(
-    difference: np.ndarray, base: np.ndarray, new: np.ndarray, scale: float
-) -> np.ndarray:
-    """The difference of each value as a share of the larger value and the scale; 0 where there is
-    none."""
     size = np.fmax(abs(base), abs(new)) + scale
-    ratio: np.ndarray = np.divide(difference, size, out=np.zeros_like(base), where=difference != 0)
-    return ratio
+    ratio = np.divide(difference, size, out=np.zeros_like(base), where=difference != 0)
+    return difference, ratio, unlike
 
 
 def _cosine(base: np.ndarray, new: np.ndarray, scale: float) -> tuple[np.ndarray, np.ndarray]:
     """The cosine of each pair of rows, and their products in units of `scale`; the largest value of
     each row is made 1 first, so that no square overflows."""
     finite = np.isfinite(base) & np.isfinite(new)
-    (base, one), (new, other) = (_unit(np.where(finite, rows, 0.0)) for rows in (base, new))
+    base, new = np.where(finite, base, 0.0), np.where(finite, new, 0.0)
+    one, other = (np.abs(rows).max(1, keepdims=True) for rows in (base, new))
+    one, other = np.where(one > 0, one, 1.0), np.where(other > 0, other, 1.0)
+    base, new = base / one, new / other
     dot = np.einsum("ij,ij->i", base, new)
     lengths = [np.linalg.norm(rows, axis=1) for rows in (base, new)]
     norms = lengths[0] * lengths[1]
@@ -184,18 +439,6 @@ def _cosine(base: np.ndarray, new: np.ndarray, scale: float) -> tuple[np.ndarray
     np.divide(dot, norms, out=cosine, where=norms > 0)
     if base.shape[1] == 1:
         cosine[:] = np.nan
-    one, other = one / (scale or 1.0), other / (scale or 1.0)
+    one, other = one[:, 0] / (scale or 1.0), other[:, 0] / (scale or 1.0)
     products = (dot * one * other, (lengths[0] * one) ** 2, (lengths[1] * other) ** 2)
     return cosine.clip(-1.0, 1.0), np.stack(products, axis=1)
-
-
-def _unit(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Rows whose largest magnitude is 1, and the magnitudes by which they were divided."""
-    largest = np.abs(rows).max(1, keepdims=True)
-    factor = np.where(largest > 0, largest, 1.0)
-    return rows / factor, factor[:, 0]
-
-
-def _blocks(count: int, width: int) -> Iterator[slice]:
-    step = max(1, _BLOCK // max(1, width))
-    return (slice(start, start + step) for start in range(0, count, step))

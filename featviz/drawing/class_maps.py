@@ -18,11 +18,6 @@ from featviz.layout.layouts import LAYOUTS
 _PLACES = (1, 2, 3)
 
 
-def gradcam(output: Tensor, gradient: Tensor) -> Tensor:
-    """ReLU(sum_k mean_p(G_k) A_k): Selvaraju et al., arXiv 1610.02391, equations 1 and 2."""
-    return _weighted(output, gradient.mean(_PLACES)).relu()
-
-
 def gradcam_plus_plus(output: Tensor, gradient: Tensor) -> Tensor:
     """ReLU(sum_k w_k A_k): Chattopadhyay et al., arXiv 1710.11063, equation 19.
 
@@ -35,21 +30,6 @@ def gradcam_plus_plus(output: Tensor, gradient: Tensor) -> Tensor:
     return _weighted(output, (alpha * gradient.relu()).sum(_PLACES)).relu()
 
 
-def layercam(output: Tensor, gradient: Tensor) -> Tensor:
-    """ReLU(sum_k ReLU(G_k) A_k), place by place: Jiang et al., LayerCAM, IEEE TIP 30 (2021),
-    doi 10.1109/TIP.2021.3089943."""
-    return (gradient.relu() * output).sum(0, keepdim=True).relu()
-
-
-def hirescam(output: Tensor, gradient: Tensor) -> Tensor:
-    """ReLU(sum_k G_k A_k), place by place: Draelos and Carin, arXiv 2011.08891.
-
-    The sum of the paper has a sign, which `gradxact` shows; here, as with Grad-CAM, what speaks
-    against the target is zero.
-    """
-    return gradxact(output, gradient).relu()
-
-
 def xgradcam(output: Tensor, gradient: Tensor) -> Tensor:
     """sum_k w_k A_k with w_k = sum_p(G_k A_k) / sum_p(A_k): Fu et al., arXiv 2008.02312.
 
@@ -60,13 +40,6 @@ def xgradcam(output: Tensor, gradient: Tensor) -> Tensor:
     return _weighted(output, weights)
 
 
-def gradxact(output: Tensor, gradient: Tensor) -> Tensor:
-    """sum_k G_k A_k, place by place: gradient × input (Shrikumar et al., arXiv 1605.01713) at a
-    layer. Of a network that is linear from the layer on, each value is that place's share of the
-    target."""
-    return (gradient * output).sum(0, keepdim=True)
-
-
 def _weighted(output: Tensor, weights: Tensor) -> Tensor:
     """sum_k w_k A_k: [C, S, H, W] and [C] to [1, S, H, W]."""
     total: Tensor = torch.tensordot(weights, output, 1)
@@ -74,12 +47,19 @@ def _weighted(output: Tensor, weights: Tensor) -> Tensor:
 
 
 METHODS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
-    "gradcam": gradcam,
+    # ReLU(sum_k mean_p(G_k) A_k): Selvaraju et al., arXiv 1610.02391, equations 1 and 2
+    "gradcam": lambda output, gradient: _weighted(output, gradient.mean(_PLACES)).relu(),
     "gradcam++": gradcam_plus_plus,
-    "layercam": layercam,
-    "hirescam": hirescam,
+    # ReLU(sum_k ReLU(G_k) A_k), place by place: Jiang et al., LayerCAM, IEEE TIP 30 (2021),
+    # doi 10.1109/TIP.2021.3089943
+    "layercam": lambda output, gradient: (gradient.relu() * output).sum(0, keepdim=True).relu(),
+    # ReLU(sum_k G_k A_k), place by place: Draelos and Carin, arXiv 2011.08891. The sum of the paper
+    # has a sign, which gradxact shows; here, as with Grad-CAM, what speaks against the target is 0
+    "hirescam": lambda output, gradient: (gradient * output).sum(0, keepdim=True).relu(),
     "xgradcam": xgradcam,
-    "gradxact": gradxact,
+    # sum_k G_k A_k, place by place: gradient × input (Shrikumar et al., arXiv 1605.01713) at a
+    # layer. Of a network that is linear from there on, each value is that place's share
+    "gradxact": lambda output, gradient: (gradient * output).sum(0, keepdim=True),
 }
 """The arithmetic of `records.CLASS_MAPS`: from output and gradient [C, S, H, W] to [1, S, H, W]."""
 
@@ -90,14 +70,11 @@ def check_places(maps: Maps) -> None:
     Raises:
         LayoutError: says what the layer gives instead.
     """
-    size = list(maps.data.shape[2:])
-    if not LAYOUTS[maps.layout].aligned or size == [1, 1]:
-        drawn = LAYOUTS[maps.layout]
-        what = (
-            "one value for each channel"
-            if drawn.aligned
-            else f"the layout {drawn.name} {drawn.shape}"
-        )
+    layout = LAYOUTS[maps.layout]
+    what = "one value for each channel" if list(maps.data.shape[2:]) == [1, 1] else ""
+    if not layout.aligned:
+        what = f"the layout {layout.name} {layout.shape}"
+    if what:
         raise LayoutError(f"has no places of the image: its output has {what}")
 
 

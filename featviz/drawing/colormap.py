@@ -11,8 +11,6 @@ from featviz.errors import UsageError
 from featviz.records import KINDS, Bytes, is_signed
 
 MAGENTA = (255, 0, 255)
-LUMA = np.array([0.299, 0.587, 0.114])
-"""Shares of red, green and blue in a colour's lightness (ITU-R BT.601)."""
 GREYS = ("grey", "gray", "auto")
 """Names of the grey colormap; `auto` is it where nothing else is known (see `resolved`)."""
 
@@ -29,12 +27,6 @@ class Palette:
     dark: int = 0
     light: int = 255
     """Indices of the ground and the ink of labels."""
-
-    @property
-    def ink(self) -> int:
-        """The level whose lightness differs most from that of the padding."""
-        lightness = table(self) @ LUMA
-        return int(np.abs(lightness[: self.levels] - lightness[self.pad]).argmax())
 
 
 def resolved(cmap: str, kind: str = "output", over: bool = False, reduce: str | None = None) -> str:

@@ -3,22 +3,37 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
+import torch
+from msgspec import structs
 from torch import Tensor
 
-from featviz.drawing import colormap, normalize, overlay, tiles
-from featviz.drawing.labels import CONSTANT
+from featviz.drawing import class_maps, colormap, grid, labels, normalize, order, overlay, reduce
 from featviz.drawing.normalize import Scale
 from featviz.drawing.picture import GridPicture
-from featviz.drawing.reduce import Basis
-from featviz.layout import to_maps
+from featviz.drawing.values import (
+    MAX,
+    MEAN,
+    MIN,
+    NONFINITE,
+    channel_stats,
+    is_constant,
+    is_flat,
+    limits,
+    to_levels,
+)
+from featviz.layout import Maps, to_maps
 from featviz.layout.layouts import LAYOUTS
-from featviz.records import SALIENCY, Bytes, DrawOptions, Hints, Site, is_gradient
+from featviz.options import DrawOptions
+from featviz.records import SALIENCY, Bytes, Floats, Hints, Site, is_gradient
 from featviz.text import by
 
 log = logging.getLogger(__name__)
+
+PCA_SPAN = 2.5
+"""Standard deviations from the mean at which a principal component is darkest and brightest."""
 
 _OF_ALL_TILES = ("scale", "min_tile", "padding", "pad_value", "max_slices", "overlay", "format")
 """Fields of DrawOptions that are about every tile, not about which channels are drawn."""
@@ -36,14 +51,8 @@ def is_saliency(
 class Drawer:
     """Draws tensors by the options of a run; what is `auto` is settled for each."""
 
-    def __init__(self, options: DrawOptions, bases: Mapping[str, Basis] | None = None) -> None:
-        """Take the options.
-
-        Args:
-            bases: of principal components, by `Site.stats_key`.
-        """
+    def __init__(self, options: DrawOptions) -> None:
         self.options = options
-        self.bases = bases or {}
         self._warned = False
         self._settled: dict[tuple[str, bool], tuple[DrawOptions, Scale]] = {}
         """Options and scale without `auto`, by kind of tensor and whether maps lie over images."""
@@ -83,16 +92,16 @@ class Drawer:
         for key, maps in parts.items():
             over = self.options.overlay is not None and LAYOUTS[maps.layout].aligned
             chosen, scale = self._settle(site.kind, over)
-            basis = self.bases.get(site.stats_key)
-            picture = tiles.draw_maps(maps, chosen, scale, basis, weights)
+            picture = draw_maps(maps, chosen, scale, weights)
             if is_gradient(site.kind):  # behind a pooling it is constant by nature
-                picture = replace(picture, marked=[m for m in picture.marked if m != CONSTANT])
+                marked = [mark for mark in picture.marked if mark != labels.CONSTANT]
+                picture = replace(picture, marked=marked)
             if over and picture.constant is None:
                 picture = overlay.lay_over(picture, ground, chosen, window)
             pictures[key] = picture
-            self._check_labels(site, pictures[key])
+            self._check_labels(site, picture)
             if not key and is_saliency(site, tensor.shape, inputs, self.options):
-                single = tiles.draw_maps(maps, *self._of_saliency(over))
+                single = draw_maps(maps, *self._of_saliency(over))
                 laid = overlay.lay_over(single, ground, chosen, window) if over else single
                 pictures[SALIENCY] = laid
         return pictures
@@ -103,16 +112,18 @@ class Drawer:
         options, normal = self.options, self.options.normalize
         scale = "percentile:1,99" if normal == "auto" else normal
         cmap = colormap.resolved(options.cmap, over=over)
-        plain = replace(DrawOptions(), **{name: getattr(options, name) for name in _OF_ALL_TILES})
-        return replace(plain, cmap=cmap, reduce="max-abs"), normalize.parse_scale(scale)
+        plain = structs.replace(
+            DrawOptions(), **{name: getattr(options, name) for name in _OF_ALL_TILES}
+        )
+        return structs.replace(plain, cmap=cmap, reduce="max-abs"), normalize.parse_scale(scale)
 
     def _settle(self, kind: str, over: bool) -> tuple[DrawOptions, Scale]:
         if (kind, over) not in self._settled:
             options = self.options
-            reduce = options.reduce
-            chosen = replace(options, cmap=colormap.resolved(options.cmap, kind, over, reduce))
-            scale = normalize.parse_scale(normalize.resolved(options.normalize, kind, reduce))
-            self._settled[kind, over] = chosen, scale
+            cmap = colormap.resolved(options.cmap, kind, over, options.reduce)
+            scale = normalize.resolved(options.normalize, kind, options.reduce)
+            chosen = structs.replace(options, cmap=cmap), normalize.parse_scale(scale)
+            self._settled[kind, over] = chosen
         return self._settled[kind, over]
 
     def _check_labels(self, site: Site, picture: GridPicture) -> None:
@@ -121,7 +132,157 @@ class Drawer:
             self._warned = True
             log.warning(
                 "labels do not all fit the tiles of %s pixels of %s, and are left out there; "
-                "--scale or --min-tile makes tiles larger",
+                "--scale makes tiles larger",
                 by(picture.plan.tile[::-1]),
                 site.layer.label,
             )
+
+
+def draw_maps(
+    maps: Maps, options: DrawOptions, scale: Scale, gradient: Maps | None = None
+) -> GridPicture:
+    """Draw the maps of a tensor: a tile for each channel and slice, or one for all channels.
+
+    Args:
+        gradient: of the target at these maps, for class activation maps.
+
+    Raises:
+        LayoutError: the picture is larger than its format can hold, or there is no class activation
+            map of these maps.
+    """
+    if maps.strip and gradient is None:
+        return draw_tiles(maps.data[:, :, None], maps.layout, options, scale.for_layer, strip=True)
+    if options.reduce is None:
+        return draw_tiles(maps.data[:, :, None], maps.layout, options, scale, heat=True)
+    steps = _steps(maps.layout, maps.data.shape[1], options)
+    data = maps.data[:, steps]
+    if options.reduce == "pca":
+        one = reduce.basis_of(maps.data).project(data).transpose(0, 1)[None]
+        scale = Scale("range", (-PCA_SPAN, PCA_SPAN))
+    elif gradient is not None:
+        one = class_maps.class_map(options.reduce, maps, gradient)[:, steps, None]
+        scale = scale.for_layer
+    else:
+        one = reduce.REDUCTIONS[options.reduce](data)[:, :, None]
+        scale = scale.for_layer
+    return replace(
+        draw_tiles(one, maps.layout, options, scale, alone=True),
+        stats=channel_stats(maps.data),
+        slices=(data.shape[1], maps.data.shape[1]),
+        steps=steps,
+        values=maps.data[0].numel(),
+        reduce=options.reduce,
+    )
+
+
+def draw_tiles(
+    data: Tensor,
+    layout: str,
+    options: DrawOptions,
+    scale: Scale,
+    *,
+    strip: bool = False,
+    alone: bool = False,
+    heat: bool = False,
+) -> GridPicture:
+    """Draw maps float32 [C, S, K, H, W]: S tiles for each channel in K colours.
+
+    The tiles of a channel share its limits. Where K is 3, so do the colours, which makes equal
+    values grey; the colormap is then not used, and a pixel that is not finite in some colour is
+    magenta. Statistics and limits are those of all slices, drawn or not.
+
+    Args:
+        strip: the numbers of a vector, side by side and in their order.
+        alone: the one tile of all channels.
+        heat: draw maps that are all constant, and not all zero, as a strip of their values.
+
+    Raises:
+        LayoutError: the picture is larger than its format can hold.
+    """
+    rows = data.flatten(1)
+    numbers = channel_stats(rows)
+    constant = None
+    if heat and options.marks and _says_nothing(data, numbers):
+        constant, strip, scale = (data.shape[1], *data.shape[3:]), True, scale.for_layer
+    channels, groups = _choose(rows, numbers, options, strip)
+    ends = limits(scale, rows, numbers[:, MIN], numbers[:, MAX])
+    held = data if constant is None else data[:, :1, :, :1, :1]
+    steps = _steps(layout, held.shape[1], options)
+    drawn = (held if channels is None else held[channels])[:, steps]
+    count, slices, colours, height, width = drawn.shape
+    plan = grid.plan_file((count, slices, height, width), options, strip=strip, alone=alone)
+    ends = ends.of_tiles(channels, slices)
+    values, nonfinite = drawn.flatten(0, 1), bool(numbers[:, NONFINITE].any())
+    if colours == 3:
+        colors = colormap.plain_grey(options.gap_grey)
+        painted = to_levels(values, ends, colors.levels, 0 if nonfinite else None)
+        painted = painted.transpose(0, 2, 3, 1).copy()
+        painted[~torch.isfinite(values).all(1).cpu().numpy()] = colormap.MAGENTA
+    else:
+        labelled = options.labels or options.collapse is not None
+        colors = colormap.chosen(options.cmap, options.gap_grey, nonfinite, labelled)
+        painted = to_levels(values[:, 0], ends, colors.levels, colors.nonfinite)
+    return GridPicture(
+        *(layout, plan, painted, colors, ends, numbers, channels),
+        slices=(slices, held.shape[1]),
+        steps=steps,
+        values=data[0].numel(),
+        strip=strip,
+        constant=constant,
+        groups=groups,
+        labels=options.labels,
+        marked=(labels.ZERO, labels.CONSTANT) if options.marks else (),
+    )
+
+
+def _steps(layout: str, held: int, options: DrawOptions) -> list[int] | slice:
+    """The slices that are drawn of those that each channel holds, all as a slice.
+
+    Of a clip or a volume those in the middle of equal parts; of a batch, whose first regions may be
+    its best, the first.
+    """
+    most = options.max_slices
+    if held <= most:
+        return slice(None)
+    if layout in LAYOUTS and LAYOUTS[layout].allows_many:
+        return list(range(most))
+    return [(2 * part + 1) * held // (2 * most) for part in range(most)]
+
+
+def _says_nothing(data: Tensor, numbers: Floats) -> bool:
+    """Whether a grid of maps [C, S, K, H, W] would be tiles of a single level each: all of several
+    are constant, as gradients behind global pooling are. Zeros everywhere are a finding of their
+    own, and stay a grid."""
+    if len(data) == 1 or data.shape[2] > 1 or data[0].numel() == 1:
+        return False
+    if not is_constant(numbers[:1]).all():  # of most layers this one says it
+        return False
+    return bool(is_constant(numbers).all() and numbers[:, MIN].any())
+
+
+def _choose(
+    rows: Tensor, numbers: Floats, options: DrawOptions, strip: bool
+) -> tuple[list[int] | None, dict[int, list[int]]]:
+    """The channels that are drawn, in their order (None where simply all are), and those of them
+    that stand for several: near-equal maps share a tile, then `max_maps` picks, then the tiles are
+    ordered.
+
+    Args:
+        rows: the values [C, N] of each channel, with their statistics `numbers` [C, 6].
+        strip: only pick.
+    """
+    means = numbers[:, MEAN].tolist()
+    if strip or (options.order == "index" and options.collapse is None):
+        return grid.pick_maps(means, options), {}
+    flat = is_flat(numbers[:, MIN], numbers[:, MAX])
+    channels = order.Channels(rows, numbers[:, MEAN], flat, numbers[:, NONFINITE] == 0)
+    groups = {}
+    if options.collapse is not None:
+        groups = order.collapse(channels, options.collapse)
+    ids = list(groups) or list(range(len(rows)))
+    picked = grid.pick_maps([means[i] for i in ids], options)
+    ids = ids if picked is None else [ids[i] for i in picked]
+    if options.order != "index":
+        ids = [ids[i] for i in order.ORDERS[options.order](channels.part(ids))]
+    shared = {leader: group for leader in ids if len(group := groups.get(leader, [])) > 1}
+    return None if ids == list(range(len(rows))) else ids, shared

@@ -1,21 +1,22 @@
-"""A titled figure of some maps beside the input, with colour bars.
+"""A figure of some maps beside the input, with colour bars.
 
-matplotlib draws the letters and chooses the ticks (`canvas`); its axes, of which such a figure has
-33, would take twenty times as long.
+matplotlib draws the letters and chooses the ticks; its axes, of which such a figure has 33, would
+take twenty times as long.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from math import ceil, sqrt
-from typing import BinaryIO, Literal
+from typing import Any, BinaryIO, Literal
 
 import numpy as np
 
-from featviz.drawing import colormap, labels, png
-from featviz.drawing.canvas import DPI, Canvas, ticks
-from featviz.drawing.picture import GridPicture
+from featviz.drawing import colormap, labels
+from featviz.drawing.page import DPI, Canvas, drawing
+from featviz.drawing.picture import GridPicture, write_png
 from featviz.records import REDUCTIONS, Bytes, Floats
 from featviz.text import printable
 
@@ -35,6 +36,10 @@ _STRIP = 8
 """A panel that is so many times as long as it is wide is stretched to fill its cell."""
 _ABOVE, _TICK, _LINE = 0.08, 0.03, 0.1
 """Inches between a picture and its title, of a tick's length, and of the height of its number."""
+_FLAT = {labels.NONE: "", labels.ZERO: " (all zero)", labels.CONSTANT: " (constant)"}
+
+Room = tuple[float, float, float, float]
+"""Left, top, width and height of a picture, in inches."""
 
 
 @dataclass(frozen=True)
@@ -49,11 +54,6 @@ class FigureGeometry:
     def columns(self) -> int:
         """Panels in a row."""
         return ceil(sqrt(self.panels))
-
-    @property
-    def rows(self) -> int:
-        """Rows of panels."""
-        return -(-self.panels // self.columns)
 
     @property
     def side(self) -> float:
@@ -72,7 +72,8 @@ class FigureGeometry:
         across, down = self.cell
         width = _FIRST + self.columns * across + _GAP
         width += (self.bars == "shared") * (_BAR + _TICKS)
-        return width, _TITLE + max(self.rows * down, 2 * _CELL + _HEAD + _GAP)
+        rows = -(-self.panels // self.columns)
+        return width, _TITLE + max(rows * down, 2 * _CELL + _HEAD + _GAP)
 
     @property
     def pixels(self) -> tuple[int, int]:
@@ -96,6 +97,23 @@ class Panel:
     limits: tuple[float, float] | None
     """Values drawn darkest and brightest; None for colours that stand for no value."""
 
+    @property
+    def ends(self) -> tuple[float, float]:
+        """The values at the ends of its scale; a constant is in the middle of it."""
+        low, high = self.limits or (0.0, 1.0)
+        return (low, high) if high > low else (low - 0.5, high + 0.5)
+
+    def painted(self, colors: Bytes) -> Bytes:
+        """Its colours [h, w, 3]; values that are not finite are magenta."""
+        if self.pixels.ndim == 3:
+            return self.pixels.astype(np.uint8)
+        low, high = self.ends
+        share = (self.pixels.astype(np.float64) - low) / (high - low)
+        holes = ~np.isfinite(share)
+        painted: Bytes = colors[np.clip(np.where(holes, 0, share) * 256, 0, 255).astype(np.uint8)]
+        painted[holes] = colormap.MAGENTA
+        return painted
+
 
 @dataclass(frozen=True)
 class FigurePage:
@@ -117,19 +135,11 @@ class FigurePage:
         return FigureGeometry(len(self.panels), bars if valued else "none")
 
 
-def shown_first(first: int | None, maps: int) -> int:
-    """How many of a picture's maps its figure shows."""
-    return min(first or FIRST, maps)
-
-
-def page(
-    picture: GridPicture, cmap: str, first: int | None, title: str, shown: Bytes
-) -> FigurePage:
+def page(picture: GridPicture, cmap: str, title: str, shown: Bytes) -> FigurePage:
     """What the figure of a picture shows: its first tiles by value, beside the input.
 
     Args:
         cmap: a colormap, `auto` being none.
-        first: maps that are shown; None takes FIRST.
         shown: what the model saw, uint8 [H, W, C].
     """
     shared = picture.limits.shared
@@ -138,17 +148,13 @@ def page(
         what = "numbers" if picture.constant is None else "constant maps, a value each"
         panels = [Panel(f"{len(picture.drawn)} {what}", values, shared)]
     else:
-        titles = _titles(picture)
-        side = picture.slices[0]
+        side, titles = picture.slices[0], _titles(picture)
         panels = [
             Panel(title, *_beside(picture, slice(place * side, (place + 1) * side)))
-            for place, title in enumerate(titles[: shown_first(first, len(titles))])
+            for place, title in enumerate(titles[:FIRST])
         ]
     cmap = "gray" if cmap in colormap.GREYS else cmap
     return FigurePage(title, shown, panels, cmap, shared is not None)
-
-
-_FLAT = {labels.NONE: "", labels.ZERO: " (all zero)", labels.CONSTANT: " (constant)"}
 
 
 def _titles(picture: GridPicture) -> list[str]:
@@ -193,14 +199,8 @@ def write_figure(file: BinaryIO, sheet: FigurePage, text: Mapping[str, str]) -> 
     Args:
         text: keywords and texts for the file's text chunks.
     """
-    canvas = Canvas(sheet.geometry.pixels)
-    _lay_out(canvas, sheet)
-    height, width = sheet.geometry.pixels
-    png.write_png(file, (height, width), [canvas.rows()], text=text)
-
-
-def _lay_out(canvas: Canvas, sheet: FigurePage) -> None:
     at, colors = sheet.geometry, colormap.ramp(sheet.cmap)
+    canvas = Canvas(at.pixels)
     title = printable(sheet.title)
     size = min(10.0, _POINTS * at.inches[0] / max(len(title), 1))
     canvas.write(title, at.inches[0] / 2, _TITLE / 2, size, "middle")
@@ -210,12 +210,15 @@ def _lay_out(canvas: Canvas, sheet: FigurePage) -> None:
     rooms = [_fitted(p.pixels, at.corner(n), at.side) for n, p in enumerate(sheet.panels)]
     for panel, room in zip(sheet.panels, rooms, strict=True):
         fine = panel.pixels.ndim == 3 and _is_fine(panel.pixels, at.side)
-        _picture(canvas, panel.title, _painted(panel, colors), room, smooth=fine)
+        _picture(canvas, panel.title, panel.painted(colors), room, smooth=fine)
         if at.bars == "own":
-            _bar(canvas, colors, panel, room.right + 0.05, room.top, room.bottom)
+            left, top, width, height = room
+            _bar(canvas, colors, panel.ends, left + width + 0.05, top, height)
     if at.bars == "shared":
-        left = max(room.right for room in rooms) + 0.1
-        _bar(canvas, colors, sheet.panels[-1], left, rooms[0].top, rooms[-1].bottom)
+        right = max(left + width for left, _, width, _ in rooms)
+        top, bottom = rooms[0][1], rooms[-1][1] + rooms[-1][3]
+        _bar(canvas, colors, sheet.panels[-1].ends, right + 0.1, top, bottom - top)
+    write_png(file, at.pixels, [canvas.rows()], text=text)
 
 
 def _is_fine(pixels: Floats | Bytes, side: float) -> bool:
@@ -223,67 +226,62 @@ def _is_fine(pixels: Floats | Bytes, side: float) -> bool:
     return bool(max(pixels.shape) * 3 > side * DPI)
 
 
-def _ends(panel: Panel) -> tuple[float, float]:
-    """The values at the ends of a panel's scale; a constant is in the middle of it."""
-    low, high = panel.limits or (0.0, 1.0)
-    return (low, high) if high > low else (low - 0.5, high + 0.5)
-
-
-def _painted(panel: Panel, colors: Bytes) -> Bytes:
-    """A panel's colours [h, w, 3]; values that are not finite are magenta."""
-    if panel.pixels.ndim == 3:
-        return panel.pixels.astype(np.uint8)
-    low, high = _ends(panel)
-    share = (panel.pixels.astype(np.float64) - low) / (high - low)
-    holes = ~np.isfinite(share)
-    painted: Bytes = colors[np.clip(np.where(holes, 0, share) * 256, 0, 255).astype(np.uint8)]
-    painted[holes] = colormap.MAGENTA
-    return painted
-
-
-@dataclass(frozen=True)
-class _Room:
-    """The rectangle of a picture, in inches."""
-
-    left: float
-    top: float
-    right: float
-    bottom: float
-
-
-def _fitted(pixels: Floats | Bytes, corner: tuple[float, float], side: float) -> _Room:
+def _fitted(pixels: Floats | Bytes, corner: tuple[float, float], side: float) -> Room:
     """The room of a picture [h, w, ...] in the middle of a square cell."""
     height, width = pixels.shape[:2]
     long = max(height, width)
     share = [side / long * n for n in (height, width)]
     down, across = share if long < _STRIP * min(height, width) else (side, side)
-    left, top = corner[0] + (side - across) / 2, corner[1] + (side - down) / 2
-    return _Room(left, top, left + across, top + down)
+    return corner[0] + (side - across) / 2, corner[1] + (side - down) / 2, across, down
 
 
-def _picture(canvas: Canvas, title: str, pixels: Bytes, room: _Room, smooth: bool = False) -> None:
+def _picture(canvas: Canvas, title: str, pixels: Bytes, room: Room, smooth: bool = False) -> None:
     """Draw a picture, and a title above it.
 
     Args:
         smooth: do not show its pixels as squares.
     """
-    across, down = room.right - room.left, room.bottom - room.top
-    canvas.paste(pixels, room.left, room.top, across, down, smooth)
-    canvas.write(title, room.left + across / 2, room.top - _ABOVE, 8, "above")
+    left, top, width, _ = room
+    canvas.paste(pixels, *room, smooth)
+    canvas.write(title, left + width / 2, top - _ABOVE, 8, "above")
 
 
 def _bar(
-    canvas: Canvas, colors: Bytes, panel: Panel, left: float, top: float, bottom: float
+    canvas: Canvas,
+    colors: Bytes,
+    ends: tuple[float, float],
+    left: float,
+    top: float,
+    height: float,
 ) -> None:
     """Draw a colour bar in a black frame, with ticks and their numbers on its right."""
-    (low, high), height = _ends(panel), bottom - top
+    low, high = ends
     canvas.paste(colors[::-1, None], left, top, _BAR, height)
     canvas.frame(left, top, _BAR, height)
     numbers, factor = ticks(low, high)
     apart = height / max(1, len(numbers) - 1)
     for value, words in numbers[:: max(1, ceil(_LINE / apart))]:
         y = top + height * (high - value) / (high - low)
-        canvas.line(left + _BAR, y, _TICK)
+        canvas.fill((0, 0, 0), left + _BAR, y - 0.5 / DPI, _TICK, 1 / DPI)
         canvas.write(words, left + _BAR + _TICK + 0.02, y, 6, "right")
     if factor:
         canvas.write(factor, left + _BAR / 2, top - 0.04, 6, "above")
+
+
+def ticks(low: float, high: float) -> tuple[list[tuple[float, str]], str]:
+    """Round values between two ends with what is written at them, and what all of it is to be
+    multiplied by or added to, if anything."""
+    locator, words = _tick_rules()
+    with drawing:
+        values = [v for v in locator.tick_values(low, high) if low <= v <= high]
+        words.axis.set_view_interval(low, high)
+        return list(zip(values, words.format_ticks(values), strict=True)), words.get_offset()
+
+
+@cache
+def _tick_rules() -> tuple[Any, Any]:
+    from matplotlib.ticker import AutoLocator, ScalarFormatter
+
+    words = ScalarFormatter(useMathText=False)
+    words.create_dummy_axis()
+    return AutoLocator(), words

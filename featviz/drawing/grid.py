@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from functools import lru_cache
 
 import numpy as np
+from msgspec.structs import replace
 
-from featviz.drawing import labels, png, scan
 from featviz.drawing.labels import Stamps
+from featviz.drawing.values import compiled
 from featviz.errors import LayoutError
-from featviz.records import FORMATS, Bytes, DrawOptions, GridPlan, Tiles
+from featviz.options import DrawOptions
+from featviz.records import FORMATS, Bytes, GridPlan, Tiles
 from featviz.text import by
 
 PIECE_BYTES = 2**19
@@ -37,7 +38,8 @@ def plan(shape: Sequence[int], options: DrawOptions, strip: bool = False) -> Gri
     channels, slices, height, width = shape
     count = channels * slices
     across = min(options.nrow or count, count)
-    scale = _strip_scale(across, height, options) if strip else _scale(height, width, options)
+    factor = options.scale or max(1, -(-options.min_tile // max(height, width)))
+    scale = _strip_scale(across, height, options) if strip else (factor, factor)
     padding = 0 if strip or count == 1 else options.gap
     if options.nrow is not None:
         columns = across
@@ -60,23 +62,13 @@ def plan_file(
     """
     if alone:
         options = replace(options, min_tile=max(options.min_tile, ALONE))
-    geometry = plan(shape, options, strip)
-    check_held(geometry, options.format)
-    return geometry
-
-
-def check_held(plan: GridPlan, format: str) -> None:
-    """Refuse a picture that its format cannot hold.
-
-    Raises:
-        LayoutError: it is too large.
-    """
-    most = FORMATS[format].largest
-    if max(plan.height, plan.width) > most:
+    geometry, most = plan(shape, options, strip), FORMATS[options.format].largest
+    if max(geometry.height, geometry.width) > most:
         raise LayoutError(
-            f"its picture of {by((plan.width, plan.height))} pixels is more than "
-            f"{format} holds ({most} a side); --format png, or --max-maps and --nrow"
+            f"its picture of {by((geometry.width, geometry.height))} pixels is more than "
+            f"{options.format} holds ({most} a side); --format png, or --max-maps and --nrow"
         )
+    return geometry
 
 
 def pick_maps(means: Sequence[float], options: DrawOptions) -> list[int] | None:
@@ -99,132 +91,43 @@ def strips(plan: GridPlan, tiles: Tiles, pad: int, stamps: Stamps | None = None)
     Args:
         tiles: uint8 [maps, h, w] or [maps, h, w, 3], not yet enlarged.
         pad: the index (or the grey) between and around tiles, and where the last row has none.
-        stamps: what is written above the tiles, and on them once they are enlarged.
+        stamps: what is written on the tiles once they are enlarged.
 
     Yields:
         uint8 [rows, width], or [rows, 3 · width] with the colours side by side.
     """
-    head = _head(plan, _depth(tiles), pad, stamps)
-    if len(head):
-        yield head
-    high, at_a_time = _in_pieces(plan, _depth(tiles))
-    piece = np.empty((at_a_time * high, head.shape[1]), np.uint8)
-    for row in range(0, plan.rows, at_a_time):
-        part = piece[: min(at_a_time, plan.rows - row) * high]
-        _fill(plan, tiles, pad, row, part, stamps)
-        yield part
-
-
-def filtered_strips(
-    plan: GridPlan, tiles: Tiles, pad: int, stamps: Stamps | None = None
-) -> Iterator[Bytes]:
-    """Yield the pieces of `strips` as PNG has them: each row filtered, behind the number of its
-    filter, uint8 [rows, 1 + width] or [rows, 1 + 3 · width]. A compiled loop makes them at once
-    where no texts are written on tiles."""
-    loops = scan.compiled()
-    if loops is None or (stamps is not None and stamps.has_texts):
-        yield from png.filtered(strips(plan, tiles, pad, stamps), _depth(tiles))
-        return
-    depth, columns = _depth(tiles), plan.columns
-    head = _head(plan, depth, pad, stamps)
-    top, first = len(head), np.zeros(head.shape[1], np.uint8)
-    above = head[-1].copy() if top else first
-    marks, shapes, half = _marks(plan, stamps, depth)
-    high, at_a_time = _in_pieces(plan, depth)
-    piece = np.empty((top + at_a_time * high, 1 + len(above)), np.uint8)
-    if top:
-        png.filter_rows(head, first[:0], depth, piece[:top])
-    for row in range(0, plan.rows, at_a_time):
-        here = slice(row * columns, (row + at_a_time) * columns)
-        part = np.require(tiles[here], requirements=["C", "W"])
+    depth = 3 if len(tiles.shape) == 4 else 1
+    columns, high = plan.columns, plan.tile[0] + plan.padding
+    width = plan.width * depth
+    if plan.padding:
+        yield np.full((plan.padding, width), pad, np.uint8)
+    at_a_time = min(plan.rows, max(1, PIECE_BYTES // (width * high)))
+    piece = np.full((at_a_time * high, width), pad, np.uint8)
+    for first in range(0, plan.maps, at_a_time * columns):
+        last = min(plan.maps, first + at_a_time * columns)
+        if last - first < at_a_time * columns:
+            piece[:] = pad
+        part = np.require(tiles[first:last], requirements=["C", "W"])
         part = part.reshape(*part.shape[:2], -1)
-        rows = piece[: top + min(at_a_time, plan.rows - row) * high]
-        is_first = row == 0 and not top
-        form = (columns, *plan.scale, depth, plan.padding, pad)
-        loops.lay_filtered(part, *form, marks[here], shapes, half, above, is_first, rows[top:])
-        yield rows
-        top = 0  # what is above the tiles is in the first piece
+        compiled().lay_tiles(part, columns, *plan.scale, depth, plan.padding, piece)
+        if stamps is not None:
+            pixels = piece.reshape(len(piece), -1, depth)
+            for number in stamps.within(first, last):
+                row, column = divmod(number - first, columns)
+                left = plan.padding + column * (plan.tile[1] + plan.padding)
+                here = pixels[row * high :, left : left + plan.tile[1]]
+                stamps.write(number, here[: plan.tile[0]])
+        yield piece[: -(-(last - first) // columns) * high]
 
 
 def compose(plan: GridPlan, tiles: Tiles, pad: int, stamps: Stamps | None = None) -> Bytes:
     """The whole picture at once, uint8 [height, width] or [height, width, 3]."""
-    depth = _depth(tiles)
-    whole = np.full((plan.height, plan.width * depth), pad, np.uint8)
-    head = _head(plan, depth, pad, stamps)
-    whole[: len(head)] = head
-    _fill(plan, tiles, pad, 0, whole[len(head) :], stamps)
-    return whole if depth == 1 else whole.reshape(plan.height, plan.width, 3)
-
-
-def _depth(tiles: Tiles) -> int:
-    """Bytes of a pixel."""
-    return 3 if len(tiles.shape) == 4 else 1
-
-
-def _head(plan: GridPlan, depth: int, pad: int, stamps: Stamps | None) -> Bytes:
-    """What is above the first row of tiles, [rows, depth · width]: the title, and padding."""
-    head = np.full((plan.top + plan.padding, plan.width, depth), pad, np.uint8)
-    if plan.top and stamps is not None:
-        stamps.write_title(head[: plan.top])
-    return head.reshape(len(head), plan.width * depth)
-
-
-def _in_pieces(plan: GridPlan, depth: int) -> tuple[int, int]:
-    """Pixels from a row of tiles to the next one; rows of tiles that make a piece."""
-    high = plan.tile[0] + plan.padding
-    return high, min(plan.rows, max(1, PIECE_BYTES // (plan.width * depth * high)))
-
-
-def _marks(plan: GridPlan, stamps: Stamps | None, depth: int) -> tuple[Bytes, Bytes, int]:
-    """What the compiled loop takes of marks: that of each tile, their pixels [2, H, depth · W], and
-    how far they are from their ground."""
-    if stamps is None:
-        return np.empty(0, np.uint8), np.empty((2, 0, 0), np.uint8), 0
-    return stamps.marks, labels.shapes(plan.tile).repeat(depth, 2).view(np.uint8), stamps.half
-
-
-def _fill(
-    plan: GridPlan, tiles: Tiles, pad: int, row: int, piece: Bytes, stamps: Stamps | None
-) -> None:
-    """Fill a piece with rows of tiles from `row` on and the padding below each; write on them."""
-    height, width = plan.tile
-    depth, first = _depth(tiles), row * plan.columns
-    last = min(plan.maps, first + len(piece) // (height + plan.padding) * plan.columns)
-    part = tiles[first:last]
-    _lay(plan, part.reshape(*part.shape[:2], -1), depth, pad, piece)
-    if stamps is None:
-        return
-    pixels = piece.reshape(len(piece), -1, depth)
-    for number in stamps.within(first, last):
-        top, left = _corner(plan, number - first)
-        stamps.write(number, pixels[top : top + height, left : left + width])
-
-
-def _lay(plan: GridPlan, tiles: Bytes, depth: int, pad: int, piece: Bytes) -> None:
-    """Fill a piece with tiles [n, h, depth · w], each enlarged."""
-    loops = scan.compiled()
-    if loops is not None:
-        tiles = np.require(tiles, requirements=["C", "W"])
-        loops.lay_tiles(tiles, plan.columns, *plan.scale, depth, plan.padding, pad, piece)
-        return
-    piece[:] = pad
-    (down, across), (height, width) = plan.scale, plan.tile
-    for place, tile in enumerate(tiles.reshape(*tiles.shape[:2], -1, depth)):
-        top, left = _corner(plan, place)
-        enlarged = tile.repeat(down, 0).repeat(across, 1).reshape(height, -1)
-        piece[top : top + height, left * depth : (left + width) * depth] = enlarged
-
-
-def _corner(plan: GridPlan, place: int) -> tuple[int, int]:
-    """Pixels above and to the left of a tile in a piece."""
-    row, column = divmod(place, plan.columns)
-    height, width = plan.tile
-    return row * (height + plan.padding), plan.padding + column * (width + plan.padding)
-
-
-def _scale(height: int, width: int, options: DrawOptions) -> tuple[int, int]:
-    factor = options.scale or max(1, -(-options.min_tile // max(height, width)))
-    return factor, factor
+    whole = np.empty((plan.height, plan.width, *tiles.shape[3:]), np.uint8)
+    top = 0
+    for piece in strips(plan, tiles, pad, stamps):
+        whole[top : top + len(piece)] = piece.reshape(len(piece), *whole.shape[1:])
+        top += len(piece)
+    return whole
 
 
 def _strip_scale(columns: int, rows: int, options: DrawOptions) -> tuple[int, int]:

@@ -1,23 +1,32 @@
-"""Kernels of convolutions, as pictures; `filters` reads them."""
+"""Kernels of convolutions: read by output channel, and drawn."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from concurrent.futures import Future
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass
+from typing import Any
 
 import torch
-from torch import nn
+from msgspec import structs
+from torch import Tensor, nn
+from torch.nn.parameter import UninitializedParameter
+from torch.nn.utils.prune import BasePruningMethod
+from torch.nn.utils.spectral_norm import SpectralNorm
+from torch.nn.utils.weight_norm import WeightNorm
 
-from featviz.drawing import filters, grid, tensorboard, tiles
-from featviz.drawing.filters import Filters, FilterTiles
+from featviz.drawing import grid, tensorboard
+from featviz.drawing.drawer import draw_tiles
 from featviz.drawing.normalize import parse_scale
 from featviz.drawing.picture import GridPicture, to_png
 from featviz.drawing.tensorboard import Board, Post
 from featviz.errors import LayoutError
-from featviz.hooks.layers import modules_by_name
-from featviz.records import DrawOptions, Layer, Site
+from featviz.hooks.layers import class_names, constant, is_exported, modules_by_name, operation
+from featviz.layout import to_floats
+from featviz.options import DrawOptions
+from featviz.records import Layer, Site
+from featviz.text import by
 
 DRAW = DrawOptions(normalize="symmetric")
 """How kernels are drawn unless the user says otherwise: zero stays in the middle."""
@@ -25,10 +34,140 @@ DRAW = DrawOptions(normalize="symmetric")
 AUTO_PIXELS = 2**26
 """`--scale auto` enlarges no kernels beyond a picture of so many pixels."""
 
-
 AUTO_SIDE = 480
 """Pixels that the longer side of a picture has at least under `--scale auto`: of sixteen kernels of
 3×3 it would else have 142."""
+
+_TRANSPOSED = "_ConvTransposeNd"
+_CONVOLUTIONS = frozenset({"_ConvNd", "DeformConv2d"})
+"""Classes of modules with kernels; all of torch's convolutions are `_ConvNd`."""
+
+_OPERATORS = (
+    *(f"conv{dimensions}d" for dimensions in (1, 2, 3)),
+    *(f"conv_transpose{dimensions}d" for dimensions in (1, 2, 3)),
+    "convolution",
+    "deform_conv2d",
+)
+"""What a convolution is in the graph of an exported program."""
+
+_RECOMPUTED = (BasePruningMethod, SpectralNorm, WeightNorm)
+"""Hooks that set the effective weight before each forward pass; until then it may be stale."""
+
+
+@dataclass(frozen=True)
+class Filters:
+    """The kernels of a convolution, by output channel."""
+
+    data: Tensor
+    """float32 [output channels, input channels in a group, time, height, width]; time and height
+    are 1 where the kernel has none."""
+    shape: list[int]
+    """The shape of the weight as the module holds it."""
+    groups: int
+    transposed: bool
+
+
+@dataclass(frozen=True)
+class FilterTiles:
+    """What is drawn of them."""
+
+    data: Tensor
+    """[output channels, tiles of each, colours (1 or 3), height, width]"""
+    layout: str
+    """rgb, mean (over the inputs) or slices."""
+    words: str
+
+
+def is_convolution(module: nn.Module) -> bool:
+    """Whether a module has kernels.
+
+    Of an exported one its class tells; where nothing but the name of that is known, whether it
+    convolves.
+    """
+    classes = class_names(module)
+    if is_exported(module) and len(classes) == 2:
+        return operation(module, *_OPERATORS) is not None
+    return not _CONVOLUTIONS.isdisjoint(classes)
+
+
+def read_filters(module: nn.Module) -> Filters:
+    """The effective kernels of a module in eval mode: parametrized, normalised, pruned.
+
+    Channel i is output channel i of the module's feature maps. Kernels are as torch applies them:
+    a convolution's are correlated with its input, a transposed one's are stamped on its output.
+
+    Raises:
+        LayoutError: no convolution, or one whose weight has no values, or complex ones.
+    """
+    name = class_names(module)[0]
+    if not is_convolution(module):
+        raise LayoutError(f"{name} has no convolution kernels")
+    read = _exported_weight if is_exported(module) else _own_weight
+    weight, groups, transposed = read(module)
+    if isinstance(weight, UninitializedParameter):
+        raise LayoutError(f"its weight has no size yet: the {name} saw no input")
+    try:
+        values = to_floats(weight.detach())
+    except LayoutError as error:
+        raise LayoutError(f"its weight {error.message}") from None
+    if values.numel() == 0:
+        raise LayoutError(f"its weight is empty: {by(values.shape)}")
+    by_output = values
+    if transposed:  # [inputs, outputs / groups, ...] to [outputs, inputs / groups, ...]
+        split = values.reshape(groups, -1, *values.shape[1:])
+        by_output = split.transpose(1, 2).flatten(0, 1)
+    # [O, I, W] or [O, I, H, W] to [O, I, T, H, W]
+    size = (*by_output.shape[:2], *[1] * (5 - values.ndim), *by_output.shape[2:])
+    return Filters(by_output.reshape(size), list(values.shape), groups, transposed)
+
+
+def _own_weight(module: nn.Module) -> tuple[Tensor, int, bool]:
+    """The weight as the module holds it, its groups, and whether it is transposed."""
+    for hook in module._forward_pre_hooks.values():
+        if isinstance(hook, _RECOMPUTED):
+            hook(module, ())
+    weight: Any = getattr(module, "weight", None)
+    if callable(weight) and not isinstance(weight, Tensor):  # torch.ao.nn.quantized
+        weight = weight()
+    if not isinstance(weight, Tensor):
+        raise LayoutError("it has no weight that is a tensor")
+    groups = getattr(module, "groups", 1)
+    if type(groups) is not int or groups < 1:
+        raise LayoutError("its number of groups is none")
+    return weight, groups, _TRANSPOSED in class_names(module)
+
+
+def _exported_weight(module: nn.Module) -> tuple[Tensor, int, bool]:
+    """The same of the program's convolution, the weight computed where it is not a parameter."""
+    call = operation(module, *_OPERATORS)
+    if call is None:
+        raise LayoutError("the exported program calls no convolution in it")
+    given = call.arguments
+    try:
+        weight = constant(module, given["weight"])
+    except ValueError:
+        raise LayoutError(
+            "its kernels are computed from its input, so they have no values"
+        ) from None
+    transposed = bool(given.get("transposed", call.name.startswith("conv_transpose")))
+    return weight, int(given.get("groups", 1)), transposed
+
+
+def to_tiles(filters: Filters, all_slices: bool) -> FilterTiles:
+    """RGB for three input channels, else the mean over the inputs; or each input's slice.
+
+    Kernels with a time axis give a tile for each step, one after the other.
+    """
+    data = filters.data
+    outputs, inputs, steps = data.shape[:3]
+    each = f", {steps} time steps a channel" if steps > 1 else ""
+    if inputs == 1 or all_slices:
+        slices = f", {inputs} inputs a channel" if inputs > 1 else ""
+        tiles = data.reshape(outputs, inputs * steps, 1, *data.shape[3:])
+        return FilterTiles(tiles, "slices", f"one input's kernel{slices}{each}")
+    if inputs == 3 and filters.groups == 1:
+        return FilterTiles(data.transpose(1, 2), "rgb", f"RGB of three inputs{each}")
+    return FilterTiles(data.mean(1)[:, :, None], "mean", f"mean over {inputs} inputs{each}")
 
 
 def draw_filters(
@@ -36,16 +175,32 @@ def draw_filters(
 ) -> tuple[FilterTiles, GridPicture]:
     """The picture of a layer's kernels, by output channel, and what its tiles are.
 
+    A channel's tiles stay in one row and are all drawn; `auto` makes few kernels large enough to be
+    seen, and no picture huge.
+
     Args:
-        all_slices: a tile for each input of each kernel, instead of one for each kernel.
+        all_slices: a tile for each input of each kernel, instead of one for each kernel: a row of
+            the picture is an output channel and a column an input.
 
     Raises:
         LayoutError: the picture is larger than its format can hold.
     """
-    made = filters.to_tiles(kernels, all_slices)
-    draw = _geometry(made, options, all_slices)
-    scale = parse_scale(draw.normalize)
-    return made, tiles.draw_tiles(made.data, made.layout, draw, scale)
+    made = to_tiles(kernels, all_slices)
+    channels, slices, _, height, width = made.data.shape
+    shape = (min(channels, options.max_maps or channels), slices, height, width)
+    plan = grid.plan(shape, options)
+    if options.nrow is None and slices > 1:
+        beside = 1 if all_slices else max(1, plan.columns // slices)
+        options = structs.replace(options, nrow=beside * slices)
+    factor = plan.scale[0]
+    while options.scale is None and max(plan.height, plan.width) < AUTO_SIDE:
+        factor += 1
+        plan = grid.plan(shape, structs.replace(options, scale=factor))
+    while options.scale is None and factor > 1 and plan.pixels > AUTO_PIXELS:
+        factor -= 1
+        plan = grid.plan(shape, structs.replace(options, scale=factor))
+    draw = structs.replace(options, scale=factor, max_slices=slices)
+    return made, draw_tiles(made.data, made.layout, draw, parse_scale(draw.normalize))
 
 
 def post_kernels(model: nn.Module, layers: Sequence[Layer], board: Board) -> None:
@@ -57,38 +212,16 @@ def post_kernels(model: nn.Module, layers: Sequence[Layer], board: Board) -> Non
     modules = modules_by_name(model)
     for layer in layers:
         with suppress(LayoutError), torch.no_grad():
-            if layer.name in modules and filters.is_convolution(modules[layer.name]):
-                kernels = filters.read_filters(modules[layer.name])
-                post_filters(board, layer, kernels, draw_filters(kernels, DRAW)[1])
+            if layer.name in modules and is_convolution(modules[layer.name]):
+                post_filters(board, layer, read_filters(modules[layer.name]))
 
 
-def post_filters(board: Board, layer: Layer, kernels: Filters, picture: GridPicture) -> None:
+def post_filters(board: Board, layer: Layer, kernels: Filters, options: DrawOptions = DRAW) -> None:
     """Show a layer's kernels in TensorBoard, with a histogram of all weights."""
+    most = min(options.max_maps or tensorboard.MOST_MAPS, tensorboard.MOST_MAPS)
+    picture = draw_filters(kernels, structs.replace(options, max_maps=most))[1]
     encoded: Future[bytes] = Future()
     encoded.set_result(to_png(picture))
-    size = (picture.plan.height, picture.plan.width)
-    counts = tensorboard.histogram(kernels.data)
+    counts, note = tensorboard.histogram(kernels.data), tensorboard.note(picture)
     site = Site(layer, "kernel", 0, "")
-    board.post([Post(site, encoded, size, picture.stats, picture.values, counts)], 0)
-
-
-def _geometry(made: FilterTiles, options: DrawOptions, all_slices: bool) -> DrawOptions:
-    """Settle what is `auto`: a channel's tiles stay in one row and are all drawn, few kernels are
-    large enough to be seen, and no picture grows huge.
-
-    With all slices a row of the picture is an output channel and a column an input.
-    """
-    channels, slices, _, height, width = made.data.shape
-    shape = (min(channels, options.max_maps or channels), slices, height, width)
-    plan = grid.plan(shape, options)
-    if options.nrow is None and slices > 1:
-        beside = 1 if all_slices else max(1, plan.columns // slices)
-        options = replace(options, nrow=beside * slices)
-    factor = plan.scale[0]
-    while options.scale is None and max(plan.height, plan.width) < AUTO_SIDE:
-        factor += 1
-        plan = grid.plan(shape, replace(options, scale=factor))
-    while options.scale is None and factor > 1 and plan.pixels > AUTO_PIXELS:
-        factor -= 1
-        plan = grid.plan(shape, replace(options, scale=factor))
-    return replace(options, scale=factor, max_slices=slices)
+    board.post([Post(site, encoded, picture.stats, counts, note)], 0)

@@ -1,5 +1,4 @@
-"""What is written on a picture: channel numbers, how many share a tile, marks on constant maps, and
-a title above them."""
+"""What is written on a picture: channel numbers, how many share a tile, marks on constant maps."""
 
 from __future__ import annotations
 
@@ -18,12 +17,6 @@ NONE, ZERO, CONSTANT = range(3)
 
 SMALLEST = 5
 """Pixels below which a tile has no room for a mark."""
-
-LETTER = 6
-"""Pixels from one letter to the next in Pillow's bitmap font; the last one is empty."""
-
-LINE = 13
-"""Height of a title: a row of ground, the eleven of the font, and another row of ground."""
 
 _STROKE = 48
 """A mark's line is a pixel wide for every so many pixels of the tile's longer side, at least 1."""
@@ -44,15 +37,6 @@ class Stamps:
     """The index or grey of a text's ground, and of its ink."""
     half: int
     """Half of a tile's levels: so far is a mark from what it is drawn on, a tile's first pixel."""
-    title: str = ""
-    """A line above the grid, in Latin-1."""
-    ink: int = 255
-    """The index or grey of the title's letters, which stand on the padding."""
-
-    @property
-    def has_texts(self) -> bool:
-        """Whether there is more than marks."""
-        return bool(self.corner or self.count)
 
     @cached_property
     def _numbers(self) -> list[int]:
@@ -72,14 +56,11 @@ class Stamps:
         if corner and fits(corner, size):
             height, width = extent(corner)
             self._write(corner, tile[:height, :width])
-        if count and fits(count, size) and not _meet(corner, count, size):
+        (above, left), (below, right) = extent(corner), extent(count)
+        meet = fits(corner, size) and above + below > size[0] and left + right > size[1]
+        if count and fits(count, size) and not meet:
             height, width = extent(count)
             self._write(count, tile[size[0] - height :, size[1] - width :])
-
-    def write_title(self, box: Bytes) -> None:
-        """Write the title into the pixels above the grid, uint8 [LINE, w, depth]."""
-        ink = _ink(self.title[: (box.shape[1] - 1) // LETTER])
-        box[1 : 1 + ink.shape[0], 1 : 1 + ink.shape[1]][ink] = self.ink
 
     def _write(self, text: str, box: Bytes) -> None:
         box[:] = np.where(_glyphs(text), self.light, self.dark)[..., None]
@@ -96,29 +77,13 @@ def fits(text: str, tile: tuple[int, int]) -> bool:
     return height <= tile[0] and width <= tile[1]
 
 
-def _meet(corner: str, count: str, tile: tuple[int, int]) -> bool:
-    """Whether two texts in opposite corners would cover each other."""
-    (above, left), (below, right) = extent(corner), extent(count)
-    return fits(corner, tile) and above + below > tile[0] and left + right > tile[1]
-
-
 @lru_cache(4096)
 def _glyphs(text: str) -> np.ndarray:
     """bool [height, width]: the ink of a text in Pillow's bitmap font, one pixel of ground around
     (its digits fill rows 2 to 8 of 11, and the last column of a letter is empty)."""
-    return np.pad(_ink(text)[1:10], ((0, 0), (1, 0)))
-
-
-def _ink(text: str) -> np.ndarray:
-    """bool [11, LETTER · letters]: the ink of a text in Pillow's bitmap font."""
     mask = ImageFont.load_default_imagefont().getmask(text, mode="1")
-    return np.asarray(mask, np.uint8).reshape(mask.size[::-1]) > 0
-
-
-@lru_cache(16)
-def only(marks: tuple[int, ...]) -> Bytes:
-    """uint8 [3]: each mark itself if it is among these, else NONE."""
-    return np.array([mark if mark in marks else NONE for mark in (NONE, ZERO, CONSTANT)], np.uint8)
+    ink = np.asarray(mask, np.uint8).reshape(mask.size[::-1]) > 0
+    return np.pad(ink[1:10], ((0, 0), (1, 0)))
 
 
 @lru_cache(64)

@@ -5,34 +5,17 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from featviz.errors import UsageError
+from featviz.layout.layouts import CHOICES
+from featviz.models.sources import WEIGHTS_HELP
 from featviz.records import KINDS, is_signed
 
+if TYPE_CHECKING:
+    from featviz.drawing.values import LayerValues
+
 Limits = tuple[float, float]
-
-
-class LayerValues(Protocol):
-    """What a scale may ask about the finite values of all maps of a layer."""
-
-    @property
-    def low(self) -> float:
-        """The smallest value."""
-        ...
-
-    @property
-    def high(self) -> float:
-        """The largest value."""
-        ...
-
-    def percentiles(self, ranks: tuple[float, ...]) -> Limits:
-        """The values at two ranks, 0..100."""
-        ...
-
-    def magnitude(self, rank: float) -> float:
-        """The value at a rank, 0..100, of the absolute values that are not zero; 1 without any."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -41,7 +24,6 @@ class ScaleMode:
 
     name: str
     words: str
-    """What it does, for help texts."""
     limits: Callable[[tuple[float, ...], LayerValues], Limits] | None
     """From the mode's numbers and a layer's values: which values all maps of the layer have
     darkest and brightest. None: each map has its own smallest and largest value."""
@@ -50,10 +32,8 @@ class ScaleMode:
     over: tuple[tuple[int, str], ...] | None = None
     """The legend of maps that lie over the input, where it is another one."""
     takes: str = ""
-    """The numbers that follow the name."""
     example: str = ""
     within: Limits = (-math.inf, math.inf)
-    """Smallest and largest number."""
     clips: bool = True
     """Whether values may lie outside the limits."""
     fixed: bool = False
@@ -68,10 +48,6 @@ class ScaleMode:
     def shared(self) -> bool:
         """Whether all maps of a layer have the same limits."""
         return self.limits is not None
-
-
-def _symmetric(numbers: tuple[float, ...], values: LayerValues) -> Limits:
-    return _around_zero(max(abs(values.low), abs(values.high)) or 1.0)
 
 
 def _around_zero(largest: float) -> Limits:
@@ -98,7 +74,7 @@ MODES = {
         ScaleMode(
             "layer",
             "all maps of a layer from their smallest to their largest value",
-            limits=lambda numbers, values: (values.low, values.high),
+            limits=lambda numbers, values: values.extremes,
             legend=(
                 (0, "one scale for all maps of an image: the smallest value"),
                 (255, "the largest"),
@@ -124,7 +100,7 @@ MODES = {
         ScaleMode(
             "symmetric",
             "zero in the middle",
-            limits=_symmetric,
+            limits=lambda numbers, values: _around_zero(max(map(abs, values.extremes)) or 1.0),
             legend=((0, "most negative"), (128, "zero"), (255, "most positive")),
         ),
         ScaleMode(
@@ -199,10 +175,19 @@ def parse_scale(text: str) -> Scale:
         )
     if not tail:
         return Scale(name)
-    numbers = _numbers(text, tail, mode)
+    count = len(mode.takes.split(","))
+    try:
+        numbers = tuple(float(part) for part in tail.split(","))
+    except ValueError:
+        numbers = ()
+    if len(numbers) != count:
+        what = "two numbers" if count > 1 else "one number"
+        raise UsageError(
+            f"--normalize {text!r}: {tail!r} is not {what}", f"for example {mode.example}"
+        )
     low, high, (least, most) = numbers[0], numbers[-1], mode.within
     finite = math.isfinite(low) and math.isfinite(high)
-    if len(numbers) > 1 and not (finite and low < high):
+    if count > 1 and not (finite and low < high):
         raise UsageError(f"--normalize {text!r}: {low:g} is not below {high:g}", "give LO,HI")
     if not (low >= least and high <= most):
         raise UsageError(
@@ -211,16 +196,13 @@ def parse_scale(text: str) -> Scale:
     return Scale(name, numbers)
 
 
-def _numbers(text: str, tail: str, mode: ScaleMode) -> tuple[float, ...]:
-    """The numbers that follow a mode's name, as many as it takes."""
-    parts, count = tail.split(","), len(mode.takes.split(","))
-    try:
-        numbers = tuple(float(part) for part in parts)
-    except ValueError:
-        numbers = ()
-    if len(numbers) != count:
-        what = "two numbers" if count > 1 else "one number"
-        raise UsageError(
-            f"--normalize {text!r}: {tail!r} is not {what}", f"for example {mode.example}"
-        )
-    return numbers
+def in_full(words: str) -> str:
+    """A help text of `featviz.options`, with the tables that stand above it in the house."""
+    tables = {
+        "{MODES}": "; ".join(f"{mode.spelling}: {mode.words}" for mode in MODES.values()),
+        "{LAYOUTS}": ", ".join(f"{layout.name} {layout.shape}" for layout in CHOICES),
+        "{WEIGHTS}": WEIGHTS_HELP,
+    }
+    for mark, table in tables.items():
+        words = words.replace(mark, table)
+    return words

@@ -59,18 +59,13 @@ def by_similarity(channels: Channels) -> list[int]:
     varied = np.flatnonzero(channels.finite & ~channels.flat)
     flat = np.flatnonzero(channels.finite & channels.flat)
     flat = flat[np.argsort(-channels.means[flat], kind="stable")]
-    chain = _chain(correlations(channels.maps[varied])) if len(varied) else []
-    places = [*varied[chain], *flat, *np.flatnonzero(~channels.finite)]
-    return [int(place) for place in places]
-
-
-def _chain(alike: Floats) -> list[int]:
-    chain, left = [0], np.ones(len(alike), bool)
-    left[0] = False
+    alike = correlations(channels.maps[varied])
+    chain, left = [0] if len(varied) else [], np.arange(len(varied)) > 0
     while left.any():
         chain.append(int(np.argmax(np.where(left, alike[chain[-1]], -np.inf))))
         left[chain[-1]] = False
-    return chain
+    places = [*varied[chain], *flat, *np.flatnonzero(~channels.finite)]
+    return [int(place) for place in places]
 
 
 ORDERS: dict[str, Callable[[Channels], list[int]]] = {

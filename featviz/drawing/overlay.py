@@ -9,9 +9,11 @@ from functools import lru_cache
 import numpy as np
 from PIL import Image
 
-from featviz.drawing import colormap, grid, scan
+from featviz.drawing import colormap, grid
 from featviz.drawing.picture import GridPicture
-from featviz.records import Bytes, DrawOptions
+from featviz.drawing.values import compiled
+from featviz.options import DrawOptions
+from featviz.records import Bytes
 
 
 def lay_over(
@@ -72,7 +74,6 @@ class Overlay:
     ground: Sequence[Bytes]
     """What the model saw, [H, W, 3]: one picture, or the frames of a clip."""
     frames: Sequence[int]
-    """The index into `ground` for each tile."""
     alpha: float
     window: Sequence[int]
     """Top, left, height and width of the part of the input that is drawn."""
@@ -95,8 +96,15 @@ class Overlay:
         drawn = slice(top, top + height), slice(left, left + width)
         tiles = np.empty((len(maps), height, width, 3), np.uint8)
         over = self._levels(maps, size) if maps.ndim == 3 else resized(maps, size)
+        share, colors = 1.0 - self.alpha, self.alpha * self.colors
         for number, frame in enumerate(frames):
-            self._blend(over[number][drawn], self.ground[frame][drawn], tiles[number])
+            ground, tile = self.ground[frame][drawn], tiles[number].reshape(-1, 3)
+            mine = over[number][drawn]
+            if mine.ndim == 3:
+                tiles[number] = (share * ground + self.alpha * mine + 0.5).astype(np.uint8)
+            else:
+                ground = np.require(ground, requirements=["C", "W"]).reshape(-1, 3)
+                compiled().blend(mine.reshape(-1), colors, ground, share, tile)
         return tiles
 
     def _levels(self, maps: Bytes, size: tuple[int, int]) -> Bytes:
@@ -110,28 +118,18 @@ class Overlay:
             levels[number, np.asarray(where)] = self.nonfinite
         return levels
 
-    def _blend(self, over: Bytes, ground: Bytes, tile: Bytes) -> None:
-        """Fill a tile [H, W, 3] with a map's levels [H, W] or colours over the input."""
-        loops, share = scan.compiled(), 1 - self.alpha
-        if over.ndim == 2 and loops is not None:
-            ground = np.require(ground, requirements=["C", "W"]).reshape(-1, 3)
-            colors = self.alpha * self.colors
-            loops.blend(over.reshape(-1), colors, ground, share, tile.reshape(-1, 3))
-            return
-        colored = self.colors[over] if over.ndim == 2 else over
-        tile[:] = (share * ground + self.alpha * colored + 0.5).astype(np.uint8)
-
 
 def resized(tiles: Bytes, size: tuple[int, int]) -> Bytes:
     """Resize tiles [N, h, w] or [N, h, w, 3] bilinearly to a size (height, width), as Pillow does;
     in a compiled loop where levels grow, since Pillow's order of passes is another elsewhere."""
-    loops, (height, width) = scan.compiled(), tiles.shape[1:3]
-    if loops is None or tiles.ndim == 4 or height > size[0] or width > size[1]:
+    height, width = tiles.shape[1:3]
+    if tiles.ndim == 4 or height > size[0] or width > size[1]:
         how = Image.Resampling.BILINEAR
         return np.stack([np.asarray(Image.fromarray(t).resize(size[::-1], how)) for t in tiles])
     levels = np.empty((len(tiles), *size), np.uint8)
     tiles = np.require(tiles, requirements=["C", "W"])
-    loops.enlarge(tiles, *_between(height, size[0]), *_between(width, size[1]), levels)
+    places = *_between(height, size[0]), *_between(width, size[1])
+    compiled().enlarge(tiles, *places, levels)
     return levels
 
 

@@ -15,34 +15,14 @@ _NOTHING = 1e-6
 """A component whose deviation is below this share of the first one's is rounding, left out."""
 
 
-def mean(data: Tensor) -> Tensor:
-    """The mean over channels: [C, ...] to [1, ...]."""
-    return data.mean(0, keepdim=True)
-
-
-def maximum(data: Tensor) -> Tensor:
-    """The largest value of all channels."""
-    return data.amax(0, keepdim=True)
-
-
-def l2(data: Tensor) -> Tensor:
-    """The Euclidean length of the vector of channels."""
-    length: Tensor = torch.linalg.vector_norm(data, dim=0, keepdim=True)
-    return length
-
-
-def largest(data: Tensor) -> Tensor:
-    """The largest absolute value of all channels."""
-    return data.abs().amax(0, keepdim=True)
-
-
 REDUCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
-    "mean": mean,
-    "max": maximum,
-    "l2": l2,
-    "max-abs": largest,
+    "mean": lambda data: data.mean(0, keepdim=True),
+    "max": lambda data: data.amax(0, keepdim=True),
+    "l2": lambda data: torch.linalg.vector_norm(data, dim=0, keepdim=True),
+    "max-abs": lambda data: data.abs().amax(0, keepdim=True),
 }
-"""Those of `records.REDUCTIONS` with one component; `pca` has three and is not among them."""
+"""From [C, ...] to [1, ...]: those of `records.REDUCTIONS` with one component; `pca` has three and
+is not among them."""
 
 
 @dataclass(frozen=True)
@@ -68,38 +48,12 @@ class Basis:
         return components.float().reshape(COMPONENTS, *data.shape[1:])
 
 
-class Moments:
-    """Sums from which a basis comes, over the pixels of any number of tensors [C, ...]."""
-
-    def __init__(self, channels: int) -> None:
-        self.count = 0
-        self.total = torch.zeros(channels, dtype=torch.float64)
-        self.products = torch.zeros(channels, channels, dtype=torch.float64)
-
-    def add(self, data: Tensor) -> None:
-        """Take in the pixels in which all channels are finite."""
-        values = _finite(data)
-        self.count += values.shape[1]
-        self.total += values.sum(1)
-        self.products += values @ values.T
-
-    def merge(self, other: Moments) -> None:
-        """Take in the pixels of other tensors of as many channels."""
-        self.count += other.count
-        self.total += other.total
-        self.products += other.products
-
-    def basis(self) -> Basis:
-        """The principal components of all pixels."""
-        average = self.total / max(self.count, 1)
-        covariance = self.products / max(self.count, 1) - torch.outer(average, average)
-        return Basis(average, _leading(*torch.linalg.eigh(covariance)))
-
-
 def basis_of(data: Tensor) -> Basis:
-    """The principal components of the pixels of one tensor [C, ...]: eigenvectors of the channels'
-    covariance, got from the pixels' where these are fewer (they share their eigenvalues)."""
-    values = _finite(data)
+    """The principal components of a tensor [C, ...]: eigenvectors of the channels'
+    covariance, got from the pixels' where these are fewer (they share their eigenvalues); pixels
+    that are not finite in some channel are left out."""
+    values = data.flatten(1).cpu().double()
+    values = values[:, torch.isfinite(values).all(0)]
     average = values.mean(1) if values.shape[1] else values.new_zeros(len(values))
     centred = values - average[:, None]
     count = max(values.shape[1], 1)
@@ -107,12 +61,6 @@ def basis_of(data: Tensor) -> Basis:
         return Basis(average, _leading(*torch.linalg.eigh(centred @ centred.T / count)))
     powers, pixels = torch.linalg.eigh(centred.T @ centred / count)
     return Basis(average, _leading(powers, centred @ pixels))
-
-
-def _finite(data: Tensor) -> Tensor:
-    """float64 [C, pixels], without pixels that have a value that is not finite."""
-    values = data.flatten(1).cpu().double()
-    return values[:, torch.isfinite(values).all(0)]
 
 
 def _leading(powers: Tensor, vectors: Tensor) -> Tensor:

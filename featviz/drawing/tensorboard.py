@@ -4,48 +4,41 @@ from __future__ import annotations
 
 import importlib
 import os
-from collections.abc import Collection, Iterator, Mapping, Sequence
+import socket
+import struct
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from math import isqrt
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 import torch
+from msgspec import structs
 from torch import Tensor
 
-from featviz.drawing import event_file, grid, scan
-from featviz.drawing.event_file import EventFile
+from featviz.drawing import grid
 from featviz.drawing.picture import GridPicture
-from featviz.errors import StoreError, UsageError
-from featviz.records import STAT_COLUMNS, DrawOptions, Floats, Site, is_gradient
+from featviz.drawing.values import MAX, ZEROS
+from featviz.errors import UsageError
+from featviz.options import DrawOptions
+from featviz.records import Floats, Site, is_gradient
 from featviz.rundir import atomic
 from featviz.text import printable
 
 BINS = 64
 """Bins of a histogram, of equal width between the smallest and the largest value."""
 
-EVENTS = f"{event_file.PREFIX}*"
+MOST_MAPS = 64
+"""Maps in a grid: the writer's checksums are Python, 22 ms for 100 kB of PNG."""
+
+_VERSION = "brain.Event:2"
+
+EVENTS = "events.out.tfevents.*"
 """Names of the files of a board."""
-
-_MAX, _MEAN, _STD, _ZEROS, _NONFINITE = (
-    STAT_COLUMNS.index(name) for name in ("max", "mean", "std", "zero_fraction", "nonfinite")
-)
-
-
-@dataclass(frozen=True)
-class Histogram:
-    """Counts of the finite values of a tensor, with what TensorBoard wants to know beside them."""
-
-    low: float
-    high: float
-    total: float
-    squares: float
-    edges: list[float]
-    """Upper ends of the bins."""
-    counts: list[float]
 
 
 @dataclass(frozen=True)
@@ -54,15 +47,11 @@ class Post:
 
     site: Site
     picture: Future[bytes]
-    """A PNG."""
-    size: tuple[int, int]
-    """Its height and width in pixels."""
     stats: Floats
     """[channels, 6]"""
-    values: int
-    """Numbers in each channel."""
-    histogram: Histogram | None
-
+    histogram: Mapping[str, Any] | None
+    note: str = ""
+    """How many maps are shown, where they are not all."""
     image: str = ""
     """The name of the image; empty for kernels."""
 
@@ -79,192 +68,137 @@ class Post:
 
 
 class Board:
-    """A folder of TensorBoard events, of one run.
+    """A folder of TensorBoard events.
 
-    Without a training step, the images of a run are the steps of a tag. With one, each image has
-    tags of its own, and scalars: a line through them is that of one image over the training.
+    The images of a run are the steps of a tag. At a training step, each image has tags of its own,
+    and scalars: a line through them is that of one image over the training. StoreError is raised
+    where the file cannot be written.
     """
 
-    def __init__(
-        self,
-        events: EventFile,
-        step: int | None = None,
-        earlier: Collection[tuple[int, str]] | None = None,
-    ) -> None:
-        """Begin with nothing.
+    def __init__(self, file: BinaryIO, step: int | None = None) -> None:
+        """Go on with a file of events.
 
         Args:
-            step: the training step that the run shows, if it shows one.
-            earlier: step and tag of each picture of the run that this one goes on with; None where
-                it has posted nothing here.
+            step: the training step that is shown; None for a run of its own.
         """
-        self._events, self._step, self._earlier = events, step, frozenset(earlier or ())
-        self._lacking = earlier is not None
-        images = [(at, tag) for at, tag in self._earlier if not tag.startswith("kernel/")]
-        self._positions = {at for at, _ in images}
-        self._names = {tag.split("/", 2)[-1] for at, tag in images if at == step}
-
-    def lacks(self, position: int, image: str) -> bool:
-        """Whether the run that this one goes on with was killed before it posted an image.
-
-        Args:
-            position: of the image among those of the run, from 0.
-            image: its name.
-        """
-        if self._step is None:
-            return self._lacking and position not in self._positions
-        return self._lacking and printable(image) not in self._names
-
-    def post(self, posts: Sequence[Post], position: int) -> None:
-        """Write the pictures and histograms of an image, and at a training step its scalars, as one
-        event: all of them are in the file, or none. Those that are there already are left out.
-
-        Scalars of an output or an input are its share of zeros, and how many channels are above
-        zero nowhere in the image; of a gradient its Euclidean norm.
-
-        Args:
-            position: of the image among those of the run, from 0.
-
-        Raises:
-            StoreError: the file cannot be written.
-        """
-        trained, step = self._step is not None, position if self._step is None else self._step
-        new = [p for p in posts if (step, p.tag(p.site.kind, trained)) not in self._earlier]
-        if values := [value for post in new for value in self._values(post)]:
-            self._events.add(values, step)
-
-    def add_scalars(self, values: Mapping[str, float]) -> None:
-        """Write numbers of a training step by their tags, as one event.
-
-        Raises:
-            StoreError: the file cannot be written.
-        """
-        from tensorboard.compat.proto.summary_pb2 import Summary
-
-        rows = [Summary.Value(tag=tag, simple_value=value) for tag, value in values.items()]
-        self._events.add(rows, self._step or 0)
+        self._file, self._step = file, step
 
     def at_step(self, step: int) -> Board:
-        """The same file of events at another training step."""
-        return Board(self._events, step)
+        """The same file of events at a training step."""
+        return Board(self._file, step)
 
-    def _values(self, post: Post) -> Iterator[Any]:
-        """Of TensorBoard's message `Summary.Value`."""
+    def post(self, posts: Sequence[Post], position: int) -> None:
+        """Write what was captured of an image as one event: all of it is in the file, or nothing.
+
+        Scalars, at a training step, are the share of zeros, and how many channels are above zero
+        nowhere in the image.
+
+        Args:
+            position: of the image among those of the run, from 0.
+        """
+        self._add([value for post in posts for value in self._values(post)], position)
+
+    def add_scalars(self, values: Mapping[str, float]) -> None:
+        """Write numbers of a training step by their tags, as one event."""
+        self._add([{"tag": tag, "simple_value": value} for tag, value in values.items()], 0)
+
+    def _add(self, values: list[dict[str, Any]], position: int) -> None:
         from tensorboard.compat.proto.summary_pb2 import Summary
 
-        trained, kind = self._step is not None, post.site.kind
-        yield Summary.Value(tag=post.tag(kind, trained), image=_image(post))
+        summary = Summary(value=[Summary.Value(**value) for value in values])
+        step = position if self._step is None else self._step
+        with atomic.reported(self._file.name, "name another folder"):
+            _write(self._file, step=step, summary=summary)
+
+    def _values(self, post: Post) -> Iterator[dict[str, Any]]:
+        """Of TensorBoard's message `Summary.Value`."""
+        trained, kind, data = self._step is not None, post.site.kind, post.picture.result()
+        width, height = struct.unpack(">II", data[16:24])  # of a PNG
+        image = {"height": height, "width": width, "colorspace": 3, "encoded_image_string": data}
+        note = {"summary_description": post.note}
+        yield {"tag": post.tag(kind, trained), "image": image, "metadata": note}
         if post.histogram is not None:
-            tag = post.tag(_group(kind), trained)
-            yield Summary.Value(tag=tag, histo=_proto(post.histogram))
-        for what, value in _scalars(post) if trained else ():
-            yield Summary.Value(tag=post.tag(what, trained), simple_value=value)
+            group = "histogram-grad" if is_gradient(kind) else "histogram"
+            yield {"tag": post.tag(group, trained), "histo": post.histogram}
+        if trained:
+            zeros = float(post.stats[:, ZEROS].astype(np.float64).mean())
+            yield {"tag": post.tag("zero_fraction", True), "simple_value": zeros}
+            inactive = float((post.stats[:, MAX] <= 0).sum())
+            yield {"tag": post.tag("inactive_channels", True), "simple_value": inactive}
+
+
+def _write(file: BinaryIO, **fields: Any) -> None:
+    """Add an event. (SummaryWriter does so in a thread, whose errors come as tracebacks.)"""
+    from tensorboard.compat.proto.event_pb2 import Event
+    from tensorboard.summary.writer.record_writer import RecordWriter
+
+    RecordWriter(file).write(Event(wall_time=time.time(), **fields).SerializeToString())
+    file.flush()
 
 
 def run_folder(logdir: Path, run: Path) -> Path:
     """The folder of a run's events: TensorBoard shows each folder of LOGDIR as a run.
 
     Args:
-        run: the run's folder or archive, whose name it gets.
+        run: the run's folder, whose name it gets.
     """
-    return logdir / (run.resolve().name.removesuffix(".zip") or "run")
+    return logdir / (run.resolve().name or "run")
 
 
-def _scalars(post: Post) -> Iterator[tuple[str, float]]:
-    stats, kind = post.stats.astype(np.float64), post.site.kind
-    if is_gradient(kind):
-        count = post.values - stats[:, _NONFINITE]
-        power = count * (stats[:, _STD] ** 2 + stats[:, _MEAN] ** 2)
-        yield "grad_norm", float(np.sqrt(power[count > 0].sum()))
-    elif kind != "kernel":
-        yield "zero_fraction", float(stats[:, _ZEROS].mean())
-        yield "inactive_channels", float((stats[:, _MAX] <= 0).sum())
-
-
-def _image(post: Post) -> Any:
-    """Our own PNG as it is."""
-    from tensorboard.compat.proto.summary_pb2 import Summary
-
-    height, width = post.size
-    return Summary.Image(
-        height=height, width=width, colorspace=3, encoded_image_string=post.picture.result()
-    )
-
-
-def _proto(counted: Histogram) -> Any:
-    from tensorboard.compat.proto.histogram_pb2 import HistogramProto
-
-    return HistogramProto(
-        min=counted.low,
-        max=counted.high,
-        num=sum(counted.counts),
-        sum=counted.total,
-        sum_squares=counted.squares,
-        bucket_limit=counted.edges,
-        bucket=counted.counts,
-    )
-
-
-def _group(kind: str) -> str:
-    return "histogram-grad" if is_gradient(kind) else "histogram"
-
-
-def histogram(tensor: Tensor) -> Histogram | None:
-    """Count the finite values of a dense float tensor in bins; None where it has none."""
-    values = tensor.detach().flatten().float()
-    if not torch.isfinite(
-        values.sum(dtype=_wide(values))
-    ):  # a tenth of the time of looking at each
+def histogram(tensor: Tensor) -> dict[str, Any] | None:
+    """Count the finite values of a dense float tensor in bins, as the fields of TensorBoard's
+    message HistogramProto; None where it has none."""
+    wide = torch.float32 if tensor.device.type == "mps" else torch.float64
+    values = tensor.detach().flatten().to(wide)
+    if not torch.isfinite(values.sum()):  # a tenth of the time of looking at each
         values = values[torch.isfinite(values)]
     if not len(values):
         return None
     low, high = (float(v) for v in torch.aminmax(values))
     margin = 0.0 if high > low else max(0.5, abs(low) * 1e-6)
-    start, end = low - margin, high + margin
-    counts, total, squares = _counted(values, start, end)
-    edges = np.linspace(start, end, BINS + 1)[1:]
-    return Histogram(low, high, total, squares, edges.tolist(), counts)
-
-
-def _counted(values: Tensor, start: float, end: float) -> tuple[list[float], float, float]:
-    """Counts of finite values in bins, their sum, and the sum of their squares."""
-    loops = scan.compiled()
-    if loops is not None and values.device.type == "cpu":
-        counts = np.zeros((4, BINS), np.int64)
-        total, squares = loops.count(values.numpy(), start, BINS / (end - start), counts)
-        return counts.sum(0).tolist(), total, squares
-    wide = _wide(values)
-    length = float(torch.linalg.vector_norm(values, dtype=wide))
-    bins = torch.histc(values, BINS, start, end).tolist()
-    return bins, float(values.sum(dtype=wide)), length**2
-
-
-def _wide(values: Tensor) -> torch.dtype:
-    """The widest floats of a tensor's device."""
-    return torch.float32 if values.device.type == "mps" else torch.float64
+    return {
+        "min": low,
+        "max": high,
+        "num": len(values),
+        "sum": float(values.sum()),
+        "sum_squares": float(torch.linalg.vector_norm(values)) ** 2,
+        "bucket_limit": np.linspace(low - margin, high + margin, BINS + 1)[1:].tolist(),
+        "bucket": torch.histc(values, BINS, low - margin, high + margin).tolist(),
+    }
 
 
 def as_make_grid(picture: GridPicture, options: DrawOptions) -> GridPicture:
-    """The same tiles in the geometry of `make_grid(nrow=int(sqrt(C)))`, but for `nrow` and `scale`
+    """The first tiles in the geometry of `make_grid(nrow=int(sqrt(C)))`, but for `nrow` and `scale`
     where the options name them. A vector stays one strip.
     """
     if picture.strip:
         return picture
-    plan, side = picture.plan, picture.slices[0]
-    channels = plan.maps // side
-    nrow, factor = options.nrow or isqrt(channels) * side, options.scale or 1
-    options = replace(options, nrow=nrow, scale=factor)
-    return replace(picture, plan=grid.plan((channels, side, *plan.map_size), options))
+    side = picture.slices[0]
+    drawn = picture.plan.maps // side
+    shown = min(drawn, max(1, MOST_MAPS // side))
+    nrow, factor = options.nrow or isqrt(shown) * side, options.scale or 1
+    options = structs.replace(options, nrow=nrow, scale=factor)
+    plan = grid.plan((shown, side, *picture.plan.map_size), options)
+    if shown == drawn:
+        return replace(picture, plan=plan)
+    channels, tiles = list(picture.drawn[:shown]), picture.tiles[: shown * side]
+    return replace(picture, plan=plan, tiles=tiles, channels=channels)
+
+
+def note(picture: GridPicture) -> str:
+    """How many maps are shown, where they are not all."""
+    shown, total = len(picture.drawn), len(picture.stats)
+    return "" if shown == total else f"{shown} of {total} maps"
 
 
 def require() -> None:
-    """Say early that TensorBoard's messages cannot be written.
+    """Say early that events cannot be written.
 
     Raises:
         UsageError: the package tensorboard is not installed.
     """
     try:
-        importlib.import_module("tensorboard.compat.proto.event_pb2")
+        importlib.import_module("tensorboard.summary.writer.record_writer")
     except ImportError as error:
         raise UsageError(
             f"--tensorboard needs the package tensorboard: {error}",
@@ -273,17 +207,10 @@ def require() -> None:
 
 
 @contextmanager
-def opened(
-    folder: Path | None,
-    below: Path | None = None,
-    step: int | None = None,
-    resume: bool = False,
-) -> Iterator[Board | None]:
+def opened(folder: Path | None, below: Path | None = None) -> Iterator[Board | None]:
     """A board in a folder, flushed and closed at the end; None without one.
 
     Args:
-        step: the training step that the run shows; None where it shows none.
-        resume: go on with what an earlier run has posted there, if it has begun a file.
         below: the run directory; where the folder lies in it, it may not do so by a link.
 
     Raises:
@@ -297,18 +224,9 @@ def opened(
         way = os.path.relpath(folder.absolute(), below.absolute()).replace(os.sep, "/")
         atomic.refuse_links(below, [] if way.startswith(os.pardir) else [way])
     require()
-    try:
+    name = f"{EVENTS[:-1]}{time.time():.6f}.{socket.gethostname()}.{os.getpid()}"
+    with atomic.reported(folder, "name another folder"):
         folder.mkdir(parents=True, exist_ok=True)
-        begun = resume and any(folder.glob(EVENTS))
-        earlier = set(event_file.read_pictures(folder)) if begun else None
-        events = EventFile(folder)
-    except OSError as error:
-        raise StoreError(
-            f"--tensorboard {folder} cannot be written: {error.strerror or error}",
-            "name another folder",
-        ) from error
-    try:
-        yield Board(events, step, earlier)
-    finally:
-        with atomic.reported(folder, "name another folder"):
-            events.close()
+        with (folder / name).open("xb") as file:
+            _write(file, file_version=_VERSION)
+            yield Board(file)

@@ -1,37 +1,68 @@
-"""Crops of the chosen images, which are read once more, and what they show of each channel."""
+"""The pictures of exemplars: crops of the chosen images, which are read once more, as tiles; a
+picture of each channel, and a sheet of all channels of a layer."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from math import ceil, sqrt
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any
 
 import numpy as np
-from PIL import Image
+from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
-from featviz.drawing import levels
+from featviz.drawing.values import to_pixels
 from featviz.errors import FeatvizError
-from featviz.exemplars import tiles
-from featviz.exemplars.collecting import ExemplarSource
-from featviz.exemplars.output import LayerWriter
-from featviz.exemplars.receptive import ReceptiveFields
-from featviz.exemplars.tiles import Box
-from featviz.exemplars.top import Top
+from featviz.exemplars.collect import ExemplarSource, Top
+from featviz.exemplars.receptive import Box, ReceptiveFields
 from featviz.models.load import LoadedModel
-from featviz.models.preprocess import InputOptions
+from featviz.options import InputOptions
 from featviz.pipeline.batches import batches
 from featviz.records import Sample
-from featviz.rundir.exemplars import Exemplar, ExemplarLayer
+from featviz.rundir import write
+from featviz.rundir.exemplars import Exemplar, ExemplarChannel, ExemplarLayer
+from featviz.text import counted, printable, safe_name
 
 log = logging.getLogger(__name__)
 
+TILE = 128
+"""Pixels a side of a tile in the picture of a channel."""
+
+_GAP, _TEXT, _LINE = 8, 12, 15
+_TITLE = 2 * _LINE + _GAP
+_CAPTION = 2 * _LINE + 2
+_LABEL = 92
+_BETWEEN, _COLUMN_GAP = 4, 24
+_SMALL = (64, 48, 32)
+"""Pixels a side of a tile in a sheet: the first with which it has no more than _MOST_PIXELS."""
+_MOST_PIXELS, _MOST_SHOWN = 2**26, 40
+_LONGEST_NAME = 19
+_PAPER, _INK, _FAINT, _EMPTY = "#ffffff", "#1b2129", "#66707c", "#e3e6ea"
+_MARK = "#ffd400"
+_SMALLEST_MARK = 6
+"""Pixels a side of the mark of a place."""
+
+_LEVEL = 1
+"""zlib's level: with the usual one, crops of photographs shrink by 6 % more, and take twice as
+long."""
+_COUNTS = {"max": "the highest value in their map", "mean": "the highest mean of their map"}
 _MOST_TILES = 2000
 """Tiles that are held at once: 100 MB. For more, images are read again."""
 _SHAPES = 2
 """Input shapes whose receptive fields are kept."""
+
+
+def sheet_path(row: ExemplarLayer, class_number: int = 0) -> str:
+    """The file of a layer's sheet, relative to the folder: `012_layer4/output.png`, and for a class
+    `012_layer4/output/003_cat.png`."""
+    name = safe_name(f"{row.index:03d}_{row.label}")
+    if row.class_name is None:
+        return f"{name}/{safe_name(row.stem + '.png')}"
+    return f"{name}/{safe_name(row.stem)}/{safe_name(f'{class_number:03d}_{row.class_name}.png')}"
 
 
 @dataclass(frozen=True)
@@ -44,22 +75,9 @@ class ExemplarGroup:
     """Its `channels` have no exemplars yet."""
 
 
-class _Wish(NamedTuple):
-    """A tile that is wanted."""
-
-    group: int
-    channel: int
-    rank: int
-
-
-class _Crop(NamedTuple):
-    box: Box | None
-    tile: Image.Image
-
-
 @dataclass
 class Cutter:
-    """Reads images again, and cuts out what units see."""
+    """Reads images again, cuts out what units see, and writes the pictures."""
 
     model: LoadedModel
     samples: Sequence[Sample]
@@ -75,19 +93,32 @@ class Cutter:
             by: `max` or `mean`.
             images: how many were seen.
         """
-        rows = []
-        writer: LayerWriter | None = None
+        rows, channels = [], list[ExemplarChannel]()
         for chunk in self._chunks():
             crops = self._crops(chunk)
             for number, channel in chunk:
                 group = self.groups[number]
                 if channel == 0:
-                    count = max(1, min(group.top.values.shape[1], len(self.samples)))
-                    writer = LayerWriter(folder, group.row, by, count, images)
-                assert writer is not None
-                writer.add(channel, *self._exemplars(number, channel, crops))
-                if channel == group.top.channels - 1:
-                    rows.append(writer.finish())
+                    channels, lines = [], _title(group.row, by, images)
+                    room = max(1, min(group.top.values.shape[1], len(self.samples)))
+                    sheet = Sheet(lines, len(group.top.values), room)
+                ranks = np.flatnonzero(group.top.is_image[channel]).tolist()
+                tiles = [crops.get((number, channel, rank), _nothing()) for rank in ranks]
+                found = [
+                    self._exemplar(group.top, channel, rank, box)
+                    for rank, (box, _) in zip(ranks, tiles, strict=True)
+                ]
+                cut, path = [tile for _, tile in tiles], None
+                if found:
+                    path = f"{group.row.sheet.removesuffix('.png')}/c{channel:05d}.png"
+                    title = (f"{_name(group.row)}, channel {channel}", lines[-1])
+                    texts = [(one.value, one.image) for one in found]
+                    _save(folder / path, draw_channel(title, cut, texts, room))
+                sheet.add(channel, cut, [one.value for one in found])
+                channels.append(ExemplarChannel(channel, path, found))
+                if channel == len(group.top.values) - 1:
+                    _save(folder / group.row.sheet, sheet.picture)
+                    rows.append(replace(group.row, channels=channels))
         return rows
 
     def _chunks(self) -> Iterator[list[tuple[int, int]]]:
@@ -103,56 +134,52 @@ class Cutter:
                 held += count
         yield chunk
 
-    def _exemplars(
-        self, number: int, channel: int, crops: Mapping[_Wish, _Crop]
-    ) -> tuple[list[Exemplar], list[Image.Image]]:
-        top = self.groups[number].top
-        exemplars, cut = [], []
-        for rank in np.flatnonzero(top.is_image[channel]).tolist():
-            row, column, *size = top.places[channel, rank].tolist()
-            image = int(top.images[channel, rank])
-            crop = crops.get(_Wish(number, channel, rank), _EMPTY)
-            exemplars.append(
-                Exemplar(
-                    self.samples[image].name,
-                    image,
-                    float(str(top.values[channel, rank])),
-                    None if row < 0 else [row, column],
-                    None if row < 0 else size,
-                    None if crop.box is None else list(crop.box),
-                )
-            )
-            cut.append(crop.tile)
-        return exemplars, cut
+    def _exemplar(self, top: Top, channel: int, rank: int, box: Box | None) -> Exemplar:
+        row, column, *size = top.places[channel, rank].tolist()
+        image = int(top.images[channel, rank])
+        return Exemplar(
+            self.samples[image].name,
+            image,
+            float(str(top.values[channel, rank])),
+            None if row < 0 else [row, column],
+            None if row < 0 else size,
+            None if box is None else list(box),
+        )
 
-    def _crops(self, chunk: Sequence[tuple[int, int]]) -> dict[_Wish, _Crop]:
-        """The tiles of these channels."""
-        wanted: dict[int, list[_Wish]] = {}
+    def _crops(
+        self, chunk: Sequence[tuple[int, int]]
+    ) -> dict[tuple[int, int, int], tuple[Box | None, Image.Image]]:
+        """By group, channel and rank: what the unit sees, and the tile of it."""
+        wanted: dict[int, list[tuple[int, int, int]]] = {}
         for number, channel in chunk:
             top = self.groups[number].top
             for rank in np.flatnonzero(top.is_image[channel]).tolist():
-                image = int(top.images[channel, rank])
-                wanted.setdefault(image, []).append(_Wish(number, channel, rank))
-        crops: dict[_Wish, _Crop] = {}
-        again = batches(self.samples, self.model, self.inputs, 1, self._vanished, sorted(wanted))
-        for batch in again:
-            picture = _picture(self.model.preprocess.shown(batch.inputs)[0])
-            for wish in wanted[batch.images[0]]:
-                crops[wish] = self._cut(wish, picture, batch.inputs)
+                wanted.setdefault(int(top.images[channel, rank]), []).append(
+                    (number, channel, rank)
+                )
+        crops: dict[tuple[int, int, int], tuple[Box | None, Image.Image]] = {}
+
+        def vanished(number: int, error: FeatvizError) -> None:
+            log.warning("%s cannot be read again: %s", self.samples[number].name, error.message)
+
+        for batch in batches(self.samples, self.model, self.inputs, 1, vanished, sorted(wanted)):
+            pixels = to_pixels(self.model.preprocess.shown(batch.inputs)[0])
+            grey = pixels.shape[2] == 1
+            picture = Image.fromarray(pixels[..., 0] if grey else pixels).convert("RGB")
+            for number, channel, rank in wanted[batch.images[0]]:
+                group = self.groups[number]
+                place = group.top.places[channel, rank].tolist()
+                box: Box | None = (0, 0, *picture.size)
+                if place[0] < 0:
+                    tile = cut(picture, box, picture.size[::-1])
+                else:
+                    fields = self._fields_of(batch.inputs)
+                    box = fields.box(group.target, *place[:2])
+                    tile = cut(picture, box, fields.size(group.target), place)
+                crops[number, channel, rank] = box, tile
         return crops
 
-    def _cut(self, wish: _Wish, picture: Image.Image, args: Sequence[Tensor]) -> _Crop:
-        group = self.groups[wish.group]
-        place = group.top.places[wish.channel, wish.rank].tolist()
-        box: Box | None = (0, 0, *picture.size)
-        size = picture.size[::-1]
-        if place[0] < 0:
-            return _Crop(box, tiles.cut(picture, box, size))
-        fields = self._fields_for(args)
-        box, size = fields.box(group.target, *place[:2]), fields.size(group.target)
-        return _Crop(box, tiles.cut(picture, box, size, place))
-
-    def _fields_for(self, args: Sequence[Tensor]) -> ReceptiveFields:
+    def _fields_of(self, args: Sequence[Tensor]) -> ReceptiveFields:
         shape = tuple(args[0].shape)
         if shape not in self.fields:
             if len(self.fields) >= _SHAPES:
@@ -161,13 +188,210 @@ class Cutter:
             self.fields[shape] = ReceptiveFields(self.model, targets, args)
         return self.fields[shape]
 
-    def _vanished(self, number: int, error: FeatvizError) -> None:
-        log.warning("%s cannot be read again: %s", self.samples[number].name, error.message)
+
+def _name(row: ExemplarLayer) -> str:
+    key, call = f".{row.key}" if row.key else "", f" call {row.call}" if row.call else ""
+    return printable(f"{row.label}{key}") + call
 
 
-_EMPTY = _Crop(None, tiles.cut(Image.new("RGB", (1, 1)), None, (1, 1)))
+def _title(row: ExemplarLayer, by: str, images: int) -> list[str]:
+    """Three lines: the layer, how images are ranked, and what a unit sees."""
+    seen, of_class = row.receptive_field, ""
+    if row.class_name is not None:
+        of_class = f" of class {printable(row.class_name)}"
+    size = " x ".join(map(str, seen.size))
+    sees = {
+        "no place": "a unit has no place in the image: the whole input is shown",
+        "unknown": "what a unit sees is not known: the whole input is shown",
+    }.get(seen.how, f"a unit sees up to {size} pixels of the input")
+    return [
+        f"{_name(row)} ({printable(row.type)}){of_class}",
+        f"{counted(len(row.channels), 'channel')}, each with the images that give {_COUNTS[by]}; "
+        f"{counted(images, 'image')} seen",
+        sees if by == "max" else "whole inputs are shown",
+    ]
 
 
-def _picture(pixels: Tensor) -> Image.Image:
-    array = levels.pixels(pixels)
-    return Image.fromarray(array[..., 0] if array.shape[2] == 1 else array).convert("RGB")
+def _save(path: Path, picture: Image.Image) -> None:
+    with write.atomic(path) as file:
+        picture.save(file, "png", compress_level=_LEVEL)
+
+
+# Tiles
+
+
+def cut(
+    picture: Image.Image, box: Box | None, size: tuple[int, int], place: Sequence[int] | None = None
+) -> Image.Image:
+    """A crop as a tile of TILE × TILE pixels, in the middle of it.
+
+    Args:
+        picture: the input as the model saw it, RGB.
+        box: left, top, right, bottom in its pixels; None gives an empty tile.
+        size: height and width of the largest crop of the layer, which fills the tile: all crops of
+            a layer have one scale.
+        place: row, column, rows and columns of the map. Where the crop is the whole picture, the
+            place is marked.
+    """
+    tile = Image.new("RGB", (TILE, TILE), _EMPTY)
+    if box is None:
+        return tile
+    crop = picture.crop(box)
+    factor = TILE / max(*size, *crop.size)
+    width, height = (max(1, min(TILE, round(side * factor))) for side in crop.size)
+    kind = Image.Resampling.NEAREST if factor > 1 else Image.Resampling.BILINEAR
+    left, top = (TILE - width) // 2, (TILE - height) // 2
+    tile.paste(crop.resize((width, height), kind), (left, top))
+    if place is not None and box == (0, 0, *picture.size) and max(place[2:]) > 1:
+        row, column, rows, columns = place
+        across, down = (max(_SMALLEST_MARK, n) for n in (width / columns, height / rows))
+        x, y = left + (column + 0.5) * width / columns, top + (row + 0.5) * height / rows
+        mark = [x - across / 2, y - down / 2]
+        mark += [mark[0] + across - 1, mark[1] + down - 1]
+        draw = ImageDraw.Draw(tile)
+        draw.rectangle([mark[0] - 1, mark[1] - 1, mark[2] + 1, mark[3] + 1], outline=_INK)
+        draw.rectangle(mark, outline=_MARK)
+    return tile
+
+
+@cache
+def _nothing() -> tuple[None, Image.Image]:
+    """Stands for an image that could not be read again."""
+    return None, cut(Image.new("RGB", (1, 1)), None, (1, 1))
+
+
+def slot(rank: int, count: int) -> Box:
+    """Where the tile of a rank lies in the picture of a channel that has room for `count`."""
+    row, column = divmod(rank, max(1, ceil(sqrt(count))))
+    left = _GAP + column * (TILE + _GAP)
+    top = _TITLE + _GAP + row * (TILE + _CAPTION + _GAP)
+    return left, top, left + TILE, top + TILE
+
+
+def draw_channel(
+    title: Sequence[str],
+    tiles: Sequence[Image.Image],
+    texts: Sequence[tuple[float, str]],
+    count: int,
+) -> Image.Image:
+    """The picture of a channel: two lines of title, then its tiles, best first.
+
+    Args:
+        texts: what stands below each tile, the value and the name of the image.
+        count: tiles for which there is room.
+    """
+    right = slot(max(1, ceil(sqrt(count))) - 1, count)[2]
+    bottom = slot(count - 1, count)[3]
+    size = max(right, 2 * (TILE + _GAP)) + _GAP, bottom + _CAPTION + _GAP
+    picture = Image.new("RGB", size, _PAPER)
+    for number, (line, color) in enumerate(zip(title, (_INK, _FAINT), strict=True)):
+        most = picture.width - 2 * _GAP
+        if _font().getlength(line) > most:  # cut it where the picture ends
+            while line and _font().getlength(line + "…") > most:
+                line = line[:-1]
+            line += "…"
+        _write(picture, (_GAP, _GAP + number * _LINE), line, color)
+    for rank, (tile, (value, image)) in enumerate(zip(tiles, texts, strict=True)):
+        left, top, _, bottom = slot(rank, count)
+        picture.paste(tile, (left, top))
+        _write(picture, (left, bottom + 1), f"{value:.4g}", _INK)
+        name = printable(image)  # its end tells images apart
+        name = name if len(name) <= _LONGEST_NAME else "…" + name[1 - _LONGEST_NAME :]
+        _write(picture, (left, bottom + 1 + _LINE), name, _FAINT)
+    return picture
+
+
+@dataclass(frozen=True)
+class SheetPlan:
+    """How a sheet is laid out: its tiles are as large as its pixels allow."""
+
+    tile: int
+    """Pixels a side of a tile."""
+    shown: int
+    """Tiles in a row."""
+    rows: int
+    """Channels that are shown, the first ones."""
+
+    @classmethod
+    def of(cls, channels: int, count: int) -> SheetPlan:
+        """Make tiles smaller, then leave out tiles of each channel, then channels."""
+        count = min(count, _MOST_SHOWN)
+        for tile in _SMALL:
+            if cls(tile, count, channels).pixels <= _MOST_PIXELS:
+                return cls(tile, count, channels)
+        one = cls(_SMALL[-1], 0, 1)
+        width = _MOST_PIXELS // (channels * one.height) - one.width
+        shown = min(count, max(1, width // (one.tile + _BETWEEN)))
+        rows = _MOST_PIXELS // cls(one.tile, shown, 1).pixels
+        return cls(one.tile, shown, min(channels, rows))
+
+    @property
+    def width(self) -> int:
+        """Pixels of a row, with the space beside it."""
+        return _LABEL + self.shown * (self.tile + _BETWEEN) + _COLUMN_GAP
+
+    @property
+    def height(self) -> int:
+        """Pixels of a row, with the space below it."""
+        return self.tile + _LINE + _GAP
+
+    @property
+    def pixels(self) -> int:
+        """Of all rows."""
+        return self.rows * self.width * self.height
+
+
+class Sheet:
+    """The picture of a layer: a row of small tiles for each channel, in as many columns of rows as
+    make it about square."""
+
+    def __init__(self, title: Sequence[str], channels: int, count: int) -> None:
+        """An empty sheet.
+
+        Args:
+            count: tiles of a channel, at most.
+        """
+        self._plan = plan = SheetPlan.of(channels, count)
+        left = []
+        if plan.shown < count:
+            left.append(f"the first {plan.shown} of up to {count} images")
+        if plan.rows < channels:
+            left.append(f"the first {plan.rows} of {channels} channels")
+        lines = [*title, *([f"for want of room only {' of '.join(left)}"] if left else [])]
+        columns = max(1, round(sqrt(plan.rows * plan.height / plan.width)))
+        self._high = max(1, ceil(plan.rows / columns))
+        widest = max(int(_font().getlength(line)) for line in lines) + 2 * _GAP
+        width = max(ceil(plan.rows / self._high) * plan.width + _GAP, widest)
+        self._top = len(lines) * _LINE + 3 * _GAP
+        height = self._top + self._high * plan.height + _GAP
+        self.picture = Image.new("RGB", (width, height), _PAPER)
+        for number, line in enumerate(lines):
+            color = _INK if number == 0 else _FAINT
+            _write(self.picture, (_GAP, _GAP + number * _LINE), line, color)
+
+    def add(self, channel: int, tiles: Sequence[Image.Image], values: Sequence[float]) -> None:
+        """The row of a channel."""
+        if channel >= self._plan.rows:
+            return
+        column, down = divmod(channel, self._high)
+        left, top = _GAP + column * self._plan.width, self._top + down * self._plan.height
+        side = self._plan.tile
+        _write(self.picture, (left, top + (side - _LINE) // 2), f"channel {channel}", _INK)
+        note = "" if values else "no finite value"
+        if len(values) > 1 and values[0] == values[-1]:  # dead, or saturated
+            note = "all equal"
+        _write(self.picture, (left, top + (side + _LINE) // 2), note, _FAINT)
+        shown = list(zip(tiles, values, strict=True))[: self._plan.shown]
+        for rank, (tile, value) in enumerate(shown):
+            at = left + _LABEL + rank * (side + _BETWEEN)
+            self.picture.paste(tile.resize((side, side), Image.Resampling.BOX), (at, top))
+            _write(self.picture, (at, top + side), f"{value:.3g}", _FAINT)
+
+
+def _write(picture: Image.Image, at: tuple[int, int], text: str, color: str) -> None:
+    ImageDraw.Draw(picture).text(at, text, fill=color, font=_font())
+
+
+@cache
+def _font() -> Any:
+    return ImageFont.load_default(_TEXT)

@@ -1,35 +1,34 @@
-"""What the units of chosen layers see of the input: computed from the functions that ran, measured
-by gradients where these do not tell it."""
+"""What the units of chosen layers see of the input, computed from the functions that run."""
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Sequence
-from functools import cached_property
-from typing import Literal
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from featviz.errors import ForwardError
-from featviz.exemplars.collecting import ExemplarSource
-from featviz.exemplars.fields import Field
-from featviz.exemplars.probe import GradientProbe
-from featviz.exemplars.sights import Seen, Sight
-from featviz.exemplars.tiles import Box
-from featviz.exemplars.walk import follow
+from featviz.exemplars.collect import ExemplarSource
+from featviz.exemplars.rules import FunctionCall, Reach, ReceptiveField, Seen, Sees, seen_by
+from featviz.hooks.capture import leaves, tensors
 from featviz.hooks.eval_mode import in_eval_mode
 from featviz.hooks.forward import forward
+from featviz.hooks.functions import unwatched, watching
+from featviz.hooks.layers import function_in
 from featviz.layout.layouts import LAYOUTS
-from featviz.layout.overrides import HintBook
 from featviz.models.load import LoadedModel
-from featviz.records import Site
+from featviz.records import Layer
 
-log = logging.getLogger(__name__)
+Box = tuple[int, int, int, int]
+"""Left, top, right and bottom in pixels of the input, right and bottom excluded."""
 
-How = Literal["computed", "measured", "unknown", "no place"]
-"""How a receptive field is known: from the functions that ran; by gradients; not at all; or the
-layer gives no map of the input. In the last two cases a unit is shown with the whole input."""
+How = Literal["computed", "unknown", "no place"]
+"""How a receptive field is known: from the functions that ran; not at all; or the layer gives no
+map of the input. In the last two cases a unit is shown with the whole input."""
+
+_OTHER_FORM = (TypeError, ValueError, IndexError, AttributeError, LookupError)
+"""What a rule raises on a form of the call that it does not know."""
 
 
 class ReceptiveFields:
@@ -47,79 +46,117 @@ class ReceptiveFields:
             ForwardError: the model cannot take them.
         """
         preprocess = model.preprocess
-        self._model, self._targets = model, targets
-        self._args = [torch.zeros_like(arg, device=model.device) for arg in args]
         self._is_picture = preprocess.frames is None and preprocess.inputs == 1
-        layers = list({target.site.layer.name: target.site.layer for target in targets}.values())
-        self._seen = follow(model.module, layers, self._args) if self._is_picture else {}
-        self._measured: dict[tuple[Site, int, int], Box] = {}
         height, width = args[0].shape[-2:]
-        self.whole: Box = (0, 0, width, height)
-        """The box of the whole input."""
+        self._whole: Box = (0, 0, width, height)
+        self._found: dict[tuple[str, int, str], Seen] = {}
+        if self._is_picture:
+            layers = {target.site.layer.name: target.site.layer for target in targets}
+            blank = [torch.zeros_like(arg, device=model.device) for arg in args]
+            walk = _Walk(model.module, layers, blank[0])
+            self._found = walk.follow(model.module, list(layers.values()), blank)
 
     def how(self, target: ExemplarSource) -> How:
         """How the receptive fields of a tensor's units are known."""
-        if not self._has_place(target):
+        if not self._is_picture or not LAYOUTS[target.layout].aligned:
             return "no place"
-        if self._computed(target) is not None:
-            return "computed"
-        return "measured" if self._probe and self._probe.follows(target.site) else "unknown"
+        return "unknown" if self._seen(target) is Sees.UNKNOWN else "computed"
 
     def box(self, target: ExemplarSource, row: int, column: int) -> Box | None:
         """What a unit sees, clipped to the input; None where it sees only padding."""
-        how, seen = self.how(target), self._computed(target)
-        if how == "measured":
-            return self._measure(target.site, row, column)
-        if how == "computed" and isinstance(seen, Field):
-            return seen.box(row, column)
-        return self.whole
+        seen = self._seen(target)
+        return seen.box(row, column) if isinstance(seen, ReceptiveField) else self._whole
 
     def size(self, target: ExemplarSource) -> tuple[int, int]:
-        """Height and width of what a unit sees at most; of measured ones, of that in the middle."""
-        how, seen = self.how(target), self._computed(target)
-        if how == "computed" and isinstance(seen, Field):
+        """Height and width of what a unit sees at most."""
+        seen = self._seen(target)
+        if isinstance(seen, ReceptiveField):
             return seen.rows.size, seen.columns.size
-        box = self.whole
-        if how == "measured" and self._probe:
-            rows, columns = self._probe.map_size(target.site)
-            box = self._measure(target.site, rows // 2, columns // 2)
-        return box[3] - box[1], box[2] - box[0]
+        return self._whole[3], self._whole[2]
 
-    def _has_place(self, target: ExemplarSource) -> bool:
-        return self._is_picture and LAYOUTS[target.layout].aligned
-
-    def _computed(self, target: ExemplarSource) -> Seen | None:
-        """The table of a tensor, or that it sees all; None where the functions do not tell it."""
+    def _seen(self, target: ExemplarSource) -> Seen:
+        """The table of a tensor that is a map, or that it sees all."""
         site, layout = target.site, LAYOUTS[target.layout]
-        seen = self._seen.get((site.layer.name, site.call, site.key))
-        if isinstance(seen, Field) and layout.spatial_axes is not None:
+        seen = self._found.get((site.layer.name, site.call, site.key), Sees.UNKNOWN)
+        if isinstance(seen, ReceptiveField) and layout.aligned and layout.spatial_axes is not None:
             axes = tuple(axis - layout.dimensions[0] for axis in layout.spatial_axes)
-            return seen if seen.axes == axes else None
-        return seen if seen is Sight.WHOLE else None
+            return seen if seen.axes == axes else Sees.UNKNOWN
+        return Sees.ALL if seen is Sees.ALL else Sees.UNKNOWN
 
-    @cached_property
-    def _probe(self) -> GradientProbe | None:
-        """The gradients of all tensors of which the functions do not tell what they see."""
-        book = HintBook(self._model.module, self._args[0].shape)
-        open_ones = [t for t in self._targets if self._has_place(t) and self._computed(t) is None]
-        module = self._model.module
+
+class _Walk:
+    """One pass through a model that follows what every tensor sees of the input.
+
+    Tensors are told apart by identity, and kept while the pass lasts. All functions are heard,
+    those in torch's own modules too.
+    """
+
+    def __init__(self, model: nn.Module, names: Mapping[str, Layer], image: Tensor) -> None:
+        self._names, self._calls = names, Counter[str]()
+        self._found: dict[tuple[str, int, str], Seen] = {}
+        """By name of a layer, number of its call, and path of a tensor in its output."""
+        self._seen: dict[int, Seen] = {}
+        self._alive: list[Tensor] = []
+        for tensor in (*model.parameters(), *model.buffers()):
+            self._note(tensor, Sees.NOTHING)
+        rows, columns = map(Reach.of_input, image.shape[-2:])
+        self._note(image, ReceptiveField(rows, columns))
+
+    def follow(
+        self, model: nn.Module, layers: Sequence[Layer], args: Sequence[Tensor]
+    ) -> dict[tuple[str, int, str], Seen]:
+        """What each tensor that these layers give sees of the image."""
+        modules = [layer for layer in layers if not layer.is_function]
+        every = watching(
+            model, self._leave, self._enter, modules, lambda layer: True, lambda name, m: False
+        )
+        with in_eval_mode(model, gradients=True), torch.no_grad(), every:
+            forward(model, args)  # unlike inference mode, no_grad tells views
+        return self._found
+
+    def _enter(self, layer: Layer, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        """An assignment to a part of a tensor returns nothing, and mixes what was there before."""
+        if function_in(layer.name) == "setitem":
+            self._spoil(args[0])
+
+    def _leave(
+        self, layer: Layer, args: Sequence[Any], kwargs: Mapping[str, Any], output: Any
+    ) -> None:
+        """A function or a chosen module has returned."""
+        with unwatched():
+            if (function := function_in(layer.name)) is not None:
+                self._apply(function, args, kwargs, output)
+            if layer.name in self._names:
+                call = self._calls[layer.name]
+                self._calls[layer.name] += 1
+                for key, value in leaves(output):
+                    if isinstance(value, Tensor):
+                        seen = self._seen.get(id(value), Sees.UNKNOWN)
+                        self._found[layer.name, call, key] = seen
+
+    def _apply(self, name: str, args: Sequence[Any], kwargs: Mapping[str, Any], out: Any) -> None:
+        given, gave = tensors([args, kwargs]), tensors(out)
+        before = [self._seen.get(id(tensor), Sees.UNKNOWN) for tensor in given]
+        known = tuple(seen for seen in before if isinstance(seen, ReceptiveField))
         try:
-            with in_eval_mode(module), book.traced(module, [t.site.layer for t in open_ones]):
-                forward(module, self._args)
-            hints = {t.site: book.of_shape(t.site.layer, t.shape) for t in open_ones}
-            return GradientProbe(self._model, hints, self._args)
-        except (ForwardError, RuntimeError) as error:
-            log.debug("no gradients", exc_info=error)
-            return None
+            seen = seen_by(FunctionCall(name, args, kwargs, known, gave[0]), before)
+        except _OTHER_FORM:
+            seen = Sees.UNKNOWN
+        if given and gave[0] is given[0] and seen is not before[0]:
+            self._spoil(given[0])  # in place: a tensor of which it is a view has changed, too
+        for tensor in gave:
+            fits = True
+            if isinstance(seen, ReceptiveField):
+                counts = [tensor.shape[axis] for axis in seen.axes if -axis <= tensor.dim()]
+                fits = counts == [len(seen.rows), len(seen.columns)]
+            self._note(tensor, seen if fits else Sees.UNKNOWN)
 
-    def _measure(self, site: Site, row: int, column: int) -> Box:
-        """One unit's box; if that in the middle sees all, all do."""
-        assert self._probe is not None
-        rows, columns = self._probe.map_size(site)
-        for place in ((rows // 2, columns // 2), (row, column)):
-            key = (site, *place)
-            if key not in self._measured:
-                self._measured[key] = self._probe.box(site, *place) or self.whole
-            if self._measured[key] == self.whole:
-                return self.whole
-        return self._measured[site, row, column]
+    def _note(self, tensor: Tensor, seen: Seen) -> None:
+        self._seen[id(tensor)] = seen
+        self._alive.append(tensor)
+
+    def _spoil(self, tensor: Tensor) -> None:
+        """A part of a tensor changes, and with it the tensor of which it is a part."""
+        self._note(tensor, Sees.UNKNOWN)
+        if tensor._is_view() and tensor._base is not None:
+            self._note(tensor._base, Sees.UNKNOWN)

@@ -49,7 +49,9 @@ def open_regular(path: Path) -> BinaryIO:
         FileError: it is something else, or it cannot be opened.
     """
     try:
-        descriptor = _open_anywhere(path)
+        # a look before, since opening a device can do something, and one afterwards
+        _check_regular(path.stat().st_mode)
+        descriptor = _only_regular(os.open(path, _READ))
     except FileNotFoundError:
         raise
     except (OSError, ValueError) as error:
@@ -92,9 +94,12 @@ class Folder:
         """
         self.root, self.name = root, relative
         self._folders: list[tuple[str, int]] = []
+        self._base = 1
         try:
             with self._said("."):
-                self._begin()
+                if _RELATIVE:
+                    self._folders.append(("", os.open(root, os.O_RDONLY | _DIRECTORY)))
+                    self._enter(relative.split("/") if relative else [])
         except BaseException:
             self.close()
             raise
@@ -161,12 +166,6 @@ class Folder:
         except (OSError, ValueError) as error:
             raise FileError(f"{quoted(relative)} cannot be read: {_reason(error)}") from error
 
-    def _begin(self) -> None:
-        if _RELATIVE:
-            self._folders.append(("", os.open(self.root, os.O_RDONLY | _DIRECTORY)))
-            for part in self.name.split("/") if self.name else ():
-                self._folders.append((part, self._below(part)))
-
     def _descriptor(self, relative: str) -> int:
         if not is_inside(relative):
             raise OSError("it lies outside its folder")
@@ -186,11 +185,8 @@ class Folder:
         while len(self._folders) > self._base:
             os.close(self._folders.pop()[1])
         for part in folders:
-            self._folders.append((part, self._below(part)))
-
-    def _below(self, part: str) -> int:
-        flags = os.O_RDONLY | _DIRECTORY | _NOFOLLOW
-        return os.open(part, flags, dir_fd=self._folders[-1][1])
+            flags = os.O_RDONLY | _DIRECTORY | _NOFOLLOW
+            self._folders.append((part, os.open(part, flags, dir_fd=self._folders[-1][1])))
 
 
 def _read_up_to(descriptor: int, count: int) -> bytes:
@@ -254,30 +250,16 @@ def parse_json(text: str) -> Any:
         ValueError: it is none, is deeper, or holds a number that JSON has not (NaN, Infinity) or of
             more digits than Python reads.
     """
-    if _is_too_deep(text):
-        raise ValueError(f"more than {DEEPEST} levels inside one another")
-    return json.loads(text, parse_constant=_refuse_constant)
-
-
-def _refuse_constant(text: str) -> Any:
-    raise ValueError(f"JSON has no number {text}")
-
-
-def _is_too_deep(text: str) -> bool:
-    """Whether lists and objects nest deeper than DEEPEST; brackets inside strings do not count."""
     depth = 0
     for token in _BRACKETS.finditer(text):
         depth += (token[0] in "[{") - (token[0] in "]}")
         if depth > DEEPEST:
-            return True
-    return False
+            raise ValueError(f"more than {DEEPEST} levels inside one another")
 
+    def refuse(constant: str) -> Any:
+        raise ValueError(f"JSON has no number {constant}")
 
-def _open_anywhere(path: Path) -> int:
-    """Look before opening, since opening a device can do something, and look again afterwards."""
-    if not stat.S_ISREG(path.stat().st_mode):
-        raise OSError(_IRREGULAR)
-    return _only_regular(os.open(path, _READ))
+    return json.loads(text, parse_constant=refuse)
 
 
 def _open_checked(path: Path, below: Path, parts: tuple[str, ...]) -> int:  # pragma: no cover

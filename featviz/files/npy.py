@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import io
 import math
-import re
 import zipfile
 import zlib
 from functools import lru_cache
+from tokenize import TokenError
 from typing import Any
 
 import numpy as np
@@ -19,14 +19,9 @@ MAGIC = b"\x93NUMPY"
 HEAD = 2048
 """Bytes of an array in which its header must end: numpy's own take 128."""
 
-_HEADER = re.compile(
-    rb"\{'descr': '([<>|][biufc]\d+)', 'fortran_order': (True|False), "
-    rb"'shape': \((?:(\d{1,18}(?:, \d{1,18})*),?)?\), \} *\n"
-)
-"""The header of an array as numpy writes it; it is not evaluated."""
-_OBJECTS = re.compile(rb"'descr': (\[|'[^']*[OSUVMm])")
 _ENCRYPTED = 1
-_PIECE = 2**20
+_PACKED = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
+_UNPACKED_BYTES = 2**30
 
 
 def header(data: bytes) -> tuple[np.dtype[Any], tuple[int, ...], Any, int]:
@@ -39,27 +34,31 @@ def header(data: bytes) -> tuple[np.dtype[Any], tuple[int, ...], Any, int]:
     start = 10 + int.from_bytes(data[8:10], "little")
     if not data.startswith(MAGIC + b"\x01\x00"):
         raise ValueError("it is no array as numpy writes it")
-    return *_parsed(data[10:start]), start
+    return *_parsed(data[8:start]), start
 
 
 @lru_cache(maxsize=1024)
 def _parsed(line: bytes) -> tuple[np.dtype[Any], tuple[int, ...], Any]:
-    parts = _HEADER.fullmatch(line)
-    if parts is None:
-        if _OBJECTS.search(line):
-            raise ValueError("it holds Python objects or texts, and only numbers are read")
-        raise ValueError("its header is not as numpy writes it")
-    shape = tuple(map(int, parts[3].decode().split(", "))) if parts[3] else ()
-    return np.dtype(parts[1].decode()), shape, "F" if parts[2] == b"True" else "C"
+    """What numpy makes of a header, which it takes for a literal: nothing in it is run."""
+    try:
+        found = np.lib.format.read_array_header_1_0(io.BytesIO(line), max_header_size=HEAD)
+    except (ValueError, TypeError, SyntaxError, TokenError, RecursionError, MemoryError) as error:
+        raise ValueError("its header is not as numpy writes it") from error
+    shape, by_columns, dtype = found
+    if dtype.kind not in "biufc":
+        raise ValueError("it holds Python objects or texts, and only numbers are read")
+    if min(shape, default=0) < 0:
+        raise ValueError(f"its shape is {list(shape)}")
+    return dtype, shape, "F" if by_columns else "C"
 
 
-def read_npy(data: bytes) -> np.ndarray:
+def read_npy(data: bytes | memoryview) -> np.ndarray:
     """The array that the bytes of an npy file hold, without a copy.
 
     Raises:
         ValueError: it is none, or has more or fewer bytes than its header says.
     """
-    dtype, shape, order, start = header(data[:HEAD])
+    dtype, shape, order, start = header(bytes(data[:HEAD]))
     if len(data) - start != math.prod(shape) * dtype.itemsize:
         raise ValueError(
             f"it has {max(len(data) - start, 0):,} bytes, not those of {dtype} {list(shape)}"
@@ -68,42 +67,31 @@ def read_npy(data: bytes) -> np.ndarray:
     return array
 
 
-def read_npz(data: bytes, most: int) -> dict[str, np.ndarray]:
-    """The arrays that the bytes of an npz file hold, compressed or not, by name.
-
-    Args:
-        most: bytes that they may unpack to, all together.
+def read_npz(data: bytes) -> np.ndarray:
+    """The one array of an npz file, compressed or not, or the one that is called `image`.
 
     Raises:
-        ValueError: it is none, an array is damaged or holds no numbers, or they unpack to more.
+        ValueError: it is none, an array is damaged or holds no numbers, or they unpack to more
+            than a gibibyte.
+        FileError: there are several, or none.
     """
     arrays: dict[str, np.ndarray] = {}
     try:
         with zipfile.ZipFile(io.BytesIO(data)) as archive:
-            for info in archive.infolist():
-                content = _member(archive, info, most)
-                most -= len(content)
+            members = archive.infolist()
+            if sum(info.file_size for info in members) > _UNPACKED_BYTES:
+                raise ValueError(f"it unpacks to more than {_UNPACKED_BYTES:,} bytes")
+            for info in members:
+                if info.flag_bits & _ENCRYPTED or info.compress_type not in _PACKED:
+                    name = quoted(info.filename)
+                    raise ValueError(f"{name} is packed in a way that numpy does not use")
+                with archive.open(info) as member:  # unpacks no more than it is asked for
+                    content = member.read(info.file_size)
                 arrays[info.filename.removesuffix(".npy")] = read_npy(content)
     except (zipfile.BadZipFile, zlib.error, NotImplementedError, EOFError, OSError) as error:
         raise ValueError(f"its zip is damaged: {quoted(str(error))}") from error
-    return arrays
-
-
-def _member(archive: zipfile.ZipFile, info: zipfile.ZipInfo, most: int) -> bytes:
-    """What one member unpacks to; it is not believed how much that is."""
-    if info.flag_bits & _ENCRYPTED or info.compress_type not in (
-        zipfile.ZIP_STORED,
-        zipfile.ZIP_DEFLATED,
-    ):
-        raise ValueError(f"{quoted(info.filename)} is packed in a way that numpy does not use")
-    parts, left = [], most
-    with archive.open(info) as member:
-        while part := member.read(min(_PIECE, left + 1)):
-            left -= len(part)
-            if left < 0:
-                raise ValueError(f"it unpacks to more than {most:,} bytes")
-            parts.append(part)
-    return b"".join(parts)
+    array: np.ndarray = only(arrays, "arrays", "np.save('array.npy', np.load(FILE)[NAME])")
+    return array
 
 
 def only(named: dict[str, Any], what: str, remedy: str) -> Any:

@@ -1,28 +1,29 @@
 """URLs of stores that fsspec reaches (s3://, gs://, https://, hf:// and others): which are taken,
-how each is shown, and how its store is connected to. Nothing is kept on disk, and the user's
-credentials stand in no message."""
+how each is shown, and how its store is asked. The user's credentials stand in no message."""
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
+import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import unquote, urlsplit
-from urllib.request import url2pathname
 
-from featviz.errors import UsageError
+from featviz.errors import FileError, UsageError
 from featviz.text import quoted
 
-SILENCE = 30.0
-"""Seconds without a byte after which an attempt has failed (http and s3)."""
-_CONNECT = 10.0
-"""Seconds in which a server has to answer at all."""
+T = TypeVar("T")
+
 WEB = ("http", "https")
 """Protocols of web servers, whose folders are pages."""
-_S3 = ("s3", "s3a")
+PAUSES = (0.5, 1.0, 2.0)
+"""Seconds before the second, third and fourth time that something is asked for."""
+_PATIENCE, _SILENCE, _CONNECT = 120.0, 30.0, 10.0
+"""Seconds for a whole answer over http, and without a byte, and without any answer, after which
+http and s3 have failed."""
 _FOLDERS = ("file", "local")
 _NO_STORE = frozenset(
     (
@@ -178,6 +179,8 @@ def local_path(url: str) -> str | None:
             f"{quoted(url)!r} is a file of the machine {quoted(parts.netloc)!r}",
             "file:///folder/a.jpg has three slashes",
         )
+    from urllib.request import url2pathname  # imports sockets, which --help needs not
+
     return url2pathname(parts.path)
 
 
@@ -187,11 +190,10 @@ def scrubbed(text: str) -> str:
 
 
 def _class_for(protocol: str) -> Any:
-    """fsspec's class for a protocol."""
     import fsspec
+    from fsspec.registry import known_implementations
 
-    known = fsspec.available_protocols()
-    if protocol not in known or protocol in _NO_STORE:
+    if protocol not in fsspec.available_protocols() or protocol in _NO_STORE:
         raise UsageError(
             f"{quoted(protocol)}:// is no store that featviz knows",
             "for example s3://bucket/photos/ or gs://bucket/maps",
@@ -199,18 +201,12 @@ def _class_for(protocol: str) -> Any:
     try:
         return fsspec.get_filesystem_class(protocol)
     except ImportError as error:
-        package = getattr(error.__cause__ or error, "name", None)
-        package = (package or _package(protocol)).partition(".")[0]
+        where = known_implementations[protocol]["class"]
+        package = (getattr(error.__cause__ or error, "name", None) or where).partition(".")[0]
         raise UsageError(
             f"{protocol}:// needs the package {package}, which is not installed",
             f"pip install {package}",
         ) from None
-
-
-def _package(protocol: str) -> str:
-    from fsspec.registry import known_implementations
-
-    return str(known_implementations[protocol]["class"])
 
 
 @lru_cache(maxsize=16)
@@ -218,24 +214,69 @@ def _connected(protocol: str, given: tuple[tuple[str, Any], ...], process: int) 
     """fsspec's own instances are one for each thread; this one is shared by all."""
     import fsspec
 
-    configured = fsspec.config.conf.get(protocol, {})
-    options = {**_limits_of(protocol), **configured, **dict(given)}
-    made = _class_for(protocol)(**options, skip_instance_cache=True)
-    if protocol in _S3:
-        made.retries = 1  # attempts are counted in one place: `attempts`
-    return made
-
-
-def _limits_of(protocol: str) -> Mapping[str, Any]:
-    """Options of a store's filesystem that bound how long it waits."""
+    limits: dict[str, Any] = {}
     if protocol in WEB:
         import aiohttp
 
-        limits = aiohttp.ClientTimeout(
-            total=None, connect=_CONNECT, sock_connect=_CONNECT, sock_read=SILENCE
+        timeout = aiohttp.ClientTimeout(
+            total=_PATIENCE, connect=_CONNECT, sock_connect=_CONNECT, sock_read=_SILENCE
         )
-        return {"client_kwargs": {"timeout": limits}}
-    if protocol in _S3:
-        once = {"retries": {"total_max_attempts": 1}}
-        return {"config_kwargs": {"connect_timeout": _CONNECT, "read_timeout": SILENCE, **once}}
-    return {}
+        limits = {"client_kwargs": {"timeout": timeout}}
+    elif protocol in ("s3", "s3a"):
+        limits = {"config_kwargs": {"connect_timeout": _CONNECT, "read_timeout": _SILENCE}}
+        limits["config_kwargs"]["retries"] = {"total_max_attempts": 1}  # s3fs tries again itself
+    options = {**limits, **fsspec.config.conf.get(protocol, {}), **dict(given)}
+    return _class_for(protocol)(**options, skip_instance_cache=True)
+
+
+def tried(url: Url, task: Callable[[], T]) -> T:
+    """Ask a store for something, up to four times.
+
+    Libraries raise what they like, botocore's errors and those of aiohttp among it, so all is
+    taken for the store's answer.
+
+    Raises:
+        FileNotFoundError: there is no such file or bucket.
+        FileExistsError: there is one already.
+        FileError: the task's own; or the store's answer, without credentials, caused by the
+            library's error.
+    """
+    for pause in (*PAUSES, None):
+        try:
+            return task()
+        except (FileNotFoundError, FileExistsError, FileError):
+            raise
+        except Exception as error:
+            status = _status(error)
+            final = 400 <= status < 500 and status not in (408, 425, 429)
+            if not (final or pause is None or isinstance(error, _FINAL) or lacks_rights(error)):
+                time.sleep(pause)
+                continue
+            if lacks_rights(error):
+                words = "the store refuses access: are the credentials there?"
+            elif isinstance(error, TimeoutError) or "Timeout" in type(error).__name__:
+                words = "the store did not answer in time"
+            elif status:
+                said = quoted(url.without_secrets(str(getattr(error, "message", ""))))
+                words = f"the server answers {status} {said}".strip()
+            else:
+                words = quoted(url.without_secrets(str(error)).strip()) or type(error).__name__
+            raise (FileNotFoundError if status == 404 else FileError)(words) from error
+    raise AssertionError("the last time returns or raises")
+
+
+_FINAL = (IsADirectoryError, NotADirectoryError, NotImplementedError, ValueError, TypeError)
+"""Errors that the next time would meet again."""
+
+
+def lacks_rights(error: BaseException | None) -> bool:
+    """Whether a store refused, or its library found no credentials to send."""
+    named = isinstance(error, PermissionError) or "Credentials" in type(error).__name__
+    return named or _status(error) in (401, 403)
+
+
+def _status(error: BaseException | None) -> int:
+    """The status of an answer over HTTP that was an error; 0 for other errors."""
+    response = getattr(error, "response", None)
+    status = getattr(error, "status", None) or getattr(response, "status_code", None)
+    return status if isinstance(status, int) else 0

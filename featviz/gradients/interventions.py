@@ -1,60 +1,64 @@
-"""Interventions: forward hooks that change a layer's output before it is captured."""
+"""Interventions: forward hooks that change a layer's output before it is captured.
+
+Reading them needs no torch: what cannot be read is refused before torch is imported.
+"""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
-
-import torch
-from torch import Generator, Tensor
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 from featviz.errors import UsageError
-from featviz.text import read_ranges
+from featviz.text import quoted, read_ranges
+
+if TYPE_CHECKING:
+    from torch import Generator, Tensor
 
 
 @dataclass(frozen=True)
 class Intervention:
     """A change as it was asked for."""
 
+    option: str
+    """For messages: `ablate='conv1:5'`."""
     kind: str
     """One of KINDS."""
-    text: str
     selectors: str
-    """Selectors of the layers to change."""
     channels: tuple[int, ...] = ()
     numbers: tuple[float, ...] = ()
 
-    @property
-    def option(self) -> str:
-        """For messages: `--ablate 'conv1:5'`."""
-        return f"--{self.kind} {self.text!r}"
 
-
-def parse(kind: str, text: str) -> Intervention:
-    """Read `SELECTORS:5,17`, `SELECTORS:3=2.0` or `SELECTORS:0,6`.
+def parse(option: str, text: str) -> Intervention:
+    """Read `SELECTORS:5,17` of `ablate`, or `SELECTORS:WHAT` of `edit`: `channel 5,17*2`,
+    `clamp=0,6`, `noise=0.1` or `grad*0.5`.
 
     Raises:
         UsageError: it cannot be read.
     """
-    selectors, _, tail = text.rpartition(":")
-    form = re.fullmatch(KINDS[kind].form, tail.replace(" ", ""), re.ASCII | re.IGNORECASE)
+    selectors, _, what = text.rpartition(":")
+    named = f"{option}={quoted(text)!r}"
+    kinds = [name for name in KINDS if (name == "ablate") == (option == "ablate")]
+    forms = {kind: KINDS[kind].form.fullmatch(re.sub(r"\s", "", what)) for kind in kinds}
+    kind, form = next((pair for pair in forms.items() if pair[1]), ("", None))
+    examples = ", ".join(KINDS[kind].example for kind in kinds)
+    wrong = UsageError(f"{named} cannot be read", f"for example {examples}")
     if not selectors.strip() or form is None:
-        raise _unreadable(kind, text)
-    numbers = tuple(float(n) for n in (form.groupdict().get("numbers") or "").split(",") if n)
-    listed = form.groupdict().get("channels")
+        raise wrong
+    parts = form.groupdict()
     try:
-        channels = tuple(read_ranges(listed)) if listed else ()
+        channels = tuple(read_ranges(parts["channels"])) if parts.get("channels") else ()
     except ValueError:
-        raise _unreadable(kind, text) from None
+        raise wrong from None
+    numbers = tuple(map(float, parts["numbers"].split(","))) if parts.get("numbers") else ()
     if kind == "clamp" and numbers[0] > numbers[1]:
-        raise UsageError(f"--clamp {text!r}: {numbers[0]:g} is above {numbers[1]:g}", "LOW,HIGH")
-    return Intervention(kind, text, selectors, channels, numbers)
+        raise UsageError(f"{named}: {numbers[0]:g} is above {numbers[1]:g}", "clamp=LOW,HIGH")
+    return Intervention(named, kind, selectors, channels, numbers)
 
 
-def _unreadable(kind: str, text: str) -> UsageError:
-    return UsageError(f"--{kind} {text!r} cannot be read", f"for example {KINDS[kind].example}")
+parse_ablate, parse_edit = partial(parse, "ablate"), partial(parse, "edit")
 
 
 def _ablate(change: Intervention, tensor: Tensor, axis: int, noise: Generator) -> Tensor:
@@ -62,7 +66,7 @@ def _ablate(change: Intervention, tensor: Tensor, axis: int, noise: Generator) -
     return tensor.index_fill(axis, _places(change, tensor), 0)
 
 
-def _scale_channel(change: Intervention, tensor: Tensor, axis: int, noise: Generator) -> Tensor:
+def _multiply(change: Intervention, tensor: Tensor, axis: int, noise: Generator) -> Tensor:
     shape = [1] * tensor.ndim
     shape[axis] = -1
     factors = tensor.new_ones(tensor.shape[axis])
@@ -71,16 +75,20 @@ def _scale_channel(change: Intervention, tensor: Tensor, axis: int, noise: Gener
 
 
 def _places(change: Intervention, tensor: Tensor) -> Tensor:
+    import torch
+
     return torch.tensor(change.channels, device=tensor.device)
 
 
 def _noise(change: Intervention, tensor: Tensor, axis: int, noise: Generator) -> Tensor:
     """Gaussian, of the given standard deviation."""
+    import torch
+
     drawn = torch.randn(tensor.shape, generator=noise)
     return tensor + change.numbers[0] * drawn.to(tensor)
 
 
-def _grad_scale(change: Intervention, tensor: Tensor, axis: int, noise: Generator) -> Tensor:
+def _scale_gradient(change: Intervention, tensor: Tensor, axis: int, noise: Generator) -> Tensor:
     """The value stays, in a tensor of its own; the gradient at it is multiplied."""
     if not tensor.requires_grad:
         return tensor
@@ -94,36 +102,40 @@ def _grad_scale(change: Intervention, tensor: Tensor, axis: int, noise: Generato
 class InterventionKind:
     """One kind of change to the outputs of layers."""
 
-    form: str
-    """Regular expression for the text behind the selectors."""
+    form: re.Pattern[str]
+    """The text behind the selectors, without spaces."""
     example: str
-    """For messages."""
     change: Callable[[Intervention, Tensor, int, Generator], Tensor]
     """Returns a changed copy of a tensor, given its channel axis and where noise is drawn from."""
 
 
-_NUMBER = r"[-+]?(?:\d+\.?\d*|\.\d+)(?:e[-+]?\d+)?"
-_ONE = rf"(?P<numbers>{_NUMBER})"
-_LIST = r"(?P<channels>\d+(?:-\d+)?(?:,\d+(?:-\d+)?)*)"
+def _form(text: str) -> re.Pattern[str]:
+    """A pattern with the forms of a NUMBER and of CHANNELS put in."""
+    number = r"[-+]?(?:\d+\.?\d*|\.\d+)(?:e[-+]?\d+)?"
+    channels = r"(?P<channels>\d+(?:-\d+)?(?:,\d+(?:-\d+)?)*)"
+    text = text.replace("NUMBER", number).replace("CHANNELS", channels)
+    return re.compile(text, re.ASCII | re.IGNORECASE)
+
 
 KINDS = {
-    "ablate": InterventionKind(_LIST, "'layer3.*.relu:5,17' or 'conv1:0-3'", _ablate),
-    "scale-channel": InterventionKind(f"{_LIST}={_ONE}", "'conv1:3=2.0'", _scale_channel),
+    "ablate": InterventionKind(_form("CHANNELS"), "'layer3.*.relu:5,17' or 'conv1:0-3'", _ablate),
+    "channel": InterventionKind(
+        _form(r"channels?CHANNELS\*(?P<numbers>NUMBER)"), "'conv1:channel 3*2.0'", _multiply
+    ),
     "clamp": InterventionKind(
-        rf"(?P<numbers>{_NUMBER},{_NUMBER})",
-        "'relu:0,6'",
+        _form("clamp=(?P<numbers>NUMBER,NUMBER)"),
+        "'relu:clamp=0,6'",
         lambda change, tensor, axis, noise: tensor.clamp(*change.numbers),
     ),
-    "noise": InterventionKind(f"(?!-){_ONE}", "'conv1:0.1'", _noise),
-    "grad-scale": InterventionKind(_ONE, "'layer4:0.5'", _grad_scale),
+    "noise": InterventionKind(_form("noise=(?!-)(?P<numbers>NUMBER)"), "'conv1:noise=0.1'", _noise),
+    "grad": InterventionKind(
+        _form(r"grad\*(?P<numbers>NUMBER)"), "'layer4:grad*0.5'", _scale_gradient
+    ),
 }
 
 
 def applied(
-    changes: Sequence[Intervention],
-    layer: str,
-    axis_of: Callable[..., int],
-    noise: Generator,
+    changes: Sequence[Intervention], layer: str, axis_of: Callable[..., int], noise: Generator
 ) -> Any:
     """A forward hook that makes these changes to a layer's tensor, in their order.
 
@@ -136,26 +148,21 @@ def applied(
     Raises:
         UsageError: (when it runs) the layer gives no tensor of channels, or not as many.
     """
+    from torch import Tensor
 
     def hook(module: Any, args: Any, output: Any) -> Any:
         for change in changes:
-            _check_tensor(change, output, layer)
+            asked = f"{change.option}: {layer}"
+            if not isinstance(output, Tensor):
+                raise UsageError(f"{asked} gives a {type(output).__name__}, not a tensor")
+            if output.is_quantized:
+                raise UsageError(f"{asked} gives a quantized tensor")
             axis = axis_of(output, what=change.option) if change.channels else -1
-            _check_channels(change, output.shape[axis] if change.channels else 0, layer)
+            last = output.shape[axis] - 1 if change.channels else 0
+            if wrong := [channel for channel in change.channels if channel > last]:
+                named = ", ".join(map(str, wrong[:3])) + (", ..." if wrong[3:] else "")
+                raise UsageError(f"{asked} has channels 0 to {last}, not {named}")
             output = KINDS[change.kind].change(change, output, axis, noise)
         return output
 
     return hook
-
-
-def _check_tensor(change: Intervention, output: Any, layer: str) -> None:
-    if not isinstance(output, Tensor):
-        raise UsageError(f"{change.option}: {layer} gives a {type(output).__name__}, not a tensor")
-    if output.is_quantized:
-        raise UsageError(f"{change.option}: {layer} gives a quantized tensor")
-
-
-def _check_channels(change: Intervention, count: int, layer: str) -> None:
-    if wrong := [channel for channel in change.channels if channel >= count]:
-        named = ", ".join(map(str, wrong[:3])) + (", ..." if wrong[3:] else "")
-        raise UsageError(f"{change.option}: {layer} has channels 0 to {count - 1}, not {named}")

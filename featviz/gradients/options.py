@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import chain
-from typing import Any
-
-from torch import nn
 
 from featviz.errors import UsageError
-from featviz.gradients import interventions, pairs, targets
+from featviz.gradients import interventions, targets
 from featviz.gradients.interventions import Intervention
 from featviz.gradients.targets import Target
 from featviz.hooks import selectors
 from featviz.hooks.layers import list_layers
 from featviz.models.load import LoadedModel
-from featviz.records import CLASS_MAPS, INTERVENTIONS, KINDS, Layer, PassOptions
-from featviz.records.checking import read_texts
+from featviz.options import PassOptions
+from featviz.records import Layer
 
 
 @dataclass(frozen=True)
@@ -29,35 +26,12 @@ class PassPlan:
     target_layer: Layer | None = None
     """The layer whose mean activation is the target; None where the output is."""
     changes: dict[str, tuple[Layer, list[Intervention]]] = field(default_factory=dict)
-    """Interventions by layer name, in the order in which they were given."""
 
     @property
     def changes_values(self) -> bool:
         """Whether some intervention changes what a layer gives, not only gradients."""
         every = chain.from_iterable(changes for _, changes in self.changes.values())
-        return any(change.kind != "grad-scale" for change in every)
-
-
-def read_options(given: Mapping[str, Any]) -> PassOptions:
-    """Options as one types them, by name with underscores; several values as a sequence, or for
-    `capture` separated by commas. A class activation map (`reduce`) is made of an output and its
-    gradient, so it captures both in place of the output."""
-    capture, target = given.get("capture") or (), given.get("target")
-    kinds = ",".join(read_texts("--capture", capture)).split(",")
-    if given.get("reduce") in CLASS_MAPS and kinds == ["output"]:
-        kinds = list(pairs.CAPTURE)
-    changes = [
-        (kind, text)
-        for kind in INTERVENTIONS
-        for text in read_texts(f"--{kind}", given.get(kind.replace("-", "_")))
-    ]
-    return PassOptions(
-        tuple(dict.fromkeys(kind.strip() for kind in kinds if kind.strip())),
-        None if target is None else str(target),
-        given.get("grad_rule", "plain"),
-        tuple(changes),
-        given.get("seed", 0),
-    )
+        return any(change.kind != "grad" for change in every)
 
 
 def check_options(options: PassOptions) -> None:
@@ -66,15 +40,19 @@ def check_options(options: PassOptions) -> None:
     Raises:
         UsageError: names the option, its value and what it takes.
     """
-    kinds = f"give some of {', '.join(KINDS)}, separated by commas"
-    if wrong := [kind for kind in options.capture if kind not in KINDS]:
-        raise UsageError(f"--capture {wrong[0]!r} is nothing to capture", kinds)
-    if not options.capture:
-        raise UsageError("--capture is empty", kinds)
     targets.parse(options.target)
-    changes = [interventions.parse(kind, text) for kind, text in options.interventions]
-    if not options.gradients:
-        _refuse_needless(options, changes)
+    changes = [interventions.parse(*change) for change in options.interventions]
+    asked = {
+        "target": options.target is not None,
+        "grad_rule": options.grad_rule != "plain",
+        "edit=grad": any(change.kind == "grad" for change in changes),
+    }
+    for name, given in asked.items():
+        if given and not options.gradients:
+            raise UsageError(
+                f"{name} does nothing without gradients",
+                "add --capture output,grad, or --reduce gradcam",
+            )
 
 
 def plan(model: LoadedModel, options: PassOptions) -> PassPlan:
@@ -86,29 +64,17 @@ def plan(model: LoadedModel, options: PassOptions) -> PassPlan:
     """
     layers = list_layers(model.module)
     changes: dict[str, tuple[Layer, list[Intervention]]] = {}
-    for kind, text in options.interventions:
-        change = interventions.parse(kind, text)
+    for change in (interventions.parse(*change) for change in options.interventions):
         for layer in _selected(change, layers):
             changes.setdefault(layer.name, (layer, []))[1].append(change)
-    if options.gradients:
-        _check_gradients(model.module)
+    for name, tensor in chain(model.module.named_parameters(), model.module.named_buffers()):
+        if options.gradients and tensor.is_inference():
+            raise UsageError(
+                f"there are no gradients: {name} was made under torch.inference_mode",
+                "make or load the model outside of it",
+            )
     target = targets.parse(options.target)
     return PassPlan(options, target, _target_layer(target, layers), changes)
-
-
-_GRADIENTS = "add --capture output,grad, or --reduce gradcam"
-
-
-def _refuse_needless(options: PassOptions, changes: Sequence[Intervention]) -> None:
-    """Refuse options for gradients where no gradients are captured."""
-    asked = {
-        "--target": options.target is not None,
-        "--grad-rule": options.grad_rule != "plain",
-        "--grad-scale": any(change.kind == "grad-scale" for change in changes),
-    }
-    for name, given in asked.items():
-        if given:
-            raise UsageError(f"{name} does nothing without gradients", _GRADIENTS)
 
 
 def _selected(change: Intervention, layers: Sequence[Layer]) -> list[Layer]:
@@ -135,13 +101,3 @@ def _target_layer(target: Target, layers: Sequence[Layer]) -> Layer | None:
         f": no layer is called {target.layer!r}",
         f"did you mean {' or '.join(close)}?" if close else "featviz layers MODEL lists them",
     )
-
-
-def _check_gradients(model: nn.Module) -> None:
-    """Tensors that were made in inference mode cannot take part in a backward pass."""
-    for name, tensor in chain(model.named_parameters(), model.named_buffers()):
-        if tensor.is_inference():
-            raise UsageError(
-                f"there are no gradients: {name} was made under torch.inference_mode",
-                "make or load the model outside of it",
-            )

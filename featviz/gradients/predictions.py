@@ -58,8 +58,14 @@ def largest_change(before: Sequence[Tensor], after: Sequence[Tensor]) -> tuple[f
         return None, 0
     if [tensor.shape for tensor in first] != [tensor.shape for tensor in second]:
         return None, 0
-    changes = [_difference(a, b) for a, b in zip(first, second, strict=True)]
-    return max(change for change, _ in changes), sum(unlike for _, unlike in changes)
+    largest, unlike = 0.0, 0
+    for one, other in zip(first, second, strict=True):
+        finite = one.isfinite() & other.isfinite()
+        same = (one == other) | (one.isnan() & other.isnan())
+        if finite.any():
+            largest = max(largest, float((one - other).abs()[finite].max()))
+        unlike += int((~finite & ~same).sum())
+    return largest, unlike
 
 
 def _doubles(tensor: Tensor) -> Tensor:
@@ -67,10 +73,3 @@ def _doubles(tensor: Tensor) -> Tensor:
     tensor = tensor.detach()
     floats = to_floats(tensor)
     return (floats if tensor.is_quantized else tensor).cpu().double()
-
-
-def _difference(before: Tensor, after: Tensor) -> tuple[float, int]:
-    finite = before.isfinite() & after.isfinite()
-    same = (before == after) | (before.isnan() & after.isnan())
-    change = (before - after).abs()[finite]
-    return float(change.max()) if len(change) else 0.0, int((~finite & ~same).sum())

@@ -7,20 +7,29 @@ import difflib
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 from featviz.errors import LayoutError, UsageError
 from featviz.layout import to_floats
 from featviz.text import is_number, listed, quoted
 
+if TYPE_CHECKING:
+    from torch import Tensor
+
+PAIRED = ("output", "grad")
+"""What is captured for pairs of an output and its gradient."""
+
 _EXAMPLES = "for example class:281, mean, 'output[out]:mean' or layer:layer4.1:17"
 _OUTPUT = re.compile(r"output((?:\[[^\]]+\])+)(?::(.+))?")
-_SPARSE = (torch.sparse_coo, torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)
 _NAMED = 8
 """Tensors of an output, or names of classes, that an error lists."""
+
+
+def _is_tensor(value: Any) -> TypeGuard[Tensor]:
+    """Whether it is a tensor; torch is there by now, but not where a target is only read."""
+    from torch import Tensor
+
+    return isinstance(value, Tensor)
 
 
 @dataclass(frozen=True)
@@ -65,37 +74,32 @@ class Target:
         if self.layer is not None or self.keys or self.reduction not in ("top1", "class"):
             return self.text
         found = _classes(self, self._tensor(output_at(output, scores or "")))
-        index = int(found.argmax())
-        if self.reduction == "class":
-            index = _index(self, len(found), categories)
+        index = _index(self, found, categories)
         names = names_of(len(found), categories)
         return names[index] if names else f"class {index}"
 
     def error(self, words: str, hint: str | None = None) -> UsageError:
         """What is wrong with the target."""
-        return UsageError(f"--target {quoted(repr(self.text))}{words}", hint)
+        return UsageError(f"target {quoted(repr(self.text))}{words}", hint)
 
     def _tensor(self, output: Any) -> Tensor:
         tensor = output
         for key in self.keys:
             tensor = _inside(tensor, key)
-        if not isinstance(tensor, Tensor):
-            raise self._no_tensor(output)
+        if not _is_tensor(tensor):
+            if self.layer is not None:
+                raise self.error(f": the layer gives {outline(output)}")
+            here = "no tensor there" if self.keys else "no tensor"
+            words = f": the output is {here}; the model gives {outline(output)}"
+            raise self.error(words, _instead(output))
         if not tensor.is_floating_point():
             raise self.error(f": it holds {tensor.dtype}, and has no gradient")
-        dense = tensor.to_dense() if tensor.layout in _SPARSE else tensor
+        dense = tensor.to_dense() if str(tensor.layout).startswith("torch.sparse") else tensor
         try:
             floats = to_floats(dense)
         except LayoutError as error:
             raise self.error(f": it {error.message}") from None
         return floats if tensor.element_size() == 1 else dense  # torch sums no float8
-
-    def _no_tensor(self, output: Any) -> UsageError:
-        if self.layer is not None:
-            return self.error(f": the layer gives {outline(output)}")
-        here = "no tensor there" if self.keys else "no tensor"
-        words = f": the output is {here}; the model gives {outline(output)}"
-        return self.error(words, _instead(output))
 
 
 def parse(text: str | None) -> Target:
@@ -107,7 +111,12 @@ def parse(text: str | None) -> Target:
     if text is None:
         return Target("top1")
     if text.startswith("layer:"):
-        return _layer_target(text)
+        name, _, channel = text.removeprefix("layer:").partition(":")
+        if not name or (channel and not is_number(channel)):
+            raise UsageError(
+                f"target {quoted(repr(text))} cannot be read", "layer:NAME or layer:NAME:CHANNEL"
+            )
+        return Target(text, (), "mean", "", name, int(channel) if channel else None)
     keys: tuple[str, ...] = ()
     rest = text
     if path := _OUTPUT.fullmatch(text):
@@ -116,17 +125,8 @@ def parse(text: str | None) -> Target:
     reduction, _, argument = rest.partition(":")
     wants = reduction == "class"
     if reduction not in REDUCTIONS or bool(argument) != wants or (":" in rest and not wants):
-        raise UsageError(f"--target {quoted(repr(text))} cannot be read", _EXAMPLES)
+        raise UsageError(f"target {quoted(repr(text))} cannot be read", _EXAMPLES)
     return Target(text, keys, reduction, argument)
-
-
-def _layer_target(text: str) -> Target:
-    name, _, channel = text.removeprefix("layer:").partition(":")
-    if not name or (channel and not is_number(channel)):
-        raise UsageError(
-            f"--target {quoted(repr(text))} cannot be read", "layer:NAME or layer:NAME:CHANNEL"
-        )
-    return Target(text, (), "mean", "", name, int(channel) if channel else None)
 
 
 def names_of(count: int, categories: Sequence[str] | None) -> Sequence[str]:
@@ -140,7 +140,7 @@ def names_of(count: int, categories: Sequence[str] | None) -> Sequence[str]:
 
 def outline(output: Any) -> str:
     """A model's output in words: `output[out] [1, 21, 64, 64], output[aux] [1, 21, 64, 64]`."""
-    if isinstance(output, Tensor):
+    if _is_tensor(output):
         return f"a tensor {_shape(output)}"
     parts = [f"{path} {_shape(tensor)}" for path, tensor in _paths(output)]
     return listed(parts, _NAMED) or f"a {type(output).__name__} without tensors"
@@ -151,7 +151,7 @@ def _shape(tensor: Tensor) -> str:
 
 
 def _instead(output: Any) -> str | None:
-    if isinstance(output, Tensor):
+    if _is_tensor(output):
         return "it is one tensor: top1, class:N, sum, mean or norm"
     paths = [path for path, tensor in _paths(output) if tensor.is_floating_point()]
     return f"name one: --target '{paths[0]}:mean'" if paths else None
@@ -160,7 +160,7 @@ def _instead(output: Any) -> str | None:
 def _paths(value: Any, path: str = "output") -> Iterator[tuple[str, Tensor]]:
     """Every tensor of an output, with the way to it as `output[KEY][KEY]`."""
     items: Sequence[tuple[Any, Any]] = ()
-    if isinstance(value, Tensor):
+    if _is_tensor(value):
         yield path, value
     elif isinstance(value, Mapping):
         items = list(value.items())
@@ -182,7 +182,7 @@ def _inside(value: Any, key: str) -> Any:
         return next((item for name, item in value.items() if str(name) == key), None)
     if isinstance(value, (tuple, list)) and is_number(key.removeprefix("-")):
         return value[int(key)] if -len(value) <= int(key) < len(value) else None
-    return None if isinstance(value, Tensor) else getattr(value, key, None)
+    return None if _is_tensor(value) else getattr(value, key, None)
 
 
 def _classes(target: Target, tensor: Tensor) -> Tensor:
@@ -193,17 +193,16 @@ def _classes(target: Target, tensor: Tensor) -> Tensor:
     return tensor[0]
 
 
-def _top1(target: Target, tensor: Tensor, categories: Sequence[str]) -> Tensor:
+def _score(target: Target, tensor: Tensor, categories: Sequence[str]) -> Tensor:
     scores = _classes(target, tensor)
-    return scores[scores.argmax()]
+    return scores[_index(target, scores, categories)]
 
 
-def _class(target: Target, tensor: Tensor, categories: Sequence[str]) -> Tensor:
-    scores = _classes(target, tensor)
-    return scores[_index(target, len(scores), categories)]
-
-
-def _index(target: Target, count: int, categories: Sequence[str]) -> int:
+def _index(target: Target, scores: Tensor, categories: Sequence[str]) -> int:
+    """The target's class, or the likeliest one."""
+    if target.reduction == "top1":
+        return int(scores.argmax())
+    count = len(scores)
     if target.argument.isdecimal():
         if is_number(target.argument) and int(target.argument) < count:
             return int(target.argument)
@@ -223,9 +222,9 @@ def _index(target: Target, count: int, categories: Sequence[str]) -> int:
 
 
 REDUCTIONS: dict[str, Callable[[Target, Tensor, Sequence[str]], Tensor]] = {
-    "top1": _top1,
-    "class": _class,
+    "top1": _score,
+    "class": _score,
     "sum": lambda target, tensor, categories: tensor.sum(),
     "mean": lambda target, tensor, categories: tensor.mean(),
-    "norm": lambda target, tensor, categories: torch.linalg.vector_norm(tensor),
+    "norm": lambda target, tensor, categories: tensor.norm(),
 }

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import fields, is_dataclass
 from functools import partial
 from typing import Any
 
@@ -19,7 +20,6 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.utils.hooks import RemovableHandle
 
 from featviz.errors import LayoutError
-from featviz.hooks.containers import describe, leaves
 from featviz.hooks.functions import unwatched, watching
 from featviz.hooks.layers import modules_by_name
 from featviz.records import KINDS, Layer, Site, Skip
@@ -52,56 +52,44 @@ def hooked(
     functions = wanted or ((lambda layer: layer.name in names) if names else None)
     modules = modules_by_name(model)
     recorder = Recorder(layers, sink, kinds, modules)
-    enter = recorder.enter if recorder.takes_inputs else None
+    enter = recorder.enter if any(KINDS[kind].of == "input" for kind in kinds) else None
     with ExitStack() as stack:
         stack.callback(recorder.release)
         stack.enter_context(watching(model, recorder.leave, enter, chosen, functions))
-        for module in (modules[layer.name] for layer in chosen):
-            if isinstance(module, nn.MultiheadAttention):
+        for layer in chosen:
+            if isinstance(module := modules[layer.name], nn.MultiheadAttention):
                 ask = module.register_forward_pre_hook(_ask_for_weights, with_kwargs=True)
                 stack.callback(ask.remove)
         yield recorder
 
 
-def is_callable(module: nn.Module) -> bool:
-    """Whether a module has a forward; a ModuleList has none."""
-    return type(module).forward is not nn.Module.forward or "forward" in vars(module)
-
-
 def never_ran(
     idle: Iterable[str], ran: Collection[str], modules: Mapping[str, nn.Module]
 ) -> list[str]:
-    """Layers whose silence is news, of those that were not called.
+    """Names of layers whose silence is news, of those that were not called.
 
-    It is none that a mere list of modules was not called, unless nothing was; nor that a module was
-    not called from one place, if it was from another. A module that was called from none of its
-    places is named once.
+    It is none that a mere list of modules was not called (nothing can call it, or the model calls
+    what is in it one by one), unless nothing was; nor that a module was not called from one place,
+    if it was from another. A module that was called from none of its places is named once.
 
     Args:
         idle: names of layers that were to be watched, and were not called.
         ran: names of those that were called.
         modules: the model's modules, by each of their names.
     """
-    silent = [name for name in idle if not ran or not _only_holds(name, ran, modules)]
     seen = {id(modules[name]) for name in ran if name in modules}
     news = []
-    for name in silent:
+    for name in idle:
         module = modules.get(name)
-        if module is None or id(module) not in seen:
-            news.append(name)
-            seen.add(id(module))
+        forward = type(module).forward if module is not None else None
+        is_list = forward is nn.Module.forward and "forward" not in vars(module)
+        if forward is nn.Sequential.forward:
+            is_list = any(other.startswith(f"{name}.") for other in ran)
+        if (ran and is_list) or (module is not None and id(module) in seen):
+            continue
+        news.append(name)
+        seen.add(id(module))
     return news
-
-
-def _only_holds(name: str, ran: Collection[str], modules: Mapping[str, nn.Module]) -> bool:
-    """Whether a module that was not called is a mere list: nothing can call it, or the model calls
-    what is in it one by one."""
-    module = modules.get(name)
-    if module is None or not is_callable(module):
-        return module is not None
-    below = f"{name}."
-    is_plain = type(module).forward is nn.Sequential.forward
-    return is_plain and any(other.startswith(below) for other in ran)
 
 
 def _ask_for_weights(module: nn.Module, args: Any, kwargs: dict[str, Any]) -> Any:
@@ -123,10 +111,8 @@ class Recorder:
         modules: Mapping[str, nn.Module],
     ) -> None:
         """Begin with no calls; `modules` are the model's, by name."""
-        self.layers = layers
+        self.layers, self.sink, self.kinds = layers, sink, frozenset(kinds)
         self._modules = modules
-        self.sink = sink
-        self.kinds = frozenset(kinds)
         self.calls: Counter[str] = Counter()
         """The number of calls by layer name."""
         self._entered: Counter[str] = Counter()
@@ -140,15 +126,10 @@ class Recorder:
 
     @property
     def never_ran(self) -> list[Layer]:
-        """Hooked layers that did not fire, without those of which that is no news."""
+        """Hooked layers that did not fire, as far as that is news."""
         idle = {layer.name: layer for layer in self.layers if not self.calls[layer.name]}
         ran = {layer.name for layer in self.layers} - idle.keys()
         return [idle[name] for name in never_ran(idle, ran, self._modules)]
-
-    @property
-    def takes_inputs(self) -> bool:
-        """Whether layers must be watched before they run."""
-        return any(KINDS[kind].of == "input" for kind in self.kinds)
 
     def enter(self, layer: Layer, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         """Take the arguments of a layer's call."""
@@ -157,10 +138,11 @@ class Recorder:
         call = self._entered[layer.name]
         self._entered[layer.name] += 1
         given = given_tensors(args, kwargs)
-        if not given:
-            self._nothing_in(layer, call)
         for key, value in given:
             self._take_kinds(layer, "input", call, key, value)
+        for kind in () if given else KINDS.values():
+            if kind.of == "input" and kind.name in self.kinds:
+                self._skip(Site(layer, kind.name, call, ""), "takes no tensor")
 
     def leave(self, layer: Layer, args: Any, kwargs: Any, output: Any) -> None:
         """Take the result of a layer's call; a None beside a tensor is no result."""
@@ -201,11 +183,6 @@ class Recorder:
         self._awaited.clear()
         for handle in self._handles:
             handle.remove()
-
-    def _nothing_in(self, layer: Layer, call: int) -> None:
-        for kind in KINDS.values():
-            if kind.of == "input" and kind.name in self.kinds:
-                self._skip(Site(layer, kind.name, call, ""), "takes no tensor")
 
     def _take_kinds(self, layer: Layer, of: str, call: int, key: str, value: Any) -> None:
         """Take a layer's output or input, and await its gradient, as far as they are wanted."""
@@ -259,9 +236,32 @@ def given_tensors(args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[tuple[
     return given
 
 
+def leaves(value: Any, key: str = "") -> Iterator[tuple[str, Any]]:
+    """Flatten tuples, lists, dicts and dataclasses: pairs of (path, what stands there)."""
+    items: list[tuple[Any, Any]] = []
+    if isinstance(value, Mapping):
+        items = list(value.items())
+    elif isinstance(value, (tuple, list)):
+        items = list(enumerate(value))
+    elif is_dataclass(value) and not isinstance(value, type):
+        items = [(field.name, getattr(value, field.name)) for field in fields(value)]
+    if not items:
+        yield key, value
+    for name, item in items:
+        yield from leaves(item, f"{key}.{name}" if key else str(name))
+
+
+def tensors(value: Any) -> list[Tensor]:
+    """The tensors among `leaves`, in their order."""
+    return [item for _, item in leaves(value) if isinstance(item, Tensor)]
+
+
 def _why_none(tensor: Any) -> str:
+    if tensor is None:
+        return "is None, not a tensor"
     if not isinstance(tensor, Tensor):
-        return f"is {describe(tensor)}, not a tensor"
+        empty = isinstance(tensor, (tuple, list, Mapping))  # `leaves` takes others apart
+        return f"is {'an empty' if empty else 'a'} {type(tensor).__name__}, not a tensor"
     if not tensor.is_floating_point():
         return f"has no gradient: it holds {tensor.dtype}"
     return (

@@ -1,10 +1,12 @@
-"""Running a model in eval mode, and giving it back exactly as it was."""
+"""Running a model in eval mode and as it is written, and giving it back exactly as it was."""
 
 from __future__ import annotations
 
+import sys
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from threading import Lock
 from typing import Any
 
@@ -27,63 +29,63 @@ def in_eval_mode(model: nn.Module, gradients: bool = False) -> Iterator[None]:
     made for its next call stays, as after any other call, and can take part in gradients.
     """
     with ExitStack() as stack:
-        for keep in (_kept_ordinary, _mode, _buffers, _uncompiled):
-            stack.enter_context(keep(model))
-        for keep_global in (kept_rng, _no_attention_fast_path):
-            stack.enter_context(keep_global())
-        stack.enter_context(torch.inference_mode(not gradients and not _is_lazy(model)))
+        stack.enter_context(_kept_ordinary(model))
+        stack.enter_context(_kept_state(model))
+        stack.enter_context(kept_rng())
+        stack.enter_context(_no_attention_fast_path)
+        tensors = [*model.parameters(), *model.buffers()]
+        lazy = any(map(is_lazy, tensors))  # the first input makes them
+        stack.enter_context(torch.inference_mode(not gradients and not lazy))
         stack.enter_context(torch.set_grad_enabled(gradients))
         model.eval()
         yield
 
 
 @contextmanager
-def _mode(model: nn.Module) -> Iterator[None]:
-    """Go back to training where modules trained, by their own `train` where they have one: it may
-    have merged weights into others for eval, which are put back bit by bit."""
-    before = [(module, module.training) for module in model.modules()]
-    own = [module for module, _ in before if _has_own_train(module)]
+def _kept_state(model: nn.Module) -> Iterator[None]:
+    """Give modes, weights, buffers and compiled calls back as they were.
+
+    Modules go back to training by their own `train` where they have one: it may have merged weights
+    into others for eval, which are put back bit by bit.
+    """
+    modes = {module: module.training for module in model.modules()}
+    own = [module for module in modes if type(module).train is not nn.Module.train]
     weights = [
         (weight, weight.detach().clone())
         for module in own
         for weight in module.parameters(recurse=False)
         if _has_values(weight)
     ]
-    try:
-        yield
-    finally:
-        modes = dict(before)
-        for module in own:
-            if modes[module] and not module.training:
-                module.train()
-        for module, training in before:
-            module.training = training
-        for weight, value in weights:
-            if not torch.equal(weight, value):
-                weight.data.copy_(value)
-
-
-@contextmanager
-def _buffers(model: nn.Module) -> Iterator[None]:
-    before = [
+    buffers = [
         (module, name, buffer, buffer.clone())
-        for module in model.modules()
+        for module in modes
         for name, buffer in module._buffers.items()
         if buffer is not None and _has_values(buffer)
     ]
+    compiled = {module: call for module in modes if (call := vars(module).get(_COMPILED))}
     try:
+        for module in compiled:
+            vars(module)[_COMPILED] = None
         yield
     finally:
-        with torch.no_grad():
-            for module, name, buffer, value in before:
-                _put_back(module, name, buffer, value)
-
-
-def _put_back(module: nn.Module, name: str, buffer: Tensor, value: Tensor) -> None:
-    if module._buffers.get(name) is not buffer:
-        module._buffers[name] = buffer
-    if not torch.equal(buffer, value):
-        buffer.copy_(value)
+        for module, call in compiled.items():
+            vars(module)[_COMPILED] = call
+        try:
+            with torch.no_grad():
+                for module, name, buffer, value in buffers:
+                    if module._buffers.get(name) is not buffer:
+                        module._buffers[name] = buffer
+                    if not torch.equal(buffer, value):
+                        buffer.copy_(value)
+        finally:  # of a buffer that was resized, copy_ raises
+            for module in own:
+                if modes[module] and not module.training:
+                    module.train()
+            for module, training in modes.items():
+                module.training = training
+            for weight, value in weights:
+                if not torch.equal(weight, value):
+                    weight.data.copy_(value)
 
 
 @contextmanager
@@ -104,7 +106,12 @@ def _kept_ordinary(model: nn.Module) -> Iterator[None]:
 def _ordinary(value: Any, seen: set[int]) -> Any:
     """A tensor or a tuple without inference tensors; in other containers they are exchanged."""
     if isinstance(value, Tensor):
-        return _clone(value) if not is_lazy(value) and value.is_inference() else value
+        if is_lazy(value) or not value.is_inference():
+            return value
+        plain = value.detach().clone()
+        return (
+            nn.Parameter(plain, value.requires_grad) if isinstance(value, nn.Parameter) else plain
+        )
     if not isinstance(value, (tuple, list, dict, set, deque)) or id(value) in seen:
         return value
     seen.add(id(value))
@@ -123,37 +130,6 @@ def _ordinary(value: Any, seen: set[int]) -> Any:
     return value
 
 
-def _clone(tensor: Tensor) -> Tensor:
-    plain = tensor.detach().clone()
-    return nn.Parameter(plain, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else plain
-
-
-@contextmanager
-def _uncompiled(model: nn.Module) -> Iterator[None]:
-    """Run modules on which `compile` was called as they are written."""
-    compiled = [
-        (module, call)
-        for module in model.modules()
-        if (call := vars(module).get(_COMPILED)) is not None
-    ]
-    try:
-        for module, _ in compiled:
-            vars(module)[_COMPILED] = None
-        yield
-    finally:
-        for module, call in compiled:
-            vars(module)[_COMPILED] = call
-
-
-def _has_own_train(module: nn.Module) -> bool:
-    return type(module).train is not nn.Module.train
-
-
-def _is_lazy(model: nn.Module) -> bool:
-    """Whether the first input makes parameters or buffers."""
-    return any(map(is_lazy, (*model.parameters(), *model.buffers())))
-
-
 def _has_values(tensor: Tensor) -> bool:
     """A lazy module's tensor has no shape yet, and one on the meta device no values."""
     return not is_lazy(tensor) and not tensor.is_meta
@@ -167,23 +143,49 @@ def kept_rng() -> Iterator[None]:
         yield
 
 
-_fast_path_lock = Lock()
-_fast_path_waits: list[bool] = []
-"""Of each block that is without the fast path, in any thread, how it was when the first began."""
+class _SwitchedOff:
+    """Something of the whole process is off while any block needs that, in any thread."""
+
+    def __init__(self, switch_off: Callable[[], Callable[[], object] | None]) -> None:
+        """`switch_off` gives what switches it on again; None where there is nothing to do yet."""
+        self._switch_off, self._lock, self._blocks = switch_off, Lock(), 0
+        self._switch_on: Callable[[], object] | None = None
+
+    def __enter__(self) -> None:
+        with self._lock:
+            self._blocks += 1
+            self._switch_on = self._switch_on or self._switch_off()
+
+    def __exit__(self, *_: object) -> None:
+        with self._lock:
+            self._blocks -= 1
+            if self._switch_on is not None and not self._blocks:
+                self._switch_on()
+                self._switch_on = None
 
 
-@contextmanager
-def _no_attention_fast_path() -> Iterator[None]:
-    """The switch is the process's: the last block that ends puts it back."""
+def _without_fast_path() -> Callable[[], object]:
     mha = torch.backends.mha
-    with _fast_path_lock:
-        _fast_path_waits.append(
-            _fast_path_waits[0] if _fast_path_waits else mha.get_fastpath_enabled()
-        )
-        mha.set_fastpath_enabled(False)
-    try:
-        yield
-    finally:
-        with _fast_path_lock:
-            before = _fast_path_waits.pop()
-            mha.set_fastpath_enabled(before and not _fast_path_waits)
+    before = mha.get_fastpath_enabled()
+    mha.set_fastpath_enabled(False)
+    return partial(mha.set_fastpath_enabled, before)
+
+
+def _uncompiled() -> Callable[[], object] | None:
+    """The stance in which torch runs everything uncompiled; None where nothing was compiled yet
+    (the compiler takes a second to import), and inside of what is being compiled."""
+    if "torch._dynamo" in sys.modules and not torch.compiler.is_dynamo_compiling():
+        return partial(torch.compiler.set_stance("force_eager").__exit__, None, None, None)
+    return None
+
+
+_no_attention_fast_path = _SwitchedOff(_without_fast_path)
+
+as_written = _SwitchedOff(_uncompiled)
+"""To be entered while hooks are in place: compiled code runs past those that came later."""
+
+
+def uncompiled(module: nn.Module) -> nn.Module:
+    """The module inside torch.compile's wrapper; any other as it is."""
+    inner = getattr(module, "_orig_mod", None)
+    return uncompiled(inner) if isinstance(inner, nn.Module) else module

@@ -10,10 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from featviz.errors import FeatvizError, ForwardError
-from featviz.hooks.capture import Recorder
-from featviz.hooks.containers import tensors
-from featviz.hooks.layers import modules_by_name
-from featviz.hooks.naming import class_names
+from featviz.hooks.capture import Recorder, tensors
+from featviz.hooks.layers import class_names, modules_by_name
 
 
 def forward(model: nn.Module, args: Sequence[Any], recorder: Recorder | None = None) -> Any:
@@ -38,9 +36,10 @@ def faults(
     except Exception as error:
         if recorder is not None and recorder.fault is error:
             raise
+        shapes = ", ".join(str(list(tensor.shape)) for tensor in tensors(list(args)))
         raise ForwardError(
             f"the model failed in {_where(model, error)}: {_first_line(error)}",
-            f"the input was {_shapes(args)}; --size, --crop and --channels change it, "
+            f"the input was {shapes}; --size, --crop and --channels change it, "
             "-v shows the traceback",
         ) from error
 
@@ -57,11 +56,9 @@ def back(target: Tensor, inputs: Sequence[Tensor], recorder: Recorder) -> None:
     recorder.turn()
     try:
         torch.autograd.grad(target, inputs, retain_graph=True, allow_unused=True)
-        aside = recorder.awaited
-        if aside:
-            recorder.arrive(
-                aside, torch.autograd.grad(target, list(aside.values()), allow_unused=True)
-            )
+        if aside := recorder.awaited:
+            ways = list(aside.values())
+            recorder.arrive(aside, torch.autograd.grad(target, ways, allow_unused=True))
     except Exception as error:
         if recorder.fault is error:
             raise
@@ -88,9 +85,4 @@ def _where(model: nn.Module, error: BaseException) -> str:
 
 
 def _first_line(error: BaseException) -> str:
-    text = str(error).strip() or type(error).__name__
-    return text.splitlines()[0]
-
-
-def _shapes(args: Sequence[Any]) -> str:
-    return ", ".join(str(list(tensor.shape)) for tensor in tensors(list(args)))
+    return (str(error).strip() or type(error).__name__).splitlines()[0]

@@ -1,7 +1,8 @@
 """Calls of functions inside forward, which module hooks do not see: torch's function mode does.
 
-There is one function mode. Capturing, auditing and listing functions watch calls through it, and
-the rules for ReLU replace functions with it.
+A call of a module belongs to the place from which it was called (`Running`). There is one function
+mode: capturing, auditing and listing functions watch calls through it, and the rules for ReLU
+replace functions with it.
 """
 
 from __future__ import annotations
@@ -15,9 +16,13 @@ import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
-from featviz.hooks.layers import function_layer
-from featviz.hooks.naming import function_name, gives_tensors, home_of
-from featviz.hooks.running import Running
+from featviz.hooks.layers import (
+    function_layer,
+    function_name,
+    gives_tensors,
+    home_of,
+    read_places,
+)
 from featviz.records import Layer
 
 Enter = Callable[[Layer, Sequence[Any], Mapping[str, Any]], None]
@@ -26,6 +31,110 @@ Leave = Callable[[Layer, Sequence[Any], Mapping[str, Any], Any], None]
 """Called after a module or function ran, with its arguments and its result."""
 Replacement = Callable[[Callable[..., Any], Sequence[Any], Mapping[str, Any]], Any]
 """Computes the result of a call in the function's place; takes the function and its arguments."""
+
+
+class _UnderWay:
+    """A call of a module that has not returned."""
+
+    __slots__ = ("called", "heard", "layer")
+
+    def __init__(self, layer: Layer, heard: bool) -> None:
+        self.layer, self.heard = layer, heard
+        self.called: Counter[int] = Counter()
+        """The calls of each shared module out of this one so far, by its id."""
+
+
+class Running:
+    """Knows to which layer each call of a module belongs, while `followed` lasts."""
+
+    def __init__(self, model: nn.Module) -> None:
+        """Read the places of the model's modules."""
+        self._model, self._places = model, read_places(model)
+        self._frames: list[_UnderWay] = []
+        self._candidates: dict[tuple[int, int], Sequence[Layer]] = {}
+
+    @property
+    def heard(self) -> Layer | None:
+        """The innermost layer; None outside of all, and in one whose functions are not heard."""
+        frame = self._frames[-1] if self._frames else None
+        return frame.layer if frame is not None and frame.heard else None
+
+    def places(self, module: nn.Module) -> Sequence[Layer]:
+        """The layers that a module is, one for each place in which it stands."""
+        return self._places.of_module[id(module)]
+
+    def now(self, places: Sequence[Layer]) -> Layer:
+        """The layer to which a call belongs; asked from a hook of the module in these places."""
+        return places[0] if len(places) == 1 else self._frames[-1].layer
+
+    def only(self, layer: Layer, hook: Callable[..., Any]) -> Callable[..., Any]:
+        """A forward hook of a layer's module that acts at the calls of this layer alone."""
+        places = next(p for p in self._places.of_module.values() if layer in p)
+
+        def at_its_calls(*args: Any) -> Any:
+            return hook(*args) if self.now(places) == layer else None
+
+        return at_its_calls
+
+    @contextmanager
+    def followed(
+        self, names: Collection[str], heard: Callable[[nn.Module], bool] | None = None
+    ) -> Iterator[None]:
+        """Follow the calls of modules, as far as the layers of these names need it.
+
+        Forward hooks that ask for layers are registered before: a call is over behind all hooks
+        that were there when this was entered.
+
+        Args:
+            heard: whether somebody listens to the functions that a module calls; None where nobody
+                listens to any.
+        """
+        shared = (p for p in self._places.of_module.values() if len(p) > 1)
+        needed = heard is not None or any(layer.name in names for p in shared for layer in p)
+
+        def pushing(module: nn.Module) -> Callable[..., None]:
+            """A hook that knows of which module it is: a copy of the module has it, too."""
+            is_heard = heard is not None and heard(module)
+
+            def push(_: nn.Module, args: Any) -> None:
+                self._frames.append(_UnderWay(self._reached(module), is_heard))
+
+            return push
+
+        def pop(module: nn.Module, args: Any, output: Any) -> None:
+            self._frames.pop()
+
+        with ExitStack() as stack:
+            for module in self._model.modules() if needed else ():
+                push = pushing(module)
+                before = module.register_forward_pre_hook(push, prepend=True)  # others may raise
+                stack.callback(before.remove)
+                stack.callback(module.register_forward_hook(pop, always_call=True).remove)
+            yield
+
+    def _reached(self, module: nn.Module) -> Layer:
+        """The layer that a module is where it is called now."""
+        places, key = self.places(module), id(module)
+        if len(places) == 1 or not self._frames:
+            return places[0]
+        frame = self._frames[-1]
+        at = (key, frame.layer.index)
+        if at not in self._candidates:
+            self._candidates[at] = self._within(frame.layer, places)
+        candidates, number = self._candidates[at], frame.called[key]
+        frame.called[key] += 1
+        return candidates[min(number, len(candidates) - 1)]
+
+    def _within(self, caller: Layer, places: Sequence[Layer]) -> Sequence[Layer]:
+        """The places from which a layer calls a module, in the order of the calls: where it reaches
+        into one that is not called itself those nearest to it, and without any the first place."""
+        direct = [p for p in places if self._places.callers[p.index] == caller.index]
+        if direct:
+            return direct
+        prefix = f"{caller.name}." if caller.name else ""
+        inside = [place for place in places if place.name.startswith(prefix)]
+        depth = min((place.name.count(".") for place in inside), default=0)
+        return [place for place in inside if place.name.count(".") == depth] or places[:1]
 
 
 class FunctionMode(TorchFunctionMode):
@@ -39,12 +148,10 @@ class FunctionMode(TorchFunctionMode):
         replacements: Mapping[str, Replacement] | None = None,
         running: Running | None = None,
     ) -> None:
-        """Say who hears of calls.
+        """Say who hears of calls: `enter` before each, and `leave` after each that returns tensors.
 
         Args:
-            leave: called after each call that returns tensors.
-            enter: called before each call.
-            wanted: asked at each call that `leave` or `enter` would hear of whether they do.
+            wanted: asked at each call whether they hear of it.
             replacements: by the name of the function; in force outside of modules as well.
             running: knows which module calls; without it no calls are reported.
         """
@@ -101,22 +208,36 @@ def watching(
         functions: asked at each call of a function whether it is reported; None watches none, which
             saves some microseconds a call.
         opaque: takes a module's name and the module, and says whether the functions that it calls
-            are not reported. By default they are not where torch wrote the forward: a ReLU module
-            is reported as a module.
+            are not reported. By default they are not where torch wrote the forward, inherited or
+            not: a ReLU module is reported as a module.
     """
     running, names = Running(model), {layer.name for layer in layers}
-    opaque = opaque or _is_torchs
 
     def heard(module: nn.Module) -> bool:
-        return not opaque(running.places(module)[0].name, module)
+        if opaque is not None:
+            return not opaque(running.places(module)[0].name, module)
+        return not home_of(module).startswith(("torch.nn.", "torch.ao.nn."))
+
+    def hooks_of(places: Sequence[Layer]) -> tuple[Callable[..., None], Callable[..., None]]:
+        def before(module: nn.Module, args: Any, kwargs: Any) -> None:
+            layer = running.now(places)
+            if enter is not None and layer.name in names:
+                enter(layer, args, kwargs)
+
+        def after(module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+            if (layer := running.now(places)).name in names:
+                leave(layer, args, kwargs, output)
+
+        return before, after
 
     with ExitStack() as stack:
         for module in model.modules():
-            places = running.places(module)
-            if any(layer.name in names for layer in places):
-                now = _reported(running, places, names)
-                for handle in _reporting(module, now, leave, enter):
-                    stack.callback(handle.remove)
+            if any(layer.name in names for layer in running.places(module)):
+                before, after = hooks_of(running.places(module))
+                stack.callback(module.register_forward_hook(after, with_kwargs=True).remove)
+                if enter is not None:
+                    hook = module.register_forward_pre_hook(before, with_kwargs=True)
+                    stack.callback(hook.remove)
         stack.enter_context(running.followed(names, heard if functions is not None else None))
         if functions is not None:
             stack.enter_context(FunctionMode(leave, enter, functions, running=running))
@@ -143,38 +264,3 @@ def unwatched() -> AbstractContextManager[None]:
     """A block that belongs to no module: what hooks compute is not reported."""
     block: AbstractContextManager[None] = torch._C.DisableTorchFunction()
     return block
-
-
-def _reported(
-    running: Running, places: Sequence[Layer], names: Collection[str]
-) -> Callable[[], Layer | None]:
-    """Tells the layer to which the current call of a module belongs; None for one not reported."""
-
-    def now() -> Layer | None:
-        layer = running.now(places)
-        return layer if layer.name in names else None
-
-    return now
-
-
-def _reporting(
-    module: nn.Module, now: Callable[[], Layer | None], leave: Leave, enter: Enter | None
-) -> Iterator[Any]:
-    def after(module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
-        if (layer := now()) is not None:
-            leave(layer, args, kwargs, output)
-
-    yield module.register_forward_hook(after, with_kwargs=True)
-    if enter is not None:
-
-        def before(module: nn.Module, args: Any, kwargs: Any) -> None:
-            if (layer := now()) is not None:
-                enter(layer, args, kwargs)
-
-        yield module.register_forward_pre_hook(before, with_kwargs=True)
-
-
-def _is_torchs(name: str, module: nn.Module) -> bool:
-    """Whether the module's forward is one of torch's own, inherited or not; in an exported
-    program, whether the module stands for a class of torch's."""
-    return home_of(module).startswith(("torch.nn.", "torch.ao.nn."))

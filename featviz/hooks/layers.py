@@ -4,21 +4,30 @@ A module that stands in several places (one activation object of a whole network
 in each place from which it is called. A place is the module that calls it, and for one inside a
 plain nn.Sequential its position there, since the order of those calls is known. Several names in
 one place are one layer, as nobody can tell which of them the caller's code used.
+
+Names of modules and functions are the same in a model and in a program exported from one. A
+program's modules are torch.export's InterpreterModules, which know by name the class that they
+stand for, and its functions are operators such as `aten.relu_.default`. Whoever asks for a class or
+a function by name asks here, so that both kinds of model give the same answer.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+import sys
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
 from weakref import WeakKeyDictionary
 
-from torch import nn
+import torch
+from torch import Tensor, fx, nn
 
-from featviz.hooks.naming import class_names
 from featviz.records import Layer
 
 _FUNCTION = "fn:"
+_IN_ORDER = nn.Sequential.forward
 
 _CALL = re.compile(r"@\d+")
 """What torch.export.unflatten puts behind the name of a module at its second and later calls."""
@@ -33,19 +42,16 @@ class Places:
     callers: Sequence[int]
     """For each layer the index of the layer that calls it; 0 for the model itself."""
     of_module: Mapping[int, Sequence[Layer]]
-    """The layers of each module, by its id."""
 
 
-_Modules = tuple[tuple[str, int, type], ...]
-"""The names of a model's modules, with the id and class of each."""
-
-_known: WeakKeyDictionary[nn.Module, tuple[_Modules, Places]] = WeakKeyDictionary()
+_known: WeakKeyDictionary[nn.Module, tuple[object, Places]] = WeakKeyDictionary()
+"""For each model the names, ids and classes of its modules, and their places."""
 
 
 def read_places(model: nn.Module) -> Places:
     """Find every place of every module of a model; once, until it has other modules."""
     named = modules_by_name(model)
-    modules = tuple((name, id(module), type(module)) for name, module in named.items())
+    modules = [(name, id(module), type(module)) for name, module in named.items()]
     before = _known.get(model)
     if before is None or before[0] != modules:
         before = _known[model] = modules, _places(named)
@@ -59,8 +65,14 @@ def _places(named: Mapping[str, nn.Module]) -> Places:
     known: dict[tuple[int, int, str], int] = {}
     index_of: dict[str, int] = {}
     for name, module in named.items():
-        caller = _caller(name, index_of, modules)
-        key = (id(module), caller, _position(name, modules[caller] if name else None))
+        caller, around = 0, name
+        while around:  # the innermost layer around a name that can be called; lists cannot
+            around = around.rpartition(".")[0]
+            if not isinstance(modules[index_of[around]], (nn.ModuleList, nn.ModuleDict)):
+                caller = index_of[around]
+                break
+        in_order = name and getattr(type(modules[caller]), "forward", None) is _IN_ORDER
+        key = (id(module), caller, name.rpartition(".")[2] if in_order else "")
         if key not in known:
             known[key] = len(names)
             names.append({})
@@ -68,10 +80,12 @@ def _places(named: Mapping[str, nn.Module]) -> Places:
             modules.append(module)
         index_of[name] = known[key]
         names[known[key]].update(dict.fromkeys((name, _CALL.sub("", name))))
-    layers = [_layer(i, list(names[i]), module) for i, module in enumerate(modules)]
+    layers: list[Layer] = []
     of_module: dict[int, list[Layer]] = {}
-    for layer, module in zip(layers, modules, strict=True):
-        of_module.setdefault(id(module), []).append(layer)
+    for index, module in enumerate(modules):
+        (first, *aliases), classes = names[index], class_names(module)
+        layers.append(Layer(index, first, classes[0], classes, tuple(aliases)))
+        of_module.setdefault(id(module), []).append(layers[-1])
     return Places(layers, callers, of_module)
 
 
@@ -83,26 +97,6 @@ def list_layers(model: nn.Module) -> list[Layer]:
 def modules_by_name(model: nn.Module) -> dict[str, nn.Module]:
     """The modules of a model by qualified name; a shared one under all its names."""
     return dict(model.named_modules(remove_duplicate=False))
-
-
-def _layer(index: int, names: Sequence[str], module: nn.Module) -> Layer:
-    classes = class_names(module)
-    return Layer(index, names[0], classes[0], classes, tuple(names[1:]))
-
-
-def _caller(name: str, index_of: Mapping[str, int], modules: Sequence[nn.Module]) -> int:
-    """The index of the innermost layer around a name that can be called; lists cannot."""
-    while name:
-        name = name.rpartition(".")[0]
-        if not isinstance(modules[index_of[name]], (nn.ModuleList, nn.ModuleDict)):
-            return index_of[name]
-    return 0
-
-
-def _position(name: str, caller: nn.Module | None) -> str:
-    """The last part of a name where the caller is a plain nn.Sequential; else empty."""
-    in_order = getattr(type(caller), "forward", None) is nn.Sequential.forward
-    return name.rpartition(".")[2] if in_order else ""
 
 
 def function_layer(module: Layer, function: str) -> Layer:
@@ -121,3 +115,157 @@ def function_in(name: str) -> str | None:
 def like_module(function: str, class_name: str) -> bool:
     """Whether a function does what a module class does: `max_pool2d` and `MaxPool2d`."""
     return function.replace("_", "").lower() == class_name.replace("_", "").lower()
+
+
+_EXPORTED = "torch.export.unflatten"
+
+_OPERATORS = {name: name for name in ("add", "sub", "mul", "div", "pow", "matmul")} | {
+    "truediv": "div",
+    "floordiv": "floor_divide",
+    "mod": "remainder",
+    "and": "bitwise_and",
+    "or": "bitwise_or",
+    "xor": "bitwise_xor",
+    "lshift": "bitwise_left_shift",
+    "rshift": "bitwise_right_shift",
+    "invert": "bitwise_not",
+    "pos": "positive",
+}
+"""The function that does what an operator does; `__radd__` and `__iadd__` are `__add__`."""
+
+_ALIASES = {
+    "absolute": "abs",
+    "clip": "clamp",
+    "concat": "cat",
+    "concatenate": "cat",
+    "divide": "div",
+    "greater": "gt",
+    "greater_equal": "ge",
+    "less": "lt",
+    "less_equal": "le",
+    "multiply": "mul",
+    "negative": "neg",
+    "not_equal": "ne",
+    "numpy_T": "T",
+    "rsub": "sub",
+    "subtract": "sub",
+    "true_divide": "div",
+}
+"""Functions that torch has under two names."""
+
+
+def class_names(module: nn.Module) -> tuple[str, ...]:
+    """Names of the module's class and its bases, or of those that an exported one stands for.
+
+    The class is looked up among the modules already imported, and nothing is imported for it; of
+    one that is not there, the name alone is known.
+    """
+    original = _class_of(module)
+    if isinstance(original, str):
+        return (original.rpartition(".")[2], nn.Module.__name__)
+    return tuple(c.__name__ for c in original.__mro__ if c is not object)
+
+
+def home_of(module: nn.Module) -> str:
+    """The Python module in which the forward of a module, or of what it stands for, is written."""
+    original = _class_of(module)
+    if isinstance(original, str):
+        return original.rpartition(".")[0]
+    return str(getattr(original, "forward", original).__module__)
+
+
+def is_exported(module: nn.Module) -> bool:
+    """Whether a module is one of a program's, and stands for one of another class."""
+    return type(module).__module__ == _EXPORTED
+
+
+def _class_of(module: nn.Module) -> type | str:
+    """What a module is, or stands for; the full name of a class that is not imported."""
+    # (the root of an unflattened program has no type_name before torch 2.10)
+    original = getattr(module, "type_name", lambda: None)() if is_exported(module) else None
+    if not original:
+        return type(module)
+    home, _, name = str(original).rpartition(".")
+    imported = vars(sys.modules.get(home, object)).get(name)
+    return imported if isinstance(imported, type) else str(original)
+
+
+@lru_cache(maxsize=1024)
+def function_name(function: Callable[..., Any]) -> str:
+    """One name for a function, its tensor method, its in-place variant and its operator.
+
+    `torch.relu`, `torch.nn.functional.relu`, `Tensor.relu_` are all `relu`; `+`, `+=` and
+    `Tensor.add_` are `add`, and so is `aten.add.Tensor` in an exported program. A property such as
+    `Tensor.shape` has its own name.
+    """
+    raw = getattr(function, "__name__", "")
+    if raw == "__get__":
+        raw = getattr(getattr(function, "__self__", None), "__name__", "")
+    raw = raw.partition(".")[0]
+    name = raw.strip("_")
+    if raw.startswith("__") and raw.endswith("__"):
+        sided = name[1:] if name[:1] in ("i", "r") else ""
+        return _OPERATORS.get(name) or _OPERATORS.get(sided) or name
+    return _ALIASES.get(name, name)
+
+
+def is_in_place(function: Callable[..., Any]) -> bool:
+    """Whether a function's name says that it changes what it is given: `relu_`, not `__add__`."""
+    name = getattr(function, "__name__", "").partition(".")[0]
+    return name.endswith("_") and not name.endswith("__")
+
+
+def gives_tensors(result: Any) -> bool:
+    """Whether a function's result is a tensor or holds some: only such calls are reported, and that
+    of `x.shape` is not."""
+    results = result if isinstance(result, (tuple, list)) else (result,)
+    return any(isinstance(item, Tensor) for item in results)
+
+
+@dataclass(frozen=True)
+class Operation:
+    """A call of an operator in the graph of an exported module."""
+
+    name: str
+    """`conv2d`, as `function_name` gives it."""
+    arguments: Mapping[str, Any]
+    """By the names of the operator's schema, defaults included; what is computed is an fx.Node."""
+
+
+def operation(module: nn.Module, *names: str) -> Operation | None:
+    """The first call of one of these functions in the graph of an exported module.
+
+    Returns:
+        None for a module that is not exported, or calls none of them itself.
+    """
+    graph = getattr(module, "graph", None) if is_exported(module) else None
+    for node in graph.nodes if isinstance(graph, fx.Graph) else ():
+        if node.op == "call_function" and function_name(node.target) in names:
+            arguments = dict(node.kwargs)
+            if isinstance(node.target, torch._ops.OpOverload):
+                schema = node.target._schema.arguments
+                given = zip((argument.name for argument in schema), node.args, strict=False)
+                arguments = {a.name: a.default_value for a in schema} | dict(given) | arguments
+            return Operation(function_name(node.target), arguments)
+    return None
+
+
+def constant(module: nn.Module, node: fx.Node) -> Any:
+    """The value of a node that depends on parameters and buffers, not on the module's input.
+
+    Raises:
+        ValueError: it depends on the input.
+    """
+    needed, waiting = set[fx.Node](), [node]
+    while waiting:
+        at = waiting.pop()
+        if at not in needed:
+            needed.add(at)
+            waiting += at.all_input_nodes
+    if any(each.op == "placeholder" for each in needed):
+        raise ValueError(f"{node.name} depends on the module's input")
+    interpreter = fx.Interpreter(module, graph=node.graph)
+    for each in node.graph.nodes:
+        if each in needed:
+            interpreter.env[each] = interpreter.run_node(each)
+    return interpreter.env[node]

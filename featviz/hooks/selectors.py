@@ -104,17 +104,11 @@ def nearest(layers: Iterable[Layer], selectors: Iterable[Selector]) -> list[str]
     return list(dict.fromkeys(by_lower[name] for group in close for name in group))
 
 
-_SIBLINGS = 4
-"""Names that only a number tells apart which a hint lists."""
-
-
 def _like(name: str, names: Iterable[str]) -> list[str]:
-    form = _NUMBER.sub("#", name)
-    siblings = [n for n in names if _NUMBER.sub("#", n) == form] if form != name else []
-    return siblings[:_SIBLINGS] or difflib.get_close_matches(name, names, 2, cutoff=0.7)
-
-
-_NUMBER = re.compile(r"\d+")
+    """Up to four names that only a number tells apart, else the nearest two."""
+    form = re.sub(r"\d+", "#", name)
+    siblings = [n for n in names if re.sub(r"\d+", "#", n) == form] if form != name else []
+    return siblings[:4] or difflib.get_close_matches(name, names, 2, cutoff=0.7)
 
 
 def _by_number(name: str) -> list[tuple[int, str]]:

@@ -13,21 +13,21 @@ import logging
 import lzma
 import os
 import re
+import shutil
 import tarfile
 import zipfile
 import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from functools import lru_cache, partial
+from functools import lru_cache
 from pathlib import Path
 from threading import Lock
-from typing import Any, BinaryIO, Protocol, TypeAlias, cast
+from typing import Any, BinaryIO, TypeAlias, cast
 
 from featviz import files
 from featviz.errors import FileError
-from featviz.files import fetch
-from featviz.files.seeking import RemoteCursor, RemoteFile
-from featviz.files.stores import Remote
+from featviz.files import remote
+from featviz.files.remote import Remote
 
 log = logging.getLogger(__name__)
 
@@ -46,28 +46,20 @@ MAX_FILE_BYTES = 2**30
 """A larger file is no picture that Pillow would open."""
 
 MAX_UNPACKED_BYTES = 2**30
-"""A compressed tar may unpack to this beside MOST_TIMES its own size."""
-MOST_TIMES = 200
+"""A compressed tar may unpack to this beside 200 times its own size."""
 MAX_MEMBERS = 100_000
-"""A compressed tar may have so many beside one for each kilobyte of its size."""
-MAX_REMOTE_MEMBERS = 1_000_000
-"""A tar in a store may have so many, whatever size the server claims."""
+"""A compressed tar may have so many beside one for each kilobyte of its size; one in a store ten
+times as many, whatever size the server claims."""
 
 MAX_HEADER_BYTES = 2**20
 """A header in a compressed tar has its name and attributes: tarfile reads all of it at once."""
 
-_BLOCK = 512
-"""Bytes of a header in a tar file."""
 _COMPRESSED: Mapping[bytes, Callable[..., Any]] = {
     b"\x1f\x8b": gzip.open,
     b"BZ": bz2.open,
     b"\xfd7": lzma.open,
 }
 """Readers of compressed tar files, by the first two bytes."""
-_SLOW = (zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA)
-"""Methods whose readers unpack all of a piece, however much it becomes."""
-_PIECE = 4096
-"""Bytes of such a piece."""
 
 DAMAGED = (
     tarfile.TarError,
@@ -84,17 +76,6 @@ DAMAGED = (
 a way that Python lacks."""
 
 
-class _Archive(Protocol):
-    @property
-    def members(self) -> Mapping[str, Any]:
-        """The files by normal name, in their order in the archive."""
-
-    def read(self, name: str) -> bytes: ...
-
-    def span(self, name: str) -> tuple[int, int] | None:
-        """Where a member that is not compressed begins in the file, and its bytes."""
-
-
 def is_archive(path: Place) -> bool:
     """Whether a file's name says that it is an archive of files."""
     return _ARCHIVE.fullmatch(path.name) is not None and split(path) is None
@@ -103,19 +84,15 @@ def is_archive(path: Place) -> bool:
 def split(path: Place) -> tuple[Place, str] | None:
     """The archive and the member that a path leads to; None where it leads to a plain file."""
     if isinstance(path, Remote):
-        return None if path.member is None else (replace(path, member=None, span=None), path.member)
+        return None if path.member is None else (replace(path, member=None), path.member)
     match = _MEMBER.fullmatch(str(path))
     return None if match is None else (Path(match[1]), _normal(match[2]))
 
 
 def member(archive: Place, name: str) -> Place:
-    """The path of a file in an archive.
-
-    Raises:
-        OSError: or one of DAMAGED, if an archive in a store cannot be read.
-    """
+    """The path of a file in an archive."""
     if isinstance(archive, Remote):
-        return replace(archive, member=_normal(name), span=_open(archive).span(_normal(name)))
+        return replace(archive, member=_normal(name))
     return Path(f"{archive}{SEPARATOR}{name}")
 
 
@@ -130,24 +107,19 @@ def members(path: Place) -> list[str]:
     """
     if isinstance(path, Remote):
         _opened.cache_clear()
-        _remote_file.cache_clear()
     return [name for name in _open(path).members if not is_hidden(name)]
 
 
 def exists(path: Place) -> bool:
-    """Whether there is such a file, on its own or in an archive; of one in a store, reading tells,
-    or has told where in its archive it lies.
+    """Whether there is such a file, on its own or in an archive; of one in a store, reading tells.
 
     Raises:
         OSError: or one of DAMAGED, if the archive cannot be read.
     """
     place = split(path)
-    if place is None:
-        return isinstance(path, Remote) or os.path.isfile(path)  # noqa: PTH113 - takes any name
-    if isinstance(path, Remote) and path.span is not None:
-        return True
-    there = isinstance(place[0], Remote) or place[0].is_file()
-    return there and place[1] in _open(place[0]).members
+    archive, name = (path, None) if place is None else place
+    there = isinstance(archive, Remote) or os.path.isfile(archive)  # noqa: PTH113 - takes any name
+    return there and (name is None or name in _open(archive).members)
 
 
 def read(path: Place) -> bytes:
@@ -157,13 +129,11 @@ def read(path: Place) -> bytes:
         OSError: or one of DAMAGED, if it cannot be read, has more than MAX_FILE_BYTES, or unpacks
             to more than MAX_MEMBER_BYTES.
     """
-    if isinstance(path, Remote) and path.span is not None:
-        return _read_span(path, *path.span)
     place = split(path)
     if place is not None:
         return _open(place[0]).read(place[1])
     if isinstance(path, Remote):
-        return fetch.read(path, MAX_FILE_BYTES)
+        return remote.read(path, MAX_FILE_BYTES)
     with files.open_regular(path) as file:
         size = os.fstat(file.fileno()).st_size
         if size > MAX_FILE_BYTES:
@@ -187,7 +157,6 @@ class _Tar:
 
     def __init__(self, path: Place) -> None:
         stream, most = _unpacked(path)
-        self.packed = isinstance(stream, _Bounded)
         self.file = tarfile.open(fileobj=stream, mode="r:")  # noqa: SIM115 - stays as long as cached
         self.members: dict[str, tarfile.TarInfo] = {}
         links = 0
@@ -198,20 +167,15 @@ class _Tar:
             if info.isfile():
                 self.members.pop(_normal(info.name), None)
                 self.members[_normal(info.name)] = info
-        self._check_end()
+        stream.seek(self.file.offset)  # tarfile takes a damaged header for the end of the file
+        if stream.read(512).strip(b"\0"):
+            raise tarfile.ReadError(f"damaged at byte {self.file.offset}")
         if isinstance(stream, _Bounded):
             stream.longest = MAX_MEMBER_BYTES
         if links:
             log.warning("%s: %d links are left out", path, links)
         self._last: tuple[str, bytes] = ("", b"")
         self._lock = Lock()
-
-    def _check_end(self) -> None:
-        """tarfile takes a damaged header for the end of the file."""
-        assert self.file.fileobj is not None
-        self.file.fileobj.seek(self.file.offset)
-        if self.file.fileobj.read(_BLOCK).strip(b"\0"):
-            raise tarfile.ReadError(f"damaged at byte {self.file.offset}")
 
     def read(self, name: str) -> bytes:
         """The last member is held: going back in a compressed file means starting anew."""
@@ -224,27 +188,13 @@ class _Tar:
                 self._last = (name, opened.read())
             return self._last[1]
 
-    def span(self, name: str) -> tuple[int, int] | None:
-        """Where a member begins, and its bytes, unless the tar is compressed or sparse."""
-        info = self.members.get(name)
-        if info is None or self.packed or info.issparse():
-            return None
-        return info.offset_data, info.size
 
-
-class _Bounded(io.RawIOBase):
-    """A compressed file that is read unpacked, and refused once it unpacks to too much."""
+class _Bounded:
+    """A compressed file that is read unpacked, and refused once it unpacks to too much; or one in a
+    store, whose headers may be of any size. It goes back by starting anew."""
 
     def __init__(self, stream: BinaryIO, most: int) -> None:
         self.stream, self.most, self.longest = stream, most, MAX_HEADER_BYTES
-
-    def seekable(self) -> bool:
-        """It goes back by starting anew."""
-        return True
-
-    def readable(self) -> bool:
-        """Always."""
-        return True
 
     def tell(self) -> int:
         """Bytes from the start."""
@@ -252,8 +202,8 @@ class _Bounded(io.RawIOBase):
 
     def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
         """Go to a place."""
-        if whence == os.SEEK_SET:
-            self._check(offset)
+        if whence == os.SEEK_SET and offset > self.most:
+            raise self._too_much()
         return self.stream.seek(offset, whence)
 
     def read(self, size: int | None = -1) -> bytes:
@@ -261,14 +211,13 @@ class _Bounded(io.RawIOBase):
         size = self.longest if size is None or size < 0 else size
         if size > self.longest:
             raise tarfile.ReadError(f"it has a header of {size} bytes")
-        self._check(self.tell())
+        if self.tell() > self.most:
+            raise self._too_much()
         return self.stream.read(size)
 
-    def _check(self, place: int) -> None:
-        if place > self.most:
-            raise tarfile.ReadError(
-                f"it unpacks to more than {self.most} bytes, far beyond its size"
-            )
+    def _too_much(self) -> Exception:
+        words = f"it unpacks to more than {self.most} bytes, far beyond its size"
+        return tarfile.ReadError(words)
 
 
 def _unpacked(path: Place) -> tuple[BinaryIO, int | None]:
@@ -277,30 +226,20 @@ def _unpacked(path: Place) -> tuple[BinaryIO, int | None]:
     file, size = _bytes_of(path)
     opener = _COMPRESSED.get(file.read(2))
     file.seek(0)
-    if opener is None:
-        return file, MAX_REMOTE_MEMBERS if isinstance(path, Remote) else None
-    stream = _Bounded(opener(file, "rb"), MAX_UNPACKED_BYTES + MOST_TIMES * size)
-    return cast(BinaryIO, stream), MAX_MEMBERS + size // 1000
+    if opener is not None:
+        stream = _Bounded(opener(file, "rb"), MAX_UNPACKED_BYTES + 200 * size)
+        return cast(BinaryIO, stream), MAX_MEMBERS + size // 1000
+    if isinstance(path, Remote):
+        return cast(BinaryIO, _Bounded(file, size)), 10 * MAX_MEMBERS
+    return file, None
 
 
 def _bytes_of(path: Place) -> tuple[BinaryIO, int]:
     """A file to be read from any place, and its size."""
     if isinstance(path, Remote):
-        far = _remote_file(path)
-        return cast(BinaryIO, RemoteCursor(far)), far.size
+        return remote.open_parts(path)
     file = files.open_regular(path)
     return file, os.fstat(file.fileno()).st_size
-
-
-@lru_cache(maxsize=4)
-def _remote_file(path: Remote) -> RemoteFile:
-    return RemoteFile(path, MAX_MEMBER_BYTES)
-
-
-def _read_span(path: Remote, start: int, size: int) -> bytes:
-    """A part of a plain tar: neither its headers nor another member are asked for."""
-    _check_size(size)
-    return _remote_file(replace(path, member=None, span=None)).part(start, size)
 
 
 class _Zip:
@@ -312,13 +251,13 @@ class _Zip:
     def read(self, name: str) -> bytes:
         info = self.members[name]
         _check_size(info.file_size)
-        step = _PIECE if info.compress_type in _SLOW else 2**20
+        # readers of bzip2 and lzma unpack all of a piece, however much it becomes
+        slow = info.compress_type in (zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA)
+        step = 4096 if slow else 2**20
+        content = io.BytesIO()  # joined pieces would need twice the memory
         with self.file.open(info) as opened:
-            return b"".join(iter(partial(opened.read, step), b""))
-
-    def span(self, name: str) -> tuple[int, int] | None:
-        """None: members are compressed."""
-        return None
+            shutil.copyfileobj(opened, content, step)
+        return content.getvalue()
 
 
 def _check_size(size: int) -> None:
@@ -326,7 +265,7 @@ def _check_size(size: int) -> None:
         raise OSError(f"it unpacks to {size} bytes, more than the {MAX_MEMBER_BYTES} of any image")
 
 
-def _open(path: Place) -> _Archive:
+def _open(path: Place) -> _Tar | _Zip:
     """An archive that was opened before is opened anew only if the file has changed; for one in a
     store see `members`."""
     if isinstance(path, Remote):
@@ -336,5 +275,5 @@ def _open(path: Place) -> _Archive:
 
 
 @lru_cache(maxsize=4)
-def _opened(path: Place, *state: int) -> _Archive:
+def _opened(path: Place, *state: int) -> _Tar | _Zip:
     return _Zip(path) if path.name.lower().endswith(".zip") else _Tar(path)

@@ -9,15 +9,11 @@ import numpy as np
 from PIL import Image
 
 from featviz.errors import ImageError
-from featviz.files import npy
 from featviz.records import Raster
+from featviz.text import counted
 
 MOST_VALUES = 2**28
 """Numbers of an image: as float32 they take one gibibyte."""
-
-_UNPACKED_BYTES = 2**30
-_PICTURE = (1, 3)
-"""Channels of grey and RGB, between which pictures of 8 bits are turned."""
 
 
 class Wanted(NamedTuple):
@@ -35,19 +31,7 @@ class Wanted(NamedTuple):
         c = self.channels
         if self.volume:
             return f"[{c}, D, H, W]" + (" or [D, H, W]" if c == 1 else "")
-        return ("[H, W], " if c in _PICTURE else "") + f"[H, W, {c}] or [{c}, H, W]"
-
-
-def read_npz(data: bytes) -> np.ndarray:
-    """The one array of an npz file, or the one that is called `image`.
-
-    Raises:
-        ValueError: it is broken, or holds something else than numbers.
-        FileError: there are several, or none.
-    """
-    remedy = "np.save('image.npy', np.load(FILE)[NAME])"
-    array: np.ndarray = npy.only(npy.read_npz(data, _UNPACKED_BYTES), "arrays", remedy)
-    return array
+        return ("[H, W], " if c in (1, 3) else "") + f"[H, W, {c}] or [{c}, H, W]"
 
 
 def to_image(array: np.ndarray, wanted: Wanted) -> Image.Image | Raster:
@@ -90,31 +74,26 @@ def _channels_first(array: np.ndarray, wanted: Wanted) -> np.ndarray:
     """The array as [C, H, W], or [C, D, H, W] for a volume."""
     whole = 4 if wanted.volume else 3
     if array.ndim == whole + 1 and len(array) == 1:  # a batch of one: [1, C, H, W]
-        return _fitting(array[0], wanted)
-    if array.ndim == whole - 1:
-        return _fitting(array[None], wanted)
-    if array.ndim != whole:
+        array, first, last = array[0], True, False
+    elif array.ndim == whole - 1:
+        array, first, last = array[None], True, False
+    elif array.ndim != whole:
         raise _no_fit(array.shape, wanted)
-    if wanted.volume:
-        return _fitting(array, wanted)
-    first, last = (_fits(array.shape[axis], wanted, array.dtype) for axis in (0, -1))
-    if first == last:
-        first, last = (array.shape[axis] == wanted.channels for axis in (0, -1))
+    elif wanted.volume:
+        first, last = True, False
+    else:
+        first, last = (_fits(array.shape[axis], wanted, array.dtype) for axis in (0, -1))
+        if first == last:
+            first, last = (array.shape[axis] == wanted.channels for axis in (0, -1))
     if first and last:
         raise ImageError(
             f"has the shape {list(array.shape)}, and both its first and its last axis could be "
             f"the {wanted.channels} channels",
             "save it as [1, C, H, W], which says that the channels come first",
         )
-    if not first and not last:
+    if not (first and _fits(len(array), wanted, array.dtype)) and not last:
         raise _no_fit(array.shape, wanted)
     return array if first else np.moveaxis(array, -1, 0)
-
-
-def _fitting(values: np.ndarray, wanted: Wanted) -> np.ndarray:
-    if not _fits(len(values), wanted, values.dtype):
-        raise _no_fit(values.shape, wanted)
-    return values
 
 
 def _fits(count: int, wanted: Wanted, dtype: np.dtype[Any]) -> bool:
@@ -126,7 +105,7 @@ def _fits(count: int, wanted: Wanted, dtype: np.dtype[Any]) -> bool:
 
 
 def _no_fit(shape: Sequence[int], wanted: Wanted) -> ImageError:
-    channels = "1 channel" if wanted.channels == 1 else f"{wanted.channels} channels"
+    channels = counted(wanted.channels, "channel")
     return ImageError(
         f"has the shape {list(shape)}, and the model takes {channels}: {wanted.shapes}",
         "--channels says another number, --transform makes what the model takes",

@@ -16,8 +16,8 @@ import numpy as np
 from PIL import Image, ImageColor, ImageOps, UnidentifiedImageError
 
 from featviz.errors import FileError, ImageError, UsageError
-from featviz.files.stores import Remote
-from featviz.images import archives, arrays
+from featviz.files.remote import Remote
+from featviz.images import archives, arrays, tiff
 from featviz.images.archives import Place
 from featviz.images.arrays import Wanted
 from featviz.images.formats import EXPECTED, ImageFormat, of_channels, open_image
@@ -37,23 +37,18 @@ _BROKEN = (
 )
 """What Pillow's decoders raise on broken files."""
 
-_MOST_OF_16_BITS = 65535
 _OF_16_BITS = ("PNG", "PPM")
 """Formats of 16 bits at most; Pillow holds some of their files as 32."""
-_MOST_PIXELS = 2 * (Image.MAX_IMAGE_PIXELS or 0)
-"""Pillow's own bound, at which it takes a file for one that is made to fill the memory."""
 
-TensorReader = Callable[[bytes], np.ndarray]
 _RGB = Wanted(3)
 
 
 class _How(NamedTuple):
     """How files become images; see `decode`."""
 
-    exif: bool
     background: str
     wanted: Wanted
-    tensors: TensorReader | None
+    tensors: Callable[[bytes], np.ndarray] | None
 
 
 @dataclass(frozen=True)
@@ -78,18 +73,17 @@ class DecodedImage:
 
 def decode(
     sample: Sample,
-    exif: bool = True,
     background: str = "white",
     frames: int | None = None,
     wanted: Wanted = _RGB,
-    tensors: TensorReader | None = None,
+    tensors: Callable[[bytes], np.ndarray] | None = None,
 ) -> DecodedImage:
     """Read a sample's images as they are meant to be seen.
 
-    EXIF orientation is applied (unless `exif` is false), alpha is composited on `background`, and
-    CMYK and palettes become RGB. Grey of 16 or 32 bits or of floats becomes numbers, as an array of
-    these does; a function of the user's own gets it as 8 bits. Where the model takes neither grey
-    nor RGB, the channels are those of the file.
+    EXIF orientation is applied, alpha is composited on `background`, and CMYK and palettes become
+    RGB. Grey of 16 or 32 bits or of floats becomes numbers, as an array of these does; a function
+    of the user's own gets it as 8 bits. Where the model takes neither grey nor RGB, the channels
+    are those of the file.
 
     Args:
         wanted: what the model takes.
@@ -103,13 +97,11 @@ def decode(
         ImageError: no file, no image, truncated, or too large; names the file.
     """
     files = [_Encoded(sample, path) for path in sample.paths]
-    how = _How(exif, background, wanted, tensors)
+    how = _How(background, wanted, tensors)
     if len(files) == 1:
-        pictures = files[0].images(how, frames)
-    else:
-        chosen = range(len(files)) if frames is None else _spread(len(files), frames)
-        pictures = [files[i].images(how, None)[0] for i in chosen]
-    return DecodedImage(tuple(pictures), _sha256(files))
+        return DecodedImage(tuple(files[0].images(how, frames)), _sha256(files))
+    chosen = range(len(files)) if frames is None else _spread(len(files), frames)
+    return DecodedImage(tuple(files[i].images(how, None)[0] for i in chosen), _sha256(files))
 
 
 def digest(sample: Sample) -> str:
@@ -135,11 +127,11 @@ class _Encoded:
     def images(self, how: _How, frames: int | None) -> list[Image.Image | Raster]:
         """The image; with `frames`, so many of the animation that it is."""
         known = of_channels(self.data)
-        if known is not None and (not known.pillow or how.wanted.channels not in (1, 3)):
+        if known is not None and not known.pillow:
             return [self._array(known, how)]
-        if how.wanted.channels not in (1, 3) and not how.wanted.raw:
-            return [self._bands(how)]
         try:
+            if how.wanted.channels not in (1, 3) and (known or not how.wanted.raw):
+                return [self._bands(how)]
             return self._pictures(how, frames)
         except ImageError as error:
             if known is None or not isinstance(error.__cause__, UnidentifiedImageError):
@@ -161,7 +153,9 @@ class _Encoded:
     def _bands(self, how: _How) -> Image.Image | Raster:
         """The channels of a picture as they are stored, its alpha among them."""
         with self._errors_named(), open_image(io.BytesIO(self.data)) as opened:
-            upright = ImageOps.exif_transpose(opened) if how.exif else opened
+            if not tiff.is_whole(opened):
+                raise UnidentifiedImageError("has more channels or bits than Pillow reads")
+            upright = ImageOps.exif_transpose(opened)
             plain = upright.convert("RGBA") if upright.mode == "P" else upright
             return arrays.to_image(_ready(np.asarray(plain), how.wanted), how.wanted)
 
@@ -179,9 +173,12 @@ class _Encoded:
         if index:
             opened.seek(index)
         opened.load()
-        upright = ImageOps.exif_transpose(opened) if how.exif else opened
+        upright = ImageOps.exif_transpose(opened)
         if _is_wide(upright) and not how.wanted.raw:
-            numbers = _all_bits(upright, of_16=opened.format in _OF_16_BITS)
+            # the format tells 16 bits: two images of one series are never read in two ways
+            numbers = np.asarray(upright)
+            of_16 = upright.mode == "I" and opened.format in _OF_16_BITS
+            numbers = numbers.astype(np.uint16 if of_16 else numbers.dtype.newbyteorder("="))
             return arrays.to_image(_ready(numbers, how.wanted), how.wanted)
         return _flatten(upright, how.background)
 
@@ -194,10 +191,9 @@ class _Encoded:
         except UnidentifiedImageError as error:
             raise ImageError(f"{self.name} {error}", EXPECTED if self.data else None) from error
         except Image.DecompressionBombError:
-            raise ImageError(
-                f"{self.name} has more pixels than the {_MOST_PIXELS:,} that an image may have",
-                "cut it into parts, or make it smaller",
-            ) from None
+            most = 2 * (Image.MAX_IMAGE_PIXELS or 0)
+            words = f"{self.name} has more pixels than the {most:,} that an image may have"
+            raise ImageError(words, "cut it into parts, or make it smaller") from None
         except _BROKEN as error:
             reason = str(error) or type(error).__name__
             raise ImageError(f"{self.name} cannot be read: {reason}", None) from error
@@ -225,13 +221,10 @@ def _sha256(files: Iterable[_Encoded]) -> str:
 
 def _what_else(path: Place) -> str:
     """`, but a FIFO` where no regular file has that name; empty for nothing and for folders."""
-    if isinstance(path, Remote):
-        return ""
+    kinds = {stat.S_IFIFO: ", but a FIFO", stat.S_IFCHR: ", but a device"}
+    kinds[stat.S_IFBLK] = kinds[stat.S_IFCHR]
     with suppress(OSError, ValueError):
-        mode = path.stat().st_mode
-        kinds = {stat.S_IFIFO: "FIFO", stat.S_IFCHR: "device", stat.S_IFBLK: "device"}
-        kind = kinds.get(stat.S_IFMT(mode))
-        return f", but a {kind}" if kind else ""
+        return "" if isinstance(path, Remote) else kinds.get(stat.S_IFMT(path.stat().st_mode), "")
     return ""
 
 
@@ -259,32 +252,19 @@ def _flatten(image: Image.Image, background: str) -> Image.Image:
     if _is_wide(image):
         return _from_wide(image)
     if image.has_transparency_data:
-        return _composite(image, background)
+        channels = ImageColor.getrgb(background)[:3]
+        ground = Image.new("RGBA", image.size, channels)
+        over = Image.alpha_composite(ground, image.convert("RGBA")).convert("RGB")
+        grey = image.mode in ("1", "L", "LA", "La") and len(set(channels)) == 1
+        return over.convert("L") if grey else over
     if image.mode in ("L", "RGB"):
         return image.copy()
     return image.convert("L" if image.mode == "1" else "RGB")
 
 
-def _composite(image: Image.Image, background: str) -> Image.Image:
-    grey = image.mode in ("1", "L", "LA", "La")
-    channels = ImageColor.getrgb(background)[:3]
-    ground = Image.new("RGBA", image.size, channels)
-    over = Image.alpha_composite(ground, image.convert("RGBA")).convert("RGB")
-    return over.convert("L") if grey and len(set(channels)) == 1 else over
-
-
 def _is_wide(image: Image.Image) -> bool:
     """Whether it is grey of more than 8 bits."""
     return image.mode.startswith(("I", "F"))
-
-
-def _all_bits(image: Image.Image, of_16: bool) -> np.ndarray:
-    """Grey of more than 8 bits as an array. What has 16 bits is told by the format: two images of
-    one series are never read in two ways."""
-    values = np.asarray(image)
-    if image.mode == "I" and of_16:
-        return values.astype(np.uint16)
-    return values.astype(values.dtype.newbyteorder("="))
 
 
 def _from_wide(image: Image.Image) -> Image.Image:
@@ -293,15 +273,12 @@ def _from_wide(image: Image.Image) -> Image.Image:
     values = np.asarray(image).astype(np.float64)
     if not np.isfinite(values).all():
         raise ValueError("it holds NaN or infinite values")
-    low, high = _wide_range(image.mode, values)
+    low, high = float(values.min()), float(values.max())
+    if image.mode.startswith("I"):
+        low, high = 0.0, 65535.0 if high <= 65535 else 2.0**31 - 1
+    elif low >= 0 and high <= 1:
+        low, high = 0.0, 1.0
+    elif high == low:
+        high = low + 1
     scaled = (values - low) * (255.0 / (high - low))
     return Image.fromarray(np.clip(scaled + 0.5, 0, 255).astype(np.uint8))
-
-
-def _wide_range(mode: str, values: np.ndarray) -> tuple[float, float]:
-    least, most = float(values.min()), float(values.max())
-    if mode.startswith("I"):
-        return 0.0, float(_MOST_OF_16_BITS) if most <= _MOST_OF_16_BITS else 2.0**31 - 1
-    if least >= 0 and most <= 1:
-        return 0.0, 1.0
-    return least, most if most > least else least + 1

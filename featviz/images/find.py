@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import glob
+import itertools
 import logging
 import os
-import stat
 import sys
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path, PurePath
-from typing import BinaryIO, TypeAlias
+from typing import BinaryIO, TypeAlias, TypeVar
 
 from featviz.errors import FileError, UsageError
-from featviz.files import fetch, listing
+from featviz.files import remote
 from featviz.files.missing import hint_of, misspelt
-from featviz.files.stores import Remote
+from featviz.files.remote import Remote
 from featviz.files.urls import Url, is_url, local_path
 from featviz.images import archives
 from featviz.images.archives import Place
@@ -26,6 +26,7 @@ from featviz.text import expand_braces, quoted
 
 log = logging.getLogger(__name__)
 
+Key = TypeVar("Key")
 Named: TypeAlias = tuple[str, Place]
 """A file and its name within the argument."""
 
@@ -61,6 +62,19 @@ def find_samples(
     return _named_apart(unique.values())
 
 
+def check_arguments(arguments: Sequence[str]) -> None:
+    """Refuse paths that are not there, before any work; what would take time to look into is not
+    opened.
+
+    Raises:
+        UsageError: the first of them.
+    """
+    for argument in arguments:
+        plain = argument != "-" and not is_url(argument) and expand_braces(argument) == [argument]
+        if plain and not _is_there(Path(argument)):
+            _expand(argument, None, False, None)
+
+
 def files_of(samples: Iterable[Sample]) -> list[Path]:
     """The files on disk that hold samples: their own, or the archives in which they are."""
     paths = dict.fromkeys(path for sample in samples for path in sample.paths)
@@ -71,27 +85,25 @@ def files_of(samples: Iterable[Sample]) -> list[Path]:
 def _identity(path: Place) -> str:
     """One spelling for one file; links that lead nowhere are as many failures."""
     if isinstance(path, Remote):
-        return f"{path.protocol}://{path.path}::{path.member or ''}"
+        return f"{path.url.protocol}://{path.path}::{path.member or ''}"
     place = archives.split(path)
     if place is None:
         return os.path.realpath(path) if _is_there(path) else str(path.absolute())
     return f"{os.path.realpath(str(place[0]))}/{place[1]}"
 
 
-def _parts(path: Place) -> tuple[str, ...]:
-    """The folders and the name by which a file is told from others of its name."""
-    way = path.place.replace("::", "/") if isinstance(path, Remote) else _identity(path)
-    return PurePath(_tidy(way)).parts
-
-
 def _expand(argument: str, stdin: BinaryIO | None, nul: bool, outside: Path | None) -> list[Named]:
     if argument == "-":
-        return [(_file_name(path), path) for path in _listed(stdin or sys.stdin.buffer, nul)]
+        return _listed(stdin or sys.stdin.buffer, nul)
     if (parts := expand_braces(argument)) != [argument] and not _is_there(Path(argument)):
         return [named for part in parts for named in _expand(part, stdin, nul, outside)]
     if is_url(argument):
-        local = local_path(argument)
-        return _of_store(argument) if local is None else _expand(local, None, nul, outside)
+        if (local := local_path(argument)) is not None:
+            return _expand(local, None, nul, outside)
+        try:
+            return _in_store(argument)
+        except FileError as error:
+            raise FileError(f"{quoted(str(Url(argument)))}: {error.message}", error.hint) from error
     path = Path(argument)
     if _is_there(path) and path.is_dir():
         return _in_folder(path, outside)
@@ -102,15 +114,18 @@ def _expand(argument: str, stdin: BinaryIO | None, nul: bool, outside: Path | No
     if _is_there(path):
         return [(path.name, path)]
     if glob.has_magic(argument):
-        return _globbed(argument)
-    raise _no_image(argument)
-
-
-def _no_image(argument: str) -> UsageError:
-    path, message = Path(argument), f"no image {argument!r}: no such file or folder"
+        plain = itertools.takewhile(lambda part: not glob.has_magic(part), path.parts)
+        fixed = Path(*plain)
+        found = [
+            file for file in sorted(glob.glob(argument, recursive=True)) if Path(file).is_file()
+        ]
+        return _matching(
+            argument, ((Path(file).relative_to(fixed).as_posix(), Path(file)) for file in found)
+        )
     near = misspelt(path)
     again = None if near is None else (argument, str(near))
-    return UsageError(message, hint_of(path, near), replace=again)
+    message = f"no image {argument!r}: no such file or folder"
+    raise UsageError(message, hint_of(path, near), replace=again)
 
 
 def _is_there(path: Path) -> bool:
@@ -121,33 +136,18 @@ def _is_there(path: Path) -> bool:
         return False
 
 
-def _file_name(path: Place) -> str:
-    place = archives.split(path)
-    return path.name if place is None else _tidy(place[1]).rpartition("/")[2]
-
-
-def _listed(stdin: BinaryIO, nul: bool) -> list[Place]:
+def _listed(stdin: BinaryIO, nul: bool) -> list[Named]:
     separator = b"\0" if nul else b"\n"
     lines = (line.rstrip(b"\r") if not nul else line for line in stdin.read().split(separator))
-    paths = [_named_file(os.fsdecode(line)) for line in lines if line]
-    if not paths:
+    named: list[Named] = []
+    for line in map(os.fsdecode, filter(None, lines)):
+        local = local_path(line) if is_url(line) else line
+        path: Place = Remote.at(line) if local is None else Path(local)
+        inside = archives.split(path)
+        named.append((_tidy(inside[1]).rpartition("/")[2] if inside else path.name, path))
+    if not named:
         raise UsageError("stdin lists no images", "one path a line, or NUL-separated with -0")
-    return paths
-
-
-def _named_file(line: str) -> Place:
-    """A path or URL of a file that a list names."""
-    if not is_url(line):
-        return Path(line)
-    local = local_path(line)
-    return Remote.at(line) if local is None else Path(local)
-
-
-def _of_store(url: str) -> list[Named]:
-    try:
-        return _in_store(url)
-    except FileError as error:
-        raise FileError(f"{quoted(str(Url(url)))}: {error.message}", error.hint) from error
+    return named
 
 
 def _in_store(url: str) -> list[Named]:
@@ -161,72 +161,59 @@ def _in_store(url: str) -> list[Named]:
     if archives.is_archive(place):
         return _whole_archive(place)
     if glob.has_magic(place.place):
-        return _globbed_in_store(place)
+        return _matching(str(place), remote.matching(place))
     plain = "/" in place.place and PurePath(place.name).suffix
-    if url.endswith("/") or (not plain and fetch.is_folder(place)):
-        return _in_folder_of_store(place)
+    if url.endswith("/") or (not plain and remote.is_folder(place)):
+        found: list[Named] = [
+            (_tidy(name), file)
+            for name, file in remote.below(place)
+            if PurePath(name).suffix.lower() in SUFFIXES and not archives.is_hidden(name)
+        ]
+        return _not_empty(str(place), found)
     return [(_tidy(place.name), place)]
 
 
-def _in_folder_of_store(folder: Remote) -> list[Named]:
-    found: list[Named] = [
-        (_tidy(name), file)
-        for name, file in listing.below(folder)
-        if PurePath(name).suffix.lower() in SUFFIXES and not archives.is_hidden(name)
-    ]
-    if not found:
-        raise _without_images(str(folder))
-    return found
-
-
-def _globbed_in_store(pattern: Remote) -> list[Named]:
-    found: list[Named] = [(_tidy(name), file) for name, file in listing.matching(pattern)]
-    if not found:
-        raise UsageError(f"no image matches {quoted(str(pattern))!r}", "check the pattern")
-    return found
+def _matching(pattern: str, found: Iterable[Named]) -> list[Named]:
+    """The files that a glob matches: at least one."""
+    named: list[Named] = [(_tidy(name), file) for name, file in found]
+    if not named:
+        raise UsageError(f"no image matches {quoted(pattern)!r}", "check the pattern")
+    return named
 
 
 def _in_folder(folder: Path, outside: Path | None) -> list[Named]:
-    inside = sorted(path.relative_to(folder) for path in folder.rglob("*"))
+    """The images in a folder, but for those in `outside`, a folder below it."""
+    base, apart = Path(os.path.realpath(folder)), Path(os.path.realpath(outside or folder))
+    left_out = apart.relative_to(base) if apart != base and apart.is_relative_to(base) else None
     files = [
         file
-        for file in _without(folder, inside, outside)
+        for file in sorted(path.relative_to(folder) for path in folder.rglob("*"))
         if file.suffix.lower() in SUFFIXES
         and not any(part.startswith(".") for part in file.parts)
+        and not (left_out and file.is_relative_to(left_out))
         and not (folder / file).is_dir()
         and not _is_special(folder / file)
     ]
-    if not files:
-        raise _without_images(str(folder))
-    return [(file.as_posix(), folder / file) for file in files]
+    return _not_empty(str(folder), [(file.as_posix(), folder / file) for file in files])
 
 
-def _without_images(folder: str) -> UsageError:
-    return UsageError(
-        f"no images in folder {folder!r}",
-        f"it has no {' '.join(sorted(SUFFIXES))} files; arrays are read where they are named, "
-        "for example by a quoted '*.npy'",
-    )
+def _not_empty(folder: str, found: list[Named]) -> list[Named]:
+    if not found:
+        raise UsageError(
+            f"no images in folder {folder!r}",
+            f"it has no {' '.join(sorted(SUFFIXES))} files; arrays are read where they are named, "
+            "for example by a quoted '*.npy'",
+        )
+    return found
 
 
 def _is_special(path: Path) -> bool:
     """Whether what stands there is a FIFO, device or socket: no image, and not even opened."""
-    try:
-        special = not stat.S_ISREG(path.stat().st_mode)
-    except OSError:  # a link that leads nowhere is an image that fails
-        return False
+    # a link that leads nowhere is an image that fails
+    special = os.path.exists(path) and not os.path.isfile(path)  # noqa: PTH110, PTH113
     if special:
         log.warning("%s is no regular file, and left out", quoted(str(path)))
     return special
-
-
-def _without(folder: Path, inside: Sequence[Path], outside: Path | None) -> Iterator[Path]:
-    """The folder's content, but for what lies in `outside`, a folder below it."""
-    base, apart = Path(os.path.realpath(folder)), Path(os.path.realpath(outside or folder))
-    below = apart != base and apart.is_relative_to(base)
-    for path in inside:
-        if not (below and path.is_relative_to(apart.relative_to(base))):
-            yield path
 
 
 def _whole_archive(path: Place) -> list[Named]:
@@ -237,17 +224,13 @@ def _whole_archive(path: Place) -> list[Named]:
     return [(_tidy(name), archives.member(path, name)) for name in images]
 
 
-def _no_archive(argument: str, archive: Path, name: str) -> UsageError:
-    message, near = f"no archive {str(archive)!r} for {argument!r}", misspelt(archive)
-    if near is None or not archives.is_archive(near):
-        return UsageError(message, hint_of(archive, None))
-    meant = f"{near}{archives.SEPARATOR}{name}"
-    return UsageError(message, f"did you mean {quoted(meant)}?", replace=(argument, meant))
-
-
 def _in_archive(argument: str, archive: Place, name: str) -> list[Named]:
     if isinstance(archive, Path) and not archive.is_file():
-        raise _no_archive(argument, archive, name)
+        message, near = f"no archive {str(archive)!r} for {argument!r}", misspelt(archive)
+        if near is None or not archives.is_archive(near):
+            raise UsageError(message, hint_of(archive, None))
+        meant = f"{near}{archives.SEPARATOR}{name}"
+        raise UsageError(message, f"did you mean {quoted(meant)}?", replace=(argument, meant))
     names, path = _members(archive), archives.member(archive, name)
     if name not in names and not archives.exists(path):
         raise UsageError(
@@ -273,39 +256,40 @@ def _tidy(name: str) -> str:
     return "/".join(part for part in name.split("/") if part not in ("", "..")) or "image"
 
 
-def _globbed(pattern: str) -> list[Named]:
-    parts = PurePath(pattern).parts
-    fixed = next(i for i, part in enumerate(parts) if glob.has_magic(part))
-    base = Path(*parts[:fixed])
-    paths = [Path(p) for p in sorted(glob.glob(pattern, recursive=True))]
-    files = [path for path in paths if path.is_file()]
-    if not files:
-        raise UsageError(f"no image matches {pattern!r}", "check the pattern")
-    return [(path.relative_to(base).as_posix(), path) for path in files]
-
-
 def _named_apart(named: Iterable[Named]) -> list[Sample]:
+    def parts(path: Place) -> tuple[str, ...]:
+        far = path.place.replace("::", "/") if isinstance(path, Remote) else None
+        return PurePath(_tidy(far or _identity(path))).parts
+
+    samples = []
+    for path, name in told_apart({path: name for name, path in named}, parts).items():
+        inside = archives.split(path)
+        samples.append(Sample(name, (path,), _identity(inside[0]) if inside else None))
+    return samples
+
+
+def told_apart(
+    first: Mapping[Key, str], parts_of: Callable[[Key], Sequence[str]]
+) -> dict[Key, str]:
     """Lengthen names that clash (also on file systems without case) by one real parent a round;
-    files that only case tells apart are numbered."""
-    first = {path: name for name, path in named}
-    if not _clashing(first):
-        return [Sample(name, (path,), _archive_of(path)) for path, name in first.items()]
-    parts = {path: _parts(path) for path in first}
-    alike = set(_clashing({path: "/".join(parts[path]) for path in first}))
+    what only case tells apart is numbered.
+
+    Args:
+        parts_of: the components of the real path that has a name.
+    """
     names, turn = dict(first), 0
+    parts, alike = dict[Key, Sequence[str]](), set[Key]()
     while clashing := _clashing(names):
+        if not turn:
+            parts = {key: parts_of(key) for key in first}
+            alike = set(_clashing({key: "/".join(parts[key]) for key in first}))
         turn += 1
-        for index, path in enumerate(clashing):
-            tail = parts[path][-(first[path].count("/") + 1 + turn) :]
-            names[path] = f"{index + turn}/{first[path]}" if path in alike else "/".join(tail)
-    return [Sample(name, (path,), _archive_of(path)) for path, name in names.items()]
+        for index, key in enumerate(clashing):
+            tail = parts[key][-(first[key].count("/") + 1 + turn) :]
+            names[key] = f"{index + turn}/{first[key]}" if key in alike else "/".join(tail)
+    return names
 
 
-def _archive_of(path: Place) -> str | None:
-    place = archives.split(path)
-    return None if place is None else _identity(place[0])
-
-
-def _clashing(names: Mapping[Place, str]) -> list[Place]:
+def _clashing(names: Mapping[Key, str]) -> list[Key]:
     counts = Counter(name.casefold() for name in names.values())
-    return [path for path, name in names.items() if counts[name.casefold()] > 1]
+    return [key for key, name in names.items() if counts[name.casefold()] > 1]

@@ -29,16 +29,10 @@ class ImageFormat:
     common: bool = False
     """Whether Pillow knows it without importing all of its plugins."""
     pillow: bool = True
-    """Whether Pillow reads it."""
     is_mine: Callable[[bytes], bool] | None = None
     """Knows a file of the format that may hold any number of channels."""
     read: Callable[[bytes], np.ndarray] | None = None
     """Reads such a file as an array; None where only torch can, whose reader the caller has."""
-
-
-_PICKLE = "data.pkl"
-"""The record of a file of torch.save that says what its tensors are."""
-_OLD_TORCH = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."
 
 
 def _is_zip_with(suffix: str, data: bytes) -> bool:
@@ -53,7 +47,9 @@ def _is_zip_with(suffix: str, data: bytes) -> bool:
 
 
 def _is_torch(data: bytes) -> bool:
-    return data.startswith(_OLD_TORCH) or _is_zip_with(_PICKLE, data)
+    """Whether a file is one of torch.save, as it is written now or was before torch 1.6."""
+    old = data.startswith(b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19.")
+    return old or _is_zip_with("data.pkl", data)
 
 
 IMAGE_FORMATS = (
@@ -78,7 +74,7 @@ IMAGE_FORMATS = (
     ImageFormat("SGI"),
     ImageFormat("TGA", (".tga",)),
     ImageFormat("NPY", pillow=False, is_mine=lambda d: d.startswith(npy.MAGIC), read=npy.read_npy),
-    ImageFormat("NPZ", pillow=False, is_mine=partial(_is_zip_with, ".npy"), read=arrays.read_npz),
+    ImageFormat("NPZ", pillow=False, is_mine=partial(_is_zip_with, ".npy"), read=npy.read_npz),
     ImageFormat("PT", pillow=False, is_mine=_is_torch),
 )
 """In the order in which they are tried: TGA has no mark by which it is known, and comes last of
@@ -91,7 +87,8 @@ SUFFIXES = frozenset(suffix for known in IMAGE_FORMATS for suffix in known.suffi
 
 EXPECTED = (
     f"give an image ({', '.join(one.name for one in IMAGE_FORMATS if one.suffixes)}) or an array "
-    f"({', '.join(f'.{one.name.lower()}' for one in IMAGE_FORMATS if not one.pillow)}); --input "
+    f"({', '.join(f'.{one.name.lower()}' for one in IMAGE_FORMATS if not one.pillow)}); "
+    "--forward-arg "
     "passes other arguments of the model"
 )
 """What a file that is no image should have been."""
@@ -111,8 +108,6 @@ _LOOKS = (
     (b"PK\3\4", "a zip file"),
     (b"\x1f\x8b", "gzip"),
 )
-_HEAD = 64
-"""Bytes at the beginning by which a file is known."""
 
 
 def open_image(file: BinaryIO) -> Image.Image:
@@ -122,30 +117,20 @@ def open_image(file: BinaryIO) -> Image.Image:
         UnidentifiedImageError: the file is no such image; the message says what it looks like.
         OSError: or whatever else Pillow raises on broken files.
     """
-    head = file.read(_HEAD)
+    head = file.read(64)
     file.seek(0)
-    try:
-        return _open(file)
-    except UnidentifiedImageError:
-        if not head:
-            raise UnidentifiedImageError("is empty") from None
-        looks = looks_like(head)
-        if looks is None:
-            raise UnidentifiedImageError("is no image that Pillow can read") from None
-        raise UnidentifiedImageError(
-            f"is no image that featviz reads: it looks like {looks}"
-        ) from None
-
-
-def _open(file: BinaryIO) -> Image.Image:
-    """The common formats first: for the others Pillow imports all its plugins."""
     pillows = [known for known in IMAGE_FORMATS if known.pillow]
     try:
-        return Image.open(file, formats=[known.name for known in pillows if known.common])
+        try:
+            return Image.open(file, formats=[known.name for known in pillows if known.common])
+        except UnidentifiedImageError:
+            Image.init()  # imports all of Pillow's plugins
+            others = [known.name for known in pillows if not known.common]
+            return Image.open(file, formats=[name for name in others if name in Image.OPEN])
     except UnidentifiedImageError:
-        Image.init()
-        others = [known.name for known in pillows if not known.common]
-        return Image.open(file, formats=[name for name in others if name in Image.OPEN])
+        looks = _looks_like(head)
+        words = f"that featviz reads: it looks like {looks}" if looks else "that Pillow can read"
+        raise UnidentifiedImageError(f"is no image {words}" if head else "is empty") from None
 
 
 def of_channels(data: bytes) -> ImageFormat | None:
@@ -153,18 +138,13 @@ def of_channels(data: bytes) -> ImageFormat | None:
     return next((one for one in IMAGE_FORMATS if one.is_mine and one.is_mine(data)), None)
 
 
-def looks_like(head: bytes) -> str | None:
+def _looks_like(head: bytes) -> str | None:
     """What a file that is none of IMAGE_FORMATS looks like, by its first bytes."""
     if head[4:8] == b"ftyp" and head[8:12] in (b"heic", b"heix", b"mif1", b"msf1"):
         return "HEIC, which has to be converted"
-    text = head.lstrip(b"\xef\xbb\xbf \t\r\n")
-    known = next((words for mark, words in _LOOKS if text.startswith(mark)), None)
-    return known or ("text" if _is_text(head) else None)
-
-
-def _is_text(head: bytes) -> bool:
-    """Whether the beginning of a file is UTF-8 without control characters; its last letter may be
-    cut."""
-    words = head.decode("utf-8", "ignore")
-    is_whole = len(head) - len(words.encode()) < 4
-    return is_whole and words != "" and all(c.isprintable() or c in "\t\r\n\ufeff" for c in words)
+    start = head.lstrip(b"\xef\xbb\xbf \t\r\n")
+    known = next((words for mark, words in _LOOKS if start.startswith(mark)), None)
+    text = head.decode("utf-8", "ignore")
+    whole = len(head) - len(text.encode()) < 4  # the last letter may be cut
+    plain = whole and text and all(c.isprintable() or c in "\t\r\n\ufeff" for c in text)
+    return known or ("text" if plain else None)

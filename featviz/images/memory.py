@@ -13,9 +13,6 @@ from torch import Tensor
 
 from featviz.errors import UsageError
 
-_COLOURS = (1, 3, 4)
-"""Channels of grey, RGB and RGBA."""
-
 _AS_PNG = frozenset({"1", "L", "LA", "P", "RGB", "RGBA", "I;16"})
 _AS_TIFF = frozenset({"I", "F"})
 _WITH_ALPHA = {"La": "LA", "RGBa": "RGBA", "PA": "RGBA"}
@@ -43,7 +40,10 @@ def to_images(value: Any, name: str = "image") -> list[Image.Image]:
             "give a path, a PIL image, an array [H, W, C] or a tensor [C, H, W]",
         )
     levels = _levels(value, name)
-    return [_from_levels(one) for one in (levels if levels.ndim == 4 else levels[None])]
+    levels = levels if levels.ndim == 4 else levels[None]
+    if levels.ndim == 4 and levels.shape[-1] == 1:
+        levels = levels[..., 0]
+    return [Image.fromarray(np.ascontiguousarray(one)) for one in levels]
 
 
 def to_files(images: Iterable[Any], folder: Path) -> list[str]:
@@ -81,7 +81,7 @@ def _from_tensor(tensor: Tensor, name: str) -> np.ndarray:
 def _levels(array: np.ndarray, name: str) -> np.ndarray:
     """An array [H, W], [H, W, C] or [N, H, W, C] as integers that Pillow takes."""
     shape, dtype = array.shape, array.dtype
-    if not array.size or len(shape) not in (2, 3, 4) or (shape[2:] and shape[-1] not in _COLOURS):
+    if not array.size or len(shape) not in (2, 3, 4) or (shape[2:] and shape[-1] not in (1, 3, 4)):
         raise UsageError(
             f"{name} of height, width and channels {list(shape)} is no image",
             "an array is [H, W] or [H, W, C], a tensor [H, W] or [C, H, W]; C is 1, 3 or 4",
@@ -99,12 +99,6 @@ def _levels(array: np.ndarray, name: str) -> np.ndarray:
             "give it before it is normalised; --mean and --std of the run do that",
         )
     return np.asarray((array.astype(np.float32) * 255).round().astype(np.uint8))
-
-
-def _from_levels(levels: np.ndarray) -> Image.Image:
-    if levels.ndim == 3 and levels.shape[-1] == 1:
-        levels = levels[..., 0]
-    return Image.fromarray(np.ascontiguousarray(levels))
 
 
 def _no_values(name: str, dtype: Any) -> UsageError:
@@ -126,7 +120,6 @@ def _saved(image: Image.Image, stem: Path, name: str) -> str:
             image = image.convert(_WITH_ALPHA.get(image.mode, "RGB"))
         image.save(path, **options)
     except (OSError, ValueError, SyntaxError) as error:
-        raise UsageError(
-            f"{name} cannot be read: {error}", "is its file whole and open?"
-        ) from error
+        words = f"{name} cannot be read: {error}"
+        raise UsageError(words, "is its file whole and open?") from error
     return str(path)

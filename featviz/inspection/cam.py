@@ -6,39 +6,44 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from threading import Thread
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import numpy as np
+from msgspec import structs
 from torch import Tensor
 
 from featviz import layout
-from featviz.drawing import class_maps, colormap, figure, scan
-from featviz.drawing.drawer import Drawer
+from featviz.drawing import class_maps, colormap, figure, normalize, overlay
+from featviz.drawing.drawer import draw_maps
 from featviz.drawing.figure import FigurePage, Panel
 from featviz.drawing.picture import to_image
-from featviz.errors import ForwardError, ImageError, UsageError
-from featviz.gradients import forward_backward, pairs
+from featviz.drawing.values import compiled
+from featviz.errors import FeatvizError, ForwardError, ImageError, UsageError
+from featviz.gradients import passes, targets
 from featviz.hooks.eval_mode import in_eval_mode
-from featviz.inspection.explained import ImageCam, LayerCam
-from featviz.inspection.places import check_places, check_png, software
-from featviz.models.load import LoadedModel, ModelOptions
-from featviz.models.preprocess import InputOptions
-from featviz.pipeline.last_map import last_map
-from featviz.pipeline.options import RunOptions
-from featviz.pipeline.prepare import Prepared, find_images, ground_of, prepare, read_input, shown_of
-from featviz.records import (
-    FORMATS,
-    ClassMapOptions,
+from featviz.inspection.look import check_files, check_png
+from featviz.layout import Maps
+from featviz.models.load import LoadedModel
+from featviz.options import (
+    CamOptions,
     DrawOptions,
+    ModelOptions,
     PassOptions,
-    Sample,
-    Site,
-    Skip,
+    RunOptions,
 )
-from featviz.records.checking import check
+from featviz.pipeline.prepare import (
+    Prepared,
+    find_images,
+    ground_of,
+    last_map,
+    prepare,
+    read_input,
+    shown_of,
+)
+from featviz.records import FORMATS, REDUCTIONS, Bytes, Floats, Guess, Outcome, Sample, Site, Skip
 from featviz.rundir.atomic import atomic, reported
 from featviz.text import listed, printable, quoted, safe_name
 
@@ -50,20 +55,70 @@ _NAMED = 3
 
 
 @dataclass(frozen=True)
-class CamOptions:
-    """All options of `cam` beside the model and the images."""
+class LayerCam:
+    """The class activation map of one call of a layer."""
 
-    layers: str | None = None
-    """Selectors; None takes the last layer that gives maps (`pipeline.last_map`)."""
-    out: Path | None = None
-    """A folder for `cam-IMAGE.png` of each image, or a PNG file for the picture of the only one;
-    None writes nothing."""
-    overwrite: bool = False
-    """Replace a file at `out`, whatever it is; an earlier picture of `cam` is replaced anyway."""
-    nul_separated: bool = False
-    """`-` reads NUL-separated paths."""
-    maps: ClassMapOptions = field(default_factory=ClassMapOptions)
-    inputs: InputOptions = field(default_factory=InputOptions)
+    site: Site
+    values: Floats = field(repr=False, compare=False)
+    """[H, W] in the layer's resolution; [T, H, W] of a clip."""
+    picture: Bytes = field(repr=False, compare=False)
+    """The map over what the model saw, RGB [H, W, 3] in the size of the input."""
+    limits: tuple[float, float]
+    """The values that are drawn darkest and brightest."""
+
+    @property
+    def name(self) -> str:
+        """`layer4`, `relu call 1`."""
+        parts = [self.site.layer.label, f"call {self.site.call}" if self.site.call else ""]
+        return " ".join(part for part in (*parts, self.site.key) if part)
+
+    def as_json(self) -> dict[str, Any]:
+        """For programs: all but the pixels."""
+        at = self.site
+        where = {"layer": at.layer.name, "type": at.layer.type, "call": at.call, "key": at.key}
+        return {**where, "shape": self.values.shape, "range": self.limits}
+
+
+@dataclass(frozen=True)
+class ImageCam:
+    """The class activation maps of one image, or why there are none."""
+
+    image: str
+    method: str
+    target: str = ""
+    """What the maps are evidence for: `tabby`, `class 281`, or the target as it was given."""
+    outcome: Outcome = field(default_factory=Outcome)
+    maps: tuple[LayerCam, ...] = ()
+    skipped: tuple[Skip, ...] = ()
+    path: Path | None = None
+    shown: Bytes | None = field(default=None, repr=False, compare=False)
+    """What the model saw, uint8 [H, W, C]."""
+    error: FeatvizError | None = None
+
+    @property
+    def prediction(self) -> tuple[Guess, ...]:
+        """The likeliest classes, where the model is a classifier."""
+        return self.outcome.prediction
+
+    @property
+    def words(self) -> str:
+        """`cat.jpg: tabby 43.1 %; Grad-CAM for tabby`."""
+        guess = f": {self.prediction[0].words}" if self.prediction else ""
+        return f"{self.image}{guess}; {REDUCTIONS[self.method].words} for {self.target}"
+
+    def as_json(self) -> dict[str, Any]:
+        """For programs: all but the pixels."""
+        if self.error is not None:
+            return {"image": self.image, "error": self.error.message}
+        return {
+            "image": self.image,
+            "file": None if self.path is None else str(self.path),
+            "prediction": [asdict(guess) for guess in self.prediction],
+            "method": self.method,
+            "target": {"of": self.target, "value": self.outcome.target},
+            "maps": [one.as_json() for one in self.maps],
+            "skipped": [asdict(skip) for skip in self.skipped],
+        }
 
 
 def cam(
@@ -87,94 +142,80 @@ def cam(
         FeatvizError: a bad option, no such model, layer or image, no layer with places, or a file
             cannot be written; nothing was written before.
     """
-    Thread(target=scan.compiled, daemon=True).start()  # numba is loaded while the model is
-    check(options)
-    run, out = _for_run(options), options.out
+    Thread(target=compiled, daemon=True).start()  # numba is loaded while the model is
+    maps, out = options.maps, options.out
+    draw = DrawOptions(
+        reduce=maps.method,
+        scale=1,
+        overlay=maps.overlay,
+        cmap=maps.cmap,
+        tensor_layout=maps.tensor_layout,
+    )
+    run = RunOptions(
+        layers=options.layers,
+        nul_separated=options.nul_separated,
+        draw=draw,
+        inputs=options.inputs,
+        passes=PassOptions(targets.PAIRED, maps.target),
+    )
     found = find_images(images, run, stdin)
-    _check_place(model, found, options)
+    if out is not None:
+        if out.suffix.lower() in _OTHER_PICTURES:
+            check_png("cam", out)
+        if out.exists() and not out.is_dir() and not _is_picture(out):
+            message = f"--out {quoted(str(out))} is no folder"
+            raise UsageError(message, "name a folder, or a .png file")
+        check_files("cam", _files(found, out).values(), model, found, options.overwrite)
     prepared = prepare(model, found, run)
-    places = {} if out is None else _places_apart(prepared.samples, out)
+    files = {} if out is None else _files_apart(prepared.samples, out)
     if options.layers is None:
         prepared = replace(prepared, layers=[last_map(prepared)])
-    drawer = Drawer(prepared.options.draw)
-    cmap = colormap.resolved(options.maps.cmap, over=True, reduce=options.maps.method)
+    cmap = colormap.resolved(maps.cmap, over=True, reduce=maps.method)
     for sample in prepared.samples:
         with in_eval_mode(prepared.model.module, gradients=True):
-            result = _visit(prepared, drawer, sample, options.maps.method)
-        path = places.get(sample.name)
+            result = _explain(prepared, sample, maps.method, structs.replace(draw, cmap=cmap))
+        path = files.get(sample.name)
         if path is not None and result.error is None:
             _write(result, path, cmap)
             result = replace(result, path=path)
         yield result
 
 
-def _for_run(options: CamOptions) -> RunOptions:
-    maps = options.maps
-    return RunOptions(
-        layers=options.layers,
-        nul_separated=options.nul_separated,
-        draw=DrawOptions(
-            reduce=maps.method,
-            scale=1,
-            overlay=maps.overlay,
-            cmap=maps.cmap,
-            tensor_layout=maps.tensor_layout,
-        ),
-        inputs=options.inputs,
-        passes=PassOptions(pairs.CAPTURE, maps.target),
-    )
-
-
 # Where pictures are written
 
 
-def _check_place(
-    model: ModelOptions | LoadedModel, found: Sequence[Sample], options: CamOptions
-) -> None:
-    """Refuse a bad place before the model is loaded."""
-    out = options.out
-    if out is None:
-        return
-    if out.suffix.lower() in _OTHER_PICTURES:
-        check_png("cam", out)
-    if out.exists() and not out.is_dir() and not _is_file(out):
-        raise UsageError(f"--out {quoted(str(out))} is no folder", "name a folder, or a .png file")
-    check_places("cam", _places(found, out).values(), model, found, options.overwrite)
-
-
-def _is_file(out: Path) -> bool:
+def _is_picture(out: Path) -> bool:
     return out.suffix.lower() == ".png" and not out.is_dir()
 
 
-def _places(samples: Sequence[Sample], out: Path) -> dict[str, Path]:
+def _files(samples: Sequence[Sample], out: Path) -> dict[str, Path]:
     """The picture's file of each image: its name without the ending, where no other has it."""
-    if _is_file(out):
+    if _is_picture(out):
         return {sample.name: out for sample in samples}
     flat = {sample.name: sample.name.replace("/", "__") for sample in samples}
     stems = Counter(Path(name).stem for name in flat.values())
     return {
-        name: out / safe_name(f"cam-{stem if stems[stem := Path(way).stem] == 1 else way}.png")
-        for name, way in flat.items()
+        name: out / safe_name(f"cam-{stem if stems[stem := Path(path).stem] == 1 else path}.png")
+        for name, path in flat.items()
     }
 
 
-def _places_apart(samples: Sequence[Sample], out: Path) -> dict[str, Path]:
-    """The picture's file of each image; two in one file are refused."""
-    places = _places(samples, out)
+def _files_apart(samples: Sequence[Sample], out: Path) -> dict[str, Path]:
+    """The same; two images in one file are refused."""
+    files = _files(samples, out)
     taken: dict[Path, str] = {}
-    for name, path in places.items():
+    for name, path in files.items():
         if (other := taken.setdefault(path, name)) != name:
+            both = f"{quoted(other)} and {quoted(name)}"
             raise UsageError(
-                f"--out {quoted(str(out))} would hold {quoted(other)} and {quoted(name)} in one "
-                "picture",
-                "name a folder with --out" if _is_file(out) else "name one of them",
+                f"--out {quoted(str(out))} would hold {both} in one picture",
+                "name a folder with --out" if _is_picture(out) else "name one of them",
             )
-    return places
+    return files
 
 
 def _write(result: ImageCam, path: Path, cmap: str) -> None:
     assert result.shown is not None
-    maps = ", ".join(one.name for one in result.maps)
     panels = [
         Panel(printable(f"{one.name} ({one.site.layer.type})"), one.picture, one.limits)
         for one in result.maps
@@ -182,85 +223,59 @@ def _write(result: ImageCam, path: Path, cmap: str) -> None:
     page = FigurePage(result.words, result.shown, panels, cmap, shared=False)
     with reported(path.parent):
         path.parent.mkdir(parents=True, exist_ok=True)
+    title = f"{result.words} at {', '.join(one.name for one in result.maps)}"
     with atomic(path) as file:
-        text = {"Software": software("cam"), "Title": f"{result.words} at {maps}"}
-        figure.write_figure(file, page, text)
+        figure.write_figure(file, page, {"Software": "featviz cam", "Title": title})
 
 
 # One image
 
 
-def _visit(prepared: Prepared, drawer: Drawer, sample: Sample, method: str) -> ImageCam:
-    """Show one image to the model, and go back from the target."""
-    result = ImageCam(sample.name, method)
+def _explain(prepared: Prepared, sample: Sample, method: str, draw: DrawOptions) -> ImageCam:
+    """Show one image to the model, go back from the target, and draw each layer's map."""
+    preprocess, result = prepared.model.preprocess, ImageCam(sample.name, method)
+    scale = normalize.parse_scale(normalize.resolved("auto", reduce=method))
+    draw = structs.replace(draw, reduce="max")  # of the one channel that a class activation map has
+    maps: list[LayerCam] = []
+    """From the target to the input."""
     try:
-        return _explained(prepared, drawer, sample, result)
+        decoded, args = read_input(sample, preprocess, prepared.options.inputs)
+        book, ground = prepared.hint_book(args), ground_of(preprocess, args)
+        window = preprocess.window(decoded.size)
+
+        def take(site: Site, tensor: Tensor, gradient: Tensor) -> None:
+            """The sink of the hooks; LayoutError where there are no places, or no gradient."""
+            hints = book.at(site, tensor)
+            output, weights = (layout.to_maps(x, hints)[""] for x in (tensor, gradient))
+            evidence = class_maps.class_map(method, output, weights)
+            picture = draw_maps(Maps(output.layout, evidence), draw, scale)
+            laid = to_image(overlay.lay_over(picture, ground, draw, window)).convert("RGB")
+            values = evidence[0].cpu().numpy()
+            values = values[0] if len(values) == 1 else values
+            limits = picture.limits.shared or (0.0, 0.0)
+            maps.append(LayerCam(site, values, np.asarray(laid), limits))
+
+        outcome, recorder = passes.run(
+            prepared.model, prepared.plan, args, book, prepared.layers, passes.paired(take)
+        )
+        if not maps:
+            why = [f"layer {quoted(s.layer)} ({s.type}) {s.reason}" for s in recorder.skipped]
+            why += [f"layer {quoted(layer.label)} did not run" for layer in recorder.never_ran]
+            hint = "--layers names another one"
+            if prepared.options.layers is not None:  # the user has named some
+                hint = "leave --layers out for the last layer that has a map"
+            raise UsageError(
+                f"there is no class activation map: {listed(why, _NAMED, '; ')}",
+                f"{hint}; `featviz layers MODEL` lists all",
+            )
     except (ImageError, ForwardError, UsageError) as error:
         log.debug("%s failed", sample.name, exc_info=error)
         return replace(result, error=error)
-
-
-def _explained(prepared: Prepared, drawer: Drawer, sample: Sample, result: ImageCam) -> ImageCam:
-    preprocess = prepared.model.preprocess
-    decoded, args = read_input(sample, preprocess, prepared.options.inputs)
-    maker = _MapMaker(prepared, drawer, args, preprocess.window(decoded.size), result.method)
-    outcome, recorder = forward_backward.run(
-        prepared.model, prepared.plan, args, maker.book, prepared.layers, pairs.paired(maker.take)
-    )
-    if not maker.maps:
-        never_ran = [layer.label for layer in recorder.never_ran]
-        raise _nothing(recorder.skipped, never_ran, prepared.options.layers is not None)
     return replace(
         result,
         target=outcome.target_title,
         outcome=outcome,
-        maps=tuple(reversed(maker.maps)),
+        maps=tuple(reversed(maps)),
         skipped=tuple(recorder.skipped),
-        shown=maker.shown,
+        shown=shown_of(preprocess, args),
     )
-
-
-def _nothing(skipped: Sequence[Skip], never_ran: Sequence[str], chosen: bool) -> UsageError:
-    """The error for an image without any map; `chosen` where the user has named layers."""
-    why = [f"layer {quoted(skip.layer)} ({skip.type}) {skip.reason}" for skip in skipped]
-    why += [f"layer {quoted(name)} did not run" for name in never_ran]
-    last = "leave --layers out for the last layer that has a map"
-    return UsageError(
-        f"there is no class activation map: {listed(why, _NAMED, '; ')}",
-        f"{last if chosen else '--layers names another one'}; `featviz layers MODEL` lists all",
-    )
-
-
-class _MapMaker:
-    """Takes outputs with their gradients, and makes the maps of one image."""
-
-    def __init__(
-        self,
-        prepared: Prepared,
-        drawer: Drawer,
-        args: Sequence[Tensor],
-        window: Sequence[int] | None,
-        method: str,
-    ) -> None:
-        preprocess = prepared.model.preprocess
-        self.book, self.drawer, self.method = prepared.hint_book(args), drawer, method
-        self.ground, self.shown = ground_of(preprocess, args), shown_of(preprocess, args)
-        self.window = window
-        self.maps: list[LayerCam] = []
-        """From the target to the input."""
-
-    def take(self, site: Site, tensor: Tensor, gradient: Tensor) -> None:
-        """Make the map of one call of a layer.
-
-        Raises:
-            LayoutError: it has no places, or no gradient.
-        """
-        hints = self.book.at(site, tensor)
-        picture = self.drawer.draw(
-            site, tensor, hints, self.ground, self.window, gradient=gradient
-        )[""]
-        output, weights = (layout.to_maps(x, hints)[""] for x in (tensor, gradient))
-        values = class_maps.class_map(self.method, output, weights)[0].cpu().numpy()
-        drawn = np.asarray(to_image(picture).convert("RGB"))
-        limits = picture.limits.shared or (0.0, 0.0)
-        self.maps.append(LayerCam(site, values[0] if len(values) == 1 else values, drawn, limits))

@@ -1,43 +1,114 @@
-"""The story of `layers`: every module with its type, parameters, output shape and calls."""
+"""The story of `layers`: every module with its type, shapes, parameters, multiply-accumulates and
+calls, and the totals of the model.
+
+torch's FlopCounterMode counts operators; what it has counted when a module is entered and when it
+is left tells the module's share, whatever the module does in place. It does not see inside
+nn.MultiheadAttention's fast path, which must be off.
+"""
 
 from __future__ import annotations
 
 import logging
-from dataclasses import asdict, dataclass
+import re
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn, ops
+from torch.nn.parameter import Parameter, UninitializedParameter
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import FlopCounterMode, sdpa_flop_count
 
 from featviz.errors import ForwardError
+from featviz.hooks.capture import tensors
+from featviz.hooks.eval_mode import in_eval_mode
+from featviz.hooks.forward import forward
+from featviz.hooks.functions import Running
 from featviz.hooks.layers import list_layers, modules_by_name
 from featviz.hooks.selectors import parse, wants_functions
-from featviz.inspection.summary import count, guess_of_size, initialised
-from featviz.models.load import LoadedModel, ModelOptions, load_model
-from featviz.models.preprocess import InputOptions
-from featviz.pipeline import dry_pass
-from featviz.pipeline.dry_pass import Probe, choose_layers, probe
+from featviz.models.load import LoadedModel, load_model
+from featviz.options import InputOptions, ModelOptions
+from featviz.pipeline import choose
+from featviz.pipeline.choose import choose_layers, probe
 from featviz.records import Layer, TextTable
-from featviz.text import by
+from featviz.text import by, counted, listed
 
 log = logging.getLogger(__name__)
+
+FLOPS_PER_MAC = 2
+"""One multiplication and one addition; FlopCounterMode leaves the addition of a bias out."""
+
+
+def _attention(query: Any, key: Any, value: Any, *_: Any, **__: Any) -> int:
+    flops: int = sdpa_flop_count(query, key, value)  # type: ignore[no-untyped-call]
+    return flops
+
+
+_CPU_ATTENTION = {ops.aten._scaled_dot_product_flash_attention_for_cpu: _attention}
+"""An operator for which torch before 2.15 has no formula."""
+
+_MOVES = """
+    _local_scalar_dense _to_copy _unsafe_index _unsafe_view alias arange as_strided bernoulli cat
+    clone col2im constant_pad_nd copy detach embedding empty empty_like empty_strided eye fill flip
+    full full_like gather im2col index index_fill index_put index_select lift_fresh linspace
+    masked_fill narrow_copy native_channel_shuffle new_empty new_empty_strided new_full new_ones
+    new_zeros nonzero normal ones ones_like pixel_shuffle pixel_unshuffle rand rand_like randint
+    randn randn_like randperm reflection_pad1d reflection_pad2d reflection_pad3d repeat
+    repeat_interleave replication_pad1d replication_pad2d replication_pad3d resize roll
+    scalar_tensor scatter select_scatter slice_scatter split_with_sizes_copy stack take tril triu
+    uniform upsample_nearest1d upsample_nearest2d upsample_nearest3d where zero zeros zeros_like
+"""
+MOVES = frozenset(_MOVES.split())
+"""Operators that make, move or choose values without computing with them, in place or not."""
+
+_NAMED = 6
+"""Operators without a formula that the table's footer names; `as_json` has them all."""
 
 
 @dataclass(frozen=True)
 class LayerRow:
-    """One module in one place, or a function that it calls."""
+    """One module in one place, the modules inside it included; or a function that it calls.
+
+    What one forward pass tells is None where the model could not be run, and for functions there
+    are no multiply-accumulates and bytes."""
 
     index: int
     name: str
     type: str
     aliases: tuple[str, ...]
     parameters: int
-    """Numbers in the module's parameters and those of the modules inside it, each shared one once:
-    as `summary` counts them. 0 for a function."""
-    output_shape: list[int] | None
-    """Shape of the first tensor of the first call; None where it returned none or did not run."""
-    calls: int | None
-    """None where the model could not be run."""
+    """Each shared one once; 0 for a function."""
+    trainable: int
+    """Those of them that require gradients."""
     selected: bool
+    input_shape: list[int] | None = None
+    """Shape of the first tensor of the first call; None where it took none, or a nested one, or did
+    not run."""
+    output_shape: list[int] | None = None
+    calls: int | None = None
+    macs: int | None = None
+    own_macs: int | None = None
+    """Without those of the modules inside: over all rows they sum to the total."""
+    flops: int | None = None
+    activation_bytes: int | None = None
+    """Outputs of the calls inside which no other module ran."""
+
+
+@dataclass(frozen=True)
+class Totals:
+    """The figures of the whole model; None where it could not be run."""
+
+    modules: int
+    """Each shared one once, as all that follows."""
+    parameters: int
+    trainable: int
+    parameter_bytes: int
+    macs: int | None
+    flops: int | None
+    activation_bytes: int | None
 
 
 @dataclass(frozen=True)
@@ -45,37 +116,47 @@ class Listing:
     """All modules of a model."""
 
     rows: tuple[LayerRow, ...]
-    modules: int
-    """Their number, each shared one once."""
-    total_parameters: int
-    """Each shared one once."""
+    totals: Totals
+    input_shape: list[int]
+    not_counted: Mapping[str, int] = field(default_factory=dict)
+    """Operators that compute and are in no figure, since there is no formula for them: calls."""
     above: tuple[str, ...] = ()
-    """Lines above the table."""
-
-    @property
-    def footer(self) -> str:
-        """The last line of the table."""
-        chosen = sum(row.selected for row in self.rows)
-        functions = sum(row.type.startswith("fn:") for row in self.rows)
-        called = f", {functions} functions" * bool(functions)
-        return (
-            f"{self.modules} modules{called}, {self.total_parameters:,} parameters; "
-            f"* {chosen} taken by the selectors"
-        )
+    tree: bool = False
+    """Whether the table indents each module below the one that holds it."""
 
     @property
     def table(self) -> TextTable:
         """For people."""
-        headings = ("", "index", "name", "type", "parameters", "output shape", "calls")
-        numbers = ("index", "parameters", "output shape", "calls")
-        rows = [_cells(row) for row in self.rows]
-        return TextTable(headings, numbers, rows, (), [self.footer], self.above)
+        figures, total = ("output shape", "parameters", "MACs", "calls"), self.totals
+        rows = [_cells(row, self.tree) for row in self.rows]
+        footer = [
+            "",
+            f"input        {by(self.input_shape)}",
+            f"parameters   {total.parameters:,} ({total.trainable:,} trainable), "
+            f"{_scaled(total.parameter_bytes, 'B')}",
+        ]
+        if total.macs is not None and total.activation_bytes is not None:
+            flops = _scaled(FLOPS_PER_MAC * total.macs)
+            footer.append(f"MACs         {_scaled(total.macs)} = {flops} FLOPs")
+            footer.append(f"activations  {_scaled(total.activation_bytes, 'B')}")
+        if self.not_counted:
+            named = [f"{name} {calls}" for name, calls in self.not_counted.items()]
+            more = " (--json)" if named[_NAMED:] else ""
+            footer.append(f"not counted  {listed(named, _NAMED)}{more}")
+        functions = sum(row.type.startswith("fn:") for row in self.rows)
+        called = f", {counted(functions, 'function')}" if functions else ""
+        chosen = sum(row.selected for row in self.rows)
+        footer.append(f"{total.modules} modules{called}; * {chosen} taken by the selectors")
+        return TextTable(("", "name", "type", *figures), figures, rows, (), footer, self.above)
 
     def as_json(self) -> dict[str, Any]:
         """For programs."""
         return {
+            "input_shape": self.input_shape,
             "layers": [asdict(row) for row in self.rows],
-            "total_parameters": self.total_parameters,
+            "total_parameters": self.totals.parameters,
+            "totals": asdict(self.totals),
+            "not_counted": dict(self.not_counted),
         }
 
 
@@ -84,56 +165,251 @@ def list_model(
     inputs: InputOptions,
     selectors: str | None,
     functions: bool = False,
+    tree: bool = False,
 ) -> Listing:
-    """List a model's modules; one that cannot be run on zeros is listed without shapes.
+    """List a model's modules, measured by one forward pass on zeros; a model that cannot be run on
+    zeros is listed without shapes.
 
     Args:
         functions: list the functions that modules call as well.
+        tree: indent the table.
 
     Raises:
         FeatvizError: no such model, or no layer matches.
     """
     model = load_model(options, inputs)
     blank = model.preprocess.blank()
-    layers = list_layers(model.module)
     functions |= selectors is not None and wants_functions(parse(selectors))
+    called: dict[Layer, tuple[list[int] | None, int]] = {}
     try:
-        layers += dry_pass.functions(model, blank) if functions else []
-        seen: Probe | None = probe(model, blank, layers)
+        meter: Meter | None = measure(model, blank)
+        if functions:
+            calls = choose.functions(model, blank)
+            seen = probe(model, blank, list(calls))
+            called = {layer: (seen.shape(layer), n) for layer, n in calls.items()}
     except ForwardError as error:
         log.warning("no shapes: %s (%s)", error.message, error.hint)
-        seen = None
+        meter = None
     taken: set[Layer] = set()
-    if selectors is not None or seen is not None:
+    if selectors is not None or meter is not None:
         taken = set(choose_layers(model, selectors, blank))
     modules = modules_by_name(model.module)
-    layers.sort(key=lambda layer: layer.index)  # functions behind their module
-    rows = [_row(layer, modules.get(layer.name), seen, layer in taken) for layer in layers]
-    number = sum(1 for _ in model.module.modules())
-    above = guess_of_size(model.preprocess, blank) if seen is not None else ()
-    return Listing(tuple(rows), number, count(initialised(model.module)), above)
-
-
-def _row(layer: Layer, module: nn.Module | None, seen: Probe | None, selected: bool) -> LayerRow:
-    return LayerRow(
-        index=layer.index,
-        name=layer.name,
-        type=layer.type,
-        aliases=layer.aliases,
-        parameters=count(initialised(module)) if module is not None else 0,
-        output_shape=seen.shape(layer) if seen else None,
-        calls=seen.calls[layer.name] if seen else None,
-        selected=selected,
+    rows = []
+    for at in list_layers(model.module):
+        usage = None if meter is None else meter.usage.get(at.index, Usage())
+        rows.append(_row(at, modules[at.name], usage, at in taken))
+    for at, (shape, n) in called.items():
+        place = (at.index, at.name, at.type, at.aliases)
+        rows.append(LayerRow(*place, 0, 0, at in taken, output_shape=shape, calls=n))
+    rows.sort(key=lambda row: row.index)  # functions behind their module
+    above: tuple[str, ...] = ()
+    if meter is not None and model.preprocess.size_guessed:
+        size = by(blank[0].shape)
+        log.warning(
+            "the input's size is a guess, %s: shapes and MACs follow it; --size says it", size
+        )
+        above = (f"input {size}: its size is a guess; --size says it",)
+    whole = rows[0]  # the model itself
+    totals = Totals(
+        modules=sum(1 for _ in model.module.modules()),
+        parameters=whole.parameters,
+        trainable=whole.trainable,
+        parameter_bytes=sum(p.numel() * p.element_size() for p in _initialised(model.module)),
+        macs=whole.macs,
+        flops=whole.flops,
+        activation_bytes=whole.activation_bytes,
+    )
+    return Listing(
+        tuple(rows),
+        totals,
+        list(blank[0].shape),
+        {} if meter is None else meter.uncounted,
+        above,
+        tree,
     )
 
 
-def _cells(row: LayerRow) -> tuple[str, ...]:
+def measure(model: LoadedModel, blank: Sequence[Tensor]) -> Meter:
+    """What every module takes for one input [1, C, H, W]; every hook is removed, whatever happens.
+
+    Raises:
+        ForwardError: the model cannot take it.
+    """
+    meter, running = Meter(), Running(model.module)
+    layers = list_layers(model.module)
+    with in_eval_mode(model.module), ExitStack() as stack:
+        for module in model.module.modules():
+            now = partial(running.now, running.places(module))
+            enter = module.register_forward_pre_hook(meter.enter, prepend=True, with_kwargs=True)
+            leave = module.register_forward_hook(partial(meter.leave, now))
+            end = module.register_forward_hook(meter.end, always_call=True)
+            for hook in (enter, leave, end):
+                stack.callback(hook.remove)
+        stack.enter_context(running.followed({layer.name for layer in layers}))
+        # the inner one decomposes what the outer one sees
+        with meter.operators, meter.flops:
+            forward(model.module, [arg.to(model.device) for arg in blank])
+    return meter
+
+
+def _row(layer: Layer, module: nn.Module, usage: Usage | None, selected: bool) -> LayerRow:
+    parameters = _initialised(module)
+    trainable = sum(p.numel() for p in parameters if p.requires_grad)
+    place = (layer.index, layer.name, layer.type, layer.aliases)
+    row = LayerRow(*place, sum(p.numel() for p in parameters), trainable, selected)
+    if usage is None:
+        return row
+    return replace(
+        row,
+        input_shape=usage.input_shape,
+        output_shape=usage.output_shape,
+        calls=usage.calls,
+        macs=usage.macs,
+        own_macs=usage.own_macs,
+        flops=usage.macs * FLOPS_PER_MAC,
+        activation_bytes=usage.memory,
+    )
+
+
+def _initialised(module: nn.Module) -> list[Parameter]:
+    """Parameters, each shared one once; lazy ones that saw no input have no size."""
+    return [p for p in module.parameters() if not isinstance(p, UninitializedParameter)]
+
+
+def _cells(row: LayerRow, tree: bool) -> tuple[str, ...]:
+    name = row.name
+    if tree and name:
+        *above, last = name.replace("/fn:", ".fn:").split(".")
+        name = "  " * (len(above) + 1) + last
     return (
         "*" if row.selected else "",
-        str(row.index),
-        row.name + (f" (also {', '.join(row.aliases)})" if row.aliases else ""),
+        name + (f" (also {', '.join(row.aliases)})" if row.aliases else ""),
         row.type,
-        f"{row.parameters:,}",
         by(row.output_shape or ()),
+        f"{row.parameters:,}",
+        "" if row.macs is None else _scaled(row.macs),
         "" if row.calls is None else str(row.calls),
     )
+
+
+def _scaled(value: int, unit: str = "") -> str:
+    """1814073344 to `1.814 G`, in powers of a thousand."""
+    for factor, prefix in ((10**9, "G"), (10**6, "M"), (10**3, "k")):
+        if value >= factor:
+            return f"{value / factor:.3f} {prefix}{unit}"
+    return f"{value} {unit}".rstrip()
+
+
+# What a forward pass costs
+
+
+@dataclass
+class Usage:
+    """The cost of all calls of one module, modules inside it included."""
+
+    calls: int = 0
+    macs: int = 0
+    own_macs: int = 0
+    """Without those of the modules that it called."""
+    memory: int = 0
+    """Bytes returned by the calls inside which no other module ran, which may be this one."""
+    input_shape: list[int] | None = None
+    """Shape of the first tensor that the first call took; None where it took none, or a nested one,
+    which has no shape."""
+    output_shape: list[int] | None = None
+
+
+@dataclass
+class _Frame:
+    """A module that is running: the counts when it was entered, and what ran inside it."""
+
+    macs: int
+    memory: int
+    input_shape: list[int] | None
+    macs_inside: int = 0
+    """Those that are in the usage of some module."""
+    alone: bool = True
+
+
+class Meter:
+    """Reads the counts at every module's entry and exit."""
+
+    def __init__(self) -> None:
+        self.usage: dict[int, Usage] = {}
+        """By layer index; a layer that did not run is not in it."""
+        self.memory = 0
+        """Bytes returned so far by calls inside which no other module ran."""
+        self.flops = FlopCounterMode(display=False, custom_mapping=_CPU_ATTENTION)
+        self.operators = _Uncounted(self.flops.flop_registry)
+        self._running: list[_Frame] = []
+
+    @property
+    def macs(self) -> int:
+        """Multiply-accumulates so far."""
+        total: int = self.flops.get_total_flops()
+        return total // FLOPS_PER_MAC
+
+    @property
+    def uncounted(self) -> Mapping[str, int]:
+        """Operators that compute and have no formula, with their calls, most frequent first."""
+        return dict(sorted(self.operators.calls.items(), key=lambda item: (-item[1], item[0])))
+
+    def enter(self, module: nn.Module, args: Any, kwargs: Any) -> None:
+        """A forward pre-hook."""
+        if self._running:
+            self._running[-1].alone = False
+        shape = _shape_of_first(tensors([args, kwargs]))
+        self._running.append(_Frame(self.macs, self.memory, shape))
+
+    def leave(self, now: Callable[[], Layer], module: nn.Module, args: Any, output: Any) -> None:
+        """A forward hook; `now` tells the layer to which the call belongs."""
+        index = now().index
+        frame, given = self._running[-1], tensors(output)
+        if frame.alone:
+            parts = (p for t in given for p in (t.unbind() if t.is_nested else [t]))
+            self.memory += sum(part.numel() * part.element_size() for part in parts)
+        macs = self.macs - frame.macs
+        inside, frame.macs_inside = frame.macs_inside, macs
+        first = Usage(input_shape=frame.input_shape, output_shape=_shape_of_first(given))
+        usage = self.usage.setdefault(index, first)
+        usage.calls += 1
+        usage.macs += macs
+        usage.own_macs += macs - inside
+        usage.memory += self.memory - frame.memory
+
+    def end(self, module: nn.Module, args: Any, output: Any) -> None:
+        """A forward hook behind `leave` that is always called: a call in which an exception was
+        raised is none of the module's, and its own work counts as its caller's."""
+        frame = self._running.pop()
+        if self._running:
+            self._running[-1].macs_inside += frame.macs_inside
+
+
+class _Uncounted(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Counts operators that compute and have no formula: `batch_norm` for torch's
+    `_native_batch_norm_legit_no_training`, `relu` for `relu_`."""
+
+    def __init__(self, formulas: Mapping[Any, Any]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.formulas = formulas
+        self.calls: Counter[str] = Counter()
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        name = str(func._overloadpacket.__name__).rstrip("_")
+        name = name if func.namespace == "aten" else f"{func.namespace}::{name}"
+        moves = func.is_view or func.namespace == "prim" or name in MOVES
+        if func._overloadpacket not in self.formulas and not moves:
+            variant = _VARIANT.fullmatch(name)
+            self.calls[variant[1] if variant else name] += 1
+        return func(*args, **(kwargs or {}))
+
+
+_VARIANT = re.compile(
+    r"_?(?:native_|cudnn_|mkldnn_|miopen_)?(\w+?)(?:_legit)?(?:_no_training)?(?:_with_indices)?"
+)
+
+
+def _shape_of_first(given: Sequence[Tensor]) -> list[int] | None:
+    return list(given[0].shape) if given and not given[0].is_nested else None

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from threading import Thread
@@ -14,34 +14,25 @@ from typing import Any, BinaryIO
 import numpy as np
 from torch import Tensor
 
-from featviz.drawing import colormap, levels, png, scan
+from featviz.drawing import colormap, values
 from featviz.drawing.drawer import Drawer
-from featviz.drawing.overview import Overview
+from featviz.drawing.page import Overview, OverviewRow, OverviewTile
+from featviz.drawing.picture import MAX_PIXELS, GridPicture, write_png
+from featviz.drawing.values import compiled, to_pixels
 from featviz.errors import FeatvizError, LayoutError, UsageError
-from featviz.gradients import forward_backward
-from featviz.hooks.capture import Recorder
+from featviz.gradients import passes
 from featviz.hooks.eval_mode import in_eval_mode
 from featviz.hooks.layers import list_layers
-from featviz.inspection.places import check_places, software
-from featviz.inspection.shown import ShownLayer, telling, words_on
+from featviz.images import find
 from featviz.layout import to_floats
-from featviz.models.load import LoadedModel, ModelOptions
-from featviz.models.preprocess import InputOptions, Preprocess
-from featviz.pipeline.options import RunOptions
+from featviz.layout.hints import HintBook
+from featviz.models.load import LoadedModel
+from featviz.options import DrawOptions, LookOptions, ModelOptions, PageOptions, RunOptions
 from featviz.pipeline.prepare import Prepared, find_images, prepare, read_input
-from featviz.records import (
-    Bytes,
-    DrawOptions,
-    Guess,
-    Layer,
-    Outcome,
-    PageOptions,
-    Site,
-    Skip,
-)
-from featviz.records.checking import check
+from featviz.records import Bytes, Floats, Guess, Sample, Site, Skip, finite
+from featviz.rundir import destination, outputs
 from featviz.rundir.atomic import atomic
-from featviz.text import by, listed, quoted, safe_name
+from featviz.text import by, counted, listed, quoted, safe_name
 
 log = logging.getLogger(__name__)
 
@@ -53,26 +44,61 @@ _LONGEST = 2**16 - 1
 
 _ALL_SLICES = 2**31
 
+_SMALLEST_PICTURE = 8
+"""Pixels of the shorter side from which an output of one or three channels is a picture."""
+
+ALIKE = 0.9
+"""Correlation from which on a map looks like another that is shown already."""
+
+_COMPARED = 64
+"""Pixels a side of what is compared of a map."""
+
+Span = tuple[float | None, float | None]
+"""The least and the greatest finite value; None where there is none."""
+
 
 @dataclass(frozen=True)
-class LookOptions:
-    """All options of `look` beside the model and the image."""
+class ShownLayer:
+    """A layer's most telling maps."""
 
-    layers: str | None = None
-    """Selectors; None takes one layer for each stage, at most MOST_STAGES."""
-    out: Path | None = None
-    """None is `look-IMAGE.png` in the current folder."""
-    overwrite: bool = False
-    """Replace the file at `out`, whatever it is; an earlier page of `look` is replaced anyway."""
-    nul_separated: bool = False
-    """`-` reads NUL-separated paths."""
-    page: PageOptions = field(default_factory=PageOptions)
-    inputs: InputOptions = field(default_factory=InputOptions)
+    layer: str
+    type: str
+    index: int
+    calls: int
+    """How often it ran; the maps are those of the first call that gave some."""
+    key: str
+    shape: tuple[int, ...]
+    layout: str
+    maps: int
+    constant: int
+    """How many of them have one value everywhere, and are not shown beside others."""
+    nonfinite: int
+    """NaN and infinite values in all of its maps."""
+    slice: tuple[int, int] | None
+    """Which slice of each map is shown, and of how many, where it has several."""
+    channels: tuple[int, ...]
+    """The shown maps, the most telling one first; of a vector its largest numbers."""
+    ranges: tuple[Span, ...]
+    """The least and the greatest value of each, between which its colours run; maps of one number
+    have one scale for all. Of a vector those of all its numbers."""
+    strip: bool
+    """Whether its numbers are one strip: those of a vector, or of maps that are all constant."""
+    tiles: Sequence[Bytes] = field(repr=False, compare=False, default=())
+    """RGB [h, w, 3] of each map, not enlarged; of a vector the one strip of all its numbers."""
+
+    @property
+    def one_scale(self) -> bool:
+        """Whether its maps are single numbers, which one scale tells apart."""
+        return not self.strip and self.tiles[0].shape[:2] == (1, 1)
+
+    def as_json(self) -> dict[str, Any]:
+        """All but the pixels."""
+        return {k: v for k, v in vars(self).items() if k != "tiles"}
 
 
 @dataclass(frozen=True)
 class LookResult:
-    """What the model made of the image."""
+    """The page of one image, and what it shows."""
 
     path: Path
     model: str
@@ -122,8 +148,7 @@ def look(
             file cannot be written; nothing was written.
     """
     # numba is loaded while the model is
-    Thread(target=scan.compiled, name="featviz-loops", daemon=True).start()
-    check(options.page)
+    Thread(target=compiled, name="featviz-loops", daemon=True).start()
     colormap.check_cmap(options.page.cmap)
     run = RunOptions(
         layers=options.layers,
@@ -133,37 +158,94 @@ def look(
     )
     found = find_images(images, run, stdin)
     out = options.out or Path(safe_name(f"look-{Path(found[0].name).stem}.png"))
-    check_places("look", [out], model, found, options.overwrite)
+    check_files("look", [out], model, found, options.overwrite)
     prepared = prepare(model, found, run)
     if len(prepared.samples) > 1:
         first = quoted(prepared.samples[0].name)
         log.info("the first of %d images, %s; name another one", len(prepared.samples), first)
-    result = _shown(_name_of(model, prepared.model), prepared, options, out)
+    name = type(prepared.model.module).__name__
+    if not isinstance(model, LoadedModel):
+        random = prepared.model.source.get("weights") == "none"
+        name = Path(model.spec).name + " (random weights)" * random
+    result = _draw(name, prepared, options, out)
     with atomic(out) as file:
         size = result.picture.shape[:2]
         rows = [result.picture.reshape(size[0], -1)]
-        png.write_png(file, size, rows, text={"Software": software("look")})
+        write_png(file, size, rows, text={"Software": "featviz look"})
     return result
 
 
-def _name_of(model: ModelOptions | LoadedModel, loaded: LoadedModel) -> str:
-    if isinstance(model, LoadedModel):
-        return type(loaded.module).__name__
-    return Path(model.spec).name + " (random weights)" * (loaded.source.get("weights") == "none")
+def check_files(
+    command: str,
+    paths: Iterable[Path],
+    model: ModelOptions | LoadedModel,
+    samples: Sequence[Sample],
+    overwrite: bool,
+) -> None:
+    """Refuse bad files for the pictures of `look` or `cam`, before the model is loaded.
+
+    Args:
+        overwrite: whether a file that is no picture of the command may go.
+
+    Raises:
+        UsageError: a path is no PNG file, or holds an image or the model.
+        StoreError: something else is there.
+    """
+    names = () if isinstance(model, LoadedModel) else (model.spec, model.arch, model.weights)
+    inputs = [*find.files_of(samples), *destination.model_files(*names)]
+    for path in paths:
+        check_png(command, path)
+        destination.check_apart(path, "--out", inputs)
+        outputs.check_file(path, outputs.picture_of(command), overwrite=overwrite)
 
 
-def _shown(name: str, prepared: Prepared, options: LookOptions, out: Path) -> LookResult:
+def check_png(command: str, out: Path) -> None:
+    """Refuse a name of a file that ends otherwise.
+
+    Raises:
+        UsageError: names the one that would do.
+    """
+    if out.suffix.lower() != ".png":
+        other = quoted(str(out.with_suffix(".png")))
+        raise UsageError(f"--out {quoted(str(out))}: {command} writes PNG", f"--out {other}")
+
+
+def _draw(name: str, prepared: Prepared, options: LookOptions, out: Path) -> LookResult:
     """Show the image to the model, and draw the page."""
-    preprocess, sample = prepared.model.preprocess, prepared.samples[0]
+    model, preprocess, sample = prepared.model, prepared.model.preprocess, prepared.samples[0]
     decoded, args = read_input(sample, preprocess, options.inputs)
-    chosen, left_out = _on_page(prepared.layers, options)
-    eye = _Eye(prepared, args, chosen, options.page)
-    outcome, recorder = eye.look(args)
+    chosen, left_out = list(prepared.layers), []
+    if options.layers is None and len(chosen) > MOST_STAGES:  # evenly spread ones stay
+        kept = {round(place) for place in np.linspace(0, len(chosen) - 1, MOST_STAGES)}
+        left_out = [layer for place, layer in enumerate(chosen) if place not in kept]
+        chosen = [layer for place, layer in enumerate(chosen) if place in kept]
+    book = prepared.hint_book(args)
+    sink = _PageSink(Drawer(prepared.options.draw), book, {at.name for at in chosen}, options.page)
+    root = list_layers(model.module)[0]
+    hooked = [*chosen, *([] if root in chosen else [root])]
+    with in_eval_mode(model.module):
+        outcome, recorder = passes.run(model, prepared.plan, args, book, hooked, sink.take)
     never_ran = tuple(layer.name for layer in recorder.never_ran)
-    rows = tuple(replace(row, calls=recorder.calls[row.layer]) for row in eye.rows.values())
+    rows = tuple(replace(row, calls=recorder.calls[row.layer]) for row in sink.rows.values())
     if not rows:
-        raise _nothing(recorder.skipped, never_ran)
-    _warn(rows, left_out)
+        why = [f"never ran: {listed(never_ran, 3)}"] if never_ran else []
+        if recorder.skipped:
+            words = [f"{skip.layer or skip.type} ({skip.reason})" for skip in recorder.skipped]
+            why.append(f"skipped: {listed(words, 3)}")
+        raise FeatvizError(
+            f"no picture was drawn; {'; '.join(why) or 'no layer was taken'}",
+            "--layers takes others; `featviz layers MODEL` lists them, with shapes and calls",
+        )
+    for row in rows:
+        if row.nonfinite:
+            where, count = row.layer or row.type, row.nonfinite
+            log.warning("%s holds %d NaN or infinite values, shown in magenta", where, count)
+    if left_out:
+        log.info("%d of %d stages; --layers takes others", len(rows), len(rows) + len(left_out))
+    seen = preprocess.shown(args)[0]
+    if args[0].ndim == 5:  # of a clip or a volume the slice in the middle
+        pictures = preprocess.pictures(args[:1])
+        seen = pictures[len(pictures) // 2][0]
     result = LookResult(
         path=out,
         model=name,
@@ -175,158 +257,212 @@ def _shown(name: str, prepared: Prepared, options: LookOptions, out: Path) -> Lo
         left_out=tuple(layer.name for layer in left_out),
         skipped=tuple(recorder.skipped),
         never_ran=never_ran,
-        shown=_input_picture(preprocess, args),
+        shown=_rgb(to_pixels(seen)),
         picture=np.empty((0, 0, 3), np.uint8),
     )
-    page = _page(result, eye, options.page)
-    _check_size(page)
+    page = _page(result, sink, options.page)
+    height, width = page.size
+    if max(height, width) > _LONGEST or height * width > MAX_PIXELS:
+        raise UsageError(
+            f"the picture would have {by((width, height))} pixels, which is too many",
+            "--maps shows fewer of each layer, and --layers takes fewer",
+        )
     return replace(result, picture=page.draw())
 
 
-def _page(result: LookResult, eye: _Eye, options: PageOptions) -> Overview:
-    pictures = [("input", result.shown)]
-    if eye.picture is not None and not result.prediction:
-        pictures.append((f"output {by(eye.outputs[0])}", eye.picture))
+def _page(result: LookResult, sink: _PageSink, options: PageOptions) -> Overview:
+    pictures, outputs = [("input", result.shown)], listed([by(shape) for shape in sink.outputs], 3)
+    if sink.picture is not None and not result.prediction:
+        pictures.append((f"output {by(sink.outputs[0])}", sink.picture))
+        outputs = ""
+    steps = re.split(r", (?![^\[(]*[\])])", result.preprocessing)
+    which = "vary most" if options.pick == "deviation" else "have the highest mean"
     return Overview(
         title=result.model,
         subtitle=f"{result.image}   input {by(result.input_shape)}",
         pictures=pictures,
         bars=[(guess.title, guess.probability) for guess in result.prediction],
-        remarks=_remarks(eye.outputs if len(pictures) == 1 else [], result.preprocessing),
+        remarks=[*([f"output {outputs}", ""] if outputs else []), "preprocessing", *steps],
         rows=[words_on(row) for row in result.layers],
-        key=_key(options),
+        key=f"of each layer the maps that {which}, one of those that look alike",
         cmap=options.cmap,
     )
-
-
-def _check_size(page: Overview) -> None:
-    height, width = page.size
-    if max(height, width) > _LONGEST or height * width > png.MAX_PIXELS:
-        raise UsageError(
-            f"the picture would have {by((width, height))} pixels, which is too many",
-            "--maps shows fewer of each layer, and --layers takes fewer",
-        )
-
-
-def _on_page(layers: Sequence[Layer], options: LookOptions) -> tuple[list[Layer], list[Layer]]:
-    """The layers that get a row, and the stages that get none: with the first and the last, evenly
-    spread ones stay."""
-    if options.layers is not None or len(layers) <= MOST_STAGES:
-        return list(layers), []
-    kept = {round(place) for place in np.linspace(0, len(layers) - 1, MOST_STAGES)}
-    return (
-        [layer for place, layer in enumerate(layers) if place in kept],
-        [layer for place, layer in enumerate(layers) if place not in kept],
-    )
-
-
-def _input_picture(preprocess: Preprocess, args: Sequence[Tensor]) -> Bytes:
-    """What the model saw, RGB; of a clip or a volume the slice in the middle."""
-    if args[0].ndim == 5:
-        pictures = preprocess.pictures(args[:1])
-        return _rgb(levels.pixels(pictures[len(pictures) // 2][0]))
-    return _rgb(levels.pixels(preprocess.shown(args)[0]))
 
 
 def _rgb(pixels: Bytes) -> Bytes:
     return np.repeat(pixels, 3, axis=2) if pixels.shape[2] == 1 else pixels
 
 
-class _Eye:
+class _PageSink:
     """The sink of the hooks: keeps the most telling maps of each layer, and the model's output
     where that is a picture."""
 
     def __init__(
-        self,
-        prepared: Prepared,
-        args: Sequence[Tensor],
-        layers: Sequence[Layer],
-        options: PageOptions,
+        self, drawer: Drawer, book: HintBook, wanted: set[str], options: PageOptions
     ) -> None:
-        self.prepared, self.layers, self.options = prepared, layers, options
-        self.book, self.drawer = prepared.hint_book(args), Drawer(prepared.options.draw)
+        self._drawer, self._book, self._wanted, self._options = drawer, book, wanted, options
         self.rows: dict[str, ShownLayer] = {}
         """By name of the layer, in the order in which they ran."""
         self.outputs: list[tuple[int, ...]] = []
         """Shapes of the tensors of the model's output."""
         self.picture: Bytes | None = None
         """The first of them, RGB [H, W, 3], where it is a picture."""
-        self._wanted = {layer.name for layer in layers}
-
-    def look(self, args: Sequence[Tensor]) -> tuple[Outcome, Recorder]:
-        """Show the model an input, with the layers hooked and the model itself."""
-        model, plan = self.prepared.model, self.prepared.plan
-        root = list_layers(model.module)[0]
-        layers = [*self.layers, *([] if root in self.layers else [root])]
-        with in_eval_mode(model.module):
-            return forward_backward.run(model, plan, args, self.book, layers, self.take)
 
     def take(self, site: Site, tensor: Tensor) -> None:
         """Draw the first maps that a layer gives; numbers only where it gives no maps."""
-        if not site.layer.name:
-            self._take_output(tensor)
+        if not site.layer.name and not tensor.is_nested:
+            self.outputs.append(shape := tuple(tensor.shape))
+            is_picture = len(shape) == 4 and shape[0] == 1 and shape[1] in (1, 3)
+            if is_picture and len(self.outputs) == 1 and min(shape[2:]) >= _SMALLEST_PICTURE:
+                self.picture = _as_picture(tensor)
         before = self.rows.get(site.layer.name)
         if site.layer.name not in self._wanted or (before is not None and not before.strip):
             return
-        picture = self.drawer.draw(site, tensor, self.book.at(site, tensor))[""]
+        picture = self._drawer.draw(site, tensor, self._book.at(site, tensor))[""]
         if before is None or not picture.strip:
-            self.rows[site.layer.name] = telling(site, tensor, picture, self.options)
-
-    def _take_output(self, tensor: Tensor) -> None:
-        if tensor.is_nested:
-            return
-        self.outputs.append(tuple(tensor.shape))
-        is_picture = tensor.ndim == 4 and len(tensor) == 1 and tensor.shape[1] in (1, 3)
-        if is_picture and len(self.outputs) == 1 and min(tensor.shape[2:]) >= _SMALLEST_PICTURE:
-            self.picture = _as_picture(tensor)
-
-
-_SMALLEST_PICTURE = 8
-"""Pixels of the shorter side from which an output of one or three channels is a picture."""
+            self.rows[site.layer.name] = _telling(site, tensor, picture, self._options)
 
 
 def _as_picture(output: Tensor) -> Bytes | None:
     """An output [1, C, H, W] as pixels: 0..1 as they are, others from the least to the greatest;
     None where they are no finite real numbers, or not dense."""
     try:
-        values = to_floats(output.detach())[0]
+        numbers = to_floats(output.detach())[0]
     except LayoutError:
         return None
-    if not bool(values.isfinite().all()):
+    if not bool(numbers.isfinite().all()):
         return None
-    low, high = float(values.min()), float(values.max())
+    low, high = float(numbers.min()), float(numbers.max())
     if low < -0.05 or high > 1.05:
-        values = (values - low) / max(high - low, 1e-30)
-    return _rgb(levels.pixels(values.clamp(0, 1)))
+        numbers = (numbers - low) / max(high - low, 1e-30)
+    return _rgb(to_pixels(numbers.clamp(0, 1)))
 
 
-def _nothing(skipped: Sequence[Skip], never_ran: Sequence[str]) -> FeatvizError:
-    why = [f"never ran: {listed(never_ran, 3)}"] if never_ran else []
-    if skipped:
-        words = [f"{skip.layer or skip.type} ({skip.reason})" for skip in skipped]
-        why.append(f"skipped: {listed(words, 3)}")
-    return FeatvizError(
-        f"no picture was drawn; {'; '.join(why) or 'no layer was taken'}",
-        "--layers takes others; `featviz layers MODEL` lists them, with shapes and calls",
+# Which maps tell most
+
+
+def _telling(site: Site, tensor: Tensor, picture: GridPicture, options: PageOptions) -> ShownLayer:
+    """The most telling maps of a tensor that is drawn."""
+    numbers = picture.stats
+    colors, side = colormap.table(picture.palette), picture.slices[0]
+    order, middles = ranked(numbers, options.pick), picture.tiles[:][side // 2 :: side]
+    channels = order[: options.maps] if picture.strip else unlike(middles, order, options.maps)
+    places = [channel * side + side // 2 for channel in channels]
+    if picture.strip:
+        tiles = [colors[np.concatenate(list(picture.tiles[:]), axis=1)]]
+    else:
+        tiles = [colors[picture.tiles[place : place + 1][0]] for place in places]
+    ends = [finite(float(x)) for x in numbers[:, values.MIN]]
+    tops = [finite(float(x)) for x in numbers[:, values.MAX]]
+    ranges: tuple[Span, ...] = tuple((ends[channel], tops[channel]) for channel in channels)
+    if picture.strip:  # one for all numbers together
+        low, high = ([end for end in side if end is not None] for side in (ends, tops))
+        ranges = ((min(low, default=None), max(high, default=None)),)
+    return ShownLayer(
+        layer=site.layer.name,
+        type=site.layer.type,
+        index=site.layer.index,
+        calls=1,
+        key=site.key,
+        shape=tuple(tensor.shape),
+        layout=picture.layout,
+        maps=len(numbers),
+        constant=0 if picture.values == 1 else int(values.is_constant(numbers).sum()),
+        nonfinite=int(numbers[:, values.NONFINITE].sum()),
+        slice=(side // 2, side) if side > 1 else None,
+        channels=tuple(channels),
+        ranges=ranges,
+        strip=picture.strip,
+        tiles=tiles,
     )
 
 
-def _warn(rows: Sequence[ShownLayer], left_out: Sequence[Layer]) -> None:
-    for row in rows:
-        if row.nonfinite:
-            where, count = row.layer or row.type, row.nonfinite
-            log.warning("%s holds %d NaN or infinite values, shown in magenta", where, count)
-    if left_out:
-        log.info("%d of %d stages; --layers takes others", len(rows), len(rows) + len(left_out))
+def ranked(numbers: Floats, by: str) -> list[int]:
+    """Channels by how much their maps tell, the most telling one first.
+
+    Maps of one value everywhere are left out where others are; those without a finite value come
+    last, and equal ones in their order.
+
+    Args:
+        numbers: statistics [C, 6] in the order of `records.STAT_COLUMNS`.
+        by: `deviation` or `value`; where each map is constant, the mean decides.
+    """
+    constant = values.is_constant(numbers)
+    column = values.MEAN if by == "value" or constant.all() else values.STD
+    keys = np.nan_to_num(-numbers[:, column], nan=np.inf)
+    order = [int(channel) for channel in np.argsort(keys, kind="stable")]
+    return [channel for channel in order if not constant[channel]] or order
 
 
-def _remarks(outputs: Sequence[tuple[int, ...]], preprocessing: str) -> list[str]:
-    """The shapes of an output that is neither classes nor drawn, and how the image went in."""
-    shapes = listed([by(shape) for shape in outputs], 3)
-    steps = re.split(r", (?![^\[(]*[\])])", preprocessing)
-    return [*([f"output {shapes}", ""] if shapes else []), "preprocessing", *steps]
+def unlike(maps: Bytes, order: Sequence[int], count: int) -> list[int]:
+    """The first `count` channels of an order of which no two look alike, and none is blank; where
+    there are fewer, the others follow in their order.
+
+    Args:
+        maps: levels [C, H, W], of which every so many-th is compared where they are large.
+    """
+    step = max(1, max(maps.shape[1:]) // _COMPARED)
+    taken, alike = [], []
+    rows = np.empty((0, maps[0, ::step, ::step].size), np.float32)
+    for channel in order:
+        row = maps[channel, ::step, ::step].ravel().astype(np.float32)
+        row -= row.mean()
+        length = float(np.linalg.norm(row))
+        row /= max(length, 1e-6)
+        if length < 1e-6 or (len(rows) and float((rows @ row).max()) >= ALIKE):
+            alike.append(channel)
+            continue
+        taken.append(channel)
+        rows = np.vstack([rows, row])
+        if len(taken) == count:
+            break
+    return (taken + alike)[:count]
 
 
-def _key(options: PageOptions) -> str:
-    telling = "vary most" if options.by == "deviation" else "have the highest mean"
-    return f"of each layer the maps that {telling}, one of those that look alike"
+def words_on(row: ShownLayer) -> OverviewRow:
+    """A layer's row on the page."""
+    lines = [row.type, by(row.shape)]
+    if row.slice is not None:
+        lines.append(f"middle of {row.slice[1]} slices")
+    if row.one_scale:
+        lines.append("one scale for all")
+    if row.calls > 1:
+        lines.append(f"call 1 of {row.calls}")
+    if row.constant:
+        lines.append(f"{row.constant} of {row.maps} constant")
+    if row.nonfinite:
+        lines.append(f"{row.nonfinite} NaN or infinite")
+    if row.strip:
+        low, high = row.ranges[0]
+        words = "all equal" if low == high else f"largest at {', '.join(map(str, row.channels))}"
+        numbers = f"{counted(row.maps, 'number')}, {words}"
+        tiles = [OverviewTile(numbers, _span(row, 0), row.tiles[0])]
+    else:
+        tiles = [
+            OverviewTile(
+                *(str(channel), _span(row, place), row.tiles[place]),
+                [_span(row, place, "…"), _span(row, place, "…", 1)],
+            )
+            for place, channel in enumerate(row.channels)
+        ]
+    return OverviewRow(row.layer or row.type, lines, tiles, row.strip)
+
+
+def _span(row: ShownLayer, place: int, between: str = " … ", digits: int = 2) -> str:
+    low, high = row.ranges[place]
+    if low is None or high is None:
+        return ""
+    first, last = _brief(low, digits), _brief(high, digits)
+    if first == last:
+        return "≈" * (low != high) + first
+    return f"{first}{between}{last}"
+
+
+def _brief(value: float, digits: int) -> str:
+    """A number in a few letters, as 0.013, 1.2, 350, 2e-6: with a power of ten where that is
+    shorter."""
+    if 10 <= abs(value) < 1e5:
+        return f"{value:.0f}"
+    base, _, power = f"{value:.{digits - 1}e}".partition("e")
+    scientific = f"{float(base):g}e{int(power)}"
+    return min(f"{value:.{digits}g}", scientific, key=len) if value else "0"

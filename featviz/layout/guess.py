@@ -1,16 +1,23 @@
-"""Guess which layout a tensor has, from its shape and from what is known of its layer."""
+"""Guess which layout a tensor has, from its shape, from what is known of its layer, and from the
+tensor's origin, where it was followed from the image."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-import featviz.layout.origins as origins
-import featviz.layout.token_grids as token_grids
-import featviz.layout.windows as windows
 from featviz.errors import LayoutError
 from featviz.layout.layouts import CHOICES, LAYOUTS, Form
-from featviz.layout.token_grids import TokenGrid
-from featviz.records import Hints
+from featviz.layout.tokens import (
+    TokenGrid,
+    channel_of_windows,
+    channels_of_pieces,
+    count_windows,
+    find_grid,
+    is_of_patches,
+    parse_grid,
+    size_of_windowed,
+)
+from featviz.records import Hints, Origin
 from featviz.text import quoted
 
 _FEW_TOKENS = 16
@@ -39,7 +46,7 @@ def recognise(shape: Sequence[int], hints: Hints) -> Form:
     guess = _BY_DIMENSIONS.get(len(shape))
     form = _windowed(shape, hints) or (guess(shape, hints) if guess is not None else None)
     if hints.origin is not None:
-        form = origins.decide(shape, hints, hints.origin, form)
+        form = decide(shape, hints, hints.origin, form)
     if form is None and len(shape) == 3 and hints.input_size is not None:
         form = Form("sequence")
     if form is None:
@@ -69,9 +76,9 @@ def channel_axis(shape: Sequence[int], hints: Hints) -> int | None:
     except LayoutError:
         return None
     if form.origin is not None:
-        return windows.channels_of_pieces(shape, form.origin)
+        return channels_of_pieces(shape, form.origin)
     if form.windows is not None:
-        return windows.channel_axis(shape, form.windows)
+        return channel_of_windows(shape, form.windows)
     return LAYOUTS[form.layout].channel_axis
 
 
@@ -90,7 +97,7 @@ def check_layout(text: str) -> None:
             f"one of {names}; with a grid, tokens:14x20 or tokens:14x20+1",
         )
     if colon:
-        token_grids.parse(numbers)
+        parse_grid(numbers)
 
 
 def _as_asked(shape: Sequence[int], hints: Hints) -> Form:
@@ -105,7 +112,7 @@ def _as_asked(shape: Sequence[int], hints: Hints) -> Form:
     if layout.token_axis is None:
         return Form(name)
     length = shape[layout.token_axis]
-    grid = token_grids.parse(numbers) if numbers else token_grids.find(length, hints)
+    grid = parse_grid(numbers) if numbers else find_grid(length, hints)
     if grid is None or grid.tokens != length:
         raise LayoutError(
             f"shape {list(shape)}: {length} tokens are no grid of --tensor-layout {hints.layout}"
@@ -151,7 +158,7 @@ def _four(shape: Sequence[int], hints: Hints) -> Form | None:
 def _weights(sides: Sequence[int], hints: Hints) -> bool:
     """Whether two axes are those of an attention's weights, tokens by tokens."""
     square = hints.attention and sides[0] == sides[1] > 1
-    return square and token_grids.find(sides[0], hints) is not None
+    return square and find_grid(sides[0], hints) is not None
 
 
 def _has_proportions(sides: Sequence[int], hints: Hints) -> bool:
@@ -187,14 +194,14 @@ _BY_DIMENSIONS: dict[int, Callable[[Sequence[int], Hints], Form | None]] = {
 def _tokens(shape: Sequence[int], hints: Hints, *names: str) -> Form | None:
     """The first of several layouts whose token axis makes a grid; one that makes the grid of the
     patches goes before the others."""
-    grids = {name: token_grids.find(shape[LAYOUTS[name].token_axis or 0], hints) for name in names}
-    forms = [Form(name, grid) for name, grid in grids.items() if grid is not None]
-    of_patches = [one for one in forms if one.grid and token_grids.is_of_patches(one.grid, hints)]
+    found = {name: find_grid(shape[LAYOUTS[name].token_axis or 0], hints) for name in names}
+    forms = [Form(name, grid) for name, grid in found.items() if grid is not None]
+    of_patches = [one for one in forms if one.grid and is_of_patches(one.grid, hints)]
     return next(iter(of_patches + forms), None)
 
 
 def _unrolled(length: int, hints: Hints, last: tuple[int, int]) -> Form | None:
-    grid = token_grids.find(length, hints)
+    grid = find_grid(length, hints)
     count, rest = divmod(length, last[0] * last[1])
     times = 2 ** (count.bit_length() // 2)
     if grid is None or rest or (grid.height, grid.width) != (last[0] * times, last[1] * times):
@@ -206,8 +213,94 @@ def _windowed(shape: Sequence[int], hints: Hints) -> Form | None:
     """Windows in a block that cuts them: [n, a·b, C], [n, a, b, C], [n, C, a, b], or with the axes
     that the block names."""
     cut, size = hints.windows, hints.input_size
-    number = windows.count(shape, cut) if cut is not None else 0
-    if cut is None or size is None or number == 0:
+    if cut is None or size is None or not (number := count_windows(shape, cut)):
         return None
-    sides = windows.map_size(number, cut, size)
+    sides = size_of_windowed(number, cut, size)
     return None if sides is None else Form("windows", TokenGrid(*sides), cut)
+
+
+_BY_AXES = {
+    (3, (1,)): "tokens",
+    (3, (2,)): "ncl",
+    (4, (1,)): "tokens",
+    (4, (2,)): "heads",
+    (3, (1, 2)): "nhw",
+    (4, (1, 2)): "nhwc",
+    (4, (2, 3)): "nchw",
+}
+"""The layout of one image's tensor whose places go row by row, by how many axes it has and along
+which of them the places change."""
+
+
+def decide(shape: Sequence[int], hints: Hints, origin: Origin, guess: Form | None) -> Form | None:
+    """The layout of a tensor whose origin is known; a guess stands where it claims nothing else.
+
+    Args:
+        guess: what the shape and the model's blocks suggest; None where nothing does.
+    """
+    if guess is not None and (
+        guess.layout == "windows"
+        or guess.unrolled is not None
+        or (LAYOUTS[guess.layout].token_axis is not None and hints.tokens)
+    ):
+        return (
+            guess  # the model's modules say how the tensor lies, or that so many tokens are mixed
+        )
+    has_rows = len(shape) == 3 or (len(shape) == 4 and shape[0] == 1)
+    if origin.weights and min(shape[-2:]) > 1 and has_rows:
+        return Form("attention")
+    form = _on_grid(shape, hints, origin)
+    if guess is not None and guess.layout == "attention" and len(shape) == 4:
+        # a square map with as many rows as there are tokens only looks like their weights
+        return form if form is not None and form.layout in ("nchw", "nhwc") else guess
+    if guess is not None and not _is_claim(shape, hints, guess):
+        return guess
+    form = form or _in_pieces(shape, origin)
+    if form is not None:
+        return form
+    if guess is not None and guess.layout in ("batch", "ncthw", "nthwc"):
+        return guess
+    return Form("sequence") if len(shape) in (3, 4) else guess
+
+
+def decides(shape: Sequence[int], hints: Hints, origin: Origin) -> bool:
+    """Whether the layout of a tensor may depend on its origin."""
+    in_pieces = origin.grid is not None and (shape[0] > 1 or len(shape) > 4)
+    return len(shape) == 3 or origin.weights or in_pieces or hints.attention
+
+
+def _is_claim(shape: Sequence[int], hints: Hints, guess: Form) -> bool:
+    """Whether a guess says of a tensor what only its origin can tell."""
+    is_tokens = LAYOUTS[guess.layout].token_axis is not None
+    averaged = guess.layout == "attention" and len(shape) == 3
+    of_clip = guess.layout in ("ncthw", "nthwc") and hints.time is None
+    return is_tokens or averaged or of_clip or guess.layout in ("batch", "sequence")
+
+
+def _on_grid(shape: Sequence[int], hints: Hints, origin: Origin) -> Form | None:
+    """Tokens and maps of one image whose places go row by row, behind tokens of the model's own."""
+    name = _BY_AXES.get((len(shape), origin.axes))
+    places, grid = origin.places, origin.grid
+    if name is None or places is None or grid is None or shape[0] != 1:
+        return None
+    time, height, width = grid
+    before = len(places) - time * height * width
+    own, on_grid = places[:before], places[before:]
+    if bool((own >= 0).any()) or bool((on_grid[1:] <= on_grid[:-1]).any()):
+        return None
+    if LAYOUTS[name].token_axis is None:
+        return Form(name) if time == 1 and not before else None
+    names = hints.prefix[:before] if before <= len(hints.prefix) else ("extra_token",) * before
+    return Form(name, TokenGrid(height, width, time, names))
+
+
+def _in_pieces(shape: Sequence[int], origin: Origin) -> Form | None:
+    """Pieces of a map in whatever order, with channels along one axis."""
+    if origin.grid is None or origin.places is None or len(shape) < 3:
+        return None
+    time, height, width = origin.grid
+    left = [i for i in range(len(shape)) if i not in origin.axes and shape[i] > 1]
+    beside = len(origin.axes) == 1 and bool((origin.places < 0).any())
+    if time > 1 or beside or left not in ([1], [len(shape) - 1]):
+        return None
+    return Form("windows", TokenGrid(height, width), origin=origin)

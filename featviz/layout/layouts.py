@@ -10,9 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import featviz.layout.token_grids as token_grids
-import featviz.layout.windows as windows
-from featviz.layout.token_grids import TokenGrid
+from featviz.layout.tokens import TokenGrid, join_pieces, join_windows, reroll
 from featviz.records import Origin, Windows
 
 if TYPE_CHECKING:
@@ -60,7 +58,6 @@ class Layout:
     shape: str
     """The axes in words, for help and messages: `[1, C, H, W]`."""
     words: str
-    """What is drawn, for reports."""
     dimensions: tuple[int, ...]
     """How many axes a tensor may have."""
     to_maps: Callable[[Tensor, Form], Tensor]
@@ -110,67 +107,22 @@ def _axis_first(array: np.ndarray, axis: int) -> np.ndarray:
     return array.transpose(axis, *others).reshape(array.shape[axis], -1)
 
 
-def _nchw(tensor: Tensor, form: Form) -> Tensor:
-    """torchvision's [C, 1, H, W]."""
-    return tensor[0][:, None]
-
-
-def _nhw(tensor: Tensor, form: Form) -> Tensor:
-    return tensor[:, None]
-
-
-def _rows_of_nhw(array: np.ndarray, channels: int) -> np.ndarray:
-    return array.reshape(1, -1)
-
-
-def _nhwc(tensor: Tensor, form: Form) -> Tensor:
-    return tensor[0].permute(2, 0, 1).contiguous()[:, None]
-
-
-def _tokens(tensor: Tensor, form: Form) -> Tensor:
-    """[1, T, D] (or [1, T, heads, D]) to maps of the grid that the tokens make."""
-    return _on_grid(tensor[0].flatten(1).T, form)
-
-
-def _rows_of_tokens(array: np.ndarray, channels: int) -> np.ndarray:
-    return _axis_first(array.reshape(array.shape[1], -1), 1)
-
-
-def _ncl(tensor: Tensor, form: Form) -> Tensor:
-    return _on_grid(tensor[0], form)
-
-
-def _heads(tensor: Tensor, form: Form) -> Tensor:
-    """The channels of one head after those of another."""
-    return _on_grid(tensor[0].permute(0, 2, 1).flatten(0, 1), form)
-
-
-def _rows_of_heads(array: np.ndarray, channels: int) -> np.ndarray:
-    rows: np.ndarray = array[0].swapaxes(1, 2)
-    return rows.reshape(-1, array.shape[2])
-
-
 def _on_grid(channels: Tensor, form: Form) -> Tensor:
     """[D, T] to maps, without the tokens in front of the grid."""
     grid = form.grid
     assert grid is not None
     tokens = channels[:, len(grid.prefix) :].contiguous()
     if form.unrolled is not None:
-        tokens = token_grids.reroll(tokens, form.unrolled)
+        tokens = reroll(tokens, form.unrolled)
     return tokens.view(len(tokens), grid.time, grid.height, grid.width)
 
 
 def _windows(tensor: Tensor, form: Form) -> Tensor:
     """Put windows back into the map from which they were cut."""
     if form.origin is not None:
-        return windows.join_pieces(tensor, form.origin)[:, None]
+        return join_pieces(tensor, form.origin)[:, None]
     assert form.grid is not None and form.windows is not None
-    return windows.join(tensor, form.windows, form.grid)[:, None]
-
-
-def _rows_of_windows(array: np.ndarray, channels: int) -> np.ndarray:
-    """[n, C, a, b], or the channels last."""
-    return _axis_first(array, -1 if array.shape[-1] == channels else 1)
+    return join_windows(tensor, form.windows, form.grid)[:, None]
 
 
 def _attention(tensor: Tensor, form: Form) -> Tensor:
@@ -196,53 +148,65 @@ def _vector(tensor: Tensor, form: Form) -> Tensor:
     return tensor.reshape(-1, tensor.shape[-1]).T.contiguous()[:, None, :, None]
 
 
-def _batch(tensor: Tensor, form: Form) -> Tensor:
-    """N slices side by side for each channel; of [N, C, T, H, W] N · T slices."""
-    return tensor.transpose(0, 1).flatten(1, -3).contiguous()
-
-
-def _ncthw(tensor: Tensor, form: Form) -> Tensor:
-    """T slices side by side for each channel."""
-    return tensor[0]
-
-
-def _nthwc(tensor: Tensor, form: Form) -> Tensor:
-    return tensor[0].permute(3, 0, 1, 2).contiguous()
-
-
 _EACH_CHANNEL = "a map for each channel"
 _TIME_STEPS = "for each channel the time steps side by side"
 
+_ON_GRID = "a map for each channel, on the grid of the tokens"
+
 _ALL = (
-    Layout("nchw", "[1, C, H, W]", _EACH_CHANNEL, (4,), _nchw, channel_axis=1, spatial_axes=(2, 3)),
-    Layout("nhw", "[1, H, W]", "one map", (3,), _nhw, _rows_of_nhw, spatial_axes=(1, 2)),
-    Layout("nhwc", "[1, H, W, C]", _EACH_CHANNEL, (4,), _nhwc, channel_axis=3, spatial_axes=(1, 2)),
+    Layout(
+        "nchw",
+        "[1, C, H, W]",
+        _EACH_CHANNEL,
+        (4,),
+        lambda tensor, form: tensor[0][:, None],  # torchvision's [C, 1, H, W]
+        channel_axis=1,
+        spatial_axes=(2, 3),
+    ),
+    Layout(
+        "nhw",
+        "[1, H, W]",
+        "one map",
+        (3,),
+        lambda tensor, form: tensor[:, None],
+        lambda array, channels: array.reshape(1, -1),
+        spatial_axes=(1, 2),
+    ),
+    Layout(
+        "nhwc",
+        "[1, H, W, C]",
+        _EACH_CHANNEL,
+        (4,),
+        lambda tensor, form: tensor[0].permute(2, 0, 1).contiguous()[:, None],
+        channel_axis=3,
+        spatial_axes=(1, 2),
+    ),
     Layout(
         "tokens",
         "[1, T, D]",
-        "a map for each channel, on the grid of the tokens",
+        _ON_GRID,
         (3, 4),
-        _tokens,
-        _rows_of_tokens,
+        lambda tensor, form: _on_grid(tensor[0].flatten(1).T, form),  # or [1, T, heads, D]
+        lambda array, channels: _axis_first(array.reshape(array.shape[1], -1), 1),
         channel_axis=-1,
         token_axis=1,
     ),
     Layout(
         "ncl",
         "[1, D, T]",
-        "a map for each channel, on the grid of the tokens",
+        _ON_GRID,
         (3,),
-        _ncl,
+        lambda tensor, form: _on_grid(tensor[0], form),
         channel_axis=1,
         token_axis=2,
     ),
     Layout(
         "heads",
         "[1, heads, T, D]",
-        "a map for each channel, on the grid of the tokens; one head after another",
+        f"{_ON_GRID}; one head after another",
         (4,),
-        _heads,
-        _rows_of_heads,
+        lambda tensor, form: _on_grid(tensor[0].permute(0, 2, 1).flatten(0, 1), form),
+        lambda array, channels: array[0].swapaxes(1, 2).reshape(-1, array.shape[2]),
         token_axis=2,
     ),
     Layout(
@@ -281,24 +245,36 @@ _ALL = (
         "[N, C, H, W]",
         "for each channel the items side by side",
         (4, 5),
-        _batch,
+        lambda tensor, form: tensor.transpose(0, 1).flatten(1, -3).contiguous(),
         channel_axis=1,
         allows_many=True,
         aligned=False,
     ),
     Layout(
-        "ncthw", "[1, C, T, H, W]", _TIME_STEPS, (5,), _ncthw, channel_axis=1, spatial_axes=(3, 4)
+        "ncthw",
+        "[1, C, T, H, W]",
+        _TIME_STEPS,
+        (5,),
+        lambda tensor, form: tensor[0],
+        channel_axis=1,
+        spatial_axes=(3, 4),
     ),
     Layout(
-        "nthwc", "[1, T, H, W, C]", _TIME_STEPS, (5,), _nthwc, channel_axis=4, spatial_axes=(2, 3)
+        "nthwc",
+        "[1, T, H, W, C]",
+        _TIME_STEPS,
+        (5,),
+        lambda tensor, form: tensor[0].permute(3, 0, 1, 2).contiguous(),
+        channel_axis=4,
+        spatial_axes=(2, 3),
     ),
     Layout(
         "windows",
         "[windows, places, C]",
         "pieces of a map for each channel, put back into their places",
         (3, 4, 5, 6),
-        _windows,
-        _rows_of_windows,
+        _windows,  # [n, C, a, b], or the channels last
+        lambda array, channels: _axis_first(array, -1 if array.shape[-1] == channels else 1),
         allows_many=True,
         in_map_order=False,
         is_choice=False,

@@ -1,4 +1,5 @@
-"""`--input NAME=VALUE`: further arguments of a model's forward, beside the image."""
+"""What the user gives forward: `--transform file.py:fn` in place of the model's own preprocessing,
+and `--forward-arg NAME=VALUE` beside the image."""
 
 from __future__ import annotations
 
@@ -7,44 +8,50 @@ import hashlib
 import inspect
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from PIL import Image
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from featviz.errors import FileError, UsageError
+from featviz.errors import FileError, ImageError, LoadError, UsageError
 from featviz.files import npy, read_bytes
-from featviz.models import digests
-from featviz.models.digests import SHOWN_DIGITS
-from featviz.models.files.tensors import read_tensor
+from featviz.models import digests, factory
+from featviz.models.files.torch_files import read_tensor
+from featviz.models.preprocess import Chain, Preprocess
+from featviz.models.sources import FACTORY_FORM
+from featviz.options import InputOptions
+from featviz.records import Raster
 from featviz.text import listed, quoted
 
 IMAGE = "image"
 """The VALUE that stands for the image itself."""
 
-FORMS = (
+_FORMS = (
     "a number, true, false, none, zeros:1,77, ones:1,77:int64, a file .npy, .npz or .pt, or image"
 )
-
 _MADE = re.compile(r"(zeros|ones):(\d+(?:,\d+)*)(?::(\w+))?")
 _TYPES = {"float32": torch.float32, "int64": torch.int64, "bool": torch.bool}
 _WORDS = {"true": True, "false": False, "none": None}
 _MOST_VALUES = 2**28
 _MOST_BYTES = 2**30
-_SUFFIXES = (".npy", ".npz", ".pt")
+_READERS: dict[str, Callable[[bytes], np.ndarray]] = {
+    ".npy": npy.read_npy,
+    ".npz": npy.read_npz,
+    ".pt": read_tensor,
+}
 
 
 @dataclass(frozen=True)
 class Argument:
-    """One value of `--input`."""
+    """One value of `--forward-arg`."""
 
     name: str
-    """The parameter of forward."""
     key: str | None
     """Where the parameter is a dict: the key in it."""
     value: Any
@@ -54,21 +61,32 @@ class Argument:
 
 
 def parse(texts: Sequence[str]) -> list[Argument]:
-    """Read the values of `--input`.
+    """Read the values of `--forward-arg`.
 
     Raises:
         UsageError: a text is not NAME=VALUE, a value is none, or two of them have one name.
     """
-    arguments = [_parsed(text) for text in texts]
-    seen: set[tuple[str, str | None]] = set()
-    for one in arguments:
-        wholes = (
-            {(one.name, None)} if one.key else {place for place in seen if place[0] == one.name}
-        )
-        if (one.name, one.key) in seen or wholes & seen:
-            raise UsageError(f"--input {one.name} is given twice", "give it once, or its keys")
-        seen.add((one.name, one.key))
+    arguments = []
+    for text in texts:
+        left, equals, given = text.partition("=")
+        name, dot, key = left.partition(".")
+        if not equals or not name.isidentifier() or (dot and not key) or not given:
+            raise UsageError(
+                f"forward_args {quoted(text)} is not NAME=VALUE",
+                f"VALUE is {_FORMS}; NAME.KEY=VALUE a dict's",
+            )
+        value, words = _value(left, given)
+        arguments.append(Argument(name, key or None, value, f"{left}={words}"))
+    for name in dict.fromkeys(one.name for one in arguments):
+        keys = [one.key for one in arguments if one.name == name]
+        if len(keys) > 1 and (None in keys or len(set(keys)) < len(keys)):
+            raise UsageError(f"forward_args {name} is given twice", "give it once, or its keys")
     return arguments
+
+
+def names(texts: Sequence[str]) -> set[str]:
+    """The parameters of forward that get a value; not those that get the image."""
+    return {one.name for one in parse(texts) if one.value is not IMAGE}
 
 
 def from_values(given: Mapping[str, Any]) -> list[Argument]:
@@ -80,54 +98,31 @@ def from_values(given: Mapping[str, Any]) -> list[Argument]:
     """
     wrong = [name for name in given if not isinstance(name, str) or not name.isidentifier()]
     if wrong:
-        raise UsageError(f"--input {quoted(repr(wrong[0]))} is no name", "{'t': 10}")
+        raise UsageError(f"forward_args {quoted(repr(wrong[0]))} is no name", "{'t': 10}")
     return [
         Argument(name, key, *_from_memory(f"{name}.{key}" if key else name, value))
         for name, values in given.items()
-        for key, value in _by_keys(values)
+        for key, value in (
+            values.items() if isinstance(values, Mapping) and values else [(None, values)]
+        )
     ]
 
 
-def _by_keys(values: Any) -> Iterable[tuple[str | None, Any]]:
-    """A dict's values by their keys; an empty one is a value, as all others are."""
-    return values.items() if isinstance(values, Mapping) and values else [(None, values)]
-
-
 def _from_memory(label: str, value: Any) -> tuple[Any, str]:
-    """The value as `bind` takes it, and its words for the manifest."""
+    """The value as `bind` takes it, and its words for the manifest, with a digest where they do not
+    say all of it."""
     if isinstance(value, str) and value == IMAGE:
         return IMAGE, f"{label}={IMAGE}"
     if isinstance(value, np.ndarray):
         value = torch.from_numpy(value)
-    if not isinstance(value, Tensor):
-        return value, f"{label}={_words(value)}"
-    sizes = ",".join(map(str, value.shape))
-    return value, f"{label}=[{sizes}] (sha256 {digests.of_tensor(value)[:SHOWN_DIGITS]})"
-
-
-def _words(value: Any) -> str:
-    """A value for the manifest, with a digest where its words do not say all of it."""
-    said, full = repr(value), digests.in_full(value)
-    if said == full == quoted(full):
-        return said
-    return f"{quoted(said)} (sha256 {digests.of_text(full)[:SHOWN_DIGITS]})"
-
-
-def names(texts: Sequence[str]) -> set[str]:
-    """The parameters of forward that `--input` gives; those that get the image not among them."""
-    return {one.name for one in parse(texts) if one.value is not IMAGE}
-
-
-def _parsed(text: str) -> Argument:
-    left, equals, given = text.partition("=")
-    name, dot, key = left.partition(".")
-    if not equals or not name.isidentifier() or (dot and not key) or not given:
-        raise UsageError(
-            f"--input {quoted(text)} is not NAME=VALUE",
-            f"VALUE is {FORMS}; NAME.KEY=VALUE a dict's",
-        )
-    value, words = _value(left, given)
-    return Argument(name, key or None, value, f"{left}={words}")
+    if isinstance(value, Tensor):
+        said, digest = f"[{','.join(map(str, value.shape))}]", digests.of_tensor(value)
+    else:
+        said, full = repr(value), digests.in_full(value)
+        if said == full == quoted(full):
+            return value, f"{label}={said}"
+        said, digest = quoted(said), digests.of_text(full)
+    return value, f"{label}={said} (sha256 {digest[: digests.SHOWN_DIGITS]})"
 
 
 def _value(name: str, text: str) -> tuple[Any, str]:
@@ -135,37 +130,32 @@ def _value(name: str, text: str) -> tuple[Any, str]:
     if text == IMAGE:
         return IMAGE, text
     if (made := _MADE.fullmatch(text)) is not None:
-        return _made(name, text, *made.groups()), text
+        return _made(f"forward_args {name}={quoted(text)}", *made.groups()), text
     if text.lower() in _WORDS:
         return _WORDS[text.lower()], text
-    if text.endswith(_SUFFIXES):
+    if text.endswith(tuple(_READERS)):
         return _from_file(name, Path(text))
     try:
         number = ast.literal_eval(text)
     except (ValueError, SyntaxError, MemoryError, RecursionError):
         number = None
     if type(number) not in (int, float):
-        raise UsageError(f"--input {name}={quoted(text)} is no value", f"give {FORMS}")
+        raise UsageError(f"forward_args {name}={quoted(text)} is no value", f"give {_FORMS}")
     return number, text
 
 
-def _made(name: str, text: str, kind: str, sizes: str, dtype: str | None) -> Tensor:
+def _made(what: str, kind: str, sizes: str, dtype: str | None) -> Tensor:
     shape = [int(size) for size in sizes.split(",")]
     if dtype is not None and dtype not in _TYPES:
-        raise UsageError(
-            f"--input {name}={quoted(text)}: there is no type {quoted(dtype)}", ", ".join(_TYPES)
-        )
+        raise UsageError(f"{what}: there is no type {quoted(dtype)}", ", ".join(_TYPES))
     if math.prod(shape) > _MOST_VALUES:
-        raise UsageError(
-            f"--input {name}={quoted(text)} has {math.prod(shape):,} values",
-            f"at most {_MOST_VALUES:,}",
-        )
+        raise UsageError(f"{what} has {math.prod(shape):,} values", f"at most {_MOST_VALUES:,}")
     make = torch.zeros if kind == "zeros" else torch.ones
     return make(shape, dtype=_TYPES[dtype or "float32"])
 
 
 def _from_file(name: str, path: Path) -> tuple[Tensor, str]:
-    where = f"--input {name}: {quoted(path.name)}"
+    where = f"forward_args {name}: {quoted(path.name)}"
     try:
         data = read_bytes(path, _MOST_BYTES)
         array = _READERS[path.suffix](data)
@@ -176,20 +166,8 @@ def _from_file(name: str, path: Path) -> tuple[Tensor, str]:
         raise UsageError(f"{where} {error.message}", error.hint) from error
     except (ValueError, TypeError) as error:
         raise UsageError(f"{where} cannot be read: {error}", "np.save of an array") from error
-    return tensor, f"{path.name} (sha256 {hashlib.sha256(data).hexdigest()[:SHOWN_DIGITS]})"
-
-
-def _from_npz(data: bytes) -> np.ndarray:
-    remedy = "np.save('array.npy', np.load(FILE)[NAME])"
-    array: np.ndarray = npy.only(npy.read_npz(data, _MOST_BYTES), "arrays", remedy)
-    return array
-
-
-_READERS: dict[str, Callable[[bytes], np.ndarray]] = {
-    ".npy": npy.read_npy,
-    ".npz": _from_npz,
-    ".pt": read_tensor,
-}
+    digest = hashlib.sha256(data).hexdigest()[: digests.SHOWN_DIGITS]
+    return tensor, f"{path.name} (sha256 {digest})"
 
 
 def bind(
@@ -212,29 +190,23 @@ def bind(
     for one in arguments:
         if one.name not in known and not open_ended:
             raise UsageError(
-                f"--input {one.name}: forward of {type(module).__name__} takes "
+                f"forward_args {one.name}: forward of {type(module).__name__} takes "
                 f"{listed(list(map(quoted, known)), 12) or 'nothing'}",
                 "one of these",
             )
         if one.name in taken or (taken and one.value is IMAGE):
             raise UsageError(
-                f"--input {one.name}: --transform gives {listed(list(taken), 12)}", "one of the two"
+                f"forward_args {one.name}: --transform gives {listed(list(taken), 12)}",
+                "one of the two",
             )
-    ready = [
+    given = [
         (one, one.value.to(device) if isinstance(one.value, Tensor) else one.value)
         for one in arguments
     ]
-    return module.register_forward_pre_hook(_hook(ready, known), with_kwargs=True)
+    free = [name for name in known if name not in {one.name for one in arguments}]
+    placed = any(one.value is IMAGE for one in arguments)
 
-
-def _hook(
-    given: Sequence[tuple[Argument, Any]], known: Sequence[str]
-) -> Callable[..., tuple[tuple[Any, ...], dict[str, Any]]]:
-    names = {one.name for one, _ in given}
-    free = [name for name in known if name not in names]
-    placed = any(value is IMAGE for _, value in given)
-
-    def hook(module: nn.Module, args: Any, kwargs: Mapping[str, Any]) -> Any:
+    def add(module: nn.Module, args: Any, kwargs: Mapping[str, Any]) -> Any:
         further: dict[str, Any] = {}
         for one, value in given:
             fitted = args[0] if value is IMAGE else _fitted(value, args)
@@ -244,11 +216,11 @@ def _hook(
                 further.setdefault(one.name, {})[one.key] = fitted
         if placed:
             return (), {**kwargs, **further}
-        if free[: len(args)] == list(known[: len(args)]):
+        if free[: len(args)] == known[: len(args)]:
             return args, {**kwargs, **further}
         return (), {**kwargs, **dict(zip(free, args, strict=False)), **further}
 
-    return hook
+    return module.register_forward_pre_hook(add, with_kwargs=True)
 
 
 def _fitted(value: Any, args: Sequence[Any]) -> Any:
@@ -262,3 +234,109 @@ def _fitted(value: Any, args: Sequence[Any]) -> Any:
     if count > 1 and value.ndim and len(value) == 1:
         return value.repeat_interleave(count, 0)
     return value.clone()
+
+
+@dataclass(frozen=True)
+class UserTransform:
+    """A function from a PIL image of mode L or RGB, or from an array, to what the model's forward
+    takes."""
+
+    text: str
+    code: str | None
+    """sha256 of the file or of the function; None where there is neither."""
+    function: Callable[[Any], Any] = field(repr=False)
+    names: tuple[str, ...] = ()
+    """Where the function gives a dict: the arguments of forward, the image first."""
+
+    @classmethod
+    def of(cls, function: Callable[[Any], Any]) -> UserTransform:
+        """A function that a program has at hand. Where it is sent to another process, its code is
+        told here, as there may be no source there."""
+        name = getattr(function, "__qualname__", type(function).__name__)
+        return cls(name, digests.of_function(function), function)
+
+    def __str__(self) -> str:
+        digest = f" (sha256 {self.code[: digests.SHOWN_DIGITS]})" if self.code else ""
+        return f"transform {self.text.rpartition('/')[2]}{digest}"
+
+    def __call__(self, image: Image.Image | np.ndarray) -> list[Tensor]:
+        """The model's arguments, the image first: [1, C, H, W].
+
+        Raises:
+            ImageError: the function raised, or returned something else.
+        """
+        given, names = self.called(image), self.names or ("",)
+        if set(given) != set(names):
+            kinds = (
+                f"a dict of {', '.join(of)}" if any(of) else "a tensor" for of in (given, names)
+            )
+            raise ImageError("{} gave {}, and before {}".format(self.text, *map(quoted, kinds)))
+        return [given[name] for name in names]
+
+    def called(self, image: Image.Image | np.ndarray) -> dict[str, Tensor]:
+        """The output of the function by the names of forward's arguments, the image first; a tensor
+        alone has the empty name.
+
+        Raises:
+            ImageError: as a call does.
+        """
+        try:
+            given = self.function(image)
+        except Exception as error:  # the user's own code
+            words = f"{type(error).__name__}: {quoted(str(error))}"
+            raise ImageError(f"{self.text} raised {words}", "-v shows the traceback") from error
+        kind = f"a {type(given).__name__}"
+        if isinstance(given, Tensor):
+            if given.ndim in (3, 4) and given.numel():
+                return {"": given[None] if given.ndim == 3 else given}
+            kind = f"a tensor {list(given.shape)}"
+        elif isinstance(given, Mapping):
+            tensors = all(isinstance(value, Tensor) for value in given.values())
+            images = [name for name in given if tensors and given[name].ndim in (4, 5)]
+            if images:
+                first = [*images, *(name for name in given if name not in images)]
+                return {str(name): given[name] for name in first}
+            kind = f"a dict of {quoted(', '.join(map(str, given))) or 'nothing'}"
+        raise ImageError(
+            f"{self.text} gave {kind}, expected a tensor [C, H, W] or [1, C, H, W], or a "
+            "dict of tensors by the names of forward's arguments, one of them [1, C, H, W]"
+        )
+
+
+def named_transform(text: str) -> UserTransform:
+    """The function that `--transform` names.
+
+    Raises:
+        UsageError: no such file, module or function.
+    """
+    if FACTORY_FORM.fullmatch(text) is None:
+        raise UsageError(f"--transform {text!r} names no function", "file.py:fn or pkg.mod:fn")
+    function = factory.target(text)
+    if not callable(function):
+        raise UsageError(f"--transform {text!r} is a {type(function).__name__}", "name a function")
+    return UserTransform(text, factory.code_digest(text), function)
+
+
+def by_transform(
+    transform: UserTransform, inputs: InputOptions, module: nn.Module
+) -> tuple[Preprocess, RemovableHandle | None]:
+    """The preprocessing that a function does, whatever the model's own would be, and the hook by
+    which the model gets its tensors by their names, where the function gives a dict.
+
+    Raises:
+        LoadError: the function fails on an empty image.
+    """
+    empty = Preprocess(Chain(channels=inputs.channels or 3), transform)
+    black = empty.empty()
+    try:
+        names = tuple(transform.called(black.values if isinstance(black, Raster) else black))
+    except ImageError as error:
+        raise LoadError(f"--transform: {error.message}, for an empty image", error.hint) from error
+    if names == ("",):
+        return empty, None
+
+    def by_name(module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        return (), {**kwargs, **dict(zip(names, args, strict=True))}
+
+    hook = module.register_forward_pre_hook(by_name, with_kwargs=True)
+    return replace(empty, transform=replace(transform, names=names)), hook

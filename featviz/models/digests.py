@@ -31,7 +31,11 @@ def of_module(module: nn.Module) -> str:
     """
     sha256 = hashlib.sha256()
     for name, part in module.named_modules():
-        words = f"{name}: {type(part).__qualname__}({_settings(part)})\n"
+        try:
+            settings = _ADDRESS.sub("0x", str(part.extra_repr()))
+        except Exception:  # the user's own code
+            settings = ""
+        words = f"{name}: {type(part).__qualname__}({settings})\n"
         sha256.update(words.encode("utf-8", "backslashreplace"))
     for name, tensor in [*module.named_parameters(), *module.named_buffers()]:
         sha256.update(f"{name}: {tensor.dtype}\n".encode())
@@ -39,14 +43,6 @@ def of_module(module: nn.Module) -> str:
             sha256.update(f"{list(tensor.shape)}\n".encode())
             sha256.update(_plain(tensor).numpy().data)
     return sha256.hexdigest()
-
-
-def _settings(part: nn.Module) -> str:
-    """`negative_slope=0.01`; empty where the class's own code fails to say it."""
-    try:
-        return _settled(str(part.extra_repr()))
-    except Exception:  # the user's own code
-        return ""
 
 
 def of_function(function: Callable[..., Any]) -> str:
@@ -80,9 +76,8 @@ def in_full(value: Any) -> str:
 
 def _in_full(value: Any) -> str:
     if isinstance(value, np.ndarray) and value.dtype != object:
-        return (
-            f"array {value.dtype} {list(value.shape)} {hashlib.sha256(value.tobytes()).hexdigest()}"
-        )
+        digest = hashlib.sha256(value.tobytes()).hexdigest()
+        return f"array {value.dtype} {list(value.shape)} {digest}"
     if isinstance(value, Tensor) and not value.is_meta:
         return f"tensor {value.dtype} {list(value.shape)} {of_tensor(value)}"
     if type(value) is dict:
@@ -100,13 +95,9 @@ def _words(value: Any) -> str:
     if inspect.isfunction(value):
         return _code(value)
     try:
-        return _settled(in_full(value))
+        return _ADDRESS.sub("0x", in_full(value))
     except Exception:  # the user's own code
         return type(value).__qualname__
-
-
-def _settled(words: str) -> str:
-    return _ADDRESS.sub("0x", words)
 
 
 def _code(function: Any) -> str:
@@ -123,13 +114,13 @@ def _code(function: Any) -> str:
 
 def _bytecode(code: CodeType) -> str:
     """What code does, without the names of files and numbers of lines."""
-    return f"{code.co_code.hex()} {code.co_names} {[*map(_constant, code.co_consts)]}"
-
-
-def _constant(value: Any) -> str:
-    if isinstance(value, CodeType):
-        return _bytecode(value)
-    return repr(sorted(map(repr, value)) if isinstance(value, frozenset) else value)
+    constants = [
+        _bytecode(value)
+        if isinstance(value, CodeType)
+        else repr(sorted(map(repr, value)) if isinstance(value, frozenset) else value)
+        for value in code.co_consts
+    ]
+    return f"{code.co_code.hex()} {code.co_names} {constants}"
 
 
 def _bound(function: Any) -> Iterator[str]:

@@ -17,12 +17,11 @@ from pathlib import Path
 from typing import Any
 
 from featviz.errors import LoadError
-from featviz.models import own_classes
+from featviz.models.code import Nearby, nearby
 from featviz.models.files import checkpoint
 from featviz.models.files.state_dict import Unwrapped, stripped_forms, unwrap
-from featviz.models.hf.config import architecture_beside
-from featviz.models.own_classes import Nearby
-from featviz.models.sources import timm
+from featviz.models.huggingface import architecture_beside
+from featviz.models.zoo import timm_name_beside
 from featviz.text import quoted
 
 INDEX = Path(__file__).with_name("architectures.json.gz")
@@ -37,9 +36,6 @@ _AUXILIARY = {
     "AuxLogits.": "aux_logits",
 }
 """Heads that only training uses, and the builders' argument that says whether they are there."""
-
-_COUNTERS = "num_batches_tracked"
-"""BatchNorm's step counter; old checkpoints lack it."""
 
 _POSITIONS = "encoder.pos_embedding"
 """torchvision's vision transformers: [1, tokens, channels], by the size of the input."""
@@ -171,25 +167,20 @@ def identify_file(
     Raises:
         LoadError: no checkpoint, or no weights in it.
     """
-    content = _read(path)
+    try:
+        content = checkpoint.read(path)
+    except LoadError as error:
+        trusted = f"with `featviz run`: {error.hint}" if "--trust" in error.add else error.hint
+        raise LoadError(error.message, trusted) from error
     weights = unwrap(content, key, prefix, ema, path.name)
     forms = stripped_forms(weights)
-    match, beside = identify_forms(forms), timm.named_beside(path) or architecture_beside(path)
+    match, beside = identify_forms(forms), timm_name_beside(path) or architecture_beside(path)
     if weights.module is not None:
         return Identification(path.name, match, type(weights.module).__name__)
     if beside is not None or match.name is not None:
         return Identification(path.name, match, beside=beside)
-    nearby = own_classes.nearby(path, content, [form.tensors for form in forms])
-    return Identification(path.name, match, nearby=nearby)
-
-
-def _read(path: Path) -> Any:
-    try:
-        return checkpoint.read(path)
-    except LoadError as error:
-        if "--trust" not in error.add:
-            raise
-        raise LoadError(error.message, f"with `featviz run`: {error.hint}") from error
+    found = nearby(path, content, [form.tensors for form in forms])
+    return Identification(path.name, match, nearby=found)
 
 
 def identify_forms(forms: Iterable[Unwrapped]) -> Known:
@@ -202,14 +193,21 @@ def identify_forms(forms: Iterable[Unwrapped]) -> Known:
 def identify(form: Unwrapped) -> Known:
     """Find the architecture of a state dict from its keys and shapes."""
     shapes = {key: list(tensor.shape) for key, tensor in form.tensors.items()}
-    counted = {key: shape for key, shape in shapes.items() if not key.endswith(_COUNTERS)}
+    # without BatchNorm's step counter, which old checkpoints lack
+    counted = {k: shape for k, shape in shapes.items() if not k.endswith("num_batches_tracked")}
     exact = [name for name, entry in _index().items() if _fits(counted, entry)]
     exact = exact or _fitting_but_heads(counted)
     exact.sort(key=_plain_first)
     if exact:
         entry = _index()[exact[0]]
-        classes, size = _classes(counted, entry), _image_size(counted, entry)
-        heads = _auxiliary(_heads(counted), _heads_of(exact[0]))
+        classes, size = None, None
+        for key, (axis, factor, offset) in entry["head"].items():
+            if key in counted and classes is None:
+                classes = int((counted[key][axis] - offset) // factor)
+        if counted.get(_POSITIONS) != entry["tensors"].get(_POSITIONS):  # not the default
+            size = isqrt(counted[_POSITIONS][1] - 1) * counted["conv_proj.weight"][-1]
+        there, made = _heads(counted), _heads(entry["tensors"])
+        heads = {_AUXILIARY[prefix]: prefix in there for prefix in sorted(there ^ made)}
         return Known(form, tuple(exact), classes, (), size, heads)
     near = [_near(counted, name, entry) for name, entry in _index().items()]
     near.sort(key=lambda n: (-n.fitting / n.total, -n.fitting, _plain_first(n.name)))
@@ -242,48 +240,18 @@ def _fits(shapes: Shapes, entry: Mapping[str, Any]) -> bool:
 def _fitting_but_heads(shapes: Shapes) -> list[str]:
     """Names of the builders of which all fits but the auxiliary heads, which one of the two
     lacks."""
-    heads = _heads(shapes)
-    others = [name for name in _index() if _heads_of(name) != heads]
-    return [name for name in others if _fits_without_heads(shapes, _index()[name])]
 
+    def main(tensors: Shapes) -> Shapes:
+        return {k: shape for k, shape in tensors.items() if not k.startswith(tuple(_AUXILIARY))}
 
-def _fits_without_heads(shapes: Shapes, entry: Mapping[str, Any]) -> bool:
-    main = {key: shape for key, shape in entry["tensors"].items() if not _is_auxiliary(key)}
-    rest = {key: shape for key, shape in shapes.items() if not _is_auxiliary(key)}
-    return _fits(rest, {**entry, "tensors": main})
-
-
-def _auxiliary(there: set[str], made: set[str]) -> dict[str, bool]:
-    """Arguments of the auxiliary heads that the file has and the builder does not make, or the
-    other way round; both sets are those of `_heads`."""
-    return {
-        argument: prefix in there
-        for prefix, argument in _AUXILIARY.items()
-        if (prefix in there) != (prefix in made)
-    }
+    heads, rest = _heads(shapes), main(shapes)
+    others = {n: entry for n, entry in _index().items() if _heads(entry["tensors"]) != heads}
+    return [n for n, e in others.items() if _fits(rest, {**e, "tensors": main(e["tensors"])})]
 
 
 def _heads(keys: Iterable[str]) -> set[str]:
     """How the names of the auxiliary heads among these tensors begin."""
-    among = [key for key in keys if _is_auxiliary(key)]
-    return {prefix for prefix in _AUXILIARY if any(key.startswith(prefix) for key in among)}
-
-
-@cache
-def _heads_of(name: str) -> set[str]:
-    """Those of a builder."""
-    return _heads(_index()[name]["tensors"])
-
-
-def _is_auxiliary(key: str) -> bool:
-    return key.startswith(tuple(_AUXILIARY))
-
-
-def _image_size(shapes: Shapes, entry: Mapping[str, Any]) -> int | None:
-    """The side of a vision transformer's input, if it is not the builder's default."""
-    if _POSITIONS not in shapes or shapes[_POSITIONS] == entry["tensors"][_POSITIONS]:
-        return None
-    return isqrt(shapes[_POSITIONS][1] - 1) * shapes["conv_proj.weight"][-1]
+    return {prefix for key in keys for prefix in _AUXILIARY if key.startswith(prefix)}
 
 
 def _same_but(shape: Sequence[int], expected: Sequence[int], axis: int) -> bool:
@@ -291,14 +259,6 @@ def _same_but(shape: Sequence[int], expected: Sequence[int], axis: int) -> bool:
     return len(shape) == len(expected) and all(
         a == b or i == axis for i, (a, b) in enumerate(zip(shape, expected, strict=True))
     )
-
-
-def _classes(shapes: Shapes, entry: Mapping[str, Any]) -> int | None:
-    for key, (axis, factor, offset) in entry["head"].items():
-        if key not in shapes:
-            continue
-        return int((shapes[key][axis] - offset) // factor)
-    return None
 
 
 def _near(shapes: Shapes, name: str, entry: Mapping[str, Any]) -> Near:

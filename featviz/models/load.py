@@ -11,15 +11,17 @@ import torch
 from torch import nn
 
 from featviz.errors import FeatvizError, UsageError
-from featviz.models import arguments, classes, digests, requirements
-from featviz.models.devices import pick_device
+from featviz.models import arguments, digests, requirements
+from featviz.models.arguments import UserTransform
 from featviz.models.files.state_dict import unwrapped
-from featviz.models.preprocess import InputOptions, Preprocess
+from featviz.models.huggingface import ImageTower
+from featviz.models.preprocess import Preprocess
 from featviz.models.presets import choose_preprocess
-from featviz.models.sources import Loaded, ModelOptions, check_source, load_source
-from featviz.models.transform import UserTransform, by_function, by_transform
+from featviz.models.requirements import pick_device
+from featviz.models.sources import Loaded, check_source, load_source
 from featviz.models.weights import check_values, in_full_precision
-from featviz.records.checking import check
+from featviz.options import InputOptions, ModelOptions
+from featviz.text import printable
 
 __all__ = [
     "Loaded",
@@ -43,7 +45,6 @@ class LoadedModel:
     source: Mapping[str, Any]
     """The model for run.json: its kind, name or file, and weights; no absolute path."""
     categories: tuple[str, ...] = ()
-    """Names of the classes, where the weights have them."""
     scores: str | None = ""
     """Where in the output the scores of classes are: a key, empty for the output itself, or None
     where the model is no classifier."""
@@ -58,27 +59,28 @@ def load_model(options: ModelOptions | LoadedModel, inputs: InputOptions) -> Loa
         LoadError: there is something, but no model can be made of it.
         UnfitError: it needs torchvision, which does not fit torch.
     """
-    check(inputs)
     if isinstance(options, LoadedModel):
         return options
-    check(options)
     device = pick_device(options.device)
     loaded = load_source(options)
     check_values(loaded.module)
     module = in_full_precision(unwrapped(loaded.module), device).to(device)
     if inputs.transform is not None:
-        preprocess = by_transform(inputs.transform, inputs, module)
+        transform = arguments.named_transform(inputs.transform)
+        preprocess = arguments.by_transform(transform, inputs, module)[0]
     else:
         preprocess = choose_preprocess(module, loaded.entry, inputs, loaded.fixed)
-    if inputs.input:
-        further = arguments.parse(inputs.input)
+    if inputs.forward_args:
+        further = arguments.parse(inputs.forward_args)
         taken = getattr(preprocess.transform, "names", ())
         arguments.bind(module, further, taken, device)
         preprocess = replace(preprocess, further=tuple(one.words for one in further))
     built_with = {name: repr(value) for name, value in options.model_args.items()}
     source = {**loaded.source, **({"arguments": built_with} if built_with else {})}
-    named = classes.names(module) or _categories(loaded)
-    return LoadedModel(module, preprocess, device, source, named, classes.scores(module))
+    trained = loaded.source.get("weights") != "none"  # random weights know no classes
+    categories = tuple(getattr(loaded.entry, "meta", {}).get("categories", ())) if trained else ()
+    named = class_names(module) or categories
+    return LoadedModel(module, preprocess, device, source, named, scores(module))
 
 
 @contextmanager
@@ -94,17 +96,9 @@ def mistakes_first(model: ModelOptions | LoadedModel) -> Iterator[None]:
         yield
     except FeatvizError:
         if isinstance(model, ModelOptions):
-            check(model)
             pick_device(model.device)
             check_source(model)
         raise
-
-
-def _categories(loaded: Loaded) -> tuple[str, ...]:
-    """torchvision's names of the classes; random weights have none."""
-    if loaded.entry is None or loaded.source.get("weights") == "none":
-        return ()
-    return tuple(getattr(loaded.entry, "meta", {}).get("categories", ()))
 
 
 def adopt(module: nn.Module, inputs: InputOptions) -> LoadedModel:
@@ -119,18 +113,15 @@ def adopt(module: nn.Module, inputs: InputOptions) -> LoadedModel:
     """
     if inputs.transform is not None:
         raise UsageError("--transform as text is for a MODEL string", "give the function itself")
-    if inputs.input:
-        raise UsageError("--input as text is for a MODEL string", "forward_args={'t': 10}")
+    if inputs.forward_args:
+        raise UsageError("forward_args as text is for a MODEL string", "forward_args={'t': 10}")
     module = unwrapped(module)
     tensor = next(iter([*module.parameters(), *module.buffers()]), torch.empty(0))
-    record = {
-        "kind": "module",
-        "type": type(module).__name__,
-        "parameters": digests.of_module(module),
-    }
+    digest = digests.of_module(module)
+    record = {"kind": "module", "type": type(module).__name__, "parameters": digest}
     preprocess = choose_preprocess(module, None, inputs)
-    named, scores = classes.names(module), classes.scores(module)
-    return LoadedModel(module, preprocess, tensor.device, record, named, scores)
+    named = class_names(module)
+    return LoadedModel(module, preprocess, tensor.device, record, named, scores(module))
 
 
 @contextmanager
@@ -154,11 +145,56 @@ def fed(
     with ExitStack() as hooks:
         preprocess = model.preprocess
         if transform is not None:
-            preprocess, hook = by_function(transform, inputs, model.module)
-            hooks.callback(hook.remove if hook is not None else lambda: None)
+            preprocess, hook = arguments.by_transform(transform, inputs, model.module)
+            if hook is not None:
+                hooks.callback(hook.remove)
         if further:
             given = arguments.from_values(further)
             taken = getattr(preprocess.transform, "names", ())
             hooks.callback(arguments.bind(model.module, given, taken, model.device).remove)
             preprocess = replace(preprocess, further=tuple(one.words for one in given))
         yield replace(model, preprocess=preprocess)
+
+
+def scores(module: nn.Module) -> str | None:
+    """Where the scores of classes are in a model's output: a key, empty for the output itself, or
+    None where the model says that it is no classifier.
+
+    Models of transformers say it by their class, also where they were exported, those of
+    Ultralytics by theirs, those of timm by `num_classes`; others say nothing, and are taken for
+    classifiers.
+    """
+    name, library = _class_and_library(module)
+    if library == "ultralytics":
+        return "1" if name.endswith(".ClassificationModel") else None  # (shares, scores)
+    if library == "transformers":
+        return "logits" if "ForImageClassification" in name else None
+    return None if getattr(module, "num_classes", None) == 0 else ""
+
+
+def class_names(module: nn.Module) -> tuple[str, ...]:
+    """The names of the classes by number, where a classifier of transformers or Ultralytics has one
+    for each."""
+    library, labels = _class_and_library(module)[1], None
+    if scores(module) is not None and library == "ultralytics":
+        labels = getattr(module, "names", None)
+    elif scores(module) is not None and library == "transformers":
+        labels = getattr(getattr(module, "config", None), "id2label", None)
+    if not isinstance(labels, Mapping) or set(labels) != set(range(len(labels))):
+        return ()
+    return tuple(printable(str(labels[number])) for number in range(len(labels)))
+
+
+def _class_and_library(module: nn.Module) -> tuple[str, str]:
+    """The full name of a module's class, or of the one that an exported module stands for, and the
+    library that it is of, also where somebody derived it from a class of theirs."""
+    kind = type(module)
+    name = f"{kind.__module__}.{kind.__qualname__}"
+    original = getattr(module, "type_name", None)
+    if kind.__module__ == "torch.export.unflatten" and original is not None:
+        name = str(original() or "")
+    if kind.__module__.startswith("ultralytics."):
+        return name, "ultralytics"
+    homes = [name, *(base.__module__ for base in kind.__mro__)]
+    of_theirs = isinstance(module, ImageTower) or any(h.startswith("transformers.") for h in homes)
+    return name, "transformers" if of_theirs else ""

@@ -1,138 +1,104 @@
-"""Which preprocessing a model wants: torchvision's presets, timm's configuration, or a guess."""
+"""Which preprocessing a model wants: its library's own transforms, a preset that the user names, or
+a guess."""
 
 from __future__ import annotations
 
 import inspect
-import logging
+import json
 import math
-from collections.abc import Callable, Collection, Mapping
+import re
+import sys
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
+from functools import lru_cache
+from importlib import import_module
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
-from torch import nn
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor, nn
 
-from featviz.errors import UsageError
-from featviz.models import arguments, letterbox
-from featviz.models.preprocess import FALLBACK_SIZE, InputOptions, Preprocess, Size, listed
-from featviz.records import PRESETS
-from featviz.text import counted
+from featviz.errors import FileError, ImageError, LoadError, UsageError
+from featviz.files import read_json
+from featviz.models import arguments
+from featviz.models.preprocess import (
+    FALLBACK_SIZE,
+    Chain,
+    FixedInput,
+    HeightWidth,
+    Library,
+    Preprocess,
+    Size,
+    Window,
+    listed,
+    to_tensor,
+)
+from featviz.models.requirements import UnfitError, tamed
+from featviz.options import InputOptions
+from featviz.records import PRESETS, Raster
+from featviz.text import by, counted, quoted
 
-log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class FixedInput:
-    """The input that a model takes and no other; None where it takes any."""
-
-    channels: int | None
-    size: tuple[int, int] | None
-    """(height, width) in pixels."""
+_MOST_CHANNELS = 512
+"""Input channels that are believed of a convolution: an input of so many is made to try it."""
 
 
 def choose_preprocess(
     module: nn.Module, entry: Any, options: InputOptions, fixed: FixedInput | None = None
 ) -> Preprocess:
-    """The preset that the user names, else the weights' own transforms, else what fits the first
+    """The preset that the user names, else the library's own, else what fits the first
     convolution; then the user's other wishes.
 
     Args:
-        entry: torchvision's weights entry, or the Preprocess itself, or None where none is known.
+        entry: torchvision's weights entry, or the chain of another library, or None where neither
+            is known.
         fixed: what the model takes, where it takes nothing else.
 
     Raises:
         UsageError: mean and std or the preset do not fit.
     """
     fixed = fixed or FixedInput(None, None)
-    if isinstance(entry, Preprocess):
-        base: Preprocess | None = entry
-        expected = entry.channels
-    else:
-        base = _from_entry(entry) if entry is not None else None
-        base = _at_own_size(base, module) if base is not None else _of_kind(module)
-        expected = fixed.channels or first_channels(module)
-    channels = options.channels or expected
+    known: Chain | None = entry if isinstance(entry, Chain) else None
+    expected = known.channels if known else fixed.channels or first_channels(module)
+    if known is None:
+        known = (None if entry is None else from_torchvision(entry)) or _of_kind(module)
+    channels, guessed = options.channels or expected, False
     if options.preset is not None:
-        base = _at_own_size(_named(options.preset, channels, fixed.size), module)
-        if (side := PRESETS[options.preset].letterbox) is not None:
-            letterbox.require_opencv()
-            base = replace(base, letterbox=letterbox.for_module(module, side, fixed.size))
-    elif base is None or base.channels != channels:
-        base = _by_channels(channels, options, fixed.size)
-    first = _first_convolution(module)
-    said = options.size is not None or options.crop is not None or base.letterbox is not None
-    return replace(
-        _checked(_overridden(base, options)),
-        size_guessed=not said and (base.guessed or base.own_size),
+        base = _named(options.preset, channels, module, fixed.size)
+    elif known is not None and known.channels == channels:
+        base = known
+    elif channels != 3:
+        base = Chain(fixed.size, channels=channels)
+    else:
+        base = _named("imagenet", channels, module, fixed.size)
+        guessed = None in (options.size or options.crop, options.mean, options.std)
+    side = getattr(module, "image_size", None)  # of torchvision's vision transformers
+    if isinstance(side, int) and isinstance(base.crop, int) and base.crop != side:
+        base = replace(base, resize=side, crop=side, library=None)
+    base = _changed(base, options)
+    said = options.size or options.crop or isinstance(base, Letterbox)
+    return Preprocess(
+        base,
+        frames=options.frames if isinstance(_first_convolution(module), nn.Conv3d) else None,
+        inputs=options.inputs or required_arguments(module, arguments.names(options.forward_args)),
+        guessed=guessed,
+        size_guessed=not said and (guessed or base.own_size),
         any_values=options.mean is not None or options.std is not None,
-        frames=options.frames if isinstance(first, nn.Conv3d) else None,
-        inputs=options.inputs or required_arguments(module, arguments.names(options.input)),
     )
-
-
-def _at_own_size(base: Preprocess, module: nn.Module) -> Preprocess:
-    """A vision transformer takes one size, which need not be that of the weights' entry."""
-    size = getattr(module, "image_size", None)
-    if isinstance(size, int) and isinstance(base.crop, int) and base.crop != size:
-        return replace(base, resize=size, crop=size)
-    return base
 
 
 def required_arguments(module: nn.Module, given: Collection[str] = ()) -> int:
     """How many arguments the module's forward cannot do without, beside those that are given; at
     least 1."""
-    parameters = inspect.signature(module.forward).parameters.values()
-    positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     needed = [
         p
-        for p in parameters
-        if p.kind in positional and p.default is p.empty and p.name not in given
+        for p in inspect.signature(module.forward).parameters.values()
+        if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
+        if p.default is p.empty and p.name not in given
     ]
     return max(1, len(needed))
-
-
-def from_timm(config: Mapping[str, Any]) -> Preprocess:
-    """timm's evaluation transform, from what `timm.data.resolve_model_data_config` gives.
-
-    The same steps as `timm.data.create_transform(**config)` takes (timm 1.0,
-    `transforms_imagenet_eval`), pixel for pixel, but for `crop_mode` `border` and `center` with an
-    input that is not square: there the whole image is squashed to the input, with a warning.
-
-    """
-    channels, height, width = config["input_size"]
-    statistics = {name: tuple(float(value) for value in config[name]) for name in ("mean", "std")}
-    if len(statistics["mean"]) != channels:
-        statistics = {
-            name: (sum(values) / len(values),) * channels for name, values in statistics.items()
-        }
-    tall, wide = (math.floor(side / config["crop_pct"]) for side in (height, width))
-    crop: Size | None = height if height == width else (height, width)
-    resize: Size = (tall, wide)
-    if config["crop_mode"] == "center" and height == width:
-        resize = tall
-    elif config["crop_mode"] != "squash":
-        log.warning("timm's crop mode %s is drawn as squash", config["crop_mode"])
-        resize, crop = (height, width), None
-    mean, std, mode = statistics["mean"], statistics["std"], config["interpolation"]
-    return Preprocess(resize, crop, mean, std, channels, mode)
-
-
-def from_ultralytics(module: nn.Module, trained: Any = None) -> Preprocess | None:
-    """How Ultralytics' predictors prepare images for their models; None for any other model.
-
-    Args:
-        trained: `train_args` of the checkpoint.
-    """
-    how = letterbox.of_model(module, trained)
-    if how is None:
-        return None
-    channels = first_channels(module)
-    if isinstance(how, int):
-        return Preprocess(how, how, None, None, channels)
-    return Preprocess(None, None, None, None, channels, letterbox=how)
-
-
-_MOST_CHANNELS = 512
-"""Input channels that are believed of a convolution: an input of so many is made to try it."""
 
 
 def first_channels(module: nn.Module) -> int:
@@ -142,141 +108,410 @@ def first_channels(module: nn.Module) -> int:
     return channels if type(channels) is int and 0 < channels <= _MOST_CHANNELS else 3
 
 
-Convolution = nn.Conv1d | nn.Conv2d | nn.Conv3d
+def _first_convolution(module: nn.Module) -> nn.Module | None:
+    kinds = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
+    return next((part for part in module.modules() if isinstance(part, kinds)), None)
 
 
-def _first_convolution(module: nn.Module) -> Convolution | None:
-    return next((part for part in module.modules() if isinstance(part, Convolution)), None)
-
-
-def _of_kind(module: nn.Module) -> Preprocess | None:
-    """torchvision's detectors resize and normalise by themselves, its RAFT wants its own, and
-    Ultralytics pads."""
+def _of_kind(module: nn.Module) -> Chain | None:
+    """Ultralytics' models are padded for; torchvision's detectors resize and normalise by
+    themselves, and its RAFT takes sides that are multiples of 8, and values of -1..1."""
     if (prepared := from_ultralytics(module)) is not None:
         return prepared
     kinds = {type(part).__name__ for part in module.modules()}
-    name = next((name for name in _PRESETS if name in kinds), None)
-    return None if name is None else _PRESETS[name]({})
+    if "GeneralizedRCNNTransform" in kinds:
+        return Chain()
+    return Chain(mean=(0.5,) * 3, std=(0.5,) * 3, multiple=8) if "RAFT" in kinds else None
 
 
-def _from_entry(entry: Any) -> Preprocess | None:
-    """Read one of torchvision's presets."""
-    preset = entry.transforms()
-    read = _PRESETS.get(type(preset).__name__)
-    return None if read is None else read(vars(preset))
-
-
-def _standard(fields: Mapping[str, Any]) -> Preprocess:
-    return Preprocess(
-        resize=_size(fields["resize_size"]),
-        crop=_size(fields.get("crop_size")),
-        mean=tuple(fields["mean"]),
-        std=tuple(fields["std"]),
-        interpolation=fields["interpolation"].value,
-    )
-
-
-def _video(fields: Mapping[str, Any]) -> Preprocess:
-    return replace(_standard(fields), antialias=False)
-
-
-def _detection(fields: Mapping[str, Any]) -> Preprocess:
-    return Preprocess(None, None, None, None)
-
-
-def _optical_flow(fields: Mapping[str, Any]) -> Preprocess:
-    """Values to -1..1; RAFT takes sides that are multiples of 8."""
-    return Preprocess(None, None, (0.5,) * 3, (0.5,) * 3, multiple=8)
-
-
-_PRESETS: dict[str, Callable[[Mapping[str, Any]], Preprocess]] = {
-    "ImageClassification": _standard,
-    "SemanticSegmentation": _standard,
-    "VideoClassification": _video,
-    "ObjectDetection": _detection,
-    "GeneralizedRCNNTransform": _detection,
-    "OpticalFlow": _optical_flow,
-    "RAFT": _optical_flow,
-}
-"""Readers of torchvision's presets, by the preset's name or by the name of a module class that only
-models with this preset have."""
-
-
-def _by_channels(
-    channels: int, options: InputOptions, size: tuple[int, int] | None = None
-) -> Preprocess:
-    if channels != 3:
-        return Preprocess(size, None, None, None, channels)
-    given = None not in (options.size or options.crop, options.mean, options.std)
-    return replace(_named("imagenet", channels, size), guessed=not given)
-
-
-def _named(name: str, channels: int, size: tuple[int, int] | None = None) -> Preprocess:
-    """A preset, for models that take `channels`; of those that take one size alone, in that size.
-
-    Raises:
-        UsageError: the preset is for RGB.
-    """
+def _named(name: str, channels: int, module: nn.Module, size: HeightWidth | None) -> Chain:
+    """A preset, for models that take `channels`; in the size of those that take one size alone."""
     preset = PRESETS[name]
     if channels != 3 and preset.mean is not None:
         raise UsageError(
             f"--preset {name} is for RGB, and the model takes {counted(channels, 'channel')}",
             "--preset none, with --size, --mean and --std; --channels 3 if the model takes RGB",
         )
+    if preset.letterbox is not None:
+        _augment()
+        if size is not None and size[0] != size[1]:
+            raise UsageError(
+                f"--preset {name} pads to squares, and the model takes {by(size)}", "--preset none"
+            )
+        side, stride = (preset.letterbox, _largest_stride(module)) if size is None else size
+        return Letterbox(side, channels=channels, stride=stride)
     resize: Size | None = preset.resize
     crop: Size | None = preset.crop
-    if preset.letterbox is not None:
-        resize, crop = None, None
+    if size is not None and crop is not None and size[0] == size[1]:
+        resize, crop = round(size[0] * 256 / FALLBACK_SIZE[0]), size[0]
     elif size is not None:
-        as_it_is = resize is None and crop is None
-        resize, crop = (size, None) if as_it_is else _resize_and_crop(size)
-    return Preprocess(resize, crop, preset.mean, preset.std, channels, preset.interpolation)
+        resize, crop = size, None
+    return Chain(resize, crop, preset.mean, preset.std, channels, preset.interpolation)
 
 
-def _resize_and_crop(size: tuple[int, int] | None) -> tuple[Size, Size | None]:
-    """ImageNet's 256 and 224, or in this proportion to a square; other shapes are not cropped."""
-    height, width = size or FALLBACK_SIZE
-    return (round(height * 256 / 224), height) if height == width else ((height, width), None)
-
-
-def _overridden(base: Preprocess, options: InputOptions) -> Preprocess:
-    if base.letterbox is not None and (isinstance(options.size, tuple) or options.crop is not None):
-        base = replace(base, letterbox=None)
-    if base.letterbox is not None and isinstance(options.size, int):
-        base = replace(base, letterbox=base.letterbox.resized(options.size))
-    elif options.size is not None:
-        base = replace(base, resize=options.size, crop=None, padding=None)
-    if options.crop is not None:
-        base = replace(base, crop=options.crop)
-    if options.interpolation is not None:
-        base = replace(base, interpolation=options.interpolation)
-    if options.mean is not None:
-        base = replace(
-            base, mean=options.mean, std=options.std or base.std or (1.0,) * base.channels
-        )
-    if options.std is not None:
-        base = replace(base, std=options.std, mean=base.mean or (0.0,) * base.channels)
-    return base
-
-
-def _checked(chosen: Preprocess) -> Preprocess:
-    for name, values in (("--mean", chosen.mean), ("--std", chosen.std)):
-        if values is not None and len(values) != chosen.channels:
+def _changed(base: Chain, options: InputOptions) -> Chain:
+    """The same with the user's own size, crop, interpolation, mean and std."""
+    given = {name: getattr(options, name) for name in ("interpolation", "crop", "mean", "std")}
+    changes = {name: value for name, value in given.items() if value is not None}
+    if isinstance(base, Letterbox) and (isinstance(options.size, tuple) or "crop" in changes):
+        base = Chain(mean=base.mean, std=base.std, channels=base.channels)
+    if options.size is not None:
+        changes = {"resize": options.size, "crop": None, **changes}
+    if "mean" in changes or "std" in changes:
+        one, zero = (base.std or (1.0,) * base.channels), (base.mean or (0.0,) * base.channels)
+        changes = {"mean": zero, "std": one, **changes}
+    base = replace(base, library=None, **changes) if changes else base
+    for name, values in (("--mean", base.mean), ("--std", base.std)):
+        if values is not None and len(values) != base.channels:
             raise UsageError(
-                f"{name} has {len(values)} numbers for {chosen.channels} channels",
-                f"give {chosen.channels}, separated by commas",
+                f"{name} has {len(values)} numbers for {base.channels} channels",
+                f"give {base.channels}, separated by commas",
             )
-    if chosen.interpolation == "lanczos" and not chosen.antialias:
+    if base.interpolation == "lanczos" and not base.antialias:
         raise UsageError(
             "--interpolation lanczos smooths, and this model was trained without", "bicubic"
         )
-    if chosen.std is not None and 0 in chosen.std:
-        raise UsageError(f"--std {listed(chosen.std)} divides by zero", "give positive numbers")
-    return chosen
+    if base.std is not None and 0 in base.std:
+        raise UsageError(f"--std {listed(base.std)} divides by zero", "give positive numbers")
+    return base
 
 
-def _size(value: Any) -> Size | None:
-    if value is None or isinstance(value, int):
-        return value
-    sides = tuple(int(side) for side in value)
-    return sides[0] if len(sides) == 1 else (sides[0], sides[1])
+# torchvision and timm -------------------------------------------------------------------------
+
+
+def from_torchvision(entry: Any) -> Chain | None:
+    """The transforms of an entry of torchvision's weights; None where they only make numbers, as
+    for detectors and RAFT."""
+    preset = entry.transforms()
+    said = vars(preset)
+    if "resize_size" not in said:
+        return None
+    resize, crop = (
+        size[0] if isinstance(size, list) and len(size) == 1 else tuple(size or ()) or None
+        for size in (said["resize_size"], said.get("crop_size"))
+    )
+    chain = Chain(
+        resize,
+        crop,
+        tuple(said["mean"]),
+        tuple(said["std"]),
+        interpolation=said["interpolation"].value,
+        antialias=said.get("antialias", False),
+    )
+
+    def prepare(image: Image.Image | Raster) -> Tensor:
+        if isinstance(image, Raster):
+            return chain(image)
+        if type(preset).__name__ == "VideoClassification":  # of one frame: [C, 1, H, W]
+            frame: Tensor = preset(to_tensor(image)[None])
+            return frame.movedim(1, 0)
+        values: Tensor = preset(image)
+        return values[None]
+
+    return replace(chain, library=Library(prepare, chain.steps, chain.own_size))
+
+
+def from_timm(config: Mapping[str, Any]) -> Chain:
+    """timm's transform for evaluation, `timm.data.create_transform`.
+
+    Args:
+        config: the output of `timm.data.resolve_model_data_config`.
+    """
+    channels, height, width = config["input_size"]
+    mean, std = (tuple(float(value) for value in config[name]) for name in ("mean", "std"))
+    if len(mean) != channels:
+        mean, std = ((sum(values) / len(values),) * channels for values in (mean, std))
+    tall, wide = (math.floor(side / config["crop_pct"]) for side in (height, width))
+    usual = {"squash": (tall, wide), "center": tall if height == width else None}
+    resize, crop = usual.get(config["crop_mode"]), height if height == width else (height, width)
+    chain = Chain(
+        resize or crop, crop if resize else None, mean, std, channels, config["interpolation"]
+    )
+    steps = chain.steps if resize else (f"timm's crop mode {config['crop_mode']}", *chain.steps)
+    transform = import_module("timm.data").create_transform(
+        **{**config, "mean": mean, "std": std}, is_training=False
+    )
+
+    def prepare(image: Image.Image | Raster) -> Tensor:
+        return chain(image) if isinstance(image, Raster) else transform(image)[None]
+
+    return replace(chain, library=Library(prepare, steps, own_size=False))
+
+
+# Ultralytics ----------------------------------------------------------------------------------
+
+_SMALLEST_STRIDE, _LARGEST_STRIDE, _LARGEST_SIZE = 32, 1024, 8192
+
+
+@dataclass(frozen=True)
+class Letterbox(Chain):
+    """Ultralytics' LetterBox as its predictors use it: the longer side is resized to `resize`, the
+    rest is padded with grey."""
+
+    resize: int = 640
+    stride: int = _SMALLEST_STRIDE
+    """The sides are padded to multiples of it, and the longer side is rounded up to one."""
+    stretch: bool = False
+    """The image is resized to a square instead, and not padded."""
+
+    @property
+    def own_size(self) -> bool:
+        """Whether the image decides the size of the input."""
+        return not self.stretch
+
+    @property
+    def steps(self) -> tuple[str, ...]:
+        """Each step in words."""
+        side = self._side
+        size = f"to {by((side, side))}" if self.stretch else f"longer side to {side}"
+        pad = () if self.stretch else (f"pad with 114 to multiples of {self.stride}",)
+        return (f"resize {size} (bilinear, by OpenCV)", *pad, self.normalising)
+
+    @property
+    def _side(self) -> int:
+        return math.ceil(self.resize / self.stride) * self.stride
+
+    def _sized(self, image: Image.Image | Raster) -> Tensor:
+        if not isinstance(image, Raster):
+            return self._padded(np.asarray(image))
+        values = image.values
+        if len(values) not in (1, 3) or values.min() < 0 or values.max() > 1:
+            raise ImageError(
+                "numbers that are no picture are not padded as Ultralytics pads pictures",
+                "--size HxW, --preset none",
+            )
+        levels = (values * 255 + 0.5).astype(np.uint8)
+        return self._padded(np.ascontiguousarray(np.moveaxis(levels, 0, -1)))
+
+    def _padded(self, pixels: np.ndarray) -> Tensor:
+        """Bytes [H, W, 3], [H, W, 1] or [H, W], resized and padded: [C, H, W]."""
+        auto, fill = not self.stretch, self.stretch
+        box = _augment().LetterBox(self._side, auto=auto, scale_fill=fill, stride=self.stride)
+        padded = torch.from_numpy(box(image=np.atleast_3d(pixels)))
+        return padded.reshape(*padded.shape[:2], -1).permute(2, 0, 1)
+
+    @lru_cache(maxsize=64)  # noqa: B019 - of a few boxes
+    def window(self, size: tuple[int, int]) -> Window:
+        """Where an image of a size (width, height) lies in the padded one."""
+        white = self._padded(np.full(size[::-1], 255, np.uint8))[0].numpy() == 255
+        rows, columns = np.flatnonzero(white.any(axis=1)), np.flatnonzero(white.any(axis=0))
+        return Window(int(rows[0]), int(columns[0]), len(rows), len(columns))
+
+
+def _augment() -> Any:
+    """Ultralytics' module of transforms."""
+    name = "ultralytics.data.augment"
+    try:
+        if sys.modules.get(name) is None:
+            with tamed():
+                import_module(name)
+    except (ImportError, OSError) as error:
+        raise UnfitError(
+            f"Ultralytics cannot be imported: {error}",
+            "pip install ultralytics; or --preset none with --size HxW",
+        ) from error
+    return sys.modules[name]
+
+
+def _largest_stride(module: nn.Module) -> int:
+    """The largest stride of the heads of a model of Ultralytics, at least 32; a file can say
+    anything."""
+    stride = getattr(module, "stride", None)
+    largest = float(stride.max()) if isinstance(stride, Tensor) and stride.numel() else 0.0
+    return int(largest) if _SMALLEST_STRIDE <= largest <= _LARGEST_STRIDE else _SMALLEST_STRIDE
+
+
+def from_ultralytics(module: nn.Module, trained: Any = None) -> Chain | None:
+    """How Ultralytics' predictors prepare images for their models: classifiers resize and crop, the
+    others pad, or stretch; None for any other model.
+
+    Args:
+        trained: `train_args` of the checkpoint, if there is one: a dict with `imgsz`, which counts
+            more than the model's own.
+    """
+    tasks = "ultralytics.nn.tasks"
+    classes = {kind.__name__ for kind in type(module).__mro__ if kind.__module__ == tasks}
+    if not classes:
+        return None
+    size = None
+    for given in (trained, getattr(module, "args", None)):
+        plain = hasattr(given, "__dict__") and not isinstance(given, (type, nn.Module))
+        values = given if isinstance(given, dict) else vars(given) if plain else {}
+        side = values.get("imgsz")
+        if size is None and type(side) is int and 0 < side <= _LARGEST_SIZE:
+            size = side
+    channels = first_channels(module)
+    if "ClassificationModel" in classes:
+        return Chain(size or 224, size or 224, channels=channels)
+    stretch = not classes.isdisjoint({"RTDETRDetectionModel", "DepthModel"})
+    stride = _largest_stride(module)
+    return Letterbox(size or 640, channels=channels, stride=stride, stretch=stretch)
+
+
+# transformers ---------------------------------------------------------------------------------
+
+_FILE = "preprocessor_config.json"
+_PLACES = (("processor_config.json", "image_processor"), (_FILE, None))
+"""Files that tell the image processor, and the key under which newer processors of images and text
+tell it."""
+
+_LARGEST = 4096
+"""The largest number that a file may hold: pixels of a side, mostly."""
+
+_RESAMPLE = {0: "nearest-exact", 1: "lanczos", 2: "bilinear", 3: "bicubic"}
+"""Pillow's numbers of what torchvision resizes tensors with."""
+
+_AGAIN = "fetch the file again, or remove it and give --size, --crop, --mean and --std"
+
+_ALLOWED = (
+    "Aria|Beit|Bit|Blip|BridgeTower|CHMv2|CLIP|Chameleon|ChineseCLIP|ConditionalDetr|ConvNext|"
+    "DINOv3ViT|DPT|DeepseekVL|DeepseekVLHybrid|DeformableDetr|DeiT|DepthPro|Detr|Donut|"
+    "EfficientNet|Eomt|Flava|GLPN|Gemma3|GotOcr2|GroundingDino|Janus|Levit|Llama4|Llava|"
+    "Mask2Former|MaskFormer|MobileNetV1|MobileNetV2|MobileViT|Nougat|OwlViT|Owlv2|Perceiver|"
+    "Pixtral|PoolFormer|PromptDepthAnything|Pvt|RTDetr|RfDetr|Sam|Sam2|Sam3|Sapiens2|SegGpt|"
+    "Segformer|Siglip|SuperPoint|Swin2SR|TextNet|Tvp|ViT|VideoMAE|Vilt|Vivit|Yolos|ZoeDepth"
+)
+"""Image processors that read nothing but the image; others fetch tables and fonts, or run
+Tesseract."""
+
+
+def from_transformers(folder: Path, config: Mapping[str, Any]) -> Chain | None:
+    """The image processor of a folder's model; None where no file tells it.
+
+    Args:
+        config: its config.json, which was checked.
+
+    Raises:
+        LoadError: the file cannot be read, or is of no image processor that transformers has.
+    """
+    where, given = quoted(str(folder / _FILE)), None
+    for name, key in _PLACES:
+        try:
+            content = read_json(folder / name)
+        except FileNotFoundError:
+            continue
+        except FileError as error:
+            raise LoadError(str(error), "fetch the file again, or remove it") from error
+        content = content.get(key) if key and isinstance(content, dict) else content
+        if isinstance(content, dict):
+            given = content
+            break
+    if given is None:
+        return None
+    _check_numbers(given, where)
+    try:
+        channels = 1 if _vision(config).get("num_channels") == 1 else 3
+        return _measured(_processor(given, config), channels)
+    except Exception as error:  # whatever the code of a processor makes of a bad file
+        words = f"{type(error).__name__}: {quoted(str(error).strip().partition(chr(10))[0])}"
+        raise LoadError(f"{where} cannot be understood: {words}", _AGAIN) from error
+
+
+def image_size(config: Mapping[str, Any]) -> HeightWidth | None:
+    """The (height, width) of the images that a config.json says the model was made for."""
+    value = _vision(config).get("image_size")
+    both = (value, value) if isinstance(value, int) else value
+    if not isinstance(both, (list, tuple)) or len(both) != 2:
+        return None
+    height, width = both
+    right = all(type(side) is int and 0 < side <= _LARGEST for side in both)
+    return (height, width) if right else None
+
+
+def _vision(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    inner = config.get("vision_config")
+    return inner if isinstance(inner, dict) else config
+
+
+def _check_numbers(value: Any, where: str) -> None:
+    """Refuse numbers that no processor has, at every depth: they decide how large images become."""
+    if isinstance(value, (dict, list)):
+        for item in value.values() if isinstance(value, dict) else value:
+            _check_numbers(item, where)
+    elif isinstance(value, (int, float)) and not abs(value) <= _LARGEST:
+        raise LoadError(f"{where} asks for {value:,}; {_LARGEST} is the most", _AGAIN)
+
+
+def _processor(given: Mapping[str, Any], config: Mapping[str, Any]) -> Any:
+    """The image processor, from a folder that holds nothing but what was checked."""
+    name = given.get("image_processor_type") or given.get("feature_extractor_type")
+    if name is None:
+        auto = import_module("transformers.models.auto.image_processing_auto")
+        kinds = auto.IMAGE_PROCESSOR_MAPPING_NAMES.get(config.get("model_type"), {})
+        name = kinds.get("torchvision")
+    name = re.sub("(ImageProcessor|FeatureExtractor)(Fast)?$", "", str(name))
+    if name not in _ALLOWED.split("|"):
+        raise ValueError(f"{name} names no image processor that featviz lets prepare an image")
+    plain = {key: value for key, value in given.items() if key != "auto_map"}
+    with TemporaryDirectory(prefix="featviz-") as folder:
+        content = json.dumps({**plain, "image_processor_type": f"{name}ImageProcessor"})
+        Path(folder, _FILE).write_text(content, "utf-8")
+        auto = import_module("transformers").AutoImageProcessor
+        return auto.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+
+
+def _pixels(processor: Any, image: Image.Image | Raster) -> Tensor:
+    """The output of a processor, [1, C, H, W]."""
+    given: dict[str, Any] = {"images": image}
+    if isinstance(image, Raster):
+        numbers = torch.from_numpy(image.values) * 255
+        given = {"images": numbers, "input_data_format": "channels_first"}
+    name = type(processor).__name__
+    try:
+        values: Tensor = processor(**given, return_tensors="pt")["pixel_values"].float()
+    except Exception as error:  # whatever its own code makes of an image
+        words = f"{type(error).__name__}: {quoted(str(error))}"
+        raise ImageError(f"{name} raised {words}", "-v shows the traceback") from error
+    values = values[0] if values.shape[:2] == (1, 1) and values.ndim == 5 else values  # a frame
+    if values.ndim != 4 or len(values) != 1:
+        raise ImageError(f"{name} gave {list(values.shape)}, not [1, C, H, W]", "--size HxW")
+    return values
+
+
+def _measured(processor: Any, channels: int) -> Chain:
+    """A processor with its outputs for black, white and another shape. The chain has its own size,
+    crop, mean and deviation, for where the user changes one."""
+    (height, width), mode = FALLBACK_SIZE, "L" if channels == 1 else "RGB"
+    black, white, narrow = (
+        _pixels(processor, Image.new(mode, (width, high), colour))
+        for high, colour in ((height, 0), (height, "white"), (height * 3 // 4, 0))
+    )
+    if black.shape[1] != channels:
+        raise ValueError(f"it gives {black.shape[1]} channels, and the model takes {channels}")
+    low, high = (v[0, :, v.shape[2] // 2, v.shape[3] // 2].double().numpy() for v in (black, white))
+    if not (np.isfinite(high - low).all() and (high - low).all()):
+        raise ValueError("it does not tell black from white")
+    std = tuple(float(f"{value:.6g}") for value in 1 / (high - low))
+    mean = tuple(float(f"{value:.6g}") + 0.0 for value in -low / (high - low))
+    plain = std == (1.0,) * channels and mean == (0.0,) * channels
+    said = {"resample": 2, **processor.to_dict()}
+    size, crop, pad = (
+        {key: value for key, value in (said.get(name) or {}).items() if value}
+        for name in ("size", "crop_size", "pad_size")
+    )
+    longest = size.get("longest_edge")
+    both = size if "height" in size else pad or {"height": longest, "width": longest}
+    resize: Any = size.get("shortest_edge") or (both["height"], both["width"])
+    chain = Chain(
+        resize if size and said.get("do_resize") else None,
+        (crop["height"], crop["width"]) if crop and said.get("do_center_crop") else None,
+        None if plain else mean,
+        None if plain else std,
+        channels,
+        _RESAMPLE[said["resample"]],
+        bgr=bool(said.get("do_flip_channel_order")),
+    )
+    steps = [f"by {type(processor).__name__}"]
+    for step, name, sides in (
+        ("resize", "size", size),
+        ("center_crop", "crop_size", crop),
+        ("pad", "pad_size", pad),
+    ):
+        if said.get(f"do_{step}") and sides:
+            how = f", {chain.interpolation}" if step == "resize" else ""
+            steps.append(f"{name} {by(sides.values())} ({' and '.join(sides)}{how})")
+    steps.append(chain.normalising)
+    own_size = black.shape != narrow.shape
+    return replace(
+        chain, library=Library(lambda image: _pixels(processor, image), tuple(steps), own_size)
+    )

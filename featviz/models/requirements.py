@@ -1,29 +1,37 @@
-"""torch and torchvision: their versions, and one line where they do not fit each other."""
+"""torch and torchvision: their versions, one line where they do not fit each other, and devices;
+Ultralytics, imported without what it does beside."""
 
 from __future__ import annotations
 
 import atexit
 import ctypes
 import gc
+import os
 import re
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, redirect_stdout, suppress
 from importlib import import_module, metadata
 from importlib.util import find_spec
+from io import StringIO
 from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING
 
-from featviz.errors import FeatvizError
+from featviz.errors import FeatvizError, UsageError
 from featviz.version import __version__
+
+if TYPE_CHECKING:
+    import torch
 
 _NO_MEMORY = ("cannot allocate memory", "failed to map segment", "cannot map")
 """What the system's loader says of a library that does not fit into the memory."""
 
+_OUT_OF_MEMORY = (MemoryError, SystemError)
+"""What Python raises; SystemError where a library written in C returns without a word."""
+
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
 """The numbers of mallopt(3)."""
-
-_UNFIT = "operator torchvision::"
-"""Begins what torchvision says where its operators were built for another torch."""
 
 
 class UnfitError(FeatvizError):
@@ -35,32 +43,24 @@ def require_torch(alone: bool = False) -> None:
 
     Args:
         alone: the process has begun for this, so all that there is stays to its end, and is not
-            looked through for garbage later.
+            looked through for garbage later. glibc then keeps memory that is freed, up to 256 MiB,
+            for arrays of up to 64 MiB: else it gives that of large activations back to the system
+            after each layer, and the next one waits for new pages (of vgg16's 160 ms an image, 15).
 
     Raises:
         UnfitError: it is missing, or does not work.
         FeatvizError: there is too little memory.
     """
-    first = "torch" not in sys.modules
-    if alone and first:
-        _keep_memory()
-    _import("torch")
-    if alone and first:
-        gc.freeze()
-        atexit.register(gc.unfreeze)  # else libraries of torch report leaks at the end
-
-
-def _keep_memory() -> None:
-    """Let glibc keep memory that is freed, up to 256 MiB, for arrays of up to 64 MiB.
-
-    Else it gives that of large activations back to the system after each layer, and the next one
-    waits for new pages: of vgg16's 160 ms an image, 15.
-    """
-    if sys.platform == "linux":
+    alone = alone and "torch" not in sys.modules
+    if alone and sys.platform == "linux":
         with suppress(AttributeError, OSError):  # another C library
             library = ctypes.CDLL(None)
             library.mallopt(_MMAP_THRESHOLD, 64 * 2**20)
             library.mallopt(_TRIM_THRESHOLD, 256 * 2**20)
+    _import("torch")
+    if alone:
+        gc.freeze()
+        atexit.register(gc.unfreeze)  # else libraries of torch report leaks at the end
 
 
 def require_torchvision() -> None:
@@ -88,10 +88,8 @@ def fitting() -> Iterator[None]:
     """
     try:
         yield
-    except UnfitError:
-        raise
     except Exception as error:
-        if _UNFIT in str(error):
+        if "operator torchvision::" in str(error) and not isinstance(error, UnfitError):
             raise _unfit(error) from error
         raise
 
@@ -103,10 +101,12 @@ def _import(package: str) -> None:
     gc.disable()
     try:
         import_module(package)
-    except (ImportError, OSError, RuntimeError, AttributeError, MemoryError) as error:
-        if any(words in str(error).lower() for words in _NO_MEMORY):
+    except (ImportError, OSError, RuntimeError, AttributeError, *_OUT_OF_MEMORY) as error:
+        said = str(error).lower()
+        if isinstance(error, _OUT_OF_MEMORY) or any(words in said for words in _NO_MEMORY):
             raise FeatvizError(
-                f"there is too little memory to load {package}: {str(error).splitlines()[0]}",
+                f"there is too little memory to load {package}: "
+                + (str(error).splitlines() or [type(error).__name__])[0],
                 "raise the limit (ulimit -v); torch takes several GB of addresses",
             ) from error
         raise _unfit(error) from error
@@ -130,25 +130,16 @@ def lacking(module: str, extra: str, error: ImportError) -> ImportError:
 
 def versions() -> dict[str, str]:
     """The versions that decide what is computed and drawn, as records name them: those of featviz,
-    torch and torchvision."""
+    torch and torchvision (with the build's suffix, which pip does not know: read, not imported)."""
     import torch
 
-    return {
-        "featviz": __version__,
-        "torch": str(torch.__version__),
-        "torchvision": _torchvision(),
-    }
-
-
-def _torchvision() -> str:
-    """What `torchvision.__version__` would be, with the build's suffix, which pip does not know:
-    read, not imported."""
     spec = find_spec("torchvision")
     folders = (spec.submodule_search_locations if spec else None) or ()
     files = [Path(folder, "version.py") for folder in folders]
     text = "".join(file.read_text("utf-8") for file in files if file.is_file())
     found = re.search(r"""^__version__ = ['"]([^'"]+)""", text, re.MULTILINE)
-    return found[1] if found else _version("torchvision")
+    torchvision = found[1] if found else _version("torchvision")
+    return {"featviz": __version__, "torch": str(torch.__version__), "torchvision": torchvision}
 
 
 def _version(package: str) -> str:
@@ -156,3 +147,62 @@ def _version(package: str) -> str:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
         return "(not installed)"
+
+
+@contextmanager
+def tamed() -> Iterator[None]:
+    """Let Ultralytics be imported without what its first import does beside.
+
+    It asks whether the network is there, reports on stdout, which is for results, writes settings
+    into the user's folder (YOLO_CONFIG_DIR says into which), and puts its own functions in the
+    place of `torch.save` and `PIL.Image.open`; the latter would try to install a package where an
+    image is broken.
+    """
+    import torch
+    from PIL import Image
+
+    before, opens, saves = dict(os.environ), Image.open, torch.save
+    with TemporaryDirectory() as folder, redirect_stdout(StringIO()):
+        os.environ |= {"YOLO_CONFIG_DIR": folder, **before, "YOLO_OFFLINE": "true"}
+        try:
+            yield
+        finally:
+            Image.open, torch.save = opens, saves
+            for name in ("YOLO_CONFIG_DIR", "YOLO_OFFLINE"):
+                del os.environ[name]
+                os.environ |= {name: before[name]} if name in before else {}
+
+
+def check_device(name: str) -> None:
+    """Refuse what is the name of no device anywhere; needs no torch.
+
+    Raises:
+        UsageError: names those that there are.
+    """
+    if not re.fullmatch(r"auto|cpu|mps|cuda(:\d+)?", name):
+        raise UsageError(f"--device {name!r} is no device", "one of auto, cpu, cuda, cuda:N, mps")
+
+
+def pick_device(name: str) -> torch.device:
+    """`auto` takes cuda, then mps, then the CPU; of processes that torchrun started on one machine,
+    each takes a GPU of its own, as long as there are some.
+
+    Raises:
+        UsageError: no such device here.
+    """
+    import torch
+
+    check_device(name)
+    if name == "auto" and torch.cuda.is_available():
+        rank = os.environ.get("LOCAL_RANK", os.environ.get("SLURM_LOCALID"))
+        return torch.device(f"cuda:{int(rank) % torch.cuda.device_count()}" if rank else "cuda")
+    if name == "auto":
+        return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
+    device = torch.device(name)
+    counts = {"cpu": 1, "mps": int(torch.backends.mps.is_available())}
+    count = counts.get(device.type, torch.cuda.device_count())
+    if (device.index or 0) >= count:
+        raise UsageError(
+            f"--device {name}: this machine has {count} {device.type} devices", "try --device auto"
+        )
+    return device

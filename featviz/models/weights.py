@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -16,7 +17,7 @@ from torch.nn.parameter import is_lazy
 from featviz.errors import LoadError
 from featviz.models.files import checkpoint
 from featviz.models.files.state_dict import Unwrapped, strip, unwrap
-from featviz.models.sources import ModelOptions
+from featviz.options import ModelOptions
 from featviz.text import listed, quoted
 
 log = logging.getLogger(__name__)
@@ -24,8 +25,15 @@ log = logging.getLogger(__name__)
 _SHOWN = 4
 """Keys that an error names before it says how many more there are."""
 
-_OPTIONAL = "num_batches_tracked"
-"""BatchNorm's step counter: old checkpoints lack it, and nothing depends on it here."""
+_NORMED = re.compile(r"_[guv]$|\.parametrizations\.")
+_NORM_HINT = (
+    "they are of weight norm, spectral norm or another parametrization: --arch file.py:NAME of "
+    "code that applies it, or save them after torch.nn.utils.parametrize.remove_parametrizations "
+    "(remove_weight_norm, remove_spectral_norm)"
+)
+
+
+_FIT_HINT = "another --arch, --model-arg (for example num_classes=10), or --partial for what fits"
 
 
 @dataclass(frozen=True)
@@ -46,18 +54,19 @@ class Fit:
     @property
     def words(self) -> str:
         """The tensors that do not fit, in words; empty if all fit."""
-        parts = [
-            f"missing {_some(self.missing)}" if self.missing else "",
-            f"unexpected {_some(self.unexpected)}" if self.unexpected else "",
-            _some(self.other) if self.other else "",
-        ]
-        return "; ".join(part for part in parts if part)
+        parts = {"missing ": self.missing, "unexpected ": self.unexpected, "": self.other}
+        return "; ".join(
+            word + listed([quoted(key) for key in keys], _SHOWN)
+            for word, keys in parts.items()
+            if keys
+        )
 
 
 def compare(module: nn.Module, tensors: Mapping[str, Tensor]) -> Fit:
     """Hold tensors against a module's own names and shapes."""
     expected = {k: v for k, v in module.state_dict().items() if isinstance(v, Tensor)}
-    counted = [key for key in expected if key in tensors or not key.endswith(_OPTIONAL)]
+    # BatchNorm's step counter: old checkpoints lack it, and nothing depends on it here
+    counted = [k for k in expected if k in tensors or not k.endswith("num_batches_tracked")]
     return Fit(
         total=len(counted),
         missing=tuple(key for key in counted if key not in tensors),
@@ -90,17 +99,17 @@ def put_into(
             "--arch the model as it is before it is quantised",
         )
     if fit.words and not (partial and fit.fitting):
+        normed = any(_NORMED.search(key) for key in fit.unexpected)
         raise LoadError(
             f"{what}: {fit.fitting} of {fit.total} tensors; {fit.words}",
-            "another --arch, --model-arg (for example num_classes=10), or --partial for what fits",
+            _NORM_HINT if normed else _FIT_HINT,
         )
     expected = module.state_dict()
     chosen = OrderedDict(
         (k, v) for k, v in tensors.items() if k in expected and expected[k].shape == v.shape
     )
-    vars(chosen)["_metadata"] = getattr(
-        expected, "_metadata", {}
-    )  # MNASNet loads no unknown version
+    # MNASNet loads no unknown version
+    vars(chosen)["_metadata"] = getattr(expected, "_metadata", {})
     try:
         module.load_state_dict(chosen, strict=False)
     except RuntimeError as error:  # sparse and quantized tensors, which cannot be copied in
@@ -113,31 +122,13 @@ def put_into(
     return fit
 
 
-def load_weights(module: nn.Module, path: Path, options: ModelOptions) -> dict[str, Any]:
-    """Load a file's weights into a module; returns what run.json says of them.
-
-    Raises:
-        LoadError: the file holds no weights, or they do not fit.
-    """
-    return put_weights(module, read_weights(path, options), path, options)
-
-
-def read_file(path: Path, options: ModelOptions) -> Any:
-    """What a file holds: a module, or a mapping with tensors somewhere in it.
-
-    Raises:
-        LoadError: no checkpoint, truncated, or a pickle that needs more than is allowed.
-    """
-    return checkpoint.read(path, options.allow_globals, options.trust)
-
-
 def read_weights(path: Path, options: ModelOptions) -> Unwrapped:
     """The tensors of a file by name.
 
     Raises:
         LoadError: the file holds no weights.
     """
-    content = read_file(path, options)
+    content = checkpoint.read(path, options.trust)
     return unwrap(content, options.key, options.strip_prefix, options.ema, path.name)
 
 
@@ -180,7 +171,3 @@ def in_full_precision(module: nn.Module, device: torch.device) -> nn.Module:
         log.info("half precision is cast to float32 on the CPU")
         return module.float()
     return module
-
-
-def _some(keys: Sequence[str]) -> str:
-    return listed([quoted(key) for key in keys], _SHOWN)

@@ -3,56 +3,49 @@
 from __future__ import annotations
 
 import logging
-import os
-import sys
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
-from functools import partial
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager, suppress
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from threading import Thread
+from threading import Event, Thread
 from time import monotonic
-from typing import Any, BinaryIO, Protocol
+from typing import BinaryIO
 
-import torch
+from msgspec import structs
 
-from featviz.drawing import scan, tensorboard
+from featviz.drawing import tensorboard
 from featviz.drawing.kernels import post_kernels
-from featviz.errors import UploadError
+from featviz.drawing.tensorboard import Board
+from featviz.drawing.values import compiled
+from featviz.errors import FeatvizError, UploadError
 from featviz.hooks.eval_mode import in_eval_mode
 from featviz.images import find
-from featviz.models.load import LoadedModel, ModelOptions, mistakes_first
-from featviz.pipeline import dry_run, shared_basis
-from featviz.pipeline.dealing import Deal, with_next
-from featviz.pipeline.encoders import STEP_BACK, Background
-from featviz.pipeline.limits import check_written
-from featviz.pipeline.options import RunOptions
-from featviz.pipeline.place import held, in_any_case, place
+from featviz.layout.hints import HintBook
+from featviz.models.load import LoadedModel, mistakes_first
+from featviz.options import ModelOptions, RunOptions
+from featviz.pipeline import dry_run
+from featviz.pipeline.options import board_of
+from featviz.pipeline.place import held, place, together
 from featviz.pipeline.prepare import Prepared, find_images, prepare
-from featviz.pipeline.processes import ALONE, World
 from featviz.pipeline.resume import (
     RunDocument,
     check_destination,
-    forget_gone,
+    name_gone,
     names_to_clear,
     open_store,
     open_stored,
     run_record,
 )
-from featviz.pipeline.session import Session
 from featviz.pipeline.signals import stop_requests
-from featviz.records import ImageResult, Limits, RunResult, Sample, Written
+from featviz.pipeline.visit import Visit, visit_all
+from featviz.records import ImageResult, RunResult, Sample, Shard
 from featviz.rundir import destination
-from featviz.rundir.store.objects import ObjectStore
-from featviz.rundir.store.run import StoredRun
+from featviz.rundir.store import StoredRun
 from featviz.rundir.write import RunDirectory
 from featviz.text import counted, listed, quoted
 
 log = logging.getLogger(__name__)
-
-QUEUE_BYTES = 64 * 2**20
-"""Tiles that may wait for an encoder."""
 
 _NAMED = 5
 """Layers that gave NaN or infinite values which a warning names."""
@@ -64,38 +57,12 @@ Progress = Callable[[ImageResult, int], None]
 """Called with each finished image and how many there are in all."""
 
 
-@dataclass(frozen=True)
-class Errand:
-    """A run as those know it who draw its images in other processes."""
-
-    images: tuple[Sample, ...]
-    """As they were found."""
-    samples: tuple[Sample, ...]
-    """As the model takes them: what is drawn."""
-    options: RunOptions
-    record: Mapping[str, Any]
-    """What run.json says of what decides about the pictures."""
-    folder: Path
-    """Where relative paths begin."""
-
-
-class Others(Protocol):
-    """Other processes that draw the images of a run."""
-
-    def draw(
-        self, errand: Errand, report: Callable[[ImageResult], None], stopped: Callable[[], bool]
-    ) -> None:
-        """Draw all images, report each in their order, and stop where `stopped` says so."""
-
-
 def run(
     model: ModelOptions | LoadedModel,
     arguments: Sequence[str],
     options: RunOptions,
     progress: Progress = lambda image, total: None,
     stdin: BinaryIO | None = None,
-    team: World = ALONE,
-    others: Others | None = None,
 ) -> RunResult:
     """Draw the feature maps of images into a run directory.
 
@@ -103,63 +70,19 @@ def run(
         progress: called with all there is to know of each image, in their order. The result has
             only their names and errors, so that it does not grow with every picture.
         stdin: where the list of images is read for the argument `-`; None takes the process's own.
-        team: the processes that divide the images among them; this is one of them.
-        others: who draws the images; this process by default.
 
     Raises:
         FeatvizError: nothing could be begun, or the run directory could not be written. What goes
             wrong with one image is in its result instead.
     """
     # numba is loaded while the model is
-    Thread(target=scan.compiled, name="featviz-loops", daemon=True).start()
-    with held(options, team):
-        return _run(model, arguments, options, progress, stdin, team, others)
-
-
-def _run(
-    model: ModelOptions | LoadedModel,
-    arguments: Sequence[str],
-    options: RunOptions,
-    progress: Progress,
-    stdin: BinaryIO | None,
-    team: World,
-    others: Others | None,
-) -> RunResult:
-    share = team.share(options.shard)
-    images = team.at_first(partial(_find, model, arguments, options, stdin, team))
-    prepared = prepare(model, images, options)
-    samples = share.of(prepared.samples)
-    dry_run.check_limits(prepared, len(samples))
-    with place(options, team) as inside:
-        prepared = replace(prepared, options=inside)
-        document = RunDocument(run_record(prepared), prepared.samples)
-        stored = None if inside.url is None else StoredRun(inside.out, ObjectStore(inside.url))
-        team.at_first(partial(_begin, prepared, document, team, stored))
-        folder = stored or RunDirectory(inside.out, inside.durable)
-        deal = Deal(team, samples, "images", [sample.archive for sample in samples])
-        finished = _Finished(document, progress, deal, folder if team.first else None)
-        with (
-            in_any_case(partial(_end, document, folder, team)),
-            tensorboard.opened(options.board, options.out, options.step, inside.resume) as board,
-        ):
-            if board is not None and team.first:
-                with in_eval_mode(prepared.model.module):
-                    post_kernels(prepared.model.module, prepared.layers, board)
-            if others is None:
-                noted = finished.add, board, team
-                session = Session(prepared, folder, document.fingerprint, *noted)
-                interrupted = _visit_all(session, deal, finished)
-            else:
-                errand = _errand(prepared, images, document)
-                interrupted = _let_draw(others, errand, finished, (folder, options.limits))
-            finished.warn()
-    return RunResult(
-        options.target,
-        tuple(finished.results),
-        tuple(s.name for s in samples if team.first and s.name in document.missing),
-        interrupted,
-        finished.pictures,
-    )
+    Thread(target=compiled, name="featviz-loops", daemon=True).start()
+    with held(options):
+        prepared = prepare(model, _find(model, arguments, options, stdin), options)
+        samples = (options.shard or Shard()).of(prepared.samples)
+        dry_run.check_limits(prepared, len(samples))
+        with place(options) as inside:
+            return _draw(replace(prepared, options=inside), samples, options, progress)
 
 
 def _find(
@@ -167,178 +90,153 @@ def _find(
     arguments: Sequence[str],
     options: RunOptions,
     stdin: BinaryIO | None,
-    team: World,
 ) -> list[Sample]:
     """Find the images, and refuse what can be known to be wrong before the model is loaded."""
     samples = find_images(arguments, options, stdin)
     names = (None,) if isinstance(model, LoadedModel) else (model.spec, model.arch, model.weights)
-    option = "--out" if options.archive is None else "--archive"
     if isinstance(options.target, Path):
         inputs = [*find.files_of(samples), *destination.model_files(*names)]
-        destination.check_apart(options.target, option, inputs)
-    if team.begun is None:
-        with mistakes_first(model):
-            check_destination(model, options)
+        destination.check_apart(options.target, "--out", inputs)
+    with mistakes_first(model):
+        check_destination(model, options)
     return samples
 
 
-def _begin(
-    prepared: Prepared, document: RunDocument, team: World, stored: StoredRun | None
-) -> None:
-    options, about = prepared.options, (document.record, document.fingerprint)
-    folder = open_store(options, *about) if stored is None else open_stored(stored, options, *about)
-    folder.refuse_links(document.names)
-    if options.resume:
-        forget_gone(folder, document.names, options.prune)
-    left = folder.clear_images(names_to_clear(folder, prepared.samples, options.shard))
-    for way in left:
-        log.warning("%s stays: it holds files that featviz did not write", quoted(way))
-    document.write(folder)
-    team.begin(options.out)
-    shared_basis.write_bases(folder, prepared)
+def _draw(
+    prepared: Prepared, samples: Sequence[Sample], given: RunOptions, progress: Progress
+) -> RunResult:
+    """Draw these images, which are all or a shard's, into the place that the options name.
 
-
-class _Finished:
-    """The images that are finished: noted in run.json's document, and passed on to the caller."""
-
-    def __init__(
-        self,
-        document: RunDocument,
-        progress: Progress,
-        deal: Deal[Sample],
-        folder: RunDirectory | None,
-    ) -> None:
-        """`folder` is where run.json is written now and then; None where another process does."""
-        self.document, self.progress, self.deal = document, progress, deal
-        self.folder, self._due = folder, monotonic() + SAVED_EVERY
-        self.results: list[ImageResult] = []
-        """Only the names and errors of the images."""
-        self.pictures = 0
-        self._nonfinite: Counter[str] = Counter()
-        """By layer: the images for which it gave NaN or infinite values."""
-
-    def add(self, result: ImageResult) -> None:
-        """Note an image whose files are written, or which has failed."""
-        brief = ImageResult(result.image, result.folder, error=result.error, kept=result.kept)
-        self.results.append(brief)
-        self.pictures += len(result.captures)
-        rows = () if result.kept else result.captures
-        names = [row.layer or row.type for row in rows if row.nonfinite]
-        self._nonfinite.update(dict.fromkeys(names, 1))
-        self.document.add(result)
-        self._save()
-        self.progress(result, self.deal.expected)
-
-    def _save(self) -> None:
-        """Write run.json if it is time: who is killed leaves one that is a few seconds old. It
-        takes a fiftieth of the time at most, however long it grows."""
-        began = monotonic()
-        if self.folder is not None and began >= self._due:
-            with suppress(UploadError):  # a store that does not answer may do so at the end
-                self.document.write(self.folder)
-            self._due = monotonic() + max(SAVED_EVERY, 50 * (monotonic() - began))
-
-    def warn(self) -> None:
-        """Say once which layers gave values that no colour stands for."""
-        layers = [f"{quoted(name)} ({counted(n, 'image')})" for name, n in self._nonfinite.items()]
-        if layers:
-            log.warning("NaN or infinite values, shown in magenta: %s", listed(layers, _NAMED))
-
-    @property
-    def last_failed(self) -> bool:
-        """Whether the image that was finished last has failed."""
-        return bool(self.results) and self.results[-1].error is not None
-
-
-def _visit_all(session: Session, deal: Deal[Sample], finished: _Finished) -> bool:
-    """Show the images that this process gets to the model, one by one; True if a signal ended it
-    before the last."""
-    options = session.prepared.options
+    Args:
+        given: the options as the user gave them: the board's folder has the name of the run, not
+            that of the hidden folder beside it.
+    """
+    options, summary = prepared.options, Summary()
+    document = RunDocument(run_record(prepared), prepared.samples)
+    folder = _begin(prepared, document, samples)
+    save_next = monotonic() + SAVED_EVERY
     with (
-        in_eval_mode(session.prepared.model.module, options.passes.gradients),
-        shared_cores(session.prepared) as background,
-        session.ahead,
+        _ended(document, folder, options),
+        tensorboard.opened(board_of(given), given.out) as board,
         stop_requests() as stop,
-        in_any_case(session.settle),
     ):
-        for sample, following in with_next(deal, session.readers):
-            if options.fail_fast and finished.last_failed:
-                deal.end()
-                break
-            if stop.is_set():
-                break
-            if not (options.resume and session.keep(sample)):
-                session.visit(sample, background, following)
-    return stop.is_set()
+        if board is not None and not options.resume and (options.shard or Shard()).index == 0:
+            with in_eval_mode(prepared.model.module):
+                post_kernels(prepared.model.module, prepared.layers, board)
+        visit = Visit(prepared, folder, document.fingerprint, board)
+        with closing(visit_all(visit, samples, stop)) as results:
+            for result in results:
+                summary.add(result)
+                document.errors[result.image] = result.error
+                if options.shard is None and (now := monotonic()) >= save_next:
+                    with suppress(UploadError):  # the store may answer again at the end
+                        document.write(folder)
+                    # a fiftieth of the time at most, however long run.json grows
+                    save_next = monotonic() + max(SAVED_EVERY, 50 * (monotonic() - now))
+                progress(result, len(samples))
+        summary.warn()
+    return RunResult(
+        given.target,
+        tuple(summary.images),
+        tuple(sample.name for sample in samples if sample.name in document.missing),
+        stop.is_set(),
+        summary.pictures,
+        not document.missing,
+        document.failed,
+    )
 
 
-def _errand(prepared: Prepared, images: Sequence[Sample], document: RunDocument) -> Errand:
-    """Limits are counted here, over all who draw."""
-    options = replace(prepared.options, limits=Limits())
-    samples = prepared.samples
-    return Errand(tuple(images), samples, options, document.record, Path.cwd())
-
-
-def _let_draw(
-    others: Others, errand: Errand, finished: _Finished, within: tuple[RunDirectory, Limits]
-) -> bool:
-    """Let other processes draw the images; True if a signal ended it before the last."""
-    (folder, limits), written = within, Written()
-
-    def report(result: ImageResult) -> None:
-        nonlocal written
-        if result.error is None and limits != Limits():
-            written += folder.image(result.image).size
-            check_written(limits, written, result.folder)
-        finished.add(result)
-
-    with stop_requests() as stop:
-        fails = errand.options.fail_fast
-        others.draw(errand, report, lambda: stop.is_set() or (fails and finished.last_failed))
-    return stop.is_set()
-
-
-def _end(document: RunDocument, folder: RunDirectory, team: World) -> None:
-    """Write run.json in the first process, with what became of the images of all processes; the
-    others wait for it. Where one has died, or a signal has ended the wait, each of those that live
-    writes what is known by then."""
-    team.leave(document.errors)
-    try:
-        shared = team.gather(document.errors)
-    except BaseException:
-        _write_without_the_dead(document, folder, team)
-        raise
-    for errors in shared:
-        document.errors |= errors
-    document.missing = team.at_first(partial(document.write, folder))
-
-
-def _write_without_the_dead(document: RunDocument, folder: RunDirectory, team: World) -> None:
-    """Write run.json until it has the notes of all who have left one: so the last file that is
-    written tells all, whoever writes it."""
-    known: list[dict[str, str | None]] | None = None
-    while (notes := team.notes()) != known:
-        known = notes
-        for errors in notes:
-            document.errors |= errors
-        document.missing = document.write(folder)
+def _begin(prepared: Prepared, document: RunDocument, samples: Sequence[Sample]) -> RunDirectory:
+    """Open the place of the run; `samples` are those of this process."""
+    options, about = prepared.options, (document.record, document.fingerprint)
+    with together(options):
+        if options.url is None:
+            folder = open_store(options, *about, samples)
+        else:
+            folder = open_stored(StoredRun(options.out, options.url), options, *about, samples)
+        folder.refuse_links(document.names)
+        if options.resume:
+            name_gone(folder, document.names)
+        folder.clear_images(names_to_clear(folder, prepared.samples, options.shard))
+        document.write(folder)
+    return folder
 
 
 @contextmanager
-def shared_cores(prepared: Prepared) -> Iterator[Background]:
-    """Encoders beside the model: `jobs` threads, or a quarter of the cores, at least two.
+def _ended(document: RunDocument, folder: RunDirectory, options: RunOptions) -> Iterator[None]:
+    """Write run.json at the end of the block, also where it fails: then errors of that are left
+    out. The last of several shards knows what became of all images, by the manifests and by what
+    the others have written into run.json."""
 
-    Where threads can step back (Linux) torch gets all cores, and the encoders what it leaves. Else
-    it leaves them a quarter of the cores for as long as this lasts: each of its operations waits
-    for the slowest of its threads. A run never decides by what it measures, and so gives the same
-    values each time.
-    """
-    cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
-    share, threads = max(1, cores // 4), torch.get_num_threads()
-    torch.set_num_threads(max(1, min(threads, cores if STEP_BACK else cores - share)))
+    def write() -> None:
+        with together(options):
+            if options.shard is not None:
+                folder.refresh()
+            document.missing = document.write(folder)
+
     try:
-        jobs = prepared.options.jobs or max(2, share)
-        with Background(jobs, QUEUE_BYTES) as background:
-            yield background
-    finally:
-        torch.set_num_threads(threads)
+        yield
+    except BaseException:
+        with suppress(FeatvizError):
+            write()
+        raise
+    write()
+
+
+@dataclass
+class Summary:
+    """What became of the images so far."""
+
+    images: list[ImageResult] = field(default_factory=list)
+    """Only their names and errors."""
+    pictures: int = 0
+    nonfinite: Counter[str] = field(default_factory=Counter)
+    """By layer: the images for which it gave NaN or infinite values."""
+
+    def add(self, result: ImageResult) -> None:
+        """Note an image that is done."""
+        self.images.append(
+            ImageResult(result.image, result.folder, error=result.error, kept=result.kept)
+        )
+        self.pictures += len(result.captures)
+        rows = () if result.kept else result.captures
+        names = [row.layer or row.type for row in rows if row.nonfinite]
+        self.nonfinite.update(dict.fromkeys(names, 1))
+
+    def warn(self) -> None:
+        """Say once which layers gave values that no colour stands for."""
+        layers = [f"{quoted(name)} ({counted(n, 'image')})" for name, n in self.nonfinite.items()]
+        if layers:
+            log.warning("NaN or infinite values, shown in magenta: %s", listed(layers, _NAMED))
+
+
+class SeriesDrawer:
+    """Draws the same images by the same model, whose weights change."""
+
+    def __init__(self, model: LoadedModel, images: Sequence[str], options: RunOptions) -> None:
+        """Find the images, and choose the layers by a forward pass on zeros.
+
+        Raises:
+            FeatvizError: a bad option, the images do not fit the model, or no layer is chosen.
+        """
+        self.prepared = prepare(model, find_images(images, options), options)
+        self._books: dict[tuple[int, ...], HintBook] = {}
+
+    def draw(self, model: LoadedModel, folder: Path, board: Board | None) -> list[ImageResult]:
+        """Draw all images into a folder, which is empty and becomes a run directory.
+
+        Args:
+            model: the same as before, with new weights, maybe on another device.
+            board: what TensorBoard is to show of this step.
+
+        Raises:
+            StoreError: it cannot be written. What goes wrong with one image is in its result.
+        """
+        options = structs.replace(self.prepared.options, out=folder)
+        prepared = replace(self.prepared, model=model, options=options)
+        document, store = RunDocument(run_record(prepared), prepared.samples), RunDirectory(folder)
+        visit = Visit(prepared, store, document.fingerprint, board, self._books)
+        results = list(visit_all(visit, prepared.samples, Event()))
+        document.errors = {result.image: result.error for result in results}
+        document.write(store)
+        return results

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -13,14 +12,13 @@ from torch import Tensor
 from featviz.errors import FeatvizError, ForwardError, ImageError
 from featviz.hooks.forward import forward
 from featviz.models.load import LoadedModel
-from featviz.models.preprocess import InputOptions
-from featviz.pipeline.encoders import ReadAhead
+from featviz.options import InputOptions
+from featviz.pipeline.encoders import read_ahead
 from featviz.pipeline.prepare import read_input, readers_for
 from featviz.records import Sample
 
 Failed = Callable[[int, FeatvizError], None]
 """Called with the number of an image that failed."""
-
 BatchProgress = Callable[[str, FeatvizError | None, int], None]
 """Called with each image's name, what went wrong with it, and how many there are in all."""
 
@@ -30,7 +28,6 @@ class Batch:
     """Images of one input shape."""
 
     images: tuple[int, ...]
-    """Their numbers among the samples."""
     inputs: list[Tensor]
     """The arguments of the model, each [B, C, H, W] (or [B, C, T, H, W]), on the CPU."""
 
@@ -61,29 +58,25 @@ def batches(
     failed: Failed,
     numbers: Iterable[int] | None = None,
 ) -> Iterator[Batch]:
-    """Decode and prepare images; neighbours of the same input shape go together, `size` at most.
-
-    Threads read the next `size` images, or as many as there are threads, while the caller is busy
-    with those that it got.
-
-    Args:
-        numbers: of the samples to take; all by default.
-    """
+    """Decode and prepare images, ahead of the caller; neighbours of the same input shape go
+    together, `size` at most. `numbers` are those of the samples to take, all by default."""
     order = range(len(samples)) if numbers is None else numbers
     waiting: list[tuple[int, list[Tensor]]] = []
 
     def read(number: int) -> list[Tensor]:
         return read_input(samples[number], model.preprocess, inputs)[1]
 
-    readers = readers_for(samples, inputs)
-    with ReadAhead(read, readers) as ahead:
-        for number in _begun(order, max(size, readers), ahead.begin):
+    readers = readers_for(samples)
+    with read_ahead(order, read, readers, max(size, readers)) as ahead:
+        for number, load in ahead:
             try:
-                args = ahead.take(number)
+                args = load()
             except ImageError as error:
                 failed(number, error)
                 continue
-            if waiting and (len(waiting) == size or _shapes(waiting[0][1]) != _shapes(args)):
+            if waiting and (
+                len(waiting) == size or [a.shape for a in waiting[0][1]] != [a.shape for a in args]
+            ):
                 yield _together(waiting)
                 waiting = []
             waiting.append((number, args))
@@ -107,29 +100,14 @@ def run_batch(
             raise collector.fault from None
         if len(batch.images) == 1:
             failed(batch.images[0], error)
+            return
         for at, number in enumerate(batch.images):
-            if len(batch.images) > 1:
-                alone = [arg[at : at + 1] for arg in batch.inputs]
-                run_batch(model, Batch((number,), alone), collector, failed, seen)
+            alone = Batch((number,), [arg[at : at + 1] for arg in batch.inputs])
+            run_batch(model, alone, collector, failed, seen)
     else:
         collector.commit()
         for number in batch.images:
             seen(number)
-
-
-def _begun(numbers: Iterable[int], distance: int, begin: Callable[[int], None]) -> Iterator[int]:
-    """Each number, when it and as many as `distance` behind it are begun."""
-    waiting: deque[int] = deque()
-    for number in numbers:
-        begin(number)
-        waiting.append(number)
-        if len(waiting) > distance:
-            yield waiting.popleft()
-    yield from waiting
-
-
-def _shapes(args: Sequence[Tensor]) -> list[torch.Size]:
-    return [arg.shape for arg in args]
 
 
 def _together(samples: Sequence[tuple[int, list[Tensor]]]) -> Batch:

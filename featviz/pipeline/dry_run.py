@@ -4,52 +4,39 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import Any
 
+from msgspec import structs
 from torch import Tensor
 
 from featviz.drawing import figure, grid
 from featviz.drawing.class_maps import check_places
 from featviz.drawing.drawer import is_saliency
-from featviz.gradients import forward_backward
-from featviz.gradients.pairs import paired
+from featviz.errors import UsageError
+from featviz.gradients import passes
 from featviz.hooks.eval_mode import in_eval_mode
 from featviz.layout import Maps, to_maps
 from featviz.layout.layouts import LAYOUTS
-from featviz.models.load import ModelOptions
-from featviz.pipeline.limits import check_plan
-from featviz.pipeline.options import RunOptions
+from featviz.options import DrawOptions, ModelOptions, RunOptions
 from featviz.pipeline.prepare import Prepared, find_images, prepare
-from featviz.records import (
-    SALIENCY,
-    STAT_COLUMNS,
-    DrawOptions,
-    GridPlan,
-    Limits,
-    Shard,
-    Site,
-    Written,
-)
-from featviz.text import by, counted, printable
+from featviz.records import SALIENCY, STAT_COLUMNS, Shard, Site
+from featviz.text import by, counted, in_bytes, printable
 
+# PNG bytes, on the safe side of what was measured over the sample scenes with random weights
 BYTES_PER_VALUE = 0.8
-"""PNG bytes for each value of a map at scale 1, on the safe side: over the sample scenes, with
-random weights, resnet18 took 0.72 and vgg16 0.57."""
+"""Of a map at scale 1: resnet18 took 0.72 and vgg16 0.57."""
 ENLARGED = 1.5
-"""Enlarged maps take somewhat more, though not as much as their pixels suggest: with this factor
-the estimate for the default scale was 8 % (resnet18) and 40 % (vgg16) above what was written."""
+"""Enlarged maps take more, though not as much as their pixels suggest: with this factor the
+estimate for the default scale was 8 % (resnet18) and 40 % (vgg16) above what was written."""
 BLENDED = 0.6
-"""Maps laid over the input, for each byte of their RGB, as a share of BYTES_PER_VALUE: resnet18's
-over the sample scenes took 0.42 bytes, or 0.53 of it."""
+"""Maps laid over the input, for each byte of their RGB: resnet18's took 0.53 of BYTES_PER_VALUE."""
 FIGURE = 0.5
-"""PNG bytes for each pixel of a figure: 0.31 with 16 maps, 0.47 with 4, over the sample scenes."""
-TENSOR_BYTES = 4
+"""For each pixel of a figure: 0.31 with 16 maps, 0.47 with 4."""
 OWN_FILES = 3
 """Files of an image beside its pictures: input.png, stats.npz and manifest.json."""
 ROW_BYTES = 1000
 """Bytes for each picture in manifest.json and stats.npz, without the numbers of its channels."""
-CHANNEL_BYTES = 4 * len(STAT_COLUMNS)
 
 
 @dataclass(frozen=True)
@@ -73,9 +60,9 @@ class DryRun:
     images: int
     files: tuple[PlannedFile, ...]
     skipped: tuple[tuple[str, str], ...]
-    """(layer, reason)."""
-    beside: Written
-    """Other files of each image: input.png, stats.npz, manifest.json, and raw tensors."""
+    beside: int
+    """Number of other files of each image: input.png, stats.npz, manifest.json, raw tensors."""
+    beside_bytes: int
 
     @property
     def totals(self) -> dict[str, Any]:
@@ -87,16 +74,14 @@ class DryRun:
             "files": len(self.files) * self.images,
             "maps": sum(file.maps for file in self.files) * self.images,
             "megapixels": round(pixels * self.images / 1e6, 3),
-            "all_files": self.written.files,
-            "estimated_bytes": self.written.bytes,
+            "all_files": (len(self.files) + self.beside) * self.images,
+            "estimated_bytes": self.bytes,
         }
 
     @property
-    def written(self) -> Written:
-        """Everything that would be in the folders of the images."""
-        files = len(self.files) + self.beside.files
-        size = sum(file.bytes for file in self.files) + self.beside.bytes
-        return Written(files * self.images, size * self.images)
+    def bytes(self) -> int:
+        """An estimate of everything in the folders of the images."""
+        return (sum(file.bytes for file in self.files) + self.beside_bytes) * self.images
 
     def render(self, as_json: bool) -> str:
         """One JSON document, or a table for people."""
@@ -111,11 +96,13 @@ class DryRun:
         ]
         rows += [f"{layer}  skipped: {reason}" for layer, reason in self.skipped]
         total = self.totals
+        images, pictures, layers = (
+            counted(total[f"{one}s"], one) for one in ("image", "file", "layer")
+        )
         rows.append(
-            f"{counted(total['images'], 'image')}: {counted(total['files'], 'file')} of "
-            f"{counted(total['layers'], 'layer')}, "
-            f"{total['maps']} maps, {total['megapixels']:.1f} megapixels, "
-            f"about {total['estimated_bytes'] / 1e6:.1f} MB in {total['all_files']} files in all"
+            f"{images}: {pictures} of {layers}, {total['maps']} maps, "
+            f"{total['megapixels']:.1f} megapixels, about {total['estimated_bytes'] / 1e6:.1f} MB "
+            f"in {total['all_files']} files in all"
         )
         return "\n".join(map(printable, rows))
 
@@ -132,16 +119,20 @@ def dry_run(model: ModelOptions, arguments: Sequence[str], options: RunOptions) 
 
 
 def check_limits(prepared: Prepared, images: int) -> None:
-    """Hold what a run of so many images would write against its limits.
+    """Hold what a run of so many images would write against the largest size.
 
     Where a model takes images in their own size the first one stands for all.
 
     Raises:
         UsageError: it would write more than it may.
     """
-    limits = prepared.options.limits
-    if limits != Limits():
-        check_plan(limits, _plan(prepared, images).written)
+    most = prepared.options.max_output_size
+    if most is not None and (size := _plan(prepared, images).bytes) > most:
+        raise UsageError(
+            f"the run would write about {in_bytes(size)}, and --max-output-size is "
+            f"{in_bytes(most)}",
+            "--max-maps, --scale 1, fewer --layers or images; --dry-run shows what takes how much",
+        )
 
 
 def _plan(prepared: Prepared, images: int) -> DryRun:
@@ -150,34 +141,30 @@ def _plan(prepared: Prepared, images: int) -> DryRun:
     book = prepared.hint_book(blank)
     files: list[PlannedFile] = []
     inputs = [arg.shape for arg in blank]
-    beside = [Written(OWN_FILES, int(blank[0].numel() * BYTES_PER_VALUE))]
+    beside, size = OWN_FILES, int(blank[0].numel() * BYTES_PER_VALUE)
 
     def sink(site: Site, tensor: Tensor, gradient: Tensor | None = None) -> None:
+        nonlocal beside, size
         parts = to_maps(tensor, book.at(site, tensor))
         if gradient is not None:
             check_places(parts[""])
             parts = {"": parts[""]}
         if options.draw.tensors:
-            beside.append(Written(1, tensor.numel() * TENSOR_BYTES))
+            beside += 1
+            size += tensor.numel() * 4
         for key, maps in parts.items():
             files.extend(_planned(site.inside(key), maps, options.draw, prepared.shown))
             if not key and is_saliency(site, tensor.shape, inputs, options.draw):
-                one = replace(options.draw, reduce="max-abs")
+                one = structs.replace(options.draw, reduce="max-abs")
                 files.extend(_planned(site.inside(SALIENCY), maps, one, prepared.shown))
-            beside.append(Written(0, ROW_BYTES + CHANNEL_BYTES * maps.data.shape[0]))
+            size += ROW_BYTES + 4 * len(STAT_COLUMNS) * maps.data.shape[0]
 
+    take = passes.paired(sink) if options.draw.weighs else sink
     with in_eval_mode(loaded.module, options.passes.gradients):
-        _, recorder = forward_backward.run(
-            loaded,
-            prepared.plan,
-            blank,
-            book,
-            prepared.layers,
-            paired(sink) if options.draw.weighs else sink,
-        )
+        _, recorder = passes.run(loaded, prepared.plan, blank, book, prepared.layers, take)
     skipped = [(skip.layer, skip.reason) for skip in recorder.skipped]
     skipped += [(layer.name, "did not run") for layer in recorder.never_ran]
-    return DryRun(images, tuple(files), tuple(skipped), sum(beside, Written()))
+    return DryRun(images, tuple(files), tuple(skipped), beside, size)
 
 
 def _planned(site: Site, maps: Maps, draw: DrawOptions, shown: Sequence[int]) -> list[PlannedFile]:
@@ -189,19 +176,14 @@ def _planned(site: Site, maps: Maps, draw: DrawOptions, shown: Sequence[int]) ->
     shape = (count, min(slices, draw.max_slices), *(shown if laid_over else size))
     plan = grid.plan_file(shape, draw, strip=maps.strip, alone=reduced)
     share = 3 * BLENDED if laid_over else 3 if reduced and draw.reduce == "pca" else 1
-    bytes = _bytes(plan, share)
+    drawn = plan.maps * plan.map_size[0] * plan.map_size[1] * share
+    bytes = int(drawn * BYTES_PER_VALUE * (ENLARGED if plan.scale > (1, 1) else 1))
     of = (site.layer.name, site.layer.type)
     picture = f"{site.stem}.{draw.format}"
     files = [PlannedFile(*of, picture, plan.maps, plan.width, plan.height, bytes)]
     if draw.figure:
-        panels = 1 if maps.strip else figure.shown_first(draw.first, count)
+        panels = 1 if maps.strip else min(figure.FIRST, count)
         height, width = figure.FigureGeometry(panels, "own").pixels
         file = f"{site.stem}.figure.png"
         files.append(PlannedFile(*of, file, panels, width, height, int(width * height * FIGURE)))
     return files
-
-
-def _bytes(plan: GridPlan, share: float) -> int:
-    """An estimate; a value of a map counts `share` times."""
-    drawn = plan.maps * plan.map_size[0] * plan.map_size[1] * share
-    return int(drawn * BYTES_PER_VALUE * (ENLARGED if plan.scale > (1, 1) else 1))

@@ -1,4 +1,4 @@
-"""What goes on beside the model: encoders behind a queue that is bounded in bytes, and a reader of
+"""What goes on beside the model: encoders behind a queue that is bounded in bytes, and readers of
 what is needed next."""
 
 from __future__ import annotations
@@ -6,17 +6,19 @@ from __future__ import annotations
 import os
 import sys
 from collections import deque
-from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from threading import Condition, get_native_id
-from types import TracebackType
-from typing import Any, Generic, TypeVar
+from typing import Any, TypeVar
+
+import torch
 
 K = TypeVar("K")
 T = TypeVar("T")
 
+QUEUE_BYTES = 64 * 2**20
+"""Tiles that may wait for an encoder."""
 
 STEP_BACK = sys.platform == "linux"
 """Whether threads have a niceness of their own; elsewhere it would be the whole process."""
@@ -26,37 +28,20 @@ NICENESS = 10
 19 vgg16 takes 5 to 10 % less, but beside two busy programs a run takes twice as long."""
 
 
-@dataclass(frozen=True)
-class _Task:
-    work: Callable[[], Any]
-    future: Future[Any]
-
-    def run(self) -> None:
-        """Do it, unless it was cancelled. It ends even where a caller who helps is interrupted."""
-        try:
-            if self.future.set_running_or_notify_cancel():
-                self.future.set_result(self.work())
-        except BaseException as error:
-            if not self.future.done():
-                self.future.set_exception(error)
-            if not isinstance(error, Exception):
-                raise
-
-
 class Background:
     """Runs tasks in threads that step back before all others (on Linux). Whoever has to wait for
     them runs those that have not begun: so they are done even where other programs take the cores,
     and no more than `max_bytes` are on their way.
 
-    Leaving the `with` block waits for all tasks; after an exception, those not begun are dropped.
+    Leaving the `with` block waits for all tasks, also after an exception.
     """
 
-    def __init__(self, workers: int, max_bytes: int) -> None:
+    def __init__(self, workers: int, max_bytes: int = QUEUE_BYTES) -> None:
         """Begin without any thread."""
         self.max_bytes = max_bytes
         self._pool = ThreadPoolExecutor(workers, "featviz-writer", initializer=_step_back)
         self._room = Condition()
-        self._waiting: deque[_Task] = deque()
+        self._waiting: deque[tuple[Callable[[], Any], Future[Any]]] = deque()
         self._held = 0
 
     def submit(self, size: int, work: Callable[[], T]) -> Future[T]:
@@ -68,7 +53,7 @@ class Background:
                     self._room.wait_for(lambda: self._fits(size))
         future: Future[T] = Future()
         future.add_done_callback(lambda _: self._give_back(size))
-        self._waiting.append(_Task(work, future))
+        self._waiting.append((work, future))
         self._pool.submit(self._help)
         return future
 
@@ -79,12 +64,21 @@ class Background:
         return future.result()
 
     def _help(self) -> bool:
-        """Run the task that has waited longest; whether there was one."""
+        """Run the task that has waited longest, unless it was cancelled; whether there was one. It
+        ends even where a caller who helps is interrupted."""
         try:
-            task = self._waiting.popleft()
+            work, future = self._waiting.popleft()
         except IndexError:
             return False
-        task.run()
+        try:
+            if future.set_running_or_notify_cancel():
+                future.set_result(work())
+        except BaseException as error:
+            if not future.done():
+                is_own = isinstance(error, Exception)  # else an interrupt of the thread that helps
+                future.set_exception(error if is_own else CancelledError())
+            if not isinstance(error, Exception):
+                raise
         return True
 
     def _fits(self, size: int) -> bool:
@@ -104,54 +98,64 @@ class Background:
     def __enter__(self) -> Background:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        if error is not None:
-            for task in tuple(self._waiting):
-                task.future.cancel()
-        while self._help():
-            pass
-        self._pool.shutdown(wait=True)
-
-
-class ReadAhead(Generic[K, T]):
-    """Reads in threads what is needed next, while the caller is busy.
-
-    Leaving the `with` block waits for what is being read, and drops the rest.
-    """
-
-    def __init__(self, read: Callable[[K], T], readers: int = 1) -> None:
-        """Begin without any thread.
-
-        Args:
-            read: is asked for each key, by several threads at once if there are several readers.
-        """
-        self._read = read
-        self._pool = ThreadPoolExecutor(readers, "featviz-reader")
-        self._begun: dict[K, Future[T]] = {}
-
-    def begin(self, key: K) -> None:
-        """Read this after all that was begun before, unless it was."""
-        if key not in self._begun:
-            self._begun[key] = self._pool.submit(self._read, key)
-
-    def take(self, key: K) -> T:
-        """What was read, or what `read` raised; what was not begun is read now."""
-        begun = self._begun.pop(key, None)
-        return self._read(key) if begun is None else begun.result()
-
-    def __enter__(self) -> ReadAhead[K, T]:
-        return self
-
     def __exit__(self, *error: object) -> None:
-        self._pool.shutdown(wait=True, cancel_futures=True)
+        try:
+            while self._help():
+                pass
+        finally:
+            self._pool.shutdown(wait=True)
 
 
 def _step_back() -> None:
     if STEP_BACK:
         with suppress(OSError):
             os.setpriority(os.PRIO_PROCESS, get_native_id(), NICENESS)
+
+
+@contextmanager
+def shared_cores(jobs: int | None) -> Iterator[Background]:
+    """Encoders beside the model: `jobs` threads, or a quarter of the cores, at least two.
+
+    Where threads can step back (Linux) torch gets all cores, and the encoders what it leaves. Else
+    it leaves them a quarter of the cores for as long as this lasts: each of its operations waits
+    for the slowest of its threads. A run never decides by what it measures, and so gives the same
+    values each time.
+    """
+    cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
+    share, threads = max(1, cores // 4), torch.get_num_threads()
+    torch.set_num_threads(max(1, min(threads, cores if STEP_BACK else cores - share)))
+    try:
+        with Background(jobs or max(2, share)) as background:
+            yield background
+    finally:
+        torch.set_num_threads(threads)
+
+
+@contextmanager
+def read_ahead(
+    items: Iterable[K], read: Callable[[K], T], readers: int = 1, ahead: int = 1
+) -> Iterator[Iterator[tuple[K, Callable[[], T]]]]:
+    """Each item, with a function that gives what was read of it or raises what `read` raised, and
+    is called once: `readers` threads read it, and the next `ahead` items while the caller is busy.
+
+    Leaving the block waits for what is being read, and drops the rest.
+    """
+    pool = ThreadPoolExecutor(readers, "featviz-reader")
+    waiting, begun = deque[K](), deque[Future[T]]()
+
+    def load() -> T:
+        return begun.popleft().result()
+
+    def each() -> Iterator[tuple[K, Callable[[], T]]]:
+        for item in items:
+            waiting.append(item)
+            begun.append(pool.submit(read, item))
+            if len(waiting) > ahead:
+                yield waiting.popleft(), load
+        while waiting:
+            yield waiting.popleft(), load
+
+    try:
+        yield each()
+    finally:
+        pool.shutdown(wait=True, cancel_futures=True)

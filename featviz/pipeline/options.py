@@ -1,106 +1,24 @@
-"""The options of `run`, and the checks that need to know layouts, colormaps and scales."""
+"""What the options of a run mean together, and the checks that need to know layouts and scales."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
+
+from msgspec import structs
 
 from featviz.drawing import colormap, normalize, tensorboard
 from featviz.drawing.picture import check_format
+from featviz.errors import UsageError
 from featviz.files.urls import Url, is_url
 from featviz.gradients import options as gradients
-from featviz.gradients import pairs
+from featviz.gradients import targets
 from featviz.images import decode
-from featviz.layout.overrides import parse_override
-from featviz.models.preprocess import InputOptions
-from featviz.records import Count, DrawOptions, Limits, PassOptions, Shard, Within
-from featviz.records.checking import check
-
-_WITH_URL = {
-    "--overwrite": "name another URL, or remove the run there first (`aws s3 rm --recursive`)",
-    "--durable": "leave it out: a store answers when it has an object",
-    "--archive": "write the archive to a file, and copy it there (`aws s3 cp`)",
-}
-"""What to do instead of options that a run below a URL does not take."""
+from featviz.layout.hints import parse_override
+from featviz.options import DrawOptions, PassOptions, RunOptions
 
 
-@dataclass(frozen=True)
-class RunOptions:
-    """All options of `run` beside the model and the images."""
-
-    layers: str | None = None
-    """Selectors; None takes one layer for each stage."""
-    out: Path = Path("featviz-out")
-    url: Url | None = None
-    """Write the run below this URL of an object store, and leave no folder."""
-    overwrite: bool = False
-    resume: bool = False
-    """Go on with the run that `out` holds, or that was to become `archive`."""
-    verify: bool = False
-    """With `resume`: keep only images all of whose files have their checksums."""
-    prune: bool = False
-    """With `resume`: remove images that are no longer among the inputs."""
-    durable: bool = False
-    """An image gets its name when the disk has all of its files."""
-    wait: Annotated[float, Within(0, hint="give seconds")] = 0.0
-    """Seconds to wait for another process that writes into `out`."""
-    archive: Path | None = None
-    """Pack the run into this zip file, and leave no folder."""
-    nul_separated: bool = False
-    """`-` reads NUL-separated paths."""
-    fail_fast: bool = False
-    """Stop at the first image that fails."""
-    jobs: Count | None = None
-    """Encoder threads; None takes a quarter of the cores, at least two."""
-    tensorboard: Path | None = None
-    """Folder for TensorBoard's runs."""
-    step: Annotated[int, Within(0)] | None = None
-    """The training step of the model, for TensorBoard."""
-    limits: Limits = field(default_factory=Limits)
-    shard: Shard | None = None
-    """The share of the images that this process takes; None takes all, or torchrun's share."""
-    draw: DrawOptions = field(default_factory=DrawOptions)
-    inputs: InputOptions = field(default_factory=InputOptions)
-    passes: PassOptions = field(default_factory=PassOptions)
-
-    @property
-    def target(self) -> Path | Url:
-        """Where the user finds the run."""
-        return self.url or self.archive or self.out
-
-    @property
-    def board(self) -> Path | None:
-        """The folder of TensorBoard's events: in `tensorboard` one for each run, but all steps of a
-        training are in `tensorboard` itself."""
-        if self.tensorboard is None or self.step is not None:
-            return self.tensorboard
-        run = Path(self.url.name) if self.url is not None else self.archive or self.out
-        return tensorboard.run_folder(self.tensorboard, run)
-
-    def contradictions(self) -> Iterator[tuple[str, str]]:
-        """Options that exclude each other, as the message and the hint of an error."""
-        if self.resume and self.overwrite:
-            yield "--resume and --overwrite exclude each other", "give one of them"
-        for name, given in (("--verify", self.verify), ("--prune", self.prune)):
-            if given and not self.resume:
-                yield f"{name} is for --resume", "add it, or leave this out"
-        of_folders = {"--overwrite": self.overwrite, "--durable": self.durable}
-        for name, given in {**of_folders, "--archive": self.archive is not None}.items():
-            if given and self.url is not None:
-                yield f"{name} is for folders, and --out is {self.url}", _WITH_URL[name]
-        if self.step is not None and self.tensorboard is None:
-            yield "--step is for --tensorboard", "add it, or leave this out"
-        if self.draw.weighs and self.passes.capture != pairs.CAPTURE:
-            yield (
-                f"--reduce {self.draw.reduce} is made of a layer's output and its gradient, and "
-                f"--capture says {','.join(self.passes.capture)}",
-                "leave --capture out",
-            )
-
-
-def at_place(out: str | Path | Url) -> dict[str, Any]:
+def at_place(out: Any) -> dict[str, Any]:
     """The field of RunOptions that says where the run is written, a folder or a URL.
 
     Raises:
@@ -111,13 +29,46 @@ def at_place(out: str | Path | Url) -> dict[str, Any]:
     return {"url": out} if isinstance(out, Url) else {"out": Path(out)}
 
 
+def for_drawing(passes: PassOptions, draw: DrawOptions, seed: int) -> PassOptions:
+    """What is captured for these pictures: a class activation map is made of an output and its
+    gradient, so it captures both in place of the output."""
+    if draw.weighs and passes.capture == ("output",):
+        passes = structs.replace(passes, capture=targets.PAIRED)
+    return structs.replace(passes, seed=seed)
+
+
+def board_of(options: RunOptions) -> Path | None:
+    """The folder of TensorBoard's events: in `tensorboard` one for each run."""
+    if options.tensorboard is None:
+        return None
+    run = Path(options.url.name) if options.url is not None else options.out
+    return tensorboard.run_folder(options.tensorboard, run)
+
+
 def check_options(options: RunOptions) -> None:
     """Refuse bad options of a run before any work.
 
     Raises:
-        UsageError: names the option, its value and what it takes.
+        UsageError: options exclude each other, or one has no meaning.
     """
-    check(options)
+    if options.resume and options.overwrite:
+        raise UsageError("resume and overwrite exclude each other", "give one of them")
+    if options.shard is not None and options.overwrite:
+        raise UsageError(
+            f"overwrite would remove what other shards write, and this is shard {options.shard}",
+            "remove the run first, or name another folder with --out",
+        )
+    if options.overwrite and options.url is not None:
+        raise UsageError(
+            f"overwrite is for folders, and out is {options.url}",
+            "name another URL, or remove the run there first (`aws s3 rm --recursive`)",
+        )
+    if options.draw.weighs and options.passes.capture != targets.PAIRED:
+        raise UsageError(
+            f"reduce={options.draw.reduce} is made of a layer's output and its gradient, and "
+            f"capture says {','.join(options.passes.capture)}",
+            "leave capture out",
+        )
     check_drawing(options.draw, options.tensorboard)
     decode.check_background(options.inputs.background)
     gradients.check_options(options.passes)
@@ -132,7 +83,7 @@ def check_drawing(draw: DrawOptions, board: Path | None = None) -> None:
     Raises:
         UsageError: names the option, its value and what it takes.
     """
-    check(draw)
+    draw.check()
     for text in draw.tensor_layout:
         parse_override(text)
     colormap.check_cmap(draw.cmap)

@@ -1,27 +1,24 @@
-"""Where a run is written: a place that is this team's alone, and that is hidden until the run is
-whole where it becomes an archive or replaces another run."""
+"""Where a run is written: a place that no other run is written into, and that is hidden until the
+run is whole where it replaces another run."""
 
 from __future__ import annotations
 
 import logging
 import shutil
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import replace
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from functools import partial
 from pathlib import Path
 
+from msgspec.structs import replace
+
 from featviz.errors import FeatvizError, StoreError
-from featviz.files import real
-from featviz.pipeline.options import RunOptions, check_options
-from featviz.pipeline.processes import World
+from featviz.options import RunOptions
+from featviz.pipeline.options import check_options
 from featviz.pipeline.resume import besides
-from featviz.rundir import RUN_FILE, archive, destination, lock
+from featviz.rundir import destination, lock, store
 from featviz.rundir.atomic import reported
 from featviz.rundir.read import read_record
-from featviz.rundir.store import lock as store_lock
-from featviz.rundir.store.fetch import temporary
-from featviz.rundir.store.objects import ObjectStore
 from featviz.rundir.write import check_free
 from featviz.text import quoted
 
@@ -29,94 +26,46 @@ log = logging.getLogger(__name__)
 
 
 @contextmanager
-def held(options: RunOptions, team: World) -> Iterator[None]:
-    """The place that the run is written into is this team's alone, by a lock of its first process.
+def held(options: RunOptions) -> Iterator[None]:
+    """No other process writes into the place of the run, but other shards of it.
 
     Raises:
+        UsageError: a bad option.
         StoreError: another process writes into it.
     """
-
-    def take() -> None:
-        check_options(options)
-        if options.url is not None:
-            stack.enter_context(store_lock.held(ObjectStore(options.url), options.wait))
-        elif options.archive is None:
-            stack.enter_context(lock.held(options.out, options.wait))
-        else:
-            stack.enter_context(lock.held_file(options.archive, options.wait, "--archive"))
-
-    with ExitStack() as stack:
-        team.at_first(take)
+    check_options(options)
+    url, shard = options.url, options.shard
+    with lock.held(options.out, shard) if url is None else store.held(url, shard):
         yield
 
 
+def together(options: RunOptions) -> AbstractContextManager[None]:
+    """Be the only one of several shards that opens the place, or writes run.json."""
+    if options.shard is None:
+        return nullcontext()
+    return store.among_shards(options.url) if options.url else lock.among_shards(options.out)
+
+
 @contextmanager
-def place(options: RunOptions, team: World) -> Iterator[RunOptions]:
-    """The options with the folder to write into: a hidden one where the run becomes an archive, or
-    takes the place of another run when it is whole; one for files on their way to a store. A team
-    that torchrun has started again goes on where it was."""
+def place(options: RunOptions) -> Iterator[RunOptions]:
+    """The options with the folder to write into: a hidden one where the run takes the place of
+    another run when it is whole; one for files on their way to a store."""
     if options.url is not None:
-        with temporary(options.url.name) as folder:
-            yield replace(options, out=folder, resume=options.resume or team.begun is not None)
+        with store.temporary(options.url.name) as folder:
+            yield replace(options, out=folder)
         return
-    if options.archive is not None:
-        with _packed(options, options.archive, team) as inside:
-            yield inside
-        return
-    fresh, resume = team.at_first(partial(_beside, options, team.begun))
-    if fresh is None:
-        yield replace(options, resume=resume, overwrite=options.overwrite and not resume)
-        return
-    inside = replace(options, out=fresh, resume=resume, overwrite=False)
-    with in_any_case(partial(_replace_run, options, fresh, team) if team.first else lambda: None):
-        yield inside
-
-
-@contextmanager
-def _packed(options: RunOptions, target: Path, team: World) -> Iterator[RunOptions]:
-    """A hidden folder, which is packed at the end, whatever it holds by then."""
-    resume = options.resume or team.begun is not None
-    room = partial(archive.room_for_archive, target, options.overwrite, resume)
-    out = team.at_first(room) / archive.ROOM
-    inside = replace(options, out=out, resume=resume, overwrite=False)
-    with in_any_case(partial(_pack, inside.out, target, team) if team.first else lambda: None):
-        yield inside
-
-
-def _pack(root: Path, target: Path, team: World) -> None:
-    if (root / RUN_FILE).is_file():
-        if team.may_restart and read_record(root)[1].images.missing:
-            log.warning("the run is in %s, where it goes on", quoted(str(root)))
+    if options.overwrite:
+        destination.clear_beside(options.out, destination.RUN)
+        earlier = check_free(options.out, True, besides=besides(options))
+        fresh = destination.place_beside(options.out) if earlier and earlier.is_complete else None
+        if fresh is not None:
+            with in_any_case(partial(_replace_run, options, fresh)):
+                yield replace(options, out=fresh, resume=False, overwrite=False)
             return
-        try:
-            archive.pack(root, target)
-        except FeatvizError:
-            words = "the run stays in %s; --resume with the same --archive goes on and packs it"
-            log.warning(words, quoted(str(root)))
-            raise
-    archive.clear_room(root.parent)
-    shutil.rmtree(root.parent, ignore_errors=True)
+    yield options
 
 
-def _beside(options: RunOptions, begun: Path | None) -> tuple[Path | None, bool]:
-    """Where to write a run that replaces another one, None where there is no image to be kept
-    until then; and whether to go on with what is there.
-
-    Args:
-        begun: the folder that this team wrote before it was started again.
-    """
-    if begun is not None and begun.is_dir():
-        return (None if begun == options.out else begun), True
-    if not options.overwrite:
-        return None, options.resume
-    destination.clear_beside(options.out)
-    earlier = check_free(options.out, True, besides=besides(options))
-    if earlier is None or not earlier.complete:
-        return None, False
-    return destination.place_beside(options.out), False
-
-
-def _replace_run(options: RunOptions, fresh: Path, team: World) -> None:
+def _replace_run(options: RunOptions, fresh: Path) -> None:
     """Put a run in the place of the earlier one if all of its images are finished."""
     try:
         images = read_record(fresh)[1].images
@@ -125,9 +74,7 @@ def _replace_run(options: RunOptions, fresh: Path, team: World) -> None:
         return
     if not images.missing:
         with reported(options.out, f"the new run stays in {fresh}"):
-            final = real(options.out)
-            destination.put_in_place(fresh, final, destination.RUN, besides(options))
-            team.begin(options.out)
+            destination.put_in_place(fresh, options.out, destination.RUN, besides(options))
     elif images.complete:
         log.warning(
             "%s stays as it was; what is done of the new run is in %s, where --resume goes on",

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import BinaryIO
 
@@ -11,22 +13,27 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from featviz.drawing import levels
-from featviz.errors import ImageError
-from featviz.files.stores import Remote
-from featviz.gradients import forward_backward
+from featviz.drawing import values
+from featviz.errors import ImageError, UsageError
+from featviz.files.remote import Remote
 from featviz.gradients import options as gradients
+from featviz.gradients import passes
 from featviz.gradients.options import PassPlan
+from featviz.hooks.eval_mode import in_eval_mode
+from featviz.hooks.layers import list_layers
 from featviz.images import decode, find, group
 from featviz.images.arrays import Wanted
 from featviz.images.decode import DecodedImage
-from featviz.layout.overrides import HintBook
-from featviz.models.files.tensors import read_tensor
-from featviz.models.load import LoadedModel, ModelOptions, load_model
-from featviz.models.preprocess import InputOptions, Preprocess
-from featviz.pipeline.dry_pass import choose_layers
-from featviz.pipeline.options import RunOptions, check_options
-from featviz.records import PRESETS, Bytes, Layer, Sample
+from featviz.layout import map_size, to_maps
+from featviz.layout.hints import HintBook
+from featviz.layout.layouts import LAYOUTS
+from featviz.models.files.torch_files import read_tensor
+from featviz.models.load import LoadedModel, load_model
+from featviz.models.preprocess import Preprocess
+from featviz.options import InputOptions, ModelOptions, RunOptions
+from featviz.pipeline.choose import ADDS_NOTHING, choose_layers
+from featviz.pipeline.options import check_options
+from featviz.records import KINDS, PRESETS, Bytes, Layer, Sample, Site
 
 log = logging.getLogger(__name__)
 
@@ -41,7 +48,6 @@ class Prepared:
     options: RunOptions
     model: LoadedModel
     samples: tuple[Sample, ...]
-    """The images of all shards."""
     blank: list[Tensor]
     """Zeros in the shapes of the model's inputs."""
     shown: tuple[int, int]
@@ -70,7 +76,7 @@ def prepare(
     layers = choose_layers(loaded, options.layers, blank, options.draw.tensor_layout)
     plan = gradients.plan(loaded, options.passes)
     prepared = Prepared(options, loaded, tuple(samples), blank, shown, layers, plan)
-    forward_backward.try_out(loaded, plan, blank, prepared.hint_book(blank))
+    passes.try_out(loaded, plan, blank, prepared.hint_book(blank))
     return prepared
 
 
@@ -118,17 +124,16 @@ def read_input(
     Raises:
         ImageError: a file cannot be read, or the frames of a clip differ in size.
     """
-    raw = preprocess.transform is not None
-    wanted = Wanted(preprocess.channels, preprocess.frames is not None, raw)
-    picture = decode.decode(
-        sample, inputs.exif, inputs.background, preprocess.frames, wanted, read_tensor
+    wanted = Wanted(
+        preprocess.chain.channels, preprocess.frames is not None, preprocess.transform is not None
     )
+    picture = decode.decode(sample, inputs.background, preprocess.frames, wanted, read_tensor)
     return picture, preprocess(picture.images)
 
 
 def shown_of(preprocess: Preprocess, args: Sequence[Tensor]) -> Bytes:
     """What the model saw, uint8 [H, W, C]: frames and several images side by side."""
-    return levels.pixels(preprocess.shown(args)[0])
+    return values.to_pixels(preprocess.shown(args)[0])
 
 
 def ground_of(preprocess: Preprocess, args: Sequence[Tensor]) -> list[Bytes]:
@@ -136,18 +141,14 @@ def ground_of(preprocess: Preprocess, args: Sequence[Tensor]) -> list[Bytes]:
     frames of a clip."""
     pictures = preprocess.pictures(args)
     ground = pictures if preprocess.frames else pictures[:1]
-    return [_in_colour(levels.pixels(picture[0])) for picture in ground]
+    pixels = [values.to_pixels(picture[0]) for picture in ground]
+    return [np.repeat(grey, 3, axis=2) if grey.shape[2] == 1 else grey for grey in pixels]
 
 
-def _in_colour(pixels: Bytes) -> Bytes:
-    return np.repeat(pixels, 3, axis=2) if pixels.shape[2] == 1 else pixels
-
-
-def readers_for(samples: Sequence[Sample], inputs: InputOptions) -> int:
-    """Threads that read images ahead: the user's number, else more than one where a store has to
-    be waited for."""
+def readers_for(samples: Sequence[Sample]) -> int:
+    """Threads that read images ahead: more than one where a store has to be waited for."""
     far = any(isinstance(path, Remote) for sample in samples[:1] for path in sample.paths)
-    return inputs.readers or (READERS_OF_STORES if far else 1)
+    return READERS_OF_STORES if far else 1
 
 
 def blank_input(
@@ -163,16 +164,61 @@ def _first_input(
     """Zeros in the shapes of the first readable sample's inputs, and the height and width that the
     image has in them."""
     preprocess = loaded.preprocess
-    for sample in samples if preprocess.own_size or preprocess.frames is not None else ():
-        try:
+    window, blank = None, preprocess.blank()
+    for sample in samples if preprocess.chain.own_size or preprocess.frames is not None else ():
+        with suppress(ImageError):
             picture, args = read_input(sample, preprocess, inputs)
-        except ImageError:
-            continue
-        window = preprocess.window(picture.size)
-        return [torch.zeros_like(arg) for arg in args], _shown(args) if not window else window[2:]
-    blank = preprocess.blank()
-    return blank, _shown(blank)
+            window, blank = preprocess.window(picture.size), [torch.zeros_like(a) for a in args]
+            break
+    return blank, (blank[0].shape[-2], blank[0].shape[-1]) if window is None else window[2:]
 
 
-def _shown(args: Sequence[Tensor]) -> tuple[int, int]:
-    return args[0].shape[-2], args[0].shape[-1]
+def last_map(prepared: Prepared) -> Layer:
+    """The layer of a class activation map, where nobody named one: the last whose output has places
+    of the image on which the target depends.
+
+    It is found by shapes and gradients of a pass on zeros, whose plan captures outputs and
+    gradients. Behind the last attention of a vision transformer that reads its class token, the
+    target depends on no other token, so its last layer is one before that attention. Poolings and
+    the like add nothing to the layer before them; a layer inside an attention, or one that runs
+    several times, is taken only where there is no other.
+
+    Raises:
+        UsageError: no layer gives maps, or the target does not fit the output.
+        ForwardError: the model cannot take zeros, or its backward pass fails.
+    """
+    model, book = prepared.model, prepared.hint_book(prepared.blank)
+    order: list[Layer] = []
+    """The layers of outputs that are maps with several places, in the order of the pass."""
+    reached: set[Layer] = set()
+    """Those whose gradient is not zero at every place."""
+
+    def take(site: Site, tensor: Tensor) -> None:
+        hints = book.at(site, tensor)
+        size = map_size(list(tensor.shape), hints)
+        if size is None or not LAYOUTS[size[0]].aligned or size[1:] == (1, 1):
+            return
+        if not KINDS[site.kind].backward:
+            order.append(site.layer)
+        elif to_maps(tensor, hints)[""].data.any():
+            reached.add(site.layer)
+
+    layers = [
+        layer
+        for layer in list_layers(model.module)
+        if layer.index and not ADDS_NOTHING.intersection(layer.classes)
+    ]
+    with in_eval_mode(model.module, gradients=True):
+        passes.run(model, prepared.plan, prepared.blank, book, layers, take)
+    calls = Counter(order)
+    plain = [layer for layer in order if not book.of(layer).attention]
+    choices = [layer for layer in plain if calls[layer] == 1], plain, order
+    depended_on = ([layer for layer in some if layer in reached] for some in choices)
+    for some in (*depended_on, *choices):
+        if some:
+            return some[-1]
+    raise UsageError(
+        "no layer gives maps of the image, which a class activation map lies on",
+        "--layers names one, and --tensor-layout says how to read it; "
+        "`featviz layers MODEL` lists them, with shapes",
+    )

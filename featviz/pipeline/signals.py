@@ -18,18 +18,13 @@ SIGNALS = tuple(
 """SIGHUP comes when the terminal closes; Windows has none."""
 
 
-def heeded() -> list[signal.Signals]:
-    """Those of the signals that whoever started this process does not have ignored (`nohup`, or a
-    shell's `&`)."""
-    return [number for number in SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
-
-
 @contextmanager
 def stop_requests() -> Iterator[Event]:
     """An event that the first of these signals sets, while the block runs.
 
     The same signal once more raises KeyboardInterrupt (torchrun and schedulers follow one signal
-    with another). Only the main thread can take signals; in any other the event is never set.
+    with another). Only the main thread can take signals; in any other the event is never set. What
+    whoever started this process has ignored (`nohup`, or a shell's `&`) stays so.
     """
     event = Event()
     seen: set[int] = set()
@@ -44,7 +39,8 @@ def stop_requests() -> Iterator[Event]:
     if current_thread() is not main_thread():
         yield event
         return
-    before = {number: signal.signal(number, stop) for number in heeded()}
+    heeded = [number for number in SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
+    before = {number: signal.signal(number, stop) for number in heeded}
     try:
         yield event
     finally:

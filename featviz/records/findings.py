@@ -1,14 +1,79 @@
-"""What can be wrong with a channel over all images: one record for each finding."""
+"""What an audit knows of calls and channels, what can be wrong with them, and gates on that."""
 
 from __future__ import annotations
 
+import difflib
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Literal, TypeAlias
+
+from featviz.errors import UsageError
 
 if TYPE_CHECKING:  # the help of the command line imports this, and has no time for numpy
     import numpy as np
     from numpy.typing import NDArray
+
+    from featviz.options import Thresholds
+
+
+@dataclass(frozen=True)
+class Call:
+    """One call of a module or a function in a forward pass."""
+
+    name: str
+    """`layer1.0.relu` for a module, `layer1.0/fn:relu` for a function that layer1.0 calls."""
+    type: str
+    """Class name, or `fn:relu`."""
+    index: int = 0
+    """0 for the first call with this name in a forward pass."""
+
+    @property
+    def label(self) -> str:
+        """For people: `layer1.0.relu`, and `layer1.0.relu.call1` for its second call."""
+        return (self.name or self.type) + (f".call{self.index}" if self.index else "")
+
+
+@dataclass(frozen=True)
+class Activation:
+    """What can be asked of an activation function's output."""
+
+    zero: bool = False
+    """Gives exact zeros below a threshold, and nothing below zero: it can be dead."""
+    bounds: tuple[float, ...] = ()
+    """Values at which it saturates: a ceiling, or the lower and the upper end."""
+    margin: float = 0.0
+    """A value this near to a bound, or beyond it, is at it."""
+
+
+RECTIFIERS = frozenset({"ReLU", "ReLU6", "fn:relu", "fn:relu6"})
+"""Types of calls whose output is zero below a threshold, whatever the model: a channel that is zero
+there in all images is dead."""
+
+Role = Literal["maker", "activation", "channelwise", "mixing", "other"]
+"""maker: a convolution or linear module. channelwise: output channel i depends on input channel i
+alone. mixing: channel i stays channel i, but the others have a say (GroupNorm)."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """What a module or function is to the channels that pass through it."""
+
+    role: Role
+    axis: int | None = None
+    """Where the channels are in its output; None where its input decides."""
+    activation: Activation | None = None
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Whether a gate held, with its figure in words."""
+
+    gate: str
+    """As it was written: `dead>5%`."""
+    held: bool
+    words: str
+
 
 Flags: TypeAlias = "NDArray[np.bool_]"
 Doubles: TypeAlias = "NDArray[np.float64]"
@@ -21,23 +86,10 @@ _FEWEST = 10
 
 
 @dataclass(frozen=True)
-class Thresholds:
-    """Limits beyond which a channel has a finding."""
-
-    eps: float = 0.0
-    """dead: never above this. constant: values no further apart than this are one."""
-    saturated_at: float = 0.99
-    """Share of values at a bound, 0..1."""
-    redundant_at: float | None = None
-    """Correlation with another channel, 0..1; None does not look for redundant channels."""
-
-
-@dataclass(frozen=True)
 class Evidence:
     """What is known of a layer's C channels over all images; arrays [C]."""
 
     count: Doubles
-    """Finite values."""
     low: Doubles
     high: Doubles
     nonfinite: Doubles
@@ -49,7 +101,7 @@ class Evidence:
     """[C, C]; None where it was not computed."""
 
 
-Rule = Callable[[Evidence, Thresholds], "Flags | None"]
+Rule: TypeAlias = "Callable[[Evidence, Thresholds], Flags | None]"
 """Says of each channel whether a finding holds; None where the layer cannot be judged for it."""
 
 
@@ -60,7 +112,6 @@ class ChannelFinding:
     name: str
     """As in audit.json, in gates and as the heading of its column in the table."""
     definition: str
-    """The words for help texts."""
     rule: Rule
     severity: int
     """Suspects are drawn in this order: 0 is the worst, and drawn first."""
@@ -161,3 +212,49 @@ FINDINGS: dict[str, ChannelFinding] = {
 }
 """By name, in the order of audit.json, of the table and of help texts. Each makes a picture of its
 channels, and gates take each."""
+
+
+_FORM = re.compile(
+    r"(?:(?P<where>.+):)?(?P<finding>[A-Za-z]+)\s*(?P<sign>>=?)\s*(?P<number>\d+(?:\.\d+)?)"
+    r"\s*(?P<percent>%)?"
+)
+GATE_EXAMPLES = ", ".join(FINDINGS[name].gate for name in ("dead", "nonfinite", "constant"))
+
+
+@dataclass(frozen=True)
+class Gate:
+    """A limit on the channels with a finding; beyond it the gate is broken."""
+
+    text: str
+    finding: str
+    limit: float
+    percent: bool
+    """The limit is a share of the channels, in percent; else a count."""
+    inclusive: bool
+    """`>=`: broken at the limit, too."""
+    where: str = "*"
+    """Glob over the layers' names, labels and types."""
+
+
+def parse_gate(text: str) -> Gate:
+    """Read `[LAYERS:]FINDING>NUMBER[%]`.
+
+    Raises:
+        UsageError: another form, no such finding, or a share above 100 %.
+    """
+    parts = _FORM.fullmatch(text.strip())
+    if parts is None:
+        raise UsageError(f"--fail-on {text!r} is no gate", f"for example {GATE_EXAMPLES}")
+    finding, limit = parts["finding"], float(parts["number"])
+    if finding not in FINDINGS:
+        close = difflib.get_close_matches(finding, FINDINGS, 1)
+        raise UsageError(
+            f"--fail-on {text!r}: there is no finding {finding!r}",
+            f"did you mean {close[0]}?" if close else f"one of {', '.join(FINDINGS)}",
+        )
+    if parts["percent"] and limit > 100:
+        raise UsageError(f"--fail-on {text!r} can never break", "a share is at most 100%")
+    return Gate(
+        text.strip(), finding, limit, bool(parts["percent"]), parts["sign"] == ">=",
+        parts["where"] or "*",
+    )  # fmt: skip

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from featviz.files.stores import Remote
+from featviz.files.remote import Remote
 
 if TYPE_CHECKING:  # completion of a shell imports this, and has no time for numpy
     import numpy as np
@@ -193,3 +194,27 @@ class Sample:
     def path(self) -> Path | Remote:
         """The file, or the first of several."""
         return self.paths[0]
+
+
+@dataclass(frozen=True)
+class Shard:
+    """A part of the images: every `count`-th, from the one at `index` on; or whole archives, where
+    all images lie in archives and there are enough of them, so that each is read by one process."""
+
+    index: int = 0
+    count: int = 1
+
+    def __str__(self) -> str:
+        return f"{self.index + 1}/{self.count}"
+
+    def of(self, samples: Sequence[Sample]) -> Sequence[Sample]:
+        """Those samples that are in this part: each is in exactly one."""
+        return [samples[number] for number in self.numbers(samples)]
+
+    def numbers(self, samples: Sequence[Sample]) -> Sequence[int]:
+        """The places of those samples in the whole, in their order."""
+        archives = list(dict.fromkeys(sample.archive for sample in samples))
+        if None in archives or len(archives) < self.count:
+            return range(self.index, len(samples), self.count)
+        mine = set(archives[self.index :: self.count])
+        return [number for number, sample in enumerate(samples) if sample.archive in mine]

@@ -1,26 +1,26 @@
-"""What became of it: pictures, captures, predictions, images and runs."""
+"""What became of it: pictures, captures, predictions, images, runs, and two runs compared."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
 
 from featviz.files.urls import Url
-from featviz.text import percent
+from featviz.records.layers import Place
+from featviz.text import percent, printable
 
 if TYPE_CHECKING:  # completion of a shell imports this, and has no time for numpy
     import numpy as np
     from numpy.typing import NDArray
+if TYPE_CHECKING:  # as in results.py
+    import numpy as np
+
 
 Bytes: TypeAlias = "NDArray[np.uint8]"
-
-
 Floats: TypeAlias = "NDArray[np.float32]"
-
-
 Integers: TypeAlias = "NDArray[np.int64]"
 
 
@@ -60,8 +60,6 @@ class GridPlan:
     scale: tuple[int, int]
     """Whole factors by which a map is enlarged, down and across."""
     padding: int
-    top: int = 0
-    """Pixels above the grid, for its title."""
 
     @property
     def tile(self) -> tuple[int, int]:
@@ -71,7 +69,7 @@ class GridPlan:
     @property
     def height(self) -> int:
         """Height of the picture."""
-        return self.top + self.rows * (self.tile[0] + self.padding) + self.padding
+        return self.rows * (self.tile[0] + self.padding) + self.padding
 
     @property
     def width(self) -> int:
@@ -88,7 +86,7 @@ class GridPlan:
         row, column = divmod(number, self.columns)
         height, width = self.tile
         left = self.padding + column * (width + self.padding)
-        return left, self.top + self.padding + row * (height + self.padding), width, height
+        return left, self.padding + row * (height + self.padding), width, height
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +97,6 @@ class Guess:
     name: str | None
     """None where the weights have no names."""
     score: float
-    """The model's output for the class."""
     probability: float
     """Its softmax, 0..1."""
 
@@ -129,7 +126,6 @@ class Outcome:
 
     prediction: tuple[Guess, ...] = ()
     before: tuple[Guess, ...] = ()
-    """The prediction without the interventions."""
     intervened: bool = False
     """Whether interventions changed what layers give."""
     largest_change: float | None = None
@@ -155,57 +151,6 @@ class Outcome:
 
 
 @dataclass(frozen=True)
-class Capture:
-    """One drawn tensor: a row of `captures` in a manifest."""
-
-    layer: str
-    type: str
-    index: int
-    kind: str
-    call: int
-    key: str
-    shape: list[int]
-    """The shape of the tensor as the layer gave it."""
-    layout: str
-    maps: int
-    """Maps that the tensor holds; `channels` lists those that were drawn, where not all were."""
-    file: str
-    """Relative to the image's folder."""
-    grid: Mapping[str, object]
-    """nrow, padding, tile [height, width] and scale, in pixels; under a title top, its height."""
-    normalize: str
-    """The scale that was used; one-number maps share the layer's even under `map`."""
-    range: list[float | None] | None
-    """Values drawn darkest and brightest; None where each map has its own (see `stats.npz`)."""
-    min: float | None
-    max: float | None
-    mean: float | None
-    std: float | None
-    zero_fraction: float
-    nonfinite: int
-    channels: list[int] | None = None
-    """The drawn channels in tile order, where they are not simply all."""
-    slices: list[int] | None = None
-    """[drawn, held] tiles of each channel, side by side, where it holds several: the time steps of
-    a clip, the regions of a batch."""
-    steps: list[int] | None = None
-    """The slices that are drawn, from 0, where not all are."""
-    tensor: str | None = None
-    """File of the raw tensor, relative to the image's folder."""
-    constant: list[int] | None = None
-    """Slices, height and width of each map, where all maps are constant: the picture is one strip
-    of their values, a number for each channel."""
-    collapsed: dict[str, list[int]] | None = None
-    """The channels that share a tile, by the channel that is drawn."""
-    reduce: str | None = None
-    """How all channels became one tile."""
-    overlay: float | None = None
-    """How much of the map lies over the input, 0..1, where it does."""
-    figure: str | None = None
-    """File of the figure, relative to the image's folder."""
-
-
-@dataclass(frozen=True)
 class Skip:
     """Something a selected layer gave that could not be drawn: a row of `skipped`."""
 
@@ -224,7 +169,8 @@ class ImageResult:
 
     image: str
     folder: str
-    captures: tuple[Capture, ...] = ()
+    captures: tuple[Any, ...] = ()
+    """Of `rundir.schema.Capture`, which stands on a floor above."""
     skipped: tuple[Skip, ...] = ()
     never_ran: tuple[str, ...] = ()
     error: str | None = None
@@ -241,11 +187,12 @@ class RunResult:
     out: Path | Url
     images: tuple[ImageResult, ...] = field(default=())
     missing: tuple[str, ...] = ()
-    """Images that were not reached: the run was stopped."""
     interrupted: bool = False
-    """Whether SIGINT or SIGTERM ended the run."""
     pictures: int = 0
-    """The number of pictures of all images."""
+    whole: bool = True
+    """Whether no image of the run is missing, those of other shards included."""
+    all_failures: int = 0
+    """The number of images of the run that failed, those of other shards included."""
 
     @property
     def failures(self) -> tuple[ImageResult, ...]:
@@ -268,3 +215,89 @@ class RunResult:
         if not self.failures:
             return 0
         return 3 if len(self.failures) < len(self.images) and not self.missing else 1
+
+
+@dataclass(frozen=True)
+class DifferenceMap:
+    """A picture of signed differences."""
+
+    file: str
+    """Relative to the folder of the maps."""
+    image: str
+    label: str
+    stem: str
+    channels: tuple[int, ...]
+    """The drawn channels in tile order: the most changed first."""
+    source: str
+    """`kept tensors` or `pixels`."""
+    limit: float
+    """The relative difference at the ends of the colours."""
+    plan: GridPlan
+    slices: int
+    """Maps side by side of one channel."""
+
+
+@dataclass(frozen=True)
+class ComparedLayer:
+    """One place of the model in both runs."""
+
+    place: Place
+    label: str
+    type: str
+    differing: int
+    """Channels that differ in some image, and how many there are."""
+    total: int
+    severity: float
+    """The largest relative difference, 0..1; 1 where shapes or finite values differ."""
+    words: Sequence[tuple[str, str]]
+    image: str
+    change: np.ndarray
+    """[channels]: the largest relative difference of each in that image, 0..1."""
+    difference: DifferenceMap | None
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Two runs."""
+
+    equal: bool
+    words: str
+    layers: Sequence[ComparedLayer]
+    """Those of both runs, in the order in which the model came to them."""
+    lists: Mapping[str, Sequence[str]]
+    """What only one run has, or has in part, under titles."""
+
+    @property
+    def first(self) -> ComparedLayer | None:
+        """The first layer that diverges."""
+        return next((layer for layer in self.layers if layer.differing), None)
+
+
+class TextTable(NamedTuple):
+    """A table of words."""
+
+    headings: Sequence[str]
+    numbers: Collection[str]
+    """Headings of the columns that are set flush right."""
+    rows: Sequence[Sequence[str]]
+    totals: Sequence[Sequence[str]] = ()
+    footer: Sequence[str] = ()
+    above: Sequence[str] = ()
+
+    def __str__(self) -> str:
+        """All of it as plain text, columns apart by two spaces; control characters are escaped."""
+        cells = [[printable(str(c)) for c in row] for row in self._all]
+        widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+        right = [heading in self.numbers for heading in self.headings]
+        lines = [
+            "  ".join(
+                words.rjust(width) if flush else words.ljust(width)
+                for words, width, flush in zip(row, widths, right, strict=True)
+            ).rstrip()
+            for row in cells
+        ]
+        return "\n".join([*map(printable, self.above), *lines, *map(printable, self.footer)])
+
+    @property
+    def _all(self) -> list[Sequence[str]]:
+        return [self.headings, *self.rows, *self.totals]

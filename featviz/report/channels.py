@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from featviz.records import RECTIFIERS, Floats, is_gradient
 from featviz.report import words
 from featviz.report.views import Group, LayerPage
-from featviz.rundir.schema import CaptureRow
+from featviz.rundir.schema import Capture
 from featviz.text import counted
 
 Found = Mapping[str, Sequence[int]]
@@ -24,10 +22,15 @@ EXPLANATIONS = {
     "NaN or infinite": "somewhere a value is no number",
 }
 """What each finding means."""
+_OR_AUDIT = "or give --audit)"
+_EMPTY = {
+    "seen": 0, "low": np.nan, "high": np.nan, "mean": 0, "zeros": 0, "nonfinite": 0, "dark": True
+}  # fmt: skip
+"""The totals of a channel that no image has."""
 
 
 class ChannelTotals:
-    """ChannelTotals over the images that it was given, of the channels of one tensor."""
+    """Totals over the images that it was given, of the channels of one tensor."""
 
     def __init__(self) -> None:
         self.images = 0
@@ -46,9 +49,12 @@ class ChannelTotals:
         """Whether a constant map says something of its channel: it has several pixels, or there
         are several images, and it is no gradient."""
 
-    def add(self, row: CaptureRow, stats: Floats) -> None:
+    def add(self, row: Capture, stats: Floats) -> None:
         """Take in an image's statistics, [maps, 6] in the order of `records.STAT_COLUMNS`."""
-        self._grow(len(stats))
+        if (more := len(stats) - len(self.seen)) > 0:
+            for name, start in _EMPTY.items():
+                own = getattr(self, name)
+                setattr(self, name, np.concatenate([own, np.full(more, start, own.dtype)]))
         at = slice(0, len(stats))
         values = stats.astype(np.float64).T
         self.images += 1
@@ -60,21 +66,8 @@ class ChannelTotals:
         self.dark[at] &= (values[4] == 1) & (values[5] == 0)
         several = self.images > 1 or (row.plan.map_size != (1, 1) and row.layout != "vector")
         self.judged = several and not is_gradient(row.kind)
-        self.activation = row.kind == "output" and (row.type in RECTIFIERS or self._rectified(row))
-
-    def _rectified(self, row: CaptureRow) -> bool:
-        low, _ = self.range
-        return low >= 0 and bool(self.zeros.any()) and row.layout != "attention"
-
-    def _grow(self, channels: int) -> None:
-        if (more := channels - len(self.seen)) <= 0:
-            return
-        for name, start in (
-            ("seen", 0), ("low", np.nan), ("high", np.nan), ("mean", 0.0), ("zeros", 0.0),
-            ("nonfinite", 0.0), ("dark", True),
-        ):  # fmt: skip
-            own = getattr(self, name)
-            setattr(self, name, np.concatenate([own, np.full(more, start, own.dtype)]))
+        rectified = self.range[0] >= 0 and bool(self.zeros.any()) and row.layout != "attention"
+        self.activation = row.kind == "output" and (row.type in RECTIFIERS or rectified)
 
     @property
     def found(self) -> Found:
@@ -90,8 +83,7 @@ class ChannelTotals:
     @property
     def range(self) -> tuple[float, float]:
         """Smallest and largest value of all channels; NaN where none is finite."""
-        finite = self.low[np.isfinite(self.low)], self.high[np.isfinite(self.high)]
-        low, high = (own for own in finite)
+        low, high = (own[np.isfinite(own)] for own in (self.low, self.high))
         return (float(low.min()), float(high.max())) if len(low) and len(high) else (np.nan, np.nan)
 
     @property
@@ -100,18 +92,11 @@ class ChannelTotals:
         return float(self.zeros.sum() / max(1, self.seen.sum()))
 
 
-@dataclass(frozen=True)
-class ChannelRow:
-    """A row of the table of channels."""
-
-    channel: int
-    numbers: tuple[str, ...]
-    """Smallest and largest value, mean of the images' means, and share of zeros, in words."""
-    findings: str
-
-
-def channel_rows(totals: ChannelTotals, audited: Found) -> Iterator[ChannelRow]:
-    """All channels of a tensor.
+def channel_rows(
+    totals: ChannelTotals, audited: Found
+) -> Iterator[tuple[int, tuple[str, ...], str]]:
+    """Of all channels of a tensor the smallest and largest value, the mean of the images' means and
+    the share of zeros, in words, and the findings.
 
     Args:
         audited: what an audit found of the layer.
@@ -125,10 +110,7 @@ def channel_rows(totals: ChannelTotals, audited: Found) -> Iterator[ChannelRow]:
     columns = (totals.low, totals.high, totals.mean / seen, totals.zeros / seen)
     for channel, keys in enumerate(zip(*(own.tolist() for own in columns), strict=True)):
         numbers = (*map(words.number, keys[:3]), words.percent(keys[3]))
-        yield ChannelRow(channel, numbers, ", ".join(said.get(channel, ())))
-
-
-_OR_AUDIT = "or give --audit)"
+        yield channel, numbers, ", ".join(said.get(channel, ()))
 
 
 class RunTotals:
@@ -174,7 +156,4 @@ class RunTotals:
 
 def badges(found: Found) -> list[tuple[str, str]]:
     """`5 all zero`, and which channels these are."""
-    rows: list[Any] = [
-        (f"{len(own)} {name}", words.channel_list(own)) for name, own in found.items()
-    ]
-    return rows
+    return [(f"{len(own)} {name}", words.channel_list(own)) for name, own in found.items()]

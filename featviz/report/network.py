@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import groupby
 
 import numpy as np
@@ -12,9 +12,8 @@ from markupsafe import Markup
 from featviz.records import Floats, is_gradient
 from featviz.report import words
 from featviz.report.channels import ChannelTotals, Found
-from featviz.report.legend import lowest
 from featviz.report.views import Figure, Group, ImagePage
-from featviz.rundir.schema import CaptureRow, Class
+from featviz.rundir.schema import Capture, Class
 from featviz.text import by
 
 STRIP = 9
@@ -56,17 +55,9 @@ class Tile:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class Bar:
-    """A channel that is one number."""
-
-    channel: int
-    name: str
-    """The class's, where it is known; else empty."""
-    value: str
-    start: float
-    """Where the bar begins, 0..100, and how long it is."""
-    length: float
+Bar = tuple[int, str, str, float, float]
+"""A channel that is one number: the channel, the name of its class where that is known, its value,
+where the bar begins, 0..100, and how long it is."""
 
 
 @dataclass(frozen=True)
@@ -79,7 +70,6 @@ class Step:
     """The largest entries, where each channel is one number; then there are no tiles."""
     shape: str
     zeros: float
-    """Share of zeros, 0..1."""
     range: str
     lowest: str
     """`below 0`, where the darkest values of its maps may be taken for zero and are not."""
@@ -105,7 +95,6 @@ class Stage:
     """The resolution of its maps, or the module that its layers are in."""
     steps: tuple[Step, ...]
     open: bool
-    """Whether it is unfolded when the page opens."""
 
     @property
     def preview(self) -> Step | None:
@@ -140,11 +129,12 @@ def network(
         over: totals over all images for each of the page's groups, whose zeros, range and findings
             are then told instead of the image's own.
     """
-    totals = over or [_alone(group, stats) for group in page.groups]
-    steps = [
-        _step(group, stats[group.figures[0].picture.id], own, page.guesses)
-        for group, own in zip(page.groups, totals, strict=True)
-    ]
+    steps = []
+    for n, group in enumerate(page.groups):
+        figure, totals = group.figures[0], over[n] if over else ChannelTotals()
+        if not over:
+            totals.add(figure.row, stats[figure.picture.id])
+        steps.append(_step(group, stats[figure.picture.id], totals, page.guesses))
     stages: list[Stage] = []
     shown = 0
     for number, (title, own) in enumerate(_stages(steps), 1):
@@ -153,44 +143,35 @@ def network(
     return stages
 
 
-def _alone(group: Group, stats: Mapping[str, Floats]) -> ChannelTotals:
-    figure, totals = group.figures[0], ChannelTotals()
-    totals.add(figure.row, stats[figure.picture.id])
-    return totals
-
-
 def _step(group: Group, stats: Floats, totals: ChannelTotals, guesses: Sequence[Class]) -> Step:
     row = group.figures[0].row
-    single = is_numbers(row)
+    size, single = by(row.plan.map_size), is_numbers(row)
+    if row.constant is not None:
+        shape = f"{row.maps} × {by(row.constant[1:])}, each constant"
+    elif single:
+        shape = f"{row.maps} values"
+    else:
+        shape = f"{row.maps} × {size}" if row.side == 1 else f"{row.maps} × {row.side} × {size}"
     low, high = totals.range
     return Step(
         group,
         () if single else tuple(_tile(row, channel, stats) for channel in telling(row, stats)),
         tuple(bars(row, stats, guesses)) if single else (),
-        _shape(row),
+        shape,
         totals.zero_share,
         words.span(low, high),
-        "" if single else lowest(row, low),
+        "" if single else words.lowest(row, low),
         totals.found,
     )
 
 
-def _shape(row: CaptureRow) -> str:
-    if row.constant is not None:
-        return f"{row.maps} × {by(row.constant[1:])}, each constant"
-    if is_numbers(row):
-        return f"{row.maps} values"
-    size = by(row.plan.map_size)
-    return f"{row.maps} × {size}" if row.side == 1 else f"{row.maps} × {row.side} × {size}"
-
-
-def is_numbers(row: CaptureRow) -> bool:
+def is_numbers(row: Capture) -> bool:
     """Whether each channel is one number, which bars tell better than grey squares."""
     single = row.layout == "vector" or row.plan.map_size == (1, 1)
     return single and row.reduce is None and row.side == 1
 
 
-def telling(row: CaptureRow, stats: Floats, count: int = STRIP) -> list[int | None]:
+def telling(row: Capture, stats: Floats, count: int = STRIP) -> list[int | None]:
     """Drawn channels whose maps vary much and differ from one another: the one of the largest
     deviation, then always the one whose numbers are farthest from those that are taken, out of the
     half that varies most. Where none varies, those of the largest magnitude. What is not finite
@@ -199,52 +180,35 @@ def telling(row: CaptureRow, stats: Floats, count: int = STRIP) -> list[int | No
         return [None]
     drawn = np.asarray(row.drawn)
     own = np.nan_to_num(stats[drawn].astype(np.float64), nan=0.0, posinf=0.0, neginf=0.0)
+    low, high, mean, std, zeros = own[:, :5].T
+    span = np.where(high > low, high - low, 1.0)
+    points = np.stack([(mean - low) / span, 2 * std / span, zeros], axis=1).clip(0, 1)
     strength = own[:, 3] if own[:, 3].max() > 0 else abs(own[:, 2])
     strength[stats[drawn, 5] > 0] = -1
     order = np.argsort(-strength, kind="stable")
     half = order[: max(count, len(order) // 2)]
     vary = half[strength[half] > 0]
-    apart = vary[_apart(_shape_of_values(own[vary]), count)]
-    rest = half[strength[half] <= 0]
-    chosen: list[int | None] = drawn[np.concatenate([apart, rest])[:count]].tolist()
-    return chosen
-
-
-def _shape_of_values(rows: np.ndarray) -> np.ndarray:
-    """How a map's values lie, whatever their unit: [maps, 3], each column about 0..1."""
-    low, high, mean, std, zeros = rows[:, :5].T
-    span = np.where(high > low, high - low, 1.0)
-    return np.stack([(mean - low) / span, 2 * std / span, zeros], axis=1).clip(0, 1)
-
-
-def _apart(points: np.ndarray, count: int) -> list[int]:
-    """The first point, then always the one that is farthest from all that are taken."""
-    taken, nearest = [0] if len(points) else [], np.full(len(points), np.inf)
-    for _ in range(min(count, len(points)) - 1):
+    points = points[vary]
+    taken, nearest = [0] if len(vary) else [], np.full(len(vary), np.inf)
+    for _ in range(min(count, len(vary)) - 1):
         nearest = np.minimum(nearest, ((points - points[taken[-1]]) ** 2).sum(1))
         nearest[taken] = -1
         taken.append(int(nearest.argmax()))
-    return taken
+    rest = half[strength[half] <= 0]
+    chosen: list[int | None] = drawn[np.concatenate([vary[taken], rest])[:count]].tolist()
+    return chosen
 
 
-def tile_of(row: CaptureRow, channel: int | None) -> Tile:
+def _tile(row: Capture, channel: int | None, stats: Floats) -> Tile:
     """Where the first tile of a drawn channel is."""
     slot = 0 if channel is None else row.drawn.index(channel) * row.side
-    return Tile(channel, row.plan.box(slot), (row.plan.width, row.plan.height))
+    span = "" if channel is None else words.span(*map(float, stats[channel, :2]))
+    return Tile(channel, row.plan.box(slot), (row.plan.width, row.plan.height), span)
 
 
-def _tile(row: CaptureRow, channel: int | None, stats: Floats) -> Tile:
-    tile = tile_of(row, channel)
-    if channel is None:
-        return tile
-    low, high = map(float, stats[channel, :2])
-    return replace(tile, range=words.span(low, high))
-
-
-def bars(row: CaptureRow, stats: Floats, guesses: Sequence[Class], count: int = _TOP) -> list[Bar]:
+def bars(row: Capture, stats: Floats, guesses: Sequence[Class], count: int = _TOP) -> list[Bar]:
     """The largest entries of a vector, of a gradient those of the largest magnitude; with the names
-    of classes where the vector is the model's output: its values are the scores of the
-    prediction."""
+    of classes where the vector is the model's output."""
     values = np.nan_to_num(stats[:, 2].astype(np.float64), posinf=np.nan, neginf=np.nan)
     values = np.where(stats[:, 5] > 0, -np.inf, values)
     order = np.where(np.isfinite(values), abs(values), -np.inf) if is_gradient(row.kind) else values
@@ -252,11 +216,16 @@ def bars(row: CaptureRow, stats: Floats, guesses: Sequence[Class], count: int = 
     top = top[np.isfinite(values[top])]
     if not len(top):
         return []
-    names = _class_names(stats, guesses)
+    scored = [  # the values of the model's output are the scores of the prediction
+        one.index < len(stats)
+        and bool(np.isclose(stats[one.index, 2], one.score, rtol=1e-4, atol=1e-5))
+        for one in guesses
+    ]
+    names = {one.index: one.title for one in guesses} if all(scored) else {}
     low, high = min(0.0, float(values[top].min())), max(0.0, float(values[top].max()))
     unit = 100 / ((high - low) or 1)
     return [
-        Bar(
+        (
             int(channel),
             names.get(int(channel), ""),
             words.number(float(value)),
@@ -265,16 +234,6 @@ def bars(row: CaptureRow, stats: Floats, guesses: Sequence[Class], count: int = 
         )
         for channel, value in zip(top, values[top], strict=True)
     ]
-
-
-def _class_names(stats: Floats, guesses: Sequence[Class]) -> dict[int, str]:
-    def is_score(guess: Class) -> bool:
-        inside = guess.index < len(stats)
-        return inside and bool(np.isclose(stats[guess.index, 2], guess.score, rtol=1e-4, atol=1e-5))
-
-    if not guesses or not all(map(is_score, guesses)):
-        return {}
-    return {guess.index: guess.name or f"class {guess.index}" for guess in guesses}
 
 
 def _stages(steps: Sequence[Step]) -> list[tuple[str, list[Step]]]:
@@ -310,7 +269,10 @@ def _runs(steps: Sequence[Step], titles: Sequence[str]) -> list[tuple[str, list[
 def _resolutions(steps: Sequence[Step]) -> list[str]:
     """`28×28`. Single numbers between maps, as in squeeze-and-excitation, are of the stage in which
     they stand; those behind the last maps are a stage of their own."""
-    own = [_resolution(step.figure.row) for step in steps]
+    own = []
+    for row in (step.figure.row for step in steps):
+        size = "" if is_numbers(row) else by(row.plan.map_size)
+        own.append(size if row.constant is None else by(row.constant[1:]))
     last = max((n for n, size in enumerate(own) if size), default=-1)
     here = next((size for size in own if size), "")
     found = []
@@ -318,10 +280,3 @@ def _resolutions(steps: Sequence[Step]) -> list[str]:
         here = size or (_VECTORS if n > last else here)
         found.append(here)
     return found
-
-
-def _resolution(row: CaptureRow) -> str:
-    """`28×28`; empty for single numbers."""
-    if row.constant is not None:
-        return by(row.constant[1:])
-    return "" if is_numbers(row) else by(row.plan.map_size)

@@ -1,79 +1,75 @@
-"""From views to HTML, by Jinja templates that escape whatever they are given."""
+"""From views to HTML, by Jinja templates that escape whatever they are given, and to scripts.
+
+Geometry and statistics of grids stand in JavaScript files, which work from file:// where fetching
+JSON does not: in one script those of up to 16 grids, a few images by a few layers, which the pages
+of both load. Statistics are those of stats.npz bit for bit.
+"""
 
 from __future__ import annotations
 
+import base64
 import gc
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cache
 from importlib.resources import files
-from types import CodeType
 from typing import Any
 
 import jinja2
 import msgspec
-from jinja2.bccache import Bucket
+import numpy as np
 from markupsafe import Markup
 
-from featviz.records import Floats
+from featviz.layout.layouts import LAYOUTS
+from featviz.records import STAT_COLUMNS, DifferenceMap, Floats
 from featviz.report import channels, words
-from featviz.report.audited import AuditViews
-from featviz.report.data import (
-    Numbers,
-    entries,
-    figures,
-    geometry,
-    read_numbers,
-    script,
-    scripts_of,
+from featviz.report.beside import AuditViews, ExemplarView, KernelPage
+from featviz.report.network import Stage, is_numbers, network
+from featviz.report.views import (
+    Figure,
+    Group,
+    ImagePage,
+    LayerPage,
+    Links,
+    PictureView,
+    ReportViews,
+    figures_of,
 )
-from featviz.report.excited import ExemplarView
-from featviz.report.kernels import KernelPage
-from featviz.report.legend import Key, key, legend, strip_keys
-from featviz.report.links import InlineLinks, Links
-from featviz.report.network import Stage, network
-from featviz.report.views import Figure, Group, ImagePage, LayerPage, PictureView, ReportViews
 from featviz.rundir import INPUT_FILE, REPORT_ASSETS
+from featviz.rundir.schema import Capture
 from featviz.version import __version__
 
 RUN_PAGE = "index"
 
 
-def render_folder(views: ReportViews, links: Links) -> Iterator[tuple[str, Iterable[str]]]:
-    """Yield the name of each file of a report that is a folder, and its text in pieces, one by one:
-    no more is held than the numbers of a few images, and no page as a whole, since that of a layer
-    shows all images."""
+def render(views: ReportViews, links: Links) -> Iterator[tuple[str, Iterable[str]]]:
+    """Yield the name of each file of a report, and its text in pieces, one by one: no more is held
+    than the numbers of a few images, and no page as a whole, since that of a layer shows all
+    images. Of one file, the one document with everything inside."""
     write = _PageWriter(views, links)
-    for name in REPORT_ASSETS:
-        yield name, [asset(name)]
     known: dict[str, dict[str, str]] = {}
+    articles = []
+    if not links.inline:
+        yield from ((name, [asset(name)]) for name in REPORT_ASSETS)
     for n, page in enumerate(views.images, 1):
         article, scripts = write.image(page)
-        scripts_too = scripts_of(page.groups)
-        yield f"{page.id}.html", write.document(page.id, page.name, [article], scripts_too)
         for name, grids in scripts.items():
-            known.setdefault(name, {}).update(grids)
+            known.setdefault("" if links.inline else name, {}).update(grids)
+        if links.inline:
+            articles.append(article)
+            continue
+        yield f"{page.id}.html", write.document(page, [article])
         if n % views.together == 0 or n == len(views.images):
             yield from ((name, [script(grids)]) for name, grids in known.items())
             known.clear()
             gc.collect()  # templates leave cycles, which hold the findings of thousands of channels
-    for layer in views.layers:
-        pieces, scripts_too = write.layer(layer), scripts_of(layer.groups)
-        yield f"{layer.id}.html", write.document(layer.id, layer.name, pieces, scripts_too)
-    yield f"{RUN_PAGE}.html", write.document(RUN_PAGE, "", write.run())
-
-
-def render_single(views: ReportViews) -> str:
-    """The report as one HTML document with everything inside."""
-    write = _PageWriter(views, InlineLinks())
-    known: dict[str, str] = {}
-    articles = []
-    for page in views.images:
-        article, scripts = write.image(page)
-        articles.append(article)
-        for grids in scripts.values():
-            known |= grids
+    if not links.inline:
+        for layer in views.layers:
+            yield f"{layer.id}.html", write.document(layer, write.layer(layer))
+        yield f"{RUN_PAGE}.html", write.document(None, write.run())
+        return
     articles += [piece for layer in views.layers for piece in write.layer(layer)]
-    inside = _inside(script(known))
-    return "".join(write.document(RUN_PAGE, "", [*write.run(), *articles], inside=inside))
+    all_inside = inside(REPORT_ASSETS, script(known.get("", {})))
+    yield f"{RUN_PAGE}.html", write.document(None, [*write.run(), *articles], all_inside)
 
 
 def render_alone(
@@ -81,27 +77,28 @@ def render_alone(
 ) -> Iterator[tuple[str, list[str]]]:
     """Yield the name of each file of a report that is one page, of an audit or of kernels, and its
     text in pieces; of one file, the page alone."""
-    engine = templates()
-    engine.globals |= {
-        "links": links,
-        "model": views.name,
-        "words": words,
-        "home": links.page(RUN_PAGE),
-        "badges": channels.badges,
-    }
-    macros: Any = engine.get_template("picture.html").module
-    engine.globals |= {"picture": lambda view, page: macros.picture(view, False, view.alt)}
-    article = fill(engine, template, views=views, pages={})
-    inside = _inside("") if links.inline else None
-    if not links.inline:
-        yield from ((name, [asset(name)]) for name in REPORT_ASSETS)
-    values = {"articles": [article], "assets": REPORT_ASSETS, "scripts": [], "inside": inside}
-    yield f"{RUN_PAGE}.html", [fill(engine, "document", name=title, **values)]
+    templates = Templates(links, model=views.name, home=links.page(RUN_PAGE))
+    templates.shared["picture"] = lambda view, page: templates.draw(view, False, view.alt)
+    article = templates.fill(template, views=views, pages={})
+    yield from around(templates, title, article, REPORT_ASSETS)
 
 
-def _inside(data: str) -> dict[str, Markup]:
+def around(
+    templates: Templates, name: str, article: Markup, assets: Sequence[str]
+) -> Iterator[tuple[str, list[str]]]:
+    """Yield the files of a report that is one page: our own, and the document around the page; of
+    one file, the document alone."""
+    inline = templates.shared["links"].inline
+    if not inline:
+        yield from ((own, [asset(own)]) for own in assets)
+    values: dict[str, Any] = {"articles": [article], "assets": assets, "scripts": []}
+    values["inside"] = inside(assets) if inline else None
+    yield f"{RUN_PAGE}.html", [templates.fill("document", name=name, **values)]
+
+
+def inside(assets: Iterable[str], data: str = "") -> dict[str, Markup]:
     """What a report of one file has inside: our own files, not to be escaped, and the grids."""
-    return {**{name: Markup(asset(name)) for name in REPORT_ASSETS}, "data": Markup(data)}
+    return {**{name: Markup(asset(name)) for name in assets}, "data": Markup(data)}
 
 
 def render_notebook(content: Mapping[str, Any]) -> str:
@@ -111,7 +108,7 @@ def render_notebook(content: Mapping[str, Any]) -> str:
         content: `figures` (address, words, (width, height)), `lines`, `table` (a `TextTable` or
             None) and `link`.
     """
-    return str(templates().get_template("notebook.html").render(content))
+    return _engine().get_template("notebook.html").render(content)
 
 
 def asset(name: str) -> str:
@@ -119,42 +116,36 @@ def asset(name: str) -> str:
     return (files("featviz.report") / "assets" / name).read_text("utf-8")
 
 
-def fill(engine: jinja2.Environment, template: str, **values: Any) -> Markup:
-    """A filled template, which has escaped everything: its text must not be escaped again."""
-    return Markup(engine.get_template(f"{template}.html").render(values))
-
-
-class _CompiledTemplates(jinja2.BytecodeCache):
-    """The templates that this process has compiled, which takes longer than to fill them: each
-    report has globals of its own, and so an environment, but shares their code."""
-
-    def __init__(self) -> None:
-        self.codes: dict[tuple[str, str], CodeType | None] = {}
-
-    def load_bytecode(self, bucket: Bucket) -> None:
-        """Put in the code of a template, None if it is new."""
-        bucket.code = self.codes.get((bucket.key, bucket.checksum))
-
-    def dump_bytecode(self, bucket: Bucket) -> None:
-        """Keep the code of a template."""
-        self.codes[bucket.key, bucket.checksum] = bucket.code
-
-
-_COMPILED = _CompiledTemplates()
-
-
-def templates() -> jinja2.Environment:
-    """Templates that escape what they are given, and raise on what they are not given."""
-    engine = jinja2.Environment(
+@cache
+def _engine() -> jinja2.Environment:
+    return jinja2.Environment(
         loader=jinja2.PackageLoader("featviz.report"),
         autoescape=True,
         trim_blocks=True,
         lstrip_blocks=True,
         undefined=jinja2.StrictUndefined,
-        bytecode_cache=_COMPILED,
     )
-    engine.globals |= {"version": __version__, "beside": ""}
-    return engine
+
+
+class Templates:
+    """Templates that escape what they are given, and raise on what they are not given; those of one
+    report share some values."""
+
+    def __init__(self, links: Links, **values: Any) -> None:
+        known = {"version": __version__, "beside": "", "words": words, "badges": channels.badges}
+        self.shared: dict[str, Any] = {**known, "links": links, **values}
+        macros: Any = _engine().get_template("picture.html").make_module({"links": links})
+        self.draw = macros.picture
+
+    def pieces(self, template: str, **values: Any) -> Iterator[Markup]:
+        """A filled template, piece by piece as somebody asks for it: it has escaped everything, and
+        its text must not be escaped again."""
+        found = _engine().get_template(f"{template}.html")
+        return map(Markup, found.generate({**self.shared, **values}))
+
+    def fill(self, template: str, **values: Any) -> Markup:
+        """A filled template as a whole."""
+        return Markup("".join(self.pieces(template, **values)))
 
 
 class _PageWriter:
@@ -167,48 +158,51 @@ class _PageWriter:
         """The statistics of the first image, which the page of the run shows."""
         self._inputs: dict[tuple[str, bool], Markup] = {}
         runs = {False: views.run, True: views.other}
-        self._options = {o: (run.record.get("options") or {}) for o, run in runs.items() if run}
-        if views.form.tiles is not None:
-            self._options = {o: {**own, "max_size": 1} for o, own in self._options.items()}
-        self._around = {**_around(views.images), **_around(views.layers)}
+        fewer = {} if views.tiles is None else {"fewer": True}
+        self._options = {
+            other: {**(run.record.get("options") or {}), **fewer}
+            for other, run in runs.items()
+            if run
+        }
+        self._around: dict[str, tuple[Any, Any]] = {}
+        """The pages before and after each, None at the ends, by its id."""
+        every: tuple[Sequence[ImagePage | LayerPage], ...] = (views.images, views.layers)
+        for pages in every:
+            for before, page, after in zip([None, *pages], pages, [*pages[1:], None], strict=False):
+                self._around[page.id] = before, after
         self._tensors = {
             (layer.id, group.stem): f"t{n}-" if n else ""
             for layer in views.layers
             for n, group in enumerate(layer.groups)
         }
-        self.templates = templates()
-        self.templates.globals |= {
-            "links": links,
-            "model": words.model_name(views.run),
-            "labels": views.labels,
-            "form": views.form,
-            "words": words,
-            "home": links.page(RUN_PAGE),
-            "totals_of": self.totals.of,
-            "dark_count": self.totals.dark_count,
-            "badges": channels.badges,
-            "explanations": channels.EXPLANATIONS,
-            "audit": views.audit,
-            "key_of": self._key,
-            "strip_keys_of": self._strip_keys,
-            "spot": self.spot,
-        }
-        macros: Any = self.templates.get_template("picture.html").module
-        self._draw = macros.picture
-        self.templates.globals |= {"picture": self.picture, "cut": self.cut}
+        self.templates = Templates(
+            links,
+            model=words.name_of(views.run.record.get("model") or {}),
+            labels=views.labels,
+            tiles=views.tiles,
+            home=links.page(RUN_PAGE),
+            totals_of=self.totals.of,
+            dark_count=self.totals.dark_count,
+            explanations=channels.EXPLANATIONS,
+            audit=views.audit,
+            key_of=lambda figure: words.key(figure.row, self._options[figure.other]),
+            strip_keys_of=self._strip_keys,
+            spot=self.spot,
+            picture=self.picture,
+            cut=self.cut,
+        )
 
     def document(
         self,
-        id: str,
-        name: str,
+        page: ImagePage | LayerPage | None,
         articles: Iterable[Markup],
-        scripts: Sequence[str] = (),
         inside: dict[str, Markup] | None = None,
     ) -> Iterator[Markup]:
-        """A whole HTML document, in pieces, around pages, whole or in pieces; it loads scripts or
-        has everything inside."""
-        values = {"id": id, "name": name, "scripts": scripts, "inside": inside}
-        return self._pieces("document", articles=articles, assets=REPORT_ASSETS, **values)
+        """A whole HTML document, in pieces, around a page, of the run if None; it loads the
+        scripts that hold the numbers of its grids, or has everything inside."""
+        scripts = dict.fromkeys(figure.script for figure in figures_of(page.groups if page else ()))
+        values = {"name": page.name if page else "", "scripts": scripts, "inside": inside}
+        return self.templates.pieces("document", articles=articles, assets=REPORT_ASSETS, **values)
 
     def picture(self, view: PictureView, page: str) -> Markup:
         """A picture on a page.
@@ -217,16 +211,18 @@ class _PageWriter:
         """
         elsewhere = self.links.inline and view.home != page
         if view.file != INPUT_FILE:
-            drawn: Markup = self._draw(view, elsewhere, view.alt)
+            drawn: Markup = self.templates.draw(view, elsewhere, view.alt)
             return drawn
         key = (view.id, elsewhere)  # on every layer's page
         if key not in self._inputs:
-            self._inputs[key] = self._draw(view, elsewhere, view.alt)
+            self._inputs[key] = self.templates.draw(view, elsewhere, view.alt)
         return self._inputs[key]
 
     def cut(self, figure: Figure) -> Markup:
         """A grid of which a tile is shown; in a report of one file it stands elsewhere too."""
-        drawn: Markup = self._draw(figure.picture, self.links.inline, f"Maps of {figure.row.label}")
+        drawn: Markup = self.templates.draw(
+            figure.picture, self.links.inline, f"Maps of {figure.row.label}"
+        )
         return drawn
 
     def spot(self, group: Group, channel: int | str) -> str:
@@ -239,51 +235,54 @@ class _PageWriter:
         views, run = self.views, self.views.run
         first = views.images[0] if views.images else None
         over = [self.totals.of(group) for group in first.groups] if first else []
-        return self._pieces(
+        audited = views.audit.dead if views.audit else None  # of more images than most runs have
+        return self.templates.pieces(
             "run",
             views=views,
             run=run,
             pages={page.name: page.id for page in views.layers},
             first=first,
-            dead=self._dead(),
+            dead=audited or self.totals.dead(views.layers),
             stages=network(first, self._first, over) if first else [],
         )
 
-    def _dead(self) -> str:
-        """How many channels are dead: as an audit found, which saw more images than most runs, or
-        as the run itself shows."""
-        audited = self.views.audit.dead if self.views.audit else None
-        return audited or self.totals.dead(self.views.layers)
-
     def image(self, page: ImagePage) -> tuple[Markup, dict[str, dict[str, str]]]:
-        """The page of an image, and its grids for the scripts (`data.entries`)."""
-        numbers = read_numbers(page)
-        self.totals.add(page.groups, numbers.stats)
+        """The page of an image, and its grids as JSON, by the scripts that are to hold them and the
+        pictures' ids.
+
+        Raises:
+            DamagedError: its statistics have been damaged since the run was read.
+        """
+        held = {other: image.stats() for other, image in page.images.items()}
+        stats, facts = {}, {}
+        scripts: dict[str, dict[str, str]] = {}
+        for figure in figures_of(page.groups):
+            id, row, options = figure.picture.id, figure.row, self._options[figure.other]
+            stats[id] = held[figure.other][row.place.stats_key]
+            facts[id] = words.grid_facts(row, words.all_zero(stats[id]), options)
+            own = entry(figure, stats[id], words.key(row, options).grey)
+            scripts.setdefault(figure.script, {})[id] = own
+        self.totals.add(page.groups, stats)
         if page is self.views.images[0]:
-            self._first = numbers.stats
-        stages = network(page, numbers.stats)
-        values = self._values(page, facts_of=self._facts(page, numbers), stages=stages)
-        return fill(self.templates, "image", **values), entries(page, numbers, self._options)
+            self._first = stats
+        values = self._values(page, facts_of=facts, stages=network(page, stats))
+        return self.templates.fill("image", **values), scripts
 
     def layer(self, page: LayerPage) -> Iterator[Markup]:
         """The page of a layer, in pieces."""
-        audited = self.views.audit.of(page.name) if self.views.audit else {}
-        rows = {
-            group.id: channels.channel_rows(self.totals.of(group), audited) for group in page.groups
-        }
-        kernels = self.views.kernels.get(page.name)
-        beside = {} if kernels is None else {"tiles": geometry(kernels.row)}
+        audit, kernels = self.views.audit, self.views.kernels.get(page.name)
+        audited = audit.of(page.name) if audit else {}
         values = self._values(
             page,
-            rows=rows,
+            rows={g.id: channels.channel_rows(self.totals.of(g), audited) for g in page.groups},
             audited=audited,
-            suspects=self.views.audit.suspects(page.name, page.id) if self.views.audit else [],
+            suspects=audit.suspects(page.name, page.id) if audit else [],
             kernels=kernels,
+            kernel_tiles=None if kernels is None else geometry(kernels.row),
             exemplars_of=lambda group: self.views.exemplars.get((page.id, group.stem), ()),
             channels_of=self._exemplars,
-            **beside,
         )
-        return self._pieces("layer", **values)
+        return self.templates.pieces("layer", **values)
 
     def _exemplars(self, shown: Sequence[ExemplarView]) -> str:
         """The pictures of channels for the script, as JSON; none in one file, which has the
@@ -296,36 +295,110 @@ class _PageWriter:
                 found.setdefault(channel, []).append({**own, "width": width, "height": height})
         return msgspec.json.encode(found).decode()
 
-    def _facts(self, page: ImagePage, numbers: Numbers) -> dict[str, words.Facts]:
-        """What is said of each picture, by its id."""
-        return {
-            f.picture.id: words.grid_facts(
-                f.row, numbers.dark[f.picture.id], self._options[f.other]
-            )
-            for f in figures(page.groups)
-        }
-
-    def _key(self, figure: Figure) -> Key:
-        return key(figure.row, self._options[figure.other])
-
-    def _strip_keys(self, stages: Sequence[Stage]) -> list[Key]:
+    def _strip_keys(self, stages: Sequence[Stage]) -> list[words.Key]:
         rows = (step.figure.row for stage in stages for step in stage.steps if step.tiles)
-        return strip_keys(rows, self._options[False])
+        return words.strip_keys(rows, self._options[False])
 
     def _values(self, page: ImagePage | LayerPage, **more: Any) -> dict[str, Any]:
-        around, colors = self._around[page.id], self._legend(page.groups)
-        return {"page": page, "around": around, "legend": colors, **more}
-
-    def _legend(self, groups: Sequence[Group]) -> Any:
         options = self.views.run.record.get("options") or {}
-        return legend(options, (figure.row for figure in figures(groups)))
-
-    def _pieces(self, template: str, **values: Any) -> Iterator[Markup]:
-        """A filled template, piece by piece as somebody asks for it."""
-        return map(Markup, self.templates.get_template(f"{template}.html").generate(values))
+        colors = words.legend(options, (figure.row for figure in figures_of(page.groups)))
+        return {"page": page, "around": self._around[page.id], "legend": colors, **more}
 
 
-def _around(pages: Sequence[Any]) -> dict[str, tuple[Any, Any]]:
-    """The pages before and after each, None at the ends, by its id."""
-    pairs = zip([None, *pages[:-1]], [*pages[1:], None], strict=True) if pages else ()
-    return {page.id: pair for page, pair in zip(pages, pairs, strict=True)}
+def script(entries: Mapping[str, str]) -> str:
+    """A script that puts some grids into `window.FEATVIZ`, beside those of other scripts."""
+    lines = ",\n".join(f'"{id}":{entry}' for id, entry in entries.items())
+    return f"window.FEATVIZ = Object.assign(window.FEATVIZ || {{}}, {{\n{lines}\n}});\n"
+
+
+class _Entry(msgspec.Struct, omit_defaults=True):
+    """What the scripts of a page know of a grid; what is nothing is left out."""
+
+    nrow: int
+    padding: int
+    tile: tuple[int, int]
+    """Height and width."""
+    size: tuple[int, int]
+    """Width and height."""
+    slices: int
+    maps: int
+    stats: list[str]
+    channels: Sequence[int] | None = None
+    collapsed: Mapping[str, Sequence[int]] | None = None
+    over: bool = False
+    """Whether its maps lie over the input already."""
+    grey: bool = False
+    """Whether the picture is grey, and may be shown in other colours."""
+    scene: bool = False
+    """Whether its maps show the places of the input, and may be laid over it."""
+    change: str | None = None
+    """How far each map is from that of another run, 0..1."""
+
+
+def entry(figure: Figure, stats: Floats, grey: bool, change: np.ndarray | None = None) -> str:
+    """A grid as JSON.
+
+    Args:
+        stats: [maps, 6].
+        grey: whether it may be shown in other colours.
+        change: [maps]: how far each map is from that of another run, 0..1.
+    """
+    row, plan, layout = figure.row, figure.row.plan, LAYOUTS.get(figure.row.layout)
+    content = _Entry(
+        *(plan.columns, plan.padding, plan.tile, figure.picture.size, row.side, row.maps),
+        stats=_columns(stats),
+        change=None if change is None else _column(change),
+        channels=[] if row.reduce is not None else row.channels,
+        collapsed=row.collapsed,
+        over=row.overlay is not None,
+        grey=grey,
+        scene=bool(layout and layout.aligned and not is_numbers(row) and row.reduce is None),
+    )
+    return _in_script(content)
+
+
+def difference_entry(drawn: DifferenceMap, change: np.ndarray) -> str:
+    """The grid of a map of differences as JSON; `change` as in `entry`."""
+    plan = drawn.plan
+    unknown = np.full((1, len(STAT_COLUMNS)), np.nan, np.float32)
+    size = (plan.width, plan.height)
+    content = _Entry(
+        *(plan.columns, plan.padding, plan.tile, size, drawn.slices, len(change)),
+        stats=_columns(unknown),
+        channels=drawn.channels,
+        change=_column(change),
+    )
+    return _in_script(content)
+
+
+def geometry(row: Capture) -> str:
+    """Where the tiles of a picture are, as JSON; without statistics."""
+    plan = row.plan
+    size = (plan.width, plan.height)
+    entry = _Entry(
+        *(plan.columns, plan.padding, plan.tile, size, row.side, row.maps, []),
+        channels=row.channels,
+    )
+    return msgspec.json.encode(entry).decode()
+
+
+def _columns(stats: Floats) -> list[str]:
+    """Base64 of little-endian float32 for each column; of a single number where all are the same,
+    bit for bit, as zeros and non-finite values mostly are."""
+    bits = np.ascontiguousarray(stats.astype("<f4").T).view("<u4")
+    same = (bits == bits[:, :1]).all(axis=1)
+    kept = (column[:1] if one else column for column, one in zip(bits, same, strict=True))
+    return [base64.b64encode(column.tobytes()).decode() for column in kept]
+
+
+def _column(values: np.ndarray) -> str:
+    return base64.b64encode(values.astype("<f4").tobytes()).decode()
+
+
+def _in_script(content: _Entry) -> str:
+    """JSON as a script may hold it: without anything that ends the script, or that another parser
+    takes for the end of a line (https://html.spec.whatwg.org/#restrictions-for-contents-of-script-elements)."""
+    text = msgspec.json.encode(content).decode()
+    for ending in "<>&\u2028\u2029":
+        text = text.replace(ending, f"\\u{ord(ending):04x}")
+    return text

@@ -1,24 +1,28 @@
-"""What the pages of a report show: a run's records, sorted by image and by layer.
+"""What the pages of a report show: a run's records, sorted by image and by layer; and where it is.
 
-Statistics are in none of these: a page of an image reads its own (`featviz.report.data`), so that
-the memory of a report does not grow with the channels of its run.
+Statistics are in none of these: a page of an image reads its own (`pages.render`), so that the
+memory of a report does not grow with the channels of its run.
 """
 
 from __future__ import annotations
 
+import base64
+import os
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import groupby
+from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from featviz.files import real
 from featviz.records import Comparison
 from featviz.report import words
 from featviz.rundir import INPUT_FILE
-from featviz.rundir.image import ReadImage
+from featviz.rundir.image import ReadImage, format_of
 from featviz.rundir.read import ReadRun
-from featviz.rundir.schema import CaptureRow, Class, Manifest
+from featviz.rundir.schema import Capture, Class, Manifest
 
 _WIDE = 3.0
 """A picture wider than this many times its height gets a row of its own."""
@@ -35,7 +39,6 @@ class PictureView:
     """A picture on a page."""
 
     id: str
-    """Unique in the report."""
     image: ReadImage
     file: str
     """Relative to the image's folder."""
@@ -43,7 +46,6 @@ class PictureView:
     """Width and height in pixels."""
     alt: str
     home: str
-    """The page of its image."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,10 +54,9 @@ class Figure:
 
     picture: PictureView
     input: PictureView
-    row: CaptureRow
+    row: Capture
     image: str
     script: str
-    """The file that holds its numbers."""
     other: bool
     """Whether it belongs to the run that this one is compared with."""
     titled: PictureView | None = None
@@ -91,7 +92,6 @@ class Group:
     stem: str
     """`output`, `output.call1`."""
     page: str
-    """The layer's page."""
     figures: tuple[Figure, ...]
 
     @property
@@ -119,10 +119,8 @@ class ImagePage:
     """The input in the run that this one is compared with; None where that run lacks the image."""
     facts: words.Facts
     guesses: tuple[Class, ...]
-    """The classes that the model thinks most likely."""
     groups: tuple[Group, ...]
     silent: tuple[tuple[str, str], ...]
-    """Layers without a picture, and why."""
 
 
 @dataclass(frozen=True)
@@ -135,45 +133,13 @@ class LayerPage:
     groups: tuple[Group, ...]
 
     @property
-    def maps(self) -> str:
-        """How many maps it has."""
-        return " + ".join(dict.fromkeys(str(g.figures[0].row.maps) for g in self.groups))
-
-    @property
-    def zeros(self) -> str:
-        """Share of zeros, mean over its pictures."""
-        figures = [f for g in self.groups for f in g.figures if not f.other]
-        zeros = sum(figure.row.zero_fraction for figure in figures)
-        return words.percent(zeros / len(figures))
-
-    @property
-    def nonfinite(self) -> int:
-        """Values that are NaN or infinite."""
-        figures = (f for g in self.groups for f in g.figures if not f.other)
-        return sum(f.row.nonfinite for f in figures)
-
-
-@dataclass(frozen=True)
-class ReportForm:
-    """How much of a run a report shows; all of it, but in one file that must stay small."""
-
-    bytes: float = 0.0
-    """Those of all its pictures, about."""
-    figures: bool = True
-    """Whether it shows the figures of `--figure`."""
-    smaller: bool = False
-    """Whether large maps have fewer pixels."""
-    tiles: int | None = None
-    """The most tiles that a layer shows; None for all."""
-
-
-@dataclass(frozen=True)
-class Silence:
-    """A layer that gave no picture."""
-
-    layer: str
-    reason: str
-    images: int
+    def numbers(self) -> tuple[str, str, int]:
+        """How many maps it has, the mean share of zeros over its pictures, and how many values are
+        NaN or infinite."""
+        maps = " + ".join(dict.fromkeys(str(g.figures[0].row.maps) for g in self.groups))
+        rows = [figure.row for figure in figures_of(self.groups) if not figure.other]
+        zeros = words.percent(sum(row.zero_fraction for row in rows) / len(rows))
+        return maps, zeros, sum(row.nonfinite for row in rows)
 
 
 @dataclass(frozen=True)
@@ -184,23 +150,21 @@ class ReportViews:
     other: ReadRun | None
     images: tuple[ImagePage, ...]
     layers: tuple[LayerPage, ...]
-    silent: tuple[Silence, ...]
+    silent: Sequence[tuple[str, str, int]]
+    """Layers that gave no picture, why, and for how many images."""
     together: int
     """Images, one after another, whose numbers stand in the same scripts."""
     audit: Any = None
-    """The `audited.AuditViews` of its audit, if there is one."""
+    """The `beside.AuditViews` of its audit, if there is one."""
     kernels: Mapping[str, Any] = field(default_factory=dict)
-    """`kernels.KernelView`s by the names of their layers."""
+    """`beside.KernelView`s by the names of their layers."""
     exemplars: Mapping[tuple[str, str], Sequence[Any]] = field(default_factory=dict)
-    """`excited.ExemplarView`s by the page of a layer and the stem of a tensor."""
-    form: ReportForm = field(default_factory=ReportForm)
-    """How much of the run is shown, where one file must stay small."""
-    max_size: int = 0
-    """Bytes that this file may have."""
+    """`beside.ExemplarView`s by the page of a layer and the stem of a tensor."""
+    tiles: int | None = None
+    """The most tiles that a layer shows, where one file must stay small; it shows no figures
+    then. None for all."""
     verdict: Comparison | None = None
-    """What a comparison with the other run found."""
     not_compared: str = ""
-    """Why the numbers of the other run could not be compared."""
 
     @property
     def labels(self) -> tuple[str, str | None]:
@@ -212,64 +176,68 @@ class ReportViews:
         return (name, other) if name != other else (f"{name} (this)", f"{other} (other)")
 
 
-Key = tuple[int, str, str]
-"""What identifies a tensor: the position of its layer, its name, and the stem of its file."""
-
-
-class _Places:
-    """Where the layers of a run are shown, and which scripts hold their numbers."""
-
-    def __init__(self, run: ReadRun) -> None:
-        rows = (row for image in run.images.values() for row in image.captures.values())
-        layers = dict.fromkeys(_key(row)[:2] for row in rows)
-        order = sorted(layers, key=lambda layer: layer[0])
-        self.numbers = {layer: n for n, layer in enumerate(order)}
-        self.images = max(1, min(_MOST_IMAGES, len(run.images)))
-        """Images whose numbers share their scripts."""
-
-    def page(self, key: Key) -> str:
-        """`layer-003`, in the model's order."""
-        return f"layer-{self.numbers[key[:2]]:03d}"
-
-    def script(self, image: int, key: Key) -> str:
-        """`grids-000-001.js`: of some images, and some layers, that follow one another."""
-        layer = self.numbers[key[:2]] // (_IN_SCRIPT // self.images)
-        return f"grids-{image // self.images:03d}-{layer:03d}.js"
+Place = Callable[[int, Capture], tuple[str, str]]
+"""Of a tensor of the n-th image the page of its layer, `layer-003`, and the script that holds its
+numbers, `grids-000-001.js`."""
 
 
 def arrange(run: ReadRun, other: ReadRun | None = None) -> ReportViews:
-    """Sort a run, and one to compare it with, into pages."""
-    places = _Places(run)
+    """Sort a run, and one to compare it with, into pages: layers in the model's order, the numbers
+    of some images, and some layers, that follow one another in one script."""
+    rows = (row for image in run.images.values() for row in image.captures.values())
+    layers = dict.fromkeys((row.index, row.layer) for row in rows)
+    numbers = {layer: n for n, layer in enumerate(sorted(layers, key=lambda layer: layer[0]))}
+    together = max(1, min(_MOST_IMAGES, len(run.images)))
+
+    def place(image: int, row: Capture) -> tuple[str, str]:
+        number = numbers[row.index, row.layer]
+        script = image // together, number // (_IN_SCRIPT // together)
+        return f"layer-{number:03d}", "grids-{:03d}-{:03d}.js".format(*script)
+
     others = {} if other is None else other.images
     images = tuple(
-        _image_page(n, image, others.get(name), places)
+        _image_page(n, image, others.get(name), place)
         for n, (name, image) in enumerate(run.images.items())
     )
-    layers = tuple(_layer_pages(images))
-    return ReportViews(run, other, images, layers, _silent(run), places.images)
+    counts: Counter[tuple[str, str]] = Counter()  # of layers that were skipped or never ran
+    for image in run.images.values():
+        counts.update(dict.fromkeys(_without_picture(image.manifest), 1))
+    silent = [(*pair, n) for pair, n in counts.items()]
+    return ReportViews(run, other, images, tuple(_layer_pages(images)), silent, together)
 
 
-def _key(row: CaptureRow) -> Key:
-    return row.index, row.layer, row.place.stem
-
-
-def _image_page(number: int, image: ReadImage, other: ReadImage | None, at: _Places) -> ImagePage:
+def _image_page(number: int, image: ReadImage, other: ReadImage | None, place: Place) -> ImagePage:
     id = f"image-{number:03d}"
-    shown = _Shown(number, image, "p", False)
-    beside = None if other is None else _Shown(number, other, "o", True)
+    images = {False: image} if other is None else {False: image, True: other}
+    inputs = {
+        side: PictureView(
+            f"{'po'[side]}{number}-i",
+            own,
+            INPUT_FILE,
+            own.input_size,
+            f"What the model saw of {own.name}",
+            id,
+        )
+        for side, own in images.items()
+    }
+    doubles = {}
+    if other is not None:
+        for n, row in enumerate(other.captures.values()):
+            doubles[row.layer, row.place.stem] = f"o{number}-{n}", row
     groups = []
-    for n, (key, row) in enumerate(shown.rows.items()):
-        script = at.script(number, key)
-        figures = [shown.figure(key, script, at.page(key))]
-        if beside is not None and (same := beside.same.get(key[1:])) is not None:
-            figures.append(beside.figure(same, script, at.page(key)))
-        groups.append(Group(f"{id}-{n}", row.label, row.type, key[2], at.page(key), tuple(figures)))
+    for n, row in enumerate(image.captures.values()):
+        stem = row.place.stem
+        page, script = place(number, row)
+        figures = [_figure(f"p{number}-{n}", row, inputs[False], script, page)]
+        if double := doubles.get((row.layer, stem)):
+            figures.append(_figure(*double, inputs[True], script, page, True))
+        groups.append(Group(f"{id}-{n}", row.label, row.type, stem, page, tuple(figures)))
     return ImagePage(
         id,
         image.name,
-        {one.other: one.image for one in (shown, beside) if one is not None},
-        shown.input,
-        None if beside is None else beside.input,
+        images,
+        inputs[False],
+        inputs.get(True),
         words.image_facts(image.manifest),
         tuple(image.manifest.prediction),
         tuple(groups),
@@ -277,33 +245,19 @@ def _image_page(number: int, image: ReadImage, other: ReadImage | None, at: _Pla
     )
 
 
-class _Shown:
-    """An image of one of the two runs."""
-
-    def __init__(self, number: int, image: ReadImage, prefix: str, other: bool) -> None:
-        self.image, self.other, self.id = image, other, f"{prefix}{number}"
-        self.home = f"image-{number:03d}"
-        alt = f"What the model saw of {image.name}"
-        size = image.input_size
-        self.input = PictureView(f"{self.id}-i", image, INPUT_FILE, size, alt, self.home)
-        self.rows = {_key(row): row for row in image.captures.values()}
-        self.same = {key[1:]: key for key in self.rows}
-        """Keys, by what does not depend on the position of a layer in its model."""
-        self._numbers = {key: n for n, key in enumerate(self.rows)}
-
-    def figure(self, key: Key, script: str, page: str) -> Figure:
-        """The grid of a tensor, and its figure, which the page of its layer shows."""
-        row, name = self.rows[key], self.image.name
-        alt = f"{words.tiles(row)} of {row.label}, {row.place.stem}, of {name}"
-        size = (row.plan.width, row.plan.height)
-        id = f"{self.id}-{self._numbers[key]}"
-        picture = PictureView(id, self.image, row.file, size, alt, self.home)
-        titled = None
-        if row.figure is not None:
-            alt = f"Figure of {row.label}, {row.place.stem}, of {name}"
-            pixels = self.image.pixels[row.figure]
-            titled = PictureView(f"{id}-f", self.image, row.figure, pixels, alt, page)
-        return Figure(picture, self.input, row, name, script, self.other, titled)
+def _figure(
+    id: str, row: Capture, input: PictureView, script: str, page: str, other: bool = False
+) -> Figure:
+    """The grid of a tensor, and its figure, which the page of its layer shows."""
+    image = input.image
+    where = f"of {row.label}, {row.place.stem}, of {image.name}"
+    size = (row.plan.width, row.plan.height)
+    picture = PictureView(id, image, row.file, size, f"{words.tiles(row)} {where}", input.home)
+    titled = None
+    if row.figure is not None:
+        pixels = image.pixels[row.figure]
+        titled = PictureView(f"{id}-f", image, row.figure, pixels, f"Figure {where}", page)
+    return Figure(picture, input, row, image.name, script, other, titled)
 
 
 def _layer_pages(images: Sequence[ImagePage]) -> Iterator[LayerPage]:
@@ -324,9 +278,52 @@ def _without_picture(manifest: Manifest) -> list[tuple[str, str]]:
     return skipped + [(name, "never ran") for name in manifest.never_ran]
 
 
-def _silent(run: ReadRun) -> tuple[Silence, ...]:
-    """Layers that were skipped or never ran, over all images."""
-    counts: Counter[tuple[str, str]] = Counter()
-    for image in run.images.values():
-        counts.update(dict.fromkeys(_without_picture(image.manifest), 1))
-    return tuple(Silence(layer, reason, n) for (layer, reason), n in counts.items())
+def figures_of(groups: Iterable[Group]) -> Iterator[Figure]:
+    """All figures of some groups."""
+    return (figure for group in groups for figure in group.figures)
+
+
+class Links:
+    """Where the pages of a report and their pictures are: pages in a folder, whose pictures stay
+    where they are; in one file everything, a picture only on its image's page; in a zip file pages
+    and the pictures that they show, under names of our own."""
+
+    def __init__(self, folder: Path | None = None, packed: bool = False) -> None:
+        self.folder = folder
+        self.inline = folder is None and not packed
+        self.packed: dict[str, PictureView] = {}
+        """Pictures by their names in the zip file."""
+        self._known: dict[Any, str] = {}
+
+    def page(self, id: str) -> str:
+        """The address of a page: `image-004.html`, in one file `#image-004`."""
+        return f"#{id}" if self.inline else f"{id}.html"
+
+    def anchor(self, page: str, name: str) -> str:
+        """The id of a place on a page: `c17`, in one file `layer-003-c17`."""
+        return f"{page}-{name}" if self.inline else name
+
+    def place(self, page: str, name: str) -> str:
+        """The address of such a place: `layer-003.html#c17`, in one file `#layer-003-c17`."""
+        return f"#{page}-{name}" if self.inline else f"{page}.html#{name}"
+
+    def picture(self, view: PictureView) -> str:
+        """The address of a picture: relative to the folder and quoted; the picture itself, in
+        base64; or `pictures/000123.png`."""
+        image, kind = view.image, format_of(view.file)
+        if self.inline:
+            content = base64.b64encode(image.content(view.file)).decode()
+            return f"data:{kind.mime};base64,{content}"
+        home = image.root, image.folder
+        if self.folder is not None:
+            if home not in self._known:
+                folder = Path(os.path.relpath(image.path, self.folder)).as_posix()
+                self._known[home] = quote(os.fsencode(folder))
+            if view.file not in self._known:
+                self._known[view.file] = quote(os.fsencode(view.file))
+            return f"{self._known[home]}/{self._known[view.file]}"
+        if (*home, view.file) not in self._known:
+            name = f"pictures/{len(self.packed):06d}.{kind.name}"
+            self._known[(*home, view.file)] = name
+            self.packed[name] = view
+        return self._known[(*home, view.file)]

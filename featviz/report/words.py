@@ -1,30 +1,32 @@
-"""Numbers, channels and settings in words, as the report shows them."""
+"""Numbers, channels, settings and colours in words, as the report shows them."""
 
 from __future__ import annotations
 
 import math
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Any
 
 import numpy as np
 from markupsafe import Markup
 
 from featviz import text
+from featviz.drawing import colormap, normalize
 from featviz.layout.layouts import LAYOUTS
 from featviz.records import KINDS, REDUCTIONS, SALIENCY, Floats, is_gradient
 from featviz.rundir.read import ReadRun
-from featviz.rundir.schema import CaptureRow, Manifest
+from featviz.rundir.schema import Capture, Manifest
 from featviz.text import by, counted, listed, ranges
-
-if TYPE_CHECKING:
-    from featviz.report.views import ReportForm
 
 Facts = list[tuple[str, str]]
 """Pairs of a term and its value, in the order in which they are shown."""
 
 _LISTED = 24
 """Runs of channels that are written out; of the others only their number is shown."""
+_STOPS = (0, 51, 102, 153, 204, 255)
+"""Levels whose colours a key has."""
 
 
 def number(value: float | None) -> str:
@@ -44,11 +46,6 @@ def percent(share: float) -> str:
     return text.percent(share, "\u00a0")
 
 
-def megabytes(size: int) -> str:
-    """`25 MB`; below one, `0.4 MB`."""
-    return f"{size / 1e6:.3g} MB"
-
-
 def command(*parts: object) -> str:
     """A command line, quoted for a shell."""
     return text.printable(shlex.join(map(str, parts)))
@@ -65,27 +62,25 @@ def all_zero(stats: Floats) -> list[int]:
     return channels
 
 
-def tiles(row: CaptureRow) -> str:
+def tiles(row: Capture) -> str:
     """`64 feature maps`; what all of them became where they share one tile."""
     if row.reduce is not None:
         return f"{reduced(row.reduce)} of {counted(row.maps, 'feature map')}"
     return counted(len(row.drawn), "feature map")
 
 
-def is_saliency(row: CaptureRow) -> bool:
+def is_saliency(row: Capture) -> bool:
     """Whether a picture is that of all channels of the gradient of an image."""
     return row.key == SALIENCY and is_gradient(row.kind) and row.reduce is not None
 
 
-def tensor(row: CaptureRow) -> str:
+def tensor(row: Capture) -> str:
     """What a tensor is of its layer; empty for the output."""
     if row.kind not in KINDS or row.kind == "output":
         return ""
-    place = f"the layer’s {KINDS[row.kind].of}"
-    if not is_gradient(row.kind):
-        return place
     what = "largest absolute value over the channels of " if is_saliency(row) else ""
-    return f"{what}the gradient at {place}"
+    what += "the gradient at " * is_gradient(row.kind)
+    return f"{what}the layer’s {KINDS[row.kind].of}"
 
 
 def reduced(way: str) -> str:
@@ -93,7 +88,7 @@ def reduced(way: str) -> str:
     return REDUCTIONS[way].words if way in REDUCTIONS else way
 
 
-def grid_facts(row: CaptureRow, dark: Sequence[int], options: Mapping[str, Any]) -> Facts:
+def grid_facts(row: Capture, dark: Sequence[int], options: Mapping[str, Any]) -> Facts:
     """Facts about one picture.
 
     Args:
@@ -105,7 +100,8 @@ def grid_facts(row: CaptureRow, dark: Sequence[int], options: Mapping[str, Any])
         facts.append(("Layout", LAYOUTS[row.layout].words))
     facts.append(("Maps", _maps(row, options)))
     if row.collapsed:
-        facts.append(("Share a tile", _shared(row.collapsed)))
+        groups = [f"{one} for {channel_list(sorted(ids))}" for one, ids in row.collapsed.items()]
+        facts.append(("Share a tile", listed(groups, _LISTED, "; ")))
     if row.drawn != sorted(row.drawn) and (order := options.get("order")):
         facts.append(("Order", f"by {setting(order)} (--order)"))
     if side := slices(row):
@@ -113,7 +109,7 @@ def grid_facts(row: CaptureRow, dark: Sequence[int], options: Mapping[str, Any])
     if row.constant is not None:
         one = f"each map of {by(row.constant[1:])} holds one value; drawn as a strip of the values"
         facts.append(("Constant", one))
-    facts.append(("Drawn", _drawn(row)))
+    facts.append(("Drawn", _scale(row)))
     whole = ", of all channels" if row.reduce is not None else ""
     if row.mean is not None:
         facts.append(("Range", f"{number(row.min)} to {number(row.max)}{whole}"))
@@ -126,7 +122,7 @@ def grid_facts(row: CaptureRow, dark: Sequence[int], options: Mapping[str, Any])
     return facts
 
 
-def _maps(row: CaptureRow, options: Mapping[str, Any]) -> str:
+def _maps(row: Capture, options: Mapping[str, Any]) -> str:
     """How many maps there are, how many are drawn, and which options left the others out."""
     if row.reduce is not None:
         return f"{row.maps}, as one tile: their {reduced(row.reduce)} (--reduce {row.reduce})"
@@ -136,13 +132,28 @@ def _maps(row: CaptureRow, options: Mapping[str, Any]) -> str:
     alike = sum(len(group) - 1 for group in (row.collapsed or {}).values())
     pick = options.get("pick")
     picked = f" --pick {setting(pick)}" if pick not in (None, "first") else ""
-    cut = "--max-size" if options.get("max_size") else f"--max-maps{picked}"
+    cut = "--single-file" if options.get("fewer") else f"--max-maps{picked}"
     reasons = [cut] if drawn + alike < row.maps else []
     reasons += ["--collapse"] if alike else []
     return f"{drawn} of {row.maps} ({', '.join(reasons)})"
 
 
-def slices(row: CaptureRow) -> str:
+def _scale(row: Capture) -> str:
+    low, high = map(number, row.range or (None, None))
+    unit = REDUCTIONS[row.reduce].unit if row.reduce in REDUCTIONS else ""
+    if unit:
+        words = f"each component from {low} to {high} {unit}"
+    elif row.range is None:
+        words = "each map by its own range"
+    else:
+        words = f"{low} to {high} ({row.normalize})"
+        words += ", which leaves out the extremes" * row.normalize.endswith("percentile")
+    if row.overlay is not None:
+        words += f", {percent(row.overlay)} over the input (--overlay)"
+    return words
+
+
+def slices(row: Capture) -> str:
     """`5 of 24: 0, 6, 12, 17, 23`, the slices that stand side by side; empty where there is one."""
     if not row.slices or row.slices[1] < 2:
         return ""
@@ -150,51 +161,22 @@ def slices(row: CaptureRow) -> str:
     return f"{held}" if drawn == held else f"{drawn} of {held}: {channel_list(row.beside)}"
 
 
-def _shared(collapsed: Mapping[str, Sequence[int]]) -> str:
-    """Which channels stand for which others."""
-    groups = [f"{leader} for {channel_list(sorted(ids))}" for leader, ids in collapsed.items()]
-    return listed(groups, _LISTED, "; ")
-
-
-def _drawn(row: CaptureRow) -> str:
-    low, high = row.range or (None, None)
-    unit = REDUCTIONS[row.reduce].unit if row.reduce in REDUCTIONS else ""
-    if unit:
-        words = f"each component from {number(low)} to {number(high)} {unit}"
-    elif row.range is None:
-        words = "each map by its own range"
-    else:
-        words = f"{number(low)} to {number(high)} ({row.normalize})"
-        words += ", which leaves out the extremes" * row.normalize.endswith("percentile")
-    if row.overlay is not None:
-        words += f", {percent(row.overlay)} over the input (--overlay)"
-    return words
-
-
-def model_name(run: ReadRun) -> str:
-    """What the model is called."""
-    return name_of(run.record.get("model") or {})
-
-
 def name_of(model: Mapping[str, Any]) -> str:
-    """The same, of `model` in a record."""
+    """What a model is called, by `model` in a record."""
     return str(model.get("name") or model.get("file") or model.get("class") or "model")
 
 
 def run_facts(record: Mapping[str, Any]) -> Facts:
     """What ran, by run.json, for the foot of the page."""
-    named = record.get("model") or {}
-    model = {
-        key: value
-        for key, value in named.items()
-        if value is not None and key not in ("kind", "name", "file")
-    }
+    model = record.get("model") or {}
+    apart = ("kind", "name", "file", "sha256", "taken")
+    more = {key: own for key, own in model.items() if own is not None and key not in apart}
     versions = ("featviz", "torch", "torchvision")
-    checksum, taken = model.pop("sha256", ""), model.pop("taken", "")
+    taken, checksum = (model.get(key) for key in ("taken", "sha256"))
     return [
-        ("Model", ", ".join([name_of(named), *([settings(model)] if model else [])])),
-        ("Weights", setting(taken)),
-        ("SHA-256", setting(checksum)),
+        ("Model", ", ".join([name_of(model), *([settings(more)] if more else [])])),
+        ("Weights", "" if taken is None else setting(taken)),
+        ("SHA-256", "" if checksum is None else setting(checksum)),
         ("Versions", ", ".join(f"{name} {record[name]}" for name in versions if name in record)),
         ("Device", str(record.get("device", ""))),
     ]
@@ -203,36 +185,14 @@ def run_facts(record: Mapping[str, Any]) -> Facts:
 def run_lead(run: ReadRun) -> str:
     """`Images: 20 complete of 20 · 180 pictures · input: RGB, as it is`."""
     grids = sum(len(image.captures) for image in run.images.values())
-    parts = [f"Images: {_image_count(run)}", counted(grids, "picture")]
+    total = run.record["images"].get("total", len(run.images))
+    lacking = [(len(run.failures), "failed"), (len(run.left_out), "incomplete")]
+    lacking.append((run.missing, "not reached"))
+    images = [f"{len(run.images):,} complete of {total:,}"]
+    images += [f"{count:,} {what}" for count, what in lacking if count]
+    parts = [f"Images: {', '.join(images)}", counted(grids, "picture")]
     prepared = str(run.record.get("preprocessing", ""))
     return " · ".join(parts + ([f"input: {prepared}"] if prepared else []))
-
-
-def _image_count(run: ReadRun) -> str:
-    total = run.record["images"].get("total", len(run.images))
-    parts = [f"{len(run.images):,} complete of {total:,}"]
-    parts += [f"{len(run.failures):,} failed"] if run.failures else []
-    parts += [f"{len(run.left_out):,} incomplete"] if run.left_out else []
-    parts += [f"{run.missing:,} not reached"] if run.missing else []
-    return ", ".join(parts)
-
-
-def form_lines(form: ReportForm, most: int) -> Iterator[str]:
-    """What one file leaves out to stay small, in sentences.
-
-    Args:
-        most: bytes that it may have.
-    """
-    below = f"So that this file stays below {megabytes(most)}, "
-    if form.tiles is not None:
-        yield (
-            f"{below}each layer shows at most {form.tiles} of its maps, the most telling ones. The "
-            "numbers are those of all."
-        )
-    if form.smaller:
-        yield f"{below}large maps have fewer pixels than in the run’s own pictures."
-    if not form.figures:
-        yield f"{below}it leaves out the run’s figures (--figure)."
 
 
 def dotted(name: str) -> Markup:
@@ -277,3 +237,155 @@ def image_facts(manifest: Manifest) -> Facts:
     if changes := manifest.interventions:
         facts.append(("Changed", ", ".join(f"{row.kind} {row.what}" for row in changes)))
     return facts
+
+
+def legend(options: Mapping[str, Any], captures: Iterable[Capture]) -> list[tuple[str, str]]:
+    """What the colours of these pictures mean: `#rrggbb`, and words.
+
+    Args:
+        options: those of their run.
+    """
+    entries: dict[tuple[str, str], None] = {}
+    looks = ((_colormap(row, options), _levels(row, options)) for row in captures)
+    for cmap, levels in dict.fromkeys(looks):
+        for level, meaning in levels:
+            color = level if isinstance(level, str) else _color(cmap, level)
+            if color is not None:
+                entries[color, meaning] = None
+    return [*entries, (_hex(colormap.MAGENTA), "NaN or infinite")]
+
+
+@dataclass(frozen=True)
+class Key:
+    """What dark and bright are in one picture."""
+
+    low: str
+    high: str
+    words: str
+    colors: tuple[str, ...]
+    """`#rrggbb`, from the darkest level to the brightest; none where the colours are no levels."""
+    grey: bool
+    """Whether the picture is grey, and may be shown in other colours."""
+
+
+def key(row: Capture, options: Mapping[str, Any]) -> Key:
+    """The colours of a picture.
+
+    Args:
+        options: those of its run.
+    """
+    cmap = _colormap(row, options)
+    if row.reduce in REDUCTIONS and REDUCTIONS[row.reduce].colors:
+        return Key("", "", "", (), False)
+    colors = scale(cmap)
+    grey = cmap in colormap.GREYS and row.overlay is None
+    if row.range is None:
+        return Key("min", "max", "of each map" if len(row.drawn) > 1 else "", colors, grey)
+    low, high = _ends(row, *row.range)
+    if row.layout == "rgb":  # kernels of three inputs
+        return Key("", "", f"red, green and blue, each from {low} to {high}", (), False)
+    what = "values" if row.layout == "vector" else "maps"
+    words = f"one scale for all {what}" + " of this image" * (not _is_fixed(row))
+    if row.maps == 1 or row.reduce is not None:
+        words = ""
+    elif row.constant is not None:
+        words = "a stripe for each channel, whose map is constant; one scale for all"
+    elif row.kind == "kernel":
+        words = "one scale for all kernels"
+    return Key(low, high, words, colors, grey)
+
+
+def _colormap(row: Capture, options: Mapping[str, Any]) -> str:
+    """The colormap of a picture; the saliency of an image has no sign, and is no gradient there."""
+    named = str(options.get("cmap") or "grey")
+    kind = "output" if is_saliency(row) else row.kind
+    return colormap.resolved(named, kind, row.overlay is not None, row.reduce)
+
+
+def _ends(row: Capture, low: float | None, high: float | None) -> tuple[str, str]:
+    """The values drawn darkest and brightest; with a sign where other values are drawn alike."""
+    mode = normalize.MODES.get(row.normalize)
+    if mode is None or not mode.clips:
+        return number(low), number(high)
+    if row.reduce is not None or row.layout == "mean":  # the row's extremes are not the tiles' own
+        below = above = bool(mode.takes)
+    else:
+        below = None in (row.min, low) or row.min < low  # type: ignore[operator]
+        above = None in (row.max, high) or row.max > high  # type: ignore[operator]
+    return "≤ " * below + number(low), "≥ " * above + number(high)
+
+
+def _is_fixed(row: Capture) -> bool:
+    return row.normalize in normalize.MODES and normalize.MODES[row.normalize].fixed
+
+
+def strip_keys(rows: Iterable[Capture], options: Mapping[str, Any]) -> list[Key]:
+    """What the colours mean in strips of many layers, each once.
+
+    Args:
+        options: those of their run.
+    """
+    keys: dict[Key, None] = {}
+    for row in rows:
+        own = key(row, options)
+        if row.range is None:
+            own = replace(own, low="lowest", high="highest", words="value of each map by itself")
+        elif _has_zero_in_the_middle(row) and not _is_fixed(row):
+            own = replace(own, low="−", high="+", words="0 in the middle; one scale for each layer")
+        elif not _is_fixed(row):
+            own = replace(own, low="lowest", high="highest", words="value of each layer")
+        if own.colors:
+            keys[own] = None
+    return list(keys)
+
+
+def _has_zero_in_the_middle(row: Capture) -> bool:
+    low, high = row.range or (None, None)
+    return low is not None and high is not None and low == -high
+
+
+def lowest(row: Capture, low: float) -> str:
+    """Where the darkest values of a strip lie, if a reader may take them for zero and they are not:
+    `below 0`, `above 0`; else empty.
+
+    Args:
+        low: the layer's smallest value.
+    """
+    if _is_fixed(row) or _has_zero_in_the_middle(row) or low == 0 or not math.isfinite(low):
+        return ""
+    return "below 0" if low < 0 else "above 0"
+
+
+@lru_cache
+def scale(cmap: str) -> tuple[str, ...]:
+    """Colours of a colormap, `#rrggbb`, from the darkest level to the brightest."""
+    return tuple(color for level in _STOPS if (color := _color(cmap, level)) is not None)
+
+
+def _levels(row: Capture, options: Mapping[str, Any]) -> tuple[tuple[int | str, str], ...]:
+    """Grey levels 0..255, or colours, and what they stand for. Only maps by themselves are marked:
+    no overlay, no tile of all channels, and nothing under `--no-marks`."""
+    if row.reduce in REDUCTIONS and (colors := REDUCTIONS[row.reduce].colors):
+        return colors
+    mode = normalize.MODES.get(row.normalize)
+    if mode is None:
+        return ()
+    if mode.over is not None and row.overlay is not None:
+        return mode.over
+    return mode.legend if mode.shared or options.get("marks") is not False else ()
+
+
+def _color(cmap: str, level: int) -> str | None:
+    """The colour of a level; None for a colormap that matplotlib here does not have."""
+    if cmap in colormap.GREYS:
+        return _hex((level, level, level))
+    try:
+        palette = colormap.colored(cmap, 0.0)
+    except KeyError:
+        return None
+    at = 3 * round(level * (palette.levels - 1) / 255)
+    return _hex(tuple((palette.colors or b"")[at : at + 3]))
+
+
+def _hex(rgb: tuple[int, ...]) -> str:
+    return "#" + "".join(f"{value:02x}" for value in rgb)

@@ -1,10 +1,18 @@
 """The run directory: the names of the files that featviz writes."""
 
+import re
+
+SCHEMA_VERSION = 2
+"""The version of run.json and manifest.json."""
 RUN_FILE, MANIFEST_FILE, STATS_FILE = "run.json", "manifest.json", "stats.npz"
-INPUT_FILE, BASES_FILE = "input.png", "bases.npz"
+INPUT_FILE = "input.png"
 LOCK_FILE = ".featviz.lock"
 """Is in a folder for as long as a process writes it."""
-AUDIT_FILE, MODELS_FILE, DIFF_FILE = "audit.json", "models.json", "diff.json"
+SHARDS_LOCK = ".featviz.shards.lock"
+"""Is there for the moment in which one of several shards begins or ends."""
+SHARD_LOCKS = re.compile(r"\.featviz\.(\d+-of-\d+|shards)\.lock")
+"""Locks of shards: `.featviz.1-of-4.lock` is there as long as the first of four writes."""
+AUDIT_FILE, DIFF_FILE = "audit.json", "diff.json"
 EXEMPLARS_FILE = "exemplars.json"
 REPORT, REPORT_FILE, INDEX_FILE = "report", "report.html", "index.html"
 REPORT_ZIP = "report.zip"

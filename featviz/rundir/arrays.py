@@ -10,18 +10,16 @@ import struct
 import zipfile
 import zlib
 from collections.abc import Sequence
-from pathlib import Path
 from typing import BinaryIO
 
 import numpy as np
 from PIL import Image
 
-from featviz import files
-from featviz.errors import FileError, StoreError
+from featviz.errors import StoreError
 from featviz.files import Folder, npy
 from featviz.records import STAT_COLUMNS, Floats
 from featviz.rundir import STATS_FILE
-from featviz.rundir.schema import CaptureRow
+from featviz.rundir.schema import Capture
 from featviz.text import quoted
 
 MOST_STATS = 256 * 2**20
@@ -51,23 +49,7 @@ BROKEN = (
 """What zipfile, numpy and Pillow raise on broken files; Pillow's PNG reader raises SyntaxError."""
 
 
-def read_arrays(path: Path) -> dict[str, np.ndarray]:
-    """The arrays of an npz file that was written without compression, as numpy does by default.
-
-    Raises:
-        StoreError: it cannot be read.
-    """
-    try:
-        arrays = _Npz(files.read_bytes(path, MOST_STATS))
-        keys = [name.removesuffix(".npy") for name in arrays.members]
-        return {key: arrays[key] for key in keys}
-    except FileNotFoundError:
-        raise StoreError(f"{quoted(str(path))} is missing") from None
-    except (*BROKEN, FileError) as error:
-        raise StoreError(f"{quoted(str(path))} cannot be read: {quoted(str(error))}") from error
-
-
-def stats_of(folder: Folder, rows: Sequence[CaptureRow]) -> dict[str, Floats]:
+def stats_of(folder: Folder, rows: Sequence[Capture]) -> dict[str, Floats]:
     """The statistics of all rows of an image's manifest, float32 [maps, 6] under `Place.stats_key`.
 
     Raises:
@@ -119,11 +101,7 @@ class _Npz:
         stored = memoryview(self.data)[start : start + info.file_size]
         if zlib.crc32(stored) != info.CRC:
             raise ValueError(f"{key} has another check sum than it should")
-        dtype, shape, order, offset = npy.header(bytes(stored[: npy.HEAD]))
-        if len(stored) - offset != math.prod(shape) * dtype.itemsize:
-            raise ValueError(f"{key} has {len(stored) - offset} bytes, not those of {shape}")
-        array: np.ndarray = np.frombuffer(stored, dtype, offset=offset).reshape(shape, order=order)
-        return array
+        return npy.read_npy(stored)
 
 
 def read_tensor(file: BinaryIO, expected: list[int]) -> np.ndarray:

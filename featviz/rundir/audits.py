@@ -10,14 +10,11 @@ from pathlib import Path
 from featviz import files
 from featviz.errors import FileError, StoreError
 from featviz.files import Folder
-from featviz.rundir import AUDIT_FILE, MODELS_FILE, RUN_FILE, schema
-from featviz.rundir.image import ReadImage, png_header
+from featviz.rundir import AUDIT_FILE, RUN_FILE, schema
+from featviz.rundir.image import ReadImage, pictures_beside, png_header
 from featviz.rundir.ownership import is_suspects_file
-from featviz.rundir.schema import MOST_RECORD, Audit, ImageFields, Input, Manifest
-from featviz.text import listed, quoted
-
-_SHOWN = 3
-"""Folders that a message names."""
+from featviz.rundir.schema import MOST_RECORD, Audit
+from featviz.text import quoted
 
 
 @dataclass(frozen=True)
@@ -31,20 +28,8 @@ class ReadAudit:
 
 
 def is_audit(root: Path) -> bool:
-    """Whether a folder holds an audit, and no run.
-
-    Raises:
-        StoreError: it holds audits of several models, of which each has a folder.
-    """
-    if (root / RUN_FILE).exists():
-        return False
-    if (root / MODELS_FILE).exists() and not (root / AUDIT_FILE).exists():
-        inner = [str(path.parent) for path in sorted(root.glob(f"*/{AUDIT_FILE}"))]
-        raise StoreError(
-            f"{quoted(str(root))} holds the audits of several models",
-            f"give the folder of one: {listed([quoted(way) for way in inner], _SHOWN)}",
-        )
-    return (root / AUDIT_FILE).exists()
+    """Whether a folder holds an audit, and no run."""
+    return (root / AUDIT_FILE).exists() and not (root / RUN_FILE).exists()
 
 
 def read_audit(root: Path, given: Path | None) -> ReadAudit | None:
@@ -79,15 +64,12 @@ def read_audit(root: Path, given: Path | None) -> ReadAudit | None:
 
 
 def _read_pictures(root: Path, record: Audit) -> ReadImage:
-    """The pictures of suspects that are there."""
-    sizes: dict[str, int] = {}
-    pixels: dict[str, tuple[int, int]] = {}
+    found = {}
     with Folder(root) as folder:
         for row in record.drawn:
             with suppress(FileNotFoundError):
-                pixels[row.file], sizes[row.file] = png_header(folder, row.file)
-    manifest = Manifest(1, ImageFields(path="audit", sha256=""), Input([], ""), [], [], [])
-    return ReadImage(root, "", manifest, (0, 0), sizes, pixels=pixels)
+                found[row.file] = png_header(folder, row.file)
+    return pictures_beside(root, "audit", found)
 
 
 def _contradictions(record: Audit) -> Iterator[str]:

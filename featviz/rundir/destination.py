@@ -1,5 +1,5 @@
-"""Where a result is written: apart from what is read, and in the place of an earlier one only if
-that may go."""
+"""Where a result is written: apart from what is read, in a hidden folder beside its place, and in
+the place of an earlier one only if that may go."""
 
 from __future__ import annotations
 
@@ -11,30 +11,27 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from PIL import Image
-
-from featviz.errors import FileError, StoreError, UsageError
-from featviz.files import open_regular, real
+from featviz.errors import StoreError, UsageError
+from featviz.files import real
 from featviz.rundir import (
     AUDIT_FILE,
-    BASES_FILE,
     DIFF_FILE,
     EXEMPLARS_FILE,
     INDEX_FILE,
     LOCK_FILE,
-    MODELS_FILE,
     RUN_FILE,
     lock,
 )
-from featviz.rundir.atomic import (
-    folder_part_of,
-    part_name,
-    part_of,
-    remove,
-    remove_empty,
-    reported,
+from featviz.rundir.atomic import part_name, part_of, remove, remove_empty, reported
+from featviz.rundir.ownership import (
+    Claim,
+    is_lock,
+    of_audit,
+    of_diff,
+    of_exemplars,
+    of_report,
+    of_run,
 )
-from featviz.rundir.ownership import Claim, of_audit, of_diff, of_exemplars, of_report, of_run
 from featviz.text import quoted
 
 _PART, _OLD = ".part", ".old"
@@ -47,33 +44,39 @@ class ResultKind:
     """A kind of result that has a folder of its own."""
 
     noun: str
+    mark: str
     claim_of: Callable[[Path], Claim | None]
     """The result that a folder holds; None where there is none of featviz."""
-    marks: tuple[str, ...]
-    """Records of which such a folder has one."""
-    parts: tuple[str, ...] = ()
-    """Files whose unfinished parts a killed command may leave in an otherwise empty folder."""
 
-    def is_free(self, root: Path, besides: Collection[Path]) -> bool:
-        """Whether a folder holds nothing but what this command will write itself."""
-        apart = {real(path) for path in [*besides, root / LOCK_FILE]}
-        return all(
-            part_of(path.name) in self.parts or real(path) in apart for path in root.iterdir()
-        )
+    def earlier(self, root: Path, besides: Collection[Path], words: str) -> Claim | None:
+        """The result that a folder holds; None where it holds nothing but what this command will
+        write itself, locks, and records that were being written when their command was killed.
+
+        Raises:
+            StoreError: it holds something else, which `words` tell.
+        """
+        apart = {real(path) for path in besides}
+        if not root.is_dir() or all(
+            part_of(path.name) == self.mark or real(path) in apart or is_lock(path.name)
+            for path in root.iterdir()
+        ):
+            return None
+        claim = self.claim_of(root)
+        if claim is None:
+            raise StoreError(f"--out {root} {words}", "name another folder with --out")
+        return claim
 
 
-RUN = ResultKind("run", of_run, (RUN_FILE,), (RUN_FILE, BASES_FILE))
-AUDIT = ResultKind("audit", of_audit, (AUDIT_FILE, MODELS_FILE))
-DIFF = ResultKind("diff", of_diff, (DIFF_FILE,))
-EXEMPLARS = ResultKind("exemplars", of_exemplars, (EXEMPLARS_FILE,))
-REPORT_FOLDER = ResultKind("report", of_report, (INDEX_FILE,))
+RUN = ResultKind("run", RUN_FILE, of_run)
+AUDIT = ResultKind("audit", AUDIT_FILE, of_audit)
+DIFF = ResultKind("diff", DIFF_FILE, of_diff)
+EXEMPLARS = ResultKind("exemplars", EXEMPLARS_FILE, of_exemplars)
+REPORT_FOLDER = ResultKind("report", INDEX_FILE, of_report)
 
 
 def _holds_another(root: Path, earlier: Claim) -> StoreError:
-    return StoreError(
-        f"--out {root} holds another result",
-        "--overwrite replaces it, --out names another folder",
-    )
+    ways = "--overwrite replaces it, --out names another folder"
+    return StoreError(f"--out {root} holds another result", ways)
 
 
 def check_free(
@@ -98,19 +101,14 @@ def check_free(
     """
     if root.exists() and not root.is_dir():
         raise StoreError(f"--out {root} is a file, not a folder", "name another with --out")
-    if not root.is_dir() or kind.is_free(root, besides):
-        return None
-    earlier = kind.claim_of(root)
-    if earlier is None:
-        there = [mark for mark in kind.marks if (root / mark).exists()]
-        raise StoreError(
-            f"--out {root} is not empty and holds no {kind.noun} of featviz"
-            + (f": its {there[0]} is none that featviz wrote" if there else ""),
-            "name another folder with --out",
-        )
-    if earlier.complete and not overwrite:
-        raise taken(root, earlier)
-    earlier.check(besides)
+    words = f"is not empty and holds no {kind.noun} of featviz"
+    if (root / kind.mark).exists():
+        words += f": its {kind.mark} is none that featviz wrote"
+    earlier = kind.earlier(root, besides, words)
+    if earlier is not None:
+        if earlier.is_complete and not overwrite:
+            raise taken(root, earlier)
+        earlier.files(besides)
     return earlier
 
 
@@ -123,17 +121,13 @@ def replacing(root: Path, kind: ResultKind, besides: Collection[Path] = ()) -> I
         StoreError: it cannot be made, written into or moved, another process writes it, or `root`
             has come to hold something that featviz did not write; names `root`.
     """
-    final = real(root)
-    fresh = final.with_name(part_name(final.name))
+    fresh = _beside(root)
     try:
         with lock.held(root), reported(root, "choose another place with --out, or make room"):
-            for path in _left_beside(final):
-                shutil.rmtree(path, ignore_errors=True)
-            for path in _left_beside(final, _OLD):
-                _remove_result(path, kind)
+            clear_beside(root, kind)
             fresh.mkdir(parents=True)
             yield fresh
-            put_in_place(fresh, final, kind, besides)
+            put_in_place(fresh, root, kind, besides)
     finally:
         shutil.rmtree(fresh, ignore_errors=True)
 
@@ -146,82 +140,45 @@ def place_beside(root: Path) -> Path | None:
     cannot be written.
     """
     final = real(root)
-    if final.is_mount() or not os.access(final.parent, os.W_OK):
-        return None
-    return final.with_name(part_name(final.name))
+    return None if final.is_mount() or not os.access(final.parent, os.W_OK) else _beside(root)
 
 
-def clear_beside(root: Path) -> None:
-    """Remove the runs that killed processes have left beside a folder, which this process holds:
-    those that were to take its place, and those whose place was taken."""
-    for suffix in ("", _OLD):
-        for path in _left_beside(real(root), suffix):
-            _remove_result(path, RUN)
+def _beside(root: Path) -> Path:
+    return real(root).with_name(part_name(real(root).name))
 
 
-def _remove_result(path: Path, kind: ResultKind) -> None:
-    """Remove a result, its record last; a folder in which there is anything else stays."""
-    with suppress(StoreError):
-        if (left := kind.claim_of(path)) is not None:
-            remove(path, [LOCK_FILE, *left.files()])
-        remove_empty(path)
+def clear_beside(root: Path, kind: ResultKind) -> None:
+    """Remove the hidden folders that killed processes have left beside a folder, which this process
+    holds: those that were to take its place, and what is ours in those that have stood there."""
+    final = real(root)
+    short = part_of(part_name(final.name))
+    for path in final.parent.iterdir():
+        stem, suffix = path.name.removesuffix(path.suffix), path.suffix
+        if suffix not in (_PART, _OLD) or part_of(stem + _PART) != short:
+            continue
+        if path.is_symlink() or not path.is_dir():
+            continue
+        if suffix == _PART:
+            shutil.rmtree(path, ignore_errors=True)
+            continue
+        with suppress(StoreError):
+            if (left := kind.claim_of(path)) is not None:
+                remove(path, [LOCK_FILE, *left.files()])
+            remove_empty(path)
 
 
-def _left_beside(final: Path, suffix: str = "") -> list[Path]:
-    """Hidden folders in which processes that were killed have written what was to stand here, or
-    with the suffix of an old one what has stood here."""
-    short = folder_part_of(part_name(final.name))
-    return [
-        path
-        for path in final.parent.iterdir()
-        if path.name.endswith(suffix)
-        and folder_part_of(path.name.removesuffix(suffix) + (_PART if suffix else "")) == short
-        and path.is_dir()
-        and not path.is_symlink()
-    ]
-
-
-def put_in_place(
-    fresh: Path, final: Path, kind: ResultKind, besides: Collection[Path] = ()
-) -> None:
-    """Put a finished folder in the place of an earlier result, which is removed.
+def put_in_place(fresh: Path, root: Path, kind: ResultKind, besides: Collection[Path] = ()) -> None:
+    """Put a finished folder in the place of an earlier result, which is removed. That is looked for
+    anew: the work before may have taken hours.
 
     Raises:
         StoreError: something that featviz did not write has come to be there.
         OSError: it cannot be moved; then the earlier result stays.
     """
-    old = fresh.with_suffix(_OLD)
-    ways = _to_go(final, kind, besides)
-    _swap(fresh, final, old)
-    _carry(old, final, besides)
-    remove(old, [LOCK_FILE, *ways])
-    remove_empty(old)
-
-
-def _to_go(final: Path, kind: ResultKind, besides: Collection[Path]) -> list[str]:
-    """The files of an earlier result, looked for anew: the work before may have taken hours."""
-    if not final.is_dir() or kind.is_free(final, besides):
-        return []
-    earlier = kind.claim_of(final)
-    if earlier is None:
-        raise StoreError(
-            f"--out {final} has come to hold files that featviz did not write",
-            "name another folder with --out",
-        )
-    return earlier.files(besides)
-
-
-def _carry(old: Path, final: Path, besides: Collection[Path]) -> None:
-    """Keep those files of the old folder that this command has yet to write, or goes on with."""
-    for path in besides:
-        way = os.path.relpath(os.path.realpath(path), final)
-        if not way.startswith(os.pardir) and (old / way).is_file():
-            (final / way).parent.mkdir(parents=True, exist_ok=True)
-            (old / way).replace(final / way)
-
-
-def _swap(fresh: Path, final: Path, old: Path) -> None:
-    """Put one folder in the place of another, which is gone only when that has succeeded."""
+    final, old = real(root), fresh.with_suffix(_OLD)
+    words = "has come to hold files that featviz did not write"
+    earlier = kind.earlier(final, besides, words)
+    ways = [] if earlier is None else earlier.files(besides)
     if final.exists():
         final.replace(old)
     try:
@@ -230,6 +187,13 @@ def _swap(fresh: Path, final: Path, old: Path) -> None:
         if old.exists():
             old.replace(final)
         raise
+    for path in besides:  # what this command has yet to write, or goes on with
+        way = os.path.relpath(os.path.realpath(path), final)
+        if not way.startswith(os.pardir) and (old / way).is_file():
+            (final / way).parent.mkdir(parents=True, exist_ok=True)
+            (old / way).replace(final / way)
+    remove(old, [LOCK_FILE, *ways])
+    remove_empty(old)
 
 
 def check_apart(out: Path, option: str, inputs: Iterable[Path]) -> None:
@@ -249,58 +213,21 @@ def check_apart(out: Path, option: str, inputs: Iterable[Path]) -> None:
     within = place.rstrip(os.sep) + os.sep
     real_folder = cache(os.path.realpath)  # of 10,000 images there are few
     for path in inputs:
-        for form in _forms(path, real_folder):
-            if form == place or form.startswith(within):
-                what = "is" if form == place else "holds"
-                raise UsageError(
-                    f"{option} {quoted(str(out))} {what} the input {quoted(str(path))}",
-                    f"name another place with {option}",
-                )
-
-
-def check_picture(out: Path, software: str, noun: str, overwrite: bool | None = None) -> None:
-    """Whether nothing, or an earlier picture of the same command, is in a picture's place.
-
-    Args:
-        software: what the command writes into the PNG as `Software`: `featviz sheet`.
-        noun: what such a picture is called: `sheet of featviz`.
-        overwrite: whether any other file may go as well; None where the command has no such option.
-
-    Raises:
-        StoreError: something else is there.
-    """
-    if out.is_dir():
-        raise StoreError(f"--out {out} is a folder, not a file", "name a file with --out")
-    if overwrite or not out.exists():
-        return
-    try:
-        with open_regular(out) as file, Image.open(file, formats=["PNG"]) as opened:
-            ours = opened.info.get("Software") == software
-    except (OSError, FileError, ValueError, SyntaxError):
-        ours = False
-    if not ours:
-        hint = "name another file with --out"
-        raise StoreError(
-            f"--out {out} is there and is no {noun}",
-            hint if overwrite is None else f"--overwrite replaces it; or {hint}",
-        )
+        whole = path.absolute()
+        stands = Path(real_folder(whole.parent), whole.name)
+        forms = {str(stands)}
+        if whole.name == ".." or stands.is_symlink():  # where it leads, too
+            forms.add(os.path.realpath(stands))
+        if any(form == place or form.startswith(within) for form in forms):
+            what = "is" if place in forms else "holds"
+            raise UsageError(
+                f"{option} {quoted(str(out))} {what} the input {quoted(str(path))}",
+                f"name another place with {option}",
+            )
 
 
 def model_files(*models: str | None) -> list[Path]:
     """The files and folders that MODEL strings lead to: `net.pth`, `net.py:make`, `hf:DIR`."""
-    forms = [
-        Path(form)
-        for text in filter(None, models)
-        for form in (text, text.partition(":")[2], text.rpartition(":")[0])
-        if form
-    ]
+    texts = list(filter(None, models))
+    forms = [Path(f) for t in texts for f in (t, t.partition(":")[2], t.rpartition(":")[0]) if f]
     return [path for path in forms if path.is_file() or (path / "config.json").is_file()]
-
-
-def _forms(path: Path, real_folder: Callable[[Path], str]) -> set[str]:
-    """Where a path leads, and where it stands, if it is a link itself."""
-    whole = path.absolute()
-    place = Path(real_folder(whole.parent), whole.name)
-    if whole.name == ".." or place.is_symlink():
-        return {str(place), os.path.realpath(place)}
-    return {str(place)}

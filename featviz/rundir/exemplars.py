@@ -16,12 +16,12 @@ from msgspec import Meta
 from featviz import files
 from featviz.errors import FileError, StoreError
 from featviz.files import Folder
+from featviz.options import MOST_TOP
 from featviz.records import Place
-from featviz.records.exemplars import MOST_TOP
-from featviz.rundir import EXEMPLARS_FILE
-from featviz.rundir.image import ReadImage, png_header
+from featviz.rundir import EXEMPLARS_FILE, schema
+from featviz.rundir.image import ReadImage, pictures_beside, png_header
 from featviz.rundir.ownership import is_exemplar_file
-from featviz.rundir.schema import ImageFields, Input, Manifest
+from featviz.rundir.schema import Count, Reason, Text
 from featviz.text import quoted
 
 SCHEMA_VERSION = 1
@@ -29,9 +29,6 @@ SCHEMA_VERSION = 1
 
 _MOST = 2**28
 """Bytes of an exemplars.json: two million exemplars."""
-_Text = Annotated[str, Meta(max_length=4096)]
-_Reason = Annotated[str, Meta(max_length=100_000)]
-_Count = Annotated[int, Meta(ge=0, le=2**53)]
 _Small = Annotated[int, Meta(ge=0, lt=2**31)]
 _Two = Annotated[list[_Small], Meta(min_length=2, max_length=2)]
 _Four = Annotated[list[_Small], Meta(min_length=4, max_length=4)]
@@ -41,8 +38,8 @@ _Four = Annotated[list[_Small], Meta(min_length=4, max_length=4)]
 class Exemplar:
     """An image that excites a channel."""
 
-    image: _Text
-    number: _Count
+    image: Text
+    number: Count
     """Its number among all images, from 0: of equal values the lower one comes first."""
     value: float
     place: _Two | None
@@ -60,7 +57,7 @@ class ExemplarChannel:
     """A channel of a layer."""
 
     channel: _Small
-    file: _Text | None
+    file: Text | None
     """Its picture; None where no image excites it."""
     exemplars: Annotated[list[Exemplar], Meta(max_length=100_000)]
     """Best first."""
@@ -70,7 +67,7 @@ class ExemplarChannel:
 class FieldOfView:
     """The receptive field of a layer's units, for the first image's input size."""
 
-    how: _Text
+    how: Text
     """computed, measured (by gradients), unknown, or no place (the layer gives no map of the
     input): in the last two cases units are shown with the whole input."""
     size: _Two
@@ -81,16 +78,16 @@ class FieldOfView:
 class ExemplarLayer:
     """A tensor of a layer; with `--per-class`, for the images of one class."""
 
-    layer: _Text
-    type: _Text
+    layer: Text
+    type: Text
     index: _Small
     call: _Small
-    key: _Text
-    class_name: _Text | None
-    shape: Annotated[list[_Count], Meta(max_length=64)]
-    layout: _Text
+    key: Text
+    class_name: Text | None
+    shape: Annotated[list[Count], Meta(max_length=64)]
+    layout: Text
     receptive_field: FieldOfView
-    sheet: _Text
+    sheet: Text
     channels: Annotated[list[ExemplarChannel], Meta(max_length=2**20)]
 
     @property
@@ -103,30 +100,22 @@ class ExemplarLayer:
         """`output`, `output.call1`."""
         return Place(self.layer, "output", self.call, self.key).stem
 
-    @property
-    def identity(self) -> tuple[object, ...]:
-        """What parts of one whole have in common."""
-        shown = (self.receptive_field.how, *self.receptive_field.size)
-        place = (self.layer, self.type, self.index, self.call, self.key, self.class_name)
-        return (*place, *self.shape, self.layout, *shown, self.sheet, len(self.channels))
-
 
 @dataclass(frozen=True)
 class FailedImage:
     """An image that did not go through."""
 
-    image: _Text
-    number: _Count
-    error: _Reason
+    image: Text
+    number: Count
+    error: Reason
 
 
 @dataclass(frozen=True)
 class ImagesSeen:
     """The images."""
 
-    total: _Count
-    """All that were found, those of other shards too."""
-    seen: _Count
+    total: Count
+    seen: Count
     failures: list[FailedImage]
 
 
@@ -134,27 +123,25 @@ class ImagesSeen:
 class LeftOut:
     """A layer that cannot be looked at."""
 
-    layer: _Text
-    reason: _Reason
+    layer: Text
+    reason: Reason
 
 
 @dataclass(frozen=True)
 class ExemplarRecord:
     """exemplars.json."""
 
-    schema_version: _Count
-    featviz: _Text
-    torch: _Text
-    torchvision: _Text
-    device: _Text
-    model: dict[_Text, Any]
-    preprocessing: _Text
-    options: dict[_Text, Any]
-    shard: _Two | None
-    """Which part of how many, from 1; None for all images."""
+    schema_version: Count
+    featviz: Text
+    torch: Text
+    torchvision: Text
+    device: Text
+    model: dict[Text, Any]
+    preprocessing: Text
+    options: dict[Text, Any]
     images: ImagesSeen
     skipped: list[LeftOut]
-    never_ran: list[_Text]
+    never_ran: list[Text]
     layers: list[ExemplarLayer]
 
     @property
@@ -183,10 +170,8 @@ def read_record(root: Path) -> ExemplarRecord:
     path = root / EXEMPLARS_FILE
     try:
         content = files.read_json(path, _MOST)
-        version = content.get("schema_version") if isinstance(content, dict) else None
-        if isinstance(version, int) and version > SCHEMA_VERSION:
-            raise ValueError(f"schema version {version}, this featviz reads up to {SCHEMA_VERSION}")
-        record = msgspec.convert(content, ExemplarRecord)
+        schema.check_version(content, SCHEMA_VERSION)
+        record = schema.convert(content, ExemplarRecord)
         for contradiction in _contradictions(record):
             raise ValueError(contradiction)
         return record
@@ -195,8 +180,9 @@ def read_record(root: Path) -> ExemplarRecord:
             f"{quoted(str(root))} holds no exemplars: it has no {EXEMPLARS_FILE}",
             "give a folder that featviz exemplars wrote",
         ) from None
-    except (OSError, FileError, ValueError, msgspec.ValidationError) as error:
-        raise StoreError(f"{quoted(str(path))} cannot be read: {quoted(str(error))}") from error
+    except (OSError, FileError, ValueError) as error:
+        words = str(error).removeprefix("cannot be read: ")
+        raise StoreError(f"{quoted(str(path))} cannot be read: {quoted(words)}") from error
 
 
 def read_pictures(root: Path, record: ExemplarRecord) -> ReadImage:
@@ -215,10 +201,7 @@ def read_pictures(root: Path, record: ExemplarRecord) -> ReadImage:
         raise StoreError(f"{missing} is missing", "draw the exemplars again") from None
     except (FileError, OSError) as error:
         raise StoreError(f"{quoted(str(root))}: {quoted(str(error))}") from error
-    manifest = Manifest(1, ImageFields(path="exemplars", sha256=""), Input([], ""), [], [], [])
-    sizes = {name: size for name, (_, size) in found.items()}
-    pixels = {name: shape for name, (shape, _) in found.items()}
-    return ReadImage(root, "", manifest, (0, 0), sizes, pixels=pixels)
+    return pictures_beside(root, "exemplars", found)
 
 
 def _contradictions(record: ExemplarRecord) -> Iterator[str]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -24,7 +24,7 @@ from featviz.files import Folder
 from featviz.records import FORMATS, Bytes, Floats, PictureFormat, Place
 from featviz.rundir import INPUT_FILE, MANIFEST_FILE, STATS_FILE, schema
 from featviz.rundir.arrays import BROKEN, read_tensor, stats_of
-from featviz.rundir.schema import MOST_RECORD, CaptureRow, Manifest
+from featviz.rundir.schema import MOST_RECORD, Capture, ImageFields, Input, Manifest
 from featviz.text import by, quoted
 
 _LEVELS = ("L", "P")
@@ -46,7 +46,7 @@ class DamagedError(StoreError):
 class DrawnGrid:
     """One drawn tensor of one image, and its numbers."""
 
-    capture: CaptureRow
+    capture: Capture
     stats: Floats
     """[maps, 6], in the order of `records.STAT_COLUMNS`, of all maps, drawn or not."""
 
@@ -56,7 +56,6 @@ class ReadImage:
     """A complete image of a run, all of whose files are there and fit its manifest."""
 
     root: Path
-    """The run directory."""
     folder: str
     """Relative to the run directory, with forward slashes."""
     manifest: Manifest
@@ -85,7 +84,7 @@ class ReadImage:
         return [*self.manifest.named, MANIFEST_FILE]
 
     @cached_property
-    def captures(self) -> Mapping[Place, CaptureRow]:
+    def captures(self) -> Mapping[Place, Capture]:
         """In the order in which the model came to them."""
         return {row.place: row for row in self.manifest.captures}
 
@@ -108,7 +107,7 @@ class ReadImage:
         with self._damaged(), Folder(self.root, self.folder) as folder:
             return stats_of(folder, self.manifest.captures)
 
-    def tensor(self, row: CaptureRow) -> np.ndarray | None:
+    def tensor(self, row: Capture) -> np.ndarray | None:
         """The kept tensor, in the shape in which the layer gave it; None where there is none.
 
         Raises:
@@ -119,7 +118,7 @@ class ReadImage:
         with self._reading(row.tensor) as file:
             return read_tensor(file, row.shape)
 
-    def levels(self, row: CaptureRow) -> tuple[Bytes, Bytes | None] | None:
+    def levels(self, row: Capture) -> tuple[Bytes, Bytes | None] | None:
         """The pixels of a PNG, uint8 [height, width], and its palette, uint8 [colours, 3], or None
         where it is grey; None for what has colours (other formats among them), or is too large for
         Pillow.
@@ -206,16 +205,20 @@ class ReadImage:
 
 
 def read_image(root: Path, folder: str, hold: bool = False) -> ReadImage:
-    """An image, if all that its manifest names is there and fits.
+    """An image, if all that its manifest names is there, fits, and has the bytes that were written.
 
     Args:
         hold: keep its statistics in memory.
 
     Raises:
-        StoreError: names what does not fit.
+        StoreError: names what does not fit; of a manifest the field, its value and what was
+            expected.
     """
     with _blamed(folder), Folder(root, folder) as opened:
-        manifest = _read_manifest(opened)
+        try:
+            manifest = schema.read_manifest(opened.read(MANIFEST_FILE, MOST_RECORD))
+        except ValueError as error:
+            raise StoreError(f"{quoted(folder)}/{MANIFEST_FILE}: {error}") from error
         numbers = stats_of(opened, manifest.captures)
         sizes, pixels = {}, {}
         for row in manifest.captures:
@@ -225,41 +228,33 @@ def read_image(root: Path, folder: str, hold: bool = False) -> ReadImage:
                 sizes[row.tensor] = opened.size(row.tensor)
             if row.figure is not None:
                 pixels[row.figure], sizes[row.figure] = png_header(opened, row.figure)
-        head, sizes[INPUT_FILE] = opened.head(INPUT_FILE, _PNG_HEAD)
-        shown = _png_size(opened, INPUT_FILE, head)
-        if (expected := manifest.input.shown) is not None and shown != expected:
-            raise _wrong_size(opened, INPUT_FILE, shown, expected)
-        _check_bytes(opened, manifest, {**sizes, STATS_FILE: opened.size(STATS_FILE)})
+        shown, sizes[INPUT_FILE] = png_header(opened, INPUT_FILE)
+        _check_size(opened, INPUT_FILE, shown, manifest.input.shown)
+        found = {**sizes, STATS_FILE: opened.size(STATS_FILE)}
+        for file in manifest.files:
+            if found[file.file] != file.bytes:
+                where, size = quoted(f"{folder}/{file.file}"), found[file.file]
+                words = f"{where} has {size:,} bytes, by its {MANIFEST_FILE} {file.bytes:,}"
+                raise StoreError(words)
     return ReadImage(root, folder, manifest, shown, sizes, numbers if hold else None, pixels)
 
 
-def _check_bytes(folder: Folder, manifest: Manifest, sizes: Mapping[str, int]) -> None:
-    """Whether the files have as many bytes as were written.
+def pictures_beside(
+    root: Path,
+    name: str,
+    found: Mapping[str, tuple[tuple[int, int], int]],
+    rows: Sequence[Capture] = (),
+) -> ReadImage:
+    """The pictures of an audit, of exemplars or of kernels, as those of an image without input.
 
-    Raises:
-        StoreError: names the first that has not.
+    Args:
+        found: width and height of each, and its bytes.
+        rows: where they are grids.
     """
-    for row in manifest.files or ():
-        if sizes[row.file] != row.bytes:
-            where = quoted(f"{folder.name}/{row.file}")
-            raise StoreError(
-                f"{where} has {sizes[row.file]:,} bytes, by its {MANIFEST_FILE} {row.bytes:,}"
-            )
-
-
-def _read_manifest(folder: Folder) -> Manifest:
-    """The manifest of an image.
-
-    Raises:
-        StoreError: there is none, it was written by a later featviz, or does not fit: with the
-            field, its value and what was expected.
-    """
-    with _blamed(folder.name):
-        data = folder.read(MANIFEST_FILE, MOST_RECORD)
-    try:
-        return schema.read_manifest(data)
-    except ValueError as error:
-        raise StoreError(f"{quoted(folder.name)}/{MANIFEST_FILE}: {error}") from error
+    manifest = Manifest(1, ImageFields(name, ""), Input([], ""), [*rows], [], [], [])
+    sizes = {file: size for file, (_, size) in found.items()}
+    pixels = {file: shape for file, (shape, _) in found.items()}
+    return ReadImage(root, "", manifest, (0, 0), sizes, pixels=pixels)
 
 
 def same_content(first: tuple[ReadImage, str], second: tuple[ReadImage, str]) -> bool:
@@ -278,23 +273,36 @@ def same_content(first: tuple[ReadImage, str], second: tuple[ReadImage, str]) ->
 
 
 def png_header(folder: Folder, name: str) -> tuple[tuple[int, int], int]:
-    """Width and height of a PNG, and its bytes.
+    """Width and height of a PNG, from its first chunk, and its bytes.
 
     Raises:
         StoreError: it is none.
     """
     head, size = folder.head(name, _PNG_HEAD)
-    return _png_size(folder, name, head), size
+    if len(head) < _PNG_HEAD or not head.startswith(_PNG):
+        raise StoreError(f"{quoted(f'{folder.name}/{name}')} cannot be read: it is no PNG")
+    return (int.from_bytes(head[-8:-4], "big"), int.from_bytes(head[-4:], "big")), size
 
 
 def check_picture(folder: Folder, name: str, expected: tuple[int, int]) -> int:
-    """Bytes of a picture whose header says what its grid says."""
+    """Bytes of a picture whose header says what its grid says.
+
+    Raises:
+        StoreError: it is none, or says something else.
+    """
     if name.endswith(".png"):
         shown, size = png_header(folder, name)
     else:
-        shown, size = _other_size(folder, name)
-    if shown != expected:
-        raise _wrong_size(folder, name, shown, expected)
+        kind = format_of(name).pillow
+        with folder.open(name) as file, warnings.catch_warnings():
+            warnings.simplefilter("ignore", Image.DecompressionBombWarning)
+            try:
+                with Image.open(file, formats=[kind]) as opened:
+                    shown, size = opened.size, os.fstat(file.fileno()).st_size
+            except BROKEN as error:
+                where = quoted(f"{folder.name}/{name}")
+                raise StoreError(f"{where} cannot be read: it is no {kind}") from error
+    _check_size(folder, name, shown, expected)
     return size
 
 
@@ -304,30 +312,13 @@ def format_of(name: str) -> PictureFormat:
     return FORMATS[PurePosixPath(name).suffix[1:]]
 
 
-def _png_size(folder: Folder, name: str, head: bytes) -> tuple[int, int]:
-    """Width and height, from the first chunk."""
-    if len(head) < _PNG_HEAD or not head.startswith(_PNG):
-        raise StoreError(f"{quoted(f'{folder.name}/{name}')} cannot be read: it is no PNG")
-    return int.from_bytes(head[-8:-4], "big"), int.from_bytes(head[-4:], "big")
-
-
-def _other_size(folder: Folder, name: str) -> tuple[tuple[int, int], int]:
-    kind = format_of(name).pillow
-    with folder.open(name) as file, warnings.catch_warnings():
-        warnings.simplefilter("ignore", Image.DecompressionBombWarning)
-        try:
-            with Image.open(file, formats=[kind]) as opened:
-                return opened.size, os.fstat(file.fileno()).st_size
-        except BROKEN as error:
-            where = quoted(f"{folder.name}/{name}")
-            raise StoreError(f"{where} cannot be read: it is no {kind}") from error
-
-
-def _wrong_size(
-    folder: Folder, name: str, shown: tuple[int, int], expected: tuple[int, int]
-) -> StoreError:
-    where = quoted(f"{folder.name}/{name}")
-    return StoreError(f"{where} has {by(shown)} pixels, by its {MANIFEST_FILE} {by(expected)}")
+def _check_size(
+    folder: Folder, name: str, shown: tuple[int, int], expected: tuple[int, int] | None
+) -> None:
+    if expected is not None and shown != expected:
+        where = quoted(f"{folder.name}/{name}")
+        words = f"{where} has {by(shown)} pixels, by its {MANIFEST_FILE} {by(expected)}"
+        raise StoreError(words)
 
 
 @contextmanager

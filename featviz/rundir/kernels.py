@@ -10,9 +10,9 @@ from typing import Any
 from featviz.errors import FileError, StoreError
 from featviz.files import Folder
 from featviz.rundir import MANIFEST_FILE, RUN_FILE, schema
-from featviz.rundir.image import ReadImage, check_picture
+from featviz.rundir.image import ReadImage, check_picture, pictures_beside
 from featviz.rundir.read import read_json
-from featviz.rundir.schema import MOST_RECORD, ImageFields, Input, Manifest
+from featviz.rundir.schema import MOST_RECORD
 from featviz.text import quoted
 
 
@@ -23,7 +23,6 @@ class ReadKernels:
     record: Mapping[str, Any]
     """What run.json says: the model, versions, and options."""
     pictures: ReadImage
-    """As those of an image that has no input."""
 
     @property
     def options(self) -> Mapping[str, Any]:
@@ -64,15 +63,14 @@ def read_kernels(root: Path) -> ReadKernels:
     try:
         with Folder(root) as folder:
             rows = schema.check_kernels(folder.read_json(MANIFEST_FILE, MOST_RECORD))
-            sizes = {
-                row.file: check_picture(folder, row.file, (row.plan.width, row.plan.height))
-                for row in rows
+            sizes = [(row.plan.width, row.plan.height) for row in rows]
+            found = {
+                row.file: (size, check_picture(folder, row.file, size))
+                for row, size in zip(rows, sizes, strict=True)
             }
     except FileNotFoundError as error:
         missing = quoted(str(root / str(error.filename)))
         raise StoreError(f"{missing} is missing", "draw the kernels again") from None
     except (FileError, ValueError) as error:
         raise StoreError(f"{quoted(str(root / MANIFEST_FILE))}: {error}") from error
-    named = ImageFields(path="kernels", sha256="")
-    manifest = Manifest(1, named, Input([], ""), rows, [], [])
-    return ReadKernels(record, ReadImage(root, "", manifest, (0, 0), sizes))
+    return ReadKernels(record, pictures_beside(root, "kernels", found, rows))

@@ -7,17 +7,18 @@ import shutil
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from itertools import zip_longest
-from pathlib import Path, PurePosixPath
+from itertools import pairwise, zip_longest
+from pathlib import Path
 from typing import Any, BinaryIO
 
 from featviz.errors import CompareError, StoreError, UsageError
 from featviz.files import real
 from featviz.files.urls import Url
 from featviz.rundir import MANIFEST_FILE, destination
-from featviz.rundir.image import ReadImage, same_content
+from featviz.rundir.image import ReadImage, read_image, same_content
 from featviz.rundir.read import ReadRun, read_run
-from featviz.rundir.store.fetch import here
+from featviz.rundir.store import here
+from featviz.rundir.verify import faults_of
 from featviz.rundir.write import RunDirectory
 from featviz.text import quoted
 
@@ -35,7 +36,6 @@ class MergeResult:
     incomplete: tuple[str, ...]
     """Named in the parts, but without a manifest there: left out."""
     total: int
-    """Images that the run was to have."""
 
     @property
     def exit_code(self) -> int:
@@ -70,6 +70,7 @@ def _merge(parts: Sequence[Path], out: Path, overwrite: bool) -> MergeResult:
     record = _record(runs, images)
     with destination.replacing(out, destination.RUN) as fresh:
         for image in images.values():
+            _check_whole(image)
             _bring(image, fresh / image.folder)
         RunDirectory(fresh).write_run(record)
     lost = sorted({name for run in runs for name in run.incomplete} - set(images))
@@ -100,6 +101,18 @@ def _read(part: Path) -> ReadRun:
     for reason in run.damaged.values():
         raise StoreError(f"{quoted(str(part))}: {reason}", "take this image out, or run it again")
     return run
+
+
+def _check_whole(image: ReadImage) -> None:
+    """Whether the files of an image are what was written.
+
+    Raises:
+        StoreError: names the first that is not.
+    """
+    for fault in faults_of(read_image(image.root, image.folder)):
+        raise StoreError(
+            f"{quoted(str(image.root))}: {fault}", "take this image out, or run it again"
+        )
 
 
 def _check_alike(first: ReadRun, other: ReadRun) -> None:
@@ -139,16 +152,13 @@ def _images(runs: Sequence[ReadRun]) -> dict[str, ReadImage]:
     for run in runs:
         for name, image in run.images.items():
             earlier = images.setdefault(name, image)
-            if not _same(earlier, image):
+            both = (earlier, MANIFEST_FILE), (image, MANIFEST_FILE)
+            if earlier is not image and not same_content(*both):
                 raise CompareError(
                     f"{name} is not the same in {earlier.path} and {image.path}",
                     "take it out of one of them",
                 )
     return images
-
-
-def _same(one: ReadImage, other: ReadImage) -> bool:
-    return one is other or same_content((one, MANIFEST_FILE), (other, MANIFEST_FILE))
 
 
 def _record(runs: Sequence[ReadRun], complete: Collection[str]) -> dict[str, Any]:
@@ -160,7 +170,8 @@ def _record(runs: Sequence[ReadRun], complete: Collection[str]) -> dict[str, Any
     failed = [name for name in order if name in errors and name not in complete]
     twice = sum(map(len, parts)) - len(order)
     images = {
-        "total": sum(int(run.record["images"]["total"]) for run in runs) - twice,
+        # a part may have images that were among its inputs once
+        "total": max(sum(int(run.record["images"]["total"]) for run in runs) - twice, len(order)),
         "complete": [name for name in order if name in complete],
     }
     if any("missing" in run.record["images"] for run in runs):
@@ -175,7 +186,7 @@ def _names(run: ReadRun) -> list[str]:
     listed = run.record["images"]
     complete = dict.fromkeys([*listed["complete"], *run.images])
     names = list(complete | dict.fromkeys([*run.failures, *listed.get("missing", [])]))
-    return sorted(names, key=PurePosixPath) if _is_sorted(list(complete)) else names
+    return sorted(names, key=_by_parts) if _is_sorted(list(complete)) else names
 
 
 def _in_order(parts: Sequence[Sequence[str]], missing: Sequence[Collection[str]]) -> list[str]:
@@ -187,7 +198,7 @@ def _in_order(parts: Sequence[Sequence[str]], missing: Sequence[Collection[str]]
     it may just have left to another.
     """
     if all(map(_is_sorted, parts)) and max(map(len, parts)) > 1:
-        return sorted({name for part in parts for name in part}, key=PurePosixPath)
+        return sorted({name for part in parts for name in part}, key=_by_parts)
     pairs = zip(parts, missing, strict=True)
     present = [[name for name in part if name not in absent] for part, absent in pairs]
     counts = [len(part) for part in present]
@@ -198,7 +209,7 @@ def _in_order(parts: Sequence[Sequence[str]], missing: Sequence[Collection[str]]
 
 
 def _is_sorted(names: Sequence[str]) -> bool:
-    return list(names) == sorted(names, key=PurePosixPath)
+    return all(one <= two for one, two in pairwise(map(_by_parts, names)))
 
 
 def _bring(image: ReadImage, target: Path) -> None:
@@ -226,3 +237,8 @@ def _link_or_copy(path: Path, source: BinaryIO, target: Path) -> None:
         pass
     with target.open("xb") as copy:
         shutil.copyfileobj(source, copy)
+
+
+def _by_parts(name: str) -> str:
+    """Orders names as paths, folder by folder, in a fraction of the time of PurePosixPath."""
+    return name.replace("/", "\0")

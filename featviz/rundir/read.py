@@ -7,13 +7,16 @@ image that does not fit is left out and named.
 
 from __future__ import annotations
 
+import logging
+import marshal
 import os
 import re
 import shlex
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
-from typing import Any
+from collections.abc import Hashable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from itertools import islice
+from pathlib import Path
+from typing import Any, TypeVar
 
 from featviz import files
 from featviz.errors import FileError, StoreError
@@ -29,15 +32,19 @@ from featviz.rundir import (
     schema,
 )
 from featviz.rundir.image import ReadImage, read_image
-from featviz.rundir.ownership import is_archive_of_run
-from featviz.rundir.schema import MOST_RECORD, RunRecord
-from featviz.rundir.sharing import Shared
-from featviz.text import printable, quoted, safe_way
+from featviz.rundir.schema import MOST_RECORD, Capture, Input, Manifest, RunRecord
+from featviz.text import counted, quoted, safe_way
+
+log = logging.getLogger(__name__)
+
+_T = TypeVar("_T")
 
 MOST_HELD = 8 * 2**30
 """Bytes of the statistics of a run that are held at once."""
 DEEPEST = 100
 """Folders inside one another in which images are looked for."""
+_MOST_NAMED = 20
+"""Images of which a warning has a line."""
 
 _UNFINISHED = re.compile(r"\..*\.(part|old)")
 """Files and folders that were being written when their run was killed."""
@@ -97,7 +104,7 @@ def read_run(root: Path, hold: bool = False) -> ReadRun:
     images: dict[str, ReadImage] = {}
     incomplete: dict[str, str] = {}
     damaged: dict[str, str] = {}
-    room, shared = MOST_HELD, Shared()
+    room, shared = MOST_HELD, _Shared()
     for folder, reason in image_folders(root, folders):
         name = folders.get(folder, folder)
         if reason is not None:
@@ -116,19 +123,38 @@ def read_run(root: Path, hold: bool = False) -> ReadRun:
     listed = {name: n for n, name in enumerate(known.images.complete)}
     for name in listed.keys() - images.keys() - incomplete.keys() - damaged.keys():
         incomplete[name] = "run.json calls it complete, its folder is missing"
-    order = sorted(images, key=lambda name: (listed.get(name, len(listed)), PurePosixPath(name)))
+    order = sorted(images, key=lambda name: (listed.get(name, len(listed)), name.split("/")))
     ordered = {name: images[name] for name in order}
     return ReadRun(root, record, ordered, dict(sorted(incomplete.items())), damaged)
+
+
+def warn_of(images: Mapping[str, str], before: str = "", behind: str = "") -> None:
+    """Warn of images that are not whole: of the first ones by name, and how many more there are.
+
+    Args:
+        images: what each lacks, by name.
+        before, behind: words around the line of each image.
+    """
+    for name, reason in islice(images.items(), _MOST_NAMED):
+        log.warning("%s%s is incomplete (%s)%s", before, name, reason, behind)
+    if (more := len(images) - _MOST_NAMED) > 0:
+        log.warning("%s%s more are incomplete%s", before, counted(more, "image"), behind)
 
 
 def read_json(path: Path) -> dict[str, Any]:
     """The content of a run.json or manifest, of whatever kind it is.
 
     Raises:
-        StoreError: no such file, no JSON, or written by a later featviz; or what should be its
-            folder is a file, as an archive of a run.
+        StoreError: no such file, a link, no JSON, or written by a later featviz; or what should be
+            its folder is a file.
     """
-    _check_folder(path.parent)
+    if path.parent.is_file():
+        name = quoted(str(path.parent))
+        raise StoreError(f"{name} is a file, not a run directory", "give a folder of `featviz run`")
+    if path.is_symlink():
+        raise StoreError(
+            f"{quoted(str(path))} is a link, and links in run directories are not read"
+        )
     try:
         content = files.read_json(path, MOST_RECORD)
     except FileNotFoundError:
@@ -158,26 +184,15 @@ def _no_run(path: Path) -> StoreError:
     folder = quoted(str(path.parent))
     there = next((name for name in _OTHERS if (path.parent / name).is_file()), None)
     if there is None or path.name != RUN_FILE:
-        message = f"{folder} is no run directory: it has no {path.name}"
-        return StoreError(message, "give a folder that `featviz run` wrote")
+        hint = "give a folder that `featviz run` wrote"
+        if next(path.parent.glob(f"*/{MANIFEST_FILE}"), None) and path.name == RUN_FILE:
+            hint = "the same `featviz run` with --resume writes it anew from the images' manifests"
+        return StoreError(f"{folder} is no run directory: it has no {path.name}", hint)
     what, use = _OTHERS[there]
     return StoreError(
         f"{folder} is no run directory: it holds {what}",
         use.replace("%s", quoted(shlex.quote(str(path.parent)))),
     )
-
-
-def _check_folder(root: Path) -> None:
-    if not root.is_file():
-        return
-    name, folder = quoted(str(root)), root.with_suffix("") if root.suffix else f"{root}.run"
-    if is_archive_of_run(root):
-        unpack = shlex.join(["python", "-m", "zipfile", "-e", str(root), str(folder)])
-        raise StoreError(
-            f"{name} is an archive of a run, which is to be unpacked first",
-            f"{printable(unpack)}, then give {printable(str(folder))}",
-        )
-    raise StoreError(f"{name} is a file, not a run directory", "give a folder of `featviz run`")
 
 
 def read_record(root: Path) -> tuple[dict[str, Any], RunRecord]:
@@ -194,7 +209,7 @@ def read_record(root: Path) -> tuple[dict[str, Any], RunRecord]:
             "give a folder that featviz run wrote",
         )
     try:
-        return content, schema.check_record(content)
+        return content, schema.convert(content, RunRecord)
     except ValueError as error:
         raise StoreError(f"{quoted(str(root / RUN_FILE))}: {error}") from error
 
@@ -239,3 +254,57 @@ def _check_name(image: ReadImage, listed: str | None, others: Mapping[str, ReadI
     if name in others:
         other = quoted(others[name].folder)
         raise StoreError(where + schema.misfit("image.path", name, f"another than in {other}"))
+
+
+_OF_ROW = (
+    *("layer", "type", "kind", "key", "layout", "file", "normalize"),
+    *("shape", "grid", "slices", "steps"),
+)
+"""Fields of a row of `captures` that other images have with the same value."""
+_OF_MANIFEST = ("never_ran", "fingerprint")
+_OF_INPUT = ("shape", "preprocessing")
+_SMALL = 64
+"""Entries of a list that is worth a look."""
+
+
+class _Shared:
+    """Images of one run, whose equal values become one object each: of 10,000 images nearly all
+    layers, shapes and grids are the same. An image of two layers and five likely classes takes 4 KB
+    instead of 11."""
+
+    def __init__(self) -> None:
+        self._held: dict[Hashable, Any] = {}
+
+    def image(self, image: ReadImage) -> ReadImage:
+        """The same image. Its manifest has no `files` any more: they have been compared with the
+        files that are there, and checksums are looked at by `verify`, which reads them itself.
+
+        Args:
+            image: just read; nobody else holds it, and its rows are changed in place.
+        """
+        for row in image.manifest.captures:
+            self._share(row, _OF_ROW)
+        skipped = [self._one(skip) for skip in image.manifest.skipped]
+        manifest = replace(image.manifest, files=[], skipped=skipped)
+        self._share(manifest, _OF_MANIFEST)
+        self._share(manifest.input, _OF_INPUT)
+        sizes = {self._one(name): size for name, size in image.sizes.items()}
+        input_size = self._one(image.input_size)
+        return replace(image, manifest=manifest, sizes=sizes, input_size=input_size)
+
+    def _share(self, record: Capture | Manifest | Input, names: tuple[str, ...]) -> None:
+        """Put shared objects into a record that is frozen for all others."""
+        for name in names:  # not through vars(), which gives each object a dict of its own
+            object.__setattr__(record, name, self._one(getattr(record, name)))
+
+    def _one(self, value: _T) -> _T:
+        """The object that was first met with this value."""
+        held: _T = self._held.setdefault(_key(value), value)
+        return held
+
+
+def _key(value: Any) -> Hashable:
+    """Equal for equal values of one type."""
+    if isinstance(value, (list, dict)):
+        return marshal.dumps(value, 2) if len(value) <= _SMALL else id(value)
+    return type(value), value

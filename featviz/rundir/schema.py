@@ -6,25 +6,26 @@ dataclasses; what one field says of another is checked here.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
-from functools import cached_property
-from typing import Annotated, Any, NotRequired, TypedDict, TypeVar
+from dataclasses import dataclass, field, fields
+from typing import Annotated, Any, TypedDict, TypeVar
 
 import msgspec
 from msgspec import Meta
 
 from featviz.files import is_inside, parse_json
-from featviz.records import FORMATS, SUFFIXES, Capture, GridPlan, Guess, Place, Skip
-from featviz.rundir import INPUT_FILE, STATS_FILE
-from featviz.rundir.write import SCHEMA_VERSION
+from featviz.records import FORMATS, SUFFIXES, GridPlan, Guess, Place, Skip
+from featviz.rundir import INPUT_FILE, SCHEMA_VERSION, STATS_FILE
 from featviz.text import by, quoted
 
 _T = TypeVar("_T")
 
+GROWING = ("images", "failures", "schema_version")
+"""Keys of run.json that change while a run goes on; all others tell how it draws."""
 MOST_RECORD = 64 * 2**20
 """Bytes of run.json or of a manifest: half a million images, or rows."""
 MOST_MAPS = 2**24
@@ -32,14 +33,18 @@ MOST_MAPS = 2**24
 _LARGEST = max(format.largest for format in FORMATS.values())
 """Pixels a side of a picture."""
 
-_Text = Annotated[str, Meta(max_length=4096)]
+Text = Annotated[str, Meta(max_length=4096)]
 """A name, or a few words."""
-_Reason = Annotated[str, Meta(max_length=100_000)]
-_Count = Annotated[int, Meta(ge=0, le=2**53)]
+Reason = Annotated[str, Meta(max_length=100_000)]
+Count = Annotated[int, Meta(ge=0, le=2**53)]
 _Pixels = Annotated[int, Meta(ge=1, le=_LARGEST)]
 _Two = Meta(min_length=2, max_length=2)
 _Channel = Annotated[int, Meta(ge=0, lt=MOST_MAPS)]
 _Channels = Annotated[list[_Channel], Meta(min_length=1)]
+
+
+_ENDS = {"file": SUFFIXES, "tensor": (".npy",), "figure": (".png",)}
+"""How the names in these fields of a row of `captures` end."""
 
 
 class GridFields(TypedDict):
@@ -50,38 +55,62 @@ class GridFields(TypedDict):
     tile: Annotated[list[_Pixels], _Two]
     """Height and width."""
     scale: _Pixels | Annotated[list[_Pixels], _Two]
-    top: NotRequired[Annotated[int, Meta(ge=0, le=_LARGEST)]]
-    """Height of the title; a grid without one has no such field."""
 
 
-@dataclass(frozen=True)
-class CaptureRow(Capture):
-    """A row of `captures`: what its fields may be, beyond their types."""
+@dataclass(frozen=True, slots=True)
+class Capture:
+    """One drawn tensor: a row of `captures`, as it is written, read and shown."""
 
-    layer: _Text
-    type: _Text
-    index: _Count
+    layer: Text
+    type: Text
+    index: Count
     kind: Annotated[str, Meta(pattern=r"\A[a-z][a-z-]{0,30}\Z")]
-    call: _Count
-    key: _Text
-    shape: Annotated[list[_Count], Meta(max_length=64)]
-    layout: _Text
+    call: Count
+    key: Text
+    shape: Annotated[list[Count], Meta(max_length=64)]
+    """The shape of the tensor as the layer gave it."""
+    layout: Text
     maps: Annotated[int, Meta(ge=1, le=MOST_MAPS)]
-    file: _Text
+    """Maps that the tensor holds; `channels` lists those that were drawn, where not all were."""
+    file: Text
+    """Relative to the image's folder."""
     grid: GridFields
-    normalize: _Text
+    normalize: Text
+    """The scale that was used; one-number maps share the layer's even under `map`."""
     range: Annotated[list[float | None], _Two] | None
+    """Values drawn darkest and brightest; None where each map has its own (see `stats.npz`)."""
+    min: float | None
+    max: float | None
+    mean: float | None
+    std: float | None
     zero_fraction: Annotated[float, Meta(ge=0, le=1)]
-    nonfinite: _Count
+    nonfinite: Count
     channels: _Channels | None = None
+    """The drawn channels in tile order, where they are not simply all."""
     slices: Annotated[list[Annotated[int, Meta(ge=1, le=_LARGEST)]], _Two] | None = None
-    steps: list[_Count] | None = None
-    tensor: _Text | None = None
+    """[drawn, held] tiles of each channel, side by side, where it holds several: the time steps of
+    a clip, the regions of a batch."""
+    steps: list[Count] | None = None
+    """The slices that are drawn, from 0, where not all are."""
+    tensor: Text | None = None
+    """File of the raw tensor, relative to the image's folder."""
     constant: Annotated[list[_Pixels], Meta(min_length=3, max_length=3)] | None = None
-    collapsed: dict[_Text, _Channels] | None = None
-    reduce: _Text | None = None
+    """Slices, height and width of each map, where all maps are constant: the picture is one strip
+    of their values, a number for each channel."""
+    collapsed: dict[Text, _Channels] | None = None
+    """The channels that share a tile, by the channel that is drawn."""
+    reduce: Text | None = None
+    """How all channels became one tile."""
     overlay: Annotated[float, Meta(ge=0, le=1)] | None = None
-    figure: _Text | None = None
+    """How much of the map lies over the input, 0..1, where it does."""
+    figure: Text | None = None
+    """File of the figure, relative to the image's folder."""
+
+    @property
+    def as_row(self) -> dict[str, Any]:
+        """The row of the manifest; what has a default is there only where it has a value."""
+        row = {name: getattr(self, name) for name in self.__slots__}
+        return {name: v for name, v in row.items() if v is not None or name not in _OPTIONAL}
 
     @property
     def place(self) -> Place:
@@ -111,18 +140,17 @@ class CaptureRow(Capture):
         """The slices side by side for each channel; where a row does not say, the first."""
         return [*range(self.side)] if self.steps is None else self.steps
 
-    @cached_property
+    @property
     def plan(self) -> GridPlan:
         """The geometry of its picture."""
-        grid: Any = self.grid
+        grid = self.grid
         tiles = 1 if self.reduce is not None else len(self.channels or ()) or self.maps
         tiles *= self.side
         scale = grid["scale"]
         down, across = (scale, scale) if isinstance(scale, int) else scale
         (height, width), columns = grid["tile"], grid["nrow"]
         size, rows = (height // down, width // across), -(-tiles // columns)
-        top = grid.get("top", 0)
-        return GridPlan(tiles, columns, rows, size, (down, across), grid["padding"], top)
+        return GridPlan(tiles, columns, rows, size, (down, across), grid["padding"])
 
     @property
     def files(self) -> list[str]:
@@ -130,25 +158,28 @@ class CaptureRow(Capture):
         return [name for column in _ENDS if (name := getattr(self, column)) is not None]
 
 
+_OPTIONAL = {one.name for one in fields(Capture) if one.default is None}
+
+
 @dataclass(frozen=True)
 class Skipped(Skip):
     """A row of `skipped`."""
 
-    layer: _Text
-    type: _Text
-    index: _Count
-    kind: _Text
-    call: _Count
-    key: _Text
-    reason: _Reason
+    layer: Text
+    type: Text
+    index: Count
+    kind: Text
+    call: Count
+    key: Text
+    reason: Reason
 
 
 @dataclass(frozen=True, slots=True)
 class Class(Guess):
     """A row of `prediction`."""
 
-    index: _Count
-    name: _Text | None
+    index: Count
+    name: Text | None
     probability: Annotated[float, Meta(ge=0, le=1)]
 
 
@@ -156,8 +187,8 @@ class Class(Guess):
 class Size:
     """Width and height of an image file in pixels."""
 
-    width: _Count
-    height: _Count
+    width: Count
+    height: Count
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,9 +197,9 @@ class ImageFields:
 
     path: Annotated[str, Meta(min_length=1, max_length=4096)]
     """Relative to the argument that it came from; it is a name, and nothing is opened by it."""
-    sha256: _Text
+    sha256: Text
     size: Size | None = None
-    files: list[_Text] | None = None
+    files: list[Text] | None = None
     """The files of a clip, or of several images."""
 
 
@@ -177,10 +208,10 @@ class Input:
     """`input` of a manifest."""
 
     shape: Annotated[
-        list[_Count | Annotated[list[_Count], Meta(max_length=64)]], Meta(max_length=4096)
+        list[Count | Annotated[list[Count], Meta(max_length=64)]], Meta(max_length=4096)
     ]
     """[1, C, H, W], or several of these."""
-    preprocessing: _Text
+    preprocessing: Text
 
     @property
     def shapes(self) -> list[list[int]]:
@@ -203,25 +234,25 @@ class Input:
 class TargetFields:
     """`target` of a manifest."""
 
-    of: _Text | None
+    of: Text | None
     value: float | None
-    grad_rule: _Text
+    grad_rule: Text
 
 
 @dataclass(frozen=True)
 class InterventionFields:
     """A row of `interventions`."""
 
-    kind: _Text
-    what: _Text
+    kind: Text
+    what: Text
 
 
 @dataclass(frozen=True, slots=True)
 class FileSum:
     """A row of `files`."""
 
-    file: _Text
-    bytes: _Count
+    file: Text
+    bytes: Count
     sha256: Annotated[str, Meta(pattern=r"\A[0-9a-f]{64}\Z")]
 
 
@@ -229,15 +260,14 @@ class FileSum:
 class Manifest:
     """manifest.json; fields of a later featviz are left out."""
 
-    schema_version: Annotated[int, Meta(ge=1)]
+    schema_version: int
     image: ImageFields
     input: Input
-    captures: list[CaptureRow]
+    captures: list[Capture]
     skipped: list[Skipped]
-    never_ran: list[_Text]
-    files: list[FileSum] | None = None
-    """All other files of the image; None up to schema version 1."""
-    fingerprint: _Text | None = None
+    never_ran: list[Text]
+    files: list[FileSum]
+    fingerprint: Text | None = None
     prediction: list[Class] = field(default_factory=list)
     target: TargetFields | None = None
     interventions: list[InterventionFields] = field(default_factory=list)
@@ -253,24 +283,24 @@ class Manifest:
 class _Kernels:
     """A manifest of kernels, as far as it is looked at."""
 
-    captures: list[CaptureRow]
+    captures: list[Capture]
 
 
 @dataclass(frozen=True)
 class Images:
     """`images` of run.json."""
 
-    total: _Count
-    complete: list[_Text]
-    missing: list[_Text] = field(default_factory=list)
+    total: Count
+    complete: list[Text]
+    missing: list[Text] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
 class Failure:
     """A row of `failures`."""
 
-    image: _Text
-    error: _Reason
+    image: Text
+    error: Reason
 
 
 @dataclass(frozen=True)
@@ -279,33 +309,32 @@ class RunRecord:
 
     images: Images
     failures: list[Failure]
-    featviz: _Text | None = None
-    torch: _Text | None = None
-    torchvision: _Text | None = None
-    device: _Text | None = None
-    model: dict[_Text, Any] | None = None
-    preprocessing: _Text | None = None
-    layers: list[_Text] | None = None
-    options: dict[_Text, Any] | None = None
+    featviz: Text | None = None
+    torch: Text | None = None
+    torchvision: Text | None = None
+    device: Text | None = None
+    model: dict[Text, Any] | None = None
+    preprocessing: Text | None = None
+    layers: list[Text] | None = None
+    options: dict[Text, Any] | None = None
 
 
 @dataclass(frozen=True)
 class Seen:
     """`images` of audit.json."""
 
-    seen: _Count
+    seen: Count
 
 
 @dataclass(frozen=True)
 class AuditRow:
     """A row of `layers` of audit.json."""
 
-    label: _Text
-    channels: _Count
-    findings: dict[_Text, list[_Channel]]
-    """Channels, by what was found."""
-    layer: _Text | None = None
-    type: _Text = ""
+    label: Text
+    channels: Count
+    findings: dict[Text, list[_Channel]]
+    layer: Text | None = None
+    type: Text = ""
     apoz: Annotated[float, Meta(ge=0, le=1)] | None = None
     """Average percentage of zeros, as a share; None where no activation gives zeros."""
 
@@ -314,16 +343,14 @@ class AuditRow:
 class DrawnSuspects:
     """A row of `drawn` of audit.json: a picture."""
 
-    layer: _Text
+    layer: Text
     channels: list[_Channel]
-    """From the top."""
-    suspects: _Count
+    suspects: Count
     """All channels of the layer with a finding."""
-    file: _Text
-    shown: _Text = ""
-    """The layer whose maps are drawn."""
+    file: Text
+    shown: Text = ""
     rows: Annotated[list[_Pixels], _Two] | None = None
-    """Where the first channel's row begins, and how high each is; None in older ones."""
+    """Where the first channel's row begins, and how high each is."""
 
 
 @dataclass(frozen=True)
@@ -333,12 +360,12 @@ class Audit:
     images: Seen
     layers: list[AuditRow]
     drawn: list[DrawnSuspects] = field(default_factory=list)
-    model: dict[_Text, Any] = field(default_factory=dict)
-    options: dict[_Text, Any] = field(default_factory=dict)
-    featviz: _Text = ""
-    torch: _Text = ""
-    device: _Text = ""
-    preprocessing: _Text = ""
+    model: dict[Text, Any] = field(default_factory=dict)
+    options: dict[Text, Any] = field(default_factory=dict)
+    featviz: Text = ""
+    torch: Text = ""
+    device: Text = ""
+    preprocessing: Text = ""
 
     @property
     def clean(self) -> bool:
@@ -361,13 +388,12 @@ def read_manifest(data: bytes) -> Manifest:
     return manifest
 
 
-def check_record(content: Any) -> RunRecord:
-    """The content of run.json, if it is one.
-
-    Raises:
-        ValueError: `images.total is -1, expected 0 or more`.
-    """
-    return _convert(content, RunRecord)
+def fingerprint(record: Mapping[str, Any]) -> str:
+    """sha256 of what a run.json says of the model and the options: what has the same was drawn in
+    the same way."""
+    settings = {key: value for key, value in record.items() if key not in GROWING}
+    text = json.dumps(settings, sort_keys=True, default=str)
+    return hashlib.sha256(text.encode("utf-8", "backslashreplace")).hexdigest()
 
 
 def check_failures(content: Any) -> list[Failure]:
@@ -376,10 +402,10 @@ def check_failures(content: Any) -> list[Failure]:
     Raises:
         ValueError: it is none.
     """
-    return _convert(content, list[Failure])
+    return convert(content, list[Failure])
 
 
-def check_kernels(content: Any) -> list[CaptureRow]:
+def check_kernels(content: Any) -> list[Capture]:
     """The rows of a manifest of kernels, as those of an image; `slices`, which is one number there,
     becomes as many of as many.
 
@@ -392,7 +418,7 @@ def check_kernels(content: Any) -> list[CaptureRow]:
             {**row, "slices": [row.get("slices", 1)] * 2} if isinstance(row, dict) else row
             for row in rows
         ]
-    kernels = _convert({"captures": rows}, _Kernels).captures
+    kernels = convert({"captures": rows}, _Kernels).captures
     for n, row in enumerate(kernels):
         for where, value, expected in _of_row(row):
             raise ValueError(misfit(f"captures[{n}].{where}", value, expected))
@@ -405,23 +431,20 @@ def check_audit(content: Any) -> Audit:
     Raises:
         ValueError: `layers[0].channels is missing`.
     """
-    return _convert(content, Audit)
+    return convert(content, Audit)
 
 
-def check_version(content: Any) -> None:
-    """Whether a document has a version that this featviz reads.
+def check_version(content: Any, known: int = SCHEMA_VERSION) -> None:
+    """Whether a document has the version that this featviz reads.
 
     Raises:
-        ValueError: it has none, or a later one.
+        ValueError: it has none, or another one.
     """
     version = content.get("schema_version") if isinstance(content, dict) else None
     if not isinstance(version, int) or isinstance(version, bool):
         raise ValueError(f"cannot be read: its schema_version is {quoted(repr(version))}")
-    if version > SCHEMA_VERSION:
-        raise ValueError(
-            f"has schema version {version}, this featviz reads up to {SCHEMA_VERSION}; "
-            "install a newer one"
-        )
+    if version != known:
+        raise ValueError(f"has schema version {version}, this featviz reads {known}")
 
 
 def _decode(data: bytes) -> Manifest:
@@ -429,7 +452,7 @@ def _decode(data: bytes) -> Manifest:
     of what does not fit, it tells the value too."""
     try:
         manifest = _MANIFESTS.decode(data)
-        if manifest.schema_version <= SCHEMA_VERSION:
+        if manifest.schema_version == SCHEMA_VERSION:
             return manifest
     except (msgspec.MsgspecError, ValueError, RecursionError):
         pass
@@ -438,10 +461,15 @@ def _decode(data: bytes) -> Manifest:
     except ValueError as error:
         raise ValueError(f"cannot be read: {quoted(str(error))}") from None
     check_version(content)
-    return _convert(content, Manifest)
+    return convert(content, Manifest)
 
 
-def _convert(content: Any, kind: type[_T]) -> _T:
+def convert(content: Any, kind: type[_T]) -> _T:
+    """The content of a document, if it is one of this kind.
+
+    Raises:
+        ValueError: `images.total is -1, expected 0 or more`.
+    """
     try:
         return msgspec.convert(content, kind)
     except msgspec.ValidationError as error:
@@ -524,22 +552,14 @@ def _expected(what: str) -> str:
 
 
 def _contradictions(manifest: Manifest) -> Iterator[str]:
-    """In words, with the path of the field."""
+    """In words, with the path of the field. `files` lists each file of the image once, and nothing
+    else."""
     seen: dict[Place, int] = {}
     for n, row in enumerate(manifest.captures):
         for where, value, expected in _of_row(row):
             yield misfit(f"captures[{n}].{where}", value, expected)
         if (first := seen.setdefault(row.place, n)) != n:
             yield f"captures[{n}] is the same tensor as captures[{first}]"
-    yield from _of_files(manifest)
-
-
-def _of_files(manifest: Manifest) -> Iterator[str]:
-    """Whether `files` lists each file of the image once, and nothing else."""
-    if manifest.files is None:
-        if manifest.schema_version > 1:
-            yield "files is missing"
-        return
     listed = [row.file for row in manifest.files]
     for name in sorted(set(manifest.named) ^ set(listed)):
         yield f"files {'lists' if name in listed else 'lacks'} {quoted(name)}"
@@ -547,60 +567,33 @@ def _of_files(manifest: Manifest) -> Iterator[str]:
         yield "files lists a file twice"
 
 
-_ENDS = {"file": SUFFIXES, "tensor": (".npy",), "figure": (".png",)}
-"""How the names in these fields of a row end."""
-
-
-def _of_row(row: CaptureRow) -> Iterator[tuple[str, Any, str]]:
+def _of_row(row: Capture) -> Iterator[tuple[str, Any, str]]:
+    """The field, its value, and what was expected."""
     for column, ends in _ENDS.items():
-        if (name := getattr(row, column)) is not None:
-            yield from _of_name(column, name, ends)
-    if row.channels is not None:
-        yield from _of_channels(row, row.channels)
-    if row.slices is not None and row.slices[0] > row.slices[1]:
-        yield "slices", row.slices, "no more drawn than there are"
-    if row.steps is not None:
-        yield from _of_steps(row, row.steps)
-    yield from _of_collapsed(row, row.collapsed or {})
-    yield from _of_grid(row)
-
-
-def _of_name(field: str, name: str, ends: tuple[str, ...]) -> Iterator[tuple[str, Any, str]]:
-    if not is_inside(name):
-        yield field, name, "a file inside the image's folder"
-    elif not name.endswith(ends):
-        yield field, name, f"a name that ends in {' or '.join(ends)}"
-
-
-def _of_channels(row: CaptureRow, channels: list[int]) -> Iterator[tuple[str, Any, str]]:
-    if max(channels) >= row.maps:
+        name = getattr(row, column)
+        if name is not None and not is_inside(name):
+            yield column, name, "a file inside the image's folder"
+        elif name is not None and not name.endswith(ends):
+            yield column, name, f"a name that ends in {' or '.join(ends)}"
+    channels, steps, (drawn, held) = row.channels, row.steps, row.slices or (1, 1)
+    if channels is not None and max(channels) >= row.maps:
         yield "channels", max(channels), f"less than maps ({row.maps})"
-    elif len(set(channels)) < len(channels):
+    elif channels is not None and len(set(channels)) < len(channels):
         yield "channels", channels, "each channel once"
-
-
-def _of_steps(row: CaptureRow, steps: list[int]) -> Iterator[tuple[str, Any, str]]:
-    drawn, held = row.slices or (1, 1)
-    if len(steps) != drawn or sorted(set(steps)) != steps:
+    if drawn > held:
+        yield "slices", row.slices, "no more drawn than there are"
+    if steps is not None and (len(steps) != drawn or sorted(set(steps)) != steps):
         yield "steps", steps, f"each of the {drawn} drawn slices once, in order"
-    elif steps[-1] >= held:
+    elif steps is not None and steps[-1] >= held:
         yield "steps", steps[-1], f"less than slices ({held})"
-
-
-def _of_collapsed(
-    row: CaptureRow, collapsed: Mapping[str, list[int]]
-) -> Iterator[tuple[str, Any, str]]:
-    drawn = set(row.drawn) if collapsed else set()
-    for leader, group in collapsed.items():
-        if not (leader.isascii() and leader.isdecimal() and int(leader[:9]) in drawn):
+    leaders = set(row.drawn) if row.collapsed else set()
+    for leader, group in (row.collapsed or {}).items():
+        if not (leader.isascii() and leader.isdecimal() and int(leader[:9]) in leaders):
             yield "collapsed", leader, "drawn channels as names"
         elif max(group) >= row.maps:
             yield "collapsed", max(group), f"less than maps ({row.maps})"
-
-
-def _of_grid(row: CaptureRow) -> Iterator[tuple[str, Any, str]]:
-    plan, grid = row.plan, row.grid
+    plan = row.plan
     if 0 in plan.map_size:
-        yield "grid.scale", grid["scale"], f"no more than the tile {grid['tile']}"
+        yield "grid.scale", row.grid["scale"], f"no more than the tile {row.grid['tile']}"
     if max(size := (plan.width, plan.height)) > _LARGEST:
         yield "grid", by(size), f"a picture of at most {_LARGEST} pixels a side"

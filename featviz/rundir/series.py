@@ -14,7 +14,7 @@ from pathlib import Path
 
 from featviz.errors import StoreError
 from featviz.rundir import LOCK_FILE, REPORT, REPORT_FILE, REPORT_ZIP, RUN_FILE
-from featviz.rundir.atomic import folder_part_of, remove, remove_empty, reported
+from featviz.rundir.atomic import part_of, remove, remove_empty, reported
 from featviz.rundir.ownership import Claim, of_run
 from featviz.text import quoted
 
@@ -58,7 +58,7 @@ def removable(root: Path, steps: Iterable[int]) -> list[Claim]:
     """
     claims = [claim for step in steps if (claim := of_run(step_folder(root, step))) is not None]
     for claim in claims:
-        claim.check()
+        claim.files()
     return claims
 
 
@@ -111,6 +111,6 @@ def _others(root: Path, board: Path | None) -> list[str]:
         return []
     with reported(root):
         paths = sorted(root.iterdir())
-    known = (p for p in paths if p.name in _BESIDE or folder_part_of(p.name) is not None)
+    known = (p for p in paths if p.name in _BESIDE or part_of(p.name) is not None)
     ours = {*known, *(p for p in paths if p.resolve() in apart)}
     return [path.name for path in paths if path not in ours]

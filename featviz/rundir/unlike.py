@@ -8,10 +8,10 @@ from itertools import takewhile
 from typing import Any
 
 from featviz.errors import StoreError
-from featviz.records.checking import flag
+from featviz.options import flag
 from featviz.text import counted, printable, quoted
 
-_USUALLY_ON = ("exif", "marks")
+_USUALLY_ON = ("marks",)
 """Options that are given as `--no-NAME`."""
 _SHOWN = 60
 """Characters of a value that a refusal shows."""
@@ -45,9 +45,8 @@ def _as_typed(name: str, value: Any) -> str:
     if isinstance(value, bool):
         return quoted(flag(name) if value else f"--no-{name}")
     parts = value if isinstance(value, list) else [value]
-    if name == "interventions":
-        changes = (" ".join(map(str, part)) for part in parts if isinstance(part, list))
-        return quoted(" ".join(f"--{change}" for change in changes))
+    if name in ("ablate", "edit", "tensor_layout"):
+        return quoted(" ".join(f"{flag(name)} {part}" for part in parts))
     separator = "x" if name in ("size", "crop") else ","
     return quoted(f"{flag(name)} {separator.join(map(str, parts))}")
 

@@ -1,30 +1,32 @@
-"""Whether runs are whole: every file of every image is read and held against its manifest."""
+"""Whether runs are whole: every file of every image is read and held against its manifest, and
+these against run.json."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
 from functools import partial
-from pathlib import Path
-from typing import TypeAlias
+from pathlib import Path, PurePosixPath
+from typing import Any, NamedTuple
 
 from featviz.errors import CHECK_FAILED, StoreError
 from featviz.files.urls import Url
-from featviz.rundir import MANIFEST_FILE, RUN_FILE
+from featviz.rundir import MANIFEST_FILE, RUN_FILE, ownership
+from featviz.rundir.atomic import part_of
 from featviz.rundir.image import ReadImage, read_image
 from featviz.rundir.read import image_folders, read_record
-from featviz.rundir.schema import MOST_RECORD
+from featviz.rundir.schema import MOST_RECORD, fingerprint
 from featviz.rundir.series import read_steps, step_folders
-from featviz.rundir.store.fetch import check_run, files_here
-from featviz.rundir.store.listing import StoredTree
-from featviz.rundir.store.objects import ObjectStore
+from featviz.rundir.store import here
 from featviz.rundir.sums import is_sealed, sum_of
-from featviz.text import quoted, safe_way
+from featviz.text import listed, quoted, safe_way
 
 Progress = Callable[[int], None]
 """Called after each image with how many there are in all."""
+_NAMED = 3
+"""Images that a fault of the whole run names."""
 
 
 @dataclass(frozen=True)
@@ -36,10 +38,7 @@ class ImageVerdict:
     faults: tuple[str, ...] = ()
     """What does not fit, with the file; none where it is whole."""
     files: int = 0
-    """Files that were read."""
     bytes: int = 0
-    summed: bool = True
-    """Whether its manifest has checksums; those of schema version 1 have none."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +52,9 @@ class RunVerdict:
     missing: int
     """Images that the run has not come to, or that failed: no fault, `--resume` goes on."""
     series: Path | None = None
-    """The series of which it is a step."""
+    unlisted: tuple[str, ...] = ()
+    """Files in the folder that neither a manifest nor another record of featviz lists: no fault,
+    but `--overwrite` would refuse them."""
 
     @property
     def is_whole(self) -> bool:
@@ -86,121 +87,132 @@ def verify(
     Raises:
         StoreError: one of the places is no run.
     """
-    found = [run for root in roots for run in _found(root)]
-    total = sum(len(run.folders) for run in found)
-    with ThreadPoolExecutor(jobs, "featviz-verify") as pool:
+    with ExitStack() as copies, ThreadPoolExecutor(jobs, "featviz-verify") as pool:
+        here_now = [(copies.enter_context(here(root)), root) for root in roots]
+        found = [run for pair in here_now for run in _found(*pair)]
+        total = sum(len(run.folders) for run in found)
         return Verified(tuple(run.verdict(pool, partial(progress, total)) for run in found))
 
 
-def _found(root: Path | Url) -> Iterator[_FoundRun]:
-    """The run of a place, or those of the steps of a series."""
-    if isinstance(root, Path) and not (root / RUN_FILE).exists() and read_steps(root):
-        yield from (_FoundRun.of_step(step, root) for step in step_folders(root).values())
-    else:
-        yield _FoundRun.of(root)
+def _found(root: Path, place: Path | Url) -> Iterator[_FoundRun]:
+    """The run of a place, or those of the steps of a series; a step of which nothing is left is a
+    fault of the series."""
+    if root != place or (root / RUN_FILE).exists() or not read_steps(root):
+        yield _FoundRun.of(root, place)
+        return
+    for step in step_folders(root).values():
+        try:
+            yield replace(_FoundRun.of(step, step), series=root)
+        except StoreError as error:
+            yield _FoundRun(step, step, {}, faults=(error.message,), series=root)
 
 
-_Scanned: TypeAlias = Callable[[Mapping[str, str]], dict[str, str | None]]
-"""Finds the folders of images, given those that run.json lists, with what each lacks."""
-_Opened: TypeAlias = Callable[[str], AbstractContextManager[Path]]
-"""Gives the run directory in which the image of a folder can be read."""
+class _Checked(NamedTuple):
+    """An image that was read."""
 
-
-def _opened_in(root: Path) -> _Opened:
-    return lambda folder: nullcontext(root)
+    verdict: ImageVerdict
+    fingerprint: str | None = None
+    """Of the settings by which it was drawn; None where its manifest does not say."""
+    files: Sequence[str] | None = None
+    """What its manifest lists; None where that cannot be read."""
 
 
 @dataclass(frozen=True)
 class _FoundRun:
     """A run whose images are still to be read."""
 
-    root: Path | Url
-    opened: _Opened
-    folders: dict[str, str | None]
+    root: Path
+    """The run directory, or a copy of the one below a URL."""
+    place: Path | Url
+    folders: Mapping[str, str | None]
     """Of images, and what those that are not complete lack."""
-    listed: dict[str, str]
+    listed: Mapping[str, str] = field(default_factory=dict)
     """What run.json calls complete: names of images by their folders."""
-    total: int
-    faults: tuple[str, ...]
+    record: Mapping[str, Any] | None = None
+    """The content of run.json, if that can be read."""
+    faults: tuple[str, ...] = ()
     series: Path | None = None
 
     @classmethod
-    def of_step(cls, place: Path, series: Path) -> _FoundRun:
-        """The run of a step; one of which nothing is left is a fault of the series."""
+    def of(cls, root: Path, place: Path | Url) -> _FoundRun:
         try:
-            return replace(cls.of(place), series=series)
+            record, known = read_record(root)
         except StoreError as error:
-            return cls(place, _opened_in(place), {}, {}, 0, (error.message,), series)
-
-    @classmethod
-    def of(cls, place: Path | Url) -> _FoundRun:
-        if isinstance(place, Path):
-
-            def scanned(listed: Mapping[str, str]) -> dict[str, str | None]:
-                return dict(image_folders(place, listed)) if place.is_dir() else {}
-
-            return cls._read(place, place, scanned, _opened_in(place))
-        store = ObjectStore(place)
-        tree = StoredTree.of(store.sizes())
-        check_run(place, tree)
-
-        def brought(folder: str) -> AbstractContextManager[Path]:
-            return files_here(store, tree.files_of(folder))
-
-        with files_here(store, tree.run_files) as root:
-            return cls._read(place, root, tree.folders, brought)
-
-    @classmethod
-    def _read(cls, place: Path | Url, root: Path, scanned: _Scanned, opened: _Opened) -> _FoundRun:
-        try:
-            _, record = read_record(root)
-        except StoreError as error:
-            folders = scanned({})
+            folders = dict(image_folders(root, {})) if root.is_dir() else {}
             if not any(reason is None for reason in folders.values()):
                 raise
             words = error.message.replace(str(root), str(place))
-            return cls(place, opened, folders, {}, 0, (f"{words}; --resume writes it anew",))
-        listed = {safe_way(name): name for name in record.images.complete}
-        return cls(place, opened, scanned(listed), listed, record.images.total, ())
+            return cls(root, place, folders, faults=(f"{words}; --resume writes it anew",))
+        listed = {safe_way(name): name for name in known.images.complete}
+        return cls(root, place, dict(image_folders(root, listed)), listed, record)
 
     def verdict(self, pool: ThreadPoolExecutor, advance: Callable[[], None]) -> RunVerdict:
-        images = []
-        for verdict in pool.map(self._image, self.folders):
-            images.append(verdict)
+        found: dict[str, _Checked] = {}
+        for folder, checked in zip(self.folders, pool.map(self._image, self.folders), strict=True):
+            found[folder] = checked
             advance()
-        lost = [self.listed[way] for way in self.listed if way not in self.folders]
-        faults = [
-            f"{RUN_FILE} calls {quoted(name)} complete, its folder is missing" for name in lost
-        ]
-        missing = max(0, self.total - len(images) - len(lost))
-        faults = [*self.faults, *faults]
-        return RunVerdict(self.root, tuple(images), tuple(faults), missing, self.series)
+        lost = [name for folder, name in self.listed.items() if folder not in found]
+        faults = [*self.faults, *self._of_record(found)]
+        faults += [f"{RUN_FILE} calls {quoted(n)} complete, its folder is missing" for n in lost]
+        total = int(self.record["images"]["total"]) if self.record is not None else 0
+        return RunVerdict(
+            self.place,
+            tuple(checked.verdict for checked in found.values()),
+            tuple(faults),
+            max(0, total - len(found) - len(lost)),
+            self.series,
+            tuple(self._unlisted(found)),
+        )
 
-    def _image(self, folder: str) -> ImageVerdict:
+    def _image(self, folder: str) -> _Checked:
         name, lacks = self.listed.get(folder), self.folders[folder]
         if lacks is not None:
-            return ImageVerdict(name or folder, (f"{quoted(folder)}: {lacks}",))
+            return _Checked(ImageVerdict(name or folder, (f"{quoted(folder)}: {lacks}",)))
         try:
-            with self.opened(folder) as root:
-                return _verdict(read_image(root, folder), folder, name)
+            image = read_image(self.root, folder)
+            faults = list(faults_of(image))
         except StoreError as error:
-            return ImageVerdict(name or folder, (error.message,))
+            return _Checked(ImageVerdict(name or folder, (error.message,)))
+        if name is not None and image.name != name:
+            faults.insert(0, f"{quoted(folder)} holds {quoted(image.name)}, not {quoted(name)}")
+        rows = image.manifest.files
+        size = sum(row.bytes for row in rows)
+        verdict = ImageVerdict(name or image.name, tuple(faults), len(rows) + 1, size)
+        return _Checked(verdict, image.manifest.fingerprint, image.files)
 
+    def _of_record(self, found: Mapping[str, _Checked]) -> Iterator[str]:
+        """Where run.json does not fit the images: in its settings, or in their number."""
+        if self.record is None:
+            return
+        own = fingerprint(self.record)
+        others = [c.verdict.name for c in found.values() if c.fingerprint not in (None, own)]
+        if others:
+            names = listed([quoted(name) for name in others], _NAMED)
+            yield f"{RUN_FILE} does not tell the settings by which these were drawn: {names}"
+        images = self.record["images"]
+        named = len(images["complete"]) + len(self.record["failures"])
+        named += len(images.get("missing", []))
+        if "missing" in images and named != images["total"]:
+            yield f"{RUN_FILE} has images.total {images['total']}, and names {named}"
 
-def _verdict(image: ReadImage, folder: str, name: str | None) -> ImageVerdict:
-    faults = list(faults_of(image))
-    if name is not None and image.name != name:
-        faults.insert(0, f"{quoted(folder)} holds {quoted(image.name)}, not {quoted(name)}")
-    sizes = [row.bytes for row in image.manifest.files or ()]
-    summed = image.manifest.files is not None
-    return ImageVerdict(name or image.name, tuple(faults), len(sizes) + 1, sum(sizes), summed)
+    def _unlisted(self, found: Mapping[str, _Checked]) -> Iterator[str]:
+        """Files that nothing lists; of an image whose manifest cannot be read, none is told."""
+        known = {f"{way}/{name}" for way, checked in found.items() for name in checked.files or ()}
+        unknown = {way for way, checked in found.items() if checked.files is None}
+        is_beside = ownership.beside(self.root)
+        for way, _ in ownership.walk(self.root):
+            above = PurePosixPath(way)
+            if way in known or way == RUN_FILE or ownership.is_lock(way) or is_beside(way):
+                continue
+            if above.name.startswith("events.out.tfevents."):  # of --tensorboard in the run
+                continue
+            ways = {str(path) for path in above.parents}
+            if not ways & unknown and not any(map(part_of, above.parts)):
+                yield way
 
 
 def faults_of(image: ReadImage) -> Iterator[str]:
-    """The files of an image that are not what was written; nothing where its manifest has no
-    checksums (schema version 1)."""
-    if image.manifest.files is None:
-        return
+    """The files of an image that are not what was written."""
     with image.open(MANIFEST_FILE) as file:
         if not is_sealed(file.read(MOST_RECORD)):
             yield f"{_where(image, MANIFEST_FILE)} is not as it was written"

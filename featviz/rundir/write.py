@@ -11,52 +11,38 @@ import json
 import zipfile
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
-from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO
 
 import numpy as np
 
 from featviz.errors import StoreError
-from featviz.records import Capture, Floats, Layer, Skip, Written
-from featviz.rundir import MANIFEST_FILE, RUN_FILE, STATS_FILE, destination, ownership
+from featviz.records import Floats, Layer, Skip
+from featviz.rundir import (
+    MANIFEST_FILE,
+    RUN_FILE,
+    SCHEMA_VERSION,
+    STATS_FILE,
+    destination,
+    ownership,
+)
 from featviz.rundir.atomic import (
     HiddenFolder,
     atomic,
-    folder_part_of,
     part_of,
     refuse_links,
     remove,
-    remove_above,
     remove_empty,
+    remove_folder,
     reported,
 )
 from featviz.rundir.ownership import Claim
+from featviz.rundir.schema import Capture
 from featviz.rundir.sums import Sum, SummedFile, sealed
 from featviz.rundir.unlike import taken
 from featviz.text import quoted, safe_name, safe_way
 
 __all__ = ["ImageFolder", "RunDirectory", "atomic", "write_json"]
-
-SCHEMA_VERSION = 2
-"""The version of run.json and manifest.json. 1: first release. 2: a manifest has `files`, the sizes
-and checksums of all others of the image, and ends with `sha256`, the checksum of itself."""
-
-OPTIONAL = {
-    *(
-        "channels",
-        "slices",
-        "steps",
-        "constant",
-        "tensor",
-        "collapsed",
-        "reduce",
-        "overlay",
-        "figure",
-    ),
-}
-"""Fields of a row of `captures` that are there only where they have a value."""
-
 
 _SHORT = 40
 """Bytes of an image's name in the names of its files, so that what follows is not cut off."""
@@ -65,13 +51,9 @@ _SHORT = 40
 class RunDirectory:
     """A run directory that is being written."""
 
-    def __init__(self, root: Path, durable: bool = False) -> None:
-        """Note which folder it is.
-
-        Args:
-            durable: an image gets its name when the disk has its files.
-        """
-        self.root, self.durable = root, durable
+    def __init__(self, root: Path) -> None:
+        """Note which folder it is."""
+        self.root = root
         self._identity = _identity(root)
 
     @classmethod
@@ -96,7 +78,7 @@ class RunDirectory:
         with reported(root):
             earlier = check_free(root, overwrite, record, besides)
             if earlier is not None:
-                _empty(earlier, besides)
+                remove(root, earlier.files(besides))
                 cls(root).clear_images(ownership.names_of_images(earlier.record))
             root.mkdir(parents=True, exist_ok=True)
         return cls(root).cleared()
@@ -104,15 +86,18 @@ class RunDirectory:
     def cleared(self) -> RunDirectory:
         """Remove what killed runs left of files that were being written into the root."""
         names = [path.name for path in self.root.iterdir() if path.is_file()]
-        remove(self.root, [name for name in names if part_of(name) in destination.RUN.parts])
+        remove(self.root, [name for name in names if part_of(name) == RUN_FILE])
         return self
+
+    def refresh(self) -> None:
+        """Look anew what is there: a folder is looked at whenever it is asked."""
 
     def image(self, name: str) -> ImageFolder:
         """The folder of the image with this relative name."""
         return self.folder(safe_way(name))
 
     def folder(self, way: str) -> ImageFolder:
-        """The folder of an image, by its way relative to the run directory."""
+        """The folder of an image, by its path relative to the run directory."""
         return ImageFolder(self.root, way)
 
     def new_image(self, name: str) -> NewImageFolder:
@@ -136,36 +121,25 @@ class RunDirectory:
                 "where it is now, --resume goes on with what is complete",
             )
 
-    def clear_images(self, names: Iterable[str]) -> list[str]:
+    def clear_images(self, names: Iterable[str]) -> None:
         """Remove the hidden folders that killed runs left beside those of these images, and folders
         above that this empties.
 
-        Returns:
-            Those that stay, relative to the run directory, with forward slashes: there are files in
-            them that have no name of ours.
-
         Raises:
-            StoreError: one cannot be removed; names the folder in which it is.
+            StoreError: the folder in which one is cannot be read.
         """
         ways = {safe_way(name) for name in names}
-        hidden = [way for above in _parents(ways) for way in self._hidden(above, ways)]
-        for way in hidden:
-            remove(self.root, ownership.left_of_image(self.root, way))
-            remove_empty(self.root / way)
-            remove_above(self.root / way, self.root)
-        return sorted(way for way in hidden if (self.root / way).exists())
-
-    def _hidden(self, above: PurePosixPath, ways: Collection[str]) -> list[str]:
-        """The hidden folders in one folder that were to become one of these; none behind a link."""
-        if any((self.root / part).is_symlink() for part in (above, *above.parents)[:-1]):
-            return []
-        with reported(self.root / above), suppress(FileNotFoundError, NotADirectoryError):
-            meant = {path: folder_part_of(path.name) for path in (self.root / above).iterdir()}
-            hidden = [path for path, name in meant.items() if name and str(above / name) in ways]
-            return [
-                str(above / path.name) for path in hidden if path.is_dir() and not path.is_symlink()
-            ]
-        return []
+        for above in {PurePosixPath(way).parent for way in ways}:
+            if any((self.root / part).is_symlink() for part in (above, *above.parents)[:-1]):
+                continue  # nothing behind a link is ours
+            hidden: list[Path] = []
+            with reported(self.root / above), suppress(FileNotFoundError, NotADirectoryError):
+                paths = (self.root / above).iterdir()
+                named = ((path, part_of(path.name)) for path in paths)
+                hidden = [path for path, name in named if name and str(above / name) in ways]
+            for path in hidden:
+                if path.is_dir() and not path.is_symlink():
+                    remove_folder(path, self.root)
 
     def refuse_links(self, names: Iterable[str]) -> None:
         """Say before the work that the folder of one of these images is a link, or lies behind one.
@@ -175,16 +149,6 @@ class RunDirectory:
         """
         refuse_links(self.root, map(safe_way, names))
 
-    def brought(self, name: str) -> Path:
-        """Where a file of the run (`bases.npz`) can be read, if there is one."""
-        return self.root / name
-
-    @contextmanager
-    def writing(self, name: str) -> Iterator[BinaryIO]:
-        """Open a file of the run (`bases.npz`) for writing, atomically."""
-        with atomic(self.root / name, self.root) as file:
-            yield file
-
     def write_run(self, content: Mapping[str, Any]) -> None:
         """Write run.json.
 
@@ -193,7 +157,7 @@ class RunDirectory:
         """
         self.check_place()
         content = {"schema_version": SCHEMA_VERSION, **content}
-        write_json(self.root / RUN_FILE, content, self.root, self.durable)
+        write_json(self.root / RUN_FILE, content, self.root)
 
 
 class ImageFolder:
@@ -250,11 +214,10 @@ class ImageFolder:
         return (self.path / MANIFEST_FILE).is_file()
 
     @property
-    def size(self) -> Written:
-        """Its files, and their bytes."""
+    def size(self) -> int:
+        """Bytes of its files."""
         with reported(self.path):
-            sizes = [path.stat().st_size for path in self.path.rglob("*") if path.is_file()]
-        return Written(len(sizes), sum(sizes))
+            return sum(path.stat().st_size for path in self.path.rglob("*") if path.is_file())
 
     def discard(self) -> None:
         """Remove what was written of an image that failed, with folders that this empties.
@@ -273,10 +236,16 @@ class NewImageFolder(ImageFolder):
     def __init__(self, store: RunDirectory, name: str) -> None:
         super().__init__(store.root, name)
         self._store = store
-        self._hidden = HiddenFolder(self.path, store.root, store.durable)
+        self._hidden = HiddenFolder(self.path, store.root)
 
-    def _opened(self, relative: str) -> AbstractContextManager[BinaryIO]:
-        return self._hidden.writing(relative)
+    @contextmanager
+    def _opened(self, relative: str) -> Iterator[BinaryIO]:
+        try:
+            with self._hidden.writing(relative) as file:
+                yield file
+        except StoreError:
+            self._store.check_place()  # says so, if the run was moved away
+            raise
 
     def finish(self, manifest: Mapping[str, Any], stats: Mapping[str, Floats]) -> None:
         """Write the statistics and the manifest, and give the folder its name."""
@@ -300,14 +269,7 @@ def _identity(folder: Path) -> tuple[int, int] | None:
 
 def manifest_rows(captures: Sequence[Capture], skipped: Sequence[Skip]) -> dict[str, Any]:
     """`captures` and `skipped` as the manifest has them; optional fields only where set."""
-    rows = [
-        {
-            name: value
-            for name, value in vars(capture).items()
-            if name not in OPTIONAL or value is not None
-        }
-        for capture in captures
-    ]
+    rows = [capture.as_row for capture in captures]
     return {"captures": rows, "skipped": [vars(skip) for skip in skipped]}
 
 
@@ -331,32 +293,13 @@ def check_free(
     Raises:
         StoreError: it is a file, holds another run, or something that featviz did not write.
     """
-    taken = partial(_taken, record=record, certain=certain)
-    return destination.check_free(root, destination.RUN, overwrite, besides, taken)
-
-
-def _taken(
-    root: Path, earlier: Claim, record: Mapping[str, Any] | None, certain: bool
-) -> StoreError:
-    """The refusal of a folder that holds a run with complete images."""
     ways = "--overwrite replaces it, --out names another folder"
-    return taken(str(root), earlier.record, earlier.complete, record, certain, ways)
 
+    def refusal(root: Path, earlier: Claim) -> StoreError:
+        complete = len(earlier.complete or ())
+        return taken(str(root), earlier.record, complete, record, certain, ways)
 
-def _parents(ways: Iterable[str]) -> set[PurePosixPath]:
-    return {PurePosixPath(way).parent for way in ways}
-
-
-def _empty(earlier: Claim, besides: Collection[Path]) -> None:
-    """Remove a run: manifests first and run.json last, so that what is left of it when this is
-    killed neither passes for complete nor for something else."""
-    ways = earlier.files(besides)
-    if earlier.unlisted:  # without their manifests nothing else would know of these images
-        images = {**earlier.record["images"], "complete": []}
-        names = [*earlier.record["images"]["complete"], *images.get("missing", [])]
-        images["missing"] = [*names, *earlier.unlisted]
-        write_json(earlier.root / RUN_FILE, {**earlier.record, "images": images}, earlier.root)
-    remove(earlier.root, ways)
+    return destination.check_free(root, destination.RUN, overwrite, besides, refusal)
 
 
 def write_arrays(file: BinaryIO, arrays: Mapping[str, np.ndarray]) -> None:
@@ -367,15 +310,13 @@ def write_arrays(file: BinaryIO, arrays: Mapping[str, np.ndarray]) -> None:
                 np.lib.format.write_array(member, array, allow_pickle=False)
 
 
-def write_json(
-    path: Path, content: Mapping[str, Any], below: Path | None = None, durable: bool = False
-) -> None:
+def write_json(path: Path, content: Mapping[str, Any], below: Path | None = None) -> None:
     """Write JSON with a line for each entry and for each item of a list of objects.
 
     A tenth of the time of `indent`, for which the standard library leaves its C encoder, and a
     diff of two manifests still shows the captures that differ.
     """
-    with atomic(path, below, durable) as file:
+    with atomic(path, below) as file:
         file.write(_json(content))
 
 

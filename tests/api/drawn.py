@@ -8,7 +8,7 @@ from typing import Any
 from torch import nn
 
 import featviz as fv
-from featviz.api.results import RunImage
+from featviz.api.running import RunImage
 
 AS_IT_IS = {"size": (20, 24), "mean": (0, 0, 0), "std": (1, 1, 1)}
 NAN = float("nan")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from pathlib import Path
 from typing import Any
@@ -60,18 +59,6 @@ def test_paths_and_images_mix(
     found = drawn(tiny, images, tmp_path / "out")
     names = ["image-0.png", "picture.png", "image-1.png", "image-2.png", "image-3.png"]
     assert [image.name for image in found] == names
-
-
-def test_a_file_called_like_an_image_in_memory(
-    pixels: np.ndarray, tiny: nn.Module, tmp_path: Path
-) -> None:
-    """They are told apart by a name that is the same in every run."""
-    Image.fromarray(pixels).save(tmp_path / "image-0.png")
-    runs = [
-        [i.name for i in drawn(tiny, [pixels, tmp_path / "image-0.png"], tmp_path / out)]
-        for out in ("one", "two")
-    ]
-    assert runs[0] == runs[1] and runs[0][0] == "in-memory/image-0.png"
 
 
 def test_images_in_memory_can_be_resumed(
@@ -147,18 +134,3 @@ def test_what_is_no_image(image: Any, message: str, tiny: nn.Module, tmp_path: P
     with pytest.raises(FeatvizError, match=message) as caught:
         fv.run(tiny, image, "Conv2d", tmp_path / "out")
     assert caught.value.hint and not (tmp_path / "out").exists()
-
-
-def test_hash_is_of_the_file_that_the_image_becomes(
-    pixels: np.ndarray, tiny: nn.Module, tmp_path: Path
-) -> None:
-    """sha256 tells one image in memory from another."""
-    images = [pixels, 255 - pixels, pixels]
-    found = drawn(tiny, images, tmp_path / "out")
-    sums = [
-        json.loads((tmp_path / "out" / i.folder / "manifest.json").read_text())["image"]["sha256"]
-        for i in found
-    ]
-    (path,) = memory.to_files([pixels], tmp_path)
-    assert sums[0] == sums[2] != sums[1]
-    assert sums[0] == hashlib.sha256(Path(path).read_bytes()).hexdigest()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -37,50 +38,44 @@ def test_layers_are_text_classes_or_lists(
     assert list(maps) == names
 
 
-@pytest.mark.parametrize("layers", [5, [5], int, torch.relu, nn.ReLU()])
-def test_what_selects_no_layers(layers: Any, tiny: nn.Module, picture: Path) -> None:
-    """One line says what does."""
-    for attempt in (
-        lambda: fv.run(tiny, picture, layers),
-        lambda: fv.capture(tiny, layers).__enter__(),
-    ):
-        with pytest.raises(UsageError, match="which is neither text nor a class of modules"):
-            attempt()
-    with pytest.raises(UsageError, match="holds no selector"):
-        fv.capture(tiny, []).__enter__()
+SAMPLE = torch.zeros(1, 3, 8, 8)
+NO_LAYERS, NO_MODEL = "neither text nor a class of modules", "neither a MODEL string nor a module"
+SCRIPT = "TorchScript, which takes no hooks.*export that with torch.export"
 
 
 @pytest.mark.parametrize(
-    "make", [torch.jit.script, lambda m: torch.jit.trace(m, torch.rand(1, 3, 8, 8))]
+    ("model", "layers", "of_run", "of_capture"),
+    [
+        *((None, layers, NO_LAYERS, NO_LAYERS) for layers in (5, [5], int, torch.relu, nn.ReLU())),
+        *((lambda m, got=got: got, None, NO_MODEL, "not a module") for got in (5, None, nn.Conv2d)),
+        (torch.jit.script, "Conv2d", SCRIPT, SCRIPT),
+        (lambda m: torch.jit.trace(m, SAMPLE), "Conv2d", SCRIPT, SCRIPT),
+        (
+            lambda m: torch.export.export(m, (SAMPLE,)),
+            None,
+            "'ExportedProgram'.*torch.export.unflatten",
+            "not a module",
+        ),
+    ],
 )
 @pytest.mark.filterwarnings("ignore::FutureWarning")
-def test_torchscript_ends_in_one_line(make: Any, tiny: nn.Module, picture: Path) -> None:
-    """Its layers take no hooks; the hint says what does."""
-    scripted = make(tiny)
-    for attempt in (
-        lambda: fv.run(scripted, picture),
-        lambda: fv.capture(scripted, "Conv2d").__enter__(),
-    ):
-        with pytest.raises(UsageError, match="TorchScript, which takes no hooks") as caught:
-            attempt()
-        assert "torch.export" in str(caught.value.hint)
+def test_what_is_no_model_and_what_selects_no_layers(
+    model: Any, layers: Any, of_run: str, of_capture: str, tiny: nn.Module, picture: Path
+) -> None:
+    """One line says what does, and what a model without hooks can be made into."""
+    lent = tiny if model is None else model(tiny)
+    with pytest.raises(UsageError) as refused:
+        fv.run(lent, picture, layers)
+    assert re.search(of_run, f"{refused.value.message} {refused.value.hint}")
+    with pytest.raises(UsageError) as refused:
+        fv.capture(lent, layers).__enter__()
+    assert re.search(of_capture, f"{refused.value.message} {refused.value.hint}")
 
 
-@pytest.mark.parametrize("model", [5, None, nn.Conv2d])
-def test_what_is_no_model(model: Any, picture: Path) -> None:
-    """Neither a MODEL string nor a module."""
-    with pytest.raises(UsageError, match="neither a MODEL string nor a module"):
-        fv.run(model, picture)
-    with pytest.raises(UsageError, match="not a module"):
-        fv.capture(model, "Conv2d").__enter__()
-
-
-def test_an_exported_program_is_sent_to_unflatten(tiny: nn.Module, picture: Path) -> None:
-    """torch.export's own object is no module, and one call makes it one."""
-    program = torch.export.export(tiny, (torch.zeros(1, 3, 8, 8),))
-    with pytest.raises(UsageError, match="'ExportedProgram'") as caught:
-        fv.run(program, picture)  # type: ignore[arg-type]
-    assert "torch.export.unflatten" in str(caught.value.hint)
+def test_an_empty_list_selects_no_layers(tiny: nn.Module) -> None:
+    """It is no text of selectors."""
+    with pytest.raises(UsageError, match="holds no selector"):
+        fv.capture(tiny, []).__enter__()
 
 
 def test_a_path_is_a_model(tiny_file: Path, picture: Path, tmp_path: Path) -> None:

@@ -90,18 +90,6 @@ def test_an_image_that_fails_says_so(tiny: nn.Module, picture: Path, tmp_path: P
     assert "broken.png failed" in result._repr_html_()
 
 
-def test_a_run_that_was_removed_is_named(tiny: nn.Module, picture: Path, tmp_path: Path) -> None:
-    """What is read on demand may be gone, or packed."""
-    result = fv.run(tiny, picture, "Conv2d", tmp_path / "out", **AS_IT_IS)
-    (tmp_path / "out" / "picture.png" / "manifest.json").unlink()
-    with pytest.raises(StoreError, match=r"manifest\.json.* is missing"):
-        _ = result.captures
-    packed = fv.run(tiny, picture, "Conv2d", archive=tmp_path / "run.zip", **AS_IT_IS)
-    assert packed.out == tmp_path / "run.zip" and "1 picture" in packed._repr_html_()
-    with pytest.raises(StoreError, match=r"run\.zip is an archive"):
-        _ = packed.captures
-
-
 def _pictures(html: str) -> list[Image.Image]:
     found = re.findall(r'src="data:image/png;base64,([^"]+)"', html)
     return [Image.open(io.BytesIO(base64.b64decode(data))) for data in found]
@@ -139,7 +127,6 @@ def test_names_are_no_markup(tiny: nn.Module, pixels: np.ndarray, tmp_path: Path
     shown = [
         fv.run(model, tmp_path / f"{evil}.png", "Conv2d", **AS_IT_IS),
         fv.layers(model, **AS_IT_IS),
-        fv.summary(model, **AS_IT_IS),
         fv.kernels(model),
         fv.audit(model, tmp_path / f"{evil}.png", "Conv2d", **AS_IT_IS),
         fv.exemplars(model, tmp_path / f"{evil}.png", "Conv2d", **AS_IT_IS),

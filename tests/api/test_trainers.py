@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import importlib
 import re
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from featviz.errors import StoreError, UsageError
-from featviz.report import ReportOptions, build_report
+from featviz.options import ReportOptions
+from featviz.report import build_report
 from featviz.rundir.read import read_run
 from featviz.rundir.series import read_steps
 from featviz.rundir.verify import verify
@@ -40,6 +42,19 @@ def check_series(out: Path, steps: list[int], layers: list[str]) -> None:
     page = build_report(out, ReportOptions()).page.read_text("utf-8")
     assert re.search(r'data-steps="([\d ]+)"', page)[1].split() == list(map(str, steps))  # type: ignore[index]
     assert page.count('loading="lazy"') == len(steps) * len(layers) * len(SHOWN)
+
+
+def check_training(folder: Path, watched: nn.Module, alone: nn.Module) -> None:
+    """Series, events and page are right, and the weights those of a training alone."""
+    assert same([*watched.state_dict().values()], [*alone.state_dict().values()])
+    check_series(folder / "s", [0, 2, 4], ["net.0", "net.3", "net.6"])
+    assert _events(folder / "tb", "output/net.0/00-5.png") == [0, 2, 4]
+
+
+def callback(library: str, name: str, out: Path, **options: Any) -> Any:
+    """One that draws every second step."""
+    found = importlib.import_module(f"featviz.{library}")
+    return getattr(found, name)(SHOWN, "Conv2d", 2, out, **options)
 
 
 class TestLightning:
@@ -83,11 +98,7 @@ class TestLightning:
         trainer.fit(module, loader, ckpt_path=ckpt)
         return trainer, module
 
-    def watcher(self, out: Path, **options: Any) -> Any:
-        """A callback that draws every second step."""
-        return importlib.import_module("featviz.lightning").LightningWatcher(
-            SHOWN, "Conv2d", 2, out, **options
-        )
+    watcher = staticmethod(partial(callback, "lightning", "LightningWatcher"))
 
     def test_a_training(self, lightning: Any, tmp_path: Path) -> None:
         """Series, events and page are right, and the weights those of a training alone."""
@@ -95,9 +106,7 @@ class TestLightning:
         callback = self.watcher(tmp_path / "s", tensorboard=tmp_path / "tb")
         _, watched = self.fit(lightning, tmp_path, [callback])
         _, alone = self.fit(lightning, tmp_path, [])
-        assert same([*watched.state_dict().values()], [*alone.state_dict().values()])
-        check_series(tmp_path / "s", [0, 2, 4], ["net.0", "net.3", "net.6"])
-        assert _events(tmp_path / "tb", "output/net.0/00-5.png") == [0, 2, 4]
+        check_training(tmp_path, watched, alone)
 
     def test_a_checkpoint_goes_on(self, lightning: Any, tmp_path: Path) -> None:
         """The first training ends with its last step, and the second one continues the series; one
@@ -172,11 +181,7 @@ class TestTransformers:
         ).train(resume_from_checkpoint=resume)  # fmt: skip
         return model
 
-    def watcher(self, out: Path, **options: Any) -> Any:
-        """A callback that draws every second step."""
-        return importlib.import_module("featviz.transformers").TrainerWatcher(
-            SHOWN, "Conv2d", 2, out, **options
-        )
+    watcher = staticmethod(partial(callback, "transformers", "TrainerWatcher"))
 
     @pytest.mark.parametrize("bf16", [False, True])
     def test_a_training(self, transformers: Any, tmp_path: Path, bf16: bool) -> None:
@@ -186,9 +191,7 @@ class TestTransformers:
         callback = self.watcher(tmp_path / "s", tensorboard=tmp_path / "tb")
         watched = self.train(transformers, tmp_path, [callback], bf16=bf16)
         alone = self.train(transformers, tmp_path, [], bf16=bf16)
-        assert same([*watched.state_dict().values()], [*alone.state_dict().values()])
-        check_series(tmp_path / "s", [0, 2, 4], ["net.0", "net.3", "net.6"])
-        assert _events(tmp_path / "tb", "output/net.0/00-5.png") == [0, 2, 4]
+        check_training(tmp_path, watched, alone)
 
     def test_a_checkpoint_goes_on(self, transformers: Any, tmp_path: Path) -> None:
         """The first training ends with its last step, and the second one continues the series."""

@@ -15,10 +15,9 @@ from PIL import Image
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from featviz.audit import AuditOptions, audit
-from featviz.audit.model_audit import AuditRequest
+from featviz.audit.audit import audit
 from featviz.models.load import LoadedModel, adopt
-from featviz.models.preprocess import InputOptions
+from featviz.options import AuditOptions, InputOptions
 
 PLANTED = Path(planted.__file__)
 PLAIN = InputOptions(size=(12, 10), mean=(0.0,) * 3, std=(1.0,) * 3)
@@ -39,7 +38,7 @@ def document(module: nn.Module, images: object, tmp_path: Path, **asked: Any) ->
     """audit.json of a module."""
     out = tmp_path / "audit"
     shutil.rmtree(out, ignore_errors=True)
-    options = AuditOptions(AuditRequest(inputs=PLAIN, **asked), out=out)
+    options = AuditOptions(inputs=PLAIN, out=out, **asked)
     audit(loaded(module), [str(images)], options)
     content: dict[str, Any] = json.loads((out / "audit.json").read_text())
     return content

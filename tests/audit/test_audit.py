@@ -13,14 +13,13 @@ from PIL import Image
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from featviz.audit import AuditOptions, audit, call_graph
-from featviz.audit.model_audit import AuditRequest
+from featviz.audit import plan
+from featviz.audit.audit import audit
 from featviz.errors import UsageError
 from featviz.images.find import find_samples
 from featviz.models.load import adopt
-from featviz.models.preprocess import InputOptions
+from featviz.options import AuditOptions, InputOptions, Thresholds
 from featviz.pipeline.batches import batches as read_batches
-from featviz.records.findings import Thresholds
 
 from .audited import PLAIN, Residual, document, found, kill, loaded, solid, wake
 
@@ -235,13 +234,13 @@ def test_the_model_is_given_back_as_it_was(noise: Path, tmp_path: Path) -> None:
     """No hook stays, and training flags return, also when the model raised."""
     model = loaded(planted.Planted("shared"))
     model.module.train()
-    audit(model, [str(noise)], AuditOptions(AuditRequest(inputs=PLAIN), out=tmp_path / "a"))
+    audit(model, [str(noise)], AuditOptions(inputs=PLAIN, out=tmp_path / "a"))
     for module in model.module.modules():
         assert not module._forward_hooks and not module._forward_pre_hooks
         assert module.training
     model.module.head = nn.Linear(3, 1)
     with pytest.raises(Exception, match="head"):
-        call_graph.trace(model, [torch.zeros(1, 3, 4, 4)])
+        plan.trace(model, [torch.zeros(1, 3, 4, 4)])
     assert not any(module._forward_hooks for module in model.module.modules())
 
 
@@ -291,7 +290,7 @@ def test_memory_does_not_grow_with_the_images(tmp_path: Path) -> None:
         resident.append(pages * os.sysconf("SC_PAGE_SIZE"))
 
     model = adopt(models.resnet18(), InputOptions(size=(96, 96), mean=(0.5,) * 3, std=(1.0,) * 3))
-    options = AuditOptions(AuditRequest(max_suspects=0, batch_size=2), out=tmp_path / "out")
+    options = AuditOptions(max_suspects=0, batch_size=2, out=tmp_path / "out")
     audit(model, [str(folder)], options, progress)
     assert len(resident) == 200
     assert max(resident[20:]) - resident[19] < 16e6

@@ -1,4 +1,4 @@
-"""Running statistics of channels, against numpy over everything at once."""
+"""Counting: running statistics of channels and the loops below them, against numpy in float64."""
 
 from __future__ import annotations
 
@@ -8,16 +8,14 @@ from itertools import pairwise
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from torch import Tensor
 
-from featviz.audit import activations, findings, measuring, running_stats
-from featviz.audit.running_stats import ChannelStats, Covariance, TopImages
-from featviz.drawing import stats
+from featviz.audit import counting, findings, plan
+from featviz.audit.counting import TOP, ChannelStats, Covariance, TopImages
 from featviz.errors import LayoutError
+from featviz.options import Thresholds
 from featviz.records import RECTIFIERS, Activation
-from featviz.records.findings import Evidence, Thresholds
+from featviz.records.findings import Evidence
 
 KINDS = {
     "normal": lambda g, n: g.normal(0, 1, n),
@@ -37,68 +35,9 @@ def outputs(images: int = 12) -> Tensor:
     return torch.from_numpy(np.concatenate(parts, 1).astype(np.float32))
 
 
-def of(tensor: Tensor) -> ChannelStats:
-    """Statistics of one batch [B, C, ...], the way the audit gets them."""
-    rows = running_stats.to_rows(tensor, 1, len(tensor))
-    numbers = stats.channel_stats(rows.flatten(0, 1)).reshape(*rows.shape[:2], 6)
-    added = ChannelStats.nothing(rows.shape[1])
-    added.add(numbers, rows.shape[2])
-    return added
-
-
 def split(tensor: Tensor, cuts: set[int]) -> list[Tensor]:
     edges = [0, *sorted(cuts), len(tensor)]
     return [tensor[a:b] for a, b in pairwise(edges) if b > a]
-
-
-def total(parts: list[ChannelStats]) -> ChannelStats:
-    return reduce(ChannelStats.merge, parts)
-
-
-def two_pass(tensor: Tensor) -> np.ndarray:
-    """The oracle [C, 7]: the columns without saturation, in float64 over everything."""
-    values = tensor.double().movedim(1, 0).flatten(1).numpy()
-    rows = []
-    for channel in values:
-        finite = channel[np.isfinite(channel)]
-        zeros, bad = (channel == 0).mean(), len(channel) - len(finite)
-        numbers = [finite.min(), finite.max(), finite.mean(), finite.var()] if len(finite) else []
-        rows.append([len(finite), *(numbers or [np.nan] * 4), zeros, bad])
-    return np.array(rows)
-
-
-@settings(max_examples=40, deadline=None)
-@given(st.sets(st.integers(1, 11)))
-def test_any_split_equals_two_passes_over_the_whole(cuts: set[int]) -> None:
-    """Every column within 1e-5 of numpy in float64, however the images are parted."""
-    tensor = outputs()
-    table = total([of(part) for part in split(tensor, cuts)]).table()
-    np.testing.assert_allclose(table[:, :7], two_pass(tensor), rtol=1e-5, atol=1e-9)
-
-
-def test_order_of_merging_does_not_matter() -> None:
-    """(a + b) + c and a + (b + c) agree to float64's last digits."""
-    a, b, c = (of(part) for part in split(outputs(), {2, 9}))
-    left, right = a.merge(b).merge(c).table(), a.merge(b.merge(c)).table()
-    np.testing.assert_allclose(left, right, rtol=1e-13, atol=1e-13)
-
-
-def test_nonfinite_values_are_counted_and_left_out() -> None:
-    """NaN and infinities count in their column; a channel of nothing else has NaN for the rest."""
-    tensor = outputs(4)
-    tensor[0, 0, 0, :3] = torch.tensor([torch.nan, torch.inf, -torch.inf])
-    tensor[:, 1] = torch.nan
-    table = total([of(part) for part in split(tensor, {1, 2, 3})]).table()
-    np.testing.assert_allclose(table[:, :7], two_pass(tensor), rtol=1e-5, atol=1e-9)
-    assert table[0, 6] == 3 and table[1, 6] == 4 * 99 and table[1, 0] == 0
-
-
-def test_nothing_seen_is_no_number() -> None:
-    """Where no value is finite the table says NaN, and merging it changes no other column."""
-    nothing, some = of(torch.full((3, 7, 9, 11), torch.nan)), of(outputs(3))
-    table = nothing.table()
-    assert np.isnan(table[:, 1:5]).all() and (table[:, 0] == 0).all()
-    np.testing.assert_array_equal(some.merge(nothing).table()[:, :5], some.table()[:, :5])
 
 
 @pytest.mark.parametrize("cuts", [set(), {1}, {3, 4, 9}, set(range(1, 12))])
@@ -106,44 +45,21 @@ def test_streamed_correlation_equals_numpys(cuts: set[int]) -> None:
     """Pearson's r of every pair as np.corrcoef has it, for means far apart, too."""
     tensor = outputs()
     tensor[:, 4] = tensor[:, 0] * -3 + 7  # a channel that repeats another
-    rows = (running_stats.to_rows(part, 1, len(part)) for part in split(tensor, cuts))
+    rows = (counting.to_rows(part, 1, len(part)) for part in split(tensor, cuts))
     whole = reduce(Covariance.merge, map(Covariance.of_rows, rows))
     with np.errstate(invalid="ignore"):
         expected = np.corrcoef(tensor.double().movedim(1, 0).flatten(1).numpy())
     np.testing.assert_allclose(whole.correlation(), np.nan_to_num(expected), atol=1e-5)
 
 
-def top_of(images: np.ndarray, maxima: np.ndarray) -> TopImages:
-    """The best of these images, by the maxima [all images, C]."""
-    numbers = np.zeros((len(images), maxima.shape[1], 6), np.float32)
-    numbers[..., stats.MAX] = maxima[images]
-    top = TopImages.nothing(maxima.shape[1])
-    top.add(images, numbers)
-    return top
-
-
-def test_top_images_are_the_best_of_all() -> None:
-    """In any split the same images as sorting all maxima at once; of equals, the first."""
-    generator = np.random.default_rng(1)
-    maxima = generator.integers(0, 6, (20, 5)).astype(float)  # with many ties
-    batches = np.split(np.arange(20), [3, 4, 11])
-    top = reduce(TopImages.merge, (top_of(n, maxima) for n in batches))
-    order = np.argsort(-maxima, axis=0, kind="stable")[:4].T
-    assert np.array_equal(top.images, order)
-    assert np.array_equal(top.values, np.take_along_axis(maxima.T, order, 1))
-    other_way = reduce(TopImages.merge, (top_of(n, maxima) for n in batches[::-1]))
-    assert np.array_equal(top.images, other_way.images)
-    assert top_of(np.array([7]), np.full((8, 1), 0.5)).of(0) == [7]
-
-
 def test_rows_of_every_layout() -> None:
     """Channels first and last, vectors, and windows of which several make an image."""
     x = torch.arange(2 * 3 * 4 * 5.0).reshape(2, 3, 4, 5)
-    assert torch.equal(running_stats.to_rows(x, 1, 2), x.flatten(2))
-    assert torch.equal(running_stats.to_rows(x.movedim(1, -1), -1, 2), x.flatten(2))
-    assert torch.equal(running_stats.to_rows(x[:, :, 0, 0], 1, 2), x[:, :, :1, 0])
+    assert torch.equal(counting.to_rows(x, 1, 2), x.flatten(2))
+    assert torch.equal(counting.to_rows(x.movedim(1, -1), -1, 2), x.flatten(2))
+    assert torch.equal(counting.to_rows(x[:, :, 0, 0], 1, 2), x[:, :, :1, 0])
     windows = x.flatten(2).movedim(1, -1).reshape(8, 5, 3)  # 4 windows of 5 tokens an image
-    assert torch.equal(running_stats.to_rows(windows, -1, 2), x.flatten(2))
+    assert torch.equal(counting.to_rows(windows, -1, 2), x.flatten(2))
 
 
 @pytest.mark.parametrize("images", [1, 3])
@@ -155,24 +71,19 @@ def test_channels_that_lie_last_have_the_same_statistics(
     last = torch.randn(images, *shape, generator=torch.Generator().manual_seed(2))
     first = last.movedim(-1, 1).contiguous()
     clip = Activation(bounds=(-1.0, 1.0))
-    got = measuring.statistics(running_stats.to_rows(last, -1, images), clip)
-    expected = measuring.statistics(running_stats.to_rows(first, 1, images), clip)
+    got = counting.statistics(counting.to_rows(last, -1, images), clip)
+    expected = counting.statistics(counting.to_rows(first, 1, images), clip)
     np.testing.assert_array_equal(got[0], expected[0])
     np.testing.assert_array_equal(got[1], expected[1])  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
-    ("tensor", "images"),
-    [
-        (torch.zeros(3, 4), 2),
-        (torch.zeros(0, 4), 1),
-        (torch.zeros(4), 1),
-    ],
+    ("tensor", "images"), [(torch.zeros(3, 4), 2), (torch.zeros(0, 4), 1), (torch.zeros(4), 1)]
 )
 def test_what_has_no_rows_is_refused(tensor: Tensor, images: int) -> None:
     """A first axis that is no batch, and nothing at all."""
     with pytest.raises(LayoutError):
-        running_stats.to_rows(tensor, 1, images)
+        counting.to_rows(tensor, 1, images)
 
 
 def test_values_at_a_bound() -> None:
@@ -180,9 +91,9 @@ def test_values_at_a_bound() -> None:
     rows = torch.tensor([[[0.0, 0.001, 0.5, 0.999, 1.0]]])
     for bounds, margin, count in (((1.0,), 0.0, 1), ((0.0, 1.0), 0.0, 2), ((0.0, 1.0), 0.0011, 4)):
         activation = Activation(bounds=bounds, margin=margin)
-        reached = measuring.statistics(rows, activation)[1]
+        reached = counting.statistics(rows, activation)[1]
         assert reached is not None and reached.tolist() == [[count]]
-    assert measuring.statistics(rows, Activation())[1] is None
+    assert counting.statistics(rows, Activation())[1] is None
 
 
 def evidence(low: list[float], high: list[float], **more: list[float]) -> Evidence:
@@ -226,9 +137,103 @@ def test_redundant_channels_come_in_connected_components() -> None:
 
 
 def test_rectifiers_are_the_activations_that_can_be_dead() -> None:
-    """The names by which a report knows an activation are those of the table of activations."""
+    """The names by which a report knows an activation are those of the table of plan."""
     dead = [
         {start + name for name, part in table.items() if part.activation and part.activation.zero}
-        for start, table in (("", activations.MODULES), ("fn:", activations.FUNCTIONS))
+        for start, table in (("", plan.MODULES), ("fn:", plan.FUNCTIONS))
     ]
     assert set.union(*dead) == RECTIFIERS
+
+
+ROUNDING = 512 / 4 * 2**-24
+"""Of a float32 sum of 512 values in 4 lanes, the fewest there are: an addition is off by 2^-24."""
+
+TINY = float(np.finfo(np.float32).tiny)
+
+
+def _rows(kind: str, width: int) -> np.ndarray:
+    generator = np.random.default_rng(width)
+    rows = generator.standard_normal((11, width)).astype(np.float32)
+    some = generator.random(rows.shape) < 0.1
+    some[0] = True  # of one row every value
+    if kind in ROW_KINDS:
+        return ROW_KINDS[kind](rows)
+    return np.where(some, np.float32(kind), np.maximum(rows, 0))
+
+
+ROW_KINDS = {
+    "normal": lambda x: x,
+    "relu": lambda x: np.maximum(x, 0),
+    "below zero": lambda x: -np.abs(x) - np.float32(0.5),
+    "negative zero": lambda x: np.where(x > 0, x, np.float32(-0.0)),
+    "constant": lambda x: np.broadcast_to(x[:, :1], x.shape).copy(),
+    "far from zero": lambda x: np.abs(x) + np.float32(1e4),
+    "nearly constant": lambda x: np.float32(3) + np.abs(x) * np.float32(1e-6),
+    "an outlier first": lambda x: np.concatenate([x[:, :1] + np.float32(1e4), np.abs(x[:, 1:])], 1),
+    "denormal": lambda x: np.abs(x) * np.float32(TINY / 4),
+    "huge": lambda x: np.abs(x) * np.float32(1e37),
+}
+ODD = ("nan", "inf", "-inf")
+
+
+def _expected(rows: np.ndarray) -> np.ndarray:
+    """Each row by itself, its finite values in float64."""
+    numbers = []
+    for row in rows.astype(np.float64):
+        values = row[np.isfinite(row)]
+        four = [np.nan] * 4
+        if len(values):
+            four = [values.min(), values.max(), values.mean(), values.std()]
+        numbers.append([*four, (row == 0).mean(), (~np.isfinite(row)).sum()])
+    return np.array(numbers)
+
+
+@pytest.mark.parametrize("kind", [*ROW_KINDS, *ODD])
+@pytest.mark.parametrize("batch", [1, 3])
+def test_added_maps_are_one_channel(kind: str, batch: int) -> None:
+    """The table of a channel over 9 images is that of all its values at once, in float64."""
+    values = _rows(kind, 9 * 49)
+    images = values.reshape(11, 9, 49).transpose(1, 0, 2).copy()
+    clip = Activation(bounds=(0.25,))
+    added = ChannelStats.nothing(11, saturates=True)
+    for start in range(0, 9, batch):
+        part = torch.from_numpy(images[start : start + batch])
+        numbers, saturated = counting.statistics(part, clip)
+        added.add(numbers, 49, saturated)
+    expected = _expected(values)
+    table = added.table()
+    finite = np.isfinite(values).sum(1)
+    np.testing.assert_array_equal(table[:, 0], finite)
+    np.testing.assert_array_equal(table[:, [1, 2]], expected[:, [0, 1]])
+    near = ROUNDING * (np.abs(expected[:, 2]) + expected[:, 3]) + 1e-45  # means of maps are float32
+    got = np.stack([table[:, 3], np.sqrt(table[:, 4])])
+    assert (np.abs(got - expected[:, 2:4].T) <= near)[:, finite > 0].all()
+    np.testing.assert_array_equal(table[:, [5, 6]], expected[:, [4, 5]])
+    np.testing.assert_array_equal(table[:, 7], (values >= 0.25).mean(1))
+
+
+@pytest.mark.parametrize("batch", [1, 2, 7, 20])
+def test_images_are_ranked_as_by_a_stable_sort(batch: int) -> None:
+    """With many ties, NaN as the largest, in any batches; of equals the first image."""
+    generator = np.random.default_rng(batch)
+    numbers = np.zeros((20, 40, 6), np.float32)
+    numbers[..., 1] = generator.integers(-2, 4, (20, 40))
+    numbers[..., 5] = generator.random((20, 40)) < 0.05
+    top = TopImages.nothing(40)
+    order = generator.permutation(20)
+    for start in range(0, 20, batch):
+        images = order[start : start + batch]
+        top.add(images, numbers[images])
+    maxima = np.where(numbers[..., 5] > 0, np.inf, numbers[..., 1])
+    best = np.argsort(-maxima, axis=0, kind="stable")[:TOP].T
+    np.testing.assert_array_equal(top.images, best)
+    np.testing.assert_array_equal(top.values, np.take_along_axis(maxima.T, best, 1))
+
+
+def test_fewer_images_than_places_are_named() -> None:
+    """Of two images two are named, best first."""
+    numbers = np.zeros((2, 1, 6), np.float32)
+    numbers[:, 0, 1] = -5, -3
+    top = TopImages.nothing(1)
+    top.add(np.array([8, 9]), numbers)
+    assert top.of(0) == [9, 8]

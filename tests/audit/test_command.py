@@ -1,25 +1,27 @@
-"""`featviz audit`: tables, files, pictures of suspects, several models, and bad values."""
+"""`featviz audit`: tables, files, pictures of suspects, and bad values."""
 
 from __future__ import annotations
 
+import io
 import json
-import warnings
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from conftest import DIGITS, DIGITS_MODEL
 from matplotlib import colormaps
 from PIL import Image
+from runs import make_photos
 from torch import nn
 
 from featviz.audit import output
-from featviz.images.group import natural_key
-from featviz.records import gates
-from featviz.records.findings import FINDINGS
+from featviz.errors import ImageError
+from featviz.images import decode
+from featviz.records import Sample
+from featviz.records.findings import FINDINGS, parse_gate
 
-from .audited import COLOURS, PLANTED, Run, kill, names_in, solid
+from .audited import COLOURS, PLANTED, Run, names_in, solid
 
 
 def planted_call(way: str) -> list[str]:
@@ -128,107 +130,27 @@ def test_a_broken_image_is_named_and_the_others_count(
     assert not (tmp_path / "none").exists()
 
 
-@pytest.mark.slow
-def test_the_output_folder_is_not_taken_from_others(
-    featviz: Run, noise: Path, tmp_path: Path
-) -> None:
-    """Something else is refused whatever is asked; an audit only without --overwrite."""
-    call = ["audit", *planted_call("shared"), noise, "--out"]
-    other = tmp_path / "other"
-    other.mkdir()
-    (other / "thesis.txt").write_text("mine")
-    done = featviz(*call, other, "--overwrite")
-    assert done.code == 1 and "holds no audit of featviz" in done.err
-    assert (other / "thesis.txt").read_text() == "mine"
-    assert featviz(*call, tmp_path / "out").code == 0
-    done = featviz(*call, tmp_path / "out")
-    assert done.code == 1 and "--overwrite replaces it" in done.err
-    (tmp_path / "out" / "mine.txt").write_text("mine")
-    done = featviz(*call, tmp_path / "out", "--overwrite")
-    assert done.code == 1 and "holds files that featviz did not write: mine.txt" in done.err
-    (tmp_path / "out" / "mine.txt").unlink()
-    assert featviz(*call, tmp_path / "out", "--overwrite").code == 0
-
-
-@pytest.mark.slow
-def test_interrupted_it_leaves_the_old_results(
-    featviz: Run, noise: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Ctrl-C in the middle of writing: 130, what was there is there, and nothing lies beside it."""
-    out = tmp_path / "out"
-    call = ["audit", *planted_call("shared"), noise, "--out", out]
-    assert featviz(*call).code == 0
-    before = {p: p.read_bytes() for p in out.rglob("*") if p.is_file()}
-
-    def interrupt(*args: object) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(output, "apoz_chart", interrupt)
-    assert featviz(*call, "--overwrite").code == 130
-    assert {p: p.read_bytes() for p in out.rglob("*") if p.is_file()} == before
-    assert names_in(tmp_path) == ["noise", "out"]
-
-
 def test_prune_out_and_verify(featviz: Run, noise: Path, tmp_path: Path) -> None:
     """prune.json is {layer: [channels]}, and leaving them out changes nothing."""
     prune = tmp_path / "prune.json"
     done = featviz(
         "audit", *planted_call("in place"), noise, "--out", tmp_path / "out",
-        "--prune-out", prune, "--verify",
+        "--prune-out", prune, "--prove",
     )  # fmt: skip
     assert done.code == 0
     assert json.loads(prune.read_text()) == {"conv1": [0], "conv2": [6]}
     assert "without the 2 channels that can be cut out the output changes by 0 at most" in done.err
 
 
-@pytest.mark.slow
-def test_several_models_share_a_table(featviz: Run, noise: Path, tmp_path: Path) -> None:
-    """A glob in natural order and --model: a column for each, and a folder of its own."""
-    torch.manual_seed(0)
-    for epoch, dead in ((2, []), (10, [0]), (1, [0, 2])):
-        model = nn.Sequential(nn.Conv2d(3, 4, 1), nn.ReLU())
-        with torch.no_grad():
-            model[0].bias.fill_(3.0)
-        kill(model[0], dead)
-        torch.save(model, tmp_path / f"epoch_{epoch}.pth")
-    out = tmp_path / "out"
-    done = featviz(
-        "audit", tmp_path / "epoch_*.pth", noise, "--model", tmp_path / "epoch_2.pth",
-        "--out", out, *COLOURS,
-    )  # fmt: skip
-    assert done.code == 0, done.err
-    header, row, *totals = done.out.splitlines()
-    assert header.split() == [
-        "layer", "epoch_1.pth", "epoch_2.pth", "epoch_10.pth", "epoch_2.pth", "(2)",
-    ]  # fmt: skip
-    assert row.split() == ["1", "2", "dead", "0", "1", "dead", "0"]
-    assert totals[0].split()[:6] == ["total", "dead", "2", "of", "4", "(50.0%)"]
-    names = ["00_epoch_1.pth", "01_epoch_2.pth", "02_epoch_10.pth", "03_epoch_2.pth (2)"]
-    assert names_in(out) == [*names, "models.json", "models.png"]
-    rows = json.loads((out / "models.json").read_text())["models"]
-    assert [row["findings"]["dead"] for row in rows] == [2, 0, 1, 0]
-    assert Image.open(out / "models.png").size[0] > 300
-
-
-def test_no_model_matches_a_glob(featviz: Run, noise: Path, tmp_path: Path) -> None:
-    """A usage error that names the pattern; --prune-out with several models, too."""
-    done = featviz("audit", tmp_path / "no_*.pth", noise)
-    assert done.code == 2 and "no model file matches" in done.err
-    done = featviz(
-        "audit", *planted_call("shared"), noise, "--model", "resnet18", "--prune-out", "x.json"
-    )
-    assert done.code == 2 and "--prune-out is for one model" in done.err
-
-
 @pytest.mark.parametrize(
     ("option", "value", "message"),
     [
-        ("--batch-size", 0, "--batch-size 0 is below 1"),
-        ("--eps", -1, "--eps -1 is below 0"),
-        ("--eps", "nan", "--eps nan is below 0"),
-        ("--saturated-at", 1.5, "--saturated-at 1.5 is not between 0 and 1"),
-        ("--redundant-at", 0, "--redundant-at 0 is not between 0 and 1"),
-        ("--max-suspects", -1, "--max-suspects -1 is below 0"),
+        ("--batch-size", 0, "batch_size=0: expected an integer ≥ 1"),
+        ("--eps", -1, "eps=-1: expected a number ≥ 0"),
+        ("--eps", "nan", "eps=nan: expected a number ≥ 0"),
+        ("--saturated-at", 1.5, "saturated_at=1.5: expected a number above 0 and below 1"),
+        ("--redundant-at", 0, "redundant_at=0: expected a number above 0"),
+        ("--max-suspects", -1, "max_suspects=-1: expected an integer ≥ 0"),
         ("--background", "nope", "is no colour"),
     ],
 )
@@ -240,20 +162,16 @@ def test_bad_values(
     assert done.code == 2 and message in done.err
 
 
-def test_natural_order() -> None:
-    """Numbers by their value, not letter by letter."""
-    names = ["e_10", "e_9", "e_1b2", "e_1b10", "10", "9", "a"]
-    assert sorted(names, key=natural_key) == ["9", "10", "a", "e_1b2", "e_1b10", "e_9", "e_10"]
-
-
 @pytest.mark.slow
-def test_config_supplies_models_and_gates(featviz: Run, noise: Path, tmp_path: Path) -> None:
+def test_config_supplies_the_model_and_gates(featviz: Run, noise: Path, tmp_path: Path) -> None:
     """Lists in a TOML file stand for repeated options; a MODEL on the command line wins."""
-    torch.save(nn.Sequential(nn.Conv2d(3, 4, 1), nn.ReLU()), tmp_path / "m.pth")
+    model = nn.Sequential(nn.Conv2d(3, 4, 1), nn.ReLU())
+    nn.init.constant_(model[0].bias, 3.0)  # type: ignore[arg-type]
+    torch.save(model, tmp_path / "m.pth")
     config = tmp_path / "c.toml"
     config.write_text(
         f'images = ["{noise}"]\nsize = "12x10"\nmean = [0, 0, 0]\nstd = [1, 1, 1]\n'
-        f'[audit]\nmodel = ["{tmp_path}/m.pth"]\nfail-on = ["dead>90%", "nonfinite>0"]\n'
+        f'[audit]\nmodel = "{tmp_path}/m.pth"\nfail-on = ["dead>90%", "nonfinite>0"]\n'
     )
     done = featviz("audit", "--config", config, "--out", tmp_path / "a")
     assert done.code == 0, done.err
@@ -263,36 +181,67 @@ def test_config_supplies_models_and_gates(featviz: Run, noise: Path, tmp_path: P
     assert (tmp_path / "b" / "audit.json").is_file()
 
 
-@pytest.mark.slow
-def test_digits_demonstration(featviz: Run, tmp_path: Path) -> None:
-    """The shipped network has no dead channel on its own samples; one that is killed is found,
-    made by its convolution, and not missed."""
-    done = featviz("audit", DIGITS_MODEL, DIGITS, "--out", tmp_path / "a", "--verify", "--json")
-    assert done.code == 0 and json.loads(done.out)["total"]["findings"]["dead"] == 0
-    model = torch.load(DIGITS_MODEL, weights_only=False)
-    kill(model[3], [7, 30])
-    torch.save(model, tmp_path / "killed.pth")
-    done = featviz(
-        "audit", tmp_path / "killed.pth", DIGITS, "--out", tmp_path / "b", "--verify", "--json"
-    )
-    content = json.loads(done.out)
-    assert content["prune"] == {"3": [7, 30]}
-    assert content["verify"] == {"channels": 2, "images": 20, "largest_change": 0.0}
-
-
-def test_control_characters_in_names_are_escaped_in_charts(tmp_path: Path) -> None:
-    """matplotlib has no glyph for them, and would warn of each."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        assert output.apoz_chart([("a\x1b[1m\n", 0.5, 0.0)], "title").startswith(b"\x89PNG")
-        assert output.dead_chart(["m\x07.pth"], {"dead": [0.5]}).startswith(b"\x89PNG")
-
-
 def test_every_finding_is_in_the_help_and_has_a_gate(featviz: Run) -> None:
     """A finding is one record: its definition is in the help, and its example is a gate on it."""
     words = " ".join(featviz("audit", "--help-all").out.split())
     for name, finding in FINDINGS.items():
         assert f"{name} {finding.definition}" in words
-        assert gates.parse(finding.gate).finding == name
+        assert parse_gate(finding.gate).finding == name
         assert set(finding.yields_to) < set(FINDINGS) - {name}
     assert sorted(finding.severity for finding in FINDINGS.values()) == list(range(len(FINDINGS)))
+
+
+BLUE, RED, INCH = (107, 140, 174), (192, 57, 43), 100
+
+
+def _pixels(layers: list[tuple[str, float, float]]) -> np.ndarray:
+    return np.asarray(Image.open(io.BytesIO(output.apoz_chart(layers, "title"))).convert("RGB"))
+
+
+def _longest(pixels: np.ndarray, color: tuple[int, int, int]) -> np.ndarray:
+    """How many pixels of each row have the colour."""
+    return np.asarray((pixels == color).all(2).sum(1))
+
+
+def test_bars_are_as_long_as_the_shares() -> None:
+    """Of five inches the share of zeros is blue, but for the share of dead channels, in red."""
+    pixels = _pixels([("a", 0.5, 0.1), ("b", 0.0, 0.0), ("c", 0.9, 0.3)])
+    red, blue = _longest(pixels, RED), _longest(pixels, BLUE)
+    bars = [red[35 + 12 + 24 * row] for row in range(3)]
+    assert bars == pytest.approx([0.1 * 5 * INCH, 0, 0.3 * 5 * INCH], abs=3)
+    rest = [blue[35 + 12 + 24 * row] for row in range(3)]
+    assert rest == pytest.approx([0.4 * 5 * INCH, 0, 0.6 * 5 * INCH], abs=3)
+
+
+def test_the_names_stand_beside_the_bars_whole() -> None:
+    """A long name makes the picture wider, up to 60 characters; `$` begins no formula."""
+    short, long = _pixels([("a$b$", 1, 0)]), _pixels([("m" * 30, 1, 0)])
+    assert long.shape[1] > short.shape[1] and long.shape[0] == short.shape[0]
+    assert _pixels([("x" * 60, 1, 0)]).shape[1] + 10 > _pixels([("x" * 5000, 1, 0)]).shape[1]
+    left = (_pixels([("features.10.conv.1.0.relu6", 1, 0)])[45:55] < 128).any(2).any(0)
+    assert not left[:10].any() and left[10:200].any()
+
+
+def test_audit_verify_names_the_image_that_fails(
+    featviz: Run, photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An image that is broken from the start does not shift the names of the others."""
+    make_photos(photos, 4)
+    (photos / "00.png").write_bytes(b"no picture")
+    net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Conv2d(4, 2, 3), nn.ReLU())
+    with torch.no_grad():
+        net[0].bias[1] = -1000.0  # type: ignore[union-attr, index]
+    torch.save(net.eval(), tmp_path / "net.pth")
+    real, seen = decode.decode, []
+
+    def vanishing(sample: Sample, *more: Any) -> Any:
+        seen.append(sample.name)
+        if sample.name == "02.png" and seen.count("02.png") > 1:
+            raise ImageError("02.png cannot be read: it vanished", None)
+        return real(sample, *more)
+
+    monkeypatch.setattr("featviz.images.decode.decode", vanishing)
+    base = ["audit", tmp_path / "net.pth", photos, "--size", "16", "--out", tmp_path / "out"]
+    done = featviz(*base, "--prove", "--max-suspects", "0")
+    assert "error: 02.png cannot be read: it vanished" in done.err
+    assert "error: 01.png" not in done.err and "error: 00.png is no image" in done.err

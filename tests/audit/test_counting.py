@@ -11,7 +11,6 @@ import torch
 from PIL import Image
 from torch import nn
 
-from featviz.drawing import scan
 from featviz.errors import FeatvizError
 from featviz.images.find import find_samples
 from featviz.pipeline.batches import batches as read_batches
@@ -66,24 +65,6 @@ def test_reading_stops_with_the_caller(noise: Path) -> None:
     batches.close()  # type: ignore[attr-defined]
     assert 3 <= len(read) <= 5
     assert not [t for t in threading.enumerate() if t.name.startswith("featviz-reader")]
-
-
-@pytest.mark.parametrize("size", [1, 3])
-def test_without_compiled_loops_the_audit_is_the_same(
-    noise: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int
-) -> None:
-    """By numba or numpy: the same findings, and the same numbers but for rounding."""
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Conv2d(3, 6, 3), nn.ReLU6(), nn.Conv2d(6, 5, 3), nn.Sigmoid())
-    documents, tables = [], []
-    for _ in range(2):
-        documents.append(document(model, noise, tmp_path, batch_size=size))
-        tables.append(dict(np.load(tmp_path / "audit" / "channels.npz")))
-        monkeypatch.setattr(scan, "compiled", lambda: None)
-    assert documents[0] == documents[1] and documents[0]["images"]["seen"] == 8
-    assert set(tables[0]) == {"1", "3"}
-    for name, table in tables[0].items():
-        np.testing.assert_allclose(table, tables[1][name], rtol=1e-6)
 
 
 def test_a_call_whose_channels_change_is_named(tmp_path: Path, noise: Path) -> None:

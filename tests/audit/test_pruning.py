@@ -9,7 +9,7 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
-from featviz.records.findings import Thresholds
+from featviz.options import Thresholds
 
 from .audited import Residual, document, found, kill, loaded, solid, wake
 
@@ -22,7 +22,7 @@ def test_prune_names_the_layer_that_makes_each_dead_channel(noise: Path, tmp_pat
     wake(model.block.bn2)
     with torch.no_grad():  # the addition's channel 2 is far below zero, too
         model.block.bn2.bias[2] = -100
-    content = document(model, noise, tmp_path, verify=True)
+    content = document(model, noise, tmp_path, prove=True)
     assert found(content)["block.relu"]["dead"] == [1, 3]
     assert found(content)["block.relu.call1"]["dead"] == [2]
     assert content["prune"] == {"block.conv1": [1, 3]}
@@ -56,7 +56,7 @@ def test_verification_sees_a_channel_that_matters(noise: Path, tmp_path: Path) -
     """With an eps above the channel's values it is cut out although it speaks; the change shows."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Conv2d(3, 4, 1), nn.ReLU(), nn.Flatten(), nn.Linear(480, 2))
-    content = document(model, noise, tmp_path, verify=True, thresholds=Thresholds(eps=10.0))
+    content = document(model, noise, tmp_path, prove=True, thresholds=Thresholds(eps=10.0))
     assert content["prune"] == {"0": [0, 1, 2, 3]}
     stacked = torch.stack(
         [loaded(model).preprocess.tensor(Image.open(p))[0] for p in sorted(noise.iterdir())]
@@ -84,7 +84,7 @@ class SpoiledByCutting(nn.Module):
 def test_verification_counts_values_that_become_infinite(noise: Path, tmp_path: Path) -> None:
     """An output that becomes infinite has its shape still: the change of the others is given."""
     content = document(
-        SpoiledByCutting(), noise, tmp_path, verify=True, thresholds=Thresholds(eps=0.01)
+        SpoiledByCutting(), noise, tmp_path, prove=True, thresholds=Thresholds(eps=0.01)
     )
     assert content["prune"] == {"conv": [0]}
     assert content["verify"] == {"channels": 1, "images": 6, "largest_change": 0.0, "nonfinite": 6}

@@ -14,20 +14,6 @@ import pytest
 from .outcomes import Run, images_done, refused
 
 
-@pytest.mark.slow
-def test_images_listed_on_stdin(shell: Run, tiny_file: Path, picture: Path, out: Path) -> None:
-    """`-` reads the paths that another program writes, NUL-separated with -0."""
-    other = picture.with_name("a b\nc.png")
-    other.write_bytes(picture.read_bytes())
-    outcome = shell(
-        "run", tiny_file, "-", "-0", "--json", "--out", out, "--layers", "0",
-        stdin=b"".join(os.fsencode(path) + b"\0" for path in (picture, other)),
-    )  # fmt: skip
-    assert outcome.code == 0, outcome.err
-    found = [json.loads(line)["image"] for line in outcome.out.splitlines()]
-    assert found == ["picture.png", other.name]
-
-
 @pytest.fixture
 def stdin(monkeypatch: pytest.MonkeyPatch) -> Callable[[bytes], None]:
     def give(content: bytes) -> None:

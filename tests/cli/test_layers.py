@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torchvision import models
 
-from .outcomes import Run, refused
+from .outcomes import Run
 
 
 @pytest.fixture(scope="module")
@@ -55,9 +55,18 @@ def test_the_table_has_a_line_for_each_module(featviz: Run, resnet: nn.Module) -
     names = [name for name, _ in resnet.named_modules() if name]
     words = [line.split() for line in lines]
     assert [name for name in names if not any(name in line for line in words)] == []
-    chosen = [line[2] for line in words if line and line[0] == "*"]
+    chosen = [line[1] for line in words if line and line[0] == "*"]
     assert chosen == [name for name in names if re.fullmatch(r"layer3\..*\.conv.", name)]
-    assert footer == "68 modules, 11,689,512 parameters; * 4 taken by the selectors"
+    assert footer == "68 modules; * 4 taken by the selectors"
+
+
+def test_a_tree_is_indented(featviz: Run, resnet: nn.Module) -> None:
+    """Two spaces for each level, and the last part of the name."""
+    out = featviz("layers", "resnet18", "--weights", "none", "--layers", "fc", "--tree", "-q").out
+    lines = out.splitlines()[1:]
+    names = [name for name, _ in resnet.named_modules() if name]
+    for line, name in zip(lines[1:], names, strict=False):
+        assert line[3:].startswith("  " * (name.count(".") + 1) + name.rpartition(".")[2] + " ")
 
 
 def test_layers_of_a_model_that_cannot_be_run(featviz: Run, tmp_path: Path) -> None:
@@ -72,12 +81,5 @@ def test_layers_of_a_model_that_cannot_be_run(featviz: Run, tmp_path: Path) -> N
         ("Conv2d", False),
         ("Linear", True),
     ]
-    assert all(row["output_shape"] is None and row["calls"] is None for row in rows)
+    assert all(row[key] is None for row in rows for key in ("output_shape", "calls", "macs"))
     assert re.search(r"^warning: no shapes: the model failed in 1 \(Linear\)", outcome.err, re.M)
-
-
-def test_layers_refuses_a_misspelt_layer(featviz: Run, tiny_file: Path) -> None:
-    """As for run: exit 2 and the types."""
-    outcome = featviz("layers", tiny_file, "--layers", "Conv3d", "--json", "-q")
-    refused(outcome, 2, "no layer matches --layers 'Conv3d'")
-    assert "types here: " in outcome.err

@@ -1,23 +1,13 @@
-"""`featviz look`: messages, exit codes, streams, and pictures in a terminal."""
+"""`featviz look`: messages, exit codes and streams."""
 
 from __future__ import annotations
 
-import io
 import json
-import sys
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import pytest
 from conftest import DIGITS, DIGITS_MODEL
 from PIL import Image
-from rich.console import Console
-
-from featviz.cli import terminal
-from featviz.inspection.look import LookResult
-from featviz.inspection.shown import ShownLayer
-from featviz.records import Guess
 
 from .outcomes import Run
 
@@ -41,7 +31,7 @@ def test_it_writes_one_picture_here(featviz: Run, tmp_path: Path) -> None:
 
 def test_json_is_one_document(featviz: Run) -> None:
     """With the layers, channels and prediction."""
-    done = featviz(*LOOK, "--json", "--maps", "3", "--by", "value", "--layers", "ReLU#0,Linear")
+    done = featviz(*LOOK, "--json", "--maps", "3", "--pick", "value", "--layers", "ReLU#0,Linear")
     document = json.loads(done.out)
     assert [row["layer"] for row in document["layers"]] == ["1", "10"]
     assert [len(row["channels"]) for row in document["layers"]] == [3, 3]
@@ -70,7 +60,7 @@ def test_only_its_own_picture_is_replaced(featviz: Run, tmp_path: Path) -> None:
     ("words", "code", "message"),
     [
         (["--out", "page.jpg"], 2, "--out page.jpg: look writes PNG\nhint: --out page.png"),
-        (["--maps", "0"], 2, "--maps 0 is below 1"),
+        (["--maps", "0"], 2, "maps=0: expected an integer ≥ 1"),
         (["--cmap", "viridiss"], 2, "hint: did you mean viridis"),
         (["--layers", "Conv3d"], 2, "no layer matches --layers 'Conv3d'"),
         (["--out", str(SEVEN), "--overwrite"], 2, "is the input"),
@@ -97,76 +87,3 @@ def test_of_a_folder_the_first_image_is_shown(featviz: Run, tmp_path: Path) -> N
     done = featviz("look", DIGITS_MODEL, DIGITS)
     assert done.code == 0 and (tmp_path / "look-00-5.png").exists()
     assert "the first of 20 images, 00-5.png; name another one" in done.err
-
-
-def result(**fields: Any) -> LookResult:
-    """A page of one layer: two maps, red above blue and green."""
-    red_blue = np.array([[[255, 0, 0]], [[0, 0, 255]]], np.uint8)
-    green = np.full((2, 1, 3), (0, 255, 0), np.uint8)
-    layer = ShownLayer(
-        "conv\x1b[1m", "Conv2d", 1, 1, "", (1, 2, 2, 1), "nchw", 2, 0, 0, None, (5, 0),
-        ((0.0, 1.0), (0.0, 1.0)), False, (red_blue, green),
-    )  # fmt: skip
-    known = {"path": Path("page.png"), "model": "net", "image": "a.png", "input_shape": (1,)}
-    known |= {"preprocessing": "", "prediction": (Guess(7, None, 1.0, 0.5),), "layers": (layer,)}
-    known |= {"left_out": (), "skipped": (), "never_ran": (), "shown": green, "picture": green}
-    return LookResult(**{**known, **fields})
-
-
-def test_blocks_have_the_colours_of_the_pixels() -> None:
-    """A half block is two pixels: the upper one is its ink, the lower one its ground."""
-    lines = list(terminal.blocks(result(), 30))
-    blocks = [line for line in lines if "▀" in line.plain]
-    row = blocks[-9:]
-    colours = {str(span.style) for span in row[0].spans}
-    assert colours == {"rgb(255,0,0) on rgb(255,0,0)", "rgb(0,255,0) on rgb(0,255,0)"}
-    assert {str(span.style) for span in row[-1].spans} == {
-        "rgb(0,0,255) on rgb(0,0,255)",
-        "rgb(0,255,0) on rgb(0,255,0)",
-    }
-    assert row[0].plain == "▀" * 14 + " " + "▀" * 14
-    assert lines[-1].plain.split() == ["5", "0"]
-    words = [line.plain for line in lines]
-    assert r"conv\x1b[1m  Conv2d 1×2×2×1" in words
-    assert "██████████░░░░░░░░░░ class 7 50.0 %" in words
-    assert max(map(len, words)) <= 30 + len("class 7 50.0 %")
-
-
-@pytest.mark.parametrize(("colours", "shown"), [("truecolor", True), (None, False)])
-def test_a_terminal_shows_blocks_if_it_has_colours(
-    monkeypatch: pytest.MonkeyPatch, colours: Any, shown: bool
-) -> None:
-    """One without colours, whose blocks would be stripes, shows nothing."""
-    stream = io.StringIO()
-    console = Console(file=stream, force_terminal=True, color_system=colours, width=40)
-    monkeypatch.setattr("rich.console.Console", lambda **settings: console)
-    monkeypatch.setattr(terminal, "_graphics", lambda: None)
-    terminal.show(result())
-    assert ("▀" in stream.getvalue()) is shown
-
-
-def test_a_terminal_that_knows_graphics_gets_the_page(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What draws by the terminal's protocol gets the page's pixels and a width in columns."""
-    stream, given = io.StringIO(), []
-    console = Console(file=stream, force_terminal=True, width=200)
-    monkeypatch.setattr("rich.console.Console", lambda **settings: console)
-    monkeypatch.setattr(terminal, "_graphics", lambda: lambda *words: given.append(words) or "page")
-    terminal.show(result())
-    ((image, width),) = given
-    assert (np.asarray(image) == result().picture).all() and width == 120
-    assert stream.getvalue() == "page\n"
-
-
-@pytest.mark.parametrize(
-    ("is_terminal", "words", "shows"),
-    [(True, [], True), (False, [], False), (True, ["--no-show"], False), (True, ["--json"], False)],
-)
-def test_only_a_terminal_gets_a_picture(
-    featviz: Run, monkeypatch: pytest.MonkeyPatch, is_terminal: bool, words: list[str], shows: bool
-) -> None:
-    """A pipe, a JSON document and --no-show get none; the file is written in any case."""
-    shown: list[LookResult] = []
-    monkeypatch.setattr(terminal, "show", shown.append)
-    monkeypatch.setattr(sys.stdout, "isatty", lambda: is_terminal)
-    assert featviz(*LOOK, *words).code == 0
-    assert len(shown) == shows and Path("look-05-7.png").exists()

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import json
 import shlex
+import subprocess
+import sys
 from collections import OrderedDict
 from pathlib import Path
 
@@ -32,77 +34,59 @@ RUN = "run model.pth cat.jpg"
 COMMANDS = [
     ("rum resnet18 cat.jpg", "No such command 'rum'", "did you mean run? featviz run resnet18 cat"),
     ("layer resnet18", "No such command 'layer'", "did you mean layers? featviz layers resnet18"),
-    ("frobnicate", "No such command 'frobnicate'", "one of look, run, layers, summary"),
+    (
+        "frobnicate",
+        "No such command 'frobnicate'",
+        "--help describes them: look, run, layers",
+    ),
     ("model.pth cat.jpg", "No such command", "did you mean run? featviz run model.pth cat.jpg"),
-    ("resnet18 photos", "No such command", "did you mean run? featviz run resnet18 photos"),
-    ("cat.jpg", "No such command", "did you mean run? featviz run resnet18 cat.jpg"),
-    ("cat.jpg model.pth", "No such command", "did you mean run? featviz run model.pth cat.jpg"),
+    ("cat.jpg", "No such command", "did you mean run? featviz run MODEL IMAGE..."),
     ("model.pth", "No such command", "did you mean layers? featviz layers model.pth"),
-    ("net.py:Net", "No such command", "did you mean layers? featviz layers net.py:Net"),
     ("run.pth cat.jpg", "No such command", "did you mean run? featviz run run.pth cat.jpg"),
     ("help", "No such command 'help'", "featviz --help"),
-    ("help run", "No such command 'help'", "featviz run --help"),
     (
         "--layers b1 run model.pth cat.jpg",
         "No such option '--layers'",
-        "options stand behind the command: featviz run --layers b1 model.pth cat.jpg",
+        "options stand behind the command: featviz COMMAND --help",
     ),
-    ("completion tcsh", "'tcsh' is not one of 'bash', 'zsh', 'fish'", "--help lists all options"),
 ]
 
 OPTIONS = [
     (f"{RUN} --layer b1", "No such option '--layer'", f"--layers? featviz {RUN} --layers b1"),
-    (f"{RUN} -layers b1", "No such option '-layers'", f"--layers? featviz {RUN} --layers b1"),
     (f"{RUN} --max_maps 3", "No such option", f"--max-maps? featviz {RUN} --max-maps 3"),
-    (f"{RUN} --max_maps=3", "No such option", f"--max-maps? featviz {RUN} --max-maps=3"),
     (f"{RUN} --gpu", "No such option '--gpu'", f"--device=cuda? featviz {RUN} --device=cuda"),
     (f"{RUN} --colormap grey", "No such option", f"--cmap? featviz {RUN} --cmap grey"),
     (f"{RUN} --force", "No such option '--force'", "did you mean --overwrite?"),
     (f"{RUN} --output x", "No such option '--output'", "did you mean --out?"),
-    (
-        "run --model resnet18 cat.jpg",
-        "'--model'",
-        "MODEL is written without an option: featviz run",
-    ),
-    ("run model.pth --image=cat.jpg", "No such option '--image'", f"an option: featviz {RUN}"),
-    (f"{RUN} --frobnicate", "No such option", "featviz run --help-all lists all options"),
-    ("layers model.pth --overlay 0.5", "No such option '--overlay'", "featviz cam have it"),
-    (
-        "report photos --cmap grey",
-        "No such option",
-        "featviz run and featviz kernels and featviz cam have it",
-    ),
+    (f"{RUN} --first 4", "No such option", "featviz run --help-all lists all"),  # not --trust
+    ("layers model.pth --overlay 0.5", "No such option '--overlay'", "layers --help-all lists"),
     ("merge photos --ou x", "No such option '--ou'", "did you mean --out? featviz merge photos"),
 ]
 
 LISTS = [
-    (f"{RUN} --layers b1, b2", "--layers 'b1,' ends with a comma", f"{RUN} --layers b1,b2"),
-    (f"{RUN} --layers=b1, b2", "--layers 'b1,' ends with a comma", f"{RUN} --layers=b1,b2"),
+    (f"{RUN} --layers b1, b2", "--layers 'b1,' ends with a comma", "spaces: --layers b1,b2"),
     (
         "run --layers Conv2d, ReLU, b1 model.pth cat.jpg",
         "--layers 'Conv2d,' ends with a comma: a space cuts the list in two",
-        "without spaces: featviz run --layers Conv2d,ReLU,b1 model.pth cat.jpg",
+        "write the list without spaces: --layers Conv2d,ReLU",
     ),
-    (f"{RUN} --layers b1, fn:relu", "ends with a comma", f"featviz {RUN} --layers b1,fn:relu"),
-    (f"{RUN} --mean 0.5, 0.5, 0.5", "ends with a comma", f"{RUN} --mean 0.5,0.5,0.5"),
-    ("layers model.pth --layers b1, b2", "with a comma", "featviz layers model.pth --layers b1,b2"),
+    (f"{RUN} --layers b1, fn:relu", "ends with a comma", "--layers b1,fn:relu"),
+    (f"{RUN} --mean 0.5, 0.5, 0.5", "ends with a comma", "--mean 0.5,0.5"),
 ]
 
 PLACES = [
-    ("run", "Missing argument 'MODEL'", "for example: featviz run resnet18 photo.jpg"),
     ("layers", "Missing argument 'MODEL'", "for example: featviz layers resnet18"),
     ("run model.pth", "Missing argument 'IMAGE'", "featviz run model.pth photo.jpg"),
     ("audit model.pth", "Missing argument 'IMAGE'", "featviz audit model.pth photo.jpg"),
-    ("run cat.jpg", "'cat.jpg' is an image", "for example: featviz run resnet18 cat.jpg"),
+    ("run cat.jpg", "'cat.jpg' is an image", "MODEL comes first: featviz run resnet18 cat.jpg"),
     ("run photos", "'photos' is a folder of images", "featviz run resnet18 photos"),
-    ("run cat.jpg photos/a.png", "'cat.jpg' is an image", "featviz run resnet18 cat.jpg photos"),
+    ("run cat.jpg photos/a.png", "'cat.jpg' is an image", "featviz run resnet18 cat.jpg"),
     (
         "run cat.jpg model.pth --size 9",
-        "MODEL 'cat.jpg' is an image, and IMAGE 'model.pth' a model",
-        "swap them: featviz run model.pth cat.jpg --size 9",
+        "MODEL 'cat.jpg' is an image",
+        "MODEL comes first: featviz run model.pth cat.jpg",
     ),
-    ("run photos resnet18", "IMAGE 'resnet18' a model", "featviz run resnet18 photos"),
-    ("audit cat.jpg net.py:Net", "IMAGE 'net.py:Net' a model", "featviz audit net.py:Net cat.jpg"),
+    ("audit cat.jpg net.py:Net", "MODEL 'cat.jpg' is an image", "featviz audit net.py:Net cat.jpg"),
 ]
 
 MODELS = [
@@ -115,7 +99,7 @@ MODELS = [
     ("run net.py cat.jpg", "'net.py' is code", "it has net.py:Net: featviz run net.py:Net cat.jpg"),
     ("run nett.py:Net cat.jpg", "no file 'nett.py'", "featviz run net.py:Net cat.jpg"),
     ("run net.py:Nett cat.jpg", "there is no 'Nett'", "there is Net"),
-    ("run empty.py cat.jpg", "'empty.py' is code", "the file is empty"),
+    ("run empty.py cat.jpg", "'empty.py' is code", "no class of modules is seen in it"),
     (
         "run code cat.jpg",
         "no folder of a Hugging Face model",
@@ -125,7 +109,6 @@ MODELS = [
     ("run empty.pth cat.jpg", "empty.pth is no checkpoint: it is empty", "that torch.save wrote"),
     ("run notes.txt cat.jpg", "it is a text file", "a file that torch.save wrote"),
     ("run weights.pth cat.jpg", "an architecture that torchvision has not", "--arch says"),
-    ("identify empty.pth", "it is empty", "a file that torch.save wrote"),
     ("identify gone.pth", "File 'gone.pth' does not exist", "did you mean gan.pth?"),
     (
         "run gan.pth cat.jpg",
@@ -137,7 +120,6 @@ MODELS = [
 
 IMAGES = [
     ("run model.pth cta.jpg", "no image 'cta.jpg'", "did you mean cat.jpg? featviz run model.pth"),
-    ("run model.pth CAT.jpg", "no image 'CAT.jpg'", "did you mean cat.jpg? featviz run model.pth"),
     ("run model.pth cat", "no image 'cat'", "did you mean cat.jpg? featviz run model.pth"),
     ("run model.pth photso/a.pgn", "no image 'photso/a.pgn'", "did you mean photos/a.png?"),
     ("run model.pth far/x.jpg", "no image 'far/x.jpg'", "the current folder has no 'far'"),
@@ -153,17 +135,17 @@ IMAGES = [
 LAYERS = [
     (f"{RUN} --layers b4", "no layer matches --layers 'b4'", "did you mean b1 or b2 or b3? types"),
     (f"{RUN} --layers conv2d", "no layer matches", "did you mean Conv2d? types here: Conv2d 2"),
-    (f"{RUN} --layers rleu", "no layer matches --layers 'rleu'", "did you mean relu?"),
+    ("layers model.pth --layers Conv3d --json", "no layer matches --layers 'Conv3d'", "types here"),
     (f"{RUN} --layers re:b[", "is no regular expression", "for example re:^layer[34]"),
     (f"{RUN} --ablate b4:1", "no layer matches 'b4'", "did you mean b1 or b2 or b3?"),
-    (f"{RUN} --ablate b1", "--ablate 'b1' cannot be read", "for example 'layer3.*.relu:5,17'"),
+    (f"{RUN} --ablate b1", "ablate='b1' cannot be read", "for example 'layer3.*.relu:5,17'"),
     (f"{RUN} --capture grad --target layer:b4", "called 'b4'", "did you mean b1 or b2 or b3?"),
 ]
 
 VALUES = [
     (f"{RUN} --cmap virdis", "--cmap 'virdis' is no colormap", "did you mean viridis"),
-    (f"{RUN} --format pgn", "'pgn' is not one of 'png'", "did you mean png?"),
-    (f"{RUN} --reduce pcs", "'pcs' is not one of 'mean'", "did you mean pca?"),
+    (f"{RUN} --format pgn", "format=pgn: expected one of png", "did you mean png?"),
+    (f"{RUN} --reduce pcs", "reduce=pcs: expected one of mean", "did you mean pca?"),
     (f"{RUN} --normalize maps", "--normalize 'maps'", "give one of auto, map, layer"),
     (f"{RUN} --device gpu", "--device 'gpu' is no device", "one of auto, cpu, cuda"),
     (
@@ -176,9 +158,8 @@ VALUES = [
         "Unclosed array (at line 3, column",
         "lines of TOML say OPTION =",
     ),
-    (f"{RUN} --shard 3/2", "--shard '3/2' is no part of a whole", "2/8"),
-    (f"{RUN} --target sum", "--target does nothing without gradients", "add --capture output,grad"),
-    (f"{RUN} --archive a.zip --open", "--open needs a folder", ""),
+    (f"{RUN} --shard 3/2", "shard=3/2: expected I/N with I from 1 to N, such as 2/8", ""),
+    (f"{RUN} --target sum", "target does nothing without gradients", "add --capture output,grad"),
     ("audit model.pth photos --fail-on ded>5", "no finding 'ded'", "did you mean dead?"),
     ("report photos", "photos is no run directory", "give a folder that `featviz run` wrote"),
     ("report ex", "ex is no run directory: it holds exemplars", "report RUN --exemplars ex` shows"),
@@ -186,8 +167,12 @@ VALUES = [
     ("report ran --kernels photos", "photos holds no kernels", "a folder that `featviz kernels`"),
     ("sheet gone --layer x", "gone is no run directory", "give a folder that `featviz run` wrote"),
     ("diff gone photos", "Directory 'gone' does not exist", "the current folder has no 'gone'"),
-    ("diff phtos photos", "Directory 'phtos' does not exist", "did you mean photos?"),
     ("diff notes.txt photos", "notes.txt is a file, not a run directory", "give a folder"),
+    (f"{RUN} --out cat.jpg", "--out cat.jpg is the input", ""),
+    ("layers model.pth --frames 0", "frames=0: expected an integer ≥ 1", ""),
+    ("audit model.pth photos --size 99999", "size=99999: expected pixels from 1 to 65536", ""),
+    (f"{RUN} --model-arg 3", "model_args=3: expected KEY=VALUE", ""),
+    (f"{RUN} --channels 0", "channels=0: expected an integer from 1 to 4096", ""),
     (f"{RUN} --out memory://x", "vanishes with it", "such as s3://bucket/maps"),
     ("audit model.pth photos --out s3://b/x", "s3://b/x is a URL", "give a path, and copy"),
 ]
@@ -225,11 +210,6 @@ def here(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-def test_there_are_enough_mistakes() -> None:
-    """Sixty of them, each once."""
-    assert len({line for line, _, _ in MISTAKES}) == len(MISTAKES) >= 60
-
-
 @pytest.mark.parametrize(("line", "message", "hint"), MISTAKES, ids=[line for line, *_ in MISTAKES])
 def test_a_mistake_gets_its_message_and_its_hint(
     line: str, message: str, hint: str, here: Path, featviz: Run, monkeypatch: pytest.MonkeyPatch
@@ -244,6 +224,37 @@ def test_a_mistake_gets_its_message_and_its_hint(
     assert not hint or (said[1].startswith("hint: ") and hint in said[1]), done.err
     assert len(said) <= 2 and "Traceback" not in done.err
     assert set(files(here)) == before
+
+
+LIGHT = """
+import importlib, json, os, shlex, sys
+from featviz import cli
+for name in cli.COMMANDS:
+    importlib.import_module(f"featviz.cli.commands.{name}")
+for line in json.load(sys.stdin):
+    if not os.fork():
+        cli.guarded(shlex.split(line))
+        os._exit(int("torch" in sys.modules))
+    print(os.waitstatus_to_exitcode(os.wait()[1]))
+"""
+"""Makes each mistake in a process of its own, and says which of them have imported torch."""
+
+
+def test_most_mistakes_do_not_wait_for_torch(here: Path) -> None:
+    """At least 64: all that neither the content of a model nor of an image is needed for."""
+    lines = [line for line, *_ in MISTAKES] + ["look resnet18 nosuch.jpg"]
+    done = subprocess.run(
+        [sys.executable, "-c", LIGHT],
+        input=json.dumps(lines),
+        cwd=here,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    waited = [line for line, code in zip(lines, done.stdout.split(), strict=True) if code != "0"]
+    assert len(lines) - len(waited) >= 64, waited
+    quick = [*COMMANDS, *OPTIONS, *LISTS, *PLACES, ("look resnet18 nosuch.jpg", "", "")]
+    assert not {line for line, *_ in quick} & {*waited}
 
 
 @pytest.mark.parametrize(

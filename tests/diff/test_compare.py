@@ -15,13 +15,21 @@ from hypothesis.extra.numpy import array_shapes, arrays
 from PIL import Image
 from torch import Tensor
 
-from featviz.diff.compare import compare, compare_stats, joined, no_change, scale_of, signed
-from featviz.diff.values import from_picture, from_tensor, is_part
+from featviz.diff.compare import (
+    compare,
+    compare_stats,
+    from_picture,
+    from_tensor,
+    is_part,
+    no_change,
+    scale_of,
+)
 from featviz.drawing.drawer import Drawer
 from featviz.drawing.picture import describe, encode
 from featviz.layout.layouts import LAYOUTS
-from featviz.records import DrawOptions, Hints, Layer, Site, Windows
-from featviz.rundir.schema import CaptureRow
+from featviz.options import DrawOptions
+from featviz.records import Hints, Layer, Site, Windows
+from featviz.rundir.schema import Capture
 
 NUMBERS = st.floats(-1e6, 1e6, width=32) | st.sampled_from([np.nan, np.inf, -np.inf, 0.0, -0.0])
 PAIRS = array_shapes(min_dims=2, max_dims=2, max_side=6).flatmap(
@@ -108,23 +116,6 @@ def test_the_cosine_of_single_numbers_is_none() -> None:
     assert np.isnan(no_change(3, 1).cosine).all()
 
 
-def test_slack_takes_off_what_nobody_can_know() -> None:
-    """Each channel has its own."""
-    base, new = np.zeros((2, 3)), np.array([[0.5, 0, 0], [0, -0.5, 0]])
-    change = compare(base, new, 1.0, np.array([0.5, 0.4]))
-    np.testing.assert_allclose(change.absolute, [0, 0.1])
-    np.testing.assert_allclose(change.relative, [0, 0.1 / 1.5])
-    found = signed(base, new, 1.0, np.array([0.5, 0.4]))
-    np.testing.assert_allclose(found, [[0, 0, 0], [0, -0.1 / 1.5, 0]])
-
-
-def test_signed_has_the_sign_of_new_minus_base() -> None:
-    """NaN where only one side is a number, 0 where both are none."""
-    base = np.array([[1.0, 2.0, np.nan, np.nan, np.inf, np.inf]])
-    new = np.array([[2.0, 1.0, np.nan, 1.0, np.inf, -np.inf]])
-    np.testing.assert_allclose(signed(base, new, 2.0), [[0.25, -0.25, 0, np.nan, 0, np.nan]])
-
-
 def test_statistics() -> None:
     """The four moments count and so do values that are not finite; zeros do not."""
     base = np.array([[-1, 2, 0.5, 1, 0.25, 0]] * 4, np.float32)
@@ -140,27 +131,9 @@ def test_statistics() -> None:
     assert np.isnan(change.cosine).all()
 
 
-def test_the_scale_is_the_largest_finite_magnitude() -> None:
-    """Of both sides; 0 where nothing is finite."""
-    one = np.array([[-3, 2, 0, 0, 0, 0], [np.nan] * 4 + [0, 9]], np.float32)
-    two = np.array([[-1, 2.5, 0, 0, 0, 0], [-np.inf, np.inf, 0, 0, 0, 9]], np.float32)
-    assert scale_of(one, two) == 3
-    assert scale_of(one[1:]) == 0
-
-
-def test_joined_takes_the_larger_difference() -> None:
-    """Of the channels that a second look was taken at."""
-    whole = compare_stats(np.zeros((3, 6), np.float32), np.zeros((3, 6), np.float32), 1.0)
-    part = compare(np.zeros((1, 2)), np.array([[0.0, 0.5]]), 1.0)
-    found = joined(whole, part, [2])
-    np.testing.assert_allclose(found.absolute, [0, 0, 0.5])
-    np.testing.assert_array_equal(np.isnan(found.cosine), [True, True, False])
-    assert whole.absolute[2] == 0  # what was joined is left as it was
-
-
 def captured(
     tensor: Tensor, hints: Hints, **options: Any
-) -> dict[str, tuple[CaptureRow, Image.Image, np.ndarray]]:
+) -> dict[str, tuple[Capture, Image.Image, np.ndarray]]:
     """What `run` writes of a tensor: the manifest's rows, the pictures as read back, statistics."""
     site = Site(Layer(1, "layer", "Layer"), "output", 0, "")
     found = {}
@@ -168,7 +141,7 @@ def captured(
         row = describe(picture, site.inside(key), tensor.shape, "output.png")
         file = io.BytesIO()
         encode(picture, file, "png", {})
-        found[key] = CaptureRow(**asdict(row)), Image.open(file), picture.stats
+        found[key] = Capture(**asdict(row)), Image.open(file), picture.stats
     return found
 
 

@@ -6,42 +6,20 @@ import json
 import os
 import subprocess
 import sys
-from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 from xml.etree import ElementTree
 
 import numpy as np
 import pytest
 from matplotlib import colormaps
+from report.markup import Markup
 from rundirs import Drawn, write_run
 
 from featviz.rundir import REPORT_ASSETS
 
 from .changed_network import CHANGED, CLI, Run, documented, drawn, nan_bias, one_weight
-
-
-class Page(HTMLParser):
-    """Collects the links, the tags and the text of a page."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__()
-        self.links: list[str] = []
-        self.tags: set[str] = set()
-        self.attributes: set[str] = set()
-        self.words: list[str] = []
-        self.text_in_scripts = ""
-        self.feed(text)
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.add(tag)
-        self.attributes |= {name for name, _ in attrs}
-        self.links += [value or "" for name, value in attrs if name in ("src", "href")]
-
-    def handle_data(self, data: str) -> None:
-        self.words.append(data)
-        self.text_in_scripts += data.strip() if self.lasttag == "script" else ""
-
 
 HOSTILE = "<img src=x onerror=alert(1)> & 'b'.png"
 LOST = "<u onclick=alert(2)>.png"
@@ -49,29 +27,26 @@ LOST = "<u onclick=alert(2)>.png"
 
 def test_the_page(featviz: CLI, run: Run, photos: Path, tmp_path: Path) -> None:
     """Nothing inline, escaped names, links that lead to files, and a pair with its difference."""
-    from urllib.parse import unquote
-
     (photos / "b.png").rename(photos / HOSTILE)
     (photos / "a.png").rename(photos / LOST)
     base, new = run("base", images=photos / HOSTILE), run("<i>new", change=one_weight)
     html = tmp_path / "pages" / "a diff#1.html"
     done = featviz("diff", base, new, "--html", html)
     assert done.code == 4
-    page = Page(html.read_text("utf-8"))
-    assert not page.tags & {"style", "iframe"}
-    assert not {name for name in page.attributes if name.startswith(("on", "style"))}
-    assert page.text_in_scripts == ""
-    assert not any(" " in link for link in page.links)
-    pictures = [link for link in page.links if link.endswith(".png")]
+    page = Markup(html.read_text("utf-8"))
+    assert not {tag for tag, _ in page.tags} & {"style", "iframe"}
+    names = {name for _, attributes in page.tags for name in attributes}
+    assert not {name for name in names if name.startswith(("on", "style"))}
+    assert page.inline.strip() == ""
+    links = [str(a[name]) for _, a in page.tags for name in ("src", "href") if name in a]
+    assert not any(" " in link for link in links)
+    pictures = [link for link in links if link.endswith(".png")]
     assert len(pictures) == 3 * 5  # base, new, the difference, and the input of both
-    for link in (link for link in page.links if not link.startswith("#")):
+    for link in (link for link in links if not link.startswith("#")):
         path = unquote(link.partition("#")[0])
         assert (html.parent / path).is_file(), link
-    text = "".join(page.words)
-    assert HOSTILE in text
-    assert "first at 2 (Conv2d)" in text
-    assert f"image {LOST} (not there)" in text
-    assert str(new) in text
+    for words in (HOSTILE, "first at 2 (Conv2d)", f"image {LOST} (not there)", str(new)):
+        assert words in page.text
 
 
 def test_the_page_tells_what_interventions_did(featviz: CLI, run: Run, tmp_path: Path) -> None:
@@ -253,6 +228,6 @@ def test_the_page_tells_what_was_found_in_one_run_only(featviz: CLI, tmp_path: P
     base, new = two_runs(tmp_path)
     for pair, side in (((base, new), "NEW"), ((new, base), "BASE")):
         featviz("diff", *pair, "--html", tmp_path / "d.html")
-        text = "".join(Page((tmp_path / "d.html").read_text()).words)
+        text = Markup((tmp_path / "d.html").read_text()).text
         assert text.count(f"1 channel constant in {side} only: 1") == 2  # at the top and the layer
         assert text.count(" only: ") == 2

@@ -21,7 +21,7 @@ Run = Callable[..., Outcome]
 
 SHOWN = [page for page in PAGES if commands(page) and page not in ("README", "audit", "exemplars")]
 WITHOUT_DOWNLOAD = ["--weights", "none"]
-SMALL_INPUT = {"run", "look", "audit", "cam", "exemplars", "layers", "summary"}
+SMALL_INPUT = {"run", "look", "audit", "cam", "exemplars", "layers"}
 
 
 @pytest.fixture
@@ -136,7 +136,7 @@ def test_the_audits_of_the_page_hold(clone: Path, featviz: Run) -> None:
 def test_the_exemplars_of_the_page_have_sheets(clone: Path, featviz: Run) -> None:
     """One for every layer and class that the record names."""
     follow_page("exemplars", clone, featviz)
-    for out in (clone / "featviz-exemplars", clone / "classes", clone / "whole"):
+    for out in (clone / "featviz-exemplars", clone / "classes"):
         rows = json.loads((out / "exemplars.json").read_text())["layers"]
         assert rows and all((out / row["sheet"]).is_file() for row in rows)
 

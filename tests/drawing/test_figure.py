@@ -3,52 +3,32 @@
 from __future__ import annotations
 
 import io
-import json
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import forked
 import numpy as np
 import pytest
 import torch
 from conftest import Outcome
+from drawn_maps import NAN, SITE, captured, files, noise
 from matplotlib import colormaps
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from PIL import Image
 from torch import Tensor
 
-from featviz.drawing import canvas, figure
+from featviz.drawing import figure
 from featviz.drawing.drawer import Drawer
 from featviz.drawing.picture import GridPicture
-from featviz.records import DrawOptions, Layer, Site
-
-SITE = Site(Layer(1, "conv", "Conv2d"), "output", 0, "")
-NAN = float("nan")
+from featviz.options import DrawOptions
 
 
-def noise(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
-
-
-def files(root: Path) -> dict[str, bytes]:
-    return {
-        str(p.relative_to(root)): p.read_bytes() for p in sorted(root.rglob("*")) if p.is_file()
-    }
-
-
-def captured(out: Path, image: str, layer: str) -> dict[str, Any]:
-    manifest = json.loads((out / image / "manifest.json").read_text())
-    (row,) = [row for row in manifest["captures"] if row["layer"] == layer and not row["key"]]
-    return dict(row)
-
-
-def panel_values(picture: GridPicture, first: int | None = None) -> list[figure.Panel]:
+def panel_values(picture: GridPicture) -> list[figure.Panel]:
     shown = np.zeros((4, 4, 3), np.uint8)
-    return list(figure.page(picture, "viridis", first, "title", shown).panels)
+    return list(figure.page(picture, "viridis", "title", shown).panels)
 
 
 def drawn(tensor: Tensor, **options: Any) -> GridPicture:
@@ -62,7 +42,7 @@ def test_panels_hold_the_values(normalize: str) -> None:
     tensor[0, 3], tensor[0, 4] = 0, 2.5
     picture = drawn(tensor, normalize=normalize)
     panels = panel_values(picture)
-    assert len(panels) == 16 and len(panel_values(picture, 4)) == 4
+    assert len(panels) == 16
     for channel, panel in enumerate(panels):
         assert panel.limits is not None
         step = max(panel.limits[1] - panel.limits[0], 1e-6) / 255
@@ -99,7 +79,7 @@ def example(count: int = 4) -> figure.FigurePage:
     tensor = torch.linspace(-1, 1, 64).reshape(1, 1, 8, 8).expand(1, count, 8, 8)
     picture = drawn(tensor)
     shown = np.full((8, 8, 3), (10, 200, 30), np.uint8)
-    return figure.page(picture, "viridis", None, "a $title$ of 猫", shown)
+    return figure.page(picture, "viridis", "a $title$ of 猫", shown)
 
 
 def test_figure_shows_input_maps_and_bars() -> None:
@@ -125,7 +105,7 @@ def test_panels_have_the_pixels_of_their_maps() -> None:
     """Each map in its place: viridis between its own limits, magenta where a value is none."""
     tensor = noise(1, 4, 17, 10)
     tensor[0, 3, 2:9] = NAN
-    sheet = figure.page(drawn(tensor), "viridis", None, "t", np.zeros((4, 4, 3), np.uint8))
+    sheet = figure.page(drawn(tensor), "viridis", "t", np.zeros((4, 4, 3), np.uint8))
     pixels = np.asarray(Image.open(io.BytesIO(written(sheet))))
     for place, panel in enumerate(sheet.panels):
         left, top = (round(100 * inches) for inches in sheet.geometry.corner(place))
@@ -148,7 +128,7 @@ def test_bars_are_no_taller_than_their_maps(
     tensor = torch.full((1, count, *size), 0.5)
     tensor[..., 0, 0], tensor[..., -1, -1] = 0, 1
     sheet = figure.page(
-        drawn(tensor, normalize=normalize), "viridis", None, "", np.zeros((4, 4, 3), np.uint8)
+        drawn(tensor, normalize=normalize), "viridis", "", np.zeros((4, 4, 3), np.uint8)
     )
     pixels = np.asarray(Image.open(io.BytesIO(written(sheet))).convert("RGB"))
     side = 100 * sheet.geometry.side
@@ -181,7 +161,7 @@ def test_ticks_are_those_of_matplotlibs_colour_bar(low: float, high: float) -> N
         for value, label in zip(bar.get_ticks(), axes.get_yticklabels(), strict=True)
         if low <= value <= high
     ]
-    found, factor = canvas.ticks(low, high)
+    found, factor = figure.ticks(low, high)
     assert [words for _, words in found] == [words for _, words in wanted]
     assert [value for value, _ in found] == pytest.approx([value for value, _ in wanted])
     assert factor == axes.yaxis.get_offset_text().get_text()
@@ -212,26 +192,9 @@ def test_figure_of_extremes() -> None:
     tensor[0, 3] *= 1e36
     for normalize in ("map", "layer"):
         picture = drawn(tensor, normalize=normalize)
-        sheet = figure.page(picture, "viridis", None, "t", np.zeros((4, 4, 1), np.uint8))
+        sheet = figure.page(picture, "viridis", "t", np.zeros((4, 4, 1), np.uint8))
         pixels = np.asarray(Image.open(io.BytesIO(written(sheet))).convert("RGB"))
         assert (pixels == (255, 0, 255)).all(-1).sum() > 100 * 100
-
-
-@pytest.mark.slow
-def test_figure_needs_no_pyplot(tmp_path: Path) -> None:
-    """matplotlib's global state stays out, and no window system is asked for."""
-    code = (
-        "import sys, torch, numpy as np; from featviz.drawing import figure\n"
-        "from featviz.drawing.drawer import Drawer\n"
-        "from featviz.records import DrawOptions, Layer, Site\n"
-        "site = Site(Layer(1, 'conv', 'Conv2d'), 'output', 0, '')\n"
-        "p = Drawer(DrawOptions()).draw(site, torch.rand(1, 2, 4, 4))['']\n"
-        "page = figure.page(p, 'viridis', None, 't', np.zeros((4, 4, 3), np.uint8))\n"
-        "figure.write_figure(open('/dev/null', 'wb'), page, {})\n"
-        "assert 'matplotlib.font_manager' in sys.modules and 'matplotlib.pyplot' not in sys.modules"
-    )
-    done = forked.fork(tmp_path / "said", exec, code).ended()
-    assert done.code == 0, done.err
 
 
 def test_run_writes_a_figure_beside_each_picture(
@@ -240,7 +203,15 @@ def test_run_writes_a_figure_beside_each_picture(
     """The classic look: --figure --first 4; the manifest names the file; the grid is unchanged."""
     base = ("run", tiny_file, picture, "--layers", "0,4", "-q")
     assert featviz(*base, "--out", tmp_path / "plain").code == 0
-    assert featviz(*base, "--out", tmp_path / "figure", "--figure", "--first", 4).code == 0
+    assert (
+        featviz(
+            *base,
+            "--out",
+            tmp_path / "figure",
+            "--figure",
+        ).code
+        == 0
+    )
     plain, found = files(tmp_path / "plain"), files(tmp_path / "figure")
     extra = {name for name in found if name not in plain}
     assert extra == {f"picture.png/{folder}/output.figure.png" for folder in ("001_0", "005_4")}

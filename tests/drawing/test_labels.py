@@ -2,34 +2,27 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from conftest import Outcome
+from drawn_maps import SITE, noise
 from matplotlib import colormaps
+from msgspec.structs import replace
 from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor, nn
-from torchvision.utils import make_grid
 
-import featviz as fv
 from featviz.drawing import labels
 from featviz.drawing.drawer import Drawer
 from featviz.drawing.picture import to_image
-from featviz.records import DrawOptions, Layer, Site
+from featviz.options import DrawOptions
 
-SITE = Site(Layer(1, "conv", "Conv2d"), "output", 0, "")
 PLAIN = DrawOptions(scale=1, padding=0)
 LABELLED = replace(PLAIN, labels=True)
 INFINITE = float("inf")
-
-
-def noise(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
 def tiles(tensor: Tensor, options: DrawOptions) -> np.ndarray:
@@ -172,22 +165,6 @@ def test_zero_constant_dark_and_nonfinite_maps_differ(size: tuple[int, int], cma
     assert np.abs(zero[cross][0] - lowest).max() > 60
 
 
-def test_other_maps_of_the_grid_stay_torchvisions() -> None:
-    """Beside constant and NaN maps all others are make_grid's within one grey level, and
-    without NaN they are what they are without the constant ones."""
-    maps = noise(9, 30, 30)
-    maps[2], maps[5] = 0, 4.0
-    wanted = [make_grid(m[None, None], normalize=True)[0].mul(255).add(0.5).byte() for m in maps]
-    kept = [0, 1, 3, 4, 6, 7, 8]
-    found = tiles(maps[None], PLAIN)[..., 0]
-    assert np.array_equal(found[kept], tiles(maps[None, kept], PLAIN)[..., 0])
-    maps[7, 3, 3] = float("nan")
-    holed = tiles(maps[None], PLAIN)[..., 0]
-    for place in (0, 1, 3, 4, 6, 8):
-        assert np.abs(found[place].astype(int) - wanted[place].numpy()).max() <= 1
-        assert np.abs(holed[place].astype(int) - wanted[place].numpy()).max() <= 1
-
-
 @pytest.mark.parametrize("normalize", ["layer", "none", "symmetric", "range:-5,5"])
 def test_marks_under_a_shared_scale(normalize: str) -> None:
     """The ground keeps the level of its value, which tells more than a middle grey."""
@@ -228,18 +205,3 @@ def test_nan_beside_one_value_is_not_constant() -> None:
     magenta = (found[0] == (255, 0, 255)).all(-1)
     assert magenta.sum() == 1 and magenta[3, 4]
     assert len(np.unique(found[0][~magenta], axis=0)) == 1
-
-
-def test_grid_from_python_takes_labels(caplog: pytest.LogCaptureFixture) -> None:
-    """`featviz.grid(labels=True)` writes them, and says where they do not fit."""
-    logging.getLogger("featviz").propagate = True
-    assert fv.grid(noise(1, 2, 20, 20), labels=True, padding=0).getpixel((0, 0)) == 0
-    with caplog.at_level(logging.WARNING, "featviz"):
-        fv.grid(noise(1, 2, 4, 4), labels=True, scale=1)
-    assert "labels do not all fit" in caplog.text
-
-
-def test_stamper_is_none_for_plain_pictures() -> None:
-    """A picture without labels, groups and constants costs nothing more."""
-    picture = Drawer(PLAIN).draw(SITE, noise(1, 4, 8, 8))[""]
-    assert picture.stamps is None

@@ -4,38 +4,32 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from conftest import Outcome
+from drawn_maps import NAN, SITE, noise, tiles_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
-import featviz as fv
-from featviz.drawing import grid, levels, order, stats
+from featviz.drawing import order, values
 from featviz.drawing.drawer import Drawer
 from featviz.drawing.picture import GridPicture, caption, describe, to_image
-from featviz.drawing.tensorboard import as_make_grid
-from featviz.errors import UsageError
-from featviz.records import DrawOptions, Layer, Site
+from featviz.options import DrawOptions
 
 PLAIN = DrawOptions(scale=1)
-SITE = Site(Layer(1, "conv", "Conv2d"), "output", 0, "")
-NAN = float("nan")
 
 
 def channels_of(maps: Tensor) -> order.Channels:
     """Maps [N, H, W] as they are compared."""
-    numbers = stats.channel_stats(maps)
-    flat = levels.is_flat(numbers[:, stats.MIN], numbers[:, stats.MAX])
-    finite = numbers[:, stats.NONFINITE] == 0
-    return order.Channels(maps.flatten(1), numbers[:, stats.MEAN], flat, finite)
+    numbers = values.channel_stats(maps)
+    flat = values.is_flat(numbers[:, values.MIN], numbers[:, values.MAX])
+    finite = numbers[:, values.NONFINITE] == 0
+    return order.Channels(maps.flatten(1), numbers[:, values.MEAN], flat, finite)
 
 
 def drawn(tensor: Tensor, options: DrawOptions) -> GridPicture:
@@ -43,17 +37,8 @@ def drawn(tensor: Tensor, options: DrawOptions) -> GridPicture:
 
 
 def tiles(picture: GridPicture) -> list[np.ndarray]:
-    """The tiles of the composed picture, cut out by its geometry."""
-    plan = picture.plan
-    whole = np.asarray(to_image(picture).convert("RGB"))
-    step = (plan.tile[0] + plan.padding, plan.tile[1] + plan.padding)
-    corners = [divmod(place, plan.columns) for place in range(plan.maps)]
-    tops = [(plan.padding + y * step[0], plan.padding + x * step[1]) for y, x in corners]
-    return [whole[y : y + plan.tile[0], x : x + plan.tile[1]] for y, x in tops]
-
-
-def noise(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+    """The tiles of the composed picture."""
+    return tiles_of(np.asarray(to_image(picture).convert("RGB")), picture.plan)
 
 
 def test_correlations_are_numpys() -> None:
@@ -143,12 +128,6 @@ def test_manifest_names_the_channel_of_each_tile(order: str, normalize: str) -> 
         assert np.array_equal(tile, before[channel])
 
 
-def test_index_order_lists_no_channels() -> None:
-    """The plain grid is what it was: no list of channels, no groups."""
-    row = describe(drawn(noise(1, 5, 4, 4), PLAIN), SITE, [1, 5, 4, 4], "output.png")
-    assert row.channels is None and row.collapsed is None
-
-
 def test_collapse_pick_and_order_work_together() -> None:
     """First groups, of which max_maps picks, and then the order."""
     tensor = noise(1, 8, 9, 9)
@@ -198,37 +177,6 @@ def test_clips_stay_together() -> None:
     )
 
 
-class Counter(TorchDispatchMode):
-    """Counts the operators of torch that run inside."""
-
-    count = 0
-
-    def __torch_dispatch__(
-        self, operator: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
-        self.count += 1
-        return operator(*args, **(kwargs or {}))
-
-
-@pytest.mark.parametrize(
-    "compare",
-    [order.by_similarity, lambda channels: order.collapse(channels, 0.98)],
-    ids=["similarity", "collapse"],
-)
-def test_2048_maps_are_compared_in_as_many_operators_as_two(
-    compare: Callable[[order.Channels], object],
-) -> None:
-    """The largest layers of ResNets take no noticeable time: all pairs are correlated at once."""
-
-    def operators(count: int) -> int:
-        channels = channels_of(noise(count, 7, 7))
-        with Counter() as counter:
-            compare(channels)
-        return counter.count
-
-    assert 0 < operators(2048) == operators(2)
-
-
 def test_run_writes_order_and_groups(
     featviz: Callable[..., Outcome], tmp_path: Path, picture: Path
 ) -> None:
@@ -253,26 +201,3 @@ def test_run_writes_order_and_groups(
     assert (np.diff(means) <= 0).all() and len(numbers) == 6
     options = json.loads((out / "run.json").read_text())["options"]
     assert (options["order"], options["collapse"]) == ("mean", 0.999)
-
-
-@pytest.mark.parametrize("value", [0.0, -0.5, 1.01, NAN])
-def test_collapse_outside_its_range(value: float) -> None:
-    """A threshold that is no correlation above 0 is refused with its value."""
-    with pytest.raises(UsageError, match=f"collapse {value:g}"):
-        fv.grid(noise(1, 3, 4, 4), collapse=value)
-
-
-def test_unknown_order_from_python() -> None:
-    """A wrong name is refused with those that there are."""
-    with pytest.raises(UsageError, match="order 'size' is not one of 'index', 'mean', 'sim"):
-        fv.grid(noise(1, 3, 4, 4), order="size")
-
-
-def test_board_geometry_is_make_grids() -> None:
-    """`as_make_grid` keeps the tiles and takes int(sqrt(C)) columns at scale 1."""
-    picture = drawn(noise(1, 11, 5, 5), DrawOptions())
-    board = as_make_grid(picture, DrawOptions())
-    assert (board.plan.columns, board.plan.scale, board.plan.padding) == (3, (1, 1), 2)
-    assert board.tiles is picture.tiles
-    told = as_make_grid(picture, DrawOptions(nrow=5, scale=2, padding=1))
-    assert told.plan == grid.plan((11, 1, 5, 5), DrawOptions(nrow=5, scale=2, padding=1))

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from featviz.drawing import colormap
-from featviz.drawing.overview import Overview, OverviewRow, OverviewTile
+from featviz.drawing.page import Overview, OverviewRow, OverviewTile
 from featviz.records import Bytes
 
 COLOURS = ((250, 10, 20), (20, 250, 10), (10, 20, 250), (250, 240, 20))

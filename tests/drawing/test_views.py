@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,25 +11,22 @@ import numpy as np
 import pytest
 import torch
 from conftest import Outcome
+from drawn_maps import NAN, SITE, captured, noise
 from matplotlib import colormaps
+from msgspec.structs import replace
 from PIL import Image
 from torch import Tensor, nn
 
 import featviz as fv
-from featviz.drawing import class_maps, overlay, reduce, scan
+from featviz.drawing import overlay, reduce
 from featviz.drawing.drawer import Drawer
 from featviz.drawing.picture import caption, describe, encode, to_image
 from featviz.errors import UsageError
-from featviz.records import CLASS_MAPS, REDUCTIONS, DrawOptions, Hints, Layer, Site
+from featviz.options import DrawOptions
+from featviz.records import Hints, Site
 
-SITE = Site(Layer(1, "conv", "Conv2d"), "output", 0, "")
-NAN = float("nan")
 RAW: dict[str, Any] = {"mean": (0.0,) * 3, "std": (1.0,) * 3, "channels": 3}
 """An input whose values are the picture's, 0..1."""
-
-
-def noise(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
 def photo(height: int, width: int, seed: int = 0) -> Image.Image:
@@ -114,19 +110,6 @@ def test_levels_are_resized_as_pillow_does(old: tuple[int, int], new: tuple[int,
         assert np.array_equal(found, np.asarray(grown))
 
 
-@pytest.mark.parametrize("alpha", [0.0, 0.3, 0.5, 0.7, 1.0])
-def test_overlays_are_the_same_compiled_or_not(
-    alpha: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The same bytes, with holes and without."""
-    tensor = noise(1, 6, 9, 7)
-    tensor[0, 1, 2, 3], tensor[0, 2] = NAN, 0
-    image = photo(40, 30)
-    compiled = np.asarray(fv.grid(tensor, overlay=alpha, image=image, scale=1))
-    monkeypatch.setattr(scan, "compiled", lambda: None)
-    assert np.array_equal(compiled, fv.grid(tensor, overlay=alpha, image=image, scale=1))
-
-
 class Shrunk(nn.Module):
     """Brightness in cells of 4 × 4 pixels, as maps, tokens, a vector and a batch."""
 
@@ -153,12 +136,6 @@ def corner(tmp_path: Path) -> Path:
     path = tmp_path / "corner.png"
     Image.fromarray(pixels).save(path)
     return path
-
-
-def captured(out: Path, image: str, layer: str) -> dict[str, Any]:
-    manifest = json.loads((out / image / "manifest.json").read_text())
-    (row,) = [row for row in manifest["captures"] if row["layer"] == layer and not row["key"]]
-    return dict(row)
 
 
 def test_overlay_lies_over_what_the_model_saw(corner: Path, tmp_path: Path) -> None:
@@ -228,6 +205,7 @@ def test_overlay_of_many_maps_is_made_piece_by_piece() -> None:
         ("mean", lambda x: x.mean(0)),
         ("max", lambda x: x.max(0)),
         ("l2", lambda x: np.sqrt((x * x).sum(0))),
+        ("max-abs", lambda x: np.abs(x).max(0)),
     ],
 )
 def test_reduction_is_numpys(name: str, oracle: Callable[[np.ndarray], np.ndarray]) -> None:
@@ -245,13 +223,6 @@ def test_reduction_is_numpys(name: str, oracle: Callable[[np.ndarray], np.ndarra
     assert row.grid == {"nrow": 1, "padding": 0, "tile": [189, 231], "scale": 21}
     text = caption(row)
     assert text["Reduce"] == f"{name} of all channels" and text["Maps"] == "7 of 7"
-
-
-def test_each_reduction_of_one_component_has_a_function() -> None:
-    """The table that help texts, figures and the report read, and that of the arithmetic agree."""
-    single = [name for name, kind in REDUCTIONS.items() if not kind.colors and not kind.weighs]
-    assert list(reduce.REDUCTIONS) == single == ["mean", "max", "l2", "max-abs"]
-    assert list(class_maps.METHODS) == list(CLASS_MAPS)
 
 
 def test_reduction_shows_where_a_channel_is_not_finite() -> None:
@@ -323,113 +294,13 @@ def several(tmp_path: Path) -> Path:
     return tmp_path / "in"
 
 
-def files(root: Path) -> dict[str, bytes]:
-    return {
-        str(p.relative_to(root)): p.read_bytes() for p in sorted(root.rglob("*")) if p.is_file()
-    }
-
-
-def test_shared_basis_is_of_all_pixels_of_all_images(several: Path, tmp_path: Path) -> None:
-    """Components, means and deviations are those of numpy over the pixels of every image, and
-    each picture is drawn by them."""
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Conv2d(3, 6, 3))
-    out = tmp_path / "out"
-    options: dict[str, Any] = {"reduce": "pca", "shared_basis": True, "scale": 1, **RAW}
-    fv.run(model, several, "0", out, size=10, crop=10, tensors="npy", **options)
-    names = [f"{seed}.png" for seed in range(5)]
-    maps = [np.load(out / n / "001_0" / "output.npy")[0].reshape(6, -1) for n in names]
-    components, scores = by_svd(np.concatenate(maps, axis=1).astype(np.float64))
-    held = np.load(out / "bases.npz")["0|output|0|"]
-    lengths = np.linalg.norm(held[1:], axis=1, keepdims=True)
-    assert np.abs(held[1:] / lengths - components).max() < 1e-6
-    assert np.abs(held[0] - np.concatenate(maps, axis=1).mean(1)).max() < 1e-6
-    wanted = np.clip((scores + 2.5) / 5 * 255, 0, 255).reshape(3, 5, 8, 8)
-    for place, name in enumerate(names):
-        found = np.asarray(Image.open(out / name / "001_0" / "output.png")).astype(float)
-        assert np.abs(found - wanted[:, place].transpose(1, 2, 0)).max() <= 1
-    alone = tmp_path / "alone"
-    fv.run(model, several / "0.png", "0", alone, size=10, crop=10, reduce="pca", scale=1, **RAW)
-    own = Image.open(alone / "0.png" / "001_0" / "output.png")
-    assert not np.array_equal(own, Image.open(out / "0.png" / "001_0" / "output.png"))
-
-
-@pytest.mark.slow
-def test_shared_basis_survives_a_resume(
-    several: Path, tmp_path: Path, tiny_file: Path, featviz: Callable[..., Outcome]
-) -> None:
-    """A resumed run gives the same bytes, and with images added it keeps the basis it has."""
-    base = ["run", tiny_file, several, "--layers", "0", "--reduce", "pca", "--shared-basis", "-q"]
-    assert featviz(*base, "--out", tmp_path / "whole").code == 0
-    assert featviz(*base, "--out", tmp_path / "cut").code == 0
-    before = files(tmp_path / "whole")
-    assert files(tmp_path / "cut") == before and "bases.npz" in before
-    (tmp_path / "cut" / "3.png" / "manifest.json").unlink()
-    assert featviz(*base, "--out", tmp_path / "cut", "--resume").code == 0
-    assert files(tmp_path / "cut") == before
-    photo(30, 30, 99).save(several / "9.png")
-    assert featviz(*base, "--out", tmp_path / "cut", "--resume").code == 0
-    after = files(tmp_path / "cut")
-    assert "9.png/001_0/output.png" in after
-    assert {k: v for k, v in after.items() if k in before and k != "run.json"} == {
-        k: v for k, v in before.items() if k != "run.json"
-    }
-
-
-def test_shared_basis_leaves_broken_images_out(
-    several: Path, tmp_path: Path, tiny_file: Path, featviz: Callable[..., Outcome]
-) -> None:
-    """An unreadable image is reported once, and the others have a basis."""
-    (several / "2.png").write_bytes(b"nothing")
-    base = ["run", tiny_file, several, "--layers", "0", "--reduce", "pca", "--shared-basis"]
-    done = featviz(*base, "--out", tmp_path / "out", "-q")
-    assert done.code == 3 and done.err.count("error:") == 1
-    assert (tmp_path / "out" / "bases.npz").is_file()
-
-
-class Odd(nn.Module):
-    """Dislikes images that are brighter than most, each in its own way."""
-
-    def __init__(self, way: str) -> None:
-        super().__init__()
-        self.way = way
-
-    def forward(self, x: Tensor) -> Any:
-        if x.mean() < 0.9:
-            return x
-        if self.way == "raises":
-            raise ValueError("too bright")
-        return (x,)
-
-
-@pytest.mark.parametrize(("way", "ablate"), [("raises", []), ("gives a tuple", ["2:0"])])
-def test_shared_basis_has_nothing_of_an_image_that_fails_on_the_way(
-    way: str, ablate: list[str], several: Path, tmp_path: Path
-) -> None:
-    """The layers that it had passed have the bases of the other images, to the bit: where forward
-    raises, and where the layer that is ablated gives no tensor."""
-    torch.manual_seed(0)
-    conv = nn.Conv2d(3, 6, 1, bias=False)
-    conv.weight.data = torch.rand(6, 3, 1, 1)
-    conv.weight.data /= conv.weight.data.mean() * 3  # about as bright as the image
-    model = nn.Sequential(conv, nn.AvgPool2d(2), Odd(way))
-    options: dict[str, Any] = {"reduce": "pca", "shared_basis": True, "ablate": ablate, **RAW}
-    fv.run(model, several, "0,1", tmp_path / "good", size=10, crop=10, **options)
-    Image.new("RGB", (12, 12), (255, 250, 252)).save(several / "2b.png")
-    both = fv.run(model, several, "0,1", tmp_path / "both", size=10, crop=10, **options)
-    assert [image.name for image in both.images if image.error] == ["2b.png"]
-    held = [np.load(tmp_path / name / "bases.npz") for name in ("good", "both")]
-    assert sorted(held[0]) == sorted(held[1]) == ["0|output|0|", "1|output|0|"]
-    assert all(np.array_equal(held[0][key], held[1][key]) for key in held[0])
-
-
 @pytest.mark.parametrize(
     "extra",
     [
         ("--overlay", "0.5"),
         ("--reduce", "l2"),
         ("--reduce", "pca", "--overlay", "0.4"),
-        ("--figure", "--first", "3"),
+        ("--figure",),
         ("--labels", "--order", "mean", "--max-maps", "2"),
     ],
 )
@@ -464,18 +335,19 @@ def test_dry_run_foretells_views(
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"reduce": "l2", "order": "mean"}, "order and reduce exclude each other"),
-        ({"reduce": "l2", "collapse": 0.9}, "collapse and reduce exclude each other"),
-        ({"reduce": "l2", "labels": True}, "labels and reduce exclude each other"),
-        ({"reduce": "pca", "max_maps": 3}, "max_maps and reduce exclude each other"),
-        ({"reduce": "pca", "cmap": "magma"}, "cmap and reduce='pca' exclude each other"),
-        ({"reduce": "pca", "normalize": "layer"}, "normalize and reduce='pca' exclude"),
-        ({"reduce": "l1"}, "reduce 'l1' is not one of 'mean', 'max', 'l2', 'max-abs', 'pca'"),
-        ({"overlay": 1.5}, "overlay 1.5 is outside 0..1"),
-        ({"overlay": NAN}, "overlay nan is outside 0..1"),
+        ({"reduce": "l2", "order": "mean"}, "order and reduce=l2 exclude each other"),
+        ({"reduce": "l2", "collapse": 0.9}, "collapse and reduce=l2 exclude each other"),
+        ({"reduce": "l2", "labels": True}, "labels and reduce=l2 exclude each other"),
+        ({"reduce": "pca", "max_maps": 3}, "max_maps and reduce=pca exclude each other"),
+        ({"reduce": "pca", "cmap": "magma"}, "cmap and reduce=pca exclude each other"),
+        ({"reduce": "pca", "normalize": "layer"}, "normalize and reduce=pca exclude"),
+        ({"reduce": "l1"}, "reduce=l1: expected one of mean, max, l2, max-abs, pca"),
+        ({"overlay": 1.5}, "overlay=1.5: expected a number from 0 to 1"),
+        ({"overlay": NAN}, "overlay=nan: expected a number from 0 to 1"),
         ({"overlay": 0.5}, "an overlay and its image go together"),
         ({"figure": True}, "no option figure"),
-        ({"shared_basis": True}, "no option shared_basis"),
+        *(({"collapse": v}, f"collapse={v}: expected") for v in (0.0, -0.5, 1.01, NAN)),
+        ({"order": "size"}, "order=size: expected one of index, mean, sim"),
     ],
 )
 def test_what_does_not_go_together(options: dict[str, Any], message: str) -> None:

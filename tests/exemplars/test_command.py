@@ -11,11 +11,13 @@ import pytest
 import torch
 from conftest import Outcome
 from PIL import Image
+from runs import tree
 from torch import nn
 
-from featviz.exemplars import ExemplarOptions, find_exemplars, tiles
+from featviz.exemplars import pictures
+from featviz.exemplars.exemplars import find_exemplars
 from featviz.models.load import adopt
-from featviz.models.preprocess import InputOptions
+from featviz.options import ExemplarOptions, InputOptions
 from featviz.rundir import EXEMPLARS_FILE
 
 from .conftest import PLAIN, draw
@@ -45,7 +47,7 @@ def lights(tmp_path: Path) -> Path:
 def tile_colours(picture: Path, count: int) -> list[tuple[int, ...]]:
     """The colour in the middle of each tile of a channel's picture."""
     image = Image.open(picture)
-    boxes = [tiles.slot(rank, count) for rank in range(count)]
+    boxes = [pictures.slot(rank, count) for rank in range(count)]
     return [image.getpixel(((a + c) // 2, (b + d) // 2)) for a, b, c, d in boxes]  # type: ignore[misc]
 
 
@@ -82,8 +84,9 @@ def test_a_crop_is_the_receptive_field(featviz: Run, tmp_path: Path) -> None:
     )  # fmt: skip
     assert done.code == 0, done.err
     assert "2×2" in done.out and "computed" in done.out
-    tile = np.asarray(tiles.tile_of(Image.open(out / "001_0" / "output" / "c00000.png"), 0, 1))
-    half = tiles.TILE // 2
+    with Image.open(out / "001_0" / "output" / "c00000.png") as picture:
+        tile = np.asarray(picture.crop(pictures.slot(0, 1)).convert("RGB"))
+    half = pictures.TILE // 2
     quarters = [tile[y : y + half, x : x + half] for y in (0, half) for x in (0, half)]
     colours = [(255, 0, 0), (0, 255, 0), (0, 0, 255), (255, 255, 0)]
     assert all((part == colour).all() for part, colour in zip(quarters, colours, strict=True))
@@ -92,20 +95,20 @@ def test_a_crop_is_the_receptive_field(featviz: Run, tmp_path: Path) -> None:
 def test_the_place_is_marked_where_the_whole_image_is_shown() -> None:
     """Around the middle of the cell of the map, and nowhere where the crop tells the place."""
     picture = Image.new("RGB", (64, 32), "#336699")
-    whole = tiles.cut(picture, (0, 0, 64, 32), (32, 64), [0, 3, 2, 4])
+    whole = pictures.cut(picture, (0, 0, 64, 32), (32, 64), [0, 3, 2, 4])
     yellow = np.argwhere((np.asarray(whole) == (255, 212, 0)).all(-1))
     assert yellow.min(0).tolist() == [32, 96] and yellow.max(0).tolist() == [63, 127]
-    part = tiles.cut(picture, (0, 0, 32, 32), (32, 64), [0, 3, 2, 4])
+    part = pictures.cut(picture, (0, 0, 32, 32), (32, 64), [0, 3, 2, 4])
     assert not (np.asarray(part) == (255, 212, 0)).all(-1).any()
 
 
 def test_crops_of_a_layer_have_one_scale() -> None:
     """A crop that the border of the image has halved fills half of the tile."""
     picture = Image.new("RGB", (100, 100), "#336699")
-    full = np.asarray(tiles.cut(picture, (10, 10, 30, 30), (20, 20)))
-    half = np.asarray(tiles.cut(picture, (0, 10, 10, 30), (20, 20)))
+    full = np.asarray(pictures.cut(picture, (10, 10, 30, 30), (20, 20)))
+    half = np.asarray(pictures.cut(picture, (0, 10, 10, 30), (20, 20)))
     assert (full == (0x33, 0x66, 0x99)).all()
-    assert (half == (0x33, 0x66, 0x99)).all(-1).sum() == tiles.TILE * tiles.TILE // 2
+    assert (half == (0x33, 0x66, 0x99)).all(-1).sum() == pictures.TILE * pictures.TILE // 2
 
 
 @pytest.mark.parametrize(
@@ -116,9 +119,9 @@ def test_a_sheet_stays_viewable(
     channels: int, count: int, tile: int, shown: int, rows: int
 ) -> None:
     """Tiles shrink first, then fewer of each channel are shown; never more than Pillow opens."""
-    plan = tiles.SheetPlan.of(channels, count)
+    plan = pictures.SheetPlan.of(channels, count)
     assert (plan.tile, plan.shown, plan.rows) == (tile, shown, rows)
-    assert tiles.SheetPlan.of(10**6, 1000).pixels <= 2**26
+    assert pictures.SheetPlan.of(10**6, 1000).pixels <= 2**26
 
 
 def test_json_on_stdout_is_the_file(featviz: Run, lights: Path, reds: Path, tmp_path: Path) -> None:
@@ -227,7 +230,7 @@ def test_interrupted_it_leaves_the_old_results(
     def interrupt(*args: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(tiles, "draw_channel", interrupt)
+    monkeypatch.setattr(pictures, "draw_channel", interrupt)
     assert featviz(*call).code == 130
     assert {p: p.read_bytes() for p in out.rglob("*") if p.is_file()} == before
     assert sorted(p.name for p in tmp_path.iterdir()) == ["lights.pth", "out", "reds"]
@@ -236,12 +239,12 @@ def test_interrupted_it_leaves_the_old_results(
 @pytest.mark.parametrize(
     ("option", "value", "message"),
     [
-        ("--top", 0, "--top 0"),
-        ("--top", 1001, "--top 1001"),
-        ("--by", "median", "median"),
-        ("--batch-size", 0, "--batch-size 0"),
+        ("--top", 0, "top=0"),
+        ("--top", 1001, "top=1001"),
+        ("--pick", "median", "median"),
+        ("--batch-size", 0, "batch_size=0"),
         ("--background", "nope", "is no colour"),
-        ("--shard", "3/2", "is no part of a whole"),
+        ("--shard", "1/2", "exemplars takes no --shard"),
         ("--layers", "Conv9d", "no layer matches"),
     ],
 )
@@ -270,3 +273,27 @@ def test_names_with_control_characters_and_classes_with_odd_names(
     sheets = [row["sheet"] for row in content["layers"]]
     assert len({sheet.casefold() for sheet in sheets}) == 3
     assert all((tmp_path / "out" / sheet).is_file() for sheet in sheets)
+
+
+Run = Callable[..., Outcome]
+LAYERS = ("--layers", "Conv2d,ReLU,Linear", "--top", "4")
+
+
+def look(featviz: Run, net_file: Path, noise: Path, out: Path, *more: object) -> Path:
+    """Exemplars of the network of whole numbers."""
+    done = featviz("exemplars", f"{net_file}:make", noise, *LAYERS, *PLAIN, "--out", out, *more)
+    assert done.code in (0, 3), done.err
+    return out
+
+
+@pytest.mark.parametrize("more", [(), ("--per-class",), ("--pick", "mean")])
+def test_batches_of_any_size_give_the_same_bytes(
+    more: tuple[str, ...], featviz: Run, net_file: Path, noise: Path, tmp_path: Path
+) -> None:
+    """1, 4, and more than there are images; every file is equal."""
+    sizes = (1, 4, 50)
+    trees = [
+        tree(look(featviz, net_file, noise, tmp_path / str(n), "--batch-size", n, *more))
+        for n in sizes
+    ]
+    assert trees[0] == trees[1] == trees[2] and len(trees[0]) > 20

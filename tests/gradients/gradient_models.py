@@ -58,3 +58,14 @@ class Functional(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         x = F.relu(self.a(x), inplace=True)
         return self.b(x).relu_() + 1
+
+
+class Given(nn.Module):
+    """Gives its parameter itself."""
+
+    def __init__(self, value: Tensor) -> None:
+        super().__init__()
+        self.value = nn.Parameter(value)
+
+    def forward(self) -> Tensor:
+        return self.value

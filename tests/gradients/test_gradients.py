@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from gradient_models import ALL, SPHERES, Functional, Shared, drawn
-from oracle import Weighted, assert_all_close, assert_close, autograd, input_of, inputs, saved
+from gradient_models import ALL, SPHERES, Functional, Given, Shared, drawn
+from oracle import Weighted, assert_all_close, assert_close, autograd, input_of, inputs
 from PIL import Image
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -18,9 +18,6 @@ from torch.utils.checkpoint import checkpoint
 from torchvision import models
 
 import featviz as fv
-from featviz import records
-from featviz.drawing import colormap, normalize
-from featviz.records import PassOptions
 from featviz.rundir.read import read_json
 
 
@@ -77,23 +74,9 @@ def test_every_tensor_and_gradient_equals_autograds(
     assert_all_close(drawn(model, tmp_path / "out"), want)
 
 
-def test_calls_of_a_shared_relu_have_their_own_gradients(tmp_path: Path) -> None:
-    """Three calls, three gradients, none like another; the inputs keep negative values."""
-    torch.manual_seed(3)
-    got = drawn(Shared(), tmp_path / "out", layers="relu,mix")
-    calls = [got["relu", f"grad{call}"] for call in ("", ".call1", ".call2")]
-    assert not any(torch.equal(calls[i], calls[j]) for i, j in ((0, 1), (0, 2), (1, 2)))
-    assert (got["relu", "input"] < 0).any()
-    assert (got["relu", "input.call2"] < 0).any()
-    assert {stem for name, stem in got if name == "mix" and "input" in stem} == {
-        "input.0", "input.other", "grad-input.0", "grad-input.other",
-    }  # fmt: skip
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "name",
-    ["resnet18", "vgg16", "densenet121", "mobilenet_v3_small", "convnext_tiny", "vit_b_32"],
+    "name", ["resnet18", "vgg16", "densenet121", "mobilenet_v3_small", "convnext_tiny", "vit_b_32"]
 )
 def test_torchvision_gradients_equal_autograds(name: str, tmp_path: Path) -> None:
     """The same for the families, every second of them frozen, with a randomly weighted sum."""
@@ -107,39 +90,6 @@ def test_torchvision_gradients_equal_autograds(name: str, tmp_path: Path) -> Non
     got = drawn(model, tmp_path / "out", 96, **options)
     assert len(want) > 80
     assert_all_close(got, want)
-
-
-def test_worked_example_of_the_textbook(tmp_path: Path) -> None:
-    """A 3×3 convolution with weights 1 and 2 on 4×4 ones: maps of 9 and of 18, pooled the same;
-    backwards each map's first maximum gets 1, and the input 3 under it."""
-    model = nn.Sequential(nn.Conv2d(1, 2, 3), nn.MaxPool2d(2))
-    with torch.no_grad():
-        model[0].weight.copy_(torch.tensor([1.0, 2.0]).view(2, 1, 1, 1).expand(2, 1, 3, 3))
-        model[0].bias.zero_()
-    Image.new("L", (4, 4), 255).save(tmp_path / "ones.png")
-    fv.run(
-        model,
-        tmp_path / "ones.png",
-        "*",
-        tmp_path / "out",
-        capture=ALL,
-        target="sum",
-        tensors="npy",
-    )
-    got = saved(tmp_path / "out" / "ones.png")
-    ones = torch.ones(1, 1, 4, 4)
-    nine = torch.tensor([9.0, 18.0]).view(1, 2, 1, 1)
-    assert torch.equal(got["0", "input"], ones)
-    assert torch.equal(got["0", "output"], nine.expand(1, 2, 2, 2))
-    assert torch.equal(got["1", "input"], nine.expand(1, 2, 2, 2))
-    assert torch.equal(got["1", "output"], nine)
-    assert torch.equal(got["1", "grad"], torch.ones(1, 2, 1, 1))
-    first = torch.zeros(1, 2, 2, 2)
-    first[..., 0, 0] = 1
-    assert torch.equal(got["0", "grad"], first)
-    expected = torch.zeros(1, 1, 4, 4)
-    expected[..., :3, :3] = 3
-    assert torch.equal(got["0", "grad-input"], expected)
 
 
 def test_files_statistics_and_pictures_of_gradients(tmp_path: Path) -> None:
@@ -173,33 +123,6 @@ def test_files_statistics_and_pictures_of_gradients(tmp_path: Path) -> None:
     assert {row["normalize"] for row in rows if not row["key"]} == {"map"}
 
 
-def test_colours_of_a_gradient_tell_its_sign(tmp_path: Path) -> None:
-    """Blue below zero, red above, a light grey at zero."""
-    model = nn.Conv2d(1, 1, 1, bias=False)
-    torch.nn.init.ones_(model.weight)
-    Image.new("L", (3, 1)).save(tmp_path / "x.png")
-    sign = Signed(model)
-    fv.run(
-        sign, tmp_path / "x.png", "model", tmp_path / "out", capture="grad", target="sum", scale=1
-    )
-    picture = Image.open(tmp_path / "out/x.png/001_model/grad.png").convert("RGB")
-    left, middle, right = (picture.getpixel((x, 0)) for x in range(3))
-    assert left[2] > left[0] + 50
-    assert max(middle) - min(middle) < 5
-    assert right[0] > right[2] + 50
-
-
-class Signed(nn.Module):
-    """Weighs three pixels by -1, 0 and 1."""
-
-    def __init__(self, model: nn.Module) -> None:
-        super().__init__()
-        self.model = model
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.model(x) * torch.tensor([-1.0, 0.0, 1.0])
-
-
 class Aside(nn.Module):
     """A table of positions that does not depend on the image, and a branch that leads nowhere."""
 
@@ -207,7 +130,7 @@ class Aside(nn.Module):
         super().__init__()
         self.conv, self.table = nn.Conv2d(3, 4, 3), nn.Linear(2, 4)
         self.lost, self.cut = nn.Conv2d(3, 1, 1), nn.Conv2d(3, 4, 3)
-        self.given, self.index = Given(), Index()
+        self.given, self.index = Given(torch.randn(1, 2)), Index()
 
     def forward(self, x: Tensor) -> Tensor:
         self.lost(x)
@@ -216,17 +139,6 @@ class Aside(nn.Module):
             cut = self.cut(x)
         bias = self.table(self.given()).view(1, 4, 1, 1)
         return self.conv(x) * bias + cut
-
-
-class Given(nn.Module):
-    """Gives its parameter itself."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.value = nn.Parameter(torch.randn(1, 2))
-
-    def forward(self) -> Tensor:
-        return self.value
 
 
 class Index(nn.Module):
@@ -336,29 +248,3 @@ def test_gradients_of_functions(tmp_path: Path) -> None:
     assert torch.equal(got["fn:relu", "input"], a.detach())
     assert torch.equal(got["fn:relu", "input.call1"], b.detach())
     assert torch.equal(got["fn:add", "grad"], torch.ones(1, 4, 8, 8))
-
-
-def test_what_hooks_compute_is_no_call_of_the_model(tmp_path: Path) -> None:
-    """Drawing a block takes means, which are not the block's own `fn:mean`."""
-    got = drawn(nn.Sequential(Means()), tmp_path / "out", layers="Means,fn:mean,fn:clamp",
-                clamp="Means:-1,1")  # fmt: skip
-    assert not [stem for _, stem in got if "call" in stem]
-    assert {name for name, _ in got} == {"0", "0/fn:mean"}
-
-
-class Means(nn.Module):
-    """Calls mean once."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x.mean((2, 3))
-
-
-def test_a_kind_of_capture_is_one_record() -> None:
-    """Whether a kind needs a backward pass, and what `auto` is for it, stand in its record."""
-    for kind in records.KINDS.values():
-        assert PassOptions(capture=(kind.name,)).gradients is kind.backward
-        drawn = normalize.resolved("auto", kind.name), colormap.resolved("auto", kind.name)
-        plain = {"normalize": "map", "cmap": "grey"}
-        assert drawn == tuple(
-            plain[name] if getattr(kind, name) == "auto" else getattr(kind, name) for name in plain
-        )

@@ -103,8 +103,8 @@ def test_quantised_models_have_no_gradients(tmp_path: Path) -> None:
         fv.run(model, SPHERES, "1", tmp_path / "out", capture="grad", target="sum", **inputs(8))
     assert caught.value.message == "target 'sum': no gradient flows back from it"
     assert "quantized" in str(caught.value.hint)
-    with pytest.raises(UsageError, match=r"clamp '1:0,1': 1 gives a quantized tensor"):
-        fv.run(model, SPHERES, "1", tmp_path / "out", clamp="1:0,1", **inputs(8))
+    with pytest.raises(UsageError, match=r"edit='1:clamp=0,1': 1 gives a quantized tensor"):
+        fv.run(model, SPHERES, "1", tmp_path / "out", edit="1:clamp=0,1", **inputs(8))
     assert not (tmp_path / "out").exists()
     fv.run(model, SPHERES, "1", tmp_path / "out", capture="output,input", **inputs(8))
 

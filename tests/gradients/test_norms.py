@@ -13,9 +13,9 @@ from torch import nn
 from torchvision import models
 
 import featviz as fv
-from featviz.gradients import norms
-from featviz.records import Capture
+from featviz.gradients.passes import gradient_norms, norms_in_words
 from featviz.rundir.read import read_json
+from featviz.rundir.schema import Capture
 
 
 def sigmoids(scale: float) -> nn.Module:
@@ -63,7 +63,7 @@ def test_norms_count_every_slice_and_token(tmp_path: Path) -> None:
         tensors="npy", target="class:1", **inputs(64),
     )  # fmt: skip
     got = saved(tmp_path / "out" / "spheres.jpg")
-    lengths = norms.norms([maps.row for maps in result.captures])
+    lengths = gradient_norms([maps.row for maps in result.captures])
     assert next(iter(lengths)) == "conv_proj"
     assert list(lengths)[-1] == "heads"
     for name, norm in lengths.items():
@@ -74,7 +74,7 @@ def test_norms_count_every_slice_and_token(tmp_path: Path) -> None:
     rows = read_json(tmp_path / "s/spheres.jpg/manifest.json")["captures"]
     rows = [Capture(**row) for row in rows]
     last = saved(tmp_path / "s/spheres.jpg")["relu", "grad.call2"]
-    assert norms.norms(rows)["relu"] == pytest.approx(float(last.norm()), rel=1e-4)
+    assert gradient_norms(rows)["relu"] == pytest.approx(float(last.norm()), rel=1e-4)
 
 
 def test_report_says_where_nothing_is_wrong_and_where_nothing_can_be_said() -> None:
@@ -84,11 +84,11 @@ def test_report_says_where_nothing_is_wrong_and_where_nothing_can_be_said() -> N
         {"tile": [4, 4], "scale": 2}, "symmetric", None, -1, 1, 0.0, 1.0, 0.0, 0,
     )  # fmt: skip
     other = replace(row, layer="b", std=2.0)
-    assert norms.report([other, row]) == (
+    assert norms_in_words([other, row]) == (
         "gradient norms are 0.5 to 1 of that at b; none vanishes or explodes"
     )
-    assert norms.report([row]) is None
-    assert norms.report([replace(row, std=0.0), replace(other, std=0.0)]) is None
-    assert norms.report([replace(row, kind="output"), replace(other, kind="output")]) is None
-    dead = norms.report([row, replace(other, std=0.0)])
+    assert norms_in_words([row]) is None
+    assert norms_in_words([replace(row, std=0.0), replace(other, std=0.0)]) is None
+    assert norms_in_words([replace(row, kind="output"), replace(other, kind="output")]) is None
+    dead = norms_in_words([row, replace(other, std=0.0)])
     assert dead == "gradient norms are 0 to 1 of that at a; vanishing: b (0)"

@@ -10,8 +10,6 @@ import pytest
 import torch
 from conftest import DIGITS, DIGITS_MODEL, Outcome
 from oracle import input_of
-from torch import nn
-from torchvision import models
 
 from featviz.gradients import predictions
 from featviz.rundir.read import read_json
@@ -59,21 +57,11 @@ def test_predictions_have_names_only_of_their_own_classes() -> None:
     other = predictions.top_classes(torch.zeros(1, 4), ("a", "b", "c"))
     assert {guess.name for guess in other} == {None}
     assert other[0].words.startswith("class ")
-    nothing = [scores[0], scores[:, :1], torch.zeros(2, 3), scores / 0, {"out": scores}, None]
-    assert [predictions.top_classes(output) for output in nothing] == [()] * 6
-
-
-def test_torchvisions_names_come_with_its_weights(tmp_path: Path) -> None:
-    """Random weights have no names of classes, and the built entry has a thousand."""
-    from featviz.models.load import Loaded, _categories
-
-    entry = models.ResNet18_Weights.DEFAULT
-    module = nn.Identity()
-    assert _categories(Loaded(module, entry, {"weights": "default"})) == tuple(
-        entry.meta["categories"]
-    )
-    assert _categories(Loaded(module, entry, {"weights": "none"})) == ()
-    assert _categories(Loaded(module, None, {})) == ()
+    quantised = torch.quantize_per_tensor(scores, 0.5, 0, torch.quint8)
+    assert predictions.top_classes(quantised) == predictions.top_classes(scores)
+    odd = [scores + 1j, torch.nested.nested_tensor([scores[0]]), scores.to_sparse()]
+    shapes = [scores[0], scores[:, :1], torch.zeros(2, 3), scores / 0, {"out": scores}, None]
+    assert [predictions.top_classes(output) for output in (*odd, *shapes)] == [()] * 9
 
 
 def test_scores_stand_where_the_model_says() -> None:
@@ -84,15 +72,6 @@ def test_scores_stand_where_the_model_says() -> None:
     assert indices == [1, 2, 0]
     assert predictions.top_classes(output) == predictions.top_classes(output, scores="x") == ()
     assert predictions.top_classes(scores, scores=None) == ()
-
-
-def test_only_plain_values_are_scores() -> None:
-    """Quantised scores are those they stand for; complex, nested and sparse ones are none."""
-    scores = torch.tensor([[0.0, 2.0, 1.0]])
-    quantised = torch.quantize_per_tensor(scores, 0.5, 0, torch.quint8)
-    assert predictions.top_classes(quantised) == predictions.top_classes(scores)
-    none = [scores + 1j, torch.nested.nested_tensor([scores[0]]), scores.to_sparse()]
-    assert [predictions.top_classes(output) for output in none] == [()] * 3
 
 
 def test_change_of_outputs_is_as_exact_as_they_are() -> None:

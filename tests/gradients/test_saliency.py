@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 from conftest import SMALL, Outcome
 from PIL import Image
 from tiles import rows
@@ -65,25 +63,3 @@ def test_saliency_lies_over_the_image(run: Callable[..., Path]) -> None:
     row = rows(folder)["0", 0, "saliency"]
     with Image.open(folder / row["file"]) as image, Image.open(folder / "input.png") as shown:
         assert np.array_equal(np.asarray(image), np.asarray(shown))
-
-
-def test_dry_run_counts_it(
-    featviz: Callable[..., Outcome], tiny_file: Path, picture: Path, run: Callable[..., Path]
-) -> None:
-    """The files that are foretold are those that are written."""
-    done = featviz("run", tiny_file, picture, *BASE, *SMALL, "--dry-run", "--json")
-    assert done.code == 0
-    foretold = [file["file"] for file in json.loads(done.out)["per_image"]]
-    written = [Path(row["file"]).name for row in rows(run()).values()]
-    assert sorted(foretold) == sorted(written)
-
-
-def test_reduction_by_hand() -> None:
-    """`--reduce max-abs` of any maps is torch's."""
-    import featviz as fv
-
-    maps = torch.randn(5, 9, 7, generator=torch.Generator().manual_seed(0))
-    found = np.asarray(fv.grid(maps, reduce="max-abs", scale=1)).astype(int)
-    wanted = maps.abs().amax(0)
-    wanted = (wanted - wanted.min()) / (wanted.max() - wanted.min()) * 255
-    assert np.abs(found - wanted.numpy()).max() <= 1

@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import SCENES, Outcome
+from conftest import Outcome
+from gradient_models import SPHERES
 from oracle import assert_close, input_of, inputs, saved
 from torch import Tensor, nn
 
@@ -18,10 +19,9 @@ import featviz as fv
 from featviz.errors import UsageError
 from featviz.gradients import targets
 from featviz.models.load import adopt
-from featviz.models.preprocess import InputOptions
+from featviz.options import InputOptions
 from featviz.rundir.read import read_json
 
-SPHERES = SCENES / "spheres.jpg"
 Pair = namedtuple("Pair", ["left", "right"])
 
 
@@ -163,15 +163,6 @@ def test_a_layer_as_target_is_the_one_in_its_place(tmp_path: Path) -> None:
     assert_close(saved(tmp_path / "out" / "spheres.jpg")["0", "grad-input"], want)
 
 
-def test_channel_of_a_token_layer_is_its_last_axis() -> None:
-    """[1, T, D] counts channels last; the mean is over tokens."""
-    torch.manual_seed(0)
-    target = targets.parse("layer:x:1")
-    assert (target.layer, target.channel) == ("x", 1)
-    tensor = torch.randn(1, 5, 8)
-    assert torch.equal(target.value(tensor.select(-1, 1)), tensor[..., 1].mean())
-
-
 def test_names_of_classes(tmp_path: Path) -> None:
     """A name in any case; a near one is suggested; names of another head are not used."""
     names = ("tabby", "tiger cat", "Egyptian cat")
@@ -204,7 +195,7 @@ def test_unreadable_targets_are_refused(text: str, featviz: Callable[..., Outcom
     done = featviz(
         "run", "no_such_model", SPHERES, "--capture", "grad", "--target", text, "--out", "o"
     )
-    assert (done.code, done.err.splitlines()[0]) == (2, f"error: --target {text!r} cannot be read")
+    assert (done.code, done.err.splitlines()[0]) == (2, f"error: target {text!r} cannot be read")
     assert done.err.splitlines()[1].startswith("hint: ")
 
 
@@ -236,7 +227,7 @@ REFUSED: list[tuple[Callable[[Tensor], Any], str | None, str, str | None]] = [
         "target 'top1': the output is no tensor; the model gives output[out] [1, 5, 1, 1], "
         "output[aux][0] [1, 5], output[aux][1][0] [1, 5], output[aux][1][1][0] [1, 5], "
         "output[whole] [1], output[3][logits] [1, 5]",
-        "name one: target 'output[out]:mean'",
+        "name one: --target 'output[out]:mean'",
     ),
     (
         nested,
@@ -248,7 +239,7 @@ REFUSED: list[tuple[Callable[[Tensor], Any], str | None, str, str | None]] = [
         lambda scores: [torch.nested.nested_tensor([scores[0]]), scores.argmax(1)],
         None,
         "target 'top1': the output is no tensor; the model gives output[0] nested, output[1] [1]",
-        "name one: target 'output[0]:mean'",
+        "name one: --target 'output[0]:mean'",
     ),
     (
         lambda scores: [scores.argmax(1)],
@@ -262,7 +253,7 @@ REFUSED: list[tuple[Callable[[Tensor], Any], str | None, str, str | None]] = [
         "target 'output[11]': the output is no tensor there; the model gives "
         + ", ".join(f"output[{i}] [1, 5]" for i in range(8))
         + " and 3 more",
-        "name one: target 'output[0]:mean'",
+        "name one: --target 'output[0]:mean'",
     ),
     (
         plain,
@@ -296,17 +287,12 @@ REFUSED: list[tuple[Callable[[Tensor], Any], str | None, str, str | None]] = [
         "target 'class:cat': no class has this name",
         "these weights have no names; give its number",
     ),
-    (
-        plain,
-        "layer:con",
-        "target 'layer:con': no layer is called 'con'",
-        "did you mean conv?",
-    ),
+    (plain, "layer:con", "target 'layer:con': no layer is called 'con'", "did you mean conv?"),
     (
         plain,
         "layer:zzz",
         "target 'layer:zzz': no layer is called 'zzz'",
-        "featviz.layers MODEL lists them",
+        "featviz layers MODEL lists them",
     ),
     (plain, "layer:conv:4", "target 'layer:conv:4': the layer has channels 0 to 3", None),
     (
@@ -386,25 +372,6 @@ def test_parameters_made_in_inference_mode_are_named(tmp_path: Path) -> None:
     fv.run(model, SPHERES, "0", tmp_path / "out", **inputs(8))  # without gradients it is fine
 
 
-class Uninvolved(nn.Module):
-    """Computes under no_grad, and has parameters whose gradient would flow."""
-
-    def __init__(self, wraps: Any) -> None:
-        super().__init__()
-        self.conv, self.wraps = nn.Conv2d(3, 2, 3), wraps
-
-    def forward(self, x: Tensor) -> Tensor:
-        with self.wraps():
-            return self.conv(x).mean((2, 3))
-
-
-@pytest.mark.parametrize("wraps", [torch.no_grad, torch.inference_mode])
-def test_models_without_a_graph_say_so(wraps: Any, tmp_path: Path) -> None:
-    """no_grad or inference_mode inside forward."""
-    with pytest.raises(UsageError, match="no gradient flows back from it"):
-        gradient(Uninvolved(wraps), None, tmp_path / "out")
-
-
 def test_nan_scores_have_a_gradient_and_a_manifest(tmp_path: Path) -> None:
     """NaN is no JSON: the target's value is null there, and there is no prediction."""
     model = Heads(lambda scores: scores * float("nan"))
@@ -421,8 +388,8 @@ def test_weights_names_reach_the_target(tmp_path: Path) -> None:
     from dataclasses import replace
 
     from featviz import pipeline
-    from featviz.pipeline.options import RunOptions
-    from featviz.records import ImageResult, PassOptions
+    from featviz.options import PassOptions, RunOptions
+    from featviz.records import ImageResult
 
     model = Heads(plain).eval()
     options = InputOptions(**inputs(8))

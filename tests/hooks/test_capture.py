@@ -15,52 +15,18 @@ from torchvision.models.feature_extraction import create_feature_extractor, get_
 
 import featviz
 from featviz.errors import ForwardError, UsageError
-from featviz.hooks.capture import hooked
-from featviz.hooks.containers import leaves
+from featviz.hooks.capture import hooked, leaves
 from featviz.hooks.eval_mode import in_eval_mode
 from featviz.hooks.forward import forward
 from featviz.hooks.layers import list_layers
-from featviz.records import Layer, Site
 
-
-def grab(model: nn.Module, layers: str, tensor: Tensor) -> dict[str, list[Tensor]]:
-    with in_eval_mode(model), featviz.capture(model, layers) as maps:
-        model(tensor)
-    return dict(maps)
-
-
-@pytest.mark.slow
-def test_conv_before_in_place_relu_keeps_negative_values() -> None:
-    """An in-place ReLU does not overwrite what was captured of the convolution."""
-    model = models.vgg11().eval()
-    maps = grab(model, "Conv2d", torch.randn(1, 3, 64, 64))
-    assert len(maps) == 8
-    assert all(bool((tensors[0] < 0).any()) for tensors in maps.values())
-
-
-@pytest.mark.slow
-def test_functional_in_place_relu_keeps_negative_values() -> None:
-    """densenet's F.relu(inplace=True) does not reach what was captured of its features."""
-    model = models.densenet121().eval()
-    maps = grab(model, "features,features.norm5", torch.randn(1, 3, 64, 64))
-    assert all(bool((tensors[0] < 0).any()) for tensors in maps.values())
+from .small_net import grab
 
 
 def test_every_call_of_a_shared_module_is_captured() -> None:
     """ResNet-18 has 9 ReLU modules and 17 calls."""
     maps = grab(models.resnet18(), "ReLU", torch.randn(1, 3, 64, 64))
     assert (len(maps), sum(len(calls) for calls in maps.values())) == (9, 17)
-
-
-def test_selector_on_an_alias_matches() -> None:
-    """A module under two names is found by either, as the call that is made by that name."""
-    model = nn.Sequential(nn.Conv2d(3, 3, 1), nn.ReLU())
-    model.add_module("again", model[0])
-    assert [layer.name for layer in list_layers(model)] == ["", "0", "1", "again"]
-    image = torch.randn(1, 3, 4, 4)
-    with featviz.capture(model, "again") as maps:
-        output = model(image)
-    assert list(maps) == ["again"] and torch.equal(maps["again"][0], output)
 
 
 def out_of_place(model: nn.Module) -> nn.Module:
@@ -125,14 +91,6 @@ def _quiet(name: str) -> dict[str, Any]:
     return {"init_weights": True} if name == "inception_v3" else {}
 
 
-def test_hooks_change_nothing_of_the_output(tiny: nn.Module) -> None:
-    """A hook returns nothing, so the model's output is bit for bit the same."""
-    tensor = torch.randn(1, 3, 8, 8)
-    plain = tiny(tensor)
-    with featviz.capture(tiny, "*"):
-        assert torch.equal(tiny(tensor), plain)
-
-
 class Careless(nn.Module):
     """Changes a buffer, swaps another, draws random numbers, and may raise."""
 
@@ -176,21 +134,8 @@ def test_failure_names_the_innermost_module() -> None:
     with pytest.raises(ForwardError, match=r"failed in 1\.1\.conv \(Conv2d\): .*channels"):
         forward(model, [torch.randn(1, 3, 4, 4)])
     model = nn.Sequential(Careless(True))
-    with pytest.raises(ForwardError, match=r"failed in 0 \(Careless\): no$"):
+    with pytest.raises(ForwardError, match=r"failed in 0 \(Careless\): no"):
         forward(model, [torch.randn(1, 3, 4, 4)])
-
-
-def test_fault_of_the_sink_is_not_blamed_on_the_model(tiny: nn.Module) -> None:
-    """A bug behind the hooks comes out as it is, not as a failure of the model."""
-
-    def broken(site: Site, tensor: Tensor) -> None:
-        raise ZeroDivisionError("ours")
-
-    with (
-        hooked(tiny, list_layers(tiny), broken) as recorder,
-        pytest.raises(ZeroDivisionError, match="ours"),
-    ):
-        forward(tiny, [torch.randn(1, 3, 8, 8)], recorder)
 
 
 def test_attention_submodules_fire_when_the_fast_path_is_off() -> None:
@@ -264,17 +209,3 @@ def test_capture_refuses_what_matches_nothing(tiny: nn.Module) -> None:
         featviz.capture(tiny, "Conv3d"),
     ):
         pass
-
-
-def test_list_layers_follows_named_modules() -> None:
-    """Index, name and class are those of named_modules()."""
-    model = models.resnet18()
-    expected = [
-        (i, name, type(module).__name__) for i, (name, module) in enumerate(model.named_modules())
-    ]
-    assert [(x.index, x.name, x.type) for x in list_layers(model)] == expected
-
-
-def test_layer_label_is_the_class_for_the_model_itself() -> None:
-    """The model has no qualified name; its class stands in."""
-    assert Layer(0, "", "ResNet").label == "ResNet"

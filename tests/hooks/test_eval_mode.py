@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from pathlib import Path
 from threading import Event, Thread
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -17,73 +18,56 @@ from featviz.hooks.eval_mode import in_eval_mode
 IMAGE = torch.rand(3, 16, 16)
 
 
+WAYS: dict[str, tuple[Callable[[Any, Tensor], object], Callable[[Any], Tensor]]] = {
+    "attribute": (lambda net, made: setattr(net, "kept", made), lambda net: net.kept),
+    "list": (lambda net, made: net.row.append(made), lambda net: net.row[0]),
+    "mapping": (lambda net, made: net.map.update(a=[made]), lambda net: net.map["a"][0]),
+    "set": (lambda net, made: net.set.add(made), lambda net: next(iter(net.set))),
+    "tuple": (lambda net, made: net.pair[0].append(made), lambda net: net.pair[0][0]),
+    "module": (
+        lambda net, made: setattr(net, "inner", nn.Conv2d(1, 4, 1)),
+        lambda net: net.inner(torch.ones(1, 1, 1, 1)),
+    ),
+    "empty buffer": (lambda net, made: setattr(net, "table", made), lambda net: net.table),
+    "new buffer": (lambda net, made: net.register_buffer("new", made), lambda net: net.new),
+    "empty parameter": (
+        lambda net, made: setattr(net, "scale", nn.Parameter(made)),
+        lambda net: net.scale,
+    ),
+    "new parameter": (
+        lambda net, made: setattr(net, "weight", nn.Parameter(made)),
+        lambda net: net.weight,
+    ),
+}
+"""How a module keeps what its first forward makes, and how it gets that back."""
+
+
 class Keeping(nn.Module):
-    """Keeps what forward makes for its next call, in one of several ways."""
+    """A convolution, weighed with what is kept in one of these ways."""
 
     def __init__(self, how: str) -> None:
         super().__init__()
-        self.how, self.conv = how, nn.Conv2d(3, 4, 3)
-        self.kept: object = {"list": [None], "mapping": {}, "set": set(), "tuple": ([None],)}.get(
-            how
-        )
-        if how == "empty buffer":
-            self.register_buffer("table", None)
-        if how == "empty parameter":
-            self.register_parameter("scale", None)
+        self.how, self.conv, self.made = how, nn.Conv2d(3, 4, 3), False
+        self.row, self.map, self.set, self.pair = [], {}, set(), ([],)  # type: ignore[var-annotated]
+        self.register_buffer("table", None)
+        self.register_parameter("scale", None)
 
     def forward(self, x: Tensor) -> Tensor:
         """The convolution, weighed with what is kept."""
-        return self.conv(x) * self.weight_for(x)
-
-    def weight_for(self, x: Tensor) -> Tensor:
-        """What is kept, made by the first call that needs it."""
-        made = torch.full((4, 1, 1), 2.0)
-        if self.how == "attribute":
-            self.kept = made if self.kept is None else self.kept
-            return self.kept
-        if self.how in ("list", "tuple"):
-            place = self.kept if self.how == "list" else self.kept[0]
-            place[0] = made if place[0] is None else place[0]
-            return place[0]
-        if self.how == "mapping":
-            return self.kept.setdefault(x.shape[-2:], [made])[0]
-        if self.how == "set":
-            self.kept.update([] if self.kept else [made])
-            return next(iter(self.kept))
-        return self.registered_for(made)
-
-    def registered_for(self, made: Tensor) -> Tensor:
-        """What is kept as a buffer, a parameter or a module."""
-        if self.how == "empty buffer":
-            self.table = made if self.table is None else self.table
-            return self.table
-        if self.how == "new buffer":
-            if not hasattr(self, "table"):
-                self.register_buffer("table", made)
-            return self.table
-        if self.how == "empty parameter":
-            self.scale = nn.Parameter(made) if self.scale is None else self.scale
-            return self.scale
-        if self.how == "new parameter":
-            if not hasattr(self, "scale"):
-                self.scale = nn.Parameter(made)
-            return self.scale
-        if self.kept is None:
-            self.kept = nn.Conv2d(1, 4, 1)
-        return self.kept(torch.ones(1, 1, 1, 1))
+        keep, kept = WAYS[self.how]
+        if not self.made:
+            keep(self, torch.full((4, 1, 1), 2.0))
+        self.made = True
+        return self.conv(x) * kept(self)
 
 
-WAYS = ["attribute", "list", "mapping", "set", "tuple", "module"]
-REGISTERED = ["empty buffer", "new buffer", "empty parameter", "new parameter"]
-
-
-@pytest.mark.parametrize("how", WAYS + REGISTERED)
+@pytest.mark.parametrize("how", WAYS)
 def test_what_forward_keeps_can_be_trained_with(how: str) -> None:
     """Tensors of inference mode would end the next backward; what is kept stays what it is."""
     model = Keeping(how).train()
     with in_eval_mode(model):
         made = model(IMAGE[None])
-    kept = model.weight_for(IMAGE[None])
+    kept = WAYS[how][1](model)
     assert torch.equal(model.conv(IMAGE[None]) * kept, made)
     model(IMAGE[None]).sum().backward()
     assert model.conv.weight.grad is not None

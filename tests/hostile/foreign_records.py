@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 RUN_RECORD = {
-    "schema_version": 1,
+    "schema_version": 2,
     "featviz": "0.1.0",
     "torch": "2.6.0",
     "model": {},
@@ -20,8 +20,8 @@ NOT_OURS: dict[str, Any] = {
     "empty": "",
     "list": [],
     "another program's": {"name": "proj", "scripts": {}},
-    "version only": {"schema_version": 1},
-    "version is text": {**RUN_RECORD, "schema_version": "1"},
+    "version only": {"schema_version": 2},
+    "version is text": {**RUN_RECORD, "schema_version": "2"},
     "version is true": {**RUN_RECORD, "schema_version": True},
     "version is zero": {**RUN_RECORD, "schema_version": 0},
     "no featviz": {k: v for k, v in RUN_RECORD.items() if k != "featviz"},

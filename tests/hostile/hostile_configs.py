@@ -16,50 +16,30 @@ TEXTS: dict[str, bytes] = {
     "5,000 tables inside one another": b"a" + b".a" * 5_000 + b" = 1",
     "a number of 10,000 digits": b"nrow = " + b"9" * 10_000,
     "a number of 10**400": b"pad-value = 1e400",
-    "not a number": b"padding = nan",
     "no UTF-8": b"layers = '\xff\xfe'",
-    "half a string": b'layers = "Conv',
-    "nothing": b"",
     "40 MB": b"# " + b"x" * 40_000_000,
-    "a key twice": b"nrow = 1\nnrow = 2",
     "an unknown table": b"[runn]\nnrow = 2",
     "a table of the program's": b"[featviz]\nnrow = 2",
-    "a table of another command's": b"[layers]\nlayers = 'Conv2d'",
-    "a table in a table": b"[run.deep]\nnrow = 2",
     "an unknown key": b"[run]\nnroww = 2",
     "a key that sets a terminal's title": f'"a{_TITLE}" = 1'.encode(),
     "a value that sets a terminal's title": f'layers = "a{_TITLE}"'.encode(),
     "a table for a value": b"[run.layers]\na = 1",
-    "a date for a value": b"layers = 2024-01-01",
-    "a list of lists": b"layers = [['a'], ['b']]",
-    "a number for layers": b"layers = 5",
     "text for a number": b"nrow = 'many'",
-    "a truth for a number": b"nrow = true",
-    "a negative number of maps": b"max-maps = -1",
-    "a padding of 10**9": b"padding = 1000000000",
     "a scale of 10**9": b"scale = 1000000000",
-    "a size of nothing": b"size = 0",
     "10**9 threads": b"jobs = 1000000000",
     "a share of superscripts": "shard = '²/4'".encode(),
-    "a share of nothing": b"shard = '0/0'",
     "a regular expression that does not end": b"layers = 're:(a+)+$'",
-    "a broken regular expression": b"layers = 're:('",
     "an index of 10**30": b"layers = 'Conv2d#" + b"9" * 30 + b"'",
     "a format of no kind": b"format = 'gif'",
     "a colormap of no kind": b"cmap = '../../secret'",
-    "a range of infinities": b"normalize = 'range:-inf,inf'",
-    "a percentile of nothing": b"normalize = 'percentile:nan,200'",
     "20,000 keys": b"\n".join(b"k%d = 1" % n for n in range(20_000)),
     "a list for the output": b"out = ['a', 'b']",
     "a config in a config": b"config = 'c.toml'",
-    "unsafe-load as text": b"unsafe-load = 'perhaps'",
     "a NUL in a path": b'out = "a\\u0000b"',
 }
 REFUSED = {
     "100,000 brackets",
     "no UTF-8",
-    "half a string",
-    "a key twice",
     "an unknown table",
     "a table of the program's",
     "an unknown key",
@@ -80,67 +60,47 @@ OTHER_LINES = [
 ]
 
 
-def _text(data: bytes) -> Callable[[Sandbox], None]:
-    def make(box: Sandbox) -> None:
-        place(box)
-        (box.given / "c.toml").write_bytes(data)
-
-    return make
-
-
-def _no_file(make: Callable[[Sandbox], object]) -> Callable[[Sandbox], None]:
+def _given(name: str, make: Callable[[Path], object]) -> Callable[[Sandbox], None]:
     def both(box: Sandbox) -> None:
         place(box)
-        make(box)
+        make(box.given / name)
 
     return both
 
 
-FILES: dict[str, Callable[[Sandbox], object]] = {
-    "a FIFO": lambda b: os.mkfifo(b.given / "c.toml"),
-    "a device": lambda b: (b.given / "c.toml").symlink_to("/dev/zero"),
-    "a folder": lambda b: (b.given / "c.toml").mkdir(),
-    "a secret": lambda b: (b.given / "c.toml").symlink_to(b.secret),
+def _holds(data: bytes) -> Callable[[Path], object]:
+    return lambda path: path.write_bytes(data)
+
+
+FILES: dict[str, Callable[[Path], object]] = {
+    "a FIFO": os.mkfifo,
+    "a device": lambda path: path.symlink_to("/dev/zero"),
+    "a folder": Path.mkdir,
+    "a secret": lambda path: path.symlink_to("../secret/id_secret"),
 }
 ARGUMENTS: dict[str, list[str]] = {
-    "a share of superscripts": ["--shard", "²/4"],
     "a size of 5,000 digits": ["--size", "9" * 5_000],
     "an index of 5,000 digits": ["--layers", f"Conv2d#{'9' * 5_000}"],
-    "a slice of 5,000 digits": ["--layers", f"Conv2d#:{'9' * 5_000}"],
-    "an archive of 300 letters": ["--archive", f"{'n' * 300}.zip"],
     "a board of 300 letters": ["--tensorboard", "n" * 300],
     "an amount of bytes of 400 digits": ["--max-output-size", "9" * 400],
-    "a share of 10**30": ["--shard", f"1/{10**30}"],
     "a selector that is a title": ["--layers", f"a{TITLE}"],
     "a selector of 100,000 commas": ["--layers", "," * 100_000],
     "a model argument that is code": ["--model-arg", f"a=__import__('os').mkdir('{MARKER}')"],
     "a model argument 5,000 deep": ["--model-arg", f"a={'(' * 5000}"],
-    "a size of superscripts": ["--size", "²x²"],
-    "a mean of nothing": ["--mean", "nan,inf,1e400"],
     "a target of no class": ["--target", f"class:{TITLE}"],
-    "a global that is code": ["--allow-global", "os.system"],
-    "a global that is no name": ["--allow-global", "..;x"],
 }
 """Values that a CI job may take from outside and put on the command line."""
 
-
-API = [
-    *("format", "pick", "tensors", "layers_of_nothing", "no_image", "null_in_path"),
-    *("scripted", "picture", "array", "class", "list"),
-]
-"""Functions of hostile_api.py."""
-
-
 BASELINES: dict[str, Callable[[Path], object]] = {
-    "100,000 levels": lambda path: path.write_bytes(b"[" * 100_000),
-    "numbers of 1e400": lambda path: path.write_bytes(
+    "100,000 levels": _holds(b"[" * 100_000),
+    "numbers of 1e400": _holds(
         b'{"schema_version": 1, "layers": [{"label": "0", "findings": {"dead": [1e400]}}]}'
     ),
-    "labels that are lists": lambda path: path.write_bytes(
+    "labels that are lists": _holds(
         b'{"schema_version": 1, "layers": [{"label": [0], "findings": {}}]}'
     ),
-    "a FIFO": os.mkfifo,
-    "a device": lambda path: path.symlink_to("/dev/zero"),
+    "a FIFO": FILES["a FIFO"],
+    "a device": FILES["a device"],
 }
 """What `--baseline` may name."""
 
@@ -149,21 +109,16 @@ def all_attacks() -> Iterator[Attack]:
     """All of this file."""
     for name, data in TEXTS.items():
         expect = "refused" if name in REFUSED else "any"
-        yield Attack(f"toml: {name}", _text(data), LINES, expect)
+        yield Attack(f"toml: {name}", _given("c.toml", _holds(data)), LINES, expect)
     for name, make in FILES.items():
-        yield Attack(f"toml: {name}", _no_file(make), OTHER_LINES, "refused")
+        yield Attack(f"toml: {name}", _given("c.toml", make), OTHER_LINES, "refused")
     line = f"layers {'n' * 300}.pth"
     yield Attack("argument: a model of 300 letters", place, [line], "refused")
     for name, make in BASELINES.items():
-        own = _no_file(lambda b, make=make: make(b.given / "old.json"))
         line = "audit {given}/net.pth {given}/photos --baseline {given}/old.json --out out{n}"
-        yield Attack(f"baseline: {name}", own, [line], "refused")
+        yield Attack(f"baseline: {name}", _given("old.json", make), [line], "refused")
     for name, words in ARGUMENTS.items():
         line = ["run", "{given}/net.pth", "{given}/photos", "--out", "out{n}", *words]
         yield Attack(f"argument: {name}", place, [line])
-    for name in API:
-        line = [f"call:hostile_api:api_{name}", "{given}/photos/a.png"]
-        yield Attack(f"api: {name.replace('_', ' ')}", place, [line])
-    yield Attack("api: grid of an array", place, [["call:hostile_api:api_grid"]])
-    good = _text(b"[run]\nnrow = 2\nlayers = ['Conv2d', 'ReLU']\n[audit]\neps = 0.5\n")
-    yield Attack("control: an honest TOML file", good, LINES, "good")
+    good = _holds(b"[run]\nnrow = 2\nlayers = ['Conv2d', 'ReLU']\n[audit]\neps = 0.5\n")
+    yield Attack("control: an honest TOML file", _given("c.toml", good), LINES, "good")

@@ -1,4 +1,4 @@
-"""Runs command lines on hostile inputs, each in a forked child, and says what is wrong with it.
+"""Runs command lines on hostile inputs, each attack in a forked child, and says what is wrong.
 
 An input is made in a sandbox: `given/` holds it, `work/` is the current folder and may be written,
 `secret/` and `bystander/` belong to somebody else. What a command may do is end well, or in one
@@ -22,7 +22,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -31,28 +31,22 @@ from hostile_audit import MARKER
 from PIL import Image
 
 HERE = Path(__file__).parent
-ROOT = HERE.parent.parent
-
 SECONDS = 20
 """Wall clock of one command line, for what waits without working (a FIFO)."""
-CPU_SECONDS = 10
-"""Processor time of one command line."""
-REFUSAL_CPU_SECONDS = 4
-"""The same where the input is to be refused: twice what is promised, for slow machines."""
+CPU_SECONDS = {"any": 10, "refused": 4}
+"""Processor time of one command line; twice what is promised, for slow machines."""
 MEMORY = 2**30
 """Bytes by which the address space of a command line may grow."""
 
 SECRET = f"-----BEGIN {MARKER.upper()} KEY----- 4f1c9e7a5b2d8036 -----END"
 """Text that must not turn up anywhere."""
-SECRET_NAME = "id_secret"
 MARKUP = f"</script><script>{MARKER}()</script><img src=x onerror={MARKER}()>"
 TITLE = f"\x1b]0;{MARKER}\x07\x9b31m\r"
 """Sets the title of a terminal, and goes back to the beginning of the line."""
 
 _RAW_MARKUP = (f"<script>{MARKER}", f"onerror={MARKER}()>")
 _CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f]")
-_LINKS = re.compile(rf'(?:href|src)\s*=\s*["\'][^"\']*{SECRET_NAME}|url\([^)]*{SECRET_NAME}')
-_PAGES = (".html", ".htm", ".svg")
+_LINKS = re.compile(r'(?:href|src)\s*=\s*["\'][^"\']*id_secret|url\([^)]*id_secret')
 _NO_MEMORY = re.compile(r"MemoryError|allocate memory|bad_alloc|[Uu]nable to allocate|alloc_cpu")
 _WINDOW = 8
 """Pixels in a row by which the secret picture is known."""
@@ -82,13 +76,8 @@ class Sandbox:
 
     @property
     def secret(self) -> Path:
-        """A file of somebody else's, whose text must stay there."""
-        return self.root / "secret" / SECRET_NAME
-
-    @property
-    def secret_picture(self) -> Path:
-        """A picture of somebody else's."""
-        return self.root / "secret" / f"{SECRET_NAME}.png"
+        """A file of somebody else's; beside it the same as a picture, an array and a folder."""
+        return self.root / "secret" / "id_secret"
 
     @property
     def bystander(self) -> Path:
@@ -108,15 +97,14 @@ class Sandbox:
             folder.mkdir(parents=True)
         box.secret.write_text(SECRET)
         box.bystander.write_text("mine")
-        Image.fromarray(secret_pixels()).save(box.secret_picture)
+        for name in ("id_secret.png", "output.png"):
+            Image.fromarray(secret_pixels()).save(box.secret.with_name(name))
+        np.save(box.secret.with_suffix(".npy"), np.frombuffer(SECRET.encode(), np.uint8))
         return box
 
     def filled(self, word: str) -> str:
-        """A word of a command line, with `{given}`, `{work}`, `{root}` in it replaced."""
-        places = {"given": self.given, "work": self.work, "root": self.root}
-        for name, place in places.items():
-            word = word.replace(f"{{{name}}}", str(place))
-        return word
+        """A word of a command line, with `{given}` and `{root}` in it replaced."""
+        return word.replace("{given}", str(self.given)).replace("{root}", str(self.root))
 
 
 @dataclass(frozen=True)
@@ -127,20 +115,20 @@ class Attack:
     """What it attempts, in one line."""
     make: Callable[[Sandbox], object]
     commands: Sequence[str | Sequence[str]]
-    """Each a line, or words; `call:module:function` calls a function of the API."""
-    expect: str = "any"
-    """`good`: exit 0. `refused`: an error. `any`: either, but nothing else."""
+    """Each a line, or words; `{n}` in one is its number."""
+    expect: str | Sequence[int] = "any"
+    """`good`: exit 0. `refused`: an error. `any`: either. Or the exit code of each command line."""
+    words: str = ""
+    """What must stand on stderr of each command line."""
     may_change: tuple[str, ...] = ("work",)
     """Files and folders of the sandbox that the command may write."""
     keep: tuple[str, ...] = ()
     """Files among these that must stay all the same."""
     own_code: tuple[str, ...] = ()
     """Python files of the sandbox that the command line names."""
-    shares_secret: bool = False
-    """The secret picture is an honest input."""
 
 
-@dataclass
+@dataclass(frozen=True)
 class Outcome:
     """What a command line did."""
 
@@ -149,83 +137,52 @@ class Outcome:
     late: bool
     out: str
     err: str
-    violations: list[str]
-    grown: int = 0
-    faults: list[str] = field(default_factory=list)
+    violations: str
 
 
 class Worker:
-    """The other process; started at the first request, and again if it is lost."""
+    """The other process; started at the first request."""
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[str] | None = None
         self._folder: tempfile.TemporaryDirectory[str] | None = None
 
-    def ask(self, **request: Any) -> Outcome:
-        """Run one command line, or a call."""
-        process = self._started()
-        assert process.stdin is not None and process.stdout is not None and self._folder
-        request["temporary"] = str(Path(self._folder.name) / "tmp")
-        request["writable"] = [*request["writable"], self._folder.name, os.devnull]
-        process.stdin.write(json.dumps(request) + "\n")
-        process.stdin.flush()
-        answer = process.stdout.readline()
-        if not answer:
-            self.close()
-            raise AssertionError("the worker itself is gone")
-        found = json.loads(answer)
-        return Outcome(
-            found["code"],
-            found["signal"],
-            found["late"],
-            found["out"],
-            found["err"],
-            found["faults"].splitlines(),
-            found.get("grown", 0),
-        )
-
-    def _started(self) -> subprocess.Popen[str]:
+    def ask(self, **request: Any) -> list[Outcome]:
+        """Run command lines in a fresh child."""
         if self._process is None:
             self._folder = tempfile.TemporaryDirectory(prefix="hostile-")
-            home = Path(os.path.realpath(self._folder.name))
-            (home / "tmp").mkdir()
             self._process = subprocess.Popen(
                 [sys.executable, str(HERE / "hostile_worker.py")],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 text=True,
-                env=_environment(home),
+                env=_environment(Path(self._folder.name).resolve()),
             )
-            assert self._process.stdout is not None
-            assert json.loads(self._process.stdout.readline() or "{}") == {"ready": True}
-        return self._process
-
-    def close(self) -> None:
-        """End it."""
-        if self._process is not None:
-            with contextlib.suppress(OSError):
-                self._process.communicate(timeout=30)
-            self._process = None
-        if self._folder is not None:
-            self._folder.cleanup()
-            self._folder = None
+            assert self._process.stdout and self._process.stdout.readline() == "ready\n"
+            atexit.register(self._process.communicate, timeout=30)
+        assert self._process.stdin and self._process.stdout and self._folder
+        request["writable"] += [os.path.realpath(self._folder.name), os.devnull]
+        self._process.stdin.write(json.dumps(request) + "\n")
+        self._process.stdin.flush()
+        return [Outcome(**found) for found in json.loads(self._process.stdout.readline())]
 
 
 SHARED = Worker()
 """One for all test modules: it takes seconds to start."""
-atexit.register(SHARED.close)
 
 
 def _environment(home: Path) -> dict[str, str]:
+    (home / "tmp").mkdir()
     left = ("COV", "PYTORCH_NVML")  # Lightning sets the latter, and torch then opens a library
     kept = {name: value for name, value in os.environ.items() if not name.startswith(left)}
-    path = os.pathsep.join([str(ROOT), str(HERE), os.environ.get("PYTHONPATH", "")])
+    path = os.pathsep.join([str(HERE.parent.parent), str(HERE), os.environ.get("PYTHONPATH", "")])
     return {
         **kept,
         "PYTHONPATH": path,
         "PYTHONDONTWRITEBYTECODE": "1",
         "PYTHONWARNINGS": "ignore",
         "HOME": str(home),
+        "TMPDIR": str(home / "tmp"),
         "XDG_CACHE_HOME": str(home / "cache"),
         "MPLCONFIGDIR": str(home / "mpl"),
         "TORCH_HOME": str(home / "torch"),
@@ -238,115 +195,70 @@ def _environment(home: Path) -> dict[str, str]:
 # One attack -----------------------------------------------------------------------------------
 
 
-def attempt(worker: Worker, attack: Attack, box: Sandbox) -> list[str]:
+def attempt(attack: Attack, box: Sandbox, seconds: float = SECONDS, cpu: int = 0) -> list[str]:
     """Make the input, run its command lines, and return all that is wrong, in words."""
     attack.make(box)
-    faults, after = [], snapshot(box.root)
-    for number, command in enumerate(attack.commands):
-        words = command.split() if isinstance(command, str) else list(command)
-        words = [box.filled(word.replace("{n}", str(number))) for word in words]
-        outcome = run(worker, box, words, attack, fresh=number == 0)
-        before, after = after, snapshot(box.root)
-        outcome.faults += changed(before, after, attack)
-        if not attack.shares_secret:
-            outcome.faults += leaks(box, attack, before)
-        if outcome.faults:
-            faults.append(f"{' '.join(words)}: {'; '.join(outcome.faults)}")
-        if outcome.late or outcome.signal == signal.SIGXCPU:
-            break  # the others would take as long
-    return faults
-
-
-def run(
-    worker: Worker, box: Sandbox, words: Sequence[str], attack: Attack, fresh: bool = True
-) -> Outcome:
-    """Run one command line and judge its exit and its streams."""
-    call = {"call": words[0].removeprefix("call:")} if words[0].startswith("call:") else {}
-    refused = attack.expect == "refused"
-    outcome = worker.ask(
-        argv=list(words[1:]) if call else list(words),
+    lines = [line.split() if isinstance(line, str) else list(line) for line in attack.commands]
+    lines = [
+        [box.filled(word.replace("{n}", str(n))) for word in line] for n, line in enumerate(lines)
+    ]
+    before = snapshot(box.root)
+    outcomes = SHARED.ask(
+        commands=lines,
         cwd=str(box.work),
         sandbox=str(box.root),
         writable=[str(box.root / own) for own in attack.may_change],
         own_code=[str(box.root / own) for own in attack.own_code],
-        seconds=SECONDS,
-        cpu=REFUSAL_CPU_SECONDS if refused else CPU_SECONDS,
+        seconds=seconds,
+        cpu=cpu or CPU_SECONDS["refused" if attack.expect == "refused" else "any"],
         memory=MEMORY,
-        fresh=fresh,
-        **call,
     )
-    several = words[0] in ("run", "audit") and not refused
-    outcome.faults = judged(outcome, attack.expect, "--json" in words, several)
-    return outcome
+    faults = []
+    for number, (line, outcome) in enumerate(zip(lines, outcomes, strict=False)):
+        expect = attack.expect if isinstance(attack.expect, str) else attack.expect[number]
+        several = line[0] in ("run", "audit") and expect != "refused"
+        found = [*judged(outcome, expect, several)]
+        if attack.words not in outcome.err and "--compare" not in line:  # which names nothing
+            found.append(f"{attack.words!r} is not said: {outcome.err[:300]!r}")
+        faults += [f"{' '.join(line)}: {fault}" for fault in found]
+    after = snapshot(box.root)
+    return [*faults, *changed(before, after, attack), *leaks(box, before, after, attack)]
 
 
-def judged(
-    outcome: Outcome, expect: str, as_json: bool = False, several: bool = False
-) -> list[str]:
+def judged(outcome: Outcome, expect: str | int, several: bool) -> Iterator[str]:
     """What is wrong with an exit and its streams.
 
     Args:
         several: there may be an `error:` line for each image that failed, before the last one.
     """
-    faults = [f"VIOLATION {line}" for line in dict.fromkeys(outcome.violations)]
-    if outcome.late:
-        return [*faults, f"HANG: no answer in {SECONDS} s"]
-    if outcome.signal == signal.SIGXCPU:
-        return [*faults, "TIME: more processor time than is allowed"]
+    yield from (f"VIOLATION {line}" for line in dict.fromkeys(outcome.violations.splitlines()))
+    last = (outcome.err.strip().splitlines() or [""])[-1][:200]
+    if outcome.late or outcome.signal == signal.SIGXCPU:
+        yield "HANG: more time than is allowed"
+        return
     if outcome.signal is not None:
-        return [*faults, f"SIGNAL {outcome.signal}: {_last_line(outcome.err)}"]
+        yield f"SIGNAL {outcome.signal}: {last}"
+        return
+    errors = sum(line.startswith("error:") for line in outcome.err.splitlines())
     if "Traceback (most recent call last)" in outcome.err:
-        faults.append(f"TRACEBACK {_last_line(outcome.err)}")
+        yield f"TRACEBACK {last}"
     elif found := _NO_MEMORY.search(outcome.err):
-        faults.append(f"MEMORY {found[0]}")
-    elif outcome.code in (1, 2) and not _is_told(outcome, several):
-        faults.append(f"{_error_lines(outcome.err)} error lines: {outcome.err[:200]!r}")
-    if outcome.grown > MEMORY:
-        faults.append(f"MEMORY {outcome.grown:,} bytes")
-    return [*faults, *_streams(outcome, as_json), *_unexpected(outcome, expect)]
-
-
-def _is_told(outcome: Outcome, several: bool) -> bool:
-    """One `error:` line; or an answer on stdout, as identify's "12 tensors; ..."."""
-    lines = _error_lines(outcome.err)
-    return (
-        lines == 1
-        or (lines > 1 and several)
-        or (lines == 0 and outcome.code == 1 and " tensors; " in outcome.out)
-    )
-
-
-def _error_lines(err: str) -> int:
-    return sum(line.startswith("error:") for line in err.splitlines())
-
-
-def _last_line(text: str) -> str:
-    return (text.strip().splitlines() or [""])[-1][:200]
-
-
-def _streams(outcome: Outcome, as_json: bool) -> Iterator[str]:
+        yield f"MEMORY {found[0]}"
+    elif outcome.code in (1, 2):  # with one line, or the answer of identify: "12 tensors; ..."
+        answered = outcome.code == 1 and " tensors; " in outcome.out
+        if not (errors == 1 or (several if errors else answered)):
+            yield f"{errors} error lines: {outcome.err[:200]!r}"
     for name, text in (("stdout", outcome.out), ("stderr", outcome.err)):
         text = re.sub(r"Traceback .*", "", text, flags=re.DOTALL)
         if SECRET in text:
             yield f"LEAK the secret is on {name}"
         if found := _CONTROLS.search(text):
             yield f"TERMINAL {found[0]!a} on {name}"
-    if as_json and outcome.code == 0:
-        try:
-            [json.loads(line) for line in outcome.out.splitlines() or [outcome.out]]
-        except ValueError:
-            with contextlib.suppress(ValueError):
-                json.loads(outcome.out)
-                return
-            yield "JSON on stdout cannot be read"
-
-
-def _unexpected(outcome: Outcome, expect: str) -> Iterator[str]:
     if expect == "good" and outcome.code != 0:
-        yield f"honest input refused: {_last_line(outcome.err)}"
-    if expect == "refused" and (outcome.code not in (1, 2) or not _error_lines(outcome.err)):
+        yield f"honest input refused: {last}"
+    elif expect == "refused" and (outcome.code not in (1, 2) or not errors):
         yield f"TAKEN: exit code {outcome.code}"
-    if outcome.code not in (0, 1, 2, 3, 4):
+    elif outcome.code not in ([expect] if isinstance(expect, int) else (0, 1, 2, 3, 4)):
         yield f"exit code {outcome.code}"
 
 
@@ -359,24 +271,15 @@ def snapshot(root: Path) -> Listing:
     """Every file: type and mode, and its content or where it leads."""
     found = {}
     for folder, folders, files in os.walk(root):
-        for name in (*folders, *files):
-            path = Path(folder, name)
-            mode = path.lstat().st_mode
-            content = ""
+        for path in (Path(folder, name) for name in (*folders, *files)):
+            mode, content = path.lstat().st_mode, ""
             if stat.S_ISLNK(mode):
                 content = str(path.readlink())
             elif stat.S_ISREG(mode):
-                content = _digest(path)
+                with contextlib.suppress(PermissionError), path.open("rb") as file:
+                    content = hashlib.file_digest(file, "sha256").hexdigest()
             found[path.relative_to(root).as_posix()] = (mode, content)
     return found
-
-
-def _digest(path: Path) -> str:
-    try:
-        with path.open("rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
-    except PermissionError:
-        return "not to be read"
 
 
 def changed(before: Listing, after: Listing, attack: Attack) -> Iterator[str]:
@@ -393,25 +296,24 @@ def _below(name: str, places: Iterable[str]) -> bool:
     return any(name == place or name.startswith(f"{place}/") for place in places)
 
 
-def leaks(box: Sandbox, attack: Attack, before: Listing) -> Iterator[str]:
+def leaks(box: Sandbox, before: Listing, after: Listing, attack: Attack) -> Iterator[str]:
     """Somebody else's secrets in what was written, links to them, and markup that stands raw."""
-    for place in attack.may_change:
-        for path in [box.root / place, *(box.root / place).rglob("*")]:
-            name = path.relative_to(box.root).as_posix()
-            if path.is_symlink():
-                if name not in before:
-                    yield f"LINK {name} was made"
-            elif path.is_file() and before.get(name, (0, ""))[1] != _digest(path):
-                yield from (f"LEAK {words} {name}" for words in _leaks_in(path))
+    for name, (mode, _) in after.items():
+        if after[name] == before.get(name) or not _below(name, attack.may_change):
+            continue
+        if stat.S_ISLNK(mode):
+            yield f"LINK {name} was made"
+        elif stat.S_ISREG(mode):
+            yield from (f"LEAK {words} {name}" for words in _leaks_in(box.root / name))
 
 
 def _leaks_in(path: Path) -> Iterator[str]:
     data = path.read_bytes()
-    if SECRET.encode() in data or any(piece in data for piece in _encoded()):
+    if any(piece in data for piece in _secrets()):
         yield "the secret is in"
     if _shows_secret(data):
         yield "secret pixels are in"
-    if path.suffix in _PAGES:
+    if path.suffix in (".html", ".svg"):
         text = data.decode(errors="replace")
         if _LINKS.search(text):
             yield "a link to the secret is in"
@@ -420,14 +322,13 @@ def _leaks_in(path: Path) -> Iterator[str]:
 
 
 @functools.cache
-def _encoded() -> tuple[bytes, ...]:
-    """Base64 of pieces of the secrets, at each of the three alignments."""
+def _secrets() -> tuple[bytes, ...]:
+    """The secret, and Base64 of pieces of it and of its picture at each of the three alignments."""
     file = io.BytesIO()
     Image.fromarray(secret_pixels()).save(file, "PNG")
     pieces = [SECRET.encode(), file.getvalue()[200:400]]
-    return tuple(
-        base64.b64encode(piece[shift : shift + 30])[:36] for piece in pieces for shift in range(3)
-    )
+    encoded = [base64.b64encode(p[shift : shift + 30])[:36] for p in pieces for shift in range(3)]
+    return SECRET.encode(), *encoded
 
 
 def _shows_secret(data: bytes) -> bool:

@@ -1,193 +1,105 @@
-"""Pickles made by hand from nodes (calls, objects, storages), and the zip around them."""
+"""Pickles made by hand from opcodes, the zip around them, and how a hostile model file is given to
+every command that takes one."""
 
 from __future__ import annotations
 
+import json
 import pickle
-import struct
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable
 from typing import Any
 
-from hostile_harness import Sandbox
-from hostile_models import zipped
+from hostile_audit import MARKER
+from hostile_harness import Attack, Sandbox
+from hostile_images import png, zipped
 from torch import nn
 
 
-@dataclass(frozen=True)
-class Global:
-    """A name, `module:attribute`."""
-
-    name: str
+class Opcodes(bytes):
+    """Instructions that leave one value on the stack."""
 
 
-@dataclass(frozen=True)
-class Reduce:
-    """A call of something with arguments."""
-
-    function: Any
-    arguments: tuple[Any, ...] = ()
-
-
-@dataclass(frozen=True)
-class NewObj:
-    """`cls.__new__(cls, *arguments)`."""
-
-    cls: Any
-    arguments: tuple[Any, ...] = ()
-
-
-@dataclass(frozen=True)
-class Build:
-    """An object whose state is put back."""
-
-    target: Any
-    state: Any
-
-
-@dataclass(frozen=True)
-class Persistent:
-    """What stands for a storage."""
-
-    identity: Any
-
-
-@dataclass(frozen=True)
-class Raw:
-    """Opcodes as they are."""
-
-    code: bytes
-
-
-def dumped(value: Any) -> bytes:
-    """The pickle of a value with such nodes in it, protocol 2."""
-    return b"\x80\x02" + b"".join(opcodes(value)) + b"."
-
-
-def opcodes(value: Any) -> Iterator[bytes]:
-    """The instructions that make a value, nodes included."""
-    if isinstance(value, Raw):
-        yield value.code
-    elif isinstance(value, Global):
-        module, _, name = value.name.partition(":")
-        yield f"c{module}\n{name}\n".encode()
-    elif isinstance(value, (Reduce, NewObj)):
-        yield from opcodes(value.function if isinstance(value, Reduce) else value.cls)
-        yield from opcodes(value.arguments)
-        yield b"R" if isinstance(value, Reduce) else b"\x81"
-    elif isinstance(value, Build):
-        yield from opcodes(value.target)
-        yield from opcodes(value.state)
-        yield b"b"
-    elif isinstance(value, Persistent):
-        yield from opcodes(value.identity)
-        yield b"Q"
-    elif isinstance(value, tuple):
-        yield b"("
-        for item in value:
-            yield from opcodes(item)
-        yield b"t"
-    elif isinstance(value, list):
-        yield b"]("
-        for item in value:
-            yield from opcodes(item)
-        yield b"e"
-    elif isinstance(value, dict):
-        yield b"}("
-        for key, item in value.items():
-            yield from opcodes(key)
-            yield from opcodes(item)
-        yield b"u"
-    else:
-        yield from scalar(value)
-
-
-def scalar(value: Any) -> Iterator[bytes]:
-    """The instruction that makes a plain value."""
-    if value is None:
-        yield b"N"
-    elif isinstance(value, bool):
-        yield b"\x88" if value else b"\x89"
-    elif isinstance(value, int):
-        data = pickle.encode_long(value)
-        long = (
-            b"\x8b" + struct.pack("<i", len(data)) if len(data) > 255 else bytes((0x8A, len(data)))
-        )
-        yield long + data
-    elif isinstance(value, float):
-        yield b"G" + struct.pack(">d", value)
-    elif isinstance(value, str):
+def opcodes(value: Any) -> Opcodes:
+    """The instructions that make a value, in which there may be others."""
+    if isinstance(value, Opcodes):
+        return value
+    if isinstance(value, tuple):
+        return Opcodes(b"(" + b"".join(map(opcodes, value)) + b"t")
+    if isinstance(value, list):
+        return Opcodes(b"](" + b"".join(map(opcodes, value)) + b"e")
+    if isinstance(value, dict):
+        return Opcodes(b"}(" + b"".join(opcodes(v) for pair in value.items() for v in pair) + b"u")
+    if isinstance(value, str):
         data = value.encode("utf-8", "surrogatepass")
-        yield b"X" + struct.pack("<I", len(data)) + data
-    else:
-        raise TypeError(value)
+        return Opcodes(b"X" + len(data).to_bytes(4, "little") + data)
+    return Opcodes(pickle.dumps(value, protocol=2)[2:-1])
 
 
-def ordered(**items: Any) -> Any:
+def named(name: str) -> Opcodes:
+    """What has this name, `module:attribute`."""
+    return Opcodes("c{}\n{}\n".format(*name.split(":", 1)).encode())
+
+
+def call(function: Opcodes, *arguments: Any) -> Opcodes:
+    """What a call gives."""
+    return Opcodes(function + opcodes(arguments) + b"R")
+
+
+def new(cls: Opcodes, *arguments: Any) -> Opcodes:
+    """`cls.__new__(cls, *arguments)`."""
+    return Opcodes(cls + opcodes(arguments) + b"\x81")
+
+
+def built(target: Opcodes, state: Any) -> Opcodes:
+    """An object whose state is put back."""
+    return Opcodes(target + opcodes(state) + b"b")
+
+
+def storage(*identity: Any) -> Opcodes:
+    """What stands for a storage."""
+    return Opcodes(opcodes(identity) + b"Q")
+
+
+def ordered(**items: Any) -> Opcodes:
     """An OrderedDict."""
-    made = Reduce(Global("collections:OrderedDict"))
-    return Raw(b"".join((*opcodes(made), b"(", *_pairs(items), b"u"))) if items else made
+    made, pairs = call(named("collections:OrderedDict")), opcodes(items)[1:]
+    return Opcodes(made + pairs) if items else made
 
 
-def _pairs(items: Mapping[Any, Any]) -> Iterator[bytes]:
-    for key, value in items.items():
-        yield from opcodes(key)
-        yield from opcodes(value)
+def floats(size: tuple[int, ...], stride: tuple[int, ...], key: str = "0") -> Opcodes:
+    """A tensor on a storage of 16 floats."""
+    data = storage("storage", named("torch:FloatStorage"), key, "cpu", 16)
+    rebuild = named("torch._utils:_rebuild_tensor_v2")
+    return call(rebuild, data, 0, size, stride, False, ordered())
 
 
-def floats(size: tuple[int, ...], stride: tuple[int, ...], **more: Any) -> Any:
-    """A tensor on storage `0`, which has 16 floats unless `count` says otherwise."""
-    kind, offset = more.get("kind", "FloatStorage"), more.get("offset", 0)
-    place, key = more.get("place", "cpu"), more.get("key", "0")
-    storage = ("storage", Global(f"torch:{kind}"), key, place, more.get("count", 16))
-    arguments = (Persistent(storage), offset, size, stride, False, ordered())
-    return Reduce(Global("torch._utils:_rebuild_tensor_v2"), arguments)
-
-
-def around(value: Any, **more: bytes) -> bytes:
-    """The zip file that torch.save would make around a pickle, with 64 bytes of data."""
-    return wrapped(dumped(value), **more)
-
-
-def wrapped(code: bytes, **more: bytes) -> bytes:
-    """The same for opcodes."""
-    data = {"a/data.pkl": code, "a/byteorder": b"little", "a/data/0": bytes(64)}
-    return zipped(
-        {**data, "a/version": b"3\n", **{f"a/{name}": record for name, record in more.items()}}
-    )
-
-
-def legacy(code: bytes) -> bytes:
-    """torch's format before 1.6 around a pickle without tensors."""
-    head = [0x1950A86A20F9469CFC6C, 1001, {"little_endian": True, "type_sizes": {}}]
-    start = b"".join(pickle.dumps(part, protocol=2) for part in head)
-    return start + code + pickle.dumps([], protocol=2)
+def partial(name: str, *arguments: Any) -> Opcodes:
+    """A functools.partial of what has this name."""
+    target = call(named("functools:partial"), named(name))
+    return built(target, (named(name), arguments, {}, None))
 
 
 def state_of(module: nn.Module) -> dict[str, Any]:
-    """The state of a module without parameters, as nodes."""
-    return {name: _node(value) for name, value in vars(module).items()}
+    """The state of a module without parameters."""
+
+    def plain(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {k: plain(v) for k, v in value.items()} if value else ordered()
+        return call(named("builtins:set"), list(value)) if isinstance(value, set) else value
+
+    return plain(vars(module))
 
 
-def _node(value: Any) -> Any:
-    if isinstance(value, dict):
-        return ordered(**value) if not value else {k: _node(v) for k, v in value.items()}
-    if isinstance(value, set):
-        return Reduce(Global("builtins:set"), (list(value),))
-    return value
-
-
-def module(name: str, **state: Any) -> Build:
+def module(name: str, **state: Any) -> Opcodes:
     """A module as torch pickles it, with some of its state replaced."""
-    return Build(NewObj(Global(name)), {**state_of(nn.Identity()), **state})
+    return built(new(named(name)), {**state_of(nn.Identity()), **state})
 
 
 RELU = "torch.nn.modules.activation:ReLU"
 LINEAR = "torch.nn.modules.linear:Linear"
-LSTM = "torch.nn.modules.rnn:LSTM"
 CONV = "torch.nn.modules.conv:Conv2d"
 
 
-def relu(**state: Any) -> Build:
+def relu(**state: Any) -> Opcodes:
     """A ReLU."""
     return module(RELU, **{"inplace": False, **state})
 
@@ -202,17 +114,79 @@ def python(box: Sandbox) -> str:
     return f"open({str(box.marker)!r}, 'w')"
 
 
-def system_call(box: Sandbox) -> Reduce:
+def system_call(box: Sandbox) -> Opcodes:
     """A call of os.system that would leave the marker."""
-    return Reduce(Global("posix:system"), (shell(box),))
+    return call(named("posix:system"), shell(box))
 
 
-def partial(name: str, *arguments: Any) -> Build:
-    """A functools.partial of what has this name."""
-    target = Reduce(Global("functools:partial"), (Global(name),))
-    return Build(target, (Global(name), tuple(arguments), {}, None))
+# Files ----------------------------------------------------------------------------------------
 
 
-def doubled(depth: int, close: bytes) -> Raw:
-    """t = (t, t), so often: a few bytes, 2**depth leaves."""
-    return Raw(b")" + b"".join(b"q\x08" + b"h\x08" + close for _ in range(depth)))
+def dumped(value: Any) -> bytes:
+    """A pickle of protocol 2."""
+    return b"\x80\x02" + opcodes(value) + b"."
+
+
+def around(value: Any, **more: bytes) -> bytes:
+    """The zip file that torch.save would make around a pickle, with 64 bytes of data."""
+    return wrapped(dumped(value), **more)
+
+
+def wrapped(code: bytes, **more: bytes) -> bytes:
+    """The same for a whole pickle."""
+    own = {"data.pkl": code, "byteorder": b"little", "data/0": bytes(64), "version": b"3\n"}
+    return zipped(*((f"a/{name}", data) for name, data in {**own, **more}.items()), packed=False)
+
+
+def legacy(code: bytes) -> bytes:
+    """torch's format before 1.6 around a pickle without tensors."""
+    head = [0x1950A86A20F9469CFC6C, 1001, {"little_endian": True, "type_sizes": {}}]
+    start = b"".join(pickle.dumps(part, protocol=2) for part in head)
+    return start + code + pickle.dumps([], protocol=2)
+
+
+NET = """from torch import nn
+
+
+def make():
+    return nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), nn.ReLU())
+
+"""
+
+
+def everywhere(name: str) -> list[str]:
+    """The command lines that take a model file."""
+    file = f"{{given}}/{name}"
+    return [
+        f"layers {file}",
+        f"run {file} {{given}}/photo.png --out out{{n}}",
+        f"identify {file}",
+        f"audit {file} {{given}}/photo.png --out out{{n}}",
+        f"kernels {file} --out out{{n}}",
+        f"layers {{given}}/net.py:make --weights {file}",
+        "layers {given}/net.py:make --weights {given}/all.index.json",
+    ]
+
+
+def attack(
+    name: str, make: Callable[[Sandbox], bytes], expect: str = "refused", words: str = ""
+) -> Attack:
+    """A model file of these bytes, in every command, on its own and as a shard."""
+
+    def place(box: Sandbox) -> None:
+        surroundings(box, "model.pth")
+        (box.given / "model.pth").write_bytes(make(box))
+
+    lines = everywhere("model.pth")
+    return Attack(name, place, lines, expect, words, own_code=("given/net.py",))
+
+
+def surroundings(box: Sandbox, file: str) -> None:
+    """A photo, an index that names the file, a factory that takes weights, and a trap to import."""
+    (box.given / "photo.png").write_bytes(png())
+    (box.given / "net.py").write_text(NET)
+    index = {"weight_map": {"0.weight": file, "0.bias": file}}
+    (box.given / "all.index.json").write_text(json.dumps(index))
+    (box.given / f"{MARKER}_trap.py").write_text(
+        f"open({str(box.marker)!r}, 'w')\nclass Net: ...\n"
+    )

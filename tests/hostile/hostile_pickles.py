@@ -2,320 +2,326 @@
 
 from __future__ import annotations
 
-import io
-import tarfile
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import torch
+from broken_checkpoints import saved_bytes
 from hostile_audit import MARKER
 from hostile_harness import TITLE, Attack, Sandbox
-from hostile_models import attack, control, zipped
+from hostile_images import zipped
 from hostile_nodes import (
     CONV,
     LINEAR,
-    LSTM,
     RELU,
-    Build,
-    Global,
-    NewObj,
-    Raw,
-    Reduce,
+    Opcodes,
     around,
-    doubled,
+    attack,
+    built,
+    call,
     dumped,
+    everywhere,
     floats,
     legacy,
     module,
+    named,
+    new,
     opcodes,
     ordered,
     partial,
     python,
     relu,
-    scalar,
     shell,
     state_of,
+    storage,
     system_call,
     wrapped,
 )
 from torch import nn
 
+Make = Callable[[Sandbox], Any]
 
-def _mkdir(box: Sandbox) -> Any:
-    """A callable that leaves the marker whatever it is called with: a partial of a partial."""
+YOLO, TORCHVISION = (
+    "ultralytics.nn.tasks:DetectionModel",
+    "ultralytics.nn.modules.block:TorchVision",
+)
+QAT = "torch.ao.nn.qat.modules.linear:Linear"
+SUBCLASS, BOX_IOU = "torch._tensor:_rebuild_from_type_v2", "torchvision.ops.boxes:box_iou"
+NAMED = "which could run any code; nothing was executed"
+KEPT = "which torch.save only keeps"
+REPLACES = "whose state replaces its"
+BROKEN = "lacks parts of an nn.Module"
+
+
+def _recipe(box: Sandbox) -> dict[str, Any]:
+    """What Ultralytics builds a model of: its activation is evaluated."""
+    layers = [[-1, 1, "nn.Identity", []]]
+    return {"activation": python(box), "backbone": layers, "nc": 1, "head": []}
+
+
+def _hole(kept: str, weight: Make) -> Make:
+    """A layer whose forward calls a class that it keeps, with its weight."""
+    return lambda b: module(QAT, weight_fake_quant=named(kept), weight=weight(b), bias=None)
+
+
+def _called(name: str, *arguments: Any) -> Make:
+    return lambda box: call(named(name), *arguments)
+
+
+def _mkdir(box: Sandbox) -> Opcodes:
     return partial("posix:mkdir", str(box.marker))
 
 
-CALLS: dict[str, Callable[[Sandbox], Any]] = {
-    "os.system": system_call,
-    "exec": lambda b: Reduce(Global("builtins:exec"), (python(b),)),
-    "eval inside a dict": lambda b: {"a": [Reduce(Global("builtins:eval"), (python(b),))]},
-    "eval under its name of Python 2": lambda b: Reduce(Global("__builtin__:eval"), (python(b),)),
-    "getattr of an import": lambda b: Reduce(
-        Reduce(
-            Global("builtins:getattr"),
-            (Reduce(Global("builtins:__import__"), ("os",)), "mkdir"),
+def _imported(box: Sandbox) -> Opcodes:
+    """`getattr(__import__("os"), "mkdir")(MARKER)`."""
+    imported = call(named("builtins:__import__"), "os")
+    return call(call(named("builtins:getattr"), imported, "mkdir"), str(box.marker))
+
+
+def _late_hooks(box: Sandbox) -> Any:
+    """A dict of a module's is filled after the module was built."""
+    made = Opcodes(ordered() + b"q\x07")
+    filled = Opcodes(b"h\x07" + opcodes("x") + named(BOX_IOU) + b"s")
+    return relu(_forward_hooks=made), filled
+
+
+def _own_child(box: Sandbox) -> Opcodes:
+    target = Opcodes(new(named(RELU)) + b"q\x07")
+    return built(target, {**state_of(nn.ReLU()), "_modules": {"a": Opcodes(b"h\x07")}})
+
+
+def _hidden_child(box: Sandbox) -> Opcodes:
+    """A dict's method hides a child."""
+    methods = {"values": named("builtins:set"), "items": named("builtins:set")}
+    return relu(_modules=built(ordered(a=relu(forward=named(BOX_IOU))), methods))
+
+
+def _parameter(attributes: Any, hooks: Any) -> Opcodes:
+    rebuild = named("torch._utils:_rebuild_parameter_with_state")
+    return call(rebuild, floats((1,), (1,)), True, hooks, attributes)
+
+
+NAMES = (
+    *("torch.hub:load", "torch.serialization:load", "torch.nn.modules.module:Module.compile"),
+    *("torchvision.models.resnet:resnet18", "torch.fx.graph_module:reduce_graph_module"),
+    *("torch.nn.utils.weight_norm:WeightNorm", "torch.nn.parameter:UninitializedParameter"),
+    *("torch.nn.utils.parametrize:ParametrizationList", "torch.nn.cpp:ModuleWrapper"),
+    *("torch.nn.parallel.distributed:DistributedDataParallel", "torch.jit._script:ScriptModule"),
+    *("torchvision.models.feature_extraction:DualGraphModule", "torchvision.antigravity:fly"),
+    *("torch.nn.functional:boolean_dispatch", "torch.nn.antigravity:Linear"),
+    *("torch.nn..modules:Linear", "torch.nn.\x1b[31m:Linear", "torch.nn.\u2028error.x:Linear"),
+    *("torch.nn.modules/../../../evil:Net", "torch.nn.modules.activation:ＲeLU"),
+)
+"""Names near those that are listed; none may be imported or called."""
+
+CALLS: dict[str, tuple[Make, str]] = {
+    "os.system": (system_call, NAMED),
+    "eval under its name of Python 2": (
+        lambda b: call(named("__builtin__:eval"), python(b)),
+        "needs builtins.eval",
+    ),
+    "getattr of an import": (_imported, "needs builtins.__import__"),
+    "a dotted name through torch": (
+        lambda b: call(named("torch.serialization:os.system"), shell(b)),
+        NAMED,
+    ),
+    "a partial of mkdir": (lambda b: call(_mkdir(b)), NAMED),
+    "a tensor subclass made by mkdir": (
+        lambda b: call(
+            named(SUBCLASS), named("posix:mkdir"), named("torch:Tensor"), (str(b.marker),), {}
         ),
-        (str(b.marker),),
+        NAMED,
     ),
-    "a dotted name through torch": lambda b: Reduce(
-        Global("torch.serialization:os.system"), (shell(b),)
+    "a class beside the file": (lambda b: new(named(f"{MARKER}_trap:Net")), NAMED),
+    "an import on sight": (lambda b: named("antigravity:fly"), NAMED),
+    "an import by torch": (_called("torch._utils:_import_dotted_name", "antigravity.fly"), NAMED),
+    "a numpy object array": (
+        _called("numpy.core.multiarray:_reconstruct", named("numpy:ndarray"), (0,), "b"),
+        NAMED,
     ),
-    "functools.partial of mkdir": lambda b: Reduce(_mkdir(b)),
-    "torch.hub.load": lambda b: Reduce(Global("torch.hub:load"), (str(b.given), "entry")),
-    "torch.load again": lambda b: Reduce(Global("torch.serialization:load"), (str(b.secret),)),
-    "a storage from bytes": lambda b: Reduce(
-        Global("torch.storage:_load_from_bytes"), (Reduce(Global("builtins:bytes")),)
+    "a name that sets a terminal's title": (_called(f"os:{TITLE}"), "needs os.\\x1b]0;"),
+    **{f"the name {name!a}": (_called(name), NAMED) for name in NAMES},
+    # hole 1.1, and its relatives
+    "a kept class that evaluates": (_hole(YOLO, _recipe), NAMED),
+    "a kept class that downloads": (_hole(TORCHVISION, lambda b: "resnet18"), NAMED),
+    "a kept class that reads YAML": (_hole(YOLO, lambda b: "evil.yaml"), NAMED),
+    # constructors
+    "Linear(30000, 30000)": (_called(LINEAR, 30000, 30000), f"calls Linear, {KEPT}"),
+    "Linear by NEWOBJ with arguments": (
+        lambda b: new(named(LINEAR), 30000, 30000),
+        "makes a Linear in a way that torch.save does not",
     ),
-    "a download as a weight": lambda b: {
-        "w": Reduce(
-            Global("torchvision.datasets.utils:download_url"),
-            (b.secret.as_uri(), str(b.root), "x"),
-        )
-    },
-    "a graph module from source": lambda b: Reduce(
-        Global("torch.fx.graph_module:reduce_graph_module"),
-        ({"_code": "def forward(self): pass", "_graphmodule_cls_name": "G"}, python(b)),
+    "a class that reads YAML": (_called(YOLO, "evil.yaml"), KEPT),
+    "a class through a tensor subclass": (
+        _called(SUBCLASS, named(TORCHVISION), named("torch:Tensor"), ("resnet18",), {}),
+        KEPT,
     ),
-    "a tensor subclass made by a function": lambda b: Reduce(
-        Global("torch._tensor:_rebuild_from_type_v2"),
-        (Global("posix:mkdir"), Global("torch:Tensor"), (str(b.marker),), {}),
+    "a partial, called": (lambda b: call(partial(LINEAR, 30000, 30000)), "is broken"),
+    "a partial of a partial": (
+        _called("functools:partial", partial(LINEAR)),
+        "a functools.partial of something",
     ),
-    "a class of a module beside the file": lambda b: NewObj(Global(f"{MARKER}_trap:Net")),
-    "an import on sight": lambda b: Global("antigravity:fly"),
-    "a dotted import by torch": lambda b: Reduce(
-        Global("torch._utils:_import_dotted_name"), ("antigravity.fly",)
-    ),
-    "torch.ops.load_library": lambda b: Reduce(
-        Global("torch._ops:_Ops.load_library"), (str(b.secret),)
-    ),
-    "copyreg": lambda b: Reduce(
-        Global("copyreg:_reconstructor"),
-        (Global("collections:OrderedDict"), Global("builtins:dict"), system_call(b)),
-    ),
-    "a numpy object array": lambda b: Reduce(
-        Global("numpy.core.multiarray:_reconstruct"), (Global("numpy:ndarray"), (0,), "b")
-    ),
-    "inspect through torch.nn": lambda b: Reduce(
-        Global("torch.nn.modules.module:torch.os.system"), (shell(b),)
-    ),
-    "mmap of a file": lambda b: Reduce(
-        Global("torch:UntypedStorage.from_file"), (str(b.secret), True, 8)
-    ),
+    "an enumeration of other values": (_called("timm.layers.format:Format", "wild"), "wild"),
 }
-"""Calls of what is no part of a model."""
+"""Names, calls and constructors: what is attempted, and what the line says that refuses it."""
 
-CONSTRUCTORS: dict[str, Any] = {
-    "Linear(30000, 30000) from 365 bytes": Reduce(Global(LINEAR), (30000, 30000)),
-    "a Transformer of 10**7 layers": Reduce(
-        Global("torch.nn.modules.transformer:Transformer"), (8, 2, 10**7, 1)
-    ),
-    "an Embedding of 10**9 rows": Reduce(Global("torch.nn.modules.sparse:Embedding"), (10**9, 8)),
-    "an LSTM of 10**6 layers": Reduce(Global(LSTM), (4, 4, 10**6)),
-    "Conv2dNormActivation with a function of the file's": Reduce(
-        Global("torchvision.ops.misc:Conv2dNormActivation"),
-        (3, 4, 3, 1, 1, 1, Raw(b"".join(opcodes(partial("posix:mkdir", "/nowhere"))))),
-    ),
-    "a Linear by NEWOBJ with arguments": NewObj(Global(LINEAR), (30000, 30000)),
-    "ModuleWrapper by REDUCE": Reduce(Global("torch.nn.cpp:ModuleWrapper"), (1,)),
-    "ModuleWrapper by NEWOBJ": Build(
-        NewObj(Global("torch.nn.cpp:ModuleWrapper")), {"cpp_module": relu()}
-    ),
-    "a ResNet of given blocks": Reduce(
-        Global("torchvision.models.resnet:ResNet"),
-        (Global("torchvision.models.resnet:Bottleneck"), [10**5] * 4),
-    ),
-    "a builder of torchvision": Reduce(Global("torchvision.models.resnet:resnet152"), ()),
-    "Sequential by REDUCE": Reduce(Global("torch.nn.modules.container:Sequential"), (relu(),)),
-    "Parameter of 10**10 elements": Reduce(
-        Global("torch.nn.parameter:Parameter"), (Reduce(Global("torch:Tensor"), (10**10,)),)
-    ),
-    "bytearray(3000000000)": Reduce(Global("builtins:bytearray"), (3_000_000_000,)),
-    "a storage of 10**10": Reduce(Global("torch:UntypedStorage"), (10**10,)),
-    "a class called twice": Reduce(Reduce(Global(RELU), ()), (1,)),
+HOOKS = {
+    "_forward_hooks": named(BOX_IOU),
+    "_forward_pre_hooks": partial(LINEAR, 3, 3),
+    "_backward_hooks": relu(),
+    "_load_state_dict_post_hooks": named("builtins:set"),
 }
-"""Constructors with arguments from the file."""
-
-
-def _conv(**state: Any) -> Build:
-    """A convolution of one pixel, three channels to four."""
-    pair, weight = (1, 1), floats((4, 3, 1, 1), (3, 1, 1, 1))
-    sides = {"kernel_size": pair, "stride": pair, "dilation": pair, "padding": (0, 0)}
-    plain = {"in_channels": 3, "out_channels": 4, "groups": 1, "transposed": False}
-    named = {"padding_mode": "zeros", "_parameters": {"weight": weight, "bias": None}}
-    return module(
-        "torch.nn.modules.conv:Conv2d",
-        **{**sides, **plain, **named, "output_padding": (0, 0), **state},
-    )
-
-
-def _shadow(name: str) -> Callable[[Sandbox], Any]:
-    return lambda box: relu(**{name: _mkdir(box)})
-
-
-def _quiet_shadow(name: str) -> Callable[[Sandbox], Any]:
-    """Without any code of others: a class of torch's own in the place of a method."""
-    return lambda box: relu(**{name: Global(LINEAR)})
-
-
-STATES: dict[str, Callable[[Sandbox], Any]] = {
-    **{f"{name} is replaced by a function": _shadow(name) for name in ("forward", "parameters")},
+METHODS = ("forward", "_call_impl", "state_dict", "register_forward_hook", "__class__")
+STATES: dict[str, tuple[Make, str]] = {
     **{
-        f"{name} is replaced by a class": _quiet_shadow(name)
-        for name in (
-            "forward",
-            "register_forward_hook",
-            "_call_impl",
-            "state_dict",
-            "eval",
-            "to",
-            "named_modules",
-            "_apply",
+        f"{name} is replaced by a class": (
+            lambda b, name=name: relu(**{name: named(LINEAR)}),
+            f"{REPLACES} {name}",
         )
+        for name in METHODS
     },
-    "a hook calls mkdir": lambda b: relu(_forward_hooks=ordered(h=_mkdir(b))),
-    "a hook is a module": lambda b: relu(_forward_hooks=ordered(h=relu())),
-    "a pre-hook is a partial of a class": lambda b: relu(
-        _forward_pre_hooks=ordered(h=partial(LINEAR, 30000, 30000))
+    "forward is replaced by a function": (
+        lambda b: relu(forward=named(BOX_IOU)),
+        f"{REPLACES} forward",
     ),
-    "hooks are a list": lambda b: relu(_forward_hooks=[relu()]),
-    "hooks are text": lambda b: relu(_forward_pre_hooks="abc"),
-    "hooks are a Counter": lambda b: relu(
-        _forward_hooks=Reduce(Global("collections:Counter"), ({},))
+    "forward is another module's": (
+        lambda b: relu(forward=call(named("builtins:getattr"), relu(), "forward")),
+        f"{REPLACES} forward",
     ),
-    "hooks are a module": lambda b: relu(_forward_hooks=relu()),
-    "the class is replaced": lambda b: relu(__class__=Global(LINEAR)),
-    "the state is a list": lambda b: Build(NewObj(Global(RELU)), [1, 2]),
-    "the state is a pair of dicts": lambda b: Build(
-        NewObj(Global(RELU)), (state_of(nn.ReLU()), {"forward": relu()})
+    "__setstate__ is replaced, then called": (
+        lambda b: built(relu(__setstate__=partial(LINEAR)), {}),
+        KEPT,
     ),
-    "a module is its own child": lambda b: Build(
-        Raw(b"".join((*opcodes(NewObj(Global(RELU))), b"q\x07"))),
-        {**state_of(nn.ReLU()), "_modules": {"a": Raw(b"h\x07")}},
+    **{
+        f"{name} are filled": (
+            lambda b, name=name, value=value: relu(**{name: ordered(x=value)}),
+            f"with {name}, which would call",
+        )
+        for name, value in HOOKS.items()
+    },
+    "hooks that come late": (_late_hooks, "with _forward_hooks"),
+    "a partial that becomes another": (
+        lambda b: relu(f=built(partial(LINEAR), (named("_codecs:encode"), ("x",), {}, None))),
+        "keeps partial, which could be called",
     ),
-    "groups of a convolution are text": lambda b: _conv(groups=f"a{TITLE}"),
-    "channels of a convolution are 10**6": lambda b: _conv(in_channels=10**6),
-    "channels of a convolution are a tuple doubled 60 times": lambda b: _conv(
-        in_channels=doubled(60, b"\x86")
+    "a constructor kept in a list": (
+        lambda b: relu(a=[{"b": (named("builtins:bytearray"),)}]),
+        "keeps bytearray, which could be called",
     ),
-    "a child's name is a lone surrogate": lambda b: relu(_modules={"\ud800": relu()}),
-    "a child's name is a file of ours": lambda b: relu(_modules={"run.json": relu()}),
-    "a child is a number": lambda b: relu(_modules={"a": 5}),
-    "a child's name has dots and controls": lambda b: relu(_modules={f"a.b{TITLE}": 5}),
-    "a parameter is a number": lambda b: relu(_parameters={"a": 5}),
-    "a parameter is a module": lambda b: relu(_parameters={"a": relu()}),
-    "a buffer is text": lambda b: relu(_buffers={"a": "x"}),
-    "an LSTM of 10**12 layers": lambda b: module(
-        LSTM, num_layers=10**12, _all_weights=[], bidirectional=False, mode="LSTM", bias=True
+    "hooks of a tensor": (
+        lambda b: {"w": _parameter({}, ordered(x=named(BOX_IOU)))},
+        "holds a tensor with hooks",
     ),
-    "an old LSTM state of 10**12 layers": lambda b: module(
-        LSTM, num_layers=10**12, all_weights=[], bidirectional=False, mode="LSTM", bias=True
+    "a namespace that turns into a class": (
+        lambda b: built(new(named("argparse:Namespace")), ({}, {"__class__": named(LINEAR)})),
+        "holds no weights: a Linear",
     ),
-    "an LSTM with weights that are not there": lambda b: module(
-        LSTM, num_layers=1, _all_weights=[["forward", "to"]], bidirectional=False, mode="LSTM"
+    "a module is its own child": (_own_child, BROKEN),
+    "a dict's method hides a child": (_hidden_child, f"{REPLACES} forward"),
+    "a child is a number": (lambda b: relu(_modules={"a": 5}), BROKEN),
+    "a child's name is half a letter": (
+        lambda b: relu(_modules={"\ud800": relu()}),
+        "with a module of an impossible name",
     ),
-    "an LSTM without anything": lambda b: Build(NewObj(Global(LSTM)), {}),
-    "a Transformer's old state": lambda b: Build(
-        NewObj(Global("torch.nn.modules.transformer:TransformerEncoderLayer")), {"linear1": 5}
+    "a parameter is a module": (lambda b: relu(_parameters={"a": relu()}), BROKEN),
+    "no state at all": (lambda b: new(named(CONV)), BROKEN),
+    "a convolution without its settings": (lambda b: module(CONV, groups=1), BROKEN),
+    "a weight of 2**40 floats with stride 0": (
+        lambda b: {"w": floats((2**20, 2**20), (0, 0))},
+        "of shape [1048576, 1048576] without its data",
     ),
-    "a module without a state": lambda b: NewObj(Global(CONV)),
+    "a storage of another record": (
+        lambda b: {"w": floats((16,), (1,), key="../../secret/id_secret")},
+        "cannot be loaded",
+    ),
+    "a reference to a class": (
+        lambda b: storage("module", named(RELU), "f", "import os"),
+        "before torch 1.6",
+    ),
 }
-"""States of modules that mean no good. ReLUs alone would else be fine."""
+"""States of modules and tensors that mean no good."""
 
-HARMLESS = {
-    "a hook is a module",
-    "a pre-hook is a partial of a class",
-    "the class is replaced",
-    "groups of a convolution are text",
-    "channels of a convolution are 10**6",
+
+def conv(groups: Any) -> Opcodes:
+    """A convolution of one pixel, three channels to four."""
+    sides = dict.fromkeys(("kernel_size", "stride", "dilation"), (1, 1))
+    zeros = dict.fromkeys(("padding", "output_padding"), (0, 0))
+    state = {"in_channels": 3, "out_channels": 4, "transposed": False, "padding_mode": "zeros"}
+    weights = {"weight": floats((4, 3, 1, 1), (3, 1, 1, 1)), "bias": None}
+    return module(CONV, **sides, **zeros, **state, groups=groups, _parameters=weights)
+
+
+TRANSFORMER = "torch.nn.modules.transformer:TransformerEncoderLayer"
+SEQUENTIAL = "torch.nn.modules.container:Sequential"
+TAKEN: dict[str, Make] = {
+    "a class kept as an activation": lambda b: module(TRANSFORMER, activation=named(YOLO)),
+    "attributes of a parameter in the place of methods": lambda b: relu(
+        _parameters={"w": _parameter({"note": named(LINEAR)}, ordered())}
+    ),
+    "a child's name sets a terminal's title": lambda b: module(
+        SEQUENTIAL, _modules={f"a{TITLE}": relu()}
+    ),
+    "groups of a convolution are text": lambda b: conv(f"a{TITLE}"),
 }
-"""Of these, nothing but classes of torch's own comes into play."""
-
-
-def _named(box: Sandbox) -> Any:
-    """A module whose child's name sets a terminal's title."""
-    return module("torch.nn.modules.container:Sequential", _modules={f"a{TITLE}": relu()})
-
-
-def _saved(module: nn.Module) -> bytes:
-    file = io.BytesIO()
-    torch.save(module, file)
-    return file.getvalue()
-
-
-def _tar(box: Sandbox) -> bytes:
-    file = io.BytesIO()
-    with tarfile.open(fileobj=file, mode="w", format=tarfile.GNU_FORMAT) as archive:
-        for name in ("sys", "storages", "tensors", "pickle"):
-            member, data = tarfile.TarInfo(name), dumped(system_call(box))
-            member.size = len(data)
-            archive.addfile(member, io.BytesIO(data))
-    return file.getvalue()
+"""What loads, and does no harm when it is used."""
 
 
 def _swapped_names(box: Sandbox) -> bytes:
     """STACK_GLOBAL, whose names come from the memo in the wrong order."""
-    system, posix = (b"".join(scalar(word)) for word in ("system", "posix"))
-    argument = b"".join(scalar(shell(box)))
-    return (
-        b"\x80\x04"
-        + system
-        + b"\x94"
-        + posix
-        + b"\x940"
-        + b"0h\x01h\x00\x93"
-        + argument
-        + b"\x85R."
-    )
+    names = opcodes("system") + b"\x94" + opcodes("posix") + b"\x940"
+    return b"\x80\x04" + names + b"0h\x01h\x00\x93" + opcodes(shell(box)) + b"\x85R."
+
+
+def _two_pickles(box: Sandbox) -> bytes:
+    good, bad = ("a/data.pkl", b"\x80\x02}."), ("a/data.pkl", dumped(system_call(box)))
+    return zipped(bad, good, ("a/version", b"3\n"), packed=False)
+
+
+def _torchscript(box: Sandbox) -> bytes:
+    more = {"constants.pkl": dumped(system_call(box)), "code/x.py": python(box).encode()}
+    return around({}, **more)
 
 
 DISGUISES: dict[str, Callable[[Sandbox], bytes]] = {
     "a global by STACK_GLOBAL": _swapped_names,
-    "a class by INST": lambda b: b"\x80\x02(" + b"".join(scalar(shell(b))) + b"iposix\nsystem\n.",
-    "a class by OBJ": lambda b: b"\x80\x02(cposix\nsystem\n" + b"".join(scalar(shell(b))) + b"o.",
-    "an extension code": lambda b: wrapped(b"\x80\x02\x82\x01)R."),
+    "a class by INST": lambda b: b"\x80\x02(" + opcodes(shell(b)) + b"iposix\nsystem\n.",
     "NEWOBJ_EX of a module": lambda b: wrapped(
-        b"\x80\x04" + b"".join((*opcodes(Global(LINEAR)), *opcodes((30000, 30000)), b"}\x92."))
+        b"\x80\x04" + named(LINEAR) + opcodes((30000, 30000)) + b"}\x92."
     ),
-    "two records data.pkl": lambda b: zipped(
-        [
-            ("a/data.pkl", dumped(system_call(b))),
-            ("a/data.pkl", b"\x80\x02}."),
-            ("a/version", b"3\n"),
-        ]
-    ),
-    "data.pkl and DATA.PKL": lambda b: zipped(
-        {"a/DATA.PKL": dumped(system_call(b)), "a/data.pkl": b"\x80\x02}.", "a/version": b"3\n"}
-    ),
-    "a good zip behind a bad pickle": lambda b: dumped(system_call(b)) + wrapped(b"\x80\x02}."),
-    "a tar": _tar,
+    "two pickles, data.pkl and data.pkl": _two_pickles,
+    "a good zip behind a bad pickle": lambda b: dumped(system_call(b)) + around({}),
     "a record that climbs out": lambda b: around({}, **{f"../../{MARKER}": b"x"}),
-    "a pickle of protocol 0": lambda b: f"cposix\nsystem\n(V{shell(b)}\ntR.".encode(),
-    "a second pickle behind the first": lambda b: legacy(b"\x80\x02}." + dumped(system_call(b))),
-    "TorchScript": lambda b: wrapped(
-        b"\x80\x02}.", **{"constants.pkl": dumped(system_call(b)), "code/x.py": python(b).encode()}
-    ),
-    "a zip of encrypted records": lambda b: wrapped(b"\x80\x02}.").replace(
-        b"PK\x01\x02\x14\x03\x14\x00\x00\x00", b"PK\x01\x02\x14\x03\x14\x00\x01\x00"
-    ),
+    "a second pickle behind the first": lambda b: legacy(dumped({}) + dumped(system_call(b))),
+    "TorchScript": _torchscript,
+    **{
+        f"the format before torch 1.6, {name}": lambda b, make=make: legacy(dumped(make(b)))
+        for name, make in {
+            "os.system": system_call,
+            "a class that reads YAML": CALLS["a class that reads YAML"][0],
+            "__setstate__": STATES["__setstate__ is replaced, then called"][0],
+        }.items()
+    },
 }
 """Ways to name a function so that a checker overlooks it."""
+
+_ARMED = (
+    *("os.system", "getattr of an import", "a partial of mkdir", "a class beside the file"),
+    *("eval under its name of Python 2", "a tensor subclass made by mkdir"),
+)
+ARMED = {
+    **{name: lambda b, make=CALLS[name][0]: around(make(b)) for name in _ARMED},
+    **{name: DISGUISES[name] for name in ("a class by INST", "a good zip behind a bad pickle")},
+}
+"""Those that plainly leave the marker where they are loaded without care."""
 
 
 def all_attacks() -> Iterator[Attack]:
     """All of this file, and an honest model."""
-    for name, value in CALLS.items():
-        yield attack(f"pickle: {name}", lambda b, value=value: around(value(b)))
-        yield attack(f"legacy pickle: {name}", lambda b, value=value: legacy(dumped(value(b))))
-    for name, value in CONSTRUCTORS.items():
-        yield attack(f"constructor: {name}", lambda b, value=value: around(value))
-    in_legacy = legacy(dumped(Reduce(Global(LINEAR), (30000, 30000))))
-    yield attack("constructor: Linear in the legacy format", lambda b: in_legacy)
-    for name, value in STATES.items():
-        expect = "any" if name in HARMLESS else "refused"
-        yield attack(f"state: {name}", lambda b, value=value: around(value(b)), expect)
-    title = "state: a child's name sets a terminal's title"
-    yield attack(title, lambda b: around(_named(b)), "any")
+    for name, (make, _) in {**CALLS, **STATES}.items():
+        yield attack(f"pickle: {name}", lambda b, make=make: around(make(b)))
+    for name, make in TAKEN.items():
+        yield attack(f"taken: {name}", lambda b, make=make: around(make(b)), "any")
     for name, make in DISGUISES.items():
         yield attack(f"disguise: {name}", make)
-    yield control("honest.pth", lambda: _saved(nn.Sequential(nn.Conv2d(3, 4, 1))))
+    honest = attack("", lambda box: saved_bytes(nn.Sequential(nn.Conv2d(3, 4, 1))))
+    name = "control: an honest model goes through every command"
+    yield Attack(name, honest.make, everywhere("model.pth")[:3], "good")

@@ -10,33 +10,35 @@ import pickle
 import tempfile
 import zipfile
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from bombs import packing_quickly
 from hostile_audit import MARKER
-from hostile_harness import MARKUP, MEMORY, SHARED, TITLE, Attack, Sandbox, run
-from hostile_images import giant_png, text_bomb_png
+from hostile_harness import MARKUP, MEMORY, TITLE, Attack, Sandbox, attempt
+from hostile_images import EPS, encoded, giant_png, text_bomb_png, zipped
 from PIL import Image
+from rundirs import summed_anew
 from torch import nn
 
 DRAWING = ["--layers", "Conv2d,ReLU", "--size", "29x45", "--scale", "1"]
 """Makes grids of just the size of the secret picture."""
-
 READING = [
     "report {given}/run --out out{n}",
     "report {given}/run --single-file --out page{n}.html",
+    "report {given}/other --compare {given}/run --out out{n}",
     "sheet {given}/run --layer 0 --out sheet{n}.png",
     "sheet {given}/run --layer 1 --transpose --out sheet{n}.png",
-    "diff {given}/run {given}/other --out out{n}",
     "diff {given}/other {given}/run --html page{n}.html --junit junit{n}.xml",
+    "diff {given}/run {given}/other --out out{n}",
     "merge {given}/run {given}/other --out out{n}",
-    "report {given}/other --compare {given}/run --out out{n}",
 ]
-BRIEFLY = [READING[0], READING[2], READING[4], READING[6]]
-"""One command for each reader, where a field has several bad values."""
+LEFT_OUT = (0, 0, 0, 0, 0, 4, 4, 1)
+"""Exit codes of these where an image does not fit: the other one is shown, merge alone refuses."""
+REFUSED = (1,) * 8
+"""Where run.json does not fit."""
 RESUMING = [
     ["run", "{given}/net.pth", "{given}/photos", *DRAWING, "--out", "{given}/run", "--resume"]
 ]
@@ -45,8 +47,8 @@ RESUMING = [
 @functools.cache
 def honest() -> dict[str, bytes]:
     """The files of an honest run, of its model and of its photos, by path below `given/`."""
-    with tempfile.TemporaryDirectory() as folder:
-        box = Sandbox.make(Path(folder) / "box")
+
+    def make(box: Sandbox) -> None:
         torch.manual_seed(0)
         net = nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), nn.ReLU()).eval()
         torch.save(net, box.given / "net.pth")
@@ -54,10 +56,11 @@ def honest() -> dict[str, bytes]:
         for seed, name in enumerate(("a.png", "b.png")):
             noise = np.random.default_rng(seed).integers(0, 255, (20, 24, 3), dtype=np.uint8)
             Image.fromarray(noise).save(box.given / "photos" / name)
-        plan = Attack("", lambda b: None, [], "good", ("given/run",))
-        words = ["run", "{given}/net.pth", "{given}/photos", *DRAWING, "--out", "{given}/run"]
-        outcome = run(SHARED, box, [box.filled(word) for word in words], plan)
-        assert outcome.faults == [], outcome
+
+    with tempfile.TemporaryDirectory() as folder:
+        box = Sandbox.make(Path(folder) / "box")
+        line = [word for word in RESUMING[0] if word != "--resume"]
+        assert attempt(Attack("", make, [line], "good", may_change=("given/run",)), box) == []
         files = [path for path in box.given.rglob("*") if path.is_file()]
         return {path.relative_to(box.given).as_posix(): path.read_bytes() for path in files}
 
@@ -65,185 +68,113 @@ def honest() -> dict[str, bytes]:
 def place(box: Sandbox) -> None:
     """The honest run twice, as `run` and `other`, its model and its photos."""
     for name, data in honest().items():
-        copies = [name, name.replace("run/", "other/", 1)] if name.startswith("run/") else [name]
-        for copy in copies:
+        for copy in {name, name.replace("run/", "other/", 1)}:
             (box.given / copy).parent.mkdir(parents=True, exist_ok=True)
             (box.given / copy).write_bytes(data)
 
 
-Change = Callable[[Sandbox], object]
+Change = Callable[[Path], object]
+"""Changes the run directory at a path."""
+MANIFEST = "a.png/manifest.json"
+STATS, INPUT, PICTURE = "a.png/stats.npz", "a.png/input.png", "a.png/001_0/output.png"
 
 
-def edit(name: str, change: Callable[[Any], object]) -> Change:
-    """A JSON file of the run, changed."""
-
-    def make(box: Sandbox) -> None:
-        path = box.given / "run" / name
-        document = json.loads(path.read_text())
-        change(document)
-        path.write_text(json.dumps(document))
-
-    return make
-
-
-def put(document: Any, where: str, value: Any) -> None:
-    """Set a value at `captures.0.grid.nrow`."""
-    *way, last = where.split(".")
-    for step in way:
-        document = document[int(step) if step.isdigit() else step]
-    document[int(last) if last.isdigit() else last] = value
+def edit(path: Path, where: str, value: Any) -> None:
+    """Set a value at `captures.0.grid.nrow` of a JSON file; KeyError takes it away."""
+    content = json.loads(path.read_text())
+    *way, last = [int(part) if part.isdecimal() else part for part in where.split(".")]
+    holder = content
+    for part in way:
+        holder = holder[part]
+    if value is KeyError:
+        del holder[last]
+    else:
+        holder[last] = value
+    path.write_text(json.dumps(content))
 
 
-def at(where: str, value: Any, name: str = "a.png/manifest.json") -> Change:
-    """A value of a manifest; `@SECRET` and the like stand for paths."""
-
-    def make(box: Sandbox) -> None:
-        own = value
-        if isinstance(value, str):
-            own = value.replace("@SECRET_PICTURE", str(box.secret_picture))
-            own = own.replace("@SECRET", str(box.secret))
-        edit(name, lambda document: put(document, where, own))(box)
-
-    return make
+def _filled(text: str, root: Path) -> str:
+    return text.replace("{root}", str(root.parent.parent))
 
 
-def raw(name: str, data: bytes) -> Change:
+def at(where: str, value: Any, name: str = MANIFEST) -> Change:
+    """Another value in a JSON file of the run."""
+    return lambda root: edit(
+        root / name, where, _filled(value, root) if isinstance(value, str) else value
+    )
+
+
+def raw(name: str, data: bytes | Callable[[], bytes]) -> Change:
     """A file of other content."""
-    return lambda box: (box.given / "run" / name).write_bytes(data)
+    return lambda root: (root / name).write_bytes(data if isinstance(data, bytes) else data())
+
+
+def other(name: str, make: Callable[[Path], object]) -> Change:
+    """Something else in the place of a file or folder."""
+
+    def change(root: Path) -> None:
+        path = root / name
+        if path.is_dir():
+            path.rename(root.parent / "moved")
+        else:
+            path.unlink(missing_ok=True)
+        make(path)
+
+    return change
 
 
 def link(name: str, target: str) -> Change:
-    """A symbolic link in place of a file or folder."""
-
-    def make(box: Sandbox) -> None:
-        path = box.given / "run" / name
-        if path.is_dir():
-            path.rename(box.given / "moved")
-        else:
-            path.unlink(missing_ok=True)
-        path.symlink_to(box.filled(target))
-
-    return make
+    """A symbolic link in the place of a file or folder."""
+    return lambda root: other(name, lambda path: path.symlink_to(_filled(target, root)))(root)
 
 
-def fifo(name: str) -> Change:
-    """A FIFO in place of a file."""
-
-    def make(box: Sandbox) -> None:
-        (box.given / "run" / name).unlink(missing_ok=True)
-        os.mkfifo(box.given / "run" / name)
-
-    return make
+KEY = "0|output|0|"
 
 
-def folder(name: str) -> Change:
-    """A folder in place of a file."""
+def stats(content: bytes | Callable[[], bytes], packed: bool = False) -> Change:
+    """Another stats.npz, in which the first array is of these bytes."""
 
-    def make(box: Sandbox) -> None:
-        (box.given / "run" / name).unlink()
-        (box.given / "run" / name).mkdir()
+    def change(root: Path) -> None:
+        with np.load(root / STATS) as before:
+            arrays = {name: npy(before[name]) for name in before.files}
+        arrays[KEY] = content if isinstance(content, bytes) else content()
+        members = ((f"{name}.npy", data) for name, data in arrays.items())
+        (root / STATS).write_bytes(zipped(*members, packed=packed))
 
-    return make
-
-
-CAPTURE = "captures.0"
-VALUES: dict[str, list[Any]] = {
-    f"{CAPTURE}.grid.nrow": [0, -1, 10**9, "2", None, 2.5, [2]],
-    f"{CAPTURE}.grid.padding": [-1, 10**9, 1e308, "x"],
-    f"{CAPTURE}.grid.tile": ["text", [0, 0], [10**9, 10**9], [1], [-29, 45], None, [29.5, 45]],
-    f"{CAPTURE}.grid.scale": [0, -1, "x", [0, 0], [1], 10**6, 0.5],
-    f"{CAPTURE}.grid": [5, None, {}, []],
-    f"{CAPTURE}.maps": [10**9, -1, 0, "4", None, 4.5, True],
-    f"{CAPTURE}.channels": ["x", [10**9], [-1], [MARKUP], [0, 1, 2, 3] * 10_000, {}],
-    f"{CAPTURE}.slices": [[0, 0], [10**9, 1], "x", [1]],
-    f"{CAPTURE}.normalize": [[1], {}, 5, MARKUP],
-    f"{CAPTURE}.range": ["x", [1], [None, None], [1e308, -1e308]],
-    f"{CAPTURE}.shape": [[], "x", [-1], [10**18] * 4, None, [1, 4, 29, "45"]],
-    f"{CAPTURE}.layout": [5, MARKUP],
-    f"{CAPTURE}.index": [-1, "x", 10**30],
-    f"{CAPTURE}.call": [-1, "x", 10**9],
-    f"{CAPTURE}.kind": [5, "../../x", MARKUP],
-    f"{CAPTURE}.key": [{}, "../../../../../x", TITLE],
-    f"{CAPTURE}.layer": [5, None, MARKUP, TITLE, "a" * 10**6],
-    f"{CAPTURE}.type": [[], MARKUP, TITLE],
-    f"{CAPTURE}.min": ["x", None, [1], 1e400],
-    f"{CAPTURE}.zero_fraction": ["x", -5, 1e308],
-    f"{CAPTURE}.nonfinite": [[1], -1, "x"],
-    f"{CAPTURE}.collapsed": [5, [[10**9]], "x"],
-    f"{CAPTURE}.reduce": [5, {"a": MARKUP}],
-    f"{CAPTURE}.overlay": ["x", [1]],
-    f"{CAPTURE}.figure": [5, "../../../secret/id_secret"],
-    f"{CAPTURE}.tensor": ["../../../secret/id_secret", "@SECRET", 5],
-    f"{CAPTURE}.file": [5, None, "", ".", "..", "a\0b", "x" * 10_000, "manifest.json", MARKUP],
-    "captures": [{}, 5, "x", [5], [None], [[]], None],
-    "skipped": [5, [5], [{}], [{"layer": MARKUP, "type": TITLE, "reason": MARKUP}]],
-    "never_ran": [5, [5], [MARKUP], "x"],
-    "image": [5, None, {}, []],
-    "image.path": [5, "../../../x", "/x", "", MARKUP, TITLE, "a\nerror: b"],
-    "image.sha256": [5, MARKUP, None],
-    "image.size": [5, {"width": "x", "height": -1}, {"width": 10**30, "height": 10**30}],
-    "input": [5, None, {}],
-    "input.shape": [5, "x", [[1, 3], [2]], [10**30]],
-    "input.preprocessing": [5, MARKUP, TITLE],
-    "schema_version": ["1", None, 999, True, -1, 1.5, []],
-    "fingerprint": [5, None],
-}
-"""Where in a manifest, and what stands there instead."""
-
-RECORDS: dict[str, list[Any]] = {
-    "failures": [
-        5,
-        "x",
-        [5],
-        [{}],
-        [{"image": MARKUP, "error": MARKUP}],
-        [{"image": TITLE, "error": 5}],
-    ],
-    "images": [5, None, [], {}],
-    "images.total": ["x", -1, 10**30],
-    "images.complete": [5, "x", [5], ["../../x"], ["x" * 10**5], [MARKUP, TITLE], [["a"]]],
-    "options": [5, None, {}, {"normalize": [1], "layers": {}}],
-    "layers": [5, None, [5], [MARKUP]],
-    "model": [5, None, [], {"kind": MARKUP, "file": TITLE, "arch": 5}],
-    "preprocessing": [5, MARKUP],
-    "device": [5, MARKUP],
-    "featviz": [5, MARKUP],
-    "kind": ["run", 5, MARKUP, TITLE, ["run"]],
-    "schema_version": ["1", 999, True, None, {}],
-}
-"""The same of run.json."""
-
-PATHS = (
-    "@SECRET",
-    "@SECRET_PICTURE",
-    "../../../secret/id_secret",
-    "../../../secret/id_secret.png",
-    "001_0/../../../../secret/id_secret.png",
-    "..\\..\\..\\secret\\id_secret.png",
-    "../b.png/001_0/output.png",
-    "file:///etc/passwd",
-    "https://evil.example/x.png",
-    "javascript:alert(1)",
-)
-"""What a manifest may call the file of a picture."""
+    return change
 
 
-def _npz(arrays: dict[str, bytes], packed: bool = True) -> bytes:
-    file = io.BytesIO()
-    kind = zipfile.ZIP_DEFLATED if packed else zipfile.ZIP_STORED
-    with packing_quickly(), zipfile.ZipFile(file, "w", kind) as archive:
-        for name, data in arrays.items():
-            archive.writestr(f"{name}.npy", data)
-    return file.getvalue()
+def npy(array: np.ndarray) -> bytes:
+    """A file of numpy's."""
+    data = io.BytesIO()
+    np.save(data, array)
+    return data.getvalue()
 
 
-def _npy(header: str, data: bytes = b"") -> bytes:
-    text = header.encode() + b"\n"
-    return b"\x93NUMPY\x01\x00" + len(text).to_bytes(2, "little") + text + data
+def header(text: str) -> bytes:
+    """The head of such a file, with any text."""
+    return b"\x93NUMPY\x01\x00" + (len(text) + 1).to_bytes(2, "little") + text.encode() + b"\n"
 
 
-def _header(shape: str, dtype: str = "'<f4'", fortran: bool = False) -> str:
-    return f"{{'descr': {dtype}, 'fortran_order': {fortran}, 'shape': {shape}}}"
+def _shape(shape: str, kind: str = "<f4") -> bytes:
+    return header(f"{{'descr': '{kind}', 'fortran_order': False, 'shape': {shape}, }}")
+
+
+def _overlapping(root: Path) -> None:
+    """Two arrays of a zip file that are one: as many as one likes from few bytes."""
+    with zipfile.ZipFile(root / STATS, "w") as file:
+        file.writestr(f"{KEY}.npy", npy(np.zeros((10**5, 6), np.float32)))
+        info, twin = file.infolist()[0], zipfile.ZipInfo("1|output|0|.npy")
+        for name in ("CRC", "compress_size", "file_size", "header_offset"):
+            setattr(twin, name, getattr(info, name))
+        file.filelist.append(twin)
+    for row in (0, 1):
+        edit(root / MANIFEST, f"captures.{row}.maps", 10**5)
+
+
+def _repeated(root: Path) -> None:
+    row = json.loads((root / MANIFEST).read_text())["captures"][0]
+    edit(root / MANIFEST, "captures", [{**row, "call": n} for n in range(1000)])
 
 
 class Evil:
@@ -253,162 +184,307 @@ class Evil:
         return os.mkdir, (MARKER,)
 
 
-KEY = "0|output|0|"
-
-
-@functools.cache
-def _large_stats() -> bytes:
-    """More than the memory that a command may take."""
-    rows = MEMORY // 24 + 5_000_000
-    return _npz({KEY: _npy(_header(f"({rows}, 6)"), bytes(24 * rows))})
-
-
-STATS: dict[str, Callable[[], bytes]] = {
-    "1 MB that unpacks to 1.2 GB": _large_stats,
-    "a shape of 10**12": lambda: _npz({KEY: _npy(_header("(1000000000000, 6)"))}),
-    "a negative shape": lambda: _npz({KEY: _npy(_header("(-1, 6)"), bytes(96))}),
-    "objects": lambda: _npz({KEY: _npy(_header("(1, 6)", "'|O'"), pickle.dumps(Evil()))}),
-    "code in a header": lambda: _npz({KEY: _npy(f"__import__('os').mkdir('{MARKER}')")}),
-    "a header of 9,000 brackets": lambda: _npz({KEY: _npy("(" * 9_000 + ")" * 9_000)}),
-    "a header of a power": lambda: _npz({KEY: _npy(_header("(9**9**9, 6)"))}),
-    "a header of another length": lambda: _npz({KEY: b"\x93NUMPY\x01\x00\xff\xff{}"}),
-    "columns first": lambda: _npz({KEY: _npy(_header("(4, 6)", fortran=True), bytes(96))}),
-    "float64": lambda: _npz({KEY: _npy(_header("(4, 6)", "'<f8'"), bytes(192))}),
-    "five columns": lambda: _npz({KEY: _npy(_header("(4, 5)"), bytes(80))}),
-    "no arrays": lambda: _npz({}),
-    "no zip": lambda: b"PK\x03\x04 no zip",
-    "nothing": lambda: b"",
-    "20,000 arrays": lambda: _npz({f"x{n}": b"" for n in range(20_000)}),
-    "an npy": lambda: _npy(_header("(4, 6)"), bytes(96)),
-    "a pickle": lambda: pickle.dumps(Evil()),
-}
-JSONS: dict[str, bytes] = {
-    "100,000 levels": b'{"schema_version": 1, "captures": ' + b"[" * 100_000,
-    "a number of 10,000 digits": b'{"schema_version": ' + b"9" * 10_000 + b"}",
-    "no UTF-8": b"\xff\xfe{}",
-    "a list": b"[1]",
-    "null": b"null",
-    "nothing": b"",
-    "NaN": b'{"schema_version": NaN}',
-    "40 MB": b'{"schema_version": 1, "x": "' + b"x" * 40_000_000 + b'"}',
-    "half of it": b'{"schema_version": 1, "captures": [',
-    "the same key twice": b'{"schema_version": 1, "schema_version": 2}',
-    "a lone surrogate": b'{"schema_version": 1, "image": {"path": "\\ud800"}}',
-}
-PLACES = ("run.json", "a.png/manifest.json", "a.png/stats.npz", "a.png/input.png")
-PICTURE = "a.png/001_0/output.png"
-
-
-def _many_folders(box: Sandbox) -> None:
-    path = box.given / "run" / "deep"
-    for _ in range(300):
-        path /= "d"
-    path.mkdir(parents=True)
-
-
-def _same_picture(box: Sandbox) -> None:
-    """All captures name one picture, a thousand times."""
-
-    def change(document: Any) -> None:
-        row = document["captures"][0]
-        document["captures"] = [{**row, "call": n} for n in range(1000)]
-
-    edit("a.png/manifest.json", change)(box)
-
-
-def _two_of_a_name(box: Sandbox) -> None:
-    edit("a.png/manifest.json", lambda d: put(d, "image.path", "b.png"))(box)
-
-
-def _audit(content: Any) -> Change:
-    return lambda box: (box.given / "run" / "audit.json").write_text(json.dumps(content))
-
-
-ROW = {"label": MARKUP, "type": TITLE, "channels": 4, "findings": {"dead": [0]}}
-OTHERS: dict[str, Change] = {
-    **{
-        f"{name} is a link to a secret": link(name, "{root}/secret/id_secret")
-        for name in (*PLACES, PICTURE)
-    },
-    **{
-        f"{name} is a link to a secret picture": link(name, "{root}/secret/id_secret.png")
-        for name in ("a.png/input.png", PICTURE)
-    },
-    **{f"{name} is a FIFO": fifo(name) for name in (*PLACES, PICTURE)},
-    **{f"{name} is a device": link(name, "/dev/zero") for name in (*PLACES, PICTURE)},
-    **{f"{name} is a folder": folder(name) for name in (*PLACES, PICTURE)},
-    **{f"{name} is a link to itself": link(name, "{given}/run/" + name) for name in PLACES},
-    "an image's folder is a link": link("a.png", "{given}/moved"),
-    "a layer's folder is a link": link("a.png/001_0", "{given}/moved"),
-    "a layer's folder links to secrets": link("a.png/001_0", "{root}/secret"),
-    "a folder that links to the run": link("loop", "{given}/run"),
-    "a folder that links to the root": link("all", "/"),
-    "300 folders inside one another": _many_folders,
-    "one picture, 1,000 times": _same_picture,
-    "two images of one name": _two_of_a_name,
-    "a picture of 60,000 by 60,000": lambda b: raw(PICTURE, giant_png())(b),
-    "an input of 60,000 by 60,000": lambda b: raw("a.png/input.png", giant_png())(b),
-    "a picture with a gigabyte of text": lambda b: raw(PICTURE, text_bomb_png())(b),
-    "a picture that is no picture": raw(PICTURE, b"no picture"),
-    "a picture that is PostScript": raw(
-        PICTURE, b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n"
+FORGED = f"{MARKUP}{TITLE}\nerror: b"
+"""A text that would run in a page, set a terminal's title, and look like a line of featviz."""
+GRID, FILE = "captures.0.grid", "captures.0.file"
+INSIDE = "expected a file inside the image's folder"
+FIELDS: list[tuple[str, Any, str]] = [
+    (f"{GRID}.nrow", 0, "captures[0].grid.nrow is 0, expected 1 or more"),
+    (f"{GRID}.nrow", 10**18, "grid.nrow is 1000000000000000000, expected 2147483647"),
+    (f"{GRID}.nrow", 10**4000, "captures[0].grid.nrow is "),
+    (f"{GRID}.nrow", 4, "output.png has 96×64 pixels, by its manifest.json 190×33"),
+    (f"{GRID}.scale", 0, "captures[0].grid.scale is 0, expected 1 or more"),
+    (f"{GRID}.scale", 99, "grid.scale is 99, expected no more than the tile"),
+    (f"{GRID}.tile", [2**31 - 1] * 2, "expected a picture of at most 2147483647"),
+    (f"{GRID}.tile", [-29, 45], "captures[0].grid.tile[0] is -29, expected 1 or more"),
+    (f"{GRID}.padding", 1e308, "captures[0].grid.padding is 1e+308, expected"),
+    (f"{GRID}.padding", KeyError, "captures[0].grid.padding is missing"),
+    (GRID, [], "captures[0].grid is [], expected an object"),
+    ("captures.0.maps", 10**9, "captures[0].maps is 1000000000, expected 16777216"),
+    ("captures.0.maps", True, "captures[0].maps is true, expected a whole number"),
+    ("captures.0.maps", 3, f"{KEY} is float32 [4, 6], expected float32 [3"),
+    ("captures.0.normalize", ["map"], 'normalize is ["map"], expected text'),
+    ("captures.0.range", [1], "captures[0].range is [1], expected 2 or more"),
+    ("captures.0.range", [1e308, -1e308], ""),
+    ("captures.0.min", 1e400, "JSON has no number Infinity"),
+    ("captures.0.zero_fraction", 7, "captures[0].zero_fraction is 7, expected"),
+    ("captures.0.mean", {}, "captures[0].mean is {}, expected a number or null"),
+    ("captures.0.shape", [10**18] * 4, "expected 9007199254740992 or less"),
+    ("captures.0.index", 10**30, "captures[0].index is 1000000000000000000000000000000, expected"),
+    ("captures.0.channels", [MARKUP], "captures[0].channels[0] is "),
+    ("captures.0.channels", [0] * 40_000, "expected each channel once"),
+    ("captures.0.channels", [0, 4], "channels is 4, expected less than maps (4"),
+    ("captures.0.channels", [], "captures[0].channels is [], expected 1 or more"),
+    ("captures.0.steps", [1], "steps is 1, expected less than slices (1)"),
+    ("captures.0.constant", [1, 2], "expected 3 or more entries"),
+    ("captures.0.slices", [4, 2], "expected no more drawn than there are"),
+    ("captures.0.collapsed", {"1": [99]}, "expected less than maps (4)"),
+    ("captures.0.reduce", "pca", "by its manifest.json 96×33"),
+    ("captures.0.overlay", 9, "captures[0].overlay is 9, expected 1 or less"),
+    ("captures.0.layer", None, "captures[0].layer is null, expected text"),
+    ("captures.0.layer", "x" * 5000, "expected 4096 or less characters"),
+    ("captures.1.layer", "0", "captures[1] is the same tensor as captures[0]"),
+    ("captures", KeyError, "a.png/manifest.json: captures is missing"),
+    ("skipped", [{"layer": "x"}], "skipped[0].type is missing"),
+    ("never_ran", [1], "never_ran[0] is 1, expected text"),
+    ("image.path", "", 'image.path is "", expected 1 or more characters'),
+    ("image.path", "b.png", "image.path is \"b.png\", expected 'a.png'"),
+    ("image.path", "../../../x", "a.png"),
+    ("image.size", {"width": 10**30, "height": 10**30}, "a.png"),
+    ("input.shape", [[[1]]], "input.shape[0][0] is [1], expected a whole number"),
+    ("input.shape", [1, 3, 9, 9], "input.png has 45×29 pixels, by its manifest"),
+    ("prediction", [{"index": 0, "name": 3}], "prediction[0].name is 3, expected text"),
+    ("schema_version", 999, "has schema version 999, this featviz reads 2"),
+    ("schema_version", 1, "has schema version 1, this featviz reads 2"),
+    ("fingerprint", 5, "fingerprint is 5, expected text"),
+    (FILE, "{root}/secret/id_secret.png", INSIDE),
+    *(
+        (FILE, path, INSIDE)
+        for path in (
+            *("../../../secret/id_secret.png", "001_0/../../../../secret/id_secret.png"),
+            *("..\\..\\..\\secret\\id_secret.png", "../b.png/001_0/output.png", "001_0/a\0.png"),
+            *("file:///etc/passwd", "https://evil.example/x.png", "", ".."),
+        )
     ),
-    "an input that is markup": raw("a.png/input.png", MARKUP.encode()),
-    "an audit of markup": _audit({"schema_version": 1, "layers": [ROW], "images": {"seen": TITLE}}),
-    "an audit of numbers": _audit({"schema_version": 1, "layers": 5, "images": 5}),
-    "an audit 10,000 levels deep": lambda b: raw("audit.json", b"[" * 10_000)(b),
-    "an audit that is a FIFO": fifo("audit.json"),
-    "an audit that is a link": link("audit.json", "{root}/secret/id_secret"),
+    (FILE, "javascript:alert(1)", INSIDE),
+    (FILE, "manifest.json", "expected a name that ends in .png or .webp or .jp"),
+    (FILE, "x" * 4000 + ".png", "cannot be read: File name too long"),
+    ("captures.0.tensor", "../../../secret/id_secret.npy", "captures[0].tensor is "),
+    ("captures.0.tensor", "stats.npz", "expected a name that ends in .npy"),
+    ("captures.0.tensor", "x.npy", "a.png/x.npy is missing"),
+    ("captures.0.figure", "../../../secret/id_secret.png", "captures[0].figure is "),
+    *(
+        (where, FORGED, "")
+        for where in (
+            *(f"captures.0.{name}" for name in ("normalize", "layout", "key", "layer", "type")),
+            *("image.sha256", "input.preprocessing"),
+        )
+    ),
+    ("captures.0.kind", FORGED, "expected text like "),
+    (FILE, FORGED, INSIDE),
+    ("image.path", FORGED, "expected 'a.png'"),
+    ("skipped", [{"layer": FORGED, "type": FORGED, "index": 1, "reason": FORGED}], ""),
+    ("never_ran", [FORGED], ""),
+]
+"""Where in a manifest, what stands there, and what is said of it: nothing if it may be shown."""
+
+RECORDS: list[tuple[str, Any, str]] = [
+    ("failures", 5, "run.json: failures is 5, expected a list"),
+    ("failures", [{"image": FORGED, "error": FORGED}], ""),
+    ("images", [], "run.json: images is [], expected an object"),
+    ("images.total", -1, "images.total is -1, expected 0 or more"),
+    ("images.total", 10**30, "images.total is 1000000000000000000000000000000, expected"),
+    ("images.complete", [FORGED], ""),
+    ("images.complete", ["../../x", "x" * 10**5], ""),
+    ("images.complete", [["a"]], "images.complete[0] is "),
+    ("options", {"normalize": [1], "layers": {}}, ""),
+    ("layers", [FORGED], ""),
+    ("layers", 5, "run.json: layers is 5, expected a list"),
+    ("model", {"kind": FORGED, "file": FORGED, "arch": 5}, ""),
+    ("preprocessing", FORGED, ""),
+    ("device", FORGED, ""),
+    ("featviz", FORGED, ""),
+    ("kind", "kernels", "holds kernels, not the feature maps of a run"),
+    ("kind", TITLE, r"holds \x1b]0;featviz_hostile\x07"),
+    ("schema_version", 999, "has schema version 999, this featviz reads 2"),
+]
+"""The same of run.json."""
+
+JSONS: dict[str, tuple[bytes, str]] = {
+    "no JSON": (b"\x89PNG", "cannot be read: "),
+    "100,000 levels": (b'{"captures": ' + b"[" * 100_000, "more than 100 levels"),
+    "a number of 10,000 digits": (b'{"schema_version": ' + b"9" * 10_000 + b"}", "digits"),
+    "NaN": (b'{"schema_version": NaN}', "JSON has no number NaN"),
+    "a list": (b"[]", "its schema_version is None"),
+    "the same key twice": (b'{"schema_version": 2, "schema_version": 2}', "is missing"),
+    "a lone surrogate": (b'{"schema_version": 2, "image": {"path": "\\ud800"}}', "is missing"),
 }
 
+NO_FILE, LINKED = "it is no regular file", "is a symbolic link"
+SECRET, SECRET_PICTURE = "{root}/secret/id_secret", "{root}/secret/id_secret.png"
+FILES: dict[str, tuple[Change, str]] = {
+    "run.json is a FIFO": (other("run.json", os.mkfifo), NO_FILE),
+    "run.json is a folder": (other("run.json", Path.mkdir), NO_FILE),
+    "run.json is a device": (link("run.json", "/dev/zero"), "is a link"),
+    "run.json is a link to itself": (link("run.json", "run.json"), "is a link"),
+    "run.json is a link to a secret": (link("run.json", SECRET), "is a link"),
+    f"{MANIFEST} is a folder": (other(MANIFEST, Path.mkdir), ""),
+    **{
+        f"{name} is {kind}": (make(name), words)
+        for name in (MANIFEST, STATS, INPUT, PICTURE)
+        for kind, make, words in (
+            ("a FIFO", lambda name: other(name, os.mkfifo), NO_FILE),
+            ("a device", lambda name: link(name, "/dev/zero"), LINKED),
+            ("a link to itself", lambda name: link(name, Path(name).name), LINKED),
+            ("a link to a secret", lambda name: link(name, SECRET), LINKED),
+        )
+    },
+    **{f"{name} is a folder": (other(name, Path.mkdir), NO_FILE) for name in (STATS, INPUT)},
+    f"{INPUT} is a link to a secret picture": (link(INPUT, SECRET_PICTURE), LINKED),
+    f"{PICTURE} is a link to a secret picture": (link(PICTURE, SECRET_PICTURE), LINKED),
+    "a layer's folder links to secrets": (link("a.png/001_0", "{root}/secret"), LINKED),
+    f"{MANIFEST} has 40 MB": (
+        raw(MANIFEST, b'{"schema_version": 2, "x": "%040000000d"}' % 0),
+        "is missing",
+    ),
+    "an image's folder is a link to a whole one": (link("a.png", "../other/a.png"), ""),
+    "a folder that links to the run": (link("loop", "."), ""),
+    "a folder that links to the root": (link("all", "/"), ""),
+    "300 folders inside one another": (other("d/" * 300, lambda p: p.mkdir(parents=True)), ""),
+    "one picture, 1,000 times": (_repeated, "too few for the maps"),
+    "a picture of 60,000 by 60,000": (
+        raw(PICTURE, giant_png),
+        "output.png has 60000×60000 pixels, by its manifest.json 96×64",
+    ),
+    "a picture with a gigabyte of text": (raw(PICTURE, lambda: text_bomb_png(96, 64)), ""),
+    "a page for a picture": (raw(PICTURE, MARKUP.encode()), "no PNG"),
+    "PostScript for a picture": (raw(PICTURE, EPS), "no PNG"),
+    "an input of another size": (
+        raw(INPUT, lambda: encoded("PNG", (9, 9))),
+        "input.png has 9×9 pixels, by its",
+    ),
+    "statistics that are packed": (
+        stats(npy(np.zeros((4, 6), np.float32)), packed=True),
+        "is compressed, which featviz does not write",
+    ),
+    "1 MB of statistics that unpacks to 1.2 GB": (
+        stats(lambda: npy(np.zeros((MEMORY // 24 + 5_000_000, 6), np.float32)), packed=True),
+        "stats.npz has more than the ",
+    ),
+    "large statistics": (raw(STATS, bytes(10**6)), "stats.npz has more than the "),
+    "code in a header": (
+        stats(header(f"__import__('os').mkdir('{MARKER}')") + bytes(96)),
+        "its header is not as numpy writes it",
+    ),
+    "a header of 9,000 brackets": (stats(header("(" * 9_000)), "its header is not as numpy"),
+    "a header of a power": (stats(_shape("(9**9**9, 6)")), "its header is not as numpy"),
+    "a shape without numbers": (stats(_shape("(999999999, 6)")), "it has 0 bytes, not those of"),
+    "objects": (stats(_shape("(4, 6)", "|O") + pickle.dumps(Evil())), "Python objects"),
+    "statistics that are a pickle": (raw(STATS, pickle.dumps(Evil())), "too few for the maps"),
+    "20,000 arrays": (
+        raw(STATS, lambda: zipped(*((f"x{n}.npy", b"") for n in range(20_000)), packed=False)),
+        "npz has more than the ",
+    ),
+    "statistics that overlap": (_overlapping, "stats.npz has 2,4"),
+    "statistics missing": (lambda root: (root / STATS).unlink(), "npz is missing"),
+}
+"""What is put in the place of a file, and what must be said of it."""
 
-def _words(value: Any) -> str:
-    return ascii(value)[:40]
+
+def _tensors(content: bytes) -> Change:
+    """Both runs keep a tensor; that of the hostile one is of these bytes."""
+
+    def change(root: Path) -> None:
+        for run in (root, root.parent / "other"):
+            edit(run / MANIFEST, "captures.0.tensor", "001_0/output.npy")
+            (run / "a.png/001_0/output.npy").write_bytes(npy(np.zeros((1, 4, 29, 45), "<f4")))
+            summed_anew(run / "a.png")
+        (root / "a.png/001_0/output.npy").write_bytes(content)
+
+    return change
 
 
-def values() -> Iterator[tuple[str, Change, bool]]:
-    """Values that do not fit, and whether it is the first one of its field."""
-    for where, wrong in VALUES.items():
-        for number, value in enumerate(wrong):
-            yield f"manifest: {where} is {_words(value)}", at(where, value), number == 0
-    for where, wrong in RECORDS.items():
-        for number, value in enumerate(wrong):
-            change = at(where, value, "run.json")
-            yield f"run.json: {where} is {_words(value)}", change, number == 0
+TENSORS: dict[str, bytes] = {
+    "a pickle": npy(np.array([Evil()], object)),
+    "code": header(f"__import__('os').mkdir('{MARKER}')"),
+    "a shape beyond all": _shape("(1, 4, 29, 99999999999999999)"),
+}
+"""What only `diff` reads."""
+
+ROW = {"label": FORGED, "type": FORGED, "channels": 4, "findings": {"dead": [0]}}
+AUDITS: dict[str, tuple[bytes | Any, str]] = {
+    "a list": ([], "the document is [], expected an object"),
+    "text for a number": ({"images": {"seen": FORGED}, "layers": []}, "images.seen is "),
+    "text for a channel": (
+        {"images": {"seen": 1}, "layers": [{**ROW, "findings": {"x": ["</"]}}]},
+        "layers[0].findings[...][0], expected a whole number",
+    ),
+    "numbers": ({"schema_version": 1, "layers": 5, "images": 5}, "expected "),
+    "10,000 levels": (b"[" * 10_000, "more than 100 levels"),
+    "a FIFO": (other("audit.json", os.mkfifo), NO_FILE),
+    "a link to a secret": (link("audit.json", SECRET), "audit.json"),
+}
+AUDITED = [
+    "report {given}/run --out out",
+    "report {given}/other --audit {given}/run/audit.json --out b",
+]
 
 
-def changes() -> Iterator[tuple[str, Change]]:
-    """What else is changed in the honest run."""
-    for path in PATHS:
-        yield f"manifest: a picture at {path}", at(f"{CAPTURE}.file", path)
-    for name, make in STATS.items():
-        yield f"stats.npz: {name}", lambda box, make=make: raw("a.png/stats.npz", make())(box)
-    for name, data in JSONS.items():
-        for file in ("run.json", "a.png/manifest.json"):
-            yield f"{file}: {name}", raw(file, data)
-    yield from OTHERS.items()
+def _many_images(root: Path) -> None:
+    names = [f"{number:06d}.png" for number in range(60_000)]
+    edit(root / "run.json", "images", {"total": 60_000, "complete": names, "missing": []})
+    for name in ("a.png", "b.png"):
+        (root / name).rename(root.parent / name)
 
 
-def _both(change: Change) -> Change:
+def _twice(root: Path) -> None:
+    edit((root / "a.png").rename(root / "aaa") / "manifest.json", "image.path", "b.png")
+
+
+def _renamed(root: Path) -> None:
+    """The arrays of statistics are called as the rows of the manifest are, whatever these say."""
+    with suppress(ValueError, KeyError, TypeError, OSError):
+        rows = json.loads((root / MANIFEST).read_text())["captures"]
+        keys = ["|".join(str(row[n]) for n in ("layer", "kind", "call", "key")) for row in rows]
+        with np.load(root / STATS) as before:
+            arrays = [npy(before[name]) for name in before.files]
+        if len(keys) == len(arrays):
+            members = zip((f"{key}.npy" for key in keys), arrays, strict=True)
+            (root / STATS).write_bytes(zipped(*members, packed=False))
+
+
+def changed(*changes: Change) -> Callable[[Sandbox], None]:
+    """The honest runs, one of them changed, with checksums made anew, as its author would."""
+
     def make(box: Sandbox) -> None:
         place(box)
-        change(box)
+        for change in changes:
+            change(box.given / "run")
+        summed_anew(box.given / "run" / "a.png")
 
     return make
 
 
 def all_attacks() -> Iterator[Attack]:
     """All of this file: each change is read by every command, and continued by `run --resume`."""
-    for name, change, full in values():
-        make = _both(change)
-        yield Attack(f"rundir: {name}", make, READING if full else BRIEFLY)
-        if full:
-            yield Attack(f"resumed rundir: {name}", make, RESUMING, may_change=("given/run",))
-    for name, change in changes():
-        make = _both(change)
-        yield Attack(f"rundir: {name}", make, READING)
+    tables: list[tuple[str, tuple[Change, ...], str, tuple[int, ...]]] = []
+    for where, value, words in FIELDS:
+        name = f"manifest: {where} is {ascii(value)[:40]}"
+        tables.append((name, (at(where, value), _renamed), words, LEFT_OUT))
+    for where, value, words in RECORDS:
+        name = f"run.json: {where} is {ascii(value)[:40]}"
+        tables.append((name, (at(where, value, "run.json"),), words, REFUSED))
+    for name, (data, words) in JSONS.items():
+        tables.append((f"manifest: {name}", (raw(MANIFEST, data),), words, LEFT_OUT))
+        tables.append((f"run.json: {name}", (raw("run.json", data),), words, REFUSED))
+    for name, (change, words) in FILES.items():
+        codes = REFUSED if name.startswith("run.json") else LEFT_OUT
+        tables.append((name, (change,), words, codes))
+    for name, changes, words, codes in tables:
+        make = changed(*changes)
+        yield Attack(f"rundir: {name}", make, READING, codes if words else "any", words)
         yield Attack(f"resumed rundir: {name}", make, RESUMING, may_change=("given/run",))
+    for name, data in TENSORS.items():
+        words = "a.png/001_0/output.npy cannot be read: "
+        yield Attack(f"tensor: {name}", changed(_tensors(data)), READING[5:7], (4, 4), words)
+    for name, (content, words) in AUDITS.items():
+        change = content
+        if not callable(content):
+            data = content if isinstance(content, bytes) else json.dumps(content).encode()
+            change = raw("audit.json", data)
+        yield Attack(f"audit.json: {name}", changed(change), AUDITED, "refused", words)
+    shown = {"schema_version": 1, "layers": [ROW], "images": {"seen": 1}}
+    forged = changed(raw("audit.json", json.dumps(shown).encode()))
+    yield Attack("audit.json: forged texts", forged, AUDITED)
+    lines = ["merge {given}/run --out alone"]
+    linked = changed(link("a.png", "../other/a.png"))
+    words = "a.png is incomplete (it has no manifest), and left out"
+    yield Attack("rundir: an image's folder is a link, merged alone", linked, lines, (3,), words)
+    words = 'image.path is "b.png", expected another than in aaa'
+    yield Attack("rundir: an image is there twice", changed(_twice), READING, "any", words)
+    lines = [line for line in READING if line.startswith(("diff", "merge"))]
+    words = "59,980 images more are incomplete"
+    yield Attack("rundir: 60,000 images are missing", changed(_many_images), lines, "any", words)
     yield Attack("control: an honest run in every command", place, READING, "good")
-    yield Attack(
-        "control: an honest run is resumed", place, RESUMING, "good", may_change=("given/run",)
-    )
+    resumed = ("given/run",)
+    yield Attack("control: an honest run is resumed", place, RESUMING, "good", may_change=resumed)

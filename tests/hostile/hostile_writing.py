@@ -5,16 +5,17 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 from hostile_harness import Attack, Sandbox
-from hostile_rundirs import DRAWING, edit, place, put
+from hostile_rundirs import DRAWING, at, place
 
 DRAW = ["run", "{given}/net.pth", "{given}/photos", *DRAWING]
-ROOM = "given/room"
+ROOM, NOTES = "given/room", "{root}/bystander/notes.txt"
 Change = Callable[[Sandbox], object]
 
 
-def _with(*changes: Change) -> Callable[[Sandbox], None]:
+def _with(*changes: Change) -> Change:
     """The honest runs, an empty folder `room`, and what the attack puts there."""
 
     def make(box: Sandbox) -> None:
@@ -26,22 +27,24 @@ def _with(*changes: Change) -> Callable[[Sandbox], None]:
     return make
 
 
+def _put(name: str, make: Callable[[Path], object]) -> Change:
+    """Something in the room, in the place of what is called so."""
+
+    def change(box: Sandbox) -> None:
+        path = box.given / "room" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.unlink(missing_ok=True)
+        make(path)
+
+    return change
+
+
 def _file(name: str, text: str = "mine") -> Change:
-    def make(box: Sandbox) -> None:
-        path = box.given / "room" / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
-
-    return make
+    return _put(name, lambda path: path.write_text(text))
 
 
-def _link(name: str, target: str = "{root}/bystander/notes.txt") -> Change:
-    def make(box: Sandbox) -> None:
-        path = box.given / "room" / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.symlink_to(box.filled(target))
-
-    return make
+def _link(name: str, target: str = NOTES) -> Change:
+    return lambda box: _put(name, lambda path: path.symlink_to(box.filled(target)))(box)
 
 
 def _ours(box: Sandbox) -> None:
@@ -49,14 +52,16 @@ def _ours(box: Sandbox) -> None:
     (box.given / "run").rename(box.given / "room" / "run")
 
 
-def _before(change: Change) -> Change:
-    """Change `given/run`, and move it into the room."""
+def _unfinished(name: str) -> Change:
+    """The same without a folder or file of an image, which is then not complete."""
 
-    def make(box: Sandbox) -> None:
-        change(box)
+    def change(box: Sandbox) -> None:
         _ours(box)
+        image = box.given / "room/run/a.png"
+        (image / name).rename(box.given / "gone")
+        (image / "manifest.json").unlink(missing_ok=True)
 
-    return make
+    return change
 
 
 FOREIGN = json.dumps({"name": "a project", "scripts": {"run": "make"}})
@@ -64,11 +69,11 @@ ALMOST = json.dumps({"schema_version": 1, "name": "a project", "layers": [], "im
 OUT = ["--out", "{given}/room/proj"]
 RUN_OUT = ["--out", "{given}/room/run"]
 MAKERS: dict[str, tuple[str, list[str]]] = {
-    "run": ("run.json", [*DRAW, *OUT]),
+    "run": ("run.json", [*DRAW, *OUT, "--overwrite"]),
     "diff": ("diff.json", ["diff", "{given}/run", "{given}/other", *OUT]),
-    "merge": ("run.json", ["merge", "{given}/run", "{given}/other", *OUT]),
-    "audit": ("audit.json", ["audit", "{given}/net.pth", "{given}/photos", *OUT]),
-    "kernels": ("run.json", ["kernels", "{given}/net.pth", *OUT]),
+    "merge": ("run.json", ["merge", "{given}/run", "{given}/other", *OUT, "--overwrite"]),
+    "audit": ("audit.json", ["audit", "{given}/net.pth", "{given}/photos", *OUT, "--overwrite"]),
+    "kernels": ("run.json", ["kernels", "{given}/net.pth", *OUT, "--overwrite"]),
     "report": ("index.html", ["report", "{given}/run", *OUT]),
 }
 """Commands that write folders, and the file by which they know their own."""
@@ -76,196 +81,102 @@ MAKERS: dict[str, tuple[str, list[str]]] = {
 
 def _foreign_projects() -> Iterator[Attack]:
     for command, (mark, line) in MAKERS.items():
-        for words, text in (("of another program", FOREIGN), ("that looks like ours", ALMOST)):
-            make = _with(_file(f"proj/{mark}", text), _file("proj/src/main.c"))
-            keep = (f"{ROOM}/proj/{mark}", f"{ROOM}/proj/src", f"{ROOM}/proj/src/main.c")
-            lines = [line] if command in ("diff", "report") else [[*line, "--overwrite"]]
-            name = f"writing: {command} into a project with a {mark} {words}"
-            yield Attack(name, make, lines, "refused", (ROOM,), keep)
-        make = _with(_file("proj/src/main.c"))
-        keep = (f"{ROOM}/proj/src/main.c",)
-        lines = [line] if command in ("diff", "report") else [[*line, "--overwrite"]]
-        name = f"writing: {command} into a project of others"
-        yield Attack(name, make, lines, "refused", (ROOM,), keep)
-
-
-PHOTOS = ("given/photos", "given/photos/a.png", "given/photos/b.png")
+        for words, text in (
+            (f"with a {mark} of another program", FOREIGN),
+            (f"with a {mark} that looks like ours", ALMOST),
+            ("of others", ""),
+        ):
+            files = {"proj/src/main.c": "mine"} | ({f"proj/{mark}": text} if text else {})
+            make = _with(*(_file(name, content) for name, content in files.items()))
+            keep = (f"{ROOM}/proj/src", *(f"{ROOM}/{name}" for name in files))
+            name = f"writing: {command} into a project {words}"
+            yield Attack(name, make, [line], "refused", "", (ROOM,), keep)
 
 
 def _inputs() -> Iterator[Attack]:
-    run = ["run", "{given}/net.pth", "{given}/photos", *DRAWING]
-    mark = _with(lambda b: (b.given / "photos" / "run.json").write_text(ALMOST))
-    for words, out in (
-        ("the photos", "{given}/photos"),
-        ("what holds the photos", "{given}"),
-        ("the photos by another name", "{given}/room/../photos"),
+    def almost(box: Sandbox) -> None:
+        (box.given / "photos" / "run.json").write_text(ALMOST)
+        (box.given / "link").symlink_to(box.given / "photos")
+
+    draw = f"{' '.join(DRAW)} --overwrite --out"
+    photos = ("given/photos", "given/photos/a.png", "given/photos/b.png")
+    kept = ("given/net.pth", *photos, "given/run/run.json", "given/run/a.png/manifest.json")
+    for words, line in (
+        ("run into the photos", f"{draw} {{given}}/photos"),
+        ("run into what holds the photos", f"{draw} {{given}}"),
+        ("run into the photos by another name", f"{draw} {{given}}/room/../photos"),
+        ("run into a link to the photos", f"{draw} {{given}}/link"),
+        ("kernels into the model's folder", "kernels {given}/net.pth --out {given} --overwrite"),
+        ("merge into a part", "merge {given}/run {given}/other --out {given}/run --overwrite"),
+        ("diff into a side", "diff {given}/run {given}/other --out {given}/run"),
+        ("report into its run", "report {given}/run --out {given}/run"),
     ):
-        line = [[*run, "--out", out, "--overwrite"]]
-        yield Attack(f"writing: --out is {words}", mark, line, "refused", ("given",), PHOTOS)
-    linked = _with(
-        lambda b: (b.given / "photos" / "run.json").write_text(ALMOST),
-        lambda b: (b.given / "link").symlink_to(b.given / "photos"),
-    )
-    line = [[*run, "--out", "{given}/link", "--overwrite"]]
-    yield Attack("writing: --out links to the photos", linked, line, "refused", ("given",), PHOTOS)
-    model = ["given/net.pth", *PHOTOS]
-    line = [["kernels", "{given}/net.pth", "--out", "{given}", "--overwrite"]]
-    yield Attack(
-        "writing: kernels into the model's folder",
-        _with(),
-        line,
-        "refused",
-        ("given",),
-        tuple(model),
-    )
-    parts = tuple(f"given/{n}" for n in ("run/run.json", "run/a.png/manifest.json"))
-    line = [["merge", "{given}/run", "{given}/other", "--out", "{given}/run", "--overwrite"]]
-    yield Attack("writing: merge into a part", _with(), line, "refused", ("given",), parts)
-    line = [["diff", "{given}/run", "{given}/other", "--out", "{given}/run"]]
-    yield Attack("writing: diff into a side", _with(), line, "refused", ("given",), parts)
-    line = [["report", "{given}/run", "--out", "{given}/run"]]
-    yield Attack("writing: report into its run", _with(), line, "refused", ("given",), parts)
+        yield Attack(f"writing: {words}", _with(almost), [line], "refused", "", ("given",), kept)
 
 
 def _own_runs() -> Iterator[Attack]:
     over = [[*DRAW, *RUN_OUT, "--overwrite"]]
     resume = [[*DRAW, *RUN_OUT, "--resume"]]
-    notes = (f"{ROOM}/run/notes.txt",)
-    yield Attack(
-        "writing: --overwrite of a run with notes beside the images",
-        _with(_ours, _file("run/notes.txt")),
-        over,
-        "refused",
-        (ROOM,),
-        notes,
-    )
-    yield Attack(
-        "writing: --overwrite of a run with notes in an image's folder",
-        _with(_ours, _file("run/a.png/notes.txt")),
-        over,
-        "refused",
-        (ROOM,),
-        (f"{ROOM}/run/a.png/notes.txt",),
-    )
-    listed = "../../../bystander/notes.txt"
-    for where, name in (
+    for words, notes in (("beside the images", "notes.txt"), ("in an image's", "a.png/notes.txt")):
+        make, keep = _with(_ours, _file(f"run/{notes}")), (f"{ROOM}/run/{notes}",)
+        name = f"writing: --overwrite of a run with notes {words}"
+        yield Attack(name, make, over, "refused", "", (ROOM,), keep)
+    changes: dict[str, tuple[Change, ...]] = {
+        "with a folder that links outside": (_ours, _link("run/c.png", "{root}/bystander")),
+        "whose image links outside": (_unfinished("."), _link("run/a.png", "{root}/bystander")),
+        "whose layer's folder links outside": (
+            _unfinished("001_0"),
+            _link("run/a.png/001_0", "{root}/bystander"),
+        ),
+        "whose run.json is a FIFO": (_ours, _put("run/run.json", os.mkfifo)),
+    }
+    for where, file in (
         ("captures.0.file", "a.png/manifest.json"),
         ("captures.0.tensor", "a.png/manifest.json"),
         ("images.complete.0", "run.json"),
     ):
-        change = _before(edit(name, lambda d, where=where: put(d, where, listed)))
-        for words, lines in (("--overwrite", over), ("--resume", resume)):
-            yield Attack(
-                f"writing: {words} of a run whose {where} is somebody else's file",
-                _with(change),
-                lines,
-                "any",
-                (ROOM,),
-            )
-    for words, lines in (("--overwrite", over), ("--resume", resume)):
-        yield Attack(
-            f"writing: {words} of a run with a folder that links outside",
-            _with(_ours, _link("run/c.png", "{root}/bystander")),
-            lines,
-            "any",
-            (ROOM,),
+        change = at(where, "../../../bystander/notes.txt", file)
+        changes[f"whose {where} is somebody else's file"] = (
+            lambda box, change=change: change(box.given / "run"),
+            _ours,
         )
-        yield Attack(
-            f"writing: {words} of a run whose image folder links outside",
-            _with(_unfinished, _link("run/a.png", "{root}/bystander")),
-            lines,
-            "any",
-            (ROOM,),
-        )
-        yield Attack(
-            f"writing: {words} of a run whose layer's folder links outside",
-            _with(_ours, _unlayered, _link("run/a.png/001_0", "{root}/bystander")),
-            lines,
-            "any",
-            (ROOM,),
-        )
-        yield Attack(
-            f"writing: {words} of a run whose run.json is a FIFO",
-            _with(_ours, _fifo("run/run.json")),
-            lines,
-            "any",
-            (ROOM,),
-        )
+    for words, change in changes.items():
+        for option, lines in (("--overwrite", over), ("--resume", resume)):
+            name = f"writing: {option} of a run {words}"
+            yield Attack(name, _with(*change), lines, "any", "", (ROOM,))
 
 
-def _unfinished(box: Sandbox) -> None:
-    _ours(box)
-    (box.given / "room" / "run" / "a.png").rename(box.given / "gone")
-
-
-def _unlayered(box: Sandbox) -> None:
-    image = box.given / "room" / "run" / "a.png"
-    (image / "001_0").rename(box.given / "gone")
-    (image / "manifest.json").unlink()
-
-
-def _fifo(name: str) -> Change:
-    def make(box: Sandbox) -> None:
-        (box.given / "room" / name).unlink()
-        os.mkfifo(box.given / "room" / name)
-
-    return make
-
-
-FILES: dict[str, list[str]] = {
-    "report.html": ["report", "{given}/run", "--single-file", "--out", "{given}/room/report.html"],
-    "sheet.png": ["sheet", "{given}/run", "--layer", "0", "--out", "{given}/room/sheet.png"],
-    "d.html": ["diff", "{given}/run", "{given}/other", "--html", "{given}/room/d.html"],
-    "d.xml": ["diff", "{given}/run", "{given}/other", "--junit", "{given}/room/d.xml"],
-    "a.xml": [
-        *("audit", "{given}/net.pth", "{given}/photos", "--out", "out"),
-        *("--junit", "{given}/room/a.xml"),
-    ],
-    "prune.json": [
-        *("audit", "{given}/net.pth", "{given}/photos", "--out", "out"),
-        *("--prune-out", "{given}/room/prune.json"),
-    ],
-    "run.zip": [*DRAW, "--archive", "{given}/room/run.zip"],
+AUDIT = "audit {given}/net.pth {given}/photos --out out"
+FILES = {
+    "report.html": "report {given}/run --single-file --out {given}/room/report.html",
+    "sheet.png": "sheet {given}/run --layer 0 --out {given}/room/sheet.png",
+    "d.html": "diff {given}/run {given}/other --html {given}/room/d.html",
+    "d.xml": "diff {given}/run {given}/other --junit {given}/room/d.xml",
+    "a.xml": f"{AUDIT} --junit {{given}}/room/a.xml",
+    "prune.json": f"{AUDIT} --prune-out {{given}}/room/prune.json",
 }
 """Commands that write one file."""
 
 
 def _links() -> Iterator[Attack]:
     for name, line in FILES.items():
-        make = _with(_link(f".{name}.part"))
-        yield Attack(f"writing: .{name}.part links outside", make, [line], "any", ("work", ROOM))
-        make = _with(_link(f".{name}.part", "{root}/bystander/new.txt"))
-        yield Attack(
-            f"writing: .{name}.part links to what is not there", make, [line], "any", ("work", ROOM)
-        )
+        for words, target in (("outside", NOTES), ("to what is not there", "{root}/bystander/new")):
+            make = _with(_link(f".{name}.part", target))
+            title = f"writing: .{name}.part links {words}"
+            yield Attack(title, make, [line], "any", "", ("work", ROOM))
     run = [[*DRAW, *RUN_OUT, "--resume"]]
     for name in (".run.json.part", ".a.png.part", "a.png/.manifest.json.part"):
-        both = _with(_unlisted, _link(f"run/{name}"))
-        yield Attack(f"writing: {name} in a run links outside", both, run, "any", (ROOM,))
-    room = _with(_file(".run.zip.run/notes.txt"))
-    keep = (f"{ROOM}/.run.zip.run/notes.txt",)
-    line = [FILES["run.zip"]]
-    yield Attack(
-        "writing: the folder of an archive's run is mine", room, line, "any", (ROOM,), keep
-    )
-    linked = _with(_link(".run.zip.run", "{root}/bystander"))
-    yield Attack("writing: the folder of an archive's run links", linked, line, "any", (ROOM,))
-    inner = _with(_ours, _link("run/report", "{root}/bystander"))
-    line = [["report", "{given}/room/run"]]
-    yield Attack("writing: the report's folder links outside", inner, line, "any", (ROOM,))
-    page = _with(_ours, _link("run/report.html"))
-    line = [["report", "{given}/room/run", "--single-file"]]
-    yield Attack("writing: the report's file links outside", page, line, "any", (ROOM,))
-    mine = _with(_ours, _file("run/report/notes.txt"))
-    line = [["report", "{given}/room/run"]]
+        make = _with(_unfinished("manifest.json"), _link(f"run/{name}"))
+        yield Attack(f"writing: {name} in a run links outside", make, run, "any", "", (ROOM,))
     keep = (f"{ROOM}/run/report/notes.txt",)
-    yield Attack("writing: the report's folder holds notes", mine, line, "any", (ROOM,), keep)
-
-
-def _unlisted(box: Sandbox) -> None:
-    """The run is ours, and one image is not complete."""
-    _ours(box)
-    (box.given / "room/run/a.png/manifest.json").unlink()
+    for words, change, options, kept in (
+        ("folder links outside", _link("run/report", "{root}/bystander"), (), ()),
+        ("file links outside", _link("run/report.html"), ("--single-file",), ()),
+        ("folder holds notes", _file("run/report/notes.txt"), (), keep),
+    ):
+        line = [["report", "{given}/room/run", *options]]
+        name = f"writing: the report's {words}"
+        yield Attack(name, _with(_ours, change), line, "any", "", (ROOM,), kept)
 
 
 def all_attacks() -> Iterator[Attack]:
@@ -275,8 +186,11 @@ def all_attacks() -> Iterator[Attack]:
     yield from _own_runs()
     yield from _links()
     again = [[*DRAW, *RUN_OUT, "--overwrite"]]
-    yield Attack("control: an honest run is replaced", _with(_ours), again, "good", (ROOM,))
+    name = "control: an honest run is replaced"
+    yield Attack(name, _with(_ours), again, "good", may_change=(ROOM,))
     new = [[*DRAW, *OUT], [*DRAW, *OUT, "--resume"], [*DRAW, *OUT, "--overwrite"]]
-    yield Attack("control: a run, resumed, replaced", _with(), new, "good", (ROOM,))
+    name = "control: a run, resumed, replaced"
+    yield Attack(name, _with(), new, "good", may_change=(ROOM,))
     for name, line in FILES.items():
-        yield Attack(f"control: {name} is written", _with(), [line], "good", ("work", ROOM))
+        written = ("work", ROOM)
+        yield Attack(f"control: {name} is written", _with(), [line], "good", may_change=written)

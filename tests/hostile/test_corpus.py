@@ -3,45 +3,47 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
-import hostile_bounds
+import broken_checkpoints
 import hostile_configs
 import hostile_images
 import hostile_pickles
-import hostile_programs
 import hostile_rundirs
-import hostile_weights
 import hostile_writing
 import pytest
-from hostile_harness import SHARED, Attack, Sandbox, attempt
+from conftest import Outcome
+from hostile_harness import Attack, Sandbox, attempt
 
 KINDS = (
-    *(hostile_pickles, hostile_bounds, hostile_programs, hostile_weights),
-    *(hostile_rundirs, hostile_images, hostile_configs, hostile_writing),
+    *(hostile_pickles, broken_checkpoints, hostile_rundirs, hostile_images),
+    *(hostile_configs, hostile_writing),
 )
 CORPUS = [attack for kind in KINDS for attack in kind.all_attacks()]
 
 QUICK = {
-    "control: honest.pth goes through every command",
+    "control: an honest model goes through every command",
     "control: an honest run in every command",
     "control: an honest run is resumed",
     "control: an honest photo",
-    "pt2: example inputs under the name data/sample_inputs/model.PT",
-    "pt2: the size 9**9**9**9",
-    "pt2: a name that sets a terminal's title",
     "pickle: os.system",
-    "constructor: Linear(30000, 30000) from 365 bytes",
-    "state: register_forward_hook is replaced by a class",
-    "bounds: 40 weights expanded from 64 bytes to 80 GB",
-    "bounds: a tuple doubled 60 times as a key",
+    "pickle: a kept class that evaluates",
+    "pickle: Linear(30000, 30000)",
+    "disguise: two pickles, data.pkl and data.pkl",
+    "disguise: a good zip behind a bad pickle",
+    "pickle: register_forward_hook is replaced by a class",
+    "taken: a class kept as an activation",
     "shards: an index that is a FIFO",
-    "rundir: manifest: a picture at @SECRET",
+    "rundir: manifest: captures.0.file is '{root}/secret/id_secret.png'",
     "rundir: manifest: captures.0.grid.nrow is 0",
     "rundir: a.png/001_0/output.png is a link to a secret picture",
-    "resumed rundir: an image's folder is a link",
-    "image: PostScript under the name of a PNG",
-    "archive: a tar with run.json",
+    "rundir: run.json: failures is 5",
+    "resumed rundir: an image's folder is a link to a whole one",
+    "image: EPS",
+    "archive: a tar with 'run.json/b.png'",
     "toml: an unknown table",
     "writing: run into a project with a run.json of another program",
     "writing: .report.html.part links outside",
@@ -57,7 +59,7 @@ def _parameter(attack: Attack) -> object:
 @pytest.mark.parametrize("attack", [_parameter(attack) for attack in CORPUS])
 def test_a_hostile_input_does_no_harm(attack: Attack, tmp_path: Path) -> None:
     """It ends well or in one line, within its bounds, and touches nothing that is not its own."""
-    assert attempt(SHARED, attack, Sandbox.make(tmp_path / "box")) == []
+    assert attempt(attack, Sandbox.make(tmp_path / "box")) == []
 
 
 def test_the_corpus_is_large_and_its_names_are_distinct() -> None:
@@ -65,3 +67,38 @@ def test_the_corpus_is_large_and_its_names_are_distinct() -> None:
     names = [attack.name for attack in CORPUS]
     assert len(set(names)) == len(names) >= 200
     assert set(names) >= QUICK
+
+
+@pytest.fixture
+def box(tmp_path: Path) -> Sandbox:
+    """Two honest runs of a.png and b.png."""
+    made = Sandbox.make(tmp_path / "box")
+    hostile_rundirs.place(made)
+    return made
+
+
+def test_the_images_that_fit_are_shown(featviz: Callable[..., Outcome], box: Sandbox) -> None:
+    """A report names the image that does not, and shows the other one."""
+    hostile_rundirs.at("captures.0.grid.nrow", 0)(box.given / "run")
+    assert featviz("report", box.given / "run", "--out", box.work / "out").code == 0
+    page = (box.work / "out" / "index.html").read_text()
+    assert "b.png" in page and "1 complete of 2, 1 incomplete" in page
+
+
+def test_a_link_that_takes_a_pictures_place_is_not_merged(
+    featviz: Callable[..., Outcome], box: Sandbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between the reading and the linking: what was open is what is merged."""
+    path = box.given / "run" / hostile_rundirs.PICTURE
+    real, before = os.link, path.read_bytes()
+
+    def late(source: Path, target: Path, **options: Any) -> None:
+        if Path(source) == path:
+            path.unlink()
+            path.symlink_to(box.secret.with_suffix(".png"))
+        real(source, target, **options)
+
+    monkeypatch.setattr(os, "link", late)
+    assert featviz("merge", box.given / "run", "--out", box.work / "merged").code == 0
+    merged = box.work / "merged" / hostile_rundirs.PICTURE
+    assert not merged.is_symlink() and merged.read_bytes() == before

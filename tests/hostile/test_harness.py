@@ -2,76 +2,71 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+import contextlib
 from pathlib import Path
 
-import hostile_harness as harness
 import pytest
-from hostile_harness import SHARED, Attack, Sandbox
-
-PLANTED: dict[str, str | tuple[str, ...]] = {
-    "system {root}/featviz_hostile": "VIOLATION os.system",
-    "swallowed {root}/featviz_hostile": "VIOLATION subprocess.Popen",
-    "connects": "VIOLATION socket",
-    "forks": "VIOLATION os.fork",
-    "writes {root}/bystander/new": "VIOLATION open: outside the destination",
-    "writes_below {root}/bystander/new": "VIOLATION open: outside the destination",
-    "writes_past {root}/bystander/new": "MADE bystander/new",
-    "removes {root}/bystander/notes.txt": "VIOLATION os.remove: outside the destination",
-    "links {root}/secret/id_secret": "LINK work/link.png was made",
-    "evaluates": "VIOLATION compile: foreign source",
-    "imports {given}": "VIOLATION open: foreign code",
-    "loops": ("TIME", "HANG"),  # whichever comes first on a busy machine
-    "waits": "HANG",
-    "swells": "TRACEBACK MemoryError",
-    "crashes": "SIGNAL 6",
-    "raises": "TRACEBACK KeyError",
-    "tells {root}/secret/id_secret": "LEAK the secret is on stdout",
-    "copies {root}/secret/id_secret": "LEAK the secret is in work/copy.bin",
-    "copies {root}/secret/id_secret.png": "LEAK secret pixels are in work/copy.bin",
-    "encodes {root}/secret/id_secret": "LEAK the secret is in work/page.html",
-    "encodes {root}/secret/id_secret.png": "LEAK the secret is in work/page.html",
-    "crops {root}/secret/id_secret.png": "LEAK secret pixels are in work/piece.png",
-    "shows_title": "TERMINAL '\\x1b' on stdout",
-    "marks_up": "LEAK MARKUP of the input stands raw in work/page.html",
-    "says_nothing": "0 error lines",
-}
-"""What is planted, and the words by which it must be found."""
+import torch
+from hostile_harness import Attack, Sandbox, attempt
+from hostile_nodes import surroundings
+from hostile_pickles import ARMED
+from planted_faults import FAULTS
 
 
 def _innocent(box: Sandbox) -> None:
     (box.given / "innocent.py").write_text("x = 1\n")
 
 
+SLOW = ["loops"]
+
+
 @pytest.mark.parametrize(
-    "line",
-    [pytest.param(line, marks=pytest.mark.slow if line == "loops" else ()) for line in PLANTED],
+    "name",
+    [pytest.param(n, marks=pytest.mark.slow if n in SLOW else ()) for n in FAULTS if n != "well"],
 )
-def test_a_planted_fault_is_found(
-    line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_planted_fault_is_found(name: str, tmp_path: Path) -> None:
     """The harness names the fault, and what the fault would have done is not done."""
-    monkeypatch.setattr(harness, "SECONDS", 1 if line == "waits" else 20)
-    monkeypatch.setattr(harness, "CPU_SECONDS", 1)
+    _, place, words = FAULTS[name]
     box = Sandbox.make(tmp_path / "box")
-    attack = Attack(line, _innocent, [f"call:hostile_api:{line}"])
-    (found,) = harness.attempt(SHARED, attack, box)
-    words = PLANTED[line]
-    assert any(word in found for word in ([words] if isinstance(words, str) else words))
+    attack = Attack(name, _innocent, [["plant", name, *place.split()]])
+    faults = attempt(attack, box, seconds=1 if name == "waits" else 20, cpu=1)
+    assert any(words in fault for fault in faults), faults
     assert not box.marker.exists() and box.bystander.read_text() == "mine"
 
 
 def test_honest_work_is_let_through(tmp_path: Path) -> None:
     """A call that writes where it may, and ends well, has no fault."""
-    attack = Attack("well", _innocent, ["call:hostile_api:well", "--version"], "good")
-    assert harness.attempt(SHARED, attack, Sandbox.make(tmp_path / "box")) == []
+    attack = Attack("well", _innocent, ["plant well", "--version"], "good")
+    assert attempt(attack, Sandbox.make(tmp_path / "box")) == []
 
 
-def test_what_is_to_be_refused_must_be(tmp_path: Path) -> None:
-    """An input that is taken though it should not be is a fault, and so is the reverse."""
-    taken = Attack("well", _innocent, ["call:hostile_api:well"], "refused")
-    (found,) = harness.attempt(SHARED, taken, Sandbox.make(tmp_path / "a"))
-    assert "TAKEN: exit code 0" in found
-    refused = replace(taken, commands=["layers nothing.pth"], expect="good")
-    (found,) = harness.attempt(SHARED, refused, Sandbox.make(tmp_path / "b"))
-    assert "honest input refused: hint:" in found or "honest input refused: error:" in found
+@pytest.mark.parametrize(
+    ("line", "expect", "words", "fault"),
+    [
+        ("plant well", "refused", "", "TAKEN: exit code 0"),
+        ("layers nothing.pth", "good", "", "honest input refused: "),
+        ("layers nothing.pth", (3,), "", "exit code 2"),
+        ("layers nothing.pth", "refused", "is a FIFO", "'is a FIFO' is not said"),
+    ],
+)
+def test_what_was_expected_must_come(
+    line: str, expect: str, words: str, fault: str, tmp_path: Path
+) -> None:
+    """An input that is taken though it should not be is a fault, and so are the reverse, another
+    exit code and other words."""
+    attack = Attack("", _innocent, [line], expect, words)
+    assert any(fault in found for found in attempt(attack, Sandbox.make(tmp_path / "box")))
+
+
+@pytest.mark.parametrize("name", ARMED)
+def test_hostile_files_are_armed(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Loaded without care they leave the marker: the corpus can fail."""
+    box = Sandbox.make(tmp_path / "box")
+    surroundings(box, "model.pth")
+    monkeypatch.syspath_prepend(box.given)
+    (box.given / "model.pth").write_bytes(ARMED[name](box))
+    with contextlib.suppress(Exception):
+        torch.load(box.given / "model.pth", weights_only=False)
+    assert box.marker.exists()

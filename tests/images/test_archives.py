@@ -1,29 +1,50 @@
-"""Images from tar and zip files, and runs that become one file."""
+"""Images from tar and zip files."""
 
 from __future__ import annotations
 
 import bz2
+import gzip
 import io
 import json
+import logging
 import lzma
 import os
 import shutil
-import signal
+import struct
 import tarfile
 import zipfile
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import numpy as np
 import pytest
 from conftest import Outcome
-from runs import SMALL, complete, make_photos, packed_tree, tree
+from hostile_images import LOOKS, png
+from PIL import Image
+from runs import SMALL, complete, make_photos, tree
 
-from featviz.errors import ImageError, StoreError, UsageError
-from featviz.images import archives, decode, find
-from featviz.pipeline import session
-from featviz.rundir.write import ImageFolder
+from featviz.errors import ImageError, UsageError
+from featviz.images import archives, decode, find, group
+from featviz.records import Sample
+
+
+def tar_header(name: str, size: int, kind: bytes = tarfile.REGTYPE) -> bytes:
+    """The header of a member that says it has `size` bytes."""
+    info = tarfile.TarInfo(name)
+    info.size, info.type = size, kind
+    return info.tobuf(tarfile.GNU_FORMAT)
+
+
+def compressed_zeros(opener: Callable[..., Any], path: Path, head: bytes, size: int) -> None:
+    """A compressed file: `head`, and `size` zeros."""
+    with opener(path, "wb") as file:
+        file.write(head)
+        for _ in range(size >> 20):
+            file.write(bytes(2**20))
+
 
 Run = Callable[..., Outcome]
 
@@ -84,15 +105,12 @@ def test_one_image_of_an_archive(name: str, photos: Path) -> None:
         find.find_samples([str(photos / "a" / "01.png")])[0]
     )
     assert names(archive, spellings[0]) == names(archive)
-
-
-def test_a_member_that_is_not_there_is_a_usage_error(photos: Path) -> None:
-    """So is an archive that is not there."""
-    archive = packed(photos, "p.tar")
-    with pytest.raises(UsageError, match=r"no image '.*p\.tar::a/x\.png': nothing in the archive"):
+    with pytest.raises(UsageError, match=r"no image '.*p\..*::a/x\.png': nothing in the archive"):
         names(f"{archive}::a/x.png")
     with pytest.raises(UsageError, match=r"no archive '.*q\.tar' for '.*q\.tar::a\.png'"):
         names(f"{archive.parent}/q.tar::a.png")
+    shutil.copy(photos / "a" / "00.png", photos / "x::y.png")  # no archive
+    assert "x::y.png" in names(photos) and names(photos / "x::y.png") == ["x::y.png"]
 
 
 def test_members_may_come_in_a_list(
@@ -193,22 +211,10 @@ def test_of_two_members_with_one_name_the_later_counts(
     assert archives.read(Path(f"{path}::a.png")) == new
 
 
-def test_links_are_left_out_aloud(
-    featviz: Run, tiny_file: Path, photos: Path, tmp_path: Path
-) -> None:
-    """A link could lead anywhere, or to itself: none is followed, and stderr says how many."""
-    content = (photos / "a" / "00.png").read_bytes()
-    path = make_tar(
-        tmp_path / "x.tar", {"a.png": content, "b.png": "/etc/passwd", "c.png": "c.png"}
-    )
-    done = featviz("run", tiny_file, path, *SMALL, "--out", tmp_path / "out")
-    assert done.code == 0 and "x.tar: 2 links are left out" in done.err
-    assert complete(tmp_path / "out") == ["a.png"]
-
-
 @pytest.mark.parametrize("kind", ["tar", "zip"])
 def test_hidden_files_are_no_images(kind: str, photos: Path, tmp_path: Path) -> None:
-    """As in folders; nor is what macOS adds; but what is named is taken."""
+    """As in folders; nor is what macOS adds; but what is named is taken. An archive without any
+    says what is there instead."""
     for name in ("__MACOSX/a/._00.png", ".hidden.png", ".cache/x.png", "notes.txt"):
         (photos / name).parent.mkdir(parents=True, exist_ok=True)
         (photos / name).write_bytes((photos / "a" / "00.png").read_bytes())
@@ -216,6 +222,12 @@ def test_hidden_files_are_no_images(kind: str, photos: Path, tmp_path: Path) -> 
     assert sorted(names(path)) == ["a/00.png", "a/01.png", "a/02.png", "b/c/00.png", "b/c/01.png"]
     assert names(f"{path}::.hidden.png") == [".hidden.png"]
     assert names(f"{path}::notes.txt") == ["notes.txt"]
+    shutil.rmtree(photos)
+    (photos / "texts").mkdir(parents=True)
+    (photos / "texts" / "a.txt").write_text("a")
+    with pytest.raises(UsageError, match="no images in archive") as caught:
+        names(packed(photos, f"x.{kind}"))
+    assert caught.value.hint == "it has 1 other files"
 
 
 @pytest.mark.parametrize("kind", ["tar.gz", "zip"])
@@ -307,140 +319,146 @@ def test_an_archive_that_changes_is_read_anew(photos: Path, tmp_path: Path) -> N
     assert names(path) == ["b/c/00.png", "b/c/01.png"]
 
 
-def test_a_file_with_colons_is_a_file(photos: Path) -> None:
-    """Two colons lead into archives only."""
-    shutil.copy(photos / "a" / "00.png", photos / "x::y.png")
-    assert "x::y.png" in names(photos)
-    assert decode.digest(find.find_samples([str(photos / "x::y.png")])[0])
-
-
-@pytest.mark.parametrize("kind", ["tar", "zip"])
-def test_an_archive_without_images(kind: str, tmp_path: Path) -> None:
-    """A usage error that says what is there instead."""
-    (tmp_path / "texts").mkdir()
-    (tmp_path / "texts" / "a.txt").write_text("a")
-    with pytest.raises(UsageError, match="no images in archive") as caught:
-        names(packed(tmp_path / "texts", f"x.{kind}"))
-    assert caught.value.hint == "it has 1 other files"
-
-
-# --archive
-
-
-def test_the_run_as_one_file(featviz: Run, tiny_file: Path, photos: Path, tmp_path: Path) -> None:
-    """It holds the tree that --out would hold; the same command gives the same bytes."""
-    base = ["run", tiny_file, photos, *SMALL]
-    assert featviz(*base, "--out", tmp_path / "out").code == 0
-    for name in ("one.zip", "new/two.zip"):
-        assert featviz(*base, "--archive", tmp_path / name).code == 0
-    assert packed_tree(tmp_path / "one.zip") == tree(tmp_path / "out")
-    assert (tmp_path / "one.zip").read_bytes() == (tmp_path / "new" / "two.zip").read_bytes()
-    assert [p.name for p in (tmp_path / "new").iterdir()] == ["two.zip"]
-    with zipfile.ZipFile(tmp_path / "one.zip") as archive:
-        assert archive.testzip() is None
-
-
-def test_an_archive_is_replaced_only_if_told(
-    featviz: Run, tiny_file: Path, photos: Path, tmp_path: Path
+@pytest.mark.parametrize("kind", LOOKS)
+def test_a_file_that_is_no_picture_says_what_it_looks_like(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What stands there stays, and the message names --overwrite."""
-    base = ["run", tiny_file, photos / "a", *SMALL, "--archive", tmp_path / "x.zip"]
-    assert featviz(*base).code == 0
-    before = (tmp_path / "x.zip").read_bytes()
-    done = featviz(*base)
-    assert done.code == 1 and "--overwrite replaces a run in a zip file" in done.err
-    assert featviz(*base, "--cmap", "viridis", "--overwrite").code == 0
-    assert len(packed_tree(tmp_path / "x.zip")) > 3
-    assert (tmp_path / "x.zip").read_bytes() != before
+    """Whatever it is called; no program is started to find out."""
+    content, looks = LOOKS[kind]
+
+    def started(*arguments: object, **named: object) -> None:
+        pytest.fail(f"a program was started: {arguments}")
+
+    monkeypatch.setattr("subprocess.Popen", started)
+    monkeypatch.setattr("subprocess.check_call", started)
+    path = tmp_path / "e.png"
+    path.write_bytes(content)
+    match = rf"^e\.png is no image that featviz reads: it looks like .*{looks}"
+    with pytest.raises(ImageError, match=match):
+        decode.decode(Sample("e.png", (path,)))
 
 
-def test_an_archive_that_is_no_run_is_never_replaced(
-    featviz: Run, tiny_file: Path, photos: Path, tmp_path: Path
+def test_every_format_on_the_list_is_read(tmp_path: Path) -> None:
+    """What is written by Pillow in each of them comes back; EPS is none of them."""
+    from featviz.images.formats import IMAGE_FORMATS
+
+    Image.init()
+    names = [known.name for known in IMAGE_FORMATS if known.pillow]
+    assert "EPS" not in names and set(names) - {"AVIF"} <= Image.OPEN.keys()
+    read = []
+    for name in names:
+        if name in Image.SAVE and name in Image.OPEN:
+            path = tmp_path / f"{name}.img"
+            Image.new("RGB", (16, 16), (200, 100, 50)).save(path, name)
+            pixels = np.asarray(decode.decode(Sample("x", (path,))).images[0]).astype(int)
+            assert np.abs(pixels - (200, 100, 50)).max() < 12, name
+            read.append(name)
+    assert len(read) >= 12
+
+
+def test_a_fifo_among_the_stills_of_a_clip(tmp_path: Path) -> None:
+    """It is none of the clip's frames, and nothing waits for it."""
+    photos = make_photos(tmp_path / "stills", 2)
+    os.mkfifo(photos / "00a.png")
+    (clip,) = group.clips(find.find_samples([str(photos)]))
+    assert [path.name for path in clip.paths] == ["00.png", "01.png"]
+    named = group.clips(find.find_samples([str(photos / "00a.png")]))
+    with pytest.raises(ImageError, match=r"00a\.png is no file, but a FIFO"):
+        decode.decode(named[0])
+
+
+def test_more_pixels_than_an_image_may_have(tmp_path: Path) -> None:
+    """The line says how many there may be; only the head of the file is looked at."""
+    head = b"IHDR" + struct.pack(">IIBBBBB", 20000, 15000, 8, 2, 0, 0, 0)
+    path = tmp_path / "survey.png"
+    size, checksum = struct.pack(">I", 13), struct.pack(">I", zlib.crc32(head))
+    path.write_bytes(b"\x89PNG\r\n\x1a\n" + size + head + checksum + size + b"IDAT")
+    with pytest.raises(ImageError, match=r"survey\.png has more pixels than the 178,956,970") as e:
+        decode.decode(Sample("survey.png", (path,)))
+    assert e.value.hint == "cut it into parts, or make it smaller"
+
+
+def test_a_file_without_end_is_no_picture(tmp_path: Path) -> None:
+    """Its size is looked at before it is read; this one takes no room on the disk."""
+    path = tmp_path / "huge.png"
+    with path.open("wb") as file:
+        file.truncate(archives.MAX_FILE_BYTES + 1)
+    with pytest.raises(ImageError, match=r"huge\.png cannot be read: it has 1073741825 bytes"):
+        decode.decode(Sample("huge.png", (path,)))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("opener", "name"), [(gzip.open, "b.tar.gz"), (bz2.open, "b.tar.bz2")], ids=["gz", "bz2"]
+)
+def test_a_compressed_tar_that_never_ends(
+    opener: Callable[..., Any], name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Neither a file of another kind nor somebody's zip file, whatever is told."""
-    packed(photos, "photos.zip")
-    (tmp_path / "notes.zip").write_text("mine")
-    before = tree(tmp_path)
-    for name in ("photos.zip", "notes.zip"):
-        base = ["run", tiny_file, photos / "a", *SMALL, "--archive", tmp_path / name]
-        done = featviz(*base, "--overwrite")
-        assert done.code == 1 and "exists and holds no run of featviz" in done.err
-    assert tree(tmp_path) == before
+    """What a tar unpacks to is bounded by its own size; the listing stops there."""
+    monkeypatch.setattr(archives, "MAX_UNPACKED_BYTES", 2**23)
+    path = tmp_path / name
+    compressed_zeros(opener, path, tar_header("a.png", 2**34), 2**26)
+    assert path.stat().st_size < 100_000
+    with pytest.raises(UsageError, match=r"cannot be read: it unpacks to more than \d+ bytes"):
+        find.find_samples([str(path)])
 
 
-def test_an_archive_of_a_run_with_failures(
-    featviz: Run, tiny_file: Path, photos: Path, tmp_path: Path
+@pytest.mark.parametrize("kind", [tarfile.GNUTYPE_LONGNAME, tarfile.XHDTYPE])
+def test_a_header_of_a_few_megabytes(kind: bytes, tmp_path: Path) -> None:
+    """A header is read at once, and its copies take several times its size: it has to be short."""
+    size = archives.MAX_HEADER_BYTES + 1
+    record = b"%d path=" % size
+    body = record + b"a" * (size - len(record) - 1) + b"\n"
+    path = tmp_path / "x.tar.gz"
+    with gzip.open(path, "wb") as file:
+        file.write(tar_header("a.png", size, kind) + body + bytes(-size % 512))
+        file.write(tar_header("b.png", 0) + bytes(1024))
+    with pytest.raises(UsageError, match=r"cannot be read: it has a header of \d+ bytes"):
+        find.find_samples([str(path)])
+
+
+def test_a_million_members_in_a_few_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are counted while they are listed."""
+    monkeypatch.setattr(archives, "MAX_MEMBERS", 500)
+    path = tmp_path / "x.tar.gz"
+    path.write_bytes(gzip.compress(tar_header("a.png", 0) * 5000 + bytes(1024)))
+    with pytest.raises(UsageError, match=r"it has more than \d+ members, far beyond its size"):
+        find.find_samples([str(path)])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", [zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
+def test_a_zip_that_lies_about_its_sizes(method: int, tmp_path: Path) -> None:
+    """A member gives no more than it says, however much its data unpacks to."""
+    path = tmp_path / "x.zip"
+    with zipfile.ZipFile(path, "w", method) as packed:
+        packed.writestr("a.png", bytes(2**26))
+    data = bytearray(path.read_bytes())
+    for signature, offset in ((b"PK\3\4", 22), (b"PK\1\2", 24)):
+        at = data.index(signature) + offset
+        data[at : at + 4] = (100).to_bytes(4, "little")
+    path.write_bytes(data)
+    (sample,) = find.find_samples([str(path)])
+    with pytest.raises(ImageError, match=r"a\.png"):
+        decode.decode(sample)
+
+
+def test_links_and_devices_in_a_tar_are_no_images(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Exit code 3, and the archive holds what is complete, and run.json with the failure."""
-    (photos / "a" / "01.png").write_bytes(b"no picture")
-    done = featviz("run", tiny_file, photos, *SMALL, "--archive", tmp_path / "x.zip")
-    files = packed_tree(tmp_path / "x.zip")
-    assert done.code == 3
-    assert [row["image"] for row in json.loads(files["run.json"])["failures"]] == ["a/01.png"]
-    assert len([name for name in files if name.endswith("manifest.json")]) == 4
-
-
-@pytest.mark.parametrize("presses", [1, 2])
-def test_an_archive_of_a_run_that_is_stopped(
-    presses: int,
-    featviz: Run,
-    tiny_file: Path,
-    photos: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Exit code 130; what is complete is in the archive, and nothing is left beside it."""
-    real = session.run_image
-
-    def stopping(prepared: object, writer: Any, *more: Any) -> object:
-        if writer.sample.name == "a/02.png":
-            for _ in range(presses):
-                os.kill(os.getpid(), signal.SIGTERM)
-        return real(prepared, writer, *more)
-
-    monkeypatch.setattr(session, "run_image", stopping)
-    done = featviz("run", tiny_file, photos, *SMALL, "--archive", tmp_path / "new" / "x.zip")
-    run = json.loads(packed_tree(tmp_path / "new" / "x.zip")["run.json"])
-    assert done.code == 130
-    assert run["images"]["complete"] == ["a/00.png", "a/01.png", "a/02.png"][: 4 - presses]
-    assert [path.name for path in (tmp_path / "new").iterdir()] == ["x.zip"]
-
-
-def test_an_archive_of_a_run_that_fails(
-    featviz: Run,
-    tiny_file: Path,
-    photos: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """The error is the run's, and what was complete before it is in the archive."""
-    finish = ImageFolder.finish
-
-    def full(self: ImageFolder, *more: object) -> None:
-        if self.name == "a/01.png":
-            raise StoreError("stats.npz cannot be written: No space left on device")
-        finish(self, *more)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(ImageFolder, "finish", full)
-    done = featviz("run", tiny_file, photos, *SMALL, "--archive", tmp_path / "x.zip")
-    run = json.loads(packed_tree(tmp_path / "x.zip")["run.json"])
-    assert done.code == 1 and "No space left" in done.err
-    assert run["images"]["complete"] == ["a/00.png"]
-    assert run["images"]["missing"] == ["a/01.png", "a/02.png", "b/c/00.png", "b/c/01.png"]
-
-
-def test_what_a_killed_run_left_of_an_archive_is_cleared(
-    featviz: Run, tiny_file: Path, photos: Path, tmp_path: Path
-) -> None:
-    """Its hidden folder goes if it holds a run; what else lies in one of such a name stays."""
-    base = ["run", tiny_file, photos, *SMALL]
-    left = tmp_path / "new" / ".x.zip.0123456789abcdef.part" / "run"
-    assert featviz(*base, "--out", left).code == 0
-    (left / "a" / "01.png" / "manifest.json").unlink()
-    stray = tmp_path / "new" / ".x.zip.0123456789abcdee.part" / "run" / "stray.txt"
-    stray.parent.mkdir(parents=True)
-    stray.write_text("mine")
-    assert featviz(*base, "--archive", tmp_path / "new/x.zip").code == 0
-    assert "stray.txt" not in packed_tree(tmp_path / "new" / "x.zip")
-    names = sorted(path.name for path in (tmp_path / "new").iterdir())
-    assert names == [stray.parent.parent.name, "x.zip"] and stray.read_text() == "mine"
+    """Neither followed nor made; hard links, FIFOs and devices as little as symbolic links, of
+    which a warning tells the number."""
+    monkeypatch.setattr(logging.getLogger("featviz"), "propagate", True)
+    content = png()
+    path = tmp_path / "x.tar"
+    kinds = (tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.FIFOTYPE, tarfile.CHRTYPE, tarfile.DIRTYPE)
+    with tarfile.open(path, "w") as tar:
+        for number, kind in enumerate(kinds):
+            info = tarfile.TarInfo(f"{number}.png")
+            info.type, info.linkname = kind, "/etc/passwd"
+            tar.addfile(info)
+        info = tarfile.TarInfo("good.png")
+        info.size = len(content)
+        tar.addfile(info, io.BytesIO(content))
+    assert [sample.name for sample in find.find_samples([str(path)])] == ["good.png"]
+    assert "x.tar: 2 links are left out" in caplog.text

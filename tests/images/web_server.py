@@ -37,6 +37,7 @@ class Visit(BaseHTTPRequestHandler):
         """An answer; `length` is what it says of its length, if that is a lie."""
         self.send_response(status)
         self.send_header("Content-Length", str(len(body) if length is None else length))
+        self.send_header("Connection", "close")
         for name, value in more.items():
             self.send_header(name.replace("_", "-"), value)
         self.end_headers()

@@ -2,44 +2,21 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from torch import nn
-from torchvision.ops import DeformConv2d
+from torch.nn.utils import parametrizations, prune, spectral_norm, weight_norm
 from torchvision.utils import make_grid
 
-from featviz.drawing import filters
+from featviz.drawing import kernels as filters
 from featviz.drawing.kernels import AUTO_PIXELS
-from featviz.records.options import PAD_GREY
-from featviz.rundir.read import read_json
+from featviz.options import PAD_GREY
 
-from .drawn_kernels import NETS, Drawn, Run, close, levels, weights
-
-
-@pytest.mark.parametrize("options", [(), ("--nrow", 4, "--padding", 1, "--pad-value", 0.6)])
-def test_colour_kernels_are_make_grids(options: Any, drawn: Any) -> None:
-    """Three inputs: RGB, one symmetric range for the layer; equal to make_grid and save_image."""
-    found = drawn("colour", "--scale", 1, *options)
-    row, weight = found.rows["first"], weights("colour")["first"]
-    most = float(weight.abs().max())
-    grid = row["grid"]
-    expected = make_grid(
-        weight,
-        nrow=grid["nrow"],
-        padding=grid["padding"],
-        pad_value=0.6 if options else PAD_GREY,
-        normalize=True,
-        value_range=(-most, most),
-    )
-    image = found.image("first")
-    assert image.mode == "RGB" and row["layout"] == "rgb"
-    assert close(np.asarray(image), to_bytes(expected))
-    assert row["range"] == pytest.approx([-most, most])
-    assert not options or (grid["nrow"], grid["padding"]) == (4, 1)
+from .drawn_kernels import NETS, close, levels, weights
 
 
 def to_bytes(picture: torch.Tensor) -> np.ndarray:
@@ -47,20 +24,33 @@ def to_bytes(picture: torch.Tensor) -> np.ndarray:
     return picture.mul(255).add(0.5).clamp(0, 255).permute(1, 2, 0).byte().numpy()
 
 
-@pytest.mark.parametrize("mode", ["map", "layer", "range:-0.1,0.2", "none"])
-def test_colour_kernels_under_other_scales(mode: str, drawn: Any) -> None:
-    """A kernel's three colours share its limits, as make_grid's scale_each does it."""
-    weight = weights("colour")["first"]
-    limits: dict[str, Any] = {
-        "map": {"normalize": True, "scale_each": True},
-        "layer": {"normalize": True},
-        "range:-0.1,0.2": {"normalize": True, "value_range": (-0.1, 0.2)},
-        "none": {},
-    }
-    found = drawn("colour", "--scale", 1, "--normalize", mode)
-    nrow = found.rows["first"]["grid"]["nrow"]
-    expected = make_grid(weight, nrow=nrow, pad_value=PAD_GREY, **limits[mode])
-    assert close(np.asarray(found.image("first")), to_bytes(expected))
+SCALES: dict[str, dict[str, Any]] = {
+    "symmetric": {"normalize": True},
+    "map": {"normalize": True, "scale_each": True},
+    "layer": {"normalize": True},
+    "range:-0.1,0.2": {"normalize": True, "value_range": (-0.1, 0.2)},
+    "none": {},
+}
+"""What make_grid is told to do the same."""
+
+
+@pytest.mark.parametrize("mode", SCALES)
+@pytest.mark.parametrize("options", [(), ("--nrow", 4, "--padding", 1, "--pad-value", 0.6)])
+def test_colour_kernels_are_make_grids(mode: str, options: Any, drawn: Any) -> None:
+    """Three inputs: RGB, equal to make_grid and save_image; a kernel's three colours share its
+    limits, and by default all kernels one range with zero in its middle."""
+    scale = () if mode == "symmetric" else ("--normalize", mode)
+    found = drawn("colour", "--scale", 1, *options, *scale)
+    row, weight = found.rows["first"], weights("colour")["first"]
+    most, grid, image = float(weight.abs().max()), row["grid"], found.image("first")
+    limits = {"value_range": (-most, most)} if mode == "symmetric" else {}
+    plan = {"nrow": grid["nrow"], "padding": grid["padding"]}
+    pad = 0.6 if options else PAD_GREY
+    expected = make_grid(weight, **plan, pad_value=pad, **SCALES[mode], **limits)
+    assert image.mode == "RGB" and row["layout"] == "rgb"
+    assert close(np.asarray(image), to_bytes(expected))
+    assert mode != "symmetric" or row["range"] == pytest.approx([-most, most])
+    assert not options or (grid["nrow"], grid["padding"]) == (4, 1)
 
 
 def test_other_kernels_are_the_mean_over_inputs(drawn: Any) -> None:
@@ -113,25 +103,6 @@ def test_zero_is_mid_grey(drawn: Any) -> None:
     assert not (tiles[2] == 128).all()
 
 
-def test_webp_holds_the_same_pixels(drawn: Any) -> None:
-    """Lossless webp of colour and grey kernels equals the PNG; jpg comes close."""
-    png, webp = drawn("colour"), drawn("colour", "--format", "webp")
-    jpg = drawn("colour", "--format", "jpg")
-    for layer in ("first", "second"):
-        expected = np.asarray(png.image(layer).convert("RGB")).astype(int)
-        assert (np.asarray(webp.image(layer).convert("RGB")) == expected).all()
-        assert jpg.rows[layer]["file"].endswith(".jpg")
-        assert abs(np.asarray(jpg.image(layer).convert("RGB")) - expected).mean() < 6
-
-
-def test_the_picture_has_the_kernels_orientation(drawn: Any) -> None:
-    """Brightest and darkest pixel of each tile stand where the weight's extremes do."""
-    found = drawn("colour", "--scale", 1, "--normalize", "map")
-    mean = weights("colour")["second"].mean(1)
-    for tile, kernel in zip(found.tiles("second"), mean, strict=True):
-        assert tile.argmax() == kernel.argmax() and tile.argmin() == kernel.argmin()
-
-
 IMPULSES = [
     nn.Conv2d(4, 6, 3, padding=1, bias=False),
     nn.Conv2d(4, 6, 3, padding=1, groups=2, bias=False),
@@ -174,39 +145,6 @@ def test_kernels_belong_to_output_channels(module: Any) -> None:
     assert seen == module.weight.shape[:2].numel()
 
 
-def test_channels_are_those_of_the_feature_maps(
-    drawn: Any, featviz: Run, kernel_nets: Any, tmp_path: Path, picture: Path
-) -> None:
-    """A kernel that alone is not zero has the place of the only map that is not crossed out."""
-    found = drawn("colour", "--layers", "first", "--nrow", 4)
-    (tmp_path / "alone.py").write_text(
-        NETS + "\ndef alone():\n    model = colour()\n    keep = torch.zeros(10, 1, 1, 1)\n"
-        "    keep[7] = 1\n    model.first.weight.data *= keep\n    model.first.bias.data *= 0\n"
-        "    return model\n"
-    )
-    model = f"{tmp_path / 'alone.py'}:alone"
-    for command in (["kernels", model], ["run", model, picture]):
-        out = tmp_path / command[0]
-        code = featviz(*command, "--layers", "first", "--nrow", 4, "--out", out, "--scale", 1).code
-        assert code == 0
-    row = read_json(tmp_path / "run/picture.png/manifest.json")["captures"][0]
-    kernel = Drawn(tmp_path / "kernels", found.done)
-    maps = Drawn.__new__(Drawn)
-    maps.out, maps.rows = tmp_path / "run/picture.png", {"first": {**row, "slices": 1}}
-    assert [i for i, tile in enumerate(maps.tiles("first")) if len(np.unique(tile)) > 2] == [7]
-    assert [i for i, tile in enumerate(kernel.tiles("first")) if len(np.unique(tile)) > 2] == [7]
-    assert kernel.rows["first"]["maps"] == row["maps"] == 10
-    assert kernel.rows["first"]["index"] == row["index"]
-
-
-def test_permuted_channels_permute_the_tiles() -> None:
-    """A property: the picture of channel i does not depend on the others under one range."""
-    module, order = nn.Conv2d(3, 6, 3), torch.tensor([3, 0, 5, 1, 4, 2])
-    data = filters.to_tiles(filters.read_filters(module), False).data
-    module.weight.data = module.weight.data[order]
-    assert (filters.to_tiles(filters.read_filters(module), False).data == data[order]).all()
-
-
 def test_max_maps_keeps_whole_channels(drawn: Any) -> None:
     """--pick spread: channels 0, 2 and 5 of six with all their slices; manifest and text say so."""
     found = drawn("colour", "--layers", "second", "--max-maps", 3, "--pick", "spread",
@@ -218,16 +156,6 @@ def test_max_maps_keeps_whole_channels(drawn: Any) -> None:
     assert text["Channels"] == "0,2,5" and text["Maps"] == "3 of 6 (--max-maps)"
 
 
-def test_maps_that_are_left_out_do_not_shift_the_limits(drawn: Any) -> None:
-    """--max-maps under --normalize map: the tiles kept are those of the whole picture."""
-    whole = drawn("colour", "--normalize", "map", "--scale", 1)
-    some = drawn("colour", "--normalize", "map", "--scale", 1, "--max-maps", 4, "--pick", "top")
-    for layer, weight in weights("colour").items():
-        top = sorted(weight.mean((1, 2, 3)).topk(4).indices.tolist())
-        assert some.rows[layer]["channels"] == top
-        assert (some.tiles(layer) == whole.tiles(layer)[top]).all()
-
-
 def test_the_text_says_what_the_tiles_are(drawn: Any) -> None:
     """Layer, channel ids, range and kind of tile, as `run` writes them."""
     found = drawn("colour")
@@ -237,17 +165,9 @@ def test_the_text_says_what_the_tiles_are(drawn: Any) -> None:
     assert text["Tile"] == "RGB of three inputs" and text["Software"] == "featviz"
 
 
-def test_one_dimensional_kernels_are_strips(drawn: Any) -> None:
-    """Seven taps: 1 × 7, enlarged by one factor for both sides."""
-    weight = weights("shapes")["line"]
-    height, width = drawn("shapes").rows["line"]["grid"]["tile"]
-    assert width == 7 * height > 7 * 5
-    found = drawn("shapes", "--scale", 1)
-    assert close(found.tiles("line"), levels(weight.mean(1))[:, None])
-
-
 def test_time_steps_stand_side_by_side(drawn: Any) -> None:
-    """Four time steps a channel, in order, in one row; 3-D colour kernels the same."""
+    """Four time steps a channel, in order, in one row; 3-D colour kernels the same. With all slices
+    an output has a row: its inputs, and in each its time steps."""
     found, kernels_of = drawn("shapes", "--scale", 1), weights("shapes")
     row = found.rows["volume"]
     assert row["slices"] == 4 and row["grid"]["nrow"] % 4 == 0 and row["maps"] == 6
@@ -255,37 +175,27 @@ def test_time_steps_stand_side_by_side(drawn: Any) -> None:
     assert found.image("film").mode == "RGB" and found.rows["film"]["slices"] == 2
     film = levels(kernels_of["film"]).transpose(0, 2, 3, 4, 1).reshape(8, 3, 3, 3)
     assert close(found.tiles("film"), film)
+    every = drawn("shapes", "--scale", 1, "--all-slices")
+    assert every.rows["volume"]["grid"]["nrow"] == 8
+    assert close(every.tiles("volume"), levels(kernels_of["volume"].flatten(0, 2)))
 
 
-def test_all_slices_of_time_steps(drawn: Any) -> None:
-    """A row for each output: inputs, and in each its time steps."""
-    found = drawn("shapes", "--scale", 1, "--all-slices")
-    weight = weights("shapes")["volume"]
-    assert found.rows["volume"]["grid"]["nrow"] == 8
-    assert close(found.tiles("volume"), levels(weight.flatten(0, 2)))
-
-
-@pytest.mark.parametrize("layer", ["depth", "groups", "point"])
-def test_grouped_and_pointwise_kernels(layer: str, drawn: Any) -> None:
-    """A tile for each output channel: the mean over the inputs of its group."""
+@pytest.mark.parametrize("layer", ["line", "depth", "groups", "point", "up"])
+def test_a_tile_is_the_mean_over_the_inputs_of_its_group(layer: str, drawn: Any) -> None:
+    """One-dimensional kernels are strips; transposed ones, [4, 3, 3, 3] in two groups, are drawn by
+    output: tiles 0-2 from inputs 0 and 1, 3-5 from 2 and 3."""
     found, weight = drawn("shapes", "--scale", 1), weights("shapes")[layer]
-    assert close(found.tiles(layer), levels(weight.mean(1)))
-    assert found.rows[layer]["groups"] == {"depth": 8, "groups": 2, "point": 1}[layer]
-
-
-def test_transposed_kernels_are_drawn_by_output(drawn: Any) -> None:
-    """[4, 3, 3, 3] in two groups: six tiles; 0-2 from inputs 0 and 1, 3-5 from 2 and 3."""
-    found, weight = drawn("shapes", "--scale", 1), weights("shapes")["up"]
-    expected = torch.cat([weight[:2].mean(0), weight[2:].mean(0)])
-    assert close(found.tiles("up"), levels(expected))
-    row = found.rows["up"]
-    assert row["transposed"] and row["maps"] == 6 and row["shape"] == [4, 3, 3, 3]
-
-
-def test_deformable_kernels_are_drawn() -> None:
-    """torchvision's DeformConv2d has kernels like any convolution."""
-    module = DeformConv2d(2, 4, 3)
-    assert torch.equal(filters.read_filters(module).data[:, :, 0], module.weight)
+    row, means = found.rows[layer], weight.mean(1)
+    if layer == "line":
+        height, width = drawn("shapes").rows["line"]["grid"]["tile"]
+        assert width == 7 * height > 7 * 5
+    if layer == "up":
+        means = torch.cat([weight[:2].mean(0), weight[2:].mean(0)])
+        assert row["transposed"] and row["maps"] == 6 and row["shape"] == [4, 3, 3, 3]
+    expected = levels(means)[:, None] if layer == "line" else levels(means)
+    assert close(found.tiles(layer), expected)
+    groups = {"line": 1, "depth": 8, "groups": 2, "point": 1, "up": 2}
+    assert row["groups"] == groups[layer]
 
 
 def test_large_pictures_are_not_enlarged_beyond_reason(drawn: Any) -> None:
@@ -297,3 +207,82 @@ def test_large_pictures_are_not_enlarged_beyond_reason(drawn: Any) -> None:
     assert image.width * image.height <= AUTO_PIXELS
     larger = (row["grid"]["scale"] + 1) * 3 + 2
     assert (256 * larger + 2) * (512 * larger + 2) > AUTO_PIXELS
+
+
+def effective(module: nn.Module) -> torch.Tensor:
+    return filters.read_filters(module.eval()).data[:, :, 0]
+
+
+def seen_by_forward(module: nn.Module) -> torch.Tensor:
+    """The weight that a forward pass uses, found by its answer to impulses."""
+    module.eval()
+    inputs = torch.eye(18).reshape(18, 2, 3, 3)
+    with torch.no_grad():
+        return module(inputs)[:, :, 0, 0].T.reshape(-1, 2, 3, 3)
+
+
+@pytest.mark.parametrize(
+    "wrap",
+    [
+        parametrizations.weight_norm,
+        parametrizations.spectral_norm,
+        pytest.param(weight_norm, marks=pytest.mark.filterwarnings("ignore::FutureWarning")),
+        spectral_norm,
+        lambda module: prune.random_unstructured(module, "weight", 0.5),
+    ],
+    ids=["weight_norm", "spectral_norm", "old weight_norm", "old spectral_norm", "pruned"],
+)
+def test_kernels_are_the_effective_ones(wrap: Callable[[nn.Module], nn.Module]) -> None:
+    """Normalised or pruned weights as a forward pass would use them, also just after loading."""
+    module, other = (wrap(nn.Conv2d(2, 4, 3, bias=False)) for _ in range(2))
+    module.load_state_dict(other.state_dict())
+    with torch.no_grad():
+        found = effective(module)
+    assert torch.allclose(found, seen_by_forward(module), atol=1e-6)
+    assert torch.allclose(found, seen_by_forward(other), atol=1e-6)
+
+
+def test_reading_a_model_in_training_mode_changes_nothing(drawn: Any) -> None:
+    """Spectral norm iterates at each reading in training mode; kernels are those of eval mode."""
+    scope: dict[str, Any] = {}
+    exec(NETS, scope)
+    torch.manual_seed(0)
+    weight = scope["spectral"]().eval()[0].weight.detach()
+    row = drawn("spectral").rows["0"]
+    assert (row["min"], row["max"]) == (float(weight.min()), float(weight.max()))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+def test_kernels_of_any_precision(dtype: torch.dtype) -> None:
+    """Half, bfloat16 and double are drawn as float32."""
+    module = nn.Conv2d(3, 4, 3).to(dtype)
+    assert torch.equal(filters.read_filters(module).data[:, :, 0], module.weight.float())
+
+
+def test_values_that_are_not_finite_are_magenta(drawn: Any) -> None:
+    """One NaN in a colour kernel and one infinity in a grey one; the rest is drawn as ever."""
+    found = drawn("spoilt", "--scale", 1)
+    clean = drawn("colour", "--scale", 1).tiles("first")
+    first, magenta = found.tiles("first"), (255, 0, 255)
+    where = (first == magenta).all(-1)
+    assert np.argwhere(where).tolist() == [[2, 0, 3]]
+    assert close(first[~where], clean[~where])
+    second = np.asarray(found.image("second").convert("RGB"))
+    assert (second == magenta).all(-1).sum() == 1
+    assert [found.rows[n]["nonfinite"] for n in ("first", "second")] == [1, 1]
+    assert "first holds 1 NaN or infinite weights" in found.done.err
+
+
+def test_statistics_are_the_weights(drawn: Any) -> None:
+    """stats.npz, per output channel over all inputs, and the manifest's overall ones."""
+    found = drawn("colour")
+    with np.load(found.out / "stats.npz") as arrays:
+        for layer, weight in weights("colour").items():
+            values = weight.flatten(1).numpy().astype(np.float64)
+            expected = [values.min(1), values.max(1), values.mean(1), values.std(1)]
+            table = arrays[f"{layer}|kernel|0|"]
+            assert np.allclose(table[:, :4], np.stack(expected, 1), atol=1e-6)
+            row = found.rows[layer]
+            assert [row["min"], row["max"], row["mean"], row["std"]] == pytest.approx(
+                [values.min(), values.max(), values.mean(), values.std()], abs=1e-6
+            )

@@ -8,19 +8,18 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import DIGITS_MODEL, Outcome
+from conftest import Outcome
 from torch import nn
 from torchvision import models
 
-from featviz.drawing import filters
+from featviz.drawing import kernels as filters
 from featviz.errors import LayoutError
 from featviz.inspection import kernels
-from featviz.models.load import ModelOptions
-from featviz.records import DrawOptions
+from featviz.options import ModelOptions
 from featviz.rundir import write
 from featviz.rundir.read import read_json
 
-from .drawn_kernels import Drawn, Run, close, levels
+from .drawn_kernels import Drawn, Run
 
 
 def test_lazy_convolutions_are_named(drawn: Any) -> None:
@@ -59,7 +58,7 @@ def test_a_weight_of_complex_numbers_is_refused() -> None:
         ("only_lazy", (), "none of 1 layers has kernels to draw: 0: its weight has no size"),
         ("colour", ("--layers", "ReLU"), "none of 1 layers has kernels to draw: act: ReLU has no"),
         ("colour", ("--layers", "Conv5d"), "no layer matches --layers 'Conv5d'"),
-        ("colour", ("--nrow", "0"), "--nrow 0 is below 1"),
+        ("colour", ("--nrow", "0"), "nrow=0: expected an integer ≥ 1"),
         ("colour", ("--normalize", "hue"), "--normalize 'hue' is no normalization mode"),
         ("colour", ("--cmap", "grene"), "--cmap 'grene' is no colormap"),
     ],
@@ -71,11 +70,6 @@ def test_nothing_to_draw_is_a_usage_error(
     done = featviz("kernels", kernel_nets(net), "--out", tmp_path / "out", *arguments)
     assert done.code == 2 and done.err.startswith(f"error: {message}"), done.err
     assert not (tmp_path / "out").exists()
-
-
-def test_models_need_no_input(drawn: Any) -> None:
-    """Four input channels, which no image has, and no word about preprocessing."""
-    assert "preprocessing" not in drawn("four").done.err
 
 
 def test_a_folder_that_is_not_empty_is_refused(
@@ -166,17 +160,3 @@ def test_every_convolution_of_resnet18(featviz: Run, tmp_path: Path) -> None:
     assert {row["layer"]: row["index"] for row in found.rows.values()} == expected
     colour = [row["layer"] for row in found.rows.values() if row["layout"] == "rgb"]
     assert colour == ["conv1"] and found.rows["conv1"]["file"] == "001_conv1/kernel.png"
-
-
-def test_the_shipped_model(featviz: Run, tmp_path: Path) -> None:
-    """One input channel: its kernels are drawn themselves, 32 of 3 × 3."""
-    out = tmp_path / "out"
-    assert featviz("kernels", DIGITS_MODEL, "--out", out, "--scale", 1).code == 0
-    found = Drawn(out, Outcome(0, "", ""))
-    weight = torch.load(DIGITS_MODEL, weights_only=False)[0].weight.detach()
-    assert close(found.tiles("0"), levels(weight[:, 0]))
-
-
-def test_options_of_the_picture_are_those_of_run() -> None:
-    """What `kernels` draws with is a DrawOptions, symmetric unless told otherwise."""
-    assert kernels.KernelOptions().draw == DrawOptions(normalize="symmetric")

@@ -15,20 +15,20 @@ from conftest import DIGITS, DIGITS_MODEL, Outcome
 from PIL import Image
 from torch import Tensor, nn
 from torchvision.models import VisionTransformer
-from torchvision.utils import make_grid
 
-from featviz.drawing.telling import ALIKE, ranked, unlike
 from featviz.errors import FeatvizError, ForwardError, ImageError, UsageError
 from featviz.inspection.look import (
+    ALIKE,
     MOST_STAGES,
-    LookOptions,
     LookResult,
+    ShownLayer,
     look,
+    ranked,
+    unlike,
+    words_on,
 )
-from featviz.inspection.shown import ShownLayer, words_on
 from featviz.models.load import adopt
-from featviz.models.preprocess import InputOptions
-from featviz.records import PageOptions
+from featviz.options import InputOptions, LookOptions, PageOptions
 
 GREY = PageOptions(cmap="grey")
 PLAIN = InputOptions(preset="none", channels=1)
@@ -68,27 +68,11 @@ def noise(*shape: int) -> np.ndarray:
     return np.random.default_rng(0).random(shape)
 
 
-def test_tiles_are_those_of_make_grid(see: Callable[..., LookResult]) -> None:
-    """In grey each tile is the channel as torchvision draws it, within a level."""
-    maps = torch.randn(1, 6, 9, 12, generator=torch.Generator().manual_seed(0))
-    result = see(fixed(maps), noise(1, 18, 24), layers="Fixed")
-    (row,) = result.layers
-    drawn = make_grid(maps[0, :, None], 1, padding=0, normalize=True, scale_each=True)
-    expected = drawn[0].reshape(6, 9, 12).mul(255).add(0.5).byte().numpy()
-    assert sorted(row.channels) == list(range(6)) and (row.type, row.shape) == (
-        "Fixed",
-        (1, 6, 9, 12),
-    )
-    for channel, tile in zip(row.channels, row.tiles, strict=True):
-        assert tile.shape == (9, 12, 3) and (tile == tile[..., :1]).all()
-        assert np.abs(tile[..., 0].astype(int) - expected[channel]).max() <= 1
-
-
 def test_tiles_are_those_of_run(
     featviz: Callable[..., Outcome], tiny_file: Path, picture: Path, tmp_path: Path
 ) -> None:
     """With the same colormap the same pixels as in the grids of `run`, of each layer."""
-    from featviz.models.sources import ModelOptions
+    from featviz.options import ModelOptions
 
     inputs = InputOptions(size=16, crop=16)
     chosen = {"layers": "Conv2d,ReLU", "inputs": inputs, "out": tmp_path / "page.png"}

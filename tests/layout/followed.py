@@ -9,11 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from featviz import layout
-from featviz.hooks.capture import hooked
-from featviz.hooks.containers import leaves
+from featviz.hooks.capture import hooked, leaves
 from featviz.hooks.eval_mode import in_eval_mode
 from featviz.hooks.layers import list_layers
-from featviz.layout.overrides import HintBook
+from featviz.layout.hints import HintBook
 from featviz.records import Site
 
 

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from PIL import Image
-from ramps import look, ramps, save
+from ramps import look, save
 from tiles import assert_drawn, manifest, raw
 from torch import Tensor, nn
 from torchvision import models
@@ -100,18 +99,64 @@ def test_need_weights_is_put_back_when_the_run_is_over(tmp_path: Path) -> None:
         assert attention(x, x, x, need_weights=False)[1] is None
 
 
-@pytest.mark.slow
-def test_attention_weights_of_vit_b_16(tmp_path: Path) -> None:
-    """The same for the first attention of vit_b_16, through the command line's selector."""
-    torch.manual_seed(0)
-    model = models.vit_b_16().eval()
-    image = tmp_path / "ramps.png"
-    Image.fromarray(ramps(224, 224)).save(image)
-    layers = "MultiheadAttention#0,*_0.ln_1"
-    folder, found = look(model, image, layers, (224, 224), tensors="npy")
-    name = "encoder.layers.encoder_layer_0"
-    weights = raw(folder, found[f"{name}.self_attention", 0, "1"])
-    tokens = raw(folder, found[f"{name}.ln_1", 0, ""])
-    assert weights.shape == (1, 12, 197, 197)
-    want = by_hand(model.get_submodule(name), tokens)
-    assert torch.allclose(weights[0].double(), want, atol=1e-6)
+class AttentionGate(nn.Module):
+    """Weighs each place of a map, as in an Attention U-Net."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate = nn.Conv2d(8, 1, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[1, 8, H, W]."""
+        return x * self.gate(x).sigmoid()
+
+
+class Gated(nn.Module):
+    """A map of a quarter of the input's size, and a gate."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.attn = nn.Conv2d(3, 8, 4, 4), AttentionGate()
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[1, 8, H, W]."""
+        return self.attn(self.stem(x))
+
+
+class Weights(nn.Module):
+    """Weights of tokens for each other, of two heads."""
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """[1, heads, T, T] of [1, T, D]."""
+        heads = tokens.unflatten(2, (2, -1)).transpose(1, 2)
+        return (heads @ heads.transpose(-2, -1)).softmax(-1)
+
+
+class Attending(nn.Module):
+    """Tokens of patches of a quarter of the input's side, and their weights."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.attn = nn.Conv2d(3, 8, 16, 16), Weights()
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[1, D]."""
+        tokens = self.stem(x).flatten(2).transpose(1, 2)
+        return (self.attn(tokens) @ tokens[:, None]).mean((1, 2))
+
+
+@pytest.mark.parametrize(("model", "layout"), [(Gated, "nchw"), (Attending, "attention")])
+def test_a_square_map_is_no_matrix_of_weights(model: type[nn.Module], layout: str) -> None:
+    """At 64 pixels both have 16 rows and columns, as many as there are tokens of 4 × 4 patches."""
+    (maps,) = fv.run(model(), torch.rand(3, 64, 64), "attn", size=64).captures
+    assert maps.row.shape[-2:] == [16, 16] and maps.row.layout == layout
+
+
+def test_the_layout_of_each_size_is_looked_at() -> None:
+    """After an image of which the gate has another number of rows."""
+    images = [torch.rand(3, 80, 80), torch.rand(3, 64, 64)]
+    run = fv.run(Gated(), images, "attn", preset="none")
+    assert [(maps.row.shape[-1], maps.row.layout) for maps in run.captures] == [
+        (20, "nchw"),
+        (16, "nchw"),
+    ]

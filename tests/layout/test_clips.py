@@ -21,13 +21,12 @@ from torchvision.transforms import functional as F
 from torchvision.utils import make_grid
 
 import featviz as fv
-from featviz.diff.pairing import tensor_pairs
-from featviz.diff.values import ImagePair
+from featviz.diff.compare import ImagePair
 from featviz.drawing.drawer import Drawer
 from featviz.images import decode, find, group
-from featviz.models.preprocess import InputOptions
 from featviz.models.presets import choose_preprocess
-from featviz.records import DrawOptions, Layer, Site
+from featviz.options import DrawOptions, InputOptions
+from featviz.records import Layer, Site
 from featviz.rundir.image import read_image
 
 RGB3D = nn.Conv3d(3, 2, 1)
@@ -117,8 +116,10 @@ class TestGrouping:
             )
             assert [(clip.name, len(clip.paths)) for clip in found] == [("run", 3), ("walk", 3)]
 
-    def test_clips_of_one_name_are_told_apart(self, tmp_path: Path) -> None:
-        """a/frames and b/frames, whose stills have different names, are two clips."""
+    def test_names_of_clips(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """a/frames and b/frames, whose stills have different names, are two clips; a relative and
+        an absolute path into one folder name frames of one; one still keeps its name, and is
+        repeated."""
         for name in ("a", "b"):
             path = tmp_path / name / "frames"
             path.mkdir(parents=True)
@@ -127,19 +128,11 @@ class TestGrouping:
         arguments = [str(tmp_path / name / "frames") for name in ("a", "b")]
         found = group.clips(find.find_samples(arguments))
         assert [clip.name for clip in found] == ["a/frames", "b/frames"]
-
-    def test_one_folder_is_one_clip_however_it_is_spelt(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        """A relative and an absolute path into one folder name frames of the same clip."""
         folder = folder_of(tmp_path / "walk", 3)
         monkeypatch.chdir(tmp_path)
         found = find.find_samples(["walk/frame0.png", str(folder / "frame2.png")])
         (clip,) = group.clips(found)
         assert (clip.name, [p.name for p in clip.paths]) == ("walk", ["frame0.png", "frame2.png"])
-
-    def test_a_single_still_is_a_clip_that_stands(self, tmp_path: Path) -> None:
-        """One still keeps its name and is repeated."""
         still(3).save(tmp_path / "one.png")
         (clip,) = group.clips(find.find_samples([str(tmp_path / "one.png")]))
         assert clip.name == "one.png"
@@ -243,9 +236,9 @@ class TestClips:
         del content["captures"][0]["steps"]
         path.write_text(json.dumps(content))
         images = [read_image(tmp_path / name, "walk", hold=True) for name in ("old", "new")]
-        pair = next(tensor_pairs(*images))
+        pair = ImagePair.read(*images).places[0]
         assert ImagePair.read(*images).pixels(pair) is None
-        same = next(tensor_pairs(images[1], images[1]))
+        same = ImagePair.read(images[1], images[1]).places[0]
         assert ImagePair.read(images[1], images[1]).pixels(same) is not None
 
     def test_frames_of_different_sizes_fail_with_the_remedy(self, tmp_path: Path) -> None:

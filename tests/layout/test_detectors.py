@@ -11,14 +11,14 @@ import torch
 from conftest import SCENES
 from PIL import Image
 from tiles import assert_drawn, levels, manifest, raw, rows, tiles
-from torch import Tensor, nn
+from torch import nn
 from torchvision.models import detection, segmentation
 from torchvision.transforms import functional as F
 
 import featviz as fv
 from featviz import cli
-from featviz.models.preprocess import InputOptions
 from featviz.models.presets import choose_preprocess
+from featviz.options import InputOptions
 
 AS_IS: dict[str, Any] = {"mean": (0.0,) * 3, "std": (1.0,) * 3}
 RGB3D = nn.Conv3d(3, 2, 1)
@@ -111,24 +111,6 @@ class TestDetectors:
         assert reasons["0.boxes"] == "shape [0, 4] holds no values"
         assert len(rows(folder)) == 1
 
-    @pytest.mark.slow
-    def test_masks(self, tmp_path: Path) -> None:
-        """maskrcnn's masks [N, 1, H, W] are N tiles beside each other."""
-        torch.manual_seed(0)
-        model = detection.maskrcnn_resnet50_fpn(
-            weights=None, weights_backbone=None, box_score_thresh=0.0, box_detections_per_img=3,
-            min_size=160,
-        ).eval()  # fmt: skip
-        image = tmp_path / "small.png"
-        Image.open(SCENES / "landscape.jpg").convert("RGB").resize((150, 100)).save(image)
-        fv.run(model, image, "MaskRCNN", tmp_path / "o", tensors="npy", scale=1, normalize="none")
-        folder = tmp_path / "o" / "small.png"
-        row = rows(folder)["", 0, "0.masks"]
-        masks = raw(folder, row)
-        assert (row["layout"], row["slices"], row["maps"]) == ("batch", [3, 3], 1)
-        want = (masks[:, 0].clamp(0, 1).double() * 255 + 0.5).floor().numpy()
-        assert np.abs(tiles(folder, row).astype(int) - want).max() <= 1
-
     def test_segmentation_gives_out(self, tmp_path: Path) -> None:
         """The dict's `out` is drawn as output.out.png, a map for each class."""
         torch.manual_seed(0)
@@ -142,21 +124,3 @@ class TestDetectors:
         assert row["file"] == "000_LRASPP/output.out.png"
         assert (row["layout"], row["shape"]) == ("nchw", [1, 5, 64, 96])
         assert_drawn(folder, row, raw(folder, row)[0])
-
-    def test_an_auxiliary_head_is_beside_it(self, tmp_path: Path) -> None:
-        """fcn with its auxiliary head gives out and aux."""
-
-        class Fcn(nn.Module):
-            def __init__(self) -> None:
-                super().__init__()
-                self.conv = nn.Conv2d(3, 2, 1)
-
-            def forward(self, x: Tensor) -> dict[str, Tensor]:
-                return {"out": self.conv(x), "aux": -self.conv(x)}
-
-        fv.run(Fcn(), SCENES / "landscape.jpg", "Fcn", tmp_path / "o", size=(8, 12), **AS_IS)
-        found = rows(tmp_path / "o" / "landscape.jpg")
-        assert [Path(row["file"]).name for row in found.values()] == [
-            "output.out.png",
-            "output.aux.png",
-        ]

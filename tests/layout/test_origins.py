@@ -249,12 +249,12 @@ def test_any_tokens_can_be_told_to_be_a_sequence(
     assert np.abs(pixels - want).max() <= 1
 
 
-@pytest.mark.parametrize("change", ["--ablate", "--grad-scale"])
+@pytest.mark.parametrize("change", ["--ablate", "--edit"])
 def test_interventions_leave_layouts_as_they_are(
     change: str, line: list[object], featviz: Callable[..., Outcome], tmp_path: Path
 ) -> None:
     """Tokens behind a layer that was changed are tokens still, and so are their gradients."""
-    value = "patches:0" if change == "--ablate" else "patches:0.5"
+    value = "patches:0" if change == "--ablate" else "patches:grad*0.5"
     more = ["--capture", "output,grad", "--target", "layer:head"] if change != "--ablate" else []
     assert featviz(*line, "encoder,norm", change, value, *more).code == 0
     captures = manifest(tmp_path / "o" / "ramps.png")["captures"]

@@ -18,8 +18,8 @@ from torch import nn
 
 import featviz as fv
 from featviz.errors import LayoutError, UsageError
-from featviz.layout import token_grids
-from featviz.layout.overrides import HintBook
+from featviz.layout import tokens
+from featviz.layout.hints import HintBook
 
 FACTORY = """
 import sys
@@ -69,12 +69,7 @@ class TestTensorLayout:
     """--tensor-layout, through the command line."""
 
     @pytest.fixture(autouse=True)
-    def line(
-        self,
-        factory: Path,
-        featviz: Callable[..., Outcome],
-        tmp_path: Path,
-    ) -> None:
+    def line(self, factory: Path, featviz: Callable[..., Outcome], tmp_path: Path) -> None:
         self.image, self.call, self.factory = save(tmp_path, 56, 80), featviz, factory
         self.out = tmp_path / "out"
 
@@ -185,9 +180,9 @@ def test_layouts_of_too_many_digits_are_refused(told: str) -> None:
 
 def test_as_many_tokens_in_front_as_have_names() -> None:
     """Up to 9999."""
-    assert len(token_grids.parse("14x20+9999").prefix) == 9999
+    assert len(tokens.parse_grid("14x20+9999").prefix) == 9999
     with pytest.raises(LayoutError, match="'14x20\\+10000' is no grid"):
-        token_grids.parse("14x20+10000")
+        tokens.parse_grid("14x20+10000")
 
 
 def test_grid_takes_a_told_layout() -> None:
@@ -198,7 +193,7 @@ def test_grid_takes_a_told_layout() -> None:
     assert np.abs(np.asarray(got).reshape(3, 14, 20).astype(int) - levels(maps)).max() <= 1
     got = fv.grid(maps.permute(1, 2, 0)[None], tensor_layout="nhwc", scale=1, padding=0, nrow=1)
     assert np.abs(np.asarray(got).reshape(3, 14, 20).astype(int) - levels(maps)).max() <= 1
-    with pytest.raises(LayoutError, match=r"shape \[1, 281, 3\].*tensor_layout"):
+    with pytest.raises(LayoutError, match=r"shape \[1, 281, 3\].*tensor-layout"):
         fv.grid(tokens)
     with pytest.raises(LayoutError, match="281 tokens are no grid"):
         fv.grid(tokens, tensor_layout="tokens:14x20")

@@ -21,8 +21,8 @@ from torchvision.transforms import functional as F
 import featviz as fv
 from featviz.errors import UsageError
 from featviz.images import group
-from featviz.models.preprocess import InputOptions
 from featviz.models.presets import choose_preprocess, required_arguments
+from featviz.options import InputOptions
 from featviz.records import Sample
 
 
@@ -112,7 +112,7 @@ class TestPairs:
         calls = [call for _, call, _ in rows(tmp_path / "out" / "a.png+b.png+c.png")]
         assert calls == [0, 1, 2]
         got = featviz(*line, "--inputs", "0")
-        assert got.code == 2 and "--inputs 0 is below 1" in got.err
+        assert got.code == 2 and "inputs=0: expected an integer ≥ 1" in got.err
 
     def test_pairs_of_a_folder_and_of_different_sizes(self, tmp_path: Path) -> None:
         """Consecutive images of a folder are pairs; images of a pair may differ in size."""

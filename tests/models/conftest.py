@@ -4,12 +4,43 @@ from __future__ import annotations
 
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 HANGS = 60
 """Seconds after which a test with a deadline hangs."""
+
+_SEEN: list[tuple[str, str]] = []
+_NEVER = ("socket.connect", "socket.getaddrinfo", "subprocess.Popen", "os.system", "os.exec")
+
+
+def _note(event: str, args: tuple[Any, ...]) -> None:
+    if event in _NEVER or (event == "open" and isinstance(args[0], str)):
+        _SEEN.append((event, str(args[0])))
+
+
+@pytest.fixture
+def watched(tmp_path: Path) -> Callable[[], list[str]]:
+    """Asks for the connections, the programs and the files opened in the test's folder `secret`
+    since it was asked before."""
+    if _note not in _HOOKS:
+        sys.addaudithook(_note)
+        _HOOKS.append(_note)
+    secret = str(tmp_path / "secret")
+
+    def since() -> list[str]:
+        seen = [f"{e} {words}" for e, words in _SEEN if e != "open" or words.startswith(secret)]
+        _SEEN.clear()
+        return seen
+
+    since()
+    return since
+
+
+_HOOKS: list[object] = []
 
 
 @pytest.fixture

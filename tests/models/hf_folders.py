@@ -8,8 +8,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 transformers: Any = pytest.importorskip("transformers", reason="transformers is not installed")
 transformers.logging.set_verbosity_error()
@@ -78,10 +80,7 @@ def _sam() -> Any:
 MODELS: dict[str, tuple[str, Callable[[], Any]]] = {
     "vit": ("ViTForImageClassification", lambda: transformers.ViTConfig(**VIT, id2label=NAMES)),
     "deit": ("DeiTForImageClassification", lambda: transformers.DeiTConfig(**VIT, id2label=NAMES)),
-    "dinov2": (
-        "Dinov2Model",
-        lambda: transformers.Dinov2Config(**{**VIT, "mlp_ratio": 2}),
-    ),
+    "dinov2": ("Dinov2Model", lambda: transformers.Dinov2Config(**{**VIT, "mlp_ratio": 2})),
     "clip": (
         "CLIPModel",
         lambda: transformers.CLIPConfig(vision_config=VIT, text_config=TEXT, projection_dim=16),
@@ -177,3 +176,10 @@ def edit(folder: Path, **values: Any) -> Path:
     fields = {**json.loads(path.read_text()), **values}
     path.write_text(json.dumps({k: v for k, v in fields.items() if v is not None}))
     return folder
+
+
+def photo(width: int = 600, height: int = 400) -> Image.Image:
+    """Colour noise of several sizes, with edges."""
+    values = np.random.default_rng(0).integers(0, 256, (height, width, 3), np.uint8)
+    coarse = Image.fromarray(values[:40, :60]).resize((width, height), Image.Resampling.BILINEAR)
+    return Image.blend(coarse, Image.fromarray(values), 0.3)

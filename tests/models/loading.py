@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import pytest
 import torch
-from hostile_payloads import saved_bytes
+from broken_checkpoints import saved_bytes
 from torch import Tensor, nn
 from torchvision import models
 
-from featviz.models.load import ModelOptions, load_model
-from featviz.models.preprocess import InputOptions
+from featviz.models.load import load_model
+from featviz.options import InputOptions, ModelOptions
 
 SMALL = "squeezenet1_1"
 
@@ -30,6 +31,20 @@ def uninitialised() -> Iterator[None]:
         for name in names:
             patch.setattr(nn.init, name, lambda tensor, *args, **options: tensor)
         yield
+
+
+def nothing_fetched(name: str) -> dict[str, Any]:
+    """Options of a torchvision builder so that it downloads nothing and is quick."""
+    parameters = inspect.signature(models.get_model_builder(name)).parameters
+    options = {key: None for key in ("weights", "weights_backbone") if key in parameters}
+    own_start = name.endswith(("inception_v3", "googlenet"))
+    return {**options, **({"init_weights": False} if own_start else {})}
+
+
+def on_meta(name: str) -> AbstractContextManager[Any]:
+    """The device meta, but for the two families that copy out of it."""
+    copies = "regnet" in name or "raft" in name
+    return nullcontext() if copies else torch.device("meta")
 
 
 def skeleton(name: str) -> nn.Module:

@@ -1,8 +1,9 @@
-"""--input: further arguments of forward, beside the image."""
+"""--forward-arg: further arguments of forward, beside the image."""
 
 from __future__ import annotations
 
 import copy
+import hashlib
 import json
 from pathlib import Path
 from typing import Any
@@ -11,12 +12,14 @@ import numpy as np
 import pytest
 import torch
 from cli.outcomes import Run, refused
+from PIL import Image
 from torch import nn
 
 import featviz as package
+from featviz.errors import UsageError
 from featviz.models import arguments
-from featviz.models.load import ModelOptions, load_model
-from featviz.models.preprocess import InputOptions
+from featviz.models.load import load_model
+from featviz.options import InputOptions, ModelOptions
 
 pytestmark = pytest.mark.usefixtures("imports_undone")
 
@@ -69,7 +72,7 @@ def kept(run: Path, name: str, layer: str) -> np.ndarray:
 def drawn(featviz: Run, code: Path, picture: Path, net: str, *given: str) -> tuple[Path, nn.Module]:
     """The run directory with the raw output of `conv`'s parent, and the model of the same seed."""
     out = code.parent / "out"
-    words = [part for text in given for part in ("--input", text)]
+    words = [part for text in given for part in ("--forward-arg", text)]
     common = ("--preset", "none", "--tensors", "npy", "--layers", f"conv,{net}", "--out", out)
     done = featviz("run", f"{code}:{net}", picture, *common, *words)
     assert done.code == 0, done.err
@@ -85,7 +88,8 @@ def picture_values(picture: Path) -> torch.Tensor:
 
 
 def test_numbers_files_and_zeros_reach_forward(featviz: Run, code: Path, picture: Path) -> None:
-    """The output is that of the module called with the same arguments by hand."""
+    """The output is that of the module called with the same arguments by hand; run.json has a
+    file's name and sha256, without its folder."""
     x = picture_values(picture)
     mask = np.random.default_rng(0).random((1, 1, *x.shape[2:])).astype("f4")
     np.save(code.parent / "mask.npy", mask)
@@ -95,19 +99,23 @@ def test_numbers_files_and_zeros_reach_forward(featviz: Run, code: Path, picture
     with torch.no_grad():
         y = module.conv(x) * 2.5 + module.words.weight[[3, 4]].mean(0)[None, :, None, None]
     expected = (y * torch.from_numpy(mask) * 2).numpy()
-    name = picture.name
-    np.testing.assert_allclose(kept(out, name, "Conditional"), expected, atol=1e-5)
-
-
-def test_run_json_says_what_was_given(featviz: Run, code: Path, picture: Path) -> None:
-    """By the file's name and sha256, without its folder."""
-    np.save(code.parent / "mask.npy", np.ones((1, 1, 1, 1), "f4"))
-    given = ("t=10", "ids=zeros:1,7:int64", f"mask={code.parent / 'mask.npy'}")
-    out, _ = drawn(featviz, code, picture, "Conditional", *given)
+    np.testing.assert_allclose(kept(out, picture.name, "Conditional"), expected, atol=1e-5)
     record = json.loads((out / "run.json").read_text())
-    words = "with t=10 and ids=zeros:1,7:int64 and mask=mask.npy (sha256 "
-    assert words in record["preprocessing"]
+    assert "with t=2.5 and ids=ids.pt (sha256 " in record["preprocessing"]
     assert str(code.parent) not in json.dumps(record["options"])
+
+
+@pytest.mark.parametrize(
+    ("net", "given"), [("Second", ("t=3",)), ("OfDict", ("batch.image=image", "batch.weight=3"))]
+)
+def test_where_the_image_goes(
+    net: str, given: tuple[str, ...], featviz: Run, code: Path, picture: Path
+) -> None:
+    """To the first parameter that is not given, or where NAME.KEY=image says."""
+    out, module = drawn(featviz, code, picture, net, *given)
+    with torch.no_grad():
+        expected = module.conv(picture_values(picture)).numpy() * 3
+    np.testing.assert_allclose(kept(out, picture.name, net), expected, atol=1e-5)
 
 
 def test_a_tensor_is_the_same_for_every_image(
@@ -118,7 +126,7 @@ def test_a_tensor_is_the_same_for_every_image(
     again.write_bytes(picture.read_bytes())
     done = featviz(
         *("run", f"{code}:Conditional", picture, again, "--preset", "none", "--tensors", "npy"),
-        *("--layers", "Conditional", "--input", "t=1", "--input", "mask=ones:1,1,1,1"),
+        *("--layers", "Conditional", "--forward-arg", "t=1", "--forward-arg", "mask=ones:1,1,1,1"),
         *("--out", tmp_path / "out"),
     )
     assert done.code == 0, done.err
@@ -126,34 +134,14 @@ def test_a_tensor_is_the_same_for_every_image(
     np.testing.assert_array_equal(first, second)
 
 
-def test_the_image_goes_to_the_first_parameter_that_is_not_given(
-    featviz: Run, code: Path, picture: Path
-) -> None:
-    """forward(t, x) with t given gets the image as x."""
-    out, module = drawn(featviz, code, picture, "Second", "t=3")
-    with torch.no_grad():
-        expected = module(3, picture_values(picture)).numpy()
-    np.testing.assert_allclose(kept(out, picture.name, "Second"), expected, atol=1e-5)
-
-
-def test_a_forward_of_one_dict(featviz: Run, code: Path, picture: Path) -> None:
-    """NAME.KEY fills it, and image is the image."""
-    given = ("batch.image=image", "batch.weight=2")
-    out, module = drawn(featviz, code, picture, "OfDict", *given)
-    with torch.no_grad():
-        expected = module({"image": picture_values(picture), "weight": 2}).numpy()
-    np.testing.assert_allclose(kept(out, picture.name, "OfDict"), expected, atol=1e-5)
-
-
-def test_layers_summary_and_audit_pass_them_too(
+def test_layers_and_audit_pass_them_too(
     featviz: Run, code: Path, picture: Path, tmp_path: Path
 ) -> None:
     """Shapes, and a batch of two images, for which a first axis of 1 is repeated."""
-    given = ("--input", "t=2", "--input", "ids=ones:1,3:int64", "--size", "8x8")
+    given = ("--forward-arg", "t=2", "--forward-arg", "ids=ones:1,3:int64", "--size", "8x8")
     listed = featviz("layers", f"{code}:Conditional", *given, "--json")
     shapes = {row["name"]: row["output_shape"] for row in json.loads(listed.out)["layers"]}
     assert shapes["words"] == [1, 3, 2] and shapes["conv"] == [1, 2, 8, 8]
-    assert featviz("summary", f"{code}:Conditional", *given).code == 0
     (tmp_path / "b.png").write_bytes(picture.read_bytes())
     images = (picture, tmp_path / "b.png", "--out", tmp_path / "audit")
     done = featviz("audit", f"{code}:Conditional", *images, *given)
@@ -163,19 +151,16 @@ def test_layers_summary_and_audit_pass_them_too(
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        (["foo=1"], "--input foo: forward of Conditional takes x, t, ids, mask"),
-        (["t"], "--input t is not NAME=VALUE"),
-        (["t="], "--input t= is not NAME=VALUE"),
-        (["t=open('x')"], r"--input t=open\('x'\) is no value"),
-        (["t='text'"], "is no value"),
+        (["foo=1"], "forward_args foo: forward of Conditional takes x, t, ids, mask"),
+        (["t"], "forward_args t is not NAME=VALUE"),
+        (["t=open('x')"], r"forward_args t=open\('x'\) is no value"),
         (["t=zeros:99999,99999"], "has 9,999,800,001 values"),
         (["t=zeros:1:complex"], "there is no type complex"),
-        (["t=none.npy"], "--input t: none.npy is no file"),
-        (["t=bad.npy"], "--input t: bad.npy cannot be read: it is no array"),
-        (["t=bad.pt"], "--input t: bad.pt is of the older format"),
-        (["t=1", "t=2"], "--input t is given twice"),
-        (["t=1", "t.a=2"], "--input t is given twice"),
-        (["t.a=1", "t=2"], "--input t is given twice"),
+        (["t=none.npy"], "forward_args t: none.npy is no file"),
+        (["t=bad.npy"], "forward_args t: bad.npy cannot be read: it is no array"),
+        (["t=bad.pt"], "forward_args t: bad.pt is of the older format"),
+        (["t=1", "t=2"], "forward_args t is given twice"),
+        (["t.a=1", "t=2"], "forward_args t is given twice"),
     ],
 )
 def test_what_is_no_argument_gets_one_line(
@@ -190,23 +175,27 @@ def test_what_is_no_argument_gets_one_line(
     monkeypatch.chdir(code.parent)
     for name in ("bad.npy", "bad.pt"):
         (code.parent / name).write_bytes(b"no array")
-    words = [part for text in given for part in ("--input", text)]
+    words = [part for text in given for part in ("--forward-arg", text)]
     refused(featviz("run", f"{code}:Conditional", picture, *words, "-q"), 2, message)
     assert not (code.parent / "featviz-out").exists()
 
 
 def test_a_transform_and_an_input_of_one_name(featviz: Run, code: Path, picture: Path) -> None:
-    """The function's dict and --input may both give arguments, though not the same one."""
+    """The function's dict and --forward-arg may both give arguments, though not the same one."""
     common = ("run", f"{code}:Conditional", picture, "--transform", f"{code}:image_alone")
     out = ("--out", code.parent / "out")
-    refused(featviz(*common, "--input", "x=1", "-q", *out), 2, "--input x: --transform gives x")
-    assert featviz(*common, "--input", "t=1", *out).code == 0
+    refused(
+        featviz(*common, "--forward-arg", "x=1", "-q", *out),
+        2,
+        "forward_args x: --transform gives x",
+    )
+    assert featviz(*common, "--forward-arg", "t=1", *out).code == 0
 
 
 def test_a_missing_argument_names_the_option(featviz: Run, code: Path, picture: Path) -> None:
     """forward(x, t) seems to take two images: the hint says what else it may be."""
     done = featviz("run", f"{code}:Conditional", picture, "--out", code.parent / "out")
-    assert done.code == 2 and "--input NAME=VALUE" in done.err
+    assert done.code == 2 and "--forward-arg NAME=VALUE" in done.err
 
 
 class Remembers(nn.Module):
@@ -250,3 +239,151 @@ def test_words_and_numbers(text: str, expected: object) -> None:
     """As Python has them, whatever their case."""
     (one,) = arguments.parse([text])
     assert one.value == expected and type(one.value) is type(expected)
+
+
+TRANSFORMS = """
+import torch
+from torch import nn
+from torchvision.transforms.functional import pil_to_tensor
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.Conv2d(5, 2, 1)
+        nn.init.ones_(self.conv.weight)
+        nn.init.zeros_(self.conv.bias)
+    def forward(self, flag=None, *, image=None, index=None):
+        image = flag if image is None else image
+        maps = self.conv(image)
+        return maps if index is None else maps[:, index]
+
+def five(image):
+    x = pil_to_tensor(image).float() - 100
+    return torch.cat([x, x[:2]])
+
+def batch(image):
+    return five(image)[None]
+
+def named(image):
+    return {"index": torch.tensor([1, 0, 1]), "image": batch(image)}
+
+def moody(image):
+    return named(image) if image.getbbox() is None else {"image": batch(image)}
+
+def picky(image):
+    if image.getbbox() is not None:
+        raise ValueError("not this one")
+    return five(image)
+
+def broken(image):
+    return image.size
+
+def fails(image):
+    return 1 / 0
+
+number = 4
+"""
+
+
+@pytest.fixture
+def transforms(tmp_path: Path) -> Path:
+    (tmp_path / "user_net.py").write_text(TRANSFORMS)
+    return tmp_path / "user_net.py"
+
+
+@pytest.fixture
+def image(tmp_path: Path) -> Path:
+    """6 × 4 pixels."""
+    pixels = np.random.default_rng(0).integers(1, 256, (4, 6, 3), np.uint8)
+    Image.fromarray(pixels).save(tmp_path / "image.png")
+    return tmp_path / "image.png"
+
+
+@pytest.mark.parametrize("function", ["five", "batch", "named"])
+def test_the_model_gets_what_the_function_gives(
+    function: str, featviz: Run, transforms: Path, image: Path, tmp_path: Path
+) -> None:
+    """A tensor of any number of channels, with or without the batch axis, and a dict of arguments,
+    which reach forward by their names; gradients pass beside indices, which can have none.
+    input.png shows the first three of five channels, their least value black."""
+    out = tmp_path / "out"
+    arguments = ("--transform", f"{transforms}:{function}", "--out", out, "--tensors", "npy")
+    gradients = ("--capture", "output,grad", "--target", "sum")
+    outcome = featviz(
+        "run", f"{transforms}:Net", image, "--layers", "conv,Net", *arguments, *gradients
+    )
+    assert outcome.code == 0, outcome.err
+    assert "guess" not in outcome.err
+    values = np.asarray(Image.open(image)).astype(np.float32).transpose(2, 0, 1) - 100
+    expected = values.sum(0) + values[:2].sum(0)
+    maps = np.load(out / "image.png" / "001_conv" / "output.npy")
+    np.testing.assert_allclose(maps, np.stack([expected, expected])[None], rtol=1e-5)
+    manifest = json.loads((out / "image.png" / "manifest.json").read_text())
+    digest = hashlib.sha256(TRANSFORMS.encode()).hexdigest()[:16]
+    words = f"RGB, transform {transforms.name}:{function} (sha256 {digest})"
+    assert manifest["input"]["preprocessing"] == words
+    assert str(tmp_path) not in (out / "run.json").read_text()
+    rows = [row for row in manifest["captures"] if row["kind"] == "output"]
+    channels = [row["maps"] for row in rows if row["layer"] == ""]
+    assert channels == [3 if function == "named" else 2]
+    first = np.asarray(Image.open(image)).astype(float)
+    black = (first - first.min()) / (first.max() - first.min()) * 255
+    shown = np.asarray(Image.open(out / "image.png" / "input.png"))
+    assert shown.shape == (4, 6, 3) and np.abs(shown - black).max() <= 1
+
+
+def test_layers_take_it_too(featviz: Run, transforms: Path) -> None:
+    """Without an image the function gets an empty one of 224 × 224 pixels."""
+    outcome = featviz("layers", f"{transforms}:Net", "--transform", f"{transforms}:five", "--json")
+    assert json.loads(outcome.out)["input_shape"] == [1, 5, 224, 224]
+
+
+@pytest.mark.parametrize(
+    ("function", "code_", "message"),
+    [
+        ("user_net.py", 2, "names no function"),
+        ("user_net.py:nothing", 2, "there is no 'nothing'"),
+        ("user_net.py:number", 2, "is a int"),
+        ("user_net.py:broken", 1, "gave a tuple, expected a tensor"),
+        ("user_net.py:fails", 1, "raised ZeroDivisionError: division by zero, for an empty image"),
+    ],
+)
+def test_what_is_no_transform_gets_one_line(
+    function: str,
+    code_: int,
+    message: str,
+    featviz: Run,
+    transforms: Path,
+    image: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The function is tried on an empty image before the run begins."""
+    monkeypatch.chdir(transforms.parent)
+    refused(featviz("run", f"{transforms}:Net", image, "--transform", function), code_, message)
+
+
+@pytest.mark.parametrize(
+    ("function", "message"),
+    [
+        ("picky", "raised ValueError: not this one"),
+        ("moody", "gave a dict of image, and before a dict of image, index"),
+    ],
+)
+def test_an_image_that_it_fails_on_is_that_images_failure(
+    function: str, message: str, featviz: Run, transforms: Path, image: Path, tmp_path: Path
+) -> None:
+    """The other images go on."""
+    Image.new("RGB", (6, 4)).save(tmp_path / "empty.png")
+    out = tmp_path / "out"
+    images = (image, tmp_path / "empty.png")
+    options = ("--transform", f"{transforms}:{function}", "--out", out)
+    outcome = featviz("run", f"{transforms}:Net", *images, *options)
+    assert outcome.code == 3 and message in outcome.err
+    assert (out / "empty.png" / "manifest.json").is_file()
+
+
+def test_a_module_of_the_callers_takes_no_transform(image: Path, tmp_path: Path) -> None:
+    """A transform may change how a module is called, and a module is given back as it was."""
+    with pytest.raises(UsageError, match="transform as text is for a MODEL string"):
+        package.run(nn.Conv2d(3, 1, 1), image, out=tmp_path / "out", transform="a.py:f")
+    assert torch.is_grad_enabled()

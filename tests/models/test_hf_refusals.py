@@ -1,10 +1,11 @@
-"""Hugging Face folders that cannot be used, or mean harm: one line with the remedy."""
+"""Hugging Face folders that cannot be used, or mean harm: one line with the remedy, and no other
+file, connection or code."""
 
 from __future__ import annotations
 
-import importlib
 import json
-import resource
+import os
+import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -14,11 +15,10 @@ import pytest
 import torch
 from conftest import Outcome
 from safetensors.torch import save_file
-from torch import nn
 
 from featviz.errors import FeatvizError, LoadError
-from featviz.models.load import ModelOptions, load_model
-from featviz.models.preprocess import InputOptions
+from models.hf_folders import edit, save, theirs, transformers
+from models.loading import load
 
 Run = Callable[..., Outcome]
 
@@ -31,10 +31,6 @@ TINY: dict[str, Any] = {
     "image_size": 8,
     "patch_size": 4,
 }
-
-
-def load(spec: object, **options: Any) -> nn.Module:
-    return load_model(ModelOptions(str(spec), device="cpu", **options), InputOptions()).module
 
 
 def folder(path: Path, **config: Any) -> Path:
@@ -68,46 +64,46 @@ def test_a_folder_of_something_else(tmp_path: Path) -> None:
     with pytest.raises(LoadError, match=r"lacks config\.json \(it holds net\.pth\)") as caught:
         load(tmp_path)
     assert caught.value.hint.endswith("net.pth --arch MODEL")  # type: ignore[union-attr]
-    (tmp_path / "adapter_config.json").write_text("{}")
-    with pytest.raises(LoadError, match="holds an adapter without the model"):
-        load(f"hf:{tmp_path}")
+
+
+NO_MODEL = r"which is no model of transformers \d"
 
 
 @pytest.mark.parametrize(
     ("config", "message"),
     [
         ({}, "names no architecture of transformers"),
-        ({"architectures": []}, "names no architecture of transformers"),
-        ({"architectures": [3]}, "names no architecture of transformers"),
         ({"encoder_name": "resnet34"}, "names no architecture of transformers"),
         ({"architecture": "no_such_model_of_timm"}, "is one of timm's, or of none"),
         ({**VIT, "auto_map": {"AutoModel": "evil.Evil"}}, "wants code of its own to run"),
         ({**VIT, "vision_config": {"auto_map": {"a": "b"}}}, "wants code of its own to run"),
         ({**VIT, "quantization_config": {"bits": 4}}, "of ViTModel are quantised"),
-        ({**VIT, "num_hidden_layers": 10**9}, "num_hidden_layers of 1,000,000,000"),
-        ({**VIT, "depths": [10**6] * 9}, "depths of 9,000,000"),
-        ({**VIT, "num_labels": 10**6}, "num_labels of 1,000,000; 65,536 is the most"),
-        ({**VIT, "backbone": "hf-hub:evil/model"}, "names a backbone elsewhere: hf-hub:evil/mod"),
+        ({**VIT, **TINY}, r"model\.safetensors does not fit ViTModel: missing "),
+        *(
+            ({"architectures": [name]}, NO_MODEL)
+            for name in ("NoSuchModel", "os", "__class__", "PreTrainedModel", "a.b", "TimmBackbone")
+        ),
+        ({"architectures": ["LlamaForCausalLM"]}, "LlamaForCausalLM takes input_ids first"),
     ],
 )
 def test_a_config_that_is_refused(config: dict[str, Any], message: str, tmp_path: Path) -> None:
-    """Other libraries' configs, code from files, quantised weights and sizes without bounds."""
+    """Other libraries' configs, code from files, quantised weights, and classes that are not on the
+    list: models of transformers.models that take an image."""
     with pytest.raises(LoadError, match=message):
         load(folder(tmp_path, **config))
 
 
 def test_a_config_that_is_no_config(tmp_path: Path) -> None:
-    """Damage, depth, a list and a FIFO are errors that name the file."""
+    """Damage and a FIFO are errors that name the file."""
     file = folder(tmp_path) / "config.json"
-    for text, message in (
-        ("{", "is no JSON"),
-        ("[" * 200 + "]" * 200, "levels inside one another"),
-        ("[1]", "names no architecture"),
-        ('{"architectures": ["ViTModel"], "x": NaN}', "JSON has no number NaN"),
-    ):
+    for text, message in (("{", "is no JSON"), ("[1]", "names no architecture")):
         file.write_text(text)
         with pytest.raises(LoadError, match=message):
             load(tmp_path)
+    file.unlink()
+    os.mkfifo(file)
+    with pytest.raises(LoadError, match=r"config\.json cannot be read: it is no reg"):
+        load(tmp_path)
 
 
 def test_without_transformers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -119,139 +115,189 @@ def test_without_transformers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         assert caught.value.hint == "pip install 'featviz[hf]'"
 
 
-class TestWithTransformers:
-    """What only the library itself can tell."""
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Honest folders."""
+    root = tmp_path_factory.mktemp("saved")
+    for family in ("vit", "detr", "clip"):
+        save(family, root / family)
+    transformers.ViTModel(transformers.ViTConfig(**TINY)).save_pretrained(root / "tiny")
+    return root
 
-    transformers: Any
 
-    @pytest.fixture(autouse=True)
-    def _needs_transformers(self) -> None:
-        reason = "transformers is not installed"
-        type(self).transformers = pytest.importorskip("transformers", reason=reason)
+@pytest.mark.parametrize(
+    "value",
+    [
+        {"hidden_size": "8"},
+        {"hidden_size": 16},
+        {"hidden_act": "__import__('os')"},
+        {"id2label": {"x": "y"}},
+        {"image_size": [1, 2, 3]},
+    ],
+)
+def test_values_that_make_no_model(value: dict[str, Any], saved: Path, tmp_path: Path) -> None:
+    """Whatever the library raises of a config is one line, and so are tensors of another shape."""
+    shutil.copytree(saved / "tiny", tmp_path / "tiny")
+    with pytest.raises(FeatvizError) as caught:
+        load(edit(tmp_path / "tiny", **value))
+    assert "\n" not in caught.value.message and "ViTModel" in caught.value.message
+    if value == {"hidden_size": 16}:
+        assert "of another shape embeddings.cls_token" in caught.value.message
 
-    @pytest.mark.parametrize(
-        "name",
-        [
-            "NoSuchModel",
-            "os",
-            "__class__",
-            "ViTConfig",
-            "PreTrainedModel",
-            "Trainer",
-            "a.b",
-            "évil",
-        ],
+
+EVIL = "local-dir:{secret}"
+TIMM: dict[str, Any] = {"architectures": ["TimmWrapperForImageClassification"]}
+WRAPPED = {"model_type": "timm_wrapper", "architecture": EVIL, "model_args": {"pretrained": True}}
+BARE = {"model_type": "evil", "architecture": EVIL}
+CHECKPOINT = {"architecture": "test_vit", "model_args": {"checkpoint_path": "{secret}/code.bin"}}
+BACKBONE = {"model_type": "timm_backbone", "backbone": EVIL}
+PLAIN = {"use_timm_backbone": False, "backbone_config": None}
+
+REFUSED: list[tuple[str, dict[str, Any], str]] = [
+    ("vit", {**TIMM, "architecture": EVIL}, NO_MODEL),
+    ("vit", {"architectures": ["TimmBackbone"], "backbone": EVIL}, NO_MODEL),
+    ("vit", {"architectures": ["Gemma3nModel"], "vision_config": BARE}, "elsewhere: local-dir:"),
+    ("vit", {"architectures": ["PerceptionLMModel"], "vision_config": CHECKPOINT}, "model_args"),
+    ("detr", {"backbone_config": {**WRAPPED, "num_classes": 3}}, "elsewhere: local-dir:"),
+    ("detr", {"backbone_config": {**BACKBONE, "backbone": "hf-hub:evil/it"}}, "elsewhere: hf-hub:"),
+    ("detr", {**PLAIN, "use_timm_backbone": True, "backbone": EVIL}, "names a backbone elsewhere"),
+    ("detr", {**PLAIN, "backbone": "{secret}"}, "could not be built"),
+    ("detr", {"backbone_config": {"model_type": "evil"}}, "could not be built"),
+]
+"""Configs that lead out of the folder: the honest family, the change, and the words."""
+
+
+@pytest.mark.parametrize(("family", "change", "words"), REFUSED)
+def test_a_config_that_leads_elsewhere(
+    family: str,
+    change: dict[str, Any],
+    words: str,
+    saved: Path,
+    tmp_path: Path,
+    watched: Callable[[], list[str]],
+) -> None:
+    """Folders, files and hubs that a config names stay closed, through timm, too."""
+    _secret(tmp_path)
+    honest = json.dumps(change).replace("{secret}", str(tmp_path / "secret"))
+    shutil.copytree(saved / family, tmp_path / "given")
+    fields = {**json.loads((tmp_path / "given" / "config.json").read_text()), **json.loads(honest)}
+    (tmp_path / "given" / "config.json").write_text(json.dumps(fields))
+    watched()
+    with pytest.raises(LoadError, match=words) as caught:
+        load(tmp_path / "given")
+    assert "\n" not in caught.value.message and not watched()
+
+
+IGNORED: dict[str, Any] = {
+    **{"transformers_weights": "../secret/code.bin", "gguf_file": "../secret/code.bin"},
+    **{"_attn_implementation": "evil/kernel", "attn_implementation": "evil/kernel"},
+    **{"use_kernels": True, "kernel_config": {"a": "e/k"}, "torch_dtype": "../secret"},
+    **{"name_or_path": "evil/model", "_name_or_path": "../secret", "model_type": "evil"},
+    **{"backbone_config": BACKBONE, "vision_config": WRAPPED, "auto_map": {}},
+    **{"adapter_kwargs": {"_adapter_model_path": "../secret"}, "_from_auto": "evil"},
+}
+"""Values that change nothing."""
+
+
+def test_a_config_whose_values_are_not_used(
+    saved: Path, tmp_path: Path, watched: Callable[[], list[str]]
+) -> None:
+    """How and from where to load is not the config's to say: the weights are those of the folder,
+    and of all its files just config, weights and image processor are opened."""
+    _secret(tmp_path)
+    given = shutil.copytree(saved / "vit", tmp_path / "given")
+    for name in ("modeling_vit.py", "chat_template.jinja", "adapter_config.json", "tokenizer.json"):
+        shutil.copy(tmp_path / "secret" / "code.py", tmp_path / "given" / name)
+    for name in ("generation_config.json", "pytorch_model.bin", "adapter_model.safetensors"):
+        os.mkfifo(tmp_path / "given" / name)
+    fields = {**json.loads((given / "config.json").read_text()), **IGNORED}
+    (given / "config.json").write_text(json.dumps(fields))
+    expected = theirs(saved / "vit").state_dict()
+    watched()
+    module = load(given)
+    assert all(torch.equal(tensor, expected[k]) for k, tensor in module.state_dict().items())
+    assert module.config._attn_implementation == "eager"  # type: ignore[union-attr]
+    assert not watched()
+
+
+@pytest.mark.parametrize(
+    ("name", "make", "words"),
+    [
+        ("pytorch_model.bin", lambda p, box: shutil.copy(box / "code.bin", p), "pytorch_model.bin"),
+        ("model.safetensors", lambda p, box: shutil.copy(box / "code.bin", p), "model.safetensors"),
+        ("pytorch_model.bin", lambda p, box: os.mkfifo(p), "has no weights"),
+        ("model.safetensors", lambda p, box: p.symlink_to("/dev/zero"), "has no weights"),
+        ("model.safetensors", lambda p, box: p.mkdir(), "has no weights"),
+        *(
+            ("model.safetensors.index.json", lambda p, box, to=to: p.write_text(to), words)
+            for to, words in (
+                ('{"weight_map": {"a": "../secret/weights.safetensors"}}', "not beside it"),
+                ('{"weight_map": {"a": "/dev/zero"}}', "not beside it"),
+                ('{"weight_map": {"a": "adapter_model.bin"}}', "not beside it"),
+                ('{"weight_map": {"a": "config.json"}}', "is no checkpoint"),
+            )
+        ),
+    ],
+)
+def test_weights_that_lead_elsewhere(
+    name: str,
+    make: Callable[[Path, Path], object],
+    words: str,
+    saved: Path,
+    tmp_path: Path,
+    watched: Callable[[], list[str]],
+) -> None:
+    """Pickles with code, FIFOs, devices and shards outside the folder are refused in one line."""
+    _secret(tmp_path)
+    given = shutil.copytree(saved / "vit", tmp_path / "given")
+    (given / "model.safetensors").unlink()
+    os.mkfifo(given / "adapter_model.bin")
+    make(given / name, tmp_path / "secret")
+    watched()
+    with pytest.raises(LoadError, match=words) as caught:
+        load(given)
+    assert "\n" not in caught.value.message and not watched()
+    assert not (tmp_path / "ran").exists()
+
+
+def test_a_folder_that_names_timm_is_timms(tmp_path: Path) -> None:
+    """What transformers saves of a model of timm has timm's names, and is loaded by timm; so is the
+    backbone of a detector that has a plain name of timm's."""
+    pytest.importorskip("timm", reason="timm is not installed")
+    torch.manual_seed(0)
+    config = transformers.TimmWrapperConfig.from_dict(
+        {"architecture": "test_resnet", "num_classes": 3}
     )
-    def test_names_that_are_no_model(self, name: str, tmp_path: Path) -> None:
-        """Only subclasses of PreTrainedModel that transformers.models defines are taken."""
-        with pytest.raises(LoadError, match=r"which is no model of transformers \d"):
-            load(folder(tmp_path, architectures=[name]))
-
-    def test_a_model_of_text(self, tmp_path: Path) -> None:
-        """A model that takes no image says what it takes."""
-        config = self.transformers.BertConfig(
-            hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=8,
-            vocab_size=9,
-        )  # fmt: skip
-        self.transformers.BertModel(config).save_pretrained(tmp_path)
-        with pytest.raises(LoadError, match="BertModel takes input_ids first, and featviz gives"):
-            load(tmp_path)
-
-    def test_weights_of_another_model(self, tmp_path: Path) -> None:
-        """Missing tensors are named."""
-        with pytest.raises(LoadError, match=r"model\.safetensors does not fit ViTModel: missing "):
-            load(folder(tmp_path, **VIT, **TINY))
-
-    def test_another_shape(self, tmp_path: Path) -> None:
-        """A tensor of another shape is an error in one line."""
-        self.saved(tmp_path)
-        config = {**VIT, **TINY, "intermediate_size": 16}
-        (tmp_path / "config.json").write_text(json.dumps(config))
-        with pytest.raises(LoadError) as caught:
-            load(tmp_path)
-        assert "\n" not in caught.value.message and "ViTModel" in caught.value.message
-
-    @pytest.mark.parametrize(
-        "value",
-        [
-            {"hidden_size": "8"},
-            {"hidden_size": 7},
-            {"hidden_act": "__import__('os')"},
-            {"patch_size": 0},
-            {"id2label": {"x": "y"}},
-            {"image_size": [1, 2, 3]},
-            {"layer_norm_eps": "small"},
-        ],
+    model = transformers.TimmWrapperForImageClassification(config)
+    model.save_pretrained(tmp_path / "wrapped")
+    assert torch.equal(
+        load(tmp_path / "wrapped").conv1[0].weight,  # type: ignore[index,union-attr]
+        model.timm_model.conv1[0].weight,
     )
-    def test_values_that_make_no_model(self, value: dict[str, Any], tmp_path: Path) -> None:
-        """Whatever the library raises of a config is one line."""
-        self.saved(tmp_path)
-        (tmp_path / "config.json").write_text(json.dumps({**VIT, **TINY, **value}))
-        with pytest.raises(FeatvizError) as caught:
-            load(tmp_path)
-        assert "\n" not in caught.value.message
+    detr = transformers.DetrConfig(
+        **{"use_timm_backbone": True, "backbone": "resnet18"},
+        **{"d_model": 32, "encoder_layers": 1, "decoder_layers": 1, "num_queries": 4},
+        **{"encoder_attention_heads": 2, "decoder_attention_heads": 2},
+    )  # fmt: skip
+    transformers.DetrForObjectDetection(detr).save_pretrained(tmp_path / "detr")
+    module, expected = load(tmp_path / "detr"), theirs(tmp_path / "detr").state_dict()
+    assert all(torch.equal(tensor, expected[k]) for k, tensor in module.state_dict().items())
 
-    @pytest.mark.parametrize(
-        ("value", "message"),
-        [
-            ({"hidden_size": 2**20}, "asks for a larger model than its weights"),
-            ({"num_hidden_layers": 2**16}, "asks for a larger model than its weights"),
-            ({"image_size": 2**20, "patch_size": 1}, "asks for a larger model than its weights"),
-        ],
-    )
-    def test_sizes_beyond_the_weights(
-        self, value: dict[str, Any], message: str, tmp_path: Path
-    ) -> None:
-        """The config cannot make more of a file than a small multiple of its bytes."""
-        self.saved(tmp_path)
-        (tmp_path / "config.json").write_text(json.dumps({**VIT, **TINY, **value}))
-        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        with pytest.raises(LoadError, match=message):
-            load(tmp_path)
-        grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before  # KiB
-        assert grown < 128 * 1024
 
-    def test_nothing_beside_the_weights_is_read_or_run(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        """Python files, adapters, generation configs and pickles beside safetensors stay closed,
-        whatever keys of the config lead to them."""
-        self.saved(tmp_path)
-        config = {
-            **VIT,
-            **TINY,
-            "transformers_weights": "other.bin",
-            "_attn_implementation": "evil/kernel",
-            "attn_implementation": "evil/kernel",
-            "fusion_config": {"patch_embeddings": True},
-            "dtype": "load",
-            "name_or_path": "evil/model",
-        }
-        (tmp_path / "config.json").write_text(json.dumps(config))
-        for name in ("modeling_vit.py", "configuration_vit.py", "conftest.py"):
-            (tmp_path / name).write_text("raise SystemExit('run')")
-        for name in ("adapter_config.json", "generation_config.json", "pytorch_model.bin"):
-            (tmp_path / name).write_text("{")
-        monkeypatch.chdir(tmp_path)
-        opened: list[str] = []
-        on = [True]
+class _Code:
+    """Makes a folder where it is unpickled."""
 
-        def watch(event: str, args: Any) -> None:
-            if on[0] and event == "open" and str(args[0]).startswith(str(tmp_path)):
-                opened.append(Path(args[0]).name)
-            if on[0] and event in ("socket.connect", "subprocess.Popen", "os.system"):
-                opened.append(event)
+    def __init__(self, path: Path) -> None:
+        self.path = path
 
-        importlib.invalidate_caches()
-        sys.addaudithook(watch)
-        try:
-            module = load(tmp_path)
-        finally:
-            on[0] = False
-        assert set(opened) <= {"config.json", "model.safetensors"} and "config.json" in opened
-        assert module.config._attn_implementation == "eager"  # type: ignore[union-attr]
+    def __reduce__(self) -> Any:
+        return (os.mkdir, (str(self.path),))
 
-    def saved(self, path: Path) -> None:
-        """A tiny ViTModel."""
-        config = self.transformers.ViTConfig(**TINY)
-        self.transformers.ViTModel(config).save_pretrained(path)
+
+def _secret(root: Path) -> None:
+    """A folder that no model may open: a model of timm's, code, a pickle that runs code."""
+    (root / "secret").mkdir()
+    (root / "secret" / "code.py").write_text("raise SystemExit('run')")
+    torch.save({"a": _Code(root / "ran")}, root / "secret" / "code.bin")
+    folder(root / "secret", architecture="test_resnet", architectures=["ViTModel"])
+    (root / "secret" / "model.safetensors").rename(root / "secret" / "weights.safetensors")

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import logging
+import re
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,14 +19,17 @@ from PIL import Image
 from torch import Tensor, nn
 
 from featviz import run
-from featviz.hooks.containers import leaves
-from featviz.models.load import LoadedModel, ModelOptions, adopt, load_model
-from featviz.models.preprocess import InputOptions
+from featviz.errors import FeatvizError, ImageError, LoadError
+from featviz.hooks.capture import leaves
+from featviz.models.load import LoadedModel, adopt, load_model
+from featviz.models.preprocess import Chain, Preprocess
+from featviz.models.presets import _ALLOWED, choose_preprocess, from_transformers
+from featviz.options import InputOptions, ModelOptions
+from featviz.records import Raster
+from models.hf_folders import MODELS, NAMES, PROCESSORS, photo, save, theirs
 
 transformers = pytest.importorskip("transformers", reason="transformers is not installed")
 
-from models.hf_folders import MODELS, NAMES, PROCESSORS, save, theirs  # noqa: E402
-from models.test_hf_processor import photo  # noqa: E402
 
 Run = Callable[..., Outcome]
 
@@ -104,15 +110,6 @@ def test_a_bare_folder_runs(
     assert not [skip for skip in manifest["skipped"] if "is None" in skip["reason"]]
 
 
-@pytest.mark.parametrize("family", MODELS)
-def test_the_same_weights(family: str, folders: Callable[[str], Path]) -> None:
-    """Every tensor is what the library loads, and the mode is that of evaluation."""
-    loaded, expected = load(folders(family)).module, theirs(folders(family)).state_dict()
-    own = loaded.state_dict()
-    assert own and not loaded.training
-    assert all(torch.equal(tensor, expected[name]) for name, tensor in own.items())
-
-
 def test_other_ways_to_say_it(folders: Callable[[str], Path], tmp_path: Path) -> None:
     """`hf:DIR`, a file beside a config.json, `--arch hf:DIR` and `--weights` lead to one model."""
     folder = folders("vit")
@@ -135,18 +132,6 @@ def test_other_ways_to_say_it(folders: Callable[[str], Path], tmp_path: Path) ->
     assert load(file).source["kind"] == "file" and load(file).source["arch"] == "vit"
 
 
-def test_pickled_weights(folders: Callable[[str], Path], tmp_path: Path) -> None:
-    """An older folder with pytorch_model.bin is read by featviz's own reader of pickles."""
-    folder = folders("vit")
-    model = theirs(folder)
-    (tmp_path / "config.json").write_bytes((folder / "config.json").read_bytes())
-    torch.save(model.state_dict(), tmp_path / "pytorch_model.bin")
-    assert all(
-        torch.equal(a, b)
-        for a, b in zip(load(tmp_path).module.parameters(), model.parameters(), strict=True)
-    )
-
-
 def test_shards_and_half_precision(folders: Callable[[str], Path], tmp_path: Path) -> None:
     """Weights in several files, in half precision, are those of the library, in float."""
     model = theirs(folders("vit")).half()
@@ -155,21 +140,6 @@ def test_shards_and_half_precision(folders: Callable[[str], Path], tmp_path: Pat
     loaded = load(tmp_path).module
     for one, other in zip(loaded.parameters(), model.parameters(), strict=True):
         assert one.dtype == torch.float32 and torch.equal(one, other.float())
-
-
-def test_a_config_of_timm(tmp_path: Path) -> None:
-    """A folder of timm's goes the way of timm, also as `hf:DIR`."""
-    timm = pytest.importorskip("timm")
-    from safetensors.torch import save_file
-
-    torch.manual_seed(0)
-    model = timm.create_model("test_resnet", num_classes=3)
-    save_file(model.state_dict(), tmp_path / "model.safetensors")
-    (tmp_path / "config.json").write_text(json.dumps({"architecture": "test_resnet"}))
-    for spec in (tmp_path, f"hf:{tmp_path}"):
-        loaded = load(spec)
-        assert type(loaded.module) is type(model) and loaded.source["kind"] == "huggingface"
-        assert torch.equal(loaded.module.conv1[0].weight, model.conv1[0].weight)  # type: ignore[index,union-attr]
 
 
 @pytest.mark.parametrize("family", ["clip", "siglip"])
@@ -240,17 +210,6 @@ def test_targets_read_the_logits(
     np.testing.assert_allclose(ours, expected.numpy(), atol=1e-6, rtol=1e-4)
 
 
-def test_no_class_of_what_is_no_classifier(
-    folders: Callable[[str], Path], image: Path, featviz: Run
-) -> None:
-    """A class of an embedding is refused, with what could be a target."""
-    done = featviz(
-        "run", folders("dinov2"), image, "--capture", "grad", "--out", image.parent / "maps"
-    )
-    assert done.code == 2
-    assert "the model is no classifier" in done.err and "output[last_hidden_state]" in done.err
-
-
 def test_partial_weights(folders: Callable[[str], Path], tmp_path: Path) -> None:
     """What is missing is an error, and with --partial random by --seed, with a warning."""
     from safetensors.torch import save_file
@@ -295,3 +254,199 @@ def test_a_module_in_hand(folders: Callable[[str], Path], image: Path) -> None:
     result = run(model, image, "*.0", image.parent / "maps", size=(32, 32))
     named = [guess.name for guess in result.images[0].outcome.prediction]
     assert len(named) == 3 and "dog" in named
+
+
+MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+
+
+def square(side: int) -> dict[str, int]:
+    return {"height": side, "width": side}
+
+
+FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
+    "vit": ("ViTImageProcessor", {}),
+    "deit": ("DeiTImageProcessor", {}),
+    "dinov2": ("BitImageProcessor", {"size": {"shortest_edge": 256}, "image_mean": [0.4] * 3}),
+    "clip": ("CLIPImageProcessor", {}),
+    "siglip": ("SiglipImageProcessor", {}),
+    "beit, cropped": ("BeitImageProcessor", {"size": square(256), "do_center_crop": True}),
+    "convnext": ("ConvNextImageProcessor", {"size": {"shortest_edge": 224}, "crop_pct": 0.875}),
+    "segformer": ("SegformerImageProcessor", {}),
+    "detr": ("DetrImageProcessor", {}),
+    "dpt, in proportion": (
+        "DPTImageProcessor",
+        {"keep_aspect_ratio": True, "ensure_multiple_of": 14, "size": square(518)},
+    ),
+    "sam": ("SamImageProcessor", {}),
+    "mobilevit": ("MobileViTImageProcessor", {"size": {"shortest_edge": 288}}),
+    "dinov3": ("DINOv3ViTImageProcessor", {}),
+    "mask2former": ("Mask2FormerImageProcessor", {}),
+    "other factor": ("ViTImageProcessor", {"rescale_factor": 1 / 127.5, "resample": 1}),
+    "bytes": ("ViTImageProcessor", {"do_rescale": False, "do_normalize": False, "resample": 0}),
+    "as it is": ("ViTImageProcessor", {"do_resize": False, "do_normalize": False}),
+    "efficientnet, normalised twice": ("EfficientNetImageProcessor", {"include_top": True}),
+    "glpn": ("GLPNImageProcessor", {}),
+}
+
+
+def folder(path: Path, said: dict[str, Any], name: str = "preprocessor_config.json") -> Path:
+    (path / name).write_text(json.dumps(said))
+    return path
+
+
+def prepared(path: Path, config: dict[str, Any] | None = None, **wishes: Any) -> Preprocess:
+    processor = from_transformers(path, config or {"model_type": "vit"})
+    assert processor is not None
+    return choose_preprocess(nn.Identity(), processor, InputOptions(**wishes))
+
+
+def of(family: str, path: Path, **wishes: Any) -> Preprocess:
+    kind, options = FAMILIES[family]
+    return prepared(folder(path, {"image_processor_type": kind, **options}), **wishes)
+
+
+@pytest.mark.parametrize(("kind", "options"), FAMILIES.values(), ids=FAMILIES)
+def test_the_same_pixels(kind: str, options: dict[str, Any], tmp_path: Path) -> None:
+    """What the library's own processor gives, bit for bit; and undoing the normalisation gives the
+    picture of the processor that does not normalise. Zeros have the shape of a picture of 224 ×
+    224."""
+    theirs = getattr(transformers, kind)(**options)
+    theirs.save_pretrained(tmp_path)
+    ours = prepared(tmp_path)
+    (zeros,), (whole,) = ours.blank(), ours([photo(224, 224)])
+    assert zeros.shape == whole.shape
+    assert ours.chain.own_size or ours([photo(100, 150)])[0].shape == zeros.shape
+    for size in ((600, 400), (333, 499)):
+        (tensor,) = ours([photo(*size)])
+        expected = theirs(images=photo(*size), return_tensors="pt")["pixel_values"]
+        assert tensor.dtype == torch.float32 and torch.equal(tensor, expected.float())
+    rest = {"do_normalize": False, "do_rescale": True, "rescale_factor": 1 / 255, "do_pad": False}
+    more = {"rescale_offset": False, "include_top": False, "do_flip_channel_order": False}
+    theirs = getattr(transformers, kind)(**{**options, **rest, **more})
+    plain = theirs(images=photo(*size), return_tensors="pt")["pixel_values"].clamp(0, 1)
+    shown = ours.shown([tensor])[..., : plain.shape[2], : plain.shape[3]]
+    torch.testing.assert_close(shown, plain.float(), atol=4e-6, rtol=0)
+
+
+@pytest.mark.parametrize("family", ["vit", "clip", "dinov3", "segformer"])
+def test_arrays_are_values_of_0_to_1(family: str, tmp_path: Path) -> None:
+    """A float array goes through the same processor, within the rounding of bytes."""
+    ours, values = of(family, tmp_path), np.moveaxis(np.asarray(photo(), "f4") / 255, -1, 0)
+    (of_bytes,), (of_floats,) = ours([photo()]), ours([Raster(values, "float32")])
+    level = 1 / 255 / min(ours.chain.std or (1.0,))
+    torch.testing.assert_close(of_floats, of_bytes, atol=1.1 * level, rtol=0)
+
+
+CHANGED: list[tuple[str, dict[str, Any], Chain]] = [
+    ("detr", {"size": 64}, Chain(64, None, MEAN, STD)),
+    ("sam", {"mean": (0.5,) * 3}, Chain((1024, 1024), None, (0.5,) * 3, STD)),
+    ("sam", {"size": (50, 70), "crop": 40}, Chain((50, 70), 40, MEAN, STD)),
+    ("vit", {"crop": 100}, Chain((224, 224), 100, (0.5,) * 3, (0.5,) * 3)),
+    ("glpn", {"interpolation": "nearest"}, Chain(interpolation="nearest")),
+    (
+        "mobilevit",
+        {"mean": (0.1, 0.2, 0.3)},
+        Chain(288, (256, 256), (0.1, 0.2, 0.3), (1.0,) * 3, 3, "bicubic", bgr=True),
+    ),
+]
+
+
+@pytest.mark.parametrize(("family", "wishes", "chain"), CHANGED)
+def test_what_the_user_changes(
+    family: str, wishes: dict[str, Any], chain: Chain, tmp_path: Path
+) -> None:
+    """Any such option is met by steps of featviz's own with the processor's size, crop, mean and
+    deviation; the words say them."""
+    chosen = of(family, tmp_path, **wishes)
+    assert chosen.chain == chain and chosen.chain.steps == chain.steps
+
+
+@pytest.mark.parametrize(
+    ("said", "size"),
+    [
+        ({"image_processor_type": "CLIPFeatureExtractor", "size": 64, "crop_size": 48}, (48, 48)),
+        ({"feature_extractor_type": "ViTFeatureExtractor", "size": 64}, (64, 64)),
+        (
+            {"image_processor_type": "DetrImageProcessorFast", "size": 80, "max_size": 100},
+            (67, 100),
+        ),
+        ({"image_mean": [0.1, 0.2, 0.3], "auto_map": {"AutoImageProcessor": "evil.P"}}, (224, 224)),
+    ],
+)
+def test_older_files(said: dict[str, Any], size: tuple[int, int], tmp_path: Path) -> None:
+    """A number for a size, older names, none at all: the model's own processor; no code runs."""
+    (tmp_path / "evil.py").write_text("raise SystemExit(9)")
+    assert prepared(folder(tmp_path, said))([photo()])[0].shape[2:] == size
+
+
+def test_the_processor_of_images_and_text(tmp_path: Path) -> None:
+    """What processor_config.json has under image_processor comes first, as in the library; without
+    a file nothing is known."""
+    assert from_transformers(tmp_path, {}) is None
+    folder(tmp_path, {"size": {"height": 10, "width": 10}})
+    nested = {"image_processor": {"image_processor_type": "ViTImageProcessor", "size": 20}}
+    folder(tmp_path, nested, "processor_config.json")
+    assert prepared(tmp_path)([photo()])[0].shape == (1, 3, 20, 20)
+
+
+@pytest.mark.parametrize(
+    ("said", "message"),
+    [
+        ({"size": {"height": 10**9, "width": 4}}, "asks for 1,000,000,000; 4096 is the most"),
+        ({"pad_size": [[-5000.0]]}, "asks for -5,000.0; 4096 is the most"),
+        ({"size": {"height": 3}}, "cannot be understood"),
+        ({"image_std": [0, 0, 0]}, "does not tell black from white"),
+        ({"resample": 5}, "cannot be understood"),
+        ({"rescale_factor": 0}, "cannot be understood"),
+        ({"image_processor_type": "os"}, "os names no image processor"),
+        ({"image_processor_type": "AutoImageProcessor"}, "Auto names no image processor"),
+    ],
+)
+def test_nonsense_is_one_line(said: dict[str, Any], message: str, tmp_path: Path) -> None:
+    """A value that no processor has is an error that shows it."""
+    said = {"image_processor_type": "ViTImageProcessor", **said}
+    with pytest.raises(FeatvizError, match=message) as caught:
+        prepared(folder(tmp_path, said))
+    assert "\n" not in caught.value.message and caught.value.hint
+
+
+def test_what_is_refused_of_files_and_images(tmp_path: Path) -> None:
+    """A damaged file, a model of other channels, and an image that would become huge."""
+    assert of("clip", tmp_path) is not None
+    with pytest.raises(LoadError, match="gives 3 channels, and the model takes 1"):
+        prepared(tmp_path, {"vision_config": {"num_channels": 1}})
+    with pytest.raises(LoadError, match="names no image processor"):
+        prepared(folder(tmp_path, {"size": 20}), {"model_type": "mine"})
+    of("clip", tmp_path)
+    with pytest.raises(ImageError, match="would become"):
+        of("clip", tmp_path)([Image.new("RGB", (1, 90000))])
+    (tmp_path / "preprocessor_config.json").write_text("{")
+    with pytest.raises(LoadError, match="is no JSON"):
+        prepared(tmp_path)
+
+
+def test_words_say_each_step(tmp_path: Path) -> None:
+    """Processor, size, resampling, channel order and padding are in the words of run.json."""
+    assert of("sam", tmp_path).words == (
+        "RGB, by SamImageProcessor, size 1024 (longest_edge, bilinear), pad_size 1024×1024 (height "
+        "and width), normalise by mean [0.485, 0.456, 0.406] and std [0.229, 0.224, 0.225]"
+    )
+    assert of("mobilevit", tmp_path).words == (
+        "BGR, by MobileViTImageProcessor, size 288 (shortest_edge, bicubic), crop_size 256×256 "
+        "(height and width), values 0..1"
+    )
+    assert of("glpn", tmp_path).words == "RGB, by GLPNImageProcessor, values 0..1"
+
+
+def test_no_processor_that_may_be_used_reaches_beyond_the_image() -> None:
+    """No class of the list, nor one that it is made of, opens, fetches or starts anything."""
+    reaching = re.compile(
+        r"\bopen\(|hf_hub_download|cached_file|requests\.|subprocess|pytesseract|\beval\("
+        r"|\bexec\(|import_module|torch\.load|urlopen|pickle|__import__"
+    )
+    kinds = [getattr(transformers, f"{name}ImageProcessor", None) for name in _ALLOWED.split("|")]
+    assert sum(kind is not None for kind in kinds) > 50
+    homes = {part.__module__ for kind in kinds if kind for part in kind.__mro__}
+    for home in homes:
+        if home.startswith("transformers.models."):
+            assert not reaching.search(inspect.getsource(sys.modules[home])), home

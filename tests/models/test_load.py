@@ -3,27 +3,27 @@
 from __future__ import annotations
 
 import gc
-import io
+import logging
 import subprocess
 import sys
-import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from urllib.error import URLError
 
 import pytest
 import torch
 import torchvision
-from hostile_payloads import saved_bytes
 from PIL import Image
-from torch import nn
+from safetensors.torch import save_file
+from torch import Tensor
 from torchvision import models
 
 import featviz
 from featviz.errors import LoadError, UsageError
 from featviz.models import requirements
 from featviz.models.load import pick_device
-from models.loading import OLD, SMALL, WHOLE, load
+from models.loading import OLD, SMALL, WHOLE, load, same_weights, skeleton
 
 pytestmark = pytest.mark.usefixtures("imports_undone")
 
@@ -36,7 +36,6 @@ pytestmark = pytest.mark.usefixtures("imports_undone")
         ("FILE", {"arch": "FILE"}, "is a file of its own"),
         ("FILE", {"arch": "resnet81"}, "torchvision has no model 'resnet81'"),
         ("nothing.pth", {}, r"no model file 'nothing\.pth'"),
-        ("nothing/at/all", {}, "no model file 'nothing/at/all'"),
     ],
 )
 def test_options_that_do_not_go_together(
@@ -46,72 +45,6 @@ def test_options_that_do_not_go_together(
     file = str(tiny_file)
     with pytest.raises(UsageError, match=message):
         load(spec.replace("FILE", file), **{k: v.replace("FILE", file) for k, v in options.items()})
-
-
-def _png() -> bytes:
-    file = io.BytesIO()
-    Image.new("L", (4, 4)).save(file, "png")
-    return file.getvalue()
-
-
-def _zip(**members: str) -> bytes:
-    file = io.BytesIO()
-    with zipfile.ZipFile(file, "w") as archive:
-        for name, text in members.items():
-            archive.writestr(name.replace("__", "/"), text)
-    return file.getvalue()
-
-
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        (_png(), "is no checkpoint: it is a PNG image"),
-        (b"\xff\xd8\xff\xe0 jpeg", "it is a JPEG image"),
-        (b"<!DOCTYPE html><html>404</html>", "it is a web page"),
-        (b"\n <html><body>sign in</body></html>", "it is a web page"),
-        (b"", "it is empty"),
-        (b"just some words\n", "it is a text file"),
-        (b'{"error": "not found"}', "it is a JSON file"),
-        (b"version https://git-lfs.github.com/spec/v1\noid sha256:0\n", "it is a Git LFS pointer"),
-        (b"\x00\x01\x02\x03" * 9, "no format that featviz knows"),
-        (WHOLE[: len(WHOLE) // 2], "it is a zip archive that is truncated or damaged"),
-        (OLD[: len(OLD) // 2], "refers to more data than it holds"),
-        (OLD[:9], "cannot be loaded"),
-        (_zip(readme="hello"), "it is a zip archive that is no checkpoint"),
-        (_zip(a__data___pkl="x"), "it is a zip archive that is no checkpoint"),
-        ((2**20).to_bytes(8, "little") + b'{"a": 1}', "cannot be loaded"),
-        ((8).to_bytes(8, "little") + b'{"a": 1}', "cannot be loaded"),
-        (_zip(m__archive_format="pt2"), r"cannot be loaded: it lacks the record 'archive_version'"),
-        (saved_bytes(torch.zeros(3)), "holds no weights: a Tensor"),
-        (saved_bytes([1, 2]), "holds no weights: a list"),
-    ],
-)
-def test_a_file_that_is_no_model_is_called_what_it_is(
-    content: bytes, message: str, tmp_path: Path
-) -> None:
-    """One line that has the file's name and says what it looks like, whatever its suffix."""
-    path = tmp_path / "model.pth"
-    path.write_bytes(content)
-    with pytest.raises(LoadError, match=message) as caught:
-        load(path)
-    assert caught.value.message.startswith("model.pth")
-    assert "\n" not in caught.value.message
-
-
-def test_a_checkpoint_with_a_broken_pickle(tmp_path: Path) -> None:
-    """A whole zip around a pickle that ends early is damaged, not a bug."""
-    path = tmp_path / "model.pth"
-    path.write_bytes(_zip(**{"a__data.pkl": "garbage", "a__version": "3\n"}))
-    with pytest.raises(LoadError, match=r"model\.pth cannot be loaded"):
-        load(path)
-
-
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
-def test_torchscript_is_refused_since_it_takes_no_hooks(tiny: nn.Module, tmp_path: Path) -> None:
-    """A TorchScript file is distinguished from a checkpoint, with the reason."""
-    torch.jit.trace(tiny, torch.zeros(1, 3, 8, 8)).save(tmp_path / "script.pt")
-    with pytest.raises(LoadError, match=r"script\.pt is TorchScript, which takes no hooks"):
-        load(tmp_path / "script.pt")
 
 
 # torchvision -------------------------------------------------------------------------------
@@ -227,25 +160,6 @@ def test_a_file_of_torchvisions_classes_imports_it(
     assert "torch 9.1 and torchvision 8.2 cannot be used together" in outcome.err
 
 
-def test_every_source_is_one_record_and_one_file(tiny_file: Path, tmp_path: Path) -> None:
-    """A source's file has the `load` that its record calls; help names its form and weights."""
-    from importlib import import_module
-
-    from featviz.models import sources
-
-    for source in sources.SOURCES:
-        assert callable(import_module(f"featviz.models.sources.{source.kind}").load)
-        assert source.form in sources.MODEL_HELP
-        assert source.weights in sources.WEIGHTS_HELP
-    (tmp_path / "lora").mkdir()
-    (tmp_path / "lora" / "adapter_config.json").touch()
-    specs = ["resnet18", "timm:resnet18", str(tmp_path / "lora"), "hf:vit", str(tiny_file)]
-    specs.append(f"{__file__}:make")
-    assert [sources.source_of(spec).kind for spec in specs] == [
-        source.kind for source in sources.SOURCES
-    ]
-
-
 def test_versions_are_those_that_are_imported() -> None:
     """What records name is what computes, with the build's suffix."""
     assert requirements.versions() == {
@@ -276,3 +190,121 @@ def test_who_collects_no_garbage_goes_on_so() -> None:
         assert not gc.isenabled() and gc.get_freeze_count() == frozen
     finally:
         gc.enable()
+
+
+ENTRY = models.SqueezeNet1_1_Weights.IMAGENET1K_V1
+
+
+@pytest.fixture
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty folder of torch.hub's downloads."""
+    monkeypatch.setenv("TORCH_HOME", str(tmp_path / "home"))
+    folder = tmp_path / "home" / "hub" / "checkpoints"
+    folder.mkdir(parents=True)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def weights() -> dict[str, Tensor]:
+    """A state dict of SMALL that no seed gives."""
+    return dict(skeleton(SMALL).state_dict())
+
+
+def _write(path: Path, weights: dict[str, Tensor]) -> Path:
+    if path.suffix == ".safetensors":
+        save_file(weights, path)
+    else:
+        torch.save(weights, path)
+    return path
+
+
+@pytest.mark.parametrize("suffix", [".pth", ".pt", ".ckpt", ".bin", ".safetensors"])
+def test_weights_for_an_arch_arrive_unchanged(
+    suffix: str, weights: dict[str, Tensor], tmp_path: Path
+) -> None:
+    """FILE --arch NAME gives the architecture with exactly the file's tensors, and so does
+    torchvision:NAME --weights FILE."""
+    path = _write(tmp_path / f"weights{suffix}", weights)
+    assert same_weights(load(path, arch=SMALL), weights)
+    assert same_weights(load(f"torchvision:{SMALL}", weights=str(path)), weights)
+
+
+@pytest.mark.parametrize("suffix", [".pth", ".safetensors"])
+def test_weights_of_another_arch_do_not_fit(
+    suffix: str, weights: dict[str, Tensor], tmp_path: Path
+) -> None:
+    """The error counts the tensors that fit and names missing and unexpected keys."""
+    path = _write(tmp_path / f"weights{suffix}", weights)
+    state = models.shufflenet_v2_x0_5().state_dict()
+    keys = [key for key in state if not key.endswith("num_batches_tracked")]
+    message = (
+        rf"weights{suffix} does not fit shufflenet_v2_x0_5: 0 of {len(keys)} tensors; "
+        rf"missing conv1\.0\.weight, .* and {len(keys) - 4} more; "
+        rf"unexpected .*features\.0\.weight.* and {len(weights) - 4} more"
+    )
+    with pytest.raises(LoadError, match=message):
+        load(path, arch="shufflenet_v2_x0_5")
+
+
+def test_another_number_of_classes_is_told_by_shapes(
+    weights: dict[str, Tensor], tmp_path: Path
+) -> None:
+    """The shapes of the head are named, and the hint says how to change the model's."""
+    path = _write(tmp_path / "weights.pth", weights)
+    n = len(weights)
+    match = rf"{n - 2} of {n} tensors; classifier\.1\.weight is \[1000, 512, 1, 1\], not \[10, 512"
+    with pytest.raises(LoadError, match=match) as caught:
+        load(path, arch=SMALL, model_args={"num_classes": 10})
+    assert "num_classes" in str(caught.value.hint)
+
+
+def test_a_wrong_weights_entry_lists_the_entries() -> None:
+    """--weights with an entry that the model lacks lists those it has."""
+    with pytest.raises(UsageError, match="'IMAGENET1K_V9' is neither a file nor an entry") as e:
+        load("resnet50", weights="IMAGENET1K_V9")
+    assert all(word in str(e.value.hint) for word in ("IMAGENET1K_V1", "IMAGENET1K_V2", "none"))
+
+
+@pytest.mark.parametrize("choice", [None, "default", "IMAGENET1K_V1"])
+def test_weights_that_cannot_be_downloaded(
+    choice: str | None, hub: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without a network: the file, the folder where to put it, and --weights none."""
+
+    def offline(*args: object, **kwargs: object) -> None:
+        raise URLError("Name or service not known")
+
+    monkeypatch.setattr(torch.hub, "download_url_to_file", offline)
+    with pytest.raises(LoadError, match=r"SqueezeNet1_1_Weights\.IMAGENET1K_V1.*not known") as e:
+        load(SMALL, weights=choice)
+    hint = str(e.value.hint)
+    assert Path(ENTRY.url).name in hint and str(hub) in hint and "--weights none" in hint
+
+
+@pytest.mark.parametrize("choice", [None, "default", "IMAGENET1K_V1"])
+def test_weights_in_the_cache_are_used(
+    choice: str | None, hub: Path, weights: dict[str, Tensor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file put where the message says is taken, without a network."""
+    monkeypatch.setattr(torch.hub, "download_url_to_file", pytest.fail)
+    torch.save(weights, hub / Path(ENTRY.url).name)
+    assert same_weights(load(SMALL, weights=choice), weights)
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"<html>", WHOLE[:1000], OLD[:1000]], ids=["empty", "page", "zip", "legacy"]
+)
+def test_a_corrupt_file_in_the_cache(content: bytes, hub: Path) -> None:
+    """A broken download is named with its folder, and ends in one line."""
+    (hub / Path(ENTRY.url).name).write_bytes(content)
+    with pytest.raises(LoadError, match="could not be loaded") as caught:
+        load(SMALL)
+    assert "\n" not in caught.value.message
+    assert Path(ENTRY.url).name in str(caught.value.hint) and str(hub) in str(caught.value.hint)
+
+
+def test_random_weights_are_announced(messages: pytest.LogCaptureFixture) -> None:
+    """--weights none warns that the weights are random, and by which seed."""
+    messages.set_level(logging.INFO, "featviz")
+    load(SMALL, weights="none", seed=3)
+    assert f"{SMALL} has random weights (--weights none, --seed 3)" in messages.text

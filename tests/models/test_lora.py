@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import logging
+import resource
+import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +18,8 @@ from torch import Tensor, nn
 from featviz.errors import FeatvizError, LoadError, UsageError
 from featviz.models.files import sniff
 from models.loading import load
+
+peft: Any = pytest.importorskip("peft", reason="peft is not installed")
 
 pytestmark = pytest.mark.usefixtures("imports_undone")
 
@@ -88,33 +93,6 @@ def test_the_base_model_may_have_weights_of_its_own(tmp_path: Path) -> None:
     assert weights["block.0.weight"].tolist() == [[11.0, 10.0, 12.0], [13.0, 15.0, 16.0]]
 
 
-@pytest.mark.parametrize(
-    ("changes", "first"),
-    [
-        ({"alpha_pattern": {"0": 6}}, [4.0, 1.0, 7.0]),
-        ({"alpha_pattern": {"block.0": 4}}, [3.0, 1.0, 5.0]),
-        ({"alpha_pattern": {"lock.0": 4}}, [2.0, 1.0, 3.0]),
-        ({"use_rslora": True, "lora_alpha": 2**0.5 * 3}, [4.0, 1.0, 7.0]),
-    ],
-)
-def test_the_scale_is_that_of_the_configuration(
-    changes: dict[str, Any], first: list[float], tmp_path: Path
-) -> None:
-    """alpha by layer, and rank-stabilised LoRA, which divides by the root of the rank."""
-    weights = merged(adapter(tmp_path, **changes)).state_dict()
-    assert weights["block.0.weight"][0].tolist() == pytest.approx(first)
-
-
-def test_transposed_weights(tmp_path: Path) -> None:
-    """`fan_in_fan_out` layers keep [in, out]: their change is transposed."""
-    factors = {
-        "head.lora_A.weight": torch.tensor([[3.0]]),
-        "head.lora_B.weight": torch.tensor([[1.0], [2.0]]),
-    }
-    weights = merged(adapter(tmp_path, factors, fan_in_fan_out=True)).state_dict()
-    assert weights["head.weight"].tolist() == [[7.0, 13.0]]
-
-
 def test_a_header_that_begins_as_a_pickle_does(tmp_path: Path) -> None:
     """A safetensors header of 640 bytes begins with the first two bytes of a pickle."""
     path = tmp_path / "weights.safetensors"
@@ -131,30 +109,57 @@ def _head(path: Path, length: int) -> bytes:
 LINEAR = {k: v for k, v in FACTORS.items() if k.startswith("block")}
 
 
+def pair(layer: str, a: Tensor, b: Tensor) -> dict[str, Tensor]:
+    return {f"{layer}.lora_A.weight": a, f"{layer}.lora_B.weight": b}
+
+
 @pytest.mark.parametrize(
     ("tensors", "changes", "message"),
     [
         ({}, {"peft_type": "IA3"}, "lora is no LoRA"),
-        ({**LINEAR, "block.0.lora_magnitude_vector": torch.ones(2)}, {}, "more than plain LoRA"),
-        (LINEAR, {"use_dora": True}, "more than plain LoRA: it has DoRA"),
-        (LINEAR, {"lora_alpha": "x"}, "lora_alpha 'x' and rank 2"),
+        ({**LINEAR, "block.0.lora_magnitude_vector": torch.ones(2)}, {}, "other half, or others"),
+        (LINEAR, {"use_dora": True}, "without their other half.*lora_magnitude_vector"),
+        (LINEAR, {"lora_alpha": "x"}, "lora cannot be merged: unsupported operand"),
         (LINEAR, {"alpha_pattern": {"(a+)+b": 1}}, "alpha pattern"),
-        ({"block.0.lora_A.weight": torch.ones(2, 3)}, {}, r"factors of block\.0 do not fit"),
+        (LINEAR, {"alpha_pattern": 5}, "alpha pattern 5, expected names"),
+        ({"block.0.lora_A.weight": torch.ones(2, 3)}, {}, r"half, or others: block\.0\.lora_B"),
+        ({"block.0.lora_A.weight": torch.tensor(1.0)}, {}, "lora cannot be merged: "),
         ({k.replace("0", "1"): v for k, v in LINEAR.items()}, {}, r"block\.1\.weight, which the"),
-        (
-            {"head.lora_A.weight": torch.ones(1, 2), "head.lora_B.weight": torch.ones(3, 1)},
-            {},
-            r"has head\.weight as \[3, 2\], and the model's is \[1, 2\]",
-        ),
+        (pair("head", torch.ones(1, 2), torch.ones(3, 1)), {}, "size mismatch for .*head"),
+        (pair("head", torch.ones(1, 200_000), torch.ones(200_000, 1)), {}, "size mismatch for "),
+        (pair("all-linear", torch.ones(1, 2), torch.ones(3, 1)), {}, "all-linear.weight, which"),
         ({"head.bias": torch.ones(4)}, {}, r"has head\.bias as \[4\], and the model's is \[1\]"),
     ],
 )
-def test_what_is_no_plain_lora_for_the_model_gets_one_line(
+def test_what_is_no_lora_for_the_model_gets_one_line(
     tensors: dict[str, Tensor], changes: dict[str, Any], message: str, tmp_path: Path
 ) -> None:
-    """Other adapters, DoRA, factors that do not fit: the value is named, and nothing is guessed."""
-    with pytest.raises(LoadError, match=message):
+    """Other adapters, and factors that do not fit, which get no memory: nothing is guessed."""
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with pytest.raises(LoadError, match=message) as caught:
         merged(adapter(tmp_path, tensors, **changes))
+    assert "\n" not in caught.value.message
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 2**20  # KiB
+
+
+IGNORED: dict[str, Any] = {
+    **{"target_modules": "(.*.*.*.*)*x", "exclude_modules": "(a+)+$"},
+    **{"rank_pattern": {"(.*.*.*.*)*x": 10**9}, "layers_pattern": "(.*.*.*.*)*x"},
+    **{"modules_to_save": ["conv", "../../secret"], "target_parameters": ["(.*.*)*x"]},
+    **{"init_lora_weights": "pissa", "corda_config": {"cache_file": "/"}},
+    **{"auto_mapping": {"base_model_class": "Popen", "parent_library": "subprocess"}},
+    **{"base_model_name_or_path": "/etc", "revision": "evil", "task_type": "CAUSAL_LM"},
+    **{"layer_replication": [[0, 10**9]], "megatron_config": {}, "megatron_core": "os"},
+}
+
+
+def test_only_numbers_of_the_configuration_are_used(
+    tmp_path: Path, watched: Callable[[], list[str]]
+) -> None:
+    """Patterns that take for ever, classes, other models and files: the result is that without."""
+    weights = merged(adapter(tmp_path, **IGNORED)).state_dict()
+    assert {name: weights[name].tolist() for name in MERGED} == MERGED
+    assert not watched()
 
 
 @pytest.mark.parametrize(
@@ -178,22 +183,37 @@ def test_a_folder_that_lacks_something(
         load(folder) if change == "no arch" else merged(folder)
 
 
-def test_the_same_as_peft(tmp_path: Path) -> None:
-    """Where peft is installed: the weights are those of its own merged model."""
-    peft = pytest.importorskip("peft")
-    (tmp_path / "user_net.py").write_text(CODE)
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"modules_to_save": ["head"], "bias": "all"},
+        {"use_rslora": True, "alpha_pattern": {"0": 6}, "rank_pattern": {"conv": 1}},
+        {"alpha_pattern": {"block.0": 4, "lock.0": 9}},
+        {"use_dora": True},
+    ],
+)
+def test_the_same_as_peft(options: dict[str, Any], tmp_path: Path) -> None:
+    """The weights are those of peft's own merged model, and train as before."""
+    folder = adapter(tmp_path)
     net = load(f"{tmp_path}/user_net.py:Net")
-    targets, heads = ["conv", "0", "table"], ["head"]
-    config = peft.LoraConfig(
-        r=2, lora_alpha=3, target_modules=targets, modules_to_save=heads, bias="all"
-    )
+    targets = ["conv", "0", "table"]
+    config = peft.LoraConfig(r=2, lora_alpha=3, target_modules=targets, **options)
     torch.manual_seed(0)
     model = peft.get_peft_model(net, config)
     for parameter in model.parameters():
         if parameter.requires_grad:
             nn.init.normal_(parameter)
-    model.save_pretrained(tmp_path / "lora")
-    weights = merged(tmp_path / "lora").state_dict()
-    expected = model.merge_and_unload().state_dict()
+    model.save_pretrained(folder)
+    module = merged(folder)
+    weights, expected = module.state_dict(), model.merge_and_unload().state_dict()
+    assert set(weights) == set(expected) and all(p.requires_grad for p in module.parameters())
     for name, tensor in weights.items():
         torch.testing.assert_close(tensor, expected[name])
+
+
+def test_without_peft(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The hint is the extra to install."""
+    monkeypatch.setitem(sys.modules, "peft", None)
+    with pytest.raises(LoadError, match="merged by the package peft") as caught:
+        merged(adapter(tmp_path))
+    assert caught.value.hint == "pip install 'featviz[hf]'"

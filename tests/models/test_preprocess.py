@@ -1,49 +1,118 @@
-"""From a picture to the model's input: torchvision's transforms, told and undone."""
+"""From a picture to the model's input: bit for bit torchvision's, told and undone."""
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Iterator
-from dataclasses import fields
+import json
+import sys
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from cli.outcomes import Run
 from PIL import Image
-from torch import nn
+from torch import Tensor, nn
 from torchvision import models
-from torchvision.transforms import functional as F
+from torchvision.models import ResNet18_Weights, ResNet50_Weights, vit_b_16
+from torchvision.transforms import InterpolationMode, v2
+from torchvision.transforms import functional as older
+from torchvision.transforms.v2 import functional as oracle
 
-from featviz.errors import UsageError
-from featviz.models.preprocess import InputOptions, Preprocess
-from featviz.models.presets import choose_preprocess, first_channels
+from featviz.errors import FeatvizError, ImageError, UsageError
+from featviz.models.preprocess import Chain, FixedInput
+from featviz.models.presets import Letterbox, choose_preprocess, first_channels
+from featviz.options import INTERPOLATIONS, InputOptions
+from featviz.records import PRESETS, Raster
 
-RGB = nn.Conv2d(3, 2, 1)
-GREY = nn.Conv2d(1, 2, 1)
+pytestmark = pytest.mark.usefixtures("imports_undone")
+
+RGB, GREY = nn.Conv2d(3, 2, 1), nn.Conv2d(1, 2, 1)
 RESNET = models.ResNet18_Weights.IMAGENET1K_V1
-IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+IMAGENET = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+MEAN, STD = (0.1, 0.485, 0.9), (0.229, 3.0, 1e-3)
+
+SIZES = [(40, 60), (61, 83), (7, 200), (37, 53), (1, 1)]
+"""Smaller and larger than the picture, odd, in other proportions, and as it is."""
+CROPS = [(20, 30), (21, 31), (37, 53), (60, 20), (20, 90), (61, 88), (1, 1)]
+"""Inside, at half pixels, the whole, and larger than the picture on one side or both."""
 
 
-@pytest.fixture
-def messages(caplog: pytest.LogCaptureFixture) -> Iterator[pytest.LogCaptureFixture]:
-    """What featviz logs, also after a command line has set the logger up for itself."""
-    logger = logging.getLogger("featviz")
-    before = logger.propagate, logger.level
-    logger.propagate = True
-    logger.setLevel(logging.INFO)
-    yield caplog
-    logger.propagate, level = before
-    logger.setLevel(level)
-
-
-def noise(width: int, height: int, mode: str = "RGB") -> Image.Image:
+def noise(width: int = 53, height: int = 37, mode: str = "RGB") -> Image.Image:
     pixels = np.random.default_rng(1).integers(0, 256, (height, width, 3), np.uint8)
     return Image.fromarray(pixels).convert(mode)
 
 
+@pytest.mark.parametrize("name", INTERPOLATIONS)
+@pytest.mark.parametrize("size", [*SIZES, 20, 90], ids=str)
+@pytest.mark.parametrize("mode", ["L", "RGB"])
+def test_pictures_are_resized_as_by_torchvision(mode: str, size: Any, name: str) -> None:
+    """Pillow resizes for both; type, values and order in memory, which decides how torch adds."""
+    given, both = noise(mode=mode), [size] if isinstance(size, int) else list(size)
+    expected = oracle.resize(given, both, InterpolationMode(name))
+    chain = Chain(size, channels=len(given.getbands()), interpolation=name)
+    got, values = chain(given)[0], older.to_tensor(expected)
+    assert torch.equal(got, values) and f"({name})" in chain.steps[0]
+    assert got.stride() == older.pil_to_tensor(expected).stride()
+
+
+@pytest.mark.parametrize("smooth", [True, False])
+@pytest.mark.parametrize("name", [name for name in INTERPOLATIONS if name != "lanczos"])
+@pytest.mark.parametrize("size", SIZES, ids=str)
+@pytest.mark.parametrize("channels", [3, 4])
+def test_arrays_are_resized_as_by_torchvision(
+    channels: int, size: tuple[int, int], name: str, smooth: bool
+) -> None:
+    """Floats as both versions resize them; without smoothing, pictures as the older resizes
+    bytes."""
+    values, mode = torch.randn(channels, 37, 53), InterpolationMode(name)
+    chain = Chain(size, channels=channels, interpolation=name, antialias=smooth)
+    expected = oracle.resize_image(values, list(size), mode, antialias=smooth)
+    assert torch.equal(chain(Raster(values.numpy(), ""))[0], expected)
+    if not smooth and channels == 3:
+        levels = older.resize(older.pil_to_tensor(noise()), list(size), mode, antialias=False)
+        assert torch.equal(chain(noise())[0], levels / 255)
+
+
+def test_lanczos_takes_arrays_too() -> None:
+    """Within rounding it is what Pillow makes of the same floats."""
+    values = np.random.default_rng(1).normal(size=(37, 53)).astype("f4")
+    got = Chain((20, 30), channels=1, interpolation="lanczos")(Raster(values[None], ""))
+    expected = np.array(Image.fromarray(values).resize((30, 20), Image.Resampling.LANCZOS))
+    assert np.allclose(got[0, 0].numpy(), expected, atol=1e-4)
+
+
+@pytest.mark.parametrize("size", CROPS, ids=str)
+@pytest.mark.parametrize("mode", ["L", "RGB"])
+def test_crops_are_torchvisions(mode: str, size: tuple[int, int]) -> None:
+    """The same pixels, and zeros around a picture that is smaller than the crop, for pictures and
+    for arrays."""
+    given = noise(mode=mode)
+    chain, values = Chain(crop=size), older.to_tensor(given)
+    expected = older.to_tensor(oracle.center_crop(given, list(size)))
+    assert torch.equal(chain(given)[0], expected)
+    assert torch.equal(chain(Raster(values.numpy(), ""))[0], expected)
+
+
+def test_numbers_are_torchvisions() -> None:
+    """0..1, then normalised: type, values and order in memory; blue first, and sides cropped to
+    multiples, where a model wants it."""
+    got = Chain(mean=MEAN, std=STD)(noise())[0]
+    scaled = older.convert_image_dtype(older.pil_to_tensor(noise()), torch.float32)
+    expected = oracle.normalize(scaled, MEAN, STD)
+    assert torch.equal(got, expected) and got.stride() == expected.stride()
+    assert torch.equal(Chain(bgr=True)(noise())[0], scaled.flip(0))
+    assert torch.equal(Chain(multiple=8)(noise())[0], oracle.center_crop(scaled, [32, 48]))
+
+
+def test_an_image_may_not_become_huge() -> None:
+    """One so narrow is refused that its shorter side, enlarged, would make it so."""
+    with pytest.raises(ImageError, match=r"1×90000 pixels.*would become .* shorter side to 224"):
+        Chain(224)(Image.new("RGB", (1, 90000)))
+
+
 ENTRIES = [
-    models.ResNet18_Weights.IMAGENET1K_V1,
+    RESNET,
     models.ResNet50_Weights.IMAGENET1K_V2,
     models.EfficientNet_B0_Weights.IMAGENET1K_V1,
     models.Inception_V3_Weights.IMAGENET1K_V1,
@@ -53,99 +122,86 @@ ENTRIES = [
 ]
 
 
-@pytest.mark.parametrize("size", [(300, 200), (97, 311), (640, 480)], ids=str)
 @pytest.mark.parametrize("entry", ENTRIES, ids=str)
-def test_an_entry_prepares_as_its_own_transforms(entry: Any, size: tuple[int, int]) -> None:
-    """The tensor equals weights.transforms() of the same picture, bit for bit."""
-    image = noise(*size)
-    ours = choose_preprocess(RGB, entry, InputOptions()).tensor(image)
-    theirs = entry.transforms()(image)
-    assert torch.equal(ours, theirs if theirs.ndim == 4 else theirs[None])
+def test_an_entry_prepares_as_its_own_transforms(entry: Any) -> None:
+    """The tensor equals weights.transforms() of the same picture, bit for bit; zeros before there
+    is a picture have the shape of a square one's."""
+    chosen = choose_preprocess(RGB, entry, InputOptions())
+    for size in ((300, 200), (97, 311), (640, 480)):
+        theirs = entry.transforms()(noise(*size))
+        assert torch.equal(chosen.tensor(noise(*size)), theirs.reshape(1, *theirs.shape[-3:]))
+    (blank,) = chosen.blank()
+    assert blank.shape == chosen.tensor(noise(600, 600)).shape
+    assert not blank.any() and blank.dtype == torch.float32
 
 
-def test_a_grey_picture_becomes_rgb_for_an_rgb_model() -> None:
-    """A grey picture gives three equal channels before they are normalised."""
-    tensor = Preprocess(None, None, None, None).tensor(noise(5, 4, "L"))
-    assert tensor.shape == (1, 3, 4, 5)
-    assert torch.equal(tensor[:, 0], tensor[:, 1]) and torch.equal(tensor[:, 0], tensor[:, 2])
+def test_a_clip_is_prepared_as_by_its_entry() -> None:
+    """The frames of a clip equal weights.transforms() of them, bit for bit; lanczos is refused."""
+    entry, module = models.video.R3D_18_Weights.DEFAULT, nn.Conv3d(3, 2, 1)
+    frames = [noise(300, 200).rotate(n) for n in range(3)]
+    (ours,) = choose_preprocess(module, entry, InputOptions())(frames)
+    clip = torch.stack([older.pil_to_tensor(frame) for frame in frames])
+    assert torch.equal(ours[0], entry.transforms()(clip))
+    with pytest.raises(UsageError, match="--interpolation lanczos smooths"):
+        choose_preprocess(module, entry, InputOptions(interpolation="lanczos"))
+
+
+SIDES = [({"size": 64}, 64, 96), ({"size": (50, 70)}, 50, 70), ({"crop": 100}, 100, 100)]
+SIDES += [({"crop": (60, 80)}, 60, 80), ({"size": 64, "crop": 32}, 32, 32)]
+
+
+@pytest.mark.parametrize(("options", "height", "width"), SIDES)
+def test_size_and_crop_override_the_entry(options: dict[str, Any], height: int, width: int) -> None:
+    """--size alone drops the entry's crop; --crop alone keeps its size."""
+    chosen = choose_preprocess(RGB, RESNET, InputOptions(**options))
+    assert chosen.tensor(noise(300, 200)).shape == (1, 3, height, width)
 
 
 @pytest.mark.parametrize(
-    ("options", "shape"),
+    ("module", "entry", "options", "mean", "std"),
     [
-        ({"size": 64}, (64, 96)),
-        ({"size": (50, 70)}, (50, 70)),
-        ({"crop": 100}, (100, 100)),
-        ({"crop": (60, 80)}, (60, 80)),
-        ({"size": 64, "crop": 32}, (32, 32)),
-        ({"size": (50, 70), "crop": (20, 30)}, (20, 30)),
+        (RGB, RESNET, {"mean": MEAN, "std": STD}, MEAN, STD),
+        (RGB, RESNET, {"mean": MEAN}, MEAN, IMAGENET[1]),
+        (RGB, RESNET, {"std": STD}, IMAGENET[0], STD),
+        (GREY, None, {"mean": (0.4,)}, (0.4,), (1.0,)),
+        (GREY, None, {"std": (0.4,)}, (0.0,), (0.4,)),
     ],
 )
-def test_size_and_crop_override_the_entry(options: dict[str, Any], shape: tuple[int, int]) -> None:
-    """--size alone drops the entry's crop; --crop alone keeps its size."""
-    chosen = choose_preprocess(RGB, RESNET, InputOptions(**options))
-    assert chosen.tensor(noise(300, 200)).shape == (1, 3, *shape)
-
-
-def test_mean_and_std_override_the_entry() -> None:
-    """--mean and --std replace the entry's numbers, and only those."""
-    image = noise(300, 200)
-    chosen = choose_preprocess(RGB, RESNET, InputOptions(mean=(0.5, 0.4, 0.3), std=(0.2, 0.3, 0.5)))
-    plain = RESNET.transforms(mean=(0.5, 0.4, 0.3), std=(0.2, 0.3, 0.5))(image)[None]
-    assert torch.equal(chosen.tensor(image), plain)
-
-
-def test_mean_alone_keeps_the_entrys_std_and_the_other_way_round() -> None:
-    """What is not said stays the entry's; without an entry it is 1 or 0."""
-    mean = choose_preprocess(RGB, RESNET, InputOptions(mean=(0.1, 0.2, 0.3)))
-    std = choose_preprocess(RGB, RESNET, InputOptions(std=(0.1, 0.2, 0.3)))
-    assert (mean.mean, mean.std) == ((0.1, 0.2, 0.3), IMAGENET_STD)
-    assert (std.mean, std.std) == (IMAGENET_MEAN, (0.1, 0.2, 0.3))
-    grey = choose_preprocess(GREY, None, InputOptions(mean=(0.4,)))
-    assert (grey.mean, grey.std) == ((0.4,), (1.0,))
-    grey = choose_preprocess(GREY, None, InputOptions(std=(0.4,)))
-    assert (grey.mean, grey.std) == ((0.0,), (0.4,))
+def test_mean_and_std_override_the_entry(
+    module: nn.Module, entry: Any, options: dict[str, Any], mean: Any, std: Any
+) -> None:
+    """What is not said stays the entry's; without an entry it is 0 or 1."""
+    chosen = choose_preprocess(module, entry, InputOptions(**options))
+    assert (chosen.chain.mean, chosen.chain.std) == (mean, std)
+    if entry is not None:
+        theirs = entry.transforms(mean=mean, std=std)(noise(300, 200))[None]
+        assert torch.equal(chosen.tensor(noise(300, 200)), theirs)
 
 
 @pytest.mark.parametrize("entry", [None, RESNET], ids=["no entry", "entry"])
-def test_a_one_channel_model_sees_the_picture_in_grey_as_it_is(
-    entry: Any, messages: pytest.LogCaptureFixture
-) -> None:
-    """Own size, values 0..1, no normalisation, and nothing to warn of."""
-    image = noise(37, 23)
+def test_colours_become_what_the_model_takes(entry: Any) -> None:
+    """A model of one channel sees the picture in grey as it is, with nothing to warn of; one of RGB
+    a grey picture in three equal channels; --channels wins over the first convolution."""
     chosen = choose_preprocess(GREY, entry, InputOptions())
-    assert torch.equal(chosen.tensor(image), F.to_tensor(image.convert("L"))[None])
-    assert chosen.own_size
-    assert messages.text == ""
+    assert torch.equal(chosen.tensor(noise()), older.to_tensor(noise(mode="L"))[None])
+    assert chosen.chain.own_size and not chosen.guessed
+    grey = noise(mode="L")
+    tensor = choose_preprocess(RGB, Chain(), InputOptions()).tensor(grey)
+    assert torch.equal(tensor, older.to_tensor(grey).expand(1, 3, -1, -1))
+    for channels in (1, 3):
+        told = choose_preprocess(nn.Conv2d(4, 2, 1), entry, InputOptions(channels=channels))
+        assert told.tensor(noise()).shape[1] == channels
 
 
-@pytest.mark.parametrize("channels", [1, 3])
-def test_channels_may_be_told(channels: int) -> None:
-    """--channels wins over what the first convolution says."""
-    chosen = choose_preprocess(nn.Conv2d(4, 2, 1), None, InputOptions(channels=channels))
-    assert chosen.tensor(noise(300, 200)).shape[1] == channels
-
-
-def test_an_unknown_model_gets_imagenets(messages: pytest.LogCaptureFixture) -> None:
-    """The guess is ImageNet's 256, 224, mean and std, and knows that it is one."""
+def test_an_unknown_model_gets_imagenets() -> None:
+    """The guess is ImageNet's 256, 224, mean and std, and knows that it is one; size, mean and std
+    from the user, weights or a preset leave none."""
     chosen = choose_preprocess(RGB, None, InputOptions())
-    assert chosen == Preprocess(256, 224, IMAGENET_MEAN, IMAGENET_STD)
-    image = noise(300, 200)
-    assert torch.equal(chosen.tensor(image), RESNET.transforms()(image)[None])
-    assert chosen.guessed and messages.text == ""
-
-
-def test_no_warning_where_nothing_is_guessed(messages: pytest.LogCaptureFixture) -> None:
-    """Size, mean and std from the user leave no guess to warn of."""
+    assert chosen.chain == Chain(256, 224, *IMAGENET) and chosen.guessed
     told = InputOptions(size=64, mean=(0.5,) * 3, std=(0.5,) * 3)
-    known = [
-        choose_preprocess(RGB, None, told),
-        choose_preprocess(RGB, RESNET, InputOptions()),
-        choose_preprocess(RGB, None, InputOptions(preset="imagenet")),
-        choose_preprocess(nn.Conv2d(1, 2, 1), None, InputOptions()),
-    ]
-    assert not any(preprocess.guessed for preprocess in known)
-    assert messages.text == ""
+    preset = InputOptions(preset="imagenet")
+    for entry, options in ((None, told), (RESNET, InputOptions()), (None, preset)):
+        assert not choose_preprocess(RGB, entry, options).guessed
 
 
 @pytest.mark.parametrize(
@@ -164,94 +220,156 @@ def test_means_and_deviations_must_fit(options: dict[str, Any], message: str) ->
         choose_preprocess(RGB, RESNET, InputOptions(**options))
 
 
-@pytest.mark.parametrize("channels", [2, 4, 12])
-def test_a_model_of_other_channels_takes_what_the_file_has(channels: int) -> None:
-    """Neither grey nor RGB: the image's own size, and no ImageNet statistics."""
-    chosen = choose_preprocess(nn.Conv2d(channels, 2, 1), None, InputOptions())
-    assert (chosen.channels, chosen.mean, chosen.own_size) == (channels, None, True)
-    with pytest.raises(UsageError, match=f"is for RGB, .* takes {channels} channels"):
-        choose_preprocess(nn.Conv2d(channels, 2, 1), None, InputOptions(preset="clip"))
+@pytest.mark.parametrize("channels", [1, 2, 4, 12])
+@pytest.mark.parametrize("preset", ["imagenet", "clip", "inception"])
+def test_a_model_of_other_channels_takes_what_the_file_has(channels: int, preset: str) -> None:
+    """Not RGB: the image's own size, and no statistics of RGB, which a preset has."""
+    module, counted = nn.Conv2d(channels, 2, 1), "channel" + "s" * (channels > 1)
+    chain = choose_preprocess(module, None, InputOptions()).chain
+    assert (chain.channels, chain.mean, chain.own_size) == (channels, None, True)
+    message = f"--preset {preset} is for RGB, .* takes {channels} {counted}"
+    with pytest.raises(UsageError, match=message):
+        choose_preprocess(module, None, InputOptions(preset=preset))
 
 
-@pytest.mark.parametrize(
-    ("module", "channels"),
-    [
-        (nn.Sequential(nn.Linear(3, 3), nn.Conv2d(1, 2, 1), nn.Conv2d(3, 1, 1)), 1),
-        (nn.Sequential(nn.Conv2d(4, 4, 1, groups=4)), 4),
-        (nn.Linear(3, 3), 3),
-    ],
-)
-def test_the_first_convolution_says_how_many_channels(module: nn.Module, channels: int) -> None:
+def test_the_first_convolution_says_how_many_channels() -> None:
     """The first convolution in module order decides; without one it is 3."""
-    assert first_channels(module) == channels
+    assert first_channels(nn.Sequential(nn.Linear(3, 3), GREY, RGB)) == 1
+    assert first_channels(nn.Conv2d(4, 4, 1, groups=4)) == 4
+    assert first_channels(nn.Linear(3, 3)) == 3
 
 
-@pytest.mark.parametrize(
-    ("preprocess", "words"),
-    [
-        (Preprocess(None, None, None, None), "RGB, values 0..1"),
-        (Preprocess(None, None, None, None, channels=1), "greyscale, values 0..1"),
-        (
-            Preprocess(256, 224, IMAGENET_MEAN, IMAGENET_STD),
-            "RGB, resize shorter side to 256 (bilinear), centre crop 224×224, "
-            "normalise by mean [0.485, 0.456, 0.406] and std [0.229, 0.224, 0.225]",
-        ),
-        (
-            Preprocess((20, 30), (10, 12), None, None, 3, "bicubic"),
-            "RGB, resize to 20×30 (bicubic), centre crop 10×12, values 0..1",
-        ),
-    ],
-)
-def test_words_tell_every_step_in_order(preprocess: Preprocess, words: str) -> None:
-    """The manifest's words name colour, resize, crop and normalisation."""
-    assert preprocess.words == words
+TO_SIZE = "resize to 20×30 (bilinear), centre crop 10×10"
+NORMALISED = "normalise by mean [0.485, 0.456, 0.406] and std [0.229, 0.224, 0.225]"
+WORDS = [
+    (Chain(), "RGB, values 0..1", 224),
+    (Chain(64, channels=1), "greyscale, resize shorter side to 64 (bilinear), values 0..1", 64),
+    (Chain((20, 30), 10, *IMAGENET), f"RGB, {TO_SIZE}, {NORMALISED}", 10),
+]
 
 
-@pytest.mark.parametrize("options", [{}, {"mean": (0.1, 0.5, 0.9), "std": (0.3, 2.0, 0.05)}])
+@pytest.mark.parametrize(("chain", "words", "side"), WORDS)
+def test_words_and_zeros(chain: Chain, words: str, side: int) -> None:
+    """The manifest's words name colour, resize, crop and normalisation; where the picture decides
+    the size, zeros are 224 or the resized side."""
+    chosen = choose_preprocess(RGB, chain, InputOptions())
+    assert chosen.words == words and chosen.chain.own_size is (side != 10)
+    assert chosen.blank()[0].shape == (1, chain.channels, side, side)
+
+
+@pytest.mark.parametrize("options", [{}, {"mean": MEAN, "std": (0.3, 2.0, 0.05)}])
 def test_undo_is_the_inverse_of_normalising(options: dict[str, Any]) -> None:
     """undo gives the resized and cropped picture in 0..1 back."""
-    image = noise(300, 200)
     chosen = choose_preprocess(RGB, RESNET, InputOptions(**options))
-    plain = Preprocess(chosen.resize, chosen.crop, None, None).tensor(image)
-    tensor = chosen.tensor(image)
+    tensor = chosen.tensor(noise(300, 200))
     before = tensor.clone()
-    assert torch.allclose(chosen.shown([tensor]), plain, atol=1e-6)
+    assert torch.allclose(chosen.shown([tensor]), Chain(256, 224)(noise(300, 200)), atol=1e-6)
     assert torch.equal(tensor, before)
 
 
-def test_undo_without_normalisation_changes_nothing() -> None:
-    """A grey input in 0..1 is what the model saw."""
-    tensor = Preprocess(None, None, None, None, channels=1).tensor(noise(9, 7))
-    assert torch.equal(Preprocess(None, None, None, None, 1).shown([tensor]), tensor)
+RGB = nn.Conv2d(3, 2, 1)
 
 
-@pytest.mark.parametrize("entry", ENTRIES, ids=str)
-def test_blank_has_the_shape_of_a_square_picture(entry: Any) -> None:
-    """Zeros of the shape that a square picture gives, so probing sees what a run sees."""
-    chosen = choose_preprocess(RGB, entry, InputOptions())
-    blank = chosen.blank()[0]
-    assert blank.shape == chosen.tensor(noise(600, 600)).shape
-    assert not blank.any() and blank.dtype == torch.float32
+def smooth_noise(width: int, height: int) -> Image.Image:
+    pixels = np.random.default_rng(0).integers(0, 256, (height, width, 3), np.uint8)
+    return Image.fromarray(pixels).resize((width * 2, height * 2))
 
 
-@pytest.mark.parametrize(
-    ("preprocess", "shape", "own"),
-    [
-        (Preprocess(None, None, None, None), (3, 224, 224), True),
-        (Preprocess(64, None, None, None, channels=1), (1, 64, 64), True),
-        (Preprocess((20, 30), None, None, None), (3, 20, 30), False),
-        (Preprocess((20, 30), 10, None, None), (3, 10, 10), False),
-        (Preprocess(None, (10, 12), None, None), (3, 10, 12), False),
-    ],
-)
-def test_blank_and_own_size(preprocess: Preprocess, shape: tuple[int, ...], own: bool) -> None:
-    """Where the picture decides the size, blank is 224 or the resized side."""
-    assert preprocess.blank()[0].shape == (1, *shape)
-    assert preprocess.own_size is own
+def theirs(name: str, image: Image.Image) -> Tensor:
+    """The input as the library prepares it that the preset is taken from: [3, H, W]."""
+    if name == "imagenet":
+        return ResNet18_Weights.IMAGENET1K_V1.transforms()(image)
+    timm = pytest.importorskip("timm.data")
+    if name == "inception":
+        config = {"input_size": (3, 299, 299), "crop_pct": 0.875, "interpolation": "bicubic"}
+        statistics = {"mean": (0.5,) * 3, "std": (0.5,) * 3}
+        return timm.create_transform(**config, **statistics)(image)
+    steps = [v2.Resize(224, v2.InterpolationMode.BICUBIC), v2.CenterCrop(224), v2.ToTensor()]
+    return v2.Compose([*steps, v2.Normalize(timm.OPENAI_CLIP_MEAN, timm.OPENAI_CLIP_STD)])(image)
 
 
-def test_every_option_of_the_input_has_a_default() -> None:
-    """InputOptions() is what a command line without options means."""
-    assert all(
-        getattr(InputOptions(), field.name) == field.default for field in fields(InputOptions)
-    )
+@pytest.mark.filterwarnings("ignore:The transform `ToTensor")
+@pytest.mark.parametrize("name", ["imagenet", "clip", "inception"])
+@pytest.mark.parametrize("size", [(200, 300), (150, 90)])
+def test_a_preset_is_its_librarys_preprocessing(name: str, size: tuple[int, int]) -> None:
+    """Pixel for pixel, also for a model whose weights say otherwise."""
+    image = smooth_noise(*size)
+    entry = ResNet50_Weights.IMAGENET1K_V2
+    ours = choose_preprocess(RGB, entry, InputOptions(preset=name)).tensor(image)
+    torch.testing.assert_close(ours[0], theirs(name, image), atol=1e-6, rtol=0)
+
+
+def test_none_leaves_the_image_as_it_is() -> None:
+    """Its own size, values 0..1; grey for a model of one channel."""
+    image = smooth_noise(30, 20)
+    values = torch.from_numpy(np.array(image)).permute(2, 0, 1)[None] / 255
+    chosen = choose_preprocess(RGB, ResNet18_Weights.DEFAULT, InputOptions(preset="none"))
+    torch.testing.assert_close(chosen.tensor(image), values)
+    grey = choose_preprocess(nn.Conv2d(1, 2, 1), None, InputOptions(preset="none"))
+    assert grey.tensor(image).shape == (1, 1, 40, 60)
+
+
+def test_yolo_is_the_letterbox_of_ultralytics() -> None:
+    """For a model of any class, to multiples of 32. An exported program of 96 × 96 gets the whole
+    square; one of another shape is refused."""
+    pytest.importorskip("ultralytics", exc_type=ImportError)
+    options = InputOptions(preset="yolo")
+    chosen = choose_preprocess(RGB, ResNet18_Weights.DEFAULT, options)
+    assert chosen.chain == Letterbox(640) and not chosen.guessed
+    chosen = choose_preprocess(RGB, None, options, FixedInput(3, (96, 96)))
+    values = chosen.tensor(Image.new("RGB", (60, 20), "white"))
+    assert values.shape == (1, 3, 96, 96) and chosen.blank()[0].shape == values.shape
+    grey = [114 / 255] * 32
+    torch.testing.assert_close(values[0, 0, :, 5], torch.tensor([*grey, *[1] * 32, *grey]))
+    with pytest.raises(UsageError, match="pads to squares, and the model takes 96×64"):
+        choose_preprocess(RGB, None, options, FixedInput(3, (96, 64)))
+
+
+def test_yolo_without_ultralytics_names_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One line with the command that installs it."""
+    for name in [name for name in sys.modules if name.partition(".")[0] == "ultralytics"]:
+        monkeypatch.setitem(sys.modules, name, None)
+    monkeypatch.setitem(sys.modules, "ultralytics", None)
+    with pytest.raises(FeatvizError, match="Ultralytics cannot be imported") as caught:
+        choose_preprocess(RGB, None, InputOptions(preset="yolo"))
+    assert "pip install ultralytics" in str(caught.value.hint)
+
+
+def test_other_options_and_a_model_of_one_size_change_a_preset() -> None:
+    """--size, --mean and --std win over it; of an exported program and of a vision transformer the
+    size is the model's."""
+    options = InputOptions(preset="clip", size=(10, 12), mean=(0.5,) * 3)
+    chosen = choose_preprocess(RGB, None, options)
+    assert chosen.chain == Chain((10, 12), None, (0.5,) * 3, PRESETS["clip"].std, 3, "bicubic")
+    options = InputOptions(preset="clip")
+    fixed = choose_preprocess(RGB, None, options, FixedInput(3, (64, 64)))
+    assert fixed.chain.steps[:2] == ("resize shorter side to 73 (bicubic)", "centre crop 64×64")
+    with torch.device("meta"):
+        transformer = vit_b_16(image_size=96)
+    assert choose_preprocess(transformer, None, options).blank()[0].shape == (1, 3, 96, 96)
+
+
+CODE = """
+from torch import nn
+def make():
+    return nn.Sequential(nn.Conv2d(3, 2, 1))
+"""
+
+
+def test_the_guess_is_said_once_and_only_where_images_are_used(
+    featviz: Run, picture: Path, tmp_path: Path
+) -> None:
+    """`run`, its --dry-run and `audit` say it once; `layers` does not."""
+    (tmp_path / "user_net.py").write_text(CODE)
+    model, out = f"{tmp_path}/user_net.py:make", tmp_path / "out"
+    others = "clip, inception, yolo, none"
+    said = f"warning: preprocessing is a guess, --preset imagenet (others: {others}; "
+    assert "preprocessing is a guess" not in featviz("layers", model).err
+    for words in (("run",), ("run", "--dry-run"), ("audit",)):
+        outcome = featviz(*words, model, picture, "--out", out / str(len(words)) / words[0])
+        assert outcome.err.count(said) == 1 and outcome.err.count("a guess") == 1, outcome.err
+    outcome = featviz("run", model, picture, "--out", tmp_path / "x", "--preset", "clip")
+    assert "a guess" not in outcome.err
+    manifest = json.loads((tmp_path / "x" / picture.name / "manifest.json").read_text())
+    words = "RGB, resize shorter side to 224 (bicubic), centre crop 224×224, normalise by mean "
+    assert manifest["input"]["preprocessing"].startswith(f"{words}[0.481455,")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 import socket
 import sys
 from collections.abc import Callable
@@ -21,10 +22,11 @@ from timm.data import create_transform, resolve_data_config
 from torch import Tensor, nn
 
 from featviz.errors import LoadError, UsageError
-from featviz.models.load import LoadedModel, ModelOptions, load_model
-from featviz.models.preprocess import InputOptions
-from featviz.models.presets import from_timm
-from featviz.models.sources import timm as timm_models
+from featviz.models import zoo
+from featviz.models.load import LoadedModel, load_model
+from featviz.models.presets import choose_preprocess, from_timm
+from featviz.options import InputOptions, ModelOptions
+from models.loading import same_weights as same
 
 SMALL = "test_resnet"
 """Half a million parameters, made by timm for tests."""
@@ -33,11 +35,6 @@ SMALL = "test_resnet"
 def load(spec: object, inputs: InputOptions | None = None, **options: Any) -> LoadedModel:
     chosen = ModelOptions(str(spec), device="cpu", **options)
     return load_model(chosen, inputs or InputOptions())
-
-
-def same(one: nn.Module, other: nn.Module | dict[str, Tensor]) -> bool:
-    a, b = one.state_dict(), other if isinstance(other, dict) else other.state_dict()
-    return a.keys() == b.keys() and all(torch.equal(a[key], b[key]) for key in a)
 
 
 @pytest.fixture(autouse=True)
@@ -51,7 +48,7 @@ def attempts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[tuple[str,
         raise OSError("no network")
 
     monkeypatch.setattr(socket, "create_connection", refuse)
-    monkeypatch.setattr(timm_models, "getproxies", dict)
+    monkeypatch.setattr(zoo, "getproxies", dict)
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
     return tried
 
@@ -66,87 +63,44 @@ def own() -> nn.Module:
 # The input -----------------------------------------------------------------------------------
 
 
-KINDS = {
-    "resnet18.a1_in1k": ("bicubic", "center", 0.95),
-    "resnet18.tv_in1k": ("bilinear", "center", 0.875),
-    "vit_tiny_patch16_224.augreg_in21k_ft_in1k": ("bicubic", "center", 0.9),
-    "convnext_tiny.fb_in1k": ("bicubic", "center", 0.875),
-    "convnext_tiny.fb_in22k_ft_in1k_384": ("bicubic", "squash", 1.0),
-    "test_resnet.r160_in1k": ("bilinear", "center", 0.95),
-    "aimv2_1b_patch14_224.apple_pt": ("bicubic", "center", 1.0),
-    "dm_nfnet_f0.dm_in1k": ("bicubic", "squash", 0.9),
+KINDS: dict[str, dict[str, Any]] = {
+    "resnet18.a1_in1k": {},
+    "convnext_tiny.fb_in22k_ft_in1k_384": {},
+    "test_resnet.r160_in1k": {},
+    "dm_nfnet_f0.dm_in1k": {},
+    "resnet18.tv_in1k": {"crop_mode": "border", "input_size": (3, 64, 64), "crop_pct": 0.9},
+    "resnet18.fb_swsl_ig1b_ft_in1k": {"crop_mode": "center", "input_size": (3, 64, 48)},
+    "resnet18.a2_in1k": {"crop_mode": "squash", "input_size": (3, 64, 48)},
 }
-"""Pretrained models of each kind of preprocessing."""
-
-
-def _config(name: str) -> dict[str, Any]:
-    return resolve_data_config(pretrained_cfg=timm.get_pretrained_cfg(name).to_dict())
-
-
-def _assert_the_input_is_timms(config: dict[str, Any]) -> None:
-    image = Image.open(SCENES / "landscape.jpg").convert("RGB")
-    expected = create_transform(**config, is_training=False)(image)
-    assert torch.equal(from_timm(config).tensor(image)[0], expected), config
+"""Pretrained models of each kind of preprocessing, some with another size or mode."""
 
 
 @pytest.mark.parametrize("name", KINDS)
 def test_the_input_is_timms(name: str) -> None:
-    """The tensor that goes in is bit by bit that of timm's own evaluation transform."""
-    config = _config(name)
-    assert (config["interpolation"], config["crop_mode"], config["crop_pct"]) == KINDS[name]
-    _assert_the_input_is_timms(config)
-
-
-@pytest.mark.slow
-def test_the_input_is_timms_for_all_its_pretrained_models() -> None:
-    """Every preprocessing that timm knows, but for `border`."""
-    configs = {repr(config): config for config in map(_config, timm.list_pretrained())}
-    chosen = [config for config in configs.values() if config["crop_mode"] != "border"]
-    assert len(chosen) > 100
-    for config in chosen:
-        _assert_the_input_is_timms(config)
-
-
-@pytest.mark.parametrize(
-    ("mode", "size"), [("border", (3, 64, 64)), ("center", (3, 64, 48)), ("squash", (3, 64, 48))]
-)
-def test_the_input_has_the_size_in_every_mode(
-    mode: str, size: tuple[int, int, int], caplog: Any, monkeypatch: Any
-) -> None:
-    """What featviz does not do as timm does, it says, and gives the size that the model takes."""
-    monkeypatch.setattr(logging.getLogger("featviz"), "propagate", True)
-    config = {**_config("resnet18.a1_in1k"), "crop_mode": mode, "input_size": size, "crop_pct": 0.9}
-    preprocess = from_timm(config)
-    assert preprocess.tensor(Image.new("RGB", (200, 100))).shape == (1, *size)
-    assert preprocess.blank()[0].shape == (1, *size)
-    assert (f"timm's crop mode {mode} is drawn as squash" in caplog.text) is (mode != "squash")
+    """The tensor that goes in is bit by bit that of timm's own evaluation transform; the words say
+    a mode that is none of featviz's own."""
+    config = resolve_data_config(pretrained_cfg=timm.get_pretrained_cfg(name).to_dict())
+    config = {**config, **KINDS[name]}
+    image = Image.open(SCENES / "landscape.jpg").convert("RGB")
+    expected = create_transform(**config, is_training=False)(image)
+    ours = choose_preprocess(nn.Identity(), from_timm(config), InputOptions())
+    assert torch.equal(ours.tensor(image)[0], expected)
+    assert ours.blank()[0].shape == expected[None].shape
+    assert ("timm's crop mode" in ours.words) is (name in ("resnet18.tv_in1k", [*KINDS][-2]))
 
 
 def test_one_channel_gets_the_mean_of_three() -> None:
     """A grey model takes the average of timm's mean and deviation."""
     model = load("timm:resnet18", weights="none", model_args={"in_chans": 1})
-    assert model.preprocess.mean == pytest.approx([(0.485 + 0.456 + 0.406) / 3])
-    assert model.preprocess.std == pytest.approx([(0.229 + 0.224 + 0.225) / 3])
+    assert model.preprocess.chain.mean == pytest.approx([(0.485 + 0.456 + 0.406) / 3])
+    assert model.preprocess.chain.std == pytest.approx([(0.229 + 0.224 + 0.225) / 3])
     tensor = model.preprocess.tensor(Image.new("RGB", (200, 190)))
     assert model.module.eval()(tensor).shape == (1, 1000)
 
 
-def test_other_channels_are_those_of_the_file() -> None:
-    """A model of five channels takes arrays of five."""
-    model = load(f"timm:{SMALL}", weights="none", model_args={"in_chans": 5})
-    assert model.preprocess.blank()[0].shape[1] == 5
-
-
 def test_a_stem_of_other_channels_does_not_decide() -> None:
     """TResNet's first convolution takes 48 channels, made of three."""
-    assert load("timm:tresnet_m", weights="none").preprocess.channels == 3
-
-
-def test_a_users_size_wins() -> None:
-    """--size and --mean override timm's, as everywhere."""
-    found = load(f"timm:{SMALL}", InputOptions(size=(32, 48), mean=(0, 0, 0)), weights="none")
-    assert found.preprocess.blank()[0].shape == (1, 3, 32, 48)
-    assert found.preprocess.mean == (0, 0, 0)
+    assert load("timm:tresnet_m", weights="none").preprocess.chain.channels == 3
 
 
 def test_img_size_is_the_size_of_the_input() -> None:
@@ -201,7 +155,7 @@ def test_a_file_of_weights(
         found = load(f"timm:{SMALL}", weights=str(path))
     assert same(found.module, own)
     assert found.source["taken"][-1] == "loaded 92 of 92"
-    assert found.preprocess.crop == 160
+    assert found.preprocess.blank()[0].shape == (1, 3, 160, 160)
 
 
 @pytest.mark.parametrize("name", ["vit_tiny_patch16_224", SMALL, "test_efficientnet"])
@@ -212,21 +166,7 @@ def test_the_file_says_how_many_classes_and_channels(name: str, tmp_path: Path) 
     save_file(tuned.state_dict(), tmp_path / "w.safetensors")
     found = load(tmp_path / "w.safetensors", arch=f"timm:{name}")
     assert same(found.module, tuned)
-    assert (found.source["num_classes"], found.preprocess.channels) == (7, 1)
-
-
-def test_a_model_arg_wins_over_the_file(own: nn.Module, tmp_path: Path) -> None:
-    """num_classes=3 with a file of 1000 does not fit, and the message says where."""
-    torch.save(own.state_dict(), tmp_path / "w.pth")
-    with pytest.raises(LoadError, match=r"fc\.weight is \[1000, 96\], not \[3, 96\]"):
-        load(tmp_path / "w.pth", arch=f"timm:{SMALL}", model_args={"num_classes": 3})
-
-
-def test_a_file_of_another_model(tmp_path: Path) -> None:
-    """Weights that do not fit are told by name."""
-    torch.save(timm.create_model("test_vit").state_dict(), tmp_path / "w.pth")
-    with pytest.raises(LoadError, match=rf"w\.pth does not fit timm:{SMALL}: 0 of"):
-        load(tmp_path / "w.pth", arch=f"timm:{SMALL}")
+    assert (found.source["num_classes"], found.preprocess.chain.channels) == (7, 1)
 
 
 @pytest.mark.slow
@@ -241,17 +181,6 @@ def test_config_json_beside_the_file_names_the_model(
     done = featviz("layers", tmp_path / "model.safetensors")
     assert "model.safetensors: config.json beside it says timm:test_resnet.r160_in1k" in done.err
     assert done.code == 0
-
-
-@pytest.mark.parametrize(
-    "content", ["[]", "{", '{"architecture": 3}', '{"architecture": "Nonesuch"}', '{"x": 1}']
-)
-def test_another_config_json_does_not_matter(content: str, own: nn.Module, tmp_path: Path) -> None:
-    """Other programs' config.json, or none that can be read, leave it to --arch."""
-    save_file(own.state_dict(), tmp_path / "model.safetensors")
-    (tmp_path / "config.json").write_text(content)
-    with pytest.raises(LoadError, match="an architecture that torchvision has not"):
-        load(tmp_path / "model.safetensors")
 
 
 # Pretrained weights --------------------------------------------------------------------------
@@ -303,12 +232,6 @@ def test_weights_that_cannot_be_downloaded(
     assert "--weights none" in hint and caught.value.exit_code == 1
 
 
-def test_a_model_without_weights() -> None:
-    """Where timm has none, `default` is a usage error."""
-    with pytest.raises(UsageError, match="timm has no weights for botnet50ts_256"):
-        load("timm:botnet50ts_256")
-
-
 # Names ---------------------------------------------------------------------------------------
 
 
@@ -322,19 +245,20 @@ def test_an_unknown_name_gives_the_nearest(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("spec", "weights"), [("resnet18.nonesuch", None), ("resnet18", "nonesuch")]
+    ("spec", "weights", "message"),
+    [
+        ("botnet50ts_256", None, "timm has no weights for botnet50ts_256"),
+        ("resnet18.nonesuch", None, "'nonesuch' is neither a file nor weights .*a1_in1k, a2_in1k"),
+        ("resnet18", "nonesuch", "'nonesuch' is neither a file nor weights .*a1_in1k, a2_in1k"),
+        ("resnet18.a1_in1k", "tv_in1k", r"--weights tv_in1k and timm:resnet18\.a1_in1k differ"),
+    ],
 )
-def test_an_unknown_tag_lists_the_tags(spec: str, weights: str | None) -> None:
-    """A tag that timm has not, in the name or as --weights."""
-    with pytest.raises(UsageError, match="'nonesuch' is neither a file nor weights") as caught:
+def test_weights_that_timm_has_not(spec: str, weights: str | None, message: str) -> None:
+    """No pretrained ones, a tag that there is not, with those that there are, and two that
+    differ."""
+    with pytest.raises(UsageError) as caught:
         load(f"timm:{spec}", weights=weights)
-    assert "a1_in1k, a2_in1k" in str(caught.value.hint)
-
-
-def test_two_tags_that_differ() -> None:
-    """The name says one, the option another."""
-    with pytest.raises(UsageError, match=r"--weights tv_in1k and timm:resnet18\.a1_in1k differ"):
-        load("timm:resnet18.a1_in1k", weights="tv_in1k")
+    assert re.search(message, f"{caught.value.message}: {caught.value.hint}")
 
 
 def test_arguments_that_timm_refuses() -> None:

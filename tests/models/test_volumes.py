@@ -13,6 +13,7 @@ import torch
 from conftest import Outcome
 from PIL import Image
 from torch import nn
+from torchvision.transforms import functional as F
 
 pytestmark = pytest.mark.usefixtures("imports_undone")
 
@@ -64,30 +65,30 @@ def drawn(
     return folder, {row["layer"]: row for row in manifest["captures"]} | {"": manifest["input"]}
 
 
+FLAT = ("--scale", "1", "--padding", "0", "--nrow", "8")
+"""A row of slices for each channel."""
+
+
 @pytest.mark.parametrize("shape", [(8, 10, 12), (4, 8, 10, 12)])
 def test_slices_of_every_layer_have_their_layout_and_number(
     featviz: Callable[..., Outcome], code: Path, shape: tuple[int, ...]
 ) -> None:
-    """ncthw in the manifest, with as many slices as the layer has."""
-    _, rows = drawn(featviz, code, volume(*shape))
-    assert rows[""]["shape"] == [1, 1 if len(shape) == 3 else 4, 8, 10, 12]
+    """ncthw in the manifest, with as many slices as the layer has. A tile is a slice of torch's own
+    convolution, with one scale for all slices of a channel."""
+    array = volume(*shape)
+    folder, rows = drawn(featviz, code, array, *FLAT)
+    channels = 1 if len(shape) == 3 else 4
+    assert rows[""]["shape"] == [1, channels, 8, 10, 12]
     assert "volume of 8 slices, float32 values as they are" in rows[""]["preprocessing"]
     assert "frames" not in rows[""]["preprocessing"]
     expected = {"conv": (3, [8, 8]), "norm": (3, [8, 8]), "down": (4, [4, 4]), "up": (2, [8, 8])}
     found = {name: (rows[name]["maps"], rows[name]["slices"]) for name in expected}
     assert found == expected
     assert {rows[name]["layout"] for name in expected} == {"ncthw"}
-
-
-def test_a_tile_is_a_slice_of_what_the_layer_gave(
-    featviz: Callable[..., Outcome], code: Path
-) -> None:
-    """Against torch's own convolution, with one scale for all slices of a channel."""
-    array = volume(8, 10, 12)
-    folder, rows = drawn(featviz, code, array, "--scale", "1", "--padding", "0", "--nrow", "8")
     torch.manual_seed(0)
     with torch.no_grad():
-        maps = nn.Conv3d(1, 3, 3, padding=1)(torch.from_numpy(array)[None, None])[0].numpy()
+        given = torch.from_numpy(array).reshape(1, channels, 8, 10, 12)
+        maps = nn.Conv3d(channels, 3, 3, padding=1)(given)[0].numpy()
     np.testing.assert_allclose(np.load(folder / rows["conv"]["tensor"])[0], maps, atol=1e-5)
     picture = np.asarray(Image.open(folder / rows["conv"]["file"])).astype(int)
     for channel, values in enumerate(maps):
@@ -96,43 +97,28 @@ def test_a_tile_is_a_slice_of_what_the_layer_gave(
         assert np.abs(picture[channel * 10 : channel * 10 + 10] - row).max() <= 1
 
 
-def test_input_png_shows_the_slices_side_by_side(
+def test_input_png_and_overlays_show_the_slices(
     featviz: Callable[..., Outcome], code: Path
 ) -> None:
-    """On one scale, from the least value of the volume to its largest."""
+    """Side by side on one scale, from the least value of the volume to its largest; --overlay 0
+    shows each slice under its own."""
     array = volume(8, 10, 12)
-    folder, _ = drawn(featviz, code, array)
+    folder, rows = drawn(featviz, code, array, "--overlay", "0", *FLAT)
     expected = np.concatenate(list((array - array.min()) / (array.max() - array.min())), axis=1)
     shown = np.asarray(Image.open(folder / "input.png"))
     assert shown.shape == (10, 96) and np.abs(shown - expected * 255).max() <= 1
-
-
-def test_each_slice_lies_over_its_own(featviz: Callable[..., Outcome], code: Path) -> None:
-    """--overlay 0 shows the input's slices, also where the layer has half as many."""
-    array = volume(8, 10, 12)
-    words = ("--overlay", "0", "--scale", "1", "--padding", "0", "--nrow", "8")
-    folder, rows = drawn(featviz, code, array, *words)
-    expected = np.concatenate(list((array - array.min()) / (array.max() - array.min())), axis=1)
     picture = np.asarray(Image.open(folder / rows["conv"]["file"]).convert("L"))
     assert np.abs(picture[:10] - expected * 255).max() <= 1
 
 
 def test_the_size_is_changed_slice_by_slice(featviz: Callable[..., Outcome], code: Path) -> None:
     """As torchvision resizes a batch of the slices."""
-    from torchvision.transforms import functional as F
-
     array = volume(4, 8, 10, 12)
-    np.save(code.parent / "scan.npy", array)
-    out = code.parent / "out"
-    done = featviz(
-        *("run", f"{code}:four", code.parent / "scan.npy", "--out", out, "--tensors", "npy"),
-        *("--layers", "conv", "--capture", "input", "--size", "20x6"),
-    )
-    assert done.code == 0, done.err
-    (file,) = (out / "scan.npy").glob("*_conv/input.npy")
+    folder, rows = drawn(featviz, code, array, "--capture", "input", "--size", "20x6")
+    given = np.load(folder / rows["conv"]["tensor"])
     slices = torch.from_numpy(array).transpose(0, 1)
     expected = F.resize(slices, [20, 6], antialias=True).transpose(0, 1)[None]
-    np.testing.assert_allclose(np.load(file), expected.numpy(), atol=1e-5)
+    np.testing.assert_allclose(given, expected.numpy(), atol=1e-5)
 
 
 def test_a_volume_stands_alone_among_others(

@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import nn
 
-from featviz.models.importing import tamed
+from featviz.models.requirements import tamed
 
 os.environ.setdefault("YOLO_CONFIG_DIR", tempfile.mkdtemp(prefix="ultralytics-"))
 with tamed():

@@ -7,20 +7,17 @@ import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from threading import current_thread
-from typing import Any
 
 import pytest
 from conftest import Outcome
 from PIL import Image
-from runs import SMALL, complete, make_photos, packed_tree, refused, run_json, snapshot, tree
+from runs import SMALL, complete, make_photos, refused, run_json, snapshot
 from torch import Tensor, nn
 
 import featviz as fv
-from featviz.drawing import levels
+from featviz.drawing import values
 from featviz.rundir import atomic
 from featviz.rundir.read import read_run
-from featviz.rundir.write import NewImageFolder
 
 Run = Callable[..., Outcome]
 
@@ -33,13 +30,6 @@ def photos(tmp_path: Path) -> Path:
     for folder in (".", "a", "a/b"):
         make_photos(tmp_path / "photos" / folder, 2)
     return tmp_path / "photos"
-
-
-@pytest.fixture
-def whole(featviz: Run, tiny_file: Path, photos: Path, tmp_path: Path) -> Path:
-    """A run that was not interrupted."""
-    assert featviz("run", tiny_file, photos, "--out", tmp_path / "whole", *SMALL).code == 0
-    return tmp_path / "whole"
 
 
 def hidden(out: Path) -> list[str]:
@@ -73,117 +63,58 @@ def note_missing(out: Path) -> None:
     (out / "run.json").write_text(json.dumps(run))
 
 
-@pytest.mark.parametrize("jobs", [1, 3])
-def test_whoever_writes_the_manifests_the_tree_is_the_same(
-    jobs: int,
+@pytest.mark.parametrize("state", ["no manifest", "with its manifest", "empty", "complete beside"])
+@pytest.mark.parametrize("name", ["01.png", "a/b/01.png"])
+def test_what_a_killed_run_left_is_cleared(
+    name: str,
+    state: str,
+    draw: Run,
     featviz: Run,
     tiny_file: Path,
     photos: Path,
     whole: Path,
     tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """An encoder does, or the thread of the model while it would wait for one."""
-    threads: list[str] = []
-    real = NewImageFolder.finish
-
-    def finish(self: NewImageFolder, *args: Any) -> None:
-        threads.append(current_thread().name)
-        real(self, *args)
-
-    monkeypatch.setattr(NewImageFolder, "finish", finish)
-    done = featviz("run", tiny_file, photos, "--out", tmp_path / "out", *SMALL, "--jobs", jobs)
-    assert done.code == 0 and len(threads) == 6
-    assert all(name.startswith(("featviz-writer", "MainThread")) for name in threads)
-    assert tree(tmp_path / "out") == tree(whole)
-
-
-STATES = ["no manifest", "with its manifest", "empty", "complete beside"]
-
-
-@pytest.mark.parametrize("state", STATES)
-@pytest.mark.parametrize("name", ["01.png", "a/b/01.png"])
-def test_resume_clears_what_a_killed_run_left(
-    name: str, state: str, featviz: Run, tiny_file: Path, photos: Path, whole: Path, tmp_path: Path
-) -> None:
-    """The tree ends as that of an uninterrupted run, to the last empty folder."""
+    """--resume ends in the tree of an uninterrupted run, to the last empty folder; with fewer
+    images, too, nothing hidden stays, and --overwrite leaves nothing of the old run. A file in a
+    hidden folder goes with it."""
     before = snapshot(whole)
-    hide(whole, name, state)
-    assert featviz("run", tiny_file, photos, "--out", whole, *SMALL, "--resume").code == 0
+    fewer = ["run", tiny_file, photos / "00.png", *SMALL, "--out"]
+    (hide(whole, name, state) / "note.txt").write_text("left")
+    assert draw(whole, "--resume").code == 0
     assert snapshot(whole) == before and hidden(whole) == []
-
-
-@pytest.mark.parametrize("state", STATES)
-def test_hidden_folders_of_images_that_are_no_longer_listed(
-    state: str, featviz: Run, tiny_file: Path, photos: Path, whole: Path
-) -> None:
-    """A resumed run with fewer images, none of them in that folder, clears them as well."""
-    hide(whole, "a/b/01.png", state)
-    done = featviz("run", tiny_file, photos / "00.png", "--out", whole, *SMALL, "--resume")
-    assert done.code == 0 and hidden(whole) == []
-    again = featviz("run", tiny_file, photos, "--out", whole, *SMALL, "--overwrite")
-    assert again.code == 0 and len(complete(whole)) == 6
-
-
-@pytest.mark.parametrize("state", STATES)
-def test_overwrite_clears_what_a_killed_run_left(
-    state: str, featviz: Run, tiny_file: Path, photos: Path, whole: Path, tmp_path: Path
-) -> None:
-    """Other images, elsewhere: nothing of the old run is left, no folder either."""
-    hide(whole, "a/b/01.png", state)
-    base = ["run", tiny_file, photos / "00.png", *SMALL, "--out"]
-    assert featviz(*base, whole, "--overwrite").code == 0
-    assert featviz(*base, tmp_path / "new").code == 0
+    hide(whole, name, state)
+    assert featviz(*fewer, whole, "--resume").code == 0 and hidden(whole) == []
+    assert draw(whole, "--resume").code == 0 and snapshot(whole) == before
+    hide(whole, name, state)
+    assert featviz(*fewer, whole, "--overwrite").code == 0
+    assert featviz(*fewer, tmp_path / "new").code == 0
     assert snapshot(whole) == snapshot(tmp_path / "new")
-    assert {path.name for path in whole.iterdir()} == {"00.png", "run.json"}
-
-
-@pytest.mark.parametrize("name", ["note.txt", "001_0/deep/note.txt", "001_0/notes.png"])
-def test_files_of_others_in_a_hidden_folder(
-    name: str, featviz: Run, tiny_file: Path, photos: Path, whole: Path
-) -> None:
-    """--overwrite stops and names the file; --resume leaves it and names the folder."""
-    before = tree(whole)
-    part = hide(whole, "a/01.png", "no manifest")
-    (part / name).parent.mkdir(parents=True, exist_ok=True)
-    (part / name).write_text("mine")
-    left = snapshot(whole)
-    base = ["run", tiny_file, photos, "--out", whole, *SMALL]
-    refused(featviz(*base, "--overwrite"), 1, "featviz did not write: ", name.rpartition("/")[2])
-    assert snapshot(whole) == left
-    for _ in range(2):
-        done = featviz(*base, "--resume")
-        assert done.code == 0
-        assert f"a/.01.png.{HEX}.part stays: it holds files that featviz did not write" in done.err
-        mine = {f"a/.01.png.{HEX}.part/{name}": b"mine"}
-        assert tree(whole) == {**before, **mine}
 
 
 @pytest.mark.parametrize("folder", [".cache.part", f".cache.{HEX}.part", ".01.png.part", "a/x/y"])
 def test_folders_of_others_that_look_hidden(
-    folder: str, featviz: Run, tiny_file: Path, photos: Path, whole: Path
+    folder: str, draw: Run, featviz: Run, whole: Path
 ) -> None:
     """No image of the run would be in their place: even their empty folders stay."""
     (whole / folder / "empty").mkdir(parents=True)
     (whole / folder / "input.png").write_text("mine")
     before = snapshot(whole)
-    done = featviz("run", tiny_file, photos, "--out", whole, *SMALL, "--resume")
+    done = draw(whole, "--resume")
     assert done.code == 0 and "stays" not in done.err
     assert snapshot(whole) == before
-    done = featviz("run", tiny_file, photos, "--out", whole, *SMALL, "--overwrite")
+    done = draw(whole, "--overwrite")
     refused(done, 1, "featviz did not write: ")
 
 
-def test_a_link_that_is_called_as_a_hidden_folder(
-    featviz: Run, tiny_file: Path, photos: Path, whole: Path, tmp_path: Path
-) -> None:
+def test_a_link_that_is_called_as_a_hidden_folder(draw: Run, whole: Path, tmp_path: Path) -> None:
     """It is no folder of ours: neither it nor what it leads to is touched."""
     away = tmp_path / "away"
     (away / "empty").mkdir(parents=True)
     (away / "input.png").write_text("mine")
     before = snapshot(tmp_path / "away")
     (whole / f".01.png.{HEX}.part").symlink_to(away)
-    assert featviz("run", tiny_file, photos, "--out", whole, *SMALL, "--resume").code == 0
+    assert draw(whole, "--resume").code == 0
     assert snapshot(away) == before and hidden(whole) == [f".01.png.{HEX}.part"]
 
 
@@ -199,13 +130,11 @@ def test_hidden_folders_behind_a_link_are_not_cleared(
     assert done.code == 0 and sorted((tmp_path / "away").rglob("*")) == before
 
 
-def test_a_file_in_the_place_of_a_folder_of_images(
-    featviz: Run, tiny_file: Path, photos: Path, whole: Path
-) -> None:
+def test_a_file_in_the_place_of_a_folder_of_images(draw: Run, whole: Path) -> None:
     """One line that names it, and the file stays."""
     shutil.rmtree(whole / "a")
     (whole / "a").write_text("mine")
-    refused(featviz("run", tiny_file, photos, "--out", whole, *SMALL, "--resume"), 1, "whole/a/")
+    refused(draw(whole, "--resume"), 1, "whole/a/")
     assert (whole / "a").read_text() == "mine" and hidden(whole) == []
 
 
@@ -248,7 +177,7 @@ def test_no_reader_sees_a_hidden_folder(
 
 
 def test_a_reader_beside_a_run_that_is_going_on(
-    featviz: Run, tiny_file: Path, photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    draw: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """At every file that is written, each image is whole or not there."""
     real, seen = atomic.HiddenFolder.writing, []
@@ -260,7 +189,7 @@ def test_a_reader_beside_a_run_that_is_going_on(
 
     out = tmp_path / "out"
     monkeypatch.setattr(atomic.HiddenFolder, "writing", writing)
-    assert featviz("run", tiny_file, photos, "--out", out, *SMALL).code == 0
+    assert draw(out).code == 0
     assert len(seen) == 6 * 5 and not any(left for _, left in seen)
     counts = [count for count, _ in seen]
     assert counts[0] == 0 and max(counts) >= 4 and len(set(counts)) >= 3
@@ -305,7 +234,7 @@ def test_an_image_that_ends_before_its_first_layer(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A second Ctrl-C while the input's picture waits for an encoder: no hidden folder is left."""
-    real, calls = levels.pixels, [0]
+    real, calls = values.to_pixels, [0]
 
     def pixels(*given: object) -> object:
         calls[0] += 1
@@ -313,7 +242,7 @@ def test_an_image_that_ends_before_its_first_layer(
             raise error
         return real(*given)  # type: ignore[arg-type]
 
-    monkeypatch.setattr("featviz.drawing.levels.pixels", pixels)
+    monkeypatch.setattr("featviz.drawing.values.to_pixels", pixels)
     with pytest.raises(error):
         fv.run(tiny, photos, "Conv2d", tmp_path / "out", size=16)
     assert hidden(tmp_path / "out") == [] and len(complete(tmp_path / "out")) == 3
@@ -348,31 +277,11 @@ class _Sum(nn.Module):
         return parts["c"].mean((2, 3))
 
 
-# Archives, limits, kernels, descriptors
-
-
-def test_an_archive_after_a_killed_one(
-    featviz: Run, tiny_file: Path, photos: Path, whole: Path, tmp_path: Path
-) -> None:
-    """The room that a killed run left goes, hidden folders of images in it too; the archive holds
-    the same files as the folder."""
-    for name in ("maps.zip", "m" * 246 + ".zip"):
-        archive = tmp_path / "zips" / name
-        room = archive.parent / atomic.part_name(name)
-        shutil.copytree(whole, room / "run")
-        hide(room / "run", "a/b/01.png", "no manifest")
-        hide(room / "run", "01.png", "empty")
-        base = ["run", tiny_file, photos, *SMALL, "--archive", archive]
-        assert featviz(*base).code == 0
-        assert packed_tree(archive) == tree(whole)
-        assert [path.name for path in archive.parent.iterdir()] == [name]
-        archive.unlink()
+# Limits, kernels, descriptors
 
 
 @pytest.mark.parametrize("short", [0, 1])
-@pytest.mark.parametrize("option", ["--max-files", "--max-output-size"])
 def test_limits_count_what_is_in_the_images(
-    option: str,
     short: int,
     whole: Path,
     featviz: Run,
@@ -380,20 +289,18 @@ def test_limits_count_what_is_in_the_images(
     photos: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Files and bytes of the folders of images, none that is hidden: with just enough the run is
+    """Bytes of the folders of images, none that is hidden: with just enough the run is
     whole, with one less the last image is not there."""
     before = snapshot(whole)
-    files = [path for path in whole.rglob("*") if path.is_file() and path.name != "run.json"]
-    size = len(files) if option == "--max-files" else sum(path.stat().st_size for path in files)
+    size = sum(len(data) for way, data in before.items() if way != "run.json")
     hide(whole, "a/b/01.png", "no manifest")
     hide(whole, "a/01.png", "complete beside")
-    monkeypatch.setattr("featviz.pipeline.dry_run.check_plan", lambda *_: None)  # an estimate
-    done = featviz(
-        *("run", tiny_file, photos, "--out", whole, *SMALL, "--resume", option, size - short)
-    )
+    monkeypatch.setattr("featviz.pipeline.dry_run.check_limits", lambda *_: None)  # an estimate
+    limit = ("--resume", "--max-output-size", size - short)
+    done = featviz("run", tiny_file, photos, "--out", whole, *SMALL, *limit)
     last = "a/b/01.png"
     if short:
-        assert done.code == 1 and f"error: {last} would take the run over {option}" in done.err
+        assert done.code == 1 and f"error: {last} would take the run over --max" in done.err
         before = {way: data for way, data in before.items() if not way.startswith(last)}
     assert hidden(whole) == []
     assert {**snapshot(whole), "run.json": 0} == {**before, "run.json": 0}
@@ -409,23 +316,3 @@ def test_kernels_are_written_file_by_file(featviz: Run, tiny_file: Path, tmp_pat
     (out / "manifest.json").unlink()
     assert featviz("kernels", tiny_file, "--out", out, "--overwrite").code == 0
     assert snapshot(out) == before and hidden(out) == []
-
-
-def open_files() -> int:
-    return len(list(Path("/proc/self/fd").iterdir()))
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="counts in /proc")
-def test_a_run_leaves_no_descriptor_open(
-    featviz: Run, tiny_file: Path, photos: Path, tmp_path: Path
-) -> None:
-    """Of 100 images, some of which fail, as of none."""
-    make_photos(photos, 100)
-    for name in ("07.png", "50.png"):
-        (photos / name).write_bytes(b"no picture")
-    base = ["run", tiny_file, *SMALL, "--out"]
-    assert featviz(*base, tmp_path / "first", photos / "00.png").code == 0
-    before = open_files()
-    assert featviz(*base, tmp_path / "out", photos).code == 3
-    assert open_files() == before and hidden(tmp_path / "out") == []

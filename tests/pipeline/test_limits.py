@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,9 +14,7 @@ from PIL import Image
 from runs import SMALL, complete, make_photos, run_json, tree
 from torch import nn
 
-from featviz.errors import StoreError, UsageError
-from featviz.pipeline import limits
-from featviz.records import Limits, Written
+from featviz.errors import UsageError
 from featviz.text import parse_bytes
 
 Run = Callable[..., Outcome]
@@ -52,48 +51,29 @@ def test_no_sizes(text: str) -> None:
 def test_a_bad_size_is_a_usage_error(featviz: Run, tiny_file: Path, picture: Path) -> None:
     """On the command line, with the option's name."""
     done = featviz("run", tiny_file, picture, "--max-output-size", "5 apples")
-    assert done.code == 2 and "--max-output-size" in done.err
-    assert "'5 apples' is no amount of bytes; for example 500MB or 2GB" in done.err
-
-
-@pytest.mark.parametrize(
-    ("told", "written", "words"),
-    [
-        (Limits(bytes=1000), Written(9, 1001), "about 1 kB, and --max-output-size is 1 kB"),
-        (Limits(bytes=5 * 10**8), Written(9, 10**9), "about 1 GB, and --max-output-size is 500 MB"),
-        (Limits(files=8), Written(9, 10), "about 9 files, and --max-files is 8 files"),
-    ],
-)
-def test_a_plan_above_a_limit(told: Limits, written: Written, words: str) -> None:
-    """Says what it would be, and what it may be."""
-    with pytest.raises(UsageError, match=words):
-        limits.check_plan(told, written)
-    with pytest.raises(StoreError, match=r"x\.png would take the run over --max-"):
-        limits.check_written(told, written, "x.png")
-
-
-def test_a_limit_that_is_just_met_holds() -> None:
-    """Both before the run and in it."""
-    for check in (limits.check_plan, lambda *args: limits.check_written(*args, "x")):
-        check(Limits(bytes=10, files=2), Written(2, 10))
-        check(Limits(), Written(10**9, 10**15))
+    assert (
+        done.code == 2
+        and "max_output_size=5 apples: expected an amount of bytes, such as 500MB" in done.err
+    )
 
 
 @pytest.mark.parametrize("more", [[], ["--tensors", "npy"]], ids=["pictures", "tensors"])
 def test_the_estimate_is_that_of_the_dry_run(
     more: list[str], featviz: Run, tiny_file: Path, tmp_path: Path
 ) -> None:
-    """Files exactly, so a limit of as many passes and one less is refused before any work; bytes
-    within a factor of two, on the safe side."""
+    """Files exactly; bytes within a factor of two, on the safe side. A limit of as many bytes
+    passes, and one less is refused before any work."""
     base = ["run", tiny_file, SCENES, "--layers", "Conv2d,ReLU,Linear", "--size", "96x64", *more]
     told = json.loads(featviz(*base, "--dry-run", "--json").out)
     files, size = told["all_files"], told["estimated_bytes"]
     out = tmp_path / "out"
-    for option, value in (("--max-files", files - 1), ("--max-output-size", size - 1)):
-        done = featviz(*base, "--out", out, option, value)
-        assert done.code == 2 and f"and {option} is" in done.err and not out.exists()
-        assert "--dry-run shows" in done.err
-    done = featviz(*base, "--out", out, "--max-files", files, "--max-output-size", size)
+    done = featviz(*base, "--out", out, "--max-output-size", size - 1)
+    assert done.code == 2 and "and --max-output-size is" in done.err and not out.exists()
+    assert "--dry-run shows" in done.err
+    done = featviz(*base, "--out", out, "--max-output-size", 0)
+    said = r"the run would write about \d+(\.\d+)? [kM]B, and --max-output-size is 0 B"
+    assert done.code == 2 and re.search(said, done.err) and not out.exists()
+    done = featviz(*base, "--out", out, "--max-output-size", size)
     assert done.code == 0, done.err
     written = {name: data for name, data in tree(out).items() if name != "run.json"}
     assert len(written) == files
@@ -108,15 +88,6 @@ def test_the_estimate_holds_for_photographs(featviz: Run, tmp_path: Path) -> Non
     assert featviz(*base, "--out", tmp_path / "out").code == 0
     written = sum(len(data) for name, data in tree(tmp_path / "out").items() if name != "run.json")
     assert 1 <= told["estimated_bytes"] / written < 2
-
-
-def test_no_files_at_all(featviz: Run, tiny_file: Path, picture: Path, tmp_path: Path) -> None:
-    """--max-files 0 refuses every run, a negative number is no number of files."""
-    base = ["run", tiny_file, picture, *SMALL, "--out", tmp_path / "out"]
-    done = featviz(*base, "--max-files", "0")
-    assert done.code == 2 and "about 5 files, and --max-files is 0 files" in done.err
-    assert featviz(*base, "--max-files", "-1").code == 2
-    assert not (tmp_path / "out").exists()
 
 
 @pytest.fixture
@@ -159,7 +130,8 @@ def test_images_that_grow_are_stopped_on_the_way(
 
 
 def test_what_is_kept_counts(featviz: Run, growing: tuple[Path, Path], tmp_path: Path) -> None:
-    """A resumed run with the same limit stops at the same image, and takes nothing away."""
+    """A resumed run with the same limit stops at the same image, and takes nothing away: complete
+    images are never removed, whatever the limit."""
     base = ["run", *growing, "--channels", "1", "--out", tmp_path / "out"]
     told = json.loads(featviz(*base, "--dry-run", "--json").out)
     base += ["--max-output-size", 2 * told["estimated_bytes"]]
@@ -168,23 +140,11 @@ def test_what_is_kept_counts(featviz: Run, growing: tuple[Path, Path], tmp_path:
     again = featviz(*base, "--resume")
     assert again.code == 1 and "would take the run over" in again.err
     assert tree(tmp_path / "out") == before
-
-
-def test_a_limit_below_what_is_complete(
-    featviz: Run, growing: tuple[Path, Path], tmp_path: Path
-) -> None:
-    """Complete images are never removed, whatever the limit."""
-    base = ["run", *growing, "--channels", "1", "--out", tmp_path / "out"]
-    assert featviz(*base).code == 0
+    assert featviz(*base[:-2], "--resume").code == 0
     before = tree(tmp_path / "out")
-    told = json.loads(featviz(*base, "--dry-run", "--json").out)
-    done = featviz(*base, "--resume", "--max-output-size", told["estimated_bytes"])
-    assert done.code == 1
-    after = tree(tmp_path / "out")
-    assert {k: v for k, v in after.items() if k != "run.json"} == {
-        k: v for k, v in before.items() if k != "run.json"
-    }
-    assert run_json(tmp_path / "out")["images"]["missing"] == []
+    again = featviz(*base[:-1], told["estimated_bytes"], "--resume")
+    assert again.code == 1 and run_json(tmp_path / "out")["images"]["missing"] == []
+    assert {**tree(tmp_path / "out"), "run.json": b""} == {**before, "run.json": b""}
 
 
 def test_failed_images_do_not_count(featviz: Run, tiny_file: Path, tmp_path: Path) -> None:
@@ -193,16 +153,20 @@ def test_failed_images_do_not_count(featviz: Run, tiny_file: Path, tmp_path: Pat
     (photos / "01.png").write_bytes(b"no picture")
     base = ["run", tiny_file, photos, *SMALL, "--out", tmp_path / "out"]
     told = json.loads(featviz(*base, "--dry-run", "--json").out)
-    assert featviz(*base, "--max-files", told["all_files"]).code == 3
+    assert featviz(*base, "--max-output-size", told["estimated_bytes"]).code == 3
     assert Image.open(tmp_path / "out" / "02.png" / "input.png").size == (18, 16)
 
 
 def test_a_shard_is_held_to_its_share(featviz: Run, tiny_file: Path, tmp_path: Path) -> None:
     """The limit is for what this command writes, and so is the dry run."""
     photos = make_photos(tmp_path / "photos", 4)
-    base = ["run", tiny_file, photos, *SMALL, "--out", tmp_path / "out"]
-    whole = json.loads(featviz(*base, "--dry-run", "--json").out)["all_files"]
-    half = json.loads(featviz(*base, "--dry-run", "--json", "--shard", "1/2").out)["all_files"]
+    base = ["run", tiny_file, photos, *SMALL, "--out"]
+    share = ["--shard", "1/2"]
+    plans = [featviz(*base, "x", "--dry-run", "--json", *more).out for more in ([], share)]
+    whole, half = (json.loads(plan)["estimated_bytes"] for plan in plans)
     assert half == whole // 2
-    assert featviz(*base, "--max-files", half).code == 2
-    assert featviz(*base, "--max-files", half, "--shard", "1/2").code == 0
+    assert featviz(*base, tmp_path / "free", *share).code == 0
+    written = tree(tmp_path / "free").items()
+    limit = ["--max-output-size", sum(len(data) for name, data in written if name != "run.json")]
+    assert featviz(*base, tmp_path / "out", *limit).code == 2
+    assert featviz(*base, tmp_path / "out", *limit, *share).code == 0

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from conftest import Outcome
-from odd_images import ODD_MEMBERS, device, fifo, photo_bytes
+from hostile_images import ODD_MEMBERS, png
 from runs import SMALL, complete, run_json
 
 from featviz.text import safe_name
@@ -24,7 +24,7 @@ def test_a_member_of_an_archive_takes_no_place_of_ours(
     name: str, featviz: Run, tiny_file: Path, tmp_path: Path
 ) -> None:
     """It gets a safe name, and the run goes on; run.json stays ours, and --overwrite works."""
-    content = photo_bytes(tmp_path / "photos")
+    content = png()
     path = tmp_path / "x.zip"
     with zipfile.ZipFile(path, "w") as packed:
         for member in (name, "good.png"):
@@ -40,14 +40,14 @@ def test_a_member_of_an_archive_takes_no_place_of_ours(
     inside = [part for path in out.rglob("*") for part in path.relative_to(out).parts]
     assert not [part for part in inside if part.startswith(".")]
     assert featviz(*base, "--overwrite").code == 0
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["out", "photos", "tiny.pth", "x.zip"]
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["out", "tiny.pth", "x.zip"]
 
 
 def test_names_that_lead_to_one_folder_are_told_apart(
     featviz: Run, tiny_file: Path, tmp_path: Path
 ) -> None:
     """One image is called as the safe name of another: each is drawn in a folder of its own."""
-    content = photo_bytes(tmp_path / "photos")
+    content = png()
     path = tmp_path / "x.tar"
     with tarfile.open(path, "w") as tar:
         for name in ("a:b.png", safe_name("a:b.png"), "a:b.png/c.png"):
@@ -59,7 +59,7 @@ def test_names_that_lead_to_one_folder_are_told_apart(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("make", [fifo, device])
+@pytest.mark.parametrize("make", [os.mkfifo, lambda path: path.symlink_to("/dev/zero")])
 @pytest.mark.parametrize("name", ["odd.png", "odd.tar", "odd.zip", "odd.tar.gz"])
 def test_a_fifo_or_device_as_image(
     make: Callable[[Path], None],

@@ -15,17 +15,15 @@ import pytest
 import torch
 from conftest import DIGITS, DIGITS_MODEL, SCENES, Outcome
 from PIL import Image
-from runs import fill_disk
+from runs import tree
 from torch import Tensor, nn
 from torchvision import models
 from torchvision.utils import save_image
 
 import featviz as fv
-from featviz import pipeline
-from featviz.errors import StoreError, UsageError
 from featviz.images.decode import decode
 from featviz.models.load import adopt
-from featviz.models.preprocess import InputOptions
+from featviz.options import InputOptions
 from featviz.records import Sample
 from featviz.rundir.read import read_json
 
@@ -141,20 +139,6 @@ def test_small_model_equals_torchvision_in_every_map(tiny: nn.Module, tmp_path: 
         )
 
 
-@pytest.mark.slow
-def test_digits_demonstration_draws_twenty_folders(tmp_path: Path) -> None:
-    """Twenty digits, four kinds of layers: 20 folders with 9 pictures each, none dark or flat."""
-    result = fv.run(
-        str(DIGITS_MODEL), DIGITS, "Conv2d,ReLU,MaxPool2d,AdaptiveAvgPool2d", tmp_path / "out"
-    )
-    folders = sorted(p.name for p in (tmp_path / "out").iterdir() if p.is_dir())
-    assert folders == sorted(p.name for p in DIGITS.iterdir())
-    assert [len(image.captures) for image in result.images] == [9] * 20
-    for folder in folders:
-        for file in (tmp_path / "out" / folder).rglob("output.png"):
-            assert np.asarray(Image.open(file)).std() > 10
-
-
 def test_digits_are_recognised() -> None:
     """The shipped network is a trained one: it reads all twenty sample digits."""
     model = torch.load(DIGITS_MODEL, weights_only=False)
@@ -190,10 +174,6 @@ def test_input_png_is_what_the_model_saw(tiny: nn.Module, tmp_path: Path) -> Non
     want = np.asarray(image.crop((24, 0, 120, 96))).astype(int)
     assert got.shape == (96, 96, 3)
     assert np.abs(got - want).max() <= 2
-
-
-def tree(root: Path) -> dict[str, bytes]:
-    return {str(p.relative_to(root)): p.read_bytes() for p in root.rglob("*") if p.is_file()}
 
 
 def test_same_command_writes_the_same_bytes(tiny: nn.Module, tmp_path: Path) -> None:
@@ -290,71 +270,6 @@ def test_nan_is_drawn_counted_and_warned_about(
     assert pixels[:, 0].std() > 30
 
 
-def test_images_of_one_name_are_told_apart(tiny: nn.Module, tmp_path: Path) -> None:
-    """a/x.png, b/x.png and a/x.jpg are three images with three folders."""
-    image = Image.open(SCENES / "spheres.jpg")
-    paths = [tmp_path / name for name in ("a/x.png", "b/x.png", "a/x.jpg")]
-    for path in paths:
-        path.parent.mkdir(exist_ok=True)
-        image.save(path)
-    result = fv.run(tiny, paths, "Conv2d", tmp_path / "out", **INPUTS)
-    assert [image.folder for image in result.images] == ["a/x.png", "b/x.png", "x.jpg"]
-    for image_result in result.images:
-        assert (tmp_path / "out" / image_result.folder / "manifest.json").is_file()
-
-
-def test_full_disk_ends_the_run_and_keeps_what_is_complete(
-    tiny: nn.Module, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """No space left: one error that names the path; earlier images stay complete, none is half."""
-    fill_disk(monkeypatch, lambda path: "landscape.jpg" in path.parts and path.name == "output.png")
-    files = [SCENES / "spheres.jpg", SCENES / "landscape.jpg", SCENES / "statue-grey.png"]
-    with pytest.raises(StoreError, match=r"output\.png cannot be written: No space left"):
-        fv.run(tiny, files, "Conv2d", tmp_path / "out", **INPUTS)
-    run = read_json(tmp_path / "out" / "run.json")
-    assert run["images"] == {
-        "total": 3,
-        "complete": ["spheres.jpg"],
-        "missing": ["landscape.jpg", "statue-grey.png"],
-    }
-    assert (tmp_path / "out" / "spheres.jpg" / "manifest.json").is_file()
-    assert not (tmp_path / "out" / "landscape.jpg" / "manifest.json").exists()
-    assert not list((tmp_path / "out").rglob("*.part"))
-
-
-def test_interrupt_keeps_the_image_before(
-    tiny: nn.Module, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Ctrl-C during the second image: the first is complete, the second leaves nothing."""
-    calls = []
-
-    def interrupt(module: nn.Module, args: Any, output: Any) -> None:
-        calls.append(1)
-        if len(calls) == 2:
-            raise KeyboardInterrupt
-
-    tiny[4].register_forward_hook(interrupt)
-    files = [SCENES / "spheres.jpg", SCENES / "landscape.jpg"]
-    with pytest.raises(KeyboardInterrupt):
-        fv.run(tiny, files, "Conv2d", tmp_path / "out", **INPUTS)
-    assert (tmp_path / "out" / "spheres.jpg" / "manifest.json").is_file()
-    assert not (tmp_path / "out" / "landscape.jpg").exists()
-    run = read_json(tmp_path / "out" / "run.json")
-    assert run["images"] == {
-        "total": 2,
-        "complete": ["spheres.jpg"],
-        "missing": ["landscape.jpg"],
-    }
-
-
-@pytest.mark.slow
-def test_default_layers_are_one_for_each_stage(tmp_path: Path) -> None:
-    """Without selectors: the first convolution and the last layer at each resolution."""
-    run = fv.run("resnet18", SCENES / "spheres.jpg", out=tmp_path / "out", weights="none", scale=1)
-    drawn = [capture.layer for capture in run.images[0].captures]
-    assert sorted(set(drawn)) == ["conv1", "layer1", "layer2", "layer3", "layer4", "relu"]
-
-
 def test_manifest_says_what_was_limited(tiny: nn.Module, tmp_path: Path) -> None:
     """--max-maps is never silent: manifest and picture name the channels drawn."""
     fv.run(
@@ -367,60 +282,6 @@ def test_manifest_says_what_was_limited(tiny: nn.Module, tmp_path: Path) -> None
     assert row["maps"] == 4
     text = Image.open(folder / row["file"]).text
     assert text["Maps"] == "2 of 4 (--max-maps)"
-
-
-def test_api_names_unknown_options(tiny: nn.Module, tmp_path: Path) -> None:
-    """A misspelt keyword is an error that lists the options."""
-    with pytest.raises(UsageError, match="no option paddign"):
-        fv.run(tiny, SCENES, out=tmp_path / "out", paddign=3)
-    with pytest.raises(UsageError, match="arch is for a MODEL string"):
-        fv.run(tiny, SCENES, out=tmp_path / "out", arch="resnet18")
-    with pytest.raises(UsageError, match="no option rows"):
-        fv.grid(torch.zeros(1, 2, 3, 3), rows=3)
-
-
-@pytest.mark.slow
-def test_swin_is_not_drawn_as_noise(tmp_path: Path) -> None:
-    """Swin gives [1, H, W, C]: each map is one channel, also for a picture that is not square."""
-    model = models.swin_t().eval()
-    inputs = {**INPUTS, "size": (96, 160), "crop": (96, 160)}
-    options = {"tensors": "npy", "scale": 1, "padding": 0, "nrow": 8}
-    result = fv.run(model, SCENES / "landscape.jpg", out=tmp_path / "out", **options, **inputs)
-    rows = {maps.layer: maps.row for maps in result.captures}
-    assert set(rows) == {"features.0.0", "features.1", "features.3", "features.5", "features.7"}
-    row, folder = rows["features.1"], tmp_path / "out" / "landscape.jpg"
-    assert (row.layout, row.shape, row.maps) == ("nhwc", [1, 24, 40, 96], 96)
-    picture = np.asarray(Image.open(folder / row.file)).astype(float)
-    kept = np.load(folder / str(row.tensor))
-    for channel in (0, 9, 95):
-        y, x = divmod(channel, 8)
-        values = kept[0, :, :, channel]
-        want = (values - values.min()) / np.ptp(values) * 255
-        assert np.abs(picture[y * 24 : y * 24 + 24, x * 40 : x * 40 + 40] - want).max() <= 1
-
-
-@pytest.mark.slow
-def test_memory_stays_flat_over_80_images(tmp_path: Path) -> None:
-    """The process grows by less than 18 MB after the tenth of 80 images: 260 kB for each."""
-    source = (SCENES / "spheres.jpg").read_bytes()
-    (tmp_path / "in").mkdir()
-    for index in range(80):
-        (tmp_path / "in" / f"{index:03d}.jpg").write_bytes(source)
-    resident: list[int] = []
-
-    def watch(image: object, total: int) -> None:
-        resident.append(int(Path("/proc/self/statm").read_text().split()[1]) * 4096)
-
-    from featviz.pipeline import run
-    from featviz.pipeline.options import RunOptions
-    from featviz.records import DrawOptions
-
-    model = models.resnet18().eval()
-    inputs = InputOptions(**INPUTS)
-    options = RunOptions("Conv2d,ReLU", tmp_path / "out", draw=DrawOptions(), inputs=inputs)
-    run(adopt(model, inputs), [str(tmp_path / "in")], options, watch)
-    assert len(resident) == 80
-    assert max(resident[10:]) - resident[9] < 18e6
 
 
 def test_run_json_has_no_duration_or_path(tiny: nn.Module, tmp_path: Path) -> None:
@@ -438,8 +299,8 @@ def test_run_json_has_no_duration_or_path(tiny: nn.Module, tmp_path: Path) -> No
 def test_images_are_read_ahead_once_each(
     tiny: nn.Module, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each file is decoded once and in order, all but the first beside the model; an image that
-    cannot be read fails by its own name."""
+    """Each file is decoded once and in order, beside the model; an image that cannot be read fails
+    by its own name."""
     read: list[tuple[str, bool]] = []
 
     def noted(sample: Sample, *more: Any) -> Any:
@@ -451,7 +312,7 @@ def test_images_are_read_ahead_once_each(
     files = [SCENES / "spheres.jpg", tmp_path / "broken.jpg", SCENES / "landscape.jpg"]
     result = fv.run(tiny, files, "Conv2d", tmp_path / "out", **INPUTS)
     assert [(name, main) for name, main in read] == [
-        ("spheres.jpg", True),
+        ("spheres.jpg", False),
         ("broken.jpg", False),
         ("landscape.jpg", False),
     ]
@@ -464,7 +325,7 @@ def test_torch_gets_the_cores_that_encoders_leave(
 ) -> None:
     """All of eight where encoders step back; else a quarter is theirs. The model is run once for
     each image and no more, and afterwards torch has as many threads as before."""
-    monkeypatch.setattr(pipeline, "STEP_BACK", steps_back)
+    monkeypatch.setattr("featviz.pipeline.encoders.STEP_BACK", steps_back)
     monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(8)))
     seen: list[int] = []
     tiny.register_forward_hook(lambda module, args, output: seen.append(torch.get_num_threads()))

@@ -4,24 +4,20 @@ from __future__ import annotations
 
 import json
 import os
-import random
 import shutil
 import signal
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import forked
 import pytest
 import torch
 from conftest import Outcome
 from PIL import Image
-from runs import SMALL, check_whole, complete, make_photos, run_json, snapshot, tree
+from runs import SMALL, check_whole, complete, make_photos, run_json, tree
 from torch import nn
 
 import featviz as fv
-from featviz.pipeline import session
 from featviz.rundir import write
 from featviz.rundir.sums import sealed
 
@@ -33,21 +29,14 @@ def photos(tmp_path: Path) -> Path:
     return make_photos(tmp_path / "photos", 4)
 
 
-@pytest.fixture
-def whole(featviz: Run, tiny_file: Path, photos: Path, tmp_path: Path) -> Path:
-    """A run that was not interrupted."""
-    assert featviz("run", tiny_file, photos, "--out", tmp_path / "whole", *SMALL).code == 0
-    return tmp_path / "whole"
-
-
 def half(whole: Path, out: Path) -> Path:
     """What a run leaves that was killed in its third image."""
     shutil.copytree(whole, out)
     shutil.rmtree(out / "03.png")
     (out / "02.png" / "manifest.json").unlink()
     (out / "02.png" / "000_0" / "x").mkdir(parents=True)
-    (out / "02.png" / "000_0" / ".output.png.part").write_bytes(b"\x89PNG")
-    (out / ".run.json.part").write_bytes(b"{")
+    (out / "02.png" / "000_0" / ".output.png.0123456789abcdef.part").write_bytes(b"\x89PNG")
+    (out / ".run.json.0123456789abcdef.part").write_bytes(b"{")
     run = run_json(whole)
     run["images"] = {"total": 4, "complete": [], "missing": sorted(run["images"]["complete"])}
     (out / "run.json").write_text(json.dumps(run))
@@ -55,12 +44,12 @@ def half(whole: Path, out: Path) -> Path:
 
 
 def test_what_is_complete_is_kept_and_the_rest_is_done(
-    featviz: Run, tiny_file: Path, photos: Path, whole: Path, tmp_path: Path
+    draw: Run, whole: Path, tmp_path: Path
 ) -> None:
     """The tree ends equal to an uninterrupted one, and complete images were not touched."""
     out = half(whole, tmp_path / "out")
     before = (out / "00.png" / "manifest.json").stat().st_mtime_ns
-    done = featviz("run", tiny_file, photos, "--out", out, *SMALL, "--resume", "--json")
+    done = draw(out, "--resume", "--json")
     assert done.code == 0 and "(2 were complete before)" in done.err
     assert tree(out) == tree(whole)
     assert (out / "00.png" / "manifest.json").stat().st_mtime_ns == before
@@ -80,17 +69,15 @@ def test_what_is_complete_is_kept_and_the_rest_is_done(
     }
 
 
-def test_resume_without_a_run_begins_one(
-    featviz: Run, tiny_file: Path, photos: Path, whole: Path, tmp_path: Path
-) -> None:
+def test_resume_without_a_run_begins_one(draw: Run, whole: Path, tmp_path: Path) -> None:
     """No folder, an empty one, and one whose run.json was being written: all begin anew."""
-    for index, files in enumerate([None, [], [".run.json.part"]]):
+    for index, files in enumerate([None, [], [".run.json.0123456789abcdef.part"]]):
         out = tmp_path / f"out{index}"
         if files is not None:
             out.mkdir()
             for name in files:
                 (out / name).write_text("{")
-        assert featviz("run", tiny_file, photos, "--out", out, *SMALL, "--resume").code == 0
+        assert draw(out, "--resume").code == 0
         assert tree(out) == tree(whole)
 
 
@@ -151,15 +138,6 @@ def test_another_model_is_refused(
     assert "its model.code_sha256 is" in run(factory(tmp_path, 0.25), out="b").err
 
 
-def test_model_arguments_are_part_of_the_run(featviz: Run, photos: Path, tmp_path: Path) -> None:
-    """Random torchvision weights of another head are another model."""
-    base = ["run", "squeezenet1_1", photos / "00.png", "--weights", "none", "--out"]
-    base += [tmp_path / "out", "--layers", "features.0"]
-    assert featviz(*base, "--model-arg", "num_classes=4").code == 0
-    done = featviz(*base, "--resume", "--model-arg", "num_classes=5")
-    assert done.code == 1 and 'its model.arguments.num_classes is "4"' in done.err
-
-
 def test_from_python(tiny: nn.Module, photos: Path, tmp_path: Path) -> None:
     """featviz.run(resume=True) keeps, and refuses a module with other weights."""
     fv.run(tiny, photos, "Conv2d", tmp_path / "out", size=16)
@@ -171,145 +149,54 @@ def test_from_python(tiny: nn.Module, photos: Path, tmp_path: Path) -> None:
         fv.run(tiny, photos, "Conv2d", tmp_path / "out", size=16, resume=True)
 
 
-def _damaged(manifest: Path) -> None:
-    manifest.write_bytes(manifest.read_bytes()[:100])
-
-
-def _with_odd_rows(manifest: Path) -> None:
-    content = json.loads(manifest.read_text())
-    content["captures"] = [{"colour": 1}]
-    manifest.write_text(json.dumps(content))
-
-
-@pytest.mark.parametrize("change", [_damaged, _with_odd_rows])
-def test_manifests_that_do_not_fit_are_done_again(
-    change: Callable[[Path], None], featviz: Run, tiny_file: Path, photos: Path, whole: Path
-) -> None:
-    """Cut, or with rows that are none: neither is trusted."""
-    before = tree(whole)
-    change(whole / "01.png" / "manifest.json")
-    (whole / "01.png" / "004_left" / "output.png").parent.mkdir()
-    done = featviz("run", tiny_file, photos, "--out", whole, *SMALL, "--resume", "--json")
-    assert [json.loads(line).get("kept") for line in done.out.splitlines()] == [
-        True,
-        None,
-        True,
-        True,
-    ]
-    assert tree(whole) == before and not (whole / "01.png" / "004_left").exists()
-
-
-@pytest.mark.parametrize("fingerprint", [None, "0" * 64], ids=["older", "another run"])
-def test_an_image_without_the_fingerprint_of_the_run_is_done_again(
-    fingerprint: str | None, featviz: Run, tiny_file: Path, photos: Path, whole: Path
-) -> None:
-    """Its manifest is sound and sealed, as `verify` says, and nothing else tells it apart."""
-    before, manifest = tree(whole), whole / "01.png" / "manifest.json"
-    content = json.loads(manifest.read_text()) | {"fingerprint": fingerprint}
-    del content["sha256"]
-    manifest.write_bytes(sealed(json.dumps(content, indent=1).encode() + b"\n"))
-    assert featviz("verify", whole).code == 0 and tree(whole) != before
-    done = featviz("run", tiny_file, photos, "--out", whole, *SMALL, "--resume")
-    assert done.code == 0 and "(3 were complete before)" in done.err
-    assert tree(whole) == before
-
-
 def test_an_image_that_has_changed_is_done_again(
-    featviz: Run, tiny_file: Path, photos: Path, whole: Path, tmp_path: Path
+    draw: Run, photos: Path, whole: Path, tmp_path: Path
 ) -> None:
     """Its sha256 tells; the tree is that of a new run."""
     Image.new("RGB", (30, 20), "red").save(photos / "02.png")
-    assert featviz("run", tiny_file, photos, "--out", whole, *SMALL, "--resume").code == 0
-    assert featviz("run", tiny_file, photos, "--out", tmp_path / "new", *SMALL).code == 0
+    assert draw(whole, "--resume").code == 0
+    assert draw(tmp_path / "new").code == 0
     assert tree(whole) == tree(tmp_path / "new")
 
 
 def test_failures_are_tried_again_and_keep_the_exit_code(
-    featviz: Run, tiny_file: Path, photos: Path, tmp_path: Path
+    draw: Run, photos: Path, tmp_path: Path
 ) -> None:
     """An image that stays broken ends a resumed run with 3; mended, with 0."""
     good = (photos / "01.png").read_bytes()
     (photos / "01.png").write_bytes(good[:60])
-    base = ["run", tiny_file, photos, "--out", tmp_path / "out", *SMALL]
-    assert featviz(*base).code == 3
+    assert draw(tmp_path / "out").code == 3
     before = tree(tmp_path / "out")
-    again = featviz(*base, "--resume")
+    again = draw(tmp_path / "out", "--resume")
     assert again.code == 3 and "error: 01.png " in again.err
     assert tree(tmp_path / "out") == before
     (photos / "01.png").write_bytes(good)
-    assert featviz(*base, "--resume").code == 0
+    assert draw(tmp_path / "out", "--resume").code == 0
     assert run_json(tmp_path / "out")["failures"] == []
 
 
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        (("--resume", "--overwrite"), "--resume and --overwrite exclude each other"),
-        (("--verify",), "--verify is for --resume"),
-        (("--overwrite", "--prune"), "--prune is for --resume"),
-    ],
-)
-def test_options_that_do_not_go_with_resume(
-    options: tuple[str, ...], words: str, featviz: Run, tiny_file: Path, photos: Path
-) -> None:
+def test_overwrite_does_not_go_with_resume(featviz: Run, tiny_file: Path, photos: Path) -> None:
     """A usage error that names them; nothing is made."""
-    done = featviz("run", tiny_file, photos, *options, "--out", photos.parent / "out")
-    assert done.code == 2 and words in done.err and not (photos.parent / "out").exists()
+    out = photos.parent / "out"
+    done = featviz("run", tiny_file, photos, "--resume", "--overwrite", "--out", out)
+    assert done.code == 2 and "resume and overwrite exclude each other" in done.err
+    assert not out.exists()
 
 
 def test_an_interrupted_resume_does_not_forget_what_was_complete(
-    featviz: Run,
-    tiny_file: Path,
-    photos: Path,
-    whole: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    draw: Run, whole: Path, tmp_path: Path, at_image: Callable[..., None]
 ) -> None:
     """run.json of a run that was stopped twice lists what is complete, reached or not."""
     out = half(whole, tmp_path / "out")
     shutil.rmtree(out / "00.png")
-    real = session.Session.visit
-
-    def visit(self: object, *arguments: object) -> None:
-        os.kill(os.getpid(), signal.SIGINT)
-        real(self, *arguments)  # type: ignore[arg-type]
-
-    monkeypatch.setattr("featviz.pipeline.session.Session.visit", visit)
-    done = featviz("run", tiny_file, photos, "--out", out, *SMALL, "--resume")
+    at_image("00.png", lambda: os.kill(os.getpid(), signal.SIGINT))
+    done = draw(out, "--resume")
     assert done.code == 130
     assert run_json(out)["images"] == {
         "total": 4,
         "complete": ["00.png", "01.png"],
         "missing": ["02.png", "03.png"],
     }
-
-
-def test_shards_in_one_folder_end_as_one_run(
-    featviz: Run, tiny_file: Path, photos: Path, whole: Path, tmp_path: Path
-) -> None:
-    """--shard with --resume, one after the other: the tree and run.json of a single run."""
-    (photos / "01.png").write_bytes(b"no picture")
-    out, single = tmp_path / "out", tmp_path / "single"
-    base = ["run", tiny_file, photos, *SMALL]
-    featviz(*base, "--out", single)
-    assert featviz(*base, "--out", out, "--shard", "2/2").code == 3
-    assert run_json(out)["images"]["missing"] == ["00.png", "02.png"]
-    assert featviz(*base, "--out", out, "--shard", "1/2", "--resume").code == 0
-    assert tree(out) == tree(single)
-
-
-def test_shards_of_several_machines_are_put_together_by_a_last_resume(
-    featviz: Run, tiny_file: Path, photos: Path, whole: Path, tmp_path: Path
-) -> None:
-    """Folders of shards copied into one: --resume checks each image and writes run.json."""
-    for index in (1, 2, 3):
-        out = tmp_path / f"part{index}"
-        done = featviz("run", tiny_file, photos, *SMALL, "--out", out, "--shard", f"{index}/3")
-        assert done.code == 0
-        shutil.copytree(out, tmp_path / "all", dirs_exist_ok=True)
-    last = featviz("run", tiny_file, photos, *SMALL, "--out", tmp_path / "all", "--resume")
-    assert last.code == 0 and "(4 were complete before)" in last.err
-    assert tree(tmp_path / "all") == tree(whole)
 
 
 def test_an_image_inside_the_folder_of_another(
@@ -330,26 +217,13 @@ def test_an_image_inside_the_folder_of_another(
     assert tree(tmp_path / "out") == before
 
 
-def test_the_run_directory_is_no_source_of_images(
-    featviz: Run, tiny_file: Path, photos: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """`featviz run model .` twice: the second time the pictures of the first lie there too."""
-    monkeypatch.chdir(photos)
-    base = ["run", tiny_file, ".", *SMALL, "--out", "maps"]
-    assert featviz(*base).code == 0
-    before = tree(photos / "maps")
-    assert featviz(*base, "--resume").code == 0
-    assert featviz(*base, "--overwrite").code == 0
-    assert tree(photos / "maps") == before
-
-
 @pytest.mark.parametrize("jobs", [1, 3, 8])
 def test_the_same_bytes_whatever_the_number_of_encoders(
-    jobs: int, featviz: Run, tiny_file: Path, photos: Path, whole: Path, tmp_path: Path
+    jobs: int, draw: Run, whole: Path, tmp_path: Path
 ) -> None:
     """--jobs changes nothing of the tree, and neither does a second run."""
     out = tmp_path / "out"
-    assert featviz("run", tiny_file, photos, *SMALL, "--out", out, "--jobs", jobs).code == 0
+    assert draw(out, "--jobs", jobs).code == 0
     assert tree(out) == tree(whole)
 
 
@@ -384,70 +258,42 @@ def test_an_overwrite_that_is_killed_leaves_nothing_that_looks_complete(
         assert tree(whole) == before
 
 
-@pytest.mark.slow
-def test_killed_at_thirty_random_moments(tiny_file: Path, tmp_path: Path) -> None:
-    """SIGKILL leaves no half file under a final name, in nested folders as well, and the resumed
-    tree equals a whole one, to the last empty folder."""
-    for folder in (".", "a", "a/b"):
-        make_photos(tmp_path / "photos" / folder, 7)
-    seed = random.randrange(10**6)
-    chance, kills, number = random.Random(seed), [], 0
-
-    def begin(name: str) -> forked.Forked:
-        base = ["run", tiny_file, tmp_path / "photos", *SMALL, "--resume", "--out", tmp_path / name]
-        return forked.command(tmp_path / "said", *base)
-
-    begin("warm").ended()
-    started = time.monotonic()
-    assert begin("whole").ended().code == 0
-    took, whole = time.monotonic() - started, snapshot(tmp_path / "whole")
-    while len(kills) < 30:
-        process = begin(f"run{number}")
-        time.sleep(chance.uniform(0, took))
-        process.kill(signal.SIGKILL)
-        code = process.ended().code
-        assert code in (0, -signal.SIGKILL), (seed, code)
-        check_whole(tmp_path / f"run{number}")
-        if code == 0:
-            assert snapshot(tmp_path / f"run{number}") == whole, seed
-            number += 1
-        else:
-            kills.append(len(complete(tmp_path / f"run{number}")))
-    assert begin(f"run{number}").ended().code == 0
-    assert snapshot(tmp_path / f"run{number}") == whole, seed
-    assert len({done for done in kills if 0 < done < 21}) >= 3, (seed, kills)
-
-
-@pytest.mark.parametrize(
-    "harm",
-    [
-        lambda folder: rewrite(folder / "manifest.json", '"nrow": 2', '"nrow": "2"'),
-        lambda folder: rewrite(folder / "manifest.json", "/output.png", "/../../../secret.png"),
-        lambda folder: (folder / "manifest.json").write_text("[" * 10_000),
-        lambda folder: next(folder.rglob("output.png")).unlink(),
-        lambda folder: (folder / "stats.npz").write_bytes(b"PK"),
-    ],
-    ids=["type", "outside", "deep", "picture", "statistics"],
-)
-def test_an_image_that_does_not_fit_its_manifest_is_drawn_again(
-    harm: Callable[[Path], object],
-    featviz: Run,
-    tiny_file: Path,
-    photos: Path,
-    whole: Path,
-    tmp_path: Path,
-) -> None:
-    """--resume believes a manifest as little as report does, and ends in the same tree."""
-    out = tmp_path / "harmed"
-    shutil.copytree(whole, out)
-    harm(out / "01.png")
-    assert tree(out) != tree(whole)
-    done = featviz("run", tiny_file, photos, "--out", out, *SMALL, "--resume")
-    assert done.code == 0 and "(3 were complete before)" in done.err
-    assert tree(out) == tree(whole)
-
-
 def rewrite(path: Path, old: str, new: str) -> None:
     text = path.read_text()
     assert old in text
     path.write_text(text.replace(old, new))
+
+
+def sealed_anew(folder: Path, **fields: object) -> None:
+    """Change fields of a manifest that stays sound and sealed, as `verify` says."""
+    content = {**json.loads((folder / "manifest.json").read_text()), **fields}
+    del content["sha256"]
+    data = json.dumps(content, indent=1).encode() + b"\n"
+    (folder / "manifest.json").write_bytes(sealed(data))
+
+
+HARMS: dict[str, Callable[[Path], object]] = {
+    "cut": lambda folder: (folder / "manifest.json").write_bytes(b'{"schema_version": 2'),
+    "rows": lambda folder: sealed_anew(folder, captures=[{"colour": 1}]),
+    "no fingerprint": lambda folder: sealed_anew(folder, fingerprint=None),
+    "another run": lambda folder: sealed_anew(folder, fingerprint="0" * 64),
+    "type": lambda folder: rewrite(folder / "manifest.json", '"nrow": 2', '"nrow": "2"'),
+    "outside": lambda f: rewrite(f / "manifest.json", "/output.png", "/../../../secret.png"),
+    "deep": lambda folder: (folder / "manifest.json").write_text("[" * 10_000),
+    "picture": lambda folder: next(folder.rglob("output.png")).unlink(),
+    "statistics": lambda folder: (folder / "stats.npz").write_bytes(b"PK"),
+}
+
+
+@pytest.mark.parametrize("harm", HARMS)
+def test_an_image_that_does_not_fit_is_drawn_again(harm: str, draw: Run, whole: Path) -> None:
+    """--resume believes a manifest as little as report does, keeps the others, removes what it
+    left, and ends in the same tree."""
+    before = tree(whole)
+    HARMS[harm](whole / "01.png")
+    (whole / "01.png" / "004_left" / "output.png").parent.mkdir()
+    assert tree(whole) != before
+    done = draw(whole, "--resume", "--json")
+    kept = [json.loads(line).get("kept") for line in done.out.splitlines()]
+    assert done.code == 0 and kept == [True, None, True, True]
+    assert tree(whole) == before and not (whole / "01.png" / "004_left").exists()

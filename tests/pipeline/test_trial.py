@@ -18,7 +18,7 @@ tries more."""
 @pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
 def test_killed_or_started_twice_nothing_is_lost() -> None:
-    """SIGKILL, SIGTERM and SIGHUP at random moments of run, --resume, --overwrite, --archive,
+    """SIGKILL, SIGTERM and SIGHUP at random moments of run, --resume, --overwrite,
     report, --tensorboard, and to one of three processes; --resume started twice. What goes on
     afterwards ends with the bytes of a run that nobody has disturbed, with nothing left beside."""
     kills, starts, seed = FULL

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import functools
+import http.server
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -82,6 +87,25 @@ class Page:
         width, height = picture.width / 3, picture.height / 2
         at = [((n % 3 + 0.5) * width, (n // 3 + 0.5) * height) for n in places]
         return [int(picture.getpixel((int(x), int(y)))) for x, y in at]
+
+
+@contextmanager
+def served(run: Path, policy: str) -> Iterator[str]:
+    """The address of a run's report on a server with a Content-Security-Policy."""
+
+    class Handler(http.server.SimpleHTTPRequestHandler):
+        def end_headers(self) -> None:
+            self.send_header("Content-Security-Policy", policy)
+            super().end_headers()
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    handler = functools.partial(Handler, directory=str(run.parent))
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}/{run.name}/report"
+        server.shutdown()
 
 
 def missing_pictures(page: Page) -> list[str]:

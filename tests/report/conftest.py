@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 from rundirs import Drawn, write_image, write_run
 
-from featviz.report import ReportOptions, build_report
+from featviz.options import ReportOptions
+from featviz.report import build_report
 from featviz.rundir.write import RunDirectory
 
 from .browsing import DARK, STATS, Page

@@ -1,4 +1,4 @@
-"""What stands on a page of a report, and in its script."""
+"""What stands on a page of a report, and in its script; and what is shown beside a run."""
 
 from __future__ import annotations
 
@@ -9,6 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from PIL import Image
+from rundirs import write_run
+
+from featviz.options import ReportOptions
+from featviz.report import build_report
 
 HOSTILE = "<img src=x onerror=alert(1)>.png"
 EVIL = '"><script>alert(1)</script>'
@@ -43,6 +48,13 @@ class Markup(HTMLParser):
         return [attributes for tag, attributes in self.tags if tag == name]
 
 
+def built(root: Path, *images: Any, **record: Any) -> Path:
+    """A run (`rundirs.write_run`) with its report."""
+    write_run(root, *images, **record)
+    build_report(root, ReportOptions())
+    return root
+
+
 def read(page: Path) -> Markup:
     return Markup(page.read_text("utf-8"))
 
@@ -73,3 +85,55 @@ def numbers(grid: dict[str, Any]) -> np.ndarray:
     columns = [np.frombuffer(base64.b64decode(text), "<f4") for text in grid["stats"]]
     assert all(len(column) in (1, grid["maps"]) for column in columns)
     return np.stack([np.broadcast_to(column, grid["maps"]) for column in columns], axis=1)
+
+
+def write_audit(root: Path, **changed: Any) -> Path:
+    """A folder as `featviz audit` writes it: of two layers one has suspects, channels 4 and 1."""
+    (root / "suspects").mkdir(parents=True)
+    Image.effect_noise((300, 42 + 2 * 112), 90).save(root / "suspects" / "relu.png")
+    drawn = {
+        "layer": "relu", "shown": "conv1", "channels": [4, 1], "suspects": 3,
+        "file": "suspects/relu.png", "rows": [42, 112],
+    }  # fmt: skip
+    row = {"type": "ReLU", "channels": 6, "call": 0}
+    found = {"dead": [1, 4], "constant": [5]}
+    layers = [
+        {**row, "layer": "relu", "label": "relu", "findings": found, "apoz": 0.375},
+        {**row, "layer": EVIL, "label": EVIL, "findings": {"dead": []}, "apoz": None},
+    ]
+    content = {
+        "schema_version": 1, "featviz": "0", "torch": "2.15.0", "device": "cpu",
+        "model": {"file": "net.pth", "sha256": "f" * 64}, "preprocessing": "RGB, as it is",
+        "options": {"eps": 0.5, "layers": None}, "images": {"total": 9, "seen": 9},
+        "layers": layers, "total": {}, "drawn": [{**drawn, **changed}],
+    }  # fmt: skip
+    (root / "audit.json").write_text(json.dumps(content))
+    return root
+
+
+BEST = {"image": EVIL, "number": 0, "value": 2.5, "place": None, "map": None, "box": None}
+CHANNEL = {"channel": 0, "file": "001_conv1/output/c00000.png", "exemplars": [BEST]}
+
+
+def write_exemplars(
+    root: Path, layer: str = "conv1", record: dict[str, Any] | None = None, **changed: Any
+) -> Path:
+    """A folder as `featviz exemplars` writes it: two channels, of which the second has none."""
+    folder = root / "001_conv1" / "output"
+    folder.mkdir(parents=True)
+    Image.new("RGB", (50, 30)).save(root / "001_conv1" / "output.png")
+    Image.new("RGB", (70, 40)).save(folder / "c00000.png")
+    channels = [CHANNEL, {"channel": 1, "file": None, "exemplars": []}]
+    own = {
+        "layer": layer, "type": "Conv2d", "index": 1, "call": 0, "key": "", "class_name": None,
+        "shape": [1, 2, 4, 4], "layout": "nchw", "sheet": "001_conv1/output.png",
+        "receptive_field": {"how": "computed", "size": [3, 5]}, "channels": channels,
+    }  # fmt: skip
+    content = {
+        "schema_version": 1, "featviz": "1", "torch": "2", "torchvision": "0", "device": "cpu",
+        "model": {}, "preprocessing": "", "options": {"by": "max", "top": 9},
+        "images": {"total": 4, "seen": 4, "failures": []}, "skipped": [], "never_ran": [],
+        "layers": [own | changed], **(record or {}),
+    }  # fmt: skip
+    (root / "exemplars.json").write_text(json.dumps(content))
+    return root

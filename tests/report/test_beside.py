@@ -1,24 +1,28 @@
-"""What is shown beside a run is of the run's model."""
+"""What is shown beside a run is of its model: audits, kernels, exemplars; and an audit alone."""
 
 from __future__ import annotations
 
 import json
 import logging
+import zipfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from conftest import ROOT
+from conftest import ROOT, Outcome
 from rundirs import Drawn, write_run
 
-from featviz.errors import CompareError, StoreError
-from featviz.report import ReportOptions, build_report
+from featviz.errors import CompareError, StoreError, UsageError
+from featviz.options import ReportOptions
+from featviz.report import build_report
+from featviz.rundir.ownership import of_audit
 
-from .markup import Markup, read
-from .test_audited import write_audit
-from .test_excited import write_exemplars
+from .browsing import Page
+from .markup import CHANNEL, EVIL, Markup, read, write_audit, write_exemplars
 
+CLI = Callable[..., Outcome]
 OWN = {"kind": "file", "file": "tuned.pth", "sha256": "c" * 64}
 
 
@@ -133,3 +137,236 @@ def test_runs_that_cannot_be_compared_say_why(featviz: Any, tmp_path: Path) -> N
     assert "Not compared these runs cannot be compared: the scale mode is" in " ".join(
         page.text.split()
     )
+
+
+@pytest.fixture
+def two(tmp_path: Path) -> Path:
+    """A run of one layer of two channels."""
+    drawn = Drawn("conv1", index=1, type="Conv2d", maps=2)
+    return write_run(tmp_path / "out", {"a.png": [drawn]})
+
+
+def test_the_page_of_a_layer_has_its_exemplars(two: Path, tmp_path: Path) -> None:
+    """The sheet as a picture, the pictures of channels for the script, and what a unit sees."""
+    found = write_exemplars(tmp_path / "found")
+    build_report(two, ReportOptions(exemplars=found))
+    page = read(two / "report" / "layer-000.html")
+    assert "of 4 images those with the largest value; a unit sees 3×5 pixels" in page.text
+    own = json.loads(
+        next(str(a["data-exemplars"]) for a in page.of("details") if "data-exemplars" in a)
+    )
+    assert list(own) == ["0"]
+    assert (two / "report" / own["0"][0]["src"]).resolve() == found / "001_conv1/output/c00000.png"
+    assert (own["0"][0]["width"], own["0"][0]["height"]) == (70, 40)
+    assert own["0"][0]["alt"].endswith(f"{EVIL} 2.5")
+    sheets = [a for a in page.of("img") if "Exemplars of all channels" in str(a["alt"])]
+    assert [(a["width"], a["height"]) for a in sheets] == [("50", "30")]
+
+
+def test_one_file_and_a_zip_file_have_them_too(two: Path, tmp_path: Path) -> None:
+    """One file has the sheet inside; its size counts."""
+    found = write_exemplars(tmp_path / "found")
+    out = tmp_path / "one.html"
+    build_report(two, ReportOptions(exemplars=found, single_file=True, out=out))
+    shown = [a for a in read(out).of("img") if "Exemplars of all channels" in str(a["alt"])]
+    assert str(shown[0]["src"]).startswith("data:image/png;base64,")
+    build_report(two, ReportOptions(exemplars=found, zip=True))
+    with zipfile.ZipFile(two / "report.zip") as packed:
+        page = Markup(packed.read("layer-000.html").decode())
+        own = next(a["data-exemplars"] for a in page.of("details") if "data-exemplars" in a)
+        best = packed.read(json.loads(str(own))["0"][0]["src"])
+    assert best == (found / "001_conv1/output/c00000.png").read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"sheet": "../../secret.png"}, "is no name of a sheet"),
+        ({"sheet": "001_conv1/output.call7.png"}, "is missing"),
+        ({"layer": "elsewhere"}, "has exemplars of no layer of this run"),
+        ({"channels": 3}, "channels"),
+        ({"channels": [{**CHANNEL, "file": "../../secret.png"}]}, "no name of a channel's picture"),
+        ({"channels": [{**CHANNEL, "file": None}]}, "has 1 exemplars"),
+        ({"record": {"options": {"by": "median", "top": 9}}}, "neither max nor mean"),
+        ({"record": {"options": {"by": "max", "top": 10**9}}}, "options.top is not 1 to 1000"),
+        ({"record": {"schema_version": 99}}, "schema version 99"),
+        ({"record": {"images": {"total": -1, "seen": 0, "failures": []}}}, "total"),
+    ],
+)
+def test_exemplars_that_do_not_fit(
+    two: Path, tmp_path: Path, changed: dict[str, Any], message: str
+) -> None:
+    """Each is refused in a line of its own, before anything is written."""
+    found = write_exemplars(tmp_path / "found", **changed)
+    with pytest.raises(StoreError, match=message):
+        build_report(two, ReportOptions(exemplars=found))
+    assert not (two / "report").exists()
+
+
+def test_a_picture_that_is_a_link_or_no_picture(two: Path, tmp_path: Path) -> None:
+    """Nothing is followed out of the folder, and nothing but PNG is taken for one."""
+    found = write_exemplars(tmp_path / "found")
+    sheet = found / "001_conv1" / "output.png"
+    sheet.write_bytes(b"GIF89a")
+    with pytest.raises(StoreError, match="is no PNG"):
+        build_report(two, ReportOptions(exemplars=found))
+    sheet.unlink()
+    sheet.symlink_to(found / "001_conv1" / "output" / "c00000.png")
+    with pytest.raises(StoreError, match="found"):
+        build_report(two, ReportOptions(exemplars=found))
+
+
+@pytest.mark.slow
+def test_the_page_of_a_channel_begins_with_its_exemplars(
+    browser: Any, two: Path, tmp_path: Path
+) -> None:
+    """The channel that has a picture shows it at once; the other shows none."""
+    build_report(two, ReportOptions(exemplars=write_exemplars(tmp_path / "found")))
+    browser.get_log("browser")
+    address = (two / "report" / "layer-000.html").as_uri()
+    for channel, count in ((0, 1), (1, 0)):
+        browser.get("about:blank")
+        browser.get(f"{address}#c{channel}")
+        shown = browser.find_elements("css selector", ".channel .sought img")
+        assert len(shown) == count
+        for image in shown:
+            browser.execute_script("return arguments[0].decode()", image)
+            assert browser.execute_script("return arguments[0].naturalWidth", image) == 70
+    assert browser.get_log("browser") == []
+
+
+@pytest.fixture
+def audit(tmp_path: Path) -> Path:
+    """An audit of two layers."""
+    return write_audit(tmp_path / "audit")
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    """A run of the same model."""
+    drawn = [Drawn("conv1", index=1, type="Conv2d"), Drawn("relu", index=2)]
+    return write_run(tmp_path / "out", {"a.png": drawn})
+
+
+def pictures(page: Markup) -> list[dict[str, str | None]]:
+    """The pictures of suspects on a page."""
+    return [i for i in page.of("img") if str(i["alt"]).startswith("Suspects of")]
+
+
+def test_an_audit_alone_is_a_page(audit: Path, featviz: CLI) -> None:
+    """Its counts, a row for each layer, and the pictures of suspects, of their own size."""
+    done = featviz("report", audit, "--json")
+    assert done.code == 0 and json.loads(done.out)["page"] == str(audit / "report" / "index.html")
+    page = read(audit / "report" / "index.html")
+    text = " ".join(page.text.split())
+    assert "net.pth 9 images · input: RGB, as it is 2 dead 1 constant" in text
+    flat = "".join(page.text.split())
+    assert "reluReLU637.5%2dead1,41constant5" in flat
+    assert f"{EVIL}ReLU6––" in flat
+    assert "2 of 3 channels with a finding; the maps are those of conv1, which come to relu" in text
+    assert "Optionseps 0.5" in text and "f" * 64 in text
+    (image,) = pictures(page)
+    where = (audit / "report" / str(image["src"])).resolve()
+    assert where == (audit / "suspects" / "relu.png").resolve()
+    assert (image["width"], image["height"]) == ("300", "266")
+    anchors = {a["href"] for a in page.of("a")} & {"#audited-000", "#audited-001"}
+    assert anchors == {"#audited-000"}
+    assert "audited-000" in {section.get("id") for section in page.of("section")}
+
+
+def test_an_audit_may_be_made_again_over_its_report(audit: Path) -> None:
+    """What --overwrite removes: the page, one file and a zip file are featviz's own."""
+    for options in (ReportOptions(), ReportOptions(single_file=True), ReportOptions(zip=True)):
+        build_report(audit, options)
+    claim = of_audit(audit)
+    assert claim is not None and claim.files()
+    (audit / "report" / "mine.txt").write_text("mine")
+    with pytest.raises(StoreError, match=r"did not write: report/mine\.txt"):
+        claim.files()
+
+
+@pytest.mark.parametrize("name", ["compare", "kernels", "exemplars", "audit"])
+@pytest.mark.parametrize("held", ["audit", "kernels", "series"])
+def test_what_goes_with_a_run_goes_with_nothing_else(
+    audit: Path, tmp_path: Path, held: str, name: str
+) -> None:
+    """The option is named, with the way to show both, or the command for one step."""
+    root, words, hint = audit, "goes with a run", f"--{held} "
+    if held == "kernels":
+        root = write_run(tmp_path / "drawn", {}, kind="kernels")
+        (root / "manifest.json").write_text("{}")
+    if held == "series":
+        root, words = tmp_path / "steps", "is for the report of one step"
+        write_run(root / "step-000100", {"a.png": [Drawn("relu")]})
+        hint = "featviz report "
+    with pytest.raises(UsageError, match=f"--{name} {words}") as refusal:
+        build_report(root, ReportOptions(**{name: audit}))  # type: ignore[arg-type]
+    assert f"{hint}{root}" in str(refusal.value.hint) and not (root / "report").exists()
+
+
+@pytest.mark.parametrize("file", ["../secret.png", "/etc/x.png", "suspects/../x.png", "x.png"])
+def test_a_picture_of_suspects_is_where_audits_put_it(tmp_path: Path, file: str) -> None:
+    """No other file is opened, whatever audit.json names."""
+    audit = write_audit(tmp_path / "audit", file=file)
+    with pytest.raises(StoreError, match=r"drawn\[0\]\.file"):
+        build_report(audit, ReportOptions())
+    assert not (audit / "report").exists()
+
+
+def test_a_picture_of_suspects_that_is_no_png_or_missing(audit: Path, run: Path) -> None:
+    """What is no picture is refused; what is missing is not shown, as of an audit.json alone."""
+    path = audit / "suspects" / "relu.png"
+    path.write_bytes(b"GIF89a")
+    with pytest.raises(StoreError, match="is no PNG"):
+        build_report(audit, ReportOptions())
+    path.unlink()
+    path.symlink_to("/etc/passwd")
+    with pytest.raises(StoreError):
+        build_report(audit, ReportOptions())
+    path.unlink()
+    build_report(audit, ReportOptions())
+    build_report(run, ReportOptions(audit=audit))
+    for page in (audit / "report" / "index.html", run / "report" / "layer-001.html"):
+        assert pictures(read(page)) == [] and "2 dead" in read(page).text
+
+
+def test_a_run_shows_an_audits_findings_and_suspects(run: Path, audit: Path) -> None:
+    """Badges in the network, and the picture on the page of the layer only, in every form."""
+    build_report(run, ReportOptions(audit=audit))
+    report = run / "report"
+    index = " ".join(read(report / "index.html").text.split())
+    assert index.count("2 dead (audit) 1 constant (audit)") == 1 and "2 dead 1, 4" in index
+    (image,) = pictures(read(report / "layer-001.html"))
+    assert (report / str(image["src"])).resolve() == (audit / "suspects" / "relu.png").resolve()
+    assert pictures(read(report / "layer-000.html")) == []
+    out = run.parent / "one.html"
+    build_report(run, ReportOptions(audit=audit, single_file=True, out=out))
+    (image,) = pictures(read(out))
+    assert str(image["src"]).startswith("data:image/png;base64,")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("channel", "box"), [(4, "0 42 300 112"), (1, "0 154 300 112"), (0, "")])
+def test_the_page_of_a_channel_has_its_row(
+    browser: Any, run: Path, audit: Path, channel: int, box: str
+) -> None:
+    """The row of the suspects' picture that is the channel's; none for other channels."""
+    build_report(run, ReportOptions(audit=audit))
+    page = Page(browser, run).open(f"layer-001.html#c{channel}")
+    boxes = [e.get_dom_attribute("viewBox") for e in page.all(".channel .sought svg")]
+    assert boxes == ([box] if box else [])
+
+
+def test_an_audit_outranks_the_run_at_the_head(tmp_path: Path, audit: Path) -> None:
+    """The head has its count; what it found behind a layer that was not drawn stands at the layer
+    whose maps come to it, with a link and a badge."""
+    root = write_run(tmp_path / "conv", {"a.png": [Drawn("conv1", type="Conv2d")]})
+    build_report(root, ReportOptions(audit=audit))
+    index = read(root / "report" / "index.html")
+    text = " ".join(index.text.split())
+    assert "Dead channels: 2 in 1 layer, by the audit of 9 images" in text
+    assert "conv1 Conv2d 6 × 4×5 2 dead (audit) 1 constant (audit)" in text
+    assert "#audit" in {a["href"] for a in index.of("a")}
+    row = (root / "report" / "index.html").read_text().split('aria-labelledby="audit"')[1]
+    assert '<a href="layer-000.html"><code>relu</code></a>' in row
+    assert len(pictures(read(root / "report" / "layer-000.html"))) == 1

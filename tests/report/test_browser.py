@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import functools
-import http.server
-import threading
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from rundirs import Drawn, write_run
+from rundirs import Drawn
 
-from featviz.report import ReportOptions, build_report
-
-from .browsing import HOSTILE, STATS, Page, missing_pictures
+from .browsing import STATS, Page, missing_pictures, served
+from .markup import built
 
 pytestmark = pytest.mark.slow
 JENKINS = "default-src 'none'; img-src 'self'; style-src 'self'"
@@ -36,45 +32,16 @@ def test_from_a_file_nothing_is_missing_and_the_console_is_silent(page: Page, ru
 
 def test_under_the_policy_of_a_ci_host_all_pictures_are_there(browser: Any, run: Path) -> None:
     """`default-src 'none'` stops the scripts; pictures, styles and text are all there."""
-
-    class Handler(http.server.SimpleHTTPRequestHandler):
-        def end_headers(self) -> None:
-            self.send_header("Content-Security-Policy", JENKINS)
-            super().end_headers()
-
-        def log_message(self, *_: object) -> None:
-            pass
-
-    handler = functools.partial(Handler, directory=str(run.parent))
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        page = Page(browser, run)
+    page = Page(browser, run)
+    with served(run, JENKINS) as home:
         for name in names(run):
-            page.browser.get(f"http://127.0.0.1:{server.server_port}/out/report/{name}")
+            browser.get(f"{home}/{name}")
             assert page.js("return typeof Grid") == "undefined"
             assert missing_pictures(page) == [], name
             assert page.js("return getComputedStyle(document.body).margin") == "0px"
             assert not page.shown(".control"), "controls that cannot work are not shown"
-        server.shutdown()
     messages = [entry["message"] for entry in browser.get_log("browser")]
     assert messages and all("script" in message for message in messages)
-
-
-def test_the_hostile_name_is_text(page: Page) -> None:
-    """It is there to read, and ran nothing."""
-    page.open("image-002.html")
-    assert page.one("h1").text == HOSTILE
-    assert page.js("return document.querySelectorAll('[onerror]').length") == 0
-
-
-def test_pictures_keep_their_place_before_they_are_loaded(page: Page) -> None:
-    """Width and height stand in the page, so nothing jumps."""
-    page.open("layer-000.html")
-    assert all(image.get_attribute("loading") == "lazy" for image in page.all(".frame img"))
-    sizes = page.js("return [...document.querySelectorAll('.frame img')].map("
-                    "i => [+i.getAttribute('width'), +i.getAttribute('height')])")  # fmt: skip
-    page.js("document.querySelectorAll('.frame img').forEach(i => i.scrollIntoView())")
-    assert sizes[0] == [3 * 72 + 2, 2 * 62 + 2]
 
 
 def test_hover_tells_the_channel_and_its_numbers(page: Page) -> None:
@@ -128,8 +95,7 @@ def test_tiles_padding_and_emptiness_are_told_apart(page: Page) -> None:
 
 
 @pytest.mark.parametrize(
-    ("by", "key"),
-    [("mean", STATS[:, 2]), ("max", STATS[:, 1]), ("variance", STATS[:, 3] ** 2)],
+    ("by", "key"), [("mean", STATS[:, 2]), ("max", STATS[:, 1]), ("variance", STATS[:, 3] ** 2)]
 )
 def test_sorting_moves_the_tiles(page: Page, by: str, key: np.ndarray) -> None:
     """The pixels at each place are those of the channel whose turn it is, largest first."""
@@ -164,8 +130,7 @@ def test_a_channel_that_an_image_lacks_has_no_numbers(browser: Any, tmp_path: Pa
     """Equal numbers of an image's four channels are not those of the other image's fifth."""
     equal = np.tile(np.float32([0, 9, 9, 1, 0, 0]), (4, 1))
     few, many = Drawn("x", maps=4, stats=equal), Drawn("x", stats=STATS)
-    root = write_run(tmp_path / "out", {"a.png": [few], "b.png": [many]})
-    build_report(root, ReportOptions())
+    root = built(tmp_path / "out", {"a.png": [few], "b.png": [many]})
     page = Page(browser, root).open("layer-000.html")
     means = page.js(
         "const all = [...frames.values()].map(f => f.grid);"
@@ -252,48 +217,6 @@ def test_one_file_shows_one_page_and_all_pictures(page: Page, run: Path) -> None
     assert missing_pictures(page) == []
     page.at(page.shown(".frame")[0], 4)
     assert page.shown(".tip")[0].text.startswith("channel 4")
-
-
-def _luminance(color: str) -> float:
-    rgb = np.array([int(part) for part in color.split("(")[1].split(")")[0].split(",")[:3]]) / 255
-    linear = np.where(rgb <= 0.04045, rgb / 12.92, ((rgb + 0.055) / 1.055) ** 2.4)
-    return float(linear @ [0.2126, 0.7152, 0.0722])
-
-
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_text_has_contrast_in_both_schemes(page: Page, scheme: str) -> None:
-    """At least 4.5:1 (WCAG 2.2, 1.4.3) for every text that is seen."""
-    features = [{"name": "prefers-color-scheme", "value": scheme}]
-    page.browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": features})
-    grounds = set()
-    for name in ("index.html", "image-001.html", "layer-001.html"):
-        page.open(name)
-        pairs = page.js(
-            """
-            const ground = (e) => {
-              for (; e; e = e.parentElement) {
-                const color = getComputedStyle(e).backgroundColor;
-                if (color !== "rgba(0, 0, 0, 0)") return color;
-              }
-            };
-            const texts = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
-            const found = new Set();
-            while (texts.nextNode()) {
-              const e = texts.currentNode.parentElement;
-              if (texts.currentNode.data.trim() && e.offsetParent)
-                found.add(getComputedStyle(e).color + "|" + ground(e));
-            }
-            return [...found];
-            """
-        )
-        assert len(pairs) >= 3
-        for pair in pairs:
-            text, ground = pair.split("|")
-            light, dark = sorted((_luminance(text), _luminance(ground)), reverse=True)
-            assert (light + 0.05) / (dark + 0.05) >= 4.5, (name, pair)
-            grounds.add(_luminance(ground) > 0.5)
-    assert (scheme == "light") in grounds
-    page.browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": []})
 
 
 def test_narrow_screens_need_no_sideways_scrolling(page: Page) -> None:

@@ -14,11 +14,11 @@ import numpy as np
 import pytest
 from rundirs import Drawn, write_run
 
-from featviz.report import ReportOptions, build_report
+from featviz.options import ReportOptions
+from featviz.report import build_report
 
 from .browsing import DARK, STATS
-from .test_audited import write_audit
-from .test_excited import write_exemplars
+from .markup import write_audit, write_exemplars
 
 pytestmark = pytest.mark.slow
 AXE = Path(__file__).parents[2] / "node_modules" / "axe-core" / "axe.min.js"
@@ -51,8 +51,9 @@ def places(tmp_path_factory: pytest.TempPathFactory) -> Path:
     import torch
 
     import featviz as fv
-    from featviz.diff import DiffThresholds, Outputs, diff
-    from featviz.report import comparing
+    from featviz.diff import Outputs, diff
+    from featviz.options import DiffThresholds
+    from featviz.report import compare
 
     top = tmp_path_factory.mktemp("pages")
     vector = np.zeros((10, 6), np.float32)
@@ -80,7 +81,7 @@ def places(tmp_path_factory: pytest.TempPathFactory) -> Path:
     net = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 5), torch.nn.Conv2d(4, 9, 3))
     fv.kernels(net, out=top / "kernels")
     build_report(top / "kernels", ReportOptions())
-    html = Outputs(html=top / "diff.html", render=comparing.render)
+    html = Outputs(html=top / "diff.html", render=compare.render)
     diff(run, other, DiffThresholds(), html)
     return top
 

@@ -11,8 +11,9 @@ import pytest
 from PIL import Image
 from rundirs import Drawn, write_run
 
-from featviz.diff import DiffThresholds, Outputs, diff
-from featviz.report import ReportOptions, build_report, comparing
+from featviz.diff import Outputs, diff
+from featviz.options import DiffThresholds, ReportOptions
+from featviz.report import build_report, compare
 
 from .browsing import STATS, Page, missing_pictures
 
@@ -38,7 +39,7 @@ def compared(tmp_path_factory: pytest.TempPathFactory) -> Path:
             for n, (layer, by) in enumerate(layers, 1)
         ]
         write_run(folder / name, {"a.png": drawn})
-    outputs = Outputs(html=folder / "diff.html", render=comparing.render)
+    outputs = Outputs(html=folder / "diff.html", render=compare.render)
     diff(folder / "before", folder / "after", DiffThresholds(), outputs)
     build_report(folder / "before", ReportOptions(compare=folder / "after"))
     return folder

@@ -7,9 +7,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from rundirs import Drawn, without_sums, write_run
+from rundirs import Drawn, summed_anew, write_run
 
-from featviz.report import ReportOptions, build_report
+from featviz.options import ReportOptions
+from featviz.report import build_report
 
 pytestmark = pytest.mark.slow
 EVIL = (
@@ -24,8 +25,9 @@ def evil(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Pages of runs and an audit whose every string is markup."""
     import json
 
-    from featviz.diff import DiffThresholds, Outputs, diff
-    from featviz.report import comparing
+    from featviz.diff import Outputs, diff
+    from featviz.options import DiffThresholds
+    from featviz.report import compare
 
     more = {"layout": EVIL, "collapsed": {"0": [0, 1]}, "shape": [1, 6, 4, 5]}
     drawn = [
@@ -56,10 +58,11 @@ def evil(tmp_path_factory: pytest.TempPathFactory) -> Path:
                 if out == "two" and row["index"] == 2:
                     row["mean"] = 3.0
             path.write_text(json.dumps(content))
-            without_sums(path.parent)
         with np.load(next(root.rglob("stats.npz"))) as held:
             changed = {key: held[key] + shade for key in held.files}
         np.savez(next(root.rglob("stats.npz")), **changed)
+        for path in root.rglob("manifest.json"):
+            summed_anew(path.parent)
     finding = {"label": EVIL, "layer": EVIL, "type": EVIL, "channels": 6, "findings": {EVIL: [1]}}
     audit = {"images": {"seen": 1}, "layers": [finding]}
     (folder / "one" / "audit.json").write_text(json.dumps(audit))
@@ -67,10 +70,7 @@ def evil(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "one" / EVIL.replace("/", "") / "manifest.json").write_text(EVIL)
     build_report(folder / "one", ReportOptions(compare=folder / "two"))
     build_report(folder / "one", ReportOptions(single_file=True))
-    outputs = Outputs(
-        html=folder / "one" / "diff.html",
-        render=comparing.render,
-    )
+    outputs = Outputs(html=folder / "one" / "diff.html", render=compare.render)
     diff(folder / "one", folder / "two", DiffThresholds(), outputs)
     return folder / "one"
 

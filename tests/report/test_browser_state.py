@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import functools
-import http.server
 import io
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +13,11 @@ from PIL import Image
 from rundirs import Drawn, write_run
 from selenium.webdriver import Keys
 
-from featviz.report import ReportOptions, build_report
+from featviz.options import ReportOptions
+from featviz.report import build_report
 
-from .browsing import STATS, Page
+from .browsing import STATS, Page, served
+from .markup import built
 
 pytestmark = pytest.mark.slow
 
@@ -34,8 +33,7 @@ def many(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, np.ndarray]:
         name: [Drawn("conv1", 6, 1, "Conv2d", stats=own, tile=(40, 48), scale=4)]
         for name, own in zip(names, stats, strict=True)
     }
-    root = write_run(tmp_path_factory.mktemp("many") / "out", images)
-    build_report(root, ReportOptions())
+    root = built(tmp_path_factory.mktemp("many") / "out", images)
     return root, stats
 
 
@@ -207,13 +205,6 @@ def test_the_cursor_comes_back_from_the_enlarged_view(page: Page) -> None:
     assert page.shown(".tip")[0].text.startswith("channel 5\n")
 
 
-def test_the_slider_has_the_focus(page: Page) -> None:
-    """Arrow keys move the edge at once."""
-    page.open("layer-000.html")
-    page.one("[data-compare]").click()
-    assert page.browser.switch_to.active_element.get_attribute("type") == "range"
-
-
 def test_outlines_are_seen_on_every_grey(page: Page) -> None:
     """The marked line and its dark edge differ by 3:1 or more from each other."""
     page.open("layer-001.html?zeros=1")
@@ -237,25 +228,11 @@ def test_print_leaves_the_controls_out(page: Page) -> None:
 
 def test_under_a_policy_of_own_files_everything_works(browser: Any, run: Path) -> None:
     """`default-src 'self'`: no violation, and colours, sizes and channels are as without it."""
-
-    class Handler(http.server.SimpleHTTPRequestHandler):
-        def end_headers(self) -> None:
-            self.send_header("Content-Security-Policy", "default-src 'self'")
-            super().end_headers()
-
-        def log_message(self, *_: object) -> None:
-            pass
-
     browser.get_log("browser")
-    handler = functools.partial(Handler, directory=str(run.parent))
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        home = f"http://127.0.0.1:{server.server_port}/out/report"
-        page = Page(browser, run)
-        changed = "image-001.html?size=64&cmap=viridis&over=1"
+    page, changed = Page(browser, run), "image-001.html?size=64&cmap=viridis&over=1"
+    with served(run, "default-src 'self'") as home:
         for name in ("index.html", changed, "layer-000.html#c1"):
             browser.get(f"{home}/{name}")
             assert page.shown(".control")
         assert page.shown(".channel .trio")
-        server.shutdown()
     assert browser.get_log("browser") == []

@@ -11,14 +11,15 @@ import pytest
 from PIL import Image
 from rundirs import Drawn, write_run
 
-from featviz.report import ReportOptions, build_report
+from featviz.options import ReportOptions
+from featviz.report import build_report
 from featviz.report.channels import ChannelTotals
 from featviz.report.network import network, telling
 from featviz.report.views import arrange
 from featviz.rundir.read import read_run
-from featviz.rundir.schema import CaptureRow
+from featviz.rundir.schema import Capture
 
-from .markup import Markup, pages, read
+from .markup import Markup, built, pages, read
 
 VALUES = np.array(
     [
@@ -33,14 +34,8 @@ VALUES = np.array(
 )
 
 
-def built(root: Path, drawn: dict[str, list[Drawn]]) -> Path:
-    write_run(root, drawn)
-    build_report(root, ReportOptions())
-    return root
-
-
-def shown_row(root: Path, layer: str) -> CaptureRow:
-    (image,) = {image.name: image for image in read_run(root).images.values()}.values()
+def shown_row(root: Path, layer: str) -> Capture:
+    (image,) = read_run(root).images.values()
     return next(row for row in image.captures.values() if row.layer == layer)
 
 
@@ -71,15 +66,6 @@ def test_the_maps_of_a_strip_vary(tmp_path: Path) -> None:
     constant[:, 3] = 0
     constant[:, 5] = 0
     assert telling(row, constant, 1) == [3]
-
-
-def test_only_what_was_drawn_is_in_a_strip(tmp_path: Path) -> None:
-    """The strongest channel may have no tile; one tile of all channels is shown as it is."""
-    drawn = [Drawn("x", channels=[0, 4], stats=VALUES, nrow=2)]
-    reduced = Drawn("y", index=2, channels=[0], nrow=1, more={"reduce": "mean"})
-    root = write_run(tmp_path / "out", {"a.png": [*drawn, reduced]})
-    assert telling(shown_row(root, "x"), VALUES) == [4, 0]
-    assert telling(shown_row(root, "y"), VALUES) == [None]
 
 
 def titles(root: Path) -> list[tuple[str, list[str]]]:
@@ -140,7 +126,7 @@ def test_a_constant_gradient_and_a_single_number_are_no_finding() -> None:
         }  # fmt: skip
         totals = ChannelTotals()
         for _ in range(times):
-            totals.add(CaptureRow(kind=kind, grid=grid, **fields), VALUES)  # type: ignore[arg-type]
+            totals.add(Capture(kind=kind, grid=grid, **fields), VALUES)  # type: ignore[arg-type]
         return set(totals.found)
 
     assert found("output", (4, 4), 1) == {"all zero", "constant", "NaN or infinite"}
@@ -206,33 +192,47 @@ def test_every_page_has_a_title_of_its_own(root: Path) -> None:
     assert len({title for (title,) in found}) == len(texts)
 
 
-def test_hash_and_versions_are_at_the_foot(root: Path) -> None:
-    """Behind the network, its findings and its numbers."""
-    build_report(root, ReportOptions())
-    text = pages(root)["index.html"].text
-    at = [text.index(words) for words in ("What the network", "layers in numbers", "torch 2.15.0")]
-    assert at == sorted(at)
+BOTH = ("ReLU", "MaxPool2d")
 
 
-@pytest.mark.parametrize(("brighter", "words"), [(False, "3 in 1 layer"), (True, "2 in 1 layer")])
+def rectified(*dark: int) -> np.ndarray:
+    """The statistics of six channels with zeros and nothing below, of which some are all zero."""
+    stats = np.tile(np.float32([0, 3, 0.5, 1, 0.5, 0]), (6, 1))
+    stats[list(dark)] = [0, 0, 0, 0, 1, 0]
+    return stats
+
+
+CONV = Drawn("c", type="Conv2d", stats=np.tile(np.float32([-2, 3, 0.5, 1, 0, 0]), (6, 1)))
+
+
+@pytest.mark.parametrize(
+    ("images", "words"),
+    [
+        ([[Drawn("x", stats=rectified(1, 3, 5))]] * 2, "3 in 1 layer"),
+        ([[Drawn("x", stats=rectified(*dark))] for dark in ((1, 3, 5), (1, 5))], "2 in 1 layer"),
+        ([[Drawn("x")]], "none in the one activation drawn"),
+        ([[CONV]], "not known: no activation was drawn"),
+        ([[CONV, Drawn("b", type="Block", stats=rectified(4))]], "1 in 1 layer"),
+        ([[Drawn("r", scale=1, tile=(1, 1))]], "not known: one value of each channel"),
+        (
+            [[Drawn(t, index=n, type=t, stats=rectified(1, 4)) for n, t in enumerate(BOTH)]],
+            "2 in 1 layer",
+        ),
+    ],
+)
 def test_the_first_page_begins_with_the_dead_channels(
-    tmp_path: Path, brighter: bool, words: str
+    tmp_path: Path, images: list[list[Drawn]], words: str
 ) -> None:
-    """Those that are zero in every image, and in how many layers; the link leads to their names."""
-    dark = np.zeros((6, 6), np.float32)
-    dark[:, 1] = [1, 0, 2, 0, 3, 0]
-    dark[[1, 3, 5], 4] = 1
-    other = dark.copy()
-    if brighter:
-        other[3] = [0, 1, 0.5, 0.1, 0.5, 0]
-    images = {"a.png": [Drawn("x", stats=dark)], "b.png": [Drawn("x", stats=other)]}
-    root = built(tmp_path / "out", images)
-    text = (root / "report" / "index.html").read_text("utf-8")
-    assert f'Dead channels (zero in every image): <a href="#findings">{words}</a>' in text
-    alive = built(tmp_path / "alive", {"a.png": [Drawn("x")]})
-    text = (alive / "report" / "index.html").read_text("utf-8")
-    words = "none in the one activation drawn"
-    assert f'Dead channels (zero in the image): <a href="#findings">{words}</a>' in text
+    """Those that are zero in every image, with a link to their names: of activations only, which a
+    convolution's output is not and a block's may be, and once for a pooling behind a ReLU."""
+    root = built(tmp_path / "out", {f"{n}.png": drawn for n, drawn in enumerate(images)})
+    page, where = pages(root)["index.html"], "every image" if len(images) > 1 else "the image"
+    assert f"Dead channels (zero in {where}): {words}" in " ".join(page.text.split())
+    if words.startswith("not known"):
+        assert "No channel is dead" not in page.text
+    else:
+        text = (root / "report" / "index.html").read_text("utf-8")
+        assert f'<a href="#findings">{words}</a>' in text
 
 
 def test_a_key_tells_what_dark_and_bright_are(tmp_path: Path) -> None:
@@ -242,35 +242,6 @@ def test_a_key_tells_what_dark_and_bright_are(tmp_path: Path) -> None:
     keys = " ".join(Markup((root / "report" / "image-000.html").read_text("utf-8")).text.split())
     assert "min max of each map" in keys
     assert "−1.5 2.25 one scale for all maps" in keys
-
-
-def test_dead_is_known_of_activations_only(tmp_path: Path) -> None:
-    """A convolution's output tells nothing of death; a block's, zero somewhere and never below,
-    does; of single numbers in one image nobody knows."""
-    below = np.tile(np.float32([-2, 3, 0.5, 1, 0, 0]), (6, 1))
-    above = np.tile(np.float32([0, 3, 0.5, 1, 0.5, 0]), (6, 1))
-    above[4] = [0, 0, 0, 0, 1, 0]
-    conv, block = Drawn("c", type="Conv2d", stats=below), Drawn("b", type="Block", stats=above)
-    head = {
-        "conv": ([conv], "not known: no activation was drawn"),
-        "block": ([conv, block], "1 in 1 layer"),
-        "number": ([Drawn("r", scale=1, tile=(1, 1))], "not known: one value of each channel"),
-    }
-    for name, (drawn, words) in head.items():
-        text = pages(built(tmp_path / name, {"a.png": drawn}))["index.html"].text
-        assert f"Dead channels (zero in the image): {words}" in " ".join(text.split())
-        assert "No channel is dead" not in text
-
-
-def test_what_stands_behind_a_relu_is_not_counted_again(tmp_path: Path) -> None:
-    """A pooling has the dead channels of the ReLU before it."""
-    stats = np.tile(np.float32([0, 3, 0.5, 1, 0.5, 0]), (6, 1))
-    stats[[1, 4]] = [0, 0, 0, 0, 1, 0]
-    drawn = [
-        Drawn(name, index=n, type=name, stats=stats) for n, name in enumerate(("ReLU", "MaxPool2d"))
-    ]
-    text = pages(built(tmp_path / "out", {"a.png": drawn}))["index.html"].text
-    assert "Dead channels (zero in the image): 2 in 1 layer" in " ".join(text.split())
 
 
 @pytest.mark.parametrize(
@@ -298,15 +269,3 @@ def test_the_first_page_says_what_dark_is(
     assert lowest is None or lowest in text
     span = f"Channel 0: {low} to 3".replace("-", "−")
     assert [a.get("title") for a in index.of("a")].count(span) == 2
-
-
-def test_a_layers_page_says_what_was_found_only(tmp_path: Path) -> None:
-    """Nothing of none; each finding with its channels and its meaning."""
-    stats = np.tile(np.float32([0, 3, 0.5, 1, 0.5, 0]), (6, 1))
-    clean = pages(built(tmp_path / "a", {"a.png": [Drawn("x", stats=stats)]}))["layer-000.html"]
-    assert "all zero in" not in clean.text and "0 channels" not in clean.text
-    stats[4], stats[2] = [0, 0, 0, 0, 1, 0], [5, 5, 5, 0, 0, 0]
-    found = pages(built(tmp_path / "b", {"a.png": [Drawn("x", stats=stats)]}))["layer-000.html"]
-    text = " ".join(found.text.split())
-    assert "1 channel all zero in the one image: 4 (zero at every place; behind an" in text
-    assert "1 channel constant in the one image: 2 (one value at every place" in text

@@ -15,35 +15,32 @@ from matplotlib import colormaps
 from PIL import Image
 from rundirs import Drawn, write_image, write_run
 
-from featviz.report import ReportOptions, build_report
+from featviz.options import ReportOptions
+from featviz.report import build_report
 from featviz.rundir.write import RunDirectory
 
-from .markup import EVIL, HOSTILE, loaded, numbers, pages, script
+from .markup import EVIL, HOSTILE, built, loaded, numbers, pages, script
+from .test_series import write_audit
 
 MIDDLE = colormaps["coolwarm"](127 / 253, bytes=True)
 
 
-def test_templates_are_compiled_once(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A second report in one process fills those of the first, with what it has itself to say."""
-    build_report(root, ReportOptions())
-    first = (root / "report" / "index.html").read_text()
-    monkeypatch.setattr("jinja2.Environment.compile", None)
-    run = json.loads((root / "run.json").read_text())
-    (root / "run.json").write_text(json.dumps({**run, "torch": "9.8.7"}))
-    build_report(root, ReportOptions())
-    second = (root / "report" / "index.html").read_text()
-    assert "9.8.7" in second and second.replace("9.8.7", run["torch"]) == first
-
-
 def test_names_and_messages_are_text(root: Path) -> None:
-    """Whatever a file, a layer or an error is called, it appears as it is."""
-    build_report(root, ReportOptions())
+    """Whatever a file, a layer or an error is called, it appears as it is; the run's page has the
+    model, versions, layers, images, failures and what is incomplete."""
+    result = build_report(root, ReportOptions())
     found = pages(root)
     assert all(len(page.of("script")) <= 5 for page in found.values())
     assert HOSTILE in found["index.html"].text and EVIL in found["index.html"].text
     assert HOSTILE in found["image-002.html"].text and EVIL in found["layer-002.html"].text
     for page in found.values():
         assert not any("onerror" in attributes for _, attributes in page.tags)
+    text = found["index.html"].text
+    for words in ("resnet18", "torch 2.15.0", "conv1", "relu", "bad.jpg", "it is truncated"):
+        assert words in text
+    assert "half.png" in text and "incomplete: it has no manifest.json" in text
+    assert "3 complete of 4, 1 failed, 1 incomplete" in text
+    assert result.incomplete == {"half.png": "it has no manifest.json"}
 
 
 def test_alternative_texts_and_sizes_of_all_pictures(root: Path) -> None:
@@ -57,17 +54,6 @@ def test_alternative_texts_and_sizes_of_all_pictures(root: Path) -> None:
             with Image.open(root / "report" / unquote(str(image["src"]))) as picture:
                 assert (int(str(image["width"])), int(str(image["height"]))) == picture.size
             assert image["loading"] == "lazy"
-
-
-def test_all_layers_and_failures_are_named(root: Path) -> None:
-    """The run's page has the model, versions, layers, images, failures and what is incomplete."""
-    result = build_report(root, ReportOptions())
-    text = pages(root)["index.html"].text
-    for words in ("resnet18", "torch 2.15.0", "conv1", "relu", "bad.jpg", "it is truncated"):
-        assert words in text
-    assert "half.png" in text and "incomplete: it has no manifest.json" in text
-    assert "3 complete of 4, 1 failed, 1 incomplete" in text
-    assert result.incomplete == {"half.png": "it has no manifest.json"}
 
 
 def test_skipped_and_silent_layers_are_named(tmp_path: Path) -> None:
@@ -104,8 +90,7 @@ def test_the_numbers_of_the_pages_are_those_of_stats_npz(tmp_path: Path) -> None
     layers = [(f"x{n}", stats) for n, stats in enumerate([some, nan, 0 * some, some[::-1]] * 5)]
     names = [f"{n}.png" for n in range(11)]
     drawn = [Drawn(layer, index=n, stats=stats) for n, (layer, stats) in enumerate(layers)]
-    root = write_run(tmp_path / "out", dict.fromkeys(names, drawn))
-    build_report(root, ReportOptions())
+    root = built(tmp_path / "out", dict.fromkeys(names, drawn))
     for image, layer in ((0, 0), (3, 1), (7, 19), (10, 14)):
         with np.load(root / names[image] / "stats.npz") as held:
             wanted = held[f"x{layer}|output|0|"]
@@ -131,8 +116,7 @@ def test_scripts_are_hardly_larger_than_the_numbers(tmp_path: Path) -> None:
     stats = np.random.default_rng(0).random((64, 6), dtype=np.float32)
     stats[:, 5] = 0
     grids = [Drawn(f"x{n}", index=n, stats=stats, maps=64, nrow=8, tile=(2, 2)) for n in range(20)]
-    root = write_run(tmp_path / "out", {f"{n}.png": grids for n in range(10)})
-    build_report(root, ReportOptions())
+    root = built(tmp_path / "out", {f"{n}.png": grids for n in range(10)})
     size = sum(path.stat().st_size for path in (root / "report").glob("grids-*.js"))
     assert size <= 1.3 * 200 * stats.nbytes
 
@@ -140,8 +124,7 @@ def test_scripts_are_hardly_larger_than_the_numbers(tmp_path: Path) -> None:
 def test_geometry_of_the_script_is_the_manifests(tmp_path: Path) -> None:
     """nrow, padding, tile, slices and the channels that were drawn."""
     drawn = Drawn("x", maps=9, channels=[2, 5], slices=(2, 7), nrow=3, padding=1, tile=(6, 4))
-    root = write_run(tmp_path / "out", {"a.png": [drawn]})
-    build_report(root, ReportOptions())
+    root = built(tmp_path / "out", {"a.png": [drawn]})
     own = loaded(root, "image-000.html")["p0-0"]
     assert (own["nrow"], own["padding"], own["tile"]) == (3, 1, [6, 4])
     assert (own["slices"], own["channels"], own["maps"]) == (2, [2, 5], 9)
@@ -170,8 +153,7 @@ def test_compared_runs_stand_side_by_side(root: Path, tmp_path: Path) -> None:
 def test_layers_are_in_the_models_order(tmp_path: Path) -> None:
     """By position, also where only a later image has the layer."""
     one, two, three = (Drawn(f"layer{n}", index=n) for n in (1, 2, 10))
-    root = write_run(tmp_path / "out", {"a.png": [three], "b.png": [one, two, three]})
-    build_report(root, ReportOptions())
+    root = built(tmp_path / "out", {"a.png": [three], "b.png": [one, two, three]})
     cells = [a["href"] for a in pages(root)["index.html"].of("a")]
     cells = [str(href) for href in cells if re.fullmatch(r"layer-\d+.html", str(href))][-3:]
     assert cells == ["layer-000.html", "layer-001.html", "layer-002.html"]
@@ -180,42 +162,17 @@ def test_layers_are_in_the_models_order(tmp_path: Path) -> None:
     assert titles == ["layer1", "layer2", "layer10"]
 
 
-AUDIT = {
-    "schema_version": 1,
-    "images": {"total": 3, "seen": 3, "failures": []},
-    "layers": [
-        {
-            "layer": "relu",
-            "label": "relu",
-            "type": "ReLU",
-            "channels": 6,
-            "findings": {"dead": [1, 5], "constant": [], "nonfinite": []},
-        }
-    ],
-}
-
-
-@pytest.mark.parametrize("where", ["run", "given"])
-def test_findings_of_an_audit(root: Path, tmp_path: Path, where: str) -> None:
-    """Those of RUN/audit.json, or of the one that is named, folder or file."""
-    folder = root if where == "run" else tmp_path / "audit"
-    folder.mkdir(exist_ok=True)
-    (folder / "audit.json").write_text(json.dumps(AUDIT))
-    build_report(root, ReportOptions(audit=None if where == "run" else folder))
+def test_findings_of_the_audit_in_a_run(root: Path) -> None:
+    """Those of RUN/audit.json, with badges at the channels; that there are none is a sentence."""
+    write_audit(root, {"relu": {"dead": [1, 5], "constant": [], "nonfinite": []}})
+    build_report(root, ReportOptions())
     text = " ".join(pages(root)["index.html"].text.split())
-    assert "Audit over 3 images" in text and "2 dead 1, 5" in text
+    assert "Audit over 2 images" in text and "2 dead 1, 5" in text
     assert "constant" not in text and "No findings in any channel" not in text
     layer = (root / "report" / "layer-001.html").read_text("utf-8")
-    said = [
-        layer.split(f'<tr id="c{c}">')[1].split("</tr>")[0].count("dead (audit)") for c in range(6)
-    ]
-    assert said == [0, 1, 0, 0, 0, 1]
-
-
-def test_an_audit_without_findings_says_so(root: Path) -> None:
-    """In a sentence, not by dashes alone."""
-    clean = [row | {"findings": {"dead": []}} for row in AUDIT["layers"]]
-    (root / "audit.json").write_text(json.dumps(AUDIT | {"layers": clean}))
+    rows = [layer.split(f'<tr id="c{c}">')[1].split("</tr>")[0] for c in range(6)]
+    assert [row.count("dead (audit)") for row in rows] == [0, 1, 0, 0, 0, 1]
+    write_audit(root, {"relu": {"dead": []}})
     build_report(root, ReportOptions())
     text = " ".join(pages(root)["index.html"].text.split())
     assert "No findings in any channel of these layers: none is dead." in text
@@ -238,8 +195,7 @@ def test_the_legend_says_what_colours_mean(
     """By scale and colormap; the colours are matplotlib's."""
     options = {"normalize": normalize, "cmap": cmap}
     drawn = Drawn("x", more={"normalize": normalize})
-    root = write_run(tmp_path / "out", {"a.png": [drawn]}, options=options)
-    build_report(root, ReportOptions())
+    root = built(tmp_path / "out", {"a.png": [drawn]}, options=options)
     for name in ("image-000.html", "layer-000.html"):
         text = (root / "report" / name).read_text("utf-8")
         assert f'fill="{color}"/></svg>{words}</li>' in text.replace("&#39;", "'")
@@ -286,7 +242,7 @@ def test_one_tile_of_all_channels_is_called_that(
         tile = np.asarray(one.convert("RGB"))
         windows = np.lib.stride_tricks.sliding_window_view(np.asarray(all), tile.shape)[:, :, 0]
         assert (windows == tile).all((2, 3, 4)).any()
-    done = featviz("sheet", tmp_path / "out", "--layer", "0", "--channels", "0")
+    done = featviz("sheet", tmp_path / "out", "--layer", "0", "--pick", "0")
     assert done.code == 2 and f"all channels of 0 are one tile ({way})" in done.err
 
 
@@ -314,8 +270,7 @@ def test_the_option_that_left_maps_out_is_named(tmp_path: Path) -> None:
         Drawn("all", index=4),
     ]
     options = {"pick": "top", "order": "similarity"}
-    root = write_run(tmp_path / "out", {"a.png": drawn}, options=options)
-    build_report(root, ReportOptions())
+    root = built(tmp_path / "out", {"a.png": drawn}, options=options)
     text = " ".join(pages(root)["image-000.html"].text.split())
     assert "Maps4 of 6 (--collapse)Share a tile1 for 1–2, 4Orderby similarity (--order)" in text
     assert "Maps2 of 6 (--max-maps --pick top)Drawn" in text
@@ -326,29 +281,5 @@ def test_the_option_that_left_maps_out_is_named(tmp_path: Path) -> None:
 
 def test_an_unknown_colormap_has_no_colours(tmp_path: Path) -> None:
     """A run of a later matplotlib: the legend leaves out what it cannot show."""
-    root = write_run(tmp_path / "out", {"a.png": [Drawn("x")]}, options={"cmap": "no such"})
-    build_report(root, ReportOptions())
+    root = built(tmp_path / "out", {"a.png": [Drawn("x")]}, options={"cmap": "no such"})
     assert "NaN or infinite" in pages(root)["image-000.html"].text
-
-
-def test_scripts_hold_no_markup() -> None:
-    """What ends a script, or a line of it for some parsers, is escaped; the values stay."""
-    from featviz.report.data import _in_script
-
-    text = json.dumps("</script><!--&\u2028\u2029é", ensure_ascii=False)
-    assert not set(_in_script(text)) & set("<>&\u2028\u2029")
-    assert json.loads(_in_script(text)) == json.loads(text)
-
-
-@pytest.mark.parametrize(("columns", "kind"), [(3, "maps small"), (10, "maps"), (20, "maps whole")])
-def test_small_grids_are_enlarged_on_the_page_of_an_image(
-    tmp_path: Path, columns: int, kind: str
-) -> None:
-    """Grids of few columns are marked so, and the style sheet gives these a least width."""
-    drawn = Drawn("x", maps=columns * min(columns, 10), nrow=columns)
-    root = write_run(tmp_path / "out", {"a.png": [drawn]})
-    build_report(root, ReportOptions())
-    kinds = [figure["class"] for figure in pages(root)["image-000.html"].of("figure")]
-    assert kinds == [kind]
-    style = (root / "report" / "style.css").read_text()
-    assert re.search(r"\.one[^{]*\.small[^{]*img \{ min-width: ", style)

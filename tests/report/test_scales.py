@@ -11,7 +11,8 @@ import pytest
 from matplotlib import colormaps
 from rundirs import Drawn, write_run
 
-from featviz.report import ReportOptions, build_report
+from featviz.options import ReportOptions
+from featviz.report import build_report
 
 from .markup import read
 
@@ -131,8 +132,7 @@ def test_gradients_are_stages_of_their_own(tmp_path: Path, strip: Drawn) -> None
 
 
 @pytest.mark.parametrize(
-    ("steps", "words"),
-    [([0, 6, 23], "3 of 24: 0, 6, 23"), (None, "3 of 24: 0–2")],
+    ("steps", "words"), [([0, 6, 23], "3 of 24: 0, 6, 23"), (None, "3 of 24: 0–2")]
 )
 def test_slices_are_named(tmp_path: Path, steps: list[int] | None, words: str) -> None:
     """Those that the manifest has; where it names none, they are the first."""

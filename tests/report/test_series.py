@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import base64
 import json
-import zipfile
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
+from urllib.parse import unquote
 
 import pytest
 from rundirs import Drawn, write_run
 
-from featviz.errors import StoreError, UsageError
-from featviz.report import ReportOptions, build_report
+from featviz.errors import StoreError
+from featviz.options import ReportOptions
+from featviz.report import build_report
 from featviz.rundir.series import read_steps
 
+from .browsing import Page, missing_pictures
 from .markup import EVIL, HOSTILE, Markup, read
 
 DEAD = {0: [0, 1, 2], 100: [1], 250: []}
@@ -53,20 +56,15 @@ def test_every_step_of_every_layer_and_image_is_shown(series: Path) -> None:
     page = _page(series)
     sources = [str(image["src"]) for image in page.of("img") if "loading" in image]
     assert len(sources) == 3 * 2 * 2
-    assert all((series / "report" / _unquoted(src)).resolve().is_file() for src in sources)
+    assert all((series / "report" / unquote(src)).resolve().is_file() for src in sources)
     steps = [int(str(frame["data-step"])) for frame in page.of("li") if "data-step" in frame]
     assert steps == [0, 100, 250] * 4
     assert [f"step {step} ·" in page.text for step in DEAD] == [True] * 3
 
 
-def _unquoted(address: str) -> str:
-    from urllib.parse import unquote
-
-    return unquote(address)
-
-
 def test_nothing_is_inline_and_nothing_hostile_is_markup(series: Path) -> None:
-    """A Content-Security-Policy without inline script and style leaves the page whole."""
+    """A Content-Security-Policy without inline script and style leaves the page whole; the slider
+    is hidden until the script runs, has a label, knows the steps, and stands at the last one."""
     page = _page(series)
     assert page.inline.strip() == "" and not any("style" in attrs for _, attrs in page.tags)
     assert not any(str(image.get("src")) == "x" for image in page.of("img"))
@@ -74,11 +72,6 @@ def test_nothing_is_inline_and_nothing_hostile_is_markup(series: Path) -> None:
     assert EVIL in page.text and HOSTILE in page.text
     files = sorted(path.name for path in (series / "report").iterdir())
     assert files == ["icon.svg", "index.html", "series.js", "style.css"]
-
-
-def test_the_slider_is_hidden_until_the_script_runs(series: Path) -> None:
-    """It has a label, knows the steps, and stands at the last one."""
-    page = _page(series)
     (slider,) = (tag for tag in page.of("input") if tag["type"] == "range")
     assert str(slider["data-steps"]).split() == ["0", "100", "250"]
     assert (slider["min"], slider["max"], slider["value"]) == ("0", "2", "2")
@@ -123,44 +116,78 @@ def test_a_damaged_step_is_named_and_the_others_are_shown(series: Path) -> None:
         build_report(series, ReportOptions())
 
 
-def test_a_report_is_replaced_and_nothing_else(series: Path) -> None:
-    """A second report takes the place of the first; a foreign file stops it."""
-    _page(series)
-    _page(series)
-    (series / "report" / "mine.txt").write_text("mine")
-    with pytest.raises(StoreError, match=r"did not write: mine\.txt"):
-        build_report(series, ReportOptions())
-
-
 def test_one_file_holds_everything(series: Path) -> None:
-    """Every picture is in it; where it would be too large, the message says how large."""
+    """Every picture is in it."""
     result = build_report(series, ReportOptions(single_file=True))
     page = read(result.page)
     pictures = [str(image["src"]) for image in page.of("img")]
     first = next((series / "step-000000" / "a.png").glob("001_*/output.png")).read_bytes()
     assert len(pictures) == 12 and all(src.startswith("data:image/png") for src in pictures)
     assert base64.b64decode(pictures[0].split(",")[1]) == first
-    with pytest.raises(StoreError, match=r"--max-size is 0\.01 MB"):
-        build_report(series, ReportOptions(single_file=True, max_size=10_000))
 
 
-def test_a_zip_has_its_pictures(series: Path) -> None:
-    """The page names each of them by its name in the archive."""
-    result = build_report(series, ReportOptions(zip=True))
-    with zipfile.ZipFile(result.page) as packed:
-        page = Markup(packed.read("index.html").decode())
-        names = set(packed.namelist())
-    assert {str(image["src"]) for image in page.of("img") if "loading" in image} <= names
+@pytest.fixture(scope="module")
+def shown(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A series of three steps whose grids have other greys, and its report."""
+    root = tmp_path_factory.mktemp("series") / "out"
+    for step, dead in DEAD.items():
+        drawn = [Drawn("relu", shade=20 + step // 2, tile=(40, 48), scale=4)]
+        run = write_run(root / f"step-{step:06d}", {"a.png": drawn, "b.png": drawn})
+        write_audit(run, {"relu": {"dead": dead}})
+    build_report(root, ReportOptions())
+    return root
 
 
-@pytest.mark.parametrize("name", ["compare", "kernels", "exemplars", "audit"])
-def test_what_belongs_to_one_run_is_refused(series: Path, name: str) -> None:
-    """The message names the option and the command for one step."""
-    with pytest.raises(UsageError, match=f"--{name} is for the report of one step"):
-        build_report(series, ReportOptions(**{name: series}))
+def _steps(page: Page) -> list[str]:
+    return [frame.get_attribute("data-step") for frame in page.shown(".frames li")]
 
 
-def test_a_step_has_a_report_of_its_own(series: Path) -> None:
-    """With the findings of its audit."""
-    result = build_report(series / "step-000000", ReportOptions())
-    assert "Audit" in read(result.page).text
+@pytest.mark.slow
+def test_one_step_is_shown_and_keys_move_it(browser: Any, shown: Path) -> None:
+    """The last one first; the pictures, the count and the mark in the curve follow the slider."""
+    from selenium.webdriver import Keys
+
+    browser.get_log("browser")  # of pages that other tests opened
+    page = Page(browser, shown).open("index.html")
+    assert _steps(page) == ["250", "250"] and page.one("[data-count=dead]").text == "0"
+    page.one(".step-slider input").send_keys(Keys.ARROW_LEFT)
+    assert _steps(page) == ["100", "100"] and page.one("[data-count=dead]").text == "1"
+    assert page.one(".step-slider input").get_attribute("aria-valuetext") == "step 100"
+    assert page.one(".step-slider output").text == "100" and "step=100" in browser.current_url
+    x = float(page.one("[data-now]").get_attribute("x1"))
+    assert x == pytest.approx(6 + 308 * 100 / 250, abs=0.01)
+    assert page.greys(page.shown(".frames li")[0], 0) == [70]
+    page.one(".step-slider input").send_keys(Keys.HOME)
+    assert _steps(page) == ["0", "0"] and missing_pictures(page) == []
+    assert [log for log in browser.get_log("browser") if log["level"] == "SEVERE"] == []
+
+
+@pytest.mark.slow
+def test_the_address_says_the_step(browser: Any, shown: Path) -> None:
+    """Loading it again shows the same; a step that is not there shows the last one."""
+    page = Page(browser, shown).open("index.html?step=100")
+    assert _steps(page) == ["100", "100"]
+    assert _steps(page.open("index.html?step=7")) == ["250", "250"]
+
+
+@pytest.mark.slow
+def test_play_goes_through_the_steps_and_stops(browser: Any, shown: Path) -> None:
+    """From the first one, where it stood at the end."""
+    from selenium.webdriver.support.wait import WebDriverWait
+
+    page = Page(browser, shown).open("index.html")
+    page.one("[data-play]").click()
+    assert _steps(page) == ["0", "0"] and page.one("[data-play]").text == "Pause"
+    WebDriverWait(browser, 20).until(lambda _: page.one("[data-play]").text == "Play")
+    assert _steps(page) == ["250", "250"]
+
+
+@pytest.mark.slow
+def test_without_scripts_all_steps_stand_side_by_side(browser: Any, shown: Path) -> None:
+    """The slider is not there, and each strip has every step."""
+    browser.execute_cdp_cmd("Emulation.setScriptExecutionDisabled", {"value": True})
+    try:
+        page = Page(browser, shown).open("index.html")
+        assert _steps(page) == ["0", "100", "250"] * 2 and page.shown(".step-slider") == []
+    finally:
+        browser.execute_cdp_cmd("Emulation.setScriptExecutionDisabled", {"value": False})

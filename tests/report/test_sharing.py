@@ -1,9 +1,10 @@
-"""Forms of a report that can be moved: one file of a bounded size, and a zip file."""
+"""Forms of a report that can be moved: one file of a bounded size, and a zip file; and figures."""
 
 from __future__ import annotations
 
 import base64
 import io
+import json
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -13,12 +14,14 @@ import numpy as np
 import pytest
 from conftest import Outcome
 from PIL import Image
-from rundirs import Drawn, without_sums, write_run
+from rundirs import Drawn, summed_anew, write_run
 
-from featviz.errors import StoreError, UsageError
-from featviz.report import ReportOptions, build_report
+from featviz.errors import UsageError
+from featviz.options import ReportOptions
+from featviz.report import build_report, report
+from featviz.rundir.read import read_run
 
-from .markup import HOSTILE, Markup, read
+from .markup import EVIL, HOSTILE, Markup, read
 
 CLI = Callable[..., Outcome]
 MAPS = 36
@@ -39,7 +42,7 @@ def noisy(tmp_path: Path) -> Path:
         with Image.open(path) as picture:
             pixels = rng.integers(0, 255, picture.size[::-1], np.uint8)
         Image.fromarray(pixels).save(path)
-        without_sums(path.parent.parent)
+        summed_anew(path.parent.parent)
     return root
 
 
@@ -50,19 +53,21 @@ def grids(page: Markup) -> list[Image.Image]:
     return [Image.open(io.BytesIO(file)) for file in files]
 
 
-def test_one_file_shows_fewer_tiles_where_it_must(noisy: Path, tmp_path: Path) -> None:
-    """Those that stay are the tiles of the run, pixel for pixel, and the same in both images; the
-    page says how many, and why."""
+@pytest.mark.parametrize(("room", "tiles_left"), [(90_000, 18), (20_000, 4), (1_000, 4)])
+def test_one_file_shows_fewer_tiles_where_it_must(
+    room: int, tiles_left: int, noisy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those that stay are the tiles of the run, pixel for pixel, and the same in both images, and
+    never less than four; the page says how many."""
     out = tmp_path / "one.html"
     whole = build_report(noisy, ReportOptions(single_file=True, out=out))
-    size, most = out.stat().st_size, out.stat().st_size - 80_000
     assert whole.tiles is None and "the most telling ones" not in read(out).text
-    part = build_report(noisy, ReportOptions(single_file=True, out=out, max_size=most))
-    assert out.stat().st_size <= most < size
-    assert part.tiles is not None and 4 <= part.tiles < MAPS
+    monkeypatch.setattr(report, "MOST_BYTES", room)
+    part = build_report(noisy, ReportOptions(single_file=True, out=out))
+    assert part.tiles == tiles_left
     page = read(out)
     assert f"at most {part.tiles} of its maps, the most telling ones" in page.text
-    assert f"{part.tiles} of {MAPS} (--max-size)" in page.text
+    assert f"{part.tiles} of {MAPS} (--single-file)" in page.text
     sources = [tiles(Image.open(path)) for path in noisy.rglob("output.png")]
     for grid in grids(page):
         assert len(tiles(grid)) == part.tiles
@@ -80,56 +85,8 @@ def tiles(picture: Image.Image) -> set[bytes]:
     return {tile for tile in found if len(set(tile)) > 1}
 
 
-def large(root: Path, tile: int, scale: int, **options: object) -> Path:
-    """An image of a layer of four maps of noise, enlarged by a factor, or as they are."""
-    more = {"shape": [1, 4, tile // scale, tile // scale]}
-    row = Drawn("conv1", maps=4, nrow=2, tile=(tile, tile), scale=scale, padding=0, more=more)
-    write_run(root, {"a.png": [row]}, options=options)
-    path = next(root.rglob("output.png"))
-    noise = np.random.default_rng(0).integers(0, 255, (2 * tile // scale,) * 2, np.uint8)
-    Image.fromarray(noise.repeat(scale, 0).repeat(scale, 1)).save(path, compress_level=0)
-    without_sums(path.parent.parent)
-    return root
-
-
-@pytest.mark.parametrize(("tile", "scale", "factor"), [(160, 4, 4), (150, 1, 3)])
-def test_one_file_has_fewer_pixels_before_fewer_maps(
-    tmp_path: Path, tile: int, scale: int, factor: int
-) -> None:
-    """An enlarged map keeps every value; of a large one the mean of each block stays (numpy). The
-    page shows both as large as they were."""
-    root, out = large(tmp_path / "run", tile, scale), tmp_path / "one.html"
-    build_report(root, ReportOptions(single_file=True, out=out))
-    most = out.stat().st_size - 10_000
-    part = build_report(root, ReportOptions(single_file=True, out=out, max_size=most))
-    assert part.tiles is None and part.smaller
-    page = read(out)
-    assert "large maps have fewer pixels" in page.text and "at most" not in page.text
-    with Image.open(next(root.rglob("output.png"))) as picture:
-        pixels = np.asarray(picture, np.float64)
-    side = len(pixels) // factor
-    blocks = pixels.reshape(side, factor, side, factor).mean((1, 3))
-    (shown,) = grids(page)
-    assert abs(np.asarray(shown) - blocks).max() <= (0 if scale > 1 else 1)
-    (image,) = [i for i in page.of("img") if "src" in i and "of conv1" in str(i["alt"])]
-    assert image["width"] == str(2 * tile)
-
-
-def test_letters_on_tiles_stay_readable(tmp_path: Path) -> None:
-    """Under --labels no pixel goes; maps do, or the file is refused."""
-    root, out = large(tmp_path / "run", 150, 1, labels=True), tmp_path / "one.html"
-    build_report(root, ReportOptions(single_file=True, out=out))
-    with pytest.raises(StoreError, match="not even with 4 tiles"):
-        most = out.stat().st_size - 10_000
-        build_report(root, ReportOptions(single_file=True, out=out, max_size=most))
-
-
-def test_one_file_that_cannot_be_small_enough(noisy: Path) -> None:
-    """Refused with what was asked for and the ways out; nothing is written."""
-    with pytest.raises(StoreError, match=r"one file of 0\.02 MB, not even with 4 tiles") as caught:
-        build_report(noisy, ReportOptions(single_file=True, max_size=20_000))
-    assert "--zip" in str(caught.value.hint)
-    assert not (noisy / "report.html").exists()
+def test_one_file_and_a_zip_file_exclude_each_other(noisy: Path) -> None:
+    """Refused before anything is read."""
     with pytest.raises(UsageError, match="--zip and --single-file"):
         build_report(noisy, ReportOptions(single_file=True, zip=True))
 
@@ -166,11 +123,56 @@ def test_a_zip_file_again(noisy: Path, featviz: CLI) -> None:
     assert out.read_bytes() == b"mine"
 
 
-def test_the_statistics_take_little_more_than_their_numbers(tmp_path: Path) -> None:
-    """Less than 1.35 times the bytes of float32, which is base64, and once in all."""
-    stats = np.random.default_rng(0).random((4096, 6), np.float32)
-    row = Drawn("conv1", index=1, type="Conv2d", maps=4096, channels=[0], stats=stats)
-    root = write_run(tmp_path / "out", {f"{n}.png": [row] for n in range(3)})
+def with_figure(root: Path, content: bytes | None = None) -> Path:
+    """A run of one image and one layer, whose figure has 120×80 pixels, or holds these bytes."""
+    write_run(root, {"a.png": [Drawn("conv1"), Drawn("relu", index=2)]})
+    figure = root / "a.png" / "001_conv1" / "output.figure.png"
+    Image.effect_noise((120, 80), 90).save(figure)
+    if content is not None:
+        figure.write_bytes(content)
+    path = root / "a.png" / "manifest.json"
+    manifest = json.loads(path.read_text())
+    manifest["captures"][0]["figure"] = "001_conv1/output.figure.png"
+    path.write_text(json.dumps(manifest))
+    summed_anew(root / "a.png")
+    return root
+
+
+def figures_on(page: Path) -> list[dict[str, str | None]]:
+    """The figures on a page."""
+    return [i for i in read(page).of("img") if str(i["alt"]).startswith("Figure of")]
+
+
+def test_the_page_of_a_layer_shows_its_figures(tmp_path: Path) -> None:
+    """The file of the run, of its own size, on that page only."""
+    root = with_figure(tmp_path / "run")
     build_report(root, ReportOptions())
-    size = sum(path.stat().st_size for path in (root / "report").glob("grids-*.js"))
-    assert size < 1.35 * 3 * stats.nbytes
+    (image,) = figures_on(root / "report" / "layer-000.html")
+    where = (root / "report" / str(image["src"])).resolve()
+    assert where == (root / "a.png" / "001_conv1" / "output.figure.png").resolve()
+    assert (image["width"], image["height"]) == ("120", "80")
+    assert image["alt"] == "Figure of conv1, output, of a.png"
+    for other in ("layer-001.html", "image-000.html", "index.html"):
+        assert figures_on(root / "report" / other) == []
+
+
+def test_one_file_leaves_figures_out_where_it_must(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It shows them where all fits, and else says that it does not."""
+    root, out = with_figure(tmp_path / "run"), tmp_path / "one.html"
+    build_report(root, ReportOptions(single_file=True, out=out))
+    (image,) = figures_on(out)
+    assert str(image["src"]).startswith("data:image/png;base64,")
+    monkeypatch.setattr(report, "MOST_BYTES", 8000)
+    build_report(root, ReportOptions(single_file=True, out=out))
+    assert figures_on(out) == [] and "the most telling ones, and no figures" in read(out).text
+
+
+@pytest.mark.parametrize("content", [b"GIF89a", EVIL.encode(), b""])
+def test_a_figure_that_is_no_png(tmp_path: Path, content: bytes) -> None:
+    """Its image is damaged, and is named with the file."""
+    root = with_figure(tmp_path / "run", content)
+    run = read_run(root)
+    assert not run.images and "output.figure.png" in run.damaged["a.png"]
+    assert "is no PNG" in run.damaged["a.png"]

@@ -11,16 +11,11 @@ import numpy as np
 import pytest
 from conftest import Outcome
 from PIL import Image
-from rundirs import Drawn, without_sums, write_run
+from rundirs import Drawn, summed_anew, write_run
 
 from featviz.errors import StoreError, UsageError
-from featviz.report.contact_sheet import (
-    ORDERS,
-    SheetOptions,
-    make_sheet,
-    parse_channels,
-    sort_channels,
-)
+from featviz.options import SheetOptions
+from featviz.report.sheet import ORDERS, make_sheet, parse_channels, sort_channels
 from featviz.rundir.image import DrawnGrid
 from featviz.rundir.read import read_run
 
@@ -109,15 +104,6 @@ def test_a_channel_that_one_image_lacks_leaves_its_place_empty(tmp_path: Path) -
     assert (empty == empty[0, 0]).all() and empty[0, 0] not in (PAPER, 0)
 
 
-def test_channels_are_chosen_and_sorted(root: Path) -> None:
-    """Only those asked for; by the mean the last channel is first, since channel c has mean c."""
-    sheet = sheet_of(root, channels="1-3", sort="mean")
-    rows = {c: find(sheet, cut(A, c)) for c in range(6)}
-    assert rows[0] is rows[4] is rows[5] is None
-    tops = [rows[c][0] for c in (3, 2, 1)]  # type: ignore[index]
-    assert tops == sorted(tops)
-
-
 @pytest.mark.parametrize(("by", "column"), [("mean", 2), ("max", 1), ("variance", 3), ("zeros", 4)])
 def test_order_is_numpys(tmp_path: Path, by: str, column: int) -> None:
     """The mean over the images, largest first; NaN last, equal ones in their order."""
@@ -161,16 +147,17 @@ def test_another_tensor_of_the_layer(tmp_path: Path) -> None:
     assert "output, output.call1" in str(caught.value.hint)
 
 
-@pytest.mark.parametrize(("text", "wanted"), [("0-3", [0, 1, 2, 3]), ("7, 2,2-3", [7, 2, 3])])
-def test_channel_lists(text: str, wanted: list[int]) -> None:
-    """Numbers and ranges, each once."""
-    assert parse_channels(text) == wanted
-
-
-@pytest.mark.parametrize("text", ["", "x", "3-1", "-1", "1,,2"])
-def test_channel_lists_that_are_none(text: str) -> None:
-    """Say which part."""
-    with pytest.raises(UsageError, match=r"is no channel or range"):
+@pytest.mark.parametrize(
+    ("text", "wanted"),
+    [("0-3", [0, 1, 2, 3]), ("7, 2,2-3", [7, 2, 3])]
+    + [(text, None) for text in ("", "x", "3-1", "-1", "1,,2")],
+)
+def test_channel_lists(text: str, wanted: list[int] | None) -> None:
+    """Numbers and ranges, each once; what is none is named."""
+    if wanted is not None:
+        assert parse_channels(text) == wanted
+        return
+    with pytest.raises(UsageError, match="is no channel or range"):
         parse_channels(text)
 
 
@@ -180,8 +167,8 @@ def test_refusals(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         sheet_of(root, layer="conv9")
     assert caught.value.hint == "it has relu"
     with pytest.raises(UsageError, match="channel 6 was not drawn"):
-        sheet_of(root, channels="4-9")
-    monkeypatch.setattr(import_module("featviz.report.contact_sheet"), "MAX_PIXELS", 100)
+        sheet_of(root, pick="4-9")
+    monkeypatch.setattr(import_module("featviz.report.sheet"), "MAX_PIXELS", 100)
     with pytest.raises(UsageError, match="more than Pillow opens"):
         sheet_of(root)
     monkeypatch.undo()
@@ -190,7 +177,7 @@ def test_refusals(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     broken = [root / name / "001_relu" / "output.png" for name in ("a.png", "b.png")]
     for path in broken:
         path.write_bytes(path.read_bytes()[:-30])
-        without_sums(path.parent.parent)
+        summed_anew(path.parent.parent)
     with pytest.raises(StoreError, match=r"a\.png/001_relu/output\.png cannot be read"):
         sheet_of(root)
 
@@ -213,7 +200,7 @@ def test_command_line(
 ) -> None:
     """The default name is the layer's, in the current folder; --json tells what is where."""
     monkeypatch.chdir(root.parent)
-    outcome = featviz("sheet", root, "--layer", "relu", "--sort", "mean", "--json")
+    outcome = featviz("sheet", root, "--layer", "relu", "--order", "mean", "--json")
     assert outcome.code == 0
     assert json.loads(outcome.out) == {
         "file": "sheet-relu.png",
@@ -223,24 +210,3 @@ def test_command_line(
     assert (root.parent / "sheet-relu.png").is_file()
     assert featviz("sheet", root).code == 2
     assert featviz("sheet", root.parent, "--layer", "relu").code == 1
-
-
-def test_heads_of_narrow_columns_stand_apart(tmp_path: Path) -> None:
-    """Between "input" and "0" there is more paper than between two letters."""
-    large = Drawn("relu", maps=3, tile=(24, 60), scale=2)
-    root = write_run(tmp_path / "out", {"a.png": [large]})
-    sheet = sheet_of(root, transpose=True)
-    top, left = find(sheet, cut(large, 0)) or (0, 0)
-    ink = np.flatnonzero((sheet[: top - 2] < PAPER).any(0))
-    gaps = np.diff(ink) - 1
-    zero = ink[np.searchsorted(ink, left) - 1 :]
-    assert zero[1] - zero[0] > 4 and sorted(gaps)[-3] > 4  # input, 0, 1, 2
-
-
-def test_the_input_is_as_large_as_a_tile(tmp_path: Path) -> None:
-    """20×24 pixels beside maps of 60×80 become 60×72, their pixels sharp (numpy's nearest)."""
-    large = Drawn("relu", maps=1, nrow=1, tile=(60, 80), scale=2)
-    root = write_run(tmp_path / "out", {"a.png": [large]})
-    with Image.open(root / "a.png" / "input.png") as seen:
-        wanted = np.asarray(seen)[..., 0].repeat(3, 0).repeat(3, 1)
-    assert find(sheet_of(root), wanted) is not None

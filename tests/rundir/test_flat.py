@@ -18,66 +18,42 @@ from featviz.rundir.write import ImageFolder
 BASE = ("--layers", "Conv2d,ReLU", "--capture", "output,grad", "--tensors", "npy", "--figure")
 
 
-@pytest.fixture
-def flat(featviz: Callable[..., Outcome], tiny_file: Path, photos: Path, tmp_path: Path) -> Path:
-    """A run with --flat, beside one without in `deep`."""
-    for name, more in (("deep", ()), ("flat", ("--flat",))):
-        words = ("run", tiny_file, photos, *BASE, *SMALL, "--out", tmp_path / name, *more)
-        assert featviz(*words).code == 0
-    return tmp_path / "flat"
+Run = Callable[..., Outcome]
 
 
 @pytest.mark.slow
-def test_names_tell_image_layer_and_kind(flat: Path, tmp_path: Path) -> None:
-    """No folder for a layer; the pictures are those of a run without the option."""
-    folders = [path for path in flat.iterdir() if path.is_dir()]
+def test_a_flat_run(tmp_path: Path, featviz: Run, tiny_file: Path, photos: Path) -> None:
+    """No folder for a layer, and the pictures of a run without the option; every reader finds them,
+    --resume keeps what is complete and draws what is not, --overwrite leaves nothing behind."""
+    flat, deep = tmp_path / "flat", tmp_path / "deep"
+    base = ("run", tiny_file, photos, *BASE, *SMALL, "--out")
+    assert featviz(*base, deep).code == featviz(*base, flat, "--flat").code == 0
+    folders = sorted(path for path in flat.iterdir() if path.is_dir())
     assert len(folders) == 2
+    endings = (".png", ".npy", ".output.figure.png", ".grad.png", ".grad.npy", ".grad.figure.png")
     for folder in folders:
         stem = folder.name.partition(".")[0]
-        wanted = {"input.png", "stats.npz", "manifest.json"} | {
-            f"{stem}__{place}{ending}"
-            for place in ("001_0", "002_1")
-            for ending in (
-                *(".png", ".npy", ".output.figure.png"),
-                *(".grad.png", ".grad.npy", ".grad.figure.png"),
-            )
-        }
-        assert {path.name for path in folder.iterdir()} == wanted
-        deep = tmp_path / "deep" / folder.name
-        for row, other in zip(
-            read_json(folder / "manifest.json")["captures"],
-            read_json(deep / "manifest.json")["captures"],
-            strict=True,
-        ):
+        own = {f"{stem}__{place}{end}" for place in ("001_0", "002_1") for end in endings}
+        found = {path.name for path in folder.iterdir()}
+        assert found == {"input.png", "stats.npz", "manifest.json"} | own
+        rows, others = (
+            read_json(root / folder.name / "manifest.json")["captures"] for root in (flat, deep)
+        )
+        for row, other in zip(rows, others, strict=True):
             assert (row["layer"], row["kind"]) == (other["layer"], other["kind"])
-            pictures = [Image.open(folder / row["file"]), Image.open(deep / other["file"])]
-            assert np.array_equal(*map(np.asarray, pictures))
+            pictures = folder / row["file"], deep / folder.name / other["file"]
+            assert np.array_equal(*(np.asarray(Image.open(picture)) for picture in pictures))
 
-
-@pytest.mark.slow
-def test_every_reader_finds_the_files(
-    flat: Path, tmp_path: Path, featviz: Callable[..., Outcome]
-) -> None:
-    """diff finds no difference to the other names; the gallery, a sheet and an overwrite work."""
-    assert featviz("diff", tmp_path / "deep", flat).code == 0
-    assert featviz("report", flat).code == 0
+    assert featviz("diff", deep, flat).code == featviz("report", flat).code == 0
     assert featviz("sheet", flat, "--layer", "0", "--out", tmp_path / "sheet.png").code == 0
 
-
-@pytest.mark.slow
-def test_run_is_resumed_and_replaced(
-    flat: Path, tmp_path: Path, tiny_file: Path, photos: Path, featviz: Callable[..., Outcome]
-) -> None:
-    """--resume keeps what is complete and draws what is not; --overwrite leaves nothing behind."""
-    one = sorted(path for path in flat.iterdir() if path.is_dir())[0]
-    before = {path.name: path.read_bytes() for path in one.iterdir()}
-    (one / "manifest.json").unlink()
-    base = ("run", tiny_file, photos, *BASE, *SMALL, "--out", flat)
-    done = featviz(*base, "--resume")
+    before = {path.name: path.read_bytes() for path in folders[0].iterdir()}
+    (folders[0] / "manifest.json").unlink()
+    done = featviz(*base, flat, "--resume")
     assert done.code == 1 and "there --flat, here none" in done.err
-    assert featviz(*base, "--flat", "--resume").code == 0
-    assert {path.name: path.read_bytes() for path in one.iterdir()} == before
-    assert featviz(*base, "--overwrite").code == 0
+    assert featviz(*base, flat, "--flat", "--resume").code == 0
+    assert {path.name: path.read_bytes() for path in folders[0].iterdir()} == before
+    assert featviz(*base, flat, "--overwrite").code == 0
     assert not list(flat.rglob("*__*"))
 
 

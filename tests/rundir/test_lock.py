@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import os
-import time
+import sys
 from collections.abc import Callable
 from pathlib import Path
-from threading import Thread
 from typing import Any
 
 import pytest
 from conftest import Outcome
 from filelock import FileLock
-from runs import SMALL, check_whole, refused, tree
+from runs import SMALL, refused
 
 from featviz.errors import StoreError
 from featviz.rundir import LOCK_FILE, lock
@@ -28,49 +27,6 @@ def test_a_second_one_is_refused_and_told_who_holds_it(tmp_path: Path) -> None:
         lock.held(tmp_path / "out"),
     ):
         pytest.fail("two hold one folder")
-
-
-@pytest.mark.parametrize("command", ["run", "archive", "kernels", "merge", "audit", "report"])
-def test_every_command_that_writes_a_folder_asks_for_it(
-    command: str, featviz: Run, tiny_file: Path, photos: Path, ran: Path, tmp_path: Path
-) -> None:
-    """Exit code 1 and one line; what is there stays, the lock of the other one too."""
-    busy, packed = tmp_path / "busy", tmp_path / "busy.zip"
-    commands = {
-        "run": ["run", tiny_file, photos, *SMALL, "--out", busy],
-        "archive": ["run", tiny_file, photos, *SMALL, "--archive", packed],
-        "kernels": ["kernels", tiny_file, "--out", busy],
-        "merge": ["merge", ran, "--out", busy],
-        "audit": ["audit", tiny_file, photos, "--out", busy],
-        "report": ["report", ran, "--out", busy],
-    }
-    with lock.held(busy), lock.held_file(packed, None, "--archive"):
-        before = sorted(tmp_path.rglob("*"))
-        refused(featviz(*commands[command]), 1, f"is being written by process {os.getpid()} on ")
-        assert sorted(tmp_path.rglob("*")) == before
-    assert featviz(*commands[command]).code == 0
-
-
-@pytest.mark.slow
-def test_wait_goes_on_when_the_other_one_is_done(
-    featviz: Run, tiny_file: Path, photos: Path, tmp_path: Path
-) -> None:
-    """`--wait` says for whom it waits, and then draws."""
-    out = tmp_path / "out"
-    holding = lock.held(out)
-    holding.__enter__()
-
-    def let_go() -> None:
-        time.sleep(0.5)
-        holding.__exit__(None, None, None)
-
-    thread = Thread(target=let_go)
-    thread.start()
-    done = featviz("run", tiny_file, photos, *SMALL, "--out", out, "--wait", "60")
-    thread.join()
-    assert done.code == 0 and "on " in done.err and "; waiting" in done.err
-    check_whole(out)
-    assert not (out / LOCK_FILE).exists()
 
 
 def test_nothing_is_left_of_a_lock(tmp_path: Path) -> None:
@@ -118,30 +74,37 @@ def test_a_folder_that_vanishes_is_made_again(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_lock_of_a_killed_process_holds_nobody_up(
-    featviz: Run, tiny_file: Path, photos: Path, ran: Path
+@pytest.mark.parametrize("link", [os.symlink, os.link, lambda _, path: os.mkfifo(path)])
+def test_a_link_in_the_place_of_the_lock_is_refused(
+    link: Callable[[Path, Path], object], draw: Run, featviz: Run, ran: Path, tmp_path: Path
 ) -> None:
-    """Its file is left, the system's lock is not; the next run takes it and removes it."""
-    whole = tree(ran)
-    (ran / LOCK_FILE).write_text("process 1 on elsewhere since 2020-01-01 00:00:00 UTC\n")
-    assert featviz("report", ran, "--out", ran.parent / "pages").code == 0
-    done = featviz("run", tiny_file, photos, *SMALL, "--out", ran, "--resume")
-    assert done.code == 0 and tree(ran) == whole
-    (ran / LOCK_FILE).write_text("")
-    assert featviz("run", tiny_file, photos, *SMALL, "--out", ran, "--overwrite").code == 0
-    assert tree(ran) == whole
-
-
-def test_a_link_in_the_place_of_the_lock_is_not_followed(
-    featviz: Run, tiny_file: Path, photos: Path, tmp_path: Path
-) -> None:
-    """Somebody else's folder cannot have a file elsewhere emptied."""
-    (tmp_path / "out").mkdir()
+    """Whatever kind of link: somebody else's folder cannot have a file elsewhere emptied."""
     (tmp_path / "precious").write_text("precious")
-    (tmp_path / "out" / LOCK_FILE).symlink_to(tmp_path / "precious")
-    done = featviz("run", tiny_file, photos, *SMALL, "--out", tmp_path / "out")
-    assert done.code == 1 and "Traceback" not in done.err
+    link(tmp_path / "precious", ran / LOCK_FILE)
+    done = draw(ran, "--resume")
+    refused(done, 1, f"{ran / LOCK_FILE} is no lock of featviz: it is a link, or no regular file")
     assert (tmp_path / "precious").read_text() == "precious"
+    assert os.path.lexists(ran / LOCK_FILE)
+
+
+def test_a_link_that_takes_the_place_of_the_lock_is_not_emptied(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between the check and the lock."""
+    precious, out = tmp_path / "precious", tmp_path / "out"
+    precious.write_text("precious")
+
+    class Late(FileLock):
+        """A hard link comes before the lock is taken."""
+
+        def acquire(self, *arguments: Any, **options: Any) -> Any:
+            os.link(precious, out / LOCK_FILE)
+            return super().acquire(*arguments, **options)
+
+    monkeypatch.setattr(lock, "FileLock", Late)
+    with pytest.raises(StoreError, match="is no lock of featviz"), lock.held(out):
+        pytest.fail("it is held")
+    assert precious.read_text() == "precious"
 
 
 def test_what_a_lock_file_says_is_shown_tame(tmp_path: Path) -> None:
@@ -153,3 +116,18 @@ def test_what_a_lock_file_says_is_shown_tame(tmp_path: Path) -> None:
     message = raised.value.message
     assert message.isprintable() and r"\x1b]0;title" in message
     assert len(message) < 400 + len(str(tmp_path))
+
+
+@pytest.mark.parametrize("command", ["run", "merge", "kernels"])
+def test_a_folder_too_deep_to_be_made(
+    command: str, featviz: Run, tiny_file: Path, photos: Path, ran: Path, tmp_path: Path
+) -> None:
+    """1,500 folders inside one another are one line, and none is made."""
+    out = tmp_path / "deep" / "/".join(["d"] * 1500)
+    commands = {"run": [tiny_file, photos, *SMALL], "merge": [ran], "kernels": [tiny_file]}
+    depth = sys.getrecursionlimit()
+    sys.setrecursionlimit(1000)  # Python's own; Hypothesis raises it
+    done = featviz(command, *commands[command], "--out", out)
+    sys.setrecursionlimit(depth)
+    refused(done, 1, "cannot be written: too many folders inside one another")
+    assert not (tmp_path / "deep").exists() and len(done.err) < 500

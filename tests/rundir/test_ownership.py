@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 from conftest import Outcome
@@ -35,52 +33,6 @@ def test_a_run_json_of_another_program_makes_no_folder_ours(
     refused(done, 1, "is not empty and holds no run of featviz: its run.json is none")
     assert featviz("run", tiny_file, photos, "--out", proj, "--resume", *SMALL).code == 1
     refused(featviz("kernels", tiny_file, "--out", proj, "--overwrite"), 1, "holds no run")
-    assert snapshot(proj) == before
-
-
-def test_a_run_json_that_is_a_link_makes_no_folder_ours(
-    featviz: Run, tiny_file: Path, photos: Path, ran: Path, tmp_path: Path
-) -> None:
-    """A record has to lie in the folder itself."""
-    proj = tmp_path / "proj"
-    proj.mkdir()
-    (proj / "notes.txt").write_text("mine")
-    (proj / "run.json").symlink_to(ran / "run.json")
-    before = snapshot(tmp_path)
-    done = featviz("run", tiny_file, photos, "--out", proj, "--overwrite", *SMALL)
-    refused(done, 1, "holds no run of featviz")
-    assert snapshot(tmp_path) == before
-
-
-@pytest.mark.parametrize("name", ["audit.json", "models.json"])
-@pytest.mark.parametrize("text", ["{}", '{"schema_version": 1}', '{"schema_version": 1, "x": []}'])
-def test_an_audit_json_of_another_program(
-    name: str, text: str, featviz: Run, tiny_file: Path, photos: Path, tmp_path: Path
-) -> None:
-    """npm audit writes an audit.json, too: nothing of its folder goes."""
-    proj = tmp_path / "proj"
-    proj.mkdir()
-    (proj / name).write_text(text)
-    (proj / "keep.txt").write_text("mine")
-    before = snapshot(proj)
-    done = featviz("audit", tiny_file, photos, "--size", "16", "--out", proj, "--overwrite")
-    refused(done, 1, f"holds no audit of featviz: its {name} is none that featviz wrote")
-    assert snapshot(proj) == before
-
-
-@pytest.mark.parametrize("text", ["{}", "[]", '{"schema_version": 1, "base": "a"}'])
-def test_a_diff_json_of_another_program(text: str, featviz: Run, ran: Path, tmp_path: Path) -> None:
-    """diff replaces nothing but an earlier difference of its own."""
-    proj = tmp_path / "proj"
-    proj.mkdir()
-    (proj / "diff.json").write_text(text)
-    (proj / "keep.txt").write_text("mine")
-    before = snapshot(proj)
-    refused(
-        featviz("diff", ran, ran, "--out", proj),
-        1,
-        "holds no diff of featviz: its diff.json is none",
-    )
     assert snapshot(proj) == before
 
 
@@ -112,7 +64,6 @@ def test_files_of_others_in_a_run_stop_overwrite(
         "report/mine.html",
         "report/image-1.html",
         "report.html",
-        "bases.npz",
         ".git/config",
         ".keep.part",
     ],
@@ -148,15 +99,14 @@ def test_a_manifest_cannot_list_the_files_of_others(
 
 
 def test_a_record_cannot_name_folders_outside(
-    featviz: Run, tiny_file: Path, photos: Path, ran: Path, tmp_path: Path
+    draw: Run, photos: Path, ran: Path, tmp_path: Path
 ) -> None:
     """`..` and absolute names in run.json lead nowhere."""
     record = run_json(ran)
     record["images"]["missing"] = ["../photos", "..", ".", str(photos), "00.png/../../photos"]
     (ran / "run.json").write_text(json.dumps(record))
     before = snapshot(photos)
-    base = ["run", tiny_file, photos, "--out", ran, *SMALL]
-    assert featviz(*base, "--overwrite").code == 0
+    assert draw(ran, "--overwrite").code == 0
     assert snapshot(photos) == before
 
 
@@ -192,13 +142,13 @@ def test_links_in_a_run_stop_overwrite(
 def test_what_featviz_writes_into_a_run_goes_with_it(
     featviz: Run, tiny_file: Path, photos: Path, tmp_path: Path
 ) -> None:
-    """Both reports, figures, tensors, bases, parts of killed runs, and --tensorboard inside."""
+    """Both reports, figures, tensors, parts of killed runs, and --tensorboard inside."""
     out = tmp_path / "out"
     base = ["run", tiny_file, photos, "--out", out, *SMALL, "--tensors", "npy"]
-    base += ["--reduce", "pca", "--shared-basis", "--tensorboard", out / "board"]
+    base += ["--reduce", "pca", "--tensorboard", out / "board"]
     assert featviz(*base, "--report").code == 0
     assert featviz("report", out, "--single-file").code == 0
-    for name in (".run.json.part", ".bases.npz.0123456789abcdef.part", "00.png/.stats.npz.part"):
+    for name in (".run.json.0123456789abcdef.part", "00.png/.stats.npz.0123456789abcdef.part"):
         (out / name).write_text("left")
     board = tree(out / "board")
     done = featviz(*base, "--overwrite")
@@ -208,64 +158,25 @@ def test_what_featviz_writes_into_a_run_goes_with_it(
     assert board.items() <= tree(out / "board").items()
 
 
-def test_images_that_only_their_manifest_knows_go_too(
-    featviz: Run, tiny_file: Path, photos: Path, ran: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A run that was resumed with fewer images; also where its removal is killed half way."""
+def test_images_that_only_their_manifest_knows_go_too(draw: Run, photos: Path, ran: Path) -> None:
+    """A run that was resumed with fewer images."""
     (photos / "01.png").unlink()
-    base = ["run", tiny_file, photos, "--out", ran, *SMALL]
-    assert featviz(*base, "--resume").code == 0
+    assert draw(ran, "--resume").code == 0
     assert complete(ran) == ["00.png", "01.png"]
-    count, unlink = [4], os.unlink
-
-    def killed(*arguments: Any, **named: Any) -> None:
-        count[0] -= 1
-        if count[0] < 0:
-            raise SystemExit(9)
-        unlink(*arguments, **named)
-
-    with monkeypatch.context() as patched, pytest.raises(SystemExit):
-        patched.setattr(os, "unlink", killed)
-        write.RunDirectory.create(ran, overwrite=True)
-    assert complete(ran) == [] and "01.png" in run_json(ran)["images"]["missing"]
-    assert featviz(*base).code == 0
+    assert draw(ran, "--overwrite").code == 0
     assert complete(ran) == ["00.png"] and not (ran / "01.png").exists()
 
 
-@pytest.mark.parametrize("command", ["audit", "kernels", "merge", "report", "diff"])
-def test_files_of_others_in_other_results_stop_them(
-    command: str, featviz: Run, tiny_file: Path, photos: Path, ran: Path, tmp_path: Path
-) -> None:
-    """The second time there lies a note in the folder: it stays, and so does the result."""
-    out = tmp_path / "result"
-    again = {
-        "audit": ["audit", tiny_file, photos, "--size", "16", "--out", out, "--overwrite"],
-        "kernels": ["kernels", tiny_file, "--out", out, "--overwrite"],
-        "merge": ["merge", ran, "--out", out, "--overwrite"],
-        "report": ["report", ran, "--out", out],
-        "diff": ["diff", ran, ran, "--out", out],
-    }[command]
-    assert featviz(*again).code == 0
-    assert featviz(*again).code == 0
-    (out / "note.txt").write_text("mine")
-    before = snapshot(tmp_path)
-    refused(featviz(*again), 1, "holds files that featviz did not write: note.txt")
-    assert snapshot(tmp_path) == before
-
-
-def test_several_audits_and_files_that_were_named_beside(
+def test_an_audit_and_files_that_were_named_beside(
     featviz: Run, tiny_file: Path, photos: Path, tmp_path: Path
 ) -> None:
-    """The audits of several models are ours, and --junit in --out is in nobody's way."""
+    """An audit is replaced, and --junit in --out is in nobody's way."""
     out = tmp_path / "audits"
-    base = ["audit", tiny_file, photos, "--model", tiny_file, "--size", "16", "--out", out]
+    base = ["audit", tiny_file, photos, "--size", "16", "--out", out]
     base += ["--junit", out / "junit.xml", "--overwrite"]
     assert [featviz(*base).code for _ in range(2)] == [0, 0]
-    assert sorted(path.name for path in out.iterdir() if path.is_file()) == [
-        "junit.xml",
-        "models.json",
-        "models.png",
-    ]
+    names = {path.name for path in out.iterdir()}
+    assert names >= {"junit.xml", "audit.json", "channels.npz"}
     assert sorted(path.name for path in tmp_path.iterdir()) == ["audits", "photos", "tiny.pth"]
 
 
@@ -285,21 +196,6 @@ def test_what_comes_while_a_result_is_made_stays(
     refused(featviz("diff", ran, ran, "--out", out), 1, "did not write: note.txt")
     assert (out / "note.txt").read_text() == "mine" and (out / "diff.json").is_file()
     assert sorted(p.name for p in tmp_path.iterdir() if p.name.startswith(".")) == []
-
-
-def test_a_page_or_picture_of_another_program_is_no_report_and_no_sheet(
-    featviz: Run, ran: Path, photos: Path
-) -> None:
-    """report --single-file and sheet name one file: it has to be one of theirs."""
-    page = ran.parent / "index.html"
-    page.write_text("<h1>mine</h1>")
-    refused(featviz("report", ran, "--single-file", "--out", page), 1, "is no report of featviz")
-    sheet = ["sheet", ran, "--layer", "0", "--out"]
-    for path in (photos / "00.png", page, ran / "run.json", ran / "00.png" / "input.png"):
-        before = path.read_bytes()
-        refused(featviz(*sheet, path), 1, "is there and is no sheet of featviz")
-        assert path.read_bytes() == before
-    assert [featviz(*sheet, ran.parent / "s.png").code for _ in range(2)] == [0, 0]
 
 
 def test_the_walk_over_a_large_run_reads_each_record_once(
@@ -325,5 +221,5 @@ def test_the_walk_over_a_large_run_reads_each_record_once(
 
     monkeypatch.setattr(files.Folder, "read", counted)
     claim = ownership.of_run(tmp_path / "out")
-    assert claim is not None and claim.strangers() == [] and len(claim.files()) == 441
-    assert len(reads) == 21
+    assert claim is not None and len(claim.files()) == 441
+    assert reads.count("manifest.json") == 20 and reads.count("run.json") == 1

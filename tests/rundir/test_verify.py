@@ -10,8 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from conftest import ROOT, Outcome
-from rundirs import without_sums
+from conftest import Outcome
 from runs import SMALL, make_photos, tree
 
 from featviz.rundir import sums
@@ -156,8 +155,9 @@ def test_a_damaged_step_is_named(featviz: Run, whole: Path) -> None:
     assert f"{root}: a series of 4 steps: 3 steps damaged" in done.err
 
 
-def test_resume_verify_mends_what_does_not_fit(featviz: Run, tiny_file: Path, whole: Path) -> None:
-    """--resume alone sees what is missing or has another size; --verify reads all."""
+def test_resume_mends_what_does_not_fit(featviz: Run, tiny_file: Path, whole: Path) -> None:
+    """What is missing or has another size it sees; an image of which `verify` names a file is drawn
+    again when its folder is gone."""
     before = tree(whole)
     base = ["run", tiny_file, whole.parent / "photos", *SMALL, "--tensors", "npy", "--out", whole]
     removed(whole / "00.png" / "stats.npz", random.Random(1))
@@ -168,7 +168,10 @@ def test_resume_verify_mends_what_does_not_fit(featviz: Run, tiny_file: Path, wh
         json.loads(line).get("kept") for line in run_lines(featviz(*base, "--resume", "--json"))
     ]
     assert kept == [None, None, True, True, True] and tree(whole) != before
-    lines = run_lines(featviz(*base, "--resume", "--verify", "--json"))
+    named = json.loads(featviz("verify", whole, "--json").out)["runs"][0]["faults"]
+    assert [row["image"] for row in named] == ["02.png"]
+    shutil.rmtree(whole / "02.png")
+    lines = run_lines(featviz(*base, "--resume", "--json"))
     assert [json.loads(line).get("kept") for line in lines] == [True, True, None, True, True]
     assert tree(whole) == before
 
@@ -178,24 +181,61 @@ def run_lines(done: Outcome) -> list[str]:
     return done.out.splitlines()
 
 
-def test_runs_without_checksums_stay_readable(featviz: Run, whole: Path) -> None:
-    """Those of an earlier featviz: their files are looked at, and a line says what was not."""
-    done = featviz("verify", ROOT / "tests" / "data" / "run-0.1.0")
-    assert done.code == 0 and "2 images without checksums" in done.err
-    without_sums(whole / "00.png")
-    assert "1 image without checksums" in featviz("verify", whole).err
-    (whole / "00.png" / "input.png").unlink()
-    assert featviz("verify", whole).code == 4
-
-
 def test_a_lost_run_json_is_named(featviz: Run, whole: Path, tmp_path: Path) -> None:
     """The images are checked all the same; a folder without any is no run."""
     (whole / "run.json").unlink()
     done = featviz("verify", whole)
     assert done.code == 4 and "it has no run.json; --resume writes it anew" in done.err
+    assert "--resume writes it anew from the images' manifests" in featviz("report", whole).err
     (tmp_path / "empty").mkdir()
     done = featviz("verify", tmp_path / "empty")
     assert done.code == 1 and "is no run directory" in done.err
+
+
+def test_a_changed_setting_in_run_json_is_found(whole: Path) -> None:
+    """Each flipped bit that changes a setting, or which images there are, is found (seed 27)."""
+
+    def told(data: bytes) -> object:
+        try:
+            content = json.loads(data)
+            images = content["images"]
+            return {**content, "images": (images["total"], images["complete"])}
+        except (ValueError, KeyError, TypeError):
+            return None
+
+    path, dice, found = whole / "run.json", random.Random(27), 0
+    data = path.read_bytes()
+    for _ in range(60):
+        path.write_bytes(data)
+        flipped(path, dice)
+        changed = told(path.read_bytes()) != told(data)
+        assert verify([whole]).runs[0].is_whole is not changed, path.read_bytes()
+        found += changed
+    assert found > 40
+
+
+def test_settings_of_another_run_are_named(featviz: Run, whole: Path) -> None:
+    """run.json with one option edited, and an image that another run has drawn: exit code 4."""
+    record = json.loads((whole / "run.json").read_text())
+    record["options"]["cmap"] = "viridis"
+    (whole / "run.json").write_text(json.dumps(record))
+    done = featviz("verify", whole)
+    words = "run.json does not tell the settings by which these were drawn: 00.png, 01.png, 02.png"
+    assert done.code == 4 and words in done.err
+
+
+def test_files_that_nothing_lists_are_named(featviz: Run, whole: Path) -> None:
+    """A warning and a row; they are no fault. Reports and locks are known, and so is what a killed
+    run has left."""
+    assert featviz("report", whole).code == 0
+    (whole / ".run.json.0123456789abcdef.part").write_text("left")
+    assert json.loads(featviz("verify", whole, "--json").out)["runs"][0]["unlisted"] == []
+    (whole / "notes.txt").write_text("mine")
+    (whole / "00.png" / "001_0" / "output.call7.png").write_text("mine")
+    done = featviz("verify", whole, "--json")
+    assert done.code == 0 and "nothing lists notes.txt, 00.png/001_0/output.call7.png" in done.err
+    unlisted = json.loads(done.out)["runs"][0]["unlisted"]
+    assert unlisted == ["notes.txt", "00.png/001_0/output.call7.png"]
 
 
 @pytest.mark.parametrize("place", [0, 5, 20, -1, -4, -70, -80])

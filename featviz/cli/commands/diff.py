@@ -9,9 +9,10 @@ import click
 
 from featviz.cli import options as opts
 from featviz.cli import output
-from featviz.cli.command import OUTPUT, Command
-from featviz.cli.values import EXISTING_PLACE, FILE, FOLDER
+from featviz.cli.command import Command
+from featviz.cli.values import EXISTING_PLACE
 from featviz.files.urls import Url
+from featviz.options import DiffFiles, DiffThresholds
 
 if TYPE_CHECKING:
     from featviz.diff import DiffResult
@@ -20,31 +21,9 @@ if TYPE_CHECKING:
 @click.command("diff", cls=Command)
 @click.argument("base", type=EXISTING_PLACE)
 @click.argument("new", type=EXISTING_PLACE)
-@opts.option(
-    "--tolerance",
-    type=float,
-    default=1e-4,
-    metavar="RELATIVE",
-    help="Accept relative differences up to this.",
-)
-@opts.option(
-    "--max-diff-ratio",
-    type=float,
-    default=0.0,
-    metavar="SHARE",
-    help="Accept that up to this share of all channels, each counted in each image, differs, 0..1.",
-)
-@opts.option("--ignore-added", is_flag=True, help="Accept layers and images that only NEW has.")
+@opts.options_of(DiffThresholds, DiffFiles)
 @opts.json_option()
-@opts.junit_option
-@opts.option("--html", type=FILE, group=OUTPUT, help="Write an HTML page into this file.")
-@opts.out_option(
-    "Write the difference maps and diff.json into this folder.",
-    type=FOLDER,
-    show_default="with --html, PAGE-maps beside the page",
-)
-@opts.config_option
-@opts.verbosity_options
+@opts.general_options
 def command(base: Path | Url, new: Path | Url, as_json: bool, **given: Any) -> int:
     """Compare two run directories, layer by layer.
 
@@ -70,19 +49,13 @@ def command(base: Path | Url, new: Path | Url, as_json: bool, **given: Any) -> i
 
     Exit codes: 0 equal, 1 failed or refused, 2 usage, 4 different.
     """
-    from featviz.diff import DiffThresholds, Outputs, diff
-    from featviz.report.comparing import render
+    from featviz.diff import Outputs, diff
+    from featviz.report.compare import render
 
-    asked = DiffThresholds(
-        **{name: given[name] for name in ("tolerance", "max_diff_ratio", "ignore_added")}
-    )
-    outputs = Outputs(
-        **{name: given[name] for name in ("out", "html", "junit")},
-        render=render,
-    )
-    result = diff(base, new, asked, outputs)
+    outputs = opts.record(Outputs, given, render=render)
+    result = diff(base, new, opts.record(DiffThresholds, given), outputs)
     if as_json:
-        from featviz.diff.documents import as_json as document
+        from featviz.diff.output import as_json as document
 
         output.document(document(result))
     else:
@@ -91,7 +64,7 @@ def command(base: Path | Url, new: Path | Url, as_json: bool, **given: Any) -> i
 
 
 def _table(result: DiffResult) -> None:
-    from featviz.diff.documents import diff_table
+    from featviz.diff.output import diff_table
 
     table = diff_table(result)
     if table.rows:

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from featviz.cli import options as opts
 from featviz.cli import output
-from featviz.cli.command import DRAWING, Command
-from featviz.cli.values import given_or_config
-from featviz.records.exemplars import ExemplarChoice
+from featviz.cli.command import Command
+from featviz.options import ExemplarChoice, ExemplarOptions, InputOptions, ModelOptions
 from featviz.text import counted, listed
 
 if TYPE_CHECKING:
-    from featviz.exemplars import ExemplarResult
+    from featviz.exemplars.exemplars import ExemplarResult
 
 log = logging.getLogger(__name__)
 
@@ -27,41 +25,12 @@ _NAMED = 3
 @click.command("exemplars", cls=Command)
 @opts.model_argument
 @opts.images_argument
-@opts.layers_option(
-    opts.select_layers, default="one layer for each stage", first=opts.select_in_short
-)
-@opts.field_option(
-    ExemplarChoice, "--top", "Show N images of each channel.", group=DRAWING, first=True
-)
-@opts.field_option(
-    ExemplarChoice,
-    "--by",
-    "Rank images by the largest value of the channel's map, and show what the unit there sees; or "
-    "by the mean of the map, and show whole images.",
-    group=DRAWING,
-    first="Rank images by the largest value, or by the mean of the map.",
-)
-@opts.field_option(
-    ExemplarChoice,
-    "--per-class",
-    "Choose the images of each class apart; the class of an image is the name of its folder.",
-    group=DRAWING,
-    first=True,
-)
-@opts.batch_size_option
-@opts.shard_option
-@opts.readers_option
-@opts.timeout_option
-@opts.out_option("Write the pictures and exemplars.json into this folder.", "featviz-exemplars")
-@opts.overwrite_option("the exemplars")
-@opts.null_option
+@opts.options_of(ExemplarOptions, ExemplarChoice, InputOptions, ModelOptions)
+@opts.no_shard_option
 @opts.json_option("exemplars.json")
-@opts.input_options
-@opts.model_options
-@opts.config_option
-@opts.verbosity_options
+@opts.general_options
 @click.pass_context
-def command(ctx: click.Context, /, model: str | None, images: Sequence[str], **given: Any) -> int:
+def command(ctx: click.Context, /, **given: Any) -> int:
     """Show the images, and the places in them, that excite each channel most.
 
     For each channel the best images are kept, each cut to what the strongest
@@ -80,43 +49,26 @@ def command(ctx: click.Context, /, model: str | None, images: Sequence[str], **g
     infinite excite nothing; of equal values the earlier image comes first.
 
     \b
-      featviz exemplars resnet18 photos/ --layers avgpool --by mean --json
-      torchrun --nproc-per-node 4 -m featviz exemplars resnet18 photos/
-      featviz exemplars resnet18 photos/ --shard 2/2 --out part2
-      featviz merge part1 part2 --out whole
+      featviz exemplars resnet18 photos/ --layers avgpool --pick mean --json
 
     Exit codes: 0 done, 1 failed, 2 usage, 3 some images failed.
     """
-    source = opts.to_model_options(given_or_config(ctx, "model", model), given)
-    images = given_or_config(ctx, "images", images)
-    options = _options(given)
-    from featviz.exemplars import find_exemplars
-    from featviz.pipeline import processes
+    source = opts.to_model_options(ctx, given)
+    images = opts.images_of(ctx, given)
+    choice, inputs = opts.record(ExemplarChoice, given), opts.record(InputOptions, given)
+    options = opts.record(ExemplarOptions, given, choice=choice, inputs=inputs)
+    from featviz.exemplars.exemplars import find_exemplars
+    from featviz.pipeline.share import refuse_shares
 
-    with output.batch_progress() as progress, processes.world(given["timeout"]) as team:
-        result = find_exemplars(source, images, options, progress, team=team)
-    if result is None:
-        return 0
+    refuse_shares("exemplars", "it ranks all images against each other", given["shard"])
+    with output.batch_progress() as progress:
+        result = find_exemplars(source, images, options, progress)
     if given["as_json"]:
         output.document(result.record.as_json())
     else:
         output.table(*result.table)
     _conclude(result)
     return result.exit_code
-
-
-def _options(given: dict[str, Any]) -> Any:
-    from featviz.exemplars.options import ExemplarOptions
-    from featviz.pipeline.processes import parse_shard
-
-    return ExemplarOptions(
-        layers=opts.selectors(given),
-        choice=ExemplarChoice(**opts.fields_of(ExemplarChoice, given)),
-        inputs=opts.to_input_options(given),
-        shard=None if given["shard"] is None else parse_shard(given["shard"]),
-        nul_separated=given["nul"],
-        **{name: given[name] for name in ("out", "overwrite", "batch_size")},
-    )
 
 
 def _conclude(result: ExemplarResult) -> None:

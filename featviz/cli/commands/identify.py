@@ -11,14 +11,14 @@ from featviz.cli import options as opts
 from featviz.cli import output
 from featviz.cli.command import Command
 from featviz.cli.values import EXISTING_FILE
+from featviz.options import ModelOptions, declared
 
 
 @click.command("identify", cls=Command)
 @click.argument("file", type=EXISTING_FILE)
 @opts.json_option()
-@opts.checkpoint_options
-@opts.config_option
-@opts.verbosity_options
+@opts.options_of(ModelOptions, but=set(declared(ModelOptions)) - {"key", "strip_prefix", "ema"})
+@opts.general_options
 def command(file: Path, as_json: bool, **given: Any) -> int:
     """Say what a file of weights is run as, and with which --arch.
 

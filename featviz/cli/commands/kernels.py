@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from featviz.cli import options as opts
-from featviz.cli import output, run_options
-from featviz.cli.command import DRAWING, Command
-from featviz.cli.values import given_or_config
+from featviz.cli import output
+from featviz.cli.command import Command
+from featviz.options import DrawOptions, KernelOptions, ModelOptions
 from featviz.text import counted
 
 if TYPE_CHECKING:
@@ -19,29 +19,17 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 
-@click.command("kernels", cls=Command, context_settings={"default_map": {"normalize": "symmetric"}})
+@click.command("kernels", cls=Command)
 @opts.model_argument
-@opts.layers_option(
-    "Draw the convolutions that these selectors match, as in `featviz run`.",
-    default="all convolutions",
+@opts.options_of(
+    *(KernelOptions, DrawOptions, ModelOptions),
+    but=("overlay", "reduce", "figure", "flat", "tensors"),
+    normalize="symmetric",
 )
-@opts.option(
-    "--all-slices",
-    is_flag=True,
-    group=DRAWING,
-    first=True,
-    help="Draw a tile for each input channel, in a row for each output channel.",
-)
-@opts.out_option("Write the pictures into this folder.", "featviz-kernels")
-@opts.overwrite_option("the kernels")
 @opts.json_option()
-@run_options.draw_options
-@run_options.tensorboard_option
-@opts.model_options
-@opts.config_option
-@opts.verbosity_options
+@opts.general_options
 @click.pass_context
-def command(ctx: click.Context, /, model: str | None, **given: Any) -> int:
+def command(ctx: click.Context, /, **given: Any) -> int:
     """Draw the kernels of a model's convolutions, one picture for each.
 
     Tile i is output channel i, as in the grids of `featviz run`. Kernels of
@@ -60,15 +48,11 @@ def command(ctx: click.Context, /, model: str | None, **given: Any) -> int:
     With --all-slices each input is drawn by itself. 1-D kernels are strips; the
     time steps of 3-D kernels stand side by side.
     """
-    source = opts.to_model_options(given_or_config(ctx, "model", model), given)
-    from featviz.inspection.kernels import KernelOptions, draw_kernels
+    source = opts.to_model_options(ctx, given)
+    from featviz.inspection.kernels import draw_kernels
 
-    options = KernelOptions(
-        layers=opts.selectors(given),
-        draw=run_options.to_draw_options(given),
-        **{name: given[name] for name in ("out", "overwrite", "all_slices", "tensorboard")},
-    )
-    result = draw_kernels(source, options)
+    draw = opts.record(DrawOptions, given)
+    result = draw_kernels(source, opts.record(KernelOptions, given, draw=draw))
     _say(result)
     if given["as_json"]:
         output.document(result.as_json())

@@ -8,50 +8,43 @@ import click
 
 from featviz.cli import options as opts
 from featviz.cli import output
-from featviz.cli.command import LAYERS, Command
-from featviz.cli.values import given_or_config
+from featviz.cli.command import Command
+from featviz.options import InputOptions, ListOptions, ModelOptions
 
 
 @click.command("layers", cls=Command)
 @opts.model_argument
-@opts.layers_option(
-    "Mark the layers that these selectors match, as in `featviz run`.",
-    default="one layer for each stage",
-)
-@opts.option(
-    "--functions",
-    is_flag=True,
-    group=LAYERS,
-    first=True,
-    help="Also list the functions that modules call.",
-)
+@opts.options_of(ListOptions, InputOptions, ModelOptions)
 @opts.json_option()
-@opts.input_options
-@opts.model_options
-@opts.config_option
-@opts.verbosity_options
+@opts.general_options
 @click.pass_context
-def command(ctx: click.Context, /, model: str | None, **given: Any) -> int:
-    """List the modules of a model, and which of them the selectors take.
+def command(ctx: click.Context, /, **given: Any) -> int:
+    """List a model's modules: output shapes, parameters, multiply-accumulates.
 
-    Output shapes and calls come from one forward pass on zeros. The parameters
-    of a module include those of the modules inside it, as in `featviz summary`.
+    Figures come from one forward pass on zeros, for one image. The figures of
+    a module include those of the modules inside it. A star marks what the
+    selectors take.
+
+    \b
+    parameters   a shared one counts once; so do modules that are used twice
+    MACs         multiply-accumulates in convolutions, matrix products and
+                 attention; 1 MAC = 2 FLOP; what has no formula is named below
+    activations  bytes that all calls return inside which no other module ran
 
     {MODEL}
 
     \b
     Examples:
       featviz layers resnet18 --weights none
-      featviz layers model.pth --layers 'Conv2d@layer3.*'
+      featviz layers model.pth --layers 'Conv2d@layer3.*' --size 512
       featviz layers inception_v3 --weights none --functions
-      featviz layers vit_b_16 --weights none --json | jq '.layers[].type'
+      featviz layers weights.safetensors --json | jq .totals
     """
-    source = opts.to_model_options(given_or_config(ctx, "model", model), given)
+    source = opts.to_model_options(ctx, given)
     from featviz.inspection import layers
 
-    listed = layers.list_model(
-        source, opts.to_input_options(given), opts.selectors(given), given["functions"]
-    )
+    asked, inputs = opts.record(ListOptions, given), opts.record(InputOptions, given)
+    listed = layers.list_model(source, inputs, asked.layers, asked.functions, asked.tree)
     if given["as_json"]:
         output.document(listed.as_json())
     else:

@@ -11,13 +11,23 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from msgspec import structs
 
 from featviz.cli import options as opts
-from featviz.cli import output, run_options
+from featviz.cli import output
 from featviz.cli.command import Command
-from featviz.cli.values import PLACE, given_or_config
+from featviz.errors import UsageError
 from featviz.files.urls import Url
-from featviz.records import UNLIKE_OUTPUTS, Guess, ImageResult, Limits, Outcome, RunResult
+from featviz.options import (
+    OUTPUT,
+    DrawOptions,
+    InputOptions,
+    ModelOptions,
+    PassOptions,
+    ReportOptions,
+    RunOptions,
+)
+from featviz.records import UNLIKE_OUTPUTS, Guess, ImageResult, Outcome, RunResult
 from featviz.text import counted, listed
 
 if TYPE_CHECKING:
@@ -35,35 +45,14 @@ _NAMED = 3
 @click.command("run", cls=Command)
 @opts.model_argument
 @opts.images_argument
-@opts.layers_option(
-    opts.select_layers, default="one layer for each stage", first=opts.select_in_short
-)
-@opts.out_option(
-    "Write the run into this folder, or below this URL of an object store (s3://bucket/maps).",
-    "featviz-out",
-    type=PLACE,
-)
-@opts.overwrite_option("the run")
+@opts.options_of(RunOptions, PassOptions, DrawOptions, InputOptions, ModelOptions)
 @opts.open_option("Build the HTML gallery of --report, and open it in the browser.")
-@opts.null_option
 @opts.json_option("one JSON line for each image")
-@run_options.writing_options
-@run_options.limit_options
-@opts.shard_option
-@opts.readers_option
-@opts.timeout_option
-@run_options.pass_options
-@run_options.draw_options
-@run_options.view_options
-@run_options.tensorboard_option
-@run_options.step_option
-@run_options.tensors_option
-@opts.input_options
-@opts.model_options
-@opts.config_option
-@opts.verbosity_options
+@opts.own_option("--report", group=OUTPUT, help="Build an HTML report of the run at its end.")
+@opts.own_option("--dry-run", group=OUTPUT, help="Print what would be written, and write nothing.")
+@opts.general_options
 @click.pass_context
-def command(ctx: click.Context, /, model: str | None, images: Sequence[str], **given: Any) -> int:
+def command(ctx: click.Context, /, **given: Any) -> int:
     """Draw the feature maps of images into a run directory.
 
     {MODEL}
@@ -91,7 +80,7 @@ def command(ctx: click.Context, /, model: str | None, images: Sequence[str], **g
       featviz run inception_v3 cat.jpg --layers 'fn:relu@Mixed_5*'
       featviz run resnet18 cat.jpg --order similarity --collapse 0.98 --labels
       featviz run vit_b_16 cat.jpg --reduce pca --overlay 0.6
-      featviz run resnet18 photos/ --figure --first 4 --tensorboard logs
+      featviz run resnet18 photos/ --figure --tensorboard logs
       featviz run raft_small left.png right.png --layers 'Conv2d@*flow_head*'
 
     \b
@@ -108,57 +97,51 @@ def command(ctx: click.Context, /, model: str | None, images: Sequence[str], **g
     Exit codes: 0 done, 1 failed, 2 usage, 3 some images failed, 130
     interrupted, 141 stdout closed.
     """
-    source = opts.to_model_options(given_or_config(ctx, "model", model), given)
-    images = given_or_config(ctx, "images", images)
+    source = opts.to_model_options(ctx, given)
+    images = opts.images_of(ctx, given)
     from featviz import pipeline
-    from featviz.pipeline import dry_run, processes
+    from featviz.pipeline import dry_run, share
 
     options = _run_options(given)
     wanted = next((f"--{name}" for name in ("report", "open") if given[name]), None)
-    for other, given_too in (("--archive", given["archive"]), ("--out URL", options.url)):
-        if wanted and given_too:
-            raise click.UsageError(f"{wanted} needs a folder, and {other} leaves none.", ctx)
+    if wanted and options.url:
+        raise click.UsageError(f"{wanted} needs a folder, and --out URL leaves none.", ctx)
+    shard = share.shard_of_process() if options.shard is None else None
     if given["dry_run"]:
-        if processes.speaks():
+        if shard is None or not shard.index:
             output.text(dry_run.dry_run(source, images, options).render(given["as_json"]))
         return 0
+    if shard is not None:
+        if "-" in images and share.runs_in_torchrun():
+            words = "- lists images on stdin, which the processes of torchrun cannot divide"
+            raise UsageError(words, "give a folder, or start each process with its own list")
+        log.info("this process draws shard %s of the images", shard)
+        options = structs.replace(options, shard=shard)
     noted = Noted()
-    with (
-        _progress(given["as_json"], noted) as progress,
-        processes.world(given["timeout"]) as team,
-    ):
-        result = pipeline.run(source, images, options, progress, team=team)
-        first = team.first
-    _conclude(result, noted, not (wanted or given["archive"]))
-    if wanted and first:
+    with _progress(given["as_json"], noted) as progress:
+        result = pipeline.run(source, images, options, progress)
+    _conclude(result, noted, not wanted)
+    if wanted and (result.whole or options.shard is None):
         _report(options.out, given["open"])
-    return result.exit_code
+    return share.exit_code(result) if shard is not None else result.exit_code
 
 
 def _report(out: Path, show: bool) -> None:
-    from featviz.report import ReportOptions, build_report
+    from featviz.report import build_report
 
     output.written("report", build_report(out, ReportOptions()).page, show)
 
 
-def _run_options(given: dict[str, Any]) -> Any:
-    from featviz.gradients.options import read_options
-    from featviz.pipeline.options import RunOptions, at_place
-    from featviz.pipeline.processes import parse_shard
+def _run_options(given: dict[str, Any]) -> RunOptions:
+    from featviz.pipeline.options import at_place, for_drawing
 
-    names = (
-        *("overwrite", "resume", "verify", "prune", "durable", "wait", "archive"),
-        *("fail_fast", "jobs", "tensorboard", "step"),
-    )
-    return RunOptions(
-        layers=opts.selectors(given),
-        nul_separated=given["nul"],
-        limits=Limits(given["max_output_size"], given["max_files"]),
-        shard=None if given["shard"] is None else parse_shard(given["shard"]),
-        draw=run_options.to_draw_options(given),
-        inputs=opts.to_input_options(given),
-        passes=read_options(given),
-        **{name: given[name] for name in names},
+    draw = opts.record(DrawOptions, given)
+    return opts.record(
+        RunOptions,
+        {name: value for name, value in given.items() if name != "out"},
+        draw=draw,
+        inputs=opts.record(InputOptions, given),
+        passes=for_drawing(opts.record(PassOptions, given), draw, given["seed"]),
         **at_place(given["out"]),
     )
 

@@ -12,35 +12,33 @@ import click
 
 from featviz.cli import options as opts
 from featviz.cli import output
-from featviz.cli.command import LIMITS, Command
+from featviz.cli.command import Command
 from featviz.cli.values import EXISTING_PLACE
 from featviz.files.urls import Url
-from featviz.text import counted
+from featviz.options import VerifyOptions
+from featviz.text import counted, listed, quoted
 
 if TYPE_CHECKING:
     from featviz.rundir.verify import RunVerdict, Verified
 
 log = logging.getLogger(__name__)
 
+_NAMED = 5
+"""Files that nothing lists which a warning names."""
+
 
 @click.command("verify", cls=Command)
 @click.argument("runs", nargs=-1, required=True, metavar="RUN...", type=EXISTING_PLACE)
-@opts.option(
-    "--jobs",
-    type=click.IntRange(1),
-    metavar="N",
-    group=LIMITS,
-    show_default="the cores and four more",
-    help="Read files in N threads.",
-)
+@opts.options_of(VerifyOptions)
 @opts.json_option()
-@opts.verbosity_options
+@opts.general_options
 def command(runs: Sequence[Path | Url], jobs: int | None, as_json: bool) -> int:
     """Check that every file of a run is as it was written.
 
     Each file of each image is read and held against the size and the SHA-256 in the image's
-    manifest, and the manifest against its own. Nothing is changed: `featviz run ... --resume
-    --verify` draws again what does not fit.
+    manifest, and the manifest against its own. Nothing is changed: remove the folder of an image
+    that does not fit, and `featviz run ... --resume` draws it again. The settings in run.json are
+    held against those in the manifests. Files that nothing lists are named, and are no fault.
 
     The folder of a series, which featviz.Watcher writes as a model is trained,
     stands for the run of each of its steps.
@@ -73,9 +71,9 @@ def _say(run: RunVerdict) -> bool:
     for image in run.images:
         for fault in image.faults:
             output.error(f"{run.root}: {fault}")
-    old = sum(not image.summed for image in run.images)
-    if old:
-        log.warning("%s: %s without checksums, by an earlier featviz", run.root, _images(old))
+    if run.unlisted:
+        names = listed([quoted(way) for way in run.unlisted], _NAMED)
+        log.warning("%s: nothing lists %s", run.root, names)
     damaged = sum(bool(image.faults) for image in run.images)
     files, size = sum(i.files for i in run.images), sum(i.bytes for i in run.images)
     what = f"{_images(len(run.images))}, {counted(files, 'file')}, {size / 1e6:.1f} MB"
@@ -110,7 +108,7 @@ def _row(run: RunVerdict) -> dict[str, Any]:
         "images": len(run.images),
         "files": sum(image.files for image in run.images),
         "bytes": sum(image.bytes for image in run.images),
-        "without_checksums": sum(not image.summed for image in run.images),
         "missing": run.missing,
+        "unlisted": list(run.unlisted),
         "faults": faults,
     }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import pickle
 import re
 import struct
@@ -16,12 +17,12 @@ import torch
 from torch import nn
 
 from featviz.errors import FeatvizError, FileError, LoadError
-from featviz.files import read_json
-from featviz.models.files import exported, module_state, pickles, sniff, torch_save
-from featviz.models.files.rebuilding import RefusedError
-from featviz.models.files.state_dict import nested, unwrapped
-from featviz.models.importing import SCRIPT, from_script, importable, where_looked
-from featviz.text import quoted
+from featviz.files import open_regular, read_json, real
+from featviz.models.code import SCRIPT, from_script, importable
+from featviz.models.files import exported, sniff, torch_files
+from featviz.models.files.state_dict import unwrapped
+from featviz.models.files.torch_files import RefusedError, UnknownNamesError
+from featviz.text import listed, quoted
 
 _PICKLE_ERRORS = (
     pickle.UnpicklingError,
@@ -35,6 +36,9 @@ _PICKLE_ERRORS = (
 """What reading a pickle raises, in words that do not say what was being read."""
 
 
+_SHOWN = 20
+"""Names that a message lists before it says how many more there are."""
+
 _LONGEST = 1000
 """Characters of what the user's own code raises, which may name folders."""
 
@@ -45,7 +49,7 @@ def record(path: Path) -> dict[str, Any]:
         return {"file": path.name, "sha256": hashlib.file_digest(file, "sha256").hexdigest()}
 
 
-def read(path: Path, allow: Sequence[str] = (), unsafe: bool = False) -> Any:
+def read(path: Path, unsafe: bool = False) -> Any:
     """Read what a file holds: a module, or a mapping with tensors somewhere in it.
 
     Raises:
@@ -65,32 +69,59 @@ def read(path: Path, allow: Sequence[str] = (), unsafe: bool = False) -> Any:
         raise LoadError(
             f"{path.name} is no checkpoint: it is {kind}", "a file that torch.save wrote"
         )
-    return _READERS[kind](path, allow, unsafe)
-
-
-def _read_torch(path: Path, allow: Sequence[str], unsafe: bool) -> Any:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # about old ways to save, which a reader cannot change
-        if unsafe:
-            return _read_unsafely(path)
-        return _read_safely(path, allow)
+        return _READERS[kind](path, unsafe)
 
 
-def _read_safely(path: Path, allow: Sequence[str]) -> Any:
-    allowed = pickles.allowed(allow, path)
+def _read_torch(path: Path, unsafe: bool) -> Any:
+    if unsafe:
+        return _read_unsafely(path)
     try:
-        return _checked(path, torch_save.load(path, allowed))
+        with open_regular(path) as file:
+            return torch_files.load(file)
     except FeatvizError:
         raise
+    except UnknownNamesError as error:
+        raise _refusal(path.name, error.names) from error
     except RefusedError as error:
         raise LoadError(
             f"{path.name} {error}",
-            "save the state_dict() of a model that runs, with a newer torch; "
-            "if you trust the file, --trust",
+            "save the state_dict() of a model that runs; if you trust the file, --trust",
             add=("--trust",),
         ) from error
     except Exception as error:  # a broken pickle decides itself what it makes torch raise
         raise _damaged(path, error) from error
+
+
+def _refusal(file: str, names: Sequence[str]) -> LoadError:
+    shown = listed([quoted(name) for name in names], _SHOWN)
+    trust = "if you trust the file, --trust"
+    if "torch.ScriptObject" in names:
+        return LoadError(
+            f"{file} is a model that was quantised dynamically, or an LSTM's weights of one: "
+            "they are packed in a script object, which could run any code; nothing was executed",
+            "torch.save(model.state_dict(), FILE) and --arch with the float model draw its linear "
+            f"layers; {trust}",
+            add=("--trust",),
+        )
+    if any(name.startswith("torch.ao.nn.") and "quantized" in name for name in names):
+        return LoadError(
+            f"{file} is a statically quantised model saved whole, which torch cannot load",
+            "save its state_dict(), or the float model that it was made from",
+        )
+    for package in ("ultralytics", "timm"):
+        own = [name for name in names if name.startswith(f"{package}.")]
+        if lacking := [quoted(name) for name in own if torch_files.lacks(name)]:
+            return LoadError(
+                f"{file} needs the package {package} for {listed(lacking, 3)}",
+                f"pip install {package}, or a newer one (-U) if it is there",
+            )
+    return LoadError(
+        f"{file} needs {shown}, which could run any code; nothing was executed",
+        trust,
+        add=("--trust",),
+    )
 
 
 def _read_unsafely(path: Path) -> Any:
@@ -100,17 +131,26 @@ def _read_unsafely(path: Path) -> Any:
     except LoadError:
         raise
     except ModuleNotFoundError as error:
+        name = str(error.name)
+        places = ", ".join(dict.fromkeys(str(real(f)) for f in (Path.cwd(), path.parent)))
         raise LoadError(
-            f"{path.name} needs the module {str(error.name)!r}, which cannot be found",
-            where_looked(str(error.name), path.parent),
+            f"{path.name} needs the module {name!r}, which cannot be found",
+            f"{name!r} was looked for in {places} and among installed packages; "
+            "PYTHONPATH=FOLDER adds the folder that has it",
         ) from error
     except Exception as error:
         raise _damaged(path, error) from error
     if isinstance(content, nn.Module) and not isinstance(content, torch.jit.ScriptModule):
         content = unwrapped(content)
         for part in content.modules():
-            if not module_state.is_sound(part):
-                raise _broken(path, part)
+            if "quantized" in type(part).__module__ and not torch_files.is_sound(part):
+                raise LoadError(
+                    f"{path.name} is a quantised model saved whole, which torch cannot load again",
+                    "save its state_dict(), or the float model that it was made from",
+                )
+            if not torch_files.is_sound(part):
+                remedy = "save a model that runs, or its state dict"
+                raise LoadError(f"{path.name} {torch_files.broken(part)}", remedy)
     return content
 
 
@@ -136,30 +176,7 @@ def _with_scripts(path: Path) -> Any:
     return SimpleNamespace(__name__="pickle", Unpickler=TrustingUnpickler, load=load)
 
 
-def _checked(path: Path, content: Any) -> Any:
-    """Refuse a module that torch itself could not use, though each part of it is right."""
-    for value in nested(content):
-        if isinstance(value, nn.Module):
-            try:
-                value.state_dict()
-                value.to(non_blocking=False)  # goes through all tensors as any .to, changing none
-            except Exception as error:  # whatever a state that a file made up leads to
-                raise _broken(path, value) from error
-    return content
-
-
-def _broken(path: Path, module: nn.Module) -> LoadError:
-    if "quantized" in type(module).__module__:
-        return LoadError(
-            f"{path.name} is a quantised model saved whole, which torch cannot load again",
-            "save its state_dict(), or the float model that it was made from",
-        )
-    return LoadError(
-        f"{path.name} {module_state.broken(module)}", "save a model that runs, or its state dict"
-    )
-
-
-def _read_safetensors(path: Path, allow: Sequence[str], unsafe: bool) -> Any:
+def _read_safetensors(path: Path, unsafe: bool) -> Any:
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
@@ -169,62 +186,47 @@ def _read_safetensors(path: Path, allow: Sequence[str], unsafe: bool) -> Any:
         raise _damaged(path, error) from error
 
 
-def _read_program(path: Path, allow: Sequence[str], unsafe: bool) -> Any:
-    return exported.read(path, unsafe).module
-
-
-def _read_shards(path: Path, allow: Sequence[str], unsafe: bool) -> Any:
+def _read_shards(path: Path, unsafe: bool) -> Any:
     """The files that an index.json names, which must lie beside it."""
     try:
         weights = dict.fromkeys(read_json(path)["weight_map"].values())
-        names = sorted({Path(str(name)).name for name in weights})
-        shards = [path.with_name(name) for name in names]
+        shards = [path.with_name(n) for n in sorted({Path(str(name)).name for name in weights})]
     except FileError as error:
         raise LoadError(f"{path.name} is no index of shards: {error}", None) from error
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise LoadError(f"{path.name} is no index of shards", "it lacks a weight_map") from error
     tensors: dict[str, Any] = {}
     for shard in shards:
-        name = quoted(shard.name)
-        if not _is_shard(shard):
-            raise LoadError(f"{path.name} names {name}, which is not beside it", "fetch it")
-        part = read(shard, allow, unsafe)
+        words = f"{path.name} names {quoted(shard.name)}"
+        is_index = shard.name.endswith(".index.json")  # which could name itself
+        if is_index or not os.path.isfile(shard):  # noqa: PTH113 - takes names of any length
+            raise LoadError(f"{words}, which is not beside it", "fetch it")
+        part = read(shard, unsafe)
         if not isinstance(part, dict):
-            raise LoadError(f"{path.name} names {name}, which holds no dict of tensors", None)
+            raise LoadError(f"{words}, which holds no dict of tensors")
         tensors |= part
     return tensors
 
 
-def _is_shard(path: Path) -> bool:
-    """Whether there is such a file; an index is none, as it could name itself."""
-    try:
-        return path.is_file() and not path.name.endswith(".index.json")
-    except OSError:  # a name longer than a file may have
-        return False
-
-
 def _damaged(path: Path, error: Exception) -> LoadError:
-    return LoadError(
-        f"{path.name} cannot be loaded: {_reason(error)}",
-        "is the file whole, and from this torch or older?",
-    )
-
-
-def _reason(error: BaseException) -> str:
-    """The first sentence of what went wrong."""
+    """The error for a broken file, with the first sentence of what went wrong."""
+    cause: BaseException = error
     if isinstance(error, pickle.UnpicklingError) and error.__context__ is not None:
-        error = error.__context__  # the same without torch's advice to load the file unsafely
-    words = quoted(re.split(r"(?<=\w)\. |\n", str(error).strip())[0])
-    if isinstance(error, _PICKLE_ERRORS):
-        words = f"{type(error).__name__}: {words}".removesuffix(": ")
-        return f"its pickle is broken, or not as torch.save writes it ({words})"
-    return words or type(error).__name__
+        cause = error.__context__  # the same without torch's advice to load the file unsafely
+    words = quoted(re.split(r"(?<=\w)\. |\n", str(cause).strip())[0])
+    if isinstance(cause, _PICKLE_ERRORS):
+        words = f"{type(cause).__name__}: {words}".removesuffix(": ")
+        words = f"its pickle is broken, or not as torch.save writes it ({words})"
+    message = f"{path.name} cannot be loaded: {words or type(cause).__name__}"
+    if "Unsupported operand" in str(error):  # of a pickle protocol that is not torch.save's own
+        return LoadError(message, "if you trust the file, --trust", add=("--trust",))
+    return LoadError(message, "is the file whole, and from this torch or older?")
 
 
-_READERS: dict[str, Callable[[Path, Sequence[str], bool], Any]] = {
+_READERS: dict[str, Callable[[Path, bool], Any]] = {
     sniff.ZIP: _read_torch,
     sniff.PICKLE: _read_torch,
     sniff.SAFETENSORS: _read_safetensors,
     sniff.SHARDS: _read_shards,
-    sniff.EXPORTED: _read_program,
+    sniff.EXPORTED: lambda path, unsafe: exported.read(path, unsafe)[0],
 }

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import torch
 from torch import nn
 
-from featviz.errors import FeatvizError, LoadError
-from featviz.models.files import exported_archive
-from featviz.models.presets import FixedInput
-from featviz.models.requirements import require_torchvision
+from featviz.errors import LoadError
+from featviz.models.code import importable
+from featviz.models.preprocess import FixedInput
 from featviz.text import quoted
 
 log = logging.getLogger(__name__)
@@ -30,88 +30,114 @@ _TRAINING_FLAG = {
 }
 """Position of the argument that says whether an operator works as in training."""
 
+_LOGGERS = ("torch.export", "torch.export.unflatten", "torch._export.serde.serialize")
 
-@dataclass(frozen=True)
-class Program:
-    """A program as a tree of modules, with the input that it was exported for."""
-
-    module: nn.Module
-    shape: Shape
-
-    @property
-    def fixed(self) -> FixedInput:
-        """What the program leaves no choice in."""
-        _, channels, height, width = self.shape
-        free = height is None or width is None
-        return FixedInput(channels, None if free else (height, width))  # type: ignore[arg-type]
+_NOT_IMPORTED = re.compile(r"Deserializing ([\w.]+)\.\w+ in pytree|torch\.ops\.(torchvision)\.")
+"""What torch says of a class of outputs, and of operators, whose package must be imported first."""
 
 
-def read(path: Path, unsafe: bool = False, device: torch.device | None = None) -> Program:
-    """Read a .pt2 file; torch sees a new archive with what is safe of it, unless `unsafe`.
+def read(
+    path: Path, trust: bool = False, device: torch.device | None = None
+) -> tuple[nn.Module, FixedInput]:
+    """Read a .pt2 file with `torch.export.load`, which can run whatever code it holds.
 
     The modules are torch.export's InterpreterModules in the original's tree, with the original's
     names; each call of a shared module is a call of its one InterpreterModule, or, where the calls
     differ, one of `NAME`, `NAME@1`, ... (`torch.export.unflatten`).
 
     Args:
+        trust: whether the user trusts the file.
         device: where the program shall run; None is the CPU.
 
+    Returns:
+        The program as a tree of modules, and the input that it was exported for.
+
     Raises:
-        LoadError: it could run code, cannot be read, or takes something else than one image.
+        LoadError: it is not trusted, cannot be read, or takes something else than one image.
     """
-    program, module = _unflattened(path, unsafe, device)
+    if not trust:
+        raise LoadError(
+            f"{quoted(path.name)} is an exported program, and torch reads it by running what it "
+            "holds; nothing was executed",
+            "if you trust the file, --trust",
+            add=("--trust",),
+        )
+    try:
+        program = _loaded(path)
+        if device is not None and device.type != "cpu":
+            from torch.export.passes import move_to_device_pass
+
+            program = move_to_device_pass(program, device)
+        module = torch.export.unflatten(program)
+    except Exception as error:  # the file decides what torch raises
+        line = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise LoadError(
+            f"{quoted(path.name)} cannot be loaded: {quoted(line)}",
+            "is the file whole, as torch.export.save wrote it, and from this torch or older?",
+        ) from error
     shape = _input_shape(path, program)
-    module.register_forward_pre_hook(_refuse_others(shape))
-    if _trains(program):
+
+    def refuse_others(module: nn.Module, args: Sequence[Any]) -> None:
+        got = tuple(args[0].shape)
+        pairs = zip(shape, got, strict=False)
+        if len(got) != len(shape) or any(want not in (None, size) for want, size in pairs):
+            raise ValueError(f"it was exported for inputs {_words(shape)}, not {_words(got)}")
+
+    module.register_forward_pre_hook(refuse_others)
+    if any(
+        (*node.args, *[False] * 6)[_TRAINING_FLAG[str(node.target)]] is True
+        for node in program.graph.nodes
+        if str(node.target) in _TRAINING_FLAG
+    ):
         log.warning(
             "%s was exported in training mode, so its BatchNorm and dropout work as in training; "
             "call model.eval() before torch.export",
             path.name,
         )
-    return Program(module, shape)
+    _, channels, *size = shape
+    return module, FixedInput(channels, None if None in size else tuple(size))  # type: ignore[arg-type]
 
 
-def _unflattened(path: Path, unsafe: bool, device: torch.device | None) -> tuple[Any, nn.Module]:
-    if unsafe:
-        require_torchvision()  # some programs need its operators
+def _loaded(path: Path) -> Any:
+    """The program; packages that it names and torch misses are imported."""
+    imported: set[str] = set()
+    while True:
+        try:
+            with path.open("rb") as file, _silent() as reasons:
+                return torch.export.load(file)
+        except Exception as error:
+            cause: BaseException = reasons[-1] if reasons else error
+            while cause.__cause__ is not None:  # torch says last what it was doing
+                cause = cause.__cause__
+            found = _NOT_IMPORTED.search(str(cause))
+            package = (found[1] or found[2]) if found else ""
+            if not package or package in imported:
+                raise cause from None
+            imported.add(package)
+            with importable(path.parent):
+                import_module(package)
+
+
+@contextmanager
+def _silent() -> Iterator[list[BaseException]]:
+    """Keep torch.export's log, with the errors that it raises in other words, off the terminal."""
+    errors: list[BaseException] = []
+
+    def keep(record: logging.LogRecord) -> bool:
+        errors.extend(record.exc_info[1:2] if record.exc_info else ())  # type: ignore[arg-type]
+        return False
+
+    for name in _LOGGERS:
+        logging.getLogger(name).addFilter(keep)
     try:
-        with path.open("rb") if unsafe else exported_archive.rewritten(path) as file, _silent():
-            program = _moved(torch.export.load(file) if unsafe else _loaded(file), device)
-            return program, torch.export.unflatten(program)
-    except FeatvizError:
-        raise
-    except Exception as error:  # what is wrong with the file decides what torch raises
-        cause: BaseException = error
-        while cause.__cause__ is not None:  # torch says last what it was doing, with a traceback
-            cause = cause.__cause__
-        line = (str(cause).strip() or type(cause).__name__).splitlines()[0]
-        raise LoadError(
-            f"{quoted(path.name)} cannot be loaded: {quoted(line)}",
-            "is the file whole, and from this torch or older?",
-        ) from error
-
-
-def _loaded(file: BinaryIO) -> Any:
-    """What `torch.export.load` does, but for its way back to a format that is all pickles."""
-    from torch.export.pt2_archive._package import load_pt2
-
-    return load_pt2(file).exported_programs["model"]
-
-
-def _moved(program: Any, device: torch.device | None) -> Any:
-    if device is None or device.type == "cpu":
-        return program
-    from torch.export.passes import move_to_device_pass
-
-    return move_to_device_pass(program, device)
+        yield errors
+    finally:
+        for name in _LOGGERS:
+            logging.getLogger(name).removeFilter(keep)
 
 
 def _input_shape(path: Path, program: Any) -> Shape:
-    """The shape [1, C, H, W] of the one tensor that the program takes.
-
-    Raises:
-        LoadError: it takes more, or another kind of tensor.
-    """
+    """The shape [1, C, H, W] of the one tensor that the program takes."""
     values = {n.name: n.meta.get("val") for n in program.graph.nodes if n.op == "placeholder"}
     names = program.graph_signature.user_inputs
     one = torch.utils._pytree.tree_structure(((0,), {}))
@@ -130,40 +156,6 @@ def _input_shape(path: Path, program: Any) -> Shape:
             "export it for one such image, or with a dynamic batch",
         )
     return shape
-
-
-def _refuse_others(shape: Shape) -> Any:
-    """A hook that says in one line which shape the program takes."""
-
-    def check(module: nn.Module, args: Sequence[Any]) -> None:
-        got = tuple(args[0].shape)
-        fits = len(got) == len(shape) and all(
-            want in (None, size) for want, size in zip(shape, got, strict=True)
-        )
-        if not fits:
-            raise ValueError(f"it was exported for inputs {_words(shape)}, not {_words(got)}")
-
-    return check
-
-
-def _trains(program: Any) -> bool:
-    """Whether an operator was exported with its training flag set."""
-    return any(
-        str(node.target) in _TRAINING_FLAG
-        and (*node.args, *([False] * 6))[_TRAINING_FLAG[str(node.target)]] is True
-        for node in program.graph.nodes
-    )
-
-
-@contextmanager
-def _silent() -> Iterator[None]:
-    """torch.export logs tracebacks of what it raises or tries in another way afterwards."""
-    before = logging.root.manager.disable
-    logging.disable(logging.ERROR)
-    try:
-        yield
-    finally:
-        logging.disable(before)
 
 
 def _words(shape: Sequence[int | None]) -> str:

@@ -19,10 +19,7 @@ _MAGIC = {
     b"BZh": "a bzip2 archive; unpack it first",
     b"\xfd7zXZ": "an xz archive; unpack it first",
     b"version https://git-lfs": "a Git LFS pointer, not the file itself (git lfs pull)",
-    b"\x08\x03\x12": "an ONNX model",
-    b"\x08\x04\x12": "an ONNX model",
-    b"\x08\x07\x12": "an ONNX model",
-    b"\x08\x08\x12": "an ONNX model",
+    **{bytes((8, version, 18)): "an ONNX model" for version in (3, 4, 7, 8)},
 }
 
 _MOST_UNPACKED = 20
@@ -31,17 +28,10 @@ _MOST_UNPACKED = 20
 _EXPORTED_NAMES = ("/archive_format", "serialized_exported_program.json")
 """In lower case: torch's reader of archives makes no difference, so no other reader gets these."""
 
-ZIP, PICKLE, SAFETENSORS, SHARDS, TORCHSCRIPT, EXPORTED = (
-    "zip",
-    "pickle",
-    "safetensors",
-    "shards",
-    "torchscript",
-    "pt2",
-)
-
-KINDS = (ZIP, PICKLE, SAFETENSORS, SHARDS, TORCHSCRIPT, EXPORTED)
+KINDS = ("zip", "pickle", "safetensors", "shards", "torchscript", "pt2")
 """What may be a model, by its content."""
+
+ZIP, PICKLE, SAFETENSORS, SHARDS, TORCHSCRIPT, EXPORTED = KINDS
 
 
 def sniff(path: Path) -> str:
@@ -69,7 +59,14 @@ def sniff(path: Path) -> str:
             return words
     if path.name.endswith(".index.json"):
         return SHARDS
-    return _text_kind(head)
+    start = head.lstrip().lower()
+    if start.startswith((b"<!doctype", b"<html", b"<?xml", b"<head")):
+        return "a web page"
+    if start.startswith((b"{", b"[")):
+        return "a JSON file"
+    if all(byte in b"\t\r\n" or 32 <= byte < 127 for byte in head):
+        return "a text file"
+    return "no format that featviz knows"
 
 
 def _zip_kind(path: Path) -> str:
@@ -87,14 +84,3 @@ def _zip_kind(path: Path) -> str:
     if any(name.endswith("/data.pkl") for name in names):
         return ZIP
     return "a zip archive that is no checkpoint"
-
-
-def _text_kind(head: bytes) -> str:
-    start = head.lstrip().lower()
-    if start.startswith((b"<!doctype", b"<html", b"<?xml", b"<head")):
-        return "a web page"
-    if start.startswith((b"{", b"[")):
-        return "a JSON file"
-    if all(byte in b"\t\r\n" or 32 <= byte < 127 for byte in head):
-        return "a text file"
-    return "no format that featviz knows"

@@ -1,25 +1,37 @@
-"""From what a training script saved to a plain state dict: nested keys and prefixes."""
+"""From what a training script saved to a plain state dict: nested keys, prefixes, and what pruning,
+quantisation and wrappers keep in place of weights."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 from torch import Tensor, nn
 
 from featviz.errors import LoadError
-from featviz.models.files.effective import effective, unpacked, unwrapped_names, without_parallel
-from featviz.text import listed, quoted
+from featviz.text import counted, listed, quoted
 
-PLAIN = ("state_dict", "model_state_dict", "model", "net", "network", "module", "weights", "params")
-AVERAGED = ("state_dict_ema", "model_ema", "ema_state_dict", "ema_model", "ema", "params_ema")
+_PLAIN = (
+    "state_dict",
+    "model_state_dict",
+    "model",
+    "net",
+    "network",
+    "module",
+    "weights",
+    "params",
+)
+_AVERAGED = ("state_dict_ema", "model_ema", "ema_state_dict", "ema_model", "ema", "params_ema")
 """Keys under which checkpoints keep weights; the second are exponential moving averages."""
 
-PREFIXES = ("module.", "_orig_mod.", "model.", "net.", "network.", "encoder.", "backbone.")
-"""What DataParallel, torch.compile, Lightning and training scripts put before names."""
+_PREFIXES = (
+    *("module.", "_orig_mod.", "model.", "net.", "network.", "encoder.", "backbone."),
+    "timm_model.",
+)
+"""What DataParallel, torch.compile, Lightning, training scripts and transformers around a model of
+timm's put before names."""
 
 _SIDE_BY_SIDE = ("online_model.", "ema_model.")
 """What the package ema-pytorch puts before the names of the model and of its average."""
@@ -32,6 +44,12 @@ _MOST = 0.9
 
 _SAYS_AVERAGED = re.compile(r"(?i)(^|[^a-z])(ema|swa)([^a-z]|$)|averag")
 """In the name of a place: that weights there are averages."""
+
+_WRAPPERS = ("_orig_mod.", "_fsdp_wrapped_module.", "_checkpoint_wrapped_module.")
+"""What torch.compile, FSDP and activation checkpointing put into the names of a part."""
+
+_PACKED = "._packed_params._packed_params"
+"""What stands for weight and bias of a linear layer that quantize_dynamic has packed."""
 
 _DEEPEST, _SHOWN = 4, 6
 """Mappings inside one another that are looked into, and places of weights that an error lists."""
@@ -69,35 +87,31 @@ def unwrap(
     inner = _at(content, key, steps) if key else _dig(content, ema, steps, _DEEPEST)
     inner, done = unpacked(inner)
     steps += done
-    tensors = _one_of_two(_tensors(inner), ema, steps)
+    tensors = _tensors(inner)
+    if all(any(name.startswith(prefix) for name in tensors) for prefix in _SIDE_BY_SIDE):
+        tensors = _without(tensors, _SIDE_BY_SIDE[bool(ema)], steps)
     if not tensors:
-        raise _no_average(content, name) if ema and not key else _no_weights(content, key, name)
+        raise _no_weights(content, key, name, averaged=bool(ema and not key))
     if prefix:
         tensors = _without(tensors, prefix, steps)
     return Unwrapped(tensors, tuple(steps), inner if isinstance(inner, nn.Module) else None)
 
 
-def _no_weights(content: Any, key: str | None, name: str) -> LoadError:
-    """The error for a checkpoint without tensors in the usual places, with the places that have
-    some."""
+def _no_weights(content: Any, key: str | None, name: str, averaged: bool) -> LoadError:
+    """The error for a checkpoint without tensors, or averages, in the usual places, with the places
+    that have some; never a hint at plain ones as if they were averages."""
     under = f" under {key!r}" if key else ""
-    message = f"{name} holds no weights{under}: {_describe(content)}"
-    places = [quoted(place) for place in _places(content)]
+    what, places = f"weights{under}", [quoted(place) for place in _places(content)]
+    if averaged:
+        what = "averaged weights (--ema)"
+        places = [place for place in places if _SAYS_AVERAGED.search(place)]
+    message = f"{name} holds no {what}: {_describe(content)}"
+    if not places and averaged:
+        return LoadError(message, "leave out --ema for the plain ones")
     if not places:
         return LoadError(message, "give a file that holds a state dict or a model")
     hint = f"--key says where they are, here {listed(places, _SHOWN, ' or ')}"
     return LoadError(message, hint, add=() if key else ("--key", places[0]))
-
-
-def _no_average(content: Any, name: str) -> LoadError:
-    """The error for a checkpoint without averaged weights in the usual places; never a hint at
-    plain ones as if they were these."""
-    message = f"{name} holds no averaged weights (--ema): {_describe(content)}"
-    places = [place for place in _places(content) if _SAYS_AVERAGED.search(place)]
-    if not places:
-        return LoadError(message, "leave out --ema for the plain ones")
-    hint = f"--key says where they are, here {listed(list(map(quoted, places)), _SHOWN, ' or ')}"
-    return LoadError(message, hint, add=("--key", places[0]))
 
 
 def _places(content: Any) -> list[str]:
@@ -116,14 +130,6 @@ def _places(content: Any) -> list[str]:
     return [place for _, place in sorted(found, key=lambda one: -one[0])]
 
 
-def _one_of_two(
-    tensors: dict[str, Tensor], ema: bool | None, steps: list[str]
-) -> dict[str, Tensor]:
-    """Of a state dict that holds the model and its average side by side, one of them."""
-    both = [{k for k in tensors if k.startswith(prefix)} for prefix in _SIDE_BY_SIDE]
-    return _without(tensors, _SIDE_BY_SIDE[bool(ema)], steps) if all(both) else tensors
-
-
 def unwrapped(module: nn.Module) -> nn.Module:
     """The module inside torch.compile's, DataParallel's or DistributedDataParallel's wrapper.
 
@@ -137,62 +143,103 @@ def unwrapped(module: nn.Module) -> nn.Module:
 
 def strip(weights: Unwrapped, module: nn.Module) -> Unwrapped:
     """The form of the tensors of which most names are those of the module: usual prefixes are taken
-    away, and what stands in place of a weight (see `effective`) becomes the weight."""
+    away, and pruned weights are multiplied by their masks."""
     names = set(module.state_dict())
-    forms = stripped_forms(weights, _transposed(module))
+    forms = stripped_forms(weights)
     return max(forms, key=lambda form: len(names & form.tensors.keys()))
 
 
-def stripped_forms(weights: Unwrapped, transposed: Collection[str] = ()) -> list[Unwrapped]:
+def stripped_forms(weights: Unwrapped) -> list[Unwrapped]:
     """The tensors as they are, then with one usual prefix after the other taken away, and each of
-    these with the weights that the model computes with, where others are kept.
-
-    Args:
-        transposed: names of weights of transposed convolutions.
-    """
+    these without wrappers of parts and without masks of pruning."""
     forms, steps = [weights], list(weights.steps)
     tensors = weights.tensors
-    if _AVERAGED_COUNT in tensors and all(k.startswith("module.") for k in _counted(tensors)):
+    others = {name: tensor for name, tensor in tensors.items() if name != _AVERAGED_COUNT}
+    if len(others) < len(tensors) and all(name.startswith("module.") for name in others):
         steps.append("took the averaged weights")
-        tensors = {k.removeprefix("module."): v for k, v in _counted(tensors).items()}
+        tensors = {name.removeprefix("module."): tensor for name, tensor in others.items()}
         forms.append(Unwrapped(tensors, tuple(steps)))
-    while (common := _common(tensors)) is not None:
-        tensors = _without(tensors, common, steps)
+    while True:
+        most = _MOST * len(tensors)
+        common = [p for p in _PREFIXES if sum(name.startswith(p) for name in tensors) >= most]
+        if not common:
+            break
+        tensors = _without(tensors, common[0], steps)
         forms.append(Unwrapped(tensors, tuple(steps)))
-    for change in (unwrapped_names, without_parallel, partial(effective, transposed=transposed)):
+    for change in (_renamed, _without_parallel, _unpruned):
         changed = [(form, *change(form.tensors)) for form in forms]
         forms += [Unwrapped(new, (*form.steps, *done)) for form, new, done in changed if done]
     return forms
 
 
-def _transposed(module: nn.Module) -> set[str]:
-    kinds = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
-    return {f"{n}.weight".lstrip(".") for n, m in module.named_modules() if isinstance(m, kinds)}
+def _renamed(
+    tensors: Mapping[str, Tensor], parts: Sequence[str] = _WRAPPERS, by: str = ""
+) -> tuple[dict[str, Tensor], list[str]]:
+    """Names without the wrappers of parts of the model, unless two names become one; also returns
+    what was done, in words."""
+    renamed, steps = dict(tensors), []
+    for part in parts:
+        if any(part in name for name in renamed):
+            renamed = {name.replace(part, by): tensor for name, tensor in renamed.items()}
+            steps.append(f"took {part.removeprefix('.')!r} out of names")
+    return (renamed, steps) if len(renamed) == len(tensors) else (dict(tensors), [])
 
 
-def _counted(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return {name: tensor for name, tensor in tensors.items() if name != _AVERAGED_COUNT}
+def _without_parallel(tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], list[str]]:
+    """Names without DataParallel around parts of the model; also returns what was done."""
+    return _renamed(tensors, (".module.",), ".")
+
+
+def unpacked(content: Any) -> tuple[Any, list[str]]:
+    """A state dict whose linear layers torch.ao.quantization.quantize_dynamic has packed, with
+    their weights as floats; also returns what was done. Any other content stays as it is."""
+    if not isinstance(content, Mapping):
+        return content, []
+    packed = {k: v for k, v in content.items() if isinstance(k, str) and k.endswith(_PACKED)}
+    static = any(isinstance(v, Tensor) and v.is_quantized for v in content.values())
+    if static or not packed:
+        return content, []
+    for pair in packed.values():
+        plain_pair = isinstance(pair, tuple) and len(pair) == 2 and isinstance(pair[0], Tensor)
+        if not plain_pair or not (pair[1] is None or isinstance(pair[1], Tensor)):
+            return content, []
+    layers = {key.removesuffix(_PACKED): pair for key, pair in packed.items()}
+    ends = (_PACKED, ".scale", ".zero_point", "._packed_params.dtype")
+    gone = {f"{layer}{end}" for layer in layers for end in ends}
+    plain = {key: value for key, value in content.items() if key not in gone}
+    for layer, (weight, bias) in layers.items():
+        plain[f"{layer}.weight"] = weight.dequantize() if weight.is_quantized else weight.float()
+        if bias is not None:
+            plain[f"{layer}.bias"] = bias
+    return plain, [f"dequantised {counted(len(layers), 'weight')}"]
+
+
+def _unpruned(tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], list[str]]:
+    """Weights that `torch.nn.utils.prune` keeps as `NAME_orig` and `NAME_mask`, multiplied; also
+    returns what was done. Those whose shapes differ stay as they are."""
+    plain, count = dict(tensors), 0
+    for name, mask in tensors.items():
+        weight = tensors.get(f"{name.removesuffix('_mask')}_orig")
+        if name.endswith("_mask") and weight is not None and weight.shape == mask.shape:
+            name = name.removesuffix("_mask")
+            del plain[f"{name}_orig"], plain[f"{name}_mask"]
+            plain[name] = weight * mask.to(weight.dtype)
+            count += 1
+    done = f"multiplied {counted(count, 'weight')} by the masks of pruning"
+    return plain, [done] if count else []
 
 
 def _dig(content: Any, ema: bool | None, steps: list[str], depth: int) -> Any:
     if not isinstance(content, Mapping) or not depth:
         return content
-    orders: dict[bool | None, Sequence[str]] = {
-        True: AVERAGED,
-        False: PLAIN,
-        None: (*PLAIN, *AVERAGED),
-    }
-    for name in orders[ema]:
+    places = {True: _AVERAGED, False: _PLAIN, None: (*_PLAIN, *_AVERAGED)}
+    beside = len(_tensors(content))  # a loss, a running mean
+    for name in places[ema]:
         inner = content.get(name)
-        if _holds_more(inner, len(_tensors(content))):
+        if any(len(_tensors(value)) > beside for value in nested(inner)):
             steps.append(f"took {name!r}")
-            return _dig(inner, ema if name in PLAIN else None, steps, depth - 1)
+            return _dig(inner, ema if name in _PLAIN else None, steps, depth - 1)
     return content
-
-
-def _holds_more(inner: Any, than: int) -> bool:
-    """Whether there are more tensors inside than beside it (a loss, a running mean)."""
-    return any(len(_tensors(value)) > than for value in nested(inner))
 
 
 def nested(content: Any) -> Iterator[Any]:
@@ -225,31 +272,22 @@ def _tensors(content: Any) -> dict[str, Tensor]:
     return {str(k): v.data for k, v in content.items() if isinstance(v, Tensor)}
 
 
-def _common(tensors: Mapping[str, Tensor]) -> str | None:
-    for prefix in PREFIXES:
-        if sum(name.startswith(prefix) for name in tensors) >= _MOST * len(tensors):
-            return prefix
-    return None
-
-
 def _without(tensors: Mapping[str, Tensor], prefix: str, steps: list[str]) -> dict[str, Tensor]:
     kept = {k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)}
     others = len(tensors) - len(kept)
     if not kept:
-        raise LoadError(
-            f"--strip-prefix {prefix!r}: no name begins with it",
-            f"names: {', '.join([*tensors][:3])}",
-        )
+        message = f"--strip-prefix {prefix!r}: no name begins with it"
+        raise LoadError(message, f"names: {', '.join([*tensors][:3])}")
     steps.append(f"stripped {prefix!r}" + (f", leaving {others} others out" if others else ""))
     return kept
 
 
 def _describe(content: Any) -> str:
-    if isinstance(content, Mapping):
-        return f"keys {', '.join(map(_label, [*content][:8]))}" if content else "nothing"
-    return f"a {type(content).__name__}"
-
-
-def _label(key: object) -> str:
-    """A key of a checkpoint, which may be anything, in words."""
-    return quoted(repr(key)) if isinstance(key, (str, int)) else f"a {type(key).__name__}"
+    """What there is in place of weights; keys may be anything."""
+    if not isinstance(content, Mapping):
+        return f"a {type(content).__name__}"
+    keys = [
+        quoted(repr(key)) if isinstance(key, (str, int)) else f"a {type(key).__name__}"
+        for key in [*content][:8]
+    ]
+    return f"keys {', '.join(keys)}" if keys else "nothing"

@@ -94,7 +94,7 @@ const viewer = {
     const pen = this.canvas.getContext("2d");
     pen.imageSmoothingEnabled = false;
     for (let slice = 0; slice < grid.slices; slice++) {
-      const from = grid.source(grid.slots.get(channel) * grid.slices + slice, image);
+      const from = grid.place(grid.slots.get(channel) * grid.slices + slice);
       pen.drawImage(image, ...from, slice * width, 0, width, height);
     }
     const place = grid.placeOf(channel);

@@ -35,7 +35,7 @@ function floats(text) {
 
 class Grid {
   constructor(entry) {
-    Object.assign(this, { top: 0 }, entry); // top: the height of a title above the tiles
+    Object.assign(this, entry);
     this.channels = entry.channels || Array.from({ length: entry.maps }, (_, i) => i);
     this.slots = new Map(this.channels.map((channel, slot) => [channel, slot]));
     this.columns = {}; // numbers by their name, decoded when they are first asked for
@@ -56,19 +56,13 @@ class Grid {
     const [height, width] = view.tile;
     const [row, column] = [Math.floor(n / view.nrow), n % view.nrow];
     const pad = view.padding;
-    return [pad + column * (width + pad), view.top + pad + row * (height + pad), width, height];
-  }
-
-  /** Where the n-th tile is in its picture, which may have fewer pixels than the grid. */
-  source(n, { naturalWidth, naturalHeight }) {
-    const [across, down] = [naturalWidth / this.size[0], naturalHeight / this.size[1]];
-    return this.place(n).map((side, i) => side * (i % 2 ? down : across));
+    return [pad + column * (width + pad), pad + row * (height + pad), width, height];
   }
 
   /** Which channel is shown at x, y; null on the padding and behind the last tile. */
   channelAt(x, y, view = this) {
     const [height, width] = view.tile;
-    const [column, row] = [x, y - view.top].map((v, i) =>
+    const [column, row] = [x, y].map((v, i) =>
       Math.floor((v - view.padding) / ([width, height][i] + view.padding)));
     const n = row * view.nrow + column;
     const [left, top] = this.place(n, view);
@@ -86,7 +80,7 @@ class Grid {
     const nrow = Math.max(this.slices, Math.min(this.nrow, fit));
     const rows = Math.ceil(Math.max(1, this.channels.length * this.slices) / nrow);
     const size = [nrow * (tile[1] + padding) + padding, rows * (tile[0] + padding) + padding];
-    return { nrow, padding, tile, size, top: 0 };
+    return { nrow, padding, tile, size };
   }
 
   /** The channel at the n-th place for channels. */
@@ -285,7 +279,7 @@ class Frame {
     const count = Math.max(1, channels.length);
     for (let place = 0; place < count * slices; place++) {
       const slot = Math.floor(place / slices);
-      const from = grid && grid.source((order ? order[slot] : slot) * slices + (place % slices), picture);
+      const from = grid && grid.place((order ? order[slot] : slot) * slices + (place % slices));
       const to = this.grid.place(place, this.view);
       if (from) pen.drawImage(picture, ...from, ...to);
       else pen.drawImage(picture, ...to);

@@ -12,7 +12,7 @@ from conftest import Outcome
 from runs import SMALL, make_photos
 
 from featviz.cli import values
-from featviz.files import attempts
+from featviz.files import urls
 
 Run = Callable[..., Outcome]
 
@@ -22,7 +22,7 @@ def memory(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """An empty store, which commands take too, since they run in this process; a further try comes
     at once."""
     monkeypatch.setattr(values, "PASSING", ())
-    monkeypatch.setattr(attempts, "FIRST_WAIT", 0.0)
+    monkeypatch.setattr(urls, "PAUSES", (0.0, 0.0, 0.0))
     fs = fsspec.filesystem("memory")
     fs.store.clear()
     fs.pseudo_dirs[:] = [""]

@@ -15,10 +15,8 @@ from stores import URL, put
 
 from featviz.errors import StoreError
 from featviz.files.urls import Url
-from featviz.rundir import LOCK_FILE
-from featviz.rundir.store import fetch, objects
-from featviz.rundir.store.listing import StoredTree
-from featviz.rundir.store.objects import ObjectStore
+from featviz.rundir import store
+from featviz.rundir.store import Store, files_of_images
 
 Run = Callable[..., Outcome]
 
@@ -109,16 +107,13 @@ HOSTILE = (
 )
 
 
-def test_names_that_lead_elsewhere_are_strangers() -> None:
+def test_names_that_lead_elsewhere_are_left_out() -> None:
     """Nothing is fetched by such a name."""
-    good = {"run.json": 3, "a/manifest.json": 5, "a/004_x/input.png": 7, "b/c.png/stats.npz": 1}
-    tree = StoredTree.of({**dict.fromkeys(HOSTILE, 1), **good, LOCK_FILE: 2})
-    assert sorted(tree.strangers) == sorted(HOSTILE) and tree.all == good
-    assert tree.images == {
-        "a": {"manifest.json": 5, "004_x/input.png": 7},
-        "b/c.png": {"stats.npz": 1},
-    }
-    assert tree.complete == ["a"] and "b/c.png/stats.npz" not in tree.whole
+    good = {"a/manifest.json": 5, "a/004_x/input.png": 7, "b/c.png/stats.npz": 1}
+    found = files_of_images({**dict.fromkeys(HOSTILE, 1), **good, ".featviz.lock": 2})
+    assert found["a"] == {"manifest.json": 5, "004_x/input.png": 7}
+    assert found["b/c.png"] == {"stats.npz": 1}
+    assert {f"{f}/{n}" for f, names in found.items() for n in names} == good.keys()
 
 
 def test_hostile_objects_stay_in_the_store(
@@ -138,11 +133,9 @@ def test_hostile_objects_stay_in_the_store(
 
     monkeypatch.setattr(type(memory), "find", listing)
     fetched: list[str] = []
-    pieces = ObjectStore.pieces
+    copy = Store.copy
     monkeypatch.setattr(
-        ObjectStore,
-        "pieces",
-        lambda self, name, size: (fetched.append(name), pieces(self, name, size))[1],
+        Store, "copy", lambda self, sizes, root: (fetched.extend(sizes), copy(self, sizes, root))
     )
     assert featviz("report", URL, "--zip", "--out", tmp_path / "x.zip").code == 0
     assert not set(fetched) & set(HOSTILE) and "run.json" in fetched
@@ -151,22 +144,19 @@ def test_hostile_objects_stay_in_the_store(
 def test_too_much_is_refused_before_it_is_fetched(
     featviz: Run, words: list[object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Too many objects, and more bytes than the disk has room for: each with its number."""
+    """More bytes than the disk has room for, with their number."""
     assert featviz(*words, "--out", URL).code == 0
     report = ["report", URL, "--zip", "--out", tmp_path / "x.zip"]
-    with monkeypatch.context() as patched:
-        patched.setattr(objects, "MOST_OBJECTS", 5)
-        refused(featviz(*report), 1, f"{URL} holds ", "more than 5")
-    with monkeypatch.context() as patched:
-        patched.setattr(fetch, "_SPARE", 2**62)
-        refused(featviz(*report), 1, "has room for 0 MB", "TMPDIR")
+    monkeypatch.setattr(store, "_SPARE", 2**62)
+    refused(featviz(*report), 1, "has room for 0 MB", "TMPDIR")
 
 
-def test_an_object_is_read_as_far_as_the_listing_says(memory: Any) -> None:
+def test_an_object_is_read_as_far_as_the_listing_says(memory: Any, tmp_path: Path) -> None:
     """One that grows meanwhile fills no disk."""
     put("x", bytes(range(100)))
-    store = ObjectStore(Url.of_run(URL))
-    assert b"".join(store.pieces("x", 10)) == bytes(range(10)) and store.head("x", 3) == b"\0\1\2"
-    assert store.head("y", 3) == b"" and b"".join(store.pieces("x", 0)) == b""
+    there = Store(Url.of_run(URL))
+    there.copy({"x": 10}, tmp_path)
+    assert (tmp_path / "x").read_bytes() == bytes(range(10)) and there.read("x", 3) == b"\0\1\2"
+    assert there.read("y", 3) == b""
     with pytest.raises(StoreError, match="y cannot be read"):
-        b"".join(store.pieces("y", 1))
+        there.copy({"y": 1}, tmp_path)

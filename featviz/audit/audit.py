@@ -1,0 +1,320 @@
+"""The story of `audit`: a model and images to findings, files and verdicts."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from msgspec import structs
+from PIL import Image
+
+from featviz.audit import findings, output
+from featviz.audit.counting import Census
+from featviz.audit.findings import Row, judged_rows
+from featviz.audit.output import SCHEMA_VERSION, SuspectSheet
+from featviz.audit.plan import AuditPlan, AuditTarget, choose, watching_calls
+from featviz.audit.pruning import find_prunable, verify
+from featviz.errors import CHECK_FAILED, FeatvizError, UsageError
+from featviz.hooks.eval_mode import in_eval_mode
+from featviz.images import decode, find
+from featviz.models.load import LoadedModel, load_model, mistakes_first
+from featviz.models.requirements import versions
+from featviz.options import AuditOptions, InputOptions, ModelOptions
+from featviz.pipeline.batches import Batch, BatchProgress, batches, run_batch
+from featviz.pipeline.prepare import blank_input, grouped, warn_of_guess
+from featviz.records import Layer, Sample, Verdict
+from featviz.records.findings import Doubles, Gate, parse_gate
+from featviz.rundir import destination, junit, write
+from featviz.rundir.outputs import JUNIT, PRUNING, check_file, writing
+from featviz.text import listed
+
+log = logging.getLogger(__name__)
+
+_NAMED = 3
+"""Layers that a warning names; audit.json has them all."""
+
+
+@dataclass(frozen=True)
+class AuditResult:
+    """The audit of a model."""
+
+    out: Path
+    document: Mapping[str, Any]
+    verdicts: tuple[Verdict, ...]
+
+    @property
+    def exit_code(self) -> int:
+        """0 all held, 3 some images failed, 4 a gate is broken or something got worse."""
+        if not all(verdict.held for verdict in self.verdicts):
+            return CHECK_FAILED
+        return 3 if self.document["images"]["failures"] else 0
+
+    def as_json(self) -> Mapping[str, Any]:
+        """The document, with its version."""
+        return {"schema_version": SCHEMA_VERSION, **self.document}
+
+
+def audit(
+    model: ModelOptions | LoadedModel,
+    arguments: Sequence[str],
+    options: AuditOptions,
+    progress: BatchProgress = lambda image, error, total: None,
+    stdin: BinaryIO | None = None,
+) -> AuditResult:
+    """Audit a model on images.
+
+    Raises:
+        FeatvizError: nothing could be begun, or the results could not be written. What goes wrong
+            with one image is in the result instead.
+    """
+    decode.check_background(options.inputs.background)
+    gates = [parse_gate(text) for text in options.fail_on]
+    baseline = None if options.baseline is None else output.read_baseline(options.baseline)
+    samples = find.find_samples(arguments, stdin, options.nul_separated, options.out)
+    besides = _check_places(model, samples, options)
+    with destination.replacing(options.out, destination.AUDIT, besides) as folder:
+        loaded = load_model(model, options.inputs) if isinstance(model, ModelOptions) else model
+        warn_of_guess(loaded.preprocess)
+        samples = grouped(samples, loaded.preprocess)
+        found = examine(loaded, samples, options, progress, gates)
+        output.write_files(folder, found.document, found.tables, found.pictures)
+        layers = found.document["layers"]
+        verdicts = [findings.check(gate, layers) for gate in gates]
+        if baseline is not None:
+            verdicts.append(findings.worse(layers, baseline))
+            if unknown := findings.incomparable(layers, baseline):
+                log.warning("the baseline lacks %d layers, %s first", len(unknown), unknown[0])
+    if options.prune_out is not None:
+        check_file(options.prune_out, PRUNING, "--prune-out", options.overwrite)
+        write.write_json(options.prune_out, found.document["prune"])
+    if options.junit is not None:
+        if isinstance(model, LoadedModel):
+            label = str(model.source.get("name", type(model.module).__name__))
+        else:
+            label = Path(model.spec).name
+        with writing(options.junit, JUNIT, "--junit", options.overwrite) as file:
+            file.write(junit.document({label: verdicts}))
+    return AuditResult(options.out, found.document, tuple(verdicts))
+
+
+def _check_places(
+    model: ModelOptions | LoadedModel, samples: Sequence[Sample], options: AuditOptions
+) -> list[Path]:
+    """Refuse to write over the images, the model, or what something else made.
+
+    Returns:
+        The files that are written outside of `out`, or may be.
+    """
+    names = () if isinstance(model, LoadedModel) else (model.spec, model.arch, model.weights)
+    inputs = [*find.files_of(samples), *destination.model_files(*names)]
+    destination.check_apart(options.out, "--out", inputs)
+    files = ("--junit", options.junit, JUNIT), ("--prune-out", options.prune_out, PRUNING)
+    besides = []
+    for option, path, kind in files:
+        if path is not None:
+            destination.check_apart(path, option, inputs)
+            check_file(path, kind, option, options.overwrite)
+            besides.append(path)
+    with mistakes_first(model):
+        destination.check_free(options.out, destination.AUDIT, options.overwrite, besides)
+    return besides
+
+
+@dataclass(frozen=True)
+class Examined:
+    """What an audit found."""
+
+    document: Mapping[str, Any]
+    """The content of audit.json, without the pictures."""
+    tables: Mapping[str, Doubles]
+    """The arrays of channels.npz: a call's label to [C, 8]."""
+    pictures: Sequence[tuple[SuspectSheet, Image.Image]]
+
+
+def examine(
+    model: LoadedModel,
+    samples: Sequence[Sample],
+    options: AuditOptions,
+    progress: BatchProgress,
+    gates: Sequence[Gate] = (),
+) -> Examined:
+    """Stream images through a model, count, judge, prove, and draw the suspects.
+
+    Raises:
+        FeatvizError: nothing to look at, a gate that speaks of nothing, or not one image went
+            through.
+    """
+    plan = choose(model, options.layers, blank_input(model, samples, options.inputs))
+    expected = [findings.expected_row(target, options.thresholds) for target in plan.targets]
+    for gate in gates:
+        findings.covered(gate, expected)
+    study = _Study(model, samples, plan, options, progress)
+    counted = study.count()
+    rows = judged_rows(plan, counted, options.thresholds)
+    document = study.document(counted, rows)
+    _warn(plan, counted, document)
+    by_call = {target.spot.call: row["findings"] for target, row in rows.items()}
+    sheets = output.choose_suspects(plan, by_call, counted.tallies, options.max_suspects)
+    drawn = sum(len(sheet.suspects) for sheet in sheets)
+    every = sum(len(found) for row in rows.values() for found in row["findings"].values())
+    if drawn < every:
+        most = f"{output.PER_LAYER} of a layer, and --max-suspects {options.max_suspects} in all"
+        log.info("%d of %d suspects are drawn: at most %s", drawn, every, most)
+    tables = {call.label: tally.stats.table() for call, tally in counted.tallies.items()}
+    pictures = output.draw_suspects(model, plan, sheets, samples, options.inputs)
+    return Examined(document, tables, pictures)
+
+
+@dataclass
+class _Study:
+    """The images on their way through a model."""
+
+    model: LoadedModel
+    samples: Sequence[Sample]
+    plan: AuditPlan
+    options: AuditOptions
+    progress: BatchProgress = lambda image, error, total: None
+    seen: list[int] = field(default_factory=list)
+    failures: dict[int, FeatvizError] = field(default_factory=dict)
+
+    def count(self) -> Census:
+        """Stream all images through the model.
+
+        Raises:
+            FeatvizError: not one image went through.
+        """
+        plan, module = self.plan, self.model.module
+        correlating = self.options.thresholds.redundant_at is not None
+        correlate = frozenset(t.spot.call for t in plan.targets if correlating)
+        counted = Census(plan.spots, correlate, plan.trace.gave.keys())
+        names = frozenset(call.name for call in counted.spots)
+        watched = watching_calls(module, counted.take, names, plan.trace.atoms)
+        with in_eval_mode(module), watched:
+            for batch in self._batches():
+                run_batch(self.model, batch, counted, self._failed, self._passed)
+        if not self.seen:
+            first = next(iter(self.failures.values()))
+            words = f"no image of {len(self.samples)} went through: {first.message}"
+            raise FeatvizError(words, first.hint)
+        return counted
+
+    def document(self, counted: Census, rows: Mapping[AuditTarget, Row]) -> dict[str, Any]:
+        """The content of audit.json, without the pictures."""
+        layers, options, model = list(rows.values()), self.options, self.model
+        skipped = [(skip.layer, skip.reason) for skip in self.plan.skipped]
+        skipped += [(call.label, reason) for call, reason in counted.faults.items()]
+        dead = [(target, row["findings"].get("dead", ())) for target, row in rows.items()]
+        cut = find_prunable(self.plan, dead)
+        proof = None
+        if options.prove:
+            with in_eval_mode(model.module):
+                again = self._batches(sorted(self.seen) if cut.layers else [])
+                proof = verify(model, self.plan, cut, again)
+        failures = [
+            {"image": self.samples[number].name, "error": error.message}
+            for number, error in sorted(self.failures.items())
+        ]
+        limits, inputs = structs.asdict(options.thresholds), structs.asdict(options.inputs)
+        return {
+            **versions(),
+            "device": model.device.type,
+            "model": dict(model.source),
+            "preprocessing": model.preprocess.words,
+            "options": {"layers": options.layers, **limits, **inputs},
+            "images": {
+                "total": len(self.samples),
+                "seen": len(self.seen),
+                "failures": failures,
+            },
+            "layers": layers,
+            "total": findings.totals(layers),
+            "skipped": [{"layer": layer, "reason": reason} for layer, reason in skipped],
+            "never_ran": list(self.plan.never_ran),
+            "prune": dict(cut.layers),
+            "not_prunable": dict(cut.refused),
+            "verify": proof,
+        }
+
+    def _batches(self, numbers: Iterable[int] | None = None) -> Iterable[Batch]:
+        inputs, size = self.options.inputs, self.options.batch_size
+        return batches(self.samples, self.model, inputs, size, self._failed, numbers)
+
+    def _failed(self, number: int, error: FeatvizError) -> None:
+        log.debug("%s failed", self.samples[number].name, exc_info=error)
+        self.failures[number] = error
+        self.progress(self.samples[number].name, error, len(self.samples))
+
+    def _passed(self, number: int) -> None:
+        self.seen.append(number)
+        self.progress(self.samples[number].name, None, len(self.samples))
+
+
+def _warn(plan: AuditPlan, counted: Census, document: Mapping[str, Any]) -> None:
+    """Say what was asked for and could not be looked at, or not be judged."""
+    activations = {t.spot.call.label for t in plan.targets if t.spot.activation is not None}
+    refused = [
+        f"{row['label']} ({row['not_judged']['dead']})"
+        for row in document["layers"]
+        if row["not_judged"] and row["label"] not in activations
+    ]
+    left_out: dict[str, Sequence[str]] = {
+        "skipped": ["{layer} ({reason})".format(**row) for row in document["skipped"]],
+        "never ran": plan.never_ran,
+        "not judged for dead": refused,
+        "calls that a blank image does not cause, not counted": sorted(counted.unforeseen),
+    }
+    for what, layers in left_out.items():
+        if layers:
+            log.warning("%s: %s", what, listed(layers, _NAMED))
+
+
+_TOGETHER = 16
+"""Images that go through together at most."""
+
+
+class HealthCheck:
+    """Counts what the channels of some layers do for the same images, whenever it is asked."""
+
+    def __init__(
+        self,
+        model: LoadedModel,
+        samples: Sequence[Sample],
+        layers: Sequence[Layer],
+        inputs: InputOptions,
+        blank: Sequence[Any],
+    ) -> None:
+        """Choose where each layer is judged, by a forward pass on `blank`.
+
+        Raises:
+            UsageError: all layers are functions, or none gives a tensor with channels.
+            ForwardError: the model cannot take `blank`.
+        """
+        names = [re.escape(layer.name) for layer in layers if not layer.is_function]
+        if not names:
+            raise UsageError(
+                "channels are judged of modules, and all layers are functions: "
+                + listed([layer.name for layer in layers], 3)
+            )
+        self._samples = samples
+        self._options = AuditOptions(f"re:^({'|'.join(names)})$", inputs, _TOGETHER)
+        self._plan = choose(model, self._options.layers, blank)
+
+    def write(self, model: LoadedModel, folder: Path) -> Mapping[str, Any]:
+        """Audit the model as it is now, and write audit.json into a folder.
+
+        Returns:
+            The content of audit.json.
+
+        Raises:
+            FeatvizError: not one image went through, or the file cannot be written.
+        """
+        study = _Study(model, self._samples, self._plan, self._options)
+        counted = study.count()
+        rows = judged_rows(self._plan, counted, self._options.thresholds)
+        document = study.document(counted, rows)
+        output.write_document(folder, document)
+        return document

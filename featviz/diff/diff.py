@@ -1,0 +1,282 @@
+"""The story of `diff`: read two runs, match them, compare what both have, write the result."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+
+from featviz.diff import output
+from featviz.diff.compare import Finding, ImagePair, measure
+from featviz.diff.output import DiffResult, LayerFindings, OnlyIn
+from featviz.errors import CompareError, UsageError
+from featviz.files.urls import Url
+from featviz.options import DiffFiles, DiffThresholds
+from featviz.records import Comparison, Place
+from featviz.rundir import DIFF_FILE, destination, junit
+from featviz.rundir.atomic import atomic
+from featviz.rundir.image import DamagedError, ReadImage
+from featviz.rundir.outputs import JUNIT, PAGE, FileKind, check_file, writing
+from featviz.rundir.read import ReadRun, read_run, warn_of
+from featviz.rundir.store import here
+from featviz.rundir.write import write_json
+from featviz.text import by, listed
+
+log = logging.getLogger(__name__)
+
+_NAMED = 3
+"""How many images or layers a refusal names."""
+
+
+class Render(Protocol):
+    """What turns a comparison into HTML."""
+
+    def __call__(
+        self, found: Comparison, base: ReadRun, new: ReadRun, page: Path, maps: Path
+    ) -> tuple[str, Mapping[str, str]]:
+        """The text of a page, and the texts of files that are to lie with the maps, by name."""
+
+
+class Outputs(DiffFiles, frozen=True):
+    """Files to write beside the result."""
+
+    render: Render | None = None
+    """Turns the comparison into a page and the files beside it; needed for `html`."""
+
+    @property
+    def folder(self) -> Path | None:
+        """The folder of the maps; None where nobody asked for them."""
+        if self.out is not None or self.html is None:
+            return self.out
+        return self.html.with_name(f"{self.html.stem}-maps")
+
+    @property
+    def kinds(self) -> list[tuple[str, Path | None, FileKind]]:
+        """The option, place and kind of each single file."""
+        return [("--html", self.html, PAGE), ("--junit", self.junit, JUNIT)]
+
+    @property
+    def files(self) -> list[Path]:
+        """The files that were asked for by name; they may be inside the folder."""
+        return [path for path in (self.html, self.junit) if path is not None]
+
+
+def diff(
+    base: Path | Url, new: Path | Url, thresholds: DiffThresholds, outputs: Outputs
+) -> DiffResult:
+    """Compare two run directories, here or in object stores.
+
+    Raises:
+        FeatvizError: a run cannot be read, the runs cannot be compared, or a file cannot be
+            written.
+    """
+    limits = {"tolerance": thresholds.tolerance, "max-diff-ratio": thresholds.max_diff_ratio}
+    for name, value in limits.items():
+        if not 0 <= value <= 1:
+            raise UsageError(f"--{name} {value:g} is outside 0..1", "0 takes no difference at all")
+    for place in (base, new):
+        if isinstance(place, Url) and outputs.html is not None:
+            raise UsageError(
+                f"the page of --html shows pictures where they are, and {place} is no folder",
+                "leave --html out, or copy the run here first (`aws s3 cp --recursive`)",
+            )
+    with here(base) as one, here(new) as two:
+        _check_outputs(outputs, (one, two))
+        return _diff(_read("BASE", one, base), _read("NEW", two, new), thresholds, outputs)
+
+
+def compare_runs(base: ReadRun, new: ReadRun) -> Comparison:
+    """What `diff` finds by its own thresholds, for who has read both runs.
+
+    Raises:
+        CompareError: the runs cannot be compared.
+    """
+    return output.comparison(_diff(base, new, DiffThresholds(), Outputs()))
+
+
+def _check_outputs(outputs: Outputs, inputs: Sequence[Path]) -> None:
+    options = ("--out", outputs.folder), ("--html", outputs.html), ("--junit", outputs.junit)
+    for option, path in options:
+        if path is not None:
+            destination.check_apart(path, option, inputs)
+    for option, path, kind in outputs.kinds:
+        if path is not None:
+            check_file(path, kind, option, outputs.overwrite)
+    if outputs.folder is not None:
+        destination.check_free(outputs.folder, destination.DIFF, True, outputs.files)
+
+
+def _diff(base: ReadRun, new: ReadRun, thresholds: DiffThresholds, outputs: Outputs) -> DiffResult:
+    images, _ = _in_both(base, new)
+    damage = _check_alike(base, new, images)
+    findings: dict[str, list[Finding]] = {}
+    for name in images:
+        try:
+            pair = ImagePair.read(base.images[name], new.images[name])
+            findings[name] = [measure(pair, place, thresholds.tolerance) for place in pair.places]
+        except DamagedError as error:
+            damage.append(error)
+    if damage:
+        base, new = _without("BASE", base, damage), _without("NEW", new, damage)
+    images, order = _in_both(base, new)
+    layers: dict[Place, list[Finding]] = {place: [] for place in order}
+    for finding in (finding for name in images for finding in findings[name]):
+        layers[finding.place].append(finding)
+    result = DiffResult(
+        base.place,
+        new.place,
+        thresholds,
+        images,
+        tuple(LayerFindings(tuple(group)) for group in layers.values() if group),
+        _only_in(base, new, images),
+        _only_in(new, base, images),
+        {"base": tuple(base.left_out), "new": tuple(new.left_out)},
+    )
+    return _write(result, base, new, outputs)
+
+
+def _read(side: str, root: Path, place: Path | Url) -> ReadRun:
+    """Read a run, and warn of the images that are incomplete or missing in it."""
+    run = replace(read_run(root), url=None if isinstance(place, Path) else place)
+    warn_of(run.left_out, f"{side}: ", ", and left out")
+    if run.missing:
+        log.warning("%s: the run did not come to %d more images", side, run.missing)
+    return run
+
+
+def _in_both(base: ReadRun, new: ReadRun) -> tuple[tuple[str, ...], tuple[Place, ...]]:
+    """The names of the images that both runs have, and the places of BASE in these, in the order
+    in which the model came to them.
+
+    Raises:
+        CompareError: they have no image or no layer in common.
+    """
+    images = tuple(name for name in base.images if name in new.images)
+    if not images:
+        raise CompareError(
+            f"no image is in both runs: BASE has {_few(base.images)}, NEW has {_few(new.images)}",
+            "compare runs of the same images",
+        )
+    order, other = (
+        tuple(dict.fromkeys(place for name in images for place in run.images[name].captures))
+        for run in (base, new)
+    )
+    if set(order).isdisjoint(other):
+        old, now = (_few(dict.fromkeys(place.layer for place in one)) for one in (order, other))
+        raise CompareError(
+            f"no layer is in both runs: BASE has {old}, NEW has {now}",
+            "compare runs with the same --layers",
+        )
+    return images, order
+
+
+def _check_alike(base: ReadRun, new: ReadRun, images: Iterable[str]) -> list[DamagedError]:
+    """Check that two runs showed their models the same pictures, and drew on the same scale.
+
+    Returns:
+        The errors of images whose input.png cannot be read, and so cannot be checked.
+
+    Raises:
+        CompareError: the runs differ in one of these; names it.
+    """
+    damage: list[DamagedError] = []
+    for reason in _unlike(base, new, images, damage):
+        raise CompareError(
+            f"these runs cannot be compared: {reason}",
+            "run both with the same images, preprocessing and --normalize",
+        )
+    return damage
+
+
+def _unlike(
+    base: ReadRun, new: ReadRun, images: Iterable[str], damage: list[DamagedError]
+) -> Iterator[str]:
+    """Why runs cannot be compared, one reason after the other."""
+    for name, what in (("preprocessing", "preprocessing"), ("normalize", "scale mode")):
+        old, now = (
+            run.record.get(name, (run.record.get("options") or {}).get(name)) for run in (base, new)
+        )
+        if old != now:
+            yield f"the {what} is {old!r} in BASE and {now!r} in NEW"
+    pairs = [(base.images[name], new.images[name]) for name in images]
+    other = [a.name for a, b in pairs if a.manifest.image.sha256 != b.manifest.image.sha256]
+    if other:
+        yield f"{_few(other)} is another file in NEW (its sha256 differs)"
+    for a, b in pairs:
+        one, two = a.manifest.input, b.manifest.input
+        if one.shape != two.shape:
+            sizes = f"{by(one.shape)} in BASE and {by(two.shape)} in NEW"
+            yield f"the input made of {a.name} is {sizes}"
+        if one.preprocessing != two.preprocessing:
+            words = f"{one.preprocessing!r} in BASE and {two.preprocessing!r} in NEW"
+            yield f"the preprocessing of {a.name} is {words}"
+        try:
+            pixels = a.shown(), b.shown()
+        except DamagedError as error:
+            damage.append(error)
+            continue
+        # resizing varies by one level between machines
+        same_size = pixels[0].shape == pixels[1].shape
+        if not same_size or np.abs(pixels[0].astype(np.int16) - pixels[1]).max(initial=0) > 1:
+            yield f"what the model saw of {a.name} (input.png) has other pixels in NEW"
+
+
+def _only_in(one: ReadRun, other: ReadRun, images: Iterable[str]) -> OnlyIn:
+    lacking = {}
+    for name in (name for name in one.images if name not in other.images):
+        lacking[name] = "incomplete" if name in other.left_out else "not there"
+        if (failed := other.failures.get(name)) is not None:
+            lacking[name] = f"failed: {failed}"
+    places: dict[tuple[Place, str], str] = {}
+    for name in images:
+        there = other.images[name]
+        for place, row in one.images[name].captures.items():
+            if place not in there.captures:
+                places.setdefault((place, row.type), _why_missing(there, place))
+    return OnlyIn(lacking, places)
+
+
+def _why_missing(image: ReadImage, place: Place) -> str:
+    for skip in image.manifest.skipped:
+        if (skip.layer, skip.kind, skip.call) == (place.layer, place.kind, place.call):
+            return f"skipped: {skip.reason}"
+    return "never ran" if place.layer in image.manifest.never_ran else "not there"
+
+
+def _few(names: Iterable[str]) -> str:
+    return listed(list(names), _NAMED) or "none"
+
+
+def _without(side: str, run: ReadRun, damage: Sequence[DamagedError]) -> ReadRun:
+    """Leave out, with a warning, the images of which a file turned out to be broken."""
+    names = {id(image): name for name, image in run.images.items()}
+    broken = {names[id(e.image)]: e.message for e in damage if id(e.image) in names}
+    warn_of(broken, f"{side}: ", ", and left out")
+    left = {name: image for name, image in run.images.items() if name not in broken}
+    return replace(run, images=left, damaged={**run.damaged, **broken})
+
+
+def _write(result: DiffResult, base: ReadRun, new: ReadRun, outputs: Outputs) -> DiffResult:
+    """Draw the maps, then write the files that were asked for."""
+    page = None
+    if outputs.folder is not None:
+        with destination.replacing(outputs.folder, destination.DIFF, outputs.files) as fresh:
+            result = replace(result, maps=tuple(output.draw(result.layers, base, new, fresh)))
+            write_json(fresh / DIFF_FILE, output.as_json(result))
+            if outputs.html and outputs.render:
+                found, where = output.comparison(result), (outputs.html, outputs.folder)
+                page, beside = outputs.render(found, base, new, *where)
+                for name, text in beside.items():
+                    with atomic(fresh / name) as file:
+                        file.write(text.encode("utf-8", "replace"))
+    verdicts = junit.document({str(result.new): output.verdicts(result)}, "diff")
+    texts = None if page is None else page.encode("utf-8", "replace"), verdicts
+    for (option, path, kind), content in zip(outputs.kinds, texts, strict=True):
+        if path is not None and content is not None:
+            with writing(path, kind, option, outputs.overwrite) as file:
+                file.write(content)
+    return result

@@ -1,0 +1,294 @@
+"""Deflate for filtered rows of pictures: literals, and runs of zeros.
+
+A general compressor looks for strings of bytes that it has met before. In filtered feature maps
+there are none but zeros: what is left of a pixel beside its neighbour is noise around zero, or
+nothing at all. So this one codes bytes by how often they occur, and as a match only zeros. Measured
+on the pictures of resnet50 it takes half the time of ISA-L's level 1, and 94 % of its bytes.
+The format is RFC 1951's (https://www.rfc-editor.org/rfc/rfc1951).
+"""
+
+from __future__ import annotations
+
+from typing import no_type_check
+
+import numpy as np
+from isal import isal_zlib
+
+from featviz.drawing.loops import loop, part
+from featviz.records import Bytes
+
+_SYMBOLS, _END, _SHORTEST, _LONGEST = 286, 256, 3, 258
+"""Literals, the end of a block, and lengths; the lengths that there are."""
+
+_MOST_BITS = 14
+"""Of a code: four of them fit 57 bits."""
+
+_SAMPLE, _EVERY, _DENSE = 64, 16, 4096
+"""Of long blocks so many words of eight bytes in a row are counted, of each `_EVERY` times as many;
+blocks of fewer than `_DENSE` words are counted whole."""
+
+_ZLIB = b"\x78\x01"
+"""The head of a stream: deflate, a window of 32 KiB, the fastest of levels."""
+
+_BLOCK = 2**20
+"""Bytes that share their codes at most."""
+
+_HEAD = 2 << 1 | (_SYMBOLS - 257) << 3 | 0 << 8 | (19 - 4) << 13 | int("100" * 16, 2) << 26
+_HEAD_BITS = 17 + 19 * 3
+"""The head of a block that is not the last one: its codes' lengths, and that of one distance, take
+four bits each, and nothing is repeated (RFC 1951, 3.2.7)."""
+
+_LAST = 0b011
+"""The first bits of ten that are a last block without data, by RFC 1951's own codes."""
+
+_U = np.uint64
+_BYTE, _LENGTH, _CODE = _U(255), _U(63), _U(8)
+"""Masks of a byte and of a code's length, which stands in the low bits of its entry in a table, and
+how far above its code begins."""
+
+
+def _mirrored(bits: int) -> np.ndarray:
+    """Each number of so many bits with its first bit last, uint64."""
+    numbers = np.arange(1 << bits, dtype=np.uint64)
+    mirrored = np.zeros_like(numbers)
+    for bit in range(bits):
+        mirrored |= (numbers >> _U(bit) & _U(1)) << _U(bits - 1 - bit)
+    return mirrored
+
+
+def _lengths() -> np.ndarray:
+    """[3, 259]: the symbol of each length, its extra bits, and how many they are with the one of
+    the distance, which is 1; none for lengths that there are not."""
+    table, first = np.zeros((3, _LONGEST + 1), np.uint64), _SHORTEST
+    for symbol in range(257, _SYMBOLS - 1):
+        bits = max(0, (symbol - 261) // 4)
+        for length in range(first, min(first + (1 << bits), _LONGEST)):
+            table[:, length] = symbol, length - first, bits + 1
+        first += 1 << bits
+    table[:, _LONGEST] = _SYMBOLS - 1, 0, 1
+    return table
+
+
+_MIRRORED, _MIRRORED_LENGTHS = _mirrored(_MOST_BITS), _mirrored(4).astype(np.uint8)
+_OF_LENGTH, _EXTRA, _EXTRA_BITS = _lengths()
+_NUMBERS = np.arange(_SYMBOLS) | 1 << 9
+
+
+class Stream:
+    """Bytes deflated piece by piece, a zlib stream (https://www.rfc-editor.org/rfc/rfc1950)."""
+
+    def __init__(self) -> None:
+        """Begin without any byte."""
+        self._head, self._sum = _ZLIB, 1
+        self._held, self._bits = 0, 0
+        self._out = np.empty(0, np.uint8)
+
+    def deflated(self, data: Bytes) -> bytes:
+        """What this piece adds to the stream.
+
+        Args:
+            data: uint8 [N], whose memory begins at a multiple of eight bytes.
+        """
+        self._sum = isal_zlib.adler32(data.data, self._sum)
+        parts, self._head = [self._head], b""
+        for start in range(0, len(data), _BLOCK):
+            parts += self._block(data[start : start + _BLOCK])
+        return b"".join(parts)
+
+    def _block(self, data: Bytes) -> tuple[bytes, bytes]:
+        """The whole bytes of a block that is not the last one: its head, and what it holds."""
+        size = len(data) // 8 * 8
+        words, rest = data[:size].view(np.uint64), data[size:]
+        if len(self._out) < 2 * len(data) + 256:
+            self._out = np.empty(2 * len(data) + 256, np.uint8)
+        step = max(1, min(_EVERY, len(words) // _DENSE))
+        while True:
+            apart = np.zeros((4, _SYMBOLS), np.int64)
+            count(words, rest, step, _OF_LENGTH, apart)
+            entries, matches = _codes(apart.sum(0))
+            lengths = _MIRRORED_LENGTHS[np.append(entries & _LENGTH, [_U(1), _U(0)])]
+            pairs = (lengths[::2] | lengths[1::2] << 4).tobytes()
+            block = _HEAD | int.from_bytes(pairs, "little") << _HEAD_BITS
+            bits = self._bits + _HEAD_BITS + 4 * (_SYMBOLS + 1)
+            head = (self._held | block << self._bits).to_bytes(bits // 8 + 1, "little")
+            left = np.array([head[-1], bits % 8], np.uint64)
+            whole = put(words, rest, entries, matches, left, self._out)
+            if step == 1 or whole < len(data):
+                self._held, self._bits = map(int, left)
+                return head[:-1], self._out[:whole].tobytes()
+            step = 1  # the samples are unlike the rest
+
+    def end(self) -> bytes:
+        """What ends the stream: what is left of a byte, a block without data that is the last one,
+        and the checksum."""
+        last = (self._held | _LAST << self._bits).to_bytes((self._bits + 17) // 8, "little")
+        return self._head + last + self._sum.to_bytes(4, "big")
+
+
+def _codes(counts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Codes of all symbols for how often they occur: their entries, and those of all matches."""
+    keys = counts << 13 | _NUMBERS  # what was not seen may occur
+    keys[_END] = 1 << 9 | _END
+    keys.sort()
+    entries = np.empty(_SYMBOLS, np.uint64)
+    find_codes(keys, np.zeros((2, 2 * _SYMBOLS), np.int64), _MIRRORED, entries)
+    some = entries[_OF_LENGTH]
+    codes = some >> _CODE | _EXTRA << (some & _LENGTH)
+    return entries, codes << _CODE | (some & _LENGTH) + _EXTRA_BITS
+
+
+@part()
+@no_type_check
+def _next_match(left):
+    """Length of the next match of a run of zeros; none shorter than there is may be left."""
+    if left <= _LONGEST:
+        return left
+    return _LONGEST if left >= _LONGEST + _SHORTEST else left - _SHORTEST
+
+
+@loop("void(uint64[::1],uint8[::1],int64,uint64[::1],int64[:,::1])")
+@no_type_check
+def count(words, rest, step, symbols, counts):
+    """Add how often each symbol occurs in one sample of each `step`, or nearly so, to counts
+    [4, symbols]; `symbols` are those of lengths.
+
+    The counts of neighbours stand apart: what is alike would have to wait for the count before.
+    """
+    for start in range(0, words.size, _SAMPLE * step):
+        at, end = start, start + _SAMPLE if start + _SAMPLE < words.size else words.size
+        while at < end:
+            word = words[at]
+            at += 1
+            if word == 0:
+                run = 7
+                while at < end and words[at] == 0:
+                    run, at = run + 8, at + 1
+                counts[0, 0] += 1
+                while run > 0:
+                    length = _next_match(run)
+                    counts[0, symbols[length]] += 1
+                    run -= length
+            else:
+                for place in range(4):
+                    counts[place, word & _BYTE] += 1
+                    counts[place, word >> _U(32) & _BYTE] += 1
+                    word >>= _U(8)
+    for i in range(rest.size):
+        counts[0, rest[i]] += 1
+
+
+@loop("void(int64[::1],int64[:,::1],uint64[::1],uint64[::1])")
+@no_type_check
+def find_codes(keys, nodes, mirrored, entries):
+    """The codes of symbols by Huffman's method, but none longer than it may be, and from their
+    lengths by RFC 1951 (3.2.2), their first bit lowest.
+
+    Args:
+        keys: for each symbol 512 times how often it occurs, and its number; sorted.
+        nodes: [2, 2 · symbols] of zeros, for the weights of nodes, and the node above each.
+        mirrored: each number of `_MOST_BITS` bits with its first bit last.
+        entries: [symbols], filled.
+    """
+    size, leaf, node = keys.size, 0, keys.size
+    for symbol in range(size):
+        nodes[0, symbol] = keys[symbol] >> 9
+    for child in range(2 * size - 2):  # two by two, the lightest first
+        parent = size + child // 2
+        if leaf < size and (node == parent or nodes[0, leaf] <= nodes[0, node]):
+            lightest, leaf = leaf, leaf + 1
+        else:
+            lightest, node = node, node + 1
+        nodes[0, parent] += nodes[0, lightest]
+        nodes[1, lightest] = parent
+    nodes[0, 2 * size - 2] = 0  # from here on depths
+    for child in range(2 * size - 3, -1, -1):
+        nodes[0, child] = nodes[0, nodes[1, child]] + 1
+    room, many = 1 << _MOST_BITS, nodes[1, :size]
+    for bits in range(_MOST_BITS + 1):
+        many[bits] = 0
+    for symbol in range(size):
+        bits = nodes[0, symbol] if nodes[0, symbol] < _MOST_BITS else _MOST_BITS
+        many[bits] += 1
+        room -= 1 << (_MOST_BITS - bits)
+    while room < 0:  # too many short ones: one more bit for the longest that has less than the most
+        bits = _MOST_BITS - 1
+        while many[bits] == 0:
+            bits -= 1
+        many[bits] -= 1
+        many[bits + 1] += 2
+        many[_MOST_BITS] -= 1
+        room += 1
+    bits = _MOST_BITS
+    for symbol in range(size):  # the rarest first
+        while many[bits] == 0:
+            bits -= 1
+        many[bits] -= 1
+        nodes[0, size + (keys[symbol] & 511)] = bits
+    code = 0
+    for bits in range(1, _MOST_BITS + 1):
+        for symbol in range(size):
+            if nodes[0, size + symbol] == bits:
+                entries[symbol] = mirrored[code] << _CODE | _U(bits)
+                code += 1 << (_MOST_BITS - bits)
+
+
+@part()
+@no_type_check
+def _put(out, at, held, bits, code, length):
+    """Write a code of at most 57 bits behind what is held of an unfinished byte."""
+    held |= code << bits
+    out[at] = held & _BYTE  # LLVM makes one store of these
+    out[at + _U(1)] = held >> _U(8) & _BYTE
+    out[at + _U(2)] = held >> _U(16) & _BYTE
+    out[at + _U(3)] = held >> _U(24) & _BYTE
+    out[at + _U(4)] = held >> _U(32) & _BYTE
+    out[at + _U(5)] = held >> _U(40) & _BYTE
+    out[at + _U(6)] = held >> _U(48) & _BYTE
+    out[at + _U(7)] = held >> _U(56) & _BYTE
+    bits += length
+    return at + (bits >> _U(3)), held >> (bits & _U(56)), bits & _U(7)
+
+
+@loop("uint64(uint64[::1],uint8[::1],uint64[::1],uint64[::1],uint64[::1],uint8[::1])")
+@no_type_check
+def put(words, rest, entries, matches, left, out):
+    """Write a block's words of eight bytes, the bytes of the rest, and its end.
+
+    Args:
+        entries: [symbols]; matches: [259], by their lengths.
+        left: [2], what the head has left of an unfinished byte, and how many bits that are; the
+            block's take their place.
+        out: for twice the bytes of the block and 256 more.
+
+    Returns:
+        How many bytes of `out` are whole.
+    """
+    at, held, bits, place = _U(0), left[0], left[1], _U(0)
+    many = _U(words.size)
+    while place < many:
+        word = words[place]
+        place += _U(1)
+        if word == 0:
+            run, code, size = 7, entries[0] >> _CODE, entries[0] & _LENGTH
+            while place < many and words[place] == 0:
+                run, place = run + 8, place + _U(1)
+            while run > 0:
+                length = _next_match(run)
+                entry = matches[length]
+                code |= entry >> _CODE << size
+                at, held, bits = _put(out, at, held, bits, code, size + (entry & _LENGTH))
+                run, code, size = run - length, _U(0), _U(0)
+        else:
+            for _ in range(2):
+                a, b = entries[word & _BYTE], entries[word >> _U(8) & _BYTE]
+                c, d = entries[word >> _U(16) & _BYTE], entries[word >> _U(24) & _BYTE]
+                first = a >> _CODE | b >> _CODE << (a & _LENGTH)
+                second = c >> _CODE | d >> _CODE << (c & _LENGTH)
+                code = first | second << (a + b & _LENGTH)
+                at, held, bits = _put(out, at, held, bits, code, a + b + c + d & _LENGTH)
+                word >>= _U(32)
+    for i in range(rest.size + 1):
+        entry = entries[rest[i]] if i < rest.size else entries[_END]
+        at, held, bits = _put(out, at, held, bits, entry >> _CODE, entry & _LENGTH)
+    left[0], left[1] = held, bits
+    return at

@@ -1,0 +1,300 @@
+"""From maps of floats to numbers and levels: statistics of channels, limits, the one quantiser.
+
+Values on a CPU go through compiled loops (`loops`), where each is read once. torch is imported only
+for what lies on another device.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from featviz.drawing.normalize import MODES, Scale
+from featviz.records import STAT_COLUMNS, Bytes, Floats, Integers
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+MIN, MAX, MEAN, STD, ZEROS, NONFINITE = range(6)
+"""Columns of statistics, in the order of `records.STAT_COLUMNS`."""
+
+FLAT = 2.0**-20
+"""A map whose range is below this share of its largest value is constant but for rounding."""
+
+_FAR = 16.0
+"""Where zero lies further below a map than so many of its spans, half a level added to `low` would
+be lost in rounding, and takes a pass of its own."""
+
+_TINY = 1e-30
+"""Stands for the span where two percentiles are equal: all above is bright, all else dark."""
+
+
+def compiled() -> Any:
+    """The module of compiled loops, `loops`, which takes a while to import."""
+    import_module("featviz.drawing.deflate")
+    return import_module("featviz.drawing.loops")
+
+
+def _plain(array: np.ndarray) -> Floats:
+    """As the compiled loops take it: float32, without gaps, writable."""
+    is_plain = array.dtype == np.float32 and array.flags.carray  # `np.require` takes its time
+    return array if is_plain else np.require(array, np.float32, ["C", "W"])
+
+
+# Statistics
+
+
+def channel_stats(maps: Tensor) -> Floats:
+    """Statistics of each map of float32 maps [N, ...], as `statistics`."""
+    rows = maps.flatten(1)
+    return statistics(rows.numpy()) if rows.device.type == "cpu" else _on_device(rows)
+
+
+def statistics(rows: np.ndarray) -> Floats:
+    """Statistics of each row of float32 [N, W] over its finite values.
+
+    Returns:
+        float32 [N, 6] in the order of `records.STAT_COLUMNS`. The standard deviation is the
+        population's (divided by the count). A row without a finite value has NaN for its first
+        four.
+    """
+    return _scanned(rows, math.nan, math.nan, 0)[0]
+
+
+def statistics_and_outside(rows: np.ndarray, low: float, high: float) -> tuple[Floats, Integers]:
+    """The same, and how many values of each row are at `low` or below, or at `high` or above.
+
+    Args:
+        low: NaN where only `high` bounds; both are rounded to float32.
+
+    Returns:
+        float32 [N, 6] and int64 [N].
+    """
+    return _scanned(rows, low, high, len(rows))
+
+
+def _scanned(rows: np.ndarray, low: float, high: float, count: int) -> tuple[Floats, Integers]:
+    """Both for all rows; `count` is their number, or 0 where nothing is counted."""
+    stats = np.empty((len(rows), len(STAT_COLUMNS)), np.float32)
+    outside = np.empty(count, np.int64)
+    ends = np.float32(low), np.float32(high)
+    rows = _plain(rows)
+    keys = rows.view(np.int32), stats.view(np.int32)
+    compiled().statistics(rows, keys[0], stats, keys[1], *ends, outside)
+    return stats, outside
+
+
+def _on_device(rows: Tensor) -> Floats:
+    """Where the values are, so that only the numbers are sent back; in float64 and over the finite
+    values alone where some are not, or a square is not."""
+    import torch
+
+    variance, mean = torch.var_mean(rows, dim=1, correction=0)
+    low, high, zeros = rows.amin(1), rows.amax(1), (rows == 0).sum(1) / rows.shape[1]
+    columns = [low, high, mean, variance.sqrt(), zeros, torch.zeros_like(mean)]
+    stats: Floats = torch.stack(columns, dim=1).cpu().numpy()
+    if np.isfinite(stats).all():
+        return stats
+    finite = torch.isfinite(rows)
+    count = finite.sum(1)
+    known = torch.where(finite, rows, 0.0).double()
+    mean = known.sum(1) / count
+    deviation = torch.where(finite, known - mean[:, None], 0.0)
+    std = (deviation.square().sum(1) / count).sqrt()
+    low = torch.where(finite, rows, torch.inf).amin(1).masked_fill(count == 0, torch.nan)
+    high = torch.where(finite, rows, -torch.inf).amax(1).masked_fill(count == 0, torch.nan)
+    columns = [low, high, mean, std, zeros, rows.shape[1] - count]
+    stats = torch.stack([column.float() for column in columns], dim=1).cpu().numpy()
+    return stats
+
+
+def overall(stats: Floats, values: int) -> dict[str, float | int | None]:
+    """The statistics of all maps together, from those of each.
+
+    Args:
+        values: numbers in each map.
+
+    Returns:
+        min, max, mean, std, zero_fraction, nonfinite; None where no value is finite.
+    """
+    finite = values - stats[:, NONFINITE].astype(np.float64)
+    zeros, nonfinite = stats[:, ZEROS:].sum(0, np.float64) / (len(stats), 1)
+    numbers: list[float | None] = [None] * 4
+    if finite.any():
+        low, high, means, stds = stats[finite > 0, :ZEROS].T.astype(np.float64)
+        shares = finite[finite > 0] / finite.sum()
+        mean = float((shares * means).sum())
+        variance = float((shares * (stds * stds + (means - mean) ** 2)).sum())
+        numbers = [float(low.min()), float(high.max()), mean, math.sqrt(variance)]
+    found = dict(zip(STAT_COLUMNS, numbers, strict=False))
+    return {**found, "zero_fraction": float(zeros), "nonfinite": int(nonfinite)}
+
+
+def is_flat(low: Floats, high: Floats) -> np.ndarray:
+    """bool [N]: which maps are constant but for rounding; one without finite values is not."""
+    flat: np.ndarray = high - low <= FLAT * np.maximum(abs(high), abs(low))
+    return flat
+
+
+def is_constant(stats: Floats) -> np.ndarray:
+    """bool [N]: which maps have one value everywhere, but for rounding, by their statistics."""
+    flat: np.ndarray = is_flat(stats[:, MIN], stats[:, MAX]) & (stats[:, NONFINITE] == 0)
+    return flat
+
+
+# Limits
+
+
+@dataclass(frozen=True)
+class ValueLimits:
+    """Values drawn darkest and brightest, float32 [N] or [1]; which `mode` they came from."""
+
+    low: Floats
+    high: Floats
+    mode: str
+
+    @classmethod
+    def fixed(cls, low: float, high: float, mode: str = "range") -> ValueLimits:
+        """The same limits for all maps."""
+        return cls(np.array([low], np.float32), np.array([high], np.float32), mode)
+
+    @property
+    def shared(self) -> tuple[float, float] | None:
+        """The limits where all maps have the same."""
+        return (float(self.low[0]), float(self.high[0])) if MODES[self.mode].shared else None
+
+    def of_tiles(self, channels: list[int] | None, slices: int) -> ValueLimits:
+        """The limits of each tile, from those of each channel.
+
+        Args:
+            channels: those that are drawn; None is all of them.
+            slices: tiles of each channel.
+        """
+        if self.shared is not None or (channels is None and slices == 1):
+            return self
+        low, high = (v if channels is None else v[channels] for v in (self.low, self.high))
+        return ValueLimits(np.repeat(low, slices), np.repeat(high, slices), self.mode)
+
+
+@dataclass(frozen=True)
+class LayerValues:
+    """All maps of a layer and the finite extremes of each: what a scale may ask."""
+
+    maps: Tensor
+    lows: Floats
+    highs: Floats
+
+    @property
+    def extremes(self) -> tuple[float, float]:
+        """The smallest and the largest value."""
+        return float(np.nanmin(self.lows)), float(np.nanmax(self.highs))
+
+    def percentiles(self, ranks: tuple[float, ...]) -> tuple[float, float]:
+        """The values at two ranks, 0..100."""
+        values = self.maps.cpu().numpy()
+        low, high = np.percentile(values[np.isfinite(values)], ranks)
+        return float(low), float(high)
+
+    def magnitude(self, rank: float) -> float:
+        """The value at a rank, 0..100, of the absolute values that are not zero; 1 without any."""
+        values = abs(self.maps.cpu().numpy())
+        values = values[np.isfinite(values) & (values > 0)]
+        return float(np.percentile(values, rank)) if len(values) else 1.0
+
+
+def limits(scale: Scale, maps: Tensor, low: Floats, high: Floats) -> ValueLimits:
+    """The limits of each map; `low` and `high` [N] are the finite extremes of each (else NaN).
+
+    Maps of one number each share the layer's scale, since by their own all would be alike.
+    """
+    if np.isnan(low).all():
+        return ValueLimits.fixed(0.0, 0.0, "layer")
+    scale = scale.for_layer if maps[0].numel() == 1 else scale
+    shared = MODES[scale.mode].limits
+    if shared is None:
+        return ValueLimits(low, high, scale.mode)
+    return ValueLimits.fixed(*shared(scale.numbers, LayerValues(maps, low, high)), scale.mode)
+
+
+# Levels
+
+
+def to_levels(
+    maps: Tensor | np.ndarray, limits: ValueLimits, levels: int, nonfinite: int | None
+) -> Bytes:
+    """Turn float maps [N, ...] into levels 0..`levels`-1 of the same shape, rounded to the nearest.
+
+    The arithmetic is torchvision's (`make_grid(normalize=True)`, then `save_image`) but for two
+    kinds of maps. It draws all constant ones black, whatever their value; here zero is black and
+    any other value the middle level, which no other map shows everywhere. It divides by at least
+    1e-5, so that maps of tiny values come out dark; here they are drawn like all others. Values
+    outside the limits are clipped.
+
+    Args:
+        nonfinite: the index drawn for NaN and infinite values; None where there are none.
+    """
+    low, high, clips = limits.low, limits.high, MODES[limits.mode].clips
+    if nonfinite is not None:  # a map without any finite value has no limits
+        low, high = np.nan_to_num(low), np.nan_to_num(high)
+    flat = np.zeros(len(low), bool) if clips else is_flat(low, high)
+    span = np.maximum(np.where(flat, 1, high - low), _TINY).astype(np.float32)
+    far = bool((abs(low) > _FAR * span).any())
+    below = low if far else low - span * np.float32(0.5 / (levels - 1))
+    factor = ((levels - 1) / span).astype(np.float32)
+    top = levels - 0.5 if clips or nonfinite is not None else None
+    line = below.astype(np.float32), factor, 0.5 if far else 0.0, top
+    if isinstance(maps, np.ndarray) or maps.device.type == "cpu":
+        array = np.asarray(maps)
+        tiles = quantise(array.reshape(len(array), -1), *line).reshape(array.shape)
+    else:
+        tiles = quantise_on_device(maps, *line)
+    if flat.any():
+        middle = np.where(low == 0, 0, (levels - 1) // 2 + 1).astype(np.uint8)
+        where = flat if len(flat) == len(tiles) else flat.repeat(len(tiles))
+        tiles[where] = middle[flat].reshape(-1, *[1] * (tiles.ndim - 1))
+    if nonfinite is not None:
+        array = maps if isinstance(maps, np.ndarray) else maps.cpu().numpy()
+        tiles[~np.isfinite(array)] = nonfinite
+    return tiles
+
+
+def quantise(
+    rows: np.ndarray, low: Floats, factor: Floats, half: float, top: float | None
+) -> Bytes:
+    """(value - low) · factor + half of each row of float32 [N, W], cut to a whole number.
+
+    Args:
+        low: [N] or [1], as `factor`.
+        half: 0.5, or 0 where `low` has it already.
+        top: clip to 0..top first, NaN to 0; None where no value can lie outside.
+    """
+    levels = np.empty(rows.shape, np.uint8)
+    if len(low) != len(rows):
+        low, factor = np.broadcast_to(low, len(rows)), np.broadcast_to(factor, len(rows))
+    low, factor = _plain(low), _plain(factor)
+    bound = -1.0 if top is None else top
+    compiled().quantise(_plain(rows), low, factor, half, bound, levels)
+    return levels
+
+
+def quantise_on_device(
+    maps: Tensor, low: Floats, factor: Floats, half: float, top: float | None
+) -> Bytes:
+    """The same for maps [N, ...] where they are, so that only the bytes are sent back."""
+    shape = (-1, *[1] * (maps.ndim - 1))
+    below, times = (maps.new_tensor(v).reshape(shape) for v in (low, factor))
+    values = (maps - below).mul_(times).add_(half)
+    if top is not None:
+        values.nan_to_num_(0.0).clamp_(0, top)
+    sent: Bytes = values.byte().cpu().numpy()
+    return sent
+
+
+def to_pixels(picture: Tensor) -> Bytes:
+    """A picture [C, H, W] in 0..1 as pixels [H, W, C] in 0..255."""
+    array: Bytes = (picture * 255 + 0.5).byte().permute(1, 2, 0).cpu().numpy()
+    return array

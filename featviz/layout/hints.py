@@ -1,0 +1,322 @@
+"""Hints at the layout of each layer's tensors: read from the model's modules, overridden by
+`--tensor-layout`, with what was followed in a forward pass.
+
+Only the model knows whether the first token stands for a class, and only the block that cut a map
+into windows knows how they lie. Attributes are read by the names under which torchvision and timm
+keep them; a module that has none gives no hint.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from math import ceil, prod
+from typing import Any, Literal
+
+from torch import Tensor, nn
+
+from featviz.errors import LayoutError, UsageError
+from featviz.hooks import selectors
+from featviz.hooks.functions import watching
+from featviz.hooks.layers import list_layers
+from featviz.layout import guess
+from featviz.layout.follow import Tracer
+from featviz.records import KINDS, Hints, Layer, Origin, Site, Windows
+from featviz.text import quoted
+
+_PREFIX_TOKENS = {
+    "class_token": re.compile(r"(cls|class)(_?(token|embedding|embed))?"),
+    "distillation_token": re.compile(r"dist(illation)?_?token"),
+    "register_tokens": re.compile(r"(reg|register|storage)_?tokens?"),
+}
+"""Names of parameters that become tokens in front of the grid, in the order in which they stand."""
+
+_CHANNELS_FIRST = (
+    nn.modules.conv._ConvNd,
+    nn.modules.batchnorm._NormBase,
+    nn.modules.pooling._MaxPoolNd,
+    nn.modules.pooling._AvgPoolNd,
+    nn.modules.pooling._AdaptiveMaxPoolNd,
+    nn.modules.pooling._AdaptiveAvgPoolNd,
+    nn.GroupNorm,
+)
+"""torch's own modules whose channels are the axis behind the batch."""
+
+_FEATURES_LAST = ("Linear", "LayerNorm", "RMSNorm")
+"""Ends of the names of classes whose last axis are features, timm's and transformers' included."""
+
+_ATTENTION = ("attn", "attention", "crpe")
+"""In the names of attentions, and of CoaT's positional encoding, which takes what they do."""
+
+_POSITION_NETWORK = re.compile(r"(cpb_|rel_pos\.)mlp")
+"""In the names of networks that turn offsets between tokens, [1, h, w, 2], into biases."""
+
+
+class HintBook:
+    """The hints for each layer of a model that sees inputs of one shape."""
+
+    def __init__(
+        self, model: nn.Module, input_shape: Sequence[int], overrides: Sequence[str] = ()
+    ) -> None:
+        """Read the hints of a model's modules.
+
+        Args:
+            input_shape: [1, C, H, W], or [1, C, T, H, W] for a clip.
+            overrides: `--tensor-layout` values: `LAYOUT` or `SELECTORS=LAYOUT`.
+
+        Raises:
+            UsageError: there is no such layout, or a selector cannot be read.
+        """
+        self.input_shape = tuple(input_shape)
+        self._by_module = read_hints(model, self.input_shape)
+        self._overrides = [parse_override(text) for text in overrides]
+        self._by_layer: dict[str, Hints] = {}
+        self._tracer: Tracer | None = None
+        self.is_traced = False
+        """Whether a forward pass has been followed, or need not be."""
+        self.depends_on_origins = False
+        """Whether a tensor was asked for whose layout its origin decides."""
+
+    def of(self, layer: Layer) -> Hints:
+        """The hints for a layer's tensors, as far as its module gives them."""
+        if layer.name not in self._by_layer:
+            hints = self._module_hints(layer)
+            if layer.is_function:
+                hints = replace(hints, channels=None, features_last=False)
+            for chosen, name in self._overrides:
+                if chosen is None or selectors.select([layer], chosen):
+                    hints = replace(hints, layout=name)
+            self._by_layer[layer.name] = hints
+        return self._by_layer[layer.name]
+
+    def at(self, site: Site, tensor: Tensor) -> Hints:
+        """The hints for one tensor of a layer, with what was followed in a forward pass."""
+        if tensor.is_nested:  # has no shape
+            return self.of(site.layer)
+        shape = tensor.shape
+        found = self._origins(site.layer, shape)
+        origin = found.get((KINDS[site.kind].of, site.key))
+        hints = self.of(site.layer)
+        self.depends_on_origins |= origin is not None and guess.decides(shape, hints, origin)
+        return hints if origin is None else replace(hints, origin=origin)
+
+    def of_shape(self, layer: Layer, shape: Sequence[int], side: str = "output") -> Hints:
+        """The hints for the first tensor of this shape that a layer gave, or took (`input`)."""
+        found = self._origins(layer, shape)
+        origins = (origin for (at, _), origin in found.items() if at == side)
+        return replace(self.of(layer), origin=next(origins, None))
+
+    def settle_as(self, other: HintBook) -> None:
+        """Follow no pass of this shape, where one of another shape was followed and the layout of
+        no layer depends on it."""
+        self.is_traced = other.is_traced and not other.depends_on_origins
+
+    @contextmanager
+    def traced(self, model: nn.Module, layers: Sequence[Layer]) -> Iterator[None]:
+        """Follow the image through the forward pass in this block, once for all passes.
+
+        Hooks that ask for hints are placed inside the block, so that they are called later.
+
+        Args:
+            layers: those whose tensors will be asked for.
+        """
+        if self.is_traced:
+            yield
+            return
+        wanted = {layer.name for layer in layers}
+        mixers = {name for name, hints in self._by_module.items() if hints.tokens}
+        self._tracer = tracer = Tracer(
+            wanted, mixers, lambda layer: self._module_hints(layer).attention
+        )
+        modules = [x for x in list_layers(model) if x.name in wanted | mixers or not x.index]
+        with watching(
+            model, tracer.leave, tracer.enter, modules, lambda layer: True, lambda name, part: False
+        ):
+            yield
+        self.is_traced = True
+
+    def _origins(self, layer: Layer, shape: Sequence[int]) -> dict[tuple[str, str], Origin]:
+        if self._tracer is None:
+            return {}
+        return self._tracer.origins.get((layer.name, tuple(shape)), {})
+
+    def _module_hints(self, layer: Layer) -> Hints:
+        return self._by_module.get(layer.owner, Hints())
+
+
+def parse_override(text: str) -> tuple[list[selectors.Selector] | None, str]:
+    """Read `LAYOUT` or `SELECTORS=LAYOUT` into selectors, None for all layers, and a layout.
+
+    A selector must match a layer without knowing the others, so it takes no index.
+
+    Raises:
+        UsageError: there is no such layout, or a selector cannot be read.
+    """
+    layers, equals, name = text.rpartition("=")
+    try:
+        guess.check_layout(name)
+        chosen = selectors.parse(layers) if equals else None
+        if indexed := [one.text for one in chosen or () if one.index is not None]:
+            raise UsageError(
+                f"selector {indexed[0]!r} takes no index here",
+                "name the layers, for example layer1.*",
+            )
+    except (LayoutError, UsageError) as error:
+        raise UsageError(
+            f"--tensor-layout {quoted(repr(text))}: {error.message}", error.hint
+        ) from None
+    return chosen, name
+
+
+# From modules
+
+
+def read_hints(model: nn.Module, input_shape: tuple[int, ...]) -> dict[str, Hints]:
+    """Read the hints for every module of a model, by qualified name.
+
+    Args:
+        input_shape: [1, C, H, W], or [1, C, T, H, W] for a clip.
+    """
+    first = next((m for m in model.modules() if isinstance(m, (nn.Conv2d, nn.Conv3d))), None)
+    stride = first.stride[0] if isinstance(first, nn.Conv3d) else 1
+    time = -(-input_shape[2] // stride) if len(input_shape) == 5 else None
+    in_patches = first is not None and first.stride == first.kernel_size  # and do not overlap
+    size = _seen_size(_detector(model), (input_shape[-2], input_shape[-1]))
+    base = Hints(
+        input_size=size,
+        time=time,
+        patch=(first.stride[-2], first.stride[-1]) if first is not None and in_patches else None,
+        prefix=_prefix(model),
+        tokens=None if _detector(model) is None else 0,  # heads return rows of boxes, [1, N, 4]
+    )
+    cuts, unrolled = _read_windows(model), _unrolled(getattr(model, "unroll", None))
+    by_name: dict[str, Hints] = {}
+    for name, module in model.named_modules(remove_duplicate=False):
+        parent, _, child = name.rpartition(".")
+        above, kind = by_name.get(parent, base) if name else base, type(module).__name__
+        channels: Literal["first", "last"] | None = None
+        if isinstance(module, _CHANNELS_FIRST):
+            channels = "first"
+        elif _POSITION_NETWORK.search(name):
+            channels = "last"
+        is_attention = "Attention" in kind or any(word in child for word in _ATTENTION)
+        by_name[name] = replace(
+            above,
+            windows=cuts[name],
+            attention=above.attention or is_attention,
+            tokens=None if name == "backbone" else _mixed(name, module) or above.tokens,
+            unrolled=unrolled if name in ("unroll", "blocks") else above.unrolled,
+            channels=channels,
+            features_last=kind.endswith(_FEATURES_LAST),
+        )
+    return by_name
+
+
+def _detector(model: nn.Module) -> nn.Module | None:
+    """The module of torchvision's detectors that resizes and pads images; None in other models."""
+    name = "GeneralizedRCNNTransform"
+    return next((part for part in model.children() if type(part).__name__ == name), None)
+
+
+def _seen_size(transform: Any, size: tuple[int, int]) -> tuple[int, int]:
+    """Height and width of the image as the layers see it, behind a detector's own transform."""
+    if transform is None:
+        return size
+    if transform.fixed_size is not None:
+        width, height = transform.fixed_size
+    else:
+        shortest, longest = transform.min_size[-1], transform.max_size
+        factor = min(shortest / min(size), longest / max(size))
+        height, width = int(size[0] * factor), int(size[1] * factor)
+    step = transform.size_divisible
+    return ceil(height / step) * step, ceil(width / step) * step
+
+
+def _prefix(model: nn.Module) -> tuple[str, ...]:
+    """A name for each token in front of the grid, from the model's parameters."""
+    parameters = [(name.rpartition(".")[2].lower(), p) for name, p in model.named_parameters()]
+    names: list[str] = []
+    for token, pattern in _PREFIX_TOKENS.items():
+        found = (p for name, p in parameters if pattern.fullmatch(name))
+        if (first := next(found, None)) is not None:  # [D], [K, D] or [1, K, D]
+            names += [token] * (first.shape[-2] if first.ndim > 1 else 1)
+    return tuple(names)
+
+
+def _mixed(name: str, module: nn.Module) -> int | None:
+    """How many tokens a module mixes (`mlp_tokens`, `linear_tokens` in the MLP-Mixers)."""
+    if not name.endswith("_tokens"):
+        return None
+    first = next((m for m in module.modules() if isinstance(m, nn.Linear)), None)
+    return None if first is None else first.in_features
+
+
+def _unrolled(unroll: Any) -> tuple[int, int] | None:
+    """Height and width of the grid that is left after the last pooling, where a model holds tokens
+    in the order in which they are pooled, as Hiera's blocks do; else None."""
+    size, schedule = (getattr(unroll, key, None) for key in ("size", "schedule"))
+    if size is None or schedule is None or len(size) != 2:
+        return None
+    high, wide = (size[i] // prod(strides[i] for strides in schedule) for i in (0, 1))
+    return high, wide
+
+
+# Windows
+
+
+def _read_windows(model: nn.Module) -> dict[str, Windows | None]:
+    """How the output of each module is cut into windows, if it is, by qualified name."""
+    inside: dict[str, Windows | None] = {}
+    by_name: dict[str, Windows | None] = {}
+    for name, module in model.named_modules(remove_duplicate=False):
+        parent, _, child = name.rpartition(".")
+        is_bias = "rel_pos" in child or "cpb" in child  # for places in a window; sees no map
+        inherited = inside.get(parent) if name and not is_bias else None
+        block = model.get_submodule(parent) if name else model
+        attribute, axes = _CHILDREN.get((type(block).__name__, child), ("", ""))
+        size = _pair(getattr(block, attribute, None)) if attribute else None
+        by_name[name] = inherited if size is None else Windows(size, axes=axes)
+        cut, outer = _cut_by(module), by_name[name]
+        if cut and outer and cut.size == outer.size and not hasattr(module, "shift_size"):
+            cut = replace(cut, shift=outer.shift)  # the attention in Swin's block lacks it
+        inside[name] = cut or outer
+    return by_name
+
+
+def _cut_by(module: nn.Module) -> Windows | None:
+    """How the layers inside a module see their map, where its attributes say so."""
+    kind, p, g = (getattr(module, name, None) for name in ("partition_type", "p", "g"))
+    if kind in ("grid", "window") and isinstance(p, int) and isinstance(g, int):
+        is_grid = kind == "grid"  # torchvision's MaxViT
+        return Windows((g, g) if is_grid else (p, p), strided=is_grid, axes="1nsc")
+    size, block = (getattr(module, f"partition_{name}", None) for name in ("size", "block"))
+    if (size := _pair(size)) is not None and isinstance(block, bool):  # timm's
+        return Windows(size, strided=not block)
+    # timm's Swin (all versions), and others that keep their `window_size` in this way
+    size = _pair(getattr(module, "window_size", None))
+    shift = _pair(getattr(module, "shift_size", 0))
+    return None if size is None or shift is None else Windows(size, shift=shift)
+
+
+_CHILDREN = {
+    # torchvision's MaxViT cuts neighbouring windows for its grid, and then swaps two axes
+    ("PartitionAttentionLayer", "partition_op"): ("p", "1nsc"),
+    ("PartitionAttentionLayer", "departition_swap"): ("p", "1nsc"),
+    ("NestLevel", "transformer_encoder"): ("block_size", "1nsc"),
+    ("MobileVitBlock", "transformer"): ("patch_size", "snc"),
+    ("MobileVitBlock", "norm"): ("patch_size", "snc"),
+    ("MobileVitV2Block", "transformer"): ("patch_size", "1csn"),
+    ("MobileVitV2Block", "norm"): ("patch_size", "1csn"),
+}
+"""Children that alone see the windows of their block, by the class of the block and their name: the
+attribute in which the block keeps the windows' sides, and the axes of the tensor."""
+
+
+def _pair(value: Any) -> tuple[int, int] | None:
+    """Two whole numbers, or one for both; None for anything else."""
+    sides = value if isinstance(value, (tuple, list)) else [value] * 2
+    if isinstance(value, bool) or not all(isinstance(side, int) for side in sides):
+        return None
+    return (sides[0], sides[-1]) if len(sides) in (1, 2) else None

@@ -1,0 +1,529 @@
+"""Files of torch.save, read by torch's own restricted reader: data, and modules of known classes.
+
+`torch.load(weights_only=True)` makes tensors and containers, and calls only what it is told of. It
+is told of no class: each name that may be used stands for a class of our own that cannot be called
+and makes an empty object, which the file's state then fills. So no constructor runs, and a class
+that a model keeps as a value (ResNet's `_norm_layer`) cannot be called by its forward either. What
+was made is then looked at once, before any of it is used.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import inspect
+import pickle
+import re
+import threading
+import warnings
+import weakref
+from argparse import Namespace
+from collections import Counter, OrderedDict
+from collections.abc import Iterator, Mapping, Sequence, Set
+from contextlib import contextmanager, nullcontext
+from io import BytesIO
+from types import FunctionType, MethodType, SimpleNamespace
+from typing import Any, BinaryIO
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from featviz.errors import FileError
+from featviz.files import npy
+from featviz.models.files.state_dict import nested
+from featviz.models.requirements import require_torchvision, tamed
+from featviz.text import listed, quoted
+
+_YOLO = ("ultralytics.nn.modules.", "ultralytics.nn.tasks.")
+_PACKAGES = (
+    "torch.nn.modules.",
+    "torchvision.models.",
+    "torchvision.ops.",
+    "timm.models.",
+    "timm.layers.",
+    *_YOLO,
+)
+"""Below these, classes of modules: their forward methods call no value that they keep but modules,
+functions of the lists below and forward methods; none evaluates text, opens a file or imports."""
+
+_MODULES = (
+    "torch.ao.nn.quantized.modules.functional_modules.FloatFunctional",
+    "torch.ao.quantization.stubs.DeQuantStub",
+    "torch.ao.quantization.stubs.QuantStub",
+    "torch.nn.parallel.data_parallel.DataParallel",
+    "torch.optim.swa_utils.AveragedModel",
+)
+"""Classes of modules elsewhere; the first three are in torchvision's quantizable models."""
+
+_HELPERS = (
+    "torchvision.models.detection._utils.BalancedPositiveNegativeSampler",
+    "torchvision.models.detection._utils.BoxCoder",
+    "torchvision.models.detection._utils.BoxLinearCoder",
+    "torchvision.models.detection._utils.Matcher",
+    "torchvision.models.detection._utils.SSDMatcher",
+    "torchvision.ops.poolers.LevelMapper",
+    "torchvision.transforms.transforms.CenterCrop",
+    "torchvision.transforms.transforms.Compose",
+    "torchvision.transforms.transforms.Normalize",
+    "torchvision.transforms.transforms.Resize",
+    "torchvision.transforms.transforms.ToTensor",
+)
+"""Classes beside: their objects hold numbers and modules."""
+
+_FUNCTIONS = (
+    "timm.layers.activations.gelu",
+    "torch._C._nn.gelu",
+    "torch.nn.functional.gelu",
+    "torch.nn.functional.relu",
+    "torch.nn.functional.silu",
+    "torchvision.models.optical_flow.raft._pass_through_h",
+    "torchvision.ops.boxes.box_iou",
+)
+"""Functions that models keep and call; they only compute."""
+
+_ENUMS = (
+    "timm.layers.format.Format",
+    "torchvision.transforms.functional.InterpolationMode",
+)
+
+_RENAMED = {
+    "ultralytics.nn.modules.block.Silence": "torch.nn.modules.linear.Identity",
+    "ultralytics.nn.tasks.YOLOv10DetectionModel": "ultralytics.nn.tasks.DetectionModel",
+}
+"""Names of older files, and what has taken the place of the class."""
+
+_SETTERS = ("torch.nn.modules.", "timm.layers.ml_decoder", "ultralytics.nn.modules.block")
+"""Where `__setstate__` was read: it fills in what older files lack."""
+
+_NAME = re.compile(r"[a-zA-Z_]\w*(\.[a-zA-Z_]\w*)+", re.ASCII)
+_NUMBER = re.compile(r"[<>=|]?(f[248]|[iu][1248]|b1)")
+_UNSUPPORTED = re.compile(r"GLOBAL (.+?) (?:was not an allowed|whose module)")
+_LOCK = threading.Lock()
+"""torch keeps what its reader may use for the whole process."""
+
+_SAVE_IMAGE = "torch.save(tensor, 'image.pt') of a plain tensor [C, H, W]"
+
+
+class RefusedError(Exception):
+    """What a file holds that is no model, in words that follow on its name: `holds a ...`."""
+
+
+class UnknownNamesError(Exception):
+    """Names that a file may not use."""
+
+    def __init__(self, names: Set[str]) -> None:
+        super().__init__(", ".join(sorted(names)))
+        self.names = sorted(names)
+
+
+class _Name(type):
+    """The class of what stands for a class while a file is read, and where one is kept as a value:
+    it makes an empty object, and cannot be called."""
+
+    made: type
+
+    def __call__(cls, *args: object, **more: object) -> Any:
+        raise RefusedError(f"calls {cls.__name__}, which torch.save only keeps")
+
+
+class _NumberType:
+    """What a file calls `numpy.dtype`: the type of single numbers."""
+
+    def __init__(self, code: Any, *more: object) -> None:
+        if type(code) is not str or not _NUMBER.fullmatch(code):
+            raise RefusedError("holds a type of numpy that is none of plain numbers")
+        self.dtype = np.dtype(code)
+
+    def __setstate__(self, state: object) -> None:
+        """Nothing more is needed."""
+
+
+def load(file: BinaryIO, plain: bool = False) -> Any:
+    """Read what torch.save wrote, tensors on the CPU; nothing that the file names is called.
+
+    Args:
+        plain: tensors and containers alone.
+
+    Raises:
+        UnknownNamesError: the file names something that may not be used.
+        RefusedError: it holds a module that is none, or would call something.
+        Exception: it is broken.
+    """
+    needed = _needed(file)
+    allowed = {} if plain else {n: m for n in needed if (m := _meaning(n)) is not None}
+    if unknown := needed - allowed.keys():
+        raise UnknownNamesError(unknown)
+    file.seek(0)
+    with _only(allowed), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # about old ways to save, which a reader cannot change
+        try:
+            content = torch.load(file, "cpu", weights_only=True)
+        except pickle.UnpicklingError as error:
+            found = _UNSUPPORTED.search(str(error))
+            full = found[1] if found and "." in found[1] else f"builtins.{found and found[1]}"
+            if found and _meaning(full) is None:
+                raise UnknownNamesError({full}) from error
+            if found or "persistent_load of storage" in str(error):
+                words = "is a whole model in the format of before torch 1.6"
+                raise RefusedError(words) from error
+            raise
+    _check(content)
+    return content
+
+
+def read_tensor(data: bytes) -> np.ndarray:
+    """The one tensor that the bytes of a file of torch.save hold, or the one that is called
+    `image`, as an array; what numpy lacks (bfloat16) becomes float32.
+
+    Raises:
+        FileError: it holds something else or several, names what could run code, or is broken.
+    """
+    if not data.startswith(b"PK"):
+        remedy = "torch.save(torch.load(FILE), 'image.pt')"
+        raise FileError("is of the older format of torch.save", remedy)
+    try:
+        content = load(BytesIO(data), plain=True)
+    except UnknownNamesError as error:
+        names = listed([*map(quoted, error.names)], 3)
+        words = f"holds more than tensors ({names}); nothing was executed"
+        raise FileError(words, _SAVE_IMAGE) from error
+    except RefusedError as error:
+        raise FileError(quoted(str(error)), _SAVE_IMAGE) from error
+    except Exception as error:  # a broken pickle decides itself what it raises
+        words = quoted(str(error).splitlines()[0]) if str(error) else type(error).__name__
+        raise FileError(f"is no whole file of torch.save: {words}") from error
+    if isinstance(content, dict):
+        tensors = {str(k): value for k, value in content.items() if isinstance(value, Tensor)}
+        content = npy.only(tensors, "tensors", "torch.save(tensors[NAME], 'image.pt')")
+    if not isinstance(content, Tensor):
+        raise FileError(f"holds a {type(content).__name__}, and no tensor", _SAVE_IMAGE)
+    if content.layout != torch.strided or content.is_quantized or content.is_complex():
+        kind = "complex" if content.is_complex() else str(content.layout).removeprefix("torch.")
+        kind = "quantised" if content.is_quantized else kind
+        raise FileError(f"holds a tensor that is {kind}, and no plain one", _SAVE_IMAGE)
+    dense = content.detach().resolve_neg()
+    try:
+        array: np.ndarray = dense.numpy()
+    except TypeError:
+        array = dense.float().numpy()
+    return array
+
+
+def _needed(file: BinaryIO) -> set[str]:
+    """The names that a file needs beyond torch's own; of the format before torch 1.6, which torch
+    does not look through, those that scripts keep beside weights."""
+    try:
+        with _only({}):
+            return {*torch.serialization.get_unsafe_globals_in_checkpoint(file)}
+    except ValueError:
+        return {*_KEPT}
+
+
+@contextmanager
+def _only(allowed: Mapping[str, Any]) -> Iterator[None]:
+    """Let torch's reader use these names, and none that others have allowed in this process."""
+    kinds = {m.made for m in allowed.values() if isinstance(m, _Name)}
+    kinds |= {functools.partial} if "functools.partial" in allowed else set()
+    names = [(meaning, name) for name, meaning in allowed.items()]
+    states = [(kind, f"{number}\n") for number, kind in enumerate(kinds)]  # names no file can say
+    with _LOCK:
+        before = torch.serialization.get_safe_globals()
+        torch.serialization.clear_safe_globals()
+        torch.serialization.add_safe_globals([*names, *states])
+        try:
+            yield
+        finally:
+            torch.serialization.clear_safe_globals()
+            torch.serialization.add_safe_globals(before)
+
+
+def _meaning(name: str) -> Any:
+    """What a name of a file stands for; None if it may not be used."""
+    name = _RENAMED.get(name, name)
+    if name in _KEPT:
+        return _KEPT[name]
+    try:
+        if name in _FUNCTIONS:
+            return _attribute(name)
+        if name in _ENUMS:
+            return functools.partial(_member, _attribute(name))
+        kind = _class(name)
+    except (ImportError, AttributeError):
+        return None
+    return None if kind is None else _stand_in(kind)
+
+
+def _attribute(name: str) -> Any:
+    module, _, attribute = name.rpartition(".")
+    if name.startswith("torchvision."):
+        require_torchvision()
+    with tamed() if name.startswith(_YOLO) else nullcontext():
+        return getattr(importlib.import_module(module), attribute)
+
+
+def _class(name: str) -> type | None:
+    """The class of modules, or the helper, with this very name."""
+    if name in _HELPERS:
+        kind: type = _attribute(name)
+        return kind
+    if not _NAME.fullmatch(name) or not (name.startswith(_PACKAGES) or name in _MODULES):
+        return None
+    kind = _attribute(name)
+    if not isinstance(kind, type) or not issubclass(kind, nn.Module):
+        return None
+    home, named = kind.__module__, name.rpartition(".")[0]
+    moved = named == "ultralytics.nn.modules" and home.startswith(f"{named}.")  # before 8.0.100
+    setter: Any = kind.__setstate__
+    read = setter is nn.Module.__setstate__ or setter.__module__.startswith(_SETTERS)
+    plain = type(kind) is type and kind.__new__ is object.__new__ and read
+    scripted = issubclass(kind, (torch.fx.GraphModule, torch.jit.ScriptModule))
+    return kind if (home == named or moved) and plain and not scripted else None
+
+
+@functools.cache
+def _stand_in(kind: type) -> _Name:
+    def make(cls: type, *args: object) -> Any:
+        if args:
+            raise RefusedError(f"makes a {kind.__name__} in a way that torch.save does not")
+        return object.__new__(kind)
+
+    words = {"__new__": make, "__module__": kind.__module__, "made": kind}
+    return _Name(kind.__name__, (), {**words, "__qualname__": kind.__qualname__})
+
+
+# What stands for functions that a file would call --------------------------------------------
+
+
+def _member(kind: Any, value: str) -> Any:
+    if type(value) is not str:
+        raise RefusedError(f"holds a {kind.__name__} that is none")
+    return kind(value)
+
+
+def _attribute_of(owner: Any, name: str) -> Any:
+    """What `getattr` would return: a forward method, as fused models and heads of Ultralytics keep
+    it, or a way to interpolate."""
+    if isinstance(owner, functools.partial) and owner.func is _member:
+        return owner.args[0].__members__[name]
+    kind = owner.made if isinstance(owner, _Name) else type(owner)
+    found = inspect.getattr_static(kind, name, None) if _is_forward(name) else None
+    found = found.__func__ if isinstance(found, staticmethod) else found
+    if not issubclass(kind, nn.Module) or not isinstance(found, FunctionType):
+        raise RefusedError("needs builtins.getattr, which could run any code")
+    return found if isinstance(owner, _Name) else MethodType(found, owner)
+
+
+def _is_forward(name: Any) -> bool:
+    """Whether this is the name of a method that computes: `forward`, `forward_fuse`."""
+    return type(name) is str and name.startswith("forward")
+
+
+def _partial(kind: Any) -> Any:
+    if not isinstance(kind, _Name):
+        raise RefusedError("holds a functools.partial of something that is no class of layers")
+    return functools.partial(kind)
+
+
+def _number(kind: Any, content: Any) -> Any:
+    """A single number of numpy as Python's own."""
+    if not isinstance(kind, _NumberType) or type(content) is not bytes:
+        raise RefusedError("holds a number of numpy that is none")
+    size = kind.dtype.itemsize
+    if len(content) != size:
+        raise RefusedError(f"holds a number of {len(content)} bytes, expected {size}")
+    return np.frombuffer(content, kind.dtype)[0].item()
+
+
+def _path(*parts: Any) -> str:
+    if not all(type(part) is str for part in parts):
+        raise RefusedError("holds a path that is none")
+    return "/".join(parts)
+
+
+_KEPT: dict[str, Any] = {
+    "argparse.Namespace": Namespace,
+    "builtins.getattr": _attribute_of,
+    "functools.partial": _partial,
+    "numpy.dtype": _NumberType,
+    "numpy.core.multiarray.scalar": _number,
+    "numpy._core.multiarray.scalar": _number,
+    "pathlib.PosixPath": _path,
+    "pathlib.WindowsPath": _path,
+    "pathlib._local.PosixPath": _path,
+    "pathlib._local.WindowsPath": _path,
+    "types.SimpleNamespace": SimpleNamespace,
+    "ultralytics.utils.IterableSimpleNamespace": SimpleNamespace,
+    "ultralytics.yolo.utils.IterableSimpleNamespace": SimpleNamespace,
+}
+"""What training scripts keep beside weights, and what is made of it."""
+
+
+# What was made ---------------------------------------------------------------------------------
+
+_FRESH = vars(nn.Module())
+_CONTENTS = {"_parameters": Tensor, "_buffers": Tensor, "_modules": nn.Module}
+_HOOKS = {n for n, v in _FRESH.items() if isinstance(v, dict)} - _CONTENTS.keys()
+_PART = re.compile(r"[^.\0\ud800-\udfff]+")
+"""Names of modules: torch wants no dots, and results are filed under them."""
+
+_LONGEST_PATH = 3000
+"""Characters of the path to a module, under which results are filed."""
+
+_PLAIN = (bool, int, float, str, type(None))
+_BESIDE = 64 * 2**20
+"""Bytes that a tensor may have beside four times its data: it may be expanded, or on meta."""
+
+
+def _check(content: Any) -> None:
+    """Look at all that a file made, once: modules are what their classes make, and nothing is kept
+    that could be called."""
+    reached, seen = [content], {id(content)}
+    for value in reached:
+        if isinstance(value, (Tensor, OrderedDict, Counter)):
+            vars(value).clear()  # attributes, which could take the place of methods
+        if isinstance(value, nn.Module):
+            _check_module(value)
+        elif isinstance(value, Tensor):
+            _check_tensor(value)
+        elif callable(value) and not _harmless(value):
+            what = getattr(value, "__name__", type(value).__name__)
+            raise RefusedError(f"keeps {quoted(what)}, which could be called")
+        for inner in _parts(value):
+            if id(inner) not in seen:
+                seen.add(id(inner))
+                reached.append(inner)
+    for value in nested(content):
+        if isinstance(value, nn.Module):
+            check_use(value)
+
+
+def _check_tensor(tensor: Tensor) -> None:
+    """Refuse one with hooks, and one that was expanded to much more than its data."""
+    if tensor._backward_hooks:
+        raise RefusedError("holds a tensor with hooks, which would call what the file says")
+    if tensor.layout is torch.strided:
+        there = 0 if tensor.is_meta else tensor.untyped_storage().nbytes()
+        if tensor.numel() * tensor.element_size() > 4 * there + _BESIDE:
+            raise RefusedError(f"holds a tensor of shape {list(tensor.shape)} without its data")
+
+
+def _parts(value: Any) -> Sequence[Any]:
+    """What a value holds, at its first level."""
+    if isinstance(value, dict):
+        return [*dict.keys(value), *dict.values(value)]
+    if isinstance(value, (list, tuple, set)):
+        return [*value]
+    if isinstance(value, functools.partial):
+        return [value.func, *value.args, *value.keywords.values(), *vars(value).values()]
+    if isinstance(value, (nn.Module, Namespace, SimpleNamespace)) or _is_helper(value):
+        return [*vars(value).values()]
+    return []
+
+
+def _is_helper(value: Any) -> bool:
+    return f"{type(value).__module__}.{type(value).__qualname__}" in _HELPERS
+
+
+def _harmless(value: Any) -> bool:
+    """Whether a value that can be called may be kept: the name of a class, which cannot; a partial
+    of one; a function that only computes; a forward method."""
+    if isinstance(value, functools.partial):
+        return isinstance(value.func, _Name) or value.func is _member
+    if isinstance(value, MethodType):
+        return isinstance(value.__self__, nn.Module) and _is_forward(value.__name__)
+    known = isinstance(value, FunctionType) and _is_forward(value.__name__)
+    known = known or isinstance(value, (_Name, weakref.ref))  # nn.LSTM makes references
+    name = f"{getattr(value, '__module__', '')}.{getattr(value, '__qualname__', '')}"
+    return known or name in _FUNCTIONS or _is_helper(value)
+
+
+def _check_module(module: nn.Module) -> None:
+    _check_names(module)
+    attributes = vars(module)
+    for name, kind in _CONTENTS.items():
+        items: Any = attributes.get(name)
+        if type(items) not in (dict, OrderedDict) or not all(
+            type(key) is str and (value is None or isinstance(value, kind))
+            for key, value in dict.items(items)  # one of its own could hide some
+        ):
+            raise broken(module)
+    if not all(_PART.fullmatch(name) for name in attributes["_modules"]):
+        raise RefusedError(f"holds a {type(module).__name__} with a module of an impossible name")
+    if filled := sorted(name for name in _HOOKS if attributes.get(name)):
+        raise RefusedError(
+            f"holds a {type(module).__name__} with {filled[0]}, which would call what the file says"
+        )
+    if not is_sound(module):
+        raise broken(module)
+
+
+def _check_names(item: nn.Module) -> None:
+    """No attribute takes the place of what the class defines."""
+    for name, value in vars(item).items():
+        owner = next((kind for kind in type(item).__mro__ if name in vars(kind)), None)
+        if owner is None and not (type(name) is str and name.startswith("__")):
+            continue
+        default = None if owner is None else vars(owner)[name]
+        harmless = owner and not callable(default) and not hasattr(type(default), "__get__")
+        items = value if isinstance(value, (list, tuple)) else [value]
+        if harmless and all(isinstance(item, (*_PLAIN, Tensor)) for item in items):
+            continue
+        own = isinstance(value, MethodType) and value.__self__ is item
+        if (name == "type" and type(value) is str) or (
+            name == "forward" and own and _is_forward(value.__name__)
+        ):  # Ultralytics sets these
+            continue
+        if name == "all_weights" and isinstance(item, nn.RNNBase):  # of torch before 1.0
+            continue
+        raise RefusedError(
+            f"holds a {type(item).__name__} whose state replaces its {quoted(str(name))}: "
+            "it could run code"
+        )
+
+
+def is_sound(module: nn.Module) -> bool:
+    """Whether all that nn.Module keeps is there, and of its kind."""
+    attributes = vars(module)
+    return all(
+        name in attributes
+        and (not isinstance(value, (bool, dict, set)) or isinstance(attributes[name], type(value)))
+        for name, value in _FRESH.items()
+    )
+
+
+def check_use(module: nn.Module) -> None:
+    """Do with a module what every command does first.
+
+    Raises:
+        RefusedError: torch cannot, though each part is right: it may contain itself.
+    """
+    try:
+        module.state_dict()
+        module.to(non_blocking=False)  # goes through all tensors as any .to, changing none
+        for part in module.modules():
+            part.extra_repr()  # reads the settings of a layer, which others rely on
+        longest = max(len(name) for name, _ in module.named_modules())
+    except Exception as error:  # whatever a state that a file made up leads to
+        raise broken(module) from error
+    if longest > _LONGEST_PATH:
+        raise RefusedError(f"holds a module under a name of {longest:,} characters")
+
+
+def broken(module: nn.Module) -> RefusedError:
+    """The error for a module that torch could not use."""
+    return RefusedError(
+        f"holds a broken {type(module).__name__}: it lacks parts of an nn.Module, "
+        "or contains itself"
+    )
+
+
+def lacks(name: str) -> bool:
+    """Whether a name is of a class that Ultralytics or timm should have, and is not there."""
+    if not _NAME.fullmatch(name) or not name.startswith(_PACKAGES):
+        return False
+    try:
+        _attribute(name)
+    except (ImportError, AttributeError):
+        return True
+    return False

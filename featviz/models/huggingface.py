@@ -1,0 +1,471 @@
+"""Folders of models of transformers, and of LoRA adapters (extra `featviz[hf]`).
+
+A config is checked and tensors are read before: transformers itself reads no file. peft gets a
+configuration of our own, made of the numbers in `adapter_config.json` and the names of the factors:
+no pattern, path or class of the file reaches it.
+"""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import re
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from importlib import import_module
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from msgspec import structs
+from torch import Tensor, nn
+
+from featviz.errors import FileError, LoadError, UsageError
+from featviz.files import read_json
+from featviz.models.code import models_in
+from featviz.models.files import checkpoint
+from featviz.models.files.state_dict import unwrap
+from featviz.models.preprocess import FixedInput
+from featviz.models.presets import from_transformers, image_size
+from featviz.models.sources import Loaded, download_hint, load_source
+from featviz.models.weights import read_weights
+from featviz.models.zoo import timm_name_beside
+from featviz.options import ModelOptions
+from featviz.text import listed, quoted
+
+log = logging.getLogger(__name__)
+
+_FILE = "config.json"
+_IMAGE = "pixel_values"
+"""How transformers calls an image among the arguments of forward."""
+
+_WEIGHTS = (
+    "model.safetensors",
+    "model.safetensors.index.json",
+    "pytorch_model.bin",
+    "pytorch_model.bin.index.json",
+)
+"""Files of weights as transformers writes them, the first that exists is taken."""
+
+_REFUSED = {
+    "auto_map": (
+        "wants code of its own to run (auto_map), which featviz does not do",
+        "if you trust it: --arch file.py:factory with a function of your own that loads it",
+    ),
+    "quantization_config": (
+        "says that the weights of {} are quantised",
+        "save the model that they were made from, in float",
+    ),
+}
+"""Keys of what featviz does not do, with the message and the remedy."""
+
+_LEFT_OUT = re.compile(
+    r"_?(attn|experts)_implementation\w*|(torch_)?dtype|fusion_config|transformers_weights"
+)
+"""Keys that say how to load and compute, not what the model is."""
+
+_SHOWN = 4
+"""Keys that an error names before it says how many more there are."""
+
+
+class Config(NamedTuple):
+    """What a `config.json` says, without what decides how it is loaded."""
+
+    where: str
+    """The file, for messages."""
+    architecture: str
+    """The class: `ViTForImageClassification`."""
+    fields: Mapping[str, Any]
+
+
+class ImageTower(nn.Module):
+    """The part of a dual encoder that sees images; its modules keep the names they have there."""
+
+    def __init__(self, whole: nn.Module) -> None:
+        super().__init__()
+        self.config, self.training = whole.config, whole.training
+        for name in ("vision_model", "visual_projection"):
+            if hasattr(whole, name):
+                self.add_module(name, getattr(whole, name))
+        see: Callable[[Tensor], Any] = whole.get_image_features  # type: ignore[assignment]
+        self._see = see
+
+    def forward(self, pixel_values: Tensor) -> Any:
+        """The features of an image, of `pixel_values` [1, C, H, W]."""
+        return self._see(pixel_values)
+
+
+def load_huggingface(options: ModelOptions) -> Loaded:
+    """Load the model of a folder, with its weights or those of a file; of a dual encoder, its
+    vision tower.
+
+    Raises:
+        UsageError: no such folder or file of weights.
+        LoadError: it holds no model of transformers, or one that takes no image, or its weights do
+            not fit; or transformers is not installed.
+    """
+    folder = Path(options.spec.removeprefix("hf:"))
+    if not folder.is_dir():
+        raise UsageError(f"no folder {str(folder)!r}", download_hint(str(folder)))
+    path = next((folder / name for name in _WEIGHTS if (folder / name).is_file()), None)
+    if options.weights is not None:
+        path = Path(options.weights)
+        if not path.is_file():
+            message = f"--weights {options.weights!r} is no file"
+            raise UsageError(message, "leave it out, or give a file")
+    if path is not None and (name := timm_name_beside(folder / _FILE)):
+        loaded = load_source(
+            structs.replace(options, spec=str(path), weights=None, arch=f"timm:{name}")
+        )
+        return replace(loaded, source={**loaded.source, "kind": "huggingface"})
+    config = _read_config(folder)
+    fields = {**config.fields, **options.model_args}
+    attention = str(fields.pop("attn_implementation", "eager"))  # so that its weights can be seen
+    if attention not in ("eager", "sdpa"):
+        words = f"--model-arg attn_implementation={attention} is none of eager, sdpa"
+        raise UsageError(words, None)
+    config = config._replace(fields=fields)
+    if path is None:
+        raise LoadError(
+            f"{folder} has no weights: none of {', '.join(_WEIGHTS)}", "--weights FILE names them"
+        )
+    tensors = read_weights(path, options)
+    module = _built(config, attention, tensors.tensors, path.name, options)
+    log.info("%s: %s", folder.name, config.architecture)
+    record = {"name": folder.resolve().name, "arch": config.architecture, **checkpoint.record(path)}
+    taken = {"taken": list(tensors.steps)} if tensors.steps else {}
+    return Loaded(
+        module,
+        from_transformers(folder, fields),
+        {"kind": "huggingface", **record, **taken},
+        FixedInput(None, image_size(fields)),
+    )
+
+
+def architecture_beside(path: Path) -> str | None:
+    """The class of transformers that a `config.json` beside a file names; None without one."""
+    try:
+        return _architecture(read_json(path.with_name(_FILE)))
+    except (FileNotFoundError, FileError):
+        return None
+
+
+def _read_config(folder: Path) -> Config:
+    """Read a folder's config."""
+    where = quoted(str(folder / _FILE))
+    names = sorted(path.name for path in folder.iterdir())
+    suffixes = (".safetensors", ".bin", ".pth", ".pt", ".ckpt")
+    weights = next((quoted(str(folder / n)) for n in names if n.endswith(suffixes)), None)
+    try:
+        fields = read_json(folder / _FILE)
+    except FileNotFoundError as error:
+        given = weights or folder / "FILE"
+        hint = f"give a file of weights and its architecture: {given} --arch MODEL"
+        if weights is None and (made := models_in(folder)):
+            file, maker = made[0]
+            hint = f"name a class of the code in it: {maker.words(quoted(str(file)))}"
+        holds = ", ".join(map(quoted, names[:4])) or "nothing"
+        raise LoadError(
+            f"{quoted(str(folder))} is no folder of a Hugging Face model: it lacks {_FILE} "
+            f"(it holds {holds})",
+            hint,
+        ) from error
+    except FileError as error:
+        raise LoadError(f"{error}", "fetch the file again") from error
+    architecture = _architecture(fields)
+    if architecture is None and isinstance(fields, dict) and "architecture" in fields:
+        raise LoadError(f"{where} is one of timm's, or of none", "pip install 'featviz[timm]'")
+    if architecture is None:
+        raise LoadError(
+            f"{where} names no architecture of transformers",
+            "of another library, give the file of weights and what builds the model: "
+            f"{weights or 'FILE'} --arch file.py:factory",
+        )
+    return Config(where, architecture, _checked(fields, where, architecture))
+
+
+def _architecture(fields: Any) -> str | None:
+    names = fields.get("architectures") if isinstance(fields, dict) else None
+    first = names[0] if isinstance(names, list) and names else None
+    return first if isinstance(first, str) else None
+
+
+def _checked(value: Any, where: str, architecture: str) -> Any:
+    """The same values without the keys that say how to load, at every depth."""
+    if isinstance(value, list):
+        return [_checked(item, where, architecture) for item in value]
+    if not isinstance(value, dict):
+        return value
+    for key, (words, hint) in _REFUSED.items():
+        if value.get(key):
+            raise LoadError(f"{where} {words.format(quoted(architecture))}", hint)
+    kept = {key: item for key, item in value.items() if not _LEFT_OUT.fullmatch(key)}
+    return {key: _checked(item, where, architecture) for key, item in kept.items()}
+
+
+def _built(
+    config: Config, attention: str, tensors: Mapping[str, Tensor], file: str, options: ModelOptions
+) -> nn.Module:
+    """Make the model that a config names of these tensors."""
+    try:
+        library: Any = import_module("transformers")
+    except ImportError as error:
+        words = f"{quoted(config.architecture)} is a model of the package transformers: {error}"
+        raise LoadError(words, "pip install 'featviz[hf]'") from error
+    kind = _model_class(config, library)
+    with _quiet(library), torch.random.fork_rng(devices=()):
+        torch.manual_seed(options.seed)
+        try:
+            module, info = kind.from_pretrained(
+                None,
+                config=_configuration(config, kind, library),
+                state_dict=dict(tensors),
+                attn_implementation=attention,
+                local_files_only=True,
+                trust_remote_code=False,
+                use_safetensors=True,
+                ignore_mismatched_sizes=True,
+                output_loading_info=True,
+            )
+        except LoadError:
+            raise
+        except Exception as error:  # whatever the constructors of a class make of a bad config
+            line = (str(error).strip() or type(error).__name__).splitlines()[0]
+            raise LoadError(
+                f"{config.architecture} could not be built of {config.where} and {file}: "
+                f"{quoted(line)}",
+                "is it the config of these weights? --partial loads what fits",
+            ) from error
+    _check_fit(config, info, file, options.partial)
+    first = next(iter(inspect.signature(module.forward).parameters))
+    if first == _IMAGE:
+        whole: nn.Module = module
+        return whole
+    if hasattr(module, "vision_model"):
+        log.info("%s is run by its vision tower (get_image_features)", type(module).__name__)
+        return ImageTower(module)
+    raise _no_image(type(module).__name__, first)
+
+
+def _model_class(config: Config, library: Any) -> Any:
+    """The class that a config names: a PreTrainedModel that transformers itself defines, and that
+    takes an image, and is none of timm's."""
+    name = config.architecture
+    kind: Any = None
+    try:
+        kind = getattr(library, name, None) if name.isidentifier() else None
+    except Exception:  # a model whose own requirements are not installed
+        log.debug("%s cannot be imported", name, exc_info=True)
+    own = isinstance(kind, type) and kind.__module__.startswith("transformers.models.")
+    model = own and issubclass(kind, library.PreTrainedModel) and "timm" not in kind.__module__
+    if not model or getattr(kind, "config_class", None) is None:
+        raise LoadError(
+            f"{config.where} names {quoted(name)}, which is no model of "
+            f"transformers {library.__version__}",
+            "pip install --upgrade transformers; a model of timm's is --arch timm:NAME",
+        )
+    first = list(inspect.signature(kind.forward).parameters)[1]
+    if first != _IMAGE and not hasattr(kind, "get_image_features"):
+        raise _no_image(name, first)
+    return kind
+
+
+def _no_image(name: str, first: str) -> LoadError:
+    return LoadError(
+        f"{name} takes {first} first, and featviz gives it an image",
+        f"a model whose forward begins with {_IMAGE}; or --arch file.py:factory that wraps it",
+    )
+
+
+def _configuration(config: Config, kind: Any, library: Any) -> Any:
+    """The library's configuration object for a class of models."""
+    made = kind.config_class.from_dict(dict(config.fields))
+    for part in _parts(made, library.PreTrainedConfig):
+        names = {str(getattr(part, key, "")) for key in ("architecture", "backbone")}
+        if elsewhere := [name for name in names if ":" in name]:
+            words = f"{config.where} names a backbone elsewhere: {quoted(elsewhere[0])}"
+            raise LoadError(
+                words, "a folder that names one of transformers, or a plain one of timm"
+            )
+        if getattr(part, "model_args", None):
+            raise LoadError(f"{config.where} gives timm arguments of its own (model_args)")
+    return made
+
+
+def _parts(value: Any, kind: type) -> Iterator[Any]:
+    """The configuration objects in a value, at every depth."""
+    if isinstance(value, kind):
+        yield value
+        value = vars(value)
+    for item in value.values() if isinstance(value, dict) else value:
+        if isinstance(item, (kind, dict, list, tuple)):
+            yield from _parts(item, kind)
+
+
+def _check_fit(config: Config, info: Mapping[str, Any], file: str, partial: bool) -> None:
+    """Say which tensors did not go in."""
+    keys = {
+        "missing": sorted(info["missing_keys"]),
+        "of another shape": sorted(key for key, *_ in info["mismatched_keys"]),
+    }
+    parts = [f"{word} {_some(names)}" for word, names in keys.items() if names]
+    words = f"{file} does not fit {config.architecture}: {'; '.join(parts)}"
+    if parts and not partial:
+        raise LoadError(words, "the config of these weights, or --partial for what fits")
+    if parts:
+        log.warning("%s (--partial: these are random)", words)
+    if unused := sorted(info["unexpected_keys"]):
+        log.warning("%s has no use for %s", config.architecture, _some(unused))
+
+
+def _some(keys: list[str]) -> str:
+    return listed([quoted(str(key)) for key in keys], _SHOWN)
+
+
+@contextmanager
+def _quiet(library: Any) -> Iterator[None]:
+    """transformers without progress bars, warnings and connections."""
+    words = library.utils.logging
+    hub: Any = import_module("huggingface_hub.constants")
+    offline, hub.HF_HUB_OFFLINE = hub.HF_HUB_OFFLINE, True
+    level, bars = words.get_verbosity(), words.is_progress_bar_enabled()
+    words.set_verbosity_error()
+    words.disable_progress_bar()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        hub.HF_HUB_OFFLINE = offline
+        words.set_verbosity(level)
+        if bars:
+            words.enable_progress_bar()
+
+
+# LoRA adapters (https://arxiv.org/abs/2106.09685) as peft saves them --------------------------
+
+_ADAPTER_FILE = "adapter_config.json"
+_ADAPTER_WEIGHTS = ("adapter_model.safetensors", "adapter_model.bin")
+_PREFIX = "base_model.model."
+
+_PEFTS = re.compile(rf"^{re.escape(_PREFIX)}|(?<=\.)(base_layer|modules_to_save)\.")
+"""What the names of tensors have of peft's own modules."""
+
+_FACTOR = re.compile(r"(.+)\.lora_(?:A\.weight|embedding_A)")
+"""A layer, and the end of the name of its factor A."""
+
+
+def load_adapter(options: ModelOptions) -> Loaded:
+    """Load the base model, and let peft merge the adapter into its weights.
+
+    Raises:
+        UsageError: no base model is named, or there is no such name.
+        LoadError: the adapter is no LoRA, or is not for this model.
+    """
+    folder = Path(options.spec)
+    config = _adapter_config(folder)
+    file = next((folder / n for n in _ADAPTER_WEIGHTS if (folder / n).is_file()), None)
+    if file is None:
+        raise LoadError(f"{folder.name} has no {_ADAPTER_WEIGHTS[0]}", "fetch it")
+    content = unwrap(checkpoint.read(file, options.trust), name=file.name)
+    kept = {k: v for k, v in content.tensors.items() if ".original_module." not in k}
+    tensors = {_PEFTS.sub("", name): tensor for name, tensor in kept.items()}
+    made_for = quoted(str(config.get("base_model_name_or_path") or "it does not say which"))
+    if options.arch is None:
+        raise UsageError(
+            f"{folder.name} is a LoRA adapter, and needs the model that it was made for: "
+            f"{made_for}",
+            "--arch names it: any other form of MODEL, with its weights",
+        )
+    base = load_source(structs.replace(options, spec=options.arch, arch=None))
+    try:
+        words = _merge(base.module, tensors, config)
+    except ValueError as error:
+        hint = f"--arch with the model that it was made for: {made_for}"
+        raise LoadError(f"{folder.name} {error}", hint) from error
+    log.info("%s: %s", folder.name, words)
+    record = {**checkpoint.record(file), "base": dict(base.source), "taken": [words]}
+    return replace(base, source={"kind": "adapter", **record})
+
+
+def _adapter_config(folder: Path) -> dict[str, Any]:
+    """What the configuration says; alpha by layer only for names, which peft takes as patterns."""
+    remedy = "merge it where it was made: model.merge_and_unload(), and save that model"
+    try:
+        config = read_json(folder / _ADAPTER_FILE)
+    except FileError as error:
+        raise LoadError(error.message, error.hint) from error
+    if not isinstance(config, dict) or config.get("peft_type") != "LORA":
+        raise LoadError(f"{folder.name} is no LoRA: {_ADAPTER_FILE} says so", remedy)
+    names = config.get("alpha_pattern") or {}
+    if not isinstance(names, dict) or not all(re.fullmatch(r"[\w.]+", name) for name in names):
+        words = f"{folder.name} has the alpha pattern {quoted(str(names))}, expected names"
+        raise LoadError(words, remedy)
+    return config
+
+
+@torch.no_grad()
+def _merge(module: nn.Module, tensors: Mapping[str, Tensor], config: Mapping[str, Any]) -> str:
+    """Add an adapter to a model's weights, in place; returns what was done, in words."""
+    factors = {name: tensor for name, tensor in tensors.items() if ".lora_" in name}
+    ranks = {
+        m[1]: sum(a.shape[:1]) for name, a in factors.items() if (m := _FACTOR.fullmatch(name))
+    }
+    whole = {name: tensor for name, tensor in tensors.items() if name not in factors}
+    weights = module.state_dict()
+    wanted = [*(f"{layer}.weight" for layer in ranks), *whole]
+    if missing := [name for name in wanted if name not in weights]:
+        raise ValueError(f"is for {_some(missing)}, which the model lacks")
+    for name, tensor in whole.items():
+        if weights[name].shape != tensor.shape:
+            shapes = f"{list(tensor.shape)}, and the model's is {list(weights[name].shape)}"
+            raise ValueError(f"has {quoted(name)} as {shapes}")
+        weights[name].copy_(tensor)
+    if factors:
+        _add_products(module, factors, ranks, config)
+    more = f", replaced {len(whole)} tensors" if whole else ""
+    return f"merged LoRA into {len(ranks)} layers{more}"
+
+
+def _add_products(
+    module: nn.Module,
+    factors: Mapping[str, Tensor],
+    ranks: Mapping[str, int],
+    config: Mapping[str, Any],
+) -> None:
+    """Let peft add the products of factors. Its own factors have no memory until those of the file
+    stand in their place, if their shapes are those that the model's layers ask for."""
+    try:
+        peft: Any = import_module("peft")
+    except ImportError as error:
+        words = f"a LoRA adapter is merged by the package peft: {error}"
+        raise LoadError(words, "pip install 'featviz[hf]'") from error
+    trained = [item for item in module.parameters() if item.requires_grad]  # peft freezes all
+    longest_first = sorted(ranks, key=len, reverse=True)  # peft takes the first whose end fits
+    named = {_PREFIX + name: tensor.clone() for name, tensor in factors.items()}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            ours = peft.LoraConfig(
+                target_modules="|".join(map(re.escape, ranks)),
+                rank_pattern={re.escape(name): ranks[name] for name in longest_first},
+                lora_alpha=config.get("lora_alpha"),
+                alpha_pattern=config.get("alpha_pattern") or {},
+                use_rslora=config.get("use_rslora") is True,
+                use_dora=config.get("use_dora") is True,
+            )
+            model = peft.get_peft_model(module, ours, low_cpu_mem_usage=True)
+            odd = peft.set_peft_model_state_dict(model, named, low_cpu_mem_usage=True)
+            lost = [*odd.unexpected_keys, *(key for key in odd.missing_keys if ".lora_" in key)]
+            if not lost:
+                model.merge_and_unload()
+        except Exception as error:  # whatever peft makes of names, numbers and shapes
+            line = (str(error).strip() or type(error).__name__).splitlines()[-1].strip()
+            raise ValueError(f"cannot be merged: {quoted(line)}") from error
+    if lost:
+        keys = [name.removeprefix(_PREFIX) for name in lost]
+        raise ValueError(f"has factors without their other half, or others: {_some(keys)}")
+    for item in trained:
+        item.requires_grad_()

@@ -1,0 +1,1091 @@
+"""Every option, declared once: its type, bounds, default, words and group.
+
+A field of these records is an option of the command line, a keyword of the Python API, a key of a
+TOML file, and what run.json records. `read` checks a value for all of them, in one set of words.
+"""
+
+from __future__ import annotations
+
+import ast
+import difflib
+import math
+import re
+from collections import abc
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache, partial
+from os import PathLike, fspath
+from pathlib import Path
+from types import NoneType
+from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
+
+import msgspec
+from msgspec import Meta, Struct, field
+
+from featviz.errors import UsageError
+from featviz.files.urls import Url, is_url, refuse_url
+from featviz.records.choices import (
+    CLASS_MAPS,
+    FORMATS,
+    KINDS,
+    PRESETS,
+    REDUCTIONS,
+    is_gradient,
+)
+from featviz.records.layers import Shard
+from featviz.text import parse_bytes, quoted
+
+T = TypeVar("T", bound=Struct)
+
+OPTIONS = "Options"
+READ = "What is read"
+MODEL = "The model"
+LAYERS = "Which layers"
+DRAWING = "How maps are drawn"
+VIEWS = "Other views"
+GRADIENTS = "Gradients"
+INTERVENTIONS = "Changes inside the model"
+FINDINGS = "Findings and gates"
+OUTPUT = "What is written"
+LIMITS = "Limits"
+MACHINES = "Several machines"
+GENERAL = "General"
+
+GROUPS = (
+    *(OPTIONS, LAYERS, READ, MODEL, DRAWING, VIEWS, GRADIENTS, INTERVENTIONS),
+    *(FINDINGS, OUTPUT, LIMITS, MACHINES, GENERAL),
+)
+"""Headings of groups of options, in the order in which help shows them. OPTIONS is for the few that
+a short command alone has."""
+
+# How a field says what it takes
+
+LONGEST_SIDE = 2**16
+"""Pixels; no image is larger, and its tensor would not fit into memory."""
+
+INTERPOLATIONS = ("nearest", "nearest-exact", "bilinear", "bicubic", "lanczos")
+"""How pixels are computed when an image is resized: values of torchvision's InterpolationMode that
+both pictures of Pillow and tensors take."""
+
+PAD_GREY = 0.4
+"""Between tiles unless the user says otherwise: neither the black in which maps begin, nor the grey
+(0.5) of a constant map."""
+
+MOST_TOP = 1000
+"""The largest number of exemplars of a channel."""
+
+
+def _takes(metavar: str, expects: str, read: Callable[[Any], Any]) -> Meta:
+    """What a type's annotation says: what its values are called in help and in errors, and what
+    makes them of what was given (it raises ValueError where it cannot)."""
+    return Meta(extra={"metavar": metavar, "expects": expects, "read": read})
+
+
+def _option(
+    words: str, metavar: str = "", first: bool | str = False, *, group: str = OPTIONS, **extra: Any
+) -> Meta:
+    """What a field's annotation says of its option beside its type and bounds.
+
+    Args:
+        words: for help.
+        first: whether `--help` of a long command shows it, or the words that stand there instead.
+        extra: fields of Option: `flags` on the command line, where they are not the name;
+            `usual`, the default in words; `choices`; `expects`.
+    """
+    extra |= {"metavar": metavar} if metavar else {}
+    return Meta(description=words, extra={"group": group, "first": first, **extra})
+
+
+def _parts(given: Any) -> list[Any]:
+    """The parts of a list, each of which may be a list in a text."""
+    if isinstance(given, str):
+        return re.split(r"[\s,]+", given.strip().lower())
+    parts = []
+    for one in given if hasattr(given, "__len__") else [given]:
+        parts += _parts(one) if isinstance(one, str) else [one]
+    return parts
+
+
+def _size(given: Any) -> int | tuple[int, int]:
+    """Pixels: `224`, (height, width), `"224x320"`, `"224,320"`."""
+    if isinstance(given, str):
+        given = re.sub("[x×]", ",", given.lower())
+    side = Annotated[int, Meta(ge=1, le=LONGEST_SIDE)]
+    parts = _parts([re.sub("[xX×]", ",", p) if isinstance(p, str) else p for p in _parts(given)])
+    read = [msgspec.convert(_number(part, int), side) for part in parts]
+    if len(read) not in (1, 2):
+        raise ValueError(given)
+    return read[0] if len(read) == 1 else (read[0], read[1])
+
+
+def _numbers(given: Any) -> tuple[float, ...]:
+    """`0.5`, a sequence, `".5,.5,.5"`."""
+    read = tuple(msgspec.convert(_number(part, float), float) for part in _parts(given))
+    if not read or not all(map(math.isfinite, read)):
+        raise ValueError(given)
+    return read
+
+
+def _captures(given: Any) -> tuple[str, ...]:
+    names = [name for name in _parts(given) if name]
+    if not names or not set(names) <= set(KINDS):
+        raise ValueError(given)
+    return tuple(dict.fromkeys(names))
+
+
+def _auto(given: Any) -> int | None:
+    if isinstance(given, str) and given.lower() == "auto":
+        return None
+    number: int = msgspec.convert(_number(given, int), Annotated[int, Meta(ge=1)])
+    return number
+
+
+def _seed(given: Any) -> int:
+    number: int = msgspec.convert(_number(given, int), int)
+    if not -(2**63) <= number < 2**64:
+        raise ValueError(given)
+    return number
+
+
+def _bytes(given: Any) -> int:
+    if isinstance(given, str):
+        try:
+            return parse_bytes(given)
+        except UsageError as error:
+            raise ValueError(given) from error
+    number: int = msgspec.convert(given, Annotated[int, Meta(ge=0)])
+    return number
+
+
+def _path(given: Any) -> Path:
+    if not isinstance(given, (str, PathLike)) or "\0" in str(given):
+        raise ValueError(given)
+    refuse_url(fspath(given))
+    return Path(given)
+
+
+def _file(given: Any) -> Path:
+    if _is_dir(path := _path(given)):
+        raise ValueError(given)
+    return path
+
+
+def _folder(given: Any) -> Path:
+    if _is_dir(path := _path(given)) is False:
+        raise ValueError(given)
+    return path
+
+
+def _is_dir(path: Path) -> bool | None:
+    """Whether there is a folder; None where there is nothing."""
+    try:
+        return path.is_dir() if path.exists() else None
+    except OSError as error:
+        raise UsageError(f"{quoted(str(path))}: {error.strerror}", "name another place") from error
+
+
+def _place(given: Any) -> Any:
+    if isinstance(given, Url):
+        return given
+    return Url.of_run(given) if isinstance(given, str) and is_url(given) else _path(given)
+
+
+def _shard(given: Any) -> Shard:
+    match = re.fullmatch(r"([0-9]{1,9})/([0-9]{1,9})", str(given))
+    if match is None or not 1 <= int(match[1]) <= int(match[2]):
+        raise ValueError(given)
+    return Shard(int(match[1]) - 1, int(match[2]))
+
+
+def _tensors(given: Any) -> str | None:
+    if isinstance(given, bool):
+        return "npy" if given else None
+    return _known_word(given, ("npy",))
+
+
+def _selectors(given: Any) -> str | None:
+    texts = [given] if isinstance(given, str) else list(given)
+    if not all(isinstance(text, str) for text in texts):
+        raise ValueError(given)
+    return ",".join(texts)
+
+
+def _arguments(given: Any) -> Mapping[str, Any]:
+    """`key=value` texts, whose values are Python literals, else text; or a mapping."""
+    if isinstance(given, Mapping) and all(isinstance(name, str) for name in given):
+        return given
+    arguments: dict[str, Any] = {}
+    for pair in [given] if isinstance(given, str) else given:
+        if not isinstance(pair, str):
+            raise ValueError(given)
+        key, equals, value = pair.partition("=")
+        if pair == HPARAMS:
+            key, value = pair, "True"
+        elif not equals or not key.isidentifier():
+            raise UsageError(f"model_args={quoted(pair)}: expected KEY=VALUE")
+        try:
+            arguments[key] = ast.literal_eval(value)
+        except (ValueError, SyntaxError, MemoryError, RecursionError):
+            arguments[key] = value
+    return arguments
+
+
+HPARAMS = "@hparams"
+"""An argument of a model: all those that a Lightning checkpoint holds."""
+
+LISTS = (_size, _numbers, _captures, _selectors)
+"""Readers of lists, of which each part may be an option of its own."""
+
+Count = Annotated[int, Meta(ge=1)]
+Share = Annotated[float, Meta(ge=0, le=1)]
+Seed = Annotated[int, _takes("N", "an integer that torch.manual_seed takes", _seed)]
+_PIXELS = f"pixels from 1 to {LONGEST_SIDE}, such as 224 or 224x320"
+Size = Annotated[int | tuple[int, int], _takes("PIXELS", _PIXELS, _size)]
+Numbers = Annotated[tuple[float, ...], _takes("N,N,N", "numbers, such as 0.5,0.5,0.5", _numbers)]
+Auto = Annotated[int | None, _takes("N", "an integer ≥ 1, or auto", _auto)]
+Place = Annotated[Path, _takes("PATH", "a path, or a URL of a store", _place)]
+AnyPath = Annotated[Path, _takes("PATH", "a path", _path)]
+File = Annotated[Path, _takes("FILE", "a file, not a folder", _file)]
+Folder = Annotated[Path, _takes("FOLDER", "a folder, not a file", _folder)]
+Selectors = Annotated[str, _takes("SELECTORS", "selectors, such as Conv2d,layer1.*", _selectors)]
+Texts = tuple[str, ...]
+
+_model, _input = partial(_option, group=MODEL), partial(_option, group=READ)
+_draw, _view = partial(_option, group=DRAWING), partial(_option, group=VIEWS)
+_grad, _change = partial(_option, group=GRADIENTS), partial(_option, group=INTERVENTIONS)
+_find, _write = partial(_option, group=FINDINGS), partial(_option, group=OUTPUT)
+_limit = partial(_option, group=LIMITS)
+_layers = partial(
+    _option,
+    "Take the layers that these selectors match: class names, globs, re:REGEX, CLASS@GLOB, "
+    "fn:FUNCTION, SELECTOR#INDEX, !NOT; commas separate them.",
+    first="Take layers by class or name, such as Conv2d,ReLU or 'layer1.*'.",
+    group=LAYERS,
+)
+_out = partial(_option, group=OUTPUT, first=True, flags=("-o", "--out"))
+
+
+def _overwrite(what: str) -> Meta:
+    return _write(f"Replace {what}.", first=True)
+
+
+_nul = _input(
+    "Read paths that end with NUL, as `find -print0` writes them, where IMAGE is -.",
+    flags=("-0", "--null"),
+)
+_junit = _write("Write the verdicts as JUnit XML into this file.")
+_layout = _draw(
+    "Read tensors in this layout instead of the guessed one: {LAYOUTS}. tokens:14x20+1 names the "
+    "grid of the tokens, behind one other token. Repeatable.",
+    "[SELECTORS=]LAYOUT",
+)
+_batch = _limit("Pass up to N images of one shape through the model together.")
+_board = _write(
+    "Also write grids and histograms for TensorBoard into a folder of this one, named like --out.",
+    "LOGDIR",
+)
+_targets = (
+    "top1, class:N, class:NAME, sum, mean, norm, output[KEY]:sum|mean|norm, layer:NAME or "
+    "layer:NAME:CHANNEL."
+)
+_overlay = "Blend each map with the input: 0 shows the input alone, 1 the map alone."
+
+
+# fmt: off
+# The model, and what it gets
+
+
+class ModelOptions(Struct, frozen=True):
+    """The model, and how it is loaded."""
+
+    spec: str
+    """MODEL, in one of the forms of `models.sources.SOURCES`."""
+    arch: Annotated[str | None, _model(
+        "Build this architecture for a MODEL that is a file of weights, or a LoRA adapter.",
+        "MODEL",
+        "Build this architecture, such as resnet50 or net.py:Net, for a file of weights.",
+    )] = None
+    weights: Annotated[str | None, _model(
+        "Load these weights. {WEIGHTS}.",
+        "WEIGHTS",
+        "Load these weights: default, a file, or none (random).",
+    )] = None
+    seed: Annotated[Seed, _model("Seed the random numbers of random weights and of noise.")] = 0
+    model_args: Annotated[Mapping[str, Any], _model(
+        "Pass this argument to the factory or builder of the model; repeatable. @hparams "
+        "passes the hyper_parameters of a Lightning checkpoint.",
+        "KEY=VALUE", flags=("--model-arg",), read=_arguments, many=True,
+        expects="KEY=VALUE, or a mapping",
+    )] = field(default_factory=dict)
+    hparams: bool = False
+    """Pass a Lightning checkpoint's hyper_parameters to the factory, too; `model_args` win."""
+    trust: Annotated[bool, _model(
+        "Trust MODEL: let a pickled model run any code, with classes from the current folder "
+        "and the folder of its file."
+    )] = False
+    key: Annotated[str | None, _model("Take the weights at this key of a checkpoint.", "KEY")] = (
+        None
+    )
+    strip_prefix: Annotated[
+        str | None, _model("Remove this prefix from the names of weights.", "PREFIX")
+    ] = None
+    ema: Annotated[bool | None, _model(
+        "Take the averaged (EMA) weights of a checkpoint, or the plain ones.", usual="no-ema"
+    )] = None
+    partial: Annotated[bool, _model("Load the weights that fit, and leave the others out.")] = False
+    device: Annotated[
+        str, _model("Run the model on this device: auto, cpu, cuda, cuda:N or mps.", "DEVICE")
+    ] = "auto"
+
+
+class InputOptions(Struct, frozen=True):
+    """The user's choices for the model's input; None leaves a choice to the model."""
+
+    preset: Annotated[str | None, _input(
+        "Prepare images as these models want them. "
+        + "; ".join(f"{name}: {preset.words}" for name, preset in PRESETS.items())
+        + ".",
+        choices=tuple(PRESETS), usual="as the model says, else imagenet",
+    )] = None
+    size: Annotated[Size | None, _input(
+        "Resize the shorter side of each image to N pixels (for a YOLO the longer one), or "
+        "the image to HxW.",
+        first="Resize the shorter side of images to N pixels, or images to HxW.",
+    )] = None
+    crop: Annotated[
+        Size | None, _input("After resizing, crop the centre to NxN or HxW pixels.")
+    ] = None
+    interpolation: Annotated[
+        str | None,
+        _input("Compute the pixels of a resized image in this way.", choices=INTERPOLATIONS),
+    ] = None
+    mean: Annotated[
+        Numbers | None, _input("Subtract these means from the channels, whose values are 0..1.")
+    ] = None
+    std: Annotated[
+        Numbers | None,
+        _input("Divide the channels by these standard deviations, once the mean is subtracted."),
+    ] = None
+    channels: Annotated[Annotated[int, Meta(ge=1, le=4096)] | None, _input(
+        "Read images as greyscale (1) or RGB (3); of another number the files (.npy, .npz, "
+        ".pt, .tif, or a picture with alpha) must have N channels.",
+        usual="as the first convolution says",
+    )] = None
+    background: Annotated[str, _input("Put this colour under transparent images.", "COLOUR")] = (
+        "white"
+    )
+    frames: Annotated[Count, _input("Take N frames of each clip, for video models.")] = 16
+    inputs: Annotated[
+        Count | None,
+        _input("Pass N images at once to the model.", usual="as the model's forward says"),
+    ] = None
+    forward_args: Annotated[Texts, _input(
+        "Pass this argument to the model's forward beside the image: a number, true, false, "
+        "none, zeros:1,77, ones:1,77:int64, or a file (.npy, .npz, .pt). image stands for the "
+        "image itself, and NAME.KEY=VALUE fills a dict; repeatable.",
+        "NAME=VALUE", flags=("--forward-arg",),
+    )] = ()
+    transform: Annotated[str | None, _input(
+        "Prepare images with this function (file.py:fn or pkg.mod:fn): from a PIL image, or "
+        "the array of a .npy, .npz or .pt file, to a tensor [C, H, W], or to a dict of "
+        "arguments of the model.",
+        "FUNCTION",
+    )] = None
+
+
+# How maps are drawn
+
+
+class DrawOptions(Struct, frozen=True):
+    """How maps become a picture; names and meanings are torchvision's where it has the option."""
+
+    normalize: Annotated[str, _draw(
+        "Scale values to brightness in this mode. {MODES}; auto: map, for gradients "
+        "symmetric-percentile:99.",
+        "MODE",
+        "Scale values to brightness: map, layer, symmetric, range:LO,HI, percentile:LO,HI, "
+        "none.",
+    )] = "auto"
+    cmap: Annotated[str, _draw(
+        "Colour maps with auto (grey; coolwarm for gradients), grey, or a colormap of "
+        "matplotlib.",
+        "CMAP",
+        "Colour maps with grey, viridis, coolwarm or another colormap of matplotlib.",
+    )] = "auto"
+    nrow: Annotated[
+        Auto, _draw("Put N maps in a row; auto makes the picture about square.", usual="auto")
+    ] = None
+    padding: Annotated[
+        Annotated[int, Meta(ge=0)] | None, _draw("Leave N pixels around each map.", usual="2")
+    ] = None
+    pad_value: Annotated[Share | None, _draw(
+        "Fill the pixels around maps with this grey, from 0 (black) to 1 (white).",
+        "GREY", usual=f"{PAD_GREY}, with padding 0",
+    )] = None
+    scale: Annotated[
+        Auto, _draw("Enlarge maps N times; auto enlarges those below 32 pixels.", usual="auto")
+    ] = None
+    min_tile: int = 32
+    """Pixels that the longer side of a tile should have, for `scale=None`."""
+    max_maps: Annotated[Count | None, _draw("Draw at most N maps of each layer.", first=True)] = (
+        None
+    )
+    max_slices: Annotated[Count, _draw(
+        "Draw at most N slices of each map of a clip, volume or batch: evenly spread ones, of "
+        "a batch the first."
+    )] = 16
+    tensor_layout: Annotated[Texts, _layout] = ()
+    pick: Annotated[
+        Literal["first", "top", "spread"],
+        _draw("With max_maps, draw the first maps, those of highest mean, or evenly spread ones."),
+    ] = "first"
+    order: Annotated[
+        Literal["index", "mean", "similarity"],
+        _draw("Sort tiles by channel, by mean (largest first), or by similarity."),
+    ] = "index"
+    collapse: Annotated[
+        Annotated[float, Meta(gt=0, le=1)] | None,
+        _draw("Draw maps that correlate by R or more, such as 0.98, as one tile, marked ×N.", "R"),
+    ] = None
+    labels: Annotated[bool, _draw("Write the channel on each tile.")] = False
+    marks: Annotated[bool, _draw(
+        "Cross out maps that are zero everywhere, strike through other constant ones, and "
+        "draw a strip of values where all maps are constant; or draw nothing but the maps."
+    )] = True
+    overlay: Annotated[Share | None, _view(_overlay, "ALPHA")] = None
+    reduce: Annotated[str | None, _view(
+        "Draw one picture of all channels. "
+        + "; ".join(f"{name}: {one.help}" for name, one in REDUCTIONS.items())
+        + ".",
+        "REDUCTION", choices=tuple(REDUCTIONS),
+    )] = None
+    figure: Annotated[
+        bool, _view("Also draw a figure with a title, the input and a colour bar.")
+    ] = False
+    format: Annotated[str, _write(
+        "Write pictures in this format: "
+        + "; ".join(f"{one.name}, {one.words}" for one in FORMATS.values())
+        + ".",
+        choices=tuple(FORMATS),
+    )] = "png"
+    flat: Annotated[bool, _write(
+        "Write the pictures of an image into one folder, with image and layer in each name: "
+        "cat__004_layer1.0.conv1.png."
+    )] = False
+    tensors: Annotated[
+        str | None,
+        _write("Also keep the raw tensors, in this format.", choices=("npy",), read=_tensors),
+    ] = None
+
+    @property
+    def weighs(self) -> bool:
+        """Whether each picture is a class activation map, which takes a layer's output and its
+        gradient together."""
+        return self.reduce in CLASS_MAPS
+
+    @property
+    def gap(self) -> int:
+        """Pixels between tiles and around them."""
+        return 2 if self.padding is None else self.padding
+
+    @property
+    def gap_grey(self) -> float:
+        """Grey level of the gaps, and of cells that no map is for, 0..1: make_grid's 0 where
+        `padding` is given."""
+        if self.pad_value is not None:
+            return self.pad_value
+        return PAD_GREY if self.padding is None else 0.0
+
+    def check(self) -> None:
+        """Refuse options that would do nothing beside the others.
+
+        Raises:
+            UsageError: names them.
+        """
+        of_maps = {"order": "index", "collapse": None, "labels": False, "max_maps": None}
+        of_values = {"normalize": "auto", "cmap": "auto"}
+        excluded = of_maps if self.reduce is not None else {}
+        excluded = {**excluded, **(of_values if self.reduce == "pca" else {})}
+        for name, usual in excluded.items():
+            if getattr(self, name) != usual:
+                raise UsageError(
+                    f"{name} and reduce={self.reduce} exclude each other",
+                    "reduce leaves one tile of all channels, of pca in colours of its own",
+                )
+
+
+class PassOptions(Struct, frozen=True):
+    """What happens while an image goes through the model, and back."""
+
+    capture: Annotated[Texts, _grad(
+        f"Draw these tensors of each layer: {', '.join(kind.help for kind in KINDS.values())}; "
+        "commas separate them.",
+        "KINDS", usual="output", read=_captures, expects=f"some of {', '.join(KINDS)}",
+    )] = ("output",)
+    target: Annotated[
+        str | None, _grad(f"Take gradients of this value: {_targets}", "TARGET", usual="top1")
+    ] = None
+    grad_rule: Annotated[
+        Literal["plain", "guided", "deconv"], _grad("Pass gradients through ReLUs by this rule.")
+    ] = "plain"
+    ablate: Annotated[Texts, _change(
+        "Set these channels of the outputs of layers to zero; repeatable.", "SELECTORS:C,C"
+    )] = ()
+    edit: Annotated[Texts, _change(
+        "Change the outputs of layers: 'conv1:channel 3,5-7*2' multiplies channels, "
+        "'relu:clamp=0,6' limits values, 'conv1:noise=0.1' adds Gaussian noise of this "
+        "deviation, 'layer4:grad*0.5' multiplies gradients; made in the order given, after "
+        "--ablate; repeatable.",
+        "SELECTORS:WHAT",
+    )] = ()
+    seed: Seed = 0
+    """Seed of the noise that `edit` adds: that of the model."""
+
+    @property
+    def gradients(self) -> bool:
+        """Whether a backward pass is wanted."""
+        return any(is_gradient(kind) for kind in self.capture)
+
+    @property
+    def interventions(self) -> list[tuple[str, str]]:
+        """All changes to the outputs of layers, in order: `ablate` or `edit`, and the text."""
+        return [("ablate", text) for text in self.ablate] + [("edit", text) for text in self.edit]
+
+
+# The commands
+
+
+class RunOptions(Struct, frozen=True):
+    """All options of `run` beside the model and the images."""
+
+    layers: Annotated[Selectors | None, _layers(usual="one layer for each stage")] = None
+    out: Annotated[Place, _out(
+        "Write the run into this folder, or below this URL of an object store "
+        "(s3://bucket/maps).",
+        "DIRECTORY",
+    )] = Path("featviz-out")
+    url: Any = None
+    """`files.urls.Url`: write the run below it in an object store, and leave no folder."""
+    overwrite: Annotated[bool, _overwrite("the run in --out")] = False
+    resume: Annotated[bool, _write("Continue the run in --out where it stopped.")] = False
+    nul_separated: Annotated[bool, _nul] = False
+    jobs: Annotated[
+        Count | None,
+        _limit("Encode pictures in N threads.", usual="a quarter of the cores, at least 2"),
+    ] = None
+    tensorboard: Annotated[Folder | None, _board] = None
+    max_output_size: Annotated[int | None, _limit(
+        "Refuse a run that would write more than this (500MB, 2GB), and stop one that does.",
+        "BYTES", read=_bytes, expects="an amount of bytes, such as 500MB or 2GB",
+    )] = None
+    shard: Annotated[Shard | None, _option(
+        "Draw only part I of N parts of the images; all parts may write into one --out.",
+        "I/N", usual="that of torchrun or srun", group=MACHINES, read=_shard,
+        expects="I/N with I from 1 to N, such as 2/8",
+    )] = None
+    draw: DrawOptions = DrawOptions()
+    inputs: InputOptions = InputOptions()
+    passes: PassOptions = PassOptions()
+
+    @property
+    def target(self) -> Any:
+        """Where the user finds the run: a path, or a URL."""
+        return self.url or self.out
+
+
+class PageOptions(Struct, frozen=True):
+    """Which maps the page of `look` shows, and how."""
+
+    maps: Annotated[Count, _option("Show N maps of each layer.", group=LAYERS, first=True)] = 8
+    pick: Annotated[Literal["deviation", "value"], _option(
+        "Show the maps whose values vary most from place to place, or those of highest mean.",
+        group=LAYERS, first=True,
+    )] = "deviation"
+    cmap: Annotated[
+        str, _draw("Colour maps with grey, or a colormap of matplotlib.", "CMAP", True)
+    ] = "viridis"
+
+
+class LookOptions(Struct, frozen=True):
+    """All options of `look` beside the model and the image."""
+
+    layers: Annotated[Selectors | None, _layers(usual="one layer for each stage, at most 10")] = (
+        None
+    )
+    out: Annotated[File | None, _out(
+        "Write the picture into this PNG file, in place of an earlier picture of look.",
+        usual="look-IMAGE.png",
+    )] = None
+    overwrite: Annotated[bool, _overwrite("any file in --out")] = False
+    nul_separated: Annotated[bool, _nul] = False
+    page: PageOptions = PageOptions()
+    inputs: InputOptions = InputOptions()
+
+
+class ClassMapOptions(Struct, frozen=True):
+    """Which class activation maps `cam` makes, and how they look."""
+
+    target: Annotated[str | None, _grad(
+        f"Show the evidence for this: {_targets}",
+        "TARGET",
+        "Show the evidence for this class, such as class:281 or class:tabby.",
+        usual="the predicted class",
+    )] = None
+    method: Annotated[str, _grad(
+        "Make the map in this way; xgradcam and gradxact also show what speaks against the "
+        "target.",
+        first=True, choices=tuple(CLASS_MAPS),
+    )] = "gradcam"
+    overlay: Annotated[Share, _draw(_overlay, "ALPHA")] = 0.5
+    cmap: Annotated[str, _draw(
+        "Colour maps with auto (viridis; coolwarm for maps with a sign), grey, or a colormap "
+        "of matplotlib.",
+        "CMAP",
+    )] = "auto"
+    tensor_layout: Annotated[Texts, _layout] = ()
+
+
+class CamOptions(Struct, frozen=True):
+    """All options of `cam` beside the model and the images."""
+
+    layers: Annotated[Selectors | None, _layers(usual="the last layer that gives maps")] = None
+    out: Annotated[AnyPath | None, _out(
+        "Write cam-IMAGE.png of each image into this folder; or the picture of one image into "
+        "this PNG file.",
+        usual=".",
+    )] = None
+    """In Python, None writes nothing."""
+    overwrite: Annotated[bool, _overwrite("any file in --out")] = False
+    nul_separated: Annotated[bool, _nul] = False
+    maps: ClassMapOptions = ClassMapOptions()
+    inputs: InputOptions = InputOptions()
+
+
+class ListOptions(Struct, frozen=True):
+    """The options of `layers` beside the model and its input."""
+
+    layers: Annotated[Selectors | None, _option(
+        "Mark the layers that these selectors match, as in `featviz run`.",
+        first=True, group=LAYERS, usual="one layer for each stage",
+    )] = None
+    functions: Annotated[
+        bool, _option("Also list the functions that modules call.", group=LAYERS, first=True)
+    ] = False
+    tree: Annotated[bool, _write("Indent each module below the one that holds it.", first=True)] = (
+        False
+    )
+
+
+class KernelOptions(Struct, frozen=True):
+    """Everything that `kernels` can be told beside the model."""
+
+    layers: Annotated[Selectors | None, _option(
+        "Draw the convolutions that these selectors match, as in `featviz run`.",
+        first=True, group=LAYERS, usual="all convolutions",
+    )] = None
+    out: Annotated[AnyPath, _out("Write the pictures into this folder.")] = Path("featviz-kernels")
+    overwrite: Annotated[bool, _overwrite("the kernels in --out")] = False
+    all_slices: Annotated[
+        bool,
+        _draw("Draw a tile for each input channel, in a row for each output channel.", first=True),
+    ] = False
+    tensorboard: Annotated[Folder | None, _board] = None
+    draw: DrawOptions = DrawOptions(normalize="symmetric")
+
+
+class Thresholds(Struct, frozen=True):
+    """Limits beyond which a channel has a finding."""
+
+    eps: Annotated[Annotated[float, Meta(ge=0)], _find(
+        "Take values of at most E for zero, and values no further apart than E for equal.", "E"
+    )] = 0.0
+    saturated_at: Annotated[Annotated[float, Meta(gt=0, lt=1)], _find(
+        "Call a channel saturated where more than this share of its values is at a bound.",
+        "SHARE",
+    )] = 0.99
+    redundant_at: Annotated[
+        Annotated[float, Meta(gt=0, lt=1)] | None,
+        _find("Look for redundant channels, whose correlation with another is above R.", "R"),
+    ] = None
+
+
+class AuditOptions(Struct, frozen=True):
+    """The options of `audit`, beside the model and the images."""
+
+    layers: Annotated[Selectors | None, _layers(usual="all activations, functions included")] = None
+    inputs: InputOptions = InputOptions()
+    batch_size: Annotated[Count, _batch] = 1
+    thresholds: Thresholds = Thresholds()
+    prove: Annotated[bool, _find(
+        "Run the images again without the channels that can be cut out, and print by how much "
+        "the output changes.",
+        first=True,
+    )] = False
+    max_suspects: Annotated[
+        Annotated[int, Meta(ge=0)], _write("Draw at most N of the channels that have a finding.")
+    ] = 48
+    out: Annotated[AnyPath, _out("Write the results into this folder.")] = Path("featviz-audit")
+    overwrite: Annotated[
+        bool, _overwrite("the audit in --out, and any file at --junit and --prune-out")
+    ] = False
+    nul_separated: Annotated[bool, _nul] = False
+    fail_on: Annotated[Texts, _find(
+        "End with exit code 4 where this gate is broken: dead>5%, nonfinite>0, "
+        "'layer3.*:constant>2'; repeatable.",
+        "GATE", True,
+    )] = ()
+    baseline: Annotated[File | None, _find(
+        "End with exit code 4 where findings are worse than in this earlier audit.json.",
+        first=True,
+    )] = None
+    junit: Annotated[File | None, _junit] = None
+    prune_out: Annotated[File | None, _write(
+        "Write the channels that can be cut out into this JSON file: {layer: [channels]}.",
+        first=True,
+    )] = None
+
+    @property
+    def besides(self) -> list[Path]:
+        """Files that are written outside of `out`, or may be."""
+        return [path for path in (self.junit, self.prune_out) if path is not None]
+
+
+class ExemplarChoice(Struct, frozen=True):
+    """How the images that excite a channel most are chosen."""
+
+    top: Annotated[
+        Annotated[int, Meta(ge=1, le=MOST_TOP)], _draw("Show N images of each channel.", first=True)
+    ] = 9
+    pick: Annotated[Literal["max", "mean"], _draw(
+        "Rank images by the largest value of the channel's map, and show what the unit there "
+        "sees; or by the mean of the map, and show whole images.",
+        first="Rank images by the largest value, or by the mean of the map.",
+    )] = "max"
+    per_class: Annotated[bool, _draw(
+        "Choose the images of each class apart; the class of an image is the name of its "
+        "folder.",
+        first=True,
+    )] = False
+
+
+class ExemplarOptions(Struct, frozen=True):
+    """The options of `exemplars` beside the model and the images."""
+
+    layers: Annotated[Selectors | None, _layers(usual="one layer for each stage")] = None
+    choice: ExemplarChoice = ExemplarChoice()
+    inputs: InputOptions = InputOptions()
+    batch_size: Annotated[Count, _batch] = 1
+    out: Annotated[AnyPath, _out("Write the pictures and exemplars.json into this folder.")] = Path(
+        "featviz-exemplars"
+    )
+    overwrite: Annotated[bool, _overwrite("the exemplars in --out")] = False
+    nul_separated: Annotated[bool, _nul] = False
+
+
+class DiffThresholds(Struct, frozen=True):
+    """What counts as a difference."""
+
+    tolerance: Annotated[
+        Share, _option("Accept relative differences up to this.", "RELATIVE")
+    ] = 1e-4
+    """How far a value may change, in the terms of `diff.compare.compare`. Threads and oneDNN moved
+    values by up to 3e-6 (ten of torchvision's models on two cores)."""
+    max_diff_ratio: Annotated[Share, _option(
+        "Accept that up to this share of all channels, each counted in each image, differs, "
+        "0..1.",
+        "SHARE",
+    )] = 0.0
+    ignore_added: Annotated[bool, _option("Accept layers and images that only NEW has.")] = False
+
+
+class DiffFiles(Struct, frozen=True):
+    """What `diff` writes."""
+
+    out: Annotated[Folder | None, _out(
+        "Write the difference maps and diff.json into this folder.",
+        usual="with --html, PAGE-maps beside the page",
+    )] = None
+    html: Annotated[File | None, _write("Write an HTML page into this file.")] = None
+    junit: Annotated[File | None, _junit] = None
+    overwrite: Annotated[
+        bool, _overwrite("any file at --html and --junit, not only those of an earlier diff")
+    ] = False
+
+
+class ReportOptions(Struct, frozen=True):
+    """The options of `report`."""
+
+    out: Annotated[AnyPath | None, _out(
+        "Write the report into this folder, or with --single-file or --zip into this file.",
+        usual="RUN/report, RUN/report.html or RUN/report.zip",
+    )] = None
+    overwrite: Annotated[bool, _overwrite("any file that is in --out")] = False
+    single_file: Annotated[bool, _option(
+        "Write one HTML file that holds everything; of a large run it has fewer tiles a layer."
+    )] = False
+    zip: Annotated[bool, _option("Write one zip file of the report and its pictures.")] = False
+    compare: Annotated[
+        Place | None, _option("Show the pictures of this other run beside those of RUN.", "RUN")
+    ] = None
+    kernels: Annotated[AnyPath | None, _option(
+        "Show the kernels in this folder, which featviz kernels wrote, with their channels.",
+        "DIR",
+    )] = None
+    exemplars: Annotated[AnyPath | None, _option(
+        "Show the pictures in this folder, which featviz exemplars wrote, with their channels.",
+        "DIR",
+    )] = None
+    audit: Annotated[AnyPath | None, _option(
+        "Show the findings of this audit.json, or of the one in this folder with the pictures "
+        "of its suspects.",
+        usual="RUN/audit.json",
+    )] = None
+
+
+class MergeOptions(Struct, frozen=True):
+    """The options of `merge`."""
+
+    out: Annotated[AnyPath, _out("Write the joined run into this folder.")] = Path("featviz-out")
+    overwrite: Annotated[bool, _overwrite("the run in --out")] = False
+
+
+class VerifyOptions(Struct, frozen=True):
+    """The options of `verify`."""
+
+    jobs: Annotated[
+        Count | None, _limit("Read files in N threads.", usual="the cores and four more")
+    ] = None
+
+
+class SheetOptions(Struct, frozen=True):
+    """The options of `sheet`."""
+
+    layer: Annotated[str, _option("Draw the layer of this qualified name.", "NAME")]
+    stem: Annotated[str, _option(
+        "Cut the tiles from this picture of the layer: its file name without the ending, such "
+        "as output.call1 or output.boxes.",
+        "FILE", flags=("--tensor",),
+    )] = "output"
+    pick: Annotated[str | None, _option(
+        "Show these channels, such as 0-31 or 3,7,12-15.", "LIST", usual="all that the run drew"
+    )] = None
+    order: Annotated[Literal["index", "mean", "max", "variance", "zeros"], _option(
+        "Sort channels by number, or by a statistic averaged over the images, largest first."
+    )] = "index"
+    transpose: Annotated[
+        bool, _option("Draw a row for each image and a column for each channel.")
+    ] = False
+    out: Annotated[
+        File | None, _out("Write the sheet into this PNG file.", usual="sheet-NAME.png")
+    ] = None
+    overwrite: Annotated[bool, _overwrite("any file in --out")] = False
+
+
+# fmt: on
+
+# Reading values
+
+
+@dataclass(frozen=True)
+class Option:
+    """A field as the command line, the Python API and documentation see it."""
+
+    name: str
+    """The keyword in Python; with dashes, the flag and the key in TOML."""
+    hint: Any
+    """Its type, as an annotation."""
+    default: Any
+    """`msgspec.NODEFAULT` where there is none."""
+    words: str
+    group: str
+    first: bool | str
+    flags: tuple[str, ...]
+    metavar: str = ""
+    usual: str = ""
+    """The default in words, where it is not the value."""
+    expects: str = ""
+    choices: tuple[str, ...] = ()
+    read: Callable[[Any], Any] | None = None
+    many: bool = False
+    """Whether it may be given several times."""
+
+    @property
+    def has_default(self) -> bool:
+        """Whether it may be left out."""
+        return self.default is not msgspec.NODEFAULT
+
+    @property
+    def kinds(self) -> set[Any]:
+        """The types that its values have."""
+        return _kinds(self.hint)
+
+    @property
+    def takes(self) -> str:
+        """What it takes, for errors."""
+        if self.expects or self.choices:
+            return self.expects or ("one of " * (len(self.choices) > 1) + ", ".join(self.choices))
+        words = {bool: "true or false", int: "an integer", float: "a number"}
+        return next((words[kind] for kind in words if kind in self.kinds), "a text") + _bounds(
+            self.hint
+        )
+
+    def value(self, given: Any) -> Any:
+        """The value that was given: by a user as text, by a program in its types.
+
+        Raises:
+            UsageError: names the option, the value and what the option takes.
+        """
+        if given is None and (NoneType in self.kinds or self.kinds == {tuple}):
+            return None if NoneType in self.kinds else self.default
+        try:
+            return (self.read or self._convert)(_plain(given))
+        except (msgspec.ValidationError, ValueError, TypeError, KeyError):
+            shown = quoted(str(given[0] if type(given) is list and len(given) == 1 else given))
+            close = difflib.get_close_matches(shown.lower(), self.choices, 1, 0.65)
+            hint = (
+                f"did you mean {close[0]}?"
+                if close
+                else re.split(r"\. |: {", self.words)[0].rstrip(".")
+            )
+            raise UsageError(f"{self.name}={shown}: expected {self.takes}", hint) from None
+        except UsageError as error:
+            if error.message.startswith(self.name):
+                raise
+            raise UsageError(f"{self.name}: {error.message}", error.hint) from None
+
+    def _convert(self, given: Any) -> Any:
+        """By the type, from the text of a number or of true and false, or a single text."""
+        kinds = self.kinds
+        if self.choices:
+            return _known_word(given, self.choices)
+        if tuple in kinds and isinstance(given, (str, tuple)):
+            given = [given] if isinstance(given, str) else list(given)
+        elif str in kinds and isinstance(given, PathLike):
+            given = fspath(given)
+        elif isinstance(given, str) and bool in kinds:
+            given = {"true": True, "false": False}[given.lower()]
+        elif number := next((kind for kind in (int, float) if kind in kinds), None):
+            given = _number(given, number)
+        return msgspec.convert(given, self.hint)
+
+
+def _known_word(given: Any, choices: Sequence[str]) -> str:
+    """The choice that is meant, without regard to case."""
+    found = [choice for choice in choices if choice.lower() == str(given).strip().lower()]
+    if len(found) != 1 or not isinstance(given, str):
+        raise ValueError(given)
+    return found[0]
+
+
+def _plain(given: Any) -> Any:
+    """Numbers of numpy and torch as Python's."""
+    return given.item() if getattr(given, "ndim", None) == 0 and hasattr(given, "item") else given
+
+
+def _number(given: Any, kind: type) -> Any:
+    """A number, or the text of one."""
+    number = kind(given) if isinstance(given, str) else _plain(given)
+    if isinstance(number, float) and not (math.isfinite(number) and kind is float):
+        raise ValueError(given)
+    return number
+
+
+def _metas(hint: Any) -> Iterator[Meta]:
+    """What the annotations in a type say, the outer ones last."""
+    for part in get_args(hint)[: 1 if get_origin(hint) is Annotated else None]:
+        yield from _metas(part)
+    yield from getattr(hint, "__metadata__", ())
+
+
+def _kinds(hint: Any) -> set[Any]:
+    """The types in a union."""
+    origin = get_origin(hint)
+    if origin is Annotated:
+        return _kinds(hint.__origin__)
+    if origin is Literal:
+        return {str}
+    if origin in (tuple, abc.Mapping) or not get_args(hint):
+        return {origin or hint}
+    return {kind for part in get_args(hint) for kind in _kinds(part)}
+
+
+def _words_of(hint: Any) -> tuple[str, ...]:
+    """The choices of a Literal."""
+    return get_args(hint.__origin__) if get_origin(hint.__origin__) is Literal else ()
+
+
+def _bounds(hint: Any) -> str:
+    """` ≥ 1`, ` from 0 to 1`; empty without bounds."""
+    for meta in _metas(hint):
+        if meta.gt is not None:
+            end = f", at most {meta.le}" if meta.lt is None else f" and below {meta.lt}"
+            return f" above {meta.gt}{end}"
+        if meta.ge is not None:
+            return f" ≥ {meta.ge}" if meta.le is None else f" from {meta.ge} to {meta.le}"
+    return ""
+
+
+@cache
+def declared(kind: type[Struct]) -> dict[str, Option]:
+    """The options of a record by name, in the order of help; not those of the records in it."""
+    hints = get_type_hints(kind, include_extras=True)
+    found = {}
+    for info in msgspec.structs.fields(kind):
+        hint, name = hints[info.name], info.name
+        words = next((meta.description for meta in _metas(hint) if meta.description), None)
+        if words is None:
+            continue
+        made = info.default_factory is not msgspec.NODEFAULT
+        extra: dict[str, Any] = {
+            "flags": (f"--{name.replace('_', '-')}",),
+            "choices": _words_of(hint),
+            "metavar": "N" if int in _kinds(hint) else "",
+            "many": tuple in _kinds(hint),
+        }
+        for meta in _metas(hint):
+            extra |= meta.extra or {}
+        default = info.default_factory() if made else info.default
+        found[name] = Option(name, hint, default, words, **extra)
+    return found
+
+
+def read(kind: type[T], given: Mapping[str, Any]) -> T:
+    """A record of values as a user or a program gives them.
+
+    Raises:
+        UsageError: there is no such option, or it does not take the value.
+    """
+    options = declared(kind)
+    if wrong := [name for name in given if name not in kind.__struct_fields__]:
+        raise no_option(wrong, options)
+    values = {name: options[name].value(v) if name in options else v for name, v in given.items()}
+    return kind(**values)
+
+
+def take(kind: type[Struct], given: dict[str, Any], but: Collection[str] = ()) -> dict[str, Any]:
+    """The options of a record among keywords, from which they are removed."""
+    return {name: given.pop(name) for name in declared(kind) if name in given and name not in but}
+
+
+def read_from(kind: type[T], given: dict[str, Any], but: Collection[str] = ()) -> T:
+    """A record of those keywords that are its options, from which they are removed.
+
+    Raises:
+        UsageError: one does not take its value.
+    """
+    return read(kind, take(kind, given, but))
+
+
+def no_option(wrong: Iterable[str], known: Iterable[str]) -> UsageError:
+    """What to say of keywords that do not exist."""
+    names, there = list(wrong), sorted(known)
+    close = difflib.get_close_matches(names[0], there, 1)
+    hint = f"did you mean {close[0]}?" if close else f"there is {', '.join(there)}"
+    return UsageError(f"no option {', '.join(names)}", hint)
+
+
+def flag(name: str) -> str:
+    """What an option of `run` is called on the command line."""
+    records = (ModelOptions, InputOptions, DrawOptions, PassOptions, RunOptions)
+    found = [declared(kind)[name] for kind in records if name in declared(kind)]
+    return found[0].flags[-1] if found else f"--{name.replace('_', '-')}"

@@ -1,0 +1,220 @@
+"""What options choose from, one record each: formats, capture kinds, reductions and presets."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+
+@dataclass(frozen=True)
+class PictureFormat:
+    """A format in which pictures of feature maps are written and read back."""
+
+    name: str
+    """What `--format` takes, and the ending of its files."""
+    pillow: str
+    """Pillow's name of it."""
+    mime: str
+    largest: int
+    """Pixels that a picture may have in one direction."""
+    save: Mapping[str, object] | None
+    """Options with which Pillow writes it; None for PNG, which our own encoder writes."""
+    lossless: bool = True
+    grey: bool = True
+    """Whether a picture of greys is written as such, instead of as RGB."""
+    levels: bool = False
+    """Whether the pixels that are read back are the levels that were drawn."""
+    comment: str | None = None
+    """Pillow's option for a text in the file; None where it has no place for one."""
+    needs: str = ""
+    """Which Pillow writes it, where an older one does not."""
+
+    @property
+    def suffix(self) -> str:
+        """`.png`"""
+        return f".{self.name}"
+
+    @property
+    def words(self) -> str:
+        """For help texts."""
+        return "lossless" if self.lossless else "with losses"
+
+
+_LISTED = (
+    PictureFormat("png", "PNG", "image/png", 2**31 - 1, save=None, levels=True),
+    PictureFormat(
+        *("webp", "WEBP", "image/webp", 16_383),
+        save={"lossless": True},
+        grey=False,
+    ),
+    PictureFormat(
+        *("jpg", "JPEG", "image/jpeg", 65_500),
+        save={"quality": 95, "subsampling": 0},
+        lossless=False,
+        comment="comment",
+    ),
+    PictureFormat(
+        *("avif", "AVIF", "image/avif", 32_768),  # what libavif reads
+        save={"quality": 95, "subsampling": "4:4:4", "speed": 8},
+        lossless=False,
+        needs="pip install 'pillow>=11.3'",
+    ),
+)
+FORMATS = {format.name: format for format in _LISTED}
+"""By name; `--format`, the encoder, the reader of run directories and the report read it."""
+
+SUFFIXES = tuple(format.suffix for format in FORMATS.values())
+
+
+@dataclass(frozen=True)
+class CaptureKind:
+    """One kind of tensor that can be captured of a layer."""
+
+    name: str
+    """As in `--capture`, in the manifest, and as the first part of file names (`Site.stem`)."""
+    of: Literal["output", "input"]
+    """The tensor that is captured, or at which the gradient is taken."""
+    backward: bool
+    """Whether it is a gradient, which needs a backward pass."""
+    help: str
+    """The name for help texts, explained where it needs to be."""
+    normalize: str = "auto"
+    """The normalisation that `auto` stands for; `auto` where the picture decides."""
+    cmap: str = "auto"
+    """The colormap that `auto` stands for; `auto` where the picture decides."""
+
+
+_CLIPPED = "symmetric-percentile:99"
+"""Of gradients, where a few large values would else leave all others white."""
+
+SALIENCY = "saliency"
+"""The key of the picture of all channels of a gradient of the image; its values have no sign."""
+
+KINDS: dict[str, CaptureKind] = {
+    kind.name: kind
+    for kind in (
+        CaptureKind("output", "output", False, "output"),
+        CaptureKind("input", "input", False, "input"),
+        CaptureKind(
+            "grad", "output", True, "grad (the gradient at its output)", _CLIPPED, "coolwarm"
+        ),
+        CaptureKind(
+            "grad-input",
+            "input",
+            True,
+            "grad-input (the gradient at its input)",
+            _CLIPPED,
+            "coolwarm",
+        ),
+    )
+}
+"""By name, in the order of help texts. Gradients have zero in the middle of their colours, and a
+colour for either sign."""
+
+
+def is_gradient(kind: str) -> bool:
+    """Whether a kind's name, which may be of no known kind (`kernel`), is that of a gradient."""
+    return kind in KINDS and KINDS[kind].backward
+
+
+@dataclass(frozen=True)
+class Reduction:
+    """One way to make one tile of all channels."""
+
+    name: str
+    """As in `--reduce` and in the manifest."""
+    words: str
+    """What its tile shows, in figures and in the report."""
+    help: str
+    """What a picture of all channels shows, in help texts."""
+    unit: str = ""
+    """What its values are counted in, where that is not the unit of the tensor."""
+    colors: tuple[tuple[str, str], ...] = ()
+    """Colours (`#rrggbb`) of its tile and what they stand for, one for each of its components; none
+    where it has a single one, which is drawn in levels."""
+    weighs: bool = False
+    """Whether it weighs a layer's output by the gradient of a target there: a class activation map,
+    which needs a backward pass and places of the image."""
+    signed: bool = False
+    """Whether its values are for or against something, so that zero is the middle of its colours.
+    """
+
+
+REDUCTIONS: dict[str, Reduction] = {
+    reduction.name: reduction
+    for reduction in (
+        Reduction("mean", "mean", "their mean"),
+        Reduction("max", "maximum", "their maximum"),
+        Reduction("l2", "L2 norm", "their L2 norm"),
+        Reduction("max-abs", "largest absolute value", "the largest of their absolute values"),
+        Reduction(
+            "pca",
+            "principal components 1 to 3",
+            "three principal components as red, green and blue",
+            unit="standard deviations",
+            colors=(
+                ("#ff0000", "much of the first principal component"),
+                ("#00ff00", "much of the second"),
+                ("#0000ff", "much of the third"),
+            ),
+        ),
+        Reduction(
+            "gradcam", "Grad-CAM", "the class activation map Grad-CAM (see --target)", weighs=True
+        ),
+        Reduction("gradcam++", "Grad-CAM++", "Grad-CAM++", weighs=True),
+        Reduction("layercam", "LayerCAM", "LayerCAM", weighs=True),
+        Reduction("hirescam", "HiResCAM", "HiResCAM", weighs=True),
+        Reduction("xgradcam", "XGrad-CAM", "XGrad-CAM, for and against", weighs=True, signed=True),
+        Reduction(
+            "gradxact",
+            "gradient × activation",
+            "the sum of gradient × activation, for and against",
+            weighs=True,
+            signed=True,
+        ),
+    )
+}
+"""By name, in the order of help texts; `--reduce`, figures and the report read it. The arithmetic
+is `drawing.reduce.REDUCTIONS`, which has a function for each of one component, and
+`drawing.class_maps.METHODS`, which has one for each that weighs."""
+
+CLASS_MAPS = {name: reduction for name, reduction in REDUCTIONS.items() if reduction.weighs}
+"""The class activation maps among them."""
+
+
+def is_signed(name: str | None) -> bool:
+    """Whether a reduction's name, which may be none or unknown, is one of values with a sign."""
+    return name in REDUCTIONS and REDUCTIONS[name].signed
+
+
+@dataclass(frozen=True)
+class InputPreset:
+    """How images become the input of a family of models; steps that are None are left out."""
+
+    words: str
+    resize: int | None = None
+    """The shorter side in pixels."""
+    crop: int | None = None
+    """The side of the centre crop in pixels."""
+    mean: tuple[float, float, float] | None = None
+    std: tuple[float, float, float] | None = None
+    interpolation: str = "bilinear"
+    letterbox: int | None = None
+    """The longer side in pixels, where the image is padded by Ultralytics' LetterBox instead."""
+
+
+IMAGENET = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+CLIP = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
+HALF = (0.5, 0.5, 0.5), (0.5, 0.5, 0.5)
+
+PRESETS = {
+    "imagenet": InputPreset("256, crop 224, ImageNet's mean and deviation", 256, 224, *IMAGENET),
+    "clip": InputPreset("224, CLIP's mean and deviation", 224, 224, *CLIP, "bicubic"),
+    "inception": InputPreset("341, crop 299, values -1..1", 341, 299, *HALF, "bicubic"),
+    "yolo": InputPreset(
+        "longer side 640, grey padding to multiples of 32, values 0..1", letterbox=640
+    ),
+    "none": InputPreset("the image's own size, values 0..1"),
+}
+"""By the names of `--preset`, in the order in which help lists them."""

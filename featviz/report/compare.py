@@ -1,0 +1,143 @@
+"""The page of a comparison of two runs, in the report's design."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from featviz.records import ComparedLayer, Comparison, DifferenceMap
+from featviz.report import pages, words
+from featviz.report.channels import ChannelTotals
+from featviz.report.views import Figure, Links, PictureView
+from featviz.rundir import DIFF_GRIDS, INPUT_FILE, REPORT_ASSETS
+from featviz.rundir.read import ReadRun
+from featviz.text import counted
+
+PICTURED = 60
+"""Layers that are shown with their pictures: the first that differs, and the most changed."""
+_SIDES = ("BASE", "NEW")
+
+
+@dataclass(frozen=True)
+class ComparedView:
+    """A layer on the page."""
+
+    id: str
+    layer: ComparedLayer
+    first: bool
+    figures: Sequence[Figure]
+    """That of BASE and that of NEW, in the image in which they differ most; or none."""
+    one_sided: Sequence[str]
+    """`1 channel constant in NEW only: 9`: findings over all images that one run has."""
+    difference: DifferenceMap | None
+    """The picture of the differences, where there are figures."""
+
+
+def render(
+    found: Comparison, base: ReadRun, new: ReadRun, page: Path, maps: Path
+) -> tuple[str, Mapping[str, str]]:
+    """The text of the page, and those of the files that are to lie with the maps, by name."""
+    runs = base, new
+    views = list(_views(found, runs))
+    beside = f"{Path(os.path.relpath(maps, page.parent)).as_posix()}/"
+    short = [run.root.absolute().name for run in runs]
+    names = short if len(set(short)) > 1 else [str(run.place) for run in runs]
+    options = [run.record.get("options") or {} for run in runs]
+    templates: pages.Templates = pages.Templates(
+        Links(page.absolute().parent),
+        home=quote(os.fsencode(page.name)),
+        model=" → ".join(names),
+        beside=quote(os.fsencode(beside)),
+        key_of=lambda figure: words.key(figure.row, options[figure.other]),
+        link_of=lambda name: quote(os.fsencode(beside + name)),
+        picture=lambda view: templates.draw(view, False, view.alt),
+    )
+    limits = [layer.difference.limit for layer in found.layers if layer.difference]
+    end = words.number(max(limits, default=1.0))
+    said = "NEW − BASE, relative to the value and the layer’s largest; one scale for all layers"
+    changed = [
+        [f"{row.kind} {row.what}" for i in run.images.values() for row in i.manifest.interventions]
+        for run in runs
+    ]
+    article = templates.fill(
+        "compare",
+        found=found,
+        layers=views,
+        names=names,
+        runs=runs,
+        sides=_SIDES,
+        changed=[", ".join(dict.fromkeys(changes)) for changes in changed],
+        settings=list(_settings(runs)),
+        signed=words.Key(f"−{end}", f"+{end}", said, words.scale("coolwarm"), False),
+    )
+    values = {"name": "", "assets": REPORT_ASSETS, "scripts": [DIFF_GRIDS], "inside": None}
+    text = templates.fill("document", articles=[article], **values)
+    grids = pages.script(dict(_entries(views, runs, options)))
+    return text, {**{name: pages.asset(name) for name in REPORT_ASSETS}, DIFF_GRIDS: grids}
+
+
+def _views(found: Comparison, runs: Sequence[ReadRun]) -> Iterator[ComparedView]:
+    differing = [layer for layer in found.layers if layer.differing]
+    ranked = sorted(differing, key=lambda one: -one.severity)
+    shown = {id(layer) for layer in ranked[: PICTURED - 1]} | {id(found.first)}
+    totals = [{layer.place: ChannelTotals() for layer in found.layers} for _ in runs]
+    for name in runs[0].images.keys() & runs[1].images.keys():
+        for run, own in zip(runs, totals, strict=True):
+            image = run.images[name]
+            stats = image.stats()
+            for place in own.keys() & image.captures.keys():
+                own[place].add(image.captures[place], stats[place.stats_key])
+    for n, layer in enumerate(found.layers):
+        figures = [_figure(n, layer, *of) for of in enumerate(runs)] if id(layer) in shown else ()
+        one_sided = []  # channels of which something was found in one run, and not in the other
+        sides = [own[layer.place].found for own in totals]
+        for side, mine, other in zip(_SIDES, sides, reversed(sides), strict=True):
+            for finding, channels in mine.items():
+                alone = [one for one in channels if one not in set(other.get(finding, ()))]
+                which = f"in {side} only: {words.channel_list(alone)}"
+                if alone:
+                    one_sided.append(f"{counted(len(alone), 'channel')} {finding} {which}")
+        difference = layer.difference if figures else None
+        first = layer is found.first
+        yield ComparedView(f"layer-{n:03d}", layer, first, figures, one_sided, difference)
+
+
+def _figure(number: int, layer: ComparedLayer, side: int, run: ReadRun) -> Figure:
+    image = run.images[layer.image]
+    row = image.captures[layer.place]
+    home, of = f"layer-{number:03d}", f"of {image.name}, {_SIDES[side]}"
+    alts = f"What the model saw {of}", f"{words.tiles(row)} of {row.label}, {row.place.stem}, {of}"
+    seen = PictureView(f"i{side}-{number}", image, INPUT_FILE, image.input_size, alts[0], home)
+    size = (row.plan.width, row.plan.height)
+    picture = PictureView(f"g{side}-{number}", image, row.file, size, alts[1], home)
+    return Figure(picture, seen, row, image.name, DIFF_GRIDS, bool(side))
+
+
+def _settings(runs: Sequence[ReadRun]) -> Iterator[tuple[str, str, str]]:
+    """What the runs were made with, where it differs: its name, and its value in each."""
+    base, new = (
+        dict(words.run_facts(run.record))
+        | {name: words.setting(own) for name, own in (run.record.get("options") or {}).items()}
+        for run in runs
+    )
+    for name in dict.fromkeys([*base, *new]):
+        values = base.get(name, "–"), new.get(name, "–")
+        if values[0] != values[1] and name not in ("out", "ablate", "edit"):
+            yield (name, *values)
+
+
+def _entries(
+    views: Sequence[ComparedView], runs: Sequence[ReadRun], options: Sequence[Mapping[str, Any]]
+) -> Iterator[tuple[str, str]]:
+    for number, view in enumerate(views):
+        layer = view.layer
+        for run, figure, drawn in zip(runs, view.figures, options, strict=False):
+            stats = run.images[layer.image].stats()[layer.place.stats_key]
+            grey = words.key(figure.row, drawn).grey
+            yield figure.picture.id, pages.entry(figure, stats, grey, layer.change)
+        if view.difference is not None:
+            yield f"d-{number}", pages.difference_entry(view.difference, layer.change)

@@ -1,0 +1,310 @@
+"""The story of `report`: from a run directory to a static gallery in HTML.
+
+A report in one file stays small: each layer shows fewer maps where need be, the most telling ones.
+"""
+
+from __future__ import annotations
+
+import gc
+import io
+import math
+import zipfile
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import BinaryIO
+
+from PIL import Image
+
+from featviz.errors import CompareError, StoreError, UsageError
+from featviz.files.urls import Url
+from featviz.options import ReportOptions
+from featviz.records import Comparison, Place
+from featviz.report import pages, series
+from featviz.report.beside import AuditViews, Extras, KernelPage
+from featviz.report.network import is_numbers, telling
+from featviz.report.views import Links, arrange
+from featviz.rundir import REPORT_FILE, REPORT_ZIP, destination, outputs
+from featviz.rundir.audits import is_audit, read_audit
+from featviz.rundir.image import ReadImage, format_of
+from featviz.rundir.kernels import is_kernels, read_kernels
+from featviz.rundir.read import ReadRun, read_run
+from featviz.rundir.schema import Capture
+from featviz.rundir.series import read_steps
+from featviz.rundir.store import here
+
+MOST_BYTES = 25_000_000
+"""About so many bytes has one file at most: what usual mail servers take."""
+FEWEST = 4
+"""Tiles of a layer below which it shows too little, however large the file becomes."""
+_BASE64 = 4 / 3
+
+Render = Callable[[Links], Iterator[tuple[str, Iterable[str]]]]
+"""Yields the name and text of each file of a report, whose pictures are where the links say."""
+Judge = Callable[[ReadRun, ReadRun], Comparison]
+"""Compares two runs, that of `--compare` first.
+
+Raises:
+    CompareError: they cannot be compared.
+"""
+
+
+@dataclass(frozen=True)
+class ReportResult:
+    """What was written."""
+
+    page: Path
+    files: tuple[Path, ...]
+    incomplete: Mapping[str, str]
+    """Images that the report names but cannot show, and why."""
+    tiles: int | None = None
+    """The most tiles that a layer shows, where they are fewer so that one file stays small."""
+
+
+def build_report(
+    place: Path | Url, options: ReportOptions, judge: Judge | None = None
+) -> ReportResult:
+    """Write the report of a run, here or in an object store, of an audit, of kernels, or of a
+    series of runs.
+
+    Args:
+        judge: compares the run with that of `compare`, for a verdict on the first page.
+
+    Raises:
+        StoreError: `place` or `compare` is no run, or is damaged while it is read; what is in the
+            way is no report, or it cannot be written, or a single file would be too large.
+        UsageError: options that exclude one another, that only a run has, or pages that would show
+            pictures in a store.
+    """
+    if options.zip and options.single_file:
+        raise UsageError("--zip and --single-file are two forms", "give one of them")
+    for one in (place, options.compare):
+        if isinstance(one, Url) and not (options.out and (options.zip or options.single_file)):
+            raise UsageError(
+                f"the pages of a report show pictures where they are, and {one} is no folder",
+                "--single-file --out maps.html, or --zip --out maps.zip",
+            )
+    if options.zip or options.single_file:
+        outputs.check_file(*_single(Path() if isinstance(place, Url) else place, options))
+    if not isinstance(place, Url) and (alone := _alone(place, options)):
+        render, left_out = alone
+        page, written = _write(render, place, options)
+        return ReportResult(page, written, left_out)
+    with here(place) as root, here(options.compare or root) as other:
+        return _build((root, place), (other, options.compare), options, judge)
+
+
+def _alone(root: Path, options: ReportOptions) -> tuple[Render, Mapping[str, str]] | None:
+    """The page of an audit, of kernels or of a series, and what it leaves out; None for a run.
+
+    Raises:
+        UsageError: an option shows something that goes with a run.
+    """
+    held = "audit" if is_audit(root) else "kernels" if is_kernels(root) else "series"
+    if held == "series" and not read_steps(root):
+        return None
+    names = ("compare", "kernels", "exemplars", "audit")
+    name = next((name for name in names if getattr(options, name) is not None), None)
+    if name and held == "series":
+        raise UsageError(
+            f"--{name} is for the report of one step, and {root} holds a series of them",
+            f"featviz report {root}/step-000100 --{name} ...",
+        )
+    if name:
+        raise UsageError(
+            f"--{name} goes with a run, and {root} holds {'an ' * (held == 'audit')}{held}",
+            f"give a run with --{held} {root}, or the {held} alone",
+        )
+    if held == "series":
+        shown = series.read_series(root)
+        return partial(series.render, shown), shown.left_out
+    if held == "kernels":
+        drawn = KernelPage(read_kernels(root))
+        return partial(pages.render_alone, "Kernels", "kernels", drawn), {}
+    if (audit := read_audit(root, None)) is None:
+        raise StoreError(f"{root} holds no audit any more", "give a folder that stays as it is")
+    return partial(pages.render_alone, "Audit", "audited", AuditViews.of_record(audit)), {}
+
+
+def _build(
+    one: tuple[Path, Path | Url],
+    two: tuple[Path, Path | Url | None],
+    options: ReportOptions,
+    judge: Judge | None,
+) -> ReportResult:
+    """Write the report of a run; in one file with fewer tiles where it would be too large.
+
+    The search for reference cycles rests while records are read, which have none and live to the
+    end: it costs up to 40 % more (`benchmarks/report.py`). `gc.freeze` sets the records aside while
+    templates are filled, whose cycles took 20 MB for 20,000 grids.
+
+    Args:
+        one: where the run is read, and where the user finds it; so `two`, to compare it with.
+    """
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        run = _read(*one)
+        runs = [run] if two[1] is None else [run, _read(two[0], two[1])]
+        extras = Extras.read(run, options.audit, options.kernels, options.exemplars)
+        verdict, not_compared = None, ""
+        if len(runs) > 1 and judge is not None:
+            try:
+                verdict = judge(runs[1], run)
+            except CompareError as error:
+                not_compared = error.message
+        tiles = _tiles_within(runs) if options.single_file else None
+        if tiles is not None:
+            runs = _with_tiles(runs, tiles)
+        views = replace(arrange(*runs), verdict=verdict, not_compared=not_compared, tiles=tiles)
+        views = extras.beside(views)
+    finally:
+        if was_on:
+            gc.enable()
+    gc.freeze()
+    try:
+        page, written = _write(partial(pages.render, views), run.root, options)
+    finally:
+        gc.unfreeze()
+    return ReportResult(page, written, run.left_out, tiles)
+
+
+def _read(root: Path, place: Path | Url) -> ReadRun:
+    run = read_run(root)
+    return replace(run, url=place) if isinstance(place, Url) else run
+
+
+def _write(render: Render, root: Path, options: ReportOptions) -> tuple[Path, tuple[Path, ...]]:
+    """Write a report in its form; the page to open first, and all files."""
+    if options.zip or options.single_file:
+        place = _single(root, options)
+        with outputs.writing(*place) as file:
+            if options.zip:
+                _write_zip(render, file)
+            else:
+                ((_, pieces),) = render(Links())
+                file.writelines(map(_encoded, pieces))
+        return place[0], (place[0],)
+    out = options.out or root / "report"
+    destination.check_free(out, destination.REPORT_FOLDER, overwrite=True)
+    written = []
+    with destination.replacing(out, destination.REPORT_FOLDER) as folder:
+        for name, pieces in render(Links(out.absolute())):
+            with (folder / name).open("wb") as file:
+                file.writelines(map(_encoded, pieces))
+            written.append(out / name)
+    return out / "index.html", tuple(written)
+
+
+def _write_zip(render: Render, file: BinaryIO) -> None:
+    """The pages and the pictures that they show, without times: the same content gives the same
+    bytes."""
+    links = Links(packed=True)
+    with zipfile.ZipFile(file, "w") as packed:
+
+        def add(name: str, content: bytes, how: int) -> None:
+            info = zipfile.ZipInfo(name)
+            info.compress_type = how
+            info.external_attr = 0o644 << 16
+            packed.writestr(info, content)
+
+        for name, pieces in render(links):
+            add(name, b"".join(map(_encoded, pieces)), zipfile.ZIP_DEFLATED)
+        for name, view in links.packed.items():
+            add(name, view.image.content(view.file), zipfile.ZIP_STORED)
+
+
+def _single(root: Path, options: ReportOptions) -> tuple[Path, outputs.FileKind, str, bool]:
+    """Where a report of one file is written, of which kind it is, and what may be replaced."""
+    name, kind = REPORT_FILE, outputs.PAGE
+    if options.zip:
+        name, kind = REPORT_ZIP, outputs.REPORT_ARCHIVE
+    return options.out or root / name, kind, "--out", options.overwrite
+
+
+def _encoded(text: str) -> bytes:
+    """UTF-8; a byte of a name that is none stands as it does in the manifest."""
+    return text.encode("utf-8", "backslashreplace")
+
+
+def _tiles_within(runs: Sequence[ReadRun]) -> int | None:
+    """The most tiles that a layer may show so that a file with the pictures of these runs has
+    about MOST_BYTES, and at least FEWEST; None where all pictures fit."""
+    images = [image for run in runs for image in run.images.values()]
+    if sum(sum(image.sizes.values()) for image in images) * _BASE64 <= MOST_BYTES:
+        return None
+    grids = [(len(row.drawn), i.sizes[row.file]) for i in images for row in i.captures.values()]
+    count = max((tiles for tiles, _ in grids), default=0)
+    while (
+        count > FEWEST
+        and _BASE64 * sum(size * min(1, count / max(1, tiles)) for tiles, size in grids)
+        > MOST_BYTES
+    ):
+        count = max(FEWEST, count // 2)
+    return max(FEWEST, count)
+
+
+def _with_tiles(runs: Sequence[ReadRun], count: int) -> list[ReadRun]:
+    """Runs whose layers show so many tiles: the most telling channels of the first run."""
+    chosen: dict[Place, list[int]] = {}
+    for image in runs[0].images.values():  # the first that has a tensor decides
+        missing = [row for row in image.captures.values() if row.place not in chosen and row.drawn]
+        numbers = image.stats() if missing else {}
+        for row in missing:
+            stay = telling(row, numbers[row.place.stats_key], count)
+            chosen[row.place] = [channel for channel in stay if channel is not None]
+    shown = []
+    for run in runs:
+        images = {}
+        for name, image in run.images.items():
+            old = list(image.captures.values())
+            new = [_row(row, chosen.get(row.place, [])) for row in old]
+            own = {field: getattr(image, field) for field in ReadImage.__dataclass_fields__}
+            own["manifest"] = replace(image.manifest, captures=new)
+            pairs = zip(old, new, strict=True)
+            cut = {one.file: (one, two) for one, two in pairs if one is not two}
+            images[name] = _CutImage(**own, cut=cut)
+        shown.append(replace(run, images=images))
+    return shown
+
+
+def _row(row: Capture, channels: list[int]) -> Capture:
+    """A grid with these channels only, where it has them; vectors stay."""
+    drawn = row.drawn
+    stay = [channel for channel in drawn if channel in set(channels)] or drawn[: len(channels)]
+    if len(stay) == len(drawn) or not stay or is_numbers(row):
+        return row
+    columns = min(row.plan.columns, math.ceil(math.sqrt(len(stay))) * row.side)
+    collapsed = {one: own for one, own in (row.collapsed or {}).items() if int(one) in stay}
+    grid = row.grid.copy()
+    grid["nrow"] = columns
+    return replace(row, channels=stay, grid=grid, collapsed=collapsed or None)
+
+
+@dataclass(frozen=True)
+class _CutImage(ReadImage):
+    """An image of which some grids have fewer tiles than their files."""
+
+    cut: Mapping[str, tuple[Capture, Capture]] = field(default_factory=dict)
+    """The row of a grid as its file is, and as it is shown; by file."""
+
+    def content(self, relative: str) -> bytes:
+        """A picture's bytes; of a grid that has fewer tiles, of a new picture."""
+        if relative not in self.cut:
+            return super().content(relative)
+        (whole, part), drawn = self.cut[relative], self.picture(relative)
+        canvas = Image.new(drawn.mode, (part.plan.width, part.plan.height))
+        if drawn.mode == "P":
+            canvas.putpalette(drawn.getpalette() or [])
+        if part.plan.padding:
+            canvas.paste(drawn.getpixel((0, 0)), (0, 0, *canvas.size))  # type: ignore[arg-type]
+        slots = {channel: slot for slot, channel in enumerate(whole.drawn)}
+        for place, channel in enumerate(part.drawn):
+            for slice in range(whole.side):
+                left, top, width, height = whole.plan.box(slots[channel] * whole.side + slice)
+                tile = drawn.crop((left, top, left + width, top + height))
+                canvas.paste(tile, part.plan.box(place * whole.side + slice)[:2])
+        target, kind = io.BytesIO(), format_of(relative)
+        canvas.save(target, kind.pillow, **(kind.save or {"optimize": True}))
+        return target.getvalue()

@@ -1,0 +1,233 @@
+"""The story of `sheet`: one picture of one layer, images by channels, cut from a run's grids."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from PIL import Image, ImageDraw, ImageFont
+from PIL.PngImagePlugin import PngInfo
+
+from featviz.drawing.picture import MAX_PIXELS
+from featviz.errors import StoreError, UsageError
+from featviz.files.urls import Url
+from featviz.options import SheetOptions
+from featviz.records import Floats
+from featviz.rundir import INPUT_FILE, outputs
+from featviz.rundir.image import DamagedError, DrawnGrid, ReadImage
+from featviz.rundir.read import ReadRun, read_run
+from featviz.rundir.schema import Capture
+from featviz.rundir.store import here
+from featviz.text import cut, read_ranges, safe_name
+
+_MARGIN, _GAP, _TEXT = 12, 4, 13
+"""Pixels around the sheet, between cells and of its letters."""
+_SMALLEST = 32
+"""Pixels that the picture of what the model saw has at least, on its longer side."""
+_PAPER, _INK, _NO_PICTURE = (255, 255, 255), (27, 33, 41), (223, 227, 232)
+_KIND = outputs.picture_of("sheet")
+_MARK = PngInfo()
+_MARK.add_text("Software", "featviz sheet")
+_LONGEST_NAME = 28
+"""Letters of an image's name; the middle of a longer one is left out."""
+
+
+@dataclass(frozen=True)
+class SheetResult:
+    """What was drawn."""
+
+    path: Path
+    images: tuple[str, ...]
+    channels: tuple[int, ...]
+    """In the order of the rows; none where all channels are one tile."""
+    left_out: Mapping[str, str]
+
+
+ALL = -1
+"""Stands for the one tile that all channels became (`run --reduce`)."""
+ORDERS: dict[str, Callable[[Floats], float]] = {
+    "mean": lambda row: float(row[2]),
+    "max": lambda row: float(row[1]),
+    "variance": lambda row: float(row[3]) ** 2,
+    "zeros": lambda row: float(row[4]),
+}
+"""Statistics by which channels are sorted, from a row of stats.npz; `index` sorts by number."""
+Cell = Image.Image | None
+"""A tile; None where an image does not have the channel."""
+
+
+def make_sheet(place: Path | Url, options: SheetOptions) -> SheetResult:
+    """Draw a layer's maps of all images of a run, here or in an object store, into one picture.
+
+    Tiles look as in the grids they are cut from: each map by the scale with which it was drawn.
+
+    Raises:
+        StoreError: no run, or the picture cannot be written.
+        UsageError: no such layer, tensor or channels, or too large a picture.
+    """
+    out = options.out or Path(safe_name(f"sheet-{options.layer}.png"))
+    outputs.check_file(out, _KIND, overwrite=options.overwrite)
+    lines: dict[str, list[Cell]] = {}
+    damaged: list[DamagedError] = []
+    with here(place) as root:
+        run = read_run(root, hold=True)
+        columns = _find(run, options)
+        grids = [grid for _, grid in columns]
+        channels = sort_channels(grids, _wanted(options, grids), options.order)
+        sizes = (math.prod(g.capture.plan.tile) * g.capture.side for g in grids)
+        if (pixels := len(channels) * sum(sizes)) > MAX_PIXELS:
+            raise UsageError(
+                f"the sheet would have {pixels // 1_000_000} megapixels, more than Pillow opens",
+                "--pick takes fewer rows",
+            )
+        for image, grid in columns:
+            try:
+                lines[image.name] = _column(image, grid.capture, channels)
+            except DamagedError as error:
+                damaged.append(error)
+    if not lines:
+        raise damaged[0]
+    left_out = run.left_out | {error.image.name: error.message for error in damaged}
+    names = [cut(name, _LONGEST_NAME) for name in lines]
+    numbers = ["input", *("all" if channel == ALL else str(channel) for channel in channels)]
+    cells = list(lines.values())
+    if options.transpose:
+        picture = _table(numbers, names, cells)
+    else:
+        picture = _table(names, numbers, list(zip(*cells, strict=True)))
+    with outputs.writing(out, _KIND, overwrite=options.overwrite) as file:
+        picture.save(file, "png", pnginfo=_MARK)
+    return SheetResult(out, tuple(lines), tuple(c for c in channels if c != ALL), left_out)
+
+
+def parse_channels(text: str) -> list[int]:
+    """`0-3,7` to 0, 1, 2, 3, 7.
+
+    Raises:
+        UsageError: it is something else.
+    """
+    try:
+        return read_ranges(text)
+    except ValueError as error:
+        raise UsageError(
+            f"--pick {text!r}: {str(error)!r} is no channel or range", "0-31, 3,7,12"
+        ) from None
+
+
+def sort_channels(grids: Sequence[DrawnGrid], channels: Sequence[int], by: str) -> list[int]:
+    """Order channels by a statistic, its mean over the images; the largest comes first.
+
+    Channels without a finite value come last, equal ones in their order.
+    """
+    if by == "index":
+        return sorted(channels)
+    stats = [grid.stats for grid in grids]
+
+    def rank(channel: int) -> tuple[float, int]:
+        values = [ORDERS[by](rows[channel]) for rows in stats if channel < len(rows)]
+        finite = [value for value in values if np.isfinite(value)]
+        return -float(np.mean(finite)) if finite else np.inf, channel
+
+    return sorted(channels, key=rank)
+
+
+def _find(run: ReadRun, options: SheetOptions) -> list[tuple[ReadImage, DrawnGrid]]:
+    if not run.images:
+        reason = next(iter(run.left_out.values()), "its run.json says why")
+        raise StoreError(f"{run.root} has no complete image", reason)
+    grids = [(image, grid) for image in run.images.values() for grid in image.grids]
+    of_layer = [column for column in grids if column[1].capture.label == options.layer]
+    columns = [column for column in of_layer if column[1].capture.place.stem == options.stem]
+    if columns:
+        return columns
+    if stems := {grid.capture.place.stem: None for _, grid in of_layer}:
+        raise UsageError(
+            f"{options.layer} has no {options.stem!r}", f"it has {', '.join(stems)}; see --tensor"
+        )
+    layers = {grid.capture.label: None for _, grid in grids}
+    raise UsageError(f"the run has no layer {options.layer!r}", f"it has {', '.join(layers)}")
+
+
+def _wanted(options: SheetOptions, grids: Sequence[DrawnGrid]) -> list[int]:
+    drawn = sorted({channel for grid in grids for channel in grid.capture.drawn or [ALL]})
+    text = options.pick
+    if text is None:
+        return drawn
+    if drawn == [ALL]:
+        raise UsageError(
+            f"--pick {text}: all channels of {options.layer} are one tile "
+            f"({grids[0].capture.reduce})",
+            "leave out --pick, or run without --reduce",
+        )
+    wanted = parse_channels(text)
+    missing = sorted(set(wanted) - set(drawn))
+    if missing:
+        raise UsageError(
+            f"--pick {text}: channel {missing[0]} was not drawn",
+            f"{len(drawn)} channels were, from {drawn[0]} to {drawn[-1]}",
+        )
+    return wanted
+
+
+def _column(image: ReadImage, row: Capture, channels: Sequence[int]) -> list[Cell]:
+    """What the model saw, as large as a tile, then the tiles of an image: of a channel all its
+    slices side by side."""
+    picture, plan, side = image.picture(row.file), row.plan, row.side
+    height, width = plan.tile
+    seen = image.picture(INPUT_FILE).convert("RGB")
+    factor = min(max(width * side, _SMALLEST) / seen.width, max(height, _SMALLEST) / seen.height)
+    size = max(1, round(seen.width * factor)), max(1, round(seen.height * factor))
+    kind = Image.Resampling.NEAREST if factor > 1 else Image.Resampling.BICUBIC
+    cells: list[Cell] = [seen.resize(size, kind)]
+    slots = {channel: slot * side for slot, channel in enumerate(row.drawn or [ALL])}
+    for channel in channels:
+        strip = Image.new("RGB", (width * side, height)) if channel in slots else None
+        for n in range(side if strip else 0):
+            left, top, _, _ = plan.box(slots[channel] + n)
+            one = picture.crop((left, top, left + width, top + height))
+            strip.paste(one.convert("RGB"), (n * width, 0))  # type: ignore[union-attr]
+        cells.append(strip)
+    return cells
+
+
+def _table(
+    heads: Sequence[str], sides: Sequence[str], cells: Sequence[Sequence[Cell]]
+) -> Image.Image:
+    """Cells in rows and columns as a picture, with names above and to the left."""
+    font = ImageFont.load_default(_TEXT)
+
+    def written(text: str, upright: bool = False) -> Image.Image:
+        left, _, right, _ = font.getbbox(text)
+        height = font.getbbox("Ag")[3] + 1
+        line = Image.new("RGB", (max(1, round(right - left)), round(height)), _PAPER)
+        ImageDraw.Draw(line).text((-left, 0), text, _INK, font)
+        return line.transpose(Image.Transpose.ROTATE_90) if upright else line
+
+    def offsets(names: int, sizes: Sequence[int]) -> list[int]:
+        """Where each row or column begins, and the end of the last."""
+        at = [_MARGIN + names + 2 * _GAP]
+        for size in sizes:
+            at.append(at[-1] + size + _GAP)
+        return [*at[:-1], at[-1] - _GAP]
+
+    widths = [
+        max(cell.width if cell else 1 for cell in column) for column in zip(*cells, strict=True)
+    ]
+    heights = [max(cell.height if cell else 1 for cell in row) for row in cells]
+    upright = max(font.getlength(head) for head in heads) > max(widths)
+    above, left_of = [written(head, upright) for head in heads], [written(side) for side in sides]
+    widths = [max(width, head.width) for width, head in zip(widths, above, strict=True)]
+    lefts = offsets(max(side.width for side in left_of), widths)
+    tops = offsets(max(head.height for head in above), heights)
+    sheet = Image.new("RGB", (lefts[-1] + _MARGIN, tops[-1] + _MARGIN), _PAPER)
+    for left, head in zip(lefts, above, strict=False):
+        sheet.paste(head, (left, tops[0] - 2 * _GAP - head.height))
+    for row, side, top, height in zip(cells, left_of, tops, heights, strict=False):
+        sheet.paste(side, (lefts[0] - 2 * _GAP - side.width, top + (height - side.height) // 2))
+        for cell, left, width in zip(row, lefts, widths, strict=False):
+            place = (left, top) if cell else (left, top, left + width, top + height)
+            sheet.paste(cell or _NO_PICTURE, place)
+    return sheet

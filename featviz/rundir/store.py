@@ -1,0 +1,475 @@
+"""A run directory in an object store, reached through fsspec: the same tree, each file an object.
+
+A run is written image by image: each is built in a folder of this machine and then uploaded, its
+manifest last, so that what has a manifest is complete. A run is read from a copy in a temporary
+folder. A store is somebody else's: only objects with names that featviz gives are fetched, and no
+more of each than the store has said that there is.
+"""
+
+from __future__ import annotations
+
+import errno
+import secrets
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from functools import partial
+from pathlib import Path, PurePosixPath
+from typing import Any, TypeVar
+
+from featviz.errors import FeatvizError, FileError, StoreError, UploadError
+from featviz.files import is_inside, parse_json
+from featviz.files.urls import Url, lacks_rights, tried
+from featviz.records import Floats, Shard
+from featviz.rundir import AUDIT_FILE, LOCK_FILE, MANIFEST_FILE, RUN_FILE, SHARDS_LOCK
+from featviz.rundir import lock as locks
+from featviz.rundir.atomic import reported
+from featviz.rundir.ownership import is_lock, is_own_name, is_record_of_run
+from featviz.rundir.schema import MOST_RECORD, Manifest, read_manifest
+from featviz.rundir.unlike import taken
+from featviz.rundir.write import ImageFolder, NewImageFolder, RunDirectory
+from featviz.text import listed, quoted, safe_name, safe_way
+
+T = TypeVar("T")
+
+_AT_ONCE = 16
+"""Objects that are read or written at once."""
+_PIECE = 8 * 2**20
+"""Bytes that are read of an object at a time."""
+_SPARE = 64 * 2**20
+"""Bytes of the temporary folder's disk that stay free."""
+_POLL = 1.0
+"""Seconds between two tries to make a lock that another process has."""
+_RIGHTS = (
+    "give credentials that may list, read, write and delete there, as the store's library takes "
+    "them (for s3: AWS_PROFILE, or AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY)"
+)
+
+
+class Store:
+    """The objects below a URL, by their names relative to it, with forward slashes.
+
+    What goes wrong is a StoreError with the URL, the store's reason and a remedy.
+    """
+
+    def __init__(self, url: Url) -> None:
+        """Find the library that speaks with the store; nothing is asked of the store yet.
+
+        Raises:
+            UsageError: there is no such kind of store, or its library is not installed.
+        """
+        self.url = url
+        self._fs, self._root = url.filesystem(), url.key.rstrip("/")
+
+    def sizes(self, folder: str = "") -> dict[str, int]:
+        """Bytes of all objects in a folder, by their names, as the store tells them."""
+        self._fs.invalidate_cache()
+        path, above = self._path(folder).rstrip("/"), f"{self._root}/"
+        found = self._asked("listed", folder, lambda: self._fs.find(path, detail=True), {})
+        self._fs.invalidate_cache()  # which holds as much again
+        return {
+            path.removeprefix(above): int(info.get("size") or 0)
+            for path, info in found.items()
+            if path.startswith(above) and info.get("type") == "file" and not path.endswith("/")
+        }
+
+    def read(self, name: str, most: int) -> bytes:
+        """The first bytes of an object, at most `most`; nothing where there is none."""
+        read = partial(self._fs.cat_file, self._path(name), start=0, end=most)
+        return bytes(self._asked("read", name, read, b""))
+
+    def copy(self, sizes: Mapping[str, int], root: Path) -> None:
+        """Copy objects, as far as these sizes go, into a folder of this machine that has room."""
+        free, needed = shutil.disk_usage(root).free - _SPARE, sum(sizes.values())
+        if needed > free:
+            raise StoreError(
+                f"{quoted(str(self.url))} has {needed / 1e6:,.0f} MB, and {tempfile.gettempdir()} "
+                f"has room for {max(free, 0) / 1e6:,.0f} MB",
+                "TMPDIR names another folder for temporary files",
+            )
+
+        def copy(name: str) -> None:
+            path, size = root / name, sizes[name]
+            with reported(path, "the run must fit into the folder for temporary files, TMPDIR"):
+                path.parent.mkdir(parents=True, exist_ok=True)
+                with path.open("xb") as file:
+                    for start in range(0, size, _PIECE):
+                        part = {"start": start, "end": min(start + _PIECE, size)}
+                        read = partial(self._fs.cat_file, self._path(name), **part)
+                        file.write(self._asked("read", name, read))
+
+        _all_at_once(copy, sizes)
+
+    def put(self, files: Mapping[str, Path]) -> None:
+        """Write files of this machine as objects of these names, several at once.
+
+        Raises:
+            UploadError: the store does not take one of them.
+        """
+
+        def put(name: str) -> None:
+            task = partial(self._fs.put_file, str(files[name]), self._path(name))
+            self._asked("written", name, task)
+
+        try:
+            _all_at_once(put, files)
+        except StoreError as error:
+            raise UploadError(error.message, error.hint) from error
+
+    def create(self, name: str, data: bytes) -> bool:
+        """Make an object; False where there is one. In S3, Google Cloud Storage and Azure that is
+        one step; other stores are asked before."""
+        path = self._path(name)
+        self._fs.invalidate_cache()  # of listings, in which an object of another process is not
+        if self._asked("read", name, lambda: self._fs.exists(path)):
+            return False
+        try:
+            self._asked("written", name, lambda: self._fs.pipe_file(path, data, mode="create"))
+        except FileExistsError:
+            return False
+        except StoreError as error:
+            cause = error.__cause__  # of one that has no such step
+            lacks_it = isinstance(cause, (NotImplementedError, TypeError))
+            if not lacks_it and getattr(cause, "errno", None) != errno.ENOSYS:
+                raise
+            self._asked("written", name, lambda: self._fs.pipe_file(path, data))
+        return True
+
+    def remove(self, names: Iterable[str]) -> None:
+        """Remove objects in this order; what is gone already is passed over."""
+        for name in names:
+            self._asked("removed", name, partial(self._fs.rm_file, self._path(name)), ())
+
+    def locks(self) -> list[str]:
+        """The locks of all who write there."""
+        self._fs.invalidate_cache()
+        found = self._asked("listed", "", lambda: self._fs.ls(self._root, detail=False), [])
+        return [name for path in found if is_lock(name := str(path).rpartition("/")[2])]
+
+    def _path(self, name: str) -> str:
+        return f"{self._root}/{name}"
+
+    def _asked(self, what: str, name: str, task: Callable[[], T], missing: Any = None) -> T:
+        """Ask the store for something, several times where it fails.
+
+        Args:
+            missing: the answer where there is no such object; without it that is an error.
+
+        Raises:
+            FileExistsError: there is one already.
+            StoreError: the store refuses, fails, or does not answer.
+        """
+        cause: BaseException | None
+        try:
+            return tried(self.url, task)
+        except FileNotFoundError as error:
+            if missing is not None:
+                return missing  # type: ignore[no-any-return]
+            reason, cause = str(error), error
+            hint = "make the bucket first" if what == "written" else "it was removed meanwhile"
+        except FileError as error:
+            reason, cause = error.message, error.__cause__
+            hint = "what is complete stays complete; --resume when the store answers"
+        where = quoted(f"{self.url}/{name}".rstrip("/"))
+        reason = quoted(self.url.without_secrets(reason))
+        hint = _RIGHTS if lacks_rights(cause) else hint
+        raise StoreError(f"{where} cannot be {what}: {reason}", hint) from cause
+
+
+def _all_at_once(task: Callable[[str], None], names: Iterable[str]) -> None:
+    with ThreadPoolExecutor(_AT_ONCE, "featviz-store") as pool:
+        for done in [pool.submit(task, name) for name in names]:
+            done.result()
+
+
+@contextmanager
+def held(url: Url, shard: Shard | None) -> Iterator[None]:
+    """Hold the place below a URL, or one shard of it, by an object that says who does.
+
+    Raises:
+        StoreError: another process writes there, or was killed there and has left its lock; or the
+            store cannot be written.
+    """
+    store = Store(url)
+    mine = LOCK_FILE if shard is None else locks.name_of(shard)
+    with _locked(store, mine):
+        for name in store.locks():
+            together = shard is not None and name.endswith(f"-of-{shard.count}.lock")
+            if name not in (mine, SHARDS_LOCK) and not together:
+                raise _taken(store, name)
+        yield
+
+
+@contextmanager
+def among_shards(url: Url) -> Iterator[None]:
+    """Be the only shard that begins or ends, which takes a moment; the others wait."""
+    with _locked(Store(url), SHARDS_LOCK, locks.PATIENCE):
+        yield
+
+
+@contextmanager
+def _locked(store: Store, name: str, patience: float = 0.0) -> Iterator[None]:
+    words = f"{locks.signature()} {secrets.token_hex(8)}\n".encode()
+    end = time.monotonic() + patience
+    while not store.create(name, words) and store.read(name, locks.MOST_WORDS) != words:
+        if time.monotonic() >= end:
+            raise _taken(store, name)
+        time.sleep(_POLL)
+    try:
+        yield
+    finally:
+        with suppress(StoreError):
+            store.remove([name])
+
+
+def _taken(store: Store, name: str) -> StoreError:
+    words = store.read(name, locks.MOST_WORDS).decode("utf-8", "backslashreplace").split()
+    holder = quoted(" ".join(words[:-1])) or "another process"
+    lock = quoted(f"{store.url}/{name}")
+    return StoreError(
+        f"--out {quoted(str(store.url))} is being written by {holder}",
+        f"wait until it is done; if it was killed, remove {lock} (`aws s3 rm` and the like) and "
+        "give --resume",
+    )
+
+
+def complete(sizes: Mapping[str, int]) -> list[str]:
+    """Folders of images that have a manifest."""
+    ending = f"/{MANIFEST_FILE}"
+    return [name.removesuffix(ending) for name in sizes if name.endswith(ending)]
+
+
+def files_of_images(sizes: Mapping[str, int]) -> dict[str, dict[str, int]]:
+    """Bytes of the files of each image, by its folder and their names there; objects with other
+    names than featviz gives, or names that lead outside, are left out."""
+    images: dict[str, dict[str, int]] = {}
+    for name, size in sizes.items():
+        for folder in map(str, PurePosixPath(name).parents[:2] if is_inside(name) else ()):
+            if folder != "." and is_own_name(own := name[len(folder) + 1 :]):
+                images.setdefault(folder, {})[own] = size
+    return images
+
+
+@contextmanager
+def here(place: Path | Url) -> Iterator[Path]:
+    """A run directory to read: itself, or a copy of the one below a URL, as long as the block
+    lasts. Errors of the block speak of the URL.
+
+    Raises:
+        StoreError: there is no run, it cannot be read, or is larger than the disk has room for.
+    """
+    if isinstance(place, Path):
+        yield place
+        return
+    store = Store(place)
+    there = store.sizes()
+    images = files_of_images(there)
+    own = [f"{folder}/{name}" for folder in complete(there) for name in images.get(folder, {})]
+    sizes = {name: there[name] for name in (RUN_FILE, AUDIT_FILE, *own) if name in there}
+    if not sizes:
+        raise StoreError(
+            f"{quoted(str(place))} is no run directory: it has no {RUN_FILE}",
+            "give a URL to which `featviz run --out` wrote",
+        )
+    with temporary(place.name) as folder:
+        try:
+            store.copy(sizes, folder)
+            yield folder
+        except FeatvizError as error:
+            error.message = error.message.replace(str(folder), str(place))
+            error.args = (error.message,)
+            error.hint = error.hint and error.hint.replace(str(folder), str(place))
+            raise
+
+
+def copy_image(url: Url, folder: str, root: Path) -> None:
+    """Copy one image of a run in a store into an empty folder.
+
+    Raises:
+        StoreError: it cannot be read, or the disk has no room for it.
+    """
+    store = Store(url)
+    own = files_of_images(store.sizes(folder)).get(folder, {})
+    store.copy({f"{folder}/{name}": size for name, size in own.items()}, root)
+
+
+@contextmanager
+def temporary(name: str) -> Iterator[Path]:
+    """A folder of this name in a temporary one, as long as the block lasts.
+
+    Raises:
+        StoreError: it cannot be made.
+    """
+    with reported(Path(tempfile.gettempdir()), "TMPDIR names another folder for temporary files"):
+        above = Path(tempfile.mkdtemp(prefix="featviz-"))
+    try:
+        folder = above / safe_name(name)
+        folder.mkdir()
+        yield folder
+    finally:
+        shutil.rmtree(above, ignore_errors=True)
+
+
+class StoredRun(RunDirectory):
+    """A run directory below a URL that is being written."""
+
+    def __init__(self, root: Path, url: Url) -> None:
+        """List what is there; from then on this is kept up to date by what is written.
+
+        Args:
+            root: an empty folder of this machine, for files on their way.
+        """
+        super().__init__(root)
+        self.store = Store(url)
+        self.refresh()
+
+    def refresh(self) -> None:
+        """List anew what is there: other shards may have written, and run.json is brought here."""
+        sizes = self.store.sizes()
+        self.images, self.complete = files_of_images(sizes), complete(sizes)
+        self.names = [name for name in sizes if not is_lock(name)]
+        (self.root / RUN_FILE).unlink(missing_ok=True)
+        if RUN_FILE in sizes:
+            (self.root / RUN_FILE).write_bytes(self.store.read(RUN_FILE, MOST_RECORD))
+
+    def record(self) -> dict[str, Any] | None:
+        """The content of run.json; None where there is none of featviz."""
+        with suppress(OSError, ValueError):
+            content = parse_json((self.root / RUN_FILE).read_text("utf-8"))
+            return dict(content) if is_record_of_run(content) else None
+        return None
+
+    def check_free(self, record: Mapping[str, Any], certain: bool) -> None:
+        """Refuse a place that holds something else, or a run with complete images.
+
+        Args:
+            record: what is known of the run that run.json will tell, to tell the same from another.
+            certain: whether the record says all that makes a run the same.
+
+        Raises:
+            StoreError: there are such objects.
+        """
+        where, earlier = quoted(str(self.store.url)), self.record()
+        ways = "--out names another place"
+        if self.names and earlier is None:
+            names = listed([quoted(name, 80) for name in sorted(self.names)], 3)
+            words = f"--out {where} is not empty and holds no run of featviz: {names}"
+            raise StoreError(words, "name another place with --out")
+        if earlier is not None and self.complete:
+            raise taken(where, earlier, len(self.complete), record, certain, ways)
+
+    def folder(self, way: str) -> StoredFolder:
+        """The folder of an image."""
+        return StoredFolder(self, way)
+
+    def new_image(self, name: str) -> NewStoredFolder:
+        """The folder of the image with this relative name, to be written.
+
+        Raises:
+            StoreError: the folder for files on their way is gone.
+        """
+        self.check_place()
+        return NewStoredFolder(self, safe_way(name))
+
+    def clear_images(self, names: Iterable[str]) -> None:
+        """Remove what uploads of these images have left that were ended too early."""
+        for folder in map(self.image, names):
+            if not folder.is_complete:
+                folder.discard()
+
+    def refuse_links(self, names: Iterable[str]) -> None:
+        """Nothing: stores have no links."""
+
+    def write_run(self, content: Mapping[str, Any]) -> None:
+        """Write run.json, and upload it.
+
+        Raises:
+            UploadError: the store does not take it.
+        """
+        super().write_run(content)
+        self.store.put({RUN_FILE: self.root / RUN_FILE})
+
+
+class StoredFolder(ImageFolder):
+    """The folder of an image below a URL."""
+
+    def __init__(self, run: StoredRun, name: str) -> None:
+        super().__init__(run.root, name)
+        self._run = run
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the manifest is there."""
+        return MANIFEST_FILE in self._run.images.get(self.name, {})
+
+    @property
+    def size(self) -> int:
+        """Bytes of its files."""
+        return sum(self._run.images.get(self.name, {}).values())
+
+    def manifest(self) -> Manifest:
+        """The manifest, if all files that it lists are there with as many bytes.
+
+        Raises:
+            StoreError: one does not fit.
+        """
+        name, there = f"{self.name}/{MANIFEST_FILE}", self._run.images.get(self.name, {})
+        try:
+            manifest = read_manifest(self._run.store.read(name, MOST_RECORD))
+        except (FileError, ValueError) as error:
+            raise StoreError(f"{quoted(name)}: {error}") from error
+        for row in manifest.files:
+            if there.get(row.file) != row.bytes:
+                raise StoreError(f"{quoted(f'{self.name}/{row.file}')} is not as it was written")
+        return manifest
+
+    def discard(self) -> None:
+        """Remove what is there of an image that is not complete, or no longer wanted; the manifest
+        goes first: it may be there though the answer to its upload was lost.
+
+        Raises:
+            StoreError: something cannot be removed.
+        """
+        if there := self._run.images.get(self.name):
+            names = sorted({MANIFEST_FILE, *there}, key=lambda name: name != MANIFEST_FILE)
+            self._run.store.remove(f"{self.name}/{name}" for name in names)
+            del self._run.images[self.name]
+
+
+class NewStoredFolder(NewImageFolder):
+    """The folder of an image that is being written here, and uploaded by `finish`."""
+
+    def __init__(self, run: StoredRun, name: str) -> None:
+        super().__init__(run, name)
+        self._run, self._written = run, 0
+
+    def finish(self, manifest: Mapping[str, Any], stats: Mapping[str, Floats]) -> None:
+        """Write the statistics and the manifest, upload all files, the manifest last, and remove
+        them here.
+
+        Raises:
+            UploadError: the store does not take one of them.
+        """
+        super().finish(manifest, stats)
+        images = self._run.images
+        images[self.name] = {name: found.bytes for name, found in self._sums.items()}
+        for group in (sorted(self._sums), [MANIFEST_FILE]):
+            self._run.store.put({f"{self.name}/{name}": self.path / name for name in group})
+        self._written = super().size
+        images[self.name] = {MANIFEST_FILE: 0}  # no other file of it is asked for from now on
+        shutil.rmtree(self.path, ignore_errors=True)
+
+    @property
+    def size(self) -> int:
+        """Bytes of its files, once they are uploaded."""
+        return self._written
+
+    def discard(self) -> None:
+        """Remove all that was written, here and as far as the store answers there: what stays has
+        no manifest, or all of its files."""
+        super().discard()
+        with suppress(StoreError):
+            self._run.folder(self.name).discard()

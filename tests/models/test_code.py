@@ -1,0 +1,450 @@
+"""Factories as MODEL: a function, a class or an instance, in a file or a module."""
+
+from __future__ import annotations
+
+import contextlib
+import pickle
+import runpy
+import shutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from cli.outcomes import Run, refused
+from conftest import Outcome
+from torch import nn
+
+from featviz.errors import FeatvizError, FileError, LoadError, UsageError
+from featviz.models import code as user_code
+from featviz.options import ModelOptions, read
+from models.loading import SMALL, load, same_weights
+
+pytestmark = pytest.mark.usefixtures("imports_undone")
+
+FACTORY = """
+from torch import nn
+
+class Net(nn.Sequential):
+    def __init__(self, width=2, **more):
+        super().__init__(nn.Conv2d(3, width, 1))
+        self.more = more
+
+def make(width=3):
+    return Net(width)
+
+class Box:
+    make = staticmethod(make)
+
+ready = Net(7)
+number = 4
+
+def wrong():
+    return {"model": 1}
+
+def broken():
+    raise ValueError("no such width")
+"""
+
+
+@pytest.fixture
+def factory_file(tmp_path: Path) -> Path:
+    path = tmp_path / "user_factory.py"
+    path.write_text(FACTORY)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("attribute", "arguments", "width"),
+    [
+        ("make", {"width": 5}, 5),
+        ("Net", {"width": 4}, 4),
+        ("ready", {}, 7),
+        ("Box.make", {"width": 6}, 6),
+    ],
+)
+@pytest.mark.parametrize("form", ["file", "module"])
+def test_factories_give_models(
+    form: str,
+    attribute: str,
+    arguments: dict[str, Any],
+    width: int,
+    factory_file: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A function, a class, an instance or an attribute of one, from a file or a module."""
+    monkeypatch.syspath_prepend(factory_file.parent)
+    where = str(factory_file) if form == "file" else "user_factory"
+    assert load(f"{where}:{attribute}", model_args=arguments)[0].out_channels == width
+
+
+def test_a_factory_in_a_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """pkg.mod:factory is found from the current folder, as with python -m."""
+    (tmp_path / "user_pkg").mkdir()
+    (tmp_path / "user_pkg" / "mod.py").write_text(FACTORY)
+    monkeypatch.chdir(tmp_path)
+    assert load("user_pkg.mod:make")[0].out_channels == 3
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("a=3", 3),
+        ("a=0.5", 0.5),
+        ("a=True", True),
+        ("a=None", None),
+        ("a=(1, 2)", (1, 2)),
+        ("a=relu", "relu"),
+        ("a='3'", "3"),
+        ("a=", ""),
+    ],
+)
+def test_model_arguments_are_python_literals_else_strings(text: str, value: object) -> None:
+    """--model-arg gives values the type that Python would."""
+    parsed = read(ModelOptions, {"spec": "net", "model_args": [text]}).model_args["a"]
+    assert (parsed, type(parsed)) == (value, type(value))
+
+
+@pytest.mark.parametrize(
+    ("attribute", "kind", "message"),
+    [
+        ("wrong", LoadError, "gave a dict, not an nn.Module"),
+        ("broken", LoadError, "raised ValueError: no such width"),
+        ("number", LoadError, "is a int, not a factory"),
+        ("maek", UsageError, "there is no 'maek'"),
+    ],
+)
+def test_factories_that_fail(
+    attribute: str, kind: type[FeatvizError], message: str, factory_file: Path
+) -> None:
+    """What the user's code did is named in one line; the exit code tells usage from failure."""
+    with pytest.raises(kind, match=message) as caught:
+        load(f"{factory_file}:{attribute}")
+    assert type(caught.value) is kind
+    if attribute == "maek":
+        assert "make" in str(caught.value.hint) and "number" not in str(caught.value.hint)
+
+
+def test_arguments_that_a_factory_does_not_take(factory_file: Path) -> None:
+    """A wrong --model-arg is named, with the nearest argument, else with all that there are."""
+    with pytest.raises(UsageError, match="--model-arg blocks: make takes no such argument") as far:
+        load(f"{factory_file}:make", model_args={"blocks": 2})
+    assert far.value.hint == "it takes width"
+    with pytest.raises(UsageError) as close:
+        load(f"{factory_file}:make", model_args={"widht": 2})
+    assert close.value.hint == "did you mean width?"
+
+
+@pytest.mark.parametrize(
+    ("code", "message"),
+    [
+        ("1 / 0", "ZeroDivisionError: division by zero"),
+        ("import user_not_there", "No module named 'user_not_there'"),
+        ("def make(:", "SyntaxError"),
+    ],
+)
+def test_factory_files_that_cannot_be_imported(code: str, message: str, tmp_path: Path) -> None:
+    """An error while importing is the file's, and is passed on in one line."""
+    (tmp_path / "user_bad.py").write_text(code)
+    with pytest.raises(LoadError, match=f"importing .*user_bad.py failed.*{message}") as caught:
+        load(f"{tmp_path / 'user_bad.py'}:make")
+    assert "\n" not in caught.value.message
+
+
+def test_two_factories_of_one_name_are_two_modules(tmp_path: Path) -> None:
+    """The second net.py does not take the place of the first, whose classes still pickle."""
+    made = []
+    for width in (2, 5):
+        folder = tmp_path / str(width)
+        folder.mkdir()
+        (folder / "net.py").write_text(
+            "from torch import nn\n"
+            "class Net(nn.Conv2d):\n"
+            f"    def __init__(self):\n        super().__init__(3, {width}, 1)\n"
+        )
+        made.append(load(f"{folder / 'net.py'}:Net"))
+    assert [module.out_channels for module in made] == [2, 5]
+    for module in made:
+        assert sys.modules[type(module).__module__].Net is type(module)
+        assert type(pickle.loads(pickle.dumps(module))) is type(module)
+
+
+def test_a_failed_import_leaves_nothing_behind(tmp_path: Path) -> None:
+    """Neither a half-loaded module nor its folder on sys.path; mended, the file loads."""
+    path = tmp_path / "user_half.py"
+    path.write_text("import torch\nmake = torch.nn.ReLU\n1 / 0\n")
+    before, modules = list(sys.path), set(sys.modules)
+    with pytest.raises(LoadError, match="division by zero"):
+        load(f"{path}:make")
+    assert sys.path == before
+    assert set(sys.modules) == modules
+    path.write_text("import torch\nmake = torch.nn.ReLU\n")
+    assert type(load(f"{path}:make")) is nn.ReLU
+
+
+@pytest.mark.parametrize("form", ["torchvision", "factory"])
+def test_the_seed_decides_and_the_global_generator_is_left_alone(
+    form: str, factory_file: Path
+) -> None:
+    """Equal seeds give equal weights, others do not, and torch's own state is as before."""
+    spec = SMALL if form == "torchvision" else f"{factory_file}:make"
+    torch.manual_seed(99)
+    before = torch.random.get_rng_state()
+    one, again, other = (load(spec, weights="none", seed=seed) for seed in (1, 1, 2))
+    assert torch.equal(torch.random.get_rng_state(), before)
+    assert same_weights(one, again)
+    assert not same_weights(one, other)
+
+
+def test_a_model_without_values_is_refused(featviz: Callable[..., Outcome], tmp_path: Path) -> None:
+    """Built on the device meta and never filled: one line that names the first such tensor."""
+    factory = tmp_path / "hollow.py"
+    factory.write_text(
+        "from torch import nn\n"
+        "def make(): return nn.Sequential(nn.Conv2d(3, 4, 3), nn.Conv2d(4, 4, 3, device='meta'))\n"
+    )
+    for command in ("kernels", "layers"):
+        done = featviz(command, f"{factory}:make")
+        first, second = done.err.splitlines()[-2:]
+        assert done.code == 1
+        assert (
+            first
+            == "error: the model's 1.weight is on the device meta, where tensors have no values"
+        )
+        assert second.startswith("hint: call model.to_empty(device='cpu')")
+
+
+SCRIPT = """
+import torch
+from torch import nn
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.Conv2d(3, 2, 1)
+    def forward(self, x):
+        return self.conv(x)
+
+if __name__ == "__main__":
+    torch.save(Net(), "net.pth", _use_new_zipfile_serialization=%s)
+"""
+
+
+@pytest.fixture(scope="module", params=[True, False], ids=["zip", "legacy"])
+def saved(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What a script has left that saved a model of its own class, which is `__main__.Net`."""
+    folder = tmp_path_factory.mktemp("saved")
+    (folder / "user_train.py").write_text(SCRIPT % request.param)
+    with contextlib.chdir(folder):
+        runpy.run_path("user_train.py", run_name="__main__")
+    return folder
+
+
+@pytest.fixture
+def script(saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder of it for one test, which is not the current one."""
+    folder, elsewhere = tmp_path / "work", tmp_path / "elsewhere"
+    shutil.copytree(saved, folder)
+    elsewhere.mkdir()
+    monkeypatch.chdir(elsewhere)
+    return folder
+
+
+@pytest.mark.parametrize("place", ["beside", "here"])
+def test_the_class_of_a_script_is_found(
+    place: str, script: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once the user trusts it, `__main__.Net` comes from the file that defines it, in the current
+    folder or beside the model; its weights are those that were saved."""
+    if place == "here":
+        (script / "user_train.py").rename(Path.cwd() / "user_train.py")
+    module = load(script / "net.pth", trust=True)
+    assert type(module).__name__ == "Net"
+    assert type(module).__module__.startswith("featviz_user_user_train")
+    assert module.conv.out_channels == 2
+
+
+@pytest.mark.parametrize("files", [0, 2])
+def test_a_class_that_no_file_or_several_define(files: int, script: Path) -> None:
+    """The message names the class, the files and the folders; no file is picked by chance."""
+    code = (script / "user_train.py").read_text()
+    (script / "user_train.py").unlink()
+    for number in range(files):
+        (script / f"user_{number}.py").write_text(code)
+    found = "user_0.py, user_1.py" if files else "no .py file"
+    with pytest.raises(FeatvizError, match=f"'Net' was defined in a script, and {found} in .*work"):
+        load(script / "net.pth", trust=True)
+
+
+def test_the_error_shows_the_command_to_go_on_with(
+    featviz: Run, script: Path, picture: Path, tmp_path: Path
+) -> None:
+    """The command in the hint, run as it stands, draws the model."""
+    arguments = ("run", script / "net.pth", picture, "--out", tmp_path / "my maps")
+    outcome = featviz(*arguments)
+    refused(outcome, 1, r"net\.pth needs __main__\.Net, which could run any code; nothing was")
+    words = outcome.err.splitlines()[1]
+    assert words.endswith(
+        f"featviz run {script}/net.pth {picture} --out '{tmp_path}/my maps' --trust"
+    )
+    done: Outcome = featviz(*arguments, "--trust")
+    assert done.code == 0, done.err
+    assert (tmp_path / "my maps" / picture.name / "001_conv" / "output.png").is_file()
+
+
+def test_a_file_of_code_gets_the_command_with_its_class(
+    featviz: Run, script: Path, picture: Path, tmp_path: Path
+) -> None:
+    """`run net.py img` shows `featviz run net.py:Net img`; a `--` and --arch=FILE are kept."""
+    code = script / "user_train.py"
+    refused(outcome := featviz("run", code, picture), 2, r"MODEL '.*user_train\.py' is code")
+    assert outcome.err.rstrip().endswith(f": featviz run {code}:Net {picture}")
+    outcome = featviz("run", f"--arch={code}", "--", script / "net.pth", picture)
+    assert outcome.err.rstrip().endswith(
+        f": featviz run --arch={code}:Net -- {script}/net.pth {picture}"
+    )
+
+
+CODE = """
+import torch
+import torch.nn as neural
+import torch.nn.functional as F
+import lightning as L
+from torch import nn
+from torchvision.models import resnet18
+from elsewhere import Base
+
+raise SystemExit("this file must not run")
+
+class Block(nn.Module):
+    pass
+
+class Net(neural.Sequential):
+    def __init__(self, width, depth=2, *, classes):
+        super().__init__(Block())
+
+class Deep(Net):
+    pass
+
+class Lit(L.LightningModule):
+    pass
+
+class Data(L.LightningDataModule):
+    pass
+
+class Rule(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x
+
+class Own(Base):
+    def forward(self, x):
+        return F.relu(x)
+
+class Config:
+    pass
+
+class _Hidden(nn.Module):
+    pass
+
+def make(width):
+    net = Net(width, classes=2)
+    net.load_state_dict({})
+    return net
+
+def chained():
+    return resnet18().eval()
+
+def annotated() -> nn.Module:
+    return helper()
+
+def through():
+    def inner():
+        return nn.ReLU()
+    return make(3)
+
+def data():
+    def inner():
+        return nn.ReLU()
+    return F.relu(torch.zeros(1))
+
+def endless():
+    return endless()
+"""
+
+
+@pytest.fixture
+def code(tmp_path: Path) -> Path:
+    path = tmp_path / "net.py"
+    path.write_text(CODE)
+    return path
+
+
+def test_makers_are_the_classes_and_functions_that_give_a_module(code: Path) -> None:
+    """Modules by their bases or their forward, functions by what they return; those that nothing
+    else uses come first, with the arguments that have no default."""
+    assert [(maker.name, maker.needs) for maker in user_code.makers(code)] == [
+        ("Deep", ("width", "classes")),
+        ("Lit", ()),
+        ("Own", ()),
+        ("annotated", ()),
+        ("through", ()),
+        ("Block", ()),
+        ("Net", ("width", "classes")),
+        ("make", ("width",)),
+    ]
+
+
+@pytest.mark.parametrize("options", [{}, {"arch": "net.py"}])
+def test_a_file_of_code_as_model_lists_what_gives_a_module(
+    options: dict[str, str], code: Path, tiny_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`run net.py` and `--arch net.py` say net.py:CLASS; the code does not run."""
+    monkeypatch.chdir(code.parent)
+    where = "--arch" if options else "MODEL"
+    with pytest.raises(UsageError, match=rf"{where} 'net\.py' is code: .* net\.py:CLASS") as caught:
+        load(tiny_file if options else "net.py", **options)
+    assert str(caught.value.hint).startswith(
+        "it has net.py:Deep (--model-arg width=... --model-arg classes=...), net.py:Lit, net.py:Own"
+    )
+    assert caught.value.replace == ("net.py", "net.py:Deep")
+
+
+@pytest.mark.parametrize(
+    ("text", "kind", "message"),
+    [
+        (b"def f(:\n", LoadError, r"net\.py, line 1 is no Python code"),
+        (b"x = '\0'", LoadError, "is no Python code"),
+        (b"\xff\xfe", LoadError, "is not UTF-8"),
+        (b"x" + b"+x" * 2**19, LoadError, "more than the 1,048,576 bytes"),
+        (b"(" * 90_000, LoadError, "is no Python code"),
+        (b"class Config:\n    pass\n", UsageError, r"net\.py:NAME"),
+    ],
+)
+def test_code_that_cannot_be_read_gets_one_line(
+    text: bytes, kind: type[FeatvizError], message: str, code: Path
+) -> None:
+    """Broken, deep, large and foreign text: the error says what is wrong with it."""
+    code.write_bytes(text)
+    with pytest.raises(kind, match=message):
+        load(code)
+
+
+def test_broken_files_of_a_folder_are_passed_over(code: Path, tmp_path: Path) -> None:
+    """The models of the others are found, each file once."""
+    (tmp_path / "broken.py").write_text("class Net(:")
+    found = [path for path, maker in user_code.models_in(tmp_path, tmp_path) if maker.name == "Net"]
+    assert found == [code]
+    with pytest.raises(FileError):
+        user_code.makers(tmp_path / "broken.py")
+
+
+def test_a_folder_of_much_code_is_read_in_part(tmp_path: Path) -> None:
+    """Of 30 files of 100 kB no more than 1 MiB is parsed for a hint, which takes about a second."""
+    for number in range(30):
+        code = f"import torch\nclass Net{number}(torch.nn.Module): pass\n"
+        (tmp_path / f"{number:02d}.py").write_text(code + "#" * (100_000 - len(code)))
+    names = [maker.name for _, maker in user_code.models_in(tmp_path)]
+    assert names == [f"Net{number}" for number in range(10)]

@@ -1,0 +1,381 @@
+"""State dicts that keep something else than the weights load into the plain architecture."""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from cli.outcomes import Run, refused
+from PIL import Image
+from torch import Tensor, nn
+from torch.nn.utils import prune, spectral_norm, weight_norm
+from torch.nn.utils.parametrizations import spectral_norm as new_spectral_norm
+from torch.nn.utils.parametrizations import weight_norm as new_weight_norm
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+from torchvision import models
+
+from featviz.errors import LoadError
+from featviz.models import identify
+from featviz.models.files.state_dict import Unwrapped, stripped_forms, unpacked, unwrap
+from featviz.models.load import load_model
+from featviz.options import InputOptions, ModelOptions
+from models.loading import load
+
+pytestmark = [
+    pytest.mark.usefixtures("imports_undone"),
+    pytest.mark.filterwarnings("ignore"),  # torch's own, about what is to take their place
+]
+
+CODE = """
+from torch import nn
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.Conv2d(3, 6, 3)
+        self.up = nn.ConvTranspose2d(6, 6, 2, stride=2, bias=False)
+        self.one = nn.Conv2d(6, 1, 1)
+        self.flat = nn.Conv1d(1, 2, 3)
+
+    def forward(self, x):
+        return self.flat(self.one(self.up(self.conv(x))).flatten(2))
+"""
+
+PARTS = ("conv", "up", "one", "flat")
+
+Change = Callable[[nn.Module], nn.Module | None]
+
+
+def on_parts(change: Callable[[nn.Module], object]) -> Change:
+    def all_parts(net: nn.Module) -> None:
+        for name in PARTS:
+            change(net.get_submodule(name))
+
+    return all_parts
+
+
+def averaged(net: nn.Module, ema: bool) -> nn.Module:
+    """The average of a model and of itself a few steps on."""
+    model = AveragedModel(net, multi_avg_fn=get_ema_multi_avg_fn(0.9) if ema else None)
+    for _ in range(3):
+        model.update_parameters(net)
+        for tensor in net.parameters():
+            tensor.data += 0.1
+    return model
+
+
+def pruned_globally(net: nn.Module) -> None:
+    parts = [(net.conv, "weight"), (net.up, "weight"), (net.conv, "bias")]
+    prune.global_unstructured(parts, prune.L1Unstructured, amount=0.4)
+
+
+def compiled_part(net: nn.Module) -> None:
+    net.conv = torch.compile(net.conv, backend="eager")
+
+
+def parallel_part(net: nn.Module) -> None:
+    net.conv = nn.DataParallel(net.conv)
+
+
+def all_at_once(net: nn.Module) -> nn.Module:
+    prune.l1_unstructured(net.conv, "bias", 2)
+    return nn.DataParallel(torch.compile(net, backend="eager"))
+
+
+KINDS: dict[str, tuple[Change, str]] = {
+    "pruned": (
+        on_parts(lambda part: prune.ln_structured(part, "weight", 0.5, n=2, dim=0)),
+        "multiplied 4 weights by the masks of pruning",
+    ),
+    "pruned globally": (pruned_globally, "multiplied 3 weights by the masks of pruning"),
+    "SWA": (lambda net: averaged(net, ema=False), "took the averaged weights"),
+    "EMA": (lambda net: averaged(net, ema=True), "took the averaged weights"),
+    "compiled": (lambda net: torch.compile(net, backend="eager"), "stripped '_orig_mod.'"),
+    "compiled part": (compiled_part, "took '_orig_mod.' out of names"),
+    "DataParallel": (nn.DataParallel, "stripped 'module.'"),
+    "DataParallel part": (parallel_part, "took 'module.' out of names"),
+    "all at once": (
+        all_at_once,
+        "stripped 'module.'; stripped '_orig_mod.'; multiplied 1 weight by the masks of pruning",
+    ),
+}
+
+
+@pytest.fixture
+def arch(tmp_path: Path) -> str:
+    path = tmp_path / "user_net.py"
+    path.write_text(CODE)
+    return f"{path}:Net"
+
+
+def live(module: nn.Module, name: str) -> Tensor:
+    """The weight or bias that a module computes with."""
+    place, _, tensor = name.rpartition(".")
+    return getattr(inside(inside(module).get_submodule(place)), tensor)
+
+
+def inside(module: nn.Module) -> nn.Module:
+    """The module in its wrappers."""
+    for attribute in ("module", "_orig_mod", "module", "_orig_mod"):
+        module = module._modules.get(attribute, module)
+    return module
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_effective_weights_load(
+    kind: str, arch: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Weights and output are those of the live module, and one line says what was done."""
+    change, words = KINDS[kind]
+    torch.manual_seed(0)
+    net = load(arch).train()
+    changed = change(net)
+    net = net if changed is None else changed
+    picture = torch.rand(1, 3, 8, 8)
+    net(picture)  # norms have looked at the weights once
+    net.eval()
+    expected = net(picture)
+    torch.save(net.state_dict(), tmp_path / "weights.pth")
+    with caplog.at_level(logging.INFO, "featviz"):
+        loaded = load(tmp_path / "weights.pth", arch=arch)
+    assert [m for m in caplog.messages if "weights.pth" in m] == [f"weights.pth: {words}"]
+    for name, tensor in loaded.state_dict().items():
+        torch.testing.assert_close(tensor, live(net, name), atol=1e-6, rtol=1e-5)
+    torch.testing.assert_close(loaded.eval()(picture), expected, atol=1e-5, rtol=1e-4)
+
+
+def test_an_architecture_with_the_norm_keeps_its_tensors(arch: str, tmp_path: Path) -> None:
+    """Code that applies the norm itself gets the tensors as they are in the file."""
+    with (tmp_path / "user_net.py").open("a") as code:
+        code.write(
+            "\ndef normed():\n    net = Net()\n    nn.utils.weight_norm(net.conv)\n    return net\n"
+        )
+    weights = load(arch.replace("Net", "normed")).state_dict()
+    weights["conv.weight_g"] *= 3
+    torch.save(weights, tmp_path / "weights.pth")
+    loaded = load(tmp_path / "weights.pth", arch=arch.replace("Net", "normed"))
+    assert torch.equal(loaded.conv.weight_g, weights["conv.weight_g"])
+
+
+@pytest.mark.parametrize("ema", [None, False, True])
+def test_a_model_beside_its_average(ema: bool | None, arch: str, tmp_path: Path) -> None:
+    """ema-pytorch keeps both in one state dict; --ema takes the average."""
+    plain, average = load(arch).state_dict(), load(arch, seed=1).state_dict()
+    both = {f"online_model.{k}": v for k, v in plain.items()}
+    both |= {f"ema_model.{k}": v for k, v in average.items()}
+    torch.save({**both, "initted": torch.tensor(True), "step": torch.tensor(9)}, tmp_path / "e.pth")
+    loaded = load(tmp_path / "e.pth", arch=arch, ema=ema).state_dict()
+    assert all(torch.equal(loaded[k], v) for k, v in (average if ema else plain).items())
+
+
+def test_a_pruned_model_of_torchvision_is_identified() -> None:
+    """Without --arch, too: the architecture is found by the names of the plain weights."""
+    net = models.squeezenet1_1()
+    prune.l1_unstructured(net.features[0], "weight", 0.5)
+    expected = net.features[0].weight.detach()
+    known = identify.identify_forms(stripped_forms(Unwrapped(net.state_dict())))
+    assert known.name == "squeezenet1_1"
+    assert torch.equal(known.form.tensors["features.0.weight"], expected)
+
+
+@pytest.mark.parametrize("change", [weight_norm, new_weight_norm, spectral_norm, new_spectral_norm])
+def test_norms_ask_for_code_that_applies_them(
+    change: Callable[[nn.Module], nn.Module], arch: str, tmp_path: Path
+) -> None:
+    """What is not the model's own weight is not guessed: the error lists its tensors."""
+    net = load(arch)
+    change(net.conv)
+    torch.save(net.state_dict(), tmp_path / "weights.pth")
+    with pytest.raises(LoadError, match=r"missing conv\.weight; unexpected conv\.") as caught:
+        load(tmp_path / "weights.pth", arch=arch)
+    assert "--arch file.py:NAME of code that applies it" in str(caught.value.hint)
+
+
+@pytest.mark.parametrize(
+    "tensors",
+    [
+        {"w_orig": torch.ones(3), "w_mask": torch.ones(2)},
+        {"w_orig": torch.ones(3)},
+        {"w_mask": torch.ones(3)},
+    ],
+)
+def test_other_shapes_stay_as_they_are(tensors: dict[str, Tensor]) -> None:
+    """Tensors that only have the names are not touched."""
+    assert [form.tensors for form in stripped_forms(Unwrapped(tensors))] == [tensors]
+
+
+def _file(name: str, folder: Path, **options: Any) -> Path:
+    with torch.device("meta"):
+        module = models.get_model(name, weights=None, **options)
+    tensors = {k: torch.zeros(v.shape, dtype=v.dtype) for k, v in module.state_dict().items()}
+    torch.save(tensors, folder / "w.pth")
+    return folder / "w.pth"
+
+
+_BACKBONE = {"weights_backbone": None}
+_INIT = {"init_weights": False}
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "told"),
+    [
+        ("deeplabv3_mobilenet_v3_large", {**_BACKBONE, "aux_loss": True}, {"aux_loss": True}),
+        ("lraspp_mobilenet_v3_large", _BACKBONE, {}),
+        ("googlenet", {**_INIT, "aux_logits": False}, {"aux_logits": False}),
+        ("googlenet", {**_INIT, "aux_logits": True}, {}),
+    ],
+)
+def test_auxiliary_heads_are_read_from_the_file(
+    name: str, options: dict[str, Any], told: dict[str, bool], tmp_path: Path
+) -> None:
+    """A file with other auxiliary heads than the builder makes, and other classes, loads."""
+    path = _file(name, tmp_path, num_classes=7, **options)
+    loaded = load_model(ModelOptions(str(path), device="cpu"), InputOptions())
+    assert loaded.source["arch"] == name
+    assert loaded.source["num_classes"] == 7
+    assert {k: v for k, v in loaded.source.items() if k.startswith("aux")} == told
+    assert set(loaded.module.state_dict()) == set(torch.load(path))
+
+
+def test_auxiliary_heads_are_said() -> None:
+    """The line that identifies a file says what the builder is told."""
+    with torch.device("meta"):
+        tensors = models.get_model(
+            "deeplabv3_mobilenet_v3_large", weights=None, weights_backbone=None, aux_loss=True
+        ).state_dict()
+    known = identify.identify_forms(stripped_forms(unwrap(dict(tensors))))
+    assert known.words.startswith(
+        "it is deeplabv3_mobilenet_v3_large with 21 classes with its auxiliary head"
+    )
+
+
+def test_no_neighbour_is_named_below_a_third(tmp_path: Path) -> None:
+    """One tensor of a hundred is no likeness: no name, and no advice to load it in part."""
+    with torch.device("meta"):
+        weights = models.resnet18().state_dict()
+    few = {k: torch.zeros(v.shape) for k, v in [*weights.items()][:12]}
+    torch.save(few, tmp_path / "few.pth")
+    for partial in (False, True):
+        with pytest.raises(LoadError) as caught:
+            options = ModelOptions(str(tmp_path / "few.pth"), partial=partial)
+            load_model(options, InputOptions())
+        assert caught.value.message.endswith("of an architecture that torchvision has not")
+        assert "--partial" not in str(caught.value.hint)
+
+
+QUANTISED = """
+import torch
+from torch import nn
+
+def net():
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Conv2d(3, 8, 3, stride=2), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 10)
+    ).eval()
+
+def quantised():
+    import torch.ao.quantization as q
+    return q.quantize_dynamic(net(), {nn.Linear}, dtype=torch.qint8)
+"""
+
+
+NAMES: dict[str, Any] = {}
+exec(QUANTISED, NAMES)
+net = NAMES["net"]
+
+
+def quantised(module: nn.Module, kind: type = nn.Linear, dtype: Any = torch.qint8) -> nn.Module:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        made: nn.Module = torch.ao.quantization.quantize_dynamic(module, {kind}, dtype=dtype)
+    return made
+
+
+@pytest.fixture
+def code(tmp_path: Path) -> Path:
+    path = tmp_path / "user_net.py"
+    path.write_text(QUANTISED)
+    return path
+
+
+@pytest.mark.parametrize(("dtype", "error"), [(torch.qint8, 0.002), (torch.float16, 0.001)])
+def test_a_state_dict_loads_into_the_float_model(
+    featviz: Run, code: Path, picture: Path, dtype: Any, error: float
+) -> None:
+    """The drawn layer is that of the dequantised weights, and a line says what was done."""
+    module = quantised(net(), dtype=dtype)
+    path, out = code.parent / "weights.pth", code.parent / "out"
+    torch.save(module.state_dict(), path)
+    done = featviz(
+        *("run", path, picture, "--arch", f"{code}:net", "--preset", "none", "--out", out),
+        *("--layers", "Linear,Conv2d", "--tensors", "npy"),
+    )
+    assert done.code == 0 and "weights.pth: dequantised 1 weight" in done.err
+    (file,) = out.glob("*/*_3/output.npy")
+    pixels = np.asarray(Image.open(picture).convert("RGB")).astype("f4") / 255
+    with torch.no_grad():
+        features = net()[:3](torch.from_numpy(pixels).permute(2, 0, 1)[None])
+        weight, bias = module[3]._weight_bias()  # type: ignore[index]
+        plain = weight.dequantize() if weight.is_quantized else weight.float()
+        expected = features @ plain.T + bias
+    np.testing.assert_allclose(np.load(file), expected.numpy(), atol=1e-5)
+    assert float((plain - net()[3].weight).abs().max()) < error
+
+
+def test_an_architecture_is_found_behind_packed_weights(featviz: Run, tmp_path: Path) -> None:
+    """The head's size is read off the dequantised weights."""
+    torch.save(quantised(models.resnet18(num_classes=7)).state_dict(), tmp_path / "weights.pth")
+    done = featviz("identify", tmp_path / "weights.pth")
+    assert done.code == 0 and "resnet18" in done.out and "7" in done.out
+
+
+def test_other_contents_stay_as_they_are() -> None:
+    """Statically quantised ones, and what only has the name."""
+    tensor = torch.quantize_per_tensor(torch.ones(2, 2), 0.1, 0, torch.qint8)
+    for content in (
+        {"a._packed_params._packed_params": (tensor, None), "conv.weight": tensor},
+        {"a._packed_params._packed_params": "text", "a.scale": torch.ones(1)},
+        {"a._packed_params._packed_params": (tensor, None, None)},
+        {"a.scale": torch.ones(1)},
+        [1],
+    ):
+        assert unpacked(content) == (content, [])
+
+
+def test_a_quantised_model_is_drawn_where_its_code_makes_it(
+    featviz: Run, code: Path, picture: Path
+) -> None:
+    """torch hooks its layers as any others."""
+    out = code.parent / "out"
+    done = featviz("run", f"{code}:quantised", picture, "--out", out, "--layers", "Linear,Conv2d")
+    assert done.code == 0, done.err
+    assert len(list(out.glob("*/*/output.png"))) == 2
+
+
+def test_weights_do_not_go_into_a_quantised_architecture(
+    featviz: Run, code: Path, picture: Path
+) -> None:
+    """One line instead of torch's KeyError, with the remedy."""
+    path = code.parent / "weights.pth"
+    torch.save(quantised(net()).state_dict(), path)
+    done = featviz("run", path, picture, "--arch", f"{code}:quantised", "--out", code.parent / "o")
+    assert done.code == 1 and "the architecture is quantised" in done.err
+    assert "Traceback" not in done.err
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_packed_script_objects_get_one_line(
+    featviz: Run, tmp_path: Path, picture: Path, whole: bool
+) -> None:
+    """A whole model, and the state dict of an LSTM: nothing is executed."""
+    module = quantised(net()) if whole else quantised(nn.Sequential(nn.LSTM(4, 4)), nn.LSTM)
+    torch.save(module if whole else module.state_dict(), tmp_path / "model.pth")
+    done = featviz("run", tmp_path / "model.pth", picture, "-q", "--out", tmp_path / "out")
+    refused(done, 1, "model.pth is a model that was quantised dynamically")
+    assert "torch.save(model.state_dict(), FILE) and --arch" in done.err

@@ -1,0 +1,347 @@
+"""Files of torch.save: whole models load unchanged, and nothing that a file names is called."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import io
+import socket
+import sys
+from collections.abc import Callable
+from importlib.util import find_spec
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import hostile_pickles
+import pytest
+import torch
+from conftest import Outcome
+from hostile_harness import Sandbox
+from hostile_nodes import around
+from torch import nn
+from torchvision import models
+
+from featviz.errors import LoadError
+from featviz.models.files import checkpoint, torch_files
+from featviz.models.files.state_dict import unwrap
+from models.loading import load, nothing_fetched, on_meta, same_weights, skeleton, uninitialised
+
+from .test_zoo import QUICK_TIMM, TIMM
+
+pytestmark = pytest.mark.usefixtures("imports_undone")
+
+ATTACKS = {**hostile_pickles.CALLS, **hostile_pickles.STATES}
+
+
+@pytest.fixture
+def box(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Sandbox:
+    """Where a file is and where its payload would leave a marker; there is no network."""
+    made = Sandbox.make(tmp_path / "box")
+    monkeypatch.chdir(made.work)
+    recipe = (
+        "activation: open('marker', 'w')\nnc: 1\nbackbone: [[-1, 1, nn.Identity, []]]\nhead: []\n"
+    )
+    (made.work / "evil.yaml").write_text(recipe)
+
+    def refuse(*args: object, **more: object) -> None:
+        pytest.fail("asked the network")
+
+    monkeypatch.setattr(socket, "getaddrinfo", refuse)
+    monkeypatch.setattr(socket.socket, "connect", refuse)
+    return made
+
+
+def _left(box: Sandbox) -> list[str]:
+    """What is there now, but for the file and the recipe."""
+    names = {path.name for folder in (box.root, box.work, box.given) for path in folder.iterdir()}
+    return sorted(names - {"given", "work", "secret", "bystander", "model.pth", "evil.yaml"})
+
+
+@pytest.mark.parametrize("attempt", ATTACKS)
+def test_a_pickle_that_asks_for_more_is_refused(attempt: str, box: Sandbox) -> None:
+    """One printable line says what it does, or that Ultralytics is missing; nothing runs."""
+    make, words = ATTACKS[attempt]
+    path = box.given / "model.pth"
+    path.write_bytes(around(make(box)))
+    with pytest.raises(LoadError) as caught:
+        unwrap(checkpoint.read(path), name="model.pth")
+    if find_spec("ultralytics") or "ultralytics" not in caught.value.message:
+        assert words in caught.value.message
+    assert caught.value.message.isprintable() and len(caught.value.message) < 600
+    assert _left(box) == []
+
+
+HOLES = [name for name in hostile_pickles.CALLS if name.startswith("a kept class")]
+
+
+@pytest.mark.parametrize("command", ["layers", "run", "audit"])
+@pytest.mark.parametrize("hole", [*HOLES, *hostile_pickles.TAKEN])
+def test_a_class_that_a_file_keeps_is_never_called(
+    hole: str, command: str, box: Sandbox, picture: Path, featviz: Callable[..., Outcome]
+) -> None:
+    """Neither while the file is read nor when the model runs: no code, no YAML, no download, and no
+    control characters on the terminal."""
+    make = hostile_pickles.TAKEN.get(hole) or hostile_pickles.CALLS[hole][0]
+    (box.given / "model.pth").write_bytes(around(make(box)))
+    where = () if command == "layers" else (picture, "--out", box.work / "out")
+    done = featviz(command, box.given / "model.pth", *where)
+    assert done.code != 0 or hole in hostile_pickles.TAKEN
+    assert "Traceback" not in done.err
+    assert all(line.isprintable() for line in (done.out + done.err).splitlines())
+    assert not box.marker.exists() and set(_left(box)) <= {"out"}
+
+
+def repeated(name: str) -> nn.Module:
+    """A torchvision model whose tensors repeat one number: its file is small."""
+    with uninitialised(), on_meta(name):
+        module = models.get_model(name, **nothing_fetched(name))
+    for part in module.modules():
+        for key, tensor in part._parameters.items():
+            if tensor is not None:
+                one = torch.zeros((), dtype=tensor.dtype).expand(tensor.shape)
+                part._parameters[key] = nn.Parameter(one, tensor.requires_grad)
+        for key, tensor in part._buffers.items():
+            if tensor is not None:
+                part._buffers[key] = torch.ones((), dtype=tensor.dtype).expand(tensor.shape)
+    return module
+
+
+def _same_modules(loaded: nn.Module, module: nn.Module) -> None:
+    assert [(n, type(m), sorted(vars(m))) for n, m in loaded.named_modules()] == [
+        (n, type(m), sorted(vars(m))) for n, m in module.named_modules()
+    ]
+    assert {k: (v.shape, v.dtype) for k, v in loaded.state_dict().items()} == {
+        k: (v.shape, v.dtype) for k, v in module.state_dict().items()
+    }
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", models.list_models())
+def test_a_whole_torchvision_model_loads_safely(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """torch.save(model) of every builder loads without flags, modules and tensors equal."""
+    monkeypatch.setattr(torch_files, "_BESIDE", 2**40)  # the file repeats one number
+    module = repeated(name)
+    torch.save(module, tmp_path / "whole.pth")
+    _same_modules(load(tmp_path / "whole.pth"), module)
+
+
+@pytest.mark.parametrize(
+    "name", [n if n in QUICK_TIMM else pytest.param(n, marks=pytest.mark.slow) for n in TIMM]
+)
+def test_a_whole_timm_model_loads_safely(name: str, tmp_path: Path) -> None:
+    """The same of timm's families, and the numbers are those that were saved."""
+    with uninitialised():
+        module: nn.Module = importlib.import_module("timm").create_model(name)
+    for number, tensor in enumerate(module.state_dict().values()):
+        tensor.fill_(number % 251)
+    torch.save(module, tmp_path / "whole.pth")
+    loaded = load(tmp_path / "whole.pth")
+    _same_modules(loaded, module)
+    assert same_weights(loaded, module)
+
+
+@pytest.mark.parametrize("name", ["resnet18", pytest.param("vit_b_32", marks=pytest.mark.slow)])
+def test_a_whole_model_says_what_it_said_before(name: str, tmp_path: Path) -> None:
+    """Numbers and output of a model that keeps a class, or a partial of one."""
+    module = skeleton(name).eval()
+    torch.save(module, tmp_path / "whole.pth")
+    loaded = load(tmp_path / "whole.pth").eval()
+    image = torch.rand(1, 3, 224, 224)
+    with torch.no_grad():
+        assert same_weights(loaded, module)
+        torch.testing.assert_close(loaded(image), module(image), equal_nan=True)
+
+
+def _tied() -> nn.Module:
+    first, second = nn.Linear(3, 3), nn.Linear(3, 3)
+    second.weight = first.weight
+    return nn.Sequential(first, second)
+
+
+def _noted() -> nn.Module:
+    layer = nn.Conv2d(3, 2, 1)
+    layer.register_buffer("scale", nn.Buffer(torch.ones(2)))
+    layer.weight.note = "kept by torch, of no use here"  # type: ignore[attr-defined]
+    return layer
+
+
+WHOLE: dict[str, Callable[[], nn.Module]] = {
+    "averaged": lambda: torch.optim.swa_utils.AveragedModel(nn.Conv2d(3, 2, 1)),
+    "transformer": lambda: nn.Transformer(8, 2, 1, 1, activation=nn.functional.gelu),
+    "recurrent": lambda: nn.LSTM(3, 4, 2, bidirectional=True),
+    "parallel": lambda: nn.DataParallel(nn.Conv2d(3, 2, 1)),
+    "tied": _tied,
+    "noted": _noted,
+    "half": lambda: nn.Conv2d(3, 2, 1).half(),
+}
+
+
+@pytest.mark.parametrize("kind", WHOLE)
+def test_whole_models_of_torch_load_without_flags(kind: str, tmp_path: Path) -> None:
+    """What torch.nn and its helpers make."""
+    module = WHOLE[kind]()
+    torch.save(module, tmp_path / "whole.pth")
+    loaded = checkpoint.read(tmp_path / "whole.pth")
+    assert type(loaded) is type(module) and same_weights(loaded, module)
+    if kind == "tied":
+        assert loaded[0].weight is loaded[1].weight
+
+
+@pytest.mark.slow
+def test_detection_models_that_ran_load(tmp_path: Path) -> None:
+    """A forward pass leaves a LevelMapper behind; the model still loads, and says the same."""
+    name = "fasterrcnn_mobilenet_v3_large_320_fpn"
+    module = models.get_model(name, weights=None, weights_backbone=None).eval()
+    with torch.inference_mode():
+        expected = module([torch.ones(3, 64, 64)])
+    torch.save(module, tmp_path / "ran.pth")
+    with torch.inference_mode():
+        boxes = load(tmp_path / "ran.pth").eval()([torch.ones(3, 64, 64)])
+    assert torch.equal(boxes[0]["boxes"], expected[0]["boxes"])
+
+
+def _weight_normed() -> nn.Module:
+    return nn.Sequential(nn.utils.weight_norm(nn.Conv2d(3, 2, 1)))
+
+
+NEEDS_TRUST: dict[str, tuple[Callable[[], nn.Module], dict[str, Any], str]] = {
+    "weight norm": (_weight_normed, {}, r"needs torch\.nn\.utils\.weight_norm\.WeightNorm"),
+    "the older format": (
+        lambda: nn.Sequential(nn.Conv2d(3, 2, 1)),
+        {"_use_new_zipfile_serialization": False},
+        "is a whole model in the format of before torch 1.6",
+    ),
+    "another protocol": (
+        lambda: nn.Sequential(nn.Conv2d(3, 2, 1)),
+        {"pickle_protocol": 4},
+        "its pickle is broken, or not as torch.save writes it",
+    ),
+    "compiled": (
+        lambda: torch.compile(nn.Sequential(nn.Conv2d(3, 2, 1))),  # type: ignore[dict-item, return-value]
+        {},
+        r"needs .*torch\._dynamo",
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", NEEDS_TRUST)
+def test_what_needs_trust_says_so(kind: str, tmp_path: Path) -> None:
+    """The line names the reason and --trust, which loads the model with the same output."""
+    make, options, words = NEEDS_TRUST[kind]
+    module = make()
+    torch.save(module, tmp_path / "whole.pth", **options)
+    with pytest.raises(LoadError, match=words) as caught:
+        load(tmp_path / "whole.pth")
+    assert "--trust" in str(caught.value.hint)
+    loaded, image = load(tmp_path / "whole.pth", trust=True), torch.rand(1, 3, 4, 4)
+    assert type(loaded) is nn.Sequential
+    assert torch.equal(loaded(image), getattr(module, "_orig_mod", module)(image))
+
+
+@pytest.mark.parametrize("trust", [False, True])
+def test_a_whole_quantised_model_gets_one_line(trust: bool, tmp_path: Path) -> None:
+    """torch writes statically quantised convolutions in a way that it cannot read."""
+    from torch.ao import quantization
+
+    module = nn.Sequential(quantization.QuantStub(), nn.Conv2d(3, 2, 1)).eval()
+    module.qconfig = quantization.get_default_qconfig("x86")
+    prepared = quantization.prepare(module)
+    prepared(torch.rand(1, 3, 4, 4))
+    torch.save(quantization.convert(prepared), tmp_path / "static.pth")
+    with pytest.raises(LoadError, match=r"static\.pth is a .*quantised model saved") as caught:
+        load(tmp_path / "static.pth", trust=trust)
+    assert "state_dict()" in str(caught.value.hint)
+
+
+def test_a_load_leaves_the_allowed_globals_as_they_were(tiny_file: Path) -> None:
+    """What one file may use no other may, and what others have allowed in this process does not
+    count here: the classes that Ultralytics' own loader registers evaluate text."""
+    before = set(torch.serialization.get_safe_globals())
+    load(tiny_file)
+    assert set(torch.serialization.get_safe_globals()) == before
+    file = io.BytesIO()
+    torch.save(Note(), file)
+    with torch.serialization.safe_globals([Note]):
+        with pytest.raises(torch_files.UnknownNamesError, match="Note"):
+            torch_files.load(file)
+        assert Note in torch.serialization.get_safe_globals()
+
+
+class Note:
+    """A class of nobody's list."""
+
+
+# What scripts keep beside weights ------------------------------------------------------------
+
+
+@pytest.mark.parametrize("zipped", [True, False], ids=["zip", "legacy"])
+@pytest.mark.parametrize("kind", [argparse.Namespace, SimpleNamespace])
+def test_arguments_of_a_script_load_as_data(
+    kind: Callable[..., Any], zipped: bool, tmp_path: Path
+) -> None:
+    """Beside the weights, nested and with paths."""
+    arguments = kind(lr=1e-3, data=Path("runs/a"), more=kind(depth=2), betas=(0.9, 0.99))
+    content = {"model": {"w": torch.ones(2)}, "args": arguments}
+    torch.save(content, tmp_path / "c.pth", _use_new_zipfile_serialization=zipped)
+    read = checkpoint.read(tmp_path / "c.pth")
+    assert torch.equal(read["model"]["w"], torch.ones(2))
+    found = read["args"]
+    assert (found.lr, found.data, found.more.depth) == (1e-3, "runs/a", 2)
+
+
+# Classes of one's own ------------------------------------------------------------------------
+
+
+@pytest.fixture
+def beside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A whole model of a class whose module lies beside it, and is imported from nowhere else."""
+    folder, elsewhere = tmp_path / "models", tmp_path / "elsewhere"
+    folder.mkdir()
+    elsewhere.mkdir()
+    code = "from torch import nn\nclass Net(nn.Sequential):\n    pass\n"
+    (folder / "user_beside.py").write_text(code)
+    with monkeypatch.context() as patch:
+        patch.syspath_prepend(folder)
+        net = importlib.import_module("user_beside").Net
+        torch.save(net(nn.Conv2d(3, 2, 1)), folder / "net.pth")
+    del sys.modules["user_beside"]
+    importlib.invalidate_caches()
+    monkeypatch.chdir(elsewhere)
+    return folder
+
+
+@pytest.mark.parametrize("place", ["beside the file", "current folder"])
+def test_modules_are_found_here_and_beside_the_file(place: str, beside: Path) -> None:
+    """--trust, for which the refusal asks, finds the class in the current folder and in the folder
+    of the file; without it nothing is imported."""
+    if place == "current folder":
+        (beside / "user_beside.py").rename(Path.cwd() / "user_beside.py")
+    with pytest.raises(LoadError, match=r"needs user_beside\.Net, which could") as caught:
+        load(beside / "net.pth")
+    assert "--trust" in str(caught.value.hint) and "user_beside" not in sys.modules
+    model = load(beside / "net.pth", trust=True)
+    assert type(model).__name__ == "Net" and model[0].out_channels == 2
+
+
+def test_a_module_that_is_not_found_is_named_with_where_it_was_looked_for(beside: Path) -> None:
+    """The module, both folders and PYTHONPATH; sys.path is as before."""
+    (beside / "user_beside.py").unlink()
+    before = list(sys.path)
+    with pytest.raises(LoadError, match="user_beside") as caught:
+        load(beside / "net.pth", trust=True)
+    hint = str(caught.value.hint)
+    assert all(word in hint for word in (str(beside), str(Path.cwd()), "PYTHONPATH"))
+    assert sys.path == before
+
+
+def test_what_is_installed_wins_over_what_lies_beside_a_file(beside: Path) -> None:
+    """A module beside a file does not take the place of one that is installed."""
+    (beside / "colorsys.py").write_text("raise RuntimeError('the wrong one')")
+    (beside / "user_beside.py").write_text(
+        "import colorsys\nfrom torch import nn\nclass Net(nn.Sequential):\n    pass\n"
+    )
+    sys.modules.pop("colorsys", None)
+    assert type(load(beside / "net.pth", trust=True)).__name__ == "Net"

@@ -1,0 +1,188 @@
+"""The layers of a first look at models of torchvision, timm, transformers and Ultralytics."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torchvision import models
+
+from featviz.models.load import adopt
+from featviz.options import InputOptions
+from featviz.pipeline.choose import choose_layers
+
+VIT_B = ["conv_proj", *(f"encoder.layers.encoder_layer_{n}" for n in range(12))]
+
+TORCHVISION = {
+    "resnet18": "conv1 relu layer1 layer2 layer3 layer4",
+    "densenet121": "conv0 relu0 denseblock1 denseblock2 denseblock3 denseblock4",
+    "mobilenet_v2": "0.0 1 3 6 13 18",
+    "convnext_tiny": "0.0 1 3 5 7",
+    "swin_t": "0.0 1 3 5 7",
+    "vit_b_32": " ".join(VIT_B),
+    "vgg16": "0 3 8 15 22 29",
+    "regnet_y_400mf": "stem stem.0 trunk_output.block1 trunk_output.block2 trunk_output.block3 "
+    "trunk_output.block4",
+    "efficientnet_b0": "0.0 1 2 3 5 8",
+    "squeezenet1_1": "0 1 4 7 12",
+}
+"""Names of the layers; those of `features` without it."""
+
+TIMM = {
+    "resnet26": "conv1 act1 layer1 layer2 layer3 layer4",
+    "convnextv2_atto": "stem.0 stages.0 stages.1 stages.2 stages.3",
+    "pvt_v2_b0": "patch_embed.proj stages.0 stages.1 stages.2 stages.3",
+    "efficientvit_b0": "stem stem.in_conv.conv stages.0 stages.1 stages.2 stages.3",
+    "mixer_s32_224": "stem.proj " + " ".join(f"blocks.{n}" for n in range(8)),
+    "mobilenetv4_conv_small": "conv_stem bn1 blocks.0 blocks.1 blocks.2 blocks.4",
+}
+
+YOLO = {
+    "yolo11n": "0 0.conv 2 4 6 10 13 16 19 22",
+    "yolov8n": "0 0.conv 2 4 6 9 12 15 18 21",
+    "yolo11n-seg": "0 0.conv 2 4 6 10 13 16 19 22",
+    "yolo11n-cls": "0 0.conv 2 4 6 9",
+}
+"""Names of the layers without `model`: backbone, then neck; nothing of the head."""
+
+RESNET = {"embedding_size": 8, "hidden_sizes": [8, 16, 24, 32], "depths": [1, 1, 2, 1]}
+
+
+QUICK = {"resnet18", "squeezenet1_1", "mobilenetv4_conv_small"}
+
+
+def cases(models: dict[str, str]) -> list[Any]:
+    """Those that run between edits; all others are slow."""
+    return [
+        pytest.param(*case, id=case[0], marks=() if case[0] in QUICK else pytest.mark.slow)
+        for case in models.items()
+    ]
+
+
+def looked_at(model: nn.Module, height: int, width: int) -> list[str]:
+    """Names of the layers that are drawn where none are named."""
+    loaded = adopt(model.eval(), InputOptions(size=(height, width), channels=3))
+    return [one.name for one in choose_layers(loaded, None, [torch.zeros(1, 3, height, width)])]
+
+
+@pytest.mark.parametrize(("name", "names"), cases(TORCHVISION))
+def test_models_of_torchvision(name: str, names: str) -> None:
+    """The first convolution, and the block or stage that ends each resolution."""
+    found = looked_at(models.get_model(name, weights=None), 224, 224)
+    assert [layer.removeprefix("features.") for layer in found] == names.split()
+
+
+@pytest.mark.parametrize(("name", "names"), cases(TIMM))
+def test_models_of_timm(name: str, names: str) -> None:
+    """Stages whole, and no Identity, Dropout or norm behind them."""
+    timm = pytest.importorskip("timm", reason="timm is not installed")
+    assert looked_at(timm.create_model(name), 224, 224) == names.split()
+
+
+@pytest.mark.parametrize(("name", "names"), cases(YOLO))
+def test_models_of_ultralytics(name: str, names: str) -> None:
+    """The ends of the backbone's and the neck's stages, on the way down, up and down again."""
+    files: Any = pytest.importorskip(
+        "models.ultralytics_files", reason="ultralytics is not installed", exc_type=ImportError
+    )
+    found = looked_at(files.built(name), 96, 128)
+    assert [layer.removeprefix("model.") for layer in found] == names.split()
+
+
+def _detr(library: Any) -> dict[str, Any]:
+    """The options of a small DETR, without timm."""
+    sides = {"encoder_layers": 2, "decoder_layers": 2, "d_model": 32, "num_queries": 97}
+    widths = {f"{half}_{key}": n for half in ("encoder", "decoder")
+              for key, n in (("ffn_dim", 32), ("attention_heads", 2))}  # fmt: skip
+    backbone = library.ResNetConfig(**RESNET, out_features=["stage4"])
+    return dict(**sides, **widths, backbone_config=backbone, use_timm_backbone=False, backbone=None)
+
+
+SMALL_VIT = {
+    "image_size": 64, "patch_size": 16, "hidden_size": 32, "num_hidden_layers": 3,
+    "num_attention_heads": 2,
+}  # fmt: skip
+SAM = {
+    **SMALL_VIT, "mlp_dim": 32, "output_channels": 16, "global_attn_indexes": [2],
+    "window_size": 2, "num_pos_feats": 8,
+}  # fmt: skip
+SWIN = {
+    "image_size": 128, "embed_dim": 16, "depths": [2, 2, 2, 1], "num_heads": [1, 1, 2, 2],
+    "window_size": 4,
+}  # fmt: skip
+SEGFORMER = {"hidden_sizes": [8, 16, 24, 32], "decoder_hidden_size": 16}
+
+
+@pytest.mark.parametrize(
+    ("config", "kind", "told", "size", "prefix", "names"),
+    [
+        ("Segformer", "ForSemanticSegmentation", SEGFORMER, (128, 160), "segformer.stages.",
+         "0 0.patch_embeddings.proj 1 2 3 decode_head"),
+        ("Detr", "ForObjectDetection", _detr, (128, 160), "model.backbone.model.",
+         "embedder.embedder embedder.embedder.convolution encoder.stages.0 encoder.stages.1 "
+         "encoder.stages.2 encoder.stages.3 model.encoder"),
+        ("ViT", "ForImageClassification", SMALL_VIT, (64, 64), "vit.",
+         "embeddings.patch_embeddings.projection layers.0 layers.1 layers.2"),
+        ("SamVision", "Model", SAM, (64, 64), "vision_encoder.",
+         "patch_embed.projection layers.0 layers.1 layers.2 neck"),
+        ("Swin", "ForImageClassification", SWIN, (128, 128), "swin.",
+         "embeddings.patch_embeddings.projection encoder.layers.0.blocks.1 "
+         "encoder.layers.1.blocks.1 encoder.layers.2.blocks.1 encoder.layers.3"),
+    ],
+)  # fmt: skip
+def test_models_of_transformers(
+    config: str, kind: str, told: Any, size: tuple[int, int], prefix: str, names: str
+) -> None:
+    """Ends of stages where the resolution falls, each block where it does not; no parts of heads,
+    and nothing of DETR's queries."""
+    library: Any = pytest.importorskip("transformers", reason="transformers is not installed")
+    options = told(library) if callable(told) else told
+    model = getattr(library, f"{config}{kind}")(getattr(library, f"{config}Config")(**options))
+    assert [name.removeprefix(prefix) for name in looked_at(model, *size)] == names.split()
+
+
+class Unit(nn.Sequential):
+    """A convolution with its norm and its activation."""
+
+    def __init__(self, inside: int, outside: int) -> None:
+        super().__init__(nn.Conv2d(inside, outside, 3, padding=1), nn.BatchNorm2d(outside))
+
+
+class UNet(nn.Module):
+    """Two stages down, two up; one pooling and one upsampling serve all of them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.down1, self.down2, self.bottom = Unit(3, 8), Unit(8, 8), Unit(8, 8)
+        self.up2, self.up1 = Unit(16, 8), Unit(16, 8)
+        self.pool, self.grow = nn.MaxPool2d(2), nn.Upsample(scale_factor=2)
+        self.head = nn.Conv2d(8, 2, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        high = self.down1(x)
+        middle = self.down2(self.pool(high))
+        low = self.bottom(self.pool(middle))
+        x = self.up2(torch.cat([middle, self.grow(low)], 1))
+        logits: torch.Tensor = self.head(self.up1(torch.cat([high, self.grow(x)], 1)))
+        return logits
+
+
+def test_a_model_without_maps_shows_its_vectors() -> None:
+    """Its linear layers and what follows them; the model itself is none of its layers."""
+    model = nn.Sequential(nn.Flatten(), nn.Linear(12, 4), nn.ReLU(), nn.Dropout(), nn.Linear(4, 2))
+    assert looked_at(model, 2, 2) == ["0", "1", "2", "3", "4"]
+
+
+def test_dropout_identity_and_poolings_are_no_ends() -> None:
+    """The last layer that changes values is taken; a resolution of poolings alone has no end."""
+    model = nn.Sequential(
+        nn.Conv2d(3, 4, 1), nn.ReLU(), nn.Dropout(), nn.Identity(), nn.MaxPool2d(2)
+    )
+    assert looked_at(model, 16, 16) == ["0", "1"]
+
+
+def test_a_u_net_shows_both_arms() -> None:
+    """Each resolution twice, on the way down and on the way up."""
+    assert looked_at(UNet(), 32, 48) == ["down1", "down1.0", "down2", "bottom", "up2", "up1"]

@@ -1,0 +1,79 @@
+"""Single files of commands: a stranger's file is replaced with --overwrite only, our own always."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from conftest import Outcome
+from PIL import Image
+from rundirs import Drawn, write_run
+
+CLI = Callable[..., Outcome]
+SMALL = ["--size", "12", "--channels", "3"]
+
+COMMANDS = {
+    "diff --html": "diff run run --html FILE",
+    "diff --junit": "diff run run --junit FILE",
+    "audit --junit": "audit MODEL photo.png --junit FILE --out audited",
+    "audit --prune-out": "audit MODEL photo.png --prune-out FILE --out audited",
+    "report --single-file": "report run --single-file --out FILE",
+    "report --zip": "report run --zip --out FILE",
+    "sheet": "sheet run --layer conv1 --out FILE",
+    "look": "look MODEL photo.png --out FILE",
+}
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with a run, and a photograph to look at."""
+    monkeypatch.chdir(tmp_path)
+    write_run(tmp_path / "run", {"a.png": [Drawn("conv1")]})
+    Image.effect_noise((24, 20), 90).save(tmp_path / "photo.png")
+    return tmp_path
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_a_photograph_is_not_replaced(
+    name: str, place: Path, featviz: CLI, tiny_file: Path
+) -> None:
+    """Refused in one line with the way out, before anything is written. --overwrite replaces it:
+    then the file is ours, which needs no --overwrite."""
+    mine = place / "mine.png"
+    Image.effect_noise((30, 30), 90).save(mine)
+    before, there = mine.read_bytes(), sorted(place.iterdir())
+    words = COMMANDS[name].replace("FILE", "mine.png").replace("MODEL", str(tiny_file)).split()
+    words += SMALL if words[0] in ("audit", "look") else []
+    done = featviz(*words)
+    assert done.code == 1 and "mine.png is there and is no " in done.err, done.err
+    assert "hint: --overwrite replaces it; or name another file with --" in done.err
+    assert mine.read_bytes() == before and sorted(place.iterdir()) == there
+    assert featviz(*words, "--overwrite").code == 0
+    assert mine.read_bytes() != before
+    again = [*words, "--overwrite"] if words[0] == "audit" else words  # its folder is in the way
+    assert featviz(*again).code == 0
+
+
+FOREIGN = {
+    "empty": b"",
+    "page": b"<!DOCTYPE html><title>mine</title>",
+    "xml": b'<testsuites name="pytest tests"></testsuites>',
+    "json": b'{"layer1": [1, 2], "notes": "mine"}',
+    "lists": b'{"train": [1, 2]}',
+    "zip": b"PK\x03\x04",
+}
+
+
+@pytest.mark.parametrize("kind", FOREIGN)
+@pytest.mark.parametrize(
+    "name", ["diff --html", "diff --junit", "audit --prune-out", "report --single-file"]
+)
+def test_what_is_like_ours_is_not_ours(
+    name: str, kind: str, place: Path, featviz: CLI, tiny_file: Path
+) -> None:
+    """A page, XML, JSON or a zip file of another program stays."""
+    (place / "mine").write_bytes(FOREIGN[kind])
+    words = COMMANDS[name].replace("FILE", "mine").replace("MODEL", str(tiny_file)).split()
+    assert featviz(*words).code == 1
+    assert (place / "mine").read_bytes() == FOREIGN[kind]

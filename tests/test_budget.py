@@ -1,0 +1,107 @@
+"""The size of the project only falls: each limit below is lowered by the commit that makes room."""
+
+from __future__ import annotations
+
+import ast
+import json
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from conftest import DIGITS, DIGITS_MODEL, ROOT
+
+LIMITS = {
+    "lines of the package": 38271,
+    "files of the package": 183,
+    "functions of the package": 2183,
+    "classes of the package": 343,
+    "lines of pages, scripts and styles": 2453,
+    "lines of the tests": 42221,
+    "functions that an image passes": 243,
+    "files that an image passes": 43,
+    "functions that a command passes": 787,
+    "files that a command passes": 96,
+}
+
+COUNT_CALLS = """
+import atexit, collections, json, os, sys, threading
+import featviz
+root, target = os.path.dirname(featviz.__file__) + os.sep, sys.argv[1]
+calls = collections.Counter()
+
+def count(frame, event, argument):
+    code = frame.f_code
+    if event == "call" and code.co_filename.startswith(root) and not code.co_name.startswith("<"):
+        calls[code.co_filename.removeprefix(root) + ":" + code.co_qualname] += 1
+
+@atexit.register
+def save():
+    sys.setprofile(None)
+    with open(target, "w") as file:
+        json.dump(calls, file)
+
+threading.setprofile(count)
+sys.setprofile(count)
+sys.argv = ["featviz", *sys.argv[2:]]
+from featviz.cli import main
+main()
+"""
+
+
+def lines(paths: list[Path]) -> int:
+    """Lines of some files, blank ones included."""
+    return sum(path.read_bytes().count(b"\n") for path in paths)
+
+
+def calls(images: int, folder: Path) -> Counter[str]:
+    """How often each function is called by a run of the digits network on some images."""
+    target = folder / f"calls-{images}.json"
+    command = ["run", DIGITS_MODEL, *sorted(DIGITS.glob("*.png"))[:images], "-q"]
+    options = ["--layers", "Conv2d,ReLU", "--out", folder / f"run-{images}"]
+    words = [str(word) for word in (target, *command, *options)]
+    subprocess.run([sys.executable, "-c", COUNT_CALLS, *words], check=True)
+    return Counter(json.loads(target.read_text()))
+
+
+def within_limits(measured: dict[str, int]) -> None:
+    """Fails with all figures that are above their limits."""
+    assert {k: (n, LIMITS[k]) for k, n in measured.items() if n > LIMITS[k]} == {}
+
+
+def test_the_project_does_not_grow() -> None:
+    """Neither the package, nor what its pages are made of, nor the tests."""
+    package = sorted((ROOT / "featviz").rglob("*.py"))
+    nodes = [node for path in package for node in ast.walk(ast.parse(path.read_text("utf-8")))]
+    pages = [
+        *(ROOT / "featviz/report").glob("assets/*"),
+        *(ROOT / "featviz/report").glob("templates/*"),
+    ]
+    within_limits(
+        {
+            "lines of the package": lines(package),
+            "files of the package": len(package),
+            "functions of the package": sum(
+                isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) for node in nodes
+            ),
+            "classes of the package": sum(isinstance(node, ast.ClassDef) for node in nodes),
+            "lines of pages, scripts and styles": lines(pages),
+            "lines of the tests": lines([*(ROOT / "tests").rglob("*.py")]),
+        }
+    )
+
+
+@pytest.mark.slow
+def test_the_way_of_an_image_does_not_grow(tmp_path: Path) -> None:
+    """Functions called more often for six images than for three are the way of an image."""
+    few, many = (calls(n, tmp_path) for n in (3, 6))
+    way = {name for name, count in many.items() if count > few[name]}
+    within_limits(
+        {
+            "functions that an image passes": len(way),
+            "files that an image passes": len({name.split(":")[0] for name in way}),
+            "functions that a command passes": len(many),
+            "files that a command passes": len({name.split(":")[0] for name in many}),
+        }
+    )
