@@ -34,7 +34,7 @@ from featviz.options import (
     read_from,
 )
 from featviz.pipeline import SeriesDrawer
-from featviz.rundir import destination
+from featviz.rundir.place import RUN, replacing
 from featviz.rundir.series import (
     check_series,
     read_steps,
@@ -74,7 +74,7 @@ class StepWriter:
         """
         at = None if board is None else board.at_step(step)
         with (
-            destination.replacing(out, destination.RUN) as folder,
+            replacing(out, RUN) as folder,
             self._lent(step) as model,
             _full_precision(model.device),
         ):

@@ -28,8 +28,18 @@ from featviz.pipeline.batches import Batch, BatchProgress, batches, run_batch
 from featviz.pipeline.prepare import blank_input, grouped, warn_of_guess
 from featviz.records import Layer, Sample, Verdict
 from featviz.records.findings import Doubles, Gate, parse_gate
-from featviz.rundir import destination, junit, write
-from featviz.rundir.outputs import JUNIT, PRUNING, check_file, writing
+from featviz.rundir import junit, write
+from featviz.rundir.place import (
+    AUDIT,
+    JUNIT,
+    PRUNING,
+    check_apart,
+    check_file,
+    check_free,
+    model_files,
+    replacing,
+    writing,
+)
 from featviz.text import listed
 
 log = logging.getLogger(__name__)
@@ -76,7 +86,7 @@ def audit(
     baseline = None if options.baseline is None else output.read_baseline(options.baseline)
     samples = find.find_samples(arguments, stdin, options.nul_separated, options.out)
     besides = _check_places(model, samples, options)
-    with destination.replacing(options.out, destination.AUDIT, besides) as folder:
+    with replacing(options.out, AUDIT, besides) as folder:
         loaded = load_model(model, options.inputs) if isinstance(model, ModelOptions) else model
         warn_of_guess(loaded.preprocess)
         samples = grouped(samples, loaded.preprocess)
@@ -110,17 +120,17 @@ def _check_places(
         The files that are written outside of `out`, or may be.
     """
     names = () if isinstance(model, LoadedModel) else (model.spec, model.arch, model.weights)
-    inputs = [*find.files_of(samples), *destination.model_files(*names)]
-    destination.check_apart(options.out, "--out", inputs)
+    inputs = [*find.files_of(samples), *model_files(*names)]
+    check_apart(options.out, "--out", inputs)
     files = ("--junit", options.junit, JUNIT), ("--prune-out", options.prune_out, PRUNING)
     besides = []
     for option, path, kind in files:
         if path is not None:
-            destination.check_apart(path, option, inputs)
+            check_apart(path, option, inputs)
             check_file(path, kind, option, options.overwrite)
             besides.append(path)
     with mistakes_first(model):
-        destination.check_free(options.out, destination.AUDIT, options.overwrite, besides)
+        check_free(options.out, AUDIT, options.overwrite, besides)
     return besides
 
 

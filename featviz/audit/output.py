@@ -6,7 +6,7 @@ The charts are drawn from the numbers of audit.json; the same numbers give the s
 from __future__ import annotations
 
 import io
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -67,19 +67,23 @@ def write_files(
         title = f"Average percentage of zeros, {document['images']['seen']} images"
         with write.atomic(folder / "apoz.png") as file:
             file.write(apoz_chart(bars, title))
-    write_document(folder, document, drawn)
+    write_document(folder, document, drawn, None)
 
 
 def write_document(
-    folder: Path, document: Mapping[str, Any], drawn: Sequence[Mapping[str, Any]] = ()
+    folder: Path,
+    document: Mapping[str, Any],
+    drawn: Sequence[Mapping[str, Any]] = (),
+    files: Iterable[str] | None = (),
 ) -> None:
     """audit.json.
 
     Args:
         drawn: which suspects have pictures.
+        files: the other files of the audit; None for all that are in the folder.
     """
     content = {"schema_version": SCHEMA_VERSION, **document, "drawn": list(drawn)}
-    write.write_json(folder / AUDIT_FILE, content)
+    write.write_record(folder, AUDIT_FILE, content, files)
 
 
 def read_baseline(path: Path) -> list[Mapping[str, Any]]:

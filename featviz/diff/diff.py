@@ -17,13 +17,23 @@ from featviz.errors import CompareError, UsageError
 from featviz.files.urls import Url
 from featviz.options import DiffFiles, DiffThresholds
 from featviz.records import Comparison, Place
-from featviz.rundir import DIFF_FILE, destination, junit
+from featviz.rundir import DIFF_FILE, junit
 from featviz.rundir.atomic import atomic
 from featviz.rundir.image import DamagedError, ReadImage
-from featviz.rundir.outputs import JUNIT, PAGE, FileKind, check_file, writing
+from featviz.rundir.place import (
+    DIFF,
+    JUNIT,
+    PAGE,
+    FileKind,
+    check_apart,
+    check_file,
+    check_free,
+    replacing,
+    writing,
+)
 from featviz.rundir.read import ReadRun, read_run, warn_of
 from featviz.rundir.store import here
-from featviz.rundir.write import write_json
+from featviz.rundir.write import write_record
 from featviz.text import by, listed
 
 log = logging.getLogger(__name__)
@@ -102,12 +112,12 @@ def _check_outputs(outputs: Outputs, inputs: Sequence[Path]) -> None:
     options = ("--out", outputs.folder), ("--html", outputs.html), ("--junit", outputs.junit)
     for option, path in options:
         if path is not None:
-            destination.check_apart(path, option, inputs)
+            check_apart(path, option, inputs)
     for option, path, kind in outputs.kinds:
         if path is not None:
             check_file(path, kind, option, outputs.overwrite)
     if outputs.folder is not None:
-        destination.check_free(outputs.folder, destination.DIFF, True, outputs.files)
+        check_free(outputs.folder, DIFF, True, outputs.files)
 
 
 def _diff(base: ReadRun, new: ReadRun, thresholds: DiffThresholds, outputs: Outputs) -> DiffResult:
@@ -264,15 +274,15 @@ def _write(result: DiffResult, base: ReadRun, new: ReadRun, outputs: Outputs) ->
     """Draw the maps, then write the files that were asked for."""
     page = None
     if outputs.folder is not None:
-        with destination.replacing(outputs.folder, destination.DIFF, outputs.files) as fresh:
+        with replacing(outputs.folder, DIFF, outputs.files) as fresh:
             result = replace(result, maps=tuple(output.draw(result.layers, base, new, fresh)))
-            write_json(fresh / DIFF_FILE, output.as_json(result))
             if outputs.html and outputs.render:
                 found, where = output.comparison(result), (outputs.html, outputs.folder)
                 page, beside = outputs.render(found, base, new, *where)
                 for name, text in beside.items():
                     with atomic(fresh / name) as file:
                         file.write(text.encode("utf-8", "replace"))
+            write_record(fresh, DIFF_FILE, output.as_json(result))
     verdicts = junit.document({str(result.new): output.verdicts(result)}, "diff")
     texts = None if page is None else page.encode("utf-8", "replace"), verdicts
     for (option, path, kind), content in zip(outputs.kinds, texts, strict=True):

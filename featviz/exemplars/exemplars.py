@@ -32,7 +32,7 @@ from featviz.pipeline.batches import BatchProgress, batches, run_batch
 from featviz.pipeline.choose import choose_layers
 from featviz.pipeline.prepare import blank_input, grouped, warn_of_guess
 from featviz.records import Layer, Sample, Site, TextTable
-from featviz.rundir import EXEMPLARS_FILE, destination, write
+from featviz.rundir import EXEMPLARS_FILE, write
 from featviz.rundir.exemplars import (
     SCHEMA_VERSION,
     ExemplarChannel,
@@ -43,6 +43,7 @@ from featviz.rundir.exemplars import (
     ImagesSeen,
     LeftOut,
 )
+from featviz.rundir.place import EXEMPLARS, check_apart, check_free, model_files, replacing
 from featviz.text import by, listed
 
 log = logging.getLogger(__name__)
@@ -100,11 +101,11 @@ def find_exemplars(
     check_background(options.inputs.background)
     found = find.find_samples(arguments, stdin, options.nul_separated, options.out)
     names = () if isinstance(model, LoadedModel) else (model.spec, model.arch, model.weights)
-    inputs = [*find.files_of(found), *destination.model_files(*names)]
-    destination.check_apart(options.out, "--out", inputs)
+    inputs = [*find.files_of(found), *model_files(*names)]
+    check_apart(options.out, "--out", inputs)
     with mistakes_first(model):
-        destination.check_free(options.out, destination.EXEMPLARS, options.overwrite)
-    with destination.replacing(options.out, destination.EXEMPLARS) as folder:
+        check_free(options.out, EXEMPLARS, options.overwrite)
+    with replacing(options.out, EXEMPLARS) as folder:
         loaded = load_model(model, options.inputs) if isinstance(model, ModelOptions) else model
         warn_of_guess(loaded.preprocess)
         samples = grouped(found, loaded.preprocess)
@@ -219,5 +220,5 @@ def _write(
         never_ran=list(plan.never_ran),
         layers=rows,
     )
-    write.write_json(folder / EXEMPLARS_FILE, record.as_json())  # the last file
+    write.write_record(folder, EXEMPLARS_FILE, record.as_json())
     return record

@@ -30,8 +30,8 @@ from featviz.options import InputOptions, KernelOptions, ModelOptions
 from featviz.pipeline.choose import choose_layers
 from featviz.pipeline.options import check_drawing
 from featviz.records import Floats, Layer, Site, Skip
-from featviz.rundir import destination, lock
-from featviz.rundir.write import ImageFolder, RunDirectory, check_free, manifest_rows
+from featviz.rundir.place import RUN, check_apart, check_free, model_files, replacing
+from featviz.rundir.write import ImageFolder, RunDirectory, manifest_rows
 
 log = logging.getLogger(__name__)
 
@@ -67,20 +67,19 @@ def draw_kernels(model: ModelOptions | LoadedModel, options: KernelOptions) -> K
     """
     check_drawing(options.draw, options.tensorboard)
     names = () if isinstance(model, LoadedModel) else (model.spec, model.arch, model.weights)
-    destination.check_apart(options.out, "--out", destination.model_files(*names))
-    events, besides = None, []
+    check_apart(options.out, "--out", model_files(*names))
+    events = None
     if options.tensorboard is not None:
         events = tensorboard.run_folder(options.tensorboard, options.out)
-        besides = list(events.glob(tensorboard.EVENTS))
-    with lock.held(options.out):
-        with mistakes_first(model):
-            check_free(options.out, options.overwrite, None, besides)
+    with mistakes_first(model):
+        check_free(options.out, RUN, options.overwrite)
+    with replacing(options.out, RUN) as fresh:
         loaded = load_model(model, NO_IMAGE)
         with in_eval_mode(loaded.module):
             read, skipped = _read(loaded, options.layers)
         drawing = {k: v for k, v in structs.asdict(options.draw).items() if k not in _FOR_MAPS}
-        store = RunDirectory.create(options.out, options.overwrite, None, besides)
-        store.write_run(
+        run = RunDirectory(fresh)
+        run.write_run(
             {
                 "kind": "kernels",
                 **versions(),
@@ -93,7 +92,7 @@ def draw_kernels(model: ModelOptions | LoadedModel, options: KernelOptions) -> K
                 },
             }
         )
-        folder = ImageFolder(store.root, "")
+        folder = run.folder("")
         drawn = []
         with tensorboard.opened(events, options.out) as board:
             for layer, kernels in read:

@@ -30,8 +30,8 @@ from featviz.models.load import LoadedModel
 from featviz.options import DrawOptions, LookOptions, ModelOptions, PageOptions, RunOptions
 from featviz.pipeline.prepare import Prepared, find_images, prepare, read_input
 from featviz.records import Bytes, Floats, Guess, Sample, Site, Skip, finite
-from featviz.rundir import destination, outputs
 from featviz.rundir.atomic import atomic
+from featviz.rundir.place import check_apart, check_file, model_files, picture_of
 from featviz.text import by, counted, listed, quoted, safe_name
 
 log = logging.getLogger(__name__)
@@ -192,11 +192,11 @@ def check_files(
         StoreError: something else is there.
     """
     names = () if isinstance(model, LoadedModel) else (model.spec, model.arch, model.weights)
-    inputs = [*find.files_of(samples), *destination.model_files(*names)]
+    inputs = [*find.files_of(samples), *model_files(*names)]
     for path in paths:
         check_png(command, path)
-        destination.check_apart(path, "--out", inputs)
-        outputs.check_file(path, outputs.picture_of(command), overwrite=overwrite)
+        check_apart(path, "--out", inputs)
+        check_file(path, picture_of(command), overwrite=overwrite)
 
 
 def check_png(command: str, out: Path) -> None:

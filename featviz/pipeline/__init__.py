@@ -40,7 +40,7 @@ from featviz.pipeline.resume import (
 from featviz.pipeline.signals import stop_requests
 from featviz.pipeline.visit import Visit, visit_all
 from featviz.records import ImageResult, RunResult, Sample, Shard
-from featviz.rundir import destination
+from featviz.rundir.place import check_apart, model_files
 from featviz.rundir.store import StoredRun
 from featviz.rundir.write import RunDirectory
 from featviz.text import counted, listed, quoted
@@ -95,8 +95,8 @@ def _find(
     samples = find_images(arguments, options, stdin)
     names = (None,) if isinstance(model, LoadedModel) else (model.spec, model.arch, model.weights)
     if isinstance(options.target, Path):
-        inputs = [*find.files_of(samples), *destination.model_files(*names)]
-        destination.check_apart(options.target, "--out", inputs)
+        inputs = [*find.files_of(samples), *model_files(*names)]
+        check_apart(options.target, "--out", inputs)
     with mistakes_first(model):
         check_destination(model, options)
     return samples

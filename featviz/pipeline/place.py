@@ -5,9 +5,8 @@ from __future__ import annotations
 
 import logging
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
-from functools import partial
 from pathlib import Path
 
 from msgspec.structs import replace
@@ -15,11 +14,17 @@ from msgspec.structs import replace
 from featviz.errors import FeatvizError, StoreError
 from featviz.options import RunOptions
 from featviz.pipeline.options import check_options
-from featviz.pipeline.resume import besides
-from featviz.rundir import destination, lock, store
+from featviz.rundir import lock, store
 from featviz.rundir.atomic import reported
+from featviz.rundir.place import (
+    RUN,
+    can_be_replaced,
+    check_free,
+    clear_beside,
+    hidden_beside,
+    put_in_place,
+)
 from featviz.rundir.read import read_record
-from featviz.rundir.write import check_free
 from featviz.text import quoted
 
 log = logging.getLogger(__name__)
@@ -54,18 +59,24 @@ def place(options: RunOptions) -> Iterator[RunOptions]:
         with store.temporary(options.url.name) as folder:
             yield replace(options, out=folder)
         return
+    earlier = None
     if options.overwrite:
-        destination.clear_beside(options.out, destination.RUN)
-        earlier = check_free(options.out, True, besides=besides(options))
-        fresh = destination.place_beside(options.out) if earlier and earlier.is_complete else None
-        if fresh is not None:
-            with in_any_case(partial(_replace_run, options, fresh)):
-                yield replace(options, out=fresh, resume=False, overwrite=False)
-            return
-    yield options
+        clear_beside(options.out)
+        earlier = check_free(options.out, RUN, True)
+    if earlier is None or not earlier.complete or not can_be_replaced(options.out):
+        yield options
+        return
+    fresh = hidden_beside(options.out)
+    try:
+        yield replace(options, out=fresh, resume=False, overwrite=False)
+    except BaseException:
+        with suppress(FeatvizError, BrokenPipeError):
+            _replace_run(options.out, fresh)
+        raise
+    _replace_run(options.out, fresh)
 
 
-def _replace_run(options: RunOptions, fresh: Path) -> None:
+def _replace_run(out: Path, fresh: Path) -> None:
     """Put a run in the place of the earlier one if all of its images are finished."""
     try:
         images = read_record(fresh)[1].images
@@ -73,26 +84,13 @@ def _replace_run(options: RunOptions, fresh: Path) -> None:
         shutil.rmtree(fresh, ignore_errors=True)
         return
     if not images.missing:
-        with reported(options.out, f"the new run stays in {fresh}"):
-            destination.put_in_place(fresh, options.out, destination.RUN, besides(options))
+        with reported(out, f"the new run stays in {fresh}"):
+            put_in_place(fresh, out, RUN)
     elif images.complete:
         log.warning(
             "%s stays as it was; what is done of the new run is in %s, where --resume goes on",
-            quoted(str(options.out)),
+            quoted(str(out)),
             quoted(str(fresh)),
         )
     else:
         shutil.rmtree(fresh, ignore_errors=True)
-
-
-@contextmanager
-def in_any_case(task: Callable[[], object]) -> Iterator[None]:
-    """Do something at the end of a block; if the block has failed, errors of the task are left
-    out."""
-    try:
-        yield
-    except BaseException:
-        with suppress(FeatvizError, BrokenPipeError):
-            task()
-        raise
-    task()

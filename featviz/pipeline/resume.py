@@ -11,7 +11,6 @@ from typing import Any, TypeVar
 
 from msgspec import structs
 
-from featviz.drawing.tensorboard import EVENTS
 from featviz.errors import ImageError, StoreError
 from featviz.images import decode
 from featviz.models.files import checkpoint
@@ -19,17 +18,16 @@ from featviz.models.load import LoadedModel
 from featviz.models.requirements import versions
 from featviz.models.sources import source_of
 from featviz.options import ModelOptions, RunOptions
-from featviz.pipeline.options import board_of
 from featviz.pipeline.prepare import Prepared
 from featviz.records import ImageResult, Outcome, Sample, Shard
 from featviz.rundir import RUN_FILE
 from featviz.rundir.image import read_image
-from featviz.rundir.ownership import holds_run, names_of_images
+from featviz.rundir.place import holds_run, names_of_images
 from featviz.rundir.read import image_folders, read_json
 from featviz.rundir.schema import GROWING, check_failures, fingerprint
 from featviz.rundir.store import StoredFolder, StoredRun, temporary
 from featviz.rundir.unlike import differences
-from featviz.rundir.write import ImageFolder, RunDirectory, check_free
+from featviz.rundir.write import ImageFolder, RunDirectory, check_free_for_run
 from featviz.text import counted, listed, quoted, safe_way
 
 Folder = TypeVar("Folder", bound=RunDirectory)
@@ -130,7 +128,7 @@ def check_destination(model: ModelOptions | LoadedModel, options: RunOptions) ->
     there = (options.resume or options.shard is not None) and holds_run(options.out)
     if not there and not (options.resume and complete_folders(options.out)):
         record, certain = _known(model, options)
-        check_free(options.out, options.overwrite, record, besides(options), certain)
+        check_free_for_run(options.out, options.overwrite, record, certain)
 
 
 def _known(model: ModelOptions | LoadedModel, options: RunOptions) -> tuple[dict[str, Any], bool]:
@@ -147,11 +145,6 @@ def _known(model: ModelOptions | LoadedModel, options: RunOptions) -> tuple[dict
         )
         certain = source.certain and model == plain
     return {**versions(), "model": known, "options": recorded_options(options)}, certain
-
-
-def besides(options: RunOptions) -> list[Path]:
-    """Files that the user has named to be written beside the run, or that a board goes on with."""
-    return [] if (board := board_of(options)) is None else list(board.glob(EVENTS))
 
 
 def complete_folders(root: Path) -> list[str]:
@@ -186,13 +179,13 @@ def open_store(
     out = options.out
     if (options.resume or options.shard is not None) and holds_run(out):
         _check_same(read_json(out / RUN_FILE), record, options)
-        return _joined(RunDirectory(out).cleared(), options, samples)
+        return _joined(RunDirectory(out), options, samples)
     for way in complete_folders(out) if options.resume else ():
         with suppress(StoreError):
             if read_image(out, way).manifest.fingerprint == fingerprint:
                 log.warning("%s is written anew from the manifests", out / RUN_FILE)
-                return RunDirectory(out).cleared()
-    return RunDirectory.create(out, options.overwrite, record, besides(options))
+                return RunDirectory(out)
+    return RunDirectory.create(out, options.overwrite, record)
 
 
 def _joined(folder: Folder, options: RunOptions, samples: Sequence[Sample]) -> Folder:
@@ -272,7 +265,7 @@ def kept(folder: ImageFolder, sample: Sample, fingerprint: str) -> ImageResult |
         if isinstance(folder, StoredFolder):
             manifest = folder.manifest()
         else:
-            manifest = read_image(folder.root, folder.name).manifest
+            manifest = read_image(folder.run.root, folder.name).manifest
         if manifest.fingerprint == fingerprint and manifest.image.sha256 == decode.digest(sample):
             return ImageResult(
                 sample.name,

@@ -25,14 +25,24 @@ from featviz.report import pages, series
 from featviz.report.beside import AuditViews, Extras, KernelPage
 from featviz.report.network import is_numbers, telling
 from featviz.report.views import Links, arrange
-from featviz.rundir import REPORT_FILE, REPORT_ZIP, destination, outputs
+from featviz.rundir import REPORT_FILE, REPORT_RECORD, REPORT_ZIP
 from featviz.rundir.audits import is_audit, read_audit
 from featviz.rundir.image import ReadImage, format_of
 from featviz.rundir.kernels import is_kernels, read_kernels
+from featviz.rundir.place import (
+    PAGE,
+    REPORT_FOLDER,
+    FileKind,
+    check_file,
+    check_free,
+    replacing,
+    writing,
+)
 from featviz.rundir.read import ReadRun, read_run
 from featviz.rundir.schema import Capture
 from featviz.rundir.series import read_steps
 from featviz.rundir.store import here
+from featviz.rundir.write import write_record
 
 MOST_BYTES = 25_000_000
 """About so many bytes has one file at most: what usual mail servers take."""
@@ -86,7 +96,7 @@ def build_report(
                 "--single-file --out maps.html, or --zip --out maps.zip",
             )
     if options.zip or options.single_file:
-        outputs.check_file(*_single(Path() if isinstance(place, Url) else place, options))
+        check_file(*_single(Path() if isinstance(place, Url) else place, options))
     if not isinstance(place, Url) and (alone := _alone(place, options)):
         render, left_out = alone
         page, written = _write(render, place, options)
@@ -178,22 +188,24 @@ def _read(root: Path, place: Path | Url) -> ReadRun:
 def _write(render: Render, root: Path, options: ReportOptions) -> tuple[Path, tuple[Path, ...]]:
     """Write a report in its form; the page to open first, and all files."""
     if options.zip or options.single_file:
-        place = _single(root, options)
-        with outputs.writing(*place) as file:
+        single = _single(root, options)
+        with writing(*single) as file:
             if options.zip:
                 _write_zip(render, file)
             else:
                 ((_, pieces),) = render(Links())
                 file.writelines(map(_encoded, pieces))
-        return place[0], (place[0],)
+        return single[0], (single[0],)
     out = options.out or root / "report"
-    destination.check_free(out, destination.REPORT_FOLDER, overwrite=True)
+    check_free(out, REPORT_FOLDER, overwrite=True)
     written = []
-    with destination.replacing(out, destination.REPORT_FOLDER) as folder:
+    with replacing(out, REPORT_FOLDER) as folder:
         for name, pieces in render(Links(out.absolute())):
             with (folder / name).open("wb") as file:
                 file.writelines(map(_encoded, pieces))
             written.append(out / name)
+        write_record(folder, REPORT_RECORD, {})
+        written.append(out / REPORT_RECORD)
     return out / "index.html", tuple(written)
 
 
@@ -215,12 +227,10 @@ def _write_zip(render: Render, file: BinaryIO) -> None:
             add(name, view.image.content(view.file), zipfile.ZIP_STORED)
 
 
-def _single(root: Path, options: ReportOptions) -> tuple[Path, outputs.FileKind, str, bool]:
+def _single(root: Path, options: ReportOptions) -> tuple[Path, FileKind, str, bool]:
     """Where a report of one file is written, of which kind it is, and what may be replaced."""
-    name, kind = REPORT_FILE, outputs.PAGE
-    if options.zip:
-        name, kind = REPORT_ZIP, outputs.REPORT_ARCHIVE
-    return options.out or root / name, kind, "--out", options.overwrite
+    name = REPORT_ZIP if options.zip else REPORT_FILE
+    return options.out or root / name, PAGE, "--out", options.overwrite
 
 
 def _encoded(text: str) -> bytes:

@@ -16,8 +16,9 @@ from featviz.errors import StoreError, UsageError
 from featviz.files.urls import Url
 from featviz.options import SheetOptions
 from featviz.records import Floats
-from featviz.rundir import INPUT_FILE, outputs
+from featviz.rundir import INPUT_FILE
 from featviz.rundir.image import DamagedError, DrawnGrid, ReadImage
+from featviz.rundir.place import check_file, picture_of, writing
 from featviz.rundir.read import ReadRun, read_run
 from featviz.rundir.schema import Capture
 from featviz.rundir.store import here
@@ -28,7 +29,7 @@ _MARGIN, _GAP, _TEXT = 12, 4, 13
 _SMALLEST = 32
 """Pixels that the picture of what the model saw has at least, on its longer side."""
 _PAPER, _INK, _NO_PICTURE = (255, 255, 255), (27, 33, 41), (223, 227, 232)
-_KIND = outputs.picture_of("sheet")
+_KIND = picture_of("sheet")
 _MARK = PngInfo()
 _MARK.add_text("Software", "featviz sheet")
 _LONGEST_NAME = 28
@@ -69,7 +70,7 @@ def make_sheet(place: Path | Url, options: SheetOptions) -> SheetResult:
         UsageError: no such layer, tensor or channels, or too large a picture.
     """
     out = options.out or Path(safe_name(f"sheet-{options.layer}.png"))
-    outputs.check_file(out, _KIND, overwrite=options.overwrite)
+    check_file(out, _KIND, overwrite=options.overwrite)
     lines: dict[str, list[Cell]] = {}
     damaged: list[DamagedError] = []
     with here(place) as root:
@@ -98,7 +99,7 @@ def make_sheet(place: Path | Url, options: SheetOptions) -> SheetResult:
         picture = _table(numbers, names, cells)
     else:
         picture = _table(names, numbers, list(zip(*cells, strict=True)))
-    with outputs.writing(out, _KIND, overwrite=options.overwrite) as file:
+    with writing(out, _KIND, overwrite=options.overwrite) as file:
         picture.save(file, "png", pnginfo=_MARK)
     return SheetResult(out, tuple(lines), tuple(c for c in channels if c != ALL), left_out)
 

@@ -16,6 +16,8 @@ AUDIT_FILE, DIFF_FILE = "audit.json", "diff.json"
 EXEMPLARS_FILE = "exemplars.json"
 REPORT, REPORT_FILE, INDEX_FILE = "report", "report.html", "index.html"
 REPORT_ZIP = "report.zip"
+REPORT_RECORD = "report.json"
+"""Lists the files of a report's folder."""
 DIFF_GRIDS = "grids.js"
 """The numbers of the grids on the page of a comparison."""
 REPORT_ASSETS = ("style.css", "icon.svg", "tiles.js", "floating.js", "channel.js", "report.js")

@@ -14,16 +14,16 @@ import secrets
 import shutil
 import stat
 from collections.abc import Iterable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path, PurePath, PurePosixPath
 from typing import BinaryIO, NamedTuple
 
 from featviz.errors import StoreError
 from featviz.text import quoted
 
-_PART = re.compile(r"\.(.+)\.[0-9a-f]{16}\.part", re.DOTALL)
-"""Names of what is being written: `.NAME.<16 hex digits>.part` beside NAME. Where one is left, the
-process that wrote it was killed."""
+_HIDDEN = re.compile(r"\.(.+)\.[0-9a-f]{16}\.(?:part|old)", re.DOTALL)
+"""Names of what is being written, `.NAME.<16 hex digits>.part` beside NAME, and of what has stood
+there. Where one is left, the process that made it was killed."""
 _TRIES = 10
 """How often a hidden folder is made where another process removes the empty folder above it."""
 _BUFFER = 2**16
@@ -48,12 +48,6 @@ class _Place(NamedTuple):
 
     def name(self, file: str) -> str:
         return file if self.fd is not None else f"{self.path}/{file}"
-
-    def is_folder(self, name: str) -> bool:
-        """Whether a folder, and no link to one, has this name."""
-        with suppress(FileNotFoundError):
-            return stat.S_ISDIR(self.mode(name))
-        return False
 
     def mode(self, name: str) -> int:
         return os.stat(self.name(name), dir_fd=self.fd, follow_symlinks=False).st_mode
@@ -110,15 +104,15 @@ def _new_file(place: _Place, name: str, final: str | None = None) -> Iterator[Bi
         with os.fdopen(descriptor, "wb", buffering=_BUFFER) as file:
             yield file
         if final is not None:
-            _move(place, name, place, final)
+            _move(place, name, final)
     except BaseException:
         with suppress(FileNotFoundError):
             os.unlink(place.name(name), dir_fd=place.fd)
         raise
 
 
-def _move(source: _Place, name: str, target: _Place, final: str) -> None:
-    os.replace(source.name(name), target.name(final), src_dir_fd=source.fd, dst_dir_fd=target.fd)
+def _move(place: _Place, name: str, final: str) -> None:
+    os.replace(place.name(name), place.name(final), src_dir_fd=place.fd, dst_dir_fd=place.fd)
 
 
 @contextmanager
@@ -144,7 +138,7 @@ def atomic(path: Path, below: Path | None = None) -> Iterator[BinaryIO]:
 
 class HiddenFolder:
     """A folder that is written under an unguessable name beside its final one, and moved there when
-    all is in it: one move for all of its files, and under its final name it is whole."""
+    all is in it: under its final name it is whole."""
 
     def __init__(self, path: Path, below: Path) -> None:
         """Make it, and the folders that are missing on the way.
@@ -158,20 +152,16 @@ class HiddenFolder:
             StoreError: it cannot be made; names `path`.
         """
         self.path, self.below = path, below
-        self.name = part_name(path.name)
-        self._files: set[str] = set()
+        self.hidden = path.with_name(part_name(path.name))
         with reported(path):
             for left in reversed(range(_TRIES)):
                 try:
-                    with self._above() as above:
-                        os.mkdir(above.name(self.name), dir_fd=above.fd)
+                    with _opened(path.parent, below) as above:
+                        os.mkdir(above.name(self.hidden.name), dir_fd=above.fd)
                     return
                 except FileNotFoundError:
                     if not left:
                         raise
-
-    def _above(self, make: bool = True) -> AbstractContextManager[_Place]:
-        return _opened(self.path.parent, self.below, make)
 
     @contextmanager
     def writing(self, relative: str) -> Iterator[BinaryIO]:
@@ -183,38 +173,26 @@ class HiddenFolder:
         *folders, name = relative.split("/")
         with (
             reported(f"{self.path}/{relative}"),
-            self._above(make=False) as above,
-            above.inner([self.name], make=False) as own,
+            _opened(self.hidden, self.below, make=False) as own,
             own.inner(folders, make=True) as place,
             _new_file(place, name) as file,
         ):
             yield file
-        self._files.add(relative)
 
-    def publish(self, last: str) -> None:
-        """Move the folder to its place. What stands there already stays, but files of the same
-        names are replaced.
-
-        Args:
-            last: the file that makes it whole, and comes last where files are moved one by one.
+    def publish(self) -> None:
+        """Move the folder to its place.
 
         Raises:
-            StoreError: it cannot be moved, or a link is in its place.
+            StoreError: it cannot be moved: a link, a file, or files of others are in its place.
         """
-        with reported(self.path), self._above(make=False) as above:
+        with reported(self.path), _opened(self.path.parent, self.below, make=False) as above:
             try:
-                _move(above, self.name, above, self.path.name)
-            except OSError:
-                if not above.is_folder(self.path.name):
+                _move(above, self.hidden.name, self.path.name)
+            except OSError as error:
+                if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
                     raise
-                for relative in sorted(self._files, key=lambda way: (way == last, way)):
-                    *folders, name = relative.split("/")
-                    with (
-                        above.inner([self.name, *folders], make=False) as source,
-                        above.inner([self.path.name, *folders], make=True) as target,
-                    ):
-                        _move(source, name, target, name)
-                shutil.rmtree(above.name(self.name), dir_fd=above.fd)
+                words = f"{quoted(str(self.path))} holds files that featviz did not write"
+                raise StoreError(words, "move them away; --resume goes on") from None
 
     def discard(self) -> None:
         """Remove it, and the folders above that this has emptied.
@@ -222,7 +200,7 @@ class HiddenFolder:
         Raises:
             StoreError: its place cannot be reached any more, or has come to lie behind a link.
         """
-        remove_folder(self.path.with_name(self.name), self.below)
+        remove_folder(self.hidden, self.below)
 
 
 def part_name(name: str) -> str:
@@ -232,10 +210,9 @@ def part_name(name: str) -> str:
 
 
 def part_of(name: str) -> str | None:
-    """The name of the file or folder that was being written under a hidden one; None for any other
-    name."""
-    part = _PART.fullmatch(name)
-    return None if part is None else part[1]
+    """The name that belongs to a hidden one, cut where it is long; None for any other name."""
+    hidden = _HIDDEN.fullmatch(name)
+    return None if hidden is None else hidden[1]
 
 
 def refuse_links(root: Path, ways: Iterable[str]) -> None:
@@ -288,7 +265,6 @@ def remove_folder(folder: Path, root: Path) -> None:
 
 
 def _remove_empty(root: Path, ways: Iterable[PurePath]) -> None:
-    """Remove folders below another one, as far as they are empty, the deepest first."""
     for way in sorted(ways, key=lambda way: len(way.parts), reverse=True):
         if way.parts:
             folder = root / way

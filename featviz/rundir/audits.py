@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +11,6 @@ from featviz.errors import FileError, StoreError
 from featviz.files import Folder
 from featviz.rundir import AUDIT_FILE, RUN_FILE, schema
 from featviz.rundir.image import ReadImage, pictures_beside, png_header
-from featviz.rundir.ownership import is_suspects_file
 from featviz.rundir.schema import MOST_RECORD, Audit
 from featviz.text import quoted
 
@@ -49,8 +47,6 @@ def read_audit(root: Path, given: Path | None) -> ReadAudit | None:
         else:
             content = files.read_json(path, MOST_RECORD)
         record = schema.check_audit(content)
-        for contradiction in _contradictions(record):
-            raise ValueError(contradiction)
         return ReadAudit(record, _read_pictures(path.parent, record))
     except FileNotFoundError as error:
         if given is None:
@@ -70,9 +66,3 @@ def _read_pictures(root: Path, record: Audit) -> ReadImage:
             with suppress(FileNotFoundError):
                 found[row.file] = png_header(folder, row.file)
     return pictures_beside(root, "audit", found)
-
-
-def _contradictions(record: Audit) -> Iterator[str]:
-    for n, row in enumerate(record.drawn):
-        if not is_suspects_file(row.file):
-            yield schema.misfit(f"drawn[{n}].file", row.file, "suspects/NAME.png")

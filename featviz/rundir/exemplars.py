@@ -20,7 +20,6 @@ from featviz.options import MOST_TOP
 from featviz.records import Place
 from featviz.rundir import EXEMPLARS_FILE, schema
 from featviz.rundir.image import ReadImage, pictures_beside, png_header
-from featviz.rundir.ownership import is_exemplar_file
 from featviz.rundir.schema import Count, Reason, Text
 from featviz.text import quoted
 
@@ -211,10 +210,6 @@ def _contradictions(record: ExemplarRecord) -> Iterator[str]:
     if not 1 <= record.top <= MOST_TOP:
         yield f"options.top is not 1 to {MOST_TOP}"
     for layer in record.layers:
-        if not is_exemplar_file(layer.sheet):
-            yield f"{layer.sheet!r} is no name of a sheet"
         for row in layer.channels:
             if len(row.exemplars) > record.room or bool(row.file) != bool(row.exemplars):
                 yield f"channel {row.channel} of {layer.sheet} has {len(row.exemplars)} exemplars"
-            if row.file and not is_exemplar_file(row.file):
-                yield f"{row.file!r} is no name of a channel's picture"

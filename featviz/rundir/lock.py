@@ -93,11 +93,24 @@ def _refuse_shards(out: Path, what: str, count: int = 0) -> None:
 
 @contextmanager
 def _locked(path: Path, what: str, patience: float = 0.0) -> Iterator[None]:
-    made: list[Path] = []
+    """Hold one lock file; the folders that it needs are made, and go again if they are empty."""
+    lock, made, mine = FileLock(path, thread_local=False), list[Path](), None
     try:
         with reported(path.parent, "name another place"):
-            lock = _acquired(path, what, patience, made)
-        mine = None
+            while not lock.is_locked:
+                made[:0] = [f for f in (path.parent, *path.parent.parents) if not f.exists()]
+                path.parent.mkdir(parents=True, exist_ok=True)
+                # not found: who made the folder has just removed it
+                with suppress(FileNotFoundError):
+                    if os.path.lexists(path):
+                        _check(path, path.lstat())
+                    try:
+                        lock.acquire(timeout=patience, poll_interval=_POLL)
+                    except Timeout:
+                        raise StoreError(
+                            f"{what} is being written by {_holder(path)}",
+                            "wait until it is done, or name another place",
+                        ) from None
         try:
             mine = _sign(path, lock)
             yield
@@ -112,28 +125,6 @@ def _locked(path: Path, what: str, patience: float = 0.0) -> Iterator[None]:
         for folder in made:
             with suppress(OSError):
                 folder.rmdir()
-
-
-def _acquired(path: Path, what: str, patience: float, made: list[Path]) -> FileLock:
-    """Take the lock; the folders that this has to make are added to `made`, the innermost first."""
-    lock, end = FileLock(path, thread_local=False), time.monotonic() + patience
-    while True:
-        made[:0] = [f for f in (path.parent, *path.parent.parents) if not f.exists()]
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with suppress(FileNotFoundError):
-            _check(path, path.lstat())
-        try:
-            lock.acquire(timeout=0)
-            return lock
-        except Timeout:
-            if time.monotonic() >= end:
-                raise StoreError(
-                    f"{what} is being written by {_holder(path)}",
-                    "wait until it is done, or name another place",
-                ) from None
-            time.sleep(_POLL)
-        except FileNotFoundError:
-            continue  # the process that made the folder has just removed it
 
 
 def _check(path: Path, found: os.stat_result) -> None:

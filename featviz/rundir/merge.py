@@ -14,8 +14,9 @@ from typing import Any, BinaryIO
 from featviz.errors import CompareError, StoreError, UsageError
 from featviz.files import real
 from featviz.files.urls import Url
-from featviz.rundir import MANIFEST_FILE, destination
+from featviz.rundir import MANIFEST_FILE
 from featviz.rundir.image import ReadImage, read_image, same_content
+from featviz.rundir.place import RUN, check_free, replacing
 from featviz.rundir.read import ReadRun, read_run
 from featviz.rundir.store import here
 from featviz.rundir.verify import faults_of
@@ -62,13 +63,13 @@ def merge(parts: Sequence[Path | Url], out: Path, overwrite: bool = False) -> Me
 
 def _merge(parts: Sequence[Path], out: Path, overwrite: bool) -> MergeResult:
     _check_apart(parts, out)
-    destination.check_free(out, destination.RUN, overwrite)
+    check_free(out, RUN, overwrite)
     runs = [_read(part) for part in parts]
     for run in runs[1:]:
         _check_alike(runs[0], run)
     images = _images(runs)
     record = _record(runs, images)
-    with destination.replacing(out, destination.RUN) as fresh:
+    with replacing(out, RUN) as fresh:
         for image in images.values():
             _check_whole(image)
             _bring(image, fresh / image.folder)

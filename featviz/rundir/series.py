@@ -9,13 +9,13 @@ is whole. Nothing here needs torch.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from featviz.errors import StoreError
 from featviz.rundir import LOCK_FILE, REPORT, REPORT_FILE, REPORT_ZIP, RUN_FILE
 from featviz.rundir.atomic import part_of, remove, remove_empty, reported
-from featviz.rundir.ownership import Claim, of_run
+from featviz.rundir.place import RUN, Earlier, check_free
 from featviz.text import quoted
 
 _STEP = re.compile(r"step-(\d{6,15})")
@@ -50,28 +50,25 @@ def step_folders(root: Path) -> dict[int, Path]:
     return {step: found[step] for step in sorted(found)}
 
 
-def removable(root: Path, steps: Iterable[int]) -> list[Claim]:
+def removable(root: Path, steps: Iterable[int]) -> dict[Path, Earlier]:
     """The run directories of steps, all of which may go.
 
     Raises:
         StoreError: one holds files that featviz did not write.
     """
-    claims = [claim for step in steps if (claim := of_run(step_folder(root, step))) is not None]
-    for claim in claims:
-        claim.files()
-    return claims
+    found = {path: check_free(path, RUN, True) for path in (step_folder(root, n) for n in steps)}
+    return {path: earlier for path, earlier in found.items() if earlier is not None}
 
 
-def remove_steps(claims: Iterable[Claim]) -> None:
+def remove_steps(steps: Mapping[Path, Earlier]) -> None:
     """Remove run directories: what their records list.
 
     Raises:
         StoreError: one cannot be removed.
     """
-    for claim in claims:
-        with reported(claim.root):
-            remove(claim.root, claim.files())
-            remove_empty(claim.root)
+    for path, earlier in steps.items():
+        remove(path, earlier.in_order)
+        remove_empty(path)
 
 
 def check_series(root: Path, overwrite: bool, resume: bool, board: Path | None) -> list[int]:

@@ -27,10 +27,10 @@ from featviz.records import Floats, Shard
 from featviz.rundir import AUDIT_FILE, LOCK_FILE, MANIFEST_FILE, RUN_FILE, SHARDS_LOCK
 from featviz.rundir import lock as locks
 from featviz.rundir.atomic import reported
-from featviz.rundir.ownership import is_lock, is_own_name, is_record_of_run
+from featviz.rundir.place import is_lock, is_own_name, is_record
 from featviz.rundir.schema import MOST_RECORD, Manifest, read_manifest
 from featviz.rundir.unlike import taken
-from featviz.rundir.write import ImageFolder, NewImageFolder, RunDirectory
+from featviz.rundir.write import ImageFolder, RunDirectory
 from featviz.text import listed, quoted, safe_name, safe_way
 
 T = TypeVar("T")
@@ -339,7 +339,7 @@ class StoredRun(RunDirectory):
         """The content of run.json; None where there is none of featviz."""
         with suppress(OSError, ValueError):
             content = parse_json((self.root / RUN_FILE).read_text("utf-8"))
-            return dict(content) if is_record_of_run(content) else None
+            return dict(content) if is_record(content, RUN_FILE) else None
         return None
 
     def check_free(self, record: Mapping[str, Any], certain: bool) -> None:
@@ -365,14 +365,15 @@ class StoredRun(RunDirectory):
         """The folder of an image."""
         return StoredFolder(self, way)
 
-    def new_image(self, name: str) -> NewStoredFolder:
-        """The folder of the image with this relative name, to be written.
+    def new_image(self, name: str) -> StoredFolder:
+        """The folder of the image with this relative name, to be written here, and uploaded when it
+        is finished.
 
         Raises:
             StoreError: the folder for files on their way is gone.
         """
         self.check_place()
-        return NewStoredFolder(self, safe_way(name))
+        return StoredFolder(self, safe_way(name), new=True)
 
     def clear_images(self, names: Iterable[str]) -> None:
         """Remove what uploads of these images have left that were ended too early."""
@@ -396,19 +397,22 @@ class StoredRun(RunDirectory):
 class StoredFolder(ImageFolder):
     """The folder of an image below a URL."""
 
-    def __init__(self, run: StoredRun, name: str) -> None:
-        super().__init__(run.root, name)
-        self._run = run
+    run: StoredRun
+
+    @property
+    def _there(self) -> dict[str, int]:
+        """Bytes of its files in the store, by their names."""
+        return self.run.images.get(self.name, {})
 
     @property
     def is_complete(self) -> bool:
         """Whether the manifest is there."""
-        return MANIFEST_FILE in self._run.images.get(self.name, {})
+        return MANIFEST_FILE in self._there
 
     @property
     def size(self) -> int:
         """Bytes of its files."""
-        return sum(self._run.images.get(self.name, {}).values())
+        return sum(self._there.values())
 
     def manifest(self) -> Manifest:
         """The manifest, if all files that it lists are there with as many bytes.
@@ -416,35 +420,15 @@ class StoredFolder(ImageFolder):
         Raises:
             StoreError: one does not fit.
         """
-        name, there = f"{self.name}/{MANIFEST_FILE}", self._run.images.get(self.name, {})
+        name = f"{self.name}/{MANIFEST_FILE}"
         try:
-            manifest = read_manifest(self._run.store.read(name, MOST_RECORD))
+            manifest = read_manifest(self.run.store.read(name, MOST_RECORD))
         except (FileError, ValueError) as error:
             raise StoreError(f"{quoted(name)}: {error}") from error
         for row in manifest.files:
-            if there.get(row.file) != row.bytes:
+            if self._there.get(row.file) != row.bytes:
                 raise StoreError(f"{quoted(f'{self.name}/{row.file}')} is not as it was written")
         return manifest
-
-    def discard(self) -> None:
-        """Remove what is there of an image that is not complete, or no longer wanted; the manifest
-        goes first: it may be there though the answer to its upload was lost.
-
-        Raises:
-            StoreError: something cannot be removed.
-        """
-        if there := self._run.images.get(self.name):
-            names = sorted({MANIFEST_FILE, *there}, key=lambda name: name != MANIFEST_FILE)
-            self._run.store.remove(f"{self.name}/{name}" for name in names)
-            del self._run.images[self.name]
-
-
-class NewStoredFolder(NewImageFolder):
-    """The folder of an image that is being written here, and uploaded by `finish`."""
-
-    def __init__(self, run: StoredRun, name: str) -> None:
-        super().__init__(run, name)
-        self._run, self._written = run, 0
 
     def finish(self, manifest: Mapping[str, Any], stats: Mapping[str, Floats]) -> None:
         """Write the statistics and the manifest, upload all files, the manifest last, and remove
@@ -454,22 +438,27 @@ class NewStoredFolder(NewImageFolder):
             UploadError: the store does not take one of them.
         """
         super().finish(manifest, stats)
-        images = self._run.images
+        images = self.run.images
         images[self.name] = {name: found.bytes for name, found in self._sums.items()}
         for group in (sorted(self._sums), [MANIFEST_FILE]):
-            self._run.store.put({f"{self.name}/{name}": self.path / name for name in group})
-        self._written = super().size
-        images[self.name] = {MANIFEST_FILE: 0}  # no other file of it is asked for from now on
+            self.run.store.put({f"{self.name}/{name}": self.path / name for name in group})
+        # no other file of it is asked for from now on
+        images[self.name] = {MANIFEST_FILE: super().size}
         shutil.rmtree(self.path, ignore_errors=True)
 
-    @property
-    def size(self) -> int:
-        """Bytes of its files, once they are uploaded."""
-        return self._written
-
     def discard(self) -> None:
-        """Remove all that was written, here and as far as the store answers there: what stays has
-        no manifest, or all of its files."""
-        super().discard()
-        with suppress(StoreError):
-            self._run.folder(self.name).discard()
+        """Remove what is there of an image that is not complete, or no longer wanted; the manifest
+        goes first: it may be there though the answer to its upload was lost. Of one that is being
+        written all goes here, and there as far as the store answers: what stays has no manifest, or
+        all of its files.
+
+        Raises:
+            StoreError: something cannot be removed.
+        """
+        if self._hidden is not None:
+            super().discard()
+        if there := self._there:
+            names = sorted({MANIFEST_FILE, *there}, key=lambda name: name != MANIFEST_FILE)
+            with suppress(*() if self._hidden is None else (StoreError,)):
+                self.run.store.remove(f"{self.name}/{name}" for name in names)
+                del self.run.images[self.name]

@@ -8,14 +8,14 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from featviz.errors import CHECK_FAILED, StoreError
 from featviz.files.urls import Url
-from featviz.rundir import MANIFEST_FILE, RUN_FILE, ownership
-from featviz.rundir.atomic import part_of
+from featviz.rundir import MANIFEST_FILE, RUN_FILE
 from featviz.rundir.image import ReadImage, read_image
+from featviz.rundir.place import holds_run, look
 from featviz.rundir.read import image_folders, read_record
 from featviz.rundir.schema import MOST_RECORD, fingerprint
 from featviz.rundir.series import read_steps, step_folders
@@ -113,8 +113,6 @@ class _Checked(NamedTuple):
     verdict: ImageVerdict
     fingerprint: str | None = None
     """Of the settings by which it was drawn; None where its manifest does not say."""
-    files: Sequence[str] | None = None
-    """What its manifest lists; None where that cannot be read."""
 
 
 @dataclass(frozen=True)
@@ -161,7 +159,7 @@ class _FoundRun:
             tuple(faults),
             max(0, total - len(found) - len(lost)),
             self.series,
-            tuple(self._unlisted(found)),
+            tuple(look(self.root).others if holds_run(self.root) else ()),
         )
 
     def _image(self, folder: str) -> _Checked:
@@ -178,7 +176,7 @@ class _FoundRun:
         rows = image.manifest.files
         size = sum(row.bytes for row in rows)
         verdict = ImageVerdict(name or image.name, tuple(faults), len(rows) + 1, size)
-        return _Checked(verdict, image.manifest.fingerprint, image.files)
+        return _Checked(verdict, image.manifest.fingerprint)
 
     def _of_record(self, found: Mapping[str, _Checked]) -> Iterator[str]:
         """Where run.json does not fit the images: in its settings, or in their number."""
@@ -194,21 +192,6 @@ class _FoundRun:
         named += len(images.get("missing", []))
         if "missing" in images and named != images["total"]:
             yield f"{RUN_FILE} has images.total {images['total']}, and names {named}"
-
-    def _unlisted(self, found: Mapping[str, _Checked]) -> Iterator[str]:
-        """Files that nothing lists; of an image whose manifest cannot be read, none is told."""
-        known = {f"{way}/{name}" for way, checked in found.items() for name in checked.files or ()}
-        unknown = {way for way, checked in found.items() if checked.files is None}
-        is_beside = ownership.beside(self.root)
-        for way, _ in ownership.walk(self.root):
-            above = PurePosixPath(way)
-            if way in known or way == RUN_FILE or ownership.is_lock(way) or is_beside(way):
-                continue
-            if above.name.startswith("events.out.tfevents."):  # of --tensorboard in the run
-                continue
-            ways = {str(path) for path in above.parents}
-            if not ways & unknown and not any(map(part_of, above.parts)):
-                yield way
 
 
 def faults_of(image: ReadImage) -> Iterator[str]:

@@ -9,8 +9,8 @@ from __future__ import annotations
 import io
 import json
 import zipfile
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO
 
@@ -18,14 +18,7 @@ import numpy as np
 
 from featviz.errors import StoreError
 from featviz.records import Floats, Layer, Skip
-from featviz.rundir import (
-    MANIFEST_FILE,
-    RUN_FILE,
-    SCHEMA_VERSION,
-    STATS_FILE,
-    destination,
-    ownership,
-)
+from featviz.rundir import MANIFEST_FILE, RUN_FILE, SCHEMA_VERSION, STATS_FILE
 from featviz.rundir.atomic import (
     HiddenFolder,
     atomic,
@@ -36,11 +29,12 @@ from featviz.rundir.atomic import (
     remove_folder,
     reported,
 )
-from featviz.rundir.ownership import Claim
+from featviz.rundir.place import RUN, Earlier, check_free, left_of_image, walk
 from featviz.rundir.schema import Capture
 from featviz.rundir.sums import Sum, SummedFile, sealed
 from featviz.rundir.unlike import taken
 from featviz.text import quoted, safe_name, safe_way
+from featviz.version import __version__
 
 __all__ = ["ImageFolder", "RunDirectory", "atomic", "write_json"]
 
@@ -62,32 +56,23 @@ class RunDirectory:
         root: Path,
         overwrite: bool = False,
         record: Mapping[str, Any] | None = None,
-        besides: Collection[Path] = (),
     ) -> RunDirectory:
         """Make the folder, or empty the run that it holds: where `overwrite` says so, or where
         none of its images is complete.
 
         Args:
             record: what run.json will say, to tell the same run from another.
-            besides: files that the user has named for this command to write.
 
         Raises:
             StoreError: it holds another run, or something that featviz did not write, or cannot be
                 written.
         """
         with reported(root):
-            earlier = check_free(root, overwrite, record, besides)
-            if earlier is not None:
-                remove(root, earlier.files(besides))
-                cls(root).clear_images(ownership.names_of_images(earlier.record))
+            if (earlier := check_free_for_run(root, overwrite, record)) is not None:
+                remove(root, earlier.in_order)
+                remove_empty(root)
             root.mkdir(parents=True, exist_ok=True)
-        return cls(root).cleared()
-
-    def cleared(self) -> RunDirectory:
-        """Remove what killed runs left of files that were being written into the root."""
-        names = [path.name for path in self.root.iterdir() if path.is_file()]
-        remove(self.root, [name for name in names if part_of(name) == RUN_FILE])
-        return self
+        return cls(root)
 
     def refresh(self) -> None:
         """Look anew what is there: a folder is looked at whenever it is asked."""
@@ -98,16 +83,17 @@ class RunDirectory:
 
     def folder(self, way: str) -> ImageFolder:
         """The folder of an image, by its path relative to the run directory."""
-        return ImageFolder(self.root, way)
+        return ImageFolder(self, way)
 
-    def new_image(self, name: str) -> NewImageFolder:
-        """The folder of the image with this relative name, to be written.
+    def new_image(self, name: str) -> ImageFolder:
+        """The folder of the image with this relative name, to be written; there is none under its
+        name until it is finished.
 
         Raises:
             StoreError: it cannot be made, or the run directory is no longer there.
         """
         self.check_place()
-        return NewImageFolder(self, safe_way(name))
+        return ImageFolder(self, safe_way(name), new=True)
 
     def check_place(self) -> None:
         """Whether this is still the folder in which the run began.
@@ -122,24 +108,25 @@ class RunDirectory:
             )
 
     def clear_images(self, names: Iterable[str]) -> None:
-        """Remove the hidden folders that killed runs left beside those of these images, and folders
+        """Remove what killed runs left beside the folders of these images and run.json, and folders
         above that this empties.
 
         Raises:
-            StoreError: the folder in which one is cannot be read.
+            StoreError: the folder in which something is cannot be read.
         """
-        ways = {safe_way(name) for name in names}
+        ways = {RUN_FILE, *map(safe_way, names)}
         for above in {PurePosixPath(way).parent for way in ways}:
             if any((self.root / part).is_symlink() for part in (above, *above.parents)[:-1]):
                 continue  # nothing behind a link is ours
             hidden: list[Path] = []
             with reported(self.root / above), suppress(FileNotFoundError, NotADirectoryError):
-                paths = (self.root / above).iterdir()
-                named = ((path, part_of(path.name)) for path in paths)
+                named = ((path, part_of(path.name)) for path in (self.root / above).iterdir())
                 hidden = [path for path, name in named if name and str(above / name) in ways]
             for path in hidden:
                 if path.is_dir() and not path.is_symlink():
                     remove_folder(path, self.root)
+                elif path.is_file():
+                    remove(self.root, [str(above / path.name)])
 
     def refuse_links(self, names: Iterable[str]) -> None:
         """Say before the work that the folder of one of these images is a link, or lies behind one.
@@ -163,10 +150,17 @@ class RunDirectory:
 class ImageFolder:
     """The folder of one image."""
 
-    def __init__(self, root: Path, name: str) -> None:
-        self.root, self.name = root, name
-        """The run directory, and relative to it, with forward slashes, the folder."""
-        self.path = root / name
+    def __init__(self, run: RunDirectory, name: str, new: bool = False) -> None:
+        """Make a hidden folder for an image that is new.
+
+        Args:
+            name: the folder relative to the run directory, with forward slashes.
+
+        Raises:
+            StoreError: it cannot be made.
+        """
+        self.run, self.name, self.path = run, name, run.root / name
+        self._hidden = HiddenFolder(self.path, run.root) if new else None
         self._sums: dict[str, Sum] = {}
         """Of the files that were written."""
 
@@ -187,18 +181,29 @@ class ImageFolder:
 
     @contextmanager
     def writing(self, relative: str) -> Iterator[BinaryIO]:
-        """Open a file of this folder for writing from its beginning to its end: atomically, and
-        through no link below the run."""
+        """Open a file of this folder for writing from its beginning to its end, through no link
+        below the run."""
         with self._opened(relative) as file:
             summed = SummedFile(file)
             yield summed.as_file()
         self._sums[relative] = summed.sum
 
-    def _opened(self, relative: str) -> AbstractContextManager[BinaryIO]:
-        return atomic(self.path / relative, self.root)
+    @contextmanager
+    def _opened(self, relative: str) -> Iterator[BinaryIO]:
+        try:
+            if self._hidden is not None:
+                with self._hidden.writing(relative) as file:
+                    yield file
+            else:
+                with atomic(self.path / relative, self.run.root) as file:
+                    yield file
+        except StoreError:
+            self.run.check_place()  # says so, if the run was moved away
+            raise
 
     def finish(self, manifest: Mapping[str, Any], stats: Mapping[str, Floats]) -> None:
-        """Write the statistics, then the manifest: from now on the image is complete."""
+        """Write the statistics, then the manifest, and give a new folder its name: from now on the
+        image is complete."""
         with self.writing(STATS_FILE) as file:
             packed = io.BytesIO()
             write_arrays(packed, stats)
@@ -207,6 +212,9 @@ class ImageFolder:
         content = {"schema_version": SCHEMA_VERSION, **manifest, "files": files}
         with self._opened(MANIFEST_FILE) as file:
             file.write(sealed(_json(content)))
+        if self._hidden is not None:
+            self.run.check_place()
+            self._hidden.publish()
 
     @property
     def is_complete(self) -> bool:
@@ -225,38 +233,11 @@ class ImageFolder:
         The manifest goes first: killed in between, this leaves an incomplete image. Files that
         have no name of ours stay.
         """
+        if self._hidden is not None:
+            self._hidden.discard()
         with reported(self.path):
-            remove(self.root, ownership.left_of_image(self.root, self.name))
+            remove(self.run.root, left_of_image(self.run.root, self.name))
             remove_empty(self.path)
-
-
-class NewImageFolder(ImageFolder):
-    """The folder of an image that is being written; there is none under its name until `finish`."""
-
-    def __init__(self, store: RunDirectory, name: str) -> None:
-        super().__init__(store.root, name)
-        self._store = store
-        self._hidden = HiddenFolder(self.path, store.root)
-
-    @contextmanager
-    def _opened(self, relative: str) -> Iterator[BinaryIO]:
-        try:
-            with self._hidden.writing(relative) as file:
-                yield file
-        except StoreError:
-            self._store.check_place()  # says so, if the run was moved away
-            raise
-
-    def finish(self, manifest: Mapping[str, Any], stats: Mapping[str, Floats]) -> None:
-        """Write the statistics and the manifest, and give the folder its name."""
-        super().finish(manifest, stats)
-        self._store.check_place()
-        self._hidden.publish(MANIFEST_FILE)
-
-    def discard(self) -> None:
-        """Remove all that was written."""
-        self._hidden.discard()
-        super().discard()
 
 
 def _identity(folder: Path) -> tuple[int, int] | None:
@@ -273,18 +254,13 @@ def manifest_rows(captures: Sequence[Capture], skipped: Sequence[Skip]) -> dict[
     return {"captures": rows, "skipped": [vars(skip) for skip in skipped]}
 
 
-def check_free(
-    root: Path,
-    overwrite: bool,
-    record: Mapping[str, Any] | None = None,
-    besides: Collection[Path] = (),
-    certain: bool = True,
-) -> Claim | None:
+def check_free_for_run(
+    root: Path, overwrite: bool, record: Mapping[str, Any] | None = None, certain: bool = True
+) -> Earlier | None:
     """Say before the work that a folder cannot become a run's.
 
     Args:
         record: what is known of the run that run.json will tell, to tell the same from another.
-        besides: files that the user has named for this command to write.
         certain: whether the record says all that makes a run the same.
 
     Returns:
@@ -295,11 +271,10 @@ def check_free(
     """
     ways = "--overwrite replaces it, --out names another folder"
 
-    def refusal(root: Path, earlier: Claim) -> StoreError:
-        complete = len(earlier.complete or ())
-        return taken(str(root), earlier.record, complete, record, certain, ways)
+    def refusal(root: Path, earlier: Earlier) -> StoreError:
+        return taken(str(root), earlier.run or {}, earlier.complete, record, certain, ways)
 
-    return destination.check_free(root, destination.RUN, overwrite, besides, refusal)
+    return check_free(root, RUN, overwrite, taken=refusal)
 
 
 def write_arrays(file: BinaryIO, arrays: Mapping[str, np.ndarray]) -> None:
@@ -308,6 +283,20 @@ def write_arrays(file: BinaryIO, arrays: Mapping[str, np.ndarray]) -> None:
         for name, array in arrays.items():
             with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
                 np.lib.format.write_array(member, array, allow_pickle=False)
+
+
+def write_record(
+    folder: Path, name: str, content: Mapping[str, Any], files: Iterable[str] | None = None
+) -> None:
+    """Write the record of a result, as the last file of its folder. It lists the others, by which
+    --overwrite knows what featviz wrote.
+
+    Args:
+        files: relative to the folder; None takes all that are in it.
+    """
+    names = [way for way, _ in walk(folder)] if files is None else files
+    whole = {"schema_version": 1, "featviz": __version__, **content, "files": sorted(names)}
+    write_json(folder / name, whole)
 
 
 def write_json(path: Path, content: Mapping[str, Any], below: Path | None = None) -> None:

@@ -204,14 +204,14 @@ def test_a_run_json_that_cannot_be_written_hides_no_other_error(
 
 def test_an_encoder_that_dies(draw: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A bug in a writer thread is not swallowed: it ends the run, and its image is no image."""
-    real = write.NewImageFolder.writing
+    real = write.ImageFolder.writing
 
-    def writing(self: write.NewImageFolder, relative: str) -> object:
+    def writing(self: write.ImageFolder, relative: str) -> object:
         if self.name == "02.png" and relative.endswith("output.png"):
             raise ZeroDivisionError("bug")
         return real(self, relative)
 
-    monkeypatch.setattr(write.NewImageFolder, "writing", writing)
+    monkeypatch.setattr(write.ImageFolder, "writing", writing)
     with pytest.raises(ZeroDivisionError, match="bug"):
         draw(tmp_path / "out")
     assert complete(tmp_path / "out") == ["00.png", "01.png"]

@@ -106,6 +106,7 @@ def write_audit(root: Path, **changed: Any) -> Path:
         "model": {"file": "net.pth", "sha256": "f" * 64}, "preprocessing": "RGB, as it is",
         "options": {"eps": 0.5, "layers": None}, "images": {"total": 9, "seen": 9},
         "layers": layers, "total": {}, "drawn": [{**drawn, **changed}],
+        "files": ["suspects/relu.png"],
     }  # fmt: skip
     (root / "audit.json").write_text(json.dumps(content))
     return root

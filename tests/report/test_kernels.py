@@ -17,7 +17,7 @@ from conftest import SCENES, Outcome
 from PIL import Image
 from runs import refused
 
-from featviz.rundir.ownership import of_run
+from featviz.rundir.place import look
 
 from .browsing import Page
 from .markup import EVIL, read
@@ -154,8 +154,7 @@ def test_one_file_and_a_zip_file_of_kernels(
         assert featviz("report", kernels, *form).code == 0
     with zipfile.ZipFile(kernels / "report.zip") as packed:
         assert drawn <= {packed.read(name) for name in packed.namelist()}
-    claim = of_run(kernels)
-    assert claim is not None and claim.files()
+    assert look(kernels).others == []
 
 
 def test_names_on_the_page_of_kernels_are_escaped(featviz: CLI, both: tuple[Path, Path]) -> None:

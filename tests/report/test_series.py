@@ -71,7 +71,7 @@ def test_nothing_is_inline_and_nothing_hostile_is_markup(series: Path) -> None:
     assert [script["src"] for script in page.of("script")] == ["series.js"]
     assert EVIL in page.text and HOSTILE in page.text
     files = sorted(path.name for path in (series / "report").iterdir())
-    assert files == ["icon.svg", "index.html", "series.js", "style.css"]
+    assert files == ["icon.svg", "index.html", "report.json", "series.js", "style.css"]
     (slider,) = (tag for tag in page.of("input") if tag["type"] == "range")
     assert str(slider["data-steps"]).split() == ["0", "100", "250"]
     assert (slider["min"], slider["max"], slider["value"]) == ("0", "2", "2")

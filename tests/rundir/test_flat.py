@@ -11,9 +11,9 @@ from conftest import SMALL, Outcome
 from PIL import Image
 
 from featviz.records import Layer
-from featviz.rundir.ownership import left_of_image
+from featviz.rundir.place import left_of_image
 from featviz.rundir.read import read_json
-from featviz.rundir.write import ImageFolder
+from featviz.rundir.write import RunDirectory
 
 BASE = ("--layers", "Conv2d,ReLU", "--capture", "output,grad", "--tensors", "npy", "--figure")
 
@@ -61,7 +61,7 @@ def test_names_stay_short_and_our_own(tmp_path: Path) -> None:
     """A long or odd name of an image leaves the layer's place readable, and what a killed run left
     under such a name is known to be ours; no two files get one name."""
     layer = Layer(4, "layer1.0.conv1", "Conv2d")
-    folder = ImageFolder(tmp_path, "x")
+    folder = RunDirectory(tmp_path).folder("x")
     folder.path.mkdir()
     for image in ("a/cat.jpg", "x" * 300 + ".png", "層" * 90 + ".png", "\udcff.png", ".png", "a b"):
         names = [

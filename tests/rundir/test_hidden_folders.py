@@ -12,7 +12,7 @@ from runs import snapshot
 
 from featviz.errors import StoreError
 from featviz.rundir import atomic
-from featviz.rundir.write import NewImageFolder, RunDirectory
+from featviz.rundir.write import ImageFolder, RunDirectory
 
 FILES = ("input.png", "001_conv/output.png", "002_relu/output.png")
 
@@ -29,7 +29,7 @@ def run(tmp_path: Path) -> RunDirectory:
     return RunDirectory.create(tmp_path / "out")
 
 
-def filled(run: RunDirectory, name: str = "a/cat.jpg", text: str = "new") -> NewImageFolder:
+def filled(run: RunDirectory, name: str = "a/cat.jpg", text: str = "new") -> ImageFolder:
     """An image's folder with three files."""
     folder = run.new_image(name)
     for file in FILES:
@@ -38,7 +38,7 @@ def filled(run: RunDirectory, name: str = "a/cat.jpg", text: str = "new") -> New
     return folder
 
 
-def finish(folder: NewImageFolder) -> None:
+def finish(folder: ImageFolder) -> None:
     folder.finish({"image": {"path": folder.name}, "captures": []}, {})
 
 
@@ -63,38 +63,19 @@ def test_nothing_has_its_final_name_before_the_manifest(run: RunDirectory) -> No
 
 @pytest.mark.usefixtures("places")
 def test_files_of_others_in_its_place_stay(run: RunDirectory) -> None:
-    """The image's files come between them, those of the same names are replaced, and the hidden
-    folder is gone; an empty folder is simply taken."""
-    (run.root / "a" / "cat.jpg").mkdir(parents=True)
-    finish(filled(run))
-    assert visible(run.root) == WHOLE
-    place = run.root / "a" / "cat.jpg"
-    for name in ("notes.txt", "001_conv/notes.txt", "001_conv/output.png"):
-        (place / name).parent.mkdir(parents=True, exist_ok=True)
-        (place / name).write_text("mine")
-    finish(filled(run))
-    others = ["a/cat.jpg/notes.txt", "a/cat.jpg/001_conv/notes.txt"]
-    assert visible(run.root) == sorted([*WHOLE, *others])
-    assert (place / "001_conv" / "output.png").read_text() == "new"
-    assert (place / "notes.txt").read_text() == "mine"
-
-
-def test_the_manifest_comes_last_between_files_of_others(
-    run: RunDirectory, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Where files are moved one by one, an image that has its manifest has all of them."""
+    """An empty folder is taken; one that holds a file is left as it is, and the image not there."""
     place = run.root / "a" / "cat.jpg"
     place.mkdir(parents=True)
+    finish(filled(run))
+    assert visible(run.root) == WHOLE
+    run.image("a/cat.jpg").discard()
+    place.mkdir(parents=True)
     (place / "notes.txt").write_text("mine")
-    folder, moved, real = filled(run), [], os.replace
-
-    def replace(source: str, target: str, **places: int) -> None:
-        real(source, target, **places)
-        moved.append(target)
-
-    monkeypatch.setattr(os, "replace", replace)
-    finish(folder)
-    assert len(moved) == 5 and moved[-1] == "manifest.json"
+    folder = filled(run)
+    with pytest.raises(StoreError, match=r"a/cat\.jpg holds files that featviz did not write"):
+        finish(folder)
+    folder.discard()
+    assert visible(run.root) == ["a/cat.jpg/notes.txt"]
 
 
 @pytest.mark.usefixtures("places")
@@ -143,27 +124,6 @@ def test_a_parent_that_is_or_becomes_a_link(begun: bool, run: RunDirectory, tmp_
         with pytest.raises(StoreError, match="is a symbolic link"):
             folder.discard()
     assert snapshot(away) == before and (run.root / "a").is_symlink()
-
-
-def test_files_are_moved_from_the_folder_that_was_written(
-    run: RunDirectory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A parent that is swapped while files are moved one by one costs none of them: they are moved
-    inside the folder that is open, whatever has its name meanwhile."""
-    place = run.root / "a" / "cat.jpg"
-    place.mkdir(parents=True)
-    (place / "notes.txt").write_text("mine")
-    folder, real = filled(run), os.replace
-
-    def swapped(source: str, target: str, **places: int) -> None:
-        if target == "cat.jpg":
-            (run.root / "a").rename(run.root / "b")
-            (run.root / "a").mkdir()
-        real(source, target, **places)
-
-    monkeypatch.setattr(os, "replace", swapped)
-    finish(folder)
-    assert {way.replace("a/", "b/", 1) for way in WHOLE} <= set(visible(run.root))
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EACCES, errno.EIO])
@@ -259,7 +219,9 @@ def test_odd_names(name: str, run: RunDirectory) -> None:
     left = filled(run, f"sub/{name}")
     other = filled(run, "sub/other")
     run.clear_images([f"sub/{name}"])
-    assert [p.name for p in kept.path.parent.iterdir() if p != kept.path] == [other._hidden.name]
+    assert [p.name for p in kept.path.parent.iterdir() if p != kept.path] == [
+        other._hidden.hidden.name
+    ]
     assert (kept.path / "manifest.json").is_file()
     left.discard()
 

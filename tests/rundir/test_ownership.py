@@ -13,7 +13,8 @@ from foreign_records import NOT_OURS, RUN_RECORD
 from runs import SMALL, complete, refused, run_json, snapshot, tree
 
 from featviz import files
-from featviz.rundir import atomic, ownership, write
+from featviz.rundir import atomic, write
+from featviz.rundir.place import look
 
 Run = Callable[..., Outcome]
 
@@ -83,14 +84,15 @@ def test_no_name_makes_a_file_ours(
 def test_a_manifest_cannot_list_the_files_of_others(
     featviz: Run, tiny_file: Path, photos: Path, ran: Path, tmp_path: Path
 ) -> None:
-    """Names that featviz gives to no picture are not removed for being listed; nor `..`."""
+    """Neither by a row of a picture without a checksum, nor by `..`."""
     (tmp_path / "precious.png").write_text("mine")
     (ran / "00.png" / "thesis.tex").write_text("mine")
     path = ran / "00.png" / "manifest.json"
     manifest = json.loads(path.read_text())
     row = manifest["captures"][0]
-    listed = ["thesis.tex", "../../precious.png", "000_x/../../../precious.png", "/etc/passwd"]
-    manifest["captures"] += [{**row, "file": name, "tensor": name} for name in listed]
+    listed = ["../../precious.png", "000_x/../../../precious.png", "/etc/passwd"]
+    manifest["captures"].append({**row, "file": "thesis.tex", "tensor": "thesis.tex"})
+    manifest["files"] += [{**manifest["files"][0], "file": name} for name in listed]
     path.write_text(json.dumps(manifest))
     before = snapshot(tmp_path)
     done = featviz("run", tiny_file, photos, "--out", ran, "--overwrite", *SMALL)
@@ -220,6 +222,6 @@ def test_the_walk_over_a_large_run_reads_each_record_once(
         return real(self, relative, most)
 
     monkeypatch.setattr(files.Folder, "read", counted)
-    claim = ownership.of_run(tmp_path / "out")
-    assert claim is not None and len(claim.files()) == 441
+    found = look(tmp_path / "out")
+    assert len(found.ours) == 441 and not found.others and found.complete == 20
     assert reads.count("manifest.json") == 20 and reads.count("run.json") == 1

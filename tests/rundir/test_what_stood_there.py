@@ -15,8 +15,7 @@ from runs import SMALL, refused, snapshot, tree
 
 from featviz.errors import UsageError
 from featviz.rundir import LOCK_FILE, RUN_FILE, lock
-from featviz.rundir.destination import check_apart
-from featviz.rundir.ownership import holds_run, of_run
+from featviz.rundir.place import check_apart, holds_run
 
 MARKS = {
     "run": "run.json",
@@ -24,7 +23,7 @@ MARKS = {
     "merge": "run.json",
     "audit": "audit.json",
     "exemplars": "exemplars.json",
-    "report": "index.html",
+    "report": "report.json",
     "diff": "diff.json",
 }
 """The record in each command's folder."""
@@ -128,9 +127,8 @@ def test_an_earlier_result(command: str, write: Write, out: Path, tmp_path: Path
     (out / LOCK_FILE).write_text("process 1 on elsewhere since 2020-01-01 00:00:00 UTC\n")
     assert write(*over).code == 0
     assert tree(out) == whole
-    if command != "kernels":  # which stands nowhere but in its place
-        assert not ours.exists() and not part.exists()
-    assert tree(other) == tree(odd) == whole and tree(noted) == {**whole, "note.txt": b"mine"}
+    assert not ours.exists() and not part.exists()
+    assert tree(other) == tree(odd) == whole and tree(noted) == {"note.txt": b"mine"}
 
 
 def test_a_folder_that_another_process_writes(write: Write, out: Path, tmp_path: Path) -> None:
@@ -230,11 +228,10 @@ def test_the_place_of_a_link_is_in_the_way(album: Path) -> None:
 def test_a_folder_holds_a_run_by_its_record_alone(
     tmp_path: Path, changes: dict[str, Any], is_run: bool
 ) -> None:
-    """The quick look says what the whole claim says."""
+    """Whatever else is there, and whether it is there."""
     texts = {"featviz": "1", "torch": "2", "model": {}, "options": {}, "layers": []}
     images = {"images": {"total": 0, "complete": []}, "failures": []}
     record = {"schema_version": 2, **texts, **images, **changes}
     (tmp_path / "run.json").write_text(json.dumps(record))
     assert holds_run(tmp_path) is is_run
-    assert (of_run(tmp_path) is not None) is is_run
     assert not holds_run(tmp_path / "none")
