@@ -27,7 +27,7 @@ from featviz.options import (
     Thresholds,
     read_from,
 )
-from featviz.rundir.exemplars import ExemplarChannel, ExemplarLayer
+from featviz.rundir.studies import ExemplarChannel, ExemplarLayer
 from featviz.text import counted
 
 Pictures = Picture | list[Picture] | tuple[Picture, ...]

@@ -33,7 +33,7 @@ from featviz.pipeline.batches import batches
 from featviz.records import Call, Sample, TextTable
 from featviz.records.findings import FINDINGS, Doubles
 from featviz.rundir import AUDIT_FILE, write
-from featviz.rundir.schema import MOST_RECORD, check_audit
+from featviz.rundir.schema import MOST_RECORD, Audit, convert
 from featviz.text import printable, quoted, safe_name
 
 SCHEMA_VERSION = 1
@@ -94,7 +94,7 @@ def read_baseline(path: Path) -> list[Mapping[str, Any]]:
     """
     try:
         content = read_json(path, MOST_RECORD)
-        check_audit(content)
+        convert(content, Audit)
         layers: list[Mapping[str, Any]] = content["layers"]
         if content["schema_version"] != SCHEMA_VERSION:
             raise ValueError(f"schema version {content['schema_version']}, not {SCHEMA_VERSION}")

@@ -20,7 +20,7 @@ from featviz.exemplars.collect import (
 )
 from featviz.exemplars.pictures import Cutter, ExemplarGroup, sheet_path
 from featviz.exemplars.receptive import ReceptiveFields
-from featviz.files.remote import Remote
+from featviz.files.urls import Remote
 from featviz.hooks.capture import hooked
 from featviz.hooks.eval_mode import in_eval_mode
 from featviz.images import find
@@ -33,7 +33,8 @@ from featviz.pipeline.choose import choose_layers
 from featviz.pipeline.prepare import blank_input, grouped, warn_of_guess
 from featviz.records import Layer, Sample, Site, TextTable
 from featviz.rundir import EXEMPLARS_FILE, write
-from featviz.rundir.exemplars import (
+from featviz.rundir.place import EXEMPLARS, check_apart, check_free, model_files, replacing
+from featviz.rundir.studies import (
     SCHEMA_VERSION,
     ExemplarChannel,
     ExemplarLayer,
@@ -43,7 +44,6 @@ from featviz.rundir.exemplars import (
     ImagesSeen,
     LeftOut,
 )
-from featviz.rundir.place import EXEMPLARS, check_apart, check_free, model_files, replacing
 from featviz.text import by, listed
 
 log = logging.getLogger(__name__)

@@ -24,7 +24,7 @@ from featviz.options import InputOptions
 from featviz.pipeline.batches import batches
 from featviz.records import Sample
 from featviz.rundir import write
-from featviz.rundir.exemplars import Exemplar, ExemplarChannel, ExemplarLayer
+from featviz.rundir.studies import Exemplar, ExemplarChannel, ExemplarLayer
 from featviz.text import counted, printable, safe_name
 
 log = logging.getLogger(__name__)

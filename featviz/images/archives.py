@@ -26,8 +26,8 @@ from typing import Any, BinaryIO, TypeAlias, cast
 
 from featviz import files
 from featviz.errors import FileError
-from featviz.files import remote
-from featviz.files.remote import Remote
+from featviz.files import urls
+from featviz.files.urls import Remote
 
 log = logging.getLogger(__name__)
 
@@ -133,7 +133,7 @@ def read(path: Place) -> bytes:
     if place is not None:
         return _open(place[0]).read(place[1])
     if isinstance(path, Remote):
-        return remote.read(path, MAX_FILE_BYTES)
+        return urls.read(path, MAX_FILE_BYTES)
     with files.open_regular(path) as file:
         size = os.fstat(file.fileno()).st_size
         if size > MAX_FILE_BYTES:
@@ -237,7 +237,7 @@ def _unpacked(path: Place) -> tuple[BinaryIO, int | None]:
 def _bytes_of(path: Place) -> tuple[BinaryIO, int]:
     """A file to be read from any place, and its size."""
     if isinstance(path, Remote):
-        return remote.open_parts(path)
+        return urls.open_parts(path)
     file = files.open_regular(path)
     return file, os.fstat(file.fileno()).st_size
 

@@ -16,7 +16,7 @@ import numpy as np
 from PIL import Image, ImageColor, ImageOps, UnidentifiedImageError
 
 from featviz.errors import FileError, ImageError, UsageError
-from featviz.files.remote import Remote
+from featviz.files.urls import Remote
 from featviz.images import archives, arrays, tiff
 from featviz.images.archives import Place
 from featviz.images.arrays import Wanted

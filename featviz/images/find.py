@@ -14,10 +14,9 @@ from pathlib import Path, PurePath
 from typing import BinaryIO, TypeAlias, TypeVar
 
 from featviz.errors import FileError, UsageError
-from featviz.files import remote
+from featviz.files import urls
 from featviz.files.missing import hint_of, misspelt
-from featviz.files.remote import Remote
-from featviz.files.urls import Url, is_url, local_path
+from featviz.files.urls import Remote, Url, is_url, local_path
 from featviz.images import archives
 from featviz.images.archives import Place
 from featviz.images.formats import SUFFIXES
@@ -161,12 +160,12 @@ def _in_store(url: str) -> list[Named]:
     if archives.is_archive(place):
         return _whole_archive(place)
     if glob.has_magic(place.place):
-        return _matching(str(place), remote.matching(place))
+        return _matching(str(place), urls.matching(place))
     plain = "/" in place.place and PurePath(place.name).suffix
-    if url.endswith("/") or (not plain and remote.is_folder(place)):
+    if url.endswith("/") or (not plain and urls.is_folder(place)):
         found: list[Named] = [
             (_tidy(name), file)
-            for name, file in remote.below(place)
+            for name, file in urls.below(place)
             if PurePath(name).suffix.lower() in SUFFIXES and not archives.is_hidden(name)
         ]
         return _not_empty(str(place), found)

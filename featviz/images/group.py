@@ -10,7 +10,7 @@ from pathlib import PurePath, PurePosixPath
 
 from featviz.errors import UsageError
 from featviz.files import real
-from featviz.files.remote import Remote
+from featviz.files.urls import Remote
 from featviz.images import archives
 from featviz.images.archives import Place
 from featviz.images.find import told_apart

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from featviz.drawing import values
 from featviz.errors import ImageError, UsageError
-from featviz.files.remote import Remote
+from featviz.files.urls import Remote
 from featviz.gradients import options as gradients
 from featviz.gradients import passes
 from featviz.gradients.options import PassPlan

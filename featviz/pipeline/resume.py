@@ -24,7 +24,7 @@ from featviz.rundir import RUN_FILE
 from featviz.rundir.image import read_image
 from featviz.rundir.place import holds_run, names_of_images
 from featviz.rundir.read import image_folders, read_json
-from featviz.rundir.schema import GROWING, check_failures, fingerprint
+from featviz.rundir.schema import GROWING, Failure, convert, fingerprint
 from featviz.rundir.store import StoredFolder, StoredRun, temporary
 from featviz.rundir.unlike import differences
 from featviz.rundir.write import ImageFolder, RunDirectory, check_free_for_run
@@ -66,7 +66,7 @@ class RunDocument:
         others = set(self.names) - self.errors.keys()
         errors: dict[str, str | None] = {}
         with suppress(StoreError, ValueError):
-            rows = check_failures(read_json(store.root / RUN_FILE).get("failures"))
+            rows = convert(read_json(store.root / RUN_FILE).get("failures"), list[Failure])
             errors = {row.image: row.error for row in rows if row.image in others}
         errors |= {name: None for name in others if store.image(name).is_complete}
         errors |= self.errors

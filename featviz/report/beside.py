@@ -17,12 +17,18 @@ from featviz.report.channels import Found
 from featviz.report.views import LayerPage, PictureView, ReportViews
 from featviz.report.words import Key
 from featviz.rundir import AUDIT_FILE
-from featviz.rundir.audits import ReadAudit, read_audit
-from featviz.rundir.exemplars import ExemplarRecord, read_pictures, read_record
 from featviz.rundir.image import ReadImage
-from featviz.rundir.kernels import ReadKernels, read_kernels
 from featviz.rundir.read import ReadRun
 from featviz.rundir.schema import AuditRow, Capture
+from featviz.rundir.studies import (
+    ExemplarRecord,
+    ReadAudit,
+    ReadKernels,
+    exemplar_pictures,
+    read_audit,
+    read_exemplars,
+    read_kernels,
+)
 from featviz.text import by, counted, listed, quoted
 
 log = logging.getLogger(__name__)
@@ -62,7 +68,7 @@ class Extras:
         """
         by_audit = read_audit(run.root, audit)
         drawn = None if kernels is None else read_kernels(kernels)
-        record = None if exemplars is None else read_record(exemplars)
+        record = None if exemplars is None else read_exemplars(exemplars)
         if by_audit is not None:
             check(run, "audit", audit or run.root / AUDIT_FILE, by_audit.record.model)
         if drawn is not None and kernels is not None:
@@ -78,7 +84,7 @@ class Extras:
         if record is None or exemplars is None:
             return cls(by_audit, drawn, None)
         check(run, "exemplars", exemplars, record.model)
-        return cls(by_audit, drawn, (record, read_pictures(exemplars, record)))
+        return cls(by_audit, drawn, (record, exemplar_pictures(exemplars, record)))
 
     def beside(self, views: ReportViews) -> ReportViews:
         """The pages of a run, with what is given."""

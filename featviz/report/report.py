@@ -26,11 +26,9 @@ from featviz.report.beside import AuditViews, Extras, KernelPage
 from featviz.report.network import is_numbers, telling
 from featviz.report.views import Links, arrange
 from featviz.rundir import REPORT_FILE, REPORT_RECORD, REPORT_ZIP
-from featviz.rundir.audits import is_audit, read_audit
 from featviz.rundir.image import ReadImage, format_of
-from featviz.rundir.kernels import is_kernels, read_kernels
 from featviz.rundir.place import (
-    PAGE,
+    REPORT_ALONE,
     REPORT_FOLDER,
     FileKind,
     check_file,
@@ -42,6 +40,7 @@ from featviz.rundir.read import ReadRun, read_run
 from featviz.rundir.schema import Capture
 from featviz.rundir.series import read_steps
 from featviz.rundir.store import here
+from featviz.rundir.studies import is_audit, is_kernels, read_audit, read_kernels
 from featviz.rundir.write import write_record
 
 MOST_BYTES = 25_000_000
@@ -230,7 +229,7 @@ def _write_zip(render: Render, file: BinaryIO) -> None:
 def _single(root: Path, options: ReportOptions) -> tuple[Path, FileKind, str, bool]:
     """Where a report of one file is written, of which kind it is, and what may be replaced."""
     name = REPORT_ZIP if options.zip else REPORT_FILE
-    return options.out or root / name, PAGE, "--out", options.overwrite
+    return options.out or root / name, REPORT_ALONE, "--out", options.overwrite
 
 
 def _encoded(text: str) -> bytes:

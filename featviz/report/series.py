@@ -16,10 +16,10 @@ from featviz.report import pages, words
 from featviz.report.beside import AuditViews
 from featviz.report.views import Links, PictureView
 from featviz.rundir import SERIES_ASSETS
-from featviz.rundir.audits import read_audit
 from featviz.rundir.read import ReadRun, read_run
 from featviz.rundir.schema import Capture
 from featviz.rundir.series import read_steps
+from featviz.rundir.studies import read_audit
 from featviz.text import quoted
 
 _LEFT, _WIDTH, _TOP, _HEIGHT = 6.0, 308.0, 6.0, 52.0

@@ -53,7 +53,9 @@ class DrawnGrid:
 
 @dataclass(frozen=True)
 class ReadImage:
-    """A complete image of a run, all of whose files are there and fit its manifest."""
+    """A complete image of a run, all of whose files are there and fit its manifest. What reads one
+    of them raises DamagedError where it is missing, broken or has grown since the image was read,
+    or is reached through a link."""
 
     root: Path
     folder: str
@@ -97,22 +99,14 @@ class ReadImage:
         )
 
     def stats(self) -> Mapping[str, Floats]:
-        """All statistics, float32 [maps, 6] under `Place.stats_key`.
-
-        Raises:
-            DamagedError: they have been damaged since the image was read.
-        """
+        """All statistics, float32 [maps, 6] under `Place.stats_key`."""
         if self.kept_stats is not None:
             return self.kept_stats
-        with self._damaged(), Folder(self.root, self.folder) as folder:
+        with self._opened() as folder:
             return stats_of(folder, self.manifest.captures)
 
     def tensor(self, row: Capture) -> np.ndarray | None:
-        """The kept tensor, in the shape in which the layer gave it; None where there is none.
-
-        Raises:
-            DamagedError: it is missing, broken, or of another shape than the manifest says.
-        """
+        """The kept tensor, in the shape in which the layer gave it; None where there is none."""
         if row.tensor is None:
             return None
         with self._reading(row.tensor) as file:
@@ -121,55 +115,35 @@ class ReadImage:
     def levels(self, row: Capture) -> tuple[Bytes, Bytes | None] | None:
         """The pixels of a PNG, uint8 [height, width], and its palette, uint8 [colours, 3], or None
         where it is grey; None for what has colours (other formats among them), or is too large for
-        Pillow.
-
-        Raises:
-            DamagedError: it is missing or broken.
-        """
+        Pillow."""
         most = Image.MAX_IMAGE_PIXELS
         if not format_of(row.file).levels or (most is not None and row.plan.pixels > most):
             return None
-        with self._opened(row.file) as picture:
+        with self._picture(row.file) as picture:
             if picture.mode not in _LEVELS:
                 return None
             pixels, colors = np.asarray(picture), picture.getpalette()
         return pixels, None if colors is None else np.array(colors, np.uint8).reshape(-1, 3)
 
     def picture(self, relative: str) -> Image.Image:
-        """A picture of this image, decoded.
-
-        Raises:
-            DamagedError: it is missing, broken or too large.
-        """
-        with self._opened(relative) as picture:
+        """A picture of this image, decoded."""
+        with self._picture(relative) as picture:
             picture.load()
             return picture
 
     def shown(self) -> np.ndarray:
-        """What the model saw: the pixels of input.png.
-
-        Raises:
-            DamagedError: it is missing or broken.
-        """
+        """What the model saw: the pixels of input.png."""
         return np.asarray(self.picture(INPUT_FILE))
 
     def content(self, relative: str) -> bytes:
-        """A picture's bytes, as many as there were when the image was read at most.
-
-        Raises:
-            DamagedError: it is missing, or has grown.
-        """
-        with self._damaged(), Folder(self.root, self.folder) as folder:
+        """A picture's bytes, as many as there were when the image was read at most."""
+        with self._opened() as folder:
             return folder.read(relative, self.sizes[relative])
 
     @contextmanager
     def open(self, relative: str) -> Iterator[BinaryIO]:
-        """Open a file of this image; no link is followed below the run directory.
-
-        Raises:
-            DamagedError: it is missing, no regular file, or reached through a link.
-        """
-        with self._damaged(), Folder(self.root, self.folder) as folder:
+        """Open a file of this image; no link is followed below the run directory."""
+        with self._opened() as folder:
             file = folder.open(relative)
         with file:
             yield file
@@ -186,7 +160,7 @@ class ReadImage:
                 raise DamagedError(self, message) from error
 
     @contextmanager
-    def _opened(self, relative: str) -> Iterator[Image.Image]:
+    def _picture(self, relative: str) -> Iterator[Image.Image]:
         with (
             self._reading(relative) as file,
             Image.open(file, formats=[format_of(relative).pillow]) as picture,
@@ -194,12 +168,10 @@ class ReadImage:
             yield picture
 
     @contextmanager
-    def _damaged(self) -> Iterator[None]:
+    def _opened(self) -> Iterator[Folder]:
         try:
-            with _blamed(self.folder):
-                yield
-        except DamagedError:
-            raise
+            with _blamed(self.folder), Folder(self.root, self.folder) as folder:
+                yield folder
         except StoreError as error:
             raise DamagedError(self, error.message) from error
 
@@ -258,11 +230,7 @@ def pictures_beside(
 
 
 def same_content(first: tuple[ReadImage, str], second: tuple[ReadImage, str]) -> bool:
-    """Whether two files, each an image's, hold the same bytes.
-
-    Raises:
-        StoreError: one of them cannot be read.
-    """
+    """Whether two files, each an image's, hold the same bytes."""
     with first[0].open(first[1]) as one, second[0].open(second[1]) as two:
         if os.fstat(one.fileno()).st_size != os.fstat(two.fileno()).st_size:
             return False
@@ -273,11 +241,7 @@ def same_content(first: tuple[ReadImage, str], second: tuple[ReadImage, str]) ->
 
 
 def png_header(folder: Folder, name: str) -> tuple[tuple[int, int], int]:
-    """Width and height of a PNG, from its first chunk, and its bytes.
-
-    Raises:
-        StoreError: it is none.
-    """
+    """Width and height of a PNG, from its first chunk, and its bytes; StoreError for others."""
     head, size = folder.head(name, _PNG_HEAD)
     if len(head) < _PNG_HEAD or not head.startswith(_PNG):
         raise StoreError(f"{quoted(f'{folder.name}/{name}')} cannot be read: it is no PNG")
@@ -285,11 +249,7 @@ def png_header(folder: Folder, name: str) -> tuple[tuple[int, int], int]:
 
 
 def check_picture(folder: Folder, name: str, expected: tuple[int, int]) -> int:
-    """Bytes of a picture whose header says what its grid says.
-
-    Raises:
-        StoreError: it is none, or says something else.
-    """
+    """Bytes of a picture, whose header must say what its grid says."""
     if name.endswith(".png"):
         shown, size = png_header(folder, name)
     else:

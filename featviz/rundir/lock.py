@@ -128,11 +128,7 @@ def _locked(path: Path, what: str, patience: float = 0.0) -> Iterator[None]:
 
 
 def _check(path: Path, found: os.stat_result) -> None:
-    """Refuse a lock that is somebody's file under another name.
-
-    Raises:
-        StoreError: it is a link of either kind, or no file.
-    """
+    """Refuse a lock that is somebody's file under another name."""
     if not stat.S_ISREG(found.st_mode) or found.st_nlink > 1:
         raise StoreError(
             f"{quoted(str(path))} is no lock of featviz: it is a link, or no regular file",
@@ -143,11 +139,7 @@ def _check(path: Path, found: os.stat_result) -> None:
 def _sign(path: Path, lock: FileLock) -> os.stat_result | None:
     """Write who holds the lock, and tell which file it is; where the system has no flock, filelock
     has written it itself. The file is checked before it is emptied: since it was locked, a link may
-    have taken its place.
-
-    Raises:
-        StoreError: one has.
-    """
+    have taken its place."""
     with suppress(OSError):  # a full disk has room for the lock, and not for the words
         if not isinstance(lock, SoftFileLock):
             with os.fdopen(os.open(path, _WRITE), "wb", buffering=0) as file:

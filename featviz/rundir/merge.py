@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Collection, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Collection, Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from itertools import pairwise, zip_longest
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from featviz.errors import CompareError, StoreError, UsageError
 from featviz.files import real
@@ -18,13 +18,12 @@ from featviz.rundir import MANIFEST_FILE
 from featviz.rundir.image import ReadImage, read_image, same_content
 from featviz.rundir.place import RUN, check_free, replacing
 from featviz.rundir.read import ReadRun, read_run
+from featviz.rundir.schema import GROWING
 from featviz.rundir.store import here
+from featviz.rundir.unlike import differences
 from featviz.rundir.verify import faults_of
 from featviz.rundir.write import RunDirectory
 from featviz.text import quoted
-
-_PER_PART = ("images", "failures", "schema_version")
-"""Entries of run.json that parts do not have in common, or that are written anew."""
 
 
 @dataclass(frozen=True)
@@ -71,7 +70,8 @@ def _merge(parts: Sequence[Path], out: Path, overwrite: bool) -> MergeResult:
     record = _record(runs, images)
     with replacing(out, RUN) as fresh:
         for image in images.values():
-            _check_whole(image)
+            for fault in faults_of(read_image(image.root, image.folder)):
+                raise _not_whole(image.root, fault)
             _bring(image, fresh / image.folder)
         RunDirectory(fresh).write_run(record)
     lost = sorted({name for run in runs for name in run.incomplete} - set(images))
@@ -81,7 +81,6 @@ def _merge(parts: Sequence[Path], out: Path, overwrite: bool) -> MergeResult:
 
 
 def _check_apart(parts: Sequence[Path], out: Path) -> None:
-    """Whether no folder is named twice, or would be written into."""
     seen: dict[Path, Path] = {}
     for part in parts:
         where = real(part)
@@ -93,62 +92,29 @@ def _check_apart(parts: Sequence[Path], out: Path) -> None:
 
 
 def _read(part: Path) -> ReadRun:
-    """Read a part, all of whose complete images must be whole: a merged run takes their place.
-
-    Raises:
-        StoreError: it is no run, or names the first image that does not fit its manifest.
-    """
+    """Read a part, all of whose complete images must be whole: a merged run takes their place."""
     run = read_run(part)
     for reason in run.damaged.values():
-        raise StoreError(f"{quoted(str(part))}: {reason}", "take this image out, or run it again")
+        raise _not_whole(part, reason)
     return run
 
 
-def _check_whole(image: ReadImage) -> None:
-    """Whether the files of an image are what was written.
-
-    Raises:
-        StoreError: names the first that is not.
-    """
-    for fault in faults_of(read_image(image.root, image.folder)):
-        raise StoreError(
-            f"{quoted(str(image.root))}: {fault}", "take this image out, or run it again"
-        )
+def _not_whole(part: Path, fault: str) -> StoreError:
+    return StoreError(f"{quoted(str(part))}: {fault}", "take this image out, or run it again")
 
 
 def _check_alike(first: ReadRun, other: ReadRun) -> None:
-    """Whether two parts are of one run.
-
-    Raises:
-        CompareError: names the first entry of run.json that differs.
-    """
-    one, two = _flat(first.record), _flat(other.record)
-    for name in one | two:
-        if one.get(name) != two.get(name):
-            raise CompareError(
-                f"{first.root} and {other.root} are not parts of one run: {name} is "
-                f"{one.get(name)!r} in the first and {two.get(name)!r} in the second",
-                "run the parts with the same model, layers and options",
-            )
-
-
-def _flat(record: Mapping[str, Any]) -> dict[str, Any]:
-    """`options.normalize` and the like, to their values."""
-    flat: dict[str, Any] = {}
-    for name, value in record.items():
-        if isinstance(value, dict) and name not in _PER_PART:
-            flat |= {f"{name}.{key}": inner for key, inner in value.items()}
-        elif name not in _PER_PART:
-            flat[name] = value
-    return flat
+    """Refuse parts of two runs, by the first entry of run.json that differs."""
+    one, two = ({k: v for k, v in r.record.items() if k not in GROWING} for r in (first, other))
+    for words in differences(one, two):
+        raise CompareError(
+            f"{first.root} and {other.root} are not parts of one run: {words}",
+            "run the parts with the same model, layers and options",
+        )
 
 
 def _images(runs: Sequence[ReadRun]) -> dict[str, ReadImage]:
-    """All complete images.
-
-    Raises:
-        CompareError: parts have the same image with different results.
-    """
+    """All complete images; those that are in two parts must be the same."""
     images: dict[str, ReadImage] = {}
     for run in runs:
         for name, image in run.images.items():
@@ -168,7 +134,6 @@ def _record(runs: Sequence[ReadRun], complete: Collection[str]) -> dict[str, Any
     parts = [_names(run) for run in runs]
     order = _in_order(parts, [set(run.record["images"].get("missing", [])) for run in runs])
     errors = {name: error for run in reversed(runs) for name, error in run.failures.items()}
-    failed = [name for name in order if name in errors and name not in complete]
     twice = sum(map(len, parts)) - len(order)
     images = {
         # a part may have images that were among its inputs once
@@ -177,7 +142,8 @@ def _record(runs: Sequence[ReadRun], complete: Collection[str]) -> dict[str, Any
     }
     if any("missing" in run.record["images"] for run in runs):
         images["missing"] = [n for n in order if n not in complete and n not in errors]
-    shared = {name: value for name, value in runs[0].record.items() if name not in _PER_PART}
+    failed = [name for name in order if name in errors and name not in complete]
+    shared = {name: value for name, value in runs[0].record.items() if name not in GROWING}
     failures = [{"image": name, "error": errors[name]} for name in failed]
     return {**shared, "images": images, "failures": failures}
 
@@ -213,33 +179,27 @@ def _is_sorted(names: Sequence[str]) -> bool:
     return all(one <= two for one, two in pairwise(map(_by_parts, names)))
 
 
-def _bring(image: ReadImage, target: Path) -> None:
-    """An image's files, as far as its manifest names them."""
-    for name in image.files:
-        goal = target / name
-        with image.open(name) as source:
-            try:
-                goal.parent.mkdir(parents=True, exist_ok=True)
-                _link_or_copy(image.path / name, source, goal)
-            except OSError as error:
-                path = quoted(str(image.path / name))
-                raise StoreError(f"{path} cannot be brought to {goal}: {error.strerror}") from error
-
-
-def _link_or_copy(path: Path, source: BinaryIO, target: Path) -> None:
-    """A hard link to the file that is open; a copy where there are none (another disk, a file
-    system without), or where something else has taken the file's place."""
-    try:
-        os.link(path, target, follow_symlinks=False)
-        if os.path.samestat(target.lstat(), os.fstat(source.fileno())):
-            return
-        target.unlink()
-    except OSError:
-        pass
-    with target.open("xb") as copy:
-        shutil.copyfileobj(source, copy)
-
-
 def _by_parts(name: str) -> str:
     """Orders names as paths, folder by folder, in a fraction of the time of PurePosixPath."""
     return name.replace("/", "\0")
+
+
+def _bring(image: ReadImage, target: Path) -> None:
+    """An image's files, as far as its manifest names them: hard links to the files that were
+    opened; copies where there are none (another disk, a file system without), or where something
+    else has taken a file's place."""
+    for name in image.files:
+        path, goal = image.path / name, target / name
+        with image.open(name) as source:
+            try:
+                goal.parent.mkdir(parents=True, exist_ok=True)
+                with suppress(OSError):
+                    os.link(path, goal, follow_symlinks=False)
+                    if os.path.samestat(goal.lstat(), os.fstat(source.fileno())):
+                        continue
+                    goal.unlink()
+                with goal.open("xb") as copy:
+                    shutil.copyfileobj(source, copy)
+            except OSError as error:
+                words = f"{quoted(str(path))} cannot be brought to {goal}: {error.strerror}"
+                raise StoreError(words) from error

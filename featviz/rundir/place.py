@@ -399,7 +399,9 @@ class FileKind:
     mark: bytes | None
 
 
-PAGE = FileKind("page of featviz", b'<meta name="generator" content="featviz')
+_GENERATOR = b'<meta name="generator" content="featviz'
+PAGE = FileKind("page of featviz", _GENERATOR)
+REPORT_ALONE = FileKind("report of featviz", _GENERATOR)
 JUNIT = FileKind("JUnit XML of featviz", b'<testsuites name="featviz ')
 PRUNING = FileKind("file that says featviz wrote it", None)  # lists of numbers do not
 

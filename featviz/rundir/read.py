@@ -10,7 +10,6 @@ from __future__ import annotations
 import logging
 import marshal
 import os
-import re
 import shlex
 from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -31,8 +30,9 @@ from featviz.rundir import (
     STATS_FILE,
     schema,
 )
+from featviz.rundir.atomic import part_of
 from featviz.rundir.image import ReadImage, read_image
-from featviz.rundir.schema import MOST_RECORD, Capture, Input, Manifest, RunRecord
+from featviz.rundir.schema import MOST_RECORD, RunRecord
 from featviz.text import counted, quoted, safe_way
 
 log = logging.getLogger(__name__)
@@ -45,9 +45,6 @@ DEEPEST = 100
 """Folders inside one another in which images are looked for."""
 _MOST_NAMED = 20
 """Images of which a warning has a line."""
-
-_UNFINISHED = re.compile(r"\..*\.(part|old)")
-"""Files and folders that were being written when their run was killed."""
 
 
 @dataclass(frozen=True)
@@ -104,7 +101,7 @@ def read_run(root: Path, hold: bool = False) -> ReadRun:
     images: dict[str, ReadImage] = {}
     incomplete: dict[str, str] = {}
     damaged: dict[str, str] = {}
-    room, shared = MOST_HELD, _Shared()
+    room, shared = MOST_HELD, dict[Hashable, Any]()
     for folder, reason in image_folders(root, folders):
         name = folders.get(folder, folder)
         if reason is not None:
@@ -119,7 +116,7 @@ def read_run(root: Path, hold: bool = False) -> ReadRun:
         except StoreError as error:
             damaged[name] = error.message
         else:
-            images[image.name] = shared.image(image)
+            images[image.name] = _shared(image, shared)
     listed = {name: n for n, name in enumerate(known.images.complete)}
     for name in listed.keys() - images.keys() - incomplete.keys() - damaged.keys():
         incomplete[name] = "run.json calls it complete, its folder is missing"
@@ -235,12 +232,12 @@ def image_folders(root: Path, listed: Mapping[str, str]) -> Iterator[tuple[str, 
         names = {entry.name for entry in entries if not entry.is_dir(follow_symlinks=False)}
         if here and MANIFEST_FILE in names:
             yield here, None
-        elif here and (names & {INPUT_FILE, STATS_FILE} or any(map(_UNFINISHED.fullmatch, names))):
+        elif here and (names & {INPUT_FILE, STATS_FILE} or any(map(part_of, names))):
             yield here, f"it has no {MANIFEST_FILE}"
         elif here.count("/") < DEEPEST:
             for entry in entries:
                 inner = f"{here}/{entry.name}".lstrip("/") if here else entry.name
-                if entry.is_dir(follow_symlinks=False) and not _UNFINISHED.fullmatch(entry.name):
+                if entry.is_dir(follow_symlinks=False) and not part_of(entry.name):
                     waiting.append(inner)
                 elif inner in listed and entry.is_symlink():
                     yield inner, "its folder is a symbolic link, which is not followed"
@@ -261,50 +258,35 @@ _OF_ROW = (
     *("shape", "grid", "slices", "steps"),
 )
 """Fields of a row of `captures` that other images have with the same value."""
-_OF_MANIFEST = ("never_ran", "fingerprint")
-_OF_INPUT = ("shape", "preprocessing")
 _SMALL = 64
 """Entries of a list that is worth a look."""
 
 
-class _Shared:
-    """Images of one run, whose equal values become one object each: of 10,000 images nearly all
-    layers, shapes and grids are the same. An image of two layers and five likely classes takes 4 KB
-    instead of 11."""
+def _shared(image: ReadImage, held: dict[Hashable, Any]) -> ReadImage:
+    """An image that was just read, in which values that other images of the run have, too, are one
+    object each: of 10,000 images nearly all layers, shapes and grids are the same. An image of two
+    layers and five likely classes takes 4 KB instead of 11. Its manifest has no `files` any more:
+    they have been compared with those that are there.
 
-    def __init__(self) -> None:
-        self._held: dict[Hashable, Any] = {}
+    Args:
+        held: the objects of the images before.
+    """
 
-    def image(self, image: ReadImage) -> ReadImage:
-        """The same image. Its manifest has no `files` any more: they have been compared with the
-        files that are there, and checksums are looked at by `verify`, which reads them itself.
+    def one(value: _T) -> _T:
+        key: Hashable = (type(value), value)
+        if isinstance(value, (list, dict)):
+            key = marshal.dumps(value, 2) if len(value) <= _SMALL else id(value)
+        found: _T = held.setdefault(key, value)
+        return found
 
-        Args:
-            image: just read; nobody else holds it, and its rows are changed in place.
-        """
-        for row in image.manifest.captures:
-            self._share(row, _OF_ROW)
-        skipped = [self._one(skip) for skip in image.manifest.skipped]
-        manifest = replace(image.manifest, files=[], skipped=skipped)
-        self._share(manifest, _OF_MANIFEST)
-        self._share(manifest.input, _OF_INPUT)
-        sizes = {self._one(name): size for name, size in image.sizes.items()}
-        input_size = self._one(image.input_size)
-        return replace(image, manifest=manifest, sizes=sizes, input_size=input_size)
-
-    def _share(self, record: Capture | Manifest | Input, names: tuple[str, ...]) -> None:
-        """Put shared objects into a record that is frozen for all others."""
+    def share(record: object, *names: str) -> None:
         for name in names:  # not through vars(), which gives each object a dict of its own
-            object.__setattr__(record, name, self._one(getattr(record, name)))
+            object.__setattr__(record, name, one(getattr(record, name)))
 
-    def _one(self, value: _T) -> _T:
-        """The object that was first met with this value."""
-        held: _T = self._held.setdefault(_key(value), value)
-        return held
-
-
-def _key(value: Any) -> Hashable:
-    """Equal for equal values of one type."""
-    if isinstance(value, (list, dict)):
-        return marshal.dumps(value, 2) if len(value) <= _SMALL else id(value)
-    return type(value), value
+    for row in image.manifest.captures:
+        share(row, *_OF_ROW)
+    manifest = replace(image.manifest, files=[], skipped=[*map(one, image.manifest.skipped)])
+    share(manifest, "never_ran", "fingerprint")
+    share(manifest.input, "shape", "preprocessing")
+    sizes = {one(name): size for name, size in image.sizes.items()}
+    return replace(image, manifest=manifest, sizes=sizes, input_size=one(image.input_size))

@@ -257,6 +257,11 @@ class FileSum:
 
 
 @dataclass(frozen=True)
+class _Rows:
+    captures: list[Capture]
+
+
+@dataclass(frozen=True)
 class Manifest:
     """manifest.json; fields of a later featviz are left out."""
 
@@ -277,13 +282,6 @@ class Manifest:
         """The files of the image, but for the manifest itself."""
         rows = [name for row in self.captures for name in row.files]
         return [*dict.fromkeys([INPUT_FILE, *rows, STATS_FILE])]
-
-
-@dataclass(frozen=True)
-class _Kernels:
-    """A manifest of kernels, as far as it is looked at."""
-
-    captures: list[Capture]
 
 
 @dataclass(frozen=True)
@@ -396,15 +394,6 @@ def fingerprint(record: Mapping[str, Any]) -> str:
     return hashlib.sha256(text.encode("utf-8", "backslashreplace")).hexdigest()
 
 
-def check_failures(content: Any) -> list[Failure]:
-    """`failures` of a run.json of which nothing else needs to fit.
-
-    Raises:
-        ValueError: it is none.
-    """
-    return convert(content, list[Failure])
-
-
 def check_kernels(content: Any) -> list[Capture]:
     """The rows of a manifest of kernels, as those of an image; `slices`, which is one number there,
     becomes as many of as many.
@@ -418,20 +407,11 @@ def check_kernels(content: Any) -> list[Capture]:
             {**row, "slices": [row.get("slices", 1)] * 2} if isinstance(row, dict) else row
             for row in rows
         ]
-    kernels = convert({"captures": rows}, _Kernels).captures
+    kernels = convert({"captures": rows}, _Rows).captures
     for n, row in enumerate(kernels):
         for where, value, expected in _of_row(row):
             raise ValueError(misfit(f"captures[{n}].{where}", value, expected))
     return kernels
-
-
-def check_audit(content: Any) -> Audit:
-    """The content of audit.json, if it is one.
-
-    Raises:
-        ValueError: `layers[0].channels is missing`.
-    """
-    return convert(content, Audit)
 
 
 def check_version(content: Any, known: int = SCHEMA_VERSION) -> None:
@@ -494,6 +474,7 @@ _LIMIT = re.compile(
 _SIGNS = {">=": "{} or more", "<=": "{} or less", ">": "more than {}", "<": "less than {}"}
 _SHOWN = 60
 """Characters of a value in a message."""
+_UNKNOWN = object()
 
 
 def _words(error: str, content: Any) -> str:
@@ -503,7 +484,24 @@ def _words(error: str, content: Any) -> str:
     where = at.removeprefix(".")
     if missing := re.fullmatch(r"Object missing required field `(.*)`", what):
         return f"{where}.{missing[1]} is missing".removeprefix(".")
-    return misfit(where or "the document", _value(content, at), _expected(what))
+    value = content
+    for name, index in re.findall(r"\.(\w+)|\[(\d+|\.\.\.)\]", at):
+        try:
+            value = value[name] if name else value[int(index)]
+        except (KeyError, IndexError, TypeError, ValueError):  # msgspec says [...] of a mapping
+            value = _UNKNOWN
+            break
+    if limit := _LIMIT.fullmatch(what):
+        expected = _SIGNS[limit["sign"]].format(limit["limit"].removesuffix(".0"))
+        unit = "entries" if limit["kind"] == "array" else "characters"
+        expected += f" {unit}" if limit["length"] else ""
+    elif kinds := re.match(r"Expected `(.+?)`, got", what):
+        expected = " or ".join(_KINDS.get(kind, kind) for kind in kinds[1].split(" | "))
+    elif pattern := re.fullmatch(r"Expected `str` matching regex (.*)", what):
+        expected = f"text like {pattern[1]}"
+    else:
+        expected = f"something else ({quoted(what)})"
+    return misfit(where or "the document", value, expected)
 
 
 def misfit(where: str, value: Any, expected: str) -> str:
@@ -519,33 +517,6 @@ def _json(value: Any) -> str:
         return json.dumps(value, ensure_ascii=False)
     except ValueError:  # an integer of more digits than Python writes
         return "a number of too many digits"
-
-
-_UNKNOWN = object()
-
-
-def _value(content: Any, path: str) -> Any:
-    """What stands at `.captures[3].grid`; for an entry of a mapping msgspec says `[...]`."""
-    for name, index in re.findall(r"\.(\w+)|\[(\d+|\.\.\.)\]", path):
-        if index == "...":
-            return _UNKNOWN
-        try:
-            content = content[name] if name else content[int(index)]
-        except (KeyError, IndexError, TypeError):
-            return _UNKNOWN
-    return content
-
-
-def _expected(what: str) -> str:
-    if limit := _LIMIT.fullmatch(what):
-        count = _SIGNS[limit["sign"]].format(limit["limit"].removesuffix(".0"))
-        unit = "entries" if limit["kind"] == "array" else "characters"
-        return f"{count} {unit}" if limit["length"] else count
-    if kinds := re.match(r"Expected `(.+?)`, got", what):
-        return " or ".join(_KINDS.get(kind, kind) for kind in kinds[1].split(" | "))
-    if pattern := re.fullmatch(r"Expected `str` matching regex (.*)", what):
-        return f"text like {pattern[1]}"
-    return f"something else ({quoted(what)})"
 
 
 # What one field says of another

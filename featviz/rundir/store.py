@@ -157,10 +157,6 @@ class Store:
 
         Args:
             missing: the answer where there is no such object; without it that is an error.
-
-        Raises:
-            FileExistsError: there is one already.
-            StoreError: the store refuses, fails, or does not answer.
         """
         cause: BaseException | None
         try:
@@ -236,12 +232,6 @@ def _taken(store: Store, name: str) -> StoreError:
     )
 
 
-def complete(sizes: Mapping[str, int]) -> list[str]:
-    """Folders of images that have a manifest."""
-    ending = f"/{MANIFEST_FILE}"
-    return [name.removesuffix(ending) for name in sizes if name.endswith(ending)]
-
-
 def files_of_images(sizes: Mapping[str, int]) -> dict[str, dict[str, int]]:
     """Bytes of the files of each image, by its folder and their names there; objects with other
     names than featviz gives, or names that lead outside, are left out."""
@@ -251,6 +241,11 @@ def files_of_images(sizes: Mapping[str, int]) -> dict[str, dict[str, int]]:
             if folder != "." and is_own_name(own := name[len(folder) + 1 :]):
                 images.setdefault(folder, {})[own] = size
     return images
+
+
+def complete(images: Mapping[str, dict[str, int]]) -> dict[str, dict[str, int]]:
+    """Those of these images that have a manifest."""
+    return {folder: names for folder, names in images.items() if MANIFEST_FILE in names}
 
 
 @contextmanager
@@ -266,8 +261,8 @@ def here(place: Path | Url) -> Iterator[Path]:
         return
     store = Store(place)
     there = store.sizes()
-    images = files_of_images(there)
-    own = [f"{folder}/{name}" for folder in complete(there) for name in images.get(folder, {})]
+    images = complete(files_of_images(there))
+    own = [f"{folder}/{name}" for folder, names in images.items() for name in names]
     sizes = {name: there[name] for name in (RUN_FILE, AUDIT_FILE, *own) if name in there}
     if not sizes:
         raise StoreError(
@@ -329,7 +324,8 @@ class StoredRun(RunDirectory):
     def refresh(self) -> None:
         """List anew what is there: other shards may have written, and run.json is brought here."""
         sizes = self.store.sizes()
-        self.images, self.complete = files_of_images(sizes), complete(sizes)
+        self.images = files_of_images(sizes)
+        self.complete = [*complete(self.images)]
         self.names = [name for name in sizes if not is_lock(name)]
         (self.root / RUN_FILE).unlink(missing_ok=True)
         if RUN_FILE in sizes:
@@ -439,8 +435,8 @@ class StoredFolder(ImageFolder):
         """
         super().finish(manifest, stats)
         images = self.run.images
-        images[self.name] = {name: found.bytes for name, found in self._sums.items()}
-        for group in (sorted(self._sums), [MANIFEST_FILE]):
+        images[self.name] = {name: one.count for name, one in self._written.items()}
+        for group in (sorted(self._written), [MANIFEST_FILE]):
             self.run.store.put({f"{self.name}/{name}": self.path / name for name in group})
         # no other file of it is asked for from now on
         images[self.name] = {MANIFEST_FILE: super().size}

@@ -3,13 +3,14 @@ these against run.json."""
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from featviz.errors import CHECK_FAILED, StoreError
 from featviz.files.urls import Url
@@ -20,7 +21,7 @@ from featviz.rundir.read import image_folders, read_record
 from featviz.rundir.schema import MOST_RECORD, fingerprint
 from featviz.rundir.series import read_steps, step_folders
 from featviz.rundir.store import here
-from featviz.rundir.sums import is_sealed, sum_of
+from featviz.rundir.write import is_sealed
 from featviz.text import listed, quoted, safe_way
 
 Progress = Callable[[int], None]
@@ -107,14 +108,6 @@ def _found(root: Path, place: Path | Url) -> Iterator[_FoundRun]:
             yield _FoundRun(step, step, {}, faults=(error.message,), series=root)
 
 
-class _Checked(NamedTuple):
-    """An image that was read."""
-
-    verdict: ImageVerdict
-    fingerprint: str | None = None
-    """Of the settings by which it was drawn; None where its manifest does not say."""
-
-
 @dataclass(frozen=True)
 class _FoundRun:
     """A run whose images are still to be read."""
@@ -137,7 +130,7 @@ class _FoundRun:
             record, known = read_record(root)
         except StoreError as error:
             folders = dict(image_folders(root, {})) if root.is_dir() else {}
-            if not any(reason is None for reason in folders.values()):
+            if None not in folders.values():
                 raise
             words = error.message.replace(str(root), str(place))
             return cls(root, place, folders, faults=(f"{words}; --resume writes it anew",))
@@ -145,70 +138,64 @@ class _FoundRun:
         return cls(root, place, dict(image_folders(root, listed)), listed, record)
 
     def verdict(self, pool: ThreadPoolExecutor, advance: Callable[[], None]) -> RunVerdict:
-        found: dict[str, _Checked] = {}
-        for folder, checked in zip(self.folders, pool.map(self._image, self.folders), strict=True):
-            found[folder] = checked
+        """Read the images, and hold run.json against them: its settings, and their number."""
+        found, others = [], []
+        own = None if self.record is None else fingerprint(self.record)
+        for verdict, drawn_by in pool.map(self._image, self.folders):
+            found.append(verdict)
+            others += [verdict.name] if own and drawn_by not in (None, own) else []
             advance()
-        lost = [name for folder, name in self.listed.items() if folder not in found]
-        faults = [*self.faults, *self._of_record(found)]
+        faults, missing, unlisted = list(self.faults), 0, list[str]()
+        lost = [name for folder, name in self.listed.items() if folder not in self.folders]
+        if others:
+            names = listed([quoted(name) for name in others], _NAMED)
+            words = f"{RUN_FILE} does not tell the settings by which these were drawn: {names}"
+            faults.append(words)
+        if self.record is not None:
+            images = self.record["images"]
+            named = len(images["complete"]) + len(self.record["failures"])
+            named += len(images.get("missing", []))
+            if "missing" in images and named != images["total"]:
+                faults.append(f"{RUN_FILE} has images.total {images['total']}, and names {named}")
+            missing = max(0, int(images["total"]) - len(found) - len(lost))
+            unlisted = look(self.root).others if holds_run(self.root) else []
         faults += [f"{RUN_FILE} calls {quoted(n)} complete, its folder is missing" for n in lost]
-        total = int(self.record["images"]["total"]) if self.record is not None else 0
-        return RunVerdict(
-            self.place,
-            tuple(checked.verdict for checked in found.values()),
-            tuple(faults),
-            max(0, total - len(found) - len(lost)),
-            self.series,
-            tuple(look(self.root).others if holds_run(self.root) else ()),
-        )
+        about = missing, self.series, tuple(unlisted)
+        return RunVerdict(self.place, tuple(found), tuple(faults), *about)
 
-    def _image(self, folder: str) -> _Checked:
+    def _image(self, folder: str) -> tuple[ImageVerdict, str | None]:
+        """What was found of an image, and the fingerprint of the settings by which it was drawn."""
         name, lacks = self.listed.get(folder), self.folders[folder]
         if lacks is not None:
-            return _Checked(ImageVerdict(name or folder, (f"{quoted(folder)}: {lacks}",)))
+            return ImageVerdict(name or folder, (f"{quoted(folder)}: {lacks}",)), None
         try:
             image = read_image(self.root, folder)
             faults = list(faults_of(image))
         except StoreError as error:
-            return _Checked(ImageVerdict(name or folder, (error.message,)))
+            return ImageVerdict(name or folder, (error.message,)), None
         if name is not None and image.name != name:
             faults.insert(0, f"{quoted(folder)} holds {quoted(image.name)}, not {quoted(name)}")
         rows = image.manifest.files
         size = sum(row.bytes for row in rows)
         verdict = ImageVerdict(name or image.name, tuple(faults), len(rows) + 1, size)
-        return _Checked(verdict, image.manifest.fingerprint)
-
-    def _of_record(self, found: Mapping[str, _Checked]) -> Iterator[str]:
-        """Where run.json does not fit the images: in its settings, or in their number."""
-        if self.record is None:
-            return
-        own = fingerprint(self.record)
-        others = [c.verdict.name for c in found.values() if c.fingerprint not in (None, own)]
-        if others:
-            names = listed([quoted(name) for name in others], _NAMED)
-            yield f"{RUN_FILE} does not tell the settings by which these were drawn: {names}"
-        images = self.record["images"]
-        named = len(images["complete"]) + len(self.record["failures"])
-        named += len(images.get("missing", []))
-        if "missing" in images and named != images["total"]:
-            yield f"{RUN_FILE} has images.total {images['total']}, and names {named}"
+        return verdict, image.manifest.fingerprint
 
 
 def faults_of(image: ReadImage) -> Iterator[str]:
     """The files of an image that are not what was written."""
+
+    def where(name: str) -> str:
+        return quoted(f"{image.folder}/{name}")
+
     with image.open(MANIFEST_FILE) as file:
         if not is_sealed(file.read(MOST_RECORD)):
-            yield f"{_where(image, MANIFEST_FILE)} is not as it was written"
+            yield f"{where(MANIFEST_FILE)} is not as it was written"
     for row in image.manifest.files:
         try:
             with image.open(row.file) as file:
-                found = sum_of(file).sha256
+                found = hashlib.file_digest(file, "sha256").hexdigest()  # type: ignore[arg-type]
         except (StoreError, OSError) as error:
-            yield f"{_where(image, row.file)} cannot be read: {quoted(str(error))}"
+            yield f"{where(row.file)} cannot be read: {quoted(str(error))}"
             continue
         if found != row.sha256:
-            yield f"{_where(image, row.file)} has SHA-256 {found[:12]}…, not {row.sha256[:12]}…"
-
-
-def _where(image: ReadImage, name: str) -> str:
-    return quoted(f"{image.folder}/{name}")
+            yield f"{where(row.file)} has SHA-256 {found[:12]}…, not {row.sha256[:12]}…"

@@ -129,6 +129,8 @@ def test_json_on_stdout_is_the_file(featviz: Run, lights: Path, reds: Path, tmp_
     out = tmp_path / "out"
     done = featviz("exemplars", lights, reds, "--layers", "0", "--out", out, "--json", *PLAIN)
     content = json.loads((out / EXEMPLARS_FILE).read_text())
+    files = content.pop("files")
+    assert sorted(files) == sorted(tree(out).keys() - {EXEMPLARS_FILE})
     assert json.loads(done.out) == content and content["schema_version"] == 1
     assert str(tmp_path) not in (out / EXEMPLARS_FILE).read_text()
     (row,) = content["layers"]

@@ -18,7 +18,7 @@ from runs import SMALL, complete, make_photos, run_json, tree
 from web_server import Visit, WebServer, file_of, serving
 
 from featviz.errors import UsageError
-from featviz.files import remote, urls
+from featviz.files import urls
 from featviz.images import archives, decode, find
 from featviz.records import Sample, Shard
 from featviz.text import expand_braces
@@ -155,7 +155,7 @@ def test_readers_that_open_an_archive_at_once_do_not_disturb_each_other(
         place.write_bytes(
             packed.getvalue() if ending == "tar" else gzip.compress(packed.getvalue())
         )
-    monkeypatch.setattr(remote, "_BLOCK", 256)
+    monkeypatch.setattr(urls, "_BLOCK", 256)
     paths = [path for s in find.find_samples([f"{server.url}packed.{ending}"]) for path in s.paths]
     assert len(paths) == len(content) == 2
     archives._opened.cache_clear()  # as where five other archives were opened meanwhile
@@ -181,7 +181,7 @@ def test_a_block_that_the_server_does_not_give_is_asked_for_again(
             file_of(visit)
 
     monkeypatch.setattr(urls, "PAUSES", (0.001, 0.001, 0.001))
-    monkeypatch.setattr(remote, "_BLOCK", 512)
+    monkeypatch.setattr(urls, "_BLOCK", 512)
     server.plan["/s-000.tar"] = moody
     samples = find.find_samples([f"{server.url}s-000.tar"])
     assert [decode.decode(sample).size for sample in samples] == [(18, 16)] * 2

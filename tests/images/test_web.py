@@ -28,8 +28,8 @@ from web_server import (
 )
 
 from featviz.errors import FeatvizError, FileError, ImageError, UsageError
-from featviz.files import remote, urls
-from featviz.files.remote import Remote
+from featviz.files import urls
+from featviz.files.urls import Remote
 from featviz.images import archives, decode, find
 
 pytest.importorskip("aiohttp", reason="images of web servers are read by aiohttp")
@@ -193,9 +193,9 @@ def test_folders_without_an_end_are_refused(
     server: WebServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Deep ones are searched so far, wide ones end with one line."""
-    server.plan |= {"/deep/" + "a/" * n: page("a/", "0.png") for n in range(remote._DEEPEST + 9)}
-    assert len(find.find_samples([f"{server.url}deep/"])) == remote._DEEPEST
-    monkeypatch.setattr(remote, "_MOST_FOLDERS", 20)
+    server.plan |= {"/deep/" + "a/" * n: page("a/", "0.png") for n in range(urls._DEEPEST + 9)}
+    assert len(find.find_samples([f"{server.url}deep/"])) == urls._DEEPEST
+    monkeypatch.setattr(urls, "_MOST_FOLDERS", 20)
     with pytest.raises(FileError, match=r"deep.* has no end: 21 folders were found"):
         find.find_samples([f"{server.url}deep/"])
 
@@ -234,7 +234,7 @@ def test_an_archive_of_a_server_is_read_in_parts(
     assert decode.digest(near) == decode.digest(far)
     whole = (server.root / "p.tar").read_bytes()
     server.plan["/q.tar"] = lambda visit: visit.send(whole)
-    monkeypatch.setattr(remote, "_BLOCK", 512)
+    monkeypatch.setattr(urls, "_BLOCK", 512)
     with pytest.raises(UsageError, match=r"q\.tar' cannot be read: .*range requests"):
         find.find_samples([f"{server.url}q.tar"])
 

@@ -19,7 +19,7 @@ from torch import nn
 
 import featviz as fv
 from featviz.rundir import write
-from featviz.rundir.sums import sealed
+from featviz.rundir.write import sealed
 
 Run = Callable[..., Outcome]
 

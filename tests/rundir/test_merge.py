@@ -99,9 +99,9 @@ def test_files_are_linked_where_they_can_be(
 @pytest.mark.parametrize(
     ("options", "named"),
     [
-        (("--normalize", "layer"), "options.normalize is 'auto' in the first and 'layer' in the"),
-        (("--layers", "Conv2d"), "layers is ['0', '1'] in the first"),
-        (("--size", "40"), "preprocessing is "),
+        (("--normalize", "layer"), "there --normalize auto, here --normalize layer"),
+        (("--layers", "Conv2d"), "there --layers "),
+        (("--size", "40"), "here --size 32x40"),
     ],
 )
 def test_parts_of_other_runs_are_refused(

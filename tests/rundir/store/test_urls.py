@@ -14,8 +14,7 @@ from stores import URL, stored
 
 import featviz as fv
 from featviz.errors import UsageError
-from featviz.files.remote import Remote
-from featviz.files.urls import Url, is_url
+from featviz.files.urls import Remote, Url, is_url
 
 Run = Callable[..., Outcome]
 

@@ -1,11 +1,9 @@
-"""exemplars.json, which `featviz exemplars` writes beside its pictures, and how it is read.
-
-Nothing here needs torch.
-"""
+"""Audits, exemplars and kernels, read back."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -18,9 +16,10 @@ from featviz.errors import FileError, StoreError
 from featviz.files import Folder
 from featviz.options import MOST_TOP
 from featviz.records import Place
-from featviz.rundir import EXEMPLARS_FILE, schema
-from featviz.rundir.image import ReadImage, pictures_beside, png_header
-from featviz.rundir.schema import Count, Reason, Text
+from featviz.rundir import AUDIT_FILE, EXEMPLARS_FILE, MANIFEST_FILE, RUN_FILE, schema
+from featviz.rundir.image import ReadImage, check_picture, pictures_beside, png_header
+from featviz.rundir.read import read_json
+from featviz.rundir.schema import MOST_RECORD, Audit, Count, Reason, Text
 from featviz.text import quoted
 
 SCHEMA_VERSION = 1
@@ -160,7 +159,7 @@ class ExemplarRecord:
         return content
 
 
-def read_record(root: Path) -> ExemplarRecord:
+def read_exemplars(root: Path) -> ExemplarRecord:
     """The exemplars that a folder holds.
 
     Raises:
@@ -184,7 +183,7 @@ def read_record(root: Path) -> ExemplarRecord:
         raise StoreError(f"{quoted(str(path))} cannot be read: {quoted(words)}") from error
 
 
-def read_pictures(root: Path, record: ExemplarRecord) -> ReadImage:
+def exemplar_pictures(root: Path, record: ExemplarRecord) -> ReadImage:
     """The pictures of exemplars, as those of an image that has no input and no grids.
 
     Raises:
@@ -213,3 +212,111 @@ def _contradictions(record: ExemplarRecord) -> Iterator[str]:
         for row in layer.channels:
             if len(row.exemplars) > record.room or bool(row.file) != bool(row.exemplars):
                 yield f"channel {row.channel} of {layer.sheet} has {len(row.exemplars)} exemplars"
+
+
+# Audits
+
+
+@dataclass(frozen=True)
+class ReadAudit:
+    """An audit, and the pictures of its suspects."""
+
+    record: Audit
+    pictures: ReadImage
+    """As those of an image that has no input and no grids; what is missing is not among them:
+    audit.json may have been copied alone."""
+
+
+def is_audit(root: Path) -> bool:
+    """Whether a folder holds an audit, and no run."""
+    return (root / AUDIT_FILE).exists() and not (root / RUN_FILE).exists()
+
+
+def read_audit(root: Path, given: Path | None) -> ReadAudit | None:
+    """The audit that was asked for, a file or its folder, or the one in `root`; None where there
+    is none.
+
+    Raises:
+        StoreError: it is no audit.json, or a picture of suspects is none.
+    """
+    path = root / AUDIT_FILE if given is None else given
+    if given is not None and path.is_dir():
+        path /= AUDIT_FILE
+    try:
+        with Folder(path.parent) as folder:
+            if given is None:
+                content = folder.read_json(AUDIT_FILE, MOST_RECORD)
+            else:
+                content = files.read_json(path, MOST_RECORD)
+            record, found = schema.convert(content, Audit), {}
+            for row in record.drawn:
+                with suppress(FileNotFoundError):
+                    found[row.file] = png_header(folder, row.file)
+        return ReadAudit(record, pictures_beside(path.parent, "audit", found))
+    except FileNotFoundError as error:
+        if given is None:
+            return None
+        reason = str(error.strerror)
+    except (FileError, ValueError) as error:
+        reason = str(error)
+    raise StoreError(
+        f"{quoted(str(path))} is no audit.json: {reason}", "give one that featviz audit wrote"
+    )
+
+
+# Kernels
+
+
+@dataclass(frozen=True)
+class ReadKernels:
+    """The kernels of a model's layers."""
+
+    record: Mapping[str, Any]
+    """What run.json says: the model, versions, and options."""
+    pictures: ReadImage
+
+    @property
+    def options(self) -> Mapping[str, Any]:
+        """Those by which they were drawn, as far as the record tells them."""
+        return found if isinstance(found := self.record.get("options"), dict) else {}
+
+    @property
+    def model(self) -> Mapping[str, Any]:
+        """What is known of the model."""
+        return found if isinstance(found := self.record.get("model"), dict) else {}
+
+
+def is_kernels(root: Path) -> bool:
+    """Whether a folder holds kernels: their manifest stands beside run.json, which says so."""
+    try:
+        there = (root / MANIFEST_FILE).exists()
+        return there and read_json(root / RUN_FILE).get("kind") == "kernels"
+    except StoreError:
+        return False
+
+
+def read_kernels(root: Path) -> ReadKernels:
+    """Read what `featviz kernels` wrote.
+
+    Raises:
+        StoreError: it holds no kernels, or a file of it is missing or does not fit.
+    """
+    record = read_json(root / RUN_FILE) if (root / RUN_FILE).exists() else {}
+    if record.get("kind") != "kernels":
+        raise StoreError(
+            f"{quoted(str(root))} holds no kernels", "give a folder that `featviz kernels` wrote"
+        )
+    try:
+        with Folder(root) as folder:
+            rows = schema.check_kernels(folder.read_json(MANIFEST_FILE, MOST_RECORD))
+            sizes = [(row.plan.width, row.plan.height) for row in rows]
+            found = {
+                row.file: (size, check_picture(folder, row.file, size))
+                for row, size in zip(rows, sizes, strict=True)
+            }
+    except FileNotFoundError as error:
+        missing = quoted(str(root / str(error.filename)))
+        raise StoreError(f"{missing} is missing", "draw the kernels again") from None
+    except (FileError, ValueError) as error:
+        raise StoreError(f"{quoted(str(root / MANIFEST_FILE))}: {error}") from error
+    return ReadKernels(record, pictures_beside(root, "kernels", found, rows))
