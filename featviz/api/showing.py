@@ -14,8 +14,7 @@ from featviz.errors import FileError, StoreError
 from featviz.files import Folder
 from featviz.records import TextTable
 from featviz.report.pages import render_notebook
-from featviz.rundir.arrays import BROKEN
-from featviz.rundir.image import format_of
+from featviz.rundir.image import BROKEN, format_of
 from featviz.text import quoted
 
 SMALL, LARGE, PAGE = 240, 960, 1800

@@ -66,11 +66,7 @@ class Url:
 
     @classmethod
     def of_file(cls, text: str) -> Url:
-        """Read the URL of something to read.
-
-        Raises:
-            UsageError: it chains protocols, there is no such store, or its package is missing.
-        """
+        """The URL of something to read; UsageError where no store can be asked for it."""
         url = cls(text)
         if "::" in text:
             raise UsageError(
@@ -82,11 +78,8 @@ class Url:
 
     @classmethod
     def of_run(cls, text: str) -> Url:
-        """Read the URL of a run directory, without slashes at its end.
-
-        Raises:
-            UsageError: it is of a kind in which there can be no run.
-        """
+        """The URL of a run directory, without slashes at its end; UsageError where it is of a kind
+        in which there can be no run."""
         url = cls(text.rstrip("/"))
         if "::" in text:
             raise UsageError(f"{quoted(str(url))} is a chain of URLs", "name one store")
@@ -159,14 +152,7 @@ class Url:
 
 
 def refuse_url(place: object, option: str = "") -> None:
-    """Say that an option takes a path of this machine only.
-
-    Args:
-        option: its name, where the message is to begin with it.
-
-    Raises:
-        UsageError: it is a URL.
-    """
+    """Say that an option, whose name may begin the message, takes a path of this machine only."""
     if isinstance(place, str) and is_url(place):
         words = f"{option} {quoted(str(Url(place)))} is a URL".strip()
         raise UsageError(
@@ -176,11 +162,7 @@ def refuse_url(place: object, option: str = "") -> None:
 
 
 def local_path(url: str) -> str | None:
-    """The path of a `file://` URL; None for any other URL.
-
-    Raises:
-        UsageError: it names another machine.
-    """
+    """The path of a `file://` URL; None for any other URL."""
     if Url(url).protocol not in _FOLDERS:
         return None
     parts = urlsplit(url)
@@ -292,7 +274,7 @@ def _status(error: BaseException | None) -> int:
     return status if isinstance(status, int) else 0
 
 
-# Files in stores
+# Files in stores: what the store does not give, or refuses, is a FileError without credentials
 
 
 class NoSuchFileError(FileError):
@@ -312,11 +294,7 @@ class Remote:
 
     @classmethod
     def at(cls, url: str) -> Remote:
-        """The file that a URL leads to; the store is not asked.
-
-        Raises:
-            UsageError: as `Url.of_file`.
-        """
+        """The file that a URL leads to; the store is not asked."""
         read = Url.of_file(url)
         return cls(read, read.key)
 
@@ -353,11 +331,7 @@ class Remote:
 
 
 def read(place: Remote, most: int) -> bytes:
-    """The bytes of a file of at most `most` bytes, whatever the server says of its length.
-
-    Raises:
-        FileError: it is not there, larger, or cannot be read.
-    """
+    """The bytes of a file of at most `most` bytes, whatever the server says of its length."""
     # of a web server as it comes, unasked for its size
     options = {"block_size": 0, "size": 1} if place.is_web else {}
 
@@ -375,11 +349,7 @@ def read(place: Remote, most: int) -> bytes:
 
 
 def open_parts(place: Remote) -> tuple[Any, int]:
-    """A file to be read from any place, as archives need it, and its size.
-
-    Raises:
-        FileError: it is not there, or the server gives no parts of files.
-    """
+    """A file to be read from any place, as archives need it, and its size."""
     blocks = {"cache_type": "blockcache", "cache_options": {"maxblocks": 4}, "block_size": _BLOCK}
     file = _asked(place, lambda: place.url.filesystem().open(place.path, "rb", **blocks))
     if not isinstance(getattr(file, "size", None), int) or not file.seekable():
@@ -394,22 +364,15 @@ def open_parts(place: Remote) -> tuple[Any, int]:
 
 
 def is_folder(place: Remote) -> bool:
-    """Whether there are files below; a server of web pages is not asked.
-
-    Raises:
-        FileError: the store does not answer.
-    """
+    """Whether there are files below; a server of web pages is not asked."""
     folder = not place.is_web and _asked(place, lambda: place.url.filesystem().isdir(place.path))
     return bool(folder)
 
 
 def below(folder: Remote, pattern: str = "**") -> Iterator[tuple[str, Remote]]:
     """The files below a folder whose relative names match, with these, sorted as on disk. What a
-    page or a listing names elsewhere is left out.
-
-    Raises:
-        FileError: the store does not answer, or has more folders than are searched.
-    """
+    page or a listing names elsewhere is left out; FileError where there are more folders than are
+    searched."""
     from fsspec.utils import glob_translate
 
     wanted, base = re.compile(glob_translate(pattern)), folder.path.rstrip("/") + "/"
@@ -434,11 +397,7 @@ def below(folder: Remote, pattern: str = "**") -> Iterator[tuple[str, Remote]]:
 
 
 def matching(pattern: Remote) -> Iterator[tuple[str, Remote]]:
-    """The files that a glob matches, with their names below the part of it without wildcards.
-
-    Raises:
-        FileError: as `below`.
-    """
+    """The files that a glob matches, with their names below the part of it without wildcards."""
     parts = (pattern.path.partition("?")[0] if pattern.is_web else pattern.path).split("/")
     fixed = next(number for number, part in enumerate(parts) if has_magic(part))
     tail = "/".join(parts[fixed:])

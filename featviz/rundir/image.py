@@ -7,8 +7,12 @@ manifest says.
 
 from __future__ import annotations
 
+import math
 import os
+import struct
 import warnings
+import zipfile
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -20,10 +24,10 @@ import numpy as np
 from PIL import Image
 
 from featviz.errors import FileError, StoreError
-from featviz.files import Folder
-from featviz.records import FORMATS, Bytes, Floats, PictureFormat, Place
+from featviz.files import Folder, npy
+from featviz.files.npy import read_arrays
+from featviz.records import FORMATS, STAT_COLUMNS, Bytes, Floats, PictureFormat, Place
 from featviz.rundir import INPUT_FILE, MANIFEST_FILE, STATS_FILE, schema
-from featviz.rundir.arrays import BROKEN, read_tensor, stats_of
 from featviz.rundir.schema import MOST_RECORD, Capture, ImageFields, Input, Manifest
 from featviz.text import by, quoted
 
@@ -32,6 +36,32 @@ _LEVELS = ("L", "P")
 _PNG = b"\x89PNG\r\n\x1a\n\x00\x00\x00\rIHDR"
 """How every PNG begins (https://www.w3.org/TR/png-3/#11IHDR)."""
 _PNG_HEAD = len(_PNG) + 8
+
+
+MOST_STATS = 256 * 2**20
+"""Bytes of the statistics of an image: ten million channels."""
+MOST_TENSOR = 4 * 2**30
+"""Bytes of a kept tensor."""
+
+_ROW_BYTES = 4 * len(STAT_COLUMNS)
+_MEMBER_BYTES = 4096
+"""What an array of a few rows may take in an npz, with its name twice, headers and padding."""
+
+BROKEN = (
+    ArithmeticError,
+    EOFError,
+    LookupError,
+    OSError,
+    RuntimeError,
+    SyntaxError,
+    TypeError,
+    ValueError,
+    struct.error,
+    zipfile.BadZipFile,
+    zlib.error,
+    Image.DecompressionBombError,
+)
+"""What zipfile, numpy and Pillow raise on broken files; Pillow's PNG reader raises SyntaxError."""
 
 
 class DamagedError(StoreError):
@@ -293,3 +323,54 @@ def _blamed(folder: str) -> Iterator[None]:
         ) from None
     except FileError as error:
         raise StoreError(f"{quoted(folder)}/{error.message}") from error
+
+
+# Arrays
+
+
+def stats_of(folder: Folder, rows: Sequence[Capture]) -> dict[str, Floats]:
+    """The statistics of all rows of an image's manifest, float32 [maps, 6] under `Place.stats_key`.
+
+    Raises:
+        FileNotFoundError: there is no file of them.
+        FileError: it is larger than the rows need, or cannot be read.
+        StoreError: it does not fit the rows.
+    """
+    most = sum(2 * row.maps * _ROW_BYTES + _MEMBER_BYTES + 16 * len(row.layer) for row in rows)
+    data = folder.read(STATS_FILE, min(most + _MEMBER_BYTES, MOST_STATS))
+    where = quoted(f"{folder.name}/{STATS_FILE}")
+    if len(data) < sum(row.maps for row in rows) * _ROW_BYTES:  # arrays may overlap in a zip file
+        raise StoreError(f"{where} has {len(data):,} bytes, too few for the maps of its manifest")
+    stats: dict[str, Floats] = {}
+    try:
+        arrays = read_arrays(data, packed=False)
+        for row in rows:
+            key = row.place.stats_key
+            if (array := arrays.get(key)) is None:
+                raise ValueError(f"it has no {key}")
+            stats[key] = array
+            if array.dtype != np.float32 or array.shape != (row.maps, len(STAT_COLUMNS)):
+                raise ValueError(
+                    f"{key} is {array.dtype} {list(array.shape)}, expected float32 "
+                    f"{[row.maps, len(STAT_COLUMNS)]}"
+                )
+    except BROKEN as error:
+        raise StoreError(f"{where} cannot be read: {quoted(str(error))}") from error
+    return stats
+
+
+def read_tensor(file: BinaryIO, expected: list[int]) -> np.ndarray:
+    """The array in an open npy file, of the expected shape.
+
+    Raises:
+        ValueError: it is of another shape or size, or no array as numpy writes it.
+    """
+    size = os.fstat(file.fileno()).st_size
+    dtype, shape, order, start = npy.header(file.read(npy.HEAD))
+    if list(shape) != expected:
+        raise ValueError(f"its shape is {list(shape)}, by the manifest {expected}")
+    if size - start != math.prod(shape) * dtype.itemsize or size > MOST_TENSOR:
+        raise ValueError(f"it has {size - start:,} bytes, not those of {dtype} {list(shape)}")
+    file.seek(start)
+    flat: np.ndarray = np.fromfile(file, dtype, math.prod(shape))
+    return flat.reshape(shape, order=order)
