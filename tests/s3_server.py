@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import io
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -28,12 +29,20 @@ class Server:
     _one: threading.Lock = field(default_factory=threading.Lock)
 
     def __call__(self, environ: dict[str, Any], start: Callable[..., Any]) -> Any:
-        """WSGI; one request at a time, so that what moto looks at and then does is one step."""
+        """WSGI; one request at a time, so that what moto looks at and then does is one step. As in
+        S3, an object that has not come in whole, since its sender was killed, is not there."""
         method, path = environ["REQUEST_METHOD"], environ["PATH_INFO"]
+        size, body = int(environ.get("CONTENT_LENGTH") or 0), b""
+        if size:
+            with suppress(ConnectionError):
+                body = environ["wsgi.input"].read(size)
+            if len(body) < size:
+                start("400 Incomplete Body", [])
+                return []
+            environ["wsgi.input"] = io.BytesIO(body)
         self.requests.append((method, path))
         answer = None if self.fault is None else self.fault(method, path)
         if isinstance(answer, int):
-            environ["wsgi.input"].read(int(environ.get("CONTENT_LENGTH") or 0))
             start(f"{answer} Fault", [("Content-Type", "application/xml")])
             code = "AccessDenied" if answer == 403 else "ServiceUnavailable"
             return [f"<Error><Code>{code}</Code><Message>put in</Message></Error>".encode()]

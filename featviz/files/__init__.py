@@ -117,13 +117,7 @@ class Folder:
             os.close(self._folders.pop()[1])
 
     def open(self, relative: str) -> BinaryIO:
-        """Open a regular file for reading.
-
-        Raises:
-            FileNotFoundError: there is no such file.
-            FileError: it is something else, lies outside, is reached through a link, or cannot be
-                opened.
-        """
+        """Open a regular file for reading; as `open_regular`, but through no link."""
         with self._said(relative):
             return os.fdopen(self._descriptor(relative), "rb")
 
@@ -171,8 +165,12 @@ class Folder:
             raise OSError("it lies outside its folder")
         *folders, name = relative.split("/")
         if not _RELATIVE:  # pragma: no cover - Windows
-            parts = (*filter(None, self.name.split("/")), *folders, name)
-            return _open_checked(self.root.joinpath(*parts), self.root, parts)
+            path = self.root
+            for part in (*filter(None, self.name.split("/")), *folders, name):
+                path /= part
+                if path.is_symlink():
+                    raise OSError(_LINKED)
+            return _only_regular(os.open(path, _READ))
         self._enter(folders)
         at = self._folders[-1][1]
         _check_regular(os.stat(name, dir_fd=at, follow_symlinks=False).st_mode)
@@ -199,12 +197,7 @@ def _read_up_to(descriptor: int, count: int) -> bytes:
 
 
 def read_bytes(path: Path, most: int = SMALL) -> bytes:
-    """Read a regular file of at most `most` bytes (see `open_regular`).
-
-    Raises:
-        FileNotFoundError: there is no such file.
-        FileError: it is no regular file, too large, or cannot be read.
-    """
+    """Read a regular file of at most `most` bytes; raises as `open_regular` does."""
     with open_regular(path) as file:
         try:
             size = os.fstat(file.fileno()).st_size  # to read more would allocate more
@@ -217,12 +210,7 @@ def read_bytes(path: Path, most: int = SMALL) -> bytes:
 
 
 def read_text(path: Path, most: int = SMALL) -> str:
-    """Read a UTF-8 file of at most `most` bytes (see `open_regular`).
-
-    Raises:
-        FileNotFoundError: there is no such file.
-        FileError: it is no regular file, too large, not UTF-8, or cannot be read.
-    """
+    """Read a UTF-8 file of at most `most` bytes; raises as `open_regular` does."""
     try:
         return read_bytes(path, most).decode("utf-8")
     except UnicodeDecodeError as error:
@@ -230,13 +218,8 @@ def read_text(path: Path, most: int = SMALL) -> str:
 
 
 def read_json(path: Path, most: int = SMALL) -> Any:
-    """Read a JSON file of at most `most` bytes and DEEPEST levels (see `open_regular`).
-
-    Raises:
-        FileNotFoundError: there is no such file.
-        FileError: it is no regular file, too large, not UTF-8, no JSON, too deep, or holds a number
-            that JSON has not (NaN, Infinity) or of more digits than Python reads.
-    """
+    """Read a JSON file of at most `most` bytes that `parse_json` takes; raises as `open_regular`
+    does."""
     try:
         return parse_json(read_text(path, most))
     except ValueError as error:
@@ -260,13 +243,6 @@ def parse_json(text: str) -> Any:
         raise ValueError(f"JSON has no number {constant}")
 
     return json.loads(text, parse_constant=refuse)
-
-
-def _open_checked(path: Path, below: Path, parts: tuple[str, ...]) -> int:  # pragma: no cover
-    for count in range(1, len(parts) + 1):
-        if Path(below, *parts[:count]).is_symlink():
-            raise OSError(_LINKED)
-    return _only_regular(os.open(path, _READ))
 
 
 def _check_regular(mode: int) -> None:

@@ -14,7 +14,7 @@ import secrets
 import shutil
 import stat
 from collections.abc import Iterable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path, PurePath, PurePosixPath
 from typing import BinaryIO, NamedTuple
 
@@ -49,49 +49,46 @@ class _Place(NamedTuple):
     def name(self, file: str) -> str:
         return file if self.fd is not None else f"{self.path}/{file}"
 
-    def mode(self, name: str) -> int:
-        return os.stat(self.name(name), dir_fd=self.fd, follow_symlinks=False).st_mode
-
-    @contextmanager
-    def inner(self, parts: Iterable[str], make: bool) -> Iterator[_Place]:
-        """Open a folder below this one, component by component, following no link."""
-        place = self
-        with ExitStack() as opened:
-            for part in parts:
-                path = f"{place.path}/{part}"
-                if make:
-                    with suppress(FileExistsError):
-                        os.mkdir(place.name(part), dir_fd=place.fd)
-                try:
-                    flags = _DIRECTORY | _NOFOLLOW
-                    fd = None if place.fd is None else os.open(part, flags, dir_fd=place.fd)
-                except OSError:
-                    if stat.S_ISLNK(place.mode(part)):
-                        raise _through_link(path) from None
-                    raise
-                if fd is None and stat.S_ISLNK(place.mode(part)):
-                    raise _through_link(path)
-                place = _Place(path, fd)
-                if fd is not None:
-                    opened.callback(os.close, fd)
-            yield place
+    def has_link(self, name: str) -> bool:
+        mode = os.stat(self.name(name), dir_fd=self.fd, follow_symlinks=False).st_mode
+        return stat.S_ISLNK(mode)
 
 
 @contextmanager
-def _opened(folder: Path, below: Path | None, make: bool = True) -> Iterator[_Place]:
-    """Open a folder; what lies below `below` component by component, following no link."""
+def _opened(folder: Path, below: Path | None, made: int | None = None) -> Iterator[_Place]:
+    """Open a folder; what lies below `below` component by component, following no link.
+
+    Args:
+        made: how many of the last components are made where they are missing; None for all.
+    """
     base = folder if below is None else below
     parts = PurePosixPath(os.path.relpath(folder, base).replace(os.sep, "/")).parts
     if ".." in parts:
         raise OSError(errno.EINVAL, f"it lies outside {base}")
-    if make:
+    if made is None:
         base.mkdir(parents=True, exist_ok=True)
-    fd = os.open(base, _DIRECTORY) if _HAS_PLACES else None
+    fds = [os.open(base, _DIRECTORY)] if _HAS_PLACES else []
     try:
-        with _Place(str(base), fd).inner(parts, make) as place:
-            yield place
+        place = _Place(str(base), fds[0] if fds else None)
+        for number, part in enumerate(parts):
+            path = f"{place.path}/{part}"
+            if made is None or number >= len(parts) - made:
+                with suppress(FileExistsError):
+                    os.mkdir(place.name(part), dir_fd=place.fd)
+            try:
+                if fds:
+                    flags = _DIRECTORY | _NOFOLLOW
+                    fds.append(os.open(part, flags, dir_fd=place.fd))
+                elif place.has_link(part):
+                    raise _through_link(path)
+            except OSError:
+                if place.has_link(part):
+                    raise _through_link(path) from None
+                raise
+            place = _Place(path, fds[-1] if fds else None)
+        yield place
     finally:
-        if fd is not None:
+        for fd in fds:
             os.close(fd)
 
 
@@ -173,8 +170,7 @@ class HiddenFolder:
         *folders, name = relative.split("/")
         with (
             reported(f"{self.path}/{relative}"),
-            _opened(self.hidden, self.below, make=False) as own,
-            own.inner(folders, make=True) as place,
+            _opened(self.hidden.joinpath(*folders), self.below, made=len(folders)) as place,
             _new_file(place, name) as file,
         ):
             yield file
@@ -185,7 +181,7 @@ class HiddenFolder:
         Raises:
             StoreError: it cannot be moved: a link, a file, or files of others are in its place.
         """
-        with reported(self.path), _opened(self.path.parent, self.below, make=False) as above:
+        with reported(self.path), _opened(self.path.parent, self.below, made=0) as above:
             try:
                 _move(above, self.hidden.name, self.path.name)
             except OSError as error:
@@ -245,7 +241,7 @@ def remove(root: Path, ways: Iterable[str]) -> None:
     for way in ways:
         path = root / way
         with reported(path), suppress(FileNotFoundError, IsADirectoryError, NotADirectoryError):
-            with _opened(path.parent, root, make=False) as place:
+            with _opened(path.parent, root, made=0) as place:
                 os.unlink(place.name(path.name), dir_fd=place.fd)
             folders.update(PurePosixPath(way).parents)
     _remove_empty(root, folders)
@@ -258,7 +254,7 @@ def remove_folder(folder: Path, root: Path) -> None:
     Raises:
         StoreError: it cannot be reached, or has come to lie behind a link.
     """
-    place = _opened(folder.parent, root, make=False)
+    place = _opened(folder.parent, root, made=0)
     with reported(folder), suppress(FileNotFoundError), place as above:
         shutil.rmtree(above.name(folder.name), ignore_errors=True, dir_fd=above.fd)
     _remove_empty(root, folder.relative_to(root).parents)
@@ -268,7 +264,7 @@ def _remove_empty(root: Path, ways: Iterable[PurePath]) -> None:
     for way in sorted(ways, key=lambda way: len(way.parts), reverse=True):
         if way.parts:
             folder = root / way
-            with suppress(OSError, StoreError), _opened(folder.parent, root, make=False) as place:
+            with suppress(OSError, StoreError), _opened(folder.parent, root, made=0) as place:
                 os.rmdir(place.name(folder.name), dir_fd=place.fd)
 
 

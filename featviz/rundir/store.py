@@ -281,11 +281,7 @@ def here(place: Path | Url) -> Iterator[Path]:
 
 
 def copy_image(url: Url, folder: str, root: Path) -> None:
-    """Copy one image of a run in a store into an empty folder.
-
-    Raises:
-        StoreError: it cannot be read, or the disk has no room for it.
-    """
+    """Copy one image of a run in a store into an empty folder."""
     store = Store(url)
     own = files_of_images(store.sizes(folder)).get(folder, {})
     store.copy({f"{folder}/{name}": size for name, size in own.items()}, root)
@@ -293,11 +289,7 @@ def copy_image(url: Url, folder: str, root: Path) -> None:
 
 @contextmanager
 def temporary(name: str) -> Iterator[Path]:
-    """A folder of this name in a temporary one, as long as the block lasts.
-
-    Raises:
-        StoreError: it cannot be made.
-    """
+    """A folder of this name in a temporary one, as long as the block lasts."""
     with reported(Path(tempfile.gettempdir()), "TMPDIR names another folder for temporary files"):
         above = Path(tempfile.mkdtemp(prefix="featviz-"))
     try:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from itertools import takewhile
+from os.path import commonprefix
 from typing import Any
 
 from featviz.errors import StoreError
@@ -52,17 +52,16 @@ def _as_typed(name: str, value: Any) -> str:
 
 
 def _short(*values: Any) -> list[str]:
-    """Values in words; long ones that begin alike, from shortly before what differs."""
+    """Values in words; long ones from shortly before what differs."""
     texts = [json.dumps(value, ensure_ascii=False) for value in values]
-    pairs = zip(*texts, strict=False)
-    alike = sum(1 for _ in takewhile(lambda pair: len({*pair}) == 1, pairs))
+    alike = len(commonprefix(texts))  # noqa: RUF071 - characters are meant
     begin = alike - _BEFORE if alike > _SHOWN - _BEFORE else 0
-    return [quoted(text if len(text) <= _SHOWN else _part(text, begin)) for text in texts]
-
-
-def _part(text: str, begin: int) -> str:
-    shown = text[begin : begin + _SHOWN - 3]
-    return ("..." if begin else "") + shown + ("..." if text[begin:] != shown else "")
+    shown = []
+    for text in texts:
+        part = text[begin : begin + _SHOWN - 3]
+        before, behind = "..." if begin else "", "..." if text[begin:] != part else ""
+        shown.append(quoted(text if len(text) <= _SHOWN else before + part + behind))
+    return shown
 
 
 def taken(
