@@ -15,15 +15,15 @@ from contextlib import suppress
 from pathlib import Path
 from threading import current_thread
 from threading import enumerate as enumerate_threads
-from typing import Any, NoReturn
+from typing import Any, NoReturn, cast
 
 import click
 from click.shell_completion import CompletionItem
 
 from featviz.cli import mistakes, output
-from featviz.cli.command import Context
+from featviz.cli.help import Context
 from featviz.errors import FeatvizError
-from featviz.text import indented, printable, quoted
+from featviz.text import indented, printable
 from featviz.version import __version__
 
 COMMANDS = {
@@ -41,13 +41,22 @@ COMMANDS = {
     "verify": "Check that every file of a run is as it was written.",
     "identify": "Say what a file of weights is run as.",
 }
-"""Each command, which is a module in `commands`, and its line in --help."""
+"""Each command and its line in --help."""
+
+_FILES = {
+    "look": "look cam",
+    "run": "run",
+    "inspect": "layers kernels identify",
+    "study": "audit exemplars",
+    "report": "report sheet diff merge verify",
+}
+"""The commands of each module, which is imported when one of them is used."""
 
 INTERRUPTED = 130
 CLOSED_PIPE = 128 + 13
 """What shells give for a program that SIGPIPE has ended."""
 
-_ASKS = {"-h", "--help", "--help-all", "--version"}
+_ASKS = {"-h", "--help", "--help-all", "-V", "--version"}
 """Options that are answered from anywhere."""
 _NO_ARGUMENTS: Any = getattr(click.exceptions, "NoArgsIsHelpError", ())
 """click before 8.2 has none: it prints the help by itself."""
@@ -58,28 +67,16 @@ class LazyGroup(click.Group):
 
     context_class = Context
 
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Read the options in front of a command.
-
-        Raises:
-            click.UsageError: one that the group lacks, with the commands that have it.
-        """
-        words = list(args)
-        try:
-            return super().parse_args(ctx, args)
-        except click.NoSuchOption as error:
-            raise mistakes.unknown_option(error, ctx, words) from error
-
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """Find the command of the first word.
 
         Raises:
-            click.UsageError: it is none, with the command line that was meant.
+            UsageError: it is none, with the command line that was meant.
         """
         if args[0] not in COMMANDS and not args[0].startswith("-"):
-            raise mistakes.unknown_command(ctx, args, list(COMMANDS))
+            raise mistakes.unknown_command(args, list(COMMANDS))
         return super().resolve_command(ctx, args)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
@@ -88,11 +85,11 @@ class LazyGroup(click.Group):
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """Import a command; None for an unknown name."""
-        if cmd_name not in COMMANDS:
-            return None
-        module = importlib.import_module(f"featviz.cli.commands.{cmd_name}")
-        command: click.Command = module.command
-        return command
+        for file, names in _FILES.items():
+            if cmd_name in names.split():
+                module = importlib.import_module(f"featviz.cli.{file}")
+                return cast("click.Command", getattr(module, cmd_name))
+        return None
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
         """Complete names without importing the commands."""
@@ -110,7 +107,7 @@ class LazyGroup(click.Group):
 
 
 @click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(__version__, prog_name="featviz")
+@click.version_option(__version__, "-V", "--version", prog_name="featviz")
 def group() -> None:
     """See what each layer of a PyTorch vision model makes of your images.
 
@@ -167,8 +164,9 @@ def guarded(arguments: list[str]) -> int:
     """Run a command line and return its exit code."""
     try:
         _listen()
-        if not _ASKS.intersection(arguments):
-            _check_folder()
+        if not (_ASKS.intersection(arguments) or _folder_is_there()):
+            where = " ".join(filter(None, ("the current folder", os.environ.get("PWD"))))
+            return _say(f"{where} has been removed", "cd to another one", 1, None)
         result = group.main(arguments, prog_name="featviz", standalone_mode=False)
         output.flush()
         return result if isinstance(result, int) else 0
@@ -178,7 +176,9 @@ def guarded(arguments: list[str]) -> int:
         error.show()
         return int(error.exit_code)
     except click.ClickException as error:
-        return _say(error.format_message(), mistakes.hint_of_click(error), error.exit_code, error)
+        return _say(
+            error.format_message(), mistakes.hint_of_click(error, arguments), error.exit_code, error
+        )
     except (KeyboardInterrupt, click.Abort):
         return _say("interrupted", None, INTERRUPTED, None)
     except BrokenPipeError:
@@ -188,25 +188,19 @@ def guarded(arguments: list[str]) -> int:
     except OSError as error:
         if error.errno != errno.ENAMETOOLONG:
             return _unwritten(error)
-        return _say(f"{quoted(str(error.filename))}: {error.strerror}", None, 2, error)
+        return _say(f"{error.filename}: {error.strerror}", None, 2, error)
     except SystemExit as error:  # click's own answer to a closed pipe, beside a program's sys.exit
         if "PacifyFlush" in type(sys.stdout).__name__:
             return _closed_pipe()
         return error.code if isinstance(error.code, int) else 1
 
 
-def _check_folder() -> None:
-    """Whether the current folder is there: libraries that miss it say so in words of their own.
-
-    Raises:
-        FeatvizError: it has been removed.
-    """
+def _folder_is_there() -> bool:
+    """Whether there is a current folder: libraries that miss it say so in words of their own."""
     try:
-        Path.cwd()
+        return bool(Path.cwd())
     except FileNotFoundError:
-        where = quoted(os.environ.get("PWD", ""))
-        words = f"the current folder {where} has been removed".replace("  ", " ")
-        raise FeatvizError(words, "cd to another one") from None
+        return False
 
 
 def _unwritten(error: OSError) -> int:

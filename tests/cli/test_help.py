@@ -48,8 +48,7 @@ def test_an_option_is_a_sentence(name: str) -> None:
     what --help of a long command shows in its place. Metavars are upper case, also those that come
     from a type; defaults stand in brackets."""
     option = OPTIONS[name]
-    first = getattr(option, "first", False)
-    for text in (option.help or "", first if isinstance(first, str) else "Fine."):
+    for text in (option.help or "").split("\f "):
         assert re.fullmatch(r"[A-Z].*\.", text, re.DOTALL), text
         assert not text.startswith("Of ")
         assert not [words for words in FRAGMENTS if words in text]

@@ -8,7 +8,7 @@ import click
 import pytest
 
 from featviz import cli
-from featviz.cli.command import ClickOption, Command
+from featviz.cli.help import ClickOption, Command
 from featviz.options import GENERAL, GROUPS, OPTIONS
 
 from .outcomes import Run

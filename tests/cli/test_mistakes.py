@@ -173,7 +173,6 @@ VALUES = [
     ("audit model.pth photos --size 99999", "size=99999: expected pixels from 1 to 65536", ""),
     (f"{RUN} --model-arg 3", "model_args=3: expected KEY=VALUE", ""),
     (f"{RUN} --channels 0", "channels=0: expected an integer from 1 to 4096", ""),
-    (f"{RUN} --out memory://x", "vanishes with it", "such as s3://bucket/maps"),
     ("audit model.pth photos --out s3://b/x", "s3://b/x is a URL", "give a path, and copy"),
 ]
 
@@ -227,10 +226,10 @@ def test_a_mistake_gets_its_message_and_its_hint(
 
 
 LIGHT = """
-import importlib, json, os, shlex, sys
+import json, os, shlex, sys
 from featviz import cli
 for name in cli.COMMANDS:
-    importlib.import_module(f"featviz.cli.commands.{name}")
+    cli.group.get_command(None, name)
 for line in json.load(sys.stdin):
     if not os.fork():
         cli.guarded(shlex.split(line))
@@ -344,6 +343,6 @@ def test_a_file_of_options_serves_the_commands_that_read(
     found = {
         "report": (tmp_path / "pages" / "index.html").is_file(),
         "sheet": (tmp_path / "sheet.png").is_file(),
-        "identify": done.code == 1 and done.out.startswith("{"),
+        "identify": done.code == 0 and done.out.startswith("{"),
     }
     assert found == {name: name == command for name in found}, done.err
