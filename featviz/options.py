@@ -37,26 +37,16 @@ from featviz.text import parse_bytes, quoted
 
 T = TypeVar("T", bound=Struct)
 
-OPTIONS = "Options"
-READ = "What is read"
-MODEL = "The model"
-LAYERS = "Which layers"
-DRAWING = "How maps are drawn"
-VIEWS = "Other views"
-GRADIENTS = "Gradients"
-INTERVENTIONS = "Changes inside the model"
-FINDINGS = "Findings and gates"
-OUTPUT = "What is written"
-LIMITS = "Limits"
-MACHINES = "Several machines"
-GENERAL = "General"
-
 GROUPS = (
-    *(OPTIONS, LAYERS, READ, MODEL, DRAWING, VIEWS, GRADIENTS, INTERVENTIONS),
-    *(FINDINGS, OUTPUT, LIMITS, MACHINES, GENERAL),
+    *("Options", "Which layers", "What is read", "The model", "How maps are drawn", "Other views"),
+    *("Gradients", "Changes inside the model", "Findings and gates", "What is written", "Limits"),
+    *("Several machines", "General"),
 )
-"""Headings of groups of options, in the order in which help shows them. OPTIONS is for the few that
-a short command alone has."""
+"""Headings of groups of options, in the order in which help shows them. The first is for the few
+that a short command alone has."""
+
+OPTIONS, LAYERS, READ, MODEL, DRAWING, VIEWS, GRADIENTS, INTERVENTIONS, FINDINGS = GROUPS[:9]
+OUTPUT, LIMITS, MACHINES, GENERAL = GROUPS[9:]
 
 # How a field says what it takes
 
@@ -757,7 +747,7 @@ class Option:
     hint: Any
     """Its type, as an annotation."""
     default: Any
-    """`msgspec.NODEFAULT` where there is none."""
+    """`msgspec.NODEFAULT` where it must be given."""
     words: str
     group: str
     first: bool
@@ -770,11 +760,6 @@ class Option:
     read: Callable[[Any], Any] | None = None
     many: bool = False
     """Whether it may be given several times."""
-
-    @property
-    def has_default(self) -> bool:
-        """Whether it may be left out."""
-        return self.default is not msgspec.NODEFAULT
 
     @property
     def kinds(self) -> set[Any]:
@@ -803,12 +788,9 @@ class Option:
             return (self.read or self._convert)(_plain(given))
         except (msgspec.ValidationError, ValueError, TypeError, KeyError):
             shown = quoted(str(given[0] if type(given) is list and len(given) == 1 else given))
-            close = difflib.get_close_matches(shown.lower(), self.choices, 1, 0.65)
-            hint = (
-                f"did you mean {close[0]}?"
-                if close
-                else re.split(r"\.[ \f]|: {", self.words)[0].rstrip(".")
-            )
+            hint = re.split(r"\.[ \f]|: {", self.words)[0].rstrip(".")
+            if close := difflib.get_close_matches(shown.lower(), self.choices, 1, 0.65):
+                hint = f"did you mean {close[0]}?"
             raise UsageError(f"{self.name}={shown}: expected {self.takes}", hint) from None
         except UsageError as error:
             if error.message.startswith(self.name):
@@ -871,11 +853,6 @@ def _kinds(hint: Any) -> set[Any]:
     return {kind for part in get_args(hint) for kind in _kinds(part)}
 
 
-def _words_of(hint: Any) -> tuple[str, ...]:
-    """The choices of a Literal."""
-    return get_args(hint.__origin__) if get_origin(hint.__origin__) is Literal else ()
-
-
 def _bounds(hint: Any) -> str:
     """` ≥ 1`, ` from 0 to 1`; empty without bounds."""
     for meta in _metas(hint):
@@ -903,15 +880,15 @@ def declared(kind: type[Struct]) -> dict[str, Option]:
         words = next((meta.description for meta in _metas(hint) if meta.description), None)
         if words is None:
             continue
-        made = info.default_factory is not msgspec.NODEFAULT
         extra: dict[str, Any] = {
             "flags": (f"--{name.replace('_', '-')}",),
-            "choices": _words_of(hint),
+            "choices": get_args(hint.__origin__) if get_origin(hint.__origin__) is Literal else (),
             "metavar": "N" if int in _kinds(hint) else "",
             "many": tuple in _kinds(hint),
         }
         for meta in _metas(hint):
             extra |= meta.extra or {}
+        made = info.default_factory is not msgspec.NODEFAULT
         default = info.default_factory() if made else info.default
         found[name] = Option(name, hint, default, words, **extra)
     return found

@@ -56,6 +56,9 @@ INTERRUPTED = 130
 CLOSED_PIPE = 128 + 13
 """What shells give for a program that SIGPIPE has ended."""
 
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EIO)
+"""What an error of a full disk is."""
+
 _ASKS = {"-h", "--help", "--help-all", "-V", "--version"}
 """Options that are answered from anywhere."""
 _NO_ARGUMENTS: Any = getattr(click.exceptions, "NoArgsIsHelpError", ())
@@ -67,9 +70,7 @@ class LazyGroup(click.Group):
 
     context_class = Context
 
-    def resolve_command(
-        self, ctx: click.Context, args: list[str]
-    ) -> tuple[str | None, click.Command | None, list[str]]:
+    def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
         """Find the command of the first word.
 
         Raises:
@@ -93,12 +94,11 @@ class LazyGroup(click.Group):
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
         """Complete names without importing the commands."""
-        names = [
-            CompletionItem(name, help=help)
-            for name, help in COMMANDS.items()
-            if name.startswith(incomplete)
+        names = [name for name in COMMANDS if name.startswith(incomplete)]
+        return [
+            *(CompletionItem(name, help=COMMANDS[name]) for name in names),
+            *click.Command.shell_complete(self, ctx, incomplete),
         ]
-        return names + click.Command.shell_complete(self, ctx, incomplete)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """List the commands without importing them."""
@@ -140,13 +140,10 @@ def main() -> None:
 def _leave(code: int) -> NoReturn:
     """End the process at once, after what asked to be called at the end.
 
-    Taking Python down object by object takes 0.8 s once torch and numba are loaded, and gives
-    nothing back that the system does not. A tracer (coverage, a debugger) or a thread that is still
-    at work gets Python's own end.
-
-    A thread of ours may still load or wait in C++ (torch's rendezvous, compiled loops) where the
-    command has ended early. If it came back while something is called or taken down, it would end
-    the process with `terminate called without an active exception`: nothing is called then.
+    Taking Python down object by object takes 0.8 s once torch and numba are loaded. A tracer or a
+    thread that is still at work gets Python's own end. A thread of ours that still loads in C++
+    would end the process with `terminate called without an active exception` if it came back while
+    something is called or taken down: nothing is called then.
     """
     others = [thread for thread in enumerate_threads() if thread is not current_thread()]
     ours = any(thread.daemon and thread.name.startswith("featviz-") for thread in others)
@@ -181,17 +178,22 @@ def guarded(arguments: list[str]) -> int:
         )
     except (KeyboardInterrupt, click.Abort):
         return _say("interrupted", None, INTERRUPTED, None)
-    except BrokenPipeError:
-        return _closed_pipe()
+    except BrokenPipeError:  # the reader of stdout has gone (`| head -1`): nothing is to be said
+        output.drop_stdout()
+        return CLOSED_PIPE
     except MemoryError as error:
         return _say("there is too little memory", "raise the limit (ulimit -v)", 1, error)
     except OSError as error:
-        if error.errno != errno.ENAMETOOLONG:
-            return _unwritten(error)
-        return _say(f"{error.filename}: {error.strerror}", None, 2, error)
+        if error.errno == errno.ENAMETOOLONG:
+            return _say(f"{error.filename}: {error.strerror}", None, 2, error)
+        if error.filename is not None or error.errno not in _FULL:
+            raise
+        output.drop_stdout()  # our files name themselves, and click prints help by itself
+        return _say(f"stdout cannot be written: {error.strerror}", None, 1, error)
     except SystemExit as error:  # click's own answer to a closed pipe, beside a program's sys.exit
         if "PacifyFlush" in type(sys.stdout).__name__:
-            return _closed_pipe()
+            output.drop_stdout()
+            return CLOSED_PIPE
         return error.code if isinstance(error.code, int) else 1
 
 
@@ -201,25 +203,6 @@ def _folder_is_there() -> bool:
         return bool(Path.cwd())
     except FileNotFoundError:
         return False
-
-
-def _unwritten(error: OSError) -> int:
-    """click prints help by itself. An error of a full disk that names no file is stdout's: those of
-    our files have been worded where they were written.
-
-    Raises:
-        OSError: it is another one.
-    """
-    if error.filename is not None or error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EIO):
-        raise error
-    output.drop_stdout()
-    return _say(f"stdout cannot be written: {error.strerror}", None, 1, error)
-
-
-def _closed_pipe() -> int:
-    """The reader of stdout has gone (`| head -1`): nothing needs to be said."""
-    output.drop_stdout()
-    return CLOSED_PIPE
 
 
 def _open_streams() -> None:

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import click
 from click.core import ParameterSource
 from click.shell_completion import CompletionItem
-from msgspec import Struct, structs
+from msgspec import NODEFAULT, Struct, structs
 
 from featviz.cli import mistakes
 from featviz.cli.help import ClickOption, Command
@@ -147,7 +147,7 @@ def click_option(option: Option) -> ClickOption:
         several = option.many or option.read in LISTS
         metavar = option.metavar or f"[{'|'.join(option.choices)}]" * bool(option.choices) or None
         settings |= {"type": str, "multiple": several, "metavar": metavar}
-        settings |= {"shell_complete": _offered(option), "required": not option.has_default}
+        settings |= {"shell_complete": _offered(option), "required": option.default is NODEFAULT}
     elif option.default is not False:
         flags[-1] += f"/--no-{option.name}"
         settings["default"] = option.default

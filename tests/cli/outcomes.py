@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Callable
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from conftest import Outcome
 
@@ -36,6 +40,47 @@ def picky():
 def grey(width=2):
     return nn.Sequential(nn.Conv2d(1, width, 3), nn.ReLU(inplace=True))
 """
+
+
+APART = """
+import contextlib, io, json, os, shlex, sys
+from featviz import cli
+{first}
+for line in json.load(sys.stdin):
+    if not os.fork():
+        with contextlib.redirect_stdout(io.StringIO()) as out:
+            with contextlib.redirect_stderr(io.StringIO()) as err:
+                code = cli.guarded(shlex.split(line))
+        heavy = ("torch", "torchvision", "numpy", "PIL", "matplotlib", "rich")
+        imported = [name for name in heavy if name in sys.modules]
+        print(json.dumps([code, out.getvalue(), err.getvalue(), imported]), flush=True)
+        os._exit(0)
+    os.wait()
+"""
+
+
+class Apart(NamedTuple):
+    """What a command line gave in a process of its own."""
+
+    code: int
+    out: str
+    err: str
+    imported: list[str]
+    """Heavy packages."""
+
+
+def apart(lines: Sequence[str], folder: Path, first: str = "") -> list[Apart]:
+    """Run command lines in a folder, each in a process of its own, which is forked from one that
+    has imported the command line alone, and has done what is `first`."""
+    done = subprocess.run(
+        [sys.executable, "-c", APART.replace("{first}", first)],
+        input=json.dumps(lines),
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return [Apart(*json.loads(line)) for line in done.stdout.splitlines()]
 
 
 def refused(outcome: Outcome, code: int, message: str) -> None:

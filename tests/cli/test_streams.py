@@ -96,8 +96,7 @@ def test_quiet_leaves_errors_alone(
     base = ("run", tiny_file, picture, "--layers", "ReLU", "--out")
     assert "warning: preprocessing is a guess" in featviz(*base, tmp_path / "a").err
     assert featviz(*base, tmp_path / "b", "-q") == Outcome(0, "", "")
-    assert featviz(*base, tmp_path / "c", "--quiet") == Outcome(0, "", "")
-    assert featviz(*base, tmp_path / "c", "-q").err.startswith("error: ")
+    assert featviz(*base, tmp_path / "b", "--quiet").err.startswith("error: ")
 
 
 def test_verbose_adds_the_traceback(featviz: Run, nets: str, folder: Path, out: Path) -> None:
@@ -111,22 +110,12 @@ def test_verbose_adds_the_traceback(featviz: Run, nets: str, folder: Path, out: 
     assert "ValueError: no picture may be 13 wide" in outcome.err and "Traceback" in outcome.err
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [["--help"], pytest.param(["layers", "MODEL", "--json", "-q"], marks=pytest.mark.slow)],
-    ids=["help", "layers"],
-)
-def test_a_closed_pipe_ends_quietly(arguments: list[str], tiny_file: Path) -> None:
+def test_a_closed_pipe_ends_quietly() -> None:
     """Piped into what has stopped reading: no message, and what shells give for SIGPIPE."""
     reader, writer = os.pipe()
     os.close(reader)
-    code = "from featviz.cli import main; main()"
-    done = subprocess.run(
-        [sys.executable, "-c", code, *(a.replace("MODEL", str(tiny_file)) for a in arguments)],
-        stdout=writer,
-        stderr=subprocess.PIPE,
-        check=False,
-    )
+    command = [sys.executable, "-c", "from featviz.cli import main; main()", "--help"]
+    done = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, check=False)
     os.close(writer)
     assert (done.returncode, done.stderr) == (141, b"")
 
