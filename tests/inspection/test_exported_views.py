@@ -121,7 +121,7 @@ def test_audit_of_a_program_is_the_eager_models(
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize("ends", [(0.0, 6.0), (0.0, 3.0), (-1.0, 1.0), (-2.0, 2.0)])
+@pytest.mark.parametrize("ends", [(0.0, 6.0), (-2.0, 2.0)])
 def test_a_hardtanh_keeps_its_own_ends(ends: tuple[float, float], tmp_path: Path) -> None:
     """Where an exported activation saturates is read from its operator."""
     plans = [
@@ -175,8 +175,6 @@ def _pruned() -> nn.Module:
     [
         lambda: nn.Sequential(nn.ConvTranspose2d(3, 6, 3, groups=3)),
         lambda: nn.Sequential(nn.Conv2d(3, 4, 3, padding=1, padding_mode="reflect")),
-        lambda: nn.Sequential(nn.Conv2d(3, 4, 3, padding="same")),
-        lambda: nn.Sequential(parametrizations.weight_norm(nn.Conv2d(3, 4, 3))),
         lambda: nn.Sequential(parametrizations.spectral_norm(nn.Conv2d(3, 4, 3))),
         lambda: nn.Sequential(_pruned()),
         Deformed,
@@ -238,8 +236,10 @@ def _gradient(module: nn.Module, rule: str, image: Tensor) -> tuple[Tensor, int]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("rule", ["plain", "guided", "deconv"])
-@pytest.mark.parametrize("decomposed", [False, True])
+@pytest.mark.parametrize(
+    ("rule", "decomposed"),
+    [("plain", False), ("guided", False), ("guided", True), ("deconv", True)],
+)
 def test_gradients_of_a_program_follow_the_rule(
     rule: str, decomposed: bool, tmp_path: Path
 ) -> None:
@@ -267,6 +267,3 @@ def test_a_rule_that_finds_no_relu_in_a_program_that_has_some(
     done = featviz("run", path, "--trust", noises / "0.png", *rule, "--out", tmp_path / "out")
     assert done.code == 2
     assert "the exported program has 1 ReLU modules and calls no relu in them" in done.err
-
-
-# Whole networks -----------------------------------------------------------------------------
