@@ -70,7 +70,6 @@ def test_model_and_images_come_from_the_config(
         ("[run]\nno_such_thing_at_all = 3", ".*has 'no_such_thing_at_all'.*one of .*padding"),
         ("padding = ", ".*cannot be read"),
         ('padding = "wide"', ".*padding=wide: expected an integer"),
-        ('channels = "x"', ".*channels=x: expected an integer from"),
     ],
 )
 def test_a_config_with_mistakes(
@@ -78,8 +77,3 @@ def test_a_config_with_mistakes(
 ) -> None:
     """An unknown key names the nearest, bad TOML its place, a bad value what is taken."""
     refused(featviz("run", tiny_file, picture, "--config", config(tmp_path, text)), 2, message)
-
-
-def test_a_config_that_is_not_there(featviz: Run, tiny_file: Path, picture: Path) -> None:
-    """A missing file is a usage error."""
-    refused(featviz("run", tiny_file, picture, "--config", "no.toml"), 2, ".*'no.toml' does not")

@@ -24,8 +24,8 @@ def stdin(monkeypatch: pytest.MonkeyPatch) -> Callable[[bytes], None]:
 
 @pytest.mark.parametrize(
     ("separator", "option"),
-    [(b"\n", []), (b"\r\n", []), (b"\n\n", []), (b"\0", ["-0"]), (b"\0", ["--null"])],
-    ids=["lines", "crlf", "empty lines", "-0", "--null"],
+    [(b"\n", []), (b"\r\n", []), (b"\n\n", []), (b"\0", ["-0"])],
+    ids=["lines", "crlf", "empty lines", "-0"],
 )
 @pytest.mark.parametrize("ends", [True, False], ids=["ends", "does not end"])
 def test_a_list_of_paths(
@@ -47,15 +47,6 @@ def test_a_list_of_paths(
     outcome = featviz("run", tiny_file, "-", *option, "--json", "--out", out, "--layers", "0")
     found = [json.loads(line)["image"] for line in outcome.out.splitlines()]
     assert found == ["picture.png", other.name]
-
-
-@pytest.mark.parametrize("content", [b"", b"\n\n"])
-def test_an_empty_list_is_a_usage_error(
-    content: bytes, featviz: Run, tiny_file: Path, out: Path, stdin: Callable[[bytes], None]
-) -> None:
-    """Nothing on stdin is no success."""
-    stdin(content)
-    refused(featviz("run", tiny_file, "-", "--out", out, "-q"), 2, "stdin lists no images")
 
 
 def test_a_listed_image_that_is_missing_fails_alone(
