@@ -78,8 +78,7 @@ def kernels(given: Given) -> int:
     from featviz.inspection.kernels import draw_kernels
 
     result = draw_kernels(given.source, given.record(KernelOptions))
-    for skip in result.skipped:
-        log.warning("skipped: %s: %s", skip.layer or skip.type, skip.reason)
+    output.left_out(result.skipped)
     log.info("kernels of %s in %s", counted(len(result.rows), "layer"), result.out)
     if given["json"]:
         output.document(result.as_json())

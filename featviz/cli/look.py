@@ -12,9 +12,6 @@ from featviz.text import counted, listed
 
 log = logging.getLogger(__name__)
 
-_NAMED = 3
-"""Layers that are named on stderr; --json names them all."""
-
 
 @command(
     *(LookOptions, ModelOptions),
@@ -46,10 +43,7 @@ def look(given: Given) -> int:
     result = look(given.source, given.images, given.record(LookOptions))
     if given["json"]:
         output.document(result.as_json())
-    for skip in result.skipped:
-        log.warning("skipped: %s (%s)", skip.layer or skip.type, skip.reason)
-    if result.never_ran:
-        log.warning("never ran: %s", listed(result.never_ran, _NAMED))
+    output.left_out(result.skipped, result.never_ran)
     if result.prediction:
         words = ", ".join(guess.words for guess in result.prediction)
         log.info("%s: %s", result.image, words)
@@ -97,10 +91,8 @@ def cam(given: Given) -> int:
             failed += 1
             output.error(f"{result.image}: {result.error.message}", result.error.hint)
             continue
-        for skip in result.skipped:
-            log.warning("skipped: %s (%s)", skip.layer or skip.type, skip.reason)
-        layers = listed([one.name for one in result.maps], _NAMED)
-        log.info("%s at %s", result.words, layers)
+        output.left_out(result.skipped)
+        log.info("%s at %s", result.words, listed([one.name for one in result.maps], 3))
         pictures += [result.path] if result.path is not None else []
     if not pictures:
         return 1

@@ -140,7 +140,8 @@ def click_option(option: Option) -> ClickOption:
                 check(one)
         return value
 
-    usual, flags, settings = option.usual or option.default, list(option.flags), {}
+    usual, flags = option.usual or option.default, list(option.flags)
+    settings: dict[str, Any] = {"group": option.group, "first": option.first, "callback": read}
     if isinstance(usual, (str, int, float, Path)) and not isinstance(usual, bool):
         settings["usual"] = str(usual)
     if bool not in option.kinds:
@@ -151,7 +152,6 @@ def click_option(option: Option) -> ClickOption:
     elif option.default is not False:
         flags[-1] += f"/--no-{option.name}"
         settings["default"] = option.default
-    settings |= {"group": option.group, "first": option.first, "callback": read}
     return flag(in_full(option.words), *flags, option.name, **settings)
 
 

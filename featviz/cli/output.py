@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from featviz.errors import FeatvizError, StoreError
-from featviz.text import printable, printable_json
+from featviz.text import listed, printable, printable_json
 
 if TYPE_CHECKING:
-    from featviz.records import TextTable
+    from featviz.records import Skip, TextTable
 
 log = logging.getLogger(__name__)
 
@@ -80,6 +80,14 @@ def image_error(image: str, message: str, hint: str | None = None) -> None:
     """Print on stderr what went wrong with an image, which is named once."""
     is_named = message.startswith((f"{image} ", f"{image}:"))
     error(message if is_named else f"{image}: {message}", hint)
+
+
+def left_out(skipped: Iterable[Skip], never_ran: Sequence[str] = ()) -> None:
+    """Warn of what could not be drawn, and of layers that did not run: the first three by name."""
+    for skip in skipped:
+        log.warning("skipped: %s (%s)", skip.layer or skip.type, skip.reason)
+    if never_ran:
+        log.warning("never ran: %s", listed(never_ran, 3))
 
 
 def table(content: TextTable) -> None:

@@ -28,7 +28,7 @@ def test_lazy_convolutions_are_named(drawn: Any) -> None:
     (skip,) = found.manifest["skipped"]
     assert (skip["layer"], skip["kind"]) == ("later", "kernel")
     assert skip["reason"] == "its weight has no size yet: the LazyConv2d saw no input"
-    assert "skipped: later: its weight has no size yet" in found.done.err
+    assert "skipped: later (its weight has no size yet" in found.done.err
     document = json.loads(found.done.out)
     assert all(document[name] == found.manifest[name] for name in ("captures", "skipped"))
 
