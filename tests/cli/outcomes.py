@@ -1,9 +1,8 @@
-"""What a command line leaves: its error line, its files, its complete images."""
+"""Networks for the command line, and command lines in processes of their own."""
 
 from __future__ import annotations
 
 import json
-import re
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -81,20 +80,3 @@ def apart(lines: Sequence[str], folder: Path, first: str = "") -> list[Apart]:
         check=True,
     )
     return [Apart(*json.loads(line)) for line in done.stdout.splitlines()]
-
-
-def refused(outcome: Outcome, code: int, message: str) -> None:
-    """One error line, at most one hint, nothing else; nothing on stdout."""
-    assert outcome.code == code, outcome.err
-    assert outcome.out == ""
-    lines = outcome.err.splitlines()
-    assert re.match(f"error: .*{message}", lines[0]), outcome.err
-    assert len(lines) == 1 or (len(lines) == 2 and lines[1].startswith("hint: ")), outcome.err
-
-
-def files(root: Path) -> dict[str, bytes]:
-    return {p.relative_to(root).as_posix(): p.read_bytes() for p in root.rglob("*") if p.is_file()}
-
-
-def images_done(root: Path) -> list[str]:
-    return sorted(p.parent.relative_to(root).as_posix() for p in root.rglob("manifest.json"))

@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from runs import complete, refused
 from torch import nn
 
-from .outcomes import Run, images_done, refused
+from .outcomes import Run
 
 
 def test_a_corrupt_image_in_a_folder_leaves_the_others_complete(
@@ -26,10 +27,10 @@ def test_a_corrupt_image_in_a_folder_leaves_the_others_complete(
     assert [failure["image"] for failure in run["failures"]] == ["b.png"]
     assert str(folder) not in text
     assert run["images"] == {"total": 3, "complete": ["a.png", "c.png"], "missing": []}
-    assert images_done(out) == ["a.png", "c.png"] and not (out / "b.png").exists()
+    assert complete(out) == ["a.png", "c.png"] and not (out / "b.png").exists()
     alone = ("run", f"{nets}:grey", folder / "b.png", "--layers", "Conv2d", "--out", out / "alone")
-    refused(featviz(*alone, "-q"), 1, r"b\.png cannot be read")
-    assert images_done(out / "alone") == []
+    refused(featviz(*alone, "-q"), 1, "b.png cannot be read")
+    assert complete(out / "alone") == []
 
 
 def test_run_json_has_no_absolute_path_of_the_model(
@@ -55,15 +56,15 @@ def test_a_model_that_raises_is_named_with_the_module(
     refused(
         outcome,
         3 if several else 1,
-        r"c\.png: the model failed in 1\.1 \(Picky\): no picture may be 13 wide",
+        "c.png: the model failed in 1.1 (Picky): no picture may be 13 wide",
     )
-    assert images_done(out) == (["a.png"] if several else [])
+    assert complete(out) == (["a.png"] if several else [])
 
 
 def test_an_output_below_a_file_names_it(featviz: Run, tiny_file: Path, picture: Path) -> None:
     """A parent that is a file is the system's error, with the path."""
     outcome = featviz("run", tiny_file, picture, "--out", picture / "x", "-q")
-    refused(outcome, 1, r"picture\.png.* cannot be written: Not a directory")
+    refused(outcome, 1, "picture.png", "cannot be written: Not a directory")
 
 
 def test_an_index_that_is_not_there_says_which_are(

@@ -10,8 +10,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from runs import complete, refused
 
-from .outcomes import Run, images_done, refused
+from .outcomes import Run
 
 
 @pytest.fixture
@@ -56,4 +57,4 @@ def test_a_listed_image_that_is_missing_fails_alone(
     stdin(b"gone.png\n" + os.fsencode(picture) + b"\n")
     outcome = featviz("run", tiny_file, "-", "--out", out, "--layers", "ReLU", "-q")
     refused(outcome, 3, "gone.png")
-    assert images_done(out) == ["picture.png"]
+    assert complete(out) == ["picture.png"]

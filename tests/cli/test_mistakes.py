@@ -16,9 +16,10 @@ import pytest
 import torch
 from foreign_records import RUN_RECORD
 from PIL import Image
+from runs import tree
 from torch import nn
 
-from .outcomes import Run, apart, files
+from .outcomes import Run, apart
 
 NET = """
 from torch import nn
@@ -201,14 +202,14 @@ def test_a_mistake_gets_its_message_and_its_hint(
     line: str, message: str, hint: str, here: Path, featviz: Run
 ) -> None:
     """One line that says what is wrong, one that helps; exit 1 or 2, nothing written."""
-    before = set(files(here))
+    before = set(tree(here))
     done = featviz(*shlex.split(line))
     said = [words for words in done.err.splitlines() if not words.startswith("warning: ")]
     assert done.code in (1, 2) and done.out == ""
     assert said[0].startswith("error: ") and message in said[0], done.err
     assert not hint or (said[1].startswith("hint: ") and hint in said[1]), done.err
     assert len(said) <= 2 and "Traceback" not in done.err
-    assert set(files(here)) == before
+    assert set(tree(here)) == before
 
 
 def test_most_mistakes_do_not_wait_for_torch(here: Path) -> None:

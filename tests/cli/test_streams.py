@@ -13,10 +13,11 @@ from typing import Any
 import pytest
 from conftest import DIGITS, DIGITS_MODEL, Outcome
 from PIL import Image
+from runs import complete
 
 from featviz.images import decode
 
-from .outcomes import Run, images_done
+from .outcomes import Run
 
 
 def test_json_is_one_line_for_each_image_and_nothing_else(
@@ -153,5 +154,5 @@ def test_an_interrupt_is_130_and_leaves_what_is_complete(
     assert outcome.code == 130
     assert outcome.err.strip().splitlines()[-1] == "error: interrupted"
     assert "Traceback" not in outcome.err
-    assert images_done(out) == ["a.png"]
+    assert complete(out) == ["a.png"]
     assert not list(out.rglob("*.part"))
