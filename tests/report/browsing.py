@@ -38,8 +38,9 @@ class Page:
         """Wait for what the page has queued: a changed fragment is an event of its own."""
         if not self.scripts:
             return
-        queued = "Promise.race([new Promise(requestAnimationFrame), new Promise(f => setTimeout(f, 100))])"
-        self.browser.execute_async_script(f"{queued}.then(() => setTimeout(arguments[0]))")
+        queued = "new Promise(requestAnimationFrame), new Promise(f => setTimeout(f, 100))"
+        then = "then(() => setTimeout(arguments[0]))"
+        self.browser.execute_async_script(f"Promise.race([{queued}]).{then}")
 
     def js(self, code: str, *arguments: Any) -> Any:
         """What a piece of JavaScript returns."""
@@ -125,7 +126,8 @@ def missing_pictures(page: Page) -> list[str]:
         """
         const done = arguments[arguments.length - 1];
         (async () => {
-          const images = [...document.images].filter((i) => i.offsetParent);
+          document.querySelectorAll("details").forEach((d) => { d.open = true; });
+          const images = [...document.images].filter((i) => i.checkVisibility());
           for (const image of images) {
             image.scrollIntoView();
             for (let n = 0; n < 100 && !image.complete; n++)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -152,13 +153,11 @@ def test_the_page_of_a_layer_has_its_exemplars(two: Path, tmp_path: Path) -> Non
     build_report(two, ReportOptions(exemplars=found))
     page = read(two / "report" / "layer-000.html")
     assert "of 4 images those with the largest value; a unit sees 3×5 pixels" in page.text
-    own = json.loads(
-        next(str(a["data-exemplars"]) for a in page.of("details") if "data-exemplars" in a)
-    )
+    own = json.loads(next(str(a["data-extra"]) for a in page.of("details") if "data-extra" in a))
     assert list(own) == ["0"]
-    assert (two / "report" / own["0"][0]["src"]).resolve() == found / "001_conv1/output/c00000.png"
-    assert (own["0"][0]["width"], own["0"][0]["height"]) == (70, 40)
-    assert own["0"][0]["alt"].endswith(f"{EVIL} 2.5")
+    assert (two / "report" / own["0"]["src"]).resolve() == found / "001_conv1/output/c00000.png"
+    assert (own["0"]["width"], own["0"]["height"]) == (70, 40)
+    assert own["0"]["alt"].endswith(f"{EVIL} 2.5")
     sheets = [a for a in page.of("img") if "Exemplars of all channels" in str(a["alt"])]
     assert [(a["width"], a["height"]) for a in sheets] == [("50", "30")]
 
@@ -173,8 +172,8 @@ def test_one_file_and_a_zip_file_have_them_too(two: Path, tmp_path: Path) -> Non
     build_report(two, ReportOptions(exemplars=found, zip=True))
     with zipfile.ZipFile(two / "report.zip") as packed:
         page = Markup(packed.read("layer-000.html").decode())
-        own = next(a["data-exemplars"] for a in page.of("details") if "data-exemplars" in a)
-        best = packed.read(json.loads(str(own))["0"][0]["src"])
+        own = next(a["data-extra"] for a in page.of("details") if "data-extra" in a)
+        best = packed.read(json.loads(str(own))["0"]["src"])
     assert best == (found / "001_conv1/output/c00000.png").read_bytes()
 
 
@@ -363,7 +362,7 @@ def test_an_audit_outranks_the_run_at_the_head(tmp_path: Path, audit: Path) -> N
     index = read(root / "report" / "index.html")
     text = " ".join(index.text.split())
     assert "Dead channels: 2 in 1 layer, by the audit of 9 images" in text
-    assert "conv1 Conv2d 6 × 4×5 2 dead (audit) 1 constant (audit)" in text
+    assert re.search(r"conv1 Conv2d 6 × 4×5 .{0,50} 2 dead \(audit\) 1 constant \(audit\)", text)
     assert "#audit" in {a["href"] for a in index.of("a")}
     row = (root / "report" / "index.html").read_text().split('aria-labelledby="audit"')[1]
     assert '<a href="layer-000.html"><code>relu</code></a>' in row

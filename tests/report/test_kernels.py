@@ -61,7 +61,7 @@ def test_a_channel_shows_its_kernel(featviz: CLI, both: tuple[Path, Path], brows
     pages = {read(path).text.split("Layer\n")[1].split()[0]: path.name
              for path in (run / "report").glob("layer-*.html")}  # fmt: skip
     page = Page(browser, run).open(f"{pages[row['layer']]}#c2")
-    box = page.one(".known svg.crop").get_dom_attribute("viewBox")
+    box = page.one(".sought svg.crop").get_dom_attribute("viewBox")
     down, across = np.unravel_index(2 * row["slices"], (row["maps"], row["grid"]["nrow"]))
     step = np.add(row["grid"]["tile"], row["grid"]["padding"])
     top, left = np.multiply((down, across), step) + row["grid"]["padding"]

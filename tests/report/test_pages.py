@@ -228,7 +228,7 @@ def test_one_tile_of_all_channels_is_called_that(
 ) -> None:
     """No channel's numbers are its; the numbers that are told are those of all channels."""
     text, grid = shown_by(featviz, tiny_file, tmp_path / "out", "--reduce", way)
-    assert f"Maps{words}" in text and ", of all channelsMean" in text
+    assert f"Maps{words}" in text and ", of all channels Mean" in text
     assert grid["channels"] == [] and "crossed out" not in text
     components = "much of the first principal component" in text
     assert components == (way == "pca") and ("standard deviations" in text) == (way == "pca")
@@ -272,10 +272,10 @@ def test_the_option_that_left_maps_out_is_named(tmp_path: Path) -> None:
     options = {"pick": "top", "order": "similarity"}
     root = built(tmp_path / "out", {"a.png": drawn}, options=options)
     text = " ".join(pages(root)["image-000.html"].text.split())
-    assert "Maps4 of 6 (--collapse)Share a tile1 for 1–2, 4Orderby similarity (--order)" in text
-    assert "Maps2 of 6 (--max-maps --pick top)Drawn" in text
-    assert "Maps2 of 6 (--max-maps --pick top, --collapse)Share a tile" in text
-    assert "Maps6Drawn" in text
+    assert "Maps4 of 6 (--collapse) Share a tile1 for 1–2, 4 Orderby similarity (--order)" in text
+    assert "Maps2 of 6 (--max-maps --pick top) Drawn" in text
+    assert "Maps2 of 6 (--max-maps --pick top, --collapse) Share a tile" in text
+    assert "Maps6 Drawn" in text
     assert loaded(root, "image-000.html")["p0-0"]["collapsed"] == {"1": [1, 2, 4]}
 
 

@@ -152,7 +152,7 @@ const slider = {
 const KEYS = [
   ["j  k", "next and previous grid"], ["← ↑ → ↓", "from tile to tile, in a grid"],
   ["Enter", "enlarge the tile"], ["←  →", "previous and next channel, where one is open"],
-  ["Escape", "close"], ["[  ]", "previous and next page"], ["/", "search or filter"],
+  ["Escape", "close"], ["[  ]", "previous and next page"], ["/", "search"],
   ["?", "these keys"],
 ];
 const help = {
