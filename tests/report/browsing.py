@@ -60,12 +60,25 @@ class Page:
         """Those that are seen."""
         return [element for element in self.all(css) if element.is_displayed()]
 
+    def until(self, code: str, *arguments: Any) -> None:
+        """Wait for what a piece of JavaScript returns to be true."""
+        from selenium.webdriver.support.wait import WebDriverWait
+
+        WebDriverWait(self.browser, 20).until(lambda _: self.js(code, *arguments))
+
+    def painted(self, frame: Any) -> None:
+        """Bring a grid into sight, and wait until its picture and canvases are drawn."""
+        self.js("arguments[0].scrollIntoView({block: 'center'})", frame)
+        self.js("return arguments[0].querySelector('img').decode()", frame)
+        if self.js("return typeof Grid !== 'undefined'"):
+            self.until("return frames.get(arguments[0]).visible", frame)
+        self.settle()
+
     def at(self, frame: Any, place: int, click: bool = False) -> None:
         """Move the pointer to the middle of the n-th tile of a grid 3 tiles wide."""
         from selenium.webdriver import ActionChains
 
-        self.js("arguments[0].scrollIntoView({block: 'center'})", frame)
-        self.js("return arguments[0].querySelector('img').decode()", frame)
+        self.painted(frame)
         box = frame.rect
         x, y = (place % 3 + 0.5) / 3 - 0.5, (place // 3 + 0.5) / 2 - 0.5
         chain = ActionChains(self.browser)
@@ -95,6 +108,7 @@ class Page:
         self.at(frame, places[0])
         self.js("document.activeElement.blur()")
         self.js("arguments[0].dispatchEvent(new PointerEvent('pointerleave'))", frame)
+        self.settle()
         picture = Image.open(io.BytesIO(frame.screenshot_as_png)).convert("L")
         width, height = picture.width / 3, picture.height / 2
         at = [((n % 3 + 0.5) * width, (n // 3 + 0.5) * height) for n in places]

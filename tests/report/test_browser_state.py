@@ -99,9 +99,7 @@ def test_tiles_have_the_size_that_is_set(page: Page) -> None:
 
 def pixel(page: Page, frame: Any, place: int) -> tuple[int, ...]:
     """The colour in the middle of a tile of a grid of three columns and two rows."""
-    page.js("arguments[0].scrollIntoView({block: 'center'})", frame)
-    page.js("return arguments[0].querySelector('img').decode()", frame)
-    page.browser.execute_async_script("requestAnimationFrame(() => setTimeout(arguments[0], 50))")
+    page.painted(frame)
     picture = Image.open(io.BytesIO(frame.screenshot_as_png)).convert("RGB")
     x, y = (place % 3 + 0.5) / 3 * picture.width, (place // 3 + 0.5) / 2 * picture.height
     color: tuple[int, ...] = picture.getpixel((int(x), int(y)))  # type: ignore[assignment]

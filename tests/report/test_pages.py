@@ -110,17 +110,6 @@ def test_the_numbers_of_a_grid_stand_once(root: Path) -> None:
         assert bool(shown) == name.startswith(("image", "layer"))
 
 
-def test_scripts_are_hardly_larger_than_the_numbers(tmp_path: Path) -> None:
-    """At most 1.3 times float32 [maps, 6] where no value is NaN or infinite; as the zeros of ReLUs
-    and the smallest values of convolutions do, the others differ from channel to channel."""
-    stats = np.random.default_rng(0).random((64, 6), dtype=np.float32)
-    stats[:, 5] = 0
-    grids = [Drawn(f"x{n}", index=n, stats=stats, maps=64, nrow=8, tile=(2, 2)) for n in range(20)]
-    root = built(tmp_path / "out", {f"{n}.png": grids for n in range(10)})
-    size = sum(path.stat().st_size for path in (root / "report").glob("grids-*.js"))
-    assert size <= 1.3 * 200 * stats.nbytes
-
-
 def test_geometry_of_the_script_is_the_manifests(tmp_path: Path) -> None:
     """nrow, padding, tile, slices and the channels that were drawn."""
     drawn = Drawn("x", maps=9, channels=[2, 5], slices=(2, 7), nrow=3, padding=1, tile=(6, 4))

@@ -46,7 +46,6 @@ class ChannelView {
     this.channel = channel;
     this.row = row;
     this.shown = FIRST;
-    this.group.chosen = channel;
     this.fill();
     this.box.hidden = false;
     this.group.element.classList.add("opened");
@@ -63,16 +62,15 @@ class ChannelView {
 
   fill() {
     const { channel } = this;
-    const by = state.get("act") || "max";
-    const value = (frame) => frame.grid.stat(channel, by);
+    const value = (frame) => frame.grid.stat(channel, "max");
     const key = (frame) => (Number.isFinite(value(frame)) ? value(frame) : -Infinity);
     const frames = this.frames(channel).sort((a, b) => key(b) - key(a));
     this.title = make("h2", { tabIndex: -1 }, `Channel ${channel} `,
       make("small", {}, "of ", make("code", {}, this.group.element.dataset.layer), ` ${this.group.element.dataset.type}`));
     const head = make("header", { className: "bar" }, this.title, this.neighbours(channel));
     const pictures = make("div", { className: "excited" },
-      ...frames.slice(0, this.shown).map((frame) => this.picture(frame, channel, by)));
-    const main = make("div", {}, ...this.extras(channel), this.order(by), pictures);
+      ...frames.slice(0, this.shown).map((frame) => this.picture(frame, channel)));
+    const main = make("div", {}, ...this.extras(channel), pictures);
     if (frames.length > this.shown) main.append(this.more(frames.length));
     if (!frames.length) main.append(make("p", { className: "note", textContent: "This channel was not drawn (--max-maps or --collapse)." }));
     this.box.replaceChildren(head, make("div", { className: "sheet" }, main, this.facts()));
@@ -93,24 +91,13 @@ class ChannelView {
       link(at - 1, `← Channel ${all[at - 1]}`, "before"), link(at + 1, `Channel ${all[at + 1]} →`, "after"), close);
   }
 
-  order(by) {
-    const select = make("select", {}, ...[["max", "largest value"], ["mean", "mean"]].map(([value, text]) =>
-      make("option", { value, textContent: text, selected: value === by })));
-    select.addEventListener("change", () => {
-      state.set("act", select.value === "max" ? "" : select.value);
-      this.fill();
-      this.box.querySelector("select").focus();
-    });
-    return make("label", { className: "note" }, "Images by the channel’s ", select);
-  }
-
   more(count) {
     const button = make("button", { type: "button", textContent: `Show all ${count} images` });
     button.addEventListener("click", () => { this.shown = Infinity; this.fill(); });
     return button;
   }
 
-  picture(frame, channel, by) {
+  picture(frame, channel) {
     const { input, grid } = frame;
     const name = frame.element.dataset.name;
     const seen = () => make("img", { src: input.src, alt: `What the model saw of ${name}`, loading: "lazy",
@@ -127,7 +114,7 @@ class ChannelView {
     const home = frame.element.parentElement.querySelector(".name a");
     const link = make("a", { href: home ? home.getAttribute("href") : "", textContent: name });
     const run = frame.element.parentElement.querySelector(".name small")?.textContent; // of two
-    return make("figure", {}, sides, make("figcaption", {}, link, run ? ` ${run}` : "", ` ${by} ${digits(grid.stat(channel, by))}`));
+    return make("figure", {}, sides, make("figcaption", {}, link, run ? ` ${run}` : "", ` max ${digits(grid.stat(channel, "max"))}`));
   }
 
   /** The numbers over all images, as they stand in the row of the table. */

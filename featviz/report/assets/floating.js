@@ -51,7 +51,6 @@ const viewer = {
       event.preventDefault();
       this.step(step);
     });
-    this.box.addEventListener("close", () => this.frame.group.onchoice?.());
   },
 
   open(frame, channel) {
@@ -69,7 +68,7 @@ const viewer = {
 
   show(channel) {
     const { grid, image, group } = this.frame;
-    this.channel = group.chosen = this.frame.last = channel;
+    this.channel = this.frame.last = channel;
     this.title.textContent = grid.title(channel);
     const { layer, spot } = group.element.dataset;
     this.where.textContent = `${layer} · ${this.frame.name}`;

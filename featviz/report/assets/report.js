@@ -24,7 +24,7 @@ const size = new ResizeObserver((entries) => entries.forEach(({ target }) => fra
 // ---------------------------------------------------------------------------------------------
 // What is set stands in the address: going back, loading again or sending a link shows the same.
 
-const CARRIED = ["sort", "size", "cmap", "over", "zeros", "act"]; // from page to page
+const CARRIED = ["sort", "size", "cmap", "over", "zeros"]; // from page to page
 const state = {
   values: new URLSearchParams(location.search),
   get(name) { return this.values.get(name) ?? ""; },
@@ -173,9 +173,7 @@ function begin(page) {
     image.src = document.getElementById(image.dataset.same).src;
   });
   for (const element of page.querySelectorAll("[data-group]")) {
-    const group = new Group(element);
-    groups.set(element, group);
-    group.onchoice = () => state.get("sort") === "similarity" && group.sort("similarity");
+    groups.set(element, new Group(element));
   }
   page.querySelectorAll("[data-sortable]").forEach(sortable);
   for (const control of page.querySelectorAll("[data-state]")) {
