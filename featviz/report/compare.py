@@ -96,7 +96,7 @@ def _views(found: Comparison, runs: Sequence[ReadRun]) -> Iterator[ComparedView]
                 f"What the model saw of {image.name}, {_SIDES[new]}",
             )
             row = image.captures[layer.place]
-            figures.append(Figure.of(f"g{new}-{n}", row, seen, DIFF_GRIDS, "", bool(new)))
+            figures.append(Figure.of(f"g{new}-{n}", row, seen, DIFF_GRIDS, bool(new)))
         one_sided = []  # channels of which something was found in one run, and not in the other
         sides = [own[layer.place].found for own in totals]
         for side, mine, other in zip(_SIDES, sides, reversed(sides), strict=True):

@@ -60,22 +60,16 @@ class Figure:
     """The file that holds its numbers."""
     other: bool = False
     """Whether it belongs to the run that this one is compared with."""
-    titled: PictureView | None = None
-    """The figure of `--figure`, with a title, the input and a colour bar."""
 
     @classmethod
     def of(
-        cls, id: str, row: Capture, input: PictureView, script: str, page: str, other: bool = False
+        cls, id: str, row: Capture, input: PictureView, script: str, other: bool = False
     ) -> Figure:
-        """The grid of a tensor of the image of an input, and its figure, which `page` shows."""
-        image, titled = input.image, None
-        where = f"of {row.label}, {row.place.stem}, of {image.name}"
+        """The grid of a tensor of the image of an input."""
+        alt = f"{words.tiles(row)} of {row.label}, {row.place.stem}, of {input.image.name}"
         size = (row.plan.width, row.plan.height)
-        picture = PictureView(id, image, row.file, size, f"{words.tiles(row)} {where}", input.home)
-        if row.figure is not None:
-            pixels = image.pixels[row.figure]
-            titled = PictureView(f"{id}-f", image, row.figure, pixels, f"Figure {where}", page)
-        return cls(picture, input, row, script, other, titled)
+        picture = PictureView(id, input.image, row.file, size, alt, input.home)
+        return cls(picture, input, row, script, other)
 
     @property
     def name(self) -> str:
@@ -178,8 +172,7 @@ class ReportViews:
     extras: Mapping[str, Sequence[Any]] = field(default_factory=dict)
     """Each `beside.Extra` by the id of the group of a layer's page with which it stands."""
     tiles: int | None = None
-    """The most tiles that a layer shows, where one file must stay small; it shows no figures
-    then. None for all."""
+    """The most tiles that a layer shows, where one file must stay small; None for all."""
     verdict: Comparison | None = None
     not_compared: str = ""
 
@@ -239,9 +232,9 @@ def arrange(run: ReadRun, other: ReadRun | None = None) -> ReportViews:
             number = numbers[row.index, row.layer]
             script = f"grids-{n // together:03d}-{number // (_IN_SCRIPT // together):03d}.js"
             page, stem = f"layer-{number:03d}", row.place.stem
-            figures = [Figure.of(f"p{n}-{m}", row, inputs[False], script, page)]
+            figures = [Figure.of(f"p{n}-{m}", row, inputs[False], script)]
             if pair := doubles.get((row.layer, stem)):
-                figures.append(Figure.of(*pair, inputs[True], script, page, True))
+                figures.append(Figure.of(*pair, inputs[True], script, True))
             groups.append(Group(f"{id}-{m}", row.label, row.type, stem, page, tuple(figures)))
         pages.append(ImagePage(id, inputs, tuple(groups)))
     return ReportViews(run, other, tuple(pages), tuple(_layer_pages(pages)), together)

@@ -155,7 +155,7 @@ def test_findings_of_the_audit_in_a_run(root: Path) -> None:
     """Those of RUN/audit.json, with badges at the channels; that there are none is a sentence."""
     write_audit(root, {"relu": {"dead": [1, 5], "constant": [], "nonfinite": []}})
     build_report(root, ReportOptions())
-    text = " ".join(pages(root)["index.html"].text.split())
+    text = pages(root)["index.html"].words
     assert "Audit over 2 images" in text and "2 dead 1, 5" in text
     assert "constant" not in text and "No findings in any channel" not in text
     layer = (root / "report" / "layer-001.html").read_text("utf-8")
@@ -163,7 +163,7 @@ def test_findings_of_the_audit_in_a_run(root: Path) -> None:
     assert [row.count("dead (audit)") for row in rows] == [0, 1, 0, 0, 0, 1]
     write_audit(root, {"relu": {"dead": []}})
     build_report(root, ReportOptions())
-    text = " ".join(pages(root)["index.html"].text.split())
+    text = pages(root)["index.html"].words
     assert "No findings in any channel of these layers: none is dead." in text
 
 
@@ -199,9 +199,7 @@ def shown_by(
         "--out", out, "--report", *options,
     )  # fmt: skip
     assert done.code == 0, done.err
-    return " ".join(pages(out)["image-000.html"].text.split()), loaded(out, "image-000.html")[
-        "p0-0"
-    ]
+    return pages(out)["image-000.html"].words, loaded(out, "image-000.html")["p0-0"]
 
 
 @pytest.mark.slow
@@ -260,7 +258,7 @@ def test_the_option_that_left_maps_out_is_named(tmp_path: Path) -> None:
     ]
     options = {"pick": "top", "order": "similarity"}
     root = built(tmp_path / "out", {"a.png": drawn}, options=options)
-    text = " ".join(pages(root)["image-000.html"].text.split())
+    text = pages(root)["image-000.html"].words
     assert "Maps4 of 6 (--collapse) Share a tile1 for 1–2, 4 Orderby similarity (--order)" in text
     assert "Maps2 of 6 (--max-maps --pick top) Drawn" in text
     assert "Maps2 of 6 (--max-maps --pick top, --collapse) Share a tile" in text
