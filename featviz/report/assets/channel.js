@@ -3,7 +3,6 @@
 "use strict";
 
 const SVG = "http://www.w3.org/2000/svg";
-const FIRST = 24; // images that are shown at once
 
 /** Make an element of SVG. */
 function draw(tag, attributes = {}, ...children) {
@@ -33,7 +32,6 @@ class ChannelView {
   constructor(group) {
     this.group = group;
     this.box = group.element.querySelector("[data-channel]");
-    this.shown = FIRST;
   }
 
   /** The frames of this run that have a tile of the channel. */
@@ -42,26 +40,13 @@ class ChannelView {
       !("other" in element.parentElement.dataset) && grid.slots.has(channel));
   }
 
-  open(channel, row) {
-    this.channel = channel;
-    this.row = row;
-    this.shown = FIRST;
-    this.fill();
-    this.box.hidden = false;
-    this.group.element.classList.add("opened");
-    this.box.scrollIntoView();
-    this.title.focus({ preventScroll: true });
-  }
-
   close() {
     this.box.hidden = true;
     this.group.element.classList.remove("opened");
     this.box.replaceChildren();
-    this.channel = null;
   }
 
-  fill() {
-    const { channel } = this;
+  open(channel, row) {
     const value = (frame) => frame.grid.stat(channel, "max");
     const key = (frame) => (Number.isFinite(value(frame)) ? value(frame) : -Infinity);
     const frames = this.frames(channel).sort((a, b) => key(b) - key(a));
@@ -69,11 +54,14 @@ class ChannelView {
       make("small", {}, "of ", make("code", {}, this.group.element.dataset.layer), ` ${this.group.element.dataset.type}`));
     const head = make("header", { className: "bar" }, this.title, this.neighbours(channel));
     const pictures = make("div", { className: "excited" },
-      ...frames.slice(0, this.shown).map((frame) => this.picture(frame, channel)));
+      ...frames.map((frame) => this.picture(frame, channel)));
     const main = make("div", {}, ...this.extras(channel), pictures);
-    if (frames.length > this.shown) main.append(this.more(frames.length));
     if (!frames.length) main.append(make("p", { className: "note", textContent: "This channel was not drawn (--max-maps or --collapse)." }));
-    this.box.replaceChildren(head, make("div", { className: "sheet" }, main, this.facts()));
+    this.box.replaceChildren(head, make("div", { className: "sheet" }, main, this.facts(row)));
+    this.box.hidden = false;
+    this.group.element.classList.add("opened");
+    this.box.scrollIntoView();
+    this.title.focus({ preventScroll: true });
   }
 
   address(channel) {
@@ -89,12 +77,6 @@ class ChannelView {
     close.addEventListener("click", () => shut());
     return make("nav", { ariaLabel: "Neighbouring channels", className: "around" },
       link(at - 1, `← Channel ${all[at - 1]}`, "before"), link(at + 1, `Channel ${all[at + 1]} →`, "after"), close);
-  }
-
-  more(count) {
-    const button = make("button", { type: "button", textContent: `Show all ${count} images` });
-    button.addEventListener("click", () => { this.shown = Infinity; this.fill(); });
-    return button;
   }
 
   picture(frame, channel) {
@@ -118,9 +100,9 @@ class ChannelView {
   }
 
   /** The numbers over all images, as they stand in the row of the table. */
-  facts() {
-    const heads = [...this.row.closest("table").tHead.rows[0].cells].map((cell) => cell.dataset.title ?? cell.textContent);
-    const cells = [...this.row.cells].slice(1).map((cell) => cell.textContent);
+  facts(row) {
+    const heads = [...row.closest("table").tHead.rows[0].cells].map((cell) => cell.dataset.title ?? cell.textContent);
+    const cells = [...row.cells].slice(1).map((cell) => cell.textContent);
     const rows = cells.map((text, n) => [heads[n + 1], text || "none"]);
     return make("dl", { className: "facts" }, ...rows.map(([term, text]) =>
       make("div", {}, make("dt", {}, term), make("dd", {}, text))));

@@ -4,7 +4,6 @@
 
 const frames = new Map(); // by element
 const groups = new Map(); // by element
-const views = new Map(); // channel views, by group
 let current = null; // the page that is shown
 const spots = new Map(); // rows of the tables of channels, by the address of the channel
 let opened = null; // the channel view that is open
@@ -211,8 +210,7 @@ function route() {
 
 function openChannel(row, name) {
   const group = groups.get(row.closest("[data-group]"));
-  if (!views.has(group)) views.set(group, new ChannelView(group));
-  opened = views.get(group);
+  opened = new ChannelView(group);
   opened.box.id = name;
   opened.open(Number(row.cells[0].textContent), row);
 }
