@@ -144,7 +144,8 @@ def _steps(page: Page) -> list[str]:
 
 @pytest.mark.slow
 def test_one_step_is_shown_and_keys_move_it(browser: Any, shown: Path) -> None:
-    """The last one first; the pictures, the count and the mark in the curve follow the slider."""
+    """The last one first; the pictures, the count and the mark in the curve follow the slider; the
+    address says the step."""
     from selenium.webdriver import Keys
 
     browser.get_log("browser")  # of pages that other tests opened
@@ -159,15 +160,9 @@ def test_one_step_is_shown_and_keys_move_it(browser: Any, shown: Path) -> None:
     assert page.greys(page.shown(".frames li")[0], 0) == [70]
     page.one(".step-slider input").send_keys(Keys.HOME)
     assert _steps(page) == ["0", "0"] and missing_pictures(page) == []
-    assert [log for log in browser.get_log("browser") if log["level"] == "SEVERE"] == []
-
-
-@pytest.mark.slow
-def test_the_address_says_the_step(browser: Any, shown: Path) -> None:
-    """Loading it again shows the same; a step that is not there shows the last one."""
-    page = Page(browser, shown).open("index.html?step=100")
-    assert _steps(page) == ["100", "100"]
+    assert _steps(page.open("index.html?step=100")) == ["100", "100"]
     assert _steps(page.open("index.html?step=7")) == ["250", "250"]
+    assert [log for log in browser.get_log("browser") if log["level"] == "SEVERE"] == []
 
 
 @pytest.mark.slow
