@@ -56,8 +56,13 @@ def result_views(call: FollowedCall, given: Sequence[Views | None]) -> list[View
         return [()] * len(call.results)
     if None in given:
         return unknown
+    sides: Sequence[Sequence[Tensor]]
     try:
-        sides = [_tables(call, [views[i] if views else None for views in given]) for i in range(4)]
+        if call.name in _WINDOWED and given[0]:
+            sides = [[table] * len(call.results) for table in _windowed(call, given[0])]
+        else:
+            tables = ([views[i] if views else None for views in given] for i in range(4))
+            sides = [_tables(call, each) for each in tables]
     except (RuntimeError, TypeError, ValueError, IndexError, AttributeError, KeyError):
         return unknown  # its rule does not know the call in this form
     for at, (result, views) in enumerate(zip(call.results, zip(*sides, strict=True), strict=False)):
@@ -150,21 +155,20 @@ _MIXERS: Mapping[str, Callable[[FollowedCall, Sequence[Tensor | None]], list[Ten
 # Functions of one tensor
 
 
-def _windowed(call: FollowedCall, table: Tensor) -> Tensor:
+def _windowed(call: FollowedCall, tables: Views) -> list[Tensor]:
     """Convolutions, poolings and resizing: along each axis, the function itself says of each
     position of the result which others it takes, from a map for each that is 1 there alone."""
     if "conv" in call.name:
-        table = _mixed(table, 1)
-    for axis in range(2, table.ndim):
-        size = table.shape[axis]
+        tables = tuple(_mixed(table, 1) for table in tables)
+    for axis in range(2, call.result.ndim):
+        size = tables[0].shape[axis]
         taken = _taken(call, axis, size)[:, 0].T.abs() > 1e-6  # [positions of the result, size]
         order = taken.int().argsort(1, descending=True)[:, : int(taken.sum(1).max())]
         at = torch.where(taken.gather(1, order), order, size)  # behind the last is nothing
-        padded = functional.pad(table, [*[0, 0] * (table.ndim - 1 - axis), 0, 1])
-        picked = padded.index_select(axis, at.flatten())
-        table = picked.reshape(*table.shape[:axis], *at.shape, *table.shape[axis + 1 :])
-        table = table.amin(axis + 1)
-    return table
+        behind = [*[0, 0] * (call.result.ndim - 1 - axis), 0, 1]
+        picked = (functional.pad(t, behind).index_select(axis, at.flatten()) for t in tables)
+        tables = tuple(t.unflatten(axis, at.shape).amin(axis + 1) for t in picked)  # type: ignore[no-untyped-call]
+    return [table.expand(call.result.shape) for table in tables]
 
 
 def _taken(call: FollowedCall, axis: int, size: int) -> Tensor:
@@ -178,7 +182,8 @@ def _taken(call: FollowedCall, axis: int, size: int) -> Tensor:
     if kind == "interpolate":
         sides = [size if other == axis else 1 for other in range(2, call.result.ndim)]
         resized: Tensor = call.on(functional.interpolate, unit.reshape(size, 1, *sides))
-        return resized.transpose(2, axis)[(..., *[0] * (len(sides) - 1))]
+        moved = resized.transpose(2, axis)
+        return moved.reshape(*moved.shape[:3], -1)[..., 0]
     if kind.startswith("adaptive"):
         return functional.adaptive_avg_pool1d(unit, one(1, "output_size"))
     if "conv" in kind:
@@ -223,7 +228,6 @@ _WINDOWED = (
     *("adaptive_max_pool2d", "adaptive_max_pool3d"),
 )
 _RULES: Mapping[str, Callable[[FollowedCall, Tensor], Tensor]] = {
-    **dict.fromkeys(_WINDOWED, _windowed),
     **dict.fromkeys(("mean", "sum", "amax", "amin", "max", "min", "var", "std", "norm"), _reduced),
     **dict.fromkeys(("softmax", "log_softmax"), _along(1, -1)),
     **dict.fromkeys(("layer_norm", "rms_norm"), _normalized),
