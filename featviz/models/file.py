@@ -12,7 +12,7 @@ from torch import nn
 
 from featviz.errors import LoadError, UsageError
 from featviz.models import identify, zoo
-from featviz.models.code import unknown_weights
+from featviz.models.factory import unknown_weights
 from featviz.models.files import checkpoint, exported, sniff
 from featviz.models.files.state_dict import stripped_forms, unwrap
 from featviz.models.huggingface import architecture_beside
@@ -53,7 +53,7 @@ def load_file(options: ModelOptions) -> Loaded:
         raise UsageError(
             f"--arch {options.arch!r} is a file of its own", "give a name or a factory"
         )
-    arch = options.arch if source.certain or source.name is None else source.name(options.arch)
+    arch = options.arch if source.certain else source.name(options.arch)
     base = load_source(structs.replace(options, spec=options.arch, arch=None, weights=str(path)))
     return replace(base, source={**base.source, "kind": "file", "arch": arch})
 
@@ -78,7 +78,7 @@ def _from_content(path: Path, options: ModelOptions) -> Loaded:
         known = replace(known, names=(known.nearest[0].name,))
     elif known.name is None:
         near = f"; nearest: {', '.join(n.words for n in known.nearest)}" if known.nearest else ""
-        raise unknown_weights(path, content, [form.tensors for form in forms]) or LoadError(
+        raise unknown_weights(path.name, content) or LoadError(
             f"{path.name} holds weights of an architecture that torchvision has not{near}",
             "--arch says what they belong to (a name, timm:NAME, or file.py:factory)"
             + ("; --partial loads what fits into the nearest" if near else ""),

@@ -24,7 +24,6 @@ from torch import Tensor, nn
 
 from featviz.errors import FileError, LoadError, UsageError
 from featviz.files import read_json
-from featviz.models.code import models_in
 from featviz.models.files import checkpoint
 from featviz.models.files.state_dict import unwrap
 from featviz.models.preprocess import FixedInput
@@ -163,9 +162,6 @@ def _read_config(folder: Path) -> Config:
     except FileNotFoundError as error:
         given = weights or folder / "FILE"
         hint = f"give a file of weights and its architecture: {given} --arch MODEL"
-        if weights is None and (made := models_in(folder)):
-            file, maker = made[0]
-            hint = f"name a class of the code in it: {maker.words(quoted(str(file)))}"
         holds = ", ".join(map(quoted, names[:4])) or "nothing"
         raise LoadError(
             f"{quoted(str(folder))} is no folder of a Hugging Face model: it lacks {_FILE} "

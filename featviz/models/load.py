@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import nn
 
-from featviz.errors import FeatvizError, UsageError
+from featviz.errors import UsageError
 from featviz.models import arguments, digests, requirements
 from featviz.models.arguments import UserTransform
 from featviz.models.files.state_dict import unwrapped
@@ -18,21 +18,10 @@ from featviz.models.huggingface import ImageTower
 from featviz.models.preprocess import Preprocess
 from featviz.models.presets import choose_preprocess
 from featviz.models.requirements import pick_device
-from featviz.models.sources import Loaded, check_source, load_source
+from featviz.models.sources import load_source
 from featviz.models.weights import check_values, in_full_precision
 from featviz.options import InputOptions, ModelOptions
 from featviz.text import printable
-
-__all__ = [
-    "Loaded",
-    "LoadedModel",
-    "ModelOptions",
-    "adopt",
-    "fed",
-    "load_model",
-    "mistakes_first",
-    "pick_device",
-]
 
 
 @dataclass(frozen=True)
@@ -65,40 +54,19 @@ def load_model(options: ModelOptions | LoadedModel, inputs: InputOptions) -> Loa
     loaded = load_source(options)
     check_values(loaded.module)
     module = in_full_precision(unwrapped(loaded.module), device).to(device)
-    if inputs.transform is not None:
-        transform = arguments.named_transform(inputs.transform)
-        preprocess = arguments.by_transform(transform, inputs, module)[0]
+    transform = None if inputs.transform is None else UserTransform.named(inputs.transform)
+    if transform is not None:
+        preprocess = transform.preprocess(inputs.channels or 3)
     else:
         preprocess = choose_preprocess(module, loaded.entry, inputs, loaded.fixed)
-    if inputs.forward_args:
-        further = arguments.parse(inputs.forward_args)
-        taken = getattr(preprocess.transform, "names", ())
-        arguments.bind(module, further, taken, device)
-        preprocess = replace(preprocess, further=tuple(one.words for one in further))
+    further = arguments.parse(inputs.forward_args)
+    preprocess, _ = arguments.feed(module, preprocess, transform, further, device)
     built_with = {name: repr(value) for name, value in options.model_args.items()}
     source = {**loaded.source, **({"arguments": built_with} if built_with else {})}
     trained = loaded.source.get("weights") != "none"  # random weights know no classes
     categories = tuple(getattr(loaded.entry, "meta", {}).get("categories", ())) if trained else ()
     named = class_names(module) or categories
     return LoadedModel(module, preprocess, device, source, named, scores(module))
-
-
-@contextmanager
-def mistakes_first(model: ModelOptions | LoadedModel) -> Iterator[None]:
-    """A block in which a place to write is refused before the model is loaded: a mistake in how
-    the model is named is said in place of the refusal. Only then is it looked for.
-
-    Raises:
-        UsageError: no such name, file, device or argument.
-        LoadError: a package is missing.
-    """
-    try:
-        yield
-    except FeatvizError:
-        if isinstance(model, ModelOptions):
-            pick_device(model.device)
-            check_source(model)
-        raise
 
 
 def adopt(module: nn.Module, inputs: InputOptions) -> LoadedModel:
@@ -142,18 +110,16 @@ def fed(
         UsageError: forward takes no such argument, or gets it twice.
         LoadError: the transform fails on an empty image.
     """
-    with ExitStack() as hooks:
-        preprocess = model.preprocess
-        if transform is not None:
-            preprocess, hook = arguments.by_transform(transform, inputs, model.module)
-            if hook is not None:
-                hooks.callback(hook.remove)
-        if further:
-            given = arguments.from_values(further)
-            taken = getattr(preprocess.transform, "names", ())
-            hooks.callback(arguments.bind(model.module, given, taken, model.device).remove)
-            preprocess = replace(preprocess, further=tuple(one.words for one in given))
+    preprocess = model.preprocess
+    if transform is not None:
+        preprocess = transform.preprocess(inputs.channels or 3)
+    values = arguments.from_values(further)
+    preprocess, hooks = arguments.feed(model.module, preprocess, transform, values, model.device)
+    try:
         yield replace(model, preprocess=preprocess)
+    finally:
+        for hook in hooks:
+            hook.remove()
 
 
 def scores(module: nn.Module) -> str | None:

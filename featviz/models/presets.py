@@ -82,7 +82,15 @@ def choose_preprocess(
     return Preprocess(
         base,
         frames=options.frames if isinstance(_first_convolution(module), nn.Conv3d) else None,
-        inputs=options.inputs or required_arguments(module, arguments.names(options.forward_args)),
+        inputs=options.inputs
+        or required_arguments(
+            module,
+            {
+                one.name
+                for one in arguments.parse(options.forward_args)
+                if one.value is not arguments.IMAGE
+            },
+        ),
         guessed=guessed,
         size_guessed=not said and (guessed or base.own_size),
         any_values=options.mean is not None or options.std is not None,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import re
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -24,16 +23,6 @@ log = logging.getLogger(__name__)
 
 _SHOWN = 4
 """Keys that an error names before it says how many more there are."""
-
-_NORMED = re.compile(r"_[guv]$|\.parametrizations\.")
-_NORM_HINT = (
-    "they are of weight norm, spectral norm or another parametrization: --arch file.py:NAME of "
-    "code that applies it, or save them after torch.nn.utils.parametrize.remove_parametrizations "
-    "(remove_weight_norm, remove_spectral_norm)"
-)
-
-
-_FIT_HINT = "another --arch, --model-arg (for example num_classes=10), or --partial for what fits"
 
 
 @dataclass(frozen=True)
@@ -93,16 +82,10 @@ def put_into(
             nothing fits at all.
     """
     fit = compare(module, tensors)
-    if any(hasattr(part, "_packed_params") for part in module.modules()):
-        raise LoadError(
-            f"{what}: the architecture is quantised, and weights go into float modules",
-            "--arch the model as it is before it is quantised",
-        )
     if fit.words and not (partial and fit.fitting):
-        normed = any(_NORMED.search(key) for key in fit.unexpected)
         raise LoadError(
             f"{what}: {fit.fitting} of {fit.total} tensors; {fit.words}",
-            _NORM_HINT if normed else _FIT_HINT,
+            "another --arch, --model-arg (for example num_classes=10), or --partial for what fits",
         )
     expected = module.state_dict()
     chosen = OrderedDict(
@@ -112,7 +95,7 @@ def put_into(
     vars(chosen)["_metadata"] = getattr(expected, "_metadata", {})
     try:
         module.load_state_dict(chosen, strict=False)
-    except RuntimeError as error:  # sparse and quantized tensors, which cannot be copied in
+    except (RuntimeError, KeyError) as error:  # of sparse and quantised tensors and modules
         raise LoadError(
             f"{what}: {quoted(str(error).strip().splitlines()[-1].strip())}",
             "save the weights as plain dense tensors",

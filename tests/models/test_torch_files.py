@@ -241,8 +241,11 @@ def test_what_needs_trust_says_so(kind: str, tmp_path: Path) -> None:
     assert torch.equal(loaded(image), getattr(module, "_orig_mod", module)(image))
 
 
-@pytest.mark.parametrize("trust", [False, True])
-def test_a_whole_quantised_model_gets_one_line(trust: bool, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("trust", "words"),
+    [(False, r"needs torch\.ao\..*, which could run any code"), (True, "holds a broken ")],
+)
+def test_a_whole_quantised_model_gets_one_line(trust: bool, words: str, tmp_path: Path) -> None:
     """torch writes statically quantised convolutions in a way that it cannot read."""
     from torch.ao import quantization
 
@@ -251,9 +254,8 @@ def test_a_whole_quantised_model_gets_one_line(trust: bool, tmp_path: Path) -> N
     prepared = quantization.prepare(module)
     prepared(torch.rand(1, 3, 4, 4))
     torch.save(quantization.convert(prepared), tmp_path / "static.pth")
-    with pytest.raises(LoadError, match=r"static\.pth is a .*quantised model saved") as caught:
+    with pytest.raises(LoadError, match=rf"static\.pth {words}"):
         load(tmp_path / "static.pth", trust=trust)
-    assert "state_dict()" in str(caught.value.hint)
 
 
 def test_a_load_leaves_the_allowed_globals_as_they_were(tiny_file: Path) -> None:
