@@ -56,7 +56,7 @@ TORCHLESS = [
         "featviz.drawing.figure",
         "featviz.hooks.selectors",
     ),
-    *(f"featviz.images.{name}" for name in ("decode", "find", "group", "archives", "formats")),
+    *(f"featviz.images.{name}" for name in ("decode", "find", "archives", "formats")),
 ]
 COMMANDS = [name for name in FILES if name.startswith("featviz.cli.commands.")]
 

@@ -17,7 +17,7 @@ from PIL import Image, ImageColor, ImageOps, UnidentifiedImageError
 
 from featviz.errors import FileError, ImageError, UsageError
 from featviz.files.remote import Remote
-from featviz.images import archives, arrays, tiff
+from featviz.images import archives, arrays
 from featviz.images.archives import Place
 from featviz.images.arrays import Wanted
 from featviz.images.formats import EXPECTED, ImageFormat, of_channels, open_image
@@ -153,7 +153,7 @@ class _Encoded:
     def _bands(self, how: _How) -> Image.Image | Raster:
         """The channels of a picture as they are stored, its alpha among them."""
         with self._errors_named(), open_image(io.BytesIO(self.data)) as opened:
-            if not tiff.is_whole(opened):
+            if not arrays.is_whole_tiff(opened):
                 raise UnidentifiedImageError("has more channels or bits than Pillow reads")
             upright = ImageOps.exif_transpose(opened)
             plain = upright.convert("RGBA") if upright.mode == "P" else upright

@@ -19,7 +19,7 @@ from featviz.models.preprocess import Preprocess
 from featviz.models.presets import choose_preprocess
 from featviz.models.requirements import pick_device
 from featviz.models.sources import load_source
-from featviz.models.weights import check_values, in_full_precision
+from featviz.models.weights import in_full_precision
 from featviz.options import InputOptions, ModelOptions
 from featviz.text import printable
 
@@ -52,7 +52,6 @@ def load_model(options: ModelOptions | LoadedModel, inputs: InputOptions) -> Loa
         return options
     device = pick_device(options.device)
     loaded = load_source(options)
-    check_values(loaded.module)
     module = in_full_precision(unwrapped(loaded.module), device).to(device)
     transform = None if inputs.transform is None else UserTransform.named(inputs.transform)
     if transform is not None:

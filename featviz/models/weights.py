@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.parameter import is_lazy
 
 from featviz.errors import LoadError
 from featviz.models.files import checkpoint
@@ -130,20 +129,6 @@ def put_weights(
     fit = put_into(module, fitting.tensors, what, options.partial)
     taken = [*fitting.steps, f"loaded {fit.fitting} of {fit.total}"]
     return {**checkpoint.record(path), "taken": taken}
-
-
-def check_values(module: nn.Module) -> None:
-    """Refuse a module that was built on the device meta and never filled.
-
-    Raises:
-        LoadError: names the first parameter or buffer without values.
-    """
-    for name, tensor in [*module.named_parameters(), *module.named_buffers()]:
-        if not is_lazy(tensor) and tensor.is_meta:
-            raise LoadError(
-                f"the model's {quoted(name)} is on the device meta, where tensors have no values",
-                "call model.to_empty(device='cpu') where it is built, and load weights into it",
-            )
 
 
 def in_full_precision(module: nn.Module, device: torch.device) -> nn.Module:
