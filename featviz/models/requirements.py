@@ -78,22 +78,6 @@ def require_torchvision() -> None:
         gc.freeze()
 
 
-@contextmanager
-def fitting() -> Iterator[None]:
-    """Say in one line where somebody else's code fails because it imports torchvision, and this
-    does not fit torch.
-
-    Raises:
-        UnfitError: it does not.
-    """
-    try:
-        yield
-    except Exception as error:
-        if "operator torchvision::" in str(error) and not isinstance(error, UnfitError):
-            raise _unfit(error) from error
-        raise
-
-
 def _import(package: str) -> None:
     """Import a package. Meanwhile no garbage is collected: time and again Python would look through
     some hundred thousand objects that all stay."""

@@ -126,7 +126,7 @@ SOURCES = (
     ),
     ModelSource(
         "file",
-        "file",
+        "load",
         f"a file ({' '.join(sniff.SUFFIXES)})",
         recognises=lambda spec: Path(spec).is_file(),
         weights="",

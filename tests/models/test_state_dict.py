@@ -159,17 +159,6 @@ def test_an_architecture_with_the_norm_keeps_its_tensors(arch: str, tmp_path: Pa
     assert torch.equal(loaded.conv.weight_g, weights["conv.weight_g"])
 
 
-@pytest.mark.parametrize("ema", [None, False, True])
-def test_a_model_beside_its_average(ema: bool | None, arch: str, tmp_path: Path) -> None:
-    """ema-pytorch keeps both in one state dict; --ema takes the average."""
-    plain, average = load(arch).state_dict(), load(arch, seed=1).state_dict()
-    both = {f"online_model.{k}": v for k, v in plain.items()}
-    both |= {f"ema_model.{k}": v for k, v in average.items()}
-    torch.save({**both, "initted": torch.tensor(True), "step": torch.tensor(9)}, tmp_path / "e.pth")
-    loaded = load(tmp_path / "e.pth", arch=arch, ema=ema).state_dict()
-    assert all(torch.equal(loaded[k], v) for k, v in (average if ema else plain).items())
-
-
 def test_a_pruned_model_of_torchvision_is_identified() -> None:
     """Without --arch, too: the architecture is found by the names of the plain weights."""
     net = models.squeezenet1_1()

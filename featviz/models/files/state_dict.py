@@ -32,9 +32,6 @@ _PREFIXES = (
 """What DataParallel, torch.compile, Lightning, training scripts and transformers around a model of
 timm's put before names."""
 
-_SIDE_BY_SIDE = ("online_model.", "ema_model.")
-"""What the package ema-pytorch puts before the names of the model and of its average."""
-
 _AVERAGED_COUNT = "n_averaged"
 """What AveragedModel (SWA, EMA) keeps beside the weights."""
 
@@ -85,8 +82,6 @@ def unwrap(
     steps: list[str] = []
     inner = _at(content, key, steps) if key else _dig(content, ema, steps, _DEEPEST)
     tensors = _tensors(inner)
-    if all(any(name.startswith(prefix) for name in tensors) for prefix in _SIDE_BY_SIDE):
-        tensors = _without(tensors, _SIDE_BY_SIDE[bool(ema)], steps)
     if not tensors:
         what = "averaged weights (--ema)" if ema and not key else "weights"
         under = f" under {key!r}" if key else ""
