@@ -61,7 +61,14 @@ def to_image(array: np.ndarray, wanted: Wanted) -> Image.Image | Raster:
         ImageError: it holds no numbers, or NaN or infinite ones, or has other channels than the
             model takes, or both axes could be those of channels.
     """
-    array = _numbers(array)
+    if array.dtype.kind not in "biuf":
+        raise ImageError(f"holds {array.dtype}, which are no values of an image", None)
+    if array.ndim < 2 or not array.size:
+        raise ImageError(f"has the shape {list(array.shape)}, which is none of an image", None)
+    if array.size > MOST_VALUES:
+        raise ImageError(f"has {array.size:,} values, more than the {MOST_VALUES:,} of any image")
+    if array.dtype.kind == "f" and not np.isfinite(array).all():
+        raise ImageError("holds NaN or infinite values", "np.nan_to_num takes them out")
     if wanted.raw:
         return Raster(array, f"{array.dtype} as it is")
     values = _channels_first(array, wanted)
@@ -73,18 +80,6 @@ def to_image(array: np.ndarray, wanted: Wanted) -> Image.Image | Raster:
     scaled, words = _scaled(values)
     slices = f"volume of {values.shape[1]} slices, " if wanted.volume else ""
     return Raster(np.ascontiguousarray(scaled), slices + words)
-
-
-def _numbers(array: np.ndarray) -> np.ndarray:
-    if array.dtype.kind not in "biuf":
-        raise ImageError(f"holds {array.dtype}, which are no values of an image", None)
-    if array.ndim < 2 or not array.size:
-        raise ImageError(f"has the shape {list(array.shape)}, which is none of an image", None)
-    if array.size > MOST_VALUES:
-        raise ImageError(f"has {array.size:,} values, more than the {MOST_VALUES:,} of any image")
-    if array.dtype.kind == "f" and not np.isfinite(array).all():
-        raise ImageError("holds NaN or infinite values", "np.nan_to_num takes them out")
-    return array
 
 
 def _channels_first(array: np.ndarray, wanted: Wanted) -> np.ndarray:

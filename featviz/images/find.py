@@ -185,7 +185,8 @@ def _matching(pattern: str, found: Iterable[Named]) -> list[Named]:
 
 
 def _in_folder(folder: Path, outside: Path | None) -> list[Named]:
-    """The images in a folder, but for those in `outside`, a folder below it."""
+    """The images in a folder, but for those in `outside`, a folder below it. What is no regular
+    file is left out; a link that leads nowhere is an image that fails."""
     base, apart = Path(os.path.realpath(folder)), Path(os.path.realpath(outside or folder))
     left_out = apart.relative_to(base) if apart != base and apart.is_relative_to(base) else None
     files = [
@@ -194,8 +195,7 @@ def _in_folder(folder: Path, outside: Path | None) -> list[Named]:
         if file.suffix.lower() in SUFFIXES
         and not any(part.startswith(".") for part in file.parts)
         and not (left_out and file.is_relative_to(left_out))
-        and not (folder / file).is_dir()
-        and not _is_special(folder / file)
+        and (os.path.isfile(folder / file) or not os.path.exists(folder / file))  # noqa: PTH110, PTH113
     ]
     return _not_empty(str(folder), [(file.as_posix(), folder / file) for file in files])
 
@@ -208,15 +208,6 @@ def _not_empty(folder: str, found: list[Named]) -> list[Named]:
             "for example by a quoted '*.npy'",
         )
     return found
-
-
-def _is_special(path: Path) -> bool:
-    """Whether what stands there is a FIFO, device or socket: no image, and not even opened."""
-    # a link that leads nowhere is an image that fails
-    special = os.path.exists(path) and not os.path.isfile(path)  # noqa: PTH110, PTH113
-    if special:
-        log.warning("%s is no regular file, and left out", quoted(str(path)))
-    return special
 
 
 def _whole_archive(path: Place) -> list[Named]:

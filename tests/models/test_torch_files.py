@@ -25,9 +25,17 @@ from torchvision import models
 from featviz.errors import LoadError
 from featviz.models.files import checkpoint, torch_files
 from featviz.models.files.state_dict import unwrap
-from models.loading import load, nothing_fetched, on_meta, same_weights, skeleton, uninitialised
+from models.loading import (
+    load,
+    nothing_fetched,
+    on_meta,
+    same_modules,
+    same_weights,
+    skeleton,
+    uninitialised,
+)
 
-from .test_zoo import QUICK_TIMM, TIMM
+from .test_zoo import SMALLEST
 
 pytestmark = pytest.mark.usefixtures("imports_undone")
 
@@ -107,40 +115,16 @@ def repeated(name: str) -> nn.Module:
     return module
 
 
-def _same_modules(loaded: nn.Module, module: nn.Module) -> None:
-    assert [(n, type(m), sorted(vars(m))) for n, m in loaded.named_modules()] == [
-        (n, type(m), sorted(vars(m))) for n, m in module.named_modules()
-    ]
-    assert {k: (v.shape, v.dtype) for k, v in loaded.state_dict().items()} == {
-        k: (v.shape, v.dtype) for k, v in module.state_dict().items()
-    }
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("name", models.list_models())
+@pytest.mark.parametrize("name", sorted(SMALLEST) + models.list_models(include="quantized_*"))
 def test_a_whole_torchvision_model_loads_safely(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """torch.save(model) of every builder loads without flags, modules and tensors equal."""
+    """torch.save(model) of each family loads without flags, modules and tensors equal."""
     monkeypatch.setattr(torch_files, "_BESIDE", 2**40)  # the file repeats one number
     module = repeated(name)
     torch.save(module, tmp_path / "whole.pth")
-    _same_modules(load(tmp_path / "whole.pth"), module)
-
-
-@pytest.mark.parametrize(
-    "name", [n if n in QUICK_TIMM else pytest.param(n, marks=pytest.mark.slow) for n in TIMM]
-)
-def test_a_whole_timm_model_loads_safely(name: str, tmp_path: Path) -> None:
-    """The same of timm's families, and the numbers are those that were saved."""
-    with uninitialised():
-        module: nn.Module = importlib.import_module("timm").create_model(name)
-    for number, tensor in enumerate(module.state_dict().values()):
-        tensor.fill_(number % 251)
-    torch.save(module, tmp_path / "whole.pth")
-    loaded = load(tmp_path / "whole.pth")
-    _same_modules(loaded, module)
-    assert same_weights(loaded, module)
+    same_modules(load(tmp_path / "whole.pth"), module)
 
 
 @pytest.mark.parametrize("name", ["resnet18", pytest.param("vit_b_32", marks=pytest.mark.slow)])

@@ -11,7 +11,7 @@ import math
 import re
 import shutil
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from logging import WARNING
@@ -30,7 +30,7 @@ from featviz import pipeline
 from featviz.models.identify import _index
 from featviz.models.load import LoadedModel, load_model
 from featviz.options import DrawOptions, InputOptions, ModelOptions, RunOptions
-from models.loading import nothing_fetched, uninitialised
+from models.loading import nothing_fetched, same_modules, same_weights, uninitialised
 
 LANDSCAPE, SPHERES = SCENES / "landscape.jpg", SCENES / "spheres.jpg"
 CLIP_FRAMES = 4
@@ -203,26 +203,25 @@ SIBLINGS = {
 """Small models of which a smaller one has the same layers, fewer or narrower."""
 
 
-def torchvision_cases() -> list[Any]:
-    """Without the quantised builders, whose state dicts are loaded into their float twins."""
-    sizes = {
-        name: sum(math.prod(shape) for shape in entry["tensors"].values())
-        for name, entry in _index().items()
-        if not name.startswith("quantized_")
-    }
-    families: dict[str, list[str]] = {}
-    for name in sizes:
-        families.setdefault(re.split(r"[\d_]", name)[0], []).append(name)
-    chosen = {min(family, key=lambda name: sizes[name]) for family in families.values()}
-    return [
-        pytest.param(name, marks=[] if name in QUICK else pytest.mark.slow)
-        for name in sorted(sizes.keys() - SIBLINGS)
-        if name in chosen or sizes[name] < LARGEST
-    ]
+SIZES = {
+    name: sum(math.prod(shape) for shape in entry["tensors"].values())
+    for name, entry in _index().items()
+    if not name.startswith("quantized_")
+}
+"""Parameters of torchvision's models."""
+LARGEST_FIRST = sorted(SIZES, key=SIZES.__getitem__, reverse=True)
+SMALLEST = {*{re.split(r"[\d_]", name)[0]: name for name in LARGEST_FIRST}.values()}
+"""Of each family, as the name begins."""
+RUN = sorted({name for name in SIZES if SIZES[name] < LARGEST} - SIBLINGS | SMALLEST - SIBLINGS)
+
+
+def marked(names: Iterable[str], quick: set[str]) -> list[Any]:
+    """All but a few of them are slow."""
+    return [pytest.param(name, marks=[] if name in quick else pytest.mark.slow) for name in names]
 
 
 @pytest.mark.filterwarnings("ignore:The default weight initialization:FutureWarning")
-@pytest.mark.parametrize("name", torchvision_cases())
+@pytest.mark.parametrize("name", marked(RUN, QUICK))
 def test_no_leaf_of_torchvision_is_lost(name: str, caplog: pytest.LogCaptureFixture) -> None:
     """From a bare state dict, without --arch: each call of each leaf is drawn or has a reason."""
     case = case_of(name)
@@ -280,18 +279,20 @@ TIMM = {name: size for size, names in TIMM_BY_SIZE.items() for name in sorted(na
 QUICK_TIMM = {"efficientvit_m0"}
 
 
-def timm_cases() -> list[Any]:
-    return [
-        pytest.param(name, marks=[] if name in QUICK_TIMM else pytest.mark.slow) for name in TIMM
-    ]
-
-
-@pytest.mark.parametrize("name", timm_cases())
+@pytest.mark.parametrize("name", marked(TIMM, QUICK_TIMM))
 def test_no_leaf_of_timm_is_lost(name: str, tmp_path: Path) -> None:
-    """Each call of each leaf of timm's families is drawn or has a reason."""
-    options = ModelOptions(f"timm:{name}", weights="none", device="cpu")
-    loaded = load_model(options, InputOptions(size=TIMM[name]))
+    """timm's families load from whole files without flags, with the numbers that were saved; each
+    call of each leaf is drawn or has a reason."""
+    with uninitialised():
+        module: nn.Module = pytest.importorskip("timm").create_model(name)
+    module.load_state_dict(random_weights(module))
+    torch.save(module, tmp_path / "whole.pth")
+    options = ModelOptions(str(tmp_path / "whole.pth"), device="cpu")
+    loaded = load_model(options, InputOptions(size=TIMM[name], channels=3))
+    same_modules(loaded.module, module)
+    assert same_weights(loaded.module, module)
     with counted(loaded.module) as count:
         image = run_all_layers(loaded, [str(LANDSCAPE)], tmp_path)
     check_nothing_is_lost(loaded.module, image, count)
     shutil.rmtree(tmp_path / "out")
+    (tmp_path / "whole.pth").unlink()
