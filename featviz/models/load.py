@@ -238,8 +238,8 @@ def _from_content(path: Path, options: ModelOptions) -> Loaded:
         str(known.name), None, options.seed, {**arguments, **options.model_args}
     )
     log.info("%s: %s", path.name, "; ".join((*known.form.steps, known.words)))
-    fit = put_into(
+    loaded = put_into(
         module, known.form.tensors, f"{path.name} does not fit {known.name}", options.partial
     )
-    taken = [*known.form.steps, f"loaded {fit.fitting} of {fit.total}"]
+    taken = [*known.form.steps, loaded]
     return Loaded(module, entry, {**record, "arch": known.name, **arguments, "taken": taken})

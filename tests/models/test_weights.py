@@ -152,7 +152,7 @@ def test_replaced_head_gives_the_nearest(small: nn.Module, tmp_path: Path) -> No
     assert "--partial" in str(caught.value.hint)
     loaded = load_model(ModelOptions(str(tmp_path / "a.pth"), partial=True), InputOptions())
     assert loaded.source["taken"] == ["loaded 336 of 338"]
-    assert torch.equal(loaded.module.state_dict()["conv1.weight"], state["conv1.weight"])
+    assert torch.equal(loaded.module.state_dict()["conv1.0.weight"], state["conv1.0.weight"])
 
 
 def test_sharded_safetensors_load(small: nn.Module, tmp_path: Path) -> None:
