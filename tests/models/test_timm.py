@@ -135,9 +135,10 @@ def test_random_weights_are_timms_under_the_seed(caplog: Any, monkeypatch: Any) 
     assert "test_resnet has random weights (--weights none, --seed 3)" in caplog.text
 
 
-@pytest.mark.parametrize("suffix", [".pth", ".safetensors"])
-@pytest.mark.parametrize("prefix", ["", "module.", "model._orig_mod."])
-@pytest.mark.parametrize("way", ["arch", "weights"])
+@pytest.mark.parametrize(
+    ("way", "prefix", "suffix"),
+    [("arch", "model._orig_mod.", ".pth"), ("weights", "module.", ".safetensors")],
+)
 def test_a_file_of_weights(
     way: str, prefix: str, suffix: str, own: nn.Module, tmp_path: Path
 ) -> None:
