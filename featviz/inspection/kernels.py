@@ -24,7 +24,7 @@ from featviz.errors import LayoutError, UsageError
 from featviz.hooks.eval_mode import in_eval_mode
 from featviz.hooks.layers import list_layers, modules_by_name
 from featviz.hooks.selectors import types_present
-from featviz.models.load import LoadedModel, load_model, mistakes_first
+from featviz.models.load import LoadedModel, load_model
 from featviz.models.requirements import versions
 from featviz.options import InputOptions, KernelOptions, ModelOptions
 from featviz.pipeline.choose import choose_layers
@@ -73,8 +73,7 @@ def draw_kernels(model: ModelOptions | LoadedModel, options: KernelOptions) -> K
         events = tensorboard.run_folder(options.tensorboard, options.out)
         besides = list(events.glob(tensorboard.EVENTS))
     with lock.held(options.out):
-        with mistakes_first(model):
-            check_free(options.out, options.overwrite, None, besides)
+        check_free(options.out, options.overwrite, None, besides)
         loaded = load_model(model, NO_IMAGE)
         with in_eval_mode(loaded.module):
             read, skipped = _read(loaded, options.layers)
