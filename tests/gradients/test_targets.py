@@ -167,8 +167,8 @@ def test_names_of_classes(tmp_path: Path) -> None:
     """A name in any case; a near one is suggested; names of another head are not used."""
     names = ("tabby", "tiger cat", "Egyptian cat")
     scores = torch.tensor([[1.0, 2.0, 3.0]])
-    assert targets.parse("class:Tiger Cat").value(scores, names) == 2
-    assert targets.parse("class:egyptian cat").value(scores, names) == 3
+    assert targets.parse("class:Tiger Cat").value(scores, names) == (2, "tiger cat")
+    assert targets.parse("class:egyptian cat").value(scores, names) == (3, "Egyptian cat")
     with pytest.raises(UsageError, match="class:tigercat': no class has this name") as caught:
         targets.parse("class:tigercat").value(scores, names)
     assert caught.value.hint == "did you mean tiger cat?"
@@ -408,9 +408,9 @@ def test_scores_of_classes_stand_where_the_model_says() -> None:
     """top1 and class:N read a key of the output; other reductions need the key named; without a
     classifier the error says what there is."""
     output = {"logits": torch.tensor([[1.0, 5.0, 2.0]]), "hidden": torch.ones(1, 4)}
-    assert targets.parse(None).value(output, (), "logits") == 5
-    assert targets.parse("class:b").value(output, ("a", "B", "c"), "logits") == 5
-    assert targets.parse("output[hidden]:sum").value(output, (), None) == 4
+    assert targets.parse(None).value(output, (), "logits") == (5, "class 1")
+    assert targets.parse("class:b").value(output, ("a", "B", "c"), "logits") == (5, "B")
+    assert targets.parse("output[hidden]:sum").value(output, (), None)[0] == 4
     with pytest.raises(UsageError, match="the model gives output"):
         targets.parse("mean").value(output, (), "logits")
     with pytest.raises(UsageError, match=r"is no classifier; it gives output\[logits\] \[1, 3\]"):

@@ -18,6 +18,7 @@ from featviz.cli import output
 from featviz.cli.command import Command
 from featviz.errors import UsageError
 from featviz.files.urls import Url
+from featviz.gradients.options import check_options, for_drawing
 from featviz.options import (
     OUTPUT,
     DrawOptions,
@@ -99,10 +100,14 @@ def command(ctx: click.Context, /, **given: Any) -> int:
     """
     source = opts.to_model_options(ctx, given)
     images = opts.images_of(ctx, given)
+    draw = opts.record(DrawOptions, given)
+    passes = for_drawing(opts.record(PassOptions, given), draw, given["seed"])
+    draw.check()
+    check_options(passes, draw)
     from featviz import pipeline
     from featviz.pipeline import dry_run, share
 
-    options = _run_options(given)
+    options = _run_options(given, draw, passes)
     wanted = next((f"--{name}" for name in ("report", "open") if given[name]), None)
     if wanted and options.url:
         raise click.UsageError(f"{wanted} needs a folder, and --out URL leaves none.", ctx)
@@ -132,16 +137,15 @@ def _report(out: Path, show: bool) -> None:
     output.written("report", build_report(out, ReportOptions()).page, show)
 
 
-def _run_options(given: dict[str, Any]) -> RunOptions:
-    from featviz.pipeline.options import at_place, for_drawing
+def _run_options(given: dict[str, Any], draw: DrawOptions, passes: PassOptions) -> RunOptions:
+    from featviz.pipeline.options import at_place
 
-    draw = opts.record(DrawOptions, given)
     return opts.record(
         RunOptions,
         {name: value for name, value in given.items() if name != "out"},
         draw=draw,
         inputs=opts.record(InputOptions, given),
-        passes=for_drawing(opts.record(PassOptions, given), draw, given["seed"]),
+        passes=passes,
         **at_place(given["out"]),
     )
 
