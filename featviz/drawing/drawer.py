@@ -35,9 +35,6 @@ log = logging.getLogger(__name__)
 PCA_SPAN = 2.5
 """Standard deviations from the mean at which a principal component is darkest and brightest."""
 
-_OF_ALL_TILES = ("scale", "min_tile", "padding", "pad_value", "max_slices", "overlay", "format")
-"""Fields of DrawOptions that are about every tile, not about which channels are drawn."""
-
 
 def is_saliency(
     site: Site, shape: Sequence[int], inputs: Sequence[Sequence[int]], options: DrawOptions
@@ -85,57 +82,52 @@ class Drawer:
                 no class activation map of the tensor.
             UsageError: no such scale.
         """
-        pictures = {}
         parts, weights = to_maps(tensor, hints or Hints()), None
         if gradient is not None:  # tokens beside the grid have no places
             parts, weights = {"": parts[""]}, to_maps(gradient, hints or Hints())[""]
-        for key, maps in parts.items():
+        drawn = [(key, site.kind, maps) for key, maps in parts.items()]
+        if is_saliency(site, tensor.shape, inputs, self.options):
+            drawn.append((SALIENCY, SALIENCY, parts[""]))
+        pictures = {}
+        for key, kind, maps in drawn:
             over = self.options.overlay is not None and LAYOUTS[maps.layout].aligned
-            chosen, scale = self._settle(site.kind, over)
-            picture = draw_maps(maps, chosen, scale, weights)
-            if is_gradient(site.kind):  # behind a pooling it is constant by nature
-                marked = [mark for mark in picture.marked if mark != labels.CONSTANT]
-                picture = replace(picture, marked=marked)
+            options, scale = self._settle(kind, over)
+            picture = draw_maps(maps, options, scale, weights)
+            if is_gradient(kind) and picture.marked:  # behind a pooling it is constant by nature
+                picture = replace(picture, marked=(labels.ZERO,))
             if over and picture.constant is None:
-                picture = overlay.lay_over(picture, ground, chosen, window)
+                picture = overlay.lay_over(picture, ground, options, window)
             pictures[key] = picture
-            self._check_labels(site, picture)
-            if not key and is_saliency(site, tensor.shape, inputs, self.options):
-                single = draw_maps(maps, *self._of_saliency(over))
-                laid = overlay.lay_over(single, ground, chosen, window) if over else single
-                pictures[SALIENCY] = laid
+            if not self._warned and not picture.labels_fit:
+                self._warned = True
+                log.warning(
+                    "labels do not all fit the tiles of %s pixels of %s, and are left out there; "
+                    "--scale makes tiles larger",
+                    by(picture.plan.tile[::-1]),
+                    site.layer.label,
+                )
         return pictures
-
-    def _of_saliency(self, over: bool) -> tuple[DrawOptions, Scale]:
-        """Options and scale of one picture of all channels of a gradient, whose values have no
-        sign."""
-        options, normal = self.options, self.options.normalize
-        scale = "percentile:1,99" if normal == "auto" else normal
-        cmap = colormap.resolved(options.cmap, over=over)
-        plain = structs.replace(
-            DrawOptions(), **{name: getattr(options, name) for name in _OF_ALL_TILES}
-        )
-        return structs.replace(plain, cmap=cmap, reduce="max-abs"), normalize.parse_scale(scale)
 
     def _settle(self, kind: str, over: bool) -> tuple[DrawOptions, Scale]:
         if (kind, over) not in self._settled:
-            options = self.options
+            options, auto = self.options, "auto"
+            if kind == SALIENCY:  # one picture of all channels, whose values have no sign
+                auto = "percentile:1,99"
+                options = structs.replace(
+                    options,
+                    reduce="max-abs",
+                    nrow=None,
+                    max_maps=None,
+                    order="index",
+                    collapse=None,
+                    labels=False,
+                )
             cmap = colormap.resolved(options.cmap, kind, over, options.reduce)
-            scale = normalize.resolved(options.normalize, kind, options.reduce)
+            scale = auto if options.normalize == "auto" else options.normalize
+            scale = normalize.resolved(scale, kind, options.reduce)
             chosen = structs.replace(options, cmap=cmap), normalize.parse_scale(scale)
             self._settled[kind, over] = chosen
         return self._settled[kind, over]
-
-    def _check_labels(self, site: Site, picture: GridPicture) -> None:
-        """Say once where labels are left out."""
-        if not self._warned and not picture.labels_fit:
-            self._warned = True
-            log.warning(
-                "labels do not all fit the tiles of %s pixels of %s, and are left out there; "
-                "--scale makes tiles larger",
-                by(picture.plan.tile[::-1]),
-                site.layer.label,
-            )
 
 
 def draw_maps(
@@ -157,7 +149,7 @@ def draw_maps(
     steps = _steps(maps.layout, maps.data.shape[1], options)
     data = maps.data[:, steps]
     if options.reduce == "pca":
-        one = reduce.basis_of(maps.data).project(data).transpose(0, 1)[None]
+        one = reduce.principal_components(maps.data)[:, steps].transpose(0, 1)[None]
         scale = Scale("range", (-PCA_SPAN, PCA_SPAN))
     elif gradient is not None:
         one = class_maps.class_map(options.reduce, maps, gradient)[:, steps, None]

@@ -97,12 +97,10 @@ def strips(plan: GridPlan, tiles: Tiles, pad: int, stamps: Stamps | None = None)
         uint8 [rows, width], or [rows, 3 · width] with the colours side by side.
     """
     depth = 3 if len(tiles.shape) == 4 else 1
-    columns, high = plan.columns, plan.tile[0] + plan.padding
-    width = plan.width * depth
-    if plan.padding:
-        yield np.full((plan.padding, width), pad, np.uint8)
-    at_a_time = min(plan.rows, max(1, PIECE_BYTES // (width * high)))
-    piece = np.full((at_a_time * high, width), pad, np.uint8)
+    columns, high, top = plan.columns, plan.tile[0] + plan.padding, plan.padding
+    at_a_time = min(plan.rows, max(1, PIECE_BYTES // (plan.width * depth * high)))
+    whole = np.full((top + at_a_time * high, plan.width * depth), pad, np.uint8)
+    piece = whole[top:]
     for first in range(0, plan.maps, at_a_time * columns):
         last = min(plan.maps, first + at_a_time * columns)
         if last - first < at_a_time * columns:
@@ -110,14 +108,13 @@ def strips(plan: GridPlan, tiles: Tiles, pad: int, stamps: Stamps | None = None)
         part = np.require(tiles[first:last], requirements=["C", "W"])
         part = part.reshape(*part.shape[:2], -1)
         compiled().lay_tiles(part, columns, *plan.scale, depth, plan.padding, piece)
-        if stamps is not None:
-            pixels = piece.reshape(len(piece), -1, depth)
-            for number in stamps.within(first, last):
-                row, column = divmod(number - first, columns)
-                left = plan.padding + column * (plan.tile[1] + plan.padding)
-                here = pixels[row * high :, left : left + plan.tile[1]]
-                stamps.write(number, here[: plan.tile[0]])
-        yield piece[: -(-(last - first) // columns) * high]
+        for number in () if stamps is None else stamps.within(first, last):
+            row, column = divmod(number - first, columns)
+            left = plan.padding + column * (plan.tile[1] + plan.padding)
+            here = piece.reshape(len(piece), -1, depth)[row * high :, left : left + plan.tile[1]]
+            stamps.write(number, here[: plan.tile[0]])
+        rows = -(-(last - first) // columns) * high
+        yield piece[:rows] if first else whole[: top + rows]  # the first has the padding above
 
 
 def compose(plan: GridPlan, tiles: Tiles, pad: int, stamps: Stamps | None = None) -> Bytes:

@@ -291,7 +291,7 @@ class ImageWriter:
                 counts = None if key else histogram(layout.to_floats(tensor))
                 drawn = self._later(plain.tiles.nbytes, partial(to_png, plain))
                 about = note(plain), self.sample.name
-                self.posts.append(Post(at, drawn, picture.stats, counts, *about))
+                self.posts.append(Post(at, drawn.result, picture.stats, counts, *about))
 
     def done(self, outcome: Outcome, recorder: Recorder) -> None:
         """The model is through: have the manifest written once all files are."""

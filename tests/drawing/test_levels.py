@@ -231,20 +231,19 @@ def test_blocks_give_what_the_whole_gives(
         ("map:1,2", "'map:1,2' is no normalization mode"),
         ("range", "'range' is no normalization mode"),
         ("range:", "'range:' is no normalization mode"),
-        ("range:1", "'1' is not two numbers"),
-        ("range:a,b", "'a,b' is not two numbers"),
-        ("range:1,2,3", "'1,2,3' is not two numbers"),
-        ("range:2,2", "2 is not below 2"),
-        ("range:nan,1", "nan is not below 1"),
-        ("range:0,inf", "0 is not below inf"),
-        ("percentile:99,1", "99 is not below 1"),
-        ("percentile:-1,50", "percentiles lie between 0 and 100"),
-        ("percentile:1,101", "percentiles lie between 0 and 100"),
-        ("percentile:1", "'1' is not two numbers"),
+        *(
+            (f"range:{numbers}", "expected range:LO,HI with LO below HI")
+            for numbers in ("1", "a,b", "1,2,3", "2,2", "nan,1", "0,inf")
+        ),
+        *(
+            (f"percentile:{numbers}", "expected percentile:LO,HI with LO below HI from 0 to 100")
+            for numbers in ("99,1", "-1,50", "1,101", "1")
+        ),
         ("symmetric-percentile", "is no normalization mode"),
-        ("symmetric-percentile:1,99", "'1,99' is not one number"),
-        ("symmetric-percentile:x", "'x' is not one number"),
-        ("symmetric-percentile:nan", "lie between 0 and 100"),
+        *(
+            (f"symmetric-percentile:{number}", "expected symmetric-percentile:P from 0 to 100")
+            for number in ("1,99", "x", "101")
+        ),
     ],
 )
 def test_no_scale_is_a_usage_error(text: str, message: str) -> None:
