@@ -15,12 +15,10 @@ from featviz.drawing.normalize import Scale
 from featviz.drawing.picture import GridPicture
 from featviz.drawing.values import (
     MAX,
-    MEAN,
     MIN,
     NONFINITE,
     channel_stats,
     is_constant,
-    is_flat,
     limits,
     to_levels,
 )
@@ -196,7 +194,7 @@ def draw_tiles(
     constant = None
     if heat and options.marks and _says_nothing(data, numbers):
         constant, strip, scale = (data.shape[1], *data.shape[3:]), True, scale.for_layer
-    channels, groups = _choose(rows, numbers, options, strip)
+    channels, groups = order.choose(rows, numbers, options, strip)
     ends = limits(scale, rows, numbers[:, MIN], numbers[:, MAX])
     held = data if constant is None else data[:, :1, :, :1, :1]
     steps = _steps(layout, held.shape[1], options)
@@ -245,36 +243,6 @@ def _says_nothing(data: Tensor, numbers: Floats) -> bool:
     """Whether a grid of maps [C, S, K, H, W] would be tiles of a single level each: all of several
     are constant, as gradients behind global pooling are. Zeros everywhere are a finding of their
     own, and stay a grid."""
-    if len(data) == 1 or data.shape[2] > 1 or data[0].numel() == 1:
-        return False
-    if not is_constant(numbers[:1]).all():  # of most layers this one says it
+    if len(data) == 1 or data[0].numel() == 1 or not is_constant(numbers[:1]).all():
         return False
     return bool(is_constant(numbers).all() and numbers[:, MIN].any())
-
-
-def _choose(
-    rows: Tensor, numbers: Floats, options: DrawOptions, strip: bool
-) -> tuple[list[int] | None, dict[int, list[int]]]:
-    """The channels that are drawn, in their order (None where simply all are), and those of them
-    that stand for several: near-equal maps share a tile, then `max_maps` picks, then the tiles are
-    ordered.
-
-    Args:
-        rows: the values [C, N] of each channel, with their statistics `numbers` [C, 6].
-        strip: only pick.
-    """
-    means = numbers[:, MEAN].tolist()
-    if strip or (options.order == "index" and options.collapse is None):
-        return grid.pick_maps(means, options), {}
-    flat = is_flat(numbers[:, MIN], numbers[:, MAX])
-    channels = order.Channels(rows, numbers[:, MEAN], flat, numbers[:, NONFINITE] == 0)
-    groups = {}
-    if options.collapse is not None:
-        groups = order.collapse(channels, options.collapse)
-    ids = list(groups) or list(range(len(rows)))
-    picked = grid.pick_maps([means[i] for i in ids], options)
-    ids = ids if picked is None else [ids[i] for i in picked]
-    if options.order != "index":
-        ids = [ids[i] for i in order.ORDERS[options.order](channels.part(ids))]
-    shared = {leader: group for leader in ids if len(group := groups.get(leader, [])) > 1}
-    return None if ids == list(range(len(rows))) else ids, shared

@@ -71,19 +71,6 @@ def plan_file(
     return geometry
 
 
-def pick_maps(means: Sequence[float], options: DrawOptions) -> list[int] | None:
-    """The maps to draw, in channel order, by their `means`; None where all are drawn."""
-    count, limit = len(means), options.max_maps
-    if limit is None or count <= limit:
-        return None
-    if options.pick == "first":
-        return list(range(limit))
-    if options.pick == "spread":
-        return sorted({round(i) for i in np.linspace(0, count - 1, limit)})
-    strongest = sorted(range(count), key=lambda i: (-np.nan_to_num(means[i], nan=-np.inf), i))
-    return sorted(strongest[:limit])
-
-
 def strips(plan: GridPlan, tiles: Tiles, pad: int, stamps: Stamps | None = None) -> Iterator[Bytes]:
     """Yield the picture from top to bottom in pieces, never the whole; each is overwritten by the
     next one.

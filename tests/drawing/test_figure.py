@@ -25,7 +25,6 @@ from featviz.drawing.drawer import Drawer
 from featviz.drawing.picture import GridPicture
 from featviz.options import DrawOptions
 
-
 SHOWN = np.zeros((4, 4, 3), np.uint8)
 
 

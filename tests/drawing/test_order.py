@@ -24,12 +24,9 @@ from featviz.options import DrawOptions
 PLAIN = DrawOptions(scale=1)
 
 
-def channels_of(maps: Tensor) -> order.Channels:
+def channels_of(maps: Tensor) -> tuple[Tensor, np.ndarray]:
     """Maps [N, H, W] as they are compared."""
-    numbers = values.channel_stats(maps)
-    flat = values.is_flat(numbers[:, values.MIN], numbers[:, values.MAX])
-    finite = numbers[:, values.NONFINITE] == 0
-    return order.Channels(maps.flatten(1), numbers[:, values.MEAN], flat, finite)
+    return maps.flatten(1), values.channel_stats(maps)
 
 
 def drawn(tensor: Tensor, options: DrawOptions) -> GridPicture:
@@ -53,7 +50,7 @@ def test_correlations_are_numpys() -> None:
 def test_by_mean_is_descending_and_without_a_mean_last() -> None:
     """Largest first, equal ones by index, NaN at the end."""
     means = torch.tensor([1.0, 5.0, NAN, -3.0, 5.0])
-    found = order.by_mean(channels_of(means[:, None, None].expand(-1, 4, 4).clone()))
+    found = order.by_mean(values.channel_stats(means[:, None, None].expand(-1, 4, 4).clone()))
     assert found == [1, 4, 0, 3, 2]
 
 
@@ -62,7 +59,7 @@ def test_similarity_restores_a_sequence() -> None:
     x = torch.arange(60.0)
     steps = torch.stack([torch.exp(-(((x - at) / 4) ** 2)) for at in range(5, 55, 3)])
     shuffle = [0, *(1 + torch.randperm(16, generator=torch.Generator().manual_seed(3))).tolist()]
-    found = order.by_similarity(channels_of(steps[shuffle].reshape(17, 6, 10)))
+    found = order.by_similarity(*channels_of(steps[shuffle].reshape(17, 6, 10)))
     assert [shuffle[place] for place in found] == list(range(17))
 
 
@@ -71,7 +68,7 @@ def test_similarity_puts_constants_and_nonfinite_maps_last() -> None:
     maps = noise(7, 5, 5)
     maps[0], maps[2], maps[4] = -1.0, 3.0, 0.0
     maps[1, 2, 2] = NAN
-    found = order.by_similarity(channels_of(maps))
+    found = order.by_similarity(*channels_of(maps))
     assert found[0] == 3 and set(found[:3]) == {3, 5, 6} and found[3:] == [2, 4, 0, 1]
 
 
@@ -85,9 +82,9 @@ def test_orders_and_groups_are_partitions(
     if seed % 3 == 0:
         maps[seed % count, 0, 0] = NAN
     channels = channels_of(maps)
-    for ordered in order.ORDERS.values():
-        assert sorted(ordered(channels)) == list(range(count))
-    groups = order.collapse(channels, threshold)
+    for places in (order.by_mean(channels[1]), order.by_similarity(*channels)):
+        assert sorted(places) == list(range(count))
+    groups = order.collapse(*channels, threshold)
     assert sorted(c for group in groups.values() for c in group) == list(range(count))
     assert all(leader == group[0] == min(group) for leader, group in groups.items())
     assert list(groups) == sorted(groups)
@@ -100,15 +97,15 @@ def test_collapse_joins_copies_and_near_copies() -> None:
     maps = torch.stack([base, noise(16, 16, seed=2), 3 * base + 5, -base, near])
     wanted = float(np.corrcoef(base.flatten(), near.flatten())[0, 1])
     channels = channels_of(maps)
-    assert order.collapse(channels, 1.0) == {0: [0, 2], 1: [1], 3: [3], 4: [4]}
-    assert order.collapse(channels, wanted - 1e-3) == {0: [0, 2, 4], 1: [1], 3: [3]}
-    assert order.collapse(channels, wanted + 1e-3)[0] == [0, 2]
+    assert order.collapse(*channels, 1.0) == {0: [0, 2], 1: [1], 3: [3], 4: [4]}
+    assert order.collapse(*channels, wanted - 1e-3) == {0: [0, 2, 4], 1: [1], 3: [3]}
+    assert order.collapse(*channels, wanted + 1e-3)[0] == [0, 2]
 
 
 def test_constants_are_alike_only_if_equal() -> None:
     """Zeros join zeros, sevens sevens; NaN joins nothing, not even itself."""
     maps = torch.stack([torch.full((3, 3), v) for v in (0.0, 7.0, 0.0, NAN, 7.0, NAN, 7.5)])
-    found = order.collapse(channels_of(maps), 0.5)
+    found = order.collapse(*channels_of(maps), 0.5)
     assert found == {0: [0, 2], 1: [1, 4], 3: [3], 5: [5], 6: [6]}
 
 
