@@ -98,12 +98,12 @@ def command(ctx: click.Context, /, **given: Any) -> int:
     Exit codes: 0 done, 1 failed, 2 usage, 3 some images failed, 130
     interrupted, 141 stdout closed.
     """
-    source = opts.to_model_options(ctx, given)
-    images = opts.images_of(ctx, given)
     draw = opts.record(DrawOptions, given)
     passes = for_drawing(opts.record(PassOptions, given), draw, given["seed"])
     draw.check()
     check_options(passes, draw)
+    source = opts.to_model_options(ctx, given)
+    images = opts.images_of(ctx, given)
     from featviz import pipeline
     from featviz.pipeline import dry_run, share
 
