@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -26,9 +25,6 @@ from featviz.layout import Maps, to_maps
 from featviz.layout.layouts import LAYOUTS
 from featviz.options import DrawOptions
 from featviz.records import SALIENCY, Bytes, Floats, Hints, Site, is_gradient
-from featviz.text import by
-
-log = logging.getLogger(__name__)
 
 PCA_SPAN = 2.5
 """Standard deviations from the mean at which a principal component is darkest and brightest."""
@@ -48,7 +44,6 @@ class Drawer:
 
     def __init__(self, options: DrawOptions) -> None:
         self.options = options
-        self._warned = False
         self._settled: dict[tuple[str, bool], tuple[DrawOptions, Scale]] = {}
         """Options and scale without `auto`, by kind of tensor and whether maps lie over images."""
 
@@ -96,14 +91,6 @@ class Drawer:
             if over and picture.constant is None:
                 picture = overlay.lay_over(picture, ground, options, window)
             pictures[key] = picture
-            if not self._warned and not picture.labels_fit:
-                self._warned = True
-                log.warning(
-                    "labels do not all fit the tiles of %s pixels of %s, and are left out there; "
-                    "--scale makes tiles larger",
-                    by(picture.plan.tile[::-1]),
-                    site.layer.label,
-                )
         return pictures
 
     def _settle(self, kind: str, over: bool) -> tuple[DrawOptions, Scale]:
@@ -200,7 +187,7 @@ def draw_tiles(
     steps = _steps(layout, held.shape[1], options)
     drawn = (held if channels is None else held[channels])[:, steps]
     count, slices, colours, height, width = drawn.shape
-    plan = grid.plan_file((count, slices, height, width), options, strip=strip, alone=alone)
+    plan = grid.plan((count, slices, height, width), options, strip=strip, alone=alone)
     ends = ends.of_tiles(channels, slices)
     values, nonfinite = drawn.flatten(0, 1), bool(numbers[:, NONFINITE].any())
     if colours == 3:

@@ -7,7 +7,6 @@ from collections.abc import Iterator, Sequence
 from functools import lru_cache
 
 import numpy as np
-from msgspec.structs import replace
 
 from featviz.drawing.labels import Stamps
 from featviz.drawing.values import compiled
@@ -29,30 +28,13 @@ ALONE = 224
 """Pixels that the longer side of a tile without neighbours should have."""
 
 
-def plan(shape: Sequence[int], options: DrawOptions, strip: bool = False) -> GridPlan:
+def plan(
+    shape: Sequence[int], options: DrawOptions, *, strip: bool = False, alone: bool = False
+) -> GridPlan:
     """Lay out the tiles of maps [C, S, H, W], S of them side by side for each channel.
 
     As in make_grid, fewer maps than `nrow` make a narrower picture, and a single map gets no
     padding. A strip is one row without padding, unless `nrow` says otherwise.
-    """
-    channels, slices, height, width = shape
-    count = channels * slices
-    across = min(options.nrow or count, count)
-    factor = options.scale or max(1, -(-options.min_tile // max(height, width)))
-    scale = _strip_scale(across, height, options) if strip else (factor, factor)
-    padding = 0 if strip or count == 1 else options.gap
-    if options.nrow is not None:
-        columns = across
-    else:
-        tile = (height * scale[0] + padding, width * scale[1] + padding)
-        columns = count if strip else _square(channels, tile[0], tile[1] * slices) * slices
-    return GridPlan(count, columns, -(-count // columns), (height, width), scale, padding)
-
-
-def plan_file(
-    shape: Sequence[int], options: DrawOptions, *, strip: bool = False, alone: bool = False
-) -> GridPlan:
-    """`plan`, for a file in the format of the options.
 
     Args:
         alone: the tile of a layer that is reduced to one, which `auto` makes as large as a picture.
@@ -60,15 +42,26 @@ def plan_file(
     Raises:
         LayoutError: the picture is larger than its format can hold.
     """
-    if alone:
-        options = replace(options, min_tile=max(options.min_tile, ALONE))
-    geometry, most = plan(shape, options, strip), FORMATS[options.format].largest
-    if max(geometry.height, geometry.width) > most:
+    channels, slices, height, width = shape
+    count = channels * slices
+    across = min(options.nrow or count, count)
+    least = max(options.min_tile, ALONE if alone else 0)
+    factor = options.scale or max(1, -(-least // max(height, width)))
+    scale = _strip_scale(across, height, options) if strip else (factor, factor)
+    padding = 0 if strip or count == 1 else options.gap
+    if options.nrow is not None or strip:
+        columns = across
+    else:
+        tile = (height * scale[0] + padding, width * scale[1] + padding)
+        columns = _square(channels, tile[0], tile[1] * slices) * slices
+    made = GridPlan(count, columns, -(-count // columns), (height, width), scale, padding)
+    most = FORMATS[options.format].largest
+    if max(made.height, made.width) > most:
         raise LayoutError(
-            f"its picture of {by((geometry.width, geometry.height))} pixels is more than "
+            f"its picture of {by((made.width, made.height))} pixels is more than "
             f"{options.format} holds ({most} a side); --format png, or --max-maps and --nrow"
         )
-    return geometry
+    return made
 
 
 def strips(plan: GridPlan, tiles: Tiles, pad: int, stamps: Stamps | None = None) -> Iterator[Bytes]:

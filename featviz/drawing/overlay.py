@@ -42,7 +42,7 @@ def lay_over(
     over = (picture.tiles[:], colormap.table(colors), colors.nonfinite)
     return replace(
         picture,
-        plan=grid.plan_file(shape, options, alone=alone),
+        plan=grid.plan(shape, options, alone=alone),
         tiles=Overlay(*over, ground, frames, alpha, window),
         palette=colormap.plain_grey(options.gap_grey),
         overlay=options.overlay,

@@ -26,7 +26,7 @@ import PIL
 from isal import isal_zlib
 from PIL import Image
 
-from featviz.drawing import grid, labels
+from featviz.drawing import grid
 from featviz.drawing.colormap import Palette
 from featviz.drawing.labels import CONSTANT, ZERO, Stamps
 from featviz.drawing.values import MIN, ValueLimits, compiled, is_constant, overall
@@ -124,12 +124,6 @@ class GridPicture:
             return None
         colors = self.palette
         return Stamps(numbers, counts, marks, colors.dark, colors.light, colors.levels // 2)
-
-    @property
-    def labels_fit(self) -> bool:
-        """Whether all labels have room on their tiles."""
-        texts = [*self.numbers.values(), *self.counts.values()]
-        return all(labels.fits(text, self.plan.tile) for text in texts)
 
 
 def check_format(name: str) -> None:

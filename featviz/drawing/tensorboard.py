@@ -164,7 +164,7 @@ def as_make_grid(picture: GridPicture, options: DrawOptions) -> GridPicture:
     drawn = picture.plan.maps // side
     shown = min(drawn, max(1, MOST_MAPS // side))
     nrow, factor = options.nrow or isqrt(shown) * side, options.scale or 1
-    options = structs.replace(options, nrow=nrow, scale=factor)
+    options = structs.replace(options, nrow=nrow, scale=factor, format="png")
     plan = grid.plan((shown, side, *picture.plan.map_size), options)
     channels = picture.channels if shown == drawn else list(picture.drawn[:shown])
     tiles = picture.tiles if shown == drawn else picture.tiles[: shown * side]

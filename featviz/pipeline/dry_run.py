@@ -174,7 +174,7 @@ def _planned(site: Site, maps: Maps, draw: DrawOptions, shown: Sequence[int]) ->
     count = 1 if reduced else min(channels, draw.max_maps or channels)
     laid_over = draw.overlay is not None and LAYOUTS[maps.layout].aligned
     shape = (count, min(slices, draw.max_slices), *(shown if laid_over else size))
-    plan = grid.plan_file(shape, draw, strip=maps.strip, alone=reduced)
+    plan = grid.plan(shape, draw, strip=maps.strip, alone=reduced)
     share = 3 * BLENDED if laid_over else 3 if reduced and draw.reduce == "pca" else 1
     drawn = plan.maps * plan.map_size[0] * plan.map_size[1] * share
     bytes = int(drawn * BYTES_PER_VALUE * (ENLARGED if plan.scale > (1, 1) else 1))
