@@ -46,34 +46,24 @@ Ends = tuple[float, float]
 class FigureGeometry:
     """Where things stand, in inches."""
 
-    panels: int
-    bars: Literal["own", "shared", "none"]
-    """A colour bar beside each panel, one for all, or none."""
+    columns: int
+    """Panels in a row."""
+    side: float
+    """Of a panel's picture; one alone is as large as the input."""
+    cell: tuple[float, float]
+    """A panel across and down, with its title and bar."""
+    inches: tuple[float, float]
+    """Width and height of the figure."""
 
-    @property
-    def columns(self) -> int:
-        """Panels in a row."""
-        return ceil(sqrt(self.panels))
-
-    @property
-    def side(self) -> float:
-        """Inches of a panel's picture; one alone is as large as the input."""
-        return 2 * _CELL if self.panels == 1 else _CELL
-
-    @property
-    def cell(self) -> tuple[float, float]:
-        """Inches of a panel across and down, with its title and bar."""
-        bar = (self.bars == "own") * (_BAR + _TICKS)
-        return self.side + _GAP + bar, self.side + _HEAD + _GAP
-
-    @property
-    def inches(self) -> tuple[float, float]:
-        """Width and height of the figure."""
-        across, down = self.cell
-        width = _FIRST + self.columns * across + _GAP
-        width += (self.bars == "shared") * (_BAR + _TICKS)
-        rows = -(-self.panels // self.columns)
-        return width, _TITLE + max(rows * down, 2 * _CELL + _HEAD + _GAP)
+    @classmethod
+    def of(cls, panels: int, bars: Literal["own", "shared", "none"]) -> FigureGeometry:
+        """Place so many panels, with a colour bar beside each, one for all, or none."""
+        columns, side = ceil(sqrt(panels)), 2 * _CELL if panels == 1 else _CELL
+        across = side + _GAP + (_BAR + _TICKS) * (bars == "own")
+        width = _FIRST + columns * across + _GAP + (_BAR + _TICKS) * (bars == "shared")
+        down, rows = side + _HEAD + _GAP, -(-panels // columns)
+        height = _TITLE + max(rows * down, 2 * _CELL + _HEAD + _GAP)
+        return cls(columns, side, (across, down), (width, height))
 
     @property
     def pixels(self) -> tuple[int, int]:
@@ -111,11 +101,16 @@ class FigurePage:
     """Whether the panels have one scale, and one colour bar."""
 
     @property
+    def bars(self) -> Literal["own", "shared", "none"]:
+        """A colour bar beside each panel, one for all, or none."""
+        if self.panels[0].limits is None:
+            return "none"
+        return "shared" if self.shared else "own"
+
+    @property
     def geometry(self) -> FigureGeometry:
         """By the panels and their bars."""
-        valued = self.panels[0].limits is not None
-        bars: Literal["own", "shared"] = "shared" if self.shared else "own"
-        return FigureGeometry(len(self.panels), bars if valued else "none")
+        return FigureGeometry.of(len(self.panels), self.bars)
 
 
 def page(picture: GridPicture, cmap: str, title: str, shown: Bytes) -> FigurePage:
@@ -174,13 +169,13 @@ def write_figure(file: BinaryIO, sheet: FigurePage, text: Mapping[str, str]) -> 
     shown = np.broadcast_to(sheet.shown, (*sheet.shown.shape[:2], 3))
     _draw(canvas, Panel("input", shown, None), (_GAP, _TITLE + _HEAD), 2 * _CELL)
     rooms = [_draw(canvas, p, at.corner(place), at.side) for place, p in enumerate(sheet.panels)]
-    if at.bars == "own":
-        for panel, (left, top, width, height) in zip(sheet.panels, rooms, strict=True):
-            _bar(canvas, colors, panel.limits or (0.0, 1.0), left + width + 0.05, top, height)
-    if at.bars == "shared":
+    for panel, (left, top, width, height) in zip(sheet.panels, rooms, strict=True):
+        if sheet.bars == "own" and panel.limits is not None:
+            _bar(canvas, colors, panel.limits, left + width + 0.05, top, height)
+    limits = sheet.panels[-1].limits
+    if sheet.bars == "shared" and limits is not None:
         right = max(left + width for left, _, width, _ in rooms)
         top, bottom = rooms[0][1], rooms[-1][1] + rooms[-1][3]
-        limits = sheet.panels[-1].limits or (0.0, 1.0)
         _bar(canvas, colors, limits, right + 0.1, top, bottom - top)
     write_png(file, at.pixels, [canvas.rows()], text=text)
 

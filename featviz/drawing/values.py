@@ -51,7 +51,7 @@ def _plain(array: np.ndarray) -> Floats:
 def channel_stats(maps: Tensor) -> Floats:
     """Statistics of each map of float32 maps [N, ...], as `statistics`."""
     rows = maps.flatten(1)
-    return statistics(rows.numpy()) if rows.device.type == "cpu" else _on_device(rows)
+    return statistics(rows.numpy()) if rows.device.type == "cpu" else statistics_on_device(rows)
 
 
 def statistics(rows: np.ndarray) -> Floats:
@@ -84,27 +84,21 @@ def statistics_and_outside(
     return stats, outside
 
 
-def _on_device(rows: Tensor) -> Floats:
-    """Where the values are, so that only the numbers are sent back; in float64 and over the finite
-    values alone where some are not, or a square is not."""
+def statistics_on_device(rows: Tensor) -> Floats:
+    """The same where the values are, so that only the numbers are sent back."""
     import torch
 
-    variance, mean = torch.var_mean(rows, dim=1, correction=0)
-    low, high, zeros = rows.amin(1), rows.amax(1), (rows == 0).sum(1) / rows.shape[1]
-    columns = [low, high, mean, variance.sqrt(), zeros, torch.zeros_like(mean)]
-    stats: Floats = torch.stack(columns, dim=1).cpu().numpy()
-    if np.isfinite(stats).all():
-        return stats
     finite = torch.isfinite(rows)
-    count = finite.sum(1)
-    known = torch.where(finite, rows, 0.0).double()
+    count, zeros = finite.sum(1), (rows == 0).sum(1) / rows.shape[1]
+    low = torch.where(finite, rows, torch.inf).amin(1).masked_fill(count == 0, torch.nan)
+    high = torch.where(finite, rows, -torch.inf).amax(1).masked_fill(count == 0, torch.nan)
+    wide = torch.float32 if rows.device.type == "mps" else torch.float64
+    known = torch.where(finite, rows, 0.0).to(wide)
     mean = known.sum(1) / count
     deviation = torch.where(finite, known - mean[:, None], 0.0)
     std = (deviation.square().sum(1) / count).sqrt()
-    low = torch.where(finite, rows, torch.inf).amin(1).masked_fill(count == 0, torch.nan)
-    high = torch.where(finite, rows, -torch.inf).amax(1).masked_fill(count == 0, torch.nan)
     columns = [low, high, mean, std, zeros, rows.shape[1] - count]
-    stats = torch.stack([column.float() for column in columns], dim=1).cpu().numpy()
+    stats: Floats = torch.stack([column.float() for column in columns], dim=1).cpu().numpy()
     return stats
 
 

@@ -72,11 +72,15 @@ def _expected(rows: np.ndarray) -> np.ndarray:
     return np.array(numbers)
 
 
+@pytest.mark.parametrize("where", ["loop", "device"])
 @pytest.mark.parametrize("name", MAPS)
-def test_statistics_are_those_of_float64(name: str) -> None:
-    """Extremes and counts exactly, the deviation and, beside both, the mean within rounding."""
+def test_statistics_are_those_of_float64(name: str, where: str) -> None:
+    """Extremes and counts exactly, the deviation and, beside both, the mean within rounding; in a
+    compiled loop, and by torch where the values are."""
     rows = MAPS[name]
-    got, expected = values.statistics(rows), _expected(rows)
+    on_device = values.statistics_on_device
+    got = values.statistics(rows) if where == "loop" else on_device(torch.from_numpy(rows.copy()))
+    expected = _expected(rows)
     assert got.dtype == np.float32
     exact = expected.astype(np.float32)
     np.testing.assert_array_equal(got[:, [0, 1, 4, 5]], exact[:, [0, 1, 4, 5]])
