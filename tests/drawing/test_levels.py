@@ -5,8 +5,6 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from torch import Tensor
 from torchvision.utils import make_grid
 
@@ -195,32 +193,6 @@ def test_maps_without_a_finite_value(text: str) -> None:
     assert (found[1] == 255).all() and (found[[0, 2]] < 254).all()
     assert len(np.unique(found[0])) > 1
     assert (drawn(text, maps[1:2], 254, nonfinite=255) == 255).all()
-
-
-@settings(max_examples=60, deadline=None)
-@given(
-    st.integers(1, 300),
-    st.integers(1, 24),
-    st.integers(1, 24),
-    st.booleans(),
-    st.booleans(),
-    st.booleans(),
-    st.integers(0, 2**32 - 1),
-)
-def test_blocks_give_what_the_whole_gives(
-    count: int, height: int, width: int, own: bool, far: bool, clip: bool, seed: int
-) -> None:
-    """Quantising block by block gives the same bytes as all at once, NaN and Inf included."""
-    maps = random_maps(seed, count, height, width)
-    numbers = values.channel_stats(maps)
-    low, high = numbers[:, 0], numbers[:, 1] + 1
-    if clip:
-        maps[0, 0, 0], maps[-1, -1, -1], maps[0, -1, 0] = NAN, INF, -INF
-    elif not own:
-        low, high = low.min(keepdims=True), high.max(keepdims=True)
-    line = low, (254 / (high - low)).astype(np.float32), 0.5 * far, 254.5 if clip else None
-    blocks = values.quantise(maps.flatten(1).numpy(), *line).reshape(maps.shape)
-    assert np.array_equal(values.quantise_on_device(maps, *line), blocks)
 
 
 @pytest.mark.parametrize(

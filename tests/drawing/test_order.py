@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
-from conftest import Outcome
 from drawn_maps import NAN, SITE, noise, tiles_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
-from torch import Tensor, nn
+from torch import Tensor
 
 from featviz.drawing import order, values
 from featviz.drawing.drawer import Drawer
@@ -172,29 +167,3 @@ def test_clips_stay_together() -> None:
     assert all(
         np.array_equal(tile, plain[place]) for tile, place in zip(found, places, strict=True)
     )
-
-
-def test_run_writes_order_and_groups(
-    featviz: Callable[..., Outcome], tmp_path: Path, picture: Path
-) -> None:
-    """Through the command line: a layer with copied kernels, in the manifest of the image."""
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Conv2d(3, 6, 3))
-    with torch.no_grad():
-        model[0].weight[4] = model[0].weight[1] * 2
-        model[0].weight[5] = model[0].weight[1]
-    path = tmp_path / "copies.pth"
-    torch.save(model, path)
-    out = tmp_path / "out"
-    done = featviz(
-        "run", path, picture, "--out", out, "--order", "mean", "--collapse", "0.999", "--size", "20"
-    )
-    assert done.code == 0
-    (row,) = json.loads((out / "picture.png" / "manifest.json").read_text())["captures"]
-    assert row["collapsed"]["1"] == [1, 4, 5]
-    assert sorted(row["channels"]) == [0, 1, 2, 3] and row["maps"] == 6
-    numbers = np.load(out / "picture.png" / "stats.npz")["0|output|0|"]
-    means = numbers[row["channels"], 2]
-    assert (np.diff(means) <= 0).all() and len(numbers) == 6
-    options = json.loads((out / "run.json").read_text())["options"]
-    assert (options["order"], options["collapse"]) == ("mean", 0.999)
