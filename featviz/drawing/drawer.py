@@ -185,7 +185,8 @@ def draw_tiles(
     ends = limits(scale, rows, numbers[:, MIN], numbers[:, MAX])
     held = data if constant is None else data[:, :1, :, :1, :1]
     steps = _steps(layout, held.shape[1], options)
-    drawn = (held if channels is None else held[channels])[:, steps]
+    drawn = held if channels is None else held[channels]
+    drawn = drawn if isinstance(steps, slice) else drawn[:, steps]
     count, slices, colours, height, width = drawn.shape
     plan = grid.plan((count, slices, height, width), options, strip=strip, alone=alone)
     ends = ends.of_tiles(channels, slices)

@@ -29,12 +29,11 @@ def choose(
     Args:
         strip: only pick.
     """
-    means = numbers[:, MEAN].tolist()
     if strip or (options.order == "index" and options.collapse is None):
-        return pick_maps(means, options), {}
+        return pick_maps(numbers[:, MEAN], options), {}
     groups = {} if options.collapse is None else collapse(maps, numbers, options.collapse)
     ids = list(groups) or list(range(len(maps)))
-    picked = pick_maps([means[i] for i in ids], options)
+    picked = pick_maps(numbers[ids, MEAN], options)
     ids = ids if picked is None else [ids[i] for i in picked]
     if options.order == "mean":
         ids = [ids[i] for i in by_mean(numbers[ids])]
@@ -44,7 +43,7 @@ def choose(
     return None if ids == list(range(len(maps))) else ids, shared
 
 
-def pick_maps(means: Sequence[float], options: DrawOptions) -> list[int] | None:
+def pick_maps(means: Sequence[float] | Floats, options: DrawOptions) -> list[int] | None:
     """The maps to draw, in channel order, by their `means`; None where all are drawn."""
     count, limit = len(means), options.max_maps
     if limit is None or count <= limit:
@@ -53,8 +52,8 @@ def pick_maps(means: Sequence[float], options: DrawOptions) -> list[int] | None:
         return list(range(limit))
     if options.pick == "spread":
         return sorted({round(i) for i in np.linspace(0, count - 1, limit)})
-    strongest = sorted(range(count), key=lambda i: (-np.nan_to_num(means[i], nan=-np.inf), i))
-    return sorted(strongest[:limit])
+    strongest = np.argsort(-np.nan_to_num(means, nan=-np.inf), kind="stable")
+    return sorted(strongest[:limit].tolist())
 
 
 def correlations(maps: Tensor) -> Floats:
