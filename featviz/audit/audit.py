@@ -21,7 +21,7 @@ from featviz.audit.pruning import find_prunable, verify
 from featviz.errors import CHECK_FAILED, FeatvizError, UsageError
 from featviz.hooks.eval_mode import in_eval_mode
 from featviz.images import decode, find
-from featviz.models.load import LoadedModel, load_model, mistakes_first
+from featviz.models.load import LoadedModel, load_model
 from featviz.models.requirements import versions
 from featviz.options import AuditOptions, InputOptions, ModelOptions
 from featviz.pipeline.batches import Batch, BatchProgress, batches, run_batch
@@ -129,8 +129,7 @@ def _check_places(
             check_apart(path, option, inputs)
             check_file(path, kind, option, options.overwrite)
             besides.append(path)
-    with mistakes_first(model):
-        check_free(options.out, AUDIT, options.overwrite, besides)
+    check_free(options.out, AUDIT, options.overwrite, besides)
     return besides
 
 
