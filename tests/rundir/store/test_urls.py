@@ -50,23 +50,6 @@ def test_what_is_no_store_is_refused(
     assert sorted(tmp_path.iterdir()) == before
 
 
-@pytest.mark.parametrize("option", ["--out", "--config"])
-def test_a_store_that_ends_with_the_command_is_refused(
-    option: str, featviz: Run, words: list[object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """On the command line and in a file of options, before the model is loaded: what is written to
-    memory:// would be gone when the command ends. In Python it is taken."""
-    monkeypatch.undo()
-    (tmp_path / "run.toml").write_text(f'out = "{URL}"')
-    value = URL if option == "--out" else tmp_path / "run.toml"
-    done = featviz("run", "gone.pth", *words[2:], option, value)
-    refused(done, 2, f"{URL} is in the memory of this command", "s3://bucket/maps")
-    assert stored() == {}
-    refused(featviz("verify", URL), 2, "vanishes with it")
-    fv.run(str(words[1]), str(words[2]), out=URL, size=16)
-    assert "run.json" in stored()
-
-
 def test_passwords_are_shown_nowhere() -> None:
     """Neither in the URL as text, nor in what a library says."""
     url = Url.of_run("s3://me:ge%20heim@bucket/maps/")
