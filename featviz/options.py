@@ -243,7 +243,7 @@ _PIXELS = f"pixels from 1 to {LONGEST_SIDE}, such as 224 or 224x320"
 Size = Annotated[int | tuple[int, int], _takes("PIXELS", _PIXELS, _size)]
 Numbers = Annotated[tuple[float, ...], _takes("N,N,N", "numbers, such as 0.5,0.5,0.5", _numbers)]
 Auto = Annotated[int | None, _takes("N", "an integer ≥ 1, or auto", _auto)]
-Place = Annotated[Path, _takes("PATH", "a path, or a URL of a store", _place)]
+Place = Annotated[Any, _takes("PATH", "a path, or a URL of a store", _place)]
 AnyPath = Annotated[Path, _takes("PATH", "a path", _path)]
 File = Annotated[Path, _takes("FILE", "a file, not a folder", _file)]
 Folder = Annotated[Path, _takes("FOLDER", "a folder, not a file", _folder)]
@@ -564,8 +564,7 @@ class RunOptions(Struct, frozen=True):
         "(s3://bucket/maps).",
         "DIRECTORY",
     )] = Path("featviz-out")
-    url: Any = None
-    """`files.urls.Url`: write the run below it in an object store, and leave no folder."""
+    """A path, or the `files.urls.Url` below which a run is written in an object store."""
     overwrite: Annotated[bool, _overwrite("the run in --out")] = False
     resume: Annotated[bool, _write("Continue the run in --out where it stopped.")] = False
     nul_separated: Annotated[bool, _nul] = False
@@ -586,11 +585,6 @@ class RunOptions(Struct, frozen=True):
     draw: DrawOptions = DrawOptions()
     inputs: InputOptions = InputOptions()
     passes: PassOptions = PassOptions()
-
-    @property
-    def target(self) -> Any:
-        """Where the user finds the run: a path, or a URL."""
-        return self.url or self.out
 
 
 class PageOptions(Struct, frozen=True):
@@ -674,6 +668,7 @@ class ListOptions(Struct, frozen=True):
     tree: Annotated[bool, _write("Indent each module below the one that holds it.", first=True)] = (
         False
     )
+    inputs: InputOptions = InputOptions()
 
 
 class KernelOptions(Struct, frozen=True):
@@ -1067,13 +1062,29 @@ def take(kind: type[Struct], given: dict[str, Any], but: Collection[str] = ()) -
     return {name: given.pop(name) for name in declared(kind) if name in given and name not in but}
 
 
+def records_in(kind: type[Struct]) -> dict[str, Struct]:
+    """The fields of a record that are records of further options, with their defaults."""
+    found = {info.name: info.default for info in msgspec.structs.fields(kind)}
+    return {name: default for name, default in found.items() if isinstance(default, Struct)}
+
+
 def read_from(kind: type[T], given: dict[str, Any], but: Collection[str] = ()) -> T:
-    """A record of those keywords that are its options, from which they are removed.
+    """A record, and the records in it, of those keywords that are their options; from the keywords
+    these are removed.
 
     Raises:
         UsageError: one does not take its value.
     """
-    return read(kind, take(kind, given, but))
+    inner = {
+        name: msgspec.structs.replace(default, **_values(type(default), given, but))
+        for name, default in records_in(kind).items()
+    }
+    return kind(**_values(kind, given, but), **inner)
+
+
+def _values(kind: type[Struct], given: dict[str, Any], but: Collection[str]) -> dict[str, Any]:
+    options = declared(kind)
+    return {name: options[name].value(v) for name, v in take(kind, given, but).items()}
 
 
 def no_option(wrong: Iterable[str], known: Iterable[str]) -> UsageError:

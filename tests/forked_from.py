@@ -10,11 +10,11 @@ from featviz import pipeline
 from featviz.cli.commands import audit, exemplars, run
 from featviz.drawing import deflate, loops
 from featviz.exemplars import collect
-from featviz.pipeline import dry_run, processes
+from featviz.pipeline import dry_run
 
 IMPORTED = (
     *(forked, distributed, pipeline, collect, audit, exemplars, run),
-    *(deflate, loops, dry_run, processes),
+    *(deflate, loops, dry_run),
 )
 
 gc.freeze()  # forked processes share the pages that the collector leaves alone

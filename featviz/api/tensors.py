@@ -11,8 +11,14 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
-from featviz.api.keywords import NOT_OF_TENSORS, Layers, Picture, keywords_of
-from featviz.api.lending import check_module, selectors
+from featviz.api.keywords import (
+    NOT_OF_TENSORS,
+    Layers,
+    Picture,
+    check_module,
+    keywords_of,
+    selectors,
+)
 from featviz.drawing.drawer import Drawer
 from featviz.drawing.picture import to_image
 from featviz.errors import LayoutError, UsageError

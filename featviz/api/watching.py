@@ -3,37 +3,43 @@
 from __future__ import annotations
 
 import logging
+import operator
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
-from typing import Annotated, Any
+from typing import Any
 
 import torch
-from msgspec import Meta
 from torch import nn
 
-from featviz.api.keywords import Layers, Picture, names_of
-from featviz.api.lending import Feeding, as_files, check_module, selectors
+from featviz import pipeline
+from featviz.api.keywords import (
+    Feeding,
+    Layers,
+    Pictures,
+    as_files,
+    check_module,
+    names_of,
+    selectors,
+)
 from featviz.audit.audit import HealthCheck
 from featviz.drawing import tensorboard as boards
 from featviz.drawing.tensorboard import Board
 from featviz.errors import FeatvizError, ForwardError, UsageError
 from featviz.hooks.layers import modules_by_name
-from featviz.models.load import LoadedModel, adopt, fed
+from featviz.models.load import LoadedModel, adopt
 from featviz.options import (
-    Count,
     DrawOptions,
     InputOptions,
     KernelOptions,
-    Option,
     RunOptions,
     declared,
     no_option,
     read_from,
 )
-from featviz.pipeline import SeriesDrawer
+from featviz.pipeline.prepare import find_images, prepare
 from featviz.rundir import destination
 from featviz.rundir.series import (
     check_series,
@@ -56,9 +62,8 @@ class StepWriter:
         self._inputs, self._feeding = asked.inputs, feeding
         self._model = adopt(model, asked.inputs)
         self._health: HealthCheck | None = None
-        with self._lent(0) as lent, _full_precision(lent.device):
-            self._drawer = SeriesDrawer(lent, files, asked)
-            found = self._drawer.prepared
+        with self._lent(0) as lent:
+            self._prepared = found = prepare(lent, find_images(files, asked), asked)
             try:
                 self._health = HealthCheck(
                     lent, found.samples, found.layers, self._inputs, found.blank
@@ -73,15 +78,11 @@ class StepWriter:
             FeatvizError: it cannot be written, or no image went through.
         """
         at = None if board is None else board.at_step(step)
-        with (
-            destination.replacing(out, destination.RUN) as folder,
-            self._lent(step) as model,
-            _full_precision(model.device),
-        ):
-            results = self._drawer.draw(model, folder, at)
+        with destination.replacing(out, destination.RUN) as folder, self._lent(step) as model:
+            results = pipeline.draw_into(folder, replace(self._prepared, model=model), at)
             failed = [result for result in results if result.error is not None]
             for result in failed:
-                log.warning("step %d, %s: %s", step, quoted(result.image), result.error)
+                log.warning("step %d, %s: %s", step, quoted(result.name), result.error)
             if len(failed) == len(results):
                 raise ForwardError(f"no image went through: {failed[0].error}", failed[0].hint)
             if self._health is not None:
@@ -96,49 +97,31 @@ class StepWriter:
 
     @contextmanager
     def _lent(self, step: int) -> Iterator[LoadedModel]:
-        """The model where it is by now, with the caller's own feeding for a while."""
+        """The model where it is by now, with the caller's own feeding for a while.
+
+        What it switches on by itself (accelerate wraps its forward in autocast) keeps no copies of
+        weights: copies made in inference mode would be of no use to the training.
+        """
         module = self._model.module
         tensor = next(iter([*module.parameters(), *module.buffers()]), torch.empty(0))
+        dtype, device = tensor.dtype, tensor.device
         source = {"kind": "module", "type": type(module).__name__, "step": step}
-        model = replace(self._model, device=tensor.device, source=source)
-        with _in_its_precision(module, tensor.dtype):
-            if self._feeding == Feeding():
-                yield model
-                return
-            given = self._feeding.transform, self._feeding.further
-            with fed(model, self._inputs, *given) as loaded:
-                yield loaded
+
+        def cast(module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
+            """Let a model of half or double precision take images, which are float32."""
+            return tuple(
+                a.to(dtype) if isinstance(a, torch.Tensor) and a.dtype == torch.float32 else a
+                for a in args
+            )
+
+        with ExitStack() as stack:
+            stack.enter_context(torch.autocast(device.type, enabled=False, cache_enabled=False))
+            if dtype.is_floating_point and dtype != torch.float32:
+                stack.callback(module.register_forward_pre_hook(cast).remove)
+            model = replace(self._model, device=device, source=source)
+            yield stack.enter_context(self._feeding.lent(model, self._inputs))
 
 
-@contextmanager
-def _in_its_precision(module: nn.Module, dtype: torch.dtype) -> Iterator[None]:
-    """Let a model of half or double precision take images, which are float32."""
-
-    def cast(module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
-        return tuple(
-            a.to(dtype) if isinstance(a, torch.Tensor) and a.dtype == torch.float32 else a
-            for a in args
-        )
-
-    if not dtype.is_floating_point or dtype == torch.float32:
-        yield
-        return
-    hook = module.register_forward_pre_hook(cast)
-    try:
-        yield
-    finally:
-        hook.remove()
-
-
-@contextmanager
-def _full_precision(device: torch.device) -> Iterator[None]:
-    """Without autocast. What a model switches on by itself (accelerate wraps its forward) keeps no
-    copies of weights: copies made in inference mode would be of no use to the training."""
-    with torch.autocast(device.type, enabled=False, cache_enabled=False):
-        yield
-
-
-_Number = Annotated[int, Meta(ge=0)]
 _KEYWORDS = ("every", "out", "tensorboard", "overwrite", "resume", "start")
 
 
@@ -188,7 +171,7 @@ class Watcher:
     def __init__(
         self,
         model: nn.Module,
-        images: Picture | list[Picture] | tuple[Picture, ...],
+        images: Pictures,
         layers: Layers | None = None,
         every: int = 100,
         out: str | Path = "featviz-series",
@@ -202,11 +185,8 @@ class Watcher:
         given: dict[str, Any] = dict(options)
         _check(model, overwrite, resume, given)
         feeding = Feeding.taken(given)
-        self.out, self.every = (
-            declared(KernelOptions)["out"].value(out),
-            _whole("every", every, Count),
-        )
-        self.number = _whole("start", start, _Number)
+        self.out, self.every = declared(KernelOptions)["out"].value(out), _whole("every", every, 1)
+        self.number = _whole("start", start, 0)
         """The folder, the steps between two drawings, and the optimizer steps so far."""
         self.steps: list[int] = []
         """Those that were written."""
@@ -246,7 +226,7 @@ class Watcher:
                 f"{self.out} goes on, and nobody says from which step",
                 "Watcher(..., start=STEPS) or step(STEPS), the steps that the checkpoint has taken",
             )
-        now = self.number + 1 if number is None else _whole("step", number, _Number)
+        now = self.number + 1 if number is None else _whole("step", number, 0)
         before = self.number if self._numbered else now - 1
         if now < before:
             raise UsageError(f"step {now} comes behind step {before}", "count upwards")
@@ -317,9 +297,18 @@ class Watcher:
         return folder
 
 
-def _whole(name: str, given: Any, kind: Any) -> int:
-    """A keyword's value as a whole number."""
-    number: int = Option(name, kind, 0, "", "", False, ()).value(given)
+def _whole(name: str, given: Any, least: int) -> int:
+    """A keyword's value as a whole number.
+
+    Raises:
+        UsageError: it is none, or less than `least`.
+    """
+    try:
+        number = least - 1 if isinstance(given, bool) else operator.index(given)
+    except TypeError:
+        number = least - 1
+    if number < least:
+        raise UsageError(f"{name}={quoted(str(given))}: expected an integer ≥ {least}")
     return number
 
 
@@ -359,7 +348,7 @@ class FitWatch:
 
     def __init__(
         self,
-        images: Picture | list[Picture] | tuple[Picture, ...],
+        images: Pictures,
         layers: Layers | None = None,
         every: int = 100,
         out: str | Path = "featviz-series",

@@ -4,44 +4,39 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import closing, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from threading import Event, Thread
 from time import monotonic
-from typing import BinaryIO
-
-from msgspec import structs
+from typing import Any, BinaryIO
 
 from featviz.drawing import tensorboard
 from featviz.drawing.kernels import post_kernels
 from featviz.drawing.tensorboard import Board
 from featviz.drawing.values import compiled
-from featviz.errors import FeatvizError, UploadError
+from featviz.errors import UploadError
 from featviz.hooks.eval_mode import in_eval_mode
 from featviz.images import find
-from featviz.layout.hints import HintBook
 from featviz.models.load import LoadedModel, mistakes_first
 from featviz.options import ModelOptions, RunOptions
 from featviz.pipeline import dry_run
 from featviz.pipeline.options import board_of
-from featviz.pipeline.place import held, place, together
+from featviz.pipeline.place import held, in_any_case, place, together
 from featviz.pipeline.prepare import Prepared, find_images, prepare
 from featviz.pipeline.resume import (
     RunDocument,
     check_destination,
     name_gone,
     names_to_clear,
-    open_store,
-    open_stored,
+    open_run,
     run_record,
 )
 from featviz.pipeline.signals import stop_requests
 from featviz.pipeline.visit import Visit, visit_all
 from featviz.records import ImageResult, RunResult, Sample, Shard
 from featviz.rundir import destination
-from featviz.rundir.store import StoredRun
 from featviz.rundir.write import RunDirectory
 from featviz.text import counted, listed, quoted
 
@@ -81,8 +76,8 @@ def run(
         prepared = prepare(model, _find(model, arguments, options, stdin), options)
         samples = (options.shard or Shard()).of(prepared.samples)
         dry_run.check_limits(prepared, len(samples))
-        with place(options) as inside:
-            return _draw(replace(prepared, options=inside), samples, options, progress)
+        with place(options) as (folder, inside):
+            return _draw(folder, replace(prepared, options=inside), samples, progress)
 
 
 def _find(
@@ -94,30 +89,35 @@ def _find(
     """Find the images, and refuse what can be known to be wrong before the model is loaded."""
     samples = find_images(arguments, options, stdin)
     names = (None,) if isinstance(model, LoadedModel) else (model.spec, model.arch, model.weights)
-    if isinstance(options.target, Path):
+    if isinstance(options.out, Path):
         inputs = [*find.files_of(samples), *destination.model_files(*names)]
-        destination.check_apart(options.target, "--out", inputs)
+        destination.check_apart(options.out, "--out", inputs)
     with mistakes_first(model):
         check_destination(model, options)
     return samples
 
 
 def _draw(
-    prepared: Prepared, samples: Sequence[Sample], given: RunOptions, progress: Progress
+    root: Path, prepared: Prepared, samples: Sequence[Sample], progress: Progress
 ) -> RunResult:
-    """Draw these images, which are all or a shard's, into the place that the options name.
-
-    Args:
-        given: the options as the user gave them: the board's folder has the name of the run, not
-            that of the hidden folder beside it.
-    """
+    """Draw these images, which are all or a shard's, into a folder, or through it into a store."""
     options, summary = prepared.options, Summary()
     document = RunDocument(run_record(prepared), prepared.samples)
-    folder = _begin(prepared, document, samples)
+    folder = _begin(root, prepared, document, samples)
+
+    def end() -> None:
+        """The last of several shards knows what became of all images, by the manifests and by what
+        the others have written into run.json."""
+        with together(options):
+            if options.shard is not None:
+                folder.refresh()
+            document.missing = document.write(folder)
+
+    below = options.out if isinstance(options.out, Path) else None
     save_next = monotonic() + SAVED_EVERY
     with (
-        _ended(document, folder, options),
-        tensorboard.opened(board_of(given), given.out) as board,
+        in_any_case(end),
+        tensorboard.opened(board_of(options), below) as board,
         stop_requests() as stop,
     ):
         if board is not None and not options.resume and (options.shard or Shard()).index == 0:
@@ -127,7 +127,7 @@ def _draw(
         with closing(visit_all(visit, samples, stop)) as results:
             for result in results:
                 summary.add(result)
-                document.errors[result.image] = result.error
+                document.errors[result.name] = result.error
                 if options.shard is None and (now := monotonic()) >= save_next:
                     with suppress(UploadError):  # the store may answer again at the end
                         document.write(folder)
@@ -136,7 +136,7 @@ def _draw(
                 progress(result, len(samples))
         summary.warn()
     return RunResult(
-        given.target,
+        options.out,
         tuple(summary.images),
         tuple(sample.name for sample in samples if sample.name in document.missing),
         stop.is_set(),
@@ -146,41 +146,19 @@ def _draw(
     )
 
 
-def _begin(prepared: Prepared, document: RunDocument, samples: Sequence[Sample]) -> RunDirectory:
+def _begin(
+    root: Path, prepared: Prepared, document: RunDocument, samples: Sequence[Sample]
+) -> RunDirectory:
     """Open the place of the run; `samples` are those of this process."""
-    options, about = prepared.options, (document.record, document.fingerprint)
+    options = prepared.options
     with together(options):
-        if options.url is None:
-            folder = open_store(options, *about, samples)
-        else:
-            folder = open_stored(StoredRun(options.out, options.url), options, *about, samples)
+        folder = open_run(root, options, document, samples)
         folder.refuse_links(document.names)
         if options.resume:
             name_gone(folder, document.names)
         folder.clear_images(names_to_clear(folder, prepared.samples, options.shard))
         document.write(folder)
     return folder
-
-
-@contextmanager
-def _ended(document: RunDocument, folder: RunDirectory, options: RunOptions) -> Iterator[None]:
-    """Write run.json at the end of the block, also where it fails: then errors of that are left
-    out. The last of several shards knows what became of all images, by the manifests and by what
-    the others have written into run.json."""
-
-    def write() -> None:
-        with together(options):
-            if options.shard is not None:
-                folder.refresh()
-            document.missing = document.write(folder)
-
-    try:
-        yield
-    except BaseException:
-        with suppress(FeatvizError):
-            write()
-        raise
-    write()
 
 
 @dataclass
@@ -195,12 +173,11 @@ class Summary:
 
     def add(self, result: ImageResult) -> None:
         """Note an image that is done."""
-        self.images.append(
-            ImageResult(result.image, result.folder, error=result.error, kept=result.kept)
-        )
-        self.pictures += len(result.captures)
-        rows = () if result.kept else result.captures
-        names = [row.layer or row.type for row in rows if row.nonfinite]
+        about: Any = {"error": result.error, "hint": result.hint, "kept": result.kept}
+        self.images.append(ImageResult(result.name, result.folder, **about))
+        self.pictures += len(result.rows)
+        rows = () if result.kept else result.rows
+        names = [row.label for row in rows if row.nonfinite]
         self.nonfinite.update(dict.fromkeys(names, 1))
 
     def warn(self) -> None:
@@ -210,33 +187,15 @@ class Summary:
             log.warning("NaN or infinite values, shown in magenta: %s", listed(layers, _NAMED))
 
 
-class SeriesDrawer:
-    """Draws the same images by the same model, whose weights change."""
+def draw_into(folder: Path, prepared: Prepared, board: Board | None) -> list[ImageResult]:
+    """Draw all images into a folder, which is empty and becomes a run directory.
 
-    def __init__(self, model: LoadedModel, images: Sequence[str], options: RunOptions) -> None:
-        """Find the images, and choose the layers by a forward pass on zeros.
-
-        Raises:
-            FeatvizError: a bad option, the images do not fit the model, or no layer is chosen.
-        """
-        self.prepared = prepare(model, find_images(images, options), options)
-        self._books: dict[tuple[int, ...], HintBook] = {}
-
-    def draw(self, model: LoadedModel, folder: Path, board: Board | None) -> list[ImageResult]:
-        """Draw all images into a folder, which is empty and becomes a run directory.
-
-        Args:
-            model: the same as before, with new weights, maybe on another device.
-            board: what TensorBoard is to show of this step.
-
-        Raises:
-            StoreError: it cannot be written. What goes wrong with one image is in its result.
-        """
-        options = structs.replace(self.prepared.options, out=folder)
-        prepared = replace(self.prepared, model=model, options=options)
-        document, store = RunDocument(run_record(prepared), prepared.samples), RunDirectory(folder)
-        visit = Visit(prepared, store, document.fingerprint, board, self._books)
-        results = list(visit_all(visit, prepared.samples, Event()))
-        document.errors = {result.image: result.error for result in results}
-        document.write(store)
-        return results
+    Raises:
+        StoreError: it cannot be written. What goes wrong with one image is in its result.
+    """
+    document, store = RunDocument(run_record(prepared), prepared.samples), RunDirectory(folder)
+    visit = Visit(prepared, store, document.fingerprint, board)
+    results = list(visit_all(visit, prepared.samples, Event()))
+    document.errors = {result.name: result.error for result in results}
+    document.write(store)
+    return results

@@ -64,7 +64,7 @@ def batches(
     waiting: list[tuple[int, list[Tensor]]] = []
 
     def read(number: int) -> list[Tensor]:
-        return read_input(samples[number], model.preprocess, inputs)[1]
+        return read_input(samples[number], model.preprocess, inputs).args
 
     readers = readers_for(samples)
     with read_ahead(order, read, readers, max(size, readers)) as ahead:

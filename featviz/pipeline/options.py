@@ -3,30 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 from msgspec import structs
 
 from featviz.drawing import colormap, normalize, tensorboard
 from featviz.drawing.picture import check_format
 from featviz.errors import UsageError
-from featviz.files.urls import Url, is_url
+from featviz.files.urls import Url
 from featviz.gradients import options as gradients
 from featviz.gradients import targets
 from featviz.images import decode
 from featviz.layout.hints import parse_override
 from featviz.options import DrawOptions, PassOptions, RunOptions
-
-
-def at_place(out: Any) -> dict[str, Any]:
-    """The field of RunOptions that says where the run is written, a folder or a URL.
-
-    Raises:
-        UsageError: it is a URL of a kind in which there can be no run.
-    """
-    if isinstance(out, str) and is_url(out):
-        out = Url.of_run(out)
-    return {"url": out} if isinstance(out, Url) else {"out": Path(out)}
 
 
 def for_drawing(passes: PassOptions, draw: DrawOptions, seed: int) -> PassOptions:
@@ -41,7 +29,7 @@ def board_of(options: RunOptions) -> Path | None:
     """The folder of TensorBoard's events: in `tensorboard` one for each run."""
     if options.tensorboard is None:
         return None
-    run = Path(options.url.name) if options.url is not None else options.out
+    run = Path(options.out.name) if isinstance(options.out, Url) else options.out
     return tensorboard.run_folder(options.tensorboard, run)
 
 
@@ -58,9 +46,9 @@ def check_options(options: RunOptions) -> None:
             f"overwrite would remove what other shards write, and this is shard {options.shard}",
             "remove the run first, or name another folder with --out",
         )
-    if options.overwrite and options.url is not None:
+    if options.overwrite and isinstance(options.out, Url):
         raise UsageError(
-            f"overwrite is for folders, and out is {options.url}",
+            f"overwrite is for folders, and out is {options.out}",
             "name another URL, or remove the run there first (`aws s3 rm --recursive`)",
         )
     if options.draw.weighs and options.passes.capture != targets.PAIRED:

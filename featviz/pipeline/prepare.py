@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import BinaryIO
 
 import numpy as np
@@ -19,6 +20,7 @@ from featviz.files.remote import Remote
 from featviz.gradients import options as gradients
 from featviz.gradients import passes
 from featviz.gradients.options import PassPlan
+from featviz.hooks.capture import Recorder
 from featviz.hooks.eval_mode import in_eval_mode
 from featviz.hooks.layers import list_layers
 from featviz.images import decode, find, group
@@ -29,16 +31,53 @@ from featviz.layout.hints import HintBook
 from featviz.layout.layouts import LAYOUTS
 from featviz.models.files.torch_files import read_tensor
 from featviz.models.load import LoadedModel, load_model
-from featviz.models.preprocess import Preprocess
+from featviz.models.preprocess import Preprocess, Window
 from featviz.options import InputOptions, ModelOptions, RunOptions
 from featviz.pipeline.choose import ADDS_NOTHING, choose_layers
 from featviz.pipeline.options import check_options
-from featviz.records import KINDS, PRESETS, Bytes, Layer, Sample, Site
+from featviz.records import KINDS, PRESETS, Bytes, Layer, Outcome, Sample, Site
 
 log = logging.getLogger(__name__)
 
 READERS_OF_STORES = 8
 """Threads that read images of a store, unless the user says otherwise."""
+
+
+@dataclass(frozen=True)
+class ModelInput:
+    """An image as the model gets it."""
+
+    picture: DecodedImage
+    args: list[Tensor]
+    """The arguments of the model's forward."""
+    preprocess: Preprocess
+
+    @property
+    def words(self) -> str:
+        """How it was prepared."""
+        return self.preprocess.words_for(self.picture.words)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of the first argument."""
+        return tuple(self.args[0].shape)
+
+    @property
+    def window(self) -> Window | None:
+        """Where the image lies in an input that was padded; None where nothing is padded."""
+        return self.preprocess.window(self.picture.size)
+
+    def shown(self) -> Bytes:
+        """What the model saw, uint8 [H, W, C]: frames and several images side by side."""
+        return values.to_pixels(self.preprocess.shown(self.args)[0])
+
+    def background(self) -> list[Bytes]:
+        """What maps may lie over, uint8 [H, W, 3] each: the first picture that the model saw, or
+        the frames of a clip."""
+        pictures = self.preprocess.pictures(self.args)
+        pictures = pictures if self.preprocess.frames else pictures[:1]
+        pixels = [values.to_pixels(picture[0]) for picture in pictures]
+        return [np.repeat(grey, 3, axis=2) if grey.shape[2] == 1 else grey for grey in pixels]
 
 
 @dataclass(frozen=True)
@@ -54,10 +93,47 @@ class Prepared:
     """Height and width in pixels of the image in the first input, without padding."""
     layers: list[Layer]
     plan: PassPlan
+    books: dict[tuple[int, ...], HintBook] = field(default_factory=dict)
+    """Hints on layouts, by shape of the input; a series has the same for all of its steps."""
 
     def hint_book(self, args: Sequence[Tensor]) -> HintBook:
         """Hints on the layout of each layer's tensors when the model gets these inputs."""
         return HintBook(self.model.module, args[0].shape, self.options.draw.tensor_layout)
+
+    def read(self, sample: Sample) -> ModelInput:
+        """Decode a sample and preprocess it.
+
+        Raises:
+            ImageError: a file cannot be read, or the frames of a clip differ in size.
+        """
+        return read_input(sample, self.model.preprocess, self.options.inputs)
+
+    def hints(self, image: ModelInput) -> HintBook:
+        """The hints for images of this shape."""
+        if image.shape not in self.books:
+            book = self.hint_book(image.args)
+            if self.books:
+                book.settle_as(next(iter(self.books.values())))
+            self.books[image.shape] = book
+        return self.books[image.shape]
+
+    def show(
+        self, image: ModelInput, sink: Callable[..., None], layers: Sequence[Layer] | None = None
+    ) -> tuple[Outcome, Recorder]:
+        """Show an image to the model, and go back from the target where gradients are wanted.
+
+        Args:
+            sink: takes the site and the tensor of each capture of the layers, and the gradient
+                at the tensor, where class activation maps are drawn.
+            layers: those to capture; None takes those of the run.
+
+        Raises:
+            UsageError: the target does not fit the output.
+            ForwardError: the model raised.
+        """
+        take = passes.paired(sink) if self.options.draw.weighs else sink
+        layers = self.layers if layers is None else layers
+        return passes.run(self.model, self.plan, image.args, self.hints(image), layers, take)
 
 
 def prepare(
@@ -99,7 +175,7 @@ def find_images(
         UsageError: a bad option, or no images.
     """
     check_options(options)
-    outside = options.out if options.url is None else None
+    outside = options.out if isinstance(options.out, Path) else None
     return find.find_samples(arguments, stdin, options.nul_separated, outside)
 
 
@@ -116,10 +192,8 @@ def grouped(samples: Sequence[Sample], preprocess: Preprocess) -> list[Sample]:
     return group.unnested(samples)
 
 
-def read_input(
-    sample: Sample, preprocess: Preprocess, inputs: InputOptions
-) -> tuple[DecodedImage, list[Tensor]]:
-    """Decode a sample and preprocess it: the picture, and the arguments of the model's forward.
+def read_input(sample: Sample, preprocess: Preprocess, inputs: InputOptions) -> ModelInput:
+    """Decode a sample and preprocess it.
 
     Raises:
         ImageError: a file cannot be read, or the frames of a clip differ in size.
@@ -128,21 +202,7 @@ def read_input(
         preprocess.chain.channels, preprocess.frames is not None, preprocess.transform is not None
     )
     picture = decode.decode(sample, inputs.background, preprocess.frames, wanted, read_tensor)
-    return picture, preprocess(picture.images)
-
-
-def shown_of(preprocess: Preprocess, args: Sequence[Tensor]) -> Bytes:
-    """What the model saw, uint8 [H, W, C]: frames and several images side by side."""
-    return values.to_pixels(preprocess.shown(args)[0])
-
-
-def ground_of(preprocess: Preprocess, args: Sequence[Tensor]) -> list[Bytes]:
-    """What maps may lie over, uint8 [H, W, 3] each: the first picture that the model saw, or the
-    frames of a clip."""
-    pictures = preprocess.pictures(args)
-    ground = pictures if preprocess.frames else pictures[:1]
-    pixels = [values.to_pixels(picture[0]) for picture in ground]
-    return [np.repeat(grey, 3, axis=2) if grey.shape[2] == 1 else grey for grey in pixels]
+    return ModelInput(picture, preprocess(picture.images), preprocess)
 
 
 def readers_for(samples: Sequence[Sample]) -> int:
@@ -167,8 +227,8 @@ def _first_input(
     window, blank = None, preprocess.blank()
     for sample in samples if preprocess.chain.own_size or preprocess.frames is not None else ():
         with suppress(ImageError):
-            picture, args = read_input(sample, preprocess, inputs)
-            window, blank = preprocess.window(picture.size), [torch.zeros_like(a) for a in args]
+            image = read_input(sample, preprocess, inputs)
+            window, blank = image.window, [torch.zeros_like(arg) for arg in image.args]
             break
     return blank, (blank[0].shape[-2], blank[0].shape[-1]) if window is None else window[2:]
 

@@ -7,10 +7,10 @@ import logging
 from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from threading import Event
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 from torch import Tensor
@@ -38,13 +38,9 @@ from featviz.errors import (
     UsageError,
 )
 from featviz.gradients import passes
-from featviz.gradients.options import PassPlan
-from featviz.hooks.capture import Recorder
 from featviz.hooks.eval_mode import in_eval_mode
-from featviz.images.decode import DecodedImage
-from featviz.layout.hints import HintBook
 from featviz.pipeline.encoders import Background, read_ahead, shared_cores
-from featviz.pipeline.prepare import Prepared, ground_of, read_input, readers_for, shown_of
+from featviz.pipeline.prepare import ModelInput, Prepared, readers_for
 from featviz.pipeline.resume import kept
 from featviz.records import Floats, ImageResult, Outcome, Sample, Site, finite
 from featviz.rundir import INPUT_FILE
@@ -59,9 +55,6 @@ log = logging.getLogger(__name__)
 MOST_LOST = 3
 """Images in a row that a store did not take, after all tries, at which the run ends."""
 
-Input: TypeAlias = tuple[DecodedImage, list[Tensor]]
-"""A picture, and what the model's forward gets."""
-
 
 @dataclass
 class Visit:
@@ -72,8 +65,6 @@ class Visit:
     fingerprint: str
     """Of the model and the options, for the manifests."""
     board: Board | None = None
-    books: dict[tuple[int, ...], HintBook] = field(default_factory=dict)
-    """Hints on layouts, by shape of the input; a series has the same for all of its steps."""
     lost: int = 0
     """Images in a row that a store did not take."""
     written: int = 0
@@ -83,54 +74,38 @@ class Visit:
         self.drawer = Drawer(self.prepared.options.draw)
         self.steps = {sample.name: step for step, sample in enumerate(self.prepared.samples)}
 
-    def read(self, sample: Sample) -> ImageResult | Input:
+    def read(self, sample: Sample) -> ImageResult | ModelInput:
         """Decode and prepare an image, unless an earlier run has completed it: then its result.
 
         Raises:
             ImageError: it cannot be read.
         """
-        options = self.prepared.options
-        if options.resume:
-            folder = self.store.image(sample.name)
-            if (result := kept(folder, sample, self.fingerprint)) is not None:
-                return result
-        return read_input(sample, self.prepared.model.preprocess, options.inputs)
+        result = None
+        if self.prepared.options.resume:
+            result = kept(self.store.image(sample.name), sample, self.fingerprint)
+        return self.prepared.read(sample) if result is None else result
 
     def begin(
-        self, sample: Sample, load: Callable[[], ImageResult | Input], encoders: Background
+        self, sample: Sample, load: Callable[[], ImageResult | ModelInput], encoders: Background
     ) -> ImageWriter | ImageResult:
         """Show an image to the model; the result is there at once if it was kept or has failed."""
+        given: ImageResult | ModelInput | ImageError
         try:
             given = load()
         except ImageError as error:
-            given = self.fail(sample, error)
-        if isinstance(given, ImageResult) and given.kept:
+            given = error
+        if isinstance(given, ImageResult):
             return given
         if self.prepared.options.resume:
             self.store.image(sample.name).discard()
-        if isinstance(given, ImageResult):
-            return given
+        if isinstance(given, ImageError):
+            return self.fail(sample, given)
+        image = ImageWriter(self, sample, given, encoders)
         try:
-            return self._show(sample, *given, encoders)
+            image.draw()
         except (ForwardError, UsageError) as error:
+            image.abandon()
             return self.fail(sample, error)
-
-    def _show(
-        self, sample: Sample, picture: DecodedImage, args: list[Tensor], encoders: Background
-    ) -> ImageWriter:
-        prepared, shape = self.prepared, tuple(args[0].shape)
-        if shape not in self.books:
-            book = prepared.hint_book(args)
-            if self.books:
-                book.settle_as(next(iter(self.books.values())))
-            self.books[shape] = book
-        image = ImageWriter(self, sample, picture, args, encoders)
-        try:
-            sink = passes.paired(image.take) if prepared.options.draw.weighs else image.take
-            outcome, recorder = passes.run(
-                prepared.model, prepared.plan, args, image.hints, prepared.layers, sink
-            )
-            image.done(outcome, recorder)
         except BaseException:
             image.abandon()
             raise
@@ -165,10 +140,10 @@ class Visit:
         except StoreError:
             image.abandon()
             raise
-        if line := passes.norms_in_words(result.captures):
-            log.debug("%s: %s", result.image, line)
+        if line := passes.norms_in_words(result.rows):
+            log.debug("%s: %s", result.name, line)
         if self.board is not None:
-            self.board.post(image.posts, self.steps[result.image])
+            self.board.post(image.posts, self.steps[result.name])
         return result
 
     def _count(self, folder: ImageFolder) -> None:
@@ -196,9 +171,8 @@ def visit_all(
         StoreError: the run cannot be written, or would become too large. What goes wrong with one
             image is in its result.
     """
-    options = run.prepared.options
     previous: ImageWriter | ImageResult | None = None
-    readers = readers_for(samples)
+    options, readers = run.prepared.options, readers_for(samples)
     with (
         in_eval_mode(run.prepared.model.module, options.passes.gradients),
         shared_cores(options.jobs) as encoders,
@@ -229,23 +203,15 @@ def visit_all(
 class ImageWriter:
     """Draws what hooks take of one image; encoders write the files, the manifest last."""
 
-    def __init__(
-        self,
-        run: Visit,
-        sample: Sample,
-        picture: DecodedImage,
-        args: Sequence[Tensor],
-        encoders: Background,
-    ) -> None:
-        """Make the folder; `args` is the picture, as the model's forward gets it.
+    def __init__(self, run: Visit, sample: Sample, image: ModelInput, encoders: Background) -> None:
+        """Make the folder.
 
         Raises:
             StoreError: it cannot be made, or the run directory is no longer there.
         """
-        preprocess = run.prepared.model.preprocess
-        self.sample, self.encoders = sample, encoders
-        self.drawer, self.draw = run.drawer, run.drawer.options
-        self.hints = run.books[tuple(args[0].shape)]
+        self.run, self.sample, self.image, self.encoders = run, sample, image, encoders
+        self.options = run.prepared.options.draw
+        self.hints = run.prepared.hints(image)
         self.tasks: list[Future[Any]] = []
         """All that encoders do for this image before they write its manifest."""
         self.closing: Future[ImageResult] | None = None
@@ -254,14 +220,28 @@ class ImageWriter:
         self._rows: list[Future[Capture]] = []
         self._stats: dict[str, Floats] = {}
         self._sites: set[Site] = set()
-        self._shapes = [arg.shape for arg in args]
-        self._window = preprocess.window(picture.size)
-        self._shown = shown_of(preprocess, args)
-        self._ground = [] if self.draw.overlay is None else ground_of(preprocess, args)
-        self._plan, self._posting = run.prepared.plan, run.board is not None
-        words = preprocess.words_for(picture.words)
-        self._about = _input_words(sample, picture, args, words) | {"fingerprint": run.fingerprint}
+        self._shown = image.shown()  # before the model may change it in place
+        background = [] if self.options.overlay is None else image.background()
+        self._drawn_over = background, image.window, [arg.shape for arg in image.args]
         self.folder = run.store.new_image(sample.name)
+
+    def draw(self) -> None:
+        """Show the image to the model, and have the manifest written once all files are.
+
+        Raises:
+            UsageError: the target does not fit the output.
+            ForwardError: the model raised.
+        """
+        outcome, recorder = self.run.prepared.show(self.image, self.take)
+        result = ImageResult(
+            self.sample.name,
+            self.folder.name,
+            skipped=tuple(recorder.skipped),
+            never_ran=tuple(layer.name for layer in recorder.never_ran),
+            outcome=outcome,
+        )
+        self._later(self._shown.nbytes, self._write_input)
+        self.closing = self.encoders.submit(0, partial(self._close, result))
 
     def take(self, site: Site, tensor: Tensor, gradient: Tensor | None = None) -> None:
         """Draw a tensor now, and leave the rest to the encoders.
@@ -273,14 +253,13 @@ class ImageWriter:
             LayoutError: it cannot be drawn, or its files would have the names of other ones.
         """
         hints = self.hints.at(site, tensor)
-        drawn_over = (self._ground, self._window, self._shapes)
-        parts = self.drawer.draw(site, tensor, hints, *drawn_over, gradient)
+        parts = self.run.drawer.draw(site, tensor, hints, *self._drawn_over, gradient)
         sites = {site, *map(site.inside, parts)}
         if taken := sites & self._sites:  # {"a": {"b": x}, "a.b": y} has two of one name
             raise LayoutError(f"another part of this {taken.pop().kind} has the same name")
         self._sites |= sites
         raw = None
-        if self.draw.tensors == "npy":
+        if self.options.tensors == "npy":
             raw, array = self._file(site, ".npy"), _to_numpy(tensor)
             self._later(array.nbytes, partial(self._write_tensor, raw, array))
         for key, picture in parts.items():
@@ -288,24 +267,12 @@ class ImageWriter:
             work = partial(self._write_picture, picture, at, tensor.shape, raw)
             self._rows.append(self._later(picture.tiles.nbytes, work))
             self._stats[at.stats_key] = picture.stats
-            if self._posting:
-                plain = as_make_grid(picture, self.draw)
+            if self.run.board is not None:
+                plain = as_make_grid(picture, self.options)
                 counts = None if key else histogram(layout.to_floats(tensor))
                 drawn = self._later(plain.tiles.nbytes, partial(to_png, plain))
                 about = note(plain), self.sample.name
                 self.posts.append(Post(at, drawn, picture.stats, counts, *about))
-
-    def done(self, outcome: Outcome, recorder: Recorder) -> None:
-        """The model is through: have the manifest written once all files are."""
-        result = ImageResult(
-            self.sample.name,
-            self.folder.name,
-            skipped=tuple(recorder.skipped),
-            never_ran=tuple(layer.name for layer in recorder.never_ran),
-            outcome=outcome,
-        )
-        self._later(self._shown.nbytes, self._write_input)
-        self.closing = self.encoders.submit(0, partial(self._close, result))
 
     def result(self) -> ImageResult:
         """Wait until all files are written, and help.
@@ -334,7 +301,7 @@ class ImageWriter:
 
     def _file(self, site: Site, ending: str) -> str:
         """The path of a tensor's file in the image's folder."""
-        image = self.sample.name if self.draw.flat else None
+        image = self.sample.name if self.options.flat else None
         return self.folder.file(site.layer, f"{site.stem}{ending}", image)
 
     # What follows is run by encoders
@@ -344,18 +311,46 @@ class ImageWriter:
         try:
             for task in self.tasks:
                 task.result()
-            result = replace(result, captures=tuple(row.result() for row in self._rows))
-            manifest = {
-                **self._about,
-                **_outcome_words(result.outcome, self._plan),
-                **manifest_rows(result.captures, result.skipped),
-                "never_ran": list(result.never_ran),
-            }
-            self.folder.finish(manifest, self._stats)
+            result = replace(result, rows=tuple(row.result() for row in self._rows))
+            self.folder.finish(self._manifest(result), self._stats)
         except BaseException:
             self._discard()
             raise
         return result
+
+    def _manifest(self, result: ImageResult) -> dict[str, Any]:
+        (width, height), shapes = self.image.picture.size, [list(a.shape) for a in self.image.args]
+        size = {"width": width, "height": height}
+        about = {"path": self.sample.name, "sha256": self.image.picture.sha256, "size": size}
+        if len(self.sample.paths) > 1:
+            about["files"] = [path.name for path in self.sample.paths]
+        shape = shapes[0] if len(shapes) == 1 else shapes
+        return {
+            "image": about,
+            "input": {"shape": shape, "preprocessing": self.image.words},
+            "fingerprint": self.run.fingerprint,
+            **self._said(result.outcome),
+            **manifest_rows(result.rows, result.skipped),
+            "never_ran": list(result.never_ran),
+        }
+
+    def _said(self, outcome: Outcome) -> dict[str, Any]:
+        """What the model said, and what was done to it."""
+        words: dict[str, Any] = {}
+        plan = self.run.prepared.plan
+        options = plan.options
+        if outcome.prediction:
+            words["prediction"] = [asdict(guess) for guess in outcome.prediction]
+        if options.gradients:
+            value, rule = finite(outcome.target), options.grad_rule
+            words["target"] = {"of": plan.target.text, "value": value, "grad_rule": rule}
+        if plan.changes:
+            words["interventions"] = [
+                {"kind": k, "what": what} for k, what in options.interventions
+            ]
+        if outcome.intervened:
+            words["effect"] = outcome.effect
+        return words
 
     def _write_input(self) -> None:
         height, width, channels = self._shown.shape
@@ -370,53 +365,23 @@ class ImageWriter:
         self, picture: GridPicture, site: Site, shape: Sequence[int], raw: str | None
     ) -> Capture:
         """Write a picture, and its figure if there is to be one; gives the manifest's row."""
-        file = self._file(site, f".{self.draw.format}")
+        file = self._file(site, f".{self.options.format}")
         row = describe(picture, site, shape, file)
         if raw is not None:
             row = replace(row, tensor=raw)
         name = self.sample.name
         warn_of_size(f"{site.layer.label} {site.stem} of {name}", picture.plan.pixels)
         with self.folder.writing(file) as opened:
-            encode(picture, opened, self.draw.format, caption(row))
-        if not self.draw.figure:
+            encode(picture, opened, self.options.format, caption(row))
+        if not self.options.figure:
             return row
         title = f"{name}   {site.layer.label} ({site.layer.type})   {site.stem}"
-        cmap = colormap.resolved(self.draw.cmap, site.kind, True, self.draw.reduce)
+        cmap = colormap.resolved(self.options.cmap, site.kind, True, self.options.reduce)
         page = figure.page(picture, cmap, title, self._shown)
         file = self._file(site, ".figure.png")
         with self.folder.writing(file) as opened:
             figure.write_figure(opened, page, caption(row))
         return replace(row, figure=file)
-
-
-def _input_words(
-    sample: Sample, picture: DecodedImage, args: Sequence[Tensor], preprocessing: str
-) -> dict[str, Any]:
-    """The manifest's words on the image and the model's input."""
-    width, height = picture.size
-    size = {"width": width, "height": height}
-    image = {"path": sample.name, "sha256": picture.sha256, "size": size}
-    if len(sample.paths) > 1:
-        image["files"] = [path.name for path in sample.paths]
-    shapes = [list(arg.shape) for arg in args]
-    shape = shapes[0] if len(shapes) == 1 else shapes
-    return {"image": image, "input": {"shape": shape, "preprocessing": preprocessing}}
-
-
-def _outcome_words(outcome: Outcome, plan: PassPlan) -> dict[str, Any]:
-    """The manifest's words on what the model said, and on what was done to it."""
-    words: dict[str, Any] = {}
-    options = plan.options
-    if outcome.prediction:
-        words["prediction"] = [asdict(guess) for guess in outcome.prediction]
-    if options.gradients:
-        value = finite(outcome.target)
-        words["target"] = {"of": plan.target.text, "value": value, "grad_rule": options.grad_rule}
-    if plan.changes:
-        words["interventions"] = [{"kind": k, "what": what} for k, what in options.interventions]
-    if outcome.intervened:
-        words["effect"] = outcome.effect
-    return words
 
 
 def _to_numpy(tensor: Tensor) -> np.ndarray:

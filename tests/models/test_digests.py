@@ -20,11 +20,11 @@ from runs import make_photos, run_json, tree
 from torch import nn
 
 import featviz as fv
-from featviz.api.lending import Feeding, lent
+from featviz.api.keywords import Feeding
 from featviz.models import digests
 from featviz.models.arguments import UserTransform
 from featviz.models.code import from_file
-from featviz.models.load import LoadedModel, load_model
+from featviz.models.load import adopt, load_model
 from featviz.options import InputOptions, ModelOptions
 from featviz.rundir.unlike import differences
 
@@ -289,8 +289,7 @@ def test_a_function_is_told_where_it_is_given(code: Path) -> None:
     code.unlink()
     linecache.clearcache()
     assert UserTransform.of(prepare).code != feeding.transform.code
-    with lent(nn.Conv2d(3, 1, 1), {}, InputOptions(), feeding) as loaded:
-        assert isinstance(loaded, LoadedModel)
+    with feeding.lent(adopt(nn.Conv2d(3, 1, 1), InputOptions()), InputOptions()) as loaded:
         words = f"RGB, transform prepare (sha256 {feeding.transform.code[:16]})"
         assert loaded.preprocess.words == words
 

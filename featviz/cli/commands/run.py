@@ -104,7 +104,7 @@ def command(ctx: click.Context, /, **given: Any) -> int:
 
     options = _run_options(given)
     wanted = next((f"--{name}" for name in ("report", "open") if given[name]), None)
-    if wanted and options.url:
+    if wanted and isinstance(options.out, Url):
         raise click.UsageError(f"{wanted} needs a folder, and --out URL leaves none.", ctx)
     shard = share.shard_of_process() if options.shard is None else None
     if given["dry_run"]:
@@ -133,17 +133,12 @@ def _report(out: Path, show: bool) -> None:
 
 
 def _run_options(given: dict[str, Any]) -> RunOptions:
-    from featviz.pipeline.options import at_place, for_drawing
+    from featviz.pipeline.options import for_drawing
 
     draw = opts.record(DrawOptions, given)
-    return opts.record(
-        RunOptions,
-        {name: value for name, value in given.items() if name != "out"},
-        draw=draw,
-        inputs=opts.record(InputOptions, given),
-        passes=for_drawing(opts.record(PassOptions, given), draw, given["seed"]),
-        **at_place(given["out"]),
-    )
+    inputs = opts.record(InputOptions, given)
+    passes = for_drawing(opts.record(PassOptions, given), draw, given["seed"])
+    return opts.record(RunOptions, given, draw=draw, inputs=inputs, passes=passes)
 
 
 @dataclass
@@ -182,12 +177,12 @@ def _progress(as_json: bool, noted: Noted) -> Iterator[Progress]:
 
 def _line(result: ImageResult) -> dict[str, Any]:
     if result.error is not None:
-        return {"image": result.image, "error": result.error}
+        return {"image": result.name, "error": result.error}
     outcome = result.outcome
     return {
-        "image": result.image,
+        "image": result.name,
         "folder": result.folder,
-        "files": [capture.file for capture in result.captures],
+        "files": [capture.file for capture in result.rows],
         "skipped": len(result.skipped),
         "never_ran": list(result.never_ran),
         "prediction": [asdict(guess) for guess in outcome.prediction],
@@ -199,17 +194,17 @@ def _line(result: ImageResult) -> dict[str, Any]:
 def _say(result: ImageResult, in_full: bool) -> None:
     """What went wrong; in full also the prediction, and what interventions made of it."""
     if result.error is not None:
-        output.image_error(result.image, result.error, result.hint)
+        output.image_error(result.name, result.error, result.hint)
     if not in_full:
         return
     outcome = result.outcome
     if outcome.before:
-        log.info("%s before: %s", result.image, _words(outcome.before))
+        log.info("%s before: %s", result.name, _words(outcome.before))
     if outcome.prediction and not result.kept:
         after = " after" if outcome.intervened else ""
-        log.info("%s%s: %s", result.image, after, _words(outcome.prediction))
+        log.info("%s%s: %s", result.name, after, _words(outcome.prediction))
     if outcome.intervened:
-        log.info("%s: %s", result.image, _change(outcome))
+        log.info("%s: %s", result.name, _change(outcome))
 
 
 def _change(outcome: Outcome) -> str:
@@ -250,7 +245,7 @@ def _conclude(result: RunResult, noted: Noted, to_look: bool) -> None:
         kept = sum(image.kept for image in done)
         before = f" ({kept} {'was' if kept == 1 else 'were'} complete before)" if kept else ""
         counts = f"{counted(result.pictures, 'picture')} of {counted(len(done), 'image')}"
-        failed = _failed([image.image for image in result.images if image.error is not None])
+        failed = _failed([image.name for image in result.images if image.error is not None])
         look = _command_to_look(result.out) if to_look else ""
         log.info("%s in %s%s%s%s", counts, result.out, before, failed, look)
 
