@@ -15,7 +15,7 @@ from featviz.api.keywords import Layers, Model, Order, Pictures, as_files, keywo
 from featviz.api.running import Run, RunImage, order_run
 from featviz.errors import FeatvizError, UsageError
 from featviz.options import ModelOptions, RunOptions
-from featviz.pipeline.options import check_options
+from featviz.pipeline.prepare import check_options
 from featviz.pipeline.resume import check_destination
 from featviz.pipeline.signals import stop_requests
 from featviz.records import ImageResult, RunResult, Shard
@@ -91,8 +91,9 @@ def run(
     found = tuple(image for row in rows for image in row if image is not None)
     missing = tuple(name for result in results for name in result.missing)
     pictures = sum(result.pictures for result in results)
-    whole = RunResult(order.options.out, found, missing, stop.is_set(), pictures)
-    return Run(whole, tuple(RunImage.of(image, whole.out) for image in found))
+    root = order.options.out
+    images_done = tuple(RunImage.of(image, root) for image in found)
+    return Run(root, images_done, missing, stop.is_set(), pictures)
 
 
 def _draw(shard: Shard, order: Order[RunOptions], files: list[str], cwd: Path) -> RunResult:

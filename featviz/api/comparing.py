@@ -130,7 +130,7 @@ def _root(run: Any) -> Path | Url:
         UsageError: it is neither a path nor a run.
     """
     if isinstance(run, Run):
-        return run.result.out
+        return run.root
     if isinstance(run, str) and is_url(run):
         return Url.of_run(run)
     if isinstance(run, (str, Path)):

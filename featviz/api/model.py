@@ -50,11 +50,7 @@ class KernelPicture(showing.OnePicture):
 
     @property
     def image(self) -> Image.Image:
-        """The picture, a tile for each output channel: mode L, P or RGB.
-
-        Raises:
-            StoreError: it cannot be read.
-        """
+        """The picture, a tile for each output channel: mode L, P or RGB."""
         return showing.read_picture(self.folder, str(self.row["file"]))
 
     def __repr__(self) -> str:
@@ -98,7 +94,6 @@ def layers(
         model: a MODEL string, or a module, which is given back as it was.
         layers: selectors, a class of modules, or a list of these; the rows that they take are
             `selected`. None selects what `featviz.run` draws without `layers`.
-        options: those below.
 
     Returns:
         A record with `rows`, each with index, name, type, parameters (a count), output_shape, macs,
@@ -138,7 +133,6 @@ def kernels(
         model: a MODEL string, or a module, which is given back as it was.
         layers: selectors, a class of modules, or a list of these. None takes all convolutions.
         out: the folder of the pictures. None leaves nothing behind.
-        options: those below.
 
     Returns:
         A record with `captures`, each with `image`, `layer` and `row`.

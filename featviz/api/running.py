@@ -29,7 +29,7 @@ from featviz.api.keywords import (
 from featviz.errors import StoreError, UsageError
 from featviz.files.urls import Url
 from featviz.options import ModelOptions, RunOptions, declared
-from featviz.pipeline.options import for_drawing
+from featviz.pipeline.prepare import for_drawing
 from featviz.records import STAT_COLUMNS, Floats, Guess, ImageResult, RunResult
 from featviz.rundir import INPUT_FILE
 from featviz.rundir.image import ReadImage, read_image
@@ -73,44 +73,34 @@ class FeatureMaps(showing.OnePicture):
 
     @property
     def image(self) -> Image.Image:
-        """The picture: mode L, P or RGB; a tile for each map.
-
-        Raises:
-            StoreError: its file is missing or broken.
-        """
+        """The picture: mode L, P or RGB; a tile for each map. StoreError if its file is broken."""
         return self.of.read.picture(self.row.file)
 
     @property
     def tensor(self) -> Tensor | None:
-        """The tensor as the layer gave it, where `tensors=True` kept it; else None.
-
-        Raises:
-            StoreError: its file is missing or broken.
-        """
+        """The tensor as the layer gave it, where `tensors=True` kept it; else None."""
         array = self.of.read.tensor(self.row)
         return None if array is None else torch.from_numpy(np.array(array))
 
     @property
     def stats(self) -> np.ndarray:
         """Statistics of each channel: a structured array [channels] with the columns min, max,
-        mean, std, zero_fraction (0..1) and nonfinite (a count), all float32.
-
-        Raises:
-            StoreError: their file is missing or broken.
-        """
+        mean, std, zero_fraction (0..1) and nonfinite (a count), all float32."""
         values: Floats = np.ascontiguousarray(self.of.read.stats()[self.row.place.stats_key])
         table: np.ndarray = values.view(_COLUMNS)[:, 0]
         return table
 
-    def __repr__(self) -> str:
-        row = self.row
-        what = f"{row.label} ({row.type}) {row.place.stem}"
-        return f"<FeatureMaps of {what}: {counted(row.maps, 'map')}, {by(row.shape)}>"
+    @property
+    def _what(self) -> str:
+        return f"{self.row.label} ({self.type}) {self.row.place.stem}"
 
     @property
     def _words(self) -> str:
-        row = self.row
-        return f"{row.label} ({row.type}) {row.place.stem}, {by(row.shape)}"
+        return f"{self._what}, {by(self.shape)}"
+
+    def __repr__(self) -> str:
+        maps = counted(self.row.maps, "map")
+        return f"<FeatureMaps of {self._what}: {maps}, {by(self.shape)}>"
 
 
 @dataclass(frozen=True, repr=False, eq=False)
@@ -135,11 +125,7 @@ class RunImage(ImageResult):
 
     @cached_property
     def read(self) -> ReadImage:
-        """The image as the run directory has it.
-
-        Raises:
-            StoreError: it failed, or its files are missing or broken.
-        """
+        """The image as the run directory has it; StoreError if it failed, or a file is broken."""
         if self.error is not None:
             raise StoreError(f"{self.name} failed: {self.error}", self.hint)
         root = self._copy.path if isinstance(self.root, Url) else self.root
@@ -148,19 +134,14 @@ class RunImage(ImageResult):
     @cached_property
     def _copy(self) -> Room:
         """A temporary folder with the image's files, which lie in a store."""
+        assert isinstance(self.root, Url)
         room = Room()
-        if isinstance(self.root, Url):
-            copy_image(self.root, self.folder, room.path)
+        copy_image(self.root, self.folder, room.path)
         return room
 
     @property
     def captures(self) -> tuple[FeatureMaps, ...]:
-        """What was drawn, in the order in which the model came to it; nothing of an image that
-        failed.
-
-        Raises:
-            StoreError: its files are missing or broken.
-        """
+        """What was drawn, in the order in which the model came to it; nothing if it failed."""
         if self.error is not None:
             return ()
         return tuple(
@@ -174,11 +155,7 @@ class RunImage(ImageResult):
 
     @property
     def input(self) -> Image.Image:
-        """What the model saw, un-normalised.
-
-        Raises:
-            StoreError: the image failed, or its files are missing or broken.
-        """
+        """What the model saw, un-normalised."""
         return self.read.picture(INPUT_FILE)
 
     def __repr__(self) -> str:
@@ -201,58 +178,36 @@ class RunImage(ImageResult):
 
 
 @dataclass(frozen=True, repr=False, eq=False)
-class Run:
+class Run(RunResult):
     """The feature maps of images."""
 
-    result: RunResult
-    """The run directory, and how the run ended."""
-    images: tuple[RunImage, ...]
+    images: tuple[RunImage, ...] = ()
     """In the order of the run."""
     room: Room | None = None
 
     @property
     def out(self) -> Path | Url | None:
         """The run directory or its URL; None where it is temporary."""
-        return self.result.out if self.room is None else None
-
-    @property
-    def exit_code(self) -> int:
-        """What the command ends with: 0 all complete, 3 some failed, 1 all failed, stopped at one
-        or drew nothing, 130 interrupted."""
-        return self.result.exit_code
-
-    @property
-    def missing(self) -> tuple[str, ...]:
-        """Images that were not reached: the run was stopped."""
-        return self.result.missing
+        return self.root if self.room is None else None
 
     @property
     def captures(self) -> tuple[FeatureMaps, ...]:
-        """What was drawn of all images, one after the other.
-
-        Raises:
-            StoreError: files are missing or broken.
-        """
+        """What was drawn of all images, one after the other; StoreError if a file is broken."""
         return tuple(maps for image in self.images for maps in image.captures)
-
-    @property
-    def failures(self) -> tuple[RunImage, ...]:
-        """The images that failed."""
-        return tuple(image for image in self.images if image.error is not None)
 
     def __repr__(self) -> str:
         failed = f", {len(self.failures)} failed" if self.failures else ""
-        pictures = counted(self.result.pictures, "picture")
+        pictures = counted(self.pictures, "picture")
         return f"<Run of {counted(len(self.images), 'image')}{failed}: {pictures}>"
 
     def _repr_html_(self) -> str:
         figures: list[showing.ShownPicture] = []
-        out = self.result.out
-        for image in self.images if isinstance(out, Path) and not out.is_file() else ():
+        here = isinstance(self.root, Path) and not self.root.is_file()
+        for image in self.images if here else ():
             if len(figures) < showing.MOST:
                 figures += image._figures()
         lines = [f"{image.name} failed: {image.error}" for image in self.failures]
-        if (left := self.result.pictures + len(self.images) - showing.MOST) > 0:
+        if (left := self.pictures + len(self.images) - showing.MOST) > 0:
             lines.append(f"{left} more pictures")
         return showing.render(figures[: showing.MOST], [repr(self).strip("<>"), *lines])
 
@@ -285,8 +240,7 @@ def run(
             mapping of further arguments of forward by name.
 
     Returns:
-        The images, and what was drawn of each: pictures, numbers and tensors are read when they are
-        asked for.
+        The images, and what was drawn of each, which is read when it is asked for.
 
     Raises:
         FeatvizError: nothing could be begun, or the run directory cannot be written. What goes
@@ -316,7 +270,7 @@ def run(
 
     with as_files(images) as files, order.lent() as source:
         result = pipeline.run(source, files, order.options, keep)
-    return Run(result, tuple(done), room)
+    return Run(**{**vars(result), "images": tuple(done)}, room=room)
 
 
 def order_run(model: Any, options: Mapping[str, Any], layers: Any, out: Any) -> Order[RunOptions]:

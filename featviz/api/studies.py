@@ -29,7 +29,7 @@ from featviz.audit.output import audit_table
 from featviz.exemplars.exemplars import ExemplarResult, find_exemplars
 from featviz.inspection.cam import ImageCam
 from featviz.inspection.cam import cam as explain
-from featviz.inspection.look import LookResult, ShownLayer
+from featviz.inspection.look import LookResult
 from featviz.inspection.look import look as look_at
 from featviz.options import AuditOptions, CamOptions, ExemplarOptions, LookOptions, ModelOptions
 from featviz.records import REDUCTIONS, Bytes, Floats, Guess
@@ -38,38 +38,25 @@ from featviz.text import by, counted
 
 
 @dataclass(frozen=True, repr=False, eq=False)
-class LookPage:
+class LookPage(LookResult):
     """One page on what a model makes of an image; shows itself as the picture."""
 
-    result: LookResult
-    """All that the page was made of; where `out` is None, its `path` is gone."""
-    out: Path | None
-    """The file of the picture; None where none was wanted."""
+    out: Path | None = None
+    """The file of the picture; None where none was wanted, and `path` is gone."""
 
     @property
     def image(self) -> Image.Image:
         """The page, mode RGB."""
-        return Image.fromarray(self.result.picture)
+        return Image.fromarray(self.picture)
 
     @property
     def input(self) -> Image.Image:
         """What the model saw, un-normalised, mode RGB."""
-        return Image.fromarray(self.result.shown)
-
-    @property
-    def prediction(self) -> tuple[Guess, ...]:
-        """The likeliest classes, where the model is a classifier."""
-        return self.result.prediction
-
-    @property
-    def layers(self) -> tuple[ShownLayer, ...]:
-        """The rows of the page: each layer with the channels that are shown, and their numbers."""
-        return self.result.layers
+        return Image.fromarray(self.shown)
 
     def __repr__(self) -> str:
         said = f", {self.prediction[0].words}" if self.prediction else ""
-        layers = counted(len(self.layers), "layer")
-        return f"<LookPage of {self.result.image}: {layers}{said}>"
+        return f"<LookPage of {self.name}: {counted(len(self.layers), 'layer')}{said}>"
 
     def _repr_html_(self) -> str:
         words = repr(self).strip("<>")
@@ -95,7 +82,6 @@ def look(
         layers: selectors, a class of modules, or a list of these. None takes one layer for each
             stage, at most 10.
         out: a PNG file for the picture, in place of an earlier picture of look. None writes none.
-        options: those below.
 
     Returns:
         A record with `image` (the picture), `input`, `prediction` and `layers`.
@@ -117,7 +103,7 @@ def look(
     order = ordered(LookOptions, model, options, layers, out=out or room.path / "look.png")
     with as_files(image) as files, order.lent() as source:
         result = look_at(source, files, order.options)
-    return LookPage(result, None if out is None else result.path)
+    return LookPage(**vars(result), out=None if out is None else result.path)
 
 
 @dataclass(frozen=True, repr=False, eq=False)
@@ -274,11 +260,7 @@ class AuditTable(AuditResult):
 
     @cached_property
     def suspects(self) -> dict[str, Image.Image]:
-        """Pictures of channels that have a finding, by their file in `out`.
-
-        Raises:
-            StoreError: one cannot be read.
-        """
+        """Pictures of channels that have a finding, by their file in `out`."""
         files = sorted(self.out.rglob("suspects/*.png"))
         ways = [file.relative_to(self.out).as_posix() for file in files]
         return {way: showing.read_picture(self.out, way) for way in ways}
@@ -322,19 +304,11 @@ class ExemplarSheets(ExemplarResult):
         return tuple(self.record.layers)
 
     def sheet(self, layer: ExemplarLayer) -> Image.Image:
-        """The picture of a layer: a row for each channel, the best image first.
-
-        Raises:
-            StoreError: it cannot be read.
-        """
+        """The picture of a layer: a row for each channel, the best image first."""
         return showing.read_picture(self.out, layer.sheet)
 
     def picture(self, channel: ExemplarChannel) -> Image.Image | None:
-        """The picture of a channel; None where no image excites it.
-
-        Raises:
-            StoreError: it cannot be read.
-        """
+        """The picture of a channel; None where no image excites it."""
         return None if channel.file is None else showing.read_picture(self.out, channel.file)
 
     def __repr__(self) -> str:
@@ -409,7 +383,6 @@ def exemplars(
         layers: selectors, a class of modules, or a list of these. None takes one layer for each
             stage.
         out: the folder of the pictures and exemplars.json. None leaves nothing behind.
-        options: those below.
 
     Returns:
         A record with `layers`, `sheet(layer)`, `picture(channel)` and `record`, which is the

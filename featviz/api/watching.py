@@ -190,21 +190,23 @@ class Watcher:
         """The folder, the steps between two drawings, and the optimizer steps so far."""
         self.steps: list[int] = []
         """Those that were written."""
-        self._stack, self._first = ExitStack(), _is_first()
-        self._replaced, self._numbered, self._pending = overwrite, True, False
-        if not self._first:
-            return
+        self._stack, self._replaced, self._numbered = ExitStack(), overwrite, True
+        self._pending = False
+        self._writer: StepWriter | None = None
+        group = torch.distributed
+        if group.is_available() and group.is_initialized() and group.get_rank():
+            return  # of several processes the first writes
         board = declared(RunOptions)["tensorboard"].value(tensorboard)
-        inputs = read_from(InputOptions, given)
-        draw = read_from(DrawOptions, given)
+        inputs, draw = read_from(InputOptions, given), read_from(DrawOptions, given)
         asked = RunOptions(selectors(layers), self.out, tensorboard=board, draw=draw, inputs=inputs)
         earlier = check_series(self.out, overwrite, resume, board)
         self._numbered = self.number > 0 or not (resume and earlier)
         with ExitStack() as stack:
             files = stack.enter_context(as_files(images))
-            self._work = StepWriter(model, files, asked, feeding)
+            writer = StepWriter(model, files, asked, feeding)
             self._board = stack.enter_context(boards.opened(board))
             self._stack = stack.pop_all()
+        self._writer = writer
 
     def step(self, number: int | None = None) -> Path | None:
         """Note a step of the optimizer, and draw if one is due.
@@ -249,10 +251,10 @@ class Watcher:
                 self._write()
         finally:
             self._stack.close()
-            self._first = self._pending = False
+            self._writer, self._pending = None, False
 
     def __enter__(self) -> Watcher:
-        if self._first and self.number == 0 and (self._replaced or not read_steps(self.out)):
+        if self._writer and self.number == 0 and (self._replaced or not read_steps(self.out)):
             try:
                 self._write()
             except BaseException:
@@ -275,7 +277,7 @@ class Watcher:
         """Draw the model as it is now; None in processes that are not the first, and where it
         failed behind the first step."""
         self._pending = False
-        if not self._first:
+        if self._writer is None:
             return None
         folder, gone = step_folder(self.out, self.number), []
         if not self.steps:  # those of an earlier training go when this one has written its first
@@ -286,7 +288,7 @@ class Watcher:
             if gone:
                 names = listed([str(step) for step in gone], 3)
                 log.info("%s: the earlier steps %s go", quoted(str(self.out)), names)
-            self._work.write(folder, self.number, self._board)
+            self._writer.write(folder, self.number, self._board)
             remove_steps(earlier)
         except FeatvizError as error:
             if not self.steps:
@@ -310,14 +312,6 @@ def _whole(name: str, given: Any, least: int) -> int:
     if number < least:
         raise UsageError(f"{name}={quoted(str(given))}: expected an integer ≥ {least}")
     return number
-
-
-def _is_first() -> bool:
-    """Whether this process writes: it is alone, or the first of its group."""
-    distributed = torch.distributed
-    return not (distributed.is_available() and distributed.is_initialized()) or (
-        distributed.get_rank() == 0
-    )
 
 
 def _check(model: Any, overwrite: Any, resume: Any, options: Mapping[str, Any]) -> None:

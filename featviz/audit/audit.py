@@ -25,7 +25,7 @@ from featviz.models.load import LoadedModel, load_model, mistakes_first
 from featviz.models.requirements import versions
 from featviz.options import AuditOptions, InputOptions, ModelOptions
 from featviz.pipeline.batches import Batch, BatchProgress, batches, run_batch
-from featviz.pipeline.prepare import blank_input, grouped, warn_of_guess
+from featviz.pipeline.prepare import first_input, grouped, warn_of_guess
 from featviz.records import Layer, Sample, Verdict
 from featviz.records.findings import Doubles, Gate, parse_gate
 from featviz.rundir import destination, junit, write
@@ -148,7 +148,7 @@ def examine(
         FeatvizError: nothing to look at, a gate that speaks of nothing, or not one image went
             through.
     """
-    plan = choose(model, options.layers, blank_input(model, samples, options.inputs))
+    plan = choose(model, options.layers, first_input(model, samples, options.inputs)[0])
     expected = [findings.expected_row(target, options.thresholds) for target in plan.targets]
     for gate in gates:
         findings.covered(gate, expected)

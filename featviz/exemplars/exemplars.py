@@ -30,7 +30,7 @@ from featviz.models.requirements import versions
 from featviz.options import ExemplarOptions, ModelOptions
 from featviz.pipeline.batches import BatchProgress, batches, run_batch
 from featviz.pipeline.choose import choose_layers
-from featviz.pipeline.prepare import blank_input, grouped, warn_of_guess
+from featviz.pipeline.prepare import first_input, grouped, warn_of_guess
 from featviz.records import Layer, Sample, Site, TextTable
 from featviz.rundir import EXEMPLARS_FILE, destination, write
 from featviz.rundir.exemplars import (
@@ -108,7 +108,7 @@ def find_exemplars(
         loaded = load_model(model, options.inputs) if isinstance(model, ModelOptions) else model
         warn_of_guess(loaded.preprocess)
         samples = grouped(found, loaded.preprocess)
-        blank = blank_input(loaded, samples, options.inputs)
+        blank = first_input(loaded, samples, options.inputs)[0]
         layers = choose_layers(loaded, options.layers, blank)
         plan = plan_targets(loaded, layers, blank)
         if not plan.targets:

@@ -105,7 +105,8 @@ class LookResult:
 
     path: Path
     model: str
-    image: str
+    name: str
+    """Of the image: its path relative to the argument it came from."""
     input_shape: tuple[int, ...]
     preprocessing: str
     prediction: tuple[Guess, ...]
@@ -124,7 +125,7 @@ class LookResult:
         return {
             "file": str(self.path),
             "model": self.model,
-            "image": self.image,
+            "image": self.name,
             "input": {"shape": self.input_shape, "preprocessing": self.preprocessing},
             "prediction": [asdict(guess) for guess in self.prediction],
             "layers": [row.as_json() for row in self.layers],
@@ -250,7 +251,7 @@ def _draw(name: str, prepared: Prepared, options: LookOptions, out: Path) -> Loo
     result = LookResult(
         path=out,
         model=name,
-        image=prepared.samples[0].name,
+        name=prepared.samples[0].name,
         input_shape=image.shape,
         preprocessing=image.words,
         prediction=outcome.prediction,
@@ -277,7 +278,7 @@ def _page(result: LookResult, sink: _PageSink, options: PageOptions) -> Bytes:
     which = "vary most" if options.pick == "deviation" else "have the highest mean"
     page = Overview(
         title=result.model,
-        subtitle=f"{result.image}   input {by(result.input_shape)}",
+        subtitle=f"{result.name}   input {by(result.input_shape)}",
         pictures=pictures,
         bars=[(guess.title, guess.probability) for guess in result.prediction],
         remarks=[*([f"output {outputs}", ""] if outputs else []), "preprocessing", *steps],
@@ -317,9 +318,8 @@ class _PageSink:
     def take(self, site: Site, tensor: Tensor) -> None:
         """Draw the first maps that a layer gives; numbers only where it gives no maps."""
         if not site.layer.name and not tensor.is_nested:
-            self.outputs.append(shape := tuple(tensor.shape))
-            is_picture = len(shape) == 4 and shape[0] == 1 and shape[1] in (1, 3)
-            if is_picture and len(self.outputs) == 1 and min(shape[2:]) >= _SMALLEST_PICTURE:
+            self.outputs.append(tuple(tensor.shape))
+            if len(self.outputs) == 1:
                 self.picture = _as_picture(tensor)
         before = self.rows.get(site.layer.name)
         if site.layer.name not in self._wanted or (before is not None and not before.strip):
@@ -330,13 +330,16 @@ class _PageSink:
 
 
 def _as_picture(output: Tensor) -> Bytes | None:
-    """An output [1, C, H, W] as pixels: 0..1 as they are, others from the least to the greatest;
-    None where they are no finite real numbers, or not dense."""
+    """An output [1, C, H, W] of one or three channels as pixels: 0..1 as they are, others from the
+    least to the greatest; None for anything else."""
+    shape = output.shape
+    if len(shape) != 4 or shape[0] != 1 or shape[1] not in (1, 3):
+        return None
     try:
         numbers = to_floats(output.detach())[0]
     except LayoutError:
         return None
-    if not bool(numbers.isfinite().all()):
+    if min(shape[2:]) < _SMALLEST_PICTURE or not bool(numbers.isfinite().all()):
         return None
     low, high = float(numbers.min()), float(numbers.max())
     if low < -0.05 or high > 1.05:

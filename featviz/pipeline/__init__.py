@@ -6,7 +6,8 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import closing, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from threading import Event, Thread
 from time import monotonic
@@ -22,9 +23,8 @@ from featviz.images import find
 from featviz.models.load import LoadedModel, mistakes_first
 from featviz.options import ModelOptions, RunOptions
 from featviz.pipeline import dry_run
-from featviz.pipeline.options import board_of
 from featviz.pipeline.place import held, in_any_case, place, together
-from featviz.pipeline.prepare import Prepared, find_images, prepare
+from featviz.pipeline.prepare import Prepared, board_of, find_images, prepare
 from featviz.pipeline.resume import (
     RunDocument,
     check_destination,
@@ -101,32 +101,29 @@ def _draw(
     root: Path, prepared: Prepared, samples: Sequence[Sample], progress: Progress
 ) -> RunResult:
     """Draw these images, which are all or a shard's, into a folder, or through it into a store."""
-    options, summary = prepared.options, Summary()
+    options, module = prepared.options, prepared.model.module
     document = RunDocument(run_record(prepared), prepared.samples)
     folder = _begin(root, prepared, document, samples)
-
-    def end() -> None:
-        """The last of several shards knows what became of all images, by the manifests and by what
-        the others have written into run.json."""
-        with together(options):
-            if options.shard is not None:
-                folder.refresh()
-            document.missing = document.write(folder)
-
+    images: list[ImageResult] = []  # only their names and errors
+    nonfinite: Counter[str] = Counter()
+    pictures, save_next = 0, monotonic() + SAVED_EVERY
     below = options.out if isinstance(options.out, Path) else None
-    save_next = monotonic() + SAVED_EVERY
     with (
-        in_any_case(end),
+        in_any_case(partial(_end, document, folder, options)),
         tensorboard.opened(board_of(options), below) as board,
         stop_requests() as stop,
     ):
         if board is not None and not options.resume and (options.shard or Shard()).index == 0:
-            with in_eval_mode(prepared.model.module):
-                post_kernels(prepared.model.module, prepared.layers, board)
+            with in_eval_mode(module):
+                post_kernels(module, prepared.layers, board)
         visit = Visit(prepared, folder, document.fingerprint, board)
         with closing(visit_all(visit, samples, stop)) as results:
             for result in results:
-                summary.add(result)
+                about: Any = {"error": result.error, "hint": result.hint, "kept": result.kept}
+                images.append(ImageResult(result.name, result.folder, **about))
+                pictures += len(result.rows)
+                rows = () if result.kept else result.rows
+                nonfinite.update(dict.fromkeys([row.label for row in rows if row.nonfinite], 1))
                 document.errors[result.name] = result.error
                 if options.shard is None and (now := monotonic()) >= save_next:
                     with suppress(UploadError):  # the store may answer again at the end
@@ -134,16 +131,12 @@ def _draw(
                     # a fiftieth of the time at most, however long run.json grows
                     save_next = monotonic() + max(SAVED_EVERY, 50 * (monotonic() - now))
                 progress(result, len(samples))
-        summary.warn()
-    return RunResult(
-        options.out,
-        tuple(summary.images),
-        tuple(sample.name for sample in samples if sample.name in document.missing),
-        stop.is_set(),
-        summary.pictures,
-        not document.missing,
-        document.failed,
-    )
+        layers = [f"{quoted(name)} ({counted(n, 'image')})" for name, n in nonfinite.items()]
+        if layers:
+            log.warning("NaN or infinite values, shown in magenta: %s", listed(layers, _NAMED))
+    missing = tuple(sample.name for sample in samples if sample.name in document.missing)
+    end = stop.is_set(), pictures, not document.missing, document.failed
+    return RunResult(options.out, tuple(images), missing, *end)
 
 
 def _begin(
@@ -161,30 +154,13 @@ def _begin(
     return folder
 
 
-@dataclass
-class Summary:
-    """What became of the images so far."""
-
-    images: list[ImageResult] = field(default_factory=list)
-    """Only their names and errors."""
-    pictures: int = 0
-    nonfinite: Counter[str] = field(default_factory=Counter)
-    """By layer: the images for which it gave NaN or infinite values."""
-
-    def add(self, result: ImageResult) -> None:
-        """Note an image that is done."""
-        about: Any = {"error": result.error, "hint": result.hint, "kept": result.kept}
-        self.images.append(ImageResult(result.name, result.folder, **about))
-        self.pictures += len(result.rows)
-        rows = () if result.kept else result.rows
-        names = [row.label for row in rows if row.nonfinite]
-        self.nonfinite.update(dict.fromkeys(names, 1))
-
-    def warn(self) -> None:
-        """Say once which layers gave values that no colour stands for."""
-        layers = [f"{quoted(name)} ({counted(n, 'image')})" for name, n in self.nonfinite.items()]
-        if layers:
-            log.warning("NaN or infinite values, shown in magenta: %s", listed(layers, _NAMED))
+def _end(document: RunDocument, folder: RunDirectory, options: RunOptions) -> None:
+    """Write run.json. The last of several shards knows what became of all images, by the manifests
+    and by what the others have written into run.json."""
+    with together(options):
+        if options.shard is not None:
+            folder.refresh()
+        document.missing = document.write(folder)
 
 
 def draw_into(folder: Path, prepared: Prepared, board: Board | None) -> list[ImageResult]:

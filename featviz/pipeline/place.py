@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from featviz.errors import FeatvizError, StoreError
 from featviz.files.urls import Url
 from featviz.options import RunOptions
-from featviz.pipeline.options import check_options
+from featviz.pipeline.prepare import check_options
 from featviz.pipeline.resume import besides
 from featviz.rundir import destination, lock, store
 from featviz.rundir.atomic import reported

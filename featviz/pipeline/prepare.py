@@ -12,13 +12,16 @@ from typing import BinaryIO
 
 import numpy as np
 import torch
+from msgspec import structs
 from torch import Tensor
 
-from featviz.drawing import values
+from featviz.drawing import colormap, normalize, tensorboard, values
+from featviz.drawing.picture import check_format
 from featviz.errors import ImageError, UsageError
 from featviz.files.remote import Remote
+from featviz.files.urls import Url
 from featviz.gradients import options as gradients
-from featviz.gradients import passes
+from featviz.gradients import passes, targets
 from featviz.gradients.options import PassPlan
 from featviz.hooks.capture import Recorder
 from featviz.hooks.eval_mode import in_eval_mode
@@ -27,14 +30,13 @@ from featviz.images import decode, find, group
 from featviz.images.arrays import Wanted
 from featviz.images.decode import DecodedImage
 from featviz.layout import map_size, to_maps
-from featviz.layout.hints import HintBook
+from featviz.layout.hints import HintBook, parse_override
 from featviz.layout.layouts import LAYOUTS
 from featviz.models.files.torch_files import read_tensor
 from featviz.models.load import LoadedModel, load_model
 from featviz.models.preprocess import Preprocess, Window
-from featviz.options import InputOptions, ModelOptions, RunOptions
+from featviz.options import DrawOptions, InputOptions, ModelOptions, PassOptions, RunOptions
 from featviz.pipeline.choose import ADDS_NOTHING, choose_layers
-from featviz.pipeline.options import check_options
 from featviz.records import KINDS, PRESETS, Bytes, Layer, Outcome, Sample, Site
 
 log = logging.getLogger(__name__)
@@ -131,9 +133,19 @@ class Prepared:
             UsageError: the target does not fit the output.
             ForwardError: the model raised.
         """
+        return self.pass_through(image.args, self.hints(image), sink, layers)
+
+    def pass_through(
+        self,
+        args: Sequence[Tensor],
+        hints: HintBook,
+        sink: Callable[..., None],
+        layers: Sequence[Layer] | None = None,
+    ) -> tuple[Outcome, Recorder]:
+        """The same with any arguments of the model's forward."""
         take = passes.paired(sink) if self.options.draw.weighs else sink
         layers = self.layers if layers is None else layers
-        return passes.run(self.model, self.plan, image.args, self.hints(image), layers, take)
+        return passes.run(self.model, self.plan, args, hints, layers, take)
 
 
 def prepare(
@@ -148,7 +160,7 @@ def prepare(
     loaded = load_model(model, options.inputs) if isinstance(model, ModelOptions) else model
     warn_of_guess(loaded.preprocess)
     samples = grouped(images, loaded.preprocess)
-    blank, shown = _first_input(loaded, samples, options.inputs)
+    blank, shown = first_input(loaded, samples, options.inputs)
     layers = choose_layers(loaded, options.layers, blank, options.draw.tensor_layout)
     plan = gradients.plan(loaded, options.passes)
     prepared = Prepared(options, loaded, tuple(samples), blank, shown, layers, plan)
@@ -211,14 +223,7 @@ def readers_for(samples: Sequence[Sample]) -> int:
     return READERS_OF_STORES if far else 1
 
 
-def blank_input(
-    loaded: LoadedModel, samples: Sequence[Sample], inputs: InputOptions
-) -> list[Tensor]:
-    """Zeros in the shapes of the first readable sample's inputs."""
-    return _first_input(loaded, samples, inputs)[0]
-
-
-def _first_input(
+def first_input(
     loaded: LoadedModel, samples: Sequence[Sample], inputs: InputOptions
 ) -> tuple[list[Tensor], tuple[int, int]]:
     """Zeros in the shapes of the first readable sample's inputs, and the height and width that the
@@ -282,3 +287,70 @@ def last_map(prepared: Prepared) -> Layer:
         "--layers names one, and --tensor-layout says how to read it; "
         "`featviz layers MODEL` lists them, with shapes",
     )
+
+
+# What the options mean together
+
+
+def for_drawing(passes: PassOptions, draw: DrawOptions, seed: int) -> PassOptions:
+    """What is captured for these pictures: a class activation map is made of an output and its
+    gradient, so it captures both in place of the output."""
+    if draw.weighs and passes.capture == ("output",):
+        passes = structs.replace(passes, capture=targets.PAIRED)
+    return structs.replace(passes, seed=seed)
+
+
+def board_of(options: RunOptions) -> Path | None:
+    """The folder of TensorBoard's events: in `tensorboard` one for each run."""
+    if options.tensorboard is None:
+        return None
+    run = Path(options.out.name) if isinstance(options.out, Url) else options.out
+    return tensorboard.run_folder(options.tensorboard, run)
+
+
+def check_options(options: RunOptions) -> None:
+    """Refuse bad options of a run before any work.
+
+    Raises:
+        UsageError: options exclude each other, or one has no meaning.
+    """
+    if options.resume and options.overwrite:
+        raise UsageError("resume and overwrite exclude each other", "give one of them")
+    if options.shard is not None and options.overwrite:
+        raise UsageError(
+            f"overwrite would remove what other shards write, and this is shard {options.shard}",
+            "remove the run first, or name another folder with --out",
+        )
+    if options.overwrite and isinstance(options.out, Url):
+        raise UsageError(
+            f"overwrite is for folders, and out is {options.out}",
+            "name another URL, or remove the run there first (`aws s3 rm --recursive`)",
+        )
+    if options.draw.weighs and options.passes.capture != targets.PAIRED:
+        raise UsageError(
+            f"reduce={options.draw.reduce} is made of a layer's output and its gradient, and "
+            f"capture says {','.join(options.passes.capture)}",
+            "leave capture out",
+        )
+    check_drawing(options.draw, options.tensorboard)
+    decode.check_background(options.inputs.background)
+    gradients.check_options(options.passes)
+
+
+def check_drawing(draw: DrawOptions, board: Path | None = None) -> None:
+    """Refuse bad drawing options, those of `grid` and `kernels` as well.
+
+    Args:
+        board: the folder for TensorBoard's events, if there are to be any.
+
+    Raises:
+        UsageError: names the option, its value and what it takes.
+    """
+    draw.check()
+    for text in draw.tensor_layout:
+        parse_override(text)
+    colormap.check_cmap(draw.cmap)
+    normalize.parse_scale(draw.normalize)
+    check_format(draw.format)
+    if board is not None:
+        tensorboard.require()

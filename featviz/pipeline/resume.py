@@ -20,8 +20,7 @@ from featviz.models.load import LoadedModel
 from featviz.models.requirements import versions
 from featviz.models.sources import source_of
 from featviz.options import ModelOptions, RunOptions
-from featviz.pipeline.options import board_of
-from featviz.pipeline.prepare import Prepared
+from featviz.pipeline.prepare import Prepared, board_of
 from featviz.records import ImageResult, Outcome, Sample, Shard
 from featviz.rundir import RUN_FILE
 from featviz.rundir.image import read_image

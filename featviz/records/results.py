@@ -190,9 +190,11 @@ class ImageResult:
 class RunResult:
     """What became of a run."""
 
-    out: Path | Url
-    images: tuple[ImageResult, ...] = field(default=())
+    root: Path | Url
+    """The run directory, or its URL."""
+    images: tuple[ImageResult, ...] = ()
     missing: tuple[str, ...] = ()
+    """Images that were not reached: the run was stopped."""
     interrupted: bool = False
     pictures: int = 0
     whole: bool = True

@@ -70,4 +70,4 @@ def _say(result: LookResult) -> None:
         log.warning("never ran: %s", listed(result.never_ran, _NAMED))
     if result.prediction:
         words = ", ".join(guess.words for guess in result.prediction)
-        log.info("%s: %s", result.image, words)
+        log.info("%s: %s", result.name, words)

@@ -133,7 +133,7 @@ def _report(out: Path, show: bool) -> None:
 
 
 def _run_options(given: dict[str, Any]) -> RunOptions:
-    from featviz.pipeline.options import for_drawing
+    from featviz.pipeline.prepare import for_drawing
 
     draw = opts.record(DrawOptions, given)
     inputs = opts.record(InputOptions, given)
@@ -246,8 +246,8 @@ def _conclude(result: RunResult, noted: Noted, to_look: bool) -> None:
         before = f" ({kept} {'was' if kept == 1 else 'were'} complete before)" if kept else ""
         counts = f"{counted(result.pictures, 'picture')} of {counted(len(done), 'image')}"
         failed = _failed([image.name for image in result.images if image.error is not None])
-        look = _command_to_look(result.out) if to_look else ""
-        log.info("%s in %s%s%s%s", counts, result.out, before, failed, look)
+        look = _command_to_look(result.root) if to_look else ""
+        log.info("%s in %s%s%s%s", counts, result.root, before, failed, look)
 
 
 def _failed(names: Sequence[str]) -> str:
