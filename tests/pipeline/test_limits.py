@@ -22,17 +22,7 @@ Run = Callable[..., Outcome]
 
 @pytest.mark.parametrize(
     ("text", "size"),
-    [
-        ("0", 0),
-        ("123", 123),
-        ("500MB", 500_000_000),
-        ("500mb", 500_000_000),
-        ("2G", 2 * 10**9),
-        ("1.5 GB", 1_500_000_000),
-        (" 10 kB ", 10_000),
-        ("1TB", 10**12),
-        ("7B", 7),
-    ],
+    [("0", 0), ("7B", 7), ("500mb", 5e8), ("2G", 2e9), ("1.5 GB", 1.5e9), (" 10 kB ", 10_000)],
 )
 def test_sizes(text: str, size: int) -> None:
     """A number of bytes, or with a unit, which is a power of 1000."""
