@@ -52,6 +52,7 @@ Pictures: TypeAlias = Picture | list[Picture] | tuple[Picture, ...]
 
 F = TypeVar("F", bound=Callable[..., Any])
 M = TypeVar("M", ModelOptions, LoadedModel, ModelOptions | LoadedModel)
+R = TypeVar("R")
 T = TypeVar("T", bound=Struct)
 
 NOT_OF_KERNELS = ("overlay", "reduce", "figure", "flat", "tensors")
@@ -117,11 +118,7 @@ class Feeding:
 
     @classmethod
     def taken(cls, options: dict[str, Any]) -> Feeding:
-        """Take `transform` and `forward_args` out of the keywords; the name of a transform stays.
-
-        Raises:
-            UsageError: one is something else.
-        """
+        """Take `transform` and `forward_args` from the keywords; the name of a transform stays."""
         transform, further = options.get("transform"), options.pop("forward_args", None) or {}
         if transform is None or callable(transform):
             options.pop("transform", None)
@@ -148,14 +145,17 @@ class Order(Generic[T]):
     for_model: Mapping[str, Any]
     """The keywords of a MODEL string."""
     feeding: Feeding
+    room: Room | None
+    """Holds the results where the caller named no place for them."""
+
+    def given_to(self, story: Callable[..., R], images: Any) -> R:
+        """What a command makes of the model, the images and the options."""
+        with as_files(images) as files, self.lent() as source:
+            return story(source, files, self.options)
 
     @contextmanager
     def lent(self, inputs: InputOptions | None = None) -> Iterator[ModelOptions | LoadedModel]:
-        """The model as the commands take it; it is given back as it was.
-
-        Raises:
-            UsageError: it is no model, or options of a MODEL string are given with a module.
-        """
+        """The model as the commands take it; it is given back as it was."""
         inputs = inputs or self.options.inputs  # type: ignore[attr-defined]
         with self.feeding.lent(_source_of(self.model, self.for_model, inputs), inputs) as source:
             yield source
@@ -167,6 +167,7 @@ def ordered(
     options: Mapping[str, Any],
     layers: Any,
     but: Sequence[str] = (),
+    place: str = "",
     **own: Any,
 ) -> Order[T]:
     """Read the keywords of a public function.
@@ -174,12 +175,12 @@ def ordered(
     Args:
         kind: the record of its options.
         but: names of options that it lacks.
+        place: where results are in a temporary folder, if the option `out` is None.
         own: options that it takes in another way.
-
-    Raises:
-        UsageError: a keyword that does not exist, or a bad value.
     """
     given = {**options, **own, "layers": selectors(layers)}
+    room = Room() if place and own["out"] is None else None
+    given |= {"out": room.path / place} if room else {}
     feeding = Feeding.taken(given)
     for_model = take(ModelOptions, given)
     if "model_args" in for_model:
@@ -190,7 +191,7 @@ def ordered(
     asked = read_from(kind, given, (*but, *NOT_IN_PYTHON))
     if given:
         raise no_option(given, names_of(kind, ModelOptions, but=but))
-    return Order(asked, model, for_model, feeding)
+    return Order(asked, model, for_model, feeding, room)
 
 
 def _source_of(
@@ -213,11 +214,7 @@ def _source_of(
 
 
 def check_module(model: Any) -> None:
-    """Refuse what takes no hooks.
-
-    Raises:
-        UsageError: it is TorchScript, or no module.
-    """
+    """Refuse what takes no hooks."""
     if isinstance(model, torch.jit.ScriptModule):
         raise UsageError(
             "the model is TorchScript, which takes no hooks on its layers",
@@ -229,11 +226,7 @@ def check_module(model: Any) -> None:
 
 @contextmanager
 def as_files(images: Any) -> Iterator[list[str]]:
-    """Paths as they are, and images in memory as files for a while.
-
-    Raises:
-        UsageError: there are none, or something is no image.
-    """
+    """Paths as they are, and images in memory as files for a while."""
     if not (pictures := _several(images)):
         raise UsageError("there are no images", "give paths or images")
     room = Room()
@@ -243,11 +236,7 @@ def as_files(images: Any) -> Iterator[list[str]]:
 
 
 def selectors(layers: Any) -> str | None:
-    """Selectors as text.
-
-    Raises:
-        UsageError: a layer is neither text nor a class of modules.
-    """
+    """Selectors as text."""
     if layers is None:
         return None
     texts = []

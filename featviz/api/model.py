@@ -149,10 +149,8 @@ def kernels(
         >>> kernels.captures[0].image.size
         (12, 12)
     """
-    room = Room() if out is None else None
-    place = out if room is None else room.path / "kernels"
-    order = ordered(KernelOptions, model, options, layers, NOT_OF_KERNELS, out=place)
+    order = ordered(KernelOptions, model, options, layers, NOT_OF_KERNELS, "kernels", out=out)
     with order.lent(NO_IMAGE) as source:
         result = draw_kernels(source, order.options)
-    captures = tuple(KernelPicture(row, result.out, room) for row in result.rows)
-    return KernelPictures(captures, result.skipped, None if room else result.out)
+    captures = tuple(KernelPicture(row, result.out, order.room) for row in result.rows)
+    return KernelPictures(captures, result.skipped, None if order.room else result.out)

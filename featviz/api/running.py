@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,6 @@ from featviz.api.keywords import (
     Order,
     Pictures,
     Room,
-    as_files,
     keywords_of,
     ordered,
 )
@@ -261,16 +260,14 @@ def run(
     for name in ("overwrite", "resume"):
         if options.get(name) is True and out is None:
             raise UsageError(f"{name} is for a run directory, and there is no out", "out='maps'")
-    room = Room() if out is None else None
-    order = order_run(model, options, layers, out if room is None else room.path / "run")
+    order = order_run(model, options, layers, out)
     done: list[RunImage] = []
 
     def keep(image: ImageResult, total: int) -> None:
-        done.append(RunImage.of(image, order.options.out, room))
+        done.append(RunImage.of(image, order.options.out, order.room))
 
-    with as_files(images) as files, order.lent() as source:
-        result = pipeline.run(source, files, order.options, keep)
-    return Run(**{**vars(result), "images": tuple(done)}, room=room)
+    result = order.given_to(partial(pipeline.run, progress=keep), images)
+    return Run(**{**vars(result), "images": tuple(done)}, room=order.room)
 
 
 def order_run(model: Any, options: Mapping[str, Any], layers: Any, out: Any) -> Order[RunOptions]:
@@ -283,7 +280,7 @@ def order_run(model: Any, options: Mapping[str, Any], layers: Any, out: Any) -> 
     seed = declared(ModelOptions)["seed"].value(given.get("seed", 0))
     if isinstance(model, nn.Module) and "noise" in str(given.get("edit")):
         given.pop("seed", None)
-    order = ordered(RunOptions, model, given, layers, out=out)
+    order = ordered(RunOptions, model, given, layers, place="run", out=out)
     asked = order.options
     passes = for_drawing(asked.passes, asked.draw, seed)
     return replace(order, options=structs.replace(asked, passes=passes))

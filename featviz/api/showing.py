@@ -58,11 +58,7 @@ def figure(read: Callable[[], Image.Image], words: str, side: int = SMALL) -> Sh
 
 
 def read_picture(folder: Path, way: str) -> Image.Image:
-    """A picture in a folder of results; no link is followed.
-
-    Raises:
-        StoreError: it is missing, or cannot be read.
-    """
+    """A picture in a folder of results; no link is followed."""
     try:
         with (
             Folder(folder) as opened,

@@ -19,7 +19,6 @@ from featviz.api.keywords import (
     Picture,
     Pictures,
     Room,
-    as_files,
     keywords_of,
     ordered,
 )
@@ -77,10 +76,8 @@ def look(
 
     Args:
         model: a MODEL string, or a module, which is given back as it was.
-        image: a path, a PIL image, an array [H, W] or [H, W, C], or a tensor [H, W] or [C, H, W],
-            as for `featviz.run`; of several images the first is shown.
-        layers: selectors, a class of modules, or a list of these. None takes one layer for each
-            stage, at most 10.
+        image: a path or an image in memory, as for `featviz.run`; of several the first is shown.
+        layers: as for `featviz.run`; None takes at most 10.
         out: a PNG file for the picture, in place of an earlier picture of look. None writes none.
 
     Returns:
@@ -99,10 +96,8 @@ def look(
         >>> page.image.mode, [row.layer for row in page.layers]
         ('RGB', ['0'])
     """
-    room = Room()
-    order = ordered(LookOptions, model, options, layers, out=out or room.path / "look.png")
-    with as_files(image) as files, order.lent() as source:
-        result = look_at(source, files, order.options)
+    order = ordered(LookOptions, model, options, layers, place="look.png", out=out)
+    result = order.given_to(look_at, image)
     return LookPage(**vars(result), out=None if out is None else result.path)
 
 
@@ -228,9 +223,8 @@ def cam(
         The maps, with `image` and `tensor` of the first of them.
 
     Raises:
-        FeatvizError: a bad option, no such model, image or layer; the target does not fit the
-            output; no gradient reaches the layers; or each of the images failed, the first of them
-            in this way. Why some images failed is in `failures`.
+        FeatvizError: nothing could be begun, or each of the images failed, the first of them in
+            this way. Why some images failed is in `failures`.
 
     Example:
         >>> import featviz, torch
@@ -245,8 +239,7 @@ def cam(
         ((16, 16), torch.Size([14, 14]))
     """
     order = ordered(CamOptions, model, options, layers, target=target, method=method)
-    with as_files(images) as files, order.lent() as source:
-        results = tuple(explain(source, files, order.options))
+    results = order.given_to(lambda *given: tuple(explain(*given)), images)
     if not any(one.maps for one in results) and results[0].error is not None:
         raise results[0].error
     return ClassMaps(results)
@@ -346,8 +339,8 @@ def audit(
         A record with `document`, the content of audit.json, and `verdicts`.
 
     Raises:
-        FeatvizError: nothing could be begun, not one image went through, or the results could not
-            be written. What goes wrong with one image is in `document["images"]["failures"]`.
+        FeatvizError: nothing could be begun or written, or not one image went through. Why some
+            failed is in `document["images"]["failures"]`.
 
     Example:
         >>> import featviz, torch
@@ -359,12 +352,8 @@ def audit(
         >>> found.document["layers"][0]["findings"]["dead"]
         [3]
     """
-    room = Room() if out is None else None
-    place = out if room is None else room.path / "audit"
-    order = ordered(AuditOptions, model, options, layers, out=place)
-    with as_files(images) as files, order.lent() as source:
-        result = audit_model(source, files, order.options)
-    return AuditTable(result.out, result.document, result.verdicts, room)
+    order = ordered(AuditOptions, model, options, layers, place="audit", out=out)
+    return AuditTable(**vars(order.given_to(audit_model, images)), room=order.room)
 
 
 @keywords_of(ExemplarOptions, ModelOptions)
@@ -380,8 +369,7 @@ def exemplars(
     Args:
         model: a MODEL string, or a module, which is given back as it was.
         images: paths and images in memory, as for `featviz.run`.
-        layers: selectors, a class of modules, or a list of these. None takes one layer for each
-            stage.
+        layers: as for `featviz.run`.
         out: the folder of the pictures and exemplars.json. None leaves nothing behind.
 
     Returns:
@@ -389,8 +377,7 @@ def exemplars(
         content of exemplars.json.
 
     Raises:
-        FeatvizError: nothing could be begun, not one image went through, or the results could not
-            be written.
+        FeatvizError: nothing could be begun or written, or not one image went through.
 
     Example:
         >>> import featviz, torch
@@ -402,9 +389,5 @@ def exemplars(
         >>> [len(row.exemplars) for row in found.layers[0].channels]
         [1, 1, 1, 1]
     """
-    room = Room() if out is None else None
-    place = out if room is None else room.path / "exemplars"
-    order = ordered(ExemplarOptions, model, options, layers, out=place)
-    with as_files(images) as files, order.lent() as source:
-        result = find_exemplars(source, files, order.options)
-    return ExemplarSheets(result.out, result.record, room)
+    order = ordered(ExemplarOptions, model, options, layers, place="exemplars", out=out)
+    return ExemplarSheets(**vars(order.given_to(find_exemplars, images)), room=order.room)

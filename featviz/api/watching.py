@@ -72,11 +72,7 @@ class StepWriter:
                 log.warning("the health of channels is not written: %s", error.message)
 
     def write(self, out: Path, step: int, board: Board | None) -> None:
-        """Write the run directory of a step, and post it.
-
-        Raises:
-            FeatvizError: it cannot be written, or no image went through.
-        """
+        """Write the run directory of a step, and post it."""
         at = None if board is None else board.at_step(step)
         with destination.replacing(out, destination.RUN) as folder, self._lent(step) as model:
             results = pipeline.draw_into(folder, replace(self._prepared, model=model), at)
@@ -300,11 +296,7 @@ class Watcher:
 
 
 def _whole(name: str, given: Any, least: int) -> int:
-    """A keyword's value as a whole number.
-
-    Raises:
-        UsageError: it is none, or less than `least`.
-    """
+    """A keyword's value as a whole number."""
     try:
         number = least - 1 if isinstance(given, bool) else operator.index(given)
     except TypeError:
@@ -315,11 +307,7 @@ def _whole(name: str, given: Any, least: int) -> int:
 
 
 def _check(model: Any, overwrite: Any, resume: Any, options: Mapping[str, Any]) -> None:
-    """Refuse bad values before any work.
-
-    Raises:
-        UsageError: names the value and what it takes.
-    """
+    """Refuse bad values before any work."""
     check_module(model)
     if overwrite and resume:
         raise UsageError("resume and overwrite exclude each other", "give one of them")
@@ -361,11 +349,7 @@ class FitWatch:
 
     def _begin(self, model: Any, number: int) -> None:
         """Watch a model that has taken `number` steps: from 0 a new series begins, or else the
-        earlier one goes on.
-
-        Raises:
-            FeatvizError: as `Watcher`, or the model has no such part.
-        """
+        earlier one goes on."""
         self._end(draw_last=False)
         again = number > 0
         choice = {"overwrite": self._overwrite and not again, "resume": again, "start": number}

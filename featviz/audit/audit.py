@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from msgspec import structs
 from PIL import Image
@@ -63,7 +63,6 @@ def audit(
     arguments: Sequence[str],
     options: AuditOptions,
     progress: BatchProgress = lambda image, error, total: None,
-    stdin: BinaryIO | None = None,
 ) -> AuditResult:
     """Audit a model on images.
 
@@ -74,7 +73,7 @@ def audit(
     decode.check_background(options.inputs.background)
     gates = [parse_gate(text) for text in options.fail_on]
     baseline = None if options.baseline is None else output.read_baseline(options.baseline)
-    samples = find.find_samples(arguments, stdin, options.nul_separated, options.out)
+    samples = find.find_samples(arguments, None, options.nul_separated, options.out)
     besides = _check_places(model, samples, options)
     with destination.replacing(options.out, destination.AUDIT, besides) as folder:
         loaded = load_model(model, options.inputs) if isinstance(model, ModelOptions) else model

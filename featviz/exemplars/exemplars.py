@@ -6,7 +6,7 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
-from typing import Any, BinaryIO
+from typing import Any
 
 from msgspec import structs
 from torch import Tensor
@@ -85,20 +85,18 @@ def find_exemplars(
     arguments: Sequence[str],
     options: ExemplarOptions,
     progress: BatchProgress = lambda image, error, total: None,
-    stdin: BinaryIO | None = None,
 ) -> ExemplarResult:
     """Find the images, and the places in them, that excite each channel of some layers most.
 
     Args:
         progress: called with each image.
-        stdin: where the list of images is read for the argument `-`; None takes the process's own.
 
     Raises:
         FeatvizError: nothing could be begun, not one image went through, or the results could not
             be written. What goes wrong with one image is in the result instead.
     """
     check_background(options.inputs.background)
-    found = find.find_samples(arguments, stdin, options.nul_separated, options.out)
+    found = find.find_samples(arguments, None, options.nul_separated, options.out)
     names = () if isinstance(model, LoadedModel) else (model.spec, model.arch, model.weights)
     inputs = [*find.files_of(found), *destination.model_files(*names)]
     destination.check_apart(options.out, "--out", inputs)

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from threading import Thread
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 from msgspec import structs
@@ -122,7 +122,6 @@ def cam(
     model: ModelOptions | LoadedModel,
     images: Sequence[str],
     options: CamOptions,
-    stdin: BinaryIO | None = None,
 ) -> Iterator[ImageCam]:
     """Draw class activation maps over images, one picture for each.
 
@@ -130,7 +129,6 @@ def cam(
 
     Args:
         images: as for `run`.
-        stdin: where the list of images is read for the argument `-`; None takes the process's own.
 
     Yields:
         Each image when its picture is written.
@@ -155,7 +153,7 @@ def cam(
         inputs=options.inputs,
         passes=PassOptions(targets.PAIRED, maps.target),
     )
-    found = find_images(images, run, stdin)
+    found = find_images(images, run)
     if out is not None:
         if out.suffix.lower() in _OTHER_PICTURES:
             check_png("cam", out)

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from threading import Thread
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 from torch import Tensor
@@ -139,13 +139,11 @@ def look(
     model: ModelOptions | LoadedModel,
     images: Sequence[str],
     options: LookOptions,
-    stdin: BinaryIO | None = None,
 ) -> LookResult:
     """Draw one page: the input, the prediction, and the most telling maps of each layer.
 
     Args:
         images: as for `run`; of several the first one is shown.
-        stdin: where the list of images is read for the argument `-`; None takes the process's own.
 
     Raises:
         FeatvizError: a bad option, no such model, layer or image, nothing that can be drawn, or the
@@ -160,7 +158,7 @@ def look(
         draw=DrawOptions(cmap=options.page.cmap, max_slices=_ALL_SLICES),
         inputs=options.inputs,
     )
-    found = find_images(images, run, stdin)
+    found = find_images(images, run)
     out = options.out or Path(safe_name(f"look-{Path(found[0].name).stem}.png"))
     check_files("look", [out], model, found, options.overwrite)
     prepared = prepare(model, found, run)
@@ -190,10 +188,6 @@ def check_files(
 
     Args:
         overwrite: whether a file that is no picture of the command may go.
-
-    Raises:
-        UsageError: a path is no PNG file, or holds an image or the model.
-        StoreError: something else is there.
     """
     names = () if isinstance(model, LoadedModel) else (model.spec, model.arch, model.weights)
     inputs = [*find.files_of(samples), *destination.model_files(*names)]
@@ -204,11 +198,7 @@ def check_files(
 
 
 def check_png(command: str, out: Path) -> None:
-    """Refuse a name of a file that ends otherwise.
-
-    Raises:
-        UsageError: names the one that would do.
-    """
+    """Refuse a name of a file that ends otherwise."""
     if out.suffix.lower() != ".png":
         other = quoted(str(out.with_suffix(".png")))
         raise UsageError(f"--out {quoted(str(out))}: {command} writes PNG", f"--out {other}")
@@ -265,11 +255,7 @@ def _draw(name: str, prepared: Prepared, options: LookOptions, out: Path) -> Loo
 
 
 def _page(result: LookResult, sink: _PageSink, options: PageOptions) -> Bytes:
-    """The page, RGB [H, W, 3].
-
-    Raises:
-        UsageError: it would be too large.
-    """
+    """The page, RGB [H, W, 3]."""
     pictures, outputs = [("input", result.shown)], listed([by(shape) for shape in sink.outputs], 3)
     if sink.picture is not None and not result.prediction:
         pictures.append((f"output {by(sink.outputs[0])}", sink.picture))

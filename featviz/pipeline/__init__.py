@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from threading import Event, Thread
 from time import monotonic
-from typing import Any, BinaryIO
+from typing import Any
 
 from featviz.drawing import tensorboard
 from featviz.drawing.kernels import post_kernels
@@ -57,14 +57,12 @@ def run(
     arguments: Sequence[str],
     options: RunOptions,
     progress: Progress = lambda image, total: None,
-    stdin: BinaryIO | None = None,
 ) -> RunResult:
     """Draw the feature maps of images into a run directory.
 
     Args:
         progress: called with all there is to know of each image, in their order. The result has
             only their names and errors, so that it does not grow with every picture.
-        stdin: where the list of images is read for the argument `-`; None takes the process's own.
 
     Raises:
         FeatvizError: nothing could be begun, or the run directory could not be written. What goes
@@ -73,7 +71,7 @@ def run(
     # numba is loaded while the model is
     Thread(target=compiled, name="featviz-loops", daemon=True).start()
     with held(options):
-        prepared = prepare(model, _find(model, arguments, options, stdin), options)
+        prepared = prepare(model, _find(model, arguments, options), options)
         samples = (options.shard or Shard()).of(prepared.samples)
         dry_run.check_limits(prepared, len(samples))
         with place(options) as (folder, inside):
@@ -84,10 +82,9 @@ def _find(
     model: ModelOptions | LoadedModel,
     arguments: Sequence[str],
     options: RunOptions,
-    stdin: BinaryIO | None,
 ) -> list[Sample]:
     """Find the images, and refuse what can be known to be wrong before the model is loaded."""
-    samples = find_images(arguments, options, stdin)
+    samples = find_images(arguments, options)
     names = (None,) if isinstance(model, LoadedModel) else (model.spec, model.arch, model.weights)
     if isinstance(options.out, Path):
         inputs = [*find.files_of(samples), *destination.model_files(*names)]
@@ -164,11 +161,7 @@ def _end(document: RunDocument, folder: RunDirectory, options: RunOptions) -> No
 
 
 def draw_into(folder: Path, prepared: Prepared, board: Board | None) -> list[ImageResult]:
-    """Draw all images into a folder, which is empty and becomes a run directory.
-
-    Raises:
-        StoreError: it cannot be written. What goes wrong with one image is in its result.
-    """
+    """Draw all images into a folder, which is empty and becomes a run directory."""
     document, store = RunDocument(run_record(prepared), prepared.samples), RunDirectory(folder)
     visit = Visit(prepared, store, document.fingerprint, board)
     results = list(visit_all(visit, prepared.samples, Event()))

@@ -40,11 +40,7 @@ class Collector(Protocol):
         """A bug of ours, to tell it from a fault of the model."""
 
     def begin(self, batch: Batch) -> None:
-        """The next tensors come from these images; what was not committed is forgotten.
-
-        Raises:
-            ForwardError: it shows an image to the model, which refuses it.
-        """
+        """The next tensors come from these images; what was not committed is forgotten."""
 
     def commit(self) -> None:
         """The model is through with them: keep what it gave."""

@@ -108,11 +108,7 @@ class DryRun:
 
 
 def dry_run(model: ModelOptions, arguments: Sequence[str], options: RunOptions) -> DryRun:
-    """Plan a run without writing anything.
-
-    Raises:
-        FeatvizError: what `run` would raise before it begins.
-    """
+    """Plan a run without writing anything."""
     prepared = prepare(model, find_images(arguments, options), options)
     share = options.shard or Shard()
     return _plan(prepared, len(share.of(prepared.samples)))
@@ -121,11 +117,7 @@ def dry_run(model: ModelOptions, arguments: Sequence[str], options: RunOptions) 
 def check_limits(prepared: Prepared, images: int) -> None:
     """Hold what a run of so many images would write against the largest size.
 
-    Where a model takes images in their own size the first one stands for all.
-
-    Raises:
-        UsageError: it would write more than it may.
-    """
+    Where a model takes images in their own size the first one stands for all."""
     most = prepared.options.max_output_size
     if most is not None and (size := _plan(prepared, images).bytes) > most:
         raise UsageError(

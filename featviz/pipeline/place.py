@@ -28,12 +28,7 @@ log = logging.getLogger(__name__)
 
 @contextmanager
 def held(options: RunOptions) -> Iterator[None]:
-    """No other process writes into the place of the run, but other shards of it.
-
-    Raises:
-        UsageError: a bad option.
-        StoreError: another process writes into it.
-    """
+    """No other process writes into the place of the run, but other shards of it."""
     check_options(options)
     out, shard = options.out, options.shard
     with store.held(out, shard) if isinstance(out, Url) else lock.held(out, shard):

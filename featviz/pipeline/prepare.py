@@ -8,7 +8,6 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import BinaryIO
 
 import numpy as np
 import torch
@@ -103,11 +102,7 @@ class Prepared:
         return HintBook(self.model.module, args[0].shape, self.options.draw.tensor_layout)
 
     def read(self, sample: Sample) -> ModelInput:
-        """Decode a sample and preprocess it.
-
-        Raises:
-            ImageError: a file cannot be read, or the frames of a clip differ in size.
-        """
+        """Decode a sample and preprocess it."""
         return read_input(sample, self.model.preprocess, self.options.inputs)
 
     def hints(self, image: ModelInput) -> HintBook:
@@ -128,10 +123,6 @@ class Prepared:
             sink: takes the site and the tensor of each capture of the layers, and the gradient
                 at the tensor, where class activation maps are drawn.
             layers: those to capture; None takes those of the run.
-
-        Raises:
-            UsageError: the target does not fit the output.
-            ForwardError: the model raised.
         """
         return self.pass_through(image.args, self.hints(image), sink, layers)
 
@@ -151,12 +142,7 @@ class Prepared:
 def prepare(
     model: ModelOptions | LoadedModel, images: Sequence[Sample], options: RunOptions
 ) -> Prepared:
-    """Load the model, group the images that were found as it takes them, choose the layers.
-
-    Raises:
-        FeatvizError: the model cannot be loaded or run, the images do not fit it, or no layer is
-            chosen; nothing was written.
-    """
+    """Load the model, group the images that were found as it takes them, choose the layers."""
     loaded = load_model(model, options.inputs) if isinstance(model, ModelOptions) else model
     warn_of_guess(loaded.preprocess)
     samples = grouped(images, loaded.preprocess)
@@ -178,25 +164,15 @@ def warn_of_guess(preprocess: Preprocess) -> None:
         )
 
 
-def find_images(
-    arguments: Sequence[str], options: RunOptions, stdin: BinaryIO | None = None
-) -> list[Sample]:
-    """Check the options and find the images.
-
-    Raises:
-        UsageError: a bad option, or no images.
-    """
+def find_images(arguments: Sequence[str], options: RunOptions) -> list[Sample]:
+    """Check the options and find the images."""
     check_options(options)
     outside = options.out if isinstance(options.out, Path) else None
-    return find.find_samples(arguments, stdin, options.nul_separated, outside)
+    return find.find_samples(arguments, None, options.nul_separated, outside)
 
 
 def grouped(samples: Sequence[Sample], preprocess: Preprocess) -> list[Sample]:
-    """Samples as the model takes them: images, clips, or several images at once.
-
-    Raises:
-        UsageError: images are left over.
-    """
+    """Samples as the model takes them: images, clips, or several images at once."""
     if preprocess.frames is not None:
         samples = group.clips(samples)
     elif preprocess.inputs > 1:
@@ -205,11 +181,7 @@ def grouped(samples: Sequence[Sample], preprocess: Preprocess) -> list[Sample]:
 
 
 def read_input(sample: Sample, preprocess: Preprocess, inputs: InputOptions) -> ModelInput:
-    """Decode a sample and preprocess it.
-
-    Raises:
-        ImageError: a file cannot be read, or the frames of a clip differ in size.
-    """
+    """Decode a sample and preprocess it."""
     wanted = Wanted(
         preprocess.chain.channels, preprocess.frames is not None, preprocess.transform is not None
     )
@@ -246,12 +218,7 @@ def last_map(prepared: Prepared) -> Layer:
     gradients. Behind the last attention of a vision transformer that reads its class token, the
     target depends on no other token, so its last layer is one before that attention. Poolings and
     the like add nothing to the layer before them; a layer inside an attention, or one that runs
-    several times, is taken only where there is no other.
-
-    Raises:
-        UsageError: no layer gives maps, or the target does not fit the output.
-        ForwardError: the model cannot take zeros, or its backward pass fails.
-    """
+    several times, is taken only where there is no other."""
     model, book = prepared.model, prepared.hint_book(prepared.blank)
     order: list[Layer] = []
     """The layers of outputs that are maps with several places, in the order of the pass."""
@@ -309,11 +276,7 @@ def board_of(options: RunOptions) -> Path | None:
 
 
 def check_options(options: RunOptions) -> None:
-    """Refuse bad options of a run before any work.
-
-    Raises:
-        UsageError: options exclude each other, or one has no meaning.
-    """
+    """Refuse bad options of a run before any work."""
     if options.resume and options.overwrite:
         raise UsageError("resume and overwrite exclude each other", "give one of them")
     if options.shard is not None and options.overwrite:
@@ -342,9 +305,6 @@ def check_drawing(draw: DrawOptions, board: Path | None = None) -> None:
 
     Args:
         board: the folder for TensorBoard's events, if there are to be any.
-
-    Raises:
-        UsageError: names the option, its value and what it takes.
     """
     draw.check()
     for text in draw.tensor_layout:

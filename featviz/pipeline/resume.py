@@ -58,11 +58,7 @@ class RunDocument:
         """Write run.json, the images in their order, and return those that are missing.
 
         An earlier run or another shard may have left the manifests of other images, or their
-        failures in run.json.
-
-        Raises:
-            StoreError: it cannot be written.
-        """
+        failures in run.json."""
         others = set(self.names) - self.errors.keys()
         errors: dict[str, str | None] = {}
         with suppress(StoreError, ValueError):
@@ -114,12 +110,7 @@ def recorded_options(options: RunOptions) -> dict[str, Any]:
 
 
 def check_destination(model: ModelOptions | LoadedModel, options: RunOptions) -> None:
-    """Say before the model is loaded that `out` cannot be written.
-
-    Raises:
-        StoreError: it holds another run, or something that featviz did not write.
-        UsageError: there is no such model.
-    """
+    """Say before the model is loaded that `out` cannot be written."""
     if isinstance(options.out, Url):
         if not options.resume and options.shard is None:
             with temporary(options.out.name) as folder:
@@ -162,9 +153,6 @@ def open_run(
     Args:
         folder: the run directory, or for a run in a store the empty folder for files on their way.
         samples: the images of this shard, or of the whole run.
-
-    Raises:
-        StoreError: there is another run, or something that is none, or it cannot be written.
     """
     record, before = document.record, None
     stored = StoredRun(folder, options.out) if isinstance(options.out, Url) else None
@@ -203,11 +191,7 @@ def _complete(run: RunDirectory) -> list[str]:
 
 
 def _manifest(folder: ImageFolder) -> Manifest:
-    """The manifest of a complete image, whose files are there and fit it.
-
-    Raises:
-        StoreError: it cannot be read, or does not fit.
-    """
+    """The manifest of a complete image, whose files are there and fit it."""
     if isinstance(folder, StoredFolder):
         return folder.manifest()
     return read_image(folder.root, folder.name).manifest
@@ -221,11 +205,7 @@ def name_gone(store: RunDirectory, names: Collection[str]) -> None:
 
 
 def _check_same(before: Mapping[str, Any], record: Mapping[str, Any], options: RunOptions) -> None:
-    """Whether a run that is there is the one that is to go on.
-
-    Raises:
-        StoreError: names the first entry of run.json that differs.
-    """
+    """Whether a run that is there is the one that is to go on."""
     plain = json.loads(json.dumps(record, default=str))
     old = {key: value for key, value in before.items() if key not in GROWING}
     if different := differences(old, plain):

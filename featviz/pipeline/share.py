@@ -16,11 +16,7 @@ _ALONE = {"RANK": "0", "WORLD_SIZE": "1", "SLURM_PROCID": "0", "SLURM_NTASKS": "
 
 def shard_of_process() -> Shard | None:
     """The share that RANK and WORLD_SIZE (torchrun), or SLURM_PROCID and SLURM_NTASKS, name; None
-    for a process that runs alone.
-
-    Raises:
-        UsageError: RANK and WORLD_SIZE do not fit each other.
-    """
+    for a process that runs alone."""
     given = _given(_TORCHRUN) or _given(_SLURM)
     if given.items() <= _ALONE.items():
         return None
@@ -46,9 +42,6 @@ def refuse_shares(command: str, why: str, shard: str | None = None) -> None:
 
     Args:
         shard: what the user gave for --shard.
-
-    Raises:
-        UsageError: there is a --shard, or torchrun started several processes.
     """
     if shard is not None:
         raise UsageError(f"{command} takes no --shard: {why}", "leave it out")

@@ -75,11 +75,7 @@ class Visit:
         self.steps = {sample.name: step for step, sample in enumerate(self.prepared.samples)}
 
     def read(self, sample: Sample) -> ImageResult | ModelInput:
-        """Decode and prepare an image, unless an earlier run has completed it: then its result.
-
-        Raises:
-            ImageError: it cannot be read.
-        """
+        """Decode and prepare an image, unless an earlier run has completed it: then its result."""
         result = None
         if self.prepared.options.resume:
             result = kept(self.store.image(sample.name), sample, self.fingerprint)
@@ -118,11 +114,7 @@ class Visit:
         return ImageResult(sample.name, folder, error=error.message, hint=error.hint)
 
     def finish(self, image: ImageWriter | ImageResult) -> ImageResult:
-        """Wait until the files of an image are written.
-
-        Raises:
-            StoreError: they cannot be, or would take the run over its limit.
-        """
+        """Wait until the files of an image are written."""
         if isinstance(image, ImageResult):
             if image.kept:
                 self._count(self.store.folder(image.folder))
@@ -165,12 +157,7 @@ def visit_all(
     """Run each image through the model and yield its result, in order, until `stop` is set.
 
     Image n is yielded when image n + 1 has been through the model. Whatever ends the loop, encoders
-    complete the image that they have, unless the one before could not be written.
-
-    Raises:
-        StoreError: the run cannot be written, or would become too large. What goes wrong with one
-            image is in its result.
-    """
+    complete the image that they have, unless the one before could not be written."""
     previous: ImageWriter | ImageResult | None = None
     options, readers = run.prepared.options, readers_for(samples)
     with (
@@ -204,11 +191,7 @@ class ImageWriter:
     """Draws what hooks take of one image; encoders write the files, the manifest last."""
 
     def __init__(self, run: Visit, sample: Sample, image: ModelInput, encoders: Background) -> None:
-        """Make the folder.
-
-        Raises:
-            StoreError: it cannot be made, or the run directory is no longer there.
-        """
+        """Make the folder."""
         self.run, self.sample, self.image, self.encoders = run, sample, image, encoders
         self.options = run.prepared.options.draw
         self.hints = run.prepared.hints(image)
@@ -226,12 +209,7 @@ class ImageWriter:
         self.folder = run.store.new_image(sample.name)
 
     def draw(self) -> None:
-        """Show the image to the model, and have the manifest written once all files are.
-
-        Raises:
-            UsageError: the target does not fit the output.
-            ForwardError: the model raised.
-        """
+        """Show the image to the model, and have the manifest written once all files are."""
         outcome, recorder = self.run.prepared.show(self.image, self.take)
         result = ImageResult(
             self.sample.name,
@@ -248,9 +226,6 @@ class ImageWriter:
 
         Args:
             gradient: of the target at the tensor, for class activation maps.
-
-        Raises:
-            LayoutError: it cannot be drawn, or its files would have the names of other ones.
         """
         hints = self.hints.at(site, tensor)
         parts = self.run.drawer.draw(site, tensor, hints, *self._drawn_over, gradient)
@@ -275,11 +250,7 @@ class ImageWriter:
                 self.posts.append(Post(at, drawn, picture.stats, counts, *about))
 
     def result(self) -> ImageResult:
-        """Wait until all files are written, and help.
-
-        Raises:
-            StoreError: one cannot be; the folder is gone.
-        """
+        """Wait until all files are written, and help."""
         assert self.closing is not None, "done comes first"
         return self.encoders.result(self.closing)
 
