@@ -38,15 +38,6 @@ def test_no_sizes(text: str) -> None:
         parse_bytes(text)
 
 
-def test_a_bad_size_is_a_usage_error(featviz: Run, tiny_file: Path, picture: Path) -> None:
-    """On the command line, with the option's name."""
-    done = featviz("run", tiny_file, picture, "--max-output-size", "5 apples")
-    assert (
-        done.code == 2
-        and "max_output_size=5 apples: expected an amount of bytes, such as 500MB" in done.err
-    )
-
-
 @pytest.mark.parametrize("more", [[], ["--tensors", "npy"]], ids=["pictures", "tensors"])
 def test_the_estimate_is_that_of_the_dry_run(
     more: list[str], featviz: Run, tiny_file: Path, tmp_path: Path

@@ -208,7 +208,7 @@ def test_an_image_inside_the_folder_of_another(
     assert tree(tmp_path / "out") == before
 
 
-@pytest.mark.parametrize("jobs", [1, 3, 8])
+@pytest.mark.parametrize("jobs", [1, 8])
 def test_the_same_bytes_whatever_the_number_of_encoders(
     jobs: int, draw: Run, whole: Path, tmp_path: Path
 ) -> None:
