@@ -28,7 +28,6 @@ from featviz.audit.audit import HealthCheck
 from featviz.drawing import tensorboard as boards
 from featviz.drawing.tensorboard import Board
 from featviz.errors import FeatvizError, ForwardError, UsageError
-from featviz.hooks.layers import modules_by_name
 from featviz.models.load import LoadedModel, adopt
 from featviz.options import (
     DrawOptions,
@@ -134,9 +133,7 @@ class Watcher:
         model: the module that is trained. One that is compiled, or in DataParallel or
             DistributedDataParallel, is looked at inside its wrapper; of several processes the first
             writes.
-        images: paths and images in memory, as for `featviz.run`.
-        layers: selectors, a class of modules, or a list of these. None takes one layer for each
-            stage.
+        images, layers: as for `featviz.run`.
         every: optimizer steps from one drawing to the next.
         out: the folder of the series.
         tensorboard: folder for TensorBoard's events (extra `featviz[tensorboard]`); its steps are
@@ -145,9 +142,8 @@ class Watcher:
         resume: go on with the series that is there, from a checkpoint; its steps behind that
             checkpoint are removed when the first new one is written.
         start: optimizer steps that the model has taken already.
-        options: how maps are drawn (normalize, cmap, nrow, max_maps, format, ...) and what the
-            model gets (size in pixels, mean, std, transform, forward_args, ...), as for
-            `featviz.run`.
+        options: how maps are drawn (normalize, cmap, nrow, ...) and what the model gets (size,
+            mean, std, transform, forward_args, ...), as for `featviz.run`.
 
     Raises:
         FeatvizError: a bad option, no such images or layers, or a folder that holds something else.
@@ -215,9 +211,8 @@ class Watcher:
             The run directory of this step if it was written, else None.
 
         Raises:
-            UsageError: the number is no whole one, or below the last one, or a series that goes on
-                is to count by itself and was not told from where.
-            FeatvizError: the first step cannot be written.
+            FeatvizError: the number is no whole one, or below the last one; nobody said from where
+                a series goes on; or the first step cannot be written.
         """
         if number is None and not self._numbered:
             raise UsageError(
@@ -353,14 +348,13 @@ class FitWatch:
         self._end(draw_last=False)
         again = number > 0
         choice = {"overwrite": self._overwrite and not again, "resume": again, "start": number}
-        modules = modules_by_name(model) if self._part else {"": model}
-        if self._part not in modules:
-            names = [name for name in modules if name and "." not in name]
-            raise UsageError(
-                f"part {self._part!r} is no module of {type(model).__name__}",
-                f"one of {quoted(listed(names, 8), 200)}",
-            )
-        self._watcher = Watcher(modules[self._part], **{**self._given, **choice}).__enter__()
+        try:
+            part = model.get_submodule(self._part)
+        except AttributeError:
+            message = f"part {self._part!r} is no module of {type(model).__name__}"
+            names = [name for name, _ in model.named_children()]
+            raise UsageError(message, f"one of {quoted(listed(names, 8), 200)}") from None
+        self._watcher = Watcher(part, **{**self._given, **choice}).__enter__()
 
     def _step(self, number: int) -> None:
         if self._watcher is not None:

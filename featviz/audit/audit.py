@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from msgspec import structs
 from PIL import Image
@@ -25,7 +25,7 @@ from featviz.models.load import LoadedModel, load_model, mistakes_first
 from featviz.models.requirements import versions
 from featviz.options import AuditOptions, InputOptions, ModelOptions
 from featviz.pipeline.batches import Batch, BatchProgress, batches, run_batch
-from featviz.pipeline.prepare import first_input, grouped, warn_of_guess
+from featviz.pipeline.prepare import blank_input, grouped, warn_of_guess
 from featviz.records import Layer, Sample, Verdict
 from featviz.records.findings import Doubles, Gate, parse_gate
 from featviz.rundir import destination, junit, write
@@ -63,6 +63,7 @@ def audit(
     arguments: Sequence[str],
     options: AuditOptions,
     progress: BatchProgress = lambda image, error, total: None,
+    stdin: BinaryIO | None = None,
 ) -> AuditResult:
     """Audit a model on images.
 
@@ -73,7 +74,7 @@ def audit(
     decode.check_background(options.inputs.background)
     gates = [parse_gate(text) for text in options.fail_on]
     baseline = None if options.baseline is None else output.read_baseline(options.baseline)
-    samples = find.find_samples(arguments, None, options.nul_separated, options.out)
+    samples = find.find_samples(arguments, stdin, options.nul_separated, options.out)
     besides = _check_places(model, samples, options)
     with destination.replacing(options.out, destination.AUDIT, besides) as folder:
         loaded = load_model(model, options.inputs) if isinstance(model, ModelOptions) else model
@@ -147,7 +148,7 @@ def examine(
         FeatvizError: nothing to look at, a gate that speaks of nothing, or not one image went
             through.
     """
-    plan = choose(model, options.layers, first_input(model, samples, options.inputs)[0])
+    plan = choose(model, options.layers, blank_input(model, samples, options.inputs))
     expected = [findings.expected_row(target, options.thresholds) for target in plan.targets]
     for gate in gates:
         findings.covered(gate, expected)

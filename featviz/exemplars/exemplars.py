@@ -6,7 +6,7 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Any, BinaryIO
 
 from msgspec import structs
 from torch import Tensor
@@ -30,7 +30,7 @@ from featviz.models.requirements import versions
 from featviz.options import ExemplarOptions, ModelOptions
 from featviz.pipeline.batches import BatchProgress, batches, run_batch
 from featviz.pipeline.choose import choose_layers
-from featviz.pipeline.prepare import first_input, grouped, warn_of_guess
+from featviz.pipeline.prepare import blank_input, grouped, warn_of_guess
 from featviz.records import Layer, Sample, Site, TextTable
 from featviz.rundir import EXEMPLARS_FILE, destination, write
 from featviz.rundir.exemplars import (
@@ -85,18 +85,20 @@ def find_exemplars(
     arguments: Sequence[str],
     options: ExemplarOptions,
     progress: BatchProgress = lambda image, error, total: None,
+    stdin: BinaryIO | None = None,
 ) -> ExemplarResult:
     """Find the images, and the places in them, that excite each channel of some layers most.
 
     Args:
         progress: called with each image.
+        stdin: where the list of images is read for the argument `-`; None takes the process's own.
 
     Raises:
         FeatvizError: nothing could be begun, not one image went through, or the results could not
             be written. What goes wrong with one image is in the result instead.
     """
     check_background(options.inputs.background)
-    found = find.find_samples(arguments, None, options.nul_separated, options.out)
+    found = find.find_samples(arguments, stdin, options.nul_separated, options.out)
     names = () if isinstance(model, LoadedModel) else (model.spec, model.arch, model.weights)
     inputs = [*find.files_of(found), *destination.model_files(*names)]
     destination.check_apart(options.out, "--out", inputs)
@@ -106,7 +108,7 @@ def find_exemplars(
         loaded = load_model(model, options.inputs) if isinstance(model, ModelOptions) else model
         warn_of_guess(loaded.preprocess)
         samples = grouped(found, loaded.preprocess)
-        blank = first_input(loaded, samples, options.inputs)[0]
+        blank = blank_input(loaded, samples, options.inputs)
         layers = choose_layers(loaded, options.layers, blank)
         plan = plan_targets(loaded, layers, blank)
         if not plan.targets:

@@ -250,7 +250,7 @@ def _explain(prepared: Prepared, sample: Sample, method: str, cmap: str) -> Imag
             maps.append(LayerCam(site, values, np.asarray(laid.convert("RGB")), limits))
 
         with in_eval_mode(prepared.model.module, gradients=True):
-            outcome, recorder = prepared.show(image, take)
+            outcome, recorder = prepared.show(image.args, hints, take)
         if not maps:
             why = [f"layer {quoted(s.layer)} ({s.type}) {s.reason}" for s in recorder.skipped]
             why += [f"layer {quoted(layer.label)} did not run" for layer in recorder.never_ran]

@@ -212,11 +212,12 @@ def _draw(name: str, prepared: Prepared, options: LookOptions, out: Path) -> Loo
         left_out = [layer for place, layer in enumerate(chosen) if place not in kept]
         chosen = [layer for place, layer in enumerate(chosen) if place in kept]
     image = prepared.read(prepared.samples[0])
-    sink = _PageSink(prepared, prepared.hints(image), {at.name for at in chosen}, options.page)
+    hints = prepared.hints(image)
+    sink = _PageSink(prepared, hints, {at.name for at in chosen}, options.page)
     root = list_layers(prepared.model.module)[0]
     hooked = chosen if root in chosen else [*chosen, root]
     with in_eval_mode(prepared.model.module):
-        outcome, recorder = prepared.show(image, sink.take, hooked)
+        outcome, recorder = prepared.show(image.args, hints, sink.take, hooked)
     never_ran = tuple(layer.name for layer in recorder.never_ran)
     rows = tuple(replace(row, calls=recorder.calls[row.layer]) for row in sink.rows.values())
     if not rows:

@@ -151,7 +151,7 @@ def _plan(prepared: Prepared, images: int) -> DryRun:
             size += ROW_BYTES + 4 * len(STAT_COLUMNS) * maps.data.shape[0]
 
     with in_eval_mode(prepared.model.module, prepared.plan.options.gradients):
-        _, recorder = prepared.pass_through(blank, hints, sink)
+        _, recorder = prepared.show(blank, hints, sink)
     skipped = [(skip.layer, skip.reason) for skip in recorder.skipped]
     skipped += [(layer.name, "did not run") for layer in recorder.never_ran]
     return DryRun(images, tuple(files), tuple(skipped), beside, size)

@@ -115,7 +115,11 @@ class Prepared:
         return self.books[image.shape]
 
     def show(
-        self, image: ModelInput, sink: Callable[..., None], layers: Sequence[Layer] | None = None
+        self,
+        args: Sequence[Tensor],
+        hints: HintBook,
+        sink: Callable[..., None],
+        layers: Sequence[Layer] | None = None,
     ) -> tuple[Outcome, Recorder]:
         """Show an image to the model, and go back from the target where gradients are wanted.
 
@@ -124,16 +128,6 @@ class Prepared:
                 at the tensor, where class activation maps are drawn.
             layers: those to capture; None takes those of the run.
         """
-        return self.pass_through(image.args, self.hints(image), sink, layers)
-
-    def pass_through(
-        self,
-        args: Sequence[Tensor],
-        hints: HintBook,
-        sink: Callable[..., None],
-        layers: Sequence[Layer] | None = None,
-    ) -> tuple[Outcome, Recorder]:
-        """The same with any arguments of the model's forward."""
         take = passes.paired(sink) if self.options.draw.weighs else sink
         layers = self.layers if layers is None else layers
         return passes.run(self.model, self.plan, args, hints, layers, take)
@@ -146,7 +140,7 @@ def prepare(
     loaded = load_model(model, options.inputs) if isinstance(model, ModelOptions) else model
     warn_of_guess(loaded.preprocess)
     samples = grouped(images, loaded.preprocess)
-    blank, shown = first_input(loaded, samples, options.inputs)
+    blank, shown = _first_input(loaded, samples, options.inputs)
     layers = choose_layers(loaded, options.layers, blank, options.draw.tensor_layout)
     plan = gradients.plan(loaded, options.passes)
     prepared = Prepared(options, loaded, tuple(samples), blank, shown, layers, plan)
@@ -195,7 +189,14 @@ def readers_for(samples: Sequence[Sample]) -> int:
     return READERS_OF_STORES if far else 1
 
 
-def first_input(
+def blank_input(
+    loaded: LoadedModel, samples: Sequence[Sample], inputs: InputOptions
+) -> list[Tensor]:
+    """Zeros in the shapes of the first readable sample's inputs."""
+    return _first_input(loaded, samples, inputs)[0]
+
+
+def _first_input(
     loaded: LoadedModel, samples: Sequence[Sample], inputs: InputOptions
 ) -> tuple[list[Tensor], tuple[int, int]]:
     """Zeros in the shapes of the first readable sample's inputs, and the height and width that the

@@ -210,7 +210,7 @@ class ImageWriter:
 
     def draw(self) -> None:
         """Show the image to the model, and have the manifest written once all files are."""
-        outcome, recorder = self.run.prepared.show(self.image, self.take)
+        outcome, recorder = self.run.prepared.show(self.image.args, self.hints, self.take)
         result = ImageResult(
             self.sample.name,
             self.folder.name,
