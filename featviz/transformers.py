@@ -14,8 +14,8 @@ except ImportError as error:
 
 
 class TrainerWatcher(FitWatch, TrainerCallback):
-    """A `featviz.Watcher` for the time of each `train`; the steps are the Trainer's `global_step`. A
-    training that goes on from a checkpoint goes on with the series.
+    """A `featviz.Watcher` for the time of each `train`; the steps are the Trainer's `global_step`.
+    A training that goes on from a checkpoint goes on with the series.
 
     Args:
         images, layers, every, out, tensorboard, overwrite, options: as for `featviz.Watcher`, which

@@ -39,6 +39,7 @@ from featviz.pipeline.prepare import (
     find_images,
     last_map,
     prepare,
+    read_input,
 )
 from featviz.records import FORMATS, REDUCTIONS, Bytes, Floats, Guess, Outcome, Sample, Site, Skip
 from featviz.rundir.atomic import atomic, reported
@@ -234,7 +235,7 @@ def _explain(prepared: Prepared, sample: Sample, method: str, cmap: str) -> Imag
     maps: list[LayerCam] = []
     """From the target to the input."""
     try:
-        image = prepared.read(sample)
+        image = read_input(sample, prepared.model.preprocess, prepared.options.inputs)
         hints, background, shown = prepared.hints(image), image.background(), image.shown()
 
         def take(site: Site, tensor: Tensor, gradient: Tensor) -> None:

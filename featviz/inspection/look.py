@@ -27,7 +27,7 @@ from featviz.layout import to_floats
 from featviz.layout.hints import HintBook
 from featviz.models.load import LoadedModel
 from featviz.options import DrawOptions, LookOptions, ModelOptions, PageOptions, RunOptions
-from featviz.pipeline.prepare import Prepared, find_images, prepare
+from featviz.pipeline.prepare import Prepared, find_images, prepare, read_input
 from featviz.records import Bytes, Floats, Guess, Sample, Site, Skip, finite
 from featviz.rundir import destination, outputs
 from featviz.rundir.atomic import atomic
@@ -211,7 +211,7 @@ def _draw(name: str, prepared: Prepared, options: LookOptions, out: Path) -> Loo
         kept = {round(place) for place in np.linspace(0, len(chosen) - 1, MOST_STAGES)}
         left_out = [layer for place, layer in enumerate(chosen) if place not in kept]
         chosen = [layer for place, layer in enumerate(chosen) if place in kept]
-    image = prepared.read(prepared.samples[0])
+    image = read_input(prepared.samples[0], prepared.model.preprocess, options.inputs)
     hints = prepared.hints(image)
     sink = _PageSink(prepared, hints, {at.name for at in chosen}, options.page)
     root = list_layers(prepared.model.module)[0]
@@ -236,14 +236,14 @@ def _draw(name: str, prepared: Prepared, options: LookOptions, out: Path) -> Loo
     if left_out:
         log.info("%d of %d stages; --layers takes others", len(rows), len(rows) + len(left_out))
     seen = image.preprocess.shown(image.args)[0]
-    if len(image.shape) == 5:  # of a clip or a volume the slice in the middle
+    if image.args[0].ndim == 5:  # of a clip or a volume the slice in the middle
         pictures = image.preprocess.pictures(image.args[:1])
         seen = pictures[len(pictures) // 2][0]
     result = LookResult(
         path=out,
         model=name,
         name=prepared.samples[0].name,
-        input_shape=image.shape,
+        input_shape=tuple(image.args[0].shape),
         preprocessing=image.words,
         prediction=outcome.prediction,
         layers=rows,

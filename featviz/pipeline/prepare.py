@@ -52,21 +52,10 @@ class ModelInput:
     args: list[Tensor]
     """The arguments of the model's forward."""
     preprocess: Preprocess
-
-    @property
-    def words(self) -> str:
-        """How it was prepared."""
-        return self.preprocess.words_for(self.picture.words)
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """The shape of the first argument."""
-        return tuple(self.args[0].shape)
-
-    @property
-    def window(self) -> Window | None:
-        """Where the image lies in an input that was padded; None where nothing is padded."""
-        return self.preprocess.window(self.picture.size)
+    words: str
+    """How it was prepared."""
+    window: Window | None
+    """Where the image lies in an input that was padded; None where nothing is padded."""
 
     def shown(self) -> Bytes:
         """What the model saw, uint8 [H, W, C]: frames and several images side by side."""
@@ -101,18 +90,15 @@ class Prepared:
         """Hints on the layout of each layer's tensors when the model gets these inputs."""
         return HintBook(self.model.module, args[0].shape, self.options.draw.tensor_layout)
 
-    def read(self, sample: Sample) -> ModelInput:
-        """Decode a sample and preprocess it."""
-        return read_input(sample, self.model.preprocess, self.options.inputs)
-
     def hints(self, image: ModelInput) -> HintBook:
         """The hints for images of this shape."""
-        if image.shape not in self.books:
+        shape = tuple(image.args[0].shape)
+        if shape not in self.books:
             book = self.hint_book(image.args)
             if self.books:
                 book.settle_as(next(iter(self.books.values())))
-            self.books[image.shape] = book
-        return self.books[image.shape]
+            self.books[shape] = book
+        return self.books[shape]
 
     def show(
         self,
@@ -180,7 +166,8 @@ def read_input(sample: Sample, preprocess: Preprocess, inputs: InputOptions) -> 
         preprocess.chain.channels, preprocess.frames is not None, preprocess.transform is not None
     )
     picture = decode.decode(sample, inputs.background, preprocess.frames, wanted, read_tensor)
-    return ModelInput(picture, preprocess(picture.images), preprocess)
+    words, window = preprocess.words_for(picture.words), preprocess.window(picture.size)
+    return ModelInput(picture, preprocess(picture.images), preprocess, words, window)
 
 
 def readers_for(samples: Sequence[Sample]) -> int:

@@ -40,9 +40,9 @@ from featviz.errors import (
 from featviz.gradients import passes
 from featviz.hooks.eval_mode import in_eval_mode
 from featviz.pipeline.encoders import Background, read_ahead, shared_cores
-from featviz.pipeline.prepare import ModelInput, Prepared, readers_for
+from featviz.pipeline.prepare import ModelInput, Prepared, read_input, readers_for
 from featviz.pipeline.resume import kept
-from featviz.records import Floats, ImageResult, Outcome, Sample, Site, finite
+from featviz.records import Floats, ImageResult, Sample, Site, finite
 from featviz.rundir import INPUT_FILE
 from featviz.rundir.schema import Capture
 from featviz.rundir.write import ImageFolder, RunDirectory, manifest_rows
@@ -76,10 +76,10 @@ class Visit:
 
     def read(self, sample: Sample) -> ImageResult | ModelInput:
         """Decode and prepare an image, unless an earlier run has completed it: then its result."""
-        result = None
-        if self.prepared.options.resume:
+        prepared, result = self.prepared, None
+        if prepared.options.resume:
             result = kept(self.store.image(sample.name), sample, self.fingerprint)
-        return self.prepared.read(sample) if result is None else result
+        return result or read_input(sample, prepared.model.preprocess, prepared.options.inputs)
 
     def begin(
         self, sample: Sample, load: Callable[[], ImageResult | ModelInput], encoders: Background
@@ -119,8 +119,9 @@ class Visit:
             if image.kept:
                 self._count(self.store.folder(image.folder))
             return image
+        assert image.closing is not None, "draw comes first"
         try:
-            result = image.result()
+            result = image.encoders.result(image.closing)
         except UploadError as error:
             self.lost += 1
             if self.lost == MOST_LOST:
@@ -218,7 +219,6 @@ class ImageWriter:
             never_ran=tuple(layer.name for layer in recorder.never_ran),
             outcome=outcome,
         )
-        self._later(self._shown.nbytes, self._write_input)
         self.closing = self.encoders.submit(0, partial(self._close, result))
 
     def take(self, site: Site, tensor: Tensor, gradient: Tensor | None = None) -> None:
@@ -249,11 +249,6 @@ class ImageWriter:
                 about = note(plain), self.sample.name
                 self.posts.append(Post(at, drawn, picture.stats, counts, *about))
 
-    def result(self) -> ImageResult:
-        """Wait until all files are written, and help."""
-        assert self.closing is not None, "done comes first"
-        return self.encoders.result(self.closing)
-
     def abandon(self) -> None:
         """Remove the folder once encoders have let go of it."""
         if self.closing is not None:
@@ -278,8 +273,11 @@ class ImageWriter:
     # What follows is run by encoders
 
     def _close(self, result: ImageResult) -> ImageResult:
-        """Write the manifest; all that this waits for was begun before."""
+        """Write the input, and the manifest once all files are there, which were begun before."""
+        height, width, channels = self._shown.shape
         try:
+            with self.folder.writing(INPUT_FILE) as file:
+                write_png(file, (height, width), [self._shown.reshape(height, width * channels)])
             for task in self.tasks:
                 task.result()
             result = replace(result, rows=tuple(row.result() for row in self._rows))
@@ -290,43 +288,32 @@ class ImageWriter:
         return result
 
     def _manifest(self, result: ImageResult) -> dict[str, Any]:
-        (width, height), shapes = self.image.picture.size, [list(a.shape) for a in self.image.args]
-        size = {"width": width, "height": height}
-        about = {"path": self.sample.name, "sha256": self.image.picture.sha256, "size": size}
+        picture, plan, outcome = self.image.picture, self.run.prepared.plan, result.outcome
+        size = dict(zip(("width", "height"), picture.size, strict=True))
+        image = {"path": self.sample.name, "sha256": picture.sha256, "size": size}
         if len(self.sample.paths) > 1:
-            about["files"] = [path.name for path in self.sample.paths]
+            image["files"] = [path.name for path in self.sample.paths]
+        shapes = [list(arg.shape) for arg in self.image.args]
         shape = shapes[0] if len(shapes) == 1 else shapes
+        said: dict[str, Any] = {}
+        if outcome.prediction:
+            said["prediction"] = [asdict(guess) for guess in outcome.prediction]
+        if plan.options.gradients:
+            value, rule = finite(outcome.target), plan.options.grad_rule
+            said["target"] = {"of": plan.target.text, "value": value, "grad_rule": rule}
+        if plan.changes:
+            changes = plan.options.interventions
+            said["interventions"] = [{"kind": kind, "what": what} for kind, what in changes]
+        if outcome.intervened:
+            said["effect"] = outcome.effect
         return {
-            "image": about,
+            "image": image,
             "input": {"shape": shape, "preprocessing": self.image.words},
             "fingerprint": self.run.fingerprint,
-            **self._said(result.outcome),
+            **said,
             **manifest_rows(result.rows, result.skipped),
             "never_ran": list(result.never_ran),
         }
-
-    def _said(self, outcome: Outcome) -> dict[str, Any]:
-        """What the model said, and what was done to it."""
-        words: dict[str, Any] = {}
-        plan = self.run.prepared.plan
-        options = plan.options
-        if outcome.prediction:
-            words["prediction"] = [asdict(guess) for guess in outcome.prediction]
-        if options.gradients:
-            value, rule = finite(outcome.target), options.grad_rule
-            words["target"] = {"of": plan.target.text, "value": value, "grad_rule": rule}
-        if plan.changes:
-            words["interventions"] = [
-                {"kind": k, "what": what} for k, what in options.interventions
-            ]
-        if outcome.intervened:
-            words["effect"] = outcome.effect
-        return words
-
-    def _write_input(self) -> None:
-        height, width, channels = self._shown.shape
-        with self.folder.writing(INPUT_FILE) as file:
-            write_png(file, (height, width), [self._shown.reshape(height, width * channels)])
 
     def _write_tensor(self, name: str, array: np.ndarray) -> None:
         with self.folder.writing(name) as file:
