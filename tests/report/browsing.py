@@ -25,13 +25,21 @@ DARK[0, 1] = DARK[4, 1] = 0
 class Page:
     """A page of the report in the browser."""
 
-    def __init__(self, browser: Any, run: Path) -> None:
-        self.browser, self.run = browser, run
+    def __init__(self, browser: Any, run: Path, scripts: bool = True) -> None:
+        self.browser, self.run, self.scripts = browser, run, scripts
 
     def open(self, name: str) -> Page:
         """Load a page of the folder; its name may end in a query and a fragment."""
+        self.browser.get("about:blank")  # a fragment of the page that is open would load nothing
         self.browser.get(f"{(self.run / 'report').as_uri()}/{name}")
         return self
+
+    def settle(self) -> None:
+        """Wait for what the page has queued: a changed fragment is an event of its own."""
+        if not self.scripts:
+            return
+        queued = "Promise.race([new Promise(requestAnimationFrame), new Promise(f => setTimeout(f, 100))])"
+        self.browser.execute_async_script(f"{queued}.then(() => setTimeout(arguments[0]))")
 
     def js(self, code: str, *arguments: Any) -> Any:
         """What a piece of JavaScript returns."""
@@ -39,10 +47,12 @@ class Page:
 
     def all(self, css: str) -> list[Any]:
         """Elements, in the page's order."""
+        self.settle()
         return self.browser.find_elements("css selector", css)
 
     def one(self, css: str) -> Any:
         """The first element."""
+        self.settle()
         return self.browser.find_element("css selector", css)
 
     def shown(self, css: str) -> list[Any]:
@@ -67,6 +77,7 @@ class Page:
 
         for key in keys:
             ActionChains(self.browser).send_keys(key).perform()
+            self.settle()
 
     def choose(self, css: str, value: str) -> None:
         """Choose in a list, as a person would."""

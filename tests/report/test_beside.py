@@ -223,15 +223,13 @@ def test_the_page_of_a_channel_begins_with_its_exemplars(
     """The channel that has a picture shows it at once; the other shows none."""
     build_report(two, ReportOptions(exemplars=write_exemplars(tmp_path / "found")))
     browser.get_log("browser")
-    address = (two / "report" / "layer-000.html").as_uri()
     for channel, count in ((0, 1), (1, 0)):
-        browser.get("about:blank")
-        browser.get(f"{address}#c{channel}")
-        shown = browser.find_elements("css selector", ".channel .sought img")
+        page = Page(browser, two).open(f"layer-000.html#c{channel}")
+        shown = page.all(".channel .sought img")
         assert len(shown) == count
         for image in shown:
-            browser.execute_script("return arguments[0].decode()", image)
-            assert browser.execute_script("return arguments[0].naturalWidth", image) == 70
+            page.js("return arguments[0].decode()", image)
+            assert page.js("return arguments[0].naturalWidth", image) == 70
     assert browser.get_log("browser") == []
 
 

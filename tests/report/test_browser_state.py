@@ -50,6 +50,7 @@ def test_a_channel_has_a_view_of_all_images(browser: Any, many: tuple[Path, np.n
     page.keys(Keys.ARROW_RIGHT)
     assert browser.current_url.endswith("#c4") and "Channel 4" in page.one(".channel h2").text
     browser.back()
+    page.settle()
     assert "Channel 3" in page.one(".channel h2").text
     page.keys(Keys.ESCAPE)
     assert not page.shown(".channel") and page.shown(".beside")

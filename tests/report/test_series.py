@@ -187,7 +187,7 @@ def test_without_scripts_all_steps_stand_side_by_side(browser: Any, shown: Path)
     """The slider is not there, and each strip has every step."""
     browser.execute_cdp_cmd("Emulation.setScriptExecutionDisabled", {"value": True})
     try:
-        page = Page(browser, shown).open("index.html")
+        page = Page(browser, shown, scripts=False).open("index.html")
         assert _steps(page) == ["0", "100", "250"] * 2 and page.shown(".step-slider") == []
     finally:
         browser.execute_cdp_cmd("Emulation.setScriptExecutionDisabled", {"value": False})
