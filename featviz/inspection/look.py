@@ -95,10 +95,6 @@ class ShownLayer:
         return {k: v for k, v in vars(self).items() if k != "tiles"}
 
 
-def _no_page() -> Bytes:
-    return np.empty((0, 0, 3), np.uint8)
-
-
 @dataclass(frozen=True)
 class LookResult:
     """The page of one image, and what it shows."""
@@ -117,7 +113,7 @@ class LookResult:
     never_ran: tuple[str, ...]
     shown: Bytes = field(repr=False, compare=False)
     """What the model saw, RGB [H, W, 3]."""
-    picture: Bytes = field(repr=False, compare=False, default_factory=_no_page)
+    picture: Bytes = field(repr=False, compare=False, default_factory=lambda: np.empty(0, np.uint8))
     """The page, RGB [H, W, 3]."""
 
     def as_json(self) -> dict[str, Any]:
