@@ -10,7 +10,6 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from itertools import chain
 from pathlib import Path
 from typing import Any, Generic, TypeAlias, TypeVar, get_type_hints
 
@@ -30,10 +29,11 @@ from featviz.options import (
     InputOptions,
     ModelOptions,
     declared,
+    every_option,
+    nested,
     no_option,
     read,
     read_from,
-    records_in,
     take,
 )
 
@@ -68,36 +68,28 @@ def keywords_of(*kinds: type[Struct], but: Sequence[str] = ()) -> Callable[[F], 
     records in them are: in its signature with types and defaults, and in its documentation."""
 
     def decorate(function: F) -> F:
-        signature = inspect.signature(function)
-        given = [p for p in signature.parameters.values() if p.kind is not p.VAR_KEYWORD]
-        own = {parameter.name for parameter in given}
-        lines = []
-        for kind, defaults in chain.from_iterable(map(_with_defaults, kinds)):
-            types = get_type_hints(kind)
-            for one in declared(kind).values():
-                if one.name in (*but, *NOT_IN_PYTHON):
-                    continue
-                lines.append(f"        {one.name}: {in_full(one.words)}\n")
-                if one.name not in own:
-                    default, name = getattr(defaults, one.name, one.default), one.name
-                    about: Any = {"default": default, "annotation": types[name]}
-                    given.append(inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, **about))
-        function.__signature__ = signature.replace(parameters=given)  # type: ignore[attr-defined]
+        signature, left_out = inspect.signature(function), (*but, *NOT_IN_PYTHON)
+        own = [p for p in signature.parameters.values() if p.kind is not p.VAR_KEYWORD]
+        options = {n: one for kind in kinds for n, one in every_option(kind).items()}
+        records = [record for kind in kinds for record in (kind, *nested(kind).values())]
+        types = {name: hint for record in records for name, hint in get_type_hints(record).items()}
+        further, lines = [], []
+        for name, one in options.items():
+            if name not in left_out:
+                lines.append(f"        {name}: {in_full(one.words)}\n".replace("\f", ""))
+            if name not in (*left_out, *signature.parameters):
+                about: Any = {"default": one.default, "annotation": types[name]}
+                further.append(inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, **about))
+        function.__signature__ = signature.replace(parameters=[*own, *further])  # type: ignore[attr-defined]
         function.__doc__ = f"{function.__doc__}\n    Options:\n{''.join(lines)}"
         return function
 
     return decorate
 
 
-def _with_defaults(kind: type[Struct]) -> list[tuple[type[Struct], Struct | None]]:
-    """A record and the records in it, which may have defaults of their own."""
-    return [(kind, None), *((type(inner), inner) for inner in records_in(kind).values())]
-
-
 def names_of(*kinds: type[Struct], but: Sequence[str] = ()) -> set[str]:
     """All keywords of records and of the records in them, for messages."""
-    every = chain.from_iterable(map(_with_defaults, kinds))
-    names = {name for kind, _ in every for name in declared(kind)} | {"forward_args"}
+    names = {name for kind in kinds for name in every_option(kind)} | {"forward_args"}
     return names - {*but, *NOT_IN_PYTHON}
 
 

@@ -20,7 +20,7 @@ from featviz.drawing.values import compiled
 from featviz.errors import UploadError
 from featviz.hooks.eval_mode import in_eval_mode
 from featviz.images import find
-from featviz.models.load import LoadedModel, mistakes_first
+from featviz.models.load import LoadedModel
 from featviz.options import ModelOptions, RunOptions
 from featviz.pipeline import dry_run
 from featviz.pipeline.place import held, in_any_case, place, together
@@ -89,8 +89,7 @@ def _find(
     if isinstance(options.out, Path):
         inputs = [*find.files_of(samples), *destination.model_files(*names)]
         destination.check_apart(options.out, "--out", inputs)
-    with mistakes_first(model):
-        check_destination(model, options)
+    check_destination(model, options)
     return samples
 
 

@@ -25,7 +25,7 @@ from featviz.gradients.options import PassPlan
 from featviz.hooks.capture import Recorder
 from featviz.hooks.eval_mode import in_eval_mode
 from featviz.hooks.layers import list_layers
-from featviz.images import decode, find, group
+from featviz.images import decode, find
 from featviz.images.arrays import Wanted
 from featviz.images.decode import DecodedImage
 from featviz.layout import map_size, to_maps
@@ -154,10 +154,10 @@ def find_images(arguments: Sequence[str], options: RunOptions) -> list[Sample]:
 def grouped(samples: Sequence[Sample], preprocess: Preprocess) -> list[Sample]:
     """Samples as the model takes them: images, clips, or several images at once."""
     if preprocess.frames is not None:
-        samples = group.clips(samples)
+        samples = find.clips(samples)
     elif preprocess.inputs > 1:
-        samples = group.together(samples, preprocess.inputs)
-    return group.unnested(samples)
+        samples = find.together(samples, preprocess.inputs)
+    return find.unnested(samples)
 
 
 def read_input(sample: Sample, preprocess: Preprocess, inputs: InputOptions) -> ModelInput:

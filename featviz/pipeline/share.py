@@ -37,14 +37,8 @@ def runs_in_torchrun() -> bool:
     return bool(_given(_TORCHRUN)) and shard_of_process() is not None
 
 
-def refuse_shares(command: str, why: str, shard: str | None = None) -> None:
-    """Refuse to divide the images of a command that has to see all of them.
-
-    Args:
-        shard: what the user gave for --shard.
-    """
-    if shard is not None:
-        raise UsageError(f"{command} takes no --shard: {why}", "leave it out")
+def refuse_shares(command: str, why: str) -> None:
+    """Refuse to divide the images of a command that has to see all of them."""
     if runs_in_torchrun():
         shown = _shown(_given(_TORCHRUN))
         raise UsageError(
