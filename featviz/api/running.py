@@ -27,8 +27,8 @@ from featviz.api.keywords import (
 )
 from featviz.errors import StoreError, UsageError
 from featviz.files.urls import Url
+from featviz.gradients.options import for_drawing
 from featviz.options import ModelOptions, RunOptions, declared
-from featviz.pipeline.prepare import for_drawing
 from featviz.records import STAT_COLUMNS, Floats, Guess, ImageResult, RunResult
 from featviz.rundir import INPUT_FILE
 from featviz.rundir.image import ReadImage, read_image

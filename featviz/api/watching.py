@@ -72,7 +72,7 @@ class StepWriter:
 
     def write(self, out: Path, step: int, board: Board | None) -> None:
         """Write the run directory of a step, and post it."""
-        at = None if board is None else board.at_step(step)
+        at = None if board is None else replace(board, step=step)
         with destination.replacing(out, destination.RUN) as folder, self._lent(step) as model:
             results = pipeline.draw_into(folder, replace(self._prepared, model=model), at)
             failed = [result for result in results if result.error is not None]

@@ -11,7 +11,6 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from msgspec import structs
 from torch import Tensor
 
 from featviz.drawing import colormap, normalize, tensorboard, values
@@ -20,8 +19,8 @@ from featviz.errors import ImageError, UsageError
 from featviz.files.remote import Remote
 from featviz.files.urls import Url
 from featviz.gradients import options as gradients
-from featviz.gradients import passes, targets
-from featviz.gradients.options import PassPlan
+from featviz.gradients import passes
+from featviz.gradients.passes import PassPlan
 from featviz.hooks.capture import Recorder
 from featviz.hooks.eval_mode import in_eval_mode
 from featviz.hooks.layers import list_layers
@@ -34,7 +33,7 @@ from featviz.layout.layouts import LAYOUTS
 from featviz.models.files.torch_files import read_tensor
 from featviz.models.load import LoadedModel, load_model
 from featviz.models.preprocess import Preprocess, Window
-from featviz.options import DrawOptions, InputOptions, ModelOptions, PassOptions, RunOptions
+from featviz.options import DrawOptions, InputOptions, ModelOptions, RunOptions
 from featviz.pipeline.choose import ADDS_NOTHING, choose_layers
 from featviz.records import KINDS, PRESETS, Bytes, Layer, Outcome, Sample, Site
 
@@ -128,7 +127,7 @@ def prepare(
     samples = grouped(images, loaded.preprocess)
     blank, shown = _first_input(loaded, samples, options.inputs)
     layers = choose_layers(loaded, options.layers, blank, options.draw.tensor_layout)
-    plan = gradients.plan(loaded, options.passes)
+    plan = passes.plan(loaded, options.passes)
     prepared = Prepared(options, loaded, tuple(samples), blank, shown, layers, plan)
     passes.try_out(loaded, plan, blank, prepared.hint_book(blank))
     return prepared
@@ -247,14 +246,6 @@ def last_map(prepared: Prepared) -> Layer:
 # What the options mean together
 
 
-def for_drawing(passes: PassOptions, draw: DrawOptions, seed: int) -> PassOptions:
-    """What is captured for these pictures: a class activation map is made of an output and its
-    gradient, so it captures both in place of the output."""
-    if draw.weighs and passes.capture == ("output",):
-        passes = structs.replace(passes, capture=targets.PAIRED)
-    return structs.replace(passes, seed=seed)
-
-
 def board_of(options: RunOptions) -> Path | None:
     """The folder of TensorBoard's events: in `tensorboard` one for each run."""
     if options.tensorboard is None:
@@ -277,15 +268,9 @@ def check_options(options: RunOptions) -> None:
             f"overwrite is for folders, and out is {options.out}",
             "name another URL, or remove the run there first (`aws s3 rm --recursive`)",
         )
-    if options.draw.weighs and options.passes.capture != targets.PAIRED:
-        raise UsageError(
-            f"reduce={options.draw.reduce} is made of a layer's output and its gradient, and "
-            f"capture says {','.join(options.passes.capture)}",
-            "leave capture out",
-        )
     check_drawing(options.draw, options.tensorboard)
     decode.check_background(options.inputs.background)
-    gradients.check_options(options.passes)
+    gradients.check_options(options.passes, options.draw)
 
 
 def check_drawing(draw: DrawOptions, board: Path | None = None) -> None:

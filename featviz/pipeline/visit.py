@@ -37,7 +37,6 @@ from featviz.errors import (
     UploadError,
     UsageError,
 )
-from featviz.gradients import passes
 from featviz.hooks.eval_mode import in_eval_mode
 from featviz.pipeline.encoders import Background, read_ahead, shared_cores
 from featviz.pipeline.prepare import ModelInput, Prepared, read_input, readers_for
@@ -133,8 +132,6 @@ class Visit:
         except StoreError:
             image.abandon()
             raise
-        if line := passes.norms_in_words(result.rows):
-            log.debug("%s: %s", result.name, line)
         if self.board is not None:
             self.board.post(image.posts, self.steps[result.name])
         return result
@@ -247,7 +244,7 @@ class ImageWriter:
                 counts = None if key else histogram(layout.to_floats(tensor))
                 drawn = self._later(plain.tiles.nbytes, partial(to_png, plain))
                 about = note(plain), self.sample.name
-                self.posts.append(Post(at, drawn, picture.stats, counts, *about))
+                self.posts.append(Post(at, drawn.result, picture.stats, counts, *about))
 
     def abandon(self) -> None:
         """Remove the folder once encoders have let go of it."""
