@@ -24,7 +24,7 @@ from featviz.errors import LayoutError, UsageError
 from featviz.hooks.eval_mode import in_eval_mode
 from featviz.hooks.layers import list_layers, modules_by_name
 from featviz.hooks.selectors import types_present
-from featviz.models.load import LoadedModel, load_model, mistakes_first
+from featviz.models.load import LoadedModel, load_model
 from featviz.models.requirements import versions
 from featviz.options import InputOptions, KernelOptions, ModelOptions
 from featviz.pipeline.choose import choose_layers
@@ -38,7 +38,7 @@ log = logging.getLogger(__name__)
 NO_IMAGE = InputOptions(channels=1)
 """Kernels need no input; with this, none is guessed from the first convolution."""
 
-_FOR_MAPS = ("tensors", "flat", "overlay", "reduce", "figure", "first")
+_FOR_MAPS = ("tensors", "flat", "overlay", "reduce", "figure")
 """Fields of DrawOptions that kernels have no use for."""
 
 
@@ -73,26 +73,16 @@ def draw_kernels(model: ModelOptions | LoadedModel, options: KernelOptions) -> K
         events = tensorboard.run_folder(options.tensorboard, options.out)
         besides = list(events.glob(tensorboard.EVENTS))
     with lock.held(options.out):
-        with mistakes_first(model):
-            check_free(options.out, options.overwrite, None, besides)
+        check_free(options.out, options.overwrite, None, besides)
         loaded = load_model(model, NO_IMAGE)
         with in_eval_mode(loaded.module):
             read, skipped = _read(loaded, options.layers)
         drawing = {k: v for k, v in structs.asdict(options.draw).items() if k not in _FOR_MAPS}
         store = RunDirectory.create(options.out, options.overwrite, None, besides)
-        store.write_run(
-            {
-                "kind": "kernels",
-                **versions(),
-                "model": loaded.source,
-                "layers": [layer.name for layer, _ in read],
-                "options": {
-                    "layers": options.layers,
-                    "all_slices": options.all_slices,
-                    **drawing,
-                },
-            }
-        )
+        given = {"layers": options.layers, "all_slices": options.all_slices, **drawing}
+        layers = [layer.name for layer, _ in read]
+        record = {"kind": "kernels", **versions(), "model": loaded.source, "layers": layers}
+        store.write_run({**record, "options": given})
         folder = ImageFolder(store.root, "")
         drawn = []
         with tensorboard.opened(events, options.out) as board:

@@ -20,7 +20,7 @@ from featviz.gradients import passes
 from featviz.gradients.passes import PassPlan
 from featviz.hooks.eval_mode import in_eval_mode
 from featviz.hooks.layers import list_layers
-from featviz.images import decode, find, group
+from featviz.images import decode, find
 from featviz.images.arrays import Wanted
 from featviz.images.decode import DecodedImage
 from featviz.layout import map_size, to_maps
@@ -109,10 +109,10 @@ def grouped(samples: Sequence[Sample], preprocess: Preprocess) -> list[Sample]:
         UsageError: images are left over.
     """
     if preprocess.frames is not None:
-        samples = group.clips(samples)
+        samples = find.clips(samples)
     elif preprocess.inputs > 1:
-        samples = group.together(samples, preprocess.inputs)
-    return group.unnested(samples)
+        samples = find.together(samples, preprocess.inputs)
+    return find.unnested(samples)
 
 
 def read_input(
