@@ -134,24 +134,23 @@ def _draw(
 ) -> tuple[dict[str, Any], str, Floats]:
     """Write a layer's picture; its row of the manifest, and the key and statistics [output
     channels, 6] of all weights of each."""
-    tiles, picture = draw_filters(kernels, options.draw, options.all_slices)
+    picture, words = draw_filters(kernels, options.draw, options.all_slices)
     numbers = channel_stats(kernels.data.flatten(1)[:, :, None])
     site = Site(layer, "kernel", 0, "")
     file = folder.file(layer, f"{site.stem}.{options.draw.format}")
     values = kernels.data[0].numel()
     row = describe(replace(picture, stats=numbers), site, kernels.shape, file, values)
     if row.nonfinite:
-        words = "%s holds %d NaN or infinite weights, shown in magenta"
-        log.warning(words, layer.label, row.nonfinite)
+        message = "%s holds %d NaN or infinite weights, shown in magenta"
+        log.warning(message, layer.label, row.nonfinite)
     warn_of_size(layer.label, picture.plan.pixels)
     with folder.writing(file) as opened:
-        encode(picture, opened, options.draw.format, {**caption(row), "Tile": tiles.words})
+        encode(picture, opened, options.draw.format, {**caption(row), "Tile": words})
     if board is not None:
         post_filters(board, layer, kernels, options.draw)
     (entry,) = manifest_rows([row], ())["captures"]
     more = {"groups": kernels.groups, "transposed": kernels.transposed}
-    slices = {"slices": tiles.data.shape[1], "tiles": tiles.words}
-    return {**entry, **more, **slices}, site.stats_key, numbers
+    return {**entry, **more, "slices": picture.slices[1], "tiles": words}, site.stats_key, numbers
 
 
 def _skip(layer: Layer, error: LayoutError) -> Skip:

@@ -16,9 +16,8 @@ from torch import Tensor
 from featviz.drawing import values
 from featviz.errors import ImageError, UsageError
 from featviz.files.remote import Remote
-from featviz.gradients import options as gradients
 from featviz.gradients import passes
-from featviz.gradients.options import PassPlan
+from featviz.gradients.passes import PassPlan
 from featviz.hooks.eval_mode import in_eval_mode
 from featviz.hooks.layers import list_layers
 from featviz.images import decode, find
@@ -74,7 +73,7 @@ def prepare(
     samples = grouped(images, loaded.preprocess)
     blank, shown = _first_input(loaded, samples, options.inputs)
     layers = choose_layers(loaded, options.layers, blank, options.draw.tensor_layout)
-    plan = gradients.plan(loaded, options.passes)
+    plan = passes.plan(loaded, options.passes)
     prepared = Prepared(options, loaded, tuple(samples), blank, shown, layers, plan)
     passes.try_out(loaded, plan, blank, prepared.hint_book(blank))
     return prepared

@@ -48,6 +48,14 @@ COMMANDS = [
 ]
 
 OPTIONS = [
+    *(
+        (f"{RUN} {words}", f"{name} does nothing without gradients", "--capture output,grad")
+        for words, name in (
+            ("--target sum", "target"),
+            ("--grad-rule guided", "grad_rule"),
+            ("--edit conv1:grad*2", "edit=grad"),
+        )
+    ),
     (f"{RUN} --layer b1", "No such option '--layer'", f"--layers? featviz {RUN} --layers b1"),
     (f"{RUN} --max_maps 3", "No such option", f"--max-maps? featviz {RUN} --max-maps 3"),
     (f"{RUN} --gpu", "No such option '--gpu'", f"--device=cuda? featviz {RUN} --device=cuda"),
