@@ -5,15 +5,17 @@ from __future__ import annotations
 
 import logging
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from functools import partial
 from pathlib import Path
 
 from msgspec.structs import replace
 
 from featviz.errors import FeatvizError, StoreError
+from featviz.files.urls import Url
 from featviz.options import RunOptions
-from featviz.pipeline.options import check_options
+from featviz.pipeline.prepare import check_options
 from featviz.rundir import lock, store
 from featviz.rundir.atomic import reported
 from featviz.rundir.place import (
@@ -32,15 +34,10 @@ log = logging.getLogger(__name__)
 
 @contextmanager
 def held(options: RunOptions) -> Iterator[None]:
-    """No other process writes into the place of the run, but other shards of it.
-
-    Raises:
-        UsageError: a bad option.
-        StoreError: another process writes into it.
-    """
+    """No other process writes into the place of the run, but other shards of it."""
     check_options(options)
-    url, shard = options.url, options.shard
-    with lock.held(options.out, shard) if url is None else store.held(url, shard):
+    out, shard = options.out, options.shard
+    with store.held(out, shard) if isinstance(out, Url) else lock.held(out, shard):
         yield
 
 
@@ -48,32 +45,28 @@ def together(options: RunOptions) -> AbstractContextManager[None]:
     """Be the only one of several shards that opens the place, or writes run.json."""
     if options.shard is None:
         return nullcontext()
-    return store.among_shards(options.url) if options.url else lock.among_shards(options.out)
+    out = options.out
+    return store.among_shards(out) if isinstance(out, Url) else lock.among_shards(out)
 
 
 @contextmanager
-def place(options: RunOptions) -> Iterator[RunOptions]:
-    """The options with the folder to write into: a hidden one where the run takes the place of
-    another run when it is whole; one for files on their way to a store."""
-    if options.url is not None:
-        with store.temporary(options.url.name) as folder:
-            yield replace(options, out=folder)
+def place(options: RunOptions) -> Iterator[tuple[Path, RunOptions]]:
+    """The folder to write into, and how: a hidden one where the run takes the place of another run
+    when it is whole; one for files on their way to a store."""
+    if isinstance(options.out, Url):
+        with store.temporary(options.out.name) as folder:
+            yield folder, options
         return
     earlier = None
     if options.overwrite:
         clear_beside(options.out)
         earlier = check_free(options.out, RUN, True)
     if earlier is None or not earlier.complete or not can_be_replaced(options.out):
-        yield options
+        yield options.out, options
         return
     fresh = hidden_beside(options.out)
-    try:
-        yield replace(options, out=fresh, resume=False, overwrite=False)
-    except BaseException:
-        with suppress(FeatvizError, BrokenPipeError):
-            _replace_run(options.out, fresh)
-        raise
-    _replace_run(options.out, fresh)
+    with in_any_case(partial(_replace_run, options.out, fresh)):
+        yield fresh, replace(options, resume=False, overwrite=False)
 
 
 def _replace_run(out: Path, fresh: Path) -> None:
@@ -94,3 +87,16 @@ def _replace_run(out: Path, fresh: Path) -> None:
         )
     else:
         shutil.rmtree(fresh, ignore_errors=True)
+
+
+@contextmanager
+def in_any_case(task: Callable[[], object]) -> Iterator[None]:
+    """Do something at the end of a block; if the block has failed, errors of the task are left
+    out."""
+    try:
+        yield
+    except BaseException:
+        with suppress(FeatvizError, BrokenPipeError):
+            task()
+        raise
+    task()

@@ -277,33 +277,7 @@ class _Sum(nn.Module):
         return parts["c"].mean((2, 3))
 
 
-# Limits, kernels, descriptors
-
-
-@pytest.mark.parametrize("short", [0, 1])
-def test_limits_count_what_is_in_the_images(
-    short: int,
-    whole: Path,
-    featviz: Run,
-    tiny_file: Path,
-    photos: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Bytes of the folders of images, none that is hidden: with just enough the run is
-    whole, with one less the last image is not there."""
-    before = snapshot(whole)
-    size = sum(len(data) for way, data in before.items() if way != "run.json")
-    hide(whole, "a/b/01.png", "no manifest")
-    hide(whole, "a/01.png", "complete beside")
-    monkeypatch.setattr("featviz.pipeline.dry_run.check_limits", lambda *_: None)  # an estimate
-    limit = ("--resume", "--max-output-size", size - short)
-    done = featviz("run", tiny_file, photos, "--out", whole, *SMALL, *limit)
-    last = "a/b/01.png"
-    if short:
-        assert done.code == 1 and f"error: {last} would take the run over --max" in done.err
-        before = {way: data for way, data in before.items() if not way.startswith(last)}
-    assert hidden(whole) == []
-    assert {**snapshot(whole), "run.json": 0} == {**before, "run.json": 0}
+# Kernels
 
 
 def test_damaged_kernels_are_replaced(featviz: Run, tiny_file: Path, tmp_path: Path) -> None:
