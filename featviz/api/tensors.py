@@ -22,7 +22,7 @@ from featviz.hooks.layers import list_layers, modules_by_name
 from featviz.hooks.selectors import Selector, parse, remedy, select, types_present, wants_functions
 from featviz.images import memory
 from featviz.layout import recognise
-from featviz.layout.hints import parse_override
+from featviz.layout.guess import parse_override
 from featviz.options import DrawOptions, declared, no_option, read
 from featviz.pipeline.options import check_drawing
 from featviz.records import Hints, Layer, Site

@@ -14,7 +14,7 @@ from featviz.files.urls import Url, is_url
 from featviz.gradients import options as gradients
 from featviz.gradients import targets
 from featviz.images import decode
-from featviz.layout.hints import parse_override
+from featviz.layout.guess import parse_override
 from featviz.options import DrawOptions, PassOptions, RunOptions
 
 

@@ -291,9 +291,6 @@ def test_only_what_a_softmax_gives_is_attention_in_segformer() -> None:
         ("levit_128s", {}),
         pytest.param("mvitv2_tiny", {}, marks=pytest.mark.slow),
         pytest.param("mixer_s16_224", {}, marks=pytest.mark.slow),
-        pytest.param(
-            "swin_tiny_patch4_window7_224", {"depths": (2, 2, 2, 2)}, marks=pytest.mark.slow
-        ),
         pytest.param("coat_tiny", {"parallel_depth": 2}, marks=pytest.mark.slow),
         pytest.param("cait_xxs24_224", {"depth": 3}, marks=pytest.mark.slow),
     ],
