@@ -355,3 +355,20 @@ def test_unfolded_maps_and_heads_of_windows_are_put_back() -> None:
     weights = seen["attn_drop", ""]
     assert (weights.layout, weights.maps.shape) == ("attention", (30, 4, 4))
     assert torch.equal(weights.maps.flatten(), weights.tensor.flatten())
+
+
+class Pyramid(nn.Module):
+    """Tokens of two maps in one row, as in the pixel decoder of Mask2Former."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fine, self.coarse, self.last = nn.Conv2d(3, 8, 4, 4), nn.Conv2d(8, 8, 2, 2), nn.ReLU()
+
+    def forward(self, x: Tensor) -> Tensor:
+        maps = [fine := self.fine(x), self.coarse(fine)]
+        return self.last(torch.cat([one.flatten(2) for one in maps], 2).transpose(1, 2))
+
+
+def test_tokens_of_several_maps_are_rows() -> None:
+    """16 × 16 and 8 × 8 places in one row are no grid, whatever their number."""
+    assert followed(Pyramid(), 64, 64)["last", ""].layout == "sequence"

@@ -8,21 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from followed import followed
-from ramps import PATCH, look, positions, save
-from tiles import assert_drawn
 from timm import create_model
 from timm.models.davit import DaVit
 from timm.models.hiera import Hiera
 from timm.models.nest import Nest
 from timm.models.swin_transformer import SwinTransformer
-from torch import Tensor, nn
-from torchvision import models
+from torch import nn
 from torchvision.models.detection.transform import GeneralizedRCNNTransform
 from torchvision.models.maxvit import MaxVit
 
@@ -230,71 +226,3 @@ def test_heads_last_weights_are_drawn_head_by_head() -> None:
     weights = torch.rand(1, 3, 320, 320)
     last = layout.to_maps(weights.permute(0, 2, 3, 1), hints)[""].data
     assert torch.equal(last, layout.to_maps(weights, hints)[""].data)
-
-
-class Cut(nn.Module):
-    """Coordinates of patches [1, 4, H, W], shown to a layer that cuts windows."""
-
-    def __init__(self, layer: nn.Module, channels_last: bool = False) -> None:
-        super().__init__()
-        self.stem = nn.Conv2d(3, 4, PATCH, PATCH, bias=False)
-        colours = torch.eye(3)[[0, 1, 2, 0]][:, :, None, None]
-        self.stem.weight = nn.Parameter(colours.repeat(1, 1, PATCH, PATCH) / PATCH**2)
-        self.layer, self.channels_last = layer, channels_last
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.stem(x)
-        return self.layer(x.permute(0, 2, 3, 1) if self.channels_last else x)
-
-
-def coordinates(height: int, width: int) -> Tensor:
-    """What Cut's stem gives: the maps [4, height, width]."""
-    return positions(height, width)[[0, 1, 2, 0]].float()
-
-
-def keep_coordinates(module: nn.Module) -> None:
-    """Linears copy their input (the first of them, and as often as there is room), norms do
-    nothing: what a layer gives is then where it stands."""
-    for part in module.modules():
-        if isinstance(part, nn.Linear):
-            copies = torch.eye(part.in_features).repeat(
-                -(-part.out_features // part.in_features), 1
-            )
-            part.weight = nn.Parameter(copies[: part.out_features])
-            part.bias = None if part.bias is None else nn.Parameter(part.bias * 0)
-        elif isinstance(part, nn.LayerNorm):
-            part.forward = lambda x: x * 1  # type: ignore[method-assign]
-
-
-def window_layer_of_torchvision(kind: str, size: tuple[int, int]) -> nn.Module:
-    """MaxViT's attention over windows of 7, or over grids of 7, that adds nothing."""
-    layer = models.maxvit.PartitionAttentionLayer(
-        4, 2, 7, kind, size, 2, nn.GELU, nn.LayerNorm, 0.0, 0.0, 0.0
-    )
-    keep_coordinates(layer)
-    for last in (layer.attn_layer[1].merge, layer.mlp_layer[3]):
-        last.weight = nn.Parameter(last.weight * 0)
-    return layer
-
-
-@pytest.mark.parametrize(
-    ("kind", "size"), [("window", (28, 28)), ("window", (28, 42)), ("grid", (28, 28))], ids=str
-)
-def test_windows_of_torchvisions_maxvit_lie_where_they_were_cut(
-    kind: str, size: tuple[int, int], tmp_path: Path
-) -> None:
-    """The picture of every layer between partition and departition is that of the coordinates;
-    for a grid before the axes are swapped, after that, and after they are swapped back."""
-    sides = (size[0] * PATCH, size[1] * PATCH)
-    model = Cut(window_layer_of_torchvision(kind, size))
-    folder, found = look(model, save(tmp_path, *sides), "*", sides)
-    seen = {name: row for (name, _, key), row in found.items() if not key}
-    inside = ["partition_op", "partition_swap", "attn_layer.0", "mlp_layer.0", "mlp_layer.1"]
-    inside += ["attn_layer.1.to_qkv", "departition_swap"]
-    for name in inside:
-        row = seen[f"layer.{name}"]
-        assert row["layout"] == "windows" and row["grid"]["tile"] == list(size), name
-        times = row["maps"] // 4
-        assert_drawn(folder, row, coordinates(*size).repeat(times, 1, 1))
-    assert seen["layer.departition_op"]["layout"] == "nchw"
-    assert_drawn(folder, seen["layer.departition_op"], coordinates(*size))
