@@ -21,7 +21,7 @@ from featviz.audit.pruning import find_prunable, verify
 from featviz.errors import CHECK_FAILED, FeatvizError, UsageError
 from featviz.hooks.eval_mode import in_eval_mode
 from featviz.images import decode, find
-from featviz.models.load import LoadedModel, load_model, mistakes_first
+from featviz.models.load import LoadedModel, load_model
 from featviz.models.requirements import versions
 from featviz.options import AuditOptions, InputOptions, ModelOptions
 from featviz.pipeline.batches import Batch, BatchProgress, batches, run_batch
@@ -119,8 +119,7 @@ def _check_places(
             destination.check_apart(path, option, inputs)
             check_file(path, kind, option, options.overwrite)
             besides.append(path)
-    with mistakes_first(model):
-        destination.check_free(options.out, destination.AUDIT, options.overwrite, besides)
+    destination.check_free(options.out, destination.AUDIT, options.overwrite, besides)
     return besides
 
 

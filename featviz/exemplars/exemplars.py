@@ -25,7 +25,7 @@ from featviz.hooks.capture import hooked
 from featviz.hooks.eval_mode import in_eval_mode
 from featviz.images import find
 from featviz.images.decode import check_background
-from featviz.models.load import LoadedModel, load_model, mistakes_first
+from featviz.models.load import LoadedModel, load_model
 from featviz.models.requirements import versions
 from featviz.options import ExemplarOptions, ModelOptions
 from featviz.pipeline.batches import BatchProgress, batches, run_batch
@@ -102,8 +102,7 @@ def find_exemplars(
     names = () if isinstance(model, LoadedModel) else (model.spec, model.arch, model.weights)
     inputs = [*find.files_of(found), *destination.model_files(*names)]
     destination.check_apart(options.out, "--out", inputs)
-    with mistakes_first(model):
-        destination.check_free(options.out, destination.EXEMPLARS, options.overwrite)
+    destination.check_free(options.out, destination.EXEMPLARS, options.overwrite)
     with destination.replacing(options.out, destination.EXEMPLARS) as folder:
         loaded = load_model(model, options.inputs) if isinstance(model, ModelOptions) else model
         warn_of_guess(loaded.preprocess)

@@ -253,7 +253,8 @@ def decide(shape: Sequence[int], hints: Hints, origin: Origin, guess: Form | Non
 
 def decides(shape: Sequence[int], hints: Hints, origin: Origin) -> bool:
     """Whether the layout of a tensor may depend on its origin."""
-    in_pieces = origin.grid is not None and (shape[0] > 1 or len(shape) > 4)
+    sides = tuple(shape[1:3]), tuple(shape[2:4])
+    in_pieces = origin.grid is not None and (shape[0] > 1 or origin.grid[1:] not in sides)
     return len(shape) == 3 or origin.weights or in_pieces or hints.attention
 
 
@@ -277,7 +278,7 @@ def _is_folded(shape: Sequence[int], origin: Origin, guess: Form) -> bool:
 
 
 def _on_grid(shape: Sequence[int], hints: Hints, origin: Origin) -> Form | None:
-    """Tokens and maps of one image whose places go row by row, behind tokens of the model's own."""
+    """Tokens and maps of one image whose places go row by row, between tokens of the model's own."""
     name = _BY_AXES.get((len(shape), origin.axes))
     places, grid = origin.places, origin.grid
     if name is None or places is None or grid is None or shape[0] != 1:
@@ -296,7 +297,7 @@ def _on_grid(shape: Sequence[int], hints: Hints, origin: Origin) -> Form | None:
 
 
 def _in_pieces(shape: Sequence[int], origin: Origin) -> Form | None:
-    """Pieces of a map in whatever order, with channels along one axis."""
+    """Pieces of a map in whatever order, with channels along one axis, heads along another."""
     if origin.grid is None or origin.places is None or len(shape) < 3:
         return None
     time, height, width = origin.grid
