@@ -278,7 +278,7 @@ def _is_folded(shape: Sequence[int], origin: Origin, guess: Form) -> bool:
 
 
 def _on_grid(shape: Sequence[int], hints: Hints, origin: Origin) -> Form | None:
-    """Tokens and maps of one image whose places go row by row, between tokens of the model's own."""
+    """Tokens and maps of one image whose places go row by row, between the model's own tokens."""
     name = _BY_AXES.get((len(shape), origin.axes))
     places, grid = origin.places, origin.grid
     if name is None or places is None or grid is None or shape[0] != 1:

@@ -337,10 +337,10 @@ class UnfoldedAttention(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.whole(x)
-        cut = x.reshape(1, 6, 3, 2, 5, 2).permute(0, 1, 3, 5, 2, 4)
-        x = self.folded(cut.reshape(1, 6, 4, 15))
-        windows = cut.flatten(4).permute(4, 0, 2, 3, 1).reshape(15, 4, 2, 3).transpose(1, 2)
-        q = self.attn_q(windows)  # [15 windows, 2 heads, 4 tokens, 3]
+        cut = x.unflatten(3, (-1, 2)).unflatten(2, (-1, 2)).permute(0, 1, 3, 5, 2, 4)
+        x = self.folded(cut.reshape(1, 6, 4, -1))
+        windows = cut.flatten(4).permute(4, 0, 2, 3, 1).reshape(-1, 4, 2, 3).transpose(1, 2)
+        q = self.attn_q(windows)  # [windows, 2 heads, 4 tokens, 3]
         return self.attn_drop((q @ q.transpose(-2, -1)).softmax(-1)) @ q + x.sum() * 0
 
 
@@ -372,3 +372,10 @@ class Pyramid(nn.Module):
 def test_tokens_of_several_maps_are_rows() -> None:
     """16 × 16 and 8 × 8 places in one row are no grid, whatever their number."""
     assert followed(Pyramid(), 64, 64)["last", ""].layout == "sequence"
+
+
+def test_images_of_another_shape_are_followed_where_places_decide() -> None:
+    """An unfolded map is put back in the second size, too."""
+    images = [torch.rand(3, 12, 20), torch.rand(3, 20, 12)]
+    run = fv.run(UnfoldedAttention(), images, "folded", preset="none")
+    assert [maps.row.layout for maps in run.captures] == ["windows", "windows"]
