@@ -243,7 +243,7 @@ def decide(shape: Sequence[int], hints: Hints, origin: Origin, guess: Form | Non
         is_map = form is not None and form.layout in ("nchw", "nhwc")
         return form if is_map else pieces or guess
     if guess is not None and not _is_claim(shape, hints, guess):
-        return (form or pieces or guess) if _is_folded(shape, origin, guess) else guess
+        return (form or pieces or guess) if _is_folded(shape, hints, origin, guess) else guess
     if (found := form or pieces) is not None:
         return found
     if guess is not None and guess.layout in ("batch", "ncthw", "nthwc"):
@@ -266,14 +266,17 @@ def _is_claim(shape: Sequence[int], hints: Hints, guess: Form) -> bool:
     return is_tokens or averaged or of_clip or guess.layout in ("batch", "sequence")
 
 
-def _is_folded(shape: Sequence[int], origin: Origin, guess: Form) -> bool:
+def _is_folded(shape: Sequence[int], hints: Hints, origin: Origin, guess: Form) -> bool:
     """Whether the rows and columns of a guess are none of the map's, in whatever order."""
     axes, places, grid = LAYOUTS[guess.layout].spatial_axes, origin.places, origin.grid
     if axes is None or places is None or grid is None or bool((places < 0).any()):
         return False
+    sides = [shape[axis] for axis in axes]
+    if hints.attention and len(origin.axes) == 1 and sides[0] == sides[1]:
+        return False  # scores of queries and keys
     if origin.axes != tuple(axis for axis in axes if shape[axis] > 1):
         return True
-    rows, columns = divmod(places.reshape([shape[axis] for axis in axes]), grid[2])
+    rows, columns = divmod(places.reshape(sides), grid[2])
     return bool((rows != rows[:, :1]).any() or (columns != columns[:1]).any())
 
 
