@@ -10,6 +10,7 @@ import numpy as np
 
 from featviz.drawing import colormap
 from featviz.layout.layouts import LAYOUTS
+from featviz.layout.tokens import BEHIND
 from featviz.records import STAT_COLUMNS, Bytes, Floats, GridPlan, Place
 from featviz.rundir.image import ReadImage, same_content
 from featviz.rundir.schema import Capture
@@ -131,15 +132,15 @@ def map_shape(row: Capture) -> tuple[int, int, int]:
 
 
 def is_part(row: Capture) -> bool:
-    """Whether a row's vector is only a part of the kept tensor: a token in front of the grid."""
+    """Whether a row's vector is only a part of the kept tensor: a token beside the grid."""
     return row.layout == "vector" and row.maps * math.prod(map_shape(row)) != math.prod(row.shape)
 
 
-def from_tensor(array: np.ndarray, row: Capture) -> Values | None:
+def from_tensor(array: np.ndarray, row: Capture, behind: int = 0) -> Values | None:
     """Read the values of each channel from a kept tensor, in the order of the maps where
     `Layout.in_map_order` says so.
 
-    Tokens in front of a grid are left out: they have rows of their own.
+    Tokens beside a grid are left out, `behind` of them behind it: they have rows of their own.
 
     Returns:
         None where the layout does not make the manifest's channels of this shape.
@@ -154,7 +155,8 @@ def from_tensor(array: np.ndarray, row: Capture) -> Values | None:
     count = math.prod(map_shape(row))
     if len(data) != row.maps or data.shape[1] < count:
         return None
-    return Values(data[:, data.shape[1] - count :], tuple(range(row.maps)), np.zeros(row.maps))
+    end = data.shape[1] - behind
+    return Values(data[:, end - count : end], tuple(range(row.maps)), np.zeros(row.maps))
 
 
 def from_picture(
@@ -261,7 +263,9 @@ class ImagePair:
         sides = []
         for image, row in zip((self.base, self.new), self.rows(place), strict=True):
             array = image.tensor(row)
-            values = None if array is None else from_tensor(array, row)
+            part = image.captures.get(place._replace(key=f"{place.key}.{BEHIND}".lstrip(".")))
+            behind = 0 if part is None else math.prod(map_shape(part))
+            values = None if array is None else from_tensor(array, row, behind)
             if values is None:
                 return None
             sides.append(values)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 from dataclasses import asdict
 from typing import Any
 
@@ -21,6 +22,7 @@ from featviz.diff.compare import (
     from_picture,
     from_tensor,
     is_part,
+    map_shape,
     no_change,
     scale_of,
 )
@@ -28,7 +30,7 @@ from featviz.drawing.drawer import Drawer
 from featviz.drawing.picture import describe, encode
 from featviz.layout.layouts import LAYOUTS
 from featviz.options import DrawOptions
-from featviz.records import Hints, Layer, Site, Windows
+from featviz.records import Hints, Layer, Origin, Site
 from featviz.rundir.schema import Capture
 
 NUMBERS = st.floats(-1e6, 1e6, width=32) | st.sampled_from([np.nan, np.inf, -np.inf, 0.0, -0.0])
@@ -151,6 +153,13 @@ def pixels_of(picture: Image.Image) -> tuple[np.ndarray, np.ndarray | None]:
     return np.asarray(picture), None if colors is None else np.reshape(colors, (-1, 3))
 
 
+PIECES = Origin(
+    grid=(1, 4, 6),
+    axes=(0, 1),
+    places=np.arange(24).reshape(2, 2, 3, 2).swapaxes(1, 2).flatten(),
+)
+"""6 windows of 2 × 2 places."""
+
 SHAPES: dict[str, tuple[tuple[int, ...], Hints]] = {
     "nchw": ((1, 5, 6, 9), Hints()),
     "nhwc": ((1, 6, 9, 5), Hints(layout="nhwc")),
@@ -165,7 +174,7 @@ SHAPES: dict[str, tuple[tuple[int, ...], Hints]] = {
     "batch": ((3, 5, 6, 9), Hints(layout="batch")),
     "ncthw": ((1, 5, 3, 6, 9), Hints(layout="ncthw")),
     "nthwc": ((1, 3, 6, 9, 5), Hints(layout="nthwc")),
-    "windows": ((6, 4, 5), Hints(input_size=(16, 24), windows=Windows((2, 2)))),
+    "windows": ((6, 4, 5), Hints(origin=PIECES)),
 }
 
 
@@ -182,6 +191,16 @@ def test_kept_tensors_have_the_channels_of_the_manifest(name: str) -> None:
     np.testing.assert_array_equal(values.data.min(1), stats[:, 0])
     np.testing.assert_array_equal(values.data.max(1), stats[:, 1])
     np.testing.assert_allclose(values.data.mean(1), stats[:, 2], atol=1e-6)
+
+
+def test_tokens_behind_a_grid_are_left_out() -> None:
+    """Least and largest value of each channel are those of the places."""
+    tensor = torch.randn(1, 58, 7, generator=torch.Generator().manual_seed(0))
+    rows = captured(tensor, Hints(layout="tokens:6x9+1,3"))
+    behind = math.prod(map_shape(rows["token_behind"][0]))
+    values = from_tensor(tensor.numpy(), rows[""][0], behind)
+    assert values is not None
+    np.testing.assert_array_equal(values.data.min(1), rows[""][2][:, 0])
 
 
 @pytest.mark.parametrize(
