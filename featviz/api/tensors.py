@@ -29,7 +29,6 @@ from featviz.hooks.layers import list_layers, modules_by_name
 from featviz.hooks.selectors import Selector, parse, remedy, select, types_present, wants_functions
 from featviz.images import memory
 from featviz.layout import recognise
-from featviz.layout.guess import parse_override
 from featviz.options import DrawOptions, no_option, read_from
 from featviz.pipeline.prepare import check_drawing
 from featviz.records import Hints, Layer, Site
