@@ -68,10 +68,10 @@ class Change:
         differing: np.ndarray = (self.relative > tolerance) | (self.unlike > 0)
         return differing
 
-    def worst_first(self, among: np.ndarray) -> list[int]:
-        """The channels of a mask [channels], the most changed first."""
-        order = np.lexsort((-self.relative, -self.unlike))
-        return [int(i) for i in order if among[i]]
+
+def worst_first(relative: np.ndarray, unlike: np.ndarray, among: np.ndarray) -> list[int]:
+    """The channels of a mask, the most changed first; all arrays are [channels]."""
+    return [int(i) for i in np.lexsort((-relative, -unlike)) if among[i]]
 
 
 @dataclass(frozen=True)

@@ -12,11 +12,10 @@ import numpy as np
 
 from featviz.diff import output
 from featviz.diff.compare import Finding, ImagePair, measure
-from featviz.diff.output import DiffResult, LayerFindings, OnlyIn
 from featviz.errors import CompareError, UsageError
 from featviz.files.urls import Url
 from featviz.options import DiffFiles, DiffThresholds
-from featviz.records import Comparison, Place
+from featviz.records import Comparison, OnlyIn, Place
 from featviz.rundir import DIFF_FILE, destination, junit
 from featviz.rundir.atomic import atomic
 from featviz.rundir.image import DamagedError, ReadImage
@@ -67,7 +66,7 @@ class Outputs(DiffFiles, frozen=True):
 
 def diff(
     base: Path | Url, new: Path | Url, thresholds: DiffThresholds, outputs: Outputs
-) -> DiffResult:
+) -> Comparison:
     """Compare two run directories, here or in object stores.
 
     Raises:
@@ -95,7 +94,7 @@ def compare_runs(base: ReadRun, new: ReadRun) -> Comparison:
     Raises:
         CompareError: the runs cannot be compared.
     """
-    return output.comparison(_diff(base, new, DiffThresholds(), Outputs()))
+    return _diff(base, new, DiffThresholds(), Outputs())
 
 
 def _check_outputs(outputs: Outputs, inputs: Sequence[Path]) -> None:
@@ -110,7 +109,7 @@ def _check_outputs(outputs: Outputs, inputs: Sequence[Path]) -> None:
         destination.check_free(outputs.folder, destination.DIFF, True, outputs.files)
 
 
-def _diff(base: ReadRun, new: ReadRun, thresholds: DiffThresholds, outputs: Outputs) -> DiffResult:
+def _diff(base: ReadRun, new: ReadRun, thresholds: DiffThresholds, outputs: Outputs) -> Comparison:
     images, _ = _in_both(base, new)
     damage = _check_alike(base, new, images)
     findings: dict[str, list[Finding]] = {}
@@ -126,12 +125,12 @@ def _diff(base: ReadRun, new: ReadRun, thresholds: DiffThresholds, outputs: Outp
     layers: dict[Place, list[Finding]] = {place: [] for place in order}
     for finding in (finding for name in images for finding in findings[name]):
         layers[finding.place].append(finding)
-    result = DiffResult(
+    result = Comparison(
         base.place,
         new.place,
         thresholds,
         images,
-        tuple(LayerFindings(tuple(group)) for group in layers.values() if group),
+        tuple(output.summed_up(group) for group in layers.values() if group),
         _only_in(base, new, images),
         _only_in(new, base, images),
         {"base": tuple(base.left_out), "new": tuple(new.left_out)},
@@ -260,16 +259,15 @@ def _without(side: str, run: ReadRun, damage: Sequence[DamagedError]) -> ReadRun
     return replace(run, images=left, damaged={**run.damaged, **broken})
 
 
-def _write(result: DiffResult, base: ReadRun, new: ReadRun, outputs: Outputs) -> DiffResult:
+def _write(result: Comparison, base: ReadRun, new: ReadRun, outputs: Outputs) -> Comparison:
     """Draw the maps, then write the files that were asked for."""
     page = None
     if outputs.folder is not None:
         with destination.replacing(outputs.folder, destination.DIFF, outputs.files) as fresh:
-            result = replace(result, maps=tuple(output.draw(result.layers, base, new, fresh)))
+            result = replace(result, layers=output.draw(result.layers, base, new, fresh))
             write_json(fresh / DIFF_FILE, output.as_json(result))
             if outputs.html and outputs.render:
-                found, where = output.comparison(result), (outputs.html, outputs.folder)
-                page, beside = outputs.render(found, base, new, *where)
+                page, beside = outputs.render(result, base, new, outputs.html, outputs.folder)
                 for name, text in beside.items():
                     with atomic(fresh / name) as file:
                         file.write(text.encode("utf-8", "replace"))

@@ -1,23 +1,19 @@
-"""What became of it: pictures, captures, predictions, images, runs, and two runs compared."""
+"""What became of it: pictures, captures, predictions, images and runs."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
 
 from featviz.files.urls import Url
-from featviz.records.layers import Place
 from featviz.text import percent, printable
 
 if TYPE_CHECKING:  # completion of a shell imports this, and has no time for numpy
     import numpy as np
     from numpy.typing import NDArray
-if TYPE_CHECKING:  # as in results.py
-    import numpy as np
-
 
 Bytes: TypeAlias = "NDArray[np.uint8]"
 Floats: TypeAlias = "NDArray[np.float32]"
@@ -215,62 +211,6 @@ class RunResult:
         if not self.failures:
             return 0
         return 3 if len(self.failures) < len(self.images) and not self.missing else 1
-
-
-@dataclass(frozen=True)
-class DifferenceMap:
-    """A picture of signed differences."""
-
-    file: str
-    """Relative to the folder of the maps."""
-    image: str
-    label: str
-    stem: str
-    channels: tuple[int, ...]
-    """The drawn channels in tile order: the most changed first."""
-    source: str
-    """`kept tensors` or `pixels`."""
-    limit: float
-    """The relative difference at the ends of the colours."""
-    plan: GridPlan
-    slices: int
-    """Maps side by side of one channel."""
-
-
-@dataclass(frozen=True)
-class ComparedLayer:
-    """One place of the model in both runs."""
-
-    place: Place
-    label: str
-    type: str
-    differing: int
-    """Channels that differ in some image, and how many there are."""
-    total: int
-    severity: float
-    """The largest relative difference, 0..1; 1 where shapes or finite values differ."""
-    words: Sequence[tuple[str, str]]
-    image: str
-    change: np.ndarray
-    """[channels]: the largest relative difference of each in that image, 0..1."""
-    difference: DifferenceMap | None
-
-
-@dataclass(frozen=True)
-class Comparison:
-    """Two runs."""
-
-    equal: bool
-    words: str
-    layers: Sequence[ComparedLayer]
-    """Those of both runs, in the order in which the model came to them."""
-    lists: Mapping[str, Sequence[str]]
-    """What only one run has, or has in part, under titles."""
-
-    @property
-    def first(self) -> ComparedLayer | None:
-        """The first layer that diverges."""
-        return next((layer for layer in self.layers if layer.differing), None)
 
 
 class TextTable(NamedTuple):

@@ -15,7 +15,7 @@ from featviz.files.urls import Url
 from featviz.options import DiffFiles, DiffThresholds
 
 if TYPE_CHECKING:
-    from featviz.diff import DiffResult
+    from featviz.records import Comparison
 
 
 @click.command("diff", cls=Command)
@@ -63,7 +63,7 @@ def command(base: Path | Url, new: Path | Url, as_json: bool, **given: Any) -> i
     return result.exit_code
 
 
-def _table(result: DiffResult) -> None:
+def _table(result: Comparison) -> None:
     from featviz.diff.output import diff_table
 
     table = diff_table(result)
