@@ -6,6 +6,7 @@ Gates read the layers of audit.json, whoever wrote it: a mapping with `layer`, `
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any
@@ -21,6 +22,8 @@ from featviz.text import listed
 if TYPE_CHECKING:
     from featviz.audit.counting import Census
     from featviz.audit.plan import AuditPlan, AuditTarget
+
+log = logging.getLogger(__name__)
 
 Row = Mapping[str, Any]
 """One entry of `layers` in audit.json."""
@@ -181,6 +184,9 @@ def worse(layers: Sequence[Row], baseline: Sequence[Row]) -> Verdict:
     that are new.
     """
     earlier = {layer["label"]: layer["findings"] for layer in baseline}
+    unknown = [str(layer["label"]) for layer in layers if layer["label"] not in earlier]
+    if unknown:
+        log.warning("the baseline lacks %d layers, %s first", len(unknown), unknown[0])
     worsened = []
     for layer in layers:
         for name, now in layer["findings"].items():
@@ -190,9 +196,3 @@ def worse(layers: Sequence[Row], baseline: Sequence[Row]) -> Verdict:
                 words = f"{len(now)} {name}, {len(before)} in the baseline (new: {new})"
                 worsened.append(f"{layer['label']}: {words}")
     return Verdict("baseline", not worsened, "; ".join(worsened) or "nothing got worse")
-
-
-def incomparable(layers: Sequence[Row], baseline: Sequence[Row]) -> list[str]:
-    """Labels of the layers that the baseline has not."""
-    before = {layer["label"] for layer in baseline}
-    return [str(layer["label"]) for layer in layers if layer["label"] not in before]

@@ -225,7 +225,7 @@ QUICK_EXAMPLES = 8
 @pytest.fixture(scope="module")
 def box() -> Iterator[Sandbox]:
     with tempfile.TemporaryDirectory() as folder:
-        box = Sandbox.make(Path(folder) / "box")
+        box = Sandbox(Path(folder) / "box")
         hostile_nodes.surroundings(box, "x.pth")
         yield box
 
