@@ -130,7 +130,7 @@ def examine(
     if drawn < every:
         most = f"{output.PER_LAYER} of a layer, and --max-suspects {options.max_suspects} in all"
         log.info("%d of %d suspects are drawn: at most %s", drawn, every, most)
-    tables = {call.label: tally.stats.table() for call, tally in counted.tallies.items()}
+    tables = {call.label: tally.table() for call, tally in counted.tallies.items()}
     pictures = output.draw_suspects(model, plan, sheets, samples, options.inputs)
     return Examined(document, tables, pictures)
 

@@ -67,22 +67,20 @@ def judged_rows(plan: AuditPlan, counted: Census, thresholds: Thresholds) -> dic
         call, activation = target.spot.call, target.spot.activation
         if call not in counted.tallies or call in counted.faults:
             continue
-        tally, saturated, ceiling, apoz = counted.tallies[call], None, None, None
-        stats = tally.stats
-        if activation is not None and activation.bounds:
-            saturated = stats.saturated / stats.values
+        tally, ceiling, apoz = counted.tallies[call], None, None
+        saturated = tally.saturated if activation is not None and activation.bounds else None
         if target.dead_at is not None and target.dead_at.call in counted.tallies:
-            behind = counted.tallies[target.dead_at.call].stats
+            behind = counted.tallies[target.dead_at.call]
             # NaN and infinity are not known to stay at zero
-            ceiling = np.where(behind.nonfinite > 0, np.inf, behind.high)
+            ceiling = np.where(behind.sums[:, 6] > 0, np.inf, behind.sums[:, 2])
             # average percentage of zeros, 0..1: H. Hu, R. Peng, Y.-W. Tai, C.-K. Tang, "Network
             # Trimming", arXiv 1607.03250, equation 1, averaged over the channels
-            apoz = float((behind.zeros / behind.values).mean())
+            apoz = float((behind.sums[:, 5] / behind.values).mean())
         correlation = None if tally.covariance is None else tally.covariance.correlation()
-        known = stats.count, stats.low, stats.high, stats.nonfinite
+        known = (tally.sums[:, column] for column in (0, 1, 2, 6))
         evidence = Evidence(*known, saturated, ceiling, correlation)
-        row = _row(target, tally.channels, judge(evidence, thresholds))
-        row |= {"values": int(stats.values.max()), "apoz": apoz}
+        row = _row(target, len(tally.sums), judge(evidence, thresholds))
+        row |= {"values": int(tally.values.max()), "apoz": apoz}
         if thresholds.redundant_at is not None:
             row["groups"] = groups(evidence, thresholds)
         rows[target] = row

@@ -33,7 +33,7 @@ from featviz.pipeline.batches import batches
 from featviz.records import Call, Sample, TextTable
 from featviz.records.findings import FINDINGS, Doubles
 from featviz.rundir import AUDIT_FILE, write
-from featviz.rundir.schema import MOST_RECORD, check_audit
+from featviz.rundir.schema import MOST_RECORD, check_audit, check_version
 from featviz.text import printable, quoted, safe_name
 
 SCHEMA_VERSION = 1
@@ -90,17 +90,14 @@ def read_baseline(path: Path) -> list[Mapping[str, Any]]:
     """
     try:
         content = read_json(path, MOST_RECORD)
+        check_version(content, SCHEMA_VERSION)
         check_audit(content)
-        layers: list[Mapping[str, Any]] = content["layers"]
-        if content["schema_version"] != SCHEMA_VERSION:
-            raise ValueError(f"schema version {content['schema_version']}, not {SCHEMA_VERSION}")
-        for layer in layers:
-            _ = layer["label"], [len(channels) for channels in layer["findings"].values()]
-    except (OSError, FileError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, FileError, ValueError) as error:
         raise UsageError(
             f"--baseline {path} is no audit.json: {quoted(str(error))}",
             "give one that featviz audit wrote",
         ) from error
+    layers: list[Mapping[str, Any]] = content["layers"]
     return layers
 
 
@@ -245,12 +242,12 @@ def choose_suspects(
             some = [(name, i) for name, i in chosen if (name == "dead") is dead]
             if not some:
                 continue
-            source, top = spot, tallies[spot.call].top
+            source, tally = spot, tallies[spot.call]
             if dead and spot.activation is not None:  # black: what reaches the activation is drawn
                 feeding = traced.nodes[traced.given_by[spot.call]].sources
                 if len(feeding) == 1:
                     source = Spot(traced.nodes[feeding[0]].call, spot.axis)
-            suspects = tuple(Suspect(name, i, tuple(top.of(i))) for name, i in some)
+            suspects = tuple(Suspect(name, i, tuple(tally.top(i))) for name, i in some)
             left -= len(suspects)
             sheets.append(SuspectSheet(target, suspects, len(every), source))
     return sheets
