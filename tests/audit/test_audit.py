@@ -6,7 +6,6 @@ import os
 from pathlib import Path
 
 import numpy as np
-import planted
 import pytest
 import torch
 from PIL import Image
@@ -21,6 +20,7 @@ from featviz.models.load import adopt
 from featviz.options import AuditOptions, InputOptions, Thresholds
 from featviz.pipeline.batches import batches as read_batches
 
+from . import planted
 from .audited import PLAIN, Residual, document, found, kill, loaded, solid, wake
 
 LABELS = {
