@@ -10,12 +10,11 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from msgspec import structs
-from PIL import Image
 
 from featviz.audit import findings, output
 from featviz.audit.counting import Census
 from featviz.audit.findings import Row, judged_rows
-from featviz.audit.output import SCHEMA_VERSION, SuspectSheet
+from featviz.audit.output import SCHEMA_VERSION, Drawn
 from featviz.audit.plan import AuditPlan, AuditTarget, choose, watching_calls
 from featviz.audit.pruning import find_prunable, verify
 from featviz.errors import CHECK_FAILED, UsageError
@@ -73,16 +72,17 @@ def audit(
     baseline = None if options.baseline is None else output.read_baseline(options.baseline)
     asked = ("--junit", options.junit, JUNIT), ("--prune-out", options.prune_out, PRUNING)
     files = [(option, path, kind) for option, path, kind in asked if path is not None]
-    with begun(model, arguments, options, destination.AUDIT, stdin, files) as (folder, *given):
-        found = examine(*given, options, progress, gates)
-        output.write_files(folder, found.document, found.tables, found.pictures)
-        layers = found.document["layers"]
+    where = destination.AUDIT
+    with begun(model, arguments, options, where, stdin, files) as (folder, loaded, samples):
+        document, tables, pictures = examine(loaded, samples, options, progress, gates)
+        output.write_files(folder, document, tables, pictures)
+        layers = document["layers"]
         verdicts = [findings.check(gate, layers) for gate in gates]
         if baseline is not None:
             verdicts.append(findings.worse(layers, baseline))
     if options.prune_out is not None:
         check_file(options.prune_out, PRUNING, "--prune-out", options.overwrite)
-        write.write_json(options.prune_out, found.document["prune"])
+        write.write_json(options.prune_out, document["prune"])
     if options.junit is not None:
         if isinstance(model, LoadedModel):
             label = str(model.source.get("name", type(model.module).__name__))
@@ -90,18 +90,7 @@ def audit(
             label = Path(model.spec).name
         with writing(options.junit, JUNIT, "--junit", options.overwrite) as file:
             file.write(junit.document({label: verdicts}))
-    return AuditResult(options.out, found.document, tuple(verdicts))
-
-
-@dataclass(frozen=True)
-class Examined:
-    """What an audit found."""
-
-    document: Mapping[str, Any]
-    """The content of audit.json, without the pictures."""
-    tables: Mapping[str, Doubles]
-    """The arrays of channels.npz: a call's label to [C, 8]."""
-    pictures: Sequence[tuple[SuspectSheet, Image.Image]]
+    return AuditResult(options.out, document, tuple(verdicts))
 
 
 def examine(
@@ -110,8 +99,12 @@ def examine(
     options: AuditOptions,
     progress: BatchProgress,
     gates: Sequence[Gate] = (),
-) -> Examined:
+) -> tuple[dict[str, Any], dict[str, Doubles], Drawn]:
     """Stream images through a model, count, judge, prove, and draw the suspects.
+
+    Returns:
+        The content of audit.json without the pictures, the arrays of channels.npz (a call's label
+        to [C, 8]), and the pictures.
 
     Raises:
         FeatvizError: nothing to look at, a gate that speaks of nothing, or not one image went
@@ -131,8 +124,7 @@ def examine(
         most = f"{output.PER_LAYER} of a layer, and --max-suspects {options.max_suspects} in all"
         log.info("%d of %d suspects are drawn: at most %s", drawn, every, most)
     tables = {call.label: tally.table() for call, tally in counted.tallies.items()}
-    pictures = output.draw_suspects(model, plan, sheets, samples, options.inputs)
-    return Examined(document, tables, pictures)
+    return document, tables, output.draw_suspects(model, plan, sheets, samples, options.inputs)
 
 
 def _counted(

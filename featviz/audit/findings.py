@@ -77,8 +77,8 @@ def judged_rows(plan: AuditPlan, counted: Census, thresholds: Thresholds) -> dic
             # Trimming", arXiv 1607.03250, equation 1, averaged over the channels
             apoz = float((behind.sums[:, 5] / behind.values).mean())
         correlation = None if tally.covariance is None else tally.covariance.correlation()
-        known = (tally.sums[:, column] for column in (0, 1, 2, 6))
-        evidence = Evidence(*known, saturated, ceiling, correlation)
+        count, low, high, *_, nonfinite, _ = tally.sums.T
+        evidence = Evidence(count, low, high, nonfinite, saturated, ceiling, correlation)
         row = _row(target, len(tally.sums), judge(evidence, thresholds))
         row |= {"values": int(tally.values.max()), "apoz": apoz}
         if thresholds.redundant_at is not None:

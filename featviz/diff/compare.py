@@ -404,4 +404,4 @@ def _cosine(products: np.ndarray) -> np.ndarray:
     dot, base, new = products.T
     norms = np.sqrt(base) * np.sqrt(new)
     alike = np.where(base == new, 1.0, 0.0)
-    return np.divide(dot, norms, out=alike, where=norms > 0).clip(-1.0, 1.0)
+    return np.asarray(np.divide(dot, norms, out=alike, where=norms > 0).clip(-1.0, 1.0))

@@ -22,6 +22,7 @@ from featviz.records import (
     Comparison,
     DifferenceMap,
     OnlyIn,
+    Place,
     TextTable,
     Verdict,
     finite,
@@ -202,14 +203,14 @@ def draw(
     )
     shown = {layer.place for layer in [*differing[:1], *ranked][:_PICTURES]}
     found = {
-        layer.place: drawn
+        layer.place: own
         for layer in differing
-        if layer.place in shown and (drawn := _differences(layer, base, new)) is not None
+        if layer.place in shown and (own := _differences(layer, base, new)) is not None
     }
     magnitudes = [np.abs(data) for _, data in found.values()]
     largest = [float(np.max(m, initial=0.0, where=np.isfinite(m))) for m in magnitudes]
     limit = max(largest, default=0.0) or 1.0
-    colors, drawn = colormap.colored("coolwarm", 0.0), {}
+    colors, drawn = colormap.colored("coolwarm", 0.0), dict[Place, DifferenceMap]()
     for number, layer in enumerate(layer for layer in differing if layer.place in found):
         one, data = found[layer.place]
         name = safe_name(f"{number:02d}_{one.label}.{one.stem}.png")

@@ -143,10 +143,9 @@ def test_audit_counts_or_skips_tensors_of_every_kind(kind: str, picture: Path) -
     inputs = InputOptions(size=(20, 24))
     asked = AuditOptions("conv,odd", inputs)
     samples = find_samples([str(picture)])
-    found = examine(adopt(Beside(make).eval(), inputs), samples, asked, lambda *_: None)
-    assert found is not None
-    counted = [row["label"] for row in found.document["layers"] if row["label"] == "odd"]
-    skipped = {row["layer"]: row["reason"] for row in found.document["skipped"]}
+    document, *_ = examine(adopt(Beside(make).eval(), inputs), samples, asked, lambda *_: None)
+    counted = [row["label"] for row in document["layers"] if row["label"] == "odd"]
+    skipped = {row["layer"]: row["reason"] for row in document["skipped"]}
     if kind in DRAWN:
         assert counted == ["odd"] and not skipped
     else:
