@@ -37,26 +37,16 @@ from featviz.text import parse_bytes, quoted
 
 T = TypeVar("T", bound=Struct)
 
-OPTIONS = "Options"
-READ = "What is read"
-MODEL = "The model"
-LAYERS = "Which layers"
-DRAWING = "How maps are drawn"
-VIEWS = "Other views"
-GRADIENTS = "Gradients"
-INTERVENTIONS = "Changes inside the model"
-FINDINGS = "Findings and gates"
-OUTPUT = "What is written"
-LIMITS = "Limits"
-MACHINES = "Several machines"
-GENERAL = "General"
-
 GROUPS = (
-    *(OPTIONS, LAYERS, READ, MODEL, DRAWING, VIEWS, GRADIENTS, INTERVENTIONS),
-    *(FINDINGS, OUTPUT, LIMITS, MACHINES, GENERAL),
+    *("Options", "Which layers", "What is read", "The model", "How maps are drawn", "Other views"),
+    *("Gradients", "Changes inside the model", "Findings and gates", "What is written", "Limits"),
+    *("Several machines", "General"),
 )
-"""Headings of groups of options, in the order in which help shows them. OPTIONS is for the few that
-a short command alone has."""
+"""Headings of groups of options, in the order in which help shows them. The first is for the few
+that a short command alone has."""
+
+OPTIONS, LAYERS, READ, MODEL, DRAWING, VIEWS, GRADIENTS, INTERVENTIONS, FINDINGS = GROUPS[:9]
+OUTPUT, LIMITS, MACHINES, GENERAL = GROUPS[9:]
 
 # How a field says what it takes
 
@@ -82,13 +72,13 @@ def _takes(metavar: str, expects: str, read: Callable[[Any], Any]) -> Meta:
 
 
 def _option(
-    words: str, metavar: str = "", first: bool | str = False, *, group: str = OPTIONS, **extra: Any
+    words: str, metavar: str = "", first: bool = False, *, group: str = OPTIONS, **extra: Any
 ) -> Meta:
     """What a field's annotation says of its option beside its type and bounds.
 
     Args:
-        words: for help.
-        first: whether `--help` of a long command shows it, or the words that stand there instead.
+        words: for help; what stands behind a form feed is for `--help-all` alone.
+        first: whether `--help` of a long command shows it.
         extra: fields of Option: `flags` on the command line, where they are not the name;
             `usual`, the default in words; `choices`; `expects`.
     """
@@ -97,9 +87,9 @@ def _option(
 
 
 def _parts(given: Any) -> list[Any]:
-    """The parts of a list, each of which may be a list in a text."""
+    """The parts of a list, each of which may be a list in a text: `224x224`, `.5,.5`, `1 2`."""
     if isinstance(given, str):
-        return re.split(r"[\s,]+", given.strip().lower())
+        return re.split(r"[\s,x×]+", given.strip().lower())
     parts = []
     for one in given if hasattr(given, "__len__") else [given]:
         parts += _parts(one) if isinstance(one, str) else [one]
@@ -108,22 +98,19 @@ def _parts(given: Any) -> list[Any]:
 
 def _size(given: Any) -> int | tuple[int, int]:
     """Pixels: `224`, (height, width), `"224x320"`, `"224,320"`."""
-    if isinstance(given, str):
-        given = re.sub("[x×]", ",", given.lower())
     side = Annotated[int, Meta(ge=1, le=LONGEST_SIDE)]
-    parts = _parts([re.sub("[xX×]", ",", p) if isinstance(p, str) else p for p in _parts(given)])
-    read = [msgspec.convert(_number(part, int), side) for part in parts]
-    if len(read) not in (1, 2):
+    sides = [msgspec.convert(_number(part, int), side) for part in _parts(given)]
+    if len(sides) not in (1, 2):
         raise ValueError(given)
-    return read[0] if len(read) == 1 else (read[0], read[1])
+    return sides[0] if len(sides) == 1 else (sides[0], sides[1])
 
 
 def _numbers(given: Any) -> tuple[float, ...]:
     """`0.5`, a sequence, `".5,.5,.5"`."""
-    read = tuple(msgspec.convert(_number(part, float), float) for part in _parts(given))
-    if not read or not all(map(math.isfinite, read)):
+    numbers = tuple(msgspec.convert(_number(part, float), float) for part in _parts(given))
+    if not numbers or not all(map(math.isfinite, numbers)):
         raise ValueError(given)
-    return read
+    return numbers
 
 
 def _captures(given: Any) -> tuple[str, ...]:
@@ -133,55 +120,38 @@ def _captures(given: Any) -> tuple[str, ...]:
     return tuple(dict.fromkeys(names))
 
 
-def _auto(given: Any) -> int | None:
-    if isinstance(given, str) and given.lower() == "auto":
-        return None
-    number: int = msgspec.convert(_number(given, int), Annotated[int, Meta(ge=1)])
+def _integer(given: Any, least: int, most: int = 2**63) -> int:
+    number: int = msgspec.convert(_number(given, int), int)
+    if not least <= number <= most:
+        raise ValueError(given)
     return number
+
+
+def _auto(given: Any) -> int | None:
+    return None if str(given).lower() == "auto" else _integer(given, 1)
 
 
 def _seed(given: Any) -> int:
-    number: int = msgspec.convert(_number(given, int), int)
-    if not -(2**63) <= number < 2**64:
-        raise ValueError(given)
-    return number
+    return _integer(given, -(2**63), 2**64 - 1)
 
 
 def _bytes(given: Any) -> int:
-    if isinstance(given, str):
-        try:
-            return parse_bytes(given)
-        except UsageError as error:
-            raise ValueError(given) from error
-    number: int = msgspec.convert(given, Annotated[int, Meta(ge=0)])
-    return number
+    return parse_bytes(given) if isinstance(given, str) else _integer(given, 0)
 
 
-def _path(given: Any) -> Path:
+def _path(given: Any, is_dir: bool | None = None) -> Path:
+    """A path, of a folder or a file if anything is there."""
     if not isinstance(given, (str, PathLike)) or "\0" in str(given):
         raise ValueError(given)
     refuse_url(fspath(given))
-    return Path(given)
-
-
-def _file(given: Any) -> Path:
-    if _is_dir(path := _path(given)):
-        raise ValueError(given)
-    return path
-
-
-def _folder(given: Any) -> Path:
-    if _is_dir(path := _path(given)) is False:
-        raise ValueError(given)
-    return path
-
-
-def _is_dir(path: Path) -> bool | None:
-    """Whether there is a folder; None where there is nothing."""
+    path = Path(given)
     try:
-        return path.is_dir() if path.exists() else None
+        is_wrong = is_dir is not None and path.exists() and path.is_dir() is not is_dir
     except OSError as error:
         raise UsageError(f"{quoted(str(path))}: {error.strerror}", "name another place") from error
+    if is_wrong:
+        raise ValueError(given)
+    return path
 
 
 def _place(given: Any) -> Any:
@@ -245,8 +215,8 @@ Numbers = Annotated[tuple[float, ...], _takes("N,N,N", "numbers, such as 0.5,0.5
 Auto = Annotated[int | None, _takes("N", "an integer ≥ 1, or auto", _auto)]
 Place = Annotated[Path, _takes("PATH", "a path, or a URL of a store", _place)]
 AnyPath = Annotated[Path, _takes("PATH", "a path", _path)]
-File = Annotated[Path, _takes("FILE", "a file, not a folder", _file)]
-Folder = Annotated[Path, _takes("FOLDER", "a folder, not a file", _folder)]
+File = Annotated[Path, _takes("FILE", "a file, not a folder", partial(_path, is_dir=False))]
+Folder = Annotated[Path, _takes("FOLDER", "a folder, not a file", partial(_path, is_dir=True))]
 Selectors = Annotated[str, _takes("SELECTORS", "selectors, such as Conv2d,layer1.*", _selectors)]
 Texts = tuple[str, ...]
 
@@ -257,12 +227,17 @@ _find, _write = partial(_option, group=FINDINGS), partial(_option, group=OUTPUT)
 _limit = partial(_option, group=LIMITS)
 _layers = partial(
     _option,
-    "Take the layers that these selectors match: class names, globs, re:REGEX, CLASS@GLOB, "
-    "fn:FUNCTION, SELECTOR#INDEX, !NOT; commas separate them.",
-    first="Take layers by class or name, such as Conv2d,ReLU or 'layer1.*'.",
+    "Take layers by class or name, such as Conv2d,ReLU or 'layer1.*'.\f Selectors are class names, "
+    "globs, re:REGEX, CLASS@GLOB, fn:FUNCTION, SELECTOR#INDEX, !NOT; commas separate them.",
+    first=True,
     group=LAYERS,
 )
 _out = partial(_option, group=OUTPUT, first=True, flags=("-o", "--out"))
+
+
+def _named(records: Mapping[str, Any], words: str, mark: str = ": ") -> str:
+    """A table in a help text: `mean: their mean; max: their maximum`."""
+    return "; ".join(f"{name}{mark}{getattr(one, words)}" for name, one in records.items())
 
 
 def _overwrite(what: str) -> Meta:
@@ -300,41 +275,31 @@ class ModelOptions(Struct, frozen=True):
 
     spec: str
     """MODEL, in one of the forms of `models.sources.SOURCES`."""
-    arch: Annotated[str | None, _model(
-        "Build this architecture for a MODEL that is a file of weights, or a LoRA adapter.",
-        "MODEL",
-        "Build this architecture, such as resnet50 or net.py:Net, for a file of weights.",
-    )] = None
+    arch: Annotated[str | None, _model("Build this architecture, such as resnet50 or net.py:Net, "
+        "for a file of weights.\f A LoRA adapter needs it, too.", "MODEL", True)] = None
     weights: Annotated[str | None, _model(
-        "Load these weights. {WEIGHTS}.",
-        "WEIGHTS",
-        "Load these weights: default, a file, or none (random).",
+        "Load these weights: default, a file, or none (random).\f {WEIGHTS}.", "WEIGHTS", True,
     )] = None
     seed: Annotated[Seed, _model("Seed the random numbers of random weights and of noise.")] = 0
     model_args: Annotated[Mapping[str, Any], _model(
-        "Pass this argument to the factory or builder of the model; repeatable. @hparams "
-        "passes the hyper_parameters of a Lightning checkpoint.",
-        "KEY=VALUE", flags=("--model-arg",), read=_arguments, many=True,
-        expects="KEY=VALUE, or a mapping",
+        "Pass this argument to the factory or builder of the model; repeatable. @hparams passes "
+        "the hyper_parameters of a Lightning checkpoint.", "KEY=VALUE",
+        flags=("--model-arg",), read=_arguments, many=True, expects="KEY=VALUE, or a mapping",
     )] = field(default_factory=dict)
     hparams: bool = False
     """Pass a Lightning checkpoint's hyper_parameters to the factory, too; `model_args` win."""
-    trust: Annotated[bool, _model(
-        "Trust MODEL: let a pickled model run any code, with classes from the current folder "
-        "and the folder of its file."
-    )] = False
+    trust: Annotated[bool, _model("Trust MODEL: let a pickled model run any code, with classes "
+        "from the current folder and the folder of its file.")] = False
     key: Annotated[str | None, _model("Take the weights at this key of a checkpoint.", "KEY")] = (
-        None
-    )
+        None)
     strip_prefix: Annotated[
-        str | None, _model("Remove this prefix from the names of weights.", "PREFIX")
-    ] = None
+        str | None, _model("Remove this prefix from the names of weights.", "PREFIX")] = None
     ema: Annotated[bool | None, _model(
-        "Take the averaged (EMA) weights of a checkpoint, or the plain ones.", usual="no-ema"
+        "Take the averaged (EMA) weights of a checkpoint, or the plain ones.", usual="no-ema",
     )] = None
     partial: Annotated[bool, _model("Load the weights that fit, and leave the others out.")] = False
     device: Annotated[
-        str, _model("Run the model on this device: auto, cpu, cuda, cuda:N or mps.", "DEVICE")
+        str, _model("Run the model on this device: auto, cpu, cuda, cuda:N or mps.", "DEVICE"),
     ] = "auto"
 
 
@@ -342,54 +307,40 @@ class InputOptions(Struct, frozen=True):
     """The user's choices for the model's input; None leaves a choice to the model."""
 
     preset: Annotated[str | None, _input(
-        "Prepare images as these models want them. "
-        + "; ".join(f"{name}: {preset.words}" for name, preset in PRESETS.items())
-        + ".",
+        f"Prepare images as these models want them. {_named(PRESETS, 'words')}.",
         choices=tuple(PRESETS), usual="as the model says, else imagenet",
     )] = None
-    size: Annotated[Size | None, _input(
-        "Resize the shorter side of each image to N pixels (for a YOLO the longer one), or "
-        "the image to HxW.",
-        first="Resize the shorter side of images to N pixels, or images to HxW.",
-    )] = None
+    size: Annotated[Size | None, _input("Resize the shorter side of images to N pixels, or images "
+        "to HxW.\f A YOLO's longer side becomes N.", first=True)] = None
     crop: Annotated[
-        Size | None, _input("After resizing, crop the centre to NxN or HxW pixels.")
-    ] = None
-    interpolation: Annotated[
-        str | None,
-        _input("Compute the pixels of a resized image in this way.", choices=INTERPOLATIONS),
-    ] = None
+        Size | None, _input("After resizing, crop the centre to NxN or HxW pixels.")] = None
+    interpolation: Annotated[str | None, _input(
+        "Compute the pixels of a resized image in this way.", choices=INTERPOLATIONS)] = None
     mean: Annotated[
-        Numbers | None, _input("Subtract these means from the channels, whose values are 0..1.")
+        Numbers | None, _input("Subtract these means from the channels, whose values are 0..1."),
     ] = None
-    std: Annotated[
-        Numbers | None,
-        _input("Divide the channels by these standard deviations, once the mean is subtracted."),
-    ] = None
+    std: Annotated[Numbers | None, _input(
+        "Divide the channels by these standard deviations, once the mean is subtracted.")] = None
     channels: Annotated[Annotated[int, Meta(ge=1, le=4096)] | None, _input(
-        "Read images as greyscale (1) or RGB (3); of another number the files (.npy, .npz, "
-        ".pt, .tif, or a picture with alpha) must have N channels.",
+        "Read images as greyscale (1) or RGB (3); of another number the files (.npy, .npz, .pt, "
+        ".tif, or a picture with alpha) must have N channels.",
         usual="as the first convolution says",
     )] = None
-    background: Annotated[str, _input("Put this colour under transparent images.", "COLOUR")] = (
-        "white"
-    )
+    background: Annotated[
+        str, _input("Put this colour under transparent images.", "COLOUR")] = "white"
     frames: Annotated[Count, _input("Take N frames of each clip, for video models.")] = 16
-    inputs: Annotated[
-        Count | None,
-        _input("Pass N images at once to the model.", usual="as the model's forward says"),
-    ] = None
+    inputs: Annotated[Count | None, _input(
+        "Pass N images at once to the model.", usual="as the model's forward says")] = None
     forward_args: Annotated[Texts, _input(
-        "Pass this argument to the model's forward beside the image: a number, true, false, "
-        "none, zeros:1,77, ones:1,77:int64, or a file (.npy, .npz, .pt). image stands for the "
-        "image itself, and NAME.KEY=VALUE fills a dict; repeatable.",
+        "Pass this argument to the model's forward beside the image: a number, true, false, none, "
+        "zeros:1,77, ones:1,77:int64, or a file (.npy, .npz, .pt). image stands for the image "
+        "itself, and NAME.KEY=VALUE fills a dict; repeatable.",
         "NAME=VALUE", flags=("--forward-arg",),
     )] = ()
     transform: Annotated[str | None, _input(
-        "Prepare images with this function (file.py:fn or pkg.mod:fn): from a PIL image, or "
-        "the array of a .npy, .npz or .pt file, to a tensor [C, H, W], or to a dict of "
-        "arguments of the model.",
-        "FUNCTION",
+        "Prepare images with this function (file.py:fn or pkg.mod:fn): from a PIL image, or the "
+        "array of a .npy, .npz or .pt file, to a tensor [C, H, W], or to a dict of arguments of "
+        "the model.", "FUNCTION",
     )] = None
 
 
@@ -400,82 +351,58 @@ class DrawOptions(Struct, frozen=True):
     """How maps become a picture; names and meanings are torchvision's where it has the option."""
 
     normalize: Annotated[str, _draw(
-        "Scale values to brightness in this mode. {MODES}; auto: map, for gradients "
-        "symmetric-percentile:99.",
-        "MODE",
-        "Scale values to brightness: map, layer, symmetric, range:LO,HI, percentile:LO,HI, "
-        "none.",
+        "Scale values to brightness: map, layer, symmetric, range:LO,HI, percentile:LO,HI, none.\f "
+        "Modes are {MODES}; auto: map, for gradients symmetric-percentile:99.", "MODE", True,
     )] = "auto"
-    cmap: Annotated[str, _draw(
-        "Colour maps with auto (grey; coolwarm for gradients), grey, or a colormap of "
-        "matplotlib.",
-        "CMAP",
-        "Colour maps with grey, viridis, coolwarm or another colormap of matplotlib.",
-    )] = "auto"
+    cmap: Annotated[str, _draw("Colour maps with grey, viridis, coolwarm or another colormap of "
+        "matplotlib.\f Auto means grey, for gradients coolwarm.", "CMAP", True)] = "auto"
     nrow: Annotated[
-        Auto, _draw("Put N maps in a row; auto makes the picture about square.", usual="auto")
+        Auto, _draw("Put N maps in a row; auto makes the picture about square.", usual="auto"),
     ] = None
     padding: Annotated[
-        Annotated[int, Meta(ge=0)] | None, _draw("Leave N pixels around each map.", usual="2")
+        Annotated[int, Meta(ge=0)] | None, _draw("Leave N pixels around each map.", usual="2"),
     ] = None
     pad_value: Annotated[Share | None, _draw(
         "Fill the pixels around maps with this grey, from 0 (black) to 1 (white).",
         "GREY", usual=f"{PAD_GREY}, with padding 0",
     )] = None
     scale: Annotated[
-        Auto, _draw("Enlarge maps N times; auto enlarges those below 32 pixels.", usual="auto")
+        Auto, _draw("Enlarge maps N times; auto enlarges those below 32 pixels.", usual="auto"),
     ] = None
     min_tile: int = 32
     """Pixels that the longer side of a tile should have, for `scale=None`."""
     max_maps: Annotated[Count | None, _draw("Draw at most N maps of each layer.", first=True)] = (
-        None
-    )
-    max_slices: Annotated[Count, _draw(
-        "Draw at most N slices of each map of a clip, volume or batch: evenly spread ones, of "
-        "a batch the first."
-    )] = 16
+        None)
+    max_slices: Annotated[Count, _draw("Draw at most N slices of each map of a clip, volume or "
+        "batch: evenly spread ones, of a batch the first.")] = 16
     tensor_layout: Annotated[Texts, _layout] = ()
-    pick: Annotated[
-        Literal["first", "top", "spread"],
-        _draw("With max_maps, draw the first maps, those of highest mean, or evenly spread ones."),
+    pick: Annotated[Literal["first", "top", "spread"], _draw(
+        "With max_maps, draw the first maps, those of highest mean, or evenly spread ones."),
     ] = "first"
-    order: Annotated[
-        Literal["index", "mean", "similarity"],
-        _draw("Sort tiles by channel, by mean (largest first), or by similarity."),
-    ] = "index"
-    collapse: Annotated[
-        Annotated[float, Meta(gt=0, le=1)] | None,
-        _draw("Draw maps that correlate by R or more, such as 0.98, as one tile, marked ×N.", "R"),
+    order: Annotated[Literal["index", "mean", "similarity"], _draw(
+        "Sort tiles by channel, by mean (largest first), or by similarity.")] = "index"
+    collapse: Annotated[Annotated[float, Meta(gt=0, le=1)] | None, _draw(
+        "Draw maps that correlate by R or more, such as 0.98, as one tile, marked ×N.", "R"),
     ] = None
     labels: Annotated[bool, _draw("Write the channel on each tile.")] = False
     marks: Annotated[bool, _draw(
-        "Cross out maps that are zero everywhere, strike through other constant ones, and "
-        "draw a strip of values where all maps are constant; or draw nothing but the maps."
-    )] = True
+        "Cross out maps that are zero everywhere, strike through other constant ones, and draw a "
+        "strip of values where all maps are constant; or draw nothing but the maps.")] = True
     overlay: Annotated[Share | None, _view(_overlay, "ALPHA")] = None
     reduce: Annotated[str | None, _view(
-        "Draw one picture of all channels. "
-        + "; ".join(f"{name}: {one.help}" for name, one in REDUCTIONS.items())
-        + ".",
+        f"Draw one picture of all channels. {_named(REDUCTIONS, 'help')}.",
         "REDUCTION", choices=tuple(REDUCTIONS),
     )] = None
     figure: Annotated[
-        bool, _view("Also draw a figure with a title, the input and a colour bar.")
-    ] = False
+        bool, _view("Also draw a figure with a title, the input and a colour bar.")] = False
     format: Annotated[str, _write(
-        "Write pictures in this format: "
-        + "; ".join(f"{one.name}, {one.words}" for one in FORMATS.values())
-        + ".",
+        f"Write pictures in this format: {_named(FORMATS, 'words', ', ')}.",
         choices=tuple(FORMATS),
     )] = "png"
-    flat: Annotated[bool, _write(
-        "Write the pictures of an image into one folder, with image and layer in each name: "
-        "cat__004_layer1.0.conv1.png."
-    )] = False
-    tensors: Annotated[
-        str | None,
-        _write("Also keep the raw tensors, in this format.", choices=("npy",), read=_tensors),
-    ] = None
+    flat: Annotated[bool, _write("Write the pictures of an image into one folder, with image and "
+        "layer in each name: cat__004_layer1.0.conv1.png.")] = False
+    tensors: Annotated[str | None, _write(
+        "Also keep the raw tensors, in this format.", choices=("npy",), read=_tensors)] = None
 
     @property
     def weighs(self) -> bool:
@@ -497,17 +424,17 @@ class DrawOptions(Struct, frozen=True):
         return PAD_GREY if self.padding is None else 0.0
 
     def check(self) -> None:
-        """Refuse options that would do nothing beside the others.
+        """Refuse options that would do nothing beside `reduce`.
 
         Raises:
             UsageError: names them.
         """
-        of_maps = {"order": "index", "collapse": None, "labels": False, "max_maps": None}
-        of_values = {"normalize": "auto", "cmap": "auto"}
-        excluded = of_maps if self.reduce is not None else {}
-        excluded = {**excluded, **(of_values if self.reduce == "pca" else {})}
-        for name, usual in excluded.items():
-            if getattr(self, name) != usual:
+        if self.reduce is None:
+            return
+        names = ["order", "collapse", "labels", "max_maps"]
+        names += ["normalize", "cmap"] if self.reduce == "pca" else []
+        for name in names:
+            if getattr(self, name) != declared(DrawOptions)[name].default:
                 raise UsageError(
                     f"{name} and reduce={self.reduce} exclude each other",
                     "reduce leaves one tile of all channels, of pca in colours of its own",
@@ -523,20 +450,18 @@ class PassOptions(Struct, frozen=True):
         "KINDS", usual="output", read=_captures, expects=f"some of {', '.join(KINDS)}",
     )] = ("output",)
     target: Annotated[
-        str | None, _grad(f"Take gradients of this value: {_targets}", "TARGET", usual="top1")
+        str | None, _grad(f"Take gradients of this value: {_targets}", "TARGET", usual="top1"),
     ] = None
     grad_rule: Annotated[
-        Literal["plain", "guided", "deconv"], _grad("Pass gradients through ReLUs by this rule.")
+        Literal["plain", "guided", "deconv"], _grad("Pass gradients through ReLUs by this rule."),
     ] = "plain"
     ablate: Annotated[Texts, _change(
-        "Set these channels of the outputs of layers to zero; repeatable.", "SELECTORS:C,C"
-    )] = ()
+        "Set these channels of the outputs of layers to zero; repeatable.", "SELECTORS:C,C")] = ()
     edit: Annotated[Texts, _change(
         "Change the outputs of layers: 'conv1:channel 3,5-7*2' multiplies channels, "
-        "'relu:clamp=0,6' limits values, 'conv1:noise=0.1' adds Gaussian noise of this "
-        "deviation, 'layer4:grad*0.5' multiplies gradients; made in the order given, after "
-        "--ablate; repeatable.",
-        "SELECTORS:WHAT",
+        "'relu:clamp=0,6' limits values, 'conv1:noise=0.1' adds Gaussian noise of this deviation, "
+        "'layer4:grad*0.5' multiplies gradients; made in the order given, after --ablate; "
+        "repeatable.", "SELECTORS:WHAT",
     )] = ()
     seed: Seed = 0
     """Seed of the noise that `edit` adds: that of the model."""
@@ -559,28 +484,23 @@ class RunOptions(Struct, frozen=True):
     """All options of `run` beside the model and the images."""
 
     layers: Annotated[Selectors | None, _layers(usual="one layer for each stage")] = None
-    out: Annotated[Place, _out(
-        "Write the run into this folder, or below this URL of an object store "
-        "(s3://bucket/maps).",
-        "DIRECTORY",
-    )] = Path("featviz-out")
+    out: Annotated[Place, _out("Write the run into this folder, or below this URL of an object "
+        "store (s3://bucket/maps).", "DIRECTORY")] = Path("featviz-out")
     url: Any = None
     """`files.urls.Url`: write the run below it in an object store, and leave no folder."""
     overwrite: Annotated[bool, _overwrite("the run in --out")] = False
     resume: Annotated[bool, _write("Continue the run in --out where it stopped.")] = False
     nul_separated: Annotated[bool, _nul] = False
-    jobs: Annotated[
-        Count | None,
-        _limit("Encode pictures in N threads.", usual="a quarter of the cores, at least 2"),
-    ] = None
+    jobs: Annotated[Count | None, _limit(
+        "Encode pictures in N threads.", usual="a quarter of the cores, at least 2")] = None
     tensorboard: Annotated[Folder | None, _board] = None
     max_output_size: Annotated[int | None, _limit(
         "Refuse a run that would write more than this (500MB, 2GB), and stop one that does.",
         "BYTES", read=_bytes, expects="an amount of bytes, such as 500MB or 2GB",
     )] = None
     shard: Annotated[Shard | None, _option(
-        "Draw only part I of N parts of the images; all parts may write into one --out.",
-        "I/N", usual="that of torchrun or srun", group=MACHINES, read=_shard,
+        "Draw only part I of N parts of the images; all parts may write into one --out.", "I/N",
+        usual="that of torchrun or srun", group=MACHINES, read=_shard,
         expects="I/N with I from 1 to N, such as 2/8",
     )] = None
     draw: DrawOptions = DrawOptions()
@@ -599,23 +519,18 @@ class PageOptions(Struct, frozen=True):
     maps: Annotated[Count, _option("Show N maps of each layer.", group=LAYERS, first=True)] = 8
     pick: Annotated[Literal["deviation", "value"], _option(
         "Show the maps whose values vary most from place to place, or those of highest mean.",
-        group=LAYERS, first=True,
-    )] = "deviation"
+        group=LAYERS, first=True)] = "deviation"
     cmap: Annotated[
-        str, _draw("Colour maps with grey, or a colormap of matplotlib.", "CMAP", True)
-    ] = "viridis"
+        str, _draw("Colour maps with grey, or a colormap of matplotlib.", "CMAP", True)] = "viridis"
 
 
 class LookOptions(Struct, frozen=True):
     """All options of `look` beside the model and the image."""
 
     layers: Annotated[Selectors | None, _layers(usual="one layer for each stage, at most 10")] = (
-        None
-    )
-    out: Annotated[File | None, _out(
-        "Write the picture into this PNG file, in place of an earlier picture of look.",
-        usual="look-IMAGE.png",
-    )] = None
+        None)
+    out: Annotated[File | None, _out("Write the picture into this PNG file, in place of an "
+        "earlier picture of look.", usual="look-IMAGE.png")] = None
     overwrite: Annotated[bool, _overwrite("any file in --out")] = False
     nul_separated: Annotated[bool, _nul] = False
     page: PageOptions = PageOptions()
@@ -626,22 +541,13 @@ class ClassMapOptions(Struct, frozen=True):
     """Which class activation maps `cam` makes, and how they look."""
 
     target: Annotated[str | None, _grad(
-        f"Show the evidence for this: {_targets}",
-        "TARGET",
-        "Show the evidence for this class, such as class:281 or class:tabby.",
-        usual="the predicted class",
-    )] = None
-    method: Annotated[str, _grad(
-        "Make the map in this way; xgradcam and gradxact also show what speaks against the "
-        "target.",
-        first=True, choices=tuple(CLASS_MAPS),
-    )] = "gradcam"
+        f"Show the evidence for this class, such as class:281 or class:tabby.\f Or for {_targets}",
+        "TARGET", True, usual="the predicted class")] = None
+    method: Annotated[str, _grad("Make the map in this way; xgradcam and gradxact also show what "
+        "speaks against the target.", first=True, choices=tuple(CLASS_MAPS))] = "gradcam"
     overlay: Annotated[Share, _draw(_overlay, "ALPHA")] = 0.5
-    cmap: Annotated[str, _draw(
-        "Colour maps with auto (viridis; coolwarm for maps with a sign), grey, or a colormap "
-        "of matplotlib.",
-        "CMAP",
-    )] = "auto"
+    cmap: Annotated[str, _draw("Colour maps with auto (viridis; coolwarm for maps with a sign), "
+        "grey, or a colormap of matplotlib.", "CMAP")] = "auto"
     tensor_layout: Annotated[Texts, _layout] = ()
 
 
@@ -649,11 +555,8 @@ class CamOptions(Struct, frozen=True):
     """All options of `cam` beside the model and the images."""
 
     layers: Annotated[Selectors | None, _layers(usual="the last layer that gives maps")] = None
-    out: Annotated[AnyPath | None, _out(
-        "Write cam-IMAGE.png of each image into this folder; or the picture of one image into "
-        "this PNG file.",
-        usual=".",
-    )] = None
+    out: Annotated[AnyPath | None, _out("Write cam-IMAGE.png of each image into this folder; or "
+        "the picture of one image into this PNG file.", usual=".")] = None
     """In Python, None writes nothing."""
     overwrite: Annotated[bool, _overwrite("any file in --out")] = False
     nul_separated: Annotated[bool, _nul] = False
@@ -666,14 +569,12 @@ class ListOptions(Struct, frozen=True):
 
     layers: Annotated[Selectors | None, _option(
         "Mark the layers that these selectors match, as in `featviz run`.",
-        first=True, group=LAYERS, usual="one layer for each stage",
-    )] = None
+        first=True, group=LAYERS, usual="one layer for each stage")] = None
     functions: Annotated[
-        bool, _option("Also list the functions that modules call.", group=LAYERS, first=True)
+        bool, _option("Also list the functions that modules call.", group=LAYERS, first=True),
     ] = False
-    tree: Annotated[bool, _write("Indent each module below the one that holds it.", first=True)] = (
-        False
-    )
+    tree: Annotated[
+        bool, _write("Indent each module below the one that holds it.", first=True)] = False
 
 
 class KernelOptions(Struct, frozen=True):
@@ -681,13 +582,11 @@ class KernelOptions(Struct, frozen=True):
 
     layers: Annotated[Selectors | None, _option(
         "Draw the convolutions that these selectors match, as in `featviz run`.",
-        first=True, group=LAYERS, usual="all convolutions",
-    )] = None
+        first=True, group=LAYERS, usual="all convolutions")] = None
     out: Annotated[AnyPath, _out("Write the pictures into this folder.")] = Path("featviz-kernels")
     overwrite: Annotated[bool, _overwrite("the kernels in --out")] = False
-    all_slices: Annotated[
-        bool,
-        _draw("Draw a tile for each input channel, in a row for each output channel.", first=True),
+    all_slices: Annotated[bool, _draw(
+        "Draw a tile for each input channel, in a row for each output channel.", first=True),
     ] = False
     tensorboard: Annotated[Folder | None, _board] = None
     draw: DrawOptions = DrawOptions(normalize="symmetric")
@@ -696,17 +595,12 @@ class KernelOptions(Struct, frozen=True):
 class Thresholds(Struct, frozen=True):
     """Limits beyond which a channel has a finding."""
 
-    eps: Annotated[Annotated[float, Meta(ge=0)], _find(
-        "Take values of at most E for zero, and values no further apart than E for equal.", "E"
-    )] = 0.0
-    saturated_at: Annotated[Annotated[float, Meta(gt=0, lt=1)], _find(
-        "Call a channel saturated where more than this share of its values is at a bound.",
-        "SHARE",
-    )] = 0.99
-    redundant_at: Annotated[
-        Annotated[float, Meta(gt=0, lt=1)] | None,
-        _find("Look for redundant channels, whose correlation with another is above R.", "R"),
-    ] = None
+    eps: Annotated[Annotated[float, Meta(ge=0)], _find("Take values of at most E for zero, and "
+        "values no further apart than E for equal.", "E")] = 0.0
+    saturated_at: Annotated[Annotated[float, Meta(gt=0, lt=1)], _find("Call a channel saturated "
+        "where more than this share of its values is at a bound.", "SHARE")] = 0.99
+    redundant_at: Annotated[Annotated[float, Meta(gt=0, lt=1)] | None, _find(
+        "Look for redundant channels, whose correlation with another is above R.", "R")] = None
 
 
 class AuditOptions(Struct, frozen=True):
@@ -716,33 +610,21 @@ class AuditOptions(Struct, frozen=True):
     inputs: InputOptions = InputOptions()
     batch_size: Annotated[Count, _batch] = 1
     thresholds: Thresholds = Thresholds()
-    prove: Annotated[bool, _find(
-        "Run the images again without the channels that can be cut out, and print by how much "
-        "the output changes.",
-        first=True,
-    )] = False
-    max_suspects: Annotated[
-        Annotated[int, Meta(ge=0)], _write("Draw at most N of the channels that have a finding.")
-    ] = 48
+    prove: Annotated[bool, _find("Run the images again without the channels that can be cut out, "
+        "and print by how much the output changes.", first=True)] = False
+    max_suspects: Annotated[Annotated[int, Meta(ge=0)], _write(
+        "Draw at most N of the channels that have a finding.")] = 48
     out: Annotated[AnyPath, _out("Write the results into this folder.")] = Path("featviz-audit")
     overwrite: Annotated[
-        bool, _overwrite("the audit in --out, and any file at --junit and --prune-out")
-    ] = False
+        bool, _overwrite("the audit in --out, and any file at --junit and --prune-out")] = False
     nul_separated: Annotated[bool, _nul] = False
-    fail_on: Annotated[Texts, _find(
-        "End with exit code 4 where this gate is broken: dead>5%, nonfinite>0, "
-        "'layer3.*:constant>2'; repeatable.",
-        "GATE", True,
-    )] = ()
-    baseline: Annotated[File | None, _find(
-        "End with exit code 4 where findings are worse than in this earlier audit.json.",
-        first=True,
-    )] = None
+    fail_on: Annotated[Texts, _find("End with exit code 4 where this gate is broken: dead>5%, "
+        "nonfinite>0, 'layer3.*:constant>2'; repeatable.", "GATE", True)] = ()
+    baseline: Annotated[File | None, _find("End with exit code 4 where findings are worse than in "
+        "this earlier audit.json.", first=True)] = None
     junit: Annotated[File | None, _junit] = None
-    prune_out: Annotated[File | None, _write(
-        "Write the channels that can be cut out into this JSON file: {layer: [channels]}.",
-        first=True,
-    )] = None
+    prune_out: Annotated[File | None, _write("Write the channels that can be cut out into this "
+        "JSON file: {layer: [channels]}.", first=True)] = None
 
     @property
     def besides(self) -> list[Path]:
@@ -753,19 +635,13 @@ class AuditOptions(Struct, frozen=True):
 class ExemplarChoice(Struct, frozen=True):
     """How the images that excite a channel most are chosen."""
 
-    top: Annotated[
-        Annotated[int, Meta(ge=1, le=MOST_TOP)], _draw("Show N images of each channel.", first=True)
-    ] = 9
-    pick: Annotated[Literal["max", "mean"], _draw(
-        "Rank images by the largest value of the channel's map, and show what the unit there "
-        "sees; or by the mean of the map, and show whole images.",
-        first="Rank images by the largest value, or by the mean of the map.",
-    )] = "max"
-    per_class: Annotated[bool, _draw(
-        "Choose the images of each class apart; the class of an image is the name of its "
-        "folder.",
-        first=True,
-    )] = False
+    top: Annotated[Annotated[int, Meta(ge=1, le=MOST_TOP)], _draw(
+        "Show N images of each channel.", first=True)] = 9
+    pick: Annotated[Literal["max", "mean"], _draw("Rank images by the largest value, or by the "
+        "mean of the map.\f The picture shows what the unit with the largest value sees, or with "
+        "mean the whole image.", first=True)] = "max"
+    per_class: Annotated[bool, _draw("Choose the images of each class apart; the class of an "
+        "image is the name of its folder.", first=True)] = False
 
 
 class ExemplarOptions(Struct, frozen=True):
@@ -775,9 +651,8 @@ class ExemplarOptions(Struct, frozen=True):
     choice: ExemplarChoice = ExemplarChoice()
     inputs: InputOptions = InputOptions()
     batch_size: Annotated[Count, _batch] = 1
-    out: Annotated[AnyPath, _out("Write the pictures and exemplars.json into this folder.")] = Path(
-        "featviz-exemplars"
-    )
+    out: Annotated[AnyPath, _out("Write the pictures and exemplars.json into this folder.")] = (
+        Path("featviz-exemplars"))
     overwrite: Annotated[bool, _overwrite("the exemplars in --out")] = False
     nul_separated: Annotated[bool, _nul] = False
 
@@ -786,30 +661,23 @@ class DiffThresholds(Struct, frozen=True):
     """What counts as a difference."""
 
     tolerance: Annotated[
-        Share, _option("Accept relative differences up to this.", "RELATIVE")
-    ] = 1e-4
+        Share, _option("Accept relative differences up to this.", "RELATIVE")] = 1e-4
     """How far a value may change, in the terms of `diff.compare.compare`. Threads and oneDNN moved
     values by up to 3e-6 (ten of torchvision's models on two cores)."""
-    max_diff_ratio: Annotated[Share, _option(
-        "Accept that up to this share of all channels, each counted in each image, differs, "
-        "0..1.",
-        "SHARE",
-    )] = 0.0
+    max_diff_ratio: Annotated[Share, _option("Accept that up to this share of all channels, each "
+        "counted in each image, differs, 0..1.", "SHARE")] = 0.0
     ignore_added: Annotated[bool, _option("Accept layers and images that only NEW has.")] = False
 
 
 class DiffFiles(Struct, frozen=True):
     """What `diff` writes."""
 
-    out: Annotated[Folder | None, _out(
-        "Write the difference maps and diff.json into this folder.",
-        usual="with --html, PAGE-maps beside the page",
-    )] = None
+    out: Annotated[Folder | None, _out("Write the difference maps and diff.json into this folder.",
+        usual="with --html, PAGE-maps beside the page")] = None
     html: Annotated[File | None, _write("Write an HTML page into this file.")] = None
     junit: Annotated[File | None, _junit] = None
-    overwrite: Annotated[
-        bool, _overwrite("any file at --html and --junit, not only those of an earlier diff")
-    ] = False
+    overwrite: Annotated[bool, _overwrite(
+        "any file at --html and --junit, not only those of an earlier diff")] = False
 
 
 class ReportOptions(Struct, frozen=True):
@@ -817,29 +685,19 @@ class ReportOptions(Struct, frozen=True):
 
     out: Annotated[AnyPath | None, _out(
         "Write the report into this folder, or with --single-file or --zip into this file.",
-        usual="RUN/report, RUN/report.html or RUN/report.zip",
-    )] = None
+        usual="RUN/report, RUN/report.html or RUN/report.zip")] = None
     overwrite: Annotated[bool, _overwrite("any file that is in --out")] = False
-    single_file: Annotated[bool, _option(
-        "Write one HTML file that holds everything; of a large run it has fewer tiles a layer."
-    )] = False
+    single_file: Annotated[bool, _option("Write one HTML file that holds everything; of a large "
+        "run it has fewer tiles a layer.")] = False
     zip: Annotated[bool, _option("Write one zip file of the report and its pictures.")] = False
-    compare: Annotated[
-        Place | None, _option("Show the pictures of this other run beside those of RUN.", "RUN")
-    ] = None
-    kernels: Annotated[AnyPath | None, _option(
-        "Show the kernels in this folder, which featviz kernels wrote, with their channels.",
-        "DIR",
-    )] = None
-    exemplars: Annotated[AnyPath | None, _option(
-        "Show the pictures in this folder, which featviz exemplars wrote, with their channels.",
-        "DIR",
-    )] = None
-    audit: Annotated[AnyPath | None, _option(
-        "Show the findings of this audit.json, or of the one in this folder with the pictures "
-        "of its suspects.",
-        usual="RUN/audit.json",
-    )] = None
+    compare: Annotated[Place | None, _option(
+        "Show the pictures of this other run beside those of RUN.", "RUN")] = None
+    kernels: Annotated[AnyPath | None, _option("Show the kernels in this folder, which featviz "
+        "kernels wrote, with their channels.", "DIR")] = None
+    exemplars: Annotated[AnyPath | None, _option("Show the pictures in this folder, which featviz "
+        "exemplars wrote, with their channels.", "DIR")] = None
+    audit: Annotated[AnyPath | None, _option("Show the findings of this audit.json, or of the one "
+        "in this folder with the pictures of its suspects.", usual="RUN/audit.json")] = None
 
 
 class MergeOptions(Struct, frozen=True):
@@ -853,31 +711,25 @@ class VerifyOptions(Struct, frozen=True):
     """The options of `verify`."""
 
     jobs: Annotated[
-        Count | None, _limit("Read files in N threads.", usual="the cores and four more")
-    ] = None
+        Count | None, _limit("Read files in N threads.", usual="the cores and four more")] = None
 
 
 class SheetOptions(Struct, frozen=True):
     """The options of `sheet`."""
 
     layer: Annotated[str, _option("Draw the layer of this qualified name.", "NAME")]
-    stem: Annotated[str, _option(
-        "Cut the tiles from this picture of the layer: its file name without the ending, such "
-        "as output.call1 or output.boxes.",
-        "FILE", flags=("--tensor",),
+    stem: Annotated[str, _option("Cut the tiles from this picture of the layer: its file name "
+        "without the ending, such as output.call1 or output.boxes.", "FILE", flags=("--tensor",),
     )] = "output"
     pick: Annotated[str | None, _option(
-        "Show these channels, such as 0-31 or 3,7,12-15.", "LIST", usual="all that the run drew"
-    )] = None
-    order: Annotated[Literal["index", "mean", "max", "variance", "zeros"], _option(
-        "Sort channels by number, or by a statistic averaged over the images, largest first."
-    )] = "index"
-    transpose: Annotated[
-        bool, _option("Draw a row for each image and a column for each channel.")
-    ] = False
-    out: Annotated[
-        File | None, _out("Write the sheet into this PNG file.", usual="sheet-NAME.png")
+        "Show these channels, such as 0-31 or 3,7,12-15.", "LIST", usual="all that the run drew"),
     ] = None
+    order: Annotated[Literal["index", "mean", "max", "variance", "zeros"], _option("Sort channels "
+        "by number, or by a statistic averaged over the images, largest first.")] = "index"
+    transpose: Annotated[
+        bool, _option("Draw a row for each image and a column for each channel.")] = False
+    out: Annotated[
+        File | None, _out("Write the sheet into this PNG file.", usual="sheet-NAME.png")] = None
     overwrite: Annotated[bool, _overwrite("any file in --out")] = False
 
 
@@ -895,10 +747,10 @@ class Option:
     hint: Any
     """Its type, as an annotation."""
     default: Any
-    """`msgspec.NODEFAULT` where there is none."""
+    """`msgspec.NODEFAULT` where it must be given."""
     words: str
     group: str
-    first: bool | str
+    first: bool
     flags: tuple[str, ...]
     metavar: str = ""
     usual: str = ""
@@ -908,11 +760,6 @@ class Option:
     read: Callable[[Any], Any] | None = None
     many: bool = False
     """Whether it may be given several times."""
-
-    @property
-    def has_default(self) -> bool:
-        """Whether it may be left out."""
-        return self.default is not msgspec.NODEFAULT
 
     @property
     def kinds(self) -> set[Any]:
@@ -941,12 +788,9 @@ class Option:
             return (self.read or self._convert)(_plain(given))
         except (msgspec.ValidationError, ValueError, TypeError, KeyError):
             shown = quoted(str(given[0] if type(given) is list and len(given) == 1 else given))
-            close = difflib.get_close_matches(shown.lower(), self.choices, 1, 0.65)
-            hint = (
-                f"did you mean {close[0]}?"
-                if close
-                else re.split(r"\. |: {", self.words)[0].rstrip(".")
-            )
+            hint = re.split(r"\.[ \f]|: {", self.words)[0].rstrip(".")
+            if close := difflib.get_close_matches(shown.lower(), self.choices, 1, 0.65):
+                hint = f"did you mean {close[0]}?"
             raise UsageError(f"{self.name}={shown}: expected {self.takes}", hint) from None
         except UsageError as error:
             if error.message.startswith(self.name):
@@ -1009,11 +853,6 @@ def _kinds(hint: Any) -> set[Any]:
     return {kind for part in get_args(hint) for kind in _kinds(part)}
 
 
-def _words_of(hint: Any) -> tuple[str, ...]:
-    """The choices of a Literal."""
-    return get_args(hint.__origin__) if get_origin(hint.__origin__) is Literal else ()
-
-
 def _bounds(hint: Any) -> str:
     """` ≥ 1`, ` from 0 to 1`; empty without bounds."""
     for meta in _metas(hint):
@@ -1023,6 +862,12 @@ def _bounds(hint: Any) -> str:
         if meta.ge is not None:
             return f" ≥ {meta.ge}" if meta.le is None else f" from {meta.ge} to {meta.le}"
     return ""
+
+
+def nested(kind: type[Struct]) -> dict[str, type[Struct]]:
+    """The records in a record."""
+    fields = {info.name: info.type for info in msgspec.structs.fields(kind)}
+    return {n: t for n, t in fields.items() if isinstance(t, type) and issubclass(t, Struct)}
 
 
 @cache
@@ -1035,15 +880,15 @@ def declared(kind: type[Struct]) -> dict[str, Option]:
         words = next((meta.description for meta in _metas(hint) if meta.description), None)
         if words is None:
             continue
-        made = info.default_factory is not msgspec.NODEFAULT
         extra: dict[str, Any] = {
             "flags": (f"--{name.replace('_', '-')}",),
-            "choices": _words_of(hint),
+            "choices": get_args(hint.__origin__) if get_origin(hint.__origin__) is Literal else (),
             "metavar": "N" if int in _kinds(hint) else "",
             "many": tuple in _kinds(hint),
         }
         for meta in _metas(hint):
             extra |= meta.extra or {}
+        made = info.default_factory is not msgspec.NODEFAULT
         default = info.default_factory() if made else info.default
         found[name] = Option(name, hint, default, words, **extra)
     return found

@@ -246,11 +246,11 @@ def parse_bytes(text: str) -> int:
     """Read `500MB`, `2G`, `1.5 GB` or a number of bytes; a unit is a power of 1000.
 
     Raises:
-        UsageError: it is none.
+        ValueError: it is none.
     """
     match = re.fullmatch(r"(\d{1,18}(?:\.\d{1,18})?)\s*([KMGT]?)B?", text.strip(), re.I | re.A)
     if match is None:
-        raise UsageError(f"{text!r} is no amount of bytes", "for example 500MB or 2GB")
+        raise ValueError(text)
     return int(float(match[1]) * _UNITS[match[2].upper()])
 
 

@@ -141,8 +141,8 @@ def take(driver: Any, shot: Shot, folder: Path) -> Image.Image:
     driver.execute_script(shot.code)
     driver.execute_async_script(
         "const done = arguments[0];"
-        "const near = [...document.images].filter(i => i.getBoundingClientRect().top < innerHeight"
-        " && i.getBoundingClientRect().bottom > 0 && i.currentSrc);"
+        "const near = [...document.images].filter(i => i.checkVisibility() && i.currentSrc"
+        " && i.getBoundingClientRect().top < innerHeight && i.getBoundingClientRect().bottom > 0);"
         "Promise.allSettled(near.map(i => i.decode())).then(() => setTimeout(done, 400));"
     )
     return Image.open(io.BytesIO(driver.get_screenshot_as_png())).convert("RGB")

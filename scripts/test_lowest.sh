@@ -8,4 +8,5 @@ lowest=$(mktemp -d)
 trap 'rm -rf "$lowest"' EXIT
 uv venv --quiet --python "$(command -v python3)" "$lowest"
 uv pip install --quiet --python "$lowest/bin/python" --resolution lowest-direct --editable '.[test]'
-"$lowest/bin/python" -m pytest -q -n 2 --dist worksteal -m "not slow" "$@"
+"$lowest/bin/python" -m pytest -q -n 2 --dist worksteal -m "not slow" "$@" ||
+  "$lowest/bin/python" -m pytest -q --last-failed --last-failed-no-failures none # as .ci/run does

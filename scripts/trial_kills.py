@@ -33,8 +33,8 @@ from PIL import Image
 from torch import nn
 
 from featviz import cli, pipeline, report
-from featviz.cli.commands import report as report_command
-from featviz.cli.commands import run as run_command
+from featviz.cli import report as report_command
+from featviz.cli import run as run_command
 from featviz.drawing import loops, tensorboard, values
 from featviz.errors import StoreError
 from featviz.pipeline import dry_run

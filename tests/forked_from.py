@@ -7,15 +7,12 @@ import forked
 from torch import distributed
 
 from featviz import pipeline
-from featviz.cli.commands import audit, exemplars, run
+from featviz.cli import run, study
 from featviz.drawing import deflate, loops
 from featviz.exemplars import collect
-from featviz.pipeline import dry_run, processes
+from featviz.pipeline import dry_run
 
-IMPORTED = (
-    *(forked, distributed, pipeline, collect, audit, exemplars, run),
-    *(deflate, loops, dry_run, processes),
-)
+IMPORTED = (forked, distributed, pipeline, collect, study, run, deflate, loops, dry_run)
 
 gc.freeze()  # forked processes share the pages that the collector leaves alone
 atexit.register(gc.unfreeze)  # else libraries of torch report leaks at the end

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -76,9 +77,27 @@ def autograd(
             module.inplace = False
     seen: list[tuple[str, str, Tensor, Tensor]] = []
     counts: Counter[tuple[str, str]] = Counter()
+
+    def keep(name: str, kind: str, items: dict[str, Tensor]) -> None:
+        call = counts[name, kind]
+        counts[name, kind] += 1
+        for key, tensor in items.items():
+            stem = kind + (f".call{call}" if call else "") + (f".{key}" if key else "")
+            seen.append((name, stem, tensor, tensor.detach().clone()))
+
+    def enter(name: str, module: nn.Module, args: Any, kwargs: Any) -> None:
+        items = dict(_tensors({**dict(enumerate(args)), **kwargs}))
+        if len({key.partition(".")[0] for key in items}) == 1:  # one argument needs no name
+            items = {key.partition(".")[2]: tensor for key, tensor in items.items()}
+        keep(name, "input", items)
+
+    def leave(name: str, module: nn.Module, args: Any, output: Any) -> Any:
+        keep(name, "output", dict(_tensors(output)))
+        return output.clone() if isinstance(output, Tensor) else output
+
     for name, module in twin.named_modules():
-        module.register_forward_pre_hook(_entering(seen, counts, name), with_kwargs=True)
-        module.register_forward_hook(_leaving(seen, counts, name))
+        module.register_forward_pre_hook(partial(enter, name), with_kwargs=True)
+        module.register_forward_hook(partial(leave, name))
     with torch.enable_grad():
         value = target(twin(image.clone().requires_grad_().clone()))
     wanted = [(name, stem, t) for name, stem, t, _ in seen if t.requires_grad]
@@ -89,34 +108,6 @@ def autograd(
         if gradient is not None:
             found[name, ("grad" if kind == "out" else "grad-input") + rest] = gradient
     return found
-
-
-def _entering(seen: list[Any], counts: Counter[Any], name: str) -> Callable[..., None]:
-    def enter(module: nn.Module, args: Any, kwargs: Any) -> None:
-        items = dict(_tensors({**dict(enumerate(args)), **kwargs}))
-        if len({key.partition(".")[0] for key in items}) == 1:  # one argument needs no name
-            items = {key.partition(".")[2]: tensor for key, tensor in items.items()}
-        _keep(seen, counts, name, "input", items)
-
-    return enter
-
-
-def _leaving(seen: list[Any], counts: Counter[Any], name: str) -> Callable[..., Any]:
-    def leave(module: nn.Module, args: Any, output: Any) -> Any:
-        _keep(seen, counts, name, "output", dict(_tensors(output)))
-        return output.clone() if isinstance(output, Tensor) else output
-
-    return leave
-
-
-def _keep(
-    seen: list[Any], counts: Counter[Any], name: str, kind: str, items: dict[str, Tensor]
-) -> None:
-    call = counts[name, kind]
-    counts[name, kind] += 1
-    for key, tensor in items.items():
-        stem = kind + (f".call{call}" if call else "") + (f".{key}" if key else "")
-        seen.append((name, stem, tensor, tensor.detach().clone()))
 
 
 def _tensors(value: Any, path: str = "") -> Iterator[tuple[str, Tensor]]:

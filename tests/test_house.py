@@ -58,7 +58,7 @@ TORCHLESS = [
     ),
     *(f"featviz.images.{name}" for name in ("decode", "find", "group", "archives", "formats")),
 ]
-COMMANDS = [name for name in FILES if name.startswith("featviz.cli.commands.")]
+COMMANDS = [f"featviz.cli.{name}" for name in ("run", "look", "inspect", "study", "report")]
 
 
 def _nodes(tree: ast.AST, typing: bool) -> Iterator[ast.AST]:
@@ -100,7 +100,7 @@ def roots(name: str) -> set[str]:
 def test_the_sources_are_seen() -> None:
     """The reader above finds the package and the imports that are known to be there."""
     assert {"featviz.cli", "featviz.pipeline", "featviz.models.load"} <= set(FILES)
-    assert "featviz.pipeline" in of_featviz("featviz.cli.commands.run")
+    assert "featviz.pipeline" in of_featviz("featviz.cli.run")
     assert "featviz.models.zoo" in of_featviz("featviz.models.file")
     assert "torch" in roots("featviz.hooks.capture")
     assert set(TORCHLESS) <= set(FILES)
@@ -188,7 +188,7 @@ def test_pyplot_is_used_nowhere() -> None:
 
 def test_commands_have_no_tensors() -> None:
     """A command parses, calls and echoes."""
-    assert len(COMMANDS) > 10 and _using(COMMANDS, "torch", "torchvision", "numpy") == []
+    assert _using(COMMANDS, "torch", "torchvision", "numpy") == []
 
 
 def _public(body: list[ast.stmt], prefix: str) -> Iterator[tuple[str, ast.AST]]:

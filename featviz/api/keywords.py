@@ -44,7 +44,7 @@ def keywords_of(*kinds: type[Struct], but: Sequence[str] = (), **defaults: Any) 
         lines, further = [], []
         types = {name: hint for kind in kinds for name, hint in get_type_hints(kind).items()}
         for one in [option for kind in kinds for option in declared(kind).values()]:
-            lines.append(f"        {one.name}: {in_full(one.words)}")
+            lines.append(f"        {one.name}: {in_full(one.words)}".replace("\f", ""))
             if one.name not in names and one.name not in but:
                 kind = inspect.Parameter.KEYWORD_ONLY
                 default = defaults.get(one.name, one.default)

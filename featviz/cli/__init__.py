@@ -15,15 +15,15 @@ from contextlib import suppress
 from pathlib import Path
 from threading import current_thread
 from threading import enumerate as enumerate_threads
-from typing import Any, NoReturn
+from typing import Any, NoReturn, cast
 
 import click
 from click.shell_completion import CompletionItem
 
 from featviz.cli import mistakes, output
-from featviz.cli.command import Context
+from featviz.cli.help import Context
 from featviz.errors import FeatvizError
-from featviz.text import indented, printable, quoted
+from featviz.text import indented, printable
 from featviz.version import __version__
 
 COMMANDS = {
@@ -41,13 +41,25 @@ COMMANDS = {
     "verify": "Check that every file of a run is as it was written.",
     "identify": "Say what a file of weights is run as.",
 }
-"""Each command, which is a module in `commands`, and its line in --help."""
+"""Each command and its line in --help."""
+
+_FILES = {
+    "look": "look cam",
+    "run": "run",
+    "inspect": "layers kernels identify",
+    "study": "audit exemplars",
+    "report": "report sheet diff merge verify",
+}
+"""The commands of each module, which is imported when one of them is used."""
 
 INTERRUPTED = 130
 CLOSED_PIPE = 128 + 13
 """What shells give for a program that SIGPIPE has ended."""
 
-_ASKS = {"-h", "--help", "--help-all", "--version"}
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EIO)
+"""What an error of a full disk is."""
+
+_ASKS = {"-h", "--help", "--help-all", "-V", "--version"}
 """Options that are answered from anywhere."""
 _NO_ARGUMENTS: Any = getattr(click.exceptions, "NoArgsIsHelpError", ())
 """click before 8.2 has none: it prints the help by itself."""
@@ -58,28 +70,14 @@ class LazyGroup(click.Group):
 
     context_class = Context
 
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Read the options in front of a command.
-
-        Raises:
-            click.UsageError: one that the group lacks, with the commands that have it.
-        """
-        words = list(args)
-        try:
-            return super().parse_args(ctx, args)
-        except click.NoSuchOption as error:
-            raise mistakes.unknown_option(error, ctx, words) from error
-
-    def resolve_command(
-        self, ctx: click.Context, args: list[str]
-    ) -> tuple[str | None, click.Command | None, list[str]]:
+    def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
         """Find the command of the first word.
 
         Raises:
-            click.UsageError: it is none, with the command line that was meant.
+            UsageError: it is none, with the command line that was meant.
         """
         if args[0] not in COMMANDS and not args[0].startswith("-"):
-            raise mistakes.unknown_command(ctx, args, list(COMMANDS))
+            raise mistakes.unknown_command(args, list(COMMANDS))
         return super().resolve_command(ctx, args)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
@@ -88,20 +86,19 @@ class LazyGroup(click.Group):
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """Import a command; None for an unknown name."""
-        if cmd_name not in COMMANDS:
-            return None
-        module = importlib.import_module(f"featviz.cli.commands.{cmd_name}")
-        command: click.Command = module.command
-        return command
+        for file, names in _FILES.items():
+            if cmd_name in names.split():
+                module = importlib.import_module(f"featviz.cli.{file}")
+                return cast("click.Command", getattr(module, cmd_name))
+        return None
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
         """Complete names without importing the commands."""
-        names = [
-            CompletionItem(name, help=help)
-            for name, help in COMMANDS.items()
-            if name.startswith(incomplete)
+        names = [name for name in COMMANDS if name.startswith(incomplete)]
+        return [
+            *(CompletionItem(name, help=COMMANDS[name]) for name in names),
+            *click.Command.shell_complete(self, ctx, incomplete),
         ]
-        return names + click.Command.shell_complete(self, ctx, incomplete)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """List the commands without importing them."""
@@ -110,7 +107,7 @@ class LazyGroup(click.Group):
 
 
 @click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(__version__, prog_name="featviz")
+@click.version_option(__version__, "-V", "--version", prog_name="featviz")
 def group() -> None:
     """See what each layer of a PyTorch vision model makes of your images.
 
@@ -143,13 +140,10 @@ def main() -> None:
 def _leave(code: int) -> NoReturn:
     """End the process at once, after what asked to be called at the end.
 
-    Taking Python down object by object takes 0.8 s once torch and numba are loaded, and gives
-    nothing back that the system does not. A tracer (coverage, a debugger) or a thread that is still
-    at work gets Python's own end.
-
-    A thread of ours may still load or wait in C++ (torch's rendezvous, compiled loops) where the
-    command has ended early. If it came back while something is called or taken down, it would end
-    the process with `terminate called without an active exception`: nothing is called then.
+    Taking Python down object by object takes 0.8 s once torch and numba are loaded. A tracer or a
+    thread that is still at work gets Python's own end. A thread of ours that still loads in C++
+    would end the process with `terminate called without an active exception` if it came back while
+    something is called or taken down: nothing is called then.
     """
     others = [thread for thread in enumerate_threads() if thread is not current_thread()]
     ours = any(thread.daemon and thread.name.startswith("featviz-") for thread in others)
@@ -167,8 +161,9 @@ def guarded(arguments: list[str]) -> int:
     """Run a command line and return its exit code."""
     try:
         _listen()
-        if not _ASKS.intersection(arguments):
-            _check_folder()
+        if not (_ASKS.intersection(arguments) or _folder_is_there()):
+            where = " ".join(filter(None, ("the current folder", os.environ.get("PWD"))))
+            return _say(f"{where} has been removed", "cd to another one", 1, None)
         result = group.main(arguments, prog_name="featviz", standalone_mode=False)
         output.flush()
         return result if isinstance(result, int) else 0
@@ -178,54 +173,36 @@ def guarded(arguments: list[str]) -> int:
         error.show()
         return int(error.exit_code)
     except click.ClickException as error:
-        return _say(error.format_message(), mistakes.hint_of_click(error), error.exit_code, error)
+        return _say(
+            error.format_message(), mistakes.hint_of_click(error, arguments), error.exit_code, error
+        )
     except (KeyboardInterrupt, click.Abort):
         return _say("interrupted", None, INTERRUPTED, None)
-    except BrokenPipeError:
-        return _closed_pipe()
+    except BrokenPipeError:  # the reader of stdout has gone (`| head -1`): nothing is to be said
+        output.drop_stdout()
+        return CLOSED_PIPE
     except MemoryError as error:
         return _say("there is too little memory", "raise the limit (ulimit -v)", 1, error)
     except OSError as error:
-        if error.errno != errno.ENAMETOOLONG:
-            return _unwritten(error)
-        return _say(f"{quoted(str(error.filename))}: {error.strerror}", None, 2, error)
+        if error.errno == errno.ENAMETOOLONG:
+            return _say(f"{error.filename}: {error.strerror}", None, 2, error)
+        if error.filename is not None or error.errno not in _FULL:
+            raise
+        output.drop_stdout()  # our files name themselves, and click prints help by itself
+        return _say(f"stdout cannot be written: {error.strerror}", None, 1, error)
     except SystemExit as error:  # click's own answer to a closed pipe, beside a program's sys.exit
         if "PacifyFlush" in type(sys.stdout).__name__:
-            return _closed_pipe()
+            output.drop_stdout()
+            return CLOSED_PIPE
         return error.code if isinstance(error.code, int) else 1
 
 
-def _check_folder() -> None:
-    """Whether the current folder is there: libraries that miss it say so in words of their own.
-
-    Raises:
-        FeatvizError: it has been removed.
-    """
+def _folder_is_there() -> bool:
+    """Whether there is a current folder: libraries that miss it say so in words of their own."""
     try:
-        Path.cwd()
+        return bool(Path.cwd())
     except FileNotFoundError:
-        where = quoted(os.environ.get("PWD", ""))
-        words = f"the current folder {where} has been removed".replace("  ", " ")
-        raise FeatvizError(words, "cd to another one") from None
-
-
-def _unwritten(error: OSError) -> int:
-    """click prints help by itself. An error of a full disk that names no file is stdout's: those of
-    our files have been worded where they were written.
-
-    Raises:
-        OSError: it is another one.
-    """
-    if error.filename is not None or error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EIO):
-        raise error
-    output.drop_stdout()
-    return _say(f"stdout cannot be written: {error.strerror}", None, 1, error)
-
-
-def _closed_pipe() -> int:
-    """The reader of stdout has gone (`| head -1`): nothing needs to be said."""
-    output.drop_stdout()
-    return CLOSED_PIPE
+        return False
 
 
 def _open_streams() -> None:

@@ -1,11 +1,11 @@
-"""Options of the command line: made of the records of `featviz.options`, and those that only the
-command line has."""
+"""Commands of the command line, and their options: made of the records of `featviz.options`, beside
+the few that only the command line has."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection
-from dataclasses import replace
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any, TypeVar
@@ -13,11 +13,11 @@ from typing import Any, TypeVar
 import click
 from click.core import ParameterSource
 from click.shell_completion import CompletionItem
-from msgspec import Struct
+from msgspec import NODEFAULT, Struct, structs
 
-from featviz.cli import values
-from featviz.cli.command import ClickOption
-from featviz.cli.values import EXISTING_FILE
+from featviz.cli import mistakes
+from featviz.cli.help import ClickOption, Command
+from featviz.cli.values import FILE, read_config
 from featviz.drawing.normalize import in_full
 from featviz.models.sources import MODEL_HELP
 from featviz.options import (
@@ -28,9 +28,9 @@ from featviz.options import (
     ModelOptions,
     Option,
     declared,
+    nested,
 )
 
-F = TypeVar("F", bound=Callable[..., Any])
 R = TypeVar("R", bound=Struct)
 
 _CHECKS = {
@@ -43,23 +43,138 @@ _CHECKS = {
     "tensor_layout": "featviz.layout.hints:parse_override",
     "ablate": "featviz.gradients.interventions:parse_ablate",
     "edit": "featviz.gradients.interventions:parse_edit",
-    "out": "featviz.cli.values:lasting",
-    "compare": "featviz.cli.values:lasting",
     "fail_on": "featviz.records.findings:parse_gate",
 }
 """What refuses values that have a grammar of their own while the command line is read: before torch
 is imported, which takes seconds; and imported only for a value, since --help waits for no numpy."""
 
 
-def _check(name: str, value: Any) -> None:
-    module, function = _CHECKS[name].split(":")
-    check = getattr(import_module(module), function)
-    for one in value if isinstance(value, tuple) else (value,):
-        check(one)
+@dataclass(frozen=True)
+class Given:
+    """What a command line gave."""
+
+    values: dict[str, Any]
+    """The values of options and arguments by name, read and checked."""
+    source: Any = None
+    """The model as a ModelOptions, for a command that takes MODEL."""
+    images: Sequence[str] = ()
+
+    def __getitem__(self, name: str) -> Any:
+        return self.values[name]
+
+    def record(self, kind: type[R], **further: Any) -> R:
+        """A record of options, with the records that are nested in it."""
+        own = {name: self[name] for name in declared(kind) if name in self.values}
+        inside = {name: self.record(part) for name, part in nested(kind).items()}
+        return kind(**{**own, **inside, **further})
 
 
-def paths(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """What a shell offers for a value that may be a path."""
+def command(
+    *records: type[Struct],
+    arguments: Sequence[click.Argument] = (),
+    flags: Sequence[click.Option] = (),
+    json: str = "one JSON document",
+    help: str | None = None,
+    but: Collection[str] = (),
+    **defaults: Any,
+) -> Callable[[Callable[[Given], int]], Command]:
+    """Make a command of a function that takes what was given and returns an exit code.
+
+    Args:
+        *records: its options are the fields of these records, and of those nested in them.
+        flags: options that only the command line has.
+        json: what --json prints on stdout.
+        help: by default the function's documentation.
+        but: fields that are no options of this command.
+        **defaults: of this command, where they are not those of the record.
+    """
+    options = {name: one for kind in records for name, one in every_option(kind).items()}
+    options |= {name: replace(options[name], default=value) for name, value in defaults.items()}
+    params = [
+        *arguments,
+        *(click_option(one) for name, one in options.items() if name not in but),
+        *flags,
+        flag(f"Print {json} on stdout.", "--json", group=OUTPUT),
+        flag(
+            "Read values of options from this TOML file; the command line wins over it.",
+            "--config",
+            **{"type": FILE, "callback": read_config, "is_eager": True, "expose_value": False},
+            group=GENERAL,
+        ),
+        _level(logging.ERROR, "Print only errors on stderr.", "-q", "--quiet"),
+        _level(logging.DEBUG, "Print more details, and tracebacks, on stderr.", "-v", "--verbose"),
+    ]
+
+    def decorate(function: Callable[[Given], int]) -> Command:
+        def run(**values: Any) -> int:
+            return function(_given(click.get_current_context(), values))
+
+        words = (help or str(function.__doc__)).replace("{MODEL}", MODEL_HELP)
+        return Command(function.__name__, params=params, callback=run, help=words)
+
+    return decorate
+
+
+def every_option(kind: type[Struct]) -> dict[str, Option]:
+    """The options of a record and of those nested in it, whose defaults are the outer record's."""
+    found = dict(declared(kind))
+    defaults = {info.name: info.default for info in structs.fields(kind)}
+    for name, part in nested(kind).items():
+        for one in every_option(part).values():
+            found.setdefault(one.name, replace(one, default=getattr(defaults[name], one.name)))
+    return found
+
+
+def click_option(option: Option) -> ClickOption:
+    """An option of click: flags, help and what it takes are the field's."""
+
+    def read(ctx: click.Context, param: click.Parameter, given: Any) -> Any:
+        source = ctx.get_parameter_source(option.name)
+        if source is ParameterSource.DEFAULT or ctx.resilient_parsing:
+            return option.default
+        value = option.value(list(given) if isinstance(given, tuple) else given)
+        if option.name in _CHECKS and value is not None:
+            module, function = _CHECKS[option.name].split(":")
+            check = getattr(import_module(module), function)
+            for one in value if isinstance(value, tuple) else (value,):
+                check(one)
+        return value
+
+    usual, flags = option.usual or option.default, list(option.flags)
+    settings: dict[str, Any] = {"group": option.group, "first": option.first, "callback": read}
+    if isinstance(usual, (str, int, float, Path)) and not isinstance(usual, bool):
+        settings["usual"] = str(usual)
+    if bool not in option.kinds:
+        several = option.many or option.read in LISTS
+        metavar = option.metavar or f"[{'|'.join(option.choices)}]" * bool(option.choices) or None
+        settings |= {"type": str, "multiple": several, "metavar": metavar}
+        settings |= {"shell_complete": _offered(option), "required": option.default is NODEFAULT}
+    elif option.default is not False:
+        flags[-1] += f"/--no-{option.name}"
+        settings["default"] = option.default
+    return flag(in_full(option.words), *flags, option.name, **settings)
+
+
+def flag(words: str, *names: str, **settings: Any) -> ClickOption:
+    """A flag with its help; with a type, an option that takes a value."""
+    settings |= {} if "type" in settings else {"is_flag": True}
+    return ClickOption(*names, help=words, **settings)
+
+
+def open_flag(words: str) -> ClickOption:
+    """`--open`, which shows a page in the user's browser."""
+    return flag(words, "--open", group=OUTPUT, first=True)
+
+
+def _level(level: int, words: str, *names: str) -> ClickOption:
+    def set_level(ctx: click.Context, param: click.Parameter, given: bool) -> None:
+        if given:
+            logging.getLogger("featviz").setLevel(level)
+
+    return flag(words, *names, group=GENERAL, callback=set_level, expose_value=False)
+
+
+def _paths(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
     return [CompletionItem(incomplete, type="file")]
 
 
@@ -70,142 +185,38 @@ def _offered(option: Option) -> Any:
             CompletionItem(word) for word in option.choices if word.startswith(incomplete)
         ]
     is_path = Path in option.kinds or option.name in ("arch", "weights", "transform")
-    return paths if is_path else None
+    return _paths if is_path else None
 
 
-def click_option(option: Option) -> Callable[[F], F]:
-    """An option of click: flags, help and what it takes are the field's."""
-
-    def read(ctx: click.Context, param: click.Parameter, given: Any) -> Any:
-        source = ctx.get_parameter_source(option.name)
-        if source is ParameterSource.DEFAULT or ctx.resilient_parsing:
-            return option.default
-        value = option.value(list(given) if isinstance(given, tuple) else given)
-        if option.name in _CHECKS and value is not None:
-            _check(option.name, value)
-        return value
-
-    help, usual = in_full(option.words), option.usual or option.default
-    flags, settings = list(option.flags), dict[str, Any](is_flag=True)
-    if isinstance(usual, (str, int, float, Path)) and not isinstance(usual, bool):
-        settings["usual"] = str(usual)
-    if bool not in option.kinds:
-        several = option.many or option.read in LISTS
-        metavar = option.metavar or f"[{'|'.join(option.choices)}]" * bool(option.choices) or None
-        del settings["is_flag"]
-        settings |= {"type": str, "multiple": several, "metavar": metavar}
-        settings |= {"shell_complete": _offered(option), "required": not option.has_default}
-    elif option.default is not False:
-        flags[-1] += f"/--no-{option.name}"
-        settings["default"] = option.default
-    settings |= {"group": option.group, "first": option.first, "help": help, "callback": read}
-    return click.option(*flags, option.name, cls=ClickOption, **settings)
+MODEL = click.Argument(["model"], required=False, metavar="MODEL", shell_complete=_paths)
+"""Its forms stand in a command's help where that says {MODEL}."""
+IMAGES = click.Argument(["images"], nargs=-1, metavar="IMAGE...", shell_complete=_paths)
 
 
-def options_of(
-    *kinds: type[Struct], but: Collection[str] = (), **defaults: Any
-) -> Callable[[F], F]:
-    """The options of records as one decorator, without those named, with defaults of a command."""
-    chosen = {name: one for kind in kinds for name, one in declared(kind).items()}
-    chosen |= {name: replace(chosen[name], default=value) for name, value in defaults.items()}
-
-    def decorate(function: F) -> F:
-        for name in reversed(chosen):
-            if name not in but:
-                function = click_option(chosen[name])(function)
-        return function
-
-    return decorate
-
-
-def record(kind: type[R], given: dict[str, Any], **further: Any) -> R:
-    """A record of the values of a command line, which `options_of` has read."""
-    return kind(**{name: given[name] for name in declared(kind) if name in given}, **further)
-
-
-def own_option(*names: str, help: str, **settings: Any) -> Callable[[F], F]:
-    """A flag, or another option, that only the command line has."""
-    settings = {"is_flag": "type" not in settings, **settings}
-    return click.option(*names, cls=ClickOption, help=help, **settings)
-
-
-def model_argument(function: F) -> F:
-    """MODEL, whose forms stand in the command's help where it says {MODEL}."""
-    function.__doc__ = str(function.__doc__).replace("{MODEL}", MODEL_HELP)
-    return click.argument("model", required=False, metavar="MODEL", shell_complete=paths)(function)
-
-
-images_argument = click.argument("images", nargs=-1, metavar="IMAGE...", shell_complete=paths)
-
-
-def json_option(what: str = "one JSON document") -> Callable[[F], F]:
-    """`--json`; `what` is printed on stdout."""
-    return own_option("--json", "as_json", group=OUTPUT, help=f"Print {what} on stdout.")
-
-
-def open_option(help: str) -> Callable[[F], F]:
-    """`--open`, which shows a page in the user's browser."""
-    return own_option("--open", group=OUTPUT, first=True, help=help)
-
-
-no_shard_option = own_option(
-    "--shard", type=str, hidden=True, help="Is refused: images are not divided here."
-)
-"""For commands that refuse it, and say why: see `share.refuse_shares`."""
-
-
-def _set_level(level: int) -> Callable[[click.Context, click.Parameter, bool], None]:
-    def set_level(ctx: click.Context, param: click.Parameter, given: bool) -> None:
-        if given:
-            logging.getLogger("featviz").setLevel(level)
-
-    return set_level
-
-
-def general_options(function: F) -> F:
-    """`--config`, `-q` and `-v`, which every command has."""
-    for names, level, help in (
-        (("-v", "--verbose"), logging.DEBUG, "Print more details, and tracebacks, on stderr."),
-        (("-q", "--quiet"), logging.ERROR, "Print only errors on stderr."),
-    ):
-        settings: Any = {"expose_value": False, "callback": _set_level(level), "group": GENERAL}
-        function = own_option(*names, help=help, **settings)(function)
-    return own_option(
-        "--config",
-        type=EXISTING_FILE,
-        callback=values.read_config,
-        is_eager=True,
-        expose_value=False,
-        group=GENERAL,
-        help="Read values of options from this TOML file; the command line wins over it.",
-    )(function)
-
-
-def images_of(ctx: click.Context, given: dict[str, Any]) -> Any:
-    """The words of IMAGE, of the command line or of --config."""
-    return values.given_or_config(ctx, "images", given["images"])
-
-
-def to_model_options(ctx: click.Context, given: dict[str, Any]) -> ModelOptions:
-    """The options of the model, as a record; a MODEL or IMAGE that is not there is refused before
-    torch is imported.
+def _given(ctx: click.Context, values: dict[str, Any]) -> Given:
+    """What a command line gave; a MODEL or IMAGE that is not there is refused before torch is
+    imported.
 
     Raises:
         FeatvizError: there is none; or torch is missing, or cannot be loaded.
     """
+    if "model" not in values:
+        return Given(values)
     from featviz.images.find import check_arguments
     from featviz.models.requirements import require_torch
     from featviz.models.sources import check_words
 
-    arguments = dict(given["model_args"])
-    options = record(
-        ModelOptions,
-        {**given, "model_args": arguments},
-        spec=values.given_or_config(ctx, "model", given["model"]),
-        hparams=bool(arguments.pop(HPARAMS, False)),
-    )
-    images = images_of(ctx, given) if "images" in given else ()
-    check_words(options)
+    model, config = values["model"], ctx.default_map or {}
+    images = values.get("images") or config.get("images", ())
+    if model and "images" in values:
+        mistakes.refuse_swapped(ctx, model, images)
+    if not model or ("images" in values and not images):
+        raise mistakes.missing("images" if model else "model", ctx)
+    arguments = dict(values["model_args"])
+    hparams = bool(arguments.pop(HPARAMS, False))
+    own = {"spec": model, "hparams": hparams, "model_args": arguments}
+    source = Given(values).record(ModelOptions, **own)
+    check_words(source)
     check_arguments(images)
     require_torch(alone=True)
-    return options
+    return Given(values, source, images)

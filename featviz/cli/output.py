@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from featviz.errors import FeatvizError, StoreError
-from featviz.text import printable, printable_json
+from featviz.text import listed, printable, printable_json
 
 if TYPE_CHECKING:
-    from rich.text import Text
+    from featviz.records import Skip, TextTable
 
 log = logging.getLogger(__name__)
 
@@ -37,17 +37,13 @@ def line(words: str) -> None:
 
 
 def text(words: str) -> None:
-    """Print our own words on stdout, as they are."""
+    """Print our own words on stdout, with their line ends."""
     with _written():
         click.echo(words, nl=not words.endswith("\n"))
 
 
 def flush() -> None:
-    """Hand to the system what was printed on stdout.
-
-    Raises:
-        StoreError: stdout cannot be written.
-    """
+    """Hand to the system what was printed on stdout."""
     with _written():
         sys.stdout.flush()
 
@@ -86,52 +82,45 @@ def image_error(image: str, message: str, hint: str | None = None) -> None:
     error(message if is_named else f"{image}: {message}", hint)
 
 
-def table(
-    headings: Sequence[str],
-    numbers: Collection[str],
-    rows: Iterable[Sequence[str]],
-    totals: Iterable[Sequence[str]] = (),
-    footer: Iterable[str] = (),
-    above: Iterable[str] = (),
-) -> None:
-    """Print a table with lines above and below it on stdout; in a pipe a row is one line, for grep
-    and awk.
+def left_out(skipped: Iterable[Skip], never_ran: Sequence[str] = ()) -> None:
+    """Warn of what could not be drawn, and of layers that did not run: the first three by name."""
+    for skip in skipped:
+        log.warning("skipped: %s (%s)", skip.layer or skip.type, skip.reason)
+    if never_ran:
+        log.warning("never ran: %s", listed(never_ran, 3))
 
-    Args:
-        numbers: headings of the columns that are set flush right; the others fold on a narrow
-            terminal.
-        totals: further rows, in bold.
-    """
+
+def table(content: TextTable) -> None:
+    """Print a table with the lines above and below it on stdout; without rows, these alone. In a
+    pipe a row is one line, for grep and awk; on a narrow terminal words fold, numbers do not."""
     from rich.console import Console
     from rich.table import Table
+    from rich.text import Text
+
+    def cells(row: Sequence[str]) -> list[Text]:  # brackets in a name are no markup
+        return [Text(printable(words)) for words in row]
 
     console = Console()
     piped = not console.is_terminal
     if piped:
         console = Console(width=max(console.width, _PIPED))
     drawn = Table(box=None, pad_edge=False)
-    for name in headings:
-        if name in numbers:
-            drawn.add_column(_cell(name), justify="right")
+    for name, heading in zip(content.headings, cells(content.headings), strict=True):
+        if name in content.numbers:
+            drawn.add_column(heading, justify="right")
         else:
-            drawn.add_column(_cell(name), overflow="fold", no_wrap=piped)
-    for row in rows:
-        drawn.add_row(*map(_cell, row))
-    for row in totals:
-        drawn.add_row(*map(_cell, row), style="bold")
+            drawn.add_column(heading, overflow="fold", no_wrap=piped)
+    for row in content.rows:
+        drawn.add_row(*cells(row))
+    for row in content.totals:
+        drawn.add_row(*cells(row), style="bold")
     with _written():
-        for words in above:
+        for words in content.above:
             console.print(printable(words), markup=False, highlight=False)
-        console.print(drawn)
-        for words in footer:
+        if content.rows:
+            console.print(drawn)
+        for words in content.footer:
             console.print(printable(words), markup=False, highlight=False)
-
-
-def _cell(words: str) -> Text:
-    """Brackets in a name are no markup, and control characters are escaped."""
-    from rich.text import Text
-
-    return Text(printable(words))
 
 
 def written(what: str, page: Path, show: bool) -> None:

@@ -38,7 +38,7 @@ log = logging.getLogger(__name__)
 NO_IMAGE = InputOptions(channels=1)
 """Kernels need no input; with this, none is guessed from the first convolution."""
 
-_FOR_MAPS = ("tensors", "flat", "overlay", "reduce", "figure", "first")
+_FOR_MAPS = ("tensors", "flat", "overlay", "reduce", "figure")
 """Fields of DrawOptions that kernels have no use for."""
 
 
@@ -80,19 +80,10 @@ def draw_kernels(model: ModelOptions | LoadedModel, options: KernelOptions) -> K
             read, skipped = _read(loaded, options.layers)
         drawing = {k: v for k, v in structs.asdict(options.draw).items() if k not in _FOR_MAPS}
         store = RunDirectory.create(options.out, options.overwrite, None, besides)
-        store.write_run(
-            {
-                "kind": "kernels",
-                **versions(),
-                "model": loaded.source,
-                "layers": [layer.name for layer, _ in read],
-                "options": {
-                    "layers": options.layers,
-                    "all_slices": options.all_slices,
-                    **drawing,
-                },
-            }
-        )
+        given = {"layers": options.layers, "all_slices": options.all_slices, **drawing}
+        layers = [layer.name for layer, _ in read]
+        record = {"kind": "kernels", **versions(), "model": loaded.source, "layers": layers}
+        store.write_run({**record, "options": given})
         folder = ImageFolder(store.root, "")
         drawn = []
         with tensorboard.opened(events, options.out) as board:

@@ -13,7 +13,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import Any
 
@@ -68,12 +68,29 @@ _NAMED = 6
 """Operators without a formula that the table's footer names; `as_json` has them all."""
 
 
+@dataclass
+class Usage:
+    """The cost of all calls of one module, modules inside it included."""
+
+    calls: int = 0
+    macs: int = 0
+    own_macs: int = 0
+    """Without those of the modules that it called: over all rows they sum to the total."""
+    flops: int = 0
+    activation_bytes: int = 0
+    """Of the outputs of calls inside which no other module ran, which may be this one."""
+    input_shape: list[int] | None = None
+    """Shape of the first tensor of the first call; None where it took none, or a nested one, which
+    has no shape."""
+    output_shape: list[int] | None = None
+
+
 @dataclass(frozen=True)
 class LayerRow:
     """One module in one place, the modules inside it included; or a function that it calls.
 
-    What one forward pass tells is None where the model could not be run, and for functions there
-    are no multiply-accumulates and bytes."""
+    Its usage is None where the model could not be run, and for functions there are no
+    multiply-accumulates and bytes."""
 
     index: int
     name: str
@@ -85,16 +102,12 @@ class LayerRow:
     """Those of them that require gradients."""
     selected: bool
     input_shape: list[int] | None = None
-    """Shape of the first tensor of the first call; None where it took none, or a nested one, or did
-    not run."""
     output_shape: list[int] | None = None
     calls: int | None = None
     macs: int | None = None
     own_macs: int | None = None
-    """Without those of the modules inside: over all rows they sum to the total."""
     flops: int | None = None
     activation_bytes: int | None = None
-    """Outputs of the calls inside which no other module ran."""
 
 
 @dataclass(frozen=True)
@@ -135,10 +148,9 @@ class Listing:
             f"parameters   {total.parameters:,} ({total.trainable:,} trainable), "
             f"{_scaled(total.parameter_bytes, 'B')}",
         ]
-        if total.macs is not None and total.activation_bytes is not None:
-            flops = _scaled(FLOPS_PER_MAC * total.macs)
-            footer.append(f"MACs         {_scaled(total.macs)} = {flops} FLOPs")
-            footer.append(f"activations  {_scaled(total.activation_bytes, 'B')}")
+        if total.macs is not None and total.flops is not None:
+            footer.append(f"MACs         {_scaled(total.macs)} = {_scaled(total.flops)} FLOPs")
+            footer.append(f"activations  {_scaled(total.activation_bytes or 0, 'B')}")
         if self.not_counted:
             named = [f"{name} {calls}" for name, calls in self.not_counted.items()]
             more = " (--json)" if named[_NAMED:] else ""
@@ -204,29 +216,17 @@ def list_model(
     rows.sort(key=lambda row: row.index)  # functions behind their module
     above: tuple[str, ...] = ()
     if meter is not None and model.preprocess.size_guessed:
-        size = by(blank[0].shape)
-        log.warning(
-            "the input's size is a guess, %s: shapes and MACs follow it; --size says it", size
-        )
-        above = (f"input {size}: its size is a guess; --size says it",)
-    whole = rows[0]  # the model itself
+        words = "the input's size is a guess, %s: shapes and MACs follow it; --size says it"
+        log.warning(words, by(blank[0].shape))
+        above = (f"input {by(blank[0].shape)}: its size is a guess; --size says it",)
+    of_model = ("parameters", "trainable", "macs", "flops", "activation_bytes")  # in its row
     totals = Totals(
         modules=sum(1 for _ in model.module.modules()),
-        parameters=whole.parameters,
-        trainable=whole.trainable,
         parameter_bytes=sum(p.numel() * p.element_size() for p in _initialised(model.module)),
-        macs=whole.macs,
-        flops=whole.flops,
-        activation_bytes=whole.activation_bytes,
+        **{name: getattr(rows[0], name) for name in of_model},
     )
-    return Listing(
-        tuple(rows),
-        totals,
-        list(blank[0].shape),
-        {} if meter is None else meter.uncounted,
-        above,
-        tree,
-    )
+    uncounted = {} if meter is None else meter.uncounted
+    return Listing(tuple(rows), totals, list(blank[0].shape), uncounted, above, tree)
 
 
 def measure(model: LoadedModel, blank: Sequence[Tensor]) -> Meter:
@@ -256,19 +256,8 @@ def _row(layer: Layer, module: nn.Module, usage: Usage | None, selected: bool) -
     parameters = _initialised(module)
     trainable = sum(p.numel() for p in parameters if p.requires_grad)
     place = (layer.index, layer.name, layer.type, layer.aliases)
-    row = LayerRow(*place, sum(p.numel() for p in parameters), trainable, selected)
-    if usage is None:
-        return row
-    return replace(
-        row,
-        input_shape=usage.input_shape,
-        output_shape=usage.output_shape,
-        calls=usage.calls,
-        macs=usage.macs,
-        own_macs=usage.own_macs,
-        flops=usage.macs * FLOPS_PER_MAC,
-        activation_bytes=usage.memory,
-    )
+    counts = (sum(p.numel() for p in parameters), trainable, selected)
+    return LayerRow(*place, *counts, **({} if usage is None else vars(usage)))
 
 
 def _initialised(module: nn.Module) -> list[Parameter]:
@@ -301,22 +290,6 @@ def _scaled(value: int, unit: str = "") -> str:
 
 
 # What a forward pass costs
-
-
-@dataclass
-class Usage:
-    """The cost of all calls of one module, modules inside it included."""
-
-    calls: int = 0
-    macs: int = 0
-    own_macs: int = 0
-    """Without those of the modules that it called."""
-    memory: int = 0
-    """Bytes returned by the calls inside which no other module ran, which may be this one."""
-    input_shape: list[int] | None = None
-    """Shape of the first tensor that the first call took; None where it took none, or a nested one,
-    which has no shape."""
-    output_shape: list[int] | None = None
 
 
 @dataclass
@@ -375,7 +348,8 @@ class Meter:
         usage.calls += 1
         usage.macs += macs
         usage.own_macs += macs - inside
-        usage.memory += self.memory - frame.memory
+        usage.flops += FLOPS_PER_MAC * macs
+        usage.activation_bytes += self.memory - frame.memory
 
     def end(self, module: nn.Module, args: Any, output: Any) -> None:
         """A forward hook behind `leave` that is always called: a call in which an exception was

@@ -1,325 +1,41 @@
-"""Follow an image through the first forward pass: which tensors are made of its places.
+"""Follow an image through the first forward pass: where values lie, and what they see of it.
 
 A count of tokens proves nothing: a hundred queries of a DETR are no 10 × 10 picture, and an
 attention's 256 tokens of 256 channels are no weights. So the functions that a model calls are
-watched once for each shape of input, and the places of the image go with the values.
-
-A tensor has a table of places beside it: float64 of its shape, 0 for a value that belongs to no
-place of the image, else the number of a place. What only moves values moves their places in the
-same way; what mixes them keeps the places along the axes that stay apart. Where a function is not
-understood its results have no places, so nothing is claimed of them.
+watched once for each shape of input, and every tensor is told where its values lie in the image
+(`places`), whether it is an attention's weights and, where somebody asks, what it sees (`views`).
 """
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import Tensor
-from torch.nn import functional
+from torch import Tensor, nn
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from featviz.hooks.capture import given_tensors, leaves, tensors
 from featviz.hooks.functions import unwatched
 from featviz.hooks.layers import function_in
-from featviz.records import Layer, Origin
-
-
-@dataclass(frozen=True)
-class SourceMap:
-    """A map of the image: its places are numbered row by row, time step by time step."""
-
-    first: int
-    time: int
-    height: int
-    width: int
-
-    @property
-    def after(self) -> int:
-        """The number behind that of its last place."""
-        return self.first + self.time * self.height * self.width
-
-
-class SourceMaps:
-    """The maps that a forward pass has made so far."""
-
-    def __init__(self) -> None:
-        self._maps: list[SourceMap] = []
-
-    def add(self, sides: Sequence[int]) -> SourceMap:
-        """Begin a map of these sides: [height, width], or [time, height, width]."""
-        first = self._maps[-1].after if self._maps else 1
-        self._maps.append(SourceMap(first, *([1] * (3 - len(sides))), *sides))
-        return self._maps[-1]
-
-    def table(self, shape: Sequence[int]) -> Tensor:
-        """Places of a new map for a tensor [N, C, H, W] or [N, C, T, H, W]."""
-        new = self.add(shape[2:])
-        numbers = torch.arange(new.first, new.after, dtype=torch.float64)
-        return numbers.reshape(shape[2:]).expand(*shape)
-
-    def only(self, numbers: Tensor) -> SourceMap | None:
-        """The one map to which all numbers but 0 belong; None where there are none or several."""
-        numbers = numbers[numbers > 0]
-        if numbers.numel() == 0:
-            return None
-        at = self._maps[bisect_right(self._maps, int(numbers.min()), key=lambda m: m.first) - 1]
-        return at if int(numbers.max()) < at.after else None
-
-    def coarser(self, table: Tensor) -> Tensor | None:
-        """Places of patches that a layer merges, along the last axis: those of a new map whose
-        rows and columns are the patches' means; None where the patches make no rows and columns.
-
-        Args:
-            table: [..., P] with P places in each patch; the result is [..., 1].
-        """
-        source, known = self.only(table.flatten()), (table > 0).double()
-        if source is None or source.time > 1:
-            return None
-        places, count = table - source.first, known.sum(-1).clamp(min=1)
-        rows, columns = (places // source.width), (places % source.width)
-        mean = [((side * known).sum(-1) / count).mul(1024).round() for side in (rows, columns)]
-        (high, row), (wide, column) = map(_ranked, mean)
-        cells = row * len(wide) + column
-        if len(high) * len(wide) != cells.numel() or len(_ranked(cells)[0]) != cells.numel():
-            return None
-        first = self.add((len(high), len(wide))).first
-        return cells.add(first).double()[..., None]
-
-    def origin(self, table: Tensor) -> Origin:
-        """Sum up a table whose values, or rows of values that lie near to each other (patches that
-        nobody has mixed yet), lie on a map or evenly spread over it."""
-        free = tuple(axis for axis in range(table.ndim) if varies(table, axis))
-        if not free:
-            return Origin()
-        first = tuple(slice(None) if i in free else 0 for i in range(table.ndim))
-        found = self._spread(table[first].flatten(), free)
-        if found.grid is None and len(free) == 2 and table.ndim == 3:
-            for axis in free:
-                coarser = self.coarser(table.movedim(axis, 0).flatten(1))
-                if coarser is not None:
-                    return self._spread(coarser.flatten(), (axis,))
-            return Origin()
-        return found
-
-    def _spread(self, numbers: Tensor, axes: tuple[int, ...]) -> Origin:
-        """Places that are all of a map's, or every n-th row and column of it, each once."""
-        source = self.only(numbers)
-        if source is None:
-            return Origin()
-        known = numbers > 0
-        places = (numbers[known] - source.first).long()
-        time, height, width = source.time, source.height, source.width
-        if len(places) < time * height * width and time == 1:
-            (rows, row), (columns, column) = _ranked(places // width), _ranked(places % width)
-            if not (_is_even(rows, height) and _is_even(columns, width)):
-                return Origin()
-            height, width = len(rows), len(columns)
-            places = row * width + column
-        if len(places) != time * height * width or len(_ranked(places)[0]) != len(places):
-            return Origin()
-        everywhere = torch.full(numbers.shape, -1, dtype=torch.long)
-        everywhere[known] = places
-        return Origin(grid=(time, height, width), axes=axes, places=everywhere.numpy())
-
-
-def _ranked(values: Tensor) -> tuple[Tensor, Tensor]:
-    """The distinct values, the smallest first, and the place of each value among them."""
-    distinct, rank = values.unique(return_inverse=True)  # type: ignore[no-untyped-call]
-    return distinct, rank
-
-
-def _is_even(kept: Tensor, side: int) -> bool:
-    """Whether the rows (or columns) that were kept are every n-th one, from end to end."""
-    steps = _ranked(kept.diff())[0]
-    step = int(steps[0]) if len(steps) == 1 else side
-    return len(steps) < 2 and int(kept[0]) < step and int(kept[-1]) + step >= side
-
-
-def varies(table: Tensor, axis: int) -> bool:
-    """Whether the places change along an axis."""
-    if table.shape[axis] < 2 or table.stride(axis) == 0:
-        return False
-    return not torch.equal(table, table.narrow(axis, 0, 1).expand_as(table))
-
-
-# What functions do to places
-
-
-@dataclass(frozen=True)
-class FollowedCall:
-    """A function that has returned."""
-
-    name: str
-    args: Sequence[Any]
-    kwargs: Mapping[str, Any]
-    given: Sequence[Tensor]
-    """The tensors among its arguments."""
-    results: Sequence[Tensor]
-
-    @property
-    def result(self) -> Tensor:
-        """Its first result."""
-        return self.results[0]
-
-    def argument(self, place: int, name: str) -> Any:
-        """An argument by its place or its name; None where it was not given."""
-        return self.args[place] if len(self.args) > place else self.kwargs.get(name)
-
-
-Rule = Callable[[SourceMaps, Tensor, FollowedCall], Any]
-"""Places of the result, or of each of several, from the maps so far and the places of the call's
-first tensor; None where nothing is known."""
-
-
-def _kept_rows(maps: SourceMaps, table: Tensor, call: FollowedCall) -> Tensor | None:
-    """What mixes the last axis (a linear layer, an attention's queries) keeps the others."""
-    last, shape = table.ndim - 1, call.result.shape
-    if not varies(table, last):
-        return table[..., :1].expand(shape)
-    if table.shape == shape and not any(varies(table, i) for i in range(last)):
-        return table  # the tokens themselves are mixed, and each is given back
-    coarser = maps.coarser(table)
-    return None if coarser is None else coarser.expand(shape)
-
-
-def _map(maps: SourceMaps, table: Tensor, call: FollowedCall) -> Tensor | None:
-    """A convolution or a pooling keeps the places, or makes a map of another resolution."""
-    shape = call.result.shape
-    if table.ndim not in (4, 5):
-        return None
-    if table.shape[2:] == shape[2:] and not varies(table, 1):
-        return table[:, :1].expand(shape)
-    if not (varies(table, table.ndim - 1) and varies(table, table.ndim - 2)):
-        return None
-    if not varies(table, 0):  # one image, or heads of it
-        return maps.table(shape)
-    # pieces of a map, each of which became smaller by a whole factor
-    (count, _, height, width), (high, wide) = table.shape, shape[2:]
-    if height % high or width % wide or varies(table, 1):
-        return None
-    blocks = table[:, :1].reshape(count, 1, high, height // high, wide, width // wide)
-    coarser = maps.coarser(blocks.transpose(3, 4).flatten(4))
-    return None if coarser is None else coarser[..., 0].expand(shape)
-
-
-def _product(maps: SourceMaps, table: Tensor, call: FollowedCall) -> Tensor | None:
-    """A product of matrices has the rows of its first factor."""
-    return None if varies(table, table.ndim - 1) else table[..., :1].expand(call.result.shape)
-
-
-def _einsum(maps: SourceMaps, table: Tensor, call: FollowedCall) -> Tensor | None:
-    """A sum of products has the axes of its first factor that it does not sum over."""
-    inputs, _, output = call.args[0].replace(" ", "").partition("->")
-    letters = inputs.partition(",")[0]
-    if not output or not letters.isalpha() or len(letters) != table.ndim:
-        return None
-    for axis, letter in enumerate(letters):
-        if letter not in output:
-            if varies(table, axis):
-                return None
-            table = table.narrow(axis, 0, 1)
-    kept = [letter for letter in letters if letter in output]
-    table = table.reshape([n for n, x in zip(table.shape, letters, strict=True) if x in output])
-    order = [kept.index(letter) for letter in output if letter in kept]
-    place = tuple(slice(None) if letter in kept else None for letter in output)
-    return table.permute(order)[place].expand(call.result.shape)
-
-
-def _reduced(maps: SourceMaps, table: Tensor, call: FollowedCall) -> Tensor | None:
-    """A mean or a sum over axes along which the places do not change."""
-    dims = call.argument(1, "dim")
-    dims = [dims] if isinstance(dims, int) else dims
-    if not dims or any(varies(table, dim % table.ndim) for dim in dims):
-        return None
-    return table.amax(list(dims), keepdim=table.ndim == call.result.ndim)
-
-
-def _moved(move: Callable[..., Any], maps: SourceMaps, table: Tensor, call: FollowedCall) -> Any:
-    """What only moves values is done to the places as well."""
-    return move(table, *call.args[1:], **call.kwargs)
-
-
-def _item(table: Tensor, index: Any) -> Tensor:
-    parts = index if isinstance(index, tuple) else (index,)
-    return table[tuple(part.cpu() if isinstance(part, Tensor) else part for part in parts)]
-
-
-def _padded(table: Tensor, pad: Any, mode: str = "constant", value: Any = None) -> Tensor:
-    return functional.pad(table, pad, mode)
-
-
-def _unfolded(table: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-    """Both functions of this name: the tensor's own takes axis, size and step."""
-    own = len(args) == 3 and all(isinstance(a, int) for a in args)
-    if own or "dimension" in kwargs:
-        return table.unfold(*args, **kwargs)
-    return functional.unfold(table, *args, **kwargs)
-
-
-MOVES: dict[str, Callable[..., Any]] = {
-    name: getattr(Tensor, name)
-    for name in (
-        *("reshape", "flatten", "unflatten", "permute", "transpose", "t", "swapaxes", "swapdims"),
-        *("movedim", "moveaxis", "squeeze", "unsqueeze", "expand", "repeat", "chunk", "split"),
-        *("unbind", "tensor_split", "narrow", "select", "roll", "flip"),
-    )
-} | {
-    "view": Tensor.reshape,
-    "unsafe_view": Tensor.reshape,
-    "unsafe_split": Tensor.split,
-    "slice": torch.ops.aten.slice.Tensor,
-    "split_with_sizes": torch.split_with_sizes,
-    "getitem": _item,
-    "pad": _padded,
-    "constant_pad_nd": _padded,
-    "unfold": _unfolded,
-    "T": lambda table: table.permute(*range(table.ndim - 1, -1, -1)),
-    "mT": lambda table: table.mT,
-}
-"""Functions that move values and change none."""
-
-JOINS: dict[str, Callable[..., Any]] = {"cat": torch.cat, "stack": torch.stack}
-"""Functions that put several tensors into one."""
-
-MAPS = frozenset(
-    f"{kind}{n}d"
-    for kind in (
-        *("conv", "conv_transpose", "max_pool", "avg_pool"),
-        *("adaptive_avg_pool", "adaptive_max_pool"),
-    )
-    for n in (2, 3)
-) | {"convolution", "fold", "max_pool2d_with_indices"}
-"""Functions that make maps of the image, of whatever they get."""
-
-PRODUCTS = frozenset({"matmul", "bmm", "mm"})
-
-_ATTENTION = "multi_head_attention_forward"
-"""The function whose second result is an attention's weights."""
-
-RULES: Mapping[str, Rule] = {
-    **{name: partial(_moved, function) for name, function in MOVES.items()},
-    **dict.fromkeys(MAPS | {"interpolate", "pixel_shuffle", "pixel_unshuffle"}, _map),
-    **dict.fromkeys(("linear", "lstm", "gru"), _kept_rows),
-    **dict.fromkeys(("scaled_dot_product_attention", _ATTENTION), _kept_rows),
-    **dict.fromkeys(("mean", "sum", "amax", "amin", "argmax"), _reduced),
-    **dict.fromkeys(PRODUCTS, _product),
-    "einsum": _einsum,
-}
-"""What functions do to places, by the name of the function."""
-
-LOST = frozenset(
-    (
-        *("sort", "argsort", "topk", "gather", "take_along_dim", "scatter", "index"),
-        *("index_select", "rot90", "fliplr", "flipud"),
-    )
+from featviz.layout.places import (
+    JOINS,
+    LOST,
+    MAPS,
+    MOVES,
+    MULTI_HEAD,
+    PRODUCTS,
+    RULES,
+    FollowedCall,
+    SourceMaps,
+    varies,
 )
-"""Functions that put values where other values say; where that is, is not followed."""
+from featviz.layout.views import Views, of_image, result_views
+from featviz.records import Layer, Origin
 
 
 class Tracer:
@@ -330,6 +46,7 @@ class Tracer:
         wanted: Collection[str],
         mixers: Collection[str],
         in_attention: Callable[[Layer], bool],
+        model: nn.Module | None = None,
     ) -> None:
         """Begin before the model is called.
 
@@ -337,25 +54,34 @@ class Tracer:
             wanted: names of the layers whose tensors will be asked for.
             mixers: names of the layers that mix tokens, and give as many back.
             in_attention: whether a layer is an attention, or inside one.
+            model: the model, where views are asked for; they take as long as its layers.
         """
         self.origins: dict[tuple[str, tuple[int, ...]], dict[tuple[str, str], Origin]] = {}
         """By name of the layer and shape, then by side (`input` or `output`) and key."""
+        self.views: dict[tuple[str, int, str], Views] = {}
+        """By name of the layer, number of its call and key; without outputs of unknown views."""
         self._wanted, self._mixers, self._in_attention = wanted, mixers, in_attention
         self._maps = SourceMaps()
         self._tables = WeakTensorKeyDictionary()
         self._weights = WeakTensorKeyDictionary()
         self._origins = WeakTensorKeyDictionary()
         """By table: many tensors share one."""
+        self._calls = Counter[str]()
+        self._views = None if model is None else _ViewsOfTensors(model)
 
     def enter(self, layer: Layer, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         """A layer is called."""
         if layer.is_function:
+            if self._views is not None and function_in(layer.name) == "setitem":
+                self._views.assign(*_dense([args, kwargs]))
             return
         with unwatched(), torch.no_grad():
             # values of the model's inputs [1, C, H, W] or [1, C, T, H, W] lie where they lie
             for image in _dense(args) if layer.index == 0 else ():
                 if image.ndim in (4, 5):
                     self._tables[image] = self._maps.table(image.shape)
+                    if self._views is not None:
+                        self._views.put(image, of_image(image.shape))
             for key, tensor in given_tensors(args, kwargs) if layer.name in self._wanted else ():
                 self._note(layer, "input", key, tensor)
 
@@ -366,12 +92,20 @@ class Tracer:
         with unwatched(), torch.no_grad():
             if layer.is_function:
                 name, given = function_in(layer.name) or "", _dense([args, kwargs])
-                self._follow(layer, FollowedCall(name, args, kwargs, given, _dense(output)))
+                call = FollowedCall(name, args, kwargs, given, _dense(output))
+                self._follow(layer, call)
+                if self._views is not None:
+                    self._views.follow(call)
             elif layer.name in self._mixers and isinstance(output, Tensor):
                 self._place(output, self._alike(_dense(args), output))
-            for key, tensor in leaves(output) if layer.name in self._wanted else ():
+            if layer.name not in self._wanted:
+                return
+            for key, tensor in leaves(output):
                 if isinstance(tensor, Tensor):
                     self._note(layer, "output", key, tensor)
+                    if self._views is not None and (views := self._views.of(tensor)):
+                        self.views[layer.name, self._calls[layer.name], key] = views
+            self._calls[layer.name] += 1
 
     def _note(self, layer: Layer, side: str, key: str, tensor: Tensor) -> None:
         if tensor.is_nested:
@@ -422,7 +156,7 @@ class Tracer:
             return None
         zeros = (torch.zeros(1, dtype=torch.float64).expand(part.shape) for part in parts)
         filled = [z if table is None else table for z, table in zip(zeros, tables, strict=True)]
-        joined: Tensor = JOINS[call.name](filled, *call.args[1:], **_without(call, "tensors"))
+        joined: Tensor = call.on(JOINS[call.name], filled)
         return joined
 
     def _by_rule(self, call: FollowedCall) -> Any:
@@ -431,8 +165,6 @@ class Tracer:
             return None
         made, shape = None, call.result.shape
         if tables[0] is not None:
-            if not call.args:
-                call = replace(call, args=call.given[:1], kwargs=_without(call, "input", "self"))
             with suppress(RuntimeError, TypeError, ValueError, IndexError, NotImplementedError):
                 made = RULES[call.name](self._maps, tables[0], call)  # else in a way unknown to it
         elif call.name in MAPS and len(shape) in (4, 5) and shape[0] == 1:
@@ -452,7 +184,7 @@ class Tracer:
 
     def _gives_weights(self, layer: Layer, call: FollowedCall) -> list[bool]:
         """Whether each result is an attention's weights."""
-        if call.name == _ATTENTION:
+        if call.name == MULTI_HEAD:
             return [place == 1 for place in range(len(call.results))]
         if call.name == "softmax":
             dim, attends = call.argument(1, "dim"), self._in_attention(layer)
@@ -466,13 +198,59 @@ def _dense(value: Any) -> list[Tensor]:
     return [tensor for tensor in tensors(value) if not tensor.is_nested]
 
 
-def _without(call: FollowedCall, *names: str) -> dict[str, Any]:
-    return {name: value for name, value in call.kwargs.items() if name not in names}
-
-
 def _spreads(shape: Sequence[int], target: Sequence[int]) -> bool:
     """Whether a shape can be broadcast to another one."""
     if len(shape) > len(target):
         return False
     ends = zip(reversed(shape), reversed(target), strict=False)
     return all(side in (1, other) for side, other in ends)
+
+
+class _ViewsOfTensors:
+    """What the tensors of a forward pass see, as far as that is known.
+
+    Several tensors may share one storage: where one of them is changed, nothing is known any more
+    of those that were there before.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self._constants = {id(value) for value in (*model.parameters(), *model.buffers())}
+        self._known = WeakTensorKeyDictionary()
+        """Of each tensor its views, and the number of the step at which it got them."""
+        self._changed: dict[int, tuple[int, StorageWeakRef]] = {}
+        """By address of a storage the step at which it was changed; the reference keeps another
+        storage from having the address."""
+        self._step = 0
+
+    def of(self, tensor: Tensor) -> Views | None:
+        """The views of a tensor; None where nobody knows them."""
+        if id(tensor) in self._constants:
+            return ()
+        step, views = self._known.get(tensor, (0, None))  # type: ignore[no-untyped-call]
+        changed, _ = self._changed.get(tensor.untyped_storage()._cdata, (0, None))
+        known: Views | None = views if step >= changed else None
+        return known
+
+    def put(self, tensor: Tensor, views: Views | None) -> None:
+        """Note the views of a tensor."""
+        self._known[tensor] = self._step, views
+
+    def follow(self, call: FollowedCall) -> None:
+        """A function has returned."""
+        given = [self.of(tensor) for tensor in call.given]
+        made = result_views(call, given)
+        in_place = bool(call.given) and call.result is call.given[0]
+        if in_place and (made[0] is None or sum(map(bool, given)) > 1):
+            self._change(call.result)
+        for result, views in zip(call.results, made, strict=True):
+            self.put(result, views)
+
+    def assign(self, target: Tensor, *values: Tensor) -> None:
+        """Values are assigned to a part of a tensor."""
+        if any(views is None or views for views in map(self.of, (target, *values))):
+            self._change(target)
+
+    def _change(self, tensor: Tensor) -> None:
+        self._step += 1
+        storage = tensor.untyped_storage()
+        self._changed[storage._cdata] = self._step, StorageWeakRef(storage)  # type: ignore[no-untyped-call]

@@ -23,6 +23,7 @@ from featviz.hooks.functions import watching
 from featviz.hooks.layers import list_layers
 from featviz.layout import guess
 from featviz.layout.follow import Tracer
+from featviz.layout.views import Views
 from featviz.records import KINDS, Hints, Layer, Origin, Site, Windows
 from featviz.text import quoted
 
@@ -108,19 +109,27 @@ class HintBook:
         origins = (origin for (at, _), origin in found.items() if at == side)
         return replace(self.of(layer), origin=next(origins, None))
 
+    def views(self, site: Site) -> Views:
+        """What each value of an output sees of the image; empty where nobody knows."""
+        at = (site.layer.name, site.call, site.key)
+        return () if self._tracer is None else self._tracer.views.get(at, ())
+
     def settle_as(self, other: HintBook) -> None:
         """Follow no pass of this shape, where one of another shape was followed and the layout of
         no layer depends on it."""
         self.is_traced = other.is_traced and not other.depends_on_origins
 
     @contextmanager
-    def traced(self, model: nn.Module, layers: Sequence[Layer]) -> Iterator[None]:
+    def traced(
+        self, model: nn.Module, layers: Sequence[Layer], views: bool = False
+    ) -> Iterator[None]:
         """Follow the image through the forward pass in this block, once for all passes.
 
         Hooks that ask for hints are placed inside the block, so that they are called later.
 
         Args:
             layers: those whose tensors will be asked for.
+            views: whether `views` will be asked for.
         """
         if self.is_traced:
             yield
@@ -128,7 +137,10 @@ class HintBook:
         wanted = {layer.name for layer in layers}
         mixers = {name for name, hints in self._by_module.items() if hints.tokens}
         self._tracer = tracer = Tracer(
-            wanted, mixers, lambda layer: self._module_hints(layer).attention
+            wanted,
+            mixers,
+            lambda layer: self._module_hints(layer).attention,
+            model if views else None,
         )
         modules = [x for x in list_layers(model) if x.name in wanted | mixers or not x.index]
         with watching(

@@ -27,17 +27,12 @@ def runs_in_torchrun() -> bool:
     return _shard_of(*_TORCHRUN) is not None
 
 
-def refuse_shares(command: str, why: str, shard: str | None = None) -> None:
+def refuse_shares(command: str, why: str) -> None:
     """Refuse to divide the images of a command that has to see all of them.
 
-    Args:
-        shard: what the user gave for --shard.
-
     Raises:
-        UsageError: there is a --shard, or torchrun started several processes.
+        UsageError: torchrun started several processes.
     """
-    if shard is not None:
-        raise UsageError(f"{command} takes no --shard: {why}", "leave it out")
     if runs_in_torchrun():
         shown = _shown(_given(*_TORCHRUN))
         raise UsageError(

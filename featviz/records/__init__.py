@@ -15,18 +15,21 @@ from featviz.records.choices import (
     is_gradient,
     is_signed,
 )
-from featviz.records.compared import ComparedLayer, Comparison, DifferenceMap, OnlyIn
 from featviz.records.findings import RECTIFIERS, Activation, Call, Part, Role, Verdict
 from featviz.records.layers import Hints, Layer, Origin, Place, Raster, Sample, Shard, Site, Windows
 from featviz.records.results import (
     STAT_COLUMNS,
     UNLIKE_OUTPUTS,
     Bytes,
+    ComparedLayer,
+    Comparison,
+    DifferenceMap,
     Floats,
     GridPlan,
     Guess,
     ImageResult,
     Integers,
+    OnlyIn,
     Outcome,
     RunResult,
     Skip,

@@ -4,17 +4,15 @@ have pages of their own, too."""
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from featviz.errors import CompareError, StoreError
+from featviz.options import ReportOptions
 from featviz.report import words
-from featviz.report.channels import Found
-from featviz.report.views import LayerPage, PictureView, ReportViews
+from featviz.report.views import LayerPage, PictureView
 from featviz.report.words import Key
 from featviz.rundir import AUDIT_FILE
 from featviz.rundir.audits import ReadAudit, read_audit
@@ -22,7 +20,7 @@ from featviz.rundir.exemplars import ExemplarRecord, read_pictures, read_record
 from featviz.rundir.image import ReadImage
 from featviz.rundir.kernels import ReadKernels, read_kernels
 from featviz.rundir.read import ReadRun
-from featviz.rundir.schema import AuditRow, Capture
+from featviz.rundir.schema import Audit, AuditRow
 from featviz.text import by, counted, listed, quoted
 
 log = logging.getLogger(__name__)
@@ -37,234 +35,20 @@ _SHOWN = 12
 _LISTED = 5
 """Layers that a message names."""
 
-
-@dataclass(frozen=True)
-class Extras:
-    """What is shown beside a run."""
-
-    audit: ReadAudit | None
-    kernels: ReadKernels | None
-    exemplars: tuple[ExemplarRecord, ReadImage] | None
-
-    @classmethod
-    def read(
-        cls, run: ReadRun, audit: Path | None, kernels: Path | None, exemplars: Path | None
-    ) -> Extras:
-        """Read what is to be shown beside a run.
-
-        Args:
-            audit: an audit.json, or its folder; None takes the one in the run, if there is one.
-            kernels: the folder of some, or None; so `exemplars`.
-
-        Raises:
-            StoreError: one of them is not what it should be, or shows nothing of the run.
-            CompareError: it is of another model.
-        """
-        by_audit = read_audit(run.root, audit)
-        drawn = None if kernels is None else read_kernels(kernels)
-        record = None if exemplars is None else read_record(exemplars)
-        if by_audit is not None:
-            check(run, "audit", audit or run.root / AUDIT_FILE, by_audit.record.model)
-        if drawn is not None and kernels is not None:
-            check(run, "kernels", kernels, drawn.model)
-            here = {row.layer for image in run.images.values() for row in image.captures.values()}
-            layers = [row.layer for row in drawn.pictures.captures.values()]
-            if here and here.isdisjoint(layers):
-                raise StoreError(
-                    f"{quoted(str(drawn.pictures.root))} has kernels of no layer of this run",
-                    "run again with these --layers: "
-                    + listed([quoted(name or ".") for name in layers], _LISTED),
-                )
-        if record is None or exemplars is None:
-            return cls(by_audit, drawn, None)
-        check(run, "exemplars", exemplars, record.model)
-        return cls(by_audit, drawn, (record, read_pictures(exemplars, record)))
-
-    def beside(self, views: ReportViews) -> ReportViews:
-        """The pages of a run, with what is given."""
-        if self.kernels is not None:
-            views = replace(views, kernels=kernel_views(self.kernels, views.layers))
-        if self.audit is not None:
-            pages = {page.name for page in views.layers}
-            views = replace(views, audit=AuditViews.of_record(self.audit, pages))
-        if self.exemplars is None:
-            return views
-        return replace(views, exemplars=exemplar_views(views.layers, *self.exemplars))
-
-
-def check(run: ReadRun, option: str, place: Path, given: Mapping[str, Any]) -> None:
-    """Refuse what is of another model; warn where that is not known.
-
-    Args:
-        option: what names it, as `exemplars`; the command that makes it has the same name.
-        given: the model in its record.
-
-    Raises:
-        CompareError: the models differ; names what differs, and in what.
-    """
-    model = run.record.get("model") or {}
-    where = f"--{option} {quoted(str(place))}"
-    digests = [name for name in _DIGESTS if model.get(name) and given.get(name)][:1]
-    told = any(record.get(name) for record in (model, given) for name in _DIGESTS)
-    names = digests or [name for name in _NAMES if name in model and name in given and not told]
-    differing = [name for name in names if model.get(name) != given.get(name)]
-    if differing:
-        raise CompareError(
-            f"{where} is of another model than the run {quoted(str(run.place))}: "
-            f"{_said(given, differing)} there, {_said(model, differing)} in the run",
-            f"make it with featviz {option} {quoted(words.name_of(model))}, or report a run of "
-            f"{quoted(words.name_of(given))}",
-        )
-    if not names:
-        log.warning("%s: whether it is of the run's model is not known", where)
-
-
-def _said(model: Mapping[str, Any], names: Collection[str]) -> str:
-    """`digits_cnn.pth (sha256 fda36d5078de)`."""
-    own = (f"{name} {quoted(str(model.get(name)))[:_SHOWN]}" for name in names if name != "name")
-    inside = ", ".join(own)
-    return quoted(words.name_of(model)) + (f" ({inside})" if inside else "")
+Box = tuple[int, int, int, int]
+"""Left, top, width and height in pixels of a picture."""
 
 
 @dataclass(frozen=True)
-class ExemplarView:
-    """The exemplars of a tensor; with `--per-class`, those of one class."""
+class Extra:
+    """A picture beside the maps of a layer: kernels, suspects of an audit, or exemplars."""
 
     title: str
-    """The name of the class; else empty."""
-    sheet: PictureView
     words: str
-    """By what, of how many images, and what a unit sees."""
-    channels: Mapping[int, PictureView]
-
-
-def exemplar_views(
-    pages: Sequence[LayerPage], record: ExemplarRecord, pictures: ReadImage
-) -> Mapping[tuple[str, str], Sequence[ExemplarView]]:
-    """Sort exemplars to the pages of layers, and the stems of tensors.
-
-    Raises:
-        StoreError: no layer of theirs has a page.
-    """
-    ids = {(page.name, group.stem): page.id for page in pages for group in page.groups}
-    found: dict[tuple[str, str], list[ExemplarView]] = {}
-    for number, layer in enumerate(record.layers):
-        page = ids.get((layer.label, layer.stem))
-        if page is None:
-            continue
-
-        def view(id: str, file: str, alt: str, page: str = page) -> PictureView:
-            return PictureView(id, pictures, file, pictures.pixels[file], alt, page)
-
-        shown = {}
-        for row in layer.channels:
-            if row.file:
-                best = ", ".join(f"{one.image} {words.number(one.value)}" for one in row.exemplars)
-                alt = f"What excites channel {row.channel} of {layer.label} most: {best}"
-                shown[row.channel] = view(f"e{number}-{row.channel}", row.file, alt)
-        by_what = "value" if record.options["by"] == "max" else "mean"
-        told = f"of {counted(record.images.seen, 'image')} those with the largest {by_what}"
-        if layer.receptive_field.how in ("computed", "measured"):
-            told += f"; a unit sees {by(layer.receptive_field.size)} pixels of the input"
-        sheet = view(f"e{number}", layer.sheet, f"Exemplars of all channels of {layer.label}")
-        own = ExemplarView(layer.class_name or "", sheet, told, shown)
-        found.setdefault((page, layer.stem), []).append(own)
-    if not found:
-        raise StoreError(
-            f"{quoted(str(pictures.root))} has exemplars of no layer of this run",
-            "give featviz exemplars the --layers of the run",
-        )
-    return found
-
-
-@dataclass(frozen=True)
-class KernelView:
-    """The kernels of a convolution, a tile or a row of tiles for each channel that it makes."""
-
-    id: str
     picture: PictureView
-    row: Capture
-    options: Mapping[str, Any]
-
-    @property
-    def words(self) -> str:
-        """What a tile is."""
-        inputs = self.row.shape[1] if len(self.row.shape) > 1 else 1
-        what = "mean over the inputs, " if self.row.layout == "mean" else ""
-        return f"{what}{counted(inputs, 'input')} to a channel"
-
-    @property
-    def brief(self) -> str:
-        """How many there are, and the shape and range of their weights, on one line."""
-        row, drawn = self.row, len(self.row.drawn)
-        shown = f"{drawn} of " if drawn < row.maps else ""
-        span = f"weights {words.number(row.min)} to {words.number(row.max)}"
-        return f"{shown}{counted(row.maps, 'kernel')} · {by(row.shape)} · {span}"
-
-    @property
-    def key(self) -> Key:
-        """What dark and bright are."""
-        return words.key(self.row, self.options)
-
-
-def kernel_views(kernels: ReadKernels, layers: Iterable[LayerPage]) -> dict[str, KernelView]:
-    """The kernels of the layers of a run, by the names of these, for the pages of the layers."""
-    pages = {page.name: page.id for page in layers}
-    return {
-        view.row.layer: replace(view, picture=replace(view.picture, home=pages[view.row.layer]))
-        for view in KernelPage(kernels).layers
-        if view.row.layer in pages
-    }
-
-
-@dataclass(frozen=True)
-class KernelPage:
-    """The kernels of a model as a page of their own shows them."""
-
-    kernels: ReadKernels
-
-    @property
-    def layers(self) -> list[KernelView]:
-        """In the order of the model."""
-        views = []
-        for n, row in enumerate(self.kernels.pictures.captures.values()):
-            size = (row.plan.width, row.plan.height)
-            alt = f"{counted(row.maps, 'kernel')} of {row.label}"
-            picture = PictureView(f"k{n}", self.kernels.pictures, row.file, size, alt, "")
-            views.append(KernelView(f"kernels-{n:03d}", picture, row, self.kernels.options))
-        return views
-
-    @property
-    def name(self) -> str:
-        """What the model is called."""
-        return words.name_of(self.kernels.model)
-
-    @property
-    def total(self) -> int:
-        """The kernels of all layers."""
-        return sum(row.maps for row in self.kernels.pictures.captures.values())
-
-    @property
-    def legend(self) -> list[tuple[str, str]]:
-        """What the colours mean."""
-        return words.legend(self.kernels.options, self.kernels.pictures.captures.values())
-
-    @property
-    def facts(self) -> words.Facts:
-        """What was drawn, for the foot of the page."""
-        return words.run_facts({**self.kernels.record, "model": self.kernels.model})
-
-
-@dataclass(frozen=True)
-class SuspectView:
-    """The picture of some suspects of a layer: a row for each, with the images that excite it."""
-
-    picture: PictureView
-    words: str
-    """`8 of 17 channels with a finding`, and whose maps are shown."""
-    rows: str
-    """For the script, as JSON: the channels from the top, where their rows begin, and how high each
-    is; without `rows`, where the audit does not say."""
+    channels: Mapping[int, Box | PictureView]
+    """Where a channel is in the picture, or a picture of its own."""
+    key: Key | None = None
 
 
 @dataclass(frozen=True)
@@ -273,13 +57,13 @@ class AuditedLayer:
 
     row: AuditRow
     id: str
-    suspects: Sequence[SuspectView]
+    suspects: Sequence[Extra]
     home: str
     """The layer on whose page it stands: itself, or where the run has no page of it, the one before
     it whose maps come to it; else empty."""
 
     @property
-    def found(self) -> Found:
+    def found(self) -> Mapping[str, Sequence[int]]:
         """Channels by what was found of them; what was found of none is left out."""
         return {name: channels for name, channels in self.row.findings.items() if channels}
 
@@ -288,7 +72,7 @@ class AuditedLayer:
 class AuditViews:
     """An audit as pages show it."""
 
-    audit: ReadAudit
+    record: Audit
     layers: Sequence[AuditedLayer]
 
     @classmethod
@@ -298,7 +82,7 @@ class AuditViews:
         Args:
             pages: names of the layers of the run; None where each layer has its own place.
         """
-        drawn: dict[str, list[SuspectView]] = {}
+        drawn: dict[str, list[Extra]] = {}
         for number, own in enumerate(audit.record.drawn):
             if (size := audit.pictures.pixels.get(own.file)) is None:
                 continue
@@ -307,11 +91,11 @@ class AuditViews:
             told = f"{len(own.channels)} of {counted(own.suspects, 'channel')} with a finding"
             if own.shown and own.shown != own.layer:
                 told += f"; the maps are those of {own.shown}, which come to {own.layer}"
-            content: dict[str, Any] = {"channels": own.channels, "width": size[0]}
-            content |= {} if own.rows is None else {"rows": own.rows}
-            picture = PictureView(f"s{number}", audit.pictures, own.file, size, f"{alt} most", "")
-            view = SuspectView(picture, told, msgspec.json.encode(content).decode())
-            drawn.setdefault(own.layer, []).append(view)
+            top, height = own.rows or (0, 0)
+            boxes = {c: (0, top + n * height, size[0], height) for n, c in enumerate(own.channels)}
+            picture = PictureView(f"s{number}", audit.pictures, own.file, size, f"{alt} most")
+            extra = Extra("Suspects of the audit", told, picture, boxes if own.rows else {})
+            drawn.setdefault(own.layer, []).append(extra)
         layers = []
         for n, row in enumerate(audit.record.layers):
             home = row.layer or row.label
@@ -319,12 +103,7 @@ class AuditViews:
                 names = (sheet.shown for sheet in audit.record.drawn if sheet.layer == row.label)
                 home = next((name for name in (home, *names) if name in pages), "")
             layers.append(AuditedLayer(row, f"audited-{n:03d}", drawn.get(row.label, ()), home))
-        return cls(audit, layers)
-
-    @property
-    def name(self) -> str:
-        """What the model is called."""
-        return words.name_of(self.audit.record.model)
+        return cls(audit.record, layers)
 
     @property
     def total(self) -> Mapping[str, int]:
@@ -343,38 +122,137 @@ class AuditViews:
             return None
         count, layers = sum(map(len, found)), counted(sum(map(bool, found)), "layer")
         where = f"{count:,} in {layers}" if count else "none"
-        return f"{where}, by the audit of {counted(self.audit.record.images.seen, 'image')}"
-
-    @property
-    def facts(self) -> words.Facts:
-        """What was audited, for the foot of its page."""
-        record = self.audit.record
-        named = {"featviz": record.featviz, "torch": record.torch}
-        options = {name: own for name, own in record.options.items() if own not in (None, [])}
-        return [
-            ("Weights", words.setting(record.model.get("taken") or "")),
-            ("SHA-256", words.setting(record.model.get("sha256") or "")),
-            ("Versions", ", ".join(f"{name} {own}" for name, own in named.items() if own)),
-            ("Device", record.device),
-            ("Options", words.settings(options)),
-        ]
+        return f"{where}, by the audit of {counted(self.record.images.seen, 'image')}"
 
     def of(self, name: str) -> Mapping[str, list[int]]:
         """What was found of a layer, all its calls together."""
         found: dict[str, list[int]] = {}
-        for layer in self._calls(name):
-            for finding, channels in layer.found.items():
+        for layer in self.layers:
+            for finding, channels in layer.found.items() if layer.home == name else ():
                 found[finding] = sorted({*found.get(finding, ()), *channels})
         return found
 
-    def badges(self, name: str) -> dict[str, list[int]]:
-        """The same, for badges that tell it from what the run itself shows."""
-        return {f"{finding} (audit)": own for finding, own in self.of(name).items()}
 
-    def suspects(self, name: str, page: str) -> list[SuspectView]:
-        """The pictures of a layer's suspects, for the page of the layer."""
-        views = (view for layer in self._calls(name) for view in layer.suspects)
-        return [replace(view, picture=replace(view.picture, home=page)) for view in views]
+def read_extras(
+    run: ReadRun, pages: Sequence[LayerPage], options: ReportOptions
+) -> tuple[dict[str, list[Extra]], AuditViews | None]:
+    """Read what is to be shown beside a run: pictures by the ids of the groups of figures with
+    which they stand, and the audit that was given or lies in the run.
 
-    def _calls(self, name: str) -> Iterator[AuditedLayer]:
-        return (layer for layer in self.layers if layer.home == name)
+    Raises:
+        StoreError: one of them is not what it should be, or shows nothing of the run.
+        CompareError: it is of another model.
+    """
+    extras: dict[str, list[Extra]] = {g.id: [] for page in pages for g in page.groups}
+    firsts = {page.name: page.groups[0].id for page in pages}
+    if options.kernels is not None:
+        kernels = read_kernels(options.kernels)
+        check(run, "kernels", options.kernels, kernels.model)
+        drawn = dict(kernel_pictures(kernels))
+        for layer in drawn.keys() & firsts.keys():
+            extras[firsts[layer]].append(drawn[layer])
+        _check_layers(bool(drawn.keys() & firsts.keys()), "kernels", options.kernels, drawn)
+    audit = None
+    if (found := read_audit(run.root, options.audit)) is not None:
+        check(run, "audit", options.audit or run.root / AUDIT_FILE, found.record.model)
+        audit = AuditViews.of_record(found, firsts.keys())
+        for row in audit.layers:
+            extras.get(firsts.get(row.home, ""), []).extend(row.suspects)
+    if options.exemplars is not None:
+        record = read_record(options.exemplars)
+        check(run, "exemplars", options.exemplars, record.model)
+        ids = {(page.name, group.stem): group.id for page in pages for group in page.groups}
+        sheets = dict(_exemplars(record, read_pictures(options.exemplars, record)))
+        for place in sheets.keys() & ids.keys():
+            extras[ids[place]] += sheets[place]
+        layers = dict.fromkeys(layer for layer, _ in sheets)
+        _check_layers(bool(sheets.keys() & ids.keys()), "exemplars", options.exemplars, layers)
+    return extras, audit
+
+
+def _check_layers(some: bool, kind: str, place: Path, layers: Collection[str]) -> None:
+    if not some:
+        raise StoreError(
+            f"{quoted(str(place))} has {kind} of no layer of this run",
+            "run again with these --layers: "
+            + listed([quoted(name or ".") for name in layers], _LISTED),
+        )
+
+
+def check(run: ReadRun, option: str, place: Path, given: Mapping[str, Any]) -> None:
+    """Refuse what is of another model; warn where that is not known.
+
+    Args:
+        option: what names it, as `exemplars`; the command that makes it has the same name.
+        given: the model in its record.
+
+    Raises:
+        CompareError: the models differ; names what differs, and in what.
+    """
+    model = run.record.get("model") or {}
+    where = f"--{option} {quoted(str(place))}"
+    names = [name for name in _DIGESTS if model.get(name) and given.get(name)][:1]
+    if not any(record.get(name) for record in (model, given) for name in _DIGESTS):
+        names = [name for name in _NAMES if name in model and name in given]
+
+    def told(record: Mapping[str, Any]) -> str:
+        own = [n for n in names if n != "name" and model.get(n) != given.get(n)]
+        inside = ", ".join(f"{name} {quoted(str(record.get(name)))[:_SHOWN]}" for name in own)
+        return quoted(words.name_of(record)) + (f" ({inside})" if inside else "")
+
+    if any(model.get(name) != given.get(name) for name in names):
+        raise CompareError(
+            f"{where} is of another model than the run {quoted(str(run.place))}: "
+            f"{told(given)} there, {told(model)} in the run",
+            f"make it with featviz {option} {quoted(words.name_of(model))}, or report a run of "
+            f"{quoted(words.name_of(given))}",
+        )
+    if not names:
+        log.warning("%s: whether it is of the run's model is not known", where)
+
+
+def kernel_pictures(kernels: ReadKernels) -> Iterator[tuple[str, Extra]]:
+    """The kernels of each convolution under its name: a tile, or a row of tiles, for each channel
+    that it makes."""
+    for number, row in enumerate(kernels.pictures.captures.values()):
+        alt, plan = f"{counted(row.maps, 'kernel')} of {row.label}", row.plan
+        size = (plan.width, plan.height)
+        picture = PictureView(f"k{number}", kernels.pictures, row.file, size, alt)
+        what = "mean over the inputs, " if row.layout == "mean" else ""
+        inputs = counted(row.shape[1] if len(row.shape) > 1 else 1, "input")
+        some = f"{len(row.drawn)} of " if len(row.drawn) < row.maps else ""
+        told = (
+            f"{what}{inputs} to a channel · {some}{counted(row.maps, 'kernel')} · {by(row.shape)} "
+            f"· weights {words.span(row.min, row.max)}"
+        )
+        boxes: dict[int, Box | PictureView] = {
+            channel: plan.box(slot * row.side) for slot, channel in enumerate(row.drawn)
+        }
+        key = words.key(row, kernels.options)
+        yield row.layer, Extra("Kernels", told, picture, boxes, key)
+
+
+def _exemplars(
+    record: ExemplarRecord, pictures: ReadImage
+) -> Iterator[tuple[tuple[str, str], list[Extra]]]:
+    """The sheets of each tensor, one for each class with `--per-class`, by its layer and stem."""
+    found: dict[tuple[str, str], list[Extra]] = {}
+    largest = "value" if record.options["by"] == "max" else "mean"
+    for number, layer in enumerate(record.layers):
+        channels: dict[int, Box | PictureView] = {}
+        for row in layer.channels:
+            if row.file:
+                best = ", ".join(f"{one.image} {words.number(one.value)}" for one in row.exemplars)
+                alt = f"What excites channel {row.channel} of {layer.label} most: {best}"
+                size = pictures.pixels[row.file]
+                channels[row.channel] = PictureView("", pictures, row.file, size, alt)
+        told = f"of {counted(record.images.seen, 'image')} those with the largest {largest}"
+        if layer.receptive_field.how == "computed":
+            told += f"; a unit sees {by(layer.receptive_field.size)} pixels of the input"
+        title = f"Exemplars: {layer.class_name}" if layer.class_name else "Exemplars"
+        alt = f"Exemplars of all channels of {layer.label}"
+        size = pictures.pixels[layer.sheet]
+        sheet = PictureView(f"e{number}", pictures, layer.sheet, size, alt)
+        own = Extra(title, told, sheet, channels)
+        found.setdefault((layer.label, layer.stem), []).append(own)
+    yield from found.items()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
 
@@ -22,11 +22,8 @@ EXPLANATIONS = {
     "NaN or infinite": "somewhere a value is no number",
 }
 """What each finding means."""
-_OR_AUDIT = "or give --audit)"
-_EMPTY = {
-    "seen": 0, "low": np.nan, "high": np.nan, "mean": 0, "zeros": 0, "nonfinite": 0, "dark": True
-}  # fmt: skip
-"""The totals of a channel that no image has."""
+_EMPTY = (0, np.nan, np.nan, 0, 0, 0, True)
+"""The row of a channel that no image has."""
 
 
 class ChannelTotals:
@@ -34,14 +31,10 @@ class ChannelTotals:
 
     def __init__(self) -> None:
         self.images = 0
-        self.seen = np.zeros(0, np.int64)
-        """[channels]: the images that have the channel."""
-        self.low, self.high = np.zeros(0), np.zeros(0)
-        """[channels]: smallest and largest finite value; NaN where there is none."""
-        self.mean, self.zeros, self.nonfinite = np.zeros(0), np.zeros(0), np.zeros(0)
-        """[channels]: sums over the images of mean, share of zeros and non-finite values."""
-        self.dark = np.zeros(0, bool)
-        """[channels]: all zero in every image that has it."""
+        self.table = np.zeros((0, len(_EMPTY)))
+        """[channels, 7]: the images that have it; its smallest and largest finite value, NaN where
+        there is none; sums over the images of mean, share of zeros and non-finite values; and 1
+        where it is all zero in every image that has it."""
         self.activation = False
         """Whether its zeros tell which channels are dead: those of a ReLU, or of what stands behind
         one, as a block or a pooling, which has exact zeros and nothing below."""
@@ -51,45 +44,47 @@ class ChannelTotals:
 
     def add(self, row: Capture, stats: Floats) -> None:
         """Take in an image's statistics, [maps, 6] in the order of `records.STAT_COLUMNS`."""
-        if (more := len(stats) - len(self.seen)) > 0:
-            for name, start in _EMPTY.items():
-                own = getattr(self, name)
-                setattr(self, name, np.concatenate([own, np.full(more, start, own.dtype)]))
-        at = slice(0, len(stats))
-        values = stats.astype(np.float64).T
+        if (more := len(stats) - len(self.table)) > 0:
+            self.table = np.concatenate([self.table, np.tile(_EMPTY, (more, 1))])
+        low, high, mean, _, zeros, nonfinite = stats.astype(np.float64).T
+        own = self.table[: len(stats)].T
+        own[0] += 1
+        own[1], own[2] = np.fmin(own[1], low), np.fmax(own[2], high)
+        own[3:6] += mean, zeros, nonfinite
+        own[6] *= (zeros == 1) & (nonfinite == 0)
         self.images += 1
-        self.seen[at] += 1
-        self.low[at] = np.fmin(self.low[at], values[0])
-        self.high[at] = np.fmax(self.high[at], values[1])
-        for total, column in ((self.mean, 2), (self.zeros, 4), (self.nonfinite, 5)):
-            total[at] += values[column]
-        self.dark[at] &= (values[4] == 1) & (values[5] == 0)
         several = self.images > 1 or (row.plan.map_size != (1, 1) and row.layout != "vector")
         self.judged = several and not is_gradient(row.kind)
-        rectified = self.range[0] >= 0 and bool(self.zeros.any()) and row.layout != "attention"
+        rectified = self.range[0] >= 0 and self.zero_share > 0 and row.layout != "attention"
         self.activation = row.kind == "output" and (row.type in RECTIFIERS or rectified)
+
+    @property
+    def dark(self) -> np.ndarray:
+        """[channels]: all zero in every image that has it."""
+        found: np.ndarray = self.table[:, 6] == 1
+        return found
 
     @property
     def found(self) -> Found:
         """Channels that hold one value in all images; a constant gradient says nothing."""
-        constant = (self.low == self.high) & (self.nonfinite == 0) & ~self.dark
+        _, low, high, _, _, nonfinite, _ = self.table.T
         every = {
             "all zero": self.dark & self.judged,
-            "constant": constant & self.judged,
-            "NaN or infinite": self.nonfinite > 0,
+            "constant": (low == high) & (nonfinite == 0) & ~self.dark & self.judged,
+            "NaN or infinite": nonfinite > 0,
         }
         return {name: np.flatnonzero(of).tolist() for name, of in every.items() if of.any()}
 
     @property
     def range(self) -> tuple[float, float]:
         """Smallest and largest value of all channels; NaN where none is finite."""
-        low, high = (own[np.isfinite(own)] for own in (self.low, self.high))
+        low, high = (own[np.isfinite(own)] for own in self.table[:, 1:3].T)
         return (float(low.min()), float(high.max())) if len(low) and len(high) else (np.nan, np.nan)
 
     @property
     def zero_share(self) -> float:
         """Share of zeros 0..1, over all images and channels."""
-        return float(self.zeros.sum() / max(1, self.seen.sum()))
+        return float(self.table[:, 4].sum() / max(1, self.table[:, 0].sum()))
 
 
 def channel_rows(
@@ -106,52 +101,30 @@ def channel_rows(
     for name, channels in {**totals.found, **of_audit}.items():
         for channel in channels:
             said.setdefault(channel, []).append(name)
-    seen = np.maximum(totals.seen, 1)
-    columns = (totals.low, totals.high, totals.mean / seen, totals.zeros / seen)
-    for channel, keys in enumerate(zip(*(own.tolist() for own in columns), strict=True)):
-        numbers = (*map(words.number, keys[:3]), words.percent(keys[3]))
+    for channel, (seen, low, high, mean, zeros, *_) in enumerate(totals.table.tolist()):
+        count = max(seen, 1)
+        numbers = (*map(words.number, (low, high, mean / count)), words.percent(zeros / count))
         yield channel, numbers, ", ".join(said.get(channel, ()))
 
 
-class RunTotals:
-    """The totals of all tensors of this run, collected image by image."""
-
-    def __init__(self) -> None:
-        self._of: dict[tuple[str, str], ChannelTotals] = {}
-
-    def add(self, groups: Sequence[Group], stats: Mapping[str, Floats]) -> None:
-        """Take an image in: its tensors, and their statistics by the pictures' ids."""
-        for group in groups:
-            figure = group.figures[0]
-            totals = self._of.setdefault((group.page, group.stem), ChannelTotals())
-            totals.add(figure.row, stats[figure.picture.id])
-
-    def of(self, group: Group) -> ChannelTotals:
-        """Those of a tensor."""
-        return self._of[group.page, group.stem]
-
-    def dead(self, pages: Sequence[LayerPage]) -> str:
-        """How many channels are dead: `7 in 2 layers`, `none in the 3 activations drawn`, or why
-        that is not known."""
-        named = [page for page in pages if page.type in RECTIFIERS]
-        drawn = [  # what stands behind a ReLU that is drawn has the same dead channels
-            [own for group in page.groups if (own := self.of(group)).activation]
-            for page in named or pages
-        ]
-        if not any(drawn):
-            return f"not known: no activation was drawn (run with ReLU among --layers, {_OR_AUDIT}"
-        judged = [own for layer in drawn for own in layer if own.judged]
-        if not judged:
-            return f"not known: one value of each channel was seen (run more images, {_OR_AUDIT}"
-        found = [sum(len(own.found.get("all zero", ())) for own in layer) for layer in drawn]
-        if with_some := sum(map(bool, found)):
-            return f"{sum(found):,} in {counted(with_some, 'layer')}"
-        many = f"{len(judged)} activations" if len(judged) > 1 else "one activation"
-        return f"none in the {many} drawn"
-
-    def dark_count(self, page: LayerPage) -> int:
-        """How many channels of a layer are zero in every image, all its tensors together."""
-        return sum(int(self.of(group).dark.sum()) for group in page.groups)
+def dead(pages: Sequence[LayerPage], totals_of: Callable[[Group], ChannelTotals]) -> str:
+    """How many channels are dead: `7 in 2 layers`, `none in the 3 activations drawn`, or why that
+    is not known."""
+    named = [page for page in pages if page.type in RECTIFIERS]
+    drawn = [  # what stands behind a ReLU that is drawn has the same dead channels
+        [own for group in page.groups if (own := totals_of(group)).activation]
+        for page in named or pages
+    ]
+    judged = [own for layer in drawn for own in layer if own.judged]
+    if not any(drawn):
+        return "not known: no activation was drawn (run with ReLU among --layers, or give --audit)"
+    if not judged:
+        return "not known: one value of each channel was seen (run more images, or give --audit)"
+    found = [sum(len(own.found.get("all zero", ())) for own in layer) for layer in drawn]
+    if with_some := sum(map(bool, found)):
+        return f"{sum(found):,} in {counted(with_some, 'layer')}"
+    many = f"{len(judged)} activations" if len(judged) > 1 else "one activation"
+    return f"none in the {many} drawn"
 
 
 def badges(found: Found) -> list[tuple[str, str]]:

@@ -47,35 +47,28 @@ def render(
     short = [run.root.absolute().name for run in runs]
     names = short if len(set(short)) > 1 else [str(run.place) for run in runs]
     options = [run.record.get("options") or {} for run in runs]
-    templates: pages.Templates = pages.Templates(
+    writer = pages.Pages(
         Links(page.absolute().parent),
         home=quote(os.fsencode(page.name)),
         model=" → ".join(names),
         beside=quote(os.fsencode(beside)),
         key_of=lambda figure: words.key(figure.row, options[figure.other]),
         link_of=lambda name: quote(os.fsencode(beside + name)),
-        picture=lambda view: templates.draw(view, False, view.alt),
     )
     limits = [layer.difference.limit for layer in found.layers if layer.difference]
     end = words.number(max(limits, default=1.0))
     said = "NEW − BASE, relative to the value and the layer’s largest; one scale for all layers"
-    changed = [
-        [f"{row.kind} {row.what}" for i in run.images.values() for row in i.manifest.interventions]
-        for run in runs
-    ]
-    article = templates.fill(
+    article = writer.pieces(
         "compare",
         found=found,
         layers=views,
         names=names,
         runs=runs,
         sides=_SIDES,
-        changed=[", ".join(dict.fromkeys(changes)) for changes in changed],
         settings=list(_settings(runs)),
         signed=words.Key(f"−{end}", f"+{end}", said, words.scale("coolwarm"), False),
     )
-    values = {"name": "", "assets": REPORT_ASSETS, "scripts": [DIFF_GRIDS], "inside": None}
-    text = templates.fill("document", articles=[article], **values)
+    text = "".join(writer.document(article, scripts=[DIFF_GRIDS]))
     grids = pages.script(dict(_entries(views, runs, options)))
     return text, {**{name: pages.asset(name) for name in REPORT_ASSETS}, DIFF_GRIDS: grids}
 
@@ -92,7 +85,18 @@ def _views(found: Comparison, runs: Sequence[ReadRun]) -> Iterator[ComparedView]
             for place in own.keys() & image.captures.keys():
                 own[place].add(image.captures[place], stats[place.stats_key])
     for n, layer in enumerate(found.layers):
-        figures = [_figure(n, layer, *of) for of in enumerate(runs)] if id(layer) in shown else ()
+        figures = []
+        for new, run in enumerate(runs if id(layer) in shown else ()):
+            image = run.images[layer.image]
+            seen = PictureView(
+                f"i{new}-{n}",
+                image,
+                INPUT_FILE,
+                image.input_size,
+                f"What the model saw of {image.name}, {_SIDES[new]}",
+            )
+            row = image.captures[layer.place]
+            figures.append(Figure.of(f"g{new}-{n}", row, seen, DIFF_GRIDS, bool(new)))
         one_sided = []  # channels of which something was found in one run, and not in the other
         sides = [own[layer.place].found for own in totals]
         for side, mine, other in zip(_SIDES, sides, reversed(sides), strict=True):
@@ -104,17 +108,6 @@ def _views(found: Comparison, runs: Sequence[ReadRun]) -> Iterator[ComparedView]
         difference = layer.difference if figures else None
         first = layer is found.first
         yield ComparedView(f"layer-{n:03d}", layer, first, figures, one_sided, difference)
-
-
-def _figure(number: int, layer: ComparedLayer, side: int, run: ReadRun) -> Figure:
-    image = run.images[layer.image]
-    row = image.captures[layer.place]
-    home, of = f"layer-{number:03d}", f"of {image.name}, {_SIDES[side]}"
-    alts = f"What the model saw {of}", f"{words.tiles(row)} of {row.label}, {row.place.stem}, {of}"
-    seen = PictureView(f"i{side}-{number}", image, INPUT_FILE, image.input_size, alts[0], home)
-    size = (row.plan.width, row.plan.height)
-    picture = PictureView(f"g{side}-{number}", image, row.file, size, alts[1], home)
-    return Figure(picture, seen, row, image.name, DIFF_GRIDS, bool(side))
 
 
 def _settings(runs: Sequence[ReadRun]) -> Iterator[tuple[str, str, str]]:

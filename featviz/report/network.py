@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
+from typing import NamedTuple
 
 import numpy as np
-from markupsafe import Markup
 
 from featviz.records import Floats, is_gradient
 from featviz.report import words
@@ -16,8 +16,10 @@ from featviz.report.views import Figure, Group, ImagePage
 from featviz.rundir.schema import Capture, Class
 from featviz.text import by
 
-STRIP = 9
-"""Maps of a layer in its strip."""
+STRIP = 10
+"""Maps of a layer in its strip: as many as a screen shows 96 pixels wide."""
+_WIDEST, _NARROWEST = 3.0, 0.5
+"""Width by height of a map in a strip; of a wider or narrower one the middle is shown."""
 _TOP = 10
 """Entries of a vector that are shown as bars."""
 _FEW = 12
@@ -25,34 +27,22 @@ _FEW = 12
 _MOST_STAGES = 16
 """Runs of one resolution that still divide a network; more of them take turns all the time."""
 _OPEN = 60
-"""Layers that are unfolded when a page opens."""
+"""Layers whose grids are unfolded when the page of an image opens."""
 _VECTORS = "Vectors"
 """The title of the stage behind the last maps."""
 _DEEPEST = 4
 """Parts of a name by which layers are grouped at most."""
 
 
-@dataclass(frozen=True, slots=True)
-class Tile:
+class Tile(NamedTuple):
     """A map, as it stands in its grid."""
 
     channel: int | None
     """None where all channels became one tile."""
     box: tuple[int, int, int, int]
-    """Left, top, width and height in pixels of the picture."""
-    size: tuple[int, int]
-    """Width and height of the whole picture."""
-    range: str = ""
+    """Left, top, width and height of what is shown, in pixels of the picture."""
+    range: str
     """The map's smallest and largest value; empty where all channels became one tile."""
-
-    def shown(self, height: int) -> Markup:
-        """Attributes of its element; a very wide or narrow map keeps a width that can be seen."""
-        left, top, across, down = self.box
-        width = min(max(round(height * across / down), height // 2), 3 * height)
-        return Markup(
-            f'width="{width}" height="{height}" viewBox="{left} {top} {across} {down}" '
-            'preserveAspectRatio="xMidYMid slice"'
-        )
 
 
 Bar = tuple[int, str, str, float, float]
@@ -65,14 +55,12 @@ class Step:
     """A tensor on the way through the network."""
 
     group: Group
-    tiles: tuple[Tile, ...]
-    bars: tuple[Bar, ...]
+    tiles: Sequence[Tile]
+    bars: Sequence[Bar]
     """The largest entries, where each channel is one number; then there are no tiles."""
     shape: str
     zeros: float
     range: str
-    lowest: str
-    """`below 0`, where the darkest values of its maps may be taken for zero and are not."""
     found: Found
 
     @property
@@ -93,19 +81,15 @@ class Stage:
     number: int
     title: str
     """The resolution of its maps, or the module that its layers are in."""
-    steps: tuple[Step, ...]
+    steps: Sequence[Step]
     open: bool
+    """Whether its grids are unfolded on the page of an image."""
 
     @property
     def preview(self) -> Step | None:
         """The last of its layers that has maps, which stands for it while it is folded."""
         with_maps = [step for step in self.steps if step.tiles]
         return with_maps[-1] if with_maps else None
-
-    @property
-    def backward(self) -> bool:
-        """Whether its tensors are gradients."""
-        return self.steps[0].backward
 
     @property
     def layers(self) -> int:
@@ -132,37 +116,29 @@ def network(
     steps = []
     for n, group in enumerate(page.groups):
         figure, totals = group.figures[0], over[n] if over else ChannelTotals()
+        row, own = figure.row, stats[figure.picture.id]
         if not over:
-            totals.add(figure.row, stats[figure.picture.id])
-        steps.append(_step(group, stats[figure.picture.id], totals, page.guesses))
+            totals.add(row, own)
+        single = is_numbers(row)
+        tiles = [] if single else [_tile(row, channel, own) for channel in telling(row, own)]
+        values = bars(row, own, page.image.manifest.prediction) if single else []
+        numbers = (totals.zero_share, words.span(*totals.range), totals.found)
+        steps.append(Step(group, tiles, values, _shape(row), *numbers))
     stages: list[Stage] = []
     shown = 0
-    for number, (title, own) in enumerate(_stages(steps), 1):
-        shown += len(own)
-        stages.append(Stage(number, title, tuple(own), number == 1 or shown <= _OPEN))
+    for number, (title, part) in enumerate(_stages(steps), 1):
+        shown += len(part)
+        stages.append(Stage(number, title, part, number == 1 or shown <= _OPEN))
     return stages
 
 
-def _step(group: Group, stats: Floats, totals: ChannelTotals, guesses: Sequence[Class]) -> Step:
-    row = group.figures[0].row
-    size, single = by(row.plan.map_size), is_numbers(row)
+def _shape(row: Capture) -> str:
+    size = by(row.plan.map_size)
     if row.constant is not None:
-        shape = f"{row.maps} × {by(row.constant[1:])}, each constant"
-    elif single:
-        shape = f"{row.maps} values"
-    else:
-        shape = f"{row.maps} × {size}" if row.side == 1 else f"{row.maps} × {row.side} × {size}"
-    low, high = totals.range
-    return Step(
-        group,
-        () if single else tuple(_tile(row, channel, stats) for channel in telling(row, stats)),
-        tuple(bars(row, stats, guesses)) if single else (),
-        shape,
-        totals.zero_share,
-        words.span(low, high),
-        "" if single else words.lowest(row, low),
-        totals.found,
-    )
+        return f"{row.maps} × {by(row.constant[1:])}, each constant"
+    if is_numbers(row):
+        return f"{row.maps} values"
+    return f"{row.maps} × {size}" if row.side == 1 else f"{row.maps} × {row.side} × {size}"
 
 
 def is_numbers(row: Capture) -> bool:
@@ -202,8 +178,12 @@ def telling(row: Capture, stats: Floats, count: int = STRIP) -> list[int | None]
 def _tile(row: Capture, channel: int | None, stats: Floats) -> Tile:
     """Where the first tile of a drawn channel is."""
     slot = 0 if channel is None else row.drawn.index(channel) * row.side
+    left, top, width, height = row.plan.box(slot)
+    across = min(width, max(1, round(height * _WIDEST)))
+    down = min(height, max(1, round(width / _NARROWEST)))
+    box = (left + (width - across) // 2, top + (height - down) // 2, across, down)
     span = "" if channel is None else words.span(*map(float, stats[channel, :2]))
-    return Tile(channel, row.plan.box(slot), (row.plan.width, row.plan.height), span)
+    return Tile(channel, box, span)
 
 
 def bars(row: Capture, stats: Floats, guesses: Sequence[Class], count: int = _TOP) -> list[Bar]:
@@ -238,32 +218,30 @@ def bars(row: Capture, stats: Floats, guesses: Sequence[Class], count: int = _TO
 
 def _stages(steps: Sequence[Step]) -> list[tuple[str, list[Step]]]:
     """Those of the forward pass, then those of the gradients, which come from the output back."""
-    passes = groupby(steps, key=lambda step: step.backward)
-    return [
-        (f"Gradients, {title}" if backward else title, own)
-        for backward, steps_of in passes
-        for title, own in _stages_of_pass(list(steps_of))
-    ]
+    found = []
+    for backward, own in groupby(steps, key=lambda step: step.backward):
+        prefix = "Gradients, " if backward else ""
+        found += [(f"{prefix}{title}", stage) for title, stage in _stages_of_pass(list(own))]
+    return found
 
 
 def _stages_of_pass(steps: Sequence[Step]) -> list[tuple[str, list[Step]]]:
     """By resolution; by the outermost module where there is one resolution, or they take turns."""
-    runs = _runs(steps, _resolutions(steps))
+
+    def divided(titles: Sequence[str]) -> list[tuple[str, list[Step]]]:
+        pairs = groupby(zip(titles, steps, strict=True), key=lambda pair: pair[0])
+        return [(title, [step for _, step in own]) for title, own in pairs]
+
+    runs = divided(_resolutions(steps))
     several = len({title for title, _ in runs} - {_VECTORS}) > 1
     if (several and len(runs) <= _MOST_STAGES) or len(steps) <= _FEW:
         return runs
     most = min(max(_MOST_STAGES, len(steps) // 4), len(steps) // 2)
     for depth in range(1, _DEEPEST + 1):
-        names = [".".join(step.group.layer.split(".")[:depth]) for step in steps]
-        by_name = _runs(steps, names)
+        by_name = divided([".".join(step.group.layer.split(".")[:depth]) for step in steps])
         if 2 < len(by_name) <= most:
             return by_name
     return runs
-
-
-def _runs(steps: Sequence[Step], titles: Sequence[str]) -> list[tuple[str, list[Step]]]:
-    pairs = groupby(zip(titles, steps, strict=True), key=lambda pair: pair[0])
-    return [(title, [step for _, step in own]) for title, own in pairs]
 
 
 def _resolutions(steps: Sequence[Step]) -> list[str]:

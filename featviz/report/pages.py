@@ -20,9 +20,10 @@ import numpy as np
 from markupsafe import Markup
 
 from featviz.layout.layouts import LAYOUTS
-from featviz.records import STAT_COLUMNS, DifferenceMap, Floats
+from featviz.records import STAT_COLUMNS, DifferenceMap, Floats, GridPlan
 from featviz.report import channels, words
-from featviz.report.beside import AuditViews, ExemplarView, KernelPage
+from featviz.report.beside import Extra
+from featviz.report.channels import ChannelTotals
 from featviz.report.network import Stage, is_numbers, network
 from featviz.report.views import (
     Figure,
@@ -34,8 +35,8 @@ from featviz.report.views import (
     ReportViews,
     figures_of,
 )
-from featviz.rundir import INPUT_FILE, REPORT_ASSETS
-from featviz.rundir.schema import Capture
+from featviz.rundir import REPORT_ASSETS
+from featviz.text import by
 from featviz.version import __version__
 
 RUN_PAGE = "index"
@@ -45,60 +46,48 @@ def render(views: ReportViews, links: Links) -> Iterator[tuple[str, Iterable[str
     """Yield the name of each file of a report, and its text in pieces, one by one: no more is held
     than the numbers of a few images, and no page as a whole, since that of a layer shows all
     images. Of one file, the one document with everything inside."""
-    write = _PageWriter(views, links)
-    known: dict[str, dict[str, str]] = {}
-    articles = []
-    if not links.inline:
-        yield from ((name, [asset(name)]) for name in REPORT_ASSETS)
+    write = _RunPages(views, links)
+    grids: dict[str, dict[str, str]] = {}
+    articles: list[Iterable[Markup]] = []
+    yield from write.assets()
     for n, page in enumerate(views.images, 1):
         article, scripts = write.image(page)
-        for name, grids in scripts.items():
-            known.setdefault("" if links.inline else name, {}).update(grids)
+        for name, own in scripts.items():
+            grids.setdefault("" if links.inline else name, {}).update(own)
         if links.inline:
-            articles.append(article)
+            articles.append([article])
             continue
-        yield f"{page.id}.html", write.document(page, [article])
+        yield f"{page.id}.html", write.document([article], page)
         if n % views.together == 0 or n == len(views.images):
-            yield from ((name, [script(grids)]) for name, grids in known.items())
-            known.clear()
+            yield from ((name, [script(own)]) for name, own in grids.items())
+            grids.clear()
             gc.collect()  # templates leave cycles, which hold the findings of thousands of channels
+    layers = ((layer, write.layer(layer)) for layer in views.layers)
     if not links.inline:
-        for layer in views.layers:
-            yield f"{layer.id}.html", write.document(layer, write.layer(layer))
-        yield f"{RUN_PAGE}.html", write.document(None, write.run())
+        for layer, pieces in layers:
+            yield f"{layer.id}.html", write.document(pieces, layer)
+        yield f"{RUN_PAGE}.html", write.document(write.run())
         return
-    articles += [piece for layer in views.layers for piece in write.layer(layer)]
-    all_inside = inside(REPORT_ASSETS, script(known.get("", {})))
-    yield f"{RUN_PAGE}.html", write.document(None, [*write.run(), *articles], all_inside)
+    parts = [write.run(), *articles, *(list(pieces) for _, pieces in layers)]
+    whole = (piece for pieces in parts for piece in pieces)
+    yield f"{RUN_PAGE}.html", write.document(whole, data=script(grids.get("", {})))
 
 
 def render_alone(
-    title: str, template: str, views: AuditViews | KernelPage, links: Links
-) -> Iterator[tuple[str, list[str]]]:
-    """Yield the name of each file of a report that is one page, of an audit or of kernels, and its
-    text in pieces; of one file, the page alone."""
-    templates = Templates(links, model=views.name, home=links.page(RUN_PAGE))
-    templates.shared["picture"] = lambda view, page: templates.draw(view, False, view.alt)
-    article = templates.fill(template, views=views, pages={})
-    yield from around(templates, title, article, REPORT_ASSETS)
-
-
-def around(
-    templates: Templates, name: str, article: Markup, assets: Sequence[str]
-) -> Iterator[tuple[str, list[str]]]:
-    """Yield the files of a report that is one page: our own, and the document around the page; of
-    one file, the document alone."""
-    inline = templates.shared["links"].inline
-    if not inline:
-        yield from ((own, [asset(own)]) for own in assets)
-    values: dict[str, Any] = {"articles": [article], "assets": assets, "scripts": []}
-    values["inside"] = inside(assets) if inline else None
-    yield f"{RUN_PAGE}.html", [templates.fill("document", name=name, **values)]
-
-
-def inside(assets: Iterable[str], data: str = "") -> dict[str, Markup]:
-    """What a report of one file has inside: our own files, not to be escaped, and the grids."""
-    return {**{name: Markup(asset(name)) for name in assets}, "data": Markup(data)}
+    links: Links,
+    template: str,
+    model: str,
+    title: str,
+    views: Any,
+    assets: Sequence[str] = REPORT_ASSETS,
+    **values: Any,
+) -> Iterator[tuple[str, Iterable[str]]]:
+    """Yield the name of each file of a report that is one page, as of an audit, and its text in
+    pieces; of one file, the page alone."""
+    pages = Pages(links, assets, model=model)
+    yield from pages.assets()
+    article = pages.pieces(template, views=views, pages={}, **values)
+    yield f"{RUN_PAGE}.html", pages.document(article, title=title)
 
 
 def render_notebook(content: Mapping[str, Any]) -> str:
@@ -127,15 +116,25 @@ def _engine() -> jinja2.Environment:
     )
 
 
-class Templates:
-    """Templates that escape what they are given, and raise on what they are not given; those of one
-    report share some values."""
+class Pages:
+    """Pages of one report, by templates that share some values and raise on what they lack."""
 
-    def __init__(self, links: Links, **values: Any) -> None:
-        known = {"version": __version__, "beside": "", "words": words, "badges": channels.badges}
-        self.shared: dict[str, Any] = {**known, "links": links, **values}
-        macros: Any = _engine().get_template("picture.html").make_module({"links": links})
-        self.draw = macros.picture
+    def __init__(self, links: Links, assets: Sequence[str] = REPORT_ASSETS, **values: Any) -> None:
+        self.links = links
+        self.shared = {
+            "version": __version__,
+            "beside": "",
+            "home": links.page(RUN_PAGE),
+            "links": links,
+            "names": assets,
+            "asset": lambda name: Markup(asset(name)),
+            "words": words,
+            "by": by,
+            "badges": channels.badges,
+            "layouts": LAYOUTS,
+            "channels_of": self.channels_of,
+            **values,
+        }
 
     def pieces(self, template: str, **values: Any) -> Iterator[Markup]:
         """A filled template, piece by piece as somebody asks for it: it has escaped everything, and
@@ -143,106 +142,99 @@ class Templates:
         found = _engine().get_template(f"{template}.html")
         return map(Markup, found.generate({**self.shared, **values}))
 
-    def fill(self, template: str, **values: Any) -> Markup:
-        """A filled template as a whole."""
-        return Markup("".join(self.pieces(template, **values)))
+    def document(
+        self,
+        article: Iterable[Markup],
+        page: ImagePage | LayerPage | None = None,
+        title: str = "",
+        scripts: Iterable[str] = (),
+        data: str = "",
+    ) -> Iterator[Markup]:
+        """A whole HTML document around an article, in pieces; it loads the scripts that hold the
+        numbers of the page's grids, or in one file has everything inside, with these `data`."""
+        if page is not None:
+            title = page.name
+            scripts = dict.fromkeys(figure.script for figure in figures_of(page.groups))
+        values = {"title": title, "scripts": scripts, "data": Markup(data)}
+        return self.pieces("document", article=article, **values)
+
+    def assets(self) -> Iterator[tuple[str, list[str]]]:
+        """Yield our own files, with their text; none for one file, which has them inside."""
+        if not self.links.inline:
+            yield from ((name, [asset(name)]) for name in self.shared["names"])
+
+    def channels_of(self, extra: Extra) -> str:
+        """For the script, as JSON: where a channel is in a picture, or its own picture, which one
+        file does not have."""
+        found: dict[int, Any] = {}
+        for channel, own in extra.channels.items():
+            if not isinstance(own, PictureView):
+                found[channel] = own
+            elif not self.links.inline:
+                width, height = own.size
+                picture = {"src": self.links.picture(own), "alt": own.alt}
+                found[channel] = {**picture, "width": width, "height": height}
+        return msgspec.json.encode(found).decode()
 
 
-class _PageWriter:
-    """Fills the templates of one report: all images first, whose numbers the others count."""
+class _RunPages(Pages):
+    """The pages of a run: all images first, whose numbers the others count."""
 
     def __init__(self, views: ReportViews, links: Links) -> None:
-        self.views, self.links = views, links
-        self.totals = channels.RunTotals()
+        self.views = views
+        self.totals: dict[tuple[str, str], ChannelTotals] = {}
         self._first: Mapping[str, Floats] = {}
         """The statistics of the first image, which the page of the run shows."""
-        self._inputs: dict[tuple[str, bool], Markup] = {}
-        runs = {False: views.run, True: views.other}
         fewer = {} if views.tiles is None else {"fewer": True}
         self._options = {
-            other: {**(run.record.get("options") or {}), **fewer}
-            for other, run in runs.items()
+            side: {**(run.record.get("options") or {}), **fewer}
+            for side, run in ((False, views.run), (True, views.other))
             if run
         }
-        self._around: dict[str, tuple[Any, Any]] = {}
-        """The pages before and after each, None at the ends, by its id."""
-        every: tuple[Sequence[ImagePage | LayerPage], ...] = (views.images, views.layers)
-        for pages in every:
-            for before, page, after in zip([None, *pages], pages, [*pages[1:], None], strict=False):
-                self._around[page.id] = before, after
         self._tensors = {
             (layer.id, group.stem): f"t{n}-" if n else ""
             for layer in views.layers
             for n, group in enumerate(layer.groups)
         }
-        self.templates = Templates(
+        super().__init__(
             links,
             model=words.name_of(views.run.record.get("model") or {}),
+            views=views,
             labels=views.labels,
-            tiles=views.tiles,
-            home=links.page(RUN_PAGE),
-            totals_of=self.totals.of,
-            dark_count=self.totals.dark_count,
+            totals_of=self.totals_of,
+            dark_count=lambda page: sum(int(self.totals_of(g).dark.sum()) for g in page.groups),
             explanations=channels.EXPLANATIONS,
-            audit=views.audit,
+            options=self._options,
             key_of=lambda figure: words.key(figure.row, self._options[figure.other]),
             strip_keys_of=self._strip_keys,
             spot=self.spot,
-            picture=self.picture,
-            cut=self.cut,
         )
 
-    def document(
-        self,
-        page: ImagePage | LayerPage | None,
-        articles: Iterable[Markup],
-        inside: dict[str, Markup] | None = None,
-    ) -> Iterator[Markup]:
-        """A whole HTML document, in pieces, around a page, of the run if None; it loads the
-        scripts that hold the numbers of its grids, or has everything inside."""
-        scripts = dict.fromkeys(figure.script for figure in figures_of(page.groups if page else ()))
-        values = {"name": page.name if page else "", "scripts": scripts, "inside": inside}
-        return self.templates.pieces("document", articles=articles, assets=REPORT_ASSETS, **values)
-
-    def picture(self, view: PictureView, page: str) -> Markup:
-        """A picture on a page.
-
-        In a report of one file a picture stands on its image's page; elsewhere the script shows it.
-        """
-        elsewhere = self.links.inline and view.home != page
-        if view.file != INPUT_FILE:
-            drawn: Markup = self.templates.draw(view, elsewhere, view.alt)
-            return drawn
-        key = (view.id, elsewhere)  # on every layer's page
-        if key not in self._inputs:
-            self._inputs[key] = self.templates.draw(view, elsewhere, view.alt)
-        return self._inputs[key]
-
-    def cut(self, figure: Figure) -> Markup:
-        """A grid of which a tile is shown; in a report of one file it stands elsewhere too."""
-        drawn: Markup = self.templates.draw(
-            figure.picture, self.links.inline, f"Maps of {figure.row.label}"
-        )
-        return drawn
+    def totals_of(self, group: Group) -> ChannelTotals:
+        """The totals of a tensor over all images of this run."""
+        return self.totals.setdefault((group.page, group.stem), ChannelTotals())
 
     def spot(self, group: Group, channel: int | str) -> str:
         """The name of a channel's place on the page of its layer; of an empty one, how those of all
         channels begin."""
         return f"{self._tensors[group.page, group.stem]}c{channel}"
 
+    def _strip_keys(self, stages: Sequence[Stage]) -> list[words.Key]:
+        rows = (step.figure.row for stage in stages for step in stage.steps if step.tiles)
+        return words.strip_keys(rows, self._options[False])
+
     def run(self) -> Iterator[Markup]:
         """The page of the run, in pieces."""
-        views, run = self.views, self.views.run
+        views = self.views
         first = views.images[0] if views.images else None
-        over = [self.totals.of(group) for group in first.groups] if first else []
+        over = [self.totals_of(group) for group in first.groups] if first else []
         audited = views.audit.dead if views.audit else None  # of more images than most runs have
-        return self.templates.pieces(
+        return self.pieces(
             "run",
-            views=views,
-            run=run,
+            run=views.run,
             pages={page.name: page.id for page in views.layers},
             first=first,
-            dead=audited or self.totals.dead(views.layers),
+            dead=audited or channels.dead(views.layers, self.totals_of),
             stages=network(first, self._first, over) if first else [],
         )
 
@@ -253,86 +245,44 @@ class _PageWriter:
         Raises:
             DamagedError: its statistics have been damaged since the run was read.
         """
-        held = {other: image.stats() for other, image in page.images.items()}
-        stats, facts = {}, {}
-        scripts: dict[str, dict[str, str]] = {}
+        held = {other: view.image.stats() for other, view in page.inputs.items()}
+        stats, scripts = {}, dict[str, dict[str, str]]()
         for figure in figures_of(page.groups):
-            id, row, options = figure.picture.id, figure.row, self._options[figure.other]
+            id, row = figure.picture.id, figure.row
             stats[id] = held[figure.other][row.place.stats_key]
-            facts[id] = words.grid_facts(row, words.all_zero(stats[id]), options)
-            own = entry(figure, stats[id], words.key(row, options).grey)
-            scripts.setdefault(figure.script, {})[id] = own
-        self.totals.add(page.groups, stats)
+            grey = words.key(row, self._options[figure.other]).grey
+            scripts.setdefault(figure.script, {})[id] = entry(figure, stats[id], grey)
+        for group in page.groups:
+            figure = group.figures[0]
+            self.totals_of(group).add(figure.row, stats[figure.picture.id])
         if page is self.views.images[0]:
             self._first = stats
-        values = self._values(page, facts_of=facts, stages=network(page, stats))
-        return self.templates.fill("image", **values), scripts
+        values = self._values(page, self.views.images, stages=network(page, stats))
+        values["dark_of"] = lambda figure: words.all_zero(stats[figure.picture.id])
+        return Markup("".join(self.pieces("image", **values))), scripts
 
     def layer(self, page: LayerPage) -> Iterator[Markup]:
         """The page of a layer, in pieces."""
-        audit, kernels = self.views.audit, self.views.kernels.get(page.name)
-        audited = audit.of(page.name) if audit else {}
-        values = self._values(
-            page,
-            rows={g.id: channels.channel_rows(self.totals.of(g), audited) for g in page.groups},
-            audited=audited,
-            suspects=audit.suspects(page.name, page.id) if audit else [],
-            kernels=kernels,
-            kernel_tiles=None if kernels is None else geometry(kernels.row),
-            exemplars_of=lambda group: self.views.exemplars.get((page.id, group.stem), ()),
-            channels_of=self._exemplars,
-        )
-        return self.templates.pieces("layer", **values)
+        audited = self.views.audit.of(page.name) if self.views.audit else {}
+        rows = {g.id: channels.channel_rows(self.totals_of(g), audited) for g in page.groups}
+        values = self._values(page, self.views.layers, rows=rows, audited=audited)
+        return self.pieces("layer", **values)
 
-    def _exemplars(self, shown: Sequence[ExemplarView]) -> str:
-        """The pictures of channels for the script, as JSON; none in one file, which has the
-        sheets."""
-        found: dict[int, list[dict[str, Any]]] = {}
-        for one in () if self.links.inline else shown:
-            for channel, view in one.channels.items():
-                width, height = view.size
-                own = {"src": self.links.picture(view), "alt": view.alt, "title": one.title}
-                found.setdefault(channel, []).append({**own, "width": width, "height": height})
-        return msgspec.json.encode(found).decode()
-
-    def _strip_keys(self, stages: Sequence[Stage]) -> list[words.Key]:
-        rows = (step.figure.row for stage in stages for step in stage.steps if step.tiles)
-        return words.strip_keys(rows, self._options[False])
-
-    def _values(self, page: ImagePage | LayerPage, **more: Any) -> dict[str, Any]:
-        options = self.views.run.record.get("options") or {}
-        colors = words.legend(options, (figure.row for figure in figures_of(page.groups)))
-        return {"page": page, "around": self._around[page.id], "legend": colors, **more}
+    def _values(
+        self, page: ImagePage | LayerPage, pages: Sequence[ImagePage | LayerPage], **more: Any
+    ) -> dict[str, Any]:
+        """What a template of a page is given: the page, those around it, and the legend."""
+        at = int(page.id.split("-")[1])
+        around = pages[at - 1] if at else None, pages[at + 1] if at + 1 < len(pages) else None
+        rows = (figure.row for figure in figures_of(page.groups))
+        legend = words.legend(self._options[False], rows)
+        return {"page": page, "around": around, "legend": legend, **more}
 
 
 def script(entries: Mapping[str, str]) -> str:
     """A script that puts some grids into `window.FEATVIZ`, beside those of other scripts."""
     lines = ",\n".join(f'"{id}":{entry}' for id, entry in entries.items())
     return f"window.FEATVIZ = Object.assign(window.FEATVIZ || {{}}, {{\n{lines}\n}});\n"
-
-
-class _Entry(msgspec.Struct, omit_defaults=True):
-    """What the scripts of a page know of a grid; what is nothing is left out."""
-
-    nrow: int
-    padding: int
-    tile: tuple[int, int]
-    """Height and width."""
-    size: tuple[int, int]
-    """Width and height."""
-    slices: int
-    maps: int
-    stats: list[str]
-    channels: Sequence[int] | None = None
-    collapsed: Mapping[str, Sequence[int]] | None = None
-    over: bool = False
-    """Whether its maps lie over the input already."""
-    grey: bool = False
-    """Whether the picture is grey, and may be shown in other colours."""
-    scene: bool = False
-    """Whether its maps show the places of the input, and may be laid over it."""
-    change: str | None = None
-    """How far each map is from that of another run, 0..1."""
 
 
 def entry(figure: Figure, stats: Floats, grey: bool, change: np.ndarray | None = None) -> str:
@@ -343,61 +293,52 @@ def entry(figure: Figure, stats: Floats, grey: bool, change: np.ndarray | None =
         grey: whether it may be shown in other colours.
         change: [maps]: how far each map is from that of another run, 0..1.
     """
-    row, plan, layout = figure.row, figure.row.plan, LAYOUTS.get(figure.row.layout)
-    content = _Entry(
-        *(plan.columns, plan.padding, plan.tile, figure.picture.size, row.side, row.maps),
-        stats=_columns(stats),
-        change=None if change is None else _column(change),
-        channels=[] if row.reduce is not None else row.channels,
+    row, layout = figure.row, LAYOUTS.get(figure.row.layout)
+    whole = row.reduce is not None
+    return _entry(
+        row.plan,
+        (row.side, row.maps),
+        stats,
+        change,
+        channels=[] if whole else row.channels,
         collapsed=row.collapsed,
-        over=row.overlay is not None,
+        over=row.overlay is not None,  # its maps lie over the input already
         grey=grey,
-        scene=bool(layout and layout.aligned and not is_numbers(row) and row.reduce is None),
+        scene=bool(layout and layout.aligned and not is_numbers(row) and not whole),
     )
-    return _in_script(content)
 
 
 def difference_entry(drawn: DifferenceMap, change: np.ndarray) -> str:
     """The grid of a map of differences as JSON; `change` as in `entry`."""
-    plan = drawn.plan
     unknown = np.full((1, len(STAT_COLUMNS)), np.nan, np.float32)
-    size = (plan.width, plan.height)
-    content = _Entry(
-        *(plan.columns, plan.padding, plan.tile, size, drawn.slices, len(change)),
-        stats=_columns(unknown),
-        channels=drawn.channels,
-        change=_column(change),
-    )
-    return _in_script(content)
+    return _entry(drawn.plan, (drawn.slices, len(change)), unknown, change, channels=drawn.channels)
 
 
-def geometry(row: Capture) -> str:
-    """Where the tiles of a picture are, as JSON; without statistics."""
-    plan = row.plan
-    size = (plan.width, plan.height)
-    entry = _Entry(
-        *(plan.columns, plan.padding, plan.tile, size, row.side, row.maps, []),
-        channels=row.channels,
-    )
-    return msgspec.json.encode(entry).decode()
+def _entry(
+    plan: GridPlan, counts: tuple[int, int], stats: Floats, change: np.ndarray | None, **more: Any
+) -> str:
+    """What the scripts know of a grid, as a script may hold it; what is nothing is left out.
 
-
-def _columns(stats: Floats) -> list[str]:
-    """Base64 of little-endian float32 for each column; of a single number where all are the same,
-    bit for bit, as zeros and non-finite values mostly are."""
+    A column of statistics is base64 of little-endian float32; of a single number where all are the
+    same, bit for bit, as zeros and non-finite values mostly are.
+    """
     bits = np.ascontiguousarray(stats.astype("<f4").T).view("<u4")
     same = (bits == bits[:, :1]).all(axis=1)
-    kept = (column[:1] if one else column for column, one in zip(bits, same, strict=True))
-    return [base64.b64encode(column.tobytes()).decode() for column in kept]
-
-
-def _column(values: np.ndarray) -> str:
-    return base64.b64encode(values.astype("<f4").tobytes()).decode()
-
-
-def _in_script(content: _Entry) -> str:
-    """JSON as a script may hold it: without anything that ends the script, or that another parser
-    takes for the end of a line (https://html.spec.whatwg.org/#restrictions-for-contents-of-script-elements)."""
+    kept = [column[:1] if one else column for column, one in zip(bits, same, strict=True)]
+    content = {
+        "nrow": plan.columns,
+        "padding": plan.padding,
+        "tile": plan.tile,
+        "size": (plan.width, plan.height),
+        "slices": counts[0],
+        "maps": counts[1],
+        "stats": [base64.b64encode(column.tobytes()).decode() for column in kept],
+        **{name: own for name, own in more.items() if own is not None and own is not False},
+    }
+    if change is not None:
+        content["change"] = base64.b64encode(change.astype("<f4").tobytes()).decode()
+    # no text that ends a script, or that another parser takes for the end of a line
+    # (https://html.spec.whatwg.org/#restrictions-for-contents-of-script-elements)
     text = msgspec.json.encode(content).decode()
     for ending in "<>&\u2028\u2029":
         text = text.replace(ending, f"\\u{ord(ending):04x}")

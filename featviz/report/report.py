@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from PIL import Image
 
@@ -21,10 +21,9 @@ from featviz.errors import CompareError, StoreError, UsageError
 from featviz.files.urls import Url
 from featviz.options import ReportOptions
 from featviz.records import Comparison, Place
-from featviz.report import pages, series
-from featviz.report.beside import AuditViews, Extras, KernelPage
+from featviz.report import beside, pages, series, words
 from featviz.report.network import is_numbers, telling
-from featviz.report.views import Links, arrange
+from featviz.report.views import Links, ReportViews, arrange
 from featviz.rundir import REPORT_FILE, REPORT_ZIP, destination, outputs
 from featviz.rundir.audits import is_audit, read_audit
 from featviz.rundir.image import ReadImage, format_of
@@ -79,20 +78,31 @@ def build_report(
     """
     if options.zip and options.single_file:
         raise UsageError("--zip and --single-file are two forms", "give one of them")
+    one_file = options.zip or options.single_file
     for one in (place, options.compare):
-        if isinstance(one, Url) and not (options.out and (options.zip or options.single_file)):
+        if isinstance(one, Url) and not (options.out and one_file):
             raise UsageError(
                 f"the pages of a report show pictures where they are, and {one} is no folder",
                 "--single-file --out maps.html, or --zip --out maps.zip",
             )
-    if options.zip or options.single_file:
+    if one_file:
         outputs.check_file(*_single(Path() if isinstance(place, Url) else place, options))
     if not isinstance(place, Url) and (alone := _alone(place, options)):
         render, left_out = alone
         page, written = _write(render, place, options)
         return ReportResult(page, written, left_out)
     with here(place) as root, here(options.compare or root) as other:
-        return _build((root, place), (other, options.compare), options, judge)
+        runs = [replace(read_run(root), url=place if isinstance(place, Url) else None)]
+        if options.compare is not None:
+            url = options.compare if isinstance(options.compare, Url) else None
+            runs.append(replace(read_run(other), url=url))
+        views = _views(runs, options, judge)
+        gc.freeze()  # the search for cycles of templates passes the records over
+        try:
+            page, written = _write(partial(pages.render, views), runs[0].root, options)
+        finally:
+            gc.unfreeze()
+        return ReportResult(page, written, runs[0].left_out, views.tiles)
 
 
 def _alone(root: Path, options: ReportOptions) -> tuple[Render, Mapping[str, str]] | None:
@@ -119,60 +129,40 @@ def _alone(root: Path, options: ReportOptions) -> tuple[Render, Mapping[str, str
     if held == "series":
         shown = series.read_series(root)
         return partial(series.render, shown), shown.left_out
+
     if held == "kernels":
-        drawn = KernelPage(read_kernels(root))
-        return partial(pages.render_alone, "Kernels", "kernels", drawn), {}
-    if (audit := read_audit(root, None)) is None:
+        views: Any = read_kernels(root)
+        extras = [extra for _, extra in beside.kernel_pictures(views)]
+        about: dict[str, Any] = {"template": "kernels", "title": "Kernels", "extras": extras}
+        model = views.model
+    elif (audit := read_audit(root, None)) is not None:
+        views, model = beside.AuditViews.of_record(audit), audit.record.model
+        about = {"template": "audited", "title": "Audit"}
+    else:
         raise StoreError(f"{root} holds no audit any more", "give a folder that stays as it is")
-    return partial(pages.render_alone, "Audit", "audited", AuditViews.of_record(audit)), {}
+    return partial(pages.render_alone, views=views, model=words.name_of(model), **about), {}
 
 
-def _build(
-    one: tuple[Path, Path | Url],
-    two: tuple[Path, Path | Url | None],
-    options: ReportOptions,
-    judge: Judge | None,
-) -> ReportResult:
-    """Write the report of a run; in one file with fewer tiles where it would be too large.
+def _views(runs: list[ReadRun], options: ReportOptions, judge: Judge | None) -> ReportViews:
+    """What the pages of a run show, beside another where there are two.
 
-    The search for reference cycles rests while records are read, which have none and live to the
-    end: it costs up to 40 % more (`benchmarks/report.py`). `gc.freeze` sets the records aside while
-    templates are filled, whose cycles took 20 MB for 20,000 grids.
-
-    Args:
-        one: where the run is read, and where the user finds it; so `two`, to compare it with.
+    Raises:
+        StoreError: what is to be shown beside it is not what it should be.
+        CompareError: it is of another model.
     """
-    was_on = gc.isenabled()
-    gc.disable()
-    try:
-        run = _read(*one)
-        runs = [run] if two[1] is None else [run, _read(two[0], two[1])]
-        extras = Extras.read(run, options.audit, options.kernels, options.exemplars)
-        verdict, not_compared = None, ""
-        if len(runs) > 1 and judge is not None:
-            try:
-                verdict = judge(runs[1], run)
-            except CompareError as error:
-                not_compared = error.message
-        tiles = _tiles_within(runs) if options.single_file else None
-        if tiles is not None:
-            runs = _with_tiles(runs, tiles)
-        views = replace(arrange(*runs), verdict=verdict, not_compared=not_compared, tiles=tiles)
-        views = extras.beside(views)
-    finally:
-        if was_on:
-            gc.enable()
-    gc.freeze()
-    try:
-        page, written = _write(partial(pages.render, views), run.root, options)
-    finally:
-        gc.unfreeze()
-    return ReportResult(page, written, run.left_out, tiles)
-
-
-def _read(root: Path, place: Path | Url) -> ReadRun:
-    run = read_run(root)
-    return replace(run, url=place) if isinstance(place, Url) else run
+    verdict, not_compared, tiles = None, "", None
+    if len(runs) > 1 and judge is not None:
+        try:
+            verdict = judge(runs[1], runs[0])
+        except CompareError as error:
+            not_compared = error.message
+    run = runs[0]
+    if options.single_file and (tiles := _tiles_within(runs)) is not None:
+        runs = _with_tiles(runs, tiles)
+    views = arrange(*runs)
+    extras, audit = beside.read_extras(run, views.layers, options)
+    views = replace(views, extras=extras, audit=audit, tiles=tiles)
+    return replace(views, verdict=verdict, not_compared=not_compared)
 
 
 def _write(render: Render, root: Path, options: ReportOptions) -> tuple[Path, tuple[Path, ...]]:
@@ -211,7 +201,7 @@ def _write_zip(render: Render, file: BinaryIO) -> None:
 
         for name, pieces in render(links):
             add(name, b"".join(map(_encoded, pieces)), zipfile.ZIP_DEFLATED)
-        for name, view in links.packed.items():
+        for name, view in links.packed.values():
             add(name, view.image.content(view.file), zipfile.ZIP_STORED)
 
 

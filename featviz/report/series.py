@@ -3,9 +3,8 @@ channels."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -36,33 +35,10 @@ class ReadStep:
     run: ReadRun
     audit: AuditViews | None
 
-    @property
-    def findings(self) -> int:
-        """How many channels have a finding, all kinds together."""
-        return sum(self.audit.total.values()) if self.audit else 0
-
     def audited(self, layer: str) -> int:
         """How many channels of a layer its audit has looked at; 0 where it has not."""
         rows = [one.row for one in (self.audit.layers if self.audit else ())]
         return max((row.channels for row in rows if (row.layer or row.label) == layer), default=0)
-
-
-@dataclass(frozen=True)
-class Frame:
-    """A picture at one step."""
-
-    step: int
-    picture: PictureView
-    words: str
-
-
-@dataclass(frozen=True)
-class HealthCurve:
-    """How many channels of a layer have one finding, step by step."""
-
-    finding: str
-    counts: Mapping[int, int]
-    points: Sequence[tuple[float, float]]
 
 
 @dataclass(frozen=True)
@@ -71,28 +47,31 @@ class HealthChart:
 
     channels: int
     most: int
-    curves: Sequence[HealthCurve]
+    curves: Mapping[str, Mapping[int, int]]
+    """How many channels have each finding, step by step."""
 
     @property
     def words(self) -> str:
         """What the chart shows, for who cannot see it."""
         told = []
-        for curve in self.curves:
-            (first, before), *_, (last, after) = [*curve.counts.items()] * 2
-            told.append(f"{before} {curve.finding} at step {first}, {after} at step {last}")
+        for finding, counts in self.curves.items():
+            (first, before), *_, (last, after) = [*counts.items()] * 2
+            told.append(f"{before} {finding} at step {first}, {after} at step {last}")
         return f"Of {self.channels} channels: {'; '.join(told)}"
+
+    def y(self, count: int) -> float:
+        """Where a count lies in the chart, in pixels."""
+        return round(_TOP + _HEIGHT * (1 - count / max(1, self.most)), 2)
 
 
 @dataclass(frozen=True)
 class WatchedLayer:
     """A tensor of a layer over the training."""
 
-    id: str
-    layer: str
-    type: str
-    stem: str
-    strips: Mapping[str, Sequence[Frame]]
-    """The pictures of each image, step by step."""
+    row: Capture
+    """That of the first step."""
+    strips: Mapping[str, Sequence[tuple[int, Capture, PictureView]]]
+    """The pictures of each image, with their steps and rows."""
     chart: HealthChart | None
     """None where no channel has a finding at any step, or none was looked for."""
     judged: bool
@@ -118,47 +97,36 @@ class SeriesViews:
         """The first and the last step."""
         return self.steps[0].number, self.steps[-1].number
 
-    @cached_property
+    @property
     def layers(self) -> list[WatchedLayer]:
         """In the order of the model."""
-        strips: dict[tuple[int, str, str], dict[str, list[Frame]]] = {}
-        rows: dict[tuple[int, str, str], Capture] = {}
+        strips: dict[tuple[int, str, str], dict[str, list[tuple[int, Capture, PictureView]]]] = {}
         for step in self.steps:
             for name, image in step.run.images.items():
                 for row in image.captures.values():
-                    key = (row.index, row.label, row.place.stem)
-                    rows.setdefault(key, row)
+                    own = strips.setdefault((row.index, row.label, row.place.stem), {})
                     size = (row.plan.width, row.plan.height)
                     alt = f"{words.tiles(row)} of {row.label} at step {step.number}, of {name}"
-                    picture = PictureView("", image, row.file, size, alt, pages.RUN_PAGE)
-                    said = f"values {words.number(row.min)} to {words.number(row.max)}"
-                    frame = Frame(step.number, picture, said)
-                    strips.setdefault(key, {}).setdefault(name, []).append(frame)
+                    picture = PictureView("", image, row.file, size, alt)
+                    own.setdefault(name, []).append((step.number, row, picture))
         found = []
-        for n, key in enumerate(sorted(strips)):
-            row, (_, label, stem) = rows[key], key
+        for _, own in sorted(strips.items()):
+            _, row, _ = next(iter(own.values()))[0]
             judged = any(step.audited(row.layer) for step in self.steps)
-            tensor = (f"layer-{n:03d}", label, row.type, stem, strips[key])
-            found.append(WatchedLayer(*tensor, self._chart(row.layer), judged))
+            found.append(WatchedLayer(row, own, self._chart(row.layer), judged))
         return found
 
     def _chart(self, layer: str) -> HealthChart | None:
-        found: dict[str, dict[int, int]] = {}
-        audited = [step for step in self.steps if step.audited(layer)]
-        for step in audited:
-            for name, own in step.audit.of(layer).items() if step.audit else ():
-                if name in FINDINGS:  # the record may be anybody's
-                    found.setdefault(name, {})[step.number] = len(own)
-        if not found:
+        audited = {step.number: step for step in self.steps if step.audited(layer)}
+        found = {n: step.audit.of(layer) for n, step in audited.items() if step.audit}
+        # the record may be anybody's
+        names = [name for name in FINDINGS if any(name in own for own in found.values())]
+        if not names:
             return None
-        most = max(max(counts.values()) for counts in found.values())
-        curves = []
-        for name, counts in found.items():
-            full = {step.number: counts.get(step.number, 0) for step in audited}
-            down = {step: _HEIGHT * (1 - count / max(1, most)) for step, count in full.items()}
-            points = [(self.x(step), round(_TOP + y, 2)) for step, y in down.items()]
-            curves.append(HealthCurve(name, full, points))
-        return HealthChart(max(step.audited(layer) for step in audited), most, curves)
+        curves = {name: {n: len(own.get(name, ())) for n, own in found.items()} for name in names}
+        most = max(max(counts.values()) for counts in curves.values())
+        channels = max(step.audited(layer) for step in audited.values())
+        return HealthChart(channels, most, curves)
 
     def x(self, step: int) -> float:
         """Where a step lies in a chart, in pixels."""
@@ -191,9 +159,8 @@ def read_series(root: Path) -> SeriesViews:
     return SeriesViews(root, steps, left_out)
 
 
-def render(views: SeriesViews, links: Links) -> Iterator[tuple[str, list[str]]]:
+def render(views: SeriesViews, links: Links) -> Iterator[tuple[str, Iterable[str]]]:
     """Yield the name of each file of the report, and its text in pieces; of one file, the page."""
-    templates = pages.Templates(links, home=links.page(pages.RUN_PAGE), model=views.model)
-    chart = {"left": _LEFT, "width": _WIDTH, "top": _TOP, "height": _HEIGHT, "room": _ROOM}
-    article = templates.fill("series", views=views, box=chart)
-    yield from pages.around(templates, real(views.root).name, article, SERIES_ASSETS)
+    box = {"left": _LEFT, "width": _WIDTH, "top": _TOP, "height": _HEIGHT, "room": _ROOM}
+    title = real(views.root).name
+    return pages.render_alone(links, "series", views.model, title, views, SERIES_ASSETS, box=box)

@@ -103,20 +103,6 @@ def make_sheet(place: Path | Url, options: SheetOptions) -> SheetResult:
     return SheetResult(out, tuple(lines), tuple(c for c in channels if c != ALL), left_out)
 
 
-def parse_channels(text: str) -> list[int]:
-    """`0-3,7` to 0, 1, 2, 3, 7.
-
-    Raises:
-        UsageError: it is something else.
-    """
-    try:
-        return read_ranges(text)
-    except ValueError as error:
-        raise UsageError(
-            f"--pick {text!r}: {str(error)!r} is no channel or range", "0-31, 3,7,12"
-        ) from None
-
-
 def sort_channels(grids: Sequence[DrawnGrid], channels: Sequence[int], by: str) -> list[int]:
     """Order channels by a statistic, its mean over the images; the largest comes first.
 
@@ -162,7 +148,12 @@ def _wanted(options: SheetOptions, grids: Sequence[DrawnGrid]) -> list[int]:
             f"({grids[0].capture.reduce})",
             "leave out --pick, or run without --reduce",
         )
-    wanted = parse_channels(text)
+    try:
+        wanted = read_ranges(text)
+    except ValueError as error:
+        raise UsageError(
+            f"--pick {text!r}: {str(error)!r} is no channel or range", "0-31, 3,7,12"
+        ) from None
     missing = sorted(set(wanted) - set(drawn))
     if missing:
         raise UsageError(

@@ -9,7 +9,7 @@ from __future__ import annotations
 import base64
 import os
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import groupby
 from pathlib import Path
@@ -22,7 +22,7 @@ from featviz.report import words
 from featviz.rundir import INPUT_FILE
 from featviz.rundir.image import ReadImage, format_of
 from featviz.rundir.read import ReadRun
-from featviz.rundir.schema import Capture, Class, Manifest
+from featviz.rundir.schema import Capture
 
 _WIDE = 3.0
 """A picture wider than this many times its height gets a row of its own."""
@@ -45,7 +45,8 @@ class PictureView:
     size: tuple[int, int]
     """Width and height in pixels."""
     alt: str
-    home: str
+    home: str = ""
+    """The page that has it in a report of one file; others show it by their script."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,22 +56,25 @@ class Figure:
     picture: PictureView
     input: PictureView
     row: Capture
-    image: str
     script: str
-    other: bool
+    """The file that holds its numbers."""
+    other: bool = False
     """Whether it belongs to the run that this one is compared with."""
-    titled: PictureView | None = None
-    """The figure of `--figure`, with a title, the input and a colour bar."""
+
+    @classmethod
+    def of(
+        cls, id: str, row: Capture, input: PictureView, script: str, other: bool = False
+    ) -> Figure:
+        """The grid of a tensor of the image of an input."""
+        alt = f"{words.tiles(row)} of {row.label}, {row.place.stem}, of {input.image.name}"
+        size = (row.plan.width, row.plan.height)
+        picture = PictureView(id, input.image, row.file, size, alt, input.home)
+        return cls(picture, input, row, script, other)
 
     @property
-    def brief(self) -> str:
-        """Range, zeros and non-finite values, on one line."""
-        row = self.row
-        parts = [f"range {words.number(row.min)} to {words.number(row.max)}"]
-        parts.append(f"zeros {words.percent(row.zero_fraction)}")
-        parts += [f"{row.nonfinite:,} NaN or infinite"] if row.nonfinite else []
-        parts += [f"slices {side}"] if (side := words.slices(row)) else []
-        return " · ".join(parts)
+    def name(self) -> str:
+        """Its image."""
+        return self.picture.image.name
 
     @property
     def wide(self) -> str:
@@ -97,7 +101,7 @@ class Group:
     @property
     def pairs(self) -> Iterator[tuple[Figure, ...]]:
         """The figures of each image: one, or those of two runs."""
-        return (tuple(own) for _, own in groupby(self.figures, key=lambda figure: figure.image))
+        return (tuple(own) for _, own in groupby(self.figures, key=lambda figure: figure.name))
 
     @property
     def aligned(self) -> bool:
@@ -111,16 +115,27 @@ class ImagePage:
     """One image: all its layers."""
 
     id: str
-    name: str
-    images: Mapping[bool, ReadImage]
-    """The image in this run, under False, and in the run that this one is compared with."""
-    input: PictureView
-    other_input: PictureView | None
-    """The input in the run that this one is compared with; None where that run lacks the image."""
-    facts: words.Facts
-    guesses: tuple[Class, ...]
+    inputs: Mapping[bool, PictureView]
+    """What the model saw in this run, under False, and in the run that this one is compared with,
+    which may lack the image."""
     groups: tuple[Group, ...]
-    silent: tuple[tuple[str, str], ...]
+
+    @property
+    def image(self) -> ReadImage:
+        """The image in this run."""
+        return self.inputs[False].image
+
+    @property
+    def name(self) -> str:
+        """Its path."""
+        return self.image.name
+
+    @property
+    def silent(self) -> list[tuple[str, str]]:
+        """Layers that it has no picture of, and why."""
+        manifest = self.image.manifest
+        skipped = [(skip.layer or skip.type, skip.reason) for skip in manifest.skipped]
+        return skipped + [(name, "never ran") for name in manifest.never_ran]
 
 
 @dataclass(frozen=True)
@@ -150,19 +165,14 @@ class ReportViews:
     other: ReadRun | None
     images: tuple[ImagePage, ...]
     layers: tuple[LayerPage, ...]
-    silent: Sequence[tuple[str, str, int]]
-    """Layers that gave no picture, why, and for how many images."""
     together: int
     """Images, one after another, whose numbers stand in the same scripts."""
     audit: Any = None
     """The `beside.AuditViews` of its audit, if there is one."""
-    kernels: Mapping[str, Any] = field(default_factory=dict)
-    """`beside.KernelView`s by the names of their layers."""
-    exemplars: Mapping[tuple[str, str], Sequence[Any]] = field(default_factory=dict)
-    """`beside.ExemplarView`s by the page of a layer and the stem of a tensor."""
+    extras: Mapping[str, Sequence[Any]] = field(default_factory=dict)
+    """Each `beside.Extra` by the id of the group of a layer's page with which it stands."""
     tiles: int | None = None
-    """The most tiles that a layer shows, where one file must stay small; it shows no figures
-    then. None for all."""
+    """The most tiles that a layer shows, where one file must stay small; None for all."""
     verdict: Comparison | None = None
     not_compared: str = ""
 
@@ -175,10 +185,21 @@ class ReportViews:
         other = real(self.other.root).name
         return (name, other) if name != other else (f"{name} (this)", f"{other} (other)")
 
+    @property
+    def silent(self) -> Mapping[tuple[str, str], int]:
+        """For how many images a layer gave no picture, by its name and the reason."""
+        return Counter(pair for image in self.images for pair in dict.fromkeys(image.silent))
 
-Place = Callable[[int, Capture], tuple[str, str]]
-"""Of a tensor of the n-th image the page of its layer, `layer-003`, and the script that holds its
-numbers, `grids-000-001.js`."""
+    @property
+    def first_apart(self) -> tuple[Figure, ...]:
+        """The pictures of the first layer that diverges, of this run and of the other, in the image
+        in which it differs most."""
+        first = self.verdict.first if self.verdict else None
+        groups = (
+            g for page in self.images if first and page.name == first.image for g in page.groups
+        )
+        own = (g.figures for g in groups if first and g.figures[0].row.place == first.place)
+        return next((figures for figures in own if len(figures) > 1), ())
 
 
 def arrange(run: ReadRun, other: ReadRun | None = None) -> ReportViews:
@@ -188,76 +209,35 @@ def arrange(run: ReadRun, other: ReadRun | None = None) -> ReportViews:
     layers = dict.fromkeys((row.index, row.layer) for row in rows)
     numbers = {layer: n for n, layer in enumerate(sorted(layers, key=lambda layer: layer[0]))}
     together = max(1, min(_MOST_IMAGES, len(run.images)))
-
-    def place(image: int, row: Capture) -> tuple[str, str]:
-        number = numbers[row.index, row.layer]
-        script = image // together, number // (_IN_SCRIPT // together)
-        return f"layer-{number:03d}", "grids-{:03d}-{:03d}.js".format(*script)
-
-    others = {} if other is None else other.images
-    images = tuple(
-        _image_page(n, image, others.get(name), place)
-        for n, (name, image) in enumerate(run.images.items())
-    )
-    counts: Counter[tuple[str, str]] = Counter()  # of layers that were skipped or never ran
-    for image in run.images.values():
-        counts.update(dict.fromkeys(_without_picture(image.manifest), 1))
-    silent = [(*pair, n) for pair, n in counts.items()]
-    return ReportViews(run, other, images, tuple(_layer_pages(images)), silent, together)
-
-
-def _image_page(number: int, image: ReadImage, other: ReadImage | None, place: Place) -> ImagePage:
-    id = f"image-{number:03d}"
-    images = {False: image} if other is None else {False: image, True: other}
-    inputs = {
-        side: PictureView(
-            f"{'po'[side]}{number}-i",
-            own,
-            INPUT_FILE,
-            own.input_size,
-            f"What the model saw of {own.name}",
-            id,
-        )
-        for side, own in images.items()
-    }
-    doubles = {}
-    if other is not None:
-        for n, row in enumerate(other.captures.values()):
-            doubles[row.layer, row.place.stem] = f"o{number}-{n}", row
-    groups = []
-    for n, row in enumerate(image.captures.values()):
-        stem = row.place.stem
-        page, script = place(number, row)
-        figures = [_figure(f"p{number}-{n}", row, inputs[False], script, page)]
-        if double := doubles.get((row.layer, stem)):
-            figures.append(_figure(*double, inputs[True], script, page, True))
-        groups.append(Group(f"{id}-{n}", row.label, row.type, stem, page, tuple(figures)))
-    return ImagePage(
-        id,
-        image.name,
-        images,
-        inputs[False],
-        inputs.get(True),
-        words.image_facts(image.manifest),
-        tuple(image.manifest.prediction),
-        tuple(groups),
-        tuple(_without_picture(image.manifest)),
-    )
-
-
-def _figure(
-    id: str, row: Capture, input: PictureView, script: str, page: str, other: bool = False
-) -> Figure:
-    """The grid of a tensor, and its figure, which the page of its layer shows."""
-    image = input.image
-    where = f"of {row.label}, {row.place.stem}, of {image.name}"
-    size = (row.plan.width, row.plan.height)
-    picture = PictureView(id, image, row.file, size, f"{words.tiles(row)} {where}", input.home)
-    titled = None
-    if row.figure is not None:
-        pixels = image.pixels[row.figure]
-        titled = PictureView(f"{id}-f", image, row.figure, pixels, f"Figure {where}", page)
-    return Figure(picture, input, row, image.name, script, other, titled)
+    pages = []
+    for n, image in enumerate(run.images.values()):
+        id, double = f"image-{n:03d}", other and other.images.get(image.name)
+        inputs = {
+            bool(side): PictureView(
+                f"{'po'[side]}{n}-i",
+                own,
+                INPUT_FILE,
+                own.input_size,
+                f"What the model saw of {own.name}",
+                id,
+            )
+            for side, own in enumerate((image, double))
+            if own
+        }
+        doubles = {}
+        for m, row in enumerate(double.captures.values() if double else ()):
+            doubles[row.layer, row.place.stem] = f"o{n}-{m}", row
+        groups = []
+        for m, row in enumerate(image.captures.values()):
+            number = numbers[row.index, row.layer]
+            script = f"grids-{n // together:03d}-{number // (_IN_SCRIPT // together):03d}.js"
+            page, stem = f"layer-{number:03d}", row.place.stem
+            figures = [Figure.of(f"p{n}-{m}", row, inputs[False], script)]
+            if pair := doubles.get((row.layer, stem)):
+                figures.append(Figure.of(*pair, inputs[True], script, True))
+            groups.append(Group(f"{id}-{m}", row.label, row.type, stem, page, tuple(figures)))
+        pages.append(ImagePage(id, inputs, tuple(groups)))
+    return ReportViews(run, other, tuple(pages), tuple(_layer_pages(pages)), together)
 
 
 def _layer_pages(images: Sequence[ImagePage]) -> Iterator[LayerPage]:
@@ -267,15 +247,9 @@ def _layer_pages(images: Sequence[ImagePage]) -> Iterator[LayerPage]:
     for id, tensors in sorted(by_page.items(), key=lambda item: int(item[0].split("-")[1])):
         groups = []
         for n, same in enumerate(tensors.values()):
-            figures = tuple(figure for group in same for figure in group.figures)
+            figures = tuple(figures_of(same))
             groups.append(replace(same[0], id=f"{id}-{n}", figures=figures))
         yield LayerPage(id, groups[0].layer, groups[0].type, tuple(groups))
-
-
-def _without_picture(manifest: Manifest) -> list[tuple[str, str]]:
-    """Layers that an image has no picture of, and why."""
-    skipped = [(skip.layer or skip.type, skip.reason) for skip in manifest.skipped]
-    return skipped + [(name, "never ran") for name in manifest.never_ran]
 
 
 def figures_of(groups: Iterable[Group]) -> Iterator[Figure]:
@@ -291,9 +265,9 @@ class Links:
     def __init__(self, folder: Path | None = None, packed: bool = False) -> None:
         self.folder = folder
         self.inline = folder is None and not packed
-        self.packed: dict[str, PictureView] = {}
-        """Pictures by their names in the zip file."""
-        self._known: dict[Any, str] = {}
+        self.packed: dict[tuple[Path, str], tuple[str, PictureView]] = {}
+        """Pictures, and their names in the zip file, by folder and file."""
+        self._folders: dict[Path, str] = {}
 
     def page(self, id: str) -> str:
         """The address of a page: `image-004.html`, in one file `#image-004`."""
@@ -314,16 +288,10 @@ class Links:
         if self.inline:
             content = base64.b64encode(image.content(view.file)).decode()
             return f"data:{kind.mime};base64,{content}"
-        home = image.root, image.folder
         if self.folder is not None:
-            if home not in self._known:
-                folder = Path(os.path.relpath(image.path, self.folder)).as_posix()
-                self._known[home] = quote(os.fsencode(folder))
-            if view.file not in self._known:
-                self._known[view.file] = quote(os.fsencode(view.file))
-            return f"{self._known[home]}/{self._known[view.file]}"
-        if (*home, view.file) not in self._known:
-            name = f"pictures/{len(self.packed):06d}.{kind.name}"
-            self._known[(*home, view.file)] = name
-            self.packed[name] = view
-        return self._known[(*home, view.file)]
+            if image.path not in self._folders:
+                way = Path(os.path.relpath(image.path, self.folder)).as_posix()
+                self._folders[image.path] = quote(os.fsencode(way))
+            return f"{self._folders[image.path]}/{quote(os.fsencode(view.file))}"
+        name = f"pictures/{len(self.packed):06d}.{kind.name}"
+        return self.packed.setdefault((image.path, view.file), (name, view))[0]

@@ -14,11 +14,10 @@ from markupsafe import Markup
 
 from featviz import text
 from featviz.drawing import colormap, normalize
-from featviz.layout.layouts import LAYOUTS
 from featviz.records import KINDS, REDUCTIONS, SALIENCY, Floats, is_gradient
-from featviz.rundir.read import ReadRun
-from featviz.rundir.schema import Capture, Manifest
-from featviz.text import by, counted, listed, ranges
+from featviz.rundir.image import ReadImage
+from featviz.rundir.schema import Capture
+from featviz.text import counted, listed, ranges
 
 Facts = list[tuple[str, str]]
 """Pairs of a term and its value, in the order in which they are shown."""
@@ -36,7 +35,7 @@ def number(value: float | None) -> str:
     return f"{value:.4g}".replace("-", "−")
 
 
-def span(low: float, high: float) -> str:
+def span(low: float | None, high: float | None) -> str:
     """`−2.5 to 7.25`."""
     return f"{number(low)} to {number(high)}"
 
@@ -88,41 +87,7 @@ def reduced(way: str) -> str:
     return REDUCTIONS[way].words if way in REDUCTIONS else way
 
 
-def grid_facts(row: Capture, dark: Sequence[int], options: Mapping[str, Any]) -> Facts:
-    """Facts about one picture.
-
-    Args:
-        dark: its channels that are all zero.
-        options: the options of its run.
-    """
-    facts = [("Shape", f"{by(row.shape)} ({row.layout})")]
-    if row.layout in LAYOUTS:
-        facts.append(("Layout", LAYOUTS[row.layout].words))
-    facts.append(("Maps", _maps(row, options)))
-    if row.collapsed:
-        groups = [f"{one} for {channel_list(sorted(ids))}" for one, ids in row.collapsed.items()]
-        facts.append(("Share a tile", listed(groups, _LISTED, "; ")))
-    if row.drawn != sorted(row.drawn) and (order := options.get("order")):
-        facts.append(("Order", f"by {setting(order)} (--order)"))
-    if side := slices(row):
-        facts.append(("Side by side", f"for each channel {side}"))
-    if row.constant is not None:
-        one = f"each map of {by(row.constant[1:])} holds one value; drawn as a strip of the values"
-        facts.append(("Constant", one))
-    facts.append(("Drawn", _scale(row)))
-    whole = ", of all channels" if row.reduce is not None else ""
-    if row.mean is not None:
-        facts.append(("Range", f"{number(row.min)} to {number(row.max)}{whole}"))
-        facts.append(("Mean", f"{number(row.mean)} ± {number(row.std)}{whole}"))
-    facts.append(("Zeros", percent(row.zero_fraction) + whole))
-    if row.nonfinite:
-        facts.append(("NaN or infinite", counted(row.nonfinite, "value")))
-    if dark:
-        facts.append(("All zero", channel_list(dark)))
-    return facts
-
-
-def _maps(row: Capture, options: Mapping[str, Any]) -> str:
+def maps(row: Capture, options: Mapping[str, Any]) -> str:
     """How many maps there are, how many are drawn, and which options left the others out."""
     if row.reduce is not None:
         return f"{row.maps}, as one tile: their {reduced(row.reduce)} (--reduce {row.reduce})"
@@ -138,7 +103,22 @@ def _maps(row: Capture, options: Mapping[str, Any]) -> str:
     return f"{drawn} of {row.maps} ({', '.join(reasons)})"
 
 
-def _scale(row: Capture) -> str:
+def sharing(row: Capture) -> str:
+    """Which maps share a tile; empty where each has its own."""
+    groups = (
+        f"{one} for {channel_list(sorted(ids))}" for one, ids in (row.collapsed or {}).items()
+    )
+    return listed(list(groups), _LISTED, "; ")
+
+
+def changes(images: Iterable[ReadImage]) -> str:
+    """What interventions changed while these images ran; empty for nothing."""
+    rows = (row for image in images for row in image.manifest.interventions or ())
+    return ", ".join(dict.fromkeys(f"{row.kind} {row.what}" for row in rows))
+
+
+def limits(row: Capture) -> str:
+    """By which values a picture is drawn."""
     low, high = map(number, row.range or (None, None))
     unit = REDUCTIONS[row.reduce].unit if row.reduce in REDUCTIONS else ""
     if unit:
@@ -182,19 +162,6 @@ def run_facts(record: Mapping[str, Any]) -> Facts:
     ]
 
 
-def run_lead(run: ReadRun) -> str:
-    """`Images: 20 complete of 20 · 180 pictures · input: RGB, as it is`."""
-    grids = sum(len(image.captures) for image in run.images.values())
-    total = run.record["images"].get("total", len(run.images))
-    lacking = [(len(run.failures), "failed"), (len(run.left_out), "incomplete")]
-    lacking.append((run.missing, "not reached"))
-    images = [f"{len(run.images):,} complete of {total:,}"]
-    images += [f"{count:,} {what}" for count, what in lacking if count]
-    parts = [f"Images: {', '.join(images)}", counted(grids, "picture")]
-    prepared = str(run.record.get("preprocessing", ""))
-    return " · ".join(parts + ([f"input: {prepared}"] if prepared else []))
-
-
 def dotted(name: str) -> Markup:
     """A name that may be broken behind its dots, and nowhere else while there is room."""
     return Markup(".<wbr>").join(name.split("."))
@@ -218,25 +185,6 @@ def setting(value: Any) -> str:
     if isinstance(value, Mapping):
         return settings(value) or "none"
     return str(value)
-
-
-def image_facts(manifest: Manifest) -> Facts:
-    """Facts about an image."""
-    image = manifest.image
-    facts = []
-    if image.size:
-        facts.append(("File", f"{by((image.size.width, image.size.height))} pixels"))
-    if image.files:
-        facts.append(("Files", ", ".join(image.files)))
-    if manifest.input.shape:
-        facts.append(("Input", ", ".join(map(by, manifest.input.shapes))))
-    facts.append(("Prepared", manifest.input.preprocessing))
-    if target := manifest.target:
-        of = {"of": target.of, "value": target.value, "rule": target.grad_rule}
-        facts.append(("Gradient", settings(of)))
-    if changes := manifest.interventions:
-        facts.append(("Changed", ", ".join(f"{row.kind} {row.what}" for row in changes)))
-    return facts
 
 
 def legend(options: Mapping[str, Any], captures: Iterable[Capture]) -> list[tuple[str, str]]:
@@ -327,33 +275,16 @@ def strip_keys(rows: Iterable[Capture], options: Mapping[str, Any]) -> list[Key]
     """
     keys: dict[Key, None] = {}
     for row in rows:
-        own = key(row, options)
+        own, (low, high) = key(row, options), row.range or (None, None)
         if row.range is None:
             own = replace(own, low="lowest", high="highest", words="value of each map by itself")
-        elif _has_zero_in_the_middle(row) and not _is_fixed(row):
+        elif not _is_fixed(row) and low is not None and high is not None and low == -high:
             own = replace(own, low="−", high="+", words="0 in the middle; one scale for each layer")
         elif not _is_fixed(row):
             own = replace(own, low="lowest", high="highest", words="value of each layer")
         if own.colors:
             keys[own] = None
     return list(keys)
-
-
-def _has_zero_in_the_middle(row: Capture) -> bool:
-    low, high = row.range or (None, None)
-    return low is not None and high is not None and low == -high
-
-
-def lowest(row: Capture, low: float) -> str:
-    """Where the darkest values of a strip lie, if a reader may take them for zero and they are not:
-    `below 0`, `above 0`; else empty.
-
-    Args:
-        low: the layer's smallest value.
-    """
-    if _is_fixed(row) or _has_zero_in_the_middle(row) or low == 0 or not math.isfinite(low):
-        return ""
-    return "below 0" if low < 0 else "above 0"
 
 
 @lru_cache

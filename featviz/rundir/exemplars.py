@@ -68,8 +68,8 @@ class FieldOfView:
     """The receptive field of a layer's units, for the first image's input size."""
 
     how: Text
-    """computed, measured (by gradients), unknown, or no place (the layer gives no map of the
-    input): in the last two cases units are shown with the whole input."""
+    """computed, unknown, or no place (the layer gives no map of the input): in the last two cases
+    units are shown with the whole input."""
     size: _Two
     """Height and width in pixels of the input, of the unit that sees most."""
 

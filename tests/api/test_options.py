@@ -19,7 +19,6 @@ from torch import nn
 import featviz as fv
 from featviz.api.keywords import NOT_OF_TENSORS, keywords_of
 from featviz.cli import options as opts
-from featviz.cli.command import Command
 from featviz.errors import UsageError
 from featviz.options import (
     DRAWING,
@@ -178,13 +177,11 @@ def test_a_field_is_an_option_everywhere(
 ) -> None:
     """Declared once, it is in help, on the command line, in TOML, in Python and in run.json."""
 
-    @click.command("look", cls=Command)
-    @opts.options_of(Sparkling)
-    @opts.general_options
-    def command(**given: Any) -> None:
+    @opts.command(Sparkling)
+    def command(given: opts.Given) -> int:
         """A command."""
-        run = RunOptions(draw=opts.record(Sparkling, given))
-        click.echo(recorded_options(run)["sparkle_at"])
+        click.echo(recorded_options(RunOptions(draw=given.record(Sparkling)))["sparkle_at"])
+        return 0
 
     (tmp_path / "c.toml").write_text("sparkle-at = 7\n")
     for words, answer in ((["--sparkle-at", "5"], "5"), (["--config", tmp_path / "c.toml"], "7")):

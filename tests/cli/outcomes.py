@@ -1,10 +1,13 @@
-"""What a command line leaves: its error line, its files, its complete images."""
+"""Networks for the command line, and command lines in processes of their own."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from conftest import Outcome
 
@@ -38,18 +41,42 @@ def grey(width=2):
 """
 
 
-def refused(outcome: Outcome, code: int, message: str) -> None:
-    """One error line, at most one hint, nothing else; nothing on stdout."""
-    assert outcome.code == code, outcome.err
-    assert outcome.out == ""
-    lines = outcome.err.splitlines()
-    assert re.match(f"error: .*{message}", lines[0]), outcome.err
-    assert len(lines) == 1 or (len(lines) == 2 and lines[1].startswith("hint: ")), outcome.err
+APART = """
+import contextlib, io, json, os, shlex, sys
+from featviz import cli
+{first}
+for line in json.load(sys.stdin):
+    if not os.fork():
+        with contextlib.redirect_stdout(io.StringIO()) as out:
+            with contextlib.redirect_stderr(io.StringIO()) as err:
+                code = cli.guarded(shlex.split(line))
+        heavy = ("torch", "torchvision", "numpy", "PIL", "matplotlib", "rich")
+        imported = [name for name in heavy if name in sys.modules]
+        print(json.dumps([code, out.getvalue(), err.getvalue(), imported]), flush=True)
+        os._exit(0)
+    os.wait()
+"""
 
 
-def files(root: Path) -> dict[str, bytes]:
-    return {p.relative_to(root).as_posix(): p.read_bytes() for p in root.rglob("*") if p.is_file()}
+class Apart(NamedTuple):
+    """What a command line gave in a process of its own."""
+
+    code: int
+    out: str
+    err: str
+    imported: list[str]
+    """Heavy packages."""
 
 
-def images_done(root: Path) -> list[str]:
-    return sorted(p.parent.relative_to(root).as_posix() for p in root.rglob("manifest.json"))
+def apart(lines: Sequence[str], folder: Path, first: str = "") -> list[Apart]:
+    """Run command lines in a folder, each in a process of its own, which is forked from one that
+    has imported the command line alone, and has done what is `first`."""
+    done = subprocess.run(
+        [sys.executable, "-c", APART.replace("{first}", first)],
+        input=json.dumps(lines),
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return [Apart(*json.loads(line)) for line in done.stdout.splitlines()]

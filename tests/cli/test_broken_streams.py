@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import textwrap
 from pathlib import Path
 
 import pytest
@@ -52,11 +51,7 @@ def test_a_pipe_that_closes_in_the_midst_is_no_success(
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full")
 @pytest.mark.parametrize(
     "arguments",
-    [
-        ["--help"],
-        ["--version"],
-        pytest.param(["layers", "MODEL", "--size", "16"], marks=pytest.mark.slow),
-    ],
+    [["--help"], pytest.param(["layers", "MODEL", "--size", "16"], marks=pytest.mark.slow)],
     ids=lambda arguments: "-".join(arguments[:2]),
 )
 def test_a_full_disk_behind_stdout_is_one_line(arguments: list[str], tiny_file: Path) -> None:
@@ -94,14 +89,13 @@ def test_a_full_disk_stops_the_lines_of_json(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("closed", [">&-", "2>&-", "<&- >&- 2>&-"])
 def test_closed_streams_do_not_stop_the_drawing(
-    closed: str, featviz: Run, tiny_file: Path, photos: Path, tmp_path: Path
+    featviz: Run, tiny_file: Path, photos: Path, tmp_path: Path
 ) -> None:
     """The tree is that of a run whose streams are open: nothing was printed into a picture."""
     base = ["run", tiny_file, photos, *SMALL, "--json", "--out"]
     words = " ".join(f"'{word}'" for word in [*base, tmp_path / "out"])
-    command = f"'{sys.executable}' -c '{CODE}' {words} {closed}"
+    command = f"'{sys.executable}' -c '{CODE}' {words} <&- >&- 2>&-"
     assert subprocess.run(command, shell=True, capture_output=True, check=False).returncode == 0
     assert featviz(*base, tmp_path / "whole").code == 0
     assert tree(tmp_path / "out") == tree(tmp_path / "whole")
@@ -124,21 +118,20 @@ def test_ignored_signals_stay_ignored() -> None:
             signal.signal(number, handler)
 
 
+WAITS = """
+import sys, torch
+def make():
+    print(flush=True)
+    sys.stdin.readline()
+    return torch.nn.Sequential(torch.nn.Conv2d(3, 2, 3))
+"""
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("ignored", [True, False])
 def test_sighup_before_the_first_image(ignored: bool, photos: Path, tmp_path: Path) -> None:
     """It ends the command as SIGTERM does, and under nohup it does nothing."""
-    (tmp_path / "net.py").write_text(
-        textwrap.dedent(
-            """
-            import sys, torch
-            def make():
-                print(flush=True)
-                sys.stdin.readline()
-                return torch.nn.Sequential(torch.nn.Conv2d(3, 2, 3))
-            """
-        )
-    )
+    (tmp_path / "net.py").write_text(WAITS)
     base = ["run", f"{tmp_path}/net.py:make", photos, "--size", "8", "--out", tmp_path / "out"]
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN) if ignored else None
     try:
@@ -193,10 +186,8 @@ def test_too_little_memory_is_one_line_anywhere(
 @pytest.mark.parametrize(
     ("arguments", "code", "said"),
     [
-        ("layers resnet18", 1, "error: the current folder "),
-        ("run net.pth a.png", 1, " has been removed\nhint: cd to another one\n"),
+        ("layers resnet18", 1, " has been removed\nhint: cd to another one\n"),
         ("run --help", 0, ""),
-        ("--version", 0, ""),
     ],
 )
 def test_a_current_folder_that_is_gone(
@@ -214,12 +205,11 @@ def test_a_current_folder_that_is_gone(
 
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems do not limit addresses")
-@pytest.mark.parametrize("megabytes", [400, 2000])
-def test_ulimit_is_named_as_what_is_too_small(megabytes: int, tiny_file: Path) -> None:
+def test_ulimit_is_named_as_what_is_too_small(tiny_file: Path) -> None:
     """The system's own refusal, wherever in torch it comes: one line, and no word of versions."""
     import resource
 
-    size = megabytes * 2**20
+    size = 2000 * 2**20
     process = start(
         ["layers", tiny_file],
         stdout=subprocess.PIPE,
@@ -250,9 +240,13 @@ main()
 
 
 @pytest.mark.parametrize(
-    ("what", "last"), [("", "called"), ("traced", "taken down"), ("thread", "taken down")]
+    ("what", "last", "option", "code"),
+    [
+        ("", "called", "--version", 0),
+        ("traced", "taken down", "--version", 0),
+        ("thread", "taken down", "--nonsense", 2),
+    ],
 )
-@pytest.mark.parametrize(("option", "code"), [("--version", 0), ("--nonsense", 2)])
 def test_a_command_is_over_when_its_work_is(what: str, last: str, option: str, code: int) -> None:
     """What is called at the end is called, but Python is not taken down; a tracer and a thread that
     is at work get Python's own end."""

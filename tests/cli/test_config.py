@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from runs import complete, refused
 
-from .outcomes import Run, images_done, refused
+from .outcomes import Run
 
 
 def options_used(out: Path) -> dict[str, Any]:
@@ -60,17 +61,16 @@ def test_model_and_images_come_from_the_config(
     text = f"model = {json.dumps(str(tiny_file))}\nimages = {paths}\nout = {json.dumps(str(out))}"
     outcome = featviz("run", "--config", config(tmp_path, text), "--layers", "ReLU")
     assert outcome.code == 0, outcome.err
-    assert images_done(out) == ["picture.png"]
+    assert complete(out) == ["picture.png"]
 
 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("paddin = 3", ".*has 'paddin', which featviz run lacks; did you mean padding"),
-        ("[run]\nno_such_thing_at_all = 3", ".*has 'no_such_thing_at_all'.*one of .*padding"),
-        ("padding = ", ".*cannot be read"),
-        ('padding = "wide"', ".*padding=wide: expected an integer"),
-        ('channels = "x"', ".*channels=x: expected an integer from"),
+        ("paddin = 3", "has 'paddin', which featviz run lacks; did you mean padding"),
+        ("[run]\nno_such_thing_at_all = 3", "has 'no_such_thing_at_all', which featviz run lacks"),
+        ("padding = ", "cannot be read"),
+        ('padding = "wide"', "padding=wide: expected an integer"),
     ],
 )
 def test_a_config_with_mistakes(
@@ -78,8 +78,3 @@ def test_a_config_with_mistakes(
 ) -> None:
     """An unknown key names the nearest, bad TOML its place, a bad value what is taken."""
     refused(featviz("run", tiny_file, picture, "--config", config(tmp_path, text)), 2, message)
-
-
-def test_a_config_that_is_not_there(featviz: Run, tiny_file: Path, picture: Path) -> None:
-    """A missing file is a usage error."""
-    refused(featviz("run", tiny_file, picture, "--config", "no.toml"), 2, ".*'no.toml' does not")

@@ -1,40 +1,35 @@
-"""Help texts: each option is a sentence that is understood alone, in one form everywhere."""
+"""Help: each option is a sentence that is understood alone, what a newcomer needs stands on the
+first screen, everything under --help-all, and nothing heavy is imported for it."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from pathlib import Path
 
 import click
 import pytest
 from conftest import Outcome
 
-from featviz import cli
+from featviz import __version__, cli
 from featviz.models.sources import SOURCES
+from featviz.options import GROUPS
+
+from .outcomes import Run, apart
 
 GROUP = click.Context(cli.group)
+COMMANDS = {name: cli.group.get_command(GROUP, name) for name in cli.COMMANDS}
+LONG = [name for name, command in COMMANDS.items() if getattr(command, "is_long", False)]
 OPTIONS = {
     f"{name} {param.opts[-1]}": param
-    for name in cli.COMMANDS
-    if (command := cli.group.get_command(GROUP, name)) is not None
-    for param in command.params
+    for name, command in COMMANDS.items()
+    for param in (command.params if command else [])
     if isinstance(param, click.Option)
 }
+WIDTH, SCREEN = 80, 40
 
 FRAGMENTS = (
-    "Its ",
-    "Which ",
-    "What ",
-    "Where ",
-    "Without ",
-    "Under ",
-    "For ",
-    "Those ",
-    "these,",
-    "says so itself",
-    "The same ",
-    "so many",
+    *("Its ", "Which ", "What ", "Where ", "Without ", "Under ", "For ", "Those ", "these,"),
+    *("says so itself", "The same ", "so many"),
 )
 """Beginnings and phrases that need the option above, or that leave out who does what."""
 
@@ -45,11 +40,10 @@ DEFAULTS = re.compile(r"\(default|default\)|by default|\[default|without it", re
 @pytest.mark.parametrize("name", OPTIONS)
 def test_an_option_is_a_sentence(name: str) -> None:
     """It begins with a capital, ends with a full stop, and needs no other option's text; so does
-    what --help of a long command shows in its place. Metavars are upper case, also those that come
-    from a type; defaults stand in brackets."""
+    what is for --help-all alone. Metavars are upper case, also those that come from a type;
+    defaults stand in brackets."""
     option = OPTIONS[name]
-    first = getattr(option, "first", False)
-    for text in (option.help or "", first if isinstance(first, str) else "Fine."):
+    for text in (option.help or "").split("\f "):
         assert re.fullmatch(r"[A-Z].*\.", text, re.DOTALL), text
         assert not text.startswith("Of ")
         assert not [words for words in FRAGMENTS if words in text]
@@ -61,32 +55,96 @@ def test_an_option_is_a_sentence(name: str) -> None:
     assert option.show_default or not has_default, "its default is not shown"
 
 
-@pytest.mark.parametrize("option", ["--overwrite", "--json", "--null", "--config", "--quiet"])
-def test_a_shared_option_reads_alike_everywhere(option: str) -> None:
-    """One text, up to the noun that names the command's result."""
-    texts = {param.help for name, param in OPTIONS.items() if name.endswith(f" {option}")}
-    assert len({(text or "").split(" ")[0] for text in texts}) == 1
-    assert len(texts) == 1 or option in ("--overwrite", "--json")
-
-
-def _takes_model(name: str) -> bool:
-    command = cli.group.get_command(GROUP, name)
-    return command is not None and "model" in {param.name for param in command.params}
-
-
-@pytest.mark.parametrize("name", [name for name in cli.COMMANDS if _takes_model(name)])
-def test_a_command_that_takes_a_model_lists_every_form(
-    name: str, featviz: Callable[..., Outcome]
-) -> None:
-    """A source that is added to SOURCES appears in the help of each command that takes MODEL."""
-    words = " ".join(featviz(name, "--help").out.split())
-    assert "{MODEL}" not in words
-    assert not [source.form for source in SOURCES if source.form not in words]
-
-
 @pytest.mark.parametrize("name", cli.COMMANDS)
-def test_a_command_is_a_sentence(name: str, featviz: Callable[..., Outcome]) -> None:
-    """Its line in the list of commands and the first line of its own help are sentences."""
-    first = featviz(name, "--help").out.split("\n\n")[1].strip()
-    for text in (cli.COMMANDS[name], first):
-        assert re.fullmatch(r"[A-Z].*\.", " ".join(text.split())), text
+def test_a_command_is_a_sentence_and_lists_every_form_of_model(name: str, featviz: Run) -> None:
+    """So is its line in the list of commands. A source that is added to SOURCES appears in the help
+    of each command that takes MODEL."""
+    text = featviz(name, "--help").out
+    for line in (cli.COMMANDS[name], text.split("\n\n")[1].strip()):
+        assert re.fullmatch(r"[A-Z].*\.", " ".join(line.split())), line
+    words, command = " ".join(text.split()), COMMANDS[name]
+    assert command is not None and "{MODEL}" not in words
+    if "model" in {param.name for param in command.params}:
+        assert not [source.form for source in SOURCES if source.form not in words]
+
+
+def options_in(text: str) -> list[str]:
+    """The options that a help lists, in its order: the last name of each."""
+    rows = re.findall(r"^  (-[^\n]*?)(?:  |\n)", text, re.MULTILINE)
+    return [re.findall(r"--?[\w-]+", row)[0] for row in rows]
+
+
+@pytest.mark.parametrize(
+    "words", [[], *([n] for n in cli.COMMANDS), *([n, "--help-all"] for n in LONG)], ids=" ".join
+)
+def test_no_line_is_longer_than_a_terminal(
+    words: list[str], featviz: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At most 80 columns, on any terminal that has them."""
+    monkeypatch.setenv("COLUMNS", "200")
+    text = featviz(*words, *([] if "--help-all" in words else ["--help"])).out
+    assert text and not [line for line in text.splitlines() if len(line) > WIDTH]
+
+
+def test_the_first_screen_of_run_holds_what_a_newcomer_needs(
+    featviz: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """40 lines: the forms of MODEL, five examples, ten options, and how to see the others."""
+    monkeypatch.setenv("COLUMNS", str(WIDTH))
+    text = featviz("run", "--help").out
+    assert len(text.splitlines()) <= SCREEN
+    assert len(re.findall(r"^    featviz run ", text, re.MULTILINE)) == 5
+    needed = ["--layers", "-o", "--overwrite", "--normalize", "--cmap", "--max-maps"]
+    assert options_in(text) == [*needed, "--size", "--arch", "--weights", "--open"]
+    count = re.search(r"`featviz run --help-all` shows all (\d+) options", text)
+    assert count and int(count[1]) <= 66
+
+
+@pytest.mark.parametrize("name", LONG)
+def test_a_long_help_begins_on_one_screen_and_help_all_shows_every_option(
+    name: str, featviz: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """--help has the first options, and says how many there are; --help-all has each once, under
+    the headings of GROUPS in their order, and what stands behind a form feed."""
+    monkeypatch.setenv("COLUMNS", str(WIDTH))
+    brief, whole = featviz(name, "--help").out, featviz(name, "--help-all").out
+    assert "First options:" in brief.splitlines()[:SCREEN]
+    shown = options_in(whole)
+    assert len(brief.splitlines()) <= SCREEN + 2
+    assert f"`featviz {name} --help-all` shows all {len(shown)} options" in brief
+    expected = [p.opts[0] for key, p in OPTIONS.items() if key.split()[0] == name]
+    assert sorted(shown) == sorted([*expected, "-h"])
+    headings = [line.rstrip(":") for line in whole.splitlines() if line.rstrip(":") in GROUPS]
+    assert headings == [group for group in GROUPS if group in headings] and len(headings) >= 5
+    assert "\f" not in whole + brief
+    assert name != "run" or ("More examples:" in whole and "More examples:" not in brief)
+
+
+def test_a_terminal_gets_bold_headings_unless_it_wants_no_colour(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Escape sequences are in what click prints on a terminal, and NO_COLOR leaves them out."""
+    command = COMMANDS["report"]
+    assert command is not None
+    for value, styled in (("", True), ("1", False)):
+        monkeypatch.setenv("NO_COLOR", value)
+        text = command.get_help(command.make_context("report", [], resilient_parsing=True))
+        assert ("\x1b[1mGeneral" in text) is styled
+        assert ("\x1b[36m--open\x1b[0m" in text) is styled
+
+
+def test_the_group_lists_every_command(featviz: Run) -> None:
+    """--help has each command with its line, and an example; --version says the version."""
+    assert (
+        featviz("-V") == featviz("--version") == Outcome(0, f"featviz, version {__version__}\n", "")
+    )
+    text = featviz("--help").out
+    assert all(re.search(rf"^  {n} +{re.escape(h)}$", text, re.M) for n, h in cli.COMMANDS.items())
+    assert re.search(r"Examples:\n +featviz \w+", text)
+
+
+def test_help_imports_nothing_heavy(tmp_path: Path) -> None:
+    """Help and version of all commands come at once."""
+    lines = ["--help", "-h", "--version", *(f"{name} --help" for name in cli.COMMANDS)]
+    for line, done in zip(lines, apart(lines, tmp_path), strict=True):
+        assert (done.code, done.imported) == (0, []) and len(done.out) > 10, line

@@ -27,14 +27,12 @@ def test_layers_as_json_lists_every_module(featviz: Run, resnet: nn.Module) -> N
     found = json.loads(outcome.out)
     rows = found["layers"]
     modules = list(resnet.named_modules())
-    assert [(row["index"], row["name"], row["type"]) for row in rows] == [
-        (index, name, type(module).__name__) for index, (name, module) in enumerate(modules)
+    columns = ("index", "name", "type", "parameters", "selected")
+    assert [tuple(row[column] for column in columns) for row in rows] == [
+        (n, name, type(m).__name__, sum(map(torch.numel, m.parameters())), type(m) is nn.Conv2d)
+        for n, (name, m) in enumerate(modules)
     ]
-    assert [row["parameters"] for row in rows] == [
-        sum(p.numel() for p in module.parameters()) for _, module in modules
-    ]
-    assert found["total_parameters"] == sum(p.numel() for p in resnet.parameters()) == 11689512
-    assert [row["selected"] for row in rows] == [isinstance(m, nn.Conv2d) for _, m in modules]
+    assert found["total_parameters"] == 11689512
 
     seen: dict[str, list[list[int]]] = {name: [] for name, _ in modules}
     for name, module in modules:
@@ -74,12 +72,8 @@ def test_layers_of_a_model_that_cannot_be_run(featviz: Run, tmp_path: Path) -> N
     path = tmp_path / "odd.pth"
     torch.save(nn.Sequential(nn.Conv2d(3, 2, 1), nn.Linear(5, 2)), path)
     outcome = featviz("layers", path, "--layers", "Linear", "--json")
-    assert outcome.code == 0
     rows = json.loads(outcome.out)["layers"]
-    assert [(row["type"], row["selected"]) for row in rows] == [
-        ("Sequential", False),
-        ("Conv2d", False),
-        ("Linear", True),
-    ]
+    assert [row["type"] for row in rows] == ["Sequential", "Conv2d", "Linear"]
+    assert [row["selected"] for row in rows] == [False, False, True]
     assert all(row[key] is None for row in rows for key in ("output_shape", "calls", "macs"))
     assert re.search(r"^warning: no shapes: the model failed in 1 \(Linear\)", outcome.err, re.M)

@@ -74,14 +74,6 @@ def test_refusals(featviz: Run, tmp_path: Path, words: list[str], code: int, mes
     assert not list(tmp_path.iterdir())
 
 
-def test_a_broken_image_fails(featviz: Run, tmp_path: Path) -> None:
-    """Exit 1 with its name, as of a run of one image."""
-    (tmp_path / "broken.png").write_bytes(b"\x89PNG\r\n\x1a\n")
-    done = featviz("look", DIGITS_MODEL, "broken.png")
-    assert done.code == 1 and "broken.png" in done.err
-    assert [path.name for path in tmp_path.iterdir()] == ["broken.png"]
-
-
 def test_of_a_folder_the_first_image_is_shown(featviz: Run, tmp_path: Path) -> None:
     """It says so, and which one."""
     done = featviz("look", DIGITS_MODEL, DIGITS)

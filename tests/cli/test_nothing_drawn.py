@@ -33,7 +33,6 @@ def net(tmp_path: Path) -> str:
 @pytest.mark.parametrize(
     ("layers", "code", "reasons"),
     [
-        ("unused", 1, "never ran: unused"),
         ("odd", 1, "skipped: odd ("),
         ("odd,unused", 1, "never ran: unused; skipped: odd ("),
         ("conv,odd,unused", 0, None),
@@ -42,9 +41,11 @@ def net(tmp_path: Path) -> str:
 def test_a_run_that_drew_nothing_has_failed(
     layers: str, code: int, reasons: str | None, net: str, featviz: Run, picture: Path, out: Path
 ) -> None:
-    """Exit code 1 and the reasons in the error; with one picture they are warnings, as ever."""
-    outcome = featviz("run", net, picture, "--layers", layers, "--out", out, "--channels", 1)
-    assert outcome.code == code, outcome.err
+    """Exit code 1 and the reasons in the error, also of images that are kept; with one picture they
+    are warnings, as ever."""
+    run = ("run", net, picture, "--layers", layers, "--out", out, "--channels", 1)
+    outcome = featviz(*run)
+    assert outcome.code == featviz(*run, "--resume").code == code, outcome.err
     if reasons is None:
         assert "error: " not in outcome.err
         assert "warning: never ran: unused" in outcome.err
@@ -52,15 +53,6 @@ def test_a_run_that_drew_nothing_has_failed(
     assert f"error: no picture was drawn; {reasons}" in outcome.err
     assert "hint: --layers takes others" in outcome.err
     assert "warning: " not in outcome.err
-
-
-def test_it_says_so_again_when_it_is_resumed(
-    net: str, featviz: Run, picture: Path, out: Path
-) -> None:
-    """Images that are kept without a picture are no success either."""
-    run = ("run", net, picture, "--layers", "unused", "--out", out, "--channels", 1)
-    assert featviz(*run).code == 1
-    assert featviz(*run, "--resume").code == 1
 
 
 def test_a_model_without_a_layer_inside_gives_nothing_to_draw(

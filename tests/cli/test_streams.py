@@ -13,10 +13,11 @@ from typing import Any
 import pytest
 from conftest import DIGITS, DIGITS_MODEL, Outcome
 from PIL import Image
+from runs import complete
 
 from featviz.images import decode
 
-from .outcomes import Run, images_done
+from .outcomes import Run
 
 
 def test_json_is_one_line_for_each_image_and_nothing_else(
@@ -96,8 +97,7 @@ def test_quiet_leaves_errors_alone(
     base = ("run", tiny_file, picture, "--layers", "ReLU", "--out")
     assert "warning: preprocessing is a guess" in featviz(*base, tmp_path / "a").err
     assert featviz(*base, tmp_path / "b", "-q") == Outcome(0, "", "")
-    assert featviz(*base, tmp_path / "c", "--quiet") == Outcome(0, "", "")
-    assert featviz(*base, tmp_path / "c", "-q").err.startswith("error: ")
+    assert featviz(*base, tmp_path / "b", "--quiet").err.startswith("error: ")
 
 
 def test_verbose_adds_the_traceback(featviz: Run, nets: str, folder: Path, out: Path) -> None:
@@ -111,22 +111,12 @@ def test_verbose_adds_the_traceback(featviz: Run, nets: str, folder: Path, out: 
     assert "ValueError: no picture may be 13 wide" in outcome.err and "Traceback" in outcome.err
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [["--help"], pytest.param(["layers", "MODEL", "--json", "-q"], marks=pytest.mark.slow)],
-    ids=["help", "layers"],
-)
-def test_a_closed_pipe_ends_quietly(arguments: list[str], tiny_file: Path) -> None:
+def test_a_closed_pipe_ends_quietly() -> None:
     """Piped into what has stopped reading: no message, and what shells give for SIGPIPE."""
     reader, writer = os.pipe()
     os.close(reader)
-    code = "from featviz.cli import main; main()"
-    done = subprocess.run(
-        [sys.executable, "-c", code, *(a.replace("MODEL", str(tiny_file)) for a in arguments)],
-        stdout=writer,
-        stderr=subprocess.PIPE,
-        check=False,
-    )
+    command = [sys.executable, "-c", "from featviz.cli import main; main()", "--help"]
+    done = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, check=False)
     os.close(writer)
     assert (done.returncode, done.stderr) == (141, b"")
 
@@ -164,5 +154,5 @@ def test_an_interrupt_is_130_and_leaves_what_is_complete(
     assert outcome.code == 130
     assert outcome.err.strip().splitlines()[-1] == "error: interrupted"
     assert "Traceback" not in outcome.err
-    assert images_done(out) == ["a.png"]
+    assert complete(out) == ["a.png"]
     assert not list(out.rglob("*.part"))

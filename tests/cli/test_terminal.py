@@ -117,15 +117,11 @@ def test_look_and_cam(
     check_tame(featviz(command, net, photos, "--out", tmp_path / f"{EVIL}.jpg"))
 
 
-def test_audit(featviz: CLI, net: str, photos: Path, tmp_path: Path) -> None:
-    """Its table, and its messages."""
-    options = ("--size", "12", "--out", tmp_path / "audit", "--overwrite")
+def test_audit_and_identify(featviz: CLI, net: str, photos: Path, tmp_path: Path) -> None:
+    """Names of images and layers, of a file, and of what is in it."""
+    options = ("--size", "12", "--out", tmp_path / "audit")
     check_tame(featviz("audit", net, photos, *options))
-    check_tame(featviz("audit", net, photos, *options, "--json"))
-
-
-def test_identify(featviz: CLI, tmp_path: Path) -> None:
-    """The name of a file, and of what is in it."""
+    check_tame(featviz("audit", net, photos, *options, "--overwrite", "--json"))
     path = tmp_path / f"{EVIL}.pth"
     torch.save({f"{EVIL}.weight": torch.zeros(3)}, path)
     check_tame(featviz("identify", path))

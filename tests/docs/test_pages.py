@@ -19,7 +19,7 @@ from documents import PAGES, blocks, commands, furnish, read
 
 Run = Callable[..., Outcome]
 
-SHOWN = [page for page in PAGES if commands(page) and page not in ("README", "audit", "exemplars")]
+SHOWN = [page for page in PAGES if commands(page)]
 WITHOUT_DOWNLOAD = ["--weights", "none"]
 SMALL_INPUT = {"run", "look", "audit", "cam", "exemplars", "layers"}
 
@@ -75,20 +75,42 @@ def is_test_command(line: str) -> bool:
 @pytest.mark.slow
 @pytest.mark.parametrize("page", SHOWN)
 def test_the_commands_of_a_page_work(page: str, clone: Path, featviz: Run) -> None:
-    """All of them, in order, in one folder; each ends with the exit code that is told."""
+    """Its code and all its commands but the one that runs these tests, in order, in one folder;
+    each ends with the exit code that is told, and what the page promises is there."""
     if any("| jq" in line for line, _ in commands(page)) and shutil.which("jq") is None:
         pytest.skip("a command of the page needs jq")
-    follow_page(page, clone, featviz)
-
-
-def follow_page(page: str, folder: Path, featviz: Run) -> None:
-    """Run the code of a page, then its commands, but for the one that runs these tests."""
     for block in blocks(page, "python"):
         run_code(block)
     for line, code in commands(page):
         if not is_test_command(line):
-            done = follow(line, folder, featviz)
+            done = follow(line, clone, featviz)
             assert done.code == code, (line, done.err)
+    MADE.get(page, lambda clone: None)(clone)
+
+
+def check_readme(made: Path) -> None:
+    """Twenty digits, the quick picture, eight grids, the report, a sheet, and an audit."""
+    assert len([path for path in (made / "out-digits").iterdir() if path.is_dir()]) == 20
+    assert (made / "look-spheres.png").is_file() and (made / "maps/report/index.html").is_file()
+    assert len(list((made / "maps/spheres.jpg").glob("*/output.png"))) == 8
+    assert (made / "featviz-exemplars/004_3/output.png").is_file()
+    assert (made / "audit/apoz.png").is_file()
+
+
+def check_audit(made: Path) -> None:
+    """The proof says that nothing changes, since nothing is cut."""
+    assert json.loads((made / "gates" / "audit.json").read_text())["verify"]["largest_change"] == 0
+    assert json.loads((made / "prune.json").read_text()) == {}
+
+
+def check_exemplars(made: Path) -> None:
+    """A sheet for every layer and class that the record names."""
+    for out in (made / "featviz-exemplars", made / "classes"):
+        rows = json.loads((out / "exemplars.json").read_text())["layers"]
+        assert rows and all((out / row["sheet"]).is_file() for row in rows)
+
+
+MADE = {"README": check_readme, "audit": check_audit, "exemplars": check_exemplars}
 
 
 def run_code(block: str) -> None:
@@ -109,36 +131,6 @@ def test_the_code_for_ray_works() -> None:
     ):
         exec(block)
     assert len([path for path in Path("from-ray").iterdir() if path.is_dir()]) == 20
-
-
-@pytest.mark.slow
-def test_the_readme_makes_what_it_says(clone: Path, featviz: Run) -> None:
-    """Twenty digits, the quick picture, eight grids, the report, a sheet, and an audit."""
-    follow_page("README", clone, featviz)
-    made = clone
-    assert len([path for path in (made / "out-digits").iterdir() if path.is_dir()]) == 20
-    assert (made / "look-spheres.png").is_file() and (made / "maps/report/index.html").is_file()
-    assert len(list((made / "maps/spheres.jpg").glob("*/output.png"))) == 8
-    assert (made / "featviz-exemplars/004_3/output.png").is_file()
-    assert (made / "audit/apoz.png").is_file()
-
-
-@pytest.mark.slow
-def test_the_audits_of_the_page_hold(clone: Path, featviz: Run) -> None:
-    """The gates hold, and the proof says that nothing changes, since nothing is cut."""
-    follow_page("audit", clone, featviz)
-    verified = json.loads((clone / "gates" / "audit.json").read_text())["verify"]
-    assert verified["largest_change"] == 0
-    assert json.loads((clone / "prune.json").read_text()) == {}
-
-
-@pytest.mark.slow
-def test_the_exemplars_of_the_page_have_sheets(clone: Path, featviz: Run) -> None:
-    """One for every layer and class that the record names."""
-    follow_page("exemplars", clone, featviz)
-    for out in (clone / "featviz-exemplars", clone / "classes"):
-        rows = json.loads((out / "exemplars.json").read_text())["layers"]
-        assert rows and all((out / row["sheet"]).is_file() for row in rows)
 
 
 @pytest.mark.parametrize("page", PAGES)

@@ -89,19 +89,10 @@ def test_the_colour_network_knows_the_colours_of_the_scenes() -> None:
 
 
 @pytest.mark.slow
-def test_retraining_the_colour_network_learns(tmp_path: Path) -> None:
-    """Thirty steps take the loss well down, and the same command writes the same bytes."""
-    script, threads = train_script("colour"), torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        scenes = [script.read_scene(ROOT / "sample_images/scenes" / script.SCENES[0])]
-        torch.manual_seed(0)
-        first = script.train(script.build_model(), scenes, 1, 2, 0)
-        files = [tmp_path / "a.pth", tmp_path / "b.pth"]
-        for file in files:
-            script.main(["--steps", "30", "--batch-size", "2", "--out", str(file)])
-        torch.manual_seed(0)
-        assert script.train(script.build_model(), scenes, 60, 2, 0) < 0.75 * first
-    finally:
-        torch.set_num_threads(threads)
-    assert files[0].read_bytes() == files[1].read_bytes()
+def test_retraining_the_colour_network_learns() -> None:
+    """Sixty steps take the loss well down."""
+    script = train_script("colour")
+    scenes = [script.read_scene(ROOT / "sample_images/scenes" / script.SCENES[0])]
+    torch.manual_seed(0)
+    first = script.train(script.build_model(), scenes, 1, 2, 0)
+    assert script.train(script.build_model(), scenes, 60, 2, 0) < 0.75 * first

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torchvision.utils import make_grid
 
-from featviz.cli.commands.run import command
+from featviz.cli.run import run
 from featviz.drawing import normalize, values
 from featviz.drawing.normalize import Scale
 from featviz.errors import UsageError
@@ -267,6 +267,6 @@ def test_a_scale_is_one_record(mode: normalize.ScaleMode) -> None:
     with pytest.raises(UsageError) as caught:
         normalize.parse_scale("?")
     assert mode.spelling in str(caught.value.hint)
-    option = next(p for p in command.params if p.name == "normalize")
+    option = next(p for p in run.params if p.name == "normalize")
     assert f"{mode.spelling}: {mode.words}" in option.help
     assert mode.legend and all(0 <= level <= 255 and words for level, words in mode.legend)

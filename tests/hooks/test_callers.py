@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import copy
 import json
+from functools import reduce
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from exported import export
+from networks import Net
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -124,19 +126,12 @@ def test_places_stand_where_their_names_stand() -> None:
 
 def test_two_names_in_one_caller_are_one_layer() -> None:
     """Nobody can tell which of its names a caller's code used: it has both, calls count on."""
-
-    class Both(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.a = self.b = nn.ReLU()
-
-        def forward(self, x: Tensor) -> Tensor:
-            return self.b(self.a(x) - 1)
-
-    (layer,) = [x for x in list_layers(Both()) if x.type == "ReLU"]
+    relu = nn.ReLU()
+    both = Net(lambda self, x: self.b(self.a(x) - 1), a=relu, b=relu)
+    (layer,) = [x for x in list_layers(both) if x.type == "ReLU"]
     assert (layer.name, layer.aliases) == ("a", ("b",))
     for text in ("a", "b", "ReLU@b"):
-        assert {n: len(calls) for n, calls in grab(Both(), text, IMAGE).items()} == {"a": 2}
+        assert {n: len(calls) for n, calls in grab(both, text, IMAGE).items()} == {"a": 2}
 
 
 def test_a_sequential_calls_by_position() -> None:
@@ -154,19 +149,9 @@ def test_a_sequential_calls_by_position() -> None:
 
 def test_a_sequential_whose_layers_are_called_one_by_one() -> None:
     """The loop over it comes by its positions in order."""
-
-    class Loop(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            relu = nn.ReLU()
-            self.row = nn.Sequential(relu, nn.Conv2d(3, 3, 1), relu)
-
-        def forward(self, x: Tensor) -> Tensor:
-            for layer in self.row:
-                x = layer(x)
-            return x
-
-    model = Loop()
+    relu = nn.ReLU()
+    row = nn.Sequential(relu, nn.Conv2d(3, 3, 1), relu)
+    model = Net(lambda self, x: reduce(lambda x, layer: layer(x), self.row, x), row=row)
     got = grab(model, "ReLU", IMAGE)
     with torch.no_grad():
         assert torch.equal(got["row.0"][0], IMAGE.relu())
@@ -175,17 +160,9 @@ def test_a_sequential_whose_layers_are_called_one_by_one() -> None:
 
 def test_a_caller_that_is_reached_by_a_method() -> None:
     """What is not called itself is not seen: the nearest place inside the caller counts."""
-
-    class Outer(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.body = Yolo()
-            self.body.act = Conv.default_act  # type: ignore[assignment]
-
-        def forward(self, x: Tensor) -> Tensor:
-            return self.body.act(self.body.forward(x))
-
-    got = grab(Outer(), "SiLU", IMAGE)
+    model = Net(lambda self, x: self.body.act(self.body.forward(x)), body=Yolo())
+    model.body.act = Conv.default_act  # type: ignore[assignment]
+    got = grab(model, "SiLU", IMAGE)
     assert {name: len(calls) for name, calls in got.items()} == {
         "body.stem.act": 1, "body.m.0.act": 1, "body.m.1.act": 2, "body.act": 1,
     }  # fmt: skip
@@ -215,19 +192,11 @@ def test_a_shared_block_shares_what_is_inside() -> None:
 def test_a_place_that_nobody_calls_is_no_news() -> None:
     """A module that runs from one place is not named for another, such as the model itself, which
     only hands it on; one that runs from none of its places is named once."""
-
-    class HandsOn(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.shared, self.spare = nn.ReLU(), nn.Tanh()
-            self.used = nn.Sequential(self.shared)
-            self.unused = nn.Sequential(self.shared, self.spare)
-
-        def forward(self, x: Tensor) -> Tensor:
-            return self.used(x)  # type: ignore[no-any-return]
+    shared, spare = nn.ReLU(), nn.Tanh()
+    row, idle = nn.Sequential(shared), nn.Sequential(shared, spare)
+    model = Net(lambda self, x: self.used(x), shared=shared, spare=spare, used=row, unused=idle)
 
     def silent(selectors: str) -> list[str]:
-        model = HandsOn()
         layers = select(list_layers(model), parse(selectors))
         with hooked(model, layers, lambda *_: None) as recorder:
             model(IMAGE)
@@ -283,7 +252,7 @@ def test_a_run_has_a_folder_for_each_place() -> None:
     assert image.stat().st_mtime_ns == before
 
 
-NET = """
+NETWORK = """
 from torch import nn
 
 def make():
@@ -294,7 +263,7 @@ def make():
 
 def test_layers_lists_each_place_with_its_own_calls(tmp_path: Path) -> None:
     """Names, indices and calls by place; a shared module counts once."""
-    (tmp_path / "net.py").write_text(NET)
+    (tmp_path / "net.py").write_text(NETWORK)
     options, inputs = ModelOptions(f"{tmp_path / 'net.py'}:make"), InputOptions(size=(6, 8))
     listed = list_model(options, inputs, "ReLU@1.*")
     rows = {row.name: (row.index, row.calls, row.selected) for row in listed.rows}
@@ -334,25 +303,16 @@ def test_a_wrapper_only_puts_its_name_in_front() -> None:
     assert list(got) == ["module.stem.act", "module.m.0.act", "module.m.1.act"]
 
 
-class Copying(nn.Module):
-    """Calls a copy of one of its modules, which has the hooks of the original."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.a, self.b = nn.Conv2d(3, 3, 1), nn.Sequential(nn.ReLU(), nn.Conv2d(3, 2, 1))
-
-    def forward(self, x: Tensor) -> Tensor:
-        """The copy is made anew each time."""
-        result: Tensor = copy.deepcopy(self.b)(self.a(x).relu())
-        return result
-
-
 @pytest.mark.parametrize(
     ("layers", "names"), [("Conv2d", ["a", "b.1"]), ("fn:relu", ["fn:relu"]), ("b.1", ["b.1"])]
 )
 def test_the_calls_of_a_copy_are_those_of_its_original(layers: str, names: list[str]) -> None:
     """Hooks are copied with a module, and tell the layer for which they were registered."""
-    run = fv.run(Copying(), IMAGE[0].clamp(0, 1), layers, preset="none")
+    block = nn.Sequential(nn.ReLU(), nn.Conv2d(3, 2, 1))
+    model = Net(
+        lambda self, x: copy.deepcopy(self.b)(self.a(x).relu()), a=nn.Conv2d(3, 3, 1), b=block
+    )
+    run = fv.run(model, IMAGE[0].clamp(0, 1), layers, preset="none")
     assert [maps.layer for maps in run.captures] == names and not run.failures
 
 

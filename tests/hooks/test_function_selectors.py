@@ -11,9 +11,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 from conftest import Outcome
+from networks import Net
 from PIL import Image
 from tiles import assert_drawn, manifest, rows
-from torch import Tensor, nn
+from torch import nn
 
 import featviz as fv
 from featviz.errors import UsageError
@@ -56,12 +57,8 @@ class TestInARun:
 
     def test_drawing_is_not_mistaken_for_the_model(self, picture: Path) -> None:
         """What featviz itself computes while it draws a module is no function of that module."""
-
-        class Like(nn.Module):
-            def forward(self, x: Tensor) -> Tensor:
-                return torch.stack([x.flatten(1).mean(1), x.flatten(1).amin(1)], 1)
-
-        out, model = picture.parent / "out", nn.Sequential(nn.Conv2d(3, 3, 1), Like())
+        like = Net(lambda self, x: torch.stack([x.flatten(1).mean(1), x.flatten(1).amin(1)], 1))
+        out, model = picture.parent / "out", nn.Sequential(nn.Conv2d(3, 3, 1), like)
         layers = "*,fn:stack,fn:flatten,fn:mean,fn:amin,fn:clone"
         fv.run(model, picture, layers, out, size=(12, 16), **AS_IS)
         calls = [(name, call) for name, call, _ in rows(out / picture.name) if "fn:" in name]
@@ -72,7 +69,7 @@ class TestInARun:
             ("1/fn:mean", 0),
             ("1/fn:stack", 0),
         ]
-        with fv.capture(model, "Like,fn:clone,fn:detach") as maps:
+        with fv.capture(model, "Net,fn:clone,fn:detach") as maps:
             model(torch.zeros(1, 3, 4, 4))
         assert list(maps) == ["1"]
 
@@ -87,18 +84,9 @@ class TestInARun:
 
     def test_a_function_that_is_not_called_never_ran(self, picture: Path) -> None:
         """Called with the blank image, not with this one: named in never_ran."""
-
-        class Fussy(nn.Module):
-            def __init__(self) -> None:
-                super().__init__()
-                self.conv = nn.Conv2d(3, 2, 1)
-
-            def forward(self, x: Tensor) -> Tensor:
-                y = self.conv(x)
-                return y if bool(x.any()) else F.gelu(y)
-
-        out = picture.parent / "out"
-        fv.run(Fussy(), picture, "fn:gelu,Conv2d", out, size=(12, 16), **AS_IS)
+        out, conv = picture.parent / "out", nn.Conv2d(3, 2, 1)
+        fussy = Net(lambda self, x: self.conv(x) if x.any() else F.gelu(self.conv(x)), conv=conv)
+        fv.run(fussy, picture, "fn:gelu,Conv2d", out, size=(12, 16), **AS_IS)
         assert manifest(out / picture.name)["never_ran"] == ["fn:gelu"]
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from networks import Net
 from PIL import Image
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
@@ -80,30 +81,15 @@ class TestWhoCalls:
 
     def test_what_a_function_calls_inside_is_not_reported(self) -> None:
         """F.interpolate is one call, whatever it is made of."""
-
-        class One(nn.Module):
-            def forward(self, x: Tensor) -> Tensor:
-                return F.group_norm(F.interpolate(x, size=(4, 4)), 1)
-
-        found = list_functions(One(), [torch.zeros(1, 3, 2, 2)])
+        model = Net(lambda self, x: F.group_norm(F.interpolate(x, size=(4, 4)), 1))
+        found = list_functions(model, [torch.zeros(1, 3, 2, 2)])
         assert [layer.type for layer in found] == ["fn:interpolate", "fn:group_norm"]
 
     def test_a_function_behind_an_inner_module_is_the_outers(self) -> None:
         """Before, between and behind calls of inner modules the outer one is running."""
-
-        class Inner(nn.Module):
-            def forward(self, x: Tensor) -> Tensor:
-                return x * 2
-
-        class Outer(nn.Module):
-            def __init__(self) -> None:
-                super().__init__()
-                self.a, self.b = Inner(), Inner()
-
-            def forward(self, x: Tensor) -> Tensor:
-                return (self.b(self.a(x * 3) * 5) * 7).sum()
-
-        seen = grab(nn.Sequential(Outer()), "fn:mul,fn:sum", torch.ones(1, 1))
+        a, b = Net(lambda self, x: x * 2), Net(lambda self, x: x * 2)
+        outer = Net(lambda self, x: (self.b(self.a(x * 3) * 5) * 7).sum(), a=a, b=b)
+        seen = grab(nn.Sequential(outer), "fn:mul,fn:sum", torch.ones(1, 1))
         assert {name: [t.item() for t in tensors] for name, tensors in seen.items()} == {
             "0/fn:mul": [3, 30, 420],
             "0.a/fn:mul": [6],
@@ -114,22 +100,18 @@ class TestWhoCalls:
     def test_a_failure_that_the_model_catches(self) -> None:
         """After an inner module has raised and was caught, the outer one is running again."""
 
-        class Fails(nn.Module):
-            def forward(self, x: Tensor) -> Tensor:
-                raise ValueError(float((x - 1).sum()))
+        def fails(self: nn.Module, x: Tensor) -> Tensor:
+            raise ValueError(float((x - 1).sum()))
 
-        class Catches(nn.Module):
-            def __init__(self) -> None:
-                super().__init__()
-                self.inner = Fails()
+        def catches(self: nn.Module, x: Tensor) -> Any:
+            try:
+                return self.inner(x)
+            except ValueError:
+                return x + 1
 
-            def forward(self, x: Tensor) -> Tensor:
-                try:
-                    return self.inner(x)
-                except ValueError:
-                    return x + 1
-
-        seen = grab(nn.Sequential(Catches()), "fn:add,fn:sub", torch.zeros(1, 1))
+        seen = grab(
+            nn.Sequential(Net(catches, inner=Net(fails))), "fn:add,fn:sub", torch.zeros(1, 1)
+        )
         assert set(seen) == {"0/fn:add", "0.inner/fn:sub"}
 
     @pytest.mark.parametrize(
@@ -157,13 +139,8 @@ class TestWhoCalls:
     )
     def test_what_a_call_is_called(self, call: Callable[[Tensor], Any], name: str) -> None:
         """Each way to write it is captured under the function's name, with what it gives."""
-
-        class One(nn.Module):
-            def forward(self, x: Tensor) -> Any:
-                return call(x)
-
         image = torch.rand(1, 2, 4, 4)
-        seen = grab(One(), f"fn:{name}", image)
+        seen = grab(Net(lambda self, x: call(x)), f"fn:{name}", image)
         want = call(image)
         got = seen[f"fn:{name}" + (":0" if isinstance(want, tuple) else "")][-1]
         assert torch.equal(got, want[0] if isinstance(want, tuple) else want)

@@ -55,9 +55,6 @@ def dense():
 def spectral():
     return nn.Sequential(nn.utils.parametrizations.spectral_norm(nn.Conv2d(2, 4, 3)))
 
-def half():
-    return nn.Sequential(nn.Conv2d(3, 4, 3).half(), nn.Conv2d(4, 4, 3).bfloat16())
-
 def spoilt():
     model = colour()
     with torch.no_grad():

@@ -7,12 +7,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 from exported import export
-from PIL import Image
 from torch import Tensor, nn
 from torch.nn.utils import parametrizations, prune
 from torchvision.ops import DeformConv2d
@@ -24,7 +22,7 @@ from featviz.gradients.passes import relu_rule
 from featviz.hooks.eval_mode import in_eval_mode
 from featviz.hooks.layers import class_names
 from featviz.models.files import exported
-from featviz.models.load import LoadedModel, adopt
+from featviz.models.load import adopt
 from featviz.options import InputOptions
 
 
@@ -62,31 +60,12 @@ def _mixed() -> nn.Module:
     return module.eval()
 
 
-def _exported(module: nn.Module, folder: Path, *shape: int, decomposed: bool = False) -> Path:
-    size = shape or (1, 3, 16, 16)
-    return export(module.eval(), folder / "program.pt2", *size, decomposed=decomposed)
+def _exported(module: nn.Module, folder: Path, decomposed: bool = False) -> Path:
+    return export(module.eval(), folder / "m.pt2", 1, 3, 16, 16, decomposed=decomposed)
 
 
 def _read(path: Path) -> nn.Module:
     return exported.read(path, trust=True)[0].eval()
-
-
-def _both(module: nn.Module, folder: Path, *shape: int) -> tuple[LoadedModel, LoadedModel]:
-    """The eager model, and what was exported from it."""
-    inputs = InputOptions(size=shape[2:] or (16, 16))  # type: ignore[arg-type]
-    program = _read(_exported(module, folder, *shape))
-    return adopt(module.eval(), inputs), adopt(program, inputs)
-
-
-@pytest.fixture
-def noises(tmp_path: Path) -> Path:
-    """Three pictures of noise, 16 × 16."""
-    folder, random = tmp_path / "noises", np.random.default_rng(0)
-    folder.mkdir()
-    for number in range(3):
-        pixels = random.integers(0, 255, (16, 16, 3), np.uint8)
-        Image.fromarray(pixels).save(folder / f"{number}.png")
-    return folder
 
 
 @pytest.fixture
@@ -104,14 +83,14 @@ def sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, list[A
 
 @pytest.mark.slow
 def test_audit_of_a_program_is_the_eager_models(
-    sources: dict[str, list[Any]], noises: Path, tmp_path: Path, featviz: Callable[..., Any]
+    sources: dict[str, list[Any]], photos: Path, tmp_path: Path, featviz: Callable[..., Any]
 ) -> None:
     """The same activations, verdicts, numbers and prunable channels, functions included."""
     found = {}
     for kind, model in sources.items():
         out = tmp_path / kind
         options = ("--size", "16x16", "--redundant-at", "0.9", "--prove", "--out", out)
-        done = featviz("audit", *model, noises, *options)
+        done = featviz("audit", *model, photos, *options)
         assert done.code == 0, done.err
         found[kind] = json.loads((out / "audit.json").read_text())
         found[kind].pop("model")
@@ -121,12 +100,13 @@ def test_audit_of_a_program_is_the_eager_models(
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize("ends", [(0.0, 6.0), (0.0, 3.0), (-1.0, 1.0), (-2.0, 2.0)])
+@pytest.mark.parametrize("ends", [(0.0, 6.0), (-2.0, 2.0)])
 def test_a_hardtanh_keeps_its_own_ends(ends: tuple[float, float], tmp_path: Path) -> None:
     """Where an exported activation saturates is read from its operator."""
+    module = nn.Sequential(nn.Conv2d(3, 2, 1), nn.Hardtanh(*ends)).eval()
     plans = [
-        plan.choose(model, None, [torch.zeros(1, 3, 16, 16)])
-        for model in _both(nn.Sequential(nn.Conv2d(3, 2, 1), nn.Hardtanh(*ends)), tmp_path)
+        plan.choose(adopt(one, InputOptions(size=16)), None, [torch.zeros(1, 3, 16, 16)])
+        for one in (module, _read(_exported(module, tmp_path)))
     ]
     eager, program = ([t.spot.activation for t in plan.targets] for plan in plans)
     assert program == eager and eager[0] is not None
@@ -175,8 +155,6 @@ def _pruned() -> nn.Module:
     [
         lambda: nn.Sequential(nn.ConvTranspose2d(3, 6, 3, groups=3)),
         lambda: nn.Sequential(nn.Conv2d(3, 4, 3, padding=1, padding_mode="reflect")),
-        lambda: nn.Sequential(nn.Conv2d(3, 4, 3, padding="same")),
-        lambda: nn.Sequential(parametrizations.weight_norm(nn.Conv2d(3, 4, 3))),
         lambda: nn.Sequential(parametrizations.spectral_norm(nn.Conv2d(3, 4, 3))),
         lambda: nn.Sequential(_pruned()),
         Deformed,
@@ -189,7 +167,7 @@ def test_effective_kernels_are_read_from_a_program(
     """Normalised, pruned, transposed and deformable ones; also of a program in core operators."""
     torch.manual_seed(0)
     eager = make().eval()
-    program = dict(_read(_exported(eager, tmp_path, decomposed=decomposed)).named_modules())
+    program = dict(_read(_exported(eager, tmp_path, decomposed)).named_modules())
     found = {name for name, module in program.items() if filters.is_convolution(module)}
     assert found == {n for n, m in eager.named_modules() if filters.is_convolution(m)} != set()
     for name in found:
@@ -238,14 +216,16 @@ def _gradient(module: nn.Module, rule: str, image: Tensor) -> tuple[Tensor, int]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("rule", ["plain", "guided", "deconv"])
-@pytest.mark.parametrize("decomposed", [False, True])
+@pytest.mark.parametrize(
+    ("rule", "decomposed"),
+    [("plain", False), ("guided", False), ("guided", True), ("deconv", True)],
+)
 def test_gradients_of_a_program_follow_the_rule(
     rule: str, decomposed: bool, tmp_path: Path
 ) -> None:
     """Guided and deconvnet gradients are the eager model's, and not the plain ones."""
     eager = _mixed()
-    program = _read(_exported(eager, tmp_path, decomposed=decomposed))
+    program = _read(_exported(eager, tmp_path, decomposed))
     image = torch.randn(1, 3, 16, 16)
     expected, met = _gradient(eager, rule, image)
     gradient, met_in_program = _gradient(program, rule, image)
@@ -256,7 +236,7 @@ def test_gradients_of_a_program_follow_the_rule(
 
 
 def test_a_rule_that_finds_no_relu_in_a_program_that_has_some(
-    noises: Path, tmp_path: Path, featviz: Callable[..., Any]
+    photos: Path, tmp_path: Path, featviz: Callable[..., Any]
 ) -> None:
     """A program whose relu was decomposed ends in one line, not in plain gradients."""
     module = nn.Sequential(nn.Conv2d(3, 2, 1), nn.ReLU()).eval()
@@ -264,9 +244,6 @@ def test_a_rule_that_finds_no_relu_in_a_program_that_has_some(
     path, clamped = tmp_path / "m.pt2", {torch.ops.aten.relu.default: lambda x: x.clamp_min(0)}
     torch.export.save(program.run_decompositions(clamped), path)
     rule = ("--capture", "grad", "--target", "mean", "--grad-rule", "guided", "--layers", "Conv2d")
-    done = featviz("run", path, "--trust", noises / "0.png", *rule, "--out", tmp_path / "out")
+    done = featviz("run", path, "--trust", photos / "00.png", *rule, "--out", tmp_path / "out")
     assert done.code == 2
     assert "the exported program has 1 ReLU modules and calls no relu in them" in done.err
-
-
-# Whole networks -----------------------------------------------------------------------------

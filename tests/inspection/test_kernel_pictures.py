@@ -105,13 +105,9 @@ def test_zero_is_mid_grey(drawn: Any) -> None:
 
 IMPULSES = [
     nn.Conv2d(4, 6, 3, padding=1, bias=False),
-    nn.Conv2d(4, 6, 3, padding=1, groups=2, bias=False),
     nn.Conv2d(6, 6, (3, 1), padding=(1, 0), groups=6, bias=False),
-    nn.ConvTranspose2d(4, 6, 3, padding=1, bias=False),
     nn.ConvTranspose2d(4, 6, 3, padding=1, groups=2, bias=False),
     nn.Conv1d(2, 4, 3, padding=1, groups=2, bias=False),
-    nn.ConvTranspose1d(4, 2, 3, padding=1, groups=2, bias=False),
-    nn.Conv3d(2, 4, 3, padding=1, groups=2, bias=False),
     nn.ConvTranspose3d(4, 2, 3, padding=1, groups=2, bias=False),
 ]
 
@@ -154,15 +150,7 @@ def test_max_maps_keeps_whole_channels(drawn: Any) -> None:
     assert close(found.tiles("second"), levels(weight)[[0, 2, 5]].reshape(30, 3, 3))
     text = found.image("second").info
     assert text["Channels"] == "0,2,5" and text["Maps"] == "3 of 6 (--max-maps)"
-
-
-def test_the_text_says_what_the_tiles_are(drawn: Any) -> None:
-    """Layer, channel ids, range and kind of tile, as `run` writes them."""
-    found = drawn("colour")
-    text, most = found.image("first").info, found.rows["first"]["range"][1]
-    assert text["Layer"] == "first (Conv2d)" and text["Channels"] == "0-9"
-    assert text["Range"] == f"symmetric: {-most} to {most}"
-    assert text["Tile"] == "RGB of three inputs" and text["Software"] == "featviz"
+    assert text["Layer"] == "second (Conv2d)" and text["Range"].startswith("symmetric: -")
 
 
 def test_time_steps_stand_side_by_side(drawn: Any) -> None:
@@ -250,13 +238,6 @@ def test_reading_a_model_in_training_mode_changes_nothing(drawn: Any) -> None:
     weight = scope["spectral"]().eval()[0].weight.detach()
     row = drawn("spectral").rows["0"]
     assert (row["min"], row["max"]) == (float(weight.min()), float(weight.max()))
-
-
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
-def test_kernels_of_any_precision(dtype: torch.dtype) -> None:
-    """Half, bfloat16 and double are drawn as float32."""
-    module = nn.Conv2d(3, 4, 3).to(dtype)
-    assert torch.equal(filters.read_filters(module).data[:, :, 0], module.weight.float())
 
 
 def test_values_that_are_not_finite_are_magenta(drawn: Any) -> None:

@@ -227,7 +227,7 @@ def test_identify_says_what_run_takes_a_file_for(
         "    def forward(s, x): return x\n"
     )
     done = featviz("identify", "own.pth")
-    assert done.code == 1 and done.out.endswith("as in net.py:Net; --arch net.py:Net takes it\n")
+    assert done.code == 0 and done.out.endswith("as in net.py:Net; --arch net.py:Net takes it\n")
     assert json.loads(featviz("identify", "own.pth", "--json").out)["nearby"] == ["net.py:Net"]
     Path("config.json").write_text(json.dumps({"architectures": ["ViTModel"], "model_type": "vit"}))
     done = featviz("identify", "own.pth")

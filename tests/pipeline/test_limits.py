@@ -14,7 +14,6 @@ from PIL import Image
 from runs import SMALL, complete, make_photos, run_json, tree
 from torch import nn
 
-from featviz.errors import UsageError
 from featviz.text import parse_bytes
 
 Run = Callable[..., Outcome]
@@ -43,8 +42,8 @@ def test_sizes(text: str, size: int) -> None:
     "text", ["", "MB", "-1", "1e9", "5 apples", "1,5GB", "5MiB", "0x1", "٣MB", "9" * 400]
 )
 def test_no_sizes(text: str) -> None:
-    """Named as it is, with an example."""
-    with pytest.raises(UsageError, match="is no amount of bytes"):
+    """Neither another unit, nor another form of a number."""
+    with pytest.raises(ValueError, match=f"^{re.escape(text)}$"):
         parse_bytes(text)
 
 

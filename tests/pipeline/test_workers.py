@@ -128,16 +128,14 @@ def test_who_has_to_see_all_images_takes_no_shard(
     photos: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """By option or by torchrun: one line says why, and nothing is written."""
+    """Under torchrun one line says why, and nothing is written."""
     command, why = words
     out = photos.parent / "out"
-    done = featviz(command, tiny_file, photos, "--out", out, "--shard", "1/2")
-    refused(done, 2, f"{command} takes no --shard", why)
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setenv("WORLD_SIZE", "2")
     done = featviz(command, tiny_file, photos, "--out", out)
     refused(done, 2, "cannot be divided among processes (RANK=1 and WORLD_SIZE=2)", why)
-    assert not out.exists() and "--shard" not in featviz(command, "--help").out
+    assert not out.exists()
 
 
 def test_stdin_under_torchrun_is_refused(

@@ -25,13 +25,22 @@ DARK[0, 1] = DARK[4, 1] = 0
 class Page:
     """A page of the report in the browser."""
 
-    def __init__(self, browser: Any, run: Path) -> None:
-        self.browser, self.run = browser, run
+    def __init__(self, browser: Any, run: Path, scripts: bool = True) -> None:
+        self.browser, self.run, self.scripts = browser, run, scripts
 
     def open(self, name: str) -> Page:
         """Load a page of the folder; its name may end in a query and a fragment."""
+        self.browser.get("about:blank")  # a fragment of the page that is open would load nothing
         self.browser.get(f"{(self.run / 'report').as_uri()}/{name}")
         return self
+
+    def settle(self) -> None:
+        """Wait for what the page has queued: a changed fragment is an event of its own."""
+        if not self.scripts:
+            return
+        queued = "new Promise(requestAnimationFrame), new Promise(f => setTimeout(f, 100))"
+        then = "then(() => setTimeout(arguments[0]))"
+        self.browser.execute_async_script(f"Promise.race([{queued}]).{then}")
 
     def js(self, code: str, *arguments: Any) -> Any:
         """What a piece of JavaScript returns."""
@@ -39,22 +48,37 @@ class Page:
 
     def all(self, css: str) -> list[Any]:
         """Elements, in the page's order."""
+        self.settle()
         return self.browser.find_elements("css selector", css)
 
     def one(self, css: str) -> Any:
         """The first element."""
+        self.settle()
         return self.browser.find_element("css selector", css)
 
     def shown(self, css: str) -> list[Any]:
         """Those that are seen."""
         return [element for element in self.all(css) if element.is_displayed()]
 
+    def until(self, code: str, *arguments: Any) -> None:
+        """Wait for what a piece of JavaScript returns to be true."""
+        from selenium.webdriver.support.wait import WebDriverWait
+
+        WebDriverWait(self.browser, 20).until(lambda _: self.js(code, *arguments))
+
+    def painted(self, frame: Any) -> None:
+        """Bring a grid into sight, and wait until its picture and canvases are drawn."""
+        self.js("arguments[0].scrollIntoView({block: 'center'})", frame)
+        self.js("return arguments[0].querySelector('img').decode()", frame)
+        if self.js("return typeof Grid !== 'undefined'"):
+            self.until("return frames.get(arguments[0]).visible", frame)
+        self.settle()
+
     def at(self, frame: Any, place: int, click: bool = False) -> None:
         """Move the pointer to the middle of the n-th tile of a grid 3 tiles wide."""
         from selenium.webdriver import ActionChains
 
-        self.js("arguments[0].scrollIntoView({block: 'center'})", frame)
-        self.js("return arguments[0].querySelector('img').decode()", frame)
+        self.painted(frame)
         box = frame.rect
         x, y = (place % 3 + 0.5) / 3 - 0.5, (place // 3 + 0.5) / 2 - 0.5
         chain = ActionChains(self.browser)
@@ -67,6 +91,7 @@ class Page:
 
         for key in keys:
             ActionChains(self.browser).send_keys(key).perform()
+            self.settle()
 
     def choose(self, css: str, value: str) -> None:
         """Choose in a list, as a person would."""
@@ -83,6 +108,7 @@ class Page:
         self.at(frame, places[0])
         self.js("document.activeElement.blur()")
         self.js("arguments[0].dispatchEvent(new PointerEvent('pointerleave'))", frame)
+        self.settle()
         picture = Image.open(io.BytesIO(frame.screenshot_as_png)).convert("L")
         width, height = picture.width / 3, picture.height / 2
         at = [((n % 3 + 0.5) * width, (n // 3 + 0.5) * height) for n in places]
@@ -114,7 +140,8 @@ def missing_pictures(page: Page) -> list[str]:
         """
         const done = arguments[arguments.length - 1];
         (async () => {
-          const images = [...document.images].filter((i) => i.offsetParent);
+          document.querySelectorAll("details").forEach((d) => { d.open = true; });
+          const images = [...document.images].filter((i) => i.checkVisibility());
           for (const image of images) {
             image.scrollIntoView();
             for (let n = 0; n < 100 && !image.complete; n++)

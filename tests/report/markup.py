@@ -43,6 +43,11 @@ class Markup(HTMLParser):
         else:
             self.text += data
 
+    @property
+    def words(self) -> str:
+        """The text with single spaces."""
+        return " ".join(self.text.split())
+
     def of(self, name: str) -> list[dict[str, str | None]]:
         """The attributes of all elements of a name."""
         return [attributes for tag, attributes in self.tags if tag == name]

@@ -75,16 +75,9 @@ def test_click_enlarges_a_tile_beside_the_input(page: Page) -> None:
     assert not page.shown("dialog")
 
 
-def test_slices_are_enlarged_together(page: Page) -> None:
-    """A channel of two time steps is twice as wide."""
-    page.open("image-001.html")
-    page.js("const f = frames.get(document.querySelectorAll('.frame')[2]); viewer.open(f, 2)")
-    canvas = page.one("dialog.viewer canvas")
-    assert page.js("return [arguments[0].width, arguments[0].height]", canvas) == [80, 40]
-
-
 def test_tiles_padding_and_emptiness_are_told_apart(page: Page) -> None:
-    """Two tiles a channel, four a row: the fourth is channel 1's, the seventh place is empty."""
+    """Two tiles a channel, four a row: the fourth is channel 1's, the seventh place is empty; a
+    channel of two steps is enlarged twice as wide."""
     page.open("image-001.html")
     centre = "const f = frames.get(document.querySelectorAll('.frame')[2]); "
     at = centre + "return f.grid.channelAt(arguments[0], arguments[1])"
@@ -92,6 +85,9 @@ def test_tiles_padding_and_emptiness_are_told_apart(page: Page) -> None:
     places = [(n % 4 * step + half, n // 4 * step + half) for n in range(8)]
     assert [page.js(at, *place) for place in places] == [0, 0, 1, 1, 2, 2, None, None]
     assert [page.js(at, *place) for place in ((1, half), (half, 1), (step + 1, half))] == [None] * 3
+    page.js("viewer.open(frames.get(document.querySelectorAll('.frame')[2]), 2)")
+    canvas = page.one("dialog.viewer canvas")
+    assert page.js("return [arguments[0].width, arguments[0].height]", canvas) == [80, 40]
 
 
 @pytest.mark.parametrize(
@@ -106,24 +102,6 @@ def test_sorting_moves_the_tiles(page: Page, by: str, key: np.ndarray) -> None:
     assert page.greys(frame, *range(6)) == [20 + c for c in expected]
     page.choose("[data-state=sort]", "index")
     assert page.greys(frame, 0, 5) == [20, 25]
-
-
-def test_sorting_by_similarity_goes_from_the_chosen_channel(page: Page) -> None:
-    """The chosen one is first; then by the distance of standardised statistics (numpy)."""
-    from selenium.webdriver import Keys
-
-    page.open("image-001.html")
-    frame = page.all(".frame")[0]
-    page.at(frame, 3, click=True)
-    page.keys(Keys.ESCAPE)
-    page.choose("[data-state=sort]", "similarity")
-    own = STATS[:, :5].astype(np.float64)
-    spread = own.std(0)
-    spread[spread == 0] = 1
-    distance = (((own - own[3]) / spread) ** 2).sum(1)
-    expected = np.argsort(distance)
-    assert expected[0] == 3
-    assert page.greys(frame, *range(6)) == [20 + c for c in expected]
 
 
 def test_a_channel_that_an_image_lacks_has_no_numbers(browser: Any, tmp_path: Path) -> None:
@@ -147,27 +125,21 @@ def test_all_zero_channels_stand_out_over_all_images(page: Page) -> None:
     page.one("[data-state=zeros]").click()
     marks = page.js("return frames.get(document.querySelector('.frame')).group.marks")
     assert marks == [0, 4]
-    canvases = page.js("return [...document.querySelectorAll('canvas.marks')].map(c => c.width)")
-    assert canvases[0] > 0
+    page.painted(page.all(".frame")[0])
+    page.until("return document.querySelector('canvas.marks')?.width > 0")
 
 
 def test_filter_leaves_what_matches_by_name_or_type(page: Page) -> None:
-    """On an image's page the layers, on a layer's page the images, on the run's page layers in the
-    network and in the table."""
-    page.open("image-001.html")
-    page.one("[data-filter]").send_keys("conv2D")
-    assert [e.get_attribute("data-item") for e in page.shown(".group")] == ["conv1 Conv2d"]
-    page.open("layer-000.html")
-    page.one("[data-filter]").send_keys("deep")
-    assert [e.get_attribute("data-item") for e in page.shown("figure")] == ["deep/b#1 %.png"]
-    page.open("index.html")
-    network, table = page.all("[data-filter]")
-    network.send_keys("relu")
+    """On the page of the run layers and images, on that of a layer images; and what is empty."""
+    page.open("index.html?q=relu")
     assert [row.get_attribute("data-layer") for row in page.shown(".flow > li")] == ["relu"]
-    table.send_keys("relu")
     rows = page.shown("#layers-table tbody tr")
     assert [row.text.split()[:2] for row in rows] == [["relu", "ReLU"]]
-    assert len(page.shown(".gallery li")) == 4
+    assert page.shown(".gallery li") == []
+    page.open("layer-000.html?q=deep")
+    assert [e.get_attribute("data-item") for e in page.shown("figure")] == ["deep/b#1 %.png"]
+    page.open("image-000.html?q=conv2d")
+    assert [e.get_attribute("data-layer") for e in page.shown(".group")] == ["conv1"]
 
 
 def test_slider_between_two_runs_and_two_images(page: Page) -> None:

@@ -97,8 +97,7 @@ def axe(browser: Any) -> Iterator[Any]:
     browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": []})
 
 
-@pytest.mark.parametrize("width", [1400, 400])
-@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize(("width", "scheme"), [(1400, "light"), (400, "dark")])
 @pytest.mark.parametrize("page", PAGES)
 def test_axe_finds_nothing(axe: Any, places: Path, page: str, scheme: str, width: int) -> None:
     """Names, roles, contrast and order."""

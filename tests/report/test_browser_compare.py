@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 from rundirs import Drawn, write_run
 
-from featviz.diff import Outputs, diff
+from featviz.diff import Outputs, compare_runs, diff
 from featviz.options import DiffThresholds, ReportOptions
 from featviz.report import build_report, compare
 
@@ -41,7 +41,7 @@ def compared(tmp_path_factory: pytest.TempPathFactory) -> Path:
         write_run(folder / name, {"a.png": drawn})
     outputs = Outputs(html=folder / "diff.html", render=compare.render)
     diff(folder / "before", folder / "after", DiffThresholds(), outputs)
-    build_report(folder / "before", ReportOptions(compare=folder / "after"))
+    build_report(folder / "before", ReportOptions(compare=folder / "after"), compare_runs)
     return folder
 
 
@@ -88,6 +88,7 @@ def test_a_pair_stays_on_one_row(page: Page, width: int) -> None:
         "Emulation.setDeviceMetricsOverride",
         {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": False},
     )
+    page.browser.refresh()
     for name in ("", "layer-001.html"):
         if name:
             page.open(name)
@@ -120,6 +121,20 @@ def test_an_enlarged_tile_stands_beside_its_double(page: Page) -> None:
     assert captions[0] == "NEW"
     assert "relative difference 0." in page.one("dialog.viewer .numbers").text
     assert not page.shown("dialog.viewer .bar a")
+
+
+def test_a_compared_run_begins_with_the_first_layer_that_diverges(page: Page) -> None:
+    """Before, after and the difference, side by side on the first screen."""
+    page.browser.set_window_size(1400, 900)
+    page.open("index.html")
+    images = page.shown(".both img")
+    ways = [image.get_attribute("src").rsplit("/", 4)[-4] for image in images]
+    assert ways == ["after", "before", "after", "before"]
+    assert all("002_conv2" in image.get_attribute("src") for image in images)
+    boxes = [image.rect for image in images]
+    assert len({box["y"] for box in boxes}) == 1 and boxes[2] == boxes[3]
+    assert boxes[0]["x"] < boxes[1]["x"] < boxes[2]["x"]
+    assert boxes[0]["y"] + boxes[0]["height"] < 900
 
 
 def test_no_picture_is_missing(page: Page) -> None:

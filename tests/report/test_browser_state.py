@@ -50,27 +50,11 @@ def test_a_channel_has_a_view_of_all_images(browser: Any, many: tuple[Path, np.n
     page.keys(Keys.ARROW_RIGHT)
     assert browser.current_url.endswith("#c4") and "Channel 4" in page.one(".channel h2").text
     browser.back()
+    page.settle()
     assert "Channel 3" in page.one(".channel h2").text
     page.keys(Keys.ESCAPE)
     assert not page.shown(".channel") and page.shown(".beside")
     assert browser.current_url.endswith("layer-000.html")
-
-
-def test_correlated_channels_are_numpys(browser: Any, many: tuple[Path, np.ndarray]) -> None:
-    """Pearson's r of the means, by magnitude, and the histogram counts every image."""
-    root, stats = many
-    page = Page(browser, root).open("layer-000.html#c0")
-    r = np.corrcoef(stats[:, :, 2].T)[0]
-    order = [c for c in np.argsort(-abs(r), kind="stable") if c != 0]
-    found = [link.text.strip() for link in page.shown(".alike a")]
-    assert [int(text.split(":")[0]) for text in found] == order and order[0] == 2
-    assert found[0] == "2: −1"
-    label = page.one(".histogram").get_attribute("aria-label")
-    assert "of 5 images" in label
-    bars = "return [...document.querySelectorAll('.histogram rect')]"
-    heights = page.js(f"{bars}.map(r => +r.getAttribute('height'))")
-    counts, _ = np.histogram(stats[:, 0, 1], 16)
-    assert np.allclose(heights, 60 * counts / counts.max())
 
 
 def test_what_is_set_stands_in_the_address(page: Page) -> None:
@@ -115,9 +99,7 @@ def test_tiles_have_the_size_that_is_set(page: Page) -> None:
 
 def pixel(page: Page, frame: Any, place: int) -> tuple[int, ...]:
     """The colour in the middle of a tile of a grid of three columns and two rows."""
-    page.js("arguments[0].scrollIntoView({block: 'center'})", frame)
-    page.js("return arguments[0].querySelector('img').decode()", frame)
-    page.browser.execute_async_script("requestAnimationFrame(() => setTimeout(arguments[0], 50))")
+    page.painted(frame)
     picture = Image.open(io.BytesIO(frame.screenshot_as_png)).convert("RGB")
     x, y = (place % 3 + 0.5) / 3 * picture.width, (place // 3 + 0.5) / 2 * picture.height
     color: tuple[int, ...] = picture.getpixel((int(x), int(y)))  # type: ignore[assignment]
@@ -148,31 +130,30 @@ def test_maps_lie_over_the_input(page: Page) -> None:
     assert (rest >= low - 4).all() and (rest <= high + 4).all()
 
 
-def test_search_finds_channels(page: Page) -> None:
-    """A name and a number lead to the channel; what is found is counted, and nothing is said so."""
-    page.open("index.html")
-    search = page.one("[data-filter]")
-    search.send_keys("conv 5")
-    (link,) = page.shown("[data-results] a")
-    assert link.text == "conv1 Conv2d, channel 5"
-    link.click()
-    assert page.browser.current_url.endswith("layer-000.html#c5")
-    page.open("index.html")
-    page.one("[data-filter]").send_keys("relu")
-    assert page.one(".run .finder .count").text == "1 of 3"
-    page.one("[data-filter]").send_keys("xyz")
-    assert page.one(".run .finder .count").text == "nothing matches “reluxyz”"
-    page.open("image-001.html")
-    page.one("[data-filter]").send_keys("conv")
-    assert page.one(".finder .count").text == "2 of 3"
+@pytest.mark.parametrize("text", ["conv 5", "Conv2d 5", "conv1 c5", "channel 5"])
+def test_one_search_finds_channels(page: Page, text: str) -> None:
+    """`/` goes to it on every page; a layer or a type and a number lead to the channel."""
+    for name in ("index.html", "image-001.html", "layer-000.html"):
+        page.open(name)
+        page.keys("/", *text)
+        links = page.shown(".results a")
+        assert links[0].text == "conv1 Conv2d, channel 5"
+        assert (len(links) > 1) == (text == "channel 5" and name != "layer-000.html")
+        links[0].click()
+        assert "Channel 5" in page.one(".channel h2").text
+        assert page.browser.current_url.endswith("layer-000.html#c5")
 
 
-def test_a_layer_of_several_calls_is_found_once(browser: Any, tmp_path: Path) -> None:
-    """Its channel has one link, however often the layer was called."""
+def test_what_is_found_is_counted(browser: Any, tmp_path: Path) -> None:
+    """That nothing is found, too; a layer has one link, however often it was called."""
     calls = [Drawn("relu", call=n) for n in range(3)]
     build_report(write_run(tmp_path / "out", {"a.png": calls}), ReportOptions())
     page = Page(browser, tmp_path / "out").open("index.html?q=relu+5")
-    assert [link.text for link in page.shown("[data-results] a")] == ["relu ReLU, channel 5"]
+    assert [link.text for link in page.shown(".results a")] == ["relu ReLU, channel 5"]
+    page.open("image-000.html?q=relu")
+    assert page.one(".count").text == "6 of 6"
+    page.open("layer-000.html?q=xyz")
+    assert page.one(".count").text == "nothing matches “xyz”" and not page.shown("figure")
 
 
 def test_a_table_says_which_column_sorts_it(page: Page) -> None:
@@ -221,7 +202,7 @@ def test_print_leaves_the_controls_out(page: Page) -> None:
     page.open("image-001.html")
     page.browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": "print"})
     try:
-        assert not page.shown(".control") and not page.shown(".side") and page.shown(".frame")
+        assert not page.shown(".control") and not page.shown(".top") and page.shown(".frame")
     finally:
         page.browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": ""})
 

@@ -140,26 +140,6 @@ def test_one_file_has_everything_inside(root: Path, tmp_path: Path) -> None:
         assert "src" in image or image["data-same"] in ids
 
 
-def test_a_report_that_cannot_be_moved_brings_the_old_one_back(
-    root: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The earlier one is gone only when the new one is in its place."""
-    build_report(root, ReportOptions())
-    moved, real = [], Path.replace
-
-    def stuck(path: Path, target: Path) -> Path:
-        moved.append(path.name)
-        if path.name.endswith(".part") and target.name == "report":
-            raise OSError(1, "Operation not permitted")
-        return real(path, target)
-
-    monkeypatch.setattr(Path, "replace", stuck)
-    with pytest.raises(StoreError, match="report cannot be written: Operation not permitted"):
-        build_report(root, ReportOptions())
-    assert "report" in moved and (root / "report" / "index.html").is_file()
-    assert not [path for path in root.iterdir() if path.name.startswith(".")]
-
-
 @pytest.mark.parametrize(
     ("damage", "words"),
     [

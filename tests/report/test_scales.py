@@ -21,7 +21,7 @@ def text_of(root: Path, page: str, rows: list[Drawn], **options: Any) -> str:
     """The words on a page of the report of a run of one image."""
     write_run(root, {"a.png": rows}, options=options)
     build_report(root, ReportOptions())
-    return " ".join(read(root / "report" / page).text.split())
+    return read(root / "report" / page).words
 
 
 def key_colors(root: Path, page: str) -> list[list[str]]:
@@ -106,7 +106,7 @@ def test_a_strip_of_constant_maps_is_called_that(tmp_path: Path, strip: Drawn) -
     assert "a stripe for each channel, whose map is constant; one scale for all" in text
     assert "each map of 7×7 holds one value; drawn as a strip of the values" in text
     assert "6 × 7×7, each constant" in text and "6 values" not in text
-    layer = " ".join(read(tmp_path / "out" / "report" / "layer-000.html").text.split())
+    layer = read(tmp_path / "out" / "report" / "layer-000.html").words
     assert "a stripe for each channel, whose map is constant" in layer
 
 
@@ -128,7 +128,6 @@ def test_gradients_are_stages_of_their_own(tmp_path: Path, strip: Drawn) -> None
     build_report(tmp_path / "out", ReportOptions())
     text = (tmp_path / "out" / "report" / "index.html").read_text("utf-8")
     assert re.findall("<summary><h3>(.*?)</h3>", text) == ["7×7", "Gradients, 7×7"]
-    assert "then gradients from the output back" in text
 
 
 @pytest.mark.parametrize(
@@ -139,7 +138,7 @@ def test_slices_are_named(tmp_path: Path, steps: list[int] | None, words: str) -
     row = Drawn("x", slices=(3, 24), nrow=3, more={"steps": steps} if steps else {})
     text = text_of(tmp_path / "out", "image-000.html", [row])
     assert f"for each channel {words}" in text
-    layer = " ".join(read(tmp_path / "out" / "report" / "layer-000.html").text.split())
+    layer = read(tmp_path / "out" / "report" / "layer-000.html").words
     assert f"slices {words}" in layer
 
 

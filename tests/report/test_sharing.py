@@ -123,50 +123,17 @@ def test_a_zip_file_again(noisy: Path, featviz: CLI) -> None:
     assert out.read_bytes() == b"mine"
 
 
-def with_figure(root: Path, content: bytes | None = None) -> Path:
-    """A run of one image and one layer, whose figure has 120×80 pixels, or holds these bytes."""
+def with_figure(root: Path, content: bytes) -> Path:
+    """A run of one image and two layers, whose figure holds these bytes."""
     write_run(root, {"a.png": [Drawn("conv1"), Drawn("relu", index=2)]})
     figure = root / "a.png" / "001_conv1" / "output.figure.png"
-    Image.effect_noise((120, 80), 90).save(figure)
-    if content is not None:
-        figure.write_bytes(content)
+    figure.write_bytes(content)
     path = root / "a.png" / "manifest.json"
     manifest = json.loads(path.read_text())
     manifest["captures"][0]["figure"] = "001_conv1/output.figure.png"
     path.write_text(json.dumps(manifest))
     summed_anew(root / "a.png")
     return root
-
-
-def figures_on(page: Path) -> list[dict[str, str | None]]:
-    """The figures on a page."""
-    return [i for i in read(page).of("img") if str(i["alt"]).startswith("Figure of")]
-
-
-def test_the_page_of_a_layer_shows_its_figures(tmp_path: Path) -> None:
-    """The file of the run, of its own size, on that page only."""
-    root = with_figure(tmp_path / "run")
-    build_report(root, ReportOptions())
-    (image,) = figures_on(root / "report" / "layer-000.html")
-    where = (root / "report" / str(image["src"])).resolve()
-    assert where == (root / "a.png" / "001_conv1" / "output.figure.png").resolve()
-    assert (image["width"], image["height"]) == ("120", "80")
-    assert image["alt"] == "Figure of conv1, output, of a.png"
-    for other in ("layer-001.html", "image-000.html", "index.html"):
-        assert figures_on(root / "report" / other) == []
-
-
-def test_one_file_leaves_figures_out_where_it_must(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It shows them where all fits, and else says that it does not."""
-    root, out = with_figure(tmp_path / "run"), tmp_path / "one.html"
-    build_report(root, ReportOptions(single_file=True, out=out))
-    (image,) = figures_on(out)
-    assert str(image["src"]).startswith("data:image/png;base64,")
-    monkeypatch.setattr(report, "MOST_BYTES", 8000)
-    build_report(root, ReportOptions(single_file=True, out=out))
-    assert figures_on(out) == [] and "the most telling ones, and no figures" in read(out).text
 
 
 @pytest.mark.parametrize("content", [b"GIF89a", EVIL.encode(), b""])

@@ -15,7 +15,7 @@ from rundirs import Drawn, summed_anew, write_run
 
 from featviz.errors import StoreError, UsageError
 from featviz.options import SheetOptions
-from featviz.report.sheet import ORDERS, make_sheet, parse_channels, sort_channels
+from featviz.report.sheet import ORDERS, make_sheet, sort_channels
 from featviz.rundir.image import DrawnGrid
 from featviz.rundir.read import read_run
 
@@ -147,20 +147,6 @@ def test_another_tensor_of_the_layer(tmp_path: Path) -> None:
     assert "output, output.call1" in str(caught.value.hint)
 
 
-@pytest.mark.parametrize(
-    ("text", "wanted"),
-    [("0-3", [0, 1, 2, 3]), ("7, 2,2-3", [7, 2, 3])]
-    + [(text, None) for text in ("", "x", "3-1", "-1", "1,,2")],
-)
-def test_channel_lists(text: str, wanted: list[int] | None) -> None:
-    """Numbers and ranges, each once; what is none is named."""
-    if wanted is not None:
-        assert parse_channels(text) == wanted
-        return
-    with pytest.raises(UsageError, match="is no channel or range"):
-        parse_channels(text)
-
-
 def test_refusals(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """No such layer, no such channel, too large, no image, a broken grid: each in one line."""
     with pytest.raises(UsageError, match="the run has no layer 'conv9'") as caught:
@@ -168,6 +154,8 @@ def test_refusals(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert caught.value.hint == "it has relu"
     with pytest.raises(UsageError, match="channel 6 was not drawn"):
         sheet_of(root, pick="4-9")
+    with pytest.raises(UsageError, match="is no channel or range"):
+        sheet_of(root, pick="3-1")
     monkeypatch.setattr(import_module("featviz.report.sheet"), "MAX_PIXELS", 100)
     with pytest.raises(UsageError, match="more than Pillow opens"):
         sheet_of(root)

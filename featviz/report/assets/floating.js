@@ -51,7 +51,6 @@ const viewer = {
       event.preventDefault();
       this.step(step);
     });
-    this.box.addEventListener("close", () => this.frame.group.onchoice?.());
   },
 
   open(frame, channel) {
@@ -69,7 +68,7 @@ const viewer = {
 
   show(channel) {
     const { grid, image, group } = this.frame;
-    this.channel = group.chosen = this.frame.last = channel;
+    this.channel = this.frame.last = channel;
     this.title.textContent = grid.title(channel);
     const { layer, spot } = group.element.dataset;
     this.where.textContent = `${layer} · ${this.frame.name}`;
@@ -152,7 +151,7 @@ const slider = {
 const KEYS = [
   ["j  k", "next and previous grid"], ["← ↑ → ↓", "from tile to tile, in a grid"],
   ["Enter", "enlarge the tile"], ["←  →", "previous and next channel, where one is open"],
-  ["Escape", "close"], ["[  ]", "previous and next page"], ["/", "search or filter"],
+  ["Escape", "close"], ["[  ]", "previous and next page"], ["/", "search"],
   ["?", "these keys"],
 ];
 const help = {

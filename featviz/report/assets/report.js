@@ -4,7 +4,6 @@
 
 const frames = new Map(); // by element
 const groups = new Map(); // by element
-const views = new Map(); // channel views, by group
 let current = null; // the page that is shown
 const spots = new Map(); // rows of the tables of channels, by the address of the channel
 let opened = null; // the channel view that is open
@@ -24,7 +23,7 @@ const size = new ResizeObserver((entries) => entries.forEach(({ target }) => fra
 // ---------------------------------------------------------------------------------------------
 // What is set stands in the address: going back, loading again or sending a link shows the same.
 
-const CARRIED = ["sort", "size", "cmap", "over", "zeros", "act"]; // from page to page
+const CARRIED = ["sort", "size", "cmap", "over", "zeros"]; // from page to page
 const state = {
   values: new URLSearchParams(location.search),
   get(name) { return this.values.get(name) ?? ""; },
@@ -94,44 +93,36 @@ function set(control, page) {
 const words = (text) => text.toLowerCase().split(/\s+/).filter(Boolean);
 const holds = (text, wanted) => wanted.every((word) => text.toLowerCase().includes(word));
 
-/** `conv1 17`, `conv1 c17` and `17` ask for channel 17 of the layers that match the rest. */
+/** `conv1 17`, `conv1 c17` and `channel 17` ask for channel 17 of the layers that match the rest. */
 function asked(text) {
   const parts = /^(?:(.*)\s)?(?:channel\s*|c|#)?(\d+)$/i.exec(text.trim());
   return parts && { rest: words(parts[1] ?? "").filter((word) => word !== "channel"), channel: Number(parts[2]) };
 }
 
-function filter(input, key) {
-  const scope = input.closest("[data-filtered]") || input.closest(".page");
-  const wanted = words(input.value);
-  const results = scope.querySelector("[data-results]");
-  const channel = results && asked(input.value);
-  const items = [...scope.querySelectorAll("[data-item]")];
-  for (const item of items) {
-    const { item: text, maps } = item.dataset;
-    const hit = channel && channel.channel < Number(maps) && channel.rest.length && holds(text, channel.rest);
-    item.hidden = !(holds(text, wanted) || hit);
-  }
-  for (const stage of scope.querySelectorAll("[data-stage]")) {
+const search = document.querySelector("[data-filter]");
+
+/** Show the parts of the page that match the search, and links to the channels that it asks for. */
+function filter(page) {
+  const wanted = words(search.value);
+  const channel = asked(search.value);
+  const spots = [...page.querySelectorAll("[data-spot]")].filter(({ dataset }) => channel
+    && channel.channel < Number(dataset.maps) && holds(`${dataset.layer} ${dataset.type}`, channel.rest));
+  const items = [...page.querySelectorAll("[data-item]")];
+  for (const item of items) item.hidden = !(holds(item.dataset.item, wanted) || spots.includes(item));
+  for (const stage of page.querySelectorAll("[data-stage]")) {
     const left = stage.querySelector("[data-item]:not([hidden])");
     stage.hidden = !left;
     if (wanted.length && left) stage.open = true;
   }
   const left = items.filter((item) => !item.hidden).length;
-  const count = input.closest("label").nextElementSibling;
-  count.textContent = !wanted.length ? "" : left ? `${left} of ${items.length}` : `nothing matches “${input.value.trim()}”`;
-  if (results) suggest(results, channel, items);
-  state.set(key, input.value.trim());
-}
-
-/** Links to the channels that were asked for. */
-function suggest(list, channel, items) {
-  const fit = channel ? items.filter(({ dataset }) =>
-    channel.channel < Number(dataset.maps) && holds(dataset.item, channel.rest)) : [];
-  const layers = [...new Map(fit.map((item) => [item.dataset.href, item])).values()]; // calls once
-  const single = "single" in document.body.dataset;
+  search.closest("header").querySelector(".count").textContent = !wanted.length ? ""
+    : left ? `${left} of ${items.length}` : `nothing matches “${search.value.trim()}”`;
+  const list = document.querySelector(".results");
+  const home = ({ dataset }) => dataset.spot.replace(/(t\d+-)?c0$/, "");
+  const layers = [...new Map(spots.reverse().map((spot) => [home(spot), spot])).values()].reverse();
   list.replaceChildren(...layers.slice(0, 12).map(({ dataset }) => make("li", {}, make("a", {
-    href: `${dataset.href}${single ? "-" : "#"}c${channel.channel}`,
-    textContent: `${dataset.item}, channel ${channel.channel}`,
+    href: dataset.spot.replace(/0$/, channel.channel),
+    textContent: `${dataset.layer} ${dataset.type}, channel ${channel.channel}`,
   }))));
   list.hidden = !layers.length;
 }
@@ -181,40 +172,13 @@ function begin(page) {
     image.src = document.getElementById(image.dataset.same).src;
   });
   for (const element of page.querySelectorAll("[data-group]")) {
-    const group = new Group(element);
-    groups.set(element, group);
-    group.onchoice = () => state.get("sort") === "similarity" && group.sort("similarity");
+    groups.set(element, new Group(element));
   }
   page.querySelectorAll("[data-sortable]").forEach(sortable);
   for (const control of page.querySelectorAll("[data-state]")) {
     control.addEventListener(control.type === "range" ? "input" : "change", () => set(control, page));
   }
-  page.querySelectorAll("[data-filter]").forEach((input, n) => {
-    const key = n ? `q${n}` : "q";
-    input.addEventListener("input", () => filter(input, key));
-    input.value = state.get(key);
-    if (input.value) filter(input, key);
-  });
-  page.querySelectorAll(".side a[href^='#']").forEach((link) => {
-    const target = document.getElementById(link.getAttribute("href").slice(1));
-    if (target) passed.observe(target.closest(".phase") ?? target.closest("section, footer") ?? target);
-  });
 }
-
-/** The map of the page shows the part that is in sight. */
-const passed = new IntersectionObserver((entries) => {
-  for (const { target, isIntersecting } of entries) target.dataset.seen = isIntersecting ? "yes" : "";
-  const page = shownPage();
-  let first = true;
-  for (const link of page.querySelectorAll(".side a[href^='#']")) {
-    const target = document.getElementById(link.getAttribute("href").slice(1));
-    const part = target?.closest("[data-seen]");
-    const here = first && part?.dataset.seen === "yes" && part.querySelector("[data-seen=yes]") === null;
-    if (here) first = false;
-    if (here) link.setAttribute("aria-current", "location");
-    else link.removeAttribute("aria-current");
-  }
-});
 
 const shownPage = () => document.querySelector(".page:not([hidden])");
 
@@ -228,7 +192,11 @@ function route() {
   const page = target?.closest?.(".page") || pages.find((p) => !p.hidden) || pages[0];
   pages.forEach((other) => { other.hidden = other !== page; });
   begin(page);
-  if (page !== current) [...Object.keys(APPLIED), ...Object.keys(ARRANGED)].forEach((name) => apply(page, name));
+  if (page !== current) {
+    [...Object.keys(APPLIED), ...Object.keys(ARRANGED)].forEach((name) => apply(page, name));
+    if (current) state.set("q", search.value = ""); // another page of one file
+    filter(page);
+  }
   current = page;
   if (pages.length > 1) document.title = [page.dataset.title, document.body.dataset.model, "featviz"].filter(Boolean).join(" · ");
   opened?.close();
@@ -242,8 +210,7 @@ function route() {
 
 function openChannel(row, name) {
   const group = groups.get(row.closest("[data-group]"));
-  if (!views.has(group)) views.set(group, new ChannelView(group));
-  opened = views.get(group);
+  opened = new ChannelView(group);
   opened.box.id = name;
   opened.open(Number(row.cells[0].textContent), row);
 }
@@ -272,7 +239,7 @@ function keys(event) {
   const page = shownPage();
   const actions = {
     j: () => walk(1), k: () => walk(-1), "?": () => help.open(),
-    "/": () => page.querySelector("[data-filter]")?.focus(),
+    "/": () => search.focus(),
     "[": () => page.querySelector("[rel=prev]")?.click(),
     "]": () => page.querySelector("[rel=next]")?.click(),
     ...(opened && !event.target.closest(".frame") && {
@@ -303,9 +270,13 @@ for (const one of [viewer, slider, help]) {
   document.body.append(one.box);
 }
 document.body.append(tip.box, voice);
-const keysButton = document.querySelector("[data-help]");
-keysButton.hidden = false;
-keysButton.addEventListener("click", () => help.open());
+document.querySelectorAll(".top .control").forEach((control) => { control.hidden = false; });
+document.querySelector("[data-help]").addEventListener("click", () => help.open());
+search.value = state.get("q");
+search.addEventListener("input", () => {
+  state.set("q", search.value.trim());
+  filter(shownPage());
+});
 document.addEventListener("keydown", keys);
 document.addEventListener("click", carry, true);
 for (const row of document.querySelectorAll(".channels tr[id]")) {

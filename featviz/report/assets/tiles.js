@@ -307,7 +307,6 @@ class Frame {
 class Group {
   constructor(element) {
     this.active = null; // the channel under the pointer or the keyboard's cursor
-    this.chosen = null; // the channel that was enlarged last
     this.marks = [];
     this.over = false; // whether the maps lie over the input
     this.element = element;
@@ -348,7 +347,7 @@ class Group {
   }
 
   sort(by) {
-    const score = by === "drawn" ? null : by === "similarity" ? this.distances() : this.means(by);
+    const score = by === "drawn" ? null : this.means(by);
     for (const { grid } of this.frames) {
       const value = (slot) => score.get(grid.channels[slot]);
       const slots = grid.channels.map((_, slot) => slot);
@@ -366,24 +365,5 @@ class Group {
       const own = this.frames.map(({ grid }) => one(grid, c)).filter(Number.isFinite);
       return [c, own.length ? -own.reduce((a, b) => a + b, 0) / own.length : Infinity];
     }));
-  }
-
-  /** By channel, how far its min, max, mean, std and zeros in all figures are from those of the
-      chosen channel, each in standard deviations over the figure's channels. */
-  distances() {
-    const chosen = this.chosen ?? this.channels[0];
-    const sums = new Map(this.channels.map((c) => [c, 0]));
-    for (const { grid } of this.frames) {
-      for (const name of STATS.slice(0, 5)) {
-        const all = grid.channels.map((c) => grid.stat(c, name)).filter(Number.isFinite);
-        const mean = all.reduce((a, b) => a + b, 0) / all.length;
-        const spread = Math.sqrt(all.reduce((a, b) => a + (b - mean) ** 2, 0) / all.length) || 1;
-        for (const c of grid.channels) {
-          const step = (grid.stat(c, name) - grid.stat(chosen, name)) / spread;
-          sums.set(c, sums.get(c) + (Number.isFinite(step) ? step ** 2 : 1));
-        }
-      }
-    }
-    return sums.set(chosen, -1);
   }
 }

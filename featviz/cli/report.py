@@ -1,0 +1,256 @@
+"""The commands that read runs: `featviz report`, `sheet`, `diff`, `merge` and `verify`."""
+
+from __future__ import annotations
+
+import logging
+from itertools import groupby
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from featviz.cli import output
+from featviz.cli.options import Given, command, open_flag
+from featviz.cli.values import EXISTING_RUN, RUN
+from featviz.options import (
+    DiffFiles,
+    DiffThresholds,
+    MergeOptions,
+    ReportOptions,
+    SheetOptions,
+    VerifyOptions,
+)
+from featviz.text import counted, listed, quoted
+
+if TYPE_CHECKING:
+    from featviz.rundir.verify import RunVerdict
+
+log = logging.getLogger(__name__)
+
+_NAMED = 5
+"""Files that nothing lists which a warning names."""
+
+
+@command(
+    ReportOptions,
+    arguments=[click.Argument(["run"], type=RUN)],
+    flags=[open_flag("Open the report in the browser.")],
+)
+def report(given: Given) -> int:
+    """Build an HTML report of a run, an audit or kernels: pictures, numbers and findings.
+
+    RUN is a folder that `featviz run` wrote, or `featviz audit` or `featviz
+    kernels`: these become one page. Of a run there is a page for the run, for
+    each image and for each layer, whose channels have addresses of their own
+    (layer-003.html#c17). The pages show the pictures where they are, so keep
+    the report with its run, or move one file: --single-file writes one of
+    about 25 MB, with fewer tiles where need be, --zip all pages and pictures,
+    to be unpacked. An earlier report is replaced.
+
+    Where RUN is a series, which featviz.Watcher writes as a model is trained,
+    one page has a slider over its steps.
+
+    \b
+    Examples:
+      featviz report featviz-out --open
+      featviz report new --compare old
+      featviz report featviz-out --kernels kernels --audit featviz-audit
+      featviz report featviz-out --exemplars featviz-exemplars
+      featviz report featviz-audit
+      featviz report featviz-kernels --open
+      featviz report featviz-out --single-file --out maps.html
+    """
+    from featviz.diff import compare_runs
+    from featviz.report import build_report
+    from featviz.rundir.read import warn_of
+
+    result = build_report(given["run"], given.record(ReportOptions), compare_runs)
+    warn_of(result.incomplete, behind="; the report names it but does not show it")
+    if result.tiles is not None:
+        log.warning(
+            "each layer shows at most %d of its maps, so that one file stays small; --zip has all",
+            result.tiles,
+        )
+    if given["json"]:
+        files = [str(path) for path in result.files]
+        output.document({"page": str(result.page), "files": files})
+    if given["open"] or not given["json"]:
+        output.written("report", result.page, given["open"])
+    return 0
+
+
+@command(SheetOptions, arguments=[click.Argument(["run"], type=RUN)])
+def sheet(given: Given) -> int:
+    """Draw one picture of a layer: a column for each image of a run, a row for each channel.
+
+    The tiles are cut from the pictures of the run, and keep the scale with which they were drawn.
+
+    \b
+    Examples:
+      featviz sheet featviz-out --layer layer4 --pick 0-31
+      featviz sheet featviz-out --layer conv1 --order zeros --out conv1.png
+      featviz sheet featviz-out --layer relu --tensor output.call1 --transpose
+    """
+    from featviz.report.sheet import make_sheet
+    from featviz.rundir.read import warn_of
+
+    result = make_sheet(given["run"], given.record(SheetOptions))
+    warn_of(result.left_out, behind=", and left out")
+    if given["json"]:
+        images, channels = list(result.images), list(result.channels)
+        output.document({"file": str(result.path), "images": images, "channels": channels})
+    else:
+        what = counted(len(result.channels), "channel")
+        what = what if result.channels else "the tile of all channels"
+        log.info("%s of %s in %s", what, counted(len(result.images), "image"), result.path)
+    return 0
+
+
+@command(
+    *(DiffThresholds, DiffFiles),
+    arguments=[click.Argument([name], type=EXISTING_RUN) for name in ("base", "new")],
+)
+def diff(given: Given) -> int:
+    """Compare two run directories, layer by layer.
+
+    \b
+    Examples:
+      featviz diff runs/main runs/branch
+      featviz diff before after --html diff.html --junit diff.xml
+      featviz diff before after --json | jq .first_divergence
+
+    \b
+    absolute   the largest |a - b|, for a value a of BASE and b of NEW
+    relative   |a - b| / (the larger of |a| and |b| + the layer's largest), 0..1
+    cosine     similarity of the layer's tensors as vectors, -1..1: 1 is alike
+
+    Values are equal whose relative difference is at most --tolerance. The
+    default accepts what another number of threads or another CPU library
+    changes; a CPU beside a GPU may need 1e-3. NaN equals NaN.
+
+    Where both runs kept tensors (`featviz run --tensors npy`), these are
+    compared. Else the statistics are, and the pixels of PNGs, which show
+    differences down to about 1/250 of a map's range. Runs of different images,
+    preprocessing or scale modes are refused.
+
+    Exit codes: 0 equal, 1 failed or refused, 2 usage, 4 different.
+    """
+    from featviz.diff import Outputs, diff
+    from featviz.diff.output import as_json, diff_table
+    from featviz.report.compare import render
+
+    outputs = given.record(Outputs, render=render)
+    result = diff(given["base"], given["new"], given.record(DiffThresholds), outputs)
+    if given["json"]:
+        output.document(as_json(result))
+    else:
+        output.table(diff_table(result))
+    return result.exit_code
+
+
+@command(
+    MergeOptions,
+    arguments=[
+        click.Argument(["parts"], nargs=-1, required=True, metavar="DIR...", type=EXISTING_RUN)
+    ],
+)
+def merge(given: Given) -> int:
+    """Join parts of a run into one run directory.
+
+    The parts must have the same model, layers and options; an image that several parts have
+    must be the same in all of them. The parts stay as they are; on one disk, a joined run takes no
+    further room.
+
+    \b
+    Examples:
+      featviz merge part1 part2 part3 --out whole
+      featviz merge shards/* --out whole --overwrite
+
+    Exit codes: 0 done, 1 failed or refused, 2 usage, 3 some images are failed or missing.
+    """
+    from featviz.rundir.merge import merge
+    from featviz.rundir.read import warn_of
+
+    result = merge(given["parts"], given["out"], given["overwrite"])
+    warn_of(dict.fromkeys(result.incomplete, "it has no manifest"), behind=", and left out")
+    log.info("%d of %s in %s", len(result.images), counted(result.total, "image"), result.out)
+    if given["json"]:
+        names = ("images", "failures", "incomplete")
+        lists = {name: list(getattr(result, name)) for name in names}
+        output.document({"out": str(result.out), "total": result.total, **lists})
+    return result.exit_code
+
+
+@command(
+    VerifyOptions,
+    arguments=[
+        click.Argument(["runs"], nargs=-1, required=True, metavar="RUN...", type=EXISTING_RUN)
+    ],
+)
+def verify(given: Given) -> int:
+    """Check that every file of a run is as it was written.
+
+    Each file of each image is read and held against the size and the SHA-256 in the image's
+    manifest, and the manifest against its own. Nothing is changed: remove the folder of an image
+    that does not fit, and `featviz run ... --resume` draws it again. The settings in run.json are
+    held against those in the manifests. Files that nothing lists are named, and are no fault.
+
+    The folder of a series, which featviz.Watcher writes as a model is trained,
+    stands for the run of each of its steps.
+
+    \b
+    Examples:
+      featviz verify featviz-out
+      featviz verify featviz-series
+      featviz verify shards/* --json | jq '.runs[].faults'
+
+    Exit codes: 0 all is whole, 1 no run, 2 usage, 4 something does not fit.
+    """
+    from featviz.rundir.verify import verify
+
+    with output.progress_bar() as advance:
+        verdict = verify(given["runs"], given["jobs"], advance)
+    for series, group in groupby(verdict.runs, key=lambda run: run.series):
+        steps = [_is_whole(run) for run in group]
+        if series is not None:
+            damaged = steps.count(False)
+            found = f"{counted(damaged, 'step')} damaged" if damaged else "whole"
+            log.info("%s: a series of %s: %s", series, counted(len(steps), "step"), found)
+    if given["json"]:
+        rows = [_as_json(run) for run in verdict.runs]
+        output.document({"whole": verdict.exit_code == 0, "runs": rows})
+    return verdict.exit_code
+
+
+def _is_whole(run: RunVerdict) -> bool:
+    """Say what was found of a run, and return whether it is whole."""
+    for fault in [*run.faults, *(fault for image in run.images for fault in image.faults)]:
+        output.error(f"{run.root}: {fault}")
+    if run.unlisted:
+        names = listed([quoted(way) for way in run.unlisted], _NAMED)
+        log.warning("%s: nothing lists %s", run.root, names)
+    damaged = sum(bool(image.faults) for image in run.images)
+    files, size = sum(i.files for i in run.images), sum(i.bytes for i in run.images)
+    images = counted(len(run.images), "image")
+    what = f"{images}, {counted(files, 'file')}, {size / 1e6:.1f} MB"
+    missing = f"; {counted(run.missing, 'image')} failed or not drawn yet" if run.missing else ""
+    found = "whole" if run.is_whole else "damaged"
+    found = f"{counted(damaged, 'image')} damaged" if damaged else found
+    log.info("%s: %s: %s%s", run.root, what, found, missing)
+    return run.is_whole
+
+
+def _as_json(run: RunVerdict) -> dict[str, Any]:
+    faults = [{"image": None, "fault": fault} for fault in run.faults]
+    faults += [
+        {"image": image.name, "fault": fault} for image in run.images for fault in image.faults
+    ]
+    return {
+        "run": str(run.root),
+        "series": None if run.series is None else str(run.series),
+        "images": len(run.images),
+        "files": sum(image.files for image in run.images),
+        "bytes": sum(image.bytes for image in run.images),
+        "missing": run.missing,
+        "unlisted": list(run.unlisted),
+        "faults": faults,
+    }

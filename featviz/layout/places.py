@@ -1,0 +1,325 @@
+"""Places: which value of a tensor lies where in the image, followed through functions.
+
+A tensor has a table of places beside it: float64 of its shape, 0 for a value that belongs to no
+place of the image, else the number of a place. What only moves values moves their places in the
+same way; what mixes them keeps the places along the axes that stay apart. Where a function is not
+understood its results have no places, so nothing is claimed of them.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from featviz.records import Origin
+
+
+@dataclass(frozen=True)
+class SourceMap:
+    """A map of the image: its places are numbered row by row, time step by time step."""
+
+    first: int
+    time: int
+    height: int
+    width: int
+
+    @property
+    def after(self) -> int:
+        """The number behind that of its last place."""
+        return self.first + self.time * self.height * self.width
+
+
+class SourceMaps:
+    """The maps that a forward pass has made so far."""
+
+    def __init__(self) -> None:
+        self._maps: list[SourceMap] = []
+
+    def add(self, sides: Sequence[int]) -> SourceMap:
+        """Begin a map of these sides: [height, width], or [time, height, width]."""
+        first = self._maps[-1].after if self._maps else 1
+        self._maps.append(SourceMap(first, *([1] * (3 - len(sides))), *sides))
+        return self._maps[-1]
+
+    def table(self, shape: Sequence[int]) -> Tensor:
+        """Places of a new map for a tensor [N, C, H, W] or [N, C, T, H, W]."""
+        new = self.add(shape[2:])
+        numbers = torch.arange(new.first, new.after, dtype=torch.float64)
+        return numbers.reshape(shape[2:]).expand(*shape)
+
+    def only(self, numbers: Tensor) -> SourceMap | None:
+        """The one map to which all numbers but 0 belong; None where there are none or several."""
+        numbers = numbers[numbers > 0]
+        if numbers.numel() == 0:
+            return None
+        at = self._maps[bisect_right(self._maps, int(numbers.min()), key=lambda m: m.first) - 1]
+        return at if int(numbers.max()) < at.after else None
+
+    def coarser(self, table: Tensor) -> Tensor | None:
+        """Places of patches that a layer merges, along the last axis: those of a new map whose
+        rows and columns are the patches' means; None where the patches make no rows and columns.
+
+        Args:
+            table: [..., P] with P places in each patch; the result is [..., 1].
+        """
+        source, known = self.only(table.flatten()), (table > 0).double()
+        if source is None or source.time > 1:
+            return None
+        places, count = table - source.first, known.sum(-1).clamp(min=1)
+        rows, columns = (places // source.width), (places % source.width)
+        mean = [((side * known).sum(-1) / count).mul(1024).round() for side in (rows, columns)]
+        (high, row), (wide, column) = map(_ranked, mean)
+        cells = row * len(wide) + column
+        if len(high) * len(wide) != cells.numel() or len(_ranked(cells)[0]) != cells.numel():
+            return None
+        first = self.add((len(high), len(wide))).first
+        return cells.add(first).double()[..., None]
+
+    def origin(self, table: Tensor) -> Origin:
+        """Sum up a table whose values, or rows of values that lie near to each other (patches that
+        nobody has mixed yet), lie on a map or evenly spread over it."""
+        free = tuple(axis for axis in range(table.ndim) if varies(table, axis))
+        if not free:
+            return Origin()
+        first = tuple(slice(None) if i in free else 0 for i in range(table.ndim))
+        found = self._spread(table[first].flatten(), free)
+        if found.grid is None and len(free) == 2 and table.ndim == 3:
+            for axis in free:
+                coarser = self.coarser(table.movedim(axis, 0).flatten(1))
+                if coarser is not None:
+                    return self._spread(coarser.flatten(), (axis,))
+            return Origin()
+        return found
+
+    def _spread(self, numbers: Tensor, axes: tuple[int, ...]) -> Origin:
+        """Places that are all of a map's, or every n-th row and column of it, each once."""
+        source = self.only(numbers)
+        if source is None:
+            return Origin()
+        known = numbers > 0
+        places = (numbers[known] - source.first).long()
+        time, height, width = source.time, source.height, source.width
+        if len(places) < time * height * width and time == 1:
+            (rows, row), (columns, column) = _ranked(places // width), _ranked(places % width)
+            if not (_is_even(rows, height) and _is_even(columns, width)):
+                return Origin()
+            height, width = len(rows), len(columns)
+            places = row * width + column
+        if len(places) != time * height * width or len(_ranked(places)[0]) != len(places):
+            return Origin()
+        everywhere = torch.full(numbers.shape, -1, dtype=torch.long)
+        everywhere[known] = places
+        return Origin(grid=(time, height, width), axes=axes, places=everywhere.numpy())
+
+
+def _ranked(values: Tensor) -> tuple[Tensor, Tensor]:
+    """The distinct values, the smallest first, and the place of each value among them."""
+    distinct, rank = values.unique(return_inverse=True)  # type: ignore[no-untyped-call]
+    return distinct, rank
+
+
+def _is_even(kept: Tensor, side: int) -> bool:
+    """Whether the rows (or columns) that were kept are every n-th one, from end to end."""
+    steps = _ranked(kept.diff())[0]
+    step = int(steps[0]) if len(steps) == 1 else side
+    return len(steps) < 2 and int(kept[0]) < step and int(kept[-1]) + step >= side
+
+
+def varies(table: Tensor, axis: int) -> bool:
+    """Whether the places change along an axis."""
+    if table.shape[axis] < 2 or table.stride(axis) == 0:
+        return False
+    return not torch.equal(table, table.narrow(axis, 0, 1).expand_as(table))
+
+
+# What functions do to places
+
+
+@dataclass(frozen=True)
+class FollowedCall:
+    """A function that has returned."""
+
+    name: str
+    args: Sequence[Any]
+    kwargs: Mapping[str, Any]
+    given: Sequence[Tensor]
+    """The tensors among its arguments."""
+    results: Sequence[Tensor]
+
+    @property
+    def result(self) -> Tensor:
+        """Its first result."""
+        return self.results[0]
+
+    def argument(self, place: int, name: str, default: Any = None) -> Any:
+        """An argument by its place or its name."""
+        return self.args[place] if len(self.args) > place else self.kwargs.get(name, default)
+
+    def on(self, function: Callable[..., Any], table: Any) -> Any:
+        """The result of a function that takes a table in the place of the first argument."""
+        named = () if self.args else ("input", "self", "tensors")
+        kwargs = {name: value for name, value in self.kwargs.items() if name not in named}
+        return function(table, *self.args[1:], **kwargs)
+
+
+Rule = Callable[[SourceMaps, Tensor, FollowedCall], Any]
+"""Places of the result, or of each of several, from the maps so far and the places of the call's
+first tensor; None where nothing is known."""
+
+
+def _kept_rows(maps: SourceMaps, table: Tensor, call: FollowedCall) -> Tensor | None:
+    """What mixes the last axis (a linear layer, an attention's queries) keeps the others."""
+    last, shape = table.ndim - 1, call.result.shape
+    if not varies(table, last):
+        return table[..., :1].expand(shape)
+    if table.shape == shape and not any(varies(table, i) for i in range(last)):
+        return table  # the tokens themselves are mixed, and each is given back
+    coarser = maps.coarser(table)
+    return None if coarser is None else coarser.expand(shape)
+
+
+def _map(maps: SourceMaps, table: Tensor, call: FollowedCall) -> Tensor | None:
+    """A convolution or a pooling keeps the places, or makes a map of another resolution."""
+    shape = call.result.shape
+    if table.ndim not in (4, 5):
+        return None
+    if table.shape[2:] == shape[2:] and not varies(table, 1):
+        return table[:, :1].expand(shape)
+    if not (varies(table, table.ndim - 1) and varies(table, table.ndim - 2)):
+        return None
+    if not varies(table, 0):  # one image, or heads of it
+        return maps.table(shape)
+    # pieces of a map, each of which became smaller by a whole factor
+    (count, _, height, width), (high, wide) = table.shape, shape[2:]
+    if height % high or width % wide or varies(table, 1):
+        return None
+    blocks = table[:, :1].reshape(count, 1, high, height // high, wide, width // wide)
+    coarser = maps.coarser(blocks.transpose(3, 4).flatten(4))
+    return None if coarser is None else coarser[..., 0].expand(shape)
+
+
+def _product(maps: SourceMaps, table: Tensor, call: FollowedCall) -> Tensor | None:
+    """A product of matrices has the rows of its first factor."""
+    return None if varies(table, table.ndim - 1) else table[..., :1].expand(call.result.shape)
+
+
+def _einsum(maps: SourceMaps, table: Tensor, call: FollowedCall) -> Tensor | None:
+    """A sum of products has the axes of its first factor that it does not sum over."""
+    inputs, _, output = call.args[0].replace(" ", "").partition("->")
+    letters = inputs.partition(",")[0]
+    if not output or not letters.isalpha() or len(letters) != table.ndim:
+        return None
+    for axis, letter in enumerate(letters):
+        if letter not in output:
+            if varies(table, axis):
+                return None
+            table = table.narrow(axis, 0, 1)
+    return renamed_axes(table, letters, output).expand(call.result.shape)
+
+
+def renamed_axes(table: Tensor, letters: str, output: str) -> Tensor:
+    """A factor of torch.einsum whose axes, one for each letter, stand as those of the output; an
+    axis that is summed over has one value, and one that the factor lacks gets one."""
+    kept = [letter for letter in letters if letter in output]
+    table = table.reshape([n for n, x in zip(table.shape, letters, strict=True) if x in output])
+    order = [kept.index(letter) for letter in output if letter in kept]
+    place = tuple(slice(None) if letter in kept else None for letter in output)
+    return table.permute(order)[place]
+
+
+def _reduced(maps: SourceMaps, table: Tensor, call: FollowedCall) -> Tensor | None:
+    """A mean or a sum over axes along which the places do not change."""
+    dims = call.argument(1, "dim")
+    dims = [dims] if isinstance(dims, int) else dims
+    if not dims or any(varies(table, dim % table.ndim) for dim in dims):
+        return None
+    return table.amax(list(dims), keepdim=table.ndim == call.result.ndim)
+
+
+def _moved(move: Callable[..., Any], maps: SourceMaps, table: Tensor, call: FollowedCall) -> Any:
+    """What only moves values is done to the places as well."""
+    return call.on(move, table)
+
+
+def _item(table: Tensor, index: Any) -> Tensor:
+    parts = index if isinstance(index, tuple) else (index,)
+    return table[tuple(part.cpu() if isinstance(part, Tensor) else part for part in parts)]
+
+
+def _padded(table: Tensor, pad: Any, mode: str = "constant", value: Any = None) -> Tensor:
+    return functional.pad(table, pad, mode)
+
+
+def _unfolded(table: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    """Both functions of this name: the tensor's own takes axis, size and step."""
+    own = len(args) == 3 and all(isinstance(a, int) for a in args)
+    if own or "dimension" in kwargs:
+        return table.unfold(*args, **kwargs)
+    return functional.unfold(table, *args, **kwargs)
+
+
+MOVES: dict[str, Callable[..., Any]] = {
+    name: getattr(Tensor, name)
+    for name in (
+        *("reshape", "flatten", "unflatten", "permute", "transpose", "t", "swapaxes", "swapdims"),
+        *("movedim", "moveaxis", "squeeze", "unsqueeze", "expand", "repeat", "chunk", "split"),
+        *("unbind", "tensor_split", "narrow", "select", "roll", "flip"),
+    )
+} | {
+    "view": Tensor.reshape,
+    "unsafe_view": Tensor.reshape,
+    "unsafe_split": Tensor.split,
+    "slice": torch.ops.aten.slice.Tensor,
+    "split_with_sizes": torch.split_with_sizes,
+    "getitem": _item,
+    "pad": _padded,
+    "constant_pad_nd": _padded,
+    "unfold": _unfolded,
+    "T": lambda table: table.permute(*range(table.ndim - 1, -1, -1)),
+    "mT": lambda table: table.mT,
+}
+"""Functions that move values and change none."""
+
+JOINS: dict[str, Callable[..., Any]] = {"cat": torch.cat, "stack": torch.stack}
+"""Functions that put several tensors into one."""
+
+MAPS = frozenset(
+    f"{kind}{n}d"
+    for kind in (
+        *("conv", "conv_transpose", "max_pool", "avg_pool"),
+        *("adaptive_avg_pool", "adaptive_max_pool"),
+    )
+    for n in (2, 3)
+) | {"convolution", "fold", "max_pool2d_with_indices"}
+"""Functions that make maps of the image, of whatever they get."""
+
+PRODUCTS = frozenset({"matmul", "bmm", "mm"})
+
+MULTI_HEAD = "multi_head_attention_forward"
+"""The function whose second result is an attention's weights."""
+
+RULES: Mapping[str, Rule] = {
+    **{name: partial(_moved, function) for name, function in MOVES.items()},
+    **dict.fromkeys(MAPS | {"interpolate", "pixel_shuffle", "pixel_unshuffle"}, _map),
+    **dict.fromkeys(("linear", "lstm", "gru"), _kept_rows),
+    **dict.fromkeys(("scaled_dot_product_attention", MULTI_HEAD), _kept_rows),
+    **dict.fromkeys(("mean", "sum", "amax", "amin", "argmax"), _reduced),
+    **dict.fromkeys(PRODUCTS, _product),
+    "einsum": _einsum,
+}
+"""What functions do to places, by the name of the function."""
+
+LOST = frozenset(
+    (
+        *("sort", "argsort", "topk", "gather", "take_along_dim", "scatter", "index"),
+        *("index_select", "rot90", "fliplr", "flipud"),
+    )
+)
+"""Functions that put values where other values say; where that is, is not followed."""
